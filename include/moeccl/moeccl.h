@@ -1,0 +1,12 @@
+/* MoECCL: collective communication for Mixture-of-Experts training. This header includes all the others. */
+#ifndef MOECCL_MOECCL_H_
+#define MOECCL_MOECCL_H_
+
+#include <moeccl/collectives.h>
+#include <moeccl/comm.h>
+#include <moeccl/moe.h>
+#include <moeccl/plan.h>
+#include <moeccl/types.h>
+#include <moeccl/version.h>
+
+#endif /* MOECCL_MOECCL_H_ */

@@ -1,0 +1,18 @@
+// Text formatting. Only fmt/core.h is included here, so that fmt's code is compiled once, in format.cc, into the library.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <string>
+#include <utility>
+
+namespace moeccl {
+
+std::string format_args_to_string(fmt::string_view text, fmt::format_args args);
+
+template <class... Args>
+std::string format(fmt::format_string<Args...> text, Args&&... args) {
+  return format_args_to_string(text, fmt::make_format_args(args...));
+}
+
+}  // namespace moeccl
