@@ -1,0 +1,104 @@
+// Turns the extents of a plan into ranges. Executors, checker and cost model share this one definition.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "src/plan/plan.h"
+
+namespace moeccl::plan {
+
+struct Range {
+  uint64_t offset = 0;  // elements from the start of the buffer
+  uint64_t length = 0;  // elements
+};
+
+// One row list at one chunk. Element = row. For kGatherRows: row i of the packed destination block is at
+// dst_first + i (slot-relative), taken from src_index[i] or src_first + i. For kScatterRows: src_index[i] (slot-relative)
+// goes to dst_index[i] of Output.
+// Indices into Input or Output are relative to the buffer, into Staging to the slot.
+struct RowBlock {
+  const uint32_t* src_index = nullptr;
+  const uint32_t* dst_index = nullptr;
+  uint64_t src_first = 0, dst_first = 0;
+  uint64_t count = 0;
+  const float* weights = nullptr;  // kScatterRows: [count] scale of each row, null: none
+};
+
+// kReduceRows at one chunk: row dst (dst_index ? dst_index[i] : dst_first + i) = sum of terms [offsets[i], offsets[i+1]).
+struct RowTermRef {
+  uint32_t row;      // relative to the buffer (Input) or slot (Staging)
+  uint16_t segment;  // which of the step's srcs
+  uint16_t close;    // groups that end here, see kernels::RowTerm
+};
+struct SumBlock {
+  const uint64_t* offsets = nullptr;  // [count + 1]
+  const RowTermRef* terms = nullptr;
+  const float* weights = nullptr;     // [terms]
+  const uint32_t* dst_index = nullptr;
+  uint64_t dst_first = 0;
+  uint64_t count = 0;
+};
+
+struct Binding {
+  Chunking chunking;
+  uint32_t element_bytes = 1;
+  uint64_t slot_elements = 0;  // stride of staging slots
+  uint64_t count = 0;          // uniform block length; block b is at b * count
+  // AllToAllv: own blocks; null for uniform ones.
+  const uint64_t *in_offset = nullptr, *in_length = nullptr, *out_offset = nullptr, *out_length = nullptr;
+  // Rows: list l at chunk c is rows[l * n_chunks + c]; a step's `rows` is l. Sums the same for kReduceRows.
+  std::span<const RowBlock> rows;
+  std::span<const SumBlock> sums;
+};
+
+// Elements of chunk `chunk` of a block of `length`.
+inline Range chunk_range(const Chunking& k, uint64_t length, uint32_t chunk) {
+  const uint64_t begin = std::min(length, k.chunk * chunk);
+  return {begin, std::min(length - begin, k.chunk)};
+}
+
+// Parts are as even as 64-byte lines allow, so that ranks that write neighbouring parts do not share lines.
+inline Range part_range(uint64_t length, uint32_t element_bytes, uint32_t part, uint32_t parts) {
+  if (parts == 1) return {0, length};
+  const uint64_t line = element_bytes >= 64 ? 1 : 64 / element_bytes;  // element sizes are powers of two or rows
+  const uint64_t even = (length + parts - 1) / parts;
+  const uint64_t size = (even + line - 1) / line * line;
+  const uint64_t begin = std::min(length, size * part);
+  return {begin, std::min(length - begin, size)};
+}
+
+// Length of the block that a Ref of Input or Output names; `own` says whether the Binding's v-arrays describe it.
+inline uint64_t block_length(const Binding& b, const Ref& ref) {
+  if (ref.buffer == Buffer::kInput && b.in_length) return b.in_length[ref.index];
+  if (ref.buffer == Buffer::kOutput && b.out_length) return b.out_length[ref.index];
+  return b.count;
+}
+inline uint64_t block_offset(const Binding& b, const Ref& ref) {
+  if (ref.buffer == Buffer::kInput && b.in_offset) return b.in_offset[ref.index];
+  if (ref.buffer == Buffer::kOutput && b.out_offset) return b.out_offset[ref.index];
+  return b.count * ref.index;
+}
+
+// The block length that governs a step: that of its first own Input or Output Ref, destination first; a peer's Input or Output
+// block has the length of ours in uniform operations; else the uniform count.
+uint64_t governing_length(const Binding& b, const Program& program, const Step& step);
+
+// Range of `ref` at `chunk` in its buffer, for a step governed by blocks of `length`.
+inline Range resolve(const Binding& b, const Program& program, const Ref& ref, uint64_t length, uint32_t chunk) {
+  const Range in_block = chunk_range(b.chunking, length, chunk);
+  const Range in_chunk = part_range(in_block.length, b.element_bytes, ref.part, ref.parts);
+  if (ref.buffer == Buffer::kStaging) {
+    const uint64_t slot = static_cast<uint64_t>(chunk % program.depth) * program.n_slots + ref.index;
+    return {slot * b.slot_elements + in_chunk.offset, in_chunk.length};
+  }
+  return {block_offset(b, ref) + in_block.offset + in_chunk.offset, in_chunk.length};
+}
+
+// First element of a staging slot at `chunk`: the base of rows.
+inline uint64_t slot_base(const Binding& b, const Program& program, const Ref& ref, uint32_t chunk) {
+  return (static_cast<uint64_t>(chunk % program.depth) * program.n_slots + ref.index) * b.slot_elements;
+}
+
+}  // namespace moeccl::plan

@@ -1,0 +1,49 @@
+// The topology as planners see it: a tree of levels, outermost first, whose last level is the ranks themselves.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/base/status.h"
+
+namespace moeccl::plan {
+
+// Alpha-beta cost of a group's uplink at a level, each direction on its own. 0 bytes_per_ns means: not known, not paced.
+struct LinkCost {
+  double alpha_ns = 0;
+  double bytes_per_ns = 0;  // = GB/s, 1e9 bytes a second
+};
+
+struct Level {
+  std::string name;                     // "node", "socket", "gpu"
+  LinkCost link;                        // between different groups of this level (inside one group of the level above)
+  std::vector<uint32_t> group_of_rank;  // [n_ranks], groups numbered 0.. in order of their first rank
+  uint32_t n_groups = 0;
+};
+
+struct LevelTree {
+  uint32_t n_ranks = 0;
+  std::vector<Level> levels;  // never empty; each refines the one before; in the last every rank is a group of its own
+
+  uint32_t depth() const { return static_cast<uint32_t>(levels.size()); }
+  // The outermost level at which a and b are in different groups; depth() when a == b.
+  uint32_t level_between(uint32_t a, uint32_t b) const;
+  // Ranks of a group, ascending.
+  std::vector<uint32_t> members(uint32_t level, uint32_t group) const;
+  // One level, "rank".
+  static LevelTree flat(uint32_t n_ranks);
+  // From group sizes per level, outermost first, the rank level last and implied by them: {{"node", {}, {7, 8}}} is two
+  // nodes of 7 and 8 ranks. sizes count the groups of the next level (ranks for the last entry).
+  // Checks the invariants above.
+  Status validate() const;
+  // The tree with only the first d-1 levels and the rank level: the dimensions of HDd-AlltoAll (HierMoE Section III-A).
+  LevelTree truncated(uint32_t d) const;
+  // Of the members of `rank`'s group at `level`, the one that stands for `rank` in `group` of the same level: the member at the same
+  // position, modulo the group's size. With even groups this is the peer of equal index of hierarchical AlltoAll.
+  uint32_t counterpart(uint32_t rank, uint32_t level, uint32_t group) const;
+  // A number that differs when trees differ.
+  uint64_t hash() const;
+};
+
+}  // namespace moeccl::plan

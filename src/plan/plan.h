@@ -1,0 +1,143 @@
+// The plan language. A collective is a plan: for each rank a program of small steps on a few lanes, the body of a loop over
+// chunks. It holds no pointers and no counts: steps name buffers and extents, which a Binding turns into ranges when it
+// runs. Executors run it, cost.h prices it, checker.h proves it, printer.h explains it.
+//
+// Order. A lane runs its steps in order, for chunk 0, then chunk 1, ...; lanes run independently. All other order comes
+// from signals: kSignal(peer, sig) tells `peer` (which may be the rank itself: order between lanes) that all earlier steps
+// of this lane are done and visible; kWait(peer, sig) takes the signals of `peer` in order. For each ordered pair of ranks
+// and each sig, all signals stand in one lane and all waits in one lane, and the body holds as many waits as signals. The
+// j-th wait of the body at chunk c waits for the j-th signal of chunk c - lag, and is skipped when c < lag (a credit).
+// Steps run at every chunk, or only at the first or the last one (`when`), to stand before or after the loop; a sig used by
+// signals and waits of such a step is used by no step of another `when` for that pair, and then has lag 0.
+//
+// Memory. Staging is each rank's memory that peers write and read through the transport. At the start of an operation no
+// peer uses it, and its contents are undefined. Input and Output of another rank may be touched only with `views`, after a
+// signal that this rank sent in this operation, and before that rank ends its program: builders order both.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moeccl/plan.h"
+#include "src/plan/levels.h"
+
+namespace moeccl::plan {
+
+enum class StepKind : uint8_t {
+  kPut,          // dst (of a peer) = src (own)
+  kSignal,       // to peer, sig
+  kWait,         // for peer, sig, lag
+  kCopy,         // dst (own) = src (own, or a peer's through a view)
+  kReduce,       // dst = srcs[0] op srcs[1] op ... in this order; any of them through a view
+  kGatherRows,   // rows of src (own) packed into dst (own or peer's staging)
+  kScatterRows,  // rows of src (own staging) spread into dst (own)
+  kReduceRows,   // rows of dst = weighted sums of rows of srcs
+};
+inline constexpr int kNumStepKinds = 8;
+const char* step_kind_name(StepKind kind);
+
+enum class Buffer : uint8_t { kInput, kOutput, kStaging };
+
+// Part `part` of `parts` of the current chunk of a block (Input, Output) or of a slot (Staging) of `rank`. A slot holds one
+// chunk of one block; which physical slot it is rotates with the chunk, see Program::depth.
+struct Ref {
+  uint32_t rank = 0;
+  Buffer buffer = Buffer::kInput;
+  uint16_t index = 0;  // block or slot
+  uint16_t part = 0, parts = 1;
+
+  friend bool operator==(const Ref&, const Ref&) = default;
+};
+
+inline constexpr uint8_t kMaxSigs = 8;      // per ordered pair of ranks and operation
+inline constexpr uint32_t kNoRows = ~0u;
+
+enum class When : uint8_t { kEvery, kFirst, kLast };
+
+struct Step {
+  StepKind kind = StepKind::kCopy;
+  When when = When::kEvery;
+  uint8_t sig = 0;               // kSignal, kWait
+  uint16_t lag = 0;              // kWait
+  uint32_t peer = 0;             // kSignal, kWait
+  uint32_t ordinal = 0;          // kSignal, kWait: position among the body's signals/waits of (peer, sig); set by finalize()
+  uint32_t per_chunk = 0;        // kSignal, kWait: how many the body holds; set by finalize()
+  Ref dst;
+  uint32_t first_src = 0, n_srcs = 0;  // into Program::srcs
+  uint32_t rows = kNoRows;       // number of the row list in the Binding: k*Rows
+  bool final_reduce = false;     // kReduce, kReduceRows: apply the divisor of Avg (and store for the user)
+};
+
+// What a lane uses, so that executors may give each its own resource and reports can name it.
+enum class LaneKind : uint8_t { kMain, kInter, kIntra, kCopy };
+const char* lane_kind_name(LaneKind kind);
+
+struct Lane {
+  LaneKind kind = LaneKind::kMain;
+  std::vector<Step> steps;
+};
+
+// One rank's part of a plan.
+struct Program {
+  uint32_t rank = 0;
+  uint32_t n_slots = 0;   // slots of this rank's staging per rotation; the same on all ranks
+  uint32_t depth = 1;     // rotations: slot s of chunk c is physical slot (c % depth) * n_slots + s; the same on all ranks
+  std::vector<Lane> lanes;
+  std::vector<Ref> srcs;
+
+  // Peers with which the body exchanges signals, and how many per chunk.
+  struct SigTotal {
+    uint32_t peer;
+    uint8_t sig;
+    uint32_t sent, awaited;  // per chunk, or per operation when `once`
+    bool once = false;
+  };
+  std::vector<SigTotal> totals;
+
+  // Numbers the signals and waits and fills totals. Builders call it last.
+  void finalize();
+  uint32_t n_steps() const;
+};
+
+// Which memory of other ranks can be reached without their help, on every rank alike.
+struct Reach {
+  bool staging = true;   // every pair of ranks maps the other's staging (false between hosts: puts only)
+  bool views = false;    // Inputs and Outputs of this operation too: threads of one process, or symmetric-heap buffers
+  bool reads = false;    // Inputs and Outputs can be copied from (kCopy's src), as by process_vm_readv; views imply reads
+};
+
+// What a builder may know of an operation: everything that all ranks know alike.
+struct Shape {
+  moecclOp_t op = moecclOpAllReduce;
+  uint32_t n_ranks = 1;
+  uint32_t root = 0;
+  uint64_t count = 0;        // elements per block, as in the C call; largest block of AllToAllv where known, else 0
+  uint32_t element_bytes = 1;
+  bool deterministic = false;
+  bool in_place = false;     // this is private to a rank: builders must be right for both; used by the checker only
+  bool scaled = false;       // premulsum: own Input must be read by its own rank only
+  Reach reach;
+  uint64_t staging_bytes = 16u << 20;  // cap per rank on n_slots * depth * slot bytes
+};
+
+// Blocks of the user's buffers: Input has in_blocks(op, n), Output has out_blocks(op, n), each of `count` elements.
+uint32_t in_blocks(moecclOp_t op, uint32_t n_ranks);
+uint32_t out_blocks(moecclOp_t op, uint32_t n_ranks);
+
+// How the loop runs: chunk c of a block is its elements [c * chunk, min((c+1) * chunk, length)).
+struct Chunking {
+  uint64_t chunk = 0;        // elements; slot size = chunk * element_bytes rounded up to 64 bytes
+  uint32_t n_chunks = 1;     // at least 1, also for a count of 0: every rank still takes part
+};
+
+// A plan of all ranks, as the readers take it. `hash` identifies what was built: equal on ranks that built the same.
+struct Plan {
+  std::string algorithm;
+  Shape shape;
+  Chunking chunking;
+  uint64_t hash = 0;
+  std::vector<Program> programs;  // [n_ranks], or only this rank's when built for execution
+};
+
+}  // namespace moeccl::plan
