@@ -21,6 +21,9 @@ union Scalar {
   uint64_t u64;
 };
 
+// The element at `element` as a Scalar (a float for the 8- and 16-bit float types).
+Scalar scalar_from(const void* element, moecclDataType_t type);
+
 // dst[i] = (srcs[0][i]*scale[0]) op (srcs[1][i]*scale[1]) op ... in this order, then / divisor.
 // fp16, bf16 and fp8 accumulate in fp32 and round once (to nearest even) at the end; integers wrap; integer division truncates.
 // Max and Min of floats return NaN when any input is NaN. dst may be equal to one of the srcs (not partially overlap).

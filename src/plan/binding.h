@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/table.h"
 #include "src/plan/plan.h"
 
 namespace moeccl::plan {
@@ -27,11 +28,7 @@ struct RowBlock {
 };
 
 // kReduceRows at one chunk: row dst (dst_index ? dst_index[i] : dst_first + i) = sum of terms [offsets[i], offsets[i+1]).
-struct RowTermRef {
-  uint32_t row;      // relative to the buffer (Input) or slot (Staging)
-  uint16_t segment;  // which of the step's srcs
-  uint16_t close;    // groups that end here, see kernels::RowTerm
-};
+using RowTermRef = kernels::RowTerm;  // row relative to the buffer (Input) or slot (Staging); segment: which src
 struct SumBlock {
   const uint64_t* offsets = nullptr;  // [count + 1]
   const RowTermRef* terms = nullptr;

@@ -22,6 +22,15 @@ struct Level {
   uint32_t n_groups = 0;
 };
 
+// One level above the ranks, as sizes of its groups, see LevelTree::from_sizes.
+struct LevelSizes {
+  std::string name;
+  LinkCost link;
+  std::vector<uint32_t> sizes;
+};
+
+inline constexpr uint32_t kMaxRanks = 1u << 20;  // bounds what a topology text can make us allocate
+
 struct LevelTree {
   uint32_t n_ranks = 0;
   std::vector<Level> levels;  // never empty; each refines the one before; in the last every rank is a group of its own
@@ -34,7 +43,10 @@ struct LevelTree {
   // One level, "rank".
   static LevelTree flat(uint32_t n_ranks);
   // From group sizes per level, outermost first, the rank level last and implied by them: {{"node", {}, {7, 8}}} is two
-  // nodes of 7 and 8 ranks. sizes count the groups of the next level (ranks for the last entry).
+  // nodes of 7 and 8 ranks. sizes count the groups of the next level (ranks for the last entry), so each entry has as many
+  // sizes as the entry before has groups in all.
+  static Result<LevelTree> from_sizes(const std::vector<LevelSizes>& upper, const std::string& rank_name = "rank",
+                                      LinkCost rank_link = {});
   // Checks the invariants above.
   Status validate() const;
   // The tree with only the first d-1 levels and the rank level: the dimensions of HDd-AlltoAll (HierMoE Section III-A).

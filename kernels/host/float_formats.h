@@ -1,0 +1,74 @@
+// Scalar conversions of the 8- and 16-bit float formats: the definition that every table follows.
+// All roundings are to nearest even. A NaN stays a NaN; its payload is not kept.
+//   fp16, bf16, fp8 e5m2: as IEEE 754, what does not fit becomes infinity and infinities pass unchanged.
+//   fp8 e4m3 (OCP "fn": no infinities, NaN is 0x7f and 0xff): what does not fit, infinities included, becomes +-448,
+//   as with CUDA's __NV_SATFINITE.
+// Never include this in an overlay: its inline functions must not be emitted with AVX flags.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace moeccl::kernels {
+
+// A sign, kExponentBits with the usual bias, kMantissaBits.
+template <int kExponentBits, int kMantissaBits, bool kHasInfinity>
+struct SmallFloat {
+  static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
+  static constexpr int kDropped = 23 - kMantissaBits;
+  static constexpr uint32_t kMagnitudeMask = (1u << (kExponentBits + kMantissaBits)) - 1;
+  static constexpr uint32_t kSignShift = 31 - (kExponentBits + kMantissaBits);
+  static constexpr uint32_t kNan = kMagnitudeMask;
+  // With infinity: its pattern. Without: the largest finite value, one below the only NaN.
+  static constexpr uint32_t kOverflow = kHasInfinity ? ((1u << kExponentBits) - 1) << kMantissaBits : kMagnitudeMask - 1;
+  // Magnitudes below 2^(1-kBias), as a float's bits, are subnormal in this format.
+  static constexpr uint32_t kMinNormal = static_cast<uint32_t>(127 + 1 - kBias) << 23;
+
+  static constexpr float decode(uint32_t bits) {
+    const uint32_t sign = (bits << kSignShift) & 0x80000000u;
+    const uint32_t magnitude = bits & kMagnitudeMask;
+    if (magnitude > kOverflow) return std::bit_cast<float>(sign | 0x7fc00000u);
+    if (kHasInfinity && magnitude == kOverflow) return std::bit_cast<float>(sign | 0x7f800000u);
+    uint32_t wide;
+    if (magnitude >> kMantissaBits) {
+      wide = (magnitude << kDropped) + (static_cast<uint32_t>(127 - kBias) << 23);
+    } else {
+      // A subnormal is an integer number of steps of 2^(1 - kBias - kMantissaBits), a normal float.
+      const uint32_t step = static_cast<uint32_t>(127 + 1 - kBias - kMantissaBits) << 23;
+      wide = std::bit_cast<uint32_t>(static_cast<float>(magnitude) * std::bit_cast<float>(step));
+    }
+    return std::bit_cast<float>(sign | wide);
+  }
+
+  static constexpr uint32_t encode(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    const uint32_t sign = (bits & 0x80000000u) >> kSignShift;
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return sign | kNan;
+    if (magnitude < kMinNormal) {
+      // The float whose last place is one step of the format: adding it rounds to whole steps.
+      const uint32_t rounder = static_cast<uint32_t>(127 + 1 - kBias + kDropped) << 23;
+      const float sum = std::bit_cast<float>(magnitude) + std::bit_cast<float>(rounder);
+      return sign | (std::bit_cast<uint32_t>(sum) - rounder);
+    }
+    const uint32_t half = (1u << (kDropped - 1)) - 1 + ((magnitude >> kDropped) & 1);
+    const uint32_t narrow = (magnitude + half - (static_cast<uint32_t>(127 - kBias) << 23)) >> kDropped;
+    return sign | (narrow > kOverflow ? kOverflow : narrow);
+  }
+};
+
+using Fp16 = SmallFloat<5, 10, true>;
+using Fp8e4m3 = SmallFloat<4, 3, false>;
+using Fp8e5m2 = SmallFloat<5, 2, true>;
+
+// bf16 shares fp32's exponent, so subnormals need no case of their own.
+struct Bf16 {
+  static constexpr float decode(uint32_t bits) { return std::bit_cast<float>(bits << 16); }
+  static constexpr uint32_t encode(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return ((bits >> 16) & 0x8000u) | 0x7fc0u;
+    return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+  }
+};
+
+}  // namespace moeccl::kernels

@@ -1,0 +1,199 @@
+// scale_rows, reduce_rows and dot_rows of the overlays, for the float types. Integer rows are left to the reference.
+#pragma once
+
+#include "kernels/host/simd_reduce.h"
+
+namespace moeccl::kernels::simd {
+
+template <class B>
+void scale_rows(const ScaleRowsArgs& a) {
+  const CopyRowsArgs& rows = a.rows;
+  for (size_t i = 0; i < rows.count; ++i) {
+    const size_t to = rows.dst_index ? rows.dst_index[i] : rows.dst_first + i;
+    const size_t from = rows.src_index ? rows.src_index[i] : rows.src_first + i;
+    const void* src = static_cast<const std::byte*>(rows.src) + from * rows.row_bytes;
+    Scalar weight{};
+    if constexpr (sizeof(typename B::Lane) == sizeof(double)) weight.f64 = static_cast<double>(a.weights[i]);
+    else weight.f32 = a.weights[i];
+    const ReduceArgs row{.dst = static_cast<std::byte*>(rows.dst) + to * rows.row_bytes,
+                         .srcs = &src,
+                         .scales = &weight,
+                         .count = rows.row_bytes / sizeof(typename B::Stored),
+                         .n_srcs = 1,
+                         .stream = rows.stream};
+    Reduction<B, ReduceOp::kSum>(row).run();
+  }
+  if (rows.stream) B::isa::store_fence();
+}
+
+// One output row: a block of columns runs through all terms with its sums in registers, then the next block.
+template <class B>
+class RowSum {
+  using Acc = typename B::Acc;
+  using Lane = typename B::Lane;
+  static constexpr int kInner = kMaxGroups - 1;
+
+ public:
+  RowSum(const ReduceRowsArgs& args, size_t i)
+      : a_(args), begin_(args.offsets[i]), end_(args.offsets[i + 1]), last_(args.offsets[args.count]), row_bytes_(args.row_elements * sizeof(typename B::Stored)) {
+    const size_t row = args.dst_index ? args.dst_index[i] : args.dst_first + i;
+    dst_ = static_cast<std::byte*>(args.dst) + row * row_bytes_;
+  }
+
+  void run() {
+    if (begin_ == end_) {
+      std::memset(dst_, 0, row_bytes_);
+      return;
+    }
+    const size_t n = a_.row_elements;
+    size_t j = 0;
+    bool stream = a_.stream;
+    if (stream) {
+      const size_t head = elements_to_line<B>(dst_, n);
+      stream = head < n;
+      if (stream) j = some(0, head);
+    }
+    for (; j + B::kUnroll * B::kLanes <= n; j += B::kUnroll * B::kLanes) block<B::kUnroll>(j, B::kLanes, stream);
+    for (; j + B::kLanes <= n; j += B::kLanes) block<1>(j, B::kLanes, stream);
+    some(j, n);
+  }
+
+ private:
+  size_t some(size_t begin, size_t end) {
+    for (size_t j = begin; j < end; j += B::kLanes) block<1>(j, end - j < B::kLanes ? end - j : B::kLanes, false);
+    return end;
+  }
+
+  const std::byte* source(uint64_t t, size_t j) const {
+    const RowTerm& term = a_.terms[t];
+    return static_cast<const std::byte*>(a_.bases[term.segment]) + term.row * row_bytes_ + j * sizeof(typename B::Stored);
+  }
+
+  // Fetches the same columns of a term of the next output row, which the hardware cannot guess.
+  template <int kUnroll>
+  void load_term(Acc (&v)[kUnroll], uint64_t t, size_t j, size_t lanes) const {
+    const std::byte* p = source(t, j);
+    const uint64_t ahead = t + (end_ - begin_);
+    if (kUnroll > 1 && ahead < last_) {
+      constexpr size_t kBlockBytes = kUnroll * sizeof(typename B::Packed);
+      const std::byte* next = source(ahead, j);
+      for (size_t line = 0; line < kBlockBytes; line += kLineBytes) prefetch<typename B::isa>(next, line);
+    }
+    if (kUnroll == 1 && lanes < B::kLanes) v[0] = load_some<B>(p, lanes);
+    else for (int u = 0; u < kUnroll; ++u) v[u] = load<B>(p + u * sizeof(typename B::Packed));
+    if (a_.weights) {
+      const Acc w = B::splat(static_cast<Lane>(a_.weights[t]));
+      for (int u = 0; u < kUnroll; ++u) v[u] = w * v[u];
+    }
+  }
+
+  // lanes < kLanes only with kUnroll 1: the last columns of the row.
+  template <int kUnroll>
+  void block(size_t j, size_t lanes, bool stream) const {
+    Acc sum[kUnroll];
+    if (a_.grouped) sum_grouped<kUnroll>(sum, j, lanes);
+    else sum_plain<kUnroll>(sum, j, lanes);
+    std::byte* p = dst_ + j * sizeof(typename B::Stored);
+    if (kUnroll == 1 && lanes < B::kLanes) store_some<B>(p, sum[0], lanes);
+    else for (int u = 0; u < kUnroll; ++u) store<B>(p + u * sizeof(typename B::Packed), sum[u], stream);
+  }
+
+  // Starting from the first term equals starting from the reference's -0.
+  template <int kUnroll>
+  void sum_plain(Acc (&sum)[kUnroll], size_t j, size_t lanes) const {
+    load_term<kUnroll>(sum, begin_, j, lanes);
+    for (uint64_t t = begin_ + 1; t < end_; ++t) {
+      Acc v[kUnroll];
+      load_term<kUnroll>(v, t, j, lanes);
+      for (int u = 0; u < kUnroll; ++u) sum[u] = sum[u] + v[u];
+    }
+  }
+
+  // The accumulators that hold something, outermost first. A sum that passes through groups of one only changes its
+  // level: rounding is idempotent, so the reference's roundings on the way need not be repeated.
+  template <int kUnroll>
+  struct OpenGroups {
+    Acc sums[kMaxGroups][kUnroll];
+    int levels[kMaxGroups];
+    int n = 0;
+
+    void add_term(const Acc (&v)[kUnroll]) {
+      if (n > 0 && levels[n - 1] == kInner) {
+        for (int u = 0; u < kUnroll; ++u) sums[n - 1][u] = sums[n - 1][u] + v[u];
+      } else {
+        for (int u = 0; u < kUnroll; ++u) sums[n][u] = v[u];
+        levels[n++] = kInner;
+      }
+    }
+
+    // Ends all groups inside `level`.
+    void close_to(int level) {
+      while (n > 0 && levels[n - 1] > level) {
+        Acc(&inner)[kUnroll] = sums[n - 1];
+        const int outer_level = n > 1 ? levels[n - 2] : 0;
+        if (n > 1 && outer_level >= level) {
+          for (int u = 0; u < kUnroll; ++u) sums[n - 2][u] = sums[n - 2][u] + round<B>(inner[u]);
+          --n;
+        } else {
+          for (int u = 0; u < kUnroll; ++u) inner[u] = round<B>(inner[u]);
+          levels[n - 1] = level;
+        }
+      }
+    }
+  };
+
+  template <int kUnroll>
+  void sum_grouped(Acc (&sum)[kUnroll], size_t j, size_t lanes) const {
+    OpenGroups<kUnroll> open;
+    for (uint64_t t = begin_; t < end_; ++t) {
+      Acc v[kUnroll];
+      load_term<kUnroll>(v, t, j, lanes);
+      open.add_term(v);
+      const int n_closed = a_.terms[t].close;
+      if (n_closed > 0) open.close_to(n_closed < kInner ? kInner - n_closed : 0);
+    }
+    open.close_to(open.levels[0]);
+    for (int u = 0; u < kUnroll; ++u) sum[u] = open.sums[0][u];
+  }
+
+  const ReduceRowsArgs& a_;
+  const uint64_t begin_, end_, last_;
+  const size_t row_bytes_;
+  std::byte* dst_;
+};
+
+template <class B>
+void reduce_rows(const ReduceRowsArgs& a) {
+  for (size_t i = 0; i < a.count; ++i) RowSum<B>(a, i).run();
+  if (a.stream) B::isa::store_fence();
+}
+
+template <class B>
+void dot_rows(const DotRowsArgs& a) {
+  using Lane = typename B::Lane;
+  constexpr size_t kAccs = kDotLanes / B::kLanes;
+  constexpr size_t kPackedBytes = sizeof(typename B::Packed);
+  const size_t row_bytes = a.row_elements * sizeof(typename B::Stored);
+  for (size_t i = 0; i < a.count; ++i) {
+    const std::byte* x = static_cast<const std::byte*>(a.a) + (a.a_index ? a.a_index[i] : i) * row_bytes;
+    const std::byte* y = static_cast<const std::byte*>(a.b) + (a.b_index ? a.b_index[i] : i) * row_bytes;
+    typename B::Acc acc[kAccs] = {};
+    size_t j = 0;
+    for (; j + kDotLanes <= a.row_elements; j += kDotLanes, x += kAccs * kPackedBytes, y += kAccs * kPackedBytes) {
+      for (size_t u = 0; u < kAccs; ++u) acc[u] = acc[u] + load<B>(x + u * kPackedBytes) * load<B>(y + u * kPackedBytes);
+    }
+    // The padding of the last registers adds +0 to lanes that are never -0, so it changes nothing.
+    for (size_t u = 0; u < kAccs && j < a.row_elements; ++u, j += B::kLanes, x += kPackedBytes, y += kPackedBytes) {
+      const size_t n = a.row_elements - j < B::kLanes ? a.row_elements - j : B::kLanes;
+      acc[u] = acc[u] + load_some<B>(x, n) * load_some<B>(y, n);
+    }
+    Lane lanes[kDotLanes];
+    for (size_t u = 0; u < kAccs; ++u) B::to_lanes(lanes + u * B::kLanes, acc[u]);
+    for (size_t width = kDotLanes / 2; width > 0; width /= 2) {
+      for (size_t l = 0; l < width; ++l) lanes[l] += lanes[l + width];
+    }
+    a.out[i] = static_cast<float>(lanes[0]);
+  }
+}
+
+}  // namespace moeccl::kernels::simd

@@ -1,0 +1,16 @@
+// The tables that select() chooses from. An overlay's function may be called only on a processor that has its instructions.
+#pragma once
+
+#include "kernels/table.h"
+
+namespace moeccl::kernels {
+
+// Partial sums of dot_rows. Fixed, so that the order of summation, and with it the result, is the same in every table;
+// 32 are two AVX-512 accumulators, enough to hide the latency of an addition behind two loads each.
+inline constexpr size_t kDotLanes = 32;
+
+const KernelTable& reference_table();
+const KernelTable& avx2_table();
+const KernelTable& avx512_table();
+
+}  // namespace moeccl::kernels

@@ -1,0 +1,268 @@
+#include "perf/common/bench.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "perf/common/fail.h"
+#include "perf/common/stats.h"
+
+namespace perf {
+namespace {
+
+// Behind every receive buffer, to catch writes past its end.
+constexpr size_t kGuardBytes = 64;
+constexpr char kUntouched = '\x5a';
+
+double since_us(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+Reduction reduction_of(const Case& c, int n_ranks, uint64_t seed) {
+  return {.type = c.type, .op = c.op, .n_ranks = n_ranks, .seed = seed};
+}
+
+uint64_t guard_wrong(const char* guard) {
+  return std::any_of(guard, guard + kGuardBytes, [](char byte) { return byte != kUntouched; }) ? 1 : 0;
+}
+
+}  // namespace
+
+struct Bench::Member {
+  Buffer send, recv;
+  moecclStream_t stream = nullptr;
+  void* registered[2] = {};
+  // The operator that was made for the running case, kMulSum only.
+  bool has_op = false;
+  moecclRedOp_t op = moecclSum;
+};
+
+Bench::Bench(const Options& options, const Collective& collective, const Team& team, size_t buffer_bytes,
+             Progress* progress)
+    : options_(options), collective_(collective), team_(team), buffer_bytes_(buffer_bytes), progress_(progress) {
+  const size_t bytes = buffer_bytes_ + static_cast<size_t>(options.unalign) * 8 + kGuardBytes;
+  for (size_t i = 0; i < team_.size(); i++) {
+    Member m;
+    m.send = Buffer(bytes, options.job.memory);
+    m.recv = Buffer(bytes, options.job.memory);
+    // Touched here: the first timed iteration must not pay for page faults.
+    std::memset(m.send.data(), 0, bytes);
+    std::memset(m.recv.data(), 0, bytes);
+    if (options.on_stream) check(moecclStreamCreate(&m.stream), "moecclStreamCreate", team_.rank(i));
+    if (options.local_register > 0) {
+      check(moecclCommRegister(team_.comm(i), m.send.data(), bytes, &m.registered[0]), "moecclCommRegister", team_.rank(i),
+            team_.comm(i));
+      check(moecclCommRegister(team_.comm(i), m.recv.data(), bytes, &m.registered[1]), "moecclCommRegister", team_.rank(i),
+            team_.comm(i));
+    }
+    members_.push_back(std::move(m));
+  }
+}
+
+Bench::~Bench() {
+  for (size_t i = 0; i < members_.size(); i++) {
+    for (void* handle : members_[i].registered)
+      if (handle != nullptr) (void)moecclCommDeregister(team_.comm(i), handle);
+    if (members_[i].stream != nullptr) (void)moecclStreamDestroy(members_[i].stream);
+  }
+}
+
+Shape Bench::shape(const Case& c) const {
+  const size_t element = data_type(c.type).bytes;
+  return collective_.shape(c.size / element, element, team_.n_ranks());
+}
+
+Line Bench::describe(const Case& c) const {
+  const Shape s = shape(c);
+  Line line;
+  line.bytes = std::max(s.send, s.recv) * data_type(c.type).bytes;
+  line.count = s.count;
+  line.type = data_type(c.type).name;
+  line.op = collective_.reduces ? red_op_name(c.op) : "none";
+  line.root = collective_.rooted ? c.root : -1;
+  return line;
+}
+
+char* Bench::recv_at(const Case& c, size_t i, bool in_place, size_t shift) const {
+  const size_t element = data_type(c.type).bytes;
+  const size_t offset = in_place ? shape(c).recv_in_place * static_cast<size_t>(team_.rank(i)) : 0;
+  return members_[i].recv.data() + (static_cast<size_t>(options_.unalign) + offset) * element + shift;
+}
+
+char* Bench::send_at(const Case& c, size_t i, bool in_place, size_t shift) const {
+  const size_t element = data_type(c.type).bytes;
+  const size_t offset = in_place ? shape(c).send_in_place * static_cast<size_t>(team_.rank(i)) : 0;
+  const Buffer& buffer = in_place ? members_[i].recv : members_[i].send;
+  return buffer.data() + (static_cast<size_t>(options_.unalign) + offset) * element + shift;
+}
+
+moecclRedOp_t Bench::red_op(const Case& c, size_t i) {
+  switch (c.op) {
+    case RedOp::kSum: return moecclSum;
+    case RedOp::kProd: return moecclProd;
+    case RedOp::kMax: return moecclMax;
+    case RedOp::kMin: return moecclMin;
+    case RedOp::kAvg: return moecclAvg;
+    case RedOp::kMulSum: break;
+  }
+  Member& m = members_[i];
+  if (!m.has_op) {
+    char scalar[8] = {};
+    store(data_type(c.type), premul_scalar(team_.rank(i)), scalar);
+    check(moecclRedOpCreatePreMulSum(&m.op, scalar, c.type, team_.comm(i)), "moecclRedOpCreatePreMulSum", team_.rank(i),
+          team_.comm(i));
+    m.has_op = true;
+  }
+  return m.op;
+}
+
+void Bench::drop_operators() {
+  for (size_t i = 0; i < members_.size(); i++) {
+    if (!members_[i].has_op) continue;
+    check(moecclRedOpDestroy(members_[i].op, team_.comm(i)), "moecclRedOpDestroy", team_.rank(i), team_.comm(i));
+    members_[i].has_op = false;
+  }
+}
+
+// Successive iterations use successive parts of the buffers, as in nccl-tests, so that small sizes do not flatter caches.
+void Bench::issue(const Case& c, bool in_place, size_t iteration) {
+  const Shape s = shape(c);
+  const size_t bytes = std::max(s.send, s.recv) * data_type(c.type).bytes;
+  const size_t steps = bytes == 0 ? 1 : std::max<size_t>(1, buffer_bytes_ / bytes);
+  const size_t shift = bytes * (iteration % steps);
+  team_.each(collective_.program, [&](size_t i) {
+    const Call call = {.send = send_at(c, i, in_place, shift),
+                       .recv = recv_at(c, i, in_place, shift),
+                       .count = s.count,
+                       .type = c.type,
+                       .op = collective_.reduces ? red_op(c, i) : moecclSum,
+                       .root = c.root,
+                       .rank = team_.rank(i),
+                       .n_ranks = team_.n_ranks(),
+                       .comm = team_.comm(i),
+                       .stream = members_[i].stream};
+    return collective_.run(call);
+  });
+}
+
+void Bench::wait() {
+  for (size_t i = 0; i < members_.size(); i++)
+    if (members_[i].stream != nullptr)
+      check(moecclStreamSynchronize(members_[i].stream), "moecclStreamSynchronize", team_.rank(i), team_.comm(i));
+}
+
+void Bench::warm_up(const Case& c) {
+  for (int i = 0; i < options_.warmup_iters; i++) issue(c, false, static_cast<size_t>(i));
+  wait();
+  drop_operators();
+}
+
+Bench::Samples Bench::time_iterations(const Case& c, bool in_place) {
+  const size_t n_agg = static_cast<size_t>(options_.agg_iters);
+  const bool samples = options_.samples();
+  Samples s;
+  double excluded_us = 0;  // barriers that -z 3 does not count
+  const std::string what = describe(c).type + " " + std::to_string(c.size) + " bytes";
+  team_.barrier();
+  const auto start = Clock::now();
+  for (int iteration = 0; iteration < options_.iters; iteration++) {
+    const auto iteration_start = Clock::now();
+    if (n_agg > 1) check(moecclGroupStart(), "moecclGroupStart");
+    for (size_t a = 0; a < n_agg; a++) {
+      issue(c, in_place, static_cast<size_t>(iteration) * n_agg + a);
+      if (options_.blocking == 1 || options_.blocking == 2) wait();
+      if (options_.blocking == 1 && n_agg == 1) team_.barrier();
+    }
+    if (n_agg > 1) check(moecclGroupEnd(), collective_.program, team_.rank(0), team_.comm(0));
+    // A sample needs the end of its iteration.
+    if (options_.blocking == 3 || samples) wait();
+    if (samples) s.iteration_us.push_back(since_us(iteration_start) / static_cast<double>(n_agg));
+    if (options_.blocking == 3) {
+      const auto barrier_start = Clock::now();
+      team_.barrier();
+      excluded_us += since_us(barrier_start);
+    }
+    if (progress_ != nullptr && (iteration & 15) == 0) progress_->show(what, iteration, options_.iters);
+  }
+  if (options_.cpu_time) s.total_us = since_us(start) - excluded_us;
+  wait();
+  if (!options_.cpu_time) s.total_us = since_us(start) - excluded_us;
+  s.total_us /= static_cast<double>(options_.iters) * static_cast<double>(n_agg);
+  if (progress_ != nullptr) progress_->clear();
+  return s;
+}
+
+void Bench::combine(Samples& s) const {
+  switch (options_.average) {
+    case Average::kRank0: break;  // rank 0 prints its own
+    case Average::kAverage: s.total_us = team_.combine({s.total_us}, moecclSum)[0] / team_.n_ranks(); break;
+    case Average::kMin: s.total_us = team_.combine({s.total_us}, moecclMin)[0]; break;
+    case Average::kMax: s.total_us = team_.combine({s.total_us}, moecclMax)[0]; break;
+  }
+  if (!s.iteration_us.empty()) s.iteration_us = team_.combine(s.iteration_us, moecclMax);
+}
+
+Measured Bench::measure(const Case& c, bool in_place) {
+  Measured m;
+  // Before the timing, so that wrong results are never timed silently; it also warms this size up.
+  if (options_.check > 0) m.n_wrong = 0;
+  for (int i = 0; i < options_.check && *m.n_wrong == 0; i++) *m.n_wrong += verify(c, in_place);
+  Samples s = time_iterations(c, in_place);
+  combine(s);
+  drop_operators();
+  m.time_us = options_.report_median ? median(s.iteration_us) : s.total_us;
+  const Line line = describe(c);
+  m.alg_bw = m.time_us > 0 ? static_cast<double>(line.bytes) / m.time_us / 1e3 : 0;
+  m.bus_bw = m.alg_bw * collective_.bus_factor(team_.n_ranks());
+  m.iteration_us = std::move(s.iteration_us);
+  return m;
+}
+
+uint64_t Bench::verify(const Case& c, bool in_place) {
+  seed_++;
+  prepare_data(c, in_place, seed_);
+  team_.barrier();
+  issue(c, in_place, 0);
+  wait();
+  return count_wrong(c, in_place, seed_);
+}
+
+void Bench::prepare_data(const Case& c, bool in_place, uint64_t seed) {
+  const Shape s = shape(c);
+  const size_t element = data_type(c.type).bytes;
+  const Reduction reduction = reduction_of(c, team_.n_ranks(), seed);
+  for (size_t i = 0; i < members_.size(); i++) {
+    const int rank = team_.rank(i);
+    // The whole receive buffer from its base: in place it also holds the input.
+    std::memset(recv_at(c, i, false, 0), kUntouched, std::max(s.send, s.recv) * element + kGuardBytes);
+    const Pattern pattern =
+        collective_.reduces ? reduction_input(reduction, rank) : random_pattern(element, seed, rank);
+    pattern.fill(send_at(c, i, in_place, 0), 0, s.send);
+  }
+}
+
+uint64_t Bench::count_wrong(const Case& c, bool in_place, uint64_t seed) const {
+  const Shape s = shape(c);
+  const size_t element = data_type(c.type).bytes;
+  std::vector<std::pair<int, Pattern>> sources;  // made once for all segments and ranks
+  const auto pattern_of = [&](int source) -> const Pattern& {
+    for (const auto& known : sources)
+      if (known.first == source) return known.second;
+    sources.emplace_back(source, source == kReduced ? reduction_result(reduction_of(c, team_.n_ranks(), seed))
+                                                    : random_pattern(element, seed, source));
+    return sources.back().second;
+  };
+  std::vector<uint64_t> wrong(members_.size());
+  for (size_t i = 0; i < members_.size(); i++) {
+    const Place place = {.rank = team_.rank(i), .n_ranks = team_.n_ranks(), .root = c.root, .element_bytes = element};
+    const char* at = recv_at(c, i, in_place, 0);
+    for (const Segment& segment : collective_.expected(place, s.count)) {
+      wrong[i] += pattern_of(segment.source).count_wrong(at, segment.first, segment.count);
+      at += segment.count * element;
+    }
+    wrong[i] += guard_wrong(recv_at(c, i, false, 0) + std::max(s.send, s.recv) * element);
+  }
+  return team_.sum(wrong);
+}
+
+}  // namespace perf

@@ -1,0 +1,37 @@
+#include "perf/common/cli.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+
+#include "perf/common/options.h"
+
+namespace perf {
+
+void add_size(CLI::App& app, const std::string& names, size_t& bytes, const std::string& help) {
+  app.add_option_function<std::string>(
+         names, [&bytes](const std::string& text) { bytes = static_cast<size_t>(parse_size(text)); }, help)
+      ->check([](const std::string& text) { return parse_size(text) < 0 ? "not a size: " + text : ""; });
+}
+
+void add_job_options(CLI::App& app, JobOptions& job) {
+  app.add_option("--ranks", job.threads, "ranks as threads of this process")->check(CLI::PositiveNumber);
+  app.add_option("--procs", job.procs, "fork this many processes (default: as the launcher says, or one)")
+      ->check(CLI::PositiveNumber);
+  app.add_option("-T,--timeout", job.timeout_s, "seconds after which a test fails")->check(CLI::NonNegativeNumber);
+  app.add_option("--topology", job.topology, "synthetic topology, such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
+  app.add_flag("--pace", job.pace, "slow links to the topology's figures: results are EMULATED");
+  app.add_flag("--deterministic", job.deterministic, "fixed-order reductions");
+  app.add_option("--mem", job.memory, "where buffers live: heap (moecclMemAlloc, default) or malloc")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, Memory>{{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}}));
+}
+
+void parse_or_exit(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error) == 0 ? 0 : 1);
+  }
+}
+
+}  // namespace perf

@@ -1,0 +1,46 @@
+// The data types of moeccl/types.h as the perf tools see them: nccl-tests' names, sizes, and which numbers are exact.
+#ifndef PERF_COMMON_DATA_TYPES_H_
+#define PERF_COMMON_DATA_TYPES_H_
+
+#include <moeccl/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace perf {
+
+struct DataType {
+  moecclDataType_t type;
+  const char* name;  // as nccl-tests prints it
+  size_t bytes;
+  bool is_float;
+  bool is_signed;
+  int exponent_bits;  // floats only
+  int mantissa_bits;  // stored bits; floats only
+  int64_t exact;      // every integer in 0..exact is exact in the type
+};
+
+const DataType& data_type(moecclDataType_t type);
+// "float", "half", "bf16", "all", ...; empty when the name is unknown.
+std::vector<moecclDataType_t> parse_data_types(const std::string& name);
+// All accepted names, for messages.
+std::string data_type_names();
+
+// The bits of `value`, which must be exact in the type and a normal number or zero (a multiple of 1/2 is).
+uint64_t encode(const DataType& type, double value);
+// Writes one element.
+void store(const DataType& type, double value, void* element);
+
+// What -o selects; kMulSum is made with moecclRedOpCreatePreMulSum().
+enum class RedOp { kSum, kProd, kMax, kMin, kAvg, kMulSum };
+const char* red_op_name(RedOp op);
+// "sum", ..., "all"; empty when the name is unknown.
+std::vector<RedOp> parse_red_ops(const std::string& name);
+// The scalar of kMulSum on a rank: 1 or 2, so that products stay exact.
+int premul_scalar(int rank);
+
+}  // namespace perf
+
+#endif  // PERF_COMMON_DATA_TYPES_H_

@@ -1,0 +1,203 @@
+#include "perf/common/job.h"
+
+#include <moeccl/collectives.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "perf/common/fail.h"
+
+namespace perf {
+
+// In memory that forked processes inherit.
+struct SharedId {
+  std::atomic<bool> ready;  // released after id is written, acquired before it is read
+  moecclUniqueId id;
+};
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+// After one process has failed the library's survivors end within 2 s; this is for those that do not.
+constexpr auto kGrace = std::chrono::seconds(20);
+constexpr auto kIdDeadline = std::chrono::seconds(60);
+
+struct Launcher {
+  const char* rank;
+  const char* size;
+};
+constexpr Launcher kLaunchers[] = {{"RANK", "WORLD_SIZE"},
+                                   {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                   {"PMI_RANK", "PMI_SIZE"},
+                                   {"SLURM_PROCID", "SLURM_NTASKS"}};
+
+bool find_launcher(int& proc, int& n_procs) {
+  for (const Launcher& launcher : kLaunchers) {
+    const char* rank = std::getenv(launcher.rank);
+    const char* size = std::getenv(launcher.size);
+    if (rank == nullptr || size == nullptr) continue;
+    proc = std::atoi(rank);
+    n_procs = std::atoi(size);
+    if (n_procs < 1 || proc < 0 || proc >= n_procs)
+      fail(std::string("the launcher's ") + launcher.rank + "=" + rank + " and " + launcher.size + "=" + size +
+           " are not a rank and a number of ranks");
+    return true;
+  }
+  return false;
+}
+
+// Waits for all children and ends this process with their result.
+[[noreturn]] void supervise(std::vector<pid_t> children) {
+  bool failed = false, killed = false;
+  Clock::time_point first_failure;
+  while (!children.empty()) {
+    int status = 0;
+    const pid_t child = waitpid(-1, &status, failed ? WNOHANG : 0);
+    if (child > 0) {
+      std::erase(children, child);
+      if (status != 0 && !failed) {
+        failed = true;
+        first_failure = Clock::now();
+      }
+    } else if (child < 0 && errno != EINTR) {
+      break;
+    } else if (failed) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      if (!killed && Clock::now() - first_failure > kGrace) {
+        for (const pid_t pid : children) kill(pid, SIGKILL);
+        killed = true;
+      }
+    }
+  }
+  _exit(failed ? 1 : 0);
+}
+
+SharedId* map_shared_id() {
+  void* memory = mmap(nullptr, sizeof(SharedId), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) fail(std::string("no memory shared between forked ranks: ") + std::strerror(errno));
+  return new (memory) SharedId{};
+}
+
+// Returns the number of the process in each child; the parent stays inside.
+int fork_processes(int n) {
+  const pid_t parent = getpid();
+  std::vector<pid_t> children;
+  for (int i = 0; i < n; i++) {
+    const pid_t pid = fork();
+    if (pid < 0) fail(std::string("fork: ") + std::strerror(errno));
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (getppid() != parent) _exit(1);  // the parent died before the line above
+      return i;
+    }
+    children.push_back(pid);
+  }
+  supervise(std::move(children));
+}
+
+}  // namespace
+
+Job::Job(const JobOptions& options) : options_(options) {
+  if (options_.procs > 0) {
+    source_ = Source::kForked;
+    n_procs_ = options_.procs;
+    shared_ = map_shared_id();
+    proc_ = fork_processes(n_procs_);
+  } else if (find_launcher(proc_, n_procs_)) {
+    source_ = Source::kLauncher;
+  }
+}
+
+moecclConfig_t Job::config() const {
+  moecclConfig_t config = MOECCL_CONFIG_INIT;
+  config.timeout_ms = options_.timeout_s * 1000;
+  config.deterministic = options_.deterministic;
+  config.pace = options_.pace;
+  config.topology = options_.topology.empty() ? nullptr : options_.topology.c_str();
+  config.name = "perf";
+  return config;
+}
+
+// With several ranks in a process the launcher's environment is not enough: its processes pass an id around.
+moecclUniqueId Job::id_from_launcher() {
+  moecclUniqueId id = {};
+  moecclComm_t meeting = nullptr;
+  check(moecclCommInitEnv(&meeting, nullptr), "moecclCommInitEnv");
+  if (proc_ == 0) check(moecclGetUniqueId(&id), "moecclGetUniqueId");
+  check(moecclBroadcast(&id, &id, sizeof id, moecclUint8, 0, meeting, nullptr), "moecclBroadcast", proc_, meeting);
+  check(moecclCommDestroy(meeting), "moecclCommDestroy");
+  return id;
+}
+
+moecclUniqueId Job::agree_on_id() {
+  if (source_ == Source::kLauncher) return id_from_launcher();
+  moecclUniqueId id = {};
+  if (proc_ == 0) {
+    check(moecclGetUniqueId(&id), "moecclGetUniqueId");
+    if (shared_ != nullptr) {
+      shared_->id = id;
+      shared_->ready.store(true, std::memory_order_release);  // acquired below, in the other processes
+    }
+    return id;
+  }
+  const auto deadline = Clock::now() + kIdDeadline;
+  while (!shared_->ready.load(std::memory_order_acquire)) {
+    if (Clock::now() > deadline) fail("process 0 gave no unique id in 60 s");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return shared_->id;
+}
+
+std::vector<moecclComm_t> Job::join(const moecclUniqueId& id, int first, int count) {
+  std::vector<moecclComm_t> comms(static_cast<size_t>(count));
+  const moecclConfig_t settings = config();
+  if (count > 1) check(moecclGroupStart(), "moecclGroupStart");
+  for (int i = 0; i < count; i++)
+    check(moecclCommInitRankConfig(&comms[static_cast<size_t>(i)], n_ranks(), id, first + i, &settings),
+          "moecclCommInitRankConfig", first + i);
+  if (count > 1) check(moecclGroupEnd(), "moecclGroupEnd");
+  return comms;
+}
+
+std::vector<moecclComm_t> Job::join_all() {
+  std::vector<moecclComm_t> comms(static_cast<size_t>(local_ranks()));
+  const moecclConfig_t settings = config();
+  if (source_ == Source::kAlone) {
+    check(moecclCommInitAll(comms.data(), local_ranks(), &settings), "moecclCommInitAll");
+  } else if (source_ == Source::kLauncher && local_ranks() == 1) {
+    check(moecclCommInitEnv(&comms[0], &settings), "moecclCommInitEnv", proc_);
+  } else {
+    comms = join(agree_on_id(), first_rank(), local_ranks());
+  }
+  return comms;
+}
+
+void Job::run(const std::function<void(int thread, std::vector<moecclComm_t> comms)>& body) {
+  const bool together = !options_.parallel_init || local_ranks() == 1;
+  const std::vector<moecclComm_t> comms = together ? join_all() : std::vector<moecclComm_t>();
+  const moecclUniqueId id = together ? moecclUniqueId{} : agree_on_id();
+  const auto run_one = [&](int thread) {
+    const int first = thread * options_.per_thread;
+    if (together) {
+      body(thread, {comms.begin() + first, comms.begin() + first + options_.per_thread});
+    } else {
+      body(thread, join(id, first_rank() + first, options_.per_thread));
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int t = 1; t < options_.threads; t++) threads.emplace_back(run_one, t);
+  run_one(0);
+  for (std::thread& t : threads) t.join();
+}
+
+}  // namespace perf

@@ -1,0 +1,64 @@
+// Where ranks come from: a launcher's environment, forked processes and threads, in any mix.
+#ifndef PERF_COMMON_JOB_H_
+#define PERF_COMMON_JOB_H_
+
+#include <moeccl/comm.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace perf {
+
+enum class Memory { kHeap, kMalloc };
+
+struct JobOptions {
+  int threads = 1;     // per process
+  int per_thread = 1;  // ranks that one thread drives
+  int procs = 0;       // processes to fork; 0: the launcher's, or one
+  bool parallel_init = false;
+  int timeout_s = 0;
+  std::string topology;
+  bool pace = false;
+  bool deterministic = false;
+  Memory memory = Memory::kHeap;
+};
+
+// This process's part of the job.
+class Job {
+ public:
+  // Forks when asked to: call it before anything starts a thread. The parent does not return; it exits with 1 as soon
+  // as its children have ended and one of them had failed.
+  explicit Job(const JobOptions& options);
+
+  int n_ranks() const { return n_procs_ * local_ranks(); }
+  int local_ranks() const { return options_.threads * options_.per_thread; }
+  int first_rank() const { return proc_ * local_ranks(); }
+  int n_procs() const { return n_procs_; }
+  const JobOptions& options() const { return options_; }
+  // The process of rank 0, which alone prints.
+  bool leads() const { return proc_ == 0; }
+
+  // Joins all ranks and runs body(thread, comms of its ranks) on each thread, thread 0 on the caller's.
+  void run(const std::function<void(int thread, std::vector<moecclComm_t> comms)>& body);
+
+  // What ranks are configured with. Borrows from this object.
+  moecclConfig_t config() const;
+
+ private:
+  enum class Source { kAlone, kForked, kLauncher };
+
+  moecclUniqueId agree_on_id();
+  moecclUniqueId id_from_launcher();
+  std::vector<moecclComm_t> join(const moecclUniqueId& id, int first, int count);
+  std::vector<moecclComm_t> join_all();
+
+  JobOptions options_;
+  Source source_ = Source::kAlone;
+  int n_procs_ = 1, proc_ = 0;
+  struct SharedId* shared_ = nullptr;  // with forked processes
+};
+
+}  // namespace perf
+
+#endif  // PERF_COMMON_JOB_H_

@@ -1,0 +1,43 @@
+// Small charts as SVG text, without a library.
+#ifndef PERF_COMMON_SVG_H_
+#define PERF_COMMON_SVG_H_
+
+#include <string>
+#include <vector>
+
+namespace perf {
+
+struct Series {
+  std::string name;
+  std::vector<double> x, y;
+};
+// Lines over two logarithmic axes; points that are not positive are left out.
+struct LineChart {
+  std::string title, x_label, y_label;
+  bool x_is_bytes = true;
+  std::vector<Series> series;
+};
+
+// Groups of bars over a linear axis from 0: values[series][category].
+struct BarChart {
+  std::string title, y_label;
+  std::vector<std::string> categories;
+  std::vector<std::string> series;
+  std::vector<std::vector<double>> values;
+};
+
+// The charts below each other, under one heading. `note` is small print.
+std::string svg_page(const std::string& heading, const std::string& note, const std::vector<LineChart>& lines,
+                     const std::vector<BarChart>& bars);
+
+// "4K", "64M".
+std::string size_text(double bytes);
+// Three significant digits without trailing zeros: "0.25", "1200".
+std::string number_text(double value);
+
+// Writes a file; false when it cannot be written.
+bool write_text(const std::string& path, const std::string& text);
+
+}  // namespace perf
+
+#endif  // PERF_COMMON_SVG_H_

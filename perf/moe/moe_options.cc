@@ -1,0 +1,160 @@
+#include "perf/moe/moe_options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+
+#include "perf/common/cli.h"
+#include "perf/common/fail.h"
+#include "perf/common/pattern.h"
+#include "perf/common/routing.h"
+#include "perf/moe/oracle.h"
+
+namespace perf {
+namespace {
+
+constexpr size_t kDefaultTokens = 512;
+
+// Hidden size, experts per token and routed experts, from the models' published configurations.
+struct Model {
+  const char* name;
+  size_t hidden;
+  int top_k, n_experts;
+};
+constexpr Model kModels[] = {
+    {"deepseek-v3", 7168, 8, 256},     {"deepseek-v2", 5120, 6, 160},    {"deepseek-v2-lite", 2048, 6, 64},
+    {"kimi-k2", 7168, 8, 384},         {"qwen3-235b-a22b", 4096, 8, 128}, {"qwen3-30b-a3b", 2048, 8, 128},
+    {"mixtral-8x7b", 4096, 2, 8},      {"mixtral-8x22b", 6144, 2, 8},    {"olmoe-1b-7b", 2048, 8, 64},
+    {"gpt-oss-120b", 2880, 4, 128},    {"gpt-oss-20b", 2880, 4, 32},     {"dbrx", 6144, 4, 16},
+};
+
+std::string model_names() {
+  std::string names;
+  for (const Model& m : kModels) names += std::string(names.empty() ? "" : ", ") + m.name;
+  return names;
+}
+
+const Model* find_model(const std::string& name) {
+  for (const Model& m : kModels)
+    if (name == m.name) return &m;
+  return nullptr;
+}
+
+void add_shape(CLI::App& app, MoeOptions& o) {
+  app.add_option("--model", o.model, "shape of " + model_names())->check([](const std::string& name) {
+    return find_model(name) == nullptr ? "unknown model " + name + "; known: " + model_names() : "";
+  });
+  app.add_option("--tokens", o.tokens, "tokens per rank (512; with a trace: at most)");
+  app.add_option("--hidden", o.hidden, "elements of a row")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--topk", o.top_k, "experts per token")->check(CLI::Range(1, 64))->capture_default_str();
+  app.add_option("--experts", o.n_experts, "routed experts")->check(CLI::Range(1, 65535))->capture_default_str();
+  app.add_option_function<std::string>(
+         "--dtype", [&o](const std::string& name) { o.type = parse_data_types(name)[0]; }, "element type (bf16)")
+      ->check([](const std::string& name) {
+        const auto types = parse_data_types(name);
+        return types.size() != 1 || !data_type(types[0]).is_float ? "not a floating-point type: " + name : "";
+      });
+  app.add_option("--layout", o.layout, "expert (default): rows grouped by expert; rows: each token once per rank")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, moecclMoeLayout_t>{{"expert", moecclLayoutExpertMajor}, {"rows", moecclLayoutRows}}));
+  app.add_option("--align", o.align_rows, "expert layout: groups begin at a multiple of this")->check(CLI::PositiveNumber);
+  app.add_option("--capacity", o.capacity, "most tokens from one rank to one expert; 0: no limit");
+}
+
+void add_run(CLI::App& app, MoeOptions& o) {
+  app.add_option("--routing", o.routing, "uniform, zipf[:exponent] or file:PATH (perf/TRACE.md)")->capture_default_str();
+  app.add_option("--trace-layer", o.trace_layer, "layer of the trace");
+  app.add_option("--trace-step", o.trace_step, "step of the trace");
+  app.add_option("--seed", o.seed, "of the routing and the data")->capture_default_str();
+  app.add_option("--algo", o.algorithms, "comma list of auto, flat, 2dh, hier:D")->delimiter(',')->capture_default_str();
+  app.add_option("--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--warmup", o.warmup, "iterations before timing")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_flag("--backward", o.backward, "also check and time the backward operations");
+  app.add_flag("--sequential", o.sequential, "one algorithm after another (default: in turns, which needs memory for all)");
+  app.add_flag("--explain", o.explain, "print the plan of each algorithm");
+  app.add_option("-J,--output_file", o.output_file, "write results as JSON");
+  app.add_option("--plot", o.plot_file, "draw time per algorithm and bytes per level (SVG)");
+}
+
+double zipf_exponent(const std::string& routing) {
+  if (routing == "zipf") return 1;
+  char* end = nullptr;
+  const double exponent = std::strtod(routing.c_str() + 5, &end);
+  if (*end != '\0' || !(exponent >= 0 && exponent <= 20)) fail("--routing " + routing + ": not an exponent of 0 to 20");
+  return exponent;
+}
+
+// Weights that keep every sum exact: see oracle.h.
+void add_weights(std::vector<RankRouting>& ranks, const MoeOptions& o) {
+  const bool halves = has_half_weights(data_type(o.type), o.top_k);
+  for (size_t rank = 0; rank < ranks.size(); rank++) {
+    ranks[rank].weight.resize(ranks[rank].index.size());
+    for (size_t i = 0; i < ranks[rank].weight.size(); i++)
+      ranks[rank].weight[i] = halves && mix(o.seed, rank + 1, i) % 2 == 0 ? 0.5f : 1.0f;
+  }
+}
+
+void from_trace(MoeOptions& o, std::vector<RankRouting>& ranks) {
+  Trace trace;
+  const std::string wrong = read_trace(o.routing.substr(5), trace);
+  if (!wrong.empty()) fail(wrong);
+  if (o.trace_layer < 0 || o.trace_layer >= trace.n_layers || o.trace_step < 0 || o.trace_step >= trace.n_steps)
+    fail("the trace has " + std::to_string(trace.n_layers) + " layers and " + std::to_string(trace.n_steps) + " steps");
+  o.top_k = trace.k;
+  o.n_experts = trace.n_experts;
+  const int32_t* step = trace.step(o.trace_layer, o.trace_step);
+  const size_t n = ranks.size(), all = static_cast<size_t>(trace.n_tokens), k = static_cast<size_t>(trace.k);
+  for (size_t r = 0; r < n; r++) {
+    const size_t first = r * all / n, share = (r + 1) * all / n - first;
+    ranks[r].n_tokens = o.tokens > 0 ? std::min(o.tokens, share) : share;
+    ranks[r].index.assign(step + first * k, step + (first + ranks[r].n_tokens) * k);
+  }
+}
+
+}  // namespace
+
+MoeOptions parse_moe_options(int argc, char** argv) {
+  MoeOptions o;
+  CLI::App app("Times MoE dispatch and combine, after checking every row and every combined value", "dispatch_combine_perf");
+  add_shape(app, o);
+  add_run(app, o);
+  add_job_options(app, o.job);
+  parse_or_exit(app, argc, argv);
+  if (const Model* model = find_model(o.model)) {
+    if (app.count("--hidden") == 0) o.hidden = model->hidden;
+    if (app.count("--topk") == 0) o.top_k = model->top_k;
+    if (app.count("--experts") == 0) o.n_experts = model->n_experts;
+  }
+  if (o.top_k > o.n_experts) fail("top-" + std::to_string(o.top_k) + " of " + std::to_string(o.n_experts) + " experts");
+  return o;
+}
+
+std::vector<RankRouting> make_routing(MoeOptions& o, int n_ranks) {
+  std::vector<RankRouting> ranks(static_cast<size_t>(n_ranks));
+  if (o.routing.starts_with("file:")) {
+    from_trace(o, ranks);
+  } else {
+    if (o.tokens == 0) o.tokens = kDefaultTokens;
+    const TopkShape shape = {.n_tokens = o.tokens, .k = o.top_k, .n_experts = o.n_experts};
+    const bool zipf = o.routing == "zipf" || o.routing.starts_with("zipf:");
+    if (!zipf && o.routing != "uniform") fail("--routing " + o.routing + ": use uniform, zipf[:exponent] or file:PATH");
+    for (size_t r = 0; r < ranks.size(); r++) {
+      ranks[r].n_tokens = o.tokens;
+      const uint64_t seed = mix(o.seed, r);
+      ranks[r].index = zipf ? zipf_topk(shape, {zipf_exponent(o.routing), o.seed}, seed) : uniform_topk(shape, seed);
+    }
+  }
+  add_weights(ranks, o);
+  return ranks;
+}
+
+std::string describe(const MoeOptions& o, const std::vector<RankRouting>& routing) {
+  size_t most = 0;
+  for (const RankRouting& r : routing) most = std::max(most, r.n_tokens);
+  return std::to_string(routing.size()) + " ranks of " + std::to_string(most) + " tokens, hidden " + std::to_string(o.hidden) +
+         " " + data_type(o.type).name + ", top-" + std::to_string(o.top_k) + " of " + std::to_string(o.n_experts) +
+         " experts, " + o.routing + " routing, " + (o.layout == moecclLayoutRows ? "rows" : "expert") + " layout";
+}
+
+}  // namespace perf

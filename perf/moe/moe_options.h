@@ -1,0 +1,51 @@
+// The command line of dispatch_combine_perf, and the routing of all ranks that it describes.
+#ifndef PERF_MOE_MOE_OPTIONS_H_
+#define PERF_MOE_MOE_OPTIONS_H_
+
+#include <moeccl/moe.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "perf/common/data_types.h"
+#include "perf/common/job.h"
+
+namespace perf {
+
+struct MoeOptions {
+  JobOptions job;
+  std::string model;
+  size_t tokens = 0;  // per rank; 0: 512, or a trace's
+  size_t hidden = 7168;
+  int top_k = 8, n_experts = 256;
+  moecclDataType_t type = moecclBfloat16;
+  moecclMoeLayout_t layout = moecclLayoutExpertMajor;
+  int align_rows = 1, capacity = 0;
+  std::string routing = "uniform";
+  int trace_layer = 0, trace_step = 0;
+  uint64_t seed = 1;
+  std::vector<std::string> algorithms = {"flat", "2dh", "auto"};
+  int iters = 10, warmup = 1;
+  bool backward = false, explain = false, sequential = false;
+  std::string output_file, plot_file;
+};
+
+// Parses or exits.
+MoeOptions parse_moe_options(int argc, char** argv);
+
+// One rank's tokens.
+struct RankRouting {
+  size_t n_tokens = 0;
+  std::vector<int32_t> index;  // [n_tokens][k]
+  std::vector<float> weight;   // [n_tokens][k]
+};
+// The routing of every rank. May take k and the number of experts from a trace. Fails with a sentence.
+std::vector<RankRouting> make_routing(MoeOptions& options, int n_ranks);
+
+// "8 ranks of 512 tokens, hidden 7168 bfloat16, top-8 of 256 experts, uniform routing, expert layout"
+std::string describe(const MoeOptions& options, const std::vector<RankRouting>& routing);
+
+}  // namespace perf
+
+#endif  // PERF_MOE_MOE_OPTIONS_H_

@@ -1,0 +1,101 @@
+#include "src/algo/builder.h"
+
+#include <algorithm>
+
+namespace moeccl::algo {
+namespace {
+
+constexpr uint64_t kLine = 64;  // slots and chunks are whole cache lines, see plan.h
+
+uint64_t line_elements(const Shape& shape) { return shape.element_bytes >= kLine ? 1 : kLine / shape.element_bytes; }
+
+uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// The largest slot that the staging allows, in bytes.
+uint64_t slot_cap(const Shape& shape, Layout layout) {
+  const uint64_t slots = std::max<uint64_t>(1, static_cast<uint64_t>(layout.n_slots) * layout.depth);
+  return shape.staging_bytes / slots / kLine * kLine;
+}
+
+Status does_not_fit(const Shape& shape, Layout layout, uint64_t slot_bytes) {
+  return error(moecclUnsupported, "needs {} bytes of staging for {} ranks, the cap is {}: raise the cap",
+               slot_bytes * layout.n_slots * layout.depth, shape.n_ranks, shape.staging_bytes);
+}
+
+}  // namespace
+
+bool reduces(moecclOp_t op) { return op == moecclOpAllReduce || op == moecclOpReduce || op == moecclOpReduceScatter; }
+
+Program solo(const Shape& shape) {
+  ProgramBuilder b(shape, 0, Layout{});
+  const Ref own = in(0);
+  if (reduces(shape.op)) {
+    b.reduce(out(0), {&own, 1}, true);
+  } else {
+    b.copy(out(0), own);
+  }
+  return std::move(b).finish();
+}
+
+Chunking cut(const Shape& shape, Layout layout, uint64_t chunk_bytes) {
+  uint64_t bytes = chunk_bytes;
+  if (layout.n_slots > 0) bytes = std::min(bytes, slot_cap(shape, layout));
+  const uint64_t line = line_elements(shape);
+  const uint64_t most = std::max(line, bytes / shape.element_bytes / line * line);
+  // Largest blocks of AllToAllv may be unknown when the plan is made: its chunks must not depend on them.
+  if (shape.op == moecclOpAllToAllv) {
+    return {most, static_cast<uint32_t>(std::max<uint64_t>(1, (shape.count + most - 1) / most))};
+  }
+  if (shape.count <= most) return {std::max<uint64_t>(1, shape.count), 1};
+  const uint64_t n_chunks = (shape.count + most - 1) / most;
+  const uint64_t even = round_up((shape.count + n_chunks - 1) / n_chunks, line);
+  return {even, static_cast<uint32_t>((shape.count + even - 1) / even)};
+}
+
+Chunking whole(const Shape& shape) {
+  constexpr uint64_t kAnyLength = uint64_t{1} << 40;  // more elements than any block has
+  return {shape.op == moecclOpAllToAllv ? kAnyLength : std::max<uint64_t>(1, shape.count), 1};
+}
+
+Status chunks_fit(const Shape& shape, Layout layout) {
+  const uint64_t smallest = round_up(line_elements(shape) * shape.element_bytes, kLine);
+  return slot_cap(shape, layout) >= smallest ? Status() : does_not_fit(shape, layout, smallest);
+}
+
+Status whole_fits(const Shape& shape, Layout layout) {
+  const uint64_t bytes = round_up(std::max<uint64_t>(1, shape.count) * shape.element_bytes, kLine);
+  return slot_cap(shape, layout) >= bytes ? Status() : does_not_fit(shape, layout, bytes);
+}
+
+Status needs_staging_views(const Shape& shape) {
+  if (shape.reach.staging || shape.n_ranks == 1) return {};
+  return error(moecclUnsupported, "needs ranks that map each other's staging, that is ranks of one host");
+}
+
+Status needs_views(const Shape& shape) {
+  if (shape.reach.views || shape.n_ranks == 1) return {};
+  return error(moecclUnsupported, "needs buffers that peers can reach: moecclMemAlloc or thread ranks");
+}
+
+Status needs_reads(const Shape& shape) {
+  if (shape.reach.views || shape.reach.reads || shape.n_ranks == 1) return {};
+  return error(moecclUnsupported,
+               "needs buffers that peers can read: moecclMemAlloc, thread ranks or process_vm_readv");
+}
+
+Status needs_no_scaling(const Shape& shape) {
+  if (!shape.scaled || shape.n_ranks == 1) return {};
+  return error(moecclUnsupported, "reads peers' inputs, which a pre-multiplied sum scales on their own rank only");
+}
+
+Status needs_any_order(const Shape& shape, const char* name) {
+  if (!shape.deterministic || shape.n_ranks == 1) return {};
+  return error(moecclUnsupported, "{} sums partial results, deterministic mode asks for one sum in rank order", name);
+}
+
+Status needs_nodes(const Shape& shape, const LevelTree& tree) {
+  if (tree.depth() >= 2 && tree.levels.front().n_groups >= 2 && tree.levels.front().n_groups < shape.n_ranks) return {};
+  return error(moecclUnsupported, "needs at least two groups of ranks, one of them with two ranks or more");
+}
+
+}  // namespace moeccl::algo

@@ -1,0 +1,132 @@
+// What all plan builders share: a writer of programs, the cut into chunks, and reasons not to apply.
+#pragma once
+
+#include <cassert>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "src/algo/algorithm.h"
+#include "src/base/status.h"
+
+namespace moeccl::algo {
+
+using plan::Buffer;
+using plan::Chunking;
+using plan::LaneKind;
+using plan::LevelTree;
+using plan::Program;
+using plan::Ref;
+using plan::Shape;
+using plan::Step;
+using plan::StepKind;
+using plan::When;
+
+// The staging of an algorithm for a shape: what its chunking and its programs must agree on.
+struct Layout {
+  uint32_t n_slots = 0;
+  uint32_t depth = 1;
+};
+
+inline Ref in(uint32_t rank, uint32_t block = 0) { return {rank, Buffer::kInput, static_cast<uint16_t>(block), 0, 1}; }
+inline Ref out(uint32_t rank, uint32_t block = 0) {
+  return {rank, Buffer::kOutput, static_cast<uint16_t>(block), 0, 1};
+}
+inline Ref slot(uint32_t rank, uint32_t index) { return {rank, Buffer::kStaging, static_cast<uint16_t>(index), 0, 1}; }
+// Part `index` of `parts` of a whole extent.
+inline Ref part(Ref ref, uint32_t index, uint32_t parts) {
+  ref.part = static_cast<uint16_t>(index);
+  ref.parts = static_cast<uint16_t>(parts);
+  return ref;
+}
+
+// Appends steps to one rank's program. lane() begins a lane and when() sets the mode of the steps that follow.
+class ProgramBuilder {
+ public:
+  ProgramBuilder(const Shape& shape, uint32_t rank, Layout layout) : n_(shape.n_ranks), me_(rank) {
+    program_.rank = rank;
+    program_.n_slots = layout.n_slots;
+    program_.depth = layout.depth;
+    lane(LaneKind::kMain);
+  }
+
+  void lane(LaneKind kind) {
+    if (!program_.lanes.empty() && program_.lanes.back().steps.empty()) program_.lanes.pop_back();
+    program_.lanes.push_back({kind, {}});
+  }
+  void when(When when) { when_ = when; }
+
+  void put(Ref dst, Ref src) { move(StepKind::kPut, dst, src); }
+  void copy(Ref dst, Ref src) { move(StepKind::kCopy, dst, src); }
+  // dst = srcs in this order. `final`: the result is what the user gets.
+  void reduce(Ref dst, std::span<const Ref> srcs, bool final) {
+    Step& step = add(StepKind::kReduce, srcs);
+    step.dst = dst;
+    step.final_reduce = final;
+  }
+
+  void signal(uint32_t peer, uint32_t sig) { synchronise(StepKind::kSignal, peer, sig, 0); }
+  void wait(uint32_t peer, uint32_t sig, uint32_t lag = 0) { synchronise(StepKind::kWait, peer, sig, lag); }
+  void signal_all(uint32_t sig) {
+    for (uint32_t i = 1; i < n_; ++i) signal(after(i), sig);
+  }
+  void wait_all(uint32_t sig, uint32_t lag = 0) {
+    for (uint32_t i = 1; i < n_; ++i) wait(before(i), sig, lag);
+  }
+
+  // The rank `distance` places after or before this one, so that ranks do not all turn to the same peer at once.
+  uint32_t after(uint32_t distance) const { return (me_ + distance) % n_; }
+  uint32_t before(uint32_t distance) const { return (me_ + n_ - distance % n_) % n_; }
+
+  Program finish() && {
+    program_.finalize();
+    return std::move(program_);
+  }
+
+ private:
+  Step& add(StepKind kind, std::span<const Ref> srcs) {
+    Step step;
+    step.kind = kind;
+    step.when = when_;
+    step.first_src = static_cast<uint32_t>(program_.srcs.size());
+    step.n_srcs = static_cast<uint32_t>(srcs.size());
+    program_.srcs.insert(program_.srcs.end(), srcs.begin(), srcs.end());
+    program_.lanes.back().steps.push_back(step);
+    return program_.lanes.back().steps.back();
+  }
+  void move(StepKind kind, Ref dst, Ref src) { add(kind, {&src, 1}).dst = dst; }
+  void synchronise(StepKind kind, uint32_t peer, uint32_t sig, uint32_t lag) {
+    assert(sig < plan::kMaxSigs);
+    Step& step = add(kind, {});
+    step.peer = peer;
+    step.sig = static_cast<uint8_t>(sig);
+    step.lag = static_cast<uint16_t>(lag);
+  }
+
+  uint32_t n_, me_;
+  When when_ = When::kEvery;
+  Program program_;
+};
+
+// The program of a rank that is alone: its input is its result.
+Program solo(const Shape& shape);
+// Whether `op` reduces.
+bool reduces(moecclOp_t op);
+
+// Cuts blocks of shape.count into even chunks of at most `chunk_bytes` that fit the staging.
+Chunking cut(const Shape& shape, Layout layout, uint64_t chunk_bytes);
+// One chunk for the whole block, whatever its length.
+Chunking whole(const Shape& shape);
+// Whether the smallest chunk, or the whole block, fits the staging.
+Status chunks_fit(const Shape& shape, Layout layout);
+Status whole_fits(const Shape& shape, Layout layout);
+
+// Reasons not to apply.
+Status needs_staging_views(const Shape& shape);                 // peers' staging can be read
+Status needs_views(const Shape& shape);                         // peers' buffers can be read and written
+Status needs_reads(const Shape& shape);                         // peers' buffers can be read
+Status needs_no_scaling(const Shape& shape);                    // peers' inputs may be read as they are
+Status needs_any_order(const Shape& shape, const char* name);   // partial results, summed in another order
+Status needs_nodes(const Shape& shape, const LevelTree& tree);  // at least two levels
+
+}  // namespace moeccl::algo

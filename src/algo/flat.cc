@@ -1,0 +1,184 @@
+// Every rank puts what each peer needs straight into that peer's staging: the fewest steps where staging can only be
+// written, as between hosts. Sums are one reduction in rank order. With two rotations a peer's data of chunk c + 1
+// proves that it is done with chunk c.
+#include "src/algo/builder.h"
+#include "src/algo/families.h"
+#include "src/algo/tuning.h"
+
+namespace moeccl::algo {
+namespace {
+
+constexpr uint32_t kData = 0;
+constexpr uint32_t kResult = 1;
+constexpr uint32_t kCredit = 2;
+
+// Slot p of a rank is for the data of rank p; AllReduce has one more for results.
+Layout layout_of(const Shape& shape) {
+  switch (shape.op) {
+    case moecclOpAllReduce:
+      return {shape.n_ranks + 1, 1};  // results of chunk c also say that its inputs were read
+    case moecclOpBroadcast:
+    case moecclOpScatter:
+      return {1, tuning::kOneWay};
+    default:
+      return {shape.n_ranks, tuning::kOverlap};
+  }
+}
+
+Status applies(const Shape& shape, const LevelTree&) { return chunks_fit(shape, layout_of(shape)); }
+
+Chunking chunking(const Shape& shape, const LevelTree&) {
+  const bool message = shape.op == moecclOpAllReduce;
+  return cut(shape, layout_of(shape), message ? tuning::kFlatAllReduce : tuning::kFlatBlocks);
+}
+
+// What has arrived from all ranks, in rank order.
+std::vector<Ref> arrivals(const Shape& shape, uint32_t rank, Ref own) {
+  std::vector<Ref> srcs;
+  for (uint32_t p = 0; p < shape.n_ranks; ++p)
+    srcs.push_back(p == rank ? own : part(slot(rank, p), own.part, own.parts));
+  return srcs;
+}
+
+Program all_to_all(const Shape& shape, const LevelTree&, uint32_t rank) {
+  if (shape.n_ranks == 1) return solo(shape);
+  ProgramBuilder b(shape, rank, layout_of(shape));
+  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
+    const uint32_t p = b.after(i);
+    b.put(slot(p, rank), in(rank, p));
+    b.signal(p, kData);
+  }
+  b.copy(out(rank, rank), in(rank, rank));
+  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
+    const uint32_t p = b.before(i);
+    b.wait(p, kData);
+    b.copy(out(rank, p), slot(rank, p));
+  }
+  return std::move(b).finish();
+}
+
+Program all_gather(const Shape& shape, const LevelTree&, uint32_t rank) {
+  if (shape.n_ranks == 1) return solo(shape);
+  ProgramBuilder b(shape, rank, layout_of(shape));
+  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
+    b.put(slot(b.after(i), rank), in(rank));
+    b.signal(b.after(i), kData);
+  }
+  b.copy(out(rank, rank), in(rank));
+  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
+    const uint32_t p = b.before(i);
+    b.wait(p, kData);
+    b.copy(out(rank, p), slot(rank, p));
+  }
+  return std::move(b).finish();
+}
+
+Program reduce_scatter(const Shape& shape, const LevelTree&, uint32_t rank) {
+  if (shape.n_ranks == 1) return solo(shape);
+  ProgramBuilder b(shape, rank, layout_of(shape));
+  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
+    b.put(slot(b.after(i), rank), in(rank, b.after(i)));
+    b.signal(b.after(i), kData);
+  }
+  b.wait_all(kData);
+  b.reduce(out(rank), arrivals(shape, rank, in(rank, rank)), true);
+  return std::move(b).finish();
+}
+
+// Parts to their owners, one reduction each, results to all.
+Program all_reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
+  if (shape.n_ranks == 1) return solo(shape);
+  const uint32_t n = shape.n_ranks, result_slot = n;
+  ProgramBuilder b(shape, rank, layout_of(shape));
+  for (uint32_t i = 1; i < n; ++i) {
+    const uint32_t p = b.after(i);
+    b.put(part(slot(p, rank), p, n), part(in(rank), p, n));
+    b.signal(p, kData);
+  }
+  b.wait_all(kData);
+  const Ref result = part(slot(rank, result_slot), rank, n);
+  b.reduce(result, arrivals(shape, rank, part(in(rank), rank, n)), true);
+  for (uint32_t i = 1; i < n; ++i) {
+    b.put(part(slot(b.after(i), result_slot), rank, n), result);
+    b.signal(b.after(i), kResult);
+  }
+  b.copy(part(out(rank), rank, n), result);
+  for (uint32_t i = 1; i < n; ++i) {
+    const uint32_t p = b.before(i);
+    b.wait(p, kResult);
+    b.copy(part(out(rank), p, n), part(slot(rank, result_slot), p, n));
+  }
+  return std::move(b).finish();
+}
+
+Program to_root(const Shape& shape, uint32_t rank) {
+  if (shape.n_ranks == 1) return solo(shape);
+  const Layout layout = layout_of(shape);
+  ProgramBuilder b(shape, rank, layout);
+  if (rank != shape.root) {
+    b.wait(shape.root, kCredit, layout.depth);
+    b.put(slot(shape.root, rank), in(rank));
+    b.signal(shape.root, kData);
+    return std::move(b).finish();
+  }
+  if (shape.op == moecclOpReduce) {
+    b.wait_all(kData);
+    b.reduce(out(rank), arrivals(shape, rank, in(rank)), true);
+    b.signal_all(kCredit);
+    return std::move(b).finish();
+  }
+  b.copy(out(rank, rank), in(rank));
+  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
+    const uint32_t p = b.after(i);
+    b.wait(p, kData);
+    b.copy(out(rank, p), slot(rank, p));
+    b.signal(p, kCredit);
+  }
+  return std::move(b).finish();
+}
+
+Program from_root(const Shape& shape, uint32_t rank) {
+  if (shape.n_ranks == 1) return solo(shape);
+  const Layout layout = layout_of(shape);
+  const bool scatter = shape.op == moecclOpScatter;
+  ProgramBuilder b(shape, rank, layout);
+  if (rank != shape.root) {
+    b.wait(shape.root, kData);
+    b.copy(out(rank), slot(rank, 0));
+    b.signal(shape.root, kCredit);
+    return std::move(b).finish();
+  }
+  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
+    const uint32_t p = b.after(i);
+    b.wait(p, kCredit, layout.depth);
+    b.put(slot(p, 0), in(rank, scatter ? p : 0));
+    b.signal(p, kData);
+  }
+  b.copy(out(rank), in(rank, scatter ? rank : 0));
+  return std::move(b).finish();
+}
+
+Program reduce(const Shape& shape, const LevelTree&, uint32_t rank) { return to_root(shape, rank); }
+Program gather(const Shape& shape, const LevelTree&, uint32_t rank) { return to_root(shape, rank); }
+Program broadcast(const Shape& shape, const LevelTree&, uint32_t rank) { return from_root(shape, rank); }
+Program scatter(const Shape& shape, const LevelTree&, uint32_t rank) { return from_root(shape, rank); }
+
+constexpr const char* kSum = "put parts to their owners, who reduce them once";
+constexpr const char* kMove = "put each peer's data into its staging";
+constexpr Algorithm kAlgorithms[] = {
+    {moecclOpAllReduce, "flat", kSum, applies, chunking, all_reduce},
+    {moecclOpReduce, "flat", kSum, applies, chunking, reduce},
+    {moecclOpBroadcast, "flat", kMove, applies, chunking, broadcast},
+    {moecclOpAllGather, "flat", kMove, applies, chunking, all_gather},
+    {moecclOpReduceScatter, "flat", kSum, applies, chunking, reduce_scatter},
+    {moecclOpAllToAll, "flat", kMove, applies, chunking, all_to_all},
+    {moecclOpAllToAllv, "flat", kMove, applies, chunking, all_to_all},
+    {moecclOpGather, "flat", kMove, applies, chunking, gather},
+    {moecclOpScatter, "flat", kMove, applies, chunking, scatter},
+};
+
+}  // namespace
+
+std::span<const Algorithm> flat_algorithms() { return kAlgorithms; }
+
+}  // namespace moeccl::algo

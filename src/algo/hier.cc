@@ -1,0 +1,282 @@
+// Two levels: sum or spread inside a node, and let each byte cross between nodes as seldom as possible. All by puts.
+// Nodes may be unequal.
+#include "src/algo/families.h"
+#include "src/algo/nodes.h"
+#include "src/algo/tuning.h"
+
+namespace moeccl::algo {
+namespace {
+
+// Pairs inside a node, pairs across and a rank with itself never share a pair, so they share numbers.
+constexpr uint32_t kSum = 0;      // inputs or partial sums
+constexpr uint32_t kResult = 1;   // results
+constexpr uint32_t kPartial = 2;  // to oneself: partial sums are formed
+constexpr uint32_t kDone = 3;     // to oneself: the chunk is finished
+constexpr uint32_t kBlock = 0;
+
+uint32_t n_slots(const Shape& shape, const Nodes& nodes) {
+  switch (shape.op) {
+    case moecclOpAllReduce:
+      return nodes.largest() + nodes.n_nodes() + 1;
+    case moecclOpReduceScatter:
+      return nodes.relay_slots() + nodes.largest() + nodes.n_nodes();
+    default:
+      return shape.n_ranks;
+  }
+}
+
+Layout layout_of(const Shape& shape, const LevelTree& tree) { return {n_slots(shape, Nodes(tree)), tuning::kOverlap}; }
+
+Status applies(const Shape& shape, const LevelTree& tree) {
+  MOECCL_TRY(needs_nodes(shape, tree));
+  if (reduces(shape.op)) MOECCL_TRY(needs_any_order(shape, "hier"));
+  return chunks_fit(shape, layout_of(shape, tree));
+}
+
+Chunking chunking(const Shape& shape, const LevelTree& tree) {
+  return cut(shape, layout_of(shape, tree),
+             shape.op == moecclOpAllReduce ? tuning::kHierAllReduce : tuning::kHierBlocks);
+}
+
+// dst = the sum of srcs, not yet final.
+void partial_sum(ProgramBuilder& b, Ref dst, const std::vector<Ref>& srcs) {
+  if (srcs.size() == 1) {
+    b.copy(dst, srcs.front());
+  } else {
+    b.reduce(dst, srcs, false);
+  }
+}
+
+// AllReduce cuts a chunk into n_owners * n_nodes parts. Member i < n_owners of each node owns the parts of row i; of
+// these, that of node g finishes part g. The owners of a row are its rail.
+class AllReduceWriter {
+ public:
+  AllReduceWriter(const Shape& shape, const LevelTree& tree, uint32_t rank)
+      : nodes_(tree),
+        layout_(layout_of(shape, tree)),
+        b_(shape, rank, layout_),
+        rank_(rank),
+        node_(nodes_.node_of[rank]),
+        row_(nodes_.index_of[rank]),
+        n_owners_(nodes_.smallest()) {}
+
+  // In place: all inputs of a part have been read when its result comes. kDone closes the circle of credits: a rank's
+  // kSum for chunk c says that it has finished chunk c - depth. A rank tells itself too: parts of a short last chunk
+  // lie where other parts of the chunk before it in the slot were.
+  Program write() {
+    if (row_ < n_owners_) {
+      sum_rail();  // lanes stand in order of urgency, the network first
+      sum_node();
+    }
+    send_to_owners();
+    take_results();
+    return std::move(b_).finish();
+  }
+
+ private:
+  Ref part_of(Ref ref, uint32_t row, uint32_t node) const {
+    return part(ref, row * nodes_.n_nodes() + node, n_owners_ * nodes_.n_nodes());
+  }
+  uint32_t rail(uint32_t distance) const { return (node_ + distance) % nodes_.n_nodes(); }
+  uint32_t owner(uint32_t node) const { return nodes_.members[node][row_]; }
+  // Slots: inputs of the node's members; sums of the other nodes; results.
+  uint32_t rail_slot(uint32_t node) const { return nodes_.largest() + node; }
+  uint32_t result_slot() const { return nodes_.largest() + nodes_.n_nodes(); }
+
+  void send_to_owners() {
+    b_.lane(LaneKind::kIntra);
+    b_.wait(rank_, kDone, layout_.depth);
+    for (const uint32_t p : nodes_.local_peers(rank_)) {
+      const uint32_t row = nodes_.index_of[p];
+      if (row >= n_owners_) continue;
+      for (uint32_t g = 0; g < nodes_.n_nodes(); ++g)
+        b_.put(part_of(slot(p, row_), row, g), part_of(in(rank_), row, g));
+      b_.signal(p, kSum);
+    }
+    if (row_ < n_owners_) b_.signal(rank_, kSum);
+  }
+
+  // The own row summed over the node, into slot `row_`.
+  void sum_node() {
+    b_.lane(LaneKind::kMain);
+    b_.wait(rank_, kSum);
+    for (const uint32_t p : nodes_.local_peers(rank_)) b_.wait(p, kSum);
+    for (uint32_t i = 1; i <= nodes_.n_nodes(); ++i) {
+      const uint32_t g = rail(i);
+      std::vector<Ref> srcs;
+      for (const uint32_t p : nodes_.members[node_])
+        srcs.push_back(part_of(p == rank_ ? in(rank_) : slot(rank_, nodes_.index_of[p]), row_, g));
+      const Ref sum = part_of(slot(rank_, row_), row_, g);
+      partial_sum(b_, sum, srcs);
+      if (g == node_) continue;
+      b_.put(part_of(slot(owner(g), rail_slot(node_)), row_, g), sum);
+      b_.signal(owner(g), kSum);
+    }
+    b_.signal(rank_, kPartial);
+  }
+
+  // The own part of the row summed over the rail; then results go along the rail and into the node.
+  void sum_rail() {
+    b_.lane(LaneKind::kInter);
+    b_.wait(rank_, kPartial);
+    std::vector<Ref> srcs;
+    for (uint32_t g = 0; g < nodes_.n_nodes(); ++g) {
+      if (g != node_) b_.wait(owner(g), kSum);
+      srcs.push_back(part_of(slot(rank_, g == node_ ? row_ : rail_slot(g)), row_, node_));
+    }
+    const Ref result = part_of(slot(rank_, result_slot()), row_, node_);
+    b_.reduce(result, srcs, true);
+    for (uint32_t i = 1; i < nodes_.n_nodes(); ++i) {
+      b_.put(part_of(slot(owner(rail(i)), result_slot()), row_, node_), result);
+      b_.signal(owner(rail(i)), kResult);
+    }
+    spread(result, node_);
+    b_.copy(part_of(out(rank_), row_, node_), result);
+    for (uint32_t i = 1; i < nodes_.n_nodes(); ++i) {
+      const uint32_t g = rail(nodes_.n_nodes() - i);
+      const Ref arrived = part_of(slot(rank_, result_slot()), row_, g);
+      b_.wait(owner(g), kResult);
+      spread(arrived, g);
+      b_.copy(part_of(out(rank_), row_, g), arrived);
+    }
+    b_.signal(rank_, kResult);
+  }
+
+  void spread(Ref result, uint32_t g) {
+    for (const uint32_t p : nodes_.local_peers(rank_)) {
+      b_.put(part_of(slot(p, result_slot()), row_, g), result);
+      b_.signal(p, kResult);
+    }
+  }
+
+  void take_results() {
+    b_.lane(LaneKind::kCopy);
+    for (uint32_t i = 0; i < nodes_.n_nodes(); ++i) {
+      for (const uint32_t p : nodes_.local_peers(rank_)) {
+        const uint32_t row = nodes_.index_of[p];
+        if (row >= n_owners_) continue;
+        const uint32_t g = rail(nodes_.n_nodes() - i);  // in the order in which owners spread them
+        b_.wait(p, kResult);
+        b_.copy(part_of(out(rank_), row, g), part_of(slot(rank_, result_slot()), row, g));
+      }
+    }
+    if (row_ < n_owners_) b_.wait(rank_, kResult);
+    b_.signal(rank_, kDone);
+  }
+
+  Nodes nodes_;
+  Layout layout_;
+  ProgramBuilder b_;
+  uint32_t rank_, node_, row_, n_owners_;
+};
+
+Program all_reduce(const Shape& shape, const LevelTree& tree, uint32_t rank) {
+  return AllReduceWriter(shape, tree, rank).write();
+}
+
+// Each block goes once to each other node, to the rank that stands for its owner there, which passes it on.
+Program all_gather(const Shape& shape, const LevelTree& tree, uint32_t rank) {
+  const Nodes nodes(tree);
+  ProgramBuilder b(shape, rank, layout_of(shape, tree));
+  const uint32_t node = nodes.node_of[rank], n_nodes = nodes.n_nodes();
+  const std::vector<uint32_t> peers = nodes.local_peers(rank);
+  for (uint32_t i = 1; i < n_nodes; ++i) {
+    const uint32_t relay = nodes.relay((node + i) % n_nodes, rank);
+    b.put(slot(relay, rank), in(rank));
+    b.signal(relay, kBlock);
+  }
+  for (const uint32_t p : peers) {
+    b.put(slot(p, rank), in(rank));
+    b.signal(p, kBlock);
+  }
+  b.copy(out(rank, rank), in(rank));
+  for (const uint32_t p : peers) {
+    b.wait(p, kBlock);
+    b.copy(out(rank, p), slot(rank, p));
+  }
+  for (const uint32_t src : nodes.relayed_by(rank)) {
+    b.wait(src, kBlock);
+    for (const uint32_t p : peers) {
+      b.put(slot(p, src), slot(rank, src));
+      b.signal(p, kBlock);
+    }
+    b.copy(out(rank, src), slot(rank, src));
+  }
+  for (const uint32_t p : peers) {
+    for (const uint32_t src : nodes.relayed_by(p)) {
+      b.wait(p, kBlock);
+      b.copy(out(rank, src), slot(rank, src));
+    }
+  }
+  return std::move(b).finish();
+}
+
+// Slots: first those of the relay, then the inputs of the node's members, then the sums of other nodes.
+uint32_t relay_slot(const Nodes& nodes, uint32_t relay, uint32_t k, uint32_t member) {
+  return k * nodes.size(nodes.node_of[relay]) + member;
+}
+uint32_t member_slot(const Nodes& nodes, uint32_t rank) { return nodes.relay_slots() + nodes.index_of[rank]; }
+uint32_t node_slot(const Nodes& nodes, uint32_t node) { return nodes.relay_slots() + nodes.largest() + node; }
+
+// Inputs to the local peer that owns their block, or stands for its owner in another node.
+void send_inputs(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
+  for (const uint32_t p : nodes.local_peers(rank)) {
+    const std::vector<uint32_t> relayed = nodes.relayed_by(p);
+    for (uint32_t k = 0; k < relayed.size(); ++k)
+      b.put(slot(p, relay_slot(nodes, p, k, nodes.index_of[rank])), in(rank, relayed[k]));
+    b.put(slot(p, member_slot(nodes, rank)), in(rank, p));
+    b.signal(p, kSum);
+  }
+}
+
+// The node's sum of each block that this rank relays, to its owner.
+void send_sums(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
+  const uint32_t node = nodes.node_of[rank];
+  const std::vector<uint32_t> relayed = nodes.relayed_by(rank);
+  for (uint32_t k = 0; k < relayed.size(); ++k) {
+    Ref sum = in(rank, relayed[k]);
+    if (nodes.size(node) > 1) {
+      std::vector<Ref> srcs;
+      for (uint32_t i = 0; i < nodes.size(node); ++i)
+        srcs.push_back(i == nodes.index_of[rank] ? sum : slot(rank, relay_slot(nodes, rank, k, i)));
+      sum = slot(rank, relay_slot(nodes, rank, k, nodes.index_of[rank]));
+      b.reduce(sum, srcs, false);
+    }
+    b.put(slot(relayed[k], node_slot(nodes, node)), sum);
+    b.signal(relayed[k], kSum);
+  }
+}
+
+// Each node sends one sum of each block, from the rank that stands for its owner.
+Program reduce_scatter(const Shape& shape, const LevelTree& tree, uint32_t rank) {
+  const Nodes nodes(tree);
+  ProgramBuilder b(shape, rank, layout_of(shape, tree));
+  const uint32_t node = nodes.node_of[rank], n_nodes = nodes.n_nodes();
+  send_inputs(b, nodes, rank);
+  for (const uint32_t p : nodes.local_peers(rank)) b.wait(p, kSum);
+  send_sums(b, nodes, rank);
+  std::vector<Ref> srcs;
+  for (const uint32_t p : nodes.members[node])
+    srcs.push_back(p == rank ? in(rank, rank) : slot(rank, member_slot(nodes, p)));
+  for (uint32_t i = 1; i < n_nodes; ++i) {
+    const uint32_t other = (node + n_nodes - i) % n_nodes;
+    b.wait(nodes.relay(other, rank), kSum);
+    srcs.push_back(slot(rank, node_slot(nodes, other)));
+  }
+  b.reduce(out(rank), srcs, true);
+  return std::move(b).finish();
+}
+
+constexpr Algorithm kAlgorithms[] = {
+    {moecclOpAllReduce, "hier", "sum parts inside nodes, then along rails of nodes, and back", applies, chunking,
+     all_reduce},
+    {moecclOpAllGather, "hier", "each block crosses once to each node, which spreads it", applies, chunking,
+     all_gather},
+    {moecclOpReduceScatter, "hier", "each node sends one sum of each block", applies, chunking, reduce_scatter},
+};
+
+}  // namespace
+
+std::span<const Algorithm> hier_algorithms() { return kAlgorithms; }
+
+}  // namespace moeccl::algo

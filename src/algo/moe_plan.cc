@@ -1,0 +1,288 @@
+#include "src/algo/moe_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace moeccl::algo {
+
+using plan::Buffer;
+using plan::LaneKind;
+using plan::Program;
+using plan::Ref;
+using plan::Step;
+using plan::StepKind;
+using plan::When;
+
+namespace {
+
+// A pair of ranks is used by one hop at most (Paths::hop), so one sig for rows and one for freed slots serve both
+// directions of both operations. The others are order between a rank's own lanes.
+enum Sig : uint8_t { kData = 0, kCredit = 1, kForwarded = 2, kSummed = 3 };
+
+Ref input(uint32_t rank) { return {rank, Buffer::kInput, 0, 0, 1}; }
+Ref output(uint32_t rank) { return {rank, Buffer::kOutput, 0, 0, 1}; }
+Ref slot(uint32_t rank, uint32_t index) { return {rank, Buffer::kStaging, static_cast<uint16_t>(index), 0, 1}; }
+
+class RowProgram {
+ public:
+  RowProgram(uint32_t rank, const MoePlanShape& shape) {
+    program_.rank = rank;
+    program_.n_slots = shape.n_slots;
+    program_.depth = shape.depth;
+  }
+  void lane(LaneKind kind) {
+    if (!program_.lanes.empty() && program_.lanes.back().steps.empty()) program_.lanes.pop_back();
+    program_.lanes.push_back({kind, {}});
+  }
+  void rows(StepKind kind, Ref dst, std::span<const Ref> srcs, uint32_t list, When when = When::kEvery) {
+    Step& step = add(kind);
+    step.dst = dst;
+    step.first_src = static_cast<uint32_t>(program_.srcs.size());
+    step.n_srcs = static_cast<uint32_t>(srcs.size());
+    step.rows = list;
+    step.when = when;
+    program_.srcs.insert(program_.srcs.end(), srcs.begin(), srcs.end());
+  }
+  void rows(StepKind kind, Ref dst, Ref src, uint32_t list) { rows(kind, dst, {&src, 1}, list); }
+  void signal(uint32_t peer, Sig sig) { synchronise(StepKind::kSignal, peer, sig); }
+  void wait(uint32_t peer, Sig sig) { synchronise(StepKind::kWait, peer, sig); }
+  // Until the peer has given back the slot that this chunk will overwrite.
+  void wait_slot(uint32_t peer) {
+    synchronise(StepKind::kWait, peer, kCredit);
+    program_.lanes.back().steps.back().lag = static_cast<uint16_t>(program_.depth);
+  }
+  Program finish() {
+    if (program_.lanes.back().steps.empty() && program_.lanes.size() > 1) program_.lanes.pop_back();
+    program_.finalize();
+    return std::move(program_);
+  }
+
+ private:
+  Step& add(StepKind kind) {
+    program_.lanes.back().steps.emplace_back().kind = kind;
+    return program_.lanes.back().steps.back();
+  }
+  void synchronise(StepKind kind, uint32_t peer, Sig sig) {
+    Step& step = add(kind);
+    step.peer = peer;
+    step.sig = sig;
+  }
+  Program program_;
+};
+
+// Positions of the edges of `hop`: those to greater ranks first, so that ranks do not all turn to one peer; reversed when
+// receiving, so that each is waited for when it comes.
+std::vector<uint32_t> turn(const std::vector<Edge>& edges, uint32_t hop, uint32_t rank, bool receive) {
+  std::vector<uint32_t> order;
+  for (uint32_t i = 0; i < edges.size(); ++i)
+    if (edges[i].hop == hop) order.push_back(i);
+  const auto middle = std::find_if(order.begin(), order.end(), [&](uint32_t i) { return edges[i].peer > rank; });
+  std::rotate(order.begin(), middle, order.end());
+  if (receive) std::reverse(order.begin(), order.end());
+  return order;
+}
+
+LaneKind lane_of(const Paths& paths, uint32_t hop) {
+  return paths.crosses_outermost(hop) ? LaneKind::kInter : LaneKind::kIntra;
+}
+
+class DispatchBuilder {
+ public:
+  DispatchBuilder(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape)
+      : paths_(paths), r_(rank), shape_(shape), program_(rank.rank, shape), awaited_(rank.edges.in.size(), false) {}
+
+  Program build() {
+    program_.lane(lane_of(paths_, 0));
+    for (const uint32_t j : turn(r_.edges.out, 0, r_.rank, false)) {
+      gather_own(j);
+      program_.signal(r_.edges.out[j].peer, kData);
+    }
+    if (paths_.n_hops() > 1) {
+      program_.lane(lane_of(paths_, 1));
+      for (uint32_t h = 1; h < paths_.n_hops(); ++h) forward(h);
+      if (forwards_) program_.signal(r_.rank, kForwarded);
+    }
+    deliver();
+    return program_.finish();
+  }
+
+ private:
+  Ref peer_slot(const Edge& out) const { return slot(out.peer, out.peer_index); }
+
+  void gather_own(uint32_t j) {
+    const Edge& out = r_.edges.out[j];
+    program_.wait_slot(out.peer);
+    program_.rows(StepKind::kGatherRows, peer_slot(out), input(r_.rank), r_.lists.gather(j, 0));
+  }
+
+  void forward(uint32_t hop) {
+    const std::vector<uint32_t> outs = turn(r_.edges.out, hop, r_.rank, false);
+    if (outs.empty()) return;
+    for (const uint32_t j : outs) gather_own(j);
+    for (uint32_t h = 0; h < hop; ++h) {
+      for (const uint32_t i : turn(r_.edges.in, h, r_.rank, true)) {
+        if (!awaited_[i]) program_.wait(r_.edges.in[i].peer, kData);
+        awaited_[i] = forwards_ = true;
+        for (const uint32_t j : outs)
+          program_.rows(StepKind::kGatherRows, peer_slot(r_.edges.out[j]), slot(r_.rank, i),
+                        r_.lists.gather(j, 1 + i));
+      }
+    }
+    for (const uint32_t j : outs) program_.signal(r_.edges.out[j].peer, kData);
+  }
+
+  void deliver() {
+    program_.lane(LaneKind::kCopy);
+    const bool owns = !r_.placement.experts_of(r_.rank).empty();
+    const Ref own = input(r_.rank);
+    if (owns && shape_.expert_major)
+      program_.rows(StepKind::kReduceRows, output(r_.rank), {&own, 1}, 0, When::kFirst);
+    if (owns) program_.rows(StepKind::kScatterRows, output(r_.rank), own, r_.lists.scatter(0));
+    if (forwards_) program_.wait(r_.rank, kForwarded);
+    for (uint32_t h = 0; h < paths_.n_hops(); ++h) {
+      for (const uint32_t i : turn(r_.edges.in, h, r_.rank, true)) {
+        if (!awaited_[i]) program_.wait(r_.edges.in[i].peer, kData);
+        if (owns)
+          program_.rows(StepKind::kScatterRows, output(r_.rank), slot(r_.rank, i), r_.lists.scatter(1 + i));
+        program_.signal(r_.edges.in[i].peer, kCredit);
+      }
+    }
+  }
+
+  const Paths& paths_;
+  const RankPaths& r_;
+  const MoePlanShape& shape_;
+  RowProgram program_;
+  std::vector<bool> awaited_;  // in edges that the forwarding lane waits for
+  bool forwards_ = false;
+};
+
+class CombineBuilder {
+ public:
+  CombineBuilder(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape)
+      : paths_(paths), r_(rank), program_(rank.rank, shape), awaited_(rank.edges.out.size(), false) {}
+
+  // Lanes hand on what has come back: later hops, then hop 0, then the copy lane.
+  Program build() {
+    if (paths_.n_hops() > 1) {
+      program_.lane(lane_of(paths_, 1));
+      for (uint32_t h = paths_.n_hops() - 1; h > 0; --h) give_back(h);
+    }
+    const bool later = any_awaited();
+    if (later) program_.signal(r_.rank, kForwarded);
+    program_.lane(lane_of(paths_, 0));
+    if (later) program_.wait(r_.rank, kForwarded);
+    give_back(0);
+    const bool summed = any_awaited();
+    if (summed) program_.signal(r_.rank, kSummed);
+    program_.lane(LaneKind::kCopy);
+    if (summed) program_.wait(r_.rank, kSummed);
+    await_returns(0);
+    program_.rows(StepKind::kReduceRows, output(r_.rank), sources(0), 0);
+    for (const Edge& out : r_.edges.out) program_.signal(out.peer, kCredit);
+    return program_.finish();
+  }
+
+ private:
+  bool any_awaited() const { return std::find(awaited_.begin(), awaited_.end(), true) != awaited_.end(); }
+
+  // Own Input and the slots of out edges from `first` on: the segments of RowLists.
+  std::vector<Ref> sources(uint32_t first) const {
+    std::vector<Ref> refs{input(r_.rank)};
+    for (uint32_t j = first; j < r_.edges.out.size(); ++j) refs.push_back(slot(r_.rank, j));
+    return refs;
+  }
+  void await_returns(uint32_t first) {
+    for (uint32_t j = first; j < r_.edges.out.size(); ++j) {
+      if (!awaited_[j]) program_.wait(r_.edges.out[j].peer, kData);
+      awaited_[j] = true;
+    }
+  }
+  void give_back(uint32_t hop) {
+    const std::vector<uint32_t> ins = turn(r_.edges.in, hop, r_.rank, false);
+    if (ins.empty()) return;
+    const uint32_t first = r_.edges.first_out_after(hop);
+    await_returns(first);
+    for (const uint32_t i : ins) {
+      const Edge& in = r_.edges.in[i];
+      program_.wait_slot(in.peer);
+      program_.rows(StepKind::kReduceRows, slot(in.peer, in.peer_index), sources(first), 1 + i);
+      program_.signal(in.peer, kData);
+    }
+  }
+
+  const Paths& paths_;
+  const RankPaths& r_;
+  RowProgram program_;
+  std::vector<bool> awaited_;  // out edges whose returns some lane waits for
+};
+
+}  // namespace
+
+MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major) {
+  return {std::max({1u, paths.max_in(), paths.max_out()}), paths.n_hops() > 1 ? 3u : 2u, expert_major};
+}
+
+Program build_dispatch(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape) {
+  return DispatchBuilder(paths, rank, shape).build();
+}
+Program build_combine(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape) {
+  return CombineBuilder(paths, rank, shape).build();
+}
+
+plan::Plan build_moe_plan(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
+                          const MoePlanShape& shape) {
+  plan::Plan plan;
+  plan.algorithm = paths.algorithm().name();
+  plan.shape.op = op;
+  plan.shape.n_ranks = paths.n_ranks();
+  for (uint32_t r = 0; r < paths.n_ranks(); ++r) {
+    const RankPaths rank(paths, tree, placement, r);
+    plan.programs.push_back(op == moecclOpDispatch ? build_dispatch(paths, rank, shape)
+                                                   : build_combine(paths, rank, shape));
+  }
+  return plan;
+}
+
+uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
+                       const MoePlanShape& shape, uint32_t n_chunks, uint64_t slot_rows) {
+  uint64_t hash = tree.hash();
+  const auto add = [&](uint64_t word) {
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 29;
+  };
+  add(static_cast<uint64_t>(op));
+  add(static_cast<uint64_t>(paths.algorithm().kind));
+  add(paths.algorithm().dims);
+  add(shape.n_slots);
+  add(shape.depth);
+  add(shape.expert_major);
+  add(n_chunks);
+  add(slot_rows);
+  for (const uint32_t owner : placement.owner) add(owner);
+  return hash;
+}
+
+uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, const MoePlanShape& plan, uint64_t staging_bytes) {
+  const uint64_t fit = staging_bytes / (uint64_t{plan.n_slots} * plan.depth) / shape.row_bytes;
+  const uint64_t copies = paths.algorithm().dedup() ? 1 : shape.top_k;
+  const uint64_t most = std::max<uint64_t>(1, paths.max_origins() * shape.max_tokens * copies);
+  // Whole cache lines, so that two ranks do not write to one.
+  const uint64_t line_rows = 64 / std::gcd<uint64_t>(64, shape.row_bytes);
+  const uint64_t rows = std::min(fit, (most + line_rows - 1) / line_rows * line_rows);
+  return rows >= line_rows ? rows - rows % line_rows : rows;
+}
+
+uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows) {
+  return uint64_t{plan.n_slots} * plan.depth * slot_rows * shape.row_bytes;
+}
+
+plan::Binding moe_binding(const MoeShape& shape, uint32_t n_chunks, uint64_t slot_rows) {
+  plan::Binding binding;
+  binding.chunking = {slot_rows, n_chunks};
+  binding.element_bytes = static_cast<uint32_t>(shape.row_bytes);
+  binding.slot_elements = slot_rows;
+  return binding;
+}
+
+}  // namespace moeccl::algo

@@ -1,0 +1,69 @@
+// The outermost groups of a tree ("nodes") as two-level algorithms use them; equal to LevelTree::counterpart, but
+// tabled.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "src/algo/builder.h"
+
+namespace moeccl::algo {
+
+struct Nodes {
+  std::vector<std::vector<uint32_t>> members;  // [nodes] ranks, ascending
+  std::vector<uint32_t> node_of, index_of;     // [ranks] node, position in it
+
+  explicit Nodes(const LevelTree& tree) : node_of(tree.levels.front().group_of_rank) {
+    members.resize(tree.levels.front().n_groups);
+    for (uint32_t rank = 0; rank < tree.n_ranks; ++rank) {
+      index_of.push_back(static_cast<uint32_t>(members[node_of[rank]].size()));
+      members[node_of[rank]].push_back(rank);
+    }
+  }
+
+  uint32_t n_nodes() const { return static_cast<uint32_t>(members.size()); }
+  uint32_t size(uint32_t node) const { return static_cast<uint32_t>(members[node].size()); }
+  uint32_t largest() const {
+    uint32_t most = 0;
+    for (const auto& ranks : members) most = std::max(most, static_cast<uint32_t>(ranks.size()));
+    return most;
+  }
+  uint32_t smallest() const {
+    uint32_t least = ~0u;
+    for (const auto& ranks : members) least = std::min(least, static_cast<uint32_t>(ranks.size()));
+    return least;
+  }
+  // The rank of `node` that handles what goes to or comes from `rank` of another node.
+  uint32_t relay(uint32_t node, uint32_t rank) const { return members[node][index_of[rank] % size(node)]; }
+  // The ranks of other nodes for which `rank` is the relay of its node, node by node from the next one on, so that not
+  // all send to the same node at once.
+  std::vector<uint32_t> relayed_by(uint32_t rank) const {
+    std::vector<uint32_t> ranks;
+    const uint32_t node = node_of[rank], step = size(node);
+    for (uint32_t i = 1; i < n_nodes(); ++i) {
+      const auto& others = members[(node + i) % n_nodes()];
+      for (uint32_t k = index_of[rank]; k < others.size(); k += step) ranks.push_back(others[k]);
+    }
+    return ranks;
+  }
+  // The other members of the rank's node, from the next one on; peers()[i] of all ranks form a permutation.
+  std::vector<uint32_t> local_peers(uint32_t rank) const {
+    std::vector<uint32_t> ranks;
+    const auto& mine = members[node_of[rank]];
+    for (uint32_t i = 1; i < mine.size(); ++i) ranks.push_back(mine[(index_of[rank] + i) % mine.size()]);
+    return ranks;
+  }
+  // The most slots that any rank needs, as a relay, for one block from each member of its node to each relayed rank.
+  uint32_t relay_slots() const {
+    uint32_t most = 0;
+    for (uint32_t node = 0; node < n_nodes(); ++node) {
+      uint32_t relayed = 0;  // by the first member, who has the most
+      for (uint32_t other = 0; other < n_nodes(); ++other)
+        if (other != node) relayed += (size(other) + size(node) - 1) / size(node);
+      most = std::max(most, relayed * size(node));
+    }
+    return most;
+  }
+};
+
+}  // namespace moeccl::algo

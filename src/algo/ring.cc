@@ -1,0 +1,143 @@
+// Rings: each rank puts into the staging of the next one only, so every link carries the least bytes, in n - 1 steps.
+// Needs no views. A message that has gone round the ring proves that the next rank has begun the chunk: with two
+// rotations no credits are needed. Only the open chain of Broadcast returns some.
+#include "src/algo/builder.h"
+#include "src/algo/families.h"
+#include "src/algo/tuning.h"
+
+namespace moeccl::algo {
+namespace {
+
+constexpr uint32_t kData = 0;
+constexpr uint32_t kCredit = 1;
+
+Layout layout_of(const Shape& shape) {
+  switch (shape.op) {
+    case moecclOpAllReduce:
+      return {2, 1};  // going round twice also proves that the next rank has finished the chunk before
+    case moecclOpBroadcast:
+      return {1, tuning::kOneWay};
+    default:
+      return {shape.n_ranks > 1 ? shape.n_ranks - 1 : 1, tuning::kOverlap};
+  }
+}
+
+uint64_t chunk_bytes(moecclOp_t op) {
+  switch (op) {
+    case moecclOpAllReduce:
+      return tuning::kRingAllReduce;
+    case moecclOpBroadcast:
+      return tuning::kChainBroadcast;
+    default:
+      return tuning::kRingBlocks;
+  }
+}
+
+Status applies(const Shape& shape, const LevelTree&) {
+  if (reduces(shape.op)) MOECCL_TRY(needs_any_order(shape, "ring"));
+  return chunks_fit(shape, layout_of(shape));
+}
+
+Chunking chunking(const Shape& shape, const LevelTree&) { return cut(shape, layout_of(shape), chunk_bytes(shape.op)); }
+
+// Slot s holds the block of the rank s + 1 places before.
+Program all_gather(const Shape& shape, const LevelTree&, uint32_t rank) {
+  if (shape.n_ranks == 1) return solo(shape);
+  ProgramBuilder b(shape, rank, layout_of(shape));
+  const uint32_t next = b.after(1), prev = b.before(1), n_steps = shape.n_ranks - 1;
+  b.put(slot(next, 0), in(rank));
+  b.signal(next, kData);
+  b.copy(out(rank, rank), in(rank));
+  for (uint32_t s = 0; s < n_steps; ++s) {
+    b.wait(prev, kData);
+    if (s + 1 < n_steps) {
+      b.put(slot(next, s + 1), slot(rank, s));
+      b.signal(next, kData);
+    }
+    b.copy(out(rank, b.before(s + 1)), slot(rank, s));
+  }
+  return std::move(b).finish();
+}
+
+// The sum for a rank starts at the rank after it and ends with its own input. Slot s: the sum that has made s + 1 hops.
+Program reduce_scatter(const Shape& shape, const LevelTree&, uint32_t rank) {
+  if (shape.n_ranks == 1) return solo(shape);
+  ProgramBuilder b(shape, rank, layout_of(shape));
+  const uint32_t next = b.after(1), prev = b.before(1), n_steps = shape.n_ranks - 1;
+  b.put(slot(next, 0), in(rank, prev));
+  b.signal(next, kData);
+  for (uint32_t s = 0; s < n_steps; ++s) {
+    b.wait(prev, kData);
+    const bool last = s + 1 == n_steps;
+    const Ref sum = last ? out(rank) : slot(rank, s);
+    const Ref srcs[] = {slot(rank, s), in(rank, b.before(s + 2))};
+    b.reduce(sum, srcs, last);
+    if (last) break;
+    b.put(slot(next, s + 1), sum);
+    b.signal(next, kData);
+  }
+  return std::move(b).finish();
+}
+
+// The same over parts of the message (slot 0), then the results go round (slot 1). In place each part of the input is
+// read before its result arrives. Results are passed on from the staging: large outputs are written around the cache.
+Program all_reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
+  if (shape.n_ranks == 1) return solo(shape);
+  ProgramBuilder b(shape, rank, layout_of(shape));
+  const uint32_t n = shape.n_ranks, next = b.after(1), prev = b.before(1), n_steps = n - 1;
+  b.put(part(slot(next, 0), prev, n), part(in(rank), prev, n));
+  b.signal(next, kData);
+  for (uint32_t s = 0; s < n_steps; ++s) {
+    const uint32_t p = b.before(s + 2);
+    const bool last = s + 1 == n_steps;  // p == rank
+    b.wait(prev, kData);
+    const Ref sum = part(slot(rank, last ? 1 : 0), p, n);
+    const Ref srcs[] = {part(slot(rank, 0), p, n), part(in(rank), p, n)};
+    b.reduce(sum, srcs, last);
+    b.put(part(slot(next, last ? 1 : 0), p, n), sum);
+    b.signal(next, kData);
+  }
+  b.copy(part(out(rank), rank, n), part(slot(rank, 1), rank, n));
+  for (uint32_t s = 0; s < n_steps; ++s) {
+    const uint32_t p = b.before(s + 1);
+    const Ref result = part(slot(rank, 1), p, n);
+    b.wait(prev, kData);
+    if (s + 1 < n_steps) {
+      b.put(part(slot(next, 1), p, n), result);
+      b.signal(next, kData);
+    }
+    b.copy(part(out(rank), p, n), result);
+  }
+  return std::move(b).finish();
+}
+
+// A chain from the root; chunks follow each other through it.
+Program broadcast(const Shape& shape, const LevelTree&, uint32_t rank) {
+  if (shape.n_ranks == 1) return solo(shape);
+  const Layout layout = layout_of(shape);
+  ProgramBuilder b(shape, rank, layout);
+  const uint32_t next = b.after(1), prev = b.before(1);
+  const Ref src = rank == shape.root ? in(rank) : slot(rank, 0);
+  if (rank != shape.root) b.wait(prev, kData);
+  if (next != shape.root) {
+    b.wait(next, kCredit, layout.depth);
+    b.put(slot(next, 0), src);
+    b.signal(next, kData);
+  }
+  b.copy(out(rank), src);
+  if (rank != shape.root) b.signal(prev, kCredit);
+  return std::move(b).finish();
+}
+
+constexpr Algorithm kAlgorithms[] = {
+    {moecclOpAllReduce, "ring", "sum parts round the ring, then pass the results round", applies, chunking, all_reduce},
+    {moecclOpBroadcast, "ring", "a chain from the root, chunk after chunk", applies, chunking, broadcast},
+    {moecclOpAllGather, "ring", "pass blocks round the ring", applies, chunking, all_gather},
+    {moecclOpReduceScatter, "ring", "sum blocks round the ring", applies, chunking, reduce_scatter},
+};
+
+}  // namespace
+
+std::span<const Algorithm> ring_algorithms() { return kAlgorithms; }
+
+}  // namespace moeccl::algo

@@ -1,0 +1,110 @@
+// Where experts live and which way rows go. Every rank computes the same from (placement, tree, algorithm), so the origin
+// of a token knows every rank that will touch it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/base/status.h"
+#include "src/plan/levels.h"
+
+namespace moeccl::algo {
+
+// Which rank owns which expert. A rank may own none.
+struct Placement {
+  uint32_t n_ranks = 0;
+  std::vector<uint32_t> owner;        // [n_experts]
+  std::vector<uint32_t> local_first;  // [n_ranks + 1] into local
+  std::vector<uint32_t> local;        // experts grouped by owner, ascending
+  std::vector<uint32_t> local_index;  // [n_experts] position of an expert among its owner's
+
+  uint32_t n_experts() const { return static_cast<uint32_t>(owner.size()); }
+  uint32_t n_local(uint32_t rank) const { return local_first[rank + 1] - local_first[rank]; }
+  std::span<const uint32_t> experts_of(uint32_t rank) const { return {local.data() + local_first[rank], n_local(rank)}; }
+  // owner null: contiguous; the first n_experts % n_ranks ranks own one more than the others.
+  static Result<Placement> make(int64_t n_experts, uint32_t n_ranks, const int32_t* owner);
+};
+
+enum class PathKind : uint8_t {
+  kFlat,  // one row per (token, choice), straight to the owner
+  k2dh,   // one row per (token, choice), first inside the node to the destination's counterpart, then across (Tutel's 2DH)
+  kHier,  // HierMoE's HDd-AlltoAll: one row per (token, group) of each level (Eq. 7), outermost level first
+};
+struct MoeAlgorithm {
+  PathKind kind = PathKind::kHier;
+  uint32_t dims = 1;  // d of kHier
+
+  bool dedup() const { return kind == PathKind::kHier; }
+  std::string name() const;
+  friend bool operator==(const MoeAlgorithm&, const MoeAlgorithm&) = default;
+};
+// Ties in price go to the first.
+std::vector<MoeAlgorithm> moe_candidates(const plan::LevelTree& tree);
+// "flat", "2dh", "hier:1" ... The error lists what this tree offers.
+Result<MoeAlgorithm> parse_moe_algorithm(std::string_view name, const plan::LevelTree& tree);
+
+// A neighbour of a rank in the paths of an algorithm: rows flow from `in` edges' peers and to `out` edges' peers.
+struct Edge {
+  uint32_t peer = 0;
+  uint32_t hop = 0;
+  uint32_t peer_index = 0;        // this edge's position in the peer's list of the other direction
+  std::vector<uint32_t> origins;  // in: whose tokens may come this way, in the order of their rows in a block
+};
+struct RankEdges {
+  std::vector<Edge> in, out;  // by (hop, peer)
+  // Edges of smaller hops come first: how many of `in` precede a hop, and the first of `out` that follows one.
+  uint32_t n_in_before(uint32_t hop) const;
+  uint32_t first_out_after(uint32_t hop) const;
+};
+
+class Paths {
+ public:
+  Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placement& placement);
+
+  const MoeAlgorithm& algorithm() const { return algorithm_; }
+  uint32_t n_ranks() const { return tree_.n_ranks; }
+  uint32_t n_hops() const { return n_hops_; }
+  // Whether hop `h` crosses the tree's outermost level.
+  bool crosses_outermost(uint32_t h) const { return algorithm_.kind == PathKind::k2dh ? h == 1 : h == 0; }
+  // The rank after `holder` on the way to `target` != holder. It depends on nothing else, so paths that meet stay together.
+  uint32_t next(uint32_t holder, uint32_t target) const;
+  // An ordered pair of ranks is used by one hop at most: the level at which they differ.
+  uint32_t hop(uint32_t from, uint32_t to) const;
+  // Whether rows may go from `from` straight to `to`, for some routing.
+  bool edge(uint32_t from, uint32_t to) const;
+  RankEdges edges(uint32_t rank) const;
+  // Over all ranks.
+  uint32_t max_in() const { return max_in_; }
+  uint32_t max_out() const { return max_out_; }
+  // The most origins whose rows share one block.
+  uint32_t max_origins() const { return max_origins_; }
+
+ private:
+  uint32_t counterpart(uint32_t rank, uint32_t level, uint32_t group) const;
+  std::vector<uint32_t> incoming(uint32_t rank) const;
+  std::vector<uint32_t> outgoing(uint32_t rank) const;
+  void append_origins(uint32_t from, uint32_t to, std::vector<uint32_t>& origins) const;
+  void find_degrees();
+
+  MoeAlgorithm algorithm_;
+  plan::LevelTree tree_;  // truncated to the algorithm's dimensions
+  uint32_t n_hops_ = 1;
+  std::vector<std::vector<uint32_t>> position_;       // [level][rank] among the ranks of its group
+  std::vector<std::vector<uint32_t>> first_, member_;  // [level]: ranks of a group, ascending
+  std::vector<std::vector<bool>> serves_;             // [level][group]: has experts
+  std::vector<bool> relays_;                          // k2dh: counterpart of a rank with experts of another node
+  uint32_t max_in_ = 0, max_out_ = 0, max_origins_ = 1;
+};
+
+// The order in which sums are formed, equal for all algorithms: experts by (outermost group, ..., rank, expert). A group of
+// any level is an interval of it, so what one peer returns stands together in every token's list.
+struct CanonicalOrder {
+  std::vector<uint32_t> position;  // [n_experts]
+  std::vector<uint16_t> expert;    // [n_experts] the inverse
+  CanonicalOrder(const plan::LevelTree& tree, const Placement& placement);
+};
+
+}  // namespace moeccl::algo

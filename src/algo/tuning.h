@@ -1,0 +1,39 @@
+// Every size that an algorithm chooses stands here. Bytes of one chunk of one block, and rotations of the staging.
+#pragma once
+
+#include <cstdint>
+
+namespace moeccl::algo::tuning {
+
+// Pulls and pushes that copy twice: the chunk is written, then read by others while it is still in the cache. All
+// ranks' chunks of one rotation share the last-level cache, so these shrink with n (see split_among()).
+inline constexpr uint64_t kStagedAllReduce = 512 << 10;  // of the message; each rank reduces 1/n of it
+inline constexpr uint64_t kStagedReduce = 512 << 10;     // the same without the last phase
+inline constexpr uint64_t kStagedAllGather = 256 << 10;  // of a rank's block
+inline constexpr uint64_t kStagedBroadcast = 256 << 10;  // of the message
+inline constexpr uint64_t kStagedBlocks = 64 << 10;      // of each of n blocks: AllToAll, ReduceScatter, Scatter
+inline constexpr uint64_t kStagedGather = 256 << 10;     // of a rank's block
+
+// One copy only: chunks bound what a reduction keeps in L2 between its reads and its writes.
+inline constexpr uint64_t kDirectAllReduce = 512 << 10;  // of the message
+inline constexpr uint64_t kDirectReduce = 512 << 10;
+inline constexpr uint64_t kDirectAllGather = 256 << 10;  // of a rank's block, read once for n writes
+inline constexpr uint64_t kDirectAllToAll = 1 << 20;     // of each block; in place it is also the staging slot
+
+// Puts into peers' staging. Larger than the staged ones: on a network the chunk must outweigh the latency of a step.
+inline constexpr uint64_t kRingAllReduce = 1 << 20;     // of the message; 1/n of it moves at a step
+inline constexpr uint64_t kRingBlocks = 128 << 10;      // of a rank's block
+inline constexpr uint64_t kChainBroadcast = 128 << 10;  // of the message: the pipeline's grain
+inline constexpr uint64_t kTree = 128 << 10;
+inline constexpr uint64_t kDoubling = 256 << 10;
+inline constexpr uint64_t kFlatBlocks = 64 << 10;      // of each of n blocks
+inline constexpr uint64_t kFlatAllReduce = 512 << 10;  // of the message
+inline constexpr uint64_t kHierAllReduce = 1 << 20;    // of the message
+inline constexpr uint64_t kHierBlocks = 128 << 10;     // of a rank's block
+
+// Rotations. Two let a rank fill one while peers read the other: a signal of chunk c+1 then says that chunk c is free.
+inline constexpr uint32_t kOverlap = 2;
+// Where data flows one way only, a credit comes back after this many chunks, so that ranks seldom wait for it.
+inline constexpr uint32_t kOneWay = 4;
+
+}  // namespace moeccl::algo::tuning

@@ -1,0 +1,131 @@
+// Entry points of collectives.h.
+#include "moeccl/collectives.h"
+
+#include <memory>
+
+#include "src/api/convert.h"
+#include "src/comm/collective.h"
+#include "src/comm/group.h"
+
+using namespace moeccl;
+using comm::CollectiveCall;
+using comm::Communicator;
+
+namespace {
+
+// The way of a blocking call outside a group: nothing is allocated.
+Status run_now(Communicator& comm, const CollectiveCall& call) {
+  exec::Operation op;
+  MOECCL_TRY(comm::prepare_collective(comm, call, op));
+  MOECCL_TRY(comm.wait_turn(comm.take_ticket()));
+  Status status = comm.usable();
+  if (status.ok()) status = comm.run(op);
+  comm.end_turn();
+  return status;
+}
+
+Status hand_over(comm::Call made) {
+  comm::Group& group = comm::Group::of_this_thread();
+  if (group.open()) {
+    group.add(std::move(made));
+    return {};
+  }
+  std::vector<comm::Call> calls;
+  calls.push_back(std::move(made));
+  return comm::issue(std::move(calls));
+}
+
+moecclResult_t collective(const CollectiveCall& call, moecclComm_t comm_handle, moecclStream_t stream_handle) {
+  Communicator* comm = nullptr;
+  if (Status s = api::find_comm(comm_handle, &comm); !s.ok()) return api::finish(s);
+  return api::guarded(comm, [&]() -> Status {
+    comm::HostStream* stream = nullptr;
+    MOECCL_TRY(api::find_stream(stream_handle, &stream));
+    comm::Group& group = comm::Group::of_this_thread();
+    if (stream == nullptr && !group.open()) return run_now(*comm, call);
+    comm::Call made;
+    made.comm = comm;
+    made.stream = stream;
+    made.operation = std::make_unique<exec::Operation>();
+    if (Status s = comm::prepare_collective(*comm, call, *made.operation); !s.ok()) {
+      if (group.open()) group.poison(s);
+      return s;
+    }
+    return hand_over(std::move(made));
+  });
+}
+
+moecclResult_t message(const void* data, size_t count, moecclDataType_t type, int peer, bool is_send, moecclComm_t comm_handle,
+                       moecclStream_t stream_handle) {
+  Communicator* comm = nullptr;
+  if (Status s = api::find_comm(comm_handle, &comm); !s.ok()) return api::finish(s);
+  return api::guarded(comm, [&]() -> Status {
+    comm::Call made;
+    made.comm = comm;
+    MOECCL_TRY(api::find_stream(stream_handle, &made.stream));
+    if (Status s = comm::prepare_message(*comm, data, count, type, peer, is_send, made.message); !s.ok()) {
+      if (comm::Group::of_this_thread().open()) comm::Group::of_this_thread().poison(s);
+      return s;
+    }
+    return hand_over(std::move(made));
+  });
+}
+
+}  // namespace
+
+moecclResult_t moecclAllReduce(const void* send, void* recv, size_t count, moecclDataType_t type, moecclRedOp_t op, moecclComm_t comm,
+                               moecclStream_t stream) {
+  return collective({.op = moecclOpAllReduce, .send = send, .recv = recv, .count = count, .type = type, .reduce = op}, comm, stream);
+}
+
+moecclResult_t moecclReduce(const void* send, void* recv, size_t count, moecclDataType_t type, moecclRedOp_t op, int root,
+                            moecclComm_t comm, moecclStream_t stream) {
+  return collective({.op = moecclOpReduce, .send = send, .recv = recv, .count = count, .type = type, .reduce = op, .root = root}, comm,
+                    stream);
+}
+
+moecclResult_t moecclBroadcast(const void* send, void* recv, size_t count, moecclDataType_t type, int root, moecclComm_t comm,
+                               moecclStream_t stream) {
+  return collective({.op = moecclOpBroadcast, .send = send, .recv = recv, .count = count, .type = type, .root = root}, comm, stream);
+}
+
+moecclResult_t moecclAllGather(const void* send, void* recv, size_t count, moecclDataType_t type, moecclComm_t comm,
+                               moecclStream_t stream) {
+  return collective({.op = moecclOpAllGather, .send = send, .recv = recv, .count = count, .type = type}, comm, stream);
+}
+
+moecclResult_t moecclReduceScatter(const void* send, void* recv, size_t count, moecclDataType_t type, moecclRedOp_t op,
+                                   moecclComm_t comm, moecclStream_t stream) {
+  return collective({.op = moecclOpReduceScatter, .send = send, .recv = recv, .count = count, .type = type, .reduce = op}, comm, stream);
+}
+
+moecclResult_t moecclAllToAll(const void* send, void* recv, size_t count, moecclDataType_t type, moecclComm_t comm,
+                              moecclStream_t stream) {
+  return collective({.op = moecclOpAllToAll, .send = send, .recv = recv, .count = count, .type = type}, comm, stream);
+}
+
+moecclResult_t moecclAllToAllv(const void* send, const size_t* send_counts, const size_t* send_displs, void* recv,
+                               const size_t* recv_counts, const size_t* recv_displs, moecclDataType_t type, moecclComm_t comm,
+                               moecclStream_t stream) {
+  return collective({.op = moecclOpAllToAllv, .send = send, .recv = recv, .type = type, .send_counts = send_counts,
+                     .send_displs = send_displs, .recv_counts = recv_counts, .recv_displs = recv_displs},
+                    comm, stream);
+}
+
+moecclResult_t moecclGather(const void* send, void* recv, size_t count, moecclDataType_t type, int root, moecclComm_t comm,
+                            moecclStream_t stream) {
+  return collective({.op = moecclOpGather, .send = send, .recv = recv, .count = count, .type = type, .root = root}, comm, stream);
+}
+
+moecclResult_t moecclScatter(const void* send, void* recv, size_t count, moecclDataType_t type, int root, moecclComm_t comm,
+                             moecclStream_t stream) {
+  return collective({.op = moecclOpScatter, .send = send, .recv = recv, .count = count, .type = type, .root = root}, comm, stream);
+}
+
+moecclResult_t moecclSend(const void* send, size_t count, moecclDataType_t type, int peer, moecclComm_t comm, moecclStream_t stream) {
+  return message(send, count, type, peer, true, comm, stream);
+}
+
+moecclResult_t moecclRecv(void* recv, size_t count, moecclDataType_t type, int peer, moecclComm_t comm, moecclStream_t stream) {
+  return message(recv, count, type, peer, false, comm, stream);
+}

@@ -1,0 +1,234 @@
+// Entry points of comm.h.
+#include "moeccl/comm.h"
+
+#include <functional>
+#include <memory>
+
+#include "src/api/convert.h"
+#include "src/base/env.h"
+#include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/launcher.h"
+#include "src/comm/collective.h"
+#include "src/comm/group.h"
+#include "src/comm/heap.h"
+#include "src/comm/split.h"
+
+using namespace moeccl;
+using api::CommTable;
+using api::StreamTable;
+using api::with_comm;
+using comm::Communicator;
+
+namespace {
+
+Status join(const moecclUniqueId& id, int n_ranks, int rank, const comm::Config& config, moecclComm_t* out) {
+  MOECCL_ASSIGN_OR_RETURN(auto made, Communicator::init(id, n_ranks, rank, config));
+  MOECCL_ASSIGN_OR_RETURN(*out, CommTable::get().add(std::move(made)));
+  return {};
+}
+
+Status init_rank(moecclComm_t* out, int n_ranks, const moecclUniqueId& id, int rank, const moecclConfig_t* given) {
+  if (out == nullptr) return api::null_argument("comm", "the address of a moecclComm_t");
+  *out = nullptr;
+  if (n_ranks < 1 || n_ranks > bootstrap::kMaxRanks) {
+    return error(moecclInvalidArgument, "n_ranks is {}: give 1 to {}", n_ranks, bootstrap::kMaxRanks);
+  }
+  if (rank < 0 || rank >= n_ranks) return error(moecclInvalidArgument, "rank is {}: give 0 to {}", rank, n_ranks - 1);
+  MOECCL_ASSIGN_OR_RETURN(const comm::Config config, comm::Config::from(given));
+  comm::Group& group = comm::Group::of_this_thread();
+  if (!group.open()) return join(id, n_ranks, rank, config, out);
+  group.add_join([=] { return join(id, n_ranks, rank, config, out); });
+  return {};
+}
+
+Status init_all(moecclComm_t* comms, int n_ranks, const moecclConfig_t* given) {
+  if (comms == nullptr) return api::null_argument("comms", "an array of n_ranks moecclComm_t");
+  moecclUniqueId id;
+  MOECCL_ASSIGN_OR_RETURN(id, bootstrap::make_unique_id());
+  comm::Group& group = comm::Group::of_this_thread();
+  group.start();
+  Status status;
+  for (int r = 0; r < n_ranks && status.ok(); ++r) status = init_rank(&comms[r], n_ranks, id, r, given);
+  if (n_ranks < 1) status = error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
+  if (!status.ok()) group.poison(status);
+  return group.end();
+}
+
+Status init_env(moecclComm_t* out, const moecclConfig_t* given) {
+  if (out == nullptr) return api::null_argument("comm", "the address of a moecclComm_t");
+  *out = nullptr;
+  MOECCL_ASSIGN_OR_RETURN(const comm::Config config, comm::Config::from(given));
+  MOECCL_ASSIGN_OR_RETURN(const bootstrap::LauncherInfo info, bootstrap::detect_launcher());
+  moecclUniqueId id;
+  MOECCL_ASSIGN_OR_RETURN(id, bootstrap::meet_from_environment(info, Deadline::after_ms(config.init_timeout_ms)));
+  return join(id, info.n_ranks, info.rank, config, out);
+}
+
+}  // namespace
+
+moecclResult_t moecclGetUniqueId(moecclUniqueId* id) {
+  return api::guarded(nullptr, [&]() -> Status {
+    if (id == nullptr) return api::null_argument("id", "the address of a moecclUniqueId");
+    MOECCL_TRY(env_status());
+    MOECCL_ASSIGN_OR_RETURN(*id, bootstrap::make_unique_id());
+    return {};
+  });
+}
+
+moecclResult_t moecclCommInitRank(moecclComm_t* comm, int n_ranks, moecclUniqueId id, int rank) {
+  return api::guarded(nullptr, [&] { return init_rank(comm, n_ranks, id, rank, nullptr); });
+}
+
+moecclResult_t moecclCommInitRankConfig(moecclComm_t* comm, int n_ranks, moecclUniqueId id, int rank, const moecclConfig_t* config) {
+  return api::guarded(nullptr, [&] { return init_rank(comm, n_ranks, id, rank, config); });
+}
+
+moecclResult_t moecclCommInitAll(moecclComm_t* comms, int n_ranks, const moecclConfig_t* config) {
+  return api::guarded(nullptr, [&] { return init_all(comms, n_ranks, config); });
+}
+
+moecclResult_t moecclCommInitEnv(moecclComm_t* comm, const moecclConfig_t* config) {
+  return api::guarded(nullptr, [&] { return init_env(comm, config); });
+}
+
+moecclResult_t moecclCommSplit(moecclComm_t handle, int color, int key, moecclComm_t* new_comm, const moecclConfig_t* config) {
+  return with_comm(handle, [&](Communicator& comm) -> Status {
+    if (new_comm == nullptr) return api::null_argument("new_comm", "the address of a moecclComm_t");
+    *new_comm = nullptr;
+    MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> made, comm::split(comm, color, key, config));
+    if (made == nullptr) return {};
+    MOECCL_ASSIGN_OR_RETURN(*new_comm, CommTable::get().add(std::move(made)));
+    return {};
+  });
+}
+
+moecclResult_t moecclCommFinalize(moecclComm_t handle) {
+  return with_comm(handle, [](Communicator& comm) -> Status {
+    MOECCL_TRY(comm.wait_idle());
+    return comm.usable();
+  });
+}
+
+moecclResult_t moecclCommDestroy(moecclComm_t handle) {
+  std::unique_ptr<Communicator> comm = CommTable::get().take(handle);
+  if (comm == nullptr) {
+    return api::finish(error(moecclInvalidArgument, "comm is not a live communicator: was it destroyed before?"));
+  }
+  return api::guarded(nullptr, [&]() -> Status { return comm->wait_idle(); });
+}
+
+moecclResult_t moecclCommAbort(moecclComm_t handle) {
+  return with_comm(handle, [](Communicator& comm) -> Status {
+    comm.abort();
+    return {};
+  });
+}
+
+moecclResult_t moecclCommGetAsyncError(moecclComm_t handle, moecclResult_t* result) {
+  return with_comm(handle, [&](Communicator& comm) -> Status {
+    if (result == nullptr) return api::null_argument("result", "the address of a moecclResult_t");
+    const Status s = comm.usable();
+    *result = !s.ok() ? s.code() : comm.idle() ? moecclSuccess : moecclInProgress;
+    return {};
+  });
+}
+
+moecclResult_t moecclCommCount(moecclComm_t handle, int* count) {
+  return with_comm(handle, [&](Communicator& comm) -> Status {
+    if (count == nullptr) return api::null_argument("count", "the address of an int");
+    *count = static_cast<int>(comm.n_ranks());
+    return {};
+  });
+}
+
+moecclResult_t moecclCommUserRank(moecclComm_t handle, int* rank) {
+  return with_comm(handle, [&](Communicator& comm) -> Status {
+    if (rank == nullptr) return api::null_argument("rank", "the address of an int");
+    *rank = static_cast<int>(comm.rank());
+    return {};
+  });
+}
+
+moecclResult_t moecclCommMemoryUsage(moecclComm_t handle, size_t* bytes) {
+  return with_comm(handle, [&](Communicator& comm) -> Status {
+    if (bytes == nullptr) return api::null_argument("bytes", "the address of a size_t");
+    *bytes = comm.memory_bytes();
+    return {};
+  });
+}
+
+moecclResult_t moecclMemAlloc(void** ptr, size_t bytes) {
+  return api::guarded(nullptr, [&]() -> Status {
+    if (ptr == nullptr) return api::null_argument("ptr", "the address of a pointer");
+    *ptr = nullptr;
+    MOECCL_ASSIGN_OR_RETURN(comm::SymmetricHeap * heap, comm::SymmetricHeap::process_heap());
+    MOECCL_ASSIGN_OR_RETURN(*ptr, heap->allocate(bytes));
+    return {};
+  });
+}
+
+moecclResult_t moecclMemFree(void* ptr) {
+  return api::guarded(nullptr, [&]() -> Status {
+    if (ptr == nullptr) return {};
+    MOECCL_ASSIGN_OR_RETURN(comm::SymmetricHeap * heap, comm::SymmetricHeap::process_heap());
+    return heap->release(ptr);
+  });
+}
+
+moecclResult_t moecclCommRegister(moecclComm_t handle, void* ptr, size_t bytes, void** registration) {
+  return with_comm(handle, [&](Communicator&) -> Status {
+    if (registration == nullptr) return api::null_argument("handle", "the address of a pointer");
+    *registration = nullptr;
+    if (ptr == nullptr || bytes == 0) return error(moecclInvalidArgument, "ptr is {} and bytes {}: give memory to register", ptr, bytes);
+    // Shared memory needs no pinning: the handle only remembers what it was made for.
+    *registration = ptr;
+    return {};
+  });
+}
+
+moecclResult_t moecclCommDeregister(moecclComm_t handle, void* registration) {
+  return with_comm(handle, [&](Communicator&) -> Status {
+    return registration != nullptr ? Status() : api::null_argument("handle", "one of moecclCommRegister");
+  });
+}
+
+moecclResult_t moecclStreamCreate(moecclStream_t* stream) {
+  return api::guarded(nullptr, [&]() -> Status {
+    if (stream == nullptr) return api::null_argument("stream", "the address of a moecclStream_t");
+    *stream = nullptr;
+    MOECCL_ASSIGN_OR_RETURN(*stream, StreamTable::get().add(std::make_unique<comm::HostStream>()));
+    return {};
+  });
+}
+
+moecclResult_t moecclStreamSynchronize(moecclStream_t handle) {
+  return api::guarded(nullptr, [&]() -> Status {
+    comm::HostStream* stream = nullptr;
+    MOECCL_TRY(api::find_stream(handle, &stream));
+    return stream == nullptr ? Status() : stream->synchronize();  // calls on the NULL stream have finished
+  });
+}
+
+moecclResult_t moecclStreamDestroy(moecclStream_t handle) {
+  return api::guarded(nullptr, [&]() -> Status {
+    if (StreamTable::get().take(handle) != nullptr) return {};
+    return error(moecclInvalidArgument, "stream is not a live stream: was it destroyed before?");
+  });
+}
+
+moecclResult_t moecclGroupStart(void) {
+  comm::Group::of_this_thread().start();
+  return moecclSuccess;
+}
+
+moecclResult_t moecclGroupEnd(void) {
+  return api::guarded(nullptr, [] { return comm::Group::of_this_thread().end(); });
+}
+
+moecclResult_t moecclRedOpCreatePreMulSum(moecclRedOp_t* op, const void* scalar, moecclDataType_t type, moecclComm_t handle) {
+  return with_comm(handle, [&](Communicator& comm) { return comm::create_premul(comm, scalar, type, op); });
+}
+
+moecclResult_t moecclRedOpDestroy(moecclRedOp_t op, moecclComm_t handle) {
+  return with_comm(handle, [&](Communicator& comm) { return comm::destroy_premul(comm, op); });
+}

@@ -1,0 +1,49 @@
+// What every C entry point does: find the handle, call, map Status to a code, keep the sentence.
+#pragma once
+
+#include <new>
+#include <string>
+
+#include "moeccl/moeccl.h"
+#include "src/api/handles.h"
+#include "src/comm/communicator.h"
+#include "src/comm/stream.h"
+
+namespace moeccl::api {
+
+using CommTable = HandleTable<comm::Communicator, moecclComm_t, 0xC1>;
+using StreamTable = HandleTable<comm::HostStream, moecclStream_t, 0xC2>;
+
+// The sentence of this thread's last failure.
+std::string& thread_error();
+
+// Maps a status; keeps its sentence for the thread and, when given, the communicator.
+moecclResult_t finish(const Status& status, comm::Communicator* comm = nullptr);
+
+// Runs `body` (returning Status) so that nothing is thrown through the C interface.
+template <class Body>
+moecclResult_t guarded(comm::Communicator* comm, Body&& body) {
+  try {
+    return finish(body(), comm);
+  } catch (const std::bad_alloc&) {
+    return finish(error(moecclOutOfMemory, "the process has no memory left"), comm);
+  } catch (const std::exception& e) {
+    return finish(error(moecclInternalError, "unexpected: {}", e.what()), comm);
+  }
+}
+
+Status find_comm(moecclComm_t handle, comm::Communicator** comm);
+// Calls `body` with the communicator, or reports the bad handle.
+template <class Body>
+moecclResult_t with_comm(moecclComm_t handle, Body&& body) {
+  comm::Communicator* comm = nullptr;
+  if (Status s = find_comm(handle, &comm); !s.ok()) return finish(s);
+  return guarded(comm, [&]() -> Status { return body(*comm); });
+}
+// NULL is the blocking stream: *stream null.
+Status find_stream(moecclStream_t handle, comm::HostStream** stream);
+Status null_argument(const char* name, const char* wanted);
+// Copies a page for a person as snprintf does.
+void copy_text(const std::string& text, char* out, size_t out_bytes, size_t* needed);
+
+}  // namespace moeccl::api

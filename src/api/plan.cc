@@ -1,0 +1,108 @@
+// Entry points of plan.h.
+#include "moeccl/plan.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/api/convert.h"
+#include "src/exec/operation.h"
+#include "src/plan/cost.h"
+#include "src/plan/printer.h"
+
+using namespace moeccl;
+using api::with_comm;
+using comm::Communicator;
+
+namespace {
+
+struct Look {
+  std::shared_ptr<comm::CachedPlan> cached;
+  plan::Plan plan;  // all ranks' programs of the plan that is expected to run
+  plan::Cost cost;
+};
+
+Status check_op(moecclOp_t op) {
+  const auto i = static_cast<int>(op);
+  if (i < 0 || i >= MOECCL_NUM_OPS) return error(moecclInvalidArgument, "op is {}: give a moecclOp_t", i);
+  if (op == moecclOpDispatch || op == moecclOpCombine) {
+    return error(moecclInvalidArgument, "op is {}: its plan depends on the routing, ask moecclMoeExplain or moecclRoutingGetInfo",
+                 exec::op_name(op));
+  }
+  if (op == moecclOpSendRecv) return error(moecclInvalidArgument, "op is sendrecv: messages need no plan");
+  return {};
+}
+
+Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type) {
+  MOECCL_TRY(check_op(op));
+  const size_t bytes = moecclTypeSize(type);
+  if (bytes == 0) return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
+  const uint64_t planned = op == moecclOpAllToAllv ? 0 : count;  // AllToAllv's counts are private to each rank
+  const comm::PlanKey key{op, 0, planned, static_cast<uint32_t>(bytes), false};
+  Look l;
+  MOECCL_ASSIGN_OR_RETURN(l.cached, c.selector().get(key));
+  const algo::Algorithm* a = algo::find(op, l.cached->choice.algorithm);
+  l.plan = algo::build_all(*a, c.selector().shape_of(key, false), c.tree());
+  l.cost = plan::price(l.plan, c.tree(), c.selector().profile());
+  return l;
+}
+
+Status query(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type, moecclPlanInfo_t* out) {
+  if (out == nullptr) return api::null_argument("info", "the address of a moecclPlanInfo_t");
+  if (out->size < sizeof(size_t) || out->size > 4096) {
+    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclPlanInfo_t)", out->size);
+  }
+  MOECCL_ASSIGN_OR_RETURN(const Look l, look(c, op, count, type));
+  moecclPlanInfo_t info{};
+  info.size = out->size;
+  std::strncpy(info.algorithm, l.cached->choice.algorithm, sizeof(info.algorithm) - 1);
+  info.hash = l.cached->choice.plan_hash;
+  info.predicted_us = l.cost.total_ns / 1e3;
+  info.measured_us = l.cached->measured.ns.load(std::memory_order_relaxed) / 1e3;
+  info.wire_bytes = l.cost.sent_bytes[c.rank()];
+  info.n_steps = l.cached->choice.program->n_steps();
+  info.n_chunks = l.cached->choice.chunking.n_chunks;
+  info.emulated = c.paced() ? 1 : 0;
+  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  return {};
+}
+
+Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type) {
+  MOECCL_ASSIGN_OR_RETURN(const Look l, look(c, op, count, type));
+  std::vector<plan::PlanCandidate> candidates;
+  uint32_t apply = 0;
+  for (const comm::Candidate& k : c.selector().candidates(l.plan.shape)) {
+    apply += k.applies.ok() ? 1 : 0;
+    candidates.push_back({k.algorithm->name, k.predicted_ns, k.applies.message()});
+  }
+  const bool forced = c.selector().forced(op) == l.plan.algorithm;
+  std::string text = plan::explain({l.plan, c.tree(), l.cost, c.rank(),
+                                    forced ? "forced by moecclPlanForce or MOECCL_PLAN" : format("cheapest of {} that apply", apply),
+                                    candidates, l.cached->measured.ns.load(std::memory_order_relaxed), c.paced()});
+  if (l.cached->asks_reach) {
+    text += format("With all buffers from moecclMemAlloc: {} instead.\n", l.cached->choice_if_reachable.algorithm);
+  }
+  return text;
+}
+
+}  // namespace
+
+moecclResult_t moecclPlanQuery(moecclComm_t handle, moecclOp_t op, size_t count, moecclDataType_t type, moecclPlanInfo_t* info) {
+  return with_comm(handle, [&](Communicator& c) { return query(c, op, count, type, info); });
+}
+
+moecclResult_t moecclPlanExplain(moecclComm_t handle, moecclOp_t op, size_t count, moecclDataType_t type, char* text,
+                                 size_t text_bytes, size_t* needed) {
+  return with_comm(handle, [&](Communicator& c) -> Status {
+    MOECCL_ASSIGN_OR_RETURN(const std::string made, page(c, op, count, type));
+    api::copy_text(made, text, text_bytes, needed);
+    return {};
+  });
+}
+
+moecclResult_t moecclPlanForce(moecclComm_t handle, moecclOp_t op, const char* algorithm) {
+  return with_comm(handle, [&](Communicator& c) -> Status {
+    const auto i = static_cast<int>(op);
+    if (i < 0 || i >= MOECCL_NUM_OPS) return error(moecclInvalidArgument, "op is {}: give a moecclOp_t", i);
+    return c.selector().force(op, algorithm == nullptr ? "" : algorithm);
+  });
+}

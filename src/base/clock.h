@@ -1,0 +1,44 @@
+// Monotonic time and the ends of waits.
+#pragma once
+
+#include <ctime>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+namespace moeccl {
+
+inline int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+struct Deadline {
+  int64_t at_ns = std::numeric_limits<int64_t>::max();
+
+  static Deadline never() { return {}; }
+  // A negative time has passed already; one beyond the clock's range is never().
+  static Deadline after_ms(int64_t ms) {
+    const int64_t now = now_ns();
+    constexpr int64_t kNsPerMs = 1'000'000;
+    if (ms >= (std::numeric_limits<int64_t>::max() - now) / kNsPerMs) return never();
+    return {now + std::max<int64_t>(ms, 0) * kNsPerMs};
+  }
+  static Deadline earlier(Deadline a, Deadline b) { return {std::min(a.at_ns, b.at_ns)}; }
+
+  bool is_never() const { return at_ns == std::numeric_limits<int64_t>::max(); }
+  bool passed() const { return !is_never() && now_ns() >= at_ns; }
+  // For poll() and epoll_wait(): rounded up, so that a wait never ends just before the deadline and spins. never()
+  // gives an hour, not -1: every wait wakes and looks again.
+  int remaining_ms() const {
+    constexpr int kLongestMs = 3'600'000;
+    if (is_never()) return kLongestMs;
+    const int64_t left_ns = at_ns - now_ns();
+    if (left_ns <= 0) return 0;
+    return static_cast<int>(std::min<int64_t>((left_ns + 999'999) / 1'000'000, kLongestMs));
+  }
+};
+
+}  // namespace moeccl

@@ -1,0 +1,192 @@
+#include "src/base/env.h"
+
+#include <charconv>
+#include <limits>
+#include <string_view>
+
+#include "src/base/log.h"
+
+extern "C" char** environ;  // unistd.h declares it only with _GNU_SOURCE
+
+namespace moeccl {
+namespace {
+
+constexpr int64_t kMaxMs = std::numeric_limits<int32_t>::max();  // moecclConfig_t holds milliseconds in 32 bits
+
+bool parse_integer(std::string_view text, int64_t low, int64_t high, int64_t* value) {
+  int64_t parsed = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+  if (code != std::errc() || end != text.data() + text.size() || parsed < low || parsed > high) return false;
+  *value = parsed;
+  return true;
+}
+
+bool parse_level(std::string_view text, LogLevel* level) {
+  constexpr std::string_view kNames[] = {"ERROR", "WARN", "INFO", "TRACE"};
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    if (text == kNames[i]) {
+      *level = static_cast<LogLevel>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+// Words that are read later by who uses them; here only what no reader could want.
+bool parse_text(std::string_view text, std::string* value) {
+  if (text.size() > 4096) return false;
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n') return false;
+  }
+  *value = text;
+  return true;
+}
+
+struct Variable {
+  std::string_view name;
+  const char* accepted;
+  bool (*parse)(std::string_view text, Env* env);
+  bool secret = false;
+};
+
+constexpr Variable kVariables[] = {
+    {"MOECCL_TIMEOUT_MS", "milliseconds, 1 to 2147483647",
+     [](std::string_view t, Env* e) { return parse_integer(t, 1, kMaxMs, &e->timeout_ms); }},
+    {"MOECCL_INIT_TIMEOUT_MS", "milliseconds, 1 to 2147483647",
+     [](std::string_view t, Env* e) { return parse_integer(t, 1, kMaxMs, &e->init_timeout_ms); }},
+    {"MOECCL_STAGING_BYTES", "bytes with an optional K, M or G, 64K to 1024G",
+     [](std::string_view t, Env* e) {
+       int64_t bytes = 0;
+       if (!parse_bytes(t, &bytes) || bytes < (int64_t{64} << 10) || bytes > (int64_t{1} << 40)) return false;
+       e->staging_bytes = bytes;
+       return true;
+     }},
+    {"MOECCL_MOE_MEMORY_CAP", "bytes with an optional K, M or G; 0 for no cap",
+     [](std::string_view t, Env* e) { return parse_bytes(t, &e->moe_memory_cap); }},
+    {"MOECCL_DEBUG", "ERROR, WARN, INFO or TRACE",
+     [](std::string_view t, Env* e) { return parse_level(t, &e->log_level); }},
+    {"MOECCL_PLAN", "algorithm names, at most 4096 printable characters",
+     [](std::string_view t, Env* e) { return parse_text(t, &e->plan); }},
+    {"MOECCL_KERNELS", "the name of a kernel table, at most 4096 printable characters",
+     [](std::string_view t, Env* e) { return parse_text(t, &e->kernels); }},
+    {"MOECCL_TOPOLOGY", "a synthetic topology or a file name, at most 4096 printable characters",
+     [](std::string_view t, Env* e) { return parse_text(t, &e->topology); }},
+    {"MOECCL_SECRET", "16 to 4096 characters",
+     [](std::string_view t, Env* e) {
+       if (t.size() < 16 || t.size() > 4096) return false;  // shorter ones can be guessed
+       e->secret = t;
+       return true;
+     },
+     true},
+    {"MOECCL_SOCKET_ADDR", "ip or ip:port of an interface of this host, [ip6]:port for IPv6",
+     [](std::string_view t, Env* e) { return t.size() <= 64 && parse_text(t, &e->socket_addr); }},
+    {"MOECCL_SPIN_US", "microseconds, 0 to 1000000; -1 for automatic",
+     [](std::string_view t, Env* e) {
+       int64_t us = 0;
+       if (!parse_integer(t, -1, 1'000'000, &us)) return false;
+       e->spin_us = static_cast<int32_t>(us);
+       return true;
+     }},
+    {"MOECCL_NO_CMA", "0 or 1",
+     [](std::string_view t, Env* e) {
+       if (t != "0" && t != "1") return false;
+       e->no_cma = t == "1";
+       return true;
+     }},
+};
+
+std::string known_names() {
+  std::string names;
+  for (const Variable& v : kVariables) {
+    if (!names.empty()) names += ", ";
+    names += v.name;
+  }
+  return names;
+}
+
+const Variable* find(std::string_view name) {
+  for (const Variable& v : kVariables) {
+    if (v.name == name) return &v;
+  }
+  return nullptr;
+}
+
+const EnvParse& parsed() {
+  // Never destroyed: threads that outlive main() still ask for it.
+  static const EnvParse* const parse = [] {
+    size_t n = 0;
+    while (environ != nullptr && environ[n] != nullptr) ++n;
+    auto* result = new EnvParse(parse_env({environ, n}));
+    for (const std::string& warning : result->warnings) {
+      if (result->env.log_level >= LogLevel::kWarn) write_log_line(LogLevel::kWarn, warning);
+    }
+    return result;
+  }();
+  return *parse;
+}
+
+}  // namespace
+
+bool parse_bytes(std::string_view text, int64_t* bytes) {
+  int shift = 0;
+  if (!text.empty()) {
+    switch (text.back()) {
+      case 'k':
+      case 'K':
+        shift = 10;
+        break;
+      case 'm':
+      case 'M':
+        shift = 20;
+        break;
+      case 'g':
+      case 'G':
+        shift = 30;
+        break;
+      default:
+        break;
+    }
+  }
+  if (shift > 0) text.remove_suffix(1);
+  int64_t value = 0;
+  if (!parse_integer(text, 0, std::numeric_limits<int64_t>::max() >> shift, &value)) return false;
+  *bytes = value << shift;
+  return true;
+}
+
+EnvParse parse_env(std::span<const char* const> variables) {
+  constexpr std::string_view kPrefix = "MOECCL_";
+  constexpr std::string_view kTestPrefix = "MOECCL_TEST_";  // the tests' own, never the library's
+  EnvParse result;
+  std::string unknown;
+  for (const char* entry : variables) {
+    const std::string_view text = entry;
+    if (!text.starts_with(kPrefix)) continue;
+    const size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    const std::string_view name = text.substr(0, equals);
+    const std::string_view value = text.substr(equals + 1);
+    const Variable* variable = find(name);
+    if (variable == nullptr) {
+      if (name.starts_with(kTestPrefix)) continue;
+      if (!unknown.empty()) unknown += ", ";
+      unknown += name.substr(0, 64);
+      continue;
+    }
+    // An empty value means unset: shells cannot unset a variable for one command.
+    if (value.empty() || variable->parse(value, &result.env)) continue;
+    const std::string shown = variable->secret ? "its value" : format("\"{}\"", value.substr(0, 64));
+    const std::string sentence = format("{}: {} is not accepted; give {}", name, shown, variable->accepted);
+    if (result.status.ok()) result.status = Status(moecclInvalidArgument, sentence);
+    result.warnings.push_back(sentence + "; the default is used");
+  }
+  if (!unknown.empty()) {
+    result.warnings.push_back(format("unknown variables are ignored: {}; known are: {}", unknown, known_names()));
+  }
+  return result;
+}
+
+const Env& env() { return parsed().env; }
+const Status& env_status() { return parsed().status; }
+
+}  // namespace moeccl

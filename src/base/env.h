@@ -1,0 +1,61 @@
+// Every MOECCL_ variable of the environment, read once. To add one: a field here, a row of the table in env.cc.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/base/status.h"
+
+namespace moeccl {
+
+enum class LogLevel : uint8_t { kError, kWarn, kInfo, kTrace };
+
+struct Env {
+  // MOECCL_TIMEOUT_MS: an operation that waits longer fails. 1 .. 2147483647.
+  int64_t timeout_ms = 600'000;
+  // MOECCL_INIT_TIMEOUT_MS: the same for init and split.
+  int64_t init_timeout_ms = 60'000;
+  // MOECCL_STAGING_BYTES: cap on a rank's staging memory in a communicator. Takes K, M, G (powers of 1024).
+  int64_t staging_bytes = int64_t{16} << 20;
+  // MOECCL_MOE_MEMORY_CAP: cap in bytes on what one MoE layer may hold on a rank; 0: none. Takes K, M, G.
+  int64_t moe_memory_cap = 0;
+  // MOECCL_DEBUG: ERROR, WARN, INFO or TRACE; what is written to stderr.
+  LogLevel log_level = LogLevel::kWarn;
+  // MOECCL_PLAN: forces algorithms; the planner says what it accepts. Empty: the cheapest.
+  std::string plan;
+  // MOECCL_KERNELS: forces a table of host kernels by name. Empty: the fastest that this machine runs.
+  std::string kernels;
+  // MOECCL_TOPOLOGY: a synthetic topology or a file. Empty: discovered.
+  std::string topology;
+  // MOECCL_SECRET: admits ranks of other hosts when a launcher starts them (CommInitEnv). Never logged, never in an
+  // error.
+  std::string secret;
+  // MOECCL_SOCKET_ADDR: "ip" or "ip:port" of this host where GetUniqueId listens, "[ip6]:port" for IPv6. Empty: a UNIX
+  // socket, which reaches this host only. Bad addresses are refused where they are used.
+  std::string socket_addr;
+  // MOECCL_SPIN_US: microseconds a wait spins before it sleeps; -1: chosen from the number of cores and ranks.
+  int32_t spin_us = -1;
+  // MOECCL_NO_CMA: 1 keeps process_vm_readv/writev out of the shared-memory transport.
+  bool no_cma = false;
+};
+
+struct EnvParse {
+  Env env;
+  Status status;                      // the first bad value: variable, value, what is accepted; ok() when all are good
+  std::vector<std::string> warnings;  // one sentence for each bad value or unknown MOECCL_ variable
+};
+
+// Pure: `variables` are "NAME=value" strings. A bad value leaves its field at its default.
+EnvParse parse_env(std::span<const char* const> variables);
+
+// The process's environment at the first call, whose warnings go to stderr then.
+const Env& env();
+// InvalidArgument for the first bad value that env() met.
+const Status& env_status();
+
+// "64", "64K", "1M", "2G" -> bytes; false when it is anything else or overflows.
+bool parse_bytes(std::string_view text, int64_t* bytes);
+
+}  // namespace moeccl

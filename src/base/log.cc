@@ -1,0 +1,61 @@
+#include "src/base/log.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <string>
+
+#include "src/base/clock.h"
+
+namespace moeccl {
+namespace {
+
+constexpr int kLinesPerSecond = 200;    // more than any reader follows; far less than fills a disk in a day
+constexpr size_t kMaxLineBytes = 2048;  // below PIPE_BUF (4096), so that one write() to a pipe stays in one piece
+
+// Whether this line may be written; counts those that may not and reports the count with the next second's first line.
+bool admit(int* dropped_before) {
+  static std::atomic<int64_t> second{0};
+  static std::atomic<int> lines{0};
+  const int64_t now = now_ns() / 1'000'000'000;
+  int64_t seen = second.load(std::memory_order_relaxed);
+  if (seen != now && second.compare_exchange_strong(seen, now, std::memory_order_relaxed)) {
+    const int past = lines.exchange(0, std::memory_order_relaxed);
+    if (past > kLinesPerSecond) *dropped_before = past - kLinesPerSecond;
+  }
+  return lines.fetch_add(1, std::memory_order_relaxed) < kLinesPerSecond;
+}
+
+void write_whole(std::string line) {
+  if (line.size() > kMaxLineBytes) {
+    line.resize(kMaxLineBytes - 4);
+    line += "...";
+  }
+  // A line in a log cannot pretend to be another line.
+  for (char& c : line) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  line += '\n';
+  const int saved = errno;  // logging must not change what the caller is about to report
+  ssize_t n;
+  do {
+    n = ::write(STDERR_FILENO, line.data(), line.size());
+  } while (n < 0 && errno == EINTR);
+  errno = saved;
+}
+
+}  // namespace
+
+bool log_enabled(LogLevel level) { return level <= env().log_level; }
+
+void write_log_line(LogLevel level, std::string_view text) {
+  constexpr const char* kNames[] = {"ERROR", "WARN", "INFO", "TRACE"};
+  int dropped = 0;
+  const bool admitted = admit(&dropped);
+  if (dropped > 0) write_whole(format("moeccl: {} WARN {} log lines were dropped", ::getpid(), dropped));
+  if (!admitted && level != LogLevel::kError) return;
+  write_whole(format("moeccl: {} {} {}", ::getpid(), kNames[static_cast<size_t>(level)], text));
+}
+
+}  // namespace moeccl

@@ -1,0 +1,81 @@
+// Little-endian encoding of small messages. A Reader never reads outside its bytes: what is missing reads as zero or
+// empty and ok() turns false for good, so that a message is read in full and checked once.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moeccl {
+
+class Writer {
+ public:
+  template <std::unsigned_integral T>
+  void uint(T value) {
+    for (size_t i = 0; i < sizeof(T); ++i) out_.push_back(static_cast<std::byte>((uint64_t{value} >> (8 * i)) & 0xff));
+  }
+  void u8(uint8_t v) { uint(v); }
+  void u16(uint16_t v) { uint(v); }
+  void u32(uint32_t v) { uint(v); }
+  void u64(uint64_t v) { uint(v); }
+  void i32(int32_t v) { uint(static_cast<uint32_t>(v)); }
+  void i64(int64_t v) { uint(static_cast<uint64_t>(v)); }
+  void f64(double v);
+  void raw(std::span<const std::byte> bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
+  // Length as u32, then the bytes.
+  void bytes(std::span<const std::byte> bytes);
+  void string(std::string_view text);
+
+  size_t size() const { return out_.size(); }
+  std::span<const std::byte> view() const { return out_; }
+  std::vector<std::byte> take() { return std::move(out_); }
+
+ private:
+  std::vector<std::byte> out_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> in) : in_(in) {}
+
+  template <std::unsigned_integral T>
+  T uint() {
+    const std::span<const std::byte> from = raw(sizeof(T));
+    uint64_t value = 0;
+    for (size_t i = 0; i < from.size(); ++i) value |= uint64_t{static_cast<uint8_t>(from[i])} << (8 * i);
+    return static_cast<T>(value);
+  }
+  uint8_t u8() { return uint<uint8_t>(); }
+  uint16_t u16() { return uint<uint16_t>(); }
+  uint32_t u32() { return uint<uint32_t>(); }
+  uint64_t u64() { return uint<uint64_t>(); }
+  int32_t i32() { return static_cast<int32_t>(uint<uint32_t>()); }
+  int64_t i64() { return static_cast<int64_t>(uint<uint64_t>()); }
+  double f64();
+  // The next n bytes, or none (and ok() false) when fewer are left.
+  std::span<const std::byte> raw(size_t n);
+  // A length and its bytes; more than `max` is a failure, found before anything is allocated.
+  std::span<const std::byte> bytes(size_t max);
+  std::string string(size_t max);
+
+  bool ok() const { return ok_; }
+  // Everything was there and nothing is left over.
+  bool done() const { return ok_ && at_ == in_.size(); }
+  size_t left() const { return in_.size() - at_; }
+
+ private:
+  std::span<const std::byte> in_;
+  size_t at_ = 0;
+  bool ok_ = true;
+};
+
+template <class T>
+std::span<const std::byte> as_bytes_of(const T& value) {
+  return std::as_bytes(std::span<const T, 1>(&value, 1));
+}
+
+}  // namespace moeccl

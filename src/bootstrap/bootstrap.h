@@ -1,0 +1,109 @@
+// The rendezvous: n ranks meet at a Root, each through a Session, prove that they hold the id's key, and exchange small
+// blobs and file descriptors until they can reach each other themselves. A rank that dies, fails, is missing or doubled
+// makes all others fail within a second, with a sentence that names it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "moeccl/comm.h"
+#include "src/base/clock.h"
+#include "src/base/fd.h"
+#include "src/base/status.h"
+
+namespace moeccl::bootstrap {
+
+inline constexpr size_t kMaxBlobBytes = size_t{1} << 20;
+inline constexpr size_t kMaxFdsPerRank = 4;
+inline constexpr int kMaxRanks = 65536;
+
+struct RootOptions {
+  int64_t timeout_ms = 60'000;  // for all ranks to join
+  // "ip" or "ip:port" of an interface of this host. Empty: a UNIX socket with a random abstract name.
+  std::string socket_addr;
+  // UNIX only: a further abstract name where every process of this user gets the id until all ranks have joined,
+  // without a key: for launchers that give ranks nothing but a number. Empty: none.
+  std::string handout_name;
+  // The key instead of a random one, 32 bytes; empty: random. For ranks that derive it from a secret they share.
+  std::span<const std::byte> key;
+};
+
+// The meeting point of exactly one group: one thread that listens until all ranks have joined, then serves their
+// rounds, and ends by itself when all have left, after a failure was told to all, or when the time is over.
+class Root {
+ public:
+  static Result<std::unique_ptr<Root>> start(const RootOptions& options);
+  // Ends the thread at once; ranks that still need it get an error.
+  ~Root();
+  // Lets it end by itself, with no owner. For GetUniqueId, which has no handle to keep it in.
+  static void detach(std::unique_ptr<Root> root);
+
+  const moecclUniqueId& id() const;
+  bool running() const;  // false once the thread has ended by itself
+
+ private:
+  struct Shared;
+  explicit Root(std::shared_ptr<Shared> shared);
+  std::shared_ptr<Shared> shared_;  // shared with the thread, which outlives a detached Root
+};
+
+// The root for moecclGetUniqueId: MOECCL_SOCKET_ADDR if set; the interface towards MASTER_ADDR if the launcher says
+// that there are several hosts; else a UNIX socket. Detached.
+Result<moecclUniqueId> make_unique_id();
+
+// What the root saw of a rank when it joined.
+struct Peer {
+  int32_t pid = 0;   // SO_PEERCRED: not the rank's word but the kernel's; 0 over TCP or from a foreign pid namespace
+  uint32_t uid = 0;  // likewise; 0 over TCP, see over_unix
+  bool over_unix = false;
+};
+
+// Which ranks want this rank's file descriptors.
+using RankSet = std::vector<bool>;  // [n_ranks]
+
+// A rank's end. Used by one thread at a time. After a failure every further call returns the same failure.
+// All ranks make the same calls in the same order; a difference is an error that names two of them.
+class Session {
+ public:
+  // Blocks until all n_ranks have joined. InvalidArgument: bad id, rank or count; Timeout: names the missing ranks;
+  // Mismatch: the ranks disagree on n_ranks, or a rank came twice (names both); RemoteError: a rank or the root died;
+  // Unsupported: another protocol version (names both). `wait_for_root` keeps trying while nobody listens yet.
+  static Result<std::unique_ptr<Session>> join(const moecclUniqueId& id, int rank, int n_ranks, Deadline deadline,
+                                               bool wait_for_root = false);
+  // Leaves; without close() before it, the others are told that this rank gave up.
+  ~Session();
+
+  int rank() const;
+  int n_ranks() const;
+  bool over_unix() const;               // only then can file descriptors be exchanged
+  std::span<const Peer> peers() const;  // [n_ranks]
+
+  // Each rank's blob of at most kMaxBlobBytes, in rank order.
+  Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine, Deadline deadline);
+
+  // Sends duplicates of at most kMaxFdsPerRank descriptors to the ranks in `wanted_by` (itself excluded; empty or all
+  // false: nobody) and returns, for each rank, the descriptors that it sent here: [n_ranks][]. The caller keeps its own
+  // open. Ranks of one process share descriptors anyway: let one of them send and one of them want, since n thread
+  // ranks times n peers exhaust a process's limit.
+  Result<std::vector<std::vector<Fd>>> all_gather_fds(std::span<const int> mine, const RankSet& wanted_by,
+                                                      Deadline deadline);
+
+  Status barrier(Deadline deadline);
+
+  // This rank is done with the rendezvous; the others go on. Does not wait for them.
+  void close();
+  // This rank failed: all others fail too, with "rank R: " and this sentence. Closes.
+  void abandon(const Status& why);
+
+ private:
+  struct Impl;
+  explicit Session(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moeccl::bootstrap

@@ -1,0 +1,90 @@
+// One connection as its root sees it: bytes in, frames out of them; frames in, bytes out. Knows no group.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/base/fd.h"
+#include "src/base/status.h"
+#include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/control.h"
+#include "src/bootstrap/handshake.h"
+#include "src/driver/socket.h"
+
+namespace moeccl::bootstrap {
+
+// Encoded once, sent to many.
+struct SharedPayload {
+  explicit SharedPayload(std::vector<std::byte> b) : bytes(std::move(b)), digest(digest_of(bytes)) {}
+  std::vector<std::byte> bytes;
+  Digest digest;
+};
+using SharedFds = std::shared_ptr<const std::vector<Fd>>;  // closed when the last receiver has its duplicates
+
+struct ControlMessage {
+  uint16_t type = 0;
+  std::vector<std::byte> payload;
+  std::vector<Fd> fds;
+};
+
+class Connection {
+ public:
+  enum class State : uint8_t { kHello, kProof, kMember };
+  // What a step of reading found.
+  enum class Found : uint8_t { kNothing, kFrame, kMessage, kEnd };
+
+  Connection(Fd fd, bool over_unix) : fd_(std::move(fd)), over_unix_(over_unix), accepted_ns_(now_ns()) {}
+
+  int fd() const { return fd_.get(); }
+  bool over_unix() const { return over_unix_; }
+  int64_t accepted_ns() const { return accepted_ns_; }
+
+  // Before authentication: a handshake frame when it is complete; kEnd for strangers, at the first byte that shows it.
+  Found read_handshake(HandshakeFrame* frame);
+  // Afterwards.
+  void become_member(const SessionKeys& keys);
+  // kEnd: the peer closed, or sent what it must not; then `why` says more, or is ok() for a plain end.
+  Found read_message(ControlMessage* message, Status* why);
+
+  void queue_raw(std::span<const std::byte> bytes);
+  void queue(uint16_t type, std::shared_ptr<const SharedPayload> payload, SharedFds fds = nullptr);
+  enum class Flushed : uint8_t { kAll, kBlocked, kThrottled, kBroken };
+  Flushed flush();
+  bool has_output() const { return !out_.empty(); }
+
+  State state = State::kHello;
+  std::optional<ServerHandshake> handshake;
+  uint32_t interest = 0;  // the events it is registered for
+  int rank = -1;          // of a member
+  Peer peer;
+
+ private:
+  struct Out {
+    std::vector<std::byte> head;
+    std::shared_ptr<const SharedPayload> payload;
+    SharedFds fds;  // with the first byte; dropped once sent
+  };
+  Found read_into(std::span<std::byte> to, Status* why);
+
+  Fd fd_;
+  bool over_unix_;
+  int64_t accepted_ns_;
+  size_t n_in_ = 0;  // bytes there of the handshake frame, the head or the payload that is being read
+  HandshakeFrame handshake_in_ = {};
+  ControlHeadBytes head_in_ = {};
+  bool in_payload_ = false;
+  ControlHead head_;
+  ControlMessage message_;
+  std::vector<Fd> fds_in_;
+  Opener opener_;
+  Sealer sealer_;
+  std::deque<Out> out_;
+  size_t n_out_ = 0;  // bytes sent of out_.front()
+};
+
+}  // namespace moeccl::bootstrap

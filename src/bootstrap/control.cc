@@ -1,0 +1,66 @@
+#include "src/bootstrap/control.h"
+
+#include <sodium.h>
+
+#include <algorithm>
+
+#include "src/base/wire.h"
+
+namespace moeccl::bootstrap {
+namespace {
+
+constexpr size_t kSealedBytes = kControlHeadBytes - crypto_auth_hmacsha256_BYTES;
+
+const unsigned char* raw(std::span<const std::byte> b) { return reinterpret_cast<const unsigned char*>(b.data()); }
+
+}  // namespace
+
+Digest digest_of(std::span<const std::byte> payload) {
+  // Chooses the fastest code for this processor; returns at once after the first call. The portable code works without.
+  static const int ready = sodium_init();
+  static_cast<void>(ready);
+  Digest digest;
+  crypto_generichash(reinterpret_cast<unsigned char*>(digest.data()), digest.size(), raw(payload), payload.size(),
+                     nullptr, 0);
+  return digest;
+}
+
+ControlHeadBytes Sealer::seal(const ControlHead& head) {
+  Writer w;
+  w.u32(head.n_bytes);
+  w.u16(head.type);
+  w.u16(head.n_fds);
+  w.u64(next_++);
+  w.raw(head.digest);
+  ControlHeadBytes out;
+  std::copy(w.view().begin(), w.view().end(), out.begin());
+  crypto_auth_hmacsha256(reinterpret_cast<unsigned char*>(out.data()) + kSealedBytes, raw(out), kSealedBytes,
+                         raw(key_));
+  return out;
+}
+
+Result<ControlHead> Opener::open(std::span<const std::byte, kControlHeadBytes> bytes, size_t max_bytes) {
+  const unsigned char* mac = raw(bytes) + kSealedBytes;
+  if (crypto_auth_hmacsha256_verify(mac, raw(bytes), kSealedBytes, raw(key_)) != 0) {
+    return Status(moecclRemoteError, "a control frame is not authentic");
+  }
+  Reader r(bytes);
+  ControlHead head;
+  head.n_bytes = r.u32();
+  head.type = r.u16();
+  head.n_fds = r.u16();
+  const uint64_t sequence = r.u64();
+  const std::span<const std::byte> digest = r.raw(head.digest.size());
+  std::copy(digest.begin(), digest.end(), head.digest.begin());
+  if (sequence != next_) {
+    return error(moecclRemoteError, "control frame {} came where {} was due (replayed or lost)", sequence, next_);
+  }
+  ++next_;
+  if (head.n_bytes > max_bytes) {
+    return error(moecclRemoteError, "a control frame announces {} bytes, at most {} are accepted", head.n_bytes,
+                 max_bytes);
+  }
+  return head;
+}
+
+}  // namespace moeccl::bootstrap

@@ -1,0 +1,210 @@
+#include "src/bootstrap/handshake.h"
+
+#include <sodium.h>
+
+#include <algorithm>
+#include <cstring>
+#include <initializer_list>
+
+#include "src/base/random.h"
+#include "src/base/wire.h"
+#include "src/driver/socket.h"
+
+namespace moeccl::bootstrap {
+namespace {
+
+constexpr std::string_view kMagic = "MoEC";
+constexpr size_t kClaimBytes = 56;  // everything before the MAC
+constexpr size_t kMacBytes = kHandshakeFrameBytes - kClaimBytes;
+static_assert(kMacBytes == crypto_auth_hmacsha256_BYTES && kKeyBytes == crypto_auth_hmacsha256_KEYBYTES);
+
+enum FrameType : uint8_t { kHello = 1, kChallenge = 2, kProof = 3, kRefused = 4 };
+
+struct Claims {
+  FrameType type = kHello;
+  Party party;
+  Nonce nonce = {};
+};
+
+using Mac = std::array<std::byte, kMacBytes>;
+using Bytes = std::span<const std::byte>;
+
+const unsigned char* raw(Bytes b) { return reinterpret_cast<const unsigned char*>(b.data()); }
+
+// The label's length goes first, so that no two inputs run together to the same bytes.
+Mac mac_of(Bytes key, std::string_view label, std::initializer_list<Bytes> parts) {
+  crypto_auth_hmacsha256_state state;
+  crypto_auth_hmacsha256_init(&state, raw(key), key.size());
+  const auto n_label = static_cast<unsigned char>(label.size());
+  crypto_auth_hmacsha256_update(&state, &n_label, 1);
+  crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>(label.data()), label.size());
+  for (const Bytes part : parts) crypto_auth_hmacsha256_update(&state, raw(part), part.size());
+  Mac mac;
+  crypto_auth_hmacsha256_final(&state, reinterpret_cast<unsigned char*>(mac.data()));
+  return mac;
+}
+
+Bytes claims_of(HandshakeFrameView frame) { return frame.first<kClaimBytes>(); }
+
+bool has_mac(HandshakeFrameView frame, const Mac& mac) {
+  return sodium_memcmp(frame.data() + kClaimBytes, mac.data(), mac.size()) == 0;  // in constant time
+}
+
+void set_mac(HandshakeFrame* frame, const Mac& mac) {
+  std::memcpy(frame->data() + kClaimBytes, mac.data(), mac.size());
+}
+
+HandshakeFrame frame_of(FrameType type, const Party& party, const Nonce& nonce) {
+  Writer w;
+  w.raw(std::as_bytes(std::span(kMagic.data(), kMagic.size())));
+  w.u16(party.protocol);
+  w.u8(type);
+  w.u8(static_cast<uint8_t>(party.role));
+  w.u32(party.rank);
+  w.u32(party.n_ranks);
+  w.u32(party.library_version);
+  w.u32(0);  // reserved
+  w.raw(nonce);
+  HandshakeFrame frame = {};
+  std::copy(w.view().begin(), w.view().end(), frame.begin());
+  return frame;
+}
+
+// False when the frame is not one of ours of any version.
+bool parse(HandshakeFrameView frame, Claims* claims) {
+  if (!starts_like_handshake(frame)) return false;
+  Reader r(frame.subspan(kMagic.size()));
+  claims->party.protocol = r.u16();
+  claims->type = static_cast<FrameType>(r.u8());
+  claims->party.role = static_cast<Role>(r.u8());
+  claims->party.rank = r.u32();
+  claims->party.n_ranks = r.u32();
+  claims->party.library_version = r.u32();
+  r.u32();
+  const Bytes nonce = r.raw(claims->nonce.size());
+  std::copy(nonce.begin(), nonce.end(), claims->nonce.begin());
+  return true;
+}
+
+Mac hello_mac(const Key& key, HandshakeFrameView hello) { return mac_of(key, "moeccl hello", {claims_of(hello)}); }
+Mac challenge_mac(const Key& key, HandshakeFrameView hello, HandshakeFrameView challenge) {
+  return mac_of(key, "moeccl challenge", {hello, claims_of(challenge)});
+}
+Mac proof_mac(const Key& key, HandshakeFrameView hello, HandshakeFrameView challenge, HandshakeFrameView proof) {
+  return mac_of(key, "moeccl proof", {hello, challenge, claims_of(proof)});
+}
+
+SessionKeys session_keys(const Key& key, HandshakeFrameView hello, HandshakeFrameView challenge, bool client) {
+  SessionKeys keys;
+  Key to_server = mac_of(key, "moeccl to server", {hello, challenge});
+  Key to_client = mac_of(key, "moeccl to client", {hello, challenge});
+  keys.send = client ? to_server : to_client;
+  keys.receive = client ? to_client : to_server;
+  return keys;
+}
+
+}  // namespace
+
+bool starts_like_handshake(std::span<const std::byte> bytes) {
+  return std::memcmp(bytes.data(), kMagic.data(), std::min(bytes.size(), kMagic.size())) == 0;
+}
+
+std::string version_text(const Party& party) {
+  return format("protocol {} (library {}.{}.{})", party.protocol, party.library_version / 10000,
+                party.library_version / 100 % 100, party.library_version % 100);
+}
+
+Key derive_key(std::span<const std::byte> key, std::string_view label) { return mac_of(key, label, {}); }
+
+ClientHandshake::ClientHandshake(const Key& key, const Party& self, const Nonce& nonce)
+    : key_(key), self_(self), hello_(frame_of(kHello, self, nonce)) {
+  set_mac(&hello_, hello_mac(key_, hello_));
+}
+
+Result<HandshakeFrame> ClientHandshake::answer(HandshakeFrameView challenge, Role expected) {
+  Claims claims;
+  if (!parse(challenge, &claims)) return error(moecclInvalidUsage, "what answers is not MoECCL");
+  // Not authenticated when the versions differ, and cannot be: at worst an attacker on the path makes this fail, which
+  // he can anyway.
+  if (claims.party.protocol != self_.protocol) {
+    return error(moecclUnsupported, "the other side speaks {}, this rank {}: use one version on all ranks",
+                 version_text(claims.party), version_text(self_));
+  }
+  if (claims.type != kChallenge || claims.party.role != expected ||
+      !has_mac(challenge, challenge_mac(key_, hello_, challenge))) {
+    return error(moecclInvalidUsage, "what answers does not hold the key of this id");
+  }
+  HandshakeFrame proof = frame_of(kProof, self_, claims.nonce);
+  set_mac(&proof, proof_mac(key_, hello_, challenge, proof));
+  result_ = {claims.party, session_keys(key_, hello_, challenge, true)};
+  return proof;
+}
+
+ServerHandshake::ServerHandshake(const Key& key, const Party& self, const Nonce& nonce)
+    : key_(key), self_(self), nonce_(nonce) {}
+
+ServerHandshake::Answer ServerHandshake::on_hello(HandshakeFrameView hello, Role expected) {
+  Answer answer;
+  Claims claims;
+  if (challenged_ || !parse(hello, &claims) || claims.type != kHello) return answer;
+  answer.holds_key = has_mac(hello, hello_mac(key_, hello));
+  result_.peer = claims.party;
+  if (claims.party.protocol != self_.protocol) {
+    answer.verdict = Verdict::kSkew;
+    answer.reply = frame_of(kRefused, self_, {});  // without a MAC: another version may compute it otherwise
+    return answer;
+  }
+  if (!answer.holds_key || claims.party.role != expected) return answer;
+  std::copy(hello.begin(), hello.end(), hello_.begin());
+  challenge_ = frame_of(kChallenge, self_, nonce_);
+  set_mac(&challenge_, challenge_mac(key_, hello_, challenge_));
+  challenged_ = true;
+  answer.verdict = Verdict::kContinue;
+  answer.reply = challenge_;
+  return answer;
+}
+
+bool ServerHandshake::on_proof(HandshakeFrameView proof) {
+  if (!challenged_) return false;
+  challenged_ = false;  // one try for each challenge
+  Claims claims;
+  if (!parse(proof, &claims) || claims.type != kProof) return false;
+  if (!has_mac(proof, proof_mac(key_, hello_, challenge_, proof))) return false;
+  result_.keys = session_keys(key_, hello_, challenge_, false);
+  return true;
+}
+
+Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline,
+                                       int watch) {
+  Nonce nonce;
+  MOECCL_TRY(random_bytes(nonce.data(), nonce.size()));
+  ClientHandshake client(key, self, nonce);
+  MOECCL_TRY(driver::send_all(fd, client.hello(), deadline, watch));
+  HandshakeFrame challenge;
+  MOECCL_TRY(driver::recv_exact(fd, challenge, deadline, watch));
+  MOECCL_ASSIGN_OR_RETURN(const HandshakeFrame proof, client.answer(challenge, expected));
+  MOECCL_TRY(driver::send_all(fd, proof, deadline, watch));
+  return client.result();
+}
+
+Result<Authenticated> server_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline) {
+  Nonce nonce;
+  MOECCL_TRY(random_bytes(nonce.data(), nonce.size()));
+  ServerHandshake server(key, self, nonce);
+  HandshakeFrame frame;
+  MOECCL_TRY(driver::recv_exact(fd, frame, deadline));
+  const ServerHandshake::Answer answer = server.on_hello(frame, expected);
+  if (answer.verdict == ServerHandshake::Verdict::kStranger) {
+    return Status(moecclInvalidUsage, "a stranger without the key tried to connect");
+  }
+  MOECCL_TRY(driver::send_all(fd, answer.reply, deadline));
+  if (answer.verdict == ServerHandshake::Verdict::kSkew) {
+    return error(moecclUnsupported, "the other side speaks {}, this rank {}: use one version on all ranks",
+                 version_text(server.result().peer), version_text(self));
+  }
+  MOECCL_TRY(driver::recv_exact(fd, frame, deadline));
+  if (!server.on_proof(frame)) return Status(moecclInvalidUsage, "a stranger failed to prove that it holds the key");
+  return server.result();
+}
+
+}  // namespace moeccl::bootstrap

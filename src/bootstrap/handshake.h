@@ -1,0 +1,115 @@
+// Who may speak, proved by HMAC-SHA256 with a shared 256-bit key. Three frames of one fixed size:
+//
+//   client -> server  hello      role, rank, n_ranks, versions, client nonce
+//   server -> client  challenge  role, rank, n_ranks, versions, server nonce; its MAC covers the hello
+//   client -> server  proof      repeats the hello's claims; its MAC covers hello and challenge
+//
+// Every MAC has its own label, so no frame can stand for another (reflection); nonces are fresh on both sides, so no
+// frame is of use twice (replay). The hello has a MAC of its own: a stranger without the key gets no answer at all, and
+// a peer of another version that holds the key can be told from a stranger. The data that follows is authenticated
+// where it is sent as control frames (control.h); nothing is encrypted.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "moeccl/version.h"
+#include "src/base/clock.h"
+#include "src/base/status.h"
+#include "src/bootstrap/unique_id.h"
+
+namespace moeccl::bootstrap {
+
+// Raised when frames or rounds change. The layout of the hello (magic, version, claims, nonce, MAC) is the same for
+// ever.
+inline constexpr uint16_t kProtocolVersion = 1;
+
+enum class Role : uint8_t { kMember = 1, kRoot = 2, kLinkClient = 3, kLinkServer = 4 };
+
+struct Party {
+  Role role = Role::kMember;
+  uint32_t rank = 0;
+  uint32_t n_ranks = 0;
+  uint32_t library_version = MOECCL_VERSION;
+  uint16_t protocol = kProtocolVersion;
+};
+
+inline constexpr size_t kHandshakeFrameBytes = 88;
+using HandshakeFrame = std::array<std::byte, kHandshakeFrameBytes>;
+using HandshakeFrameView = std::span<const std::byte, kHandshakeFrameBytes>;
+using Nonce = std::array<std::byte, 32>;
+
+// One key for each direction, known to both after the handshake and to nobody else.
+struct SessionKeys {
+  Key send = {};
+  Key receive = {};
+};
+struct Authenticated {
+  Party peer;
+  SessionKeys keys;
+};
+
+// The two sides as pure state machines: frames in, frames out. Give each a fresh nonce.
+class ClientHandshake {
+ public:
+  ClientHandshake(const Key& key, const Party& self, const Nonce& nonce);
+  const HandshakeFrame& hello() const { return hello_; }
+  // The proof. Unsupported: another version (names both); InvalidUsage: the server does not hold the key.
+  Result<HandshakeFrame> answer(HandshakeFrameView challenge, Role expected);
+  const Authenticated& result() const { return result_; }
+
+ private:
+  Key key_;
+  Party self_;
+  HandshakeFrame hello_;
+  Authenticated result_;
+};
+
+class ServerHandshake {
+ public:
+  enum class Verdict : uint8_t {
+    kContinue,  // send `reply`, the challenge
+    kStranger,  // no key: send nothing, close
+    kSkew,      // another protocol version: send `reply`, which names this one, and close
+  };
+  struct Answer {
+    Verdict verdict = Verdict::kStranger;
+    HandshakeFrame reply = {};
+    bool holds_key = false;  // with kSkew: it is one of ours, of another version
+  };
+
+  ServerHandshake(const Key& key, const Party& self, const Nonce& nonce);
+  Answer on_hello(HandshakeFrameView hello, Role expected);
+  // True once, for the one right proof.
+  bool on_proof(HandshakeFrameView proof);
+  // The client's claims: after kContinue not yet proved fresh; after on_proof() proved.
+  const Authenticated& result() const { return result_; }
+
+ private:
+  Key key_;
+  Party self_;
+  Nonce nonce_;
+  HandshakeFrame hello_ = {};
+  HandshakeFrame challenge_ = {};
+  bool challenged_ = false;
+  Authenticated result_;
+};
+
+// The first bytes of every frame, for servers that want to drop strangers before the frame is complete.
+bool starts_like_handshake(std::span<const std::byte> bytes);
+// "protocol 2 (library 10203)"
+std::string version_text(const Party& party);
+
+// Blocking, over a connected socket. watch: see driver::recv_exact. RemoteError: the peer closed without a word.
+Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline,
+                                       int watch = -1);
+Result<Authenticated> server_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline);
+
+// HMAC-SHA256(key, label): an independent key for another purpose.
+Key derive_key(std::span<const std::byte> key, std::string_view label);
+
+}  // namespace moeccl::bootstrap

@@ -1,0 +1,271 @@
+#include "src/bootstrap/launcher.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <string_view>
+
+#include "src/base/env.h"
+#include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/handshake.h"
+#include "src/bootstrap/unique_id.h"
+#include "src/driver/process.h"
+#include "src/driver/socket.h"
+
+namespace moeccl::bootstrap {
+namespace {
+
+constexpr uint16_t kDefaultMasterPort = 29500;  // torchrun's
+
+// Where each launcher says it. A null name: it does not.
+struct Dialect {
+  const char* launcher;
+  const char* rank;
+  const char* n_ranks[2];  // the first that is set
+  const char* local_rank;
+  const char* n_local;
+  const char* n_hosts[2];
+  const char* job[2];  // both, joined
+};
+constexpr Dialect kDialects[] = {
+    {"torchrun",
+     "RANK",
+     {"WORLD_SIZE", nullptr},
+     "LOCAL_RANK",
+     "LOCAL_WORLD_SIZE",
+     {"GROUP_WORLD_SIZE", nullptr},
+     // The count keeps the workers of a restart apart from those they replace.
+     {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
+    {"Open MPI",
+     "OMPI_COMM_WORLD_RANK",
+     {"OMPI_COMM_WORLD_SIZE", nullptr},
+     "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE",
+     {nullptr, nullptr},
+     {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+    {"hydra",
+     "PMI_RANK",
+     {"PMI_SIZE", nullptr},
+     "MPI_LOCALRANKID",
+     "MPI_LOCALNRANKS",
+     {nullptr, nullptr},
+     {"PMI_JOBID", "HYDRA_JOBID"}},
+    {"Slurm",
+     "SLURM_PROCID",
+     {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},
+     "SLURM_LOCALID",
+     nullptr,
+     {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"},
+     {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+};
+
+const char* first_set(const EnvironmentReader& read, const char* const (&names)[2]) {
+  for (const char* name : names) {
+    if (name != nullptr && read(name) != nullptr) return name;
+  }
+  return nullptr;
+}
+
+// Leaves *value alone when the variable is not set.
+Status read_number(const EnvironmentReader& read, const char* name, int low, int high, int* value) {
+  const char* text = name != nullptr ? read(name) : nullptr;
+  if (text == nullptr) return {};
+  const char* end = text + std::strlen(text);
+  int parsed = 0;
+  const auto [stop, code] = std::from_chars(text, end, parsed);
+  if (code != std::errc() || stop != end || parsed < low || parsed > high) {
+    return error(moecclInvalidArgument, "{}: \"{}\" is not accepted; give {} to {}", name,
+                 std::string_view(text).substr(0, 64), low, high);
+  }
+  *value = parsed;
+  return {};
+}
+
+Result<LauncherInfo> read_dialect(const EnvironmentReader& read, const Dialect& dialect) {
+  LauncherInfo info;
+  info.launcher = dialect.launcher;
+  MOECCL_TRY(read_number(read, first_set(read, dialect.n_ranks), 1, kMaxRanks, &info.n_ranks));
+  MOECCL_TRY(read_number(read, dialect.rank, 0, info.n_ranks - 1, &info.rank));
+  MOECCL_TRY(read_number(read, dialect.local_rank, 0, info.n_ranks - 1, &info.local_rank));
+  MOECCL_TRY(read_number(read, dialect.n_local, 1, info.n_ranks, &info.n_local));
+  MOECCL_TRY(read_number(read, first_set(read, dialect.n_hosts), 1, kMaxRanks, &info.n_hosts));
+  int port = 0;
+  MOECCL_TRY(read_number(read, "MASTER_PORT", 1, 65534, &port));
+  info.master_port = static_cast<uint16_t>(port);
+  if (const char* address = read("MASTER_ADDR")) info.master_addr = address;
+  for (const char* name : dialect.job) {
+    const char* value = read(name);
+    if (value == nullptr) continue;
+    if (!info.job.empty()) info.job += '.';
+    info.job += value;
+  }
+  return info;
+}
+
+bool is_loopback_name(const std::string& host) {
+  return host.starts_with("127.") || host == "localhost" || host == "::1" || host == "[::1]";
+}
+
+bool is_this_host(const std::string& host) {
+  if (host == driver::host_identity().hostname) return true;
+  Result<driver::SocketAddress> address = driver::resolve_host(host, 0);
+  return address.ok() && driver::is_local_address(*address);
+}
+
+bool meets_on_one_host(const LauncherInfo& info) {
+  // Launchers that are told to use a loopback address run everything here, whatever they call a host.
+  if (info.one_host_known() || is_loopback_name(info.master_addr)) return true;
+  if (info.several_hosts_known()) return false;
+  // Nobody says how many hosts there are. With a secret the user is ready for several; else one is the usual case.
+  return env().secret.empty() && (info.master_addr.empty() || is_this_host(info.master_addr));
+}
+
+std::string hex(std::span<const std::byte> bytes) {
+  std::string text;
+  for (const std::byte b : bytes) text += format("{:02x}", static_cast<unsigned>(b));
+  return text;
+}
+
+// Hashed so that it has one length whatever jobs are called. No secret: the listener looks at the caller's user
+// instead.
+std::string handout_name(const LauncherInfo& info, uint32_t count) {
+  // Without a job's name: ranks of one launcher are children of one process.
+  const std::string job = info.job.empty() && info.master_addr.empty() ? format("parent {}", ::getppid()) : info.job;
+  const std::string text = format("{} {} {} {}:{} {} {}", ::geteuid(), info.launcher, job, info.master_addr,
+                                  info.master_port, info.n_ranks, count);
+  const Key hash = derive_key(std::as_bytes(std::span(text.data(), text.size())), "moeccl handout");
+  return "moeccl-env-" + hex(std::span(hash).first(16));
+}
+
+void sleep_ms(int64_t ms) {
+  const timespec time = {0, static_cast<long>(ms * 1'000'000)};
+  ::nanosleep(&time, nullptr);
+}
+constexpr int64_t kRetryMs = 5;
+
+// Somebody else may be at the place for a moment: the root of this job's communicator before.
+Result<moecclUniqueId> start_root(const RootOptions& options, Deadline deadline) {
+  for (;;) {
+    Result<std::unique_ptr<Root>> root = Root::start(options);
+    if (root.ok()) {
+      const moecclUniqueId id = (*root)->id();
+      Root::detach(std::move(*root));
+      return id;
+    }
+    if (root.status().code() != moecclInvalidUsage || deadline.passed()) return std::move(root).status();
+    sleep_ms(kRetryMs);
+  }
+}
+
+Result<moecclUniqueId> ask_for_id(const std::string& name, Deadline deadline) {
+  constexpr int64_t kAnswerMs = 2000;  // rank 0's root answers at once
+  const driver::SocketAddress address = driver::unix_address(name);
+  const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kAnswerMs));
+  MOECCL_ASSIGN_OR_RETURN(const Fd fd, driver::connect_to(address, until));
+  MOECCL_ASSIGN_OR_RETURN(const driver::PeerCredentials peer, driver::peer_credentials(fd.get()));
+  if (peer.uid != ::geteuid()) {
+    return error(moecclInvalidUsage, "user {} listens at {} in the place of rank 0", peer.uid, address.str());
+  }
+  moecclUniqueId id;
+  MOECCL_TRY(driver::recv_exact(fd.get(), std::as_writable_bytes(std::span(id.internal)), until));
+  return id;
+}
+
+Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count, Deadline deadline) {
+  const std::string name = handout_name(info, count);
+  if (info.rank == 0) {
+    RootOptions options;
+    options.timeout_ms = deadline.remaining_ms();
+    options.handout_name = name;
+    return start_root(options, deadline);
+  }
+  for (;;) {
+    Result<moecclUniqueId> id = ask_for_id(name, deadline);
+    if (id.ok()) return id;
+    if (deadline.passed()) {
+      return error(moecclTimeout, "rank {} found no rank 0 of the {} job: {}", info.rank, info.launcher,
+                   id.status().message());
+    }
+    sleep_ms(kRetryMs);
+  }
+}
+
+Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t count, Deadline deadline) {
+  if (env().secret.empty()) {
+    return error(moecclInvalidUsage,
+                 "the {} job runs on several hosts: set MOECCL_SECRET to the same secret of at least 16 characters on "
+                 "all ranks (it admits them), or pass a unique id",
+                 info.launcher);
+  }
+  if (info.master_addr.empty()) {
+    return error(moecclInvalidUsage,
+                 "the {} job runs on several hosts: set MASTER_ADDR to the address of rank 0's host on all ranks",
+                 info.launcher);
+  }
+  const uint16_t master_port = info.master_port != 0 ? info.master_port : kDefaultMasterPort;
+  UniqueId id;
+  MOECCL_ASSIGN_OR_RETURN(id.address, driver::resolve_host(info.master_addr, static_cast<uint16_t>(master_port + 1)));
+  if (id.address.is_loopback() || id.address.is_any()) {
+    return error(moecclInvalidArgument, "MASTER_ADDR: \"{}\" is {} here, which other hosts cannot reach",
+                 info.master_addr, id.address.str());
+  }
+  const std::string label = format("moeccl env {} {} {}", info.job, info.n_ranks, count);
+  id.key = derive_key(std::as_bytes(std::span(env().secret.data(), env().secret.size())), label);
+  if (info.rank != 0) return encode_unique_id(id);
+  RootOptions options;
+  options.timeout_ms = deadline.remaining_ms();
+  options.socket_addr = id.address.str();
+  options.key = id.key;
+  return start_root(options, deadline);
+}
+
+}  // namespace
+
+Result<LauncherInfo> detect_launcher(const EnvironmentReader& read) {
+  for (const Dialect& dialect : kDialects) {
+    if (read(dialect.rank) != nullptr && first_set(read, dialect.n_ranks) != nullptr) {
+      return read_dialect(read, dialect);
+    }
+  }
+  return error(moecclInvalidUsage,
+               "no launcher started this process: set RANK and WORLD_SIZE, or use torchrun, mpirun or srun");
+}
+
+Result<LauncherInfo> detect_launcher() {
+  return detect_launcher([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+Result<std::string> address_for_other_hosts(const LauncherInfo& info) {
+  const auto without_port = [](const driver::SocketAddress& a) {
+    const std::string text = a.str();
+    return text.substr(0, text.rfind(':'));
+  };
+  // 192.0.2.1 stands for any far address (RFC 5737): nothing is sent.
+  Result<driver::SocketAddress> towards =
+      info.master_addr.empty() ? driver::parse_ip_address("192.0.2.1") : driver::resolve_host(info.master_addr, 0);
+  if (towards.ok() && !info.master_addr.empty() && driver::is_local_address(*towards)) {
+    return without_port(*towards);
+  }
+  Result<driver::SocketAddress> own = towards.ok() ? driver::source_address_towards(*towards) : towards;
+  if (!own.ok()) {
+    return std::move(own).status().with_context(
+        "choosing an interface for the ranks on other hosts (set MOECCL_SOCKET_ADDR to its address)");
+  }
+  return without_port(*own);
+}
+
+Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline) {
+  // A job's communicators are told apart by their number: the one thing besides the launcher's variables that all ranks
+  // know without having met.
+  static std::atomic<uint32_t> n_meetings{0};
+  const uint32_t count = n_meetings.fetch_add(1, std::memory_order_relaxed);
+  Result<moecclUniqueId> id =
+      meets_on_one_host(info) ? meet_on_one_host(info, count, deadline) : meet_between_hosts(info, count, deadline);
+  return id;
+}
+
+}  // namespace moeccl::bootstrap

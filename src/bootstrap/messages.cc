@@ -1,0 +1,116 @@
+#include "src/bootstrap/messages.h"
+
+#include <algorithm>
+
+namespace moeccl::bootstrap {
+
+const char* round_name(uint16_t type) {
+  switch (type) {
+    case kJoin:
+      return "join";
+    case kGather:
+      return "all_gather";
+    case kBarrier:
+      return "barrier";
+    case kFds:
+      return "all_gather_fds";
+    default:
+      return "unknown";
+  }
+}
+
+std::vector<std::byte> encode_failure(const Status& failure) {
+  Writer w;
+  w.u8(static_cast<uint8_t>(failure.code()));
+  w.string(std::string_view(failure.message()).substr(0, kMaxSentenceBytes));
+  return w.take();
+}
+
+Status decode_failure(std::span<const std::byte> bytes) {
+  Reader r(bytes);
+  const uint8_t code = r.u8();
+  std::string sentence = r.string(kMaxSentenceBytes);
+  if (!r.done() || code == moecclSuccess || code > moecclUnsupported) {
+    return Status(moecclInternalError, "a failure arrived that cannot be read");
+  }
+  return Status(static_cast<Code>(code), std::move(sentence));
+}
+
+std::vector<std::byte> encode_peers(std::span<const Peer> peers) {
+  Writer w;
+  for (const Peer& p : peers) {
+    w.i32(p.pid);
+    w.u32(p.uid);
+    w.u8(p.over_unix ? 1 : 0);
+  }
+  return w.take();
+}
+
+bool decode_peers(std::span<const std::byte> bytes, size_t n_ranks, std::vector<Peer>* peers) {
+  constexpr size_t kPeerBytes = 9;
+  if (bytes.size() != n_ranks * kPeerBytes) return false;
+  Reader r(bytes);
+  peers->assign(n_ranks, {});
+  for (Peer& p : *peers) {
+    p.pid = r.i32();
+    p.uid = r.u32();
+    p.over_unix = r.u8() != 0;
+  }
+  return r.done();
+}
+
+std::vector<std::byte> encode_blobs(std::span<const std::vector<std::byte>> blobs) {
+  Writer w;
+  for (const std::vector<std::byte>& blob : blobs) w.bytes(blob);
+  return w.take();
+}
+
+bool decode_blobs(std::span<const std::byte> bytes, size_t n_ranks, std::vector<std::vector<std::byte>>* blobs) {
+  Reader r(bytes);
+  blobs->assign(n_ranks, {});
+  for (std::vector<std::byte>& blob : *blobs) {
+    const std::span<const std::byte> from = r.bytes(kMaxBlobBytes);
+    blob.assign(from.begin(), from.end());
+  }
+  return r.done();
+}
+
+std::vector<std::byte> encode_ranks(const RankSet& ranks) {
+  std::vector<std::byte> bits((ranks.size() + 7) / 8);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i]) bits[i / 8] |= std::byte{1} << (i % 8);
+  }
+  return bits;
+}
+
+bool decode_ranks(std::span<const std::byte> bytes, size_t n_ranks, RankSet* ranks) {
+  if (bytes.size() != (n_ranks + 7) / 8) return false;
+  ranks->assign(n_ranks, false);
+  for (size_t i = 0; i < n_ranks; ++i) (*ranks)[i] = (bytes[i / 8] >> (i % 8) & std::byte{1}) != std::byte{0};
+  return true;
+}
+
+uint32_t wire_timeout(Deadline deadline) {
+  return deadline.is_never() ? 0 : static_cast<uint32_t>(std::max(deadline.remaining_ms(), 1));
+}
+
+Deadline deadline_of(uint32_t wire_timeout) {
+  return wire_timeout == 0 ? Deadline::never() : Deadline::after_ms(wire_timeout);
+}
+
+std::string describe_ranks(std::span<const int> ranks) {
+  constexpr int kMaxRuns = 8;  // a sentence stays readable
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  size_t i = 0;
+  for (int runs = 0; i < ranks.size() && runs < kMaxRuns; ++runs) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (runs > 0) text += ", ";
+    text += last == i ? format("{}", ranks[i]) : format("{}-{}", ranks[i], ranks[last]);
+    i = last + 1;
+  }
+  if (i < ranks.size()) text += format(" and {} more", ranks.size() - i);
+  return text;
+}
+
+}  // namespace moeccl::bootstrap

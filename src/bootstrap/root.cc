@@ -1,0 +1,117 @@
+// Root: makes the id and the listener, and runs a RootServer on a thread of its own.
+#include <atomic>
+#include <thread>
+
+#include "src/base/env.h"
+#include "src/base/log.h"
+#include "src/base/random.h"
+#include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/launcher.h"
+#include "src/bootstrap/root_server.h"
+#include "src/driver/process.h"
+#include "src/driver/thread.h"
+
+namespace moeccl::bootstrap {
+namespace {
+
+// 96 random bits: no two meet, and nobody takes the name before.
+Result<driver::SocketAddress> random_unix_address() {
+  uint64_t random[2];
+  MOECCL_TRY(random_bytes(random, sizeof(random)));
+  return driver::unix_address(format("moeccl-{:016x}{:08x}", random[0], random[1] & 0xffffffff));
+}
+
+Result<driver::SocketAddress> ip_address(const std::string& text) {
+  MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::parse_ip_address(text));
+  if (!driver::is_local_address(address)) {
+    return error(moecclInvalidArgument, "{} is no address of this host", address.str());
+  }
+  return address;
+}
+
+}  // namespace
+
+struct Root::Shared {
+  explicit Shared(driver::WakeUp wake) : stop(std::move(wake)) {}
+  driver::WakeUp stop;
+  std::atomic<bool> running{true};
+  moecclUniqueId id = {};
+  driver::ForkGuard process;
+  std::thread thread;
+};
+
+Root::Root(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
+  if (!options.key.empty() && options.key.size() != kKeyBytes) {
+    return error(moecclInternalError, "a key of {} bytes", options.key.size());
+  }
+  UniqueId id;
+  MOECCL_ASSIGN_OR_RETURN(id.key, random_key());
+  if (!options.key.empty()) std::copy(options.key.begin(), options.key.end(), id.key.begin());
+  MOECCL_ASSIGN_OR_RETURN(id.address,
+                          options.socket_addr.empty() ? random_unix_address() : ip_address(options.socket_addr));
+  id.host_hash = driver::host_identity().hash();
+  MOECCL_ASSIGN_OR_RETURN(Fd listener, driver::listen_at(id.address));
+  MOECCL_ASSIGN_OR_RETURN(id.address, driver::local_address(listener.get()));
+  Fd handout;
+  if (!options.handout_name.empty()) {
+    MOECCL_ASSIGN_OR_RETURN(handout, driver::listen_at(driver::unix_address(options.handout_name)));
+  }
+
+  MOECCL_ASSIGN_OR_RETURN(driver::WakeUp stop, driver::WakeUp::create());
+  auto shared = std::make_shared<Shared>(std::move(stop));
+  MOECCL_ASSIGN_OR_RETURN(shared->id, encode_unique_id(id));
+  const RootServer::Config config = {id.key, id.address.is_unix(), options.timeout_ms, shared->id};
+  MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<RootServer> made,
+                          RootServer::create(config, std::move(listener), std::move(handout), shared->stop.fd()));
+  std::shared_ptr<RootServer> server = std::move(made);  // std::function wants what it holds to be copyable
+  auto body = [shared, server]() mutable {
+    server->run();
+    server.reset();                                           // sockets close before running turns false
+    shared->running.store(false, std::memory_order_release);  // pairs with the acquire in running()
+  };
+  MOECCL_ASSIGN_OR_RETURN(shared->thread, driver::start_thread("moeccl-root", std::move(body)));
+  return std::unique_ptr<Root>(new Root(std::move(shared)));
+}
+
+Root::~Root() {
+  if (!shared_) return;
+  if (shared_->process.forked()) {
+    // A child of fork() has the memory but not the thread, whose handle can neither be joined nor destroyed.
+    new std::shared_ptr<Shared>(std::move(shared_));
+    return;
+  }
+  shared_->stop.signal();
+  shared_->thread.join();
+}
+
+void Root::detach(std::unique_ptr<Root> root) {
+  root->shared_->thread.detach();
+  root->shared_.reset();
+}
+
+const moecclUniqueId& Root::id() const { return shared_->id; }
+bool Root::running() const { return shared_->running.load(std::memory_order_acquire); }
+
+Result<moecclUniqueId> make_unique_id() {
+  RootOptions options;
+  options.timeout_ms = env().init_timeout_ms;
+  options.socket_addr = env().socket_addr;
+  if (options.socket_addr.empty()) {
+    Result<LauncherInfo> launcher = detect_launcher();
+    if (launcher.ok() && launcher->several_hosts_known()) {
+      MOECCL_ASSIGN_OR_RETURN(options.socket_addr, address_for_other_hosts(*launcher));
+    }
+  }
+  Result<std::unique_ptr<Root>> root = Root::start(options);
+  if (!root.ok()) {
+    return std::move(root).status().with_context(env().socket_addr.empty() ? "starting the meeting point"
+                                                                           : "MOECCL_SOCKET_ADDR");
+  }
+  const moecclUniqueId id = (*root)->id();
+  Root::detach(std::move(*root));
+  return id;
+}
+
+}  // namespace moeccl::bootstrap

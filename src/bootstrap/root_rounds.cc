@@ -1,0 +1,269 @@
+// The group at a root: who has come, whose part of the round is here, who failed.
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "src/base/log.h"
+#include "src/bootstrap/root_server.h"
+#include "src/driver/process.h"
+
+namespace moeccl::bootstrap {
+namespace {
+
+// How long a root stays after a failure for ranks that are still on their way, to tell them why instead of refusing
+// them.
+constexpr int64_t kLingerMs = 5000;
+
+std::string process_text(const Peer& peer) { return peer.pid > 0 ? format(" (process {})", peer.pid) : ""; }
+
+}  // namespace
+
+std::string RootServer::who(int rank) const {
+  return format("rank {}{}", rank, process_text(members_[static_cast<size_t>(rank)].peer));
+}
+
+// A connection has proved that it holds the key and says which rank it is.
+void RootServer::admit(Id id, Connection* c, const Party& party) {
+  if (c->over_unix()) {
+    Result<driver::PeerCredentials> seen = driver::peer_credentials(c->fd());
+    if (seen.ok()) c->peer = {seen->pid, seen->uid, true};
+  }
+  const auto rank = static_cast<int>(party.rank);
+  const auto n_ranks = static_cast<int>(party.n_ranks);
+  // Session::join checks this; a rank that does not is broken, and no rank of the group.
+  if (n_ranks < 1 || n_ranks > kMaxRanks || rank < 0 || rank >= n_ranks) return drop(id);
+  if (members_.empty()) {
+    members_.resize(party.n_ranks);
+    sized_by_ = rank;
+  }
+  Status refusal;
+  if (n_ranks != static_cast<int>(members_.size())) {
+    refusal = error(moecclMismatch, "rank {}{} joins a group of {} ranks, {} one of {}", rank, process_text(c->peer),
+                    n_ranks, who(sized_by_), members_.size());
+  } else if (members_[party.rank].came) {
+    refusal = error(moecclMismatch, "rank {} was joined twice, by {} and by another{}", rank, who(rank),
+                    process_text(c->peer));
+  }
+  if (!refusal.ok()) {
+    if (failure_.ok()) fail(refusal);
+    // Not a member: told here, and dropped once it closes.
+    c->queue(kFailed, failure_payload_);
+    return flush(id);
+  }
+  Member& member = members_[party.rank];
+  c->rank = rank;
+  member.connection = id;
+  member.came = true;
+  member.peer = c->peer;
+  ++n_came_;
+  if (!failure_.ok()) return tell_failure(id);
+  watch_process(c->peer.pid);
+}
+
+// A killed process's connection may stay open in a child that it forked: its pidfd tells the truth.
+void RootServer::watch_process(int32_t pid) {
+  if (pid <= 0 || pid == ::getpid() || processes_.contains(pid)) return;
+  Result<Fd> pidfd = driver::open_pidfd(pid);
+  // Ended already, or a kernel or namespace without pidfds: then the end of the connection has to do.
+  if (!pidfd.ok()) return;
+  if (!poller_.add(pidfd->get(), EPOLLIN, kProcess | static_cast<uint32_t>(pid)).ok()) return;
+  processes_.emplace(pid, std::move(*pidfd));
+}
+
+void RootServer::on_process_end(int32_t pid) {
+  const auto found = processes_.find(pid);
+  if (found == processes_.end()) return;
+  poller_.remove(found->second.get());
+  processes_.erase(found);
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (members_[rank].peer.pid != pid || members_[rank].connection == 0) continue;
+    read_all(members_[rank].connection);  // it may have left in order before it ended
+    if (members_[rank].connection != 0) on_lost(members_[rank].connection, {});
+  }
+}
+
+void RootServer::on_lost(Id id, const Status& why) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  const int rank = found->second->rank;
+  const bool in_order = rank < 0 || members_[static_cast<size_t>(rank)].left;
+  drop(id);
+  if (in_order || !failure_.ok()) return;
+  fail(error(moecclRemoteError, "{} {} before all ranks were connected{}{}", who(rank),
+             why.ok() ? "ended or lost its connection" : "was cut off", why.ok() ? "" : ": ", why.message()));
+}
+
+void RootServer::on_message(Id id, ControlMessage message) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  Connection* c = found->second.get();
+  if (c->rank < 0) return;  // was refused
+  Member& member = members_[static_cast<size_t>(c->rank)];
+  switch (message.type) {
+    case kLeave:
+      member.left = true;
+      ++n_left_;
+      drop(id);
+      // Whoever waits for a round with it would wait for ever.
+      if (failure_.ok() && round_.type != 0 && !member.contributed) {
+        fail(error(moecclRemoteError, "{} has left, but {} calls {}", who(static_cast<int>(&member - members_.data())),
+                   who(round_.first_rank), round_name(round_.type)));
+      }
+      return;
+    case kAbandon: {
+      const Status why = decode_failure(message.payload);
+      const std::string name = who(c->rank);
+      member.told = true;  // it knows
+      drop(id);
+      if (failure_.ok()) fail(error(moecclRemoteError, "{} failed: {}", name, why.message()));
+      return;
+    }
+    default:
+      if (failure_.ok()) contribute(id, c, std::move(message));
+  }
+}
+
+// Whether a part fits into the round that is open; fails the group if not.
+bool RootServer::accept_part(Connection* c, const ControlMessage& message, Reader* body) {
+  const Deadline deadline = deadline_of(body->u32());
+  const bool known = message.type >= kJoin && message.type <= kFds;
+  const bool in_turn = (message.type == kJoin) != joined_;
+  Member& member = members_[static_cast<size_t>(c->rank)];
+  if (!body->ok() || !known || !in_turn || member.contributed) {
+    fail(error(moecclInternalError, "{} sent a message out of turn", who(c->rank)));
+    return false;
+  }
+  if (round_.type == 0) {
+    round_.type = message.type;
+    round_.first_rank = c->rank;
+    round_.blobs.resize(members_.size());
+    for (size_t rank = 0; rank < members_.size(); ++rank) {
+      if (!members_[rank].left) continue;
+      fail(error(moecclRemoteError, "{} has left, but {} calls {}", who(static_cast<int>(rank)), who(c->rank),
+                 round_name(message.type)));
+      return false;
+    }
+  }
+  if (round_.type != message.type) {
+    fail(error(moecclMismatch, "{} calls {} while {} calls {}", who(c->rank), round_name(message.type),
+               who(round_.first_rank), round_name(round_.type)));
+    return false;
+  }
+  if (deadline.at_ns < round_.deadline.at_ns) {
+    round_.deadline = deadline;
+    round_.deadline_rank = c->rank;
+  }
+  member.contributed = true;
+  ++round_.n_contributed;
+  return true;
+}
+
+void RootServer::contribute(Id, Connection* c, ControlMessage message) {
+  Reader body(message.payload);
+  if (!accept_part(c, message, &body)) return;
+  const std::span<const std::byte> rest = body.raw(body.left());
+  if (message.type == kGather) {
+    round_.n_bytes += rest.size();
+    if (rest.size() > kMaxBlobBytes || round_.n_bytes > kMaxGatheredBytes) {
+      return fail(error(moecclInvalidArgument, "all_gather of more than {} bytes, or of a blob of more than {}",
+                        kMaxGatheredBytes, kMaxBlobBytes));
+    }
+    round_.blobs[static_cast<size_t>(c->rank)].assign(rest.begin(), rest.end());
+  }
+  if (message.type == kFds) {
+    RankSet wanted_by;
+    if (!decode_ranks(rest, members_.size(), &wanted_by)) {
+      return fail(error(moecclInternalError, "{} sent descriptors for ranks that are none", who(c->rank)));
+    }
+    forward_fds(c->rank, wanted_by, std::move(message.fds));
+  }
+  if (failure_.ok() && round_.n_contributed == static_cast<int>(members_.size())) finish_round();
+}
+
+// At once, without waiting for the others' parts: so a root holds few descriptors at a time.
+void RootServer::forward_fds(int src_rank, const RankSet& wanted_by, std::vector<Fd> fds) {
+  if (fds.empty()) return;
+  const auto shared = std::make_shared<const std::vector<Fd>>(std::move(fds));
+  Writer w;
+  w.u32(static_cast<uint32_t>(src_rank));
+  const auto payload = std::make_shared<const SharedPayload>(w.take());
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (!wanted_by[rank] || static_cast<int>(rank) == src_rank) continue;
+    const auto found = connections_.find(members_[rank].connection);
+    if (found == connections_.end()) continue;  // its loss is about to be noticed
+    found->second->queue(kFdsOf, payload, shared);
+    flush(found->first);
+  }
+}
+
+void RootServer::finish_round() {
+  std::vector<std::byte> answer;
+  if (round_.type == kJoin) {
+    std::vector<Peer> peers;
+    for (const Member& m : members_) peers.push_back(m.peer);
+    answer = encode_peers(peers);
+    joined_ = true;
+    close_listeners();
+  } else if (round_.type == kGather) {
+    answer = encode_blobs(round_.blobs);
+  }
+  round_ = {};
+  deadline_ = Deadline::after_ms(config_.timeout_ms);
+  const auto payload = std::make_shared<const SharedPayload>(std::move(answer));
+  for (Member& m : members_) {
+    m.contributed = false;
+    const auto found = connections_.find(m.connection);
+    if (found == connections_.end()) continue;
+    found->second->queue(kDone, payload);
+    flush(found->first);
+  }
+}
+
+void RootServer::on_round_timeout() {
+  if (joined_ && round_.type == 0) {  // silence: nobody waits for anything
+    over_ = true;
+    return;
+  }
+  if (members_.empty()) {
+    log(LogLevel::kInfo, "bootstrap: no rank came within {} ms", config_.timeout_ms);
+    over_ = true;
+    return;
+  }
+  std::vector<int> missing;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (!members_[rank].contributed) missing.push_back(static_cast<int>(rank));
+  }
+  const std::string whose = round_.deadline.passed() && round_.deadline_rank >= 0
+                                ? format("the time of rank {}", round_.deadline_rank)
+                                : format("the time of the meeting point, {} ms,", config_.timeout_ms);
+  if (!joined_) {
+    fail(error(moecclTimeout, "{} of {} did not join before {} was over", describe_ranks(missing), members_.size(),
+               whose));
+  } else {
+    fail(error(moecclTimeout, "{} of {} did not call {} before {} was over", describe_ranks(missing), members_.size(),
+               round_name(round_.type), whose));
+  }
+}
+
+void RootServer::fail(const Status& why) {
+  if (!failure_.ok()) return;
+  failure_ = why;
+  failure_payload_ = std::make_shared<const SharedPayload>(encode_failure(why));
+  linger_ = Deadline::after_ms(kLingerMs);
+  deadline_ = Deadline::never();
+  round_ = {};
+  for (Member& m : members_) {
+    if (m.came && m.connection == 0) m.told = true;  // gone: nothing can be told
+    if (m.connection != 0) tell_failure(m.connection);
+  }
+}
+
+void RootServer::tell_failure(Id id) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  members_[static_cast<size_t>(found->second->rank)].told = true;
+  found->second->queue(kFailed, failure_payload_);
+  flush(id);
+}
+
+}  // namespace moeccl::bootstrap

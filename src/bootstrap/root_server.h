@@ -1,0 +1,121 @@
+// The work of a Root's thread: one poll loop over listeners, strangers, members and their processes.
+//
+// Strangers cost little and delay nobody: they are served beside the ranks, each has a deadline, a fixed number may
+// wait at once, and the oldest that has not said anything yet makes room for the next.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/base/fd.h"
+#include "src/base/status.h"
+#include "src/bootstrap/connection.h"
+#include "src/bootstrap/messages.h"
+#include "src/bootstrap/unique_id.h"
+#include "src/driver/poller.h"
+
+namespace moeccl::bootstrap {
+
+class RootServer {
+ public:
+  struct Config {
+    Key key = {};
+    bool over_unix = true;
+    int64_t timeout_ms = 0;
+    moecclUniqueId id = {};  // what the handout listener gives away
+  };
+
+  // `stop`: readable when the owner wants the end. `handout` may be empty.
+  static Result<std::unique_ptr<RootServer>> create(const Config& config, Fd listener, Fd handout, int stop);
+  // Until all have left, a failure has been told, the time is over or `stop`.
+  void run();
+
+ private:
+  using Id = uint64_t;  // of a connection: never reused, so that a late event finds nothing
+  enum Tag : uint64_t { kListener = 0, kHandout = 1, kStop = 2, kFirstConnection = 16, kProcess = uint64_t{1} << 63 };
+
+  RootServer(const Config& config, Fd listener, Fd handout, int stop, driver::Poller poller);
+
+  // root_server.cc: connections.
+  bool finished() const;
+  Deadline next_deadline() const;
+  void on_event(const epoll_event& event);
+  void on_time();
+  void accept_some(bool handout);
+  bool make_room();
+  void pause_accepting();
+  void set_accepting(bool on);
+  void close_listeners();
+  void on_readable(Id id);
+  void on_handshake(Id id, Connection* c, const HandshakeFrame& frame);
+  void read_all(Id id);
+  void flush(Id id);
+  void drop(Id id);
+  void forget_pending(Id id);
+
+  // root_rounds.cc: the group.
+  void admit(Id id, Connection* c, const Party& party);
+  void watch_process(int32_t pid);
+  void on_process_end(int32_t pid);
+  void on_lost(Id id, const Status& why);
+  void on_message(Id id, ControlMessage message);
+  void contribute(Id id, Connection* c, ControlMessage message);
+  bool accept_part(Connection* c, const ControlMessage& message, Reader* body);
+  void forward_fds(int src_rank, const RankSet& wanted_by, std::vector<Fd> fds);
+  void finish_round();
+  void on_round_timeout();
+  void fail(const Status& why);
+  void tell_failure(Id id);
+  std::string who(int rank) const;
+
+  struct Member {
+    Id connection = 0;  // 0: has not come, or is gone
+    bool came = false;
+    bool left = false;  // in order
+    bool told = false;  // of the failure
+    bool contributed = false;
+    Peer peer;
+  };
+  struct Round {
+    uint16_t type = 0;  // 0: nobody has begun
+    int first_rank = -1;
+    int n_contributed = 0;
+    Deadline deadline = Deadline::never();
+    int deadline_rank = -1;  // whose time it is
+    size_t n_bytes = 0;
+    std::vector<std::vector<std::byte>> blobs;
+  };
+
+  Config config_;
+  Fd listener_;
+  Fd handout_;
+  int stop_fd_;
+  driver::Poller poller_;
+  Id next_id_ = kFirstConnection;
+  std::unordered_map<Id, std::unique_ptr<Connection>> connections_;
+  std::deque<Id> pending_;       // not authenticated, oldest first
+  int64_t accept_again_ns_ = 0;  // 0: accepting
+  std::vector<Id> throttled_;    // wait for descriptors that are under way
+  Deadline deadline_;            // of all joining; then of silence
+  bool stopped_ = false;
+  bool over_ = false;  // nothing more can be said: end
+
+  std::vector<Member> members_;  // [n_ranks], known from the first rank that comes
+  int sized_by_ = -1;            // that rank
+  int n_came_ = 0;
+  int n_left_ = 0;
+  bool joined_ = false;
+  Round round_;
+  std::unordered_map<int32_t, Fd> processes_;  // pidfds of members' processes
+  Status failure_;
+  std::shared_ptr<const SharedPayload> failure_payload_;
+  Deadline linger_ = Deadline::never();
+};
+
+}  // namespace moeccl::bootstrap

@@ -1,0 +1,334 @@
+// Session: a rank's end of the rendezvous.
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "src/base/log.h"
+#include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/control.h"
+#include "src/bootstrap/handshake.h"
+#include "src/bootstrap/messages.h"
+#include "src/driver/process.h"
+#include "src/driver/socket.h"
+
+namespace moeccl::bootstrap {
+namespace {
+
+// The root tells at the deadline who is missing; a rank waits this much longer for that sentence.
+constexpr int64_t kGraceNs = 500'000'000;
+// One attempt to be greeted. A root is slower than this only when it is stopped or is none.
+constexpr int64_t kGreetingMs = 5000;
+// For the reason of a connection that broke: it is in the socket already, or never comes.
+constexpr int64_t kReasonMs = 200;
+
+void sleep_us(int64_t us) {
+  const timespec time = {us / 1'000'000, us % 1'000'000 * 1000};
+  ::nanosleep(&time, nullptr);
+}
+
+Deadline with_grace(Deadline deadline) { return deadline.is_never() ? deadline : Deadline{deadline.at_ns + kGraceNs}; }
+
+}  // namespace
+
+struct Session::Impl {
+  Fd fd;
+  Fd root_process;  // its pidfd, when the root is in another process of this host
+  int32_t root_pid = 0;
+  bool over_unix = false;
+  int rank = 0;
+  int n_ranks = 0;
+  Sealer sealer;
+  Opener opener;
+  std::vector<Peer> peers;
+  Status failure;
+  bool closed = false;
+  driver::ForkGuard process;
+
+  struct Message {
+    ControlHead head;
+    std::vector<std::byte> payload;
+    std::vector<Fd> fds;
+  };
+
+  Status greet(const UniqueId& id, Deadline deadline);
+  Status attempt_join(const UniqueId& id, Deadline deadline);
+  Status send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds, Deadline deadline);
+  Status receive(std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline);
+  Result<Message> next_message(Deadline deadline);
+  Status usable() const;
+  Status fail(Status why);
+  Status lost_root() const;
+  Result<std::vector<std::byte>> round(uint16_t type, std::span<const std::byte> body, std::span<const int> fds,
+                                       Deadline deadline, std::vector<std::vector<Fd>>* fds_of = nullptr);
+  Result<std::vector<std::byte>> answer_of_round(Deadline deadline, std::vector<std::vector<Fd>>* fds_of);
+};
+
+Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+// Connects and shakes hands. RemoteError and Timeout: another attempt may help.
+Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
+  const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kGreetingMs));
+  over_unix = id.address.is_unix();
+  root_process.reset();
+  root_pid = 0;
+  MOECCL_ASSIGN_OR_RETURN(fd, driver::connect_to(id.address, until));
+  if (over_unix) {
+    MOECCL_ASSIGN_OR_RETURN(const driver::PeerCredentials root, driver::peer_credentials(fd.get()));
+    root_pid = root.pid;
+    if (root.pid > 0 && root.pid != ::getpid()) {
+      Result<Fd> pidfd = driver::open_pidfd(root.pid);
+      if (pidfd.ok()) root_process = std::move(*pidfd);
+      // The listener may outlive its process in a forked child, where nobody accepts.
+      if (!pidfd.ok() && pidfd.status().code() == moecclRemoteError) {
+        fd.reset();
+        return std::move(pidfd).status();
+      }
+    }
+  } else {
+    MOECCL_TRY(driver::set_no_delay(fd.get()));
+  }
+  const Party self = {Role::kMember, static_cast<uint32_t>(rank), static_cast<uint32_t>(n_ranks)};
+  MOECCL_ASSIGN_OR_RETURN(const Authenticated root, client_handshake(fd.get(), id.key, self, Role::kRoot, until,
+                                                                     root_process ? root_process.get() : -1));
+  sealer = Sealer(root.keys.send);
+  opener = Opener(root.keys.receive);
+  return {};
+}
+
+// Once through everything that joining is. RemoteError with `failure` ok(): another attempt may help.
+Status Session::Impl::attempt_join(const UniqueId& id, Deadline deadline) {
+  MOECCL_TRY(greet(id, deadline));
+  Writer body;
+  body.u32(wire_timeout(deadline));
+  MOECCL_TRY(send(kJoin, body.view(), {}, deadline));
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<std::byte> answer, answer_of_round(deadline, nullptr));
+  if (!decode_peers(answer, static_cast<size_t>(n_ranks), &peers)) {
+    return error(moecclInternalError, "the list of ranks cannot be read");
+  }
+  return {};
+}
+
+Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, int rank, int n_ranks,
+                                               Deadline deadline, bool wait_for_root) {
+  if (n_ranks < 1 || n_ranks > kMaxRanks) {
+    return error(moecclInvalidArgument, "n_ranks is {}: give 1 to {}", n_ranks, kMaxRanks);
+  }
+  if (rank < 0 || rank >= n_ranks) {
+    return error(moecclInvalidArgument, "rank is {}: give 0 to {}", rank, n_ranks - 1);
+  }
+  MOECCL_ASSIGN_OR_RETURN(const UniqueId id, decode_unique_id(unique_id));
+  auto impl = std::make_unique<Impl>();
+  impl->rank = rank;
+  impl->n_ranks = n_ranks;
+  Status last;
+  int64_t backoff_us = 1000;
+  bool greeted = false;
+  do {
+    last = impl->attempt_join(id, deadline);
+    if (last.ok()) return std::unique_ptr<Session>(new Session(std::move(impl)));
+    const bool again = last.code() == moecclRemoteError || last.code() == moecclTimeout ||
+                       (last.code() == moecclInvalidUsage && wait_for_root);
+    if (!impl->failure.ok() || !again) return last;  // the root's own word, or nothing that time heals
+    greeted = greeted || impl->fd;
+    if (!impl->fd && last.code() == moecclRemoteError && !wait_for_root) break;
+    impl->fd.reset();
+    impl->sealer = {};
+    sleep_us(backoff_us);
+    backoff_us = std::min<int64_t>(backoff_us * 2, 50'000);
+  } while (!deadline.passed());
+
+  const char* hint = ": the meeting point has ended (its process died, its time ran out, or its group is complete)";
+  if (id.address.is_unix() && id.host_hash != driver::host_identity().hash()) {
+    hint =
+        ": the id was made on another host or in another container, whose UNIX sockets this one cannot reach; set "
+        "MOECCL_SOCKET_ADDR there";
+  } else if (greeted) {
+    hint = ": the meeting point does not answer";
+  }
+  return error(deadline.passed() ? moecclTimeout : last.code(), "rank {} cannot join at {}: {}{}", rank,
+               id.address.str(), last.message(), hint);
+}
+
+Status Session::Impl::send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds,
+                           Deadline deadline) {
+  ControlHead head;
+  head.type = type;
+  head.n_bytes = static_cast<uint32_t>(payload.size());
+  head.n_fds = static_cast<uint16_t>(fds.size());
+  head.digest = digest_of(payload);
+  const ControlHeadBytes sealed = sealer.seal(head);
+  if (!fds.empty()) {
+    MOECCL_TRY(driver::send_fds(fd.get(), sealed, fds, deadline));
+    return driver::send_all(fd.get(), payload, deadline);
+  }
+  std::vector<std::byte> frame(sealed.begin(), sealed.end());  // one system call for the usual small frame
+  frame.insert(frame.end(), payload.begin(), payload.end());
+  return driver::send_all(fd.get(), frame, deadline, root_process ? root_process.get() : -1);
+}
+
+Status Session::Impl::receive(std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline) {
+  const int watch = root_process ? root_process.get() : -1;
+  if (over_unix) return driver::recv_fds(fd.get(), bytes, fds, deadline, watch);
+  return driver::recv_exact(fd.get(), bytes, deadline, watch);
+}
+
+Result<Session::Impl::Message> Session::Impl::next_message(Deadline deadline) {
+  Message message;
+  ControlHeadBytes head;
+  MOECCL_TRY(receive(head, &message.fds, deadline));
+  MOECCL_ASSIGN_OR_RETURN(message.head, opener.open(head, kMaxGatheredBytes + kMaxRanks * sizeof(uint32_t)));
+  message.payload.resize(message.head.n_bytes);
+  MOECCL_TRY(receive(message.payload, &message.fds, deadline));
+  if (digest_of(message.payload) != message.head.digest || message.fds.size() != message.head.n_fds) {
+    return error(moecclRemoteError, "a control frame of the meeting point is not what was announced");
+  }
+  return message;
+}
+
+// Reads until the answer that ends the round, keeping descriptors on the way.
+Result<std::vector<std::byte>> Session::Impl::answer_of_round(Deadline deadline, std::vector<std::vector<Fd>>* fds_of) {
+  for (;;) {
+    MOECCL_ASSIGN_OR_RETURN(Message message, next_message(with_grace(deadline)));
+    if (message.head.type == kDone) return std::move(message.payload);
+    if (message.head.type == kFailed) {
+      failure = decode_failure(message.payload);
+      return failure;
+    }
+    Reader r(message.payload);
+    const uint32_t src_rank = r.u32();
+    if (message.head.type != kFdsOf || fds_of == nullptr || !r.done() || src_rank >= fds_of->size()) {
+      return error(moecclInternalError, "the meeting point sent a message of type {} out of turn", message.head.type);
+    }
+    (*fds_of)[src_rank] = std::move(message.fds);
+  }
+}
+
+Status Session::Impl::usable() const {
+  if (process.forked()) {
+    return error(moecclInvalidUsage, "this process was forked from process {}, to which the session belongs",
+                 process.owner());
+  }
+  if (!failure.ok()) return failure;
+  if (closed) return error(moecclInvalidUsage, "rank {} has closed its session", rank);
+  return {};
+}
+
+// What the loss of the root means to the reader: which process, and which ranks lived in it.
+Status Session::Impl::lost_root() const {
+  std::vector<int> ranks;
+  for (size_t r = 0; r < peers.size() && root_pid > 0; ++r) {
+    if (peers[r].pid == root_pid) ranks.push_back(static_cast<int>(r));
+  }
+  const std::string lived = ranks.empty() ? "" : " with " + describe_ranks(ranks);
+  const std::string where = root_pid > 0 ? format(" (process {}{})", root_pid, lived) : "";
+  return error(moecclRemoteError, "the meeting point{} ended or lost its connection before all ranks were connected",
+               where);
+}
+
+// Makes a failure final and tells the others, unless it came from them.
+Status Session::Impl::fail(Status why) {
+  if (!failure.ok()) {
+    fd.reset();
+    return failure;
+  }
+  if (why.code() == moecclRemoteError) {
+    // The connection broke, perhaps just after the root wrote why.
+    while (fd) {
+      Result<Message> last = next_message(Deadline::after_ms(kReasonMs));
+      if (!last.ok()) break;
+      if (last->head.type != kFailed) continue;
+      failure = decode_failure(last->payload);
+      fd.reset();
+      return failure;
+    }
+    why = lost_root();
+  } else if (why.code() == moecclTimeout) {
+    why = error(moecclTimeout, "the meeting point{} did not answer in time",
+                root_pid > 0 ? format(" (process {})", root_pid) : "");
+  }
+  failure = why;
+  static_cast<void>(send(kAbandon, encode_failure(failure), {}, Deadline::after_ms(kReasonMs)));
+  fd.reset();
+  return failure;
+}
+
+Result<std::vector<std::byte>> Session::Impl::round(uint16_t type, std::span<const std::byte> body,
+                                                    std::span<const int> fds, Deadline deadline,
+                                                    std::vector<std::vector<Fd>>* fds_of) {
+  Writer w;
+  w.u32(wire_timeout(deadline));
+  w.raw(body);
+  Status sent = send(type, w.view(), fds, with_grace(deadline));
+  if (!sent.ok()) return fail(std::move(sent));
+  Result<std::vector<std::byte>> answer = answer_of_round(deadline, fds_of);
+  if (!answer.ok()) return fail(std::move(answer).status());
+  return answer;
+}
+
+Session::~Session() {
+  if (impl_->fd && !impl_->closed && !impl_->process.forked()) {
+    abandon(Status(moecclAborted, "it gave up before all ranks were connected"));
+  }
+}
+
+int Session::rank() const { return impl_->rank; }
+int Session::n_ranks() const { return impl_->n_ranks; }
+bool Session::over_unix() const { return impl_->over_unix; }
+std::span<const Peer> Session::peers() const { return impl_->peers; }
+
+Result<std::vector<std::vector<std::byte>>> Session::all_gather(std::span<const std::byte> mine, Deadline deadline) {
+  MOECCL_TRY(impl_->usable());
+  if (mine.size() > kMaxBlobBytes) {
+    return error(moecclInvalidArgument, "a blob of {} bytes; at most {}", mine.size(), kMaxBlobBytes);
+  }
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<std::byte> answer, impl_->round(kGather, mine, {}, deadline));
+  std::vector<std::vector<std::byte>> blobs;
+  if (!decode_blobs(answer, static_cast<size_t>(impl_->n_ranks), &blobs)) {
+    return impl_->fail(error(moecclInternalError, "the gathered blobs cannot be read"));
+  }
+  return blobs;
+}
+
+Result<std::vector<std::vector<Fd>>> Session::all_gather_fds(std::span<const int> mine, const RankSet& wanted_by,
+                                                             Deadline deadline) {
+  MOECCL_TRY(impl_->usable());
+  const auto n_ranks = static_cast<size_t>(impl_->n_ranks);
+  if (mine.size() > kMaxFdsPerRank || (!wanted_by.empty() && wanted_by.size() != n_ranks)) {
+    return error(moecclInvalidArgument, "{} descriptors (at most {}) for a set of {} ranks ({} expected)", mine.size(),
+                 kMaxFdsPerRank, wanted_by.size(), n_ranks);
+  }
+  RankSet set = wanted_by;
+  set.resize(n_ranks);
+  const bool wanted = std::find(set.begin(), set.end(), true) != set.end();
+  if (wanted && !mine.empty() && !impl_->over_unix) {
+    return error(moecclUnsupported, "file descriptors need a meeting point on a UNIX socket, this one is on TCP");
+  }
+  std::vector<std::vector<Fd>> fds_of(n_ranks);
+  const std::span<const int> sent = wanted ? mine : std::span<const int>();
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<std::byte> answer,
+                          impl_->round(kFds, encode_ranks(set), sent, deadline, &fds_of));
+  return fds_of;
+}
+
+Status Session::barrier(Deadline deadline) {
+  MOECCL_TRY(impl_->usable());
+  Result<std::vector<std::byte>> answer = impl_->round(kBarrier, {}, {}, deadline);
+  return std::move(answer).status();
+}
+
+void Session::close() {
+  if (!impl_->usable().ok()) return;
+  static_cast<void>(impl_->send(kLeave, {}, {}, Deadline::after_ms(kReasonMs)));
+  impl_->closed = true;
+  impl_->fd.reset();
+}
+
+void Session::abandon(const Status& why) {
+  if (!impl_->usable().ok()) return;
+  static_cast<void>(impl_->send(kAbandon, encode_failure(why), {}, Deadline::after_ms(kReasonMs)));
+  impl_->closed = true;
+  impl_->fd.reset();
+}
+
+}  // namespace moeccl::bootstrap

@@ -1,0 +1,131 @@
+#include "src/bootstrap/unique_id.h"
+
+#include <netinet/in.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/base/hash.h"
+#include "src/base/random.h"
+#include "src/base/wire.h"
+
+namespace moeccl::bootstrap {
+namespace {
+
+constexpr std::string_view kMagic = "MOECCLid";
+constexpr uint16_t kLayout = 1;
+constexpr size_t kAddressBytes = 32;
+constexpr size_t kChecksumAt = MOECCL_UNIQUE_ID_BYTES - 8;
+
+enum Kind : uint16_t { kUnix = 1, kTcp4 = 2, kTcp6 = 3 };
+
+std::span<const std::byte> address_bytes(const driver::SocketAddress& a) {
+  const auto* raw = reinterpret_cast<const std::byte*>(&a.storage);
+  switch (a.storage.ss_family) {
+    case AF_UNIX: {
+      constexpr size_t kNameAt = offsetof(sockaddr_un, sun_path) + 1;
+      return {raw + kNameAt, a.length > kNameAt ? a.length - kNameAt : 0};
+    }
+    case AF_INET:
+      return {raw + offsetof(sockaddr_in, sin_addr), 4};
+    case AF_INET6:
+      return {raw + offsetof(sockaddr_in6, sin6_addr), 16};
+    default:
+      return {};
+  }
+}
+
+Status refused(const char* why) {
+  return error(moecclInvalidArgument,
+               "the unique id {}: pass on all {} bytes of what moecclGetUniqueId() gave, unchanged", why,
+               MOECCL_UNIQUE_ID_BYTES);
+}
+
+Result<driver::SocketAddress> make_address(uint16_t kind, uint16_t port, std::span<const std::byte> bytes) {
+  driver::SocketAddress a;
+  if (kind == kUnix) {
+    if (bytes.empty() || port != 0) return refused("holds no address");
+    return driver::unix_address({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  }
+  if (kind == kTcp4 && bytes.size() == 4) {
+    auto& v4 = reinterpret_cast<sockaddr_in&>(a.storage);
+    v4.sin_family = AF_INET;
+    std::memcpy(&v4.sin_addr, bytes.data(), 4);
+    a.length = sizeof(v4);
+  } else if (kind == kTcp6 && bytes.size() == 16) {
+    auto& v6 = reinterpret_cast<sockaddr_in6&>(a.storage);
+    v6.sin6_family = AF_INET6;
+    std::memcpy(&v6.sin6_addr, bytes.data(), 16);
+    a.length = sizeof(v6);
+  } else {
+    return refused("holds an address of an unknown kind");
+  }
+  if (port == 0 || a.is_any()) return refused("holds no address");
+  a.set_port(port);
+  return a;
+}
+
+}  // namespace
+
+Result<moecclUniqueId> encode_unique_id(const UniqueId& id) {
+  const std::span<const std::byte> address = address_bytes(id.address);
+  if (address.empty() || address.size() > kAddressBytes) {
+    return error(moecclInternalError, "address {} does not fit into a unique id", id.address.str());
+  }
+  uint16_t kind = kUnix;
+  if (id.address.storage.ss_family == AF_INET) kind = kTcp4;
+  if (id.address.storage.ss_family == AF_INET6) kind = kTcp6;
+  Writer w;
+  w.raw(std::as_bytes(std::span(kMagic.data(), kMagic.size())));
+  w.u16(kLayout);
+  w.u16(kind);
+  w.u16(id.address.port());
+  w.u16(static_cast<uint16_t>(address.size()));
+  w.raw(address);
+  for (size_t i = address.size(); i < kAddressBytes; ++i) w.u8(0);
+  w.raw(id.key);
+  w.u64(id.host_hash);
+  while (w.size() < kChecksumAt) w.u8(0);
+  w.u64(hash_bytes(w.view()));
+  moecclUniqueId result;
+  static_assert(sizeof(result.internal) == kChecksumAt + 8);
+  std::memcpy(result.internal, w.view().data(), sizeof(result.internal));
+  return result;
+}
+
+Result<UniqueId> decode_unique_id(const moecclUniqueId& id) {
+  const std::span<const std::byte> all = std::as_bytes(std::span(id.internal));
+  Reader r(all);
+  if (std::memcmp(r.raw(kMagic.size()).data(), kMagic.data(), kMagic.size()) != 0) return refused("was never made");
+  const uint16_t layout = r.u16();
+  const uint16_t kind = r.u16();
+  const uint16_t port = r.u16();
+  const uint16_t address_size = r.u16();
+  const std::span<const std::byte> address = r.raw(kAddressBytes);
+  UniqueId result;
+  const std::span<const std::byte> key = r.raw(kKeyBytes);
+  std::copy(key.begin(), key.end(), result.key.begin());
+  result.host_hash = r.u64();
+  const std::span<const std::byte> zeros = r.raw(kChecksumAt - (all.size() - r.left()));
+  if (r.u64() != hash_bytes(all.first(kChecksumAt))) return refused("was changed on its way");
+  if (layout != kLayout) {
+    return error(moecclUnsupported, "the unique id has layout {}, this library knows {}: use one version on all ranks",
+                 layout, kLayout);
+  }
+  const auto is_zero = [](std::byte b) { return b == std::byte{0}; };
+  if (address_size > kAddressBytes || !std::all_of(zeros.begin(), zeros.end(), is_zero) ||
+      !std::all_of(address.begin() + address_size, address.end(), is_zero)) {
+    return refused("is malformed");
+  }
+  MOECCL_ASSIGN_OR_RETURN(result.address, make_address(kind, port, address.first(address_size)));
+  return result;
+}
+
+Result<Key> random_key() {
+  Key key;
+  MOECCL_TRY(random_bytes(key.data(), key.size()));
+  return key;
+}
+
+}  // namespace moeccl::bootstrap

@@ -1,0 +1,201 @@
+#include "src/comm/collective.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace moeccl::comm {
+namespace {
+
+bool reduces(moecclOp_t op) { return op == moecclOpAllReduce || op == moecclOpReduce || op == moecclOpReduceScatter; }
+bool rooted(moecclOp_t op) {
+  return op == moecclOpReduce || op == moecclOpBroadcast || op == moecclOpGather || op == moecclOpScatter;
+}
+
+// Whether this rank's send (recv) buffer is used at all.
+bool reads_send(const CollectiveCall& c, uint32_t rank) {
+  const bool root = static_cast<uint32_t>(c.root) == rank;
+  return (c.op != moecclOpBroadcast && c.op != moecclOpScatter) || root;
+}
+bool writes_recv(const CollectiveCall& c, uint32_t rank) {
+  const bool root = static_cast<uint32_t>(c.root) == rank;
+  return (c.op != moecclOpReduce && c.op != moecclOpGather) || root;
+}
+
+Status bad(moecclOp_t op, const char* argument, const std::string& value, const std::string& wanted) {
+  return error(moecclInvalidArgument, "{}: {} is {}: give {}", exec::op_name(op), argument, value, wanted);
+}
+
+Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation& op, bool* scaled) {
+  *scaled = false;
+  switch (c.reduce) {
+    case moecclSum:
+      op.reduce = kernels::ReduceOp::kSum;
+      break;
+    case moecclProd:
+      op.reduce = kernels::ReduceOp::kProd;
+      break;
+    case moecclMax:
+      op.reduce = kernels::ReduceOp::kMax;
+      break;
+    case moecclMin:
+      op.reduce = kernels::ReduceOp::kMin;
+      break;
+    case moecclAvg:
+      op.reduce = kernels::ReduceOp::kSum;
+      op.divisor = comm.n_ranks();
+      break;
+    default: {
+      const auto i = static_cast<size_t>(c.reduce) - MOECCL_NUM_REDUCTIONS;
+      if (c.reduce < 0 || i >= comm.premuls.size() || !comm.premuls[i].used) {
+        return bad(c.op, "op", format("{}", c.reduce), "a built-in operator or one of moecclRedOpCreatePreMulSum of this communicator");
+      }
+      if (comm.premuls[i].type != c.type) {
+        return bad(c.op, "type", exec::type_name(c.type),
+                   format("{}, the type of the operator's scalar", exec::type_name(comm.premuls[i].type)));
+      }
+      op.scale = comm.premuls[i].scalar;
+      *scaled = true;
+    }
+  }
+  op.signature.reduce = static_cast<uint8_t>(*scaled ? exec::kPreMulSum : c.reduce);
+  return {};
+}
+
+// Whether [a, a+na) and [b, b+nb) share a byte.
+bool overlap(const void* a, uint64_t na, const void* b, uint64_t nb) {
+  const auto x = reinterpret_cast<uint64_t>(a), y = reinterpret_cast<uint64_t>(b);
+  return na > 0 && nb > 0 && x < y + nb && y < x + na;
+}
+
+Status check_overlap(const Communicator& comm, const CollectiveCall& c, uint64_t block_bytes, uint64_t in_bytes, uint64_t out_bytes) {
+  if (!reads_send(c, comm.rank()) || !writes_recv(c, comm.rank())) return {};
+  if (!overlap(c.send, in_bytes, c.recv, out_bytes)) return {};
+  const auto* send = static_cast<const std::byte*>(c.send);
+  const auto* recv = static_cast<const std::byte*>(c.recv);
+  const uint64_t own = block_bytes * comm.rank();
+  bool in_place = false;
+  switch (c.op) {
+    case moecclOpAllGather:
+    case moecclOpGather:
+      in_place = send == recv + own;
+      break;
+    case moecclOpReduceScatter:
+    case moecclOpScatter:
+      in_place = recv == send + own;
+      break;
+    case moecclOpAllToAllv:
+      break;
+    default:
+      in_place = send == recv;
+  }
+  if (in_place) return {};
+  return error(moecclInvalidArgument, "{}: send and recv overlap, but not as the in-place form does (see collectives.h): give "
+               "separate buffers", exec::op_name(c.op));
+}
+
+Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Operation& op, uint64_t* send_bytes, uint64_t* recv_bytes) {
+  if (c.send_counts == nullptr) return bad(c.op, "send_counts", "NULL", "an array of one count per rank");
+  if (c.send_displs == nullptr) return bad(c.op, "send_displs", "NULL", "an array of one displacement per rank");
+  if (c.recv_counts == nullptr) return bad(c.op, "recv_counts", "NULL", "an array of one count per rank");
+  if (c.recv_displs == nullptr) return bad(c.op, "recv_displs", "NULL", "an array of one displacement per rank");
+  const uint32_t n = comm.n_ranks();
+  const uint64_t most = std::numeric_limits<int64_t>::max() / op.element_bytes / 2;
+  const auto take = [&](const size_t* counts, const size_t* displs, std::vector<uint64_t>& to_counts, std::vector<uint64_t>& to_displs,
+                        const char* name, uint64_t* bytes) -> Status {
+    to_counts.assign(counts, counts + n);
+    to_displs.assign(displs, displs + n);
+    for (uint32_t r = 0; r < n; ++r) {
+      if (counts[r] > most || displs[r] > most) {
+        return bad(c.op, name, format("{} elements at {} for rank {}", counts[r], displs[r], r), "sizes that fit in memory");
+      }
+      if (counts[r] > 0) *bytes = std::max(*bytes, (counts[r] + displs[r]) * op.element_bytes);
+    }
+    return {};
+  };
+  MOECCL_TRY(take(c.send_counts, c.send_displs, op.send_counts, op.send_displs, "send_counts", send_bytes));
+  MOECCL_TRY(take(c.recv_counts, c.recv_displs, op.recv_counts, op.recv_displs, "recv_counts", recv_bytes));
+  if (c.send_counts[comm.rank()] != c.recv_counts[comm.rank()]) {
+    return bad(c.op, "recv_counts of this rank for itself", format("{}", c.recv_counts[comm.rank()]),
+               format("{}, what it sends itself", c.send_counts[comm.rank()]));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Operation& op) {
+  MOECCL_TRY(comm.usable());
+  op.element_bytes = moecclTypeSize(c.type);
+  if (op.element_bytes == 0) return bad(c.op, "type", format("{}", static_cast<int>(c.type)), "a moecclDataType_t");
+  if (rooted(c.op) && (c.root < 0 || static_cast<uint32_t>(c.root) >= comm.n_ranks())) {
+    return bad(c.op, "root", format("{}", c.root), format("a rank from 0 to {}", comm.n_ranks() - 1));
+  }
+  op.signature.op = c.op;
+  op.signature.type = c.type;
+  op.signature.count = c.count;
+  bool scaled = false;
+  if (reduces(c.op)) MOECCL_TRY(check_reduce(comm, c, op, &scaled));
+  uint64_t in_bytes = 0, out_bytes = 0;
+  if (c.op == moecclOpAllToAllv) {
+    op.signature.count = 0;  // private to each rank
+    MOECCL_TRY(copy_splits(comm, c, op, &in_bytes, &out_bytes));
+  } else {
+    const uint64_t blocks = std::max(plan::in_blocks(c.op, comm.n_ranks()), plan::out_blocks(c.op, comm.n_ranks()));
+    if (c.count > std::numeric_limits<int64_t>::max() / (op.element_bytes * blocks)) {
+      return bad(c.op, "count", format("{}", c.count), "a size that fits in memory");
+    }
+    in_bytes = c.count * op.element_bytes * plan::in_blocks(c.op, comm.n_ranks());
+    out_bytes = c.count * op.element_bytes * plan::out_blocks(c.op, comm.n_ranks());
+  }
+  if (in_bytes > 0 && c.send == nullptr && reads_send(c, comm.rank())) return bad(c.op, "send", "NULL", format("{} bytes", in_bytes));
+  if (out_bytes > 0 && c.recv == nullptr && writes_recv(c, comm.rank())) return bad(c.op, "recv", "NULL", format("{} bytes", out_bytes));
+  MOECCL_TRY(check_overlap(comm, c, c.count * op.element_bytes, in_bytes, out_bytes));
+  op.input = c.send;
+  op.output = c.recv;
+  return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled);
+}
+
+Status prepare_message(Communicator& comm, const void* data, size_t count, moecclDataType_t type, int peer, bool is_send,
+                       exec::Message& message) {
+  MOECCL_TRY(comm.usable());
+  const char* name = is_send ? "send" : "recv";
+  const size_t element = moecclTypeSize(type);
+  if (element == 0) return error(moecclInvalidArgument, "{}: type is {}: give a moecclDataType_t", name, static_cast<int>(type));
+  if (peer < 0 || static_cast<uint32_t>(peer) >= comm.n_ranks()) {
+    return error(moecclInvalidArgument, "{}: peer is {}: give a rank from 0 to {}", name, peer, comm.n_ranks() - 1);
+  }
+  if (count > std::numeric_limits<int64_t>::max() / element) {
+    return error(moecclInvalidArgument, "{}: count is {}: give a size that fits in memory", name, count);
+  }
+  if (data == nullptr && count > 0) return error(moecclInvalidArgument, "{}: buffer is NULL: give {} bytes", name, count * element);
+  message = {static_cast<uint32_t>(peer), static_cast<std::byte*>(const_cast<void*>(data)), count * element, is_send};
+  return {};
+}
+
+Status create_premul(Communicator& comm, const void* scalar, moecclDataType_t type, moecclRedOp_t* op) {
+  const size_t bytes = moecclTypeSize(type);
+  if (scalar == nullptr) return error(moecclInvalidArgument, "scalar is NULL: give the address of one element");
+  if (op == nullptr) return error(moecclInvalidArgument, "op is NULL: give the address of a moecclRedOp_t");
+  if (bytes == 0) return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
+  Communicator::PreMul p;
+  p.used = true;
+  p.type = type;
+  p.scalar = kernels::scalar_from(scalar, type);
+  auto free = std::find_if(comm.premuls.begin(), comm.premuls.end(), [](const auto& q) { return !q.used; });
+  if (free == comm.premuls.end()) free = comm.premuls.insert(free, p);
+  *free = p;
+  *op = static_cast<moecclRedOp_t>(free - comm.premuls.begin()) + MOECCL_NUM_REDUCTIONS;
+  return {};
+}
+
+Status destroy_premul(Communicator& comm, moecclRedOp_t op) {
+  const auto i = static_cast<size_t>(op) - MOECCL_NUM_REDUCTIONS;
+  if (op < MOECCL_NUM_REDUCTIONS || i >= comm.premuls.size() || !comm.premuls[i].used) {
+    return error(moecclInvalidArgument, "op is {}: give an operator of moecclRedOpCreatePreMulSum that was not destroyed", op);
+  }
+  comm.premuls[i].used = false;
+  return {};
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,128 @@
+#include "src/comm/communicator.h"
+
+#include <algorithm>
+
+#include "src/base/env.h"
+#include "src/base/log.h"
+
+namespace moeccl::comm {
+
+Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& id, int n_ranks, int rank, const Config& config) {
+  MOECCL_ASSIGN_OR_RETURN(Membership m, connect(id, static_cast<uint32_t>(n_ranks), static_cast<uint32_t>(rank), config));
+  m.fabric->kernels = env().kernels.empty() ? &kernels::best() : kernels::select(env().kernels.c_str());
+  if (m.fabric->kernels == nullptr) {
+    return error(moecclInvalidArgument, "MOECCL_KERNELS={}: give reference, avx2 or avx512, as far as this processor runs them",
+                 env().kernels);
+  }
+  std::unique_ptr<Communicator> c(new Communicator(std::move(m)));
+  MOECCL_TRY(c->selector_->force_from_text(c->config_.plan));
+  return c;
+}
+
+Communicator::Communicator(Membership m)
+    : rank_(m.rank), n_ranks_(m.n_ranks), config_(std::move(m.config)), fabric_(std::move(m.fabric)) {
+  const unsigned cores = driver::usable_cores();
+  // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core. With
+  // more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
+  const bool fits = m.ranks_on_host <= cores;
+  fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 4000u : 40u;
+  plan::Profile profile;
+  profile.cores = cores;
+  selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach, config_.deterministic,
+                                         fabric_->half_bytes, profile);
+}
+
+Communicator::~Communicator() {
+  if (*not_forked_ != 0) leave();
+}
+
+size_t Communicator::memory_bytes() const {
+  const exec::Fabric& f = *fabric_;
+  return f.own->bytes() + f.scratch.capacity() + (f.sent.capacity() + f.awaited.capacity()) * sizeof(uint32_t) +
+         f.entered.capacity() * sizeof(uint64_t) + f.links.size() * sizeof(transport::Link);
+}
+
+Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled) {
+  const PlanKey key{op.signature.op, root, op.signature.count, static_cast<uint32_t>(op.element_bytes), scaled};
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> cached, selector_->get(key));
+  op.choice = cached->choice;
+  op.if_reachable = cached->asks_reach ? &cached->choice_if_reachable : nullptr;
+  op.signature.plan = cached->signature;
+  op.signature.root = root;
+  op.binding.count = op.signature.count;
+  op.scaled = scaled;
+  op.measured = &cached->measured;
+  op.keep = std::move(cached);
+  return {};
+}
+
+Status Communicator::run(const exec::Operation& op) {
+  exec::Execution execution(*fabric_, op);
+  exec::Task* task = &execution;
+  return exec::drive({&task, 1});
+}
+
+Status Communicator::run_timed(const exec::Operation& op, double* measured_us) {
+  const int64_t start = now_ns();
+  Status s = run(op);
+  if (measured_us != nullptr) *measured_us = static_cast<double>(now_ns() - start) / 1e3;
+  return s;
+}
+
+Status Communicator::wait_turn(uint64_t ticket) {
+  if (serving_.load(std::memory_order_acquire) == ticket) return {};
+  turn_waiters_.fetch_add(1);
+  std::unique_lock lock(turn_mutex_);
+  turn_.wait(lock, [&] { return serving_.load(std::memory_order_acquire) == ticket; });
+  turn_waiters_.fetch_sub(1);
+  return {};
+}
+
+void Communicator::end_turn() {
+  // seq_cst on both, so that either we see the waiter or it sees our store.
+  serving_.fetch_add(1);
+  if (turn_waiters_.load() == 0) return;
+  { const std::lock_guard lock(turn_mutex_); }
+  turn_.notify_all();
+}
+
+Status Communicator::wait_idle() {
+  const uint64_t ticket = take_ticket();
+  Status s = wait_turn(ticket);
+  end_turn();
+  return s;
+}
+
+Status Communicator::usable() const {
+  if (*not_forked_ == 0) {
+    return error(moecclInvalidUsage, "the communicator belongs to the process that this one was forked from: initialise one here");
+  }
+  if (fabric_->failed()) return fabric_->failure();
+  if (fabric_->aborted.load(std::memory_order_relaxed)) {
+    return error(moecclAborted, "the communicator was aborted: destroy it");
+  }
+  return {};
+}
+
+void Communicator::abort() {
+  fabric_->aborted.store(true, std::memory_order_relaxed);
+  fabric_->fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
+}
+
+void Communicator::leave() {
+  if (fabric_->failed() || fabric_->own == nullptr) return;
+  fabric_->publish_state(transport::RankState::kLeft, moecclSuccess, "");
+}
+
+void Communicator::set_last_error(const std::string& text) {
+  const std::lock_guard lock(error_mutex_);
+  last_error_ = text;
+}
+
+const char* Communicator::last_error() {
+  const std::lock_guard lock(error_mutex_);
+  last_error_shown_ = last_error_;
+  return last_error_shown_.c_str();
+}
+
+}  // namespace moeccl::comm

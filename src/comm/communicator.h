@@ -1,0 +1,97 @@
+// One rank's membership: everything that its operations need, and their order.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "src/comm/config.h"
+#include "src/comm/selection.h"
+#include "src/driver/fork_page.h"
+#include "src/exec/execution.h"
+#include "src/exec/fabric.h"
+#include "src/exec/message.h"
+
+namespace moeccl::comm {
+
+// What connect() found out and set up.
+struct Membership {
+  uint32_t rank = 0, n_ranks = 1;
+  Config config;
+  plan::LevelTree tree;
+  plan::Reach reach;        // of ordinary buffers
+  bool heap_reach = false;  // of the symmetric heap
+  uint32_t ranks_on_host = 1;
+  std::unique_ptr<exec::Fabric> fabric;
+};
+
+class Communicator {
+ public:
+  static Result<std::unique_ptr<Communicator>> init(const moecclUniqueId& id, int n_ranks, int rank, const Config& config);
+  ~Communicator();
+
+  uint32_t rank() const { return rank_; }
+  uint32_t n_ranks() const { return n_ranks_; }
+  const Config& config() const { return config_; }
+  exec::Fabric& fabric() { return *fabric_; }
+  Selector& selector() { return *selector_; }
+  const plan::LevelTree& tree() const { return selector_->tree(); }
+  bool paced() const { return config_.pace; }
+  uint64_t operation_staging_bytes() const { return fabric_->half_bytes; }
+  size_t memory_bytes() const;
+
+  // Fills an operation's plan and divisor for a standard collective.
+  Status prepare(exec::Operation& op, uint32_t root, bool scaled);
+  // Runs a prepared operation on this thread, when its turn has come.
+  Status run(const exec::Operation& op);
+  // The same with its time on this rank.
+  Status run_timed(const exec::Operation& op, double* measured_us);
+
+  // Operations run in the order in which their calls were made, whatever stream they are on.
+  uint64_t take_ticket() { return next_ticket_.fetch_add(1, std::memory_order_relaxed); }
+  Status wait_turn(uint64_t ticket);
+  void end_turn();
+  Status wait_idle();
+  bool idle() const { return serving_.load(std::memory_order_acquire) == next_ticket_.load(std::memory_order_relaxed); }
+
+  Status usable() const;  // the failure, abort or fork that forbids further operations
+  void abort();
+  // Says to the peers that this rank will take no further part.
+  void leave();
+
+  void set_last_error(const std::string& text);
+  const char* last_error();
+
+  // premulsum operators, by number - MOECCL_NUM_REDUCTIONS.
+  struct PreMul {
+    bool used = false;
+    moecclDataType_t type = moecclFloat32;
+    kernels::Scalar scalar{};
+  };
+  std::vector<PreMul> premuls;
+
+ private:
+  explicit Communicator(Membership m);
+
+  uint32_t rank_, n_ranks_;
+  Config config_;
+  const volatile uint32_t* not_forked_ = driver::fork_page();
+  std::unique_ptr<exec::Fabric> fabric_;
+  std::unique_ptr<Selector> selector_;
+
+  std::atomic<uint64_t> next_ticket_{0}, serving_{0};
+  std::mutex turn_mutex_;
+  std::condition_variable turn_;
+  std::atomic<int> turn_waiters_{0};
+
+  std::mutex error_mutex_;
+  std::string last_error_, last_error_shown_;
+};
+
+// connect.cc
+Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config);
+
+}  // namespace moeccl::comm

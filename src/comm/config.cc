@@ -1,0 +1,79 @@
+#include "src/comm/config.h"
+
+#include <algorithm>
+
+#include "src/base/env.h"
+
+namespace moeccl::comm {
+namespace {
+
+constexpr size_t kMaxText = 4096;
+constexpr uint64_t kLeastStaging = 64 << 10, kMostStaging = uint64_t{1} << 36;
+
+}  // namespace
+
+Result<Config> Config::from(const moecclConfig_t* given) {
+  MOECCL_TRY(env_status());
+  moecclConfig_t c = MOECCL_CONFIG_INIT;
+  if (given != nullptr) {
+    if (given->size < sizeof(size_t) || given->size > 4096) {
+      return error(moecclInvalidArgument, "config.size is {}: initialise the struct with MOECCL_CONFIG_INIT", given->size);
+    }
+    std::copy_n(reinterpret_cast<const char*>(given), std::min(given->size, sizeof(c)), reinterpret_cast<char*>(&c));
+  }
+  const auto bad = [](const char* field, int64_t value, const char* wanted) {
+    return error(moecclInvalidArgument, "config.{} is {}: give {}", field, value, wanted);
+  };
+  if (c.timeout_ms < 0) return bad("timeout_ms", c.timeout_ms, "milliseconds, or 0 for the default");
+  if (c.init_timeout_ms < 0) return bad("init_timeout_ms", c.init_timeout_ms, "milliseconds, or 0 for the default");
+  if (c.deterministic < 0 || c.deterministic > 1) return bad("deterministic", c.deterministic, "0 or 1");
+  if (c.pace < 0 || c.pace > 1) return bad("pace", c.pace, "0 or 1");
+  Config out;
+  out.timeout_ms = c.timeout_ms > 0 ? c.timeout_ms : env().timeout_ms;
+  out.init_timeout_ms = c.init_timeout_ms > 0 ? c.init_timeout_ms : env().init_timeout_ms;
+  out.deterministic = c.deterministic == 1;
+  out.pace = c.pace == 1;
+  out.topology = c.topology != nullptr ? c.topology : env().topology;
+  out.staging_bytes = c.staging_bytes > 0 ? c.staging_bytes : static_cast<uint64_t>(env().staging_bytes);
+  out.plan = env().plan;
+  if (c.name != nullptr) out.name = std::string(c.name).substr(0, 31);
+  if (out.staging_bytes < kLeastStaging || out.staging_bytes > kMostStaging) {
+    return error(moecclInvalidArgument, "staging_bytes is {}: give between {} and {}", out.staging_bytes, kLeastStaging, kMostStaging);
+  }
+  if (out.topology.size() > kMaxText) {
+    return error(moecclInvalidArgument, "config.topology has {} bytes: at most {} are accepted", out.topology.size(), kMaxText);
+  }
+  if (out.pace && out.topology.empty()) {
+    return error(moecclInvalidArgument, "config.pace is 1 without a topology: give one with bandwidths, such as node:2(bw=1GB/s) gpu:4");
+  }
+  return out;
+}
+
+void Config::write_agreed(Writer& out) const {
+  out.u8(deterministic);
+  out.u8(pace);
+  out.u64(staging_bytes);
+  out.string(topology);
+  out.string(plan);
+}
+
+Config Config::read_agreed(Reader& in) {
+  Config c;
+  c.deterministic = in.u8() != 0;
+  c.pace = in.u8() != 0;
+  c.staging_bytes = in.u64();
+  c.topology = in.string(kMaxText);
+  c.plan = in.string(kMaxText);
+  return c;
+}
+
+std::string Config::difference(const Config& o) const {
+  if (deterministic != o.deterministic) return format("deterministic ({} and {})", deterministic, o.deterministic);
+  if (pace != o.pace) return format("pace ({} and {})", pace, o.pace);
+  if (staging_bytes != o.staging_bytes) return format("staging_bytes ({} and {})", staging_bytes, o.staging_bytes);
+  if (topology != o.topology) return format("topology (\"{}\" and \"{}\")", topology, o.topology);
+  if (plan != o.plan) return format("MOECCL_PLAN (\"{}\" and \"{}\")", plan, o.plan);
+  return "";
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,30 @@
+// A communicator's configuration after defaults, environment and checks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "moeccl/comm.h"
+#include "src/base/status.h"
+#include "src/base/wire.h"
+
+namespace moeccl::comm {
+
+struct Config {
+  int64_t timeout_ms = 0, init_timeout_ms = 0;
+  bool deterministic = false;
+  bool pace = false;
+  std::string topology;  // synthetic; empty: discovered
+  uint64_t staging_bytes = 0;
+  std::string name;
+  std::string plan;      // MOECCL_PLAN
+
+  static Result<Config> from(const moecclConfig_t* config);  // null: all defaults
+  // What all ranks must have alike, for the exchange at init.
+  void write_agreed(Writer& out) const;
+  static Config read_agreed(Reader& in);
+  // "", or the first agreed field that differs with both values.
+  std::string difference(const Config& other) const;
+};
+
+}  // namespace moeccl::comm

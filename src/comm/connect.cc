@@ -1,0 +1,332 @@
+// From a unique id to links: who is where, segments and heaps mapped, links made.
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "src/base/env.h"
+#include "src/base/hash.h"
+#include "src/base/log.h"
+#include "src/base/random.h"
+#include "src/base/wire.h"
+#include "src/bootstrap/bootstrap.h"
+#include "src/comm/communicator.h"
+#include "src/comm/heap.h"
+#include "src/driver/process.h"
+#include "topology/synthetic.h"
+#include "transport/paced/paced_link.h"
+#include "transport/shm/shm_link.h"
+
+namespace moeccl::comm {
+namespace {
+
+using transport::shm::Segment;
+using transport::shm::SegmentShape;
+
+// What the ranks of one process share: each other's segments, and one mapping of each foreign segment and heap.
+class ProcessTable {
+ public:
+  static ProcessTable& get() {
+    static ProcessTable table;
+    return table;
+  }
+  void put(uint64_t communicator, uint32_t rank, const std::shared_ptr<Segment>& segment) {
+    const std::lock_guard lock(mutex_);
+    segments_[{communicator, rank}] = segment;
+  }
+  std::shared_ptr<Segment> find(uint64_t communicator, uint32_t rank) {
+    const std::lock_guard lock(mutex_);
+    const auto it = segments_.find({communicator, rank});
+    return it == segments_.end() ? nullptr : it->second.lock();
+  }
+  void remove(uint64_t communicator, uint32_t rank) {
+    const std::lock_guard lock(mutex_);
+    segments_.erase({communicator, rank});
+  }
+  // Foreign heaps stay mapped while the process lives: addresses only, and every new communicator uses them again.
+  Result<std::byte*> heap(uint64_t process, Fd fd, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto it = heaps_.find(process);
+    if (it != heaps_.end()) return it->second.data();
+    MOECCL_ASSIGN_OR_RETURN(driver::Mapping mapping, driver::map_segment(fd, bytes));
+    std::byte* base = mapping.data();
+    heaps_.emplace(process, std::move(mapping));
+    return base;
+  }
+  std::byte* find_heap(uint64_t process) {
+    const std::lock_guard lock(mutex_);
+    const auto it = heaps_.find(process);
+    return it == heaps_.end() ? nullptr : it->second.data();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<uint64_t, uint32_t>, std::weak_ptr<Segment>> segments_;
+  std::map<uint64_t, driver::Mapping> heaps_;
+};
+
+// One rank's words at the exchange.
+struct Introduction {
+  uint64_t host = 0, process = 0;
+  int32_t pid = 0;
+  uint64_t heap_bytes = 0;
+  uint64_t probe_address = 0, probe_value = 0;
+  Config config;
+
+  std::vector<std::byte> encode() const {
+    Writer out;
+    out.u64(host);
+    out.u64(process);
+    out.i32(pid);
+    out.u64(heap_bytes);
+    out.u64(probe_address);
+    out.u64(probe_value);
+    config.write_agreed(out);
+    return out.take();
+  }
+  static Result<Introduction> decode(std::span<const std::byte> bytes, uint32_t rank) {
+    Reader in(bytes);
+    Introduction i;
+    i.host = in.u64();
+    i.process = in.u64();
+    i.pid = in.i32();
+    i.heap_bytes = in.u64();
+    i.probe_address = in.u64();
+    i.probe_value = in.u64();
+    i.config = Config::read_agreed(in);
+    if (!in.done()) return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
+    return i;
+  }
+};
+
+class Connector {
+ public:
+  Connector(const moecclUniqueId& id, uint32_t n, uint32_t rank, const Config& config)
+      : id_(id), n_(n), rank_(rank), config_(config), deadline_(Deadline::after_ms(config.init_timeout_ms)) {
+    key_ = hash_bytes(&id, sizeof(id));
+  }
+
+  Result<Membership> connect() {
+    MOECCL_ASSIGN_OR_RETURN(
+        session_, bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_), deadline_));
+    Status status = steps();
+    ProcessTable::get().remove(key_, rank_);
+    if (!status.ok()) {
+      session_->abandon(status);
+      return status;
+    }
+    session_->close();
+    return std::move(m_);
+  }
+
+ private:
+  Status steps() {
+    m_.rank = rank_;
+    m_.n_ranks = n_;
+    m_.config = config_;
+    m_.fabric = std::make_unique<exec::Fabric>();
+    MOECCL_TRY(introduce());
+    MOECCL_TRY(make_tree());
+    MOECCL_TRY(make_segment());
+    MOECCL_TRY(exchange_memory());
+    MOECCL_TRY(probe_reads());
+    MOECCL_TRY(make_links());
+    return session_->barrier(deadline_);
+  }
+
+  Status introduce() {
+    MOECCL_ASSIGN_OR_RETURN(heap_, SymmetricHeap::process_heap());
+    const driver::ProcessIdentity self = driver::this_process();
+    Introduction mine;
+    mine.host = driver::host_identity().hash();
+    mine.pid = self.pid;
+    mine.process = hash_combine(hash_combine(static_cast<uint64_t>(self.pid), self.start_time), self.random);
+    mine.heap_bytes = heap_->bytes();
+    MOECCL_TRY(random_bytes(&probe_, sizeof(probe_)));
+    mine.probe_address = env().no_cma ? 0 : reinterpret_cast<uint64_t>(&probe_);
+    mine.probe_value = probe_;
+    mine.config = config_;
+    MOECCL_ASSIGN_OR_RETURN(const auto blobs, session_->all_gather(mine.encode(), deadline_));
+    for (uint32_t r = 0; r < n_; ++r) {
+      MOECCL_ASSIGN_OR_RETURN(Introduction theirs, Introduction::decode(blobs[r], r));
+      all_.push_back(std::move(theirs));
+    }
+    for (uint32_t r = 0; r < n_; ++r) {
+      if (all_[r].host != all_[0].host) {
+        return error(moecclUnsupported, "rank {} is on another host or in another container than rank 0: this version connects ranks "
+                     "that share a host and its namespaces", r);
+      }
+      if (const std::string d = all_[r].config.difference(all_[0].config); !d.empty()) {
+        return error(moecclMismatch, "ranks 0 and {} disagree on the configuration's {}", r, d);
+      }
+      processes_.emplace(all_[r].process, r);  // the first rank of a process is its leader
+    }
+    return {};
+  }
+
+  Status make_tree() {
+    if (config_.topology.empty()) {
+      m_.tree = plan::LevelTree::flat(n_);
+      return {};
+    }
+    auto parsed = topology::parse_synthetic(config_.topology, n_);
+    if (!parsed.ok()) return std::move(parsed).status();
+    m_.tree = std::move(*parsed);
+    if (m_.tree.depth() > transport::shm::kPaceLevels) {
+      return error(moecclInvalidArgument, "topology has {} levels: at most {} are supported", m_.tree.depth(), transport::shm::kPaceLevels);
+    }
+    return {};
+  }
+
+  bool leader() const { return processes_.at(all_[rank_].process) == rank_; }
+  bool same_process(uint32_t r) const { return all_[r].process == all_[rank_].process; }
+
+  SegmentShape shape_of(uint32_t rank) const {
+    SegmentShape s;
+    s.n_ranks = n_;
+    s.rank = rank;
+    // Both halves start on cache lines.
+    s.staging_bytes = config_.staging_bytes / 128 * 128;
+    // 2 MiB for all peers' messages together, so that memory does not grow with the square of the ranks.
+    s.message_bytes = std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessageSlots), 1024, 128 << 10);
+    return s;
+  }
+
+  Status make_segment() {
+    auto made = Segment::create(shape_of(rank_), processes_.size() > 1);
+    if (!made.ok()) return std::move(made).status();
+    m_.fabric->own = std::move(*made);
+    ProcessTable::get().put(key_, rank_, m_.fabric->own);
+    return {};
+  }
+
+  // Leaders map what other processes sent; then the other ranks of the process take the mappings from the table.
+  Status exchange_memory() {
+    segments_.resize(n_);
+    if (processes_.size() == 1) MOECCL_TRY(session_->barrier(deadline_));
+    if (processes_.size() > 1) {
+      bootstrap::RankSet wanted(n_, false);
+      for (const auto& [process, r] : processes_) wanted[r] = process != all_[rank_].process;
+      const int fds[] = {m_.fabric->own->fd().get(), heap_->fd().get()};
+      MOECCL_ASSIGN_OR_RETURN(auto received, session_->all_gather_fds({fds, leader() ? 2u : 1u}, wanted, deadline_));
+      for (uint32_t r = 0; leader() && r < n_; ++r) {
+        if (same_process(r)) continue;
+        if (received[r].empty()) return error(moecclRemoteError, "rank {} sent no memory descriptor", r);
+        auto mapped = Segment::map(shape_of(r), std::move(received[r][0]));
+        if (!mapped.ok()) return std::move(mapped).status().with_context(format("memory of rank {}", r));
+        segments_[r] = *mapped;
+        ProcessTable::get().put(key_ ^ all_[rank_].process, r, *mapped);
+        if (received[r].size() > 1) {
+          auto heap = ProcessTable::get().heap(all_[r].process, std::move(received[r][1]), all_[r].heap_bytes);
+          if (!heap.ok()) return std::move(heap).status().with_context(format("symmetric heap of rank {}", r));
+        }
+      }
+      MOECCL_TRY(session_->barrier(deadline_));
+    }
+    for (uint32_t r = 0; r < n_; ++r) {
+      if (segments_[r] == nullptr) segments_[r] = ProcessTable::get().find(same_process(r) ? key_ : key_ ^ all_[rank_].process, r);
+      if (segments_[r] == nullptr) return error(moecclInternalError, "no mapping of rank {}'s memory", r);
+    }
+    // Nobody may take a segment out of the table, or leave, before all have found theirs.
+    return session_->barrier(deadline_);
+  }
+
+  // process_vm_readv depends on users, namespaces and ptrace rules: trying it is the only sure answer.
+  Status probe_reads() {
+    bool all = true;
+    for (const auto& [process, r] : processes_) {
+      if (process == all_[rank_].process) continue;
+      uint64_t value = 0;
+      all = all && all_[r].probe_address != 0 &&
+            driver::read_process(all_[r].pid, all_[r].probe_address, &value, sizeof(value)).ok() &&
+            value == all_[r].probe_value;
+    }
+    const auto mine = static_cast<std::byte>(all);
+    MOECCL_ASSIGN_OR_RETURN(const auto answers, session_->all_gather({&mine, 1}, deadline_));
+    for (const auto& a : answers) all = all && a.size() == 1 && a[0] == std::byte{1};
+    const bool one_process = processes_.size() == 1;
+    m_.reach.staging = !config_.pace;
+    m_.reach.views = one_process && !config_.pace;
+    m_.reach.reads = (one_process || all) && !config_.pace;
+    m_.heap_reach = !one_process && !config_.pace;
+    can_read_ = all;
+    return {};
+  }
+
+  Status make_links() {
+    exec::Fabric& f = *m_.fabric;
+    f.rank = rank_;
+    f.n_ranks = n_;
+    f.name = config_.name;
+    f.half_bytes = shape_of(rank_).staging_bytes / 2;
+    f.heap = heap_->base();
+    f.heap_bytes = heap_->bytes();
+    f.timeout_ms = config_.timeout_ms;
+    f.sent.assign(static_cast<size_t>(n_) * transport::kSigsPerPeer, 0);
+    f.awaited = f.sent;
+    f.entered.assign(n_, 0);
+    f.paced.assign(n_, 0);
+    m_.ranks_on_host = n_;
+    std::map<uint64_t, Fd> pidfds;
+    for (uint32_t r = 0; r < n_; ++r) {
+      f.links.push_back(nullptr);
+      if (r == rank_) continue;
+      transport::shm::ShmPeer peer;
+      peer.own_rank = rank_;
+      peer.peer_rank = r;
+      peer.segment = segments_[r];
+      peer.same_process = same_process(r);
+      peer.pid = all_[r].pid;
+      peer.can_read = can_read_ && !peer.same_process;
+      if (!peer.same_process) {
+        peer.heap = ProcessTable::get().find_heap(all_[r].process);
+        peer.heap_bytes = peer.heap != nullptr ? all_[r].heap_bytes : 0;
+        MOECCL_ASSIGN_OR_RETURN(peer.pidfd, driver::open_pidfd(all_[r].pid));
+      }
+      auto link = std::make_unique<transport::shm::ShmLink>(std::move(peer));
+      const uint32_t level = m_.tree.level_between(rank_, r);
+      if (config_.pace && m_.tree.levels[level].link.bytes_per_ns > 0) {
+        f.paced[r] = 1;
+        f.links[r] = std::make_unique<transport::paced::PacedLink>(std::move(link), uplinks(level, r));
+      } else {
+        f.links[r] = std::move(link);
+      }
+    }
+    return {};
+  }
+
+  // A group's pace words are in the segment of its first rank.
+  transport::paced::PacedUplinks uplinks(uint32_t level, uint32_t peer) {
+    const plan::Level& l = m_.tree.levels[level];
+    const auto words = [&](uint32_t rank) {
+      const auto first = std::find(l.group_of_rank.begin(), l.group_of_rank.end(), l.group_of_rank[rank]);
+      return &segments_[static_cast<size_t>(first - l.group_of_rank.begin())]->pace(level);
+    };
+    return {l.link, words(rank_), words(peer)};
+  }
+
+  moecclUniqueId id_;
+  uint32_t n_, rank_;
+  Config config_;
+  Deadline deadline_;
+  uint64_t key_ = 0;
+  uint64_t probe_ = 0;
+  bool can_read_ = false;
+  std::unique_ptr<bootstrap::Session> session_;
+  SymmetricHeap* heap_ = nullptr;
+  std::vector<Introduction> all_;
+  std::map<uint64_t, uint32_t> processes_;  // identity -> its lowest rank
+  std::vector<std::shared_ptr<Segment>> segments_;
+  Membership m_;
+};
+
+}  // namespace
+
+Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config) {
+  return Connector(id, n_ranks, rank, config).connect();
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,46 @@
+// Calls that are issued together, and the way of every call to its run: on this thread, or on a stream's.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "src/comm/communicator.h"
+#include "src/comm/stream.h"
+
+namespace moeccl::comm {
+
+// One call, checked and prepared. Communicators outlive the calls on them: Destroy waits.
+struct Call {
+  Communicator* comm = nullptr;
+  HostStream* stream = nullptr;                  // null: blocking
+  std::unique_ptr<exec::Operation> operation;    // or
+  exec::Message message;
+};
+
+// Issues calls together; those without a stream have run when it returns.
+Status issue(std::vector<Call> calls);
+
+// The calling thread's open groups.
+class Group {
+ public:
+  static Group& of_this_thread();
+  bool open() const { return depth_ > 0; }
+  void start() { ++depth_; }
+  Status end();
+  void add(Call call) { calls_.push_back(std::move(call)); }
+  // Joins that one thread makes for several ranks: each runs on a thread of its own at the end.
+  void add_join(std::function<Status()> join) { joins_.push_back(std::move(join)); }
+  // A call in the group failed its checks: the end reports it and issues nothing.
+  void poison(const Status& status) {
+    if (failure_.ok()) failure_ = status;
+  }
+
+ private:
+  int depth_ = 0;
+  Status failure_;
+  std::vector<Call> calls_;
+  std::vector<std::function<Status()>> joins_;
+};
+
+}  // namespace moeccl::comm

@@ -1,0 +1,65 @@
+#include "src/comm/moe_channel.h"
+
+#include <memory>
+#include <vector>
+
+#include "src/comm/collective.h"
+#include "src/comm/group.h"
+#include "src/comm/split.h"
+
+namespace moeccl::comm {
+namespace {
+
+Status run_in_turn(Communicator& comm, uint64_t ticket, const exec::Operation& op, double* measured_us) {
+  MOECCL_TRY(comm.wait_turn(ticket));
+  Status status = comm.usable();
+  if (status.ok()) status = comm.run_timed(op, measured_us);
+  if (!status.ok()) comm.set_last_error(status.message());
+  comm.end_turn();
+  return status;
+}
+
+}  // namespace
+
+Status MoeChannel::all_gather(const void* mine, size_t bytes, void* all) { return all_gather_bytes(comm_, mine, bytes, all); }
+
+Status MoeChannel::all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) {
+  const uint32_t n = comm_.n_ranks();
+  std::vector<size_t> send_at(n, 0), recv_at(n, 0);
+  for (uint32_t r = 1; r < n; ++r) {
+    send_at[r] = send_at[r - 1] + send_bytes[r - 1];
+    recv_at[r] = recv_at[r - 1] + recv_bytes[r - 1];
+  }
+  exec::Operation op;
+  MOECCL_TRY(prepare_collective(comm_,
+                                {.op = moecclOpAllToAllv, .send = send, .recv = recv, .type = moecclUint8, .send_counts = send_bytes,
+                                 .send_displs = send_at.data(), .recv_counts = recv_bytes, .recv_displs = recv_at.data()},
+                                op));
+  return run_in_turn(comm_, comm_.take_ticket(), op, nullptr);
+}
+
+Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* measured_us) {
+  MOECCL_TRY(comm_.usable());
+  HostStream* stream = nullptr;
+  MOECCL_TRY(find_stream_(stream_handle, &stream));
+  if (Group::of_this_thread().open()) {
+    return error(moecclInvalidUsage, "dispatch and combine cannot be part of a group: call them outside moecclGroupStart and moecclGroupEnd");
+  }
+  auto op = std::make_shared<exec::Operation>();
+  op->signature.op = run.op;
+  op->signature.type = run.type;
+  op->signature.plan = run.plan_hash;
+  op->choice = {run.program, run.binding.chunking, run.algorithm, run.plan_hash};
+  op->binding = run.binding;
+  op->input = run.in;
+  op->output = run.out;
+  op->element_bytes = run.binding.element_bytes;
+  op->grouped = run.grouped;
+  Communicator* comm = &comm_;
+  const uint64_t ticket = comm->take_ticket();
+  if (stream == nullptr) return run_in_turn(*comm, ticket, *op, measured_us);
+  stream->enqueue([comm, ticket, op, measured_us] { return run_in_turn(*comm, ticket, *op, measured_us); });
+  return {};
+}
+
+}  // namespace moeccl::comm

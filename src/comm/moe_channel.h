@@ -1,0 +1,34 @@
+// A communicator as the host of MoE layers.
+#pragma once
+
+#include <functional>
+
+#include "src/comm/communicator.h"
+#include "src/comm/moe_host.h"
+#include "src/comm/stream.h"
+
+namespace moeccl::comm {
+
+class MoeChannel final : public MoeHost {
+ public:
+  // `find_stream` turns a C handle into a stream, null for the blocking one.
+  using FindStream = Status (*)(moecclStream_t, HostStream**);
+  MoeChannel(Communicator& comm, FindStream find_stream) : comm_(comm), find_stream_(find_stream) {}
+
+  Communicator& communicator() const { return comm_; }
+  uint32_t rank() const override { return comm_.rank(); }
+  uint32_t n_ranks() const override { return comm_.n_ranks(); }
+  const plan::LevelTree& tree() const override { return comm_.tree(); }
+  bool paced() const override { return comm_.paced(); }
+  bool deterministic() const override { return comm_.config().deterministic; }
+  uint64_t staging_bytes() const override { return comm_.operation_staging_bytes(); }
+  Status all_gather(const void* mine, size_t bytes, void* all) override;
+  Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
+  Status run(const Run& run, moecclStream_t stream, double* measured_us) override;
+
+ private:
+  Communicator& comm_;
+  FindStream find_stream_;
+};
+
+}  // namespace moeccl::comm

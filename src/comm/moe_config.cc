@@ -1,0 +1,161 @@
+#include "src/comm/moe_config.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "src/base/env.h"
+
+namespace moeccl::comm {
+
+namespace {
+
+constexpr int32_t kMaxTopK = 64;
+
+// The caller's struct, which may be of an older and smaller version: what it lacks is zero.
+Result<moecclMoeConfig_t> adopt(const moecclMoeConfig_t* config) {
+  if (!config) return error(moecclInvalidArgument, "config is NULL: give a moecclMoeConfig_t");
+  // The first version ends with `algorithm`.
+  if (config->size != sizeof(moecclMoeConfig_t))
+    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MOE_CONFIG_INIT ({} here)", config->size,
+                 sizeof(moecclMoeConfig_t));
+  return *config;
+}
+
+Status check_numbers(const moecclMoeConfig_t& c) {
+  if (c.hidden_bytes < 1 || c.hidden_bytes > UINT32_MAX)
+    return error(moecclInvalidArgument, "config.hidden_bytes is {}: a row has between 1 and {} bytes", c.hidden_bytes,
+                 UINT32_MAX);
+  if (c.type < 0 || c.type >= MOECCL_NUM_DATA_TYPES)
+    return error(moecclInvalidArgument, "config.type is {}: not a moecclDataType_t", static_cast<int>(c.type));
+  if (c.n_experts < 1 || c.n_experts > 65535)
+    return error(moecclInvalidArgument, "config.n_experts is {}: between 1 and 65535 are possible", c.n_experts);
+  if (c.top_k < 1 || c.top_k > std::min(kMaxTopK, c.n_experts))
+    return error(moecclInvalidArgument, "config.top_k is {}: between 1 and {} are possible with {} experts", c.top_k,
+                 std::min(kMaxTopK, c.n_experts), c.n_experts);
+  if (c.max_tokens < 1 || c.max_tokens > (uint64_t{1} << 31) / static_cast<uint64_t>(c.top_k))
+    return error(moecclInvalidArgument,
+                 "config.max_tokens is {}: give the most tokens that a rank brings, 1 to {} with top_k {}", c.max_tokens,
+                 (uint64_t{1} << 31) / static_cast<uint64_t>(c.top_k), c.top_k);
+  if (c.layout != moecclLayoutRows && c.layout != moecclLayoutExpertMajor)
+    return error(moecclInvalidArgument, "config.layout is {}: moecclLayoutRows or moecclLayoutExpertMajor",
+                 static_cast<int>(c.layout));
+  if (c.align_rows < 0 || c.align_rows > (1 << 20))
+    return error(moecclInvalidArgument, "config.align_rows is {}: between 0 (no alignment) and {} are possible",
+                 c.align_rows, 1 << 20);
+  if (c.align_rows > 1 && c.layout == moecclLayoutRows)
+    return error(moecclInvalidArgument, "config.align_rows is {}: only moecclLayoutExpertMajor has groups to align",
+                 c.align_rows);
+  if (c.capacity < 0)
+    return error(moecclInvalidArgument, "config.capacity is {}: give 0 for no limit, or the limit", c.capacity);
+  return {};
+}
+
+// Rows are numbered with 32 bits, on the rank that gets most of them.
+Status check_rows(const MoeConfig& config) {
+  const uint64_t n = config.placement.n_ranks;
+  uint64_t most = 0;
+  for (uint32_t r = 0; r < n; ++r) {
+    const uint64_t local = config.placement.n_local(r), copies = std::min<uint64_t>(config.shape.top_k, local);
+    most = std::max(most, n * config.shape.max_tokens * copies + local * config.shape.align_rows);
+  }
+  if (most <= INT32_MAX) return {};
+  return error(moecclInvalidArgument,
+               "config.max_tokens is {}: one rank could receive {} rows, at most {} are possible; use fewer tokens a step",
+               config.shape.max_tokens, most, INT32_MAX);
+}
+
+}  // namespace
+
+Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::LevelTree& tree, bool deterministic) {
+  MOECCL_ASSIGN_OR_RETURN(const moecclMoeConfig_t c, adopt(given));
+  MOECCL_TRY(check_numbers(c));
+  MoeConfig config;
+  MOECCL_ASSIGN_OR_RETURN(config.placement, algo::Placement::make(c.n_experts, tree.n_ranks, c.expert_rank));
+  config.type = c.type;
+  config.shape = {static_cast<uint32_t>(c.top_k),
+                  c.hidden_bytes,
+                  c.max_tokens,
+                  static_cast<uint32_t>(c.capacity),
+                  c.layout == moecclLayoutExpertMajor,
+                  static_cast<uint32_t>(std::max(1, c.align_rows)),
+                  deterministic};
+  if (deterministic) MOECCL_TRY(algo::check_groups(tree));
+  MOECCL_TRY(check_rows(config));
+  if (c.algorithm && *c.algorithm && std::strcmp(c.algorithm, "auto") != 0) {
+    MOECCL_ASSIGN_OR_RETURN(const algo::MoeAlgorithm forced, algo::parse_moe_algorithm(c.algorithm, tree));
+    config.algorithms = {forced};
+  } else {
+    config.algorithms = algo::moe_candidates(tree);
+  }
+  config.memory_cap = c.memory_cap_bytes ? c.memory_cap_bytes : static_cast<uint64_t>(env().moe_memory_cap);
+  return config;
+}
+
+uint64_t MoeConfig::hash() const {
+  uint64_t h = 0xcbf29ce484222325ull;
+  const auto add = [&](uint64_t word) {
+    h = (h ^ word) * 0x9e3779b97f4a7c15ull;
+    h ^= h >> 29;
+  };
+  add(shape.top_k), add(shape.row_bytes), add(shape.max_tokens), add(shape.capacity), add(shape.expert_major);
+  add(shape.align_rows), add(shape.grouped), add(static_cast<uint64_t>(type)), add(memory_cap);
+  for (const uint32_t owner : placement.owner) add(owner);
+  for (const algo::MoeAlgorithm& a : algorithms) add(static_cast<uint64_t>(a.kind)), add(a.dims);
+  return h;
+}
+
+uint64_t MoeConfig::staging_budget(uint64_t granted) const {
+  // Half of a cap is left to the tables.
+  return memory_cap ? std::min(granted, memory_cap / 2) : granted;
+}
+
+MoeSlots::MoeSlots(const MoeConfig& config, const algo::Paths& paths, uint64_t budget)
+    : plan(algo::moe_plan_shape(paths, config.shape.expert_major)),
+      slot_rows(algo::moe_slot_rows(config.shape, paths, plan, budget)) {
+  least_rows = paths.max_origins() * (paths.algorithm().dedup() ? uint64_t{1} : config.shape.top_k);
+  needed_bytes = algo::moe_staging_bytes(config.shape, plan, least_rows);
+}
+
+Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const plan::LevelTree& tree, uint64_t budget) {
+  std::vector<algo::MoeAlgorithm> fit;
+  uint64_t least = UINT64_MAX;
+  for (const algo::MoeAlgorithm& a : config.algorithms) {
+    const MoeSlots slots(config, algo::Paths(a, tree, config.placement), budget);
+    if (slots.enough()) fit.push_back(a);
+    least = std::min(least, slots.needed_bytes);
+  }
+  if (!fit.empty()) return fit;
+  return error(moecclOutOfMemory,
+               "rows of {} bytes on {} ranks need {} bytes of staging, {} are allowed: raise staging_bytes "
+               "(MOECCL_STAGING_BYTES), of which an operation gets half, or memory_cap_bytes, of which half is for staging",
+               config.shape.row_bytes, tree.n_ranks, least, budget);
+}
+
+Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted_staging) {
+  const uint64_t budget = config.staging_budget(granted_staging);
+  MOECCL_ASSIGN_OR_RETURN(const auto algorithms, fitting(config, tree, budget));
+  const algo::MoeShape& shape = config.shape;
+  const uint64_t n = tree.n_ranks, all_tokens = n * shape.max_tokens;
+  uint64_t most = 0;
+  for (const algo::MoeAlgorithm& a : algorithms) {
+    const algo::Paths paths(a, tree, config.placement);
+    const MoeSlots slots(config, paths, budget);
+    uint64_t local = 0;
+    for (uint32_t r = 0; r < n; ++r) local = std::max<uint64_t>(local, config.placement.n_local(r));
+    algo::RoutingLoad load;
+    load.tokens = shape.max_tokens;
+    load.records = all_tokens;
+    load.choices = all_tokens * shape.top_k;
+    load.rows = all_tokens * std::min<uint64_t>(shape.top_k, local) + local * shape.align_rows;
+    load.lists = uint64_t{paths.max_out()} * (1 + paths.max_in()) + 2 * (1 + paths.max_in());
+    const uint32_t chunks = std::bit_ceil(static_cast<uint32_t>(shape.max_tokens));
+    // Records: the form of RecordView, both sent and received.
+    const uint64_t records = 2 * (load.records * 5 + load.choices * 6 + n * 32);
+    most = std::max(most, algo::RoutingTables::bytes_bound(load, std::max(chunks, 8u)) + records +
+                              algo::moe_staging_bytes(shape, slots.plan, slots.slot_rows));
+  }
+  return config.memory_cap ? std::min(most, config.memory_cap) : most;
+}
+
+}  // namespace moeccl::comm

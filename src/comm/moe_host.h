@@ -1,0 +1,47 @@
+// What a MoE layer needs of a communicator. An interface, so that layers are tested on hosts without one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "moeccl/comm.h"
+#include "src/base/status.h"
+#include "src/plan/binding.h"
+#include "src/plan/levels.h"
+#include "src/plan/plan.h"
+
+namespace moeccl::comm {
+
+class MoeHost {
+ public:
+  virtual ~MoeHost() = default;
+
+  virtual uint32_t rank() const = 0;
+  virtual uint32_t n_ranks() const = 0;
+  virtual const plan::LevelTree& tree() const = 0;
+  virtual bool paced() const = 0;
+  virtual bool deterministic() const = 0;
+  virtual uint64_t staging_bytes() const = 0;  // the budget of one operation on a rank
+
+  // Blocking. all: [n_ranks][bytes].
+  virtual Status all_gather(const void* mine, size_t bytes, void* all) = 0;
+  // Blocking. Blocks are contiguous in rank order on both sides; the sizes are known on both.
+  virtual Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) = 0;
+
+  // One dispatch or combine. Everything that it points to lives until it has run.
+  struct Run {
+    moecclOp_t op = moecclOpDispatch;
+    const plan::Program* program = nullptr;
+    plan::Binding binding;
+    const void* in = nullptr;
+    void* out = nullptr;
+    moecclDataType_t type = moecclInt8;
+    bool grouped = false;
+    uint64_t plan_hash = 0;
+    const char* algorithm = "";
+  };
+  // With a stream returns at once and sets *measured_us, which must live as long, when it has run.
+  virtual Status run(const Run& run, moecclStream_t stream, double* measured_us) = 0;
+};
+
+}  // namespace moeccl::comm

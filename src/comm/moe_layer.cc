@@ -1,0 +1,211 @@
+#include "src/comm/moe_layer.h"
+
+#include <cstring>
+
+#include "kernels/table.h"
+
+namespace moeccl::comm {
+
+MoeCandidate::MoeCandidate(const MoeConfig& config, const plan::LevelTree& tree, algo::MoeAlgorithm algorithm,
+                           uint32_t self, uint64_t staging_budget)
+    : name(algorithm.name()),
+      paths(algorithm, tree, config.placement),
+      slots(config, paths, staging_budget),
+      rank(paths, tree, config.placement, self),
+      dispatch(algo::build_dispatch(paths, rank, slots.plan)),
+      combine(algo::build_combine(paths, rank, slots.plan)) {}
+
+namespace {
+
+struct Creation {
+  uint64_t hash = 0;
+  uint64_t staging = 0;
+  int32_t code = moecclSuccess;
+  int32_t padding = 0;
+};
+
+// All ranks see all answers, so they fail or go on together.
+Status compare(const std::vector<Creation>& all, uint32_t rank, const Status& own) {
+  if (!own.ok()) return own;
+  for (uint32_t r = 0; r < all.size(); ++r)
+    if (all[r].code != moecclSuccess)
+      return error(moecclRemoteError, "rank {} could not create the layer ({}): see its own error", r,
+                   moecclGetErrorString(static_cast<moecclResult_t>(all[r].code)));
+  for (uint32_t r = 0; r < all.size(); ++r) {
+    if (all[r].hash == all[0].hash && all[r].staging == all[0].staging) continue;
+    return error(moecclMismatch, "rank {} and rank 0 give different {} to moecclMoeCreate (this is rank {}): {}", r,
+                 all[r].hash != all[0].hash ? "configs" : "staging sizes", rank,
+                 all[r].hash != all[0].hash ? "all fields must be equal" : "set staging_bytes alike");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMoeConfig_t* given) {
+  Result<MoeConfig> config = MoeConfig::from(given, host.tree(), host.deterministic());
+  Status own = config.ok() ? Status() : config.status();
+  std::vector<algo::MoeAlgorithm> fit;
+  if (own.ok()) {
+    auto fits = fitting(*config, host.tree(), config->staging_budget(host.staging_bytes()));
+    if (fits.ok()) fit = std::move(*fits);
+    else own = fits.status();
+  }
+  const Creation mine{own.ok() ? config->hash() : 0, host.staging_bytes(), own.code(), 0};
+  std::vector<Creation> all(host.n_ranks());
+  MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
+  MOECCL_TRY(compare(all, host.rank(), own));
+  std::unique_ptr<MoeLayer> layer(new MoeLayer(host, std::move(*config)));
+  const uint64_t budget = layer->config_.staging_budget(host.staging_bytes());
+  for (const algo::MoeAlgorithm& a : fit)
+    layer->candidates_.push_back(
+        std::make_unique<MoeCandidate>(layer->config_, host.tree(), a, host.rank(), budget));
+  return layer;
+}
+
+Status MoeRouting::usable(const char* what) const {
+  if (ready_) return {};
+  return error(moecclInvalidUsage, "{}: the routing is empty, because its last update failed: update it first", what);
+}
+
+Status MoeRouting::needs_elements(const char* what) const {
+  const MoeConfig& config = layer_.config();
+  const size_t element = moecclTypeSize(config.type);
+  if (config.shape.row_bytes % element == 0) return {};
+  return error(moecclInvalidArgument,
+               "{}: hidden_bytes is {}, not a multiple of the {} bytes of the layer's type: rows cannot be summed", what,
+               config.shape.row_bytes, element);
+}
+
+namespace {
+
+Status needs_buffer(const char* what, const char* name, const void* buffer, uint64_t rows) {
+  if (buffer || rows == 0) return {};
+  return error(moecclInvalidArgument, "{}: {} is NULL: give a buffer of {} rows", what, name, rows);
+}
+
+}  // namespace
+
+Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream,
+                       double* measured) {
+  const MoeConfig& config = layer_.config();
+  const MoeCandidate& plan = *layer_.candidates()[chosen_];
+  MoeHost& host = layer_.host();
+  MoeHost::Run r;
+  r.op = op;
+  r.program = op == moecclOpDispatch ? &plan.dispatch : &plan.combine;
+  r.binding = algo::moe_binding(config.shape, tables_.n_chunks(), plan.slots.slot_rows);
+  if (op == moecclOpDispatch) {
+    r.binding.rows = tables_.dispatch_rows(weighted);
+    r.binding.sums = tables_.dispatch_sums();
+  } else {
+    r.binding.sums = tables_.combine_sums(weighted);
+  }
+  r.in = in;
+  r.out = out;
+  // A dispatch without weights moves bytes, of any row length.
+  r.type = op == moecclOpDispatch && !weighted ? moecclUint8 : config.type;
+  r.grouped = config.shape.grouped;
+  r.plan_hash = algo::moe_plan_hash(op, plan.paths, host.tree(), config.placement, plan.slots.plan, tables_.n_chunks(),
+                                    plan.slots.slot_rows);
+  r.algorithm = plan.name.c_str();
+  return host.run(r, stream, measured);
+}
+
+Status MoeRouting::dispatch(const void* in, void* out, moecclStream_t stream) {
+  MOECCL_TRY(usable("dispatch"));
+  MOECCL_TRY(needs_buffer("dispatch", "in", in, own_.n_tokens));
+  MOECCL_TRY(needs_buffer("dispatch", "out", out, tables_.n_rows()));
+  return run(moecclOpDispatch, false, in, out, stream, &measured_dispatch_us_);
+}
+
+Status MoeRouting::combine(const void* in, void* out, moecclStream_t stream) {
+  MOECCL_TRY(usable("combine"));
+  MOECCL_TRY(needs_elements("combine"));
+  MOECCL_TRY(needs_buffer("combine", "in", in, tables_.n_rows()));
+  MOECCL_TRY(needs_buffer("combine", "out", out, own_.n_tokens));
+  return run(moecclOpCombine, true, in, out, stream, &measured_combine_us_);
+}
+
+Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, moecclStream_t stream) {
+  MOECCL_TRY(usable("dispatch backward"));
+  MOECCL_TRY(needs_elements("dispatch backward"));
+  MOECCL_TRY(needs_buffer("dispatch backward", "grad_out", grad_out, tables_.n_rows()));
+  MOECCL_TRY(needs_buffer("dispatch backward", "grad_in", grad_in, own_.n_tokens));
+  return run(moecclOpCombine, false, grad_out, grad_in, stream, &measured_backward_us_);
+}
+
+Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t stream) {
+  MOECCL_TRY(usable("combine backward"));
+  const bool expert_major = layer_.config().shape.expert_major;
+  // Where there are no tokens, the pointer to their gradients may well be NULL; then `in` tells.
+  const bool wants_weights = g.grad_weight || (expert_major && own_.n_tokens == 0 && g.in);
+  if (expert_major && (tables_.weighted() || wants_weights)) MOECCL_TRY(needs_elements("combine backward"));
+  MOECCL_TRY(needs_buffer("combine backward", "grad_out", g.grad_out, own_.n_tokens));
+  MOECCL_TRY(needs_buffer("combine backward", "grad_in", g.grad_in, tables_.n_rows()));
+  if (wants_weights && !expert_major)
+    return error(moecclInvalidArgument,
+                 "combine backward: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL");
+  // A weighted dispatch computes with the layer's type; all ranks agree on whether there are weights.
+  if (!wants_weights)
+    return run(moecclOpDispatch, expert_major && tables_.weighted(), g.grad_out, g.grad_in, stream, &measured_backward_us_);
+  MOECCL_TRY(needs_buffer("combine backward", "in", g.in, tables_.n_rows()));
+  MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream, &measured_backward_us_));
+  // Products need the rows as they were sent, so weights are applied only now. A blocking exchange of the communicator comes
+  // after all that is on streams, and so waits for the dispatch.
+  if (stream) {
+    gathered_.resize(layer_.host().n_ranks());
+    const std::byte mine{};
+    MOECCL_TRY(layer_.host().all_gather(&mine, 1, gathered_.data()));
+  }
+  std::vector<float> dots;
+  dot_and_scale(g, dots);
+  return return_dots(dots, g.grad_weight);
+}
+
+// dots: of each local choice, by (origin, token, expert). grad_in: times the weight.
+void MoeRouting::dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const {
+  const MoeConfig& config = layer_.config();
+  const kernels::KernelTable& table = kernels::best();
+  const std::vector<uint32_t>& rows = tables_.choice_row;
+  dots.resize(rows.size());
+  kernels::DotRowsArgs dot;
+  dot.out = dots.data();
+  dot.a = g.grad_in;
+  dot.b = g.in;
+  dot.a_index = dot.b_index = rows.data();
+  dot.count = rows.size();
+  dot.row_elements = config.shape.row_bytes / moecclTypeSize(config.type);
+  table.dot_rows[config.type](dot);
+  if (!tables_.weighted()) return;
+  std::vector<std::byte> row(config.shape.row_bytes);
+  for (const uint32_t r : rows) {
+    std::byte* at = static_cast<std::byte*>(g.grad_in) + size_t{r} * config.shape.row_bytes;
+    std::memcpy(row.data(), at, row.size());
+    kernels::ScaleRowsArgs scale;
+    scale.rows.dst = at;
+    scale.rows.src = row.data();
+    scale.rows.count = 1;
+    scale.rows.row_bytes = row.size();
+    scale.weights = &tables_.choice_weight[r];
+    table.scale_rows[config.type](scale);
+  }
+}
+
+Status MoeRouting::return_dots(const std::vector<float>& dots, float* grad_weight) {
+  const uint32_t n = layer_.host().n_ranks();
+  std::vector<size_t> send_bytes(n), recv_bytes(n);
+  for (uint32_t r = 0; r < n; ++r) {
+    send_bytes[r] = (tables_.choice_first[r + 1] - tables_.choice_first[r]) * sizeof(float);
+    recv_bytes[r] = writer_.choices_of(r).size() * sizeof(float);
+  }
+  std::vector<float> products(own_.choice.size());
+  MOECCL_TRY(layer_.host().all_to_all_v(dots.data(), send_bytes.data(), products.data(), recv_bytes.data()));
+  std::fill_n(grad_weight, own_.n_tokens * layer_.config().shape.top_k, 0.0f);
+  size_t i = 0;
+  for (uint32_t r = 0; r < n; ++r)
+    for (const uint32_t position : writer_.choices_of(r)) grad_weight[own_.choice[position]] = products[i++];
+  return {};
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,101 @@
+// MoE layers and routings over a MoeHost: the contract of moeccl/moe.h without its handles.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/algo/routing_price.h"
+#include "src/comm/moe_config.h"
+#include "src/comm/moe_host.h"
+
+namespace moeccl::comm {
+
+// A candidate of a layer on this rank, with its programs.
+struct MoeCandidate {
+  MoeCandidate(const MoeConfig& config, const plan::LevelTree& tree, algo::MoeAlgorithm algorithm, uint32_t rank,
+               uint64_t staging_budget);
+  std::string name;
+  algo::Paths paths;
+  MoeSlots slots;
+  algo::RankPaths rank;
+  plan::Program dispatch, combine;
+};
+
+class MoeLayer {
+ public:
+  // Collective. The host outlives the layer.
+  static Result<std::unique_ptr<MoeLayer>> create(MoeHost& host, const moecclMoeConfig_t* config);
+
+  MoeHost& host() const { return host_; }
+  const MoeConfig& config() const { return config_; }
+  const algo::CanonicalOrder& order() const { return order_; }
+  const std::vector<std::unique_ptr<MoeCandidate>>& candidates() const { return candidates_; }
+
+ private:
+  MoeLayer(MoeHost& host, MoeConfig config) : host_(host), config_(std::move(config)), order_(host.tree(), config_.placement) {}
+
+  MoeHost& host_;
+  MoeConfig config_;
+  algo::CanonicalOrder order_;
+  std::vector<std::unique_ptr<MoeCandidate>> candidates_;
+};
+
+class MoeRouting {
+ public:
+  explicit MoeRouting(MoeLayer& layer) : layer_(layer) {}  // empty until update() succeeds
+
+  MoeLayer& layer() const { return layer_; }
+  // Collective, blocks. The first exchange ends all operations that this rank still has under way, so that tables may change.
+  Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
+  Status dispatch(const void* in, void* out, moecclStream_t stream);
+  Status combine(const void* in, void* out, moecclStream_t stream);
+  Status dispatch_backward(const void* grad_out, void* grad_in, moecclStream_t stream);
+  struct CombineGradients {
+    const void* grad_out = nullptr;
+    void* grad_in = nullptr;
+    const void* in = nullptr;      // what combine was given; only with grad_weight
+    float* grad_weight = nullptr;
+  };
+  // With grad_weight it blocks.
+  Status combine_backward(const CombineGradients& g, moecclStream_t stream);
+  Status info(moecclRoutingInfo_t* info) const;
+  Result<std::string> explain() const;
+  uint64_t memory_bytes() const;
+
+ private:
+  struct Hello;
+  struct Agreement;
+  Status check_arguments(const int32_t* topk_index, uint64_t n_tokens) const;
+  Status greet(const Status& own);
+  Status choose(const std::byte* greetings, size_t bytes);
+  Status agree_on_weights(const std::byte* greetings, size_t bytes);
+  Status exchange_records();
+  Status read_received(Agreement* mine);
+  Status agree();
+  Status usable(const char* what) const;
+  Status needs_elements(const char* what) const;
+  Status run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream, double* measured);
+  void dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const;
+  Status return_dots(const std::vector<float>& dots, float* grad_weight);
+  void fill_levels(moecclRoutingInfo_t& info) const;
+
+  MoeLayer& layer_;
+  bool ready_ = false;
+  bool weighted_ = false;                 // on any rank that has tokens
+  algo::OwnChoices own_;
+  std::vector<uint64_t> tokens_of_;       // [n_ranks]
+  std::vector<algo::LevelCount> counts_;  // scratch
+  std::vector<std::byte> gathered_;       // scratch
+  std::vector<algo::MoePrice> prices_;    // by candidate
+  size_t chosen_ = 0;
+  std::optional<size_t> prepared_;        // the candidate for which writer_ is prepared
+  algo::RecordWriter writer_;
+  std::vector<uint32_t> received_;        // records of all ranks
+  std::vector<size_t> received_bytes_;
+  algo::RoutingTables tables_;
+  double measured_dispatch_us_ = 0, measured_combine_us_ = 0, measured_backward_us_ = 0;
+};
+
+}  // namespace moeccl::comm

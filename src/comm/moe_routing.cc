@@ -1,0 +1,260 @@
+// A routing's update: five steps, each of which all ranks leave with the same verdict.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "src/comm/moe_layer.h"
+
+namespace moeccl::comm {
+
+// What every rank says first. Its LevelCounts follow, level by level of each candidate.
+struct MoeRouting::Hello {
+  uint64_t n_tokens = 0;
+  int32_t code = moecclSuccess;
+  uint32_t weighted = 0;
+};
+
+// What every rank says when it has its records.
+struct MoeRouting::Agreement {
+  int32_t code = moecclSuccess;
+  uint32_t min_chunks = 1;
+  uint64_t largest_edge_bytes = 0;
+  uint64_t needed_bytes = 0;  // > 0: more than the cap
+};
+
+namespace {
+
+// Chunks that a long transfer is cut into, so that hops overlap: with C chunks the fan-out that is not hidden is 1/C of
+// all. Below kPipelineBytes for one peer the signals cost more than the overlap gains.
+constexpr uint64_t kPipelineChunks = 8, kPipelineBytes = 64 << 10;
+
+Status remote(uint32_t rank, int32_t code) {
+  return error(moecclRemoteError, "rank {} could not update its routing ({}): see its own error", rank,
+               moecclGetErrorString(static_cast<moecclResult_t>(code)));
+}
+
+}  // namespace
+
+Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens) {
+  ready_ = false;
+  const MoeConfig& config = layer_.config();
+  Status own = check_arguments(topk_index, n_tokens);
+  if (own.ok())
+    own = own_.assign(config.shape, config.placement, layer_.order(), {topk_index, topk_weight, n_tokens});
+  MOECCL_TRY(greet(own));
+  MOECCL_TRY(exchange_records());
+  MOECCL_TRY(agree());
+  measured_dispatch_us_ = measured_combine_us_ = 0;
+  ready_ = true;
+  return {};
+}
+
+Status MoeRouting::check_arguments(const int32_t* topk_index, uint64_t n_tokens) const {
+  const algo::MoeShape& shape = layer_.config().shape;
+  if (n_tokens > shape.max_tokens)
+    return error(moecclInvalidArgument, "n_tokens is {}: the layer was created with max_tokens {}", n_tokens,
+                 shape.max_tokens);
+  if (!topk_index && n_tokens > 0)
+    return error(moecclInvalidArgument, "topk_index is NULL: give [{}][{}] expert numbers", n_tokens, shape.top_k);
+  return {};
+}
+
+Status MoeRouting::greet(const Status& own) {
+  MoeHost& host = layer_.host();
+  const uint32_t depth = host.tree().depth();
+  const size_t n_counts = layer_.candidates().size() * depth;
+  const size_t bytes = sizeof(Hello) + n_counts * sizeof(algo::LevelCount);
+  std::vector<std::byte> mine(bytes);
+  const Hello hello{own_.n_tokens, own.code(), own_.weighted};
+  std::memcpy(mine.data(), &hello, sizeof(hello));
+  std::byte* at = mine.data() + sizeof(hello);
+  for (size_t c = 0; c < layer_.candidates().size() && own.ok(); ++c) {
+    algo::count_rows(layer_.candidates()[c]->paths, host.tree(), layer_.config().placement, host.rank(), own_, counts_);
+    std::memcpy(at, counts_.data(), depth * sizeof(algo::LevelCount));
+    at += depth * sizeof(algo::LevelCount);
+  }
+  gathered_.resize(bytes * host.n_ranks());
+  MOECCL_TRY(host.all_gather(mine.data(), bytes, gathered_.data()));
+  MOECCL_TRY(own);
+  return choose(gathered_.data(), bytes);
+}
+
+// A rank without tokens has no weights to give; all others must be alike. All ranks see all answers and fail together.
+Status MoeRouting::agree_on_weights(const std::byte* greetings, size_t bytes) {
+  weighted_ = false;
+  bool known = false;
+  uint32_t first = 0;
+  for (uint32_t r = 0; r < layer_.host().n_ranks(); ++r) {
+    Hello hello;
+    std::memcpy(&hello, greetings + r * bytes, sizeof(hello));
+    if (hello.n_tokens == 0) continue;
+    if (known && (hello.weighted != 0) != weighted_)
+      return error(moecclMismatch, "rank {} gives {}, rank {} {}: topk_weight must be NULL on all ranks or on none",
+                   first, weighted_ ? "weights" : "no weights", r, weighted_ ? "does not" : "does");
+    if (!known) first = r, weighted_ = hello.weighted != 0;
+    known = true;
+  }
+  return {};
+}
+
+// Algorithm 1 over the counts of all ranks; everyone has the same ones and so chooses alike.
+Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
+  MoeHost& host = layer_.host();
+  const uint32_t n = host.n_ranks(), depth = host.tree().depth();
+  tokens_of_.resize(n);
+  Hello hello;
+  for (uint32_t r = 0; r < n; ++r) {
+    std::memcpy(&hello, greetings + r * bytes, sizeof(hello));
+    if (hello.code != moecclSuccess) return remote(r, hello.code);
+    tokens_of_[r] = hello.n_tokens;
+  }
+  MOECCL_TRY(agree_on_weights(greetings, bytes));
+  prices_.clear();
+  for (size_t c = 0; c < layer_.candidates().size(); ++c) {
+    std::vector<algo::LevelCount> counts(size_t{n} * depth);
+    for (uint32_t r = 0; r < n; ++r)
+      std::memcpy(&counts[size_t{r} * depth], greetings + r * bytes + sizeof(Hello) + c * depth * sizeof(counts[0]),
+                  depth * sizeof(counts[0]));
+    prices_.push_back(algo::price(layer_.candidates()[c]->paths.algorithm(), host.tree(),
+                                  algo::level_loads(host.tree(), counts), layer_.config().shape.row_bytes));
+  }
+  chosen_ = algo::cheapest(prices_);
+  return {};
+}
+
+Status MoeRouting::exchange_records() {
+  MoeHost& host = layer_.host();
+  const uint32_t n = host.n_ranks();
+  const MoeCandidate& plan = *layer_.candidates()[chosen_];
+  if (prepared_ != chosen_) {
+    writer_.prepare(plan.paths, layer_.config().placement, host.rank());
+    prepared_ = chosen_;
+  }
+  writer_.write(layer_.config().placement, own_);
+  // [from][to]
+  std::vector<uint64_t> sizes(size_t{n} * n), mine(writer_.bytes().begin(), writer_.bytes().end());
+  MOECCL_TRY(host.all_gather(mine.data(), n * sizeof(uint64_t), sizes.data()));
+  received_bytes_.resize(n);
+  size_t total = 0;
+  for (uint32_t r = 0; r < n; ++r) total += received_bytes_[r] = sizes[size_t{r} * n + host.rank()];
+  received_.resize(total / sizeof(uint32_t));
+  return host.all_to_all_v(writer_.words().data(), writer_.bytes().data(), received_.data(), received_bytes_.data());
+}
+
+Status MoeRouting::read_received(Agreement* mine) {
+  const MoeHost& host = layer_.host();
+  const MoeConfig& config = layer_.config();
+  const MoeCandidate& plan = *layer_.candidates()[chosen_];
+  std::vector<algo::RecordView> views(host.n_ranks());
+  const uint32_t* at = received_.data();
+  for (uint32_t r = 0; r < host.n_ranks(); ++r) {
+    MOECCL_ASSIGN_OR_RETURN(views[r], algo::read_records(at, received_bytes_[r], weighted_));
+    at += received_bytes_[r] / sizeof(uint32_t);
+  }
+  views[host.rank()] = algo::view_of(own_);
+  MOECCL_TRY(tables_.receive(plan.rank, config.shape, views, tokens_of_, weighted_));
+  uint64_t needed_rows = 0;
+  mine->min_chunks = tables_.min_chunks(plan.slots.slot_rows, &needed_rows);
+  mine->largest_edge_bytes = tables_.largest_edge_rows() * config.shape.row_bytes;
+  const uint32_t chunks = std::max(mine->min_chunks, static_cast<uint32_t>(kPipelineChunks));
+  const uint64_t bytes = algo::RoutingTables::bytes_bound(tables_.load(), chunks) +
+                         (writer_.words().size() + received_.size()) * sizeof(uint32_t) +
+                         algo::moe_staging_bytes(config.shape, plan.slots.plan, plan.slots.slot_rows);
+  if (config.memory_cap > 0 && bytes > config.memory_cap) mine->needed_bytes = bytes;
+  return {};
+}
+
+Status MoeRouting::agree() {
+  MoeHost& host = layer_.host();
+  Agreement mine;
+  const Status own = read_received(&mine);
+  mine.code = own.code();
+  std::vector<Agreement> all(host.n_ranks());
+  MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
+  MOECCL_TRY(own);
+  uint32_t chunks = 1;
+  uint64_t largest = 0;
+  for (uint32_t r = 0; r < host.n_ranks(); ++r) {
+    if (all[r].code != moecclSuccess) return remote(r, all[r].code);
+    if (all[r].needed_bytes > 0)
+      return error(moecclOutOfMemory, "rank {} needs {} bytes for this routing, memory_cap_bytes allows {}", r,
+                   all[r].needed_bytes, layer_.config().memory_cap);
+    if (all[r].min_chunks == 0)
+      return error(moecclInternalError, "rank {} found no cut of this routing into slots of {} rows", r,
+                   layer_.candidates()[chosen_]->slots.slot_rows);
+    chunks = std::max(chunks, all[r].min_chunks);
+    largest = std::max(largest, all[r].largest_edge_bytes);
+  }
+  const uint64_t useful = std::min(kPipelineChunks, std::bit_floor(std::max<uint64_t>(1, largest / kPipelineBytes)));
+  tables_.build(std::max(chunks, static_cast<uint32_t>(useful)));
+  return {};
+}
+
+uint64_t MoeRouting::memory_bytes() const {
+  return tables_.bytes() + received_.capacity() * sizeof(uint32_t) + writer_.words().size() * sizeof(uint32_t);
+}
+
+namespace {
+
+void copy_name(char* to, size_t size, const std::string& from) {
+  const size_t n = std::min(size - 1, from.size());
+  std::memcpy(to, from.data(), n);
+  to[n] = 0;
+}
+
+}  // namespace
+
+void MoeRouting::fill_levels(moecclRoutingInfo_t& info) const {
+  const plan::LevelTree& tree = layer_.host().tree();
+  const MoeCandidate& plan = *layer_.candidates()[chosen_];
+  const uint32_t rank = layer_.host().rank();
+  const auto level_of = [&](uint32_t peer) { return std::min<uint32_t>(tree.level_between(rank, peer), MOECCL_MAX_LEVELS - 1); };
+  info.n_levels = static_cast<int32_t>(std::min<uint32_t>(tree.depth(), MOECCL_MAX_LEVELS));
+  for (int32_t l = 0; l < info.n_levels; ++l)
+    copy_name(info.levels[l].name, sizeof(info.levels[l].name), tree.levels[static_cast<size_t>(l)].name);
+  for (size_t j = 0; j < plan.rank.edges.out.size(); ++j) {
+    moecclLevelTraffic_t& level = info.levels[level_of(plan.rank.edges.out[j].peer)];
+    level.rows += tables_.rows_out()[j];
+    level.bytes += tables_.rows_out()[j] * layer_.config().shape.row_bytes;
+  }
+  for (uint32_t p = 0; p < writer_.bytes().size(); ++p)
+    if (p != rank) info.levels[level_of(p)].metadata_bytes += writer_.bytes()[p];
+}
+
+Status MoeRouting::info(moecclRoutingInfo_t* out) const {
+  MOECCL_TRY(usable("routing info"));
+  if (!out || out->size != sizeof(moecclRoutingInfo_t))
+    return error(moecclInvalidArgument, "info is NULL or info.size is not sizeof(moecclRoutingInfo_t) = {}: set it first",
+                 sizeof(moecclRoutingInfo_t));
+  const algo::MoeShape& shape = layer_.config().shape;
+  moecclRoutingInfo_t info{};
+  info.size = sizeof(info);
+  info.n_tokens = own_.n_tokens;
+  info.n_rows = tables_.n_rows();
+  info.n_unique = tables_.n_unique();
+  info.n_local_experts = static_cast<int32_t>(tables_.local_experts.size());
+  info.local_experts = tables_.local_experts.data();
+  info.expert_counts = tables_.expert_counts.data();
+  info.expert_offsets = shape.expert_major ? tables_.expert_offsets.data() : nullptr;
+  info.row_source = tables_.row_source.data();
+  info.row_token = tables_.row_token.data();
+  info.choice_offsets = shape.expert_major ? nullptr : tables_.choice_offsets.data();
+  info.choice_expert = shape.expert_major ? nullptr : tables_.choice_expert.data();
+  info.choice_weight = tables_.choice_weight.data();
+  info.drop_counts = own_.drop_counts.data();
+  info.n_dropped = own_.n_dropped;
+  info.logical_bytes = own_.n_tokens * shape.top_k * shape.row_bytes;
+  fill_levels(info);
+  copy_name(info.algorithm, sizeof(info.algorithm), layer_.candidates()[chosen_]->name);
+  info.emulated = layer_.host().paced();
+  if (algo::links_known(layer_.host().tree())) {
+    info.predicted_dispatch_us = prices_[chosen_].dispatch_us();
+    info.predicted_combine_us = prices_[chosen_].combine_us();
+  }
+  info.measured_dispatch_us = measured_dispatch_us_;
+  info.measured_combine_us = measured_combine_us_;
+  *out = info;
+  return {};
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,183 @@
+#include "src/comm/selection.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "src/base/hash.h"
+#include "src/base/log.h"
+
+namespace moeccl::comm {
+namespace {
+
+// Asking whether all buffers can be reached costs one more synchronisation; from this size on what it may save is more
+// (docs/decisions.md).
+constexpr uint64_t kAskReachBytes = 256 << 10;
+constexpr size_t kMostPlans = 1024;
+
+uint64_t key_hash(const PlanKey& k) {
+  uint64_t h = hash_combine(static_cast<uint64_t>(k.op), k.root);
+  h = hash_combine(h, k.count);
+  return hash_combine(h, k.element_bytes * 2u + (k.scaled ? 1u : 0u));
+}
+
+// Shapes whose sizes share their two leading bits are priced once.
+uint64_t class_hash(const plan::Shape& s) {
+  const uint64_t bytes = s.count * s.element_bytes;
+  const auto width = static_cast<uint64_t>(std::bit_width(bytes));
+  const uint64_t size_class = width < 2 ? width : width * 2 + ((bytes >> (width - 2)) & 1);
+  uint64_t h = hash_combine(static_cast<uint64_t>(s.op), size_class);
+  h = hash_combine(h, (s.deterministic ? 1u : 0u) | (s.scaled ? 2u : 0u) | (s.reach.views ? 4u : 0u) | (s.reach.reads ? 8u : 0u) |
+                          (s.reach.staging ? 16u : 0u));
+  return hash_combine(h, s.root == 0 ? 0 : 1);
+}
+
+std::string names_for(moecclOp_t op) {
+  std::string names;
+  for (const algo::Algorithm& a : algo::algorithms()) {
+    if (a.op == op) names += format("{}{}", names.empty() ? "" : ", ", a.name);
+  }
+  return names;
+}
+
+}  // namespace
+
+bool parse_op(const std::string& name, moecclOp_t* op) {
+  for (int i = 0; i < MOECCL_NUM_OPS; ++i) {
+    if (name == exec::op_name(static_cast<moecclOp_t>(i))) {
+      *op = static_cast<moecclOp_t>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+Selector::Selector(uint32_t rank, plan::LevelTree tree, plan::Reach reach, bool heap_reach, bool deterministic,
+                   uint64_t staging_bytes, const plan::Profile& profile)
+    : rank_(rank),
+      tree_(std::move(tree)),
+      reach_(reach),
+      heap_reach_(heap_reach),
+      deterministic_(deterministic),
+      staging_bytes_(staging_bytes),
+      profile_(profile) {}
+
+Status Selector::force_from_text(const std::string& text) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string item = text.substr(at, end - at);
+    const size_t colon = item.find(':');
+    moecclOp_t op{};
+    if (colon == std::string::npos || !parse_op(item.substr(0, colon), &op)) {
+      return error(moecclInvalidArgument, "MOECCL_PLAN: \"{}\" at position {} is not operation:algorithm, such as allreduce:ring", item, at);
+    }
+    MOECCL_TRY(force(op, item.substr(colon + 1)));
+    at = end + 1;
+  }
+  return {};
+}
+
+Status Selector::force(moecclOp_t op, const std::string& algorithm) {
+  const bool moe = op == moecclOpDispatch || op == moecclOpCombine;
+  const bool automatic = algorithm.empty() || algorithm == "auto";
+  if (!automatic && !moe && algo::find(op, algorithm) == nullptr) {
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", algorithm, exec::op_name(op), names_for(op));
+  }
+  forced_[op] = automatic ? "" : algorithm;
+  plans_.clear();
+  choices_.clear();
+  last_ = nullptr;
+  return {};
+}
+
+plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
+  plan::Shape s;
+  s.op = key.op;
+  s.n_ranks = tree_.n_ranks;
+  s.root = key.root;
+  s.count = key.count;
+  s.element_bytes = key.element_bytes;
+  s.deterministic = deterministic_;
+  s.scaled = key.scaled;
+  s.reach = reach_;
+  if (reachable) s.reach.views = s.reach.reads = true;
+  s.staging_bytes = staging_bytes_;
+  return s;
+}
+
+std::vector<Candidate> Selector::candidates(const plan::Shape& shape) const {
+  std::vector<Candidate> out;
+  for (const algo::Algorithm& a : algo::algorithms()) {
+    if (a.op != shape.op) continue;
+    Candidate c{&a, a.applies(shape, tree_), 0};
+    if (c.applies.ok()) c.predicted_ns = plan::price(algo::build_all(a, shape, tree_), tree_, profile_).total_ns;
+    out.push_back(std::move(c));
+  }
+  return out;
+}
+
+Result<const algo::Algorithm*> Selector::choose(const plan::Shape& shape) {
+  if (!forced_[shape.op].empty()) {
+    const algo::Algorithm* a = algo::find(shape.op, forced_[shape.op]);
+    Status applies = a->applies(shape, tree_);
+    if (applies.ok()) return a;
+    log(LogLevel::kInfo, "forced algorithm {} does not apply to {} of {} elements: {}", a->name, exec::op_name(shape.op),
+        shape.count, applies.message());
+  }
+  const uint64_t h = class_hash(shape);
+  if (const auto it = choices_.find(h); it != choices_.end() && it->second->applies(shape, tree_).ok()) return it->second;
+  const algo::Algorithm* best = nullptr;
+  double best_ns = 0;
+  std::string reasons;
+  for (const Candidate& c : candidates(shape)) {
+    if (!c.applies.ok()) {
+      reasons += format(" {}: {};", c.algorithm->name, c.applies.message());
+    } else if (best == nullptr || c.predicted_ns < best_ns) {
+      best = c.algorithm;
+      best_ns = c.predicted_ns;
+    }
+  }
+  if (best == nullptr) {
+    return error(moecclUnsupported, "no algorithm can run {} on this topology:{}", exec::op_name(shape.op), reasons);
+  }
+  choices_[h] = best;
+  return best;
+}
+
+Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
+  auto cached = std::make_shared<CachedPlan>();
+  const auto make = [&](bool reachable, plan::Plan& built, exec::Choice& choice) -> Status {
+    const plan::Shape shape = shape_of(key, reachable);
+    MOECCL_ASSIGN_OR_RETURN(const algo::Algorithm* a, choose(shape));
+    built = algo::build_for(*a, shape, tree_, rank_);
+    choice.program = &built.programs.back();
+    choice.chunking = built.chunking;
+    choice.algorithm = a->name;
+    choice.plan_hash = built.hash;
+    return {};
+  };
+  MOECCL_TRY(make(false, cached->staged, cached->choice));
+  cached->signature = cached->choice.plan_hash;
+  const uint64_t bytes = key.count * key.element_bytes * std::max(plan::in_blocks(key.op, tree_.n_ranks), plan::out_blocks(key.op, tree_.n_ranks));
+  if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv) {
+    MOECCL_TRY(make(true, cached->reachable, cached->choice_if_reachable));
+    cached->asks_reach = cached->choice_if_reachable.plan_hash != cached->choice.plan_hash;
+    if (cached->asks_reach) cached->signature = hash_combine(cached->signature, cached->choice_if_reachable.plan_hash);
+  }
+  return cached;
+}
+
+Result<std::shared_ptr<CachedPlan>> Selector::get(const PlanKey& key) {
+  if (last_ != nullptr && last_key_ == key) return last_;
+  const uint64_t h = key_hash(key);
+  if (const auto it = plans_.find(h); it != plans_.end() && it->second.first == key) {
+    last_key_ = key;
+    return last_ = it->second.second;
+  }
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> made, build(key));
+  if (plans_.size() >= kMostPlans) plans_.clear();  // running operations keep theirs
+  plans_.insert_or_assign(h, std::pair{key, made});
+  last_key_ = key;
+  return last_ = made;
+}
+
+}  // namespace moeccl::comm

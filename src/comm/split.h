@@ -1,0 +1,16 @@
+// New communicators from parts of one.
+#pragma once
+
+#include <memory>
+
+#include "src/comm/communicator.h"
+
+namespace moeccl::comm {
+
+// Collective. Null for a negative color.
+Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int key, const moecclConfig_t* config);
+
+// A small all-gather on a communicator, for its own needs: `mine` and all[n_ranks] blocks of `bytes`.
+Status all_gather_bytes(Communicator& comm, const void* mine, size_t bytes, void* all);
+
+}  // namespace moeccl::comm

@@ -1,0 +1,49 @@
+#include "src/comm/stream.h"
+
+#include <utility>
+
+namespace moeccl::comm {
+
+HostStream::~HostStream() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void HostStream::enqueue(std::function<Status()> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(work));
+    ++put_;
+  }
+  changed_.notify_all();
+}
+
+Status HostStream::synchronize() {
+  std::unique_lock lock(mutex_);
+  const uint64_t until = put_;
+  changed_.wait(lock, [&] { return run_ >= until; });
+  return std::exchange(first_failure_, Status());
+}
+
+void HostStream::loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return ending_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    std::function<Status()> work = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    Status status = work();
+    work = nullptr;
+    lock.lock();
+    if (!status.ok() && first_failure_.ok()) first_failure_ = std::move(status);
+    ++run_;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace moeccl::comm

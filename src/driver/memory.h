@@ -1,0 +1,50 @@
+// Memory from the kernel: sealed shared segments, and copying from another process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "src/base/fd.h"
+#include "src/base/status.h"
+
+namespace moeccl::driver {
+
+// A mapping that ends with its owner.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(void* base, size_t bytes) : base_(static_cast<std::byte*>(base)), bytes_(bytes) {}
+  Mapping(Mapping&& other) noexcept { *this = std::move(other); }
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping();
+  std::byte* data() const { return base_; }
+  size_t size() const { return bytes_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// An anonymous shared file of `bytes` (rounded up to pages), zeroed, sealed so that nobody can change its size: access
+// beyond the end, SIGBUS, cannot happen. `reserve` makes the kernel set the pages aside now, so that a full memory is
+// an error here and not a signal later.
+Result<Fd> shared_segment(const std::string& name, size_t bytes, bool reserve);
+// Maps a segment whole. `expected_bytes` guards against a peer's file that is shorter, or whose size is not sealed.
+Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes);
+// Private zeroed memory, on huge pages where the kernel gives them.
+Result<Mapping> private_memory(size_t bytes);
+// Makes the kernel set the pages of a range aside, so that touching them cannot fail.
+Status reserve_pages(const Fd& fd, size_t offset, size_t bytes);
+// Gives the pages of a range of a segment back to the kernel; their contents become zero.
+void release_pages(const Fd& fd, size_t offset, size_t bytes);
+
+// Copies from process `pid`, which must permit it (same user, ptrace rules). All bytes or an error.
+Status read_process(int pid, uint64_t address, void* dst, size_t bytes);
+
+size_t physical_memory_bytes();
+size_t page_bytes();
+// Processors that this process may use.
+unsigned usable_cores();
+
+}  // namespace moeccl::driver

@@ -1,0 +1,47 @@
+// epoll: many descriptors in one wait, at a cost that grows with those that are ready.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <span>
+
+#include "src/base/clock.h"
+#include "src/base/fd.h"
+#include "src/base/status.h"
+
+namespace moeccl::driver {
+
+class Poller {
+ public:
+  static Result<Poller> create();
+
+  // events: EPOLLIN, EPOLLOUT, 0 (errors and hang-ups only); level triggered. `tag` comes back with each event.
+  Status add(int fd, uint32_t events, uint64_t tag);
+  Status modify(int fd, uint32_t events, uint64_t tag);
+  void remove(int fd);
+  // The events that are ready by the deadline; none when it passed. Valid until the next wait.
+  Result<std::span<const epoll_event>> wait(Deadline deadline);
+
+ private:
+  explicit Poller(Fd epoll) : epoll_(std::move(epoll)) {}
+  Fd epoll_;
+  std::array<epoll_event, 64> ready_ = {};
+};
+
+// Wakes a Poller from another thread.
+class WakeUp {
+ public:
+  static Result<WakeUp> create();
+  int fd() const { return fd_.get(); }  // readable once signal() was called; stays so until clear()
+  void signal();
+  void clear();
+
+ private:
+  explicit WakeUp(Fd fd) : fd_(std::move(fd)) {}
+  Fd fd_;
+};
+
+}  // namespace moeccl::driver

@@ -1,0 +1,115 @@
+#include "src/driver/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "src/base/clock.h"
+#include "src/base/hash.h"
+#include "src/base/random.h"
+
+namespace moeccl::driver {
+namespace {
+
+// The first bytes of a small file of /proc, without a trailing newline; empty when it cannot be read.
+std::string read_small_file(const char* path) {
+  const Fd fd(::open(path, O_RDONLY | O_CLOEXEC));
+  if (!fd) return {};
+  char text[1024];
+  ssize_t n;
+  do {
+    n = ::read(fd.get(), text, sizeof(text));
+  } while (n < 0 && errno == EINTR);
+  if (n <= 0) return {};
+  std::string result(text, static_cast<size_t>(n));
+  while (!result.empty() && result.back() == '\n') result.pop_back();
+  return result;
+}
+
+uint64_t namespace_inode(const char* path) {
+  struct stat info = {};
+  return ::stat(path, &info) == 0 ? info.st_ino : 0;
+}
+
+// Field 22 of /proc/self/stat. The second field, the program's name, may hold spaces and brackets: count from the last
+// ')'.
+uint64_t own_start_time() {
+  const std::string stat = read_small_file("/proc/self/stat");
+  size_t at = stat.rfind(')');
+  if (at == std::string::npos) return 0;
+  for (int field = 2; field < 22; ++field) {
+    at = stat.find(' ', at + 1);
+    if (at == std::string::npos) return 0;
+  }
+  return std::strtoull(stat.c_str() + at + 1, nullptr, 10);
+}
+
+}  // namespace
+
+uint64_t HostIdentity::hash() const {
+  uint64_t h = hash_string(hostname);
+  h = hash_string(boot_id, h);
+  h = hash_combine(h, uts_namespace);
+  h = hash_combine(h, pid_namespace);
+  h = hash_combine(h, net_namespace);
+  return h != 0 ? h : 1;  // 0 means unknown where hashes travel
+}
+
+HostIdentity host_identity() {
+  HostIdentity id;
+  char name[256] = {};
+  if (::gethostname(name, sizeof(name) - 1) == 0) id.hostname = name;
+  id.boot_id = read_small_file("/proc/sys/kernel/random/boot_id");
+  id.uts_namespace = namespace_inode("/proc/self/ns/uts");
+  id.pid_namespace = namespace_inode("/proc/self/ns/pid");
+  id.net_namespace = namespace_inode("/proc/self/ns/net");
+  return id;
+}
+
+ProcessIdentity this_process() {
+  // No lock: a lock held by another thread at fork() would stay locked in the child. A fork leaves one small node
+  // behind, kept reachable so that leak checkers stay quiet.
+  struct Node {
+    ProcessIdentity identity;
+    const Node* before;
+  };
+  static std::atomic<const Node*> current{nullptr};
+  const pid_t pid = ::getpid();
+  const Node* seen = current.load(std::memory_order_acquire);  // pairs with the release in compare_exchange below
+  if (seen != nullptr && seen->identity.pid == pid) return seen->identity;
+  auto* mine = new Node{{pid, own_start_time(), 0}, seen};
+  if (!random_bytes(&mine->identity.random, sizeof(mine->identity.random)).ok()) {
+    mine->identity.random = hash_combine(static_cast<uint64_t>(now_ns()), reinterpret_cast<uintptr_t>(mine));
+  }
+  if (current.compare_exchange_strong(seen, mine, std::memory_order_acq_rel)) return mine->identity;
+  delete mine;  // another thread was faster
+  return seen->identity;
+}
+
+Result<Fd> open_pidfd(pid_t pid) {
+  Fd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // close-on-exec by definition
+  if (fd) return fd;
+  if (errno == ESRCH) return error(moecclRemoteError, "process {} has ended", pid);
+  if (errno == ENOSYS) return error(moecclUnsupported, "pidfd_open needs Linux 5.3");
+  return system_error(format("pidfd_open of process {}", pid), errno);
+}
+
+bool alive(int pidfd) {
+  pollfd entry = {pidfd, POLLIN, 0};
+  int n;
+  do {
+    n = ::poll(&entry, 1, 0);
+  } while (n < 0 && errno == EINTR);
+  return n == 0;
+}
+
+ForkGuard::ForkGuard() : owner_(::getpid()) {}
+bool ForkGuard::forked() const { return ::getpid() != owner_; }
+
+}  // namespace moeccl::driver

@@ -1,0 +1,261 @@
+#include "src/driver/socket.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+
+namespace moeccl::driver {
+namespace {
+
+const sockaddr* raw(const SocketAddress& a) { return reinterpret_cast<const sockaddr*>(&a.storage); }
+
+bool would_block(int code) { return code == EAGAIN || code == EWOULDBLOCK; }
+
+Status closed() { return Status(moecclRemoteError, "the peer closed the connection"); }
+
+// Codes of a broken connection are the peer's doing; all others are this host's.
+Status transfer_error(const char* what, int code) {
+  if (code == ECONNRESET || code == EPIPE || code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH ||
+      code == ENOTCONN) {
+    return Status(moecclRemoteError, system_error(what, code).message());
+  }
+  return system_error(what, code);
+}
+
+Status timed_out(const char* what) { return error(moecclTimeout, "the time for {} is over", what); }
+
+}  // namespace
+
+Result<Fd> listen_at(const SocketAddress& address, int backlog) {
+  if (address.is_any()) {
+    return error(moecclInvalidArgument, "refusing to listen on every interface ({}): give the address of one",
+                 address.str());
+  }
+  Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) return system_error("socket for " + address.str(), errno);
+  if (!address.is_unix()) {
+    const int on = 1;
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));  // a restarted job takes its port again at once
+  }
+  if (::bind(fd.get(), raw(address), address.length) != 0) {
+    if (errno == EADDRINUSE) return error(moecclInvalidUsage, "{} is in use already", address.str());
+    return system_error("bind to " + address.str(), errno);
+  }
+  if (::listen(fd.get(), backlog) != 0) return system_error("listen on " + address.str(), errno);
+  return fd;
+}
+
+Result<Fd> connect_to(const SocketAddress& address, Deadline deadline) {
+  const auto failed = [&address](int code) {
+    if (code == ECONNREFUSED) return error(moecclRemoteError, "nobody listens at {}", address.str());
+    return transfer_error(("connecting to " + address.str()).c_str(), code);
+  };
+  Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) return system_error("socket for " + address.str(), errno);
+  int backoff_us = 100;
+  for (;;) {
+    if (::connect(fd.get(), raw(address), address.length) == 0) return fd;
+    if (errno == EISCONN) return fd;
+    if (errno == EINPROGRESS || errno == EALREADY || errno == EINTR) break;
+    if (!would_block(errno)) return failed(errno);
+    // A UNIX listener whose queue is full answers EAGAIN, and no event tells when there is room.
+    if (deadline.passed()) return timed_out("connecting");
+    ::usleep(static_cast<useconds_t>(backoff_us));
+    backoff_us = std::min(backoff_us * 2, 5000);
+  }
+  MOECCL_ASSIGN_OR_RETURN(const bool watched, wait_fd(fd.get(), POLLOUT, deadline));
+  static_cast<void>(watched);
+  int code = 0;
+  socklen_t size = sizeof(code);
+  if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &code, &size) != 0) return system_error("SO_ERROR", errno);
+  if (code != 0) return failed(code);
+  return fd;
+}
+
+Result<Fd> accept_now(int listener) {
+  for (;;) {
+    const int fd = ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd >= 0) return Fd(fd);
+    if (would_block(errno)) return Fd();
+    // ECONNABORTED and, on Linux, pending network errors of the new connection are not the listener's: take the next.
+    if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO || errno == ENETDOWN || errno == EHOSTDOWN ||
+        errno == EHOSTUNREACH || errno == ENETUNREACH || errno == ENONET || errno == ENOPROTOOPT) {
+      continue;
+    }
+    return system_error("accept", errno);
+  }
+}
+
+Result<Fd> accept_until(int listener, Deadline deadline) {
+  for (;;) {
+    MOECCL_ASSIGN_OR_RETURN(Fd fd, accept_now(listener));
+    if (fd) return fd;
+    MOECCL_ASSIGN_OR_RETURN(const bool watched, wait_fd(listener, POLLIN, deadline));
+    static_cast<void>(watched);
+  }
+}
+
+Result<std::pair<Fd, Fd>> socket_pair() {
+  int fds[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) {
+    return system_error("socketpair", errno);
+  }
+  return std::pair<Fd, Fd>(Fd(fds[0]), Fd(fds[1]));
+}
+
+Result<bool> wait_fd(int fd, short events, Deadline deadline, int watch) {
+  pollfd entries[2] = {{fd, events, 0}, {watch, POLLIN, 0}};
+  const nfds_t n_entries = watch >= 0 ? 2 : 1;
+  for (;;) {
+    const int n = ::poll(entries, n_entries, deadline.remaining_ms());
+    if (n > 0) return n_entries == 2 && entries[1].revents != 0;
+    if (n == 0 && deadline.passed()) return timed_out((events & POLLIN) != 0 ? "receiving" : "sending");
+    if (n < 0 && errno != EINTR) return system_error("poll", errno);
+  }
+}
+
+Result<IoStep> send_now(int fd, std::span<const std::byte> bytes) {
+  for (;;) {
+    const ssize_t n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) return IoStep{static_cast<size_t>(n)};
+    if (would_block(errno)) return IoStep{0, true};
+    if (errno != EINTR) return transfer_error("send", errno);
+  }
+}
+
+Result<IoStep> recv_now(int fd, std::span<std::byte> bytes) {
+  for (;;) {
+    const ssize_t n = ::recv(fd, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (n >= 0) return IoStep{static_cast<size_t>(n)};
+    if (would_block(errno)) return IoStep{0, true};
+    if (errno != EINTR) return transfer_error("receive", errno);
+  }
+}
+
+Result<IoStep> send_fds_now(int fd, std::span<const std::byte> bytes, std::span<const int> fds) {
+  if (fds.empty()) return send_now(fd, bytes);
+  assert(!bytes.empty());
+  if (fds.size() > kMaxFdsPerMessage) {
+    return error(moecclInvalidArgument, "{} descriptors in one message; at most {}", fds.size(), kMaxFdsPerMessage);
+  }
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFdsPerMessage)] = {};
+  iovec data = {const_cast<std::byte*>(bytes.data()), bytes.size()};
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
+  cmsghdr* head = CMSG_FIRSTHDR(&message);
+  head->cmsg_level = SOL_SOCKET;
+  head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
+  std::memcpy(CMSG_DATA(head), fds.data(), sizeof(int) * fds.size());
+  for (;;) {
+    const ssize_t n = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) return IoStep{static_cast<size_t>(n)};
+    // ETOOMANYREFS: more descriptors are under way than this user may have open; it passes when receivers take theirs.
+    if (would_block(errno)) return IoStep{0, true};
+    if (errno == ETOOMANYREFS) return IoStep{0, true, true};
+    if (errno != EINTR) return transfer_error("sending file descriptors", errno);
+  }
+}
+
+Result<IoStep> recv_fds_now(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds) {
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFdsPerMessage)];
+  iovec data = {bytes.data(), bytes.size()};
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  ssize_t n;
+  for (;;) {
+    n = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (n >= 0) break;
+    if (would_block(errno)) return IoStep{0, true};
+    if (errno != EINTR) return transfer_error("receive", errno);
+  }
+  for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr; head = CMSG_NXTHDR(&message, head)) {
+    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
+    const size_t n_fds = (head->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < n_fds; ++i) {
+      int received;
+      std::memcpy(&received, CMSG_DATA(head) + i * sizeof(int), sizeof(int));
+      fds->emplace_back(received);
+    }
+  }
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    return error(moecclSystemError,
+                 "file descriptors were lost: this process may not open more of them; raise the limit (ulimit -n)");
+  }
+  return IoStep{static_cast<size_t>(n)};
+}
+
+Status send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, int watch) {
+  while (!bytes.empty()) {
+    MOECCL_ASSIGN_OR_RETURN(const IoStep step, send_now(fd, bytes));
+    bytes = bytes.subspan(step.n);
+    if (!step.would_block) continue;
+    MOECCL_ASSIGN_OR_RETURN(const bool ended, wait_fd(fd, POLLOUT, deadline, watch));
+    if (ended) return closed();
+  }
+  return {};
+}
+
+Status recv_exact(int fd, std::span<std::byte> bytes, Deadline deadline, int watch) {
+  bool ended = false;
+  while (!bytes.empty()) {
+    MOECCL_ASSIGN_OR_RETURN(const IoStep step, recv_now(fd, bytes));
+    if (step.n == 0 && (!step.would_block || ended)) return closed();
+    bytes = bytes.subspan(step.n);
+    if (!step.would_block) continue;
+    MOECCL_ASSIGN_OR_RETURN(ended, wait_fd(fd, POLLIN, deadline, watch));
+  }
+  return {};
+}
+
+Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline) {
+  int backoff_ms = 1;
+  for (;;) {
+    MOECCL_ASSIGN_OR_RETURN(const IoStep step, send_fds_now(fd, bytes, fds));
+    if (!step.would_block) return send_all(fd, bytes.subspan(step.n), deadline);
+    if (deadline.passed()) return timed_out("sending file descriptors");
+    // Too many references give no event: sleep a little, up to 20 ms.
+    ::usleep(static_cast<useconds_t>(backoff_ms) * 1000);
+    backoff_ms = std::min(backoff_ms * 2, 20);
+  }
+}
+
+Status recv_fds(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline, int watch) {
+  bool ended = false;
+  while (!bytes.empty()) {
+    MOECCL_ASSIGN_OR_RETURN(const IoStep step, recv_fds_now(fd, bytes, fds));
+    if (step.n == 0 && (!step.would_block || ended)) return closed();
+    bytes = bytes.subspan(step.n);
+    if (!step.would_block) continue;
+    MOECCL_ASSIGN_OR_RETURN(ended, wait_fd(fd, POLLIN, deadline, watch));
+  }
+  return {};
+}
+
+Result<PeerCredentials> peer_credentials(int fd) {
+  ucred credentials = {};
+  socklen_t size = sizeof(credentials);
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return system_error("SO_PEERCRED", errno);
+  return PeerCredentials{credentials.pid, credentials.uid};
+}
+
+Status set_no_delay(int fd) {
+  const int on = 1;
+  if (::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) != 0) return system_error("TCP_NODELAY", errno);
+  return {};
+}
+
+}  // namespace moeccl::driver

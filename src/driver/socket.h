@@ -1,0 +1,91 @@
+// Sockets: UNIX (abstract namespace, no files) and TCP; every wait has a deadline; no SIGPIPE; EINTR is survived. All
+// sockets made here are non-blocking and close-on-exec. Codes: Timeout when the deadline passed, RemoteError when the
+// peer closed or reset the connection or when nobody listens, SystemError otherwise.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/base/fd.h"
+#include "src/base/status.h"
+
+namespace moeccl::driver {
+
+// Where to listen or to connect. Plain data; prints as "unix:@name", "10.0.0.1:2950", "[fe80::1]:2950".
+struct SocketAddress {
+  sockaddr_storage storage = {};
+  socklen_t length = 0;
+
+  bool is_unix() const { return storage.ss_family == AF_UNIX; }
+  bool is_any() const;       // 0.0.0.0 or ::
+  bool is_loopback() const;  // 127/8 or ::1
+  uint16_t port() const;     // 0 for UNIX sockets
+  void set_port(uint16_t port);
+  std::string str() const;
+};
+// An abstract name (no file, gone with its last socket) of at most 100 bytes.
+SocketAddress unix_address(std::string_view name);
+// "127.0.0.1", "127.0.0.1:80", "::1", "[::1]:80". No names are looked up.
+Result<SocketAddress> parse_ip_address(const std::string& text);
+// Numbers as above, else the name service (may block for as long as that does).
+Result<SocketAddress> resolve_host(const std::string& host, uint16_t port);
+// Whether an interface of this host has this IP address.
+bool is_local_address(const SocketAddress& address);
+// The address of the interface from which packets to `peer` leave; sends nothing.
+Result<SocketAddress> source_address_towards(const SocketAddress& peer);
+
+// Refuses 0.0.0.0 and ::. Port 0 takes a free one; local_address() tells which. InvalidUsage: somebody else is there.
+Result<Fd> listen_at(const SocketAddress& address, int backlog = 4096);
+Result<SocketAddress> local_address(int fd);
+// One attempt; waits for its end until the deadline.
+Result<Fd> connect_to(const SocketAddress& address, Deadline deadline);
+// A waiting connection, or an empty Fd when there is none.
+Result<Fd> accept_now(int listener);
+Result<Fd> accept_until(int listener, Deadline deadline);
+Result<std::pair<Fd, Fd>> socket_pair();
+
+// Blocking transfers. `watch` is a further descriptor (a pidfd of the peer) whose readability ends the wait as if the
+// peer had closed, after what has already arrived was taken; -1: none.
+Status send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, int watch = -1);
+Status recv_exact(int fd, std::span<std::byte> bytes, Deadline deadline, int watch = -1);
+
+// Single steps for poll loops. n == 0 with would_block: nothing can move now. n == 0 without: the peer closed.
+struct IoStep {
+  size_t n = 0;
+  bool would_block = false;
+  // With would_block: too many descriptors are under way; no event tells when that ends, so try again after a moment.
+  bool fds_in_flight = false;
+};
+Result<IoStep> send_now(int fd, std::span<const std::byte> bytes);
+Result<IoStep> recv_now(int fd, std::span<std::byte> bytes);
+
+// File descriptors over a UNIX socket, with at least one byte of data; at most kMaxFdsPerMessage at once. They are
+// received close-on-exec. recv_fds_now appends to `fds`; when the process may not open more, it fails and says so.
+inline constexpr size_t kMaxFdsPerMessage = 16;
+Result<IoStep> send_fds_now(int fd, std::span<const std::byte> bytes, std::span<const int> fds);
+Result<IoStep> recv_fds_now(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds);
+Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline);
+// Exactly bytes.size() bytes and whatever descriptors came with them.
+Status recv_fds(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline, int watch = -1);
+
+// SO_PEERCRED of a UNIX socket: who connected (at the listener) or who listens (at the connector). pid is 0 when the
+// peer is in a pid namespace that this process does not see.
+struct PeerCredentials {
+  pid_t pid = 0;
+  uid_t uid = 0;
+};
+Result<PeerCredentials> peer_credentials(int fd);
+
+Status set_no_delay(int fd);
+// Waits until fd is readable (events POLLIN) or writable (POLLOUT) or in error; Timeout otherwise. True: `watch` fired
+// too.
+Result<bool> wait_fd(int fd, short events, Deadline deadline, int watch = -1);
+
+}  // namespace moeccl::driver

@@ -1,0 +1,101 @@
+// The host executor: runs one rank's program on host memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/exec/operation.h"
+#include "src/exec/task.h"
+
+namespace moeccl::exec {
+
+class Execution final : public Task {
+ public:
+  // The operation must live until the execution has ended. Takes the communicator's next sequence number at the first
+  // poll, so operations of one communicator are started one after another.
+  Execution(Fabric& fabric, const Operation& op);
+
+  Progress poll() override;
+  Status diagnose() override;
+  std::string describe() const override;
+  bool needs(uint32_t peer) const override;
+
+  // Bytes that this rank stored into or copied from other ranks' memory, valid after the end.
+  uint64_t wire_bytes() const { return wire_bytes_; }
+  const char* algorithm() const { return choice_.algorithm; }
+
+ private:
+  enum class Phase : uint8_t { kNew, kEnter, kAgree, kRun };
+  struct LaneState {
+    uint32_t chunk = 0, pc = 0;
+    bool done = false;
+  };
+  // Where a peer's Input and Output are, as its entry says; resolved at first use.
+  struct PeerBuffers {
+    bool known = false;
+    const std::byte* input = nullptr;  // reachable by loads
+    std::byte* output = nullptr;
+    uint64_t input_address = 0;        // else for Link::read
+  };
+
+  bool enter();    // all peers are at most one operation behind
+  void publish();  // this rank's entry
+  Progress agree();
+  void choose(const Choice& choice);
+  Progress run();
+  Progress run_lane(const plan::Lane& lane, LaneState& state, bool one_step);
+  Progress step(const plan::Step& s, uint32_t chunk);
+  bool last_chunk_known();
+  Progress finish();
+
+  Progress wait(const plan::Step& s, uint32_t chunk);
+  Progress signal(const plan::Step& s, uint32_t chunk);
+  Progress copy(const plan::Step& s, uint32_t chunk);
+  Progress reduce(const plan::Step& s, uint32_t chunk);
+  Progress gather_rows(const plan::Step& s, uint32_t chunk);
+  Progress scatter_rows(const plan::Step& s, uint32_t chunk);
+  Progress reduce_rows(const plan::Step& s, uint32_t chunk);
+
+  Status check_entry(uint32_t peer);   // compares signatures; the peer has entered this operation
+  Status check_blocks(uint32_t peer);  // AllToAllv: what it sends is what we expect
+  // The first signal of a peer in this operation: does it call the same?
+  Status first_signal(uint32_t peer, uint64_t word);
+  Status resolve_peer(uint32_t peer);
+  Status resolve_peer_if_needed(uint32_t peer, const plan::Step& s, const plan::Ref& src);
+  kernels::Scalar unit_scale() const;
+  // Address of a Ref at a chunk for loads or stores; null when it has none (a peer's private memory).
+  std::byte* address(const plan::Ref& ref, const plan::Range& range);
+  std::byte* staging(uint32_t rank);
+  plan::Range range(const plan::Ref& ref, uint64_t length, uint32_t chunk) const;
+  uint64_t governing(const plan::Step& s) const;
+  // Row 0 of a row list's buffer or slot.
+  std::byte* row_base(const plan::Ref& ref, uint32_t chunk);
+  void account(uint32_t rank, uint64_t bytes, bool stored);
+  bool uses_stream(const plan::Ref& dst) const { return stream_output_ && dst.buffer == plan::Buffer::kOutput; }
+  bool is_v() const { return op_.signature.op == moecclOpAllToAllv; }
+  Signature read_signature(uint32_t peer, uint64_t& flags) const;
+
+  const Operation& op_;
+  Choice choice_;
+  plan::Binding binding_;
+  Phase phase_ = Phase::kNew;
+  uint64_t sequence_ = 0;
+  uint32_t tag_ = 0;
+  uint32_t agreed_ = 0;        // peers [0, agreed_) have been looked at
+  bool all_reachable_ = true;
+  bool chunks_known_ = true;
+  bool stream_output_ = false;
+  uint64_t wire_bytes_ = 0;
+  uint64_t half_ = 0;          // offset of this operation's half of the staging
+  std::vector<LaneState> lanes_;
+  std::vector<PeerBuffers> peers_;
+  std::vector<const void*> srcs_;
+  std::vector<kernels::Scalar> scales_;
+  uint32_t waiting_peer_ = 0;
+  bool waiting_ = false;
+};
+
+}  // namespace moeccl::exec

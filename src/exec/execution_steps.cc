@@ -1,0 +1,366 @@
+// What each kind of step does on the host.
+#include <algorithm>
+#include <cstring>
+
+#include "src/base/clock.h"
+#include "src/exec/execution.h"
+
+namespace moeccl::exec {
+
+using plan::Buffer;
+using plan::Range;
+using plan::Ref;
+using plan::Step;
+using plan::StepKind;
+using plan::When;
+
+Progress Execution::step(const Step& s, uint32_t chunk) {
+  switch (s.kind) {
+    case StepKind::kWait:
+      return wait(s, chunk);
+    case StepKind::kSignal:
+      return signal(s, chunk);
+    case StepKind::kPut:
+    case StepKind::kCopy:
+      return copy(s, chunk);
+    case StepKind::kReduce:
+      return reduce(s, chunk);
+    case StepKind::kGatherRows:
+      return gather_rows(s, chunk);
+    case StepKind::kScatterRows:
+      return scatter_rows(s, chunk);
+    case StepKind::kReduceRows:
+      return reduce_rows(s, chunk);
+  }
+  return fail(error(moecclInternalError, "unknown step kind {}", static_cast<int>(s.kind)));
+}
+
+Progress Execution::wait(const Step& s, uint32_t chunk) {
+  Fabric& f = fabric();
+  if (chunk < s.lag) return Progress::kMoved;
+  const bool once = s.when != When::kEvery;
+  const uint32_t base = f.awaited[static_cast<size_t>(s.peer) * transport::kSigsPerPeer + s.sig];
+  const uint32_t number = base + (once ? 0 : (chunk - s.lag) * s.per_chunk) + s.ordinal + 1;
+  const transport::SignalLine& line = f.own->signal(s.peer, s.sig);
+  // Acquire: pairs with the release in Link::signal().
+  const uint64_t word = line.word.load(std::memory_order_acquire);
+  if (static_cast<int32_t>(static_cast<uint32_t>(word) - number) < 0) {
+    waiting_peer_ = s.peer;
+    waiting_ = true;
+    return Progress::kBlocked;
+  }
+  if (f.paced[s.peer] &&
+      line.visible_ns[number % transport::kVisibleRing].load(std::memory_order_relaxed) > now_ns()) {
+    return Progress::kBlocked;
+  }
+  if (s.peer != f.rank && f.entered[s.peer] < sequence_) {
+    if (Status st = first_signal(s.peer, word); !st.ok()) return fail(std::move(st));
+    f.entered[s.peer] = sequence_;
+  }
+  return Progress::kMoved;
+}
+
+Status Execution::first_signal(uint32_t peer, uint64_t word) {
+  // The tag is that of the newest signal. When the peer has finished this operation and runs the next one, it is the next
+  // one's; then its entry, which stays for some operations, tells.
+  const bool tag_is_ours = static_cast<uint32_t>(word >> 32) == tag_;
+  if (!tag_is_ours) MOECCL_TRY(check_entry(peer));
+  if (is_v()) MOECCL_TRY(check_blocks(peer));
+  return {};
+}
+
+Progress Execution::signal(const Step& s, uint32_t chunk) {
+  Fabric& f = fabric();
+  const bool once = s.when != When::kEvery;
+  const uint32_t number =
+      f.sent[static_cast<size_t>(s.peer) * transport::kSigsPerPeer + s.sig] + (once ? 0 : chunk * s.per_chunk) + s.ordinal + 1;
+  if (s.peer == f.rank) {
+    f.own->signal(f.rank, s.sig).word.store(static_cast<uint64_t>(tag_) << 32 | number, std::memory_order_release);
+    return Progress::kMoved;
+  }
+  Status st = f.link(s.peer).signal(s.sig, number, tag_);
+  return st.ok() ? Progress::kMoved : fail(std::move(st));
+}
+
+uint64_t Execution::governing(const Step& s) const {
+  return is_v() ? plan::governing_length(binding_, *choice_.program, s) : binding_.count;
+}
+
+Range Execution::range(const Ref& ref, uint64_t length, uint32_t chunk) const {
+  Range r = plan::resolve(binding_, *choice_.program, ref, length, chunk);
+  if (is_v() && ref.rank != fabric().rank && ref.buffer == Buffer::kInput) {
+    // A peer's block for us starts where the peer says; how long it is was checked against our count.
+    const uint64_t start = fabric().link(ref.rank).blocks(sequence_)[fabric().rank].displacement.load(std::memory_order_relaxed);
+    r.offset = start + plan::chunk_range(binding_.chunking, length, chunk).offset;
+  }
+  return r;
+}
+
+std::byte* Execution::staging(uint32_t rank) {
+  Fabric& f = fabric();
+  if (rank == f.rank) return f.own->staging() + half_;
+  std::byte* view = f.link(rank).staging_view();
+  return view == nullptr ? nullptr : view + half_;
+}
+
+// A peer's buffers, from its entry: an address when it is a thread of this process, an offset in its heap, else only
+// something to read from. The heap's bounds are checked at each use, in address().
+Status Execution::resolve_peer(uint32_t peer) {
+  Fabric& f = fabric();
+  PeerBuffers& b = peers_[peer];
+  if (b.known) return {};
+  const transport::Entry& e = f.link(peer).board().entries[sequence_ % transport::kEntries];
+  if (e.seq.load(std::memory_order_acquire) != sequence_) {
+    return error(moecclInternalError, "rank {}'s buffers are used before it has entered the operation", peer);
+  }
+  uint64_t flags = 0;
+  (void)read_signature(peer, flags);
+  const uint64_t in = e.input.load(std::memory_order_relaxed), out = e.output.load(std::memory_order_relaxed);
+  const transport::Link& link = f.link(peer);
+  std::byte* heap = link.heap_view();
+  if (link.same_process() && f.heap != nullptr) heap = f.heap;
+  const auto in_heap = [&](uint64_t flag, uint64_t place) -> std::byte* {
+    if ((flags & flag) != 0 && heap != nullptr && place < (link.same_process() ? f.heap_bytes : link.heap_bytes())) {
+      return heap + place;
+    }
+    return (flags & flag) == 0 && link.same_process() ? reinterpret_cast<std::byte*>(place) : nullptr;
+  };
+  b.input = in_heap(kInputInHeap, in);
+  b.output = in_heap(kOutputInHeap, out);
+  b.input_address = (flags & kInputInHeap) == 0 ? in : 0;
+  b.known = true;
+  return {};
+}
+
+std::byte* Execution::address(const Ref& ref, const Range& r) {
+  Fabric& f = fabric();
+  const uint64_t offset = r.offset * op_.element_bytes;
+  if (ref.buffer == Buffer::kStaging) {
+    std::byte* base = staging(ref.rank);
+    return base == nullptr ? nullptr : base + offset;
+  }
+  if (ref.rank == f.rank) {
+    // Input is const for the caller; plans write Output only.
+    return (ref.buffer == Buffer::kInput ? static_cast<std::byte*>(const_cast<void*>(op_.input))
+                                         : static_cast<std::byte*>(op_.output)) +
+           offset;
+  }
+  const PeerBuffers& b = peers_[ref.rank];
+  std::byte* base = ref.buffer == Buffer::kInput ? const_cast<std::byte*>(b.input) : b.output;
+  if (base == nullptr) return nullptr;
+  const transport::Link& link = f.link(ref.rank);
+  if (!link.same_process()) {
+    // The offset is the peer's word: stay inside its heap.
+    const auto place = static_cast<uint64_t>(base - link.heap_view());
+    const uint64_t end = (r.offset + r.length) * op_.element_bytes;
+    if (end > link.heap_bytes() || place > link.heap_bytes() - end) return nullptr;
+  }
+  return base + offset;
+}
+
+void Execution::account(uint32_t rank, uint64_t bytes, bool stored) {
+  if (rank == fabric().rank) return;
+  wire_bytes_ += bytes;
+  if (stored) fabric().link(rank).wrote(bytes);
+}
+
+Progress Execution::copy(const Step& s, uint32_t chunk) {
+  Fabric& f = fabric();
+  const kernels::KernelTable& k = *f.kernels;
+  const Ref& src_ref = choice_.program->srcs[s.first_src];
+  const uint64_t length = governing(s);
+  const Range src = range(src_ref, length, chunk), dst = range(s.dst, length, chunk);
+  const uint64_t n = std::min(src.length, dst.length), bytes = n * op_.element_bytes;
+  if (n == 0) return Progress::kMoved;
+  for (const uint32_t peer : {src_ref.rank, s.dst.rank}) {
+    if (peer == f.rank) continue;
+    if (Status st = resolve_peer_if_needed(peer, s, src_ref); !st.ok()) return fail(std::move(st));
+  }
+  std::byte* to = address(s.dst, dst);
+  const std::byte* from = address(src_ref, src);
+  if (from == nullptr) {
+    const PeerBuffers& b = peers_[src_ref.rank];
+    if (b.input_address == 0 || src_ref.buffer != Buffer::kInput || !f.link(src_ref.rank).can_read()) {
+      return fail(error(moecclRemoteError, "rank {} announced a buffer that cannot be reached from rank {}", src_ref.rank, f.rank));
+    }
+    account(src_ref.rank, bytes, false);
+    Status st = f.link(src_ref.rank).read(b.input_address + src.offset * op_.element_bytes, to, bytes);
+    return st.ok() ? Progress::kMoved
+                   : fail(std::move(st).with_context(format("rank {}'s buffer", src_ref.rank)));
+  }
+  const bool scale = op_.scaled && src_ref.rank == f.rank && src_ref.buffer == Buffer::kInput;
+  if (to == nullptr) {
+    if (s.dst.buffer != Buffer::kStaging) {
+      return fail(error(moecclRemoteError, "rank {} announced a buffer that cannot be reached from rank {}", s.dst.rank, f.rank));
+    }
+    if (scale) {
+      f.scratch.resize(std::max<size_t>(f.scratch.size(), bytes));
+      k.scale_copy[op_.signature.type](f.scratch.data(), from, n, op_.scale);
+      from = f.scratch.data();
+    }
+    wire_bytes_ += bytes;
+    Status st = f.link(s.dst.rank).put(half_ + dst.offset * op_.element_bytes, from, bytes);
+    return st.ok() ? Progress::kMoved : fail(std::move(st));
+  }
+  account(src_ref.rank, bytes, false);
+  account(s.dst.rank, bytes, true);
+  if (scale) {
+    k.scale_copy[op_.signature.type](to, from, n, op_.scale);
+  } else if (to != from) {
+    (uses_stream(s.dst) ? k.copy_stream : k.copy)(to, from, bytes);
+  }
+  return Progress::kMoved;
+}
+
+Status Execution::resolve_peer_if_needed(uint32_t peer, const Step& s, const Ref& src) {
+  const bool needed = (src.rank == peer && src.buffer != Buffer::kStaging) || (s.dst.rank == peer && s.dst.buffer != Buffer::kStaging);
+  return needed ? resolve_peer(peer) : Status();
+}
+
+Progress Execution::reduce(const Step& s, uint32_t chunk) {
+  Fabric& f = fabric();
+  const uint64_t length = governing(s);
+  const Range dst = range(s.dst, length, chunk);
+  if (dst.length == 0) return Progress::kMoved;
+  srcs_.resize(s.n_srcs);
+  if (op_.scaled) scales_.resize(s.n_srcs);
+  bool any_scaled = false;
+  for (uint32_t i = 0; i < s.n_srcs; ++i) {
+    const Ref& ref = choice_.program->srcs[s.first_src + i];
+    if (ref.rank != f.rank && ref.buffer != Buffer::kStaging) {
+      if (Status st = resolve_peer(ref.rank); !st.ok()) return fail(std::move(st));
+    }
+    srcs_[i] = address(ref, range(ref, length, chunk));
+    if (srcs_[i] == nullptr) {
+      return fail(error(moecclRemoteError, "rank {} announced a buffer that cannot be reached from rank {}", ref.rank, f.rank));
+    }
+    account(ref.rank, dst.length * op_.element_bytes, false);
+    if (op_.scaled) {
+      const bool own_input = ref.rank == f.rank && ref.buffer == Buffer::kInput;
+      scales_[i] = own_input ? op_.scale : unit_scale();
+      any_scaled = any_scaled || own_input;
+    }
+  }
+  kernels::ReduceArgs args;
+  args.dst = address(s.dst, dst);
+  args.srcs = srcs_.data();
+  args.scales = any_scaled ? scales_.data() : nullptr;
+  args.count = dst.length;
+  args.n_srcs = s.n_srcs;
+  args.divisor = s.final_reduce ? op_.divisor : 0;
+  args.stream = uses_stream(s.dst);
+  f.kernels->reduce[op_.signature.type][static_cast<size_t>(op_.reduce)](args);
+  return Progress::kMoved;
+}
+
+kernels::Scalar Execution::unit_scale() const {
+  kernels::Scalar one{};
+  switch (op_.signature.type) {
+    case moecclFloat64:
+      one.f64 = 1;
+      break;
+    case moecclFloat16:
+    case moecclBfloat16:
+    case moecclFloat32:
+    case moecclFloat8e4m3:
+    case moecclFloat8e5m2:
+      one.f32 = 1;
+      break;
+    default:
+      one.i64 = 1;
+  }
+  return one;
+}
+
+std::byte* Execution::row_base(const Ref& ref, uint32_t chunk) {
+  if (ref.buffer == Buffer::kStaging) {
+    std::byte* base = staging(ref.rank);
+    return base == nullptr ? nullptr : base + plan::slot_base(binding_, *choice_.program, ref, chunk) * op_.element_bytes;
+  }
+  return ref.buffer == Buffer::kInput ? static_cast<std::byte*>(const_cast<void*>(op_.input)) : static_cast<std::byte*>(op_.output);
+}
+
+Progress Execution::gather_rows(const Step& s, uint32_t chunk) {
+  Fabric& f = fabric();
+  const plan::RowBlock& block = binding_.rows[static_cast<size_t>(s.rows) * binding_.chunking.n_chunks + chunk];
+  if (block.count == 0) return Progress::kMoved;
+  const uint64_t bytes = block.count * op_.element_bytes;
+  kernels::CopyRowsArgs args;
+  args.src = row_base(choice_.program->srcs[s.first_src], chunk);
+  args.src_index = block.src_index;
+  args.src_first = block.src_first;
+  args.count = block.count;
+  args.row_bytes = op_.element_bytes;
+  args.dst = row_base(s.dst, chunk);
+  args.dst_first = block.dst_first;
+  if (args.dst != nullptr) {
+    f.kernels->copy_rows(args);
+    account(s.dst.rank, bytes, true);
+    return Progress::kMoved;
+  }
+  f.scratch.resize(std::max<size_t>(f.scratch.size(), bytes));
+  args.dst = f.scratch.data();
+  args.dst_first = 0;
+  f.kernels->copy_rows(args);
+  wire_bytes_ += bytes;
+  const uint64_t offset = (plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first) * op_.element_bytes;
+  Status st = f.link(s.dst.rank).put(half_ + offset, f.scratch.data(), bytes);
+  return st.ok() ? Progress::kMoved : fail(std::move(st));
+}
+
+Progress Execution::scatter_rows(const Step& s, uint32_t chunk) {
+  const plan::RowBlock& block = binding_.rows[static_cast<size_t>(s.rows) * binding_.chunking.n_chunks + chunk];
+  if (block.count == 0) return Progress::kMoved;
+  kernels::CopyRowsArgs args;
+  args.src = row_base(choice_.program->srcs[s.first_src], chunk);
+  args.dst = row_base(s.dst, chunk);
+  args.src_index = block.src_index;
+  args.dst_index = block.dst_index;
+  args.src_first = block.src_first;
+  args.dst_first = block.dst_first;
+  args.count = block.count;
+  args.row_bytes = op_.element_bytes;
+  args.stream = stream_output_;
+  if (block.weights == nullptr) {
+    fabric().kernels->copy_rows(args);
+  } else {
+    fabric().kernels->scale_rows[op_.signature.type]({args, block.weights});
+  }
+  return Progress::kMoved;
+}
+
+Progress Execution::reduce_rows(const Step& s, uint32_t chunk) {
+  Fabric& f = fabric();
+  const plan::SumBlock& block = binding_.sums[static_cast<size_t>(s.rows) * binding_.chunking.n_chunks + chunk];
+  if (block.count == 0) return Progress::kMoved;
+  srcs_.resize(s.n_srcs);
+  for (uint32_t i = 0; i < s.n_srcs; ++i) srcs_[i] = row_base(choice_.program->srcs[s.first_src + i], chunk);
+  kernels::ReduceRowsArgs args;
+  args.bases = srcs_.data();
+  args.offsets = block.offsets;
+  args.terms = block.terms;
+  args.weights = block.weights;
+  args.dst_index = block.dst_index;
+  args.dst_first = block.dst_first;
+  args.count = block.count;
+  args.row_elements = op_.element_bytes / moecclTypeSize(op_.signature.type);
+  args.grouped = op_.grouped;
+  args.dst = row_base(s.dst, chunk);
+  args.stream = uses_stream(s.dst);
+  const uint64_t bytes = block.count * op_.element_bytes;
+  if (args.dst != nullptr) {
+    f.kernels->reduce_rows[op_.signature.type](args);
+    account(s.dst.rank, bytes, true);
+    return Progress::kMoved;
+  }
+  f.scratch.resize(std::max<size_t>(f.scratch.size(), bytes));
+  args.dst = f.scratch.data();
+  args.dst_first = 0;
+  f.kernels->reduce_rows[op_.signature.type](args);
+  wire_bytes_ += bytes;
+  const uint64_t offset = (plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first) * op_.element_bytes;
+  Status st = f.link(s.dst.rank).put(half_ + offset, f.scratch.data(), bytes);
+  return st.ok() ? Progress::kMoved : fail(std::move(st));
+}
+
+}  // namespace moeccl::exec

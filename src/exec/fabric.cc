@@ -1,0 +1,39 @@
+#include "src/exec/fabric.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace moeccl::exec {
+
+void Fabric::fail(const Status& status) {
+  {
+    const std::lock_guard lock(failure_mutex_);
+    if (!failure_.ok()) return;
+    failure_ = status;
+  }
+  failed_.store(true, std::memory_order_release);
+  const auto state =
+      status.code() == moecclAborted ? transport::RankState::kAborted : transport::RankState::kFailed;
+  publish_state(state, status.code(), status.message());
+}
+
+Status Fabric::failure() const {
+  const std::lock_guard lock(failure_mutex_);
+  return failure_;
+}
+
+void Fabric::publish_state(transport::RankState state, Code code, const std::string& text) {
+  auto& health = own->board().health;
+  char bytes[transport::kFailureText] = {};
+  std::memcpy(bytes, text.data(), std::min(text.size(), sizeof(bytes) - 1));
+  for (size_t i = 0; i < sizeof(bytes) / 8; ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + 8 * i, 8);
+    health.text[i].store(word, std::memory_order_relaxed);
+  }
+  health.code.store(static_cast<uint32_t>(code), std::memory_order_relaxed);
+  // Release: pairs with the acquire load in check_health(); code and text are visible there.
+  health.state.store(static_cast<uint32_t>(state), std::memory_order_release);
+}
+
+}  // namespace moeccl::exec

@@ -1,0 +1,61 @@
+// What a communicator gives its executors: links, own memory, counters, health and the flight recorder.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels/table.h"
+#include "src/base/clock.h"
+#include "src/exec/recorder.h"
+#include "transport/shm/segment.h"
+#include "transport/transport.h"
+
+namespace moeccl::exec {
+
+inline constexpr uint32_t kMessageData = 8, kMessageCredit = 9;  // sigs of Send/Recv
+static_assert(kMessageData >= plan::kMaxSigs && kMessageCredit < transport::kSigsPerPeer);
+
+struct Fabric {
+  uint32_t rank = 0, n_ranks = 1;
+  std::string name;  // for messages; may be empty
+  std::shared_ptr<transport::shm::Segment> own;
+  std::vector<std::unique_ptr<transport::Link>> links;  // [n_ranks], null for this rank
+  std::vector<uint8_t> paced;                           // [n_ranks] the link's signals carry a time
+  uint64_t half_bytes = 0;                              // staging of one operation: halves alternate
+  const kernels::KernelTable* kernels = nullptr;
+  std::byte* heap = nullptr;  // this process's symmetric heap
+  size_t heap_bytes = 0;
+  int64_t timeout_ms = 0;
+  uint32_t spin_polls = 0;  // before a waiting rank gives up its core
+
+  // Numbers of signals so far, mod 2^32; [peer * kSigsPerPeer + sig].
+  std::vector<uint32_t> sent, awaited;
+  std::vector<uint64_t> entered;  // the newest operation that each peer is known to have entered
+  uint64_t sequence = 0;          // of this rank's newest operation
+  Recorder recorder;
+  std::vector<std::byte> scratch;  // packs rows for links without a view
+
+  std::atomic<bool> aborted{false};
+
+  transport::Link& link(uint32_t peer) const { return *links[peer]; }
+  bool in_heap(const void* p) const {
+    const auto* b = static_cast<const std::byte*>(p);
+    return heap != nullptr && b >= heap && b < heap + heap_bytes;
+  }
+
+  // The first failure stays; peers read it from this rank's board.
+  void fail(const Status& status);
+  Status failure() const;
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  void publish_state(transport::RankState state, Code code, const std::string& text);
+
+ private:
+  mutable std::mutex failure_mutex_;
+  Status failure_;
+  std::atomic<bool> failed_{false};
+};
+
+}  // namespace moeccl::exec

@@ -1,0 +1,181 @@
+#include "src/exec/message.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace moeccl::exec {
+
+using transport::kSigsPerPeer;
+using transport::shm::kMessageSlots;
+
+namespace {
+
+// The header's words are the peer's: read each once, with the slot's signal (acquire) before.
+MessageSlotHeader read_header(const MessageSlotHeader* h) {
+  MessageSlotHeader copy;
+  std::memcpy(&copy, h, sizeof(copy));
+  return copy;
+}
+
+}  // namespace
+
+Progress MessageTask::poll() {
+  if (before_ != nullptr && !before_->finished_) {
+    // Not done, and not failed either: drive() ends this one when the communicator has failed.
+    if (fabric().failed()) return fail(fabric().failure());
+    return Progress::kBlocked;
+  }
+  if (!begun_) {
+    Signature signature;
+    signature.op = moecclOpSendRecv;
+    signature.count = message_.bytes;
+    signature.root = message_.peer;
+    fabric().recorder.begin(0, signature, now_ns());
+    fabric().recorder.chose(message_.is_send ? "send" : "receive");
+  }
+  return message_.is_send ? send() : receive();
+}
+
+std::string MessageTask::describe() const {
+  return format("{} of {} bytes {} rank {} ({} moved)", message_.is_send ? "send" : "receive", message_.bytes,
+                message_.is_send ? "to" : "from", message_.peer, moved_bytes_);
+}
+
+uint32_t MessageTask::acknowledged() const {
+  return static_cast<uint32_t>(fabric().own->signal(message_.peer, kMessageCredit).word.load(std::memory_order_acquire));
+}
+
+// The slots for messages to a rank lie in that rank's segment, by source.
+MessageSlotHeader* MessageTask::slot(uint32_t rank_of_segment, uint32_t number) const {
+  Fabric& f = fabric();
+  const uint32_t src = rank_of_segment == f.rank ? message_.peer : f.rank;
+  std::byte* base = rank_of_segment == f.rank ? f.own->staging() : f.link(rank_of_segment).staging_view();
+  return reinterpret_cast<MessageSlotHeader*>(base + f.own->message_offset(src, number % kMessageSlots));
+}
+
+bool MessageTask::direct_possible(uint64_t& kind, uint64_t& place) const {
+  Fabric& f = fabric();
+  const transport::Link& link = f.link(message_.peer);
+  if (link.same_process()) {
+    kind = kAddress;
+    place = reinterpret_cast<uint64_t>(message_.data);
+    return true;
+  }
+  if (link.heap_view() != nullptr && f.in_heap(message_.data)) {
+    kind = kHeapOffset;
+    place = static_cast<uint64_t>(message_.data - f.heap);
+    return true;
+  }
+  if (link.can_read()) {
+    kind = kAddress;
+    place = reinterpret_cast<uint64_t>(message_.data);
+    return true;
+  }
+  return false;
+}
+
+Progress MessageTask::done() {
+  finished_ = true;
+  fabric().recorder.end(now_ns(), false);
+  return Progress::kDone;
+}
+
+Progress MessageTask::send() {
+  Fabric& f = fabric();
+  uint32_t& sent = f.sent[message_.peer * kSigsPerPeer + kMessageData];
+  if (begun_ && moved_bytes_ == message_.bytes) {
+    // Everything is handed over; what the receiver copies from our memory itself must also have been taken.
+    if (last_number_ == 0 || static_cast<int32_t>(acknowledged() - last_number_) >= 0) return done();
+    return Progress::kBlocked;
+  }
+  const uint64_t room = f.own->shape().message_bytes - sizeof(MessageSlotHeader);
+  bool any = false;
+  while (sent - acknowledged() < kMessageSlots) {
+    MessageSlotHeader* h = slot(message_.peer, sent);
+    h->bytes = message_.bytes;
+    h->kind = kChunks;
+    uint64_t kind = 0, place = 0;
+    uint64_t now = std::min(room, message_.bytes - moved_bytes_);
+    if (message_.bytes > room && moved_bytes_ == 0 && direct_possible(kind, place)) {
+      h->kind = kind;
+      h->place = place;
+      now = message_.bytes;
+      last_number_ = sent + 1;
+    } else if (now > 0) {
+      f.kernels->copy(h + 1, message_.data + moved_bytes_, now);
+      f.link(message_.peer).wrote(now);
+    }
+    begun_ = true;
+    moved_bytes_ += now;
+    if (Status s = f.link(message_.peer).signal(kMessageData, ++sent, 0); !s.ok()) return fail(std::move(s));
+    any = true;
+    if (moved_bytes_ == message_.bytes) return last_number_ == 0 ? done() : Progress::kMoved;
+  }
+  return any ? Progress::kMoved : Progress::kBlocked;
+}
+
+Progress MessageTask::receive() {
+  Fabric& f = fabric();
+  uint32_t& taken = f.awaited[message_.peer * kSigsPerPeer + kMessageData];
+  const transport::SignalLine& line = f.own->signal(message_.peer, kMessageData);
+  const uint64_t room = f.own->shape().message_bytes - sizeof(MessageSlotHeader);
+  bool any = false;
+  // Acquire: pairs with the release in Link::signal().
+  while (static_cast<int32_t>(static_cast<uint32_t>(line.word.load(std::memory_order_acquire)) - taken) > 0) {
+    if (f.paced[message_.peer] &&
+        line.visible_ns[(taken + 1) % transport::kVisibleRing].load(std::memory_order_relaxed) > now_ns()) {
+      break;
+    }
+    const MessageSlotHeader* slot_header = slot(f.rank, taken);
+    const MessageSlotHeader header = read_header(slot_header);
+    if (header.bytes != message_.bytes) {
+      return fail(error(moecclMismatch, "ranks disagree on the size of a message: rank {} sends {} bytes, rank {} expects {}",
+                        message_.peer, header.bytes, f.rank, message_.bytes));
+    }
+    begun_ = true;
+    if (header.kind != kChunks) {
+      if (Progress p = receive_direct(header, taken); p == Progress::kFailed) return p;
+      moved_bytes_ = message_.bytes;
+    } else {
+      const uint64_t now = std::min(room, message_.bytes - moved_bytes_);
+      if (now > 0) f.kernels->copy(message_.data + moved_bytes_, slot_header + 1, now);
+      moved_bytes_ += now;
+    }
+    ++taken;
+    if (Status s = f.link(message_.peer).signal(kMessageCredit, taken, 0); !s.ok()) return fail(std::move(s));
+    any = true;
+    if (moved_bytes_ == message_.bytes) return done();
+  }
+  return any ? Progress::kMoved : Progress::kBlocked;
+}
+
+Progress MessageTask::receive_direct(const MessageSlotHeader& header, uint32_t) {
+  Fabric& f = fabric();
+  transport::Link& link = f.link(message_.peer);
+  const std::byte* from = nullptr;
+  if (header.kind == kAddress && link.same_process()) from = reinterpret_cast<const std::byte*>(header.place);
+  if (header.kind == kHeapOffset && link.heap_view() != nullptr && message_.bytes <= link.heap_bytes() &&
+      header.place <= link.heap_bytes() - message_.bytes) {
+    from = link.heap_view() + header.place;
+  }
+  if (from != nullptr) {
+    (message_.bytes > kernels::stream_threshold_bytes() ? f.kernels->copy_stream : f.kernels->copy)(message_.data, from,
+                                                                                                   message_.bytes);
+    return Progress::kMoved;
+  }
+  if (header.kind != kAddress || !link.can_read()) {
+    return fail(error(moecclRemoteError, "rank {} announced a message that cannot be reached from rank {}", message_.peer, f.rank));
+  }
+  Status s = link.read(header.place, message_.data, message_.bytes);
+  return s.ok() ? Progress::kMoved : fail(std::move(s).with_context(format("message from rank {}", message_.peer)));
+}
+
+Progress SelfMessageTask::poll() {
+  if (send_.bytes != receive_.bytes) {
+    return fail(error(moecclMismatch, "rank {} sends {} bytes to itself and receives {}", fabric().rank, send_.bytes, receive_.bytes));
+  }
+  if (send_.bytes > 0) std::memmove(receive_.data, send_.data, send_.bytes);
+  return Progress::kDone;
+}
+
+}  // namespace moeccl::exec

@@ -1,0 +1,67 @@
+// Send and Recv. Messages of a pair of ranks and direction follow one another through the pair's message slots; each begins
+// with a header that says its size, so that a receiver that expects another size says so. Large messages whose memory the
+// receiver can reach are copied once, by the receiver, from where they lie.
+#pragma once
+
+#include "src/exec/task.h"
+
+namespace moeccl::exec {
+
+struct MessageSlotHeader {
+  uint64_t bytes;   // of the whole message
+  uint64_t place;   // kDirect: address or heap offset of the whole message
+  uint64_t kind;    // MessageKind
+  uint64_t unused[5];
+};
+static_assert(sizeof(MessageSlotHeader) == 64);
+enum MessageKind : uint64_t { kChunks = 0, kAddress = 1, kHeapOffset = 2 };
+
+struct Message {
+  uint32_t peer = 0;
+  std::byte* data = nullptr;  // read only by a send
+  uint64_t bytes = 0;
+  bool is_send = false;
+};
+
+class MessageTask final : public Task {
+ public:
+  // `before`: an earlier message of the same pair and direction in the same group, which goes first; may be null.
+  MessageTask(Fabric& fabric, const Message& message, const MessageTask* before)
+      : Task(fabric), message_(message), before_(before) {}
+
+  Progress poll() override;
+  Status diagnose() override { return {}; }
+  std::string describe() const override;
+  bool needs(uint32_t peer) const override { return peer == message_.peer; }
+
+ private:
+  Progress send();
+  Progress receive();
+  Progress send_direct();
+  Progress receive_direct(const MessageSlotHeader& header, uint32_t number);
+  bool direct_possible(uint64_t& kind, uint64_t& place) const;
+  uint32_t acknowledged() const;
+  Progress done();
+  MessageSlotHeader* slot(uint32_t rank_of_segment, uint32_t number) const;
+
+  Message message_;
+  const MessageTask* before_;
+  uint64_t moved_bytes_ = 0;
+  bool begun_ = false, finished_ = false;
+  uint32_t last_number_ = 0;  // send: acknowledged when the peer has taken this chunk
+};
+
+// A message of a rank to itself.
+class SelfMessageTask final : public Task {
+ public:
+  SelfMessageTask(Fabric& fabric, const Message& send, const Message& receive) : Task(fabric), send_(send), receive_(receive) {}
+  Progress poll() override;
+  Status diagnose() override { return {}; }
+  std::string describe() const override { return "send to itself"; }
+  bool needs(uint32_t) const override { return false; }
+
+ private:
+  Message send_, receive_;
+};
+
+}  // namespace moeccl::exec

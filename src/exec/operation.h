@@ -1,0 +1,71 @@
+// One operation as an executor gets it: a program, its binding and the caller's buffers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/table.h"
+#include "src/plan/binding.h"
+#include "src/plan/plan.h"
+
+namespace moeccl::exec {
+
+// What all ranks must agree on, and how a disagreement is named.
+struct Signature {
+  moecclOp_t op = moecclOpAllReduce;
+  moecclDataType_t type = moecclInt8;
+  uint8_t reduce = 0;      // moecclBuiltinRedOp_t, or kPreMulSum
+  uint32_t root = 0;
+  uint64_t count = 0;
+  uint64_t plan = 0;       // hash of the plan, or of the plans among which agreement chooses
+};
+inline constexpr uint8_t kPreMulSum = 5;
+const char* op_name(moecclOp_t op);            // "allreduce"
+const char* type_name(moecclDataType_t type);  // "float32"
+const char* reduce_name(uint8_t reduce);       // "sum"
+
+// Packed for an Entry: op 8 | type 8 | reduce 8 | flags 8 | root 32.
+inline constexpr uint64_t kInputInHeap = 1, kOutputInHeap = 2;
+uint64_t pack(const Signature& s, uint64_t flags);
+uint32_t tag_of(const Signature& s);  // 32-bit hash, carried by every signal
+// The sentence for two ranks that differ: "rank 0 calls allreduce with count 4096, rank 3 with count 4100".
+std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t rank_b, const Signature& b);
+
+// A plan that could run, with what is specific to this rank.
+struct Choice {
+  const plan::Program* program = nullptr;
+  plan::Chunking chunking;
+  const char* algorithm = "";
+  uint64_t plan_hash = 0;
+};
+
+struct Operation {
+  Signature signature;
+  Choice choice;                // the plan, when all ranks already know it
+  // When every buffer of every rank turns out to be reachable (agreed at entry), this one runs instead. Null: no question.
+  const Choice* if_reachable = nullptr;
+  std::shared_ptr<const void> keep;  // owns the programs
+
+  plan::Binding binding;        // chunking and slots are filled from the choice
+  const void* input = nullptr;
+  void* output = nullptr;
+  size_t element_bytes = 1;
+  kernels::ReduceOp reduce = kernels::ReduceOp::kSum;
+  uint32_t divisor = 0;         // Avg
+  bool scaled = false;          // premulsum
+  kernels::Scalar scale{};
+  bool grouped = false;         // deterministic row sums
+  // Where the last run's time and bytes are noted; owned by `keep`. Null: nowhere.
+  struct Measured {
+    std::atomic<double> ns{0};
+    std::atomic<uint64_t> wire_bytes{0};
+  };
+  Measured* measured = nullptr;
+  // AllToAllv: [n_ranks] in elements; owned by the operation because the call may be asynchronous.
+  std::vector<uint64_t> send_counts, send_displs, recv_counts, recv_displs;
+};
+
+}  // namespace moeccl::exec

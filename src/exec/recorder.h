@@ -1,0 +1,39 @@
+// The flight recorder: the last operations of a rank with their state, always on, printed when something goes wrong.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "src/exec/operation.h"
+
+namespace moeccl::exec {
+
+struct Record {
+  uint64_t sequence = 0;  // 0: unused, or Send/Recv which have none
+  Signature signature;
+  const char* algorithm = "";
+  int64_t start_ns = 0, end_ns = 0;  // end 0: running
+  bool failed = false;
+};
+
+class Recorder {
+ public:
+  static constexpr size_t kRecords = 64;
+
+  // Called by the rank's executing thread.
+  void begin(uint64_t sequence, const Signature& signature, int64_t now);
+  void chose(const char* algorithm) { newest().algorithm = algorithm; }
+  void end(int64_t now, bool failed);
+  int64_t newest_start_ns() const { return records_[(count_ + kRecords - 1) % kRecords].start_ns; }
+  // The last `most` operations, oldest first, one line each.
+  std::string text(size_t most) const;
+
+ private:
+  Record& newest() { return records_[(count_ + kRecords - 1) % kRecords]; }
+  std::array<Record, kRecords> records_;
+  size_t count_ = 0;
+};
+
+}  // namespace moeccl::exec

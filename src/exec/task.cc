@@ -1,0 +1,178 @@
+#include "src/exec/task.h"
+
+#include <immintrin.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <ctime>
+
+#include "src/base/log.h"
+
+namespace moeccl::exec {
+namespace {
+
+constexpr int64_t kCheckEvery_ns = 1'000'000;      // boards of peers, deadline: a few cache lines per peer
+constexpr int64_t kAliveEvery_ns = 20'000'000;     // a system call per peer
+constexpr int64_t kYieldFor_ns = 3'000'000;        // then sleep: yielding for ever would take the cores from others
+constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
+
+// A peer's words: bounded, printable, never trusted.
+std::string failure_text(const transport::Board& board) {
+  char bytes[transport::kFailureText];
+  for (size_t i = 0; i < sizeof(bytes) / 8; ++i) {
+    const uint64_t word = board.health.text[i].load(std::memory_order_relaxed);
+    std::memcpy(bytes + 8 * i, &word, 8);
+  }
+  std::string text(bytes, strnlen(bytes, sizeof(bytes)));
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20) c = '?';
+  }
+  return text;
+}
+
+Status check_peer_state(Task& task, uint32_t peer) {
+  const transport::Board& board = task.fabric().link(peer).board();
+  const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
+  switch (state) {
+    case transport::RankState::kFailed: {
+      const uint32_t code = board.health.code.load(std::memory_order_relaxed);
+      const bool same = code == moecclMismatch || code == moecclTimeout;
+      return error(same ? static_cast<Code>(code) : moecclRemoteError, "rank {} failed: {}", peer, failure_text(board));
+    }
+    case transport::RankState::kAborted:
+      return error(moecclRemoteError, "rank {} aborted the communicator", peer);
+    case transport::RankState::kLeft:
+      if (task.needs(peer)) {
+        return error(moecclRemoteError, "rank {} has destroyed its communicator and will not take part in {}", peer,
+                     task.describe());
+      }
+      return {};
+    default:
+      return {};
+  }
+}
+
+Status timed_out(Task& task) {
+  Fabric& f = task.fabric();
+  std::string late;
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p == f.rank || !task.needs(p)) continue;
+    const uint64_t done = f.link(p).board().progress.completed.load(std::memory_order_relaxed);
+    late += format("{}rank {} ({}, last finished #{})", late.empty() ? "" : ", ", p, f.link(p).name(), done);
+    if (late.size() > 400) {
+      late += ", ...";
+      break;
+    }
+  }
+  log(LogLevel::kError, "rank {} of {}{}: deadline of {} ms passed; flight recorder:\n{}", f.rank, f.n_ranks,
+      f.name.empty() ? "" : " (" + f.name + ")", f.timeout_ms, f.recorder.text(8));
+  return error(moecclTimeout, "{} did not finish within {} ms; unresponsive: {}", task.describe(), f.timeout_ms,
+               late.empty() ? "none known" : late);
+}
+
+void sleep_ns(int64_t ns) {
+  const timespec ts{0, static_cast<long>(ns)};
+  (void)nanosleep(&ts, nullptr);
+}
+
+}  // namespace
+
+Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_alive_ns) {
+  Fabric& f = task.fabric();
+  if (f.aborted.load(std::memory_order_relaxed)) return error(moecclAborted, "{} was aborted on this rank", task.describe());
+  MOECCL_TRY(task.diagnose());
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p != f.rank) MOECCL_TRY(check_peer_state(task, p));
+  }
+  if (now - last_alive_ns > kAliveEvery_ns) {
+    last_alive_ns = now;
+    for (uint32_t p = 0; p < f.n_ranks; ++p) {
+      if (p != f.rank && task.needs(p)) MOECCL_TRY(f.link(p).check_peer());
+    }
+  }
+  if (now - since_ns > f.timeout_ms * 1'000'000) return timed_out(task);
+  return {};
+}
+
+namespace {
+
+// One blocked stretch of drive(): spin briefly, then yield, then sleep.
+class Patience {
+ public:
+  explicit Patience(uint32_t spin_polls) : spin_polls_(spin_polls) {}
+  void reset() { polls_ = 0; }
+  // True when it is time for a health check.
+  bool wait() {
+    if (++polls_ <= spin_polls_) {
+      _mm_pause();
+      return false;
+    }
+    if (polls_ == spin_polls_ + 1) since_ = checked_ = now_ = alive_ = now_ns();
+    if (now_ - since_ < kYieldFor_ns) {
+      sched_yield();
+    } else {
+      sleep_ns(now_ - since_ < 10 * kYieldFor_ns ? kShortSleep_ns : kLongSleep_ns);
+    }
+    now_ = now_ns();
+    if (now_ - checked_ < kCheckEvery_ns) return false;
+    checked_ = now_;
+    return true;
+  }
+  int64_t since() const { return since_; }
+  int64_t now() const { return now_; }
+  int64_t& alive() { return alive_; }
+
+ private:
+  uint32_t spin_polls_;
+  uint64_t polls_ = 0;
+  int64_t since_ = 0, now_ = 0, checked_ = 0, alive_ = 0;
+};
+
+}  // namespace
+
+Status drive(std::span<Task* const> tasks) {
+  if (tasks.empty()) return {};
+  Status first;
+  size_t left = tasks.size();
+  // Tasks that have ended are marked, not removed: their order is the order of polling.
+  std::vector<uint8_t> ended_storage;
+  uint8_t ended_few[16] = {};
+  uint8_t* ended = ended_few;
+  if (tasks.size() > sizeof(ended_few)) {
+    ended_storage.resize(tasks.size());
+    ended = ended_storage.data();
+  }
+  const auto finish = [&](size_t i, Status status) {
+    ended[i] = 1;
+    --left;
+    if (status.ok()) return;
+    tasks[i]->fabric().fail(status);
+    if (first.ok()) first = std::move(status);
+  };
+  Patience patience(tasks[0]->fabric().spin_polls);
+  while (left > 0) {
+    bool moved = false;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      if (ended[i]) continue;
+      const Progress p = tasks[i]->poll();
+      if (p == Progress::kBlocked) continue;
+      moved = true;
+      if (p == Progress::kDone) finish(i, {});
+      if (p == Progress::kFailed) finish(i, tasks[i]->status());
+    }
+    if (moved) {
+      patience.reset();
+      continue;
+    }
+    if (!patience.wait()) continue;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      if (ended[i]) continue;
+      if (Status s = check_health(*tasks[i], patience.since(), patience.now(), patience.alive()); !s.ok()) finish(i, std::move(s));
+    }
+  }
+  return first;
+}
+
+}  // namespace moeccl::exec

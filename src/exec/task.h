@@ -1,0 +1,51 @@
+// Tasks: pieces of work that one thread drives side by side by polling, so that one thread may serve several ranks and a
+// group's sends and receives cannot block each other.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "src/exec/fabric.h"
+
+namespace moeccl::exec {
+
+enum class Progress { kBlocked, kMoved, kDone, kFailed };
+
+class Task {
+ public:
+  explicit Task(Fabric& fabric) : fabric_(fabric) {}
+  virtual ~Task() = default;
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+
+  // Does what can be done now. After kDone or kFailed it is not called again.
+  virtual Progress poll() = 0;
+  // Looks, when blocked for a while, for reasons that a poll cannot see: a peer that calls something else.
+  virtual Status diagnose() = 0;
+  // For messages: what it is and what it waits for, naming ranks.
+  virtual std::string describe() const = 0;
+  // Whether `peer` can still be needed, so that its leaving is a failure.
+  virtual bool needs(uint32_t peer) const = 0;
+
+  Fabric& fabric() const { return fabric_; }
+  const Status& status() const { return status_; }
+  Progress fail(Status status) {
+    status_ = std::move(status);
+    return Progress::kFailed;
+  }
+
+ private:
+  Fabric& fabric_;
+  Status status_;
+};
+
+// Runs all tasks to their ends; the first failure is returned after all have ended. Every wait has an end: the
+// communicator's timeout, an abort, a failed or dead peer.
+Status drive(std::span<Task* const> tasks);
+
+// Why a rank that has been blocked since `since_ns` must give up, or success. Every 20 ms it also asks whether the peers' processes
+// live; `last_alive_ns` remembers when.
+Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_alive_ns);
+
+}  // namespace moeccl::exec

@@ -1,0 +1,42 @@
+// Predicts how long a plan takes: runs the programs of all ranks on a clock. A rank is one thread that works through
+// its lanes; ranks of a host share its cores and give them up where they wait; a group's uplink carries one transfer at
+// a time in each direction. A signal arrives when the bytes put before it have crossed.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/plan/binding.h"
+#include "src/plan/plan.h"
+#include "src/plan/profile.h"
+
+namespace moeccl::plan {
+
+// Where the time of the slowest chain of steps goes.
+struct CriticalPath {
+  double copy_ns = 0;  // moving bytes, rows included
+  double reduce_ns = 0;
+  double link_ns = 0;    // latency and occupancy of links, flags included
+  double switch_ns = 0;  // one rank waiting for another to give up the core
+  double step_ns = 0;    // bookkeeping
+  uint32_t last_rank = 0;
+
+  std::string summary() const;  // "62% copy, 30% reduce, 8% links; ends at rank 3"
+};
+
+struct Cost {
+  double total_ns = 0;
+  std::vector<uint64_t>
+      level_bytes;  // [depth] all ranks' bytes between different groups of the level, see level_between
+  std::vector<uint64_t> sent_bytes;  // [n_ranks] bytes that leave the rank: puts, and what peers read through views
+  double lane_busy_ns[4] = {};       // by LaneKind: work of the busiest rank on lanes of the kind
+  CriticalPath path;
+  uint32_t priced_chunks = 0;  // the rest is extrapolated at the pace of the last ones
+};
+
+Cost price(const Plan& plan, std::span<const Binding> bindings, const LevelTree& tree, const Profile& profile);
+// The same for a standard operation of equal blocks.
+Cost price(const Plan& plan, const LevelTree& tree, const Profile& profile);
+
+}  // namespace moeccl::plan

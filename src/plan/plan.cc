@@ -1,0 +1,118 @@
+#include "src/plan/plan.h"
+
+#include <algorithm>
+
+namespace moeccl::plan {
+
+const char* step_kind_name(StepKind kind) {
+  switch (kind) {
+    case StepKind::kPut:
+      return "put";
+    case StepKind::kSignal:
+      return "signal";
+    case StepKind::kWait:
+      return "wait";
+    case StepKind::kCopy:
+      return "copy";
+    case StepKind::kReduce:
+      return "reduce";
+    case StepKind::kGatherRows:
+      return "gather-rows";
+    case StepKind::kScatterRows:
+      return "scatter-rows";
+    case StepKind::kReduceRows:
+      return "reduce-rows";
+  }
+  return "unknown";
+}
+
+const char* lane_kind_name(LaneKind kind) {
+  switch (kind) {
+    case LaneKind::kMain:
+      return "main";
+    case LaneKind::kInter:
+      return "inter";
+    case LaneKind::kIntra:
+      return "intra";
+    case LaneKind::kCopy:
+      return "copy";
+  }
+  return "unknown";
+}
+
+namespace {
+
+// What one rank's body does with the signals of one direction of one pair and sig.
+struct Count {
+  uint32_t n = 0;
+  bool once = false;
+};
+
+void add_totals(std::vector<Program::SigTotal>& totals, uint32_t peer, uint8_t sig, Count sent, Count awaited) {
+  if (sent.n != 0 && awaited.n != 0 && sent.once != awaited.once) {
+    totals.push_back({peer, sig, sent.n, 0, sent.once});
+    totals.push_back({peer, sig, 0, awaited.n, awaited.once});
+  } else if (sent.n != 0 || awaited.n != 0) {
+    totals.push_back({peer, sig, sent.n, awaited.n, sent.n != 0 ? sent.once : awaited.once});
+  }
+}
+
+}  // namespace
+
+void Program::finalize() {
+  uint32_t n_peers = 0;
+  for (const Lane& lane : lanes)
+    for (const Step& step : lane.steps)
+      if (step.kind == StepKind::kSignal || step.kind == StepKind::kWait) n_peers = std::max(n_peers, step.peer + 1);
+  // Dense: a body talks to most ranks, and counting must stay cheap for thousands of steps.
+  std::vector<Count> sent(size_t{n_peers} * kMaxSigs), awaited(size_t{n_peers} * kMaxSigs);
+  const auto count_of = [&](const Step& step) -> Count& {
+    return (step.kind == StepKind::kSignal ? sent : awaited)[size_t{step.peer} * kMaxSigs + step.sig % kMaxSigs];
+  };
+  for (Lane& lane : lanes) {
+    for (Step& step : lane.steps) {
+      if (step.kind != StepKind::kSignal && step.kind != StepKind::kWait) continue;
+      Count& count = count_of(step);
+      step.ordinal = count.n++;
+      count.once = step.when != When::kEvery;
+    }
+  }
+  for (Lane& lane : lanes)
+    for (Step& step : lane.steps)
+      if (step.kind == StepKind::kSignal || step.kind == StepKind::kWait) step.per_chunk = count_of(step).n;
+  totals.clear();
+  for (size_t i = 0; i < sent.size(); ++i)
+    add_totals(totals, static_cast<uint32_t>(i / kMaxSigs), static_cast<uint8_t>(i % kMaxSigs), sent[i], awaited[i]);
+}
+
+uint32_t Program::n_steps() const {
+  size_t n = 0;
+  for (const Lane& lane : lanes) n += lane.steps.size();
+  return static_cast<uint32_t>(n);
+}
+
+uint32_t in_blocks(moecclOp_t op, uint32_t n_ranks) {
+  switch (op) {
+    case moecclOpReduceScatter:
+    case moecclOpAllToAll:
+    case moecclOpAllToAllv:
+    case moecclOpScatter:
+      return n_ranks;
+    default:
+      return 1;
+  }
+}
+
+uint32_t out_blocks(moecclOp_t op, uint32_t n_ranks) {
+  switch (op) {
+    case moecclOpAllGather:
+    case moecclOpAllToAll:
+    case moecclOpAllToAllv:
+    case moecclOpGather:
+      return n_ranks;
+    default:
+      return 1;
+  }
+}
+
+}  // namespace moeccl::plan

@@ -1,0 +1,234 @@
+// Send and Recv, groups and streams.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "tests/support/ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+class ApiMessages : public ::testing::TestWithParam<RankMode> {};
+
+TEST_P(ApiMessages, ArriveInCallOrderPerPair) {
+  run_ranks(2,
+            [](int rank, moecclComm_t comm) {
+              for (int32_t i = 0; i < 200; ++i) {
+                int32_t value = i;
+                if (rank == 0) {
+                  MOECCL_ASSERT_COMM_OK(moecclSend(&value, 1, moecclInt32, 1, comm, nullptr), comm);
+                } else {
+                  value = -1;
+                  MOECCL_ASSERT_COMM_OK(moecclRecv(&value, 1, moecclInt32, 0, comm, nullptr), comm);
+                  EXPECT_EQ(value, i);
+                }
+              }
+            },
+            {.mode = GetParam()});
+}
+
+TEST_P(ApiMessages, OfEverySizeArriveWhole) {
+  run_ranks(3,
+            [](int rank, moecclComm_t comm) {
+              for (size_t count : {size_t{0}, size_t{1}, size_t{1023}, size_t{65536}, size_t{3'000'001}}) {
+                std::vector<uint8_t> data(count + 1, 0);
+                if (rank == 2) {
+                  for (size_t i = 0; i < count; ++i) data[i] = static_cast<uint8_t>(i * 31 + count);
+                  MOECCL_ASSERT_COMM_OK(moecclSend(data.data(), count, moecclUint8, 0, comm, nullptr), comm);
+                } else if (rank == 0) {
+                  MOECCL_ASSERT_COMM_OK(moecclRecv(data.data(), count, moecclUint8, 2, comm, nullptr), comm);
+                  size_t wrong = 0;
+                  for (size_t i = 0; i < count; ++i) wrong += data[i] != static_cast<uint8_t>(i * 31 + count);
+                  EXPECT_EQ(wrong, 0u) << count << " bytes";
+                  EXPECT_EQ(data[count], 0);
+                }
+              }
+            },
+            {.mode = GetParam()});
+}
+
+// A ring of blocking calls in the wrong order would wait for ever; in a group the order does not matter.
+TEST_P(ApiMessages, InAGroupCannotDeadlockOnTheirOrder) {
+  run_ranks(5,
+            [](int rank, moecclComm_t comm) {
+              constexpr size_t kCount = 300'000;
+              std::vector<int32_t> out(kCount, rank), in(kCount, -1);
+              MOECCL_ASSERT_OK(moecclGroupStart());
+              MOECCL_EXPECT_COMM_OK(moecclSend(out.data(), kCount, moecclInt32, (rank + 1) % 5, comm, nullptr), comm);
+              MOECCL_EXPECT_COMM_OK(moecclRecv(in.data(), kCount, moecclInt32, (rank + 4) % 5, comm, nullptr), comm);
+              MOECCL_ASSERT_OK(moecclGroupEnd());
+              EXPECT_EQ(in.front(), (rank + 4) % 5);
+              EXPECT_EQ(in.back(), (rank + 4) % 5);
+            },
+            {.mode = GetParam()});
+}
+
+TEST_P(ApiMessages, SeveralPerPairInOneGroupKeepTheirOrder) {
+  run_ranks(2,
+            [](int rank, moecclComm_t comm) {
+              int32_t out[8], in[8] = {};
+              MOECCL_ASSERT_OK(moecclGroupStart());
+              for (int i = 0; i < 8; ++i) {
+                out[i] = rank * 100 + i;
+                MOECCL_EXPECT_COMM_OK(moecclSend(&out[i], 1, moecclInt32, 1 - rank, comm, nullptr), comm);
+              }
+              for (int i = 0; i < 8; ++i)
+                MOECCL_EXPECT_COMM_OK(moecclRecv(&in[i], 1, moecclInt32, 1 - rank, comm, nullptr), comm);
+              MOECCL_ASSERT_OK(moecclGroupEnd());
+              for (int i = 0; i < 8; ++i) EXPECT_EQ(in[i], (1 - rank) * 100 + i);
+            },
+            {.mode = GetParam()});
+}
+
+TEST_P(ApiMessages, ToOneselfNeedAGroup) {
+  run_ranks(2,
+            [](int rank, moecclComm_t comm) {
+              int32_t out = 7 + rank, in = 0;
+              EXPECT_EQ(moecclSend(&out, 1, moecclInt32, rank, comm, nullptr), moecclInvalidUsage)
+                  << moecclGetLastError(comm);
+              MOECCL_ASSERT_OK(moecclGroupStart());
+              MOECCL_EXPECT_COMM_OK(moecclSend(&out, 1, moecclInt32, rank, comm, nullptr), comm);
+              MOECCL_EXPECT_COMM_OK(moecclRecv(&in, 1, moecclInt32, rank, comm, nullptr), comm);
+              MOECCL_ASSERT_OK(moecclGroupEnd());
+              EXPECT_EQ(in, 7 + rank);
+            },
+            {.mode = GetParam()});
+}
+
+TEST_P(ApiMessages, OfAnotherSizeAreAMismatchAtTheReceiver) {
+  run_ranks(2,
+            [](int rank, moecclComm_t comm) {
+              std::vector<float> data(100);
+              if (rank == 0) {
+                // The sender may have gone on or learn of the receiver's failure.
+                (void)moecclSend(data.data(), 64, moecclFloat32, 1, comm, nullptr);
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                return;
+              }
+              EXPECT_EQ(moecclRecv(data.data(), 65, moecclFloat32, 0, comm, nullptr), moecclMismatch)
+                  << moecclGetLastError(comm);
+              const std::string text = moecclGetLastError(comm);
+              EXPECT_NE(text.find("rank 0"), std::string::npos) << text;
+              EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
+            },
+            {.mode = GetParam()});
+}
+
+TEST_P(ApiMessages, BetweenCollectivesDoNotDisturbThem) {
+  run_ranks(3,
+            [](int rank, moecclComm_t comm) {
+              for (int i = 0; i < 50; ++i) {
+                int32_t sum = 1, passed = i;
+                MOECCL_ASSERT_COMM_OK(moecclAllReduce(&sum, &sum, 1, moecclInt32, moecclSum, comm, nullptr), comm);
+                EXPECT_EQ(sum, 3);
+                if (rank == i % 3) {
+                  MOECCL_ASSERT_COMM_OK(moecclSend(&passed, 1, moecclInt32, (i + 1) % 3, comm, nullptr), comm);
+                }
+                if (rank == (i + 1) % 3) {
+                  passed = -1;
+                  MOECCL_ASSERT_COMM_OK(moecclRecv(&passed, 1, moecclInt32, i % 3, comm, nullptr), comm);
+                  EXPECT_EQ(passed, i);
+                }
+              }
+            },
+            {.mode = GetParam()});
+}
+
+TEST_P(ApiMessages, StreamsRunInOrderAndReturnAtOnce) {
+  run_ranks(2,
+            [](int rank, moecclComm_t comm) {
+              moecclStream_t stream = nullptr;
+              MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
+              // The peer comes late, so a call that blocked would show.
+              if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+              const int64_t before = now_ms();
+              std::vector<double> data(1000, 1);
+              for (int i = 0; i < 10; ++i) {
+                MOECCL_ASSERT_COMM_OK(
+                    moecclAllReduce(data.data(), data.data(), data.size(), moecclFloat64, moecclSum, comm, stream),
+                    comm);
+              }
+              if (rank == 0) {
+                EXPECT_LT(now_ms() - before, 200);
+                moecclResult_t state = moecclSuccess;
+                MOECCL_EXPECT_COMM_OK(moecclCommGetAsyncError(comm, &state), comm);
+                EXPECT_EQ(state, moecclInProgress);
+              }
+              MOECCL_ASSERT_COMM_OK(moecclStreamSynchronize(stream), comm);
+              for (double d : data) ASSERT_EQ(d, 1024.0) << "ten doublings, one after the other";
+              moecclResult_t state = moecclInternalError;
+              MOECCL_EXPECT_COMM_OK(moecclCommGetAsyncError(comm, &state), comm);
+              EXPECT_EQ(state, moecclSuccess);
+              EXPECT_EQ(moecclStreamDestroy(stream), moecclSuccess);
+            },
+            {.mode = GetParam()});
+}
+
+TEST_P(ApiMessages, DestroyingAStreamFinishesItsOperations) {
+  run_ranks(2,
+            [](int, moecclComm_t comm) {
+              moecclStream_t stream = nullptr;
+              MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
+              int32_t value = 21;
+              MOECCL_ASSERT_COMM_OK(moecclAllReduce(&value, &value, 1, moecclInt32, moecclSum, comm, stream), comm);
+              MOECCL_EXPECT_OK(moecclStreamDestroy(stream));
+              EXPECT_EQ(value, 42);
+            },
+            {.mode = GetParam()});
+}
+
+TEST_P(ApiMessages, ScalarsOfPreMulSumAreEachRanksOwn) {
+  run_ranks(3,
+            [](int rank, moecclComm_t comm) {
+              moecclRedOp_t op = 0;
+              float scale = static_cast<float>(rank + 1);
+              MOECCL_ASSERT_COMM_OK(moecclRedOpCreatePreMulSum(&op, &scale, moecclFloat32, comm), comm);
+              scale = 1000;  // read at once
+              EXPECT_GE(op, MOECCL_NUM_REDUCTIONS);
+              for (size_t count : {size_t{3}, size_t{100'000}}) {
+                std::vector<float> in(count, 10), out(count);
+                MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), count, moecclFloat32, op, comm, nullptr),
+                                      comm);
+                EXPECT_EQ(out.front(), 60.0f);
+                EXPECT_EQ(out.back(), 60.0f);
+                EXPECT_EQ(in.front(), 10.0f) << "the input is the caller's";
+              }
+              MOECCL_EXPECT_COMM_OK(moecclRedOpDestroy(op, comm), comm);
+            },
+            {.mode = GetParam()});
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, ApiMessages, ::testing::Values(RankMode::kThreads, RankMode::kProcesses),
+                         [](const ::testing::TestParamInfo<RankMode>& info) { return mode_name(info.param); });
+
+TEST(ApiGroup, EndWithoutStartIsAUsageError) {
+  run_ranks(1, [](int, moecclComm_t) { EXPECT_EQ(moecclGroupEnd(), moecclInvalidUsage); });
+}
+
+TEST(ApiGroup, NestsAndTheOutermostEndIssues) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    int32_t out = rank, in = -1;
+    MOECCL_ASSERT_OK(moecclGroupStart());
+    MOECCL_ASSERT_OK(moecclGroupStart());
+    MOECCL_EXPECT_COMM_OK(moecclSend(&out, 1, moecclInt32, 1 - rank, comm, nullptr), comm);
+    MOECCL_ASSERT_OK(moecclGroupEnd());  // issues nothing: the peer's Recv is not there yet
+    MOECCL_EXPECT_COMM_OK(moecclRecv(&in, 1, moecclInt32, 1 - rank, comm, nullptr), comm);
+    MOECCL_ASSERT_OK(moecclGroupEnd());
+    EXPECT_EQ(in, 1 - rank);
+  });
+}
+
+TEST(ApiGroup, ABadCallInAGroupIssuesNothing) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    int32_t out = rank, in = -1;
+    MOECCL_ASSERT_OK(moecclGroupStart());
+    MOECCL_EXPECT_COMM_OK(moecclSend(&out, 1, moecclInt32, 1 - rank, comm, nullptr), comm);
+    EXPECT_EQ(moecclRecv(&in, 1, moecclInt32, 17, comm, nullptr), moecclInvalidArgument);
+    EXPECT_EQ(moecclGroupEnd(), moecclInvalidArgument);
+    MOECCL_ASSERT_COMM_OK(moecclAllReduce(&out, &in, 1, moecclInt32, moecclSum, comm, nullptr), comm);
+    EXPECT_EQ(in, 1);
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::testing

@@ -1,0 +1,119 @@
+// Deterministic mode: the same bits by every plan and in every run, with values whose sums do depend on their order.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "tests/conformance/moe_checker.h"
+
+namespace moeccl::testing {
+namespace {
+
+// Real numbers of mixed magnitude: adding them in another order changes low bits.
+Number ragged_number(uint64_t h) {
+  const double mantissa = static_cast<double>(h >> 20 & 0xffff) / 65536 - 0.5;
+  return {std::ldexp(mantissa, static_cast<int>(h % 9)), 0};
+}
+
+std::vector<unsigned char> ragged_input(moecclDataType_t type, size_t count, uint64_t seed) {
+  std::vector<unsigned char> bytes(count * moecclTypeSize(type));
+  for (size_t i = 0; i < count; ++i) store(type, bytes.data(), i, ragged_number(mix(seed, i)));
+  return bytes;
+}
+
+class Determinism : public ::testing::TestWithParam<RankMode> {};
+
+TEST_P(Determinism, AllReduceGivesTheSameBitsByEveryPlanAndInEveryRun) {
+  RankOptions options{.mode = GetParam()};
+  options.config.deterministic = 1;
+  options.config.topology = "node:2 gpu:3";
+  options.config.staging_bytes = 512 << 10;
+  const int runs = scaled(100);
+  run_ranks(
+      6,
+      [&](int rank, moecclComm_t comm) {
+        constexpr size_t kCount = 20011;
+        for (moecclDataType_t type : {moecclFloat32, moecclBfloat16, moecclFloat16, moecclFloat64}) {
+          const auto in = ragged_input(type, kCount, mix(test_seed(), static_cast<uint64_t>(rank)));
+          std::vector<unsigned char> first(in.size()), out(in.size());
+          MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), first.data(), kCount, type, moecclSum, comm, nullptr), comm);
+          for (const char* plan : {"oneshot", "direct", "staged", "rd", "tree", "flat", "ring", "2dh", "hier"}) {
+            if (moecclPlanForce(comm, moecclOpAllReduce, plan) != moecclSuccess)
+              continue;  // no such plan for AllReduce
+            MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), kCount, type, moecclSum, comm, nullptr), comm);
+            EXPECT_EQ(memcmp(first.data(), out.data(), out.size()), 0) << plan << " differs for " << type_name(type);
+          }
+          MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpAllReduce, nullptr), comm);
+          for (int i = 0; i < runs; ++i) {
+            MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), kCount, type, moecclSum, comm, nullptr), comm);
+            ASSERT_EQ(memcmp(first.data(), out.data(), out.size()), 0)
+                << "run " << i << " differs for " << type_name(type);
+          }
+        }
+      },
+      options);
+}
+
+struct Combined {
+  std::vector<unsigned char> out;
+  moecclMoe_t moe = nullptr;
+  moecclRouting_t routing = nullptr;
+};
+
+// Combines ragged rows; the rows' contents depend on who they are only, not on the plan.
+void combine_once(const MoeShape& shape, const moecclRoutingInfo_t& info, size_t tokens, Combined* c) {
+  const size_t elements = shape.elements();
+  std::vector<unsigned char> in(info.n_rows * shape.hidden_bytes);
+  for (size_t r = 0; r < info.n_rows; ++r) {
+    const uint64_t who = mix(static_cast<uint64_t>(info.row_source[r]) << 32 | static_cast<uint32_t>(info.row_token[r]),
+                             static_cast<uint64_t>(info.n_local_experts > 0 ? info.local_experts[0] : 0) + (r << 40));
+    for (size_t e = 0; e < elements; ++e) store(shape.type, in.data(), r * elements + e, ragged_number(mix(who, e)));
+  }
+  c->out.assign(tokens * shape.hidden_bytes, 0);
+  ASSERT_EQ(moecclCombine(c->routing, in.data(), c->out.data(), nullptr), moecclSuccess);
+}
+
+TEST_P(Determinism, CombineGivesTheSameBitsByEveryAlgorithmAndInEveryRun) {
+  MoeShape shape{"", 8, GetParam(), "node:2 socket:2 gpu:2", 512, moecclBfloat16, 8, 64, 50, Tokens::kRagged};
+  RankOptions options{.mode = GetParam()};
+  options.config.deterministic = 1;
+  options.config.topology = shape.topology;
+  const int runs = scaled(100);
+  run_ranks(
+      shape.n,
+      [&](int rank, moecclComm_t comm) {
+        for (moecclMoeLayout_t layout : {moecclLayoutRows, moecclLayoutExpertMajor}) {
+          const MoeReference reference(shape, layout, std::vector<int>(64), test_seed());
+          std::vector<float> weight(reference.weight(rank), reference.weight(rank) + reference.n_tokens(rank) * 8);
+          for (size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<float>(mix(test_seed(), i) % 1000) / 1000;
+          std::vector<unsigned char> first;
+          for (const char* algorithm : {"flat", "2dh", "hier:1", "hier:2", "hier:3", "auto"}) {
+            set_note(algorithm);
+            const moecclMoeConfig_t config = config_for(shape, layout, algorithm, nullptr);
+            Combined c;
+            const size_t tokens = reference.n_tokens(rank);
+            MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&c.moe, comm, &config), comm);
+            MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&c.routing, c.moe, reference.index(rank), weight.data(), tokens),
+                                  comm);
+            moecclRoutingInfo_t info{};
+            info.size = sizeof(info);
+            MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(c.routing, &info), comm);
+            const int repeats = strcmp(algorithm, "hier:3") == 0 ? runs : 2;
+            for (int i = 0; i < repeats; ++i) {
+              combine_once(shape, info, tokens, &c);
+              if (first.empty()) first = c.out;
+              ASSERT_EQ(first, c.out) << algorithm << ", run " << i;
+            }
+            EXPECT_EQ(moecclRoutingDestroy(c.routing), moecclSuccess);
+            EXPECT_EQ(moecclMoeDestroy(c.moe), moecclSuccess);
+          }
+        }
+      },
+      options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, Determinism, ::testing::Values(RankMode::kThreads, RankMode::kProcesses),
+                         [](const ::testing::TestParamInfo<RankMode>& info) { return mode_name(info.param); });
+
+}  // namespace
+}  // namespace moeccl::testing

@@ -1,0 +1,166 @@
+// Dispatch, combine and both backwards against the definition, for the shapes that break such libraries: no tokens,
+// ranks without experts, odd row sizes, all tokens to one expert, uneven nodes; in both layouts, by every algorithm.
+#include <gtest/gtest.h>
+
+#include "tests/conformance/moe_checker.h"
+
+namespace moeccl::testing {
+namespace {
+
+constexpr const char* kAlgorithms[] = {"flat", "2dh", "hier:1", "hier:2", "hier:3", "auto"};
+using enum Tokens;
+using enum Choices;
+using enum Owners;
+constexpr RankMode kT = RankMode::kThreads, kP = RankMode::kProcesses, kM = RankMode::kMixed;
+
+const MoeShape kShapes[] = {
+    {"OneRank", 1, kT, "", 64, moecclBfloat16, 2, 4, 17},
+    {"TwoNodesOfFour", 8, kP, "node:2 gpu:4", 512, moecclBfloat16, 8, 64, 40},
+    {"ThreeLevels", 8, kM, "node:2 socket:2 gpu:2", 256, moecclFloat32, 4, 32, 33},
+    {"UnevenNodes7And8", 15, kT, "node:2 gpu:7+8", 128, moecclFloat16, 6, 45, 20, kRagged},
+    {"UnevenNodes1And4And3", 8, kP, "node:3 gpu:1+4+3", 128, moecclBfloat16, 4, 16, 24, kRagged},
+    {"NoTokensOnSomeRanks", 5, kP, "", 96, moecclBfloat16, 3, 10, 16, kSomeZero},
+    {"NoTokensAtAll", 4, kT, "node:2 gpu:2", 96, moecclBfloat16, 3, 8, 16, kAllZero},
+    {"ExpertsNotDivisible", 3, kP, "", 64, moecclFloat32, 2, 7, 30, kRagged},
+    {"FewerExpertsThanRanks", 8, kT, "node:2 gpu:4", 64, moecclFloat32, 2, 3, 20},
+    {"RanksWithoutExperts", 7, kM, "", 64, moecclFloat64, 4, 12, 25, kRagged, kUniform, kFewRanks},
+    {"ExpertsRoundRobin", 8, kP, "node:2 gpu:4", 64, moecclFloat32, 4, 30, 25, kEven, kUniform, kRoundRobin},
+    {"HiddenOfOneByte", 4, kP, "node:2 gpu:2", 1, moecclInt8, 4, 16, 50, kRagged},
+    {"HiddenOf13Bytes", 4, kT, "node:2 gpu:2", 13, moecclUint8, 4, 16, 50, kRagged},
+    {"HiddenOf16383Bytes", 3, kP, "", 16383, moecclInt8, 2, 6, 12},
+    {"HiddenOf7168", 4, kP, "node:2 gpu:2", 14336, moecclBfloat16, 8, 32, 10},
+    {"HiddenOf13BytesFp8", 5, kT, "", 13, moecclFloat8e4m3, 2, 10, 30},
+    {"AllTokensToOneExpert", 8, kP, "node:2 gpu:4", 256, moecclBfloat16, 1, 16, 60, kEven, kOneExpert},
+    {"TopKOf1", 5, kT, "", 64, moecclBfloat16, 1, 20, 40, kRagged},
+    {"TopKOf32", 4, kP, "node:2 gpu:2", 64, moecclFloat32, 32, 64, 20},
+    {"TopKOfAllExperts", 4, kT, "", 64, moecclFloat32, 8, 8, 20},
+    {"SkewedRouting", 8, kM, "node:2 gpu:4", 128, moecclBfloat16, 4, 32, 50, kRagged, kSkewed},
+    {"ChoicesLeftEmpty", 4, kP, "node:2 gpu:2", 64, moecclFloat32, 4, 16, 30, kRagged, kHoles},
+    {"AlignedGroups", 4, kT, "node:2 gpu:2", 64, moecclBfloat16, 4, 14, 30, kRagged, kUniform, kDefault, 8},
+    {"AlignedTo128", 3, kP, "", 32, moecclBfloat16, 2, 6, 30, kSomeZero, kUniform, kDefault, 128},
+    {"CapacityDrops", 4, kP, "node:2 gpu:2", 64, moecclFloat32, 4, 8, 40, kEven, kSkewed, kDefault, 0, 5},
+    {"CapacityAndAlignment", 5, kT, "", 64, moecclBfloat16, 2, 11, 40, kRagged, kOneExpert, kRoundRobin, 4, 3},
+    {"SixteenRanks", 16, kT, "node:4 gpu:4", 64, moecclBfloat16, 8, 64, 12},
+};
+
+std::vector<int> groups_of_level_0(const MoeShape& shape) {
+  std::vector<int> group;
+  const std::string topology = shape.topology;
+  if (topology.starts_with("node:2 gpu:4") || topology == "node:2 socket:2 gpu:2") group = {0, 0, 0, 0, 1, 1, 1, 1};
+  if (topology == "node:2 gpu:7+8") group = {0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
+  if (topology == "node:3 gpu:1+4+3") group = {0, 1, 1, 1, 1, 2, 2, 2};
+  return group;
+}
+
+// With dedup the rows that cross the outermost level are the distinct (token, group) pairs (HierMoE Eq. 7).
+void check_crossings(const MoeRank& me, const MoeReference& reference, const moecclRoutingInfo_t& info) {
+  const std::vector<int> group = groups_of_level_0(me.shape);
+  const std::string algorithm = info.algorithm;
+  if (group.empty() || (algorithm != "hier:2" && algorithm != "hier:3")) return;
+  ASSERT_GE(info.n_levels, 2);
+  EXPECT_EQ(info.levels[0].rows, reference.crossings(me.rank, group));
+  EXPECT_EQ(info.levels[0].bytes, info.levels[0].rows * me.shape.hidden_bytes);
+}
+
+void check_routing(const MoeRank& me, moecclRouting_t routing, const MoeReference& reference) {
+  MoeChecker checker(me, reference, routing);
+  if (!checker.info()) return;
+  check_crossings(me, reference, checker.facts());
+  checker.dispatch();
+  checker.combine(false);
+  checker.combine(true);
+  checker.combine_backward();
+}
+
+// One layer, two steps on the same routing object.
+void run_layer(const MoeRank& me, const char* algorithm, uint64_t seed) {
+  const std::vector<int32_t> given = owners_of(me.shape);
+  const moecclMoeConfig_t config = config_for(me.shape, me.layout, algorithm, given.empty() ? nullptr : given.data());
+  char why[512] = "";
+  const char* topology = me.shape.topology[0] == 0 ? nullptr : me.shape.topology;
+  if (moecclMoeCheck(&config, me.shape.n, topology, why, sizeof(why)) != moecclSuccess) {
+    EXPECT_TRUE(strncmp(algorithm, "hier:", 5) == 0 && algorithm[5] > '1') << algorithm << ": " << why;
+    EXPECT_NE(why[0], 0);
+    return;  // fewer levels than asked for, the same on all ranks
+  }
+  moecclMoe_t moe = nullptr;
+  ASSERT_EQ(moecclMoeCreate(&moe, me.comm, &config), moecclSuccess) << moecclGetLastError(me.comm);
+  moecclRouting_t routing = nullptr;
+  std::vector<int> owner = {given.begin(), given.end()};
+  for (uint64_t step = 0; step < 2; ++step) {
+    // Tokens and choices do not depend on the owners; they are learned from the first routing.
+    const MoeReference draft(me.shape, me.layout, std::vector<int>(static_cast<size_t>(me.shape.n_experts)),
+                             seed + step);
+    const int32_t* index = draft.index(me.rank);
+    const float* weight = draft.weight(me.rank);
+    const size_t tokens = draft.n_tokens(me.rank);
+    const moecclResult_t made = step == 0 ? moecclRoutingCreate(&routing, moe, index, weight, tokens)
+                                          : moecclRoutingUpdate(routing, index, weight, tokens);
+    ASSERT_EQ(made, moecclSuccess) << moecclGetLastError(me.comm);
+    if (step == 0) {
+      moecclRoutingInfo_t info{};
+      info.size = sizeof(info);
+      ASSERT_EQ(moecclRoutingGetInfo(routing, &info), moecclSuccess);
+      owner = learn_owners(me, given, info);
+    }
+    check_routing(me, routing, MoeReference(me.shape, me.layout, owner, seed + step));
+  }
+  EXPECT_EQ(moecclRoutingDestroy(routing), moecclSuccess) << moecclGetLastError(me.comm);
+  EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess) << moecclGetLastError(me.comm);
+}
+
+class MoeConformance : public ::testing::TestWithParam<MoeShape> {};
+
+TEST_P(MoeConformance, MatchesTheDefinition) {
+  const MoeShape& shape = GetParam();
+  RankOptions options{.mode = shape.mode, .deadline_ms = 120'000};
+  options.config.topology = shape.topology[0] == 0 ? nullptr : shape.topology;
+  SCOPED_TRACE(::testing::Message() << "MOECCL_TEST_SEED=" << test_seed());
+  run_ranks(
+      shape.n,
+      [&](int rank, moecclComm_t comm) {
+        for (moecclMoeLayout_t layout : {moecclLayoutRows, moecclLayoutExpertMajor}) {
+          for (const char* algorithm : kAlgorithms) {
+            const std::string what = std::string(layout == moecclLayoutRows ? "rows, " : "expert-major, ") + algorithm;
+            set_note(what);
+            SCOPED_TRACE(what);
+            run_layer({shape, layout, rank, comm}, algorithm, mix(test_seed()));
+            if (::testing::Test::HasFatalFailure()) return;
+          }
+        }
+      },
+      options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, MoeConformance, ::testing::ValuesIn(kShapes),
+                         [](const ::testing::TestParamInfo<MoeShape>& info) { return info.param.name; });
+
+// Routing records are small beside the rows: under 1 % at DeepSeek-V3's row of 7168 bf16.
+TEST(MoeTraffic, MetadataIsUnderOnePercentOfPayload) {
+  const MoeShape shape{"Metadata", 8, RankMode::kThreads, "node:2 gpu:4", 14336, moecclBfloat16, 8, 256, 128};
+  RankOptions options;
+  options.config.topology = shape.topology;
+  run_ranks(
+      shape.n,
+      [&](int rank, moecclComm_t comm) {
+        const MoeReference reference(shape, moecclLayoutRows, std::vector<int>(256), test_seed());
+        const moecclMoeConfig_t config = config_for(shape, moecclLayoutRows, "hier:2", nullptr);
+        moecclMoe_t moe = nullptr;
+        moecclRouting_t routing = nullptr;
+        MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+        MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, reference.index(rank), reference.weight(rank), 128),
+                              comm);
+        moecclRoutingInfo_t info{};
+        info.size = sizeof(info);
+        MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(routing, &info), comm);
+        for (int l = 0; l < info.n_levels; ++l) {
+          EXPECT_LT(info.levels[l].metadata_bytes * 100, info.levels[l].bytes) << info.levels[l].name;
+        }
+        EXPECT_EQ(moecclRoutingDestroy(routing), moecclSuccess);
+        EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+      },
+      options);
+}
+
+}  // namespace
+}  // namespace moeccl::testing

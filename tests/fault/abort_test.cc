@@ -1,0 +1,136 @@
+// Abort from another thread at random points: it and the operation return within 1 s, and the peers learn who it was.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "tests/support/ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+constexpr int kRanks = 4;
+constexpr int kLimitMs = 1000;
+
+// Loops collectives until one fails and returns its result.
+moecclResult_t run_until_failure(moecclComm_t comm, size_t count) {
+  std::vector<float> data(count, 0);
+  for (int64_t end = now_ms() + 20'000; now_ms() < end;) {
+    const moecclResult_t r = moecclAllReduce(data.data(), data.data(), count, moecclFloat32, moecclSum, comm, nullptr);
+    if (r != moecclSuccess) return r;
+  }
+  ADD_FAILURE() << "no failure in 20 s";
+  return moecclSuccess;
+}
+
+void abort_once(RankMode mode, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const int victim = static_cast<int>(random() % kRanks);
+  const int delay_us = static_cast<int>(random() % 20'000);
+  const size_t count = size_t{1} << (random() % 20);
+  Shared<std::atomic<int64_t>> aborted_ms;
+  run_ranks(kRanks,
+            [&](int rank, moecclComm_t comm) {
+              std::thread killer;
+              if (rank == victim) {
+                killer = std::thread([&, comm] {
+                  std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+                  const int64_t before = now_ms();
+                  aborted_ms->store(before);
+                  EXPECT_EQ(moecclCommAbort(comm), moecclSuccess);
+                  EXPECT_LT(now_ms() - before, kLimitMs) << "abort itself";
+                });
+              }
+              const moecclResult_t result = run_until_failure(comm, count);
+              const int64_t waited = now_ms() - aborted_ms->load();
+              EXPECT_LT(waited, rank == victim ? kLimitMs : 2 * kLimitMs) << "rank " << rank;
+              const std::string text = moecclGetLastError(comm);
+              if (rank == victim) {
+                EXPECT_EQ(result, moecclAborted) << text;
+                killer.join();
+              } else {
+                EXPECT_EQ(result, moecclRemoteError) << moecclGetErrorString(result) << ": " << text;
+                EXPECT_NE(text.find("rank " + std::to_string(victim)), std::string::npos) << text;
+              }
+              moecclResult_t state = moecclSuccess;
+              EXPECT_EQ(moecclCommGetAsyncError(comm, &state), moecclSuccess);
+              EXPECT_EQ(state, result);
+            },
+            {.mode = mode, .deadline_ms = 40'000});
+}
+
+TEST(Abort, FromAnotherThreadEndsEveryRankInTime) {
+  const int n = scaled(100);
+  for (int i = 0; i < n && !::testing::Test::HasFailure(); ++i) {
+    SCOPED_TRACE(::testing::Message() << "MOECCL_TEST_SEED=" << test_seed() << ", abort " << i);
+    const RankMode mode = i % 3 == 0 ? RankMode::kProcesses : i % 3 == 1 ? RankMode::kThreads : RankMode::kMixed;
+    abort_once(mode, test_seed() * 1000 + static_cast<uint64_t>(i));
+  }
+}
+
+// The peers have not come at all: the wait that is ended has nobody to tell it anything.
+TEST(Abort, EndsAWaitForARankThatNeverComes) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      return;
+    }
+    std::thread killer([comm] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      EXPECT_EQ(moecclCommAbort(comm), moecclSuccess);
+    });
+    const int64_t before = now_ms();
+    float value = 1;
+    EXPECT_EQ(moecclAllReduce(&value, &value, 1, moecclFloat32, moecclSum, comm, nullptr), moecclAborted);
+    EXPECT_LT(now_ms() - before, 200 + kLimitMs);
+    killer.join();
+  });
+}
+
+TEST(Abort, EndsOperationsOnStreams) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+      return;
+    }
+    moecclStream_t stream = nullptr;
+    MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
+    float value = 1;
+    for (int i = 0; i < 3; ++i) {
+      MOECCL_EXPECT_COMM_OK(moecclAllReduce(&value, &value, 1, moecclFloat32, moecclSum, comm, stream), comm);
+    }
+    const int64_t before = now_ms();
+    EXPECT_EQ(moecclCommAbort(comm), moecclSuccess);
+    EXPECT_EQ(moecclStreamSynchronize(stream), moecclAborted);
+    EXPECT_LT(now_ms() - before, kLimitMs);
+    EXPECT_EQ(moecclStreamDestroy(stream), moecclSuccess);
+  });
+}
+
+TEST(Abort, LeavesOtherCommunicatorsAlone) {
+  run_ranks(3, [](int rank, moecclComm_t comm) {
+    moecclComm_t other = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, 0, rank, &other, nullptr), comm);
+    if (rank == 0) {
+      EXPECT_EQ(moecclCommAbort(other), moecclSuccess);
+    }
+    float value = 1;
+    MOECCL_EXPECT_COMM_OK(moecclAllReduce(&value, &value, 1, moecclFloat32, moecclSum, comm, nullptr), comm);
+    EXPECT_EQ(value, 3.0f);
+    EXPECT_NE(moecclAllReduce(&value, &value, 1, moecclFloat32, moecclSum, other, nullptr), moecclSuccess);
+    EXPECT_EQ(moecclCommDestroy(other), moecclSuccess);
+  });
+}
+
+TEST(Abort, TwiceAndBeforeDestroyIsFine) {
+  run_ranks(1, [](int, moecclComm_t comm) {
+    EXPECT_EQ(moecclCommAbort(comm), moecclSuccess);
+    EXPECT_EQ(moecclCommAbort(comm), moecclSuccess);
+    float value = 1;
+    EXPECT_EQ(moecclAllReduce(&value, &value, 1, moecclFloat32, moecclSum, comm, nullptr), moecclAborted);
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::testing

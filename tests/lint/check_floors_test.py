@@ -1,0 +1,93 @@
+"""The floor check finds what it is there for: each rule is broken once in a small tree of its own."""
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CHECK = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../tools/check-floors")
+
+TREE = {
+    "include/moeccl/a.h": "",
+    "src/base/log.h": "#include <moeccl/a.h>\n",
+    "src/base/clock.h": "",
+    "src/driver/socket.h": "#include <sys/socket.h>\n",
+    "kernels/table.h": "",
+    "kernels/host/element.h": '#include "kernels/table.h"\n',
+    "src/plan/plan.h": '#include "src/base/log.h"\n#include "kernels/table.h"\n',
+    "src/algo/ring.h": '#include "src/plan/plan.h"\n',
+    "src/solve/swap.h": "",
+    "transport/transport.h": "",
+    "transport/shm/link.h": '#include "transport/transport.h"\n',
+    "transport/paced/link.h": "",
+    "src/exec/host.h": '#include "transport/shm/link.h"\n',
+    "perf/common.h": "#include <moeccl/a.h>\n",
+}
+
+
+def findings(extra):
+    with tempfile.TemporaryDirectory() as root:
+        for name, text in {**TREE, **extra}.items():
+            path = os.path.join(root, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(text)
+        command = [sys.executable, CHECK, "--root", root, "--only", "includes", "--only", "length"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+
+class CheckFloors(unittest.TestCase):
+    def broken(self, name, text, reason):
+        code, out = findings({name: text})
+        self.assertEqual(code, 1, f"{name} passed")
+        self.assertEqual(len(out.splitlines()), 1, out)
+        self.assertIn(name, out)
+        self.assertIn(reason, out)
+
+    def fine(self, name, text):
+        code, out = findings({name: text})
+        self.assertEqual((code, out), (0, ""))
+
+    def test_a_good_tree_passes(self):
+        self.assertEqual(findings({}), (0, ""))
+
+    def test_upstairs(self):
+        self.broken("src/base/x.cc", '#include "src/exec/host.h"\n', "downstairs")
+
+    def test_same_floor(self):
+        self.broken("src/algo/x.cc", '#include "src/solve/swap.h"\n', "downstairs")
+        self.broken("kernels/x.cc", '#include "src/driver/socket.h"\n', "downstairs")
+
+    def test_transports_never_include_each_other(self):
+        self.broken("transport/shm/x.cc", '#include "transport/paced/link.h"\n', "each other")
+
+    def test_plan_sees_little(self):
+        self.broken("src/plan/x.cc", '#include "src/driver/socket.h"\n', "src/plan sees")
+        self.broken("src/plan/x.cc", '#include "kernels/host/element.h"\n', "src/plan sees")
+
+    def test_thinking_is_pure(self):
+        self.broken("src/algo/x.cc", '#include "src/base/clock.h"\n', "pure")
+
+    def test_doors(self):
+        self.broken("src/exec/x.cc", "#include <sys/socket.h>\n", "door")
+        self.broken("topology/x.cc", "#include <hwloc.h>\n", "door")
+        self.broken("src/comm/x.cc", "#include <cuda_runtime.h>\n", "door")
+        self.fine("kernels/cuda/x.cu", "#include <cuda_runtime.h>\n")
+
+    def test_guests(self):
+        self.broken("perf/all_reduce.cc", '#include "src/base/log.h"\n', "public headers")
+        self.broken("shim/x.cc", '#include "perf/common.h"\n', "public headers")
+        self.fine("perf/bench_kernels.cc", '#include "kernels/table.h"\n#include "perf/common.h"\n')
+        self.fine("tests/unit/x.cc", '#include "src/exec/host.h"\n#include <sys/socket.h>\n')
+
+    def test_missing_file(self):
+        self.broken("src/exec/x.cc", '#include "src/exec/nothing.h"\n', "no such file")
+
+    def test_length(self):
+        self.broken("src/exec/x.cc", "\n" * 701, "701 lines")
+        self.fine("src/exec/x.cc", "\n" * 700)
+
+
+if __name__ == "__main__":
+    unittest.main()

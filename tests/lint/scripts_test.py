@@ -1,0 +1,79 @@
+"""The scripts that count tests and draw the demo, on small inputs."""
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as tree
+
+TOOLS = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../tools")
+
+JUNIT = """<testsuites><testsuite name="s">
+<testcase classname="A" name="passes" status="run"/>
+<testcase classname="A" name="fails" status="run"><failure message="no"/></testcase>
+<testcase classname="A" name="dies"><error message="signal 6"/></testcase>
+<testcase classname="A" name="skips"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def result(algo, plan, p50, node_bytes, wrong=0):
+    levels = [{"name": "node", "rows": 10, "bytes": node_bytes}, {"name": "gpu", "rows": 20, "bytes": 5000000}]
+    return {"algo": algo, "plan": plan, "emulated": True, "nwrong": wrong, "time_us": {"p50": p50, "p99": p50 * 2},
+            "predicted_us": p50 * 0.9, "logical_bytes": 1, "levels": levels}
+
+
+RESULTS = {"results": [result("flat", "flat", 300000, 28000000), result("2dh", "2dh", 280000, 28000000),
+                       result("hier:2", "hier:2", 60000, 7000000), result("auto", "hier:2", 61000, 7000000)]}
+
+
+class Scripts(unittest.TestCase):
+    def run_script(self, name, *args):
+        done = subprocess.run([sys.executable, os.path.join(TOOLS, name), *args], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_count_names_what_failed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "log.xml")
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(JUNIT)
+            code, out, _ = self.run_script("count_tests.py", path)
+        self.assertEqual(code, 0)
+        self.assertEqual(out.splitlines(), ["FAILED: A.fails", "FAILED: A.dies", "skipped: A.skips", "1 2 1"])
+
+    def test_count_of_nothing_is_a_failure(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "log.xml")
+            with open(path, "w", encoding="utf-8") as f:
+                f.write("<testsuites/>")
+            self.assertNotEqual(self.run_script("count_tests.py", path)[0], 0)
+            self.assertNotEqual(self.run_script("count_tests.py", path + "x")[0], 0)
+
+    def draw(self, results):
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = os.path.join(folder, "in.json"), os.path.join(folder, "out.svg")
+            with open(source, "w", encoding="utf-8") as f:
+                json.dump(results, f)
+            code, out, err = self.run_script("draw_demo.py", source, target)
+            return code, out, err, tree.parse(target).getroot()
+
+    def test_demo_draws_every_algorithm_and_says_emulated(self):
+        code, out, _, svg = self.draw(RESULTS)
+        self.assertEqual(code, 0)
+        words = " ".join(t.text for t in svg.iter("{http://www.w3.org/2000/svg}text"))
+        for word in ("flat", "2dh", "hier:2", "auto (hier:2)", "EMULATED"):
+            self.assertIn(word, words)
+        self.assertIn("4.0x fewer", out)
+        self.assertIn("5.0x faster", out)
+
+    def test_demo_fails_on_wrong_values(self):
+        wrong = copy.deepcopy(RESULTS)
+        wrong["results"][2]["nwrong"] = 3
+        code, _, err, _ = self.draw(wrong)
+        self.assertEqual(code, 1)
+        self.assertIn("3 WRONG", err)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,93 @@
+// Ranks for tests: threads of one process, processes, or both at once. The test process itself never touches the
+// library: even thread ranks live in a forked child, so every call of run_ranks starts from a clean process, a crash or
+// a kill is a failure with a rank's name on it, and nothing can hang the test (a hard deadline kills what is left).
+//
+//   run_ranks(4, [](int rank, moecclComm_t comm) {
+//     ASSERT_EQ(moecclAllReduce(...), moecclSuccess) << moecclGetLastError(comm);
+//   }, {.mode = RankMode::kProcesses});
+//
+// EXPECT and ASSERT work inside: what fails is reported by the test, with the rank. Other output must go through
+// Shared.
+#pragma once
+
+#include <sys/mman.h>
+#include <sys/types.h>
+
+#include <functional>
+#include <new>
+#include <ostream>
+#include <set>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "moeccl/moeccl.h"
+
+namespace moeccl::testing {
+
+enum class RankMode {
+  kThreads,    // all ranks are threads of one process
+  kProcesses,  // a process each
+  kMixed,      // (n+1)/2 processes, rank r in process r % that many
+};
+const char* mode_name(RankMode mode);
+inline std::ostream& operator<<(std::ostream& out, RankMode mode) { return out << mode_name(mode); }
+
+struct RankOptions {
+  RankMode mode = RankMode::kThreads;
+  moecclConfig_t config =
+      MOECCL_CONFIG_INIT;      // timeouts of 0 become 20 s here, so that a hang is the library's finding
+  int deadline_ms = 60'000;    // for all of it; what is left then is killed and reported
+  bool init = true;            // false: fn gets a null comm and may join with unique_id() itself
+  bool destroy = true;         // false: fn destroys its communicator itself
+  bool check_leaks = true;     // under LeakSanitizer, at the end of each process
+  std::set<int> may_die = {};  // ranks whose process may be killed; their threads need no result
+  // Called in the test's process once all communicators are there and before any fn starts (when init is true).
+  std::function<void(const std::vector<pid_t>& pid_of_rank)> on_ready = {};
+  // Called in the test's process when all fn have been let go: the place to kill from. Runs beside them.
+  std::function<void(const std::vector<pid_t>& pid_of_rank)> on_running = {};
+};
+
+using RankFunction = std::function<void(int rank, moecclComm_t comm)>;
+
+// Runs fn as n ranks. Returns true when every rank ended without a failed expectation; failures are already reported.
+bool run_ranks(int n, const RankFunction& fn, const RankOptions& options = {});
+
+// Inside fn: the id under which these ranks meet (another one for each call of run_ranks).
+moecclUniqueId unique_id();
+// Inside fn: what this rank is doing, for the report when it hangs or dies. At most 200 bytes are kept.
+void set_note(const std::string& note);
+
+// Scales numbers of repetitions: MOECCL_TEST_SCALE, 1 by default, 0.1 under sanitizers.
+double test_scale();
+int scaled(int n);  // at least 1
+// MOECCL_TEST_SEED, or 1 so that a test's result does not depend on luck; "random" takes one from the clock. It is
+// printed once, so that the run can be replayed.
+uint64_t test_seed();
+
+int64_t now_ms();  // CLOCK_MONOTONIC, the same in all processes
+
+// One T that the test and all its ranks share. Make it before run_ranks.
+template <class T>
+class Shared {
+  static_assert(std::is_trivially_destructible_v<T>);
+
+ public:
+  Shared() : value_(new (mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T()) {}
+  ~Shared() { munmap(value_, sizeof(T)); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  T* operator->() const { return value_; }
+  T& operator*() const { return *value_; }
+
+ private:
+  T* value_;
+};
+
+}  // namespace moeccl::testing
+
+// Inside fn: the call succeeded, or the rank's sentence is shown.
+#define MOECCL_EXPECT_OK(expr) EXPECT_EQ((expr), moecclSuccess) << moecclGetLastError(nullptr)
+#define MOECCL_ASSERT_OK(expr) ASSERT_EQ((expr), moecclSuccess) << moecclGetLastError(nullptr)
+#define MOECCL_EXPECT_COMM_OK(expr, comm) EXPECT_EQ((expr), moecclSuccess) << moecclGetLastError(comm)
+#define MOECCL_ASSERT_COMM_OK(expr, comm) ASSERT_EQ((expr), moecclSuccess) << moecclGetLastError(comm)

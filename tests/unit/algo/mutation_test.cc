@@ -1,0 +1,124 @@
+// The proofs mean something: a plan with any one synchronisation, move or rotation taken away is rejected. That also
+// shows that algorithms hold nothing to spare.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "src/plan/checker.h"
+#include "tests/unit/algo/shapes.h"
+
+namespace moeccl::algo::testing {
+namespace {
+
+using plan::Plan;
+using plan::Program;
+using plan::Step;
+using plan::StepKind;
+
+bool is_sync(const Step& step) { return step.kind == StepKind::kSignal || step.kind == StepKind::kWait; }
+
+// A signal to oneself orders lanes only where no peer does it, which differs from rank to rank of `hier`.
+bool may_be_spare(const Algorithm& a, const Program& program, const Step& step) {
+  return std::string(a.name) == "hier" && is_sync(step) && step.peer == program.rank;
+}
+
+// Removes the signal of `from` and its wait.
+Plan without_signal(Plan plan, uint32_t from, const Step& signal) {
+  for (Program& program : plan.programs) {
+    for (plan::Lane& lane : program.lanes) {
+      std::erase_if(lane.steps, [&](const Step& s) {
+        if (s.sig != signal.sig || s.ordinal != signal.ordinal) return false;
+        return (s.kind == StepKind::kSignal && program.rank == from && s.peer == signal.peer) ||
+               (s.kind == StepKind::kWait && program.rank == signal.peer && s.peer == from);
+      });
+    }
+    program.finalize();
+  }
+  return plan;
+}
+
+Plan without_step(Plan plan, uint32_t rank, uint32_t lane, size_t index) {
+  auto& steps = plan.programs[rank].lanes[lane].steps;
+  steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(index));
+  return plan;
+}
+
+Plan with_lag(Plan plan, uint32_t rank, uint32_t lane, size_t index) {
+  ++plan.programs[rank].lanes[lane].steps[index].lag;
+  return plan;
+}
+
+Plan with_less_depth(Plan plan) {
+  for (Program& program : plan.programs) --program.depth;
+  return plan;
+}
+
+// The one algorithm whose programs depend on it.
+bool looks_at_in_place(moecclOp_t op, const std::string& algorithm) {
+  return op == moecclOpAllToAll && algorithm == "direct";
+}
+
+// Some step is needed by ranks in place only, or by the others only: a mutant must fail one of the two.
+bool accepted(Plan plan) {
+  if (!plan::check(plan).ok()) return false;
+  if (plan.shape.op == moecclOpAllToAllv || looks_at_in_place(plan.shape.op, plan.algorithm)) return true;
+  plan.shape.in_place = true;
+  return plan::check(plan).ok();
+}
+
+class Mutation : public ::testing::TestWithParam<const Algorithm*> {};
+
+void reject_mutants(const Algorithm& a, const plan::Reach& reach, bool in_place) {
+  const std::string name = a.name;
+  const bool two_levels = name == "2dh" || name == "hier";
+  const plan::LevelTree tree = two_levels ? nodes({2, 3}) : plan::LevelTree::flat(5);
+  plan::Shape shape = shape_of(a.op, 5, 1 << 20);
+  shape.reach = reach;
+  if (!a.applies(shape, tree).ok()) return;
+  shape.root = has_root(a.op) ? 1 : 0;
+  shape.in_place = in_place;
+  // Enough chunks for every slot to be used again, the last one short; one chunk where plans have no more.
+  const uint64_t chunk = 23;
+  const uint32_t n_chunks = a.chunking(shape, tree).n_chunks == 1 || name == "oneshot" ? 1 : 10;
+  shape.count = n_chunks == 1 ? chunk : chunk * n_chunks - 14;
+  const Plan plan = plan_of(a, shape, tree, chunk, n_chunks);
+  ASSERT_TRUE(plan::check(plan).ok()) << plan::check(plan).message();
+
+  for (const Program& program : plan.programs) {
+    for (uint32_t l = 0; l < program.lanes.size(); ++l) {
+      const auto& steps = program.lanes[l].steps;
+      for (size_t i = 0; i < steps.size(); ++i) {
+        const std::string what = "rank " + std::to_string(program.rank) + ", lane " + std::to_string(l) + ", step " +
+                                 std::to_string(i) + " (" + step_kind_name(steps[i].kind) + ")";
+        EXPECT_FALSE(accepted(without_step(plan, program.rank, l, i))) << "without " << what;
+        if (may_be_spare(a, program, steps[i])) continue;
+        if (steps[i].kind == StepKind::kSignal) {
+          EXPECT_FALSE(accepted(without_signal(plan, program.rank, steps[i]))) << "without both ends of " << what;
+        }
+        if (steps[i].kind == StepKind::kWait && steps[i].when == plan::When::kEvery && n_chunks > 1) {
+          EXPECT_FALSE(accepted(with_lag(plan, program.rank, l, i))) << "later: " << what;
+        }
+      }
+    }
+  }
+  if (plan.programs[0].depth > 1) {
+    EXPECT_FALSE(accepted(with_less_depth(plan)));
+  }
+}
+
+TEST_P(Mutation, IsRejected) {
+  for (const plan::Reach& reach : {plan::Reach{true, true, true}, plan::Reach{true, false, true}}) {
+    reject_mutants(*GetParam(), reach, false);
+    if (looks_at_in_place(GetParam()->op, GetParam()->name)) reject_mutants(*GetParam(), reach, true);
+  }
+}
+
+std::string name_of(const ::testing::TestParamInfo<const Algorithm*>& info) {
+  return operation_name(info.param->op) + "_" + info.param->name;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Mutation, ::testing::ValuesIn(all_algorithms()), name_of);
+
+}  // namespace
+}  // namespace moeccl::algo::testing

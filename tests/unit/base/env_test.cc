@@ -1,0 +1,134 @@
+#include "src/base/env.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "src/base/log.h"
+
+namespace moeccl {
+namespace {
+
+EnvParse parse(std::initializer_list<const char*> variables) {
+  return parse_env(std::span<const char* const>(variables.begin(), variables.size()));
+}
+
+TEST(Env, NothingSetGivesTheDefaults) {
+  const EnvParse p = parse({"PATH=/bin", "HOME=/root", "NOEQUALS"});
+  EXPECT_TRUE(p.status.ok());
+  EXPECT_TRUE(p.warnings.empty());
+  EXPECT_EQ(p.env.timeout_ms, 600'000);
+  EXPECT_EQ(p.env.init_timeout_ms, 60'000);
+  EXPECT_EQ(p.env.staging_bytes, 16 << 20);
+  EXPECT_EQ(p.env.moe_memory_cap, 0);
+  EXPECT_EQ(p.env.log_level, LogLevel::kWarn);
+  EXPECT_EQ(p.env.spin_us, -1);
+  EXPECT_FALSE(p.env.no_cma);
+}
+
+TEST(Env, GoodValuesAreRead) {
+  const EnvParse p = parse({"MOECCL_TIMEOUT_MS=1500", "MOECCL_INIT_TIMEOUT_MS=1", "MOECCL_STAGING_BYTES=4M",
+                            "MOECCL_MOE_MEMORY_CAP=2G", "MOECCL_DEBUG=TRACE", "MOECCL_PLAN=ring", "MOECCL_KERNELS=avx2",
+                            "MOECCL_TOPOLOGY=node:2(bw=1GB/s) gpu:4", "MOECCL_SECRET=0123456789abcdef",
+                            "MOECCL_SOCKET_ADDR=10.0.0.1:80", "MOECCL_SPIN_US=0", "MOECCL_NO_CMA=1"});
+  EXPECT_TRUE(p.status.ok()) << p.status.message();
+  EXPECT_TRUE(p.warnings.empty());
+  EXPECT_EQ(p.env.timeout_ms, 1500);
+  EXPECT_EQ(p.env.init_timeout_ms, 1);
+  EXPECT_EQ(p.env.staging_bytes, 4 << 20);
+  EXPECT_EQ(p.env.moe_memory_cap, int64_t{2} << 30);
+  EXPECT_EQ(p.env.log_level, LogLevel::kTrace);
+  EXPECT_EQ(p.env.plan, "ring");
+  EXPECT_EQ(p.env.kernels, "avx2");
+  EXPECT_EQ(p.env.topology, "node:2(bw=1GB/s) gpu:4");
+  EXPECT_EQ(p.env.secret, "0123456789abcdef");
+  EXPECT_EQ(p.env.socket_addr, "10.0.0.1:80");
+  EXPECT_EQ(p.env.spin_us, 0);
+  EXPECT_TRUE(p.env.no_cma);
+}
+
+TEST(Env, BadValuesKeepTheDefaultAndNameVariableValueAndWhatIsAccepted) {
+  const char* bad[] = {
+      "MOECCL_TIMEOUT_MS=soon",     "MOECCL_TIMEOUT_MS=0",
+      "MOECCL_TIMEOUT_MS=-1",       "MOECCL_TIMEOUT_MS=1.5",
+      "MOECCL_TIMEOUT_MS= 1",       "MOECCL_TIMEOUT_MS=99999999999999999999",
+      "MOECCL_INIT_TIMEOUT_MS=x",   "MOECCL_STAGING_BYTES=16T",
+      "MOECCL_STAGING_BYTES=M",     "MOECCL_STAGING_BYTES=-1M",
+      "MOECCL_STAGING_BYTES=1",     "MOECCL_STAGING_BYTES=99999999999G",
+      "MOECCL_DEBUG=warn",          "MOECCL_DEBUG=2",
+      "MOECCL_SPIN_US=-2",          "MOECCL_SPIN_US=1000001",
+      "MOECCL_NO_CMA=yes",          "MOECCL_NO_CMA=2",
+      "MOECCL_PLAN=\x01",           "MOECCL_MOE_MEMORY_CAP=12KB",
+      "MOECCL_MOE_MEMORY_CAP=0x10",
+  };
+  for (const char* entry : bad) {
+    const std::string text = entry;
+    const size_t equals = text.find('=');
+    const EnvParse p = parse({entry});
+    EXPECT_EQ(p.status.code(), moecclInvalidArgument) << entry;
+    EXPECT_NE(p.status.message().find(text.substr(0, equals)), std::string::npos) << p.status.message();
+    EXPECT_NE(p.status.message().find(text.substr(equals + 1)), std::string::npos) << p.status.message();
+    EXPECT_NE(p.status.message().find("give "), std::string::npos) << p.status.message();
+    EXPECT_EQ(p.warnings.size(), 1u);
+    EXPECT_EQ(p.env.timeout_ms, 600'000);
+    EXPECT_EQ(p.env.staging_bytes, 16 << 20);
+  }
+}
+
+TEST(Env, EmptyMeansUnset) {
+  const EnvParse p = parse({"MOECCL_TIMEOUT_MS=", "MOECCL_DEBUG="});
+  EXPECT_TRUE(p.status.ok());
+  EXPECT_TRUE(p.warnings.empty());
+}
+
+TEST(Env, SecretsAreNeverShown) {
+  const EnvParse p = parse({"MOECCL_SECRET=hunter2"});
+  EXPECT_EQ(p.status.code(), moecclInvalidArgument);
+  EXPECT_EQ(p.status.message().find("hunter2"), std::string::npos);
+  ASSERT_EQ(p.warnings.size(), 1u);
+  EXPECT_EQ(p.warnings[0].find("hunter2"), std::string::npos);
+}
+
+TEST(Env, UnknownVariablesWarnOnceWithTheKnownNames) {
+  const EnvParse p = parse({"MOECCL_TIMEOUT=5", "MOECCL_FOO=1"});
+  EXPECT_TRUE(p.status.ok());
+  ASSERT_EQ(p.warnings.size(), 1u);
+  for (const char* name : {"MOECCL_TIMEOUT,", "MOECCL_FOO", "MOECCL_TIMEOUT_MS", "MOECCL_NO_CMA"}) {
+    EXPECT_NE(p.warnings[0].find(name), std::string::npos) << p.warnings[0];
+  }
+}
+
+TEST(Env, SuffixesArePowersOf1024AndOverflowIsRefused) {
+  int64_t bytes = -1;
+  EXPECT_TRUE(parse_bytes("0", &bytes));
+  EXPECT_EQ(bytes, 0);
+  EXPECT_TRUE(parse_bytes("3k", &bytes));
+  EXPECT_EQ(bytes, 3072);
+  EXPECT_TRUE(parse_bytes("8589934591G", &bytes));
+  EXPECT_FALSE(parse_bytes("8589934592G", &bytes));
+  EXPECT_FALSE(parse_bytes("", &bytes));
+  EXPECT_FALSE(parse_bytes("K", &bytes));
+  EXPECT_FALSE(parse_bytes("1KK", &bytes));
+}
+
+TEST(Log, OneWholeLineWithoutControlCharacters) {
+  testing::internal::CaptureStderr();
+  write_log_line(LogLevel::kWarn, "first\nsecond\x1b[31m");
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(text.find('\n'), text.size() - 1);
+  EXPECT_EQ(text.rfind("moeccl: ", 0), 0u);
+  EXPECT_NE(text.find(" WARN first?second?[31m"), std::string::npos) << text;
+}
+
+TEST(Log, AFloodIsCutAndErrorsAreNot) {
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 5000; ++i) write_log_line(LogLevel::kWarn, "flood");
+  write_log_line(LogLevel::kError, "the end");
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_LT(std::count(text.begin(), text.end(), '\n'), 2000);
+  EXPECT_NE(text.find("the end"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace moeccl

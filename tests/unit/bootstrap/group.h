@@ -1,0 +1,95 @@
+// Ranks for bootstrap tests: threads, or forked children that are always reaped.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/bootstrap/bootstrap.h"
+
+namespace moeccl::bootstrap {
+
+inline std::unique_ptr<Root> start_root(int64_t timeout_ms = 20'000, const std::string& socket_addr = "") {
+  RootOptions options;
+  options.timeout_ms = timeout_ms;
+  options.socket_addr = socket_addr;
+  Result<std::unique_ptr<Root>> root = Root::start(options);
+  EXPECT_TRUE(root.ok()) << root.status().message();
+  return root.ok() ? std::move(*root) : nullptr;
+}
+
+// One thread for each rank; what each returned.
+inline std::vector<Status> run_threads(int n_ranks, const std::function<Status(int rank)>& body) {
+  std::vector<Status> results(static_cast<size_t>(n_ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < n_ranks; ++rank) {
+    threads.emplace_back([&, rank] { results[static_cast<size_t>(rank)] = body(rank); });
+  }
+  for (std::thread& t : threads) t.join();
+  return results;
+}
+
+// Children that run `body` and end with its value as their exit code; killed at the end of this object's life.
+class Children {
+ public:
+  ~Children() {
+    for (const pid_t pid : pids_) {
+      if (pid > 0) ::kill(pid, SIGKILL);
+    }
+    for (size_t i = 0; i < pids_.size(); ++i) wait(i, 5000);
+  }
+  void start(const std::function<int()>& body) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::alarm(60);  // an orphan does not stay
+      ::_exit(body());
+    }
+    pids_.push_back(pid);
+  }
+  pid_t pid(size_t i) const { return pids_[i]; }
+  void kill(size_t i) { ::kill(pids_[i], SIGKILL); }
+  // The exit code; -1 for a death by signal or when the time is over.
+  int wait(size_t i, int64_t ms = 30'000) {
+    if (pids_[i] <= 0) return -1;
+    const Deadline deadline = Deadline::after_ms(ms);
+    int state = 0;
+    while (::waitpid(pids_[i], &state, WNOHANG) == 0) {
+      if (deadline.passed()) return -1;
+      ::usleep(1000);
+    }
+    pids_[i] = 0;
+    return WIFEXITED(state) ? WEXITSTATUS(state) : -1;
+  }
+  size_t size() const { return pids_.size(); }
+
+ private:
+  std::vector<pid_t> pids_;
+};
+
+inline std::vector<std::byte> blob_of(int rank, size_t n_bytes) {
+  std::vector<std::byte> blob(n_bytes);
+  for (size_t i = 0; i < n_bytes; ++i) blob[i] = static_cast<std::byte>((static_cast<size_t>(rank) * 31 + i) & 0xff);
+  return blob;
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Ends when `done` is true or after `ms`; what it was at the end.
+inline bool eventually(const std::function<bool()>& done, int64_t ms = 5000) {
+  const Deadline deadline = Deadline::after_ms(ms);
+  while (!done()) {
+    if (deadline.passed()) return false;
+    ::usleep(1000);
+  }
+  return true;
+}
+
+}  // namespace moeccl::bootstrap

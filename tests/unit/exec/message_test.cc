@@ -1,0 +1,71 @@
+#include "src/exec/message.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tests/support/fabrics.h"
+
+namespace moeccl::exec {
+namespace {
+
+using tests::Fabrics;
+
+Status run_all(std::vector<std::unique_ptr<Task>>& tasks) {
+  std::vector<Task*> pointers;
+  for (auto& t : tasks) pointers.push_back(t.get());
+  return drive(pointers);
+}
+
+TEST(Message, SizesFromZeroToManySlotsArrive) {
+  Fabrics fabrics(2);
+  for (const uint64_t bytes : {0ull, 1ull, 63ull, 4032ull, 4033ull, 100'000ull}) {
+    fabrics.run([&](uint32_t rank, Fabric& f) {
+      std::vector<uint8_t> out(bytes), in(bytes);
+      std::iota(out.begin(), out.end(), static_cast<uint8_t>(rank));
+      std::vector<std::unique_ptr<Task>> tasks;
+      tasks.push_back(std::make_unique<MessageTask>(f, Message{1 - rank, reinterpret_cast<std::byte*>(out.data()), bytes, true}, nullptr));
+      tasks.push_back(std::make_unique<MessageTask>(f, Message{1 - rank, reinterpret_cast<std::byte*>(in.data()), bytes, false}, nullptr));
+      const Status s = run_all(tasks);
+      ASSERT_TRUE(s.ok()) << s.message();
+      for (uint64_t i = 0; i < bytes; ++i) ASSERT_EQ(in[i], static_cast<uint8_t>(1 - rank + i)) << bytes;
+    });
+  }
+}
+
+TEST(Message, OrderOfAPairIsKept) {
+  Fabrics fabrics(2);
+  fabrics.run([&](uint32_t rank, Fabric& f) {
+    constexpr int kMessages = 50;
+    std::vector<std::vector<uint32_t>> data(kMessages);
+    std::vector<std::unique_ptr<Task>> tasks;
+    const MessageTask* before = nullptr;
+    for (int i = 0; i < kMessages; ++i) {
+      data[i].assign(static_cast<size_t>(1 + i * 40), rank == 0 ? static_cast<uint32_t>(i) : ~0u);
+      auto t = std::make_unique<MessageTask>(
+          f, Message{1 - rank, reinterpret_cast<std::byte*>(data[i].data()), data[i].size() * 4, rank == 0}, before);
+      before = t.get();
+      tasks.push_back(std::move(t));
+    }
+    ASSERT_TRUE(run_all(tasks).ok());
+    for (int i = 0; i < kMessages; ++i) {
+      for (const uint32_t v : data[i]) ASSERT_EQ(v, static_cast<uint32_t>(i));
+    }
+  });
+}
+
+TEST(Message, AnotherSizeIsAMismatchAtTheReceiver) {
+  Fabrics fabrics(2);
+  fabrics.run([&](uint32_t rank, Fabric& f) {
+    std::vector<std::byte> data(100);
+    std::vector<std::unique_ptr<Task>> tasks;
+    tasks.push_back(std::make_unique<MessageTask>(f, Message{1 - rank, data.data(), rank == 0 ? 96u : 100u, rank == 0}, nullptr));
+    const Status s = run_all(tasks);
+    if (rank == 0) return;
+    EXPECT_EQ(s.code(), moecclMismatch);
+    EXPECT_NE(s.message().find("rank 0 sends 96"), std::string::npos) << s.message();
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::exec

@@ -1,0 +1,75 @@
+#include "transport/paced/paced_link.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "src/base/clock.h"
+
+namespace moeccl::transport::paced {
+namespace {
+
+struct Cluster {
+  // Ranks 0 and 1 are one group, rank 2 another; 1 GB/s and 50 us between them.
+  Cluster() {
+    for (uint32_t r = 0; r < 3; ++r) segments.push_back(*shm::Segment::create({3, r, 1 << 20, 4096}, false));
+  }
+  PacedLink link(uint32_t from, uint32_t to) {
+    shm::ShmPeer peer;
+    peer.own_rank = from;
+    peer.peer_rank = to;
+    peer.segment = segments[to];
+    peer.same_process = true;
+    const auto group = [&](uint32_t rank) { return &segments[rank < 2 ? 0 : 2]->pace(0); };
+    return PacedLink(std::make_unique<shm::ShmLink>(std::move(peer)), {{50'000, 1.0}, group(from), group(to)});
+  }
+  int64_t visible(uint32_t from, uint32_t to, uint32_t number) {
+    return segments[to]->signal(from, 0).visible_ns[number % kVisibleRing].load();
+  }
+  std::vector<std::shared_ptr<shm::Segment>> segments;
+};
+
+TEST(PacedLink, SignalIsVisibleWhenItsBytesHaveCrossed) {
+  Cluster c;
+  PacedLink link = c.link(0, 2);
+  const int64_t start = now_ns();
+  link.wrote(1'000'000);
+  ASSERT_TRUE(link.signal(0, 1, 0).ok());
+  const int64_t took = c.visible(0, 2, 1) - start;
+  EXPECT_GE(took, 1'050'000);
+  EXPECT_LE(took, 3'000'000);  // the clock runs on between the two readings
+}
+
+TEST(PacedLink, RanksOfAGroupShareItsUplink) {
+  Cluster c;
+  PacedLink first = c.link(0, 2), second = c.link(1, 2);
+  const int64_t start = now_ns();
+  first.wrote(1'000'000);
+  second.wrote(1'000'000);
+  ASSERT_TRUE(first.signal(0, 1, 0).ok());
+  ASSERT_TRUE(second.signal(0, 1, 0).ok());
+  EXPECT_GE(c.visible(1, 2, 1) - start, 2'050'000);
+}
+
+TEST(PacedLink, DirectionsAreIndependent) {
+  Cluster c;
+  PacedLink there = c.link(0, 2), back = c.link(2, 0);
+  const int64_t start = now_ns();
+  there.wrote(1'000'000);
+  back.wrote(1'000'000);
+  ASSERT_TRUE(there.signal(0, 1, 0).ok());
+  ASSERT_TRUE(back.signal(0, 1, 0).ok());
+  EXPECT_LE(c.visible(2, 0, 1) - start, 1'900'000);
+}
+
+TEST(PacedLink, SignalWithoutBytesTakesTheLatencyAlone) {
+  Cluster c;
+  PacedLink link = c.link(0, 2);
+  const int64_t start = now_ns();
+  ASSERT_TRUE(link.signal(0, 1, 0).ok());
+  EXPECT_GE(c.visible(0, 2, 1) - start, 50'000);
+  EXPECT_LE(c.visible(0, 2, 1) - start, 900'000);
+}
+
+}  // namespace
+}  // namespace moeccl::transport::paced

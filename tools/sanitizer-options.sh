@@ -1,0 +1,5 @@
+# Sourced before tests of build-asan and build-tsan: any report ends the process, so that the test sees it.
+export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:abort_on_error=0
+export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:exitcode=66
+export LSAN_OPTIONS=report_objects=0

@@ -1,0 +1,28 @@
+// Topologies written as text, such as "dc:2(bw=1.25GB/s,lat=5ms) node:4 gpu:8".
+//
+//   text   = level { space level }               outermost first, at most 8; the last level is the ranks
+//   level  = name ":" sizes [ "(" link ")" ]
+//   sizes  = number { "+" number }               groups in each group of the level above: one number for all of them,
+//                                                or one for each: "node:3 gpu:1+4+3", "dc:2 node:1+2 gpu:4+1+3"
+//   link   = item { "," item }                   of each group of the level, in each direction
+//   item   = "bw=" decimal (B/s KB/s MB/s GB/s TB/s Mbit/s Gbit/s) | "lat=" decimal (ns us ms s)
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "src/base/status.h"
+#include "src/plan/levels.h"
+
+namespace moeccl::topology {
+
+inline constexpr uint32_t kMaxLevels = 8;
+
+// n_ranks: how many there are, 0 when the text alone says it. Errors name the position (from 1) and what is accepted
+// there.
+Result<plan::LevelTree> parse_synthetic(std::string_view text, uint32_t n_ranks);
+
+// The text of a tree whose groups hold consecutive ranks: parse_synthetic() gives the same tree back, links to the bit.
+std::string to_synthetic(const plan::LevelTree& tree);
+
+}  // namespace moeccl::topology

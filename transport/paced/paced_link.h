@@ -1,0 +1,46 @@
+// Slows a host link to the alpha-beta figures of a topology level, so that one machine can stand for a cluster. Whatever
+// is timed over it is EMULATED. A signal becomes visible when all bytes before it would have crossed both groups' uplinks:
+// uplinks are shared by the ranks of a group and serve in order of arrival; both directions are independent.
+#pragma once
+
+#include <memory>
+
+#include "src/plan/levels.h"
+#include "transport/shm/shm_link.h"
+
+namespace moeccl::transport::paced {
+
+struct PacedUplinks {
+  plan::LinkCost cost;
+  shm::PaceWords* own = nullptr;   // of this rank's group at the level that the link crosses
+  shm::PaceWords* peer = nullptr;  // of the peer's group
+};
+
+class PacedLink final : public Link {
+ public:
+  PacedLink(std::unique_ptr<shm::ShmLink> inner, const PacedUplinks& uplinks)
+      : inner_(std::move(inner)), uplinks_(uplinks) {}
+
+  const char* name() const override { return "paced"; }
+  const Board& board() const override { return inner_->board(); }
+  const BlockWord* blocks(uint64_t seq) const override { return inner_->blocks(seq); }
+  std::byte* staging_view() const override { return inner_->staging_view(); }
+  // Direct reads would bypass the pace.
+  std::byte* heap_view() const override { return nullptr; }
+  size_t heap_bytes() const override { return 0; }
+  bool same_process() const override { return false; }
+  bool can_read() const override { return false; }
+  Status read(uint64_t address, void* dst, size_t bytes) override { return inner_->read(address, dst, bytes); }
+  Status put(uint64_t offset, const void* src, size_t bytes) override;
+  void wrote(size_t bytes) override { unsignalled_bytes_ += bytes; }
+  Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
+  Status progress() override { return {}; }
+  Status check_peer() override { return inner_->check_peer(); }
+
+ private:
+  std::unique_ptr<shm::ShmLink> inner_;
+  PacedUplinks uplinks_;
+  uint64_t unsignalled_bytes_ = 0;
+};
+
+}  // namespace moeccl::transport::paced

@@ -1,0 +1,71 @@
+// A rank's segment: its board, the signals that its peers send it, and its staging, in one shared mapping.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "src/base/fd.h"
+#include "src/driver/memory.h"
+#include "transport/transport.h"
+
+namespace moeccl::transport::shm {
+
+// The same on all ranks; offsets follow from it.
+struct SegmentShape {
+  uint32_t n_ranks = 1;
+  uint32_t rank = 0;             // whose
+  uint64_t staging_bytes = 0;    // both halves together
+  uint64_t message_bytes = 0;    // Send/Recv: bytes of one slot; each peer has kMessageSlots
+};
+inline constexpr uint32_t kMessageSlots = 2;
+
+// A group's uplink at a paced level: when each direction is free again (CLOCK_MONOTONIC ns, one clock for the host).
+struct alignas(kLine) PaceWords {
+  std::atomic<int64_t> egress_free_ns;
+  std::atomic<int64_t> ingress_free_ns;
+};
+inline constexpr uint32_t kPaceLevels = 8;
+
+class Segment {
+ public:
+  // Own segment: shared when ranks of other processes will map it (then fd() is valid), else private memory.
+  static Result<std::shared_ptr<Segment>> create(const SegmentShape& shape, bool shared);
+  // A peer's, from the descriptor that it sent.
+  static Result<std::shared_ptr<Segment>> map(const SegmentShape& shape, Fd fd);
+
+  Board& board() const { return *at<Board>(board_); }
+  SignalLine& signal(uint32_t src_rank, uint32_t sig) const {
+    return at<SignalLine>(signals_)[static_cast<size_t>(src_rank) * kSigsPerPeer + sig];
+  }
+  BlockWord* blocks(uint64_t seq) const { return at<BlockWord>(blocks_) + (seq % 2) * shape_.n_ranks; }
+  PaceWords& pace(uint32_t level) const { return at<PaceWords>(pace_)[level]; }
+  std::byte* staging() const { return base_ + staging_; }
+  // Slot `slot` for messages from src_rank.
+  std::byte* message(uint32_t src_rank, uint32_t slot) const {
+    return base_ + messages_ + (static_cast<size_t>(src_rank) * kMessageSlots + slot) * shape_.message_bytes;
+  }
+  uint64_t message_offset(uint32_t src_rank, uint32_t slot) const {
+    return messages_ - staging_ + (static_cast<size_t>(src_rank) * kMessageSlots + slot) * shape_.message_bytes;
+  }
+  const SegmentShape& shape() const { return shape_; }
+  size_t bytes() const { return bytes_; }
+  const Fd& fd() const { return fd_; }
+  static size_t bytes_for(const SegmentShape& shape);
+
+ private:
+  explicit Segment(const SegmentShape& shape);
+  template <class T>
+  T* at(size_t offset) const {
+    return reinterpret_cast<T*>(base_ + offset);
+  }
+
+  SegmentShape shape_;
+  size_t board_ = 0, signals_ = 0, blocks_ = 0, pace_ = 0, staging_ = 0, messages_ = 0, bytes_ = 0;
+  Fd fd_;
+  driver::Mapping mapping_;
+  std::byte* base_ = nullptr;
+};
+
+}  // namespace moeccl::transport::shm

@@ -1,0 +1,30 @@
+#include "transport/shm/shm_link.h"
+
+#include <cstring>
+
+#include "src/driver/process.h"
+
+namespace moeccl::transport::shm {
+
+Status ShmLink::read(uint64_t address, void* dst, size_t bytes) {
+  return driver::read_process(peer_.pid, address, dst, bytes);
+}
+
+Status ShmLink::put(uint64_t offset, const void* src, size_t bytes) {
+  std::memcpy(peer_.segment->staging() + offset, src, bytes);
+  return {};
+}
+
+Status ShmLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
+  SignalLine& line = this->line(sig);
+  // Release: pairs with the acquire load of `word` in exec::Wait; everything this rank wrote before is visible there.
+  line.word.store(static_cast<uint64_t>(tag) << 32 | number, std::memory_order_release);
+  return {};
+}
+
+Status ShmLink::check_peer() {
+  if (peer_.same_process || driver::alive(peer_.pidfd.get())) return {};
+  return error(moecclRemoteError, "rank {} died (process {} has ended)", peer_.peer_rank, peer_.pid);
+}
+
+}  // namespace moeccl::transport::shm

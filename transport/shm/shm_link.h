@@ -1,0 +1,49 @@
+// Links between ranks of one host: threads of one process and processes.
+#pragma once
+
+#include <memory>
+
+#include "src/base/fd.h"
+#include "transport/shm/segment.h"
+#include "transport/transport.h"
+
+namespace moeccl::transport::shm {
+
+struct ShmPeer {
+  uint32_t own_rank = 0, peer_rank = 0;
+  std::shared_ptr<Segment> segment;   // the peer's; shared because thread ranks of a process use one mapping
+  std::byte* heap = nullptr;          // the peer's symmetric heap, mapped here
+  size_t heap_bytes = 0;
+  bool same_process = false;
+  int pid = 0;                        // the peer's process
+  Fd pidfd;                           // becomes readable when it ends; invalid for our own process
+  bool can_read = false;              // process_vm_readv was tried and works
+};
+
+class ShmLink final : public Link {
+ public:
+  explicit ShmLink(ShmPeer peer) : peer_(std::move(peer)) {}
+
+  const char* name() const override { return peer_.same_process ? "thread" : "shm"; }
+  const Board& board() const override { return peer_.segment->board(); }
+  const BlockWord* blocks(uint64_t seq) const override { return peer_.segment->blocks(seq); }
+  std::byte* staging_view() const override { return peer_.segment->staging(); }
+  std::byte* heap_view() const override { return peer_.heap; }
+  size_t heap_bytes() const override { return peer_.heap_bytes; }
+  bool same_process() const override { return peer_.same_process; }
+  bool can_read() const override { return peer_.can_read; }
+  Status read(uint64_t address, void* dst, size_t bytes) override;
+  Status put(uint64_t offset, const void* src, size_t bytes) override;
+  void wrote(size_t bytes) override { (void)bytes; }
+  Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
+  Status progress() override { return {}; }
+  Status check_peer() override;
+
+  // For paced/: the line that signal() writes.
+  SignalLine& line(uint32_t sig) const { return peer_.segment->signal(peer_.own_rank, sig); }
+
+ private:
+  ShmPeer peer_;
+};
+
+}  // namespace moeccl::transport::shm

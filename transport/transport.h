@@ -1,0 +1,101 @@
+// The transport contract: one-sided puts into a peer's staging, signals, and, where the peer's memory is directly
+// reachable, a view of it. A Link never allocates after connect and never waits.
+//
+// What a rank publishes about itself (its Board) and the signals that it receives are plain words in memory: its own
+// shared segment, or memory into which a transport deposits what arrives. Waiting is polling those words, whatever the
+// transport; Link::progress() moves what needs moving meanwhile.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "src/base/status.h"
+
+namespace moeccl::transport {
+
+inline constexpr size_t kLine = 64;  // bytes that move together between cores
+inline constexpr uint32_t kSigsPerPeer = 10;  // plan::kMaxSigs for operations, then two for Send/Recv
+inline constexpr uint32_t kVisibleRing = 6;
+
+// Signals from one rank on one sig. The sender alone writes it.
+struct alignas(kLine) SignalLine {
+  std::atomic<uint64_t> word;     // tag << 32 | how many signals were sent so far (mod 2^32); release
+  std::atomic<uint64_t> reserved;
+  std::atomic<int64_t> visible_ns[kVisibleRing];  // paced links: signal number s may be seen from this time on, at s % kVisibleRing
+};
+static_assert(sizeof(SignalLine) == kLine);
+
+// What a rank says when it enters an operation; `seq` is written last (release) and read first (acquire).
+struct alignas(kLine) Entry {
+  std::atomic<uint64_t> seq;
+  std::atomic<uint64_t> signature;  // operation, type, operator, root, flags: see exec/signature.h
+  std::atomic<uint64_t> count;
+  std::atomic<uint64_t> plan;       // hash of the plan, or of the set among which the operation still chooses
+  std::atomic<uint64_t> input;      // offset in the symmetric heap when the signature's flag says so, else address
+  std::atomic<uint64_t> output;
+  std::atomic<uint64_t> max_block;  // AllToAllv: largest block sent or received, elements
+  std::atomic<uint64_t> reserved;
+};
+static_assert(sizeof(Entry) == kLine);
+inline constexpr uint32_t kEntries = 4;
+
+// AllToAllv: what a rank sends to each rank, in elements.
+struct BlockWord {
+  std::atomic<uint64_t> count, displacement;
+};
+
+enum class RankState : uint32_t { kRunning = 0, kLeft = 1, kAborted = 2, kFailed = 3 };
+inline constexpr size_t kFailureText = 240;
+
+// One rank's public words. Written by it alone; peers read and never trust.
+struct Board {
+  struct alignas(kLine) {
+    std::atomic<uint64_t> completed;  // operations that this rank has finished
+  } progress;
+  struct alignas(kLine) {
+    std::atomic<uint32_t> state;  // RankState; release, after code and text
+    std::atomic<uint32_t> code;
+    std::atomic<uint64_t> text[kFailureText / 8];  // UTF-8, zero-padded
+  } health;
+  Entry entries[kEntries];  // operation k is at k % kEntries
+};
+
+// This rank's end towards one peer. One thread at a time.
+class Link {
+ public:
+  virtual ~Link() = default;
+  Link() = default;
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  virtual const char* name() const = 0;  // "thread", "shm", "paced shm", ...
+  // The peer's board, where its words can be read here.
+  virtual const Board& board() const = 0;
+  // The peer's AllToAllv row [n_ranks] for operation `seq`.
+  virtual const BlockWord* blocks(uint64_t seq) const = 0;
+  // The peer's staging, or null when it is reached by put() alone.
+  virtual std::byte* staging_view() const = 0;
+  // The peer's symmetric heap, or null; and its size.
+  virtual std::byte* heap_view() const = 0;
+  virtual size_t heap_bytes() const = 0;
+  // Whether addresses of the peer can be used as they are (threads of one process).
+  virtual bool same_process() const = 0;
+  // Whether read() works: it copies from the peer's private memory.
+  virtual bool can_read() const = 0;
+  virtual Status read(uint64_t address, void* dst, size_t bytes) = 0;
+
+  // Starts moving `bytes` to offset of the peer's staging. The source may be reused when it returns; the data is there
+  // when a later signal() is seen.
+  virtual Status put(uint64_t offset, const void* src, size_t bytes) = 0;
+  // Tells the link of bytes that were stored through a view, so that counters and pace see them.
+  virtual void wrote(size_t bytes) = 0;
+  // Makes everything before it visible, then tells the peer: signal number `number` of `sig`, with `tag`.
+  virtual Status signal(uint32_t sig, uint32_t number, uint32_t tag) = 0;
+  virtual Status progress() = 0;
+  // Success, or how this link lost its peer ("process 4711 of rank 2 died").
+  virtual Status check_peer() = 0;
+};
+
+}  // namespace moeccl::transport
