@@ -23,8 +23,9 @@ struct Unit {
   std::string_view name;
   double scale;  // to GB/s, to ns
 };
-constexpr Unit kRates[] = {{"B/s", 1e-9}, {"KB/s", 1e-6},       {"MB/s", 1e-3},   {"GB/s", 1},
-                           {"TB/s", 1e3}, {"Mbit/s", 0.125e-3}, {"Gbit/s", 0.125}};
+// In order of preference when they take equally many characters, the best last.
+constexpr Unit kRates[] = {{"Mbit/s", 0.125e-3}, {"Gbit/s", 0.125}, {"B/s", 1e-9}, {"KB/s", 1e-6},
+                           {"MB/s", 1e-3},       {"GB/s", 1},       {"TB/s", 1e3}};
 constexpr Unit kTimes[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -165,7 +166,7 @@ class Parser {
   uint64_t groups_ = 1;  // of the last level
 };
 
-// In the largest unit that parses back to the same figure.
+// In the shortest form that parses back to the same figure.
 std::string figure_text(double figure, std::span<const Unit> units) {
   std::string best;
   for (const Unit& unit : units) {
@@ -173,7 +174,7 @@ std::string figure_text(double figure, std::span<const Unit> units) {
     double back = 0;
     std::from_chars(number.data(), number.data() + number.size(), back);
     if (back * unit.scale != figure) continue;
-    if (best.empty() || number.size() + unit.name.size() < best.size()) best = number + std::string(unit.name);
+    if (best.empty() || number.size() + unit.name.size() <= best.size()) best = number + std::string(unit.name);
   }
   return best;
 }

@@ -16,7 +16,7 @@ namespace moeccl::bootstrap {
 
 enum MessageType : uint16_t {
   // From a rank: its part of a round. Payload: the time it will wait, then what the round is about.
-  kJoin = 1,     // nothing more; answered when all ranks have joined, with a Peer for each
+  kJoin = 1,     // ProcessIdentity::random u64; answered when all ranks have joined, with a Peer for each
   kGather = 2,   // its blob; answered with all blobs
   kBarrier = 3,  // nothing more
   kFds = 4,      // the set of ranks that want its descriptors, which travel with the frame

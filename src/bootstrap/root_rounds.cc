@@ -162,6 +162,10 @@ void RootServer::contribute(Id, Connection* c, ControlMessage message) {
   Reader body(message.payload);
   if (!accept_part(c, message, &body)) return;
   const std::span<const std::byte> rest = body.raw(body.left());
+  if (message.type == kJoin) {
+    Reader process(rest);
+    members_[static_cast<size_t>(c->rank)].in_own_process = process.u64() == driver::this_process().random;
+  }
   if (message.type == kGather) {
     round_.n_bytes += rest.size();
     if (rest.size() > kMaxBlobBytes || round_.n_bytes > kMaxGatheredBytes) {
@@ -210,12 +214,15 @@ void RootServer::finish_round() {
   round_ = {};
   deadline_ = Deadline::after_ms(config_.timeout_ms);
   const auto payload = std::make_shared<const SharedPayload>(std::move(answer));
-  for (Member& m : members_) {
-    m.contributed = false;
-    const auto found = connections_.find(m.connection);
-    if (found == connections_.end()) continue;
-    found->second->queue(kDone, payload);
-    flush(found->first);
+  for (Member& m : members_) m.contributed = false;
+  // This process's own ranks last: they may end it, and this root, as soon as they know.
+  for (const bool own : {false, true}) {
+    for (const Member& m : members_) {
+      const auto found = connections_.find(m.connection);
+      if (m.in_own_process != own || found == connections_.end()) continue;
+      found->second->queue(kDone, payload);
+      flush(found->first);
+    }
   }
 }
 

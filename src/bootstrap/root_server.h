@@ -80,6 +80,7 @@ class RootServer {
     bool left = false;  // in order
     bool told = false;  // of the failure
     bool contributed = false;
+    bool in_own_process = false;  // that of this root
     Peer peer;
   };
   struct Round {

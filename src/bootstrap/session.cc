@@ -101,6 +101,7 @@ Status Session::Impl::attempt_join(const UniqueId& id, Deadline deadline) {
   MOECCL_TRY(greet(id, deadline));
   Writer body;
   body.u32(wire_timeout(deadline));
+  body.u64(driver::this_process().random);
   MOECCL_TRY(send(kJoin, body.view(), {}, deadline));
   MOECCL_ASSIGN_OR_RETURN(const std::vector<std::byte> answer, answer_of_round(deadline, nullptr));
   if (!decode_peers(answer, static_cast<size_t>(n_ranks), &peers)) {

@@ -153,7 +153,8 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   MOECCL_TRY(check_overlap(comm, c, c.count * op.element_bytes, in_bytes, out_bytes));
   op.input = c.send;
   op.output = c.recv;
-  return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled);
+  const bool in_place = c.op == moecclOpAllToAll && c.send == c.recv && in_bytes > 0;
+  return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled, in_place);
 }
 
 Status prepare_message(Communicator& comm, const void* data, size_t count, moecclDataType_t type, int peer, bool is_send,

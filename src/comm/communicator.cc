@@ -42,8 +42,8 @@ size_t Communicator::memory_bytes() const {
          f.entered.capacity() * sizeof(uint64_t) + f.links.size() * sizeof(transport::Link);
 }
 
-Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled) {
-  const PlanKey key{op.signature.op, root, op.signature.count, static_cast<uint32_t>(op.element_bytes), scaled};
+Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place) {
+  const PlanKey key{op.signature.op, root, op.signature.count, static_cast<uint32_t>(op.element_bytes), scaled, in_place};
   MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> cached, selector_->get(key));
   op.choice = cached->choice;
   op.if_reachable = cached->asks_reach ? &cached->choice_if_reachable : nullptr;

@@ -44,7 +44,7 @@ class Communicator {
   size_t memory_bytes() const;
 
   // Fills an operation's plan and divisor for a standard collective.
-  Status prepare(exec::Operation& op, uint32_t root, bool scaled);
+  Status prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place);
   // Runs a prepared operation on this thread, when its turn has come.
   Status run(const exec::Operation& op);
   // The same with its time on this rank.

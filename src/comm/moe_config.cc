@@ -12,14 +12,14 @@ namespace {
 
 constexpr int32_t kMaxTopK = 64;
 
-// The caller's struct, which may be of an older and smaller version: what it lacks is zero.
+// The caller's struct, which may be of an older and smaller version, or a newer one: what it lacks is zero.
 Result<moecclMoeConfig_t> adopt(const moecclMoeConfig_t* config) {
   if (!config) return error(moecclInvalidArgument, "config is NULL: give a moecclMoeConfig_t");
-  // The first version ends with `algorithm`.
-  if (config->size != sizeof(moecclMoeConfig_t))
-    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MOE_CONFIG_INIT ({} here)", config->size,
-                 sizeof(moecclMoeConfig_t));
-  return *config;
+  if (config->size < sizeof(size_t) || config->size > 4096)
+    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MOE_CONFIG_INIT", config->size);
+  moecclMoeConfig_t full{};
+  std::memcpy(&full, config, std::min(config->size, sizeof(full)));
+  return full;
 }
 
 Status check_numbers(const moecclMoeConfig_t& c) {

@@ -223,12 +223,12 @@ void MoeRouting::fill_levels(moecclRoutingInfo_t& info) const {
 
 Status MoeRouting::info(moecclRoutingInfo_t* out) const {
   MOECCL_TRY(usable("routing info"));
-  if (!out || out->size != sizeof(moecclRoutingInfo_t))
-    return error(moecclInvalidArgument, "info is NULL or info.size is not sizeof(moecclRoutingInfo_t) = {}: set it first",
-                 sizeof(moecclRoutingInfo_t));
+  if (!out) return error(moecclInvalidArgument, "info is NULL: give the address of a moecclRoutingInfo_t");
+  if (out->size < sizeof(size_t) || out->size > 4096)
+    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclRoutingInfo_t)", out->size);
   const algo::MoeShape& shape = layer_.config().shape;
   moecclRoutingInfo_t info{};
-  info.size = sizeof(info);
+  info.size = out->size;
   info.n_tokens = own_.n_tokens;
   info.n_rows = tables_.n_rows();
   info.n_unique = tables_.n_unique();
@@ -253,7 +253,7 @@ Status MoeRouting::info(moecclRoutingInfo_t* out) const {
   }
   info.measured_dispatch_us = measured_dispatch_us_;
   info.measured_combine_us = measured_combine_us_;
-  *out = info;
+  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
   return {};
 }
 

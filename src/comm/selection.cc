@@ -17,7 +17,7 @@ constexpr size_t kMostPlans = 1024;
 uint64_t key_hash(const PlanKey& k) {
   uint64_t h = hash_combine(static_cast<uint64_t>(k.op), k.root);
   h = hash_combine(h, k.count);
-  return hash_combine(h, k.element_bytes * 2u + (k.scaled ? 1u : 0u));
+  return hash_combine(h, k.element_bytes * 4u + (k.scaled ? 1u : 0u) + (k.in_place ? 2u : 0u));
 }
 
 // Shapes whose sizes share their two leading bits are priced once.
@@ -146,8 +146,9 @@ Result<const algo::Algorithm*> Selector::choose(const plan::Shape& shape) {
 Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
   auto cached = std::make_shared<CachedPlan>();
   const auto make = [&](bool reachable, plan::Plan& built, exec::Choice& choice) -> Status {
-    const plan::Shape shape = shape_of(key, reachable);
+    plan::Shape shape = shape_of(key, reachable);
     MOECCL_ASSIGN_OR_RETURN(const algo::Algorithm* a, choose(shape));
+    shape.in_place = key.in_place;
     built = algo::build_for(*a, shape, tree_, rank_);
     choice.program = &built.programs.back();
     choice.chunking = built.chunking;

@@ -26,6 +26,7 @@ struct PlanKey {
   uint64_t count;
   uint32_t element_bytes;
   bool scaled;
+  bool in_place = false;  // private to this rank: changes its program, never which plan is chosen
   friend bool operator==(const PlanKey&, const PlanKey&) = default;
 };
 

@@ -20,10 +20,9 @@ uint32_t chunks_to_run(const Plan& plan) {
   return std::min(plan.chunking.n_chunks, std::max(affordable, kFewestChunks));
 }
 
-// Adds the chunks that did not run, at the pace of the second half of those that did.
-void extrapolate(const Plan& plan, const CostRun& run, uint32_t n_run, Cost& cost) {
-  const uint32_t from = n_run / 2 - 1, to = n_run - 2;
-  const double pace = (run.done_ns(to) - run.done_ns(from)) / (to - from);
+// Adds the chunks that did not run, each as long as one of the second half of those that did.
+void extrapolate(const Plan& plan, uint32_t n_run, uint32_t n_half, double half_ns, Cost& cost) {
+  const double pace = std::max(0.0, cost.total_ns - half_ns) / (n_run - n_half);
   const uint64_t count = plan.shape.count;
   double more = plan.chunking.n_chunks - n_run;
   if (count > 0 && plan.chunking.chunk > 0)  // the last chunk may be short
@@ -47,7 +46,11 @@ Cost price(const Plan& plan, std::span<const Binding> bindings, const LevelTree&
   run.run();
   Cost cost = run.cost();
   cost.priced_chunks = n_run;
-  if (n_run < plan.chunking.n_chunks) extrapolate(plan, run, n_run, cost);
+  if (n_run < plan.chunking.n_chunks) {
+    CostRun half(plan, bindings, tree, profile, n_run / 2);
+    half.run();
+    extrapolate(plan, n_run, n_run / 2, half.cost().total_ns, cost);
+  }
   return cost;
 }
 

@@ -33,7 +33,6 @@ CostRun::CostRun(const Plan& plan, std::span<const Binding> bindings, const Leve
   }
   cost_.level_bytes.assign(tree.depth(), 0);
   cost_.sent_bytes.assign(n, 0);
-  done_ns_.assign(n_chunks, 0);
 }
 
 void CostRun::set_rates(uint32_t rank, uint32_t ranks_on_host) {
@@ -135,7 +134,6 @@ void CostRun::skip(uint32_t rank, Lane& lane, uint32_t index) {
       const When when = steps[lane.step].when;
       if (when == When::kEvery || (when == When::kFirst ? lane.chunk == 0 : lane.chunk + 1 == n_chunks_)) return;
     }
-    done_ns_[lane.chunk] = std::max(done_ns_[lane.chunk], ranks_[rank].now);
     lane.step = 0;
     ++lane.chunk;
   }

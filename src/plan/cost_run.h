@@ -19,8 +19,6 @@ class CostRun {
   void run();
 
   const Cost& cost() const { return cost_; }
-  // When all ranks had finished a chunk.
-  double done_ns(uint32_t chunk) const { return done_ns_[chunk]; }
 
  private:
   static constexpr uint32_t kNone = ~0u;
@@ -85,7 +83,6 @@ class CostRun {
   void work(uint32_t rank, double ns, double CriticalPath::*part);
   void transfer(uint32_t from, uint32_t to, uint64_t bytes);
   double occupy(uint32_t level, uint32_t from, uint32_t to, double bytes, double now);
-  const LinkCost& link(uint32_t level) const { return links_[level]; }
 
   const Plan& plan_;
   std::span<const Binding> bindings_;
@@ -100,7 +97,6 @@ class CostRun {
   std::unordered_map<uint64_t, uint64_t> unsignalled_;  // bytes put on a pair since its last signal
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   uint64_t n_events_ = 0;
-  std::vector<double> done_ns_;
   Cost cost_;
 };
 

@@ -115,7 +115,7 @@ struct Shape {
   uint64_t count = 0;        // elements per block, as in the C call; largest block of AllToAllv where known, else 0
   uint32_t element_bytes = 1;
   bool deterministic = false;
-  bool in_place = false;     // this is private to a rank: builders must be right for both; used by the checker only
+  bool in_place = false;     // private to a rank: it may change that rank's program, never its signals or the plan's hash
   bool scaled = false;       // premulsum: own Input must be read by its own rank only
   Reach reach;
   uint64_t staging_bytes = 16u << 20;  // cap per rank on n_slots * depth * slot bytes

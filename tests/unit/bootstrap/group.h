@@ -14,6 +14,7 @@
 
 #include "src/base/clock.h"
 #include "src/bootstrap/bootstrap.h"
+#include "src/driver/socket.h"
 
 namespace moeccl::bootstrap {
 
@@ -24,6 +25,12 @@ inline std::unique_ptr<Root> start_root(int64_t timeout_ms = 20'000, const std::
   Result<std::unique_ptr<Root>> root = Root::start(options);
   EXPECT_TRUE(root.ok()) << root.status().message();
   return root.ok() ? std::move(*root) : nullptr;
+}
+
+inline std::pair<Fd, Fd> make_pair_of_sockets() {
+  Result<std::pair<Fd, Fd>> pair = driver::socket_pair();
+  EXPECT_TRUE(pair.ok()) << pair.status().message();
+  return std::move(*pair);
 }
 
 // One thread for each rank; what each returned.

@@ -133,7 +133,7 @@ TEST(Handshake, AMemberIsNotTakenForALinkNorTheReverse) {
 TEST(Handshake, TruncatedHandshakesAreRefused) {
   const Key key = random_key().value();
   for (size_t kept = 0; kept < kHandshakeFrameBytes; kept += 3) {
-    auto pair = driver::socket_pair().value();
+    auto pair = make_pair_of_sockets();
     ClientHandshake client(key, kClient, fresh_nonce());
     ASSERT_TRUE(
         driver::send_all(pair.first.get(), std::span(client.hello()).first(kept), Deadline::after_ms(1000)).ok());
@@ -144,7 +144,7 @@ TEST(Handshake, TruncatedHandshakesAreRefused) {
 
 TEST(Handshake, WorksOverASocketAndEndsAtItsDeadline) {
   const Key key = random_key().value();
-  auto pair = driver::socket_pair().value();
+  auto pair = make_pair_of_sockets();
   std::thread server([&] {
     Result<Authenticated> r =
         server_handshake(pair.second.get(), key, kServer, Role::kMember, Deadline::after_ms(5000));
@@ -155,7 +155,7 @@ TEST(Handshake, WorksOverASocketAndEndsAtItsDeadline) {
   server.join();
   EXPECT_TRUE(client.ok()) << client.status().message();
 
-  auto silent = driver::socket_pair().value();
+  auto silent = make_pair_of_sockets();
   const int64_t start = now_ns();
   EXPECT_EQ(client_handshake(silent.first.get(), key, kClient, Role::kRoot, Deadline::after_ms(50)).status().code(),
             moecclTimeout);
@@ -167,7 +167,7 @@ TEST(Handshake, AnotherVersionIsNamedOnBothSides) {
   Party newer = kClient;
   newer.protocol = kProtocolVersion + 1;
   newer.library_version = 20304;
-  auto pair = driver::socket_pair().value();
+  auto pair = make_pair_of_sockets();
   Status seen_by_server;
   std::thread server([&] {
     seen_by_server =

@@ -1,0 +1,195 @@
+#include "perf/moe/moe_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "perf/common/fail.h"
+
+namespace perf {
+
+std::vector<double> MoeResult::total_us() const {
+  std::vector<double> total(dispatch_us.size());
+  for (size_t i = 0; i < total.size(); i++) total[i] = dispatch_us[i] + combine_us[i];
+  return total;
+}
+
+MoeBench::MoeBench(const MoeOptions& options, const std::vector<RankRouting>& routing,
+                   const std::vector<int32_t>& expert_rank, const Team& team, Progress* progress)
+    : options_(options),
+      routing_(routing),
+      expert_rank_(expert_rank),
+      team_(team),
+      progress_(progress),
+      oracle_(options, routing, expert_rank, team.rank(0)) {
+  allocate();
+}
+
+void MoeBench::demand(moecclResult_t result, const char* call) const { check(result, call, team_.rank(0), team_.comm(0)); }
+
+void MoeBench::allocate() {
+  const Memory memory = options_.job.memory;
+  const size_t row = oracle_.row_bytes();
+  const size_t token_bytes = std::max<size_t>(1, mine().n_tokens) * row;
+  const size_t rows_bytes = std::max<size_t>(1, oracle_.n_rows()) * row;
+  tokens_ = Buffer(token_bytes, memory);
+  combined_ = Buffer(token_bytes, memory);
+  rows_ = Buffer(rows_bytes, memory);
+  if (!options_.backward) return;
+  gradient_rows_ = Buffer(rows_bytes, memory);
+  gradient_weights_.resize(mine().index.size());
+}
+
+MoeBench::Candidate MoeBench::create(const std::string& algorithm) {
+  size_t most_tokens = 0;
+  for (const RankRouting& r : routing_) most_tokens = std::max(most_tokens, r.n_tokens);
+  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+  config.hidden_bytes = oracle_.row_bytes();
+  config.type = options_.type;
+  config.top_k = options_.top_k;
+  config.n_experts = options_.n_experts;
+  config.expert_rank = expert_rank_.data();
+  config.max_tokens = most_tokens;
+  config.layout = options_.layout;
+  config.align_rows = options_.align_rows;
+  config.capacity = options_.capacity;
+  config.algorithm = algorithm.c_str();
+  Candidate c;
+  c.result.algorithm = algorithm;
+  demand(moecclMoeCreate(&c.moe, team_.comm(0), &config), ("moecclMoeCreate with algorithm " + algorithm).c_str());
+  demand(moecclRoutingCreate(&c.routing, c.moe, mine().index.data(), mine().weight.data(), mine().n_tokens),
+         ("moecclRoutingCreate with algorithm " + algorithm).c_str());
+  return c;
+}
+
+moecclRoutingInfo_t MoeBench::info(const Candidate& c) const {
+  moecclRoutingInfo_t info = {};
+  info.size = sizeof info;
+  demand(moecclRoutingGetInfo(c.routing, &info), "moecclRoutingGetInfo");
+  return info;
+}
+
+uint64_t MoeBench::verify(const Candidate& c) {
+  uint64_t wrong = oracle_.check_info(info(c));
+  // An n_rows that is not ours would overrun the buffers.
+  if (info(c).n_rows != oracle_.n_rows())
+    fail("rank " + std::to_string(team_.rank(0)) + ": " + std::to_string(info(c).n_rows) + " rows where the routing gives " +
+         std::to_string(oracle_.n_rows()));
+  oracle_.fill_tokens(tokens_.data());
+  std::memset(rows_.data(), 0xee, rows_.bytes());
+  demand(moecclDispatch(c.routing, tokens_.data(), rows_.data(), nullptr), "moecclDispatch");
+  wrong += oracle_.check_rows(rows_.data());
+  oracle_.fill_outputs(rows_.data());
+  std::memset(combined_.data(), 0xee, combined_.bytes());
+  demand(moecclCombine(c.routing, rows_.data(), combined_.data(), nullptr), "moecclCombine");
+  wrong += oracle_.check_tokens(combined_.data(), true);
+  return options_.backward ? wrong + verify_backward(c) : wrong;
+}
+
+// rows_ holds the experts' outputs.
+uint64_t MoeBench::verify_backward(const Candidate& c) {
+  const bool weights = options_.layout == moecclLayoutExpertMajor;
+  std::memset(combined_.data(), 0xee, combined_.bytes());
+  demand(moecclDispatchBackward(c.routing, rows_.data(), combined_.data(), nullptr), "moecclDispatchBackward");
+  uint64_t wrong = oracle_.check_tokens(combined_.data(), false);
+  oracle_.fill_gradients(tokens_.data());
+  std::memset(gradient_rows_.data(), 0xee, gradient_rows_.bytes());
+  demand(moecclCombineBackward(c.routing, tokens_.data(), gradient_rows_.data(), weights ? rows_.data() : nullptr,
+                               weights ? gradient_weights_.data() : nullptr, nullptr),
+         "moecclCombineBackward");
+  wrong += oracle_.check_gradient_rows(gradient_rows_.data());
+  return weights ? wrong + oracle_.check_gradient_weights(gradient_weights_.data()) : wrong;
+}
+
+double MoeBench::timed(const char* call, const std::function<moecclResult_t()>& operation) {
+  team_.barrier();
+  const auto start = std::chrono::steady_clock::now();
+  demand(operation(), call);
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+void MoeBench::time_once(Candidate& c, bool keep) {
+  const bool weights = options_.layout == moecclLayoutExpertMajor;
+  const double dispatch =
+      timed("moecclDispatch", [&] { return moecclDispatch(c.routing, tokens_.data(), rows_.data(), nullptr); });
+  const double combine =
+      timed("moecclCombine", [&] { return moecclCombine(c.routing, rows_.data(), combined_.data(), nullptr); });
+  if (keep) c.result.dispatch_us.push_back(dispatch);
+  if (keep) c.result.combine_us.push_back(combine);
+  if (!options_.backward) return;
+  const double combine_backward = timed("moecclCombineBackward", [&] {
+    return moecclCombineBackward(c.routing, tokens_.data(), gradient_rows_.data(), weights ? rows_.data() : nullptr,
+                                 weights ? gradient_weights_.data() : nullptr, nullptr);
+  });
+  const double dispatch_backward = timed("moecclDispatchBackward", [&] {
+    return moecclDispatchBackward(c.routing, gradient_rows_.data(), combined_.data(), nullptr);
+  });
+  if (keep) c.result.combine_backward_us.push_back(combine_backward);
+  if (keep) c.result.dispatch_backward_us.push_back(dispatch_backward);
+}
+
+// Brings the figures of all ranks together and frees the algorithm.
+void MoeBench::conclude(Candidate& c) {
+  MoeResult& r = c.result;
+  for (std::vector<double>* times : {&r.dispatch_us, &r.combine_us, &r.dispatch_backward_us, &r.combine_backward_us})
+    if (!times->empty()) *times = team_.combine(*times, moecclMax);
+  const moecclRoutingInfo_t mine = info(c);
+  r.plan = mine.algorithm;
+  r.emulated = mine.emulated != 0;
+  r.predicted_us = team_.combine({mine.predicted_dispatch_us + mine.predicted_combine_us}, moecclMax)[0];
+  std::vector<double> sums = {static_cast<double>(mine.logical_bytes)};
+  for (const moecclLevelTraffic_t& level : mine.levels) {
+    sums.push_back(static_cast<double>(level.rows));
+    sums.push_back(static_cast<double>(level.bytes));
+    sums.push_back(static_cast<double>(level.metadata_bytes));
+  }
+  sums = team_.combine(sums, moecclSum);
+  r.logical_bytes = sums[0];
+  for (size_t l = 0; l < static_cast<size_t>(mine.n_levels); l++)
+    r.levels.push_back({mine.levels[l].name, sums[3 * l + 1], sums[3 * l + 2], sums[3 * l + 3]});
+  if (options_.explain && team_.rank(0) == 0) {
+    size_t needed = 0;
+    demand(moecclMoeExplain(c.routing, nullptr, 0, &needed), "moecclMoeExplain");
+    std::string text(needed, '\0');
+    demand(moecclMoeExplain(c.routing, text.data(), text.size(), nullptr), "moecclMoeExplain");
+    r.explanation = text.c_str();
+  }
+  demand(moecclRoutingDestroy(c.routing), "moecclRoutingDestroy");
+  demand(moecclMoeDestroy(c.moe), "moecclMoeDestroy");
+}
+
+std::vector<MoeResult> MoeBench::run_in_turns(const std::vector<std::string>& algorithms) {
+  std::vector<Candidate> candidates;
+  for (const std::string& algorithm : algorithms) {
+    if (progress_ != nullptr) progress_->show("checking " + algorithm, 0, 1);
+    Candidate c = create(algorithm);
+    c.result.n_wrong = team_.sum({verify(c)});
+    candidates.push_back(std::move(c));
+  }
+  // Timed on numbers: what the checks left behind may be slow to add (NaN, subnormal).
+  oracle_.fill_gradients(tokens_.data());
+  const int rounds = options_.warmup + options_.iters;
+  for (int i = 0; i < rounds; i++)
+    for (Candidate& c : candidates) {
+      time_once(c, i >= options_.warmup);
+      if (progress_ != nullptr) progress_->show("timing " + c.result.algorithm, i, rounds);
+    }
+  std::vector<MoeResult> results;
+  for (Candidate& c : candidates) {
+    conclude(c);
+    results.push_back(std::move(c.result));
+  }
+  if (progress_ != nullptr) progress_->clear();
+  return results;
+}
+
+std::vector<MoeResult> MoeBench::run() {
+  if (!options_.sequential) return run_in_turns(options_.algorithms);
+  std::vector<MoeResult> results;
+  for (const std::string& algorithm : options_.algorithms)
+    for (MoeResult& r : run_in_turns({algorithm})) results.push_back(std::move(r));
+  return results;
+}
+
+}  // namespace perf

@@ -1,0 +1,76 @@
+// Checks and times the algorithms on one rank.
+#ifndef PERF_MOE_MOE_BENCH_H_
+#define PERF_MOE_MOE_BENCH_H_
+
+#include <moeccl/moe.h>
+
+#include <string>
+#include <vector>
+
+#include "perf/common/buffer.h"
+#include "perf/common/progress.h"
+#include "perf/common/team.h"
+#include "perf/moe/moe_options.h"
+#include "perf/moe/oracle.h"
+
+namespace perf {
+
+struct LevelTotal {
+  std::string name;
+  double rows = 0, bytes = 0, metadata_bytes = 0;  // of one dispatch, over all ranks
+};
+
+// One algorithm's figures over all ranks; times are of the slowest rank in each iteration.
+struct MoeResult {
+  std::string algorithm, plan;
+  bool emulated = false;
+  uint64_t n_wrong = 0;  // entries of the routing, rows and tokens
+  std::vector<double> dispatch_us, combine_us, dispatch_backward_us, combine_backward_us;
+  double predicted_us = 0;  // 0: unknown
+  double logical_bytes = 0;
+  std::vector<LevelTotal> levels;
+  std::string explanation;
+
+  std::vector<double> total_us() const;
+};
+
+class MoeBench {
+ public:
+  // Collective. All references must outlive it.
+  MoeBench(const MoeOptions& options, const std::vector<RankRouting>& routing, const std::vector<int32_t>& expert_rank,
+           const Team& team, Progress* progress);
+
+  std::vector<MoeResult> run();
+
+ private:
+  struct Candidate {
+    MoeResult result;
+    moecclMoe_t moe = nullptr;
+    moecclRouting_t routing = nullptr;
+  };
+  const RankRouting& mine() const { return routing_[static_cast<size_t>(team_.rank(0))]; }
+
+  std::vector<MoeResult> run_in_turns(const std::vector<std::string>& algorithms);
+  Candidate create(const std::string& algorithm);
+  void allocate();
+  uint64_t verify(const Candidate& c);
+  uint64_t verify_backward(const Candidate& c);
+  void time_once(Candidate& c, bool keep);
+  double timed(const char* call, const std::function<moecclResult_t()>& operation);
+  void conclude(Candidate& c);
+  moecclRoutingInfo_t info(const Candidate& c) const;
+  void demand(moecclResult_t result, const char* call) const;
+
+  const MoeOptions& options_;
+  const std::vector<RankRouting>& routing_;
+  const std::vector<int32_t>& expert_rank_;
+  const Team& team_;
+  Progress* progress_;
+  Oracle oracle_;
+  Buffer tokens_, combined_, rows_, gradient_rows_;
+  std::vector<float> gradient_weights_;
+};
+
+}  // namespace perf
+
+#endif  // PERF_MOE_MOE_BENCH_H_

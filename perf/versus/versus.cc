@@ -1,0 +1,177 @@
+#include "perf/versus/versus.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <utility>
+
+#include "perf/common/fail.h"
+#include "perf/common/progress.h"
+#include "perf/common/stats.h"
+
+namespace perf {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kMostIterations = 2000;
+constexpr size_t kFloatsPer16Bytes = 4;
+
+// nccl-tests' sizes: the given factor from the smallest, and the largest itself.
+std::vector<size_t> sizes(const VersusOptions& o) {
+  std::vector<size_t> list;
+  for (size_t size = o.min_bytes; size < o.max_bytes; size *= static_cast<size_t>(o.step_factor)) list.push_back(size);
+  list.push_back(o.max_bytes);
+  return list;
+}
+
+// Floats from one rank to another: more distant ranks get more, as in nccl-tests' alltoallv.
+size_t distance_count(int from, int to, int n, size_t floats) {
+  if (n == 1) return floats;
+  const double share = static_cast<double>((to - from + n) % n) / (static_cast<double>(n) * (n - 1) / 2);
+  return static_cast<size_t>(static_cast<double>(floats) * share) / kFloatsPer16Bytes * kFloatsPer16Bytes;
+}
+
+void fill_blocks(Exchange& e, int rank, int n) {
+  const size_t floats = e.count * static_cast<size_t>(n);
+  size_t sent = 0, received = 0;
+  for (int peer = 0; peer < n; peer++) {
+    e.send_counts.push_back(distance_count(rank, peer, n, floats));
+    e.recv_counts.push_back(distance_count(peer, rank, n, floats));
+    e.send_displs.push_back(sent);
+    e.recv_displs.push_back(received);
+    sent += e.send_counts.back();
+    received += e.recv_counts.back();
+  }
+  e.n_send = sent;
+  e.n_recv = received;
+}
+
+Exchange make_exchange(VersusOp op, size_t bytes, const Rival& rival) {
+  const size_t n = static_cast<size_t>(rival.n_ranks());
+  const size_t block = bytes / sizeof(float) / n / kFloatsPer16Bytes * kFloatsPer16Bytes;
+  Exchange e = {};
+  e.op = op;
+  e.bytes = bytes;
+  e.count = op == VersusOp::kAllReduce ? bytes / sizeof(float) : block;
+  e.n_send = op == VersusOp::kAllReduce || op == VersusOp::kAllGather ? e.count : e.count * n;
+  e.n_recv = op == VersusOp::kAllReduce || op == VersusOp::kReduceScatter ? e.count : e.count * n;
+  if (op == VersusOp::kAllToAllv) fill_blocks(e, rival.rank(), rival.n_ranks());
+  return e;
+}
+
+float sent_value(int rank, size_t index) { return static_cast<float>(rank + 1 + static_cast<int>(index % 7)); }
+
+bool right(const Exchange& e, int rank, int n) {
+  const auto reduced = [n](size_t index) {
+    return static_cast<float>(n * (n + 1) / 2 + n * static_cast<int>(index % 7));
+  };
+  for (size_t i = 0; i < e.n_recv; i++) {
+    const size_t source = e.count == 0 ? 0 : i / e.count, place = e.count == 0 ? 0 : i % e.count;
+    float expected = 0;
+    switch (e.op) {
+      case VersusOp::kAllReduce: expected = reduced(i); break;
+      case VersusOp::kReduceScatter: expected = reduced(static_cast<size_t>(rank) * e.count + i); break;
+      case VersusOp::kAllGather: expected = sent_value(static_cast<int>(source), place); break;
+      case VersusOp::kAllToAll:
+        expected = sent_value(static_cast<int>(source), static_cast<size_t>(rank) * e.count + place);
+        break;
+      case VersusOp::kAllToAllv: {
+        const auto after = std::upper_bound(e.recv_displs.begin(), e.recv_displs.end(), i);
+        const int from = static_cast<int>(after - e.recv_displs.begin()) - 1;
+        size_t displ = 0;  // of this rank's block in the source's buffer
+        for (int peer = 0; peer < rank; peer++) displ += distance_count(from, peer, n, e.count * static_cast<size_t>(n));
+        expected = sent_value(from, displ + i - e.recv_displs[static_cast<size_t>(from)]);
+        break;
+      }
+    }
+    if (e.recv[i] != expected) return false;
+  }
+  return true;
+}
+
+void verify(const Exchange& e, Rival& rival, const char* who, const std::function<void()>& run) {
+  for (size_t i = 0; i < e.n_send; i++) e.send[i] = sent_value(rival.rank(), i);
+  std::fill(e.recv, e.recv + e.n_recv, -1.0f);
+  rival.barrier();
+  run();
+  if (!right(e, rival.rank(), rival.n_ranks()))
+    fail(std::string(who) + " gives a wrong result: " + op_name(e.op) + " of " + std::to_string(e.bytes) + " bytes on rank " +
+         std::to_string(rival.rank()));
+}
+
+moecclResult_t run_moeccl(const Exchange& e, moecclComm_t comm) {
+  switch (e.op) {
+    case VersusOp::kAllReduce:
+      return moecclAllReduce(e.send, e.recv, e.count, moecclFloat32, moecclSum, comm, nullptr);
+    case VersusOp::kReduceScatter:
+      return moecclReduceScatter(e.send, e.recv, e.count, moecclFloat32, moecclSum, comm, nullptr);
+    case VersusOp::kAllGather: return moecclAllGather(e.send, e.recv, e.count, moecclFloat32, comm, nullptr);
+    case VersusOp::kAllToAll: return moecclAllToAll(e.send, e.recv, e.count, moecclFloat32, comm, nullptr);
+    case VersusOp::kAllToAllv: break;
+  }
+  return moecclAllToAllv(e.send, e.send_counts.data(), e.send_displs.data(), e.recv, e.recv_counts.data(),
+                         e.recv_displs.data(), moecclFloat32, comm, nullptr);
+}
+
+// One turn of one library: the slowest rank's time per operation.
+double turn_us(Rival& rival, int iterations, const std::function<void()>& run) {
+  rival.barrier();
+  const auto start = Clock::now();
+  for (int i = 0; i < iterations; i++) run();
+  const double elapsed = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+  return rival.max(elapsed / iterations);
+}
+
+VersusPoint measure(const VersusOptions& options, Rival& rival, moecclComm_t comm, const Exchange& e) {
+  const std::function<void()> theirs = [&] { rival.run(); };
+  const std::function<void()> ours = [&] { check(run_moeccl(e, comm), op_name(e.op), rival.rank(), comm); };
+  rival.prepare(e);
+  verify(e, rival, rival.name(), theirs);
+  verify(e, rival, "MoECCL", ours);
+  // Zeros: a library that reduces in place would otherwise grow its sums from turn to turn.
+  std::fill(e.send, e.send + e.n_send, 0.0f);
+  std::fill(e.recv, e.recv + e.n_recv, 0.0f);
+  const double slower = std::max(turn_us(rival, 3, theirs), turn_us(rival, 3, ours));
+  const int iterations = std::clamp(static_cast<int>(options.turn_us / slower), 1, kMostIterations);
+  std::vector<double> their_us, our_us;
+  for (int i = 0; i < options.repetitions; i++) {
+    their_us.push_back(turn_us(rival, iterations, theirs));
+    our_us.push_back(turn_us(rival, iterations, ours));
+  }
+  VersusPoint point;
+  point.op = e.op;
+  point.bytes = e.bytes;
+  point.count = e.count;
+  point.rival_us = median(their_us);
+  point.moeccl_us = median(our_us);
+  return point;
+}
+
+}  // namespace
+
+std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, moecclComm_t comm) {
+  // A block more than the size, for libraries that reduce within one buffer.
+  const size_t bytes = options.max_bytes + 64;
+  const Buffer send(bytes, options.memory), recv(bytes, options.memory);
+  Progress progress(rival.rank() == 0);
+  std::vector<VersusPoint> points;
+  const std::vector<size_t> list = sizes(options);
+  for (const VersusOp op : options.ops)
+    for (const size_t size : list) {
+      Exchange e = make_exchange(op, size, rival);
+      if (e.count == 0 || e.n_send == 0) continue;  // nccl-tests' blocks are whole 16 bytes: nothing to send
+      e.send = reinterpret_cast<float*>(send.data());
+      e.recv = reinterpret_cast<float*>(recv.data());
+      progress.show(std::string(op_name(op)) + " " + std::to_string(size), static_cast<double>(points.size()),
+                    static_cast<double>(options.ops.size() * list.size()));
+      points.push_back(measure(options, rival, comm, e));
+    }
+  return points;
+}
+
+const char* op_name(VersusOp op) {
+  constexpr const char* kNames[] = {"allreduce", "reduce_scatter", "allgather", "alltoall", "alltoallv"};
+  return kNames[static_cast<size_t>(op)];
+}
+
+}  // namespace perf

@@ -1,0 +1,73 @@
+// Times MoECCL and another library in turns, in the same processes and on the same buffers.
+#ifndef PERF_VERSUS_VERSUS_H_
+#define PERF_VERSUS_VERSUS_H_
+
+#include <moeccl/collectives.h>
+
+#include <string>
+#include <vector>
+
+#include "perf/common/buffer.h"
+
+namespace perf {
+
+enum class VersusOp { kAllReduce, kReduceScatter, kAllGather, kAllToAll, kAllToAllv };
+
+struct VersusOptions {
+  size_t min_bytes = 8, max_bytes = size_t{64} << 20;
+  int step_factor = 4;
+  std::vector<VersusOp> ops = {VersusOp::kAllReduce, VersusOp::kReduceScatter, VersusOp::kAllGather, VersusOp::kAllToAll,
+                               VersusOp::kAllToAllv};
+  Memory memory = Memory::kMalloc;
+  int repetitions = 9;        // turns of each library
+  double turn_us = 20000;     // aimed at for one turn
+  int procs = 0;              // ranks to fork, where the program forks
+  std::string output_file;
+  bool quick = false;
+};
+VersusOptions parse_versus_options(int argc, char** argv, const char* program, bool forks);
+
+// One operation at one size on one rank, in floats.
+struct Exchange {
+  VersusOp op;
+  size_t bytes;          // nccl-tests size
+  size_t count;          // of the operation's own call: all elements, or those of one block
+  size_t n_send, n_recv;
+  std::vector<size_t> send_counts, send_displs, recv_counts, recv_displs;  // alltoallv
+  float* send;
+  float* recv;
+};
+
+// The other library as one rank sees it.
+class Rival {
+ public:
+  virtual ~Rival() = default;
+  virtual const char* name() const = 0;
+  virtual int rank() const = 0;
+  virtual int n_ranks() const = 0;
+  virtual void barrier() = 0;
+  virtual double max(double value) = 0;  // over ranks
+  // What can be set up once per size, outside the timing. The exchange outlives the calls of run().
+  virtual void prepare(const Exchange& exchange) = 0;
+  virtual void run() = 0;
+};
+
+struct VersusPoint {
+  VersusOp op;
+  size_t bytes = 0, count = 0;
+  double rival_us = 0, moeccl_us = 0;
+  // Above 1: MoECCL is faster.
+  double ratio() const { return rival_us / moeccl_us; }
+};
+
+// Collective. Checks the results of both libraries, then times them; every rank gets the same figures.
+std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, moecclComm_t comm);
+
+// Prints the table and writes the JSON, on rank 0. The exit status.
+int report_versus(const VersusOptions& options, const Rival& rival, const std::vector<VersusPoint>& points);
+
+const char* op_name(VersusOp op);
+
+}  // namespace perf
+
+#endif  // PERF_VERSUS_VERSUS_H_

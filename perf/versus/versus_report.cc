@@ -1,0 +1,111 @@
+// The command line and the output of the comparisons.
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "perf/common/cli.h"
+#include "perf/common/svg.h"
+#include "perf/versus/versus.h"
+
+namespace perf {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr VersusOp kAll[] = {VersusOp::kAllReduce, VersusOp::kReduceScatter, VersusOp::kAllGather, VersusOp::kAllToAll,
+                             VersusOp::kAllToAllv};
+
+std::string op_names() {
+  std::string names;
+  for (const VersusOp op : kAll) names += std::string(names.empty() ? "" : ",") + op_name(op);
+  return names;
+}
+
+// Of the ratios; 0 when there are none.
+double geometric_mean(const std::vector<VersusPoint>& points, const VersusOp* op) {
+  double sum = 0;
+  int n = 0;
+  for (const VersusPoint& p : points)
+    if (op == nullptr || p.op == *op) {
+      sum += std::log(p.ratio());
+      n++;
+    }
+  return n == 0 ? 0 : std::exp(sum / n);
+}
+
+const VersusPoint& worst_point(const std::vector<VersusPoint>& points) {
+  const VersusPoint* worst = &points[0];
+  for (const VersusPoint& p : points)
+    if (p.ratio() < worst->ratio()) worst = &p;
+  return *worst;
+}
+
+Json point_json(const VersusPoint& p) {
+  return {{"op", op_name(p.op)},         {"size", p.bytes},           {"count", p.count},
+          {"rival_us", p.rival_us}, {"moeccl_us", p.moeccl_us}, {"ratio", p.ratio()}};
+}
+
+std::string versus_json(const VersusOptions& options, const Rival& rival, const std::vector<VersusPoint>& points) {
+  Json j;
+  j["rival"] = rival.name();
+  j["ranks"] = rival.n_ranks();
+  j["memory"] = options.memory == Memory::kHeap ? "heap" : "malloc";
+  j["results"] = Json::array();
+  for (const VersusPoint& p : points) j["results"].push_back(point_json(p));
+  for (const VersusOp& op : options.ops) j["geomean"][op_name(op)] = geometric_mean(points, &op);
+  j["geomean"]["all"] = geometric_mean(points, nullptr);
+  j["worst"] = point_json(worst_point(points));
+  return j.dump(1) + "\n";
+}
+
+}  // namespace
+
+VersusOptions parse_versus_options(int argc, char** argv, const char* program, bool forks) {
+  VersusOptions o;
+  std::vector<std::string> ops;
+  CLI::App app("Times MoECCL beside another library, in turns, on the same buffers", program);
+  add_size(app, "-b,--minbytes", o.min_bytes, "smallest nccl-tests size (8)");
+  add_size(app, "-e,--maxbytes", o.max_bytes, "largest size (64M)");
+  app.add_option("-f,--stepfactor", o.step_factor, "from size to size")->check(CLI::Range(2, 1 << 20))->capture_default_str();
+  app.add_option("--ops", ops, "comma list of " + op_names())->delimiter(',');
+  app.add_option("--mem", o.memory, "buffers from malloc (default) or heap (moecclMemAlloc)")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, Memory>{{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}}));
+  app.add_option("--repetitions", o.repetitions, "turns of each library")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("-J,--output_file", o.output_file, "write results as JSON");
+  app.add_flag("--quick", o.quick, "3 short turns");
+  if (forks) app.add_option("--procs", o.procs, "ranks to fork (4)")->check(CLI::PositiveNumber);
+  parse_or_exit(app, argc, argv);
+  if (o.quick) {
+    o.repetitions = 3;
+    o.turn_us = 5000;
+  }
+  if (!ops.empty()) o.ops.clear();
+  for (const std::string& name : ops)
+    for (const VersusOp op : kAll)
+      if (name == op_name(op)) o.ops.push_back(op);
+  if (o.ops.empty() || o.min_bytes == 0 || o.min_bytes > o.max_bytes) {
+    std::fprintf(stderr, "--ops takes %s; sizes are 1 byte at least, -b at most -e\n", op_names().c_str());
+    std::exit(1);
+  }
+  return o;
+}
+
+int report_versus(const VersusOptions& options, const Rival& rival, const std::vector<VersusPoint>& points) {
+  if (rival.rank() != 0 || points.empty()) return 0;
+  std::printf("# MoECCL and %s, %d ranks, buffers from %s: medians of %d turns, slowest rank\n", rival.name(), rival.n_ranks(),
+              options.memory == Memory::kHeap ? "moecclMemAlloc" : "malloc", options.repetitions);
+  std::printf("# %-14s  %12s  %12s  %12s  %12s\n", "operation", "size(B)", rival.name(), "MoECCL(us)", "ratio");
+  for (const VersusPoint& p : points)
+    std::printf("  %-14s  %12zu  %12.2f  %12.2f  %11.2fx\n", op_name(p.op), p.bytes, p.rival_us, p.moeccl_us, p.ratio());
+  for (const VersusOp& op : options.ops)
+    std::printf("# geometric mean %-14s  %.2fx\n", op_name(op), geometric_mean(points, &op));
+  const VersusPoint& worst = worst_point(points);
+  std::printf("# geometric mean of all: %.2fx; worst: %s of %zu bytes, %.2fx\n", geometric_mean(points, nullptr), op_name(worst.op),
+              worst.bytes, worst.ratio());
+  if (options.output_file.empty() || write_text(options.output_file, versus_json(options, rival, points))) return 0;
+  std::fprintf(stderr, "# error: cannot write %s\n", options.output_file.c_str());
+  return 1;
+}
+
+}  // namespace perf

@@ -1,0 +1,187 @@
+// Entry points of moe.h.
+#include "moeccl/moe.h"
+
+#include <memory>
+
+#include "src/api/convert.h"
+#include "src/base/env.h"
+#include "src/comm/moe_channel.h"
+#include "src/comm/moe_layer.h"
+#include "topology/synthetic.h"
+
+using namespace moeccl;
+using comm::Communicator;
+
+namespace {
+
+// A layer with the channel that it runs on. Routings share it, so a layer may be destroyed before its routings.
+struct Layer {
+  Layer(moecclComm_t h, Communicator& c) : comm_handle(h), channel(c, api::find_stream) {}
+  moecclComm_t comm_handle;
+  comm::MoeChannel channel;
+  std::unique_ptr<comm::MoeLayer> moe;
+};
+struct LayerHandle {
+  std::shared_ptr<Layer> layer;
+};
+struct RoutingHandle {
+  explicit RoutingHandle(std::shared_ptr<Layer> l) : layer(std::move(l)), routing(*layer->moe) {}
+  std::shared_ptr<Layer> layer;
+  comm::MoeRouting routing;
+};
+using LayerTable = api::HandleTable<LayerHandle, moecclMoe_t, 0xC3>;
+using RoutingTable = api::HandleTable<RoutingHandle, moecclRouting_t, 0xC4>;
+
+Result<plan::LevelTree> tree_of(int n_ranks, const char* topology) {
+  if (n_ranks < 1) return error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
+  const auto n = static_cast<uint32_t>(n_ranks);
+  if (topology == nullptr || *topology == '\0') return plan::LevelTree::flat(n);
+  return topology::parse_synthetic(topology, n);
+}
+
+Status check(const moecclMoeConfig_t* given, int n_ranks, const char* topology) {
+  MOECCL_ASSIGN_OR_RETURN(const plan::LevelTree tree, tree_of(n_ranks, topology));
+  MOECCL_ASSIGN_OR_RETURN(const comm::MoeConfig config, comm::MoeConfig::from(given, tree, false));
+  // A communicator grants half of its staging to an operation; here its size is the environment's.
+  const uint64_t granted = static_cast<uint64_t>(env().staging_bytes) / 2;
+  return comm::fitting(config, tree, config.staging_budget(granted)).status();
+}
+
+Status query_size(const moecclMoeConfig_t* given, int n_ranks, const char* topology, size_t* bytes) {
+  if (bytes == nullptr) return api::null_argument("bytes", "the address of a size_t");
+  MOECCL_ASSIGN_OR_RETURN(const plan::LevelTree tree, tree_of(n_ranks, topology));
+  MOECCL_ASSIGN_OR_RETURN(const comm::MoeConfig config, comm::MoeConfig::from(given, tree, false));
+  MOECCL_ASSIGN_OR_RETURN(*bytes, comm::query_size(config, tree, static_cast<uint64_t>(env().staging_bytes)));
+  return {};
+}
+
+// Calls body with a live routing whose communicator lives too.
+template <class Body>
+moecclResult_t with_routing(moecclRouting_t handle, Body&& body) {
+  RoutingHandle* routing = RoutingTable::get().find(handle);
+  if (routing == nullptr)
+    return api::finish(error(moecclInvalidArgument, "routing is {}: give one of moecclRoutingCreate",
+                             handle == nullptr ? "NULL" : "not a live routing"));
+  Communicator* comm = nullptr;
+  if (Status s = api::find_comm(routing->layer->comm_handle, &comm); !s.ok())
+    return api::finish(std::move(s).with_context("the routing's communicator"));
+  return api::guarded(comm, [&]() -> Status { return body(routing->routing); });
+}
+
+// What still runs on streams uses the handle's tables. A communicator that is gone runs nothing.
+void wait_for_operations(const Layer& layer) {
+  if (api::CommTable::get().find(layer.comm_handle) == nullptr) return;
+  // A failure is reported where the operation was waited for; here only its end matters.
+  (void)layer.channel.communicator().wait_idle();
+}
+
+}  // namespace
+
+moecclResult_t moecclMoeCheck(const moecclMoeConfig_t* config, int n_ranks, const char* topology, char* message,
+                              size_t message_bytes) {
+  return api::guarded(nullptr, [&]() -> Status {
+    Status status = check(config, n_ranks, topology);
+    api::copy_text(status.message(), message, message_bytes, nullptr);
+    return status;
+  });
+}
+
+moecclResult_t moecclMoeQuerySize(const moecclMoeConfig_t* config, int n_ranks, const char* topology, size_t* bytes) {
+  return api::guarded(nullptr, [&] { return query_size(config, n_ranks, topology, bytes); });
+}
+
+moecclResult_t moecclMoeCreate(moecclMoe_t* moe, moecclComm_t comm_handle, const moecclMoeConfig_t* config) {
+  Communicator* comm = nullptr;
+  if (Status s = api::find_comm(comm_handle, &comm); !s.ok()) return api::finish(s);
+  return api::guarded(comm, [&]() -> Status {
+    if (moe == nullptr) return api::null_argument("moe", "the address of a moecclMoe_t");
+    *moe = nullptr;
+    auto layer = std::make_shared<Layer>(comm_handle, *comm);
+    // moecclPlanForce and MOECCL_PLAN name an algorithm for layers that leave the choice open.
+    moecclMoeConfig_t open;
+    const std::string& forced = comm->selector().forced(moecclOpDispatch);
+    const bool auto_chosen = config != nullptr && config->size == sizeof(*config) &&
+                             (config->algorithm == nullptr || *config->algorithm == '\0');
+    if (auto_chosen && !forced.empty()) {
+      open = *config;
+      open.algorithm = forced.c_str();
+      config = &open;
+    }
+    MOECCL_ASSIGN_OR_RETURN(layer->moe, comm::MoeLayer::create(layer->channel, config));
+    MOECCL_ASSIGN_OR_RETURN(*moe, LayerTable::get().add(std::make_unique<LayerHandle>(LayerHandle{std::move(layer)})));
+    return {};
+  });
+}
+
+moecclResult_t moecclMoeDestroy(moecclMoe_t moe) {
+  return api::guarded(nullptr, [&]() -> Status {
+    if (LayerTable::get().take(moe) != nullptr) return {};
+    return error(moecclInvalidArgument, "moe is not a live layer: was it destroyed before?");
+  });
+}
+
+moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, const int32_t* topk_index,
+                                   const float* topk_weight, size_t n_tokens) {
+  LayerHandle* handle = LayerTable::get().find(moe);
+  if (handle == nullptr)
+    return api::finish(error(moecclInvalidArgument, "moe is {}: give a layer of moecclMoeCreate",
+                             moe == nullptr ? "NULL" : "not a live layer"));
+  Communicator* comm = nullptr;
+  if (Status s = api::find_comm(handle->layer->comm_handle, &comm); !s.ok())
+    return api::finish(std::move(s).with_context("the layer's communicator"));
+  return api::guarded(comm, [&]() -> Status {
+    if (routing == nullptr) return api::null_argument("routing", "the address of a moecclRouting_t");
+    *routing = nullptr;
+    auto made = std::make_unique<RoutingHandle>(handle->layer);
+    MOECCL_TRY(made->routing.update(topk_index, topk_weight, n_tokens));
+    MOECCL_ASSIGN_OR_RETURN(*routing, RoutingTable::get().add(std::move(made)));
+    return {};
+  });
+}
+
+moecclResult_t moecclRoutingUpdate(moecclRouting_t routing, const int32_t* topk_index, const float* topk_weight,
+                                   size_t n_tokens) {
+  return with_routing(routing, [&](comm::MoeRouting& r) { return r.update(topk_index, topk_weight, n_tokens); });
+}
+
+moecclResult_t moecclRoutingDestroy(moecclRouting_t routing) {
+  return api::guarded(nullptr, [&]() -> Status {
+    const std::unique_ptr<RoutingHandle> taken = RoutingTable::get().take(routing);
+    if (taken == nullptr)
+      return error(moecclInvalidArgument, "routing is not a live routing: was it destroyed before?");
+    wait_for_operations(*taken->layer);
+    return {};
+  });
+}
+
+moecclResult_t moecclRoutingGetInfo(moecclRouting_t routing, moecclRoutingInfo_t* info) {
+  return with_routing(routing, [&](comm::MoeRouting& r) { return r.info(info); });
+}
+
+moecclResult_t moecclDispatch(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
+  return with_routing(routing, [&](comm::MoeRouting& r) { return r.dispatch(in, out, stream); });
+}
+
+moecclResult_t moecclCombine(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
+  return with_routing(routing, [&](comm::MoeRouting& r) { return r.combine(in, out, stream); });
+}
+
+moecclResult_t moecclDispatchBackward(moecclRouting_t routing, const void* grad_out, void* grad_in,
+                                      moecclStream_t stream) {
+  return with_routing(routing, [&](comm::MoeRouting& r) { return r.dispatch_backward(grad_out, grad_in, stream); });
+}
+
+moecclResult_t moecclCombineBackward(moecclRouting_t routing, const void* grad_out, void* grad_in, const void* in,
+                                     float* grad_weight, moecclStream_t stream) {
+  return with_routing(routing, [&](comm::MoeRouting& r) {
+    return r.combine_backward({grad_out, grad_in, in, grad_weight}, stream);
+  });
+}
+
+moecclResult_t moecclMoeExplain(moecclRouting_t routing, char* text, size_t text_bytes, size_t* needed) {
+  return with_routing(routing, [&](comm::MoeRouting& r) -> Status {
+    MOECCL_ASSIGN_OR_RETURN(const std::string page, r.explain());
+    api::copy_text(page, text, text_bytes, needed);
+    return {};
+  });
+}

@@ -1,0 +1,290 @@
+// What the others are told when a rank is missing, doubled, different, dead or at odds: always who, always soon.
+#include <sys/prctl.h>
+
+#include "src/base/random.h"
+#include "src/base/wire.h"
+#include "src/bootstrap/handshake.h"
+#include "src/driver/socket.h"
+#include "tests/unit/bootstrap/group.h"
+
+namespace moeccl::bootstrap {
+namespace {
+
+Deadline soon() { return Deadline::after_ms(20'000); }
+double seconds_since(int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-9; }
+
+Status join_and_close(const moecclUniqueId& id, int rank, int n_ranks, Deadline deadline = soon()) {
+  MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(id, rank, n_ranks, deadline));
+  session->close();
+  return {};
+}
+
+TEST(Failure, MissingRanksAreNamedAtTheDeadlineOfARank) {
+  std::unique_ptr<Root> root = start_root();
+  const int64_t start = now_ns();
+  for (const Status& s : run_threads(3, [&](int i) {
+         return join_and_close(root->id(), i * 2, 8, Deadline::after_ms(300));  // 0, 2, 4 of 8
+       })) {
+    EXPECT_EQ(s.code(), moecclTimeout);
+    EXPECT_TRUE(contains(s.message(), "ranks 1, 3, 5-7 of 8 did not join")) << s.message();
+  }
+  EXPECT_LT(seconds_since(start), 1.3);
+}
+
+TEST(Failure, MissingRanksAreNamedAtTheDeadlineOfTheRoot) {
+  std::unique_ptr<Root> root = start_root(300);
+  const Status s = join_and_close(root->id(), 1, 2);
+  EXPECT_EQ(s.code(), moecclTimeout);
+  EXPECT_TRUE(contains(s.message(), "rank 0 of 2 did not join")) << s.message();
+  EXPECT_TRUE(contains(s.message(), "300 ms")) << s.message();
+}
+
+TEST(Failure, ARankThatNeverCallsIsNamed) {
+  std::unique_ptr<Root> root = start_root();
+  const auto body = [&](int rank) -> Status {
+    MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(root->id(), rank, 3, soon()));
+    if (rank == 1) {
+      ::usleep(800'000);
+      return {};
+    }
+    return session->barrier(Deadline::after_ms(300));
+  };
+  const std::vector<Status> results = run_threads(3, body);
+  for (const int rank : {0, 2}) {
+    const Status& s = results[static_cast<size_t>(rank)];
+    EXPECT_EQ(s.code(), moecclTimeout);
+    EXPECT_TRUE(contains(s.message(), "rank 1 of 3 did not call barrier")) << s.message();
+  }
+}
+
+TEST(Failure, ADoubledRankIsNamedToAll) {
+  std::unique_ptr<Root> root = start_root();
+  const int64_t start = now_ns();
+  const int ranks[] = {0, 1, 1};
+  for (const Status& s : run_threads(3, [&](int i) { return join_and_close(root->id(), ranks[i], 4); })) {
+    EXPECT_EQ(s.code(), moecclMismatch);
+    EXPECT_TRUE(contains(s.message(), "rank 1 was joined twice")) << s.message();
+    EXPECT_TRUE(contains(s.message(), format("process {}", ::getpid()))) << s.message();
+  }
+  // Those who come later are told too.
+  const Status late = join_and_close(root->id(), 3, 4);
+  EXPECT_TRUE(contains(late.message(), "rank 1 was joined twice")) << late.message();
+  EXPECT_LT(seconds_since(start), 1);
+}
+
+TEST(Failure, DifferentGroupSizesAreNamedToAll) {
+  std::unique_ptr<Root> root = start_root();
+  const int64_t start = now_ns();
+  for (const Status& s : run_threads(2, [&](int rank) { return join_and_close(root->id(), rank, 4 + rank); })) {
+    EXPECT_EQ(s.code(), moecclMismatch);
+    for (const char* part : {"rank 0", "rank 1", "4", "5"}) EXPECT_TRUE(contains(s.message(), part)) << s.message();
+  }
+  EXPECT_LT(seconds_since(start), 1);
+}
+
+TEST(Failure, BadArgumentsAreRefusedBeforeAnythingIsSent) {
+  std::unique_ptr<Root> root = start_root();
+  EXPECT_EQ(join_and_close(root->id(), -1, 4).code(), moecclInvalidArgument);
+  EXPECT_EQ(join_and_close(root->id(), 4, 4).code(), moecclInvalidArgument);
+  EXPECT_EQ(join_and_close(root->id(), 0, 0).code(), moecclInvalidArgument);
+  EXPECT_EQ(join_and_close(root->id(), 0, kMaxRanks + 1).code(), moecclInvalidArgument);
+  EXPECT_EQ(join_and_close(moecclUniqueId{}, 0, 1).code(), moecclInvalidArgument);
+  EXPECT_TRUE(join_and_close(root->id(), 0, 1).ok());
+}
+
+TEST(Failure, DifferentCallsAreNamed) {
+  std::unique_ptr<Root> root = start_root();
+  const auto body = [&](int rank) -> Status {
+    MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(root->id(), rank, 2, soon()));
+    if (rank == 0) return session->barrier(soon());
+    return session->all_gather({}, soon()).status();
+  };
+  for (const Status& s : run_threads(2, body)) {
+    EXPECT_EQ(s.code(), moecclMismatch);
+    for (const char* part : {"rank 0", "rank 1", "calls barrier", "calls all_gather"}) {
+      EXPECT_TRUE(contains(s.message(), part)) << s.message();
+    }
+  }
+}
+
+TEST(Failure, ARankThatLeavesGivesUpOrFailsIsNamed) {
+  const struct {
+    std::function<void(std::unique_ptr<Session>*)> end;
+    const char* sentence;
+  } cases[] = {
+      {[](std::unique_ptr<Session>* s) { (*s)->close(); }, "has left, but rank"},
+      {[](std::unique_ptr<Session>* s) { s->reset(); }, "failed: it gave up"},
+      {[](std::unique_ptr<Session>* s) { (*s)->abandon(error(moecclOutOfMemory, "no memory for {} MiB", 64)); },
+       "failed: no memory for 64 MiB"},
+  };
+  for (const auto& c : cases) {
+    std::unique_ptr<Root> root = start_root();
+    const int64_t start = now_ns();
+    const auto body = [&](int rank) -> Status {
+      MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(root->id(), rank, 3, soon()));
+      if (rank != 2) return session->barrier(soon());
+      c.end(&session);
+      return {};
+    };
+    const std::vector<Status> results = run_threads(3, body);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(results[rank].code(), moecclRemoteError);
+      EXPECT_TRUE(contains(results[rank].message(), "rank 2 (process ")) << results[rank].message();
+      EXPECT_TRUE(contains(results[rank].message(), c.sentence)) << results[rank].message();
+    }
+    EXPECT_LT(seconds_since(start), 1);
+  }
+}
+
+TEST(Failure, AFailureIsFinal) {
+  std::unique_ptr<Root> root = start_root();
+  Result<std::unique_ptr<Session>> session = Session::join(root->id(), 0, 1, soon());
+  ASSERT_TRUE(session.ok());
+  root.reset();
+  const Status first = (*session)->barrier(soon());
+  EXPECT_EQ(first.code(), moecclRemoteError);
+  const Status second = (*session)->all_gather({}, soon()).status();
+  EXPECT_EQ(second.message(), first.message());
+}
+
+// Kills a rank at a moment that the victim's age chooses: while it connects, joins or gathers.
+TEST(Failure, AKilledProcessIsNamedWithinASecond) {
+  SplitMix64 random(5);
+  for (int i = 0; i < 12; ++i) {
+    std::unique_ptr<Root> root = start_root();
+    Children victim;
+    victim.start([&] {
+      Result<std::unique_ptr<Session>> session = Session::join(root->id(), 2, 4, soon());
+      if (!session.ok()) return 1;
+      // Three others never come to the second call of this: it dies in it, or before.
+      while ((*session)->all_gather({}, soon()).ok()) {
+      }
+      return 0;
+    });
+    const auto body = [&](int rank) -> Status {
+      if (rank == 3) {
+        // The others wait in join for this one, or, when it comes, in a gather.
+        ::usleep(20'000);
+        if (i % 2 == 0) return {};
+      }
+      const int actual = rank == 2 ? 3 : rank;
+      MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(root->id(), actual, 4, soon()));
+      for (;;) MOECCL_TRY(session->all_gather({}, soon()).status());
+    };
+    int64_t killed_ns = 0;
+    std::thread killer([&] {
+      ::usleep(static_cast<useconds_t>(20'000 + random.below(60'000)));
+      killed_ns = now_ns();
+      victim.kill(0);
+    });
+    // Ranks 0, 1 and 3 as threads; rank 3 late or never.
+    const std::vector<Status> results = run_threads(i % 2 == 0 ? 2 : 3, body);
+    killer.join();
+    EXPECT_LT(seconds_since(killed_ns), 1);
+    for (const Status& s : results) {
+      EXPECT_EQ(s.code(), moecclRemoteError);
+      EXPECT_TRUE(contains(s.message(), format("rank 2 (process {})", victim.pid(0)))) << s.message();
+    }
+  }
+}
+
+// A child that a rank forked holds its socket open when the rank dies.
+TEST(Failure, AKilledProcessIsNoticedThoughItsChildKeepsTheSocket) {
+  std::unique_ptr<Root> root = start_root();
+  Children victim;
+  auto ready = make_pair_of_sockets();
+  victim.start([&] {
+    Result<std::unique_ptr<Session>> session = Session::join(root->id(), 1, 2, soon());
+    if (::fork() == 0) {
+      ::alarm(20);
+      ::prctl(PR_SET_PDEATHSIG, 0);
+      for (;;) ::pause();
+    }
+    static_cast<void>(driver::send_now(ready.second.get(), as_bytes_of('x')));
+    for (;;) ::pause();
+    return 0;
+  });
+  Result<std::unique_ptr<Session>> session = Session::join(root->id(), 0, 2, soon());
+  ASSERT_TRUE(session.ok()) << session.status().message();
+  std::byte byte;
+  ASSERT_TRUE(driver::recv_exact(ready.first.get(), std::span(&byte, 1), soon()).ok());
+  victim.kill(0);
+  const int64_t start = now_ns();
+  const Status s = (*session)->barrier(soon());
+  EXPECT_LT(seconds_since(start), 1);
+  EXPECT_TRUE(contains(s.message(), format("rank 1 (process {})", victim.pid(0)))) << s.message();
+}
+
+TEST(Failure, TheDeathOfTheRootsProcessNamesItAndItsRank) {
+  auto channel = make_pair_of_sockets();
+  Children host;
+  host.start([&] {
+    std::unique_ptr<Root> root = start_root();
+    static_cast<void>(driver::send_now(channel.second.get(), std::as_bytes(std::span(root->id().internal))));
+    Result<std::unique_ptr<Session>> session = Session::join(root->id(), 0, 2, soon());
+    for (;;) ::pause();
+    return 0;
+  });
+  moecclUniqueId id;
+  ASSERT_TRUE(driver::recv_exact(channel.first.get(), std::as_writable_bytes(std::span(id.internal)), soon()).ok());
+  Result<std::unique_ptr<Session>> session = Session::join(id, 1, 2, soon());
+  ASSERT_TRUE(session.ok()) << session.status().message();
+  std::thread killer([&] {
+    ::usleep(50'000);
+    host.kill(0);
+  });
+  const int64_t start = now_ns();
+  const Status s = (*session)->barrier(soon());
+  killer.join();
+  EXPECT_LT(seconds_since(start), 1);
+  EXPECT_EQ(s.code(), moecclRemoteError);
+  EXPECT_TRUE(contains(s.message(), format("process {} with rank 0", host.pid(0)))) << s.message();
+  // And for one that comes now.
+  const Status late = join_and_close(id, 1, 2);
+  EXPECT_EQ(late.code(), moecclRemoteError);
+  EXPECT_LT(seconds_since(start), 2);
+}
+
+TEST(Failure, AnotherVersionIsNamedToAllAtOnce) {
+  std::unique_ptr<Root> root = start_root();
+  Result<UniqueId> id = decode_unique_id(root->id());
+  ASSERT_TRUE(id.ok());
+  const int64_t start = now_ns();
+  Status seen_by_newer;
+  std::thread newer([&] {
+    ::usleep(50'000);
+    Result<Fd> fd = driver::connect_to(id->address, soon());
+    ASSERT_TRUE(fd.ok());
+    Party party = {Role::kMember, 1, 2};
+    party.protocol = kProtocolVersion + 1;
+    seen_by_newer = client_handshake(fd->get(), id->key, party, Role::kRoot, soon()).status();
+  });
+  const Status s = join_and_close(root->id(), 0, 2);
+  newer.join();
+  EXPECT_LT(seconds_since(start), 2);
+  for (const Status& status : {s, seen_by_newer}) {
+    EXPECT_EQ(status.code(), moecclUnsupported);
+    EXPECT_TRUE(contains(status.message(), format("protocol {} ", kProtocolVersion))) << status.message();
+    EXPECT_TRUE(contains(status.message(), format("protocol {} ", kProtocolVersion + 1))) << status.message();
+  }
+  EXPECT_TRUE(contains(s.message(), "rank 1")) << s.message();
+}
+
+TEST(Failure, AForkedChildMayNotUseASessionAndDoesNotHarmIt) {
+  std::unique_ptr<Root> root = start_root();
+  Result<std::unique_ptr<Session>> session = Session::join(root->id(), 0, 1, soon());
+  ASSERT_TRUE(session.ok());
+  Children child;
+  child.start([&] {
+    const bool refused = (*session)->barrier(soon()).code() == moecclInvalidUsage;
+    session->reset();
+    root.reset();
+    return refused ? 0 : 1;
+  });
+  EXPECT_EQ(child.wait(0), 0);
+  EXPECT_TRUE((*session)->barrier(soon()).ok());
+  (*session)->close();
+}
+
+}  // namespace
+}  // namespace moeccl::bootstrap

@@ -1,0 +1,195 @@
+#include "src/driver/socket.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "src/driver/poller.h"
+#include "src/driver/process.h"
+#include "src/driver/thread.h"
+
+namespace moeccl::driver {
+namespace {
+
+Deadline soon() { return Deadline::after_ms(5000); }
+
+TEST(SocketAddress, ParsesAndPrints) {
+  const std::pair<const char*, const char*> good[] = {
+      {"127.0.0.1", "127.0.0.1:0"}, {"10.1.2.3:65535", "10.1.2.3:65535"}, {"::1", "[::1]:0"},
+      {"[::1]", "[::1]:0"},         {"[fd00::2]:80", "[fd00::2]:80"},
+  };
+  for (const auto& [text, printed] : good) {
+    Result<SocketAddress> a = parse_ip_address(text);
+    ASSERT_TRUE(a.ok()) << a.status().message();
+    EXPECT_EQ(a->str(), printed);
+  }
+  for (const char* bad : {"", "host", "1.2.3", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:65536", "1.2.3.4:-1", "[::1",
+                          "[::1]:", "[::1]80", "::1:99999", "1.2.3.4:80:90", "[1.2.3.4", " 1.2.3.4"}) {
+    EXPECT_FALSE(parse_ip_address(bad).ok()) << bad;
+  }
+  EXPECT_EQ(unix_address("name").str(), "unix:@name");
+  EXPECT_LE(unix_address(std::string(500, 'x')).str().size(), 110u);
+}
+
+TEST(SocketAddress, KnowsLoopbackAnyAndOwn) {
+  const auto parse = [](const char* text) { return parse_ip_address(text).value(); };
+  EXPECT_TRUE(parse("127.3.2.1").is_loopback() && parse("::1").is_loopback());
+  EXPECT_FALSE(parse("10.0.0.1").is_loopback() || unix_address("x").is_loopback());
+  EXPECT_TRUE(parse("0.0.0.0").is_any() && parse("::").is_any() && parse("::ffff:0.0.0.0").is_any());
+  EXPECT_FALSE(parse("10.0.0.1").is_any() || unix_address("x").is_any());
+  EXPECT_TRUE(is_local_address(parse("127.0.0.1")));
+  EXPECT_FALSE(is_local_address(parse("198.51.100.9")));
+  EXPECT_TRUE(resolve_host("localhost", 5).value().is_loopback());
+  EXPECT_TRUE(source_address_towards(parse("127.0.0.1")).value().is_loopback());
+}
+
+TEST(Socket, ListensConnectsAndSeesTheEnd) {
+  for (const SocketAddress& at :
+       {unix_address("moeccl-test-" + std::to_string(::getpid())), parse_ip_address("127.0.0.1").value()}) {
+    Result<Fd> listener = listen_at(at);
+    ASSERT_TRUE(listener.ok()) << listener.status().message();
+    const SocketAddress address = local_address(listener->get()).value();
+    EXPECT_EQ(listen_at(address).status().code(), moecclInvalidUsage);
+    EXPECT_FALSE(accept_now(listener->get()).value());
+    Result<Fd> client = connect_to(address, soon());
+    ASSERT_TRUE(client.ok()) << client.status().message();
+    Result<Fd> server = accept_until(listener->get(), soon());
+    ASSERT_TRUE(server.ok());
+    if (at.is_unix()) {
+      EXPECT_EQ(peer_credentials(server->get())->pid, ::getpid());
+      EXPECT_EQ(peer_credentials(client->get())->uid, ::geteuid());
+    }
+    // More than any buffer: both sides move at once.
+    std::vector<std::byte> sent(4 << 20, std::byte{7});
+    std::vector<std::byte> got(sent.size());
+    std::thread sender([&] { EXPECT_TRUE(send_all(client->get(), sent, soon()).ok()); });
+    EXPECT_TRUE(recv_exact(server->get(), got, soon()).ok());
+    sender.join();
+    EXPECT_EQ(got, sent);
+    client->reset();
+    EXPECT_EQ(recv_exact(server->get(), std::span(got).first(1), soon()).code(), moecclRemoteError);
+    listener->reset();
+    EXPECT_EQ(connect_to(address, soon()).status().code(), moecclRemoteError);
+  }
+}
+
+TEST(Socket, WaitsEndAtTheDeadline) {
+  Result<std::pair<Fd, Fd>> pair = socket_pair();
+  ASSERT_TRUE(pair.ok());
+  const int64_t start = now_ns();
+  std::byte byte;
+  EXPECT_EQ(recv_exact(pair->first.get(), std::span(&byte, 1), Deadline::after_ms(30)).code(), moecclTimeout);
+  const std::vector<std::byte> large(8 << 20);
+  EXPECT_EQ(send_all(pair->first.get(), large, Deadline::after_ms(30)).code(), moecclTimeout);
+  EXPECT_LT(now_ns() - start, 2'000'000'000);
+}
+
+TEST(Socket, AFullUnixQueueIsWaitedForUntilTheDeadline) {
+  const SocketAddress address = unix_address("moeccl-test-full-" + std::to_string(::getpid()));
+  Result<Fd> listener = listen_at(address, 1);
+  ASSERT_TRUE(listener.ok());
+  std::vector<Fd> waiting;
+  for (int i = 0; i < 2; ++i) waiting.push_back(std::move(connect_to(address, soon()).value()));
+  EXPECT_EQ(connect_to(address, Deadline::after_ms(30)).status().code(), moecclTimeout);
+}
+
+TEST(Socket, DescriptorsTravelAndCloseOnExec) {
+  Result<std::pair<Fd, Fd>> pair = socket_pair();
+  ASSERT_TRUE(pair.ok());
+  int pipe_fds[2];
+  ASSERT_EQ(::pipe(pipe_fds), 0);
+  Fd read_end(pipe_fds[0]);
+  Fd write_end(pipe_fds[1]);
+  const std::byte data[3] = {std::byte{1}, std::byte{2}, std::byte{3}};
+  const int sent[] = {write_end.get()};
+  ASSERT_TRUE(send_fds(pair->first.get(), data, sent, soon()).ok());
+  std::byte got[3];
+  std::vector<Fd> fds;
+  ASSERT_TRUE(recv_fds(pair->second.get(), got, &fds, soon()).ok());
+  ASSERT_EQ(fds.size(), 1u);
+  write_end.reset();
+  ASSERT_EQ(::write(fds[0].get(), "x", 1), 1);
+  char c = 0;
+  EXPECT_EQ(::read(read_end.get(), &c, 1), 1);
+  EXPECT_EQ(c, 'x');
+  const std::vector<int> many(kMaxFdsPerMessage + 1, STDERR_FILENO);
+  EXPECT_EQ(send_fds_now(pair->first.get(), data, many).status().code(), moecclInvalidArgument);
+}
+
+TEST(Socket, TheWatchedProcessEndsTheWaitAfterWhatItSent) {
+  Result<std::pair<Fd, Fd>> pair = socket_pair();
+  ASSERT_TRUE(pair.ok());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    static_cast<void>(send_now(pair->second.get(), std::as_bytes(std::span("ab", 2))));
+    ::_exit(0);
+  }
+  Result<Fd> pidfd = open_pidfd(child);
+  ASSERT_TRUE(pidfd.ok()) << pidfd.status().message();
+  ASSERT_TRUE(wait_fd(pidfd->get(), POLLIN, soon()).ok());
+  EXPECT_FALSE(alive(pidfd->get()));  // a zombie
+  std::byte two[2];
+  // pair->second is open here too, as in a forked child: no end of file will come.
+  EXPECT_TRUE(recv_exact(pair->first.get(), two, soon(), pidfd->get()).ok());
+  EXPECT_EQ(recv_exact(pair->first.get(), std::span(two).first(1), soon(), pidfd->get()).code(), moecclRemoteError);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(open_pidfd(child).status().code(), moecclRemoteError);
+}
+
+TEST(Process, IdentitiesAreStableAndDifferAfterFork) {
+  const ProcessIdentity mine = this_process();
+  EXPECT_EQ(mine, this_process());
+  EXPECT_EQ(mine.pid, ::getpid());
+  EXPECT_GT(mine.start_time, 0u);
+  const HostIdentity host = host_identity();
+  EXPECT_EQ(host, host_identity());
+  EXPECT_NE(host.hash(), 0u);
+  EXPECT_FALSE(host.hostname.empty());
+  ForkGuard guard;
+  EXPECT_FALSE(guard.forked());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const ProcessIdentity other = this_process();
+    const bool good = other.pid == ::getpid() && other.random != mine.random && other == this_process() &&
+                      guard.forked() && guard.owner() == mine.pid;
+    ::_exit(good ? 0 : 1);
+  }
+  int state = -1;
+  ASSERT_EQ(::waitpid(child, &state, 0), child);
+  EXPECT_EQ(state, 0);
+}
+
+TEST(Thread, TakesNoSignals) {
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  Result<std::thread> thread =
+      start_thread("a name that is too long", [&] { pthread_sigmask(SIG_BLOCK, nullptr, &blocked); });
+  ASSERT_TRUE(thread.ok());
+  thread->join();
+  EXPECT_EQ(sigismember(&blocked, SIGUSR1), 1);
+  sigset_t own;
+  pthread_sigmask(SIG_BLOCK, nullptr, &own);
+  EXPECT_EQ(sigismember(&own, SIGUSR1), 0);
+}
+
+TEST(Poller, ReportsWhatIsReadyAndWakesUp) {
+  Result<Poller> poller = Poller::create();
+  Result<WakeUp> wake = WakeUp::create();
+  ASSERT_TRUE(poller.ok() && wake.ok());
+  ASSERT_TRUE(poller->add(wake->fd(), EPOLLIN, 42).ok());
+  EXPECT_TRUE(poller->wait(Deadline::after_ms(10))->empty());
+  std::thread other([&] { wake->signal(); });
+  const std::span<const epoll_event> events = poller->wait(soon()).value();
+  other.join();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].data.u64, 42u);
+  wake->clear();
+  EXPECT_TRUE(poller->wait(Deadline::after_ms(10))->empty());
+}
+
+}  // namespace
+}  // namespace moeccl::driver
