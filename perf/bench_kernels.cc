@@ -1,5 +1,6 @@
 // Times the host kernels of every table that this processor runs. Each case checks its result against the reference
-// before it is timed. Bytes counted are those read and written once each (not the read-for-ownership of ordinary stores).
+// before it is timed. Bytes counted are those read and written once each (not the read-for-ownership of ordinary
+// stores).
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -23,7 +24,8 @@ constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 // Page-aligned and touched. Every float type reads these bytes as small ordinary numbers.
 class Buffer {
  public:
-  explicit Buffer(size_t bytes, unsigned seed = 0) : bytes_(bytes), data_(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)) {
+  explicit Buffer(size_t bytes, unsigned seed = 0)
+      : bytes_(bytes), data_(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)) {
     std::mt19937 random(seed);
     uint8_t* p = static_cast<uint8_t*>(data_.get());
     for (size_t i = 0; i < bytes; ++i) p[i] = static_cast<uint8_t>(0x38 + random() % 8);
@@ -45,7 +47,8 @@ void set_bytes(benchmark::State& state, size_t per_iteration) {
 
 // Runs `kernel(table, dst)` once with the reference and once with the table, and compares, before the timing.
 template <class Kernel>
-void check_and_time(benchmark::State& state, const KernelTable& table, size_t dst_bytes, size_t traffic, Kernel kernel) {
+void check_and_time(benchmark::State& state, const KernelTable& table, size_t dst_bytes, size_t traffic,
+                    Kernel kernel) {
   Buffer expected(dst_bytes), dst(dst_bytes);
   kernel(*select("reference"), expected.data());
   kernel(table, dst.data());
@@ -59,9 +62,8 @@ void check_and_time(benchmark::State& state, const KernelTable& table, size_t ds
 
 void copy(benchmark::State& state, const KernelTable& table, size_t bytes, bool stream) {
   Buffer src(bytes, 1);
-  check_and_time(state, table, bytes, 2 * bytes, [&](const KernelTable& t, void* dst) {
-    (stream ? t.copy_stream : t.copy)(dst, src.data(), bytes);
-  });
+  check_and_time(state, table, bytes, 2 * bytes,
+                 [&](const KernelTable& t, void* dst) { (stream ? t.copy_stream : t.copy)(dst, src.data(), bytes); });
 }
 
 size_t element_bytes(moecclDataType_t type) {
@@ -69,14 +71,13 @@ size_t element_bytes(moecclDataType_t type) {
   return type == moecclBfloat16 || type == moecclFloat16 ? 2 : 1;
 }
 
-void reduce(benchmark::State& state, const KernelTable& table, moecclDataType_t type, size_t n, size_t bytes, bool stream) {
+void reduce(benchmark::State& state, const KernelTable& table, moecclDataType_t type, size_t n, size_t bytes,
+            bool stream) {
   std::vector<Buffer> buffers;
   std::vector<const void*> srcs;
   for (size_t k = 0; k < n; ++k) srcs.push_back(buffers.emplace_back(bytes, static_cast<unsigned>(k + 1)).data());
-  const ReduceArgs args{.srcs = srcs.data(),
-                        .count = bytes / element_bytes(type),
-                        .n_srcs = static_cast<uint32_t>(n),
-                        .stream = stream};
+  const ReduceArgs args{
+      .srcs = srcs.data(), .count = bytes / element_bytes(type), .n_srcs = static_cast<uint32_t>(n), .stream = stream};
   check_and_time(state, table, bytes, (n + 1) * bytes, [&](const KernelTable& t, void* dst) {
     ReduceArgs a = args;
     a.dst = dst;
@@ -155,8 +156,8 @@ std::string size_name(size_t bytes) {
 }
 
 template <class... Args>
-void add(const std::string& name, const KernelTable& table, void (*function)(benchmark::State&, const KernelTable&, Args...),
-         std::type_identity_t<Args>... args) {
+void add(const std::string& name, const KernelTable& table,
+         void (*function)(benchmark::State&, const KernelTable&, Args...), std::type_identity_t<Args>... args) {
   benchmark::RegisterBenchmark((name + "/" + table.name).c_str(),
                                [=, &table](benchmark::State& state) { function(state, table, args...); });
 }

@@ -1,4 +1,7 @@
 // MoECCL beside MPI: mpirun -n 4 --oversubscribe perf/compare_mpi
+// The C interface only: the C++ one, removed in MPI-3, does not compile without warnings.
+#define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 
 #include <limits>

@@ -61,7 +61,7 @@ class Parser {
 
  private:
   Status wrong_at(size_t at, const std::string& wanted) const {
-    const std::string found = at < text_.size() ? "\"" + printable(text_.substr(at, 12)) + "\"" : "the end";
+    const std::string found = at < text_.size() ? format("\"{}\"", printable(text_.substr(at, 12))) : "the end";
     return error(moecclInvalidArgument, "topology, position {}: found {}, wanted {}", at + 1, found, wanted);
   }
   Status wrong(const std::string& wanted) const { return wrong_at(at_, wanted); }

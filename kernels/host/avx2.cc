@@ -28,9 +28,12 @@ struct Avx2 {
 
   template <class V>
   static void stream(std::byte* p, V v) {
-    if constexpr (sizeof(V) == 32) _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)v);
-    else if constexpr (sizeof(V) == 16) _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)v);
-    else _mm_stream_si64(reinterpret_cast<long long*>(p), static_cast<long long>(v));
+    if constexpr (sizeof(V) == 32)
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)v);
+    else if constexpr (sizeof(V) == 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)v);
+    else
+      _mm_stream_si64(reinterpret_cast<long long*>(p), static_cast<long long>(v));
   }
   static void store_fence() { _mm_sfence(); }
 };

@@ -24,9 +24,12 @@ struct Avx512 {
 
   template <class V>
   static void stream(std::byte* p, V v) {
-    if constexpr (sizeof(V) == 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)v);
-    else if constexpr (sizeof(V) == 32) _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)v);
-    else _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)v);
+    if constexpr (sizeof(V) == 64)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)v);
+    else if constexpr (sizeof(V) == 32)
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)v);
+    else
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)v);
   }
   static void store_fence() { _mm_sfence(); }
 };

@@ -1,5 +1,5 @@
-// What an element of each data type is to the reference kernels: how it is loaded into its accumulator and rounded back.
-// Never include this in an overlay (see float_formats.h).
+// What an element of each data type is to the reference kernels: how it is loaded into its accumulator and rounded
+// back. Never include this in an overlay (see float_formats.h).
 #pragma once
 
 #include <cstddef>
@@ -82,29 +82,40 @@ void store_at(void* base, size_t i, typename E::Stored v) {
 // Integers wrap: the arithmetic is done in uint64_t and cut to the type, floats are left to the processor.
 template <class T>
 T add(T a, T b) {
-  if constexpr (std::is_floating_point_v<T>) return a + b;
-  else return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  if constexpr (std::is_floating_point_v<T>)
+    return a + b;
+  else
+    return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
 }
 
 template <class T>
 T multiply(T a, T b) {
-  if constexpr (std::is_floating_point_v<T>) return a * b;
-  else return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+  if constexpr (std::is_floating_point_v<T>)
+    return a * b;
+  else
+    return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
 }
 
 template <class T>
 T divide(T a, uint32_t divisor) {
-  if constexpr (std::is_floating_point_v<T>) return a / static_cast<T>(divisor);
-  else if constexpr (std::is_signed_v<T>) return static_cast<T>(static_cast<int64_t>(a) / static_cast<int64_t>(divisor));
-  else return static_cast<T>(static_cast<uint64_t>(a) / divisor);
+  if constexpr (std::is_floating_point_v<T>)
+    return a / static_cast<T>(divisor);
+  else if constexpr (std::is_signed_v<T>)
+    return static_cast<T>(static_cast<int64_t>(a) / static_cast<int64_t>(divisor));
+  else
+    return static_cast<T>(static_cast<uint64_t>(a) / divisor);
 }
 
 // The order of the tests is part of the definition: a NaN on either side wins, and of two equal values (so -0 and +0)
 // the second is taken, as maxps and minps do.
 template <class T>
-T maximum(T a, T b) { return a != a ? a : (a > b ? a : b); }
+T maximum(T a, T b) {
+  return a != a ? a : (a > b ? a : b);
+}
 template <class T>
-T minimum(T a, T b) { return a != a ? a : (a < b ? a : b); }
+T minimum(T a, T b) {
+  return a != a ? a : (a < b ? a : b);
+}
 
 template <ReduceOp kOp, class T>
 T apply(T a, T b) {
@@ -116,9 +127,12 @@ T apply(T a, T b) {
 
 template <class T>
 T scale_as(Scalar s) {
-  if constexpr (std::is_same_v<T, double>) return s.f64;
-  else if constexpr (std::is_same_v<T, float>) return s.f32;
-  else return static_cast<T>(s.u64);
+  if constexpr (std::is_same_v<T, double>)
+    return s.f64;
+  else if constexpr (std::is_same_v<T, float>)
+    return s.f32;
+  else
+    return static_cast<T>(s.u64);
 }
 
 // A double cut to 64 bits: toward zero, clamped to the range, NaN to 0. Negative values wrap into unsigned types.
@@ -127,11 +141,16 @@ T truncate_wide(double v) {
   using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
   constexpr double kAbove = std::is_signed_v<T> ? 0x1p63 : 0x1p64;
   Wide wide;
-  if (v != v) wide = 0;
-  else if (v >= kAbove) wide = std::numeric_limits<Wide>::max();
-  else if (v <= -0x1p63) wide = static_cast<Wide>(std::numeric_limits<int64_t>::min());
-  else if (v < 0) wide = static_cast<Wide>(static_cast<int64_t>(v));
-  else wide = static_cast<Wide>(v);
+  if (v != v)
+    wide = 0;
+  else if (v >= kAbove)
+    wide = std::numeric_limits<Wide>::max();
+  else if (v <= -0x1p63)
+    wide = static_cast<Wide>(std::numeric_limits<int64_t>::min());
+  else if (v < 0)
+    wide = static_cast<Wide>(static_cast<int64_t>(v));
+  else
+    wide = static_cast<Wide>(v);
   return static_cast<T>(wide);
 }
 

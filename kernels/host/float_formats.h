@@ -20,7 +20,8 @@ struct SmallFloat {
   static constexpr uint32_t kSignShift = 31 - (kExponentBits + kMantissaBits);
   static constexpr uint32_t kNan = kMagnitudeMask;
   // With infinity: its pattern. Without: the largest finite value, one below the only NaN.
-  static constexpr uint32_t kOverflow = kHasInfinity ? ((1u << kExponentBits) - 1) << kMantissaBits : kMagnitudeMask - 1;
+  static constexpr uint32_t kOverflow =
+      kHasInfinity ? ((1u << kExponentBits) - 1) << kMantissaBits : kMagnitudeMask - 1;
   // Magnitudes below 2^(1-kBias), as a float's bits, are subnormal in this format.
   static constexpr uint32_t kMinNormal = static_cast<uint32_t>(127 + 1 - kBias) << 23;
 

@@ -52,8 +52,10 @@ void scale_copy(void* dst, const void* src, size_t count, Scalar scale) {
 template <class E>
 typename E::Acc weigh(typename E::Acc v, float weight) {
   using Acc = typename E::Acc;
-  if constexpr (E::kIsFloat) return static_cast<Acc>(weight) * v;
-  else return truncate_wide<Acc>(static_cast<double>(weight) * static_cast<double>(v));
+  if constexpr (E::kIsFloat)
+    return static_cast<Acc>(weight) * v;
+  else
+    return truncate_wide<Acc>(static_cast<double>(weight) * static_cast<double>(v));
 }
 
 template <class E>

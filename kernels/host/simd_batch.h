@@ -1,12 +1,13 @@
-// One register of elements of each data type, for the overlays: how it is loaded into its accumulators and rounded back.
+// One register of elements of each data type, for the overlays: how it is loaded into its accumulators and rounded
+// back.
 //
 // The vector kernels (simd_*.h) are written once, over the compiler's vector types, and instantiated by avx2.cc and
-// avx512.cc with their own Isa, which lives in an unnamed namespace there. So every function of an instantiation is local
-// to its file, and the linker can never choose an AVX-512 copy of an inline function for a caller that must not run it.
-// For the same reason nothing here calls inline functions of the standard library.
+// avx512.cc with their own Isa, which lives in an unnamed namespace there. So every function of an instantiation is
+// local to its file, and the linker can never choose an AVX-512 copy of an inline function for a caller that must not
+// run it. For the same reason nothing here calls inline functions of the standard library.
 //
-// An Isa supplies kBytes (of a register), kUnroll, the types F, U32, Half, Quarter, and the functions half_to_float, float_to_half,
-// widen, narrow16, narrow8, stream, store_fence.
+// An Isa supplies kBytes (of a register), kUnroll, the types F, U32, Half, Quarter, and the functions half_to_float,
+// float_to_half, widen, narrow16, narrow8, stream, store_fence.
 #pragma once
 
 #include <cstddef>
@@ -94,8 +95,8 @@ struct Pair {
   friend Pair operator/(Pair a, Pair b) { return {a.even / b.even, a.odd / b.odd}; }
 };
 
-// A bf16 is the upper half of its fp32, so even and odd elements are split and merged by shifts and masks in place, which
-// costs half of widening and narrowing.
+// A bf16 is the upper half of its fp32, so even and odd elements are split and merged by shifts and masks in place,
+// which costs half of widening and narrowing.
 template <class Isa>
 struct Bf16 : Batch<Isa, uint16_t, typename Isa::U32, Pair<Isa>, float> {
   using Wide = Fp32<Isa>;
@@ -213,8 +214,10 @@ inline typename B::Acc load(const std::byte* p) {
 template <class B>
 inline void store(std::byte* p, typename B::Acc acc, bool stream) {
   const typename B::Packed v = B::pack(acc);
-  if (stream) B::isa::stream(p, v);
-  else std::memcpy(p, &v, sizeof(v));
+  if (stream)
+    B::isa::stream(p, v);
+  else
+    std::memcpy(p, &v, sizeof(v));
 }
 
 // The value that a store followed by a load would give.

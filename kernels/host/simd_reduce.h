@@ -1,5 +1,5 @@
-// reduce and scale_copy of the overlays. Each source is read once and dst written once: a block of kUnroll registers runs
-// through all sources before the next block starts.
+// reduce and scale_copy of the overlays. Each source is read once and dst written once: a block of kUnroll registers
+// runs through all sources before the next block starts.
 #pragma once
 
 #include "kernels/host/simd_batch.h"

@@ -13,8 +13,10 @@ void scale_rows(const ScaleRowsArgs& a) {
     const size_t from = rows.src_index ? rows.src_index[i] : rows.src_first + i;
     const void* src = static_cast<const std::byte*>(rows.src) + from * rows.row_bytes;
     Scalar weight{};
-    if constexpr (sizeof(typename B::Lane) == sizeof(double)) weight.f64 = static_cast<double>(a.weights[i]);
-    else weight.f32 = a.weights[i];
+    if constexpr (sizeof(typename B::Lane) == sizeof(double))
+      weight.f64 = static_cast<double>(a.weights[i]);
+    else
+      weight.f32 = a.weights[i];
     const ReduceArgs row{.dst = static_cast<std::byte*>(rows.dst) + to * rows.row_bytes,
                          .srcs = &src,
                          .scales = &weight,
@@ -32,13 +34,18 @@ class RowSum {
   using Acc = typename B::Acc;
   using Lane = typename B::Lane;
   static constexpr int kInner = kMaxGroups - 1;
-  // Registers of sums in a block: 8 made the compiler spill them (bf16 top-8 in L2, AVX-512: 58 GB/s with 4, 18 with 8).
+  // Registers of sums in a block: 8 made the compiler spill them (bf16 top-8 in L2, AVX-512: 58 GB/s with 4, 18 with
+  // 8).
   static constexpr int kMostUnroll = static_cast<int>(4 * B::isa::kBytes / sizeof(Acc));
   static constexpr int kUnroll = B::kUnroll < kMostUnroll ? B::kUnroll : kMostUnroll;
 
  public:
   RowSum(const ReduceRowsArgs& args, size_t i)
-      : a_(args), begin_(args.offsets[i]), end_(args.offsets[i + 1]), last_(args.offsets[args.count]), row_bytes_(args.row_elements * sizeof(typename B::Stored)) {
+      : a_(args),
+        begin_(args.offsets[i]),
+        end_(args.offsets[i + 1]),
+        last_(args.offsets[args.count]),
+        row_bytes_(args.row_elements * sizeof(typename B::Stored)) {
     const size_t row = args.dst_index ? args.dst_index[i] : args.dst_first + i;
     dst_ = static_cast<std::byte*>(args.dst) + row * row_bytes_;
   }
@@ -69,7 +76,8 @@ class RowSum {
 
   const std::byte* source(uint64_t t, size_t j) const {
     const RowTerm& term = a_.terms[t];
-    return static_cast<const std::byte*>(a_.bases[term.segment]) + term.row * row_bytes_ + j * sizeof(typename B::Stored);
+    return static_cast<const std::byte*>(a_.bases[term.segment]) + term.row * row_bytes_ +
+           j * sizeof(typename B::Stored);
   }
 
   // Fetches the same columns of a term of the next output row, which the hardware cannot guess.
@@ -82,8 +90,10 @@ class RowSum {
       const std::byte* next = source(ahead, j);
       for (size_t line = 0; line < kBlockBytes; line += kLineBytes) prefetch<typename B::isa>(next, line);
     }
-    if (kBatches == 1 && lanes < B::kLanes) v[0] = load_some<B>(p, lanes);
-    else for (int u = 0; u < kBatches; ++u) v[u] = load<B>(p + u * sizeof(typename B::Packed));
+    if (kBatches == 1 && lanes < B::kLanes)
+      v[0] = load_some<B>(p, lanes);
+    else
+      for (int u = 0; u < kBatches; ++u) v[u] = load<B>(p + u * sizeof(typename B::Packed));
     if (a_.weights) {
       const Acc w = B::splat(static_cast<Lane>(a_.weights[t]));
       for (int u = 0; u < kBatches; ++u) v[u] = w * v[u];
@@ -94,11 +104,15 @@ class RowSum {
   template <int kBatches>
   void block(size_t j, size_t lanes, bool stream) const {
     Acc sum[kBatches];
-    if (a_.grouped) sum_grouped<kBatches>(sum, j, lanes);
-    else sum_plain<kBatches>(sum, j, lanes);
+    if (a_.grouped)
+      sum_grouped<kBatches>(sum, j, lanes);
+    else
+      sum_plain<kBatches>(sum, j, lanes);
     std::byte* p = dst_ + j * sizeof(typename B::Stored);
-    if (kBatches == 1 && lanes < B::kLanes) store_some<B>(p, sum[0], lanes);
-    else for (int u = 0; u < kBatches; ++u) store<B>(p + u * sizeof(typename B::Packed), sum[u], stream);
+    if (kBatches == 1 && lanes < B::kLanes)
+      store_some<B>(p, sum[0], lanes);
+    else
+      for (int u = 0; u < kBatches; ++u) store<B>(p + u * sizeof(typename B::Packed), sum[u], stream);
   }
 
   // Starting from the first term equals starting from the reference's -0.
@@ -183,7 +197,8 @@ void dot_rows(const DotRowsArgs& a) {
     typename B::Acc acc[kAccs] = {};
     size_t j = 0;
     for (; j + kDotLanes <= a.row_elements; j += kDotLanes, x += kAccs * kPackedBytes, y += kAccs * kPackedBytes) {
-      for (size_t u = 0; u < kAccs; ++u) acc[u] = acc[u] + load<B>(x + u * kPackedBytes) * load<B>(y + u * kPackedBytes);
+      for (size_t u = 0; u < kAccs; ++u)
+        acc[u] = acc[u] + load<B>(x + u * kPackedBytes) * load<B>(y + u * kPackedBytes);
     }
     // The padding of the last registers adds +0 to lanes that are never -0, so it changes nothing.
     for (size_t u = 0; u < kAccs && j < a.row_elements; ++u, j += B::kLanes, x += kPackedBytes, y += kPackedBytes) {

@@ -1,4 +1,5 @@
-// The tables that select() chooses from. An overlay's function may be called only on a processor that has its instructions.
+// The tables that select() chooses from. An overlay's function may be called only on a processor that has its
+// instructions.
 #pragma once
 
 #include "kernels/table.h"

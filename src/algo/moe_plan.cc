@@ -70,8 +70,8 @@ class RowProgram {
   Program program_;
 };
 
-// Positions of the edges of `hop`: those to greater ranks first, so that ranks do not all turn to one peer; reversed when
-// receiving, so that each is waited for when it comes.
+// Positions of the edges of `hop`: those to greater ranks first, so that ranks do not all turn to one peer; reversed
+// when receiving, so that each is waited for when it comes.
 std::vector<uint32_t> turn(const std::vector<Edge>& edges, uint32_t hop, uint32_t rank, bool receive) {
   std::vector<uint32_t> order;
   for (uint32_t i = 0; i < edges.size(); ++i)
@@ -124,8 +124,7 @@ class DispatchBuilder {
         if (!awaited_[i]) program_.wait(r_.edges.in[i].peer, kData);
         awaited_[i] = forwards_ = true;
         for (const uint32_t j : outs)
-          program_.rows(StepKind::kGatherRows, peer_slot(r_.edges.out[j]), slot(r_.rank, i),
-                        r_.lists.gather(j, 1 + i));
+          program_.rows(StepKind::kGatherRows, peer_slot(r_.edges.out[j]), slot(r_.rank, i), r_.lists.gather(j, 1 + i));
       }
     }
     for (const uint32_t j : outs) program_.signal(r_.edges.out[j].peer, kData);
@@ -135,15 +134,13 @@ class DispatchBuilder {
     program_.lane(LaneKind::kCopy);
     const bool owns = !r_.placement.experts_of(r_.rank).empty();
     const Ref own = input(r_.rank);
-    if (owns && shape_.expert_major)
-      program_.rows(StepKind::kReduceRows, output(r_.rank), {&own, 1}, 0, When::kFirst);
+    if (owns && shape_.expert_major) program_.rows(StepKind::kReduceRows, output(r_.rank), {&own, 1}, 0, When::kFirst);
     if (owns) program_.rows(StepKind::kScatterRows, output(r_.rank), own, r_.lists.scatter(0));
     if (forwards_) program_.wait(r_.rank, kForwarded);
     for (uint32_t h = 0; h < paths_.n_hops(); ++h) {
       for (const uint32_t i : turn(r_.edges.in, h, r_.rank, true)) {
         if (!awaited_[i]) program_.wait(r_.edges.in[i].peer, kData);
-        if (owns)
-          program_.rows(StepKind::kScatterRows, output(r_.rank), slot(r_.rank, i), r_.lists.scatter(1 + i));
+        if (owns) program_.rows(StepKind::kScatterRows, output(r_.rank), slot(r_.rank, i), r_.lists.scatter(1 + i));
         program_.signal(r_.edges.in[i].peer, kCredit);
       }
     }

@@ -1,9 +1,10 @@
-// Plans of dispatch and combine for every MoE algorithm. They depend on the paths alone, not on a routing: the lists that
-// their row steps name (RowLists) are bound per routing by RoutingTables.
+// Plans of dispatch and combine for every MoE algorithm. They depend on the paths alone, not on a routing: the lists
+// that their row steps name (RowLists) are bound per routing by RoutingTables.
 //
-// Dispatch: lane of hop 0 sends own rows; the lane of later hops sends own rows and forwards what arrived; the copy lane
-// spreads arrivals into Output and gives slots back. While chunk c fans out inside a node, chunk c + 1 crosses between nodes.
-// Combine is the mirror: the last hop returns first, each holder sums what came back with its own experts' rows.
+// Dispatch: lane of hop 0 sends own rows; the lane of later hops sends own rows and forwards what arrived; the copy
+// lane spreads arrivals into Output and gives slots back. While chunk c fans out inside a node, chunk c + 1 crosses
+// between nodes. Combine is the mirror: the last hop returns first, each holder sums what came back with its own
+// experts' rows.
 #pragma once
 
 #include "src/algo/routing_tables.h"
@@ -15,7 +16,8 @@ struct MoePlanShape {
   uint32_t depth = 2;    // rotations of staging
   bool expert_major = false;
 };
-// depth: with more than one hop a third rotation keeps the outer link busy while one chunk is summed and one is on the wire.
+// depth: with more than one hop a third rotation keeps the outer link busy while one chunk is summed and one is on the
+// wire.
 MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major);
 
 plan::Program build_dispatch(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape);
@@ -27,8 +29,8 @@ plan::Plan build_moe_plan(moecclOp_t op, const Paths& paths, const plan::LevelTr
 uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
                        const MoePlanShape& shape, uint32_t n_chunks, uint64_t slot_rows);
 
-// Rows of one slot when all slots together may take staging_bytes; at most what any block can hold. 0: not even one row fits.
-// The same on all ranks.
+// Rows of one slot when all slots together may take staging_bytes; at most what any block can hold. 0: not even one row
+// fits. The same on all ranks.
 uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, const MoePlanShape& plan, uint64_t staging_bytes);
 uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows);
 // What Binding needs besides the lists. count and element are rows.

@@ -246,8 +246,8 @@ Result<RecordView> read_records(const uint32_t* words, size_t bytes, bool weight
   v.n_records = words[0], v.n_choices = words[1], v.n_weights = words[2];
   const MessageLayout l = layout_of(v.n_records, v.n_choices, v.n_weights);
   if (l.end != n || (v.n_weights > 0 && !weighted))
-    return error(moecclInternalError, "routing records say {} records, {} choices, {} weights in {} bytes",
-                 v.n_records, v.n_choices, v.n_weights, bytes);
+    return error(moecclInternalError, "routing records say {} records, {} choices, {} weights in {} bytes", v.n_records,
+                 v.n_choices, v.n_weights, bytes);
   v.token = words + l.token;
   v.n_experts = reinterpret_cast<const uint8_t*>(words + l.n_experts);
   v.expert = reinterpret_cast<const uint16_t*>(words + l.expert);
@@ -256,8 +256,12 @@ Result<RecordView> read_records(const uint32_t* words, size_t bytes, bool weight
 }
 
 RecordView view_of(const OwnChoices& own) {
-  return {static_cast<uint32_t>(own.n_tokens), static_cast<uint32_t>(own.expert.size()),
-          static_cast<uint32_t>(own.weight.size()), own.token.data(), own.n_experts.data(), own.expert.data(),
+  return {static_cast<uint32_t>(own.n_tokens),
+          static_cast<uint32_t>(own.expert.size()),
+          static_cast<uint32_t>(own.weight.size()),
+          own.token.data(),
+          own.n_experts.data(),
+          own.expert.data(),
           own.weighted ? own.weight.data() : nullptr};
 }
 

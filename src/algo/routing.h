@@ -1,5 +1,6 @@
-// One rank's own choices and what it tells the others. The origin of a token knows the whole way of its rows (routing_paths.h),
-// so it writes one record for each rank that handles the token, owner or forwarder, and one all-to-all carries them all.
+// One rank's own choices and what it tells the others. The origin of a token knows the whole way of its rows
+// (routing_paths.h), so it writes one record for each rank that handles the token, owner or forwarder, and one
+// all-to-all carries them all.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ struct MoeShape {
   uint32_t top_k = 1;
   uint64_t row_bytes = 1;
   uint64_t max_tokens = 0;
-  uint32_t capacity = 0;    // 0: none
+  uint32_t capacity = 0;  // 0: none
   bool expert_major = false;
   uint32_t align_rows = 1;  // expert_major
   bool grouped = false;     // deterministic: SumBlock terms carry the groups of the full tree
@@ -25,8 +26,8 @@ struct MoeShape {
 Status check_groups(const plan::LevelTree& tree);
 
 struct TopK {
-  const int32_t* index = nullptr;   // [n_tokens][top_k], -1: none
-  const float* weight = nullptr;    // the same, or null: ones
+  const int32_t* index = nullptr;  // [n_tokens][top_k], -1: none
+  const float* weight = nullptr;   // the same, or null: ones
   uint64_t n_tokens = 0;
 };
 
@@ -49,19 +50,19 @@ struct OwnChoices {
   std::vector<uint32_t> kept_;  // [n_experts] tokens so far, for capacity
 };
 
-// Rows that this rank's own tokens put on the links, at all hops of their way: the counts of Eq. 7 and Algorithm 1. Levels are those of the
-// full tree.
+// Rows that this rank's own tokens put on the links, at all hops of their way: the counts of Eq. 7 and Algorithm 1.
+// Levels are those of the full tree.
 struct LevelCount {
-  uint64_t rows = 0;  // across this level, all groups together
-  uint64_t peak = 0;  // to the group that gets most: max(p) of Eq. 2, 4 and 5
-  uint64_t reach = 0; // groups that got any
+  uint64_t rows = 0;   // across this level, all groups together
+  uint64_t peak = 0;   // to the group that gets most: max(p) of Eq. 2, 4 and 5
+  uint64_t reach = 0;  // groups that got any
 };
 void count_rows(const Paths& paths, const plan::LevelTree& tree, const Placement& placement, uint32_t rank,
                 const OwnChoices& own, std::vector<LevelCount>& levels);
 
-// The records of one origin for one rank, in token order. A message is a header of four words {records, experts, weights, 0}, then
-// token [records] u32, n_experts [records] u8, expert [experts] u16, weight [weights] float, each padded to words. Weights are
-// there only when the step is weighted, and only of experts that the receiver owns.
+// The records of one origin for one rank, in token order. A message is a header of four words {records, experts,
+// weights, 0}, then token [records] u32, n_experts [records] u8, expert [experts] u16, weight [weights] float, each
+// padded to words. Weights are there only when the step is weighted, and only of experts that the receiver owns.
 struct RecordView {
   uint32_t n_records = 0, n_choices = 0, n_weights = 0;
   const uint32_t* token = nullptr;
@@ -77,9 +78,10 @@ class RecordWriter {
   // Fills words() and bytes(); memory is reused.
   void write(const Placement& placement, const OwnChoices& own);
 
-  std::span<const uint32_t> words() const { return words_; }       // messages in rank order
-  std::span<const size_t> bytes() const { return bytes_; }         // [n_ranks]; 0 for no records
-  // Choices of this rank that reach each owner, in the order of its records: positions in OwnChoices. [first[r], first[r+1])
+  std::span<const uint32_t> words() const { return words_; }  // messages in rank order
+  std::span<const size_t> bytes() const { return bytes_; }    // [n_ranks]; 0 for no records
+  // Choices of this rank that reach each owner, in the order of its records: positions in OwnChoices. [first[r],
+  // first[r+1])
   std::span<const uint32_t> choices_of(uint32_t owner) const {
     return {by_owner_.data() + owner_first_[owner], owner_first_[owner + 1] - owner_first_[owner]};
   }

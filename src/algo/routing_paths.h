@@ -1,5 +1,5 @@
-// Where experts live and which way rows go. Every rank computes the same from (placement, tree, algorithm), so the origin
-// of a token knows every rank that will touch it.
+// Where experts live and which way rows go. Every rank computes the same from (placement, tree, algorithm), so the
+// origin of a token knows every rank that will touch it.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,17 @@ struct Placement {
 
   uint32_t n_experts() const { return static_cast<uint32_t>(owner.size()); }
   uint32_t n_local(uint32_t rank) const { return local_first[rank + 1] - local_first[rank]; }
-  std::span<const uint32_t> experts_of(uint32_t rank) const { return {local.data() + local_first[rank], n_local(rank)}; }
+  std::span<const uint32_t> experts_of(uint32_t rank) const {
+    return {local.data() + local_first[rank], n_local(rank)};
+  }
   // owner null: contiguous; the first n_experts % n_ranks ranks own one more than the others.
   static Result<Placement> make(int64_t n_experts, uint32_t n_ranks, const int32_t* owner);
 };
 
 enum class PathKind : uint8_t {
   kFlat,  // one row per (token, choice), straight to the owner
-  k2dh,   // one row per (token, choice), first inside the node to the destination's counterpart, then across (Tutel's 2DH)
+  k2dh,   // one row per (token, choice), first inside the node to the destination's counterpart, then across (Tutel's
+          // 2DH)
   kHier,  // HierMoE's HDd-AlltoAll: one row per (token, group) of each level (Eq. 7), outermost level first
 };
 struct MoeAlgorithm {
@@ -69,7 +72,8 @@ class Paths {
   uint32_t n_hops() const { return n_hops_; }
   // Whether hop `h` crosses the tree's outermost level.
   bool crosses_outermost(uint32_t h) const { return algorithm_.kind == PathKind::k2dh ? h == 1 : h == 0; }
-  // The rank after `holder` on the way to `target` != holder. It depends on nothing else, so paths that meet stay together.
+  // The rank after `holder` on the way to `target` != holder. It depends on nothing else, so paths that meet stay
+  // together.
   uint32_t next(uint32_t holder, uint32_t target) const;
   // An ordered pair of ranks is used by one hop at most: the level at which they differ.
   uint32_t hop(uint32_t from, uint32_t to) const;
@@ -92,15 +96,15 @@ class Paths {
   MoeAlgorithm algorithm_;
   plan::LevelTree tree_;  // truncated to the algorithm's dimensions
   uint32_t n_hops_ = 1;
-  std::vector<std::vector<uint32_t>> position_;       // [level][rank] among the ranks of its group
+  std::vector<std::vector<uint32_t>> position_;        // [level][rank] among the ranks of its group
   std::vector<std::vector<uint32_t>> first_, member_;  // [level]: ranks of a group, ascending
-  std::vector<std::vector<bool>> serves_;             // [level][group]: has experts
-  std::vector<bool> relays_;                          // k2dh: counterpart of a rank with experts of another node
+  std::vector<std::vector<bool>> serves_;              // [level][group]: has experts
+  std::vector<bool> relays_;                           // k2dh: counterpart of a rank with experts of another node
   uint32_t max_in_ = 0, max_out_ = 0, max_origins_ = 1;
 };
 
-// The order in which sums are formed, equal for all algorithms: experts by (outermost group, ..., rank, expert). A group of
-// any level is an interval of it, so what one peer returns stands together in every token's list.
+// The order in which sums are formed, equal for all algorithms: experts by (outermost group, ..., rank, expert). A
+// group of any level is an interval of it, so what one peer returns stands together in every token's list.
 struct CanonicalOrder {
   std::vector<uint32_t> position;  // [n_experts]
   std::vector<uint16_t> expert;    // [n_experts] the inverse

@@ -24,15 +24,12 @@ RankPaths::RankPaths(const Paths& paths, const plan::LevelTree& full, const Plac
       source_of(paths.n_ranks(), 0) {
   std::vector<int32_t> edge_to(paths.n_ranks(), kNowhere);
   for (uint32_t j = 0; j < edges.out.size(); ++j) edge_to[edges.out[j].peer] = static_cast<int32_t>(j);
-  for (const uint32_t owner : experts.owner)
-    way.push_back(owner == rank ? kHere : edge_to[paths.next(rank, owner)]);
+  for (const uint32_t owner : experts.owner) way.push_back(owner == rank ? kHere : edge_to[paths.next(rank, owner)]);
   for (uint32_t i = 0; i < edges.in.size(); ++i)
     for (const uint32_t origin : edges.in[i].origins) source_of[origin] = 1 + i;
 }
 
-void RowList::clear() {
-  src.clear(), dst.clear(), weight.clear(), first.clear(), dst_first.clear();
-}
+void RowList::clear() { src.clear(), dst.clear(), weight.clear(), first.clear(), dst_first.clear(); }
 uint64_t RowList::bytes() const {
   return (src.capacity() + dst.capacity()) * sizeof(uint32_t) + weight.capacity() * sizeof(float) +
          (first.capacity() + dst_first.capacity()) * sizeof(uint64_t);
@@ -162,7 +159,8 @@ void RoutingTables::place_choice(uint32_t origin, uint32_t token, uint32_t exper
 void RoutingTables::place_groups() {
   const int64_t align = shape_.align_rows;
   expert_offsets.push_back(0);
-  for (const int32_t count : expert_counts) expert_offsets.push_back(expert_offsets.back() + (count + align - 1) / align * align);
+  for (const int32_t count : expert_counts)
+    expert_offsets.push_back(expert_offsets.back() + (count + align - 1) / align * align);
   placed_.assign(expert_offsets.begin(), expert_offsets.end() - 1);
   n_rows_ = static_cast<uint64_t>(expert_offsets.back());
   row_source.assign(n_rows_, -1);

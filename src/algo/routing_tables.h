@@ -41,9 +41,9 @@ struct RankPaths {
   MoeAlgorithm algorithm;
   RankEdges edges;
   RowLists lists;
-  std::vector<int32_t> way;              // [n_experts] out edge towards the owner; kHere: this rank; kNowhere: none
-  std::vector<uint32_t> canonical;       // [n_experts] position in CanonicalOrder
-  std::vector<uint32_t> source_of;       // [n_ranks] the source by which an origin's rows come
+  std::vector<int32_t> way;         // [n_experts] out edge towards the owner; kHere: this rank; kNowhere: none
+  std::vector<uint32_t> canonical;  // [n_experts] position in CanonicalOrder
+  std::vector<uint32_t> source_of;  // [n_ranks] the source by which an origin's rows come
   static constexpr int32_t kHere = -1, kNowhere = -2;
 };
 
@@ -58,8 +58,8 @@ struct RowList {
 struct SumList {
   std::vector<uint64_t> offset;  // [rows + 1]
   std::vector<plan::RowTermRef> term;
-  std::vector<float> weight;     // [terms] or empty
-  std::vector<uint64_t> first;   // [chunks + 1]
+  std::vector<float> weight;    // [terms] or empty
+  std::vector<uint64_t> first;  // [chunks + 1]
   void clear();
   uint64_t bytes() const;
 };
@@ -91,13 +91,13 @@ class RoutingTables {
   std::span<const plan::SumBlock> combine_sums(bool weighted) const { return weighted ? weighted_sums_ : sums_; }
 
   uint32_t n_chunks() const { return n_chunks_; }
-  uint64_t n_rows() const { return n_rows_; }      // R
+  uint64_t n_rows() const { return n_rows_; }  // R
   uint64_t n_unique() const { return n_unique_; }
   bool weighted() const { return weighted_; }
   std::span<const uint64_t> rows_out() const { return rows_out_; }  // [out edges] rows that dispatch sends
-  uint64_t largest_edge_rows() const;              // over out and in edges, all chunks together
+  uint64_t largest_edge_rows() const;                               // over out and in edges, all chunks together
   RoutingLoad load() const;
-  uint64_t bytes() const;                          // held
+  uint64_t bytes() const;  // held
   // The most bytes() for a load, with the doubling of vectors.
   static uint64_t bytes_bound(const RoutingLoad& load, uint32_t n_chunks);
 

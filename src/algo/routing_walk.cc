@@ -50,8 +50,10 @@ class RoutingTables::Walk {
     const uint64_t end = ((uint64_t{chunk_} + 1) * t_.n_tokens_[origin] + n_chunks_ - 1) / n_chunks_;
     const bool dedup = p_.algorithm.dedup();
     for (; at.record < view_->n_records && view_->token[at.record] < end; ++at.record) {
-      if (dedup) walk_merged(at);
-      else walk_single(at);
+      if (dedup)
+        walk_merged(at);
+      else
+        walk_single(at);
     }
   }
 
@@ -143,8 +145,8 @@ class RoutingTables::Walk {
   RoutingTables& t_;
   const RankPaths& p_;
   uint32_t n_chunks_, chunk_ = 0;
-  std::vector<Cursor> cursors_;                // [n_ranks] by origin
-  std::vector<uint32_t> rows_out_, returns_;   // [out edges] rows of this chunk so far: dispatched, returned by combine
+  std::vector<Cursor> cursors_;               // [n_ranks] by origin
+  std::vector<uint32_t> rows_out_, returns_;  // [out edges] rows of this chunk so far: dispatched, returned by combine
   bool term_weights_ = false;
   uint32_t source_ = 0, first_out_ = 0, rows_in_ = 0;
   bool own_ = false, sum_empty_ = true;
@@ -176,8 +178,10 @@ void RoutingTables::bind() {
       const uint64_t first = list.first[c];
       block.count = list.first[c + 1] - first;
       block.src_index = list.src.data() + first;
-      if (l < paths_->lists.gather_first.back()) block.dst_first = list.dst_first[c];
-      else block.dst_index = list.dst.data() + first;
+      if (l < paths_->lists.gather_first.back())
+        block.dst_first = list.dst_first[c];
+      else
+        block.dst_index = list.dst.data() + first;
       plan::RowBlock& weighted = weighted_rows_[l * n_chunks_ + c] = block;
       if (!list.weight.empty()) weighted.weights = list.weight.data() + first;
     }

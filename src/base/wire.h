@@ -16,7 +16,9 @@ class Writer {
  public:
   template <std::unsigned_integral T>
   void uint(T value) {
-    for (size_t i = 0; i < sizeof(T); ++i) out_.push_back(static_cast<std::byte>((uint64_t{value} >> (8 * i)) & 0xff));
+    const size_t at = out_.size();
+    out_.resize(at + sizeof(T));
+    for (size_t i = 0; i < sizeof(T); ++i) out_[at + i] = static_cast<std::byte>((uint64_t{value} >> (8 * i)) & 0xff);
   }
   void u8(uint8_t v) { uint(v); }
   void u16(uint16_t v) { uint(v); }

@@ -35,8 +35,8 @@ Status check_numbers(const moecclMoeConfig_t& c) {
                  std::min(kMaxTopK, c.n_experts), c.n_experts);
   if (c.max_tokens < 1 || c.max_tokens > (uint64_t{1} << 31) / static_cast<uint64_t>(c.top_k))
     return error(moecclInvalidArgument,
-                 "config.max_tokens is {}: give the most tokens that a rank brings, 1 to {} with top_k {}", c.max_tokens,
-                 (uint64_t{1} << 31) / static_cast<uint64_t>(c.top_k), c.top_k);
+                 "config.max_tokens is {}: give the most tokens that a rank brings, 1 to {} with top_k {}",
+                 c.max_tokens, (uint64_t{1} << 31) / static_cast<uint64_t>(c.top_k), c.top_k);
   if (c.layout != moecclLayoutRows && c.layout != moecclLayoutExpertMajor)
     return error(moecclInvalidArgument, "config.layout is {}: moecclLayoutRows or moecclLayoutExpertMajor",
                  static_cast<int>(c.layout));
@@ -60,9 +60,10 @@ Status check_rows(const MoeConfig& config) {
     most = std::max(most, n * config.shape.max_tokens * copies + local * config.shape.align_rows);
   }
   if (most <= INT32_MAX) return {};
-  return error(moecclInvalidArgument,
-               "config.max_tokens is {}: one rank could receive {} rows, at most {} are possible; use fewer tokens a step",
-               config.shape.max_tokens, most, INT32_MAX);
+  return error(
+      moecclInvalidArgument,
+      "config.max_tokens is {}: one rank could receive {} rows, at most {} are possible; use fewer tokens a step",
+      config.shape.max_tokens, most, INT32_MAX);
 }
 
 }  // namespace
@@ -126,10 +127,11 @@ Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const p
     least = std::min(least, slots.needed_bytes);
   }
   if (!fit.empty()) return fit;
-  return error(moecclOutOfMemory,
-               "rows of {} bytes on {} ranks need {} bytes of staging, {} are allowed: raise staging_bytes "
-               "(MOECCL_STAGING_BYTES), of which an operation gets half, or memory_cap_bytes, of which half is for staging",
-               config.shape.row_bytes, tree.n_ranks, least, budget);
+  return error(
+      moecclOutOfMemory,
+      "rows of {} bytes on {} ranks need {} bytes of staging, {} are allowed: raise staging_bytes "
+      "(MOECCL_STAGING_BYTES), of which an operation gets half, or memory_cap_bytes, of which half is for staging",
+      config.shape.row_bytes, tree.n_ranks, least, budget);
 }
 
 Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted_staging) {

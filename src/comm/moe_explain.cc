@@ -40,11 +40,12 @@ Result<std::string> MoeRouting::explain() const {
   const MoeCandidate& plan = *layer_.candidates()[chosen_];
   const double row = static_cast<double>(layer_.config().shape.row_bytes);
   const bool known = algo::links_known(tree);
-  std::string text = format("MoE routing on rank {} of {}: {} tokens, top-{} of {} experts, rows of {} bytes, layout {}\n",
-                            host.rank(), host.n_ranks(), i.n_tokens, layer_.config().shape.top_k,
-                            layer_.config().placement.n_experts(), layer_.config().shape.row_bytes,
-                            layer_.config().shape.expert_major ? "ExpertMajor" : "Rows");
-  text += format("{} rows arrive here for {} tokens; capacity dropped {} choices of this rank\n", i.n_rows, i.n_unique, i.n_dropped);
+  std::string text = format(
+      "MoE routing on rank {} of {}: {} tokens, top-{} of {} experts, rows of {} bytes, layout {}\n", host.rank(),
+      host.n_ranks(), i.n_tokens, layer_.config().shape.top_k, layer_.config().placement.n_experts(),
+      layer_.config().shape.row_bytes, layer_.config().shape.expert_major ? "ExpertMajor" : "Rows");
+  text += format("{} rows arrive here for {} tokens; capacity dropped {} choices of this rank\n", i.n_rows, i.n_unique,
+                 i.n_dropped);
   text += known ? "\ncandidates, priced by HierMoE Eq. 1-6 from this routing (all ranks)\n"
                 : "\ncandidates (no bandwidth is known for any link: only copies in memory are priced)\n";
   for (size_t c = 0; c < prices_.size(); ++c) {
@@ -55,11 +56,12 @@ Result<std::string> MoeRouting::explain() const {
       text += format(" {} {} rows {:.1f} us,", tree.levels[l].name, p.levels[l].rows, p.level_us[l]);
     text += format(" copies {:.1f} us\n", p.copy_us);
   }
-  text += format("\nchosen: {}, {}; {} chunks in {} slots x {} of {} rows ({:.1f} MiB of staging)\n", i.algorithm,
-                 prices_.size() > 1 ? "the cheapest" : "the only candidate", tables_.n_chunks(), plan.slots.plan.n_slots,
-                 plan.slots.plan.depth, plan.slots.slot_rows,
-                 static_cast<double>(algo::moe_staging_bytes(layer_.config().shape, plan.slots.plan, plan.slots.slot_rows)) /
-                     (1 << 20));
+  text += format(
+      "\nchosen: {}, {}; {} chunks in {} slots x {} of {} rows ({:.1f} MiB of staging)\n", i.algorithm,
+      prices_.size() > 1 ? "the cheapest" : "the only candidate", tables_.n_chunks(), plan.slots.plan.n_slots,
+      plan.slots.plan.depth, plan.slots.slot_rows,
+      static_cast<double>(algo::moe_staging_bytes(layer_.config().shape, plan.slots.plan, plan.slots.slot_rows)) /
+          (1 << 20));
   text += format("this rank would send {} bytes without dedup (T * k * row)\n", i.logical_bytes);
   for (int32_t l = 0; l < i.n_levels; ++l)
     text += format("  level {:12} {:8} rows {:12} bytes payload {:10} bytes metadata ({:.2f} %)\n", i.levels[l].name,

@@ -48,8 +48,10 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
   std::vector<algo::MoeAlgorithm> fit;
   if (own.ok()) {
     auto fits = fitting(*config, host.tree(), config->staging_budget(host.staging_bytes()));
-    if (fits.ok()) fit = std::move(*fits);
-    else own = fits.status();
+    if (fits.ok())
+      fit = std::move(*fits);
+    else
+      own = fits.status();
   }
   const Creation mine{own.ok() ? config->hash() : 0, host.staging_bytes(), own.code(), 0};
   std::vector<Creation> all(host.n_ranks());
@@ -58,8 +60,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
   std::unique_ptr<MoeLayer> layer(new MoeLayer(host, std::move(*config)));
   const uint64_t budget = layer->config_.staging_budget(host.staging_bytes());
   for (const algo::MoeAlgorithm& a : fit)
-    layer->candidates_.push_back(
-        std::make_unique<MoeCandidate>(layer->config_, host.tree(), a, host.rank(), budget));
+    layer->candidates_.push_back(std::make_unique<MoeCandidate>(layer->config_, host.tree(), a, host.rank(), budget));
   return layer;
 }
 
@@ -73,8 +74,8 @@ Status MoeRouting::needs_elements(const char* what) const {
   const size_t element = moecclTypeSize(config.type);
   if (config.shape.row_bytes % element == 0) return {};
   return error(moecclInvalidArgument,
-               "{}: hidden_bytes is {}, not a multiple of the {} bytes of the layer's type: rows cannot be summed", what,
-               config.shape.row_bytes, element);
+               "{}: hidden_bytes is {}, not a multiple of the {} bytes of the layer's type: rows cannot be summed",
+               what, config.shape.row_bytes, element);
 }
 
 namespace {
@@ -144,15 +145,17 @@ Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t st
   MOECCL_TRY(needs_buffer("combine backward", "grad_out", g.grad_out, own_.n_tokens));
   MOECCL_TRY(needs_buffer("combine backward", "grad_in", g.grad_in, tables_.n_rows()));
   if (wants_weights && !expert_major)
-    return error(moecclInvalidArgument,
-                 "combine backward: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL");
+    return error(
+        moecclInvalidArgument,
+        "combine backward: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL");
   // A weighted dispatch computes with the layer's type; all ranks agree on whether there are weights.
   if (!wants_weights)
-    return run(moecclOpDispatch, expert_major && tables_.weighted(), g.grad_out, g.grad_in, stream, &measured_backward_us_);
+    return run(moecclOpDispatch, expert_major && tables_.weighted(), g.grad_out, g.grad_in, stream,
+               &measured_backward_us_);
   MOECCL_TRY(needs_buffer("combine backward", "in", g.in, tables_.n_rows()));
   MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream, &measured_backward_us_));
-  // Products need the rows as they were sent, so weights are applied only now. A blocking exchange of the communicator comes
-  // after all that is on streams, and so waits for the dispatch.
+  // Products need the rows as they were sent, so weights are applied only now. A blocking exchange of the communicator
+  // comes after all that is on streams, and so waits for the dispatch.
   if (stream) {
     gathered_.resize(layer_.host().n_ranks());
     const std::byte mine{};

@@ -34,7 +34,8 @@ class MoeLayer {
   const std::vector<std::unique_ptr<MoeCandidate>>& candidates() const { return candidates_; }
 
  private:
-  MoeLayer(MoeHost& host, MoeConfig config) : host_(host), config_(std::move(config)), order_(host.tree(), config_.placement) {}
+  MoeLayer(MoeHost& host, MoeConfig config)
+      : host_(host), config_(std::move(config)), order_(host.tree(), config_.placement) {}
 
   MoeHost& host_;
   MoeConfig config_;
@@ -47,7 +48,8 @@ class MoeRouting {
   explicit MoeRouting(MoeLayer& layer) : layer_(layer) {}  // empty until update() succeeds
 
   MoeLayer& layer() const { return layer_; }
-  // Collective, blocks. The first exchange ends all operations that this rank still has under way, so that tables may change.
+  // Collective, blocks. The first exchange ends all operations that this rank still has under way, so that tables may
+  // change.
   Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
   Status dispatch(const void* in, void* out, moecclStream_t stream);
   Status combine(const void* in, void* out, moecclStream_t stream);
@@ -55,7 +57,7 @@ class MoeRouting {
   struct CombineGradients {
     const void* grad_out = nullptr;
     void* grad_in = nullptr;
-    const void* in = nullptr;      // what combine was given; only with grad_weight
+    const void* in = nullptr;  // what combine was given; only with grad_weight
     float* grad_weight = nullptr;
   };
   // With grad_weight it blocks.
@@ -83,16 +85,16 @@ class MoeRouting {
 
   MoeLayer& layer_;
   bool ready_ = false;
-  bool weighted_ = false;                 // on any rank that has tokens
+  bool weighted_ = false;  // on any rank that has tokens
   algo::OwnChoices own_;
   std::vector<uint64_t> tokens_of_;       // [n_ranks]
   std::vector<algo::LevelCount> counts_;  // scratch
   std::vector<std::byte> gathered_;       // scratch
   std::vector<algo::MoePrice> prices_;    // by candidate
   size_t chosen_ = 0;
-  std::optional<size_t> prepared_;        // the candidate for which writer_ is prepared
+  std::optional<size_t> prepared_;  // the candidate for which writer_ is prepared
   algo::RecordWriter writer_;
-  std::vector<uint32_t> received_;        // records of all ranks
+  std::vector<uint32_t> received_;  // records of all ranks
   std::vector<size_t> received_bytes_;
   algo::RoutingTables tables_;
   double measured_dispatch_us_ = 0, measured_combine_us_ = 0, measured_backward_us_ = 0;

@@ -39,8 +39,7 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
   ready_ = false;
   const MoeConfig& config = layer_.config();
   Status own = check_arguments(topk_index, n_tokens);
-  if (own.ok())
-    own = own_.assign(config.shape, config.placement, layer_.order(), {topk_index, topk_weight, n_tokens});
+  if (own.ok()) own = own_.assign(config.shape, config.placement, layer_.order(), {topk_index, topk_weight, n_tokens});
   MOECCL_TRY(greet(own));
   MOECCL_TRY(exchange_records());
   MOECCL_TRY(agree());
@@ -208,7 +207,9 @@ void MoeRouting::fill_levels(moecclRoutingInfo_t& info) const {
   const plan::LevelTree& tree = layer_.host().tree();
   const MoeCandidate& plan = *layer_.candidates()[chosen_];
   const uint32_t rank = layer_.host().rank();
-  const auto level_of = [&](uint32_t peer) { return std::min<uint32_t>(tree.level_between(rank, peer), MOECCL_MAX_LEVELS - 1); };
+  const auto level_of = [&](uint32_t peer) {
+    return std::min<uint32_t>(tree.level_between(rank, peer), MOECCL_MAX_LEVELS - 1);
+  };
   info.n_levels = static_cast<int32_t>(std::min<uint32_t>(tree.depth(), MOECCL_MAX_LEVELS));
   for (int32_t l = 0; l < info.n_levels; ++l)
     copy_name(info.levels[l].name, sizeof(info.levels[l].name), tree.levels[static_cast<size_t>(l)].name);

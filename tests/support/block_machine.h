@@ -35,7 +35,7 @@ class BlockMachine {
       alive = 0;
       std::shuffle(lanes_.begin(), lanes_.end(), random_);
       for (Position& at : lanes_) {
-        for (uint32_t n = random_() % 4 == 0 ? 500 : random_() % 3; n > 0 && advance(at); --n) ++moved;
+        for (uint64_t n = random_() % 4 == 0 ? 500 : random_() % 3; n > 0 && advance(at); --n) ++moved;
         alive += at.chunk < plan_.chunking.n_chunks;
       }
       idle_ = moved > 0 ? 0 : idle_ + 1;

@@ -1,5 +1,5 @@
-// Runs the programs of all ranks of a plan of rows in one thread, on real bytes, with the reference kernels. Lanes advance
-// in an order drawn from a seed, so that a missing signal shows as wrong bytes for some seed.
+// Runs the programs of all ranks of a plan of rows in one thread, on real bytes, with the reference kernels. Lanes
+// advance in an order drawn from a seed, so that a missing signal shows as wrong bytes for some seed.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -85,7 +85,8 @@ class Interpreter {
       case StepKind::kWait: {
         if (at.chunk < step.lag) return true;
         const uint64_t target = uint64_t{at.chunk - step.lag} * step.per_chunk + step.ordinal + 1;
-        return signals_[{step.peer, at.rank, step.sig}] >= (step.when == plan::When::kEvery ? target : step.ordinal + 1);
+        return signals_[{step.peer, at.rank, step.sig}] >=
+               (step.when == plan::When::kEvery ? target : step.ordinal + 1);
       }
       case StepKind::kGatherRows:
       case StepKind::kScatterRows:
@@ -115,12 +116,14 @@ class Interpreter {
       EXPECT_LE(rows.dst_first + rows.count, b.slot_elements) << "a block overflows its slot";
     }
     kernels::ScaleRowsArgs args;
-    args.rows = {base(at, step.dst), base(at, src), rows.dst_index, rows.src_index, rows.dst_first,
-                 rows.src_first,     rows.count,    b.element_bytes};
+    args.rows = {base(at, step.dst), base(at, src),  rows.dst_index, rows.src_index,
+                 rows.dst_first,     rows.src_first, rows.count,     b.element_bytes};
     args.weights = rows.weights;
     const kernels::KernelTable& table = *kernels::select("reference");
-    if (rows.weights) table.scale_rows[type_](args);
-    else table.copy_rows(args.rows);
+    if (rows.weights)
+      table.scale_rows[type_](args);
+    else
+      table.copy_rows(args.rows);
   }
 
   void reduce_rows(const Position& at, const plan::Step& step) {

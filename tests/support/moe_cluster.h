@@ -1,4 +1,5 @@
-// All ranks of a MoE routing in one thread: trees, random choices, the exchange of records, and the tables of every rank.
+// All ranks of a MoE routing in one thread: trees, random choices, the exchange of records, and the tables of every
+// rank.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -52,11 +53,11 @@ struct MoeCase {
   plan::LevelTree tree;
   algo::MoeShape shape;
   uint32_t n_experts = 8;
-  std::vector<int32_t> owner;      // empty: default placement
-  std::vector<uint64_t> tokens;    // [n_ranks]
+  std::vector<int32_t> owner;    // empty: default placement
+  std::vector<uint64_t> tokens;  // [n_ranks]
   bool weighted = true;
-  double none = 0.1;               // share of choices that are -1
-  uint32_t hot_experts = 0;        // > 0: choices come from the first so many only
+  double none = 0.1;         // share of choices that are -1
+  uint32_t hot_experts = 0;  // > 0: choices come from the first so many only
 };
 
 inline MoeCase random_case(const plan::LevelTree& tree, Random& random) {
@@ -83,8 +84,8 @@ class MoeCluster {
  public:
   MoeCluster(const MoeCase& c, uint32_t seed)
       : test_case(c),
-        placement(algo::Placement::make(c.n_experts, c.tree.n_ranks, c.owner.empty() ? nullptr : c.owner.data())
-                      .value()),
+        placement(
+            algo::Placement::make(c.n_experts, c.tree.n_ranks, c.owner.empty() ? nullptr : c.owner.data()).value()),
         order(c.tree, placement) {
     Random random(seed);
     own.resize(n());

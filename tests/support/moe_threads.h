@@ -55,7 +55,8 @@ struct HostTraits {
 
 class ThreadHost final : public comm::MoeHost {
  public:
-  ThreadHost(MeetingPoint& point, const HostTraits& traits, uint32_t rank) : point_(point), traits_(traits), rank_(rank) {}
+  ThreadHost(MeetingPoint& point, const HostTraits& traits, uint32_t rank)
+      : point_(point), traits_(traits), rank_(rank) {}
   uint32_t rank() const override { return rank_; }
   uint32_t n_ranks() const override { return traits_.tree.n_ranks; }
   const plan::LevelTree& tree() const override { return traits_.tree; }

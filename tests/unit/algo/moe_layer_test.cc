@@ -103,8 +103,9 @@ void check_step(MoeHost& host, MoeRouting& routing, const moecclMoeConfig_t& c, 
   // A rank without tokens says by any pointer that it takes part.
   float nothing = 0;
   float* const wanted = !expert_major ? nullptr : grad_weight.empty() ? &nothing : grad_weight.data();
-  ASSERT_TRUE(routing.combine_backward({in.data(), grad_rows.data(), expert_major ? results.data() : nullptr, wanted}, nullptr)
-                  .ok());
+  ASSERT_TRUE(
+      routing.combine_backward({in.data(), grad_rows.data(), expert_major ? results.data() : nullptr, wanted}, nullptr)
+          .ok());
   for (uint64_t t = 0; t < mine.n_tokens; ++t) {
     std::vector<uint32_t> ranks;
     size_t n_rows = 0;
@@ -126,7 +127,8 @@ void check_step(MoeHost& host, MoeRouting& routing, const moecclMoeConfig_t& c, 
       double sum = 0;
       for (size_t i = 0; i < k; ++i)
         if (mine.index[t * k + i] >= 0)
-          sum += static_cast<double>(mine.weight[t * k + i]) * static_cast<double>(expert_value(mine.index[t * k + i], x));
+          sum +=
+              static_cast<double>(mine.weight[t * k + i]) * static_cast<double>(expert_value(mine.index[t * k + i], x));
       ASSERT_NEAR(out[t * kWidth + j], sum, 1e-4 * (1 + sum)) << "token " << t;
       ASSERT_NEAR(grad[t * kWidth + j], static_cast<double>(n_rows) * static_cast<double>(x), 1e-2) << "token " << t;
     }
@@ -212,7 +214,9 @@ TEST(MoeConfigTest, EveryLimitIsNamed) {
     EXPECT_EQ(config.status().code(), moecclInvalidArgument);
     return config.status().message();
   };
-  const auto names = [&](const std::string& text, const char* part) { EXPECT_NE(text.find(part), std::string::npos) << text; };
+  const auto names = [&](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
   names(message([](auto& c) { c.size = 3; }), "config.size is 3");
   names(message([](auto& c) { c.hidden_bytes = 0; }), "hidden_bytes is 0");
   names(message([](auto& c) { c.top_k = 9; }), "top_k is 9");
@@ -258,8 +262,9 @@ TEST(MoeLayerTest, MemoryStaysBelowTheQueriedSizeAndTheCap) {
           return;
         }
         const MoeSlots& slots = (*layer)->candidates()[0]->slots;
-        EXPECT_LE(routing.memory_bytes() + algo::moe_staging_bytes((*layer)->config().shape, slots.plan, slots.slot_rows),
-                  *bound);
+        EXPECT_LE(
+            routing.memory_bytes() + algo::moe_staging_bytes((*layer)->config().shape, slots.plan, slots.slot_rows),
+            *bound);
       });
     }
   }

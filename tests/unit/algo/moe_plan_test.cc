@@ -14,8 +14,8 @@ using algo::PathKind;
 using test::MoeCase;
 using test::MoeCluster;
 using test::NamedTree;
-using test::random_case;
 using test::Random;
+using test::random_case;
 
 // Slots that force several chunks, but never less than a chunk needs.
 uint64_t tight_slot(const MoeCase& c, const algo::Paths& paths, Random& random) {
@@ -154,12 +154,15 @@ TEST(MoePlanTest, BrokenPlansAreNotProved) {
     for (size_t lane = 0; lane < good.programs[1].lanes.size(); ++lane) {
       const std::vector<plan::Step>& steps = good.programs[1].lanes[lane].steps;
       for (size_t i = 0; i + 1 < steps.size(); ++i) {
-        const bool moves_next = steps[i + 1].kind != plan::StepKind::kWait && steps[i + 1].kind != plan::StepKind::kSignal;
+        const bool moves_next =
+            steps[i + 1].kind != plan::StepKind::kWait && steps[i + 1].kind != plan::StepKind::kSignal;
         if (steps[i].kind != plan::StepKind::kWait || !moves_next) continue;
         plan::Plan bad = good;
         plan::Step* at = &bad.programs[1].lanes[lane].steps[i];
-        if (at->lag > 0) ++at->lag;
-        else std::swap(at[0], at[1]);
+        if (at->lag > 0)
+          ++at->lag;
+        else
+          std::swap(at[0], at[1]);
         bad.programs[1].finalize();
         EXPECT_FALSE(plan::check({bad, bindings, &rows}).ok()) << "lane " << lane << " step " << i;
         ++broken;
@@ -304,8 +307,10 @@ TEST(MoePlanTest, DeterministicCombineHasTheSameBitsUnderEveryAlgorithm) {
           if (experts.empty()) experts = random_rows(expert_rows(cluster), random);
           const Rows out = run(cluster, moecclOpCombine, true, experts, random());
           if (first.empty()) first = out;
-          if (grouped) ASSERT_EQ(out, first) << t.name << " " << a.name();
-          else different_when_not_grouped += out != first;
+          if (grouped)
+            ASSERT_EQ(out, first) << t.name << " " << a.name();
+          else
+            different_when_not_grouped += out != first;
         }
       }
     }

@@ -86,7 +86,8 @@ TEST(PathsTest, EveryPathEndsAndUsesTheListedEdgesInOrderOfHops) {
 }
 
 // The hops of a row, found with LevelTree::counterpart alone.
-std::vector<std::pair<uint32_t, uint32_t>> way(const plan::LevelTree& tree, const MoeAlgorithm& a, uint32_t o, uint32_t x) {
+std::vector<std::pair<uint32_t, uint32_t>> way(const plan::LevelTree& tree, const MoeAlgorithm& a, uint32_t o,
+                                               uint32_t x) {
   std::vector<std::pair<uint32_t, uint32_t>> hops;
   const plan::LevelTree cut = tree.truncated(a.kind == PathKind::k2dh ? 2 : a.dims);
   uint32_t at = o;
@@ -282,7 +283,8 @@ TEST(RoutingTest, WrongRecordsAreRefusedBeforeUse) {
       algo::RecordWriter writer;
       writer.prepare(paths, cluster.placement, o);
       writer.write(cluster.placement, cluster.own[o]);
-      messages[o].assign(writer.words().begin(), writer.words().begin() + static_cast<ptrdiff_t>(writer.bytes()[0] / 4));
+      messages[o].assign(writer.words().begin(),
+                         writer.words().begin() + static_cast<ptrdiff_t>(writer.bytes()[0] / 4));
       if (o == 1 + static_cast<uint32_t>(round) % 3)
         messages[o][random() % messages[o].size()] ^= 1u << (random() % 32);
       auto view = algo::read_records(messages[o].data(), messages[o].size() * 4, true);

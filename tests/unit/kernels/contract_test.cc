@@ -41,9 +41,12 @@ struct Case {
 
 Scalar random_scale(int type, Random& random) {
   Scalar s{};
-  if (type == moecclFloat64) s.f64 = random.normal();
-  else if (is_float(type)) s.f32 = static_cast<float>(random.normal());
-  else s.u64 = random.bits();
+  if (type == moecclFloat64)
+    s.f64 = random.normal();
+  else if (is_float(type))
+    s.f32 = static_cast<float>(random.normal());
+  else
+    s.u64 = random.bits();
   return s;
 }
 
@@ -111,7 +114,8 @@ TEST_P(ReduceContract, DestinationMayBeOneOfTheSources) {
 TEST_P(ReduceContract, NansInfinitiesAndSignedZerosMeetAsInTheReference) {
   Random random(4);
   const double inf = HUGE_VAL, nan = std::nan("");
-  const std::vector<double> special = {nan, -nan, inf, -inf, 0.0, -0.0, 1.0, -1.0, 3e38, 448.0, 57344.0, 65504.0, 1e-40};
+  const std::vector<double> special = {nan,  -nan, inf,   -inf,    0.0,     -0.0, 1.0,
+                                       -1.0, 3e38, 448.0, 57344.0, 65504.0, 1e-40};
   for (int type = moecclFloat16; type < MOECCL_NUM_DATA_TYPES; ++type) {
     for (int op = 0; op < kNumReduceOps; ++op) {
       const size_t count = special.size() * special.size();

@@ -14,9 +14,8 @@
 
 namespace moeccl::kernels {
 
-inline constexpr const char* kTypeNames[MOECCL_NUM_DATA_TYPES] = {"int8",    "uint8",   "int32",   "uint32",
-                                                                  "int64",   "uint64",  "float16", "float32",
-                                                                  "float64", "bfloat16", "e4m3",   "e5m2"};
+inline constexpr const char* kTypeNames[MOECCL_NUM_DATA_TYPES] = {
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "e4m3", "e5m2"};
 inline constexpr size_t kTypeSizes[MOECCL_NUM_DATA_TYPES] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 
 inline bool is_float(int type) { return type >= moecclFloat16; }
@@ -27,12 +26,22 @@ inline double read_float(int type, const std::byte* p) {
   float f;
   double d;
   switch (type) {
-    case moecclFloat16: std::memcpy(&u16, p, 2); return Fp16::decode(u16);
-    case moecclBfloat16: std::memcpy(&u16, p, 2); return Bf16::decode(u16);
-    case moecclFloat8e4m3: return Fp8e4m3::decode(static_cast<uint8_t>(*p));
-    case moecclFloat8e5m2: return Fp8e5m2::decode(static_cast<uint8_t>(*p));
-    case moecclFloat32: std::memcpy(&f, p, 4); return f;
-    default: std::memcpy(&d, p, 8); return d;
+    case moecclFloat16:
+      std::memcpy(&u16, p, 2);
+      return Fp16::decode(u16);
+    case moecclBfloat16:
+      std::memcpy(&u16, p, 2);
+      return Bf16::decode(u16);
+    case moecclFloat8e4m3:
+      return Fp8e4m3::decode(static_cast<uint8_t>(*p));
+    case moecclFloat8e5m2:
+      return Fp8e5m2::decode(static_cast<uint8_t>(*p));
+    case moecclFloat32:
+      std::memcpy(&f, p, 4);
+      return f;
+    default:
+      std::memcpy(&d, p, 8);
+      return d;
   }
 }
 
@@ -40,12 +49,26 @@ inline void write_float(int type, std::byte* p, double value) {
   const float f = static_cast<float>(value);
   uint16_t u16;
   switch (type) {
-    case moecclFloat16: u16 = static_cast<uint16_t>(Fp16::encode(f)); std::memcpy(p, &u16, 2); break;
-    case moecclBfloat16: u16 = static_cast<uint16_t>(Bf16::encode(f)); std::memcpy(p, &u16, 2); break;
-    case moecclFloat8e4m3: *p = static_cast<std::byte>(Fp8e4m3::encode(f)); break;
-    case moecclFloat8e5m2: *p = static_cast<std::byte>(Fp8e5m2::encode(f)); break;
-    case moecclFloat32: std::memcpy(p, &f, 4); break;
-    default: std::memcpy(p, &value, 8); break;
+    case moecclFloat16:
+      u16 = static_cast<uint16_t>(Fp16::encode(f));
+      std::memcpy(p, &u16, 2);
+      break;
+    case moecclBfloat16:
+      u16 = static_cast<uint16_t>(Bf16::encode(f));
+      std::memcpy(p, &u16, 2);
+      break;
+    case moecclFloat8e4m3:
+      *p = static_cast<std::byte>(Fp8e4m3::encode(f));
+      break;
+    case moecclFloat8e5m2:
+      *p = static_cast<std::byte>(Fp8e5m2::encode(f));
+      break;
+    case moecclFloat32:
+      std::memcpy(p, &f, 4);
+      break;
+    default:
+      std::memcpy(p, &value, 8);
+      break;
   }
 }
 
@@ -88,7 +111,8 @@ class Random {
     Buffer b(count * kTypeSizes[type], below(64));
     for (size_t i = 0; i < b.size(); ++i) b.data()[i] = static_cast<std::byte>(bits());
     if (is_float(type) && chance(50)) {
-      for (size_t i = 0; i < count; ++i) write_float(type, b.data() + i * kTypeSizes[type], chance(5) ? -0.0 : normal());
+      for (size_t i = 0; i < count; ++i)
+        write_float(type, b.data() + i * kTypeSizes[type], chance(5) ? -0.0 : normal());
     }
     return b;
   }

@@ -1,5 +1,5 @@
-// Holds the reference to what it claims: conversions against the formats' own definition, kernels against sums worked out
-// in double or by hand.
+// Holds the reference to what it claims: conversions against the formats' own definition, kernels against sums worked
+// out in double or by hand.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -107,9 +107,10 @@ struct SumCase {
     for (size_t i = 0; i < args.count; ++i) {
       const size_t n = random.chance(20) ? 0 : 1 + random.below(10);
       for (size_t t = 0; t < n; ++t) {
-        terms.push_back({.row = static_cast<uint32_t>(random.below(kRows)),
-                         .segment = static_cast<uint16_t>(random.below(n_segments)),
-                         .close = static_cast<uint16_t>(grouped && random.chance(50) ? random.below(kMaxGroups + 1) : 0)});
+        terms.push_back(
+            {.row = static_cast<uint32_t>(random.below(kRows)),
+             .segment = static_cast<uint16_t>(random.below(n_segments)),
+             .close = static_cast<uint16_t>(grouped && random.chance(50) ? random.below(kMaxGroups + 1) : 0)});
       }
       offsets.push_back(terms.size());
     }
@@ -120,8 +121,10 @@ struct SumCase {
     args.offsets = offsets.data();
     args.terms = terms.data();
     if (random.chance(70)) args.weights = weights.data();
-    if (random.chance(50)) args.dst_index = dst_index.data();
-    else args.dst_first = random.below(4);
+    if (random.chance(50))
+      args.dst_index = dst_index.data();
+    else
+      args.dst_first = random.below(4);
     args.grouped = grouped;
     args.stream = random.chance(50);
   }
@@ -168,7 +171,8 @@ TEST_P(RowsContract, DotRowsGivesTheReferencesBits) {
       reference().dot_rows[type](args);
       args.out = reinterpret_cast<float*>(actual.data());
       overlay().dot_rows[type](args);
-      ASSERT_EQ(difference(moecclFloat32, expected, actual), "") << kTypeNames[type] << ", " << n_elements << " elements";
+      ASSERT_EQ(difference(moecclFloat32, expected, actual), "")
+          << kTypeNames[type] << ", " << n_elements << " elements";
     }
   }
 }
