@@ -34,8 +34,7 @@ class RowSum {
   using Acc = typename B::Acc;
   using Lane = typename B::Lane;
   static constexpr int kInner = kMaxGroups - 1;
-  // Registers of sums in a block: 8 made the compiler spill them (bf16 top-8 in L2, AVX-512: 58 GB/s with 4, 18 with
-  // 8).
+  // 4 registers of sums in a block: with 8 the compiler spilled (bf16 top-8 in cache, AVX-512: 58 GB/s, then 18).
   static constexpr int kMostUnroll = static_cast<int>(4 * B::isa::kBytes / sizeof(Acc));
   static constexpr int kUnroll = B::kUnroll < kMostUnroll ? B::kUnroll : kMostUnroll;
 

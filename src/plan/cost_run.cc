@@ -289,6 +289,9 @@ void CostRun::move(uint32_t rank, const Lane& lane, const Step& step) {
   }
   if (step.kind == StepKind::kReduce) {
     work(rank, static_cast<double>(bytes) * step.n_srcs / r.reduce_rate, &CriticalPath::reduce_ns);
+  } else if (const Ref& src = program.srcs[step.first_src];
+             src.rank != rank && src.buffer != Buffer::kStaging && !plan_.shape.reach.views) {
+    work(rank, profile_.read_call_ns + static_cast<double>(bytes) / profile_.read_bytes_per_ns, &CriticalPath::copy_ns);
   } else {
     const double rate = step.dst.buffer == Buffer::kOutput ? r.output_rate : r.copy_rate;
     work(rank, static_cast<double>(bytes) / rate, &CriticalPath::copy_ns);

@@ -170,6 +170,43 @@ TEST(Reference, ScaledIntegerRowsAreTruncated) {
   EXPECT_EQ(std::vector<int32_t>(dst, dst + 4), (std::vector<int32_t>{3, -3, -100, -3}));
 }
 
+template <class T>
+T scale_one(int type, T value, float weight) {
+  T out;
+  CopyRowsArgs rows;
+  rows.dst = &out;
+  rows.src = &value;
+  rows.count = 1;
+  rows.row_bytes = sizeof(T);
+  reference_table().scale_rows[type]({.rows = rows, .weights = &weight});
+  return out;
+}
+
+TEST(Reference, ScaledIntegersBeyond64BitsAreClampedThenCutToTheType) {
+  EXPECT_EQ(scale_one<int64_t>(moecclInt64, INT64_MAX, 4.0f), INT64_MAX);
+  EXPECT_EQ(scale_one<int64_t>(moecclInt64, INT64_MAX, -4.0f), INT64_MIN);
+  EXPECT_EQ(scale_one<uint64_t>(moecclUint64, UINT64_MAX, 2.0f), UINT64_MAX);
+  EXPECT_EQ(scale_one<uint64_t>(moecclUint64, 5, -1.0f), static_cast<uint64_t>(-5));
+  EXPECT_EQ(scale_one<int64_t>(moecclInt64, 5, NAN), 0);
+  EXPECT_EQ(scale_one<int8_t>(moecclInt8, 100, 2.0f), -56);
+  EXPECT_EQ(scale_one<int32_t>(moecclInt32, 1, INFINITY), -1);  // the low bits of INT64_MAX
+}
+
+TEST(Reference, ScalarFromReadsEachTypeAsReductionsWantIt) {
+  const int8_t i8 = -3;
+  const uint32_t u32 = 4000000000u;
+  const double f64 = 0.1;
+  const uint16_t f16 = 0x3c00, bf16 = 0xbf80;
+  const uint8_t e4m3 = 0x38, e5m2 = 0x3c;
+  EXPECT_EQ(scalar_from(&i8, moecclInt8).i64, -3);
+  EXPECT_EQ(scalar_from(&u32, moecclUint32).u64, 4000000000u);
+  EXPECT_EQ(scalar_from(&f64, moecclFloat64).f64, 0.1);
+  EXPECT_EQ(scalar_from(&f16, moecclFloat16).f32, 1.0f);
+  EXPECT_EQ(scalar_from(&bf16, moecclBfloat16).f32, -1.0f);
+  EXPECT_EQ(scalar_from(&e4m3, moecclFloat8e4m3).f32, 1.0f);
+  EXPECT_EQ(scalar_from(&e5m2, moecclFloat8e5m2).f32, 1.0f);
+}
+
 TEST(Reference, RowSumsAgreeWithSumsInDouble) {
   Random random(21);
   constexpr size_t kRows = 50, kElements = 33, kTopK = 8, kOut = 20;
