@@ -35,7 +35,9 @@ static int layer(moecclComm_t comm, int rank) {
   for (size_t i = 0; !failed && i < info.n_rows * kHidden; i++) rows[i] *= 10; /* the experts */
   failed = failed || moecclCombine(routing, rows, out, NULL) != moecclSuccess;
   if (failed) fprintf(stderr, "rank %d: %s\n", rank, moecclGetLastError(comm));
-  if (!failed) printf("rank %d: %zu rows, plan %s, token 1: %g -> %g\n", rank, info.n_rows, info.algorithm, tokens[1][0], out[1][0]);
+  if (!failed)
+    printf("rank %d: %zu rows, plan %s, token 1: %g -> %g\n", rank, info.n_rows, info.algorithm, tokens[1][0],
+           out[1][0]);
   if (routing != NULL) moecclRoutingDestroy(routing);
   if (moe != NULL) moecclMoeDestroy(moe);
   if (rows != NULL) moecclMemFree(rows);

@@ -6,9 +6,7 @@ using perf::Call, perf::Place, perf::Segment, perf::Shape;
 
 Shape shape(size_t elements, size_t, int) { return {.send = elements, .recv = elements, .count = elements}; }
 
-moecclResult_t run(const Call& c) {
-  return moecclAllReduce(c.send, c.recv, c.count, c.type, c.op, c.comm, c.stream);
-}
+moecclResult_t run(const Call& c) { return moecclAllReduce(c.send, c.recv, c.count, c.type, c.op, c.comm, c.stream); }
 
 std::vector<Segment> expected(const Place&, size_t count) { return {{perf::kReduced, 0, count}}; }
 

@@ -54,7 +54,8 @@ void read_matrix(const std::string& path, int n_ranks) {
                    ", which is not a number of bytes");
       row.push_back(align(bytes * scale));
     }
-    if (!cells.eof()) perf::fail(path + ": row " + std::to_string(traffic.matrix.size()) + " holds something else than numbers");
+    if (!cells.eof())
+      perf::fail(path + ": row " + std::to_string(traffic.matrix.size()) + " holds something else than numbers");
     if (!row.empty()) traffic.matrix.push_back(row);
   }
   const size_t rows = traffic.matrix.size();

@@ -6,9 +6,7 @@ using perf::Call, perf::Place, perf::Segment, perf::Shape;
 
 Shape shape(size_t elements, size_t, int) { return {.send = elements, .recv = elements, .count = elements}; }
 
-moecclResult_t run(const Call& c) {
-  return moecclBroadcast(c.send, c.recv, c.count, c.type, c.root, c.comm, c.stream);
-}
+moecclResult_t run(const Call& c) { return moecclBroadcast(c.send, c.recv, c.count, c.type, c.root, c.comm, c.stream); }
 
 std::vector<Segment> expected(const Place& place, size_t count) { return {{place.root, 0, count}}; }
 

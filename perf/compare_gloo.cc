@@ -26,7 +26,8 @@ namespace {
 
 class Gloo : public perf::Rival {
  public:
-  Gloo(int rank, int n_ranks, const std::string& folder) : context_(std::make_shared<gloo::rendezvous::Context>(rank, n_ranks)) {
+  Gloo(int rank, int n_ranks, const std::string& folder)
+      : context_(std::make_shared<gloo::rendezvous::Context>(rank, n_ranks)) {
     gloo::rendezvous::FileStore store(folder);
     gloo::transport::tcp::attr loopback("localhost");
     auto device = gloo::transport::tcp::CreateDevice(loopback);
@@ -53,11 +54,16 @@ class Gloo : public perf::Rival {
   // Buffers are announced to Gloo once per size, as its own benchmark does.
   void prepare(const perf::Exchange& e) override {
     switch (e.op) {
-      case perf::VersusOp::kAllReduce: return prepare_all_reduce(e);
-      case perf::VersusOp::kReduceScatter: return prepare_reduce_scatter(e);
-      case perf::VersusOp::kAllGather: return prepare_all_gather(e);
-      case perf::VersusOp::kAllToAll: return prepare_all_to_all(e);
-      case perf::VersusOp::kAllToAllv: return prepare_all_to_allv(e);
+      case perf::VersusOp::kAllReduce:
+        return prepare_all_reduce(e);
+      case perf::VersusOp::kReduceScatter:
+        return prepare_reduce_scatter(e);
+      case perf::VersusOp::kAllGather:
+        return prepare_all_gather(e);
+      case perf::VersusOp::kAllToAll:
+        return prepare_all_to_all(e);
+      case perf::VersusOp::kAllToAllv:
+        return prepare_all_to_allv(e);
     }
   }
   void run() override { run_(); }

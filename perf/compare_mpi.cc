@@ -56,19 +56,21 @@ class Mpi : public perf::Rival {
         return mpi(MPI_Reduce_scatter_block(e.send, e.recv, count_, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD),
                    "MPI_Reduce_scatter_block");
       case perf::VersusOp::kAllGather:
-        return mpi(MPI_Allgather(e.send, count_, MPI_FLOAT, e.recv, count_, MPI_FLOAT, MPI_COMM_WORLD), "MPI_Allgather");
+        return mpi(MPI_Allgather(e.send, count_, MPI_FLOAT, e.recv, count_, MPI_FLOAT, MPI_COMM_WORLD),
+                   "MPI_Allgather");
       case perf::VersusOp::kAllToAll:
         return mpi(MPI_Alltoall(e.send, count_, MPI_FLOAT, e.recv, count_, MPI_FLOAT, MPI_COMM_WORLD), "MPI_Alltoall");
       case perf::VersusOp::kAllToAllv:
-        return mpi(MPI_Alltoallv(e.send, send_counts_.data(), send_displs_.data(), MPI_FLOAT, e.recv, recv_counts_.data(),
-                                 recv_displs_.data(), MPI_FLOAT, MPI_COMM_WORLD),
+        return mpi(MPI_Alltoallv(e.send, send_counts_.data(), send_displs_.data(), MPI_FLOAT, e.recv,
+                                 recv_counts_.data(), recv_displs_.data(), MPI_FLOAT, MPI_COMM_WORLD),
                    "MPI_Alltoallv");
     }
   }
 
  private:
   static int narrow(size_t count) {
-    if (count > static_cast<size_t>(std::numeric_limits<int>::max())) perf::fail("MPI counts are ints: choose a smaller -e");
+    if (count > static_cast<size_t>(std::numeric_limits<int>::max()))
+      perf::fail("MPI counts are ints: choose a smaller -e");
     return static_cast<int>(count);
   }
   static std::vector<int> narrow(const std::vector<size_t>& counts) {

@@ -38,7 +38,8 @@ double duplication_percent(int n_groups, int k) {
 
 int main() {
   double worst = 0, worst_unrounded = 0;
-  std::printf("# Duplication rate (%%), uniform routing over %d experts, %zu tokens; HierMoE Table II beside it\n", kExperts, kTokens);
+  std::printf("# Duplication rate (%%), uniform routing over %d experts, %zu tokens; HierMoE Table II beside it\n",
+              kExperts, kTokens);
   std::printf("# groups  top-k  counted  rounded  paper  difference\n");
   for (const TableRow& row : kPaper)
     for (size_t i = 0; i < std::size(kTopK); i++) {
@@ -46,8 +47,8 @@ int main() {
       const double difference = std::round(counted) - row.percent[i];
       worst = std::fmax(worst, std::fabs(difference));
       worst_unrounded = std::fmax(worst_unrounded, std::fabs(counted - row.percent[i]));
-      std::printf("  %6d  %5d  %7.2f  %7.0f  %5d  %+10.0f\n", row.n_groups, kTopK[i], counted, std::round(counted), row.percent[i],
-                  difference);
+      std::printf("  %6d  %5d  %7.2f  %7.0f  %5d  %+10.0f\n", row.n_groups, kTopK[i], counted, std::round(counted),
+                  row.percent[i], difference);
     }
   std::printf("# largest difference: %.0f percentage points (%.2f before rounding) %s\n", worst, worst_unrounded,
               worst <= 1 ? "OK" : "FAILED");

@@ -25,7 +25,8 @@ bool write_or_complain(const std::string& path, const std::string& text) {
 
 int report(const MoeOptions& options, const std::string& description, const std::vector<MoeResult>& results) {
   print_moe_table(options, description, results);
-  bool good = options.output_file.empty() || write_or_complain(options.output_file, moe_json(options, description, results));
+  bool good =
+      options.output_file.empty() || write_or_complain(options.output_file, moe_json(options, description, results));
   good &= options.plot_file.empty() || write_or_complain(options.plot_file, moe_plot(description, results));
   return good ? 0 : 1;
 }

@@ -9,9 +9,7 @@ Shape shape(size_t elements, size_t element_bytes, int n_ranks) {
   return {.send = block, .recv = block * static_cast<size_t>(n_ranks), .count = block, .send_in_place = block};
 }
 
-moecclResult_t run(const Call& c) {
-  return moecclGather(c.send, c.recv, c.count, c.type, c.root, c.comm, c.stream);
-}
+moecclResult_t run(const Call& c) { return moecclGather(c.send, c.recv, c.count, c.type, c.root, c.comm, c.stream); }
 
 std::vector<Segment> expected(const Place& place, size_t count) {
   std::vector<Segment> segments;

@@ -9,9 +9,7 @@ Shape shape(size_t elements, size_t element_bytes, int n_ranks) {
   return {.send = block * static_cast<size_t>(n_ranks), .recv = block, .count = block, .recv_in_place = block};
 }
 
-moecclResult_t run(const Call& c) {
-  return moecclScatter(c.send, c.recv, c.count, c.type, c.root, c.comm, c.stream);
-}
+moecclResult_t run(const Call& c) { return moecclScatter(c.send, c.recv, c.count, c.type, c.root, c.comm, c.stream); }
 
 std::vector<Segment> expected(const Place& place, size_t count) {
   return {{place.root, static_cast<size_t>(place.rank) * count, count}};

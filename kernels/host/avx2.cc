@@ -7,7 +7,7 @@ namespace {
 
 struct Avx2 {
   static constexpr size_t kBytes = 32;
-  static constexpr int kUnroll = 4;  // 4 sums, 4 loads and a scale, of 16 registers
+  static constexpr size_t kUnroll = 4;  // 4 sums, 4 loads and a scale, of 16 registers
   using F = simd::VecOf<float, 32>::type;
   using U32 = simd::VecOf<uint32_t, 32>::type;
   using Half = simd::VecOf<uint16_t, 16>::type;

@@ -7,7 +7,7 @@ namespace {
 
 struct Avx512 {
   static constexpr size_t kBytes = 64;
-  static constexpr int kUnroll = 8;  // 8 sums and 8 loads fill half of the 32 registers
+  static constexpr size_t kUnroll = 8;  // 8 sums and 8 loads fill half of the 32 registers
   using F = simd::VecOf<float, 64>::type;
   using U32 = simd::VecOf<uint32_t, 64>::type;
   using Half = simd::VecOf<uint16_t, 32>::type;

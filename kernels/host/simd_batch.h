@@ -41,7 +41,7 @@ struct Batch {
   using Acc = AccVectors;
   using Lane = AccLane;
   static constexpr size_t kLanes = sizeof(Packed) / sizeof(Stored);
-  static constexpr int kUnroll = Isa::kUnroll;
+  static constexpr size_t kUnroll = Isa::kUnroll;
   // The accumulators in the order of their elements.
   static void to_lanes(Lane* lanes, Acc acc) { std::memcpy(lanes, &acc, sizeof(acc)); }
 };
@@ -103,7 +103,7 @@ struct Bf16 : Batch<Isa, uint16_t, typename Isa::U32, Pair<Isa>, float> {
   using F = typename Isa::F;
   using U32 = typename Isa::U32;
   static constexpr int kType = moecclBfloat16;
-  static constexpr int kUnroll = Isa::kUnroll / 2;
+  static constexpr size_t kUnroll = Isa::kUnroll / 2;
   static constexpr uint32_t kUpper = 0xffff0000u;
 
   static Pair<Isa> unpack(U32 v) { return {bit_cast<Isa, F>(v << 16), bit_cast<Isa, F>(v & kUpper)}; }
@@ -136,7 +136,7 @@ template <class Isa, int kExponentBits, int kMantissaBits, bool kHasInfinity>
 struct Fp8 : ViaFloat<Isa, uint8_t, typename Isa::Quarter> {
   using F = typename Isa::F;
   using U32 = typename Isa::U32;
-  static constexpr int kUnroll = 2;  // the conversions fill the registers and the time
+  static constexpr size_t kUnroll = 2;  // the conversions fill the registers and the time
   static constexpr uint32_t kBias = (1u << (kExponentBits - 1)) - 1;
   static constexpr int kDropped = 23 - kMantissaBits;
   static constexpr uint32_t kOverflow = kHasInfinity ? 0x7cu : 0x7eu;

@@ -48,28 +48,28 @@ class Reduction {
   }
   std::byte* target(size_t i) const { return static_cast<std::byte*>(a_.dst) + i * sizeof(typename B::Stored); }
 
-  template <int kUnroll>
+  template <size_t kUnroll>
   void block(size_t i, bool stream) const {
     Acc acc[kUnroll];
     load_scaled<kUnroll>(acc, 0, i);
     for (uint32_t k = 1; k < a_.n_srcs; ++k) {
       Acc v[kUnroll];
       load_scaled<kUnroll>(v, k, i);
-      for (int u = 0; u < kUnroll; ++u) acc[u] = apply<kOp, B>(acc[u], v[u]);
+      for (size_t u = 0; u < kUnroll; ++u) acc[u] = apply<kOp, B>(acc[u], v[u]);
     }
     if (a_.divisor > 1) {
-      for (int u = 0; u < kUnroll; ++u) acc[u] = acc[u] / divisor_;
+      for (size_t u = 0; u < kUnroll; ++u) acc[u] = acc[u] / divisor_;
     }
-    for (int u = 0; u < kUnroll; ++u) store<B>(target(i + u * B::kLanes), acc[u], stream);
+    for (size_t u = 0; u < kUnroll; ++u) store<B>(target(i + u * B::kLanes), acc[u], stream);
   }
 
-  template <int kUnroll>
+  template <size_t kUnroll>
   void load_scaled(Acc (&v)[kUnroll], uint32_t k, size_t i) const {
     const std::byte* p = source(k, i);
-    for (int u = 0; u < kUnroll; ++u) v[u] = load<B>(p + u * sizeof(typename B::Packed));
+    for (size_t u = 0; u < kUnroll; ++u) v[u] = load<B>(p + u * sizeof(typename B::Packed));
     if (kOp == ReduceOp::kSum && a_.scales) {
       const Acc s = B::scale(a_.scales[k]);
-      for (int u = 0; u < kUnroll; ++u) v[u] = v[u] * s;
+      for (size_t u = 0; u < kUnroll; ++u) v[u] = v[u] * s;
     }
   }
 

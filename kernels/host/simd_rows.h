@@ -35,8 +35,8 @@ class RowSum {
   using Lane = typename B::Lane;
   static constexpr int kInner = kMaxGroups - 1;
   // 4 registers of sums in a block: with 8 the compiler spilled (bf16 top-8 in cache, AVX-512: 58 GB/s, then 18).
-  static constexpr int kMostUnroll = static_cast<int>(4 * B::isa::kBytes / sizeof(Acc));
-  static constexpr int kUnroll = B::kUnroll < kMostUnroll ? B::kUnroll : kMostUnroll;
+  static constexpr size_t kMostUnroll = 4 * B::isa::kBytes / sizeof(Acc);
+  static constexpr size_t kUnroll = B::kUnroll < kMostUnroll ? B::kUnroll : kMostUnroll;
 
  public:
   RowSum(const ReduceRowsArgs& args, size_t i)
@@ -80,7 +80,7 @@ class RowSum {
   }
 
   // Fetches the same columns of a term of the next output row, which the hardware cannot guess.
-  template <int kBatches>
+  template <size_t kBatches>
   void load_term(Acc (&v)[kBatches], uint64_t t, size_t j, size_t lanes) const {
     const std::byte* p = source(t, j);
     const uint64_t ahead = t + (end_ - begin_);
@@ -92,15 +92,15 @@ class RowSum {
     if (kBatches == 1 && lanes < B::kLanes)
       v[0] = load_some<B>(p, lanes);
     else
-      for (int u = 0; u < kBatches; ++u) v[u] = load<B>(p + u * sizeof(typename B::Packed));
+      for (size_t u = 0; u < kBatches; ++u) v[u] = load<B>(p + u * sizeof(typename B::Packed));
     if (a_.weights) {
       const Acc w = B::splat(static_cast<Lane>(a_.weights[t]));
-      for (int u = 0; u < kBatches; ++u) v[u] = w * v[u];
+      for (size_t u = 0; u < kBatches; ++u) v[u] = w * v[u];
     }
   }
 
   // lanes < kLanes only with kBatches 1: the last columns of the row.
-  template <int kBatches>
+  template <size_t kBatches>
   void block(size_t j, size_t lanes, bool stream) const {
     Acc sum[kBatches];
     if (a_.grouped)
@@ -111,23 +111,23 @@ class RowSum {
     if (kBatches == 1 && lanes < B::kLanes)
       store_some<B>(p, sum[0], lanes);
     else
-      for (int u = 0; u < kBatches; ++u) store<B>(p + u * sizeof(typename B::Packed), sum[u], stream);
+      for (size_t u = 0; u < kBatches; ++u) store<B>(p + u * sizeof(typename B::Packed), sum[u], stream);
   }
 
   // Starting from the first term equals starting from the reference's -0.
-  template <int kBatches>
+  template <size_t kBatches>
   void sum_plain(Acc (&sum)[kBatches], size_t j, size_t lanes) const {
     load_term<kBatches>(sum, begin_, j, lanes);
     for (uint64_t t = begin_ + 1; t < end_; ++t) {
       Acc v[kBatches];
       load_term<kBatches>(v, t, j, lanes);
-      for (int u = 0; u < kBatches; ++u) sum[u] = sum[u] + v[u];
+      for (size_t u = 0; u < kBatches; ++u) sum[u] = sum[u] + v[u];
     }
   }
 
   // The accumulators that hold something, outermost first. A sum that passes through groups of one only changes its
   // level: rounding is idempotent, so the reference's roundings on the way need not be repeated.
-  template <int kBatches>
+  template <size_t kBatches>
   struct OpenGroups {
     Acc sums[kMaxGroups][kBatches];
     int levels[kMaxGroups];
@@ -135,9 +135,9 @@ class RowSum {
 
     void add_term(const Acc (&v)[kBatches]) {
       if (n > 0 && levels[n - 1] == kInner) {
-        for (int u = 0; u < kBatches; ++u) sums[n - 1][u] = sums[n - 1][u] + v[u];
+        for (size_t u = 0; u < kBatches; ++u) sums[n - 1][u] = sums[n - 1][u] + v[u];
       } else {
-        for (int u = 0; u < kBatches; ++u) sums[n][u] = v[u];
+        for (size_t u = 0; u < kBatches; ++u) sums[n][u] = v[u];
         levels[n++] = kInner;
       }
     }
@@ -148,17 +148,17 @@ class RowSum {
         Acc(&inner)[kBatches] = sums[n - 1];
         const int outer_level = n > 1 ? levels[n - 2] : 0;
         if (n > 1 && outer_level >= level) {
-          for (int u = 0; u < kBatches; ++u) sums[n - 2][u] = sums[n - 2][u] + round<B>(inner[u]);
+          for (size_t u = 0; u < kBatches; ++u) sums[n - 2][u] = sums[n - 2][u] + round<B>(inner[u]);
           --n;
         } else {
-          for (int u = 0; u < kBatches; ++u) inner[u] = round<B>(inner[u]);
+          for (size_t u = 0; u < kBatches; ++u) inner[u] = round<B>(inner[u]);
           levels[n - 1] = level;
         }
       }
     }
   };
 
-  template <int kBatches>
+  template <size_t kBatches>
   void sum_grouped(Acc (&sum)[kBatches], size_t j, size_t lanes) const {
     OpenGroups<kBatches> open;
     for (uint64_t t = begin_; t < end_; ++t) {
@@ -169,7 +169,7 @@ class RowSum {
       if (n_closed > 0) open.close_to(n_closed < kInner ? kInner - n_closed : 0);
     }
     open.close_to(open.levels[0]);
-    for (int u = 0; u < kBatches; ++u) sum[u] = open.sums[0][u];
+    for (size_t u = 0; u < kBatches; ++u) sum[u] = open.sums[0][u];
   }
 
   const ReduceRowsArgs& a_;

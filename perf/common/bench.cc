@@ -50,10 +50,10 @@ Bench::Bench(const Options& options, const Collective& collective, const Team& t
     std::memset(m.recv.data(), 0, bytes);
     if (options.on_stream) check(moecclStreamCreate(&m.stream), "moecclStreamCreate", team_.rank(i));
     if (options.local_register > 0) {
-      check(moecclCommRegister(team_.comm(i), m.send.data(), bytes, &m.registered[0]), "moecclCommRegister", team_.rank(i),
-            team_.comm(i));
-      check(moecclCommRegister(team_.comm(i), m.recv.data(), bytes, &m.registered[1]), "moecclCommRegister", team_.rank(i),
-            team_.comm(i));
+      check(moecclCommRegister(team_.comm(i), m.send.data(), bytes, &m.registered[0]), "moecclCommRegister",
+            team_.rank(i), team_.comm(i));
+      check(moecclCommRegister(team_.comm(i), m.recv.data(), bytes, &m.registered[1]), "moecclCommRegister",
+            team_.rank(i), team_.comm(i));
     }
     members_.push_back(std::move(m));
   }
@@ -98,12 +98,18 @@ char* Bench::send_at(const Case& c, size_t i, bool in_place, size_t shift) const
 
 moecclRedOp_t Bench::red_op(const Case& c, size_t i) {
   switch (c.op) {
-    case RedOp::kSum: return moecclSum;
-    case RedOp::kProd: return moecclProd;
-    case RedOp::kMax: return moecclMax;
-    case RedOp::kMin: return moecclMin;
-    case RedOp::kAvg: return moecclAvg;
-    case RedOp::kMulSum: break;
+    case RedOp::kSum:
+      return moecclSum;
+    case RedOp::kProd:
+      return moecclProd;
+    case RedOp::kMax:
+      return moecclMax;
+    case RedOp::kMin:
+      return moecclMin;
+    case RedOp::kAvg:
+      return moecclAvg;
+    case RedOp::kMulSum:
+      break;
   }
   Member& m = members_[i];
   if (!m.has_op) {
@@ -124,7 +130,8 @@ void Bench::drop_operators() {
   }
 }
 
-// Successive iterations use successive parts of the buffers, as in nccl-tests, so that small sizes do not flatter caches.
+// Successive iterations use successive parts of the buffers, as in nccl-tests, so that small sizes do not flatter
+// caches.
 void Bench::issue(const Case& c, bool in_place, size_t iteration) {
   const Shape s = shape(c);
   const size_t bytes = std::max(s.send, s.recv) * data_type(c.type).bytes;
@@ -194,10 +201,17 @@ Bench::Samples Bench::time_iterations(const Case& c, bool in_place) {
 
 void Bench::combine(Samples& s) const {
   switch (options_.average) {
-    case Average::kRank0: break;  // rank 0 prints its own
-    case Average::kAverage: s.total_us = team_.combine({s.total_us}, moecclSum)[0] / team_.n_ranks(); break;
-    case Average::kMin: s.total_us = team_.combine({s.total_us}, moecclMin)[0]; break;
-    case Average::kMax: s.total_us = team_.combine({s.total_us}, moecclMax)[0]; break;
+    case Average::kRank0:
+      break;  // rank 0 prints its own
+    case Average::kAverage:
+      s.total_us = team_.combine({s.total_us}, moecclSum)[0] / team_.n_ranks();
+      break;
+    case Average::kMin:
+      s.total_us = team_.combine({s.total_us}, moecclMin)[0];
+      break;
+    case Average::kMax:
+      s.total_us = team_.combine({s.total_us}, moecclMax)[0];
+      break;
   }
   if (!s.iteration_us.empty()) s.iteration_us = team_.combine(s.iteration_us, moecclMax);
 }

@@ -25,7 +25,8 @@ struct Case {
 
 class Bench {
  public:
-  Bench(const Options& options, const Collective& collective, const Team& team, size_t buffer_bytes, Progress* progress);
+  Bench(const Options& options, const Collective& collective, const Team& team, size_t buffer_bytes,
+        Progress* progress);
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
   ~Bench();

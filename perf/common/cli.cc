@@ -23,7 +23,8 @@ void add_job_options(CLI::App& app, JobOptions& job) {
   app.add_flag("--pace", job.pace, "slow links to the topology's figures: results are EMULATED");
   app.add_flag("--deterministic", job.deterministic, "fixed-order reductions");
   app.add_option("--mem", job.memory, "where buffers live: heap (moecclMemAlloc, default) or malloc")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, Memory>{{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}}));
+      ->transform(
+          CLI::CheckedTransformer(std::map<std::string, Memory>{{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}}));
 }
 
 void parse_or_exit(CLI::App& app, int argc, char** argv) {

@@ -26,7 +26,8 @@ void add_operation(CLI::App& app, Options& o) {
          "-o,--op", [&o](const std::string& name) { o.ops = parse_red_ops(name); }, "sum/prod/min/max/avg/mulsum/all")
       ->check([](const std::string& name) { return parse_red_ops(name).empty() ? "unknown operator " + name : ""; });
   app.add_option_function<std::string>(
-         "-d,--datatype", [&o](const std::string& name) { o.types = parse_data_types(name); }, data_type_names() + "/all")
+         "-d,--datatype", [&o](const std::string& name) { o.types = parse_data_types(name); },
+         data_type_names() + "/all")
       ->check([](const std::string& name) { return parse_data_types(name).empty() ? "unknown type " + name : ""; });
   app.add_option_function<std::string>(
       "-r,--root", [&o](const std::string& text) { o.root = text == "all" ? -1 : std::atoi(text.c_str()); },
@@ -93,7 +94,8 @@ void add_ignored(CLI::App& app, Ignored& ignored) {
 
 std::vector<std::string> notes_for(const CLI::App& app) {
   std::vector<std::string> notes;
-  for (const char* name : {"--stream_null", "--cudagraph", "--cta_policy", "--device_implementation", "--device_cta_count"})
+  for (const char* name :
+       {"--stream_null", "--cudagraph", "--cta_policy", "--device_implementation", "--device_cta_count"})
     if (app.count(name) > 0) notes.push_back(std::string(name) + " has no effect on the host backend");
   return notes;
 }
@@ -126,12 +128,16 @@ double parse_size(const std::string& text) {
   if (unit.empty()) return number;
   switch (unit[0]) {
     case 'k':
-    case 'K': return number * 1024;
+    case 'K':
+      return number * 1024;
     case 'm':
-    case 'M': return number * 1024 * 1024;
+    case 'M':
+      return number * 1024 * 1024;
     case 'g':
-    case 'G': return number * 1024 * 1024 * 1024;
-    default: return -1;
+    case 'G':
+      return number * 1024 * 1024 * 1024;
+    default:
+      return -1;
   }
 }
 

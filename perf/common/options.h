@@ -34,10 +34,10 @@ struct Options {
   std::string output_file;
 
   // Ours.
-  bool on_stream = false;        // issue to a moecclStream_t rather than block in each call
-  bool report_median = false;    // the time column is the median of the slowest rank rather than the mean
-  std::string matrix_file;       // alltoallv
-  std::string plan;              // moecclPlanForce
+  bool on_stream = false;      // issue to a moecclStream_t rather than block in each call
+  bool report_median = false;  // the time column is the median of the slowest rank rather than the mean
+  std::string matrix_file;     // alltoallv
+  std::string plan;            // moecclPlanForce
   std::string plot_file;
   bool explain = false;
   std::vector<std::string> notes;  // options that are accepted and have no effect here

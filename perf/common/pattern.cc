@@ -24,11 +24,15 @@ int64_t sum_value(const DataType& type, const Reduction& r, uint64_t random, int
 // One rank brings 3, two bring 2, one brings -1: the product has two significant bits in any order.
 int64_t prod_value(const DataType& type, const Reduction& r, int rank, size_t index) {
   switch ((static_cast<size_t>(rank) + index) % static_cast<size_t>(std::max(r.n_ranks, 4))) {
-    case 0: return 3;
-    case 1: return type.is_signed ? -1 : 1;
+    case 0:
+      return 3;
+    case 1:
+      return type.is_signed ? -1 : 1;
     case 2:
-    case 3: return 2;
-    default: return 1;
+    case 3:
+      return 2;
+    default:
+      return 1;
   }
 }
 
@@ -48,11 +52,15 @@ int64_t value_of(const Reduction& r, int rank, size_t index) {
   const uint64_t random = mix(r.seed, static_cast<uint64_t>(rank), index);
   switch (r.op) {
     case RedOp::kSum:
-    case RedOp::kMulSum: return sum_value(type, r, random, rank, index);
-    case RedOp::kProd: return prod_value(type, r, rank, index);
-    case RedOp::kAvg: return avg_value(type, r, rank, index);
+    case RedOp::kMulSum:
+      return sum_value(type, r, random, rank, index);
+    case RedOp::kProd:
+      return prod_value(type, r, rank, index);
+    case RedOp::kAvg:
+      return avg_value(type, r, rank, index);
     case RedOp::kMax:
-    case RedOp::kMin: break;
+    case RedOp::kMin:
+      break;
   }
   const int64_t limit = std::min<int64_t>(type.exact, 100);
   return pick(random, type.is_signed ? -limit : 0, limit);
@@ -64,11 +72,21 @@ int64_t reduce_at(const Reduction& r, size_t index) {
     const int64_t v = value_of(r, rank, index);
     switch (r.op) {
       case RedOp::kSum:
-      case RedOp::kAvg: result += v; break;
-      case RedOp::kMulSum: result += v * premul_scalar(rank); break;
-      case RedOp::kProd: result *= v; break;
-      case RedOp::kMax: result = std::max(result, v); break;
-      case RedOp::kMin: result = std::min(result, v); break;
+      case RedOp::kAvg:
+        result += v;
+        break;
+      case RedOp::kMulSum:
+        result += v * premul_scalar(rank);
+        break;
+      case RedOp::kProd:
+        result *= v;
+        break;
+      case RedOp::kMax:
+        result = std::max(result, v);
+        break;
+      case RedOp::kMin:
+        result = std::min(result, v);
+        break;
     }
   }
   return r.op == RedOp::kAvg ? result / r.n_ranks : result;
@@ -121,8 +139,7 @@ Pattern random_pattern(size_t element_bytes, uint64_t seed, int rank) {
 Pattern reduction_input(const Reduction& reduction, int rank) {
   const DataType& type = data_type(reduction.type);
   Pattern pattern(type.bytes);
-  for (size_t i = 0; i < kPeriod; i++)
-    store(type, static_cast<double>(value_of(reduction, rank, i)), pattern.at(i));
+  for (size_t i = 0; i < kPeriod; i++) store(type, static_cast<double>(value_of(reduction, rank, i)), pattern.at(i));
   return pattern;
 }
 

@@ -32,8 +32,8 @@ size_t buffer_bytes(const Options& o, const Collective& collective, int n_ranks)
 
 std::string explain(const Collective& collective, const Team& team, const Case& c, size_t count) {
   size_t needed = 0;
-  check(moecclPlanExplain(team.comm(0), collective.op, count, c.type, nullptr, 0, &needed), "moecclPlanExplain", team.rank(0),
-        team.comm(0));
+  check(moecclPlanExplain(team.comm(0), collective.op, count, c.type, nullptr, 0, &needed), "moecclPlanExplain",
+        team.rank(0), team.comm(0));
   std::string text(needed, '\0');
   check(moecclPlanExplain(team.comm(0), collective.op, count, c.type, text.data(), text.size(), nullptr),
         "moecclPlanExplain", team.rank(0), team.comm(0));
@@ -91,7 +91,8 @@ void run_thread(const Options& o, const Collective& collective, const Team& team
   if (report != nullptr) report->header(std::move(devices));
   if (!o.plan.empty())
     for (size_t i = 0; i < team.size(); i++)
-      check(moecclPlanForce(team.comm(i), collective.op, o.plan.c_str()), "moecclPlanForce", team.rank(i), team.comm(i));
+      check(moecclPlanForce(team.comm(i), collective.op, o.plan.c_str()), "moecclPlanForce", team.rank(i),
+            team.comm(i));
 
   Progress progress(leads);
   Bench bench(o, collective, team, buffer_bytes(o, collective, team.n_ranks()), leads ? &progress : nullptr);

@@ -23,8 +23,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kJsonVersion = 3;
-constexpr const char* kEnvironment[] = {"MOECCL_",     "NCCL_",  "RANK=",  "WORLD_SIZE=", "LOCAL_RANK=", "MASTER_",
-                                        "OMPI_COMM_", "PMI_",   "SLURM_", "OMP_",        "CUDA_VISIBLE_"};
+constexpr const char* kEnvironment[] = {"MOECCL_",    "NCCL_", "RANK=",  "WORLD_SIZE=", "LOCAL_RANK=",  "MASTER_",
+                                        "OMPI_COMM_", "PMI_",  "SLURM_", "OMP_",        "CUDA_VISIBLE_"};
 
 // nccl-tests writes truth values as words.
 const char* word(bool value) { return value ? "true" : "false"; }
@@ -159,9 +159,8 @@ std::string record_json(const Record& record, const Options& options) {
   j["results"] = Json::array();
   for (const Line& line : record.lines) j["results"].push_back(line_json(line, options));
   j["out_of_bounds"] = {{"count", record.n_wrong}, {"okay", word(record.n_wrong == 0)}};
-  j["average_bus_bandwidth"] = {
-      {"bandwidth", record.bus_bw()},
-      {"okay", record.required_bus_bw < 0 ? "unchecked" : word(record.fast_enough())}};
+  j["average_bus_bandwidth"] = {{"bandwidth", record.bus_bw()},
+                                {"okay", record.required_bus_bw < 0 ? "unchecked" : word(record.fast_enough())}};
   j["errors"] = record.errors;
   j["end_time"] = time_of_day();
   return j.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -51,18 +51,20 @@ void Report::print_settings() const {
   std::printf("# moeccl perf version %d.%d.%d moeccl-headers=%d moeccl-library=%d\n", MOECCL_VERSION_MAJOR,
               MOECCL_VERSION_MINOR, MOECCL_VERSION_PATCH, MOECCL_VERSION, version);
   std::printf("# Collective test starting: %s\n", collective_.program);
-  std::printf("# nThread %d nGpus %d minBytes %zu maxBytes %zu step: %zu(%s) warmup iters: %d iters: %d agg iters: %d "
-              "validation: %d graph: 0 unalign: %d\n",
-              o.job.threads, o.job.per_thread, o.min_bytes, o.max_bytes,
-              o.step_factor > 1 ? static_cast<size_t>(o.step_factor) : o.step_bytes, o.step_factor > 1 ? "factor" : "bytes",
-              o.warmup_iters, o.iters, o.agg_iters, o.check, o.unalign);
+  std::printf(
+      "# nThread %d nGpus %d minBytes %zu maxBytes %zu step: %zu(%s) warmup iters: %d iters: %d agg iters: %d "
+      "validation: %d graph: 0 unalign: %d\n",
+      o.job.threads, o.job.per_thread, o.min_bytes, o.max_bytes,
+      o.step_factor > 1 ? static_cast<size_t>(o.step_factor) : o.step_bytes, o.step_factor > 1 ? "factor" : "bytes",
+      o.warmup_iters, o.iters, o.agg_iters, o.check, o.unalign);
   const char* blocking[] = {nullptr, "wait and barrier after each inner iteration (-m)",
                             "wait after each inner iteration (-m), no barrier",
                             "wait and barrier after each outer iteration (-n); time excludes barrier"};
   if (o.blocking > 0) std::printf("# Blocking Enabled: %s\n", blocking[o.blocking]);
   if (o.job.parallel_init) std::printf("# Parallel Init Enabled: threads join their ranks concurrently\n");
   if (o.report_median) std::printf("# time: the median iteration of the slowest rank\n");
-  if (o.job.pace) std::printf("# EMULATED: links are slowed to the figures of the topology '%s'\n", o.job.topology.c_str());
+  if (o.job.pace)
+    std::printf("# EMULATED: links are slowed to the figures of the topology '%s'\n", o.job.topology.c_str());
   for (const std::string& note : o.notes) std::printf("# note: %s\n", note.c_str());
 }
 
@@ -72,7 +74,8 @@ void Report::header(std::vector<Device> devices) {
   print_settings();
   std::printf("#\n# Using devices\n");
   for (const Device& d : record_.devices)
-    std::printf("#  Rank %2d Group  0 Pid %6d on %10s device %2d [host] %s\n", d.rank, d.pid, d.host, d.thread, d.processor);
+    std::printf("#  Rank %2d Group  0 Pid %6d on %10s device %2d [host] %s\n", d.rank, d.pid, d.host, d.thread,
+                d.processor);
   print_columns();
   std::fflush(stdout);
 }
@@ -81,13 +84,15 @@ void Report::print_columns() const {
   const bool each = options_.per_iter_timing;
   const char* time = options_.cpu_time ? "cputime" : "time";
   const char* stamp[] = {options_.timestamps ? "  timestamp" : "", options_.timestamps ? "  %Y-%m-%d %H:%M:%S" : ""};
-  const char* extra[] = {each ? "    i_min    i_max    i_p99    i_cv%" : "", each ? "     (us)     (us)     (us)      (%)" : ""};
+  const char* extra[] = {each ? "    i_min    i_max    i_p99    i_cv%" : "",
+                         each ? "     (us)     (us)     (us)      (%)" : ""};
   std::printf("#\n# %10s  %12s  %8s  %6s  %6s           out-of-place%*s in-place          \n", "", "", "", "", "",
               each ? 58 : 22, "");
-  std::printf("# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s%s  %7s  %6s  %6s  %6s%s%s\n", "size", "count", "type", "redop",
-              "root", time, "algbw", "busbw", "#wrong", extra[0], time, "algbw", "busbw", "#wrong", extra[0], stamp[0]);
-  std::printf("# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s%s  %7s  %6s  %6s  %6s%s%s\n", "(B)", "(elements)", "", "", "",
-              "(us)", "(GB/s)", "(GB/s)", "", extra[1], "(us)", "(GB/s)", "(GB/s)", "", extra[1], stamp[1]);
+  std::printf("# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s%s  %7s  %6s  %6s  %6s%s%s\n", "size", "count", "type",
+              "redop", "root", time, "algbw", "busbw", "#wrong", extra[0], time, "algbw", "busbw", "#wrong", extra[0],
+              stamp[0]);
+  std::printf("# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s%s  %7s  %6s  %6s  %6s%s%s\n", "(B)", "(elements)", "",
+              "", "", "(us)", "(GB/s)", "(GB/s)", "", extra[1], "(us)", "(GB/s)", "(GB/s)", "", extra[1], stamp[1]);
 }
 
 void Report::start(const Line& line) {
@@ -146,7 +151,10 @@ int Report::footer() {
   const bool checked = record_.required_bus_bw >= 0;
   std::printf("# %-20s : %llu %s\n", "Out of bounds values", static_cast<unsigned long long>(record_.n_wrong),
               record_.n_wrong == 0 ? "OK" : "FAILED");
-  std::printf("# %-20s : %g %s\n", "Avg bus bandwidth", record_.bus_bw(), !checked ? "" : record_.fast_enough() ? "OK" : "FAILED");
+  std::printf("# %-20s : %g %s\n", "Avg bus bandwidth", record_.bus_bw(),
+              !checked                ? ""
+              : record_.fast_enough() ? "OK"
+                                      : "FAILED");
   std::printf("#\n# Collective test concluded: %s\n", collective_.program);
   std::fflush(stdout);
   const std::lock_guard lock(writing_);

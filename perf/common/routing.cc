@@ -45,7 +45,8 @@ std::string check_indices(const Trace& t) {
   for (size_t i = 0; i < t.index.size(); i++) {
     const int32_t expert = t.index[i];
     if (expert < -1 || expert >= t.n_experts)
-      return "has expert " + std::to_string(expert) + " at index " + std::to_string(i) + " of " + std::to_string(t.n_experts);
+      return "has expert " + std::to_string(expert) + " at index " + std::to_string(i) + " of " +
+             std::to_string(t.n_experts);
     if (expert < 0) continue;
     if (std::exchange(seen[static_cast<size_t>(expert)], i / k) == i / k)
       return "names expert " + std::to_string(expert) + " twice for token " + std::to_string(i / k);

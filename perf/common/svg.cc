@@ -10,8 +10,8 @@
 namespace perf {
 namespace {
 
-constexpr double kWidth = 760, kHeight = 380;                            // of one chart
-constexpr double kLeft = 80, kRight = 170, kTop = 46, kBottom = 56;      // around the plotting area
+constexpr double kWidth = 820, kHeight = 380;                        // of one chart
+constexpr double kLeft = 80, kRight = 230, kTop = 46, kBottom = 56;  // around the plotting area
 constexpr double kPlotWidth = kWidth - kLeft - kRight, kPlotHeight = kHeight - kTop - kBottom;
 constexpr double kHeading = 44;
 // Okabe and Ito's palette, which colour-blind readers can tell apart.
@@ -93,7 +93,8 @@ void draw_grid(std::ostream& out, const LogAxis& x, const LogAxis& y, bool x_is_
   for (int power = x.low; power <= x.high; power += x.step()) {
     const double value = std::pow(x.base, power), at = kLeft + kPlotWidth * x.at(value);
     line(out, at, kTop, at, kTop + kPlotHeight, "#ddd");
-    text(out, at, kTop + kPlotHeight + 16, x_is_bytes ? size_text(value) : number_text(value), {.anchor = "middle", .size = 11});
+    text(out, at, kTop + kPlotHeight + 16, x_is_bytes ? size_text(value) : number_text(value),
+         {.anchor = "middle", .size = 11});
   }
   for (int power = y.low; power <= y.high; power += y.step()) {
     const double value = std::pow(y.base, power), at = kTop + kPlotHeight * (1 - y.at(value));
@@ -189,7 +190,8 @@ std::string svg_page(const std::string& heading, const std::string& note, const 
   const double height = kHeading + charts * kHeight + 24;
   std::ostringstream out;
   out << "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 " << kWidth << ' ' << height << "' width='" << kWidth
-      << "' height='" << height << "' font-family='sans-serif' fill='#222'>\n<rect width='100%' height='100%' fill='white'/>\n";
+      << "' height='" << height
+      << "' font-family='sans-serif' fill='#222'>\n<rect width='100%' height='100%' fill='white'/>\n";
   text(out, kLeft, 28, heading, {.size = 18, .bold = true});
   double y = kHeading;
   const auto place = [&](const auto& chart) {

@@ -26,7 +26,9 @@ MoeBench::MoeBench(const MoeOptions& options, const std::vector<RankRouting>& ro
   allocate();
 }
 
-void MoeBench::demand(moecclResult_t result, const char* call) const { check(result, call, team_.rank(0), team_.comm(0)); }
+void MoeBench::demand(moecclResult_t result, const char* call) const {
+  check(result, call, team_.rank(0), team_.comm(0));
+}
 
 void MoeBench::allocate() {
   const Memory memory = options_.job.memory;
@@ -74,8 +76,8 @@ uint64_t MoeBench::verify(const Candidate& c) {
   uint64_t wrong = oracle_.check_info(info(c));
   // An n_rows that is not ours would overrun the buffers.
   if (info(c).n_rows != oracle_.n_rows())
-    fail("rank " + std::to_string(team_.rank(0)) + ": " + std::to_string(info(c).n_rows) + " rows where the routing gives " +
-         std::to_string(oracle_.n_rows()));
+    fail("rank " + std::to_string(team_.rank(0)) + ": " + std::to_string(info(c).n_rows) +
+         " rows where the routing gives " + std::to_string(oracle_.n_rows()));
   oracle_.fill_tokens(tokens_.data());
   std::memset(rows_.data(), 0xee, rows_.bytes());
   demand(moecclDispatch(c.routing, tokens_.data(), rows_.data(), nullptr), "moecclDispatch");

@@ -23,10 +23,10 @@ struct Model {
   int top_k, n_experts;
 };
 constexpr Model kModels[] = {
-    {"deepseek-v3", 7168, 8, 256},     {"deepseek-v2", 5120, 6, 160},    {"deepseek-v2-lite", 2048, 6, 64},
-    {"kimi-k2", 7168, 8, 384},         {"qwen3-235b-a22b", 4096, 8, 128}, {"qwen3-30b-a3b", 2048, 8, 128},
-    {"mixtral-8x7b", 4096, 2, 8},      {"mixtral-8x22b", 6144, 2, 8},    {"olmoe-1b-7b", 2048, 8, 64},
-    {"gpt-oss-120b", 2880, 4, 128},    {"gpt-oss-20b", 2880, 4, 32},     {"dbrx", 6144, 4, 16},
+    {"deepseek-v3", 7168, 8, 256},  {"deepseek-v2", 5120, 6, 160},     {"deepseek-v2-lite", 2048, 6, 64},
+    {"kimi-k2", 7168, 8, 384},      {"qwen3-235b-a22b", 4096, 8, 128}, {"qwen3-30b-a3b", 2048, 8, 128},
+    {"mixtral-8x7b", 4096, 2, 8},   {"mixtral-8x22b", 6144, 2, 8},     {"olmoe-1b-7b", 2048, 8, 64},
+    {"gpt-oss-120b", 2880, 4, 128}, {"gpt-oss-20b", 2880, 4, 32},      {"dbrx", 6144, 4, 16},
 };
 
 std::string model_names() {
@@ -58,20 +58,27 @@ void add_shape(CLI::App& app, MoeOptions& o) {
   app.add_option("--layout", o.layout, "expert (default): rows grouped by expert; rows: each token once per rank")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, moecclMoeLayout_t>{{"expert", moecclLayoutExpertMajor}, {"rows", moecclLayoutRows}}));
-  app.add_option("--align", o.align_rows, "expert layout: groups begin at a multiple of this")->check(CLI::PositiveNumber);
+  app.add_option("--align", o.align_rows, "expert layout: groups begin at a multiple of this")
+      ->check(CLI::PositiveNumber);
   app.add_option("--capacity", o.capacity, "most tokens from one rank to one expert; 0: no limit");
 }
 
 void add_run(CLI::App& app, MoeOptions& o) {
-  app.add_option("--routing", o.routing, "uniform, zipf[:exponent] or file:PATH (perf/TRACE.md)")->capture_default_str();
+  app.add_option("--routing", o.routing, "uniform, zipf[:exponent] or file:PATH (perf/TRACE.md)")
+      ->capture_default_str();
   app.add_option("--trace-layer", o.trace_layer, "layer of the trace");
   app.add_option("--trace-step", o.trace_step, "step of the trace");
   app.add_option("--seed", o.seed, "of the routing and the data")->capture_default_str();
-  app.add_option("--algo", o.algorithms, "comma list of auto, flat, 2dh, hier:D")->delimiter(',')->capture_default_str();
+  app.add_option("--algo", o.algorithms, "comma list of auto, flat, 2dh, hier:D")
+      ->delimiter(',')
+      ->capture_default_str();
   app.add_option("--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--warmup", o.warmup, "iterations before timing")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--warmup", o.warmup, "iterations before timing")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_flag("--backward", o.backward, "also check and time the backward operations");
-  app.add_flag("--sequential", o.sequential, "one algorithm after another (default: in turns, which needs memory for all)");
+  app.add_flag("--sequential", o.sequential,
+               "one algorithm after another (default: in turns, which needs memory for all)");
   app.add_flag("--explain", o.explain, "print the plan of each algorithm");
   app.add_option("-J,--output_file", o.output_file, "write results as JSON");
   app.add_option("--plot", o.plot_file, "draw time per algorithm and bytes per level (SVG)");
@@ -116,7 +123,8 @@ void from_trace(MoeOptions& o, std::vector<RankRouting>& ranks) {
 
 MoeOptions parse_moe_options(int argc, char** argv) {
   MoeOptions o;
-  CLI::App app("Times MoE dispatch and combine, after checking every row and every combined value", "dispatch_combine_perf");
+  CLI::App app("Times MoE dispatch and combine, after checking every row and every combined value",
+               "dispatch_combine_perf");
   add_shape(app, o);
   add_run(app, o);
   add_job_options(app, o.job);
@@ -152,9 +160,10 @@ std::vector<RankRouting> make_routing(MoeOptions& o, int n_ranks) {
 std::string describe(const MoeOptions& o, const std::vector<RankRouting>& routing) {
   size_t most = 0;
   for (const RankRouting& r : routing) most = std::max(most, r.n_tokens);
-  return std::to_string(routing.size()) + " ranks of " + std::to_string(most) + " tokens, hidden " + std::to_string(o.hidden) +
-         " " + data_type(o.type).name + ", top-" + std::to_string(o.top_k) + " of " + std::to_string(o.n_experts) +
-         " experts, " + o.routing + " routing, " + (o.layout == moecclLayoutRows ? "rows" : "expert") + " layout";
+  return std::to_string(routing.size()) + " ranks of " + std::to_string(most) + " tokens, hidden " +
+         std::to_string(o.hidden) + " " + data_type(o.type).name + ", top-" + std::to_string(o.top_k) + " of " +
+         std::to_string(o.n_experts) + " experts, " + o.routing + " routing, " +
+         (o.layout == moecclLayoutRows ? "rows" : "expert") + " layout";
 }
 
 }  // namespace perf

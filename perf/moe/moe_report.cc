@@ -28,6 +28,8 @@ std::string megabytes(double bytes) {
   return text;
 }
 
+uint64_t whole(double sum) { return static_cast<uint64_t>(sum); }
+
 Json percentiles(const std::vector<double>& samples) {
   const Stats s = summarize(samples);
   return {{"p50", s.p50}, {"p95", s.p95}, {"p99", s.p99}, {"min", s.min}};
@@ -47,17 +49,21 @@ Json result_json(const MoeResult& r) {
     j["combine_backward_us"] = percentiles(r.combine_backward_us);
   }
   j["predicted_us"] = r.predicted_us;
-  j["logical_bytes"] = r.logical_bytes;
+  j["logical_bytes"] = whole(r.logical_bytes);
   j["levels"] = Json::array();
   for (const LevelTotal& level : r.levels)
-    j["levels"].push_back(
-        {{"name", level.name}, {"rows", level.rows}, {"bytes", level.bytes}, {"metadata_bytes", level.metadata_bytes}});
+    j["levels"].push_back({{"name", level.name},
+                           {"rows", whole(level.rows)},
+                           {"bytes", whole(level.bytes)},
+                           {"metadata_bytes", whole(level.metadata_bytes)}});
   return j;
 }
 
 void print_levels(const std::vector<MoeResult>& results) {
-  std::printf("#\n# Sent across each level in one dispatch, all ranks (MB = 10^6 bytes); logical: tokens x top-k x row\n");
-  std::printf("# %-10s  %12s  %-12s  %10s  %12s  %14s\n", "algo", "logical(MB)", "level", "rows", "payload(MB)", "metadata(MB)");
+  std::printf(
+      "#\n# Sent across each level in one dispatch, all ranks (MB = 10^6 bytes); logical: tokens x top-k x row\n");
+  std::printf("# %-10s  %12s  %-12s  %10s  %12s  %14s\n", "algo", "logical(MB)", "level", "rows", "payload(MB)",
+              "metadata(MB)");
   for (const MoeResult& r : results)
     for (size_t l = 0; l < r.levels.size(); l++) {
       const LevelTotal& level = r.levels[l];
@@ -70,7 +76,8 @@ void print_levels(const std::vector<MoeResult>& results) {
 void print_backward(const std::vector<MoeResult>& results) {
   std::printf("#\n# Backward, slowest rank (us)\n# %-10s  %14s  %14s\n", "algo", "combine p50", "dispatch p50");
   for (const MoeResult& r : results)
-    std::printf("  %-10s  %14.1f  %14.1f\n", r.algorithm.c_str(), median(r.combine_backward_us), median(r.dispatch_backward_us));
+    std::printf("  %-10s  %14.1f  %14.1f\n", r.algorithm.c_str(), median(r.combine_backward_us),
+                median(r.dispatch_backward_us));
 }
 
 }  // namespace
@@ -86,16 +93,16 @@ void print_moe_table(const MoeOptions& options, const std::string& description, 
   }
   const MoeResult* flat = find_flat(results);
   std::printf("#\n# Times of the slowest rank over %d iterations (us); total: dispatch + combine\n", options.iters);
-  std::printf("# %-10s  %-12s  %8s  %12s  %12s  %12s  %12s  %12s  %8s\n", "algo", "plan", "#wrong", "dispatch p50", "combine p50",
-              "total p50", "total p99", "predicted", "speed-up");
+  std::printf("# %-10s  %-12s  %8s  %12s  %12s  %12s  %12s  %12s  %8s\n", "algo", "plan", "#wrong", "dispatch p50",
+              "combine p50", "total p50", "total p99", "predicted", "speed-up");
   for (const MoeResult& r : results) {
     const Stats total = summarize(r.total_us());
     char predicted[32] = "-", faster[32] = "-";
     if (r.predicted_us > 0) std::snprintf(predicted, sizeof predicted, "%.1f", r.predicted_us);
     if (flat != nullptr) std::snprintf(faster, sizeof faster, "%.2fx", median(flat->total_us()) / total.p50);
-    std::printf("  %-10s  %-12s  %8llu  %12.1f  %12.1f  %12.1f  %12.1f  %12s  %8s%s\n", r.algorithm.c_str(), r.plan.c_str(),
-                static_cast<unsigned long long>(r.n_wrong), median(r.dispatch_us), median(r.combine_us), total.p50, total.p99,
-                predicted, faster, r.emulated ? "  EMULATED" : "");
+    std::printf("  %-10s  %-12s  %8llu  %12.1f  %12.1f  %12.1f  %12.1f  %12s  %8s%s\n", r.algorithm.c_str(),
+                r.plan.c_str(), static_cast<unsigned long long>(r.n_wrong), median(r.dispatch_us), median(r.combine_us),
+                total.p50, total.p99, predicted, faster, r.emulated ? "  EMULATED" : "");
   }
   if (options.backward) print_backward(results);
   print_levels(results);
@@ -125,9 +132,21 @@ std::string moe_json(const MoeOptions& options, const std::string& description, 
 }
 
 std::string moe_plot(const std::string& description, const std::vector<MoeResult>& results) {
-  BarChart time = {.title = "Time, median of the slowest rank", .y_label = "ms", .categories = {},
-                   .series = {"dispatch", "combine", "predicted total"}, .values = {{}, {}, {}}};
-  BarChart bytes = {.title = "Payload sent in one dispatch, all ranks", .y_label = "MB", .categories = {}, .series = {"logical"},
+  const bool predicted =
+      std::any_of(results.begin(), results.end(), [](const MoeResult& r) { return r.predicted_us > 0; });
+  BarChart time = {.title = "Time, median of the slowest rank",
+                   .y_label = "ms",
+                   .categories = {},
+                   .series = {"dispatch", "combine"},
+                   .values = {{}, {}}};
+  if (predicted) {
+    time.series.push_back("predicted total");
+    time.values.emplace_back();
+  }
+  BarChart bytes = {.title = "Payload sent in one dispatch, all ranks",
+                    .y_label = "MB",
+                    .categories = {},
+                    .series = {"logical"},
                     .values = {{}}};
   for (const MoeResult& r : results) {
     const std::string name = r.algorithm == r.plan ? r.algorithm : r.algorithm + " (" + r.plan + ")";
@@ -135,7 +154,7 @@ std::string moe_plot(const std::string& description, const std::vector<MoeResult
     bytes.categories.push_back(name);
     time.values[0].push_back(median(r.dispatch_us) / 1e3);
     time.values[1].push_back(median(r.combine_us) / 1e3);
-    time.values[2].push_back(r.predicted_us / 1e3);
+    if (predicted) time.values[2].push_back(r.predicted_us / 1e3);
     for (const LevelTotal& level : r.levels)
       if (std::find(bytes.series.begin(), bytes.series.end(), level.name) == bytes.series.end())
         bytes.series.push_back(level.name);

@@ -26,8 +26,8 @@ int64_t largest_value(const DataType& type, int top_k) {
 
 bool has_half_weights(const DataType& type, int top_k) { return type.exact / (2 * top_k) >= 1; }
 
-Oracle::Oracle(const MoeOptions& options, const std::vector<RankRouting>& routing, const std::vector<int32_t>& expert_rank,
-               int rank)
+Oracle::Oracle(const MoeOptions& options, const std::vector<RankRouting>& routing,
+               const std::vector<int32_t>& expert_rank, int rank)
     : options_(options),
       routing_(routing),
       expert_rank_(expert_rank),
@@ -39,12 +39,14 @@ Oracle::Oracle(const MoeOptions& options, const std::vector<RankRouting>& routin
   const int64_t largest = largest_value(type_, options.top_k);
   values_.resize(kWindows + options.hidden);
   for (size_t i = 0; i < values_.size(); i++)
-    values_[i] = static_cast<int8_t>(static_cast<int64_t>(mix(options.seed, i) % static_cast<uint64_t>(2 * largest + 1)) - largest);
+    values_[i] = static_cast<int8_t>(
+        static_cast<int64_t>(mix(options.seed, i) % static_cast<uint64_t>(2 * largest + 1)) - largest);
   encoded_zero_ = static_cast<int32_t>(2 * largest * options.top_k);
   encoded_.resize((2 * static_cast<size_t>(encoded_zero_) + 1) * type_.bytes);
   for (int32_t halves = -encoded_zero_; halves <= encoded_zero_; halves++) {
     // Sums beyond the exact integers do not occur; where weights are whole, odd halves do not either.
-    const bool occurs = std::abs(halves) <= 2 * type_.exact && (has_half_weights(type_, options.top_k) || halves % 2 == 0);
+    const bool occurs =
+        std::abs(halves) <= 2 * type_.exact && (has_half_weights(type_, options.top_k) || halves % 2 == 0);
     if (occurs) store(type_, halves / 2.0, &encoded_[static_cast<size_t>(halves + encoded_zero_) * type_.bytes]);
   }
   find_dropped(routing);
@@ -167,7 +169,8 @@ const int8_t* Oracle::gradient_values(int32_t source, size_t token) const {
 
 void Oracle::write(const Halves& values, char* row) const {
   for (size_t i = 0; i < values.size(); i++)
-    std::memcpy(row + i * type_.bytes, &encoded_[static_cast<size_t>(values[i] + encoded_zero_) * type_.bytes], type_.bytes);
+    std::memcpy(row + i * type_.bytes, &encoded_[static_cast<size_t>(values[i] + encoded_zero_) * type_.bytes],
+                type_.bytes);
 }
 
 bool Oracle::differs(const Halves& values, const char* row, std::vector<char>& scratch) const {
@@ -259,7 +262,8 @@ uint64_t Oracle::check_gradient_rows(const char* out) const {
     Halves values(options_.hidden);
     if (row.source >= 0) {
       const bool weigh = options_.layout == moecclLayoutExpertMajor;
-      add(values, gradient_values(row.source, static_cast<size_t>(row.token)), weigh ? in_halves(row.choices[0].weight) : 2);
+      add(values, gradient_values(row.source, static_cast<size_t>(row.token)),
+          weigh ? in_halves(row.choices[0].weight) : 2);
     }
     wrong += differs(values, out + r * row_bytes_, scratch);
   }

@@ -70,14 +70,14 @@ class Oracle {
   int rank_;
   const DataType& type_;
   size_t row_bytes_, k_;
-  std::vector<std::vector<bool>> dropped_;   // [rank][token * k + j]
-  std::vector<int32_t> drop_counts_;         // [n_experts], of this rank
+  std::vector<std::vector<bool>> dropped_;  // [rank][token * k + j]
+  std::vector<int32_t> drop_counts_;        // [n_experts], of this rank
   std::vector<int32_t> local_experts_;
-  std::vector<int64_t> expert_offsets_;      // expert layout
+  std::vector<int64_t> expert_offsets_;  // expert layout
   std::vector<int32_t> expert_counts_;
   std::vector<Row> rows_;
-  std::vector<int8_t> values_;               // a row is a window of it
-  std::vector<char> encoded_;                // half-units -> bytes of the type
+  std::vector<int8_t> values_;  // a row is a window of it
+  std::vector<char> encoded_;   // half-units -> bytes of the type
   int32_t encoded_zero_ = 0;
 };
 

@@ -69,9 +69,15 @@ bool right(const Exchange& e, int rank, int n) {
     const size_t source = e.count == 0 ? 0 : i / e.count, place = e.count == 0 ? 0 : i % e.count;
     float expected = 0;
     switch (e.op) {
-      case VersusOp::kAllReduce: expected = reduced(i); break;
-      case VersusOp::kReduceScatter: expected = reduced(static_cast<size_t>(rank) * e.count + i); break;
-      case VersusOp::kAllGather: expected = sent_value(static_cast<int>(source), place); break;
+      case VersusOp::kAllReduce:
+        expected = reduced(i);
+        break;
+      case VersusOp::kReduceScatter:
+        expected = reduced(static_cast<size_t>(rank) * e.count + i);
+        break;
+      case VersusOp::kAllGather:
+        expected = sent_value(static_cast<int>(source), place);
+        break;
       case VersusOp::kAllToAll:
         expected = sent_value(static_cast<int>(source), static_cast<size_t>(rank) * e.count + place);
         break;
@@ -79,7 +85,8 @@ bool right(const Exchange& e, int rank, int n) {
         const auto after = std::upper_bound(e.recv_displs.begin(), e.recv_displs.end(), i);
         const int from = static_cast<int>(after - e.recv_displs.begin()) - 1;
         size_t displ = 0;  // of this rank's block in the source's buffer
-        for (int peer = 0; peer < rank; peer++) displ += distance_count(from, peer, n, e.count * static_cast<size_t>(n));
+        for (int peer = 0; peer < rank; peer++)
+          displ += distance_count(from, peer, n, e.count * static_cast<size_t>(n));
         expected = sent_value(from, displ + i - e.recv_displs[static_cast<size_t>(from)]);
         break;
       }
@@ -95,8 +102,8 @@ void verify(const Exchange& e, Rival& rival, const char* who, const std::functio
   rival.barrier();
   run();
   if (!right(e, rival.rank(), rival.n_ranks()))
-    fail(std::string(who) + " gives a wrong result: " + op_name(e.op) + " of " + std::to_string(e.bytes) + " bytes on rank " +
-         std::to_string(rival.rank()));
+    fail(std::string(who) + " gives a wrong result: " + op_name(e.op) + " of " + std::to_string(e.bytes) +
+         " bytes on rank " + std::to_string(rival.rank()));
 }
 
 moecclResult_t run_moeccl(const Exchange& e, moecclComm_t comm) {
@@ -105,9 +112,12 @@ moecclResult_t run_moeccl(const Exchange& e, moecclComm_t comm) {
       return moecclAllReduce(e.send, e.recv, e.count, moecclFloat32, moecclSum, comm, nullptr);
     case VersusOp::kReduceScatter:
       return moecclReduceScatter(e.send, e.recv, e.count, moecclFloat32, moecclSum, comm, nullptr);
-    case VersusOp::kAllGather: return moecclAllGather(e.send, e.recv, e.count, moecclFloat32, comm, nullptr);
-    case VersusOp::kAllToAll: return moecclAllToAll(e.send, e.recv, e.count, moecclFloat32, comm, nullptr);
-    case VersusOp::kAllToAllv: break;
+    case VersusOp::kAllGather:
+      return moecclAllGather(e.send, e.recv, e.count, moecclFloat32, comm, nullptr);
+    case VersusOp::kAllToAll:
+      return moecclAllToAll(e.send, e.recv, e.count, moecclFloat32, comm, nullptr);
+    case VersusOp::kAllToAllv:
+      break;
   }
   return moecclAllToAllv(e.send, e.send_counts.data(), e.send_displs.data(), e.recv, e.recv_counts.data(),
                          e.recv_displs.data(), moecclFloat32, comm, nullptr);
@@ -131,12 +141,15 @@ VersusPoint measure(const VersusOptions& options, Rival& rival, moecclComm_t com
   // Zeros: a library that reduces in place would otherwise grow its sums from turn to turn.
   std::fill(e.send, e.send + e.n_send, 0.0f);
   std::fill(e.recv, e.recv + e.n_recv, 0.0f);
-  const double slower = std::max(turn_us(rival, 3, theirs), turn_us(rival, 3, ours));
-  const int iterations = std::clamp(static_cast<int>(options.turn_us / slower), 1, kMostIterations);
+  // Each library's turn lasts about as long, however different their speeds are.
+  const auto iterations = [&](const std::function<void()>& run) {
+    return std::clamp(static_cast<int>(options.turn_us / turn_us(rival, 3, run)), 1, kMostIterations);
+  };
+  const int their_iterations = iterations(theirs), our_iterations = iterations(ours);
   std::vector<double> their_us, our_us;
   for (int i = 0; i < options.repetitions; i++) {
-    their_us.push_back(turn_us(rival, iterations, theirs));
-    our_us.push_back(turn_us(rival, iterations, ours));
+    their_us.push_back(turn_us(rival, their_iterations, theirs));
+    our_us.push_back(turn_us(rival, our_iterations, ours));
   }
   VersusPoint point;
   point.op = e.op;

@@ -16,12 +16,12 @@ enum class VersusOp { kAllReduce, kReduceScatter, kAllGather, kAllToAll, kAllToA
 struct VersusOptions {
   size_t min_bytes = 8, max_bytes = size_t{64} << 20;
   int step_factor = 4;
-  std::vector<VersusOp> ops = {VersusOp::kAllReduce, VersusOp::kReduceScatter, VersusOp::kAllGather, VersusOp::kAllToAll,
-                               VersusOp::kAllToAllv};
+  std::vector<VersusOp> ops = {VersusOp::kAllReduce, VersusOp::kReduceScatter, VersusOp::kAllGather,
+                               VersusOp::kAllToAll, VersusOp::kAllToAllv};
   Memory memory = Memory::kMalloc;
-  int repetitions = 9;        // turns of each library
-  double turn_us = 20000;     // aimed at for one turn
-  int procs = 0;              // ranks to fork, where the program forks
+  int repetitions = 9;     // turns of each library
+  double turn_us = 20000;  // aimed at for one turn
+  int procs = 0;           // ranks to fork, where the program forks
   std::string output_file;
   bool quick = false;
 };
@@ -30,8 +30,8 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
 // One operation at one size on one rank, in floats.
 struct Exchange {
   VersusOp op;
-  size_t bytes;          // nccl-tests size
-  size_t count;          // of the operation's own call: all elements, or those of one block
+  size_t bytes;  // nccl-tests size
+  size_t count;  // of the operation's own call: all elements, or those of one block
   size_t n_send, n_recv;
   std::vector<size_t> send_counts, send_displs, recv_counts, recv_displs;  // alltoallv
   float* send;

@@ -42,7 +42,7 @@ const VersusPoint& worst_point(const std::vector<VersusPoint>& points) {
 }
 
 Json point_json(const VersusPoint& p) {
-  return {{"op", op_name(p.op)},         {"size", p.bytes},           {"count", p.count},
+  return {{"op", op_name(p.op)},    {"size", p.bytes},          {"count", p.count},
           {"rival_us", p.rival_us}, {"moeccl_us", p.moeccl_us}, {"ratio", p.ratio()}};
 }
 
@@ -67,11 +67,16 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
   CLI::App app("Times MoECCL beside another library, in turns, on the same buffers", program);
   add_size(app, "-b,--minbytes", o.min_bytes, "smallest nccl-tests size (8)");
   add_size(app, "-e,--maxbytes", o.max_bytes, "largest size (64M)");
-  app.add_option("-f,--stepfactor", o.step_factor, "from size to size")->check(CLI::Range(2, 1 << 20))->capture_default_str();
+  app.add_option("-f,--stepfactor", o.step_factor, "from size to size")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
   app.add_option("--ops", ops, "comma list of " + op_names())->delimiter(',');
   app.add_option("--mem", o.memory, "buffers from malloc (default) or heap (moecclMemAlloc)")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, Memory>{{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}}));
-  app.add_option("--repetitions", o.repetitions, "turns of each library")->check(CLI::PositiveNumber)->capture_default_str();
+      ->transform(
+          CLI::CheckedTransformer(std::map<std::string, Memory>{{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}}));
+  app.add_option("--repetitions", o.repetitions, "turns of each library")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("-J,--output_file", o.output_file, "write results as JSON");
   app.add_flag("--quick", o.quick, "3 short turns");
   if (forks) app.add_option("--procs", o.procs, "ranks to fork (4)")->check(CLI::PositiveNumber);
@@ -93,16 +98,17 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
 
 int report_versus(const VersusOptions& options, const Rival& rival, const std::vector<VersusPoint>& points) {
   if (rival.rank() != 0 || points.empty()) return 0;
-  std::printf("# MoECCL and %s, %d ranks, buffers from %s: medians of %d turns, slowest rank\n", rival.name(), rival.n_ranks(),
-              options.memory == Memory::kHeap ? "moecclMemAlloc" : "malloc", options.repetitions);
+  std::printf("# MoECCL and %s, %d ranks, buffers from %s: medians of %d turns, slowest rank\n", rival.name(),
+              rival.n_ranks(), options.memory == Memory::kHeap ? "moecclMemAlloc" : "malloc", options.repetitions);
   std::printf("# %-14s  %12s  %12s  %12s  %12s\n", "operation", "size(B)", rival.name(), "MoECCL(us)", "ratio");
   for (const VersusPoint& p : points)
-    std::printf("  %-14s  %12zu  %12.2f  %12.2f  %11.2fx\n", op_name(p.op), p.bytes, p.rival_us, p.moeccl_us, p.ratio());
+    std::printf("  %-14s  %12zu  %12.2f  %12.2f  %11.2fx\n", op_name(p.op), p.bytes, p.rival_us, p.moeccl_us,
+                p.ratio());
   for (const VersusOp& op : options.ops)
     std::printf("# geometric mean %-14s  %.2fx\n", op_name(op), geometric_mean(points, &op));
   const VersusPoint& worst = worst_point(points);
-  std::printf("# geometric mean of all: %.2fx; worst: %s of %zu bytes, %.2fx\n", geometric_mean(points, nullptr), op_name(worst.op),
-              worst.bytes, worst.ratio());
+  std::printf("# geometric mean of all: %.2fx; worst: %s of %zu bytes, %.2fx\n", geometric_mean(points, nullptr),
+              op_name(worst.op), worst.bytes, worst.ratio());
   if (options.output_file.empty() || write_text(options.output_file, versus_json(options, rival, points))) return 0;
   std::fprintf(stderr, "# error: cannot write %s\n", options.output_file.c_str());
   return 1;

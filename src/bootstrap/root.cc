@@ -21,7 +21,7 @@ Result<driver::SocketAddress> random_unix_address() {
   return driver::unix_address(format("moeccl-{:016x}{:08x}", random[0], random[1] & 0xffffffff));
 }
 
-Result<driver::SocketAddress> ip_address(const std::string& text) {
+Result<driver::SocketAddress> own_address(const std::string& text) {
   MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::parse_ip_address(text));
   if (!driver::is_local_address(address)) {
     return error(moecclInvalidArgument, "{} is no address of this host", address.str());
@@ -50,7 +50,7 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
   MOECCL_ASSIGN_OR_RETURN(id.key, random_key());
   if (!options.key.empty()) std::copy(options.key.begin(), options.key.end(), id.key.begin());
   MOECCL_ASSIGN_OR_RETURN(id.address,
-                          options.socket_addr.empty() ? random_unix_address() : ip_address(options.socket_addr));
+                          options.socket_addr.empty() ? random_unix_address() : own_address(options.socket_addr));
   id.host_hash = driver::host_identity().hash();
   MOECCL_ASSIGN_OR_RETURN(Fd listener, driver::listen_at(id.address));
   MOECCL_ASSIGN_OR_RETURN(id.address, driver::local_address(listener.get()));

@@ -1,8 +1,5 @@
 #include "src/bootstrap/unique_id.h"
 
-#include <netinet/in.h>
-#include <sys/un.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -20,22 +17,6 @@ constexpr size_t kChecksumAt = MOECCL_UNIQUE_ID_BYTES - 8;
 
 enum Kind : uint16_t { kUnix = 1, kTcp4 = 2, kTcp6 = 3 };
 
-std::span<const std::byte> address_bytes(const driver::SocketAddress& a) {
-  const auto* raw = reinterpret_cast<const std::byte*>(&a.storage);
-  switch (a.storage.ss_family) {
-    case AF_UNIX: {
-      constexpr size_t kNameAt = offsetof(sockaddr_un, sun_path) + 1;
-      return {raw + kNameAt, a.length > kNameAt ? a.length - kNameAt : 0};
-    }
-    case AF_INET:
-      return {raw + offsetof(sockaddr_in, sin_addr), 4};
-    case AF_INET6:
-      return {raw + offsetof(sockaddr_in6, sin6_addr), 16};
-    default:
-      return {};
-  }
-}
-
 Status refused(const char* why) {
   return error(moecclInvalidArgument,
                "the unique id {}: pass on all {} bytes of what moecclGetUniqueId() gave, unchanged", why,
@@ -43,33 +24,22 @@ Status refused(const char* why) {
 }
 
 Result<driver::SocketAddress> make_address(uint16_t kind, uint16_t port, std::span<const std::byte> bytes) {
-  driver::SocketAddress a;
   if (kind == kUnix) {
     if (bytes.empty() || port != 0) return refused("holds no address");
     return driver::unix_address({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   }
-  if (kind == kTcp4 && bytes.size() == 4) {
-    auto& v4 = reinterpret_cast<sockaddr_in&>(a.storage);
-    v4.sin_family = AF_INET;
-    std::memcpy(&v4.sin_addr, bytes.data(), 4);
-    a.length = sizeof(v4);
-  } else if (kind == kTcp6 && bytes.size() == 16) {
-    auto& v6 = reinterpret_cast<sockaddr_in6&>(a.storage);
-    v6.sin6_family = AF_INET6;
-    std::memcpy(&v6.sin6_addr, bytes.data(), 16);
-    a.length = sizeof(v6);
-  } else {
+  if ((kind != kTcp4 || bytes.size() != 4) && (kind != kTcp6 || bytes.size() != 16)) {
     return refused("holds an address of an unknown kind");
   }
-  if (port == 0 || a.is_any()) return refused("holds no address");
-  a.set_port(port);
-  return a;
+  MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::ip_address(bytes, port));
+  if (port == 0 || address.is_any()) return refused("holds no address");
+  return address;
 }
 
 }  // namespace
 
 Result<moecclUniqueId> encode_unique_id(const UniqueId& id) {
-  const std::span<const std::byte> address = address_bytes(id.address);
+  const std::span<const std::byte> address = id.address.host_bytes();
   if (address.empty() || address.size() > kAddressBytes) {
     return error(moecclInternalError, "address {} does not fit into a unique id", id.address.str());
   }

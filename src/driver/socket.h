@@ -29,7 +29,11 @@ struct SocketAddress {
   uint16_t port() const;     // 0 for UNIX sockets
   void set_port(uint16_t port);
   std::string str() const;
+  // The abstract name, the 4 bytes of an IPv4 or the 16 of an IPv6 address: what ids and messages carry.
+  std::span<const std::byte> host_bytes() const;
 };
+// From 4 or 16 bytes; InvalidArgument for any other number.
+Result<SocketAddress> ip_address(std::span<const std::byte> bytes, uint16_t port);
 // An abstract name (no file, gone with its last socket) of at most 100 bytes.
 SocketAddress unix_address(std::string_view name);
 // "127.0.0.1", "127.0.0.1:80", "::1", "[::1]:80". No names are looked up.

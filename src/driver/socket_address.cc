@@ -87,6 +87,40 @@ std::string SocketAddress::str() const {
   }
 }
 
+std::span<const std::byte> SocketAddress::host_bytes() const {
+  const auto* raw = reinterpret_cast<const std::byte*>(&storage);
+  constexpr size_t kNameAt = offsetof(sockaddr_un, sun_path) + 1;
+  switch (storage.ss_family) {
+    case AF_UNIX:
+      return {raw + kNameAt, length > kNameAt ? length - kNameAt : 0};
+    case AF_INET:
+      return {raw + offsetof(sockaddr_in, sin_addr), 4};
+    case AF_INET6:
+      return {raw + offsetof(sockaddr_in6, sin6_addr), 16};
+    default:
+      return {};
+  }
+}
+
+Result<SocketAddress> ip_address(std::span<const std::byte> bytes, uint16_t port) {
+  SocketAddress result;
+  if (bytes.size() == 4) {
+    auto& v4 = reinterpret_cast<sockaddr_in&>(result.storage);
+    v4.sin_family = AF_INET;
+    std::memcpy(&v4.sin_addr, bytes.data(), 4);
+    result.length = sizeof(v4);
+  } else if (bytes.size() == 16) {
+    auto& v6 = reinterpret_cast<sockaddr_in6&>(result.storage);
+    v6.sin6_family = AF_INET6;
+    std::memcpy(&v6.sin6_addr, bytes.data(), 16);
+    result.length = sizeof(v6);
+  } else {
+    return error(moecclInvalidArgument, "an IP address of {} bytes", bytes.size());
+  }
+  result.set_port(port);
+  return result;
+}
+
 SocketAddress unix_address(std::string_view name) {
   SocketAddress result;
   auto& un = reinterpret_cast<sockaddr_un&>(result.storage);

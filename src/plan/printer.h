@@ -21,7 +21,7 @@ struct Explanation {
   const LevelTree& tree;
   const Cost& cost;
   uint32_t rank = 0;
-  std::string why;  // "cheapest of 4", "forced by MOECCL_PLAN"
+  std::string why = {};  // "cheapest of 4", "forced by MOECCL_PLAN"
   std::span<const PlanCandidate> candidates = {};
   double measured_ns = 0;  // 0: not run yet
   bool emulated = false;   // links are paced

@@ -136,7 +136,7 @@ TEST_P(ApiComm, MemoryUsageStaysBelowTheConfiguredStaging) {
         size_t bytes = 0;
         MOECCL_ASSERT_COMM_OK(moecclCommMemoryUsage(comm, &bytes), comm);
         EXPECT_GT(bytes, 0u);
-        EXPECT_LT(bytes, size_t{2} << 20) << "staging of 1 MiB and at most as much for control";
+        EXPECT_LT(bytes, size_t{4} << 20) << "staging of 1 MiB, message slots of at most 2 MiB, and control";
       },
       options);
 }
@@ -257,7 +257,7 @@ TEST(ApiPlan, ExplainIsCutToTheBufferAndSaysItsLength) {
     MOECCL_ASSERT_COMM_OK(moecclPlanExplain(comm, moecclOpAllGather, 1000, moecclFloat32, all.data(), needed, nullptr),
                           comm);
     EXPECT_EQ(strlen(all.data()) + 1, needed);
-    EXPECT_NE(std::string(all.data()).find("allgather"), std::string::npos) << all.data();
+    EXPECT_NE(std::string(all.data()).find("AllGather"), std::string::npos) << all.data();
     char some[32];
     memset(some, 'x', sizeof(some));
     MOECCL_ASSERT_COMM_OK(moecclPlanExplain(comm, moecclOpAllGather, 1000, moecclFloat32, some, sizeof(some), &needed),
@@ -271,20 +271,14 @@ TEST(ApiPlan, ExplainIsCutToTheBufferAndSaysItsLength) {
 }
 
 TEST(ApiPlan, TheEnvironmentForcesPlansToo) {
-  const RankOptions options{.init = false};
-  run_ranks(
-      1,
-      [](int, moecclComm_t) {
-        setenv("MOECCL_PLAN", "allreduce:ring", 1);
-        moecclComm_t comms[2];
-        MOECCL_ASSERT_OK(moecclCommInitAll(comms, 2, nullptr));
-        moecclPlanInfo_t info{};
-        info.size = sizeof(info);
-        MOECCL_ASSERT_OK(moecclPlanQuery(comms[0], moecclOpAllReduce, 100000, moecclFloat32, &info));
-        EXPECT_STREQ(info.algorithm, "ring");
-        for (moecclComm_t c : comms) MOECCL_EXPECT_OK(moecclCommDestroy(c));
-      },
-      options);
+  setenv("MOECCL_PLAN", "allreduce:ring", 1);  // the environment is read once: before the ranks begin
+  run_ranks(2, [](int, moecclComm_t comm) {
+    moecclPlanInfo_t info{};
+    info.size = sizeof(info);
+    MOECCL_ASSERT_COMM_OK(moecclPlanQuery(comm, moecclOpAllReduce, 100000, moecclFloat32, &info), comm);
+    EXPECT_STREQ(info.algorithm, "ring");
+  });
+  unsetenv("MOECCL_PLAN");
 }
 
 TEST(ApiPlan, PacedLinksAreSaidToBeEmulated) {

@@ -30,6 +30,9 @@ struct MoeShape {
 
   size_t elements() const { return hidden_bytes / moecclTypeSize(type); }
 };
+inline std::ostream& operator<<(std::ostream& out, const MoeShape& shape) {
+  return out << shape.n << " ranks as " << shape.mode;
+}
 
 // One row that a rank receives, in the order of the layout.
 struct ExpectedRow {

@@ -14,21 +14,27 @@ double decode(const DataType& type, const char* element) {
   std::memcpy(&bits, element, type.bytes);
   if (!type.is_float) {
     const int shift = 64 - 8 * static_cast<int>(type.bytes);
-    return type.is_signed ? static_cast<double>(static_cast<int64_t>(bits << shift) >> shift) : static_cast<double>(bits);
+    return type.is_signed ? static_cast<double>(static_cast<int64_t>(bits << shift) >> shift)
+                          : static_cast<double>(bits);
   }
   const int biased = static_cast<int>(bits >> type.mantissa_bits & ((1u << type.exponent_bits) - 1));
   if (biased == 0) return 0;
   const double fraction = static_cast<double>(bits & ((uint64_t{1} << type.mantissa_bits) - 1));
-  const double value = std::ldexp(1 + std::ldexp(fraction, -type.mantissa_bits), biased - (1 << (type.exponent_bits - 1)) + 1);
+  const double value =
+      std::ldexp(1 + std::ldexp(fraction, -type.mantissa_bits), biased - (1 << (type.exponent_bits - 1)) + 1);
   return bits >> (type.exponent_bits + type.mantissa_bits) & 1 ? -value : value;
 }
 
 double combine(RedOp op, double a, double b) {
   switch (op) {
-    case RedOp::kProd: return a * b;
-    case RedOp::kMax: return std::max(a, b);
-    case RedOp::kMin: return std::min(a, b);
-    default: return a + b;
+    case RedOp::kProd:
+      return a * b;
+    case RedOp::kMax:
+      return std::max(a, b);
+    case RedOp::kMin:
+      return std::min(a, b);
+    default:
+      return a + b;
   }
 }
 
@@ -36,7 +42,8 @@ double combine(RedOp op, double a, double b) {
 void check_reduction(const Reduction& r, bool backwards) {
   const DataType& type = data_type(r.type);
   std::vector<Pattern> inputs;
-  for (int rank = 0; rank < r.n_ranks; rank++) inputs.push_back(reduction_input(r, backwards ? r.n_ranks - 1 - rank : rank));
+  for (int rank = 0; rank < r.n_ranks; rank++)
+    inputs.push_back(reduction_input(r, backwards ? r.n_ranks - 1 - rank : rank));
   Pattern expected = reduction_result(r);
   for (size_t i = 0; i < kPeriod; i += 7) {
     double value = 0;

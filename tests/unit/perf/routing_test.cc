@@ -71,7 +71,8 @@ TEST(Trace, ReadsWhatItsPageDescribes) {
 TEST(Trace, SaysWhatIsWrongWithAFile) {
   const File file;
   Trace trace;
-  const auto message = [&](uint32_t version, const std::vector<uint32_t>& dimensions, const std::vector<int32_t>& index) {
+  const auto message = [&](uint32_t version, const std::vector<uint32_t>& dimensions,
+                           const std::vector<int32_t>& index) {
     file.write(version, dimensions, index);
     return read_trace(file.path, trace);
   };

@@ -32,8 +32,11 @@ TEST(Svg, ChartsWithoutPointsAreStillPages) {
 }
 
 TEST(Svg, DrawsABarForEachValue) {
-  const BarChart chart = {
-      .title = "t", .y_label = "ms", .categories = {"flat", "hier:2"}, .series = {"x", "y"}, .values = {{1, 2}, {3, 4}}};
+  const BarChart chart = {.title = "t",
+                          .y_label = "ms",
+                          .categories = {"flat", "hier:2"},
+                          .series = {"x", "y"},
+                          .values = {{1, 2}, {3, 4}}};
   EXPECT_EQ(occurrences(svg_page("h", "n", {}, {chart}), ", flat:"), 2u);
 }
 
