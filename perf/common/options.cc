@@ -145,6 +145,7 @@ Options parse_options(int argc, char** argv, const char* program, bool takes_mat
   Options o;
   Ignored ignored;
   CLI::App app("nccl-tests-compatible performance and correctness test on MoECCL", program);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // as getopt: the last one counts
   add_sizes(app, o);
   add_operation(app, o);
   add_measurement(app, o);

@@ -8,6 +8,9 @@ namespace moeccl {
 
 void Writer::f64(double v) { u64(std::bit_cast<uint64_t>(v)); }
 
+// Out of line: inlined after other appends it makes GCC 12 warn of an overflow that cannot be.
+void Writer::raw(std::span<const std::byte> bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
+
 void Writer::bytes(std::span<const std::byte> bytes) {
   assert(bytes.size() <= std::numeric_limits<uint32_t>::max());
   u32(static_cast<uint32_t>(bytes.size()));

@@ -27,7 +27,7 @@ class Writer {
   void i32(int32_t v) { uint(static_cast<uint32_t>(v)); }
   void i64(int64_t v) { uint(static_cast<uint64_t>(v)); }
   void f64(double v);
-  void raw(std::span<const std::byte> bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
+  void raw(std::span<const std::byte> bytes);
   // Length as u32, then the bytes.
   void bytes(std::span<const std::byte> bytes);
   void string(std::string_view text);
