@@ -25,8 +25,9 @@ union Scalar {
 Scalar scalar_from(const void* element, moecclDataType_t type);
 
 // dst[i] = (srcs[0][i]*scale[0]) op (srcs[1][i]*scale[1]) op ... in this order, then / divisor.
-// fp16, bf16 and fp8 accumulate in fp32 and round once (to nearest even) at the end; integers wrap; integer division truncates.
-// Max and Min of floats return NaN when any input is NaN. dst may be equal to one of the srcs (not partially overlap).
+// fp16, bf16 and fp8 accumulate in fp32 and round once (to nearest even) at the end; integers wrap; integer division
+// truncates. Max and Min of floats return NaN when any input is NaN. dst may be equal to one of the srcs (not partially
+// overlap).
 struct ReduceArgs {
   void* dst = nullptr;
   const void* const* srcs = nullptr;  // [n_srcs]
@@ -38,8 +39,9 @@ struct ReduceArgs {
 };
 using ReduceFn = void (*)(const ReduceArgs&);
 
-// For i in [0, count): row (dst_index ? dst_index[i] : dst_first + i) of dst = row (src_index ? src_index[i] : src_first + i)
-// of src. Rows are row_bytes long, any size >= 1, no alignment assumed. Destination rows are distinct; src and dst do not overlap.
+// For i in [0, count): row (dst_index ? dst_index[i] : dst_first + i) of dst = row (src_index ? src_index[i] :
+// src_first + i) of src. Rows are row_bytes long, any size >= 1, no alignment assumed. Destination rows are distinct;
+// src and dst do not overlap.
 struct CopyRowsArgs {
   void* dst = nullptr;
   const void* src = nullptr;
@@ -53,7 +55,7 @@ struct CopyRowsArgs {
 
 // The same with dst row = weights[i] * src row, computed in fp32 (fp64 for fp64; integers: through double, truncated).
 struct ScaleRowsArgs {
-  CopyRowsArgs rows;      // row_bytes must be a multiple of the type's size
+  CopyRowsArgs rows;               // row_bytes must be a multiple of the type's size
   const float* weights = nullptr;  // [count]
 };
 
@@ -64,19 +66,19 @@ struct RowTerm {
   uint16_t close = 0;  // deterministic mode: how many nested groups end after this term (see ReduceRowsArgs)
 };
 
-// For i in [0, count): row (dst_index ? dst_index[i] : dst_first + i) of dst = sum over terms t in [offsets[i], offsets[i+1])
-// of weights[t] * row, in term order, in fp32 (fp64 for fp64 rows; integers accumulate in int64/uint64, weights through double),
-// rounded once to the type. No terms: zeros.
-// When `grouped`, terms form nested groups, as partial sums at the levels of a tree: there are kMaxGroups accumulators; a term is added to the
-// innermost (index kMaxGroups-1); `close` = g means: for the g innermost accumulators, from inside out, round the sum to the
-// type, add it to the next outer accumulator and clear it. After the last term of a row all are closed that way.
-// A group of one term, or of one group, passes its value through unchanged (rounding is idempotent).
+// For i in [0, count): row (dst_index ? dst_index[i] : dst_first + i) of dst = sum over terms t in [offsets[i],
+// offsets[i+1]) of weights[t] * row, in term order, in fp32 (fp64 for fp64 rows; integers accumulate in int64/uint64,
+// weights through double), rounded once to the type. No terms: zeros. When `grouped`, terms form nested groups, as
+// partial sums at the levels of a tree: there are kMaxGroups accumulators; a term is added to the innermost (index
+// kMaxGroups-1); `close` = g means: for the g innermost accumulators, from inside out, round the sum to the type, add
+// it to the next outer accumulator and clear it. After the last term of a row all are closed that way. A group of one
+// term, or of one group, passes its value through unchanged (rounding is idempotent).
 struct ReduceRowsArgs {
   void* dst = nullptr;
-  const void* const* bases = nullptr;   // [number of segments]
-  const uint64_t* offsets = nullptr;    // [count + 1]
-  const RowTerm* terms = nullptr;       // indexed by offsets
-  const float* weights = nullptr;       // the same index; null: all ones
+  const void* const* bases = nullptr;  // [number of segments]
+  const uint64_t* offsets = nullptr;   // [count + 1]
+  const RowTerm* terms = nullptr;      // indexed by offsets
+  const float* weights = nullptr;      // the same index; null: all ones
   const uint32_t* dst_index = nullptr;
   size_t dst_first = 0;
   size_t count = 0;
@@ -97,9 +99,9 @@ struct DotRowsArgs {
 };
 
 struct KernelTable {
-  const char* name;                                             // "reference", "avx2", "avx512"
-  void (*copy)(void* dst, const void* src, size_t bytes);        // through the caches
-  void (*copy_stream)(void* dst, const void* src, size_t bytes); // non-temporal stores; ends with a store fence
+  const char* name;                                               // "reference", "avx2", "avx512"
+  void (*copy)(void* dst, const void* src, size_t bytes);         // through the caches
+  void (*copy_stream)(void* dst, const void* src, size_t bytes);  // non-temporal stores; ends with a store fence
   void (*scale_copy[MOECCL_NUM_DATA_TYPES])(void* dst, const void* src, size_t count, Scalar scale);  // dst may be src
   ReduceFn reduce[MOECCL_NUM_DATA_TYPES][kNumReduceOps];
   void (*copy_rows)(const CopyRowsArgs&);
@@ -108,8 +110,8 @@ struct KernelTable {
   void (*dot_rows[MOECCL_NUM_DATA_TYPES])(const DotRowsArgs&);
 };
 
-// The fastest table that this processor runs, chosen once. MOECCL_KERNELS=reference|avx2|avx512 is applied by the caller
-// through select(name); an unknown or unsupported name returns null.
+// The fastest table that this processor runs, chosen once. MOECCL_KERNELS=reference|avx2|avx512 is applied by the
+// caller through select(name); an unknown or unsupported name returns null.
 const KernelTable& best();
 const KernelTable* select(const char* name);
 

@@ -15,15 +15,16 @@
 
 namespace moeccl::transport {
 
-inline constexpr size_t kLine = 64;  // bytes that move together between cores
+inline constexpr size_t kLine = 64;           // bytes that move together between cores
 inline constexpr uint32_t kSigsPerPeer = 10;  // plan::kMaxSigs for operations, then two for Send/Recv
 inline constexpr uint32_t kVisibleRing = 6;
 
 // Signals from one rank on one sig. The sender alone writes it.
 struct alignas(kLine) SignalLine {
-  std::atomic<uint64_t> word;     // tag << 32 | how many signals were sent so far (mod 2^32); release
+  std::atomic<uint64_t> word;  // tag << 32 | how many signals were sent so far (mod 2^32); release
   std::atomic<uint64_t> reserved;
-  std::atomic<int64_t> visible_ns[kVisibleRing];  // paced links: signal number s may be seen from this time on, at s % kVisibleRing
+  std::atomic<int64_t>
+      visible_ns[kVisibleRing];  // paced links: signal number s may be seen from this time on, at s % kVisibleRing
 };
 static_assert(sizeof(SignalLine) == kLine);
 
@@ -32,8 +33,8 @@ struct alignas(kLine) Entry {
   std::atomic<uint64_t> seq;
   std::atomic<uint64_t> signature;  // operation, type, operator, root, flags: see exec/signature.h
   std::atomic<uint64_t> count;
-  std::atomic<uint64_t> plan;       // hash of the plan, or of the set among which the operation still chooses
-  std::atomic<uint64_t> input;      // offset in the symmetric heap when the signature's flag says so, else address
+  std::atomic<uint64_t> plan;   // hash of the plan, or of the set among which the operation still chooses
+  std::atomic<uint64_t> input;  // offset in the symmetric heap when the signature's flag says so, else address
   std::atomic<uint64_t> output;
   std::atomic<uint64_t> max_block;  // AllToAllv: largest block sent or received, elements
   std::atomic<uint64_t> reserved;

@@ -1,9 +1,9 @@
 /* Standard collectives. Shapes in [brackets] are in elements, n is the communicator's size. Conventions: types.h.
  *
  * All ranks of a communicator call the same operation with the same count, type, operator and root, in the same order;
- * a difference is moecclMismatch, which names both ranks and the field. A count of 0 is allowed everywhere and a buffer of no
- * elements may be NULL. In place means that the output overlaps the input exactly where each comment says; any other overlap is
- * moecclInvalidArgument. */
+ * a difference is moecclMismatch, which names both ranks and the field. A count of 0 is allowed everywhere and a buffer
+ * of no elements may be NULL. In place means that the output overlaps the input exactly where each comment says; any
+ * other overlap is moecclInvalidArgument. */
 #ifndef MOECCL_COLLECTIVES_H_
 #define MOECCL_COLLECTIVES_H_
 
@@ -32,8 +32,8 @@ MOECCL_API moecclResult_t moecclReduceScatter(const void* send, void* recv, size
 MOECCL_API moecclResult_t moecclAllToAll(const void* send, void* recv, size_t count, moecclDataType_t type,
                                          moecclComm_t comm, moecclStream_t stream);
 /* Block for rank r: send_counts[r] elements at send + send_displs[r]; from rank r: recv_counts[r] at recv +
- * recv_displs[r]. The arrays [n] are read at once. recv_counts[r] must equal what rank r sends, otherwise moecclMismatch.
- * Out of place only. */
+ * recv_displs[r]. The arrays [n] are read at once. recv_counts[r] must equal what rank r sends, otherwise
+ * moecclMismatch. Out of place only. */
 MOECCL_API moecclResult_t moecclAllToAllv(const void* send, const size_t* send_counts, const size_t* send_displs,
                                           void* recv, const size_t* recv_counts, const size_t* recv_displs,
                                           moecclDataType_t type, moecclComm_t comm, moecclStream_t stream);

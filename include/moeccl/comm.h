@@ -17,16 +17,17 @@ typedef struct {
 
 /* All zero means: everything default. */
 typedef struct {
-  size_t size;                   /* sizeof(moecclConfig_t) */
-  int32_t timeout_ms;            /* an operation that waits longer fails; default MOECCL_TIMEOUT_MS or 600000 */
-  int32_t init_timeout_ms;       /* the same for init and split; default MOECCL_INIT_TIMEOUT_MS or 60000 */
-  int32_t deterministic;         /* 1: fixed-order reductions, bit-identical across plans and runs */
-  int32_t pace;                  /* 1: links are slowed to the topology's figures (results are EMULATED) */
-  const char* topology;          /* a synthetic string, "node:2(bw=1GB/s,lat=20us) gpu:4"; default: discovered */
-  size_t staging_bytes;          /* cap on this rank's staging memory; default MOECCL_STAGING_BYTES or 16 MiB */
-  const char* name;              /* shown in errors and the flight recorder; at most 31 bytes are kept */
+  size_t size;             /* sizeof(moecclConfig_t) */
+  int32_t timeout_ms;      /* an operation that waits longer fails; default MOECCL_TIMEOUT_MS or 600000 */
+  int32_t init_timeout_ms; /* the same for init and split; default MOECCL_INIT_TIMEOUT_MS or 60000 */
+  int32_t deterministic;   /* 1: fixed-order reductions, bit-identical across plans and runs */
+  int32_t pace;            /* 1: links are slowed to the topology's figures (results are EMULATED) */
+  const char* topology;    /* a synthetic string, "node:2(bw=1GB/s,lat=20us) gpu:4"; default: discovered */
+  size_t staging_bytes;    /* cap on this rank's staging memory; default MOECCL_STAGING_BYTES or 16 MiB */
+  const char* name;        /* shown in errors and the flight recorder; at most 31 bytes are kept */
 } moecclConfig_t;
-#define MOECCL_CONFIG_INIT {sizeof(moecclConfig_t), 0, 0, 0, 0, NULL, 0, NULL}
+#define MOECCL_CONFIG_INIT \
+  { sizeof(moecclConfig_t), 0, 0, 0, 0, NULL, 0, NULL }
 
 /* Makes an id and starts the meeting point for it in this process. Call it once, on one rank. The meeting point ends by
  * itself when all ranks have met or when the init timeout passes. */
@@ -42,8 +43,9 @@ MOECCL_API moecclResult_t moecclCommInitRankConfig(moecclComm_t* comm, int n_ran
 /* Makes n_ranks communicators in this process, comms[n_ranks], one for each rank. config may be NULL. */
 MOECCL_API moecclResult_t moecclCommInitAll(moecclComm_t* comms, int n_ranks, const moecclConfig_t* config);
 
-/* Joins as the rank that the launcher says: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), mpirun (OMPI_COMM_WORLD_*),
- * MPICH/hydra (PMI_*), srun (SLURM_*). config may be NULL. moecclInvalidUsage when there is no launcher. */
+/* Joins as the rank that the launcher says: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), mpirun
+ * (OMPI_COMM_WORLD_*), MPICH/hydra (PMI_*), srun (SLURM_*). config may be NULL. moecclInvalidUsage when there is no
+ * launcher. */
 MOECCL_API moecclResult_t moecclCommInitEnv(moecclComm_t* comm, const moecclConfig_t* config);
 
 /* Splits by color: ranks of the same color >= 0 form a new communicator, ordered by (key, rank). A negative color joins
@@ -79,13 +81,13 @@ MOECCL_API moecclResult_t moecclStreamSynchronize(moecclStream_t stream);
 /* Finishes the stream's operations, then frees it. */
 MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
 
-/* Calls between GroupStart and GroupEnd are issued together at GroupEnd: Sends and Recvs cannot deadlock on their order,
- * and one thread may drive several ranks. Groups nest; the outermost End issues. */
+/* Calls between GroupStart and GroupEnd are issued together at GroupEnd: Sends and Recvs cannot deadlock on their
+ * order, and one thread may drive several ranks. Groups nest; the outermost End issues. */
 MOECCL_API moecclResult_t moecclGroupStart(void);
 MOECCL_API moecclResult_t moecclGroupEnd(void);
 
-/* An operator that multiplies each rank's input by *scalar (one element of `type`, read at once) and sums. Each rank may
- * give its own scalar. */
+/* An operator that multiplies each rank's input by *scalar (one element of `type`, read at once) and sums. Each rank
+ * may give its own scalar. */
 MOECCL_API moecclResult_t moecclRedOpCreatePreMulSum(moecclRedOp_t* op, const void* scalar, moecclDataType_t type,
                                                      moecclComm_t comm);
 MOECCL_API moecclResult_t moecclRedOpDestroy(moecclRedOp_t op, moecclComm_t comm);

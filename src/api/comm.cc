@@ -79,7 +79,8 @@ moecclResult_t moecclCommInitRank(moecclComm_t* comm, int n_ranks, moecclUniqueI
   return api::guarded(nullptr, [&] { return init_rank(comm, n_ranks, id, rank, nullptr); });
 }
 
-moecclResult_t moecclCommInitRankConfig(moecclComm_t* comm, int n_ranks, moecclUniqueId id, int rank, const moecclConfig_t* config) {
+moecclResult_t moecclCommInitRankConfig(moecclComm_t* comm, int n_ranks, moecclUniqueId id, int rank,
+                                        const moecclConfig_t* config) {
   return api::guarded(nullptr, [&] { return init_rank(comm, n_ranks, id, rank, config); });
 }
 
@@ -91,7 +92,8 @@ moecclResult_t moecclCommInitEnv(moecclComm_t* comm, const moecclConfig_t* confi
   return api::guarded(nullptr, [&] { return init_env(comm, config); });
 }
 
-moecclResult_t moecclCommSplit(moecclComm_t handle, int color, int key, moecclComm_t* new_comm, const moecclConfig_t* config) {
+moecclResult_t moecclCommSplit(moecclComm_t handle, int color, int key, moecclComm_t* new_comm,
+                               const moecclConfig_t* config) {
   return with_comm(handle, [&](Communicator& comm) -> Status {
     if (new_comm == nullptr) return api::null_argument("new_comm", "the address of a moecclComm_t");
     *new_comm = nullptr;
@@ -179,7 +181,8 @@ moecclResult_t moecclCommRegister(moecclComm_t handle, void* ptr, size_t bytes, 
   return with_comm(handle, [&](Communicator&) -> Status {
     if (registration == nullptr) return api::null_argument("handle", "the address of a pointer");
     *registration = nullptr;
-    if (ptr == nullptr || bytes == 0) return error(moecclInvalidArgument, "ptr is {} and bytes {}: give memory to register", ptr, bytes);
+    if (ptr == nullptr || bytes == 0)
+      return error(moecclInvalidArgument, "ptr is {} and bytes {}: give memory to register", ptr, bytes);
     // Shared memory needs no pinning: the handle only remembers what it was made for.
     *registration = ptr;
     return {};
@@ -225,7 +228,8 @@ moecclResult_t moecclGroupEnd(void) {
   return api::guarded(nullptr, [] { return comm::Group::of_this_thread().end(); });
 }
 
-moecclResult_t moecclRedOpCreatePreMulSum(moecclRedOp_t* op, const void* scalar, moecclDataType_t type, moecclComm_t handle) {
+moecclResult_t moecclRedOpCreatePreMulSum(moecclRedOp_t* op, const void* scalar, moecclDataType_t type,
+                                          moecclComm_t handle) {
   return with_comm(handle, [&](Communicator& comm) { return comm::create_premul(comm, scalar, type, op); });
 }
 

@@ -25,7 +25,8 @@ Status check_op(moecclOp_t op) {
   const auto i = static_cast<int>(op);
   if (i < 0 || i >= MOECCL_NUM_OPS) return error(moecclInvalidArgument, "op is {}: give a moecclOp_t", i);
   if (op == moecclOpDispatch || op == moecclOpCombine) {
-    return error(moecclInvalidArgument, "op is {}: its plan depends on the routing, ask moecclMoeExplain or moecclRoutingGetInfo",
+    return error(moecclInvalidArgument,
+                 "op is {}: its plan depends on the routing, ask moecclMoeExplain or moecclRoutingGetInfo",
                  exec::op_name(op));
   }
   if (op == moecclOpSendRecv) return error(moecclInvalidArgument, "op is sendrecv: messages need no plan");
@@ -75,9 +76,10 @@ Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDat
     candidates.push_back({k.algorithm->name, k.predicted_ns, k.applies.message()});
   }
   const bool forced = c.selector().forced(op) == l.plan.algorithm;
-  std::string text = plan::explain({l.plan, c.tree(), l.cost, c.rank(),
-                                    forced ? "forced by moecclPlanForce or MOECCL_PLAN" : format("cheapest of {} that apply", apply),
-                                    candidates, l.cached->measured.ns.load(std::memory_order_relaxed), c.paced()});
+  std::string text =
+      plan::explain({l.plan, c.tree(), l.cost, c.rank(),
+                     forced ? "forced by moecclPlanForce or MOECCL_PLAN" : format("cheapest of {} that apply", apply),
+                     candidates, l.cached->measured.ns.load(std::memory_order_relaxed), c.paced()});
   if (l.cached->asks_reach) {
     text += format("With all buffers from moecclMemAlloc: {} instead.\n", l.cached->choice_if_reachable.algorithm);
   }
@@ -86,7 +88,8 @@ Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDat
 
 }  // namespace
 
-moecclResult_t moecclPlanQuery(moecclComm_t handle, moecclOp_t op, size_t count, moecclDataType_t type, moecclPlanInfo_t* info) {
+moecclResult_t moecclPlanQuery(moecclComm_t handle, moecclOp_t op, size_t count, moecclDataType_t type,
+                               moecclPlanInfo_t* info) {
   return with_comm(handle, [&](Communicator& c) { return query(c, op, count, type, info); });
 }
 

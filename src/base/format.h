@@ -1,4 +1,5 @@
-// Text formatting. Only fmt/core.h is included here, so that fmt's code is compiled once, in format.cc, into the library.
+// Text formatting. Only fmt/core.h is included here, so that fmt's code is compiled once, in format.cc, into the
+// library.
 #pragma once
 
 #include <fmt/core.h>

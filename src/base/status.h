@@ -57,8 +57,8 @@ Status system_error(const std::string& what, int error_number);
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                                       // NOLINT: implicit by design
-  Result(Status status) : status_(std::move(status)) { assert(!status_.ok()); }       // NOLINT: implicit by design
+  Result(T value) : value_(std::move(value)) {}                                  // NOLINT: implicit by design
+  Result(Status status) : status_(std::move(status)) { assert(!status_.ok()); }  // NOLINT: implicit by design
 
   bool ok() const { return status_.ok(); }
   const Status& status() const& { return status_; }
@@ -87,14 +87,14 @@ class [[nodiscard]] Result {
 #define MOECCL_CONCAT(a, b) MOECCL_CONCAT_(a, b)
 
 // Returns the failure of an expression of type Status.
-#define MOECCL_TRY(expr)                                 \
-  do {                                                   \
+#define MOECCL_TRY(expr)                                                  \
+  do {                                                                    \
     if (::moeccl::Status status_ = (expr); !status_.ok()) return status_; \
   } while (0)
 
 // Assigns the value of a Result, or returns its failure.
 #define MOECCL_ASSIGN_OR_RETURN(lhs, expr) MOECCL_ASSIGN_OR_RETURN_(MOECCL_CONCAT(result_, __LINE__), lhs, expr)
-#define MOECCL_ASSIGN_OR_RETURN_(tmp, lhs, expr)  \
-  auto tmp = (expr);                              \
-  if (!tmp.ok()) return std::move(tmp).status();  \
+#define MOECCL_ASSIGN_OR_RETURN_(tmp, lhs, expr) \
+  auto tmp = (expr);                             \
+  if (!tmp.ok()) return std::move(tmp).status(); \
   lhs = std::move(tmp.value())

@@ -48,7 +48,8 @@ Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation
     default: {
       const auto i = static_cast<size_t>(c.reduce) - MOECCL_NUM_REDUCTIONS;
       if (c.reduce < 0 || i >= comm.premuls.size() || !comm.premuls[i].used) {
-        return bad(c.op, "op", format("{}", c.reduce), "a built-in operator or one of moecclRedOpCreatePreMulSum of this communicator");
+        return bad(c.op, "op", format("{}", c.reduce),
+                   "a built-in operator or one of moecclRedOpCreatePreMulSum of this communicator");
       }
       if (comm.premuls[i].type != c.type) {
         return bad(c.op, "type", exec::type_name(c.type),
@@ -68,7 +69,8 @@ bool overlap(const void* a, uint64_t na, const void* b, uint64_t nb) {
   return na > 0 && nb > 0 && x < y + nb && y < x + na;
 }
 
-Status check_overlap(const Communicator& comm, const CollectiveCall& c, uint64_t block_bytes, uint64_t in_bytes, uint64_t out_bytes) {
+Status check_overlap(const Communicator& comm, const CollectiveCall& c, uint64_t block_bytes, uint64_t in_bytes,
+                     uint64_t out_bytes) {
   if (!reads_send(c, comm.rank()) || !writes_recv(c, comm.rank())) return {};
   if (!overlap(c.send, in_bytes, c.recv, out_bytes)) return {};
   const auto* send = static_cast<const std::byte*>(c.send);
@@ -90,24 +92,28 @@ Status check_overlap(const Communicator& comm, const CollectiveCall& c, uint64_t
       in_place = send == recv;
   }
   if (in_place) return {};
-  return error(moecclInvalidArgument, "{}: send and recv overlap, but not as the in-place form does (see collectives.h): give "
-               "separate buffers", exec::op_name(c.op));
+  return error(moecclInvalidArgument,
+               "{}: send and recv overlap, but not as the in-place form does (see collectives.h): give "
+               "separate buffers",
+               exec::op_name(c.op));
 }
 
-Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Operation& op, uint64_t* send_bytes, uint64_t* recv_bytes) {
+Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Operation& op, uint64_t* send_bytes,
+                   uint64_t* recv_bytes) {
   if (c.send_counts == nullptr) return bad(c.op, "send_counts", "NULL", "an array of one count per rank");
   if (c.send_displs == nullptr) return bad(c.op, "send_displs", "NULL", "an array of one displacement per rank");
   if (c.recv_counts == nullptr) return bad(c.op, "recv_counts", "NULL", "an array of one count per rank");
   if (c.recv_displs == nullptr) return bad(c.op, "recv_displs", "NULL", "an array of one displacement per rank");
   const uint32_t n = comm.n_ranks();
   const uint64_t most = std::numeric_limits<int64_t>::max() / op.element_bytes / 2;
-  const auto take = [&](const size_t* counts, const size_t* displs, std::vector<uint64_t>& to_counts, std::vector<uint64_t>& to_displs,
-                        const char* name, uint64_t* bytes) -> Status {
+  const auto take = [&](const size_t* counts, const size_t* displs, std::vector<uint64_t>& to_counts,
+                        std::vector<uint64_t>& to_displs, const char* name, uint64_t* bytes) -> Status {
     to_counts.assign(counts, counts + n);
     to_displs.assign(displs, displs + n);
     for (uint32_t r = 0; r < n; ++r) {
       if (counts[r] > most || displs[r] > most) {
-        return bad(c.op, name, format("{} elements at {} for rank {}", counts[r], displs[r], r), "sizes that fit in memory");
+        return bad(c.op, name, format("{} elements at {} for rank {}", counts[r], displs[r], r),
+                   "sizes that fit in memory");
       }
       if (counts[r] > 0) *bytes = std::max(*bytes, (counts[r] + displs[r]) * op.element_bytes);
     }
@@ -148,8 +154,10 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
     in_bytes = c.count * op.element_bytes * plan::in_blocks(c.op, comm.n_ranks());
     out_bytes = c.count * op.element_bytes * plan::out_blocks(c.op, comm.n_ranks());
   }
-  if (in_bytes > 0 && c.send == nullptr && reads_send(c, comm.rank())) return bad(c.op, "send", "NULL", format("{} bytes", in_bytes));
-  if (out_bytes > 0 && c.recv == nullptr && writes_recv(c, comm.rank())) return bad(c.op, "recv", "NULL", format("{} bytes", out_bytes));
+  if (in_bytes > 0 && c.send == nullptr && reads_send(c, comm.rank()))
+    return bad(c.op, "send", "NULL", format("{} bytes", in_bytes));
+  if (out_bytes > 0 && c.recv == nullptr && writes_recv(c, comm.rank()))
+    return bad(c.op, "recv", "NULL", format("{} bytes", out_bytes));
   MOECCL_TRY(check_overlap(comm, c, c.count * op.element_bytes, in_bytes, out_bytes));
   op.input = c.send;
   op.output = c.recv;
@@ -157,19 +165,21 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled, in_place);
 }
 
-Status prepare_message(Communicator& comm, const void* data, size_t count, moecclDataType_t type, int peer, bool is_send,
-                       exec::Message& message) {
+Status prepare_message(Communicator& comm, const void* data, size_t count, moecclDataType_t type, int peer,
+                       bool is_send, exec::Message& message) {
   MOECCL_TRY(comm.usable());
   const char* name = is_send ? "send" : "recv";
   const size_t element = moecclTypeSize(type);
-  if (element == 0) return error(moecclInvalidArgument, "{}: type is {}: give a moecclDataType_t", name, static_cast<int>(type));
+  if (element == 0)
+    return error(moecclInvalidArgument, "{}: type is {}: give a moecclDataType_t", name, static_cast<int>(type));
   if (peer < 0 || static_cast<uint32_t>(peer) >= comm.n_ranks()) {
     return error(moecclInvalidArgument, "{}: peer is {}: give a rank from 0 to {}", name, peer, comm.n_ranks() - 1);
   }
   if (count > std::numeric_limits<int64_t>::max() / element) {
     return error(moecclInvalidArgument, "{}: count is {}: give a size that fits in memory", name, count);
   }
-  if (data == nullptr && count > 0) return error(moecclInvalidArgument, "{}: buffer is NULL: give {} bytes", name, count * element);
+  if (data == nullptr && count > 0)
+    return error(moecclInvalidArgument, "{}: buffer is NULL: give {} bytes", name, count * element);
   message = {static_cast<uint32_t>(peer), static_cast<std::byte*>(const_cast<void*>(data)), count * element, is_send};
   return {};
 }
@@ -193,7 +203,8 @@ Status create_premul(Communicator& comm, const void* scalar, moecclDataType_t ty
 Status destroy_premul(Communicator& comm, moecclRedOp_t op) {
   const auto i = static_cast<size_t>(op) - MOECCL_NUM_REDUCTIONS;
   if (op < MOECCL_NUM_REDUCTIONS || i >= comm.premuls.size() || !comm.premuls[i].used) {
-    return error(moecclInvalidArgument, "op is {}: give an operator of moecclRedOpCreatePreMulSum that was not destroyed", op);
+    return error(moecclInvalidArgument,
+                 "op is {}: give an operator of moecclRedOpCreatePreMulSum that was not destroyed", op);
   }
   comm.premuls[i].used = false;
   return {};

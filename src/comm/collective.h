@@ -20,8 +20,8 @@ struct CollectiveCall {
 // Fills `op`, which must outlive its run.
 Status prepare_collective(Communicator& comm, const CollectiveCall& call, exec::Operation& op);
 // Checks a Send or Recv and fills `message`.
-Status prepare_message(Communicator& comm, const void* data, size_t count, moecclDataType_t type, int peer, bool is_send,
-                       exec::Message& message);
+Status prepare_message(Communicator& comm, const void* data, size_t count, moecclDataType_t type, int peer,
+                       bool is_send, exec::Message& message);
 Status create_premul(Communicator& comm, const void* scalar, moecclDataType_t type, moecclRedOp_t* op);
 Status destroy_premul(Communicator& comm, moecclRedOp_t op);
 

@@ -7,11 +7,14 @@
 
 namespace moeccl::comm {
 
-Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& id, int n_ranks, int rank, const Config& config) {
-  MOECCL_ASSIGN_OR_RETURN(Membership m, connect(id, static_cast<uint32_t>(n_ranks), static_cast<uint32_t>(rank), config));
+Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& id, int n_ranks, int rank,
+                                                         const Config& config) {
+  MOECCL_ASSIGN_OR_RETURN(Membership m,
+                          connect(id, static_cast<uint32_t>(n_ranks), static_cast<uint32_t>(rank), config));
   m.fabric->kernels = env().kernels.empty() ? &kernels::best() : kernels::select(env().kernels.c_str());
   if (m.fabric->kernels == nullptr) {
-    return error(moecclInvalidArgument, "MOECCL_KERNELS={}: give reference, avx2 or avx512, as far as this processor runs them",
+    return error(moecclInvalidArgument,
+                 "MOECCL_KERNELS={}: give reference, avx2 or avx512, as far as this processor runs them",
                  env().kernels);
   }
   std::unique_ptr<Communicator> c(new Communicator(std::move(m)));
@@ -22,8 +25,8 @@ Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& i
 Communicator::Communicator(Membership m)
     : rank_(m.rank), n_ranks_(m.n_ranks), config_(std::move(m.config)), fabric_(std::move(m.fabric)) {
   const unsigned cores = driver::usable_cores();
-  // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core. With
-  // more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
+  // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core.
+  // With more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
   const bool fits = m.ranks_on_host <= cores;
   fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 4000u : 40u;
   plan::Profile profile;
@@ -43,7 +46,8 @@ size_t Communicator::memory_bytes() const {
 }
 
 Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place) {
-  const PlanKey key{op.signature.op, root, op.signature.count, static_cast<uint32_t>(op.element_bytes), scaled, in_place};
+  const PlanKey key{op.signature.op, root,    op.signature.count, static_cast<uint32_t>(op.element_bytes),
+                    scaled,          in_place};
   MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> cached, selector_->get(key));
   op.choice = cached->choice;
   op.if_reachable = cached->asks_reach ? &cached->choice_if_reachable : nullptr;
@@ -95,7 +99,8 @@ Status Communicator::wait_idle() {
 
 Status Communicator::usable() const {
   if (*not_forked_ == 0) {
-    return error(moecclInvalidUsage, "the communicator belongs to the process that this one was forked from: initialise one here");
+    return error(moecclInvalidUsage,
+                 "the communicator belongs to the process that this one was forked from: initialise one here");
   }
   if (fabric_->failed()) return fabric_->failure();
   if (fabric_->aborted.load(std::memory_order_relaxed)) {

@@ -30,7 +30,8 @@ struct Membership {
 
 class Communicator {
  public:
-  static Result<std::unique_ptr<Communicator>> init(const moecclUniqueId& id, int n_ranks, int rank, const Config& config);
+  static Result<std::unique_ptr<Communicator>> init(const moecclUniqueId& id, int n_ranks, int rank,
+                                                    const Config& config);
   ~Communicator();
 
   uint32_t rank() const { return rank_; }

@@ -17,7 +17,8 @@ Result<Config> Config::from(const moecclConfig_t* given) {
   moecclConfig_t c = MOECCL_CONFIG_INIT;
   if (given != nullptr) {
     if (given->size < sizeof(size_t) || given->size > 4096) {
-      return error(moecclInvalidArgument, "config.size is {}: initialise the struct with MOECCL_CONFIG_INIT", given->size);
+      return error(moecclInvalidArgument, "config.size is {}: initialise the struct with MOECCL_CONFIG_INIT",
+                   given->size);
     }
     std::copy_n(reinterpret_cast<const char*>(given), std::min(given->size, sizeof(c)), reinterpret_cast<char*>(&c));
   }
@@ -38,13 +39,16 @@ Result<Config> Config::from(const moecclConfig_t* given) {
   out.plan = env().plan;
   if (c.name != nullptr) out.name = std::string(c.name).substr(0, 31);
   if (out.staging_bytes < kLeastStaging || out.staging_bytes > kMostStaging) {
-    return error(moecclInvalidArgument, "staging_bytes is {}: give between {} and {}", out.staging_bytes, kLeastStaging, kMostStaging);
+    return error(moecclInvalidArgument, "staging_bytes is {}: give between {} and {}", out.staging_bytes, kLeastStaging,
+                 kMostStaging);
   }
   if (out.topology.size() > kMaxText) {
-    return error(moecclInvalidArgument, "config.topology has {} bytes: at most {} are accepted", out.topology.size(), kMaxText);
+    return error(moecclInvalidArgument, "config.topology has {} bytes: at most {} are accepted", out.topology.size(),
+                 kMaxText);
   }
   if (out.pace && out.topology.empty()) {
-    return error(moecclInvalidArgument, "config.pace is 1 without a topology: give one with bandwidths, such as node:2(bw=1GB/s) gpu:4");
+    return error(moecclInvalidArgument,
+                 "config.pace is 1 without a topology: give one with bandwidths, such as node:2(bw=1GB/s) gpu:4");
   }
   return out;
 }

@@ -17,7 +17,7 @@ struct Config {
   std::string topology;  // synthetic; empty: discovered
   uint64_t staging_bytes = 0;
   std::string name;
-  std::string plan;      // MOECCL_PLAN
+  std::string plan;  // MOECCL_PLAN
 
   static Result<Config> from(const moecclConfig_t* config);  // null: all defaults
   // What all ranks must have alike, for the exchange at init.

@@ -110,8 +110,8 @@ class Connector {
   }
 
   Result<Membership> connect() {
-    MOECCL_ASSIGN_OR_RETURN(
-        session_, bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_), deadline_));
+    MOECCL_ASSIGN_OR_RETURN(session_,
+                            bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_), deadline_));
     Status status = steps();
     ProcessTable::get().remove(key_, rank_);
     if (!status.ok()) {
@@ -156,8 +156,10 @@ class Connector {
     }
     for (uint32_t r = 0; r < n_; ++r) {
       if (all_[r].host != all_[0].host) {
-        return error(moecclUnsupported, "rank {} is on another host or in another container than rank 0: this version connects ranks "
-                     "that share a host and its namespaces", r);
+        return error(moecclUnsupported,
+                     "rank {} is on another host or in another container than rank 0: this version connects ranks "
+                     "that share a host and its namespaces",
+                     r);
       }
       if (const std::string d = all_[r].config.difference(all_[0].config); !d.empty()) {
         return error(moecclMismatch, "ranks 0 and {} disagree on the configuration's {}", r, d);
@@ -176,7 +178,8 @@ class Connector {
     if (!parsed.ok()) return std::move(parsed).status();
     m_.tree = std::move(*parsed);
     if (m_.tree.depth() > transport::shm::kPaceLevels) {
-      return error(moecclInvalidArgument, "topology has {} levels: at most {} are supported", m_.tree.depth(), transport::shm::kPaceLevels);
+      return error(moecclInvalidArgument, "topology has {} levels: at most {} are supported", m_.tree.depth(),
+                   transport::shm::kPaceLevels);
     }
     return {};
   }
@@ -227,7 +230,8 @@ class Connector {
       MOECCL_TRY(session_->barrier(deadline_));
     }
     for (uint32_t r = 0; r < n_; ++r) {
-      if (segments_[r] == nullptr) segments_[r] = ProcessTable::get().find(same_process(r) ? key_ : key_ ^ all_[rank_].process, r);
+      if (segments_[r] == nullptr)
+        segments_[r] = ProcessTable::get().find(same_process(r) ? key_ : key_ ^ all_[rank_].process, r);
       if (segments_[r] == nullptr) return error(moecclInternalError, "no mapping of rank {}'s memory", r);
     }
     // Nobody may take a segment out of the table, or leave, before all have found theirs.

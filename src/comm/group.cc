@@ -77,7 +77,8 @@ Status run(const Batch& batch) {
       if (it == chains.end()) it = chains.insert(chains.end(), {c.comm, {}});
       it->second.push_back(c.operation.get());
     }
-    for (auto& [comm, operations] : chains) tasks.push_back(std::make_unique<ChainTask>(comm->fabric(), std::move(operations)));
+    for (auto& [comm, operations] : chains)
+      tasks.push_back(std::make_unique<ChainTask>(comm->fabric(), std::move(operations)));
     add_messages(batch, tasks);
     std::vector<exec::Task*> pointers;
     for (const auto& t : tasks) pointers.push_back(t.get());
@@ -97,7 +98,8 @@ Status check_self_messages(const std::vector<Call>& calls) {
   }
   for (const auto& [comm, count] : open) {
     if (count != 0) {
-      return error(moecclInvalidUsage, "rank {} sends to itself and receives from itself unequally often: put both calls in one group",
+      return error(moecclInvalidUsage,
+                   "rank {} sends to itself and receives from itself unequally often: put both calls in one group",
                    comm->rank());
     }
   }

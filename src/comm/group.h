@@ -13,8 +13,8 @@ namespace moeccl::comm {
 // One call, checked and prepared. Communicators outlive the calls on them: Destroy waits.
 struct Call {
   Communicator* comm = nullptr;
-  HostStream* stream = nullptr;                  // null: blocking
-  std::unique_ptr<exec::Operation> operation;    // or
+  HostStream* stream = nullptr;                // null: blocking
+  std::unique_ptr<exec::Operation> operation;  // or
   exec::Message message;
 };
 

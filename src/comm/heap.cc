@@ -23,8 +23,8 @@ Result<SymmetricHeap*> SymmetricHeap::process_heap() {
 Result<void*> SymmetricHeap::allocate(size_t bytes) {
   const size_t page = driver::page_bytes();
   if (bytes > mapping_.size()) {
-    return error(moecclOutOfMemory, "moecclMemAlloc of {} bytes: the symmetric heap has {} bytes, the machine's memory", bytes,
-                 mapping_.size());
+    return error(moecclOutOfMemory, "moecclMemAlloc of {} bytes: the symmetric heap has {} bytes, the machine's memory",
+                 bytes, mapping_.size());
   }
   const size_t want = (std::max<size_t>(bytes, 1) + page - 1) / page * page;
   const std::lock_guard lock(mutex_);
@@ -37,8 +37,8 @@ Result<void*> SymmetricHeap::allocate(size_t bytes) {
     used_[offset] = want;
     return static_cast<void*>(mapping_.data() + offset);
   }
-  return error(moecclOutOfMemory, "moecclMemAlloc of {} bytes: no such range is free in the symmetric heap of {} bytes", bytes,
-               mapping_.size());
+  return error(moecclOutOfMemory, "moecclMemAlloc of {} bytes: no such range is free in the symmetric heap of {} bytes",
+               bytes, mapping_.size());
 }
 
 Status SymmetricHeap::release(void* ptr) {
@@ -46,7 +46,8 @@ Status SymmetricHeap::release(void* ptr) {
   const auto* p = static_cast<std::byte*>(ptr);
   const auto it = p < mapping_.data() ? used_.end() : used_.find(static_cast<size_t>(p - mapping_.data()));
   if (it == used_.end()) {
-    return error(moecclInvalidArgument, "moecclMemFree: {} did not come from moecclMemAlloc or was freed already", static_cast<const void*>(ptr));
+    return error(moecclInvalidArgument, "moecclMemFree: {} did not come from moecclMemAlloc or was freed already",
+                 static_cast<const void*>(ptr));
   }
   size_t offset = it->first, bytes = it->second;
   used_.erase(it);

@@ -21,7 +21,9 @@ Status run_in_turn(Communicator& comm, uint64_t ticket, const exec::Operation& o
 
 }  // namespace
 
-Status MoeChannel::all_gather(const void* mine, size_t bytes, void* all) { return all_gather_bytes(comm_, mine, bytes, all); }
+Status MoeChannel::all_gather(const void* mine, size_t bytes, void* all) {
+  return all_gather_bytes(comm_, mine, bytes, all);
+}
 
 Status MoeChannel::all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) {
   const uint32_t n = comm_.n_ranks();
@@ -32,8 +34,14 @@ Status MoeChannel::all_to_all_v(const void* send, const size_t* send_bytes, void
   }
   exec::Operation op;
   MOECCL_TRY(prepare_collective(comm_,
-                                {.op = moecclOpAllToAllv, .send = send, .recv = recv, .type = moecclUint8, .send_counts = send_bytes,
-                                 .send_displs = send_at.data(), .recv_counts = recv_bytes, .recv_displs = recv_at.data()},
+                                {.op = moecclOpAllToAllv,
+                                 .send = send,
+                                 .recv = recv,
+                                 .type = moecclUint8,
+                                 .send_counts = send_bytes,
+                                 .send_displs = send_at.data(),
+                                 .recv_counts = recv_bytes,
+                                 .recv_displs = recv_at.data()},
                                 op));
   return run_in_turn(comm_, comm_.take_ticket(), op, nullptr);
 }
@@ -43,7 +51,9 @@ Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* mea
   HostStream* stream = nullptr;
   MOECCL_TRY(find_stream_(stream_handle, &stream));
   if (Group::of_this_thread().open()) {
-    return error(moecclInvalidUsage, "dispatch and combine cannot be part of a group: call them outside moecclGroupStart and moecclGroupEnd");
+    return error(
+        moecclInvalidUsage,
+        "dispatch and combine cannot be part of a group: call them outside moecclGroupStart and moecclGroupEnd");
   }
   auto op = std::make_shared<exec::Operation>();
   op->signature.op = run.op;

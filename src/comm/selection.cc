@@ -26,8 +26,8 @@ uint64_t class_hash(const plan::Shape& s) {
   const auto width = static_cast<uint64_t>(std::bit_width(bytes));
   const uint64_t size_class = width < 2 ? width : width * 2 + ((bytes >> (width - 2)) & 1);
   uint64_t h = hash_combine(static_cast<uint64_t>(s.op), size_class);
-  h = hash_combine(h, (s.deterministic ? 1u : 0u) | (s.scaled ? 2u : 0u) | (s.reach.views ? 4u : 0u) | (s.reach.reads ? 8u : 0u) |
-                          (s.reach.staging ? 16u : 0u));
+  h = hash_combine(h, (s.deterministic ? 1u : 0u) | (s.scaled ? 2u : 0u) | (s.reach.views ? 4u : 0u) |
+                          (s.reach.reads ? 8u : 0u) | (s.reach.staging ? 16u : 0u));
   return hash_combine(h, s.root == 0 ? 0 : 1);
 }
 
@@ -68,7 +68,8 @@ Status Selector::force_from_text(const std::string& text) {
     const size_t colon = item.find(':');
     moecclOp_t op{};
     if (colon == std::string::npos || !parse_op(item.substr(0, colon), &op)) {
-      return error(moecclInvalidArgument, "MOECCL_PLAN: \"{}\" at position {} is not operation:algorithm, such as allreduce:ring", item, at);
+      return error(moecclInvalidArgument,
+                   "MOECCL_PLAN: \"{}\" at position {} is not operation:algorithm, such as allreduce:ring", item, at);
     }
     MOECCL_TRY(force(op, item.substr(colon + 1)));
     at = end + 1;
@@ -80,7 +81,8 @@ Status Selector::force(moecclOp_t op, const std::string& algorithm) {
   const bool moe = op == moecclOpDispatch || op == moecclOpCombine;
   const bool automatic = algorithm.empty() || algorithm == "auto";
   if (!automatic && !moe && algo::find(op, algorithm) == nullptr) {
-    return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", algorithm, exec::op_name(op), names_for(op));
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", algorithm, exec::op_name(op),
+                 names_for(op));
   }
   forced_[op] = automatic ? "" : algorithm;
   plans_.clear();
@@ -120,11 +122,12 @@ Result<const algo::Algorithm*> Selector::choose(const plan::Shape& shape) {
     const algo::Algorithm* a = algo::find(shape.op, forced_[shape.op]);
     Status applies = a->applies(shape, tree_);
     if (applies.ok()) return a;
-    log(LogLevel::kInfo, "forced algorithm {} does not apply to {} of {} elements: {}", a->name, exec::op_name(shape.op),
-        shape.count, applies.message());
+    log(LogLevel::kInfo, "forced algorithm {} does not apply to {} of {} elements: {}", a->name,
+        exec::op_name(shape.op), shape.count, applies.message());
   }
   const uint64_t h = class_hash(shape);
-  if (const auto it = choices_.find(h); it != choices_.end() && it->second->applies(shape, tree_).ok()) return it->second;
+  if (const auto it = choices_.find(h); it != choices_.end() && it->second->applies(shape, tree_).ok())
+    return it->second;
   const algo::Algorithm* best = nullptr;
   double best_ns = 0;
   std::string reasons;
@@ -158,7 +161,8 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
   };
   MOECCL_TRY(make(false, cached->staged, cached->choice));
   cached->signature = cached->choice.plan_hash;
-  const uint64_t bytes = key.count * key.element_bytes * std::max(plan::in_blocks(key.op, tree_.n_ranks), plan::out_blocks(key.op, tree_.n_ranks));
+  const uint64_t bytes = key.count * key.element_bytes *
+                         std::max(plan::in_blocks(key.op, tree_.n_ranks), plan::out_blocks(key.op, tree_.n_ranks));
   if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv) {
     MOECCL_TRY(make(true, cached->reachable, cached->choice_if_reachable));
     cached->asks_reach = cached->choice_if_reachable.plan_hash != cached->choice.plan_hash;

@@ -15,8 +15,8 @@ namespace moeccl::comm {
 
 struct Candidate {
   const algo::Algorithm* algorithm;
-  Status applies;          // why not, when it does not
-  double predicted_ns = 0; // when it applies
+  Status applies;           // why not, when it does not
+  double predicted_ns = 0;  // when it applies
 };
 
 // What a call asks for; everything that decides a plan and that all ranks know alike.
@@ -34,14 +34,14 @@ struct CachedPlan {
   plan::Plan staged, reachable;  // programs of this rank; `reachable` is used when every rank's buffers can be reached
   exec::Choice choice, choice_if_reachable;
   bool asks_reach = false;
-  uint64_t signature = 0;        // hash of both
+  uint64_t signature = 0;  // hash of both
   exec::Operation::Measured measured;
 };
 
 class Selector {
  public:
-  Selector(uint32_t rank, plan::LevelTree tree, plan::Reach reach, bool heap_reach, bool deterministic, uint64_t staging_bytes,
-           const plan::Profile& profile);
+  Selector(uint32_t rank, plan::LevelTree tree, plan::Reach reach, bool heap_reach, bool deterministic,
+           uint64_t staging_bytes, const plan::Profile& profile);
 
   // MOECCL_PLAN: "allreduce:ring,alltoall:2dh".
   Status force_from_text(const std::string& text);

@@ -10,7 +10,8 @@ namespace moeccl::comm {
 
 Status all_gather_bytes(Communicator& comm, const void* mine, size_t bytes, void* all) {
   exec::Operation op;
-  MOECCL_TRY(prepare_collective(comm, {.op = moecclOpAllGather, .send = mine, .recv = all, .count = bytes, .type = moecclUint8}, op));
+  MOECCL_TRY(prepare_collective(
+      comm, {.op = moecclOpAllGather, .send = mine, .recv = all, .count = bytes, .type = moecclUint8}, op));
   MOECCL_TRY(comm.wait_turn(comm.take_ticket()));
   Status status = comm.usable();
   if (status.ok()) status = comm.run(op);
@@ -37,7 +38,8 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   for (uint32_t r = 0; r < parent.n_ranks(); ++r) {
     if (color >= 0 && wishes[r].color == color) members.push_back(r);
   }
-  std::stable_sort(members.begin(), members.end(), [&](uint32_t a, uint32_t b) { return wishes[a].key < wishes[b].key; });
+  std::stable_sort(members.begin(), members.end(),
+                   [&](uint32_t a, uint32_t b) { return wishes[a].key < wishes[b].key; });
   // The first member of each part makes its id; all take part in passing them on.
   moecclUniqueId id{};
   if (!members.empty() && members[0] == parent.rank()) {
@@ -47,7 +49,8 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   MOECCL_TRY(all_gather_bytes(parent, &id, sizeof(id), ids.data()));
   if (members.empty()) return std::unique_ptr<Communicator>();
   const auto at = std::find(members.begin(), members.end(), parent.rank());
-  return Communicator::init(ids[members[0]], static_cast<int>(members.size()), static_cast<int>(at - members.begin()), config);
+  return Communicator::init(ids[members[0]], static_cast<int>(members.size()), static_cast<int>(at - members.begin()),
+                            config);
 }
 
 }  // namespace moeccl::comm

@@ -15,7 +15,8 @@ const volatile uint32_t* fork_page() {
     (void)madvise(p, page_bytes(), MADV_WIPEONFORK);
     *static_cast<volatile uint32_t*>(p) = 1;
     return static_cast<uint32_t*>(p);
-  }();
+  }
+  ();
   return page;
 }
 

@@ -1,5 +1,5 @@
-// Whether this process was forked after its library state was made. A page that the kernel wipes in children answers with
-// one load, where getpid() would cost a system call in every operation.
+// Whether this process was forked after its library state was made. A page that the kernel wipes in children answers
+// with one load, where getpid() would cost a system call in every operation.
 #pragma once
 
 #include <cstdint>

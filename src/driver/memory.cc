@@ -51,8 +51,9 @@ Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes) {
     return error(moecclRemoteError, "a peer's segment is not sealed: refusing to map memory that it could shrink");
   }
   if (static_cast<uint64_t>(st.st_size) < expected_bytes) {
-    return error(moecclRemoteError, "a peer's segment has {} bytes where {} are needed: do all ranks run the same build?",
-                 st.st_size, expected_bytes);
+    return error(moecclRemoteError,
+                 "a peer's segment has {} bytes where {} are needed: do all ranks run the same build?", st.st_size,
+                 expected_bytes);
   }
   void* base = mmap(nullptr, expected_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (base == MAP_FAILED) return system_error(format("map of a segment of {} bytes", expected_bytes), errno);

@@ -111,8 +111,9 @@ Status Execution::check_entry(uint32_t peer) {
 Status Execution::check_blocks(uint32_t peer) {
   const uint64_t sends = fabric().link(peer).blocks(sequence_)[fabric().rank].count.load(std::memory_order_relaxed);
   if (sends == op_.recv_counts[peer]) return {};
-  return error(moecclMismatch, "ranks disagree on the split sizes of alltoallv: rank {} sends {} elements, rank {} expects {}",
-               peer, sends, fabric().rank, op_.recv_counts[peer]);
+  return error(moecclMismatch,
+               "ranks disagree on the split sizes of alltoallv: rank {} sends {} elements, rank {} expects {}", peer,
+               sends, fabric().rank, op_.recv_counts[peer]);
 }
 
 // All ranks look at all entries, so all choose alike.
@@ -289,13 +290,13 @@ std::string Execution::describe() const {
     const auto& steps = choice_.program->lanes[i].steps;
     if (lanes_[i].done || lanes_[i].pc >= steps.size()) continue;
     const Step& s = steps[lanes_[i].pc];
-    where = format(", in step {} of {} ({}{}), chunk {} of {}", lanes_[i].pc, steps.size(), plan::step_kind_name(s.kind),
-                   s.kind == StepKind::kWait ? format(" for rank {}", s.peer) : "", lanes_[i].chunk,
-                   binding_.chunking.n_chunks);
+    where = format(", in step {} of {} ({}{}), chunk {} of {}", lanes_[i].pc, steps.size(),
+                   plan::step_kind_name(s.kind), s.kind == StepKind::kWait ? format(" for rank {}", s.peer) : "",
+                   lanes_[i].chunk, binding_.chunking.n_chunks);
     break;
   }
-  return format("{} #{} (count {}, plan {}{})", op_name(op_.signature.op), sequence_, op_.signature.count, choice_.algorithm,
-                where);
+  return format("{} #{} (count {}, plan {}{})", op_name(op_.signature.op), sequence_, op_.signature.count,
+                choice_.algorithm, where);
 }
 
 // A peer that has finished this operation may leave.

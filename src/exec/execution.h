@@ -38,7 +38,7 @@ class Execution final : public Task {
     bool known = false;
     const std::byte* input = nullptr;  // reachable by loads
     std::byte* output = nullptr;
-    uint64_t input_address = 0;        // else for Link::read
+    uint64_t input_address = 0;  // else for Link::read
   };
 
   bool enter();    // all peers are at most one operation behind
@@ -84,12 +84,12 @@ class Execution final : public Task {
   Phase phase_ = Phase::kNew;
   uint64_t sequence_ = 0;
   uint32_t tag_ = 0;
-  uint32_t agreed_ = 0;        // peers [0, agreed_) have been looked at
+  uint32_t agreed_ = 0;  // peers [0, agreed_) have been looked at
   bool all_reachable_ = true;
   bool chunks_known_ = true;
   bool stream_output_ = false;
   uint64_t wire_bytes_ = 0;
-  uint64_t half_ = 0;          // offset of this operation's half of the staging
+  uint64_t half_ = 0;  // offset of this operation's half of the staging
   std::vector<LaneState> lanes_;
   std::vector<PeerBuffers> peers_;
   std::vector<const void*> srcs_;

@@ -49,8 +49,7 @@ Progress Execution::wait(const Step& s, uint32_t chunk) {
     waiting_ = true;
     return Progress::kBlocked;
   }
-  if (f.paced[s.peer] &&
-      line.visible_ns[number % transport::kVisibleRing].load(std::memory_order_relaxed) > now_ns()) {
+  if (f.paced[s.peer] && line.visible_ns[number % transport::kVisibleRing].load(std::memory_order_relaxed) > now_ns()) {
     return Progress::kBlocked;
   }
   if (s.peer != f.rank && f.entered[s.peer] < sequence_) {
@@ -61,8 +60,8 @@ Progress Execution::wait(const Step& s, uint32_t chunk) {
 }
 
 Status Execution::first_signal(uint32_t peer, uint64_t word) {
-  // The tag is that of the newest signal. When the peer has finished this operation and runs the next one, it is the next
-  // one's; then its entry, which stays for some operations, tells.
+  // The tag is that of the newest signal. When the peer has finished this operation and runs the next one, it is the
+  // next one's; then its entry, which stays for some operations, tells.
   const bool tag_is_ours = static_cast<uint32_t>(word >> 32) == tag_;
   if (!tag_is_ours) MOECCL_TRY(check_entry(peer));
   if (is_v()) MOECCL_TRY(check_blocks(peer));
@@ -72,8 +71,8 @@ Status Execution::first_signal(uint32_t peer, uint64_t word) {
 Progress Execution::signal(const Step& s, uint32_t chunk) {
   Fabric& f = fabric();
   const bool once = s.when != When::kEvery;
-  const uint32_t number =
-      f.sent[static_cast<size_t>(s.peer) * transport::kSigsPerPeer + s.sig] + (once ? 0 : chunk * s.per_chunk) + s.ordinal + 1;
+  const uint32_t number = f.sent[static_cast<size_t>(s.peer) * transport::kSigsPerPeer + s.sig] +
+                          (once ? 0 : chunk * s.per_chunk) + s.ordinal + 1;
   if (s.peer == f.rank) {
     f.own->signal(f.rank, s.sig).word.store(static_cast<uint64_t>(tag_) << 32 | number, std::memory_order_release);
     return Progress::kMoved;
@@ -90,7 +89,8 @@ Range Execution::range(const Ref& ref, uint64_t length, uint32_t chunk) const {
   Range r = plan::resolve(binding_, *choice_.program, ref, length, chunk);
   if (is_v() && ref.rank != fabric().rank && ref.buffer == Buffer::kInput) {
     // A peer's block for us starts where the peer says; how long it is was checked against our count.
-    const uint64_t start = fabric().link(ref.rank).blocks(sequence_)[fabric().rank].displacement.load(std::memory_order_relaxed);
+    const uint64_t start =
+        fabric().link(ref.rank).blocks(sequence_)[fabric().rank].displacement.load(std::memory_order_relaxed);
     r.offset = start + plan::chunk_range(binding_.chunking, length, chunk).offset;
   }
   return r;
@@ -181,17 +181,18 @@ Progress Execution::copy(const Step& s, uint32_t chunk) {
   if (from == nullptr) {
     const PeerBuffers& b = peers_[src_ref.rank];
     if (b.input_address == 0 || src_ref.buffer != Buffer::kInput || !f.link(src_ref.rank).can_read()) {
-      return fail(error(moecclRemoteError, "rank {} announced a buffer that cannot be reached from rank {}", src_ref.rank, f.rank));
+      return fail(error(moecclRemoteError, "rank {} announced a buffer that cannot be reached from rank {}",
+                        src_ref.rank, f.rank));
     }
     account(src_ref.rank, bytes, false);
     Status st = f.link(src_ref.rank).read(b.input_address + src.offset * op_.element_bytes, to, bytes);
-    return st.ok() ? Progress::kMoved
-                   : fail(std::move(st).with_context(format("rank {}'s buffer", src_ref.rank)));
+    return st.ok() ? Progress::kMoved : fail(std::move(st).with_context(format("rank {}'s buffer", src_ref.rank)));
   }
   const bool scale = op_.scaled && src_ref.rank == f.rank && src_ref.buffer == Buffer::kInput;
   if (to == nullptr) {
     if (s.dst.buffer != Buffer::kStaging) {
-      return fail(error(moecclRemoteError, "rank {} announced a buffer that cannot be reached from rank {}", s.dst.rank, f.rank));
+      return fail(error(moecclRemoteError, "rank {} announced a buffer that cannot be reached from rank {}", s.dst.rank,
+                        f.rank));
     }
     if (scale) {
       f.scratch.resize(std::max<size_t>(f.scratch.size(), bytes));
@@ -213,7 +214,8 @@ Progress Execution::copy(const Step& s, uint32_t chunk) {
 }
 
 Status Execution::resolve_peer_if_needed(uint32_t peer, const Step& s, const Ref& src) {
-  const bool needed = (src.rank == peer && src.buffer != Buffer::kStaging) || (s.dst.rank == peer && s.dst.buffer != Buffer::kStaging);
+  const bool needed =
+      (src.rank == peer && src.buffer != Buffer::kStaging) || (s.dst.rank == peer && s.dst.buffer != Buffer::kStaging);
   return needed ? resolve_peer(peer) : Status();
 }
 
@@ -232,7 +234,8 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
     }
     srcs_[i] = address(ref, range(ref, length, chunk));
     if (srcs_[i] == nullptr) {
-      return fail(error(moecclRemoteError, "rank {} announced a buffer that cannot be reached from rank {}", ref.rank, f.rank));
+      return fail(
+          error(moecclRemoteError, "rank {} announced a buffer that cannot be reached from rank {}", ref.rank, f.rank));
     }
     account(ref.rank, dst.length * op_.element_bytes, false);
     if (op_.scaled) {
@@ -275,9 +278,11 @@ kernels::Scalar Execution::unit_scale() const {
 std::byte* Execution::row_base(const Ref& ref, uint32_t chunk) {
   if (ref.buffer == Buffer::kStaging) {
     std::byte* base = staging(ref.rank);
-    return base == nullptr ? nullptr : base + plan::slot_base(binding_, *choice_.program, ref, chunk) * op_.element_bytes;
+    return base == nullptr ? nullptr
+                           : base + plan::slot_base(binding_, *choice_.program, ref, chunk) * op_.element_bytes;
   }
-  return ref.buffer == Buffer::kInput ? static_cast<std::byte*>(const_cast<void*>(op_.input)) : static_cast<std::byte*>(op_.output);
+  return ref.buffer == Buffer::kInput ? static_cast<std::byte*>(const_cast<void*>(op_.input))
+                                      : static_cast<std::byte*>(op_.output);
 }
 
 Progress Execution::gather_rows(const Step& s, uint32_t chunk) {
@@ -303,7 +308,8 @@ Progress Execution::gather_rows(const Step& s, uint32_t chunk) {
   args.dst_first = 0;
   f.kernels->copy_rows(args);
   wire_bytes_ += bytes;
-  const uint64_t offset = (plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first) * op_.element_bytes;
+  const uint64_t offset =
+      (plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first) * op_.element_bytes;
   Status st = f.link(s.dst.rank).put(half_ + offset, f.scratch.data(), bytes);
   return st.ok() ? Progress::kMoved : fail(std::move(st));
 }
@@ -358,7 +364,8 @@ Progress Execution::reduce_rows(const Step& s, uint32_t chunk) {
   args.dst_first = 0;
   f.kernels->reduce_rows[op_.signature.type](args);
   wire_bytes_ += bytes;
-  const uint64_t offset = (plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first) * op_.element_bytes;
+  const uint64_t offset =
+      (plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first) * op_.element_bytes;
   Status st = f.link(s.dst.rank).put(half_ + offset, f.scratch.data(), bytes);
   return st.ok() ? Progress::kMoved : fail(std::move(st));
 }

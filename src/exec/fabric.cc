@@ -12,8 +12,7 @@ void Fabric::fail(const Status& status) {
     failure_ = status;
   }
   failed_.store(true, std::memory_order_release);
-  const auto state =
-      status.code() == moecclAborted ? transport::RankState::kAborted : transport::RankState::kFailed;
+  const auto state = status.code() == moecclAborted ? transport::RankState::kAborted : transport::RankState::kFailed;
   publish_state(state, status.code(), status.message());
 }
 

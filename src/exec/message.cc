@@ -42,7 +42,8 @@ std::string MessageTask::describe() const {
 }
 
 uint32_t MessageTask::acknowledged() const {
-  return static_cast<uint32_t>(fabric().own->signal(message_.peer, kMessageCredit).word.load(std::memory_order_acquire));
+  return static_cast<uint32_t>(
+      fabric().own->signal(message_.peer, kMessageCredit).word.load(std::memory_order_acquire));
 }
 
 // The slots for messages to a rank lie in that rank's segment, by source.
@@ -129,7 +130,8 @@ Progress MessageTask::receive() {
     const MessageSlotHeader* slot_header = slot(f.rank, taken);
     const MessageSlotHeader header = read_header(slot_header);
     if (header.bytes != message_.bytes) {
-      return fail(error(moecclMismatch, "ranks disagree on the size of a message: rank {} sends {} bytes, rank {} expects {}",
+      return fail(error(moecclMismatch,
+                        "ranks disagree on the size of a message: rank {} sends {} bytes, rank {} expects {}",
                         message_.peer, header.bytes, f.rank, message_.bytes));
     }
     begun_ = true;
@@ -160,11 +162,12 @@ Progress MessageTask::receive_direct(const MessageSlotHeader& header, uint32_t) 
   }
   if (from != nullptr) {
     (message_.bytes > kernels::stream_threshold_bytes() ? f.kernels->copy_stream : f.kernels->copy)(message_.data, from,
-                                                                                                   message_.bytes);
+                                                                                                    message_.bytes);
     return Progress::kMoved;
   }
   if (header.kind != kAddress || !link.can_read()) {
-    return fail(error(moecclRemoteError, "rank {} announced a message that cannot be reached from rank {}", message_.peer, f.rank));
+    return fail(error(moecclRemoteError, "rank {} announced a message that cannot be reached from rank {}",
+                      message_.peer, f.rank));
   }
   Status s = link.read(header.place, message_.data, message_.bytes);
   return s.ok() ? Progress::kMoved : fail(std::move(s).with_context(format("message from rank {}", message_.peer)));
@@ -172,7 +175,8 @@ Progress MessageTask::receive_direct(const MessageSlotHeader& header, uint32_t) 
 
 Progress SelfMessageTask::poll() {
   if (send_.bytes != receive_.bytes) {
-    return fail(error(moecclMismatch, "rank {} sends {} bytes to itself and receives {}", fabric().rank, send_.bytes, receive_.bytes));
+    return fail(error(moecclMismatch, "rank {} sends {} bytes to itself and receives {}", fabric().rank, send_.bytes,
+                      receive_.bytes));
   }
   if (send_.bytes > 0) std::memmove(receive_.data, send_.data, send_.bytes);
   return Progress::kDone;

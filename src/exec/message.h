@@ -1,6 +1,6 @@
-// Send and Recv. Messages of a pair of ranks and direction follow one another through the pair's message slots; each begins
-// with a header that says its size, so that a receiver that expects another size says so. Large messages whose memory the
-// receiver can reach are copied once, by the receiver, from where they lie.
+// Send and Recv. Messages of a pair of ranks and direction follow one another through the pair's message slots; each
+// begins with a header that says its size, so that a receiver that expects another size says so. Large messages whose
+// memory the receiver can reach are copied once, by the receiver, from where they lie.
 #pragma once
 
 #include "src/exec/task.h"
@@ -8,9 +8,9 @@
 namespace moeccl::exec {
 
 struct MessageSlotHeader {
-  uint64_t bytes;   // of the whole message
-  uint64_t place;   // kDirect: address or heap offset of the whole message
-  uint64_t kind;    // MessageKind
+  uint64_t bytes;  // of the whole message
+  uint64_t place;  // kDirect: address or heap offset of the whole message
+  uint64_t kind;   // MessageKind
   uint64_t unused[5];
 };
 static_assert(sizeof(MessageSlotHeader) == 64);
@@ -54,7 +54,8 @@ class MessageTask final : public Task {
 // A message of a rank to itself.
 class SelfMessageTask final : public Task {
  public:
-  SelfMessageTask(Fabric& fabric, const Message& send, const Message& receive) : Task(fabric), send_(send), receive_(receive) {}
+  SelfMessageTask(Fabric& fabric, const Message& send, const Message& receive)
+      : Task(fabric), send_(send), receive_(receive) {}
   Progress poll() override;
   Status diagnose() override { return {}; }
   std::string describe() const override { return "send to itself"; }

@@ -5,16 +5,17 @@
 namespace moeccl::exec {
 
 const char* op_name(moecclOp_t op) {
-  static constexpr const char* kNames[MOECCL_NUM_OPS] = {"allreduce", "reduce",    "broadcast", "allgather", "reduce_scatter",
-                                                         "alltoall",  "alltoallv", "gather",    "scatter",   "sendrecv",
-                                                         "dispatch",  "combine"};
+  static constexpr const char* kNames[MOECCL_NUM_OPS] = {"allreduce",      "reduce",   "broadcast", "allgather",
+                                                         "reduce_scatter", "alltoall", "alltoallv", "gather",
+                                                         "scatter",        "sendrecv", "dispatch",  "combine"};
   const auto i = static_cast<uint32_t>(op);
   return i < MOECCL_NUM_OPS ? kNames[i] : "unknown operation";
 }
 
 const char* type_name(moecclDataType_t type) {
-  static constexpr const char* kNames[MOECCL_NUM_DATA_TYPES] = {"int8",    "uint8",   "int32",   "uint32",   "int64",   "uint64",
-                                                                "float16", "float32", "float64", "bfloat16", "fp8e4m3", "fp8e5m2"};
+  static constexpr const char* kNames[MOECCL_NUM_DATA_TYPES] = {"int8",    "uint8",    "int32",   "uint32",
+                                                                "int64",   "uint64",   "float16", "float32",
+                                                                "float64", "bfloat16", "fp8e4m3", "fp8e5m2"};
   const auto i = static_cast<uint32_t>(type);
   return i < MOECCL_NUM_DATA_TYPES ? kNames[i] : "unknown type";
 }
@@ -25,8 +26,8 @@ const char* reduce_name(uint8_t reduce) {
 }
 
 uint64_t pack(const Signature& s, uint64_t flags) {
-  return static_cast<uint64_t>(s.op) << 56 | static_cast<uint64_t>(s.type) << 48 | static_cast<uint64_t>(s.reduce) << 40 |
-         flags << 32 | s.root;
+  return static_cast<uint64_t>(s.op) << 56 | static_cast<uint64_t>(s.type) << 48 |
+         static_cast<uint64_t>(s.reduce) << 40 | flags << 32 | s.root;
 }
 
 uint32_t tag_of(const Signature& s) {
@@ -38,15 +39,17 @@ uint32_t tag_of(const Signature& s) {
 
 std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t rank_b, const Signature& b) {
   const auto say = [&](const char* field, const std::string& va, const std::string& vb) {
-    return format("ranks disagree on the {}: rank {} calls {} with {}, rank {} calls {} with {}", field, rank_a, op_name(a.op),
-                  va, rank_b, op_name(b.op), vb);
+    return format("ranks disagree on the {}: rank {} calls {} with {}, rank {} calls {} with {}", field, rank_a,
+                  op_name(a.op), va, rank_b, op_name(b.op), vb);
   };
-  if (a.op != b.op) return say("operation", "its own arguments", "others (calls must be in the same order on all ranks)");
+  if (a.op != b.op)
+    return say("operation", "its own arguments", "others (calls must be in the same order on all ranks)");
   if (a.count != b.count) return say("count", format("{}", a.count), format("{}", b.count));
   if (a.type != b.type) return say("type", type_name(a.type), type_name(b.type));
   if (a.reduce != b.reduce) return say("operator", reduce_name(a.reduce), reduce_name(b.reduce));
   if (a.root != b.root) return say("root", format("{}", a.root), format("{}", b.root));
-  return say("plan", format("plan {:016x}", a.plan), format("plan {:016x} (MOECCL_PLAN, the topology or the profile differs)", b.plan));
+  return say("plan", format("plan {:016x}", a.plan),
+             format("plan {:016x} (MOECCL_PLAN, the topology or the profile differs)", b.plan));
 }
 
 }  // namespace moeccl::exec

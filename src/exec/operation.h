@@ -17,10 +17,10 @@ namespace moeccl::exec {
 struct Signature {
   moecclOp_t op = moecclOpAllReduce;
   moecclDataType_t type = moecclInt8;
-  uint8_t reduce = 0;      // moecclBuiltinRedOp_t, or kPreMulSum
+  uint8_t reduce = 0;  // moecclBuiltinRedOp_t, or kPreMulSum
   uint32_t root = 0;
   uint64_t count = 0;
-  uint64_t plan = 0;       // hash of the plan, or of the plans among which agreement chooses
+  uint64_t plan = 0;  // hash of the plan, or of the plans among which agreement chooses
 };
 inline constexpr uint8_t kPreMulSum = 5;
 const char* op_name(moecclOp_t op);            // "allreduce"
@@ -44,20 +44,21 @@ struct Choice {
 
 struct Operation {
   Signature signature;
-  Choice choice;                // the plan, when all ranks already know it
-  // When every buffer of every rank turns out to be reachable (agreed at entry), this one runs instead. Null: no question.
+  Choice choice;  // the plan, when all ranks already know it
+  // When every buffer of every rank turns out to be reachable (agreed at entry), this one runs instead. Null: no
+  // question.
   const Choice* if_reachable = nullptr;
   std::shared_ptr<const void> keep;  // owns the programs
 
-  plan::Binding binding;        // chunking and slots are filled from the choice
+  plan::Binding binding;  // chunking and slots are filled from the choice
   const void* input = nullptr;
   void* output = nullptr;
   size_t element_bytes = 1;
   kernels::ReduceOp reduce = kernels::ReduceOp::kSum;
-  uint32_t divisor = 0;         // Avg
-  bool scaled = false;          // premulsum
+  uint32_t divisor = 0;  // Avg
+  bool scaled = false;   // premulsum
   kernels::Scalar scale{};
-  bool grouped = false;         // deterministic row sums
+  bool grouped = false;  // deterministic row sums
   // Where the last run's time and bytes are noted; owned by `keep`. Null: nowhere.
   struct Measured {
     std::atomic<double> ns{0};

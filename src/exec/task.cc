@@ -13,9 +13,9 @@
 namespace moeccl::exec {
 namespace {
 
-constexpr int64_t kCheckEvery_ns = 1'000'000;      // boards of peers, deadline: a few cache lines per peer
-constexpr int64_t kAliveEvery_ns = 20'000'000;     // a system call per peer
-constexpr int64_t kYieldFor_ns = 3'000'000;        // then sleep: yielding for ever would take the cores from others
+constexpr int64_t kCheckEvery_ns = 1'000'000;   // boards of peers, deadline: a few cache lines per peer
+constexpr int64_t kAliveEvery_ns = 20'000'000;  // a system call per peer
+constexpr int64_t kYieldFor_ns = 3'000'000;     // then sleep: yielding for ever would take the cores from others
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 
 // A peer's words: bounded, printable, never trusted.
@@ -81,7 +81,8 @@ void sleep_ns(int64_t ns) {
 
 Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_alive_ns) {
   Fabric& f = task.fabric();
-  if (f.aborted.load(std::memory_order_relaxed)) return error(moecclAborted, "{} was aborted on this rank", task.describe());
+  if (f.aborted.load(std::memory_order_relaxed))
+    return error(moecclAborted, "{} was aborted on this rank", task.describe());
   MOECCL_TRY(task.diagnose());
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p != f.rank) MOECCL_TRY(check_peer_state(task, p));
@@ -169,7 +170,8 @@ Status drive(std::span<Task* const> tasks) {
     if (!patience.wait()) continue;
     for (size_t i = 0; i < tasks.size(); ++i) {
       if (ended[i]) continue;
-      if (Status s = check_health(*tasks[i], patience.since(), patience.now(), patience.alive()); !s.ok()) finish(i, std::move(s));
+      if (Status s = check_health(*tasks[i], patience.since(), patience.now(), patience.alive()); !s.ok())
+        finish(i, std::move(s));
     }
   }
   return first;

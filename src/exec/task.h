@@ -1,5 +1,5 @@
-// Tasks: pieces of work that one thread drives side by side by polling, so that one thread may serve several ranks and a
-// group's sends and receives cannot block each other.
+// Tasks: pieces of work that one thread drives side by side by polling, so that one thread may serve several ranks and
+// a group's sends and receives cannot block each other.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ class Task {
 // communicator's timeout, an abort, a failed or dead peer.
 Status drive(std::span<Task* const> tasks);
 
-// Why a rank that has been blocked since `since_ns` must give up, or success. Every 20 ms it also asks whether the peers' processes
-// live; `last_alive_ns` remembers when.
+// Why a rank that has been blocked since `since_ns` must give up, or success. Every 20 ms it also asks whether the
+// peers' processes live; `last_alive_ns` remembers when.
 Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_alive_ns);
 
 }  // namespace moeccl::exec

@@ -16,9 +16,9 @@ struct Range {
 };
 
 // One row list at one chunk. Element = row. For kGatherRows: row i of the packed destination block is at
-// dst_first + i (slot-relative), taken from src_index[i] or src_first + i. For kScatterRows: src_index[i] (slot-relative)
-// goes to dst_index[i] of Output.
-// Indices into Input or Output are relative to the buffer, into Staging to the slot.
+// dst_first + i (slot-relative), taken from src_index[i] or src_first + i. For kScatterRows: src_index[i]
+// (slot-relative) goes to dst_index[i] of Output. Indices into Input or Output are relative to the buffer, into Staging
+// to the slot.
 struct RowBlock {
   const uint32_t* src_index = nullptr;
   const uint32_t* dst_index = nullptr;
@@ -27,12 +27,13 @@ struct RowBlock {
   const float* weights = nullptr;  // kScatterRows: [count] scale of each row, null: none
 };
 
-// kReduceRows at one chunk: row dst (dst_index ? dst_index[i] : dst_first + i) = sum of terms [offsets[i], offsets[i+1]).
+// kReduceRows at one chunk: row dst (dst_index ? dst_index[i] : dst_first + i) = sum of terms [offsets[i],
+// offsets[i+1]).
 using RowTermRef = kernels::RowTerm;  // row relative to the buffer (Input) or slot (Staging); segment: which src
 struct SumBlock {
   const uint64_t* offsets = nullptr;  // [count + 1]
   const RowTermRef* terms = nullptr;
-  const float* weights = nullptr;     // [terms]
+  const float* weights = nullptr;  // [terms]
   const uint32_t* dst_index = nullptr;
   uint64_t dst_first = 0;
   uint64_t count = 0;
@@ -78,8 +79,8 @@ inline uint64_t block_offset(const Binding& b, const Ref& ref) {
   return b.count * ref.index;
 }
 
-// The block length that governs a step: that of its first own Input or Output Ref, destination first; a peer's Input or Output
-// block has the length of ours in uniform operations; else the uniform count.
+// The block length that governs a step: that of its first own Input or Output Ref, destination first; a peer's Input or
+// Output block has the length of ours in uniform operations; else the uniform count.
 uint64_t governing_length(const Binding& b, const Program& program, const Step& step);
 
 // Range of `ref` at `chunk` in its buffer, for a step governed by blocks of `length`.

@@ -9,7 +9,8 @@
 
 namespace moeccl::plan {
 
-// Alpha-beta cost of a group's uplink at a level, each direction on its own. 0 bytes_per_ns means: not known, not paced.
+// Alpha-beta cost of a group's uplink at a level, each direction on its own. 0 bytes_per_ns means: not known, not
+// paced.
 struct LinkCost {
   double alpha_ns = 0;
   double bytes_per_ns = 0;  // = GB/s, 1e9 bytes a second
@@ -43,16 +44,17 @@ struct LevelTree {
   // One level, "rank".
   static LevelTree flat(uint32_t n_ranks);
   // From group sizes per level, outermost first, the rank level last and implied by them: {{"node", {}, {7, 8}}} is two
-  // nodes of 7 and 8 ranks. sizes count the groups of the next level (ranks for the last entry), so each entry has as many
-  // sizes as the entry before has groups in all.
+  // nodes of 7 and 8 ranks. sizes count the groups of the next level (ranks for the last entry), so each entry has as
+  // many sizes as the entry before has groups in all.
   static Result<LevelTree> from_sizes(const std::vector<LevelSizes>& upper, const std::string& rank_name = "rank",
                                       LinkCost rank_link = {});
   // Checks the invariants above.
   Status validate() const;
   // The tree with only the first d-1 levels and the rank level: the dimensions of HDd-AlltoAll (HierMoE Section III-A).
   LevelTree truncated(uint32_t d) const;
-  // Of the members of `rank`'s group at `level`, the one that stands for `rank` in `group` of the same level: the member at the same
-  // position, modulo the group's size. With even groups this is the peer of equal index of hierarchical AlltoAll.
+  // Of the members of `rank`'s group at `level`, the one that stands for `rank` in `group` of the same level: the
+  // member at the same position, modulo the group's size. With even groups this is the peer of equal index of
+  // hierarchical AlltoAll.
   uint32_t counterpart(uint32_t rank, uint32_t level, uint32_t group) const;
   // A number that differs when trees differ.
   uint64_t hash() const;

@@ -1,18 +1,19 @@
-// The plan language. A collective is a plan: for each rank a program of small steps on a few lanes, the body of a loop over
-// chunks. It holds no pointers and no counts: steps name buffers and extents, which a Binding turns into ranges when it
-// runs. Executors run it, cost.h prices it, checker.h proves it, printer.h explains it.
+// The plan language. A collective is a plan: for each rank a program of small steps on a few lanes, the body of a loop
+// over chunks. It holds no pointers and no counts: steps name buffers and extents, which a Binding turns into ranges
+// when it runs. Executors run it, cost.h prices it, checker.h proves it, printer.h explains it.
 //
 // Order. A lane runs its steps in order, for chunk 0, then chunk 1, ...; lanes run independently. All other order comes
-// from signals: kSignal(peer, sig) tells `peer` (which may be the rank itself: order between lanes) that all earlier steps
-// of this lane are done and visible; kWait(peer, sig) takes the signals of `peer` in order. For each ordered pair of ranks
-// and each sig, all signals stand in one lane and all waits in one lane, and the body holds as many waits as signals. The
-// j-th wait of the body at chunk c waits for the j-th signal of chunk c - lag, and is skipped when c < lag (a credit).
-// Steps run at every chunk, or only at the first or the last one (`when`), to stand before or after the loop; a sig used by
-// signals and waits of such a step is used by no step of another `when` for that pair, and then has lag 0.
+// from signals: kSignal(peer, sig) tells `peer` (which may be the rank itself: order between lanes) that all earlier
+// steps of this lane are done and visible; kWait(peer, sig) takes the signals of `peer` in order. For each ordered pair
+// of ranks and each sig, all signals stand in one lane and all waits in one lane, and the body holds as many waits as
+// signals. The j-th wait of the body at chunk c waits for the j-th signal of chunk c - lag, and is skipped when c < lag
+// (a credit). Steps run at every chunk, or only at the first or the last one (`when`), to stand before or after the
+// loop; a sig used by signals and waits of such a step is used by no step of another `when` for that pair, and then has
+// lag 0.
 //
-// Memory. Staging is each rank's memory that peers write and read through the transport. At the start of an operation no
-// peer uses it, and its contents are undefined. Input and Output of another rank may be touched only with `views`, after a
-// signal that this rank sent in this operation, and before that rank ends its program: builders order both.
+// Memory. Staging is each rank's memory that peers write and read through the transport. At the start of an operation
+// no peer uses it, and its contents are undefined. Input and Output of another rank may be touched only with `views`,
+// after a signal that this rank sent in this operation, and before that rank ends its program: builders order both.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +40,8 @@ const char* step_kind_name(StepKind kind);
 
 enum class Buffer : uint8_t { kInput, kOutput, kStaging };
 
-// Part `part` of `parts` of the current chunk of a block (Input, Output) or of a slot (Staging) of `rank`. A slot holds one
-// chunk of one block; which physical slot it is rotates with the chunk, see Program::depth.
+// Part `part` of `parts` of the current chunk of a block (Input, Output) or of a slot (Staging) of `rank`. A slot holds
+// one chunk of one block; which physical slot it is rotates with the chunk, see Program::depth.
 struct Ref {
   uint32_t rank = 0;
   Buffer buffer = Buffer::kInput;
@@ -50,7 +51,7 @@ struct Ref {
   friend bool operator==(const Ref&, const Ref&) = default;
 };
 
-inline constexpr uint8_t kMaxSigs = 8;      // per ordered pair of ranks and operation
+inline constexpr uint8_t kMaxSigs = 8;  // per ordered pair of ranks and operation
 inline constexpr uint32_t kNoRows = ~0u;
 
 enum class When : uint8_t { kEvery, kFirst, kLast };
@@ -58,15 +59,15 @@ enum class When : uint8_t { kEvery, kFirst, kLast };
 struct Step {
   StepKind kind = StepKind::kCopy;
   When when = When::kEvery;
-  uint8_t sig = 0;               // kSignal, kWait
-  uint16_t lag = 0;              // kWait
-  uint32_t peer = 0;             // kSignal, kWait
-  uint32_t ordinal = 0;          // kSignal, kWait: position among the body's signals/waits of (peer, sig); set by finalize()
-  uint32_t per_chunk = 0;        // kSignal, kWait: how many the body holds; set by finalize()
+  uint8_t sig = 0;         // kSignal, kWait
+  uint16_t lag = 0;        // kWait
+  uint32_t peer = 0;       // kSignal, kWait
+  uint32_t ordinal = 0;    // kSignal, kWait: position among the body's signals/waits of (peer, sig); set by finalize()
+  uint32_t per_chunk = 0;  // kSignal, kWait: how many the body holds; set by finalize()
   Ref dst;
   uint32_t first_src = 0, n_srcs = 0;  // into Program::srcs
-  uint32_t rows = kNoRows;       // number of the row list in the Binding: k*Rows
-  bool final_reduce = false;     // kReduce, kReduceRows: apply the divisor of Avg (and store for the user)
+  uint32_t rows = kNoRows;             // number of the row list in the Binding: k*Rows
+  bool final_reduce = false;           // kReduce, kReduceRows: apply the divisor of Avg (and store for the user)
 };
 
 // What a lane uses, so that executors may give each its own resource and reports can name it.
@@ -81,8 +82,8 @@ struct Lane {
 // One rank's part of a plan.
 struct Program {
   uint32_t rank = 0;
-  uint32_t n_slots = 0;   // slots of this rank's staging per rotation; the same on all ranks
-  uint32_t depth = 1;     // rotations: slot s of chunk c is physical slot (c % depth) * n_slots + s; the same on all ranks
+  uint32_t n_slots = 0;  // slots of this rank's staging per rotation; the same on all ranks
+  uint32_t depth = 1;  // rotations: slot s of chunk c is physical slot (c % depth) * n_slots + s; the same on all ranks
   std::vector<Lane> lanes;
   std::vector<Ref> srcs;
 
@@ -102,9 +103,9 @@ struct Program {
 
 // Which memory of other ranks can be reached without their help, on every rank alike.
 struct Reach {
-  bool staging = true;   // every pair of ranks maps the other's staging (false between hosts: puts only)
-  bool views = false;    // Inputs and Outputs of this operation too: threads of one process, or symmetric-heap buffers
-  bool reads = false;    // Inputs and Outputs can be copied from (kCopy's src), as by process_vm_readv; views imply reads
+  bool staging = true;  // every pair of ranks maps the other's staging (false between hosts: puts only)
+  bool views = false;   // Inputs and Outputs of this operation too: threads of one process, or symmetric-heap buffers
+  bool reads = false;  // Inputs and Outputs can be copied from (kCopy's src), as by process_vm_readv; views imply reads
 };
 
 // What a builder may know of an operation: everything that all ranks know alike.
@@ -112,11 +113,11 @@ struct Shape {
   moecclOp_t op = moecclOpAllReduce;
   uint32_t n_ranks = 1;
   uint32_t root = 0;
-  uint64_t count = 0;        // elements per block, as in the C call; largest block of AllToAllv where known, else 0
+  uint64_t count = 0;  // elements per block, as in the C call; largest block of AllToAllv where known, else 0
   uint32_t element_bytes = 1;
   bool deterministic = false;
-  bool in_place = false;     // private to a rank: it may change that rank's program, never its signals or the plan's hash
-  bool scaled = false;       // premulsum: own Input must be read by its own rank only
+  bool in_place = false;  // private to a rank: it may change that rank's program, never its signals or the plan's hash
+  bool scaled = false;    // premulsum: own Input must be read by its own rank only
   Reach reach;
   uint64_t staging_bytes = 16u << 20;  // cap per rank on n_slots * depth * slot bytes
 };
@@ -127,8 +128,8 @@ uint32_t out_blocks(moecclOp_t op, uint32_t n_ranks);
 
 // How the loop runs: chunk c of a block is its elements [c * chunk, min((c+1) * chunk, length)).
 struct Chunking {
-  uint64_t chunk = 0;        // elements; slot size = chunk * element_bytes rounded up to 64 bytes
-  uint32_t n_chunks = 1;     // at least 1, also for a count of 0: every rank still takes part
+  uint64_t chunk = 0;     // elements; slot size = chunk * element_bytes rounded up to 64 bytes
+  uint32_t n_chunks = 1;  // at least 1, also for a count of 0: every rank still takes part
 };
 
 // A plan of all ranks, as the readers take it. `hash` identifies what was built: equal on ranks that built the same.

@@ -21,7 +21,8 @@ struct Profile {
   // One core, bytes read as sources of a reduction (reading alone: 31 GB/s).
   double reduce_bytes_per_ns = 25.0;
   double cached_reduce_bytes_per_ns = 25.0;
-  // One core, process_vm_readv from a peer that is reached by reading alone: 4.3 GB/s beyond the cache with 4 KiB pages, 8 in it.
+  // One core, process_vm_readv from a peer that is reached by reading alone: 4.3 GB/s beyond the cache with 4 KiB
+  // pages, 8 in it.
   double read_bytes_per_ns = 4.3;
   double read_call_ns = 1500;
   // All cores of a host, bytes copied: 19-20 GB/s.

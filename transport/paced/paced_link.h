@@ -1,6 +1,7 @@
-// Slows a host link to the alpha-beta figures of a topology level, so that one machine can stand for a cluster. Whatever
-// is timed over it is EMULATED. A signal becomes visible when all bytes before it would have crossed both groups' uplinks:
-// uplinks are shared by the ranks of a group and serve in order of arrival; both directions are independent.
+// Slows a host link to the alpha-beta figures of a topology level, so that one machine can stand for a cluster.
+// Whatever is timed over it is EMULATED. A signal becomes visible when all bytes before it would have crossed both
+// groups' uplinks: uplinks are shared by the ranks of a group and serve in order of arrival; both directions are
+// independent.
 #pragma once
 
 #include <memory>

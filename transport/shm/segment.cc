@@ -31,7 +31,8 @@ size_t Segment::bytes_for(const SegmentShape& shape) { return Segment(shape).byt
 Result<std::shared_ptr<Segment>> Segment::create(const SegmentShape& shape, bool shared) {
   std::shared_ptr<Segment> segment(new Segment(shape));
   if (shared) {
-    MOECCL_ASSIGN_OR_RETURN(segment->fd_, driver::shared_segment(format("moeccl-rank{}", shape.rank), segment->bytes_, true));
+    MOECCL_ASSIGN_OR_RETURN(segment->fd_,
+                            driver::shared_segment(format("moeccl-rank{}", shape.rank), segment->bytes_, true));
     MOECCL_ASSIGN_OR_RETURN(segment->mapping_, driver::map_segment(segment->fd_, segment->bytes_));
   } else {
     MOECCL_ASSIGN_OR_RETURN(segment->mapping_, driver::private_memory(segment->bytes_));
@@ -47,7 +48,8 @@ Result<std::shared_ptr<Segment>> Segment::map(const SegmentShape& shape, Fd fd) 
   segment->base_ = segment->mapping_.data();
   segment->fd_ = std::move(fd);
   if (*segment->at<uint64_t>(0) != kMagic) {
-    return error(moecclRemoteError, "rank {}'s shared segment has another layout: do all ranks run the same MoECCL?", shape.rank);
+    return error(moecclRemoteError, "rank {}'s shared segment has another layout: do all ranks run the same MoECCL?",
+                 shape.rank);
   }
   return segment;
 }

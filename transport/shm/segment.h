@@ -15,9 +15,9 @@ namespace moeccl::transport::shm {
 // The same on all ranks; offsets follow from it.
 struct SegmentShape {
   uint32_t n_ranks = 1;
-  uint32_t rank = 0;             // whose
-  uint64_t staging_bytes = 0;    // both halves together
-  uint64_t message_bytes = 0;    // Send/Recv: bytes of one slot; each peer has kMessageSlots
+  uint32_t rank = 0;           // whose
+  uint64_t staging_bytes = 0;  // both halves together
+  uint64_t message_bytes = 0;  // Send/Recv: bytes of one slot; each peer has kMessageSlots
 };
 inline constexpr uint32_t kMessageSlots = 2;
 

@@ -11,13 +11,13 @@ namespace moeccl::transport::shm {
 
 struct ShmPeer {
   uint32_t own_rank = 0, peer_rank = 0;
-  std::shared_ptr<Segment> segment;   // the peer's; shared because thread ranks of a process use one mapping
-  std::byte* heap = nullptr;          // the peer's symmetric heap, mapped here
+  std::shared_ptr<Segment> segment;  // the peer's; shared because thread ranks of a process use one mapping
+  std::byte* heap = nullptr;         // the peer's symmetric heap, mapped here
   size_t heap_bytes = 0;
   bool same_process = false;
-  int pid = 0;                        // the peer's process
-  Fd pidfd;                           // becomes readable when it ends; invalid for our own process
-  bool can_read = false;              // process_vm_readv was tried and works
+  int pid = 0;            // the peer's process
+  Fd pidfd;               // becomes readable when it ends; invalid for our own process
+  bool can_read = false;  // process_vm_readv was tried and works
 };
 
 class ShmLink final : public Link {

@@ -13,7 +13,9 @@ namespace {
 
 using tests::Fabrics;
 
-int64_t input_value(uint32_t rank, uint64_t i) { return static_cast<int64_t>(rank + 1) * 1000003 + static_cast<int64_t>(i * 7); }
+int64_t input_value(uint32_t rank, uint64_t i) {
+  return static_cast<int64_t>(rank + 1) * 1000003 + static_cast<int64_t>(i * 7);
+}
 
 // What element i of rank's output must be, for int64 sums.
 int64_t expected(const plan::Shape& s, uint32_t rank, uint64_t i) {
@@ -71,8 +73,8 @@ void run_algorithm(Fabrics& fabrics, const algo::Algorithm& a, const plan::Shape
     ASSERT_TRUE(status.ok()) << status.message();
     if (!has_output(shape, rank)) return;
     for (uint64_t i = 0; i < out.size(); ++i) {
-      ASSERT_EQ(out[i], expected(shape, rank, i)) << a.name << " of " << op_name(shape.op) << " n " << shape.n_ranks << " count "
-                                                  << shape.count << " rank " << rank << " element " << i;
+      ASSERT_EQ(out[i], expected(shape, rank, i)) << a.name << " of " << op_name(shape.op) << " n " << shape.n_ranks
+                                                  << " count " << shape.count << " rank " << rank << " element " << i;
     }
   });
 }

@@ -24,8 +24,10 @@ TEST(Message, SizesFromZeroToManySlotsArrive) {
       std::vector<uint8_t> out(bytes), in(bytes);
       std::iota(out.begin(), out.end(), static_cast<uint8_t>(rank));
       std::vector<std::unique_ptr<Task>> tasks;
-      tasks.push_back(std::make_unique<MessageTask>(f, Message{1 - rank, reinterpret_cast<std::byte*>(out.data()), bytes, true}, nullptr));
-      tasks.push_back(std::make_unique<MessageTask>(f, Message{1 - rank, reinterpret_cast<std::byte*>(in.data()), bytes, false}, nullptr));
+      tasks.push_back(std::make_unique<MessageTask>(
+          f, Message{1 - rank, reinterpret_cast<std::byte*>(out.data()), bytes, true}, nullptr));
+      tasks.push_back(std::make_unique<MessageTask>(
+          f, Message{1 - rank, reinterpret_cast<std::byte*>(in.data()), bytes, false}, nullptr));
       const Status s = run_all(tasks);
       ASSERT_TRUE(s.ok()) << s.message();
       for (uint64_t i = 0; i < bytes; ++i) ASSERT_EQ(in[i], static_cast<uint8_t>(1 - rank + i)) << bytes;
@@ -59,7 +61,8 @@ TEST(Message, AnotherSizeIsAMismatchAtTheReceiver) {
   fabrics.run([&](uint32_t rank, Fabric& f) {
     std::vector<std::byte> data(100);
     std::vector<std::unique_ptr<Task>> tasks;
-    tasks.push_back(std::make_unique<MessageTask>(f, Message{1 - rank, data.data(), rank == 0 ? 96u : 100u, rank == 0}, nullptr));
+    tasks.push_back(
+        std::make_unique<MessageTask>(f, Message{1 - rank, data.data(), rank == 0 ? 96u : 100u, rank == 0}, nullptr));
     const Status s = run_all(tasks);
     if (rank == 0) return;
     EXPECT_EQ(s.code(), moecclMismatch);
