@@ -37,7 +37,7 @@ struct alignas(kLine) Entry {
   std::atomic<uint64_t> input;  // offset in the symmetric heap when the signature's flag says so, else address
   std::atomic<uint64_t> output;
   std::atomic<uint64_t> max_block;  // AllToAllv: largest block sent or received, elements
-  std::atomic<uint64_t> reserved;
+  std::atomic<uint64_t> history;    // hash of this and all earlier operations
 };
 static_assert(sizeof(Entry) == kLine);
 inline constexpr uint32_t kEntries = 4;
@@ -46,6 +46,13 @@ inline constexpr uint32_t kEntries = 4;
 struct BlockWord {
   std::atomic<uint64_t> count, displacement;
 };
+
+// A group's uplink at a paced level: when each direction is free again (CLOCK_MONOTONIC ns, one clock for the host).
+struct alignas(kLine) PaceWords {
+  std::atomic<int64_t> egress_free_ns;
+  std::atomic<int64_t> ingress_free_ns;
+};
+inline constexpr uint32_t kPaceLevels = 8;
 
 enum class RankState : uint32_t { kRunning = 0, kLeft = 1, kAborted = 2, kFailed = 3 };
 inline constexpr size_t kFailureText = 240;
@@ -94,6 +101,8 @@ class Link {
   virtual void wrote(size_t bytes) = 0;
   // Makes everything before it visible, then tells the peer: signal number `number` of `sig`, with `tag`.
   virtual Status signal(uint32_t sig, uint32_t number, uint32_t tag) = 0;
+  // The line that signal() writes, where this rank can write it itself; else null. For paced/.
+  virtual SignalLine* signal_line(uint32_t sig) = 0;
   virtual Status progress() = 0;
   // Success, or how this link lost its peer ("process 4711 of rank 2 died").
   virtual Status check_peer() = 0;

@@ -177,9 +177,9 @@ class Connector {
     auto parsed = topology::parse_synthetic(config_.topology, n_);
     if (!parsed.ok()) return std::move(parsed).status();
     m_.tree = std::move(*parsed);
-    if (m_.tree.depth() > transport::shm::kPaceLevels) {
+    if (m_.tree.depth() > transport::kPaceLevels) {
       return error(moecclInvalidArgument, "topology has {} levels: at most {} are supported", m_.tree.depth(),
-                   transport::shm::kPaceLevels);
+                   transport::kPaceLevels);
     }
     return {};
   }
@@ -194,7 +194,7 @@ class Connector {
     // Both halves start on cache lines.
     s.staging_bytes = config_.staging_bytes / 128 * 128;
     // 2 MiB for all peers' messages together, so that memory does not grow with the square of the ranks.
-    s.message_bytes = std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessageSlots), 1024, 128 << 10);
+s.message_bytes = std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessageSlots), 1024, 128 << 10) / 64 * 64;
     return s;
   }
 

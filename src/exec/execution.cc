@@ -18,7 +18,9 @@ Progress Execution::poll() {
     case Phase::kNew:
       sequence_ = ++fabric().sequence;
       half_ = (sequence_ & 1) * fabric().half_bytes;
-      tag_ = tag_of(op_.signature);
+      fabric().history = extend_history(fabric().history, op_.signature);
+      history_ = fabric().history;
+      tag_ = static_cast<uint32_t>(history_ >> 32);
       fabric().recorder.begin(sequence_, op_.signature, now_ns());
       phase_ = Phase::kEnter;
       [[fallthrough]];
@@ -80,6 +82,7 @@ void Execution::publish() {
   for (const uint64_t c : op_.send_counts) most = std::max(most, c);
   for (const uint64_t c : op_.recv_counts) most = std::max(most, c);
   e.max_block.store(most, std::memory_order_relaxed);
+  e.history.store(history_, std::memory_order_relaxed);
   // Release: pairs with the acquire in check_entry() and agree(); the fields and the AllToAllv row are visible there.
   e.seq.store(sequence_, std::memory_order_release);
 }
@@ -102,7 +105,13 @@ Status Execution::check_entry(uint32_t peer) {
   uint64_t flags = 0;
   const Signature theirs = read_signature(peer, flags);
   const Signature& ours = op_.signature;
-  if (pack(theirs, 0) == pack(ours, 0) && theirs.count == ours.count && theirs.plan == ours.plan) return {};
+  const bool same = pack(theirs, 0) == pack(ours, 0) && theirs.count == ours.count && theirs.plan == ours.plan;
+  const transport::Entry& e = fabric().link(peer).board().entries[sequence_ % transport::kEntries];
+  if (same && e.history.load(std::memory_order_relaxed) == history_) return {};
+  if (same) {
+    return error(moecclMismatch, "ranks {} and {} disagree on the operation, count, type, operator, root or order of an operation "
+                 "before {} #{}", std::min(peer, fabric().rank), std::max(peer, fabric().rank), op_name(ours.op), sequence_);
+  }
   const uint32_t me = fabric().rank;
   return me < peer ? Status(moecclMismatch, describe_difference(me, ours, peer, theirs))
                    : Status(moecclMismatch, describe_difference(peer, theirs, me, ours));

@@ -83,7 +83,8 @@ class Execution final : public Task {
   plan::Binding binding_;
   Phase phase_ = Phase::kNew;
   uint64_t sequence_ = 0;
-  uint32_t tag_ = 0;
+  uint64_t history_ = 0;
+  uint32_t tag_ = 0;           // of the history, carried by every signal
   uint32_t agreed_ = 0;  // peers [0, agreed_) have been looked at
   bool all_reachable_ = true;
   bool chunks_known_ = true;

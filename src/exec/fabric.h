@@ -35,6 +35,7 @@ struct Fabric {
   std::vector<uint32_t> sent, awaited;
   std::vector<uint64_t> entered;  // the newest operation that each peer is known to have entered
   uint64_t sequence = 0;          // of this rank's newest operation
+  uint64_t history = 0;           // hash of all operations so far: ranks that ever called something else differ for good
   Recorder recorder;
   std::vector<std::byte> scratch;  // packs rows for links without a view
 

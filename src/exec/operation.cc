@@ -1,6 +1,7 @@
 #include "src/exec/operation.h"
 
 #include "src/base/format.h"
+#include "src/base/hash.h"
 
 namespace moeccl::exec {
 
@@ -30,11 +31,8 @@ uint64_t pack(const Signature& s, uint64_t flags) {
          static_cast<uint64_t>(s.reduce) << 40 | flags << 32 | s.root;
 }
 
-uint32_t tag_of(const Signature& s) {
-  uint64_t h = pack(s, 0) * 0x9e3779b97f4a7c15ull;
-  h = (h ^ (h >> 29) ^ s.count) * 0xbf58476d1ce4e5b9ull;
-  h = (h ^ (h >> 32) ^ s.plan) * 0x94d049bb133111ebull;
-  return static_cast<uint32_t>(h >> 32);
+uint64_t extend_history(uint64_t history, const Signature& s) {
+  return hash_combine(hash_combine(hash_combine(history, pack(s, 0)), s.count), s.plan);
 }
 
 std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t rank_b, const Signature& b) {

@@ -30,7 +30,8 @@ const char* reduce_name(uint8_t reduce);       // "sum"
 // Packed for an Entry: op 8 | type 8 | reduce 8 | flags 8 | root 32.
 inline constexpr uint64_t kInputInHeap = 1, kOutputInHeap = 2;
 uint64_t pack(const Signature& s, uint64_t flags);
-uint32_t tag_of(const Signature& s);  // 32-bit hash, carried by every signal
+// The hash of all operations up to this one, from that of those before.
+uint64_t extend_history(uint64_t history, const Signature& s);
 // The sentence for two ranks that differ: "rank 0 calls allreduce with count 4096, rank 3 with count 4100".
 std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t rank_b, const Signature& b);
 

@@ -32,9 +32,11 @@ std::string failure_text(const transport::Board& board) {
   return text;
 }
 
+// A peer that has finished its part cannot fail the operation any more, whatever becomes of it.
 Status check_peer_state(Task& task, uint32_t peer) {
   const transport::Board& board = task.fabric().link(peer).board();
   const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
+  if (state == transport::RankState::kRunning || !task.needs(peer)) return {};
   switch (state) {
     case transport::RankState::kFailed: {
       const uint32_t code = board.health.code.load(std::memory_order_relaxed);
@@ -44,11 +46,8 @@ Status check_peer_state(Task& task, uint32_t peer) {
     case transport::RankState::kAborted:
       return error(moecclRemoteError, "rank {} aborted the communicator", peer);
     case transport::RankState::kLeft:
-      if (task.needs(peer)) {
-        return error(moecclRemoteError, "rank {} has destroyed its communicator and will not take part in {}", peer,
-                     task.describe());
-      }
-      return {};
+      return error(moecclRemoteError, "rank {} has destroyed its communicator and will not take part in {}", peer,
+                   task.describe());
     default:
       return {};
   }
@@ -170,8 +169,15 @@ Status drive(std::span<Task* const> tasks) {
     if (!patience.wait()) continue;
     for (size_t i = 0; i < tasks.size(); ++i) {
       if (ended[i]) continue;
-      if (Status s = check_health(*tasks[i], patience.since(), patience.now(), patience.alive()); !s.ok())
-        finish(i, std::move(s));
+      Status s = check_health(*tasks[i], patience.since(), patience.now(), patience.alive());
+      if (s.ok()) continue;
+      // What the peer did before it failed is visible now that its failure is: it may be all that was missing.
+      const Progress p = tasks[i]->poll();
+      if (p == Progress::kMoved) {
+        patience.reset();
+      } else {
+        finish(i, p == Progress::kDone ? Status() : std::move(s));
+      }
     }
   }
   return first;

@@ -1,4 +1,4 @@
-// Slows a host link to the alpha-beta figures of a topology level, so that one machine can stand for a cluster.
+// Slows a link whose signals this rank writes itself to the alpha-beta figures of a topology level, so that one machine can stand for a cluster.
 // Whatever is timed over it is EMULATED. A signal becomes visible when all bytes before it would have crossed both
 // groups' uplinks: uplinks are shared by the ranks of a group and serve in order of arrival; both directions are
 // independent.
@@ -7,19 +7,19 @@
 #include <memory>
 
 #include "src/plan/levels.h"
-#include "transport/shm/shm_link.h"
+#include "transport/transport.h"
 
 namespace moeccl::transport::paced {
 
 struct PacedUplinks {
   plan::LinkCost cost;
-  shm::PaceWords* own = nullptr;   // of this rank's group at the level that the link crosses
-  shm::PaceWords* peer = nullptr;  // of the peer's group
+  PaceWords* own = nullptr;   // of this rank's group at the level that the link crosses
+  PaceWords* peer = nullptr;  // of the peer's group
 };
 
 class PacedLink final : public Link {
  public:
-  PacedLink(std::unique_ptr<shm::ShmLink> inner, const PacedUplinks& uplinks)
+  PacedLink(std::unique_ptr<Link> inner, const PacedUplinks& uplinks)
       : inner_(std::move(inner)), uplinks_(uplinks) {}
 
   const char* name() const override { return "paced"; }
@@ -35,11 +35,12 @@ class PacedLink final : public Link {
   Status put(uint64_t offset, const void* src, size_t bytes) override;
   void wrote(size_t bytes) override { unsignalled_bytes_ += bytes; }
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
+  SignalLine* signal_line(uint32_t sig) override { return inner_->signal_line(sig); }
   Status progress() override { return {}; }
   Status check_peer() override { return inner_->check_peer(); }
 
  private:
-  std::unique_ptr<shm::ShmLink> inner_;
+  std::unique_ptr<Link> inner_;
   PacedUplinks uplinks_;
   uint64_t unsignalled_bytes_ = 0;
 };

@@ -21,13 +21,6 @@ struct SegmentShape {
 };
 inline constexpr uint32_t kMessageSlots = 2;
 
-// A group's uplink at a paced level: when each direction is free again (CLOCK_MONOTONIC ns, one clock for the host).
-struct alignas(kLine) PaceWords {
-  std::atomic<int64_t> egress_free_ns;
-  std::atomic<int64_t> ingress_free_ns;
-};
-inline constexpr uint32_t kPaceLevels = 8;
-
 class Segment {
  public:
   // Own segment: shared when ranks of other processes will map it (then fd() is valid), else private memory.

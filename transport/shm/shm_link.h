@@ -39,8 +39,7 @@ class ShmLink final : public Link {
   Status progress() override { return {}; }
   Status check_peer() override;
 
-  // For paced/: the line that signal() writes.
-  SignalLine& line(uint32_t sig) const { return peer_.segment->signal(peer_.own_rank, sig); }
+  SignalLine* signal_line(uint32_t sig) override { return &peer_.segment->signal(peer_.own_rank, sig); }
 
  private:
   ShmPeer peer_;
