@@ -17,12 +17,24 @@ MoeCandidate::MoeCandidate(const MoeConfig& config, const plan::LevelTree& tree,
 
 namespace {
 
+// The fields that have names; all others are in the hash.
+constexpr const char* kFields[] = {"hidden_bytes", "type",     "top_k",    "n_experts",
+                                   "max_tokens",   "layout",   "align_rows", "capacity", "memory_cap_bytes"};
 struct Creation {
   uint64_t hash = 0;
   uint64_t staging = 0;
+  uint64_t fields[std::size(kFields)] = {};
   int32_t code = moecclSuccess;
   int32_t padding = 0;
 };
+
+Creation creation(const MoeConfig& config, const moecclMoeConfig_t& given, uint64_t staging) {
+  return {config.hash(),
+          staging,
+          {given.hidden_bytes, static_cast<uint64_t>(given.type), static_cast<uint64_t>(given.top_k),
+           static_cast<uint64_t>(given.n_experts), given.max_tokens, static_cast<uint64_t>(given.layout),
+           static_cast<uint64_t>(given.align_rows), static_cast<uint64_t>(given.capacity), given.memory_cap_bytes}};
+}
 
 // All ranks see all answers, so they fail or go on together.
 Status compare(const std::vector<Creation>& all, uint32_t rank, const Status& own) {
@@ -33,9 +45,14 @@ Status compare(const std::vector<Creation>& all, uint32_t rank, const Status& ow
                    moecclGetErrorString(static_cast<moecclResult_t>(all[r].code)));
   for (uint32_t r = 0; r < all.size(); ++r) {
     if (all[r].hash == all[0].hash && all[r].staging == all[0].staging) continue;
+    for (size_t i = 0; i < std::size(kFields); ++i) {
+      if (all[r].fields[i] == all[0].fields[i]) continue;
+      return error(moecclMismatch, "ranks disagree on the config's {} in moecclMoeCreate: rank 0 gives {}, rank {} gives {}", kFields[i],
+                   all[0].fields[i], r, all[r].fields[i]);
+    }
     return error(moecclMismatch, "rank {} and rank 0 give different {} to moecclMoeCreate (this is rank {}): {}", r,
-                 all[r].hash != all[0].hash ? "configs" : "staging sizes", rank,
-                 all[r].hash != all[0].hash ? "all fields must be equal" : "set staging_bytes alike");
+                 all[r].hash != all[0].hash ? "expert placements or algorithms" : "staging sizes", rank,
+                 all[r].hash != all[0].hash ? "they must be equal" : "set staging_bytes alike");
   }
   return {};
 }
@@ -53,7 +70,9 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
     else
       own = fits.status();
   }
-  const Creation mine{own.ok() ? config->hash() : 0, host.staging_bytes(), own.code(), 0};
+  Creation mine;
+  if (own.ok()) mine = creation(*config, *given, host.staging_bytes());
+  mine.code = own.code();
   std::vector<Creation> all(host.n_ranks());
   MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
   MOECCL_TRY(compare(all, host.rank(), own));

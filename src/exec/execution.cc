@@ -87,8 +87,11 @@ void Execution::publish() {
   e.seq.store(sequence_, std::memory_order_release);
 }
 
-Signature Execution::read_signature(uint32_t peer, uint64_t& flags) const {
-  const transport::Entry& e = fabric().link(peer).board().entries[sequence_ % transport::kEntries];
+const transport::Entry& Execution::entry_of(uint32_t peer) const {
+  return fabric().link(peer).board().entries[sequence_ % transport::kEntries];
+}
+
+Signature Execution::read_signature(const transport::Entry& e, uint64_t& flags) {
   const uint64_t packed = e.signature.load(std::memory_order_relaxed);
   Signature s;
   s.op = static_cast<moecclOp_t>(packed >> 56);
@@ -102,19 +105,30 @@ Signature Execution::read_signature(uint32_t peer, uint64_t& flags) const {
 }
 
 Status Execution::check_entry(uint32_t peer) {
+  const transport::Entry& e = entry_of(peer);
   uint64_t flags = 0;
-  const Signature theirs = read_signature(peer, flags);
+  const Signature theirs = read_signature(e, flags);
   const Signature& ours = op_.signature;
   const bool same = pack(theirs, 0) == pack(ours, 0) && theirs.count == ours.count && theirs.plan == ours.plan;
-  const transport::Entry& e = fabric().link(peer).board().entries[sequence_ % transport::kEntries];
   if (same && e.history.load(std::memory_order_relaxed) == history_) return {};
-  if (same) {
-    return error(moecclMismatch, "ranks {} and {} disagree on the operation, count, type, operator, root or order of an operation "
-                 "before {} #{}", std::min(peer, fabric().rank), std::max(peer, fabric().rank), op_name(ours.op), sequence_);
+  return find_difference(peer);
+}
+
+// Entries stay for some operations, so the first of these that differed can still be named.
+Status Execution::find_difference(uint32_t peer) {
+  const uint32_t me = fabric().rank, low = std::min(me, peer), high = std::max(me, peer);
+  const uint64_t first = sequence_ < transport::kEntries ? 1 : sequence_ - transport::kEntries + 1;
+  for (uint64_t s = first; s <= sequence_; ++s) {
+    const transport::Entry& mine = fabric().own->board().entries[s % transport::kEntries];
+    const transport::Entry& other = fabric().link(peer).board().entries[s % transport::kEntries];
+    if (other.seq.load(std::memory_order_acquire) != s || mine.seq.load(std::memory_order_relaxed) != s) continue;
+    uint64_t flags = 0;
+    const Signature ours = read_signature(mine, flags), theirs = read_signature(other, flags);
+    if (pack(ours, 0) == pack(theirs, 0) && ours.count == theirs.count && ours.plan == theirs.plan) continue;
+    return Status(moecclMismatch, describe_difference(low, me == low ? ours : theirs, high, me == low ? theirs : ours));
   }
-  const uint32_t me = fabric().rank;
-  return me < peer ? Status(moecclMismatch, describe_difference(me, ours, peer, theirs))
-                   : Status(moecclMismatch, describe_difference(peer, theirs, me, ours));
+  return error(moecclMismatch, "ranks {} and {} disagree on the operation, count, type, operator, root or order of an operation "
+               "some before {} #{}", low, high, op_name(op_.signature.op), sequence_);
 }
 
 Status Execution::check_blocks(uint32_t peer) {
@@ -145,7 +159,7 @@ Progress Execution::agree() {
     }
     f.entered[agreed_] = std::max(f.entered[agreed_], sequence_);
     uint64_t flags = 0;
-    (void)read_signature(agreed_, flags);
+    (void)read_signature(e, flags);
     all_reachable_ = all_reachable_ && flags == (kInputInHeap | kOutputInHeap);
   }
   choose(all_reachable_ ? *op_.if_reachable : op_.choice);

@@ -60,6 +60,7 @@ class Execution final : public Task {
   Progress reduce_rows(const plan::Step& s, uint32_t chunk);
 
   Status check_entry(uint32_t peer);   // compares signatures; the peer has entered this operation
+  Status find_difference(uint32_t peer);  // in the last operations, this one included
   Status check_blocks(uint32_t peer);  // AllToAllv: what it sends is what we expect
   // The first signal of a peer in this operation: does it call the same?
   Status first_signal(uint32_t peer, uint64_t word);
@@ -76,7 +77,8 @@ class Execution final : public Task {
   void account(uint32_t rank, uint64_t bytes, bool stored);
   bool uses_stream(const plan::Ref& dst) const { return stream_output_ && dst.buffer == plan::Buffer::kOutput; }
   bool is_v() const { return op_.signature.op == moecclOpAllToAllv; }
-  Signature read_signature(uint32_t peer, uint64_t& flags) const;
+  static Signature read_signature(const transport::Entry& entry, uint64_t& flags);
+  const transport::Entry& entry_of(uint32_t peer) const;
 
   const Operation& op_;
   Choice choice_;

@@ -60,10 +60,13 @@ Progress Execution::wait(const Step& s, uint32_t chunk) {
 }
 
 Status Execution::first_signal(uint32_t peer, uint64_t word) {
-  // The tag is that of the newest signal. When the peer has finished this operation and runs the next one, it is the
-  // next one's; then its entry, which stays for some operations, tells.
-  const bool tag_is_ours = static_cast<uint32_t>(word >> 32) == tag_;
-  if (!tag_is_ours) MOECCL_TRY(check_entry(peer));
+  // The tag is that of the newest signal. When the peer has finished this operation and runs the next one, it is the next
+  // one's; then its entry, which stays for some operations, tells. A peer that has not entered this operation and yet has
+  // signalled so often has run others than we have.
+  if (static_cast<uint32_t>(word >> 32) != tag_) {
+    const bool entered = entry_of(peer).seq.load(std::memory_order_acquire) == sequence_;
+    MOECCL_TRY(entered ? check_entry(peer) : find_difference(peer));
+  }
   if (is_v()) MOECCL_TRY(check_blocks(peer));
   return {};
 }
@@ -114,7 +117,7 @@ Status Execution::resolve_peer(uint32_t peer) {
     return error(moecclInternalError, "rank {}'s buffers are used before it has entered the operation", peer);
   }
   uint64_t flags = 0;
-  (void)read_signature(peer, flags);
+  (void)read_signature(e, flags);
   const uint64_t in = e.input.load(std::memory_order_relaxed), out = e.output.load(std::memory_order_relaxed);
   const transport::Link& link = f.link(peer);
   std::byte* heap = link.heap_view();
