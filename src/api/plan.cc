@@ -83,6 +83,10 @@ Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDat
   if (l.cached->asks_reach) {
     text += format("With all buffers from moecclMemAlloc: {} instead.\n", l.cached->choice_if_reachable.algorithm);
   }
+  if (l.cached->has_rest) {
+    text += format("What is left of blocks of more than {} elements: {} instead.\n", l.cached->choice.chunking.chunk,
+                   l.cached->choice_for_rest.algorithm);
+  }
   return text;
 }
 

@@ -24,13 +24,12 @@ Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& i
 
 Communicator::Communicator(Membership m)
     : rank_(m.rank), n_ranks_(m.n_ranks), config_(std::move(m.config)), fabric_(std::move(m.fabric)) {
-  const unsigned cores = driver::usable_cores();
   // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core.
   // With more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
-  const bool fits = m.ranks_on_host <= cores;
+  const bool fits = m.ranks_on_host <= m.cores_on_host;
   fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 4000u : 40u;
   plan::Profile profile;
-  profile.cores = cores;
+  profile.cores = m.cores_on_host;
   selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach, config_.deterministic,
                                          fabric_->half_bytes, profile);
 }
@@ -51,6 +50,7 @@ Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bo
   MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> cached, selector_->get(key));
   op.choice = cached->choice;
   op.if_reachable = cached->asks_reach ? &cached->choice_if_reachable : nullptr;
+  op.for_rest = cached->has_rest ? &cached->choice_for_rest : nullptr;
   op.signature.plan = cached->signature;
   op.signature.root = root;
   op.binding.count = op.signature.count;

@@ -24,7 +24,7 @@ struct Membership {
   plan::LevelTree tree;
   plan::Reach reach;        // of ordinary buffers
   bool heap_reach = false;  // of the symmetric heap
-  uint32_t ranks_on_host = 1;
+  uint32_t ranks_on_host = 1, cores_on_host = 1;
   std::unique_ptr<exec::Fabric> fabric;
 };
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -74,6 +75,7 @@ struct Introduction {
   int32_t pid = 0;
   uint64_t heap_bytes = 0;
   uint64_t probe_address = 0, probe_value = 0;
+  driver::CoreSet cores{};
   Config config;
 
   std::vector<std::byte> encode() const {
@@ -84,6 +86,7 @@ struct Introduction {
     out.u64(heap_bytes);
     out.u64(probe_address);
     out.u64(probe_value);
+    for (const uint64_t word : cores) out.u64(word);
     config.write_agreed(out);
     return out.take();
   }
@@ -96,6 +99,7 @@ struct Introduction {
     i.heap_bytes = in.u64();
     i.probe_address = in.u64();
     i.probe_value = in.u64();
+    for (uint64_t& word : i.cores) word = in.u64();
     i.config = Config::read_agreed(in);
     if (!in.done()) return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
     return i;
@@ -148,6 +152,7 @@ class Connector {
     MOECCL_TRY(random_bytes(&probe_, sizeof(probe_)));
     mine.probe_address = env().no_cma ? 0 : reinterpret_cast<uint64_t>(&probe_);
     mine.probe_value = probe_;
+    mine.cores = driver::usable_cores();
     mine.config = config_;
     MOECCL_ASSIGN_OR_RETURN(const auto blobs, session_->all_gather(mine.encode(), deadline_));
     for (uint32_t r = 0; r < n_; ++r) {
@@ -194,7 +199,8 @@ class Connector {
     // Both halves start on cache lines.
     s.staging_bytes = config_.staging_bytes / 128 * 128;
     // 2 MiB for all peers' messages together, so that memory does not grow with the square of the ranks.
-s.message_bytes = std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessageSlots), 1024, 128 << 10) / 64 * 64;
+    s.message_bytes =
+        std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessageSlots), 1024, 128 << 10) / 64 * 64;
     return s;
   }
 
@@ -274,6 +280,7 @@ s.message_bytes = std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessa
     f.entered.assign(n_, 0);
     f.paced.assign(n_, 0);
     m_.ranks_on_host = n_;
+    m_.cores_on_host = cores_of_all();
     std::map<uint64_t, Fd> pidfds;
     for (uint32_t r = 0; r < n_; ++r) {
       f.links.push_back(nullptr);
@@ -300,6 +307,17 @@ s.message_bytes = std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessa
       }
     }
     return {};
+  }
+
+  // Launchers bind ranks to cores: only all ranks together know how many cores they have.
+  uint32_t cores_of_all() const {
+    driver::CoreSet any{};
+    for (const Introduction& i : all_) {
+      for (size_t w = 0; w < any.size(); ++w) any[w] |= i.cores[w];
+    }
+    int cores = 0;
+    for (const uint64_t word : any) cores += std::popcount(word);
+    return static_cast<uint32_t>(std::max(1, cores));
   }
 
   // A group's pace words are in the segment of its first rank.

@@ -18,8 +18,8 @@ MoeCandidate::MoeCandidate(const MoeConfig& config, const plan::LevelTree& tree,
 namespace {
 
 // The fields that have names; all others are in the hash.
-constexpr const char* kFields[] = {"hidden_bytes", "type",     "top_k",    "n_experts",
-                                   "max_tokens",   "layout",   "align_rows", "capacity", "memory_cap_bytes"};
+constexpr const char* kFields[] = {"hidden_bytes", "type",       "top_k",    "n_experts",       "max_tokens",
+                                   "layout",       "align_rows", "capacity", "memory_cap_bytes"};
 struct Creation {
   uint64_t hash = 0;
   uint64_t staging = 0;
@@ -47,8 +47,9 @@ Status compare(const std::vector<Creation>& all, uint32_t rank, const Status& ow
     if (all[r].hash == all[0].hash && all[r].staging == all[0].staging) continue;
     for (size_t i = 0; i < std::size(kFields); ++i) {
       if (all[r].fields[i] == all[0].fields[i]) continue;
-      return error(moecclMismatch, "ranks disagree on the config's {} in moecclMoeCreate: rank 0 gives {}, rank {} gives {}", kFields[i],
-                   all[0].fields[i], r, all[r].fields[i]);
+      return error(moecclMismatch,
+                   "ranks disagree on the config's {} in moecclMoeCreate: rank 0 gives {}, rank {} gives {}",
+                   kFields[i], all[0].fields[i], r, all[r].fields[i]);
     }
     return error(moecclMismatch, "rank {} and rank 0 give different {} to moecclMoeCreate (this is rank {}): {}", r,
                  all[r].hash != all[0].hash ? "expert placements or algorithms" : "staging sizes", rank,

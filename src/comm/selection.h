@@ -32,8 +32,10 @@ struct PlanKey {
 
 struct CachedPlan {
   plan::Plan staged, reachable;  // programs of this rank; `reachable` is used when every rank's buffers can be reached
-  exec::Choice choice, choice_if_reachable;
+  plan::Plan rest;               // AllToAllv: for what is left after the first chunk
+  exec::Choice choice, choice_if_reachable, choice_for_rest;
   bool asks_reach = false;
+  bool has_rest = false;
   uint64_t signature = 0;  // hash of both
   exec::Operation::Measured measured;
 };

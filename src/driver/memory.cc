@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 namespace moeccl::driver {
@@ -42,7 +43,7 @@ Result<Fd> shared_segment(const std::string& name, size_t bytes, bool reserve) {
   return fd;
 }
 
-Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes) {
+Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes, bool populate) {
   expected_bytes = round_up(expected_bytes, page_bytes());
   struct stat st {};
   if (fstat(fd.get(), &st) != 0) return system_error("fstat of a shared segment", errno);
@@ -55,7 +56,8 @@ Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes) {
                  "a peer's segment has {} bytes where {} are needed: do all ranks run the same build?", st.st_size,
                  expected_bytes);
   }
-  void* base = mmap(nullptr, expected_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+  void* base = mmap(nullptr, expected_bytes, PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_NORESERVE | (populate ? MAP_POPULATE : 0), fd.get(), 0);
   if (base == MAP_FAILED) return system_error(format("map of a segment of {} bytes", expected_bytes), errno);
   return Mapping(base, expected_bytes);
 }
@@ -110,10 +112,12 @@ size_t page_bytes() {
   return bytes;
 }
 
-unsigned usable_cores() {
+CoreSet usable_cores() {
+  CoreSet cores{};
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::max(1u, static_cast<unsigned>(CPU_COUNT(&set)));
+  static_assert(sizeof(set) == sizeof(cores));
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) std::memcpy(cores.data(), &set, sizeof(set));
+  return cores;
 }
 
 }  // namespace moeccl::driver

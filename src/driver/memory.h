@@ -1,6 +1,7 @@
 // Memory from the kernel: sealed shared segments, and copying from another process.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -31,7 +32,8 @@ class Mapping {
 // an error here and not a signal later.
 Result<Fd> shared_segment(const std::string& name, size_t bytes, bool reserve);
 // Maps a segment whole. `expected_bytes` guards against a peer's file that is shorter, or whose size is not sealed.
-Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes);
+// `populate` enters its pages into the page table now rather than one fault each at first use.
+Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes, bool populate = false);
 // Private zeroed memory, on huge pages where the kernel gives them.
 Result<Mapping> private_memory(size_t bytes);
 // Makes the kernel set the pages of a range aside, so that touching them cannot fail.
@@ -44,7 +46,8 @@ Status read_process(int pid, uint64_t address, void* dst, size_t bytes);
 
 size_t physical_memory_bytes();
 size_t page_bytes();
-// Processors that this process may use.
-unsigned usable_cores();
+// The processors that this thread may use, one bit each; those beyond the array are left out.
+using CoreSet = std::array<uint64_t, 16>;
+CoreSet usable_cores();
 
 }  // namespace moeccl::driver

@@ -11,7 +11,14 @@ using plan::Step;
 using plan::StepKind;
 using plan::When;
 
-Execution::Execution(Fabric& fabric, const Operation& op) : Task(fabric), op_(op) {}
+Execution::Execution(Fabric& fabric, const Operation& op)
+    : Task(fabric),
+      op_(op),
+      scratch_(fabric.execution),
+      lanes_(scratch_.lanes),
+      peers_(scratch_.peers),
+      srcs_(scratch_.srcs),
+      scales_(scratch_.scales) {}
 
 Progress Execution::poll() {
   switch (phase_) {
@@ -127,8 +134,10 @@ Status Execution::find_difference(uint32_t peer) {
     if (pack(ours, 0) == pack(theirs, 0) && ours.count == theirs.count && ours.plan == theirs.plan) continue;
     return Status(moecclMismatch, describe_difference(low, me == low ? ours : theirs, high, me == low ? theirs : ours));
   }
-  return error(moecclMismatch, "ranks {} and {} disagree on the operation, count, type, operator, root or order of an operation "
-               "some before {} #{}", low, high, op_name(op_.signature.op), sequence_);
+  return error(moecclMismatch,
+               "ranks {} and {} disagree on the operation, count, type, operator, root or order of an operation "
+               "some before {} #{}",
+               low, high, op_name(op_.signature.op), sequence_);
 }
 
 Status Execution::check_blocks(uint32_t peer) {
@@ -179,10 +188,7 @@ void Execution::choose(const Choice& choice) {
   chunks_known_ = !is_v();
   if (is_v()) {
     binding_.chunking.n_chunks = 1;
-    binding_.in_offset = op_.send_displs.data();
-    binding_.in_length = op_.send_counts.data();
-    binding_.out_offset = op_.recv_displs.data();
-    binding_.out_length = op_.recv_counts.data();
+    bind_blocks(0);
   }
   lanes_.assign(choice.program->lanes.size(), LaneState{});
   peers_.assign(fabric().n_ranks, PeerBuffers{});
@@ -211,7 +217,11 @@ bool Execution::last_chunk_known() {
     most = std::max(most, e.max_block.load(std::memory_order_relaxed));
   }
   const uint64_t chunk = std::max<uint64_t>(1, binding_.chunking.chunk);
-  binding_.chunking.n_chunks = static_cast<uint32_t>(std::max<uint64_t>(1, (most + chunk - 1) / chunk));
+  largest_block_ = most;
+  const uint64_t left = most - std::min(most, moved_);
+  rest_follows_ = op_.for_rest != nullptr && moved_ == 0 && left > chunk;
+  binding_.chunking.n_chunks =
+      rest_follows_ ? 1 : static_cast<uint32_t>(std::max<uint64_t>(1, (left + chunk - 1) / chunk));
   chunks_known_ = true;
   return true;
 }
@@ -273,6 +283,32 @@ Progress Execution::run_lane(const plan::Lane& lane, LaneState& state, bool one_
   return Progress::kMoved;
 }
 
+void Execution::bind_blocks(uint64_t done) {
+  moved_ = done;
+  const std::vector<uint64_t>* given[4] = {&op_.send_displs, &op_.send_counts, &op_.recv_displs, &op_.recv_counts};
+  const uint64_t* bound[4];
+  for (int i = 0; i < 4; ++i) {
+    bound[i] = given[i]->data();
+    if (done == 0) continue;
+    blocks_left_[i] = *given[i];
+    for (uint64_t& v : blocks_left_[i]) v = i % 2 == 0 ? v + done : v - std::min(v, done);
+    bound[i] = blocks_left_[i].data();
+  }
+  binding_.in_offset = bound[0];
+  binding_.in_length = bound[1];
+  binding_.out_offset = bound[2];
+  binding_.out_length = bound[3];
+}
+
+// The rest of an AllToAllv, with the program for large blocks.
+void Execution::begin_rest() {
+  rest_follows_ = false;
+  const uint64_t done = binding_.chunking.chunk;
+  choose(*op_.for_rest);
+  bind_blocks(done);
+  (void)last_chunk_known();  // all entries have been seen
+}
+
 Progress Execution::finish() {
   Fabric& f = fabric();
   for (const auto& t : choice_.program->totals) {
@@ -280,6 +316,10 @@ Progress Execution::finish() {
     const size_t i = static_cast<size_t>(t.peer) * transport::kSigsPerPeer + t.sig;
     f.sent[i] += t.sent * times;
     f.awaited[i] += t.awaited * times;
+  }
+  if (rest_follows_) {
+    begin_rest();
+    return Progress::kMoved;
   }
   // Release: pairs with the acquire in enter(); our reads and writes of peers' memory are over.
   f.own->board().progress.completed.store(sequence_, std::memory_order_release);

@@ -29,18 +29,6 @@ class Execution final : public Task {
 
  private:
   enum class Phase : uint8_t { kNew, kEnter, kAgree, kRun };
-  struct LaneState {
-    uint32_t chunk = 0, pc = 0;
-    bool done = false;
-  };
-  // Where a peer's Input and Output are, as its entry says; resolved at first use.
-  struct PeerBuffers {
-    bool known = false;
-    const std::byte* input = nullptr;  // reachable by loads
-    std::byte* output = nullptr;
-    uint64_t input_address = 0;  // else for Link::read
-  };
-
   bool enter();    // all peers are at most one operation behind
   void publish();  // this rank's entry
   Progress agree();
@@ -49,6 +37,8 @@ class Execution final : public Task {
   Progress run_lane(const plan::Lane& lane, LaneState& state, bool one_step);
   Progress step(const plan::Step& s, uint32_t chunk);
   bool last_chunk_known();
+  void bind_blocks(uint64_t done);  // AllToAllv: what is left of each block after `done` elements
+  void begin_rest();
   Progress finish();
 
   Progress wait(const plan::Step& s, uint32_t chunk);
@@ -59,9 +49,9 @@ class Execution final : public Task {
   Progress scatter_rows(const plan::Step& s, uint32_t chunk);
   Progress reduce_rows(const plan::Step& s, uint32_t chunk);
 
-  Status check_entry(uint32_t peer);   // compares signatures; the peer has entered this operation
+  Status check_entry(uint32_t peer);      // compares signatures; the peer has entered this operation
   Status find_difference(uint32_t peer);  // in the last operations, this one included
-  Status check_blocks(uint32_t peer);  // AllToAllv: what it sends is what we expect
+  Status check_blocks(uint32_t peer);     // AllToAllv: what it sends is what we expect
   // The first signal of a peer in this operation: does it call the same?
   Status first_signal(uint32_t peer, uint64_t word);
   Status resolve_peer(uint32_t peer);
@@ -86,17 +76,21 @@ class Execution final : public Task {
   Phase phase_ = Phase::kNew;
   uint64_t sequence_ = 0;
   uint64_t history_ = 0;
-  uint32_t tag_ = 0;           // of the history, carried by every signal
+  uint32_t tag_ = 0;     // of the history, carried by every signal
   uint32_t agreed_ = 0;  // peers [0, agreed_) have been looked at
   bool all_reachable_ = true;
   bool chunks_known_ = true;
+  bool rest_follows_ = false;               // AllToAllv: op_.for_rest takes over after this program
+  uint64_t largest_block_ = 0, moved_ = 0;  // elements; moved_: of each block, before this program
+  std::vector<uint64_t> blocks_left_[4];    // send and receive offsets and lengths
   bool stream_output_ = false;
   uint64_t wire_bytes_ = 0;
   uint64_t half_ = 0;  // offset of this operation's half of the staging
-  std::vector<LaneState> lanes_;
-  std::vector<PeerBuffers> peers_;
-  std::vector<const void*> srcs_;
-  std::vector<kernels::Scalar> scales_;
+  Scratch& scratch_;   // of the communicator, so that a small operation allocates nothing
+  std::vector<LaneState>& lanes_;
+  std::vector<PeerBuffers>& peers_;
+  std::vector<const void*>& srcs_;
+  std::vector<kernels::Scalar>& scales_;
   uint32_t waiting_peer_ = 0;
   bool waiting_ = false;
 };

@@ -60,9 +60,9 @@ Progress Execution::wait(const Step& s, uint32_t chunk) {
 }
 
 Status Execution::first_signal(uint32_t peer, uint64_t word) {
-  // The tag is that of the newest signal. When the peer has finished this operation and runs the next one, it is the next
-  // one's; then its entry, which stays for some operations, tells. A peer that has not entered this operation and yet has
-  // signalled so often has run others than we have.
+  // The tag is that of the newest signal. When the peer has finished this operation and runs the next one, it is the
+  // next one's; then its entry, which stays for some operations, tells. A peer that has not entered this operation and
+  // yet has signalled so often has run others than we have.
   if (static_cast<uint32_t>(word >> 32) != tag_) {
     const bool entered = entry_of(peer).seq.load(std::memory_order_acquire) == sequence_;
     MOECCL_TRY(entered ? check_entry(peer) : find_difference(peer));
@@ -94,7 +94,7 @@ Range Execution::range(const Ref& ref, uint64_t length, uint32_t chunk) const {
     // A peer's block for us starts where the peer says; how long it is was checked against our count.
     const uint64_t start =
         fabric().link(ref.rank).blocks(sequence_)[fabric().rank].displacement.load(std::memory_order_relaxed);
-    r.offset = start + plan::chunk_range(binding_.chunking, length, chunk).offset;
+    r.offset = start + moved_ + plan::chunk_range(binding_.chunking, length, chunk).offset;
   }
   return r;
 }

@@ -18,6 +18,26 @@ namespace moeccl::exec {
 inline constexpr uint32_t kMessageData = 8, kMessageCredit = 9;  // sigs of Send/Recv
 static_assert(kMessageData >= plan::kMaxSigs && kMessageCredit < transport::kSigsPerPeer);
 
+struct LaneState {
+  uint32_t chunk = 0, pc = 0;
+  bool done = false;
+};
+// Where a peer's Input and Output are, as its entry says; resolved at first use.
+struct PeerBuffers {
+  bool known = false;
+  const std::byte* input = nullptr;  // reachable by loads
+  std::byte* output = nullptr;
+  uint64_t input_address = 0;  // else for Link::read
+};
+
+// What one Execution at a time works with. Kept between operations.
+struct Scratch {
+  std::vector<LaneState> lanes;
+  std::vector<PeerBuffers> peers;
+  std::vector<const void*> srcs;
+  std::vector<kernels::Scalar> scales;
+};
+
 struct Fabric {
   uint32_t rank = 0, n_ranks = 1;
   std::string name;  // for messages; may be empty
@@ -35,8 +55,9 @@ struct Fabric {
   std::vector<uint32_t> sent, awaited;
   std::vector<uint64_t> entered;  // the newest operation that each peer is known to have entered
   uint64_t sequence = 0;          // of this rank's newest operation
-  uint64_t history = 0;           // hash of all operations so far: ranks that ever called something else differ for good
+  uint64_t history = 0;  // hash of all operations so far: ranks that ever called something else differ for good
   Recorder recorder;
+  Scratch execution;
   std::vector<std::byte> scratch;  // packs rows for links without a view
 
   std::atomic<bool> aborted{false};

@@ -11,6 +11,10 @@ constexpr size_t kPage = 4096;  // staging starts on a page, so that a huge copy
 // "MoECCL" and the layout's number: a segment of another build is refused.
 constexpr uint64_t kMagic = 0x4d6f4543434c0001ull;
 
+// Faults at first use cost 0.1 to 0.5 us a page, in the middle of somebody's operation. Entering them all at init costs
+// as much in total: only where that stays near 50 ms (65536 pages of all segments together).
+bool populate(const SegmentShape& shape) { return shape.n_ranks * shape.staging_bytes <= (uint64_t{256} << 20); }
+
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
@@ -33,7 +37,7 @@ Result<std::shared_ptr<Segment>> Segment::create(const SegmentShape& shape, bool
   if (shared) {
     MOECCL_ASSIGN_OR_RETURN(segment->fd_,
                             driver::shared_segment(format("moeccl-rank{}", shape.rank), segment->bytes_, true));
-    MOECCL_ASSIGN_OR_RETURN(segment->mapping_, driver::map_segment(segment->fd_, segment->bytes_));
+    MOECCL_ASSIGN_OR_RETURN(segment->mapping_, driver::map_segment(segment->fd_, segment->bytes_, populate(shape)));
   } else {
     MOECCL_ASSIGN_OR_RETURN(segment->mapping_, driver::private_memory(segment->bytes_));
   }
@@ -44,7 +48,7 @@ Result<std::shared_ptr<Segment>> Segment::create(const SegmentShape& shape, bool
 
 Result<std::shared_ptr<Segment>> Segment::map(const SegmentShape& shape, Fd fd) {
   std::shared_ptr<Segment> segment(new Segment(shape));
-  MOECCL_ASSIGN_OR_RETURN(segment->mapping_, driver::map_segment(fd, segment->bytes_));
+  MOECCL_ASSIGN_OR_RETURN(segment->mapping_, driver::map_segment(fd, segment->bytes_, populate(shape)));
   segment->base_ = segment->mapping_.data();
   segment->fd_ = std::move(fd);
   if (*segment->at<uint64_t>(0) != kMagic) {
