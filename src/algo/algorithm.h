@@ -1,6 +1,6 @@
-// An algorithm answers: does it apply, how does it cut the data, what are the steps. All are pure functions of the shape
-// and the tree; what a plan costs is computed from its steps by src/plan/cost.h.
-// To add one: a new file with its Algorithm, one line in registry.cc, and it is proved by tests/unit/algo/proof_test.cc.
+// An algorithm answers: does it apply, how does it cut the data, what are the steps. All are pure functions of the
+// shape and the tree; what a plan costs is computed from its steps by src/plan/cost.h. To add one: a new file with its
+// Algorithm, one line in registry.cc, and it is proved by tests/unit/algo/proof_test.cc.
 #pragma once
 
 #include <span>
@@ -12,8 +12,8 @@ namespace moeccl::algo {
 
 struct Algorithm {
   moecclOp_t op;
-  const char* name;      // "staged", "ring", ...: unique for the operation
-  const char* summary;   // one line for explain
+  const char* name;     // "staged", "ring", ...: unique for the operation
+  const char* summary;  // one line for explain
   // Success, or why it cannot run this shape ("needs buffers that peers can read: moecclMemAlloc or thread ranks").
   Status (*applies)(const plan::Shape&, const plan::LevelTree&);
   plan::Chunking (*chunking)(const plan::Shape&, const plan::LevelTree&);

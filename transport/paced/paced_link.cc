@@ -35,8 +35,8 @@ Status PacedLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
     arrived = std::max(out, in);
   }
   unsignalled_bytes_ = 0;
-  inner_->signal_line(sig)->visible_ns[number % kVisibleRing].store(arrived + static_cast<int64_t>(uplinks_.cost.alpha_ns),
-                                                            std::memory_order_relaxed);
+  inner_->signal_line(sig)->visible_ns[number % kVisibleRing].store(
+      arrived + static_cast<int64_t>(uplinks_.cost.alpha_ns), std::memory_order_relaxed);
   return inner_->signal(sig, number, tag);
 }
 

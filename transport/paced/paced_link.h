@@ -1,7 +1,7 @@
-// Slows a link whose signals this rank writes itself to the alpha-beta figures of a topology level, so that one machine can stand for a cluster.
-// Whatever is timed over it is EMULATED. A signal becomes visible when all bytes before it would have crossed both
-// groups' uplinks: uplinks are shared by the ranks of a group and serve in order of arrival; both directions are
-// independent.
+// Slows a link whose signals this rank writes itself to the alpha-beta figures of a topology level, so that one machine
+// can stand for a cluster. Whatever is timed over it is EMULATED. A signal becomes visible when all bytes before it
+// would have crossed both groups' uplinks: uplinks are shared by the ranks of a group and serve in order of arrival;
+// both directions are independent.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,7 @@ struct PacedUplinks {
 
 class PacedLink final : public Link {
  public:
-  PacedLink(std::unique_ptr<Link> inner, const PacedUplinks& uplinks)
-      : inner_(std::move(inner)), uplinks_(uplinks) {}
+  PacedLink(std::unique_ptr<Link> inner, const PacedUplinks& uplinks) : inner_(std::move(inner)), uplinks_(uplinks) {}
 
   const char* name() const override { return "paced"; }
   const Board& board() const override { return inner_->board(); }

@@ -1,0 +1,119 @@
+// The command `moeccl`: what a person asks of the library without writing a program. It sees the public headers alone.
+#include <moeccl/moeccl.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace {
+
+int fail(const char* what, moecclComm_t comm = nullptr) {
+  std::fprintf(stderr, "%s: %s\n", what, moecclGetLastError(comm));
+  return 1;
+}
+
+const char* or_null(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
+
+struct PlanOptions {
+  moecclOp_t op = moecclOpAllReduce;
+  moecclDataType_t type = moecclFloat32;
+  size_t count = 1 << 20;
+  int ranks = 4;
+  std::string topology, force;
+};
+
+// Thread ranks of this process stand for the communicator; rank 0 explains.
+int explain_plan(const PlanOptions& o) {
+  std::vector<moecclComm_t> comms(static_cast<size_t>(o.ranks));
+  moecclConfig_t config = MOECCL_CONFIG_INIT;
+  config.topology = or_null(o.topology);
+  if (moecclCommInitAll(comms.data(), o.ranks, &config) != moecclSuccess) return fail("cannot make the ranks");
+  int bad = 0;
+  if (!o.force.empty() && moecclPlanForce(comms[0], o.op, o.force.c_str()) != moecclSuccess)
+    bad = fail("plan", comms[0]);
+  size_t needed = 0;
+  if (!bad && moecclPlanExplain(comms[0], o.op, o.count, o.type, nullptr, 0, &needed) != moecclSuccess) {
+    bad = fail("plan", comms[0]);
+  }
+  if (!bad) {
+    std::string text(needed, '\0');
+    if (moecclPlanExplain(comms[0], o.op, o.count, o.type, text.data(), text.size(), nullptr) == moecclSuccess) {
+      std::fputs(text.c_str(), stdout);
+    }
+  }
+  for (const moecclComm_t c : comms) {
+    if (moecclCommDestroy(c) != moecclSuccess) bad = fail("cannot destroy a communicator");
+  }
+  return bad;
+}
+
+struct LayerOptions {
+  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+  int ranks = 8;
+  std::string topology, algorithm;
+};
+
+// Needs no communicator: this is what a user asks before starting a job.
+int check_layer(LayerOptions& o) {
+  o.config.algorithm = or_null(o.algorithm);
+  char message[512] = {};
+  if (moecclMoeCheck(&o.config, o.ranks, or_null(o.topology), message, sizeof(message)) != moecclSuccess) {
+    std::fprintf(stderr, "this layer cannot run: %s\n", message);
+    return 1;
+  }
+  size_t bytes = 0;
+  if (moecclMoeQuerySize(&o.config, o.ranks, or_null(o.topology), &bytes) != moecclSuccess) return fail("size");
+  std::printf("this layer can run on %d ranks; it holds at most %.1f MiB on each\n", o.ranks,
+              static_cast<double>(bytes) / (1 << 20));
+  return 0;
+}
+
+const std::vector<std::pair<std::string, moecclOp_t>> kOps = {
+    {"allreduce", moecclOpAllReduce}, {"reduce", moecclOpReduce},       {"broadcast", moecclOpBroadcast},
+    {"allgather", moecclOpAllGather}, {"alltoall", moecclOpAllToAll},   {"reduce_scatter", moecclOpReduceScatter},
+    {"gather", moecclOpGather},       {"alltoallv", moecclOpAllToAllv}, {"scatter", moecclOpScatter}};
+const std::vector<std::pair<std::string, moecclDataType_t>> kTypes = {
+    {"int8", moecclInt8},       {"int32", moecclInt32},       {"int64", moecclInt64},    {"float16", moecclFloat16},
+    {"float32", moecclFloat32}, {"bfloat16", moecclBfloat16}, {"float64", moecclFloat64}};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("MoECCL: collective communication for Mixture-of-Experts training");
+  app.require_subcommand(1);
+  CLI::App* version = app.add_subcommand("version", "the library's version");
+
+  PlanOptions plan;
+  CLI::App* explain = app.add_subcommand("plan", "which algorithm would run an operation, why, and its steps");
+  explain->add_option("op", plan.op, "allreduce, alltoall, ...")->required()->transform(CLI::CheckedTransformer(kOps));
+  explain->add_option("--count", plan.count, "elements, as in the operation's call")->capture_default_str();
+  explain->add_option("--type", plan.type, "element type")->transform(CLI::CheckedTransformer(kTypes));
+  explain->add_option("--ranks", plan.ranks, "number of ranks")->check(CLI::Range(1, 1024))->capture_default_str();
+  explain->add_option("--topology", plan.topology, "such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
+  explain->add_option("--force", plan.force, "explain this algorithm instead of the cheapest");
+
+  LayerOptions layer;
+  layer.config.hidden_bytes = 2 * 7168;
+  layer.config.top_k = 8;
+  layer.config.n_experts = 256;
+  layer.config.max_tokens = 4096;
+  CLI::App* check = app.add_subcommand("check", "whether a MoE layer can run, and the memory that it holds");
+  check->add_option("--hidden-bytes", layer.config.hidden_bytes, "bytes of a row")->capture_default_str();
+  check->add_option("--topk", layer.config.top_k, "experts per token")->capture_default_str();
+  check->add_option("--experts", layer.config.n_experts, "number of experts")->capture_default_str();
+  check->add_option("--tokens", layer.config.max_tokens, "most tokens of a rank")->capture_default_str();
+  check->add_option("--memory-cap", layer.config.memory_cap_bytes, "cap in bytes, 0 for none")->capture_default_str();
+  check->add_option("--ranks", layer.ranks, "number of ranks")->capture_default_str();
+  check->add_option("--topology", layer.topology, "such as 'node:2 gpu:4'");
+  check->add_option("--algo", layer.algorithm, "auto, flat, 2dh, hier:D");
+
+  CLI11_PARSE(app, argc, argv);
+  if (*version) {
+    int number = 0;
+    if (moecclGetVersion(&number) != moecclSuccess) return fail("version");
+    std::printf("MoECCL %d.%d.%d\n", number / 10000, number / 100 % 100, number % 100);
+    return 0;
+  }
+  return *explain ? explain_plan(plan) : check_layer(layer);
+}
