@@ -23,7 +23,8 @@ typedef struct {
   int32_t deterministic;   /* 1: fixed-order reductions, bit-identical across plans and runs */
   int32_t pace;            /* 1: links are slowed to the topology's figures (results are EMULATED) */
   const char* topology;    /* a synthetic string, "node:2(bw=1GB/s,lat=20us) gpu:4"; default: discovered */
-  size_t staging_bytes;    /* cap on this rank's staging memory; default MOECCL_STAGING_BYTES or 16 MiB */
+  size_t staging_bytes;    /* cap on this rank's staging memory; default MOECCL_STAGING_BYTES or 16 MiB. Send/Recv
+                               slots take up to 2 MiB more: moecclCommMemoryUsage() counts everything */
   const char* name;        /* shown in errors and the flight recorder; at most 31 bytes are kept */
 } moecclConfig_t;
 #define MOECCL_CONFIG_INIT \

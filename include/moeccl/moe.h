@@ -121,7 +121,8 @@ MOECCL_API moecclResult_t moecclDispatchBackward(moecclRouting_t routing, const 
 /* grad_in[R, row] = the gradient of combine's input: grad_out[T, row] dispatched, times the weight for ExpertMajor.
  * With in[R, row], the tensor that combine was given, and grad_weight[T][k] not NULL (ExpertMajor only), also the
  * gradient of the weights, <grad_out[t], in of that choice> in fp32; 0 where there is no expert. Collective: all ranks
- * pass grad_weight or none does. */
+ * pass grad_weight or none does; a rank without tokens passes any pointer that is not NULL. With grad_weight the call
+ * blocks, also on a stream. */
 MOECCL_API moecclResult_t moecclCombineBackward(moecclRouting_t routing, const void* grad_out, void* grad_in,
                                                 const void* in, float* grad_weight, moecclStream_t stream);
 

@@ -7,8 +7,8 @@ namespace moeccl::algo {
 
 namespace {
 
-// Bytes per ns of one rank that gathers rows of 14 KiB, or sums them. Measured on the two-core development machine,
-// both cores busy; only the ratio to the links matters, and duplicates cost on any machine.
+// Bytes per ns of one rank that gathers rows of 14 KiB: measured on the two-core development machine, both cores busy.
+// That sums take twice as long is an estimate. Only the ratio to the links matters, and duplicates cost on any machine.
 constexpr double kCopyBytesPerNs = 5.9;
 constexpr double kSumBytesPerNs = 3.0;
 
