@@ -61,6 +61,11 @@ inline constexpr size_t kFailureText = 240;
 struct Board {
   struct alignas(kLine) {
     std::atomic<uint64_t> completed;  // operations that this rank has finished
+    // Thread ranks use each other's buffers as they are. A rank says so before it looks whether the other still runs
+    // (both sequentially consistent); the other, when it fails, first says so and then waits until nobody uses its
+    // buffers.
+    std::atomic<uint64_t> uses_buffers_of_operation;  // 0: none
+    std::atomic<uint64_t> reads_message_of;           // rank + 1; 0: none
   } progress;
   struct alignas(kLine) {
     std::atomic<uint32_t> state;  // RankState; release, after code and text

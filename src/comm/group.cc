@@ -27,6 +27,9 @@ class ChainTask final : public exec::Task {
   Status diagnose() override { return running_ ? running_->diagnose() : Status(); }
   std::string describe() const override { return running_ ? running_->describe() : "a group of operations"; }
   bool needs(uint32_t peer) const override { return running_ && running_->needs(peer); }
+  void abandon() override {
+    if (running_) running_->abandon();
+  }
 
  private:
   std::vector<const exec::Operation*> operations_;

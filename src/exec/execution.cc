@@ -195,6 +195,9 @@ void Execution::choose(const Choice& choice) {
   for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].done = choice.program->lanes[i].steps.empty();
   stream_output_ = binding_.count * op_.element_bytes * plan::out_blocks(op_.signature.op, fabric().n_ranks) >
                    kernels::stream_threshold_bytes();
+  if (choice.program->touches_peers) {
+    fabric().own->board().progress.uses_buffers_of_operation.store(sequence_, std::memory_order_seq_cst);
+  }
   fabric().recorder.chose(choice.algorithm);
   phase_ = Phase::kRun;
 }
@@ -321,6 +324,9 @@ Progress Execution::finish() {
     begin_rest();
     return Progress::kMoved;
   }
+  if (choice_.program->touches_peers) {
+    f.own->board().progress.uses_buffers_of_operation.store(0, std::memory_order_release);
+  }
   // Release: pairs with the acquire in enter(); our reads and writes of peers' memory are over.
   f.own->board().progress.completed.store(sequence_, std::memory_order_release);
   const int64_t now = now_ns();
@@ -360,6 +366,22 @@ std::string Execution::describe() const {
   }
   return format("{} #{} (count {}, plan {}{})", op_name(op_.signature.op), sequence_, op_.signature.count,
                 choice_.algorithm, where);
+}
+
+void Execution::abandon() {
+  Fabric& f = fabric();
+  f.recorder.end(now_ns(), true);
+  f.own->board().progress.uses_buffers_of_operation.store(0, std::memory_order_release);
+  if (phase_ != Phase::kRun || !choice_.program->touches_peers) return;
+  wait_for_peers([&] {
+    for (uint32_t p = 0; p < f.n_ranks; ++p) {
+      if (p != f.rank && f.link(p).same_process() &&
+          f.link(p).board().progress.uses_buffers_of_operation.load(std::memory_order_seq_cst) == sequence_) {
+        return true;
+      }
+    }
+    return false;
+  });
 }
 
 // A peer that has finished this operation may leave.

@@ -22,6 +22,7 @@ class Execution final : public Task {
   Status diagnose() override;
   std::string describe() const override;
   bool needs(uint32_t peer) const override;
+  void abandon() override;
 
   // Bytes that this rank stored into or copied from other ranks' memory, valid after the end.
   uint64_t wire_bytes() const { return wire_bytes_; }

@@ -31,8 +31,9 @@ void Fabric::publish_state(transport::RankState state, Code code, const std::str
     health.text[i].store(word, std::memory_order_relaxed);
   }
   health.code.store(static_cast<uint32_t>(code), std::memory_order_relaxed);
-  // Release: pairs with the acquire load in check_health(); code and text are visible there.
-  health.state.store(static_cast<uint32_t>(state), std::memory_order_release);
+  // Pairs with the acquire load in check_peer_state(): code and text are visible there. Sequentially consistent: see
+  // Board.
+  health.state.store(static_cast<uint32_t>(state), std::memory_order_seq_cst);
 }
 
 }  // namespace moeccl::exec

@@ -155,6 +155,14 @@ Progress MessageTask::receive_direct(const MessageSlotHeader& header, uint32_t) 
   Fabric& f = fabric();
   transport::Link& link = f.link(message_.peer);
   const std::byte* from = nullptr;
+  auto& reads = f.own->board().progress.reads_message_of;
+  if (link.same_process()) {
+    reads.store(message_.peer + 1, std::memory_order_seq_cst);
+    if (Status s = still_runs(message_.peer) ? Status() : check_peer_state(*this, message_.peer); !s.ok()) {
+      reads.store(0, std::memory_order_release);
+      return fail(std::move(s));
+    }
+  }
   if (header.kind == kAddress && link.same_process()) from = reinterpret_cast<const std::byte*>(header.place);
   if (header.kind == kHeapOffset && link.heap_view() != nullptr && message_.bytes <= link.heap_bytes() &&
       header.place <= link.heap_bytes() - message_.bytes) {
@@ -163,6 +171,7 @@ Progress MessageTask::receive_direct(const MessageSlotHeader& header, uint32_t) 
   if (from != nullptr) {
     (message_.bytes > kernels::stream_threshold_bytes() ? f.kernels->copy_stream : f.kernels->copy)(message_.data, from,
                                                                                                     message_.bytes);
+    reads.store(0, std::memory_order_release);
     return Progress::kMoved;
   }
   if (header.kind != kAddress || !link.can_read()) {
@@ -171,6 +180,13 @@ Progress MessageTask::receive_direct(const MessageSlotHeader& header, uint32_t) 
   }
   Status s = link.read(header.place, message_.data, message_.bytes);
   return s.ok() ? Progress::kMoved : fail(std::move(s).with_context(format("message from rank {}", message_.peer)));
+}
+
+void MessageTask::abandon() {
+  Fabric& f = fabric();
+  const transport::Link& link = f.link(message_.peer);
+  if (!message_.is_send || !link.same_process()) return;
+  wait_for_peers([&] { return link.board().progress.reads_message_of.load(std::memory_order_seq_cst) == f.rank + 1; });
 }
 
 Progress SelfMessageTask::poll() {

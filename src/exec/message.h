@@ -33,6 +33,7 @@ class MessageTask final : public Task {
   Status diagnose() override { return {}; }
   std::string describe() const override;
   bool needs(uint32_t peer) const override { return peer == message_.peer; }
+  void abandon() override;
 
  private:
   Progress send();

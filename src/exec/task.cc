@@ -32,27 +32,6 @@ std::string failure_text(const transport::Board& board) {
   return text;
 }
 
-// A peer that has finished its part cannot fail the operation any more, whatever becomes of it.
-Status check_peer_state(Task& task, uint32_t peer) {
-  const transport::Board& board = task.fabric().link(peer).board();
-  const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
-  if (state == transport::RankState::kRunning || !task.needs(peer)) return {};
-  switch (state) {
-    case transport::RankState::kFailed: {
-      const uint32_t code = board.health.code.load(std::memory_order_relaxed);
-      const bool same = code == moecclMismatch || code == moecclTimeout;
-      return error(same ? static_cast<Code>(code) : moecclRemoteError, "rank {} failed: {}", peer, failure_text(board));
-    }
-    case transport::RankState::kAborted:
-      return error(moecclRemoteError, "rank {} aborted the communicator", peer);
-    case transport::RankState::kLeft:
-      return error(moecclRemoteError, "rank {} has destroyed its communicator and will not take part in {}", peer,
-                   task.describe());
-    default:
-      return {};
-  }
-}
-
 Status timed_out(Task& task) {
   Fabric& f = task.fabric();
   std::string late;
@@ -77,6 +56,27 @@ void sleep_ns(int64_t ns) {
 }
 
 }  // namespace
+
+// A peer that has finished its part cannot fail the operation any more, whatever becomes of it.
+Status check_peer_state(Task& task, uint32_t peer) {
+  const transport::Board& board = task.fabric().link(peer).board();
+  const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
+  if (state == transport::RankState::kRunning || !task.needs(peer)) return {};
+  switch (state) {
+    case transport::RankState::kFailed: {
+      const uint32_t code = board.health.code.load(std::memory_order_relaxed);
+      const bool same = code == moecclMismatch || code == moecclTimeout;
+      return error(same ? static_cast<Code>(code) : moecclRemoteError, "rank {} failed: {}", peer, failure_text(board));
+    }
+    case transport::RankState::kAborted:
+      return error(moecclRemoteError, "rank {} aborted the communicator", peer);
+    case transport::RankState::kLeft:
+      return error(moecclRemoteError, "rank {} has destroyed its communicator and will not take part in {}", peer,
+                   task.describe());
+    default:
+      return {};
+  }
+}
 
 Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_alive_ns) {
   Fabric& f = task.fabric();
@@ -132,6 +132,11 @@ class Patience {
 
 }  // namespace
 
+void wait_for_peers(const std::function<bool()>& in_use) {
+  constexpr int64_t kMost_ns = 1'000'000'000;
+  for (const int64_t start = now_ns(); in_use() && now_ns() - start < kMost_ns;) sleep_ns(kShortSleep_ns);
+}
+
 Status drive(std::span<Task* const> tasks) {
   if (tasks.empty()) return {};
   Status first;
@@ -149,6 +154,8 @@ Status drive(std::span<Task* const> tasks) {
     --left;
     if (status.ok()) return;
     tasks[i]->fabric().fail(status);
+    status = tasks[i]->fabric().failure();  // the first one, such as an abort from another thread
+    tasks[i]->abandon();
     if (first.ok()) first = std::move(status);
   };
   Patience patience(tasks[0]->fabric().spin_polls);

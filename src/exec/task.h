@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -25,10 +26,20 @@ class Task {
   virtual Status diagnose() = 0;
   // For messages: what it is and what it waits for, naming ranks.
   virtual std::string describe() const = 0;
+  // It will not be polled again, and this rank's failure is published: gives back what it used of peers, and returns
+  // when no peer uses this rank's buffers any more, which their owner may free then. Bounded, also when a peer is
+  // stuck.
+  virtual void abandon() {}
   // Whether `peer` can still be needed, so that its leaving is a failure.
   virtual bool needs(uint32_t peer) const = 0;
 
   Fabric& fabric() const { return fabric_; }
+  // Whether `peer`, a thread of this process, still runs; to be asked after announcing on the own board what is used of
+  // it.
+  bool still_runs(uint32_t peer) const {
+    return fabric_.link(peer).board().health.state.load(std::memory_order_seq_cst) ==
+           static_cast<uint32_t>(transport::RankState::kRunning);
+  }
   const Status& status() const { return status_; }
   Progress fail(Status status) {
     status_ = std::move(status);
@@ -40,9 +51,15 @@ class Task {
   Status status_;
 };
 
+// Waits until `in_use` is false, for at most a second: peers look at each other's health every millisecond.
+void wait_for_peers(const std::function<bool()>& in_use);
+
 // Runs all tasks to their ends; the first failure is returned after all have ended. Every wait has an end: the
 // communicator's timeout, an abort, a failed or dead peer.
 Status drive(std::span<Task* const> tasks);
+
+// How a peer that the task needs has failed, in the peer's own words where it has any; else success.
+Status check_peer_state(Task& task, uint32_t peer);
 
 // Why a rank that has been blocked since `since_ns` must give up, or success. Every 20 ms it also asks whether the
 // peers' processes live; `last_alive_ns` remembers when.

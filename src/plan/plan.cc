@@ -60,6 +60,13 @@ void add_totals(std::vector<Program::SigTotal>& totals, uint32_t peer, uint8_t s
 }  // namespace
 
 void Program::finalize() {
+  const auto foreign = [this](const Ref& ref) { return ref.rank != rank && ref.buffer != Buffer::kStaging; };
+  touches_peers = std::any_of(srcs.begin(), srcs.end(), foreign);
+  for (const Lane& lane : lanes) {
+    touches_peers = touches_peers || std::any_of(lane.steps.begin(), lane.steps.end(), [&](const Step& s) {
+                      return s.kind != StepKind::kSignal && s.kind != StepKind::kWait && foreign(s.dst);
+                    });
+  }
   uint32_t n_peers = 0;
   for (const Lane& lane : lanes)
     for (const Step& step : lane.steps)

@@ -87,6 +87,8 @@ struct Program {
   std::vector<Lane> lanes;
   std::vector<Ref> srcs;
 
+  bool touches_peers = false;  // some step uses another rank's Input or Output; set by finalize()
+
   // Peers with which the body exchanges signals, and how many per chunk.
   struct SigTotal {
     uint32_t peer;
