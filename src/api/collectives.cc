@@ -17,11 +17,7 @@ namespace {
 Status run_now(Communicator& comm, const CollectiveCall& call) {
   exec::Operation op;
   MOECCL_TRY(comm::prepare_collective(comm, call, op));
-  MOECCL_TRY(comm.wait_turn(comm.take_ticket()));
-  Status status = comm.usable();
-  if (status.ok()) status = comm.run(op);
-  comm.end_turn();
-  return status;
+  return comm.run_in_turn(comm.take_ticket(), op);
 }
 
 Status hand_over(comm::Call made) {

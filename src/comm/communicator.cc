@@ -73,6 +73,15 @@ Status Communicator::run_timed(const exec::Operation& op, double* measured_us) {
   return s;
 }
 
+Status Communicator::run_in_turn(uint64_t ticket, const exec::Operation& op, double* measured_us) {
+  MOECCL_TRY(wait_turn(ticket));
+  Status status = usable();
+  if (status.ok()) status = measured_us == nullptr ? run(op) : run_timed(op, measured_us);
+  if (!status.ok()) set_last_error(status.message());
+  end_turn();
+  return status;
+}
+
 Status Communicator::wait_turn(uint64_t ticket) {
   if (serving_.load(std::memory_order_acquire) == ticket) return {};
   turn_waiters_.fetch_add(1);

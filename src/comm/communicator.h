@@ -48,7 +48,9 @@ class Communicator {
   Status prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place);
   // Runs a prepared operation on this thread, when its turn has come.
   Status run(const exec::Operation& op);
-  // The same with its time on this rank.
+  // Waits for the ticket's turn, runs, keeps the sentence of a failure, and gives the turn on.
+  Status run_in_turn(uint64_t ticket, const exec::Operation& op, double* measured_us = nullptr);
+  // The same as run() with its time on this rank; measured_us may be null.
   Status run_timed(const exec::Operation& op, double* measured_us);
 
   // Operations run in the order in which their calls were made, whatever stream they are on.

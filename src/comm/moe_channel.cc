@@ -8,19 +8,6 @@
 #include "src/comm/split.h"
 
 namespace moeccl::comm {
-namespace {
-
-Status run_in_turn(Communicator& comm, uint64_t ticket, const exec::Operation& op, double* measured_us) {
-  MOECCL_TRY(comm.wait_turn(ticket));
-  Status status = comm.usable();
-  if (status.ok()) status = comm.run_timed(op, measured_us);
-  if (!status.ok()) comm.set_last_error(status.message());
-  comm.end_turn();
-  return status;
-}
-
-}  // namespace
-
 Status MoeChannel::all_gather(const void* mine, size_t bytes, void* all) {
   return all_gather_bytes(comm_, mine, bytes, all);
 }
@@ -43,7 +30,7 @@ Status MoeChannel::all_to_all_v(const void* send, const size_t* send_bytes, void
                                  .recv_counts = recv_bytes,
                                  .recv_displs = recv_at.data()},
                                 op));
-  return run_in_turn(comm_, comm_.take_ticket(), op, nullptr);
+  return comm_.run_in_turn(comm_.take_ticket(), op);
 }
 
 Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* measured_us) {
@@ -67,8 +54,8 @@ Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* mea
   op->grouped = run.grouped;
   Communicator* comm = &comm_;
   const uint64_t ticket = comm->take_ticket();
-  if (stream == nullptr) return run_in_turn(*comm, ticket, *op, measured_us);
-  stream->enqueue([comm, ticket, op, measured_us] { return run_in_turn(*comm, ticket, *op, measured_us); });
+  if (stream == nullptr) return comm->run_in_turn(ticket, *op, measured_us);
+  stream->enqueue([comm, ticket, op, measured_us] { return comm->run_in_turn(ticket, *op, measured_us); });
   return {};
 }
 

@@ -12,11 +12,7 @@ Status all_gather_bytes(Communicator& comm, const void* mine, size_t bytes, void
   exec::Operation op;
   MOECCL_TRY(prepare_collective(
       comm, {.op = moecclOpAllGather, .send = mine, .recv = all, .count = bytes, .type = moecclUint8}, op));
-  MOECCL_TRY(comm.wait_turn(comm.take_ticket()));
-  Status status = comm.usable();
-  if (status.ok()) status = comm.run(op);
-  comm.end_turn();
-  return status;
+  return comm.run_in_turn(comm.take_ticket(), op);
 }
 
 Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int key, const moecclConfig_t* given) {

@@ -159,7 +159,6 @@ Progress Execution::agree() {
     const transport::Entry& e = f.link(agreed_).board().entries[sequence_ % transport::kEntries];
     if (e.seq.load(std::memory_order_acquire) != sequence_) {
       waiting_peer_ = agreed_;
-      waiting_ = true;
       return Progress::kBlocked;
     }
     if (Status s = check_entry(agreed_); !s.ok()) return fail(std::move(s));
@@ -214,7 +213,6 @@ bool Execution::last_chunk_known() {
     const transport::Entry& e = f.link(p).board().entries[sequence_ % transport::kEntries];
     if (e.seq.load(std::memory_order_acquire) != sequence_) {
       waiting_peer_ = p;
-      waiting_ = true;
       return false;
     }
     most = std::max(most, e.max_block.load(std::memory_order_relaxed));

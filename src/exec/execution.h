@@ -93,7 +93,6 @@ class Execution final : public Task {
   std::vector<const void*>& srcs_;
   std::vector<kernels::Scalar>& scales_;
   uint32_t waiting_peer_ = 0;
-  bool waiting_ = false;
 };
 
 }  // namespace moeccl::exec

@@ -46,7 +46,6 @@ Progress Execution::wait(const Step& s, uint32_t chunk) {
   const uint64_t word = line.word.load(std::memory_order_acquire);
   if (static_cast<int32_t>(static_cast<uint32_t>(word) - number) < 0) {
     waiting_peer_ = s.peer;
-    waiting_ = true;
     return Progress::kBlocked;
   }
   if (f.paced[s.peer] && line.visible_ns[number % transport::kVisibleRing].load(std::memory_order_relaxed) > now_ns()) {
