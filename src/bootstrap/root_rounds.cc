@@ -259,9 +259,13 @@ void RootServer::fail(const Status& why) {
   linger_ = Deadline::after_ms(kLingerMs);
   deadline_ = Deadline::never();
   round_ = {};
-  for (Member& m : members_) {
-    if (m.came && m.connection == 0) m.told = true;  // gone: nothing can be told
-    if (m.connection != 0) tell_failure(m.connection);
+  // This process's own ranks last, as in finish_round.
+  for (const bool own : {false, true}) {
+    for (Member& m : members_) {
+      if (m.in_own_process != own) continue;
+      if (m.came && m.connection == 0) m.told = true;  // gone: nothing can be told
+      if (m.connection != 0) tell_failure(m.connection);
+    }
   }
 }
 
