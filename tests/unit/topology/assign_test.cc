@@ -1,0 +1,129 @@
+#include "topology/assign.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "tests/unit/topology/fixture.h"
+
+namespace moeccl::topology {
+namespace {
+
+AssignProblem problem(const std::vector<std::vector<int>>& distances, const std::vector<double>& rates) {
+  AssignProblem p;
+  p.nic_bytes_per_ns = rates;
+  for (const auto& row : distances) {
+    p.paths.emplace_back();
+    for (const int d : row) p.paths.back().push_back({static_cast<Distance>(d), 0});
+  }
+  return p;
+}
+
+std::vector<uint32_t> firsts(const AssignProblem& p) {
+  std::vector<uint32_t> nics;
+  for (const AssignChoice& c : assign(p)) nics.push_back(c.nics.at(0));
+  return nics;
+}
+
+TEST(Assign, EachTakesItsOwnSwitch) {
+  EXPECT_EQ(firsts(problem({{0, 4}, {4, 0}}, {50, 50})), (std::vector<uint32_t>{0, 1}));
+  EXPECT_EQ(firsts(problem({{4, 0}, {0, 4}}, {50, 50})), (std::vector<uint32_t>{1, 0}));
+}
+
+// First come would give GPU 0 the near NIC 0 and leave GPU 1, for which all but NIC 0 are far, with a far one.
+TEST(Assign, WholeNodeBeatsFirstCome) {
+  const AssignProblem p = problem({{0, 1}, {0, 4}}, {25, 25});
+  EXPECT_EQ(firsts(p), (std::vector<uint32_t>{1, 0}));
+}
+
+TEST(Assign, CrowdedNicsAreSharedFairly) {
+  // All GPUs are near NIC 0; the second NIC is on the other socket. 2 + 2 doubles the smallest share.
+  const AssignProblem p = problem({{1, 4}, {1, 4}, {1, 4}, {1, 4}}, {50, 50});
+  const std::vector<uint32_t> nics = firsts(p);
+  EXPECT_EQ(std::count(nics.begin(), nics.end(), 0u), 2);
+  EXPECT_DOUBLE_EQ(smallest_share(p, nics), 25);
+  // A NIC three times as fast takes three of four.
+  const std::vector<uint32_t> uneven = firsts(problem({{1, 1}, {1, 1}, {1, 1}, {1, 1}}, {75, 25}));
+  EXPECT_EQ(std::count(uneven.begin(), uneven.end(), 0u), 3);
+}
+
+TEST(Assign, SlowPathsAreNoShare) {
+  AssignProblem p = problem({{4, 1}, {4, 1}}, {50, 10});
+  p.paths[0][0].bytes_per_ns = p.paths[1][0].bytes_per_ns = 2;  // the fast NIC behind a narrow path
+  EXPECT_EQ(firsts(p), (std::vector<uint32_t>{1, 1}));
+}
+
+TEST(Assign, SpareNicsServeThoseNearThem) {
+  const auto choices = assign(problem({{0, 0, 4, 4}, {4, 4, 0, 0}}, {50, 50, 50, 50}));
+  EXPECT_EQ(choices[0].nics, (std::vector<uint32_t>{0, 1}));
+  EXPECT_EQ(choices[1].nics, (std::vector<uint32_t>{2, 3}));
+  // A far spare one is left alone.
+  const auto far = assign(problem({{0, 4}}, {50, 50}));
+  EXPECT_EQ(far[0].nics, (std::vector<uint32_t>{0}));
+}
+
+TEST(Assign, NothingToAssign) {
+  EXPECT_TRUE(assign(problem({}, {50})).empty());
+  EXPECT_TRUE(assign(problem({{}, {}}, {}))[1].nics.empty());
+  EXPECT_DOUBLE_EQ(assign(problem({{0}}, {0}))[0].share_bytes_per_ns, 0);  // no rate known: no claim
+}
+
+// Against trying every choice: the smallest share is the largest possible, and then the distances are the least.
+TEST(Assign, IsOptimalAmongAllChoices) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 400; ++round) {
+    const size_t n = 1 + random() % 5, m = 1 + random() % 4;
+    AssignProblem p;
+    for (size_t j = 0; j < m; ++j) p.nic_bytes_per_ns.push_back(static_cast<double>(5 + random() % 4 * 15));
+    for (size_t i = 0; i < n; ++i) {
+      p.paths.emplace_back();
+      for (size_t j = 0; j < m; ++j)
+        p.paths[i].push_back(
+            {static_cast<Distance>(random() % 5), random() % 3 == 0 ? static_cast<double>(4 + random() % 30) : 0.0});
+    }
+    const auto distance = [&](const std::vector<uint32_t>& nics) {
+      int sum = 0;
+      for (size_t i = 0; i < n; ++i) sum += static_cast<int>(p.paths[i][nics[i]].distance);
+      return sum;
+    };
+    double best_share = 0;
+    int best_distance = 0;
+    std::vector<uint32_t> nics(n, 0);
+    for (bool more = true; more;) {
+      const double share = smallest_share(p, nics);
+      const int sum = distance(nics);
+      if (share > best_share * (1 + 1e-9)) best_share = share, best_distance = sum;
+      if (share > best_share * (1 - 1e-9)) best_distance = std::min(best_distance, sum);
+      more = false;
+      for (size_t i = 0; i < n && !more; ++i) {
+        more = ++nics[i] < m;
+        if (!more) nics[i] = 0;
+      }
+    }
+    const std::vector<uint32_t> chosen = firsts(p);
+    EXPECT_NEAR(smallest_share(p, chosen), best_share, 1e-9 * best_share) << round;
+    EXPECT_EQ(distance(chosen), best_distance) << round;
+  }
+}
+
+TEST(Assign, SharedNicsOfAFixture) {
+  const Graph graph = fixture("shared_nics");
+  const NicAssignment a = assign_nics(graph);
+  ASSERT_EQ(a.users.size(), 8u);
+  ASSERT_EQ(a.nics.size(), 2u);
+  const auto near = std::count_if(a.choices.begin(), a.choices.end(),
+                                  [](const AssignChoice& choice) { return choice.nics.at(0) == 0; });
+  EXPECT_EQ(near, 4);
+}
+
+TEST(Assign, DownPortsAreNotUsed) {
+  const Graph graph = fixture("dgx");
+  const NicAssignment a = assign_nics(graph);
+  for (const Node* nic : a.nics) EXPECT_NE(nic->id, "pci:0000:99:00.0");
+  for (size_t i = 0; i < 8; ++i)
+    EXPECT_EQ(crossing(graph, *a.users[i], *a.nics[a.choices[i].nics[0]]).distance, Distance::kSwitch) << i;
+}
+
+}  // namespace
+}  // namespace moeccl::topology

@@ -1,0 +1,268 @@
+#include "topology/assign.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace moeccl::topology {
+
+namespace {
+
+constexpr size_t kMaxSide = 256;  // users and NICs of a host that are looked at
+
+// A unit of flow from the source through a user and a NIC to the sink for each user; successive shortest paths.
+class Flow {
+ public:
+  explicit Flow(size_t n_nodes) : first_(n_nodes, kNone) {}
+
+  size_t add(size_t from, size_t to, int64_t cost) {
+    edges_.push_back({to, first_[from], 1, cost});
+    first_[from] = edges_.size() - 1;
+    edges_.push_back({from, first_[to], 0, -cost});
+    first_[to] = edges_.size() - 1;
+    return edges_.size() - 2;
+  }
+  // As many units as fit, at the least cost. Returns how many.
+  size_t run(size_t source, size_t sink) {
+    size_t units = 0;
+    while (push_one(source, sink)) ++units;
+    return units;
+  }
+  bool used(size_t edge) const { return edges_[edge].left == 0; }
+
+ private:
+  static constexpr size_t kNone = ~size_t{0};
+  struct Edge {
+    size_t to, next;
+    int left;
+    int64_t cost;
+  };
+
+  // Bellman-Ford with a queue: costs of used edges are negative.
+  bool push_one(size_t source, size_t sink) {
+    constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
+    std::vector<int64_t> cost(first_.size(), kFar);
+    std::vector<size_t> by(first_.size(), kNone), queue{source};
+    std::vector<char> waits(first_.size(), 0);
+    cost[source] = 0;
+    for (size_t i = 0; i < queue.size(); ++i) {
+      const size_t at = queue[i];
+      waits[at] = 0;
+      for (size_t e = first_[at]; e != kNone; e = edges_[e].next) {
+        const Edge& edge = edges_[e];
+        if (edge.left == 0 || cost[at] + edge.cost >= cost[edge.to]) continue;
+        cost[edge.to] = cost[at] + edge.cost;
+        by[edge.to] = e;
+        if (!waits[edge.to]) queue.push_back(edge.to);
+        waits[edge.to] = 1;
+      }
+    }
+    if (cost[sink] == kFar) return false;
+    for (size_t at = sink; at != source; at = edges_[by[at] ^ 1].to) {
+      --edges_[by[at]].left;
+      ++edges_[by[at] ^ 1].left;
+    }
+    return true;
+  }
+
+  std::vector<size_t> first_;
+  std::vector<Edge> edges_;
+};
+
+constexpr uint32_t kNobody = ~0u;
+
+struct Matching {
+  size_t n_matched = 0;
+  std::vector<uint32_t> nic_of_user;  // kNobody: none
+};
+
+// Each user at most one NIC, NIC j at most capacity[j] users; allowed(i, j) says which pairs may be.
+template <class Allowed>
+Matching match(const AssignProblem& p, const std::vector<size_t>& capacity, const Allowed& allowed) {
+  const size_t n = p.paths.size(), m = capacity.size();
+  const double fastest = *std::max_element(p.nic_bytes_per_ns.begin(), p.nic_bytes_per_ns.end());
+  Flow flow(n + m + 2);
+  const size_t source = n + m, sink = n + m + 1;
+  std::vector<std::vector<size_t>> edges(n, std::vector<size_t>(m, ~size_t{0}));
+  for (size_t i = 0; i < n; ++i) {
+    flow.add(source, i, 0);
+    for (size_t j = 0; j < m; ++j) {
+      if (!allowed(i, j)) continue;
+      // Distance decides; then loads (below); then position, at most 999.
+      const double apart =
+          std::abs(static_cast<double>(i) / static_cast<double>(n) - static_cast<double>(j) / static_cast<double>(m));
+      const auto order = static_cast<int64_t>(999 * apart);
+      edges[i][j] = flow.add(i, n + j, static_cast<int64_t>(p.paths[i][j].distance) * 1'000'000'000'000 + order);
+    }
+  }
+  for (size_t j = 0; j < m; ++j) {
+    // The k-th user costs in proportion to 2k-1 over the rate: the sum is the square of the load over the rate.
+    const double relative = p.nic_bytes_per_ns[j] > 0 ? std::min(fastest / p.nic_bytes_per_ns[j], 1e4) : 1;
+    for (size_t k = 0; k < capacity[j]; ++k)
+      flow.add(n + j, sink, static_cast<int64_t>(1e5 * relative) * static_cast<int64_t>(2 * k + 1));
+  }
+  Matching result{flow.run(source, sink), std::vector<uint32_t>(n, kNobody)};
+  for (size_t i = 0; i < n; ++i)
+    for (size_t j = 0; j < m; ++j)
+      if (edges[i][j] != ~size_t{0} && flow.used(edges[i][j])) result.nic_of_user[i] = static_cast<uint32_t>(j);
+  return result;
+}
+
+// Rates with unknown ones as the slowest known, 1 when none is known; paths without a figure are no limit.
+double limit(const Crossing& path) {
+  return path.bytes_per_ns > 0 ? path.bytes_per_ns : std::numeric_limits<double>::infinity();
+}
+AssignProblem with_figures(AssignProblem p) {
+  double slowest = 0;
+  for (const double rate : p.nic_bytes_per_ns)
+    if (rate > 0 && (slowest == 0 || rate < slowest)) slowest = rate;
+  for (double& rate : p.nic_bytes_per_ns)
+    if (rate <= 0) rate = slowest > 0 ? slowest : 1;
+  return p;
+}
+
+Matching match_with_share(const AssignProblem& p, double share) {
+  std::vector<size_t> capacity;
+  for (const double rate : p.nic_bytes_per_ns)
+    capacity.push_back(std::min(p.paths.size(), static_cast<size_t>(rate / share * (1 + 1e-9))));
+  return match(p, capacity, [&](size_t i, size_t j) { return limit(p.paths[i][j]) >= share * (1 - 1e-9); });
+}
+
+Matching best(const AssignProblem& p) {
+  const size_t n = p.paths.size();
+  std::vector<double> shares;
+  for (size_t j = 0; j < p.nic_bytes_per_ns.size(); ++j) {
+    for (size_t k = 1; k <= n; ++k) shares.push_back(p.nic_bytes_per_ns[j] / static_cast<double>(k));
+    for (size_t i = 0; i < n; ++i)
+      if (std::isfinite(limit(p.paths[i][j]))) shares.push_back(limit(p.paths[i][j]));
+  }
+  std::sort(shares.begin(), shares.end());
+  shares.erase(std::unique(shares.begin(), shares.end()), shares.end());
+  // The smallest share always works; look for the largest that does.
+  size_t low = 0, high = shares.size();
+  while (high - low > 1) {
+    const size_t middle = (low + high) / 2;
+    (match_with_share(p, shares[middle]).n_matched == n ? low : high) = middle;
+  }
+  return match_with_share(p, shares[low]);
+}
+
+}  // namespace
+
+const char* distance_name(Distance distance) {
+  constexpr const char* kNames[] = {"same PCIe switch", "same PCIe root", "same NUMA domain", "same socket",
+                                    "other socket"};
+  return kNames[static_cast<size_t>(distance)];
+}
+
+Crossing crossing(const Graph& graph, const Node& a, const Node& b) {
+  Crossing result;
+  const Node* meet = common_ancestor(graph, a, b);
+  if (meet == nullptr) return result;
+  const bool one_socket = graph.of_kind(NodeKind::kSocket).size() < 2;
+  switch (meet->kind) {
+    case NodeKind::kHost:
+      result.distance = one_socket ? Distance::kSocket : Distance::kHost;
+      break;
+    case NodeKind::kSocket:
+      result.distance = Distance::kSocket;
+      break;
+    case NodeKind::kNuma:
+    case NodeKind::kCache:
+      result.distance = Distance::kNuma;
+      break;
+    case NodeKind::kRoot:
+      result.distance = Distance::kRoot;
+      break;
+    default:
+      result.distance = Distance::kSwitch;
+  }
+  const auto narrow = [&](double rate) {
+    if (rate > 0 && (result.bytes_per_ns == 0 || rate < result.bytes_per_ns)) result.bytes_per_ns = rate;
+  };
+  for (const Node* end : {&a, &b})
+    for (const Node* at : path_to_host(graph, *end)) {
+      if (at == meet) break;
+      narrow(at->uplink.bytes_per_ns);
+    }
+  if (result.distance == Distance::kHost) {
+    const Node* from = enclosing(graph, a, NodeKind::kSocket);
+    const Node* to = enclosing(graph, b, NodeKind::kSocket);
+    for (const Link& link : graph.links)
+      if (from != nullptr && to != nullptr && link.kind == LinkKind::kSockets &&
+          ((link.a == from->id && link.b == to->id) || (link.a == to->id && link.b == from->id)))
+        narrow(link.cost.bytes_per_ns);
+  }
+  return result;
+}
+
+double smallest_share(const AssignProblem& problem, const std::vector<uint32_t>& nic_of_user) {
+  const AssignProblem p = with_figures(problem);
+  std::vector<size_t> load(p.nic_bytes_per_ns.size(), 0);
+  for (const uint32_t j : nic_of_user) ++load[j];
+  double least = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < nic_of_user.size(); ++i) {
+    const uint32_t j = nic_of_user[i];
+    least = std::min({least, p.nic_bytes_per_ns[j] / static_cast<double>(load[j]), limit(p.paths[i][j])});
+  }
+  return least;
+}
+
+std::vector<AssignChoice> assign(const AssignProblem& problem) {
+  std::vector<AssignChoice> choices(problem.paths.size());
+  const size_t n = choices.size(), m = problem.nic_bytes_per_ns.size();
+  if (n == 0 || m == 0) return choices;
+  const bool known = std::any_of(problem.nic_bytes_per_ns.begin(), problem.nic_bytes_per_ns.end(),
+                                 [](double rate) { return rate > 0; });
+  const AssignProblem p = with_figures(problem);
+  const Matching first = best(p);
+  std::vector<size_t> load(m, 0);
+  for (const uint32_t j : first.nic_of_user) ++load[j];
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t j = first.nic_of_user[i];
+    choices[i].nics = {j};
+    if (known)
+      choices[i].share_bytes_per_ns =
+          std::min(p.nic_bytes_per_ns[j] / static_cast<double>(load[j]), limit(p.paths[i][j]));
+  }
+  // NICs that nobody uses go to users for whom they are no farther than the first, one each and round.
+  for (bool more = true; more;) {
+    std::vector<size_t> spare(m);
+    for (size_t j = 0; j < m; ++j) spare[j] = load[j] == 0;
+    const Matching extra = match(p, spare, [&](size_t i, size_t j) {
+      return spare[j] != 0 && p.paths[i][j].distance <= p.paths[i][choices[i].nics[0]].distance;
+    });
+    more = extra.n_matched > 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (extra.nic_of_user[i] == kNobody) continue;
+      choices[i].nics.push_back(extra.nic_of_user[i]);
+      ++load[extra.nic_of_user[i]];
+    }
+  }
+  return choices;
+}
+
+NicAssignment assign_nics(const Graph& graph) {
+  NicAssignment result;
+  result.users = graph.of_kind(NodeKind::kGpu);
+  if (result.users.empty()) result.users = graph.of_kind(NodeKind::kNuma);
+  for (const Node* nic : graph.of_kind(NodeKind::kNic))
+    if (nic_usable(*nic)) result.nics.push_back(nic);
+  std::stable_sort(result.nics.begin(), result.nics.end(), [](const Node* a, const Node* b) { return a->id < b->id; });
+  // Interfaces without a device (bridges, tunnels) serve only where nothing else does.
+  if (std::any_of(result.nics.begin(), result.nics.end(), [](const Node* nic) { return nic->id.starts_with("pci:"); }))
+    std::erase_if(result.nics, [](const Node* nic) { return !nic->id.starts_with("pci:"); });
+  if (result.users.size() > kMaxSide) result.users.resize(kMaxSide);
+  if (result.nics.size() > kMaxSide) result.nics.resize(kMaxSide);
+  if (result.nics.empty()) return result;
+  AssignProblem problem;
+  for (const Node* nic : result.nics) problem.nic_bytes_per_ns.push_back(topology::nic_bytes_per_ns(*nic));
+  for (const Node* user : result.users) {
+    problem.paths.emplace_back();
+    for (const Node* nic : result.nics) problem.paths.back().push_back(crossing(graph, *user, *nic));
+  }
+  result.choices = assign(problem);
+  return result;
+}
+
+}  // namespace moeccl::topology

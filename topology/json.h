@@ -1,0 +1,29 @@
+// Topologies in our own file: JSON with a version and units, that a person can write. One entry of "hosts" for each
+// kind of host:
+//
+//   {"moeccl_topology": 1,
+//    "units": {"bandwidth": "GB/s", "latency": "ns", "memory": "bytes", "rate": "Gbit/s"},
+//    "hosts": [{"count": 2, "nodes": [{"id": "host", "kind": "host", "cpus": "0-7", "cores": 8}, ...],
+//               "links": [{"kind": "nvlink", "a": "pci:0000:1b:00.0", "b": "...", "bandwidth": 300}]}]}
+//
+// docs/topology.md lists the fields. Unknown fields, other units and impossible figures are errors.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "topology/graph.h"
+
+namespace moeccl::topology {
+
+inline constexpr size_t kMaxJsonBytes = 64u << 20;
+inline constexpr uint32_t kMaxHosts = 4096;
+
+// One graph for each host ("count" is written out). Errors read "file:line: hosts[0].nodes[3] (gpu...): ...".
+Result<std::vector<Graph>> read_json(std::string_view text, const std::string& file);
+// read_json() of it gives the same graphs.
+std::string to_json(std::span<const Graph> hosts);
+
+}  // namespace moeccl::topology
