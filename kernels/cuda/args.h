@@ -1,0 +1,106 @@
+// Arguments of the CUDA kernels, one packed struct each, shared by host and device. What a kernel computes is defined
+// by the host table's entry of the same name (kernels/table.h). Pointers are addresses that the device can use.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moeccl::cuda {
+
+struct CopyArgs {
+  void* dst;
+  const void* src;
+  size_t bytes;
+};
+
+// A kernels::Scalar without its union's name.
+union ScalarBits {
+  float f32;
+  double f64;
+  uint64_t u64;
+};
+
+// Sources that travel in the launch itself. More are reduced in several launches' worth of rounds: see
+// exec/stream_kernels.cc.
+inline constexpr uint32_t kMaxSources = 64;
+struct ReduceKernelArgs {
+  void* dst;
+  size_t count;
+  uint32_t n_srcs;
+  uint32_t divisor;
+  uint32_t op;  // kernels::ReduceOp
+  uint32_t scaled;
+  const void* srcs[kMaxSources];
+  ScalarBits scales[kMaxSources];
+};
+
+struct RowsKernelArgs {
+  void* dst;
+  const void* src;
+  const uint32_t *dst_index, *src_index;
+  size_t dst_first, src_first;
+  size_t count, row_bytes;
+  const float* weights;  // scale_rows
+};
+
+struct RowTermBits {
+  uint32_t row;
+  uint16_t segment, close;
+};
+struct ReduceRowsKernelArgs {
+  void* dst;
+  const uint64_t* offsets;
+  const RowTermBits* terms;
+  const float* weights;
+  const uint32_t* dst_index;
+  size_t dst_first, count, row_elements;
+  uint32_t n_bases, grouped;
+  const void* bases[kMaxSources];
+};
+
+struct DotRowsKernelArgs {
+  float* out;
+  const void *a, *b;
+  const uint32_t *a_index, *b_index;
+  size_t count, row_elements;
+};
+
+// Top-k residual coding (HybridEP's shared-residual compression). For each of n_segments segments of `length` elements:
+// r = value - base (+ carry), in fp32; the `keep` elements of largest |r| (NaN before all, of equal ones the lower
+// index) are written in ascending index order: index[s * keep + i], value[s * keep + i] = r rounded to the type. With a
+// carry, carry = r - what was sent (error feedback); an element that was not sent keeps all of r.
+// Decode: out = base, then out[index] = round(base[index] + value) for what was sent. out may be base.
+struct EncodeKernelArgs {
+  const void* in;
+  const void* base;  // null: zeros
+  float* carry;      // null: none
+  uint32_t* index;
+  void* value;
+  size_t length;
+  uint32_t n_segments, keep;
+};
+struct DecodeKernelArgs {
+  void* out;
+  const void* base;
+  const uint32_t* index;
+  const void* value;
+  size_t length;
+  uint32_t n_segments, keep;
+};
+
+// Routing on the device. A map gives each expert a group (or -1): the experts themselves, their ranks, the groups of a
+// level. Slot (map, group) gets the tokens that chose at least one of its experts, each once (HierMoE Eq. 7), in
+// ascending order: list[first[slot] .. first[slot + 1]). Three launches: count, scan, fill.
+inline constexpr uint32_t kRouteTile = 256;  // tokens of a block
+struct RouteKernelArgs {
+  const int32_t* topk;       // [n_tokens][top_k], -1: none
+  const int32_t* map;        // [n_maps][n_experts]: slot, or -1
+  uint32_t n_tokens, top_k;  // top_k <= 64
+  uint32_t n_experts, n_maps, n_slots, n_tiles;
+  uint32_t* tile_count;  // [n_tiles][n_slots]; after the scan: position of the tile's first token in `list`
+  uint32_t* first;       // [n_slots + 1]
+  uint32_t* list;        // first[n_slots] tokens: at most n_tokens * top_k * n_maps
+  uint32_t* bad;         // the first token with a choice that names no expert, or one twice; ~0 (set before): none
+};
+
+}  // namespace moeccl::cuda

@@ -1,0 +1,23 @@
+// Entry points: bytes, rows of bytes, routing.
+#include "kernels/cuda/copy.cuh"
+#include "kernels/cuda/route.cuh"
+
+using namespace moeccl::cuda;
+
+MOECCL_KERNEL(moeccl_copy, CopyArgs) {
+  const Team team = whole_grid();
+  copy_span(a.dst, a.src, a.bytes, team.thread, team.n_threads);
+}
+// Both pointers 16-byte aligned. Falls back to moeccl_copy's way where the device has no bulk copies.
+MOECCL_KERNEL(moeccl_copy_bulk, CopyArgs) {
+  if constexpr (kHasBulk) {
+    copy_bulk(a);
+  } else {
+    const Team team = whole_grid();
+    copy_span(a.dst, a.src, a.bytes, team.thread, team.n_threads);
+  }
+}
+MOECCL_KERNEL(moeccl_copy_rows, RowsKernelArgs) { copy_rows(a, whole_grid()); }
+MOECCL_KERNEL(moeccl_route_count, RouteKernelArgs) { route_count(a); }
+MOECCL_KERNEL(moeccl_route_scan, RouteKernelArgs) { route_scan(a); }
+MOECCL_KERNEL(moeccl_route_fill, RouteKernelArgs) { route_fill(a); }

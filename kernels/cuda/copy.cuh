@@ -1,0 +1,114 @@
+// Moving bytes: spans and rows.
+#pragma once
+
+#include "kernels/cuda/args.h"
+#include "kernels/cuda/element.cuh"
+
+namespace moeccl::cuda {
+
+// Four loads in flight for each thread before the first store.
+template <class V>
+MOECCL_DEVICE void copy_units(V* dst, const V* src, size_t n, size_t first, size_t stride) {
+  size_t i = first;
+  for (; i + 3 * stride < n; i += 4 * stride) {
+    const V a = src[i], b = src[i + stride], c = src[i + 2 * stride], d = src[i + 3 * stride];
+    dst[i] = a;
+    dst[i + stride] = b;
+    dst[i + 2 * stride] = c;
+    dst[i + 3 * stride] = d;
+  }
+  for (; i < n; i += stride) dst[i] = src[i];
+}
+
+// Bytes up to the first aligned unit, the units, and what is left, when both sides are aligned alike.
+template <class V>
+MOECCL_DEVICE void copy_aligned(uint8_t* dst, const uint8_t* src, size_t bytes, size_t thread, size_t n_threads) {
+  const size_t misaligned = reinterpret_cast<uintptr_t>(dst) % sizeof(V);
+  size_t head = misaligned == 0 ? 0 : sizeof(V) - misaligned;
+  if (head > bytes) head = bytes;
+  const size_t units = (bytes - head) / sizeof(V), tail = head + units * sizeof(V);
+  for (size_t i = thread; i < head; i += n_threads) dst[i] = src[i];
+  copy_units(reinterpret_cast<V*>(dst + head), reinterpret_cast<const V*>(src + head), units, thread, n_threads);
+  for (size_t i = tail + thread; i < bytes; i += n_threads) dst[i] = src[i];
+}
+
+MOECCL_DEVICE void copy_span(void* dst, const void* src, size_t bytes, size_t thread, size_t n_threads) {
+  auto* d = static_cast<uint8_t*>(dst);
+  const auto* s = static_cast<const uint8_t*>(src);
+  const uintptr_t apart = reinterpret_cast<uintptr_t>(d) ^ reinterpret_cast<uintptr_t>(s);
+  if (apart % 16 == 0)
+    copy_aligned<Vec16>(d, s, bytes, thread, n_threads);
+  else if (apart % 8 == 0)
+    copy_aligned<uint64_t>(d, s, bytes, thread, n_threads);
+  else if (apart % 4 == 0)
+    copy_aligned<uint32_t>(d, s, bytes, thread, n_threads);
+  else if (apart % 2 == 0)
+    copy_aligned<uint16_t>(d, s, bytes, thread, n_threads);
+  else
+    copy_aligned<uint8_t>(d, s, bytes, thread, n_threads);
+}
+
+// Tiles through shared memory by bulk copies: one thread keeps kBulkStages - 1 loads in flight while it stores, which
+// needs no registers and no other thread.
+inline constexpr uint32_t kBulkTile = 8192, kBulkStages = 4;
+MOECCL_DEVICE void copy_bulk(const CopyArgs& a) {
+  alignas(128) MOECCL_SHARED uint8_t tiles[kBulkStages][kBulkTile];
+  MOECCL_SHARED uint64_t barrier[kBulkStages];
+  if (thread_index() == 0) {
+    for (uint32_t s = 0; s < kBulkStages; ++s) bulk_init(&barrier[s]);
+    bulk_init_done();
+    const size_t n_tiles = a.bytes / kBulkTile, stride = grid_blocks();
+    const auto load = [&](size_t i) {
+      const size_t tile = block_index() + i * stride;
+      if (tile < n_tiles)
+        bulk_load(tiles[i % kBulkStages], at(a.src, tile * kBulkTile), kBulkTile, &barrier[i % kBulkStages]);
+    };
+    for (size_t i = 0; i + 1 < kBulkStages; ++i) load(i);
+    for (size_t i = 0, tile = block_index(); tile < n_tiles; ++i, tile += stride) {
+      bulk_wait_load(&barrier[i % kBulkStages], static_cast<uint32_t>(i / kBulkStages % 2));
+      bulk_store(at(a.dst, tile * kBulkTile), tiles[i % kBulkStages], kBulkTile);
+      // The next load goes where the store before this one read from.
+      bulk_wait_stores_read();
+      load(i + kBulkStages - 1);
+    }
+    bulk_wait_stores();
+  }
+  const size_t done = a.bytes / kBulkTile * kBulkTile;
+  const Team team = whole_grid();
+  copy_span(at(a.dst, done), at(a.src, done), a.bytes - done, team.thread, team.n_threads);
+}
+
+// Rows from this size on are cut into pieces of a warp's work: 4096 bytes are two rounds of four 16-byte loads a lane.
+inline constexpr size_t kWideRow = 512, kRowPiece = 4096;
+
+template <class V>
+MOECCL_DEVICE void copy_narrow_rows(const RowsKernelArgs& a, const Team& team) {
+  const size_t per_row = a.row_bytes / sizeof(V);
+  for (size_t i = team.thread; i < a.count * per_row; i += team.n_threads) {
+    const size_t row = i / per_row, unit = i % per_row;
+    reinterpret_cast<V*>(at(a.dst, pick(a.dst_index, a.dst_first, row) * a.row_bytes))[unit] =
+        reinterpret_cast<const V*>(at(a.src, pick(a.src_index, a.src_first, row) * a.row_bytes))[unit];
+  }
+}
+
+MOECCL_DEVICE void copy_rows(const RowsKernelArgs& a, const Team& team) {
+  if (a.row_bytes < kWideRow) {
+    const uintptr_t any = reinterpret_cast<uintptr_t>(a.dst) | reinterpret_cast<uintptr_t>(a.src) | a.row_bytes;
+    if (any % 16 == 0)
+      copy_narrow_rows<Vec16>(a, team);
+    else if (any % 4 == 0)
+      copy_narrow_rows<uint32_t>(a, team);
+    else
+      copy_narrow_rows<uint8_t>(a, team);
+    return;
+  }
+  const size_t pieces = (a.row_bytes + kRowPiece - 1) / kRowPiece;
+  for (size_t u = team.warp(); u < a.count * pieces; u += team.n_warps()) {
+    const size_t row = u / pieces, begin = u % pieces * kRowPiece;
+    const size_t bytes = a.row_bytes - begin < kRowPiece ? a.row_bytes - begin : kRowPiece;
+    copy_span(at(a.dst, pick(a.dst_index, a.dst_first, row) * a.row_bytes + begin),
+              at(a.src, pick(a.src_index, a.src_first, row) * a.row_bytes + begin), bytes, team.lane(), kWarp);
+  }
+}
+
+}  // namespace moeccl::cuda

@@ -1,0 +1,169 @@
+// What a kernel may ask of the machine: threads, barriers, shuffles, atomics, flags. Kernels use these names only, so
+// the same sources run on a GPU (nvcc) and, under the launch emulation of tests/support/cuda_emulation, on a CPU.
+//
+// Order between ranks follows the PTX memory model. A release names its acquire:
+//   store_release_system() -> load_acquire_system(): flags between ranks, on one device or several, and the host.
+//   add_release_device()   -> load_acquire_device(): between the blocks of one kernel.
+// Both are cumulative: what other threads of the block wrote before block_sync() is ordered with the thread that
+// releases.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+
+#define MOECCL_DEVICE __device__ __forceinline__
+// A kernel takes one packed struct, which host and device share. 256 threads at most, so 256 registers would be
+// allowed; the second argument asks for at least two blocks on a multiprocessor.
+#define MOECCL_KERNEL(name, Args) \
+  extern "C" __global__ void __launch_bounds__(256, 2) name(const __grid_constant__ Args a)
+#define MOECCL_SHARED __shared__
+#define MOECCL_UNROLL _Pragma("unroll")
+#define MOECCL_UNROLL4 _Pragma("unroll 4")
+#define MOECCL_UNROLL_TERMS _Pragma("unroll kTerms")
+
+namespace moeccl::cuda {
+
+using Vec16 = uint4;
+
+MOECCL_DEVICE uint32_t thread_index() { return threadIdx.x; }
+MOECCL_DEVICE uint32_t block_threads() { return blockDim.x; }
+MOECCL_DEVICE uint32_t block_index() { return blockIdx.x; }
+MOECCL_DEVICE uint32_t grid_blocks() { return gridDim.x; }
+MOECCL_DEVICE void block_sync() { __syncthreads(); }
+MOECCL_DEVICE void warp_sync() { __syncwarp(); }
+
+// All 32 lanes take part.
+template <class T>
+MOECCL_DEVICE T shuffle(T v, uint32_t lane) {
+  return __shfl_sync(0xffffffffu, v, static_cast<int>(lane));
+}
+template <class T>
+MOECCL_DEVICE T shuffle_xor(T v, uint32_t mask) {
+  return __shfl_xor_sync(0xffffffffu, v, static_cast<int>(mask));
+}
+MOECCL_DEVICE uint32_t ballot(bool v) { return __ballot_sync(0xffffffffu, v); }
+MOECCL_DEVICE uint32_t count_bits(uint32_t v) { return static_cast<uint32_t>(__popc(v)); }
+
+MOECCL_DEVICE uint32_t atomic_add(uint32_t* p, uint32_t v) { return atomicAdd(p, v); }
+MOECCL_DEVICE uint32_t atomic_or(uint32_t* p, uint32_t v) { return atomicOr(p, v); }
+MOECCL_DEVICE uint32_t atomic_min(uint32_t* p, uint32_t v) { return atomicMin(p, v); }
+
+MOECCL_DEVICE uint64_t load_acquire_system(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+MOECCL_DEVICE void store_release_system(uint64_t* p, uint64_t v) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+MOECCL_DEVICE uint64_t load_relaxed_system(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+MOECCL_DEVICE void store_relaxed_system(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+MOECCL_DEVICE uint32_t load_acquire_device(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+MOECCL_DEVICE uint32_t add_release_device(uint32_t* p, uint32_t v) {
+  uint32_t old;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  return old;
+}
+MOECCL_DEVICE void fence_system() { __threadfence_system(); }
+
+// Nanoseconds of a clock that all SMs share.
+MOECCL_DEVICE uint64_t device_ns() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+// In every loop that waits for somebody else.
+MOECCL_DEVICE void pause() {
+#if __CUDA_ARCH__ >= 700
+  __nanosleep(20);
+#endif
+}
+
+// Bulk asynchronous copies (Hopper and later): one thread moves whole tiles between global and shared memory, 16-byte
+// aligned, while its barrier counts the bytes. Elsewhere kHasBulk is false and nothing calls them.
+#if __CUDA_ARCH__ >= 900
+inline constexpr bool kHasBulk = true;
+MOECCL_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+MOECCL_DEVICE void bulk_init(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+}
+MOECCL_DEVICE void bulk_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+MOECCL_DEVICE void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+MOECCL_DEVICE void bulk_wait_load(uint64_t* barrier, uint32_t phase) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(phase)
+                 : "memory");
+  }
+}
+MOECCL_DEVICE void bulk_store(void* global, const void* shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),
+               "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// All stores but the newest one have read their tiles.
+MOECCL_DEVICE void bulk_wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
+MOECCL_DEVICE void bulk_wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+#else
+inline constexpr bool kHasBulk = false;
+MOECCL_DEVICE void bulk_init(uint64_t*) {}
+MOECCL_DEVICE void bulk_init_done() {}
+MOECCL_DEVICE void bulk_load(void*, const void*, uint32_t, uint64_t*) {}
+MOECCL_DEVICE void bulk_wait_load(uint64_t*, uint32_t) {}
+MOECCL_DEVICE void bulk_store(void*, const void*, uint32_t) {}
+MOECCL_DEVICE void bulk_wait_stores_read() {}
+MOECCL_DEVICE void bulk_wait_stores() {}
+#endif
+
+MOECCL_DEVICE float bits_to_float(uint32_t b) { return __uint_as_float(b); }
+MOECCL_DEVICE uint32_t float_to_bits(float f) { return __float_as_uint(f); }
+
+}  // namespace moeccl::cuda
+
+#else
+
+// A name, not a path: tests/support/cuda_emulation gives it on the compiler's command line.
+#include MOECCL_CUDA_EMULATION
+
+#endif
+
+namespace moeccl::cuda {
+
+inline constexpr uint32_t kWarp = 32;
+inline constexpr uint32_t kBlockThreads = 256;
+
+// The threads that share a piece of work: all of a launch, or the blocks of one lane. Whole warps.
+struct Team {
+  size_t thread, n_threads;
+  MOECCL_DEVICE size_t warp() const { return thread / kWarp; }
+  MOECCL_DEVICE size_t n_warps() const { return n_threads / kWarp; }
+  MOECCL_DEVICE uint32_t lane() const { return static_cast<uint32_t>(thread % kWarp); }
+};
+MOECCL_DEVICE Team whole_grid() {
+  return {static_cast<size_t>(block_index()) * block_threads() + thread_index(),
+          static_cast<size_t>(grid_blocks()) * block_threads()};
+}
+
+}  // namespace moeccl::cuda

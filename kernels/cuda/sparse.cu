@@ -1,0 +1,13 @@
+// Entry points: top-k residual coding of the float types that gradients and experts travel in.
+#include "kernels/cuda/sparse.cuh"
+
+using namespace moeccl::cuda;
+
+#define MOECCL_SPARSE(number, Type)                                            \
+  MOECCL_KERNEL(moeccl_encode_##number, EncodeKernelArgs) { encode<Type>(a); } \
+  MOECCL_KERNEL(moeccl_decode_add_##number, DecodeKernelArgs) { decode_add<Type>(a); }
+MOECCL_SPARSE(6, Float16)
+MOECCL_SPARSE(7, Float32)
+MOECCL_SPARSE(9, Bfloat16)
+MOECCL_SPARSE(10, Float8e4m3)
+MOECCL_SPARSE(11, Float8e5m2)

@@ -1,0 +1,161 @@
+// Runs the sources of kernels/cuda on a CPU. A launch runs its blocks one after another, or each on an OS thread of its
+// own (for kernels whose blocks wait for each other or for other kernels); the threads of a block are fibers that
+// switch at barriers, warp operations and pauses, in an order that a seed turns, so that what depends on luck shows. A
+// block in which everybody waits for somebody who never comes ends the process with what each thread waits for.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <type_traits>
+
+namespace moeccl::emulation {
+
+struct Block;
+// What a running fiber knows of itself.
+struct Place {
+  uint32_t thread = 0, block = 0, n_threads = 0, n_blocks = 0;
+  Block* owner = nullptr;
+};
+extern constinit thread_local Place place;
+
+void block_sync();
+// Deposits a value, waits for all lanes of the warp, returns that of `lane`.
+uint64_t exchange(uint64_t value, uint32_t lane);
+uint32_t vote(bool value);
+void pause();
+uint64_t now_ns();
+
+// A kernel by name; its one argument is a struct of `bytes`.
+struct Kernel {
+  const char* name;
+  size_t bytes;
+  void (*run)(const void* args);
+};
+struct Registration {
+  Registration(const char* name, size_t bytes, void (*run)(const void*));
+};
+const Kernel* find_kernel(const std::string& name);
+size_t n_kernels();
+const Kernel& kernel_at(size_t i);
+
+struct Launch {
+  uint32_t blocks = 1, threads = 256;
+  bool concurrent = false;  // blocks on OS threads of their own
+  uint64_t seed = 0;        // turns the order of threads
+};
+void launch(const Kernel& kernel, const void* args, const Launch& how);
+
+}  // namespace moeccl::emulation
+
+#define MOECCL_DEVICE inline
+#define MOECCL_KERNEL(name, Args)                                                             \
+  static void name##_body(const Args& a);                                                     \
+  static const ::moeccl::emulation::Registration name##_registration(                         \
+      #name, sizeof(Args), [](const void* p) { name##_body(*static_cast<const Args*>(p)); }); \
+  static void name##_body(const Args& a)
+// The fibers of a block share an OS thread.
+#define MOECCL_SHARED static thread_local
+#define MOECCL_UNROLL
+#define MOECCL_UNROLL4
+#define MOECCL_UNROLL_TERMS
+
+namespace moeccl::cuda {
+
+struct alignas(16) Vec16 {
+  uint32_t x, y, z, w;
+};
+
+inline uint32_t thread_index() { return emulation::place.thread; }
+inline uint32_t block_threads() { return emulation::place.n_threads; }
+inline uint32_t block_index() { return emulation::place.block; }
+inline uint32_t grid_blocks() { return emulation::place.n_blocks; }
+inline void block_sync() { emulation::block_sync(); }
+inline void warp_sync() { (void)emulation::vote(true); }
+
+template <class T>
+T shuffle(T v, uint32_t lane) {
+  uint64_t word = 0;
+  std::memcpy(&word, &v, sizeof(v));
+  word = emulation::exchange(word, lane);
+  std::memcpy(&v, &word, sizeof(v));
+  return v;
+}
+template <class T>
+T shuffle_xor(T v, uint32_t mask) {
+  return shuffle(v, (thread_index() % 32) ^ mask);
+}
+inline uint32_t ballot(bool v) { return emulation::vote(v); }
+inline uint32_t count_bits(uint32_t v) { return static_cast<uint32_t>(__builtin_popcount(v)); }
+
+inline uint32_t atomic_add(uint32_t* p, uint32_t v) {
+  return std::atomic_ref(*p).fetch_add(v, std::memory_order_relaxed);
+}
+inline uint32_t atomic_or(uint32_t* p, uint32_t v) {
+  return std::atomic_ref(*p).fetch_or(v, std::memory_order_relaxed);
+}
+inline uint32_t atomic_min(uint32_t* p, uint32_t v) {
+  std::atomic_ref ref(*p);
+  uint32_t old = ref.load(std::memory_order_relaxed);
+  while (old > v && !ref.compare_exchange_weak(old, v, std::memory_order_relaxed)) {
+  }
+  return old;
+}
+
+inline uint64_t load_acquire_system(const uint64_t* p) {
+  return std::atomic_ref(*const_cast<uint64_t*>(p)).load(std::memory_order_acquire);
+}
+inline void store_release_system(uint64_t* p, uint64_t v) { std::atomic_ref(*p).store(v, std::memory_order_release); }
+inline uint64_t load_relaxed_system(const uint64_t* p) {
+  return std::atomic_ref(*const_cast<uint64_t*>(p)).load(std::memory_order_relaxed);
+}
+inline void store_relaxed_system(uint64_t* p, uint64_t v) { std::atomic_ref(*p).store(v, std::memory_order_relaxed); }
+inline uint32_t load_acquire_device(const uint32_t* p) {
+  return std::atomic_ref(*const_cast<uint32_t*>(p)).load(std::memory_order_acquire);
+}
+inline uint32_t add_release_device(uint32_t* p, uint32_t v) {
+  return std::atomic_ref(*p).fetch_add(v, std::memory_order_acq_rel);
+}
+inline void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline uint64_t device_ns() { return emulation::now_ns(); }
+inline void pause() { emulation::pause(); }
+
+// Bulk copies arrive at once; the barrier counts phases as mbarrier does, and alignment is checked as the hardware
+// would.
+inline constexpr bool kHasBulk = true;
+inline void bulk_check(const void* a, const void* b, uint32_t bytes) {
+  if ((reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | bytes) % 16 != 0) __builtin_trap();
+}
+inline void bulk_init(uint64_t* barrier) { *barrier = 0; }
+inline void bulk_init_done() {}
+inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  bulk_check(shared, global, bytes);
+  std::memcpy(shared, global, bytes);
+  ++*barrier;
+}
+inline void bulk_wait_load(uint64_t* barrier, uint32_t phase) {
+  // The phase with this parity has completed: an odd number of loads ends phase 0, an even one phase 1.
+  if (*barrier % 2 == phase) __builtin_trap();
+}
+inline void bulk_store(void* global, const void* shared, uint32_t bytes) {
+  bulk_check(global, shared, bytes);
+  std::memcpy(global, shared, bytes);
+}
+inline void bulk_wait_stores_read() {}
+inline void bulk_wait_stores() {}
+
+inline float bits_to_float(uint32_t b) {
+  float f;
+  std::memcpy(&f, &b, sizeof(f));
+  return f;
+}
+inline uint32_t float_to_bits(float f) {
+  uint32_t b;
+  std::memcpy(&b, &f, sizeof(b));
+  return b;
+}
+
+}  // namespace moeccl::cuda

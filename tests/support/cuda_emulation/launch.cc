@@ -1,0 +1,250 @@
+// Blocks, warps, barriers and the order of threads.
+#include <sched.h>
+#include <time.h>
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tests/support/cuda_emulation/cuda_emulation.h"
+#include "tests/support/cuda_emulation/fiber.h"
+
+namespace moeccl::emulation {
+
+constinit thread_local Place place;
+
+namespace {
+
+constexpr uint32_t kWarp = 32;
+
+std::vector<Kernel>& kernels() {
+  static std::vector<Kernel> all;
+  return all;
+}
+
+}  // namespace
+
+Registration::Registration(const char* name, size_t bytes, void (*run)(const void*)) {
+  kernels().push_back({name, bytes, run});
+}
+const Kernel* find_kernel(const std::string& name) {
+  for (const Kernel& k : kernels()) {
+    if (name == k.name) return &k;
+  }
+  return nullptr;
+}
+size_t n_kernels() { return kernels().size(); }
+const Kernel& kernel_at(size_t i) { return kernels()[i]; }
+
+// A barrier of the threads that have not ended. Values travel in two alternating sets: nobody can be two rounds ahead.
+struct Meeting {
+  uint32_t arrived = 0, round = 0, members = 0;
+  uint64_t value[2][kWarp] = {};
+};
+
+struct Block {
+  const Kernel* kernel = nullptr;
+  const void* args = nullptr;
+  struct Thread {
+    Fiber fiber;
+    Place place;
+    const uint32_t* waits_for = nullptr;  // runs on when this is no longer `round`
+    uint32_t round = 0;
+    bool paused = false;
+    const char* what = "";
+  };
+  std::vector<std::unique_ptr<Thread>> threads;  // kept between launches
+  Meeting all;
+  std::vector<Meeting> warps;
+  uint32_t n_threads = 0;
+
+  void run(const Kernel& kernel_to_run, const void* its_args, uint32_t block, const Launch& how);
+  [[noreturn]] void deadlock() const;
+  void wait(Meeting& meeting, const char* what);
+  void leave(Meeting& meeting) {
+    --meeting.members;
+    if (meeting.members > 0 && meeting.arrived == meeting.members) {
+      meeting.arrived = 0;
+      ++meeting.round;
+    }
+  }
+};
+
+void Block::deadlock() const {
+  std::fprintf(stderr, "emulated kernel %s: a block waits for ever:", kernel->name);
+  for (uint32_t t = 0; t < n_threads && t < 300; ++t) {
+    const Thread& th = *threads[t];
+    std::fprintf(stderr, " %u:%s", t, th.fiber.running() ? th.what : "ended");
+  }
+  std::fprintf(stderr, "\n");
+  std::abort();
+}
+
+void Block::wait(Meeting& meeting, const char* what) {
+  Thread& self = *threads[place.thread];
+  if (++meeting.arrived == meeting.members) {
+    meeting.arrived = 0;
+    ++meeting.round;
+    return;
+  }
+  self.waits_for = &meeting.round;
+  self.round = meeting.round;
+  self.what = what;
+  self.fiber.yield();
+  self.waits_for = nullptr;
+}
+
+void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t block, const Launch& how) {
+  kernel = &kernel_to_run;
+  args = its_args;
+  n_threads = how.threads;
+  while (threads.size() < n_threads) threads.push_back(std::make_unique<Thread>());
+  all = {};
+  all.members = n_threads;
+  warps.assign((n_threads + kWarp - 1) / kWarp, {});
+  for (uint32_t t = 0; t < n_threads; ++t) {
+    ++warps[t / kWarp].members;
+    Thread& th = *threads[t];
+    th.place = {t, block, n_threads, how.blocks, this};
+    th.waits_for = nullptr;
+    th.fiber.start(
+        [](void* p) {
+          auto* b = static_cast<Block*>(p);
+          b->kernel->run(b->args);
+          b->leave(b->all);
+          b->leave(b->warps[place.thread / kWarp]);
+        },
+        this);
+  }
+  // The order of threads turns with the seed and reverses every second round.
+  uint64_t turn = how.seed * 0x9e3779b97f4a7c15ull >> 32;
+  for (uint32_t left = n_threads; left > 0; turn = turn * 2862933555777941757ull + 3037000493ull) {
+    bool moved = false, paused = false;
+    const auto first = static_cast<uint32_t>((turn >> 33) % n_threads);
+    for (uint32_t i = 0; i < n_threads; ++i) {
+      const uint32_t t = ((turn & 1) != 0 ? i + first : 2 * n_threads - 1 - i + first) % n_threads;
+      Thread& th = *threads[t];
+      if (!th.fiber.running() || (th.waits_for != nullptr && *th.waits_for == th.round)) continue;
+      th.paused = false;
+      place = th.place;
+      th.fiber.resume();
+      if (th.paused) {
+        paused = true;
+        continue;
+      }
+      moved = true;
+      left -= th.fiber.running() ? 0 : 1;
+    }
+    if (!moved && !paused) deadlock();
+    if (!moved) sched_yield();  // somebody outside of this block is waited for
+  }
+}
+
+void block_sync() { place.owner->wait(place.owner->all, "block barrier"); }
+
+uint64_t exchange(uint64_t value, uint32_t lane) {
+  Block& b = *place.owner;
+  Meeting& m = b.warps[place.thread / kWarp];
+  const uint32_t set = m.round % 2;
+  m.value[set][place.thread % kWarp] = value;
+  b.wait(m, "warp");
+  return m.value[set][lane % kWarp];
+}
+
+uint32_t vote(bool value) {
+  Block& b = *place.owner;
+  Meeting& m = b.warps[place.thread / kWarp];
+  const uint32_t set = m.round % 2, members = m.members;
+  m.value[set][place.thread % kWarp] = value;
+  b.wait(m, "warp");
+  uint32_t votes = 0;
+  for (uint32_t l = 0; l < members; ++l) votes |= static_cast<uint32_t>(m.value[set][l] != 0) << l;
+  return votes;
+}
+
+void pause() {
+  Block::Thread& self = *place.owner->threads[place.thread];
+  self.paused = true;
+  self.what = "pause";
+  self.fiber.yield();
+}
+
+uint64_t now_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+namespace {
+
+// OS threads for concurrent blocks, kept: their fibers are the expensive part. Never ended; a process ends with them.
+class Workers {
+ public:
+  static Workers& get() {
+    static auto* workers = new Workers;
+    return *workers;
+  }
+  void run(const std::function<void()>& job) {
+    std::unique_lock lock(mutex_);
+    if (idle_ == 0) {
+      std::thread([this] { loop(); }).detach();
+    } else {
+      --idle_;
+    }
+    jobs_.push_back(&job);
+    lock.unlock();
+    wake_.notify_one();
+  }
+
+ private:
+  void loop() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return !jobs_.empty(); });
+      const std::function<void()>* job = jobs_.back();
+      jobs_.pop_back();
+      lock.unlock();
+      (*job)();
+      lock.lock();
+      ++idle_;
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<const std::function<void()>*> jobs_;
+  uint32_t idle_ = 0;
+};
+
+Block& own_block() {
+  static thread_local Block block;
+  return block;
+}
+
+}  // namespace
+
+void launch(const Kernel& kernel, const void* args, const Launch& how) {
+  if (!how.concurrent || how.blocks == 1) {
+    for (uint32_t b = 0; b < how.blocks; ++b) own_block().run(kernel, args, b, how);
+    return;
+  }
+  std::mutex mutex;
+  std::condition_variable done;
+  uint32_t left = how.blocks;
+  std::vector<std::function<void()>> jobs;
+  for (uint32_t b = 0; b < how.blocks; ++b) {
+    jobs.emplace_back([&, b] {
+      own_block().run(kernel, args, b, how);
+      const std::lock_guard lock(mutex);
+      if (--left == 0) done.notify_one();
+    });
+  }
+  for (const auto& job : jobs) Workers::get().run(job);
+  std::unique_lock lock(mutex);
+  done.wait(lock, [&] { return left == 0; });
+}
+
+}  // namespace moeccl::emulation

@@ -1,0 +1,53 @@
+// Runs a CUDA kernel on the CPU with a random shape of launch, for comparison with the host reference.
+#pragma once
+
+#include "kernels/cuda/args.h"
+#include "tests/support/cuda_emulation/cuda_emulation.h"
+#include "tests/unit/kernels/kernel_test_util.h"
+
+namespace moeccl::cuda {
+
+using kernels::Buffer;
+using kernels::difference;
+using kernels::is_float;
+using kernels::kTypeNames;
+using kernels::kTypeSizes;
+using kernels::Random;
+
+// Shapes that all files of this program have run, for the closing line.
+inline int& shapes_run() {
+  static int n = 0;
+  return n;
+}
+
+template <class Args>
+void run_kernel(const std::string& name, const Args& args, Random& random, uint32_t blocks = 0) {
+  const emulation::Kernel* kernel = emulation::find_kernel(name);
+  ASSERT_NE(kernel, nullptr) << name;
+  ASSERT_EQ(kernel->bytes, sizeof(args)) << name;
+  emulation::Launch how;
+  how.blocks = blocks > 0 ? blocks : static_cast<uint32_t>(1 + random.below(3));
+  how.threads = 32u << random.below(random.chance(20) ? 4 : 2);
+  how.seed = random.bits();
+  emulation::launch(*kernel, &args, how);
+  ++shapes_run();
+}
+
+template <class Args>
+void run_typed(const char* name, int type, const Args& args, Random& random, uint32_t blocks = 0) {
+  run_kernel(std::string(name) + "_" + std::to_string(type), args, random, blocks);
+}
+
+// A vector at a random misalignment that its element type allows.
+inline kernels::Scalar random_scale(int type, Random& random) {
+  kernels::Scalar s{};
+  if (type == moecclFloat64)
+    s.f64 = random.normal();
+  else if (is_float(type))
+    s.f32 = static_cast<float>(random.normal());
+  else
+    s.u64 = random.bits();
+  return s;
+}
+
+}  // namespace moeccl::cuda

@@ -1,0 +1,228 @@
+// Top-k residual coding and routing of kernels/cuda under emulation, held to plain definitions.
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "tests/unit/cuda_kernels/harness.h"
+
+namespace moeccl::cuda {
+namespace {
+
+constexpr int kSparseTypes[] = {moecclFloat16, moecclFloat32, moecclBfloat16, moecclFloat8e4m3, moecclFloat8e5m2};
+
+float load(int type, const Buffer& b, size_t i) {
+  return static_cast<float>(kernels::read_float(type, b.data() + i * kTypeSizes[type]));
+}
+
+// The definition in kernels/cuda/args.h, by sorting.
+struct Encoded {
+  std::vector<uint32_t> index{};
+  std::vector<float> value{};  // before rounding
+  std::vector<float> residual{};
+};
+Encoded encode_plainly(int type, const Buffer& in, const Buffer* base, const std::vector<float>& carry, size_t length,
+                       size_t n_segments, size_t keep) {
+  Encoded e;
+  for (size_t i = 0; i < length * n_segments; ++i) {
+    float r = load(type, in, i);
+    if (base) r = r - load(type, *base, i);
+    e.residual.push_back(carry.empty() ? r : r + carry[i]);
+  }
+  for (size_t s = 0; s < n_segments; ++s) {
+    const float* r = e.residual.data() + s * length;
+    std::vector<uint32_t> order(length);
+    std::iota(order.begin(), order.end(), 0u);
+    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+      if (std::isnan(r[a]) || std::isnan(r[b])) return std::isnan(r[a]) && !std::isnan(r[b]);
+      return std::fabs(r[a]) > std::fabs(r[b]);
+    });
+    order.resize(keep);
+    std::sort(order.begin(), order.end());
+    for (const uint32_t j : order) {
+      e.index.push_back(j);
+      e.value.push_back(r[j]);
+    }
+  }
+  return e;
+}
+
+TEST(CudaSparse, EncodesTheLargestResidualsAndDecodesThemBack) {
+  Random random(31);
+  for (int i = 0; i < 350; ++i) {
+    const int type = kSparseTypes[i % 5];
+    const size_t length = 1 + random.below(random.chance(80) ? 300 : 2000), segments = 1 + random.below(4);
+    const size_t keep = 1 + random.below(std::min<size_t>(length, 100)), n = length * segments, size = kTypeSizes[type];
+    const Buffer in = random.elements(type, n), base = random.elements(type, n);
+    const bool with_base = random.chance(70), with_carry = random.chance(50);
+    std::vector<float> carry;
+    for (size_t j = 0; with_carry && j < n; ++j) carry.push_back(static_cast<float>(random.normal()) * 0.01f);
+    const Encoded want = encode_plainly(type, in, with_base ? &base : nullptr, carry, length, segments, keep);
+    std::vector<uint32_t> index(segments * keep);
+    Buffer value(segments * keep * size, size * random.below(8));
+    std::vector<float> left = carry;
+    run_typed(
+        "moeccl_encode", type,
+        EncodeKernelArgs{in.data(), with_base ? base.data() : nullptr, with_carry ? left.data() : nullptr, index.data(),
+                         value.data(), length, static_cast<uint32_t>(segments), static_cast<uint32_t>(keep)},
+        random);
+    ASSERT_EQ(index, want.index) << "shape " << i;
+    Buffer rounded(value.size(), 0);
+    for (size_t j = 0; j < want.value.size(); ++j) kernels::write_float(type, rounded.data() + j * size, want.value[j]);
+    ASSERT_EQ(difference(type, rounded, value), "") << "shape " << i;
+    std::vector<float> expected_left = want.residual;
+    for (size_t s = 0; s < segments; ++s)
+      for (size_t k = 0; k < keep; ++k) {
+        float& r = expected_left[s * length + index[s * keep + k]];
+        r = r - load(type, rounded, s * keep + k);
+      }
+    for (size_t j = 0; with_carry && j < n; ++j)
+      ASSERT_TRUE(left[j] == expected_left[j] || (std::isnan(left[j]) && std::isnan(expected_left[j]))) << j;
+
+    Buffer out(n * size, random.misalignment()), in_place = base, expected = base;
+    for (size_t s = 0; s < segments; ++s)
+      for (size_t k = 0; k < keep; ++k) {
+        const size_t at = s * length + index[s * keep + k];
+        kernels::write_float(type, expected.data() + at * size, load(type, base, at) + load(type, value, s * keep + k));
+      }
+    DecodeKernelArgs decode{out.data(),
+                            base.data(),
+                            index.data(),
+                            value.data(),
+                            length,
+                            static_cast<uint32_t>(segments),
+                            static_cast<uint32_t>(keep)};
+    run_typed("moeccl_decode_add", type, decode, random);
+    ASSERT_EQ(difference(type, expected, out), "") << "shape " << i;
+    decode.out = in_place.data();
+    decode.base = in_place.data();
+    run_typed("moeccl_decode_add", type, decode, random);
+    ASSERT_EQ(difference(type, expected, in_place), "") << "in place, shape " << i;
+  }
+}
+
+TEST(CudaSparse, AnIndexOutOfRangeFromAPeerIsIgnored) {
+  Random random(32);
+  std::vector<float> base(10, 1.0f), value{5.0f, 6.0f};
+  const std::vector<uint32_t> index{3, 4000000000u};
+  run_typed("moeccl_decode_add", moecclFloat32,
+            DecodeKernelArgs{base.data(), base.data(), index.data(), value.data(), 10, 1, 2}, random);
+  for (size_t i = 0; i < base.size(); ++i) EXPECT_EQ(base[i], i == 3 ? 6.0f : 1.0f);
+}
+
+struct RouteCase {
+  uint32_t n_tokens, top_k, n_experts;
+  std::vector<int32_t> topk, map;
+  uint32_t n_maps, n_slots = 0;
+
+  // Maps as a tree gives them: experts, then groups of groups.
+  RouteCase(Random& random) {
+    n_experts = static_cast<uint32_t>(1 + random.below(random.chance(80) ? 40 : 700));
+    top_k = static_cast<uint32_t>(1 + random.below(std::min<size_t>(n_experts, random.chance(80) ? 8 : 20)));
+    n_tokens = static_cast<uint32_t>(random.below(random.chance(70) ? 300 : 1200));
+    n_maps = static_cast<uint32_t>(1 + random.below(4));
+    const bool one_takes_all = random.chance(10);
+    for (uint32_t t = 0; t < n_tokens; ++t) {
+      std::set<int32_t> chosen;
+      for (uint32_t k = 0; k < top_k; ++k) {
+        int32_t e = -1;
+        if (!random.chance(10)) {
+          e = k == 0 && one_takes_all ? 0 : static_cast<int32_t>(random.below(n_experts));
+          while (!chosen.insert(e).second) e = (e + 1) % static_cast<int32_t>(n_experts);
+        }
+        topk.push_back(e);
+      }
+    }
+    uint32_t width = 1;
+    for (uint32_t m = 0; m < n_maps; ++m, width *= 3) {
+      for (uint32_t e = 0; e < n_experts; ++e)
+        map.push_back(random.chance(3) ? -1 : static_cast<int32_t>(n_slots + e / width));
+      n_slots += (n_experts + width - 1) / width;
+    }
+  }
+};
+
+TEST(CudaRoute, ListsTheDistinctTokensOfEveryGroupInOrder) {
+  Random random(33);
+  for (int i = 0; i < 250; ++i) {
+    const RouteCase c(random);
+    std::vector<std::vector<uint32_t>> want(c.n_slots);
+    for (uint32_t t = 0; t < c.n_tokens; ++t) {
+      std::set<int32_t> reached;
+      for (uint32_t k = 0; k < c.top_k; ++k) {
+        const int32_t e = c.topk[t * c.top_k + k];
+        for (uint32_t m = 0; e >= 0 && m < c.n_maps; ++m) {
+          const int32_t slot = c.map[m * c.n_experts + static_cast<uint32_t>(e)];
+          if (slot >= 0 && reached.insert(slot).second) want[static_cast<size_t>(slot)].push_back(t);
+        }
+      }
+    }
+    RouteKernelArgs a{};
+    a.topk = c.topk.data();
+    a.map = c.map.data();
+    a.n_tokens = c.n_tokens;
+    a.top_k = c.top_k;
+    a.n_experts = c.n_experts;
+    a.n_maps = c.n_maps;
+    a.n_slots = c.n_slots;
+    a.n_tiles = (c.n_tokens + kRouteTile - 1) / kRouteTile;
+    std::vector<uint32_t> tiles(size_t{a.n_tiles} * a.n_slots, 77), first(a.n_slots + 1, 77);
+    std::vector<uint32_t> list(size_t{c.n_tokens} * c.top_k * c.n_maps);
+    uint32_t bad = ~0u;
+    a.tile_count = tiles.data();
+    a.first = first.data();
+    a.list = list.data();
+    a.bad = &bad;
+    run_kernel("moeccl_route_count", a, random);
+    run_kernel("moeccl_route_scan", a, random, 1);
+    run_kernel("moeccl_route_fill", a, random);
+    ASSERT_EQ(bad, ~0u);
+    for (uint32_t s = 0; s < c.n_slots; ++s) {
+      const std::vector<uint32_t> got(list.begin() + first[s], list.begin() + first[s + 1]);
+      ASSERT_EQ(got, want[s]) << "slot " << s << " of " << c.n_slots << ", shape " << i;
+    }
+  }
+}
+
+TEST(CudaRoute, NamesTheFirstTokenWithABadChoice) {
+  Random random(34);
+  for (int i = 0; i < 40; ++i) {
+    RouteCase c(random);
+    if (c.n_tokens < 2 || c.top_k < 2) continue;
+    const uint32_t token = static_cast<uint32_t>(random.below(c.n_tokens));
+    int32_t* choice = &c.topk[token * c.top_k];
+    switch (i % 3) {
+      case 0:
+        choice[0] = static_cast<int32_t>(c.n_experts);
+        break;
+      case 1:
+        choice[1] = -2;
+        break;
+      default:
+        choice[0] = choice[1] = 0;
+    }
+    uint32_t bad = ~0u;
+    std::vector<uint32_t> tiles(size_t{(c.n_tokens + kRouteTile - 1) / kRouteTile} * c.n_slots);
+    RouteKernelArgs a{};
+    a.topk = c.topk.data();
+    a.map = c.map.data();
+    a.n_tokens = c.n_tokens;
+    a.top_k = c.top_k;
+    a.n_experts = c.n_experts;
+    a.n_maps = c.n_maps;
+    a.n_slots = c.n_slots;
+    a.n_tiles = (c.n_tokens + kRouteTile - 1) / kRouteTile;
+    a.tile_count = tiles.data();
+    a.bad = &bad;
+    run_kernel("moeccl_route_count", a, random);
+    ASSERT_EQ(bad, token);
+  }
+}
+
+TEST(CudaShapes, TenThousandHaveRun) {
+  // Last in the program: tests run in the order of files and definitions.
+  EXPECT_GE(shapes_run(), 10'000);
+  RecordProperty("shapes", shapes_run());
+}
+
+}  // namespace
+}  // namespace moeccl::cuda
