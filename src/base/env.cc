@@ -157,6 +157,7 @@ bool parse_bytes(std::string_view text, int64_t* bytes) {
 EnvParse parse_env(std::span<const char* const> variables) {
   constexpr std::string_view kPrefix = "MOECCL_";
   constexpr std::string_view kTestPrefix = "MOECCL_TEST_";  // the tests' own, never the library's
+  constexpr std::string_view kShimPrefix = "MOECCL_SHIM_";  // read and checked by what lies in shim/
   EnvParse result;
   std::string unknown;
   for (const char* entry : variables) {
@@ -168,7 +169,7 @@ EnvParse parse_env(std::span<const char* const> variables) {
     const std::string_view value = text.substr(equals + 1);
     const Variable* variable = find(name);
     if (variable == nullptr) {
-      if (name.starts_with(kTestPrefix)) continue;
+      if (name.starts_with(kTestPrefix) || name.starts_with(kShimPrefix)) continue;
       if (!unknown.empty()) unknown += ", ";
       unknown += name.substr(0, 64);
       continue;

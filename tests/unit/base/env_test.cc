@@ -27,6 +27,11 @@ TEST(Env, NothingSetGivesTheDefaults) {
   EXPECT_FALSE(p.env.no_cma);
 }
 
+TEST(Env, TestsAndShimsReadTheirOwnVariables) {
+  const EnvParse p = parse({"MOECCL_TEST_SEED=1", "MOECCL_SHIM_MODE=auto"});
+  EXPECT_TRUE(p.warnings.empty());
+}
+
 TEST(Env, GoodValuesAreRead) {
   const EnvParse p = parse({"MOECCL_TIMEOUT_MS=1500", "MOECCL_INIT_TIMEOUT_MS=1", "MOECCL_STAGING_BYTES=4M",
                             "MOECCL_MOE_MEMORY_CAP=2G", "MOECCL_DEBUG=TRACE", "MOECCL_PLAN=ring", "MOECCL_KERNELS=avx2",

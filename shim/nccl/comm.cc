@@ -1,0 +1,97 @@
+#include "shim/nccl/comm.h"
+
+#include <chrono>
+#include <shared_mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "shim/nccl/real.h"
+
+namespace moeccl::shim {
+namespace {
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::unordered_map<ncclComm_t, CommPtr> live;
+};
+
+// Never destroyed: programs leave communicators behind when they exit.
+Registry& registry() {
+  static auto* const r = new Registry;
+  return *r;
+}
+
+}  // namespace
+
+ncclComm_t publish(CommPtr comm) {
+  auto* handle = reinterpret_cast<ncclComm_t>(comm.get());
+  const std::unique_lock lock(registry().mutex);
+  registry().live.emplace(handle, std::move(comm));
+  return handle;
+}
+
+Held hold(ncclComm_t handle) {
+  const std::shared_lock lock(registry().mutex);
+  const auto found = registry().live.find(handle);
+  if (found == registry().live.end()) return {};
+  found->second->users.fetch_add(1, std::memory_order_relaxed);  // ordered by the lock against withdraw()
+  return Held(found->second);
+}
+
+CommPtr withdraw(ncclComm_t handle) {
+  const std::unique_lock lock(registry().mutex);
+  const auto found = registry().live.find(handle);
+  if (found == registry().live.end()) return nullptr;
+  CommPtr comm = std::move(found->second);
+  registry().live.erase(found);
+  return comm;
+}
+
+void wait_unused(const Comm& comm) {
+  // Calls in progress end by themselves: their operations have MoECCL's deadlines, or were aborted.
+  for (int i = 0; comm.users.load(std::memory_order_acquire) > 0; ++i) {  // released in ~Held()
+    if (i < 100) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+}
+
+ncclResult_t free_comm(Comm& comm) {
+  if (comm.real != nullptr) return MOECCL_FORWARD(CommDestroy, std::exchange(comm.real, nullptr));
+  if (comm.ours == nullptr) return ncclSuccess;
+  return from_moeccl(moecclCommDestroy(std::exchange(comm.ours, nullptr)));
+}
+
+ncclResult_t resolve(const char* function, ncclComm_t handle, Target* target, bool unready) {
+  if (handle == nullptr) {
+    return fail(ncclInvalidArgument, std::string(function) + ": comm is NULL: give an initialised communicator");
+  }
+  Held held = hold(handle);
+  if (!held) {
+    if (real_if_open() == nullptr) {
+      return fail(ncclInvalidArgument, std::string(function) +
+                                           ": comm is not a live communicator: was it destroyed, or made by another "
+                                           "copy of NCCL?");
+    }
+    target->real = handle;  // made by the real library under an id of its own
+    return ncclSuccess;
+  }
+  if (held->real != nullptr) {
+    target->real = held->real;
+    return ncclSuccess;
+  }
+  const ncclResult_t state = held->state.load(std::memory_order_acquire);  // released by who made it
+  if (!unready && state != ncclSuccess) {
+    return fail(ncclInvalidArgument,
+                std::string(function) + (state == ncclInProgress
+                                             ? ": the communicator is still being made: ask ncclCommGetAsyncError first"
+                                             : ": the communicator could not be made: abort it"));
+  }
+  target->ours = std::move(held);
+  return ncclSuccess;
+}
+
+}  // namespace moeccl::shim

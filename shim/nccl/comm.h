@@ -1,0 +1,90 @@
+// What an ncclComm_t of the shim stands for, and who is using it.
+#pragma once
+
+#include <moeccl/moeccl.h>
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "shim/nccl/settings.h"
+
+namespace moeccl::shim {
+
+// One rank's communicator, served by MoECCL or, as a whole and on all its ranks, by the real NCCL.
+struct Comm {
+  moecclComm_t ours = nullptr;
+  ncclComm_t real = nullptr;  // set: everything is forwarded to it
+  int rank = -1, n_ranks = 0;
+  int device = -1;  // CUDA ordinal, -1 without one
+  bool blocking = true;
+  std::string name;
+  std::array<unsigned char, 16> seed{};  // the same random bytes on all ranks: survivors meet under a name made of them
+
+  // ncclInProgress while it is being made in the background, then how that ended.
+  std::atomic<ncclResult_t> state{ncclSuccess};
+  std::atomic<bool> revoked{false};
+  std::atomic<int> users{0};  // threads inside a call on it
+
+  // Operators of ncclRedOpCreatePreMulSum, by number - ncclNumOps.
+  struct PreMul {
+    bool used = false;
+    moecclRedOp_t made = 0;        // host scalar: MoECCL's operator
+    const void* scalar = nullptr;  // device scalar: read when a collective is called
+    ncclDataType_t type = ncclFloat32;
+  };
+  std::mutex mutex;        // guards what is below
+  bool abandoned = false;  // aborted while it was being made: whoever makes it frees it
+  std::vector<PreMul> premuls;
+  std::map<std::string, int> meetings;  // how often survivors have met, by their list
+};
+using CommPtr = std::shared_ptr<Comm>;
+
+// A communicator in use: it is not freed before the last holder lets go.
+class Held {
+ public:
+  Held() = default;
+  explicit Held(CommPtr comm) : comm_(std::move(comm)) {}  // users was raised by who found it
+  ~Held() {
+    if (comm_) comm_->users.fetch_sub(1, std::memory_order_release);  // acquired in wait_unused()
+  }
+  Held(Held&& other) noexcept : comm_(std::move(other.comm_)) {}
+  Held& operator=(Held&& other) noexcept {
+    std::swap(comm_, other.comm_);
+    return *this;
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  Comm* operator->() const { return comm_.get(); }
+  Comm& operator*() const { return *comm_; }
+  explicit operator bool() const { return comm_ != nullptr; }
+  const CommPtr& pointer() const { return comm_; }
+
+ private:
+  CommPtr comm_;
+};
+
+// The handles that programs hold. A handle is the object's address; whatever is not in this list is not ours.
+ncclComm_t publish(CommPtr comm);
+Held hold(ncclComm_t handle);
+// Takes it out: the handle is dead from now on. Null when it is not a live one of ours.
+CommPtr withdraw(ncclComm_t handle);
+// Waits until no thread is inside a call on a withdrawn communicator.
+void wait_unused(const Comm& comm);
+
+// Frees what a communicator stands for, in whichever library. Its handle has been withdrawn, nobody is using it.
+ncclResult_t free_comm(Comm& comm);
+
+// Where a call on a handle goes.
+struct Target {
+  Held ours;                  // a communicator of MoECCL, ready for use; or
+  ncclComm_t real = nullptr;  // NCCL's own handle
+};
+// InvalidArgument for a null or unknown handle, or one still being made (unless `unready` allows it).
+ncclResult_t resolve(const char* function, ncclComm_t handle, Target* target, bool unready = false);
+
+}  // namespace moeccl::shim

@@ -1,0 +1,120 @@
+// The core's table, and the functions that concern no communicator in particular.
+#include "shim/nccl/core.h"
+
+#include <cstring>
+
+#include "shim/nccl/group.h"
+#include "shim/nccl/join.h"
+#include "shim/nccl/real.h"
+
+namespace moeccl::shim {
+namespace {
+
+// NCCL calls some of its functions by their public names. When those come back here, they go straight to it.
+namespace entry {
+#define ENTER(result, name, parameters, arguments, failure)                              \
+  result name parameters {                                                               \
+    const Real* real = InReal::now() ? real_if_open() : nullptr;                         \
+    if (real != nullptr && real->call.name != nullptr) return real->call.name arguments; \
+    return core::name arguments;                                                         \
+  }
+#define NCCL_FUNCTION ENTER
+#define NCCL_DEVICE_FUNCTION ENTER
+#include "shim/nccl/functions.def"
+#undef NCCL_DEVICE_FUNCTION
+#undef NCCL_FUNCTION
+#undef ENTER
+}  // namespace entry
+
+constexpr moecclNcclTable kTable = {
+#define MEMBER(result, name, parameters, arguments, failure) entry::name,
+#define NCCL_FUNCTION MEMBER
+#define NCCL_DEVICE_FUNCTION MEMBER
+#include "shim/nccl/functions.def"
+#undef NCCL_DEVICE_FUNCTION
+#undef NCCL_FUNCTION
+#undef MEMBER
+};
+
+}  // namespace
+
+namespace core {
+
+ncclResult_t GetVersion(int* version) {
+  if (version == nullptr)
+    return fail(ncclInvalidArgument, "ncclGetVersion: version is NULL: give the address of an int");
+  // Programs choose what they call by this number: it is the real one's where that serves everything.
+  const Real* real = settings().mode == Mode::kNccl ? real_nccl() : nullptr;
+  *version = real != nullptr ? real->version : NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+ncclResult_t GetUniqueId(ncclUniqueId* id) {
+  if (id == nullptr)
+    return fail(ncclInvalidArgument, "ncclGetUniqueId: id is NULL: give the address of an ncclUniqueId");
+  // A job that goes to NCCL as a whole needs no MoECCL to agree on it, which also works between hosts.
+  std::string reason;
+  if (wants_nccl(&reason) && real_nccl() != nullptr) return MOECCL_FORWARD(GetUniqueId, id);
+  moecclUniqueId made;
+  const ncclResult_t result = from_moeccl(moecclGetUniqueId(&made));
+  if (result == ncclSuccess) std::memcpy(id, &made, sizeof *id);
+  return result;
+}
+
+const char* GetErrorString(ncclResult_t result) {
+  const Real* real = settings().mode == Mode::kNccl ? real_if_open() : nullptr;
+  if (real != nullptr && real->call.GetErrorString != nullptr) return real->call.GetErrorString(result);
+  switch (result) {
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "a CUDA call failed (ncclGetLastError says which)";
+    case ncclSystemError:
+      return "a system call or an allocation failed (ncclGetLastError says which)";
+    case ncclInternalError:
+      return "internal error (ncclGetLastError says which)";
+    case ncclInvalidArgument:
+      return "invalid argument (ncclGetLastError names it)";
+    case ncclInvalidUsage:
+      return "invalid usage (ncclGetLastError says why)";
+    case ncclRemoteError:
+      return "another rank failed, left or did not come in time (ncclGetLastError names it)";
+    case ncclInProgress:
+      return "operation in progress";
+    case ncclNumResults:
+      break;
+  }
+  return "unknown result code";
+}
+
+const char* GetLastError(ncclComm_t comm) {
+  const Real* real = real_if_open();
+  if (real == nullptr || real->call.GetLastError == nullptr) return last_error();
+  const Held held = hold(comm);
+  const bool theirs = held ? held->real != nullptr : comm != nullptr || failed_elsewhere();
+  return theirs ? real->call.GetLastError(held ? held->real : comm) : last_error();
+}
+
+void ResetDebugInit() {
+  const Real* real = real_if_open();
+  if (real == nullptr || real->call.ResetDebugInit == nullptr) return;
+  const InReal inside;
+  real->call.ResetDebugInit();
+}
+
+ncclResult_t GroupStart() { return group_start(); }
+ncclResult_t GroupEnd() { return group_end(nullptr); }
+
+ncclResult_t GroupSimulateEnd(ncclSimInfo_t* info) {
+  if (info == nullptr || info->magic != NCCL_SIM_INFO_MAGIC || info->size < sizeof(ncclSimInfo_t)) {
+    return fail(ncclInvalidArgument, "ncclGroupSimulateEnd: assign NCCL_SIM_INFO_INITIALIZER to its argument first");
+  }
+  return group_end(info);
+}
+
+}  // namespace core
+}  // namespace moeccl::shim
+
+extern "C" __attribute__((visibility("default"))) const moecclNcclTable* moecclNcclCore(void) {
+  return &moeccl::shim::kTable;
+}

@@ -1,0 +1,292 @@
+// Communicators: making, splitting, shrinking, ending and asking.
+#include <algorithm>
+#include <utility>
+
+#include "shim/nccl/core.h"
+#include "shim/nccl/device.h"
+#include "shim/nccl/group.h"
+#include "shim/nccl/join.h"
+#include "shim/nccl/ours.h"
+#include "shim/nccl/real.h"
+
+namespace moeccl::shim {
+namespace {
+
+ncclResult_t null_out(const char* function, const char* name) {
+  return fail(ncclInvalidArgument, std::string(function) + ": " + name + " is NULL: give the address of a variable");
+}
+
+// A call that the real library gets as it is; in an open group, inside the library's own group.
+template <class F>
+ncclResult_t forward_in_group(F call) {
+  const ncclResult_t opened = enter_real_group();
+  return opened == ncclSuccess ? call() : opened;
+}
+
+CommPtr new_comm(const InitConfig& config, int device) {
+  auto comm = std::make_shared<Comm>();
+  comm->device = device;
+  comm->blocking = config.blocking();
+  return comm;
+}
+
+ncclResult_t init_rank(const char* function, ncclComm_t* out, int n_ranks, const ncclUniqueId& id, int rank,
+                       const ncclConfig_t* given, int device) {
+  if (out == nullptr) return null_out(function, "comm");
+  *out = nullptr;
+  if (n_ranks < 1 || rank < 0 || rank >= n_ranks) {
+    return fail(ncclInvalidArgument, std::string(function) + ": rank " + std::to_string(rank) + " of " +
+                                         std::to_string(n_ranks) + ": give 0 <= rank < nranks");
+  }
+  InitConfig config;
+  const ncclResult_t result = InitConfig::from(function, given, &config);
+  if (result != ncclSuccess) return result;
+  return start({new_comm(config, device), out, [=](Comm& comm) { return join(comm, n_ranks, id, rank, config); }});
+}
+
+// The ids of NCCL's own making: the job has been handed to it when rank 0 asked for the id.
+ncclResult_t init_real(ncclComm_t* out, int n_ranks, const ncclUniqueId& id, int rank, ncclConfig_t* config) {
+  return forward_in_group([&] {
+    // Not every version knows what a later nccl.h calls its config; without one the oldest entry point does.
+    return config != nullptr ? MOECCL_FORWARD(CommInitRankConfig, out, n_ranks, id, rank, config)
+                             : MOECCL_FORWARD(CommInitRank, out, n_ranks, id, rank);
+  });
+}
+
+// Ranks of the parent that stay, ascending; empty when the list is wrong.
+std::vector<int> survivors(int n_ranks, const int* excluded, int n_excluded) {
+  std::vector<int> stay;
+  for (int r = 0; r < n_ranks; ++r) {
+    if (std::find(excluded, excluded + n_excluded, r) == excluded + n_excluded) stay.push_back(r);
+  }
+  return stay;
+}
+
+ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
+  moecclConfig_t config = MOECCL_CONFIG_INIT;
+  config.name = comm.name.empty() ? nullptr : comm.name.c_str();
+  moecclComm_t whole = parent.ours;
+  Comm again;
+  if (parent.revoked) {
+    std::vector<int> all;
+    for (int r = 0; r < parent.n_ranks; ++r) all.push_back(r);
+    const ncclResult_t met = meet_again(parent, all, false, again);
+    if (met != ncclSuccess) return met;
+    whole = again.ours;
+  }
+  ncclResult_t result =
+      from_moeccl(moecclCommSplit(whole, color, key, &comm.ours, comm.name.empty() ? nullptr : &config));
+  if (again.ours != nullptr) (void)moecclCommDestroy(again.ours);
+  if (result == ncclSuccess && comm.ours != nullptr) result = adopt(comm);
+  return result;
+}
+
+// Aborts what MoECCL runs on it; NCCL's abort is its own.
+ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
+  if (handle == nullptr) return ncclSuccess;  // as in NCCL
+  CommPtr comm = withdraw(handle);
+  if (comm == nullptr) {
+    Target target;
+    const ncclResult_t result = resolve(function, handle, &target);
+    if (result != ncclSuccess) return result;
+    return abort ? MOECCL_FORWARD(CommAbort, handle) : MOECCL_FORWARD(CommDestroy, handle);
+  }
+  {
+    const std::lock_guard lock(comm->mutex);
+    if (comm->state.load() == ncclInProgress) {  // still being made, in the background: freed there
+      comm->abandoned = true;
+      return ncclSuccess;
+    }
+  }
+  if (comm->real != nullptr && abort) return MOECCL_FORWARD(CommAbort, std::exchange(comm->real, nullptr));
+  if (abort && comm->ours != nullptr) (void)moecclCommAbort(comm->ours);
+  wait_unused(*comm);
+  const ncclResult_t result = free_comm(*comm);
+  return abort ? ncclSuccess : result;  // what was aborted ends in an error, as it should
+}
+
+}  // namespace
+
+namespace core {
+
+ncclResult_t CommInitRank(ncclComm_t* comm, int n_ranks, ncclUniqueId id, int rank) {
+  if (!is_moeccl_id(id)) return init_real(comm, n_ranks, id, rank, nullptr);
+  return init_rank("ncclCommInitRank", comm, n_ranks, id, rank, nullptr, device::current());
+}
+
+ncclResult_t CommInitRankConfig(ncclComm_t* comm, int n_ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  if (!is_moeccl_id(id)) return init_real(comm, n_ranks, id, rank, config);
+  return init_rank("ncclCommInitRankConfig", comm, n_ranks, id, rank, config, device::current());
+}
+
+ncclResult_t CommInitRankScalable(ncclComm_t* comm, int n_ranks, int rank, int n_ids, ncclUniqueId* ids,
+                                  ncclConfig_t* config) {
+  if (ids == nullptr || n_ids < 1) {
+    return fail(ncclInvalidArgument, "ncclCommInitRankScalable: give at least one id");
+  }
+  if (!is_moeccl_id(ids[0])) {
+    return forward_in_group(
+        [&] { return MOECCL_FORWARD(CommInitRankScalable, comm, n_ranks, rank, n_ids, ids, config); });
+  }
+  // One meeting point serves them all; the others end by themselves.
+  return init_rank("ncclCommInitRankScalable", comm, n_ranks, ids[0], rank, config, device::current());
+}
+
+ncclResult_t CommInitAll(ncclComm_t* comms, int n_devices, const int* devices) {
+  if (comms == nullptr) return null_out("ncclCommInitAll", "comm");
+  if (n_devices < 1) {
+    return fail(ncclInvalidArgument, "ncclCommInitAll: ndev is " + std::to_string(n_devices) + ": give 1 or more");
+  }
+  std::string reason;
+  if (wants_nccl(&reason) && real_nccl() != nullptr) {
+    notice("forwards NCCL calls to " + real_nccl()->path + ": " + reason);
+    return forward_in_group([&] { return MOECCL_FORWARD(CommInitAll, comms, n_devices, devices); });
+  }
+  ncclUniqueId id;
+  ncclResult_t result = GetUniqueId(&id);
+  if (result != ncclSuccess) return result;
+  group_start();
+  for (int r = 0; r < n_devices && result == ncclSuccess; ++r) {
+    const int device = !device::present() ? -1 : devices != nullptr ? devices[r] : r;
+    result = init_rank("ncclCommInitAll", &comms[r], n_devices, id, r, nullptr, device);
+  }
+  const ncclResult_t ended = group_end(nullptr);
+  return result != ncclSuccess ? result : ended;
+}
+
+ncclResult_t CommFinalize(ncclComm_t comm) {
+  Target target;
+  const ncclResult_t result = resolve("ncclCommFinalize", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return forward_in_group([&] { return MOECCL_FORWARD(CommFinalize, target.real); });
+  if (target.ours->revoked) return fail(ncclInvalidUsage, "ncclCommFinalize: the communicator was revoked");
+  return from_moeccl(moecclCommFinalize(target.ours->ours));
+}
+
+ncclResult_t CommDestroy(ncclComm_t comm) { return end(comm, "ncclCommDestroy", false); }
+ncclResult_t CommAbort(ncclComm_t comm) { return end(comm, "ncclCommAbort", true); }
+
+ncclResult_t CommRevoke(ncclComm_t comm, int flags) {
+  Target target;
+  const ncclResult_t result = resolve("ncclCommRevoke", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return MOECCL_FORWARD(CommRevoke, target.real, flags);
+  if (flags != NCCL_REVOKE_DEFAULT) return fail(ncclInvalidArgument, "ncclCommRevoke: give NCCL_REVOKE_DEFAULT");
+  target.ours->revoked = true;
+  return from_moeccl(moecclCommAbort(target.ours->ours));
+}
+
+ncclResult_t CommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncclConfig_t* given) {
+  if (out == nullptr) return null_out("ncclCommSplit", "newcomm");
+  Target target;
+  ncclResult_t result = resolve("ncclCommSplit", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) {
+    return forward_in_group([&] { return MOECCL_FORWARD(CommSplit, target.real, color, key, out, given); });
+  }
+  *out = nullptr;
+  if (color < NCCL_SPLIT_NOCOLOR) {
+    return fail(ncclInvalidArgument, "ncclCommSplit: color is " + std::to_string(color) +
+                                         ": give 0 or more, or NCCL_SPLIT_NOCOLOR to join none");
+  }
+  InitConfig config;
+  result = InitConfig::from("ncclCommSplit", given, &config);
+  if (result != ncclSuccess) return result;
+  CommPtr made = new_comm(config, target.ours->device);
+  if (!config.set) made->blocking = target.ours->blocking;
+  made->name = config.name;
+  // The job keeps the parent in use until it has ended.
+  return start({made, out, [parent = std::make_shared<Held>(std::move(target.ours)), color, key](Comm& c) {
+                  const ncclResult_t done = split(**parent, color, key, c);
+                  *parent = Held();
+                  return done;
+                }});
+}
+
+ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm_t* out, ncclConfig_t* given,
+                        int flags) {
+  if (out == nullptr) return null_out("ncclCommShrink", "newcomm");
+  Target target;
+  ncclResult_t result = resolve("ncclCommShrink", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) {
+    return forward_in_group(
+        [&] { return MOECCL_FORWARD(CommShrink, target.real, excluded, n_excluded, out, given, flags); });
+  }
+  *out = nullptr;
+  if (excluded == nullptr || n_excluded < 1) {
+    return fail(ncclInvalidArgument, "ncclCommShrink: give at least one rank to exclude");
+  }
+  const std::vector<int> stay = survivors(target.ours->n_ranks, excluded, n_excluded);
+  const bool in_range =
+      std::all_of(excluded, excluded + n_excluded, [&](int r) { return r >= 0 && r < target.ours->n_ranks; });
+  if (!in_range || std::find(stay.begin(), stay.end(), target.ours->rank) == stay.end()) {
+    return fail(ncclInvalidArgument,
+                "ncclCommShrink: the list of excluded ranks holds the calling one, or one that is not 0 to " +
+                    std::to_string(target.ours->n_ranks - 1));
+  }
+  if (flags != NCCL_SHRINK_DEFAULT && flags != NCCL_SHRINK_ABORT) {
+    return fail(ncclInvalidArgument, "ncclCommShrink: give NCCL_SHRINK_DEFAULT or NCCL_SHRINK_ABORT");
+  }
+  InitConfig config;
+  result = InitConfig::from("ncclCommShrink", given, &config);
+  if (result != ncclSuccess) return result;
+  if (flags == NCCL_SHRINK_ABORT) (void)moecclCommAbort(target.ours->ours);
+  const bool parent_works = flags == NCCL_SHRINK_DEFAULT && !target.ours->revoked;
+  CommPtr made = new_comm(config, target.ours->device);
+  if (!config.set) made->blocking = target.ours->blocking;
+  made->name = config.name;
+  return start({made, out, [parent = std::make_shared<Held>(std::move(target.ours)), stay, parent_works](Comm& c) {
+                  const ncclResult_t done = meet_again(**parent, stay, parent_works, c);
+                  *parent = Held();
+                  return done;
+                }});
+}
+
+ncclResult_t CommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
+  if (out == nullptr) return null_out("ncclCommGetAsyncError", "asyncError");
+  Target target;
+  const ncclResult_t result = resolve("ncclCommGetAsyncError", comm, &target, true);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return MOECCL_FORWARD(CommGetAsyncError, target.real, out);
+  *out = target.ours->state.load(std::memory_order_acquire);  // released by who made it
+  if (*out != ncclSuccess || target.ours->revoked) return ncclSuccess;
+  moecclResult_t state = moecclSuccess;
+  const ncclResult_t asked = from_moeccl(moecclCommGetAsyncError(target.ours->ours, &state));
+  // Operations on streams are no error and no reason to wait: NCCL reports those as success.
+  if (asked == ncclSuccess && state != moecclInProgress) *out = from_moeccl(state);
+  return asked;
+}
+
+ncclResult_t CommCount(const ncclComm_t comm, int* count) {
+  if (count == nullptr) return null_out("ncclCommCount", "count");
+  Target target;
+  const ncclResult_t result = resolve("ncclCommCount", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return MOECCL_FORWARD(CommCount, target.real, count);
+  *count = target.ours->n_ranks;
+  return ncclSuccess;
+}
+
+ncclResult_t CommCuDevice(const ncclComm_t comm, int* device) {
+  if (device == nullptr) return null_out("ncclCommCuDevice", "device");
+  Target target;
+  const ncclResult_t result = resolve("ncclCommCuDevice", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return MOECCL_FORWARD(CommCuDevice, target.real, device);
+  *device = std::max(target.ours->device, 0);  // without CUDA: what a machine with one device would say
+  return ncclSuccess;
+}
+
+ncclResult_t CommUserRank(const ncclComm_t comm, int* rank) {
+  if (rank == nullptr) return null_out("ncclCommUserRank", "rank");
+  Target target;
+  const ncclResult_t result = resolve("ncclCommUserRank", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return MOECCL_FORWARD(CommUserRank, target.real, rank);
+  *rank = target.ours->rank;
+  return ncclSuccess;
+}
+
+}  // namespace core
+}  // namespace moeccl::shim

@@ -1,0 +1,265 @@
+// Memory, registrations, windows, operators with a scalar, and the host side of NCCL's device interface.
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "shim/nccl/core.h"
+#include "shim/nccl/device.h"
+#include "shim/nccl/group.h"
+#include "shim/nccl/join.h"
+#include "shim/nccl/ours.h"
+#include "shim/nccl/real.h"
+
+namespace moeccl::shim {
+namespace {
+
+// What the program got from MoECCL and may give back.
+struct Ours {
+  std::mutex mutex;
+  std::unordered_map<void*, size_t> allocations;                           // MemAlloc
+  std::unordered_map<ncclWindow_t, std::pair<ncclComm_t, void*>> windows;  // the communicator and its registration
+};
+Ours& ours() {
+  static auto* const o = new Ours;  // never destroyed: programs free in their own destructors
+  return *o;
+}
+
+ncclResult_t no_device_api(const char* function) {
+  return fail(ncclInvalidUsage, std::string(function) +
+                                    ": kernels cannot communicate by themselves over a communicator of MoECCL: run "
+                                    "this program with MOECCL_SHIM_MODE=nccl");
+}
+
+// Team functions return no code: an unknown handle gets the empty team.
+ncclTeam_t team_of(const char* function, ncclComm_t comm, ncclTeam_t (*moecclNcclTable::*forwarded)(ncclComm_t),
+                   bool alone) {
+  Target target;
+  if (resolve(function, comm, &target) != ncclSuccess) return moeccl_no_team();
+  if (target.real != nullptr) {
+    const Real* real = real_nccl();
+    if (real == nullptr || real->call.*forwarded == nullptr) return moeccl_no_team();
+    const InReal inside;
+    return (real->call.*forwarded)(target.real);
+  }
+  return alone ? ncclTeam_t{1, 0, 1} : ncclTeam_t{target.ours->n_ranks, target.ours->rank, 1};
+}
+
+}  // namespace
+
+namespace core {
+
+ncclResult_t MemAlloc(void** ptr, size_t size) {
+  if (ptr == nullptr) return fail(ncclInvalidArgument, "ncclMemAlloc: ptr is NULL: give the address of a pointer");
+  *ptr = nullptr;
+  std::string reason;
+  if (wants_nccl(&reason)) return MOECCL_FORWARD(MemAlloc, ptr, size);
+  const ncclResult_t result = from_moeccl(moecclMemAlloc(ptr, size));
+  if (result != ncclSuccess) return result;
+  const std::lock_guard lock(ours().mutex);
+  ours().allocations.emplace(*ptr, size);
+  return ncclSuccess;
+}
+
+ncclResult_t MemFree(void* ptr) {
+  if (ptr == nullptr) return ncclSuccess;
+  bool known = false;
+  {
+    const std::lock_guard lock(ours().mutex);
+    known = ours().allocations.erase(ptr) > 0;
+  }
+  if (known) return from_moeccl(moecclMemFree(ptr));
+  if (real_if_open() != nullptr) return MOECCL_FORWARD(MemFree, ptr);
+  return fail(ncclInvalidArgument, "ncclMemFree: the pointer is not one of ncclMemAlloc, or was freed before");
+}
+
+ncclResult_t CommRegister(const ncclComm_t comm, void* buffer, size_t size, void** handle) {
+  if (handle == nullptr) return fail(ncclInvalidArgument, "ncclCommRegister: handle is NULL");
+  Target target;
+  const ncclResult_t result = resolve("ncclCommRegister", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return MOECCL_FORWARD(CommRegister, target.real, buffer, size, handle);
+  return from_moeccl(moecclCommRegister(target.ours->ours, buffer, size, handle));
+}
+
+ncclResult_t CommDeregister(const ncclComm_t comm, void* handle) {
+  Target target;
+  const ncclResult_t result = resolve("ncclCommDeregister", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return MOECCL_FORWARD(CommDeregister, target.real, handle);
+  return from_moeccl(moecclCommDeregister(target.ours->ours, handle));
+}
+
+// Collectives on the window's memory work as on any registered memory; kernels cannot use it (see DevCommCreate).
+ncclResult_t CommWindowRegister(ncclComm_t comm, void* buffer, size_t size, ncclWindow_t* window, int flags) {
+  if (window == nullptr) return fail(ncclInvalidArgument, "ncclCommWindowRegister: win is NULL");
+  *window = nullptr;
+  Target target;
+  ncclResult_t result = resolve("ncclCommWindowRegister", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) {
+    result = enter_real_group();
+    if (result != ncclSuccess) return result;
+    return MOECCL_FORWARD(CommWindowRegister, target.real, buffer, size, window, flags);
+  }
+  void* registration = nullptr;
+  result = from_moeccl(moecclCommRegister(target.ours->ours, buffer, size, &registration));
+  if (result != ncclSuccess) return result;
+  auto* made = reinterpret_cast<ncclWindow_t>(new char);  // an address that names this window and nothing else
+  const std::lock_guard lock(ours().mutex);
+  ours().windows.emplace(made, std::pair(comm, registration));
+  *window = made;
+  return ncclSuccess;
+}
+
+ncclResult_t CommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+  if (window == nullptr) return ncclSuccess;
+  Target target;
+  const ncclResult_t result = resolve("ncclCommWindowDeregister", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return MOECCL_FORWARD(CommWindowDeregister, target.real, window);
+  void* registration = nullptr;
+  {
+    const std::lock_guard lock(ours().mutex);
+    const auto found = ours().windows.find(window);
+    if (found == ours().windows.end() || found->second.first != comm) {
+      return fail(ncclInvalidArgument, "ncclCommWindowDeregister: win is no window of this communicator");
+    }
+    registration = found->second.second;
+    ours().windows.erase(found);
+  }
+  delete reinterpret_cast<char*>(window);
+  return from_moeccl(moecclCommDeregister(target.ours->ours, registration));
+}
+
+ncclResult_t RedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t type, ncclScalarResidence_t residence,
+                                  ncclComm_t comm) {
+  if (op == nullptr || scalar == nullptr) {
+    return fail(ncclInvalidArgument, "ncclRedOpCreatePreMulSum: op or scalar is NULL: give addresses");
+  }
+  if (residence != ncclScalarDevice && residence != ncclScalarHostImmediate) {
+    return fail(ncclInvalidArgument, "ncclRedOpCreatePreMulSum: residence is " + std::to_string(residence) +
+                                         ": give ncclScalarDevice or ncclScalarHostImmediate");
+  }
+  Target target;
+  ncclResult_t result = resolve("ncclRedOpCreatePreMulSum", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) {
+    return MOECCL_FORWARD(RedOpCreatePreMulSum, op, scalar, type, residence, target.real);
+  }
+  Comm::PreMul made{.used = true, .type = type};
+  if (residence == ncclScalarDevice) {
+    if (moecclTypeSize(static_cast<moecclDataType_t>(type)) == 0) {
+      return fail(ncclInvalidArgument, "ncclRedOpCreatePreMulSum: datatype is " + std::to_string(type) + ": give one");
+    }
+    made.scalar = scalar;
+  } else {
+    result = from_moeccl(
+        moecclRedOpCreatePreMulSum(&made.made, scalar, static_cast<moecclDataType_t>(type), target.ours->ours));
+    if (result != ncclSuccess) return result;
+  }
+  Comm& c = *target.ours;
+  const std::lock_guard lock(c.mutex);
+  size_t i = 0;
+  while (i < c.premuls.size() && c.premuls[i].used) ++i;
+  if (i == c.premuls.size()) c.premuls.emplace_back();
+  c.premuls[i] = made;
+  *op = static_cast<ncclRedOp_t>(ncclNumOps + static_cast<int>(i));
+  return ncclSuccess;
+}
+
+ncclResult_t RedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
+  Target target;
+  const ncclResult_t result = resolve("ncclRedOpDestroy", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return MOECCL_FORWARD(RedOpDestroy, op, target.real);
+  const auto i = static_cast<size_t>(op) - ncclNumOps;
+  {
+    const std::lock_guard lock(target.ours->mutex);
+    if (op < ncclNumOps || i >= target.ours->premuls.size() || !target.ours->premuls[i].used) {
+      return fail(ncclInvalidArgument,
+                  "ncclRedOpDestroy: op is " + std::to_string(op) + ": give a live one of this communicator");
+    }
+  }
+  // Calls of an open group still need it: it goes after them.
+  after_group([handle = comm, i] {
+    const Held c = hold(handle);
+    if (!c) return;
+    const std::lock_guard lock(c->mutex);
+    if (c->premuls[i].scalar == nullptr) (void)moecclRedOpDestroy(c->premuls[i].made, c->ours);
+    c->premuls[i].used = false;
+  });
+  return ncclSuccess;
+}
+
+ncclResult_t DevCommCreate(ncclComm_t comm, ncclDevCommRequirements_t const* wanted, ncclDevComm_t* dev_comm) {
+  Target target;
+  const ncclResult_t result = resolve("ncclDevCommCreate", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real == nullptr) return no_device_api("ncclDevCommCreate");
+  return MOECCL_FORWARD(DevCommCreate, target.real, wanted, dev_comm);
+}
+
+ncclResult_t DevCommDestroy(ncclComm_t comm, ncclDevComm_t const* dev_comm) {
+  Target target;
+  const ncclResult_t result = resolve("ncclDevCommDestroy", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real == nullptr) return no_device_api("ncclDevCommDestroy");
+  return MOECCL_FORWARD(DevCommDestroy, target.real, dev_comm);
+}
+
+ncclTeam_t TeamWorld(ncclComm_t comm) { return team_of("ncclTeamWorld", comm, &moecclNcclTable::TeamWorld, false); }
+// No rank's memory is loaded and stored by kernels here: every rank is a team of its own, and all are one rail.
+ncclTeam_t TeamLsa(ncclComm_t comm) { return team_of("ncclTeamLsa", comm, &moecclNcclTable::TeamLsa, true); }
+ncclTeam_t TeamRail(ncclComm_t comm) { return team_of("ncclTeamRail", comm, &moecclNcclTable::TeamRail, false); }
+
+int TeamRankToWorld(ncclComm_t comm, ncclTeam_t team, int rank) {
+  Target target;
+  if (resolve("ncclTeamRankToWorld", comm, &target) != ncclSuccess) return -1;
+  if (target.real == nullptr) return target.ours->rank + (rank - team.rank) * team.stride;
+  const Real* real = real_nccl();
+  return real != nullptr && real->call.TeamRankToWorld != nullptr ? real->call.TeamRankToWorld(target.real, team, rank)
+                                                                  : -1;
+}
+
+int TeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank) {
+  Target target;
+  if (resolve("ncclTeamRankToLsa", comm, &target) != ncclSuccess) return -1;
+  if (target.real == nullptr) return (rank - team.rank) * team.stride;  // this rank is 0 of its team
+  const Real* real = real_nccl();
+  return real != nullptr && real->call.TeamRankToLsa != nullptr ? real->call.TeamRankToLsa(target.real, team, rank)
+                                                                : -1;
+}
+
+ncclResult_t GinBarrierCreateRequirement(ncclComm_t comm, ncclTeam_t team, int n_barriers,
+                                         ncclGinBarrierHandle_t* handle, ncclDevResourceRequirements_t* requirement) {
+  Target target;
+  const ncclResult_t result = resolve("ncclGinBarrierCreateRequirement", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real == nullptr) return no_device_api("ncclGinBarrierCreateRequirement");
+  return MOECCL_FORWARD(GinBarrierCreateRequirement, target.real, team, n_barriers, handle, requirement);
+}
+
+// These name no communicator, and only NCCL's device interface uses what they give.
+ncclResult_t LsaBarrierCreateRequirement(ncclTeam_t team, int n_barriers, ncclLsaBarrierHandle_t* handle,
+                                         ncclDevResourceRequirements_t* requirement) {
+  if (real_nccl() == nullptr) return no_device_api("ncclLsaBarrierCreateRequirement");
+  return MOECCL_FORWARD(LsaBarrierCreateRequirement, team, n_barriers, handle, requirement);
+}
+
+int LLA2ACalcSlots(int max_elements, int max_element_size) {
+  const Real* real = real_nccl();
+  if (real != nullptr && real->call.LLA2ACalcSlots != nullptr) {
+    return real->call.LLA2ACalcSlots(max_elements, max_element_size);
+  }
+  (void)no_device_api("ncclLLA2ACalcSlots");
+  return 0;
+}
+
+ncclResult_t LLA2ACreateRequirement(int n_blocks, int n_slots, ncclLLA2AHandle_t* handle,
+                                    ncclDevResourceRequirements_t* requirement) {
+  if (real_nccl() == nullptr) return no_device_api("ncclLLA2ACreateRequirement");
+  return MOECCL_FORWARD(LLA2ACreateRequirement, n_blocks, n_slots, handle, requirement);
+}
+
+}  // namespace core
+}  // namespace moeccl::shim

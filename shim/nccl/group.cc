@@ -1,0 +1,194 @@
+#include "shim/nccl/group.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "shim/nccl/real.h"
+
+namespace moeccl::shim {
+namespace {
+
+struct Group {
+  int depth = 0;
+  bool real_open = false;
+  ncclResult_t failure = ncclSuccess;  // a call failed its checks: the end reports it and issues nothing
+  std::vector<Call> calls;
+  std::vector<Job> jobs;
+  std::vector<std::function<void()>> afterwards;
+};
+thread_local Group group;
+
+bool good(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
+
+// The first failure of two results; in progress before success.
+ncclResult_t first(ncclResult_t a, ncclResult_t b) {
+  if (!good(a)) return a;
+  return b == ncclSuccess ? a : b;
+}
+
+void refuse(const Job& job) {
+  withdraw(reinterpret_cast<ncclComm_t>(job.comm.get()));
+  *job.out = nullptr;
+}
+
+// Runs one job to its end and gives the program's variable its final value.
+ncclResult_t run(const Job& job) {
+  const ncclResult_t result = job.work(*job.comm);
+  const bool joined = job.comm->ours != nullptr || job.comm->real != nullptr;
+  if (result != ncclSuccess || !joined) refuse(job);
+  job.comm->state.store(result, std::memory_order_release);  // acquired in resolve()
+  return result;
+}
+
+void run_in_background(Job job) {
+  job.comm->state.store(ncclInProgress, std::memory_order_relaxed);
+  std::thread([job = std::move(job)] {
+    Comm& comm = *job.comm;
+    const ncclResult_t result = job.work(comm);
+    // The program learns of a failure by ncclCommGetAsyncError, so the handle stays until it is aborted.
+    const std::lock_guard lock(comm.mutex);
+    comm.state.store(result, std::memory_order_release);  // acquired in resolve()
+    if (comm.abandoned) (void)free_comm(comm);
+  }).detach();
+}
+
+ncclResult_t run_jobs(std::vector<Job> jobs) {
+  ncclResult_t result = ncclSuccess;
+  std::vector<ncclResult_t> results(jobs.size(), ncclSuccess);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    if (!jobs[i].comm->blocking) {
+      run_in_background(std::move(jobs[i]));
+      results[i] = ncclInProgress;
+    } else {
+      threads.emplace_back([&, i] { results[i] = run(jobs[i]); });
+    }
+  }
+  for (std::thread& t : threads) t.join();
+  for (const ncclResult_t r : results) result = first(result, r);
+  return result;
+}
+
+// Where a call of the group goes; `call` is the group's.
+struct Ready {
+  const Call* call;
+  Target target;
+};
+
+ncclResult_t issue_all(const std::vector<Ready>& ready, ncclSimInfo_t* simulate, double* predicted_us) {
+  ncclResult_t result = ncclSuccess;
+  const bool any_real =
+      std::any_of(ready.begin(), ready.end(), [](const Ready& r) { return r.target.real != nullptr; });
+  const bool any_ours =
+      std::any_of(ready.begin(), ready.end(), [](const Ready& r) { return r.target.real == nullptr; });
+  // NCCL first: it only puts work on streams, while MoECCL may block until the peers have come.
+  if (any_real || group.real_open) {
+    if (!group.real_open) result = MOECCL_FORWARD(GroupStart);
+    for (const Ready& r : ready) {
+      if (r.target.real != nullptr) result = first(result, issue_real(*r.call, r.target.real));
+    }
+    group.real_open = false;
+    result = first(result, simulate != nullptr ? MOECCL_FORWARD(GroupSimulateEnd, simulate) : MOECCL_FORWARD(GroupEnd));
+  }
+  if (!any_ours) return result;
+  if (simulate != nullptr) {
+    std::map<const Comm*, double> per_comm;  // operations of one communicator run one after another
+    for (const Ready& r : ready) {
+      if (r.target.real == nullptr) per_comm[&*r.target.ours] += predict_us(*r.call, *r.target.ours);
+    }
+    for (const auto& [comm, us] : per_comm) *predicted_us = std::max(*predicted_us, us);
+    return result;
+  }
+  result = first(result, from_moeccl(moecclGroupStart()));
+  ncclResult_t refused = ncclSuccess;
+  for (const Ready& r : ready) {
+    if (r.target.real == nullptr) refused = first(refused, issue_ours(*r.call, *r.target.ours));
+  }
+  // MoECCL's group issues nothing once a call was refused; the refusal is the better sentence.
+  const moecclResult_t ended = moecclGroupEnd();
+  return first(result, refused != ncclSuccess ? refused : from_moeccl(ended));
+}
+
+}  // namespace
+
+ncclResult_t submit(const Call& call) {
+  Target target;
+  const ncclResult_t result = resolve(call.function, call.comm, &target);
+  if (result != ncclSuccess) {
+    if (group.depth > 0) group.failure = first(group.failure, result);
+    return result;
+  }
+  if (group.depth > 0) {
+    group.calls.push_back(call);
+    return ncclSuccess;
+  }
+  return target.real != nullptr ? issue_real(call, target.real) : issue_ours(call, *target.ours);
+}
+
+ncclResult_t start(Job job) {
+  *job.out = publish(job.comm);
+  if (group.depth > 0) {
+    job.comm->state.store(ncclInProgress, std::memory_order_relaxed);
+    group.jobs.push_back(std::move(job));
+    return ncclSuccess;
+  }
+  if (!job.comm->blocking) {
+    run_in_background(std::move(job));
+    return ncclInProgress;
+  }
+  return run(job);
+}
+
+bool group_open() { return group.depth > 0; }
+
+ncclResult_t group_start() {
+  ++group.depth;
+  return ncclSuccess;
+}
+
+ncclResult_t group_end(ncclSimInfo_t* simulate) {
+  if (group.depth == 0) return fail(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
+  if (--group.depth > 0) return ncclSuccess;
+  const std::vector<Call> calls = std::exchange(group.calls, {});
+  std::vector<Job> jobs = std::exchange(group.jobs, {});
+  const auto afterwards = std::exchange(group.afterwards, {});
+  ncclResult_t result = std::exchange(group.failure, ncclSuccess);
+  double predicted_us = 0;
+  if (good(result)) {
+    result = run_jobs(std::move(jobs));
+  } else {
+    for (const Job& job : jobs) refuse(job);
+  }
+  std::vector<Ready> ready(calls.size());
+  for (size_t i = 0; i < calls.size() && good(result); ++i) {
+    ready[i].call = &calls[i];
+    result = first(result, resolve(calls[i].function, calls[i].comm, &ready[i].target));
+  }
+  if (good(result)) {
+    result = first(result, issue_all(ready, simulate, &predicted_us));
+    if (simulate != nullptr) {
+      simulate->estimatedTime = std::max(simulate->estimatedTime, static_cast<float>(predicted_us));
+    }
+  } else if (std::exchange(group.real_open, false)) {
+    (void)MOECCL_FORWARD(GroupEnd);
+  }
+  for (const auto& work : afterwards) work();
+  return result;
+}
+
+ncclResult_t enter_real_group() {
+  if (group.depth == 0 || group.real_open) return ncclSuccess;
+  group.real_open = true;
+  return MOECCL_FORWARD(GroupStart);
+}
+
+void after_group(std::function<void()> work) {
+  if (group.depth > 0) {
+    group.afterwards.push_back(std::move(work));
+  } else {
+    work();
+  }
+}
+
+}  // namespace moeccl::shim

@@ -1,0 +1,65 @@
+// Calls, and their way to a library: at once, or together at the outermost ncclGroupEnd.
+#pragma once
+
+#include <functional>
+
+#include "shim/nccl/comm.h"
+
+namespace moeccl::shim {
+
+enum class Kind {
+  kAllReduce,
+  kReduce,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kGather,
+  kScatter,
+  kSend,
+  kRecv,
+};
+
+// One collective or message, as the program called it.
+struct Call {
+  Kind kind = Kind::kAllReduce;
+  const char* function = "";  // its public name, for errors
+  const void* send = nullptr;
+  void* recv = nullptr;
+  size_t count = 0;
+  ncclDataType_t type = ncclFloat32;
+  ncclRedOp_t op = ncclSum;
+  int peer = 0;  // root or peer
+  ncclComm_t comm = nullptr;
+  cudaStream_t stream = nullptr;
+};
+
+// Issues the call now, or keeps it for the end of the thread's group.
+ncclResult_t submit(const Call& call);
+
+// calls.cc: hands one call to MoECCL; inside moecclGroupStart/End when several belong together.
+ncclResult_t issue_ours(const Call& call, Comm& comm);
+ncclResult_t issue_real(const Call& call, ncclComm_t real);
+// MoECCL's prediction in microseconds; 0 when it has none.
+double predict_us(const Call& call, Comm& comm);
+
+// The making of a communicator, which waits for other ranks.
+struct Job {
+  CommPtr comm;
+  ncclComm_t* out = nullptr;  // the program's variable; NULL when it fails, or when `comm` joins nothing
+  std::function<ncclResult_t(Comm&)> work;
+};
+// Runs it now, in the background when the communicator does not block (ncclInProgress), or at the end of the thread's
+// group, where several jobs run side by side. Publishes comm and sets *out first.
+ncclResult_t start(Job job);
+
+// The calling thread's group.
+bool group_open();
+ncclResult_t group_start();
+ncclResult_t group_end(ncclSimInfo_t* simulate);
+// The real library is about to get a call of an open group that is not a Call: opens its group as well.
+ncclResult_t enter_real_group();
+// Runs at the end of an open group, after its calls; now when there is none.
+void after_group(std::function<void()> work);
+
+}  // namespace moeccl::shim

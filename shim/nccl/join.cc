@@ -1,0 +1,197 @@
+#include "shim/nccl/join.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "shim/nccl/device.h"
+#include "shim/nccl/meeting.h"
+#include "shim/nccl/ours.h"
+#include "shim/nccl/real.h"
+
+namespace moeccl::shim {
+namespace {
+
+// What ranks tell each other first. Fixed layout: the ranks may run different builds of the shim.
+struct Hello {
+  uint32_t version = 1;
+  uint8_t wants_nccl = 0;  // this rank's memory is for NCCL
+  uint8_t insists = 0;     // because its user said so
+  uint8_t has_nccl = 0;    // and it has one
+  uint8_t zero = 0;
+  unsigned char seed[16] = {};  // rank 0's counts
+};
+static_assert(sizeof(Hello) == 24);
+
+ncclResult_t exchange(Comm& comm, Hello mine, std::vector<Hello>& all) {
+  if (getrandom(mine.seed, sizeof mine.seed, 0) != static_cast<ssize_t>(sizeof mine.seed)) {
+    return fail(ncclSystemError, "the kernel gives no random bytes (getrandom)");
+  }
+  all.resize(static_cast<size_t>(comm.n_ranks));
+  const ncclResult_t result =
+      from_moeccl(moecclAllGather(&mine, all.data(), sizeof mine, moecclUint8, comm.ours, nullptr));
+  if (result != ncclSuccess) return result;
+  std::copy(std::begin(all[0].seed), std::end(all[0].seed), comm.seed.begin());
+  return ncclSuccess;
+}
+
+// The same on all ranks: a function of what all have said. `failure` is set when a user insists on what cannot be.
+bool choose_nccl(const std::vector<Hello>& all, std::string& failure) {
+  bool wanted = false, insists = false;
+  int without = -1;
+  for (size_t r = 0; r < all.size(); ++r) {
+    wanted |= all[r].wants_nccl != 0;
+    insists |= all[r].insists != 0;
+    if (all[r].has_nccl == 0 && without < 0) without = static_cast<int>(r);
+  }
+  if (!wanted || without < 0) return wanted;
+  if (insists) {
+    failure = "MOECCL_SHIM_MODE=nccl asks for NCCL, but rank " + std::to_string(without) +
+              " finds none: name its file in MOECCL_SHIM_NCCL there";
+  }
+  return false;
+}
+
+// All ranks leave MoECCL and meet in NCCL, under an id that rank 0 makes.
+ncclResult_t hand_over(Comm& comm, InitConfig& config) {
+  struct {
+    ncclUniqueId id{};
+    int32_t made = 0;
+  } word;
+  if (comm.rank == 0) word.made = MOECCL_FORWARD(GetUniqueId, &word.id) == ncclSuccess;
+  ncclResult_t result = from_moeccl(moecclBroadcast(&word, &word, sizeof word, moecclUint8, 0, comm.ours, nullptr));
+  int32_t here = 0;
+  // All have the id before anyone leaves.
+  if (result == ncclSuccess) {
+    result = from_moeccl(moecclAllReduce(&here, &here, 1, moecclInt32, moecclSum, comm.ours, nullptr));
+  }
+  (void)moecclCommDestroy(std::exchange(comm.ours, nullptr));
+  if (result != ncclSuccess) return result;
+  if (word.made == 0) return fail(ncclSystemError, "rank 0 could not make an id with its NCCL");
+  result = MOECCL_FORWARD(CommInitRankConfig, &comm.real, comm.n_ranks, word.id, comm.rank, config.pointer());
+  while (result == ncclInProgress) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ncclResult_t state = ncclSuccess;
+    result = MOECCL_FORWARD(CommGetAsyncError, comm.real, &state);
+    if (result == ncclSuccess) result = state;
+  }
+  return result;
+}
+
+void announce(const Comm& comm, const std::string& reason) {
+  static std::atomic<bool> said{false};
+  if (comm.rank != 0 || said.exchange(true)) return;
+  const std::string ranks = std::to_string(comm.n_ranks) + (comm.n_ranks == 1 ? " rank" : " ranks");
+  if (comm.real != nullptr) {
+    notice("forwards NCCL calls to " + real_nccl()->path + " (" + ranks +
+           "): " + (reason.empty() ? "another rank asked for it" : reason));
+    return;
+  }
+  int version = 0;
+  (void)moecclGetVersion(&version);
+  notice("MoECCL " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100) + " has taken over NCCL's communicators, collectives and messages (" + ranks +
+         ", " + (moeccl_serves_cuda() ? "host and CUDA" : "host") +
+         " memory); MOECCL_SHIM_MODE=nccl forwards them, MOECCL_SHIM_QUIET=1 hides this line");
+}
+
+}  // namespace
+
+ncclResult_t InitConfig::from(const char* function, const ncclConfig_t* config, InitConfig* out) {
+  static const ncclConfig_t kUndefined = NCCL_CONFIG_INITIALIZER;
+  out->given = kUndefined;
+  if (config == nullptr) return ncclSuccess;
+  if (config->magic != NCCL_CONFIG_MAGIC || config->size < offsetof(ncclConfig_t, cgaClusterSize)) {
+    return fail(ncclInvalidArgument,
+                std::string(function) + ": config was not initialised: assign NCCL_CONFIG_INITIALIZER to it");
+  }
+  std::memcpy(&out->given, config, std::min(config->size, sizeof out->given));
+  out->given.size = std::min(config->size, sizeof out->given);
+  out->set = true;
+  if (out->given.blocking != NCCL_CONFIG_UNDEF_INT && out->given.blocking != 0 && out->given.blocking != 1) {
+    return fail(ncclInvalidArgument, std::string(function) + ": config.blocking is " +
+                                         std::to_string(out->given.blocking) + ": give 0 or 1");
+  }
+  if (out->given.commName != nullptr) {
+    out->name = out->given.commName;
+    out->given.commName = nullptr;  // the real library gets its own copy below
+  }
+  if (out->given.netName != nullptr) out->net_name = out->given.netName;
+  return ncclSuccess;
+}
+
+bool is_moeccl_id(const ncclUniqueId& id) { return std::memcmp(id.internal, "MOECCLid", 8) == 0; }
+
+bool wants_nccl(std::string* reason) {
+  if (settings().mode == Mode::kMoeccl) return false;
+  if (settings().mode == Mode::kNccl) {
+    *reason = "MOECCL_SHIM_MODE=nccl";
+    return true;
+  }
+  if (moeccl_serves_cuda() || !device::present()) return false;
+  *reason = "there is a CUDA device, and this MoECCL serves host memory only";
+  return true;
+}
+
+ncclResult_t adopt(Comm& comm) {
+  ncclResult_t result = from_moeccl(moecclCommUserRank(comm.ours, &comm.rank));
+  if (result == ncclSuccess) result = from_moeccl(moecclCommCount(comm.ours, &comm.n_ranks));
+  std::vector<Hello> all;
+  return result == ncclSuccess ? exchange(comm, {}, all) : result;
+}
+
+ncclResult_t join(Comm& comm, int n_ranks, const ncclUniqueId& id, int rank, InitConfig config) {
+  if (!device::use(comm.device)) {
+    return fail(ncclUnhandledCudaError, "CUDA device " + std::to_string(comm.device) + " cannot be used");
+  }
+  moecclUniqueId meeting;
+  static_assert(sizeof meeting == sizeof id);
+  std::memcpy(&meeting, &id, sizeof meeting);
+  comm.name = config.name;
+  moecclConfig_t ours = MOECCL_CONFIG_INIT;
+  ours.name = comm.name.empty() ? nullptr : comm.name.c_str();
+  ncclResult_t result = from_moeccl(moecclCommInitRankConfig(&comm.ours, n_ranks, meeting, rank, &ours));
+  if (result != ncclSuccess) return result;
+  comm.rank = rank;
+  comm.n_ranks = n_ranks;
+
+  Hello mine;
+  std::string reason, failure;
+  mine.wants_nccl = wants_nccl(&reason);
+  mine.insists = settings().mode == Mode::kNccl;
+  // Opened only where it may be needed: it is a library of 200 MB.
+  if (settings().mode != Mode::kMoeccl && (mine.wants_nccl != 0 || !settings().nccl.empty())) {
+    mine.has_nccl = real_nccl() != nullptr;
+  }
+  std::vector<Hello> all;
+  result = exchange(comm, mine, all);
+  const bool forwarded = result == ncclSuccess && choose_nccl(all, failure);
+  if (!failure.empty()) result = fail(ncclInvalidUsage, failure);
+  if (forwarded) {
+    if (!config.name.empty()) config.given.commName = comm.name.c_str();
+    if (!config.net_name.empty()) config.given.netName = config.net_name.c_str();
+    result = hand_over(comm, config);
+  }
+  if (result != ncclSuccess && comm.ours != nullptr) (void)moecclCommDestroy(std::exchange(comm.ours, nullptr));
+  if (result == ncclSuccess) announce(comm, reason);
+  return result;
+}
+
+ncclResult_t meet_again(Comm& parent, const std::vector<int>& ranks, bool parent_works, Comm& comm) {
+  const auto here = std::find(ranks.begin(), ranks.end(), parent.rank);
+  moecclUniqueId id;
+  Meeting meeting;
+  ncclResult_t result = meeting.agree(parent, ranks, parent_works, &id);
+  if (result != ncclSuccess) return result;
+  moecclConfig_t ours = MOECCL_CONFIG_INIT;
+  ours.name = comm.name.empty() ? nullptr : comm.name.c_str();
+  result = from_moeccl(moecclCommInitRankConfig(&comm.ours, static_cast<int>(ranks.size()), id,
+                                                static_cast<int>(here - ranks.begin()), &ours));
+  return result == ncclSuccess ? adopt(comm) : result;
+}
+
+}  // namespace moeccl::shim

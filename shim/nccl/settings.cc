@@ -1,0 +1,132 @@
+#include "shim/nccl/settings.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string_view>
+
+extern "C" char** environ;
+
+namespace moeccl::shim {
+namespace {
+
+void line(const std::string& text) {
+  const std::string all = "moeccl-nccl: " + text + "\n";
+  std::fwrite(all.data(), 1, all.size(), stderr);  // one write, so that lines of several ranks stay whole
+}
+
+void read_one(std::string_view name, const char* value, Settings& s) {
+  const std::string_view v = value;
+  if (name == "MOECCL_SHIM_NCCL") {
+    s.nccl = v;
+  } else if (name == "MOECCL_SHIM_QUIET" && (v == "0" || v == "1")) {
+    s.quiet = v == "1";
+  } else if (name == "MOECCL_SHIM_MODE" && (v == "auto" || v == "moeccl" || v == "nccl")) {
+    s.mode = v == "auto" ? Mode::kAuto : v == "nccl" ? Mode::kNccl : Mode::kMoeccl;
+  } else {
+    line(std::string(name) + "=" + value +
+         " is not understood and ignored: there are MOECCL_SHIM_MODE=auto|moeccl|nccl, MOECCL_SHIM_NCCL=<file> and "
+         "MOECCL_SHIM_QUIET=0|1");
+  }
+}
+
+Settings read() {
+  constexpr std::string_view kPrefix = "MOECCL_SHIM_";
+  Settings s;
+  for (char** e = environ; e != nullptr && *e != nullptr; ++e) {
+    const std::string_view text = *e;
+    const size_t equals = text.find('=');
+    if (!text.starts_with(kPrefix) || equals == std::string_view::npos) continue;
+    read_one(text.substr(0, equals), *e + equals + 1, s);
+  }
+  if (const char* t = std::getenv("MOECCL_INIT_TIMEOUT_MS"); t != nullptr && std::atoi(t) > 0) {
+    s.init_timeout_ms = std::atoi(t);  // MoECCL itself reports bad values
+  }
+  return s;
+}
+
+bool debug_wanted() {
+  static const bool wanted = [] {
+    const char* level = std::getenv("NCCL_DEBUG");
+    return level != nullptr &&
+           (std::strcmp(level, "WARN") == 0 || std::strcmp(level, "INFO") == 0 || std::strcmp(level, "TRACE") == 0);
+  }();
+  return wanted;
+}
+
+// Never destroyed: threads that outlive main() still use them.
+std::mutex& error_mutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+std::atomic<bool> elsewhere{false};
+std::string& error_text() {
+  static auto* const text = new std::string;
+  return *text;
+}
+
+ncclResult_t code_of(moecclResult_t result) {
+  switch (result) {
+    case moecclSuccess:
+      return ncclSuccess;
+    case moecclSystemError:
+    case moecclOutOfMemory:
+      return ncclSystemError;
+    case moecclInvalidArgument:
+      return ncclInvalidArgument;
+    case moecclInvalidUsage:
+    case moecclMismatch:
+    case moecclAborted:
+    case moecclUnsupported:
+      return ncclInvalidUsage;
+    case moecclRemoteError:
+    case moecclTimeout:
+      return ncclRemoteError;
+    case moecclInProgress:
+      return ncclInProgress;
+    case moecclInternalError:
+      break;
+  }
+  return ncclInternalError;
+}
+
+}  // namespace
+
+const Settings& settings() {
+  static const auto* const s = new Settings(read());
+  return *s;
+}
+
+void notice(const std::string& text) {
+  if (!settings().quiet) line(text);
+}
+
+ncclResult_t fail(ncclResult_t code, const std::string& text) {
+  {
+    const std::lock_guard lock(error_mutex());
+    error_text() = text;
+  }
+  elsewhere = false;
+  if (debug_wanted()) line(text);
+  return code;
+}
+
+ncclResult_t from_moeccl(moecclResult_t result) {
+  if (result == moecclSuccess) return ncclSuccess;
+  const char* said = moecclGetLastError(nullptr);
+  return fail(code_of(result), std::string(moecclGetErrorString(result)) + ": " + said);
+}
+
+void fail_elsewhere() { elsewhere = true; }
+bool failed_elsewhere() { return elsewhere; }
+
+const char* last_error() {
+  static thread_local std::string shown;
+  const std::lock_guard lock(error_mutex());
+  shown = error_text();
+  return shown.c_str();
+}
+
+}  // namespace moeccl::shim

@@ -1,0 +1,40 @@
+// What the environment and the user of the shim say: settings, notices and the last error.
+#pragma once
+
+#include <moeccl/moeccl.h>
+
+#include <string>
+
+#include "shim/nccl/abi.h"
+
+namespace moeccl::shim {
+
+enum class Mode {
+  kAuto,    // MoECCL, but NCCL for jobs whose memory MoECCL cannot serve
+  kMoeccl,  // MoECCL whatever happens
+  kNccl,    // NCCL for everything: the shim steps aside
+};
+
+struct Settings {
+  Mode mode = Mode::kAuto;       // MOECCL_SHIM_MODE: auto, moeccl or nccl
+  std::string nccl;              // MOECCL_SHIM_NCCL: the real library's file; empty: searched for
+  bool quiet = false;            // MOECCL_SHIM_QUIET: 1 hides the notice
+  int init_timeout_ms = 60'000;  // MOECCL_INIT_TIMEOUT_MS, MoECCL's own, for what the shim waits for by itself
+};
+// Read once, at the first use; words that are not understood get a line on stderr.
+const Settings& settings();
+
+// Writes "moeccl-nccl: text" to stderr unless the user asked for quiet.
+void notice(const std::string& text);
+
+// Keeps the sentence for ncclGetLastError, shows it when NCCL_DEBUG asks for warnings, and returns the code.
+ncclResult_t fail(ncclResult_t code, const std::string& text);
+// The same for a failed call of MoECCL, whose sentence MoECCL keeps; ncclSuccess for moecclSuccess.
+ncclResult_t from_moeccl(moecclResult_t result);
+// The last failure was one of the real library, which keeps its sentence itself.
+void fail_elsewhere();
+bool failed_elsewhere();
+// What the calling thread sees of the process's last failure; valid until this thread asks again.
+const char* last_error();
+
+}  // namespace moeccl::shim

@@ -1,0 +1,112 @@
+// Prints NCCL's sizes, offsets and values: built once with the shim's declarations and once, where it is installed,
+// with NCCL's own header (MOECCL_REAL_NCCL); a test compares the two. With NCCL's header it also checks every signature
+// of the shim's list while compiling.
+#include <cstddef>
+#include <cstdio>
+
+#ifdef MOECCL_REAL_NCCL
+#include <nccl.h>
+#include <nccl_device.h>
+#define NCCL_FUNCTION(result, name, parameters, arguments, failure)             \
+  [[maybe_unused]] static result(*const plain_##name) parameters = &nccl##name; \
+  [[maybe_unused]] static result(*const profiled_##name) parameters = &pnccl##name;
+#define NCCL_DEVICE_FUNCTION(result, name, parameters, arguments, failure) \
+  [[maybe_unused]] static result(*const plain_##name) parameters = &nccl##name;
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+#include "shim/nccl/functions.def"
+#else
+#include "shim/nccl/abi.h"
+// What 2.28.9 has, for machines without its header.
+static_assert(sizeof(ncclConfig_t) == 80 && offsetof(ncclConfig_t, netName) == 32);
+static_assert(offsetof(ncclConfig_t, commName) == 48 && offsetof(ncclConfig_t, nvlinkCentricSched) == 76);
+#endif
+
+#define VALUE(name) std::printf(#name " = %lld\n", static_cast<long long>(name))
+#define SIZE(type) std::printf("sizeof " #type " = %zu\n", sizeof(type))
+#define OFFSET(type, member) std::printf(#type "." #member " at %zu\n", offsetof(type, member))
+
+int main() {
+  SIZE(ncclUniqueId);
+  SIZE(ncclResult_t);
+  SIZE(ncclDataType_t);
+  SIZE(ncclRedOp_t);
+  SIZE(ncclScalarResidence_t);
+  SIZE(ncclConfig_t);
+  SIZE(ncclSimInfo_t);
+  SIZE(ncclTeam_t);
+  SIZE(ncclComm_t);
+  SIZE(ncclWindow_t);
+  SIZE(cudaStream_t);
+  OFFSET(ncclConfig_t, size);
+  OFFSET(ncclConfig_t, magic);
+  OFFSET(ncclConfig_t, version);
+  OFFSET(ncclConfig_t, blocking);
+  OFFSET(ncclConfig_t, cgaClusterSize);
+  OFFSET(ncclConfig_t, minCTAs);
+  OFFSET(ncclConfig_t, maxCTAs);
+  OFFSET(ncclConfig_t, netName);
+  OFFSET(ncclConfig_t, splitShare);
+  OFFSET(ncclConfig_t, trafficClass);
+  OFFSET(ncclConfig_t, commName);
+  OFFSET(ncclConfig_t, collnetEnable);
+  OFFSET(ncclConfig_t, CTAPolicy);
+  OFFSET(ncclConfig_t, shrinkShare);
+  OFFSET(ncclConfig_t, nvlsCTAs);
+  OFFSET(ncclConfig_t, nChannelsPerNetPeer);
+  OFFSET(ncclConfig_t, nvlinkCentricSched);
+  OFFSET(ncclSimInfo_t, size);
+  OFFSET(ncclSimInfo_t, magic);
+  OFFSET(ncclSimInfo_t, version);
+  OFFSET(ncclSimInfo_t, estimatedTime);
+  OFFSET(ncclTeam_t, nRanks);
+  OFFSET(ncclTeam_t, rank);
+  OFFSET(ncclTeam_t, stride);
+  VALUE(NCCL_VERSION_CODE);
+  VALUE(NCCL_UNIQUE_ID_BYTES);
+  VALUE(NCCL_CONFIG_UNDEF_INT);
+  VALUE(NCCL_SPLIT_NOCOLOR);
+  VALUE(NCCL_WIN_DEFAULT);
+  VALUE(NCCL_WIN_COLL_SYMMETRIC);
+  VALUE(NCCL_WIN_REQUIRED_ALIGNMENT);
+  VALUE(NCCL_SHRINK_DEFAULT);
+  VALUE(NCCL_SHRINK_ABORT);
+  VALUE(NCCL_REVOKE_DEFAULT);
+  VALUE(ncclSuccess);
+  VALUE(ncclUnhandledCudaError);
+  VALUE(ncclSystemError);
+  VALUE(ncclInternalError);
+  VALUE(ncclInvalidArgument);
+  VALUE(ncclInvalidUsage);
+  VALUE(ncclRemoteError);
+  VALUE(ncclInProgress);
+  VALUE(ncclNumResults);
+  VALUE(ncclInt8);
+  VALUE(ncclUint8);
+  VALUE(ncclInt32);
+  VALUE(ncclUint32);
+  VALUE(ncclInt64);
+  VALUE(ncclUint64);
+  VALUE(ncclFloat16);
+  VALUE(ncclFloat32);
+  VALUE(ncclFloat64);
+  VALUE(ncclBfloat16);
+  VALUE(ncclFloat8e4m3);
+  VALUE(ncclFloat8e5m2);
+  VALUE(ncclNumTypes);
+  VALUE(ncclSum);
+  VALUE(ncclProd);
+  VALUE(ncclMax);
+  VALUE(ncclMin);
+  VALUE(ncclAvg);
+  VALUE(ncclNumOps);
+  VALUE(ncclMaxRedOp);
+  VALUE(ncclScalarDevice);
+  VALUE(ncclScalarHostImmediate);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  std::printf("config %zu %x %u %d %p\n", config.size, config.magic, config.version, config.blocking,
+              static_cast<const void*>(config.commName));
+  ncclSimInfo_t info = NCCL_SIM_INFO_INITIALIZER;
+  std::printf("simulation %zu %x %u %g\n", info.size, info.magic, info.version,
+              static_cast<double>(info.estimatedTime));
+  return 0;
+}

@@ -1,0 +1,272 @@
+// Communicators of an NCCL program under the shim: making them in every way, losing ranks, operators, errors.
+#include <signal.h>
+
+#include <cstring>
+#include <string>
+
+#include "tests/shim/nccl_ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+// The ranks of comm are exactly those whose bits are set.
+void expect_ranks(ncclComm_t comm, int n, int32_t bit, int32_t bits) {
+  int count = 0;
+  ASSERT_NCCL(ncclCommCount(comm, &count));
+  EXPECT_EQ(count, n);
+  int32_t sum = 0;
+  ASSERT_NCCL(ncclAllReduce(&bit, &sum, 1, ncclInt32, ncclSum, comm, nullptr));
+  EXPECT_EQ(sum, bits);
+}
+
+TEST(ShimComm, OneThreadMakesAllRanksInAGroup) {
+  in_processes(1, [](int) {
+    ncclUniqueId id;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.commName = "grouped";
+    ncclComm_t comms[3] = {};
+    ASSERT_NCCL(ncclGroupStart());
+    for (int r = 0; r < 3; ++r) ASSERT_NCCL(ncclCommInitRankConfig(&comms[r], 3, id, r, &config));
+    EXPECT_EQ(ncclAllReduce(&id, &id, 1, ncclUint8, ncclSum, comms[0], nullptr), ncclInvalidArgument)
+        << "a communicator of an open group is not there yet";
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+    EXPECT_EQ(comms[0], nullptr) << "the group failed as a whole";
+
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ASSERT_NCCL(ncclGroupStart());
+    for (int r = 0; r < 3; ++r) ASSERT_NCCL(ncclCommInitRankConfig(&comms[r], 3, id, r, &config));
+    ASSERT_NCCL(ncclGroupEnd());
+    // Splits of several communicators in one group, too: 0 and 2 together, 1 joins none.
+    ncclComm_t parts[3] = {comms[0], comms[0], comms[0]};
+    ASSERT_NCCL(ncclGroupStart());
+    for (int r = 0; r < 3; ++r) {
+      ASSERT_NCCL(ncclCommSplit(comms[r], r == 1 ? NCCL_SPLIT_NOCOLOR : 5, -r, &parts[r], nullptr));
+    }
+    ASSERT_NCCL(ncclGroupEnd());
+    EXPECT_EQ(parts[1], nullptr);
+    int rank = -1;
+    EXPECT_NCCL(ncclCommUserRank(parts[2], &rank));
+    EXPECT_EQ(rank, 0) << "ordered by key";
+    for (ncclComm_t c : {parts[0], parts[2], comms[0], comms[1], comms[2]}) EXPECT_NCCL(ncclCommDestroy(c));
+  });
+}
+
+TEST(ShimComm, ScalableInitAndSplit) {
+  Board* board = new_board();
+  in_processes(4, [&](int rank) {
+    ncclUniqueId ids[2] = {meet(*board, rank)};
+    ids[1] = ids[0];
+    ncclComm_t comm = nullptr, half = nullptr;
+    ASSERT_NCCL(ncclCommInitRankScalable(&comm, 4, rank, 2, ids, nullptr));
+    expect_ranks(comm, 4, 1 << rank, 0b1111);
+    ASSERT_NCCL(ncclCommSplit(comm, rank % 2, 0, &half, nullptr));
+    expect_ranks(half, 2, 1 << rank, rank % 2 == 0 ? 0b0101 : 0b1010);
+    EXPECT_EQ(ncclCommSplit(comm, -7, 0, &half, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(half, nullptr);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimComm, NonBlockingInitIsPolled) {
+  in_processes(1, [](int) {
+    // One thread, two ranks and no group: with blocking calls the first would wait for the second for ever.
+    ncclUniqueId id;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comms[2] = {};
+    for (int r = 0; r < 2; ++r) ASSERT_EQ(ncclCommInitRankConfig(&comms[r], 2, id, r, &config), ncclInProgress);
+    for (ncclComm_t c : comms) {
+      ncclResult_t state = ncclInProgress;
+      while (state == ncclInProgress) {
+        ASSERT_NCCL(ncclCommGetAsyncError(c, &state));
+        usleep(1000);
+      }
+      ASSERT_EQ(state, ncclSuccess) << ncclGetLastError(c);
+    }
+    int32_t in[2] = {1, 2}, out[2] = {};
+    ASSERT_NCCL(ncclGroupStart());
+    for (int r = 0; r < 2; ++r) ASSERT_NCCL(ncclAllReduce(&in[r], &out[r], 1, ncclInt32, ncclSum, comms[r], nullptr));
+    ASSERT_NCCL(ncclGroupEnd());
+    EXPECT_EQ(out[0] + out[1], 6);
+    for (ncclComm_t c : comms) EXPECT_NCCL(ncclCommDestroy(c));
+
+    // Aborted while it waits for a rank that never comes: returns at once.
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ncclComm_t alone = nullptr;
+    ASSERT_EQ(ncclCommInitRankConfig(&alone, 2, id, 0, &config), ncclInProgress);
+    EXPECT_NCCL(ncclCommAbort(alone));
+  });
+}
+
+TEST(ShimComm, ShrinkLeavesTheExcludedOut) {
+  Board* board = new_board();
+  in_processes(4, [&](int rank) {
+    ncclComm_t comm = nullptr, rest = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 4, meet(*board, rank), rank));
+    int excluded[1] = {1};
+    if (rank != 1) {
+      for (int twice = 0; twice < 2; ++twice) {
+        ASSERT_NCCL(ncclCommShrink(comm, excluded, 1, &rest, nullptr, NCCL_SHRINK_DEFAULT));
+        expect_ranks(rest, 3, 1 << rank, 0b1101);
+        EXPECT_NCCL(ncclCommDestroy(rest));
+      }
+    } else {
+      EXPECT_EQ(ncclCommShrink(comm, excluded, 1, &rest, nullptr, NCCL_SHRINK_DEFAULT), ncclInvalidArgument);
+    }
+    // The parent still works, for all.
+    expect_ranks(comm, 4, 1 << rank, 0b1111);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimComm, SurvivorsOfAKilledRankShrinkAndGoOn) {
+  Board* board = new_board();
+  const auto work = [&](int rank) {
+    ncclComm_t comm = nullptr, rest = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 4, meet(*board, rank), rank));
+    expect_ranks(comm, 4, 1 << rank, 0b1111);
+    if (rank == 2) raise(SIGKILL);
+    int32_t n = 1;
+    EXPECT_EQ(ncclAllReduce(&n, &n, 1, ncclInt32, ncclSum, comm, nullptr), ncclRemoteError);
+    EXPECT_NE(std::string(ncclGetLastError(comm)).find("rank 2"), std::string::npos) << ncclGetLastError(comm);
+    ncclResult_t state = ncclSuccess;
+    EXPECT_NCCL(ncclCommGetAsyncError(comm, &state));
+    EXPECT_EQ(state, ncclRemoteError);
+    int excluded[1] = {2};
+    ASSERT_NCCL(ncclCommShrink(comm, excluded, 1, &rest, nullptr, NCCL_SHRINK_ABORT));
+    expect_ranks(rest, 3, 1 << rank, 0b1011);
+    EXPECT_NCCL(ncclCommAbort(comm));
+    EXPECT_NCCL(ncclCommDestroy(rest));
+  };
+  in_processes(4, work, {2});
+}
+
+TEST(ShimComm, ARevokedCommunicatorCanBeSplit) {
+  Board* board = new_board();
+  in_processes(3, [&](int rank) {
+    ncclComm_t comm = nullptr, part = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 3, meet(*board, rank), rank));
+    ASSERT_NCCL(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+    ncclResult_t state = ncclInProgress;
+    ASSERT_NCCL(ncclCommGetAsyncError(comm, &state));
+    EXPECT_EQ(state, ncclSuccess) << "quiescent";
+    int32_t n = 1;
+    EXPECT_EQ(ncclAllReduce(&n, &n, 1, ncclInt32, ncclSum, comm, nullptr), ncclInvalidUsage);
+    EXPECT_EQ(ncclCommFinalize(comm), ncclInvalidUsage);
+    ASSERT_NCCL(ncclCommSplit(comm, rank == 0 ? 0 : 1, 0, &part, nullptr));
+    expect_ranks(part, rank == 0 ? 1 : 2, 1 << rank, rank == 0 ? 0b001 : 0b110);
+    EXPECT_NCCL(ncclCommDestroy(part));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimComm, AbortEndsACallOfAnotherThread) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    if (rank == 1) {
+      while (board->counters[0].load() == 0) usleep(1000);  // never answers
+      ncclCommDestroy(comm);
+      return;
+    }
+    std::thread caller([&] {
+      float x = 1;
+      EXPECT_NE(ncclAllReduce(&x, &x, 1, ncclFloat32, ncclSum, comm, nullptr), ncclSuccess);
+    });
+    usleep(100'000);
+    EXPECT_NCCL(ncclCommAbort(comm));
+    caller.join();
+    board->counters[0].store(1);
+    float x = 1;
+    EXPECT_EQ(ncclAllReduce(&x, &x, 1, ncclFloat32, ncclSum, comm, nullptr), ncclInvalidArgument) << "freed";
+  });
+}
+
+TEST(ShimComm, ScalarsAreReadWhenTheirResidenceSays) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    float scalar = 2, late = 2;
+    ncclRedOp_t at_once = ncclSum, when_run = ncclSum;
+    ASSERT_NCCL(ncclRedOpCreatePreMulSum(&at_once, &scalar, ncclFloat32, ncclScalarHostImmediate, comm));
+    ASSERT_NCCL(ncclRedOpCreatePreMulSum(&when_run, &late, ncclFloat32, ncclScalarDevice, comm));
+    EXPECT_NE(at_once, when_run);
+    scalar = late = 10;
+    const float x = static_cast<float>(rank + 1);
+    float y = 0, z = 0;
+    // Both operators are destroyed before the group that uses them ends: NCCL allows it.
+    ASSERT_NCCL(ncclGroupStart());
+    ASSERT_NCCL(ncclAllReduce(&x, &y, 1, ncclFloat32, at_once, comm, nullptr));
+    ASSERT_NCCL(ncclAllReduce(&x, &z, 1, ncclFloat32, when_run, comm, nullptr));
+    EXPECT_NCCL(ncclRedOpDestroy(at_once, comm));
+    EXPECT_NCCL(ncclRedOpDestroy(when_run, comm));
+    ASSERT_NCCL(ncclGroupEnd());
+    EXPECT_EQ(y, 6);
+    EXPECT_EQ(z, 30);
+    EXPECT_EQ(ncclRedOpDestroy(at_once, comm), ncclInvalidArgument);
+    EXPECT_EQ(ncclAllReduce(&x, &y, 1, ncclFloat32, at_once, comm, nullptr), ncclInvalidArgument);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimComm, ASimulatedGroupRunsNothing) {
+  in_processes(1, [](int) {
+    ncclComm_t comms[2];
+    ASSERT_NCCL(ncclCommInitAll(comms, 2, nullptr));
+    std::vector<float> in(1 << 16, 1), out(1 << 16, 7);
+    ncclSimInfo_t info = NCCL_SIM_INFO_INITIALIZER;
+    ASSERT_NCCL(ncclGroupStart());
+    for (ncclComm_t c : comms) {
+      ASSERT_NCCL(ncclAllReduce(in.data(), out.data(), in.size(), ncclFloat32, ncclSum, c, nullptr));
+    }
+    ASSERT_NCCL(ncclGroupSimulateEnd(&info));
+    EXPECT_GT(info.estimatedTime, 0) << "MoECCL's prediction in microseconds";
+    EXPECT_EQ(out[0], 7);
+    for (ncclComm_t c : comms) EXPECT_NCCL(ncclCommDestroy(c));
+  });
+}
+
+TEST(ShimComm, MistakesAreNamed) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage);
+    EXPECT_EQ(ncclCommInitAll(nullptr, 1, nullptr), ncclInvalidArgument);
+    int n = 0;
+    EXPECT_EQ(ncclCommCount(nullptr, &n), ncclInvalidArgument);
+    EXPECT_EQ(ncclCommCount(reinterpret_cast<ncclComm_t>(&n), &n), ncclInvalidArgument);
+    EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("ncclCommCount"), std::string::npos);
+    ncclComm_t comm = nullptr;
+    ncclConfig_t raw = {};
+    EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, meet(*board, rank), rank, &raw), ncclInvalidArgument);
+    EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("NCCL_CONFIG_INITIALIZER"), std::string::npos);
+    EXPECT_EQ(ncclCommInitRank(&comm, 2, board->id, 2), ncclInvalidArgument);
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, board->id, rank));
+    float x[4] = {};
+    const ncclDataType_t no_type = ncclNumTypes;
+    EXPECT_EQ(ncclAllReduce(x, x + 2, 2, no_type, ncclSum, comm, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(ncclBroadcast(x, x, 1, ncclFloat32, 5, comm, nullptr), ncclInvalidArgument);
+    // A wrong call makes its group fail, and nothing of it runs.
+    ASSERT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(ncclAllReduce(x, x, 2, ncclFloat32, ncclSum, comm, nullptr));
+    EXPECT_EQ(ncclAllReduce(x, x, 2, ncclFloat32, ncclSum, nullptr, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+    ncclTeam_t world = ncclTeamWorld(comm);
+    EXPECT_EQ(world.nRanks, 2);
+    EXPECT_EQ(world.rank, rank);
+    EXPECT_EQ(ncclDevCommCreate(comm, nullptr, nullptr), ncclInvalidUsage);
+    EXPECT_NE(std::string(ncclGetLastError(comm)).find("MOECCL_SHIM_MODE=nccl"), std::string::npos);
+    EXPECT_STREQ(ncclGetErrorString(ncclSuccess), "no error");
+    // Sizes that differ: named, and the same class of error on both ranks.
+    float y[4] = {};
+    EXPECT_EQ(ncclAllReduce(x, y, rank == 0 ? 3 : 4, ncclFloat32, ncclSum, comm, nullptr), ncclInvalidUsage);
+    EXPECT_NE(std::string(ncclGetLastError(comm)).find("Mismatch"), std::string::npos) << ncclGetLastError(comm);
+    EXPECT_NCCL(ncclCommAbort(comm));
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::testing

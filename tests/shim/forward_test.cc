@@ -1,0 +1,208 @@
+// What the shim hands to the real NCCL (here the stand-in of fake_nccl.c): single functions, whole jobs, and how all
+// ranks come to the same decision.
+#include <dlfcn.h>
+
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+
+#include "tests/shim/nccl_ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+const char* fake_path() {
+  const char* path = std::getenv("MOECCL_TEST_FAKE_NCCL");
+  return path != nullptr ? path : "";
+}
+
+// The counter of the stand-in, once the shim has opened it.
+int fake_calls(const char* name) {
+  void* fake = dlopen(fake_path(), RTLD_NOW | RTLD_NOLOAD);
+  if (fake == nullptr) return 0;
+  auto calls = reinterpret_cast<int (*)(const char*)>(dlsym(fake, "fakeNcclCalls"));
+  return calls == nullptr ? -1 : calls(name);
+}
+
+// Inside a forked child, before its first NCCL call.
+void set_shim(const char* mode, bool has_nccl) {
+  setenv("MOECCL_SHIM_MODE", mode, 1);
+  setenv("MOECCL_SHIM_NCCL", has_nccl ? fake_path() : "/nonexistent/libnccl.so.2", 1);
+}
+
+TEST(ShimForward, NcclModeForwardsEveryFunction) {
+  in_processes(1, [](int) {
+    set_shim("nccl", true);
+    int version = 0;
+    ASSERT_NCCL(ncclGetVersion(&version));
+    EXPECT_EQ(version, 22899) << "the real library's";
+    ncclUniqueId id;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ncclComm_t comm = nullptr, other = nullptr;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ASSERT_NCCL(ncclCommInitRankConfig(&comm, 3, id, 1, &config));
+    ASSERT_NCCL(ncclCommInitRank(&other, 3, id, 2));
+    int n = 0;
+    EXPECT_NCCL(ncclCommCount(comm, &n));
+    EXPECT_EQ(n, 3);
+    EXPECT_NCCL(ncclCommUserRank(comm, &n));
+    EXPECT_EQ(n, 1);
+    unsigned char x[4] = {};
+    EXPECT_NCCL(ncclAllReduce(x, x, 4, ncclUint8, ncclSum, comm, nullptr));
+    EXPECT_EQ(x[3], 0xfa) << "the stand-in's mark";
+    EXPECT_EQ(ncclTeamWorld(comm).stride, 77);
+    EXPECT_STREQ(ncclGetLastError(comm), "fake last error");
+    EXPECT_STREQ(ncclGetErrorString(ncclSuccess), "fake success");
+    ncclResult_t state = ncclInProgress;
+    EXPECT_NCCL(ncclCommGetAsyncError(comm, &state));
+
+    // The rest of the stand-in fails with ncclSystemError, which must come back unchanged.
+    void* p = x;
+    ncclWindow_t window = nullptr;
+    ncclRedOp_t op = ncclSum;
+    int excluded[1] = {0};
+    const std::map<std::string, ncclResult_t> results = {
+        {"MemAlloc", ncclMemAlloc(&p, 8)},
+        {"MemFree", ncclMemFree(x)},
+        {"CommInitRankScalable", ncclCommInitRankScalable(&other, 3, 0, 1, &id, &config)},
+        {"CommFinalize", ncclCommFinalize(comm)},
+        {"CommRevoke", ncclCommRevoke(comm, 0)},
+        {"CommSplit", ncclCommSplit(comm, 0, 0, &other, nullptr)},
+        {"CommShrink", ncclCommShrink(comm, excluded, 1, &other, nullptr, 0)},
+        {"CommCuDevice", ncclCommCuDevice(comm, &n)},
+        {"CommRegister", ncclCommRegister(comm, x, 4, &p)},
+        {"CommDeregister", ncclCommDeregister(comm, x)},
+        {"CommWindowRegister", ncclCommWindowRegister(comm, x, 4, &window, 0)},
+        {"CommWindowDeregister", ncclCommWindowDeregister(comm, reinterpret_cast<ncclWindow_t>(x))},
+        {"RedOpCreatePreMulSum", ncclRedOpCreatePreMulSum(&op, x, ncclUint8, ncclScalarHostImmediate, comm)},
+        {"RedOpDestroy", ncclRedOpDestroy(static_cast<ncclRedOp_t>(5), comm)},
+        {"Reduce", ncclReduce(x, x, 1, ncclUint8, ncclSum, 0, comm, nullptr)},
+        {"Broadcast", ncclBroadcast(x, x, 1, ncclUint8, 0, comm, nullptr)},
+        {"ReduceScatter", ncclReduceScatter(x, x, 1, ncclUint8, ncclSum, comm, nullptr)},
+        {"AllGather", ncclAllGather(x, x, 1, ncclUint8, comm, nullptr)},
+        {"AlltoAll", ncclAlltoAll(x, x, 1, ncclUint8, comm, nullptr)},
+        {"Gather", ncclGather(x, x, 1, ncclUint8, 0, comm, nullptr)},
+        {"Scatter", ncclScatter(x, x, 1, ncclUint8, 0, comm, nullptr)},
+        {"Send", ncclSend(x, 1, ncclUint8, 0, comm, nullptr)},
+        {"Recv", ncclRecv(x, 1, ncclUint8, 0, comm, nullptr)},
+        {"DevCommCreate", ncclDevCommCreate(comm, nullptr, nullptr)},
+        {"DevCommDestroy", ncclDevCommDestroy(comm, nullptr)},
+        {"GinBarrierCreateRequirement", ncclGinBarrierCreateRequirement(comm, {1, 0, 1}, 1, nullptr, nullptr)},
+        {"LsaBarrierCreateRequirement", ncclLsaBarrierCreateRequirement({1, 0, 1}, 1, nullptr, nullptr)},
+        {"LLA2ACreateRequirement", ncclLLA2ACreateRequirement(1, 1, nullptr, nullptr)},
+    };
+    for (const auto& [name, result] : results) {
+      EXPECT_EQ(result, ncclSystemError) << name;
+      EXPECT_EQ(fake_calls(name.c_str()), 1) << name;
+    }
+    EXPECT_STREQ(ncclGetLastError(nullptr), "fake last error") << "the last failure was NCCL's";
+    // ncclBcast becomes the Broadcast that it is.
+    EXPECT_EQ(ncclBcast(x, 1, ncclUint8, 0, comm, nullptr), ncclSystemError);
+    EXPECT_EQ(fake_calls("Broadcast"), 2);
+    (void)ncclTeamLsa(comm), (void)ncclTeamRail(comm), (void)ncclTeamRankToWorld(comm, {1, 0, 1}, 0);
+    (void)ncclTeamRankToLsa(comm, {1, 0, 1}, 0), (void)ncclLLA2ACalcSlots(1, 1);
+    for (const char* name : {"TeamLsa", "TeamRail", "TeamRankToWorld", "TeamRankToLsa", "LLA2ACalcSlots"}) {
+      EXPECT_EQ(fake_calls(name), 1) << name;
+    }
+    // A group reaches it as a group.
+    const int before = fake_calls("AllReduce");
+    EXPECT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(ncclAllReduce(x, x, 4, ncclUint8, ncclSum, comm, nullptr));
+    EXPECT_NCCL(ncclAllReduce(x, x, 4, ncclUint8, ncclSum, comm, nullptr));
+    EXPECT_EQ(fake_calls("AllReduce"), before);
+    EXPECT_NCCL(ncclGroupEnd());
+    EXPECT_EQ(fake_calls("AllReduce"), before + 2);
+    EXPECT_EQ(fake_calls("GroupStart"), 1);
+    EXPECT_EQ(fake_calls("GroupEnd"), 1);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+    EXPECT_EQ(fake_calls("CommDestroy"), 1);
+  });
+}
+
+TEST(ShimForward, WhatNcclCallsByItsPublicNamesStaysItsOwn) {
+  in_processes(1, [](int) {
+    set_shim("nccl", true);
+    ncclComm_t comms[2] = {};
+    ASSERT_NCCL(ncclCommInitAll(comms, 2, nullptr));  // the stand-in calls ncclGetUniqueId and ncclCommInitRankConfig
+    EXPECT_EQ(fake_calls("GetUniqueId"), 1);
+    EXPECT_EQ(fake_calls("CommInitRankConfig"), 2);
+    int rank = -1;
+    EXPECT_NCCL(ncclCommUserRank(comms[1], &rank));
+    EXPECT_EQ(rank, 1);
+    for (ncclComm_t c : comms) EXPECT_NCCL(ncclCommDestroy(c));
+  });
+}
+
+// One rank's user insists: all ranks forward, though the id came from a rank that would not have.
+TEST(ShimForward, AllRanksForwardWhenOneMust) {
+  Board* board = new_board();
+  in_processes(3, [&](int rank) {
+    set_shim(rank == 2 ? "nccl" : "auto", true);
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 3, meet(*board, rank), rank));
+    EXPECT_EQ(fake_calls("CommInitRankConfig"), 1);
+    EXPECT_EQ(fake_calls("GetUniqueId"), rank == 0 ? 1 : 0);
+    unsigned char x[2] = {};
+    EXPECT_NCCL(ncclAllReduce(x, x, 2, ncclUint8, ncclSum, comm, nullptr));
+    EXPECT_EQ(x[1], 0xfa);
+    int n = 0;
+    EXPECT_NCCL(ncclCommCount(comm, &n));
+    EXPECT_EQ(n, 3);
+    EXPECT_STREQ(ncclGetLastError(comm), "fake last error");
+    EXPECT_NCCL(ncclCommDestroy(comm));
+    EXPECT_EQ(fake_calls("CommDestroy"), 1);
+  });
+}
+
+TEST(ShimForward, OneRankWithoutNcclIsNamedByAll) {
+  Board* board = new_board();
+  in_processes(3, [&](int rank) {
+    set_shim(rank == 2 ? "nccl" : "auto", rank != 1);
+    ncclComm_t comm = nullptr;
+    EXPECT_EQ(ncclCommInitRank(&comm, 3, meet(*board, rank), rank), ncclInvalidUsage);
+    EXPECT_EQ(comm, nullptr);
+    EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("rank 1 finds none"), std::string::npos)
+        << ncclGetLastError(nullptr);
+  });
+}
+
+TEST(ShimForward, WithoutNcclTheErrorSaysWhatToDo) {
+  in_processes(1, [](int) {
+    set_shim("moeccl", false);
+    ncclComm_t comm = nullptr;
+    ncclUniqueId real;
+    memset(&real, 'f', sizeof real);
+    EXPECT_EQ(ncclCommInitRank(&comm, 1, real, 0), ncclInvalidUsage);
+    EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("MOECCL_SHIM_NCCL"), std::string::npos)
+        << ncclGetLastError(nullptr);
+    EXPECT_EQ(ncclLLA2ACreateRequirement(1, 1, nullptr, nullptr), ncclInvalidUsage);
+  });
+}
+
+// Both kinds in one program and one group, each call to its own library.
+TEST(ShimForward, CommunicatorsOfBothKindsLiveSideBySide) {
+  in_processes(1, [](int) {
+    set_shim("moeccl", true);
+    ncclComm_t ours = nullptr, real = nullptr;
+    ncclUniqueId id;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ASSERT_NCCL(ncclCommInitRank(&ours, 1, id, 0));
+    memset(&id, 'f', sizeof id);  // an id that NCCL made elsewhere
+    ASSERT_NCCL(ncclCommInitRank(&real, 1, id, 0));
+    unsigned char a[2] = {1, 2}, b[2] = {}, c[2] = {};
+    ASSERT_NCCL(ncclGroupStart());
+    ASSERT_NCCL(ncclAllReduce(a, b, 2, ncclUint8, ncclSum, ours, nullptr));
+    ASSERT_NCCL(ncclAllReduce(a, c, 2, ncclUint8, ncclSum, real, nullptr));
+    ASSERT_NCCL(ncclGroupEnd());
+    EXPECT_EQ(b[1], 2);
+    EXPECT_EQ(c[1], 0xfa);
+    EXPECT_NCCL(ncclCommDestroy(real));
+    EXPECT_NCCL(ncclCommAbort(ours));
+    EXPECT_EQ(fake_calls("CommDestroy"), 1);
+    EXPECT_EQ(fake_calls("CommAbort"), 0);
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::testing

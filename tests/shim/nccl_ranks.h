@@ -1,0 +1,78 @@
+// Ranks of an ordinary NCCL program, for tests that run under the preloaded shim: processes, or threads of one process.
+// The test process itself never calls NCCL; whatever does lives in a forked child under an alarm.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "shim/nccl/abi.h"
+
+namespace moeccl::testing {
+
+// What the processes of one test share.
+struct Board {
+  ncclUniqueId id{};
+  std::atomic<int> id_ready{0};
+  std::atomic<int> counters[8] = {};
+};
+
+inline Board* new_board() {
+  void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return new (memory) Board();
+}
+
+// Rank 0 makes the id, the others wait for it: how programs pass it on is their business.
+inline ncclUniqueId meet(Board& board, int rank) {
+  if (rank == 0) {
+    EXPECT_EQ(ncclGetUniqueId(&board.id), ncclSuccess) << ncclGetLastError(nullptr);
+    board.id_ready.store(1);
+  }
+  while (board.id_ready.load() == 0) usleep(1000);
+  return board.id;
+}
+
+// Runs work in n forked processes and checks that each ended well. Ranks in `killed` may end as they like.
+inline void in_processes(int n, const std::function<void(int rank)>& work, std::vector<int> killed = {}) {
+  std::vector<pid_t> children;
+  for (int r = 0; r < n; ++r) {
+    const pid_t pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) {
+      alarm(100);  // no rank outlives a hang
+      work(r);
+      fflush(nullptr);
+      _exit(::testing::Test::HasFailure() ? 1 : 0);
+    }
+    children.push_back(pid);
+  }
+  for (int r = 0; r < n; ++r) {
+    int status = 0;
+    waitpid(children[static_cast<size_t>(r)], &status, 0);
+    bool may_die = false;
+    for (const int k : killed) may_die |= k == r;
+    EXPECT_TRUE(may_die || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
+        << "rank " << r << " ended with wait status " << status << " (its output is above)";
+  }
+}
+
+// n threads of one forked process, as programs that drive several devices have them.
+inline void in_threads(int n, const std::function<void(int rank)>& work) {
+  in_processes(1, [&](int) {
+    std::vector<std::thread> threads;
+    for (int r = 0; r < n; ++r) threads.emplace_back([&, r] { work(r); });
+    for (std::thread& t : threads) t.join();
+  });
+}
+
+}  // namespace moeccl::testing
+
+#define EXPECT_NCCL(call) EXPECT_EQ((call), ncclSuccess) << ncclGetLastError(nullptr)
+#define ASSERT_NCCL(call) ASSERT_EQ((call), ncclSuccess) << ncclGetLastError(nullptr)
