@@ -19,6 +19,7 @@ void line(const std::string& text) {
 
 void read_one(std::string_view name, const char* value, Settings& s) {
   const std::string_view v = value;
+  if (name == "MOECCL_SHIM_MPI") return;  // the other shim's
   if (name == "MOECCL_SHIM_NCCL") {
     s.nccl = v;
   } else if (name == "MOECCL_SHIM_QUIET" && (v == "0" || v == "1")) {

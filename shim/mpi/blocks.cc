@@ -1,0 +1,71 @@
+#include "shim/mpi/blocks.h"
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+
+namespace moeccl::shim {
+
+size_t payload(MPI_Datatype type, int count) {
+  int size = 0;
+  PMPI_Type_size(type, &size);
+  return static_cast<size_t>(size) * static_cast<size_t>(count);
+}
+
+bool contiguous(MPI_Datatype type) {
+  int size = 0, integers = 0, addresses = 0, types = 0, combiner = 0;
+  MPI_Aint lower = 0, extent = 0;
+  if (PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) != MPI_SUCCESS) return false;
+  if (combiner != MPI_COMBINER_NAMED) return false;
+  // Pairs such as MPI_DOUBLE_INT are named, too, and have a gap.
+  return PMPI_Type_size(type, &size) == MPI_SUCCESS && PMPI_Type_get_extent(type, &lower, &extent) == MPI_SUCCESS &&
+         lower == 0 && extent == size;
+}
+
+// MPI_Pack writes the elements one after another in the machine's own form on hosts that are alike, which is what one
+// MoECCL communicator has. Its positions are of type int: large data goes element by element in pieces.
+bool pack(const void* from, int count, MPI_Datatype type, void* to, MPI_Comm comm) {
+  const size_t size = payload(type, 1);
+  if (size == 0 || count == 0) return true;
+  if (contiguous(type)) {
+    std::memcpy(to, from, size * static_cast<size_t>(count));
+    return true;
+  }
+  const int piece = static_cast<int>(std::max<size_t>(1, (size_t{1} << 30) / size));
+  for (int done = 0; done < count; done += piece) {
+    const int n = std::min(piece, count - done);
+    const size_t bytes = size * static_cast<size_t>(n);
+    int position = 0;
+    char* place = static_cast<char*>(to) + size * static_cast<size_t>(done);
+    if (bytes > INT_MAX ||
+        PMPI_Pack(element(from, type, done), n, type, place, static_cast<int>(bytes), &position, comm) != MPI_SUCCESS ||
+        static_cast<size_t>(position) != bytes) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool unpack(const void* from, void* to, int count, MPI_Datatype type, MPI_Comm comm) {
+  const size_t size = payload(type, 1);
+  if (size == 0 || count == 0) return true;
+  if (contiguous(type)) {
+    std::memcpy(to, from, size * static_cast<size_t>(count));
+    return true;
+  }
+  const int piece = static_cast<int>(std::max<size_t>(1, (size_t{1} << 30) / size));
+  for (int done = 0; done < count; done += piece) {
+    const int n = std::min(piece, count - done);
+    const size_t bytes = size * static_cast<size_t>(n);
+    int position = 0;
+    const char* place = static_cast<const char*>(from) + size * static_cast<size_t>(done);
+    if (bytes > INT_MAX ||
+        PMPI_Unpack(place, static_cast<int>(bytes), &position, element(to, type, done), n, type, comm) != MPI_SUCCESS ||
+        static_cast<size_t>(position) != bytes) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace moeccl::shim

@@ -1,0 +1,32 @@
+// A program's buffer as plain bytes: itself when its type is contiguous, otherwise packed into memory of its own.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <memory>
+
+namespace moeccl::shim {
+
+// Bytes of `count` elements of a type without its gaps. Ranks whose calls match in MPI's sense have the same, whatever
+// types they describe it with.
+size_t payload(MPI_Datatype type, int count);
+// Whether elements lie one after another from the first byte on, so that the payload is the memory itself.
+bool contiguous(MPI_Datatype type);
+
+// Places `count` elements of `type` at `from`, densely, at `to`; and back. False when MPI cannot.
+bool pack(const void* from, int count, MPI_Datatype type, void* to, MPI_Comm comm);
+bool unpack(const void* from, void* to, int count, MPI_Datatype type, MPI_Comm comm);
+
+// The address of the element with number n of a type.
+inline char* element(const void* base, MPI_Datatype type, ptrdiff_t n) {
+  MPI_Aint lower = 0, extent = 0;
+  PMPI_Type_get_extent(type, &lower, &extent);
+  return static_cast<char*>(const_cast<void*>(base)) + n * extent;
+}
+
+// Memory for packed data, without the cost of zeroing it.
+using Scratch = std::unique_ptr<char[]>;
+inline Scratch scratch(size_t bytes) { return Scratch(new char[bytes > 0 ? bytes : 1]); }
+
+}  // namespace moeccl::shim

@@ -1,0 +1,161 @@
+#include "shim/mpi/comm.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace moeccl::shim {
+namespace {
+
+struct State {
+  std::mutex mutex;
+  int keyval = MPI_KEYVAL_INVALID;
+  std::set<Served*> live;  // owned: freed by MPI_Comm_free through the attribute, or by release_all()
+};
+State& state() {
+  static auto* const s = new State;  // never destroyed: attributes are deleted at any time until MPI_Finalize ends
+  return *s;
+}
+
+void release(Served* served) {
+  {
+    const std::lock_guard lock(state().mutex);
+    if (state().live.erase(served) == 0) return;  // already released
+  }
+  if (served->comm != nullptr) (void)moecclCommDestroy(served->comm);
+  delete served;
+}
+
+int on_delete(MPI_Comm, int, void* value, void*) {
+  release(static_cast<Served*>(value));
+  return MPI_SUCCESS;
+}
+
+bool running() {
+  int started = 0, ended = 0;
+  PMPI_Initialized(&started);
+  PMPI_Finalized(&ended);
+  return started != 0 && ended == 0;
+}
+
+bool enabled() {
+  const char* value = std::getenv("MOECCL_SHIM_MPI");
+  if (value == nullptr || std::strcmp(value, "on") == 0) return true;
+  if (std::strcmp(value, "off") != 0) {
+    std::fprintf(stderr, "moeccl-mpi: MOECCL_SHIM_MPI=%s is not understood and ignored: give on or off\n", value);
+    return true;
+  }
+  return false;
+}
+
+bool quiet() {
+  const char* value = std::getenv("MOECCL_SHIM_QUIET");
+  return value != nullptr && std::strcmp(value, "1") == 0;
+}
+
+// Whether `mine` holds on all ranks.
+bool all_agree(MPI_Comm comm, bool mine) {
+  int in = mine ? 1 : 0, out = 0;
+  return PMPI_Allreduce(&in, &out, 1, MPI_INT, MPI_MIN, comm) == MPI_SUCCESS && out == 1;
+}
+
+// Without an address, MoECCL's ranks meet on one host. Collective.
+bool reachable(MPI_Comm comm, int n_ranks) {
+  MPI_Comm host = MPI_COMM_NULL;
+  int here = 0;
+  if (PMPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host) != MPI_SUCCESS) return false;
+  PMPI_Comm_size(host, &here);
+  PMPI_Comm_free(&host);
+  return here == n_ranks || std::getenv("MOECCL_SOCKET_ADDR") != nullptr;
+}
+
+void announce(const Served& served, MPI_Comm comm) {
+  static std::once_flag once;
+  if (comm != MPI_COMM_WORLD || served.rank != 0 || quiet()) return;
+  std::call_once(once, [&] {
+    int v = 0;
+    (void)moecclGetVersion(&v);
+    std::fprintf(
+        stderr,
+        "moeccl-mpi: MoECCL %d.%d.%d has taken over Allreduce, Reduce, Reduce_scatter_block, Bcast, Allgather, "
+        "Alltoall and Alltoallv (%d ranks); MOECCL_SHIM_MPI=off leaves them to MPI, MOECCL_SHIM_QUIET=1 hides "
+        "this line\n",
+        v / 10000, v / 100 % 100, v % 100, served.n_ranks);
+  });
+}
+
+// Collective over comm; every rank comes to the same result.
+void connect(MPI_Comm comm, Served& served) {
+  int between_groups = 0;
+  PMPI_Comm_test_inter(comm, &between_groups);
+  PMPI_Comm_size(comm, &served.n_ranks);
+  PMPI_Comm_rank(comm, &served.rank);
+  if (between_groups != 0 || served.n_ranks < 2) return;
+  const bool near = reachable(comm, served.n_ranks);  // collective: whatever this rank wants
+  if (!all_agree(comm, enabled() && near)) return;
+  moecclUniqueId id = {};
+  bool good = served.rank != 0 || moecclGetUniqueId(&id) == moecclSuccess;
+  if (!good) std::fprintf(stderr, "moeccl-mpi: leaves a communicator to MPI: %s\n", moecclGetLastError(nullptr));
+  if (!all_agree(comm, good)) return;
+  PMPI_Bcast(&id, sizeof id, MPI_BYTE, 0, comm);
+  good = moecclCommInitRank(&served.comm, served.n_ranks, id, served.rank) == moecclSuccess;
+  if (!good) std::fprintf(stderr, "moeccl-mpi: leaves a communicator to MPI: %s\n", moecclGetLastError(nullptr));
+  if (all_agree(comm, good)) {
+    announce(served, comm);
+    return;
+  }
+  if (served.comm != nullptr) (void)moecclCommDestroy(std::exchange(served.comm, nullptr));
+}
+
+}  // namespace
+
+const Served* served_by_moeccl(MPI_Comm comm) {
+  if (comm == MPI_COMM_NULL || !running()) return nullptr;
+  {
+    const std::lock_guard lock(state().mutex);
+    if (state().keyval == MPI_KEYVAL_INVALID &&
+        // A duplicate of a communicator has other ranks to meet: attributes are not copied.
+        PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &state().keyval, nullptr) != MPI_SUCCESS) {
+      return nullptr;
+    }
+  }
+  void* value = nullptr;
+  int found = 0;
+  if (PMPI_Comm_get_attr(comm, state().keyval, &value, &found) != MPI_SUCCESS) return nullptr;
+  auto* served = static_cast<Served*>(value);
+  if (found == 0) {
+    served = new Served;
+    {
+      const std::lock_guard lock(state().mutex);
+      state().live.insert(served);
+    }
+    connect(comm, *served);
+    if (PMPI_Comm_set_attr(comm, state().keyval, served) != MPI_SUCCESS) {
+      release(served);
+      return nullptr;
+    }
+  }
+  return served->comm != nullptr ? served : nullptr;
+}
+
+void release_all() {
+  std::set<Served*> all;
+  {
+    const std::lock_guard lock(state().mutex);
+    all = state().live;
+  }
+  for (Served* served : all) release(served);
+}
+
+int fail(const char* function, MPI_Comm comm) {
+  std::fprintf(stderr, "moeccl-mpi: MPI_%s: %s\n", function, moecclGetLastError(nullptr));
+  PMPI_Comm_call_errhandler(comm, MPI_ERR_OTHER);
+  return MPI_ERR_OTHER;
+}
+
+}  // namespace moeccl::shim

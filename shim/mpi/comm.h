@@ -1,0 +1,25 @@
+// The MoECCL communicator behind an MPI communicator.
+#pragma once
+
+#include <moeccl/moeccl.h>
+#include <mpi.h>
+
+#include <cstddef>
+
+namespace moeccl::shim {
+
+struct Served {
+  moecclComm_t comm = nullptr;  // null: MPI keeps this communicator
+  int rank = 0, n_ranks = 1;
+};
+
+// What serves `comm`; null when MPI does. The first call for a communicator is collective over it and decides for all
+// its ranks alike: it must be made by every function of the shim before any decision of its own.
+const Served* served_by_moeccl(MPI_Comm comm);
+// Lets go of everything, before MPI_Finalize.
+void release_all();
+
+// Prints MoECCL's sentence and calls the communicator's error handler; returns MPI_ERR_OTHER.
+int fail(const char* function, MPI_Comm comm);
+
+}  // namespace moeccl::shim

@@ -1,0 +1,272 @@
+// The collectives: what MoECCL runs, and what stays MPI's.
+//
+// Ranks must decide alike. For reductions MPI asks for the same count, type and operator on all ranks, so a look at
+// them decides. The others may describe matching data by different types on different ranks (a column here, a row
+// there), so they always run on bytes: contiguous ones in place, others packed.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "shim/mpi/blocks.h"
+#include "shim/mpi/comm.h"
+#include "shim/mpi/table.h"
+
+namespace moeccl::shim {
+namespace {
+
+// MoECCL's type for a predefined one that it reduces as MPI does.
+bool reducible(MPI_Datatype type, moecclDataType_t* out) {
+  static const std::pair<MPI_Datatype, moecclDataType_t> kTypes[] = {
+      {MPI_SIGNED_CHAR, moecclInt8},
+      {MPI_INT8_T, moecclInt8},
+      {MPI_UNSIGNED_CHAR, moecclUint8},
+      {MPI_UINT8_T, moecclUint8},
+      {MPI_INT, moecclInt32},
+      {MPI_INT32_T, moecclInt32},
+      {MPI_UNSIGNED, moecclUint32},
+      {MPI_UINT32_T, moecclUint32},
+      {MPI_LONG_LONG, moecclInt64},
+      {MPI_INT64_T, moecclInt64},
+      {MPI_AINT, moecclInt64},
+      {MPI_OFFSET, moecclInt64},
+      {MPI_COUNT, moecclInt64},
+      {MPI_UINT64_T, moecclUint64},
+      {MPI_UNSIGNED_LONG_LONG, moecclUint64},
+      {MPI_FLOAT, moecclFloat32},
+      {MPI_DOUBLE, moecclFloat64},
+      {MPI_LONG, sizeof(long) == 8 ? moecclInt64 : moecclInt32},
+      {MPI_UNSIGNED_LONG, sizeof(long) == 8 ? moecclUint64 : moecclUint32},
+  };
+  for (const auto& [mpi, ours] : kTypes) {
+    if (mpi != type) continue;
+    *out = ours;
+    return true;
+  }
+  return false;
+}
+
+bool reducible(MPI_Op op, moecclRedOp_t* out) {
+  if (op == MPI_SUM) {
+    *out = moecclSum;
+  } else if (op == MPI_PROD) {
+    *out = moecclProd;
+  } else if (op == MPI_MAX) {
+    *out = moecclMax;
+  } else if (op == MPI_MIN) {
+    *out = moecclMin;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+struct Reduction {
+  const Served* served = nullptr;  // null: MPI's
+  moecclDataType_t type = moecclInt8;
+  moecclRedOp_t op = moecclSum;
+};
+
+Reduction find_reduction(int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
+  Reduction r;
+  const Served* served = served_by_moeccl(comm);  // first: it is collective
+  if (count >= 0 && reducible(type, &r.type) && reducible(op, &r.op)) r.served = served;
+  return r;
+}
+
+int result(const char* function, moecclResult_t code, MPI_Comm comm) {
+  return code == moecclSuccess ? MPI_SUCCESS : fail(function, comm);
+}
+
+int no_pack(const char* function, MPI_Comm comm) {
+  std::fprintf(stderr, "moeccl-mpi: MPI_%s: a datatype could not be packed\n", function);
+  PMPI_Comm_call_errhandler(comm, MPI_ERR_TYPE);
+  return MPI_ERR_TYPE;
+}
+
+namespace core {
+
+int Allreduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
+  const Reduction r = find_reduction(count, type, op, comm);
+  if (r.served == nullptr) return PMPI_Allreduce(send, recv, count, type, op, comm);
+  const void* from = send == MPI_IN_PLACE ? recv : send;
+  return result("Allreduce",
+                moecclAllReduce(from, recv, static_cast<size_t>(count), r.type, r.op, r.served->comm, nullptr), comm);
+}
+
+int Reduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, int root, MPI_Comm comm) {
+  const Reduction r = find_reduction(count, type, op, comm);
+  if (r.served == nullptr || root < 0 || root >= r.served->n_ranks) {
+    return PMPI_Reduce(send, recv, count, type, op, root, comm);
+  }
+  const void* from = send == MPI_IN_PLACE ? recv : send;
+  void* to = r.served->rank == root ? recv : nullptr;  // MPI lets others pass anything
+  return result("Reduce",
+                moecclReduce(from, to, static_cast<size_t>(count), r.type, r.op, root, r.served->comm, nullptr), comm);
+}
+
+int Reduce_scatter_block(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
+  const Reduction r = find_reduction(count, type, op, comm);
+  if (r.served == nullptr) return PMPI_Reduce_scatter_block(send, recv, count, type, op, comm);
+  const auto n = static_cast<size_t>(count);
+  if (send != MPI_IN_PLACE) {
+    return result("Reduce_scatter_block", moecclReduceScatter(send, recv, n, r.type, r.op, r.served->comm, nullptr),
+                  comm);
+  }
+  // In place, MPI's result lies at the start of recv, MoECCL's where this rank's block is: neither may touch the rest.
+  const size_t bytes = n * moecclTypeSize(r.type);
+  const Scratch own = scratch(bytes);
+  const moecclResult_t done = moecclReduceScatter(recv, own.get(), n, r.type, r.op, r.served->comm, nullptr);
+  if (done == moecclSuccess) std::memcpy(recv, own.get(), bytes);
+  return result("Reduce_scatter_block", done, comm);
+}
+
+int Bcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm) {
+  const Served* s = served_by_moeccl(comm);
+  if (s == nullptr || count < 0 || root < 0 || root >= s->n_ranks) return PMPI_Bcast(buffer, count, type, root, comm);
+  const size_t bytes = payload(type, count);
+  if (contiguous(type)) {
+    return result("Bcast", moecclBroadcast(buffer, buffer, bytes, moecclUint8, root, s->comm, nullptr), comm);
+  }
+  const Scratch packed = scratch(bytes);
+  if (s->rank == root && !pack(buffer, count, type, packed.get(), comm)) return no_pack("Bcast", comm);
+  const moecclResult_t done = moecclBroadcast(packed.get(), packed.get(), bytes, moecclUint8, root, s->comm, nullptr);
+  if (done == moecclSuccess && s->rank != root && !unpack(packed.get(), buffer, count, type, comm)) {
+    return no_pack("Bcast", comm);
+  }
+  return result("Bcast", done, comm);
+}
+
+// Allgather and Alltoall: a block from each rank in recv; in send one, or one for each rank.
+int exchange(const char* function, const void* send, int send_count, MPI_Datatype send_type, void* recv, int recv_count,
+             MPI_Datatype recv_type, MPI_Comm comm, const Served& s, bool all_to_all) {
+  const bool in_place = send == MPI_IN_PLACE;
+  const size_t block = payload(recv_type, recv_count);
+  const auto n = static_cast<size_t>(s.n_ranks), rank = static_cast<size_t>(s.rank);
+  Scratch packed_send, packed_recv;
+  char* to = static_cast<char*>(recv);
+  if (!contiguous(recv_type)) {
+    packed_recv = scratch(block * n);
+    to = packed_recv.get();
+    // In place the data to send lies in recv.
+    const int first = all_to_all ? 0 : s.rank * recv_count, count = all_to_all ? s.n_ranks * recv_count : recv_count;
+    char* place = all_to_all ? to : to + block * rank;
+    if (in_place && !pack(element(recv, recv_type, first), count, recv_type, place, comm)) {
+      return no_pack(function, comm);
+    }
+  }
+  const void* from = send;
+  if (in_place) {
+    from = all_to_all ? to : to + block * rank;
+  } else if (!contiguous(send_type)) {
+    const int count = all_to_all ? s.n_ranks * send_count : send_count;
+    packed_send = scratch(payload(send_type, count));
+    if (!pack(send, count, send_type, packed_send.get(), comm)) return no_pack(function, comm);
+    from = packed_send.get();
+  }
+  const moecclResult_t done = all_to_all ? moecclAllToAll(from, to, block, moecclUint8, s.comm, nullptr)
+                                         : moecclAllGather(from, to, block, moecclUint8, s.comm, nullptr);
+  if (done == moecclSuccess && packed_recv != nullptr && !unpack(to, recv, s.n_ranks * recv_count, recv_type, comm)) {
+    return no_pack(function, comm);
+  }
+  return result(function, done, comm);
+}
+
+int Allgather(const void* send, int send_count, MPI_Datatype send_type, void* recv, int recv_count,
+              MPI_Datatype recv_type, MPI_Comm comm) {
+  const Served* s = served_by_moeccl(comm);
+  if (s == nullptr || recv_count < 0) {
+    return PMPI_Allgather(send, send_count, send_type, recv, recv_count, recv_type, comm);
+  }
+  return exchange("Allgather", send, send_count, send_type, recv, recv_count, recv_type, comm, *s, false);
+}
+
+int Alltoall(const void* send, int send_count, MPI_Datatype send_type, void* recv, int recv_count,
+             MPI_Datatype recv_type, MPI_Comm comm) {
+  const Served* s = served_by_moeccl(comm);
+  if (s == nullptr || recv_count < 0) {
+    return PMPI_Alltoall(send, send_count, send_type, recv, recv_count, recv_type, comm);
+  }
+  return exchange("Alltoall", send, send_count, send_type, recv, recv_count, recv_type, comm, *s, true);
+}
+
+// One side of an Alltoallv in bytes. Packed sides are dense, in the order of the ranks.
+struct Side {
+  std::vector<size_t> bytes, displs;
+  Scratch packed;
+  char* data = nullptr;
+
+  Side(const void* base, const int* counts, const int* displs_in, MPI_Datatype type, int n, bool always_pack) {
+    const bool in_memory = contiguous(type) && !always_pack;
+    size_t total = 0;
+    for (int r = 0; r < n; ++r) {
+      bytes.push_back(payload(type, counts[r]));
+      displs.push_back(in_memory ? payload(type, 1) * static_cast<size_t>(displs_in[r]) : total);
+      total += bytes.back();
+    }
+    if (in_memory) {
+      data = static_cast<char*>(const_cast<void*>(base));
+    } else {
+      packed = scratch(total);
+      data = packed.get();
+    }
+  }
+};
+
+int Alltoallv(const void* send, const int* send_counts, const int* send_displs, MPI_Datatype send_type, void* recv,
+              const int* recv_counts, const int* recv_displs, MPI_Datatype recv_type, MPI_Comm comm) {
+  const Served* s = served_by_moeccl(comm);
+  if (s == nullptr) {
+    return PMPI_Alltoallv(send, send_counts, send_displs, send_type, recv, recv_counts, recv_displs, recv_type, comm);
+  }
+  const bool in_place = send == MPI_IN_PLACE;
+  if (in_place) {  // what recv describes is sent, from a copy, as MoECCL's form is out of place
+    send = recv;
+    send_counts = recv_counts;
+    send_displs = recv_displs;
+    send_type = recv_type;
+  }
+  const int n = s->n_ranks;
+  // Displacements before the buffer are legal in MPI and not in MoECCL: packed as well.
+  const auto any_negative = [n](const int* displs) {
+    return std::any_of(displs, displs + n, [](int d) { return d < 0; });
+  };
+  Side out(send, send_counts, send_displs, send_type, n, in_place || any_negative(send_displs));
+  Side in(recv, recv_counts, recv_displs, recv_type, n, any_negative(recv_displs));
+  for (size_t r = 0; r < static_cast<size_t>(n) && out.packed != nullptr; ++r) {
+    if (!pack(element(send, send_type, send_displs[r]), send_counts[r], send_type, out.data + out.displs[r], comm)) {
+      return no_pack("Alltoallv", comm);
+    }
+  }
+  const moecclResult_t done = moecclAllToAllv(out.data, out.bytes.data(), out.displs.data(), in.data, in.bytes.data(),
+                                              in.displs.data(), moecclUint8, s->comm, nullptr);
+  for (size_t r = 0; r < static_cast<size_t>(n) && in.packed != nullptr && done == moecclSuccess; ++r) {
+    if (!unpack(in.data + in.displs[r], element(recv, recv_type, recv_displs[r]), recv_counts[r], recv_type, comm)) {
+      return no_pack("Alltoallv", comm);
+    }
+  }
+  return result("Alltoallv", done, comm);
+}
+
+int Finalize() {
+  release_all();
+  return PMPI_Finalize();
+}
+
+}  // namespace core
+
+constexpr moecclMpiTable kTable = {
+#define MEMBER(name, parameters, arguments) core::name,
+#define MPI_FUNCTION MEMBER
+#include "shim/mpi/functions.def"
+#undef MPI_FUNCTION
+#undef MEMBER
+};
+
+}  // namespace
+}  // namespace moeccl::shim
+
+extern "C" __attribute__((visibility("default"))) const moecclMpiTable* moecclMpiCore(void) {
+  return &moeccl::shim::kTable;
+}

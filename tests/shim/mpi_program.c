@@ -1,0 +1,191 @@
+/* An ordinary MPI program: the collectives that the shim serves, in their plain, in-place and derived-type forms, with
+ * results that are known. Prints "rank R of N: all right" or what was wrong. */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int rank, n, bad;
+
+static void expect(int good, const char* what, int where) {
+  if (good || bad++ > 5) return;
+  fprintf(stderr, "rank %d: %s is wrong at %d\n", rank, what, where);
+}
+
+enum { kCount = 1001 };
+static int value(int r, int i) { return (i * 7 + r * 3) % 11 + 1; }
+
+static void reductions(MPI_Comm comm) {
+  double in[kCount], out[kCount];
+  int sum[kCount];
+  for (int i = 0; i < kCount; ++i) in[i] = value(rank, i), sum[i] = value(rank, i);
+  MPI_Allreduce(in, out, kCount, MPI_DOUBLE, MPI_MAX, comm);
+  MPI_Allreduce(MPI_IN_PLACE, sum, kCount, MPI_INT, MPI_SUM, comm);
+  for (int i = 0; i < kCount; ++i) {
+    int max = 0, total = 0;
+    for (int r = 0; r < n; ++r) total += value(r, i), max = value(r, i) > max ? value(r, i) : max;
+    expect(out[i] == max, "Allreduce MAX", i);
+    expect(sum[i] == total, "Allreduce SUM in place", i);
+  }
+  long longs[kCount];
+  for (int i = 0; i < kCount; ++i) longs[i] = value(rank, i);
+  MPI_Reduce(rank == n - 1 ? MPI_IN_PLACE : longs, rank == n - 1 ? longs : NULL, kCount, MPI_LONG, MPI_PROD, n - 1,
+             comm);
+  for (int i = 0; i < kCount && rank == n - 1; ++i) {
+    long product = 1;
+    for (int r = 0; r < n; ++r) product *= value(r, i);
+    expect(longs[i] == product, "Reduce PROD in place", i);
+  }
+  /* What MoECCL does not reduce stays MPI's. */
+  short bits = (short)(1 << rank), all = 0;
+  MPI_Allreduce(&bits, &all, 1, MPI_SHORT, MPI_BOR, comm);
+  expect(all == (1 << n) - 1, "Allreduce BOR of shorts", 0);
+  float* wide = malloc(sizeof(float) * (size_t)(n * kCount));
+  float* again = malloc(sizeof(float) * (size_t)(n * kCount));
+  float mine[kCount];
+  for (int i = 0; i < n * kCount; ++i) wide[i] = again[i] = (float)value(rank, i);
+  MPI_Reduce_scatter_block(wide, mine, kCount, MPI_FLOAT, MPI_SUM, comm);
+  MPI_Reduce_scatter_block(MPI_IN_PLACE, again, kCount, MPI_FLOAT, MPI_SUM, comm);
+  for (int i = 0; i < kCount; ++i) {
+    float total = 0;
+    for (int r = 0; r < n; ++r) total += (float)value(r, rank * kCount + i);
+    expect(mine[i] == total, "Reduce_scatter_block", i);
+    expect(again[i] == total, "Reduce_scatter_block in place", i);
+  }
+  for (int i = kCount; i < n * kCount; ++i) expect(again[i] == (float)value(rank, i), "Reduce_scatter_block's rest", i);
+  free(wide), free(again);
+}
+
+/* The root sends every third element of a matrix row by a derived type; the others receive plain ints. */
+static void broadcasts(MPI_Comm comm) {
+  int plain[kCount];
+  for (int i = 0; i < kCount; ++i) plain[i] = value(rank, i);
+  MPI_Bcast(plain, kCount, MPI_INT, n - 1, comm);
+  for (int i = 0; i < kCount; ++i) expect(plain[i] == value(n - 1, i), "Bcast", i);
+  MPI_Datatype third;
+  MPI_Type_vector(100, 1, 3, MPI_INT, &third);
+  MPI_Type_commit(&third);
+  int spread[300], dense[100];
+  for (int i = 0; i < 300; ++i) spread[i] = i;
+  if (rank == 0) {
+    MPI_Bcast(spread, 1, third, 0, comm);
+  } else {
+    MPI_Bcast(dense, 100, MPI_INT, 0, comm);
+    for (int i = 0; i < 100; ++i) expect(dense[i] == 3 * i, "Bcast of a vector", i);
+  }
+  MPI_Type_free(&third);
+  struct {
+    double d;
+    int i;
+  } pair = {rank, rank}; /* a named type with a gap at its end */
+  MPI_Bcast(&pair, 1, MPI_DOUBLE_INT, 1, comm);
+  expect(pair.d == 1 && pair.i == 1, "Bcast of DOUBLE_INT", 0);
+}
+
+static void exchanges(MPI_Comm comm) {
+  int* all = malloc(sizeof(int) * (size_t)(n * kCount));
+  int* in = malloc(sizeof(int) * (size_t)(n * kCount));
+  for (int i = 0; i < n * kCount; ++i) in[i] = value(rank, i);
+  MPI_Allgather(in, kCount, MPI_INT, all, kCount, MPI_INT, comm);
+  for (int i = 0; i < n * kCount; ++i) expect(all[i] == value(i / kCount, i % kCount), "Allgather", i);
+  memset(all, 0, sizeof(int) * (size_t)(n * kCount));
+  memcpy(all + rank * kCount, in, sizeof(int) * kCount);
+  MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, kCount, MPI_INT, comm);
+  for (int i = 0; i < n * kCount; ++i) expect(all[i] == value(i / kCount, i % kCount), "Allgather in place", i);
+  MPI_Alltoall(in, kCount, MPI_INT, all, kCount, MPI_INT, comm);
+  for (int i = 0; i < n * kCount; ++i) {
+    expect(all[i] == value(i / kCount, rank * kCount + i % kCount), "Alltoall", i);
+  }
+  MPI_Alltoall(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, in, kCount, MPI_INT, comm);
+  expect(memcmp(in, all, sizeof(int) * (size_t)(n * kCount)) == 0, "Alltoall in place", 0);
+
+  /* A distributed transposition: rows of blocks go out, columns come in. */
+  MPI_Datatype column, resized;
+  double* matrix = malloc(sizeof(double) * (size_t)(n * n));
+  double* columns = malloc(sizeof(double) * (size_t)(n * n));
+  MPI_Type_vector(n, 1, n, MPI_DOUBLE, &column);
+  MPI_Type_create_resized(column, 0, sizeof(double), &resized);
+  MPI_Type_commit(&resized);
+  for (int i = 0; i < n * n; ++i) matrix[i] = rank * 1000 + i, columns[i] = -1;
+  MPI_Alltoall(matrix, n, MPI_DOUBLE, columns, 1, resized, comm);
+  for (int r = 0; r < n; ++r) {
+    for (int i = 0; i < n; ++i) expect(columns[i * n + r] == r * 1000 + rank * n + i, "Alltoall into columns", i);
+  }
+  for (int i = 0; i < n * n; ++i) columns[i] = -1;
+  MPI_Allgather(matrix, n, MPI_DOUBLE, columns, 1, resized, comm);
+  for (int i = 0; i < n; ++i) expect(columns[i * n + n - 1] == (n - 1) * 1000 + i, "Allgather into columns", i);
+  MPI_Type_free(&column), MPI_Type_free(&resized);
+
+  /* Uneven, with gaps, and nothing for some. */
+  int counts_out[64], counts_in[64], at_out[64], at_in[64];
+  for (int r = 0; r < n; ++r) {
+    counts_out[r] = (rank + 2 * r) % 5 * 10;
+    counts_in[r] = (r + 2 * rank) % 5 * 10;
+    at_out[r] = r * 50;
+    at_in[r] = (n - 1 - r) * 60;
+  }
+  int from[64 * 50], to[64 * 60];
+  for (int i = 0; i < n * 50; ++i) from[i] = rank * 10000 + i;
+  for (int i = 0; i < n * 60; ++i) to[i] = -1;
+  MPI_Alltoallv(from, counts_out, at_out, MPI_INT, to, counts_in, at_in, MPI_INT, comm);
+  for (int r = 0; r < n; ++r) {
+    for (int i = 0; i < 60; ++i) {
+      const int want = i < counts_in[r] ? r * 10000 + rank * 50 + i : -1;
+      expect(to[at_in[r] + i] == want, "Alltoallv", at_in[r] + i);
+    }
+  }
+  /* In place: what goes to r and what comes from r have the same length. */
+  for (int r = 0; r < n; ++r) counts_in[r] = rank + r + 1, at_in[r] = r * 60;
+  for (int i = 0; i < n * 60; ++i) to[i] = rank * 10000 + i;
+  MPI_Alltoallv(MPI_IN_PLACE, NULL, NULL, MPI_DATATYPE_NULL, to, counts_in, at_in, MPI_INT, comm);
+  for (int r = 0; r < n; ++r) {
+    for (int i = 0; i < 60; ++i) {
+      const int want = i < counts_in[r] ? r * 10000 + rank * 60 + i : rank * 10000 + r * 60 + i;
+      expect(to[r * 60 + i] == want, "Alltoallv in place", r * 60 + i);
+    }
+  }
+  free(all), free(in), free(matrix), free(columns);
+}
+
+static void everything(MPI_Comm comm) {
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &n);
+  reductions(comm);
+  if (n > 1) broadcasts(comm);
+  exchanges(comm);
+}
+
+/* Between the groups of an intercommunicator all stays MPI's. */
+static void between_groups(void) {
+  int world_rank, world_size;
+  MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+  if (world_size < 2) return;
+  MPI_Comm half, inter;
+  const int color = world_rank % 2;
+  MPI_Comm_split(MPI_COMM_WORLD, color, 0, &half);
+  MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - color, 7, &inter);
+  int one = color == 0 ? 1 : 100, sum = 0, remote = 0;
+  MPI_Comm_remote_size(inter, &remote);
+  MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, inter);
+  expect(sum == remote * (color == 0 ? 100 : 1), "Allreduce between groups", 0);
+  MPI_Comm_free(&inter), MPI_Comm_free(&half);
+}
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  everything(MPI_COMM_WORLD);
+  MPI_Comm copy, part;
+  MPI_Comm_dup(MPI_COMM_WORLD, &copy);
+  everything(copy);
+  MPI_Comm_split(copy, rank == 0 ? 0 : 1, -rank, &part);
+  everything(part);
+  MPI_Comm_free(&part);
+  MPI_Comm_free(&copy);
+  between_groups();
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &n);
+  if (bad == 0) printf("rank %d of %d: all right\n", rank, n);
+  MPI_Finalize();
+  return bad != 0;
+}
