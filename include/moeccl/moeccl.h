@@ -6,6 +6,7 @@
 #include <moeccl/comm.h>
 #include <moeccl/moe.h>
 #include <moeccl/plan.h>
+#include <moeccl/solve.h>
 #include <moeccl/types.h>
 #include <moeccl/version.h>
 

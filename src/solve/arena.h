@@ -1,0 +1,66 @@
+// Scratch memory of a solver: pieces cut one after another from one block. Without a block it only measures, so that
+// the same code that lays out the memory also says how much there must be.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+#include "src/base/status.h"
+
+namespace moeccl::solve {
+
+class Arena {
+ public:
+  Arena() = default;  // measures
+  Arena(void* base, size_t bytes) : base_(static_cast<std::byte*>(base)), bytes_(bytes) {}
+
+  // n elements, not initialised, aligned to 64 bytes.
+  template <class T>
+  T* take(size_t n) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    used_ = (used_ + kAlign - 1) / kAlign * kAlign;
+    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += n * sizeof(T);
+    return at;
+  }
+  size_t used() const { return used_ + kAlign; }  // the block itself may begin anywhere
+  // What is laid out after a mark may be laid out again: scratch that is done with.
+  size_t mark() const { return used_; }
+  void release(size_t mark) { used_ = mark; }
+
+  static constexpr size_t kAlign = 64;
+
+ private:
+  std::byte* base_ = nullptr;
+  size_t bytes_ = 0;
+  size_t used_ = 0;
+};
+
+// The caller's workspace, or our own when there is none.
+class Workspace {
+ public:
+  // Fails when the caller's is too small; the sentence names the function that tells the size.
+  static Result<Workspace> make(void* given, size_t given_bytes, size_t needed, const char* query) {
+    Workspace w;
+    if (given == nullptr) {
+      w.own_ = std::make_unique_for_overwrite<std::byte[]>(needed);
+      given = w.own_.get();
+    } else if (given_bytes < needed) {
+      return error(moecclInvalidArgument, "workspace_bytes is {}: {} says {} (or give workspace NULL)", given_bytes,
+                   query, needed);
+    }
+    const auto address = reinterpret_cast<uintptr_t>(given);
+    const size_t skip = (Arena::kAlign - address % Arena::kAlign) % Arena::kAlign;
+    w.arena_ = Arena(static_cast<std::byte*>(given) + skip, needed - skip);
+    return w;
+  }
+  Arena& arena() { return arena_; }
+
+ private:
+  std::unique_ptr<std::byte[]> own_;
+  Arena arena_;
+};
+
+}  // namespace moeccl::solve

@@ -1,0 +1,29 @@
+// Balanced assignment as a transportation problem: items with a cost for each bin, bins that take exactly their
+// capacity. NetMoE (Eq. 6, 7, 10) copies each bin capacity times and runs Kuhn-Munkres in O(items^3); here bins stay
+// single and paths are searched in the graph of bins, where the length of u -> v is the least price of moving one item.
+#pragma once
+
+#include <cstdint>
+
+#include "src/base/status.h"
+#include "src/solve/arena.h"
+
+namespace moeccl::solve {
+
+inline constexpr int32_t kMostCost = (1 << 30) - 1;
+
+struct Assignment {
+  const int32_t* cost = nullptr;      // [n_items][n_bins], 0 .. kMostCost
+  const int32_t* capacity = nullptr;  // [n_bins], sums to n_items
+  int32_t n_items = 0;
+  int32_t n_bins = 0;
+};
+
+// Names the argument that is wrong.
+Status check(const Assignment& problem);
+size_t assignment_bytes(int32_t n_items, int32_t n_bins);
+// bin[n_items], exact; returns the sum of costs. The problem must have been checked, the arena must hold
+// assignment_bytes(). Deterministic: ties go to the bin and item of the lowest number.
+int64_t assign(const Assignment& problem, int32_t* bin, Arena& arena);
+
+}  // namespace moeccl::solve

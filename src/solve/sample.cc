@@ -1,0 +1,245 @@
+#include "src/solve/sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "src/solve/assignment.h"
+#include "src/solve/sample_cost.h"
+
+namespace moeccl::solve {
+namespace {
+
+constexpr double kDefaultGain = 0.05;
+constexpr int64_t kDefaultPairs = 65536;  // about a millisecond
+// NetMoE Table 2, rows of 4 KiB.
+constexpr double kBetaIntra = 4096 / 400e9 * 1e6, kBetaInter = 4096 / 100e9 * 1e6;
+
+Status check_shape(const moecclSampleProblem_t& p) {
+  const auto between = [](const char* name, int32_t value, int32_t least, int32_t most) -> Status {
+    if (value >= least && value <= most) return {};
+    return error(moecclInvalidArgument, "problem.{} is {}: between {} and {} are possible", name, value, least, most);
+  };
+  MOECCL_TRY(between("n_samples", p.n_samples, 0, 1 << 24));
+  MOECCL_TRY(between("n_experts", p.n_experts, 1, 65535));
+  MOECCL_TRY(between("n_devices", p.n_devices, 1, 1 << 15));
+  MOECCL_TRY(between("n_nodes", p.n_nodes, 1, p.n_devices));
+  if (p.num_gather == nullptr && p.n_samples > 0)
+    return error(moecclInvalidArgument, "problem.num_gather is NULL: give counts[n_samples][n_experts]");
+  return {};
+}
+
+Status check_times(const moecclSampleProblem_t& p) {
+  const struct {
+    const char* name;
+    double value;
+  } times[] = {{"alpha_intra_us", p.alpha_intra_us},
+               {"alpha_inter_us", p.alpha_inter_us},
+               {"beta_intra_us", p.beta_intra_us},
+               {"beta_inter_us", p.beta_inter_us}};
+  for (const auto& t : times)
+    if (!(t.value >= 0) || t.value > 1e12)
+      return error(moecclInvalidArgument, "problem.{} is {}: give a time of 0 or more", t.name, t.value);
+  if (!std::isfinite(p.min_gain) || p.min_gain > 1)
+    return error(moecclInvalidArgument, "problem.min_gain is {}: give a share below 1", p.min_gain);
+  return {};
+}
+
+Status check_map(const char* name, const int32_t* map, int32_t n, int32_t bound) {
+  if (map == nullptr) return {};
+  for (int32_t i = 0; i < n; ++i)
+    if (map[i] < 0 || map[i] >= bound)
+      return error(moecclInvalidArgument, "problem.{}[{}] is {}: between 0 and {} are possible", name, i, map[i],
+                   bound - 1);
+  return {};
+}
+
+// A sample's tokens of both operations are costs of the assignment together: below 2^30.
+Status check_counts(const moecclSampleProblem_t& p) {
+  const auto experts = static_cast<size_t>(p.n_experts);
+  for (int32_t i = 0; i < p.n_samples; ++i) {
+    int64_t all = 0;
+    for (const auto& [name, num] : {std::pair{"num_gather", p.num_gather}, std::pair{"num_scatter", p.num_scatter}}) {
+      if (num == nullptr) continue;
+      const int32_t* row = num + static_cast<size_t>(i) * experts;
+      for (size_t e = 0; e < experts; ++e) {
+        if (row[e] < 0)
+          return error(moecclInvalidArgument, "problem.{}[{}][{}] is {}: counts are 0 or more", name, i, e, row[e]);
+        all += row[e];
+      }
+      if (all > kMostCost)
+        return error(moecclInvalidArgument, "problem.{}: sample {} has {} tokens, at most {} are possible", name, i,
+                     all, kMostCost);
+    }
+  }
+  return {};
+}
+
+// Everything that a solve needs, laid out at once.
+struct Work {
+  Work(const moecclSampleProblem_t& p, Arena& arena) : costs(p, arena) {
+    const auto items = static_cast<size_t>(p.n_samples);
+    const auto devices = static_cast<size_t>(p.n_devices), nodes = static_cast<size_t>(p.n_nodes);
+    now = arena.take<int32_t>(items);
+    best = arena.take<int32_t>(items);
+    node = arena.take<int32_t>(items);
+    list = arena.take<int32_t>(items);
+    bin = arena.take<int32_t>(items);
+    slots = arena.take<int32_t>(devices);
+    local = arena.take<int32_t>(devices);
+    capacity = arena.take<int32_t>(devices);
+    loads = arena.take<NodeLoad>(2 * nodes);
+    cost = arena.take<int32_t>(items * std::max(devices, nodes));
+  }
+
+  SampleCosts costs;
+  int32_t *now, *best, *node, *list, *bin, *slots, *local, *capacity, *cost;
+  NodeLoad* loads;
+};
+
+// Eq. 6 and 10: the least tokens between nodes. Costs are tokens: both operations pass the same channel.
+void solve_nodes(const moecclSampleProblem_t& p, Work& w, Arena& arena) {
+  const auto nodes = static_cast<size_t>(p.n_nodes);
+  std::fill_n(w.capacity, nodes, 0);
+  for (int32_t j = 0; j < p.n_devices; ++j) w.capacity[w.costs.node_of_device(j)] += w.slots[j];
+  for (size_t i = 0; i < static_cast<size_t>(p.n_samples); ++i) {
+    int32_t* cost = w.cost + i * nodes;
+    std::fill_n(cost, nodes, 0);
+    int32_t all = 0;
+    for (int k = 0; k < w.costs.n_ops(); ++k) {
+      const int32_t* node = w.costs.op(k).node + i * nodes;
+      for (size_t n = 0; n < nodes; ++n) cost[n] -= node[n], all += node[n];
+    }
+    for (size_t n = 0; n < nodes; ++n) cost[n] += all;
+  }
+  assign({w.cost, w.capacity, p.n_samples, p.n_nodes}, w.node, arena);
+}
+
+// Eq. 7 for one node: the least tokens between its devices, that is the most that stay on theirs.
+void solve_devices(const moecclSampleProblem_t& p, Work& w, int32_t node, Arena& arena) {
+  int32_t n_items = 0, n_local = 0;
+  for (int32_t i = 0; i < p.n_samples; ++i)
+    if (w.node[i] == node) w.list[n_items++] = i;
+  for (int32_t j = 0; j < p.n_devices; ++j) {
+    if (w.costs.node_of_device(j) != node) continue;
+    w.capacity[n_local] = w.slots[j];
+    w.local[n_local++] = j;
+  }
+  const auto devices = static_cast<size_t>(p.n_devices), width = static_cast<size_t>(n_local);
+  for (int32_t at = 0; at < n_items; ++at) {
+    int32_t* cost = w.cost + static_cast<size_t>(at) * width;
+    int32_t most = 0;
+    for (size_t l = 0; l < width; ++l) {
+      cost[l] = 0;
+      for (int k = 0; k < w.costs.n_ops(); ++k)
+        cost[l] += w.costs.op(k).device[static_cast<size_t>(w.list[at]) * devices + static_cast<size_t>(w.local[l])];
+      most = std::max(most, cost[l]);
+    }
+    for (size_t l = 0; l < width; ++l) cost[l] = most - cost[l];
+  }
+  assign({w.cost, w.capacity, n_items, n_local}, w.bin, arena);
+  for (int32_t at = 0; at < n_items; ++at) w.best[w.list[at]] = w.local[w.bin[at]];
+}
+
+struct Volumes {
+  int64_t inter = 0, intra = 0;
+};
+Volumes sum(const Work& w) {
+  Volumes v;
+  const auto nodes = static_cast<size_t>(w.costs.problem.n_nodes);
+  for (size_t at = 0; at < nodes * static_cast<size_t>(w.costs.n_ops()); ++at) {
+    v.inter += w.loads[at].home;
+    v.intra += w.loads[at].intra;
+  }
+  return v;
+}
+
+// Counts everything and measures the current placement into w.loads and `a`.
+void begin(const moecclSampleProblem_t& p, Work& w, moecclSampleAnswer_t* a) {
+  w.costs.count();
+  std::fill_n(w.slots, p.n_devices, 0);
+  for (int32_t i = 0; i < p.n_samples; ++i) ++w.slots[w.now[i] = w.costs.current(i)];
+  w.costs.measure(w.now, w.loads);
+  const size_t size = a->size;
+  *a = {};
+  a->size = size;
+  a->before_us = w.costs.time_us(w.loads);
+  const Volumes v = sum(w);
+  a->inter_before = v.inter;
+  a->intra_before = v.intra;
+}
+void end(Work& w, const int32_t* placement, moecclSampleAnswer_t* a) {
+  w.costs.measure(placement, w.loads);
+  a->after_us = w.costs.time_us(w.loads);
+  const Volumes v = sum(w);
+  a->inter_after = v.inter;
+  a->intra_after = v.intra;
+  for (int32_t i = 0; i < w.costs.problem.n_samples; ++i) {
+    a->moved += placement[i] != w.now[i];
+    a->moved_nodes += w.costs.node_of_device(placement[i]) != w.costs.node_of_device(w.now[i]);
+  }
+}
+
+}  // namespace
+
+Result<moecclSampleProblem_t> checked(const moecclSampleProblem_t& given) {
+  moecclSampleProblem_t p = given;
+  MOECCL_TRY(check_shape(p));
+  MOECCL_TRY(check_times(p));
+  MOECCL_TRY(check_map("expert_device", p.expert_device, p.n_experts, p.n_devices));
+  MOECCL_TRY(check_map("device_node", p.device_node, p.n_devices, p.n_nodes));
+  MOECCL_TRY(check_map("current", p.current, p.n_samples, p.n_devices));
+  MOECCL_TRY(check_counts(p));
+  if (p.beta_intra_us == 0 && p.beta_inter_us == 0) p.beta_intra_us = kBetaIntra, p.beta_inter_us = kBetaInter;
+  if (p.min_gain == 0) p.min_gain = kDefaultGain;
+  if (p.refine_pairs == 0) p.refine_pairs = kDefaultPairs;
+  return p;
+}
+
+Status check_placement(const moecclSampleProblem_t& p, const int32_t* placement) {
+  std::vector<int32_t> room(static_cast<size_t>(p.n_devices));
+  for (int32_t i = 0; i < p.n_samples; ++i)
+    ++room[static_cast<size_t>(p.current ? p.current[i] : even_group(i, p.n_samples, p.n_devices))];
+  for (int32_t i = 0; i < p.n_samples; ++i) {
+    const int32_t j = placement[i];
+    if (j < 0 || j >= p.n_devices)
+      return error(moecclInvalidArgument, "placement[{}] is {}: between 0 and {} are possible", i, j, p.n_devices - 1);
+    if (--room[static_cast<size_t>(j)] < 0)
+      return error(moecclInvalidArgument, "placement gives device {} more samples than it has now", j);
+  }
+  return {};
+}
+
+size_t sample_bytes(const moecclSampleProblem_t& p) {
+  Arena measure;
+  const Work laid_out(p, measure);
+  return measure.used() + assignment_bytes(p.n_samples, std::max(3, p.n_nodes)) +
+         assignment_bytes(p.n_samples, std::max(3, p.n_devices));
+}
+
+void solve_samples(const moecclSampleProblem_t& p, int32_t* placement, moecclSampleAnswer_t* a, Arena& arena) {
+  Work w(p, arena);
+  begin(p, w, a);
+  solve_nodes(p, w, arena);
+  for (int32_t n = 0; n < p.n_nodes; ++n) solve_devices(p, w, n, arena);
+  w.costs.measure(w.best, w.loads);
+  a->two_stage_us = w.costs.time_us(w.loads);
+  refine_samples(w.costs, w.best, w.loads, std::max<int64_t>(p.refine_pairs, 0));
+  const double found = w.costs.time_us(w.loads);
+  a->gain = a->before_us > 0 ? 1 - found / a->before_us : 0;
+  a->keep = !(a->gain > 0) || a->gain < p.min_gain;
+  std::copy_n(a->keep ? w.now : w.best, p.n_samples, placement);
+  end(w, placement, a);
+}
+
+void evaluate_samples(const moecclSampleProblem_t& p, const int32_t* placement, moecclSampleAnswer_t* a, Arena& arena) {
+  Work w(p, arena);
+  begin(p, w, a);
+  end(w, placement, a);
+  a->two_stage_us = a->after_us;
+  a->gain = a->before_us > 0 ? 1 - a->after_us / a->before_us : 0;
+  a->keep = a->moved == 0;
+}
+
+}  // namespace moeccl::solve

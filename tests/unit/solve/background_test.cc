@@ -1,0 +1,82 @@
+// The background solver: deadlines, older answers, and the current placement when nothing better is known.
+#include <gtest/gtest.h>
+
+#include "tests/unit/solve/random_problems.h"
+
+namespace moeccl::solve {
+namespace {
+
+struct Solver {
+  Solver() { EXPECT_EQ(moecclSampleSolverCreate(&handle), moecclSuccess); }
+  ~Solver() { EXPECT_EQ(moecclSampleSolverDestroy(handle), moecclSuccess); }
+  moecclSampleSolver_t handle = nullptr;
+};
+
+moecclSampleProblem_t problem_of(const std::vector<int32_t>& num, int32_t devices) {
+  moecclSampleProblem_t p = MOECCL_SAMPLE_PROBLEM_INIT;
+  p.n_devices = devices;
+  p.n_nodes = 4;
+  p.n_samples = 4 * devices;
+  p.n_experts = 2 * devices;
+  p.num_gather = num.data();
+  return p;
+}
+
+TEST(BackgroundSolver, GivesWhatTheDirectCallGives) {
+  SplitMix64 random(testing::seed());
+  Solver s;
+  for (int round = 0; round < 5; ++round) {
+    std::vector<int32_t> num = testing::local_routing(random, {64, 32, 16, 500, 0.4});
+    const moecclSampleProblem_t p = problem_of(num, 16);
+    std::vector<int32_t> direct(64), fetched(64, -1);
+    ASSERT_EQ(moecclSolveSamples(&p, direct.data(), nullptr, nullptr, 0), moecclSuccess);
+    ASSERT_EQ(moecclSampleSolverSubmit(s.handle, &p), moecclSuccess);
+    num.assign(num.size(), 0);  // it has its own copy
+    moecclAnswerSource_t source = moecclAnswerCurrent;
+    moecclSampleAnswer_t a{};
+    a.size = sizeof(a);
+    ASSERT_EQ(moecclSampleSolverFetch(s.handle, -1, fetched.data(), &a, &source), moecclSuccess);
+    EXPECT_EQ(source, moecclAnswerFresh);
+    EXPECT_EQ(fetched, direct);
+    EXPECT_GT(a.gain, 0);
+  }
+}
+
+TEST(BackgroundSolver, HasAValidAnswerWhenTimeIsUp) {
+  SplitMix64 random(testing::seed() + 1);
+  Solver s;
+  const std::vector<int32_t> num = testing::local_routing(random, {2048, 1024, 512, 200, 0.4});
+  const moecclSampleProblem_t p = problem_of(num, 512);
+  std::vector<int32_t> placement(2048, -1);
+  ASSERT_EQ(moecclSampleSolverSubmit(s.handle, &p), moecclSuccess);
+  moecclAnswerSource_t source = moecclAnswerFresh;
+  ASSERT_EQ(moecclSampleSolverFetch(s.handle, 0, placement.data(), nullptr, &source), moecclSuccess);
+  // With no time at all the answer is usually the current placement; on a fast machine it may be there already.
+  if (source == moecclAnswerCurrent) {
+    for (int32_t i = 0; i < p.n_samples; ++i) ASSERT_EQ(placement[static_cast<size_t>(i)], i / 4);
+  }
+  ASSERT_EQ(moecclSampleSolverFetch(s.handle, -1, placement.data(), nullptr, &source), moecclSuccess);
+  EXPECT_EQ(source, moecclAnswerFresh);
+
+  // The same problem again: while it is solved, the last answer still gains and is given.
+  ASSERT_EQ(moecclSampleSolverSubmit(s.handle, &p), moecclSuccess);
+  std::vector<int32_t> again(2048, -1);
+  ASSERT_EQ(moecclSampleSolverFetch(s.handle, 0, again.data(), nullptr, &source), moecclSuccess);
+  EXPECT_NE(source, moecclAnswerCurrent);
+  EXPECT_EQ(again, placement);
+}
+
+TEST(BackgroundSolver, RefusesUseBeforeSubmitAndStaleHandles) {
+  moecclSampleSolver_t gone = nullptr;
+  int32_t placement[1];
+  {
+    Solver s;
+    gone = s.handle;
+    EXPECT_EQ(moecclSampleSolverFetch(gone, 0, placement, nullptr, nullptr), moecclInvalidUsage);
+  }
+  EXPECT_EQ(moecclSampleSolverFetch(gone, 0, placement, nullptr, nullptr), moecclInvalidArgument);
+  EXPECT_EQ(moecclSampleSolverDestroy(nullptr), moecclInvalidArgument);
+}
+
+}  // namespace
+}  // namespace moeccl::solve
