@@ -83,20 +83,8 @@ Status Communicator::run_in_turn(uint64_t ticket, const exec::Operation& op, dou
 }
 
 Status Communicator::wait_turn(uint64_t ticket) {
-  if (serving_.load(std::memory_order_acquire) == ticket) return {};
-  turn_waiters_.fetch_add(1);
-  std::unique_lock lock(turn_mutex_);
-  turn_.wait(lock, [&] { return serving_.load(std::memory_order_acquire) == ticket; });
-  turn_waiters_.fetch_sub(1);
+  turns_.wait(ticket);
   return {};
-}
-
-void Communicator::end_turn() {
-  // seq_cst on both, so that either we see the waiter or it sees our store.
-  serving_.fetch_add(1);
-  if (turn_waiters_.load() == 0) return;
-  { const std::lock_guard lock(turn_mutex_); }
-  turn_.notify_all();
 }
 
 Status Communicator::wait_idle() {

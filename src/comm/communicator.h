@@ -1,8 +1,6 @@
 // One rank's membership: everything that its operations need, and their order.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -10,6 +8,7 @@
 
 #include "src/comm/config.h"
 #include "src/comm/selection.h"
+#include "src/comm/turns.h"
 #include "src/driver/fork_page.h"
 #include "src/exec/execution.h"
 #include "src/exec/fabric.h"
@@ -54,11 +53,11 @@ class Communicator {
   Status run_timed(const exec::Operation& op, double* measured_us);
 
   // Operations run in the order in which their calls were made, whatever stream they are on.
-  uint64_t take_ticket() { return next_ticket_.fetch_add(1, std::memory_order_relaxed); }
+  uint64_t take_ticket() { return turns_.take(); }
   Status wait_turn(uint64_t ticket);
-  void end_turn();
+  void end_turn() { turns_.end(); }
   Status wait_idle();
-  bool idle() const { return serving_.load(std::memory_order_acquire) == next_ticket_.load(std::memory_order_relaxed); }
+  bool idle() const { return turns_.idle(); }
 
   Status usable() const;  // the failure, abort or fork that forbids further operations
   void abort();
@@ -85,10 +84,7 @@ class Communicator {
   std::unique_ptr<exec::Fabric> fabric_;
   std::unique_ptr<Selector> selector_;
 
-  std::atomic<uint64_t> next_ticket_{0}, serving_{0};
-  std::mutex turn_mutex_;
-  std::condition_variable turn_;
-  std::atomic<int> turn_waiters_{0};
+  Turns turns_;
 
   std::mutex error_mutex_;
   std::string last_error_, last_error_shown_;

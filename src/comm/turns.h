@@ -1,0 +1,51 @@
+// Turns by ticket: what was called first runs first, whatever thread it runs on. After the last turn has ended, its
+// waiter may destroy this object at once, although the thread that ended it may not yet have returned from end().
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+namespace moeccl::comm {
+
+class Turns {
+ public:
+  // Any thread. The ticket's turn must be waited for and ended.
+  uint64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+
+  // Until the turns of all earlier tickets have ended. No deadline of its own: each of those operations has one.
+  void wait(uint64_t ticket) {
+    if (is_turn(state_.load(std::memory_order_acquire), ticket)) return;  // pairs with the release in end()
+    std::unique_lock lock(mutex_);
+    state_.fetch_add(kWaiter, std::memory_order_relaxed);
+    turn_.wait(lock, [&] { return is_turn(state_.load(std::memory_order_acquire), ticket); });
+    state_.fetch_sub(kWaiter, std::memory_order_relaxed);
+  }
+
+  // Without waiters the exchange is this thread's last touch of the object. With waiters the turn changes under the
+  // lock that they need to see it.
+  void end() {
+    uint64_t state = state_.load(std::memory_order_relaxed);
+    while (state < kWaiter) {
+      if (state_.compare_exchange_weak(state, state + 1, std::memory_order_release, std::memory_order_relaxed)) return;
+    }
+    const std::lock_guard lock(mutex_);
+    state_.fetch_add(1, std::memory_order_release);
+    turn_.notify_all();
+  }
+
+  // Every ticket's turn has ended.
+  bool idle() const { return is_turn(state_.load(std::memory_order_acquire), next_.load(std::memory_order_relaxed)); }
+
+ private:
+  static constexpr uint64_t kWaiter = uint64_t{1} << 48;
+  static bool is_turn(uint64_t state, uint64_t ticket) { return state % kWaiter == ticket; }
+
+  std::atomic<uint64_t> next_{0};
+  std::atomic<uint64_t> state_{0};  // the ticket whose turn it is, and kWaiter times the number of waiting threads
+  std::mutex mutex_;
+  std::condition_variable turn_;
+};
+
+}  // namespace moeccl::comm
