@@ -46,6 +46,8 @@ struct CheckInput {
   const RowExpectation* rows = nullptr;  // instead of the operation's own meaning; required for dispatch and combine
   // [n_ranks] which ranks work in place; null: all or none, as the shape says.
   const std::vector<bool>* in_place = nullptr;
+  // Elements that are moved and then used by nobody are no fault. Everything else is proved as ever.
+  bool allow_waste = false;
 };
 
 // Success, or moecclInternalError with a sentence that names rank, lane, step and chunk and what is wrong there.

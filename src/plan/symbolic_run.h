@@ -83,6 +83,7 @@ class SymbolicRun {
 
   const Plan& plan_;
   std::span<const Binding> bindings_;
+  bool allow_waste_;
   std::vector<UserMemory> users_;
   Values values_;
   std::vector<std::vector<Unit>> user_, staging_;  // [n_ranks][element]

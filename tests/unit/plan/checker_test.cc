@@ -2,10 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <functional>
 #include <string>
 
+#include "tests/support/timing.h"
 #include "tests/unit/plan/hand_plans.h"
 
 namespace moeccl::plan {
@@ -304,12 +304,22 @@ TEST(Checker, ProvesSumsOfRows) {
   EXPECT_NE(check(CheckInput{plan, bindings, &expected}).message().find("ends with zeros"), std::string::npos);
 }
 
+// Unused work may be allowed (MoE's flat and 2DH in the Rows layout, see moe_plan_test); a result that lacks it may
+// not.
+TEST(Checker, AllowedWasteHidesNothingElse) {
+  const Plan plan = broken(broadcast_with_credits(), [](Plan& p) { steps(p, 1).erase(steps(p, 1).begin() + 1); });
+  const std::vector<Binding> bindings = uniform_bindings(plan);
+  CheckInput input{plan, bindings};
+  EXPECT_NE(check(input).message().find("before anyone read what"), std::string::npos);
+  input.allow_waste = true;
+  EXPECT_NE(check(input).message().find("rank 1 ends with"), std::string::npos) << check(input).message();
+}
+
 TEST(Checker, ProvesThirtyThreeRanksQuickly) {
-  const auto start = std::chrono::steady_clock::now();
+  const tests::Stopwatch watch;
   EXPECT_TRUE(check(direct_all_reduce(33, 67, 3)).ok());
   EXPECT_TRUE(check(flat_all_to_all(33, 2, 3)).ok());
-  const auto elapsed = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(elapsed, std::chrono::seconds(20));  // 0.1 s; sanitizers and a busy machine take longer
+  MOECCL_EXPECT_WITHIN(watch, 4000);  // 0.1 s on a quiet machine
 }
 
 }  // namespace
