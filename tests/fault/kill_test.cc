@@ -74,19 +74,19 @@ void loop_until_failure(const Plan& p, int rank, moecclComm_t comm, const std::a
   void* heap[2] = {nullptr, nullptr};
   for (int i = 0; i < 2 && p.heap; ++i) MOECCL_ASSERT_OK(moecclMemAlloc(&heap[i], bytes));
   moecclResult_t result = moecclSuccess;
-  while (result == moecclSuccess && (killed_ms.load() == 0 || now_ms() - killed_ms.load() < 10'000)) {
+  while (result == moecclSuccess && (killed_ms.load() == 0 || fair_now_ms() - killed_ms.load() < patient_ms(10'000))) {
     result = p.heap ? call(p, heap[0], heap[1], comm) : call(p, memory[0], memory[1], comm);
     // A broadcast's root needs nobody; after a while it asks.
     if (result == moecclSuccess) {
       EXPECT_EQ(moecclCommGetAsyncError(comm, &result), moecclSuccess);
     }
   }
-  const int64_t waited = now_ms() - killed_ms.load();
+  const int64_t waited = fair_now_ms() - killed_ms.load();
   const std::string text = moecclGetLastError(comm);
   EXPECT_EQ(result, moecclRemoteError) << moecclGetErrorString(result) << ": " << text;
   EXPECT_NE(text.find("rank " + std::to_string(p.victim)), std::string::npos)
       << "rank " << p.victim << " died: " << text;
-  EXPECT_LE(waited, kLimitMs) << "rank " << rank << " noticed late";
+  EXPECT_LE(waited, patient_ms(kLimitMs)) << "rank " << rank << " noticed late";
   for (int64_t seen = slowest->load(); waited > seen && !slowest->compare_exchange_weak(seen, waited);) {
   }
   for (void* m : heap) EXPECT_EQ(moecclMemFree(m), moecclSuccess);
@@ -112,7 +112,7 @@ TEST(Kill, OfARankInACollectiveIsNamedByEverySurvivor) {
     const auto kill_victim = [&](const std::vector<pid_t>& pid_of_rank) {
       pids = pid_of_rank;
       std::this_thread::sleep_for(std::chrono::microseconds(p.delay_us));
-      times->killed_ms = now_ms();
+      times->killed_ms = fair_now_ms();
       kill(pid_of_rank[static_cast<size_t>(p.victim)], SIGKILL);
     };
     run_ranks(
@@ -122,7 +122,15 @@ TEST(Kill, OfARankInACollectiveIsNamedByEverySurvivor) {
     slowest.push_back(times->slowest_ms);
     for (pid_t pid : pids) EXPECT_NE(kill(pid, 0), 0) << "process " << pid << " is left";
   }
-  EXPECT_EQ(list("/dev/shm"), shm_before);
+  // Programs of others may come and go meanwhile; what they leave behind is not ours for long.
+  const auto left_behind = [&] {
+    std::set<std::string> names = list("/dev/shm");
+    for (const std::string& name : shm_before) names.erase(name);
+    return names;
+  };
+  for (const Stopwatch watch; !left_behind().empty() && watch.ms() < 5000;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(left_behind(), std::set<std::string>());
   if (slowest.empty()) return;
   std::sort(slowest.begin(), slowest.end());
   printf("%zu kills: slowest survivor p50 %ld ms, p99 %ld ms, max %ld ms (limit %d)\n", slowest.size(),
@@ -140,12 +148,12 @@ TEST(Kill, OfAProcessWithSeveralRanksIsNoticedByTheOthers) {
               }
               float value = 1;
               moecclResult_t result = moecclSuccess;
-              const int64_t before = now_ms();
-              while (result == moecclSuccess && now_ms() - before < 5000) {
+              const Stopwatch watch;
+              while (result == moecclSuccess && watch.fair_ms() < patient_ms(5000)) {
                 result = moecclAllReduce(&value, &value, 1, moecclFloat32, moecclMax, comm, nullptr);
               }
               EXPECT_EQ(result, moecclRemoteError) << moecclGetLastError(comm);
-              EXPECT_LT(now_ms() - before, 200 + kLimitMs);
+              MOECCL_EXPECT_WITHIN(watch, 200 + kLimitMs);
               const std::string text = moecclGetLastError(comm);
               EXPECT_TRUE(text.find("rank 1") != std::string::npos || text.find("rank 3") != std::string::npos) << text;
             },
@@ -159,10 +167,10 @@ TEST(Kill, DuringInitIsNamedByTheOthers) {
               moecclConfig_t config = MOECCL_CONFIG_INIT;
               config.init_timeout_ms = 1500;
               moecclComm_t comm = nullptr;
-              const int64_t before = now_ms();
+              const Stopwatch watch;
               const moecclResult_t result = moecclCommInitRankConfig(&comm, 3, unique_id(), rank, &config);
               EXPECT_TRUE(result == moecclTimeout || result == moecclRemoteError) << moecclGetErrorString(result);
-              EXPECT_LT(now_ms() - before, 1500 + 1000);
+              MOECCL_EXPECT_WITHIN(watch, 1500 + 1000);
               const std::string text = moecclGetLastError(nullptr);
               EXPECT_NE(text.find("2"), std::string::npos) << "the missing rank is not named: " << text;
             },

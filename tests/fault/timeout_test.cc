@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <atomic>
 #include <thread>
 
 #include "tests/support/ranks.h"
@@ -13,29 +14,31 @@ class Timeout : public ::testing::TestWithParam<RankMode> {};
 
 constexpr int kTimeoutMs = 700;
 
-void expect_timeout(moecclResult_t result, int64_t waited_ms, const std::string& text,
+void expect_timeout(moecclResult_t result, const Stopwatch& watch, const std::string& text,
                     const std::vector<const char*>& parts) {
   EXPECT_EQ(result, moecclTimeout) << moecclGetErrorString(result) << ": " << text;
-  EXPECT_GE(waited_ms, kTimeoutMs - 50);
-  EXPECT_LE(waited_ms, kTimeoutMs + 1000);
+  EXPECT_GE(watch.ms(), kTimeoutMs - 50);
+  MOECCL_EXPECT_WITHIN(watch, kTimeoutMs + 1000);
   for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " is not named: " << text;
 }
 
 TEST_P(Timeout, NamesTheOperationAndTheMissingRank) {
   RankOptions options{.mode = GetParam()};
   options.config.timeout_ms = kTimeoutMs;
+  Meeting late;  // the missing rank stays until the others have given up
   run_ranks(
       3,
-      [](int rank, moecclComm_t comm) {
+      [&](int rank, moecclComm_t comm) {
         if (rank == 1) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(kTimeoutMs + 1500));
+          EXPECT_TRUE(late.wait_for(2));
           return;
         }
         std::vector<float> data(1000);
-        const int64_t before = now_ms();
+        const Stopwatch watch;
         const moecclResult_t r =
             moecclAllReduce(data.data(), data.data(), data.size(), moecclFloat32, moecclSum, comm, nullptr);
-        expect_timeout(r, now_ms() - before, moecclGetLastError(comm), {"allreduce", "rank 1"});
+        late.arrive();
+        expect_timeout(r, watch, moecclGetLastError(comm), {"allreduce", "rank 1"});
         EXPECT_EQ(moecclAllReduce(data.data(), data.data(), 1, moecclFloat32, moecclSum, comm, nullptr), r)
             << "it stays in its error";
       },
@@ -45,17 +48,19 @@ TEST_P(Timeout, NamesTheOperationAndTheMissingRank) {
 TEST_P(Timeout, NamesSeveralMissingRanks) {
   RankOptions options{.mode = GetParam()};
   options.config.timeout_ms = kTimeoutMs;
+  Meeting late;  // the missing rank stays until the others have given up
   run_ranks(
       5,
-      [](int rank, moecclComm_t comm) {
+      [&](int rank, moecclComm_t comm) {
         if (rank == 1 || rank == 3) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(kTimeoutMs + 1500));
+          EXPECT_TRUE(late.wait_for(3));
           return;
         }
         std::vector<float> in(100), out(500);
-        const int64_t before = now_ms();
+        const Stopwatch watch;
         const moecclResult_t r = moecclAllGather(in.data(), out.data(), 100, moecclFloat32, comm, nullptr);
-        expect_timeout(r, now_ms() - before, moecclGetLastError(comm), {"allgather", "1", "3"});
+        late.arrive();
+        expect_timeout(r, watch, moecclGetLastError(comm), {"allgather", "1", "3"});
       },
       options);
 }
@@ -63,17 +68,19 @@ TEST_P(Timeout, NamesSeveralMissingRanks) {
 TEST_P(Timeout, OfARecvNamesThePeer) {
   RankOptions options{.mode = GetParam()};
   options.config.timeout_ms = kTimeoutMs;
+  Meeting late;  // the missing rank stays until the others have given up
   run_ranks(
       2,
-      [](int rank, moecclComm_t comm) {
+      [&](int rank, moecclComm_t comm) {
         if (rank == 1) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(kTimeoutMs + 1500));
+          EXPECT_TRUE(late.wait_for(1));
           return;
         }
         float value = 0;
-        const int64_t before = now_ms();
+        const Stopwatch watch;
         const moecclResult_t r = moecclRecv(&value, 1, moecclFloat32, 1, comm, nullptr);
-        expect_timeout(r, now_ms() - before, moecclGetLastError(comm), {"rank 1"});
+        late.arrive();
+        expect_timeout(r, watch, moecclGetLastError(comm), {"rank 1"});
       },
       options);
 }
@@ -85,9 +92,9 @@ TEST_P(Timeout, OfInitNamesTheMissingRanks) {
               moecclConfig_t config = MOECCL_CONFIG_INIT;
               config.init_timeout_ms = kTimeoutMs;
               moecclComm_t comm = nullptr;
-              const int64_t before = now_ms();
+              const Stopwatch watch;
               const moecclResult_t r = moecclCommInitRankConfig(&comm, 4, unique_id(), rank, &config);
-              expect_timeout(r, now_ms() - before, moecclGetLastError(nullptr), {"2"});
+              expect_timeout(r, watch, moecclGetLastError(nullptr), {"2"});
             },
             {.mode = GetParam(), .init = false});
 }
@@ -100,24 +107,28 @@ INSTANTIATE_TEST_SUITE_P(Modes, Timeout, ::testing::Values(RankMode::kThreads, R
 TEST(TimeoutOfProcess, AStoppedProcessIsNamedAndHarmsNothingWhenItGoesOn) {
   RankOptions options{.mode = RankMode::kProcesses};
   options.config.timeout_ms = kTimeoutMs;
-  options.on_running = [](const std::vector<pid_t>& pid_of_rank) {
+  Meeting failed;
+  Shared<std::atomic<int64_t>> stopped_ms;
+  options.on_running = [&](const std::vector<pid_t>& pid_of_rank) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    stopped_ms->store(fair_now_ms());
     kill(pid_of_rank[2], SIGSTOP);
-    std::this_thread::sleep_for(std::chrono::milliseconds(kTimeoutMs + 1200));
+    EXPECT_TRUE(failed.wait_for(2));
     kill(pid_of_rank[2], SIGCONT);
   };
   run_ranks(
       3,
-      [](int rank, moecclComm_t comm) {
+      [&](int rank, moecclComm_t comm) {
         std::vector<float> data(5000, 1);
         moecclResult_t r = moecclSuccess;
-        const int64_t begin = now_ms();
-        while (r == moecclSuccess && now_ms() - begin < 10'000) {
+        const Stopwatch watch;
+        while (r == moecclSuccess && watch.fair_ms() < patient_ms(10'000)) {
           r = moecclAllReduce(data.data(), data.data(), data.size(), moecclFloat32, moecclMax, comm, nullptr);
         }
+        failed.arrive();
         EXPECT_NE(r, moecclSuccess);
         if (rank == 2) return;
-        EXPECT_LE(now_ms() - begin, 100 + kTimeoutMs + 1000);
+        EXPECT_LE(fair_now_ms() - stopped_ms->load(), patient_ms(kTimeoutMs + 1000));
         // The first to time out may be the one that the other names.
         const std::string text = moecclGetLastError(comm);
         EXPECT_NE(text.find("rank 2"), std::string::npos) << moecclGetErrorString(r) << ": " << text;

@@ -8,6 +8,7 @@
 
 #include "kernels/table.h"
 #include "src/exec/fabric.h"
+#include "tests/support/timing.h"
 #include "transport/shm/shm_link.h"
 
 namespace moeccl::tests {
@@ -26,7 +27,7 @@ class Fabrics {
       f->own = segments[r];
       f->half_bytes = staging_bytes / 2;
       f->kernels = &kernels::best();
-      f->timeout_ms = 20'000;
+      f->timeout_ms = patient_ms(20'000);
       f->spin_polls = 40;
       f->sent.assign(n * transport::kSigsPerPeer, 0);
       f->awaited = f->sent;

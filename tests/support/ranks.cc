@@ -86,8 +86,8 @@ bool obtain_id(Arena& arena, bool mine) {
 
 moecclConfig_t config_of(const RankOptions& options) {
   moecclConfig_t config = options.config;
-  if (config.timeout_ms == 0) config.timeout_ms = 20'000;
-  if (config.init_timeout_ms == 0) config.init_timeout_ms = 20'000;
+  if (config.timeout_ms == 0) config.timeout_ms = static_cast<int32_t>(patient_ms(20'000));
+  if (config.init_timeout_ms == 0) config.init_timeout_ms = static_cast<int32_t>(patient_ms(20'000));
   return config;
 }
 
@@ -154,7 +154,10 @@ std::string describe(const Run& run, int rank) {
 class Collector {
  public:
   Collector(const Run& run, std::vector<pid_t> pids, int report_fd)
-      : run_(run), pids_(std::move(pids)), report_fd_(report_fd), deadline_ms_(now_ms() + run.options.deadline_ms) {
+      : run_(run),
+        pids_(std::move(pids)),
+        report_fd_(report_fd),
+        deadline_ms_(fair_now_ms() + patient_ms(run.options.deadline_ms)) {
     for (int r = 0; r < run.n; ++r) pid_of_rank_.push_back(pids_[static_cast<size_t>(r) % pids_.size()]);
     reported_.resize(static_cast<size_t>(run.n));
     exited_.resize(pids_.size());
@@ -162,7 +165,7 @@ class Collector {
 
   bool collect() {
     bool released = false;
-    while (!finished() && now_ms() < deadline_ms_) {
+    while (!finished() && fair_now_ms() < deadline_ms_) {
       if (!released && static_cast<int>(run_.arena.n_ready.load()) == run_.n) {
         released = true;
         if (run_.options.on_ready) run_.options.on_ready(pid_of_rank_);
@@ -247,8 +250,8 @@ class Collector {
       ok_ = false;
       for (size_t r = i; r < static_cast<size_t>(run_.n); r += pids_.size()) {
         if (!reported_[r])
-          ADD_FAILURE() << describe(run_, static_cast<int>(r)) << " still hangs after " << run_.options.deadline_ms
-                        << " ms: killed";
+          ADD_FAILURE() << describe(run_, static_cast<int>(r)) << " still hangs after "
+                        << patient_ms(run_.options.deadline_ms) << " ms: killed";
       }
       kill(pids_[i], SIGKILL);
       waitpid(pids_[i], nullptr, 0);
@@ -321,6 +324,15 @@ void set_note(const std::string& note) {
   slot.note_length.store(static_cast<uint32_t>(length), std::memory_order_release);  // read in describe
 }
 
+bool Meeting::wait_for(int n) const {
+  const Stopwatch watch;
+  while (here_->load() < n) {
+    if (watch.fair_ms() > patient_ms(15'000)) return false;
+    nap();
+  }
+  return true;
+}
+
 double test_scale() {
   const char* text = getenv("MOECCL_TEST_SCALE");
   if (text != nullptr) return atof(text);
@@ -338,12 +350,6 @@ uint64_t test_seed() {
     return s;
   }();
   return seed;
-}
-
-int64_t now_ms() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return int64_t{t.tv_sec} * 1000 + t.tv_nsec / 1'000'000;
 }
 
 }  // namespace moeccl::testing

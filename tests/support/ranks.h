@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/types.h>
 
+#include <atomic>
 #include <functional>
 #include <new>
 #include <ostream>
@@ -22,8 +23,15 @@
 #include <vector>
 
 #include "moeccl/moeccl.h"
+#include "tests/support/timing.h"
 
 namespace moeccl::testing {
+
+using tests::fair_now_ms;
+using tests::free_port;
+using tests::now_ms;
+using tests::patient_ms;
+using tests::Stopwatch;
 
 enum class RankMode {
   kThreads,    // all ranks are threads of one process
@@ -36,8 +44,8 @@ inline std::ostream& operator<<(std::ostream& out, RankMode mode) { return out <
 struct RankOptions {
   RankMode mode = RankMode::kThreads;
   moecclConfig_t config =
-      MOECCL_CONFIG_INIT;      // timeouts of 0 become 20 s here, so that a hang is the library's finding
-  int deadline_ms = 60'000;    // for all of it; what is left then is killed and reported
+      MOECCL_CONFIG_INIT;      // timeouts of 0 become 20 s here (patient_ms), so that a hang is the library's finding
+  int deadline_ms = 60'000;    // for all of it (patient_ms); what is left then is killed and reported
   bool init = true;            // false: fn gets a null comm and may join with unique_id() itself
   bool destroy = true;         // false: fn destroys its communicator itself
   bool check_leaks = true;     // under LeakSanitizer, at the end of each process
@@ -65,8 +73,6 @@ int scaled(int n);  // at least 1
 // printed once, so that the run can be replayed.
 uint64_t test_seed();
 
-int64_t now_ms();  // CLOCK_MONOTONIC, the same in all processes
-
 // One T that the test and all its ranks share. Make it before run_ranks.
 template <class T>
 class Shared {
@@ -82,6 +88,22 @@ class Shared {
 
  private:
   T* value_;
+};
+
+// Where the ranks of a test wait for one another without the library. Make it before run_ranks.
+class Meeting {
+ public:
+  void arrive() { here_->fetch_add(1); }
+  // Until n have arrived in all; false after a generous while, so that a rank that failed does not hang the others.
+  bool wait_for(int n) const;
+  // Both, for a meeting of n ranks that each takes part once.
+  bool meet(int n) {
+    arrive();
+    return wait_for(n);
+  }
+
+ private:
+  Shared<std::atomic<int>> here_;
 };
 
 }  // namespace moeccl::testing

@@ -1,6 +1,9 @@
 // What the others are told when a rank is missing, doubled, different, dead or at odds: always who, always soon.
 #include <sys/prctl.h>
 
+#include <atomic>
+#include <optional>
+
 #include "src/base/random.h"
 #include "src/base/wire.h"
 #include "src/bootstrap/handshake.h"
@@ -10,8 +13,7 @@
 namespace moeccl::bootstrap {
 namespace {
 
-Deadline soon() { return Deadline::after_ms(20'000); }
-double seconds_since(int64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-9; }
+Deadline soon() { return Deadline::after_ms(patient_ms(20'000)); }
 
 Status join_and_close(const moecclUniqueId& id, int rank, int n_ranks, Deadline deadline = soon()) {
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(id, rank, n_ranks, deadline));
@@ -21,14 +23,14 @@ Status join_and_close(const moecclUniqueId& id, int rank, int n_ranks, Deadline 
 
 TEST(Failure, MissingRanksAreNamedAtTheDeadlineOfARank) {
   std::unique_ptr<Root> root = start_root();
-  const int64_t start = now_ns();
+  const Stopwatch watch;
   for (const Status& s : run_threads(3, [&](int i) {
-         return join_and_close(root->id(), i * 2, 8, Deadline::after_ms(300));  // 0, 2, 4 of 8
+         return join_and_close(root->id(), i * 2, 8, Deadline::after_ms(patient_ms(300)));  // 0, 2, 4 of 8
        })) {
     EXPECT_EQ(s.code(), moecclTimeout);
     EXPECT_TRUE(contains(s.message(), "ranks 1, 3, 5-7 of 8 did not join")) << s.message();
   }
-  EXPECT_LT(seconds_since(start), 1.3);
+  MOECCL_EXPECT_WITHIN(watch, 1300);
 }
 
 TEST(Failure, MissingRanksAreNamedAtTheDeadlineOfTheRoot) {
@@ -40,14 +42,17 @@ TEST(Failure, MissingRanksAreNamedAtTheDeadlineOfTheRoot) {
 }
 
 TEST(Failure, ARankThatNeverCallsIsNamed) {
+  std::atomic<int> n_given_up = 0;
   std::unique_ptr<Root> root = start_root();
   const auto body = [&](int rank) -> Status {
     MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(root->id(), rank, 3, soon()));
     if (rank == 1) {
-      ::usleep(800'000);
+      EXPECT_TRUE(eventually([&] { return n_given_up == 2; }));
       return {};
     }
-    return session->barrier(Deadline::after_ms(300));
+    const Status s = session->barrier(Deadline::after_ms(300));
+    ++n_given_up;
+    return s;
   };
   const std::vector<Status> results = run_threads(3, body);
   for (const int rank : {0, 2}) {
@@ -59,7 +64,7 @@ TEST(Failure, ARankThatNeverCallsIsNamed) {
 
 TEST(Failure, ADoubledRankIsNamedToAll) {
   std::unique_ptr<Root> root = start_root();
-  const int64_t start = now_ns();
+  const Stopwatch watch;
   const int ranks[] = {0, 1, 1};
   for (const Status& s : run_threads(3, [&](int i) { return join_and_close(root->id(), ranks[i], 4); })) {
     EXPECT_EQ(s.code(), moecclMismatch);
@@ -69,17 +74,17 @@ TEST(Failure, ADoubledRankIsNamedToAll) {
   // Those who come later are told too.
   const Status late = join_and_close(root->id(), 3, 4);
   EXPECT_TRUE(contains(late.message(), "rank 1 was joined twice")) << late.message();
-  EXPECT_LT(seconds_since(start), 1);
+  MOECCL_EXPECT_WITHIN(watch, 1000);
 }
 
 TEST(Failure, DifferentGroupSizesAreNamedToAll) {
   std::unique_ptr<Root> root = start_root();
-  const int64_t start = now_ns();
+  const Stopwatch watch;
   for (const Status& s : run_threads(2, [&](int rank) { return join_and_close(root->id(), rank, 4 + rank); })) {
     EXPECT_EQ(s.code(), moecclMismatch);
     for (const char* part : {"rank 0", "rank 1", "4", "5"}) EXPECT_TRUE(contains(s.message(), part)) << s.message();
   }
-  EXPECT_LT(seconds_since(start), 1);
+  MOECCL_EXPECT_WITHIN(watch, 1000);
 }
 
 TEST(Failure, BadArgumentsAreRefusedBeforeAnythingIsSent) {
@@ -119,7 +124,7 @@ TEST(Failure, ARankThatLeavesGivesUpOrFailsIsNamed) {
   };
   for (const auto& c : cases) {
     std::unique_ptr<Root> root = start_root();
-    const int64_t start = now_ns();
+    const Stopwatch watch;
     const auto body = [&](int rank) -> Status {
       MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::join(root->id(), rank, 3, soon()));
       if (rank != 2) return session->barrier(soon());
@@ -132,7 +137,7 @@ TEST(Failure, ARankThatLeavesGivesUpOrFailsIsNamed) {
       EXPECT_TRUE(contains(results[rank].message(), "rank 2 (process ")) << results[rank].message();
       EXPECT_TRUE(contains(results[rank].message(), c.sentence)) << results[rank].message();
     }
-    EXPECT_LT(seconds_since(start), 1);
+    MOECCL_EXPECT_WITHIN(watch, 1000);
   }
 }
 
@@ -162,12 +167,12 @@ TEST(Failure, AProcessKilledWhileRanksGatherIsNamedWithinASecond) {
       }
       return 0;
     });
-    int64_t killed_ns = 0;
+    std::optional<Stopwatch> since_kill;
     std::thread killer([&] {
       std::byte byte;
       EXPECT_TRUE(driver::recv_exact(joined.first.get(), std::span(&byte, 1), soon()).ok());
       ::usleep(static_cast<useconds_t>(random.below(5000)));
-      killed_ns = now_ns();
+      since_kill.emplace();
       victim.kill(0);
     });
     const std::vector<Status> results = run_threads(3, [&](int thread) -> Status {
@@ -176,7 +181,7 @@ TEST(Failure, AProcessKilledWhileRanksGatherIsNamedWithinASecond) {
       for (;;) MOECCL_TRY(session->all_gather({}, soon()).status());
     });
     killer.join();
-    EXPECT_LT(seconds_since(killed_ns), 1);
+    MOECCL_EXPECT_WITHIN(*since_kill, 1000);
     for (const Status& s : results) {
       EXPECT_EQ(s.code(), moecclRemoteError);
       EXPECT_TRUE(contains(s.message(), format("rank 2 (process {})", victim.pid(0)))) << s.message();
@@ -189,16 +194,17 @@ TEST(Failure, AProcessKilledWhileRanksGatherIsNamedWithinASecond) {
 TEST(Failure, AProcessKilledWhileRanksJoinIsNamed) {
   SplitMix64 random(6);
   int n_named_at_once = 0;
-  for (int i = 0; i < 10; ++i) {
+  // At least 10, and on until one was killed late enough.
+  for (int i = 0; i < 10 || (n_named_at_once == 0 && i < 60); ++i) {
     std::unique_ptr<Root> root = start_root();
     Children victim;
     victim.start([&] { return Session::join(root->id(), 2, 4, soon()).ok() ? 0 : 1; });
     std::thread killer([&] {
-      ::usleep(static_cast<useconds_t>(random.below(80'000)));
+      ::usleep(static_cast<useconds_t>(random.below(80'000) * static_cast<uint64_t>(1 + i / 10)));
       victim.kill(0);
     });
-    const std::vector<Status> results =
-        run_threads(2, [&](int rank) { return Session::join(root->id(), rank, 4, Deadline::after_ms(500)).status(); });
+    const std::vector<Status> results = run_threads(
+        2, [&](int rank) { return Session::join(root->id(), rank, 4, Deadline::after_ms(patient_ms(500))).status(); });
     killer.join();
     for (const Status& s : results) {
       EXPECT_TRUE(contains(s.message(), s.code() == moecclTimeout ? "ranks 2-3 of 4 did not join"
@@ -231,9 +237,9 @@ TEST(Failure, AKilledProcessIsNoticedThoughItsChildKeepsTheSocket) {
   std::byte byte;
   ASSERT_TRUE(driver::recv_exact(ready.first.get(), std::span(&byte, 1), soon()).ok());
   victim.kill(0);
-  const int64_t start = now_ns();
+  const Stopwatch watch;
   const Status s = (*session)->barrier(soon());
-  EXPECT_LT(seconds_since(start), 1);
+  MOECCL_EXPECT_WITHIN(watch, 1000);
   EXPECT_TRUE(contains(s.message(), format("rank 1 (process {})", victim.pid(0)))) << s.message();
 }
 
@@ -255,23 +261,23 @@ TEST(Failure, TheDeathOfTheRootsProcessNamesItAndItsRank) {
     ::usleep(50'000);
     host.kill(0);
   });
-  const int64_t start = now_ns();
+  const Stopwatch watch;
   const Status s = (*session)->barrier(soon());
   killer.join();
-  EXPECT_LT(seconds_since(start), 1);
+  MOECCL_EXPECT_WITHIN(watch, 1000);
   EXPECT_EQ(s.code(), moecclRemoteError);
   EXPECT_TRUE(contains(s.message(), format("process {} with rank 0", host.pid(0)))) << s.message();
   // And for one that comes now.
   const Status late = join_and_close(id, 1, 2);
   EXPECT_EQ(late.code(), moecclRemoteError);
-  EXPECT_LT(seconds_since(start), 2);
+  MOECCL_EXPECT_WITHIN(watch, 2000);
 }
 
 TEST(Failure, AnotherVersionIsNamedToAllAtOnce) {
   std::unique_ptr<Root> root = start_root();
   Result<UniqueId> id = decode_unique_id(root->id());
   ASSERT_TRUE(id.ok());
-  const int64_t start = now_ns();
+  const Stopwatch watch;
   Status seen_by_newer;
   std::thread newer([&] {
     ::usleep(50'000);
@@ -283,7 +289,7 @@ TEST(Failure, AnotherVersionIsNamedToAllAtOnce) {
   });
   const Status s = join_and_close(root->id(), 0, 2);
   newer.join();
-  EXPECT_LT(seconds_since(start), 2);
+  MOECCL_EXPECT_WITHIN(watch, 2000);
   for (const Status& status : {s, seen_by_newer}) {
     EXPECT_EQ(status.code(), moecclUnsupported);
     EXPECT_TRUE(contains(status.message(), format("protocol {} ", kProtocolVersion))) << status.message();

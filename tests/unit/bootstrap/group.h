@@ -15,10 +15,14 @@
 #include "src/base/clock.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/driver/socket.h"
+#include "tests/support/timing.h"
 
 namespace moeccl::bootstrap {
 
-inline std::unique_ptr<Root> start_root(int64_t timeout_ms = 20'000, const std::string& socket_addr = "") {
+using tests::patient_ms;
+using tests::Stopwatch;
+
+inline std::unique_ptr<Root> start_root(int64_t timeout_ms = patient_ms(20'000), const std::string& socket_addr = "") {
   RootOptions options;
   options.timeout_ms = timeout_ms;
   options.socket_addr = socket_addr;
@@ -56,7 +60,7 @@ class Children {
   void start(const std::function<int()>& body) {
     const pid_t pid = ::fork();
     if (pid == 0) {
-      ::alarm(60);  // an orphan does not stay
+      ::alarm(static_cast<unsigned>(patient_ms(60)));  // an orphan does not stay
       ::_exit(body());
     }
     pids_.push_back(pid);
@@ -64,7 +68,7 @@ class Children {
   pid_t pid(size_t i) const { return pids_[i]; }
   void kill(size_t i) { ::kill(pids_[i], SIGKILL); }
   // The exit code; -1 for a death by signal or when the time is over.
-  int wait(size_t i, int64_t ms = 30'000) {
+  int wait(size_t i, int64_t ms = patient_ms(30'000)) {
     if (pids_[i] <= 0) return -1;
     const Deadline deadline = Deadline::after_ms(ms);
     int state = 0;
@@ -90,7 +94,7 @@ inline std::vector<std::byte> blob_of(int rank, size_t n_bytes) {
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Ends when `done` is true or after `ms`; what it was at the end.
-inline bool eventually(const std::function<bool()>& done, int64_t ms = 5000) {
+inline bool eventually(const std::function<bool()>& done, int64_t ms = patient_ms(5000)) {
   const Deadline deadline = Deadline::after_ms(ms);
   while (!done()) {
     if (deadline.passed()) return false;

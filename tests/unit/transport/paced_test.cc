@@ -36,9 +36,9 @@ TEST(PacedLink, SignalIsVisibleWhenItsBytesHaveCrossed) {
   const int64_t start = now_ns();
   link.wrote(1'000'000);
   ASSERT_TRUE(link.signal(0, 1, 0).ok());
-  const int64_t took = c.visible(0, 2, 1) - start;
-  EXPECT_GE(took, 1'050'000);
-  EXPECT_LE(took, 3'000'000);  // the clock runs on between the two readings
+  const int64_t end = now_ns();
+  EXPECT_GE(c.visible(0, 2, 1) - start, 1'050'000);
+  EXPECT_LE(c.visible(0, 2, 1) - end, 1'050'000);
 }
 
 TEST(PacedLink, RanksOfAGroupShareItsUplink) {
@@ -60,7 +60,8 @@ TEST(PacedLink, DirectionsAreIndependent) {
   back.wrote(1'000'000);
   ASSERT_TRUE(there.signal(0, 1, 0).ok());
   ASSERT_TRUE(back.signal(0, 1, 0).ok());
-  EXPECT_LE(c.visible(2, 0, 1) - start, 1'900'000);
+  EXPECT_GE(c.visible(2, 0, 1) - start, 1'050'000);
+  EXPECT_LE(c.visible(2, 0, 1) - now_ns(), 1'050'000);
 }
 
 TEST(PacedLink, SignalWithoutBytesTakesTheLatencyAlone) {
@@ -69,7 +70,7 @@ TEST(PacedLink, SignalWithoutBytesTakesTheLatencyAlone) {
   const int64_t start = now_ns();
   ASSERT_TRUE(link.signal(0, 1, 0).ok());
   EXPECT_GE(c.visible(0, 2, 1) - start, 50'000);
-  EXPECT_LE(c.visible(0, 2, 1) - start, 900'000);
+  EXPECT_LE(c.visible(0, 2, 1) - now_ns(), 50'000);
 }
 
 }  // namespace
