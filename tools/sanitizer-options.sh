@@ -3,3 +3,6 @@ export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:abort
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:exitcode=66
 export LSAN_OPTIONS=report_objects=0
+# Reduced size, for tools/test and .ci/run: test_scale() is 0.1 under sanitizers, and these cases are left out because each
+# takes a minute or more there and runs no code that the smaller ones do not. tools/sanitize runs everything.
+reduced_filter='-*HiddenOf7168*:*HiddenOf16383Bytes*:*SixteenRanks*:*FifteenRanks*:*Metadata*'
