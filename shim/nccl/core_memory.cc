@@ -16,7 +16,7 @@ namespace {
 // What the program got from MoECCL and may give back.
 struct Ours {
   std::mutex mutex;
-  std::unordered_map<void*, size_t> allocations;                           // MemAlloc
+  std::unordered_map<void*, bool> allocations;                             // MemAlloc; true: of a device
   std::unordered_map<ncclWindow_t, std::pair<ncclComm_t, void*>> windows;  // the communicator and its registration
 };
 Ours& ours() {
@@ -53,19 +53,35 @@ ncclResult_t MemAlloc(void** ptr, size_t size) {
   *ptr = nullptr;
   std::string reason;
   if (wants_nccl(&reason)) return MOECCL_FORWARD(MemAlloc, ptr, size);
-  const ncclResult_t result = from_moeccl(moecclMemAlloc(ptr, size));
-  if (result != ncclSuccess) return result;
+  // A program on a GPU expects memory that its kernels reach.
+  const bool on_device = moeccl_serves_cuda();
+  if (on_device) {
+    *ptr = device::allocate(size);
+    if (*ptr == nullptr) {
+      return fail(ncclUnhandledCudaError, "ncclMemAlloc: the device gives no " + std::to_string(size) + " bytes");
+    }
+  } else {
+    const ncclResult_t result = from_moeccl(moecclMemAlloc(ptr, size));
+    if (result != ncclSuccess) return result;
+  }
   const std::lock_guard lock(ours().mutex);
-  ours().allocations.emplace(*ptr, size);
+  ours().allocations.emplace(*ptr, on_device);
   return ncclSuccess;
 }
 
 ncclResult_t MemFree(void* ptr) {
   if (ptr == nullptr) return ncclSuccess;
-  bool known = false;
+  bool known = false, on_device = false;
   {
     const std::lock_guard lock(ours().mutex);
-    known = ours().allocations.erase(ptr) > 0;
+    if (const auto found = ours().allocations.find(ptr); found != ours().allocations.end()) {
+      known = true;
+      on_device = found->second;
+      ours().allocations.erase(found);
+    }
+  }
+  if (known && on_device) {
+    return device::release(ptr) ? ncclSuccess : fail(ncclUnhandledCudaError, "ncclMemFree: the device refuses");
   }
   if (known) return from_moeccl(moecclMemFree(ptr));
   if (real_if_open() != nullptr) return MOECCL_FORWARD(MemFree, ptr);

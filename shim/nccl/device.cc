@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdint>
+#include <cstdlib>
 
 namespace moeccl::shim::device {
 namespace {
@@ -16,7 +17,12 @@ struct Driver {
   int (*set_context)(void*) = nullptr;
   int (*pointer_attribute)(void*, int, uint64_t) = nullptr;
   int (*synchronize)(void*) = nullptr;
-  int (*copy_to_host)(void*, uint64_t, size_t) = nullptr;
+  int (*copy_to_host)(void*, uint64_t, size_t, void*) = nullptr;
+  int (*context)(void**) = nullptr;
+  int (*allocate)(uint64_t*, size_t) = nullptr;
+  int (*release)(uint64_t) = nullptr;
+  int (*create_stream)(void**, unsigned) = nullptr;
+  int (*destroy_stream)(void*) = nullptr;
   bool usable = false;
 };
 
@@ -33,7 +39,9 @@ bool find(void* library, const char* name, F& function) {
 const Driver& driver() {
   static const Driver found = [] {
     Driver d;
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    // The variable is MoECCL's own; `none` is no file, so that there is no CUDA.
+    const char* name = std::getenv("MOECCL_CUDA_DRIVER");
+    void* library = dlopen(name != nullptr && *name != '\0' ? name : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return d;
     int devices = 0;
     d.usable = find(library, "cuInit", d.init) && find(library, "cuDeviceGetCount", d.device_count) &&
@@ -42,8 +50,11 @@ const Driver& driver() {
                find(library, "cuCtxSetCurrent", d.set_context) &&
                find(library, "cuPointerGetAttribute", d.pointer_attribute) &&
                find(library, "cuStreamSynchronize", d.synchronize) &&
-               find(library, "cuMemcpyDtoH_v2", d.copy_to_host) && d.init(0) == 0 && d.device_count(&devices) == 0 &&
-               devices > 0;
+               find(library, "cuMemcpyDtoHAsync_v2", d.copy_to_host) && find(library, "cuCtxGetCurrent", d.context) &&
+               find(library, "cuMemAlloc_v2", d.allocate) && find(library, "cuMemFree_v2", d.release) &&
+               find(library, "cuStreamCreate", d.create_stream) &&
+               find(library, "cuStreamDestroy_v2", d.destroy_stream) && d.init(0) == 0 &&
+               d.device_count(&devices) == 0 && devices > 0;
     return d;
   }();
   return found;
@@ -54,8 +65,9 @@ const Driver& driver() {
 bool present() { return driver().usable; }
 
 int current() {
-  int ordinal = -1;
-  return present() && driver().context_device(&ordinal) == 0 ? ordinal : -1;
+  int ordinal = 0;
+  if (!present()) return -1;
+  return driver().context_device(&ordinal) == 0 ? ordinal : 0;
 }
 
 bool use(int ordinal) {
@@ -74,8 +86,36 @@ bool owns(const void* pointer) {
 }
 
 bool read(void* to, const void* from, size_t bytes, void* stream) {
-  return present() && driver().synchronize(stream) == 0 &&
-         driver().copy_to_host(to, reinterpret_cast<uint64_t>(from), bytes) == 0;
+  return present() && driver().copy_to_host(to, reinterpret_cast<uint64_t>(from), bytes, stream) == 0 &&
+         driver().synchronize(stream) == 0;
 }
+
+void* allocate(size_t bytes) {
+  uint64_t address = 0;
+  void* context = nullptr;
+  if (!present() || driver().context(&context) != 0 || (context == nullptr && !use(current()))) return nullptr;
+  return driver().allocate(&address, bytes > 0 ? bytes : 1) == 0 ? reinterpret_cast<void*>(address) : nullptr;
+}
+
+bool release(void* pointer) { return present() && driver().release(reinterpret_cast<uint64_t>(pointer)) == 0; }
+
+Probe::Probe() {
+  constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
+  const int ordinal = current();
+  if (ordinal < 0 || driver().context(&context_before_) != 0 || !use(ordinal)) return;
+  uint64_t address = 0;
+  if (driver().allocate(&address, 8) != 0) return;
+  word_ = reinterpret_cast<void*>(address);
+  if (driver().create_stream(&stream_, kNonBlocking) != 0) stream_ = nullptr;
+}
+
+Probe::~Probe() {
+  if (!present()) return;
+  if (stream_ != nullptr) (void)driver().destroy_stream(stream_);
+  if (word_ != nullptr) (void)driver().release(reinterpret_cast<uint64_t>(word_));
+  (void)driver().set_context(context_before_);
+}
+
+bool Probe::synchronize() const { return driver().synchronize(stream_) == 0; }
 
 }  // namespace moeccl::shim::device

@@ -8,7 +8,8 @@ namespace moeccl::shim::device {
 
 // Whether CUDA's driver is here and has a device for this process. The first call may initialise the driver.
 bool present();
-// The ordinal of the calling thread's current device; -1 when there is none.
+// The ordinal of the calling thread's current device; 0, the CUDA runtime's default, when none was chosen; -1 without
+// CUDA.
 int current();
 // Makes the device current for the calling thread. False when it cannot; ordinal < 0 is nothing to do.
 bool use(int ordinal);
@@ -16,5 +17,27 @@ bool use(int ordinal);
 bool owns(const void* pointer);
 // Copies bytes of device memory to the host, after what is on the stream before. False on failure.
 bool read(void* to, const void* from, size_t bytes, void* stream);
+
+// Memory of the current device, which becomes so if none was; null when there is none left. Given back by release().
+void* allocate(size_t bytes);
+bool release(void* pointer);
+
+// A word of memory and a stream of the current device, which is current for the calling thread while this lives.
+class Probe {
+ public:
+  Probe();
+  ~Probe();
+  Probe(const Probe&) = delete;
+  Probe& operator=(const Probe&) = delete;
+  bool ok() const { return stream_ != nullptr; }
+  void* word() const { return word_; }  // 8 bytes
+  void* stream() const { return stream_; }
+  bool synchronize() const;
+
+ private:
+  void* context_before_ = nullptr;
+  void* word_ = nullptr;
+  void* stream_ = nullptr;
+};
 
 }  // namespace moeccl::shim::device

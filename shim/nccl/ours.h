@@ -3,7 +3,7 @@
 
 namespace moeccl::shim {
 
-// Whether the loaded MoECCL takes CUDA memory and CUDA streams.
+// Whether the loaded MoECCL takes this process's CUDA memory: tried at the first call, where there is a device.
 bool moeccl_serves_cuda();
 
 }  // namespace moeccl::shim

@@ -4,7 +4,6 @@
 
 #include <cstring>
 #include <map>
-#include <set>
 #include <string>
 
 #include "tests/shim/nccl_ranks.h"
@@ -164,6 +163,65 @@ TEST(ShimForward, OneRankWithoutNcclIsNamedByAll) {
     EXPECT_EQ(comm, nullptr);
     EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("rank 1 finds none"), std::string::npos)
         << ncclGetLastError(nullptr);
+  });
+}
+
+void use_device() { setenv("MOECCL_CUDA_DRIVER", std::getenv("MOECCL_TEST_FAKE_CUDA"), 1); }
+
+// Each rank has a device that this MoECCL cannot use: the job goes to NCCL as a whole, by an id of NCCL's own.
+TEST(ShimForward, JobsWithMemoryThatMoecclCannotServeGoToNccl) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    set_shim("auto", true);
+    use_device();
+    const ncclUniqueId id = meet(*board, rank);
+    EXPECT_EQ(id.internal[0], 'f');
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, id, rank));
+    EXPECT_EQ(fake_calls("CommInitRank"), 1);
+    void* p = nullptr;
+    EXPECT_EQ(ncclMemAlloc(&p, 8), ncclSystemError) << "the stand-in's answer";
+    EXPECT_EQ(fake_calls("MemAlloc"), 1);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// The same where only rank 1 has a device: rank 0's id is MoECCL's, and the ranks agree when they have met.
+TEST(ShimForward, OneRankWithADeviceIsEnough) {
+  Board* board = new_board();
+  in_processes(3, [&](int rank) {
+    set_shim("auto", true);
+    if (rank == 1) use_device();
+    const ncclUniqueId id = meet(*board, rank);
+    EXPECT_NE(id.internal[0], 'f');
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 3, id, rank));
+    EXPECT_EQ(fake_calls("CommInitRankConfig"), 1);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimForward, DeviceMemoryWithoutNcclIsAnErrorAndNoCrash) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    set_shim("auto", false);
+    use_device();
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    float x = 1;
+    EXPECT_NCCL(ncclAllReduce(&x, &x, 1, ncclFloat32, ncclSum, comm, nullptr));
+    EXPECT_EQ(x, 2) << "host memory is served";
+    void* cuda = dlopen(std::getenv("MOECCL_TEST_FAKE_CUDA"), RTLD_NOW);
+    auto* allocate = reinterpret_cast<int (*)(uint64_t*, size_t)>(dlsym(cuda, "cuMemAlloc_v2"));
+    uint64_t address = 0;
+    ASSERT_EQ(allocate(&address, 64), 0);
+    EXPECT_EQ(ncclAllReduce(&x, reinterpret_cast<void*>(address), 1, ncclFloat32, ncclSum, comm, nullptr),
+              ncclInvalidUsage);
+    EXPECT_NE(std::string(ncclGetLastError(comm)).find("memory of a CUDA device"), std::string::npos)
+        << ncclGetLastError(comm);
+    void* p = nullptr;
+    EXPECT_EQ(ncclMemAlloc(&p, 8), ncclInvalidUsage) << "host memory is not what a CUDA program asks for";
+    EXPECT_NCCL(ncclCommDestroy(comm));
   });
 }
 
