@@ -47,6 +47,14 @@ struct BlockWord {
   std::atomic<uint64_t> count, displacement;
 };
 
+// What a rank says to all in a small operation: the data and the word that says that it is there move together.
+// Operation k is in outbox k % 2.
+inline constexpr size_t kOutboxBytes = (8 << 10) - sizeof(uint64_t);
+struct alignas(2 * kLine) Outbox {
+  std::atomic<uint64_t> word;  // tag << 32 | operation (mod 2^32); release, after the data
+  std::byte data[kOutboxBytes];
+};
+
 // A group's uplink at a paced level: when each direction is free again (CLOCK_MONOTONIC ns, one clock for the host).
 struct alignas(kLine) PaceWords {
   std::atomic<int64_t> egress_free_ns;
@@ -88,6 +96,8 @@ class Link {
   virtual const Board& board() const = 0;
   // The peer's AllToAllv row [n_ranks] for operation `seq`.
   virtual const BlockWord* blocks(uint64_t seq) const = 0;
+  // The peer's outbox for operation `seq`, or null when it cannot be read here.
+  virtual const Outbox* outbox(uint64_t seq) const = 0;
   // The peer's staging, or null when it is reached by put() alone.
   virtual std::byte* staging_view() const = 0;
   // The peer's symmetric heap, or null; and its size.

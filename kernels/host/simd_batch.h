@@ -226,18 +226,39 @@ inline typename B::Acc round(typename B::Acc acc) {
   return B::unpack(B::pack(acc));
 }
 
+// n bytes, kWord <= n <= 2 * kWord, as two moves that may overlap.
+template <class Isa, class Word>
+inline void copy_as(std::byte* to, const std::byte* from, size_t n) {
+  Word first, last;
+  std::memcpy(&first, from, sizeof(Word));
+  std::memcpy(&last, from + n - sizeof(Word), sizeof(Word));
+  std::memcpy(to, &first, sizeof(Word));
+  std::memcpy(to + n - sizeof(Word), &last, sizeof(Word));
+}
+
+// n < 64 bytes. The compiler's own copy of so few is a string instruction, which costs ten times as much.
+template <class Isa>
+inline void copy_some(std::byte* to, const std::byte* from, size_t n) {
+  if (n >= 32) return copy_as<Isa, typename VecOf<float, 32>::type>(to, from, n);
+  if (n >= 16) return copy_as<Isa, typename VecOf<float, 16>::type>(to, from, n);
+  if (n >= 8) return copy_as<Isa, uint64_t>(to, from, n);
+  if (n >= 4) return copy_as<Isa, uint32_t>(to, from, n);
+  if (n >= 2) return copy_as<Isa, uint16_t>(to, from, n);
+  if (n == 1) *to = *from;
+}
+
 // The first n < kLanes elements; the rest of the register is zero.
 template <class B>
 inline typename B::Acc load_some(const std::byte* p, size_t n) {
   typename B::Packed v{};
-  std::memcpy(&v, p, n * sizeof(typename B::Stored));
+  copy_some<typename B::isa>(reinterpret_cast<std::byte*>(&v), p, n * sizeof(typename B::Stored));
   return B::unpack(v);
 }
 
 template <class B>
 inline void store_some(std::byte* p, typename B::Acc acc, size_t n) {
   const typename B::Packed v = B::pack(acc);
-  std::memcpy(p, &v, n * sizeof(typename B::Stored));
+  copy_some<typename B::isa>(p, reinterpret_cast<const std::byte*>(&v), n * sizeof(typename B::Stored));
 }
 
 // Into the second-level cache: far enough ahead that the first level would lose it again. The address may be anything.

@@ -27,11 +27,16 @@ Communicator::Communicator(Membership m)
   // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core.
   // With more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
   const bool fits = m.ranks_on_host <= m.cores_on_host;
-  fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 200u : 40u;
+  fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 200u : 4u;
   plan::Profile profile;
   profile.cores = m.cores_on_host;
-  selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach, config_.deterministic,
-                                         fabric_->half_bytes, profile);
+  selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach,
+                                         m.reach.staging, config_.deterministic, fabric_->half_bytes,
+                                         profile);
+  fabric_->outboxes.resize(n_ranks_);
+  for (uint32_t p = 0; p < n_ranks_; ++p) {
+    if (p != rank_) fabric_->outboxes[p] = fabric_->link(p).outbox(0);
+  }
 }
 
 Communicator::~Communicator() {
@@ -51,6 +56,7 @@ Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bo
   op.choice = cached->choice;
   op.if_reachable = cached->asks_reach ? &cached->choice_if_reachable : nullptr;
   op.for_rest = cached->has_rest ? &cached->choice_for_rest : nullptr;
+  op.eager = cached->eager;
   op.signature.plan = cached->signature;
   op.signature.root = root;
   op.binding.count = op.signature.count;
@@ -61,9 +67,11 @@ Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bo
 }
 
 Status Communicator::run(const exec::Operation& op) {
-  exec::Execution execution(*fabric_, op);
-  exec::Task* task = &execution;
-  return exec::drive({&task, 1});
+  const auto drive = [](exec::Task&& task) {
+    exec::Task* one = &task;
+    return exec::drive({&one, 1});
+  };
+  return op.eager ? drive(exec::Eager(*fabric_, op)) : drive(exec::Execution(*fabric_, op));
 }
 
 Status Communicator::run_timed(const exec::Operation& op, double* measured_us) {

@@ -10,6 +10,7 @@
 #include "src/comm/selection.h"
 #include "src/comm/turns.h"
 #include "src/driver/fork_page.h"
+#include "src/exec/eager.h"
 #include "src/exec/execution.h"
 #include "src/exec/fabric.h"
 #include "src/exec/message.h"

@@ -16,7 +16,12 @@ class ChainTask final : public exec::Task {
 
   exec::Progress poll() override {
     if (running_ == nullptr) {
-      running_ = std::make_unique<exec::Execution>(fabric(), *operations_[next_++]);
+      const exec::Operation& op = *operations_[next_++];
+      if (op.eager) {
+        running_ = std::make_unique<exec::Eager>(fabric(), op);
+      } else {
+        running_ = std::make_unique<exec::Execution>(fabric(), op);
+      }
     }
     const exec::Progress p = running_->poll();
     if (p == exec::Progress::kFailed) return fail(running_->status());
@@ -34,7 +39,7 @@ class ChainTask final : public exec::Task {
  private:
   std::vector<const exec::Operation*> operations_;
   size_t next_ = 0;
-  std::unique_ptr<exec::Execution> running_;
+  std::unique_ptr<exec::AgreedTask> running_;
 };
 
 // What goes to one stream, or to this thread, together.

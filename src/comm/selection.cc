@@ -5,6 +5,7 @@
 
 #include "src/base/hash.h"
 #include "src/base/log.h"
+#include "src/exec/eager.h"
 
 namespace moeccl::comm {
 namespace {
@@ -51,12 +52,13 @@ bool parse_op(const std::string& name, moecclOp_t* op) {
   return false;
 }
 
-Selector::Selector(uint32_t rank, plan::LevelTree tree, plan::Reach reach, bool heap_reach, bool deterministic,
-                   uint64_t staging_bytes, const plan::Profile& profile)
+Selector::Selector(uint32_t rank, plan::LevelTree tree, plan::Reach reach, bool heap_reach, bool outboxes,
+                   bool deterministic, uint64_t staging_bytes, const plan::Profile& profile)
     : rank_(rank),
       tree_(std::move(tree)),
       reach_(reach),
       heap_reach_(heap_reach),
+      outboxes_(outboxes),
       deterministic_(deterministic),
       staging_bytes_(staging_bytes),
       profile_(profile) {}
@@ -161,6 +163,13 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
   };
   MOECCL_TRY(make(false, cached->staged, cached->choice));
   cached->signature = cached->choice.plan_hash;
+  // A forced plan runs step by step. Scaled contributions are rounded before they are summed there as here, but not the
+  // own one: in deterministic mode that must not depend on the plan.
+  const uint64_t block_bytes = key.count * key.element_bytes;
+  cached->eager = outboxes_ && tree_.n_ranks > 1 && exec::has_eager_form(key.op) && forced_[key.op].empty() &&
+                  !(deterministic_ && key.scaled) && block_bytes <= transport::kOutboxBytes &&
+                  exec::eager_bytes(key.op, tree_.n_ranks, block_bytes) <= transport::kOutboxBytes &&
+                  std::string_view("oneshot") == cached->choice.algorithm;
   const uint64_t bytes = key.count * key.element_bytes *
                          std::max(plan::in_blocks(key.op, tree_.n_ranks), plan::out_blocks(key.op, tree_.n_ranks));
   if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv) {

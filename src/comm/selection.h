@@ -36,13 +36,14 @@ struct CachedPlan {
   exec::Choice choice, choice_if_reachable, choice_for_rest;
   bool asks_reach = false;
   bool has_rest = false;
+  bool eager = false;
   uint64_t signature = 0;  // hash of both
   exec::Operation::Measured measured;
 };
 
 class Selector {
  public:
-  Selector(uint32_t rank, plan::LevelTree tree, plan::Reach reach, bool heap_reach, bool deterministic,
+  Selector(uint32_t rank, plan::LevelTree tree, plan::Reach reach, bool heap_reach, bool outboxes, bool deterministic,
            uint64_t staging_bytes, const plan::Profile& profile);
 
   // MOECCL_PLAN: "allreduce:ring,alltoall:2dh".
@@ -65,6 +66,7 @@ class Selector {
   plan::LevelTree tree_;
   plan::Reach reach_;
   bool heap_reach_;  // buffers of the symmetric heap can be viewed by all: worth asking for large operations
+  bool outboxes_;    // of all ranks can be read by all
   bool deterministic_;
   uint64_t staging_bytes_;
   plan::Profile profile_;

@@ -7,21 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "src/exec/operation.h"
-#include "src/exec/task.h"
+#include "src/exec/agreed_task.h"
 
 namespace moeccl::exec {
 
-class Execution final : public Task {
+class Execution final : public AgreedTask {
  public:
-  // The operation must live until the execution has ended. Takes the communicator's next sequence number at the first
-  // poll, so operations of one communicator are started one after another.
+  // Begins at the first poll.
   Execution(Fabric& fabric, const Operation& op);
 
   Progress poll() override;
-  Status diagnose() override;
   std::string describe() const override;
-  bool needs(uint32_t peer) const override;
   void abandon() override;
 
   // Bytes that this rank stored into or copied from other ranks' memory, valid after the end.
@@ -30,8 +26,6 @@ class Execution final : public Task {
 
  private:
   enum class Phase : uint8_t { kNew, kEnter, kAgree, kRun };
-  bool enter();    // all peers are at most one operation behind
-  void publish();  // this rank's entry
   Progress agree();
   void choose(const Choice& choice);
   Progress run();
@@ -50,11 +44,6 @@ class Execution final : public Task {
   Progress scatter_rows(const plan::Step& s, uint32_t chunk);
   Progress reduce_rows(const plan::Step& s, uint32_t chunk);
 
-  Status check_entry(uint32_t peer);      // compares signatures; the peer has entered this operation
-  Status find_difference(uint32_t peer);  // in the last operations, this one included
-  Status check_blocks(uint32_t peer);     // AllToAllv: what it sends is what we expect
-  // The first signal of a peer in this operation: does it call the same?
-  Status first_signal(uint32_t peer, uint64_t word);
   Status resolve_peer(uint32_t peer);
   Status resolve_peer_if_needed(uint32_t peer, const plan::Step& s, const plan::Ref& src);
   kernels::Scalar unit_scale() const;
@@ -67,17 +56,10 @@ class Execution final : public Task {
   std::byte* row_base(const plan::Ref& ref, uint32_t chunk);
   void account(uint32_t rank, uint64_t bytes, bool stored);
   bool uses_stream(const plan::Ref& dst) const { return stream_output_ && dst.buffer == plan::Buffer::kOutput; }
-  bool is_v() const { return op_.signature.op == moecclOpAllToAllv; }
-  static Signature read_signature(const transport::Entry& entry, uint64_t& flags);
-  const transport::Entry& entry_of(uint32_t peer) const;
 
-  const Operation& op_;
   Choice choice_;
   plan::Binding binding_;
   Phase phase_ = Phase::kNew;
-  uint64_t sequence_ = 0;
-  uint64_t history_ = 0;
-  uint32_t tag_ = 0;     // of the history, carried by every signal
   uint32_t agreed_ = 0;  // peers [0, agreed_) have been looked at
   bool all_reachable_ = true;
   bool chunks_known_ = true;
@@ -92,7 +74,6 @@ class Execution final : public Task {
   std::vector<PeerBuffers>& peers_;
   std::vector<const void*>& srcs_;
   std::vector<kernels::Scalar>& scales_;
-  uint32_t waiting_peer_ = 0;
 };
 
 }  // namespace moeccl::exec

@@ -52,22 +52,12 @@ Progress Execution::wait(const Step& s, uint32_t chunk) {
     return Progress::kBlocked;
   }
   if (s.peer != f.rank && f.entered[s.peer] < sequence_) {
-    if (Status st = first_signal(s.peer, word); !st.ok()) return fail(std::move(st));
+    Status st = check_tag(s.peer, static_cast<uint32_t>(word >> 32));
+    if (st.ok() && is_v()) st = check_blocks(s.peer);
+    if (!st.ok()) return fail(std::move(st));
     f.entered[s.peer] = sequence_;
   }
   return Progress::kMoved;
-}
-
-Status Execution::first_signal(uint32_t peer, uint64_t word) {
-  // The tag is that of the newest signal. When the peer has finished this operation and runs the next one, it is the
-  // next one's; then its entry, which stays for some operations, tells. A peer that has not entered this operation and
-  // yet has signalled so often has run others than we have.
-  if (static_cast<uint32_t>(word >> 32) != tag_) {
-    const bool entered = entry_of(peer).seq.load(std::memory_order_acquire) == sequence_;
-    MOECCL_TRY(entered ? check_entry(peer) : find_difference(peer));
-  }
-  if (is_v()) MOECCL_TRY(check_blocks(peer));
-  return {};
 }
 
 Progress Execution::signal(const Step& s, uint32_t chunk) {

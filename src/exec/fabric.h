@@ -43,6 +43,7 @@ struct Fabric {
   std::string name;  // for messages; may be empty
   std::shared_ptr<transport::shm::Segment> own;
   std::vector<std::unique_ptr<transport::Link>> links;  // [n_ranks], null for this rank
+  std::vector<const transport::Outbox*> outboxes;       // [n_ranks] both, null where they cannot be read
   std::vector<uint8_t> paced;                           // [n_ranks] the link's signals carry a time
   uint64_t half_bytes = 0;                              // staging of one operation: halves alternate
   const kernels::KernelTable* kernels = nullptr;
@@ -63,6 +64,7 @@ struct Fabric {
   std::atomic<bool> aborted{false};
 
   transport::Link& link(uint32_t peer) const { return *links[peer]; }
+  const transport::Outbox* outbox(uint32_t peer, uint64_t seq) const { return outboxes[peer] + seq % 2; }
   bool in_heap(const void* p) const {
     const auto* b = static_cast<const std::byte*>(p);
     return heap != nullptr && b >= heap && b < heap + heap_bytes;

@@ -30,7 +30,7 @@ Progress MessageTask::poll() {
     signature.op = moecclOpSendRecv;
     signature.count = message_.bytes;
     signature.root = message_.peer;
-    fabric().recorder.begin(0, signature, now_ns());
+    fabric().recorder.begin(0, signature);
     fabric().recorder.chose(message_.is_send ? "send" : "receive");
   }
   return message_.is_send ? send() : receive();
@@ -77,7 +77,7 @@ bool MessageTask::direct_possible(uint64_t& kind, uint64_t& place) const {
 
 Progress MessageTask::done() {
   finished_ = true;
-  fabric().recorder.end(now_ns(), false);
+  fabric().recorder.end(false);
   return Progress::kDone;
 }
 

@@ -49,6 +49,7 @@ struct Operation {
   // When every buffer of every rank turns out to be reachable (agreed at entry), this one runs instead. Null: no
   // question.
   const Choice* if_reachable = nullptr;
+  bool eager = false;  // runs as exec::Eager, on all ranks alike
   // AllToAllv: its size is known only when all ranks have entered. What is left after the first chunk of `choice` runs
   // with this one. Null: `choice` runs to the end.
   const Choice* for_rest = nullptr;

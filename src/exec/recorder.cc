@@ -2,30 +2,32 @@
 
 #include <algorithm>
 
-#include "src/base/clock.h"
+#include "src/base/ticks.h"
 
 namespace moeccl::exec {
 
-void Recorder::begin(uint64_t sequence, const Signature& signature, int64_t now) {
-  records_[count_++ % kRecords] = Record{sequence, signature, "", now, 0, false};
+void Recorder::begin(uint64_t sequence, const Signature& signature) {
+  records_[count_++ % kRecords] = Record{sequence, signature, "", Ticks::now(), 0, false};
 }
 
-void Recorder::end(int64_t now, bool failed) {
-  newest().end_ns = now;
-  newest().failed = failed;
+int64_t Recorder::end(bool failed) {
+  Record& r = newest();
+  r.end = Ticks::now();
+  r.failed = failed;
+  return Ticks::to_ns(r.end - r.start);
 }
 
 std::string Recorder::text(size_t most) const {
   std::string out;
   const size_t n = std::min({most, count_, kRecords});
-  const int64_t now = now_ns();
+  const int64_t now = Ticks::now();
   for (size_t i = count_ - n; i < count_; ++i) {
     const Record& r = records_[i % kRecords];
-    const char* state = r.end_ns == 0 ? "RUNNING" : r.failed ? "FAILED" : "done";
-    const int64_t end = r.end_ns == 0 ? now : r.end_ns;
+    const char* state = r.end == 0 ? "RUNNING" : r.failed ? "FAILED" : "done";
+    const int64_t end = r.end == 0 ? now : r.end;
     out += format("  #{} {} count {} {} {} plan {} {} {:.3f} ms, {:.3f} s ago\n", r.sequence, op_name(r.signature.op),
                   r.signature.count, type_name(r.signature.type), reduce_name(r.signature.reduce), r.algorithm, state,
-                  static_cast<double>(end - r.start_ns) / 1e6, static_cast<double>(now - r.start_ns) / 1e9);
+                  static_cast<double>(Ticks::to_ns(end - r.start)) / 1e6, static_cast<double>(Ticks::to_ns(now - r.start)) / 1e9);
   }
   return out;
 }

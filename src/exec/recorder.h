@@ -14,7 +14,7 @@ struct Record {
   uint64_t sequence = 0;  // 0: unused, or Send/Recv which have none
   Signature signature;
   const char* algorithm = "";
-  int64_t start_ns = 0, end_ns = 0;  // end 0: running
+  int64_t start = 0, end = 0;  // Ticks; end 0: running
   bool failed = false;
 };
 
@@ -23,10 +23,9 @@ class Recorder {
   static constexpr size_t kRecords = 64;
 
   // Called by the rank's executing thread.
-  void begin(uint64_t sequence, const Signature& signature, int64_t now);
+  void begin(uint64_t sequence, const Signature& signature);
   void chose(const char* algorithm) { newest().algorithm = algorithm; }
-  void end(int64_t now, bool failed);
-  int64_t newest_start_ns() const { return records_[(count_ + kRecords - 1) % kRecords].start_ns; }
+  int64_t end(bool failed);  // ns since its begin
   // The last `most` operations, oldest first, one line each.
   std::string text(size_t most) const;
 

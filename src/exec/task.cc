@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kCheckEvery_ns = 1'000'000;   // boards of peers, deadline: a few cache lines per peer
 constexpr int64_t kAliveEvery_ns = 20'000'000;  // a system call per peer
+constexpr uint64_t kPollsWithoutPause = 20;
 constexpr int64_t kYieldFor_ns = 3'000'000;     // then sleep: yielding for ever would take the cores from others
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 
@@ -106,7 +107,8 @@ class Patience {
   // True when it is time for a health check.
   bool wait() {
     if (++polls_ <= spin_polls_) {
-      _mm_pause();
+      // A peer that runs on another core answers within some polls: a pause would only add its length.
+      if (polls_ > kPollsWithoutPause) _mm_pause();
       return false;
     }
     if (polls_ == spin_polls_ + 1) since_ = checked_ = now_ = alive_ = now_ns();

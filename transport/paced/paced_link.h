@@ -24,6 +24,7 @@ class PacedLink final : public Link {
   const char* name() const override { return "paced"; }
   const Board& board() const override { return inner_->board(); }
   const BlockWord* blocks(uint64_t seq) const override { return inner_->blocks(seq); }
+  const Outbox* outbox(uint64_t) const override { return nullptr; }
   std::byte* staging_view() const override { return inner_->staging_view(); }
   // Direct reads would bypass the pace.
   std::byte* heap_view() const override { return nullptr; }

@@ -9,7 +9,7 @@ constexpr size_t kMagicBytes = 64;
 constexpr size_t kPage = 4096;  // staging starts on a page, so that a huge copy is aligned
 
 // "MoECCL" and the layout's number: a segment of another build is refused.
-constexpr uint64_t kMagic = 0x4d6f4543434c0001ull;
+constexpr uint64_t kMagic = 0x4d6f4543434c0002ull;
 
 // Faults at first use cost 0.1 to 0.5 us a page, in the middle of somebody's operation. Entering them all at init costs
 // as much in total: only where that stays near 50 ms (65536 pages of all segments together).
@@ -25,7 +25,8 @@ Segment::Segment(const SegmentShape& shape) : shape_(shape) {
   signals_ = round_up(board_ + sizeof(Board), kLine);
   blocks_ = signals_ + n * kSigsPerPeer * sizeof(SignalLine);
   pace_ = round_up(blocks_ + 2 * n * sizeof(BlockWord), kLine);
-  staging_ = round_up(pace_ + kPaceLevels * sizeof(PaceWords), kPage);
+  outboxes_ = round_up(pace_ + kPaceLevels * sizeof(PaceWords), alignof(Outbox));
+  staging_ = round_up(outboxes_ + 2 * sizeof(Outbox), kPage);
   messages_ = round_up(staging_ + shape.staging_bytes, kPage);
   bytes_ = round_up(messages_ + n * kMessageSlots * shape.message_bytes, kPage);
 }

@@ -33,6 +33,7 @@ class Segment {
     return at<SignalLine>(signals_)[static_cast<size_t>(src_rank) * kSigsPerPeer + sig];
   }
   BlockWord* blocks(uint64_t seq) const { return at<BlockWord>(blocks_) + (seq % 2) * shape_.n_ranks; }
+  Outbox* outbox(uint64_t seq) const { return at<Outbox>(outboxes_) + seq % 2; }
   PaceWords& pace(uint32_t level) const { return at<PaceWords>(pace_)[level]; }
   std::byte* staging() const { return base_ + staging_; }
   // Slot `slot` for messages from src_rank.
@@ -55,7 +56,7 @@ class Segment {
   }
 
   SegmentShape shape_;
-  size_t board_ = 0, signals_ = 0, blocks_ = 0, pace_ = 0, staging_ = 0, messages_ = 0, bytes_ = 0;
+  size_t board_ = 0, signals_ = 0, blocks_ = 0, pace_ = 0, outboxes_ = 0, staging_ = 0, messages_ = 0, bytes_ = 0;
   Fd fd_;
   driver::Mapping mapping_;
   std::byte* base_ = nullptr;

@@ -27,6 +27,7 @@ class ShmLink final : public Link {
   const char* name() const override { return peer_.same_process ? "thread" : "shm"; }
   const Board& board() const override { return peer_.segment->board(); }
   const BlockWord* blocks(uint64_t seq) const override { return peer_.segment->blocks(seq); }
+  const Outbox* outbox(uint64_t seq) const override { return peer_.segment->outbox(seq); }
   std::byte* staging_view() const override { return peer_.segment->staging(); }
   std::byte* heap_view() const override { return peer_.heap; }
   size_t heap_bytes() const override { return peer_.heap_bytes; }

@@ -1,0 +1,151 @@
+#include "src/exec/agreed_task.h"
+
+#include <algorithm>
+
+namespace moeccl::exec {
+
+void AgreedTask::begin() {
+  Fabric& f = fabric();
+  sequence_ = ++f.sequence;
+  f.history = extend_history(f.history, op_.signature);
+  history_ = f.history;
+  tag_ = static_cast<uint32_t>(history_ >> 32);
+  f.recorder.begin(sequence_, op_.signature);
+}
+
+// Staging halves, entries and AllToAllv rows alternate, so a rank may enter operation k only when everyone has finished
+// k - 2. A peer that is known to have entered k - 1 has.
+bool AgreedTask::enter() {
+  Fabric& f = fabric();
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p == f.rank || f.entered[p] + 1 >= sequence_) continue;
+    // Acquire: pairs with the release in finish(); the peer's reads of our staging are over.
+    const uint64_t done = f.link(p).board().progress.completed.load(std::memory_order_acquire);
+    f.entered[p] = std::max(f.entered[p], std::min(done + 1, sequence_));
+    if (f.entered[p] + 1 < sequence_) {
+      waiting_peer_ = p;
+      return false;
+    }
+  }
+  return true;
+}
+
+void AgreedTask::publish() {
+  Fabric& f = fabric();
+  if (is_v()) {
+    transport::BlockWord* row = f.own->blocks(sequence_);
+    for (uint32_t p = 0; p < f.n_ranks; ++p) {
+      row[p].count.store(op_.send_counts[p], std::memory_order_relaxed);
+      row[p].displacement.store(op_.send_displs[p], std::memory_order_relaxed);
+    }
+  }
+  const bool in_heap = f.in_heap(op_.input), out_heap = f.in_heap(op_.output);
+  const auto place = [&](const void* p, bool heap) {
+    return heap ? static_cast<uint64_t>(static_cast<const std::byte*>(p) - f.heap) : reinterpret_cast<uint64_t>(p);
+  };
+  transport::Entry& e = f.own->board().entries[sequence_ % transport::kEntries];
+  e.signature.store(pack(op_.signature, (in_heap ? kInputInHeap : 0) | (out_heap ? kOutputInHeap : 0)),
+                    std::memory_order_relaxed);
+  e.count.store(op_.signature.count, std::memory_order_relaxed);
+  e.plan.store(op_.signature.plan, std::memory_order_relaxed);
+  e.input.store(place(op_.input, in_heap), std::memory_order_relaxed);
+  e.output.store(place(op_.output, out_heap), std::memory_order_relaxed);
+  uint64_t most = 0;
+  for (const uint64_t c : op_.send_counts) most = std::max(most, c);
+  for (const uint64_t c : op_.recv_counts) most = std::max(most, c);
+  e.max_block.store(most, std::memory_order_relaxed);
+  e.history.store(history_, std::memory_order_relaxed);
+  // Release: pairs with the acquire in check_entry() and agree(); the fields and the AllToAllv row are visible there.
+  e.seq.store(sequence_, std::memory_order_release);
+  entered_ = true;
+}
+
+void AgreedTask::end(uint64_t wire_bytes) {
+  Fabric& f = fabric();
+  // Release: pairs with the acquire in enter(); our reads and writes of peers' memory are over.
+  f.own->board().progress.completed.store(sequence_, std::memory_order_release);
+  const int64_t took_ns = f.recorder.end(false);
+  if (op_.measured == nullptr) return;
+  op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
+  op_.measured->wire_bytes.store(wire_bytes, std::memory_order_relaxed);
+}
+
+Signature AgreedTask::read_signature(const transport::Entry& e, uint64_t& flags) {
+  const uint64_t packed = e.signature.load(std::memory_order_relaxed);
+  Signature s;
+  s.op = static_cast<moecclOp_t>(packed >> 56);
+  s.type = static_cast<moecclDataType_t>(packed >> 48 & 0xff);
+  s.reduce = static_cast<uint8_t>(packed >> 40 & 0xff);
+  flags = packed >> 32 & 0xff;
+  s.root = static_cast<uint32_t>(packed);
+  s.count = e.count.load(std::memory_order_relaxed);
+  s.plan = e.plan.load(std::memory_order_relaxed);
+  return s;
+}
+
+Status AgreedTask::check_entry(uint32_t peer) {
+  const transport::Entry& e = entry_of(peer);
+  uint64_t flags = 0;
+  const Signature theirs = read_signature(e, flags);
+  const Signature& ours = op_.signature;
+  const bool same = pack(theirs, 0) == pack(ours, 0) && theirs.count == ours.count && theirs.plan == ours.plan;
+  if (same && e.history.load(std::memory_order_relaxed) == history_) return {};
+  return find_difference(peer);
+}
+
+// Entries stay for some operations, so the first of these that differed can still be named.
+Status AgreedTask::find_difference(uint32_t peer) {
+  const uint32_t me = fabric().rank, low = std::min(me, peer), high = std::max(me, peer);
+  const uint64_t first = sequence_ < transport::kEntries ? 1 : sequence_ - transport::kEntries + 1;
+  for (uint64_t s = first; s <= sequence_; ++s) {
+    const transport::Entry& mine = fabric().own->board().entries[s % transport::kEntries];
+    const transport::Entry& other = fabric().link(peer).board().entries[s % transport::kEntries];
+    if (other.seq.load(std::memory_order_acquire) != s || mine.seq.load(std::memory_order_relaxed) != s) continue;
+    uint64_t flags = 0;
+    const Signature ours = read_signature(mine, flags), theirs = read_signature(other, flags);
+    if (pack(ours, 0) == pack(theirs, 0) && ours.count == theirs.count && ours.plan == theirs.plan) continue;
+    return Status(moecclMismatch, describe_difference(low, me == low ? ours : theirs, high, me == low ? theirs : ours));
+  }
+  return error(moecclMismatch,
+               "ranks {} and {} disagree on the operation, count, type, operator, root or order of an operation "
+               "some before {} #{}",
+               low, high, op_name(op_.signature.op), sequence_);
+}
+
+Status AgreedTask::check_blocks(uint32_t peer) {
+  const uint64_t sends = fabric().link(peer).blocks(sequence_)[fabric().rank].count.load(std::memory_order_relaxed);
+  if (sends == op_.recv_counts[peer]) return {};
+  return error(moecclMismatch,
+               "ranks disagree on the split sizes of alltoallv: rank {} sends {} elements, rank {} expects {}", peer,
+               sends, fabric().rank, op_.recv_counts[peer]);
+}
+
+Status AgreedTask::check_tag(uint32_t peer, uint32_t tag) {
+  // The tag is that of the newest signal. When the peer has finished this operation and runs the next one, it is the
+  // next one's; then its entry, which stays for some operations, tells. A peer that has not entered this operation and
+  // yet has signalled so often has run others than we have.
+  if (tag == tag_) return {};
+  const bool entered = entry_of(peer).seq.load(std::memory_order_acquire) == sequence_;
+  return entered ? check_entry(peer) : find_difference(peer);
+}
+
+// A peer that entered the same operation with other arguments may never signal: look at the entries themselves.
+Status AgreedTask::diagnose() {
+  Fabric& f = fabric();
+  if (!entered_) return {};
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p == f.rank) continue;
+    const transport::Entry& e = f.link(p).board().entries[sequence_ % transport::kEntries];
+    if (e.seq.load(std::memory_order_acquire) != sequence_) continue;
+    MOECCL_TRY(check_entry(p));
+    if (is_v()) MOECCL_TRY(check_blocks(p));
+  }
+  return {};
+}
+
+// A peer that has finished this operation may leave.
+bool AgreedTask::needs(uint32_t peer) const {
+  return fabric().link(peer).board().progress.completed.load(std::memory_order_acquire) < sequence_;
+}
+
+}  // namespace moeccl::exec

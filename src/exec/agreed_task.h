@@ -1,0 +1,46 @@
+// What every operation that all ranks call alike has in common: its place in the order of operations, the entry that
+// peers can read, and how a disagreement is found and named.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "src/exec/operation.h"
+#include "src/exec/task.h"
+
+namespace moeccl::exec {
+
+class AgreedTask : public Task {
+ public:
+  // The operation must live until the task has ended.
+  AgreedTask(Fabric& fabric, const Operation& op) : Task(fabric), op_(op) {}
+
+  Status diagnose() override;
+  bool needs(uint32_t peer) const override;
+
+ protected:
+  void begin();    // takes the communicator's next sequence number, so operations are started one after another
+  bool enter();    // whether all peers are at most one operation behind
+  void publish();  // this rank's entry
+  void end(uint64_t wire_bytes);
+
+  Status check_entry(uint32_t peer);      // compares signatures; the peer has entered this operation
+  Status find_difference(uint32_t peer);  // in the last operations, this one included
+  Status check_blocks(uint32_t peer);     // AllToAllv: what it sends is what we expect
+  // The first word of a peer in this operation: does it call the same?
+  Status check_tag(uint32_t peer, uint32_t tag);
+  const transport::Entry& entry_of(uint32_t peer) const {
+    return fabric().link(peer).board().entries[sequence_ % transport::kEntries];
+  }
+  static Signature read_signature(const transport::Entry& entry, uint64_t& flags);
+  bool is_v() const { return op_.signature.op == moecclOpAllToAllv; }
+
+  const Operation& op_;
+  uint64_t sequence_ = 0;
+  uint64_t history_ = 0;
+  uint32_t tag_ = 0;  // of the history, carried by every signal
+  uint32_t waiting_peer_ = 0;
+  bool entered_ = false;
+};
+
+}  // namespace moeccl::exec

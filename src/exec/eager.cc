@@ -1,0 +1,152 @@
+#include "src/exec/eager.h"
+
+#include <cstring>
+
+namespace moeccl::exec {
+
+uint64_t eager_bytes(moecclOp_t op, uint32_t n_ranks, uint64_t block_bytes) {
+  const bool blocks = op == moecclOpReduceScatter || op == moecclOpAllToAll || op == moecclOpScatter;
+  return blocks ? block_bytes * n_ranks : block_bytes;
+}
+
+bool has_eager_form(moecclOp_t op) {
+  switch (op) {
+    case moecclOpAllReduce:
+    case moecclOpReduce:
+    case moecclOpBroadcast:
+    case moecclOpAllGather:
+    case moecclOpReduceScatter:
+    case moecclOpAllToAll:
+    case moecclOpGather:
+    case moecclOpScatter:
+      return true;
+    default:
+      return false;
+  }
+}
+
+Eager::Eager(Fabric& fabric, const Operation& op)
+    : AgreedTask(fabric, op), block_bytes_(op.signature.count * op.element_bytes) {}
+
+bool Eager::gives() const {
+  const bool from_root = op_.signature.op == moecclOpBroadcast || op_.signature.op == moecclOpScatter;
+  return !from_root || fabric().rank == op_.signature.root;
+}
+
+bool Eager::takes_all() const {
+  switch (op_.signature.op) {
+    case moecclOpReduce:
+    case moecclOpGather:
+      return fabric().rank == op_.signature.root;
+    case moecclOpBroadcast:
+    case moecclOpScatter:
+      return false;
+    default:
+      return true;
+  }
+}
+
+Progress Eager::poll() {
+  Fabric& f = fabric();
+  if (!given_) {
+    if (sequence_ == 0) begin();
+    if (!enter()) return Progress::kBlocked;
+    publish();
+    f.recorder.chose(op_.choice.algorithm);
+    give();
+    given_ = true;
+  }
+  if (takes_all()) {
+    for (; next_ < f.n_ranks; ++next_) {
+      if (next_ == f.rank) continue;
+      if (const Progress p = look(next_); p != Progress::kMoved) return p;
+    }
+  } else if (!gives()) {
+    if (const Progress p = look(op_.signature.root); p != Progress::kMoved) return p;
+  }
+  take();
+  end(takes_all() ? (f.n_ranks - 1) * block_bytes_ : gives() ? 0 : block_bytes_);
+  return Progress::kDone;
+}
+
+void Eager::give() {
+  if (!gives()) return;
+  Fabric& f = fabric();
+  transport::Outbox& box = *f.own->outbox(sequence_);
+  const uint64_t bytes = eager_bytes(op_.signature.op, f.n_ranks, block_bytes_);
+  if (op_.scaled) {
+    f.kernels->scale_copy[op_.signature.type](box.data, op_.input, bytes / op_.element_bytes, op_.scale);
+  } else if (bytes > 0) {
+    std::memcpy(box.data, op_.input, bytes);
+  }
+  // Release: pairs with the acquire in look(); data and entry are visible there.
+  box.word.store(static_cast<uint64_t>(tag_) << 32 | static_cast<uint32_t>(sequence_), std::memory_order_release);
+}
+
+Progress Eager::look(uint32_t peer) {
+  Fabric& f = fabric();
+  // Acquire: pairs with the release in give().
+  const uint64_t word = f.outbox(peer, sequence_)->word.load(std::memory_order_acquire);
+  if (static_cast<uint32_t>(word) != static_cast<uint32_t>(sequence_)) {
+    waiting_peer_ = peer;
+    return Progress::kBlocked;
+  }
+  if (Status s = check_tag(peer, static_cast<uint32_t>(word >> 32)); !s.ok()) return fail(std::move(s));
+  f.entered[peer] = sequence_;
+  return Progress::kMoved;
+}
+
+const std::byte* Eager::data_of(uint32_t rank) const {
+  const Fabric& f = fabric();
+  return rank == f.rank ? f.own->outbox(sequence_)->data : f.outbox(rank, sequence_)->data;
+}
+
+void Eager::take() {
+  Fabric& f = fabric();
+  if (block_bytes_ == 0) return;
+  auto* out = static_cast<std::byte*>(op_.output);
+  const uint64_t own_block = f.rank * block_bytes_;
+  switch (op_.signature.op) {
+    case moecclOpBroadcast:
+      std::memcpy(out, data_of(op_.signature.root), block_bytes_);
+      return;
+    case moecclOpScatter:
+      std::memcpy(out, data_of(op_.signature.root) + own_block, block_bytes_);
+      return;
+    case moecclOpGather:
+    case moecclOpAllGather:
+      if (!takes_all()) return;
+      for (uint32_t r = 0; r < f.n_ranks; ++r) std::memcpy(out + r * block_bytes_, data_of(r), block_bytes_);
+      return;
+    case moecclOpAllToAll:
+      for (uint32_t r = 0; r < f.n_ranks; ++r)
+        std::memcpy(out + r * block_bytes_, data_of(r) + own_block, block_bytes_);
+      return;
+    default: {
+      if (!takes_all()) return;
+      const uint64_t offset = op_.signature.op == moecclOpReduceScatter ? own_block : 0;
+      std::vector<const void*>& srcs = f.execution.srcs;
+      srcs.resize(f.n_ranks);
+      for (uint32_t r = 0; r < f.n_ranks; ++r) srcs[r] = data_of(r) + offset;
+      // What was just stored there would be loaded in wider pieces, which stalls.
+      if (!op_.scaled) srcs[f.rank] = static_cast<const std::byte*>(op_.input) + offset;
+      kernels::ReduceArgs args;
+      args.dst = out;
+      args.srcs = srcs.data();
+      args.count = op_.signature.count;
+      args.n_srcs = f.n_ranks;
+      args.divisor = op_.divisor;
+      f.kernels->reduce[op_.signature.type][static_cast<size_t>(op_.reduce)](args);
+    }
+  }
+}
+
+std::string Eager::describe() const {
+  const std::string where = sequence_ == 0 || entered_ ? "" : ", at its start";
+  return format("{} #{} (count {}, plan {}{}, waiting for rank {})", op_name(op_.signature.op), sequence_,
+                op_.signature.count, op_.choice.algorithm, where, waiting_peer_);
+}
+
+void Eager::abandon() { fabric().recorder.end(true); }
+
+}  // namespace moeccl::exec
