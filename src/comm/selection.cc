@@ -170,6 +170,10 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
                   !(deterministic_ && key.scaled) && block_bytes <= transport::kOutboxBytes &&
                   exec::eager_bytes(key.op, tree_.n_ranks, block_bytes) <= transport::kOutboxBytes &&
                   std::string_view("oneshot") == cached->choice.algorithm;
+  if (key.op == moecclOpAllToAllv) {
+    cached->eager = outboxes_ && tree_.n_ranks > 1 && forced_[key.op].empty() &&
+                    exec::eager_table_bytes(tree_.n_ranks) <= transport::kOutboxBytes / 2;
+  }
   const uint64_t bytes = key.count * key.element_bytes *
                          std::max(plan::in_blocks(key.op, tree_.n_ranks), plan::out_blocks(key.op, tree_.n_ranks));
   if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv) {

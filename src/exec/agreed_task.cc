@@ -13,6 +13,13 @@ void AgreedTask::begin() {
   f.recorder.begin(sequence_, op_.signature);
 }
 
+void AgreedTask::continue_from(const AgreedTask& begun) {
+  sequence_ = begun.sequence_;
+  history_ = begun.history_;
+  tag_ = begun.tag_;
+  entered_ = begun.entered_;
+}
+
 // Staging halves, entries and AllToAllv rows alternate, so a rank may enter operation k only when everyone has finished
 // k - 2. A peer that is known to have entered k - 1 has.
 bool AgreedTask::enter() {

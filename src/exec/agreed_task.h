@@ -19,6 +19,8 @@ class AgreedTask : public Task {
   bool needs(uint32_t peer) const override;
 
  protected:
+  // Goes on with an operation that another task has entered.
+  void continue_from(const AgreedTask& begun);
   void begin();    // takes the communicator's next sequence number, so operations are started one after another
   bool enter();    // whether all peers are at most one operation behind
   void publish();  // this rank's entry

@@ -1,13 +1,26 @@
 #include "src/exec/eager.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace moeccl::exec {
+namespace {
+
+// Where the data for a rank stands in an AllToAllv's outbox. Peers check what they read here.
+struct BlockPlace {
+  uint32_t offset;  // bytes from the start of the data; kNotHere: the data did not fit
+  uint32_t count;   // elements
+};
+constexpr uint32_t kNotHere = ~0u;
+
+}  // namespace
 
 uint64_t eager_bytes(moecclOp_t op, uint32_t n_ranks, uint64_t block_bytes) {
   const bool blocks = op == moecclOpReduceScatter || op == moecclOpAllToAll || op == moecclOpScatter;
   return blocks ? block_bytes * n_ranks : block_bytes;
 }
+
+uint64_t eager_table_bytes(uint32_t n_ranks) { return n_ranks * sizeof(BlockPlace); }
 
 bool has_eager_form(moecclOp_t op) {
   switch (op) {
@@ -17,6 +30,7 @@ bool has_eager_form(moecclOp_t op) {
     case moecclOpAllGather:
     case moecclOpReduceScatter:
     case moecclOpAllToAll:
+    case moecclOpAllToAllv:
     case moecclOpGather:
     case moecclOpScatter:
       return true;
@@ -48,6 +62,10 @@ bool Eager::takes_all() const {
 
 Progress Eager::poll() {
   Fabric& f = fabric();
+  if (rest_) {
+    const Progress p = rest_->poll();
+    return p == Progress::kFailed ? fail(rest_->status()) : p;
+  }
   if (!given_) {
     if (sequence_ == 0) begin();
     if (!enter()) return Progress::kBlocked;
@@ -64,14 +82,19 @@ Progress Eager::poll() {
   } else if (!gives()) {
     if (const Progress p = look(op_.signature.root); p != Progress::kMoved) return p;
   }
+  if (!all_fit_) {
+    rest_.emplace(*this, op_);
+    return Progress::kMoved;
+  }
   take();
-  end(takes_all() ? (f.n_ranks - 1) * block_bytes_ : gives() ? 0 : block_bytes_);
+  end(wire_bytes_);
   return Progress::kDone;
 }
 
 void Eager::give() {
   if (!gives()) return;
   Fabric& f = fabric();
+  if (is_v()) return give_blocks();
   transport::Outbox& box = *f.own->outbox(sequence_);
   const uint64_t bytes = eager_bytes(op_.signature.op, f.n_ranks, block_bytes_);
   if (op_.scaled) {
@@ -93,7 +116,68 @@ Progress Eager::look(uint32_t peer) {
   }
   if (Status s = check_tag(peer, static_cast<uint32_t>(word >> 32)); !s.ok()) return fail(std::move(s));
   f.entered[peer] = sequence_;
+  return is_v() ? look_at_block(peer) : Progress::kMoved;
+}
+
+void Eager::give_blocks() {
+  Fabric& f = fabric();
+  transport::Outbox& box = *f.own->outbox(sequence_);
+  uint64_t bytes = eager_table_bytes(f.n_ranks);
+  for (uint32_t r = 0; r < f.n_ranks; ++r) bytes += std::min<uint64_t>(op_.send_counts[r], kNotHere) * op_.element_bytes;
+  all_fit_ = bytes <= transport::kOutboxBytes;
+  auto offset = static_cast<uint32_t>(eager_table_bytes(f.n_ranks));
+  for (uint32_t r = 0; r < f.n_ranks; ++r) {
+    BlockPlace place{kNotHere, 0};
+    if (all_fit_) {
+      place = {offset, static_cast<uint32_t>(op_.send_counts[r])};
+      const uint64_t size = op_.send_counts[r] * op_.element_bytes;
+      if (size > 0) {
+        std::memcpy(box.data + offset,
+                    static_cast<const std::byte*>(op_.input) + op_.send_displs[r] * op_.element_bytes, size);
+      }
+      offset += static_cast<uint32_t>(size);
+    }
+    std::memcpy(box.data + r * sizeof(place), &place, sizeof(place));
+  }
+  // Release: pairs with the acquire in look().
+  box.word.store(static_cast<uint64_t>(tag_) << 32 | static_cast<uint32_t>(sequence_), std::memory_order_release);
+}
+
+Progress Eager::look_at_block(uint32_t peer) {
+  Fabric& f = fabric();
+  BlockPlace place;
+  std::memcpy(&place, data_of(peer) + f.rank * sizeof(place), sizeof(place));
+  if (place.offset == kNotHere) {
+    all_fit_ = false;
+    return Progress::kMoved;
+  }
+  if (place.count != op_.recv_counts[peer]) {
+    Status s = check_blocks(peer);  // the sentence; both come from the same counts
+    return fail(s.ok() ? error(moecclRemoteError, "rank {} announces a block that differs from its entry", peer)
+                       : std::move(s));
+  }
+  const uint64_t bytes = place.count * op_.element_bytes;
+  if (place.offset > transport::kOutboxBytes || bytes > transport::kOutboxBytes - place.offset) {
+    return fail(error(moecclRemoteError, "rank {} announces {} bytes at {} of an outbox of {}", peer, bytes,
+                      place.offset, transport::kOutboxBytes));
+  }
   return Progress::kMoved;
+}
+
+void Eager::take_blocks() {
+  Fabric& f = fabric();
+  auto* out = static_cast<std::byte*>(op_.output);
+  wire_bytes_ = 0;
+  for (uint32_t r = 0; r < f.n_ranks; ++r) {
+    const uint64_t bytes = op_.recv_counts[r] * op_.element_bytes;
+    if (bytes == 0) continue;
+    BlockPlace place;
+    std::memcpy(&place, data_of(r) + f.rank * sizeof(place), sizeof(place));
+    // Read again: a peer that breaks the rules may have changed it meanwhile.
+    const uint64_t offset = std::min<uint64_t>(place.offset, transport::kOutboxBytes - bytes);
+    std::memcpy(out + op_.recv_displs[r] * op_.element_bytes, data_of(r) + offset, bytes);
+    if (r != f.rank) wire_bytes_ += bytes;
+  }
 }
 
 const std::byte* Eager::data_of(uint32_t rank) const {
@@ -103,6 +187,8 @@ const std::byte* Eager::data_of(uint32_t rank) const {
 
 void Eager::take() {
   Fabric& f = fabric();
+  if (is_v()) return take_blocks();
+  if (takes_all() || !gives()) wire_bytes_ = (takes_all() ? f.n_ranks - 1 : 1) * block_bytes_;
   if (block_bytes_ == 0) return;
   auto* out = static_cast<std::byte*>(op_.output);
   const uint64_t own_block = f.rank * block_bytes_;
@@ -142,11 +228,15 @@ void Eager::take() {
 }
 
 std::string Eager::describe() const {
+  if (rest_) return rest_->describe();
   const std::string where = sequence_ == 0 || entered_ ? "" : ", at its start";
   return format("{} #{} (count {}, plan {}{}, waiting for rank {})", op_name(op_.signature.op), sequence_,
                 op_.signature.count, op_.choice.algorithm, where, waiting_peer_);
 }
 
-void Eager::abandon() { fabric().recorder.end(true); }
+void Eager::abandon() {
+  if (rest_) return rest_->abandon();
+  fabric().recorder.end(true);
+}
 
 }  // namespace moeccl::exec

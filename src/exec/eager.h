@@ -1,17 +1,20 @@
 // Small operations: the plan `oneshot` without its steps. Every rank puts what it gives into its own outbox, one line
 // for all peers, and takes what it needs out of theirs; data and signal arrive together. Which operations run so
-// follows from their shape alone, so all ranks agree.
+// follows from their shape alone, so all ranks agree. Only the sizes of an AllToAllv are private: there each rank says
+// in its outbox whether its data is there, and when that of one rank is not, all go on with the plan.
 #pragma once
 
-#include <vector>
+#include <optional>
 
-#include "src/exec/agreed_task.h"
+#include "src/exec/execution.h"
 
 namespace moeccl::exec {
 
 // Bytes that a rank gives in an operation of blocks of `block_bytes`; what fits into an Outbox can run eagerly.
 uint64_t eager_bytes(moecclOp_t op, uint32_t n_ranks, uint64_t block_bytes);
 bool has_eager_form(moecclOp_t op);
+// AllToAllv: of the table that stands before the data.
+uint64_t eager_table_bytes(uint32_t n_ranks);
 
 class Eager final : public AgreedTask {
  public:
@@ -19,6 +22,7 @@ class Eager final : public AgreedTask {
 
   Progress poll() override;
   std::string describe() const override;
+  Status diagnose() override { return rest_ ? rest_->diagnose() : AgreedTask::diagnose(); }
   void abandon() override;
 
  private:
@@ -27,11 +31,17 @@ class Eager final : public AgreedTask {
   void give();
   Progress look(uint32_t peer);  // kMoved: what it gives is here
   void take();
+  void give_blocks();            // AllToAllv
+  Progress look_at_block(uint32_t peer);
+  void take_blocks();
   const std::byte* data_of(uint32_t rank) const;
 
   uint64_t block_bytes_;
+  uint64_t wire_bytes_ = 0;
   uint32_t next_ = 0;  // the ranks before it have given
   bool given_ = false;
+  bool all_fit_ = true;  // AllToAllv: the data of the ranks before next_ is in their outboxes
+  std::optional<Execution> rest_;
 };
 
 }  // namespace moeccl::exec

@@ -19,16 +19,22 @@ Execution::Execution(Fabric& fabric, const Operation& op)
       srcs_(scratch_.srcs),
       scales_(scratch_.scales) {}
 
+Execution::Execution(const AgreedTask& begun, const Operation& op) : Execution(begun.fabric(), op) {
+  continue_from(begun);
+}
+
 Progress Execution::poll() {
   switch (phase_) {
     case Phase::kNew:
-      begin();
+      if (!entered_) begin();
       half_ = (sequence_ & 1) * fabric().half_bytes;
       phase_ = Phase::kEnter;
       [[fallthrough]];
     case Phase::kEnter:
-      if (!enter()) return Progress::kBlocked;
-      publish();
+      if (!entered_) {
+        if (!enter()) return Progress::kBlocked;
+        publish();
+      }
       if (op_.if_reachable != nullptr) {
         phase_ = Phase::kAgree;
         return agree();

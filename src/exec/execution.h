@@ -16,6 +16,9 @@ class Execution final : public AgreedTask {
   // Begins at the first poll.
   Execution(Fabric& fabric, const Operation& op);
 
+  // For an operation that `begun` has entered on all ranks.
+  Execution(const AgreedTask& begun, const Operation& op);
+
   Progress poll() override;
   std::string describe() const override;
   void abandon() override;
