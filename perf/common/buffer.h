@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "perf/common/fail.h"
@@ -22,6 +23,7 @@ class Buffer {
     } else if ((data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64)) == nullptr) {
       fail("no memory for a buffer of " + std::to_string(bytes) + " bytes");
     }
+    std::memset(data_, 0, bytes);  // pages of its own: reading the shared zero page would be too good
   }
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {

@@ -202,7 +202,7 @@ Progress Execution::copy(const Step& s, uint32_t chunk) {
   if (scale) {
     k.scale_copy[op_.signature.type](to, from, n, op_.scale);
   } else if (to != from) {
-    (uses_stream(s.dst) ? k.copy_stream : k.copy)(to, from, bytes);
+    (uses_stream(s.dst, bytes) ? k.copy_stream : k.copy)(to, from, bytes);
   }
   return Progress::kMoved;
 }
@@ -245,7 +245,7 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
   args.count = dst.length;
   args.n_srcs = s.n_srcs;
   args.divisor = s.final_reduce ? op_.divisor : 0;
-  args.stream = uses_stream(s.dst);
+  args.stream = uses_stream(s.dst, dst.length * op_.element_bytes);
   f.kernels->reduce[op_.signature.type][static_cast<size_t>(op_.reduce)](args);
   return Progress::kMoved;
 }
@@ -346,8 +346,8 @@ Progress Execution::reduce_rows(const Step& s, uint32_t chunk) {
   args.row_elements = op_.element_bytes / moecclTypeSize(op_.signature.type);
   args.grouped = op_.grouped;
   args.dst = row_base(s.dst, chunk);
-  args.stream = uses_stream(s.dst);
   const uint64_t bytes = block.count * op_.element_bytes;
+  args.stream = uses_stream(s.dst, bytes);
   if (args.dst != nullptr) {
     f.kernels->reduce_rows[op_.signature.type](args);
     account(s.dst.rank, bytes, true);
