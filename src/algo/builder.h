@@ -59,10 +59,11 @@ class ProgramBuilder {
   void put(Ref dst, Ref src) { move(StepKind::kPut, dst, src); }
   void copy(Ref dst, Ref src) { move(StepKind::kCopy, dst, src); }
   // dst = srcs in this order. `final`: the result is what the user gets.
-  void reduce(Ref dst, std::span<const Ref> srcs, bool final) {
+  void reduce(Ref dst, std::span<const Ref> srcs, bool final, bool read_again = false) {
     Step& step = add(StepKind::kReduce, srcs);
     step.dst = dst;
     step.final_reduce = final;
+    step.read_again = read_again;
   }
 
   void signal(uint32_t peer, uint32_t sig) { synchronise(StepKind::kSignal, peer, sig, 0); }

@@ -77,9 +77,10 @@ Program all_reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
   ProgramBuilder b(shape, rank, layout);
   const Ref result = part(slot(rank, 1), rank, n);
   b.wait_all(kReady);
-  b.reduce(result, peers_slots(shape, rank, 0, part(in(rank), rank, n)), true);
+  const Ref own = part(out(rank), rank, n);
+  b.reduce(own, peers_slots(shape, rank, 0, part(in(rank), rank, n)), true, true);
+  b.copy(result, own);
   b.signal_all(kReduced);
-  b.copy(part(out(rank), rank, n), result);
   b.lane(LaneKind::kCopy);
   b.wait(rank, kDone, layout.depth);
   stage_parts(b, n, rank);

@@ -61,9 +61,8 @@ class Execution final : public AgreedTask {
   // Stores past the cache: large Outputs, which nobody reads soon, and staging, which another core reads. Lines that lie
   // modified in one core's cache come to another at 1.6 to 14 GB/s, as the host has placed the two; memory gives 8 or more.
   bool uses_stream(const plan::Ref& dst, uint64_t bytes) const {
-    return dst.buffer == plan::Buffer::kStaging ? bytes >= kStreamStagingBytes : stream_output_;
+    return dst.buffer == plan::Buffer::kStaging ? bytes >= plan::kStreamStagingBytes : stream_output_;
   }
-  static constexpr uint64_t kStreamStagingBytes = 4 << 10;
 
   Choice choice_;
   plan::Binding binding_;

@@ -10,6 +10,9 @@
 
 namespace moeccl::plan {
 
+// Steps that store at least this much into staging store past the cache.
+inline constexpr uint64_t kStreamStagingBytes = 4 << 10;
+
 struct Range {
   uint64_t offset = 0;  // elements from the start of the buffer
   uint64_t length = 0;  // elements

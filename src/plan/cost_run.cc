@@ -44,12 +44,13 @@ void CostRun::set_rates(uint32_t rank, uint32_t ranks_on_host) {
   footprint += uint64_t{program.n_slots} * program.depth * b.slot_elements * b.element_bytes;
   const uint32_t cores = std::max(1u, profile_.cores);
   Rank& r = ranks_[rank];
+  const double share = profile_.host_copy_bytes_per_ns / std::min(cores, ranks_on_host);
+  r.staging_rate = std::min(profile_.stream_bytes_per_ns, share);
   if (footprint * ((ranks_on_host + cores - 1) / cores) <= profile_.cache_bytes) {
     r.copy_rate = r.output_rate = profile_.cached_copy_bytes_per_ns;
     r.reduce_rate = profile_.cached_reduce_bytes_per_ns;
     return;
   }
-  const double share = profile_.host_copy_bytes_per_ns / std::min(cores, ranks_on_host);
   r.copy_rate = std::min(profile_.copy_bytes_per_ns, share);
   r.output_rate = out_bytes > profile_.stream_from_bytes ? std::min(profile_.stream_bytes_per_ns, share) : r.copy_rate;
   r.reduce_rate = profile_.reduce_bytes_per_ns;
@@ -293,7 +294,8 @@ void CostRun::move(uint32_t rank, const Lane& lane, const Step& step) {
              src.rank != rank && src.buffer != Buffer::kStaging && !plan_.shape.reach.views) {
     work(rank, profile_.read_call_ns + static_cast<double>(bytes) / profile_.read_bytes_per_ns, &CriticalPath::copy_ns);
   } else {
-    const double rate = step.dst.buffer == Buffer::kOutput ? r.output_rate : r.copy_rate;
+    const bool past_cache = step.dst.buffer == Buffer::kStaging && bytes >= kStreamStagingBytes;
+    const double rate = past_cache ? r.staging_rate : step.dst.buffer == Buffer::kOutput ? r.output_rate : r.copy_rate;
     work(rank, static_cast<double>(bytes) / rate, &CriticalPath::copy_ns);
   }
   if (step.dst.rank == rank) return;

@@ -40,7 +40,7 @@ class CostRun {
     CriticalPath path;      // of the chain that led to `now`
     double busy_ns[4] = {};
     // How fast it moves bytes: into staging, into Output, and as sources of reductions.
-    double copy_rate = 1, output_rate = 1, reduce_rate = 1;
+    double copy_rate = 1, output_rate = 1, staging_rate = 1, reduce_rate = 1;
   };
   struct Core {
     uint32_t owner = kNone, last = kNone;

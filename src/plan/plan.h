@@ -68,6 +68,7 @@ struct Step {
   uint32_t first_src = 0, n_srcs = 0;  // into Program::srcs
   uint32_t rows = kNoRows;             // number of the row list in the Binding: k*Rows
   bool final_reduce = false;           // kReduce, kReduceRows: apply the divisor of Avg (and store for the user)
+  bool read_again = false;             // a later step of this chunk reads dst: keep it in the cache
 };
 
 // What a lane uses, so that executors may give each its own resource and reports can name it.

@@ -17,14 +17,14 @@ struct Profile {
   // 64 MiB runs at 8.7 GB/s, non-temporal at 17.7 GB/s.
   double copy_bytes_per_ns = 8.7;
   double stream_bytes_per_ns = 17.0;
-  double cached_copy_bytes_per_ns = 10.0;
+  double cached_copy_bytes_per_ns = 14.0;
   // One core, bytes read as sources of a reduction (reading alone: 31 GB/s).
   double reduce_bytes_per_ns = 14.0;
-  double cached_reduce_bytes_per_ns = 10.0;
+  double cached_reduce_bytes_per_ns = 20.0;
   // One core, process_vm_readv from a peer that is reached by reading alone: 4.3 GB/s beyond the cache with 4 KiB
   // pages, 8 in it.
-  double read_bytes_per_ns = 8.0;
-  double read_call_ns = 700;
+  double read_bytes_per_ns = 4.5;
+  double read_call_ns = 1000;
   // All cores of a host, bytes copied: 19-20 GB/s.
   double host_copy_bytes_per_ns = 20.0;
   uint64_t cache_bytes = 2u << 20;        // of a core: L2 and its share of L3
