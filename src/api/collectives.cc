@@ -15,7 +15,8 @@ namespace {
 
 // The way of a blocking call outside a group: nothing is allocated.
 Status run_now(Communicator& comm, const CollectiveCall& call) {
-  exec::Operation op;
+  Communicator::Lease lease(comm);
+  exec::Operation& op = lease.operation();
   MOECCL_TRY(comm::prepare_collective(comm, call, op));
   return comm.run_in_turn(comm.take_ticket(), op);
 }

@@ -30,9 +30,8 @@ Communicator::Communicator(Membership m)
   fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 200u : 4u;
   plan::Profile profile;
   profile.cores = m.cores_on_host;
-  selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach,
-                                         m.reach.staging, config_.deterministic, fabric_->half_bytes,
-                                         profile);
+  selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach, m.reach.staging,
+                                         config_.deterministic, fabric_->half_bytes, profile);
   fabric_->outboxes.resize(n_ranks_);
   for (uint32_t p = 0; p < n_ranks_; ++p) {
     if (p != rank_) fabric_->outboxes[p] = fabric_->link(p).outbox(0);
@@ -52,17 +51,23 @@ size_t Communicator::memory_bytes() const {
 Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place) {
   const PlanKey key{op.signature.op, root,    op.signature.count, static_cast<uint32_t>(op.element_bytes),
                     scaled,          in_place};
-  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> cached, selector_->get(key));
-  op.choice = cached->choice;
-  op.if_reachable = cached->asks_reach ? &cached->choice_if_reachable : nullptr;
-  op.for_rest = cached->has_rest ? &cached->choice_for_rest : nullptr;
-  op.eager = cached->eager;
-  op.signature.plan = cached->signature;
+  std::shared_ptr<CachedPlan> made;
+  const std::shared_ptr<CachedPlan>* found = selector_->again(key);
+  if (found == nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(made, selector_->get(key));
+    found = &made;
+  }
+  CachedPlan& cached = **found;
+  op.choice = cached.choice;
+  op.if_reachable = cached.asks_reach ? &cached.choice_if_reachable : nullptr;
+  op.for_rest = cached.has_rest ? &cached.choice_for_rest : nullptr;
+  op.eager = cached.eager;
+  op.signature.plan = cached.signature;
   op.signature.root = root;
   op.binding.count = op.signature.count;
   op.scaled = scaled;
-  op.measured = &cached->measured;
-  op.keep = std::move(cached);
+  op.measured = &cached.measured;
+  if (op.keep != *found) op.keep = *found;
   return {};
 }
 

@@ -1,8 +1,10 @@
 // One rank's membership: everything that its operations need, and their order.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +48,28 @@ class Communicator {
 
   // Fills an operation's plan and divisor for a standard collective.
   Status prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place);
+  // An operation for one blocking call: the communicator's own, so that nothing is allocated, unless another thread has
+  // it.
+  class Lease {
+   public:
+    explicit Lease(Communicator& comm) : comm_(comm), own_(!comm.operation_taken_.exchange(true)) {
+      if (own_)
+        comm_.operation_.reset();
+      else
+        fresh_.emplace();
+    }
+    ~Lease() {
+      if (own_) comm_.operation_taken_.store(false, std::memory_order_release);
+    }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    exec::Operation& operation() { return own_ ? comm_.operation_ : *fresh_; }
+
+   private:
+    Communicator& comm_;
+    bool own_;
+    std::optional<exec::Operation> fresh_;
+  };
   // Runs a prepared operation on this thread, when its turn has come.
   Status run(const exec::Operation& op);
   // Waits for the ticket's turn, runs, keeps the sentence of a failure, and gives the turn on.
@@ -86,6 +110,8 @@ class Communicator {
   std::unique_ptr<Selector> selector_;
 
   Turns turns_;
+  exec::Operation operation_;
+  std::atomic<bool> operation_taken_{false};
 
   std::mutex error_mutex_;
   std::string last_error_, last_error_shown_;

@@ -195,7 +195,7 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
 }
 
 Result<std::shared_ptr<CachedPlan>> Selector::get(const PlanKey& key) {
-  if (last_ != nullptr && last_key_ == key) return last_;
+  if (const auto* last = again(key); last != nullptr) return *last;
   const uint64_t h = key_hash(key);
   if (const auto it = plans_.find(h); it != plans_.end() && it->second.first == key) {
     last_key_ = key;

@@ -51,6 +51,10 @@ class Selector {
   Status force(moecclOp_t op, const std::string& algorithm);  // "" or "auto": none
 
   Result<std::shared_ptr<CachedPlan>> get(const PlanKey& key);
+  // The plan of the last call, when this one is alike; else null.
+  const std::shared_ptr<CachedPlan>* again(const PlanKey& key) const {
+    return last_ != nullptr && last_key_ == key ? &last_ : nullptr;
+  }
   plan::Shape shape_of(const PlanKey& key, bool reachable) const;
   std::vector<Candidate> candidates(const plan::Shape& shape) const;
   const plan::LevelTree& tree() const { return tree_; }

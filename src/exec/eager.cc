@@ -123,7 +123,8 @@ void Eager::give_blocks() {
   Fabric& f = fabric();
   transport::Outbox& box = *f.own->outbox(sequence_);
   uint64_t bytes = eager_table_bytes(f.n_ranks);
-  for (uint32_t r = 0; r < f.n_ranks; ++r) bytes += std::min<uint64_t>(op_.send_counts[r], kNotHere) * op_.element_bytes;
+  for (uint32_t r = 0; r < f.n_ranks; ++r)
+    bytes += std::min<uint64_t>(op_.send_counts[r], kNotHere) * op_.element_bytes;
   all_fit_ = bytes <= transport::kOutboxBytes;
   auto offset = static_cast<uint32_t>(eager_table_bytes(f.n_ranks));
   for (uint32_t r = 0; r < f.n_ranks; ++r) {
@@ -180,11 +181,6 @@ void Eager::take_blocks() {
   }
 }
 
-const std::byte* Eager::data_of(uint32_t rank) const {
-  const Fabric& f = fabric();
-  return rank == f.rank ? f.own->outbox(sequence_)->data : f.outbox(rank, sequence_)->data;
-}
-
 void Eager::take() {
   Fabric& f = fabric();
   if (is_v()) return take_blocks();
@@ -192,30 +188,30 @@ void Eager::take() {
   if (block_bytes_ == 0) return;
   auto* out = static_cast<std::byte*>(op_.output);
   const uint64_t own_block = f.rank * block_bytes_;
+  const auto copy = [&](uint32_t block, uint32_t from, uint64_t offset) {
+    std::byte* to = out + block * block_bytes_;
+    const std::byte* src = given_by(from, offset);
+    if (to != src) std::memcpy(to, src, block_bytes_);
+  };
   switch (op_.signature.op) {
     case moecclOpBroadcast:
-      std::memcpy(out, data_of(op_.signature.root), block_bytes_);
-      return;
+      return copy(0, op_.signature.root, 0);
     case moecclOpScatter:
-      std::memcpy(out, data_of(op_.signature.root) + own_block, block_bytes_);
-      return;
+      return copy(0, op_.signature.root, own_block);
     case moecclOpGather:
     case moecclOpAllGather:
       if (!takes_all()) return;
-      for (uint32_t r = 0; r < f.n_ranks; ++r) std::memcpy(out + r * block_bytes_, data_of(r), block_bytes_);
+      for (uint32_t r = 0; r < f.n_ranks; ++r) copy(r, r, 0);
       return;
     case moecclOpAllToAll:
-      for (uint32_t r = 0; r < f.n_ranks; ++r)
-        std::memcpy(out + r * block_bytes_, data_of(r) + own_block, block_bytes_);
+      for (uint32_t r = 0; r < f.n_ranks; ++r) copy(r, r, own_block);
       return;
     default: {
       if (!takes_all()) return;
       const uint64_t offset = op_.signature.op == moecclOpReduceScatter ? own_block : 0;
       std::vector<const void*>& srcs = f.execution.srcs;
       srcs.resize(f.n_ranks);
-      for (uint32_t r = 0; r < f.n_ranks; ++r) srcs[r] = data_of(r) + offset;
-      // What was just stored there would be loaded in wider pieces, which stalls.
-      if (!op_.scaled) srcs[f.rank] = static_cast<const std::byte*>(op_.input) + offset;
+      for (uint32_t r = 0; r < f.n_ranks; ++r) srcs[r] = given_by(r, offset);
       kernels::ReduceArgs args;
       args.dst = out;
       args.srcs = srcs.data();

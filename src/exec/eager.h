@@ -26,15 +26,24 @@ class Eager final : public AgreedTask {
   void abandon() override;
 
  private:
-  bool gives() const;            // into its outbox
-  bool takes_all() const;        // from every rank, rather than from the root or nobody
+  bool gives() const;      // into its outbox
+  bool takes_all() const;  // from every rank, rather than from the root or nobody
   void give();
   Progress look(uint32_t peer);  // kMoved: what it gives is here
   void take();
-  void give_blocks();            // AllToAllv
+  void give_blocks();  // AllToAllv
   Progress look_at_block(uint32_t peer);
   void take_blocks();
-  const std::byte* data_of(uint32_t rank) const;
+  const std::byte* data_of(uint32_t rank) const {
+    const Fabric& f = fabric();
+    return rank == f.rank ? f.own->outbox(sequence_)->data : f.outbox(rank, sequence_)->data;
+  }
+  // What `rank` gives to this one, `offset` bytes into what it gives. Own data comes from the caller's buffer where it
+  // is the same: just stored, it would be loaded in wider pieces, which stalls.
+  const std::byte* given_by(uint32_t rank, uint64_t offset) const {
+    const bool own = rank == fabric().rank && !op_.scaled;
+    return (own ? static_cast<const std::byte*>(op_.input) : data_of(rank)) + offset;
+  }
 
   uint64_t block_bytes_;
   uint64_t wire_bytes_ = 0;

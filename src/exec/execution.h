@@ -58,8 +58,9 @@ class Execution final : public AgreedTask {
   // Row 0 of a row list's buffer or slot.
   std::byte* row_base(const plan::Ref& ref, uint32_t chunk);
   void account(uint32_t rank, uint64_t bytes, bool stored);
-  // Stores past the cache: large Outputs, which nobody reads soon, and staging, which another core reads. Lines that lie
-  // modified in one core's cache come to another at 1.6 to 14 GB/s, as the host has placed the two; memory gives 8 or more.
+  // Stores past the cache: large Outputs, which nobody reads soon, and staging, which another core reads. Lines that
+  // lie modified in one core's cache come to another at 1.6 to 14 GB/s, as the host has placed the two; memory gives 8
+  // or more.
   bool uses_stream(const plan::Ref& dst, uint64_t bytes) const {
     return dst.buffer == plan::Buffer::kStaging ? bytes >= plan::kStreamStagingBytes : stream_output_;
   }

@@ -32,7 +32,10 @@ uint64_t pack(const Signature& s, uint64_t flags) {
 }
 
 uint64_t extend_history(uint64_t history, const Signature& s) {
-  return hash_combine(hash_combine(hash_combine(history, pack(s, 0)), s.count), s.plan);
+  // Odd factors keep the three apart; side by side they cost less than one after another.
+  const uint64_t mixed =
+      pack(s, 0) * 0x9e3779b97f4a7c15u + s.count * 0xc2b2ae3d27d4eb4fu + s.plan * 0x165667b19e3779f9u;
+  return hash_combine(history, mixed ^ mixed >> 29);
 }
 
 std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t rank_b, const Signature& b) {

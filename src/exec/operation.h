@@ -72,6 +72,18 @@ struct Operation {
   Measured* measured = nullptr;
   // AllToAllv: [n_ranks] in elements; owned by the operation because the call may be asynchronous.
   std::vector<uint64_t> send_counts, send_displs, recv_counts, recv_displs;
+
+  // As new, but for what a preparation sets anyway and for memory that it can use again.
+  void reset() {
+    binding = {};
+    reduce = kernels::ReduceOp::kSum;
+    divisor = 0;
+    grouped = false;
+    send_counts.clear();
+    send_displs.clear();
+    recv_counts.clear();
+    recv_displs.clear();
+  }
 };
 
 }  // namespace moeccl::exec

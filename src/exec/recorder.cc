@@ -27,7 +27,8 @@ std::string Recorder::text(size_t most) const {
     const int64_t end = r.end == 0 ? now : r.end;
     out += format("  #{} {} count {} {} {} plan {} {} {:.3f} ms, {:.3f} s ago\n", r.sequence, op_name(r.signature.op),
                   r.signature.count, type_name(r.signature.type), reduce_name(r.signature.reduce), r.algorithm, state,
-                  static_cast<double>(Ticks::to_ns(end - r.start)) / 1e6, static_cast<double>(Ticks::to_ns(now - r.start)) / 1e9);
+                  static_cast<double>(Ticks::to_ns(end - r.start)) / 1e6,
+                  static_cast<double>(Ticks::to_ns(now - r.start)) / 1e9);
   }
   return out;
 }

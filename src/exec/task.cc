@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kCheckEvery_ns = 1'000'000;   // boards of peers, deadline: a few cache lines per peer
 constexpr int64_t kAliveEvery_ns = 20'000'000;  // a system call per peer
 constexpr uint64_t kPollsWithoutPause = 20;
-constexpr int64_t kYieldFor_ns = 3'000'000;     // then sleep: yielding for ever would take the cores from others
+constexpr int64_t kYieldFor_ns = 3'000'000;  // then sleep: yielding for ever would take the cores from others
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 
 // A peer's words: bounded, printable, never trusted.
