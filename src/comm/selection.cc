@@ -182,9 +182,9 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
     if (cached->asks_reach) cached->signature = hash_combine(cached->signature, cached->choice_if_reachable.plan_hash);
   }
   // Small AllToAllvs go through the staging with one synchronisation; of large ones one copy instead of two pays for
-  // more.
+  // more, while each rank has a core: ranks that share one lose it in every system call.
   const algo::Algorithm* direct = algo::find(key.op, "direct");
-  if (key.op == moecclOpAllToAllv && forced_[key.op].empty() && direct != nullptr &&
+  if (key.op == moecclOpAllToAllv && forced_[key.op].empty() && direct != nullptr && tree_.n_ranks <= profile_.cores &&
       std::string_view("direct") != cached->choice.algorithm && direct->applies(shape_of(key, false), tree_).ok()) {
     cached->rest = algo::build_for(*direct, shape_of(key, false), tree_, rank_);
     cached->choice_for_rest = {&cached->rest.programs.back(), cached->rest.chunking, direct->name, cached->rest.hash};
