@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/solve.h"
+
 namespace {
 
 int fail(const char* what, moecclComm_t comm = nullptr) {
@@ -108,7 +110,14 @@ int main(int argc, char** argv) {
   check->add_option("--topology", layer.topology, "such as 'node:2 gpu:4'");
   check->add_option("--algo", layer.algorithm, "auto, flat, 2dh, hier:D");
 
+  std::function<void()> solve;
+  tools::add_solve(app, solve);
+
   CLI11_PARSE(app, argc, argv);
+  if (solve) {
+    solve();
+    return 0;
+  }
   if (*version) {
     int number = 0;
     if (moecclGetVersion(&number) != moecclSuccess) return fail("version");

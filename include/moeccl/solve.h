@@ -157,6 +157,186 @@ MOECCL_API moecclResult_t moecclSolveSwapSequence(const moecclSwapProblem_t* pro
                                                   int64_t n_tokens, int32_t max_swaps, int32_t* pairs,
                                                   int32_t* placement, moecclSwapAnswer_t* answer);
 
+/* ---- Expert replication (adaptive replication, Sections 3 and 4) ---- */
+
+/* Algorithm 1: counts[n_experts], each at least 1, summing to n_slots, proportional to popularity >= 0. */
+MOECCL_API moecclResult_t moecclReplicaCounts(const double* popularity, int32_t n_experts, int32_t n_slots,
+                                              int32_t* counts);
+/* Fewest tokens dropped at capacity_factor * sum(popularity) / n_slots tokens a slot; among equals the expert with most
+ * tokens a replica gets the next one. */
+MOECCL_API moecclResult_t moecclReplicaCountsFewestDrops(const double* popularity, int32_t n_experts, int32_t n_slots,
+                                                         double capacity_factor, int32_t* counts);
+/* *dropped: tokens above the capacity of their expert's replicas. */
+MOECCL_API moecclResult_t moecclReplicaDrops(const double* popularity, const int32_t* counts, int32_t n_experts,
+                                             int32_t n_slots, double capacity_factor, double* dropped);
+
+typedef struct {
+  size_t size; /* sizeof(moecclReplicaProblem_t) */
+  int32_t n_experts, n_ranks, slots_per_rank, n_nodes;
+  const int32_t* demand;    /* [n_ranks][n_experts] tokens of each rank for each expert */
+  const int32_t* counts;    /* [n_experts] replicas; NULL: Algorithm 1 of the demand */
+  const int32_t* rank_node; /* [n_ranks]; NULL: contiguous, as even as possible */
+  double beta_inter_us;     /* per token that enters or leaves a node; 0: 0.04096 */
+  double compute_us;        /* per token that a rank computes; 0: 0.1 */
+  double min_gain;          /* 0: any gain */
+} moecclReplicaProblem_t;
+#define MOECCL_REPLICA_PROBLEM_INIT \
+  { sizeof(moecclReplicaProblem_t), 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0 }
+
+typedef struct {
+  size_t size;                             /* sizeof(moecclReplicaAnswer_t), set by the caller */
+  double before_us, after_us, gain;        /* before: contiguous placement (Algorithm 1) */
+  int32_t keep;                            /* 1: contiguous placement is returned */
+  int64_t inter_before, inter_after;       /* tokens that cross nodes */
+  int64_t max_load_before, max_load_after; /* tokens of the fullest rank */
+} moecclReplicaAnswer_t;
+
+/* slot_expert[n_ranks * slots_per_rank], rank r owns slots r * slots_per_rank and following. Starts from contiguous
+ * placement and lowers the time of the busiest node's traffic and the fullest rank. */
+MOECCL_API moecclResult_t moecclSolveReplicas(const moecclReplicaProblem_t* problem, int32_t* slot_expert,
+                                              moecclReplicaAnswer_t* answer);
+/* Which replica serves whom: split[n_slots][n_ranks] tokens of each rank for each slot. Replicas of an expert share its
+ * tokens as evenly as whole tokens allow; own rank first, then own node, then others. problem's counts are not used. */
+MOECCL_API moecclResult_t moecclReplicaSplit(const moecclReplicaProblem_t* problem, const int32_t* slot_expert,
+                                             int32_t* split);
+/* Algorithm 2: source[n_experts][n_ranks] is the rank that sends expert e's gradient shard to rank r; sends[n_ranks]
+ * (may be NULL): shards that each rank sends to others, which shows the balance. */
+MOECCL_API moecclResult_t moecclGradSources(const int32_t* slot_expert, int32_t n_experts, int32_t n_ranks,
+                                            int32_t slots_per_rank, int32_t* source, int64_t* sends);
+
+/* Seconds of gradient plus weight communication per rank, with static and with adaptive replication (Appendix A.2). */
+typedef struct {
+  size_t size; /* sizeof(moecclReplicaCost_t) */
+  int32_t n_ranks, n_experts, slots_per_rank;
+  double grad_bytes, weight_bytes; /* of one expert */
+  double pci_bandwidth, net_bandwidth;
+} moecclReplicaCost_t;
+#define MOECCL_REPLICA_COST_INIT \
+  { sizeof(moecclReplicaCost_t), 0, 0, 0, 0, 0, 0, 0 }
+MOECCL_API moecclResult_t moecclReplicaCommTime(const moecclReplicaCost_t* cost, double* static_s, double* adaptive_s);
+
+/* ---- Hybrid domains (HybridEP, Sections III and IV) ---- */
+
+/* Levels outermost first; a worker of level i-1 holds scale[i] workers of level i, scale[0] workers in all at level 0.
+ */
+typedef struct {
+  size_t size;             /* sizeof(moecclDomainProblem_t) */
+  int32_t n_levels;        /* 1..8 */
+  const int32_t* scale;    /* [L] SF; read when sizes is NULL */
+  const int32_t* sizes;    /* uneven: level by level, the number of sub-workers of each worker of the level above */
+  const double* bandwidth; /* [L] between workers of the level, bytes/s per GPU */
+  double data_bytes;       /* D, of a GPU, for one of the two AlltoAlls */
+  double expert_bytes;     /* P_E, all experts of a GPU, before compression */
+  double pre_expert_s;     /* computation before the experts, which hides the AllGather */
+  double compression;      /* expert bytes are divided by it; 0: 1 */
+  double min_gain;         /* 0: any gain over plain expert parallelism */
+} moecclDomainProblem_t;
+#define MOECCL_DOMAIN_PROBLEM_INIT \
+  { sizeof(moecclDomainProblem_t), 0, NULL, NULL, NULL, 0, 0, 0, 0, 0 }
+
+typedef struct {
+  size_t size;                         /* sizeof(moecclDomainAnswer_t), set by the caller */
+  double before_us, after_us, gain;    /* before: all domains of size 1, plain expert parallelism (p = 1) */
+  int32_t keep;                        /* 1: all domains of size 1 */
+  double all_gather_us, all_to_all_us; /* of the answer; all_to_all: both */
+} moecclDomainAnswer_t;
+
+/* The p that minimises Eq. 10 on one even level of n_workers GPUs (Eq. 11 and 12, unrounded) and its latency.
+ * latency_s may be NULL. */
+MOECCL_API moecclResult_t moecclDomainProportion(int32_t n_workers, double bandwidth, double pre_expert_s,
+                                                 double data_bytes, double expert_bytes, double* p, double* latency_s);
+/* domain[L]: the size S_ED of the expert domains of each level. */
+MOECCL_API moecclResult_t moecclSolveDomains(const moecclDomainProblem_t* problem, int32_t* domain,
+                                             moecclDomainAnswer_t* answer);
+/* Latency of given sizes, in seconds (Eq. 2 to 9 summed over levels). */
+MOECCL_API moecclResult_t moecclDomainLatency(const moecclDomainProblem_t* problem, const int32_t* domain, double* s);
+/* Eq. 13 and its uneven form: location[L] of GPU m. */
+MOECCL_API moecclResult_t moecclDomainLocate(const moecclDomainProblem_t* problem, int64_t gpu, int32_t* location);
+typedef enum { moecclLinkNone = 0, moecclLinkAllGather = 1, moecclLinkAllToAll = 2 } moecclDomainLink_t;
+/* Algorithm 1: what GPUs m and n do with each other at a level. */
+MOECCL_API moecclResult_t moecclDomainLink(const moecclDomainProblem_t* problem, const int32_t* domain, int32_t level,
+                                           int64_t gpu_m, int64_t gpu_n, moecclDomainLink_t* link);
+
+/* ---- Pipeline chunks (MoNTA) ---- */
+
+/* Efficiency (0..1] at a volume, linear in the volume's logarithm between points, constant outside. Volumes ascend. */
+typedef struct {
+  int32_t n_points; /* 0: 1 everywhere */
+  const double* bytes;
+  const double* efficiency;
+} moecclCurve_t;
+typedef struct {
+  size_t size;                                             /* sizeof(moecclChunkProblem_t) */
+  double bytes;                                            /* I = b s h BPE (Eq. 3) */
+  int32_t tensor;                                          /* t */
+  int32_t expert;                                          /* e */
+  double inter_bandwidth, intra_bandwidth, copy_bandwidth; /* B1, B2, B3 */
+  moecclCurve_t inter, intra, copy;                        /* r1 over I/(N t), r2 and r3 over I/N */
+  double min_bytes;                                        /* I_minimal; 0: 65536 */
+  int32_t max_chunks;                                      /* 0: 1024 */
+  double start_us;                                         /* fixed cost of each communication; MoNTA has 0 */
+  double min_gain;                                         /* 0: any gain over the original AllToAll */
+} moecclChunkProblem_t;
+#define MOECCL_CHUNK_PROBLEM_INIT \
+  { sizeof(moecclChunkProblem_t), 0, 0, 0, 0, 0, 0, {0, NULL, NULL}, {0, NULL, NULL}, {0, NULL, NULL}, 0, 0, 0, 0 }
+
+typedef enum {
+  moecclChunkBaseline = 0, /* the original AllToAll */
+  moecclChunkO1 = 1,       /* Drop + AllToAll + AllGather (Eq. 11) */
+  moecclChunkO2 = 2,       /* AllToAll and AllGather pipelined (Algorithm 1) */
+  moecclChunkO3 = 3        /* and AllGather and copy pipelined (Algorithm 2) */
+} moecclChunkStrategy_t;
+typedef struct {
+  size_t size;                    /* sizeof(moecclChunkAnswer_t), set by the caller */
+  moecclChunkStrategy_t strategy; /* Algorithm 3 */
+  int32_t n_chunks;               /* of it */
+  double before_us, after_us, gain;
+  int32_t keep;
+  int32_t chunks[4]; /* best number for each strategy */
+  double us[4];      /* and its time */
+} moecclChunkAnswer_t;
+MOECCL_API moecclResult_t moecclSolveChunks(const moecclChunkProblem_t* problem, moecclChunkAnswer_t* answer);
+/* Time of a strategy with n_chunks chunks (1 for the baseline and O1). */
+MOECCL_API moecclResult_t moecclChunkTime(const moecclChunkProblem_t* problem, moecclChunkStrategy_t strategy,
+                                          int32_t n_chunks, double* us);
+
+/* ---- Cluster layout (MoNTA, memory Tables 3 and 4, cluster expansion) ---- */
+
+typedef enum {
+  moecclRecomputeNone = 0,
+  moecclRecomputeSelective = 1, /* attention's scores */
+  moecclRecomputeFull = 2
+} moecclRecompute_t;
+typedef struct {
+  size_t size; /* sizeof(moecclLayoutProblem_t) */
+  int32_t n_gpus, gpus_per_node;
+  double gpu_bytes; /* memory of a GPU that may be used */
+  double intra_bandwidth, inter_bandwidth;
+  int32_t n_layers, n_heads, n_experts, top_k; /* l, a, experts of a layer, k */
+  int64_t hidden, sequence;                    /* h; context length s */
+  int32_t micro_batch;                         /* b; 0: 1 */
+  int32_t global_batch;                        /* sequences of a step; 0: one micro batch for each data-parallel rank */
+  double dense_parameters, moe_parameters;     /* P1, P2, of the whole model */
+  int32_t zero_stage;                          /* 0..3 (Table 3) */
+  int32_t sequence_parallel;                   /* 1: Table 4's SP rows */
+  moecclRecompute_t recompute;                 /* needs sequence_parallel, as in Table 4 */
+} moecclLayoutProblem_t;
+#define MOECCL_LAYOUT_PROBLEM_INIT \
+  { sizeof(moecclLayoutProblem_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, moecclRecomputeNone }
+
+typedef struct {
+  int32_t tensor, expert, context, pipeline, data; /* TP, EP, CP, PP, DP: order of ranks, innermost first */
+  int32_t vertical;                                /* 1: CP and EP lie on the same ranks (c >= e); 0: orthogonal */
+  double weight_bytes;                             /* weights, gradients, optimizer: psi_1 + psi_2 (Eq. 1) */
+  double activation_bytes;                         /* Mem_act */
+  double comm_us;                                  /* communication of one step, per GPU, nothing overlapped */
+  double tp_us, ep_us, cp_us, pp_us, dp_us;
+} moecclLayout_t;
+/* The feasible layouts, ascending by comm_us, into layouts[max_layouts]; *n_layouts: how many are feasible (may exceed
+ * max_layouts; layouts may be NULL with 0). None feasible: moecclSuccess and 0. */
+MOECCL_API moecclResult_t moecclSolveLayout(const moecclLayoutProblem_t* problem, moecclLayout_t* layouts,
+                                            int32_t max_layouts, int32_t* n_layouts);
+
 #ifdef __cplusplus
 }
 #endif

@@ -16,7 +16,8 @@ Result<T> adopt_struct(const T* given, const char* name) {
     return error(moecclInvalidArgument, "{}.size is {}: set it to the struct's sizeof, as its _INIT macro does", name,
                  given->size);
   T full{};
-  std::memcpy(&full, given, std::min(given->size, sizeof(T)));
+  // Whole words alone: a size that ends within a pointer must not make half of one.
+  std::memcpy(&full, given, std::min(given->size, sizeof(T)) & ~(sizeof(void*) - 1));
   full.size = sizeof(T);
   return full;
 }

@@ -4,12 +4,22 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <type_traits>
 
 #include "src/base/status.h"
 
 namespace moeccl::solve {
+
+// The number in an enum that a C caller may have set to anything.
+template <class E>
+int raw(const E& value) {
+  static_assert(sizeof(E) == sizeof(int));
+  int number;
+  std::memcpy(&number, &value, sizeof(number));
+  return number;
+}
 
 class Arena {
  public:

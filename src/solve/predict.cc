@@ -53,7 +53,7 @@ Status apply_predictor(const double* joint, int32_t n_now, int32_t n_next, const
   MOECCL_TRY(check_sizes(n_now, n_next));
   if (n_samples < 0) return error(moecclInvalidArgument, "n_samples is {}: give 0 or more", n_samples);
   const auto now = static_cast<size_t>(n_now), next = static_cast<size_t>(n_next);
-  std::vector<double> scale(now), expected(next);
+  std::vector<double> total(now), expected(next);
   for (size_t e = 0; e < now; ++e) {
     double seen = 0;
     for (size_t f = 0; f < next; ++f) {
@@ -63,7 +63,7 @@ Status apply_predictor(const double* joint, int32_t n_now, int32_t n_next, const
                      f, value);
       seen += value;
     }
-    scale[e] = seen > 0 && std::isfinite(seen) ? 1 / seen : 0;
+    total[e] = std::isfinite(seen) ? seen : 0;
   }
   for (size_t i = 0; i < static_cast<size_t>(n_samples); ++i) {
     const int32_t* num = num_now + i * now;
@@ -74,9 +74,8 @@ Status apply_predictor(const double* joint, int32_t n_now, int32_t n_next, const
       if (num[e] < 0) return error(moecclInvalidArgument, "num_now[{}][{}] is {}: counts are 0 or more", i, e, num[e]);
       all += num[e];
       if (num[e] == 0) continue;
-      if (scale[e] == 0) flat += num[e];
-      const double weight = num[e] * scale[e];
-      for (size_t f = 0; weight > 0 && f < next; ++f) expected[f] += weight * joint[e * next + f];
+      if (total[e] == 0) flat += num[e];
+      for (size_t f = 0; total[e] > 0 && f < next; ++f) expected[f] += num[e] * (joint[e * next + f] / total[e]);
     }
     if (all > INT32_MAX)
       return error(moecclInvalidArgument, "num_now: sample {} has {} tokens, at most {}", i, all, INT32_MAX);

@@ -119,9 +119,8 @@ Status check_numbers(const moecclSwapProblem_t& p) {
   if (p.dimension < 0 || p.dimension > p.n_levels)
     return error(moecclInvalidArgument, "problem.dimension is {}: between 1 and {} (n_levels), or 0", p.dimension,
                  p.n_levels);
-  if (static_cast<int>(p.max_function) < 0 || p.max_function > moecclMaxLogSumExp)
-    return error(moecclInvalidArgument, "problem.max_function is {}: give a moecclMaxFunction_t",
-                 static_cast<int>(p.max_function));
+  if (raw(p.max_function) < 0 || raw(p.max_function) > moecclMaxLogSumExp)
+    return error(moecclInvalidArgument, "problem.max_function is {}: give a moecclMaxFunction_t", raw(p.max_function));
   return check_cost_arrays(p);
 }
 

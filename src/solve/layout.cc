@@ -1,0 +1,139 @@
+#include "src/solve/layout.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+#include <utility>
+
+#include "src/solve/arena.h"
+
+namespace moeccl::solve {
+namespace {
+
+constexpr double kWord = 2;  // bytes of an activation, weight or gradient: fp16 or bf16
+
+std::vector<int32_t> divisors(int32_t n) {
+  std::vector<int32_t> all;
+  for (int32_t d = 1; d <= n; ++d)
+    if (n % d == 0) all.push_back(d);
+  return all;
+}
+
+// Table 3: bytes of each parameter's weight, gradient, fp32 master weight and two moments, where the optimizer's (O1),
+// the gradients (O2) and the weights (O3) are sharded over `replicas`.
+double bytes_per_parameter(int32_t zero_stage, double replicas) {
+  switch (zero_stage) {
+    case 1:
+      return 4 + 12 / replicas;
+    case 2:
+      return 2 + 14 / replicas;
+    case 3:
+      return 16 / replicas;
+    default:
+      return 16;
+  }
+}
+
+// Table 4, with the context's share of the sequence in s. Attention keeps 13 of 34 bytes of a dense block (2 of them of
+// the first norm), each of k experts 21; tensor parallelism leaves 5 of each undivided until sequence parallelism.
+double activation_bytes(const moecclLayoutProblem_t& p, double t, double c) {
+  const double b = std::max(p.micro_batch, 1), h = static_cast<double>(p.hidden), k = p.top_k;
+  const double s = static_cast<double>(p.sequence) / c;
+  const double bshl = b * s * h * p.n_layers;
+  const double scores = 5.0 * p.n_heads * static_cast<double>(p.sequence) / (h * t);
+  if (p.recompute == moecclRecomputeFull) return 2 * bshl / t;
+  if (p.recompute == moecclRecomputeSelective) return bshl * (13 + 21 * k) / t;
+  if (p.sequence_parallel) return bshl * ((13 + 21 * k) / t + scores);
+  if (t == 1) return bshl * (13 + 21 * k + scores);  // Eq. 2
+  return bshl * (5 + 5 * k + (8 + 16 * k) / t + scores);
+}
+
+}  // namespace
+
+Status check(const moecclLayoutProblem_t& p) {
+  const std::tuple<const char*, int64_t, int64_t> integers[] = {
+      {"n_gpus", p.n_gpus, 1 << 20},          {"gpus_per_node", p.gpus_per_node, 1 << 16},
+      {"n_layers", p.n_layers, 1 << 16},      {"n_heads", p.n_heads, 1 << 16},
+      {"n_experts", p.n_experts, 1 << 16},    {"top_k", p.top_k, p.n_experts},
+      {"hidden", p.hidden, int64_t{1} << 24}, {"sequence", p.sequence, int64_t{1} << 32}};
+  for (const auto& [name, value, most] : integers)
+    if (value < 1 || value > most)
+      return error(moecclInvalidArgument, "problem.{} is {}: between 1 and {} are possible", name, value, most);
+  const std::pair<const char*, double> positive[] = {
+      {"gpu_bytes", p.gpu_bytes}, {"intra_bandwidth", p.intra_bandwidth}, {"inter_bandwidth", p.inter_bandwidth}};
+  for (const auto& [name, value] : positive)
+    if (!(value > 0) || value > 1e30)
+      return error(moecclInvalidArgument, "problem.{} is {}: give a number above 0", name, value);
+  const std::pair<const char*, double> sizes[] = {{"dense_parameters", p.dense_parameters},
+                                                  {"moe_parameters", p.moe_parameters}};
+  for (const auto& [name, value] : sizes)
+    if (!(value >= 0) || value > 1e30)
+      return error(moecclInvalidArgument, "problem.{} is {}: give 0 or more", name, value);
+  if (p.micro_batch < 0 || p.micro_batch > 1 << 20)
+    return error(moecclInvalidArgument, "problem.micro_batch is {}: between 0 and {} are possible", p.micro_batch,
+                 1 << 20);
+  if (p.global_batch < 0)
+    return error(moecclInvalidArgument, "problem.global_batch is {}: give 0 or more", p.global_batch);
+  if (p.zero_stage < 0 || p.zero_stage > 3)
+    return error(moecclInvalidArgument, "problem.zero_stage is {}: between 0 and 3 are possible", p.zero_stage);
+  if (raw(p.recompute) < 0 || raw(p.recompute) > moecclRecomputeFull)
+    return error(moecclInvalidArgument, "problem.recompute is {}: give a moecclRecompute_t", raw(p.recompute));
+  if (p.recompute != moecclRecomputeNone && !p.sequence_parallel)
+    return error(moecclInvalidArgument, "problem.recompute needs sequence_parallel 1: Table 4 has no other row for it");
+  return {};
+}
+
+void price_layout(const moecclLayoutProblem_t& p, moecclLayout_t& v) {
+  const double t = v.tensor, e = v.expert, c = v.context, pp = v.pipeline, d = v.data;
+  // Ranks that hold the same dense weights, and the same experts: [TP, EP, CP, PP, DP], CP on EP's ranks when vertical.
+  const double replicas = v.vertical ? c * d : e * c * d, expert_replicas = replicas / e;
+  const double dense = p.dense_parameters / (pp * t), moe = p.moe_parameters / (pp * t * e);
+  v.weight_bytes =
+      dense * bytes_per_parameter(p.zero_stage, replicas) + moe * bytes_per_parameter(p.zero_stage, expert_replicas);
+  v.activation_bytes = activation_bytes(p, t, c);
+
+  const double b = std::max(p.micro_batch, 1), batch = std::max<double>(p.global_batch, b * replicas / c);
+  const double micro_batches = std::ceil(batch / (b * replicas / c)), layers = p.n_layers / pp;
+  const double block = b * static_cast<double>(p.sequence) / c * static_cast<double>(p.hidden) * kWord;
+  const auto link = [&](double group) { return group <= p.gpus_per_node ? p.intra_bandwidth : p.inter_bandwidth; };
+  const double passes = 1e6 * micro_batches * layers;
+  // Forward and backward each gather and scatter twice in a block (attention and experts).
+  v.tp_us = passes * 8 * block * (t - 1) / t / link(t);
+  // Dispatch and combine, forward and backward; each TP rank carries its share (MoNTA's Drop).
+  v.ep_us = passes * 4 * block * p.top_k / t * (e - 1) / e / link(t * e);
+  // Keys and values pass all context ranks, forward and twice backward (values and their gradients).
+  v.cp_us = passes * 3 * 2 * block * (c - 1) / t / link(t * (v.vertical ? c : e * c));
+  v.pp_us = pp > 1 ? 1e6 * micro_batches * 2 * block / t / p.inter_bandwidth : 0;
+  const auto all_reduce = [&](double bytes, double n) { return 1e6 * 2 * bytes * (n - 1) / n / link(t * n); };
+  v.dp_us = all_reduce(dense * kWord, replicas) + all_reduce(moe * kWord, expert_replicas);
+  v.comm_us = v.tp_us + v.ep_us + v.cp_us + v.pp_us + v.dp_us;
+}
+
+std::vector<moecclLayout_t> solve_layout(const moecclLayoutProblem_t& p) {
+  std::vector<moecclLayout_t> found;
+  for (const int32_t t : divisors(p.gpus_per_node)) {
+    if (p.n_gpus % t != 0 || p.n_heads % t != 0) continue;  // tensor parallelism stays in a node and splits heads
+    for (const int32_t pp : divisors(p.n_layers)) {
+      if (p.n_gpus % (int64_t{t} * pp) != 0) continue;
+      const int32_t rest = p.n_gpus / (t * pp);
+      for (const int32_t e : divisors(p.n_experts)) {
+        for (const int32_t c : divisors(rest)) {
+          // Cluster expansion: horizontal while a sequence needs fewer ranks than the experts, else vertical.
+          const bool vertical = c >= e;
+          if (vertical ? c % e != 0 : rest % (int64_t{e} * c) != 0) continue;
+          if (p.sequence % (int64_t{t} * c) != 0) continue;
+          moecclLayout_t v{};
+          v.tensor = t, v.expert = e, v.context = c, v.pipeline = pp, v.vertical = vertical ? 1 : 0;
+          v.data = vertical ? rest / c : rest / (e * c);
+          price_layout(p, v);
+          if (v.weight_bytes + v.activation_bytes <= p.gpu_bytes) found.push_back(v);
+        }
+      }
+    }
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const moecclLayout_t& a, const moecclLayout_t& b) { return a.comm_us < b.comm_us; });
+  return found;
+}
+
+}  // namespace moeccl::solve

@@ -1,0 +1,153 @@
+// `moeccl solve domains|chunks|layout`: what is decided once for a cluster.
+#include "tools/solve.h"
+
+namespace tools {
+namespace {
+
+struct DomainOptions {
+  TraceOptions trace;
+  std::vector<int32_t> scale = {4, 8};
+  std::vector<double> gbps = {10, 128};
+  double hidden_bytes = 8192, expert_mb = 8, pre_ms = 5, compression = 1;
+};
+void run_domains(const DomainOptions& o) {
+  if (o.scale.size() != o.gbps.size()) fail("--gbps: give as many bandwidths as --scale has levels");
+  double gpus = 1;
+  for (const int32_t s : o.scale) gpus *= s;
+  moecclDomainProblem_t p = MOECCL_DOMAIN_PROBLEM_INIT;
+  const perf::Trace t = load_trace(o.trace);
+  size_t rows = 0;
+  for (const int32_t e : step_of(t, o.trace.layer, o.trace.step)) rows += e >= 0;
+  std::vector<double> bandwidth;
+  for (const double g : o.gbps) bandwidth.push_back(g * 1e9 / 8);
+  p.n_levels = static_cast<int32_t>(o.scale.size());
+  p.scale = o.scale.data();
+  p.bandwidth = bandwidth.data();
+  p.data_bytes = static_cast<double>(rows) * o.hidden_bytes / gpus;
+  p.expert_bytes = o.expert_mb * 1e6;
+  p.pre_expert_s = o.pre_ms * 1e-3;
+  p.compression = o.compression;
+  std::vector<int32_t> domain(o.scale.size());
+  moecclDomainAnswer_t a{};
+  a.size = sizeof(a);
+  check(moecclSolveDomains(&p, domain.data(), &a));
+  std::printf("%.0f GPUs, %.2f MB of rows each way per GPU, experts %.2f MB / %.3g\n", gpus, p.data_bytes / 1e6,
+              o.expert_mb, o.compression);
+  for (size_t l = 0; l < domain.size(); ++l)
+    std::printf("level %zu: domains of %d of %d workers, p = %.3f\n", l, domain[l], o.scale[l],
+                o.scale[l] > 1 ? 1 - (domain[l] - 1.0) / (o.scale[l] - 1.0) : 1.0);
+  std::printf("predicted us: EP %.0f, domains %.0f (AllGather %.0f, AlltoAll %.0f); %s, gain %.1f %%\n", a.before_us,
+              a.after_us, a.all_gather_us, a.all_to_all_us, a.keep ? "keep EP" : "use domains", 100 * a.gain);
+}
+
+struct ChunkOptions {
+  TraceOptions trace;
+  double hidden_bytes = 16384, inter_gbs = 25, intra_gbs = 200, copy_gbs = 1600, start_us = 20;
+  int tensor = 8, expert = 2;
+};
+void run_chunks(const ChunkOptions& o) {
+  const perf::Trace t = load_trace(o.trace);
+  moecclChunkProblem_t p = MOECCL_CHUNK_PROBLEM_INIT;
+  p.bytes = static_cast<double>(t.n_tokens) * o.hidden_bytes;
+  p.tensor = o.tensor;
+  p.expert = o.expert;
+  p.inter_bandwidth = o.inter_gbs * 1e9;
+  p.intra_bandwidth = o.intra_gbs * 1e9;
+  p.copy_bandwidth = o.copy_gbs * 1e9;
+  p.start_us = o.start_us;
+  moecclChunkAnswer_t a{};
+  a.size = sizeof(a);
+  check(moecclSolveChunks(&p, &a));
+  static const char* const names[] = {"AllToAll", "O1", "O2", "O3"};
+  std::printf("I = %.1f MB (%d tokens), t = %d, e = %d\n", p.bytes / 1e6, t.n_tokens, o.tensor, o.expert);
+  for (int s = 0; s < 4; ++s) std::printf("  %-8s %4d chunks  %10.1f us predicted\n", names[s], a.chunks[s], a.us[s]);
+  std::printf("take %s with %d chunks: gain %.1f %%\n", names[a.strategy], a.n_chunks, 100 * a.gain);
+}
+
+struct LayoutOptions {
+  moecclLayoutProblem_t p = MOECCL_LAYOUT_PROBLEM_INIT;
+  TraceOptions trace;
+  double gpu_gb = 80, intra_gbs = 200, inter_gbs = 25, dense_b = 1.6, moe_b = 45;
+  int rows = 10, recompute = 1;
+};
+void run_layout(LayoutOptions& o) {
+  moecclLayoutProblem_t& p = o.p;
+  if (!o.trace.path.empty()) {  // the model's experts as they were recorded
+    const perf::Trace t = load_trace(o.trace);
+    p.n_experts = t.n_experts;
+    p.top_k = t.k;
+  }
+  p.gpu_bytes = o.gpu_gb * 1e9;
+  p.intra_bandwidth = o.intra_gbs * 1e9;
+  p.inter_bandwidth = o.inter_gbs * 1e9;
+  p.dense_parameters = o.dense_b * 1e9;
+  p.moe_parameters = o.moe_b * 1e9;
+  p.recompute = static_cast<moecclRecompute_t>(o.recompute);
+  std::vector<moecclLayout_t> found(static_cast<size_t>(o.rows));
+  int32_t n = 0;
+  check(moecclSolveLayout(&p, found.data(), o.rows, &n));
+  std::printf(
+      "%d layouts fit into %.0f GB\n   TP   EP   CP   PP   DP  CP/EP       weights GB  activations GB   communication "
+      "ms\n",
+      n, o.gpu_gb);
+  for (int32_t i = 0; i < std::min(n, o.rows); ++i) {
+    const moecclLayout_t& v = found[static_cast<size_t>(i)];
+    std::printf("%5d%5d%5d%5d%5d  %-10s %12.1f %15.1f %18.1f\n", v.tensor, v.expert, v.context, v.pipeline, v.data,
+                v.vertical ? "vertical" : "horizontal", v.weight_bytes / 1e9, v.activation_bytes / 1e9,
+                v.comm_us / 1e3);
+  }
+}
+
+}  // namespace
+
+void add_cluster(CLI::App& solve, std::function<void()>& chosen) {
+  auto d = std::make_shared<DomainOptions>();
+  CLI::App* domains = solve.add_subcommand("domains", "where experts travel instead of tokens (HybridEP)");
+  add_trace_options(*domains, d->trace);
+  domains->add_option("--scale", d->scale, "sub-workers of each level, outermost first")->capture_default_str();
+  domains->add_option("--gbps", d->gbps, "Gbit/s of each level, per GPU")->capture_default_str();
+  domains->add_option("--hidden-bytes", d->hidden_bytes, "bytes of a row")->capture_default_str();
+  domains->add_option("--expert-mb", d->expert_mb, "MB of a GPU's experts")->capture_default_str();
+  domains->add_option("--pre-ms", d->pre_ms, "computation before the experts, ms")->capture_default_str();
+  domains->add_option("--compression", d->compression, "ratio by which experts are compressed")->capture_default_str();
+  domains->callback([d, &chosen] { chosen = [d] { run_domains(*d); }; });
+
+  auto c = std::make_shared<ChunkOptions>();
+  CLI::App* chunks = solve.add_subcommand("chunks", "how many pipeline chunks, and which strategy (MoNTA)");
+  add_trace_options(*chunks, c->trace);
+  chunks->add_option("--hidden-bytes", c->hidden_bytes, "bytes of a row")->capture_default_str();
+  chunks->add_option("--tensor", c->tensor, "tensor parallel degree")->capture_default_str();
+  chunks->add_option("--expert", c->expert, "expert parallel degree")->capture_default_str();
+  chunks->add_option("--inter-gbs", c->inter_gbs, "GB/s between nodes")->capture_default_str();
+  chunks->add_option("--intra-gbs", c->intra_gbs, "GB/s within a node")->capture_default_str();
+  chunks->add_option("--copy-gbs", c->copy_gbs, "GB/s of a device's memory")->capture_default_str();
+  chunks->add_option("--start-us", c->start_us, "fixed cost of a communication")->capture_default_str();
+  chunks->callback([c, &chosen] { chosen = [c] { run_chunks(*c); }; });
+
+  auto l = std::make_shared<LayoutOptions>();
+  moecclLayoutProblem_t& p = l->p;
+  p.n_gpus = 64, p.gpus_per_node = 8, p.n_layers = 32, p.n_heads = 32, p.n_experts = 8, p.top_k = 2, p.hidden = 4096;
+  p.sequence = 8192, p.global_batch = 256, p.zero_stage = 1, p.sequence_parallel = 1;
+  CLI::App* layout = solve.add_subcommand("layout", "parallel degrees that fit, by communication time (MoNTA)");
+  layout->add_option("--trace", l->trace.path, "take experts and top-k from this routing trace");
+  layout->add_option("--gpus", p.n_gpus, "GPUs")->capture_default_str();
+  layout->add_option("--gpus-per-node", p.gpus_per_node, "GPUs of a node")->capture_default_str();
+  layout->add_option("--gpu-gb", l->gpu_gb, "memory of a GPU")->capture_default_str();
+  layout->add_option("--intra-gbs", l->intra_gbs, "GB/s within a node")->capture_default_str();
+  layout->add_option("--inter-gbs", l->inter_gbs, "GB/s between nodes, per GPU")->capture_default_str();
+  layout->add_option("--layers", p.n_layers, "transformer layers")->capture_default_str();
+  layout->add_option("--heads", p.n_heads, "attention heads")->capture_default_str();
+  layout->add_option("--experts", p.n_experts, "experts of a layer")->capture_default_str();
+  layout->add_option("--topk", p.top_k, "experts per token")->capture_default_str();
+  layout->add_option("--hidden", p.hidden, "hidden size")->capture_default_str();
+  layout->add_option("--sequence", p.sequence, "context length")->capture_default_str();
+  layout->add_option("--global-batch", p.global_batch, "sequences of a step")->capture_default_str();
+  layout->add_option("--dense-params", l->dense_b, "parameters outside the experts, in 1e9")->capture_default_str();
+  layout->add_option("--moe-params", l->moe_b, "parameters of all experts, in 1e9")->capture_default_str();
+  layout->add_option("--zero", p.zero_stage, "ZeRO stage 0 to 3")->capture_default_str();
+  layout->add_option("--recompute", l->recompute, "0 none, 1 selective, 2 full")->capture_default_str();
+  layout->add_option("--rows", l->rows, "layouts to show")->check(CLI::Range(1, 100000))->capture_default_str();
+  layout->callback([l, &chosen] { chosen = [l] { run_layout(*l); }; });
+}
+
+}  // namespace tools

@@ -1,0 +1,75 @@
+// `moeccl solve replicate`: replicas by popularity and where they stand.
+#include <numeric>
+
+#include "tools/solve.h"
+
+namespace tools {
+namespace {
+
+struct Options {
+  TraceOptions trace;
+  int ranks = 32, slots = 16, nodes = 4;
+  double capacity = 1.0;
+};
+
+void run(const Options& o) {
+  const perf::Trace t = load_trace(o.trace);
+  const auto experts = static_cast<size_t>(t.n_experts), ranks = static_cast<size_t>(o.ranks);
+  const std::vector<int32_t> topk = step_of(t, o.trace.layer, o.trace.step);
+  std::vector<int32_t> demand(ranks * experts);
+  std::vector<double> popularity(experts);
+  for (size_t at = 0; at < topk.size(); ++at) {
+    if (topk[at] < 0) continue;
+    const size_t rank = at / static_cast<size_t>(t.k) * ranks / static_cast<size_t>(t.n_tokens);
+    ++demand[rank * experts + static_cast<size_t>(topk[at])];
+    popularity[static_cast<size_t>(topk[at])] += 1;
+  }
+  const int32_t n_slots = o.ranks * o.slots;
+  if (n_slots < t.n_experts) fail("--slots " + std::to_string(o.slots) + ": there are more experts than slots");
+  std::vector<int32_t> uniform(experts), adaptive(experts), slots(static_cast<size_t>(n_slots));
+  for (size_t e = 0; e < experts; ++e)
+    uniform[e] = n_slots / t.n_experts + (static_cast<int32_t>(e) < n_slots % t.n_experts ? 1 : 0);
+  check(moecclReplicaCounts(popularity.data(), t.n_experts, n_slots, adaptive.data()));
+  double before = 0, after = 0;
+  check(moecclReplicaDrops(popularity.data(), uniform.data(), t.n_experts, n_slots, o.capacity, &before));
+  check(moecclReplicaDrops(popularity.data(), adaptive.data(), t.n_experts, n_slots, o.capacity, &after));
+  moecclReplicaProblem_t p = MOECCL_REPLICA_PROBLEM_INIT;
+  p.n_experts = t.n_experts;
+  p.n_ranks = o.ranks;
+  p.slots_per_rank = o.slots;
+  p.n_nodes = o.nodes;
+  p.demand = demand.data();
+  p.counts = adaptive.data();
+  moecclReplicaAnswer_t a{};
+  a.size = sizeof(a);
+  check(moecclSolveReplicas(&p, slots.data(), &a));
+  const double all = std::accumulate(popularity.begin(), popularity.end(), 0.0);
+  std::printf("experts %d in %d slots (%d ranks, %d nodes); capacity factor %.2f\n", t.n_experts, n_slots, o.ranks,
+              o.nodes, o.capacity);
+  std::printf("                       before         after   change\n");
+  std::printf("%-16s %11.2f %%  %11.2f %%  %6.1f %%  (uniform, Algorithm 1)\n", "dropped tokens", 100 * before / all,
+              100 * after / all, -share(before, after));
+  const auto line = [](const char* name, double b, double c) {
+    std::printf("%-16s %12.0f  %12.0f  %6.1f %%  (contiguous, improved)\n", name, b, c, -share(b, c));
+  };
+  line("inter-node tokens", static_cast<double>(a.inter_before), static_cast<double>(a.inter_after));
+  line("fullest rank", static_cast<double>(a.max_load_before), static_cast<double>(a.max_load_after));
+  line("predicted us", a.before_us, a.after_us);
+  std::printf("%s\n", a.keep ? "keep: contiguous placement" : "place");
+}
+
+}  // namespace
+
+void add_replicas(CLI::App& solve, std::function<void()>& chosen) {
+  auto o = std::make_shared<Options>();
+  CLI::App* app =
+      solve.add_subcommand("replicate", "how many replicas each expert gets, and where (adaptive replication)");
+  add_trace_options(*app, o->trace);
+  app->add_option("--ranks", o->ranks, "ranks")->check(CLI::PositiveNumber)->capture_default_str();
+  app->add_option("--slots", o->slots, "expert slots of a rank")->check(CLI::PositiveNumber)->capture_default_str();
+  app->add_option("--nodes", o->nodes, "nodes")->check(CLI::PositiveNumber)->capture_default_str();
+  app->add_option("--capacity", o->capacity, "capacity factor")->check(CLI::PositiveNumber)->capture_default_str();
+  app->callback([o, &chosen] { chosen = [o] { run(*o); }; });
+}
+
+}  // namespace tools

@@ -1,0 +1,51 @@
+#include <cstdlib>
+
+#include "tools/solve.h"
+
+namespace tools {
+
+void fail(const std::string& sentence) {
+  std::fprintf(stderr, "moeccl: %s\n", sentence.c_str());
+  std::exit(1);
+}
+
+void check(moecclResult_t result) {
+  if (result != moecclSuccess) fail(moecclGetLastError(nullptr));
+}
+
+void add_trace_options(CLI::App& app, TraceOptions& o) {
+  app.add_option("--trace", o.path, "routing trace (perf/TRACE.md); without it one is made up");
+  app.add_option("--layer", o.layer, "layer of the trace")->capture_default_str();
+  app.add_option("--step", o.step, "step of the trace")->capture_default_str();
+  app.add_option("--tokens", o.tokens, "made up: tokens of a step")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  app.add_option("--topk", o.k, "made up: experts per token")->check(CLI::Range(1, 64))->capture_default_str();
+  app.add_option("--experts", o.experts, "made up: experts")->check(CLI::Range(1, 8192))->capture_default_str();
+  app.add_option("--zipf", o.zipf, "made up: exponent of the experts' popularity")
+      ->check(CLI::Range(0.0, 10.0))
+      ->capture_default_str();
+}
+
+perf::Trace load_trace(const TraceOptions& o) {
+  perf::Trace t;
+  if (!o.path.empty()) {
+    const std::string wrong = perf::read_trace(o.path, t);
+    if (!wrong.empty()) fail(wrong);
+  } else {
+    if (o.k > o.experts) fail("--topk " + std::to_string(o.k) + ": more than --experts");
+    t.n_layers = 2, t.n_steps = 2, t.n_tokens = o.tokens, t.k = o.k, t.n_experts = o.experts;
+    for (uint64_t s = 0; s < 4; ++s) {
+      const auto made = perf::zipf_topk({static_cast<size_t>(o.tokens), o.k, o.experts}, {o.zipf, 1 + s / 2}, s);
+      t.index.insert(t.index.end(), made.begin(), made.end());
+    }
+    std::printf("made up: %d tokens, top-%d of %d experts, zipf %.2g (give --trace for a recorded routing)\n",
+                t.n_tokens, t.k, t.n_experts, o.zipf);
+  }
+  if (o.layer < 0 || o.layer >= t.n_layers || o.step < 0 || o.step >= t.n_steps)
+    fail("layer " + std::to_string(o.layer) + ", step " + std::to_string(o.step) + ": the trace has " +
+         std::to_string(t.n_layers) + " layers of " + std::to_string(t.n_steps) + " steps");
+  return t;
+}
+
+}  // namespace tools
