@@ -3,7 +3,7 @@
 //
 // What a rank publishes about itself (its Board) and the signals that it receives are plain words in memory: its own
 // shared segment, or memory into which a transport deposits what arrives. Waiting is polling those words, whatever the
-// transport; Link::progress() moves what needs moving meanwhile.
+// transport; an Engine moves what needs moving meanwhile.
 #pragma once
 
 #include <atomic>
@@ -83,6 +83,13 @@ struct Board {
   Entry entries[kEntries];  // operation k is at k % kEntries
 };
 
+// How far a put has come.
+enum class PutState : uint8_t {
+  kDone,   // all is under way: the source may be reused
+  kMoved,  // some of it went, the link is full now: call again with the same arguments
+  kFull,   // nothing could go: the same
+};
+
 // This rank's end towards one peer. One thread at a time.
 class Link {
  public:
@@ -94,10 +101,10 @@ class Link {
   virtual const char* name() const = 0;  // "thread", "shm", "paced shm", ...
   // The peer's board, where its words can be read here.
   virtual const Board& board() const = 0;
-  // The peer's AllToAllv row [n_ranks] for operation `seq`.
-  virtual const BlockWord* blocks(uint64_t seq) const = 0;
   // The peer's outbox for operation `seq`, or null when it cannot be read here.
   virtual const Outbox* outbox(uint64_t seq) const = 0;
+  // What the peer sends to this rank in the AllToAllv that is operation `seq`.
+  virtual const BlockWord& block(uint64_t seq) const = 0;
   // The peer's staging, or null when it is reached by put() alone.
   virtual std::byte* staging_view() const = 0;
   // The peer's symmetric heap, or null; and its size.
@@ -109,18 +116,37 @@ class Link {
   virtual bool can_read() const = 0;
   virtual Status read(uint64_t address, void* dst, size_t bytes) = 0;
 
-  // Starts moving `bytes` to offset of the peer's staging. The source may be reused when it returns; the data is there
-  // when a later signal() is seen.
-  virtual Status put(uint64_t offset, const void* src, size_t bytes) = 0;
+  // Moves `bytes` to offset of the peer's staging; the data is there when a later signal() is seen. Memory takes all at
+  // once; a network may be full: then the same put is called again until it is done, and other puts to this peer find
+  // the link full meanwhile.
+  virtual Result<PutState> put(uint64_t offset, const void* src, size_t bytes) = 0;
   // Tells the link of bytes that were stored through a view, so that counters and pace see them.
   virtual void wrote(size_t bytes) = 0;
   // Makes everything before it visible, then tells the peer: signal number `number` of `sig`, with `tag`.
   virtual Status signal(uint32_t sig, uint32_t number, uint32_t tag) = 0;
   // The line that signal() writes, where this rank can write it itself; else null. For paced/.
   virtual SignalLine* signal_line(uint32_t sig) = 0;
-  virtual Status progress() = 0;
   // Success, or how this link lost its peer ("process 4711 of rank 2 died").
   virtual Status check_peer() = 0;
+};
+
+// What moves the bytes of those links of one rank that cannot do so alone: sockets. A rank without such links has none.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  Engine() = default;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // A thread that drives the rank's operations says so, and calls progress() between its polls; without one the engine
+  // looks after its links itself. begin() and end() may nest.
+  virtual void begin() = 0;
+  virtual void end() = 0;
+  // Takes what has arrived and sends what waits. Never waits itself.
+  virtual void progress() = 0;
+  // The rank's board has changed. Peers learn it with the next signal to them, or within milliseconds; `now`: at once.
+  // Any thread.
+  virtual void board_changed(bool now) = 0;
 };
 
 }  // namespace moeccl::transport

@@ -29,6 +29,7 @@ Status applies(const Shape& shape, const LevelTree&) { return chunks_fit(shape, 
 
 Chunking chunking(const Shape& shape, const LevelTree&) {
   const bool message = shape.op == moecclOpAllReduce;
+  if (!shape.reach.staging && !message) return cut(shape, layout_of(shape), tuning::kFlatBlocksFar);
   return cut(shape, layout_of(shape), message ? tuning::kFlatAllReduce : tuning::kFlatBlocks);
 }
 

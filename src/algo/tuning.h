@@ -26,7 +26,9 @@ inline constexpr uint64_t kRingBlocks = 128 << 10;      // of a rank's block
 inline constexpr uint64_t kChainBroadcast = 128 << 10;  // of the message: the pipeline's grain
 inline constexpr uint64_t kTree = 128 << 10;
 inline constexpr uint64_t kDoubling = 256 << 10;
-inline constexpr uint64_t kFlatBlocks = 64 << 10;      // of each of n blocks
+inline constexpr uint64_t kFlatBlocks = 64 << 10;  // of each of n blocks
+inline constexpr uint64_t kFlatBlocksFar = 1
+                                           << 20;  // the same between hosts: two chunks fill a 1 Gbit/s line for 16 ms
 inline constexpr uint64_t kFlatAllReduce = 512 << 10;  // of the message
 inline constexpr uint64_t kHierAllReduce = 1 << 20;    // of the message
 inline constexpr uint64_t kHierBlocks = 128 << 10;     // of a rank's block

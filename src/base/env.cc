@@ -80,6 +80,15 @@ constexpr Variable kVariables[] = {
      true},
     {"MOECCL_SOCKET_ADDR", "ip or ip:port of an interface of this host, [ip6]:port for IPv6",
      [](std::string_view t, Env* e) { return t.size() <= 64 && parse_text(t, &e->socket_addr); }},
+    {"MOECCL_SOCKET_IFNAME", "interface names, eth0,eth1, or ^eth0,eth1 for all others",
+     [](std::string_view t, Env* e) { return t.size() <= 1024 && parse_text(t, &e->socket_ifname); }},
+    {"MOECCL_SOCKET_STREAMS", "connections per peer and interface, 1 to 8; 0 for automatic",
+     [](std::string_view t, Env* e) {
+       int64_t n = 0;
+       if (!parse_integer(t, 0, 8, &n)) return false;
+       e->socket_streams = static_cast<int32_t>(n);
+       return true;
+     }},
     {"MOECCL_SPIN_US", "microseconds, 0 to 1000000; -1 for automatic",
      [](std::string_view t, Env* e) {
        int64_t us = 0;

@@ -35,6 +35,12 @@ struct Env {
   // MOECCL_SOCKET_ADDR: "ip" or "ip:port" of this host where GetUniqueId listens, "[ip6]:port" for IPv6. Empty: a UNIX
   // socket, which reaches this host only. Bad addresses are refused where they are used.
   std::string socket_addr;
+  // MOECCL_SOCKET_IFNAME: interfaces for data between hosts: names, "eth0,eth1", or "^docker0,lo" for all but these.
+  // Empty: those with a route to the peer, the slow ones left out.
+  std::string socket_ifname;
+  // MOECCL_SOCKET_STREAMS: TCP connections to each rank on another host and interface, 1 .. 8; 0: by the interface's
+  // rate.
+  int32_t socket_streams = 0;
   // MOECCL_SPIN_US: microseconds a wait spins before it sleeps; -1: chosen from the number of cores and ranks.
   int32_t spin_us = -1;
   // MOECCL_NO_CMA: 1 keeps process_vm_readv/writev out of the shared-memory transport.

@@ -55,6 +55,8 @@ class Root {
 // The root for moecclGetUniqueId: MOECCL_SOCKET_ADDR if set; the interface towards MASTER_ADDR if the launcher says
 // that there are several hosts; else a UNIX socket. Detached.
 Result<moecclUniqueId> make_unique_id();
+// The same at an interface's address, "ip", for ranks of which some are known to be on other hosts; empty: as above.
+Result<moecclUniqueId> make_unique_id(const std::string& address);
 
 // What the root saw of a rank when it joined.
 struct Peer {

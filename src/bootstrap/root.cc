@@ -94,10 +94,12 @@ void Root::detach(std::unique_ptr<Root> root) {
 const moecclUniqueId& Root::id() const { return shared_->id; }
 bool Root::running() const { return shared_->running.load(std::memory_order_acquire); }
 
-Result<moecclUniqueId> make_unique_id() {
+Result<moecclUniqueId> make_unique_id() { return make_unique_id(""); }
+
+Result<moecclUniqueId> make_unique_id(const std::string& address) {
   RootOptions options;
   options.timeout_ms = env().init_timeout_ms;
-  options.socket_addr = env().socket_addr;
+  options.socket_addr = address.empty() ? env().socket_addr : address;
   if (options.socket_addr.empty()) {
     Result<LauncherInfo> launcher = detect_launcher();
     if (launcher.ok() && launcher->several_hosts_known()) {

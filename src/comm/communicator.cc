@@ -23,13 +23,17 @@ Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& i
 }
 
 Communicator::Communicator(Membership m)
-    : rank_(m.rank), n_ranks_(m.n_ranks), config_(std::move(m.config)), fabric_(std::move(m.fabric)) {
+    : rank_(m.rank),
+      n_ranks_(m.n_ranks),
+      config_(std::move(m.config)),
+      address_(std::move(m.address)),
+      fabric_(std::move(m.fabric)) {
   // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core.
   // With more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
   const bool fits = m.ranks_on_host <= m.cores_on_host;
   fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 200u : 4u;
   plan::Profile profile;
-  profile.cores = m.cores_on_host;
+  profile.cores = m.cores;
   selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach, m.reach.staging,
                                          config_.deterministic, fabric_->half_bytes, profile);
   fabric_->outboxes.resize(n_ranks_);

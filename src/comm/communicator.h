@@ -27,6 +27,8 @@ struct Membership {
   plan::Reach reach;        // of ordinary buffers
   bool heap_reach = false;  // of the symmetric heap
   uint32_t ranks_on_host = 1, cores_on_host = 1;
+  uint32_t cores = 1;   // of all hosts
+  std::string address;  // of this host, where ranks on other hosts reach it; empty: all ranks are here
   std::unique_ptr<exec::Fabric> fabric;
 };
 
@@ -43,6 +45,8 @@ class Communicator {
   Selector& selector() { return *selector_; }
   const plan::LevelTree& tree() const { return selector_->tree(); }
   bool paced() const { return config_.pace; }
+  // Where ranks on other hosts reach this one; empty: all ranks are on this host.
+  const std::string& address() const { return address_; }
   uint64_t operation_staging_bytes() const { return fabric_->half_bytes; }
   size_t memory_bytes() const;
 
@@ -105,6 +109,7 @@ class Communicator {
 
   uint32_t rank_, n_ranks_;
   Config config_;
+  std::string address_;
   const volatile uint32_t* not_forked_ = driver::fork_page();
   std::unique_ptr<exec::Fabric> fabric_;
   std::unique_ptr<Selector> selector_;

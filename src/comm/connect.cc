@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "src/base/env.h"
 #include "src/base/hash.h"
@@ -14,8 +15,12 @@
 #include "src/base/random.h"
 #include "src/base/wire.h"
 #include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/launcher.h"
+#include "src/bootstrap/unique_id.h"
 #include "src/comm/communicator.h"
 #include "src/comm/heap.h"
+#include "src/comm/hosts.h"
+#include "src/comm/network.h"
 #include "src/driver/process.h"
 #include "topology/synthetic.h"
 #include "transport/paced/paced_link.h"
@@ -114,29 +119,43 @@ class Connector {
   }
 
   Result<Membership> connect() {
-    MOECCL_ASSIGN_OR_RETURN(session_,
-                            bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_), deadline_));
+    MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId id, bootstrap::decode_unique_id(id_));
+    link_key_ = id.key;
+    MOECCL_ASSIGN_OR_RETURN(session_, bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_),
+                                                               deadline_, root_may_come_later(id)));
     Status status = steps();
     ProcessTable::get().remove(key_, rank_);
     if (!status.ok()) {
       session_->abandon(status);
       return status;
     }
+    host_session_->close();
     session_->close();
     return std::move(m_);
   }
 
  private:
+  // Ranks that a launcher started on several hosts know where to meet before anybody is there.
+  static bool root_may_come_later(const bootstrap::UniqueId& id) {
+    if (id.address.is_unix()) return false;
+    const Result<bootstrap::LauncherInfo> launcher = bootstrap::detect_launcher();
+    return launcher.ok() && !launcher->one_host_known();
+  }
+
   Status steps() {
     m_.rank = rank_;
     m_.n_ranks = n_;
     m_.config = config_;
     m_.fabric = std::make_unique<exec::Fabric>();
     MOECCL_TRY(introduce());
-    MOECCL_TRY(make_tree());
+    MOECCL_TRY(check_hosts());
     MOECCL_TRY(make_segment());
+    MOECCL_ASSIGN_OR_RETURN(host_session_, HostSession::join(*session_, *hosts_, link_key_, deadline_));
     MOECCL_TRY(exchange_memory());
     MOECCL_TRY(probe_reads());
+    prepare_fabric();
+    MOECCL_TRY(reach_hosts());
+    MOECCL_TRY(make_tree());
     MOECCL_TRY(make_links());
     return session_->barrier(deadline_);
   }
@@ -159,25 +178,33 @@ class Connector {
       MOECCL_ASSIGN_OR_RETURN(Introduction theirs, Introduction::decode(blobs[r], r));
       all_.push_back(std::move(theirs));
     }
+    std::vector<uint64_t> identities;
+    for (const Introduction& i : all_) identities.push_back(i.host);
+    hosts_.emplace(identities);
     for (uint32_t r = 0; r < n_; ++r) {
-      if (all_[r].host != all_[0].host) {
-        return error(moecclUnsupported,
-                     "rank {} is on another host or in another container than rank 0: this version connects ranks "
-                     "that share a host and its namespaces",
-                     r);
-      }
       if (const std::string d = all_[r].config.difference(all_[0].config); !d.empty()) {
         return error(moecclMismatch, "ranks 0 and {} disagree on the configuration's {}", r, d);
       }
-      processes_.emplace(all_[r].process, r);  // the first rank of a process is its leader
+      // The first rank of a process is its leader. Of this host's only: others are reached by their links alone.
+      if (hosts_->together(r, rank_)) processes_.emplace(all_[r].process, r);
     }
     return {};
+  }
+
+  Status check_hosts() {
+    if (hosts_->n() == 1 || !config_.pace) return {};
+    return error(moecclUnsupported,
+                 "config.pace is 1, but rank {} is on another host than rank 0: an emulated topology needs one host",
+                 hosts_->members[1][0]);
   }
 
   Status make_tree() {
     if (config_.topology.empty()) {
       m_.tree = plan::LevelTree::flat(n_);
-      return {};
+      if (hosts_->n() > 1) {
+        m_.tree.levels.insert(m_.tree.levels.begin(), plan::Level{"node", node_link_, hosts_->host_of, hosts_->n()});
+      }
+      return m_.tree.validate();
     }
     auto parsed = topology::parse_synthetic(config_.topology, n_);
     if (!parsed.ok()) return std::move(parsed).status();
@@ -215,14 +242,17 @@ class Connector {
   // Leaders map what other processes sent; then the other ranks of the process take the mappings from the table.
   Status exchange_memory() {
     segments_.resize(n_);
-    if (processes_.size() == 1) MOECCL_TRY(session_->barrier(deadline_));
+    // Of several hosts one may hold a single process: then all take both barriers.
+    const bool several_hosts = hosts_->n() > 1;
+    if (several_hosts || processes_.size() == 1) MOECCL_TRY(session_->barrier(deadline_));
     if (processes_.size() > 1) {
       bootstrap::RankSet wanted(n_, false);
       for (const auto& [process, r] : processes_) wanted[r] = process != all_[rank_].process;
       const int fds[] = {m_.fabric->own->fd().get(), heap_->fd().get()};
-      MOECCL_ASSIGN_OR_RETURN(auto received, session_->all_gather_fds({fds, leader() ? 2u : 1u}, wanted, deadline_));
-      for (uint32_t r = 0; leader() && r < n_; ++r) {
-        if (same_process(r)) continue;
+      MOECCL_ASSIGN_OR_RETURN(auto received,
+                              host_session_->all_gather_fds({fds, leader() ? 2u : 1u}, wanted, deadline_));
+      for (const uint32_t r : hosts_->around(rank_)) {
+        if (!leader() || same_process(r)) continue;
         if (received[r].empty()) return error(moecclRemoteError, "rank {} sent no memory descriptor", r);
         auto mapped = Segment::map(shape_of(r), std::move(received[r][0]));
         if (!mapped.ok()) return std::move(mapped).status().with_context(format("memory of rank {}", r));
@@ -233,9 +263,9 @@ class Connector {
           if (!heap.ok()) return std::move(heap).status().with_context(format("symmetric heap of rank {}", r));
         }
       }
-      MOECCL_TRY(session_->barrier(deadline_));
     }
-    for (uint32_t r = 0; r < n_; ++r) {
+    if (several_hosts || processes_.size() > 1) MOECCL_TRY(session_->barrier(deadline_));
+    for (const uint32_t r : hosts_->around(rank_)) {
       if (segments_[r] == nullptr)
         segments_[r] = ProcessTable::get().find(same_process(r) ? key_ : key_ ^ all_[rank_].process, r);
       if (segments_[r] == nullptr) return error(moecclInternalError, "no mapping of rank {}'s memory", r);
@@ -258,15 +288,17 @@ class Connector {
     MOECCL_ASSIGN_OR_RETURN(const auto answers, session_->all_gather({&mine, 1}, deadline_));
     for (const auto& a : answers) all = all && a.size() == 1 && a[0] == std::byte{1};
     const bool one_process = processes_.size() == 1;
-    m_.reach.staging = !config_.pace;
-    m_.reach.views = one_process && !config_.pace;
-    m_.reach.reads = (one_process || all) && !config_.pace;
-    m_.heap_reach = !one_process && !config_.pace;
+    const bool mapped = hosts_->n() == 1 && !config_.pace;
+    m_.reach.staging = mapped;
+    m_.reach.views = one_process && mapped;
+    m_.reach.reads = (one_process || all) && mapped;
+    m_.heap_reach = !one_process && mapped;
     can_read_ = all;
     return {};
   }
 
-  Status make_links() {
+  // Everything but the links.
+  void prepare_fabric() {
     exec::Fabric& f = *m_.fabric;
     f.rank = rank_;
     f.n_ranks = n_;
@@ -279,11 +311,26 @@ class Connector {
     f.awaited = f.sent;
     f.entered.assign(n_, 0);
     f.paced.assign(n_, 0);
-    m_.ranks_on_host = n_;
-    m_.cores_on_host = cores_of_all();
-    std::map<uint64_t, Fd> pidfds;
-    for (uint32_t r = 0; r < n_; ++r) {
-      f.links.push_back(nullptr);
+    f.links.resize(n_);
+    m_.ranks_on_host = static_cast<uint32_t>(hosts_->around(rank_).size());
+    m_.cores_on_host = cores_of(hosts_->around(rank_));
+    m_.cores = 0;
+    for (const auto& members : hosts_->members) m_.cores += cores_of(members);
+  }
+
+  Status reach_hosts() {
+    if (hosts_->n() == 1) return {};
+    MOECCL_ASSIGN_OR_RETURN(const NetworkResult network,
+                            connect_hosts(*session_, *hosts_, link_key_, config_, *m_.fabric, deadline_));
+    m_.address = network.address;
+    node_link_ = network.node_link;
+    return {};
+  }
+
+  // To the ranks of this host.
+  Status make_links() {
+    exec::Fabric& f = *m_.fabric;
+    for (const uint32_t r : hosts_->around(rank_)) {
       if (r == rank_) continue;
       transport::shm::ShmPeer peer;
       peer.own_rank = rank_;
@@ -309,11 +356,11 @@ class Connector {
     return {};
   }
 
-  // Launchers bind ranks to cores: only all ranks together know how many cores they have.
-  uint32_t cores_of_all() const {
+  // Launchers bind ranks to cores: only all ranks of a host together know how many cores they have.
+  uint32_t cores_of(const std::vector<uint32_t>& ranks) const {
     driver::CoreSet any{};
-    for (const Introduction& i : all_) {
-      for (size_t w = 0; w < any.size(); ++w) any[w] |= i.cores[w];
+    for (const uint32_t r : ranks) {
+      for (size_t w = 0; w < any.size(); ++w) any[w] |= all_[r].cores[w];
     }
     int cores = 0;
     for (const uint64_t word : any) cores += std::popcount(word);
@@ -337,7 +384,11 @@ class Connector {
   uint64_t key_ = 0;
   uint64_t probe_ = 0;
   bool can_read_ = false;
+  bootstrap::Key link_key_ = {};
   std::unique_ptr<bootstrap::Session> session_;
+  std::optional<Hosts> hosts_;
+  std::unique_ptr<HostSession> host_session_;
+  plan::LinkCost node_link_;
   SymmetricHeap* heap_ = nullptr;
   std::vector<Introduction> all_;
   std::map<uint64_t, uint32_t> processes_;  // identity -> its lowest rank

@@ -39,7 +39,7 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   // The first member of each part makes its id; all take part in passing them on.
   moecclUniqueId id{};
   if (!members.empty() && members[0] == parent.rank()) {
-    MOECCL_ASSIGN_OR_RETURN(id, bootstrap::make_unique_id());
+    MOECCL_ASSIGN_OR_RETURN(id, bootstrap::make_unique_id(parent.address()));
   }
   std::vector<moecclUniqueId> ids(parent.n_ranks());
   MOECCL_TRY(all_gather_bytes(parent, &id, sizeof(id), ids.data()));

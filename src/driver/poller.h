@@ -18,12 +18,17 @@ class Poller {
  public:
   static Result<Poller> create();
 
-  // events: EPOLLIN, EPOLLOUT, 0 (errors and hang-ups only); level triggered. `tag` comes back with each event.
+  // events: EPOLLIN, EPOLLOUT, 0 (errors and hang-ups only); level triggered unless EPOLLET is among them. `tag` comes
+  // back with each event.
   Status add(int fd, uint32_t events, uint64_t tag);
   Status modify(int fd, uint32_t events, uint64_t tag);
   void remove(int fd);
   // The events that are ready by the deadline; none when it passed. Valid until the next wait.
   Result<std::span<const epoll_event>> wait(Deadline deadline);
+  // What is ready now.
+  Result<std::span<const epoll_event>> look();
+  // Readable while events wait: for a thread that waits for them without taking them.
+  int fd() const { return epoll_.get(); }
 
  private:
   explicit Poller(Fd epoll) : epoll_(std::move(epoll)) {}

@@ -10,6 +10,7 @@
 #include <cassert>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 
 namespace moeccl::driver {
 namespace {
@@ -52,13 +53,21 @@ Result<Fd> listen_at(const SocketAddress& address, int backlog) {
   return fd;
 }
 
-Result<Fd> connect_to(const SocketAddress& address, Deadline deadline) {
+Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from) {
   const auto failed = [&address](int code) {
     if (code == ECONNREFUSED) return error(moecclRemoteError, "nobody listens at {}", address.str());
     return transfer_error(("connecting to " + address.str()).c_str(), code);
   };
   Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return system_error("socket for " + address.str(), errno);
+  if (from != nullptr) {
+    SocketAddress own = *from;
+    own.set_port(0);
+    const int on = 1;
+    // The port is chosen at connect(), so that many connections from one address do not use up its ports.
+    ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+    if (::bind(fd.get(), raw(own), own.length) != 0) return system_error("bind to " + own.str(), errno);
+  }
   int backoff_us = 100;
   for (;;) {
     if (::connect(fd.get(), raw(address), address.length) == 0) return fd;
@@ -133,6 +142,44 @@ Result<IoStep> send_now(int fd, std::span<const std::byte> bytes) {
 Result<IoStep> recv_now(int fd, std::span<std::byte> bytes) {
   for (;;) {
     const ssize_t n = ::recv(fd, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (n >= 0) return IoStep{static_cast<size_t>(n)};
+    if (would_block(errno)) return IoStep{0, true};
+    if (errno != EINTR) return transfer_error("receive", errno);
+  }
+}
+
+namespace {
+
+// An iovec of the pieces that are not empty.
+template <class Byte>
+msghdr pieces(std::span<Byte> first, std::span<Byte> second, iovec (&data)[2]) {
+  msghdr message = {};
+  message.msg_iov = data;
+  for (const std::span<Byte> piece : {first, second}) {
+    if (piece.empty()) continue;
+    data[message.msg_iovlen++] = {const_cast<std::byte*>(piece.data()), piece.size()};
+  }
+  return message;
+}
+
+}  // namespace
+
+Result<IoStep> send_two_now(int fd, std::span<const std::byte> first, std::span<const std::byte> second) {
+  iovec data[2];
+  const msghdr message = pieces(first, second, data);
+  for (;;) {
+    const ssize_t n = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) return IoStep{static_cast<size_t>(n)};
+    if (would_block(errno)) return IoStep{0, true};
+    if (errno != EINTR) return transfer_error("send", errno);
+  }
+}
+
+Result<IoStep> recv_two_now(int fd, std::span<std::byte> first, std::span<std::byte> second) {
+  iovec data[2];
+  msghdr message = pieces(first, second, data);
+  for (;;) {
+    const ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT);
     if (n >= 0) return IoStep{static_cast<size_t>(n)};
     if (would_block(errno)) return IoStep{0, true};
     if (errno != EINTR) return transfer_error("receive", errno);
@@ -255,6 +302,25 @@ Result<PeerCredentials> peer_credentials(int fd) {
 Status set_no_delay(int fd) {
   const int on = 1;
   if (::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) != 0) return system_error("TCP_NODELAY", errno);
+  return {};
+}
+
+Status set_lost_after(int fd, int64_t timeout_ms) {
+  struct Option {
+    int level, name, value;
+    const char* text;
+  };
+  // Probes begin after a quarter of the time, one each tenth of it; TCP_USER_TIMEOUT also ends an idle connection whose
+  // probes go unanswered (tcp(7)), so the number of probes does not matter.
+  const int seconds = static_cast<int>(std::clamp<int64_t>(timeout_ms / 4000, 1, 7200));
+  const int between = static_cast<int>(std::clamp<int64_t>(timeout_ms / 10'000, 1, 60));
+  const int lost_ms = static_cast<int>(std::clamp<int64_t>(timeout_ms, 1, std::numeric_limits<int>::max()));
+  for (const Option& o :
+       {Option{SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE"}, Option{IPPROTO_TCP, TCP_KEEPIDLE, seconds, "TCP_KEEPIDLE"},
+        Option{IPPROTO_TCP, TCP_KEEPINTVL, between, "TCP_KEEPINTVL"},
+        Option{IPPROTO_TCP, TCP_USER_TIMEOUT, lost_ms, "TCP_USER_TIMEOUT"}}) {
+    if (::setsockopt(fd, o.level, o.name, &o.value, sizeof(o.value)) != 0) return system_error(o.text, errno);
+  }
   return {};
 }
 

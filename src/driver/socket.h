@@ -48,8 +48,10 @@ Result<SocketAddress> source_address_towards(const SocketAddress& peer);
 // Refuses 0.0.0.0 and ::. Port 0 takes a free one; local_address() tells which. InvalidUsage: somebody else is there.
 Result<Fd> listen_at(const SocketAddress& address, int backlog = 4096);
 Result<SocketAddress> local_address(int fd);
-// One attempt; waits for its end until the deadline.
-Result<Fd> connect_to(const SocketAddress& address, Deadline deadline);
+Result<SocketAddress> peer_address(int fd);
+// One attempt; waits for its end until the deadline. `from`: the own address to connect from, its port is not used;
+// null: as the route says.
+Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from = nullptr);
 // A waiting connection, or an empty Fd when there is none.
 Result<Fd> accept_now(int listener);
 Result<Fd> accept_until(int listener, Deadline deadline);
@@ -69,6 +71,9 @@ struct IoStep {
 };
 Result<IoStep> send_now(int fd, std::span<const std::byte> bytes);
 Result<IoStep> recv_now(int fd, std::span<std::byte> bytes);
+// The same for two pieces of memory, one after the other, in one system call. Empty ones are left out.
+Result<IoStep> send_two_now(int fd, std::span<const std::byte> first, std::span<const std::byte> second);
+Result<IoStep> recv_two_now(int fd, std::span<std::byte> first, std::span<std::byte> second);
 
 // File descriptors over a UNIX socket, with at least one byte of data; at most kMaxFdsPerMessage at once. They are
 // received close-on-exec. recv_fds_now appends to `fds`; when the process may not open more, it fails and says so.
@@ -88,6 +93,9 @@ struct PeerCredentials {
 Result<PeerCredentials> peer_credentials(int fd);
 
 Status set_no_delay(int fd);
+// A connected TCP socket gives up when the peer's host has acknowledged nothing for `timeout_ms`, whether data is under
+// way (TCP_USER_TIMEOUT) or not (keep-alive probes): reads and writes then fail as RemoteError.
+Status set_lost_after(int fd, int64_t timeout_ms);
 // Waits until fd is readable (events POLLIN) or writable (POLLOUT) or in error; Timeout otherwise. True: `watch` fired
 // too.
 Result<bool> wait_fd(int fd, short events, Deadline deadline, int watch = -1);

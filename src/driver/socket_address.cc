@@ -219,4 +219,13 @@ Result<SocketAddress> local_address(int fd) {
   return result;
 }
 
+Result<SocketAddress> peer_address(int fd) {
+  SocketAddress result;
+  result.length = sizeof(result.storage);
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&result.storage), &result.length) != 0) {
+    return system_error("getpeername", errno);
+  }
+  return result;
+}
+
 }  // namespace moeccl::driver

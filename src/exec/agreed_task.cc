@@ -3,6 +3,15 @@
 #include <algorithm>
 
 namespace moeccl::exec {
+namespace {
+
+// Operations in which every rank's result depends on every rank: who has finished knows that all have entered.
+bool meets_all(moecclOp_t op) {
+  return op == moecclOpAllReduce || op == moecclOpAllGather || op == moecclOpReduceScatter || op == moecclOpAllToAll ||
+         op == moecclOpAllToAllv;
+}
+
+}  // namespace
 
 void AgreedTask::begin() {
   Fabric& f = fabric();
@@ -65,12 +74,17 @@ void AgreedTask::publish() {
   // Release: pairs with the acquire in check_entry() and agree(); the fields and the AllToAllv row are visible there.
   e.seq.store(sequence_, std::memory_order_release);
   entered_ = true;
+  if (f.engine != nullptr) f.engine->board_changed(false);
 }
 
 void AgreedTask::end(uint64_t wire_bytes) {
   Fabric& f = fabric();
   // Release: pairs with the acquire in enter(); our reads and writes of peers' memory are over.
   f.own->board().progress.completed.store(sequence_, std::memory_order_release);
+  const bool all_met = meets_all(op_.signature.op);
+  // Whatever this rank received came from ranks that had entered, directly or through others.
+  if (all_met) std::fill(f.entered.begin(), f.entered.end(), sequence_);
+  if (f.engine != nullptr) f.engine->board_changed(!all_met);
   const int64_t took_ns = f.recorder.end(false);
   if (op_.measured == nullptr) return;
   op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
@@ -120,7 +134,7 @@ Status AgreedTask::find_difference(uint32_t peer) {
 }
 
 Status AgreedTask::check_blocks(uint32_t peer) {
-  const uint64_t sends = fabric().link(peer).blocks(sequence_)[fabric().rank].count.load(std::memory_order_relaxed);
+  const uint64_t sends = fabric().link(peer).block(sequence_).count.load(std::memory_order_relaxed);
   if (sends == op_.recv_counts[peer]) return {};
   return error(moecclMismatch,
                "ranks disagree on the split sizes of alltoallv: rank {} sends {} elements, rank {} expects {}", peer,

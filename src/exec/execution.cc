@@ -152,6 +152,8 @@ Progress Execution::run() {
     if (!lanes_[i].done) all_done = false;
     ++i;
   }
+  if (trickled_) moved = true;
+  trickled_ = false;
   if (all_done && std::all_of(lanes_.begin(), lanes_.end(), [](const LaneState& l) { return l.done; })) return finish();
   return moved ? Progress::kMoved : Progress::kBlocked;
 }

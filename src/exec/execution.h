@@ -57,6 +57,11 @@ class Execution final : public AgreedTask {
   uint64_t governing(const plan::Step& s) const;
   // Row 0 of a row list's buffer or slot.
   std::byte* row_base(const plan::Ref& ref, uint32_t chunk);
+  // Puts what lies at `from`; blocked: the same step again.
+  Progress put(uint32_t rank, uint64_t offset, const std::byte* from, uint64_t bytes);
+  // Scratch memory for what a step packs and then puts, or null while another step's put still needs it. `packed`: this
+  // step has packed it before.
+  std::byte* scratch_for(const plan::Step& s, uint32_t chunk, uint64_t bytes, bool* packed);
   void account(uint32_t rank, uint64_t bytes, bool stored);
   // Stores past the cache: large Outputs, which nobody reads soon, and staging, which another core reads. Lines that
   // lie modified in one core's cache come to another at 1.6 to 14 GB/s, as the host has placed the two; memory gives 8
@@ -82,6 +87,9 @@ class Execution final : public AgreedTask {
   std::vector<PeerBuffers>& peers_;
   std::vector<const void*>& srcs_;
   std::vector<kernels::Scalar>& scales_;
+  const plan::Step* packed_ = nullptr;  // whose data is in the fabric's scratch, not yet put
+  uint32_t packed_chunk_ = 0;
+  bool trickled_ = false;  // a put went on without coming to its end
 };
 
 }  // namespace moeccl::exec

@@ -81,8 +81,7 @@ Range Execution::range(const Ref& ref, uint64_t length, uint32_t chunk) const {
   Range r = plan::resolve(binding_, *choice_.program, ref, length, chunk);
   if (is_v() && ref.rank != fabric().rank && ref.buffer == Buffer::kInput) {
     // A peer's block for us starts where the peer says; how long it is was checked against our count.
-    const uint64_t start =
-        fabric().link(ref.rank).blocks(sequence_)[fabric().rank].displacement.load(std::memory_order_relaxed);
+    const uint64_t start = fabric().link(ref.rank).block(sequence_).displacement.load(std::memory_order_relaxed);
     r.offset = start + moved_ + plan::chunk_range(binding_.chunking, length, chunk).offset;
   }
   return r;
@@ -158,6 +157,29 @@ void Execution::account(uint32_t rank, uint64_t bytes, bool stored) {
   if (stored) fabric().link(rank).wrote(bytes);
 }
 
+Progress Execution::put(uint32_t rank, uint64_t offset, const std::byte* from, uint64_t bytes) {
+  Result<transport::PutState> state = fabric().link(rank).put(offset, from, bytes);
+  if (!state.ok()) return fail(std::move(state).status());
+  if (*state != transport::PutState::kDone) {
+    trickled_ = trickled_ || *state == transport::PutState::kMoved;
+    waiting_peer_ = rank;
+    return Progress::kBlocked;
+  }
+  packed_ = nullptr;
+  wire_bytes_ += bytes;
+  return Progress::kMoved;
+}
+
+std::byte* Execution::scratch_for(const Step& s, uint32_t chunk, uint64_t bytes, bool* packed) {
+  Fabric& f = fabric();
+  *packed = packed_ == &s && packed_chunk_ == chunk;
+  if (packed_ != nullptr && !*packed) return nullptr;
+  f.scratch.resize(std::max<size_t>(f.scratch.size(), bytes));
+  packed_ = &s;
+  packed_chunk_ = chunk;
+  return f.scratch.data();
+}
+
 Progress Execution::copy(const Step& s, uint32_t chunk) {
   Fabric& f = fabric();
   const kernels::KernelTable& k = *f.kernels;
@@ -189,13 +211,13 @@ Progress Execution::copy(const Step& s, uint32_t chunk) {
                         f.rank));
     }
     if (scale) {
-      f.scratch.resize(std::max<size_t>(f.scratch.size(), bytes));
-      k.scale_copy[op_.signature.type](f.scratch.data(), from, n, op_.scale);
-      from = f.scratch.data();
+      bool packed = false;
+      std::byte* scratch = scratch_for(s, chunk, bytes, &packed);
+      if (scratch == nullptr) return Progress::kBlocked;
+      if (!packed) k.scale_copy[op_.signature.type](scratch, from, n, op_.scale);
+      from = scratch;
     }
-    wire_bytes_ += bytes;
-    Status st = f.link(s.dst.rank).put(half_ + dst.offset * op_.element_bytes, from, bytes);
-    return st.ok() ? Progress::kMoved : fail(std::move(st));
+    return put(s.dst.rank, half_ + dst.offset * op_.element_bytes, from, bytes);
   }
   account(src_ref.rank, bytes, false);
   account(s.dst.rank, bytes, true);
@@ -297,15 +319,14 @@ Progress Execution::gather_rows(const Step& s, uint32_t chunk) {
     account(s.dst.rank, bytes, true);
     return Progress::kMoved;
   }
-  f.scratch.resize(std::max<size_t>(f.scratch.size(), bytes));
-  args.dst = f.scratch.data();
+  bool packed = false;
+  args.dst = scratch_for(s, chunk, bytes, &packed);
+  if (args.dst == nullptr) return Progress::kBlocked;
   args.dst_first = 0;
-  f.kernels->copy_rows(args);
-  wire_bytes_ += bytes;
+  if (!packed) f.kernels->copy_rows(args);
   const uint64_t offset =
       (plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first) * op_.element_bytes;
-  Status st = f.link(s.dst.rank).put(half_ + offset, f.scratch.data(), bytes);
-  return st.ok() ? Progress::kMoved : fail(std::move(st));
+  return put(s.dst.rank, half_ + offset, f.scratch.data(), bytes);
 }
 
 Progress Execution::scatter_rows(const Step& s, uint32_t chunk) {
@@ -353,15 +374,14 @@ Progress Execution::reduce_rows(const Step& s, uint32_t chunk) {
     account(s.dst.rank, bytes, true);
     return Progress::kMoved;
   }
-  f.scratch.resize(std::max<size_t>(f.scratch.size(), bytes));
-  args.dst = f.scratch.data();
+  bool packed = false;
+  args.dst = scratch_for(s, chunk, bytes, &packed);
+  if (args.dst == nullptr) return Progress::kBlocked;
   args.dst_first = 0;
-  f.kernels->reduce_rows[op_.signature.type](args);
-  wire_bytes_ += bytes;
+  if (!packed) f.kernels->reduce_rows[op_.signature.type](args);
   const uint64_t offset =
       (plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first) * op_.element_bytes;
-  Status st = f.link(s.dst.rank).put(half_ + offset, f.scratch.data(), bytes);
-  return st.ok() ? Progress::kMoved : fail(std::move(st));
+  return put(s.dst.rank, half_ + offset, f.scratch.data(), bytes);
 }
 
 }  // namespace moeccl::exec

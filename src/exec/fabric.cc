@@ -34,6 +34,7 @@ void Fabric::publish_state(transport::RankState state, Code code, const std::str
   // Pairs with the acquire load in check_peer_state(): code and text are visible there. Sequentially consistent: see
   // Board.
   health.state.store(static_cast<uint32_t>(state), std::memory_order_seq_cst);
+  if (engine != nullptr) engine->board_changed(true);
 }
 
 }  // namespace moeccl::exec

@@ -44,6 +44,7 @@ struct Fabric {
   std::shared_ptr<transport::shm::Segment> own;
   std::vector<std::unique_ptr<transport::Link>> links;  // [n_ranks], null for this rank
   std::vector<const transport::Outbox*> outboxes;       // [n_ranks] both, null where they cannot be read
+  std::unique_ptr<transport::Engine> engine;            // moves the bytes of links that need it; may be null
   std::vector<uint8_t> paced;                           // [n_ranks] the link's signals carry a time
   uint64_t half_bytes = 0;                              // staging of one operation: halves alternate
   const kernels::KernelTable* kernels = nullptr;

@@ -47,11 +47,9 @@ uint32_t MessageTask::acknowledged() const {
 }
 
 // The slots for messages to a rank lie in that rank's segment, by source.
-MessageSlotHeader* MessageTask::slot(uint32_t rank_of_segment, uint32_t number) const {
+const MessageSlotHeader* MessageTask::own_slot(uint32_t number) const {
   Fabric& f = fabric();
-  const uint32_t src = rank_of_segment == f.rank ? message_.peer : f.rank;
-  std::byte* base = rank_of_segment == f.rank ? f.own->staging() : f.link(rank_of_segment).staging_view();
-  return reinterpret_cast<MessageSlotHeader*>(base + f.own->message_offset(src, number % kMessageSlots));
+  return reinterpret_cast<const MessageSlotHeader*>(f.own->message(message_.peer, number % kMessageSlots));
 }
 
 bool MessageTask::direct_possible(uint64_t& kind, uint64_t& place) const {
@@ -92,27 +90,57 @@ Progress MessageTask::send() {
   const uint64_t room = f.own->shape().message_bytes - sizeof(MessageSlotHeader);
   bool any = false;
   while (sent - acknowledged() < kMessageSlots) {
-    MessageSlotHeader* h = slot(message_.peer, sent);
-    h->bytes = message_.bytes;
-    h->kind = kChunks;
+    MessageSlotHeader header{};
+    header.bytes = message_.bytes;
+    header.kind = kChunks;
     uint64_t kind = 0, place = 0;
-    uint64_t now = std::min(room, message_.bytes - moved_bytes_);
-    if (message_.bytes > room && moved_bytes_ == 0 && direct_possible(kind, place)) {
-      h->kind = kind;
-      h->place = place;
-      now = message_.bytes;
+    const uint64_t now = std::min(room, message_.bytes - moved_bytes_);
+    const bool direct = message_.bytes > room && moved_bytes_ == 0 && direct_possible(kind, place);
+    if (direct) {
+      header.kind = kind;
+      header.place = place;
       last_number_ = sent + 1;
-    } else if (now > 0) {
-      f.kernels->copy(h + 1, message_.data + moved_bytes_, now);
-      f.link(message_.peer).wrote(now);
     }
     begun_ = true;
-    moved_bytes_ += now;
+    if (const Progress p = fill_slot(sent, header, direct ? 0 : now); p != Progress::kDone) {
+      return p == Progress::kBlocked && any ? Progress::kMoved : p;
+    }
+    moved_bytes_ += direct ? message_.bytes : now;
     if (Status s = f.link(message_.peer).signal(kMessageData, ++sent, 0); !s.ok()) return fail(std::move(s));
     any = true;
     if (moved_bytes_ == message_.bytes) return last_number_ == 0 ? done() : Progress::kMoved;
   }
   return any ? Progress::kMoved : Progress::kBlocked;
+}
+
+Progress MessageTask::fill_slot(uint32_t number, const MessageSlotHeader& header, uint64_t bytes) {
+  Fabric& f = fabric();
+  transport::Link& link = f.link(message_.peer);
+  const uint64_t offset = f.own->message_offset(f.rank, number % kMessageSlots);
+  if (std::byte* staging = link.staging_view(); staging != nullptr) {
+    auto* h = reinterpret_cast<MessageSlotHeader*>(staging + offset);
+    *h = header;
+    if (bytes == 0) return Progress::kDone;
+    f.kernels->copy(h + 1, message_.data + moved_bytes_, bytes);
+    link.wrote(bytes);
+    return Progress::kDone;
+  }
+  // Blocked puts are called again with the same source: the header is kept where it was.
+  if (!header_there_) {
+    header_ = header;
+    const Result<transport::PutState> state = link.put(offset, &header_, sizeof(header_));
+    if (!state.ok()) return fail(state.status());
+    if (*state != transport::PutState::kDone) return Progress::kBlocked;
+    header_there_ = true;
+  }
+  if (bytes > 0) {
+    const Result<transport::PutState> state = link.put(offset + sizeof(header), message_.data + moved_bytes_, bytes);
+    if (!state.ok()) return fail(state.status());
+    if (*state == transport::PutState::kMoved) return Progress::kMoved;
+    if (*state == transport::PutState::kFull) return Progress::kBlocked;
+  }
+  header_there_ = false;
+  return Progress::kDone;
 }
 
 Progress MessageTask::receive() {
@@ -127,7 +155,7 @@ Progress MessageTask::receive() {
         line.visible_ns[(taken + 1) % transport::kVisibleRing].load(std::memory_order_relaxed) > now_ns()) {
       break;
     }
-    const MessageSlotHeader* slot_header = slot(f.rank, taken);
+    const MessageSlotHeader* slot_header = own_slot(taken);
     const MessageSlotHeader header = read_header(slot_header);
     if (header.bytes != message_.bytes) {
       return fail(error(moecclMismatch,

@@ -37,17 +37,21 @@ class MessageTask final : public Task {
 
  private:
   Progress send();
+  // Fills the peer's slot `number`; blocked: again with the same header, which the task keeps.
+  Progress fill_slot(uint32_t number, const MessageSlotHeader& header, uint64_t bytes);
   Progress receive();
   Progress send_direct();
   Progress receive_direct(const MessageSlotHeader& header, uint32_t number);
   bool direct_possible(uint64_t& kind, uint64_t& place) const;
   uint32_t acknowledged() const;
   Progress done();
-  MessageSlotHeader* slot(uint32_t rank_of_segment, uint32_t number) const;
+  const MessageSlotHeader* own_slot(uint32_t number) const;
 
   Message message_;
   const MessageTask* before_;
   uint64_t moved_bytes_ = 0;
+  MessageSlotHeader header_{};
+  bool header_there_ = false;  // of the slot that is being filled by puts
   bool begun_ = false, finished_ = false;
   uint32_t last_number_ = 0;  // send: acknowledged when the peer has taken this chunk
 };

@@ -134,6 +134,37 @@ class Patience {
 
 }  // namespace
 
+// Tells the fabrics' engines that this thread drives them, until it is destroyed.
+class Engines {
+ public:
+  explicit Engines(std::span<Task* const> tasks) : tasks_(tasks) {
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      if (first_of_fabric(i)) tasks[i]->fabric().engine->begin();
+    }
+  }
+  ~Engines() {
+    for (size_t i = 0; i < tasks_.size(); ++i) {
+      if (first_of_fabric(i)) tasks_[i]->fabric().engine->end();
+    }
+  }
+  Engines(const Engines&) = delete;
+  Engines& operator=(const Engines&) = delete;
+  // Between rounds of polls.
+  void progress() const {
+    for (size_t i = 0; i < tasks_.size(); ++i) {
+      if (first_of_fabric(i)) tasks_[i]->fabric().engine->progress();
+    }
+  }
+
+ private:
+  // Tasks of one fabric usually stand side by side: once for all of them.
+  bool first_of_fabric(size_t i) const {
+    const Fabric& f = tasks_[i]->fabric();
+    return f.engine != nullptr && (i == 0 || &tasks_[i - 1]->fabric() != &f);
+  }
+  std::span<Task* const> tasks_;
+};
+
 void wait_for_peers(const std::function<bool()>& in_use) {
   constexpr int64_t kMost_ns = 1'000'000'000;
   for (const int64_t start = now_ns(); in_use() && now_ns() - start < kMost_ns;) sleep_ns(kShortSleep_ns);
@@ -160,9 +191,11 @@ Status drive(std::span<Task* const> tasks) {
     tasks[i]->abandon();
     if (first.ok()) first = std::move(status);
   };
+  const Engines engines(tasks);
   Patience patience(tasks[0]->fabric().spin_polls);
   while (left > 0) {
     bool moved = false;
+    engines.progress();
     for (size_t i = 0; i < tasks.size(); ++i) {
       if (ended[i]) continue;
       const Progress p = tasks[i]->poll();

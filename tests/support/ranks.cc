@@ -16,6 +16,7 @@
 #include <cstring>
 #include <thread>
 
+#include "tests/support/hosts.h"
 #include "tests/support/report.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -66,6 +67,7 @@ struct Run {
   const RankFunction& fn;
   const RankOptions& options;
   Arena& arena;
+  const TestHosts* hosts;
 };
 
 int process_count(int n, RankMode mode) {
@@ -128,6 +130,10 @@ void run_and_report(const Run& run, int rank, int report_fd) {
 
 [[noreturn]] void child_main(const Run& run, int process, int n_processes, int report_fd) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (run.hosts != nullptr && !run.hosts->enter(run.hosts->host_of(process, n_processes))) {
+    fprintf(stderr, "process %d cannot enter its host: %s\n", process, strerror(errno));
+    _exit(1);
+  }
   std::vector<std::thread> threads;
   for (int rank = process + n_processes; rank < run.n; rank += n_processes) {
     threads.emplace_back(run_and_report, std::cref(run), rank, report_fd);
@@ -273,6 +279,17 @@ class Collector {
   bool ok_ = true;
 };
 
+// The hosts of MOECCL_TEST_HOSTS, made at the first call; null without it. False: they cannot be had.
+bool hosts_from_environment(const TestHosts** hosts, std::string* why) {
+  static const std::vector<int> weights = parse_weights(getenv("MOECCL_TEST_HOSTS"));
+  static std::string reason;
+  static const std::unique_ptr<TestHosts> made =
+      weights.empty() ? nullptr : TestHosts::create({.weights = weights}, &reason);
+  *hosts = made.get();
+  *why = reason;
+  return weights.empty() || made != nullptr;
+}
+
 }  // namespace
 
 const char* mode_name(RankMode mode) {
@@ -284,8 +301,13 @@ bool run_ranks(int n, const RankFunction& fn, const RankOptions& options) {
     ADD_FAILURE() << "run_ranks takes 1.." << kMaxTestRanks << " ranks, not " << n;
     return false;
   }
+  const TestHosts* hosts = options.hosts;
+  if (std::string why; hosts == nullptr && !hosts_from_environment(&hosts, &why)) {
+    [&] { GTEST_SKIP() << "no hosts for MOECCL_TEST_HOSTS: " << why; }();
+    return true;
+  }
   Shared<Arena> arena;
-  const Run run{n, fn, options, *arena};
+  const Run run{n, fn, options, *arena, hosts};
   int report[2];
   if (!make_report_pipe(report)) {
     ADD_FAILURE() << "no pipe for the ranks' reports: " << strerror(errno);

@@ -44,12 +44,13 @@ inline std::ostream& operator<<(std::ostream& out, RankMode mode) { return out <
 struct RankOptions {
   RankMode mode = RankMode::kThreads;
   moecclConfig_t config =
-      MOECCL_CONFIG_INIT;      // timeouts of 0 become 20 s here (patient_ms), so that a hang is the library's finding
-  int deadline_ms = 60'000;    // for all of it (patient_ms); what is left then is killed and reported
-  bool init = true;            // false: fn gets a null comm and may join with unique_id() itself
-  bool destroy = true;         // false: fn destroys its communicator itself
-  bool check_leaks = true;     // under LeakSanitizer, at the end of each process
-  std::set<int> may_die = {};  // ranks whose process may be killed; their threads need no result
+      MOECCL_CONFIG_INIT;    // timeouts of 0 become 20 s here (patient_ms), so that a hang is the library's finding
+  int deadline_ms = 60'000;  // for all of it (patient_ms); what is left then is killed and reported
+  bool init = true;          // false: fn gets a null comm and may join with unique_id() itself
+  bool destroy = true;       // false: fn destroys its communicator itself
+  bool check_leaks = true;   // under LeakSanitizer, at the end of each process
+  class TestHosts* hosts = nullptr;  // where the processes live; null: all here, or as MOECCL_TEST_HOSTS says
+  std::set<int> may_die = {};        // ranks whose process may be killed; their threads need no result
   // Called in the test's process once all communicators are there and before any fn starts (when init is true).
   std::function<void(const std::vector<pid_t>& pid_of_rank)> on_ready = {};
   // Called in the test's process when all fn have been let go: the place to kill from. Runs beside them.

@@ -19,9 +19,10 @@ int64_t reserve(std::atomic<int64_t>& free_ns, int64_t earliest, int64_t duratio
 
 }  // namespace
 
-Status PacedLink::put(uint64_t offset, const void* src, size_t bytes) {
-  unsignalled_bytes_ += bytes;
-  return inner_->put(offset, src, bytes);
+Result<PutState> PacedLink::put(uint64_t offset, const void* src, size_t bytes) {
+  MOECCL_ASSIGN_OR_RETURN(const PutState state, inner_->put(offset, src, bytes));
+  if (state == PutState::kDone) unsignalled_bytes_ += bytes;
+  return state;
 }
 
 Status PacedLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {

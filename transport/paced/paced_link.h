@@ -23,8 +23,8 @@ class PacedLink final : public Link {
 
   const char* name() const override { return "paced"; }
   const Board& board() const override { return inner_->board(); }
-  const BlockWord* blocks(uint64_t seq) const override { return inner_->blocks(seq); }
   const Outbox* outbox(uint64_t) const override { return nullptr; }
+  const BlockWord& block(uint64_t seq) const override { return inner_->block(seq); }
   std::byte* staging_view() const override { return inner_->staging_view(); }
   // Direct reads would bypass the pace.
   std::byte* heap_view() const override { return nullptr; }
@@ -32,11 +32,10 @@ class PacedLink final : public Link {
   bool same_process() const override { return false; }
   bool can_read() const override { return false; }
   Status read(uint64_t address, void* dst, size_t bytes) override { return inner_->read(address, dst, bytes); }
-  Status put(uint64_t offset, const void* src, size_t bytes) override;
+  Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
   void wrote(size_t bytes) override { unsignalled_bytes_ += bytes; }
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
   SignalLine* signal_line(uint32_t sig) override { return inner_->signal_line(sig); }
-  Status progress() override { return {}; }
   Status check_peer() override { return inner_->check_peer(); }
 
  private:

@@ -36,6 +36,8 @@ class Segment {
   Outbox* outbox(uint64_t seq) const { return at<Outbox>(outboxes_) + seq % 2; }
   PaceWords& pace(uint32_t level) const { return at<PaceWords>(pace_)[level]; }
   std::byte* staging() const { return base_ + staging_; }
+  // What peers may put into, from staging() on: the staging and the message slots.
+  uint64_t put_bytes() const { return bytes_ - staging_; }
   // Slot `slot` for messages from src_rank.
   std::byte* message(uint32_t src_rank, uint32_t slot) const {
     return base_ + messages_ + (static_cast<size_t>(src_rank) * kMessageSlots + slot) * shape_.message_bytes;

@@ -10,9 +10,9 @@ Status ShmLink::read(uint64_t address, void* dst, size_t bytes) {
   return driver::read_process(peer_.pid, address, dst, bytes);
 }
 
-Status ShmLink::put(uint64_t offset, const void* src, size_t bytes) {
+Result<PutState> ShmLink::put(uint64_t offset, const void* src, size_t bytes) {
   std::memcpy(peer_.segment->staging() + offset, src, bytes);
-  return {};
+  return PutState::kDone;
 }
 
 Status ShmLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {

@@ -1,0 +1,49 @@
+// Which ranks share a host, and the rendezvous of those that do.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/unique_id.h"
+
+namespace moeccl::comm {
+
+// Hosts are numbered in order of their first rank.
+struct Hosts {
+  std::vector<uint32_t> host_of;               // [n_ranks]
+  std::vector<std::vector<uint32_t>> members;  // [hosts] ranks, ascending
+  std::vector<uint32_t> index_of;              // [n_ranks] position among the host's members
+
+  // identities: [n_ranks], equal where ranks can share memory.
+  explicit Hosts(std::span<const uint64_t> identities);
+  uint32_t n() const { return static_cast<uint32_t>(members.size()); }
+  bool together(uint32_t a, uint32_t b) const { return host_of[a] == host_of[b]; }
+  const std::vector<uint32_t>& around(uint32_t rank) const { return members[host_of[rank]]; }
+};
+
+// File descriptors travel over UNIX sockets only. Where the ranks meet on TCP, those of each host meet once more among
+// themselves; their key derives from the communicator's and is never sent.
+class HostSession {
+ public:
+  // All ranks of `session` call it together. The session must outlive this one.
+  static Result<std::unique_ptr<HostSession>> join(bootstrap::Session& session, const Hosts& hosts,
+                                                   const bootstrap::Key& key, Deadline deadline);
+  // As Session::all_gather_fds, but among the ranks of this host: sets and results are by rank of the communicator.
+  Result<std::vector<std::vector<Fd>>> all_gather_fds(std::span<const int> mine, const bootstrap::RankSet& wanted_by,
+                                                      Deadline deadline);
+  void close();
+
+ private:
+  HostSession(bootstrap::Session& all, const Hosts& hosts) : all_(all), hosts_(hosts) {}
+
+  bootstrap::Session& all_;
+  const Hosts& hosts_;
+  std::unique_ptr<bootstrap::Root> root_;      // on the host's first rank
+  std::unique_ptr<bootstrap::Session> local_;  // null: all_ serves, or the rank is alone on its host
+};
+
+}  // namespace moeccl::comm

@@ -1,0 +1,24 @@
+// The ranks on other hosts: interfaces chosen, connections made, links over them.
+#pragma once
+
+#include <memory>
+
+#include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/unique_id.h"
+#include "src/comm/config.h"
+#include "src/comm/hosts.h"
+#include "src/exec/fabric.h"
+#include "src/plan/levels.h"
+
+namespace moeccl::comm {
+
+struct NetworkResult {
+  std::string address;       // of this host towards the others: "10.0.0.1", "[fe80::1]"
+  plan::LinkCost node_link;  // the slowest host's uplink, the same on all ranks
+};
+
+// Fills fabric.engine and fabric.links of all ranks on other hosts; fabric.own is there. All ranks call it together.
+Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,
+                                    const Config& config, exec::Fabric& fabric, Deadline deadline);
+
+}  // namespace moeccl::comm

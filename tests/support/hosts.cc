@@ -1,0 +1,173 @@
+#include "tests/support/hosts.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+namespace moeccl::testing {
+namespace {
+
+// printf into a string: gcc 12 warns without cause of "a" + std::to_string(b).
+std::string print(const char* format, ...) __attribute__((format(printf, 1, 2)));
+std::string print(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof(text), format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+bool enter_namespace(pid_t holder) {
+  const std::string path = print("/proc/%d/ns/net", holder);
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool ok = setns(fd, CLONE_NEWNET) == 0;
+  close(fd);
+  return ok;
+}
+
+// A child with a network namespace of its own that does nothing; 0 when that is not allowed.
+pid_t start_holder() {
+  int ready[2];
+  if (pipe2(ready, O_CLOEXEC) != 0) return 0;
+  const pid_t pid = fork();
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const char ok = unshare(CLONE_NEWNET) == 0 ? 'y' : 'n';
+    if (write(ready[1], &ok, 1) != 1) _exit(1);
+    close(ready[0]), close(ready[1]);
+    while (true) pause();
+  }
+  close(ready[1]);
+  char answer = 'n';
+  const bool ok = pid > 0 && read(ready[0], &answer, 1) == 1 && answer == 'y';
+  close(ready[0]);
+  if (ok) return pid;
+  if (pid > 0) kill(pid, SIGKILL), waitpid(pid, nullptr, 0);
+  return 0;
+}
+
+// In the namespace of `holder`; what it prints goes to `output`, null: nowhere.
+bool shell(pid_t holder, const std::string& command, std::string* output = nullptr) {
+  int out[2];
+  if (pipe2(out, O_CLOEXEC) != 0) return false;
+  const pid_t pid = fork();
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (!enter_namespace(holder)) _exit(126);
+    dup2(out[1], STDOUT_FILENO);
+    dup2(out[1], STDERR_FILENO);
+    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    _exit(127);
+  }
+  close(out[1]);
+  std::string text;
+  char buffer[512];
+  for (ssize_t n; (n = read(out[0], buffer, sizeof(buffer))) > 0 || (n < 0 && errno == EINTR);) {
+    if (n > 0) text.append(buffer, static_cast<size_t>(n));
+  }
+  close(out[0]);
+  int status = -1;
+  while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (output != nullptr) *output = text;
+  return pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+std::vector<int> parse_weights(const char* text) {
+  std::vector<int> weights;
+  while (text != nullptr && *text != 0) {
+    char* end = nullptr;
+    const long w = strtol(text, &end, 10);
+    if (end == text || w < 1 || w > 64 || (*end != 0 && *end != '+') || weights.size() == 64) return {};
+    weights.push_back(static_cast<int>(w));
+    text = *end == 0 ? end : end + 1;
+  }
+  return weights;
+}
+
+std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::string* why) {
+  std::unique_ptr<TestHosts> hosts(new TestHosts(options.weights));
+  const int n = static_cast<int>(options.weights.size());
+  for (int i = 0; i <= n; ++i) {
+    const pid_t holder = start_holder();
+    if (holder == 0) {
+      *why = "this user may not make network namespaces: " + std::string(strerror(errno));
+      return nullptr;
+    }
+    hosts->holders_.push_back(holder);
+  }
+  const pid_t bridge = hosts->holders_.back();
+  std::string setup;
+  for (int k = 0; k < options.interfaces; ++k) {
+    setup += print("ip link add br%d type bridge && ip link set br%d up && ", k, k);
+    for (int i = 0; i < n; ++i) {
+      setup += print("ip link add p%d_%d type veth peer name eth%d netns %d && ip link set p%d_%d master br%d up && ",
+                     k, i, k, hosts->holders_[static_cast<size_t>(i)], k, i, k);
+    }
+  }
+  if (!shell(bridge, setup + "true", why)) return nullptr;
+  for (int i = 0; i < n; ++i) {
+    std::string host = "ip link set lo up";
+    for (int k = 0; k < options.interfaces; ++k) {
+      host += print(" && ip addr add %s/24 dev eth%d && ip link set eth%d up", address(i, k).c_str(), k, k);
+      if (!options.rate.empty()) {
+        host += print(" && tc qdisc add dev eth%d root tbf rate %s burst 128kb latency 20ms", k, options.rate.c_str());
+      }
+    }
+    if (!shell(hosts->holders_[static_cast<size_t>(i)], host, why)) return nullptr;
+  }
+  return hosts;
+}
+
+TestHosts::~TestHosts() {
+  for (const pid_t holder : holders_) kill(holder, SIGKILL), waitpid(holder, nullptr, 0);
+}
+
+int TestHosts::host_of(int process, int n_processes) const {
+  const int total = std::accumulate(weights_.begin(), weights_.end(), 0);
+  // The middle of the process's share of all, in units of 1 / (2 n_processes).
+  int end = 0;
+  for (int h = 0; h < n(); ++h) {
+    end += weights_[static_cast<size_t>(h)];
+    if ((2 * process + 1) * total < 2 * end * n_processes) return h;
+  }
+  return n() - 1;
+}
+
+std::string TestHosts::address(int host, int interface) { return print("10.77.%d.%d", interface, host + 1); }
+
+bool TestHosts::enter(int host) const {
+  return enter_namespace(holders_[static_cast<size_t>(host)]) &&
+         setenv("MOECCL_SOCKET_ADDR", address(host).c_str(), 1) == 0;
+}
+
+bool TestHosts::run(int host, const std::string& command) const {
+  std::string output;
+  if (shell(holders_[static_cast<size_t>(host)], command, &output)) return true;
+  fprintf(stderr, "on host %d: %s: %s\n", host, command.c_str(), output.c_str());
+  return false;
+}
+
+int64_t TestHosts::sent_bytes(int host, int interface) const {
+  std::string text;
+  // The line below "TX:" of ip -s link.
+  const std::string command = print("ip -s link show eth%d | awk '/TX:/{getline; print $1}'", interface);
+  if (!shell(holders_[static_cast<size_t>(host)], command, &text)) return -1;
+  return strtoll(text.c_str(), nullptr, 10);
+}
+
+}  // namespace moeccl::testing

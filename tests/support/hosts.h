@@ -1,0 +1,54 @@
+// Hosts for tests: network namespaces, joined by veth pairs over a bridge in a namespace of its own. Each lives as long
+// as a child process that holds it, so nothing is left behind however the test ends. Needs root, ip and tc.
+//
+// MOECCL_TEST_HOSTS="3+1" places the processes of every run_ranks() of a test program on hosts in this proportion: any
+// test can so be run over the network.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace moeccl::testing {
+
+struct HostsOptions {
+  std::vector<int> weights = {1, 1};  // processes are spread over the hosts in this proportion, in order
+  int interfaces = 1;                 // of each host: eth0 (10.77.0.x), eth1 (10.77.1.x), ...
+  std::string rate = {};              // tbf on each interface's way out, such as "1gbit"; empty: none
+};
+
+class TestHosts {
+ public:
+  // Null, with the reason, where the kernel or the user does not allow it.
+  static std::unique_ptr<TestHosts> create(const HostsOptions& options, std::string* why);
+  ~TestHosts();
+  TestHosts(const TestHosts&) = delete;
+  TestHosts& operator=(const TestHosts&) = delete;
+
+  int n() const { return static_cast<int>(holders_.size()) - 1; }
+  int host_of(int process, int n_processes) const;
+  static std::string address(int host, int interface = 0);
+  // In a child that has one thread: it moves to the host, and says where GetUniqueId listens.
+  bool enter(int host) const;
+  // Runs a shell command there; true when it succeeded. From any thread.
+  bool run(int host, const std::string& command) const;
+  // Cuts the host off: both ways, or what it sends only.
+  bool pull_cable(int host) const { return run(host, "ip link set eth0 down"); }
+  bool drop_what_it_sends(int host) const { return run(host, "tc qdisc replace dev eth0 root blackhole"); }
+  // Bytes that the host's interface has sent since it was made, frames and all.
+  int64_t sent_bytes(int host, int interface = 0) const;
+
+ private:
+  TestHosts(std::vector<int> weights) : weights_(std::move(weights)) {}
+  std::vector<int> weights_;
+  std::vector<pid_t> holders_;  // of the hosts, then of the switch
+};
+
+// "3+1" -> {3, 1}; empty when it is nothing of the kind.
+std::vector<int> parse_weights(const char* text);
+
+}  // namespace moeccl::testing

@@ -1,0 +1,95 @@
+// Fabrics of n ranks in one process that reach each other over TCP on loopback: each rank as if on a host of its own.
+#pragma once
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "kernels/table.h"
+#include "src/exec/fabric.h"
+#include "transport/tcp/mesh.h"
+#include "transport/tcp/tcp_engine.h"
+
+namespace moeccl::tests {
+
+class TcpFabrics {
+ public:
+  explicit TcpFabrics(uint32_t n, int streams = 1, uint64_t staging_bytes = 4 << 20) {
+    using transport::tcp::Mesh;
+    std::vector<std::unique_ptr<Mesh>> meshes;
+    std::vector<std::vector<transport::tcp::Nic>> nics;
+    for (uint32_t r = 0; r < n; ++r) {
+      transport::tcp::MeshOptions o;
+      o.rank = r;
+      o.n_ranks = n;
+      o.key[0] = std::byte{42};
+      o.lost_after_ms = 20'000;
+      o.streams_per_rail = streams;
+      o.deadline = Deadline::after_ms(20'000);
+      // 127.0.0.r + 1: an address that is the rank's own, as its host's would be.
+      transport::tcp::Nic nic{"lo", *driver::parse_ip_address(format("127.0.0.{}", r + 1)), 8, 0};
+      meshes.push_back(std::move(*Mesh::listen(o, {nic})));
+      nics.emplace_back(meshes.back()->nics().begin(), meshes.back()->nics().end());
+    }
+    for (uint32_t r = 0; r < n; ++r) fabrics_.push_back(make(n, r, staging_bytes));
+    std::vector<std::thread> threads;
+    std::vector<Status> statuses(n);
+    for (uint32_t r = 0; r < n; ++r) {
+      threads.emplace_back([&, r] { statuses[r] = connect(*meshes[r], *fabrics_[r], nics); });
+    }
+    for (auto& t : threads) t.join();
+    for (const Status& s : statuses) {
+      if (!s.ok()) status = s;
+    }
+  }
+  Status status;
+  exec::Fabric& operator[](uint32_t rank) { return *fabrics_[rank]; }
+  std::unique_ptr<exec::Fabric>& slot(uint32_t rank) { return fabrics_[rank]; }
+  uint32_t n() const { return static_cast<uint32_t>(fabrics_.size()); }
+
+ private:
+  static std::unique_ptr<exec::Fabric> make(uint32_t n, uint32_t r, uint64_t staging_bytes) {
+    auto f = std::make_unique<exec::Fabric>();
+    f->rank = r;
+    f->n_ranks = n;
+    f->own = *transport::shm::Segment::create({n, r, staging_bytes, 4096}, false);
+    f->half_bytes = staging_bytes / 2;
+    f->kernels = &kernels::best();
+    f->timeout_ms = 20'000;
+    f->spin_polls = 40;
+    f->sent.assign(n * transport::kSigsPerPeer, 0);
+    f->awaited = f->sent;
+    f->entered.assign(n, 0);
+    f->paced.assign(n, 0);
+    f->links.resize(n);
+    return f;
+  }
+  static Status connect(transport::tcp::Mesh& mesh, exec::Fabric& f,
+                        const std::vector<std::vector<transport::tcp::Nic>>& nics) {
+    std::map<uint32_t, std::vector<transport::tcp::Nic>> others;
+    for (uint32_t p = 0; p < f.n_ranks; ++p) {
+      if (p != f.rank) others[p] = nics[p];
+    }
+    MOECCL_ASSIGN_OR_RETURN(auto peers, mesh.connect(others));
+    MOECCL_ASSIGN_OR_RETURN(auto engine, transport::tcp::TcpEngine::create());
+    transport::tcp::LocalMemory m;
+    m.rank = f.rank;
+    m.board = &f.own->board();
+    m.signals = &f.own->signal(0, 0);
+    m.blocks[0] = f.own->blocks(0);
+    m.blocks[1] = f.own->blocks(1);
+    m.staging = f.own->staging();
+    m.staging_bytes = f.own->put_bytes();
+    for (auto& p : peers) {
+      const uint32_t rank = p.rank;
+      MOECCL_ASSIGN_OR_RETURN(f.links[rank], engine->add(m, std::move(p)));
+    }
+    MOECCL_TRY(engine->start());
+    f.engine = std::move(engine);
+    return {};
+  }
+
+  std::vector<std::unique_ptr<exec::Fabric>> fabrics_;
+};
+
+}  // namespace moeccl::tests

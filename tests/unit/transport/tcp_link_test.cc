@@ -1,0 +1,197 @@
+// Two to four ranks over loopback: what a link promises to the executor.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "tests/support/ranks.h"
+#include "tests/support/tcp_fabrics.h"
+
+namespace moeccl::tests {
+namespace {
+
+using transport::PutState;
+
+constexpr int64_t kPatienceMs = 20'000;
+
+bool wait_until(const std::function<bool()>& done) {
+  for (const Deadline d = Deadline::after_ms(kPatienceMs); !d.passed();) {
+    if (done()) return true;
+    std::this_thread::yield();
+  }
+  return false;
+}
+
+// As the executor does: again until it is done, with the engine's progress in between.
+Status put_all(exec::Fabric& f, uint32_t to, uint64_t offset, const void* src, size_t bytes) {
+  const Deadline deadline = Deadline::after_ms(kPatienceMs);
+  for (;;) {
+    MOECCL_ASSIGN_OR_RETURN(const PutState s, f.link(to).put(offset, src, bytes));
+    if (s == PutState::kDone) return {};
+    if (deadline.passed()) return error(moecclTimeout, "the put does not end");
+    f.engine->progress();
+  }
+}
+
+uint64_t word_of(exec::Fabric& f, uint32_t from, uint32_t sig) {
+  return f.own->signal(from, sig).word.load(std::memory_order_acquire);
+}
+
+std::vector<unsigned char> pattern(size_t bytes, unsigned seed) {
+  std::vector<unsigned char> v(bytes);
+  uint32_t x = seed * 2654435761u + 1;
+  for (unsigned char& b : v) b = static_cast<unsigned char>((x = x * 1664525u + 1013904223u) >> 24);
+  return v;
+}
+
+class TcpLink : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Streams, TcpLink, ::testing::Values(1, 3));
+
+TEST_P(TcpLink, DataIsThereWhenItsSignalIs) {
+  TcpFabrics fabrics(2, GetParam());
+  ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
+  uint32_t number = 0;
+  // Nobody drives rank 1: its engine takes what comes.
+  for (const size_t bytes : {1u, 63u, 4096u, 8192u, 8193u, 70'000u, 1u << 20, (2u << 20) - 5}) {
+    const auto data = pattern(bytes, static_cast<unsigned>(bytes));
+    std::memset(fabrics[1].own->staging(), 0, bytes + 7);
+    ASSERT_TRUE(put_all(fabrics[0], 1, 7, data.data(), bytes).ok());
+    ASSERT_TRUE(fabrics[0].link(1).signal(3, ++number, 9).ok());
+    ASSERT_TRUE(wait_until([&] { return word_of(fabrics[1], 0, 3) == (uint64_t{9} << 32 | number); })) << bytes;
+    ASSERT_EQ(std::memcmp(fabrics[1].own->staging() + 7, data.data(), bytes), 0) << bytes;
+  }
+}
+
+TEST_P(TcpLink, BothWaysAtOnceFromManyRanks) {
+  constexpr uint32_t n = 4;
+  constexpr size_t kBytes = 300'000;
+  constexpr int kRounds = 12;
+  TcpFabrics fabrics(n, GetParam());
+  ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (uint32_t r = 0; r < n; ++r) {
+    threads.emplace_back([&, r] {
+      exec::Fabric& f = fabrics[r];
+      f.engine->begin();
+      for (int round = 1; round <= kRounds; ++round) {
+        const auto slot = [&](uint32_t from) { return size_t{from} * kBytes + (round % 2) * (2u << 20); };
+        for (uint32_t i = 1; i < n; ++i) {
+          const uint32_t p = (r + i) % n;
+          const auto data = pattern(kBytes, r * 100 + p * 10 + static_cast<unsigned>(round));
+          if (!put_all(f, p, slot(r), data.data(), kBytes).ok()) ++wrong;
+          (void)f.link(p).signal(0, static_cast<uint32_t>(round), 0);
+        }
+        for (uint32_t p = 0; p < n; ++p) {
+          if (p == r) continue;
+          const bool there = wait_until([&] {
+            f.engine->progress();
+            return word_of(f, p, 0) >= static_cast<uint64_t>(round);
+          });
+          const auto data = pattern(kBytes, p * 100 + r * 10 + static_cast<unsigned>(round));
+          if (!there || std::memcmp(f.own->staging() + slot(p), data.data(), kBytes) != 0) ++wrong;
+        }
+      }
+      f.engine->end();
+    });
+  }
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST_P(TcpLink, APutThatTheSocketDoesNotTakeIsCalledAgainAndOthersWait) {
+  TcpFabrics fabrics(2, GetParam(), 64 << 20);
+  ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
+  const auto data = pattern(48 << 20, 1), other = pattern(100'000, 2);
+  auto first = fabrics[0].link(1).put(0, data.data(), data.size());
+  ASSERT_TRUE(first.ok());
+  bool waited = false;
+  while (*first != PutState::kDone) {
+    const auto second = fabrics[0].link(1).put(48 << 20, other.data(), other.size());
+    ASSERT_TRUE(second.ok());
+    waited = waited || *second == PutState::kFull;
+    ASSERT_NE(*second, PutState::kDone);
+    // A signal between: it must not arrive before what was put before it, and may before the rest.
+    ASSERT_TRUE(fabrics[0].link(1).signal(1, 1, 0).ok());
+    fabrics[0].engine->progress();
+    first = fabrics[0].link(1).put(0, data.data(), data.size());
+    ASSERT_TRUE(first.ok());
+  }
+  EXPECT_TRUE(waited) << "48 MiB went into the sockets at once";
+  ASSERT_TRUE(put_all(fabrics[0], 1, 48 << 20, other.data(), other.size()).ok());
+  ASSERT_TRUE(fabrics[0].link(1).signal(0, 1, 0).ok());
+  ASSERT_TRUE(wait_until([&] { return word_of(fabrics[1], 0, 0) == 1; }));
+  EXPECT_EQ(std::memcmp(fabrics[1].own->staging(), data.data(), data.size()), 0);
+  EXPECT_EQ(std::memcmp(fabrics[1].own->staging() + (48 << 20), other.data(), other.size()), 0);
+  EXPECT_EQ(word_of(fabrics[1], 0, 1), 1u);
+}
+
+TEST(TcpLinkBoard, ComesWithSignalsAndByItself) {
+  TcpFabrics fabrics(2);
+  ASSERT_TRUE(fabrics.status.ok());
+  exec::Fabric& f = fabrics[0];
+  transport::Board& own = f.own->board();
+  for (uint64_t seq = 1; seq <= 6; ++seq) {
+    f.own->blocks(seq)[1].count.store(100 + seq);
+    transport::Entry& e = own.entries[seq % transport::kEntries];
+    e.count.store(10 * seq);
+    e.seq.store(seq, std::memory_order_release);
+    own.progress.completed.store(seq - 1);
+    ASSERT_TRUE(f.link(1).signal(0, static_cast<uint32_t>(seq), 0).ok());
+    ASSERT_TRUE(wait_until([&] { return word_of(fabrics[1], 0, 0) == seq; }));
+    const transport::Link& back = fabrics[1].link(0);
+    EXPECT_EQ(back.board().entries[seq % transport::kEntries].seq.load(), seq);
+    EXPECT_EQ(back.board().entries[seq % transport::kEntries].count.load(), 10 * seq);
+    EXPECT_EQ(back.board().progress.completed.load(), seq - 1);
+    EXPECT_EQ(back.block(seq).count.load(), 100 + seq);
+  }
+  own.progress.completed.store(6);
+  f.engine->board_changed(true);
+  EXPECT_TRUE(wait_until([&] { return fabrics[1].link(0).board().progress.completed.load() == 6; }));
+  own.progress.completed.store(7);
+  f.engine->board_changed(false);
+  EXPECT_TRUE(wait_until([&] { return fabrics[1].link(0).board().progress.completed.load() == 7; }));
+}
+
+TEST(TcpLinkBoard, AFailureReachesAllPeersInItsWords) {
+  TcpFabrics fabrics(3);
+  ASSERT_TRUE(fabrics.status.ok());
+  // With a put under way whose memory is gone afterwards.
+  {
+    const auto data = pattern(3 << 20, 1);
+    (void)fabrics[0].link(1).put(0, data.data(), data.size());
+    fabrics[0].fail(error(moecclTimeout, "the test says so"));
+  }
+  for (const uint32_t r : {1u, 2u}) {
+    const transport::Board& b = fabrics[r].link(0).board();
+    ASSERT_TRUE(wait_until([&] {
+      return b.health.state.load() == static_cast<uint32_t>(transport::RankState::kFailed);
+    })) << r;
+    EXPECT_EQ(b.health.code.load(), static_cast<uint32_t>(moecclTimeout));
+    char text[9] = {};
+    const uint64_t word = b.health.text[0].load();
+    std::memcpy(text, &word, 8);
+    EXPECT_STREQ(text, "the test");
+  }
+}
+
+TEST(TcpLinkPeer, ThatLeavesIsNoFailureAndOneThatVanishesIs) {
+  TcpFabrics fabrics(3);
+  ASSERT_TRUE(fabrics.status.ok());
+  fabrics[0].publish_state(transport::RankState::kLeft, moecclSuccess, "");
+  fabrics.slot(0).reset();
+  ASSERT_TRUE(wait_until([&] { return fabrics[1].link(0).board().health.state.load() != 0; }));
+  EXPECT_TRUE(fabrics[1].link(0).check_peer().ok());
+  EXPECT_TRUE(fabrics[1].link(0).signal(0, 1, 0).ok()) << "to a rank that has left: lost, as in memory";
+  fabrics.slot(2).reset();  // without a word
+  Status lost;
+  ASSERT_TRUE(wait_until([&] {
+    fabrics[1].engine->progress();
+    return !(lost = fabrics[1].link(2).check_peer()).ok();
+  }));
+  EXPECT_EQ(lost.code(), moecclRemoteError);
+  EXPECT_NE(lost.message().find("rank 2"), std::string::npos) << lost.message();
+}
+
+}  // namespace
+}  // namespace moeccl::tests

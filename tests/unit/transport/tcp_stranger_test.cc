@@ -1,0 +1,186 @@
+// What comes over the network is not believed: strangers, wrong keys, frames that lie.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "src/bootstrap/handshake.h"
+#include "src/driver/socket.h"
+#include "tests/support/ranks.h"
+#include "transport/tcp/mesh.h"
+#include "transport/tcp/tcp_engine.h"
+
+namespace moeccl::transport::tcp {
+namespace {
+
+MeshOptions options_of(uint32_t rank) {
+  MeshOptions o;
+  o.rank = rank;
+  o.n_ranks = 2;
+  o.key[5] = std::byte{7};
+  o.lost_after_ms = 20'000;
+  o.deadline = Deadline::after_ms(20'000);
+  return o;
+}
+
+std::unique_ptr<Mesh> listen(const MeshOptions& o) {
+  return std::move(*Mesh::listen(o, {{"lo", *driver::parse_ip_address(format("127.0.0.{}", o.rank + 1)), 8, 0}}));
+}
+
+std::vector<Nic> nics_of(const Mesh& m) { return {m.nics().begin(), m.nics().end()}; }
+
+TEST(TcpMesh, StrangersDoNotDisturbThePeers) {
+  const MeshOptions a = options_of(0), b = options_of(1);
+  auto mesh_a = listen(a), mesh_b = listen(b);
+  const driver::SocketAddress at = mesh_a->nics()[0].address;
+  std::vector<Fd> strangers;
+  // Silent, talking nonsense, and knowing the protocol but not the key.
+  for (int i = 0; i < 3; ++i) strangers.push_back(std::move(*driver::connect_to(at, a.deadline)));
+  const std::vector<std::byte> nonsense(500, std::byte{'x'});
+  (void)driver::send_now(strangers[1].get(), nonsense);
+  bootstrap::Key wrong = a.key;
+  wrong[0] = std::byte{1};
+  bootstrap::Nonce nonce{};
+  bootstrap::ClientHandshake forged(wrong, {bootstrap::Role::kLinkClient, 1, 2}, nonce);
+  ASSERT_TRUE(driver::send_all(strangers[2].get(), forged.hello(), a.deadline).ok());
+  Result<std::vector<TcpPeer>> got_a = error(moecclInternalError, "not run");
+  std::thread other([&] { got_a = mesh_a->connect({{1, nics_of(*mesh_b)}}); });
+  auto got_b = mesh_b->connect({{0, nics_of(*mesh_a)}});
+  other.join();
+  ASSERT_TRUE(got_a.ok()) << got_a.status().message();
+  ASSERT_TRUE(got_b.ok()) << got_b.status().message();
+  EXPECT_EQ((*got_a)[0].rank, 1u);
+  // No answer without the key.
+  std::byte answer[1];
+  const auto end = driver::recv_now(strangers[2].get(), answer);
+  EXPECT_TRUE(!end.ok() || end->n == 0);
+}
+
+TEST(TcpMesh, AWrongKeyIsRefusedAndTheMissingRankNamed) {
+  MeshOptions a = options_of(0), b = options_of(1);
+  a.deadline = b.deadline = Deadline::after_ms(500);
+  b.key[9] = std::byte{3};
+  auto mesh_a = listen(a), mesh_b = listen(b);
+  Result<std::vector<TcpPeer>> got_a = error(moecclInternalError, "not run");
+  std::thread other([&] { got_a = mesh_a->connect({{1, nics_of(*mesh_b)}}); });
+  const auto got_b = mesh_b->connect({{0, nics_of(*mesh_a)}});
+  other.join();
+  EXPECT_FALSE(got_b.ok());
+  ASSERT_FALSE(got_a.ok());
+  EXPECT_EQ(got_a.status().code(), moecclTimeout);
+  EXPECT_NE(got_a.status().message().find("ranks 1"), std::string::npos) << got_a.status().message();
+}
+
+// Rank 0 with a link, and what its authenticated peer may write to it by hand.
+struct Victim {
+  static constexpr size_t kStaging = 4096, kGuard = 4096;
+  Board board{};
+  std::vector<SignalLine> signals{2 * kSigsPerPeer};
+  BlockWord blocks[2][2]{};
+  std::vector<std::byte> memory{kStaging + 2 * kGuard, std::byte{0xee}};
+  std::unique_ptr<TcpLink> link;
+  std::unique_ptr<TcpEngine> engine;
+  std::vector<TcpPeer> attacker;
+
+  explicit Victim(int streams) {
+    MeshOptions a = options_of(0), b = options_of(1);
+    a.streams_per_rail = b.streams_per_rail = streams;
+    auto mesh_a = listen(a), mesh_b = listen(b);
+    std::vector<TcpPeer> peers;
+    std::thread other([&] { peers = std::move(*mesh_a->connect({{1, nics_of(*mesh_b)}})); });
+    attacker = std::move(*mesh_b->connect({{0, nics_of(*mesh_a)}}));
+    other.join();
+    LocalMemory m;
+    m.board = &board;
+    m.signals = signals.data();
+    m.blocks[0] = blocks[0];
+    m.blocks[1] = blocks[1];
+    m.staging = memory.data() + kGuard;
+    m.staging_bytes = kStaging;
+    engine = std::move(*TcpEngine::create());
+    link = std::move(*engine->add(m, std::move(peers[0])));
+  }
+  ~Victim() { engine.reset(); }
+  void send(size_t stream, const void* bytes, size_t n) {
+    const auto* at = static_cast<const std::byte*>(bytes);
+    (void)driver::send_all(attacker[0].streams[stream].fd(), {at, n}, Deadline::after_ms(5000));
+  }
+  bool lost() {
+    for (const Deadline d = Deadline::after_ms(10'000); !d.passed();) {
+      engine->progress();
+      if (!link->check_peer().ok()) return true;
+      std::this_thread::yield();
+    }
+    return false;
+  }
+  void expect_untouched() const {
+    for (size_t i = 0; i < kGuard; ++i) {
+      ASSERT_EQ(memory[i], std::byte{0xee}) << i;
+      ASSERT_EQ(memory[kGuard + kStaging + i], std::byte{0xee}) << i;
+    }
+  }
+};
+
+TEST(TcpFrames, ThatLieLoseTheLinkAndTouchNothingOutside) {
+  struct Lie {
+    const char* what;
+    FrameHead head;
+    size_t stream;
+  };
+  const auto type = [](FrameType t) { return static_cast<uint8_t>(t); };
+  const Lie lies[] = {
+      {"a put that ends outside", {type(FrameType::kPut), 0, 0, 100, Victim::kStaging - 99}, 0},
+      {"a put that begins outside", {type(FrameType::kPut), 0, 0, 1, Victim::kStaging}, 0},
+      {"a put far outside", {type(FrameType::kPut), 0, 0, 0xffffffff, ~uint64_t{0} - 10}, 0},
+      {"a put before the staging", {type(FrameType::kPut), 0, 0, 64, ~uint64_t{0} - 63}, 0},
+      {"an empty put", {type(FrameType::kPut), 0, 0, 0, 0}, 0},
+      {"a frame without a type", {0, 0, 0, 16, 0}, 0},
+      {"a frame of another type", {9, 0, 0, 16, 0}, 0},
+      {"signals without marks", {type(FrameType::kSignals), 1, 0, 16, 0}, 0},
+      {"too many signals", {type(FrameType::kSignals), 255, 0, 600, 0}, 0},
+      {"a long small frame", {type(FrameType::kBoard), 0, 0, 1 << 20, 0}, 0},
+      {"too many entries", {type(FrameType::kBoard), 5, 0, 8 + 5 * sizeof(WireEntry), 0}, 0},
+      {"health that is not there", {type(FrameType::kBoard), 0, kHealth, 8, 0}, 0},
+      {"a board on another stream", {type(FrameType::kBoard), 0, 0, 8, 0}, 1},
+  };
+  for (const Lie& lie : lies) {
+    Victim v(2);
+    v.send(lie.stream, &lie.head, sizeof(lie.head));
+    const std::vector<std::byte> zeros(1024);
+    v.send(lie.stream, zeros.data(), zeros.size());
+    EXPECT_TRUE(v.lost()) << lie.what;
+    v.expect_untouched();
+  }
+}
+
+TEST(TcpFrames, OfUnknownSignalsAndFalseMarksLoseTheLink) {
+  for (const auto& [mark, sig] : {std::pair<uint64_t, uint64_t>{0, kSigsPerPeer}, {0, ~uint64_t{0}}, {1, 0}}) {
+    Victim v(1);
+    const FrameHead head{static_cast<uint8_t>(FrameType::kSignals), 1, 0, 24, 0};
+    const WireSignal signal{sig, 1};
+    v.send(0, &head, sizeof(head));
+    v.send(0, &mark, sizeof(mark));
+    v.send(0, &signal, sizeof(signal));
+    EXPECT_TRUE(v.lost()) << mark << " " << sig;
+  }
+}
+
+TEST(TcpFrames, RandomBytesNeverReachOutside) {
+  std::mt19937_64 random(testing::test_seed());
+  for (int round = testing::scaled(40); round > 0; --round) {
+    Victim v(1);
+    std::vector<std::byte> bytes(64 + random() % 4000);
+    for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+    // Often a type that exists, so that more than the first check is met.
+    bytes[0] = static_cast<std::byte>(random() % 5);
+    if (random() % 2 == 0) std::memset(bytes.data() + 2, 0, 14 - random() % 10);
+    v.send(0, bytes.data(), bytes.size());
+    v.attacker.clear();
+    EXPECT_TRUE(v.lost());
+    v.expect_untouched();
+  }
+}
+
+}  // namespace
+}  // namespace moeccl::transport::tcp

@@ -1,0 +1,120 @@
+#include "transport/tcp/mesh.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "src/bootstrap/control.h"
+#include "src/bootstrap/handshake.h"
+#include "src/driver/thread.h"
+#include "transport/tcp/acceptor.h"
+
+namespace moeccl::transport::tcp {
+namespace {
+
+// Where there is another way, one that does not answer is given up after this.
+constexpr int64_t kTryRailMs = 3000;
+
+}  // namespace
+
+Result<std::unique_ptr<Mesh>> Mesh::listen(const MeshOptions& options, std::vector<Nic> nics) {
+  std::unique_ptr<Mesh> mesh(new Mesh(options, std::move(nics)));
+  for (Nic& nic : mesh->nics_) {
+    nic.address.set_port(0);
+    Result<Fd> listener = driver::listen_at(nic.address);
+    if (!listener.ok()) return std::move(listener).status().with_context(format("interface {}", nic.name));
+    MOECCL_ASSIGN_OR_RETURN(nic.address, driver::local_address(listener->get()));
+    mesh->listeners_.push_back(std::move(*listener));
+  }
+  return mesh;
+}
+
+Result<Stream> Mesh::greet(Fd fd, uint32_t peer, const StreamGreeting& greeting) const {
+  MOECCL_TRY(driver::set_no_delay(fd.get()));
+  MOECCL_TRY(driver::set_lost_after(fd.get(), options_.lost_after_ms));
+  const bootstrap::Party self = {bootstrap::Role::kLinkClient, options_.rank, options_.n_ranks};
+  MOECCL_ASSIGN_OR_RETURN(
+      const bootstrap::Authenticated server,
+      bootstrap::client_handshake(fd.get(), options_.key, self, bootstrap::Role::kLinkServer, options_.deadline));
+  if (server.peer.rank != peer || server.peer.n_ranks != options_.n_ranks) {
+    return error(moecclRemoteError, "rank {} of {} answers in the place of rank {}", server.peer.rank,
+                 server.peer.n_ranks, peer);
+  }
+  bootstrap::Sealer sealer(server.keys.send);
+  bootstrap::ControlHead head;
+  const auto payload = as_bytes_of(greeting);
+  head.type = kGreetingType;
+  head.n_bytes = static_cast<uint32_t>(payload.size());
+  head.digest = bootstrap::digest_of(payload);
+  const bootstrap::ControlHeadBytes sealed = sealer.seal(head);
+  MOECCL_TRY(driver::send_all(fd.get(), sealed, options_.deadline));
+  MOECCL_TRY(driver::send_all(fd.get(), payload, options_.deadline));
+  return Stream(std::move(fd), static_cast<double>(std::max<uint64_t>(1, greeting.mbit_per_s)));
+}
+
+Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) const {
+  const std::vector<Rail> rails = choose_rails(nics_, nics, driver::source_address_towards);
+  if (rails.empty()) {
+    return error(moecclRemoteError, "no interface of this host has a route to rank {}: see MOECCL_SOCKET_IFNAME", peer);
+  }
+  TcpPeer made;
+  made.rank = peer;
+  std::vector<std::pair<Fd, Rail>> sockets;
+  Status last;
+  for (const Rail& rail : rails) {
+    const bool other_way = rails.size() > 1;
+    const Deadline until =
+        other_way ? Deadline::earlier(options_.deadline, Deadline::after_ms(kTryRailMs)) : options_.deadline;
+    const size_t before = sockets.size();
+    for (uint32_t i = streams_for(rail, options_.streams_per_rail); i > 0 && sockets.size() < kMaxStreams; --i) {
+      Result<Fd> fd = driver::connect_to(nics[rail.peer].address, until, &nics_[rail.own].address);
+      if (!fd.ok()) {
+        last = std::move(fd).status();
+        sockets.resize(before);
+        break;
+      }
+      sockets.emplace_back(std::move(*fd), rail);
+    }
+    if (sockets.size() > before && made.where.empty()) made.where = nics[rail.peer].address.str();
+  }
+  if (sockets.empty()) return std::move(last).with_context(format("connecting to rank {}", peer));
+  for (size_t i = 0; i < sockets.size(); ++i) {
+    const StreamGreeting greeting{kWireVersion, static_cast<uint16_t>(i), static_cast<uint16_t>(sockets.size()), 0,
+                                  static_cast<uint64_t>(sockets[i].second.mbit_per_s)};
+    Result<Stream> stream = greet(std::move(sockets[i].first), peer, greeting);
+    if (!stream.ok()) return std::move(stream).status().with_context(format("connecting to rank {}", peer));
+    made.streams.push_back(std::move(*stream));
+  }
+  return made;
+}
+
+Result<std::vector<TcpPeer>> Mesh::connect(const std::map<uint32_t, std::vector<Nic>>& peers) {
+  std::vector<uint32_t> expected;
+  for (const auto& [rank, nics] : peers) {
+    if (rank > options_.rank) expected.push_back(rank);
+  }
+  std::atomic<bool> stop{false};
+  Acceptor acceptor(options_, listeners_, std::move(expected));
+  Status accepted;
+  MOECCL_ASSIGN_OR_RETURN(std::thread thread,
+                          driver::start_thread("moeccl-accept", [&] { accepted = acceptor.run(stop); }));
+  std::vector<TcpPeer> made;
+  Status connected;
+  for (const auto& [rank, nics] : peers) {
+    if (rank > options_.rank) continue;
+    Result<TcpPeer> peer = connect_to(rank, nics);
+    if (!peer.ok()) {
+      connected = std::move(peer).status();
+      stop.store(true);
+      break;
+    }
+    made.push_back(std::move(*peer));
+  }
+  thread.join();
+  MOECCL_TRY(connected);
+  MOECCL_TRY(accepted);
+  for (TcpPeer& p : acceptor.take()) made.push_back(std::move(p));
+  listeners_.clear();
+  return made;
+}
+
+}  // namespace moeccl::transport::tcp

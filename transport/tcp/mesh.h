@@ -1,0 +1,43 @@
+// Connects this rank to all ranks on other hosts. Of each pair the higher rank connects and the lower one accepts; both
+// prove that they hold the communicator's key before anything else is believed. All ranks do this at the same time.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/bootstrap/unique_id.h"
+#include "transport/tcp/rails.h"
+#include "transport/tcp/tcp_link.h"
+
+namespace moeccl::transport::tcp {
+
+struct MeshOptions {
+  uint32_t rank = 0, n_ranks = 1;
+  bootstrap::Key key = {};
+  int64_t lost_after_ms = 0;     // see driver::set_lost_after()
+  int32_t streams_per_rail = 0;  // MOECCL_SOCKET_STREAMS
+  Deadline deadline;
+};
+
+class Mesh {
+ public:
+  // Listens at a free port of each interface. What nics() says must reach all peers before connect().
+  static Result<std::unique_ptr<Mesh>> listen(const MeshOptions& options, std::vector<Nic> nics);
+  std::span<const Nic> nics() const { return nics_; }
+  // peers: what each rank on another host offers. Errors name the ranks that are missing.
+  Result<std::vector<TcpPeer>> connect(const std::map<uint32_t, std::vector<Nic>>& peers);
+
+ private:
+  Mesh(const MeshOptions& options, std::vector<Nic> nics) : options_(options), nics_(std::move(nics)) {}
+  Result<TcpPeer> connect_to(uint32_t peer, std::span<const Nic> nics) const;
+  Result<Stream> greet(Fd fd, uint32_t peer, const StreamGreeting& greeting) const;
+
+  MeshOptions options_;
+  std::vector<Nic> nics_;
+  std::vector<Fd> listeners_;
+};
+
+}  // namespace moeccl::transport::tcp

@@ -1,0 +1,133 @@
+#include "transport/tcp/rails.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace moeccl::transport::tcp {
+namespace {
+
+constexpr int64_t kSlowest = 4;  // a rail may be this many times slower than the best one
+constexpr size_t kMaxName = 64;
+
+struct Filter {
+  bool all_but = false;
+  std::vector<std::string_view> names;
+
+  explicit Filter(std::string_view text) {
+    if (text.starts_with('^')) {
+      all_but = true;
+      text.remove_prefix(1);
+    }
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = std::min(text.find(',', at), text.size());
+      if (end > at) names.push_back(text.substr(at, end - at));
+      at = end + 1;
+    }
+  }
+  bool names_it(const std::string& name) const { return std::find(names.begin(), names.end(), name) != names.end(); }
+  bool takes(const driver::Interface& i) const {
+    if (names.empty()) return !i.loopback;
+    return all_but ? !i.loopback && !names_it(i.name) : names_it(i.name);
+  }
+};
+
+bool same_address(const driver::SocketAddress& a, const driver::SocketAddress& b) {
+  return std::ranges::equal(a.host_bytes(), b.host_bytes());
+}
+
+int64_t slower(int64_t a, int64_t b) { return a == 0 ? b : b == 0 ? a : std::min(a, b); }
+
+}  // namespace
+
+Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfaces, const std::string& filter) {
+  const Filter chosen(filter);
+  std::vector<Nic> nics;
+  std::string seen;
+  for (const bool v4 : {true, false}) {
+    for (const driver::Interface& i : interfaces) {
+      if (v4) seen += format("{}{}", seen.empty() ? "" : ", ", i.name);
+      const bool is_v4 = i.address.host_bytes().size() == 4;
+      const bool known = std::any_of(nics.begin(), nics.end(), [&](const Nic& n) { return n.name == i.name; });
+      if (is_v4 != v4 || known || !chosen.takes(i) || nics.size() == kMaxNics) continue;
+      nics.push_back({i.name, i.address, i.prefix_bits, i.mbit_per_s});
+    }
+  }
+  if (!nics.empty()) return nics;
+  if (!filter.empty()) {
+    return error(moecclInvalidArgument, "MOECCL_SOCKET_IFNAME: \"{}\" leaves no interface that is up; there are {}",
+                 filter, seen.empty() ? "none" : seen);
+  }
+  return error(moecclUnsupported,
+               "ranks run on several hosts, but no network interface besides loopback is up here (there are {})",
+               seen.empty() ? "none" : seen);
+}
+
+void write_nics(std::span<const Nic> nics, Writer& out) {
+  out.u8(static_cast<uint8_t>(nics.size()));
+  for (const Nic& n : nics) {
+    out.string(n.name);
+    out.bytes(n.address.host_bytes());
+    out.u16(n.address.port());
+    out.u8(static_cast<uint8_t>(n.prefix_bits));
+    out.i64(n.mbit_per_s);
+  }
+}
+
+std::vector<Nic> read_nics(Reader& in) {
+  std::vector<Nic> nics;
+  const size_t n = in.u8();
+  for (size_t i = 0; i < n && n <= kMaxNics; ++i) {
+    Nic nic;
+    nic.name = in.string(kMaxName);
+    const auto host = in.bytes(16);
+    Result<driver::SocketAddress> address = driver::ip_address(host, in.u16());
+    nic.prefix_bits = in.u8();
+    nic.mbit_per_s = std::max<int64_t>(0, in.i64());
+    if (!in.ok() || !address.ok()) return {};
+    nic.address = *address;
+    nics.push_back(std::move(nic));
+  }
+  return nics;
+}
+
+std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route) {
+  std::vector<Rail> rails;
+  std::vector<bool> used_own(own.size()), used_peer(peer.size());
+  const auto add = [&](uint32_t o, uint32_t p) {
+    used_own[o] = used_peer[p] = true;
+    rails.push_back({o, p, slower(own[o].mbit_per_s, peer[p].mbit_per_s)});
+  };
+  // An address that both have, such as a container bridge's, does not lead to the other host.
+  const auto is_own = [&](const Nic& n) {
+    return std::any_of(own.begin(), own.end(), [&](const Nic& o) { return same_address(o.address, n.address); });
+  };
+  for (uint32_t o = 0; o < own.size(); ++o) {
+    for (uint32_t p = 0; p < peer.size() && !used_own[o]; ++p) {
+      if (used_peer[p] || is_own(peer[p])) continue;
+      if (own[o].prefix_bits == peer[p].prefix_bits &&
+          driver::same_network(own[o].address, peer[p].address, own[o].prefix_bits)) {
+        add(o, p);
+      }
+    }
+  }
+  for (uint32_t p = 0; p < peer.size() && rails.empty(); ++p) {
+    if (is_own(peer[p])) continue;
+    const Result<driver::SocketAddress> source = route(peer[p].address);
+    if (!source.ok()) continue;
+    for (uint32_t o = 0; o < own.size() && rails.empty(); ++o) {
+      if (same_address(own[o].address, *source)) add(o, p);
+    }
+  }
+  std::stable_sort(rails.begin(), rails.end(),
+                   [](const Rail& a, const Rail& b) { return a.mbit_per_s > b.mbit_per_s; });
+  std::erase_if(
+      rails, [&](const Rail& r) { return &r != &rails.front() && r.mbit_per_s * kSlowest < rails.front().mbit_per_s; });
+  return rails;
+}
+
+uint32_t streams_for(const Rail& rail, int32_t wanted) {
+  if (wanted > 0) return static_cast<uint32_t>(wanted);
+  return rail.mbit_per_s >= 80'000 ? 4 : rail.mbit_per_s >= 40'000 ? 2 : 1;
+}
+
+}  // namespace moeccl::transport::tcp

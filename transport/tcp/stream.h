@@ -1,0 +1,66 @@
+// One TCP connection: a small buffer of frames to send, at most one payload that is sent from where it lies, and a
+// small buffer of what has arrived. Never waits. Not safe for threads: the engine's lock protects it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "src/base/fd.h"
+#include "src/base/status.h"
+
+namespace moeccl::transport::tcp {
+
+class Stream {
+ public:
+  // weight: bytes go to streams in proportion to it.
+  Stream(Fd fd, double weight);
+
+  int fd() const { return fd_.get(); }
+  double weight() const { return weight_; }
+
+  // --- Sending ---
+  // Room for small frames; none while a payload is open, since it must be finished first.
+  size_t room() const { return payload_left_ > 0 ? 0 : kSendBytes - send_end_; }
+  // Appends to the buffer; at most room() bytes.
+  void append(const void* bytes, size_t n);
+  // Everything after what is buffered, from the caller's memory, which stays his until payload_left() is 0.
+  void open_payload(const std::byte* src, size_t bytes);
+  size_t payload_left() const { return payload_left_; }
+  // The owner of the payload's memory takes it back: zeros go in its place.
+  void abandon_payload() { payload_ = nullptr; }
+  bool has_output() const { return send_begin_ < send_end_ || payload_left_ > 0; }
+  // Sends until all is gone or the socket is full. Returns how many bytes went.
+  Result<size_t> flush();
+  bool full = false;  // the socket took no more; set by flush(), cleared by the owner when it can be written again
+
+  // --- Receiving ---
+  // Bytes that have arrived and are not consumed.
+  std::span<const std::byte> arrived() const { return {receive_.get() + begin_, end_ - begin_}; }
+  void consume(size_t n);
+  // Reads once: first into `to` (may be empty), what is left over into the buffer. Returns how many bytes came; 0: none
+  // now. `ended` is set at the peer's end.
+  Result<size_t> receive(std::span<std::byte> to, bool* ended);
+  bool readable = true;  // something may be there; cleared by receive() when it found less than it asked for
+
+  std::byte* put_to = nullptr;  // the open put that is arriving
+  uint64_t put_left = 0;
+  uint64_t put_bytes_received = 0, put_bytes_sent = 0;
+  bool stalled = false;  // its next frame waits for other streams
+
+ private:
+  static constexpr size_t kSendBytes = 32 << 10;     // frames up to kCopied and signals behind them
+  static constexpr size_t kReceiveBytes = 16 << 10;  // small frames that arrive together
+  static constexpr size_t kSpillBytes = 1 << 10;     // read beyond a large put: the next heads only, the rest in place
+
+  Fd fd_;
+  double weight_;
+  std::unique_ptr<std::byte[]> send_, receive_;
+  size_t send_begin_ = 0, send_end_ = 0;
+  const std::byte* payload_ = nullptr;
+  size_t payload_left_ = 0;
+  size_t begin_ = 0, end_ = 0;
+};
+
+}  // namespace moeccl::transport::tcp

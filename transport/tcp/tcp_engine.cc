@@ -1,0 +1,179 @@
+#include "transport/tcp/tcp_engine.h"
+
+#include <poll.h>
+
+#include <algorithm>
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/driver/socket.h"
+#include "src/driver/thread.h"
+
+namespace moeccl::transport::tcp {
+namespace {
+
+// While operations run the thread looks this often whether they still do, and tells boards that no signal took along.
+constexpr int kLookEveryMs = 2;
+constexpr int kSleepMs = 1000;
+// For what a rank that leaves has still to say.
+constexpr int64_t kFarewellMs = 1000;
+
+uint64_t tag_of(size_t link, size_t stream) { return uint64_t{link} << 8 | stream; }
+
+}  // namespace
+
+Result<std::unique_ptr<TcpEngine>> TcpEngine::create() {
+  MOECCL_ASSIGN_OR_RETURN(driver::Poller poller, driver::Poller::create());
+  MOECCL_ASSIGN_OR_RETURN(driver::WakeUp wake, driver::WakeUp::create());
+  return std::unique_ptr<TcpEngine>(new TcpEngine(std::move(poller), std::move(wake)));
+}
+
+Result<std::unique_ptr<TcpLink>> TcpEngine::add(const LocalMemory& own, TcpPeer peer) {
+  auto link = std::make_unique<TcpLink>(own, std::move(peer), *this);
+  // Edge triggered: an event says that something changed since the socket was last found empty or full.
+  for (size_t i = 0; i < link->peer_.streams.size(); ++i) {
+    MOECCL_TRY(
+        poller_.add(link->peer_.streams[i].fd(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, tag_of(links_.size(), i)));
+  }
+  links_.push_back(link.get());
+  return link;
+}
+
+Status TcpEngine::start() {
+  MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-tcp", [this] { run(); }));
+  return {};
+}
+
+TcpEngine::~TcpEngine() {
+  if (process_.forked()) {
+    // The connections are the parent's, and so is the thread, whose handle can neither be joined nor destroyed here.
+    new std::thread(std::move(thread_));
+    return;
+  }
+  stop_.store(true, std::memory_order_release);
+  wake_.signal();
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard lock(mutex_);
+  for (TcpLink* link : links_) link->abandon_puts();
+  tell_boards();
+  for (const Deadline deadline = Deadline::after_ms(kFarewellMs); unsent() && !deadline.passed();) {
+    pollfd entry{poller_.fd(), POLLIN, 0};
+    (void)::poll(&entry, 1, std::min(deadline.remaining_ms(), 50));
+    turn();
+  }
+  for (TcpLink* link : links_) link->peer_.streams.clear();
+}
+
+bool TcpEngine::unsent() const {
+  return std::any_of(links_.begin(), links_.end(), [](const TcpLink* l) {
+    return !l->down_ && (l->new_words_ != 0 || l->board_waits_ ||
+                         std::any_of(l->peer_.streams.begin(), l->peer_.streams.end(),
+                                     [](const Stream& s) { return s.has_output(); }));
+  });
+}
+
+void TcpEngine::queue(TcpLink& link) {
+  if (link.queued_) return;
+  link.queued_ = true;
+  ready_.push_back(&link);
+}
+
+void TcpEngine::turn() {
+  const Result<std::span<const epoll_event>> events = poller_.look();
+  if (events.ok()) {
+    for (const epoll_event& e : *events) {
+      TcpLink& link = *links_[e.data.u64 >> 8];
+      Stream& s = link.peer_.streams[e.data.u64 & 0xff];
+      if ((e.events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) s.readable = true;
+      if ((e.events & (EPOLLOUT | EPOLLERR)) != 0) s.full = false;
+      queue(link);
+    }
+  }
+  turn_of_.swap(ready_);
+  for (TcpLink* link : turn_of_) {
+    link->queued_ = false;
+    for (size_t i = 0; i < link->peer_.streams.size(); ++i) {
+      link->receive(i);
+      link->flush(i);
+    }
+    link->send_small();
+    if (link->wants_turn()) queue(*link);
+  }
+  turn_of_.clear();
+}
+
+void TcpEngine::tell_boards() {
+  board_is_new_.store(false, std::memory_order_relaxed);
+  const bool failed = !links_.empty() && links_[0]->own_.board->health.state.load(std::memory_order_acquire) != 0;
+  for (TcpLink* link : links_) {
+    if (link->down_ || !link->board_is_new()) continue;
+    if (failed) link->abandon_puts();
+    link->board_waits_ = true;
+    link->send_small();
+    if (failed) queue(*link);  // the rest of a put that was given up
+  }
+}
+
+void TcpEngine::begin() {
+  driving_.fetch_add(1, std::memory_order_acq_rel);
+  drives_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void TcpEngine::end() {
+  bool more = false;
+  if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+    turn();
+    more = unsent();
+  } else {
+    more = true;
+  }
+  driving_.fetch_sub(1, std::memory_order_acq_rel);
+  if (more || (board_is_new_.load(std::memory_order_acquire) && asleep_.exchange(false))) wake_.signal();
+}
+
+void TcpEngine::progress() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) turn();
+}
+
+void TcpEngine::board_changed(bool now) {
+  board_is_new_.store(true, std::memory_order_release);
+  if (!now) {
+    if (driving_.load(std::memory_order_acquire) == 0) wake_.signal();
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  tell_boards();
+  // Nobody may drive this rank any more, and part of it may still wait for a socket.
+  if (unsent()) wake_.signal();
+}
+
+void TcpEngine::run() {
+  uint32_t seen = drives_.load(std::memory_order_relaxed) - 1;
+  while (!stop_.load(std::memory_order_acquire)) {
+    const uint32_t drives = drives_.load(std::memory_order_relaxed);
+    const bool theirs = driving_.load(std::memory_order_acquire) > 0 || drives != seen;
+    seen = drives;
+    pollfd entries[2] = {{wake_.fd(), POLLIN, 0}, {poller_.fd(), POLLIN, 0}};
+    int wait_ms = kLookEveryMs;
+    if (!theirs) {
+      const std::lock_guard lock(mutex_);
+      turn();
+      if (!ready_.empty()) continue;
+      asleep_.store(true);
+      if (!board_is_new_.load()) wait_ms = kSleepMs;
+    }
+    (void)::poll(entries, theirs ? 1 : 2, wait_ms);
+    asleep_.store(false);
+    if (entries[0].revents != 0) wake_.clear();
+    // A wake-up means that a drive left something behind.
+    if (entries[0].revents != 0 && driving_.load(std::memory_order_acquire) == 0) {
+      seen = drives_.load(std::memory_order_relaxed);
+    }
+    if (board_is_new_.load(std::memory_order_acquire)) {
+      if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) tell_boards();
+    }
+  }
+}
+
+}  // namespace moeccl::transport::tcp

@@ -1,0 +1,60 @@
+// Moves the bytes of one rank's TCP links: by the thread that drives the rank's operations, between its polls; and,
+// when no thread does, by a thread of its own, which otherwise sleeps. One lock protects links and sockets.
+//
+// Why a thread at all: a rank that computes must still take what peers put, or they would wait for it, and must send
+// the rest of what it put. Why not only the thread: a signal would cost two more context switches (docs/decisions.md).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "src/driver/poller.h"
+#include "src/driver/process.h"
+#include "transport/tcp/tcp_link.h"
+
+namespace moeccl::transport::tcp {
+
+class TcpEngine final : public Engine {
+ public:
+  static Result<std::unique_ptr<TcpEngine>> create();
+  // Says to the peers what they do not know yet, as far as the sockets take it within a second, and closes. The links
+  // are of no use afterwards, and must be destroyed later.
+  ~TcpEngine() override;
+
+  // Before start(); the caller owns the link.
+  Result<std::unique_ptr<TcpLink>> add(const LocalMemory& own, TcpPeer peer);
+  // Starts the thread. The rank's memory stays where it is until the engine is destroyed.
+  Status start();
+
+  void begin() override;
+  void end() override;
+  void progress() override;
+  void board_changed(bool now) override;
+
+ private:
+  friend class TcpLink;
+  TcpEngine(driver::Poller poller, driver::WakeUp wake) : poller_(std::move(poller)), wake_(std::move(wake)) {}
+
+  void run();          // the thread
+  void turn();         // under the lock: events, then every link that can go on
+  void tell_boards();  // under the lock
+  void queue(TcpLink& link);
+  bool unsent() const;
+
+  std::mutex mutex_;
+  driver::Poller poller_;
+  driver::WakeUp wake_;
+  std::vector<TcpLink*> links_;
+  std::vector<TcpLink*> ready_, turn_of_;  // links that can go on without a new event; each once (TcpLink::queued_)
+  std::atomic<int> driving_{0};
+  std::atomic<uint32_t> drives_{0};  // counts begin()
+  std::atomic<bool> board_is_new_{false}, stop_{false};
+  std::atomic<bool> asleep_{false};  // the thread waits for sockets alone
+  driver::ForkGuard process_;
+  std::thread thread_;
+};
+
+}  // namespace moeccl::transport::tcp

@@ -1,0 +1,401 @@
+#include "transport/tcp/tcp_link.h"
+
+#include <algorithm>
+
+#include "transport/tcp/tcp_engine.h"
+
+namespace moeccl::transport::tcp {
+namespace {
+
+// Up to here a put is copied, so that it and its signal are one packet and one system call.
+constexpr size_t kCopied = 8 << 10;
+// With several streams puts are cut: small enough to keep all of them busy, large enough to cost few system calls.
+constexpr size_t kPiece = 128 << 10;
+// Bytes that one link may take before others have their turn.
+constexpr size_t kTurnBytes = 1 << 20;
+
+Status protocol_error(uint32_t rank, const char* what) {
+  return error(moecclRemoteError, "rank {} sent {}: do all ranks run the same MoECCL?", rank, what);
+}
+
+}  // namespace
+
+TcpLink::TcpLink(const LocalMemory& own, TcpPeer peer, TcpEngine& engine)
+    : own_(own), peer_(std::move(peer)), engine_(engine), board_(std::make_unique<Board>()) {
+  // Value-initialised: all words are 0, as in a new segment.
+}
+
+Status TcpLink::read(uint64_t, void*, size_t) {
+  return error(moecclInternalError, "rank {}'s memory cannot be read over TCP", peer_.rank);
+}
+
+void TcpLink::lose(const Status& why) {
+  if (down_) return;
+  down_ = true;
+  down_text_ = why.message();
+  put_.active = false;
+  // Not closed here: the poller still knows the descriptors, and their numbers must not go to others.
+}
+
+Status TcpLink::check_peer() {
+  const std::lock_guard lock(engine_.mutex_);
+  if (!down_) return {};
+  const auto state = static_cast<RankState>(board_->health.state.load(std::memory_order_acquire));
+  if (state != RankState::kRunning) return {};  // its own word says more
+  return error(moecclRemoteError, "lost the connection to rank {} at {}: {}", peer_.rank, peer_.where, down_text_);
+}
+
+// The stream for the next piece: of those with nothing open, the one that has carried least for its weight.
+size_t TcpLink::next_stream() const {
+  size_t best = peer_.streams.size();
+  for (size_t i = 0; i < peer_.streams.size(); ++i) {
+    const Stream& s = peer_.streams[i];
+    if (s.full || s.room() < sizeof(FrameHead)) continue;
+    const auto carried = [](const Stream& x) { return static_cast<double>(x.put_bytes_sent) / x.weight(); };
+    if (best == peer_.streams.size() || carried(s) < carried(peer_.streams[best])) best = i;
+  }
+  return best;
+}
+
+// Gives pieces to streams until none is free. False when the link broke.
+bool TcpLink::assign_pieces(size_t* moved) {
+  const bool one = peer_.streams.size() == 1;
+  while (put_.assigned < put_.bytes) {
+    const size_t i = next_stream();
+    if (i == peer_.streams.size()) break;
+    Stream& s = peer_.streams[i];
+    const size_t n = std::min(put_.bytes - put_.assigned, one ? kMaxPutBytes : kPiece);
+    const FrameHead head{static_cast<uint8_t>(FrameType::kPut), 0, 0, static_cast<uint32_t>(n),
+                         put_.offset + put_.assigned};
+    s.append(&head, sizeof(head));
+    s.open_payload(put_.src + put_.assigned, n);
+    s.put_bytes_sent += n;
+    put_.assigned += n;
+    const Result<size_t> sent = s.flush();
+    if (!sent.ok()) {
+      lose(sent.status());
+      return false;
+    }
+    *moved += *sent;
+  }
+  return true;
+}
+
+Result<PutState> TcpLink::put(uint64_t offset, const void* src, size_t bytes) {
+  const std::lock_guard lock(engine_.mutex_);
+  // A put to a rank that is gone is lost; whoever needs that rank asks check_peer().
+  if (down_ || bytes == 0) return PutState::kDone;
+  if (!put_.active) {
+    if (own_.board->health.state.load(std::memory_order_relaxed) != 0) return PutState::kDone;
+    Stream& s = peer_.streams[0];
+    if (bytes <= kCopied) {
+      const FrameHead head{static_cast<uint8_t>(FrameType::kPut), 0, 0, static_cast<uint32_t>(bytes), offset};
+      if (s.room() < sizeof(head) + bytes + kMaxSmallFrame) {
+        flush(0);
+        if (s.room() < sizeof(head) + bytes) return PutState::kFull;
+      }
+      s.append(&head, sizeof(head));
+      s.append(src, bytes);
+      s.put_bytes_sent += bytes;
+      engine_.queue(*this);
+      return PutState::kDone;
+    }
+    put_ = {offset, static_cast<const std::byte*>(src), bytes, 0, true};
+  } else if (put_.offset != offset || put_.src != src || put_.bytes != bytes) {
+    return PutState::kFull;
+  }
+  size_t moved = 0;
+  for (size_t i = 0; i < peer_.streams.size() && !down_; ++i) {
+    Stream& s = peer_.streams[i];
+    if (s.full || !s.has_output()) continue;
+    const Result<size_t> sent = s.flush();
+    if (!sent.ok()) {
+      lose(sent.status());
+    } else {
+      moved += *sent;
+    }
+  }
+  if (down_ || !assign_pieces(&moved)) return PutState::kDone;
+  const bool open =
+      std::any_of(peer_.streams.begin(), peer_.streams.end(), [](const Stream& s) { return s.payload_left() > 0; });
+  if (!open && put_.assigned == put_.bytes) {
+    put_.active = false;
+    send_small();  // signals of other lanes that had to wait for the end of this put
+    return PutState::kDone;
+  }
+  return moved > 0 ? PutState::kMoved : PutState::kFull;
+}
+
+Status TcpLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
+  const std::lock_guard lock(engine_.mutex_);
+  if (down_) return {};
+  words_[sig] = static_cast<uint64_t>(tag) << 32 | number;
+  new_words_ |= 1u << sig;
+  for (size_t i = 0; i < peer_.streams.size(); ++i) marks_[i] = peer_.streams[i].put_bytes_sent;
+  send_small();
+  return {};
+}
+
+void TcpLink::flush(size_t stream) {
+  Stream& s = peer_.streams[stream];
+  if (down_ || s.full || !s.has_output()) return;
+  // An open payload is the caller's: only put() sends of it, and abandon_puts() after its end.
+  if (s.payload_left() > 0 && put_.active) return;
+  const Result<size_t> sent = s.flush();
+  if (!sent.ok()) lose(sent.status());
+}
+
+bool TcpLink::board_is_new() const {
+  const Board& b = *own_.board;
+  if (b.health.state.load(std::memory_order_acquire) != told_state_) return true;
+  if (b.progress.completed.load(std::memory_order_acquire) != told_completed_) return true;
+  for (const Entry& e : b.entries) {
+    if (e.seq.load(std::memory_order_acquire) > told_entry_) return true;
+  }
+  return false;
+}
+
+void TcpLink::append_board() {
+  const Board& b = *own_.board;
+  std::byte frame[kMaxSmallFrame];
+  size_t n = sizeof(FrameHead);
+  const auto add = [&](const auto& value) {
+    std::memcpy(frame + n, &value, sizeof(value));
+    n += sizeof(value);
+  };
+  FrameHead head{static_cast<uint8_t>(FrameType::kBoard), 0, 0, 0, 0};
+  // The state is read first: with a failure goes everything that was finished before it.
+  const uint32_t state = b.health.state.load(std::memory_order_acquire);
+  const uint64_t completed = b.progress.completed.load(std::memory_order_acquire);
+  add(completed);
+  told_completed_ = completed;
+  // Entries in their order; one that is being written now goes with the next frame.
+  uint64_t newest = told_entry_;
+  for (const Entry& e : b.entries) newest = std::max(newest, e.seq.load(std::memory_order_acquire));
+  const uint64_t first = std::max(told_entry_ + 1, newest >= kEntries ? newest - kEntries + 1 : 1);
+  for (uint64_t seq = first; seq <= newest; ++seq) {
+    const Entry& e = b.entries[seq % kEntries];
+    if (e.seq.load(std::memory_order_acquire) != seq) continue;
+    const auto word = [](const std::atomic<uint64_t>& w) { return w.load(std::memory_order_relaxed); };
+    const BlockWord& block = own_.blocks[seq % 2][peer_.rank];
+    const WireEntry entry{seq,
+                          word(e.signature),
+                          word(e.count),
+                          word(e.plan),
+                          word(e.input),
+                          word(e.output),
+                          word(e.max_block),
+                          word(e.history),
+                          word(block.count),
+                          word(block.displacement)};
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (e.seq.load(std::memory_order_relaxed) != seq) continue;
+    add(entry);
+    ++head.n;
+    told_entry_ = seq;
+  }
+  if (state != told_state_) {
+    WireHealth health{state, b.health.code.load(std::memory_order_relaxed), {}};
+    for (size_t i = 0; i < kFailureText / 8; ++i) {
+      const uint64_t word = b.health.text[i].load(std::memory_order_relaxed);
+      std::memcpy(health.text + 8 * i, &word, 8);
+    }
+    add(health);
+    head.parts |= kHealth;
+    told_state_ = state;
+  }
+  head.bytes = static_cast<uint32_t>(n - sizeof(FrameHead));
+  std::memcpy(frame, &head, sizeof(head));
+  peer_.streams[0].append(frame, n);
+}
+
+void TcpLink::append_signals() {
+  std::byte frame[kMaxSmallFrame];
+  size_t n = sizeof(FrameHead);
+  const auto add = [&](const auto& value) {
+    std::memcpy(frame + n, &value, sizeof(value));
+    n += sizeof(value);
+  };
+  FrameHead head{static_cast<uint8_t>(FrameType::kSignals), 0, 0, 0, 0};
+  for (size_t i = 0; i < peer_.streams.size(); ++i) add(marks_[i]);
+  for (uint32_t sig = 0; sig < kSigsPerPeer; ++sig) {
+    if ((new_words_ >> sig & 1u) == 0) continue;
+    add(WireSignal{sig, words_[sig]});
+    ++head.n;
+  }
+  new_words_ = 0;
+  head.bytes = static_cast<uint32_t>(n - sizeof(FrameHead));
+  std::memcpy(frame, &head, sizeof(head));
+  peer_.streams[0].append(frame, n);
+}
+
+// A signal takes the board with it: whoever sees it can compare what both ranks run.
+void TcpLink::send_small() {
+  if (down_) return;
+  Stream& s = peer_.streams[0];
+  const bool board = new_words_ != 0 || board_waits_;
+  if (board && board_is_new()) {
+    if (s.room() < kMaxSmallFrame) flush(0);
+    if (s.room() < kMaxSmallFrame) return;  // its turn comes with the socket's event, or with the end of the put
+    append_board();
+  }
+  board_waits_ = false;
+  if (new_words_ != 0) {
+    if (s.room() < kMaxSmallFrame) flush(0);
+    if (s.room() < kMaxSmallFrame) return;
+    append_signals();
+  }
+  flush(0);
+}
+
+void TcpLink::abandon_puts() {
+  if (!put_.active) return;
+  put_.active = false;
+  for (Stream& s : peer_.streams) s.abandon_payload();
+}
+
+bool TcpLink::wants_turn() const {
+  if (down_) return false;
+  for (const Stream& s : peer_.streams) {
+    if (s.readable && !s.stalled) return true;
+  }
+  const Stream& s = peer_.streams[0];
+  return !s.full && s.payload_left() == 0 && (new_words_ != 0 || board_waits_ || s.has_output());
+}
+
+void TcpLink::receive(size_t stream) {
+  Stream& s = peer_.streams[stream];
+  size_t taken = 0;
+  while (!down_ && s.readable && !s.stalled && taken < kTurnBytes) {
+    bool ended = false;
+    const std::span<std::byte> to(s.put_to, s.put_left);
+    const Result<size_t> came = s.receive(to, &ended);
+    if (!came.ok()) return lose(came.status());
+    if (ended) return lose(error(moecclRemoteError, "it was closed by the other side"));
+    taken += *came;
+    const size_t in_place = std::min<size_t>(*came, to.size());
+    s.put_to += in_place;
+    s.put_left -= in_place;
+    s.put_bytes_received += in_place;
+    if (Status st = parse(stream); !st.ok()) return lose(st);
+  }
+  // Signals that wait for this stream's bytes.
+  if (stream > 0 && taken > 0 && peer_.streams[0].stalled) {
+    peer_.streams[0].stalled = false;
+    if (Status st = parse(0); !st.ok()) lose(st);
+  }
+}
+
+Status TcpLink::parse(size_t stream) {
+  Stream& s = peer_.streams[stream];
+  for (;;) {
+    std::span<const std::byte> in = s.arrived();
+    if (s.put_left > 0) {
+      const size_t n = std::min<size_t>(s.put_left, in.size());
+      if (n > 0) std::memcpy(s.put_to, in.data(), n);
+      s.put_to += n;
+      s.put_left -= n;
+      s.put_bytes_received += n;
+      s.consume(n);
+      if (s.put_left > 0) return {};
+      continue;
+    }
+    FrameHead head;
+    if (in.size() < sizeof(head)) return {};
+    std::memcpy(&head, in.data(), sizeof(head));
+    in = in.subspan(sizeof(head));
+    if (head.type == static_cast<uint8_t>(FrameType::kPut)) {
+      MOECCL_TRY(begin_put(s, head));
+      s.consume(sizeof(head));
+      continue;
+    }
+    if (stream != 0 || head.bytes > kMaxSmallFrame - sizeof(head)) {
+      return protocol_error(peer_.rank, "a frame that it must not send");
+    }
+    if (in.size() < head.bytes) return {};
+    in = in.first(head.bytes);
+    if (head.type == static_cast<uint8_t>(FrameType::kSignals)) {
+      MOECCL_TRY(take_signals(s, head, in, &s.stalled));
+      if (s.stalled) return {};
+    } else if (head.type == static_cast<uint8_t>(FrameType::kBoard)) {
+      MOECCL_TRY(take_board(head, in));
+    } else {
+      return protocol_error(peer_.rank, "a frame of an unknown type");
+    }
+    s.consume(sizeof(head) + head.bytes);
+  }
+}
+
+Status TcpLink::begin_put(Stream& s, const FrameHead& head) {
+  if (head.bytes == 0 || head.offset > own_.staging_bytes || head.bytes > own_.staging_bytes - head.offset) {
+    return protocol_error(peer_.rank, "a put outside of the staging");
+  }
+  s.put_to = own_.staging + head.offset;
+  s.put_left = head.bytes;
+  return {};
+}
+
+Status TcpLink::take_signals(Stream& s, const FrameHead& head, std::span<const std::byte> payload, bool* stalled) {
+  const size_t marks = peer_.streams.size() * sizeof(uint64_t);
+  if (payload.size() != marks + head.n * sizeof(WireSignal)) return protocol_error(peer_.rank, "a bad signal frame");
+  for (size_t i = 0; i < peer_.streams.size(); ++i) {
+    uint64_t mark = 0;
+    std::memcpy(&mark, payload.data() + i * sizeof(mark), sizeof(mark));
+    // On its own stream the puts before it have arrived; a mark beyond them would be waited for for ever.
+    if (&peer_.streams[i] == &s && mark > s.put_bytes_received) return protocol_error(peer_.rank, "a bad signal frame");
+    if (peer_.streams[i].put_bytes_received < mark) {
+      *stalled = true;
+      return {};
+    }
+  }
+  for (size_t i = 0; i < head.n; ++i) {
+    WireSignal signal;
+    std::memcpy(&signal, payload.data() + marks + i * sizeof(signal), sizeof(signal));
+    if (signal.sig >= kSigsPerPeer) return protocol_error(peer_.rank, "a signal of an unknown number");
+    // Release: pairs with the acquire load of `word` in exec::Wait; puts that came before it are visible there.
+    own_.signals[size_t{peer_.rank} * kSigsPerPeer + signal.sig].word.store(signal.word, std::memory_order_release);
+  }
+  return {};
+}
+
+Status TcpLink::take_board(const FrameHead& head, std::span<const std::byte> payload) {
+  const bool with_health = (head.parts & kHealth) != 0;
+  const size_t expected = sizeof(uint64_t) + head.n * sizeof(WireEntry) + (with_health ? sizeof(WireHealth) : 0);
+  if (head.n > kEntries || payload.size() != expected) return protocol_error(peer_.rank, "a bad board frame");
+  const std::byte* at = payload.data();
+  uint64_t completed = 0;
+  std::memcpy(&completed, at, sizeof(completed));
+  at += sizeof(completed);
+  for (size_t i = 0; i < head.n; ++i, at += sizeof(WireEntry)) {
+    WireEntry in;
+    std::memcpy(&in, at, sizeof(in));
+    blocks_[in.seq % 2].count.store(in.block_count, std::memory_order_relaxed);
+    blocks_[in.seq % 2].displacement.store(in.block_displacement, std::memory_order_relaxed);
+    Entry& e = board_->entries[in.seq % kEntries];
+    e.signature.store(in.signature, std::memory_order_relaxed);
+    e.count.store(in.count, std::memory_order_relaxed);
+    e.plan.store(in.plan, std::memory_order_relaxed);
+    e.input.store(in.input, std::memory_order_relaxed);
+    e.output.store(in.output, std::memory_order_relaxed);
+    e.max_block.store(in.max_block, std::memory_order_relaxed);
+    e.history.store(in.history, std::memory_order_relaxed);
+    // Release: pairs with the acquire loads of `seq` in exec::Execution.
+    e.seq.store(in.seq, std::memory_order_release);
+  }
+  // Release: pairs with the acquire in exec::Execution::enter().
+  board_->progress.completed.store(completed, std::memory_order_release);
+  if (!with_health) return {};
+  WireHealth health;
+  std::memcpy(&health, at, sizeof(health));
+  for (size_t i = 0; i < kFailureText / 8; ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, health.text + 8 * i, 8);
+    board_->health.text[i].store(word, std::memory_order_relaxed);
+  }
+  board_->health.code.store(health.code, std::memory_order_relaxed);
+  // Pairs with the acquire load in exec::check_peer_state(): code and sentence are visible there.
+  board_->health.state.store(health.state, std::memory_order_seq_cst);
+  return {};
+}
+
+}  // namespace moeccl::transport::tcp

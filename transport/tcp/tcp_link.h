@@ -1,0 +1,100 @@
+// A link to a rank on another host: several connections, a copy of the peer's board, and what waits to be sent.
+//
+// Puts go from the caller's memory to the sockets, as far as these take them; small ones through a buffer, so that they
+// leave in one packet with their signal. Signals and the board are state, not a queue: what was not sent yet is
+// overwritten by what is newer. So nothing here grows, however slow the peer is.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/tcp/stream.h"
+#include "transport/tcp/wire.h"
+#include "transport/transport.h"
+
+namespace moeccl::transport::tcp {
+
+class TcpEngine;
+
+// This rank's memory as far as frames of peers reach it.
+struct LocalMemory {
+  uint32_t rank = 0;
+  Board* board = nullptr;
+  SignalLine* signals = nullptr;                    // [n_ranks * kSigsPerPeer]
+  const BlockWord* blocks[2] = {nullptr, nullptr};  // own AllToAllv rows [n_ranks], by parity of the operation
+  std::byte* staging = nullptr;                     // and message slots behind it
+  uint64_t staging_bytes = 0;
+};
+
+struct TcpPeer {
+  uint32_t rank = 0;
+  std::string where;  // "10.0.0.2:4711", for messages
+  std::vector<Stream> streams;
+};
+
+class TcpLink final : public Link {
+ public:
+  TcpLink(const LocalMemory& own, TcpPeer peer, TcpEngine& engine);
+
+  const char* name() const override { return "tcp"; }
+  const Board& board() const override { return *board_; }
+  const BlockWord& block(uint64_t seq) const override { return blocks_[seq % 2]; }
+  const Outbox* outbox(uint64_t) const override { return nullptr; }
+  std::byte* staging_view() const override { return nullptr; }
+  std::byte* heap_view() const override { return nullptr; }
+  size_t heap_bytes() const override { return 0; }
+  bool same_process() const override { return false; }
+  bool can_read() const override { return false; }
+  Status read(uint64_t address, void* dst, size_t bytes) override;
+  Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
+  void wrote(size_t) override {}
+  Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
+  SignalLine* signal_line(uint32_t) override { return nullptr; }
+  // A connection that broke while the peer took part; not one that ended when the peer had left.
+  Status check_peer() override;
+
+ private:
+  friend class TcpEngine;
+
+  // All below under the engine's lock.
+  void lose(const Status& why);
+  void send_small();    // signals and the board, if any wait and there is room
+  void append_board();  // what is new of the board
+  void append_signals();
+  bool board_is_new() const;
+  void flush(size_t stream);
+  void abandon_puts();          // sources are not the link's any more: this rank has failed
+  void receive(size_t stream);  // one turn
+  Status parse(size_t stream);
+  Status begin_put(Stream& s, const FrameHead& head);
+  Status take_signals(Stream& s, const FrameHead& head, std::span<const std::byte> payload, bool* stalled);
+  Status take_board(const FrameHead& head, std::span<const std::byte> payload);
+  bool assign_pieces(size_t* moved);
+  size_t next_stream() const;
+  bool wants_turn() const;  // it could go on without a new event
+
+  LocalMemory own_;
+  TcpPeer peer_;
+  TcpEngine& engine_;
+  std::unique_ptr<Board> board_;  // the peer's, as it told us
+  BlockWord blocks_[2];
+
+  struct OpenPut {
+    uint64_t offset = 0;
+    const std::byte* src = nullptr;
+    size_t bytes = 0, assigned = 0;
+    bool active = false;
+  } put_;
+  std::array<uint64_t, kSigsPerPeer> words_ = {};
+  uint32_t new_words_ = 0;                        // bit mask of words_ that wait
+  std::array<uint64_t, kMaxStreams> marks_ = {};  // put bytes on each stream before the newest signal
+  uint64_t told_completed_ = 0, told_entry_ = 0;  // what the peer knows of the own board
+  uint32_t told_state_ = 0;
+  bool board_waits_ = false;  // to be sent as soon as there is room
+  bool down_ = false, queued_ = false;
+  std::string down_text_;
+};
+
+}  // namespace moeccl::transport::tcp

@@ -1,0 +1,64 @@
+// Frames between two ranks, after the handshake. All numbers little-endian. A head, then its payload:
+//
+//   put      `bytes` bytes for `offset` of the receiver's staging; on any stream
+//   signals  for each stream u64: put bytes that went before, then n times {sig u64, word u64}; on stream 0
+//   board    completed u64; n entries with their block word; with kHealth state, code and sentence; on stream 0
+//
+// What a frame announces is checked against the receiver's own bounds before a byte of it is used.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "transport/transport.h"
+
+namespace moeccl::transport::tcp {
+
+static_assert(std::endian::native == std::endian::little, "frames are copied as they are");
+
+inline constexpr uint32_t kMaxStreams = 16;  // to one peer, over all interfaces
+inline constexpr uint16_t kWireVersion = 1;
+
+enum class FrameType : uint8_t { kPut = 1, kSignals = 2, kBoard = 3 };
+inline constexpr uint16_t kHealth = 1;  // FrameHead::parts
+
+struct FrameHead {
+  uint8_t type;
+  uint8_t n;
+  uint16_t parts;
+  uint32_t bytes;  // of the payload
+  uint64_t offset;
+};
+static_assert(sizeof(FrameHead) == 16);
+
+struct WireSignal {
+  uint64_t sig, word;
+};
+struct WireEntry {
+  uint64_t seq, signature, count, plan, input, output, max_block, history;
+  uint64_t block_count, block_displacement;
+};
+static_assert(sizeof(WireEntry) == 80);
+struct WireHealth {
+  uint32_t state, code;
+  char text[kFailureText];
+};
+static_assert(sizeof(WireHealth) == 8 + kFailureText);
+
+inline constexpr size_t kMaxPutBytes = size_t{1} << 30;  // of one frame; longer puts are several
+inline constexpr size_t kMaxSmallFrame =
+    sizeof(FrameHead) + sizeof(uint64_t) + kEntries * sizeof(WireEntry) + sizeof(WireHealth) + kMaxStreams * 8;
+static_assert(kMaxSmallFrame >= sizeof(FrameHead) + kMaxStreams * 8 + kSigsPerPeer * sizeof(WireSignal));
+
+// What a client says on each of its connections once it is authenticated, in a sealed control frame.
+struct StreamGreeting {
+  uint16_t wire_version;
+  uint16_t stream, n_streams;
+  uint16_t reserved;
+  uint64_t mbit_per_s;  // of the slower of the two interfaces
+};
+static_assert(sizeof(StreamGreeting) == 16);
+inline constexpr uint16_t kGreetingType = 32;  // of the control frame
+
+}  // namespace moeccl::transport::tcp
