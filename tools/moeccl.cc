@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/moeccl_simulate.h"
 #include "tools/solve.h"
 
 namespace {
@@ -112,12 +113,14 @@ int main(int argc, char** argv) {
 
   std::function<void()> solve;
   tools::add_solve(app, solve);
+  const CLI::App* simulate = add_simulate(app);
 
   CLI11_PARSE(app, argc, argv);
   if (solve) {
     solve();
     return 0;
   }
+  if (*simulate) return run_simulate();
   if (*version) {
     int number = 0;
     if (moecclGetVersion(&number) != moecclSuccess) return fail("version");

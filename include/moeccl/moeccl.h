@@ -6,6 +6,8 @@
 #include <moeccl/comm.h>
 #include <moeccl/moe.h>
 #include <moeccl/plan.h>
+#include <moeccl/profile.h>
+#include <moeccl/simulate.h>
 #include <moeccl/solve.h>
 #include <moeccl/types.h>
 #include <moeccl/version.h>

@@ -44,6 +44,7 @@ Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t
   const algo::Algorithm* a = algo::find(op, l.cached->choice.algorithm);
   l.plan = algo::build_all(*a, c.selector().shape_of(key, false), c.tree());
   l.cost = plan::price(l.plan, c.tree(), c.selector().profile());
+  if (const double ns = c.selector().measured_ns(*a, l.plan.shape); ns > 0) l.cost.total_ns = ns;
   return l;
 }
 

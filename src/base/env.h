@@ -25,6 +25,11 @@ struct Env {
   LogLevel log_level = LogLevel::kWarn;
   // MOECCL_PLAN: forces algorithms; the planner says what it accepts. Empty: the cheapest.
   std::string plan;
+  // MOECCL_PROFILE: a profile file, the same on all ranks (docs/calibration.md). Empty: none.
+  std::string profile;
+  // MOECCL_CALIBRATE: milliseconds that a communicator's first use may spend on measuring plans; the result is cached.
+  // 0: never.
+  int64_t calibrate_ms = 0;
   // MOECCL_KERNELS: forces a table of host kernels by name. Empty: the fastest that this machine runs.
   std::string kernels;
   // MOECCL_TOPOLOGY: a synthetic topology or a file. Empty: discovered.

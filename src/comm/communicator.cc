@@ -4,6 +4,7 @@
 
 #include "src/base/env.h"
 #include "src/base/log.h"
+#include "src/comm/calibrate.h"
 
 namespace moeccl::comm {
 
@@ -19,6 +20,7 @@ Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& i
   }
   std::unique_ptr<Communicator> c(new Communicator(std::move(m)));
   MOECCL_TRY(c->selector_->force_from_text(c->config_.plan));
+  MOECCL_TRY(profile_at_init(*c));
   return c;
 }
 
@@ -61,18 +63,35 @@ Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bo
     MOECCL_ASSIGN_OR_RETURN(made, selector_->get(key));
     found = &made;
   }
-  CachedPlan& cached = **found;
-  op.choice = cached.choice;
-  op.if_reachable = cached.asks_reach ? &cached.choice_if_reachable : nullptr;
-  op.for_rest = cached.has_rest ? &cached.choice_for_rest : nullptr;
-  op.eager = cached.eager;
-  op.signature.plan = cached.signature;
+  attach(op, *found, root, scaled);
+  return {};
+}
+
+void Communicator::attach(exec::Operation& op, const std::shared_ptr<CachedPlan>& cached, uint32_t root,
+                          bool scaled) const {
+  op.choice = cached->choice;
+  op.if_reachable = cached->asks_reach ? &cached->choice_if_reachable : nullptr;
+  op.for_rest = cached->has_rest ? &cached->choice_for_rest : nullptr;
+  op.eager = cached->eager;
+  op.signature.plan = cached->signature;
   op.signature.root = root;
   op.binding.count = op.signature.count;
   op.scaled = scaled;
-  op.measured = &cached.measured;
-  if (op.keep != *found) op.keep = *found;
-  return {};
+  op.measured = &cached->measured;
+  if (op.keep != cached) op.keep = cached;
+}
+
+Status Communicator::run_message(const exec::Message& message) {
+  MOECCL_TRY(wait_turn(take_ticket()));
+  Status status = usable();
+  if (status.ok()) {
+    exec::MessageTask one(*fabric_, message, nullptr);
+    exec::Task* task = &one;
+    status = exec::drive({&task, 1});
+  }
+  if (!status.ok()) set_last_error(status.message());
+  end_turn();
+  return status;
 }
 
 Status Communicator::run(const exec::Operation& op) {

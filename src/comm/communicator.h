@@ -43,6 +43,7 @@ class Communicator {
   const Config& config() const { return config_; }
   exec::Fabric& fabric() { return *fabric_; }
   Selector& selector() { return *selector_; }
+  const Selector& selector() const { return *selector_; }
   const plan::LevelTree& tree() const { return selector_->tree(); }
   bool paced() const { return config_.pace; }
   // Where ranks on other hosts reach this one; empty: all ranks are on this host.
@@ -74,6 +75,10 @@ class Communicator {
     bool own_;
     std::optional<exec::Operation> fresh_;
   };
+  // The same with a plan that is at hand.
+  void attach(exec::Operation& op, const std::shared_ptr<CachedPlan>& cached, uint32_t root, bool scaled) const;
+  // Sends or receives in its turn.
+  Status run_message(const exec::Message& message);
   // Runs a prepared operation on this thread, when its turn has come.
   Status run(const exec::Operation& op);
   // Waits for the ticket's turn, runs, keeps the sentence of a failure, and gives the turn on.

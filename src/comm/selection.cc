@@ -112,11 +112,57 @@ std::vector<Candidate> Selector::candidates(const plan::Shape& shape) const {
   std::vector<Candidate> out;
   for (const algo::Algorithm& a : algo::algorithms()) {
     if (a.op != shape.op) continue;
-    Candidate c{&a, a.applies(shape, tree_), 0};
-    if (c.applies.ok()) c.predicted_ns = plan::price(algo::build_all(a, shape, tree_), tree_, profile_).total_ns;
+    Candidate c{&a, a.applies(shape, tree_), 0, false};
+    if (c.applies.ok()) {
+      c.predicted_ns = measured_ns(a, shape);
+      c.measured = c.predicted_ns > 0;
+      if (!c.measured) c.predicted_ns = plan::price(algo::build_all(a, shape, tree_), tree_, profile_).total_ns;
+    }
     out.push_back(std::move(c));
   }
   return out;
+}
+
+double Selector::measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const {
+  if (!has_plan_fits_ || shape.deterministic || shape.scaled) return 0;
+  const plan::PlanFit* fit =
+      profile_.find_plan(shape.op, a.name, plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
+  return fit == nullptr ? 0 : fit->correction * fit->curve.at(static_cast<double>(shape.count * shape.element_bytes));
+}
+
+std::shared_ptr<CachedPlan> Selector::build_named(const PlanKey& key, const algo::Algorithm& a, bool reachable) const {
+  auto made = std::make_shared<CachedPlan>();
+  const auto build_one = [&](const plan::Shape& shape, const algo::Algorithm& which, plan::Plan& built,
+                             exec::Choice& choice) {
+    built = algo::build_for(which, shape, tree_, rank_);
+    choice = {&built.programs.back(), built.chunking, which.name, built.hash};
+  };
+  const plan::Shape ordinary = shape_of(key, false);
+  if (reachable && !a.applies(ordinary, tree_).ok()) {
+    // As get() has it: the question is asked, and answered yes where all buffers are in the heap.
+    for (const algo::Algorithm& other : algo::algorithms()) {
+      if (other.op != key.op || !other.applies(ordinary, tree_).ok()) continue;
+      build_one(ordinary, other, made->staged, made->choice);
+      break;
+    }
+    build_one(shape_of(key, true), a, made->reachable, made->choice_if_reachable);
+    made->asks_reach = true;
+    made->signature = hash_combine(made->choice.plan_hash, made->choice_if_reachable.plan_hash);
+    return made;
+  }
+  build_one(ordinary, a, made->staged, made->choice);
+  made->signature = made->choice.plan_hash;
+  return made;
+}
+
+void Selector::set_profile(const plan::Profile& profile) {
+  const uint32_t cores = profile_.cores;
+  profile_ = profile;
+  profile_.cores = cores;  // this communicator's
+  has_plan_fits_ = !profile_.plans.empty() && profile_.n_ranks == tree_.n_ranks && profile_.tree_hash == tree_.hash();
+  plans_.clear();
+  choices_.clear();
+  last_ = nullptr;
 }
 
 Result<const algo::Algorithm*> Selector::choose(const plan::Shape& shape) {
@@ -127,13 +173,19 @@ Result<const algo::Algorithm*> Selector::choose(const plan::Shape& shape) {
     log(LogLevel::kInfo, "forced algorithm {} does not apply to {} of {} elements: {}", a->name,
         exec::op_name(shape.op), shape.count, applies.message());
   }
-  const uint64_t h = class_hash(shape);
+  // A measured choice costs little, and is made for the very size.
+  const uint64_t h = has_plan_fits_ ? hash_combine(class_hash(shape), shape.count) : class_hash(shape);
   if (const auto it = choices_.find(h); it != choices_.end() && it->second->applies(shape, tree_).ok())
     return it->second;
   const algo::Algorithm* best = nullptr;
   double best_ns = 0;
   std::string reasons;
-  for (const Candidate& c : candidates(shape)) {
+  const std::vector<Candidate> all = candidates(shape);
+  // Prices and measurements are not compared with each other.
+  const bool measured =
+      std::any_of(all.begin(), all.end(), [](const Candidate& c) { return c.applies.ok() && c.measured; });
+  for (const Candidate& c : all) {
+    if (c.applies.ok() && measured && !c.measured) continue;
     if (!c.applies.ok()) {
       reasons += format(" {}: {};", c.algorithm->name, c.applies.message());
     } else if (best == nullptr || c.predicted_ns < best_ns) {

@@ -17,6 +17,7 @@ struct Candidate {
   const algo::Algorithm* algorithm;
   Status applies;           // why not, when it does not
   double predicted_ns = 0;  // when it applies
+  bool measured = false;    // by calibration on this communicator's shape, not priced
 };
 
 // What a call asks for; everything that decides a plan and that all ranks know alike.
@@ -57,6 +58,13 @@ class Selector {
   }
   plan::Shape shape_of(const PlanKey& key, bool reachable) const;
   std::vector<Candidate> candidates(const plan::Shape& shape) const;
+  // What calibration measured for this plan, interpolated; 0 when it did not.
+  double measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const;
+  // One algorithm's plan, which applies, outside the cache.
+  std::shared_ptr<CachedPlan> build_named(const PlanKey& key, const algo::Algorithm& a, bool reachable) const;
+  // The same on all ranks, between the same operations. Forgets all plans.
+  void set_profile(const plan::Profile& profile);
+  bool asks_reach() const { return heap_reach_; }
   const plan::LevelTree& tree() const { return tree_; }
   const plan::Profile& profile() const { return profile_; }
   // The forced algorithm for MoE operations; empty: none.
@@ -74,6 +82,7 @@ class Selector {
   bool deterministic_;
   uint64_t staging_bytes_;
   plan::Profile profile_;
+  bool has_plan_fits_ = false;  // the profile's plans were measured on this topology and number of ranks
   std::string forced_[MOECCL_NUM_OPS];
 
   PlanKey last_key_{};

@@ -3,15 +3,55 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "moeccl/plan.h"
 #include "src/plan/levels.h"
 
 namespace moeccl::plan {
 
+// HierMoE's performance model (Fig. 9, Eq. 1-5): an AlltoAll of its own alpha and beta for each way in which ranks
+// meet. LinkCost holds 1/beta, in bytes of one rank per nanosecond.
+struct AllToAllCosts {
+  LinkCost standard;                   // all ranks
+  std::vector<LinkCost> inter, intra;  // [i]: Inter-level-(i+1), Intra-level-(i+1)
+};
+
+// Time over bytes as measured, with the line that fits it best. Where a line does not fit, the points say more: they
+// are MoNTA's efficiency curve r(size) in another form, r = bytes / (time * bytes_per_ns).
+struct Curve {
+  struct Point {
+    double bytes = 0, ns = 0;
+  };
+  LinkCost line;
+  double r2 = 0;
+  std::vector<Point> points;  // bytes ascending; times positive
+
+  bool known() const { return !points.empty(); }
+  // Between points straight in log-log; below the first its time, beyond the last at the pace of the last two.
+  double at(double bytes) const;
+};
+
+// A level of the topology as calibration found it: bytes put by one rank to another, until they are visible there.
+struct LevelFit {
+  std::string name;
+  Curve curve;
+};
+
+// What a whole plan took, slowest rank's median, over bytes of its block (count x element).
+struct PlanFit {
+  moecclOp_t op = moecclOpAllReduce;
+  std::string algorithm;
+  uint8_t reach = 0;  // reach_bits() of the shape
+  Curve curve;
+  double correction = 1;  // learnt at run time, see correct_profile()
+};
+
 struct Profile {
   // Per level of the tree, outermost first; overrides the tree's own LinkCost. Shorter, or without figures: the tree's.
   std::vector<LinkCost> links;
+  AllToAllCosts all_to_all;  // empty: not known
 
   // One core, bytes copied. Beyond the cache; with stores past the cache; with everything in the cache. One memcpy of
   // 64 MiB runs at 8.7 GB/s, non-temporal at 17.7 GB/s.
@@ -37,6 +77,20 @@ struct Profile {
   uint32_t cores = 2;       // of a host; ranks share them when there are more
   // Ranks of one group of this level share a host. Below 0: all ranks do, as when one machine stands for a cluster.
   int host_level = -1;
+
+  // What calibration measured, on `n_ranks` ranks of the topology `tree_hash`; elsewhere `plans` says nothing. Both may
+  // be empty.
+  uint32_t n_ranks = 0;
+  uint64_t tree_hash = 0;
+  std::vector<LevelFit> levels;
+  std::vector<PlanFit> plans;
+
+  // Null when it was not measured.
+  const PlanFit* find_plan(moecclOp_t op, const std::string& algorithm, uint8_t reach) const;
+  // A number that differs when profiles differ in anything that a price depends on.
+  uint64_t hash() const;
 };
+
+uint8_t reach_bits(bool staging, bool views, bool reads);
 
 }  // namespace moeccl::plan

@@ -1,0 +1,33 @@
+// Measures what plans and links cost, through the communicator's own executor and links, and gives all ranks the same
+// profile.
+#pragma once
+
+#include <string>
+
+#include "src/comm/communicator.h"
+
+namespace moeccl::comm {
+
+struct CalibrateOptions {
+  double budget_ms = 20'000;       // no measurement begins after it, on rank 0's clock
+  uint64_t max_bytes = 16u << 20;  // of the larger of an operation's send and receive buffers
+  double batch_ms = 2;             // operations are timed in batches of about this length
+  int n_batches = 5;               // whose median counts
+};
+
+// Collective, blocks. Coarse sizes come first, so that a small budget still covers every algorithm. The profile is the
+// same on all ranks and is not in use yet.
+Result<plan::Profile> calibrate(Communicator& comm, const CalibrateOptions& options);
+
+// Collective: uses `profile` from the next operation on when all ranks give the same one, else moecclMismatch on all,
+// naming two that differ. `why` is this rank's own failure to make one: then all fail.
+Status use_profile(Communicator& comm, const plan::Profile& profile, Status why);
+// Collective: every rank reads its `path`.
+Status load_profile(Communicator& comm, const std::string& path);
+Status save_profile(const Communicator& comm, const std::string& path);
+
+// MOECCL_PROFILE and MOECCL_CALIBRATE at init; does nothing when neither is set. The cache is
+// $XDG_CACHE_HOME/moeccl/<topology hash>-<ranks>.json, else ~/.cache; rank 0's copy is the one that counts.
+Status profile_at_init(Communicator& comm);
+
+}  // namespace moeccl::comm

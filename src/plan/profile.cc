@@ -1,0 +1,86 @@
+#include "src/plan/profile.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "src/base/hash.h"
+
+namespace moeccl::plan {
+
+namespace {
+
+double between(const Curve::Point& a, const Curve::Point& b, double bytes) {
+  const double x = (std::log(bytes) - std::log(a.bytes)) / (std::log(b.bytes) - std::log(a.bytes));
+  return std::exp(std::log(a.ns) + x * (std::log(b.ns) - std::log(a.ns)));
+}
+
+class Hasher {
+ public:
+  void add(double v) { h_ = hash_combine(h_, std::bit_cast<uint64_t>(v)); }
+  void add(uint64_t v) { h_ = hash_combine(h_, v); }
+  void add(const LinkCost& c) { add(c.alpha_ns), add(c.bytes_per_ns); }
+  void add(const std::vector<LinkCost>& all) {
+    add(uint64_t{all.size()});
+    for (const LinkCost& c : all) add(c);
+  }
+  void add(const Curve& c) {
+    add(c.line);
+    add(uint64_t{c.points.size()});
+    for (const Curve::Point& p : c.points) add(p.bytes), add(p.ns);
+  }
+  void add(const std::string& text) { h_ = hash_string(text, h_); }
+  uint64_t value() const { return h_; }
+
+ private:
+  uint64_t h_ = 0;
+};
+
+}  // namespace
+
+double Curve::at(double bytes) const {
+  if (points.empty()) return line.alpha_ns + (line.bytes_per_ns > 0 ? bytes / line.bytes_per_ns : 0);
+  if (bytes <= points.front().bytes || points.size() == 1) return points.front().ns;
+  const Point& last = points.back();
+  const auto above =
+      std::lower_bound(points.begin(), points.end(), bytes, [](const Point& p, double b) { return p.bytes < b; });
+  if (above != points.end()) {
+    const Point& below = *(above - 1);
+    return below.bytes < 1 ? below.ns + (above->ns - below.ns) * bytes / above->bytes : between(below, *above, bytes);
+  }
+  const Point& before = points[points.size() - 2];
+  const double pace = (last.ns - before.ns) / (last.bytes - before.bytes);
+  // Never cheaper than in proportion to half of the last point's time.
+  return last.ns + (bytes - last.bytes) * std::max(pace, 0.5 * last.ns / last.bytes);
+}
+
+const PlanFit* Profile::find_plan(moecclOp_t op, const std::string& algorithm, uint8_t reach) const {
+  for (const PlanFit& p : plans)
+    if (p.op == op && p.reach == reach && p.algorithm == algorithm) return &p;
+  return nullptr;
+}
+
+uint8_t reach_bits(bool staging, bool views, bool reads) {
+  return static_cast<uint8_t>((staging ? 1 : 0) | (views ? 2 : 0) | (reads ? 4 : 0));
+}
+
+uint64_t Profile::hash() const {
+  Hasher h;
+  h.add(links);
+  h.add(all_to_all.standard), h.add(all_to_all.inter), h.add(all_to_all.intra);
+  for (const double v : {copy_bytes_per_ns, stream_bytes_per_ns, cached_copy_bytes_per_ns, reduce_bytes_per_ns,
+                         cached_reduce_bytes_per_ns, read_bytes_per_ns, read_call_ns, host_copy_bytes_per_ns, signal_ns,
+                         step_ns, start_ns, switch_ns})
+    h.add(v);
+  for (const uint64_t v : {cache_bytes, stream_from_bytes, uint64_t{cores}, static_cast<uint64_t>(host_level),
+                           uint64_t{n_ranks}, tree_hash})
+    h.add(v);
+  for (const LevelFit& l : levels) h.add(l.name), h.add(l.curve);
+  for (const PlanFit& p : plans) {
+    h.add(static_cast<uint64_t>(p.op)), h.add(p.algorithm), h.add(uint64_t{p.reach});
+    h.add(p.curve), h.add(p.correction);
+  }
+  return h.value();
+}
+
+}  // namespace moeccl::plan

@@ -1,0 +1,346 @@
+#include "src/plan/profile_file.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "src/plan/json_text.h"
+#include "src/plan/printer.h"
+
+namespace moeccl::plan {
+
+namespace {
+
+constexpr double kMaxFigure = 1e15;  // ns, bytes per ns, bytes
+constexpr size_t kMaxPoints = 1024, kMaxPlans = 4096, kMaxFits = 64;
+
+struct NumberField {
+  const char* name;
+  double Profile::*member;
+  bool positive;  // a rate; else a time, which may be 0
+};
+constexpr NumberField kMachine[] = {
+    {"copy_bytes_per_ns", &Profile::copy_bytes_per_ns, true},
+    {"stream_bytes_per_ns", &Profile::stream_bytes_per_ns, true},
+    {"cached_copy_bytes_per_ns", &Profile::cached_copy_bytes_per_ns, true},
+    {"reduce_bytes_per_ns", &Profile::reduce_bytes_per_ns, true},
+    {"cached_reduce_bytes_per_ns", &Profile::cached_reduce_bytes_per_ns, true},
+    {"read_bytes_per_ns", &Profile::read_bytes_per_ns, true},
+    {"read_call_ns", &Profile::read_call_ns, false},
+    {"host_copy_bytes_per_ns", &Profile::host_copy_bytes_per_ns, true},
+    {"signal_ns", &Profile::signal_ns, false},
+    {"step_ns", &Profile::step_ns, false},
+    {"start_ns", &Profile::start_ns, false},
+    {"switch_ns", &Profile::switch_ns, false},
+};
+
+std::string number_text(double v) {
+  char text[40];
+  const auto [end, code] = std::to_chars(text, text + sizeof(text), v);
+  return code == std::errc() ? std::string(text, end) : "0";
+}
+
+// Only what JSON must have escaped; names and notes are short.
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out + "\"";
+}
+
+std::string link_text(const LinkCost& link) {
+  return format("{{\"alpha_ns\": {}, \"bytes_per_ns\": {}}}", number_text(link.alpha_ns),
+                number_text(link.bytes_per_ns));
+}
+
+std::string curve_text(const Curve& curve) {
+  std::string text =
+      format("\"alpha_ns\": {}, \"bytes_per_ns\": {}, \"r2\": {}, \"points\": [", number_text(curve.line.alpha_ns),
+             number_text(curve.line.bytes_per_ns), number_text(curve.r2));
+  for (size_t i = 0; i < curve.points.size(); ++i)
+    text += format("{}[{}, {}]", i ? ", " : "", number_text(curve.points[i].bytes), number_text(curve.points[i].ns));
+  return text + "]";
+}
+
+class ProfileReader {
+ public:
+  explicit ProfileReader(const std::string& source) : source_(source) {}
+
+  Result<Profile> read(const Json& root) {
+    MOECCL_TRY(expect(root, Json::Kind::kObject, "the profile"));
+    const Json* version = root.find("moeccl_profile");
+    if (version == nullptr) return json_error(source_, root, "no field \"moeccl_profile\": this is not a profile");
+    if (version->kind != Json::Kind::kNumber || version->number != kProfileVersion)
+      return json_error(source_, *version, format("the profile's version must be {}", kProfileVersion));
+    for (const auto& [name, value] : root.fields) MOECCL_TRY(field(name, value));
+    return std::move(p_);
+  }
+
+ private:
+  Status expect(const Json& v, Json::Kind kind, const std::string& what) const {
+    if (v.kind == kind) return {};
+    return json_error(source_, v, format("{} must be {}, not {}", what, json_kind_name(kind), json_kind_name(v.kind)));
+  }
+  Status number(const Json& v, const std::string& what, double least, double* out) const {
+    MOECCL_TRY(expect(v, Json::Kind::kNumber, what));
+    if (!(v.number >= least && v.number <= kMaxFigure))
+      return json_error(source_, v,
+                        format("{} is {}: {} to {} are possible", what, number_text(v.number), number_text(least),
+                               number_text(kMaxFigure)));
+    *out = v.number;
+    return {};
+  }
+  template <class T>
+  Status integer(const Json& v, const std::string& what, double least, double most, T* out) const {
+    MOECCL_TRY(expect(v, Json::Kind::kNumber, what));
+    if (!(v.number >= least && v.number <= most) || v.number != std::floor(v.number))
+      return json_error(source_, v,
+                        format("{} is {}: a whole number from {} to {} is possible", what, number_text(v.number),
+                               number_text(least), number_text(most)));
+    *out = static_cast<T>(v.number);
+    return {};
+  }
+  Status text(const Json& v, const std::string& what, std::string* out) const {
+    MOECCL_TRY(expect(v, Json::Kind::kText, what));
+    *out = v.text;
+    return {};
+  }
+  Status unknown(const std::string& name, const Json& v, const char* known) const {
+    return json_error(source_, v, format("unknown field \"{}\": there are {}", name.substr(0, 64), known));
+  }
+
+  Status field(const std::string& name, const Json& v) {
+    std::string ignored;
+    if (name == "moeccl_profile") return {};
+    if (name == "note" || name == "topology" || name == "units") return text(v, name, &ignored);
+    if (name == "n_ranks") return integer(v, name, 0, kMaxRanks, &p_.n_ranks);
+    if (name == "topology_hash") return hash(v);
+    if (name == "machine") return machine(v);
+    if (name == "levels") return levels(v);
+    if (name == "alltoall") return all_to_all(v);
+    if (name == "plans") return plans(v);
+    return unknown(name, v,
+                   "moeccl_profile, note, units, topology, topology_hash, n_ranks, machine, levels, alltoall, plans");
+  }
+
+  Status hash(const Json& v) {
+    MOECCL_TRY(expect(v, Json::Kind::kText, "topology_hash"));
+    const char* end = v.text.data() + v.text.size();
+    const auto [at, code] = std::from_chars(v.text.data(), end, p_.tree_hash, 16);
+    if (code == std::errc() && at == end) return {};
+    return json_error(source_, v, "topology_hash must be up to 16 hexadecimal digits");
+  }
+
+  Status machine(const Json& v) {
+    MOECCL_TRY(expect(v, Json::Kind::kObject, "machine"));
+    for (const auto& [name, value] : v.fields) {
+      const auto* known =
+          std::find_if(std::begin(kMachine), std::end(kMachine), [&](const NumberField& f) { return name == f.name; });
+      if (known != std::end(kMachine)) {
+        MOECCL_TRY(number(value, name, known->positive ? 1e-9 : 0, &(p_.*(known->member))));
+      } else if (name == "cache_bytes") {
+        MOECCL_TRY(integer(value, name, 0, kMaxFigure, &p_.cache_bytes));
+      } else if (name == "stream_from_bytes") {
+        MOECCL_TRY(integer(value, name, 0, kMaxFigure, &p_.stream_from_bytes));
+      } else if (name == "cores") {
+        MOECCL_TRY(integer(value, name, 1, 1 << 20, &p_.cores));
+      } else if (name == "host_level") {
+        MOECCL_TRY(integer(value, name, -1, 64, &p_.host_level));
+      } else {
+        std::string all;
+        for (const NumberField& f : kMachine) all += format("{}, ", f.name);
+        return unknown(name, value, (all + "cache_bytes, stream_from_bytes, cores, host_level").c_str());
+      }
+    }
+    return {};
+  }
+
+  Status link(const Json& v, const std::string& what, LinkCost* out) {
+    MOECCL_TRY(expect(v, Json::Kind::kObject, what));
+    for (const auto& [name, value] : v.fields) {
+      if (name == "alpha_ns")
+        MOECCL_TRY(number(value, name, 0, &out->alpha_ns));
+      else if (name == "bytes_per_ns")
+        MOECCL_TRY(number(value, name, 0, &out->bytes_per_ns));
+      else
+        return unknown(name, value, "alpha_ns, bytes_per_ns");
+    }
+    return {};
+  }
+
+  // One field of a curve; *taken says whether it was one.
+  Status curve(const std::string& name, const Json& v, Curve* out, bool* taken) {
+    *taken = true;
+    if (name == "alpha_ns") return number(v, name, 0, &out->line.alpha_ns);
+    if (name == "bytes_per_ns") return number(v, name, 0, &out->line.bytes_per_ns);
+    if (name == "r2") {
+      MOECCL_TRY(number(v, name, 0, &out->r2));
+      if (out->r2 > 1) return json_error(source_, v, "r2 is at most 1");
+      return {};
+    }
+    *taken = name == "points";
+    return *taken ? points(v, out) : Status();
+  }
+
+  Status points(const Json& v, Curve* out) {
+    MOECCL_TRY(expect(v, Json::Kind::kList, "points"));
+    if (v.items.size() > kMaxPoints) return json_error(source_, v, format("more than {} points", kMaxPoints));
+    for (const Json& item : v.items) {
+      MOECCL_TRY(expect(item, Json::Kind::kList, "a point"));
+      if (item.items.size() != 2) return json_error(source_, item, "a point is [bytes, ns]");
+      Curve::Point p;
+      MOECCL_TRY(number(item.items[0], "a point's bytes", 0, &p.bytes));
+      MOECCL_TRY(number(item.items[1], "a point's ns", 1e-3, &p.ns));
+      if (!out->points.empty() && p.bytes <= out->points.back().bytes)
+        return json_error(source_, item, "points must ascend in bytes");
+      out->points.push_back(p);
+    }
+    return {};
+  }
+
+  Status levels(const Json& v) {
+    MOECCL_TRY(expect(v, Json::Kind::kList, "levels"));
+    if (v.items.size() > kMaxFits) return json_error(source_, v, format("more than {} levels", kMaxFits));
+    for (const Json& item : v.items) {
+      MOECCL_TRY(expect(item, Json::Kind::kObject, "a level"));
+      LevelFit fit;
+      for (const auto& [name, value] : item.fields) {
+        bool taken = false;
+        MOECCL_TRY(curve(name, value, &fit.curve, &taken));
+        if (taken) continue;
+        if (name != "name") return unknown(name, value, "name, alpha_ns, bytes_per_ns, r2, points");
+        MOECCL_TRY(text(value, "name", &fit.name));
+      }
+      p_.links.push_back(fit.curve.line);
+      p_.levels.push_back(std::move(fit));
+    }
+    return {};
+  }
+
+  Status all_to_all(const Json& v) {
+    MOECCL_TRY(expect(v, Json::Kind::kObject, "alltoall"));
+    for (const auto& [name, value] : v.fields) {
+      if (name == "standard") {
+        MOECCL_TRY(link(value, name, &p_.all_to_all.standard));
+        continue;
+      }
+      if (name != "inter" && name != "intra") return unknown(name, value, "standard, inter, intra");
+      std::vector<LinkCost>& list = name == "inter" ? p_.all_to_all.inter : p_.all_to_all.intra;
+      MOECCL_TRY(expect(value, Json::Kind::kList, name));
+      if (value.items.size() > kMaxFits) return json_error(source_, value, format("more than {} entries", kMaxFits));
+      for (const Json& item : value.items) MOECCL_TRY(link(item, name, &list.emplace_back()));
+    }
+    return {};
+  }
+
+  Status plans(const Json& v) {
+    MOECCL_TRY(expect(v, Json::Kind::kList, "plans"));
+    if (v.items.size() > kMaxPlans) return json_error(source_, v, format("more than {} plans", kMaxPlans));
+    for (const Json& item : v.items) {
+      MOECCL_TRY(expect(item, Json::Kind::kObject, "a plan"));
+      PlanFit fit;
+      bool has_op = false;
+      for (const auto& [name, value] : item.fields) {
+        bool taken = false;
+        MOECCL_TRY(curve(name, value, &fit.curve, &taken));
+        if (taken) continue;
+        if (name == "op") {
+          MOECCL_TRY(op(value, &fit.op));
+          has_op = true;
+        } else if (name == "algorithm") {
+          MOECCL_TRY(text(value, name, &fit.algorithm));
+        } else if (name == "reach") {
+          MOECCL_TRY(integer(value, name, 0, 7, &fit.reach));
+        } else if (name == "correction") {
+          MOECCL_TRY(number(value, name, 1e-3, &fit.correction));
+        } else {
+          return unknown(name, value, "op, algorithm, reach, alpha_ns, bytes_per_ns, r2, points, correction");
+        }
+      }
+      if (!has_op || fit.algorithm.empty()) return json_error(source_, item, "a plan needs \"op\" and \"algorithm\"");
+      if (!fit.curve.known()) return json_error(source_, item, "a plan needs \"points\"");
+      if (p_.find_plan(fit.op, fit.algorithm, fit.reach) != nullptr)
+        return json_error(source_, item,
+                          format("{}:{} with this reach stands here twice", op_text(fit.op), fit.algorithm));
+      p_.plans.push_back(std::move(fit));
+    }
+    return {};
+  }
+
+  Status op(const Json& v, moecclOp_t* out) {
+    MOECCL_TRY(expect(v, Json::Kind::kText, "op"));
+    std::string known;
+    for (int i = 0; i < MOECCL_NUM_OPS; ++i) {
+      const auto candidate = static_cast<moecclOp_t>(i);
+      if (v.text == op_text(candidate)) {
+        *out = candidate;
+        return {};
+      }
+      known += format("{}{}", i ? ", " : "", op_text(candidate));
+    }
+    return json_error(source_, v, format("unknown operation: there are {}", known));
+  }
+
+  const std::string& source_;
+  Profile p_;
+};
+
+}  // namespace
+
+std::string write_profile(const Profile& p, const std::string& note, const std::string& topology) {
+  std::string t = format("{{\n  \"moeccl_profile\": {},\n", kProfileVersion);
+  t += "  \"units\": \"ns; bytes; bytes_per_ns = GB/s of 1e9 bytes; points are [bytes, ns]\",\n";
+  if (!note.empty()) t += format("  \"note\": {},\n", quoted(note));
+  if (!topology.empty()) t += format("  \"topology\": {},\n", quoted(topology));
+  t += format("  \"topology_hash\": \"{:016x}\",\n  \"n_ranks\": {},\n  \"machine\": {{\n", p.tree_hash, p.n_ranks);
+  for (const NumberField& f : kMachine) t += format("    \"{}\": {},\n", f.name, number_text(p.*(f.member)));
+  t += format(
+      "    \"cache_bytes\": {},\n    \"stream_from_bytes\": {},\n    \"cores\": {},\n    \"host_level\": {}\n  }}",
+      p.cache_bytes, p.stream_from_bytes, p.cores, p.host_level);
+  if (p.all_to_all.standard.bytes_per_ns > 0 || !p.all_to_all.inter.empty() || !p.all_to_all.intra.empty()) {
+    t += format(",\n  \"alltoall\": {{\n    \"standard\": {}", link_text(p.all_to_all.standard));
+    const auto list = [&](const char* name, const std::vector<LinkCost>& all) {
+      t += format(",\n    \"{}\": [", name);
+      for (size_t i = 0; i < all.size(); ++i) t += format("{}{}", i ? ", " : "", link_text(all[i]));
+      t += "]";
+    };
+    list("inter", p.all_to_all.inter);
+    list("intra", p.all_to_all.intra);
+    t += "\n  }";
+  }
+  const auto entries = [&](const char* name, size_t n, auto&& entry) {
+    t += format(",\n  \"{}\": [", name);
+    for (size_t i = 0; i < n; ++i) t += format("{}\n    {{{}}}", i ? "," : "", entry(i));
+    t += n > 0 ? "\n  ]" : "]";
+  };
+  entries("levels", p.levels.size(), [&](size_t i) {
+    return format("\"name\": {}, {}", quoted(p.levels[i].name), curve_text(p.levels[i].curve));
+  });
+  entries("plans", p.plans.size(), [&](size_t i) {
+    const PlanFit& f = p.plans[i];
+    return format("\"op\": {}, \"algorithm\": {}, \"reach\": {}, \"correction\": {}, {}", quoted(op_text(f.op)),
+                  quoted(f.algorithm), int{f.reach}, number_text(f.correction), curve_text(f.curve));
+  });
+  return t + "\n}\n";
+}
+
+Result<Profile> read_profile(std::string_view text, const std::string& source) {
+  MOECCL_ASSIGN_OR_RETURN(const Json root, parse_json(text, source));
+  return ProfileReader(source).read(root);
+}
+
+Status profile_fits(const Profile& p, const LevelTree& tree) {
+  if (!p.levels.empty() && p.levels.size() != tree.depth())
+    return error(moecclInvalidArgument, "the profile has {} levels, the topology {}", p.levels.size(), tree.depth());
+  for (uint32_t l = 0; l < p.levels.size(); ++l) {
+    if (p.levels[l].name != tree.levels[l].name)
+      return error(moecclInvalidArgument, "level {} is \"{}\" in the profile, \"{}\" in the topology", l,
+                   p.levels[l].name, tree.levels[l].name);
+  }
+  return {};
+}
+
+}  // namespace moeccl::plan

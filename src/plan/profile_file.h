@@ -1,0 +1,22 @@
+// The profile as a file: versioned JSON that a person can read and edit, with units in its names (docs/calibration.md).
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "src/plan/profile.h"
+
+namespace moeccl::plan {
+
+inline constexpr int kProfileVersion = 1;
+
+std::string write_profile(const Profile& profile, const std::string& note, const std::string& topology);
+// Every mistake is an error with `source`, line and column: syntax, an unknown field, a value out of its range, points
+// that do not ascend.
+Result<Profile> read_profile(std::string_view text, const std::string& source);
+
+// A foreign profile: measured on another number of ranks or topology. Links and machine figures may still be used for
+// what has the same levels; the sentence says what does not fit.
+Status profile_fits(const Profile& profile, const LevelTree& tree);
+
+}  // namespace moeccl::plan

@@ -1,0 +1,213 @@
+#include "src/algo/moe_simulation.h"
+
+#include <gtest/gtest.h>
+
+#include "src/algo/hiermoe_model.h"
+#include "src/algo/routing_source.h"
+#include "src/plan/cost.h"
+#include "src/plan/printer.h"
+#include "tests/support/moe_cluster.h"
+
+namespace moeccl::algo {
+namespace {
+
+using test::MoeCase;
+using test::MoeCluster;
+
+GlobalRouting routing_of(const MoeCluster& cluster) {
+  GlobalRouting g;
+  g.n_ranks = cluster.n();
+  g.top_k = cluster.test_case.shape.top_k;
+  g.first_token.push_back(0);
+  for (uint32_t r = 0; r < cluster.n(); ++r) {
+    g.first_token.push_back(g.first_token.back() + cluster.test_case.tokens[r]);
+    g.expert.insert(g.expert.end(), cluster.index[r].begin(), cluster.index[r].end());
+  }
+  return g;
+}
+
+// The traffic of all ranks is what each rank counts for Algorithm 1, and what its tables send.
+TEST(MoeTraffic, IsWhatTheRanksCount) {
+  test::Random random(3);
+  for (const test::NamedTree& named : test::moe_trees()) {
+    MoeCase c = test::random_case(named.tree, random);
+    for (const MoeAlgorithm& a : moe_candidates(named.tree)) {
+      MoeCluster cluster(c, 7);
+      cluster.route(a, 0);
+      auto traffic = count_traffic(*cluster.paths, c.tree, cluster.placement, routing_of(cluster));
+      ASSERT_TRUE(traffic.ok()) << traffic.status().message();
+      std::vector<uint64_t> rows(c.tree.depth(), 0), sent(cluster.n(), 0);
+      for (uint32_t r = 0; r < cluster.n(); ++r) {
+        std::vector<LevelCount> counts;
+        count_rows(*cluster.paths, c.tree, cluster.placement, r, cluster.own[r], counts);
+        for (uint32_t l = 0; l < c.tree.depth(); ++l) rows[l] += counts[l].rows;
+      }
+      EXPECT_EQ(traffic->level_rows, rows) << named.name << " " << a.name();
+      for (uint32_t r = 0; r < cluster.n(); ++r) {
+        const auto& outs = cluster.rank_paths[r].edges.out;
+        ASSERT_EQ(traffic->out_first[r + 1] - traffic->out_first[r], outs.size());
+        for (uint32_t e = traffic->out_first[r]; e < traffic->out_first[r + 1]; ++e) {
+          for (size_t j = 0; j < outs.size(); ++j)
+            if (outs[j].peer == traffic->edges[e].to) {
+              EXPECT_EQ(traffic->edges[e].rows, cluster.tables[r].rows_out()[j]) << named.name << " " << a.name();
+            }
+        }
+      }
+    }
+  }
+}
+
+// The same plans, priced step by step with their row lists, take about as long.
+TEST(MoeSimulation, AgreesWithThePriceOfThePlan) {
+  const plan::LinkCost across{5000, 2.0}, inside{500, 20.0};
+  auto tree = plan::LevelTree::from_sizes({{"node", across, {4, 4, 4}}}, "gpu", inside);
+  ASSERT_TRUE(tree.ok());
+  MoeCase c;
+  c.tree = *tree;
+  c.n_experts = 48;
+  c.shape.top_k = 6;
+  c.shape.row_bytes = 4096;
+  c.shape.max_tokens = 256;
+  c.tokens.assign(12, 256);
+  c.none = 0;
+  plan::Profile profile;
+  profile.cores = 12;
+  profile.cached_copy_bytes_per_ns = profile.stream_bytes_per_ns = profile.copy_bytes_per_ns;
+  profile.cached_reduce_bytes_per_ns = profile.reduce_bytes_per_ns;
+  profile.host_copy_bytes_per_ns = 1000;
+  for (const MoeAlgorithm& a : moe_candidates(c.tree)) {
+    MoeCluster cluster(c, 5);
+    cluster.route(a, 64);
+    auto traffic = count_traffic(*cluster.paths, c.tree, cluster.placement, routing_of(cluster));
+    ASSERT_TRUE(traffic.ok());
+    for (const moecclOp_t op : {moecclOpDispatch, moecclOpCombine}) {
+      const plan::Cost cost = plan::price(cluster.plan(op), cluster.bindings(op, false), c.tree, profile);
+      const SimulatedRun run =
+          simulate_moe(op, *traffic, c.tree, profile, {c.shape.row_bytes, cluster.tables[0].n_chunks()});
+      EXPECT_NEAR(run.total_ns / cost.total_ns, 1.0, 0.35) << a.name() << " " << plan::op_text(op);
+      EXPECT_EQ(run.level_bytes, cost.level_bytes) << a.name();
+    }
+  }
+}
+
+TEST(MoeSimulation, IsTheSameEveryTime) {
+  auto tree = plan::LevelTree::from_sizes({{"node", {2000, 5}, std::vector<uint32_t>(8, 8)}});
+  ASSERT_TRUE(tree.ok());
+  auto routing = make_routing({64, 128, 8, 64, 9}, 0.8);
+  ASSERT_TRUE(routing.ok());
+  const Placement placement = Placement::make(128, 64, nullptr).value();
+  const Paths paths({PathKind::kHier, 2}, *tree, placement);
+  auto traffic = count_traffic(paths, *tree, placement, *routing);
+  ASSERT_TRUE(traffic.ok());
+  const SimulatedRun a = simulate_moe(moecclOpDispatch, *traffic, *tree, plan::Profile(), {4096});
+  const SimulatedRun b = simulate_moe(moecclOpDispatch, *traffic, *tree, plan::Profile(), {4096});
+  EXPECT_EQ(a.total_ns, b.total_ns);
+  EXPECT_EQ(a.n_steps, b.n_steps);
+}
+
+// A shared uplink is the bottleneck: no less than its bytes at its rate, and it is nearly always in use.
+TEST(MoeSimulation, ASharedUplinkBoundsTheTime) {
+  auto tree = plan::LevelTree::from_sizes({{"node", {1000, 0.5}, {8, 8}}});
+  ASSERT_TRUE(tree.ok());
+  auto routing = make_routing({16, 64, 4, 256, 2}, 0);
+  ASSERT_TRUE(routing.ok());
+  const Placement placement = Placement::make(64, 16, nullptr).value();
+  const Paths paths({PathKind::kHier, 2}, *tree, placement);
+  auto traffic = count_traffic(paths, *tree, placement, *routing);
+  ASSERT_TRUE(traffic.ok());
+  const SimulatedRun run = simulate_moe(moecclOpDispatch, *traffic, *tree, plan::Profile(), {4096});
+  const double wire = static_cast<double>(run.level_bytes[0]) / 2 / 0.5;
+  EXPECT_GE(run.total_ns, 0.98 * wire);
+  EXPECT_LT(run.total_ns, 1.25 * wire);
+}
+
+// Work grows with the edges, and those with the ranks: nodes x ranks for one hop and 8 for the other.
+TEST(MoeSimulation, StepsGrowWithEdges) {
+  uint64_t before = 0;
+  for (const uint32_t nodes : {8u, 16u, 32u}) {
+    auto tree = plan::LevelTree::from_sizes({{"node", {2000, 25}, std::vector<uint32_t>(nodes, 8)}});
+    ASSERT_TRUE(tree.ok());
+    auto routing = make_routing({nodes * 8, 256, 8, 16, 1}, 0);
+    ASSERT_TRUE(routing.ok());
+    const Placement placement = Placement::make(256, nodes * 8, nullptr).value();
+    const Paths paths({PathKind::kHier, 2}, *tree, placement);
+    auto traffic = count_traffic(paths, *tree, placement, *routing);
+    ASSERT_TRUE(traffic.ok());
+    const uint64_t per_edge =
+        simulate_moe(moecclOpDispatch, *traffic, *tree, plan::Profile(), {4096, 2}).n_steps / traffic->edges.size();
+    if (before > 0) {
+      EXPECT_NEAR(static_cast<double>(per_edge), static_cast<double>(before), 0.3 * static_cast<double>(before));
+    }
+    before = per_edge;
+  }
+}
+
+// Eq. 3-5 by hand: every token of 4 ranks goes to one expert of each of two nodes.
+TEST(HierMoeModel, IsTheEquationsByHand) {
+  auto tree = plan::LevelTree::from_sizes({{"node", {}, {2, 2}}});
+  ASSERT_TRUE(tree.ok());
+  GlobalRouting routing{4, 2, {0}, {}};
+  for (uint32_t r = 0; r < 4; ++r) {
+    for (int t = 0; t < 10; ++t) routing.expert.insert(routing.expert.end(), {0, 2});
+    routing.first_token.push_back(routing.first_token.back() + 10);
+  }
+  const Placement placement = Placement::make(4, 4, nullptr).value();
+  const plan::AllToAllCosts costs{{100, 0.5}, {{1000, 1}}, {{10, 2}}};
+  const Paths two({PathKind::kHier, 2}, *tree, placement), flat({PathKind::kFlat, 1}, *tree, placement);
+  auto hier = count_traffic(two, *tree, placement, routing), all = count_traffic(flat, *tree, placement, routing);
+  ASSERT_TRUE(hier.ok() && all.ok());
+  // Inter: 2 nodes x 10 rows; intra: 2 ranks x 20 rows (own and the counterpart's tokens).
+  const HierMoeTime t = hiermoe_time({PathKind::kHier, 2}, *hier, *tree, costs, 8);
+  EXPECT_DOUBLE_EQ(t.hop_ns[0], 1000 + 2 * 10 * 8 / 1.0);
+  EXPECT_DOUBLE_EQ(t.hop_ns[1], 10 + 2 * 20 * 8 / 2.0);
+  EXPECT_DOUBLE_EQ(hiermoe_time({PathKind::kFlat, 1}, *all, *tree, costs, 8).total_ns, 100 + 4 * 10 * 8 / 0.5);
+  EXPECT_FALSE(hiermoe_knows({PathKind::kHier, 3}, costs).ok());
+}
+
+TEST(RoutingSource, DrawsDistinctExpertsAndSaysWhatIsWrong) {
+  auto steep = make_routing({4, 16, 16, 50, 1}, 10);
+  ASSERT_TRUE(steep.ok());
+  EXPECT_TRUE(check_routing(*steep, 16).ok());
+  EXPECT_FALSE(make_routing({4, 8, 9, 50, 1}, 0).ok());
+  for (const char* bad : {"zipf:", "zipf:x", "zipf:-1", "zipf:nan", "trace:", "even", " uniform", "zipf:11"}) {
+    auto kind = parse_routing_kind(bad);
+    ASSERT_FALSE(kind.ok()) << bad;
+    EXPECT_NE(kind.status().message().find("position"), std::string::npos) << bad;
+  }
+  auto trace = parse_routing_kind("trace:/a:b/c.trace:2:7");
+  ASSERT_TRUE(trace.ok());
+  EXPECT_EQ(trace->path, "/a:b/c.trace");
+  EXPECT_EQ(trace->layer, 2u);
+  EXPECT_EQ(trace->step, 7u);
+}
+
+std::vector<std::byte> trace_file(const std::vector<uint32_t>& words) {
+  std::vector<std::byte> file;
+  for (const char c : std::string("MOETRACE")) file.push_back(static_cast<std::byte>(c));
+  for (const uint32_t w : words)
+    for (int i = 0; i < 4; ++i) file.push_back(static_cast<std::byte>((w >> (8 * i)) & 0xff));
+  return file;
+}
+
+TEST(RoutingSource, ReadsATraceAndNamesTheByteOfAMistake) {
+  // version, layers, steps, tokens, k, experts; 2 layers x 1 step x 3 tokens x 2.
+  const std::vector<uint32_t> good = {1, 2, 1, 3, 2, 4, 0, 1, 2, 3, 1, 0, 3, 2, 1, 0, ~0u, 3};
+  TraceShape shape;
+  auto routing = read_trace(trace_file(good), {RoutingKind::kTrace, 0, "t", 1, 0}, {2, 0, 0, 0, 0}, &shape);
+  ASSERT_TRUE(routing.ok()) << routing.status().message();
+  EXPECT_EQ(routing->expert, (std::vector<int32_t>{3, 2, 1, 0, -1, 3}));
+  EXPECT_EQ(routing->first_token, (std::vector<uint64_t>{0, 1, 3}));
+  for (size_t n = 0; n < trace_file(good).size(); ++n) {  // cut short anywhere
+    std::vector<std::byte> cut = trace_file(good);
+    cut.resize(n);
+    auto bad = read_trace(cut, {RoutingKind::kTrace, 0, "t", 0, 0}, {2, 0, 0, 0, 0}, &shape);
+    ASSERT_FALSE(bad.ok()) << n;
+    EXPECT_NE(bad.status().message().find("byte"), std::string::npos);
+  }
+  std::vector<uint32_t> twice = good;
+  twice[7] = 0;
+  EXPECT_FALSE(read_trace(trace_file(twice), {RoutingKind::kTrace, 0, "t", 0, 0}, {2, 0, 0, 0, 0}, &shape).ok());
+}
+
+}  // namespace
+}  // namespace moeccl::algo

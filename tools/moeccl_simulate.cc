@@ -1,0 +1,70 @@
+#include "tools/moeccl_simulate.h"
+
+#include <moeccl/moeccl.h>
+
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+struct Options {
+  moecclSimulateConfig_t config = MOECCL_SIMULATE_CONFIG_INIT;
+  std::string topology, profile, algorithm, routing = "uniform";
+  bool json = false, one_host = false;
+};
+Options options;
+
+const std::vector<std::pair<std::string, moecclOp_t>> kOps = {
+    {"dispatch", moecclOpDispatch},   {"allreduce", moecclOpAllReduce}, {"reduce", moecclOpReduce},
+    {"broadcast", moecclOpBroadcast}, {"allgather", moecclOpAllGather}, {"reduce_scatter", moecclOpReduceScatter},
+    {"alltoall", moecclOpAllToAll},   {"gather", moecclOpGather},       {"scatter", moecclOpScatter}};
+
+}  // namespace
+
+CLI::App* add_simulate(CLI::App& app) {
+  Options& o = options;
+  o.config.op = moecclOpDispatch;
+  o.config.type = moecclFloat32;
+  o.config.count = 1 << 20;
+  o.config.seed = 1;
+  CLI::App* sub = app.add_subcommand(
+      "simulate", "what an operation would take on a topology: time, bytes, critical path, gain over flat");
+  sub->add_option("op", o.config.op, "dispatch (with combine), allreduce, alltoall, ...")
+      ->transform(CLI::CheckedTransformer(kOps));
+  sub->add_option("--topology", o.topology, "such as 'node:256(bw=50GB/s,lat=5us) gpu:8(bw=150GB/s)', or a file")
+      ->required();
+  sub->add_option("--profile", o.profile, "profile file, see docs/calibration.md");
+  sub->add_option("--algorithm", o.algorithm, "only this one, and flat beside it");
+  sub->add_flag("--json", o.json, "for programs");
+  sub->add_option("--count", o.config.count, "collectives: elements, as in the call")->capture_default_str();
+  sub->add_flag("--one-host", o.one_host, "collectives: ranks map each other's memory");
+  sub->add_option("--hidden-bytes", o.config.hidden_bytes, "bytes of a row (0: 14336)")->capture_default_str();
+  sub->add_option("--tokens", o.config.tokens_per_rank, "tokens of a rank (0: 512, or the trace's)")
+      ->capture_default_str();
+  sub->add_option("--topk", o.config.top_k, "experts per token (0: 8, or the trace's)")->capture_default_str();
+  sub->add_option("--experts", o.config.n_experts, "number of experts (0: 256, or the trace's)")->capture_default_str();
+  sub->add_option("--routing", o.routing, "uniform, zipf:EXPONENT, trace:PATH[:LAYER:STEP]")->capture_default_str();
+  sub->add_option("--seed", o.config.seed, "of a made routing")->capture_default_str();
+  return sub;
+}
+
+int run_simulate() {
+  Options& o = options;
+  o.config.topology = o.topology.c_str();
+  o.config.profile = o.profile.empty() ? nullptr : o.profile.c_str();
+  o.config.algorithm = o.algorithm.empty() ? nullptr : o.algorithm.c_str();
+  o.config.routing = o.routing.c_str();
+  o.config.json = o.json ? 1 : 0;
+  o.config.one_host = o.one_host ? 1 : 0;
+  // The page is made anew for each call, so the buffer is large enough for any.
+  std::string text(1 << 20, '\0');
+  size_t needed = 0;
+  if (moecclSimulate(&o.config, text.data(), text.size(), &needed) != moecclSuccess) {
+    std::fprintf(stderr, "simulate: %s\n", moecclGetLastError(nullptr));
+    return 1;
+  }
+  std::fputs(text.c_str(), stdout);
+  return 0;
+}

@@ -1,0 +1,11 @@
+// The subcommand `moeccl simulate`.
+#ifndef TOOLS_MOECCL_SIMULATE_H_
+#define TOOLS_MOECCL_SIMULATE_H_
+
+#include <CLI/CLI.hpp>
+
+// Adds the subcommand; when it was given on the command line, run_simulate() runs it and returns the exit status.
+CLI::App* add_simulate(CLI::App& app);
+int run_simulate();
+
+#endif  // TOOLS_MOECCL_SIMULATE_H_
