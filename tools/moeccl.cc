@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/moeccl_simulate.h"
+#include "tools/moeccl_topo.h"
 #include "tools/solve.h"
 
 namespace {
@@ -111,11 +112,15 @@ int main(int argc, char** argv) {
   check->add_option("--topology", layer.topology, "such as 'node:2 gpu:4'");
   check->add_option("--algo", layer.algorithm, "auto, flat, 2dh, hier:D");
 
+  const CLI::App* topo = add_topo(app);
+  const CLI::App* doctor = add_doctor(app);
   std::function<void()> solve;
   tools::add_solve(app, solve);
   const CLI::App* simulate = add_simulate(app);
 
   CLI11_PARSE(app, argc, argv);
+  if (*topo) return run_topo();
+  if (*doctor) return run_doctor();
   if (solve) {
     solve();
     return 0;

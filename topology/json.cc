@@ -65,7 +65,8 @@ class Reader {
     return error(moecclInvalidArgument, "{}{}: {}{}{}", file_, at, where_, where_.empty() ? "" : ": ", what);
   }
   Status only(std::initializer_list<const char*> known) const {
-    for (const auto& [key, value] : json_.items()) {
+    for (const auto& item : json_.items()) {
+      const std::string& key = item.key();
       if (key == kLine || std::any_of(known.begin(), known.end(), [&](const char* k) { return key == k; })) continue;
       std::string names;
       for (const char* k : known) names += (names.empty() ? "" : ", ") + std::string(k);

@@ -78,7 +78,9 @@ class Merger {
       note(format("{} has {} bytes of memory for {} and {} for {}: the first is used", node.id, known.memory_bytes,
                   told(known), node.memory_bytes, told(node)));
     if (known.memory_bytes == 0) known.memory_bytes = node.memory_bytes;
-    if (known.uplink.bytes_per_ns == 0) known.uplink.bytes_per_ns = node.uplink.bytes_per_ns;
+    // An idle GPU lets its link run slowly, which is what the PCI tree shows; NVML tells what it can do.
+    const bool better = node.kind == NodeKind::kGpu && told_by_nvml(node) && node.uplink.bytes_per_ns > 0;
+    if (known.uplink.bytes_per_ns == 0 || better) known.uplink.bytes_per_ns = node.uplink.bytes_per_ns;
     if (known.uplink.alpha_ns == 0) known.uplink.alpha_ns = node.uplink.alpha_ns;
     for (const Port& port : node.ports) add(known, node, port);
     unite(known.os_devices, node.os_devices);
@@ -119,6 +121,9 @@ class Merger {
   static void unite(std::vector<std::string>& known, const std::vector<std::string>& more) {
     for (const std::string& one : more)
       if (std::find(known.begin(), known.end(), one) == known.end()) known.push_back(one);
+  }
+  static bool told_by_nvml(const Node& node) {
+    return std::find(node.sources.begin(), node.sources.end(), "nvml") != node.sources.end();
   }
   static std::string told(const Node& node) { return node.sources.empty() ? "one source" : node.sources[0]; }
 
@@ -188,9 +193,11 @@ class Merger {
         moved.parent = node.parent;
         siblings.push_back(child);
         double& rate = moved.uplink.bytes_per_ns;
+        moved.uplink.alpha_ns += node.uplink.alpha_ns;
+        if (moved.kind == NodeKind::kGpu && told_by_nvml(moved) && rate > 0)
+          continue;  // the port shows the idle link too
         if (node.uplink.bytes_per_ns > 0)
           rate = rate > 0 ? std::min(rate, node.uplink.bytes_per_ns) : node.uplink.bytes_per_ns;
-        moved.uplink.alpha_ns += node.uplink.alpha_ns;
       }
       nodes_.erase(id);
     }
@@ -229,7 +236,8 @@ class Merger {
     for (auto& [id, below] : children)
       std::stable_sort(below.begin(), below.end(), [](const Node* a, const Node* b) {
         if (a->kind != b->kind) return a->kind < b->kind;
-        return a->number != b->number ? a->number < b->number : a->id < b->id;
+        if (a->number != b->number) return a->number < b->number;
+        return a->cpus != b->cpus ? a->cpus < b->cpus : a->id < b->id;
       });
     Graph graph;
     std::vector<const Node*> stack{&nodes_.at("host")};

@@ -26,7 +26,7 @@ std::string port_text(const Port& port) {
   if (!port.interface.empty()) text += " " + port.interface;
   if (port.layer != LinkLayer::kUnknown) text += format(" {}", layer_name(port.layer));
   if (port.state != PortState::kUnknown) text += format(" {}", state_name(port.state));
-  if (port.gbit > 0) text += " " + decimal(port.gbit) + " Gbit/s";
+  if (port.gbit > 0) text += format(" {} Gbit/s", decimal(port.gbit));
   if (port.mtu_bytes > 0) text += format(" mtu {}", port.mtu_bytes);
   if (!port.address.empty()) text += " " + port.address;
   if (!port.gid.empty()) text += " gid " + port.gid;
@@ -43,7 +43,7 @@ std::string node_text(const Node& node) {
   for (const Port& port : node.ports) facts.push_back(port_text(port));
   std::string text = label(node);
   if (!node.name.empty() && node.kind != NodeKind::kNic) text += " " + node.name;
-  if (node.kind == NodeKind::kNic && !pci_of(node).empty()) text += " " + pci_of(node);
+  if (node.kind == NodeKind::kNic && !pci_of(node).empty()) text += format(" {}", pci_of(node));
   for (size_t i = 0; i < facts.size(); ++i) text += (i == 0 ? ": " : ", ") + facts[i];
   return text;
 }
@@ -66,8 +66,11 @@ std::string links_text(const Graph& graph) {
     double bytes_per_ns = 0;
   };
   std::map<int32_t, std::pair<const Node*, Switched>> switched;  // by the GPU's number
+  size_t n_peers = 0;
   std::string text;
   for (const Link& link : graph.links) {
+    n_peers += link.kind == LinkKind::kPeer;
+    if (link.kind == LinkKind::kPeer) continue;  // counted: every pair of a machine may have one
     const Node* a = graph.find(link.a);
     const Node* b = graph.find(link.b);
     if (a->kind == NodeKind::kNvSwitch) std::swap(a, b);
@@ -80,15 +83,17 @@ std::string links_text(const Graph& graph) {
     }
     text += format("  {} {} - {}", link_name(link.kind), label(*a), label(*b));
     if (link.count > 1) text += format(" x{}", link.count);
-    if (link.cost.bytes_per_ns > 0) text += " " + rate_text(link.cost.bytes_per_ns);
+    if (link.cost.bytes_per_ns > 0) text += format(" {}", rate_text(link.cost.bytes_per_ns));
     text += "\n";
   }
   for (const auto& [number, entry] : switched) {
     const auto& [gpu, sum] = entry;
     text += format("  nvlink {} - {} nvswitch{}", label(*gpu), sum.n, sum.n == 1 ? "" : "es");
-    if (sum.bytes_per_ns > 0) text += " " + rate_text(sum.bytes_per_ns);
+    if (sum.bytes_per_ns > 0) text += format(" {}", rate_text(sum.bytes_per_ns));
     text += "\n";
   }
+  const size_t n_gpus = graph.of_kind(NodeKind::kGpu).size();
+  if (n_peers > 0) text += format("  peer access: {} of {} pairs of gpus\n", n_peers, n_gpus * (n_gpus - 1) / 2);
   return text.empty() ? "" : "links\n" + text;
 }
 
@@ -109,7 +114,7 @@ std::string assignment_text(const Graph& graph) {
   std::string text;
   for (size_t i = 0; i < a.choices.size(); ++i) {
     text += format("  {} ->", label(*a.users[i]));
-    for (const uint32_t j : a.choices[i].nics) text += " " + label(*a.nics[j]);
+    for (const uint32_t j : a.choices[i].nics) text += format(" {}", label(*a.nics[j]));
     text += format(" ({}", distance_name(crossing(graph, *a.users[i], *a.nics[a.choices[i].nics[0]]).distance));
     if (a.choices[i].share_bytes_per_ns > 0) text += ", " + rate_text(a.choices[i].share_bytes_per_ns);
     text += ")\n";

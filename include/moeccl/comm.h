@@ -22,7 +22,7 @@ typedef struct {
   int32_t init_timeout_ms; /* the same for init and split; default MOECCL_INIT_TIMEOUT_MS or 60000 */
   int32_t deterministic;   /* 1: fixed-order reductions, bit-identical across plans and runs */
   int32_t pace;            /* 1: links are slowed to the topology's figures (results are EMULATED) */
-  const char* topology;    /* a synthetic string, "node:2(bw=1GB/s,lat=20us) gpu:4"; default: discovered */
+  const char* topology;    /* "node:2(bw=1GB/s,lat=20us) gpu:4", a file (docs/topology.md) or "auto" */
   size_t staging_bytes;    /* cap on this rank's staging memory; default MOECCL_STAGING_BYTES or 16 MiB. Send/Recv
                                slots take up to 2 MiB more: moecclCommMemoryUsage() counts everything */
   const char* name;        /* shown in errors and the flight recorder; at most 31 bytes are kept */

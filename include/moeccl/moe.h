@@ -47,7 +47,7 @@ typedef struct {
   { sizeof(moecclMoeConfig_t), 0, moecclBfloat16, 0, 0, NULL, 0, moecclLayoutRows, 0, 0, 0, NULL }
 
 /* Says, before anything expensive and without a communicator, whether a layer of this shape can run on n_ranks ranks of
- * `topology` (a synthetic string, or NULL for one flat level). On failure message[message_bytes] names the limit and
+ * `topology` (a synthetic string, a file, or NULL for flat). On failure message[message_bytes] names the limit and
  * the remedy. message may be NULL. */
 MOECCL_API moecclResult_t moecclMoeCheck(const moecclMoeConfig_t* config, int n_ranks, const char* topology,
                                          char* message, size_t message_bytes);

@@ -9,6 +9,7 @@
 #include <moeccl/profile.h>
 #include <moeccl/simulate.h>
 #include <moeccl/solve.h>
+#include <moeccl/topology.h>
 #include <moeccl/types.h>
 #include <moeccl/version.h>
 

@@ -7,7 +7,7 @@
 #include "src/base/env.h"
 #include "src/comm/moe_channel.h"
 #include "src/comm/moe_layer.h"
-#include "topology/synthetic.h"
+#include "topology/discover.h"
 
 using namespace moeccl;
 using comm::Communicator;
@@ -36,7 +36,7 @@ Result<plan::LevelTree> tree_of(int n_ranks, const char* topology) {
   if (n_ranks < 1) return error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
   const auto n = static_cast<uint32_t>(n_ranks);
   if (topology == nullptr || *topology == '\0') return plan::LevelTree::flat(n);
-  return topology::parse_synthetic(topology, n);
+  return topology::tree_from_text(topology, n);
 }
 
 Status check(const moecclMoeConfig_t* given, int n_ranks, const char* topology) {

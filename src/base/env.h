@@ -32,7 +32,7 @@ struct Env {
   int64_t calibrate_ms = 0;
   // MOECCL_KERNELS: forces a table of host kernels by name. Empty: the fastest that this machine runs.
   std::string kernels;
-  // MOECCL_TOPOLOGY: a synthetic topology or a file. Empty: discovered.
+  // MOECCL_TOPOLOGY: a synthetic topology, a file or "auto" (this host). Empty: one flat level.
   std::string topology;
   // MOECCL_SECRET: admits ranks of other hosts when a launcher starts them (CommInitEnv). Never logged, never in an
   // error.

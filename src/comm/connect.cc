@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <span>
 
 #include "src/base/env.h"
 #include "src/base/hash.h"
@@ -22,7 +23,7 @@
 #include "src/comm/hosts.h"
 #include "src/comm/network.h"
 #include "src/driver/process.h"
-#include "topology/synthetic.h"
+#include "topology/discover.h"
 #include "transport/paced/paced_link.h"
 #include "transport/shm/shm_link.h"
 
@@ -206,12 +207,27 @@ class Connector {
       }
       return m_.tree.validate();
     }
-    auto parsed = topology::parse_synthetic(config_.topology, n_);
+    auto parsed = topology::tree_from_text(config_.topology, n_);
+    if (topology::is_private_text(config_.topology)) MOECCL_TRY(agree_on_tree(parsed));
     if (!parsed.ok()) return std::move(parsed).status();
     m_.tree = std::move(*parsed);
     if (m_.tree.depth() > transport::kPaceLevels) {
       return error(moecclInvalidArgument, "topology has {} levels: at most {} are supported", m_.tree.depth(),
                    transport::kPaceLevels);
+    }
+    return {};
+  }
+
+  // A file's contents, and what is found on a host, may differ from rank to rank though the text that names them does
+  // not.
+  Status agree_on_tree(const Result<plan::LevelTree>& mine) {
+    const uint64_t hash = mine.ok() ? mine.value().hash() : 0;
+    MOECCL_ASSIGN_OR_RETURN(const auto hashes, session_->all_gather(std::as_bytes(std::span(&hash, 1)), deadline_));
+    if (!mine.ok()) return mine.status();
+    for (uint32_t r = 1; r < n_; ++r) {
+      if (hashes[r] == hashes[0]) continue;
+      return error(moecclMismatch, "ranks 0 and {} read different topologies from \"{}\": give all ranks the same file",
+                   r, config_.topology.substr(0, 200));
     }
     return {};
   }

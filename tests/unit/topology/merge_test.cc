@@ -108,6 +108,34 @@ TEST(Graph, PciAddressesInOneForm) {
     EXPECT_EQ(normal_pci(bad), "") << bad;
 }
 
+// Two boards of switches, as in a DGX-2: the links between the boards are told by no driver.
+TEST(Graph, SwitchesOfAHostAreOneFabric) {
+  Graph a;
+  for (int board = 0; board < 2; ++board) {
+    const std::string fabric = "pci:0000:6" + std::to_string(board) + ":00.0";
+    a.nodes.push_back(node(NodeKind::kNvSwitch, fabric, "", "x"));
+    for (int g = 0; g < 2; ++g) {
+      const std::string gpu = "pci:0000:" + std::to_string(board) + std::to_string(g) + ":00.0";
+      a.nodes.push_back(node(NodeKind::kGpu, gpu, "", "x"));
+      a.links.push_back({gpu, fabric, LinkKind::kNvlink, 6, {0, 150}, {"x"}});
+    }
+  }
+  a.nodes.push_back(node(NodeKind::kGpu, "pci:0000:99:00.0", "", "x"));  // on no switch
+  EXPECT_EQ(nvlink_islands(merged({a})), (std::vector<std::vector<uint32_t>>{{0, 1, 2, 3}, {4}}));
+}
+
+// An idle GPU's link looks slow in the PCI tree, its port too.
+TEST(Merge, NvmlKnowsWhatAnIdleLinkCanDo) {
+  Graph hwloc, nvml;
+  hwloc.nodes = {node(NodeKind::kSwitch, "pci:0000:16:00.0", "host", "hwloc"),
+                 node(NodeKind::kGpu, "pci:0000:18:00.0", "pci:0000:16:00.0", "hwloc")};
+  hwloc.nodes[0].uplink.bytes_per_ns = hwloc.nodes[1].uplink.bytes_per_ns = 3.9;
+  EXPECT_DOUBLE_EQ(merged({hwloc}).find("pci:0000:18:00.0")->uplink.bytes_per_ns, 3.9);
+  nvml.nodes = {node(NodeKind::kGpu, "pci:0000:18:00.0", "", "nvml")};
+  nvml.nodes[0].uplink.bytes_per_ns = 31.5;
+  EXPECT_DOUBLE_EQ(merged({hwloc, nvml}).find("pci:0000:18:00.0")->uplink.bytes_per_ns, 31.5);
+}
+
 TEST(Graph, ProcessorSets) {
   Cpus cpus;
   for (const char* text : {"", "0", "0-3", "0-3,8-11,64", "1,3,5"}) {

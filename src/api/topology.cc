@@ -1,0 +1,92 @@
+// Entry points of topology.h.
+#include "moeccl/topology.h"
+
+#include <algorithm>
+
+#include "src/api/convert.h"
+#include "src/base/env.h"
+#include "src/driver/limits.h"
+#include "topology/discover.h"
+#include "topology/doctor.h"
+#include "topology/json.h"
+#include "topology/svg.h"
+#include "topology/synthetic.h"
+#include "topology/text.h"
+#include "topology/tree.h"
+
+using namespace moeccl;
+
+namespace {
+
+Result<std::string> levels_of(const plan::LevelTree& tree, moecclTopologyFormat_t format_wanted) {
+  if (format_wanted != moecclTopologyLevels && format_wanted != moecclTopologyText)
+    return error(moecclInvalidArgument,
+                 "a synthetic topology has levels and no machine: ask for moecclTopologyLevels or moecclTopologyText");
+  return topology::to_synthetic(tree) + "\n";
+}
+
+Result<std::string> describe(const std::string& source, moecclTopologyFormat_t wanted) {
+  const auto number = static_cast<int>(wanted);
+  if (number < moecclTopologyText || number > moecclTopologyLevels)
+    return error(moecclInvalidArgument, "format is {}: give a moecclTopologyFormat_t", number);
+  std::vector<topology::Graph> hosts;
+  if (source.empty()) {
+    const Result<topology::Discovery>& host = topology::discover_host();
+    if (!host.ok()) return host.status();
+    hosts.push_back(host.value().graph);
+  } else if (topology::names_file(source)) {
+    MOECCL_ASSIGN_OR_RETURN(hosts, topology::load_topology(source));
+  } else {
+    MOECCL_ASSIGN_OR_RETURN(const plan::LevelTree tree, topology::parse_synthetic(source, 0));
+    return levels_of(tree, wanted);
+  }
+  switch (wanted) {
+    case moecclTopologyJson:
+      return topology::to_json(hosts);
+    case moecclTopologySvg:
+      return topology::to_svg(hosts);
+    case moecclTopologyLevels: {
+      MOECCL_ASSIGN_OR_RETURN(const plan::LevelTree tree, topology::level_tree(hosts, 0));
+      return topology::to_synthetic(tree) + "\n";
+    }
+    default:
+      return topology::to_text(hosts);
+  }
+}
+
+Status doctor(int n_ranks, std::string* page, int* n_bad) {
+  if (n_ranks < 0 || n_ranks > 65536)
+    return error(moecclInvalidArgument, "n_ranks is {}: give 0 for the usual number, or 1 to 65536", n_ranks);
+  topology::ProbeSources sources;
+  sources.cuda = true;
+  MOECCL_ASSIGN_OR_RETURN(const topology::Discovery found, topology::discover(sources));
+  const driver::HostLimits limits = driver::host_limits();
+  const topology::DoctorFacts facts{&found, &limits, static_cast<uint32_t>(n_ranks), env().no_cma};
+  *page = topology::doctor_page(facts);
+  const auto findings = topology::examine(facts);
+  if (n_bad != nullptr)
+    *n_bad = static_cast<int>(std::count_if(findings.begin(), findings.end(), [](const topology::Finding& f) {
+      return f.verdict == topology::Verdict::kProblem;
+    }));
+  return {};
+}
+
+}  // namespace
+
+moecclResult_t moecclTopologyDescribe(const char* source, moecclTopologyFormat_t wanted, char* text, size_t text_bytes,
+                                      size_t* needed) {
+  return api::guarded(nullptr, [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(const std::string made, describe(source == nullptr ? "" : source, wanted));
+    api::copy_text(made, text, text_bytes, needed);
+    return {};
+  });
+}
+
+moecclResult_t moecclDoctor(int n_ranks, char* text, size_t text_bytes, size_t* needed, int* n_bad) {
+  return api::guarded(nullptr, [&]() -> Status {
+    std::string page;
+    MOECCL_TRY(doctor(n_ranks, &page, n_bad));
+    api::copy_text(page, text, text_bytes, needed);
+    return {};
+  });
+}

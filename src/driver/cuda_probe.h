@@ -1,0 +1,28 @@
+// What the CUDA driver says of the GPUs, for a report. cuInit leaves state that a forked child cannot use: call this
+// from short-lived programs (moeccl doctor), not from a library's initialization; NVML answers there.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/base/status.h"
+
+namespace moeccl::driver {
+
+struct CudaGpu {
+  std::string name, pci;
+  uint64_t memory_bytes = 0;
+  int compute_major = 0, compute_minor = 0, n_multiprocessors = 0;
+  std::vector<bool> reads_peer;  // [n_gpus]
+};
+
+struct CudaReport {
+  int driver_version = 0;  // 12040: CUDA 12.4
+  std::vector<CudaGpu> gpus;
+};
+
+// `library`: a path instead of libcuda.so.1. Unsupported when there is no such library, or no driver behind it.
+Result<CudaReport> ask_cuda(const std::string& library = "");
+
+}  // namespace moeccl::driver

@@ -1,0 +1,153 @@
+#include "src/driver/ibv.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "src/driver/dynamic_library.h"
+#include "src/driver/ibv_abi.h"
+
+namespace moeccl::driver {
+
+namespace {
+
+using namespace ibv_abi;
+
+struct Functions {
+  Device** (*get_device_list)(int*);
+  void (*free_device_list)(Device**);
+  Context* (*open_device)(Device*);
+  int (*close_device)(Context*);
+  int (*query_device)(Context*, DeviceAttr*);
+  int (*query_port)(Context*, uint8_t, PortAttr*);
+  int (*query_gid)(Context*, uint8_t, int, uint8_t*);
+
+  Status load(const DynamicLibrary& library) {
+    MOECCL_TRY(library.resolve("ibv_get_device_list", &get_device_list));
+    MOECCL_TRY(library.resolve("ibv_free_device_list", &free_device_list));
+    MOECCL_TRY(library.resolve("ibv_open_device", &open_device));
+    MOECCL_TRY(library.resolve("ibv_close_device", &close_device));
+    MOECCL_TRY(library.resolve("ibv_query_device", &query_device));
+    MOECCL_TRY(library.resolve("ibv_query_port", &query_port));
+    return library.resolve("ibv_query_gid", &query_gid);
+  }
+};
+
+template <size_t n>
+std::string bounded(const char (&text)[n]) {
+  return std::string(text, strnlen(text, n));
+}
+
+std::string gid_text(const uint8_t (&gid)[16]) {
+  std::string text;
+  for (size_t i = 0; i < 16; i += 2) text += format("{}{:02x}{:02x}", i == 0 ? "" : ":", gid[i], gid[i + 1]);
+  return text;
+}
+
+IbvPort port_of(const Functions& f, Context* context, uint8_t number, const PortAttr& attr) {
+  IbvPort port;
+  port.number = number;
+  port.active = attr.state == kPortActive;
+  port.infiniband = attr.link_layer == kLayerInfiniband || attr.link_layer == 0;  // 0: drivers older than RoCE
+  port.ethernet = attr.link_layer == kLayerEthernet;
+  port.gbit = ibv_gbit(attr.active_width, attr.active_speed);
+  if (attr.active_mtu >= 1 && attr.active_mtu <= 5) port.mtu_bytes = 128u << attr.active_mtu;
+  port.lid = attr.lid;
+  for (int g = 0; g < std::clamp(attr.gid_tbl_len, 0, 256) && port.gids.size() < 8; ++g) {
+    uint8_t gid[16] = {};
+    if (f.query_gid(context, number, g, gid) != 0) break;
+    // All zero, or a prefix alone: an empty entry of the table.
+    if (std::any_of(gid + 8, gid + 16, [](uint8_t b) { return b != 0; })) port.gids.push_back(gid_text(gid));
+  }
+  return port;
+}
+
+void ask_ports(const Functions& f, Device* device, IbvDevice* out) {
+  Context* context = f.open_device(device);
+  if (context == nullptr) {
+    out->problem = format("cannot be opened ({}): is /dev/infiniband in this container, and may this user open it?",
+                          std::strerror(errno));
+    return;
+  }
+  DeviceAttr attr;
+  std::memset(&attr, 0, sizeof(attr));
+  if (const int rc = f.query_device(context, &attr); rc != 0) {
+    out->problem = format("ibv_query_device fails with {}", rc);
+  } else {
+    for (uint8_t p = 1; p <= attr.phys_port_cnt && p < 255; ++p) {
+      PortAttr port;
+      std::memset(&port, 0, sizeof(port));
+      if (f.query_port(context, p, &port) == 0) out->ports.push_back(port_of(f, context, p, port));
+    }
+  }
+  f.close_device(context);
+}
+
+}  // namespace
+
+double ibv_gbit(uint8_t width_code, uint8_t speed_code) {
+  int lanes = 0;
+  switch (width_code) {
+    case 1:
+      lanes = 1;
+      break;
+    case 2:
+      lanes = 4;
+      break;
+    case 4:
+      lanes = 8;
+      break;
+    case 8:
+      lanes = 12;
+      break;
+    case 16:
+      lanes = 2;
+      break;
+    default:
+      return 0;
+  }
+  switch (speed_code) {  // the rates by which the generations are sold: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR
+    case 1:
+      return lanes * 2.5;
+    case 2:
+      return lanes * 5;
+    case 4:
+    case 8:
+      return lanes * 10;
+    case 16:
+      return lanes * 14;
+    case 32:
+      return lanes * 25;
+    case 64:
+      return lanes * 50;
+    case 128:
+      return lanes * 100;
+    default:
+      return 0;
+  }
+}
+
+Result<std::vector<IbvDevice>> list_ibv_devices(const std::string& library) {
+  MOECCL_ASSIGN_OR_RETURN(DynamicLibrary opened, DynamicLibrary::open(library, {"libibverbs.so.1"}));
+  Functions f = {};
+  const Status loaded = f.load(opened);
+  if (library.empty()) opened.keep();  // rdma-core's providers stay registered in it
+  MOECCL_TRY(loaded);
+  int n = 0;
+  Device** list = f.get_device_list(&n);
+  if (list == nullptr)
+    return error(moecclUnsupported, "ibv_get_device_list fails: {} (is the module ib_uverbs loaded?)",
+                 std::strerror(errno));
+  std::vector<IbvDevice> devices;
+  for (int i = 0; i < n && list[i] != nullptr; ++i) {
+    IbvDevice device;
+    device.name = bounded(list[i]->name);
+    device.sysfs_path = bounded(list[i]->ibdev_path);
+    ask_ports(f, list[i], &device);
+    devices.push_back(std::move(device));
+  }
+  f.free_device_list(list);
+  return devices;
+}
+
+}  // namespace moeccl::driver

@@ -1,0 +1,158 @@
+#include "src/driver/limits.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/uio.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+
+#include "src/driver/sysfs.h"
+
+namespace moeccl::driver {
+
+namespace {
+
+uint64_t limit_of(rlim_t value) { return value == RLIM_INFINITY ? kUnlimited : static_cast<uint64_t>(value); }
+
+// "always [madvise] never" -> "madvise"
+std::string chosen(const std::string& text) {
+  const size_t open = text.find('['), close = text.find(']');
+  return open == std::string::npos || close == std::string::npos || close < open
+             ? ""
+             : text.substr(open + 1, close - open - 1);
+}
+
+// "MemTotal:  15427688 kB" in bytes; for counts without a unit, as they are.
+uint64_t entry(const std::string& meminfo, const char* name) {
+  std::istringstream lines(meminfo);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with(name)) continue;
+    const uint64_t value = std::strtoull(line.c_str() + std::strlen(name) + 1, nullptr, 10);
+    return line.ends_with("kB") ? value << 10 : value;
+  }
+  return 0;
+}
+
+// What the two children share with this process. Between fork() and _exit() they call nothing but the kernel: another
+// thread may have held any lock at the fork.
+struct Trial {
+  std::atomic<pid_t> reader_may_start{0};  // release by the parent, acquire by the reader: the pid to read
+  int error_number;
+};
+
+uint64_t g_secret = 0;  // private to each process; read across
+
+constexpr uint64_t kValue = 0x6d6f6563636cu;
+
+[[noreturn]] void be_read() {
+  g_secret = kValue;
+  for (;;) pause();
+}
+
+[[noreturn]] void read_other(Trial* trial) {
+  pid_t other = 0;
+  while ((other = trial->reader_may_start.load(std::memory_order_acquire)) == 0) sched_yield();
+  uint64_t value = 0;
+  iovec local = {&value, sizeof(value)}, remote = {&g_secret, sizeof(g_secret)};
+  for (int i = 0; i < 1000; ++i) {  // until the other has set its value
+    errno = 0;
+    const ssize_t n = process_vm_readv(other, &local, 1, &remote, 1, 0);
+    if (n != sizeof(value)) {
+      trial->error_number = errno != 0 ? errno : EIO;
+      _exit(1);
+    }
+    if (value == kValue) _exit(0);
+    timespec pause_time = {0, 1'000'000};
+    nanosleep(&pause_time, nullptr);
+  }
+  trial->error_number = EIO;
+  _exit(1);
+}
+
+Status try_cma() {
+  void* shared = mmap(nullptr, sizeof(Trial), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return system_error("shared memory for the trial of process_vm_readv", errno);
+  auto* trial = new (shared) Trial;
+  trial->error_number = 0;
+  Status status;
+  const pid_t target = fork();
+  if (target == 0) be_read();
+  const pid_t reader = target < 0 ? -1 : fork();
+  if (reader == 0) read_other(trial);
+  if (target < 0 || reader < 0) {
+    status = system_error("fork for the trial of process_vm_readv", errno);
+  } else {
+    trial->reader_may_start.store(target, std::memory_order_release);
+    int how = 0;
+    while (waitpid(reader, &how, 0) < 0 && errno == EINTR) continue;
+    if (!WIFEXITED(how) || WEXITSTATUS(how) != 0)
+      status = system_error("process_vm_readv between sibling processes",
+                            trial->error_number != 0 ? trial->error_number : EIO);
+  }
+  if (target > 0) {
+    kill(target, SIGKILL);
+    while (waitpid(target, nullptr, 0) < 0 && errno == EINTR) continue;
+  }
+  munmap(shared, sizeof(Trial));
+  return status;
+}
+
+}  // namespace
+
+HostLimits host_limits(const std::string& root) {
+  HostLimits l;
+  const Sysfs files(root.empty() ? "/" : root);
+  utsname name = {};
+  if (uname(&name) == 0) l.kernel = name.release;
+  cpu_set_t cpus;
+  if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) l.n_usable_cpus = static_cast<uint32_t>(CPU_COUNT(&cpus));
+  const std::string meminfo = files.read("proc/meminfo");
+  l.memory_bytes = entry(meminfo, "MemTotal:");
+  l.available_bytes = entry(meminfo, "MemAvailable:");
+  for (const char* path : {"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    const int64_t bytes = files.number(path, -1);
+    // Version 1 says "no limit" with a number near 2^63.
+    if (bytes > 0 && bytes < int64_t{1} << 60) l.cgroup_bytes = static_cast<uint64_t>(bytes);
+  }
+  struct statvfs shm = {};
+  if (statvfs((root + "/dev/shm").c_str(), &shm) == 0) {
+    l.has_shm = true;
+    l.shm_bytes = uint64_t{shm.f_blocks} * shm.f_frsize;
+    l.shm_free_bytes = uint64_t{shm.f_bavail} * shm.f_frsize;
+  }
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0) {
+    l.memlock_bytes = limit_of(limit.rlim_cur);
+    l.memlock_hard_bytes = limit_of(limit.rlim_max);
+  }
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    l.n_files = limit_of(limit.rlim_cur);
+    l.n_files_hard = limit_of(limit.rlim_max);
+  }
+  l.cma = try_cma();
+  l.yama_scope = static_cast<int>(files.number("proc/sys/kernel/yama/ptrace_scope", -1));
+  l.huge_pages_anonymous = chosen(files.read("sys/kernel/mm/transparent_hugepage/enabled"));
+  l.huge_pages_shared = chosen(files.read("sys/kernel/mm/transparent_hugepage/shmem_enabled"));
+  l.n_huge_pages = entry(meminfo, "HugePages_Total:");
+  l.n_free_huge_pages = entry(meminfo, "HugePages_Free:");
+  l.huge_page_bytes = entry(meminfo, "Hugepagesize:");
+  l.nvidia_module = files.read("proc/driver/nvidia/version");
+  l.nvidia_module = l.nvidia_module.substr(0, l.nvidia_module.find('\n'));
+  const std::string modules = format("\n{}", files.read("proc/modules"));
+  l.peer_memory = modules.find("\nnvidia_peermem ") != std::string::npos;
+  l.infiniband_dev = files.exists("dev/infiniband");
+  return l;
+}
+
+}  // namespace moeccl::driver

@@ -1,0 +1,37 @@
+// NVIDIA GPUs by NVML, opened when asked for. Reads only and touches no CUDA context, so it is safe before fork().
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/base/status.h"
+
+namespace moeccl::driver {
+
+struct NvmlLink {
+  enum class Remote : uint8_t { kGpu, kCpu, kSwitch, kUnknown };
+  Remote remote = Remote::kUnknown;
+  std::string remote_pci;   // as NVML writes it, "00000000:3B:00.0"; "" when it does not tell
+  double bytes_per_ns = 0;  // of one link each way, from its version; 0: not known
+};
+
+struct NvmlGpu {
+  uint32_t index = 0;
+  std::string name, uuid, pci;
+  uint64_t memory_bytes = 0;
+  int compute_major = 0, compute_minor = 0;
+  uint32_t pcie_generation = 0, pcie_lanes = 0;  // what the slot and the GPU can do together
+  std::vector<NvmlLink> links;                   // active NVLinks, one entry each
+  std::vector<bool> reads_peer;                  // [n_gpus]: may read that GPU's memory
+};
+
+struct NvmlReport {
+  std::string driver_version;
+  std::vector<NvmlGpu> gpus;
+};
+
+// `library`: a path instead of libnvidia-ml.so.1. Unsupported when there is no such library, or no driver behind it.
+Result<NvmlReport> ask_nvml(const std::string& library = "");
+
+}  // namespace moeccl::driver

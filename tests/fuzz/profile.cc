@@ -1,0 +1,18 @@
+// Any JSON as a measured profile: refused with its place, or a profile that comes back from its own text.
+#include "src/plan/profile_file.h"
+
+#include "tests/fuzz/fuzz.h"
+
+using namespace moeccl;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto profile = plan::read_profile(text_of(data, size), "f.json");
+  if (!profile.ok()) {
+    FUZZ_CHECK(profile.status().message().starts_with("f.json"));
+    return 0;
+  }
+  const std::string text = plan::write_profile(profile.value(), "note", "topology");
+  const auto again = plan::read_profile(text, "again.json");
+  FUZZ_CHECK(again.ok() && plan::write_profile(again.value(), "note", "topology") == text);
+  return 0;
+}

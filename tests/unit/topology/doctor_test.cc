@@ -1,0 +1,146 @@
+#include "topology/doctor.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "tests/unit/topology/fixture.h"
+#include "topology/svg.h"
+#include "topology/xml.h"
+
+namespace moeccl::topology {
+namespace {
+
+driver::HostLimits good_limits() {
+  driver::HostLimits l;
+  l.kernel = "6.1.0";
+  l.n_usable_cpus = 8;
+  l.memory_bytes = l.available_bytes = uint64_t{64} << 30;
+  l.has_shm = true;
+  l.shm_bytes = l.shm_free_bytes = uint64_t{32} << 30;
+  l.memlock_bytes = l.memlock_hard_bytes = driver::kUnlimited;
+  l.n_files = l.n_files_hard = 1 << 20;
+  l.huge_pages_anonymous = "madvise";
+  l.nvidia_module = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54";
+  l.peer_memory = l.infiniband_dev = true;
+  return l;
+}
+
+const Finding* find(const std::vector<Finding>& all, const std::string& what) {
+  for (const Finding& f : all)
+    if (f.what.find(what) != std::string::npos) return &f;
+  return nullptr;
+}
+
+TEST(Doctor, EachProblemHasItsFix) {
+  Discovery d;
+  d.graph = fixture("shared_nics");
+  d.graph.nodes[0].sources = {"hwloc"};
+  for (Node& node : d.graph.nodes)
+    if (node.kind == NodeKind::kNic) node.sources.push_back("verbs");
+  driver::HostLimits l = good_limits();
+  l.cma = system_error("process_vm_readv between sibling processes", EPERM);
+  l.yama_scope = 1;
+  l.memlock_bytes = 64 << 10;
+  l.shm_bytes = 64 << 20;
+  l.n_files = 1024;
+  l.n_files_hard = 4096;
+  l.cgroup_bytes = 4 << 20;
+  l.huge_pages_anonymous = "never";
+  l.infiniband_dev = l.peer_memory = false;
+  l.nvidia_module.clear();
+  const DoctorFacts facts{&d, &l, 8, false};
+  const std::vector<Finding> all = examine(facts);
+  const std::pair<const char*, const char*> expected[] = {
+      {"kernel.yama.ptrace_scope is 1", "sysctl kernel.yama.ptrace_scope=0"},
+      {"locked memory is limited to 64 KiB", "ulimit -l unlimited"},
+      {"/dev/shm has 64 MiB", "--shm-size"},
+      {"1024 open files", "ulimit -n 4096"},
+      {"control group may use 4 MiB", "memory limit"},
+      {"huge pages are off", "transparent_hugepage/enabled"},
+      {"no /dev/infiniband", "modprobe ib_uverbs"},
+      {"no driver answers for it", "install NVIDIA's driver"},
+      {"nvidia_peermem is not loaded", "modprobe nvidia_peermem"},
+      {"across the sockets", "nearer"},
+  };
+  for (const auto& [what, fix] : expected) {
+    const Finding* f = find(all, what);
+    ASSERT_NE(f, nullptr) << what;
+    EXPECT_NE(f->verdict, Verdict::kGood) << what;
+    EXPECT_NE(f->fix.find(fix), std::string::npos) << f->fix;
+  }
+  for (const Finding& f : all) EXPECT_EQ(f.fix.empty(), f.verdict == Verdict::kGood) << f.what;
+  const std::string page = doctor_page(facts);
+  EXPECT_NE(page.find("  BAD   "), std::string::npos);
+  EXPECT_NE(page.find("28 pairs: shared memory with staging (two copies); GPU buffers pass through the host"),
+            std::string::npos)
+      << page;
+}
+
+TEST(Doctor, PairsGetWhatTheyCan) {
+  EXPECT_EQ(choose_transport({.same_process = true}).transport, "direct access: threads of one process");
+  EXPECT_TRUE(choose_transport({.same_process = true}).why_not_better.empty());
+  EXPECT_NE(choose_transport({.reads_allowed = true}).transport.find("one copy"), std::string::npos);
+  EXPECT_NE(choose_transport({}).transport.find("two copies"), std::string::npos);
+  EXPECT_NE(choose_transport({.reads_allowed = true, .gpus = true, .nvlink = true}).why_not_better.find("NVLink joins"),
+            std::string::npos);
+}
+
+TEST(Doctor, PortsThatCannotRunAtTheirRate) {
+  Discovery d;
+  d.graph = fixture("sub_numa");
+  Node* nic = d.graph.find("pci:0000:19:00.0");
+  ASSERT_NE(nic, nullptr);
+  nic->ports[0].gbit = 100;  // on a PCIe link of 7.88 GB/s
+  nic->ports[0].layer = LinkLayer::kEthernet;
+  nic->ports[0].mtu_bytes = 1500;
+  const driver::HostLimits l = good_limits();
+  const auto slow = examine({&d, &l, 2, false});
+  ASSERT_NE(find(slow, "PCIe link carries only 7.88 GB/s"), nullptr);
+  EXPECT_EQ(find(slow, "PCIe link carries only")->verdict, Verdict::kProblem);
+  nic->ports[0].gbit = 25;
+  const auto small = examine({&d, &l, 2, false});
+  ASSERT_NE(find(small, "small for this rate"), nullptr);
+  EXPECT_NE(find(small, "small for this rate")->fix.find("ip link set eth0 mtu 9000"), std::string::npos);
+}
+
+// On this machine, whatever it is: the page is whole and the trial of process_vm_readv gives an answer.
+TEST(Doctor, ThisHost) {
+  const auto& host = discover_host();
+  ASSERT_TRUE(host.ok());
+  const driver::HostLimits limits = driver::host_limits();
+  EXPECT_GT(limits.memory_bytes, 0u);
+  EXPECT_GT(limits.n_usable_cpus, 0u);
+  EXPECT_GT(limits.n_files, 0u);
+  const std::string page = doctor_page({&host.value(), &limits, 4, false});
+  for (const char* part :
+       {"MoECCL doctor: ", "found\n", "limits\n", "network\n", "gpus\n", "transports of 4 ranks", "notes"})
+    EXPECT_NE(page.find(part), std::string::npos) << page;
+  EXPECT_NE(page.find(limits.cma.ok() ? "process_vm_readv between processes works" : "process_vm_readv"),
+            std::string::npos);
+}
+
+TEST(Doctor, LimitsFromAnotherRoot) {
+  const driver::HostLimits l = driver::host_limits("/nonexistent");
+  EXPECT_EQ(l.yama_scope, -1);
+  EXPECT_FALSE(l.has_shm);
+  EXPECT_EQ(l.cgroup_bytes, driver::kUnlimited);
+}
+
+TEST(Svg, PicturesAreWholeAndSafe) {
+  for (const char* name : {"dgx", "two_islands", "this_machine", "sub_numa"}) {
+    Graph graph = fixture(name);
+    graph.nodes[0].name = "<script>\"&\x01";
+    const std::string svg = to_svg({&graph, 1});
+    const auto read = parse_xml(svg, "picture.svg");
+    ASSERT_TRUE(read.ok()) << read.status().message();
+    EXPECT_EQ(read.value().name, "svg");
+    EXPECT_EQ(svg.find("<script"), std::string::npos);
+    size_t n_boxes = 0;
+    for (const XmlElement& child : read.value().children) n_boxes += child.name == "rect";
+    EXPECT_EQ(n_boxes, graph.nodes.size() + 1) << name;
+  }
+}
+
+}  // namespace
+}  // namespace moeccl::topology

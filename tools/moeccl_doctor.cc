@@ -1,0 +1,35 @@
+#include <moeccl/moeccl.h>
+
+#include <cstdio>
+#include <string>
+
+#include "tools/moeccl_topo.h"
+
+namespace {
+int n_ranks = 0;
+}
+
+CLI::App* add_doctor(CLI::App& app) {
+  CLI::App* doctor = app.add_subcommand("doctor", "what was found here, which transports ranks would use, what to fix");
+  doctor->add_option("--ranks", n_ranks, "ranks on this host; default: one for each GPU, or each core")
+      ->check(CLI::Range(0, 65536));
+  return doctor;
+}
+
+// 0: no problem; 1: there are problems, or it could not look.
+int run_doctor() {
+  std::string page(size_t{1} << 16, '\0');
+  size_t needed = 0;
+  int n_bad = 0;
+  moecclResult_t rc = moecclDoctor(n_ranks, page.data(), page.size(), &needed, &n_bad);
+  if (rc == moecclSuccess && needed > page.size()) {
+    page.resize(needed);
+    rc = moecclDoctor(n_ranks, page.data(), page.size(), nullptr, &n_bad);
+  }
+  if (rc != moecclSuccess) {
+    std::fprintf(stderr, "doctor: %s\n", moecclGetLastError(nullptr));
+    return 1;
+  }
+  std::fputs(page.c_str(), stdout);
+  return n_bad == 0 ? 0 : 1;
+}

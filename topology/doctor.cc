@@ -1,0 +1,298 @@
+#include "topology/doctor.h"
+
+#include <algorithm>
+#include <map>
+
+#include "topology/assign.h"
+#include "topology/text.h"
+#include "topology/tree.h"
+
+namespace moeccl::topology {
+
+namespace {
+
+using driver::HostLimits;
+using driver::kUnlimited;
+
+class Findings {
+ public:
+  explicit Findings(const char* section) : section_(section) {}
+  void good(const std::string& what) { all_.push_back({Verdict::kGood, section_, what, ""}); }
+  void note(const std::string& what, const std::string& fix) { all_.push_back({Verdict::kNote, section_, what, fix}); }
+  void problem(const std::string& what, const std::string& fix) {
+    all_.push_back({Verdict::kProblem, section_, what, fix});
+  }
+  void append_to(std::vector<Finding>& all) const { all.insert(all.end(), all_.begin(), all_.end()); }
+
+ private:
+  std::string section_;
+  std::vector<Finding> all_;
+};
+
+bool told_by(const Node& node, std::string_view source) {
+  return std::find(node.sources.begin(), node.sources.end(), source) != node.sources.end();
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+Findings found(const Discovery& d) {
+  Findings f("found");
+  const bool gpus = !d.graph.of_kind(NodeKind::kGpu).empty();
+  for (const ProbeReport& p : d.probes) {
+    if (p.status.ok()) {
+      f.good(format("{}: {} ({} things)", p.probe.name, p.probe.gives, p.n_nodes));
+      continue;
+    }
+    const std::string_view name = p.probe.name;
+    const std::string what = format("no {}: {}", name, first_line(p.status.message()));
+    if (gpus && name == "nvml") {
+      f.problem(what + "; there are GPUs on the PCI bus", p.probe.remedy);
+    } else {
+      f.note(what, p.probe.remedy);
+    }
+  }
+  for (const std::string& note : d.graph.notes) f.note(note, "nothing, unless a figure below looks wrong");
+  return f;
+}
+
+std::string size_or_unlimited(uint64_t bytes) { return bytes == kUnlimited ? "unlimited" : bytes_text(bytes); }
+
+Findings limits(const HostLimits& l, const Graph& graph, bool reads_disabled) {
+  Findings f("limits");
+  if (reads_disabled) {
+    f.note("process_vm_readv is switched off by MOECCL_NO_CMA=1: private buffers are copied twice",
+           "unset MOECCL_NO_CMA, or take buffers from moecclMemAlloc");
+  } else if (l.cma.ok()) {
+    f.good("process_vm_readv between processes works: private buffers are copied once");
+  } else {
+    f.problem(format("{}{}: private buffers are copied twice", l.cma.message(),
+                     l.yama_scope > 0 ? format(" (kernel.yama.ptrace_scope is {})", l.yama_scope) : ""),
+              l.yama_scope > 0 ? "sysctl kernel.yama.ptrace_scope=0, or take buffers from moecclMemAlloc"
+                               : "docker: --cap-add SYS_PTRACE or a seccomp profile that allows process_vm_readv; or "
+                                 "take buffers from moecclMemAlloc");
+  }
+  const bool rdma =
+      std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& n) { return told_by(n, "verbs"); });
+  if (l.memlock_bytes == kUnlimited || l.memlock_bytes >= l.memory_bytes) {
+    f.good("locked memory: " + size_or_unlimited(l.memlock_bytes));
+  } else {
+    const std::string what = format("locked memory is limited to {}", bytes_text(l.memlock_bytes));
+    const char* fix = "ulimit -l unlimited; systemd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1";
+    rdma ? f.problem(what + ": RDMA registers all that it sends", fix) : f.note(what + "; only RDMA needs more", fix);
+  }
+  if (!l.has_shm) {
+    f.note("there is no /dev/shm; MoECCL needs none (memfd), other libraries of the job may",
+           "mount a tmpfs on /dev/shm");
+  } else if (l.shm_bytes < uint64_t{1} << 30) {
+    f.note(
+        format("/dev/shm has {}; MoECCL needs none (memfd), other libraries of the job may", bytes_text(l.shm_bytes)),
+        "docker: --shm-size=8g");
+  } else {
+    f.good(format("/dev/shm: {} free of {}", bytes_text(l.shm_free_bytes), bytes_text(l.shm_bytes)));
+  }
+  if (l.cgroup_bytes != kUnlimited && l.cgroup_bytes < l.memory_bytes)
+    f.note(format("this control group may use {} of {} memory", bytes_text(l.cgroup_bytes), bytes_text(l.memory_bytes)),
+           "raise the container's memory limit if ranks are killed; MOECCL_STAGING_BYTES lowers what each holds");
+  if (l.n_files < 4096) {
+    f.note(format("{} open files are allowed; a rank needs about two for each peer", l.n_files),
+           l.n_files_hard > l.n_files ? format("ulimit -n {}", std::min<uint64_t>(l.n_files_hard, 65536))
+                                      : "raise the hard limit of open files (limits.conf, LimitNOFILE)");
+  } else {
+    f.good(format("open files: {}", l.n_files == kUnlimited ? "unlimited" : format("{}", l.n_files)));
+  }
+  if (l.huge_pages_anonymous == "never" || l.huge_pages_anonymous.empty()) {
+    f.note(
+        "transparent huge pages are off: reads between processes run at about half the rate (8 against 15 GB/s "
+        "measured)",
+        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+  } else {
+    f.good(format("transparent huge pages: {} for private memory, {} for shared; {} reserved huge pages",
+                  l.huge_pages_anonymous, l.huge_pages_shared.empty() ? "none" : l.huge_pages_shared, l.n_huge_pages));
+  }
+  return f;
+}
+
+void examine_port(Findings& f, const Node& nic, const Port& port) {
+  const std::string name = port.interface.empty() ? label(nic) : format("{} {}", label(nic), port.interface);
+  const std::string at = nic.ports.size() > 1 ? format("{} port {}", name, port.number) : name;
+  if (port.state == PortState::kDown) {
+    f.note(at + " is down", "ip link set up, a cable, or the subnet manager (InfiniBand); unused ports may stay so");
+    return;
+  }
+  std::string facts = at + ":";
+  if (port.layer != LinkLayer::kUnknown) facts += format(" {}", layer_name(port.layer));
+  facts += port.gbit > 0 ? format(" {:g} Gbit/s", port.gbit) : " rate not known";
+  if (port.mtu_bytes > 0) facts += format(", mtu {}", port.mtu_bytes);
+  if (!port.address.empty()) facts += ", " + port.address;
+  const bool fast = port.gbit >= 10 && port.layer == LinkLayer::kEthernet && !port.interface.empty();
+  if (nic.uplink.bytes_per_ns > 0 && port.gbit / 8 > nic.uplink.bytes_per_ns * 1.02) {
+    f.problem(facts + format("; its PCIe link carries only {}", rate_text(nic.uplink.bytes_per_ns)),
+              "put the card into a slot with more lanes, or check its seating (lspci -vv: LnkSta)");
+  } else if (fast && port.mtu_bytes > 0 && port.mtu_bytes <= 1500) {
+    f.note(facts + ": small for this rate",
+           format("ip link set {} mtu 9000, if the switches carry it", port.interface));
+  } else if (port.gbit <= 0) {
+    f.note(facts + " (virtual machines often do not tell it)",
+           "nothing: calibration measures it, or give it in a topology file");
+  } else {
+    f.good(facts);
+  }
+}
+
+Findings network(const Graph& graph, const HostLimits& l) {
+  Findings f("network");
+  const auto nics = graph.of_kind(NodeKind::kNic);
+  for (const Node* nic : nics)
+    for (const Port& port : nic->ports) examine_port(f, *nic, port);
+  if (nics.empty()) f.note("no network interface but loopback: ranks reach this host alone", "attach a network");
+  const bool rdma_card = std::any_of(nics.begin(), nics.end(), [](const Node* n) {
+    return std::any_of(n->os_devices.begin(), n->os_devices.end(),
+                       [](const std::string& d) { return d.starts_with("mlx"); });
+  });
+  if (rdma_card && !l.infiniband_dev)
+    f.problem("there are RDMA devices and no /dev/infiniband",
+              "docker: --device /dev/infiniband; host: modprobe ib_uverbs");
+  if (!assign_nics(graph).choices.empty() && !graph.of_kind(NodeKind::kGpu).empty()) {
+    const NicAssignment a = assign_nics(graph);
+    for (size_t i = 0; i < a.choices.size(); ++i) {
+      const Distance d = crossing(graph, *a.users[i], *a.nics[a.choices[i].nics[0]]).distance;
+      if (d == Distance::kHost)
+        f.note(format("{} uses {} across the sockets", label(*a.users[i]), label(*a.nics[a.choices[i].nics[0]])),
+               "a NIC on the GPU's own socket would be nearer");
+    }
+  }
+  return f;
+}
+
+Findings gpus(const Graph& graph, const HostLimits& l) {
+  Findings f("gpus");
+  const auto all = graph.of_kind(NodeKind::kGpu);
+  if (all.empty()) {
+    f.good(l.nvidia_module.empty() ? "no GPU and no NVIDIA driver: the host backend runs, which is complete"
+                                   : "no GPU is visible, though the driver is loaded: " + l.nvidia_module);
+    if (!l.nvidia_module.empty())
+      f.note("the driver sees no GPU for this process", "check CUDA_VISIBLE_DEVICES and --gpus");
+    return f;
+  }
+  for (const Node* gpu : all) {
+    if (told_by(*gpu, "nvml") || told_by(*gpu, "cuda")) {
+      f.good(format("{} {}: {}", label(*gpu), gpu->name, bytes_text(gpu->memory_bytes)));
+    } else {
+      f.problem(label(*gpu) + " is on the PCI bus, but no driver answers for it",
+                l.nvidia_module.empty() ? "install NVIDIA's driver; in a container use --gpus all"
+                                        : "dmesg | grep -i xid; in a container use --gpus all");
+    }
+  }
+  const bool rdma =
+      std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& n) { return told_by(n, "verbs"); });
+  if (rdma && !l.peer_memory)
+    f.note("nvidia_peermem is not loaded: RDMA goes through host memory unless DMA-BUF works",
+           "modprobe nvidia_peermem");
+  return f;
+}
+
+// Pairs with the same answer together: "0-3 with 4-7".
+std::string pairs_text(const DoctorFacts& facts) {
+  const Graph& graph = facts.discovery->graph;
+  const std::vector<Seat> seats = default_seats(graph, 0, facts.n_ranks);
+  if (seats.size() < 2) return "  one rank: no pairs\n";
+  if (seats.size() > 1024) return "  more than 1024 ranks on one host: not listed\n";
+  const auto islands = nvlink_islands(graph);
+  const auto all = graph.of_kind(NodeKind::kGpu);
+  std::map<std::string, size_t> island_of;
+  for (size_t i = 0; i < islands.size(); ++i)
+    for (const uint32_t g : islands[i]) island_of[all[g]->id] = i;
+  struct Group {
+    size_t n = 0;
+    std::pair<size_t, size_t> example;
+  };
+  std::map<std::pair<std::string, std::string>, Group> groups;
+  for (size_t a = 0; a < seats.size(); ++a)
+    for (size_t b = a + 1; b < seats.size(); ++b) {
+      PairFacts pair;
+      pair.reads_allowed = facts.limits->cma.ok() && !facts.reads_disabled;
+      const auto x = island_of.find(seats[a].node), y = island_of.find(seats[b].node);
+      pair.gpus = x != island_of.end() && y != island_of.end();
+      pair.same_gpu = pair.gpus && seats[a].node == seats[b].node;
+      pair.nvlink = pair.gpus && x->second == y->second && !pair.same_gpu;
+      for (const Link& link : graph.links)
+        if (link.kind == LinkKind::kPeer && ((link.a == seats[a].node && link.b == seats[b].node) ||
+                                             (link.a == seats[b].node && link.b == seats[a].node)))
+          pair.peer_access = true;
+      const TransportChoice choice = choose_transport(pair);
+      Group& group = groups[{choice.transport, choice.why_not_better}];
+      if (group.n++ == 0) group.example = {a, b};
+    }
+  const size_t n_pairs = seats.size() * (seats.size() - 1) / 2;
+  std::string text;
+  for (const auto& [answer, group] : groups) {
+    const std::string which = group.n == n_pairs ? format("all {} pairs", n_pairs)
+                                                 : format("{} of {} pairs, such as {} and {}", group.n, n_pairs,
+                                                          group.example.first, group.example.second);
+    text += format("  {}: {}\n", which, answer.first);
+    if (!answer.second.empty()) text += format("        not better because {}\n", answer.second);
+  }
+  return text;
+}
+
+}  // namespace
+
+TransportChoice choose_transport(const PairFacts& facts) {
+  TransportChoice choice;
+  if (facts.same_process) {
+    choice.transport = "direct access: threads of one process";
+  } else if (facts.reads_allowed) {
+    choice.transport = "shared memory, and process_vm_readv for private buffers (one copy)";
+    choice.why_not_better = "only ranks that are threads of one process, or buffers of moecclMemAlloc, need no copy";
+  } else {
+    choice.transport = "shared memory with staging (two copies)";
+    choice.why_not_better =
+        "process_vm_readv is not allowed, see limits; buffers of moecclMemAlloc are reached without it";
+  }
+  if (!facts.gpus) return choice;
+  choice.transport += "; GPU buffers pass through the host";
+  choice.why_not_better = facts.same_gpu      ? "both ranks use one GPU; "
+                          : facts.nvlink      ? "NVLink joins them; "
+                          : facts.peer_access ? "they can read each other over PCIe; "
+                                              : "the driver allows no peer access between them; ";
+  choice.why_not_better += "this page speaks of the host backend, whose transports move host memory";
+  return choice;
+}
+
+std::vector<Finding> examine(const DoctorFacts& facts) {
+  std::vector<Finding> all;
+  const Graph& graph = facts.discovery->graph;
+  found(*facts.discovery).append_to(all);
+  limits(*facts.limits, graph, facts.reads_disabled).append_to(all);
+  network(graph, *facts.limits).append_to(all);
+  gpus(graph, *facts.limits).append_to(all);
+  return all;
+}
+
+std::string doctor_page(const DoctorFacts& facts) {
+  const Graph& graph = facts.discovery->graph;
+  const Node& host = graph.nodes[0];
+  std::string text =
+      format("MoECCL doctor: {}, {} core{} ({} usable processors), {} memory, Linux {}\n",
+             host.name.empty() ? "this host" : "host " + host.name, host.n_cores, host.n_cores == 1 ? "" : "s",
+             facts.limits->n_usable_cpus, bytes_text(facts.limits->memory_bytes), facts.limits->kernel);
+  std::string section;
+  size_t n_problems = 0, n_notes = 0;
+  for (const Finding& f : examine(facts)) {
+    if (f.section != section) text += (section = f.section) + "\n";
+    n_problems += f.verdict == Verdict::kProblem;
+    n_notes += f.verdict == Verdict::kNote;
+    text += format("  {:5} {}\n",
+                   f.verdict == Verdict::kGood   ? "ok"
+                   : f.verdict == Verdict::kNote ? "note"
+                                                 : "BAD",
+                   f.what);
+    if (!f.fix.empty()) text += format("        fix: {}\n", f.fix);
+  }
+  text += format("transports of {} ranks, a process each\n", default_seats(graph, 0, facts.n_ranks).size());
+  text += pairs_text(facts);
+  text += format("{} problem{}, {} note{}\n", n_problems, n_problems == 1 ? "" : "s", n_notes, n_notes == 1 ? "" : "s");
+  return text;
+}
+
+}  // namespace moeccl::topology
