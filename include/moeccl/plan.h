@@ -20,9 +20,12 @@ typedef enum {
   moecclOpScatter = 8,
   moecclOpSendRecv = 9,
   moecclOpDispatch = 10,
-  moecclOpCombine = 11
+  moecclOpCombine = 11,
+  moecclOpExpertAllReduce = 12, /* experts.h */
+  moecclOpCollectGradients = 13,
+  moecclOpPlaceWeights = 14
 } moecclOp_t;
-#define MOECCL_NUM_OPS 12
+#define MOECCL_NUM_OPS 15
 
 typedef struct {
   size_t size;         /* sizeof(moecclPlanInfo_t), set by the caller */

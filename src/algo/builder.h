@@ -58,6 +58,12 @@ class ProgramBuilder {
 
   void put(Ref dst, Ref src) { move(StepKind::kPut, dst, src); }
   void copy(Ref dst, Ref src) { move(StepKind::kCopy, dst, src); }
+  // A row step of one source with its list in the Binding.
+  void rows(StepKind kind, Ref dst, Ref src, uint32_t list) {
+    Step& step = add(kind, {&src, 1});
+    step.dst = dst;
+    step.rows = list;
+  }
   // dst = srcs in this order. `final`: the result is what the user gets.
   void reduce(Ref dst, std::span<const Ref> srcs, bool final, bool read_again = false) {
     Step& step = add(StepKind::kReduce, srcs);
@@ -65,6 +71,9 @@ class ProgramBuilder {
     step.final_reduce = final;
     step.read_again = read_again;
   }
+
+  // Of the step before, a final reduction.
+  void divide(uint32_t divisor) { program_.lanes.back().steps.back().divisor = divisor; }
 
   void signal(uint32_t peer, uint32_t sig) { synchronise(StepKind::kSignal, peer, sig, 0); }
   void wait(uint32_t peer, uint32_t sig, uint32_t lag = 0) { synchronise(StepKind::kWait, peer, sig, lag); }

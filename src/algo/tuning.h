@@ -33,6 +33,12 @@ inline constexpr uint64_t kFlatAllReduce = 512 << 10;  // of the message
 inline constexpr uint64_t kHierAllReduce = 1 << 20;    // of the message
 inline constexpr uint64_t kHierBlocks = 128 << 10;     // of a rank's block
 
+// Replicated experts. All ranks' staging in flight together; of an expert, at least; the same without staging.
+inline constexpr uint64_t kExpertReduce = 96 << 20;
+inline constexpr uint64_t kExpertLeast = 64 << 10;
+inline constexpr uint64_t kExpertDirect = 256 << 10;
+inline constexpr uint64_t kExpertMove = 256 << 10;  // of what one rank sends to another
+
 // Rotations. Two let a rank fill one while peers read the other: a signal of chunk c+1 then says that chunk c is free.
 inline constexpr uint32_t kOverlap = 2;
 // Where data flows one way only, a credit comes back after this many chunks, so that ranks seldom wait for it.

@@ -29,6 +29,10 @@ Status check_op(moecclOp_t op) {
                  "op is {}: its plan depends on the routing, ask moecclMoeExplain or moecclRoutingGetInfo",
                  exec::op_name(op));
   }
+  if (op > moecclOpCombine) {
+    return error(moecclInvalidArgument, "op is {}: its plan depends on the placement, ask moecclExpertExplain",
+                 exec::op_name(op));
+  }
   if (op == moecclOpSendRecv) return error(moecclInvalidArgument, "op is sendrecv: messages need no plan");
   return {};
 }

@@ -80,7 +80,7 @@ Status Selector::force_from_text(const std::string& text) {
 }
 
 Status Selector::force(moecclOp_t op, const std::string& algorithm) {
-  const bool moe = op == moecclOpDispatch || op == moecclOpCombine;
+  const bool moe = op >= moecclOpDispatch;  // plans of a routing or a placement
   const bool automatic = algorithm.empty() || algorithm == "auto";
   if (!automatic && !moe && algo::find(op, algorithm) == nullptr) {
     return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", algorithm, exec::op_name(op),

@@ -266,7 +266,7 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
   args.scales = any_scaled ? scales_.data() : nullptr;
   args.count = dst.length;
   args.n_srcs = s.n_srcs;
-  args.divisor = s.final_reduce ? op_.divisor : 0;
+  args.divisor = !s.final_reduce ? 0 : s.divisor > 0 ? s.divisor : op_.divisor;
   args.stream = !s.read_again && uses_stream(s.dst, dst.length * op_.element_bytes);
   f.kernels->reduce[op_.signature.type][static_cast<size_t>(op_.reduce)](args);
   return Progress::kMoved;

@@ -6,9 +6,10 @@
 namespace moeccl::exec {
 
 const char* op_name(moecclOp_t op) {
-  static constexpr const char* kNames[MOECCL_NUM_OPS] = {"allreduce",      "reduce",   "broadcast", "allgather",
-                                                         "reduce_scatter", "alltoall", "alltoallv", "gather",
-                                                         "scatter",        "sendrecv", "dispatch",  "combine"};
+  static constexpr const char* kNames[MOECCL_NUM_OPS] = {
+      "allreduce", "reduce",    "broadcast",        "allgather",         "reduce_scatter",
+      "alltoall",  "alltoallv", "gather",           "scatter",           "sendrecv",
+      "dispatch",  "combine",   "expert_allreduce", "collect_gradients", "place_weights"};
   const auto i = static_cast<uint32_t>(op);
   return i < MOECCL_NUM_OPS ? kNames[i] : "unknown operation";
 }
@@ -49,6 +50,8 @@ std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t ra
   if (a.type != b.type) return say("type", type_name(a.type), type_name(b.type));
   if (a.reduce != b.reduce) return say("operator", reduce_name(a.reduce), reduce_name(b.reduce));
   if (a.root != b.root) return say("root", format("{}", a.root), format("{}", b.root));
+  if (a.op >= moecclOpExpertAllReduce)
+    return say("placement", format("placement and plan {:016x}", a.plan), format("{:016x}", b.plan));
   return say("plan", format("plan {:016x}", a.plan),
              format("plan {:016x} (MOECCL_PLAN, the topology or the profile differs)", b.plan));
 }

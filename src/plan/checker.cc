@@ -104,6 +104,33 @@ Status check_blocks(const CheckInput& input, const SymbolicRun& run, const std::
   return {};
 }
 
+Status check_placed_blocks(const CheckInput& input, const SymbolicRun& run) {
+  const Values& values = run.values();
+  for (uint32_t r = 0; r < input.plan.shape.n_ranks; ++r) {
+    const uint64_t count = input.bindings[r].count;
+    const std::vector<ExpectedRow>& blocks = input.blocks->output[r];
+    for (uint64_t at = 0; at < blocks.size() * count; ++at) {
+      const ExpectedRow& block = blocks[at / count];
+      const uint64_t i = at % count;
+      if (block.any) continue;
+      std::vector<Term> terms = block.terms;
+      for (Term& term : terms) term.unit = static_cast<uint32_t>(term.unit * count + i);
+      std::sort(terms.begin(), terms.end(), term_less);
+      const ValueId value = run.output(r, at);
+      if (value == kUndefined || !values.holds(value, terms))
+        return error(
+            moecclInternalError,
+            "rank {} ends with {} in element {} of output block {}: it must be the sum of {} blocks, the first "
+            "{} * in[{}] of rank {}",
+            r, values.describe(value), i, at / count, terms.size(), terms[0].weight, terms[0].unit, terms[0].rank);
+      if (values.is_final(value) != (terms.size() > 1))
+        return error(moecclInternalError, "rank {}: element {} of output block {} {}", r, i, at / count,
+                     terms.size() > 1 ? "was not finished by a final_reduce" : "went through a final_reduce");
+    }
+  }
+  return {};
+}
+
 Status check_rows(const CheckInput& input, const SymbolicRun& run) {
   for (uint32_t r = 0; r < input.plan.shape.n_ranks; ++r) {
     const std::vector<ExpectedRow>& rows = input.rows->output[r];
@@ -129,8 +156,10 @@ Status check_bindings(const CheckInput& input) {
   if (input.bindings.size() != n)
     return error(moecclInternalError, "{} bindings for {} ranks", input.bindings.size(), n);
   if (plan.chunking.n_chunks == 0) return error(moecclInternalError, "a plan runs at least one chunk");
-  const bool moves_rows = plan.shape.op == moecclOpDispatch || plan.shape.op == moecclOpCombine;
-  if (moves_rows && !input.rows) return error(moecclInternalError, "what dispatch and combine must yield is not given");
+  const bool of_rows = moves_rows(plan.shape.op);
+  if (of_rows && !input.rows) return error(moecclInternalError, "what the rows of Output must hold is not given");
+  if (plan.shape.op == moecclOpExpertAllReduce && !input.blocks)
+    return error(moecclInternalError, "what the blocks of Output must hold is not given");
   if (plan.shape.op == moecclOpSendRecv) return error(moecclUnsupported, "send and receive have no plan of all ranks");
   for (uint32_t r = 0; r < n; ++r) {
     const Binding& b = input.bindings[r];
@@ -149,7 +178,7 @@ Status check_bindings(const CheckInput& input) {
         return error(moecclInternalError, "rank {} sends {} elements to rank {}, which expects {}", p,
                      input.bindings[p].in_length[r], r, b.out_length[p]);
     const uint64_t longest = !b.in_length ? b.count : n == 0 ? 0 : *std::max_element(b.in_length, b.in_length + n);
-    if (!moves_rows && longest > 0 &&
+    if (!of_rows && longest > 0 &&
         plan.chunking.chunk < (longest + plan.chunking.n_chunks - 1) / plan.chunking.n_chunks)
       return error(moecclInternalError, "{} chunks of {} do not cover a block of {}", plan.chunking.n_chunks,
                    plan.chunking.chunk, longest);
@@ -167,6 +196,10 @@ Status check(const CheckInput& input) {
     if (input.rows) {
       const uint64_t in_size = input.rows->input_rows[r];
       users.push_back({0, in_size, in_size, input.rows->output[r].size()});
+    } else if (input.blocks) {
+      const bool in_place = input.in_place ? (*input.in_place)[r] : input.plan.shape.in_place;
+      const uint64_t in_size = input.blocks->input_blocks[r] * input.bindings[r].count;
+      users.push_back({0, in_size, in_place ? 0 : in_size, input.blocks->output[r].size() * input.bindings[r].count});
     } else {
       const bool in_place = input.in_place ? (*input.in_place)[r] : input.plan.shape.in_place;
       users.push_back(user_memory(input.plan.shape, input.bindings[r], r, in_place));
@@ -174,6 +207,7 @@ Status check(const CheckInput& input) {
   }
   SymbolicRun run(input, users);
   MOECCL_TRY(run.run());
+  if (input.blocks) return check_placed_blocks(input, run);
   return input.rows ? check_rows(input, run) : check_blocks(input, run, users);
 }
 

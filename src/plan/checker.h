@@ -40,14 +40,22 @@ struct RowExpectation {
   std::vector<std::vector<ExpectedRow>> output;  // [n_ranks][rows of Output]
 };
 
+// What each block of Output must hold, for operations of a placement; units are blocks: element i of the block is the
+// sum of element i of the terms' blocks.
+struct BlockExpectation {
+  std::vector<uint32_t> input_blocks;            // [n_ranks]
+  std::vector<std::vector<ExpectedRow>> output;  // [n_ranks][blocks of Output]
+};
+
 struct CheckInput {
   const Plan& plan;                      // with the programs of all ranks
   std::span<const Binding> bindings;     // [n_ranks]
-  const RowExpectation* rows = nullptr;  // instead of the operation's own meaning; required for dispatch and combine
+  const RowExpectation* rows = nullptr;  // instead of the operation's own meaning; required where rows move
   // [n_ranks] which ranks work in place; null: all or none, as the shape says.
   const std::vector<bool>* in_place = nullptr;
   // Elements that are moved and then used by nobody are no fault. Everything else is proved as ever.
   bool allow_waste = false;
+  const BlockExpectation* blocks = nullptr;  // required for operations of a placement that move blocks
 };
 
 // Success, or moecclInternalError with a sentence that names rank, lane, step and chunk and what is wrong there.

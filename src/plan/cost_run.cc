@@ -39,8 +39,8 @@ void CostRun::set_rates(uint32_t rank, uint32_t ranks_on_host) {
   const Shape& shape = plan_.shape;
   const Program& program = plan_.programs[rank];
   const Binding& b = bindings_[rank];
-  const uint64_t out_bytes = out_blocks(shape.op, shape.n_ranks) * b.count * b.element_bytes;
-  uint64_t footprint = out_bytes + in_blocks(shape.op, shape.n_ranks) * b.count * b.element_bytes;
+  const uint64_t out_bytes = out_blocks(shape) * b.count * b.element_bytes;
+  uint64_t footprint = out_bytes + in_blocks(shape) * b.count * b.element_bytes;
   footprint += uint64_t{program.n_slots} * program.depth * b.slot_elements * b.element_bytes;
   const uint32_t cores = std::max(1u, profile_.cores);
   Rank& r = ranks_[rank];

@@ -7,7 +7,15 @@
 
 namespace moeccl::plan {
 
-bool reduces(moecclOp_t op) { return op == moecclOpAllReduce || op == moecclOpReduce || op == moecclOpReduceScatter; }
+bool reduces(moecclOp_t op) {
+  return op == moecclOpAllReduce || op == moecclOpReduce || op == moecclOpReduceScatter ||
+         op == moecclOpExpertAllReduce;
+}
+
+bool moves_rows(moecclOp_t op) {
+  return op == moecclOpDispatch || op == moecclOpCombine || op == moecclOpCollectGradients ||
+         op == moecclOpPlaceWeights;
+}
 
 std::string ref_name(const Ref& ref) {
   const char* what = ref.buffer == Buffer::kInput    ? "input block"
@@ -34,8 +42,6 @@ bool is_rows(const Step& step) {
          step.kind == StepKind::kReduceRows;
 }
 
-bool moves_rows(moecclOp_t op) { return op == moecclOpDispatch || op == moecclOpCombine; }
-
 // The first thing wrong with a Ref, "" when nothing is.
 std::string ref_fault(const Plan& plan, const Program& program, const Step& step, const Ref& ref, bool is_dst) {
   const Shape& shape = plan.shape;
@@ -49,8 +55,7 @@ std::string ref_fault(const Plan& plan, const Program& program, const Step& step
     return "";
   }
   if (is_dst && ref.buffer == Buffer::kInput) return "an Input is never written";
-  const uint32_t blocks =
-      ref.buffer == Buffer::kInput ? in_blocks(shape.op, shape.n_ranks) : out_blocks(shape.op, shape.n_ranks);
+  const uint32_t blocks = ref.buffer == Buffer::kInput ? in_blocks(shape) : out_blocks(shape);
   if (ref.index >= blocks) return format("there are {} blocks", blocks);
   if (own) return "";
   if (shape.scaled && reduces(shape.op) && ref.buffer == Buffer::kInput)
@@ -69,9 +74,11 @@ std::string shape_fault(const Plan& plan, const Program& program, const Step& st
   const bool own_src = step.n_srcs > 0 && program.srcs[step.first_src].rank == program.rank;
   if (step.final_reduce && step.kind != StepKind::kReduce && step.kind != StepKind::kReduceRows)
     return "final_reduce belongs to reductions";
+  if (step.divisor > 0 && !(step.final_reduce && step.kind == StepKind::kReduce))
+    return "a divisor belongs to the last reduction";
   if (is_rows(step) != (step.rows != kNoRows)) return "row steps, and they alone, have a row list";
-  if (is_rows(step) && !moves_rows(plan.shape.op)) return "row steps belong to dispatch and combine";
-  if (!is_rows(step) && moves_rows(plan.shape.op)) return "dispatch and combine move rows, not blocks";
+  if (is_rows(step) && !moves_rows(plan.shape.op)) return "this operation moves blocks, not rows";
+  if (!is_rows(step) && moves_rows(plan.shape.op)) return "this operation moves rows, not blocks";
   switch (step.kind) {
     case StepKind::kSignal:
     case StepKind::kWait:

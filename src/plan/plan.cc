@@ -122,4 +122,12 @@ uint32_t out_blocks(moecclOp_t op, uint32_t n_ranks) {
   }
 }
 
+uint32_t in_blocks(const Shape& shape) {
+  return shape.most_in_blocks > 0 ? shape.most_in_blocks : in_blocks(shape.op, shape.n_ranks);
+}
+
+uint32_t out_blocks(const Shape& shape) {
+  return shape.most_out_blocks > 0 ? shape.most_out_blocks : out_blocks(shape.op, shape.n_ranks);
+}
+
 }  // namespace moeccl::plan

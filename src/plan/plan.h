@@ -69,6 +69,7 @@ struct Step {
   uint32_t rows = kNoRows;             // number of the row list in the Binding: k*Rows
   bool final_reduce = false;           // kReduce, kReduceRows: apply the divisor of Avg (and store for the user)
   bool read_again = false;             // a later step of this chunk reads dst: keep it in the cache
+  uint32_t divisor = 0;  // kReduce with final_reduce: of this step, instead of the operation's; 0: that one
 };
 
 // What a lane uses, so that executors may give each its own resource and reports can name it.
@@ -123,11 +124,15 @@ struct Shape {
   bool scaled = false;    // premulsum: own Input must be read by its own rank only
   Reach reach;
   uint64_t staging_bytes = 16u << 20;  // cap per rank on n_slots * depth * slot bytes
+  // Operations of a placement (experts.h): blocks of each user buffer, the most of any rank. 0: as the operation says.
+  uint32_t most_in_blocks = 0, most_out_blocks = 0;
 };
 
 // Blocks of the user's buffers: Input has in_blocks(op, n), Output has out_blocks(op, n), each of `count` elements.
 uint32_t in_blocks(moecclOp_t op, uint32_t n_ranks);
 uint32_t out_blocks(moecclOp_t op, uint32_t n_ranks);
+uint32_t in_blocks(const Shape& shape);
+uint32_t out_blocks(const Shape& shape);
 
 // How the loop runs: chunk c of a block is its elements [c * chunk, min((c+1) * chunk, length)).
 struct Chunking {

@@ -203,7 +203,7 @@ Status SymbolicRun::move_blocks(uint32_t id, const Step& step) {
       MOECCL_TRY(read(id, srcs[k], i, ref, value));
       if (step.kind == StepKind::kReduce && values_.is_final(value))
         return fail(id, format("element {} of {} is final and is reduced again", i, ref_name(ref)));
-      children_.push_back({value, 1});
+      children_.push_back({value, step.divisor > 1 ? 1.0f / static_cast<float>(step.divisor) : 1.0f});
     }
     MOECCL_TRY(write(id, dst, i, step.dst, values_.sum(children_, step.final_reduce)));
   }

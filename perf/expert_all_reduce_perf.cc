@@ -1,0 +1,325 @@
+// Times the collectives of replicated experts: all experts in one call against one AllReduce after another on a
+// communicator for each expert's ranks, whose creation is timed apart; collecting gradients and placing weights.
+#include <moeccl/moeccl.h>
+
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <set>
+
+#include "perf/common/buffer.h"
+#include "perf/common/cli.h"
+#include "perf/common/fail.h"
+#include "perf/common/stats.h"
+#include "perf/common/svg.h"
+#include "perf/common/team.h"
+#include "perf/moe/placements.h"
+
+namespace perf {
+namespace {
+
+struct ExpertOptions {
+  JobOptions job;
+  int n_experts = 16, slots = 4, iters = 10, warmup = 2, moving_steps = 0;
+  size_t min_bytes = 64 << 10, max_bytes = 4 << 20;
+  std::string placement = "random";
+  uint64_t seed = 1;
+  bool loop = true, explain = false;
+};
+
+ExpertOptions parse(int argc, char** argv) {
+  ExpertOptions o;
+  CLI::App app("Times AllReduce over replicated experts, gradient collection and weight placement, after checking them",
+               "expert_all_reduce_perf");
+  app.add_option("--experts", o.n_experts, "experts")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--slots", o.slots, "expert slots of a rank")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--placement", o.placement, "random, contiguous or spread")->capture_default_str();
+  add_size(app, "-b,--min", o.min_bytes, "smallest expert (bytes of float)");
+  add_size(app, "-e,--max", o.max_bytes, "largest expert; sizes grow by 4");
+  app.add_option("--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--warmup", o.warmup, "iterations before timing")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--moving", o.moving_steps, "also run this many steps with a new random placement each, checked");
+  app.add_option("--seed", o.seed, "of the placement")->capture_default_str();
+  app.add_flag("!--no-loop", o.loop, "leave out the loop over communicators");
+  app.add_flag("--explain", o.explain, "print the plan");
+  add_job_options(app, o.job);
+  parse_or_exit(app, argc, argv);
+  return o;
+}
+
+double since_us(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+struct Line {
+  size_t bytes = 0;
+  double batched_us = 0, loop_us = 0, collect_us = 0, place_us = 0;
+  uint64_t wrong = 0;
+};
+
+class Bench {
+ public:
+  Bench(const ExpertOptions& options, const Team& team)
+      : o_(options),
+        team_(team),
+        rank_(team.rank(0)),
+        experts_(make_placement(o_.placement, team.n_ranks(), o_.slots, o_.n_experts, o_.seed)) {
+    placement_ = given(experts_);
+  }
+
+  moecclPlacement_t given(const std::vector<int32_t>& experts) const {
+    moecclPlacement_t p = MOECCL_PLACEMENT_INIT;
+    p.n_experts = o_.n_experts;
+    p.slots_per_rank = o_.slots;
+    p.slot_expert = experts.data();
+    return p;
+  }
+
+  // A communicator for each expert's ranks. Returns the time that it took.
+  double create_communicators() {
+    moecclConfig_t config = MOECCL_CONFIG_INIT;
+    config.staging_bytes = 2 << 20;  // they are many
+    const auto start = std::chrono::steady_clock::now();
+    for (int e = 0; e < o_.n_experts; e++) {
+      moecclComm_t comm = nullptr;
+      check(moecclCommSplit(team_.comm(0), mine(e).empty() ? -1 : 0, rank_, &comm, &config), "moecclCommSplit", rank_,
+            team_.comm(0));
+      if (comm != nullptr) comms_[e] = comm;
+    }
+    return team_.combine({since_us(start)}, moecclMax)[0];
+  }
+  ~Bench() {
+    for (auto& [e, comm] : comms_) (void)moecclCommDestroy(comm);
+  }
+
+  Line run(size_t bytes) {
+    count_ = bytes / sizeof(float);
+    const size_t shard = moecclExpertShard(count_, team_.n_ranks());
+    slots_ = Buffer(std::max<size_t>(1, static_cast<size_t>(o_.slots) * count_ * sizeof(float)), o_.job.memory);
+    shards_ = Buffer(std::max<size_t>(1, static_cast<size_t>(o_.n_experts) * shard * sizeof(float)), o_.job.memory);
+    Line line;
+    line.bytes = bytes;
+    fill();
+    batched();
+    line.wrong = count_wrong(experts_);
+    line.wrong += check_moves();
+    std::vector<double> batched_us, loop_us, collect_us, place_us;
+    std::fill_n(floats(), count_ * static_cast<size_t>(o_.slots), 0.0f);
+    for (int i = -o_.warmup; i < o_.iters; i++) {
+      const double b = timed([&] { batched(); });
+      const double l = o_.loop ? timed([&] { loop(); }) : 0;
+      const double c = timed([&] { collect(); });
+      const double p = timed([&] { place(); });
+      if (i < 0) continue;
+      batched_us.push_back(b);
+      loop_us.push_back(l);
+      collect_us.push_back(c);
+      place_us.push_back(p);
+    }
+    line.batched_us = slowest(batched_us);
+    line.loop_us = slowest(loop_us);
+    line.collect_us = slowest(collect_us);
+    line.place_us = slowest(place_us);
+    line.wrong = team_.sum({line.wrong});
+    return line;
+  }
+
+  // The same with another placement at every step: what a step costs when nothing can be kept from the one before.
+  std::pair<double, uint64_t> move(int steps, size_t bytes) {
+    count_ = bytes / sizeof(float);
+    slots_ = Buffer(static_cast<size_t>(o_.slots) * count_ * sizeof(float), o_.job.memory);
+    std::vector<double> us;
+    uint64_t wrong = 0;
+    for (int s = 0; s < steps; s++) {
+      const std::vector<int32_t> experts =
+          make_placement("random", team_.n_ranks(), o_.slots, o_.n_experts, o_.seed + static_cast<uint64_t>(s));
+      const moecclPlacement_t placement = given(experts);
+      fill();
+      us.push_back(timed([&] { reduce(placement); }));
+      wrong += count_wrong(experts);
+    }
+    return {slowest(us), team_.sum({wrong})};
+  }
+
+  std::string explain(moecclOp_t op) const {
+    size_t needed = 0;
+    const size_t count = o_.max_bytes / sizeof(float);
+    check(moecclExpertExplain(team_.comm(0), op, count, moecclFloat32, &placement_, nullptr, 0, &needed),
+          "moecclExpertExplain");
+    std::string text(needed, '\0');
+    check(moecclExpertExplain(team_.comm(0), op, count, moecclFloat32, &placement_, text.data(), needed, nullptr),
+          "moecclExpertExplain");
+    return text.c_str();
+  }
+
+  // Algorithm 2: shards that each replica's rank serves, over its mean, at worst over the experts.
+  double source_imbalance() const {
+    double worst = 0;
+    for (int e = 0; e < o_.n_experts; e++) {
+      std::map<int, int> served;
+      std::set<int> hosts;
+      for (size_t s = 0; s < experts_.size(); s++)
+        if (experts_[s] == e) hosts.insert(static_cast<int>(s) / o_.slots);
+      for (int r = 0; r < team_.n_ranks(); r++) {
+        int source = 0;
+        check(moecclGradientSource(&placement_, team_.n_ranks(), e, r, &source), "moecclGradientSource");
+        served[source]++;
+      }
+      int most = 0;
+      for (const auto& [rank, n] : served) most = std::max(most, n);
+      worst = std::max(worst, most * static_cast<double>(hosts.size()) / team_.n_ranks());
+    }
+    return worst;
+  }
+
+ private:
+  float* floats() const { return reinterpret_cast<float*>(slots_.data()); }
+  // This rank's slots of an expert.
+  std::vector<int> mine(int expert) const {
+    std::vector<int> slots;
+    for (int s = 0; s < o_.slots; s++)
+      if (experts_[static_cast<size_t>(rank_ * o_.slots + s)] == expert) slots.push_back(s);
+    return slots;
+  }
+  // Small integers: sums are exact in any order.
+  static float value(int rank, int slot, size_t i) {
+    return static_cast<float>((rank * 5 + slot * 3 + static_cast<int>(i % 61)) % 11 - 5);
+  }
+  void fill() {
+    for (int s = 0; s < o_.slots; s++)
+      for (size_t i = 0; i < count_; i++) floats()[static_cast<size_t>(s) * count_ + i] = value(rank_, s, i);
+  }
+  uint64_t count_wrong(const std::vector<int32_t>& experts) const {
+    uint64_t wrong = 0;
+    for (int s = 0; s < o_.slots; s++) {
+      const int32_t e = experts[static_cast<size_t>(rank_ * o_.slots + s)];
+      // The values repeat every 61 elements.
+      std::vector<float> sums(61, 0.0f);
+      for (size_t other = 0; other < experts.size(); other++) {
+        if (experts[other] != e) continue;
+        const int r = static_cast<int>(other) / o_.slots, slot = static_cast<int>(other) % o_.slots;
+        for (size_t i = 0; i < 61; i++) sums[i] += value(r, slot, i);
+      }
+      for (size_t i = 0; i < count_; i++) wrong += floats()[static_cast<size_t>(s) * count_ + i] != sums[i % 61];
+    }
+    return wrong;
+  }
+  void reduce(const moecclPlacement_t& placement) {
+    check(
+        moecclExpertAllReduce(floats(), floats(), count_, moecclFloat32, moecclSum, &placement, team_.comm(0), nullptr),
+        "moecclExpertAllReduce", rank_, team_.comm(0));
+  }
+  void batched() { reduce(placement_); }
+  void collect() {
+    check(moecclCollectGradients(slots_.data(), shards_.data(), count_, moecclFloat32, &placement_, team_.comm(0),
+                                 nullptr),
+          "moecclCollectGradients", rank_, team_.comm(0));
+  }
+  void place() {
+    check(moecclPlaceWeights(shards_.data(), slots_.data(), count_, moecclFloat32, &placement_, team_.comm(0), nullptr),
+          "moecclPlaceWeights", rank_, team_.comm(0));
+  }
+  uint64_t check_moves() {
+    const auto weight = [](int e, size_t i) { return static_cast<float>(e * 4096 + static_cast<int>(i % 4093)); };
+    const auto expert_of = [&](int s) { return experts_[static_cast<size_t>(rank_ * o_.slots + s)]; };
+    for (int s = 0; s < o_.slots; s++)
+      for (size_t i = 0; i < count_; i++) floats()[static_cast<size_t>(s) * count_ + i] = weight(expert_of(s), i);
+    collect();
+    std::fill_n(floats(), count_ * static_cast<size_t>(o_.slots), -1.0f);
+    place();
+    uint64_t wrong = 0;
+    for (int s = 0; s < o_.slots; s++)
+      for (size_t i = 0; i < count_; i++)
+        wrong += floats()[static_cast<size_t>(s) * count_ + i] != weight(expert_of(s), i);
+    return wrong;
+  }
+  // What a library without replicas does: adds up in each rank, one AllReduce per expert, copies back.
+  void loop() {
+    for (auto& [e, comm] : comms_) {
+      const std::vector<int> slots = mine(e);
+      float* first = floats() + static_cast<size_t>(slots[0]) * count_;
+      for (size_t s = 1; s < slots.size(); s++) {
+        const float* other = floats() + static_cast<size_t>(slots[s]) * count_;
+        for (size_t i = 0; i < count_; i++) first[i] += other[i];
+      }
+      check(moecclAllReduce(first, first, count_, moecclFloat32, moecclSum, comm, nullptr), "moecclAllReduce", rank_,
+            comm);
+      for (size_t s = 1; s < slots.size(); s++)
+        std::copy_n(first, count_, floats() + static_cast<size_t>(slots[s]) * count_);
+    }
+  }
+  template <class Body>
+  double timed(Body&& body) {
+    team_.barrier();
+    const auto start = std::chrono::steady_clock::now();
+    body();
+    return since_us(start);
+  }
+  // Median over iterations of the slowest rank.
+  double slowest(const std::vector<double>& us) const { return median(team_.combine(us, moecclMax)); }
+
+  const ExpertOptions& o_;
+  const Team& team_;
+  int rank_;
+  std::vector<int32_t> experts_;
+  moecclPlacement_t placement_ = MOECCL_PLACEMENT_INIT;
+  std::map<int, moecclComm_t> comms_;
+  size_t count_ = 0;
+  Buffer slots_, shards_;
+};
+
+uint64_t run_rank(const ExpertOptions& o, const Team& team, bool leads) {
+  Bench bench(o, team);
+  if (leads) {
+    std::printf("# expert_all_reduce_perf: %d ranks, %d experts in %d slots, %s placement, float%s\n", team.n_ranks(),
+                o.n_experts, team.n_ranks() * o.slots, o.placement.c_str(),
+                o.job.pace ? ", links paced: EMULATED" : "");
+    if (o.explain) std::printf("%s", bench.explain(moecclOpExpertAllReduce).c_str());
+    std::printf("# gradient sources (Algorithm 2): most shards of one source over the mean, worst expert: %.2f\n",
+                bench.source_imbalance());
+  }
+  if (o.loop) {
+    const double us = bench.create_communicators();
+    if (leads) std::printf("# creating a communicator for each expert took %.1f ms\n", us / 1e3);
+  }
+  if (leads)
+    std::printf("# %12s %14s %14s %8s %14s %14s %8s\n", "expert(B)", "batched(us)", "loop(us)", "ratio", "collect(us)",
+                "place(us)", "#wrong");
+  uint64_t wrong = 0;
+  for (size_t bytes = o.min_bytes; bytes <= o.max_bytes; bytes *= 4) {
+    const Line line = bench.run(bytes);
+    wrong += line.wrong;
+    if (!leads) continue;
+    std::printf("  %12zu %14.1f %14.1f %8.2f %14.1f %14.1f %8llu\n", line.bytes, line.batched_us, line.loop_us,
+                line.loop_us / line.batched_us, line.collect_us, line.place_us,
+                static_cast<unsigned long long>(line.wrong));
+    std::fflush(stdout);
+  }
+  if (o.moving_steps > 0) {
+    const auto [us, bad] = bench.move(o.moving_steps, o.min_bytes);
+    wrong += bad;
+    if (leads)
+      std::printf("# %d steps, each with its own random placement: %.1f us per call (median), #wrong %llu\n",
+                  o.moving_steps, us, static_cast<unsigned long long>(bad));
+  }
+  return wrong;
+}
+
+int expert_main(int argc, char** argv) {
+  const ExpertOptions o = parse(argc, argv);
+  Job job(o.job);
+  uint64_t wrong = 0;
+  job.run([&](int thread, std::vector<moecclComm_t> comms) {
+    const Team team(std::move(comms), job.first_rank() + thread, o.job.pace);
+    const uint64_t mine = run_rank(o, team, job.leads() && thread == 0);
+    if (thread == 0) wrong = mine;
+  });
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace perf
+
+int main(int argc, char** argv) { return perf::expert_main(argc, argv); }

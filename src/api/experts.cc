@@ -1,0 +1,113 @@
+// Entry points of experts.h.
+#include "moeccl/experts.h"
+
+#include <memory>
+#include <vector>
+
+#include "src/api/convert.h"
+#include "src/comm/expert_calls.h"
+#include "src/comm/group.h"
+
+using namespace moeccl;
+using comm::Communicator;
+using comm::ExpertCall;
+
+namespace {
+
+moecclResult_t run(const ExpertCall& call, moecclComm_t comm_handle, moecclStream_t stream_handle) {
+  return api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
+    comm::Call made;
+    made.comm = &comm;
+    MOECCL_TRY(api::find_stream(stream_handle, &made.stream));
+    made.operation = std::make_unique<exec::Operation>();
+    comm::Group& group = comm::Group::of_this_thread();
+    if (Status s = comm::prepare_expert_call(comm, call, *made.operation); !s.ok()) {
+      if (group.open()) group.poison(s);
+      return s;
+    }
+    if (group.open()) {
+      group.add(std::move(made));
+      return {};
+    }
+    if (made.stream == nullptr) return comm.run_in_turn(comm.take_ticket(), *made.operation);
+    std::vector<comm::Call> calls;
+    calls.push_back(std::move(made));
+    return comm::issue(std::move(calls));
+  });
+}
+
+Status count_choices(const int32_t* topk_index, size_t n_choices, int n_experts, int64_t* counts) {
+  if (n_experts < 1) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", n_experts);
+  if (counts == nullptr) return api::null_argument("counts", "an array of n_experts counts");
+  if (topk_index == nullptr && n_choices > 0) return api::null_argument("topk_index", "expert numbers");
+  for (size_t i = 0; i < n_choices; ++i)
+    if (topk_index[i] < -1 || topk_index[i] >= n_experts)
+      return error(moecclInvalidArgument, "topk_index[{}] is {}: give an expert from 0 to {}, or -1 for none", i,
+                   topk_index[i], n_experts - 1);
+  for (int e = 0; e < n_experts; ++e) counts[e] = 0;
+  for (size_t i = 0; i < n_choices; ++i)
+    if (topk_index[i] >= 0) ++counts[topk_index[i]];
+  return {};
+}
+
+}  // namespace
+
+moecclResult_t moecclExpertAllReduce(const void* send, void* recv, size_t count, moecclDataType_t type,
+                                     moecclRedOp_t op, const moecclPlacement_t* placement, moecclComm_t comm,
+                                     moecclStream_t stream) {
+  return run({moecclOpExpertAllReduce, send, recv, count, type, op, placement}, comm, stream);
+}
+
+moecclResult_t moecclCollectGradients(const void* slots, void* shards, size_t count, moecclDataType_t type,
+                                      const moecclPlacement_t* placement, moecclComm_t comm, moecclStream_t stream) {
+  return run({moecclOpCollectGradients, slots, shards, count, type, moecclSum, placement}, comm, stream);
+}
+
+moecclResult_t moecclPlaceWeights(const void* shards, void* slots, size_t count, moecclDataType_t type,
+                                  const moecclPlacement_t* placement, moecclComm_t comm, moecclStream_t stream) {
+  return run({moecclOpPlaceWeights, shards, slots, count, type, moecclSum, placement}, comm, stream);
+}
+
+size_t moecclExpertShard(size_t count, int n_ranks) {
+  return n_ranks < 1 ? 0 : algo::shard_elements(count, static_cast<uint32_t>(n_ranks));
+}
+
+moecclResult_t moecclGradientSource(const moecclPlacement_t* placement, int n_ranks, int expert, int rank,
+                                    int* source) {
+  return api::guarded(nullptr, [&]() -> Status {
+    if (source == nullptr) return api::null_argument("source", "the address of an int");
+    if (n_ranks < 1) return error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
+    MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaPlacement p,
+                            comm::read_placement(placement, static_cast<uint32_t>(n_ranks)));
+    if (expert < 0 || static_cast<uint32_t>(expert) >= p.n_experts)
+      return error(moecclInvalidArgument, "expert is {}: give 0 to {}", expert, p.n_experts - 1);
+    if (rank < 0 || rank >= n_ranks)
+      return error(moecclInvalidArgument, "rank is {}: give a rank from 0 to {}", rank, n_ranks - 1);
+    if (p.hosts[static_cast<size_t>(expert)].empty())
+      return error(moecclInvalidArgument, "expert {} has no slot in the placement", expert);
+    *source = static_cast<int>(gradient_source(p, static_cast<uint32_t>(expert), static_cast<uint32_t>(rank)));
+    return {};
+  });
+}
+
+moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choices, int n_experts, int64_t* counts,
+                                      moecclComm_t comm, moecclStream_t stream) {
+  const moecclResult_t counted =
+      api::with_comm(comm, [&](Communicator&) { return count_choices(topk_index, n_choices, n_experts, counts); });
+  if (counted != moecclSuccess) return counted;
+  return moecclAllReduce(counts, counts, static_cast<size_t>(n_experts), moecclInt64, moecclSum, comm, stream);
+}
+
+moecclResult_t moecclExpertExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,
+                                   const moecclPlacement_t* placement, char* text, size_t text_bytes, size_t* needed) {
+  return api::with_comm(comm, [&](Communicator& c) -> Status {
+    ExpertCall call;
+    call.op = op;
+    call.count = count;
+    call.type = type;
+    call.placement = placement;
+    MOECCL_ASSIGN_OR_RETURN(const std::string page, comm::explain_expert_call(c, call));
+    api::copy_text(page, text, text_bytes, needed);
+    return {};
+  });
+}

@@ -1,0 +1,224 @@
+#include "src/comm/expert_calls.h"
+
+#include <limits>
+#include <memory>
+
+#include "src/algo/replica_move.h"
+#include "src/algo/replica_reduce.h"
+#include "src/base/hash.h"
+#include "src/plan/cost.h"
+#include "src/plan/printer.h"
+
+namespace moeccl::comm {
+namespace {
+
+Status bad(moecclOp_t op, const char* argument, const std::string& value, const std::string& wanted) {
+  return error(moecclInvalidArgument, "{}: {} is {}: give {}", exec::op_name(op), argument, value, wanted);
+}
+
+bool overlap(const void* a, uint64_t na, const void* b, uint64_t nb) {
+  const auto x = reinterpret_cast<uint64_t>(a), y = reinterpret_cast<uint64_t>(b);
+  return na > 0 && nb > 0 && x < y + nb && y < x + na;
+}
+
+// The plan of a call on this rank; an operation keeps it.
+struct Prepared {
+  plan::Program program, reachable;
+  exec::Choice if_reachable;
+  std::vector<plan::RowBlock> rows;
+};
+
+// A call whose arguments are in order.
+struct Checked {
+  algo::ReplicaPlacement placement;
+  uint32_t element_bytes = 1;
+  bool average = false;
+};
+
+Result<Checked> check_call(const Communicator& comm, const ExpertCall& call) {
+  Checked c;
+  c.element_bytes = static_cast<uint32_t>(moecclTypeSize(call.type));
+  if (c.element_bytes == 0)
+    return bad(call.op, "type", format("{}", static_cast<int>(call.type)), "a moecclDataType_t");
+  if (call.op == moecclOpExpertAllReduce && call.reduce != moecclSum && call.reduce != moecclAvg)
+    return bad(call.op, "op", format("{}", call.reduce), "moecclSum or moecclAvg");
+  c.average = call.reduce == moecclAvg;
+  MOECCL_ASSIGN_OR_RETURN(c.placement, read_placement(call.placement, comm.n_ranks()));
+  const uint64_t most = uint64_t{1} << 32;  // experts and slots of all ranks together
+  if (call.count > std::numeric_limits<int64_t>::max() / most / c.element_bytes)
+    return bad(call.op, "count", format("{}", call.count), "a size that fits in memory");
+  return c;
+}
+
+Status check_buffers(const ExpertCall& call, uint64_t in_bytes, uint64_t out_bytes) {
+  const bool reduces = call.op == moecclOpExpertAllReduce;
+  const bool places = call.op == moecclOpPlaceWeights;
+  if (in_bytes > 0 && call.in == nullptr)
+    return bad(call.op, reduces ? "send" : places ? "shards" : "slots", "NULL", format("{} bytes", in_bytes));
+  if (out_bytes > 0 && call.out == nullptr)
+    return bad(call.op, reduces ? "recv" : places ? "slots" : "shards", "NULL", format("{} bytes", out_bytes));
+  if (!overlap(call.in, in_bytes, call.out, out_bytes) || (reduces && call.in == call.out)) return {};
+  return error(moecclInvalidArgument, "{}: the buffers overlap{}: give separate buffers", exec::op_name(call.op),
+               reduces ? ", but send is not recv" : "");
+}
+
+// The kind that runs by itself: "direct" where buffers can be reached, "nodes" where the topology has nodes.
+Result<algo::ReduceKind> choose(Communicator& comm, const plan::Reach& reach) {
+  using algo::ReduceKind;
+  const std::string& forced = comm.selector().forced(moecclOpExpertAllReduce);
+  for (const ReduceKind kind : {ReduceKind::kDirect, ReduceKind::kNodes, ReduceKind::kFlat}) {
+    const Status applies = algo::ReplicaReduce::applies(kind, reach, comm.tree());
+    if (forced.empty() ? applies.ok() : forced == algo::reduce_kind_name(kind)) {
+      if (!applies.ok()) return Status(applies).with_context(format("expert_allreduce: {}", forced));
+      return kind;
+    }
+  }
+  return error(moecclInvalidArgument, "no algorithm \"{}\" for expert_allreduce: there are direct, flat, nodes",
+               forced);
+}
+
+plan::Reach reach_of(Communicator& comm, bool reachable) {
+  return comm.selector().shape_of(PlanKey{}, reachable).reach;
+}
+
+// Fills one choice; `reachable`: should every rank's buffers turn out to be reachable.
+Status build_reduce(Communicator& comm, const ExpertCall& call, const Checked& c, bool reachable,
+                    plan::Program& program, exec::Choice& choice) {
+  const plan::Reach reach = reach_of(comm, reachable);
+  const plan::Shape shape =
+      algo::replica_shape(c.placement, call.count, c.element_bytes, reach, comm.operation_staging_bytes());
+  MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind kind, choose(comm, reach));
+  const algo::ReplicaReduce plan(c.placement, shape, comm.tree(), kind, c.average);
+  MOECCL_TRY(plan.fits());
+  program = plan.build(comm.rank());
+  choice = {&program, plan.chunking(), plan.name(), plan.hash()};
+  return {};
+}
+
+Status prepare_reduce(Communicator& comm, const ExpertCall& call, const Checked& c, exec::Operation& op,
+                      Prepared& prepared) {
+  const uint64_t bytes = c.placement.n_slots(comm.rank()) * call.count * c.element_bytes;
+  MOECCL_TRY(check_buffers(call, bytes, bytes));
+  MOECCL_TRY(build_reduce(comm, call, c, false, prepared.program, op.choice));
+  op.signature.plan = op.choice.plan_hash;
+  op.binding.count = call.count;
+  op.signature.reduce = static_cast<uint8_t>(call.reduce);
+  // Asking costs one more synchronisation (docs/decisions.md, the same bound as for AllReduce).
+  constexpr uint64_t kAskReachBytes = 256 << 10;
+  const uint64_t most_bytes = c.placement.most_slots() * call.count * c.element_bytes;
+  const bool open = comm.selector().forced(moecclOpExpertAllReduce).empty();
+  if (!open || !comm.selector().asks_reach() || most_bytes < kAskReachBytes || comm.n_ranks() == 1) return {};
+  MOECCL_TRY(build_reduce(comm, call, c, true, prepared.reachable, prepared.if_reachable));
+  op.if_reachable = &prepared.if_reachable;
+  op.signature.plan = hash_combine(op.signature.plan, prepared.if_reachable.plan_hash);
+  return {};
+}
+
+Status prepare_move(Communicator& comm, const ExpertCall& call, const Checked& c, exec::Operation& op,
+                    Prepared& prepared) {
+  const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, reach_of(comm, false),
+                                             comm.operation_staging_bytes()};
+  MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove plan, algo::ReplicaMove::make(c.placement, settings));
+  MOECCL_TRY(check_buffers(call, plan.input_elements(comm.rank()) * c.element_bytes,
+                           plan.output_elements(comm.rank()) * c.element_bytes));
+  algo::ReplicaMove::Bound bound = plan.build(comm.rank());
+  prepared.program = std::move(bound.program);
+  prepared.rows = std::move(bound.rows);
+  op.choice = {&prepared.program, plan.chunking(), "direct", plan.hash()};
+  op.signature.plan = op.choice.plan_hash;
+  op.binding = bound.binding;
+  op.binding.rows = prepared.rows;
+  return {};
+}
+
+}  // namespace
+
+Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, uint32_t n_ranks) {
+  if (given == nullptr) return error(moecclInvalidArgument, "placement is NULL: give a moecclPlacement_t");
+  if (given->size != sizeof(moecclPlacement_t))
+    return error(moecclInvalidArgument, "placement.size is {}: set it by MOECCL_PLACEMENT_INIT", given->size);
+  if (given->n_experts < 1) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", given->n_experts);
+  constexpr int32_t kMostSlots = 1 << 15;  // of a rank: slots are 16-bit numbers in plans
+  std::vector<uint32_t> slots(n_ranks);
+  uint64_t total = 0;
+  for (uint32_t r = 0; r < n_ranks; ++r) {
+    const int32_t n = given->slot_counts != nullptr ? given->slot_counts[r] : given->slots_per_rank;
+    if (n < 0 || n > kMostSlots)
+      return error(moecclInvalidArgument, "{} is {}: give 0 to {}",
+                   given->slot_counts != nullptr ? format("slot_counts[{}]", r) : "slots_per_rank", n, kMostSlots);
+    slots[r] = static_cast<uint32_t>(n);
+    total += slots[r];
+  }
+  if (given->slot_expert == nullptr && total > 0)
+    return error(moecclInvalidArgument, "slot_expert is NULL: give the experts of {} slots", total);
+  return algo::ReplicaPlacement::make(static_cast<uint32_t>(given->n_experts), slots, {given->slot_expert, total});
+}
+
+Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Operation& op) {
+  MOECCL_TRY(comm.usable());
+  MOECCL_ASSIGN_OR_RETURN(const Checked checked, check_call(comm, call));
+  auto prepared = std::make_shared<Prepared>();
+  op.signature.op = call.op;
+  op.signature.type = call.type;
+  op.signature.count = call.count;
+  MOECCL_TRY(call.op == moecclOpExpertAllReduce ? prepare_reduce(comm, call, checked, op, *prepared)
+                                                : prepare_move(comm, call, checked, op, *prepared));
+  op.input = call.in;
+  op.output = call.out;
+  op.element_bytes = checked.element_bytes;
+  op.keep = std::move(prepared);
+  return {};
+}
+
+Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& call) {
+  if (call.op < moecclOpExpertAllReduce || call.op > moecclOpPlaceWeights)
+    return error(moecclInvalidArgument, "op is {}: give moecclOpExpertAllReduce, CollectGradients or PlaceWeights",
+                 static_cast<int>(call.op));
+  MOECCL_ASSIGN_OR_RETURN(const Checked c, check_call(comm, call));
+  const plan::Profile& profile = comm.selector().profile();
+  std::vector<plan::PlanCandidate> candidates;
+  plan::Plan plan;
+  plan::Cost cost;
+  if (call.op == moecclOpExpertAllReduce) {
+    const plan::Reach reach = reach_of(comm, false);
+    const plan::Shape shape =
+        algo::replica_shape(c.placement, call.count, c.element_bytes, reach, comm.operation_staging_bytes());
+    MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind chosen, choose(comm, reach));
+    for (const auto kind : {algo::ReduceKind::kDirect, algo::ReduceKind::kFlat, algo::ReduceKind::kNodes}) {
+      const algo::ReplicaReduce reduce(c.placement, shape, comm.tree(), kind, c.average);
+      Status applies = algo::ReplicaReduce::applies(kind, reach, comm.tree());
+      if (applies.ok()) applies = reduce.fits();
+      if (!applies.ok()) {
+        candidates.push_back({reduce.name(), 0, applies.message()});
+        continue;
+      }
+      plan::Plan built = reduce.build_all();
+      const plan::Cost price = plan::price(built, comm.tree(), profile);
+      candidates.push_back({reduce.name(), price.total_ns, ""});
+      if (kind != chosen) continue;
+      plan = std::move(built);
+      cost = price;
+    }
+    if (plan.programs.empty())
+      return error(moecclUnsupported, "expert_allreduce does not fit: {}", candidates.back().refusal);
+  } else {
+    const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, reach_of(comm, false),
+                                               comm.operation_staging_bytes()};
+    MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove move, algo::ReplicaMove::make(c.placement, settings));
+    plan.algorithm = "direct";
+    plan.shape = move.shape();
+    plan.chunking = move.chunking();
+    plan.hash = move.hash();
+    std::vector<algo::ReplicaMove::Bound> bound;
+    std::vector<plan::Binding> bindings;
+    for (uint32_t r = 0; r < comm.n_ranks(); ++r) {
+      bound.push_back(move.build(r));
+      plan.programs.push_back(bound.back().program);
+      bindings.push_back(bound.back().binding);
+    }
+    cost = plan::price(plan, bindings, comm.tree(), profile);
+  }
+  return plan::explain({plan, comm.tree(), cost, comm.rank(), "for this placement", candidates, 0, comm.paced()});
+}
+
+}  // namespace moeccl::comm
