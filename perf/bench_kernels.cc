@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/codec.h"
 #include "kernels/table.h"
 
 namespace moeccl::kernels {
@@ -151,6 +152,43 @@ void dot_rows(benchmark::State& state, const KernelTable& table, size_t count) {
   });
 }
 
+// One expert of 32 MiB at the paper's 50x; "memcpy" is what the others are held against. Rates are the expert's bytes
+// over the time.
+constexpr size_t kExpertBytes = 32 * kMiB;
+
+enum class CodecStep { kEncode, kDecode, kMemcpy };
+
+void codec(benchmark::State& state, const CodecTable& table, moecclDataType_t type, CodecStep step) {
+  const CodecShape shape{type, kExpertBytes / element_bytes(type), 50};
+  Buffer expert(kExpertBytes), shared(kExpertBytes), out(kExpertBytes), encoded(codec_bytes(shape));
+  std::mt19937 random(1);
+  // Normal residuals around a normal shared expert, by sums of uniform numbers.
+  const auto normal = [&] {
+    float sum = -6;
+    for (int i = 0; i < 12; ++i) sum += static_cast<float>(random()) * 0x1p-32f;
+    return sum;
+  };
+  for (size_t i = 0; i < shape.count; ++i) {
+    const float s = 0.02f * normal(), e = s + 0.005f * normal();
+    uint32_t bits[2];
+    std::memcpy(&bits[0], &s, 4);
+    std::memcpy(&bits[1], &e, 4);
+    const size_t n = element_bytes(type);
+    std::memcpy(shared.data() + i * n, reinterpret_cast<const char*>(&bits[0]) + 4 - n, n);
+    std::memcpy(expert.data() + i * n, reinterpret_cast<const char*>(&bits[1]) + 4 - n, n);
+  }
+  codec_encode(table, shape, expert.data(), shared.data(), encoded.data());
+  for (auto _ : state) {
+    if (step == CodecStep::kEncode) codec_encode(table, shape, expert.data(), shared.data(), encoded.data());
+    if (step == CodecStep::kDecode &&
+        !codec_decode(shape, encoded.data(), codec_bytes(shape), shared.data(), out.data()))
+      return state.SkipWithError("does not decode");
+    if (step == CodecStep::kMemcpy) std::memcpy(out.data(), expert.data(), kExpertBytes);
+    benchmark::ClobberMemory();
+  }
+  set_bytes(state, kExpertBytes);
+}
+
 std::string size_name(size_t bytes) {
   return bytes >= kMiB ? std::to_string(bytes / kMiB) + "MiB" : std::to_string(bytes / kKiB) + "KiB";
 }
@@ -202,6 +240,14 @@ void add_rows(const KernelTable& t) {
   add("dot_rows/bf16_x2048", t, dot_rows, size_t{2048});
 }
 
+void add_codec(const CodecTable& t) {
+  for (auto [type, type_name] : {std::pair{moecclFloat32, "fp32"}, {moecclBfloat16, "bf16"}})
+    for (auto [step, step_name] :
+         {std::pair{CodecStep::kEncode, "encode"}, {CodecStep::kDecode, "decode_add"}, {CodecStep::kMemcpy, "memcpy"}})
+      benchmark::RegisterBenchmark((std::string("codec/") + type_name + "/32MiB/" + step_name + "/" + t.name).c_str(),
+                                   [=, &t](benchmark::State& state) { codec(state, t, type, step); });
+}
+
 }  // namespace
 }  // namespace moeccl::kernels
 
@@ -216,6 +262,7 @@ int main(int argc, char** argv) {
     add_copies(*table);
     add_reductions(*table);
     add_rows(*table);
+    add_codec(*select_codec(name));
   }
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();

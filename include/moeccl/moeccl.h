@@ -2,6 +2,7 @@
 #ifndef MOECCL_MOECCL_H_
 #define MOECCL_MOECCL_H_
 
+#include <moeccl/codec.h>
 #include <moeccl/collectives.h>
 #include <moeccl/comm.h>
 #include <moeccl/experts.h>

@@ -244,7 +244,7 @@ struct ReplicaReduce::Writer {
         const uint32_t root = r.root(e, p);
         const std::vector<Ref> sources = group_sources(o, p);
         Ref sum = sources[0];
-        if (sources.size() > 1) b.reduce(sum = cut(group_sum_slot(o), o, p), sources, false);
+        if (sources.size() > 1) b.reduce(sum = cut(group_sum_slot(o), o, p), sources, false, true);
         b.put(cut(arrival_slot(r.owner(e, root, p), o, o.group_index, root), o, p), sum);
       }
     }
@@ -313,7 +313,7 @@ struct ReplicaReduce::Writer {
     const std::vector<uint32_t>& slots = o.host->slots;
     const std::vector<Ref> inputs = own_inputs(o, 0);
     if (slots.size() == 1) return b.copy(out(me, slots[0]), inputs[0]);
-    b.reduce(out(me, slots[0]), inputs, true);
+    b.reduce(out(me, slots[0]), inputs, true, true);
     if (r.average_) b.divide(o.expert->n_replicas);
     for (size_t i = 1; i < slots.size(); ++i) b.copy(out(me, slots[i]), out(me, slots[0]));
   }
@@ -341,7 +341,7 @@ struct ReplicaReduce::Writer {
     for (const ExpertHost* host : o.group->members)
       for (const uint32_t s : host->slots) inputs.push_back(cut(in(host->rank, s), o, p));
     const Ref result = cut(slot(me, 0), o, p);
-    b.reduce(result, inputs, true);
+    b.reduce(result, inputs, true, true);
     if (r.average_) b.divide(o.expert->n_replicas);
     for (const ExpertHost* host : o.group->members)
       for (const uint32_t s : host->slots) {

@@ -1,0 +1,246 @@
+// The codec but for its inner loop, and the reference of that loop.
+#include "kernels/codec.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "kernels/host/codec_tables.h"
+#include "kernels/host/float_formats.h"
+#include "kernels/table.h"
+
+namespace moeccl::kernels {
+namespace {
+
+struct Fp32Codec {
+  using Stored = float;
+  static float load(const void* p, uint64_t i) {
+    float v;
+    std::memcpy(&v, static_cast<const std::byte*>(p) + i * sizeof(v), sizeof(v));
+    return v;
+  }
+  static void store(void* p, uint64_t i, float v) {
+    std::memcpy(static_cast<std::byte*>(p) + i * sizeof(v), &v, sizeof(v));
+  }
+};
+
+struct Bf16Codec {
+  using Stored = uint16_t;
+  static float load(const void* p, uint64_t i) {
+    uint16_t v;
+    std::memcpy(&v, static_cast<const std::byte*>(p) + i * sizeof(v), sizeof(v));
+    return Bf16::decode(v);
+  }
+  static void store(void* p, uint64_t i, float f) {
+    const auto v = static_cast<uint16_t>(Bf16::encode(f));
+    std::memcpy(static_cast<std::byte*>(p) + i * sizeof(v), &v, sizeof(v));
+  }
+};
+
+uint32_t magnitude(float v) { return std::bit_cast<uint32_t>(v) & 0x7fffffffu; }
+
+template <class C>
+uint32_t scan(const CodecScan& s) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < s.count; ++i) {
+    const float e = C::load(s.expert, i), r = e - C::load(s.shared, i);
+    s.residual_squares[i % kCodecLanes] += r * r;
+    s.expert_squares[i % kCodecLanes] += e * e;
+    if (magnitude(r) < s.threshold) continue;
+    s.index[n] = i;
+    s.residual[n++] = r;
+  }
+  return n;
+}
+
+// Elements of a block of n that are kept.
+uint32_t kept(const CodecShape& shape, uint32_t n) {
+  const auto element = static_cast<double>(moecclTypeSize(shape.type));
+  return static_cast<uint32_t>(n * element / (shape.ratio * (element + 2)));
+}
+
+// Larger magnitude first, then lower index.
+uint64_t key_of(uint32_t index, float residual) {
+  return uint64_t{magnitude(residual)} << 16 | (kCodecBlock - 1 - index);
+}
+
+template <class C>
+class Encoder {
+ public:
+  Encoder(const CodecTable& table, const CodecShape& shape)
+      : shape_(shape),
+        scan_(sizeof(typename C::Stored) == 4 ? table.scan_fp32 : table.scan_bf16),
+        index_(std::min<uint64_t>(shape.count, kCodecBlock)),
+        residual_(index_.size()),
+        keys_(index_.size()) {}
+
+  // Returns the end of what it wrote.
+  std::byte* block(const std::byte* expert, const std::byte* shared, uint32_t n, std::byte* to) {
+    const uint32_t k = kept(shape_, n);
+    // One more than is kept, so that the largest dropped one is known.
+    const uint32_t wanted = std::min(n, k + 1);
+    uint32_t found = find(expert, shared, n, likely_threshold(expert, shared, n, wanted));
+    if (found < wanted) found = find(expert, shared, n, 0);
+    for (uint32_t i = 0; i < found; ++i) keys_[i] = key_of(index_[i], residual_[i]);
+    uint64_t dropped = 0;
+    bool drops = k < n;
+    if (drops) {
+      std::nth_element(keys_.begin(), keys_.begin() + k, keys_.begin() + found, std::greater<>());
+      dropped = keys_[k];
+      max_dropped_ = std::max(max_dropped_, std::bit_cast<float>(static_cast<uint32_t>(dropped >> 16)));
+    }
+    std::byte* indices = to + k * sizeof(typename C::Stored);
+    for (uint32_t i = 0, at = 0; i < found && at < k; ++i) {
+      if (drops && key_of(index_[i], residual_[i]) <= dropped) continue;
+      C::store(to, at, residual_[i]);
+      const auto index = static_cast<uint16_t>(index_[i]);
+      std::memcpy(indices + at * sizeof(index), &index, sizeof(index));
+      const double whole = residual_[i], left = whole - C::load(to, at);
+      lost_ += left * left - whole * whole;
+      ++at;
+    }
+    return indices + k * sizeof(uint16_t);
+  }
+  CodecError error() const {
+    // Both sums were rounded: what is left of a difference of equals may be below zero.
+    return {max_dropped_, whole_ > 0 ? std::sqrt(std::max(0.0, lost_) / whole_) : 0};
+  }
+
+ private:
+  uint32_t find(const std::byte* expert, const std::byte* shared, uint32_t n, uint32_t threshold) {
+    float residual[kCodecLanes] = {}, whole[kCodecLanes] = {};
+    const uint32_t found = scan_({expert, shared, n, threshold, index_.data(), residual_.data(), residual, whole});
+    if (threshold > 0 && found <= kept(shape_, n)) return found;  // to be done again
+    for (uint32_t l = 0; l < kCodecLanes; ++l) {
+      lost_ += residual[l];
+      whole_ += whole[l];
+    }
+    return found;
+  }
+  // A magnitude that somewhat more than `wanted` elements reach, as far as a sample tells. Only speed depends on it.
+  uint32_t likely_threshold(const std::byte* expert, const std::byte* shared, uint32_t n, uint32_t wanted) const {
+    constexpr uint32_t kSamples = 512;
+    if (n < 8 * kSamples) return 0;
+    const uint32_t rank = wanted * (kSamples * 3 / 2) / n + 6;
+    if (rank >= kSamples / 2) return 0;
+    uint32_t samples[kSamples];
+    const uint32_t stride = n / kSamples;
+    for (uint32_t i = 0; i < kSamples; ++i) {
+      // Another place in each stride: weights have periods.
+      const uint32_t at = i * stride + (i * 2654435761u >> 8) % stride;
+      samples[i] = magnitude(C::load(expert, at) - C::load(shared, at));
+    }
+    std::nth_element(samples, samples + rank, samples + kSamples, std::greater<>());
+    return samples[rank];
+  }
+
+  const CodecShape& shape_;
+  CodecScanFn scan_;
+  std::vector<uint32_t> index_;
+  std::vector<float> residual_;
+  std::vector<uint64_t> keys_;
+  float max_dropped_ = 0;
+  double lost_ = 0, whole_ = 0;  // sums of squares
+};
+
+template <class C>
+CodecError encode(const CodecTable& table, const CodecShape& shape, const void* expert, const void* shared,
+                  std::byte* to) {
+  Encoder<C> encoder(table, shape);
+  for (uint64_t first = 0; first < shape.count; first += kCodecBlock) {
+    const auto n = static_cast<uint32_t>(std::min<uint64_t>(kCodecBlock, shape.count - first));
+    const uint64_t at = first * sizeof(typename C::Stored);
+    to = encoder.block(static_cast<const std::byte*>(expert) + at, static_cast<const std::byte*>(shared) + at, n, to);
+  }
+  return encoder.error();
+}
+
+template <class C>
+bool decode(const CodecShape& shape, const std::byte* from, const void* shared, void* out) {
+  const KernelTable& kernels = best();
+  for (uint64_t first = 0; first < shape.count; first += kCodecBlock) {
+    const auto n = static_cast<uint32_t>(std::min<uint64_t>(kCodecBlock, shape.count - first));
+    const uint64_t at = first * sizeof(typename C::Stored);
+    std::byte* to = static_cast<std::byte*>(out) + at;
+    kernels.copy(to, static_cast<const std::byte*>(shared) + at, n * sizeof(typename C::Stored));
+    const uint32_t k = kept(shape, n);
+    const std::byte* indices = from + k * sizeof(typename C::Stored);
+    for (uint32_t i = 0; i < k; ++i) {
+      uint16_t index;
+      std::memcpy(&index, indices + i * sizeof(index), sizeof(index));
+      if (index >= n) return false;
+      C::store(to, index, C::load(to, index) + C::load(from, i));
+    }
+    from = indices + k * sizeof(uint16_t);
+  }
+  return true;
+}
+
+}  // namespace
+
+const CodecTable& reference_codec() {
+  static constexpr CodecTable table = {"reference", scan<Fp32Codec>, scan<Bf16Codec>};
+  return table;
+}
+
+bool codec_supports(moecclDataType_t type) { return type == moecclFloat32 || type == moecclBfloat16; }
+
+uint64_t codec_bytes(const CodecShape& shape) {
+  const uint64_t element = shape.type == moecclFloat32 ? 4 : 2;
+  if (shape.ratio <= 1) return sizeof(CodecHeader) + shape.count * element;
+  const uint64_t whole = shape.count / kCodecBlock;
+  const uint64_t k = whole * kept(shape, kCodecBlock) + kept(shape, static_cast<uint32_t>(shape.count % kCodecBlock));
+  return sizeof(CodecHeader) + k * (element + 2);
+}
+
+CodecError codec_encode(const CodecTable& table, const CodecShape& shape, const void* expert, const void* shared,
+                        void* encoded) {
+  CodecHeader header;
+  header.type = static_cast<uint32_t>(shape.type);
+  header.count = shape.count;
+  header.ratio = shape.ratio;
+  std::memcpy(encoded, &header, sizeof(header));
+  std::byte* to = static_cast<std::byte*>(encoded) + sizeof(header);
+  if (shape.ratio <= 1) {
+    best().copy(to, expert, codec_bytes(shape) - sizeof(header));
+    return {};
+  }
+  return shape.type == moecclFloat32 ? encode<Fp32Codec>(table, shape, expert, shared, to)
+                                     : encode<Bf16Codec>(table, shape, expert, shared, to);
+}
+
+bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared, void* out) {
+  if (bytes != codec_bytes(shape)) return false;
+  CodecHeader header;
+  std::memcpy(&header, encoded, sizeof(header));
+  if (header.magic != kCodecMagic || header.type != static_cast<uint32_t>(shape.type) || header.count != shape.count ||
+      header.ratio != shape.ratio)
+    return false;
+  const std::byte* from = static_cast<const std::byte*>(encoded) + sizeof(header);
+  if (shape.ratio <= 1) {
+    best().copy(out, from, bytes - sizeof(header));
+    return true;
+  }
+  return shape.type == moecclFloat32 ? decode<Fp32Codec>(shape, from, shared, out)
+                                     : decode<Bf16Codec>(shape, from, shared, out);
+}
+
+const CodecTable* select_codec(const char* name) {
+  // Whoever runs a kernel table of a name also runs the codec's.
+  if (select(name) == nullptr) return nullptr;
+#if defined(MOECCL_KERNELS_X86)
+  if (std::strcmp(name, "avx512") == 0) return &avx512_codec();
+  if (std::strcmp(name, "avx2") == 0) return &avx2_codec();
+#endif
+  return &reference_codec();
+}
+
+const CodecTable& best_codec() {
+  static const CodecTable& table = *select_codec(best().name);
+  return table;
+}
+
+}  // namespace moeccl::kernels

@@ -1,0 +1,12 @@
+// The codec tables that select_codec() chooses from.
+#pragma once
+
+#include "kernels/codec.h"
+
+namespace moeccl::kernels {
+
+const CodecTable& reference_codec();
+const CodecTable& avx2_codec();
+const CodecTable& avx512_codec();
+
+}  // namespace moeccl::kernels

@@ -1,0 +1,118 @@
+// Entry points of codec.h.
+#include "moeccl/codec.h"
+
+#include <cstring>
+#include <vector>
+
+#include "kernels/codec.h"
+#include "src/api/convert.h"
+
+using namespace moeccl;
+
+namespace {
+
+constexpr double kDefaultRatio = 50;  // the paper's
+
+Result<kernels::CodecShape> shape_of(const moecclCodec_t* codec) {
+  if (codec == nullptr) return error(moecclInvalidArgument, "codec is NULL: give a moecclCodec_t");
+  if (codec->size != sizeof(moecclCodec_t))
+    return error(moecclInvalidArgument, "codec.size is {}: set it by MOECCL_CODEC_INIT", codec->size);
+  if (!kernels::codec_supports(codec->type))
+    return error(moecclInvalidArgument, "codec.type is {}: give moecclFloat32 or moecclBfloat16",
+                 static_cast<int>(codec->type));
+  if (codec->ratio != 0 && !(codec->ratio >= 1 && codec->ratio <= 1e6))
+    return error(moecclInvalidArgument, "codec.ratio is {}: give 1 (exact) to 1e6, or 0 for {}", codec->ratio,
+                 kDefaultRatio);
+  if (codec->count > SIZE_MAX / 16)
+    return error(moecclInvalidArgument, "codec.count is {}: give a size that fits in memory", codec->count);
+  return kernels::CodecShape{codec->type, codec->count, codec->ratio == 0 ? kDefaultRatio : codec->ratio};
+}
+
+Status needs(const char* name, const void* buffer, uint64_t count) {
+  if (buffer != nullptr || count == 0) return {};
+  return error(moecclInvalidArgument, "{} is NULL: give {} elements", name, count);
+}
+
+Status encode(const moecclCodec_t* codec, const void* expert, const void* shared, void* encoded, size_t bytes,
+              moecclCodecError_t* lost) {
+  MOECCL_ASSIGN_OR_RETURN(const kernels::CodecShape shape, shape_of(codec));
+  MOECCL_TRY(needs("expert", expert, shape.count));
+  if (shape.ratio > 1) MOECCL_TRY(needs("shared", shared, shape.count));
+  if (encoded == nullptr) return api::null_argument("encoded", "moecclCodecBytes() bytes");
+  if (bytes < kernels::codec_bytes(shape))
+    return error(moecclInvalidArgument, "bytes is {}: this expert takes {}, see moecclCodecBytes", bytes,
+                 kernels::codec_bytes(shape));
+  const kernels::CodecError e = kernels::codec_encode(kernels::best_codec(), shape, expert, shared, encoded);
+  if (lost != nullptr) *lost = {e.max_dropped, e.relative};
+  return {};
+}
+
+Status decode(const moecclCodec_t* codec, const void* encoded, size_t bytes, const void* shared, void* out) {
+  MOECCL_ASSIGN_OR_RETURN(const kernels::CodecShape shape, shape_of(codec));
+  MOECCL_TRY(needs("out", out, shape.count));
+  if (shape.ratio > 1) MOECCL_TRY(needs("shared", shared, shape.count));
+  if (encoded == nullptr) return api::null_argument("encoded", "what moecclCodecEncode wrote");
+  if (bytes < kernels::codec_bytes(shape))
+    return error(moecclInvalidArgument, "bytes is {}: this codec's experts take {}", bytes,
+                 kernels::codec_bytes(shape));
+  if (kernels::codec_decode(shape, encoded, kernels::codec_bytes(shape), shared, out)) return {};
+  return error(moecclInvalidArgument,
+               "encoded is not an expert of {} elements, type {} and ratio {}: encode and decode with the same codec",
+               shape.count, static_cast<int>(shape.type), shape.ratio);
+}
+
+// shared = the sum of this rank's experts, divided by n_total.
+Status mean_of_own(const void* experts, size_t n_local, size_t n_total, void* shared, size_t count,
+                   moecclDataType_t type) {
+  if (!kernels::codec_supports(type))
+    return error(moecclInvalidArgument, "type is {}: give moecclFloat32 or moecclBfloat16", static_cast<int>(type));
+  if (n_total == 0 || n_local > n_total || n_total > UINT32_MAX)
+    return error(moecclInvalidArgument, "n_total is {} with {} experts here: give the experts of all ranks", n_total,
+                 n_local);
+  MOECCL_TRY(needs("shared", shared, count));
+  MOECCL_TRY(needs("experts", experts, n_local * count));
+  const size_t bytes = count * moecclTypeSize(type);
+  if (n_local == 0) {
+    if (bytes > 0) std::memset(shared, 0, bytes);
+    return {};
+  }
+  std::vector<const void*> sources;
+  for (size_t e = 0; e < n_local; ++e) sources.push_back(static_cast<const std::byte*>(experts) + e * bytes);
+  kernels::ReduceArgs args;
+  args.dst = shared;
+  args.srcs = sources.data();
+  args.count = count;
+  args.n_srcs = static_cast<uint32_t>(n_local);
+  args.divisor = static_cast<uint32_t>(n_total);
+  if (count > 0) kernels::best().reduce[type][static_cast<size_t>(kernels::ReduceOp::kSum)](args);
+  return {};
+}
+
+}  // namespace
+
+moecclResult_t moecclCodecBytes(const moecclCodec_t* codec, size_t* bytes) {
+  return api::guarded(nullptr, [&]() -> Status {
+    if (bytes == nullptr) return api::null_argument("bytes", "the address of a size_t");
+    MOECCL_ASSIGN_OR_RETURN(const kernels::CodecShape shape, shape_of(codec));
+    *bytes = kernels::codec_bytes(shape);
+    return {};
+  });
+}
+
+moecclResult_t moecclCodecEncode(const moecclCodec_t* codec, const void* expert, const void* shared, void* encoded,
+                                 size_t bytes, moecclCodecError_t* error) {
+  return api::guarded(nullptr, [&] { return encode(codec, expert, shared, encoded, bytes, error); });
+}
+
+moecclResult_t moecclCodecDecode(const moecclCodec_t* codec, const void* encoded, size_t bytes, const void* shared,
+                                 void* out) {
+  return api::guarded(nullptr, [&] { return decode(codec, encoded, bytes, shared, out); });
+}
+
+moecclResult_t moecclSharedExpert(const void* experts, size_t n_local, size_t n_total, void* shared, size_t count,
+                                  moecclDataType_t type, moecclComm_t comm, moecclStream_t stream) {
+  const moecclResult_t summed = api::with_comm(
+      comm, [&](comm::Communicator&) { return mean_of_own(experts, n_local, n_total, shared, count, type); });
+  if (summed != moecclSuccess) return summed;
+  return moecclAllReduce(shared, shared, count, type, moecclSum, comm, stream);
+}

@@ -1,0 +1,189 @@
+#include "kernels/codec.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/host/float_formats.h"
+
+namespace moeccl::kernels {
+namespace {
+
+struct Tensor {
+  std::vector<std::byte> bytes;
+  const void* data() const { return bytes.data(); }
+};
+
+float element(const Tensor& t, moecclDataType_t type, size_t i) {
+  if (type == moecclFloat32) {
+    float f;
+    std::memcpy(&f, t.bytes.data() + 4 * i, 4);
+    return f;
+  }
+  uint16_t h;
+  std::memcpy(&h, t.bytes.data() + 2 * i, 2);
+  return Bf16::decode(h);
+}
+
+Tensor tensor(const std::vector<float>& values, moecclDataType_t type) {
+  Tensor t;
+  t.bytes.resize(values.size() * (type == moecclFloat32 ? 4 : 2));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto half = static_cast<uint16_t>(Bf16::encode(values[i]));
+    if (type == moecclFloat32)
+      std::memcpy(t.bytes.data() + 4 * i, &values[i], 4);
+    else
+      std::memcpy(t.bytes.data() + 2 * i, &half, 2);
+  }
+  return t;
+}
+
+// Residuals as experts have them: most are small, some are not; `kind` picks awkward ones.
+std::vector<float> draw(std::mt19937& random, size_t n, int kind) {
+  std::normal_distribution<float> normal;
+  std::vector<float> v(n);
+  for (float& x : v) {
+    x = normal(random);
+    if (kind == 1) x = static_cast<float>(static_cast<int>(random() % 3) - 1);  // ties everywhere
+    if (kind == 2) x = 0.25f;                                                   // all equal
+    if (kind == 3 && random() % 50 == 0) x *= 1e4f;                             // outliers
+    if (kind == 4 && random() % 1000 == 0) x = INFINITY;
+    if (kind == 5) x = random() % 100 == 0 ? normal(random) : 0;  // sparse
+  }
+  return v;
+}
+
+struct Case {
+  moecclDataType_t type;
+  size_t count;
+  double ratio;
+  int kind;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const moecclDataType_t type : {moecclFloat32, moecclBfloat16})
+    for (const size_t count : {size_t{0}, size_t{1}, size_t{31}, size_t{1000}, size_t{65536}, size_t{70'001}})
+      for (const double ratio : {1.0, 1.5, 10.0, 50.0})
+        for (int kind = 0; kind < 6; ++kind) all.push_back({type, count, ratio, kind});
+  return all;
+}
+
+TEST(Codec, EveryTableWritesTheSameBytes) {
+  std::mt19937 random(1);
+  for (const Case& c : cases()) {
+    const Tensor expert = tensor(draw(random, c.count, c.kind), c.type);
+    const Tensor shared = tensor(draw(random, c.count, c.kind == 2 ? 2 : 5), c.type);
+    const CodecShape shape{c.type, c.count, c.ratio};
+    std::vector<std::byte> expected(codec_bytes(shape));
+    const CodecError error =
+        codec_encode(*select_codec("reference"), shape, expert.data(), shared.data(), expected.data());
+    for (const char* name : {"avx2", "avx512"}) {
+      const CodecTable* table = select_codec(name);
+      if (table == nullptr) continue;
+      std::vector<std::byte> encoded(expected.size(), std::byte{0xee});
+      const CodecError other = codec_encode(*table, shape, expert.data(), shared.data(), encoded.data());
+      ASSERT_EQ(encoded, expected) << name << " type " << c.type << " count " << c.count << " ratio " << c.ratio
+                                   << " kind " << c.kind;
+      if (!std::isnan(error.relative)) {
+        EXPECT_EQ(other.relative, error.relative) << name << " kind " << c.kind;
+      }
+      EXPECT_EQ(other.max_dropped, error.max_dropped) << name;
+    }
+  }
+}
+
+// Sorts all residuals of a block: what is kept must be the largest, and decoding must add exactly those.
+TEST(Codec, KeepsTheLargestResidualsOfEachBlock) {
+  std::mt19937 random(2);
+  for (const Case& c : cases()) {
+    if (c.kind == 4 || c.ratio == 1) continue;
+    const Tensor expert = tensor(draw(random, c.count, c.kind), c.type),
+                 shared = tensor(draw(random, c.count, 5), c.type);
+    const CodecShape shape{c.type, c.count, c.ratio};
+    std::vector<std::byte> encoded(codec_bytes(shape));
+    const CodecError error = codec_encode(best_codec(), shape, expert.data(), shared.data(), encoded.data());
+    Tensor decoded;
+    decoded.bytes.resize(expert.bytes.size());
+    ASSERT_TRUE(codec_decode(shape, encoded.data(), encoded.size(), shared.data(), decoded.bytes.data()));
+    double lost = 0, whole = 0, max_dropped = 0;
+    size_t n_kept = 0;
+    for (size_t first = 0; first < c.count; first += kCodecBlock) {
+      const size_t n = std::min<size_t>(kCodecBlock, c.count - first);
+      std::vector<size_t> order(n);
+      for (size_t i = 0; i < n; ++i) order[i] = i;
+      const auto residual = [&](size_t i) {
+        return element(expert, c.type, first + i) - element(shared, c.type, first + i);
+      };
+      std::stable_sort(order.begin(), order.end(),
+                       [&](size_t a, size_t b) { return std::fabs(residual(a)) > std::fabs(residual(b)); });
+      const double element_bytes = c.type == moecclFloat32 ? 4 : 2;
+      const auto k = static_cast<size_t>(static_cast<double>(n) * element_bytes / (c.ratio * (element_bytes + 2)));
+      n_kept += k;
+      for (size_t i = 0; i < n; ++i) {
+        const size_t at = first + order[i];
+        const float s = element(shared, c.type, at), d = element(decoded, c.type, at), e = element(expert, c.type, at);
+        if (i >= k) {
+          ASSERT_EQ(d, s) << "element " << at << " was dropped";
+          max_dropped = std::max(max_dropped, static_cast<double>(std::fabs(residual(order[i]))));
+        } else {
+          const std::vector<float> rounded = {residual(order[i])};
+          const Tensor r = tensor(rounded, c.type), sum = tensor({s + element(r, c.type, 0)}, c.type);
+          ASSERT_EQ(d, element(sum, c.type, 0)) << "element " << at;
+        }
+        lost += (i >= k ? 1.0 : 0.0) * residual(order[i]) * static_cast<double>(residual(order[i]));
+        whole += static_cast<double>(e) * e;
+      }
+    }
+    EXPECT_EQ(encoded.size(), 32 + n_kept * (c.type == moecclFloat32 ? 6 : 4));
+    EXPECT_EQ(error.max_dropped, max_dropped);
+    if (whole > 0) {
+      EXPECT_NEAR(error.relative, std::sqrt(lost / whole), c.type == moecclFloat32 ? 1e-3 : 5e-3);
+    }
+  }
+}
+
+TEST(Codec, RatioOneIsExact) {
+  std::mt19937 random(3);
+  for (const moecclDataType_t type : {moecclFloat32, moecclBfloat16}) {
+    const Tensor expert = tensor(draw(random, 70'001, 3), type);
+    const CodecShape shape{type, 70'001, 1};
+    std::vector<std::byte> encoded(codec_bytes(shape)), out(expert.bytes.size());
+    const CodecError error = codec_encode(best_codec(), shape, expert.data(), nullptr, encoded.data());
+    ASSERT_TRUE(codec_decode(shape, encoded.data(), encoded.size(), nullptr, out.data()));
+    EXPECT_EQ(out, expert.bytes);
+    EXPECT_EQ(error.relative, 0);
+    EXPECT_EQ(encoded.size(), expert.bytes.size() + 32);
+  }
+}
+
+TEST(Codec, ForeignBytesAreRefused) {
+  std::mt19937 random(4);
+  const CodecShape shape{moecclFloat32, 1000, 10};
+  const Tensor expert = tensor(draw(random, 1000, 0), moecclFloat32),
+               shared = tensor(draw(random, 1000, 5), moecclFloat32);
+  std::vector<std::byte> good(codec_bytes(shape)), out(4000);
+  codec_encode(best_codec(), shape, expert.data(), shared.data(), good.data());
+  const auto decodes = [&](const std::vector<std::byte>& bytes, const CodecShape& as) {
+    return codec_decode(as, bytes.data(), bytes.size(), shared.data(), out.data());
+  };
+  EXPECT_TRUE(decodes(good, shape));
+  std::vector<std::byte> bad = good;
+  bad.pop_back();
+  EXPECT_FALSE(decodes(bad, shape));
+  bad = good;
+  bad[0] ^= std::byte{1};
+  EXPECT_FALSE(decodes(bad, shape));
+  bad = good;
+  bad[bad.size() - 1] = std::byte{0xff};  // an index beyond the block
+  EXPECT_FALSE(decodes(bad, shape));
+  EXPECT_FALSE(decodes(good, {moecclFloat32, 1000, 10.001}));
+  EXPECT_FALSE(decodes(good, {moecclBfloat16, 1000, 10}));
+}
+
+}  // namespace
+}  // namespace moeccl::kernels
