@@ -107,6 +107,8 @@ class Link {
   virtual const BlockWord& block(uint64_t seq) const = 0;
   // The peer's staging, or null when it is reached by put() alone.
   virtual std::byte* staging_view() const = 0;
+  // The base of Segment::message_offset() in the peer's segment, which the host reaches.
+  virtual std::byte* message_view() const { return staging_view(); }
   // The peer's symmetric heap, or null; and its size.
   virtual std::byte* heap_view() const = 0;
   virtual size_t heap_bytes() const = 0;

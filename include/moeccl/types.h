@@ -12,6 +12,8 @@
  *   moecclCommAbort() and moecclCommGetAsyncError() may be called from any thread at any time.
  * Streams. A NULL stream makes the call blocking. With a stream of moecclStreamCreate() the call returns at once and
  * the operation runs in the stream's order; errors appear at moecclStreamSynchronize() and moecclCommGetAsyncError().
+ * CUDA. Buffers may be CUDA memory, and a CUstream (cudaStream_t) cast to moecclStream_t may stand for a stream, when
+ *   every rank's thread had a current CUDA context when it joined: docs/cuda.md.
  * Structs. Each begins with its size, set by its _INIT macro; it grows only at its end; zero in a field means default.
  * Counts are in elements of the data type unless a name says bytes. Ranks are 0..n-1.
  */

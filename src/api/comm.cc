@@ -206,7 +206,7 @@ moecclResult_t moecclStreamCreate(moecclStream_t* stream) {
 
 moecclResult_t moecclStreamSynchronize(moecclStream_t handle) {
   return api::guarded(nullptr, [&]() -> Status {
-    comm::HostStream* stream = nullptr;
+    comm::Stream* stream = nullptr;
     MOECCL_TRY(api::find_stream(handle, &stream));
     return stream == nullptr ? Status() : stream->synchronize();  // calls on the NULL stream have finished
   });

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/comm/cuda_stream.h"
+
 namespace moeccl::api {
 
 std::string& thread_error() {
@@ -24,11 +26,26 @@ Status find_comm(moecclComm_t handle, comm::Communicator** comm) {
                handle == nullptr ? "NULL" : "not a live communicator");
 }
 
-Status find_stream(moecclStream_t handle, comm::HostStream** stream) {
+namespace {
+
+// A CUstream is a pointer to something aligned, or one of the driver's two names for default streams; our handles end
+// in 0xC2.
+bool may_be_cuda_stream(moecclStream_t handle) {
+  const auto value = reinterpret_cast<uint64_t>(handle);
+  return value == 1 || value == 2 || (value % 8 == 0 && value > 4096);
+}
+
+}  // namespace
+
+Status find_stream(moecclStream_t handle, comm::Stream** stream) {
   *stream = nullptr;
   if (handle == nullptr) return {};
   *stream = StreamTable::get().find(handle);
   if (*stream != nullptr) return {};
+  if (may_be_cuda_stream(handle) && driver::cuda::current_context() != nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(*stream, comm::CudaStream::of(reinterpret_cast<driver::cuda::Stream>(handle)));
+    return {};
+  }
   return error(moecclInvalidArgument, "stream is not a live stream: give NULL or one of moecclStreamCreate");
 }
 

@@ -41,7 +41,7 @@ moecclResult_t with_comm(moecclComm_t handle, Body&& body) {
   return guarded(comm, [&]() -> Status { return body(*comm); });
 }
 // NULL is the blocking stream: *stream null.
-Status find_stream(moecclStream_t handle, comm::HostStream** stream);
+Status find_stream(moecclStream_t handle, comm::Stream** stream);
 Status null_argument(const char* name, const char* wanted);
 // Copies a page for a person as snprintf does.
 void copy_text(const std::string& text, char* out, size_t out_bytes, size_t* needed);

@@ -2,6 +2,7 @@
 #include "moeccl/moe.h"
 
 #include <memory>
+#include <vector>
 
 #include "src/api/convert.h"
 #include "src/base/env.h"
@@ -65,7 +66,43 @@ moecclResult_t with_routing(moecclRouting_t handle, Body&& body) {
   Communicator* comm = nullptr;
   if (Status s = api::find_comm(routing->layer->comm_handle, &comm); !s.ok())
     return api::finish(std::move(s).with_context("the routing's communicator"));
-  return api::guarded(comm, [&]() -> Status { return body(routing->routing); });
+  return api::guarded(comm, [&]() -> Status { return body(routing->routing, *comm); });
+}
+
+// A table that the host reads, brought there when it lies in CUDA memory.
+template <class T>
+Status to_host(Communicator& comm, const T** table, size_t n, std::vector<T>& copy) {
+  if (*table == nullptr || n == 0 || !comm.is_device_memory(*table)) return {};
+  copy.resize(n);
+  MOECCL_TRY(comm.copy_across(copy.data(), *table, n * sizeof(T)));
+  *table = copy.data();
+  return {};
+}
+
+Status update(comm::MoeRouting& routing, Communicator& comm, const int32_t* index, const float* weight,
+              size_t n_tokens) {
+  const algo::MoeShape& shape = routing.layer().config().shape;
+  std::vector<int32_t> index_copy;
+  std::vector<float> weight_copy;
+  if (n_tokens <= shape.max_tokens) {  // else update() says so
+    MOECCL_TRY(to_host(comm, &index, n_tokens * shape.top_k, index_copy));
+    MOECCL_TRY(to_host(comm, &weight, n_tokens * shape.top_k, weight_copy));
+  }
+  return routing.update(index, weight, n_tokens);
+}
+
+// The gradient of the weights is gathered on the host.
+Status combine_backward(comm::MoeRouting& routing, Communicator& comm, comm::MoeRouting::CombineGradients g,
+                        moecclStream_t stream) {
+  if (g.grad_weight == nullptr || !comm.is_device_memory(g.grad_weight)) return routing.combine_backward(g, stream);
+  moecclRoutingInfo_t info{};
+  info.size = sizeof(info);
+  MOECCL_TRY(routing.info(&info));
+  std::vector<float> weights(info.n_tokens * routing.layer().config().shape.top_k + 1);
+  float* device = g.grad_weight;
+  g.grad_weight = weights.data();
+  MOECCL_TRY(routing.combine_backward(g, stream));
+  return comm.copy_across(device, weights.data(), (weights.size() - 1) * sizeof(float));
 }
 
 // What still runs on streams uses the handle's tables. A communicator that is gone runs nothing.
@@ -133,7 +170,7 @@ moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, co
     if (routing == nullptr) return api::null_argument("routing", "the address of a moecclRouting_t");
     *routing = nullptr;
     auto made = std::make_unique<RoutingHandle>(handle->layer);
-    MOECCL_TRY(made->routing.update(topk_index, topk_weight, n_tokens));
+    MOECCL_TRY(update(made->routing, *comm, topk_index, topk_weight, n_tokens));
     MOECCL_ASSIGN_OR_RETURN(*routing, RoutingTable::get().add(std::move(made)));
     return {};
   });
@@ -141,7 +178,9 @@ moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, co
 
 moecclResult_t moecclRoutingUpdate(moecclRouting_t routing, const int32_t* topk_index, const float* topk_weight,
                                    size_t n_tokens) {
-  return with_routing(routing, [&](comm::MoeRouting& r) { return r.update(topk_index, topk_weight, n_tokens); });
+  return with_routing(routing, [&](comm::MoeRouting& r, Communicator& comm) {
+    return update(r, comm, topk_index, topk_weight, n_tokens);
+  });
 }
 
 moecclResult_t moecclRoutingDestroy(moecclRouting_t routing) {
@@ -155,31 +194,32 @@ moecclResult_t moecclRoutingDestroy(moecclRouting_t routing) {
 }
 
 moecclResult_t moecclRoutingGetInfo(moecclRouting_t routing, moecclRoutingInfo_t* info) {
-  return with_routing(routing, [&](comm::MoeRouting& r) { return r.info(info); });
+  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.info(info); });
 }
 
 moecclResult_t moecclDispatch(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
-  return with_routing(routing, [&](comm::MoeRouting& r) { return r.dispatch(in, out, stream); });
+  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.dispatch(in, out, stream); });
 }
 
 moecclResult_t moecclCombine(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
-  return with_routing(routing, [&](comm::MoeRouting& r) { return r.combine(in, out, stream); });
+  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.combine(in, out, stream); });
 }
 
 moecclResult_t moecclDispatchBackward(moecclRouting_t routing, const void* grad_out, void* grad_in,
                                       moecclStream_t stream) {
-  return with_routing(routing, [&](comm::MoeRouting& r) { return r.dispatch_backward(grad_out, grad_in, stream); });
+  return with_routing(
+      routing, [&](comm::MoeRouting& r, Communicator&) { return r.dispatch_backward(grad_out, grad_in, stream); });
 }
 
 moecclResult_t moecclCombineBackward(moecclRouting_t routing, const void* grad_out, void* grad_in, const void* in,
                                      float* grad_weight, moecclStream_t stream) {
-  return with_routing(routing, [&](comm::MoeRouting& r) {
-    return r.combine_backward({grad_out, grad_in, in, grad_weight}, stream);
+  return with_routing(routing, [&](comm::MoeRouting& r, Communicator& comm) {
+    return combine_backward(r, comm, {grad_out, grad_in, in, grad_weight}, stream);
   });
 }
 
 moecclResult_t moecclMoeExplain(moecclRouting_t routing, char* text, size_t text_bytes, size_t* needed) {
-  return with_routing(routing, [&](comm::MoeRouting& r) -> Status {
+  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) -> Status {
     MOECCL_ASSIGN_OR_RETURN(const std::string page, r.explain());
     api::copy_text(page, text, text_bytes, needed);
     return {};

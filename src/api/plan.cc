@@ -115,6 +115,6 @@ moecclResult_t moecclPlanForce(moecclComm_t handle, moecclOp_t op, const char* a
   return with_comm(handle, [&](Communicator& c) -> Status {
     const auto i = static_cast<int>(op);
     if (i < 0 || i >= MOECCL_NUM_OPS) return error(moecclInvalidArgument, "op is {}: give a moecclOp_t", i);
-    return c.selector().force(op, algorithm == nullptr ? "" : algorithm);
+    return c.force(op, algorithm == nullptr ? "" : algorithm);
   });
 }

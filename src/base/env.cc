@@ -100,6 +100,21 @@ constexpr Variable kVariables[] = {
        e->spin_us = static_cast<int32_t>(us);
        return true;
      }},
+    {"MOECCL_CUDA_DRIVER", "the file name of a CUDA driver library, or none",
+     [](std::string_view t, Env* e) { return parse_text(t, &e->cuda_driver); }},
+    {"MOECCL_CUDA_SMS", "multiprocessors, 1 to 1024; 0 for automatic",
+     [](std::string_view t, Env* e) {
+       int64_t sms = 0;
+       if (!parse_integer(t, 0, 1024, &sms)) return false;
+       e->cuda_sms = static_cast<int32_t>(sms);
+       return true;
+     }},
+    {"MOECCL_CUDA_IPC", "0 or 1",
+     [](std::string_view t, Env* e) {
+       if (t != "0" && t != "1") return false;
+       e->cuda_ipc = t == "1";
+       return true;
+     }},
     {"MOECCL_NO_CMA", "0 or 1",
      [](std::string_view t, Env* e) {
        if (t != "0" && t != "1") return false;

@@ -48,6 +48,13 @@ struct Env {
   int32_t socket_streams = 0;
   // MOECCL_SPIN_US: microseconds a wait spins before it sleeps; -1: chosen from the number of cores and ranks.
   int32_t spin_us = -1;
+  // MOECCL_CUDA_DRIVER: the CUDA driver's library. Empty: libcuda.so.1; none: no CUDA.
+  std::string cuda_driver;
+  // MOECCL_CUDA_SMS: most multiprocessors that one rank's kernels use at a time; 0: an eighth of the device, at
+  // least 16.
+  int32_t cuda_sms = 0;
+  // MOECCL_CUDA_IPC: 0 keeps staging in host memory although the ranks could reach each other's device memory.
+  bool cuda_ipc = true;
   // MOECCL_NO_CMA: 1 keeps process_vm_readv/writev out of the shared-memory transport.
   bool no_cma = false;
 };

@@ -161,6 +161,8 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   MOECCL_TRY(check_overlap(comm, c, c.count * op.element_bytes, in_bytes, out_bytes));
   op.input = c.send;
   op.output = c.recv;
+  MOECCL_TRY(comm.place(in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr,
+                        out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr, &op.cuda));
   const bool in_place = c.op == moecclOpAllToAll && c.send == c.recv && in_bytes > 0;
   return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled, in_place);
 }
@@ -181,7 +183,7 @@ Status prepare_message(Communicator& comm, const void* data, size_t count, moecc
   if (data == nullptr && count > 0)
     return error(moecclInvalidArgument, "{}: buffer is NULL: give {} bytes", name, count * element);
   message = {static_cast<uint32_t>(peer), static_cast<std::byte*>(const_cast<void*>(data)), count * element, is_send};
-  return {};
+  return comm.place(count > 0 ? data : nullptr, nullptr, &message.cuda);
 }
 
 Status create_premul(Communicator& comm, const void* scalar, moecclDataType_t type, moecclRedOp_t* op) {

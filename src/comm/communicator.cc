@@ -5,6 +5,8 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/comm/calibrate.h"
+#include "src/comm/cuda_stream.h"
+#include "src/exec/stream_task.h"
 
 namespace moeccl::comm {
 
@@ -29,7 +31,9 @@ Communicator::Communicator(Membership m)
       n_ranks_(m.n_ranks),
       config_(std::move(m.config)),
       address_(std::move(m.address)),
-      fabric_(std::move(m.fabric)) {
+      fabric_(std::move(m.fabric)),
+      cuda_(std::move(m.cuda)),
+      why_no_cuda_(std::move(m.why_no_cuda)) {
   // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core.
   // With more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
   const bool fits = m.ranks_on_host <= m.cores_on_host;
@@ -42,6 +46,7 @@ Communicator::Communicator(Membership m)
   for (uint32_t p = 0; p < n_ranks_; ++p) {
     if (p != rank_) fabric_->outboxes[p] = fabric_->link(p).outbox(0);
   }
+  if (cuda_ != nullptr) cuda_->fabric().spin_polls = fabric_->spin_polls;
 }
 
 Communicator::~Communicator() {
@@ -51,16 +56,64 @@ Communicator::~Communicator() {
 size_t Communicator::memory_bytes() const {
   const exec::Fabric& f = *fabric_;
   return f.own->bytes() + f.scratch.capacity() + (f.sent.capacity() + f.awaited.capacity()) * sizeof(uint32_t) +
-         f.entered.capacity() * sizeof(uint64_t) + f.links.size() * sizeof(transport::Link);
+         f.entered.capacity() * sizeof(uint64_t) + f.links.size() * sizeof(transport::Link) +
+         (cuda_ != nullptr ? cuda_->memory_bytes() : 0);
+}
+
+Status Communicator::force(moecclOp_t op, const std::string& algorithm) {
+  MOECCL_TRY(selector_->force(op, algorithm));
+  return cuda_ != nullptr ? cuda_->selector().force(op, algorithm) : Status();
+}
+
+std::unique_ptr<exec::Task> Communicator::task_for(bool on_device, std::unique_ptr<exec::Task> task) {
+  if (!on_device) return task;
+  return std::make_unique<exec::StreamTask>(std::move(task), cuda_->engine());
+}
+
+bool Communicator::is_device_memory(const void* p) const {
+  return cuda_ != nullptr && driver::cuda::memory_type(p) >= driver::cuda::kDeviceMemory;
+}
+
+Status Communicator::copy_across(void* dst, const void* src, size_t bytes) {
+  if (bytes == 0) return {};
+  const exec::StreamEngine::Scope scope(cuda_->engine());
+  // Any mixture of host and device addresses: the driver knows which is which.
+  MOECCL_TRY(driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"));
+  MOECCL_TRY(driver::cuda::check(driver::cuda::driver()->cuMemcpyAsync(reinterpret_cast<driver::cuda::Pointer>(dst),
+                                                                       reinterpret_cast<driver::cuda::Pointer>(src),
+                                                                       bytes, cuda_->engine().stream()),
+                                 "a table between host and device"));
+  return cuda_->engine().synchronize();
+}
+
+Status Communicator::place(const void* a, const void* b, bool* on_device) {
+  *on_device = false;
+  if (cuda_ == nullptr && why_no_cuda_.empty()) return {};
+  const unsigned types[] = {driver::cuda::memory_type(a), driver::cuda::memory_type(b)};
+  for (const unsigned t : types) *on_device = *on_device || t >= driver::cuda::kDeviceMemory;
+  if (*on_device && cuda_ == nullptr) {
+    return error(moecclUnsupported, "a buffer is CUDA memory, but this communicator has no CUDA side: {}",
+                 why_no_cuda_);
+  }
+  if (cuda_ == nullptr) return {};
+  if (a == nullptr && b == nullptr) *on_device = cuda_->used_last;
+  cuda_->used_last = *on_device;
+  if (*on_device && ((a != nullptr && types[0] == 0) || (b != nullptr && types[1] == 0))) {
+    return error(moecclInvalidArgument,
+                 "one buffer is CUDA memory and the other ordinary host memory: give two of a kind (page-locked memory "
+                 "goes with both)");
+  }
+  return {};
 }
 
 Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place) {
   const PlanKey key{op.signature.op, root,    op.signature.count, static_cast<uint32_t>(op.element_bytes),
                     scaled,          in_place};
+  Selector& selector = op.cuda ? cuda_->selector() : *selector_;
   std::shared_ptr<CachedPlan> made;
-  const std::shared_ptr<CachedPlan>* found = selector_->again(key);
+  const std::shared_ptr<CachedPlan>* found = selector.again(key);
   if (found == nullptr) {
-    MOECCL_ASSIGN_OR_RETURN(made, selector_->get(key));
+    MOECCL_ASSIGN_OR_RETURN(made, selector.get(key));
     found = &made;
   }
   attach(op, *found, root, scaled);
@@ -99,6 +152,13 @@ Status Communicator::run(const exec::Operation& op) {
     exec::Task* one = &task;
     return exec::drive({&one, 1});
   };
+  if (op.cuda) {
+    Status status = cuda_->begin();
+    if (status.ok())
+      status = drive(exec::StreamTask(std::make_unique<exec::Execution>(cuda_->fabric(), op), cuda_->engine()));
+    return cuda_->end(std::move(status));
+  }
+  if (StreamWork* work = StreamWork::current(); work != nullptr) MOECCL_TRY(work->wait_ready());
   return op.eager ? drive(exec::Eager(*fabric_, op)) : drive(exec::Execution(*fabric_, op));
 }
 
@@ -136,6 +196,7 @@ Status Communicator::usable() const {
                  "the communicator belongs to the process that this one was forked from: initialise one here");
   }
   if (fabric_->failed()) return fabric_->failure();
+  if (cuda_ != nullptr && cuda_->fabric().failed()) return cuda_->fabric().failure();
   if (fabric_->aborted.load(std::memory_order_relaxed)) {
     return error(moecclAborted, "the communicator was aborted: destroy it");
   }
@@ -144,10 +205,16 @@ Status Communicator::usable() const {
 
 void Communicator::abort() {
   fabric_->aborted.store(true, std::memory_order_relaxed);
+  if (cuda_ != nullptr) {
+    cuda_->fabric().aborted.store(true, std::memory_order_relaxed);
+    cuda_->fabric().fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
+  }
   fabric_->fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
 }
 
 void Communicator::leave() {
+  if (cuda_ != nullptr && !cuda_->fabric().failed())
+    cuda_->fabric().publish_state(transport::RankState::kLeft, moecclSuccess, "");
   if (fabric_->failed() || fabric_->own == nullptr) return;
   fabric_->publish_state(transport::RankState::kLeft, moecclSuccess, "");
 }

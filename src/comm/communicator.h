@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/comm/config.h"
+#include "src/comm/cuda_side.h"
 #include "src/comm/selection.h"
 #include "src/comm/turns.h"
 #include "src/driver/fork_page.h"
@@ -30,6 +31,8 @@ struct Membership {
   uint32_t cores = 1;   // of all hosts
   std::string address;  // of this host, where ranks on other hosts reach it; empty: all ranks are here
   std::unique_ptr<exec::Fabric> fabric;
+  std::unique_ptr<CudaSide> cuda;
+  std::string why_no_cuda;  // when some rank asked for it
 };
 
 class Communicator {
@@ -44,6 +47,19 @@ class Communicator {
   exec::Fabric& fabric() { return *fabric_; }
   Selector& selector() { return *selector_; }
   const Selector& selector() const { return *selector_; }
+  // Forces an algorithm for host and CUDA memory alike.
+  Status force(moecclOp_t op, const std::string& algorithm);
+
+  // CUDA memory; null when ranks joined without CUDA.
+  CudaSide* cuda() const { return cuda_.get(); }
+  exec::Fabric& fabric_for(bool on_device) { return on_device ? cuda_->fabric() : *fabric_; }
+  std::unique_ptr<exec::Task> task_for(bool on_device, std::unique_ptr<exec::Task> task);
+  // Between host and CUDA memory, for the small tables that the host works on. Waits.
+  bool is_device_memory(const void* p) const;
+  Status copy_across(void* dst, const void* src, size_t bytes);
+  // Which kind of memory a call's buffers are: null ones say nothing, and a call without any uses what the last one
+  // did.
+  Status place(const void* a, const void* b, bool* on_device);
   const plan::LevelTree& tree() const { return selector_->tree(); }
   bool paced() const { return config_.pace; }
   // Where ranks on other hosts reach this one; empty: all ranks are on this host.
@@ -117,6 +133,8 @@ class Communicator {
   std::string address_;
   const volatile uint32_t* not_forked_ = driver::fork_page();
   std::unique_ptr<exec::Fabric> fabric_;
+  std::unique_ptr<CudaSide> cuda_;
+  std::string why_no_cuda_;
   std::unique_ptr<Selector> selector_;
 
   Turns turns_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/env.h"
+#include "src/driver/cuda.h"
 
 namespace moeccl::comm {
 namespace {
@@ -37,6 +38,7 @@ Result<Config> Config::from(const moecclConfig_t* given) {
   out.topology = c.topology != nullptr ? c.topology : env().topology;
   out.staging_bytes = c.staging_bytes > 0 ? c.staging_bytes : static_cast<uint64_t>(env().staging_bytes);
   out.plan = env().plan;
+  out.cuda_context = driver::cuda::current_context();
   if (c.name != nullptr) out.name = std::string(c.name).substr(0, 31);
   if (out.staging_bytes < kLeastStaging || out.staging_bytes > kMostStaging) {
     return error(moecclInvalidArgument, "staging_bytes is {}: give between {} and {}", out.staging_bytes, kLeastStaging,

@@ -17,7 +17,8 @@ struct Config {
   std::string topology;  // synthetic; empty: discovered
   uint64_t staging_bytes = 0;
   std::string name;
-  std::string plan;  // MOECCL_PLAN
+  std::string plan;              // MOECCL_PLAN
+  void* cuda_context = nullptr;  // the calling thread's at init, whose device this rank uses; null: host memory only
 
   static Result<Config> from(const moecclConfig_t* config);  // null: all defaults
   // What all ranks must have alike, for the exchange at init.

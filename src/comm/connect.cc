@@ -158,6 +158,7 @@ class Connector {
     MOECCL_TRY(reach_hosts());
     MOECCL_TRY(make_tree());
     MOECCL_TRY(make_links());
+    MOECCL_TRY(connect_cuda());
     return session_->barrier(deadline_);
   }
 
@@ -369,6 +370,31 @@ class Connector {
         f.links[r] = std::move(link);
       }
     }
+    return {};
+  }
+
+  // Paced links are for host memory: their pace is the host's.
+  Status connect_cuda() {
+    if (hosts_->n() > 1) {
+      if (config_.cuda_context != nullptr)
+        m_.why_no_cuda = "its ranks are on several hosts, which CUDA memory cannot cross yet";
+      return {};
+    }
+    Neighbours n;
+    n.rank = rank_;
+    n.n_ranks = n_;
+    n.key = key_;
+    for (const Introduction& i : all_) {
+      n.process.push_back(i.process);
+      n.pid.push_back(i.pid);
+    }
+    n.shape = shape_of(rank_);
+    Config config = config_;
+    if (config.pace) config.cuda_context = nullptr;
+    n.config = &config;
+    n.tree = &m_.tree;
+    n.deadline = deadline_;
+    MOECCL_ASSIGN_OR_RETURN(m_.cuda, CudaSide::connect(*session_, *host_session_, n, &m_.why_no_cuda));
     return {};
   }
 

@@ -5,6 +5,9 @@
 #include <thread>
 #include <utility>
 
+#include "src/comm/cuda_side.h"
+#include "src/comm/cuda_stream.h"
+
 namespace moeccl::comm {
 namespace {
 
@@ -49,7 +52,7 @@ struct Batch {
 };
 
 void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks) {
-  std::map<std::tuple<Communicator*, uint32_t, bool>, const exec::MessageTask*> newest;
+  std::map<std::tuple<Communicator*, bool, uint32_t, bool>, const exec::MessageTask*> newest;
   std::map<Communicator*, std::vector<const exec::Message*>> own_sends;
   for (const Call& c : batch.calls) {
     if (c.operation != nullptr) continue;
@@ -57,17 +60,29 @@ void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& 
       if (c.message.is_send) own_sends[c.comm].push_back(&c.message);
       continue;
     }
-    const auto key = std::tuple(c.comm, c.message.peer, c.message.is_send);
-    auto task = std::make_unique<exec::MessageTask>(c.comm->fabric(), c.message, newest[key]);
+    const auto key = std::tuple(c.comm, c.message.cuda, c.message.peer, c.message.is_send);
+    auto task = std::make_unique<exec::MessageTask>(c.comm->fabric_for(c.message.cuda), c.message, newest[key]);
     newest[key] = task.get();
-    tasks.push_back(std::move(task));
+    tasks.push_back(c.comm->task_for(c.message.cuda, std::move(task)));
   }
   for (const Call& c : batch.calls) {
     if (c.operation != nullptr || c.message.peer != c.comm->rank() || c.message.is_send) continue;
     auto& sends = own_sends[c.comm];  // issue() has checked that they pair up
-    tasks.push_back(std::make_unique<exec::SelfMessageTask>(c.comm->fabric(), *sends.front(), c.message));
+    tasks.push_back(c.comm->task_for(
+        c.message.cuda,
+        std::make_unique<exec::SelfMessageTask>(c.comm->fabric_for(c.message.cuda), *sends.front(), c.message)));
     sends.erase(sends.begin());
   }
+}
+
+std::vector<CudaSide*> cuda_sides(const Batch& batch) {
+  std::vector<CudaSide*> sides;
+  for (const Call& c : batch.calls) {
+    const bool on_device = c.operation != nullptr ? c.operation->cuda : c.message.cuda;
+    if (on_device && std::find(sides.begin(), sides.end(), c.comm->cuda()) == sides.end())
+      sides.push_back(c.comm->cuda());
+  }
+  return sides;
 }
 
 Status run(const Batch& batch) {
@@ -78,19 +93,30 @@ Status run(const Batch& batch) {
   }
   if (status.ok()) {
     std::vector<std::unique_ptr<exec::Task>> tasks;
-    std::vector<std::pair<Communicator*, std::vector<const exec::Operation*>>> chains;
+    // Operations on host memory and on CUDA memory are two chains.
+    using Key = std::pair<Communicator*, bool>;
+    std::vector<std::pair<Key, std::vector<const exec::Operation*>>> chains;
     for (const Call& c : batch.calls) {
       if (c.operation == nullptr) continue;
-      auto it = std::find_if(chains.begin(), chains.end(), [&](const auto& chain) { return chain.first == c.comm; });
-      if (it == chains.end()) it = chains.insert(chains.end(), {c.comm, {}});
+      const Key key{c.comm, c.operation->cuda};
+      auto it = std::find_if(chains.begin(), chains.end(), [&](const auto& chain) { return chain.first == key; });
+      if (it == chains.end()) it = chains.insert(chains.end(), {key, {}});
       it->second.push_back(c.operation.get());
     }
-    for (auto& [comm, operations] : chains)
-      tasks.push_back(std::make_unique<ChainTask>(comm->fabric(), std::move(operations)));
+    for (auto& [key, operations] : chains) {
+      tasks.push_back(key.first->task_for(
+          key.second, std::make_unique<ChainTask>(key.first->fabric_for(key.second), std::move(operations))));
+    }
     add_messages(batch, tasks);
     std::vector<exec::Task*> pointers;
     for (const auto& t : tasks) pointers.push_back(t.get());
-    status = exec::drive(pointers);
+    const std::vector<CudaSide*> sides = cuda_sides(batch);
+    if (StreamWork* work = StreamWork::current(); work != nullptr && sides.empty()) status = work->wait_ready();
+    for (CudaSide* side : sides) {
+      if (status.ok()) status = side->begin();
+    }
+    if (status.ok()) status = exec::drive(pointers);
+    for (CudaSide* side : sides) status = side->end(std::move(status));
   }
   for (const auto& [comm, ticket] : batch.turns) {
     if (!status.ok()) comm->set_last_error(status.message());
@@ -118,7 +144,10 @@ Status check_self_messages(const std::vector<Call>& calls) {
 
 Status issue(std::vector<Call> calls) {
   MOECCL_TRY(check_self_messages(calls));
-  std::vector<std::pair<HostStream*, std::shared_ptr<Batch>>> batches;
+  for (const Call& c : calls) {
+    if (c.stream != nullptr) MOECCL_TRY(c.stream->ready());
+  }
+  std::vector<std::pair<Stream*, std::shared_ptr<Batch>>> batches;
   for (Call& c : calls) {
     auto it = std::find_if(batches.begin(), batches.end(), [&](const auto& b) { return b.first == c.stream; });
     if (it == batches.end()) it = batches.insert(batches.end(), {c.stream, std::make_shared<Batch>()});
@@ -129,12 +158,16 @@ Status issue(std::vector<Call> calls) {
     }
     it->second->calls.push_back(std::move(c));
   }
-  for (auto& [stream, batch] : batches) {
-    if (stream != nullptr) stream->enqueue([batch = batch] { return run(*batch); });
-  }
   Status status;
   for (auto& [stream, batch] : batches) {
-    if (stream == nullptr) status = run(*batch);
+    if (stream == nullptr) continue;
+    Status s = stream->enqueue([batch = batch] { return run(*batch); });
+    if (status.ok()) status = std::move(s);
+  }
+  for (auto& [stream, batch] : batches) {
+    if (stream != nullptr) continue;
+    Status s = run(*batch);
+    if (status.ok()) status = std::move(s);
   }
   return status;
 }

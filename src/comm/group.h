@@ -13,7 +13,7 @@ namespace moeccl::comm {
 // One call, checked and prepared. Communicators outlive the calls on them: Destroy waits.
 struct Call {
   Communicator* comm = nullptr;
-  HostStream* stream = nullptr;                // null: blocking
+  Stream* stream = nullptr;                    // null: blocking
   std::unique_ptr<exec::Operation> operation;  // or
   exec::Message message;
 };

@@ -35,7 +35,7 @@ Status MoeChannel::all_to_all_v(const void* send, const size_t* send_bytes, void
 
 Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* measured_us) {
   MOECCL_TRY(comm_.usable());
-  HostStream* stream = nullptr;
+  Stream* stream = nullptr;
   MOECCL_TRY(find_stream_(stream_handle, &stream));
   if (Group::of_this_thread().open()) {
     return error(
@@ -53,10 +53,19 @@ Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* mea
   op->element_bytes = run.binding.element_bytes;
   op->grouped = run.grouped;
   Communicator* comm = &comm_;
+  MOECCL_TRY(comm->place(run.in, run.out, &op->cuda));
+  if (stream != nullptr) MOECCL_TRY(stream->ready());
   const uint64_t ticket = comm->take_ticket();
   if (stream == nullptr) return comm->run_in_turn(ticket, *op, measured_us);
-  stream->enqueue([comm, ticket, op, measured_us] { return comm->run_in_turn(ticket, *op, measured_us); });
-  return {};
+  return stream->enqueue([comm, ticket, op, measured_us] { return comm->run_in_turn(ticket, *op, measured_us); });
+}
+
+Status MoeChannel::with_kernels(const void* buffer, const WithKernels& body) {
+  if (!comm_.is_device_memory(buffer)) return MoeHost::with_kernels(buffer, body);
+  exec::StreamEngine& engine = comm_.cuda()->engine();
+  const exec::StreamEngine::Scope scope(engine);
+  body(exec::StreamEngine::table(), true);
+  return engine.synchronize();
 }
 
 }  // namespace moeccl::comm

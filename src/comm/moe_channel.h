@@ -12,7 +12,7 @@ namespace moeccl::comm {
 class MoeChannel final : public MoeHost {
  public:
   // `find_stream` turns a C handle into a stream, null for the blocking one.
-  using FindStream = Status (*)(moecclStream_t, HostStream**);
+  using FindStream = Status (*)(moecclStream_t, Stream**);
   MoeChannel(Communicator& comm, FindStream find_stream) : comm_(comm), find_stream_(find_stream) {}
 
   Communicator& communicator() const { return comm_; }
@@ -25,6 +25,7 @@ class MoeChannel final : public MoeHost {
   Status all_gather(const void* mine, size_t bytes, void* all) override;
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
   Status run(const Run& run, moecclStream_t stream, double* measured_us) override;
+  Status with_kernels(const void* buffer, const WithKernels& body) override;
 
  private:
   Communicator& comm_;

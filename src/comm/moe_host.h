@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
+#include "kernels/table.h"
 #include "moeccl/comm.h"
 #include "src/base/status.h"
 #include "src/plan/binding.h"
@@ -42,6 +44,14 @@ class MoeHost {
   };
   // With a stream returns at once and sets *measured_us, which must live as long, when it has run.
   virtual Status run(const Run& run, moecclStream_t stream, double* measured_us) = 0;
+
+  // Calls body with the kernels for the memory that `buffer` lies in; they have run when it returns.
+  using WithKernels = std::function<void(const kernels::KernelTable& table, bool on_device)>;
+  virtual Status with_kernels(const void* buffer, const WithKernels& body) {
+    (void)buffer;
+    body(kernels::best(), false);
+    return {};
+  }
 };
 
 }  // namespace moeccl::comm

@@ -182,37 +182,50 @@ Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t st
     MOECCL_TRY(layer_.host().all_gather(&mine, 1, gathered_.data()));
   }
   std::vector<float> dots;
-  dot_and_scale(g, dots);
+  MOECCL_TRY(dot_and_scale(g, dots));
   return return_dots(dots, g.grad_weight);
 }
 
 // dots: of each local choice, by (origin, token, expert). grad_in: times the weight.
-void MoeRouting::dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const {
+Status MoeRouting::dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const {
   const MoeConfig& config = layer_.config();
-  const kernels::KernelTable& table = kernels::best();
   const std::vector<uint32_t>& rows = tables_.choice_row;
   dots.resize(rows.size());
-  kernels::DotRowsArgs dot;
-  dot.out = dots.data();
-  dot.a = g.grad_in;
-  dot.b = g.in;
-  dot.a_index = dot.b_index = rows.data();
-  dot.count = rows.size();
-  dot.row_elements = config.shape.row_bytes / moecclTypeSize(config.type);
-  table.dot_rows[config.type](dot);
-  if (!tables_.weighted()) return;
-  std::vector<std::byte> row(config.shape.row_bytes);
-  for (const uint32_t r : rows) {
-    std::byte* at = static_cast<std::byte*>(g.grad_in) + size_t{r} * config.shape.row_bytes;
-    std::memcpy(row.data(), at, row.size());
+  return layer_.host().with_kernels(g.grad_in, [&](const kernels::KernelTable& table, bool on_device) {
+    kernels::DotRowsArgs dot;
+    dot.out = dots.data();
+    dot.a = g.grad_in;
+    dot.b = g.in;
+    dot.a_index = dot.b_index = rows.data();
+    dot.count = rows.size();
+    dot.row_elements = config.shape.row_bytes / moecclTypeSize(config.type);
+    table.dot_rows[config.type](dot);
+    if (!tables_.weighted()) return;
     kernels::ScaleRowsArgs scale;
-    scale.rows.dst = at;
-    scale.rows.src = row.data();
-    scale.rows.count = 1;
-    scale.rows.row_bytes = row.size();
-    scale.weights = &tables_.choice_weight[r];
-    table.scale_rows[config.type](scale);
-  }
+    scale.rows.row_bytes = config.shape.row_bytes;
+    if (on_device) {
+      // Device kernels go element by element, so rows may stay where they are.
+      std::vector<float> weights(rows.size());
+      for (size_t i = 0; i < rows.size(); ++i) weights[i] = tables_.choice_weight[rows[i]];
+      scale.rows.dst = g.grad_in;
+      scale.rows.src = g.grad_in;
+      scale.rows.dst_index = scale.rows.src_index = rows.data();
+      scale.rows.count = rows.size();
+      scale.weights = weights.data();
+      table.scale_rows[config.type](scale);
+      return;
+    }
+    std::vector<std::byte> row(config.shape.row_bytes);
+    for (const uint32_t r : rows) {
+      std::byte* at = static_cast<std::byte*>(g.grad_in) + size_t{r} * config.shape.row_bytes;
+      std::memcpy(row.data(), at, row.size());
+      scale.rows.dst = at;
+      scale.rows.src = row.data();
+      scale.rows.count = 1;
+      scale.weights = &tables_.choice_weight[r];
+      table.scale_rows[config.type](scale);
+    }
+  });
 }
 
 Status MoeRouting::return_dots(const std::vector<float>& dots, float* grad_weight) {

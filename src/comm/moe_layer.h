@@ -79,7 +79,7 @@ class MoeRouting {
   Status usable(const char* what) const;
   Status needs_elements(const char* what) const;
   Status run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream, double* measured);
-  void dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const;
+  Status dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const;
   Status return_dots(const std::vector<float>& dots, float* grad_weight);
   void fill_levels(moecclRoutingInfo_t& info) const;
 

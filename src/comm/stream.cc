@@ -13,13 +13,14 @@ HostStream::~HostStream() {
   thread_.join();
 }
 
-void HostStream::enqueue(std::function<Status()> work) {
+Status HostStream::enqueue(std::function<Status()> work) {
   {
     const std::lock_guard lock(mutex_);
     queue_.push_back(std::move(work));
     ++put_;
   }
   changed_.notify_all();
+  return {};
 }
 
 Status HostStream::synchronize() {

@@ -1,4 +1,5 @@
-// A host stream: a thread that runs what is put on it, in order.
+// Streams: what is put on one runs in order, later. A host stream is a thread; the caller's CUDA streams are in
+// cuda_stream.h.
 #pragma once
 
 #include <condition_variable>
@@ -11,13 +12,23 @@
 
 namespace moeccl::comm {
 
-class HostStream {
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  // Why nothing can be put on it now; asked before turns are taken.
+  virtual Status ready() { return {}; }
+  // The work runs in any case, also when this fails.
+  virtual Status enqueue(std::function<Status()> work) = 0;
+  // Waits until everything put before has run; the first failure since the last call.
+  virtual Status synchronize() = 0;
+};
+
+class HostStream final : public Stream {
  public:
   HostStream() : thread_([this] { loop(); }) {}
-  ~HostStream();  // finishes what is on it
-  void enqueue(std::function<Status()> work);
-  // Waits until everything put before has run; the first failure since the last call.
-  Status synchronize();
+  ~HostStream() override;  // finishes what is on it
+  Status enqueue(std::function<Status()> work) override;
+  Status synchronize() override;
 
  private:
   void loop();

@@ -79,8 +79,12 @@ void AgreedTask::publish() {
 
 void AgreedTask::end(uint64_t wire_bytes) {
   Fabric& f = fabric();
-  // Release: pairs with the acquire in enter(); our reads and writes of peers' memory are over.
-  f.own->board().progress.completed.store(sequence_, std::memory_order_release);
+  if (f.publish_completed) {
+    f.publish_completed(sequence_);
+  } else {
+    // Release: pairs with the acquire in enter(); our reads and writes of peers' memory are over.
+    f.own->board().progress.completed.store(sequence_, std::memory_order_release);
+  }
   const bool all_met = meets_all(op_.signature.op);
   // Whatever this rank received came from ranks that had entered, directly or through others.
   if (all_met) std::fill(f.entered.begin(), f.entered.end(), sequence_);

@@ -225,7 +225,7 @@ Progress Execution::finish() {
     begin_rest();
     return Progress::kMoved;
   }
-  if (choice_.program->touches_peers) {
+  if (choice_.program->touches_peers && !f.publish_completed) {
     f.own->board().progress.uses_buffers_of_operation.store(0, std::memory_order_release);
   }
   end(wire_bytes_);

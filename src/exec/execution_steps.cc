@@ -89,7 +89,7 @@ Range Execution::range(const Ref& ref, uint64_t length, uint32_t chunk) const {
 
 std::byte* Execution::staging(uint32_t rank) {
   Fabric& f = fabric();
-  if (rank == f.rank) return f.own->staging() + half_;
+  if (rank == f.rank) return (f.staging != nullptr ? f.staging : f.own->staging()) + half_;
   std::byte* view = f.link(rank).staging_view();
   return view == nullptr ? nullptr : view + half_;
 }

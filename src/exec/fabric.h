@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -52,6 +53,12 @@ struct Fabric {
   size_t heap_bytes = 0;
   int64_t timeout_ms = 0;
   uint32_t spin_polls = 0;  // before a waiting rank gives up its core
+
+  // On CUDA memory: staging apart from the segment's (null: there), and how an operation's end is published, because
+  // what was launched may still run when the host has nothing left to do.
+  bool cuda = false;
+  std::byte* staging = nullptr;
+  std::function<void(uint64_t sequence)> publish_completed;
 
   // Numbers of signals so far, mod 2^32; [peer * kSigsPerPeer + sig].
   std::vector<uint32_t> sent, awaited;

@@ -117,7 +117,7 @@ Progress MessageTask::fill_slot(uint32_t number, const MessageSlotHeader& header
   Fabric& f = fabric();
   transport::Link& link = f.link(message_.peer);
   const uint64_t offset = f.own->message_offset(f.rank, number % kMessageSlots);
-  if (std::byte* staging = link.staging_view(); staging != nullptr) {
+  if (std::byte* staging = link.message_view(); staging != nullptr) {
     auto* h = reinterpret_cast<MessageSlotHeader*>(staging + offset);
     *h = header;
     if (bytes == 0) return Progress::kDone;
@@ -222,7 +222,11 @@ Progress SelfMessageTask::poll() {
     return fail(error(moecclMismatch, "rank {} sends {} bytes to itself and receives {}", fabric().rank, send_.bytes,
                       receive_.bytes));
   }
-  if (send_.bytes > 0) std::memmove(receive_.data, send_.data, send_.bytes);
+  if (fabric().cuda) {
+    if (send_.bytes > 0 && receive_.data != send_.data) fabric().kernels->copy(receive_.data, send_.data, send_.bytes);
+  } else if (send_.bytes > 0) {
+    std::memmove(receive_.data, send_.data, send_.bytes);
+  }
   return Progress::kDone;
 }
 

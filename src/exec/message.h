@@ -21,6 +21,7 @@ struct Message {
   std::byte* data = nullptr;  // read only by a send
   uint64_t bytes = 0;
   bool is_send = false;
+  bool cuda = false;  // data is CUDA memory
 };
 
 class MessageTask final : public Task {

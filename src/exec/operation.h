@@ -64,6 +64,7 @@ struct Operation {
   bool scaled = false;   // premulsum
   kernels::Scalar scale{};
   bool grouped = false;  // deterministic row sums
+  bool cuda = false;     // input and output are CUDA memory
   // Where the last run's time and bytes are noted; owned by `keep`. Null: nowhere.
   struct Measured {
     std::atomic<double> ns{0};

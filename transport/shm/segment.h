@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -47,6 +48,12 @@ class Segment {
   }
   const SegmentShape& shape() const { return shape_; }
   size_t bytes() const { return bytes_; }
+  std::byte* base() const { return base_; }
+  // Called before the mapping ends: for those that told a device about it.
+  std::function<void(std::byte* base)> before_unmap;
+  ~Segment() {
+    if (before_unmap && base_ != nullptr) before_unmap(base_);
+  }
   const Fd& fd() const { return fd_; }
   static size_t bytes_for(const SegmentShape& shape);
 

@@ -1,0 +1,136 @@
+#include "src/comm/cuda_stream.h"
+
+#include <algorithm>
+#include <atomic>
+#include <ctime>
+#include <map>
+
+namespace moeccl::comm {
+
+namespace cuda = driver::cuda;
+
+namespace {
+
+thread_local StreamWork* current_work = nullptr;
+
+void brief_sleep() {
+  const timespec t{0, 20'000};
+  (void)nanosleep(&t, nullptr);
+}
+
+}  // namespace
+
+StreamWork* StreamWork::current() { return current_work; }
+Status StreamWork::wait_ready() const {
+  if (ready == nullptr) return {};
+  int rc = 0;
+  while ((rc = cuda::driver()->cuEventQuery(ready)) == cuda::kNotReady) brief_sleep();
+  return cuda::check(rc, "the given CUDA stream");
+}
+void StreamWork::add(exec::StreamEngine* engine) {
+  if (std::find(engines.begin(), engines.end(), engine) == engines.end()) engines.push_back(engine);
+}
+
+Result<CudaStream*> CudaStream::of(cuda::Stream stream) {
+  static std::mutex mutex;
+  static auto* const streams = new std::map<std::pair<cuda::Context, cuda::Stream>, std::unique_ptr<CudaStream>>;
+  const cuda::Context context = cuda::current_context();
+  if (context == nullptr) {
+    return error(moecclInvalidUsage,
+                 "a CUDA stream was given, but no CUDA context is current on this thread: call cudaSetDevice first");
+  }
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<CudaStream>& slot = (*streams)[{context, stream}];
+  if (slot == nullptr) {
+    std::unique_ptr<CudaStream> made(new CudaStream(context, stream));
+    MOECCL_ASSIGN_OR_RETURN(made->done_, cuda::Memory::pinned(context, 64));
+    slot = std::move(made);
+  }
+  return slot.get();
+}
+
+Status CudaStream::ready() {
+  const cuda::Current current(context_);
+  int capturing = 0;
+  MOECCL_TRY(cuda::check(cuda::driver()->cuStreamIsCapturing(stream_, &capturing), "the given CUDA stream"));
+  if (capturing == 0) return {};
+  return error(
+      moecclUnsupported,
+      "the CUDA stream is being captured into a graph: MoECCL's operations are driven by a proxy thread on the "
+      "host, which a graph cannot replay; call them outside the capture");
+}
+
+Result<cuda::Event> CudaStream::take_event() {
+  const std::lock_guard lock(mutex_);
+  if (!free_events_.empty()) {
+    cuda::Event e = free_events_.back();
+    free_events_.pop_back();
+    return e;
+  }
+  constexpr unsigned kDisableTiming = 2;
+  cuda::Event e = nullptr;
+  MOECCL_TRY(cuda::check(cuda::driver()->cuEventCreate(&e, kDisableTiming), "a CUDA event"));
+  return e;
+}
+
+Status CudaStream::enqueue(std::function<Status()> work) {
+  const cuda::Current current(context_);
+  uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    number = ++put_;
+  }
+  cuda::Event ready = nullptr;
+  Status status = [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(ready, take_event());
+    MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(ready, stream_), "the given CUDA stream"));
+    constexpr unsigned kGreaterOrEqual = 0;
+    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_.data()),
+                                                              number, kGreaterOrEqual),
+                       "the given CUDA stream");
+  }();
+  // The work runs in any case: it holds a turn of its communicators.
+  return proxy_.enqueue([this, number, ready, status, work = std::move(work)]() -> Status {
+    Status s = run(number, status.ok() ? ready : nullptr, work);
+    return status.ok() ? s : status;
+  });
+}
+
+Status CudaStream::run(uint64_t number, cuda::Event ready, const std::function<Status()>& work) {
+  const cuda::Current current(context_);
+  StreamWork now;
+  now.ready = ready;
+  current_work = &now;
+  Status status = work();
+  current_work = nullptr;
+  // One store for each number, in order: engines other than the last writer's are waited for.
+  exec::StreamEngine* writer = status.ok() && now.engines.size() == 1 ? now.engines[0] : nullptr;
+  const std::atomic_ref done(*reinterpret_cast<uint64_t*>(done_.data()));
+  for (exec::StreamEngine* e : now.engines) {
+    if (e == writer) continue;
+    if (Status s = e->synchronize(); status.ok() && !s.ok()) status = std::move(s);
+  }
+  // An engine's stores come in order; when another writes, what the last one stored must be there. It comes: an engine
+  // ends only when its stream is empty.
+  while ((writer == nullptr || writer != last_) && done.load(std::memory_order_acquire) + 1 < number) brief_sleep();
+  last_ = writer;
+  if (writer != nullptr) {
+    writer->write_word(done_.data(), number);
+  } else {
+    done.store(number, std::memory_order_release);
+  }
+  if (ready != nullptr) {
+    const std::lock_guard lock(mutex_);
+    free_events_.push_back(ready);
+  }
+  return status;
+}
+
+Status CudaStream::synchronize() {
+  Status status = proxy_.synchronize();
+  const cuda::Current current(context_);
+  MOECCL_TRY(std::move(status));
+  return cuda::check(cuda::driver()->cuStreamSynchronize(stream_), "the given CUDA stream");
+}
+
+}  // namespace moeccl::comm

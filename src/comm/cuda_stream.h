@@ -1,0 +1,50 @@
+// The caller's CUDA stream: operations take their turn in it without the host waiting. A thread (the proxy) runs what
+// is put on it; the stream waits, on the device, for a word that says how many have run.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "src/comm/stream.h"
+#include "src/driver/cuda.h"
+#include "src/exec/stream_engine.h"
+
+namespace moeccl::comm {
+
+// What the proxy is working on, for the communicators that take part.
+struct StreamWork {
+  driver::cuda::Event ready = nullptr;  // what the caller's stream had before; null: nothing to wait for
+  std::vector<exec::StreamEngine*> engines;
+
+  void add(exec::StreamEngine* engine);
+  // For work on host memory: waits on the host for what the caller's stream had before.
+  Status wait_ready() const;
+  static StreamWork* current();  // of this thread; null outside
+};
+
+class CudaStream final : public Stream {
+ public:
+  // The object for the caller's stream; streams live as long as the process because their handles come again.
+  // InvalidUsage when no CUDA context is current.
+  static Result<CudaStream*> of(driver::cuda::Stream stream);
+
+  Status ready() override;
+  Status enqueue(std::function<Status()> work) override;
+  Status synchronize() override;
+
+ private:
+  CudaStream(driver::cuda::Context context, driver::cuda::Stream stream) : context_(context), stream_(stream) {}
+  Status run(uint64_t number, driver::cuda::Event ready, const std::function<Status()>& work);
+  Result<driver::cuda::Event> take_event();
+
+  driver::cuda::Context context_;
+  driver::cuda::Stream stream_;
+  driver::cuda::Memory done_;   // one word: how many have run
+  const void* last_ = nullptr;  // the engine that stored it last; compared, never followed
+  std::mutex mutex_;
+  uint64_t put_ = 0;
+  std::vector<driver::cuda::Event> free_events_;
+  HostStream proxy_;
+};
+
+}  // namespace moeccl::comm

@@ -1,0 +1,201 @@
+#include "src/driver/cuda.h"
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <utility>
+
+#include "src/base/env.h"
+
+namespace moeccl::driver::cuda {
+namespace {
+
+struct Opened {
+  Driver table{};
+  bool present = false, emulated = false;
+  std::string why;
+};
+
+template <class F>
+bool resolve(void* library, const char* name, F* function, std::string* why) {
+  *function = reinterpret_cast<F>(dlsym(library, name));
+  if (*function == nullptr) *why = format("the CUDA driver lacks {}: it is too old", name);
+  return *function != nullptr;
+}
+
+bool resolve_all(void* library, Driver& t, std::string* why) {
+#define MOECCL_CU(name) \
+  if (!resolve(library, #name, &t.name, why)) return false;
+  MOECCL_CU(cuInit)
+  MOECCL_CU(cuDriverGetVersion)
+  MOECCL_CU(cuGetErrorString)
+  MOECCL_CU(cuDeviceGetCount)
+  MOECCL_CU(cuDeviceGet)
+  MOECCL_CU(cuDeviceGetAttribute)
+  MOECCL_CU(cuDeviceGetName)
+  MOECCL_CU(cuDeviceGetUuid_v2)
+  MOECCL_CU(cuDevicePrimaryCtxRetain)
+  MOECCL_CU(cuCtxGetCurrent)
+  MOECCL_CU(cuCtxSetCurrent)
+  MOECCL_CU(cuCtxGetDevice)
+  MOECCL_CU(cuDeviceCanAccessPeer)
+  MOECCL_CU(cuCtxEnablePeerAccess)
+  MOECCL_CU(cuMemAlloc_v2)
+  MOECCL_CU(cuMemFree_v2)
+  MOECCL_CU(cuMemHostAlloc)
+  MOECCL_CU(cuMemFreeHost)
+  MOECCL_CU(cuMemHostRegister_v2)
+  MOECCL_CU(cuMemHostUnregister)
+  MOECCL_CU(cuMemHostGetDevicePointer_v2)
+  MOECCL_CU(cuPointerGetAttribute)
+  MOECCL_CU(cuMemcpyAsync)
+  MOECCL_CU(cuMemcpyHtoDAsync_v2)
+  MOECCL_CU(cuMemcpyDtoHAsync_v2)
+  MOECCL_CU(cuMemsetD8Async)
+  MOECCL_CU(cuStreamCreate)
+  MOECCL_CU(cuStreamDestroy_v2)
+  MOECCL_CU(cuStreamSynchronize)
+  MOECCL_CU(cuStreamQuery)
+  MOECCL_CU(cuStreamWaitEvent)
+  MOECCL_CU(cuStreamIsCapturing)
+  MOECCL_CU(cuStreamWriteValue64_v2)
+  MOECCL_CU(cuStreamWaitValue64_v2)
+  MOECCL_CU(cuEventCreate)
+  MOECCL_CU(cuEventDestroy_v2)
+  MOECCL_CU(cuEventRecord)
+  MOECCL_CU(cuEventQuery)
+  MOECCL_CU(cuModuleLoadData)
+  MOECCL_CU(cuModuleUnload)
+  MOECCL_CU(cuModuleGetFunction)
+  MOECCL_CU(cuLaunchKernel)
+  MOECCL_CU(cuIpcGetMemHandle)
+  MOECCL_CU(cuIpcOpenMemHandle_v2)
+  MOECCL_CU(cuIpcCloseMemHandle)
+#undef MOECCL_CU
+  return true;
+}
+
+Opened open_driver() {
+  Opened o;
+  const std::string& wanted = env().cuda_driver;
+  if (wanted == "none") {
+    o.why = "MOECCL_CUDA_DRIVER=none";
+    return o;
+  }
+  const std::string name = wanted.empty() ? "libcuda.so.1" : wanted;
+  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    o.why = format("{} cannot be loaded: install the NVIDIA driver", name);
+    return o;
+  }
+  if (!resolve_all(library, o.table, &o.why)) return o;
+  if (const int rc = o.table.cuInit(0); rc != 0) {
+    o.why = format("cuInit returned {}: is there a GPU, and does the driver match the kernel module?", rc);
+    return o;
+  }
+  int devices = 0;
+  if (o.table.cuDeviceGetCount(&devices) != 0 || devices == 0) {
+    o.why = "the CUDA driver sees no device";
+    return o;
+  }
+  o.emulated = dlsym(library, "moeccl_emulated_driver") != nullptr;
+  o.present = true;
+  return o;
+}
+
+const Opened& opened() {
+  static const auto* const o = new Opened(open_driver());  // outlives threads that outlive main()
+  return *o;
+}
+
+}  // namespace
+
+const Driver* driver() { return opened().present ? &opened().table : nullptr; }
+const std::string& why_absent() { return opened().why; }
+bool emulated() { return opened().emulated; }
+
+Status check(int result, const std::string& what) {
+  if (result == 0) return {};
+  const char* words = nullptr;
+  if (driver()->cuGetErrorString(result, &words) != 0 || words == nullptr) words = "unknown error";
+  const Code code = result == 2 ? moecclOutOfMemory : moecclSystemError;
+  return error(code, "{}: CUDA says \"{}\" ({})", what, words, result);
+}
+
+Context current_context() {
+  // A process that uses CUDA has loaded its driver: asking must not start it.
+  if (env().cuda_driver.empty()) {
+    void* loaded = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (loaded == nullptr) return nullptr;
+    dlclose(loaded);
+  }
+  Context context = nullptr;
+  if (driver() == nullptr || driver()->cuCtxGetCurrent(&context) != 0) return nullptr;
+  return context;
+}
+
+unsigned memory_type(const void* pointer) {
+  if (driver() == nullptr || pointer == nullptr) return 0;
+  constexpr int kMemoryType = 2, kIsManaged = 8;
+  unsigned type = 0, managed = 0;
+  const auto address = reinterpret_cast<Pointer>(pointer);
+  if (driver()->cuPointerGetAttribute(&type, kMemoryType, address) != 0) return 0;
+  if (driver()->cuPointerGetAttribute(&managed, kIsManaged, address) == 0 && managed != 0) return kUnifiedMemory;
+  return type;
+}
+
+Current::Current(Context context) {
+  if (driver()->cuCtxGetCurrent(&before_) != 0) before_ = nullptr;
+  if (before_ == context) return;
+  changed_ = driver()->cuCtxSetCurrent(context) == 0;
+}
+Current::~Current() {
+  if (changed_) (void)driver()->cuCtxSetCurrent(before_);
+}
+
+Memory& Memory::operator=(Memory&& other) noexcept {
+  std::swap(context_, other.context_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(pinned_, other.pinned_);
+  return *this;
+}
+
+Memory::~Memory() {
+  if (data_ == nullptr) return;
+  const Current current(context_);
+  if (pinned_)
+    (void)driver()->cuMemFreeHost(data_);
+  else
+    (void)driver()->cuMemFree_v2(reinterpret_cast<Pointer>(data_));
+}
+
+Result<Memory> Memory::device(Context context, size_t bytes) {
+  const Current current(context);
+  Memory m;
+  Pointer p = 0;
+  MOECCL_TRY(check(driver()->cuMemAlloc_v2(&p, bytes), format("{} bytes of device memory", bytes)));
+  m.context_ = context;
+  m.data_ = reinterpret_cast<std::byte*>(p);
+  m.bytes_ = bytes;
+  MOECCL_TRY(check(driver()->cuMemsetD8Async(p, 0, bytes, nullptr), "zeroing device memory"));
+  MOECCL_TRY(check(driver()->cuStreamSynchronize(nullptr), "zeroing device memory"));
+  return m;
+}
+
+Result<Memory> Memory::pinned(Context context, size_t bytes) {
+  const Current current(context);
+  constexpr unsigned kPortable = 1, kMapped = 2;
+  Memory m;
+  void* p = nullptr;
+  MOECCL_TRY(
+      check(driver()->cuMemHostAlloc(&p, bytes, kPortable | kMapped), format("{} bytes of page-locked memory", bytes)));
+  m.context_ = context;
+  m.data_ = static_cast<std::byte*>(p);
+  m.bytes_ = bytes;
+  m.pinned_ = true;
+  std::memset(p, 0, bytes);
+  return m;
+}
+
+}  // namespace moeccl::driver::cuda

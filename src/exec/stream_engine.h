@@ -1,0 +1,76 @@
+// One rank's work on a CUDA device: a stream of its own, the kernels, and the memory through which lists get there. The
+// rank's proxy (any thread, one at a time) runs the plan's control flow on the host and launches each step; a signal is
+// a store that the stream makes when all steps before it are done, so neither the proxy nor a kernel ever waits for a
+// kernel: ranks whose processes take turns on one device cannot block each other.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/table.h"
+#include "src/driver/cuda.h"
+
+namespace moeccl::exec {
+
+class StreamEngine {
+ public:
+  // sm_limit: most multiprocessors that this rank's kernels take; 0: chosen.
+  static Result<std::unique_ptr<StreamEngine>> create(driver::cuda::Context context, uint32_t sm_limit);
+  ~StreamEngine();
+
+  // Kernels with the contract of the host tables, for memory that the device reaches; row lists and terms lie in host
+  // memory. They act on the engine of the innermost Scope of the calling thread, start work, and do not wait for it.
+  static const kernels::KernelTable& table();
+  class Scope {
+   public:
+    explicit Scope(StreamEngine& engine);
+    ~Scope();
+
+   private:
+    StreamEngine* before_;
+    driver::cuda::Current current_;
+  };
+
+  driver::cuda::Context context() const { return context_; }
+  driver::cuda::Stream stream() const { return stream_; }
+  uint32_t sm_limit() const { return sm_limit_; }
+  // The first failure of a launch; stays.
+  const Status& status() const { return status_; }
+
+  // What follows waits for the event.
+  void after(driver::cuda::Event event);
+  // Stores into host memory that the device can write, when everything before it is done and visible.
+  void write_word(const void* word, uint64_t value);
+  // Waits on the host. For blocking calls, failures and teardown.
+  Status synchronize();
+
+  void copy(void* dst, const void* src, size_t bytes);
+  // A copy of host memory at an address that kernels can read until the stream has passed this point.
+  const void* upload(const void* host, size_t bytes);
+  // Device memory with the same lifetime.
+  void* scratch(size_t bytes);
+  void launch(const std::string& kernel, const void* args, size_t work_bytes);
+  void note(Status status);
+  size_t memory_bytes() const { return pinned_.bytes() + device_.bytes(); }
+
+ private:
+  StreamEngine() = default;
+  Status load_kernels();
+  // Room in both rings; waits for the stream when they are full.
+  bool reserve(size_t bytes, size_t* offset);
+
+  driver::cuda::Context context_ = nullptr;
+  driver::cuda::Stream stream_ = nullptr;
+  uint32_t sm_limit_ = 1;
+  std::vector<driver::cuda::Module> modules_;
+  std::map<std::string, driver::cuda::Function, std::less<>> functions_;
+  driver::cuda::Memory pinned_,
+      device_;  // rings of the same size: what lies in one goes to the same place of the other
+  size_t used_ = 0;
+  Status status_;
+};
+
+}  // namespace moeccl::exec

@@ -1,0 +1,100 @@
+// CUDA for tests, by the driver's own functions: the real driver's, or the emulation's that MOECCL_CUDA_DRIVER names.
+#pragma once
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "moeccl/moeccl.h"
+
+namespace moeccl::testing {
+
+class CudaDevice {
+ public:
+  // Makes device `ordinal` modulo the number of devices current on this thread.
+  explicit CudaDevice(int ordinal = 0) {
+    const char* name = std::getenv("MOECCL_CUDA_DRIVER");
+    library_ = dlopen(name != nullptr ? name : "libcuda.so.1", RTLD_NOW);
+    if (library_ == nullptr) return;
+    int n = 0, device = 0;
+    void* context = nullptr;
+    ok_ = call<int(unsigned)>("cuInit", 0u) == 0 && call<int(int*)>("cuDeviceGetCount", &n) == 0 && n > 0 &&
+          call<int(int*, int)>("cuDeviceGet", &device, ordinal % n) == 0 &&
+          call<int(void**, int)>("cuDevicePrimaryCtxRetain", &context, device) == 0 &&
+          call<int(void*)>("cuCtxSetCurrent", context) == 0;
+  }
+  bool ok() const { return ok_; }
+
+  void* allocate(size_t bytes) {
+    uint64_t p = 0;
+    EXPECT_EQ((call<int(uint64_t*, size_t)>("cuMemAlloc_v2", &p, bytes == 0 ? 1 : bytes)), 0);
+    return reinterpret_cast<void*>(p);
+  }
+  void release(void* p) { EXPECT_EQ((call<int(uint64_t)>("cuMemFree_v2", reinterpret_cast<uint64_t>(p))), 0); }
+  void upload(void* to, const void* from, size_t bytes, void* stream = nullptr) {
+    if (bytes == 0) return;
+    EXPECT_EQ((call<int(uint64_t, const void*, size_t, void*)>("cuMemcpyHtoDAsync_v2", reinterpret_cast<uint64_t>(to),
+                                                               from, bytes, stream)),
+              0);
+    if (stream == nullptr) synchronize(nullptr);
+  }
+  void download(void* to, const void* from, size_t bytes, void* stream = nullptr) {
+    if (bytes > 0) {
+      EXPECT_EQ((call<int(void*, uint64_t, size_t, void*)>("cuMemcpyDtoHAsync_v2", to, reinterpret_cast<uint64_t>(from),
+                                                           bytes, stream)),
+                0);
+    }
+    synchronize(stream);
+  }
+  void* make_stream() {
+    void* s = nullptr;
+    EXPECT_EQ((call<int(void**, unsigned)>("cuStreamCreate", &s, 1u)), 0);
+    return s;
+  }
+  void end_stream(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamDestroy_v2", s)), 0); }
+  void synchronize(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamSynchronize", s)), 0); }
+  void begin_capture(void* s) { EXPECT_EQ((call<int(void*, int)>("cuStreamBeginCapture_v2", s, 2)), 0); }
+  void end_capture(void* s) {
+    void* graph = nullptr;
+    (void)call<int(void*, void**)>("cuStreamEndCapture", s, &graph);
+  }
+
+ private:
+  template <class F, class... Args>
+  int call(const char* name, Args... args) {
+    auto* f = reinterpret_cast<F*>(dlsym(library_, name));
+    return f == nullptr ? -1 : f(args...);
+  }
+  void* library_ = nullptr;
+  bool ok_ = false;
+};
+
+// A buffer on the device and its copy on the host.
+class DeviceBuffer {
+ public:
+  DeviceBuffer(CudaDevice& device, size_t bytes) : device_(device), bytes_(bytes), data_(device.allocate(bytes)) {}
+  ~DeviceBuffer() { device_.release(data_); }
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  void* data() const { return data_; }
+  void put(const std::vector<char>& from, void* stream = nullptr) {
+    device_.upload(data_, from.data(), from.size(), stream);
+  }
+  std::vector<char> get(void* stream = nullptr) {
+    std::vector<char> out(bytes_);
+    device_.download(out.data(), data_, bytes_, stream);
+    return out;
+  }
+
+ private:
+  CudaDevice& device_;
+  size_t bytes_;
+  void* data_;
+};
+
+}  // namespace moeccl::testing

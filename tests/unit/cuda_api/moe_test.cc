@@ -1,0 +1,132 @@
+// Dispatch, combine and both backwards on CUDA memory give the bits of host memory.
+#include <random>
+
+#include "tests/support/cuda_device.h"
+#include "tests/support/ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+struct MoeWorld {
+  int n;
+  RankMode mode;
+  const char* topology;
+  moecclMoeLayout_t layout;
+  bool deterministic;
+};
+
+std::vector<char> rows_of(std::mt19937_64& random, size_t n) {
+  std::vector<char> bytes(n * 2);
+  for (size_t i = 0; i < n; ++i) {
+    const auto h = static_cast<uint16_t>(0x3f00 + random() % 0x180 + (random() % 2) * 0x8000);  // bf16 near 1
+    std::memcpy(&bytes[i * 2], &h, 2);
+  }
+  return bytes;
+}
+
+class CudaMoe : public ::testing::TestWithParam<MoeWorld> {};
+
+TEST_P(CudaMoe, EveryDirectionGivesTheBitsOfHostMemory) {
+  const MoeWorld w = GetParam();
+  RankOptions options{.mode = w.mode, .deadline_ms = 120'000, .init = false};
+  options.config.topology = w.topology;
+  options.config.deterministic = w.deterministic ? 1 : 0;
+  options.config.timeout_ms = 60'000;
+  options.config.init_timeout_ms = 60'000;
+  run_ranks(
+      w.n,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device;
+        ASSERT_TRUE(device.ok());
+        moecclComm_t comm = nullptr;
+        MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, w.n, unique_id(), rank, &options.config));
+        std::mt19937_64 random(test_seed() * 31 + static_cast<uint64_t>(rank));
+        constexpr size_t kHidden = 72, kTopK = 3, kExperts = 10;
+        moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+        config.hidden_bytes = kHidden * 2;
+        config.type = moecclBfloat16;
+        config.top_k = kTopK;
+        config.n_experts = kExperts;
+        config.max_tokens = 64;
+        config.layout = w.layout;
+        config.align_rows = w.layout == moecclLayoutExpertMajor ? 4 : 0;
+        moecclMoe_t moe = nullptr;
+        MOECCL_ASSERT_OK(moecclMoeCreate(&moe, comm, &config));
+        void* stream = device.make_stream();
+        for (int step = 0; step < scaled(6); ++step) {
+          const size_t tokens = step == 2 && rank == 0 ? 0 : 1 + random() % 64;
+          std::vector<int32_t> topk(tokens * kTopK);
+          std::vector<float> weight(tokens * kTopK);
+          for (size_t t = 0; t < tokens; ++t)
+            for (size_t k = 0; k < kTopK; ++k) {
+              topk[t * kTopK + k] = static_cast<int32_t>((random() % 3 + k * 3) % kExperts);
+              weight[t * kTopK + k] = static_cast<float>(random() % 100) / 64.0f;
+            }
+          moecclRouting_t routing = nullptr;
+          // The second half of the steps gives indices and weights in CUDA memory.
+          DeviceBuffer d_topk(device, topk.size() * 4), d_weight(device, weight.size() * 4);
+          device.upload(d_topk.data(), topk.data(), topk.size() * 4);
+          device.upload(d_weight.data(), weight.data(), weight.size() * 4);
+          const bool on_device = step % 2 == 1;
+          MOECCL_ASSERT_OK(
+              moecclRoutingCreate(&routing, moe, on_device ? static_cast<const int32_t*>(d_topk.data()) : topk.data(),
+                                  on_device ? static_cast<const float*>(d_weight.data()) : weight.data(), tokens));
+          moecclRoutingInfo_t info{};
+          info.size = sizeof(info);
+          MOECCL_ASSERT_OK(moecclRoutingGetInfo(routing, &info));
+          const size_t rows = info.n_rows;
+          const std::vector<char> in = rows_of(random, tokens * kHidden), expert_rows = rows_of(random, rows * kHidden);
+          std::vector<char> want_rows(rows * kHidden * 2), want_tokens(tokens * kHidden * 2);
+          DeviceBuffer d_in(device, in.size()), d_rows(device, want_rows.size()), d_experts(device, expert_rows.size()),
+              d_tokens(device, want_tokens.size());
+          d_in.put(in);
+          d_experts.put(expert_rows);
+          auto* s = reinterpret_cast<moecclStream_t>(step % 3 == 0 ? nullptr : stream);
+          void* cs = step % 3 == 0 ? nullptr : stream;
+          MOECCL_ASSERT_OK(moecclDispatch(routing, in.data(), want_rows.data(), nullptr));
+          MOECCL_ASSERT_OK(moecclDispatch(routing, d_in.data(), d_rows.data(), s));
+          EXPECT_EQ(d_rows.get(cs), want_rows) << "dispatch, step " << step;
+          MOECCL_ASSERT_OK(moecclCombine(routing, expert_rows.data(), want_tokens.data(), nullptr));
+          MOECCL_ASSERT_OK(moecclCombine(routing, d_experts.data(), d_tokens.data(), s));
+          EXPECT_EQ(d_tokens.get(cs), want_tokens) << "combine, step " << step;
+          MOECCL_ASSERT_OK(moecclDispatchBackward(routing, expert_rows.data(), want_tokens.data(), nullptr));
+          MOECCL_ASSERT_OK(moecclDispatchBackward(routing, d_experts.data(), d_tokens.data(), s));
+          EXPECT_EQ(d_tokens.get(cs), want_tokens) << "dispatch backward, step " << step;
+          MOECCL_ASSERT_OK(moecclCombineBackward(routing, in.data(), want_rows.data(), nullptr, nullptr, nullptr));
+          MOECCL_ASSERT_OK(moecclCombineBackward(routing, d_in.data(), d_rows.data(), nullptr, nullptr, s));
+          EXPECT_EQ(d_rows.get(cs), want_rows) << "combine backward, step " << step;
+          if (w.layout == moecclLayoutExpertMajor) {
+            std::vector<float> want_grad(tokens * kTopK + 1), got_grad(want_grad.size());
+            DeviceBuffer d_grad(device, got_grad.size() * 4);
+            MOECCL_ASSERT_OK(moecclCombineBackward(routing, in.data(), want_rows.data(), expert_rows.data(),
+                                                   want_grad.data(), nullptr));
+            MOECCL_ASSERT_OK(moecclCombineBackward(routing, d_in.data(), d_rows.data(), d_experts.data(),
+                                                   static_cast<float*>(d_grad.data()), s));
+            EXPECT_EQ(d_rows.get(cs), want_rows) << "combine backward with weights, step " << step;
+            device.download(got_grad.data(), d_grad.data(), tokens * kTopK * 4);
+            got_grad.back() = want_grad.back() = 0;
+            EXPECT_EQ(got_grad, want_grad) << "gradient of weights, step " << step;
+          }
+          MOECCL_ASSERT_OK(moecclRoutingDestroy(routing));
+        }
+        MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        device.end_stream(stream);
+      },
+      options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, CudaMoe,
+                         ::testing::Values(MoeWorld{1, RankMode::kThreads, nullptr, moecclLayoutExpertMajor, false},
+                                           MoeWorld{4, RankMode::kThreads, "node:2 gpu:2", moecclLayoutExpertMajor,
+                                                    false},
+                                           MoeWorld{4, RankMode::kProcesses, "node:2 gpu:2", moecclLayoutRows, false},
+                                           MoeWorld{4, RankMode::kMixed, "node:2 gpu:2", moecclLayoutExpertMajor, true},
+                                           MoeWorld{2, RankMode::kProcesses, nullptr, moecclLayoutExpertMajor, true}),
+                         [](const ::testing::TestParamInfo<MoeWorld>& info) {
+                           return std::to_string(info.index) + "_" + std::to_string(info.param.n) +
+                                  mode_name(info.param.mode);
+                         });
+
+}  // namespace
+}  // namespace moeccl::testing

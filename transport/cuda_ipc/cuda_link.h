@@ -1,0 +1,62 @@
+// A link between ranks whose buffers are CUDA memory: the peer's staging is device memory (direct for threads of one
+// process, through an IPC handle between processes) or host memory that both devices reach; signals are stores that
+// this rank's stream makes when all it did before is done. Words and messages' headers stay in the shared segment.
+#pragma once
+
+#include <memory>
+
+#include "src/driver/cuda.h"
+#include "transport/transport.h"
+
+namespace moeccl::transport::cuda_ipc {
+
+// A peer's device memory, opened here while it lives.
+class Opened {
+ public:
+  Opened() = default;
+  Opened(Opened&& other) noexcept { *this = std::move(other); }
+  Opened& operator=(Opened&& other) noexcept;
+  ~Opened();
+  static Result<Opened> open(driver::cuda::Context context, const driver::cuda::IpcHandle& handle);
+  std::byte* data() const { return data_; }
+
+ private:
+  driver::cuda::Context context_ = nullptr;
+  std::byte* data_ = nullptr;
+};
+Result<driver::cuda::IpcHandle> export_memory(driver::cuda::Context context, const std::byte* data);
+
+struct CudaPeer {
+  driver::cuda::Stream stream = nullptr;  // this rank's
+  std::byte* staging = nullptr;           // the peer's staging, where the device reaches it
+  Opened opened;                          // keeps it open
+  bool direct = false;                    // its buffers are addresses here too: a thread of this process
+};
+
+class CudaLink final : public Link {
+ public:
+  CudaLink(std::unique_ptr<Link> words, CudaPeer peer) : words_(std::move(words)), peer_(std::move(peer)) {}
+
+  const char* name() const override { return peer_.direct ? "cuda thread" : "cuda"; }
+  const Board& board() const override { return words_->board(); }
+  const BlockWord& block(uint64_t seq) const override { return words_->block(seq); }
+  std::byte* staging_view() const override { return peer_.staging; }
+  std::byte* message_view() const override { return words_->staging_view(); }
+  const Outbox* outbox(uint64_t) const override { return nullptr; }  // those are the host's
+  std::byte* heap_view() const override { return nullptr; }
+  size_t heap_bytes() const override { return 0; }
+  bool same_process() const override { return peer_.direct; }
+  bool can_read() const override { return false; }
+  Status read(uint64_t address, void* dst, size_t bytes) override;
+  Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
+  void wrote(size_t bytes) override { (void)bytes; }
+  Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
+  SignalLine* signal_line(uint32_t sig) override { return words_->signal_line(sig); }
+  Status check_peer() override { return words_->check_peer(); }
+
+ private:
+  std::unique_ptr<Link> words_;  // the shared segment's link
+  CudaPeer peer_;
+};
+
+}  // namespace moeccl::transport::cuda_ipc
