@@ -350,8 +350,9 @@ Status CudaSide::begin() {
 Status CudaSide::end(Status status) {
   if (!status.ok() || StreamWork::current() == nullptr) {
     Status done = engine_->synchronize();
-    if (status.ok()) return done;
+    if (status.ok()) status = std::move(done);
   }
+  if (!status.ok()) fabric_.fail(status);  // peers are told, also when nothing was started
   return status;
 }
 

@@ -31,6 +31,32 @@ void StreamWork::add(exec::StreamEngine* engine) {
   if (std::find(engines.begin(), engines.end(), engine) == engines.end()) engines.push_back(engine);
 }
 
+namespace {
+
+// Words for many streams at once: an allocation may wait for the device, and a stream that waits for us would hold it up.
+// Called under the lock of the table of streams.
+Result<uint64_t*> take_word(cuda::Context context) {
+  constexpr size_t kPage = 64 << 10, kStride = 64;
+  struct Page {
+    cuda::Memory memory;
+    size_t used = 0;
+  };
+  static auto* const pages = new std::map<cuda::Context, Page>;
+  Page& page = (*pages)[context];
+  if (page.memory.data() == nullptr || page.used + kStride > kPage) {
+    MOECCL_ASSIGN_OR_RETURN(cuda::Memory memory, cuda::Memory::pinned(context, kPage));
+    // Streams of a full page keep using it.
+    if (page.memory.data() != nullptr) (void)new cuda::Memory(std::move(page.memory));
+    page.memory = std::move(memory);
+    page.used = 0;
+  }
+  auto* word = reinterpret_cast<uint64_t*>(page.memory.data() + page.used);
+  page.used += kStride;
+  return word;
+}
+
+}  // namespace
+
 Result<CudaStream*> CudaStream::of(cuda::Stream stream) {
   static std::mutex mutex;
   static auto* const streams = new std::map<std::pair<cuda::Context, cuda::Stream>, std::unique_ptr<CudaStream>>;
@@ -43,7 +69,7 @@ Result<CudaStream*> CudaStream::of(cuda::Stream stream) {
   std::unique_ptr<CudaStream>& slot = (*streams)[{context, stream}];
   if (slot == nullptr) {
     std::unique_ptr<CudaStream> made(new CudaStream(context, stream));
-    MOECCL_ASSIGN_OR_RETURN(made->done_, cuda::Memory::pinned(context, 64));
+    MOECCL_ASSIGN_OR_RETURN(made->done_, take_word(context));
     slot = std::move(made);
   }
   return slot.get();
@@ -85,7 +111,7 @@ Status CudaStream::enqueue(std::function<Status()> work) {
     MOECCL_ASSIGN_OR_RETURN(ready, take_event());
     MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(ready, stream_), "the given CUDA stream"));
     constexpr unsigned kGreaterOrEqual = 0;
-    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_.data()),
+    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_),
                                                               number, kGreaterOrEqual),
                        "the given CUDA stream");
   }();
@@ -105,7 +131,7 @@ Status CudaStream::run(uint64_t number, cuda::Event ready, const std::function<S
   current_work = nullptr;
   // One store for each number, in order: engines other than the last writer's are waited for.
   exec::StreamEngine* writer = status.ok() && now.engines.size() == 1 ? now.engines[0] : nullptr;
-  const std::atomic_ref done(*reinterpret_cast<uint64_t*>(done_.data()));
+  const std::atomic_ref done(*done_);
   for (exec::StreamEngine* e : now.engines) {
     if (e == writer) continue;
     if (Status s = e->synchronize(); status.ok() && !s.ok()) status = std::move(s);
@@ -115,7 +141,7 @@ Status CudaStream::run(uint64_t number, cuda::Event ready, const std::function<S
   while ((writer == nullptr || writer != last_) && done.load(std::memory_order_acquire) + 1 < number) brief_sleep();
   last_ = writer;
   if (writer != nullptr) {
-    writer->write_word(done_.data(), number);
+    writer->write_word(done_, number);
   } else {
     done.store(number, std::memory_order_release);
   }

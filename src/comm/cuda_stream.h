@@ -39,7 +39,7 @@ class CudaStream final : public Stream {
 
   driver::cuda::Context context_;
   driver::cuda::Stream stream_;
-  driver::cuda::Memory done_;   // one word: how many have run
+  uint64_t* done_ = nullptr;    // in page-locked memory: how many have run
   const void* last_ = nullptr;  // the engine that stored it last; compared, never followed
   std::mutex mutex_;
   uint64_t put_ = 0;

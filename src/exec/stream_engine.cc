@@ -12,8 +12,8 @@ namespace cuda = driver::cuda;
 
 namespace {
 
-// A list of 64 Ki rows with weights is 768 KiB; a chunk has a handful of lists.
-constexpr size_t kRingBytes = 8u << 20;
+// Lists travel in pieces of at most kPiece rows or terms, so that any list fits: a piece of three lists is 3 MiB.
+constexpr size_t kRingBytes = 8u << 20, kPiece = 256u << 10;
 constexpr uint32_t kThreads = 256;
 // A block is worth starting for this much work: 256 threads with four 16-byte loads each.
 constexpr size_t kBlockBytes = size_t{kThreads} * 64;
@@ -137,18 +137,12 @@ void StreamEngine::copy(void* dst, const void* src, size_t bytes) {
   launch("moeccl_copy", &args, 2 * bytes);
 }
 
+// Nothing is allocated here: an allocation may wait for the device, and with it for a caller's stream that waits for us.
 bool StreamEngine::reserve(size_t bytes, size_t* offset) {
   bytes = (bytes + 255) / 256 * 256;
   if (bytes > pinned_.bytes()) {
-    (void)synchronize();
-    auto pinned = cuda::Memory::pinned(context_, bytes);
-    auto device = cuda::Memory::device(context_, bytes);
-    if (!pinned.ok() || !device.ok()) {
-      note(pinned.ok() ? std::move(device).status() : std::move(pinned).status());
-      return false;
-    }
-    pinned_ = std::move(*pinned);
-    device_ = std::move(*device);
+    note(error(moecclInternalError, "a list of {} bytes does not fit the ring of {}", bytes, pinned_.bytes()));
+    return false;
   }
   if (used_ + bytes > pinned_.bytes()) (void)synchronize();
   *offset = used_;
@@ -158,7 +152,7 @@ bool StreamEngine::reserve(size_t bytes, size_t* offset) {
 
 const void* StreamEngine::upload(const void* host, size_t bytes) {
   size_t at = 0;
-  if (host == nullptr || bytes == 0 || !reserve(bytes, &at)) return nullptr;
+  if (bytes == 0 || !reserve(bytes, &at)) return nullptr;
   std::memcpy(pinned_.data() + at, host, bytes);
   note(cuda::check(cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(device_.data() + at),
                                                         pinned_.data() + at, bytes, stream_),
@@ -216,31 +210,40 @@ const T* list(const T* host, size_t n) {
   return static_cast<const T*>(current_engine->upload(host, n * sizeof(T)));
 }
 
-moeccl::cuda::RowsKernelArgs rows_of(const kernels::CopyRowsArgs& a) {
-  return {
-      a.dst,       a.src,  list(a.dst_index, a.count), list(a.src_index, a.count), a.dst_first, a.src_first, a.count,
-      a.row_bytes, nullptr};
+// Rows [begin, begin + count) of a copy.
+moeccl::cuda::RowsKernelArgs rows_of(const kernels::CopyRowsArgs& a, size_t begin, size_t count) {
+  moeccl::cuda::RowsKernelArgs k{};
+  k.dst = a.dst;
+  k.src = a.src;
+  if (a.dst_index != nullptr) k.dst_index = list(a.dst_index + begin, count);
+  if (a.src_index != nullptr) k.src_index = list(a.src_index + begin, count);
+  k.dst_first = a.dst_first + begin;
+  k.src_first = a.src_first + begin;
+  k.count = count;
+  k.row_bytes = a.row_bytes;
+  return k;
 }
 void copy_rows(const kernels::CopyRowsArgs& a) {
-  if (a.count == 0) return;
-  const moeccl::cuda::RowsKernelArgs k = rows_of(a);
-  current_engine->launch("moeccl_copy_rows", &k, 2 * a.count * a.row_bytes);
+  for (size_t begin = 0; begin < a.count; begin += kPiece) {
+    const moeccl::cuda::RowsKernelArgs k = rows_of(a, begin, std::min(kPiece, a.count - begin));
+    current_engine->launch("moeccl_copy_rows", &k, 2 * k.count * a.row_bytes);
+  }
 }
 template <int kType>
 void scale_rows(const kernels::ScaleRowsArgs& a) {
-  if (a.rows.count == 0) return;
-  moeccl::cuda::RowsKernelArgs k = rows_of(a.rows);
-  k.weights = list(a.weights, a.rows.count);
-  current_engine->launch(typed("moeccl_scale_rows", kType), &k, 2 * a.rows.count * a.rows.row_bytes);
+  for (size_t begin = 0; begin < a.rows.count; begin += kPiece) {
+    moeccl::cuda::RowsKernelArgs k = rows_of(a.rows, begin, std::min(kPiece, a.rows.count - begin));
+    k.weights = list(a.weights + begin, k.count);
+    current_engine->launch(typed("moeccl_scale_rows", kType), &k, 2 * k.count * k.row_bytes);
+  }
 }
 
+// Rows [begin, end) of a sum; only their terms travel, so offsets start anew.
 template <int kType>
-void reduce_rows(const kernels::ReduceRowsArgs& a) {
-  if (a.count == 0) return;
+void reduce_rows_piece(const kernels::ReduceRowsArgs& a, size_t begin, size_t end) {
   static_assert(sizeof(kernels::RowTerm) == sizeof(moeccl::cuda::RowTermBits));
-  // Only this block's terms travel, so offsets start anew.
-  const uint64_t first = a.offsets[0], n_terms = a.offsets[a.count] - first;
-  std::vector<uint64_t> offsets(a.offsets, a.offsets + a.count + 1);
+  const uint64_t first = a.offsets[begin], n_terms = a.offsets[end] - first;
+  std::vector<uint64_t> offsets(a.offsets + begin, a.offsets + end + 1);
   for (uint64_t& o : offsets) o -= first;
   uint32_t n_bases = 1;
   for (uint64_t t = first; t < first + n_terms; ++t) n_bases = std::max<uint32_t>(n_bases, a.terms[t].segment + 1u);
@@ -253,35 +256,44 @@ void reduce_rows(const kernels::ReduceRowsArgs& a) {
     if (a.weights != nullptr) k.weights = list(a.weights + first, n_terms);
     for (uint32_t i = 0; i < n_bases; ++i) k.bases[i] = a.bases[i];
   }
-  k.dst_index = list(a.dst_index, a.count);
-  k.dst_first = a.dst_first;
-  k.count = a.count;
+  if (a.dst_index != nullptr) k.dst_index = list(a.dst_index + begin, end - begin);
+  k.dst_first = a.dst_first + begin;
+  k.count = end - begin;
   k.row_elements = a.row_elements;
   k.n_bases = n_terms > 0 ? n_bases : 0;
   k.grouped = a.grouped;
   const size_t row_bytes = a.row_elements * moecclTypeSize(static_cast<moecclDataType_t>(kType));
-  current_engine->launch(typed("moeccl_reduce_rows", kType), &k, (n_terms + a.count) * row_bytes);
+  current_engine->launch(typed("moeccl_reduce_rows", kType), &k, (n_terms + k.count) * row_bytes);
+}
+template <int kType>
+void reduce_rows(const kernels::ReduceRowsArgs& a) {
+  for (size_t begin = 0, end; begin < a.count; begin = end) {
+    end = begin + 1;
+    while (end < a.count && end - begin < kPiece / 2 && a.offsets[end + 1] - a.offsets[begin] <= kPiece / 2) ++end;
+    reduce_rows_piece<kType>(a, begin, end);
+  }
 }
 
 // The products return to the host: this one waits.
 template <int kType>
 void dot_rows(const kernels::DotRowsArgs& a) {
-  if (a.count == 0) return;
-  moeccl::cuda::DotRowsKernelArgs k{};
-  k.out = static_cast<float*>(current_engine->scratch(a.count * sizeof(float)));
-  k.a = a.a;
-  k.b = a.b;
-  k.a_index = list(a.a_index, a.count);
-  k.b_index = list(a.b_index, a.count);
-  k.count = a.count;
-  k.row_elements = a.row_elements;
   const size_t row_bytes = a.row_elements * moecclTypeSize(static_cast<moecclDataType_t>(kType));
-  current_engine->launch(typed("moeccl_dot_rows", kType), &k, 2 * a.count * row_bytes);
-  current_engine->note(
-      cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(a.out, reinterpret_cast<cuda::Pointer>(k.out),
-                                                       a.count * sizeof(float), current_engine->stream()),
-                  "products to the host"));
-  (void)current_engine->synchronize();
+  for (size_t begin = 0; begin < a.count; begin += kPiece) {
+    moeccl::cuda::DotRowsKernelArgs k{};
+    k.count = std::min(kPiece, a.count - begin);
+    k.out = static_cast<float*>(current_engine->scratch(k.count * sizeof(float)));
+    k.a = a.a_index != nullptr ? a.a : static_cast<const std::byte*>(a.a) + begin * row_bytes;
+    k.b = a.b_index != nullptr ? a.b : static_cast<const std::byte*>(a.b) + begin * row_bytes;
+    if (a.a_index != nullptr) k.a_index = list(a.a_index + begin, k.count);
+    if (a.b_index != nullptr) k.b_index = list(a.b_index + begin, k.count);
+    k.row_elements = a.row_elements;
+    current_engine->launch(typed("moeccl_dot_rows", kType), &k, 2 * k.count * row_bytes);
+    current_engine->note(
+        cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(a.out + begin, reinterpret_cast<cuda::Pointer>(k.out),
+                                                         k.count * sizeof(float), current_engine->stream()),
+                    "products to the host"));
+    (void)current_engine->synchronize();
+  }
 }
 
 template <int kType = 0>
