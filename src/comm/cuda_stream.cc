@@ -33,8 +33,8 @@ void StreamWork::add(exec::StreamEngine* engine) {
 
 namespace {
 
-// Words for many streams at once: an allocation may wait for the device, and a stream that waits for us would hold it up.
-// Called under the lock of the table of streams.
+// Words for many streams at once: an allocation may wait for the device, and a stream that waits for us would hold it
+// up. Called under the lock of the table of streams.
 Result<uint64_t*> take_word(cuda::Context context) {
   constexpr size_t kPage = 64 << 10, kStride = 64;
   struct Page {
@@ -111,8 +111,8 @@ Status CudaStream::enqueue(std::function<Status()> work) {
     MOECCL_ASSIGN_OR_RETURN(ready, take_event());
     MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(ready, stream_), "the given CUDA stream"));
     constexpr unsigned kGreaterOrEqual = 0;
-    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_),
-                                                              number, kGreaterOrEqual),
+    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_), number,
+                                                              kGreaterOrEqual),
                        "the given CUDA stream");
   }();
   // The work runs in any case: it holds a turn of its communicators.

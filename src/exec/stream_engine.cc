@@ -137,7 +137,8 @@ void StreamEngine::copy(void* dst, const void* src, size_t bytes) {
   launch("moeccl_copy", &args, 2 * bytes);
 }
 
-// Nothing is allocated here: an allocation may wait for the device, and with it for a caller's stream that waits for us.
+// Nothing is allocated here: an allocation may wait for the device, and with it for a caller's stream that waits for
+// us.
 bool StreamEngine::reserve(size_t bytes, size_t* offset) {
   bytes = (bytes + 255) / 256 * 256;
   if (bytes > pinned_.bytes()) {
