@@ -157,6 +157,11 @@ Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, ui
 Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Operation& op) {
   MOECCL_TRY(comm.usable());
   MOECCL_ASSIGN_OR_RETURN(const Checked checked, check_call(comm, call));
+  if (comm.is_device_memory(call.in) || comm.is_device_memory(call.out)) {
+    return error(moecclUnsupported,
+                 "{}: a buffer is CUDA memory, which this operation does not take yet: give host memory",
+                 exec::op_name(call.op));
+  }
   auto prepared = std::make_shared<Prepared>();
   op.signature.op = call.op;
   op.signature.type = call.type;
