@@ -223,7 +223,7 @@ TEST(ApiPlan, ForcedPlansRunAndAreExplained) {
       [](int, moecclComm_t comm) {
         EXPECT_EQ(moecclPlanForce(comm, moecclOpAllReduce, "no-such"), moecclInvalidArgument);
         EXPECT_NE(std::string(moecclGetLastError(comm)).find("ring"), std::string::npos) << moecclGetLastError(comm);
-        EXPECT_EQ(moecclPlanForce(comm, static_cast<moecclOp_t>(14), "ring"), moecclInvalidArgument);
+        EXPECT_EQ(moecclPlanForce(comm, static_cast<moecclOp_t>(MOECCL_NUM_OPS), "ring"), moecclInvalidArgument);
         MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpAllReduce, "ring"), comm);
         std::vector<float> data(10000, 1);
         MOECCL_ASSERT_COMM_OK(
