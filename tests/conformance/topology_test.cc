@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <string>
 
@@ -67,8 +68,11 @@ TEST(Topology, ErrorsNameFileAndLine) {
   EXPECT_NE(moecclTopologyDescribe("/nonexistent.xml", moecclTopologyText, nullptr, 0, nullptr), moecclSuccess);
   EXPECT_EQ(moecclTopologyDescribe("node:2 gpu", moecclTopologyText, nullptr, 0, nullptr), moecclInvalidArgument);
   EXPECT_EQ(moecclTopologyDescribe("node:2 gpu:2", moecclTopologySvg, nullptr, 0, nullptr), moecclInvalidArgument);
-  EXPECT_EQ(moecclTopologyDescribe(nullptr, static_cast<moecclTopologyFormat_t>(9), nullptr, 0, nullptr),
-            moecclInvalidArgument);
+  const int number = 9;  // as a C caller may give it
+  moecclTopologyFormat_t format;
+  static_assert(sizeof(format) == sizeof(number));
+  std::memcpy(&format, &number, sizeof(format));
+  EXPECT_EQ(moecclTopologyDescribe(nullptr, format, nullptr, 0, nullptr), moecclInvalidArgument);
 }
 
 TEST(Topology, DoctorWritesAPage) {
