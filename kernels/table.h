@@ -36,6 +36,10 @@ struct ReduceArgs {
   uint32_t n_srcs = 0;                // >= 1
   uint32_t divisor = 0;               // 0 or 1: none; only with kSum
   bool stream = false;                // dst will not be read soon: non-temporal stores allowed
+  // The result is stored to each of these as well; each may be equal to dst or one of the srcs, as dst may. Only where
+  // the table's reduces_to_many says so.
+  void* const* copies = nullptr;  // [n_copies]
+  uint32_t n_copies = 0;
 };
 using ReduceFn = void (*)(const ReduceArgs&);
 
@@ -104,6 +108,7 @@ struct KernelTable {
   void (*copy_stream)(void* dst, const void* src, size_t bytes);  // non-temporal stores; ends with a store fence
   void (*scale_copy[MOECCL_NUM_DATA_TYPES])(void* dst, const void* src, size_t count, Scalar scale);  // dst may be src
   ReduceFn reduce[MOECCL_NUM_DATA_TYPES][kNumReduceOps];
+  bool reduces_to_many;  // whether `reduce` heeds ReduceArgs::copies
   void (*copy_rows)(const CopyRowsArgs&);
   void (*scale_rows[MOECCL_NUM_DATA_TYPES])(const ScaleRowsArgs&);
   ReduceRowsFn reduce_rows[MOECCL_NUM_DATA_TYPES];

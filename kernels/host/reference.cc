@@ -40,6 +40,7 @@ void reduce(const ReduceArgs& a) {
     }
     if (a.divisor > 1) acc = divide(acc, a.divisor);
     store_at<E>(a.dst, i, E::round(acc));
+    for (uint32_t k = 0; k < a.n_copies; ++k) store_at<E>(a.copies[k], i, E::round(acc));
   }
 }
 
@@ -159,6 +160,7 @@ KernelTable make_table() {
   t.copy = copy;
   t.copy_stream = copy_stream;
   t.copy_rows = copy_rows;
+  t.reduces_to_many = true;
   fill(t);
   return t;
 }

@@ -1,5 +1,5 @@
-// reduce and scale_copy of the overlays. Each source is read once and dst written once: a block of kUnroll registers
-// runs through all sources before the next block starts.
+// reduce and scale_copy of the overlays. Each source is read once, dst and each copy are written once: a block of
+// kUnroll registers runs through all sources before the next block starts.
 #pragma once
 
 #include "kernels/host/simd_batch.h"
@@ -34,7 +34,7 @@ class Reduction {
     bool stream = a_.stream;
     if (stream) {
       const size_t head = elements_to_line<B>(a_.dst, a_.count);
-      stream = head < a_.count;
+      stream = head < a_.count && copies_are_aligned_as_dst();
       if (stream) i = some(0, head);
     }
     for (; i + B::kUnroll * B::kLanes <= a_.count; i += B::kUnroll * B::kLanes) block<B::kUnroll>(i, stream);
@@ -47,6 +47,15 @@ class Reduction {
     return static_cast<const std::byte*>(a_.srcs[k]) + i * sizeof(typename B::Stored);
   }
   std::byte* target(size_t i) const { return static_cast<std::byte*>(a_.dst) + i * sizeof(typename B::Stored); }
+  std::byte* copy(uint32_t k, size_t i) const {
+    return static_cast<std::byte*>(a_.copies[k]) + i * sizeof(typename B::Stored);
+  }
+  bool copies_are_aligned_as_dst() const {
+    const auto place = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % kLineBytes; };
+    for (uint32_t k = 0; k < a_.n_copies; ++k)
+      if (place(a_.copies[k]) != place(a_.dst)) return false;
+    return true;
+  }
 
   template <size_t kUnroll>
   void block(size_t i, bool stream) const {
@@ -61,6 +70,8 @@ class Reduction {
       for (size_t u = 0; u < kUnroll; ++u) acc[u] = acc[u] / divisor_;
     }
     for (size_t u = 0; u < kUnroll; ++u) store<B>(target(i + u * B::kLanes), acc[u], stream);
+    for (uint32_t k = 0; k < a_.n_copies; ++k)
+      for (size_t u = 0; u < kUnroll; ++u) store<B>(copy(k, i + u * B::kLanes), acc[u], stream);
   }
 
   template <size_t kUnroll>
@@ -85,6 +96,7 @@ class Reduction {
       }
       if (a_.divisor > 1) acc = acc / divisor_;
       store_some<B>(target(i), acc, n);
+      for (uint32_t k = 0; k < a_.n_copies; ++k) store_some<B>(copy(k, i), acc, n);
     }
     return end;
   }

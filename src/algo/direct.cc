@@ -16,7 +16,6 @@ bool pushes(const Shape& shape) { return shape.reach.views; }
 
 Layout layout_of(const Shape& shape) {
   switch (shape.op) {
-    case moecclOpAllReduce:
     case moecclOpReduce:
       return {1, 1};
     case moecclOpAllToAll:
@@ -66,16 +65,15 @@ std::vector<Ref> all_inputs(const Shape& shape, uint32_t block, uint32_t index, 
   return srcs;
 }
 
-// In place: only this rank reads part `rank` of any input, and only it writes part `rank` of any output. The result is
-// formed in the staging, where it stays in the cache: large outputs are written around it.
+// In place: only this rank reads part `rank` of any input, and only it writes part `rank` of any output. The host
+// executor joins the reduction and its moves: each element is read once and written once to each output.
 Program all_reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
   if (shape.n_ranks == 1) return solo(shape);
   const uint32_t n = shape.n_ranks;
   ProgramBuilder b(shape, rank, layout_of(shape));
   meet(b, When::kFirst, kArrived);
-  const Ref result = part(slot(rank, 0), rank, n);
-  b.reduce(result, all_inputs(shape, 0, rank, n), true);
-  b.copy(part(out(rank), rank, n), result);
+  const Ref result = part(out(rank), rank, n);
+  b.reduce(result, all_inputs(shape, 0, rank, n), true, true);
   for (uint32_t i = 1; i < n; ++i) b.put(part(out(b.after(i)), rank, n), result);
   meet(b, When::kLast, kDone);
   return std::move(b).finish();

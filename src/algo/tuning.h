@@ -11,7 +11,7 @@ inline constexpr uint64_t kStagedAllReduce = 512 << 10;  // of the message; each
 inline constexpr uint64_t kStagedReduce = 512 << 10;     // the same without the last phase
 inline constexpr uint64_t kStagedAllGather = 256 << 10;  // of a rank's block
 inline constexpr uint64_t kStagedBroadcast = 256 << 10;  // of the message
-inline constexpr uint64_t kStagedBlocks = 64 << 10;      // of each of n blocks: AllToAll, ReduceScatter, Scatter
+inline constexpr uint64_t kStagedBlocks = 256 << 10;     // of each of n blocks: AllToAll, ReduceScatter, Scatter
 inline constexpr uint64_t kStagedGather = 256 << 10;     // of a rank's block
 
 // One copy only: chunks bound what a reduction keeps in L2 between its reads and its writes.

@@ -37,6 +37,7 @@ Communicator::Communicator(Membership m)
   // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core.
   // With more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
   const bool fits = m.ranks_on_host <= m.cores_on_host;
+  fabric_->crowded = !fits;
   fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 200u : 4u;
   plan::Profile profile;
   profile.cores = m.cores;

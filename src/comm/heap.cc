@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "src/driver/process.h"
+
 namespace moeccl::comm {
 
 SymmetricHeap::SymmetricHeap(Fd fd, driver::Mapping mapping) : fd_(std::move(fd)), mapping_(std::move(mapping)) {
@@ -20,22 +22,33 @@ Result<SymmetricHeap*> SymmetricHeap::process_heap() {
   return heap;
 }
 
+// With huge pages, buffers that begin at the same place of a page lie in the same sets of the caches and the same banks
+// of the memory, and a reduction reads and writes one of each rank at once (docs/decisions.md).
+size_t SymmetricHeap::next_color() {
+  constexpr size_t kColors = 16, kStride = 8192 + 256;
+  return (static_cast<size_t>(driver::this_process().pid) + 4 * n_large_++) % kColors * kStride;
+}
+
 Result<void*> SymmetricHeap::allocate(size_t bytes) {
-  const size_t page = driver::page_bytes();
   if (bytes > mapping_.size()) {
     return error(moecclOutOfMemory, "moecclMemAlloc of {} bytes: the symmetric heap has {} bytes, the machine's memory",
                  bytes, mapping_.size());
   }
-  const size_t want = (std::max<size_t>(bytes, 1) + page - 1) / page * page;
   const std::lock_guard lock(mutex_);
+  const bool large = bytes >= driver::kHugePageBytes;
+  const size_t unit = large ? driver::kHugePageBytes : driver::page_bytes();
+  const size_t color = large ? next_color() : 0;
+  const size_t want = (std::max<size_t>(bytes + color, 1) + unit - 1) / unit * unit;
   for (auto it = free_.begin(); it != free_.end(); ++it) {
-    const auto [offset, room] = *it;
-    if (room < want) continue;
-    MOECCL_TRY(driver::reserve_pages(fd_, offset, want));
+    const auto [start, room] = *it;
+    const size_t offset = (start + unit - 1) / unit * unit, skipped = offset - start;
+    if (room < want + skipped) continue;
+    MOECCL_TRY(driver::reserve_huge_pages(fd_, mapping_, offset, want));
     free_.erase(it);
-    if (room > want) free_[offset + want] = room - want;
-    used_[offset] = want;
-    return static_cast<void*>(mapping_.data() + offset);
+    if (skipped > 0) free_[start] = skipped;
+    if (room > want + skipped) free_[offset + want] = room - want - skipped;
+    used_[offset + color] = {offset, want};
+    return static_cast<void*>(mapping_.data() + offset + color);
   }
   return error(moecclOutOfMemory, "moecclMemAlloc of {} bytes: no such range is free in the symmetric heap of {} bytes",
                bytes, mapping_.size());
@@ -49,7 +62,7 @@ Status SymmetricHeap::release(void* ptr) {
     return error(moecclInvalidArgument, "moecclMemFree: {} did not come from moecclMemAlloc or was freed already",
                  static_cast<const void*>(ptr));
   }
-  size_t offset = it->first, bytes = it->second;
+  auto [offset, bytes] = it->second;
   used_.erase(it);
   driver::release_pages(fd_, offset, bytes);
   auto next = free_.lower_bound(offset);

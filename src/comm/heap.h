@@ -22,13 +22,18 @@ class SymmetricHeap {
   const Fd& fd() const { return fd_; }
 
  private:
+  size_t next_color();
   SymmetricHeap(Fd fd, driver::Mapping mapping);
 
   std::mutex mutex_;
   Fd fd_;
   driver::Mapping mapping_;
   std::map<size_t, size_t> free_;  // offset -> bytes, no two adjacent
-  std::map<size_t, size_t> used_;
+  struct Range {
+    size_t offset, bytes;
+  };
+  std::map<size_t, Range> used_;  // by the offset that the caller got
+  size_t n_large_ = 0;
 };
 
 }  // namespace moeccl::comm

@@ -233,10 +233,10 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
     cached->asks_reach = cached->choice_if_reachable.plan_hash != cached->choice.plan_hash;
     if (cached->asks_reach) cached->signature = hash_combine(cached->signature, cached->choice_if_reachable.plan_hash);
   }
-  // Small AllToAllvs go through the staging with one synchronisation; of large ones one copy instead of two pays for
-  // more, while each rank has a core: ranks that share one lose it in every system call.
+  // AllToAllvs begin in the staging, with one synchronisation; where buffers can be loaded and stored to directly, what
+  // is left of large ones is copied once instead of twice. Not through process_vm_readv: it costs as much as it saves.
   const algo::Algorithm* direct = algo::find(key.op, "direct");
-  if (key.op == moecclOpAllToAllv && forced_[key.op].empty() && direct != nullptr && tree_.n_ranks <= profile_.cores &&
+  if (key.op == moecclOpAllToAllv && forced_[key.op].empty() && direct != nullptr && shape_of(key, false).reach.views &&
       std::string_view("direct") != cached->choice.algorithm && direct->applies(shape_of(key, false), tree_).ok()) {
     cached->rest = algo::build_for(*direct, shape_of(key, false), tree_, rank_);
     cached->choice_for_rest = {&cached->rest.programs.back(), cached->rest.chunking, direct->name, cached->rest.hash};

@@ -17,7 +17,22 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1: huge pages whatever the machine's setting for shared memory
+
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Addresses for `bytes` that begin where a huge page may begin; nothing is mapped there yet that may be used.
+Result<std::byte*> aligned_room(size_t bytes) {
+  const size_t room = bytes + kHugePageBytes;
+  void* base = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return system_error(format("addresses for {} bytes", bytes), errno);
+  auto* first = static_cast<std::byte*>(base);
+  auto* aligned = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(base), kHugePageBytes));
+  if (aligned > first) munmap(first, static_cast<size_t>(aligned - first));
+  const size_t kept = static_cast<size_t>(aligned - first) + bytes;
+  if (room > kept) munmap(first + kept, room - kept);
+  return aligned;
+}
 
 }  // namespace
 
@@ -56,18 +71,29 @@ Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes, bool populate) 
                  "a peer's segment has {} bytes where {} are needed: do all ranks run the same build?", st.st_size,
                  expected_bytes);
   }
-  void* base = mmap(nullptr, expected_bytes, PROT_READ | PROT_WRITE,
-                    MAP_SHARED | MAP_NORESERVE | (populate ? MAP_POPULATE : 0), fd.get(), 0);
-  if (base == MAP_FAILED) return system_error(format("map of a segment of {} bytes", expected_bytes), errno);
+  std::byte* room = nullptr;
+  if (expected_bytes >= kHugePageBytes) {
+    MOECCL_ASSIGN_OR_RETURN(room, aligned_room(expected_bytes));
+  }
+  const int flags = MAP_SHARED | MAP_NORESERVE | (populate ? MAP_POPULATE : 0) | (room != nullptr ? MAP_FIXED : 0);
+  void* base = mmap(room, expected_bytes, PROT_READ | PROT_WRITE, flags, fd.get(), 0);
+  if (base == MAP_FAILED) {
+    const int failure = errno;
+    if (room != nullptr) munmap(room, expected_bytes);
+    return system_error(format("map of a segment of {} bytes", expected_bytes), failure);
+  }
   return Mapping(base, expected_bytes);
 }
 
+void enter_pages(const Mapping& mapping) {
+  (void)madvise(mapping.data(), mapping.size(), MADV_POPULATE_WRITE);  // Linux 5.14; else the first use enters them
+}
+
 Result<Mapping> private_memory(size_t bytes) {
-  constexpr size_t kHuge = 2u << 20;
-  bytes = round_up(bytes, bytes >= kHuge ? kHuge : page_bytes());
+  bytes = round_up(bytes, bytes >= kHugePageBytes ? kHugePageBytes : page_bytes());
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) return system_error(format("{} bytes of memory", bytes), errno);
-  if (bytes >= kHuge) (void)madvise(base, bytes, MADV_HUGEPAGE);  // a hint: small pages work too
+  if (bytes >= kHugePageBytes) (void)madvise(base, bytes, MADV_HUGEPAGE);  // a hint: small pages work too
   return Mapping(base, bytes);
 }
 
@@ -77,6 +103,16 @@ Status reserve_pages(const Fd& fd, size_t offset, size_t bytes) {
     rc = fallocate(fd.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (rc != 0 && errno == EINTR);
   return rc == 0 ? Status() : system_error(format("{} bytes of shared memory", bytes), errno);
+}
+
+Status reserve_huge_pages(const Fd& fd, const Mapping& mapping, size_t offset, size_t bytes) {
+  const size_t first = round_up(offset, kHugePageBytes), end = (offset + bytes) / kHugePageBytes * kHugePageBytes;
+  // A huge page of a file needs one small page to grow from. The first refusal ends it: small pages work too.
+  for (size_t at = first; at < end; at += kHugePageBytes) {
+    MOECCL_TRY(reserve_pages(fd, at, page_bytes()));
+    if (madvise(mapping.data() + at, kHugePageBytes, kCollapse) != 0) break;
+  }
+  return reserve_pages(fd, offset, bytes);
 }
 
 void release_pages(const Fd& fd, size_t offset, size_t bytes) {

@@ -31,13 +31,20 @@ class Mapping {
 // beyond the end, SIGBUS, cannot happen. `reserve` makes the kernel set the pages aside now, so that a full memory is
 // an error here and not a signal later.
 Result<Fd> shared_segment(const std::string& name, size_t bytes, bool reserve);
-// Maps a segment whole. `expected_bytes` guards against a peer's file that is shorter, or whose size is not sealed.
+// Maps a segment whole, at an address that huge pages need. `expected_bytes` guards against a peer's file that is
+// shorter, or whose size is not sealed.
 // `populate` enters its pages into the page table now rather than one fault each at first use.
 Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes, bool populate = false);
+// Enters the pages of a mapping into the page table, as `populate` does.
+void enter_pages(const Mapping& mapping);
 // Private zeroed memory, on huge pages where the kernel gives them.
 Result<Mapping> private_memory(size_t bytes);
 // Makes the kernel set the pages of a range aside, so that touching them cannot fail.
 Status reserve_pages(const Fd& fd, size_t offset, size_t bytes);
+// The same for a range that `mapping` maps, and nobody has used yet: on huge pages wherever a whole one fits and the
+// kernel gives it.
+Status reserve_huge_pages(const Fd& fd, const Mapping& mapping, size_t offset, size_t bytes);
+inline constexpr size_t kHugePageBytes = 2u << 20;
 // Gives the pages of a range of a segment back to the kernel; their contents become zero.
 void release_pages(const Fd& fd, size_t offset, size_t bytes);
 

@@ -17,7 +17,8 @@ Execution::Execution(Fabric& fabric, const Operation& op)
       lanes_(scratch_.lanes),
       peers_(scratch_.peers),
       srcs_(scratch_.srcs),
-      scales_(scratch_.scales) {}
+      scales_(scratch_.scales),
+      copies_(scratch_.copies) {}
 
 Execution::Execution(const AgreedTask& begun, const Operation& op) : Execution(begun.fabric(), op) {
   continue_from(begun);
@@ -176,9 +177,11 @@ Progress Execution::run_lane(const plan::Lane& lane, LaneState& state, bool one_
       active = state.chunk + 1 == binding_.chunking.n_chunks;
     }
     if (active) {
+      merged_ = 0;
       const Progress p = step(s, state.chunk);
       if (p == Progress::kFailed) return p;
       if (p == Progress::kBlocked) return stopped();
+      state.pc += merged_;
     }
     ++state.pc;
     moved = true;

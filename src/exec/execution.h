@@ -43,6 +43,8 @@ class Execution final : public AgreedTask {
   Progress signal(const plan::Step& s, uint32_t chunk);
   Progress copy(const plan::Step& s, uint32_t chunk);
   Progress reduce(const plan::Step& s, uint32_t chunk);
+  // The addresses that the moves after a reduction store to, into copies_: none unless all can be stored to directly.
+  Status find_copies(const plan::Step& s, const plan::Range& dst, uint64_t length, uint32_t chunk);
   Progress gather_rows(const plan::Step& s, uint32_t chunk);
   Progress scatter_rows(const plan::Step& s, uint32_t chunk);
   Progress reduce_rows(const plan::Step& s, uint32_t chunk);
@@ -87,8 +89,10 @@ class Execution final : public AgreedTask {
   std::vector<PeerBuffers>& peers_;
   std::vector<const void*>& srcs_;
   std::vector<kernels::Scalar>& scales_;
+  std::vector<void*>& copies_;
   const plan::Step* packed_ = nullptr;  // whose data is in the fabric's scratch, not yet put
   uint32_t packed_chunk_ = 0;
+  uint32_t merged_ = 0;    // steps after the one just done that were done with it
   bool trickled_ = false;  // a put went on without coming to its end
 };
 

@@ -268,8 +268,35 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
   args.n_srcs = s.n_srcs;
   args.divisor = !s.final_reduce ? 0 : s.divisor > 0 ? s.divisor : op_.divisor;
   args.stream = !s.read_again && uses_stream(s.dst, dst.length * op_.element_bytes);
+  copies_.clear();
+  if (s.copies > 0 && f.kernels->reduces_to_many) {
+    if (Status st = find_copies(s, dst, length, chunk); !st.ok()) return fail(std::move(st));
+  }
+  if (!copies_.empty()) {
+    args.copies = copies_.data();
+    args.n_copies = merged_ = s.copies;
+    args.stream = uses_stream(s.dst, dst.length * op_.element_bytes);
+  }
   f.kernels->reduce[op_.signature.type][static_cast<size_t>(op_.reduce)](args);
   return Progress::kMoved;
+}
+
+Status Execution::find_copies(const Step& s, const Range& dst, uint64_t length, uint32_t chunk) {
+  for (uint16_t i = 0; i < s.copies; ++i) {
+    const Step& move = (&s)[1 + i];  // in the same lane: finalize() counted them
+    const Range to = range(move.dst, length, chunk);
+    if (move.dst.rank != fabric().rank && move.dst.buffer != Buffer::kStaging) {
+      MOECCL_TRY(resolve_peer(move.dst.rank));
+    }
+    std::byte* address_of_copy = to.length == dst.length ? address(move.dst, to) : nullptr;
+    if (address_of_copy == nullptr) {
+      copies_.clear();
+      return {};
+    }
+    copies_.push_back(address_of_copy);
+  }
+  for (uint16_t i = 0; i < s.copies; ++i) account((&s)[1 + i].dst.rank, dst.length * op_.element_bytes, true);
+  return {};
 }
 
 kernels::Scalar Execution::unit_scale() const {

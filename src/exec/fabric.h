@@ -37,6 +37,7 @@ struct Scratch {
   std::vector<PeerBuffers> peers;
   std::vector<const void*> srcs;
   std::vector<kernels::Scalar> scales;
+  std::vector<void*> copies;
 };
 
 struct Fabric {
@@ -52,6 +53,7 @@ struct Fabric {
   std::byte* heap = nullptr;  // this process's symmetric heap
   size_t heap_bytes = 0;
   int64_t timeout_ms = 0;
+  bool crowded = false;     // more ranks than cores
   uint32_t spin_polls = 0;  // before a waiting rank gives up its core
 
   // On CUDA memory: staging apart from the segment's (null: there), and how an operation's end is published, because

@@ -17,6 +17,9 @@ constexpr int64_t kCheckEvery_ns = 1'000'000;   // boards of peers, deadline: a 
 constexpr int64_t kAliveEvery_ns = 20'000'000;  // a system call per peer
 constexpr uint64_t kPollsWithoutPause = 20;
 constexpr int64_t kYieldFor_ns = 3'000'000;  // then sleep: yielding for ever would take the cores from others
+// Ranks that share cores sleep earlier when a yield finds nobody else on this core: only then does the kernel see an
+// idle core and bring a rank here that waits for another one (docs/decisions.md).
+constexpr int64_t kLonely_ns = 3'000, kLonelyFor_ns = 100'000;
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 
 // A peer's words: bounded, printable, never trusted.
@@ -102,7 +105,7 @@ namespace {
 // One blocked stretch of drive(): spin briefly, then yield, then sleep.
 class Patience {
  public:
-  explicit Patience(uint32_t spin_polls) : spin_polls_(spin_polls) {}
+  Patience(uint32_t spin_polls, bool crowded) : spin_polls_(spin_polls), crowded_(crowded) {}
   void reset() { polls_ = 0; }
   // True when it is time for a health check.
   bool wait() {
@@ -111,13 +114,15 @@ class Patience {
       if (polls_ > kPollsWithoutPause) _mm_pause();
       return false;
     }
-    if (polls_ == spin_polls_ + 1) since_ = checked_ = now_ = alive_ = now_ns();
-    if (now_ - since_ < kYieldFor_ns) {
+    if (polls_ == spin_polls_ + 1) since_ = checked_ = now_ = alive_ = shared_ = now_ns();
+    if (now_ - since_ < kYieldFor_ns && !(crowded_ && now_ - shared_ > kLonelyFor_ns)) {
       sched_yield();
+      const int64_t before = std::exchange(now_, now_ns());
+      if (now_ - before > kLonely_ns) shared_ = now_;
     } else {
       sleep_ns(now_ - since_ < 10 * kYieldFor_ns ? kShortSleep_ns : kLongSleep_ns);
+      now_ = now_ns();
     }
-    now_ = now_ns();
     if (now_ - checked_ < kCheckEvery_ns) return false;
     checked_ = now_;
     return true;
@@ -128,6 +133,8 @@ class Patience {
 
  private:
   uint32_t spin_polls_;
+  bool crowded_;
+  int64_t shared_ = 0;  // when somebody else last ran on this core
   uint64_t polls_ = 0;
   int64_t since_ = 0, now_ = 0, checked_ = 0, alive_ = 0;
 };
@@ -192,7 +199,7 @@ Status drive(std::span<Task* const> tasks) {
     if (first.ok()) first = std::move(status);
   };
   const Engines engines(tasks);
-  Patience patience(tasks[0]->fabric().spin_polls);
+  Patience patience(tasks[0]->fabric().spin_polls, tasks[0]->fabric().crowded);
   while (left > 0) {
     bool moved = false;
     engines.progress();

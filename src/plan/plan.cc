@@ -57,6 +57,20 @@ void add_totals(std::vector<Program::SigTotal>& totals, uint32_t peer, uint8_t s
   }
 }
 
+void count_copies(Lane& lane, const std::vector<Ref>& srcs) {
+  for (size_t i = 0; i < lane.steps.size(); ++i) {
+    Step& step = lane.steps[i];
+    step.copies = 0;
+    if (step.kind != StepKind::kReduce) continue;
+    for (size_t j = i + 1; j < lane.steps.size(); ++j) {
+      const Step& next = lane.steps[j];
+      const bool moves = next.kind == StepKind::kPut || next.kind == StepKind::kCopy;
+      if (!moves || next.when != step.when || !(srcs[next.first_src] == step.dst)) break;
+      ++step.copies;
+    }
+  }
+}
+
 }  // namespace
 
 void Program::finalize() {
@@ -87,6 +101,7 @@ void Program::finalize() {
   for (Lane& lane : lanes)
     for (Step& step : lane.steps)
       if (step.kind == StepKind::kSignal || step.kind == StepKind::kWait) step.per_chunk = count_of(step).n;
+  for (Lane& lane : lanes) count_copies(lane, srcs);
   totals.clear();
   for (size_t i = 0; i < sent.size(); ++i)
     add_totals(totals, static_cast<uint32_t>(i / kMaxSigs), static_cast<uint8_t>(i % kMaxSigs), sent[i], awaited[i]);

@@ -69,6 +69,7 @@ struct Step {
   uint32_t rows = kNoRows;             // number of the row list in the Binding: k*Rows
   bool final_reduce = false;           // kReduce, kReduceRows: apply the divisor of Avg (and store for the user)
   bool read_again = false;             // a later step of this chunk reads dst: keep it in the cache
+  uint16_t copies = 0;                 // kReduce: so many next steps only move dst elsewhere; set by finalize()
   uint32_t divisor = 0;  // kReduce with final_reduce: of this step, instead of the operation's; 0: that one
 };
 

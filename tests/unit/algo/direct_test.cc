@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "tests/unit/algo/bytes.h"
@@ -17,7 +19,12 @@ TEST(Direct, AllReduceReadsAndWritesEachPartOnce) {
   const plan::Plan plan =
       plan_of(moecclOpAllReduce, "direct", with_views(moecclOpAllReduce, 4, 40), plan::LevelTree::flat(4));
   const uint64_t s = 40 * kElement;
-  EXPECT_EQ(traffic(plan, 1), (Traffic{s * 3 / 4, s * 3 / 4, s / 4 + s / 4, 6, 6}));
+  EXPECT_EQ(traffic(plan, 1), (Traffic{s * 3 / 4, s * 3 / 4, s / 4, 6, 6}));
+  const plan::Lane& lane = plan.programs[1].lanes.at(0);
+  const auto reduction = std::find_if(lane.steps.begin(), lane.steps.end(),
+                                      [](const plan::Step& step) { return step.kind == plan::StepKind::kReduce; });
+  ASSERT_NE(reduction, lane.steps.end());
+  EXPECT_EQ(reduction->copies, 3);
 }
 
 TEST(Direct, ReduceScatterIsOneReduction) {

@@ -62,14 +62,17 @@ Case random_case(int type, ReduceOp op, Random& random) {
   return c;
 }
 
-void run(const KernelTable& table, const Case& c, std::byte* dst, const std::vector<const void*>& srcs) {
+void run(const KernelTable& table, const Case& c, std::byte* dst, const std::vector<const void*>& srcs,
+         const std::vector<void*>& copies = {}) {
   table.reduce[c.type][static_cast<int>(c.op)]({.dst = dst,
                                                 .srcs = srcs.data(),
                                                 .scales = c.scales.empty() ? nullptr : c.scales.data(),
                                                 .count = c.count,
                                                 .n_srcs = static_cast<uint32_t>(srcs.size()),
                                                 .divisor = c.divisor,
-                                                .stream = c.stream});
+                                                .stream = c.stream,
+                                                .copies = copies.data(),
+                                                .n_copies = static_cast<uint32_t>(copies.size())});
 }
 
 std::vector<const void*> pointers(const Case& c) {
@@ -106,6 +109,27 @@ TEST_P(ReduceContract, DestinationMayBeOneOfTheSources) {
       Buffer& dst = c.srcs[random.below(c.srcs.size())];
       run(overlay(), c, dst.data(), pointers(c));
       ASSERT_EQ(difference(type, expected, dst), "");
+    }
+  }
+}
+
+TEST_P(ReduceContract, CopiesHoldTheResultAlsoInPlaceOfASource) {
+  Random random(5);
+  for (const KernelTable* table : {&reference(), &overlay()}) {
+    ASSERT_TRUE(table->reduces_to_many);
+    for (int type = 0; type < MOECCL_NUM_DATA_TYPES; ++type) {
+      for (int round = 0; round < kRounds; ++round) {
+        Case c = random_case(type, static_cast<ReduceOp>(random.below(kNumReduceOps)), random);
+        const size_t bytes = c.count * kTypeSizes[type];
+        Buffer expected(bytes, 0);
+        run(reference(), c, expected.data(), pointers(c));
+        Buffer dst(bytes, random.misalignment()), other(bytes, random.misalignment());
+        Buffer& source = c.srcs[random.below(c.srcs.size())];
+        run(*table, c, dst.data(), pointers(c), {other.data(), source.data()});
+        for (const Buffer* result : {&dst, &other, &source}) {
+          ASSERT_EQ(difference(type, expected, *result), "") << table->name << ", stream " << c.stream;
+        }
+      }
     }
   }
 }
