@@ -132,15 +132,19 @@ double turn_us(Rival& rival, int iterations, const std::function<void()>& run) {
   return rival.max(elapsed / iterations);
 }
 
-VersusPoint measure(const VersusOptions& options, Rival& rival, moecclComm_t comm, const Exchange& e) {
+// `e` is ours and `theirs_e` the other library's; they differ in their buffers at most.
+VersusPoint measure(const VersusOptions& options, Rival& rival, moecclComm_t comm, const Exchange& e,
+                    const Exchange& theirs_e) {
   const std::function<void()> theirs = [&] { rival.run(); };
   const std::function<void()> ours = [&] { check(run_moeccl(e, comm), op_name(e.op), rival.rank(), comm); };
-  rival.prepare(e);
-  verify(e, rival, rival.name(), theirs);
+  rival.prepare(theirs_e);
+  verify(theirs_e, rival, rival.name(), theirs);
   verify(e, rival, "MoECCL", ours);
   // Zeros: a library that reduces in place would otherwise grow its sums from turn to turn.
-  std::fill(e.send, e.send + e.n_send, 0.0f);
-  std::fill(e.recv, e.recv + e.n_recv, 0.0f);
+  for (const Exchange* each : {&e, &theirs_e}) {
+    std::fill(each->send, each->send + each->n_send, 0.0f);
+    std::fill(each->recv, each->recv + each->n_recv, 0.0f);
+  }
   // Each library's turn lasts about as long, however different their speeds are.
   const auto iterations = [&](const std::function<void()>& run) {
     return std::clamp(static_cast<int>(options.turn_us / turn_us(rival, 3, run)), 1, kMostIterations);
@@ -166,6 +170,9 @@ std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, 
   // A block more than the size, for libraries that reduce within one buffer.
   const size_t bytes = options.max_bytes + 64;
   const Buffer send(bytes, options.memory), recv(bytes, options.memory);
+  const bool apart = options.rival_on_malloc && options.memory == Memory::kHeap;
+  const Buffer their_send = apart ? Buffer(bytes, Memory::kMalloc) : Buffer();
+  const Buffer their_recv = apart ? Buffer(bytes, Memory::kMalloc) : Buffer();
   Progress progress(rival.rank() == 0);
   std::vector<VersusPoint> points;
   const std::vector<size_t> list = sizes(options);
@@ -175,9 +182,14 @@ std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, 
       if (e.count == 0 || e.n_send == 0) continue;  // nccl-tests' blocks are whole 16 bytes: nothing to send
       e.send = reinterpret_cast<float*>(send.data());
       e.recv = reinterpret_cast<float*>(recv.data());
+      Exchange theirs = e;
+      if (apart) {
+        theirs.send = reinterpret_cast<float*>(their_send.data());
+        theirs.recv = reinterpret_cast<float*>(their_recv.data());
+      }
       progress.show(std::string(op_name(op)) + " " + std::to_string(size), static_cast<double>(points.size()),
                     static_cast<double>(options.ops.size() * list.size()));
-      points.push_back(measure(options, rival, comm, e));
+      points.push_back(measure(options, rival, comm, e, theirs));
     }
   return points;
 }

@@ -51,6 +51,7 @@ std::string versus_json(const VersusOptions& options, const Rival& rival, const 
   j["rival"] = rival.name();
   j["ranks"] = rival.n_ranks();
   j["memory"] = options.memory == Memory::kHeap ? "heap" : "malloc";
+  j["rival_memory"] = options.memory == Memory::kHeap && !options.rival_on_malloc ? "heap" : "malloc";
   j["results"] = Json::array();
   for (const VersusPoint& p : points) j["results"].push_back(point_json(p));
   for (const VersusOp& op : options.ops) j["geomean"][op_name(op)] = geometric_mean(points, &op);
@@ -64,7 +65,7 @@ std::string versus_json(const VersusOptions& options, const Rival& rival, const 
 VersusOptions parse_versus_options(int argc, char** argv, const char* program, bool forks) {
   VersusOptions o;
   std::vector<std::string> ops;
-  CLI::App app("Times MoECCL beside another library, in turns, on the same buffers", program);
+  CLI::App app("Times MoECCL beside another library, in turns", program);
   add_size(app, "-b,--minbytes", o.min_bytes, "smallest nccl-tests size (8)");
   add_size(app, "-e,--maxbytes", o.max_bytes, "largest size (64M)");
   app.add_option("-f,--stepfactor", o.step_factor, "from size to size")
@@ -74,6 +75,7 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
   app.add_option("--mem", o.memory, "buffers from malloc (default) or heap (moecclMemAlloc)")
       ->transform(
           CLI::CheckedTransformer(std::map<std::string, Memory>{{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}}));
+  app.add_flag("--rival-malloc", o.rival_on_malloc, "with --mem heap: the other library's buffers still from malloc");
   app.add_option("--repetitions", o.repetitions, "turns of each library")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -98,8 +100,10 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
 
 int report_versus(const VersusOptions& options, const Rival& rival, const std::vector<VersusPoint>& points) {
   if (rival.rank() != 0 || points.empty()) return 0;
-  std::printf("# MoECCL and %s, %d ranks, buffers from %s: medians of %d turns, slowest rank\n", rival.name(),
-              rival.n_ranks(), options.memory == Memory::kHeap ? "moecclMemAlloc" : "malloc", options.repetitions);
+  const bool heap = options.memory == Memory::kHeap;
+  std::printf("# MoECCL and %s, %d ranks, buffers from %s%s: medians of %d turns, slowest rank\n", rival.name(),
+              rival.n_ranks(), heap ? "moecclMemAlloc" : "malloc", heap && options.rival_on_malloc ? " and malloc" : "",
+              options.repetitions);
   std::printf("# %-14s  %12s  %12s  %12s  %12s\n", "operation", "size(B)", rival.name(), "MoECCL(us)", "ratio");
   for (const VersusPoint& p : points)
     std::printf("  %-14s  %12zu  %12.2f  %12.2f  %11.2fx\n", op_name(p.op), p.bytes, p.rival_us, p.moeccl_us,
