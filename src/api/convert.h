@@ -1,6 +1,7 @@
 // What every C entry point does: find the handle, call, map Status to a code, keep the sentence.
 #pragma once
 
+#include <cstring>
 #include <new>
 #include <string>
 
@@ -42,6 +43,15 @@ moecclResult_t with_comm(moecclComm_t handle, Body&& body) {
 }
 // NULL is the blocking stream: *stream null.
 Status find_stream(moecclStream_t handle, comm::Stream** stream);
+// An enumeration's number, whatever a C caller put there: in C++ even the load of a value outside the enumeration is
+// undefined.
+template <class Enum>
+int number_of(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int));
+  int number;
+  std::memcpy(&number, &value, sizeof(number));
+  return number;
+}
 Status null_argument(const char* name, const char* wanted);
 // Copies a page for a person as snprintf does.
 void copy_text(const std::string& text, char* out, size_t out_bytes, size_t* needed);

@@ -18,17 +18,16 @@ using namespace moeccl;
 
 namespace {
 
-Result<std::string> levels_of(const plan::LevelTree& tree, moecclTopologyFormat_t format_wanted) {
+Result<std::string> levels_of(const plan::LevelTree& tree, int format_wanted) {
   if (format_wanted != moecclTopologyLevels && format_wanted != moecclTopologyText)
     return error(moecclInvalidArgument,
                  "a synthetic topology has levels and no machine: ask for moecclTopologyLevels or moecclTopologyText");
   return topology::to_synthetic(tree) + "\n";
 }
 
-Result<std::string> describe(const std::string& source, moecclTopologyFormat_t wanted) {
-  const auto number = static_cast<int>(wanted);
-  if (number < moecclTopologyText || number > moecclTopologyLevels)
-    return error(moecclInvalidArgument, "format is {}: give a moecclTopologyFormat_t", number);
+Result<std::string> describe(const std::string& source, int wanted) {
+  if (wanted < moecclTopologyText || wanted > moecclTopologyLevels)
+    return error(moecclInvalidArgument, "format is {}: give a moecclTopologyFormat_t", wanted);
   std::vector<topology::Graph> hosts;
   if (source.empty()) {
     const Result<topology::Discovery>& host = topology::discover_host();
@@ -76,7 +75,7 @@ Status doctor(int n_ranks, std::string* page, int* n_bad) {
 moecclResult_t moecclTopologyDescribe(const char* source, moecclTopologyFormat_t wanted, char* text, size_t text_bytes,
                                       size_t* needed) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const std::string made, describe(source == nullptr ? "" : source, wanted));
+    MOECCL_ASSIGN_OR_RETURN(const std::string made, describe(source == nullptr ? "" : source, api::number_of(wanted)));
     api::copy_text(made, text, text_bytes, needed);
     return {};
   });

@@ -35,7 +35,12 @@ void fill(PciInfo* info, const std::string& pci) {
 FAKE_API int nvmlInit_v2() {
   delete machine;
   machine = new fake::Machine(fake::read_machine());
-  return machine->failure("nvml_init");
+  const int failure = machine->failure("nvml_init");
+  if (failure != 0) {  // nobody shuts down what did not start
+    delete machine;
+    machine = nullptr;
+  }
+  return failure;
 }
 FAKE_API int nvmlShutdown() {
   delete machine;
