@@ -11,6 +11,16 @@ namespace {
 constexpr uint32_t kData = 0;
 constexpr uint32_t kResult = 1;
 constexpr uint32_t kCredit = 2;
+// To oneself, for the lane that sends to other nodes and the one that sends inside: a chunk has left, a chunk has come.
+constexpr uint32_t kSent[] = {0, 1};
+constexpr uint32_t kTaken[] = {2, 3};
+
+// Large AllToAlls between hosts send and receive in lanes of their own, so that the line never waits for a reader.
+// Those of one chunk do not: there is nothing to overlap, and a rank that shares its core would lose it more often.
+bool in_lanes(const Shape& shape) {
+  return shape.op == moecclOpAllToAll && !shape.reach.staging &&
+         cut(shape, {shape.n_ranks, tuning::kOverlap}, tuning::kFlatBlocksFar).n_chunks > 1;
+}
 
 // Slot p of a rank is for the data of rank p; AllReduce has one more for results.
 Layout layout_of(const Shape& shape) {
@@ -21,7 +31,7 @@ Layout layout_of(const Shape& shape) {
     case moecclOpScatter:
       return {1, tuning::kOneWay};
     default:
-      return {shape.n_ranks, tuning::kOverlap};
+      return {shape.n_ranks, in_lanes(shape) ? 2 * tuning::kOverlap : tuning::kOverlap};
   }
 }
 
@@ -41,8 +51,45 @@ std::vector<Ref> arrivals(const Shape& shape, uint32_t rank, Ref own) {
   return srcs;
 }
 
-Program all_to_all(const Shape& shape, const LevelTree&, uint32_t rank) {
+// A rank sends at most half the rotations ahead of what it has taken. So who has a peer's chunk c knows that the peer
+// has taken chunk c - depth / 2 of everybody: no credits. In place: a chunk is stored when all of it has been sent.
+Program all_to_all_in_lanes(const Shape& shape, const LevelTree& tree, uint32_t rank) {
+  const Layout layout = layout_of(shape);
+  ProgramBuilder b(shape, rank, layout);
+  const std::vector<uint32_t>& node = tree.levels.front().group_of_rank;
+  bool any[] = {false, false};
+  for (const bool near : {false, true}) {  // lanes stand in order of urgency
+    b.lane(near ? LaneKind::kIntra : LaneKind::kInter);
+    for (uint32_t i = 1; i < shape.n_ranks; ++i) any[near] = any[near] || (node[b.after(i)] == node[rank]) == near;
+    if (!any[near]) continue;
+    b.wait(rank, kTaken[near], layout.depth / 2);
+    for (uint32_t i = 1; i < shape.n_ranks; ++i) {
+      const uint32_t p = b.after(i);
+      if ((node[p] == node[rank]) != near) continue;
+      b.put(slot(p, rank), in(rank, p));
+      b.signal(p, kData);
+    }
+    b.signal(rank, kSent[near]);
+  }
+  b.lane(LaneKind::kCopy);
+  for (const bool near : {false, true}) {
+    if (any[near]) b.wait(rank, kSent[near]);
+  }
+  b.copy(out(rank, rank), in(rank, rank));
+  for (uint32_t i = 1; i < shape.n_ranks; ++i) {
+    const uint32_t p = b.before(i);
+    b.wait(p, kData);
+    b.copy(out(rank, p), slot(rank, p));
+  }
+  for (const bool near : {false, true}) {
+    if (any[near]) b.signal(rank, kTaken[near]);
+  }
+  return std::move(b).finish();
+}
+
+Program all_to_all(const Shape& shape, const LevelTree& tree, uint32_t rank) {
   if (shape.n_ranks == 1) return solo(shape);
+  if (in_lanes(shape)) return all_to_all_in_lanes(shape, tree, rank);
   ProgramBuilder b(shape, rank, layout_of(shape));
   for (uint32_t i = 1; i < shape.n_ranks; ++i) {
     const uint32_t p = b.after(i);

@@ -93,6 +93,8 @@ constexpr Variable kVariables[] = {
        e->socket_streams = static_cast<int32_t>(n);
        return true;
      }},
+    {"MOECCL_SOCKET_CONGESTION", "a congestion control of net.ipv4.tcp_allowed_congestion_control, or system",
+     [](std::string_view t, Env* e) { return t.size() < 16 && parse_text(t, &e->socket_congestion); }},
     {"MOECCL_SPIN_US", "microseconds, 0 to 1000000; -1 for automatic",
      [](std::string_view t, Env* e) {
        int64_t us = 0;

@@ -46,6 +46,9 @@ struct Env {
   // MOECCL_SOCKET_STREAMS: TCP connections to each rank on another host and interface, 1 .. 8; 0: by the interface's
   // rate.
   int32_t socket_streams = 0;
+  // MOECCL_SOCKET_CONGESTION: TCP congestion control of these connections, as the kernel names it; "system": the
+  // system's. Empty: cubic where the kernel offers it.
+  std::string socket_congestion;
   // MOECCL_SPIN_US: microseconds a wait spins before it sleeps; -1: chosen from the number of cores and ranks.
   int32_t spin_us = -1;
   // MOECCL_CUDA_DRIVER: the CUDA driver's library. Empty: libcuda.so.1; none: no CUDA.

@@ -62,6 +62,7 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& ho
   options.key = bootstrap::derive_key(key, "moeccl links");
   options.lost_after_ms = config.timeout_ms;
   options.streams_per_rail = env().socket_streams;
+  options.congestion = env().socket_congestion;
   options.deadline = deadline;
   MOECCL_ASSIGN_OR_RETURN(const auto mesh, transport::tcp::Mesh::listen(options, std::move(chosen)));
   Writer mine;

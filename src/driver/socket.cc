@@ -305,6 +305,16 @@ Status set_no_delay(int fd) {
   return {};
 }
 
+Status set_congestion_control(int fd, const std::string& name) {
+  if (::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) != 0) {
+    if (errno != ENOENT && errno != EPERM) return system_error("TCP_CONGESTION", errno);
+    return error(moecclUnsupported,
+                 "this kernel does not offer TCP congestion control {}: see net.ipv4.tcp_allowed_congestion_control",
+                 name);
+  }
+  return {};
+}
+
 Status set_lost_after(int fd, int64_t timeout_ms) {
   struct Option {
     int level, name, value;

@@ -93,6 +93,8 @@ struct PeerCredentials {
 Result<PeerCredentials> peer_credentials(int fd);
 
 Status set_no_delay(int fd);
+// TCP's congestion control by the kernel's name; Unsupported: the kernel has no such one, or not for this user.
+Status set_congestion_control(int fd, const std::string& name);
 // A connected TCP socket gives up when the peer's host has acknowledged nothing for `timeout_ms`, whether data is under
 // way (TCP_USER_TIMEOUT) or not (keep-alive probes): reads and writes then fail as RemoteError.
 Status set_lost_after(int fd, int64_t timeout_ms);

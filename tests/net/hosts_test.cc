@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <sstream>
 
 #include "tests/support/ranks.h"
 
@@ -26,6 +28,32 @@ RankOptions on(const TestHosts& hosts) {
   return options;
 }
 
+// Bytes of payload that this rank's host has sent over eth0: what Linux counts, less the 66 bytes of Ethernet, IP and
+// TCP headers of each packet as it left TCP (a large one that nobody had to cut counts once).
+int64_t sent_payload() {
+  std::ifstream in("/proc/thread-self/net/dev");
+  for (std::string line; std::getline(in, line);) {
+    const size_t colon = line.find("eth0:");
+    if (colon == std::string::npos) continue;
+    std::istringstream words(line.substr(colon + 5));
+    std::vector<int64_t> counted;
+    for (int64_t value = 0; words >> value;) counted.push_back(value);
+    return counted.at(8) - 66 * counted.at(9);
+  }
+  return -1;
+}
+
+// Bytes between hosts as `explain` has them, of all ranks: "  node           128.00 MiB, ...".
+double planned_bytes(const std::string& text) {
+  const size_t at = text.find("\n  node ");
+  if (at == std::string::npos) return -1;
+  std::istringstream words(text.substr(at + 8));
+  double amount = 0;
+  std::string unit;
+  words >> amount >> unit;
+  return amount * (unit.starts_with("MiB") ? 1 << 20 : unit.starts_with("KiB") ? 1 << 10 : 1);
+}
+
 // A sum that only right data from all ranks gives.
 void check_all_reduce(int rank, int n, moecclComm_t comm, size_t count) {
   std::vector<int32_t> in(count), out(count);
@@ -36,11 +64,10 @@ void check_all_reduce(int rank, int n, moecclComm_t comm, size_t count) {
   }
 }
 
-std::string explain(moecclComm_t comm) {
+std::string explain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type) {
   char text[16384] = {};
   size_t needed = 0;
-  EXPECT_EQ(moecclPlanExplain(comm, moecclOpAllReduce, 1024, moecclFloat32, text, sizeof(text), &needed),
-            moecclSuccess);
+  EXPECT_EQ(moecclPlanExplain(comm, op, count, type, text, sizeof(text), &needed), moecclSuccess);
   return text;
 }
 
@@ -50,7 +77,8 @@ TEST(Hosts, BecomeTheTopologysNodes) {
       5,
       [](int rank, moecclComm_t comm) {
         check_all_reduce(rank, 5, comm, 10'000);
-        EXPECT_NE(explain(comm).find("node"), std::string::npos) << explain(comm);
+        const std::string text = explain(comm, moecclOpAllReduce, 1024, moecclFloat32);
+        EXPECT_NE(text.find("node"), std::string::npos) << text;
       },
       on(*hosts));
 }
@@ -64,6 +92,37 @@ TEST(Hosts, WithSeveralInterfacesUseAllOfThem) {
                             static_cast<double>(hosts->sent_bytes(host, 1))};
     EXPECT_GT(std::min(sent[0], sent[1]), 0.3 * std::max(sent[0], sent[1])) << sent[0] << " " << sent[1];
   }
+}
+
+// Both hosts send the same; a plan's bytes are those of all ranks.
+TEST(Hosts, SendTheBytesOfThePlan) {
+  MAKE_HOSTS(hosts, .weights = {2, 2});
+  run_ranks(
+      4,
+      [](int rank, moecclComm_t comm) {
+        constexpr int kTimes = 4;
+        constexpr size_t kBytes = 4 << 20;
+        const std::vector<uint8_t> in(4 * kBytes, 1);
+        std::vector<uint8_t> out(in.size());
+        for (const moecclOp_t op : {moecclOpAllReduce, moecclOpAllToAll, moecclOpAllGather}) {
+          const std::string text = explain(comm, op, kBytes, moecclUint8);
+          const double planned = planned_bytes(text) / 2 * kTimes;
+          ASSERT_GT(planned, 0) << text;
+          check_all_reduce(rank, 4, comm, 1);
+          const int64_t before = sent_payload();
+          for (int i = 0; i < kTimes; ++i) {
+            const moecclResult_t result =
+                op == moecclOpAllReduce
+                    ? moecclAllReduce(in.data(), out.data(), kBytes, moecclUint8, moecclSum, comm, nullptr)
+                : op == moecclOpAllToAll ? moecclAllToAll(in.data(), out.data(), kBytes, moecclUint8, comm, nullptr)
+                                         : moecclAllGather(in.data(), out.data(), kBytes, moecclUint8, comm, nullptr);
+            MOECCL_ASSERT_COMM_OK(result, comm);
+          }
+          check_all_reduce(rank, 4, comm, 1);
+          EXPECT_NEAR(static_cast<double>(sent_payload() - before) / planned, 1, 0.03) << text;
+        }
+      },
+      on(*hosts));
 }
 
 TEST(Hosts, SplitIntoPartsThatCrossThem) {

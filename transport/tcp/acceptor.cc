@@ -152,7 +152,8 @@ void Acceptor::keep(Pending& p) {
     c.weights.resize(g.n_streams);
   }
   if (c.fds.size() != g.n_streams || c.fds[g.stream]) return;
-  if (!driver::set_no_delay(p.fd.get()).ok() || !driver::set_lost_after(p.fd.get(), options_.lost_after_ms).ok()) {
+  if (const Status st = prepare(p.fd.get(), options_); !st.ok()) {
+    log(LogLevel::kWarn, "rank {} refuses a connection of rank {}: {}", options_.rank, client.peer.rank, st.message());
     return;
   }
   const Result<driver::SocketAddress> from = driver::peer_address(p.fd.get());

@@ -13,8 +13,23 @@ namespace {
 
 // Where there is another way, one that does not answer is given up after this.
 constexpr int64_t kTryRailMs = 3000;
+// BBR, the default of some systems, paces each connection by the share of the line that it had before. The connections
+// of a collective begin and end together: the last of them would go on at their shares while the line is idle
+// (docs/decisions.md).
+constexpr const char* kCongestion = "cubic";
 
 }  // namespace
+
+Status prepare(int fd, const MeshOptions& options) {
+  MOECCL_TRY(driver::set_no_delay(fd));
+  MOECCL_TRY(driver::set_lost_after(fd, options.lost_after_ms));
+  if (options.congestion == "system") return {};
+  if (!options.congestion.empty()) {
+    return driver::set_congestion_control(fd, options.congestion).with_context("MOECCL_SOCKET_CONGESTION");
+  }
+  (void)driver::set_congestion_control(fd, kCongestion);
+  return {};
+}
 
 Result<std::unique_ptr<Mesh>> Mesh::listen(const MeshOptions& options, std::vector<Nic> nics) {
   std::unique_ptr<Mesh> mesh(new Mesh(options, std::move(nics)));
@@ -29,8 +44,7 @@ Result<std::unique_ptr<Mesh>> Mesh::listen(const MeshOptions& options, std::vect
 }
 
 Result<Stream> Mesh::greet(Fd fd, uint32_t peer, const StreamGreeting& greeting) const {
-  MOECCL_TRY(driver::set_no_delay(fd.get()));
-  MOECCL_TRY(driver::set_lost_after(fd.get(), options_.lost_after_ms));
+  MOECCL_TRY(prepare(fd.get(), options_));
   const bootstrap::Party self = {bootstrap::Role::kLinkClient, options_.rank, options_.n_ranks};
   MOECCL_ASSIGN_OR_RETURN(
       const bootstrap::Authenticated server,

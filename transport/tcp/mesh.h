@@ -19,8 +19,12 @@ struct MeshOptions {
   bootstrap::Key key = {};
   int64_t lost_after_ms = 0;     // see driver::set_lost_after()
   int32_t streams_per_rail = 0;  // MOECCL_SOCKET_STREAMS
+  std::string congestion;        // MOECCL_SOCKET_CONGESTION
   Deadline deadline;
 };
+
+// Of a connection for data, before its first byte. Fails where a congestion control that was asked for is not there.
+Status prepare(int fd, const MeshOptions& options);
 
 class Mesh {
  public:

@@ -192,6 +192,27 @@ TEST(ProofOfAllToAll, HoldsWhenOnlySomeRanksWorkInPlace) {
   }
 }
 
+// Between hosts, with staging for less than a block: sending and receiving in lanes of their own.
+TEST(ProofOfAllToAll, HoldsForSeveralChunksBetweenHosts) {
+  const Algorithm& flat = *find(moecclOpAllToAll, "flat");
+  for (const uint32_t n : {2u, 3u, 5u, 8u, 12u}) {
+    for (const NamedTree& tree : trees(n)) {
+      for (const uint64_t count : {7u, 8u, 23u, 64u}) {
+        for (const bool in_place : {false, true}) {
+          plan::Shape shape = shape_of(moecclOpAllToAll, n, count);
+          shape.reach = {false, false, false};
+          shape.in_place = in_place;
+          shape.staging_bytes = uint64_t{4} * n * 2 * 64;  // slots of two elements in four rotations
+          const plan::Plan plan = build_all(flat, shape, tree.tree);
+          EXPECT_EQ(plan.programs[0].depth, 4u);
+          const Status status = plan::check(plan);
+          ASSERT_TRUE(status.ok()) << describe(flat, shape) << ", tree " << tree.name << ": " << status.message();
+        }
+      }
+    }
+  }
+}
+
 std::string name_of(const ::testing::TestParamInfo<const Algorithm*>& info) {
   return operation_name(info.param->op) + "_" + info.param->name;
 }

@@ -78,6 +78,17 @@ TEST(Socket, ListensConnectsAndSeesTheEnd) {
   }
 }
 
+TEST(Socket, CongestionControlIsTheKernelsOrAnError) {
+  Result<Fd> listener = listen_at(*parse_ip_address("127.0.0.1"));
+  ASSERT_TRUE(listener.ok());
+  Result<Fd> client = connect_to(*local_address(listener->get()), soon());
+  ASSERT_TRUE(client.ok());
+  EXPECT_TRUE(set_congestion_control(client->get(), "reno").ok());  // the one that no kernel lacks
+  const Status none = set_congestion_control(client->get(), "pigeons");
+  EXPECT_EQ(none.code(), moecclUnsupported);
+  EXPECT_NE(none.message().find("pigeons"), std::string::npos);
+}
+
 TEST(Socket, WaitsEndAtTheDeadline) {
   Result<std::pair<Fd, Fd>> pair = socket_pair();
   ASSERT_TRUE(pair.ok());
