@@ -9,6 +9,7 @@
 #include <moeccl/moe.h>
 #include <moeccl/plan.h>
 #include <moeccl/profile.h>
+#include <moeccl/replace.h>
 #include <moeccl/simulate.h>
 #include <moeccl/solve.h>
 #include <moeccl/topology.h>

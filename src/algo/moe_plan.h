@@ -33,6 +33,11 @@ uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree&
 // fits. The same on all ranks.
 uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, const MoePlanShape& plan, uint64_t staging_bytes);
 uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows);
+// Chunks that a long transfer is cut into, so that hops overlap: with C chunks the fan-out that is not hidden is 1/C of
+// all. Below kMoePipelineBytes for one peer the signals cost more than the overlap gains.
+inline constexpr uint32_t kMoePipelineChunks = 8;
+inline constexpr uint64_t kMoePipelineBytes = 64 << 10;
+uint32_t moe_pipeline_chunks(uint64_t largest_edge_bytes);
 // What Binding needs besides the lists. count and element are rows.
 plan::Binding moe_binding(const MoeShape& shape, uint32_t n_chunks, uint64_t slot_rows);
 

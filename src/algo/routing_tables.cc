@@ -106,6 +106,8 @@ Status RoutingTables::check_records(uint32_t origin) {
 // Rows of Output by (origin, token), whatever the way they came.
 void RoutingTables::place_rows() {
   const RankPaths& p = *paths_;
+  residual_row_.clear();
+  weights_at_expert_ = false;
   row_source.clear(), row_token.clear(), choice_expert.clear(), choice_weight.clear(), choice_row.clear();
   expert_offsets.clear(), choice_offsets.clear(), choice_first.clear();
   n_rows_ = n_unique_ = 0;
@@ -173,6 +175,16 @@ void RoutingTables::place_padding() {
   for (size_t e = 0; e < placed_.size(); ++e)
     for (int64_t row = placed_[e]; row < expert_offsets[e + 1]; ++row) padding_.push_back(static_cast<uint32_t>(row));
   padding_offsets_.assign(padding_.size() + 1, 0);
+}
+
+void RoutingTables::take_rows(std::vector<uint32_t> choice_rows, std::vector<uint32_t> residual_rows, uint64_t n_rows,
+                              const RoutingTables& before) {
+  choice_row = std::move(choice_rows);
+  residual_row_ = std::move(residual_rows);
+  weights_at_expert_ = true;
+  n_rows_ = n_rows;
+  padding_ = before.padding_;
+  padding_offsets_ = before.padding_offsets_;
 }
 
 uint64_t RoutingTables::largest_edge_rows() const {

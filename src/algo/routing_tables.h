@@ -84,6 +84,13 @@ class RoutingTables {
   // the chunks of 2C nest in those of C: ranks agree by taking their maximum.
   uint32_t min_chunks(uint64_t slot_rows, uint64_t* needed_rows) const;
   void build(uint32_t n_chunks);
+  // Between receive() and build(), for a routing whose tokens begin elsewhere than those of `before` (replace.h): the
+  // rows of Output, n_rows of them, stand where `choice_rows` says, by local choice; padding as in `before`; after a
+  // choice the row residual_rows[choice] is summed too, with weight 1, unless it is kNoRow. Weights are applied where
+  // experts' rows are, for every algorithm.
+  void take_rows(std::vector<uint32_t> choice_rows, std::vector<uint32_t> residual_rows, uint64_t n_rows,
+                 const RoutingTables& before);
+  static constexpr uint32_t kNoRow = ~0u;
 
   // For Binding. `weighted`: combine, or the dispatch of combine's gradient.
   std::span<const plan::RowBlock> dispatch_rows(bool weighted) const { return weighted ? weighted_rows_ : rows_; }
@@ -94,6 +101,11 @@ class RoutingTables {
   uint64_t n_rows() const { return n_rows_; }  // R
   uint64_t n_unique() const { return n_unique_; }
   bool weighted() const { return weighted_; }
+  bool expert_major() const { return shape_.expert_major; }
+  // Rows that combine returns by each in edge; after build().
+  uint64_t rows_returned(uint32_t in_edge) const {
+    return sum_lists_[1 + in_edge].first.back() - sum_lists_[1 + in_edge].first.front();
+  }
   std::span<const uint64_t> rows_out() const { return rows_out_; }  // [out edges] rows that dispatch sends
   uint64_t largest_edge_rows() const;                               // over out and in edges, all chunks together
   RoutingLoad load() const;
@@ -133,6 +145,8 @@ class RoutingTables {
   std::vector<uint64_t> rows_out_, rows_in_;
   uint32_t n_chunks_ = 1;
   uint64_t n_rows_ = 0, n_unique_ = 0;
+  std::vector<uint32_t> residual_row_;  // [local choices], or empty
+  bool weights_at_expert_ = false;
   std::vector<int64_t> placed_;  // expert_major: rows of each group so far
   std::vector<uint32_t> padding_;
   std::vector<uint64_t> padding_offsets_;

@@ -67,11 +67,12 @@ class RoutingTables::Walk {
       const int32_t way = p_.way[e];
       if (way == RankPaths::kHere) {
         const float weight = weight_of(at, true);
-        const uint32_t row = t_.choice_row[at.local++];
+        const uint32_t residual = residual_of(at), row = t_.choice_row[at.local++];
         if (t_.shape_.expert_major || way != last) {
           scatter(row_in, row, weight);
           term(0, row, weight, e);
         }
+        add_residual(row_in, residual, e);
       } else if (way != last) {
         const uint32_t j = static_cast<uint32_t>(way);
         gather(j).src.push_back(row_in);
@@ -95,8 +96,9 @@ class RoutingTables::Walk {
       owner_before = owner;
       const bool here = p_.way[e] == RankPaths::kHere;
       const float weight = weight_of(at, here);
-      uint32_t segment = 0, row = 0;
+      uint32_t segment = 0, row = 0, residual = kNoRow;
       if (here) {
+        residual = residual_of(at);
         row = t_.choice_row[at.local++];
         if (kept) scatter(row_in, row, weight);
       } else {
@@ -108,8 +110,9 @@ class RoutingTables::Walk {
       }
       if (!kept) continue;
       if (!own_) begin_sum();
-      term(segment, row, own_ ? weight : 1.0f, e);
+      term(segment, row, own_ || t_.weights_at_expert_ ? weight : 1.0f, e);
       last_owner_ = owner;
+      add_residual(row_in, residual, e);
       if (!own_) end_sum();
     }
     if (own_) end_sum();
@@ -120,6 +123,17 @@ class RoutingTables::Walk {
     if (!t_.weighted_) return 1.0f;
     if (own_) return view_->weight[at.choice];
     return here ? view_->weight[at.weight++] : 1.0f;
+  }
+
+  uint32_t residual_of(const Cursor& at) const {
+    return t_.residual_row_.empty() ? kNoRow : t_.residual_row_[at.local];
+  }
+  // The token's own input beside its expert's row (NetMoE, Appendix A).
+  void add_residual(uint32_t row_in, uint32_t residual, uint32_t expert) {
+    if (residual == kNoRow) return;
+    last_owner_ = p_.rank;
+    scatter(row_in, residual, 1.0f);
+    term(0, residual, 1.0f, expert);
   }
 
   RowList& gather(uint32_t out) { return t_.row_lists_[p_.lists.gather(out, source_)]; }

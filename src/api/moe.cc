@@ -4,34 +4,20 @@
 #include <memory>
 #include <vector>
 
-#include "src/api/convert.h"
+#include "src/api/moe_handles.h"
 #include "src/base/env.h"
-#include "src/comm/moe_channel.h"
-#include "src/comm/moe_layer.h"
 #include "topology/discover.h"
 
 using namespace moeccl;
 using comm::Communicator;
 
-namespace {
+using api::Layer;
+using api::LayerHandle;
+using api::LayerTable;
+using api::RoutingHandle;
+using api::RoutingTable;
 
-// A layer with the channel that it runs on. Routings share it, so a layer may be destroyed before its routings.
-struct Layer {
-  Layer(moecclComm_t h, Communicator& c) : comm_handle(h), channel(c, api::find_stream) {}
-  moecclComm_t comm_handle;
-  comm::MoeChannel channel;
-  std::unique_ptr<comm::MoeLayer> moe;
-};
-struct LayerHandle {
-  std::shared_ptr<Layer> layer;
-};
-struct RoutingHandle {
-  explicit RoutingHandle(std::shared_ptr<Layer> l) : layer(std::move(l)), routing(*layer->moe) {}
-  std::shared_ptr<Layer> layer;
-  comm::MoeRouting routing;
-};
-using LayerTable = api::HandleTable<LayerHandle, moecclMoe_t, 0xC3>;
-using RoutingTable = api::HandleTable<RoutingHandle, moecclRouting_t, 0xC4>;
+namespace {
 
 Result<plan::LevelTree> tree_of(int n_ranks, const char* topology) {
   if (n_ranks < 1) return error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
@@ -103,13 +89,6 @@ Status combine_backward(comm::MoeRouting& routing, Communicator& comm, comm::Moe
   g.grad_weight = weights.data();
   MOECCL_TRY(routing.combine_backward(g, stream));
   return comm.copy_across(device, weights.data(), (weights.size() - 1) * sizeof(float));
-}
-
-// What still runs on streams uses the handle's tables. A communicator that is gone runs nothing.
-void wait_for_operations(const Layer& layer) {
-  if (api::CommTable::get().find(layer.comm_handle) == nullptr) return;
-  // A failure is reported where the operation was waited for; here only its end matters.
-  (void)layer.channel.communicator().wait_idle();
 }
 
 }  // namespace
@@ -188,7 +167,7 @@ moecclResult_t moecclRoutingDestroy(moecclRouting_t routing) {
     const std::unique_ptr<RoutingHandle> taken = RoutingTable::get().take(routing);
     if (taken == nullptr)
       return error(moecclInvalidArgument, "routing is not a live routing: was it destroyed before?");
-    wait_for_operations(*taken->layer);
+    api::wait_for_operations(*taken->layer);
     return {};
   });
 }

@@ -67,6 +67,7 @@ class MoeRouting {
   uint64_t memory_bytes() const;
 
  private:
+  friend class MoeReplacement;  // a step of its own over this routing (moe_replace.h)
   struct Hello;
   struct Agreement;
   Status check_arguments(const int32_t* topk_index, uint64_t n_tokens) const;
@@ -85,6 +86,7 @@ class MoeRouting {
 
   MoeLayer& layer_;
   bool ready_ = false;
+  uint64_t version_ = 0;   // counts updates
   bool weighted_ = false;  // on any rank that has tokens
   algo::OwnChoices own_;
   std::vector<uint64_t> tokens_of_;       // [n_ranks]

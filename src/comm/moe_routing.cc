@@ -24,10 +24,6 @@ struct MoeRouting::Agreement {
 
 namespace {
 
-// Chunks that a long transfer is cut into, so that hops overlap: with C chunks the fan-out that is not hidden is 1/C of
-// all. Below kPipelineBytes for one peer the signals cost more than the overlap gains.
-constexpr uint64_t kPipelineChunks = 8, kPipelineBytes = 64 << 10;
-
 Status remote(uint32_t rank, int32_t code) {
   return error(moecclRemoteError, "rank {} could not update its routing ({}): see its own error", rank,
                moecclGetErrorString(static_cast<moecclResult_t>(code)));
@@ -37,6 +33,7 @@ Status remote(uint32_t rank, int32_t code) {
 
 Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens) {
   ready_ = false;
+  ++version_;
   const MoeConfig& config = layer_.config();
   Status own = check_arguments(topk_index, n_tokens);
   if (own.ok()) own = own_.assign(config.shape, config.placement, layer_.order(), {topk_index, topk_weight, n_tokens});
@@ -155,7 +152,7 @@ Status MoeRouting::read_received(Agreement* mine) {
   uint64_t needed_rows = 0;
   mine->min_chunks = tables_.min_chunks(plan.slots.slot_rows, &needed_rows);
   mine->largest_edge_bytes = tables_.largest_edge_rows() * config.shape.row_bytes;
-  const uint32_t chunks = std::max(mine->min_chunks, static_cast<uint32_t>(kPipelineChunks));
+  const uint32_t chunks = std::max(mine->min_chunks, algo::kMoePipelineChunks);
   const uint64_t bytes = algo::RoutingTables::bytes_bound(tables_.load(), chunks) +
                          (writer_.words().size() + received_.size()) * sizeof(uint32_t) +
                          algo::moe_staging_bytes(config.shape, plan.slots.plan, plan.slots.slot_rows);
@@ -184,8 +181,7 @@ Status MoeRouting::agree() {
     chunks = std::max(chunks, all[r].min_chunks);
     largest = std::max(largest, all[r].largest_edge_bytes);
   }
-  const uint64_t useful = std::min(kPipelineChunks, std::bit_floor(std::max<uint64_t>(1, largest / kPipelineBytes)));
-  tables_.build(std::max(chunks, static_cast<uint32_t>(useful)));
+  tables_.build(std::max(chunks, algo::moe_pipeline_chunks(largest)));
   return {};
 }
 

@@ -1,0 +1,37 @@
+// Layers and routings as C callers hold them.
+#pragma once
+
+#include <memory>
+
+#include "src/api/convert.h"
+#include "src/comm/moe_channel.h"
+#include "src/comm/moe_layer.h"
+
+namespace moeccl::api {
+
+// A layer with the channel that it runs on. Routings share it, so a layer may be destroyed before its routings.
+struct Layer {
+  Layer(moecclComm_t h, comm::Communicator& c) : comm_handle(h), channel(c, find_stream) {}
+  moecclComm_t comm_handle;
+  comm::MoeChannel channel;
+  std::unique_ptr<comm::MoeLayer> moe;
+};
+struct LayerHandle {
+  std::shared_ptr<Layer> layer;
+};
+struct RoutingHandle {
+  explicit RoutingHandle(std::shared_ptr<Layer> l) : layer(std::move(l)), routing(*layer->moe) {}
+  std::shared_ptr<Layer> layer;
+  comm::MoeRouting routing;
+};
+using LayerTable = HandleTable<LayerHandle, moecclMoe_t, 0xC3>;
+using RoutingTable = HandleTable<RoutingHandle, moecclRouting_t, 0xC4>;
+
+// What still runs on streams uses the handle's tables. A communicator that is gone runs nothing.
+inline void wait_for_operations(const Layer& layer) {
+  if (CommTable::get().find(layer.comm_handle) == nullptr) return;
+  // A failure is reported where the operation was waited for; here only its end matters.
+  (void)layer.channel.communicator().wait_idle();
+}
+
+}  // namespace moeccl::api

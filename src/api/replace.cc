@@ -1,0 +1,128 @@
+// Entry points of replace.h.
+#include "moeccl/replace.h"
+
+#include <memory>
+#include <vector>
+
+#include "src/api/moe_handles.h"
+#include "src/api/solve_args.h"
+#include "src/comm/moe_replace.h"
+
+using namespace moeccl;
+using comm::Communicator;
+using comm::MoeReplacement;
+
+namespace {
+
+struct ReplacementHandle {
+  std::shared_ptr<api::Layer> layer;
+  std::unique_ptr<MoeReplacement> replacement;
+  moecclRouting_t routing = nullptr;  // of the step
+};
+using ReplacementTable = api::HandleTable<ReplacementHandle, moecclReplacement_t, 0xC7>;
+
+// Calls body with a live replacement whose communicator, and unless it begins a step whose routing, lives too.
+template <class Body>
+moecclResult_t with_replacement(moecclReplacement_t handle, Body&& body, bool begins = false) {
+  ReplacementHandle* found = ReplacementTable::get().find(handle);
+  if (found == nullptr)
+    return api::finish(error(moecclInvalidArgument, "replacement is {}: give one of moecclReplaceCreate",
+                             handle == nullptr ? "NULL" : "not a live replacement"));
+  Communicator* comm = nullptr;
+  if (Status s = api::find_comm(found->layer->comm_handle, &comm); !s.ok())
+    return api::finish(std::move(s).with_context("the replacement's communicator"));
+  return api::guarded(comm, [&]() -> Status {
+    if (!begins && found->routing != nullptr && api::RoutingTable::get().find(found->routing) == nullptr)
+      return error(moecclInvalidUsage, "the step's routing was destroyed: keep it until the step's last call");
+    return body(*found->replacement, *comm);
+  });
+}
+
+// The gradient of the weights is gathered on the host.
+Status backward(MoeReplacement& r, Communicator& comm, comm::MoeRouting::CombineGradients g, size_t n_weights,
+                moecclStream_t stream) {
+  if (g.grad_weight == nullptr || !comm.is_device_memory(g.grad_weight)) return r.combine_backward(g, stream);
+  std::vector<float> weights(n_weights + 1);
+  float* device = g.grad_weight;
+  g.grad_weight = weights.data();
+  MOECCL_TRY(r.combine_backward(g, stream));
+  return comm.copy_across(device, weights.data(), n_weights * sizeof(float));
+}
+
+}  // namespace
+
+moecclResult_t moecclReplaceCreate(moecclReplacement_t* replacement, moecclMoe_t moe,
+                                   const moecclReplaceConfig_t* config) {
+  api::LayerHandle* handle = api::LayerTable::get().find(moe);
+  if (handle == nullptr)
+    return api::finish(error(moecclInvalidArgument, "moe is {}: give a layer of moecclMoeCreate",
+                             moe == nullptr ? "NULL" : "not a live layer"));
+  Communicator* comm = nullptr;
+  if (Status s = api::find_comm(handle->layer->comm_handle, &comm); !s.ok())
+    return api::finish(std::move(s).with_context("the layer's communicator"));
+  return api::guarded(comm, [&]() -> Status {
+    MOECCL_TRY(api::require(replacement, "replacement", "the address of a moecclReplacement_t"));
+    *replacement = nullptr;
+    MOECCL_ASSIGN_OR_RETURN(const moecclReplaceConfig_t full, api::adopt_struct(config, "config"));
+    auto made = std::make_unique<ReplacementHandle>(ReplacementHandle{handle->layer, nullptr, nullptr});
+    MOECCL_ASSIGN_OR_RETURN(made->replacement, MoeReplacement::create(*made->layer->moe, full));
+    MOECCL_ASSIGN_OR_RETURN(*replacement, ReplacementTable::get().add(std::move(made)));
+    return {};
+  });
+}
+
+moecclResult_t moecclReplaceDestroy(moecclReplacement_t replacement) {
+  return api::guarded(nullptr, [&]() -> Status {
+    const std::unique_ptr<ReplacementHandle> taken = ReplacementTable::get().take(replacement);
+    if (taken == nullptr)
+      return error(moecclInvalidArgument, "replacement is not a live one: was it destroyed before?");
+    api::wait_for_operations(*taken->layer);
+    return {};
+  });
+}
+
+moecclResult_t moecclReplaceBegin(moecclReplacement_t replacement, moecclRouting_t routing, const int32_t* next,
+                                  const int32_t* placement) {
+  const auto begin = [&](MoeReplacement& r, Communicator&) -> Status {
+    api::RoutingHandle* found = api::RoutingTable::get().find(routing);
+    if (found == nullptr)
+      return error(moecclInvalidArgument, "routing is {}: give one of moecclRoutingCreate",
+                   routing == nullptr ? "NULL" : "not a live routing");
+    ReplacementTable::get().find(replacement)->routing = routing;
+    return r.begin(found->routing, next, placement);
+  };
+  return with_replacement(replacement, begin, true);
+}
+
+moecclResult_t moecclReplaceRows(moecclReplacement_t replacement, size_t* n_rows) {
+  return with_replacement(replacement, [&](MoeReplacement& r, Communicator&) -> Status {
+    MOECCL_TRY(api::require(n_rows, "n_rows", "the address of a size_t"));
+    return r.rows(n_rows);
+  });
+}
+
+moecclResult_t moecclReplaceResidual(moecclReplacement_t replacement, const void* x, const void* dispatched, void* in) {
+  return with_replacement(replacement, [&](MoeReplacement& r, Communicator&) { return r.residual(x, dispatched, in); });
+}
+
+moecclResult_t moecclReplaceCombine(moecclReplacement_t replacement, const void* in, void* out, moecclStream_t stream) {
+  return with_replacement(replacement, [&](MoeReplacement& r, Communicator&) { return r.combine(in, out, stream); });
+}
+
+moecclResult_t moecclReplaceCombineBackward(moecclReplacement_t replacement, const void* grad_out, void* grad_in,
+                                            const void* in, float* grad_weight, moecclStream_t stream) {
+  return with_replacement(replacement, [&](MoeReplacement& r, Communicator& comm) {
+    return backward(r, comm, {grad_out, grad_in, in, grad_weight}, r.n_choices(), stream);
+  });
+}
+
+moecclResult_t moecclReplaceResidualBackward(moecclReplacement_t replacement, const void* grad_in,
+                                             void* grad_dispatched, void* grad_x) {
+  return with_replacement(replacement, [&](MoeReplacement& r, Communicator&) {
+    return r.residual_backward(grad_in, grad_dispatched, grad_x);
+  });
+}
+
+moecclResult_t moecclReplaceGetInfo(moecclReplacement_t replacement, moecclReplaceInfo_t* info) {
+  return with_replacement(replacement, [&](MoeReplacement& r, Communicator&) { return r.info(info); });
+}
