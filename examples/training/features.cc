@@ -1,0 +1,361 @@
+#include "features.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace training {
+
+namespace {
+
+// Tokens travel: the calls that all such variants share. Experts are `slots`: expert e itself, or a replica of one.
+class TokenLayer : public MoeLayer {
+ public:
+  TokenLayer(const Feature& feature, const Place& place, int slots_per_rank)
+      : MoeLayer(place), slots_(slots_per_rank), weights_(static_cast<size_t>(slots_) * kExpertSize) {
+    std::vector<int32_t> owner;
+    for (int s = 0; s < slots_ * place.n_ranks; s++) owner.push_back(s / slots_);
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = kHidden * sizeof(float);
+    config.type = moecclFloat32;
+    config.top_k = kTopK;
+    config.n_experts = static_cast<int32_t>(owner.size());
+    config.expert_rank = owner.data();
+    config.max_tokens = kTokens;
+    config.layout = moecclLayoutExpertMajor;
+    config.algorithm = feature.algorithm.c_str();
+    check(moecclMoeCreate(&moe_, place.comm, &config), "moecclMoeCreate", place.comm);
+  }
+  ~TokenLayer() override {
+    if (routing_ != nullptr) (void)moecclRoutingDestroy(routing_);
+    (void)moecclMoeDestroy(moe_);
+  }
+
+  void forward(const Gate& gate, const Floats& x, Floats& out) override {
+    route(choose_slots(gate), gate.weight);
+    rows_.resize(info_.n_rows * kHidden);
+    check(moecclDispatch(routing_, x.data(), rows_.data(), nullptr), "moecclDispatch", place_.comm);
+    run_experts();
+    combine(x, out);
+  }
+
+  void backward(const Floats& dout, Floats& dx, Floats& dweight) override {
+    combine_backward(dout, dweight);
+    grad_.assign(weights_.size(), 0);
+    drows_.assign(rows_.size(), 0);
+    for_each_row([&](size_t slot, size_t row) {
+      Expert{&weights_[slot * kExpertSize]}.backward(&rows_[row * kHidden], &inner_[row * kInner], &dy_[row * kHidden],
+                                                     &grad_[slot * kExpertSize], &drows_[row * kHidden]);
+    });
+    dispatch_backward(dout, dx);
+    learn();
+  }
+
+ protected:
+  virtual std::vector<int32_t> choose_slots(const Gate& gate) { return gate.expert; }
+  virtual void combine(const Floats& x, Floats& out) {
+    check(moecclCombine(routing_, y_.data(), out.data(), nullptr), "moecclCombine", place_.comm);
+    for (size_t i = 0; i < out.size(); i++) out[i] += x[i];
+  }
+  virtual void combine_backward(const Floats& dout, Floats& dweight) {
+    dy_.resize(y_.size());
+    check(moecclCombineBackward(routing_, dout.data(), dy_.data(), y_.data(), dweight.data(), nullptr),
+          "moecclCombineBackward", place_.comm);
+  }
+  virtual void dispatch_backward(const Floats& dout, Floats& dx) {
+    check(moecclDispatchBackward(routing_, drows_.data(), dx.data(), nullptr), "moecclDispatchBackward", place_.comm);
+    for (size_t i = 0; i < dx.size(); i++) dx[i] += dout[i];
+  }
+  virtual void learn() = 0;
+  virtual void routed() {}
+
+  void route(const std::vector<int32_t>& index, const Floats& weight) {
+    const moecclResult_t made = routing_ == nullptr
+                                    ? moecclRoutingCreate(&routing_, moe_, index.data(), weight.data(), kTokens)
+                                    : moecclRoutingUpdate(routing_, index.data(), weight.data(), kTokens);
+    check(made, "moecclRoutingUpdate", place_.comm);
+    info_.size = sizeof info_;
+    check(moecclRoutingGetInfo(routing_, &info_), "moecclRoutingGetInfo", place_.comm);
+    routed();
+  }
+  template <class Body>
+  void for_each_row(Body&& body) const {
+    for (size_t s = 0; s < static_cast<size_t>(info_.n_local_experts); s++)
+      for (int64_t r = info_.expert_offsets[s]; r < info_.expert_offsets[s + 1]; r++) body(s, static_cast<size_t>(r));
+  }
+  void run_experts() {
+    y_.resize(rows_.size());
+    inner_.resize(info_.n_rows * kInner);
+    for_each_row([&](size_t slot, size_t row) {
+      Expert{&weights_[slot * kExpertSize]}.forward(&rows_[row * kHidden], &inner_[row * kInner], &y_[row * kHidden]);
+    });
+  }
+
+  int slots_;
+  moecclMoe_t moe_ = nullptr;
+  moecclRouting_t routing_ = nullptr;
+  moecclRoutingInfo_t info_{};
+  Floats weights_;                        // [slots][kExpertSize]
+  Fixed grad_;                            // the same
+  Floats rows_, inner_, y_, dy_, drows_;  // rows of this rank's slots
+};
+
+// Each expert on one rank, which alone updates it.
+class OwnedLayer : public TokenLayer {
+ public:
+  OwnedLayer(const Feature& feature, const Place& place)
+      : TokenLayer(feature, place, kExperts / place.n_ranks), adam_(weights_.size()) {
+    for (int s = 0; s < slots_; s++) {
+      const Floats w = initial_expert(place.rank * slots_ + s);
+      std::copy(w.begin(), w.end(), weights_.begin() + s * kExpertSize);
+    }
+  }
+
+ protected:
+  void learn() override { adam_.step(weights_.data(), grad_.data()); }
+  Adam adam_;
+};
+
+// Replicas: gradients are summed over them, each rank's optimizer keeps a shard of every expert, and the next step's
+// placement gets the weights put together from the shards.
+class ReplicatedLayer : public TokenLayer {
+ public:
+  static constexpr int kSlots = 3;
+  ReplicatedLayer(const Feature& feature, const Place& place)
+      : TokenLayer(feature, place, kSlots),
+        shard_(moecclExpertShard(kExpertSize, place.n_ranks)),
+        shards_(kExperts * shard_),
+        adam_(shards_.size()),
+        popularity_(kExperts, 1) {
+    for (int e = 0; e < kExperts; e++) {
+      const Floats w = initial_expert(e);
+      const size_t begin = std::min(w.size(), static_cast<size_t>(place.rank) * shard_);
+      const size_t end = std::min(w.size(), begin + shard_);
+      std::copy(w.begin() + static_cast<int64_t>(begin), w.begin() + static_cast<int64_t>(end),
+                shards_.begin() + static_cast<int64_t>(static_cast<size_t>(e) * shard_));
+    }
+    place_experts();
+  }
+
+ protected:
+  // Algorithm 1: replicas by popularity, laid out one after another; weights go where the placement says.
+  void place_experts() {
+    const int n_slots = kSlots * place_.n_ranks;
+    std::vector<double> popularity(popularity_.begin(), popularity_.end());
+    std::vector<int32_t> counts(kExperts);
+    check(moecclReplicaCounts(popularity.data(), kExperts, n_slots, counts.data()), "moecclReplicaCounts");
+    slot_expert_.clear();
+    for (int32_t e = 0; e < kExperts; e++)
+      for (int32_t i = 0; i < counts[static_cast<size_t>(e)]; i++) slot_expert_.push_back(e);
+    check(moecclPlaceWeights(shards_.data(), weights_.data(), kExpertSize, moecclFloat32, placement(), place_.comm,
+                             nullptr),
+          "moecclPlaceWeights", place_.comm);
+  }
+  const moecclPlacement_t* placement() {
+    given_.n_experts = kExperts;
+    given_.slots_per_rank = kSlots;
+    given_.slot_expert = slot_expert_.data();
+    return &given_;
+  }
+  // A replica on this rank if there is one, else all in turn.
+  std::vector<int32_t> choose_slots(const Gate& gate) override {
+    std::vector<std::vector<int32_t>> replicas(kExperts);
+    std::vector<int32_t> near(kExperts, -1), chosen;
+    for (size_t s = 0; s < slot_expert_.size(); s++) {
+      const auto e = static_cast<size_t>(slot_expert_[s]);
+      replicas[e].push_back(static_cast<int32_t>(s));
+      if (static_cast<int>(s) / kSlots == place_.rank) near[e] = static_cast<int32_t>(s);
+    }
+    for (size_t i = 0; i < gate.expert.size(); i++) {
+      const auto e = static_cast<size_t>(gate.expert[i]);
+      chosen.push_back(near[e] >= 0 ? near[e] : replicas[e][i / kTopK % replicas[e].size()]);
+    }
+    check(moecclExpertPopularity(gate.expert.data(), gate.expert.size(), kExperts, popularity_.data(), place_.comm,
+                                 nullptr),
+          "moecclExpertPopularity", place_.comm);
+    for (int64_t& p : popularity_) p = std::max<int64_t>(p, 1);
+    return chosen;
+  }
+  void learn() override {
+    check(moecclExpertAllReduce(grad_.data(), grad_.data(), kExpertSize, moecclInt64, moecclSum, placement(),
+                                place_.comm, nullptr),
+          "moecclExpertAllReduce", place_.comm);
+    Fixed shards(shards_.size());
+    check(moecclCollectGradients(grad_.data(), shards.data(), kExpertSize, moecclInt64, placement(), place_.comm,
+                                 nullptr),
+          "moecclCollectGradients", place_.comm);
+    adam_.step(shards_.data(), shards.data());
+    place_experts();
+  }
+
+  size_t shard_;
+  Floats shards_;  // [experts][shard]
+  Adam adam_;
+  std::vector<int64_t> popularity_;
+  std::vector<int32_t> slot_expert_;
+  moecclPlacement_t given_ = MOECCL_PLACEMENT_INIT;
+};
+
+// Combine takes each sample where the solver wants it, residual included.
+class ReplacedLayer : public OwnedLayer {
+ public:
+  ReplacedLayer(const Feature& feature, const Place& place) : OwnedLayer(feature, place) {
+    moecclReplaceConfig_t config = MOECCL_REPLACE_CONFIG_INIT;
+    config.sample_tokens = kSampleTokens;
+    config.mode = feature.solve ? moecclReplaceSolve : moecclReplaceKeep;
+    config.residual = 1;
+    check(moecclReplaceCreate(&replacement_, moe_, &config), "moecclReplaceCreate", place.comm);
+  }
+  ~ReplacedLayer() override { (void)moecclReplaceDestroy(replacement_); }
+
+  std::vector<int32_t> samples() const override {
+    return {facts_.local_samples, facts_.local_samples + facts_.n_local};
+  }
+  std::pair<uint64_t, uint64_t> saved() const override { return {before_ - after_, before_}; }
+
+ protected:
+  // The solver begins here and works while tokens travel and experts run.
+  void routed() override {
+    check(moecclReplaceBegin(replacement_, routing_, nullptr, nullptr), "moecclReplaceBegin", place_.comm);
+  }
+  void combine(const Floats& x, Floats& out) override {
+    size_t n_rows = 0;
+    check(moecclReplaceRows(replacement_, &n_rows), "moecclReplaceRows", place_.comm);
+    y_.resize(n_rows * kHidden);
+    check(moecclReplaceResidual(replacement_, x.data(), rows_.data(), y_.data()), "moecclReplaceResidual", place_.comm);
+    check(moecclReplaceCombine(replacement_, y_.data(), out.data(), nullptr), "moecclReplaceCombine", place_.comm);
+    facts_.size = sizeof facts_;
+    check(moecclReplaceGetInfo(replacement_, &facts_), "moecclReplaceGetInfo", place_.comm);
+    before_ += facts_.node_bytes_before;
+    after_ += facts_.node_bytes_after;
+  }
+  void combine_backward(const Floats& dout, Floats& dweight) override {
+    dy_.resize(y_.size());
+    check(moecclReplaceCombineBackward(replacement_, dout.data(), dy_.data(), y_.data(), dweight.data(), nullptr),
+          "moecclReplaceCombineBackward", place_.comm);
+  }
+  void dispatch_backward(const Floats&, Floats& dx) override {
+    check(moecclReplaceResidualBackward(replacement_, dy_.data(), drows_.data(), nullptr),
+          "moecclReplaceResidualBackward", place_.comm);
+    check(moecclDispatchBackward(routing_, drows_.data(), dx.data(), nullptr), "moecclDispatchBackward", place_.comm);
+    check(moecclReplaceResidualBackward(replacement_, dy_.data(), nullptr, dx.data()), "moecclReplaceResidualBackward",
+          place_.comm);
+  }
+
+  moecclReplacement_t replacement_ = nullptr;
+  moecclReplaceInfo_t facts_{};
+  uint64_t before_ = 0, after_ = 0;
+};
+
+// Experts travel (HybridEP with one domain): every rank computes its own tokens with copies of all experts.
+class GatheredLayer : public MoeLayer {
+ public:
+  GatheredLayer(const Feature& feature, const Place& place)
+      : MoeLayer(place),
+        ratio_(feature.ratio),
+        shared_(feature.shared),
+        n_own_(kExperts / place.n_ranks),
+        own_(n_own_ * kExpertSize),
+        all_(kExperts * kExpertSize),
+        shared_expert_(kExpertSize, 0.0f),
+        adam_(own_.size()) {
+    codec_.count = kExpertSize;
+    codec_.type = moecclFloat32;
+    codec_.ratio = ratio_;
+    for (size_t e = 0; e < n_own_; e++) {
+      const Floats w = initial_expert(place.rank * static_cast<int>(n_own_) + static_cast<int>(e));
+      std::copy(w.begin(), w.end(), own_.begin() + static_cast<int64_t>(e * kExpertSize));
+    }
+  }
+
+  void forward(const Gate& gate, const Floats& x, Floats& out) override {
+    gate_ = &gate;
+    x_ = &x;
+    gather();
+    y_.resize(kTokens * kTopK * kHidden);
+    inner_.resize(kTokens * kTopK * kInner);
+    for (size_t i = 0; i < kTokens * kTopK; i++)
+      expert(i).forward(&x[i / kTopK * kHidden], &inner_[i * kInner], &y_[i * kHidden]);
+    for (size_t t = 0; t < kTokens; t++) {
+      for (size_t j = 0; j < kHidden; j++) {
+        const size_t a = t * kTopK, b = a + 1;
+        out[t * kHidden + j] = gate.weight[a] * y_[a * kHidden + j] + gate.weight[b] * y_[b * kHidden + j];
+        out[t * kHidden + j] += x[t * kHidden + j];
+      }
+    }
+  }
+
+  void backward(const Floats& dout, Floats& dx, Floats& dweight) override {
+    Fixed grad(all_.size(), 0), mine(own_.size());
+    float dy[kHidden], back[kHidden];
+    dx = dout;
+    for (size_t i = 0; i < kTokens * kTopK; i++) {
+      const size_t t = i / kTopK;
+      dweight[i] = 0;
+      for (size_t j = 0; j < kHidden; j++) {
+        dweight[i] += dout[t * kHidden + j] * y_[i * kHidden + j];
+        dy[j] = gate_->weight[i] * dout[t * kHidden + j];
+      }
+      expert(i).backward(&(*x_)[t * kHidden], &inner_[i * kInner], dy,
+                         &grad[static_cast<size_t>(gate_->expert[i]) * kExpertSize], back);
+      for (size_t j = 0; j < kHidden; j++) dx[t * kHidden + j] += back[j];
+    }
+    check(moecclReduceScatter(grad.data(), mine.data(), mine.size(), moecclInt64, moecclSum, place_.comm, nullptr),
+          "moecclReduceScatter", place_.comm);
+    adam_.step(own_.data(), mine.data());
+  }
+
+ private:
+  Expert expert(size_t i) const { return {&all_[static_cast<size_t>(gate_->expert[i]) * kExpertSize]}; }
+
+  void gather() {
+    if (ratio_ == 0) {
+      check(moecclAllGather(own_.data(), all_.data(), own_.size(), moecclFloat32, place_.comm, nullptr),
+            "moecclAllGather", place_.comm);
+      return;
+    }
+    // In a large model this AllReduce runs on a stream beside the backward pass.
+    if (shared_)
+      check(moecclSharedExpert(own_.data(), n_own_, kExperts, shared_expert_.data(), kExpertSize, moecclFloat32,
+                               place_.comm, nullptr),
+            "moecclSharedExpert", place_.comm);
+    size_t bytes = 0;
+    check(moecclCodecBytes(&codec_, &bytes), "moecclCodecBytes");
+    std::vector<unsigned char> mine(bytes * n_own_), all(bytes * kExperts);
+    for (size_t e = 0; e < n_own_; e++)
+      check(moecclCodecEncode(&codec_, &own_[e * kExpertSize], shared_expert_.data(), &mine[e * bytes], bytes, nullptr),
+            "moecclCodecEncode");
+    check(moecclAllGather(mine.data(), all.data(), mine.size(), moecclUint8, place_.comm, nullptr), "moecclAllGather",
+          place_.comm);
+    for (size_t e = 0; e < kExperts; e++)
+      check(moecclCodecDecode(&codec_, &all[e * bytes], bytes, shared_expert_.data(), &all_[e * kExpertSize]),
+            "moecclCodecDecode");
+  }
+
+  double ratio_;
+  bool shared_;
+  size_t n_own_;
+  Floats own_, all_, shared_expert_;
+  Adam adam_;
+  moecclCodec_t codec_ = MOECCL_CODEC_INIT;
+  const Gate* gate_ = nullptr;
+  const Floats* x_ = nullptr;
+  Floats y_, inner_;
+};
+
+}  // namespace
+
+std::unique_ptr<MoeLayer> make_layer(const Feature& feature, const Place& place) {
+  switch (feature.kind) {
+    case Feature::kReplicated:
+      return std::make_unique<ReplicatedLayer>(feature, place);
+    case Feature::kReplaced:
+      return std::make_unique<ReplacedLayer>(feature, place);
+    case Feature::kGathered:
+      return std::make_unique<GatheredLayer>(feature, place);
+    case Feature::kTokens:
+      break;
+  }
+  return std::make_unique<OwnedLayer>(feature, place);
+}
+
+}  // namespace training

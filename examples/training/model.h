@@ -1,0 +1,196 @@
+// The model without any communication: y = (x + MoE(x)) Wh with x = a Wi, two-layer experts, top-2 softmax gate.
+//
+// Gradients are summed in fixed point: integers add up to the same number in any order, so training takes the same
+// course, bit by bit, whichever rank computes which token. That is what makes curves comparable; a real program sums
+// floats.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include <moeccl/moeccl.h>
+
+namespace training {
+
+constexpr int kHidden = 16, kInner = 32, kOut = 8, kExperts = 8, kTopK = 2;
+constexpr int kSampleTokens = 8, kSamplesPerRank = 8, kTokens = kSampleTokens * kSamplesPerRank;
+constexpr int kExpertSize = 2 * kHidden * kInner;  // W1 [hidden][inner], then W2 [inner][hidden]
+
+// Small and reproducible everywhere.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
+  uint64_t next() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  float unit() { return static_cast<float>(next() >> 40) / 16777216.0f; }
+  float normal() {  // a sum of uniforms: no library whose last bit differs
+    float sum = -6;
+    for (int i = 0; i < 12; i++) sum += unit();
+    return sum;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+using Floats = std::vector<float>;
+inline Floats random_matrix(size_t n, float scale, uint64_t seed) {
+  Random random(seed);
+  Floats m(n);
+  for (float& v : m) v = scale * random.normal();
+  return m;
+}
+
+// out[n][b] = in[n][a] m[a][b]
+inline void multiply(const float* in, const float* m, float* out, size_t n, int a, int b) {
+  for (size_t i = 0; i < n; i++) {
+    for (int j = 0; j < b; j++) {
+      float sum = 0;
+      for (int k = 0; k < a; k++) sum += in[i * static_cast<size_t>(a) + static_cast<size_t>(k)] * m[k * b + j];
+      out[i * static_cast<size_t>(b) + static_cast<size_t>(j)] = sum;
+    }
+  }
+}
+// out[n][a] = in[n][b] m[a][b]^T
+inline void multiply_transposed(const float* in, const float* m, float* out, size_t n, int a, int b) {
+  for (size_t i = 0; i < n; i++) {
+    for (int k = 0; k < a; k++) {
+      float sum = 0;
+      for (int j = 0; j < b; j++) sum += in[i * static_cast<size_t>(b) + static_cast<size_t>(j)] * m[k * b + j];
+      out[i * static_cast<size_t>(a) + static_cast<size_t>(k)] = sum;
+    }
+  }
+}
+
+// Sums in units of 2^-40.
+using Fixed = std::vector<int64_t>;
+constexpr float kUnit = 1099511627776.0f;
+inline int64_t to_fixed(float v) { return std::llrint(static_cast<double>(v) * static_cast<double>(kUnit)); }
+inline float from_fixed(int64_t v) { return static_cast<float>(static_cast<double>(v) / static_cast<double>(kUnit)); }
+// grad[a][b] += x[a] y[b] for one token
+inline void add_outer(const float* x, const float* y, int64_t* grad, int a, int b) {
+  for (int k = 0; k < a; k++)
+    for (int j = 0; j < b; j++) grad[k * b + j] += to_fixed(x[k] * y[j]);
+}
+
+// Adam on a run of weights.
+class Adam {
+ public:
+  explicit Adam(size_t n) : m_(n), v_(n) {}
+  void step(float* weight, const int64_t* grad) {
+    t_++;
+    const float c1 = 1 - std::pow(0.9f, static_cast<float>(t_)), c2 = 1 - std::pow(0.999f, static_cast<float>(t_));
+    for (size_t i = 0; i < m_.size(); i++) {
+      const float g = from_fixed(grad[i]);
+      m_[i] = 0.9f * m_[i] + 0.1f * g;
+      v_[i] = 0.999f * v_[i] + 0.001f * g * g;
+      weight[i] -= 0.003f * (m_[i] / c1) / (std::sqrt(v_[i] / c2) + 1e-8f);
+    }
+  }
+
+ private:
+  Floats m_, v_;
+  int t_ = 0;
+};
+
+// One token through one expert, and back.
+struct Expert {
+  const float* weights;  // [kExpertSize]
+  const float* w2() const { return weights + kHidden * kInner; }
+  void forward(const float* x, float* inner, float* y) const {
+    multiply(x, weights, inner, 1, kHidden, kInner);
+    for (int i = 0; i < kInner; i++) inner[i] = inner[i] > 0 ? inner[i] : 0;
+    multiply(inner, w2(), y, 1, kInner, kHidden);
+  }
+  // grad[kExpertSize] gets its share, dx[hidden] is written.
+  void backward(const float* x, const float* inner, const float* dy, int64_t* grad, float* dx) const {
+    float dinner[kInner];
+    add_outer(inner, dy, grad + kHidden * kInner, kInner, kHidden);
+    multiply_transposed(dy, w2(), dinner, 1, kInner, kHidden);
+    for (int i = 0; i < kInner; i++) dinner[i] = inner[i] > 0 ? dinner[i] : 0;
+    add_outer(x, dinner, grad, kHidden, kInner);
+    multiply_transposed(dinner, weights, dx, 1, kHidden, kInner);
+  }
+};
+
+// The two best experts of each token and their softmax weights.
+struct Gate {
+  std::vector<int32_t> expert = std::vector<int32_t>(kTokens * kTopK);
+  Floats weight = Floats(kTokens * kTopK);
+
+  void forward(const Floats& x, const Floats& wg) {
+    float logit[kExperts];
+    for (size_t t = 0; t < kTokens; t++) {
+      multiply(&x[t * kHidden], wg.data(), logit, 1, kHidden, kExperts);
+      int first = 0, second = -1;
+      for (int e = 1; e < kExperts; e++)
+        if (logit[e] > logit[first]) first = e;
+      for (int e = 0; e < kExperts; e++)
+        if (e != first && (second < 0 || logit[e] > logit[second])) second = e;
+      const float p = 1 / (1 + std::exp(logit[second] - logit[first]));
+      expert[t * kTopK] = first, expert[t * kTopK + 1] = second;
+      weight[t * kTopK] = p, weight[t * kTopK + 1] = 1 - p;
+    }
+  }
+  // From the weights' gradients: the matrix's share, and what is added to dx.
+  void backward(const Floats& x, const Floats& wg, const Floats& dweight, Fixed& grad, Floats& dx) const {
+    for (size_t t = 0; t < kTokens; t++) {
+      const float* d = &dweight[t * kTopK];
+      const float s = weight[t * kTopK] * weight[t * kTopK + 1] * (d[0] - d[1]);
+      float dlogit[kExperts] = {};
+      dlogit[expert[t * kTopK]] = s, dlogit[expert[t * kTopK + 1]] = -s;
+      add_outer(&x[t * kHidden], dlogit, grad.data(), kHidden, kExperts);
+      float back[kHidden];
+      multiply_transposed(dlogit, wg.data(), back, 1, kHidden, kExperts);
+      for (int i = 0; i < kHidden; i++) dx[t * kHidden + static_cast<size_t>(i)] += back[i];
+    }
+  }
+};
+
+// What is to be learned: tokens come from clusters, most of a sample's from one; the answer is a nonlinear map that all
+// clusters share, a small one of each cluster's own, and noise, which no model can learn (the floor of the loss).
+class Task {
+ public:
+  void sample(uint64_t step, uint64_t number, float* a, float* y) const {
+    Random random(step * 100003 + number * 7 + 5);
+    const size_t liked = random.next() % kExperts;
+    for (int t = 0; t < kSampleTokens; t++, a += kHidden, y += kOut) {
+      const size_t cluster = random.unit() < 0.8f ? liked : random.next() % kExperts;
+      for (size_t i = 0; i < kHidden; i++) a[i] = centre_[cluster * kHidden + i] + 0.6f * random.normal();
+      float inner[kInner], own[kOut];
+      multiply(a, u_.data(), inner, 1, kHidden, kInner);
+      for (float& v : inner) v = v > 0 ? v : 0;
+      multiply(inner, v_.data(), y, 1, kInner, kOut);
+      multiply(a, &own_[cluster * kHidden * kOut], own, 1, kHidden, kOut);
+      for (int i = 0; i < kOut; i++) y[i] += own[i] + random.normal();
+    }
+  }
+
+ private:
+  Floats centre_ = random_matrix(kExperts * kHidden, 0.7f, 11);
+  Floats u_ = random_matrix(kHidden * kInner, 0.35f, 12), v_ = random_matrix(kInner * kOut, 0.25f, 13);
+  Floats own_ = random_matrix(kExperts * kHidden * kOut, 0.03f, 14);
+};
+
+// Experts start from one another's copy with a little noise, as when a dense model is made a sparse one.
+inline Floats initial_expert(int e) {
+  Floats w = random_matrix(kExpertSize, 0.2f, 21);
+  const Floats noise = random_matrix(kExpertSize, 0.01f, 100 + static_cast<uint64_t>(e));
+  for (size_t i = 0; i < w.size(); i++) w[i] += noise[i];
+  return w;
+}
+
+inline void check(moecclResult_t result, const char* call, moecclComm_t comm = nullptr) {
+  if (result == moecclSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", call, moecclGetLastError(comm));
+  std::exit(1);  // the other ranks are told that this one is gone
+}
+
+}  // namespace training
