@@ -6,6 +6,7 @@
 #include <moeccl/collectives.h>
 #include <moeccl/comm.h>
 #include <moeccl/experts.h>
+#include <moeccl/hybrid.h>
 #include <moeccl/moe.h>
 #include <moeccl/plan.h>
 #include <moeccl/profile.h>

@@ -23,9 +23,10 @@ typedef enum {
   moecclOpCombine = 11,
   moecclOpExpertAllReduce = 12, /* experts.h */
   moecclOpCollectGradients = 13,
-  moecclOpPlaceWeights = 14
+  moecclOpPlaceWeights = 14,
+  moecclOpExpertGather = 15 /* hybrid.h */
 } moecclOp_t;
-#define MOECCL_NUM_OPS 15
+#define MOECCL_NUM_OPS 16
 
 typedef struct {
   size_t size;         /* sizeof(moecclPlanInfo_t), set by the caller */

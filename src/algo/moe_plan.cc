@@ -4,6 +4,8 @@
 #include <bit>
 #include <numeric>
 
+#include "src/algo/domains.h"
+
 namespace moeccl::algo {
 
 using plan::Buffer;
@@ -229,13 +231,14 @@ Program build_combine(const Paths& paths, const RankPaths& rank, const MoePlanSh
 }
 
 plan::Plan build_moe_plan(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
-                          const MoePlanShape& shape) {
+                          const MoePlanShape& shape, const Domains* domains) {
   plan::Plan plan;
   plan.algorithm = paths.algorithm().name();
   plan.shape.op = op;
   plan.shape.n_ranks = paths.n_ranks();
   for (uint32_t r = 0; r < paths.n_ranks(); ++r) {
-    const RankPaths rank(paths, tree, placement, r);
+    const Placement seen = domains == nullptr ? placement : domains->seen_from(r, placement);
+    const RankPaths rank(paths, tree, seen, r);
     plan.programs.push_back(op == moecclOpDispatch ? build_dispatch(paths, rank, shape)
                                                    : build_combine(paths, rank, shape));
   }
@@ -258,6 +261,7 @@ uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree&
   add(n_chunks);
   add(slot_rows);
   for (const uint32_t owner : placement.owner) add(owner);
+  if (paths.domains_hash() != 0) add(paths.domains_hash());
   return hash;
 }
 

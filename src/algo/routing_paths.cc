@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "src/algo/domains.h"
+
 namespace moeccl::algo {
 
 Result<Placement> Placement::make(int64_t n_experts, uint32_t n_ranks, const int32_t* owner) {
@@ -74,7 +76,7 @@ uint32_t RankEdges::first_out_after(uint32_t hop) const {
   return static_cast<uint32_t>(std::count_if(out.begin(), out.end(), [&](const Edge& e) { return e.hop <= hop; }));
 }
 
-Paths::Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placement& placement)
+Paths::Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placement& placement, const Domains* domains)
     : algorithm_(algorithm), tree_(tree.truncated(algorithm.kind == PathKind::k2dh ? 2 : algorithm.dims)) {
   n_hops_ = tree_.depth();
   const uint32_t n = tree_.n_ranks;
@@ -100,7 +102,21 @@ Paths::Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placemen
       for (uint32_t g = 0; g < node.n_groups && placement.n_local(x) > 0; ++g)
         if (g != node.group_of_rank[x]) relays_[counterpart(x, 0, g)] = true;
   }
+  if (domains != nullptr && !domains->plain()) find_domain_edges(placement, *domains);
   find_degrees();
+}
+
+void Paths::find_domain_edges(const Placement& placement, const Domains& domains) {
+  const uint32_t n = n_ranks();
+  domain_edges_.assign(size_t{n} * n, false);
+  domains_hash_ = domains.hash();
+  for (uint32_t from = 0; from < n; ++from) {
+    for (uint32_t home = 0; home < n; ++home) {
+      const uint32_t holder = placement.n_local(home) > 0 ? domains.holder(from, home) : from;
+      // Ranks that pass rows on name the same holder, so these are all edges.
+      if (holder != from) domain_edges_[size_t{from} * n + next(from, holder)] = true;
+    }
+  }
 }
 
 void Paths::find_degrees() {
@@ -154,6 +170,7 @@ uint32_t Paths::hop(uint32_t from, uint32_t to) const {
 
 bool Paths::edge(uint32_t from, uint32_t to) const {
   if (from == to) return false;
+  if (!domain_edges_.empty()) return domain_edges_[size_t{from} * n_ranks() + to];
   const uint32_t level = tree_.level_between(from, to);
   const uint32_t last = tree_.depth() - 1;
   if (algorithm_.kind == PathKind::k2dh) {

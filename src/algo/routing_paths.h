@@ -13,6 +13,8 @@
 
 namespace moeccl::algo {
 
+class Domains;
+
 // Which rank owns which expert. A rank may own none.
 struct Placement {
   uint32_t n_ranks = 0;
@@ -65,7 +67,10 @@ struct RankEdges {
 
 class Paths {
  public:
-  Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placement& placement);
+  // domains: who computes for whom, with the experts at home where `placement` says; null: experts stay at home. With
+  // domains the algorithm may not be k2dh: its relays look at targets that are not theirs.
+  Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placement& placement,
+        const Domains* domains = nullptr);
 
   const MoeAlgorithm& algorithm() const { return algorithm_; }
   uint32_t n_ranks() const { return tree_.n_ranks; }
@@ -85,6 +90,8 @@ class Paths {
   uint32_t max_out() const { return max_out_; }
   // The most origins whose rows share one block.
   uint32_t max_origins() const { return max_origins_; }
+  // Of the domains; 0 without.
+  uint64_t domains_hash() const { return domains_hash_; }
 
  private:
   uint32_t counterpart(uint32_t rank, uint32_t level, uint32_t group) const;
@@ -92,6 +99,7 @@ class Paths {
   std::vector<uint32_t> outgoing(uint32_t rank) const;
   void append_origins(uint32_t from, uint32_t to, std::vector<uint32_t>& origins) const;
   void find_degrees();
+  void find_domain_edges(const Placement& placement, const Domains& domains);
 
   MoeAlgorithm algorithm_;
   plan::LevelTree tree_;  // truncated to the algorithm's dimensions
@@ -100,6 +108,8 @@ class Paths {
   std::vector<std::vector<uint32_t>> first_, member_;  // [level]: ranks of a group, ascending
   std::vector<std::vector<bool>> serves_;              // [level][group]: has experts
   std::vector<bool> relays_;                           // k2dh: counterpart of a rank with experts of another node
+  std::vector<bool> domain_edges_;                     // [from][to]; empty without domains
+  uint64_t domains_hash_ = 0;
   uint32_t max_in_ = 0, max_out_ = 0, max_origins_ = 1;
 };
 

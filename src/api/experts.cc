@@ -1,12 +1,10 @@
 // Entry points of experts.h.
 #include "moeccl/experts.h"
 
-#include <memory>
 #include <vector>
 
-#include "src/api/convert.h"
+#include "src/api/issue.h"
 #include "src/comm/expert_calls.h"
-#include "src/comm/group.h"
 
 using namespace moeccl;
 using comm::Communicator;
@@ -14,25 +12,9 @@ using comm::ExpertCall;
 
 namespace {
 
-moecclResult_t run(const ExpertCall& call, moecclComm_t comm_handle, moecclStream_t stream_handle) {
-  return api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
-    comm::Call made;
-    made.comm = &comm;
-    MOECCL_TRY(api::find_stream(stream_handle, &made.stream));
-    made.operation = std::make_unique<exec::Operation>();
-    comm::Group& group = comm::Group::of_this_thread();
-    if (Status s = comm::prepare_expert_call(comm, call, *made.operation); !s.ok()) {
-      if (group.open()) group.poison(s);
-      return s;
-    }
-    if (group.open()) {
-      group.add(std::move(made));
-      return {};
-    }
-    if (made.stream == nullptr) return comm.run_in_turn(comm.take_ticket(), *made.operation);
-    std::vector<comm::Call> calls;
-    calls.push_back(std::move(made));
-    return comm::issue(std::move(calls));
+moecclResult_t run(const ExpertCall& call, moecclComm_t comm_handle, moecclStream_t stream) {
+  return api::with_comm(comm_handle, [&](Communicator& comm) {
+    return api::issue(comm, stream, [&](exec::Operation& op) { return comm::prepare_expert_call(comm, call, op); });
   });
 }
 

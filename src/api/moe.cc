@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "src/api/moe_create.h"
 #include "src/api/moe_handles.h"
 #include "src/base/env.h"
 #include "topology/discover.h"
@@ -106,27 +107,29 @@ moecclResult_t moecclMoeQuerySize(const moecclMoeConfig_t* config, int n_ranks, 
   return api::guarded(nullptr, [&] { return query_size(config, n_ranks, topology, bytes); });
 }
 
+Status api::create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, Communicator& comm, const moecclMoeConfig_t* config,
+                       std::shared_ptr<const algo::Domains> domains) {
+  if (moe == nullptr) return api::null_argument("moe", "the address of a moecclMoe_t");
+  *moe = nullptr;
+  auto layer = std::make_shared<Layer>(comm_handle, comm);
+  // moecclPlanForce and MOECCL_PLAN name an algorithm for layers that leave the choice open.
+  moecclMoeConfig_t open;
+  const std::string& forced = comm.selector().forced(moecclOpDispatch);
+  const bool auto_chosen = config != nullptr && config->size == sizeof(*config) &&
+                           (config->algorithm == nullptr || *config->algorithm == '\0');
+  if (auto_chosen && !forced.empty()) {
+    open = *config;
+    open.algorithm = forced.c_str();
+    config = &open;
+  }
+  MOECCL_ASSIGN_OR_RETURN(layer->moe, comm::MoeLayer::create(layer->channel, config, std::move(domains)));
+  MOECCL_ASSIGN_OR_RETURN(*moe, LayerTable::get().add(std::make_unique<LayerHandle>(LayerHandle{std::move(layer)})));
+  return {};
+}
+
 moecclResult_t moecclMoeCreate(moecclMoe_t* moe, moecclComm_t comm_handle, const moecclMoeConfig_t* config) {
-  Communicator* comm = nullptr;
-  if (Status s = api::find_comm(comm_handle, &comm); !s.ok()) return api::finish(s);
-  return api::guarded(comm, [&]() -> Status {
-    if (moe == nullptr) return api::null_argument("moe", "the address of a moecclMoe_t");
-    *moe = nullptr;
-    auto layer = std::make_shared<Layer>(comm_handle, *comm);
-    // moecclPlanForce and MOECCL_PLAN name an algorithm for layers that leave the choice open.
-    moecclMoeConfig_t open;
-    const std::string& forced = comm->selector().forced(moecclOpDispatch);
-    const bool auto_chosen = config != nullptr && config->size == sizeof(*config) &&
-                             (config->algorithm == nullptr || *config->algorithm == '\0');
-    if (auto_chosen && !forced.empty()) {
-      open = *config;
-      open.algorithm = forced.c_str();
-      config = &open;
-    }
-    MOECCL_ASSIGN_OR_RETURN(layer->moe, comm::MoeLayer::create(layer->channel, config));
-    MOECCL_ASSIGN_OR_RETURN(*moe, LayerTable::get().add(std::make_unique<LayerHandle>(LayerHandle{std::move(layer)})));
-    return {};
-  });
+  return api::with_comm(comm_handle,
+                        [&](Communicator& comm) { return api::create_moe(moe, comm_handle, comm, config, nullptr); });
 }
 
 moecclResult_t moecclMoeDestroy(moecclMoe_t moe) {

@@ -327,6 +327,7 @@ class Connector {
     f.sent.assign(static_cast<size_t>(n_) * transport::kSigsPerPeer, 0);
     f.awaited = f.sent;
     f.entered.assign(n_, 0);
+    f.traffic.resize(n_);
     f.paced.assign(n_, 0);
     f.links.resize(n_);
     m_.ranks_on_host = static_cast<uint32_t>(hosts_->around(rank_).size());

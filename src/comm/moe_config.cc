@@ -56,7 +56,7 @@ Status check_rows(const MoeConfig& config) {
   const uint64_t n = config.placement.n_ranks;
   uint64_t most = 0;
   for (uint32_t r = 0; r < n; ++r) {
-    const uint64_t local = config.placement.n_local(r), copies = std::min<uint64_t>(config.shape.top_k, local);
+    const uint64_t local = config.n_held(r), copies = std::min<uint64_t>(config.shape.top_k, local);
     most = std::max(most, n * config.shape.max_tokens * copies + local * config.shape.align_rows);
   }
   if (most <= INT32_MAX) return {};
@@ -68,11 +68,20 @@ Status check_rows(const MoeConfig& config) {
 
 }  // namespace
 
-Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::LevelTree& tree, bool deterministic) {
+uint64_t MoeConfig::n_held(uint32_t rank) const {
+  if (!domains) return placement.n_local(rank);
+  uint64_t n = 0;
+  for (const uint32_t home : domains->held(rank, domains->tree().depth())) n += placement.n_local(home);
+  return n;
+}
+
+Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::LevelTree& tree, bool deterministic,
+                                  std::shared_ptr<const algo::Domains> domains) {
   MOECCL_ASSIGN_OR_RETURN(const moecclMoeConfig_t c, adopt(given));
   MOECCL_TRY(check_numbers(c));
   MoeConfig config;
   MOECCL_ASSIGN_OR_RETURN(config.placement, algo::Placement::make(c.n_experts, tree.n_ranks, c.expert_rank));
+  config.domains = std::move(domains);
   config.type = c.type;
   config.shape = {static_cast<uint32_t>(c.top_k),
                   c.hidden_bytes,
@@ -85,9 +94,14 @@ Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::Le
   MOECCL_TRY(check_rows(config));
   if (c.algorithm && *c.algorithm && std::strcmp(c.algorithm, "auto") != 0) {
     MOECCL_ASSIGN_OR_RETURN(const algo::MoeAlgorithm forced, algo::parse_moe_algorithm(c.algorithm, tree));
+    if (config.domains && forced.kind == algo::PathKind::k2dh)
+      return error(moecclInvalidArgument,
+                   "config.algorithm is \"2dh\", which does not know expert domains: give auto, flat or hier:N");
     config.algorithms = {forced};
   } else {
     config.algorithms = algo::moe_candidates(tree);
+    if (config.domains)
+      std::erase_if(config.algorithms, [](const algo::MoeAlgorithm& a) { return a.kind == algo::PathKind::k2dh; });
   }
   config.memory_cap = c.memory_cap_bytes ? c.memory_cap_bytes : static_cast<uint64_t>(env().moe_memory_cap);
   return config;
@@ -103,6 +117,7 @@ uint64_t MoeConfig::hash() const {
   add(shape.align_rows), add(shape.grouped), add(static_cast<uint64_t>(type)), add(memory_cap);
   for (const uint32_t owner : placement.owner) add(owner);
   for (const algo::MoeAlgorithm& a : algorithms) add(static_cast<uint64_t>(a.kind)), add(a.dims);
+  if (domains) add(domains->hash());
   return h;
 }
 
@@ -122,7 +137,7 @@ Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const p
   std::vector<algo::MoeAlgorithm> fit;
   uint64_t least = UINT64_MAX;
   for (const algo::MoeAlgorithm& a : config.algorithms) {
-    const MoeSlots slots(config, algo::Paths(a, tree, config.placement), budget);
+    const MoeSlots slots(config, algo::Paths(a, tree, config.placement, config.domains.get()), budget);
     if (slots.enough()) fit.push_back(a);
     least = std::min(least, slots.needed_bytes);
   }
@@ -141,10 +156,10 @@ Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree
   const uint64_t n = tree.n_ranks, all_tokens = n * shape.max_tokens;
   uint64_t most = 0;
   for (const algo::MoeAlgorithm& a : algorithms) {
-    const algo::Paths paths(a, tree, config.placement);
+    const algo::Paths paths(a, tree, config.placement, config.domains.get());
     const MoeSlots slots(config, paths, budget);
     uint64_t local = 0;
-    for (uint32_t r = 0; r < n; ++r) local = std::max<uint64_t>(local, config.placement.n_local(r));
+    for (uint32_t r = 0; r < n; ++r) local = std::max(local, config.n_held(r));
     algo::RoutingLoad load;
     load.tokens = shape.max_tokens;
     load.records = all_tokens;

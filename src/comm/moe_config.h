@@ -1,10 +1,12 @@
 // A MoE layer's configuration, checked, and the bounds on memory that follow from it.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "moeccl/moe.h"
+#include "src/algo/domains.h"
 #include "src/algo/moe_plan.h"
 
 namespace moeccl::comm {
@@ -12,12 +14,16 @@ namespace moeccl::comm {
 struct MoeConfig {
   algo::MoeShape shape;
   moecclDataType_t type = moecclBfloat16;
-  algo::Placement placement;
-  std::vector<algo::MoeAlgorithm> algorithms;  // the forced one, or all that the tree offers
-  uint64_t memory_cap = 0;                     // 0: none
+  algo::Placement placement;                     // where experts are at home
+  std::shared_ptr<const algo::Domains> domains;  // who else holds them; null: nobody
+  std::vector<algo::MoeAlgorithm> algorithms;    // the forced one, or all that the tree offers
+  uint64_t memory_cap = 0;                       // 0: none
 
   // moecclInvalidArgument names the field, its value and what is accepted.
-  static Result<MoeConfig> from(const moecclMoeConfig_t* config, const plan::LevelTree& tree, bool deterministic);
+  static Result<MoeConfig> from(const moecclMoeConfig_t* config, const plan::LevelTree& tree, bool deterministic,
+                                std::shared_ptr<const algo::Domains> domains = nullptr);
+  // Experts that a rank computes.
+  uint64_t n_held(uint32_t rank) const;
   // Equal on ranks that gave the same.
   uint64_t hash() const;
   // Staging that one operation of this layer may use when the communicator grants `granted`.

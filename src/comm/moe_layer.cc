@@ -6,12 +6,12 @@
 
 namespace moeccl::comm {
 
-MoeCandidate::MoeCandidate(const MoeConfig& config, const plan::LevelTree& tree, algo::MoeAlgorithm algorithm,
-                           uint32_t self, uint64_t staging_budget)
+MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen, const plan::LevelTree& tree,
+                           algo::MoeAlgorithm algorithm, uint32_t self, uint64_t staging_budget)
     : name(algorithm.name()),
-      paths(algorithm, tree, config.placement),
+      paths(algorithm, tree, config.placement, config.domains.get()),
       slots(config, paths, staging_budget),
-      rank(paths, tree, config.placement, self),
+      rank(paths, tree, seen, self),
       dispatch(algo::build_dispatch(paths, rank, slots.plan)),
       combine(algo::build_combine(paths, rank, slots.plan)) {}
 
@@ -60,8 +60,9 @@ Status compare(const std::vector<Creation>& all, uint32_t rank, const Status& ow
 
 }  // namespace
 
-Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMoeConfig_t* given) {
-  Result<MoeConfig> config = MoeConfig::from(given, host.tree(), host.deterministic());
+Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMoeConfig_t* given,
+                                                   std::shared_ptr<const algo::Domains> domains) {
+  Result<MoeConfig> config = MoeConfig::from(given, host.tree(), host.deterministic(), std::move(domains));
   Status own = config.ok() ? Status() : config.status();
   std::vector<algo::MoeAlgorithm> fit;
   if (own.ok()) {
@@ -80,7 +81,8 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
   std::unique_ptr<MoeLayer> layer(new MoeLayer(host, std::move(*config)));
   const uint64_t budget = layer->config_.staging_budget(host.staging_bytes());
   for (const algo::MoeAlgorithm& a : fit)
-    layer->candidates_.push_back(std::make_unique<MoeCandidate>(layer->config_, host.tree(), a, host.rank(), budget));
+    layer->candidates_.push_back(
+        std::make_unique<MoeCandidate>(layer->config_, layer->placement_, host.tree(), a, host.rank(), budget));
   return layer;
 }
 

@@ -14,8 +14,9 @@ namespace moeccl::comm {
 
 // A candidate of a layer on this rank, with its programs.
 struct MoeCandidate {
-  MoeCandidate(const MoeConfig& config, const plan::LevelTree& tree, algo::MoeAlgorithm algorithm, uint32_t rank,
-               uint64_t staging_budget);
+  // seen: MoeLayer::placement(), which outlives this.
+  MoeCandidate(const MoeConfig& config, const algo::Placement& seen, const plan::LevelTree& tree,
+               algo::MoeAlgorithm algorithm, uint32_t rank, uint64_t staging_budget);
   std::string name;
   algo::Paths paths;
   MoeSlots slots;
@@ -26,19 +27,26 @@ struct MoeCandidate {
 class MoeLayer {
  public:
   // Collective. The host outlives the layer.
-  static Result<std::unique_ptr<MoeLayer>> create(MoeHost& host, const moecclMoeConfig_t* config);
+  static Result<std::unique_ptr<MoeLayer>> create(MoeHost& host, const moecclMoeConfig_t* config,
+                                                  std::shared_ptr<const algo::Domains> domains = nullptr);
 
   MoeHost& host() const { return host_; }
   const MoeConfig& config() const { return config_; }
+  // The rank that computes each expert for this rank's tokens: its owner, or who stands for it in this rank's domains.
+  const algo::Placement& placement() const { return placement_; }
   const algo::CanonicalOrder& order() const { return order_; }
   const std::vector<std::unique_ptr<MoeCandidate>>& candidates() const { return candidates_; }
 
  private:
   MoeLayer(MoeHost& host, MoeConfig config)
-      : host_(host), config_(std::move(config)), order_(host.tree(), config_.placement) {}
+      : host_(host),
+        config_(std::move(config)),
+        placement_(config_.domains ? config_.domains->seen_from(host.rank(), config_.placement) : config_.placement),
+        order_(host.tree(), placement_) {}
 
   MoeHost& host_;
   MoeConfig config_;
+  algo::Placement placement_;
   algo::CanonicalOrder order_;
   std::vector<std::unique_ptr<MoeCandidate>> candidates_;
 };

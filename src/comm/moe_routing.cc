@@ -36,7 +36,8 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
   ++version_;
   const MoeConfig& config = layer_.config();
   Status own = check_arguments(topk_index, n_tokens);
-  if (own.ok()) own = own_.assign(config.shape, config.placement, layer_.order(), {topk_index, topk_weight, n_tokens});
+  if (own.ok())
+    own = own_.assign(config.shape, layer_.placement(), layer_.order(), {topk_index, topk_weight, n_tokens});
   MOECCL_TRY(greet(own));
   MOECCL_TRY(exchange_records());
   MOECCL_TRY(agree());
@@ -65,7 +66,7 @@ Status MoeRouting::greet(const Status& own) {
   std::memcpy(mine.data(), &hello, sizeof(hello));
   std::byte* at = mine.data() + sizeof(hello);
   for (size_t c = 0; c < layer_.candidates().size() && own.ok(); ++c) {
-    algo::count_rows(layer_.candidates()[c]->paths, host.tree(), layer_.config().placement, host.rank(), own_, counts_);
+    algo::count_rows(layer_.candidates()[c]->paths, host.tree(), layer_.placement(), host.rank(), own_, counts_);
     std::memcpy(at, counts_.data(), depth * sizeof(algo::LevelCount));
     at += depth * sizeof(algo::LevelCount);
   }
@@ -123,10 +124,10 @@ Status MoeRouting::exchange_records() {
   const uint32_t n = host.n_ranks();
   const MoeCandidate& plan = *layer_.candidates()[chosen_];
   if (prepared_ != chosen_) {
-    writer_.prepare(plan.paths, layer_.config().placement, host.rank());
+    writer_.prepare(plan.paths, layer_.placement(), host.rank());
     prepared_ = chosen_;
   }
-  writer_.write(layer_.config().placement, own_);
+  writer_.write(layer_.placement(), own_);
   // [from][to]
   std::vector<uint64_t> sizes(size_t{n} * n), mine(writer_.bytes().begin(), writer_.bytes().end());
   MOECCL_TRY(host.all_gather(mine.data(), n * sizeof(uint64_t), sizes.data()));

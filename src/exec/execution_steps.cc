@@ -154,7 +154,9 @@ std::byte* Execution::address(const Ref& ref, const Range& r) {
 void Execution::account(uint32_t rank, uint64_t bytes, bool stored) {
   if (rank == fabric().rank) return;
   wire_bytes_ += bytes;
-  if (stored) fabric().link(rank).wrote(bytes);
+  if (!stored) return;
+  fabric().link(rank).wrote(bytes);
+  fabric().traffic[rank].add(bytes);
 }
 
 Progress Execution::put(uint32_t rank, uint64_t offset, const std::byte* from, uint64_t bytes) {
@@ -167,6 +169,7 @@ Progress Execution::put(uint32_t rank, uint64_t offset, const std::byte* from, u
   }
   packed_ = nullptr;
   wire_bytes_ += bytes;
+  fabric().traffic[rank].add(bytes);
   return Progress::kMoved;
 }
 

@@ -65,8 +65,17 @@ struct Fabric {
   // Numbers of signals so far, mod 2^32; [peer * kSigsPerPeer + sig].
   std::vector<uint32_t> sent, awaited;
   std::vector<uint64_t> entered;  // the newest operation that each peer is known to have entered
-  uint64_t sequence = 0;          // of this rank's newest operation
-  uint64_t history = 0;  // hash of all operations so far: ranks that ever called something else differ for good
+  // What executions stored into each peer's memory; written by the executing thread.
+  struct Traffic {
+    uint64_t bytes = 0, messages = 0;
+    void add(uint64_t n) {
+      bytes += n;
+      ++messages;
+    }
+  };
+  std::vector<Traffic> traffic;  // [n_ranks]
+  uint64_t sequence = 0;         // of this rank's newest operation
+  uint64_t history = 0;          // hash of all operations so far: ranks that ever called something else differ for good
   Recorder recorder;
   Scratch execution;
   std::vector<std::byte> scratch;  // packs rows for links without a view

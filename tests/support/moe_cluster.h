@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "src/algo/domains.h"
 #include "src/algo/moe_plan.h"
 
 namespace moeccl::test {
@@ -56,8 +57,9 @@ struct MoeCase {
   std::vector<int32_t> owner;    // empty: default placement
   std::vector<uint64_t> tokens;  // [n_ranks]
   bool weighted = true;
-  double none = 0.1;         // share of choices that are -1
-  uint32_t hot_experts = 0;  // > 0: choices come from the first so many only
+  double none = 0.1;                  // share of choices that are -1
+  uint32_t hot_experts = 0;           // > 0: choices come from the first so many only
+  std::vector<uint32_t> domain = {};  // [levels] sizes of expert domains; empty: none
 };
 
 inline MoeCase random_case(const plan::LevelTree& tree, Random& random) {
@@ -89,10 +91,13 @@ class MoeCluster {
         order(c.tree, placement) {
     Random random(seed);
     own.resize(n());
+    if (!c.domain.empty()) domains = std::make_unique<algo::Domains>(algo::Domains::make(c.tree, c.domain).value());
     for (uint32_t r = 0; r < n(); ++r) {
+      seen.push_back(domains ? domains->seen_from(r, placement) : placement);
+      const algo::CanonicalOrder own_order(c.tree, seen[r]);
       draw(random, c.tokens[r]);
       const algo::TopK topk{index.back().data(), c.weighted ? weight.back().data() : nullptr, c.tokens[r]};
-      const Status status = own[r].assign(c.shape, placement, order, topk);
+      const Status status = own[r].assign(c.shape, seen[r], own_order, topk);
       EXPECT_TRUE(status.ok()) << status.message();
     }
   }
@@ -100,16 +105,16 @@ class MoeCluster {
 
   // Exchanges records and builds every rank's tables for slots of slot_rows (0: as many as one chunk needs).
   void route(algo::MoeAlgorithm algorithm, uint64_t slot_rows) {
-    paths = std::make_unique<algo::Paths>(algorithm, test_case.tree, placement);
+    paths = std::make_unique<algo::Paths>(algorithm, test_case.tree, placement, domains.get());
     plan_shape = algo::moe_plan_shape(*paths, test_case.shape.expert_major);
     rank_paths.clear();
     writers.assign(n(), {});
     tables = std::vector<algo::RoutingTables>(n());
     std::vector<std::vector<algo::RecordView>> views(n(), std::vector<algo::RecordView>(n()));
     for (uint32_t r = 0; r < n(); ++r) {
-      rank_paths.emplace_back(*paths, test_case.tree, placement, r);
-      writers[r].prepare(*paths, placement, r);
-      writers[r].write(placement, own[r]);
+      rank_paths.emplace_back(*paths, test_case.tree, seen[r], r);
+      writers[r].prepare(*paths, seen[r], r);
+      writers[r].write(seen[r], own[r]);
       const uint32_t* at = writers[r].words().data();
       for (uint32_t p = 0; p < n(); ++p) {
         auto view = algo::read_records(at, writers[r].bytes()[p], test_case.weighted);
@@ -137,7 +142,7 @@ class MoeCluster {
   }
 
   plan::Plan plan(moecclOp_t op) const {
-    plan::Plan p = algo::build_moe_plan(op, *paths, test_case.tree, placement, plan_shape);
+    plan::Plan p = algo::build_moe_plan(op, *paths, test_case.tree, placement, plan_shape, domains.get());
     p.chunking = {slot_rows_, tables[0].n_chunks()};
     return p;
   }
@@ -170,6 +175,8 @@ class MoeCluster {
   MoeCase test_case;
   algo::Placement placement;
   algo::CanonicalOrder order;
+  std::unique_ptr<algo::Domains> domains;  // null: none
+  std::vector<algo::Placement> seen;       // [n_ranks] who computes each expert for the rank
   std::vector<std::vector<int32_t>> index;
   std::vector<std::vector<float>> weight;
   std::vector<algo::OwnChoices> own;

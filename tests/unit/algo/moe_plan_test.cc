@@ -96,6 +96,29 @@ TEST(MoePlanTest, ProvedForRandomRoutingsOnEveryTree) {
   }
 }
 
+TEST(MoePlanTest, ProvedWithExpertDomainsOnEveryTree) {
+  Random random(23);
+  for (const NamedTree& t : test::moe_trees()) {
+    for (int round = 0; round < 6; ++round) {
+      MoeCase c = random_case(t.tree, random);
+      c.shape.grouped = random() % 2 == 0;
+      for (uint32_t l = 0; l < t.tree.depth(); ++l) c.domain.push_back(1 + random() % 5);
+      MoeCluster cluster(c, random());
+      for (const MoeAlgorithm& a : algo::moe_candidates(t.tree)) {
+        if (a.kind == PathKind::k2dh) continue;
+        const algo::Paths paths(a, t.tree, cluster.placement, cluster.domains.get());
+        cluster.route(a, tight_slot(c, paths, random));
+        SCOPED_TRACE(format("{} ranks {} {} {} chunks, round {}", t.name, t.tree.n_ranks, a.name(),
+                            cluster.tables[0].n_chunks(), round));
+        const bool weights = c.weighted && c.shape.expert_major;
+        prove(cluster, moecclOpDispatch, weights && round % 2 == 0);
+        prove(cluster, moecclOpCombine, weights && round % 2 == 1);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(MoePlanTest, ProvedForEveryCountOfRanks) {
   Random random(22);
   for (uint32_t n = 1; n <= 16; ++n) {

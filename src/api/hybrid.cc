@@ -1,0 +1,122 @@
+// Entry points of hybrid.h.
+#include "moeccl/hybrid.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "src/api/issue.h"
+#include "src/api/moe_create.h"
+#include "src/comm/hybrid.h"
+
+using namespace moeccl;
+using comm::Communicator;
+
+namespace {
+
+struct HybridHandle {
+  moecclComm_t comm_handle;
+  std::unique_ptr<comm::Hybrid> hybrid;
+};
+using HybridTable = api::HandleTable<HybridHandle, moecclHybrid_t, 0xC6>;
+
+// Calls body with a live placement whose communicator lives too.
+template <class Body>
+moecclResult_t with_hybrid(moecclHybrid_t handle, Body&& body) {
+  HybridHandle* found = HybridTable::get().find(handle);
+  if (found == nullptr)
+    return api::finish(error(moecclInvalidArgument, "hybrid is {}: give one of moecclHybridCreate",
+                             handle == nullptr ? "NULL" : "not a live placement"));
+  Communicator* comm = nullptr;
+  if (Status s = api::find_comm(found->comm_handle, &comm); !s.ok())
+    return api::finish(std::move(s).with_context("the placement's communicator"));
+  return api::guarded(comm, [&]() -> Status { return body(*found->hybrid, *comm); });
+}
+
+Status create_layer(const comm::Hybrid& hybrid, moecclMoe_t* moe, moecclComm_t comm_handle, Communicator& comm,
+                    const moecclMoeConfig_t* given) {
+  if (given == nullptr) return error(moecclInvalidArgument, "config is NULL: give a moecclMoeConfig_t");
+  if (given->size != sizeof(moecclMoeConfig_t))
+    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MOE_CONFIG_INIT", given->size);
+  if (comm.n_ranks() != hybrid.homes().n_ranks || comm.tree().hash() != hybrid.comm().tree().hash())
+    return error(moecclInvalidArgument,
+                 "comm has {} ranks on another topology than the hybrid placement, which has {} ranks: give a "
+                 "communicator of the same ranks",
+                 comm.n_ranks(), hybrid.homes().n_ranks);
+  moecclMoeConfig_t config = *given;
+  const auto n_experts = static_cast<int32_t>(hybrid.homes().n_experts());
+  if (config.n_experts != 0 && config.n_experts != n_experts)
+    return error(moecclInvalidArgument, "config.n_experts is {}: the hybrid placement has {}", config.n_experts,
+                 n_experts);
+  if (config.expert_rank != nullptr)
+    return error(moecclInvalidArgument, "config.expert_rank is given: the hybrid placement says who owns which expert");
+  config.n_experts = n_experts;
+  config.expert_rank = hybrid.expert_rank().data();
+  return api::create_moe(moe, comm_handle, comm, &config, hybrid.domains());
+}
+
+}  // namespace
+
+moecclResult_t moecclHybridCreate(moecclHybrid_t* hybrid, moecclComm_t comm_handle,
+                                  const moecclHybridConfig_t* config) {
+  return api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
+    if (hybrid == nullptr) return api::null_argument("hybrid", "the address of a moecclHybrid_t");
+    *hybrid = nullptr;
+    auto handle = std::make_unique<HybridHandle>();
+    handle->comm_handle = comm_handle;
+    MOECCL_ASSIGN_OR_RETURN(handle->hybrid, comm::Hybrid::create(comm, config));
+    MOECCL_ASSIGN_OR_RETURN(*hybrid, HybridTable::get().add(std::move(handle)));
+    return {};
+  });
+}
+
+moecclResult_t moecclHybridDestroy(moecclHybrid_t hybrid) {
+  return api::guarded(nullptr, [&]() -> Status {
+    if (HybridTable::get().take(hybrid) != nullptr) return {};
+    return error(moecclInvalidArgument, "hybrid is not a live placement: was it destroyed before?");
+  });
+}
+
+moecclResult_t moecclHybridGetInfo(moecclHybrid_t hybrid, moecclHybridInfo_t* info) {
+  return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) { return h.info(info); });
+}
+
+moecclResult_t moecclHybridMoeCreate(moecclMoe_t* moe, moecclHybrid_t hybrid, moecclComm_t comm_handle,
+                                     const moecclMoeConfig_t* config) {
+  Communicator* comm = nullptr;
+  if (Status s = api::find_comm(comm_handle, &comm); !s.ok()) return api::finish(s);
+  return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) {
+    const Status status = create_layer(h, moe, comm_handle, *comm, config);
+    if (!status.ok()) comm->set_last_error(status.message());
+    return status;
+  });
+}
+
+moecclResult_t moecclHybridGather(moecclHybrid_t hybrid, const void* own, void* held, size_t expert_bytes,
+                                  moecclStream_t stream) {
+  return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
+    return api::issue(comm, stream, [&](exec::Operation& op) { return h.prepare_gather(own, held, expert_bytes, op); });
+  });
+}
+
+moecclResult_t moecclHybridExplain(moecclHybrid_t hybrid, size_t expert_bytes, char* text, size_t text_bytes,
+                                   size_t* needed) {
+  return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
+    MOECCL_ASSIGN_OR_RETURN(const std::string page, h.explain(expert_bytes));
+    api::copy_text(page, text, text_bytes, needed);
+    return {};
+  });
+}
+
+moecclResult_t moecclCommTraffic(moecclComm_t comm_handle, moecclTraffic_t* to, int n_ranks) {
+  return api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
+    if (to == nullptr) return api::null_argument("to", "an array of n_ranks moecclTraffic_t");
+    if (n_ranks != static_cast<int>(comm.n_ranks()))
+      return error(moecclInvalidArgument, "n_ranks is {}: the communicator has {} ranks", n_ranks, comm.n_ranks());
+    for (uint32_t r = 0; r < comm.n_ranks(); ++r) {
+      const exec::Fabric::Traffic& traffic = comm.fabric().traffic[r];
+      to[r] = {traffic.bytes, traffic.messages};
+    }
+    return {};
+  });
+}

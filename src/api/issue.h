@@ -1,0 +1,35 @@
+// From a prepared operation to its run: at once, on a stream, or with its group.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "src/api/convert.h"
+#include "src/comm/group.h"
+
+namespace moeccl::api {
+
+// `prepare(operation)` checks the call and fills it; its failure poisons an open group.
+template <class Prepare>
+Status issue(comm::Communicator& comm, moecclStream_t stream_handle, Prepare&& prepare) {
+  comm::Call made;
+  made.comm = &comm;
+  MOECCL_TRY(find_stream(stream_handle, &made.stream));
+  made.operation = std::make_unique<exec::Operation>();
+  comm::Group& group = comm::Group::of_this_thread();
+  if (Status s = prepare(*made.operation); !s.ok()) {
+    if (group.open()) group.poison(s);
+    return s;
+  }
+  if (group.open()) {
+    group.add(std::move(made));
+    return {};
+  }
+  if (made.stream == nullptr) return comm.run_in_turn(comm.take_ticket(), *made.operation);
+  std::vector<comm::Call> calls;
+  calls.push_back(std::move(made));
+  return comm::issue(std::move(calls));
+}
+
+}  // namespace moeccl::api

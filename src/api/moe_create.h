@@ -1,0 +1,15 @@
+// The way of moecclMoeCreate, for layers with expert domains too.
+#pragma once
+
+#include <memory>
+
+#include "moeccl/moe.h"
+#include "src/algo/domains.h"
+#include "src/comm/communicator.h"
+
+namespace moeccl::api {
+
+Status create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, comm::Communicator& comm, const moecclMoeConfig_t* config,
+                  std::shared_ptr<const algo::Domains> domains);
+
+}  // namespace moeccl::api

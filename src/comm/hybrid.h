@@ -1,0 +1,50 @@
+// Who holds which experts besides their owner (HybridEP), and the gather that brings them there: the contract of
+// moeccl/hybrid.h without its handles.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "moeccl/hybrid.h"
+#include "src/algo/expert_gather.h"
+#include "src/comm/communicator.h"
+
+namespace moeccl::comm {
+
+class Hybrid {
+ public:
+  // Collective. The communicator outlives it.
+  static Result<std::unique_ptr<Hybrid>> create(Communicator& comm, const moecclHybridConfig_t* config);
+
+  Communicator& comm() const { return comm_; }
+  const std::shared_ptr<const algo::Domains>& domains() const { return domains_; }
+  const algo::Placement& homes() const { return homes_; }
+  const std::vector<int32_t>& expert_rank() const { return expert_rank_; }
+  const std::vector<int32_t>& own() const { return own_; }
+  const std::vector<int32_t>& held() const { return held_; }
+
+  // Fills `op`, which keeps its plan.
+  Status prepare_gather(const void* own, void* held, uint64_t expert_bytes, exec::Operation& op);
+  Status info(moecclHybridInfo_t* info) const;
+  Result<std::string> explain(uint64_t expert_bytes) const;
+
+ private:
+  struct Planned;  // one size's plan on this rank
+  Hybrid(Communicator& comm, algo::Placement homes, std::shared_ptr<const algo::Domains> domains);
+  algo::ExpertGather::Settings settings(uint64_t expert_bytes) const;
+  Result<std::shared_ptr<Planned>> plan_for(uint64_t expert_bytes);
+  double measured_us() const;
+
+  Communicator& comm_;
+  algo::Placement homes_;
+  std::shared_ptr<const algo::Domains> domains_;
+  std::vector<int32_t> expert_rank_, own_, held_;
+  moecclDomainAnswer_t answer_{};  // of the model; zero without figures
+  uint32_t gather_links_ = 0, token_links_ = 0;
+  mutable std::mutex mutex_;  // of planned_: streams' threads note their times while calls are made
+  std::shared_ptr<Planned> planned_;
+};
+
+}  // namespace moeccl::comm
