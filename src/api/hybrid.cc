@@ -1,48 +1,27 @@
 // Entry points of hybrid.h.
 #include "moeccl/hybrid.h"
 
-#include <algorithm>
-#include <cstring>
 #include <memory>
 
+#include "src/api/hybrid_handle.h"
 #include "src/api/issue.h"
 #include "src/api/moe_create.h"
-#include "src/comm/hybrid.h"
 
 using namespace moeccl;
 using comm::Communicator;
 
 namespace {
 
-struct HybridHandle {
-  moecclComm_t comm_handle;
-  std::unique_ptr<comm::Hybrid> hybrid;
-};
-using HybridTable = api::HandleTable<HybridHandle, moecclHybrid_t, 0xC6>;
-
-// Calls body with a live placement whose communicator lives too.
-template <class Body>
-moecclResult_t with_hybrid(moecclHybrid_t handle, Body&& body) {
-  HybridHandle* found = HybridTable::get().find(handle);
-  if (found == nullptr)
-    return api::finish(error(moecclInvalidArgument, "hybrid is {}: give one of moecclHybridCreate",
-                             handle == nullptr ? "NULL" : "not a live placement"));
-  Communicator* comm = nullptr;
-  if (Status s = api::find_comm(found->comm_handle, &comm); !s.ok())
-    return api::finish(std::move(s).with_context("the placement's communicator"));
-  return api::guarded(comm, [&]() -> Status { return body(*found->hybrid, *comm); });
-}
+using api::HybridHandle;
+using api::HybridTable;
+using api::with_hybrid;
 
 Status create_layer(const comm::Hybrid& hybrid, moecclMoe_t* moe, moecclComm_t comm_handle, Communicator& comm,
                     const moecclMoeConfig_t* given) {
   if (given == nullptr) return error(moecclInvalidArgument, "config is NULL: give a moecclMoeConfig_t");
   if (given->size != sizeof(moecclMoeConfig_t))
     return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MOE_CONFIG_INIT", given->size);
-  if (comm.n_ranks() != hybrid.homes().n_ranks || comm.tree().hash() != hybrid.comm().tree().hash())
-    return error(moecclInvalidArgument,
-                 "comm has {} ranks on another topology than the hybrid placement, which has {} ranks: give a "
-                 "communicator of the same ranks",
-                 comm.n_ranks(), hybrid.homes().n_ranks);
+  MOECCL_TRY(hybrid.same_ranks(comm));
   moecclMoeConfig_t config = *given;
   const auto n_experts = static_cast<int32_t>(hybrid.homes().n_experts());
   if (config.n_experts != 0 && config.n_experts != n_experts)

@@ -142,6 +142,15 @@ Hybrid::Hybrid(Communicator& comm, algo::Placement homes, std::shared_ptr<const 
   for (uint32_t r = 0; r < comm.n_ranks(); ++r) token_links_ += paths.edge(rank, r);
 }
 
+Status Hybrid::same_ranks(const Communicator& comm) const {
+  if (comm.n_ranks() == homes_.n_ranks && comm.tree().hash() == comm_.tree().hash()) return {};
+  return error(
+      moecclInvalidArgument,
+      "comm has {} ranks, or another topology than the hybrid placement of {} ranks: give a communicator of the "
+      "same ranks",
+      comm.n_ranks(), homes_.n_ranks);
+}
+
 Result<std::unique_ptr<Hybrid>> Hybrid::create(Communicator& comm, const moecclHybridConfig_t* given) {
   MOECCL_TRY(comm.usable());
   moecclDomainAnswer_t answer{};

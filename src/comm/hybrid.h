@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "moeccl/hybrid.h"
+#include "moeccl/solve.h"
 #include "src/algo/expert_gather.h"
 #include "src/comm/communicator.h"
 
@@ -18,7 +19,11 @@ class Hybrid {
   // Collective. The communicator outlives it.
   static Result<std::unique_ptr<Hybrid>> create(Communicator& comm, const moecclHybridConfig_t* config);
 
-  Communicator& comm() const { return comm_; }
+  // Without a word to the other ranks, who do the same.
+  Hybrid(Communicator& comm, algo::Placement homes, std::shared_ptr<const algo::Domains> domains);
+
+  // Success when `comm` has the same ranks on the same topology.
+  Status same_ranks(const Communicator& comm) const;
   const std::shared_ptr<const algo::Domains>& domains() const { return domains_; }
   const algo::Placement& homes() const { return homes_; }
   const std::vector<int32_t>& expert_rank() const { return expert_rank_; }
@@ -32,7 +37,6 @@ class Hybrid {
 
  private:
   struct Planned;  // one size's plan on this rank
-  Hybrid(Communicator& comm, algo::Placement homes, std::shared_ptr<const algo::Domains> domains);
   algo::ExpertGather::Settings settings(uint64_t expert_bytes) const;
   Result<std::shared_ptr<Planned>> plan_for(uint64_t expert_bytes);
   double measured_us() const;

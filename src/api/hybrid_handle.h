@@ -1,0 +1,30 @@
+// The handle of a hybrid placement, for all who take one.
+#pragma once
+
+#include <memory>
+
+#include "src/api/convert.h"
+#include "src/comm/hybrid.h"
+
+namespace moeccl::api {
+
+struct HybridHandle {
+  moecclComm_t comm_handle;
+  std::unique_ptr<comm::Hybrid> hybrid;
+};
+using HybridTable = HandleTable<HybridHandle, moecclHybrid_t, 0xC6>;
+
+// Calls body with a live placement whose communicator lives too.
+template <class Body>
+moecclResult_t with_hybrid(moecclHybrid_t handle, Body&& body) {
+  HybridHandle* found = HybridTable::get().find(handle);
+  if (found == nullptr)
+    return finish(error(moecclInvalidArgument, "hybrid is {}: give one of moecclHybridCreate",
+                        handle == nullptr ? "NULL" : "not a live placement"));
+  comm::Communicator* comm = nullptr;
+  if (Status s = find_comm(found->comm_handle, &comm); !s.ok())
+    return finish(std::move(s).with_context("the placement's communicator"));
+  return guarded(comm, [&]() -> Status { return body(*found->hybrid, *comm); });
+}
+
+}  // namespace moeccl::api

@@ -1,0 +1,316 @@
+// Hybrid placement through the C interface: experts are gathered, tokens dispatched, each row multiplied by what the
+// gathered expert holds, and combined. What comes back is right only when every choice was computed once, by a rank
+// that had got that expert's bytes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "moeccl/moeccl.h"
+#include "tests/support/ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+struct Shape {
+  const char* name;
+  int n;
+  RankMode mode;
+  const char* topology;
+  std::vector<int32_t> domain;
+  int n_experts, top_k;
+  size_t tokens;    // rank r brings (tokens * (r + 1)) / n; 0: none anywhere
+  size_t elements;  // of an expert
+  bool round_robin = false, pace = false;
+};
+std::ostream& operator<<(std::ostream& out, const Shape& s) { return out << s.name; }
+
+constexpr RankMode kT = RankMode::kThreads, kP = RankMode::kProcesses, kM = RankMode::kMixed;
+const Shape kShapes[] = {
+    {"OneRank", 1, kT, "", {1}, 3, 2, 9, 33},
+    {"TwoRanksOneDomain", 2, kP, "", {2}, 4, 2, 20, 7},
+    {"PlainExpertParallelism", 4, kP, "", {1}, 8, 3, 20, 5},
+    {"FourDomainsOfTwo", 8, kP, "", {2}, 16, 4, 24, 129},
+    {"DomainsDoNotDivide", 7, kT, "", {3}, 9, 3, 20, 1},
+    {"DataCentresAreOneDomain", 8, kM, "dc:2 gpu:4", {2, 1}, 8, 2, 24, 511},
+    {"BothLevels", 8, kP, "dc:2 gpu:4", {2, 2}, 16, 3, 24, 65},
+    {"ThreeLevels", 8, kT, "dc:2 node:2 gpu:2", {2, 1, 2}, 11, 3, 17, 13},
+    {"Uneven7And8", 15, kT, "node:2 gpu:7+8", {2, 3}, 30, 4, 12, 17},
+    {"Uneven1And4And3", 8, kP, "node:3 gpu:1+4+3", {2, 2}, 19, 4, 20, 3},
+    {"RanksWithoutExperts", 6, kT, "dc:2 gpu:3", {2, 1}, 4, 2, 16, 9},
+    {"ExpertsRoundRobin", 8, kM, "dc:2 gpu:4", {2, 4}, 20, 5, 16, 40, true},
+    {"NoTokensAtAll", 4, kP, "", {2}, 8, 2, 0, 31},
+    {"LargeExperts", 4, kP, "dc:2 gpu:2", {2, 2}, 4, 2, 8, 300'001},
+    {"SixteenRanks", 16, kT, "dc:4 gpu:4", {2, 2}, 32, 8, 12, 21},
+    {"PutsOnly", 8, kT, "dc:2(bw=8GB/s,lat=10us) gpu:4", {2, 1}, 16, 3, 12, 5001, false, true},
+};
+
+float scale_of(int expert) { return static_cast<float>(expert % 7 + 1); }
+float element_of(int expert, size_t i) {
+  return i == 0 ? scale_of(expert) : static_cast<float>((expert * 31 + static_cast<int>(i % 1009)) % 251);
+}
+float token_value(int rank, size_t token, size_t i) {
+  return static_cast<float>((rank * 5 + static_cast<int>(token) * 3 + static_cast<int>(i)) % 11 - 5);
+}
+
+struct Choices {
+  Choices(const Shape& s, int rank) : n(s.tokens * static_cast<size_t>(rank + 1) / static_cast<size_t>(s.n)) {
+    const auto k = static_cast<size_t>(s.top_k);
+    for (size_t t = 0; t < n; ++t) {
+      // Distinct: a step that does not divide the number of experts would repeat only after all of them.
+      const int first = static_cast<int>(t * 7 + static_cast<size_t>(rank) * 13) % s.n_experts;
+      for (size_t j = 0; j < k; ++j) {
+        const bool none = (t + j) % 11 == 10;
+        index.push_back(none ? -1 : (first + static_cast<int>(j)) % s.n_experts);
+        weight.push_back(0.25f * static_cast<float>((t + j) % 5 + 1));
+      }
+    }
+  }
+  size_t n;
+  std::vector<int32_t> index;
+  std::vector<float> weight;
+};
+
+std::vector<float> gathered(const Shape& shape, moecclHybrid_t hybrid, const moecclHybridInfo_t& info,
+                            moecclComm_t comm) {
+  std::vector<float> own, held(static_cast<size_t>(info.n_held) * shape.elements + 1, -77);
+  for (int32_t e = 0; e < info.n_own; ++e)
+    for (size_t i = 0; i < shape.elements; ++i) own.push_back(element_of(info.own_experts[e], i));
+  EXPECT_EQ(moecclHybridGather(hybrid, own.data(), held.data(), shape.elements * sizeof(float), nullptr), moecclSuccess)
+      << moecclGetLastError(comm);
+  size_t wrong = 0;
+  for (int32_t h = 0; h < info.n_held; ++h)
+    for (size_t i = 0; i < shape.elements; ++i)
+      wrong += held[static_cast<size_t>(h) * shape.elements + i] != element_of(info.held_experts[h], i);
+  EXPECT_EQ(wrong, 0u) << "elements of " << info.n_held << " gathered experts";
+  EXPECT_EQ(held.back(), -77) << "written beyond the experts";
+  return held;
+}
+
+void round_trip(const Shape& shape, int rank, moecclComm_t comm, moecclMoe_t moe, const moecclHybridInfo_t& hybrid,
+                const std::vector<float>& held) {
+  const Choices mine(shape, rank);
+  constexpr size_t kWidth = 6;
+  moecclRouting_t routing = nullptr;
+  MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, mine.index.data(), mine.weight.data(), mine.n), comm);
+  moecclRoutingInfo_t info{};
+  info.size = sizeof(info);
+  MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(routing, &info), comm);
+  ASSERT_EQ(info.n_local_experts, hybrid.n_held);
+  for (int32_t e = 0; e < hybrid.n_held; ++e) EXPECT_EQ(info.local_experts[e], hybrid.held_experts[e]);
+  std::vector<float> in(mine.n * kWidth + 1), rows(info.n_rows * kWidth + 1, -9), out(mine.n * kWidth + 1, -9);
+  for (size_t t = 0; t < mine.n; ++t)
+    for (size_t i = 0; i < kWidth; ++i) in[t * kWidth + i] = token_value(rank, t, i);
+  MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, in.data(), rows.data(), nullptr), comm);
+  size_t wrong = 0, at_home = 0;
+  for (int32_t e = 0; e < info.n_local_experts; ++e) {
+    const float scale = held[static_cast<size_t>(e) * shape.elements];
+    for (auto r = static_cast<size_t>(info.expert_offsets[e]); r < static_cast<size_t>(info.expert_offsets[e + 1]);
+         ++r) {
+      at_home += info.row_source[r] == rank;
+      for (size_t i = 0; i < kWidth; ++i) {
+        wrong += rows[r * kWidth + i] != token_value(info.row_source[r], static_cast<size_t>(info.row_token[r]), i);
+        rows[r * kWidth + i] *= scale;
+      }
+    }
+  }
+  EXPECT_EQ(wrong, 0u) << "elements of " << info.n_rows << " dispatched rows";
+  MOECCL_ASSERT_COMM_OK(moecclCombine(routing, rows.data(), out.data(), nullptr), comm);
+  size_t local = 0;
+  wrong = 0;
+  for (size_t t = 0; t < mine.n; ++t) {
+    float factor = 0;
+    for (size_t j = 0; j < static_cast<size_t>(shape.top_k); ++j) {
+      const size_t c = t * static_cast<size_t>(shape.top_k) + j;
+      if (mine.index[c] < 0) continue;
+      factor += mine.weight[c] * scale_of(mine.index[c]);
+      for (int32_t h = 0; h < hybrid.n_held; ++h) local += hybrid.held_experts[h] == mine.index[c];
+    }
+    for (size_t i = 0; i < kWidth; ++i) wrong += out[t * kWidth + i] != factor * token_value(rank, t, i);
+  }
+  EXPECT_EQ(wrong, 0u) << "elements of " << mine.n << " combined tokens";
+  EXPECT_EQ(out.back(), -9) << "written beyond the tokens";
+  EXPECT_EQ(at_home, local) << "choices of experts that this rank holds stay here";
+  MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
+}
+
+class HybridConformance : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(HybridConformance, EveryChoiceIsComputedOnceByAHolderOfItsExpert) {
+  const Shape& shape = GetParam();
+  RankOptions options{.mode = shape.mode};
+  options.config.topology = *shape.topology != '\0' ? shape.topology : nullptr;
+  options.config.pace = shape.pace;
+  run_ranks(
+      shape.n,
+      [&](int rank, moecclComm_t comm) {
+        std::vector<int32_t> owner;
+        for (int e = 0; e < shape.n_experts && shape.round_robin; ++e) owner.push_back(e % shape.n);
+        moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+        config.n_experts = shape.n_experts;
+        config.expert_rank = shape.round_robin ? owner.data() : nullptr;
+        config.n_levels = static_cast<int32_t>(shape.domain.size());
+        config.domain = shape.domain.data();
+        moecclHybrid_t hybrid = nullptr;
+        MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+        moecclHybridInfo_t info{};
+        info.size = sizeof(info);
+        MOECCL_ASSERT_COMM_OK(moecclHybridGetInfo(hybrid, &info), comm);
+        const std::vector<float> held = gathered(shape, hybrid, info, comm);
+        if (::testing::Test::HasFailure()) return;
+        for (const char* algorithm : {"auto", "flat", "hier:1", "hier:2"}) {
+          if (std::string(algorithm) == "hier:2" && shape.domain.size() < 2) continue;
+          moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
+          layer.hidden_bytes = 6 * sizeof(float);
+          layer.type = moecclFloat32;
+          layer.top_k = shape.top_k;
+          layer.max_tokens = std::max<size_t>(1, shape.tokens);
+          layer.layout = moecclLayoutExpertMajor;
+          layer.algorithm = algorithm;
+          moecclMoe_t moe = nullptr;
+          MOECCL_ASSERT_COMM_OK(moecclHybridMoeCreate(&moe, hybrid, comm, &layer), comm);
+          set_note(algorithm);
+          round_trip(shape, rank, comm, moe, info, held);
+          MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+          if (::testing::Test::HasFailure()) return;
+        }
+        MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+      },
+      options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, HybridConformance, ::testing::ValuesIn(kShapes),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// Table VII: the messages that ranks really send. One expert a rank and small experts, so that a link's message is one
+// store; every rank has a token for every expert, so that every link is used.
+TEST(HybridTraffic, MessagesOfRealRunsAreThoseOfTableVII) {
+  const struct {
+    int32_t size;
+    uint64_t tokens, gather;
+  } rows[] = {{1, 56, 0}, {2, 24, 8}, {4, 8, 24}, {8, 0, 56}};
+  for (const auto& row : rows) {
+    run_ranks(8,
+              [&](int rank, moecclComm_t comm) {
+                moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+                config.n_experts = 8;
+                config.n_levels = 1;
+                config.domain = &row.size;
+                moecclHybrid_t hybrid = nullptr;
+                MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+                moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
+                layer.hidden_bytes = 64;
+                layer.top_k = 1;
+                layer.max_tokens = 8;
+                moecclMoe_t moe = nullptr;
+                MOECCL_ASSERT_COMM_OK(moecclHybridMoeCreate(&moe, hybrid, comm, &layer), comm);
+                const int32_t index[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+                moecclRouting_t routing = nullptr;
+                MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index, nullptr, 8), comm);
+                moecclRoutingInfo_t rows_info{};
+                rows_info.size = sizeof(rows_info);
+                MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(routing, &rows_info), comm);
+                std::vector<char> in(8 * 64), out(rows_info.n_rows * 64 + 1), own(100), held(800);
+                const auto messages = [&] {
+                  moecclTraffic_t to[8];
+                  EXPECT_EQ(moecclCommTraffic(comm, to, 8), moecclSuccess);
+                  uint64_t sum = 0;
+                  for (const moecclTraffic_t& t : to) sum += t.messages;
+                  return sum;
+                };
+                const auto of_all_ranks = [&](uint64_t mine) {
+                  uint64_t sum = 0;
+                  EXPECT_EQ(moecclAllReduce(&mine, &sum, 1, moecclUint64, moecclSum, comm, nullptr), moecclSuccess);
+                  return sum;
+                };
+                uint64_t before = messages();
+                MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, in.data(), out.data(), nullptr), comm);
+                const uint64_t tokens = messages() - before;
+                EXPECT_EQ(of_all_ranks(tokens), row.tokens) << "domains of " << row.size;
+                before = messages();
+                MOECCL_ASSERT_COMM_OK(moecclHybridGather(hybrid, own.data(), held.data(), 100, nullptr), comm);
+                const uint64_t gather = messages() - before;
+                EXPECT_EQ(of_all_ranks(gather), row.gather) << "domains of " << row.size;
+                MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
+                MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+                MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+                (void)rank;
+              },
+              {.mode = kP});
+  }
+}
+
+TEST(HybridChoice, AutoTakesOneDomainOverSlowLinksAndNoneForHugeExperts) {
+  RankOptions options;
+  options.config.topology = "dc:2(bw=10MB/s) gpu:2(bw=1GB/s)";
+  run_ranks(
+      4,
+      [](int, moecclComm_t comm) {
+        moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+        config.n_experts = 8;
+        config.data_bytes = 1e8;
+        config.expert_bytes = 1e5;
+        moecclHybrid_t hybrid = nullptr;
+        moecclHybridInfo_t info{};
+        info.size = sizeof(info);
+        MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+        MOECCL_ASSERT_COMM_OK(moecclHybridGetInfo(hybrid, &info), comm);
+        EXPECT_EQ(info.domain[0], 2);
+        EXPECT_LT(info.after_us, info.before_us);
+        MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+        config.data_bytes = 1e3;
+        config.expert_bytes = 1e9;
+        MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+        MOECCL_ASSERT_COMM_OK(moecclHybridGetInfo(hybrid, &info), comm);
+        EXPECT_EQ(info.domain[0], 1);
+        EXPECT_EQ(info.domain[1], 1);
+        char page[4096];
+        MOECCL_EXPECT_OK(moecclHybridExplain(hybrid, 1000, page, sizeof(page), nullptr));
+        EXPECT_NE(std::string(page).find("stream model"), std::string::npos) << page;
+        MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+      },
+      options);
+}
+
+TEST(HybridErrors, NameTheArgumentAndTheRemedy) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    moecclHybrid_t hybrid = nullptr;
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    config.n_experts = 4;
+    EXPECT_EQ(moecclHybridCreate(&hybrid, comm, &config), moecclInvalidArgument);
+    EXPECT_NE(std::string(moecclGetLastError(comm)).find("config.domain is NULL"), std::string::npos);
+    const int32_t two[2] = {2, 2}, mine = rank + 1;
+    config.domain = two;
+    config.n_levels = 2;
+    EXPECT_EQ(moecclHybridCreate(&hybrid, comm, &config), moecclInvalidArgument);
+    EXPECT_NE(std::string(moecclGetLastError(comm)).find("config.n_levels is 2"), std::string::npos);
+    config.n_levels = 1;
+    config.domain = &mine;
+    EXPECT_EQ(moecclHybridCreate(&hybrid, comm, &config), moecclMismatch);
+    EXPECT_NE(std::string(moecclGetLastError(comm)).find("domain size of level 0"), std::string::npos);
+    config.domain = two;
+    MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+    char experts[16] = {};
+    EXPECT_EQ(moecclHybridGather(hybrid, experts, nullptr, 2, nullptr), moecclInvalidArgument);
+    EXPECT_EQ(moecclHybridGather(hybrid, experts, experts, 2, nullptr), moecclInvalidArgument);
+    EXPECT_NE(std::string(moecclGetLastError(comm)).find("overlap"), std::string::npos);
+    moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
+    layer.hidden_bytes = 8;
+    layer.top_k = 1;
+    layer.max_tokens = 4;
+    layer.n_experts = 5;
+    moecclMoe_t moe = nullptr;
+    EXPECT_EQ(moecclHybridMoeCreate(&moe, hybrid, comm, &layer), moecclInvalidArgument);
+    EXPECT_NE(std::string(moecclGetLastError(comm)).find("config.n_experts is 5"), std::string::npos);
+    moecclTraffic_t to[2];
+    EXPECT_EQ(moecclCommTraffic(comm, to, 3), moecclInvalidArgument);
+    MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+    EXPECT_EQ(moecclHybridDestroy(hybrid), moecclInvalidArgument);
+    EXPECT_EQ(moecclHybridGather(hybrid, experts, experts + 8, 2, nullptr), moecclInvalidArgument);
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::testing
