@@ -1,0 +1,314 @@
+// Hybrid placement (HybridEP): the messages of Table VII, iteration time over domain sizes beside the model's minimum,
+// and hybrid against the flat AlltoAll between data centres (Table V). What it times runs on paced links: EMULATED.
+#include <moeccl/moeccl.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "perf/common/cli.h"
+#include "perf/common/fail.h"
+#include "perf/common/svg.h"
+#include "perf/hybrid/hybrid_bench.h"
+
+namespace perf {
+namespace {
+
+using nlohmann::json;
+
+struct HybridOptions {
+  JobOptions job;
+  std::string what = "sweep", output_file;
+  std::vector<int32_t> levels, domain;
+  HybridShape shape;
+  double pre_expert_us = 0;
+  int iters = 5, warmup = 1;
+  double scale = 64;
+};
+
+HybridOptions parse(int argc, char** argv) {
+  HybridOptions o;
+  o.job.threads = 0;
+  CLI::App app(
+      "Times an iteration of a MoE layer whose experts travel inside domains and whose tokens travel between them, "
+      "after checking every row and every expert",
+      "hybrid_perf");
+  app.add_option(
+         "--what", o.what,
+         "sweep: all domain sizes of one topology (--levels); table7: counts messages at 8, 16 and 32 ranks (or "
+         "--ranks); minimum: ten shapes, the best size beside the model's; datacentres: Table V")
+      ->check(CLI::IsMember({"sweep", "table7", "minimum", "datacentres"}))
+      ->capture_default_str();
+  app.add_option("--levels", o.levels, "sweep: groups in a group, level by level, as --topology has")->delimiter(',');
+  app.add_option("--domain", o.domain, "sweep: these sizes alone")->delimiter(',');
+  add_size(app, "-b,--data", o.shape.data_bytes, "tokens of a rank, D (bytes)");
+  add_size(app, "-x,--expert", o.shape.expert_bytes, "one expert (bytes)");
+  add_size(app, "--row", o.shape.row_bytes, "one token's row (bytes)");
+  app.add_option("--experts-per-rank", o.shape.experts_per_rank, "experts that a rank owns")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--pre-expert", o.pre_expert_us, "computation before the experts (us); slept");
+  app.add_option("-n,--iters", o.iters, "timed iterations")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("-w,--warmup_iters", o.warmup, "iterations before timing")->check(CLI::NonNegativeNumber);
+  app.add_option("--scale", o.scale, "datacentres: bytes and bandwidths are divided by this; times stay")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("-J,--output_file", o.output_file, "write the figures as JSON");
+  add_job_options(app, o.job);
+  parse_or_exit(app, argc, argv);
+  o.shape.pre_expert_s = o.pre_expert_us / 1e6;
+  return o;
+}
+
+std::string sizes_text(const std::vector<int32_t>& sizes) {
+  std::string text;
+  for (const int32_t s : sizes) text += (text.empty() ? "" : "x") + std::to_string(s);
+  return text;
+}
+
+// Runs body on every rank of a new job; body's value of rank 0.
+template <class T, class Body>
+T on_ranks(JobOptions job_options, int n_ranks, const std::string& topology, Body&& body) {
+  job_options.threads = n_ranks;
+  job_options.topology = topology;
+  job_options.pace = true;
+  job_options.memory = Memory::kMalloc;
+  Job job(job_options);
+  T value{};
+  job.run([&](int thread, std::vector<moecclComm_t> comms) {
+    const Team team(std::move(comms), job.first_rank() + thread, true);
+    T mine = body(team);
+    if (thread == 0) value = std::move(mine);
+  });
+  return value;
+}
+
+// ---- Table VII ----
+
+constexpr uint64_t table7_tokens(uint64_t n, uint64_t size) { return n * (n / size - 1); }
+constexpr uint64_t table7_gather(uint64_t n, uint64_t size) { return n * (size - 1); }
+static_assert(table7_tokens(32, 4) == 224 && table7_gather(16, 8) == 112);  // two of the paper's numbers
+
+uint64_t table7(const HybridOptions& o, json& out) {
+  std::printf("# Messages of all ranks in real runs, beside Table VII of HybridEP\n# %6s %8s %10s %8s %10s %8s\n",
+              "ranks", "domain", "AlltoAll", "paper", "AllGather", "paper");
+  const std::vector<int> counts = o.job.threads > 0 ? std::vector<int>{o.job.threads} : std::vector<int>{8, 16, 32};
+  uint64_t wrong = 0;
+  for (const int n : counts) {
+    const auto measured =
+        on_ranks<std::vector<HybridBench::Messages>>(o.job, n, "gpu:" + std::to_string(n), [&](const Team& team) {
+          HybridShape shape;
+          shape.row_bytes = 64;
+          shape.data_bytes = 64 * static_cast<size_t>(n);
+          shape.expert_bytes = 512;
+          HybridBench bench(team, shape);
+          std::vector<HybridBench::Messages> all;
+          for (int32_t size = 1; size <= n; size *= 2) all.push_back(bench.count({size}));
+          return all;
+        });
+    for (size_t i = 0; i < measured.size(); i++) {
+      const uint64_t size = uint64_t{1} << i, ranks = static_cast<uint64_t>(n);
+      const uint64_t tokens = table7_tokens(ranks, size), gather = table7_gather(ranks, size);
+      wrong += (measured[i].tokens != tokens) + (measured[i].gather != gather);
+      std::printf("  %6d %8llu %10llu %8llu %10llu %8llu\n", n, static_cast<unsigned long long>(size),
+                  static_cast<unsigned long long>(measured[i].tokens), static_cast<unsigned long long>(tokens),
+                  static_cast<unsigned long long>(measured[i].gather), static_cast<unsigned long long>(gather));
+      out.push_back({{"ranks", n},
+                     {"domain", size},
+                     {"all_to_all", measured[i].tokens},
+                     {"all_gather", measured[i].gather},
+                     {"paper_all_to_all", tokens},
+                     {"paper_all_gather", gather}});
+    }
+  }
+  std::printf("# %llu of the counts differ from the paper\n", static_cast<unsigned long long>(wrong));
+  return wrong;
+}
+
+// ---- Iteration time over domain sizes ----
+
+struct Case {
+  std::string name, topology;
+  std::vector<int32_t> levels;
+  HybridShape shape;
+};
+
+struct Sweep {
+  std::vector<HybridTime> times;
+  size_t model = 0, measured = 0;  // where each has its minimum
+};
+
+Sweep sweep(const HybridOptions& o, const Case& c, json& out) {
+  int n = 1;
+  for (const int32_t s : c.levels) n *= s;
+  Sweep result;
+  result.times = on_ranks<std::vector<HybridTime>>(o.job, n, c.topology, [&](const Team& team) {
+    HybridBench bench(team, c.shape);
+    std::vector<HybridTime> all;
+    for (const auto& domain : o.domain.empty() ? domains_of(c.levels) : std::vector<std::vector<int32_t>>{o.domain})
+      all.push_back(bench.run(domain, "auto", o.iters, o.warmup));
+    return all;
+  });
+  const auto least = [&](double HybridTime::*field) {
+    size_t best = 0;
+    for (size_t i = 1; i < result.times.size(); i++)
+      if (result.times[i].*field < result.times[best].*field) best = i;
+    return best;
+  };
+  result.model = least(&HybridTime::model_us);
+  result.measured = least(&HybridTime::measured_us);
+  std::printf("# %s: %s; D %zu B, expert %zu B, pre-expert %.1f ms\n# %10s %12s %12s %12s %12s %8s\n", c.name.c_str(),
+              c.topology.c_str(), c.shape.data_bytes, c.shape.expert_bytes, c.shape.pre_expert_s * 1e3, "domain",
+              "model(ms)", "iter(ms)", "gather(ms)", "tokens(ms)", "#wrong");
+  for (size_t i = 0; i < result.times.size(); i++) {
+    const HybridTime& t = result.times[i];
+    std::printf("  %10s %12.2f %12.2f %12.2f %12.2f %8llu%s%s\n", sizes_text(t.domain).c_str(), t.model_us / 1e3,
+                t.measured_us / 1e3, t.gather_us / 1e3, t.tokens_us / 1e3, static_cast<unsigned long long>(t.wrong),
+                i == result.model ? " model's minimum" : "", i == result.measured ? " measured minimum" : "");
+    out.push_back({{"shape", c.name},
+                   {"topology", c.topology},
+                   {"domain", t.domain},
+                   {"model_us", t.model_us},
+                   {"measured_us", t.measured_us},
+                   {"gather_us", t.gather_us},
+                   {"tokens_us", t.tokens_us},
+                   {"wrong", t.wrong},
+                   {"model_minimum", i == result.model},
+                   {"measured_minimum", i == result.measured}});
+  }
+  std::fflush(stdout);
+  return result;
+}
+
+// Table IV's four cases with bytes / 4 and bandwidth / 640, so that times are 160 times the paper's and the threads'
+// own work is small beside them; then six others.
+std::vector<Case> ten_shapes() {
+  const auto flat = [](const char* name, size_t data, size_t expert, double pre_s) {
+    HybridShape s;
+    s.data_bytes = data;
+    s.expert_bytes = expert;
+    s.pre_expert_s = pre_s;
+    return Case{name, "gpu:8(bw=25MB/s)", {8}, s};
+  };
+  const auto levels = [&](const char* name, const char* topology, std::vector<int32_t> sizes, size_t data,
+                          size_t expert, double pre_s) {
+    Case c = flat(name, data, expert, pre_s);
+    c.topology = topology;
+    c.levels = std::move(sizes);
+    return c;
+  };
+  return {flat("Mix-1", 2 << 20, 1175 << 10, 0.0078),
+          flat("Mix-2", 2 << 20, 587 << 10, 0.0078),
+          flat("AG-only-1", 768 << 10, 24 << 10, 0.0158),
+          flat("AG-only-2", 768 << 10, 12 << 10, 0.0158),
+          flat("experts too large", 256 << 10, 4 << 20, 0),
+          flat("hidden by computation", 512 << 10, 1 << 20, 0.16),
+          levels("two data centres", "dc:2(bw=20MB/s) gpu:4(bw=200MB/s)", {2, 4}, 1 << 20, 32 << 10, 0.002),
+          levels("four data centres", "dc:4(bw=10MB/s) gpu:2(bw=100MB/s)", {4, 2}, 512 << 10, 16 << 10, 0.002),
+          levels("large experts, two data centres", "dc:2(bw=40MB/s) gpu:4(bw=80MB/s)", {2, 4}, 512 << 10, 3 << 20, 0),
+          levels("sixteen ranks", "gpu:16(bw=20MB/s)", {16}, 512 << 10, 8 << 10, 0.001)};
+}
+
+uint64_t minimum(const HybridOptions& o, json& out) {
+  uint64_t wrong = 0;
+  int agree = 0, within = 0, n = 0;
+  for (const Case& c : ten_shapes()) {
+    const Sweep s = sweep(o, c, out);
+    for (const HybridTime& t : s.times) wrong += t.wrong;
+    agree += s.model == s.measured;
+    within += s.times[s.model].measured_us <= 1.05 * s.times[s.measured].measured_us;
+    n++;
+  }
+  std::printf("# the measured minimum is where the model says in %d of %d shapes, within 5 %% of it in %d (EMULATED)\n",
+              agree, n, within);
+  return wrong;
+}
+
+// ---- Table V ----
+
+// Computation of one layer and direction: the paper's HybridEP at 6 MB, where communication hardly counts, over layers
+// and two directions (Cluster-M 2.48 s in 12 layers, Cluster-L 3.49 s in 16).
+struct Cluster {
+  const char* name;
+  int dcs;
+  double compute_s;
+  double paper_speedup[6];
+};
+constexpr Cluster kClusters[] = {{"M", 2, 2.48 / 24, {1.03, 1.64, 2.15, 2.75, 4.22, 5.47}},
+                                 {"L", 4, 3.49 / 32, {1.09, 2.10, 3.08, 3.59, 4.49, 5.60}}};
+constexpr int kDataMb[] = {6, 12, 24, 48, 96, 192};
+constexpr double kExpertBytes = 0.36e6;
+constexpr int kExperts = 32, kGpusPerDc = 8;
+
+std::string bandwidth_text(double bytes_per_s) { return std::to_string(static_cast<long>(bytes_per_s / 1e3)) + "KB/s"; }
+
+uint64_t datacentres(const HybridOptions& o, json& out) {
+  uint64_t wrong = 0;
+  for (const Cluster& cluster : kClusters) {
+    const std::string topology = "dc:" + std::to_string(cluster.dcs) + "(bw=" + bandwidth_text(1.25e9 / o.scale) +
+                                 ",lat=50us) gpu:" + std::to_string(kGpusPerDc) +
+                                 "(bw=" + bandwidth_text(16e9 / o.scale) + ")";
+    std::printf(
+        "# Cluster-%s of Table V, EMULATED: %d data centres x %d ranks, 10 Gbit/s between data centres, 128 Gbit/s to "
+        "a "
+        "rank, all bytes and bandwidths divided by %g; experts as they are, no codec; computation %.1f ms a layer and "
+        "direction\n# %8s %12s %12s %12s %12s %10s %10s %8s\n",
+        cluster.name, cluster.dcs, kGpusPerDc, o.scale, cluster.compute_s * 1e3, "D(MB)", "flat(ms)", "hybrid(ms)",
+        "model(ms)", "domain", "speed-up", "paper", "#wrong");
+    for (size_t d = 0; d < std::size(kDataMb); d++) {
+      const int n = cluster.dcs * kGpusPerDc;
+      struct Pair {
+        HybridTime flat, hybrid;
+      };
+      const Pair pair = on_ranks<Pair>(o.job, n, topology, [&](const Team& team) {
+        HybridShape shape;
+        shape.row_bytes = 1024;
+        shape.data_bytes = static_cast<size_t>(kDataMb[d] * 1e6 / o.scale);
+        shape.experts_per_rank = std::max(1, kExperts / n);
+        shape.expert_bytes = static_cast<size_t>(kExpertBytes / o.scale);
+        shape.pre_expert_s = cluster.compute_s;
+        HybridBench bench(team, shape);
+        return Pair{bench.run({1, 1}, "flat", o.iters, o.warmup), bench.run({}, "auto", o.iters, o.warmup)};
+      });
+      wrong += pair.flat.wrong + pair.hybrid.wrong;
+      const double speedup = pair.flat.measured_us / pair.hybrid.measured_us;
+      std::printf("  %8d %12.1f %12.1f %12.1f %12s %10.2f %10.2f %8llu\n", kDataMb[d], pair.flat.measured_us / 1e3,
+                  pair.hybrid.measured_us / 1e3, pair.hybrid.model_us / 1e3, sizes_text(pair.hybrid.domain).c_str(),
+                  speedup, cluster.paper_speedup[d],
+                  static_cast<unsigned long long>(pair.flat.wrong + pair.hybrid.wrong));
+      std::fflush(stdout);
+      out.push_back({{"cluster", cluster.name},
+                     {"data_mb", kDataMb[d]},
+                     {"flat_us", pair.flat.measured_us},
+                     {"hybrid_us", pair.hybrid.measured_us},
+                     {"model_us", pair.hybrid.model_us},
+                     {"domain", pair.hybrid.domain},
+                     {"speedup", speedup},
+                     {"paper_speedup", cluster.paper_speedup[d]}});
+    }
+  }
+  return wrong;
+}
+
+int hybrid_main(int argc, char** argv) {
+  const HybridOptions o = parse(argc, argv);
+  json results = json::array();
+  uint64_t wrong = 0;
+  if (o.what == "table7") wrong = table7(o, results);
+  if (o.what == "minimum") wrong = minimum(o, results);
+  if (o.what == "datacentres") wrong = datacentres(o, results);
+  if (o.what == "sweep") {
+    if (o.levels.empty() || o.job.topology.empty())
+      fail("give --topology and --levels, such as --topology 'dc:2(bw=20MB/s) gpu:4(bw=1GB/s)' --levels 2,4");
+    const Sweep s = sweep(o, {"sweep", o.job.topology, o.levels, o.shape}, results);
+    for (const HybridTime& t : s.times) wrong += t.wrong;
+  }
+  const json page = {{"version", 1}, {"what", o.what}, {"emulated", true}, {"wrong", wrong}, {"results", results}};
+  if (!o.output_file.empty() && !write_text(o.output_file, page.dump(1) + "\n")) fail("cannot write " + o.output_file);
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace perf
+
+int main(int argc, char** argv) { return perf::hybrid_main(argc, argv); }
