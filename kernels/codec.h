@@ -33,8 +33,8 @@ struct CodecScan {
   const void *expert = nullptr, *shared = nullptr;
   uint32_t count = 0;  // at most kCodecBlock
   uint32_t threshold = 0;
-  uint32_t* index = nullptr;                                     // [count]
-  float* residual = nullptr;                                     // [count]
+  uint32_t* index = nullptr;  // [count + kCodecLanes]: whole registers are stored, what follows is scratch
+  float* residual = nullptr;  // the same
   float *residual_squares = nullptr, *expert_squares = nullptr;  // [kCodecLanes]
 };
 using CodecScanFn = uint32_t (*)(const CodecScan&);  // how many candidates
@@ -63,5 +63,7 @@ CodecError codec_encode(const CodecTable& table, const CodecShape& shape, const 
                         void* encoded);
 // out = shared + residual. False: `encoded` is not what codec_encode() wrote for this shape; out is then undefined.
 bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared, void* out);
+// Whether codec_decode() would accept it.
+bool codec_valid(const CodecShape& shape, const void* encoded, uint64_t bytes);
 
 }  // namespace moeccl::kernels

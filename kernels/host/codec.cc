@@ -73,7 +73,7 @@ class Encoder {
   Encoder(const CodecTable& table, const CodecShape& shape)
       : shape_(shape),
         scan_(sizeof(typename C::Stored) == 4 ? table.scan_fp32 : table.scan_bf16),
-        index_(std::min<uint64_t>(shape.count, kCodecBlock)),
+        index_(std::min<uint64_t>(shape.count, kCodecBlock) + kCodecLanes),
         residual_(index_.size()),
         keys_(index_.size()) {}
 
@@ -82,7 +82,9 @@ class Encoder {
     const uint32_t k = kept(shape_, n);
     // One more than is kept, so that the largest dropped one is known.
     const uint32_t wanted = std::min(n, k + 1);
-    uint32_t found = find(expert, shared, n, likely_threshold(expert, shared, n, wanted));
+    uint32_t found = 0;
+    if (threshold_ > 0) found = find(expert, shared, n, threshold_);
+    if (found < wanted) found = find(expert, shared, n, likely_threshold(expert, shared, n, wanted));
     if (found < wanted) found = find(expert, shared, n, 0);
     for (uint32_t i = 0; i < found; ++i) keys_[i] = key_of(index_[i], residual_[i]);
     uint64_t dropped = 0;
@@ -91,6 +93,7 @@ class Encoder {
       std::nth_element(keys_.begin(), keys_.begin() + k, keys_.begin() + found, std::greater<>());
       dropped = keys_[k];
       max_dropped_ = std::max(max_dropped_, std::bit_cast<float>(static_cast<uint32_t>(dropped >> 16)));
+      guess_next(k, found);
     }
     std::byte* indices = to + k * sizeof(typename C::Stored);
     for (uint32_t i = 0, at = 0; i < found && at < k; ++i) {
@@ -120,6 +123,19 @@ class Encoder {
     }
     return found;
   }
+  // Neighbouring blocks are alike: the next one begins with the magnitude that a quarter more than k elements of this
+  // one reach, and samples only when that was too much. Keys from k on are in no order yet.
+  void guess_next(uint32_t k, uint32_t found) {
+    const uint32_t spare = k / 4 + 16;
+    if (found - k <= spare) {
+      threshold_ = magnitude_of(*std::min_element(keys_.begin() + k, keys_.begin() + found));
+      threshold_ -= std::min(threshold_, 1u << 19);  // a sixteenth of a power of two lower
+      return;
+    }
+    std::nth_element(keys_.begin() + k, keys_.begin() + k + spare, keys_.begin() + found, std::greater<>());
+    threshold_ = magnitude_of(keys_[k + spare]);
+  }
+  static uint32_t magnitude_of(uint64_t key) { return static_cast<uint32_t>(key >> 16); }
   // A magnitude that somewhat more than `wanted` elements reach, as far as a sample tells. Only speed depends on it.
   uint32_t likely_threshold(const std::byte* expert, const std::byte* shared, uint32_t n, uint32_t wanted) const {
     constexpr uint32_t kSamples = 512;
@@ -142,6 +158,7 @@ class Encoder {
   std::vector<uint32_t> index_;
   std::vector<float> residual_;
   std::vector<uint64_t> keys_;
+  uint32_t threshold_ = 0;  // with which the next block begins; 0: not known
   float max_dropped_ = 0;
   double lost_ = 0, whole_ = 0;  // sums of squares
 };
@@ -212,16 +229,38 @@ CodecError codec_encode(const CodecTable& table, const CodecShape& shape, const 
                                      : encode<Bf16Codec>(table, shape, expert, shared, to);
 }
 
-bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared, void* out) {
+namespace {
+
+bool header_valid(const CodecShape& shape, const void* encoded, uint64_t bytes) {
   if (bytes != codec_bytes(shape)) return false;
   CodecHeader header;
   std::memcpy(&header, encoded, sizeof(header));
-  if (header.magic != kCodecMagic || header.type != static_cast<uint32_t>(shape.type) || header.count != shape.count ||
-      header.ratio != shape.ratio)
-    return false;
-  const std::byte* from = static_cast<const std::byte*>(encoded) + sizeof(header);
+  return header.magic == kCodecMagic && header.type == static_cast<uint32_t>(shape.type) &&
+         header.count == shape.count && header.ratio == shape.ratio;
+}
+
+}  // namespace
+
+bool codec_valid(const CodecShape& shape, const void* encoded, uint64_t bytes) {
+  if (!header_valid(shape, encoded, bytes)) return false;
+  // An index has 16 bits: only in the last block can it be too large.
+  const auto n = static_cast<uint32_t>(shape.count % kCodecBlock);
+  if (shape.ratio <= 1 || n == 0) return true;
+  const uint32_t k = kept(shape, n);
+  const std::byte* indices = static_cast<const std::byte*>(encoded) + bytes - k * sizeof(uint16_t);
+  for (uint32_t i = 0; i < k; ++i) {
+    uint16_t index;
+    std::memcpy(&index, indices + i * sizeof(index), sizeof(index));
+    if (index >= n) return false;
+  }
+  return true;
+}
+
+bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared, void* out) {
+  if (!header_valid(shape, encoded, bytes)) return false;
+  const std::byte* from = static_cast<const std::byte*>(encoded) + sizeof(CodecHeader);
   if (shape.ratio <= 1) {
-    best().copy(out, from, bytes - sizeof(header));
+    best().copy(out, from, bytes - sizeof(CodecHeader));
     return true;
   }
   return shape.type == moecclFloat32 ? decode<Fp32Codec>(shape, from, shared, out)

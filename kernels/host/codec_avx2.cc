@@ -17,6 +17,15 @@ struct CodecAvx2 {
     const __m256i less = _mm256_cmpgt_epi32((__m256i)threshold, (__m256i)bits);
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(less))) ^ 0xffu;
   }
+  static uint32_t collect(uint32_t mask, uint32_t first, F d, uint32_t* index, float* residual) {
+    uint32_t n = 0;
+    for (; mask != 0; mask &= mask - 1) {
+      const auto at = static_cast<uint32_t>(__builtin_ctz(mask));
+      index[n] = first + at;
+      residual[n++] = d[at];
+    }
+    return n;
+  }
 };
 
 }  // namespace

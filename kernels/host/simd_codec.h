@@ -2,7 +2,8 @@
 // inline function of the standard library is called.
 //
 // An Isa supplies F and U32 (registers of floats and of their bits), load_fp32, load_bf16 (both from memory, as floats
-// in order) and at_least (a bit for each element whose bits reach the threshold; neither has its sign bit set).
+// in order), at_least (a bit for each element whose bits reach the threshold; neither has its sign bit set) and
+// collect.
 #pragma once
 
 #include <cstring>
@@ -57,11 +58,7 @@ uint32_t scan(const CodecScan& s) {
       expert_squares[r] += e * e;
       U32 bits;
       std::memcpy(&bits, &d, sizeof(bits));
-      for (uint32_t mask = Isa::at_least(bits & 0x7fffffffu, threshold); mask != 0; mask &= mask - 1) {
-        const auto at = static_cast<uint32_t>(__builtin_ctz(mask));
-        s.index[n] = first + at;
-        s.residual[n++] = d[at];
-      }
+      n += Isa::collect(Isa::at_least(bits & 0x7fffffffu, threshold), first, d, s.index + n, s.residual + n);
     }
   }
   std::memcpy(s.residual_squares, residual_squares, sizeof(residual_squares));
