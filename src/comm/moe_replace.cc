@@ -36,6 +36,9 @@ Status check_config(const moecclReplaceConfig_t& c, const MoeConfig& layer, cons
     return error(moecclInvalidArgument, "config.mode is {}: not a moecclReplaceMode_t", mode);
   if (!(c.min_gain <= 1))
     return error(moecclInvalidArgument, "config.min_gain is {}: give a share below 1", c.min_gain);
+  if (layer.domains && !layer.domains->plain())
+    return error(moecclUnsupported,
+                 "samples cannot move on a layer with expert domains (moecclHybridMoeCreate): use domains of size 1");
   const size_t element = moecclTypeSize(layer.type);
   if (layer.shape.row_bytes % element != 0)
     return error(moecclInvalidArgument,
@@ -86,8 +89,8 @@ Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, 
     made.reset(new MoeReplacement(layer, config));
     const uint64_t budget = made->moe_config_.staging_budget(host.staging_bytes());
     for (const auto& c : layer.candidates()) {
-      made->candidates_.push_back(
-          std::make_unique<MoeCandidate>(made->moe_config_, host.tree(), c->paths.algorithm(), host.rank(), budget));
+      made->candidates_.push_back(std::make_unique<MoeCandidate>(
+          made->moe_config_, made->moe_config_.placement, host.tree(), c->paths.algorithm(), host.rank(), budget));
       const MoeSlots& slots = made->candidates_.back()->slots;
       if (!slots.enough())
         own =
