@@ -7,6 +7,7 @@
 #include <moeccl/comm.h>
 #include <moeccl/experts.h>
 #include <moeccl/hybrid.h>
+#include <moeccl/migrate.h>
 #include <moeccl/moe.h>
 #include <moeccl/plan.h>
 #include <moeccl/profile.h>

@@ -1,0 +1,78 @@
+// Entry points of migrate.h.
+#include "moeccl/migrate.h"
+
+#include <memory>
+
+#include "src/api/convert.h"
+#include "src/api/hybrid_handle.h"
+#include "src/comm/migration.h"
+
+using namespace moeccl;
+using comm::Communicator;
+
+namespace {
+
+struct MigrationHandle {
+  moecclComm_t comm_handle;
+  std::unique_ptr<comm::Migration> migration;
+};
+using MigrationTable = api::HandleTable<MigrationHandle, moecclMigration_t, 0xC7>;
+
+template <class Body>
+moecclResult_t with_migration(moecclMigration_t handle, Body&& body) {
+  MigrationHandle* found = MigrationTable::get().find(handle);
+  if (found == nullptr)
+    return api::finish(error(moecclInvalidArgument, "migration is {}: give one of moecclMigrationCreate",
+                             handle == nullptr ? "NULL" : "not a live migration"));
+  Communicator* comm = nullptr;
+  if (Status s = api::find_comm(found->comm_handle, &comm); !s.ok())
+    return api::finish(std::move(s).with_context("the migration's communicator"));
+  return api::guarded(comm, [&]() -> Status { return body(*found->migration); });
+}
+
+}  // namespace
+
+moecclResult_t moecclMigrationCreate(moecclMigration_t* migration, moecclHybrid_t hybrid, moecclComm_t comm_handle,
+                                     const moecclMigrationConfig_t* config) {
+  return api::with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& own_comm) -> Status {
+    if (migration == nullptr) return api::null_argument("migration", "the address of a moecclMigration_t");
+    *migration = nullptr;
+    Communicator* comm = &own_comm;
+    auto handle = std::make_unique<MigrationHandle>();
+    handle->comm_handle = comm_handle == nullptr ? api::HybridTable::get().find(hybrid)->comm_handle : comm_handle;
+    if (comm_handle != nullptr) MOECCL_TRY(api::find_comm(comm_handle, &comm));
+    MOECCL_TRY(h.same_ranks(*comm));
+    MOECCL_ASSIGN_OR_RETURN(handle->migration, comm::Migration::create(h, *comm, config));
+    MOECCL_ASSIGN_OR_RETURN(*migration, MigrationTable::get().add(std::move(handle)));
+    return {};
+  });
+}
+
+moecclResult_t moecclMigrationDestroy(moecclMigration_t migration) {
+  return api::guarded(nullptr, [&]() -> Status {
+    if (MigrationTable::get().take(migration) != nullptr) return {};
+    return error(moecclInvalidArgument, "migration is not a live migration: was it destroyed before?");
+  });
+}
+
+moecclResult_t moecclMigrationGetInfo(moecclMigration_t migration, int layer, moecclMigrationInfo_t* info) {
+  return with_migration(migration, [&](comm::Migration& m) { return m.info(layer, info); });
+}
+
+moecclResult_t moecclMigrationSend(moecclMigration_t migration, int layer, const void* experts, const void* shared,
+                                   moecclCodecError_t* errors) {
+  return with_migration(migration, [&](comm::Migration& m) { return m.send(layer, experts, shared, errors); });
+}
+
+moecclResult_t moecclMigrationBegin(moecclMigration_t migration, int layer) {
+  return with_migration(migration, [&](comm::Migration& m) { return m.begin(layer); });
+}
+
+moecclResult_t moecclMigrationWait(moecclMigration_t migration, int layer, const void* shared, void* held,
+                                   uint64_t* epoch) {
+  return with_migration(migration, [&](comm::Migration& m) { return m.wait(layer, shared, held, epoch); });
+}
+
+moecclResult_t moecclMigrationTest(moecclMigration_t migration, int layer, int* done) {
+  return with_migration(migration, [&](comm::Migration& m) { return m.test(layer, done); });
+}

@@ -1,0 +1,292 @@
+#include "src/comm/migration.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "src/base/hash.h"
+#include "src/comm/collective.h"
+#include "src/comm/split.h"
+
+namespace moeccl::comm {
+
+namespace {
+
+constexpr double kDefaultRatio = 50;  // the paper's
+constexpr int32_t kDefaultDepth = 2;  // one entry travels while the next is encoded
+constexpr int32_t kMostLayers = 4096, kMostDepth = 64;
+
+// As fast as memory is read: eight sums that do not wait for each other.
+uint64_t checksum(const void* data, size_t n_bytes) {
+  constexpr size_t kLanes = 8;
+  uint64_t lane[kLanes] = {};
+  const auto* at = static_cast<const std::byte*>(data);
+  size_t left = n_bytes;
+  for (; left >= sizeof(lane); at += sizeof(lane), left -= sizeof(lane)) {
+    for (size_t l = 0; l < kLanes; ++l) {
+      uint64_t word;
+      std::memcpy(&word, at + l * sizeof(word), sizeof(word));
+      lane[l] = (lane[l] ^ word) * 0x9e3779b97f4a7c15u;
+    }
+  }
+  uint64_t h = hash_bytes(at, left, n_bytes);
+  for (const uint64_t l : lane) h = hash_combine(h, l);
+  return h;
+}
+
+Result<moecclMigrationConfig_t> adopt(const moecclMigrationConfig_t* given) {
+  if (given == nullptr) return error(moecclInvalidArgument, "config is NULL: give a moecclMigrationConfig_t");
+  if (given->size != sizeof(moecclMigrationConfig_t))
+    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MIGRATION_CONFIG_INIT", given->size);
+  moecclMigrationConfig_t c = *given;
+  if (c.ratio == 0) c.ratio = kDefaultRatio;
+  if (c.n_layers == 0) c.n_layers = 1;
+  if (c.depth == 0) c.depth = kDefaultDepth;
+  if (!(c.ratio >= 1 && c.ratio <= 1e6))
+    return error(moecclInvalidArgument, "config.ratio is {}: give 1 (exact) to 1e6, or 0 for {}", c.ratio,
+                 kDefaultRatio);
+  if (moecclTypeSize(c.type) == 0 || (c.ratio > 1 && !kernels::codec_supports(c.type)))
+    return error(moecclInvalidArgument, "config.type is {}: give moecclFloat32 or moecclBfloat16, or ratio 1",
+                 static_cast<int>(c.type));
+  if (c.count > (uint64_t{1} << 36))
+    return error(moecclInvalidArgument, "config.count is {}: an expert has at most 2^36 elements", c.count);
+  if (c.n_layers < 1 || c.n_layers > kMostLayers)
+    return error(moecclInvalidArgument, "config.n_layers is {}: give 1 to {}", c.n_layers, kMostLayers);
+  if (c.depth < 1 || c.depth > kMostDepth)
+    return error(moecclInvalidArgument, "config.depth is {}: give 1 to {}", c.depth, kMostDepth);
+  return c;
+}
+
+struct Creation {
+  uint64_t hash = 0;
+  int32_t code = moecclSuccess;
+  int32_t padding = 0;
+};
+
+}  // namespace
+
+Migration::Migration(const Hybrid& hybrid, Communicator& comm, const moecclMigrationConfig_t& c)
+    : comm_(comm),
+      hybrid_(comm, hybrid.homes(), hybrid.domains()),
+      codec_{c.type, c.count, c.ratio},
+      expert_bytes_(c.ratio <= 1 ? c.count * moecclTypeSize(c.type) : kernels::codec_bytes(codec_)),
+      depth_(static_cast<uint32_t>(c.depth)),
+      layers_(static_cast<size_t>(c.n_layers)) {}
+
+Result<std::unique_ptr<Migration>> Migration::create(const Hybrid& hybrid, Communicator& comm,
+                                                     const moecclMigrationConfig_t* given) {
+  MOECCL_TRY(comm.usable());
+  const Result<moecclMigrationConfig_t> config = adopt(given);
+  Creation mine;
+  mine.code = config.ok() ? moecclSuccess : config.status().code();
+  if (config.ok()) {
+    mine.hash = hash_combine(hybrid.domains()->hash(), config->count);
+    mine.hash = hash_combine(mine.hash, static_cast<uint64_t>(config->type));
+    mine.hash = hash_combine(mine.hash, std::bit_cast<uint64_t>(config->ratio));
+    mine.hash = hash_combine(mine.hash, static_cast<uint64_t>(config->n_layers));
+    mine.hash = hash_combine(mine.hash, static_cast<uint64_t>(config->depth));
+  }
+  std::vector<Creation> all(comm.n_ranks());
+  MOECCL_TRY(all_gather_bytes(comm, &mine, sizeof(mine), all.data()));
+  if (!config.ok()) return config.status();
+  for (uint32_t r = 0; r < all.size(); ++r) {
+    if (all[r].code != moecclSuccess)
+      return error(moecclRemoteError, "rank {} could not create the migration ({}): see its own error", r,
+                   moecclGetErrorString(static_cast<moecclResult_t>(all[r].code)));
+    if (all[r].hash != all[0].hash)
+      return error(moecclMismatch,
+                   "rank {} and rank 0 give different configs to moecclMigrationCreate: they must be "
+                   "equal",
+                   r);
+  }
+  return std::unique_ptr<Migration>(new Migration(hybrid, comm, *config));
+}
+
+Result<Migration::Layer*> Migration::layer_at(int layer) {
+  if (layer < 0 || static_cast<size_t>(layer) >= layers_.size())
+    return error(moecclInvalidArgument, "layer is {}: the migration has layers 0 to {}", layer, layers_.size() - 1);
+  return &layers_[static_cast<size_t>(layer)];
+}
+
+uint64_t Migration::checksum_of(const void* shared) const {
+  return exact() ? 0 : checksum(shared, codec_.count * moecclTypeSize(codec_.type));
+}
+
+Status Migration::send(int number, const void* experts, const void* shared, moecclCodecError_t* errors) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  if (layer->to_send.size() >= depth_)
+    return error(moecclInvalidUsage, "the send queue of layer {} holds {} entries, which is its depth: begin one first",
+                 number, depth_);
+  const size_t n_own = hybrid_.own().size(), whole = codec_.count * moecclTypeSize(codec_.type);
+  if (experts == nullptr && n_own * whole > 0)
+    return error(moecclInvalidArgument, "experts is NULL: give {} experts of {} elements", n_own, codec_.count);
+  if (shared == nullptr && !exact() && whole > 0)
+    return error(moecclInvalidArgument, "shared is NULL: give {} elements, or use ratio 1", codec_.count);
+  Packed packed;
+  if (!spare_.empty()) {
+    packed.experts = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  packed.experts.resize(n_own * expert_bytes_);
+  packed.checksum = checksum_of(shared);
+  for (size_t e = 0; e < n_own; ++e) {
+    const std::byte* from = static_cast<const std::byte*>(experts) + e * whole;
+    std::byte* to = packed.experts.data() + e * expert_bytes_;
+    kernels::CodecError lost;
+    if (exact()) {
+      if (whole > 0) std::memcpy(to, from, whole);
+    } else {
+      lost = kernels::codec_encode(kernels::best_codec(), codec_, from, shared, to);
+    }
+    if (errors != nullptr) errors[e] = {lost.max_dropped, lost.relative};
+  }
+  layer->to_send.push_back(std::move(packed));
+  return {};
+}
+
+Status Migration::begin(int number) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  MOECCL_TRY(comm_.usable());
+  if (layer->to_send.empty())
+    return error(moecclInvalidUsage, "the send queue of layer {} is empty: call moecclMigrationSend first", number);
+  if (layer->flights.size() >= depth_)
+    return error(moecclInvalidUsage,
+                 "the receive queue of layer {} holds {} entries, which is its depth: wait for one first", number,
+                 depth_);
+  auto flight = std::make_shared<Flight>();
+  flight->packed = std::move(layer->to_send.front());
+  layer->to_send.pop_front();
+  flight->arrived.resize(hybrid_.held().size() * expert_bytes_);
+  flight->words.resize(comm_.n_ranks());
+  flight->mine = {layer->begun++, flight->packed.checksum, number, moecclSuccess};
+  MOECCL_TRY(
+      hybrid_.prepare_gather(flight->packed.experts.data(), flight->arrived.data(), expert_bytes_, flight->gather));
+  CollectiveCall exchange;
+  exchange.op = moecclOpAllGather;
+  exchange.send = &flight->mine;
+  exchange.recv = flight->words.data();
+  exchange.count = sizeof(Word);
+  exchange.type = moecclUint8;
+  MOECCL_TRY(prepare_collective(comm_, exchange, flight->exchange));
+  const uint64_t gather_ticket = comm_.take_ticket(), exchange_ticket = comm_.take_ticket();
+  layer->flights.push_back(flight);
+  return stream_.enqueue([this, flight, gather_ticket, exchange_ticket] {
+    Status status = run(*flight, gather_ticket, exchange_ticket);
+    {
+      const std::lock_guard lock(mutex_);
+      flight->status = status;
+      flight->done = true;
+    }
+    changed_.notify_all();
+    return Status();  // told by wait()
+  });
+}
+
+// Both turns are taken whatever happens, so that the communicator goes on.
+Status Migration::run(Flight& flight, uint64_t gather_ticket, uint64_t exchange_ticket) {
+  const Status gathered = comm_.run_in_turn(gather_ticket, flight.gather);
+  if (gathered.ok() && !exact()) {
+    // Decoding must not fail after the ranks have agreed.
+    for (size_t h = 0; h < hybrid_.held().size(); ++h)
+      if (!kernels::codec_valid(codec_, flight.arrived.data() + h * expert_bytes_, expert_bytes_))
+        flight.mine.code = moecclInternalError;
+  }
+  const Status exchanged = comm_.run_in_turn(exchange_ticket, flight.exchange);
+  MOECCL_TRY(gathered);
+  MOECCL_TRY(exchanged);
+  return verdict(flight);
+}
+
+// Every rank has the same words and so comes to the same verdict.
+Status Migration::verdict(const Flight& flight) const {
+  const std::vector<Word>& w = flight.words;
+  for (uint32_t r = 0; r < w.size(); ++r) {
+    if (w[r].layer != w[0].layer)
+      return error(moecclMismatch, "rank 0 begins layer {}, rank {} layer {}: begin the same layers in the same order",
+                   w[0].layer, r, w[r].layer);
+    if (w[r].epoch != w[0].epoch)
+      return error(moecclMismatch, "layer {}: rank 0 begins its gather number {}, rank {} number {}", w[0].layer,
+                   w[0].epoch, r, w[r].epoch);
+    if (w[r].checksum != w[0].checksum)
+      return error(moecclMismatch,
+                   "layer {}: the shared experts of rank 0 and rank {} differ: bring them in step by "
+                   "moecclSharedExpert; no rank has switched",
+                   w[0].layer, r);
+    if (w[r].code != moecclSuccess)
+      return error(static_cast<moecclResult_t>(w[r].code),
+                   "layer {}: rank {} received experts that do not decode; no rank has switched", w[0].layer, r);
+  }
+  return {};
+}
+
+Status Migration::wait(int number, const void* shared, void* held, uint64_t* epoch) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  if (layer->flights.empty())
+    return error(moecclInvalidUsage, "nothing has begun on layer {}: call moecclMigrationBegin first", number);
+  const size_t n_held = hybrid_.held().size(), whole = codec_.count * moecclTypeSize(codec_.type);
+  if (held == nullptr && n_held * whole > 0)
+    return error(moecclInvalidArgument, "held is NULL: give room for {} experts of {} elements", n_held, codec_.count);
+  if (shared == nullptr && !exact() && whole > 0)
+    return error(moecclInvalidArgument, "shared is NULL: give what moecclMigrationSend had");
+  const std::shared_ptr<Flight> flight = layer->flights.front();
+  if (checksum_of(shared) != flight->packed.checksum)
+    return error(moecclInvalidUsage,
+                 "shared is not the shared expert that moecclMigrationSend had on layer {}: keep it until the wait",
+                 number);
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return flight->done; });
+  }
+  layer->flights.pop_front();
+  spare_.push_back(std::move(flight->packed.experts));
+  MOECCL_TRY(flight->status);
+  for (size_t h = 0; h < n_held; ++h) {
+    const std::byte* from = flight->arrived.data() + h * expert_bytes_;
+    std::byte* to = static_cast<std::byte*>(held) + h * whole;
+    if (exact()) {
+      if (whole > 0) std::memcpy(to, from, whole);
+    } else if (!kernels::codec_decode(codec_, from, expert_bytes_, shared, to)) {
+      return error(moecclInternalError, "layer {}: an expert that was checked does not decode", number);
+    }
+  }
+  ++layer->epoch;
+  if (epoch != nullptr) *epoch = layer->epoch;
+  return {};
+}
+
+Status Migration::test(int number, int* done) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  if (done == nullptr) return error(moecclInvalidArgument, "done is NULL: give the address of an int");
+  if (layer->flights.empty())
+    return error(moecclInvalidUsage, "nothing has begun on layer {}: call moecclMigrationBegin first", number);
+  const std::lock_guard lock(mutex_);
+  *done = layer->flights.front()->done;
+  return {};
+}
+
+Status Migration::info(int number, moecclMigrationInfo_t* out) const {
+  if (number < 0 || static_cast<size_t>(number) >= layers_.size())
+    return error(moecclInvalidArgument, "layer is {}: the migration has layers 0 to {}", number, layers_.size() - 1);
+  if (out == nullptr) return error(moecclInvalidArgument, "info is NULL: give the address of a moecclMigrationInfo_t");
+  if (out->size < sizeof(size_t) || out->size > 4096)
+    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclMigrationInfo_t)", out->size);
+  const Layer& layer = layers_[static_cast<size_t>(number)];
+  moecclMigrationInfo_t info{};
+  info.size = out->size;
+  info.epoch = layer.epoch;
+  info.to_send = static_cast<int32_t>(layer.to_send.size());
+  info.to_receive = static_cast<int32_t>(layer.flights.size());
+  info.expert_bytes = expert_bytes_;
+  const algo::Domains& domains = *hybrid_.domains();
+  for (const algo::Domains::Send& send : domains.sends()) {
+    if (send.from != comm_.rank()) continue;
+    for (const uint32_t home : domains.held(send.from, send.level))
+      info.sent_bytes += hybrid_.homes().n_local(home) * expert_bytes_;
+  }
+  // Entries to send, entries under way, and what these bring.
+  info.memory_bytes = layers_.size() * depth_ * expert_bytes_ * (2 * hybrid_.own().size() + hybrid_.held().size());
+  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  return {};
+}
+
+}  // namespace moeccl::comm

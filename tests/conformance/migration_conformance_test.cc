@@ -1,0 +1,267 @@
+// Migration of experts through the C interface: what arrives is what was sent (exactly, or as the codec says), an epoch
+// is switched on all ranks or on none, and misuse has a sentence.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "moeccl/moeccl.h"
+#include "tests/support/ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+constexpr RankMode kT = RankMode::kThreads, kP = RankMode::kProcesses, kM = RankMode::kMixed;
+
+struct Shape {
+  const char* name;
+  int n;
+  RankMode mode;
+  const char* topology;
+  std::vector<int32_t> domain;
+  int n_experts, layers, steps;
+  size_t count;
+  double ratio;
+  bool pace = false;
+};
+std::ostream& operator<<(std::ostream& out, const Shape& s) { return out << s.name; }
+
+const Shape kShapes[] = {
+    {"OneRank", 1, kT, "", {1}, 2, 1, 2, 100, 1},
+    {"ExactTwoRanks", 2, kP, "", {2}, 4, 2, 3, 1001, 1},
+    {"ExactNoElements", 3, kT, "", {3}, 4, 1, 2, 0, 1},
+    {"FiftyTimes", 4, kP, "dc:2 gpu:2", {2, 1}, 8, 3, 3, 70'001, 50},
+    {"FiftyTimesUneven", 7, kM, "dc:2 gpu:4+3", {2, 2}, 9, 2, 2, 4096, 50},
+    {"EightTimesPaced", 8, kT, "dc:2(bw=4GB/s,lat=20us) gpu:4", {2, 4}, 8, 2, 2, 20'000, 8, true},
+    {"SixteenRanks", 16, kT, "dc:4 gpu:4", {4, 1}, 16, 1, 2, 513, 4},
+};
+
+// Experts that have much in common, as experts have: a slow wave, and a few elements of their own.
+float element_of(int expert, int layer, int step, size_t i) {
+  const auto x = static_cast<float>(i % 61) * 0.125f + static_cast<float>(layer);
+  const bool own = (i * 7 + static_cast<size_t>(expert) * 13 + static_cast<size_t>(step)) % 97 == 0;
+  return x +
+         (own ? static_cast<float>(expert + 1) + static_cast<float>(step) * 0.5f : 0.001f * static_cast<float>(expert));
+}
+std::vector<float> expert_of(const Shape& s, int expert, int layer, int step) {
+  std::vector<float> e;
+  for (size_t i = 0; i < s.count; ++i) e.push_back(element_of(expert, layer, step, i));
+  return e;
+}
+
+struct Moving {
+  Moving(const Shape& s, moecclComm_t c) : shape(s), comm(c) {
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    config.n_experts = s.n_experts;
+    config.n_levels = static_cast<int32_t>(s.domain.size());
+    config.domain = s.domain.data();
+    EXPECT_EQ(moecclHybridCreate(&hybrid, comm, &config), moecclSuccess) << moecclGetLastError(comm);
+    info.size = sizeof(info);
+    EXPECT_EQ(moecclHybridGetInfo(hybrid, &info), moecclSuccess);
+    moecclMigrationConfig_t migrate = MOECCL_MIGRATION_CONFIG_INIT;
+    migrate.count = s.count;
+    migrate.ratio = s.ratio;
+    migrate.n_layers = s.layers;
+    EXPECT_EQ(moecclMigrationCreate(&migration, hybrid, nullptr, &migrate), moecclSuccess) << moecclGetLastError(comm);
+  }
+  ~Moving() {
+    EXPECT_EQ(moecclMigrationDestroy(migration), moecclSuccess);
+    EXPECT_EQ(moecclHybridDestroy(hybrid), moecclSuccess);
+  }
+  std::vector<float> own(int layer, int step) const {
+    std::vector<float> all;
+    for (int32_t e = 0; e < info.n_own; ++e) {
+      const std::vector<float> one = expert_of(shape, info.own_experts[e], layer, step);
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+  }
+  const Shape& shape;
+  moecclComm_t comm;
+  moecclHybrid_t hybrid = nullptr;
+  moecclHybridInfo_t info{};
+  moecclMigration_t migration = nullptr;
+};
+
+uint64_t sent_bytes(const Shape& shape, moecclComm_t comm) {
+  std::vector<moecclTraffic_t> to(static_cast<size_t>(shape.n));
+  EXPECT_EQ(moecclCommTraffic(comm, to.data(), shape.n), moecclSuccess);
+  uint64_t sum = 0;
+  for (const moecclTraffic_t& t : to) sum += t.bytes;
+  return sum;
+}
+
+void check_arrivals(const Moving& s, int layer, int step, const std::vector<float>& shared,
+                    const std::vector<float>& held) {
+  const Shape& shape = s.shape;
+  moecclCodec_t codec = MOECCL_CODEC_INIT;
+  codec.count = shape.count;
+  codec.ratio = shape.ratio;
+  size_t bytes = 0;
+  ASSERT_EQ(moecclCodecBytes(&codec, &bytes), moecclSuccess);
+  std::vector<unsigned char> encoded(bytes);
+  for (int32_t h = 0; h < s.info.n_held; ++h) {
+    std::vector<float> want = expert_of(shape, s.info.held_experts[h], layer, step), plain = want;
+    if (shape.ratio > 1) {
+      ASSERT_EQ(moecclCodecEncode(&codec, plain.data(), shared.data(), encoded.data(), bytes, nullptr), moecclSuccess);
+      ASSERT_EQ(moecclCodecDecode(&codec, encoded.data(), bytes, shared.data(), want.data()), moecclSuccess);
+    }
+    EXPECT_TRUE(shape.count == 0 || std::memcmp(want.data(), held.data() + static_cast<size_t>(h) * shape.count,
+                                                shape.count * sizeof(float)) == 0)
+        << "expert " << s.info.held_experts[h] << ", layer " << layer << ", step " << step;
+  }
+}
+
+class MigrationConformance : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(MigrationConformance, EveryRankSwitchesToWhatWasSent) {
+  const Shape& shape = GetParam();
+  RankOptions options{.mode = shape.mode};
+  options.config.topology = *shape.topology != '\0' ? shape.topology : nullptr;
+  options.config.pace = shape.pace;
+  run_ranks(
+      shape.n,
+      [&](int, moecclComm_t comm) {
+        Moving s(shape, comm);
+        if (::testing::Test::HasFailure()) return;
+        moecclStream_t stream = nullptr;
+        MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
+        for (int step = 0; step < shape.steps; ++step) {
+          // The shared expert of each layer, by an AllReduce beside other work.
+          std::vector<std::vector<float>> shared(static_cast<size_t>(shape.layers)), own = shared;
+          for (int l = 0; l < shape.layers; ++l) {
+            const auto at = static_cast<size_t>(l);
+            own[at] = s.own(l, step);
+            shared[at].resize(shape.count + 1);
+            MOECCL_ASSERT_COMM_OK(moecclSharedExpert(own[at].data(), static_cast<size_t>(s.info.n_own),
+                                                     static_cast<size_t>(shape.n_experts), shared[at].data(),
+                                                     shape.count, moecclFloat32, comm, stream),
+                                  comm);
+          }
+          MOECCL_ASSERT_OK(moecclStreamSynchronize(stream));
+          for (int l = 0; l < shape.layers; ++l) {
+            const auto at = static_cast<size_t>(l);
+            std::vector<moecclCodecError_t> lost(static_cast<size_t>(s.info.n_own) + 1);
+            MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, l, own[at].data(), shared[at].data(), lost.data()),
+                                  comm);
+            for (int32_t e = 0; e < s.info.n_own; ++e)
+              EXPECT_EQ(lost[static_cast<size_t>(e)].relative > 0 || shape.ratio > 1, shape.ratio > 1);
+          }
+          for (int l = 0; l < shape.layers; ++l) MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, l), comm);
+          for (int l = 0; l < shape.layers; ++l) {
+            std::vector<float> held(static_cast<size_t>(s.info.n_held) * shape.count + 1, -77);
+            uint64_t epoch = 0;
+            MOECCL_ASSERT_COMM_OK(
+                moecclMigrationWait(s.migration, l, shared[static_cast<size_t>(l)].data(), held.data(), &epoch), comm);
+            EXPECT_EQ(epoch, static_cast<uint64_t>(step) + 1);
+            EXPECT_EQ(held.back(), -77) << "written beyond the experts";
+            check_arrivals(s, l, step, shared[static_cast<size_t>(l)], held);
+          }
+          if (::testing::Test::HasFailure()) return;
+        }
+        MOECCL_EXPECT_OK(moecclStreamDestroy(stream));
+      },
+      options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, MigrationConformance, ::testing::ValuesIn(kShapes),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+const Shape kFour = {"", 4, kP, "", {4}, 4, 2, 1, 30'000, 50};
+
+// Sent bytes: experts are 50 times smaller on the wire, and nothing else is sent but the ranks' agreement.
+TEST(MigrationWire, BytesAreAsComputed) {
+  run_ranks(4,
+            [](int, moecclComm_t comm) {
+              Moving s(kFour, comm);
+              moecclMigrationInfo_t info{};
+              info.size = sizeof(info);
+              MOECCL_ASSERT_COMM_OK(moecclMigrationGetInfo(s.migration, 0, &info), comm);
+              EXPECT_EQ(info.sent_bytes, 3 * info.expert_bytes);
+              EXPECT_LE(info.expert_bytes, kFour.count * sizeof(float) / 50 + 32);
+              const std::vector<float> own = s.own(0, 0), shared(kFour.count, 1.0f);
+              std::vector<float> held(static_cast<size_t>(s.info.n_held) * kFour.count);
+              const uint64_t before = sent_bytes(kFour, comm);
+              MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, own.data(), shared.data(), nullptr), comm);
+              MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
+              MOECCL_ASSERT_COMM_OK(moecclMigrationWait(s.migration, 0, shared.data(), held.data(), nullptr), comm);
+              const uint64_t sent = sent_bytes(kFour, comm) - before;
+              EXPECT_GE(sent, info.sent_bytes);
+              EXPECT_LE(sent, info.sent_bytes + 4096);  // the ranks' words
+            },
+            {.mode = kP});
+}
+
+TEST(MigrationEpoch, NoRankSwitchesWhenOneDiffers) {
+  run_ranks(4,
+            [](int rank, moecclComm_t comm) {
+              Moving s(kFour, comm);
+              const std::vector<float> own = s.own(0, 0), right(kFour.count, 1.0f), wrong(kFour.count, 2.0f);
+              std::vector<float> held(static_cast<size_t>(s.info.n_held) * kFour.count, -5);
+              const std::vector<float>& shared = rank == 2 ? wrong : right;
+              MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, own.data(), shared.data(), nullptr), comm);
+              MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
+              uint64_t epoch = 9;
+              EXPECT_EQ(moecclMigrationWait(s.migration, 0, shared.data(), held.data(), &epoch), moecclMismatch);
+              EXPECT_NE(std::string(moecclGetLastError(comm)).find("rank 2"), std::string::npos)
+                  << moecclGetLastError(comm);
+              EXPECT_EQ(epoch, 9u);
+              EXPECT_EQ(held.front(), -5);
+              moecclMigrationInfo_t info{};
+              info.size = sizeof(info);
+              MOECCL_ASSERT_COMM_OK(moecclMigrationGetInfo(s.migration, 0, &info), comm);
+              EXPECT_EQ(info.epoch, 0u);
+              // Layers in another order on one rank: seen by all.
+              for (const int l : {0, 1})
+                MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, l, own.data(), right.data(), nullptr), comm);
+              const int first = rank == 1 ? 1 : 0;
+              MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, first), comm);
+              EXPECT_EQ(moecclMigrationWait(s.migration, first, right.data(), held.data(), &epoch), moecclMismatch);
+              EXPECT_NE(std::string(moecclGetLastError(comm)).find("same order"), std::string::npos)
+                  << moecclGetLastError(comm);
+              EXPECT_EQ(held.front(), -5);
+            },
+            {.mode = kP});
+}
+
+TEST(MigrationErrors, MisuseHasASentence) {
+  run_ranks(1, [](int, moecclComm_t comm) {
+    const Shape one = {"", 1, kT, "", {1}, 2, 1, 1, 64, 1};
+    Moving s(one, comm);
+    const std::vector<float> own = s.own(0, 0);
+    std::vector<float> held(own.size());
+    const auto says = [&](const char* text) {
+      return std::string(moecclGetLastError(comm)).find(text) != std::string::npos;
+    };
+    EXPECT_EQ(moecclMigrationBegin(s.migration, 0), moecclInvalidUsage);
+    EXPECT_TRUE(says("send queue of layer 0 is empty")) << moecclGetLastError(comm);
+    EXPECT_EQ(moecclMigrationWait(s.migration, 0, nullptr, held.data(), nullptr), moecclInvalidUsage);
+    EXPECT_TRUE(says("nothing has begun")) << moecclGetLastError(comm);
+    EXPECT_EQ(moecclMigrationSend(s.migration, 1, own.data(), nullptr, nullptr), moecclInvalidArgument);
+    EXPECT_TRUE(says("layer is 1")) << moecclGetLastError(comm);
+    EXPECT_EQ(moecclMigrationSend(s.migration, 0, nullptr, nullptr, nullptr), moecclInvalidArgument);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, own.data(), nullptr, nullptr), comm);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, own.data(), nullptr, nullptr), comm);
+    EXPECT_EQ(moecclMigrationSend(s.migration, 0, own.data(), nullptr, nullptr), moecclInvalidUsage);
+    EXPECT_TRUE(says("which is its depth")) << moecclGetLastError(comm);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
+    EXPECT_EQ(moecclMigrationWait(s.migration, 0, nullptr, nullptr, nullptr), moecclInvalidArgument);
+    int done = 0;
+    MOECCL_EXPECT_COMM_OK(moecclMigrationTest(s.migration, 0, &done), comm);
+    MOECCL_EXPECT_COMM_OK(moecclMigrationWait(s.migration, 0, nullptr, held.data(), nullptr), comm);
+    EXPECT_EQ(held, own);
+    // What has begun may be left behind.
+    MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
+    moecclMigrationConfig_t bad = MOECCL_MIGRATION_CONFIG_INIT;
+    bad.count = 4;
+    bad.ratio = 0.5;
+    moecclMigration_t none = nullptr;
+    EXPECT_EQ(moecclMigrationCreate(&none, s.hybrid, nullptr, &bad), moecclInvalidArgument);
+    EXPECT_TRUE(says("config.ratio is 0.5")) << moecclGetLastError(comm);
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::testing
