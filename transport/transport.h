@@ -55,10 +55,20 @@ struct alignas(2 * kLine) Outbox {
   std::byte data[kOutboxBytes];
 };
 
-// A group's uplink at a paced level: when each direction is free again (CLOCK_MONOTONIC ns, one clock for the host).
-struct alignas(kLine) PaceWords {
-  std::atomic<int64_t> egress_free_ns;
-  std::atomic<int64_t> ingress_free_ns;
+inline constexpr uint32_t kTrafficClasses = 8;  // 0: the least urgent
+
+// One direction of a lane that transfers take one after another (CLOCK_MONOTONIC ns, one clock for the host); see
+// paced/arbiter.h. All words start as 0.
+struct alignas(kLine) LaneWords {
+  std::atomic<int64_t> free_ns;                    // when all that was admitted has crossed
+  std::atomic<int64_t> claim_ns[kTrafficClasses];  // until when a waiting transfer of the class counts
+  std::atomic<int64_t> owed_ns[kTrafficClasses];   // of the lane's time, to a class that was passed over
+};
+
+// A group's uplink at a paced level.
+struct PaceWords {
+  LaneWords egress, ingress;
+  std::atomic<uint32_t> shared;  // not 0: several communicators use it, in the order of their classes
 };
 inline constexpr uint32_t kPaceLevels = 8;
 
@@ -88,6 +98,11 @@ enum class PutState : uint8_t {
   kDone,   // all is under way: the source may be reused
   kMoved,  // some of it went, the link is full now: call again with the same arguments
   kFull,   // nothing could go: the same
+};
+
+// When bytes occupy a link, CLOCK_MONOTONIC.
+struct Crossing {
+  int64_t start_ns = 0, end_ns = 0;
 };
 
 // This rank's end towards one peer. One thread at a time.
@@ -124,8 +139,16 @@ class Link {
   virtual Result<PutState> put(uint64_t offset, const void* src, size_t bytes) = 0;
   // Tells the link of bytes that were stored through a view, so that counters and pace see them.
   virtual void wrote(size_t bytes) = 0;
+  // Whether what was put since the last signal may go now. A lane that several communicators share serves the more
+  // urgent class first: false asks the caller to come again, and not to signal before. Always true without such a lane.
+  virtual bool admit(uint32_t traffic_class) {
+    (void)traffic_class;
+    return true;
+  }
   // Makes everything before it visible, then tells the peer: signal number `number` of `sig`, with `tag`.
   virtual Status signal(uint32_t sig, uint32_t number, uint32_t tag) = 0;
+  // When the bytes before the last signal() cross; empty where there were none or nobody knows.
+  virtual Crossing crossing() const { return {}; }
   // The line that signal() writes, where this rank can write it itself; else null. For paced/.
   virtual SignalLine* signal_line(uint32_t sig) = 0;
   // Success, or how this link lost its peer ("process 4711 of rank 2 died").

@@ -62,7 +62,7 @@ class UniqueId(ctypes.Structure):
 class _Config(ctypes.Structure):
     _fields_ = [("size", _size), ("timeout_ms", ctypes.c_int32), ("init_timeout_ms", ctypes.c_int32),
                 ("deterministic", ctypes.c_int32), ("pace", ctypes.c_int32), ("topology", ctypes.c_char_p),
-                ("staging_bytes", _size), ("name", ctypes.c_char_p)]
+                ("staging_bytes", _size), ("name", ctypes.c_char_p), ("priority", ctypes.c_int32)]
 
 
 class _MoeConfig(ctypes.Structure):

@@ -15,6 +15,18 @@ typedef struct {
   char internal[MOECCL_UNIQUE_ID_BYTES];
 } moecclUniqueId;
 
+/* Classes of traffic (MoNTA, communication conflicts): where communicators share a lane, the higher number goes first,
+ * chunk by chunk; the lower ones keep a sixteenth of the lane. Auto is by operation: MoE, AllToAll(v) and
+ * TensorAllToAll are EP, Send/Recv PP, AllGather CP, all others DP. Numbers between 1 and 8 may be used as they are. */
+typedef enum {
+  moecclPriorityAuto = 0,
+  moecclPriorityDP = 1,
+  moecclPriorityCP = 3,
+  moecclPriorityPP = 5,
+  moecclPriorityEP = 7
+} moecclPriority_t;
+#define MOECCL_HIGHEST_PRIORITY 8
+
 /* All zero means: everything default. */
 typedef struct {
   size_t size;             /* sizeof(moecclConfig_t) */
@@ -26,9 +38,10 @@ typedef struct {
   size_t staging_bytes;    /* cap on this rank's staging memory; default MOECCL_STAGING_BYTES or 16 MiB. Send/Recv
                                slots take up to 2 MiB more: moecclCommMemoryUsage() counts everything */
   const char* name;        /* shown in errors and the flight recorder; at most 31 bytes are kept */
+  int32_t priority;        /* of this communicator's traffic: a moecclPriority_t or another number up to 8 */
 } moecclConfig_t;
 #define MOECCL_CONFIG_INIT \
-  { sizeof(moecclConfig_t), 0, 0, 0, 0, NULL, 0, NULL }
+  { sizeof(moecclConfig_t), 0, 0, 0, 0, NULL, 0, NULL, 0 }
 
 /* Makes an id and starts the meeting point for it in this process. Call it once, on one rank. The meeting point ends by
  * itself when all ranks have met or when the init timeout passes. */
@@ -50,9 +63,14 @@ MOECCL_API moecclResult_t moecclCommInitAll(moecclComm_t* comms, int n_ranks, co
 MOECCL_API moecclResult_t moecclCommInitEnv(moecclComm_t* comm, const moecclConfig_t* config);
 
 /* Splits by color: ranks of the same color >= 0 form a new communicator, ordered by (key, rank). A negative color joins
- * none and gets NULL. Collective over comm. config NULL inherits comm's. */
+ * none and gets NULL. Collective over comm. config NULL inherits comm's, but for topology and pace. With config->pace 1
+ * and no topology the new communicator's ranks keep their places in comm's topology and share its paced lanes. */
 MOECCL_API moecclResult_t moecclCommSplit(moecclComm_t comm, int color, int key, moecclComm_t* new_comm,
                                           const moecclConfig_t* config);
+
+/* The class of this rank's calls on comm from now on, those in flight keep theirs; moecclPriorityAuto: by operation.
+ * Not collective: give the same on all ranks, or the lane serves them as they say. */
+MOECCL_API moecclResult_t moecclCommSetPriority(moecclComm_t comm, int priority);
 
 /* Waits until this rank's operations have finished. Not collective. */
 MOECCL_API moecclResult_t moecclCommFinalize(moecclComm_t comm);

@@ -9,6 +9,7 @@
 #include <moeccl/hybrid.h>
 #include <moeccl/migrate.h>
 #include <moeccl/moe.h>
+#include <moeccl/pipeline.h>
 #include <moeccl/plan.h>
 #include <moeccl/profile.h>
 #include <moeccl/replace.h>

@@ -24,9 +24,10 @@ typedef enum {
   moecclOpExpertAllReduce = 12, /* experts.h */
   moecclOpCollectGradients = 13,
   moecclOpPlaceWeights = 14,
-  moecclOpExpertGather = 15 /* hybrid.h */
+  moecclOpExpertGather = 15,  /* hybrid.h */
+  moecclOpTensorAllToAll = 16 /* pipeline.h */
 } moecclOp_t;
-#define MOECCL_NUM_OPS 16
+#define MOECCL_NUM_OPS 17
 
 typedef struct {
   size_t size;         /* sizeof(moecclPlanInfo_t), set by the caller */

@@ -16,5 +16,6 @@ std::span<const Algorithm> flat_algorithms();
 std::span<const Algorithm> ring_algorithms();
 std::span<const Algorithm> two_d_algorithms();
 std::span<const Algorithm> hier_algorithms();
+std::span<const Algorithm> tensor_algorithms();
 
 }  // namespace moeccl::algo

@@ -330,7 +330,7 @@ class Clock {
     return links_[level].alpha_ns > 0 ? links_[level].alpha_ns : profile_.signal_ns;
   }
 
-  // Both uplinks carry the bytes, the receiver's from when the first one has left the sender's.
+  // Both uplinks carry the bytes, as in plan/cost_run.cc.
   void send(Rank& r, const Op& op, uint32_t chunk) {
     const TrafficEdge& edge = t_.edges[op.edge];
     double at = r.now;
@@ -340,7 +340,7 @@ class Clock {
       const uint32_t a = group[sender(edge)], b = group[receiver(edge)];
       double &out = egress_[edge.level][a], &in = ingress_[edge.level][b];
       out = std::max(out, at) + duration;
-      in = std::max(in, out - duration) + duration;
+      in = std::max(in, at) + duration;
       at = std::max(out, in);
       used_[edge.level][a] += duration;
     }

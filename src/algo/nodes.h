@@ -13,9 +13,10 @@ struct Nodes {
   std::vector<std::vector<uint32_t>> members;  // [nodes] ranks, ascending
   std::vector<uint32_t> node_of, index_of;     // [ranks] node, position in it
 
-  explicit Nodes(const LevelTree& tree) : node_of(tree.levels.front().group_of_rank) {
-    members.resize(tree.levels.front().n_groups);
-    for (uint32_t rank = 0; rank < tree.n_ranks; ++rank) {
+  explicit Nodes(const LevelTree& tree) : Nodes(tree.levels.front().group_of_rank, tree.levels.front().n_groups) {}
+  Nodes(const std::vector<uint32_t>& group_of_rank, uint32_t n_groups) : node_of(group_of_rank) {
+    members.resize(n_groups);
+    for (uint32_t rank = 0; rank < node_of.size(); ++rank) {
       index_of.push_back(static_cast<uint32_t>(members[node_of[rank]].size()));
       members[node_of[rank]].push_back(rank);
     }

@@ -11,7 +11,7 @@ namespace {
 std::vector<Algorithm> join_families() {
   std::vector<Algorithm> all;
   for (const auto family : {oneshot_algorithms, direct_algorithms, staged_algorithms, rd_algorithms, tree_algorithms,
-                            flat_algorithms, ring_algorithms, two_d_algorithms, hier_algorithms}) {
+                            flat_algorithms, ring_algorithms, two_d_algorithms, hier_algorithms, tensor_algorithms}) {
     const auto members = family();
     all.insert(all.end(), members.begin(), members.end());
   }
@@ -21,6 +21,10 @@ std::vector<Algorithm> join_families() {
 
 plan::Plan plan_without_programs(const Algorithm& algorithm, const plan::Shape& shape, const plan::LevelTree& tree) {
   plan::Plan plan{algorithm.name, shape, algorithm.chunking(shape, tree), 0, {}};
+  if (shape.op == moecclOpTensorAllToAll) {
+    plan.shape.group_of = tree.tensor_groups();
+    plan.shape.most_in_blocks = plan.shape.most_out_blocks = tree.n_tensor_groups();
+  }
   plan.hash = plan_hash(algorithm, shape, plan.chunking, tree);
   return plan;
 }

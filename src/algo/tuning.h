@@ -39,6 +39,9 @@ inline constexpr uint64_t kExpertLeast = 64 << 10;
 inline constexpr uint64_t kExpertDirect = 256 << 10;
 inline constexpr uint64_t kExpertMove = 256 << 10;  // of what one rank sends to another
 
+// MoNTA's figures are with 4 chunks; the chunk solver says how many where a profile is at hand.
+inline constexpr uint32_t kTensorChunks = 4;
+
 // Rotations. Two let a rank fill one while peers read the other: a signal of chunk c+1 then says that chunk c is free.
 inline constexpr uint32_t kOverlap = 2;
 // Where data flows one way only, a credit comes back after this many chunks, so that ranks seldom wait for it.

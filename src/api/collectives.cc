@@ -1,5 +1,6 @@
 // Entry points of collectives.h.
 #include "moeccl/collectives.h"
+#include "moeccl/pipeline.h"
 
 #include <memory>
 
@@ -74,6 +75,12 @@ moecclResult_t moecclAllReduce(const void* send, void* recv, size_t count, moecc
                                moecclComm_t comm, moecclStream_t stream) {
   return collective({.op = moecclOpAllReduce, .send = send, .recv = recv, .count = count, .type = type, .reduce = op},
                     comm, stream);
+}
+
+moecclResult_t moecclTensorAllToAll(const void* send, void* recv, size_t count, moecclDataType_t type,
+                                    moecclComm_t comm, moecclStream_t stream) {
+  return collective({.op = moecclOpTensorAllToAll, .send = send, .recv = recv, .count = count, .type = type}, comm,
+                    stream);
 }
 
 moecclResult_t moecclReduce(const void* send, void* recv, size_t count, moecclDataType_t type, moecclRedOp_t op,

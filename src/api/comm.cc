@@ -135,6 +135,16 @@ moecclResult_t moecclCommGetAsyncError(moecclComm_t handle, moecclResult_t* resu
   });
 }
 
+moecclResult_t moecclCommSetPriority(moecclComm_t handle, int priority) {
+  return api::with_comm(handle, [&](Communicator& c) -> Status {
+    if (priority < 0 || priority > MOECCL_HIGHEST_PRIORITY)
+      return error(moecclInvalidArgument, "priority is {}: give a moecclPriority_t, or a number up to {}", priority,
+                   MOECCL_HIGHEST_PRIORITY);
+    c.set_priority(priority);
+    return {};
+  });
+}
+
 moecclResult_t moecclCommCount(moecclComm_t handle, int* count) {
   return with_comm(handle, [&](Communicator& comm) -> Status {
     if (count == nullptr) return api::null_argument("count", "the address of an int");

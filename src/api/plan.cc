@@ -29,7 +29,7 @@ Status check_op(moecclOp_t op) {
                  "op is {}: its plan depends on the routing, ask moecclMoeExplain or moecclRoutingGetInfo",
                  exec::op_name(op));
   }
-  if (op > moecclOpCombine) {
+  if (op > moecclOpCombine && op != moecclOpTensorAllToAll) {
     return error(moecclInvalidArgument, "op is {}: its plan depends on the placement, ask moecclExpertExplain",
                  exec::op_name(op));
   }
@@ -85,6 +85,7 @@ Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDat
       plan::explain({l.plan, c.tree(), l.cost, c.rank(),
                      forced ? "forced by moecclPlanForce or MOECCL_PLAN" : format("cheapest of {} that apply", apply),
                      candidates, l.cached->measured.ns.load(std::memory_order_relaxed), c.paced()});
+  if (const auto lanes = l.cached->measured.lanes.get(); !lanes.empty()) text += exec::lanes_text(lanes);
   if (l.cached->asks_reach) {
     text += format("With all buffers from moecclMemAlloc: {} instead.\n", l.cached->choice_if_reachable.algorithm);
   }

@@ -87,13 +87,14 @@ Status check_overlap(const Communicator& comm, const CollectiveCall& c, uint64_t
       in_place = recv == send + own;
       break;
     case moecclOpAllToAllv:
+    case moecclOpTensorAllToAll:
       break;
     default:
       in_place = send == recv;
   }
   if (in_place) return {};
   return error(moecclInvalidArgument,
-               "{}: send and recv overlap, but not as the in-place form does (see collectives.h): give "
+               "{}: send and recv overlap, but not as the in-place form does (see the header): give "
                "separate buffers",
                exec::op_name(c.op));
 }
@@ -147,12 +148,15 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
     op.signature.count = 0;  // private to each rank
     MOECCL_TRY(copy_splits(comm, c, op, &in_bytes, &out_bytes));
   } else {
-    const uint64_t blocks = std::max(plan::in_blocks(c.op, comm.n_ranks()), plan::out_blocks(c.op, comm.n_ranks()));
+    const bool by_groups = c.op == moecclOpTensorAllToAll;
+    const uint64_t in_blocks = by_groups ? comm.tree().n_tensor_groups() : plan::in_blocks(c.op, comm.n_ranks());
+    const uint64_t out_blocks = by_groups ? in_blocks : plan::out_blocks(c.op, comm.n_ranks());
+    const uint64_t blocks = std::max(in_blocks, out_blocks);
     if (c.count > std::numeric_limits<int64_t>::max() / (op.element_bytes * blocks)) {
       return bad(c.op, "count", format("{}", c.count), "a size that fits in memory");
     }
-    in_bytes = c.count * op.element_bytes * plan::in_blocks(c.op, comm.n_ranks());
-    out_bytes = c.count * op.element_bytes * plan::out_blocks(c.op, comm.n_ranks());
+    in_bytes = c.count * op.element_bytes * in_blocks;
+    out_bytes = c.count * op.element_bytes * out_blocks;
   }
   if (in_bytes > 0 && c.send == nullptr && reads_send(c, comm.rank()))
     return bad(c.op, "send", "NULL", format("{} bytes", in_bytes));

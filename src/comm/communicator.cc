@@ -11,9 +11,13 @@
 namespace moeccl::comm {
 
 Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& id, int n_ranks, int rank,
-                                                         const Config& config) {
-  MOECCL_ASSIGN_OR_RETURN(Membership m,
-                          connect(id, static_cast<uint32_t>(n_ranks), static_cast<uint32_t>(rank), config));
+                                                         const Config& config, std::shared_ptr<const Lanes> lanes) {
+  if (config.pace && config.topology.empty() && lanes == nullptr) {
+    return error(moecclInvalidArgument,
+                 "config.pace is 1 without a topology: give one with bandwidths, such as node:2(bw=1GB/s) gpu:4");
+  }
+  MOECCL_ASSIGN_OR_RETURN(
+      Membership m, connect(id, static_cast<uint32_t>(n_ranks), static_cast<uint32_t>(rank), config, std::move(lanes)));
   m.fabric->kernels = env().kernels.empty() ? &kernels::best() : kernels::select(env().kernels.c_str());
   if (m.fabric->kernels == nullptr) {
     return error(moecclInvalidArgument,
@@ -32,6 +36,7 @@ Communicator::Communicator(Membership m)
       config_(std::move(m.config)),
       address_(std::move(m.address)),
       fabric_(std::move(m.fabric)),
+      lanes_(std::move(m.lanes)),
       cuda_(std::move(m.cuda)),
       why_no_cuda_(std::move(m.why_no_cuda)) {
   // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core.
@@ -39,6 +44,7 @@ Communicator::Communicator(Membership m)
   const bool fits = m.ranks_on_host <= m.cores_on_host;
   fabric_->crowded = !fits;
   fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 200u : 4u;
+  fabric_->priority.store(config_.priority, std::memory_order_relaxed);
   plan::Profile profile;
   profile.cores = m.cores;
   selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach, m.reach.staging,
@@ -131,6 +137,7 @@ void Communicator::attach(exec::Operation& op, const std::shared_ptr<CachedPlan>
   op.signature.root = root;
   op.binding.count = op.signature.count;
   op.scaled = scaled;
+  op.priority = priority_of(op.signature.op);
   op.measured = &cached->measured;
   if (op.keep != cached) op.keep = cached;
 }
@@ -212,6 +219,12 @@ void Communicator::abort() {
   }
   fabric_->fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
 }
+
+uint8_t Communicator::priority_of(moecclOp_t op) const {
+  return static_cast<uint8_t>(exec::traffic_class(op, fabric_->priority.load(std::memory_order_relaxed)) + 1);
+}
+
+void Communicator::set_priority(int priority) { fabric_->priority.store(priority, std::memory_order_relaxed); }
 
 void Communicator::leave() {
   if (cuda_ != nullptr && !cuda_->fabric().failed())

@@ -10,6 +10,7 @@
 
 #include "src/comm/config.h"
 #include "src/comm/cuda_side.h"
+#include "src/comm/lanes.h"
 #include "src/comm/selection.h"
 #include "src/comm/turns.h"
 #include "src/driver/fork_page.h"
@@ -31,14 +32,16 @@ struct Membership {
   uint32_t cores = 1;   // of all hosts
   std::string address;  // of this host, where ranks on other hosts reach it; empty: all ranks are here
   std::unique_ptr<exec::Fabric> fabric;
+  std::shared_ptr<const Lanes> lanes;  // null: not paced
   std::unique_ptr<CudaSide> cuda;
   std::string why_no_cuda;  // when some rank asked for it
 };
 
 class Communicator {
  public:
+  // lanes: of the communicator that this one is split from, to share them; may be null.
   static Result<std::unique_ptr<Communicator>> init(const moecclUniqueId& id, int n_ranks, int rank,
-                                                    const Config& config);
+                                                    const Config& config, std::shared_ptr<const Lanes> lanes = nullptr);
   ~Communicator();
 
   uint32_t rank() const { return rank_; }
@@ -62,6 +65,10 @@ class Communicator {
   Status place(const void* a, const void* b, bool* on_device);
   const plan::LevelTree& tree() const { return selector_->tree(); }
   bool paced() const { return config_.pace; }
+  const std::shared_ptr<const Lanes>& lanes() const { return lanes_; }
+  // The class of calls from now on; 0: by operation.
+  void set_priority(int priority);
+  uint8_t priority_of(moecclOp_t op) const;  // of a call made now
   // Where ranks on other hosts reach this one; empty: all ranks are on this host.
   const std::string& address() const { return address_; }
   uint64_t operation_staging_bytes() const { return fabric_->half_bytes; }
@@ -133,6 +140,7 @@ class Communicator {
   std::string address_;
   const volatile uint32_t* not_forked_ = driver::fork_page();
   std::unique_ptr<exec::Fabric> fabric_;
+  std::shared_ptr<const Lanes> lanes_;
   std::unique_ptr<CudaSide> cuda_;
   std::string why_no_cuda_;
   std::unique_ptr<Selector> selector_;
@@ -146,6 +154,7 @@ class Communicator {
 };
 
 // connect.cc
-Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config);
+Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config,
+                           std::shared_ptr<const Lanes> lanes);
 
 }  // namespace moeccl::comm

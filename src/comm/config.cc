@@ -29,12 +29,15 @@ Result<Config> Config::from(const moecclConfig_t* given) {
   if (c.timeout_ms < 0) return bad("timeout_ms", c.timeout_ms, "milliseconds, or 0 for the default");
   if (c.init_timeout_ms < 0) return bad("init_timeout_ms", c.init_timeout_ms, "milliseconds, or 0 for the default");
   if (c.deterministic < 0 || c.deterministic > 1) return bad("deterministic", c.deterministic, "0 or 1");
+  if (c.priority < 0 || c.priority > MOECCL_HIGHEST_PRIORITY)
+    return bad("priority", c.priority, "a moecclPriority_t, or a number up to 8");
   if (c.pace < 0 || c.pace > 1) return bad("pace", c.pace, "0 or 1");
   Config out;
   out.timeout_ms = c.timeout_ms > 0 ? c.timeout_ms : env().timeout_ms;
   out.init_timeout_ms = c.init_timeout_ms > 0 ? c.init_timeout_ms : env().init_timeout_ms;
   out.deterministic = c.deterministic == 1;
   out.pace = c.pace == 1;
+  out.priority = c.priority;
   out.topology = c.topology != nullptr ? c.topology : env().topology;
   out.staging_bytes = c.staging_bytes > 0 ? c.staging_bytes : static_cast<uint64_t>(env().staging_bytes);
   out.plan = env().plan;
@@ -48,16 +51,13 @@ Result<Config> Config::from(const moecclConfig_t* given) {
     return error(moecclInvalidArgument, "config.topology has {} bytes: at most {} are accepted", out.topology.size(),
                  kMaxText);
   }
-  if (out.pace && out.topology.empty()) {
-    return error(moecclInvalidArgument,
-                 "config.pace is 1 without a topology: give one with bandwidths, such as node:2(bw=1GB/s) gpu:4");
-  }
   return out;
 }
 
 void Config::write_agreed(Writer& out) const {
   out.u8(deterministic);
   out.u8(pace);
+  out.u8(static_cast<uint8_t>(priority));
   out.u64(staging_bytes);
   out.string(topology);
   out.string(plan);
@@ -67,6 +67,7 @@ Config Config::read_agreed(Reader& in) {
   Config c;
   c.deterministic = in.u8() != 0;
   c.pace = in.u8() != 0;
+  c.priority = in.u8();
   c.staging_bytes = in.u64();
   c.topology = in.string(kMaxText);
   c.plan = in.string(kMaxText);
@@ -76,6 +77,7 @@ Config Config::read_agreed(Reader& in) {
 std::string Config::difference(const Config& o) const {
   if (deterministic != o.deterministic) return format("deterministic ({} and {})", deterministic, o.deterministic);
   if (pace != o.pace) return format("pace ({} and {})", pace, o.pace);
+  if (priority != o.priority) return format("priority ({} and {})", priority, o.priority);
   if (staging_bytes != o.staging_bytes) return format("staging_bytes ({} and {})", staging_bytes, o.staging_bytes);
   if (topology != o.topology) return format("topology (\"{}\" and \"{}\")", topology, o.topology);
   if (plan != o.plan) return format("MOECCL_PLAN (\"{}\" and \"{}\")", plan, o.plan);

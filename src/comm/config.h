@@ -14,6 +14,7 @@ struct Config {
   int64_t timeout_ms = 0, init_timeout_ms = 0;
   bool deterministic = false;
   bool pace = false;
+  int priority = 0;
   std::string topology;  // synthetic; empty: discovered
   uint64_t staging_bytes = 0;
   std::string name;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <span>
 
@@ -114,8 +115,14 @@ struct Introduction {
 
 class Connector {
  public:
-  Connector(const moecclUniqueId& id, uint32_t n, uint32_t rank, const Config& config)
-      : id_(id), n_(n), rank_(rank), config_(config), deadline_(Deadline::after_ms(config.init_timeout_ms)) {
+  Connector(const moecclUniqueId& id, uint32_t n, uint32_t rank, const Config& config,
+            std::shared_ptr<const Lanes> lanes)
+      : id_(id),
+        n_(n),
+        rank_(rank),
+        config_(config),
+        lanes_(std::move(lanes)),
+        deadline_(Deadline::after_ms(config.init_timeout_ms)) {
     key_ = hash_bytes(&id, sizeof(id));
   }
 
@@ -201,6 +208,10 @@ class Connector {
   }
 
   Status make_tree() {
+    if (lanes_ != nullptr) {
+      m_.tree = lanes_->own_tree();
+      return m_.tree.validate();
+    }
     if (config_.topology.empty()) {
       m_.tree = plan::LevelTree::flat(n_);
       if (hosts_->n() > 1) {
@@ -348,6 +359,12 @@ class Connector {
   // To the ranks of this host.
   Status make_links() {
     exec::Fabric& f = *m_.fabric;
+    if (config_.pace) m_.lanes = lanes_;
+    if (config_.pace && lanes_ == nullptr) {
+      auto own = std::make_shared<Lanes>(Lanes{m_.tree, segments_, std::vector<uint32_t>(n_)});
+      std::iota(own->member.begin(), own->member.end(), 0u);
+      m_.lanes = std::move(own);
+    }
     for (const uint32_t r : hosts_->around(rank_)) {
       if (r == rank_) continue;
       transport::shm::ShmPeer peer;
@@ -363,10 +380,11 @@ class Connector {
         MOECCL_ASSIGN_OR_RETURN(peer.pidfd, driver::open_pidfd(all_[r].pid));
       }
       auto link = std::make_unique<transport::shm::ShmLink>(std::move(peer));
-      const uint32_t level = m_.tree.level_between(rank_, r);
-      if (config_.pace && m_.tree.levels[level].link.bytes_per_ns > 0) {
+      const transport::paced::PacedUplinks uplinks =
+          m_.lanes != nullptr ? m_.lanes->between(rank_, r) : transport::paced::PacedUplinks{};
+      if (uplinks.cost.bytes_per_ns > 0) {
         f.paced[r] = 1;
-        f.links[r] = std::make_unique<transport::paced::PacedLink>(std::move(link), uplinks(level, r));
+        f.links[r] = std::make_unique<transport::paced::PacedLink>(std::move(link), uplinks);
       } else {
         f.links[r] = std::move(link);
       }
@@ -410,19 +428,10 @@ class Connector {
     return static_cast<uint32_t>(std::max(1, cores));
   }
 
-  // A group's pace words are in the segment of its first rank.
-  transport::paced::PacedUplinks uplinks(uint32_t level, uint32_t peer) {
-    const plan::Level& l = m_.tree.levels[level];
-    const auto words = [&](uint32_t rank) {
-      const auto first = std::find(l.group_of_rank.begin(), l.group_of_rank.end(), l.group_of_rank[rank]);
-      return &segments_[static_cast<size_t>(first - l.group_of_rank.begin())]->pace(level);
-    };
-    return {l.link, words(rank_), words(peer)};
-  }
-
   moecclUniqueId id_;
   uint32_t n_, rank_;
   Config config_;
+  std::shared_ptr<const Lanes> lanes_;
   Deadline deadline_;
   uint64_t key_ = 0;
   uint64_t probe_ = 0;
@@ -441,8 +450,9 @@ class Connector {
 
 }  // namespace
 
-Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config) {
-  return Connector(id, n_ranks, rank, config).connect();
+Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config,
+                           std::shared_ptr<const Lanes> lanes) {
+  return Connector(id, n_ranks, rank, config, std::move(lanes)).connect();
 }
 
 }  // namespace moeccl::comm

@@ -164,6 +164,7 @@ Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Ope
   }
   auto prepared = std::make_shared<Prepared>();
   op.signature.op = call.op;
+  op.priority = comm.priority_of(call.op);
   op.signature.type = call.type;
   op.signature.count = call.count;
   MOECCL_TRY(call.op == moecclOpExpertAllReduce ? prepare_reduce(comm, call, checked, op, *prepared)

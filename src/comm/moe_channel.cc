@@ -52,6 +52,7 @@ Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* mea
   op->output = run.out;
   op->element_bytes = run.binding.element_bytes;
   op->grouped = run.grouped;
+  op->priority = comm_.priority_of(run.op);
   Communicator* comm = &comm_;
   MOECCL_TRY(comm->place(run.in, run.out, &op->cuda));
   if (stream != nullptr) MOECCL_TRY(stream->ready());

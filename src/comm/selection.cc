@@ -5,6 +5,7 @@
 
 #include "src/base/hash.h"
 #include "src/base/log.h"
+#include "src/comm/pipeline_chunks.h"
 #include "src/exec/eager.h"
 
 namespace moeccl::comm {
@@ -80,7 +81,7 @@ Status Selector::force_from_text(const std::string& text) {
 }
 
 Status Selector::force(moecclOp_t op, const std::string& algorithm) {
-  const bool moe = op >= moecclOpDispatch;  // plans of a routing or a placement
+  const bool moe = op >= moecclOpDispatch && op != moecclOpTensorAllToAll;  // plans of a routing or a placement
   const bool automatic = algorithm.empty() || algorithm == "auto";
   if (!automatic && !moe && algo::find(op, algorithm) == nullptr) {
     return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", algorithm, exec::op_name(op),
@@ -105,6 +106,8 @@ plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
   s.reach = reach_;
   if (reachable) s.reach.views = s.reach.reads = true;
   s.staging_bytes = staging_bytes_;
+  if (key.op == moecclOpTensorAllToAll)
+    s.pipeline_chunks = pipeline_chunks(tree_, profile_, key.count * key.element_bytes);
   return s;
 }
 
@@ -228,7 +231,8 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
   }
   const uint64_t bytes = key.count * key.element_bytes *
                          std::max(plan::in_blocks(key.op, tree_.n_ranks), plan::out_blocks(key.op, tree_.n_ranks));
-  if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv) {
+  if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv &&
+      key.op != moecclOpTensorAllToAll) {
     MOECCL_TRY(make(true, cached->reachable, cached->choice_if_reachable));
     cached->asks_reach = cached->choice_if_reachable.plan_hash != cached->choice.plan_hash;
     if (cached->asks_reach) cached->signature = hash_combine(cached->signature, cached->choice_if_reachable.plan_hash);

@@ -10,6 +10,7 @@
 #include "src/algo/moe_simulation.h"
 #include "src/algo/routing_price.h"
 #include "src/algo/routing_source.h"
+#include "src/comm/pipeline_chunks.h"
 #include "src/comm/selection.h"
 #include "src/plan/printer.h"
 #include "src/plan/profile_file.h"
@@ -52,7 +53,7 @@ const Outcome* fastest(const Page& page) {
 }
 const Outcome* flat(const Page& page) {
   for (const Outcome& o : page.outcomes)
-    if (o.name == "flat" && o.refusal.empty()) return &o;
+    if ((o.name == "flat" || o.name == "baseline") && o.refusal.empty()) return &o;  // the latter of TensorAllToAll
   return nullptr;
 }
 
@@ -62,10 +63,10 @@ std::string verdict(const Page& page) {
   if (best == nullptr) return "nothing could be simulated";
   if (base == nullptr) return format("fastest: {}; flat was not simulated, so a gain over it is not known", best->name);
   if (base->ns < kGain * best->ns) {
-    return best == base ? std::string("no gain: the flat algorithm is the fastest")
-                        : format("no gain: {} is within 2 % of the flat algorithm", best->name);
+    return best == base ? format("no gain: the {} algorithm is the fastest", base->name)
+                        : format("no gain: {} is within 2 % of the {} algorithm", best->name, base->name);
   }
-  return format("fastest: {}, {:.2f}x faster than flat", best->name, base->ns / best->ns);
+  return format("fastest: {}, {:.2f}x faster than {}", best->name, base->ns / best->ns, base->name);
 }
 
 std::string as_text(const Page& page) {
@@ -79,7 +80,7 @@ std::string as_text(const Page& page) {
     t += format("  {} {:10} {:>12}", &o == best ? "*" : " ", o.name, plan::time_text(o.ns));
     if (page.moe)
       t += format("  (dispatch {}, combine {})", plan::time_text(o.dispatch_ns), plan::time_text(o.combine_ns));
-    if (base != nullptr) t += format("  {:.2f}x flat", base->ns / o.ns);
+    if (base != nullptr) t += format("  {:.2f}x {}", base->ns / o.ns, base->name);
     if (o.closed_form_ns > 0) t += format("  HierMoE Eq. 1-6: {}", plan::time_text(o.closed_form_ns));
     t += "\n";
     for (uint32_t l = 0; l < page.tree.depth(); ++l)
@@ -136,6 +137,8 @@ Status simulate_collective(const moecclSimulateConfig_t& c, const plan::Profile&
   if (shape.element_bytes == 0)
     return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(c.type));
   shape.reach = {c.one_host != 0, false, c.one_host != 0};
+  if (c.op == moecclOpTensorAllToAll)
+    shape.pipeline_chunks = pipeline_chunks(page.tree, profile, c.count * shape.element_bytes);
   const std::string wanted = c.algorithm == nullptr || std::string_view(c.algorithm) == "auto" ? "" : c.algorithm;
   if (!wanted.empty() && algo::find(c.op, wanted) == nullptr)
     return error(moecclInvalidArgument, "no algorithm \"{}\" for {}", wanted, exec::op_name(c.op));
@@ -143,7 +146,9 @@ Status simulate_collective(const moecclSimulateConfig_t& c, const plan::Profile&
       format("{} of {} elements ({} a block) on {} ranks: {}", exec::op_name(c.op), c.count,
              plan::bytes_text(c.count * shape.element_bytes), shape.n_ranks, topology::to_synthetic(page.tree));
   for (const algo::Algorithm& a : algo::algorithms()) {
-    if (a.op != c.op || (!wanted.empty() && wanted != a.name && std::string_view("flat") != a.name)) continue;
+    if (a.op != c.op || (!wanted.empty() && wanted != a.name && std::string_view("flat") != a.name &&
+                         std::string_view("baseline") != a.name))
+      continue;
     Outcome o;
     o.name = a.name;
     if (const Status applies = a.applies(shape, page.tree); !applies.ok()) {

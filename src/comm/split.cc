@@ -45,8 +45,17 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   MOECCL_TRY(all_gather_bytes(parent, &id, sizeof(id), ids.data()));
   if (members.empty()) return std::unique_ptr<Communicator>();
   const auto at = std::find(members.begin(), members.end(), parent.rank());
+  std::shared_ptr<const Lanes> lanes;
+  if (config.pace && config.topology.empty()) {
+    if (parent.lanes() == nullptr) {
+      return error(
+          moecclInvalidArgument,
+          "config.pace is 1 without a topology, and the communicator to be split is not paced: give a topology");
+    }
+    lanes = parent.lanes()->of_part(members);
+  }
   return Communicator::init(ids[members[0]], static_cast<int>(members.size()), static_cast<int>(at - members.begin()),
-                            config);
+                            config, std::move(lanes));
 }
 
 }  // namespace moeccl::comm

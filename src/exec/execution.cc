@@ -28,6 +28,7 @@ Progress Execution::poll() {
   switch (phase_) {
     case Phase::kNew:
       if (!entered_) begin();
+      traffic_class_ = traffic_class(op_.signature.op, op_.priority);
       half_ = (sequence_ & 1) * fabric().half_bytes;
       phase_ = Phase::kEnter;
       [[fallthrough]];
@@ -100,6 +101,8 @@ void Execution::choose(const Choice& choice) {
     fabric().own->board().progress.uses_buffers_of_operation.store(sequence_, std::memory_order_seq_cst);
   }
   fabric().recorder.chose(choice.algorithm);
+  if (op_.signature.op == moecclOpTensorAllToAll && op_.measured != nullptr && !op_.cuda)
+    trace_.begin(choice.chunking.n_chunks, now_ns());
   phase_ = Phase::kRun;
 }
 
@@ -139,6 +142,7 @@ Progress Execution::run() {
       ++i;
       continue;
     }
+    lane_ = i;
     const Progress p = run_lane(program.lanes[i], lanes_[i], several);
     if (p == Progress::kFailed) return p;
     if (p == Progress::kMoved) {
@@ -178,7 +182,7 @@ Progress Execution::run_lane(const plan::Lane& lane, LaneState& state, bool one_
     }
     if (active) {
       merged_ = 0;
-      const Progress p = step(s, state.chunk);
+      const Progress p = trace_.on() ? traced_step(s, state.chunk) : step(s, state.chunk);
       if (p == Progress::kFailed) return p;
       if (p == Progress::kBlocked) return stopped();
       state.pc += merged_;
@@ -188,6 +192,23 @@ Progress Execution::run_lane(const plan::Lane& lane, LaneState& state, bool one_
     if (one_step && active && s.kind != StepKind::kSignal && s.kind != StepKind::kWait) break;
   }
   return Progress::kMoved;
+}
+
+// On a paced link the bytes are under way from the signal on, when the link says so.
+Progress Execution::traced_step(const Step& s, uint32_t chunk) {
+  const int64_t from = now_ns();
+  const Progress p = step(s, chunk);
+  if (p != Progress::kMoved || s.kind == StepKind::kWait) return p;
+  const uint32_t peer = s.kind == StepKind::kSignal ? s.peer : s.dst.rank;
+  const bool paced = fabric().paced[peer] != 0;
+  const plan::LaneKind lane = peer == fabric().rank ? plan::LaneKind::kCopy : choice_.program->lanes[lane_].kind;
+  if (s.kind != StepKind::kSignal) {
+    if (!paced) trace_.note(lane, chunk, from, now_ns());
+  } else if (paced) {
+    const transport::Crossing on_wire = fabric().link(peer).crossing();
+    if (on_wire.end_ns > on_wire.start_ns) trace_.note(lane, chunk, on_wire.start_ns, on_wire.end_ns);
+  }
+  return p;
 }
 
 void Execution::bind_blocks(uint64_t done) {
@@ -231,6 +252,7 @@ Progress Execution::finish() {
   if (choice_.program->touches_peers && !f.publish_completed) {
     f.own->board().progress.uses_buffers_of_operation.store(0, std::memory_order_release);
   }
+  if (trace_.on()) op_.measured->lanes.set(trace_.take());
   end(wire_bytes_);
   return Progress::kDone;
 }

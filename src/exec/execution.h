@@ -34,6 +34,7 @@ class Execution final : public AgreedTask {
   Progress run();
   Progress run_lane(const plan::Lane& lane, LaneState& state, bool one_step);
   Progress step(const plan::Step& s, uint32_t chunk);
+  Progress traced_step(const plan::Step& s, uint32_t chunk);
   bool last_chunk_known();
   void bind_blocks(uint64_t done);  // AllToAllv: what is left of each block after `done` elements
   void begin_rest();
@@ -83,6 +84,7 @@ class Execution final : public AgreedTask {
   std::vector<uint64_t> blocks_left_[4];    // send and receive offsets and lengths
   bool stream_output_ = false;
   uint64_t wire_bytes_ = 0;
+  uint32_t traffic_class_ = 0;
   uint64_t half_ = 0;  // offset of this operation's half of the staging
   Scratch& scratch_;   // of the communicator, so that a small operation allocates nothing
   std::vector<LaneState>& lanes_;
@@ -93,6 +95,8 @@ class Execution final : public AgreedTask {
   const plan::Step* packed_ = nullptr;  // whose data is in the fabric's scratch, not yet put
   uint32_t packed_chunk_ = 0;
   uint32_t merged_ = 0;    // steps after the one just done that were done with it
+  LaneTrace trace_;        // of operations that ask for it
+  size_t lane_ = 0;        // that runs now
   bool trickled_ = false;  // a put went on without coming to its end
 };
 

@@ -69,6 +69,10 @@ Progress Execution::signal(const Step& s, uint32_t chunk) {
     f.own->signal(f.rank, s.sig).word.store(static_cast<uint64_t>(tag_) << 32 | number, std::memory_order_release);
     return Progress::kMoved;
   }
+  if (f.paced[s.peer] && !f.link(s.peer).admit(traffic_class_)) {
+    waiting_peer_ = s.peer;
+    return Progress::kBlocked;
+  }
   Status st = f.link(s.peer).signal(s.sig, number, tag_);
   return st.ok() ? Progress::kMoved : fail(std::move(st));
 }

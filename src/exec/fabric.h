@@ -53,8 +53,9 @@ struct Fabric {
   std::byte* heap = nullptr;  // this process's symmetric heap
   size_t heap_bytes = 0;
   int64_t timeout_ms = 0;
-  bool crowded = false;     // more ranks than cores
-  uint32_t spin_polls = 0;  // before a waiting rank gives up its core
+  std::atomic<int> priority{0};  // of calls that bring none, a moecclPriority_t
+  bool crowded = false;          // more ranks than cores
+  uint32_t spin_polls = 0;       // before a waiting rank gives up its core
 
   // On CUDA memory: staging apart from the segment's (null: there), and how an operation's end is published, because
   // what was launched may still run when the host has nothing left to do.

@@ -102,9 +102,17 @@ Progress MessageTask::send() {
       last_number_ = sent + 1;
     }
     begun_ = true;
-    if (const Progress p = fill_slot(sent, header, direct ? 0 : now); p != Progress::kDone) {
-      return p == Progress::kBlocked && any ? Progress::kMoved : p;
+    if (!filled_) {
+      if (const Progress p = fill_slot(sent, header, direct ? 0 : now); p != Progress::kDone) {
+        return p == Progress::kBlocked && any ? Progress::kMoved : p;
+      }
+      filled_ = true;
     }
+    if (f.paced[message_.peer] &&
+        !f.link(message_.peer).admit(traffic_class(moecclOpSendRecv, f.priority.load(std::memory_order_relaxed)))) {
+      return any ? Progress::kMoved : Progress::kBlocked;
+    }
+    filled_ = false;
     moved_bytes_ += direct ? message_.bytes : now;
     if (Status s = f.link(message_.peer).signal(kMessageData, ++sent, 0); !s.ok()) return fail(std::move(s));
     any = true;

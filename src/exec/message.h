@@ -54,6 +54,7 @@ class MessageTask final : public Task {
   MessageSlotHeader header_{};
   bool header_there_ = false;  // of the slot that is being filled by puts
   bool begun_ = false, finished_ = false;
+  bool filled_ = false;       // the next slot is, and waits for the lane
   uint32_t last_number_ = 0;  // send: acknowledged when the peer has taken this chunk
 };
 

@@ -7,10 +7,10 @@ namespace moeccl::exec {
 
 const char* op_name(moecclOp_t op) {
   static constexpr const char* kNames[MOECCL_NUM_OPS] = {
-      "allreduce",    "reduce",    "broadcast",        "allgather",         "reduce_scatter",
-      "alltoall",     "alltoallv", "gather",           "scatter",           "sendrecv",
-      "dispatch",     "combine",   "expert_allreduce", "collect_gradients", "place_weights",
-      "expert_gather"};
+      "allreduce",     "reduce",         "broadcast",        "allgather",         "reduce_scatter",
+      "alltoall",      "alltoallv",      "gather",           "scatter",           "sendrecv",
+      "dispatch",      "combine",        "expert_allreduce", "collect_gradients", "place_weights",
+      "expert_gather", "tensor_alltoall"};
   const auto i = static_cast<uint32_t>(op);
   return i < MOECCL_NUM_OPS ? kNames[i] : "unknown operation";
 }
@@ -26,6 +26,25 @@ const char* type_name(moecclDataType_t type) {
 const char* reduce_name(uint8_t reduce) {
   static constexpr const char* kNames[] = {"sum", "prod", "max", "min", "avg", "premulsum"};
   return reduce < std::size(kNames) ? kNames[reduce] : "unknown operator";
+}
+
+uint32_t traffic_class(moecclOp_t op, int priority) {
+  if (priority > 0) return static_cast<uint32_t>(priority - 1);
+  switch (op) {
+    case moecclOpAllToAll:
+    case moecclOpAllToAllv:
+    case moecclOpDispatch:
+    case moecclOpCombine:
+    case moecclOpExpertGather:
+    case moecclOpTensorAllToAll:
+      return moecclPriorityEP - 1;
+    case moecclOpSendRecv:
+      return moecclPriorityPP - 1;
+    case moecclOpAllGather:
+      return moecclPriorityCP - 1;
+    default:
+      return moecclPriorityDP - 1;
+  }
 }
 
 uint64_t pack(const Signature& s, uint64_t flags) {
@@ -51,7 +70,7 @@ std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t ra
   if (a.type != b.type) return say("type", type_name(a.type), type_name(b.type));
   if (a.reduce != b.reduce) return say("operator", reduce_name(a.reduce), reduce_name(b.reduce));
   if (a.root != b.root) return say("root", format("{}", a.root), format("{}", b.root));
-  if (a.op >= moecclOpExpertAllReduce)
+  if (a.op >= moecclOpExpertAllReduce && a.op != moecclOpTensorAllToAll)
     return say("placement", format("placement and plan {:016x}", a.plan), format("{:016x}", b.plan));
   return say("plan", format("plan {:016x}", a.plan),
              format("plan {:016x} (MOECCL_PLAN, the topology or the profile differs)", b.plan));

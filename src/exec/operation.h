@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/table.h"
+#include "src/exec/lane_trace.h"
 #include "src/plan/binding.h"
 #include "src/plan/plan.h"
 
@@ -34,6 +35,9 @@ uint64_t pack(const Signature& s, uint64_t flags);
 uint64_t extend_history(uint64_t history, const Signature& s);
 // The sentence for two ranks that differ: "rank 0 calls allreduce with count 4096, rank 3 with count 4100".
 std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t rank_b, const Signature& b);
+
+// The class of traffic for transport::Link::admit(): `priority` as the user counts (from 1), 0: by operation.
+uint32_t traffic_class(moecclOp_t op, int priority);
 
 // A plan that could run, with what is specific to this rank.
 struct Choice {
@@ -64,11 +68,13 @@ struct Operation {
   bool scaled = false;   // premulsum
   kernels::Scalar scale{};
   bool grouped = false;  // deterministic row sums
+  uint8_t priority = 0;  // of the call, a moecclPriority_t; 0: by operation
   bool cuda = false;     // input and output are CUDA memory
   // Where the last run's time and bytes are noted; owned by `keep`. Null: nowhere.
   struct Measured {
     std::atomic<double> ns{0};
     std::atomic<uint64_t> wire_bytes{0};
+    LaneRecord lanes;  // of TensorAllToAll
   };
   Measured* measured = nullptr;
   // AllToAllv: [n_ranks] in elements; owned by the operation because the call may be asynchronous.

@@ -22,8 +22,8 @@ UserMemory user_memory(const Shape& shape, const Binding& b, uint32_t rank, bool
   const uint32_t n = shape.n_ranks;
   const bool is_root = rank == shape.root;
   UserMemory user;
-  user.in_size = b.in_length ? end_of_blocks(b.in_offset, b.in_length, n) : in_blocks(shape.op, n) * b.count;
-  user.out_size = b.out_length ? end_of_blocks(b.out_offset, b.out_length, n) : out_blocks(shape.op, n) * b.count;
+  user.in_size = b.in_length ? end_of_blocks(b.in_offset, b.in_length, n) : in_blocks(shape) * b.count;
+  user.out_size = b.out_length ? end_of_blocks(b.out_offset, b.out_length, n) : out_blocks(shape) * b.count;
   if (!is_root && (shape.op == moecclOpBroadcast || shape.op == moecclOpScatter)) user.in_size = 0;
   if (!is_root && (shape.op == moecclOpReduce || shape.op == moecclOpGather)) user.out_size = 0;
   if (!in_place || user.in_size == 0 || user.out_size == 0) {
@@ -61,6 +61,11 @@ std::vector<Term> expected_terms(const CheckInput& input, uint32_t rank, uint32_
       return one(block, i);
     case moecclOpScatter:
       return one(shape.root, rank * count + i);
+    case moecclOpTensorAllToAll: {
+      // Any member of group `block` holds it: the first one's name stands for all, see symbolic_run.cc.
+      const auto first = std::find(shape.group_of.begin(), shape.group_of.end(), block) - shape.group_of.begin();
+      return one(static_cast<uint32_t>(first), shape.group_of[rank] * count + i);
+    }
     case moecclOpAllToAllv: {
       const Binding& sender = input.bindings[block];
       return one(block, (sender.in_offset ? sender.in_offset[rank] : rank * count) + i);
@@ -78,7 +83,7 @@ Status check_blocks(const CheckInput& input, const SymbolicRun& run, const std::
       proved;  // sums: the element (and rank) that the value is right for
   for (uint32_t r = 0; r < shape.n_ranks; ++r) {
     const Binding& b = input.bindings[r];
-    for (uint32_t block = 0; users[r].out_size > 0 && block < out_blocks(shape.op, shape.n_ranks); ++block) {
+    for (uint32_t block = 0; users[r].out_size > 0 && block < out_blocks(shape); ++block) {
       const uint64_t first = b.out_offset ? b.out_offset[block] : block * b.count;
       const uint64_t length = b.out_length ? b.out_length[block] : b.count;
       for (uint64_t i = 0; i < length; ++i) {
@@ -160,6 +165,8 @@ Status check_bindings(const CheckInput& input) {
   if (of_rows && !input.rows) return error(moecclInternalError, "what the rows of Output must hold is not given");
   if (plan.shape.op == moecclOpExpertAllReduce && !input.blocks)
     return error(moecclInternalError, "what the blocks of Output must hold is not given");
+  if (plan.shape.op == moecclOpTensorAllToAll && plan.shape.group_of.size() != n)
+    return error(moecclInternalError, "which ranks hold equal inputs is not given");
   if (plan.shape.op == moecclOpSendRecv) return error(moecclUnsupported, "send and receive have no plan of all ranks");
   for (uint32_t r = 0; r < n; ++r) {
     const Binding& b = input.bindings[r];

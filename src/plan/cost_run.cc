@@ -248,15 +248,14 @@ void CostRun::send(uint32_t rank, const Step& step) {
   if (std::exchange(channel.awaited, false)) push(sent.at, true, step.peer);
 }
 
-// Both uplinks carry the bytes, the peer's from when the first one has left ours. Returns when the last one has
-// crossed.
+// Both uplinks carry the bytes, as paced links have it (transport/paced). Returns when the last one has crossed.
 double CostRun::occupy(uint32_t level, uint32_t from, uint32_t to, double bytes, double now) {
   if (links_[level].bytes_per_ns <= 0) return now;
   const double duration = bytes / links_[level].bytes_per_ns;
   const std::vector<uint32_t>& group = tree_.levels[level].group_of_rank;
   double &out = egress_[level][group[from]], &in = ingress_[level][group[to]];
   out = std::max(out, now) + duration;
-  in = std::max(in, out - duration) + duration;
+  in = std::max(in, now) + duration;
   return std::max(out, in);
 }
 

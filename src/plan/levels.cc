@@ -86,6 +86,10 @@ std::vector<uint32_t> LevelTree::members(uint32_t level, uint32_t group) const {
   return ranks;
 }
 
+std::vector<uint32_t> LevelTree::tensor_groups() const {
+  return depth() < 2 ? std::vector<uint32_t>(n_ranks, 0) : levels[depth() - 2].group_of_rank;
+}
+
 LevelTree LevelTree::flat(uint32_t n_ranks) { return {n_ranks, {rank_level(n_ranks, "rank", {})}}; }
 
 Result<LevelTree> LevelTree::from_sizes(const std::vector<LevelSizes>& upper, const std::string& rank_name,

@@ -41,6 +41,10 @@ struct LevelTree {
   uint32_t level_between(uint32_t a, uint32_t b) const;
   // Ranks of a group, ascending.
   std::vector<uint32_t> members(uint32_t level, uint32_t group) const;
+  // The groups of the innermost level above the ranks, which hold equal data under tensor parallelism (pipeline.h); one
+  // group when there is none.
+  std::vector<uint32_t> tensor_groups() const;  // [n_ranks]
+  uint32_t n_tensor_groups() const { return depth() < 2 ? 1 : levels[depth() - 2].n_groups; }
   // One level, "rank".
   static LevelTree flat(uint32_t n_ranks);
   // From group sizes per level, outermost first, the rank level last and implied by them: {{"node", {}, {7, 8}}} is two

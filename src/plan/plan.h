@@ -113,6 +113,12 @@ struct Reach {
   bool reads = false;  // Inputs and Outputs can be copied from (kCopy's src), as by process_vm_readv; views imply reads
 };
 
+// Into how many chunks TensorAllToAll's pipelined plans cut a message, as the chunk solver says (MoNTA, Algorithms 1
+// and 2). 0: the builder's default.
+struct PipelineChunks {
+  uint32_t o2 = 0, o3 = 0, lean = 0;
+};
+
 // What a builder may know of an operation: everything that all ranks know alike.
 struct Shape {
   moecclOp_t op = moecclOpAllReduce;
@@ -127,6 +133,10 @@ struct Shape {
   uint64_t staging_bytes = 16u << 20;  // cap per rank on n_slots * depth * slot bytes
   // Operations of a placement (experts.h): blocks of each user buffer, the most of any rank. 0: as the operation says.
   uint32_t most_in_blocks = 0, most_out_blocks = 0;
+  // TensorAllToAll: [n_ranks] groups of ranks whose Inputs are equal; build_all() and build_for() fill it from the
+  // tree.
+  std::vector<uint32_t> group_of;
+  PipelineChunks pipeline_chunks;
 };
 
 // Blocks of the user's buffers: Input has in_blocks(op, n), Output has out_blocks(op, n), each of `count` elements.

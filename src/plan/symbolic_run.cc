@@ -27,10 +27,14 @@ SymbolicRun::SymbolicRun(const CheckInput& input, std::vector<UserMemory> users)
   for (uint32_t r = 0; r < n; ++r) {
     const Program& program = plan_.programs[r];
     const UserMemory& user = users_[r];
+    // Ranks of one group hold equal Inputs: equal values, which those of its first rank name.
+    const std::vector<uint32_t>& group = plan_.shape.group_of;
+    const auto same_input =
+        group.empty() ? r : static_cast<uint32_t>(std::find(group.begin(), group.end(), group[r]) - group.begin());
     user_.emplace_back(std::max(user.in_first + user.in_size, user.out_first + user.out_size));
     for (uint64_t i = 0; i < user.in_size; ++i) {
       Unit& unit = user_[r][user.in_first + i];
-      unit.value = values_.leaf(r, i);
+      unit.value = values_.leaf(same_input, i);
       unit.input_intact = true;
     }
     staging_.emplace_back(uint64_t{program.n_slots} * program.depth * bindings_[r].slot_elements);

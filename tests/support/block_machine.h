@@ -21,8 +21,9 @@ class BlockMachine {
     const plan::Shape& s = plan.shape;
     for (uint32_t r = 0; r < s.n_ranks; ++r) {
       const plan::Program& p = plan.programs[r];
-      in_.push_back(numbers(plan::in_blocks(s.op, s.n_ranks) * s.count));
-      out_.push_back(numbers(plan::out_blocks(s.op, s.n_ranks) * s.count));
+      in_.push_back(numbers(plan::in_blocks(s) * s.count));
+      if (!s.group_of.empty()) in_.back() = in_[first_of_group(s.group_of[r])];
+      out_.push_back(numbers(plan::out_blocks(s) * s.count));
       staging_.push_back(numbers(uint64_t{p.n_slots} * p.depth * bindings_[r].slot_elements));
       for (const plan::Lane& lane : p.lanes) lanes_.push_back({r, &lane, 0, 0});
     }
@@ -103,6 +104,10 @@ class BlockMachine {
     return ref.buffer == plan::Buffer::kInput ? in_[ref.rank] : out_[ref.rank];
   }
 
+  size_t first_of_group(uint64_t group) const {
+    const auto& of = plan_.shape.group_of;
+    return static_cast<size_t>(std::find(of.begin(), of.end(), group) - of.begin());
+  }
   uint64_t sum_of_all(uint64_t i) const {
     uint64_t sum = plan_.shape.n_ranks > 1 ? kFinal : 0;
     for (const auto& in : in_) sum += in[i];
@@ -123,6 +128,8 @@ class BlockMachine {
         return in_[block][i];
       case moecclOpScatter:
         return in_[s.root][rank * s.count + i];
+      case moecclOpTensorAllToAll:
+        return in_[first_of_group(block)][s.group_of[rank] * s.count + i];
       default:
         return in_[block][rank * s.count + i];
     }

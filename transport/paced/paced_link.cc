@@ -3,37 +3,40 @@
 #include <algorithm>
 
 #include "src/base/clock.h"
+#include "transport/paced/arbiter.h"
 
 namespace moeccl::transport::paced {
-namespace {
-
-// Reserves `duration` from `earliest` on; returns when it ends.
-int64_t reserve(std::atomic<int64_t>& free_ns, int64_t earliest, int64_t duration) {
-  int64_t free = free_ns.load(std::memory_order_relaxed);
-  int64_t end = 0;
-  do {
-    end = std::max(free, earliest) + duration;
-  } while (!free_ns.compare_exchange_weak(free, end, std::memory_order_relaxed));
-  return end;
-}
-
-}  // namespace
-
 Result<PutState> PacedLink::put(uint64_t offset, const void* src, size_t bytes) {
   MOECCL_ASSIGN_OR_RETURN(const PutState state, inner_->put(offset, src, bytes));
   if (state == PutState::kDone) unsignalled_bytes_ += bytes;
   return state;
 }
 
+bool PacedLink::admit(uint32_t traffic_class) {
+  if (unsignalled_bytes_ == 0 || uplinks_.cost.bytes_per_ns <= 0) return true;
+  if (uplinks_.own->shared.load(std::memory_order_relaxed) == 0) return true;
+  const int64_t now = now_ns();
+  const Transfer t{std::min(traffic_class, kTrafficClasses - 1), duration_ns()};
+  // Both ends are asked, so that both know who waits.
+  const bool out = may_go(uplinks_.own->egress, t, now), in = may_go(uplinks_.peer->ingress, t, now);
+  if (!out || !in) return false;
+  went(uplinks_.own->egress, t, now);
+  went(uplinks_.peer->ingress, t, now);
+  return true;
+}
+
 Status PacedLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
   const int64_t now = now_ns();
   int64_t arrived = now;
+  crossing_ = {};
   if (unsignalled_bytes_ > 0 && uplinks_.cost.bytes_per_ns > 0) {
-    const auto duration = static_cast<int64_t>(static_cast<double>(unsignalled_bytes_) / uplinks_.cost.bytes_per_ns);
-    const int64_t out = reserve(uplinks_.own->egress_free_ns, now, duration);
-    // The first byte enters the peer's uplink when it has left ours.
-    const int64_t in = reserve(uplinks_.peer->ingress_free_ns, out - duration, duration);
+    const int64_t duration = duration_ns();
+    const int64_t out = reserve(uplinks_.own->egress, now, duration);
+    // The peer's uplink has room for it from now on. Reserving the time at which it will come instead would keep what
+    // comes before that, but is sent later, waiting behind it while the uplink is idle.
+    const int64_t in = reserve(uplinks_.peer->ingress, now, duration);
     arrived = std::max(out, in);
+    crossing_ = {arrived - duration, arrived};
   }
   unsignalled_bytes_ = 0;
   inner_->signal_line(sig)->visible_ns[number % kVisibleRing].store(

@@ -1,7 +1,7 @@
 // Slows a link whose signals this rank writes itself to the alpha-beta figures of a topology level, so that one machine
 // can stand for a cluster. Whatever is timed over it is EMULATED. A signal becomes visible when all bytes before it
-// would have crossed both groups' uplinks: uplinks are shared by the ranks of a group and serve in order of arrival;
-// both directions are independent.
+// would have crossed both groups' uplinks: uplinks are shared by the ranks of a group, and by
+// communicators split from one another, and serve in order of arrival within a class; both directions are independent.
 #pragma once
 
 #include <memory>
@@ -34,14 +34,21 @@ class PacedLink final : public Link {
   Status read(uint64_t address, void* dst, size_t bytes) override { return inner_->read(address, dst, bytes); }
   Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
   void wrote(size_t bytes) override { unsignalled_bytes_ += bytes; }
+  bool admit(uint32_t traffic_class) override;
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
+  Crossing crossing() const override { return crossing_; }
   SignalLine* signal_line(uint32_t sig) override { return inner_->signal_line(sig); }
   Status check_peer() override { return inner_->check_peer(); }
 
  private:
   std::unique_ptr<Link> inner_;
+  int64_t duration_ns() const {
+    return static_cast<int64_t>(static_cast<double>(unsignalled_bytes_) / uplinks_.cost.bytes_per_ns);
+  }
+
   PacedUplinks uplinks_;
   uint64_t unsignalled_bytes_ = 0;
+  Crossing crossing_;
 };
 
 }  // namespace moeccl::transport::paced

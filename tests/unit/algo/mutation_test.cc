@@ -62,7 +62,9 @@ bool looks_at_in_place(moecclOp_t op, const std::string& algorithm) {
 // Some step is needed by ranks in place only, or by the others only: a mutant must fail one of the two.
 bool accepted(Plan plan) {
   if (!plan::check(plan).ok()) return false;
-  if (plan.shape.op == moecclOpAllToAllv || looks_at_in_place(plan.shape.op, plan.algorithm)) return true;
+  if (plan.shape.op == moecclOpAllToAllv || plan.shape.op == moecclOpTensorAllToAll ||
+      looks_at_in_place(plan.shape.op, plan.algorithm))
+    return true;
   plan.shape.in_place = true;
   return plan::check(plan).ok();
 }
@@ -72,8 +74,11 @@ class Mutation : public ::testing::TestWithParam<const Algorithm*> {};
 void reject_mutants(const Algorithm& a, const plan::Reach& reach, bool in_place) {
   const std::string name = a.name;
   const bool two_levels = name == "2dh" || name == "hier";
-  const plan::LevelTree tree = two_levels ? nodes({2, 3}) : plan::LevelTree::flat(5);
-  plan::Shape shape = shape_of(a.op, 5, 1 << 20);
+  // TensorAllToAll: on even nodes, where no credit is implied by another.
+  const plan::LevelTree tree = a.op == moecclOpTensorAllToAll ? nodes({2, 2})
+                               : two_levels                   ? nodes({2, 3})
+                                                              : plan::LevelTree::flat(5);
+  plan::Shape shape = shape_of(a.op, tree.n_ranks, 1 << 20);
   shape.reach = reach;
   if (!a.applies(shape, tree).ok()) return;
   shape.root = has_root(a.op) ? 1 : 0;

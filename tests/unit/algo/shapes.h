@@ -78,7 +78,7 @@ inline plan::Plan plan_of(const Algorithm& algorithm, const plan::Shape& shape, 
 inline std::string operation_name(moecclOp_t op) {
   static constexpr const char* kNames[] = {"AllReduce", "Reduce",    "Broadcast", "AllGather", "ReduceScatter",
                                            "AllToAll",  "AllToAllv", "Gather",    "Scatter"};
-  return kNames[op];
+  return op == moecclOpTensorAllToAll ? "TensorAllToAll" : kNames[op];
 }
 
 inline std::vector<const Algorithm*> all_algorithms() {

@@ -73,5 +73,30 @@ TEST(PacedLink, SignalWithoutBytesTakesTheLatencyAlone) {
   EXPECT_LE(c.visible(0, 2, 1) - now_ns(), 50'000);
 }
 
+// Two communicators on one uplink: what a lower class may not send yet it keeps, and the higher class goes first.
+TEST(PacedLink, ClassesOfSeveralCommunicatorsTakeTurns) {
+  Cluster c;
+  PacedLink low = c.link(0, 2), high = c.link(1, 2);
+  low.wrote(10'000'000);
+  EXPECT_TRUE(low.admit(0)) << "a lane of one communicator alone is never closed";
+  for (const uint32_t group : {0, 2}) c.segments[group]->pace(0).shared.store(1);
+  ASSERT_TRUE(low.admit(0));
+  ASSERT_TRUE(low.signal(0, 1, 0).ok());  // 10 ms of the lane
+  low.wrote(1'000'000);
+  high.wrote(1'000'000);
+  EXPECT_FALSE(low.admit(0));
+  EXPECT_FALSE(high.admit(6));
+  while (!high.admit(6)) EXPECT_FALSE(low.admit(0));
+  const int64_t now = now_ns();
+  ASSERT_TRUE(high.signal(0, 1, 0).ok());
+  EXPECT_LE(c.visible(1, 2, 1) - now, 1'000'000 + 1'000'000 + 50'000);  // the window, its bytes, the latency
+  while (!low.admit(0)) {
+  }
+  ASSERT_TRUE(low.signal(0, 2, 0).ok());
+  EXPECT_GT(c.visible(0, 2, 2), c.visible(1, 2, 1));
+  PacedLink empty = c.link(0, 2);
+  EXPECT_TRUE(empty.admit(0)) << "a signal without bytes takes nothing of the lane";
+}
+
 }  // namespace
 }  // namespace moeccl::transport::paced

@@ -1,0 +1,49 @@
+// Entry points of pipeline.h, but for the exchange itself, which goes the way of all collectives.
+#include "moeccl/pipeline.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/api/convert.h"
+
+using namespace moeccl;
+using comm::Communicator;
+
+moecclResult_t moecclTensorGroups(moecclComm_t handle, moecclTensorGroups_t* groups) {
+  return api::with_comm(handle, [&](Communicator& c) -> Status {
+    if (groups == nullptr) return api::null_argument("groups", "the address of a moecclTensorGroups_t");
+    if (groups->size < sizeof(size_t) || groups->size > 4096)
+      return error(moecclInvalidArgument, "groups.size is {}: set it to sizeof(moecclTensorGroups_t)", groups->size);
+    const std::vector<uint32_t> of = c.tree().tensor_groups();
+    const uint32_t mine = of[c.rank()];
+    moecclTensorGroups_t g{};
+    g.size = groups->size;
+    g.n_groups = static_cast<int32_t>(c.tree().n_tensor_groups());
+    g.group = static_cast<int32_t>(mine);
+    g.index = static_cast<int32_t>(std::count(of.begin(), of.begin() + c.rank(), mine));
+    g.n_ranks = static_cast<int32_t>(std::count(of.begin(), of.end(), mine));
+    std::memcpy(groups, &g, std::min(groups->size, sizeof(g)));
+    return {};
+  });
+}
+
+moecclResult_t moecclPlanTimeline(moecclComm_t handle, moecclOp_t op, size_t count, moecclDataType_t type,
+                                  moecclLaneSpan_t* spans, size_t max_spans, size_t* n_spans) {
+  return api::with_comm(handle, [&](Communicator& c) -> Status {
+    if (n_spans == nullptr) return api::null_argument("n_spans", "the address of a size_t");
+    if (spans == nullptr && max_spans > 0) return api::null_argument("spans", "an array of max_spans entries");
+    if (op != moecclOpTensorAllToAll)
+      return error(moecclInvalidArgument, "op is {}: lanes are recorded for moecclOpTensorAllToAll",
+                   static_cast<int>(op));
+    const size_t bytes = moecclTypeSize(type);
+    if (bytes == 0) return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
+    MOECCL_ASSIGN_OR_RETURN(const auto cached,
+                            c.selector().get({op, 0, count, static_cast<uint32_t>(bytes), false, false}));
+    const std::vector<exec::LaneSpan> all = cached->measured.lanes.get();
+    *n_spans = all.size();
+    for (size_t i = 0; i < std::min(max_spans, all.size()); ++i)
+      spans[i] = {static_cast<moecclLaneKind_t>(all[i].lane), all[i].chunk, static_cast<double>(all[i].start_ns) / 1e3,
+                  static_cast<double>(all[i].end_ns) / 1e3};
+    return {};
+  });
+}

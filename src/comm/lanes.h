@@ -1,0 +1,32 @@
+// The lanes that a communicator's paced links run over, and how one that is split from another shares them.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "src/plan/levels.h"
+#include "transport/paced/paced_link.h"
+#include "transport/shm/segment.h"
+
+namespace moeccl::comm {
+
+// The uplinks of an emulated cluster, in the memory of the communicator that was made first; they live as long as any
+// communicator that uses them.
+struct Lanes {
+  plan::LevelTree tree;
+  std::vector<std::shared_ptr<transport::shm::Segment>> segments;  // [tree.n_ranks]
+  std::vector<uint32_t> member;                                    // [ranks of the communicator] its rank in the tree
+
+  // Those of a communicator of `ranks`, numbers in this one's communicator; from now on served by class.
+  std::shared_ptr<const Lanes> of_part(const std::vector<uint32_t>& ranks) const;
+  // The tree of the communicator's own ranks: theirs of the whole one, without levels that tell none apart.
+  plan::LevelTree own_tree() const;
+  // Between two ranks of the communicator; 0 bytes_per_ns: not paced.
+  transport::paced::PacedUplinks between(uint32_t a, uint32_t b) const;
+
+ private:
+  // A group's words are in the segment of its first rank.
+  transport::PaceWords* words(uint32_t level, uint32_t member_rank) const;
+};
+
+}  // namespace moeccl::comm

@@ -1,0 +1,34 @@
+// Into how many chunks a TensorAllToAll is cut: MoNTA's solver (src/solve/chunks.h), fed from the tree and the profile.
+#pragma once
+
+#include <vector>
+
+#include "moeccl/solve.h"
+#include "src/plan/plan.h"
+#include "src/plan/profile.h"
+
+namespace moeccl::comm {
+
+// The problem of a message of `block_bytes` for each group. Its curves point into the object.
+class ChunkProblem {
+ public:
+  ChunkProblem(const plan::LevelTree& tree, const plan::Profile& profile, uint64_t block_bytes);
+  ChunkProblem(const ChunkProblem&) = delete;
+  ChunkProblem& operator=(const ChunkProblem&) = delete;
+  const moecclChunkProblem_t& problem() const { return problem_; }
+
+ private:
+  struct Points {
+    std::vector<double> bytes, efficiency;
+  };
+  // How much of `bytes_per_ns` a level reaches by calibration's measurements.
+  moecclCurve_t curve(const plan::Profile& profile, uint32_t level, double bytes_per_ns, Points& points);
+
+  moecclChunkProblem_t problem_ = MOECCL_CHUNK_PROBLEM_INIT;
+  Points inter_, intra_;
+};
+
+// All 1 where there is nothing to exchange.
+plan::PipelineChunks pipeline_chunks(const plan::LevelTree& tree, const plan::Profile& profile, uint64_t block_bytes);
+
+}  // namespace moeccl::comm
