@@ -97,6 +97,7 @@ class Bench {
   Line run(size_t bytes) {
     count_ = bytes / sizeof(float);
     const size_t shard = moecclExpertShard(count_, team_.n_ranks());
+    if (o_.job.on_cuda()) fail("replicated experts are not possible on CUDA memory: use --mem heap or --mem malloc");
     slots_ = Buffer(std::max<size_t>(1, static_cast<size_t>(o_.slots) * count_ * sizeof(float)), o_.job.memory);
     shards_ = Buffer(std::max<size_t>(1, static_cast<size_t>(o_.n_experts) * shard * sizeof(float)), o_.job.memory);
     Line line;

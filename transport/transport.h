@@ -84,6 +84,8 @@ struct Board {
     // buffers.
     std::atomic<uint64_t> uses_buffers_of_operation;  // 0: none
     std::atomic<uint64_t> reads_message_of;           // rank + 1; 0: none
+    // The persistent kernel: how many operations were launched, and how many have run (stored by the device, release).
+    std::atomic<uint64_t> walks_called, walked;
   } progress;
   struct alignas(kLine) {
     std::atomic<uint32_t> state;  // RankState; release, after code and text

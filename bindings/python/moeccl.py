@@ -62,14 +62,15 @@ class UniqueId(ctypes.Structure):
 class _Config(ctypes.Structure):
     _fields_ = [("size", _size), ("timeout_ms", ctypes.c_int32), ("init_timeout_ms", ctypes.c_int32),
                 ("deterministic", ctypes.c_int32), ("pace", ctypes.c_int32), ("topology", ctypes.c_char_p),
-                ("staging_bytes", _size), ("name", ctypes.c_char_p), ("priority", ctypes.c_int32)]
+                ("staging_bytes", _size), ("name", ctypes.c_char_p), ("priority", ctypes.c_int32),
+                ("cuda_sms", ctypes.c_int32)]
 
 
 class _MoeConfig(ctypes.Structure):
     _fields_ = [("size", _size), ("hidden_bytes", _size), ("type", _int), ("top_k", ctypes.c_int32),
                 ("n_experts", ctypes.c_int32), ("expert_rank", _void), ("max_tokens", _size), ("layout", _int),
                 ("align_rows", ctypes.c_int32), ("capacity", ctypes.c_int32), ("memory_cap_bytes", _size),
-                ("algorithm", ctypes.c_char_p)]
+                ("algorithm", ctypes.c_char_p), ("scale_bytes", _size), ("scaled_row_bytes", _size)]
 
 
 class _LevelTraffic(ctypes.Structure):

@@ -39,9 +39,11 @@ typedef struct {
                                slots take up to 2 MiB more: moecclCommMemoryUsage() counts everything */
   const char* name;        /* shown in errors and the flight recorder; at most 31 bytes are kept */
   int32_t priority;        /* of this communicator's traffic: a moecclPriority_t or another number up to 8 */
+  int32_t cuda_sms;        /* most multiprocessors that this rank's kernels use at a time; default MOECCL_CUDA_SMS or
+                              an eighth of the device, at least 16 */
 } moecclConfig_t;
 #define MOECCL_CONFIG_INIT \
-  { sizeof(moecclConfig_t), 0, 0, 0, 0, NULL, 0, NULL, 0 }
+  { sizeof(moecclConfig_t), 0, 0, 0, 0, NULL, 0, NULL, 0, 0 }
 
 /* Makes an id and starts the meeting point for it in this process. Call it once, on one rank. The meeting point ends by
  * itself when all ranks have met or when the init timeout passes. */

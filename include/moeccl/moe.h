@@ -42,9 +42,12 @@ typedef struct {
                               stay, the rest are dropped and counted */
   size_t memory_cap_bytes; /* cap on staging + tables of this layer on this rank; 0: MOECCL_MOE_MEMORY_CAP or none */
   const char* algorithm;   /* "auto" (NULL), "flat", "2dh", "hier:1", "hier:2", ...: see moecclMoeExplain */
+  size_t scale_bytes;      /* bytes of scales of a row in moecclDispatchScaled; 0: the layer has none */
+  size_t scaled_row_bytes; /* bytes of such a row without its scales (fp8 rows of a bf16 layer have half of
+                              hidden_bytes); 0: hidden_bytes */
 } moecclMoeConfig_t;
 #define MOECCL_MOE_CONFIG_INIT \
-  { sizeof(moecclMoeConfig_t), 0, moecclBfloat16, 0, 0, NULL, 0, moecclLayoutRows, 0, 0, 0, NULL }
+  { sizeof(moecclMoeConfig_t), 0, moecclBfloat16, 0, 0, NULL, 0, moecclLayoutRows, 0, 0, 0, NULL, 0, 0 }
 
 /* Says, before anything expensive and without a communicator, whether a layer of this shape can run on n_ranks ranks of
  * `topology` (a synthetic string, a file, or NULL for flat). On failure message[message_bytes] names the limit and
@@ -111,6 +114,12 @@ MOECCL_API moecclResult_t moecclRoutingGetInfo(moecclRouting_t routing, moecclRo
 
 /* out[R, row] = the rows of in[T, row] that this rank's experts need. Collective. */
 MOECCL_API moecclResult_t moecclDispatch(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream);
+/* Dispatch of quantised rows: in[T, scaled_row_bytes] and in_scales[T, scale_bytes] arrive as out[R, scaled_row_bytes]
+ * and out_scales[R, scale_bytes], in the same order; padding is zeros in both. One operation: scales travel with their
+ * rows. Nothing is computed, so rows and scales may be of any type. All four buffers are of one kind, host or CUDA
+ * memory. moecclInvalidUsage when the layer was created with scale_bytes 0. Collective. */
+MOECCL_API moecclResult_t moecclDispatchScaled(moecclRouting_t routing, const void* in, const void* in_scales,
+                                               void* out, void* out_scales, moecclStream_t stream);
 /* out[T, row]: for each token the sum over its experts of weight * row (ExpertMajor) or of the given rows (Rows).
  * Partial sums are formed at every level, in fp32 (fp64 for fp64), rounded to `type` for the wire. A token without
  * experts gets zeros. in[R, row]; padding is not read. Collective. */

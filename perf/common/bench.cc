@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "perf/common/fail.h"
+#include "perf/common/gpu.h"
 #include "perf/common/stats.h"
 
 namespace perf {
@@ -43,12 +44,13 @@ Bench::Bench(const Options& options, const Collective& collective, const Team& t
   const size_t bytes = buffer_bytes_ + static_cast<size_t>(options.unalign) * 8 + kGuardBytes;
   for (size_t i = 0; i < team_.size(); i++) {
     Member m;
+    use_device(i);
     m.send = Buffer(bytes, options.job.memory);
     m.recv = Buffer(bytes, options.job.memory);
-    // Touched here: the first timed iteration must not pay for page faults.
-    std::memset(m.send.data(), 0, bytes);
-    std::memset(m.recv.data(), 0, bytes);
-    if (options.on_stream) check(moecclStreamCreate(&m.stream), "moecclStreamCreate", team_.rank(i));
+    if (options.job.on_cuda())
+      m.stream = static_cast<moecclStream_t>(gpu::make_stream());
+    else if (options.on_stream)
+      check(moecclStreamCreate(&m.stream), "moecclStreamCreate", team_.rank(i));
     if (options.local_register > 0) {
       check(moecclCommRegister(team_.comm(i), m.send.data(), bytes, &m.registered[0]), "moecclCommRegister",
             team_.rank(i), team_.comm(i));
@@ -63,8 +65,20 @@ Bench::~Bench() {
   for (size_t i = 0; i < members_.size(); i++) {
     for (void* handle : members_[i].registered)
       if (handle != nullptr) (void)moecclCommDeregister(team_.comm(i), handle);
-    if (members_[i].stream != nullptr) (void)moecclStreamDestroy(members_[i].stream);
+    if (members_[i].stream == nullptr) continue;
+    if (!options_.job.on_cuda()) {
+      (void)moecclStreamDestroy(members_[i].stream);
+      continue;
+    }
+    use_device(i);
+    gpu::end_stream(members_[i].stream);
+    members_[i].send = Buffer();
+    members_[i].recv = Buffer();
   }
+}
+
+void Bench::use_device(size_t i) const {
+  if (options_.job.on_cuda()) gpu::use(team_.rank(i));
 }
 
 Shape Bench::shape(const Case& c) const {
@@ -148,14 +162,29 @@ void Bench::issue(const Case& c, bool in_place, size_t iteration) {
                        .n_ranks = team_.n_ranks(),
                        .comm = team_.comm(i),
                        .stream = members_[i].stream};
+    use_device(i);
     return collective_.run(call);
   });
 }
 
 void Bench::wait() {
-  for (size_t i = 0; i < members_.size(); i++)
-    if (members_[i].stream != nullptr)
+  for (size_t i = 0; i < members_.size(); i++) {
+    if (members_[i].stream == nullptr) continue;
+    if (options_.job.on_cuda()) {
+      use_device(i);
+      gpu::synchronize(members_[i].stream);
+      check_async(i);
+    } else {
       check(moecclStreamSynchronize(members_[i].stream), "moecclStreamSynchronize", team_.rank(i), team_.comm(i));
+    }
+  }
+}
+
+// A failed operation lets a CUDA stream go on.
+void Bench::check_async(size_t i) const {
+  moecclResult_t state = moecclSuccess;
+  check(moecclCommGetAsyncError(team_.comm(i), &state), "moecclCommGetAsyncError", team_.rank(i), team_.comm(i));
+  if (state != moecclInProgress) check(state, collective_.program, team_.rank(i), team_.comm(i));
 }
 
 void Bench::warm_up(const Case& c) {
@@ -165,6 +194,7 @@ void Bench::warm_up(const Case& c) {
 }
 
 Bench::Samples Bench::time_iterations(const Case& c, bool in_place) {
+  if (options_.cuda_graph > 0) return time_graph(c, in_place);
   const size_t n_agg = static_cast<size_t>(options_.agg_iters);
   const bool samples = options_.samples();
   Samples s;
@@ -196,6 +226,31 @@ Bench::Samples Bench::time_iterations(const Case& c, bool in_place) {
   if (!options_.cpu_time) s.total_us = since_us(start) - excluded_us;
   s.total_us /= static_cast<double>(options_.iters) * static_cast<double>(n_agg);
   if (progress_ != nullptr) progress_->clear();
+  return s;
+}
+
+// As nccl-tests: all iterations in one graph a rank, replayed -G times.
+Bench::Samples Bench::time_graph(const Case& c, bool in_place) {
+  const auto on_each = [&](const auto& body) {
+    for (size_t i = 0; i < members_.size(); i++) {
+      use_device(i);
+      body(i, static_cast<void*>(members_[i].stream));
+    }
+  };
+  std::vector<void*> graphs(members_.size());
+  on_each([](size_t, void* stream) { gpu::begin_capture(stream); });
+  for (int i = 0; i < options_.iters; i++) issue(c, in_place, static_cast<size_t>(i));
+  on_each([&](size_t i, void* stream) { graphs[i] = gpu::end_capture(stream); });
+  const auto replay = [&] { on_each([&](size_t i, void* stream) { gpu::launch_graph(graphs[i], stream); }); };
+  replay();  // the first launch of a graph uploads it
+  wait();
+  team_.barrier();
+  const auto start = Clock::now();
+  for (int i = 0; i < options_.cuda_graph; i++) replay();
+  wait();
+  Samples s;
+  s.total_us = since_us(start) / options_.iters / options_.cuda_graph;
+  for (void* graph : graphs) gpu::end_graph(graph);
   return s;
 }
 
@@ -248,14 +303,22 @@ void Bench::prepare_data(const Case& c, bool in_place, uint64_t seed) {
   for (size_t i = 0; i < members_.size(); i++) {
     const int rank = team_.rank(i);
     // The whole receive buffer from its base: in place it also holds the input.
-    std::memset(recv_at(c, i, false, 0), kUntouched, std::max(s.send, s.recv) * element + kGuardBytes);
+    Member& m = members_[i];
+    char* const recv = recv_at(c, i, false, 0);
+    const size_t recv_bytes = std::max(s.send, s.recv) * element + kGuardBytes;
+    std::memset(m.recv.host(recv), kUntouched, recv_bytes);
     const Pattern pattern =
         collective_.reduces ? reduction_input(reduction, rank) : random_pattern(element, seed, rank);
-    pattern.fill(send_at(c, i, in_place, 0), 0, s.send);
+    Buffer& from = in_place ? m.recv : m.send;
+    char* const send = send_at(c, i, in_place, 0);
+    pattern.fill(from.host(send), 0, s.send);
+    use_device(i);
+    m.recv.push(recv, recv_bytes);
+    if (!in_place) from.push(send, s.send * element);
   }
 }
 
-uint64_t Bench::count_wrong(const Case& c, bool in_place, uint64_t seed) const {
+uint64_t Bench::count_wrong(const Case& c, bool in_place, uint64_t seed) {
   const Shape s = shape(c);
   const size_t element = data_type(c.type).bytes;
   std::vector<std::pair<int, Pattern>> sources;  // made once for all segments and ranks
@@ -269,12 +332,15 @@ uint64_t Bench::count_wrong(const Case& c, bool in_place, uint64_t seed) const {
   std::vector<uint64_t> wrong(members_.size());
   for (size_t i = 0; i < members_.size(); i++) {
     const Place place = {.rank = team_.rank(i), .n_ranks = team_.n_ranks(), .root = c.root, .element_bytes = element};
-    const char* at = recv_at(c, i, in_place, 0);
+    Buffer& recv = members_[i].recv;
+    use_device(i);
+    recv.pull(recv_at(c, i, false, 0), std::max(s.send, s.recv) * element + kGuardBytes);
+    const char* at = recv.host(recv_at(c, i, in_place, 0));
     for (const Segment& segment : collective_.expected(place, s.count)) {
       wrong[i] += pattern_of(segment.source).count_wrong(at, segment.first, segment.count);
       at += segment.count * element;
     }
-    wrong[i] += guard_wrong(recv_at(c, i, false, 0) + std::max(s.send, s.recv) * element);
+    wrong[i] += guard_wrong(recv.host(recv_at(c, i, false, 0) + std::max(s.send, s.recv) * element));
   }
   return team_.sum(wrong);
 }

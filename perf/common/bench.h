@@ -45,12 +45,15 @@ class Bench {
   };
 
   Samples time_iterations(const Case& c, bool in_place);
+  Samples time_graph(const Case& c, bool in_place);
   void issue(const Case& c, bool in_place, size_t iteration);
   void wait();
   void combine(Samples& samples) const;
   uint64_t verify(const Case& c, bool in_place);
   void prepare_data(const Case& c, bool in_place, uint64_t seed);
-  uint64_t count_wrong(const Case& c, bool in_place, uint64_t seed) const;
+  uint64_t count_wrong(const Case& c, bool in_place, uint64_t seed);
+  void use_device(size_t i) const;
+  void check_async(size_t i) const;
   char* send_at(const Case& c, size_t i, bool in_place, size_t shift) const;
   char* recv_at(const Case& c, size_t i, bool in_place, size_t shift) const;
   moecclRedOp_t red_op(const Case& c, size_t i);

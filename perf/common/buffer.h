@@ -1,4 +1,5 @@
-// Memory for operations: from moecclMemAlloc or malloc.
+// Memory for operations: from moecclMemAlloc, malloc, or a GPU's, which has a copy on the host to be filled and
+// checked.
 #ifndef PERF_COMMON_BUFFER_H_
 #define PERF_COMMON_BUFFER_H_
 
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "perf/common/fail.h"
+#include "perf/common/gpu.h"
 #include "perf/common/job.h"
 
 namespace perf {
@@ -18,6 +20,11 @@ class Buffer {
  public:
   Buffer() = default;
   Buffer(size_t bytes, Memory memory) : bytes_(bytes), memory_(memory) {
+    if (memory == Memory::kCuda) {  // of the thread's current device
+      data_ = gpu::allocate(bytes);
+      gpu::clear(data_, bytes);
+      return;
+    }
     if (memory == Memory::kHeap) {
       check(moecclMemAlloc(&data_, bytes), "moecclMemAlloc");
     } else if ((data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64)) == nullptr) {
@@ -30,11 +37,15 @@ class Buffer {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     std::swap(memory_, other.memory_);
+    std::swap(shadow_, other.shadow_);
     return *this;
   }
   ~Buffer() {
+    std::free(shadow_);
     if (data_ == nullptr) return;
-    if (memory_ == Memory::kHeap)
+    if (memory_ == Memory::kCuda)
+      gpu::release(data_);
+    else if (memory_ == Memory::kHeap)
       (void)moecclMemFree(data_);
     else
       std::free(data_);
@@ -43,10 +54,26 @@ class Buffer {
   char* data() const { return static_cast<char*>(data_); }
   size_t bytes() const { return bytes_; }
 
+  // The place on the host that stands for `at` in this buffer: the same, but for a GPU's. It is written before push()
+  // and read after pull(), which move `n` bytes of it.
+  char* host(const char* at) {
+    if (memory_ != Memory::kCuda) return const_cast<char*>(at);
+    if (shadow_ == nullptr && (shadow_ = static_cast<char*>(std::calloc(1, bytes_))) == nullptr)
+      fail("no memory for the copy of a buffer of " + std::to_string(bytes_) + " bytes");
+    return shadow_ + (at - data());
+  }
+  void push(char* at, size_t n) {
+    if (memory_ == Memory::kCuda) gpu::upload(at, host(at), n);
+  }
+  void pull(const char* at, size_t n) {
+    if (memory_ == Memory::kCuda) gpu::download(host(at), at, n);
+  }
+
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
   Memory memory_ = Memory::kMalloc;
+  char* shadow_ = nullptr;
 };
 
 }  // namespace perf

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "perf/common/fail.h"
+#include "perf/common/gpu.h"
 
 namespace perf {
 
@@ -162,9 +163,11 @@ std::vector<moecclComm_t> Job::join(const moecclUniqueId& id, int first, int cou
   std::vector<moecclComm_t> comms(static_cast<size_t>(count));
   const moecclConfig_t settings = config();
   if (count > 1) check(moecclGroupStart(), "moecclGroupStart");
-  for (int i = 0; i < count; i++)
+  for (int i = 0; i < count; i++) {
+    if (options_.on_cuda()) gpu::use(first + i);
     check(moecclCommInitRankConfig(&comms[static_cast<size_t>(i)], n_ranks(), id, first + i, &settings),
           "moecclCommInitRankConfig", first + i);
+  }
   if (count > 1) check(moecclGroupEnd(), "moecclGroupEnd");
   return comms;
 }
@@ -172,9 +175,10 @@ std::vector<moecclComm_t> Job::join(const moecclUniqueId& id, int first, int cou
 std::vector<moecclComm_t> Job::join_all() {
   std::vector<moecclComm_t> comms(static_cast<size_t>(local_ranks()));
   const moecclConfig_t settings = config();
-  if (source_ == Source::kAlone) {
+  if (source_ == Source::kAlone && !options_.on_cuda()) {
     check(moecclCommInitAll(comms.data(), local_ranks(), &settings), "moecclCommInitAll");
   } else if (source_ == Source::kLauncher && local_ranks() == 1) {
+    if (options_.on_cuda()) gpu::use(proc_);
     check(moecclCommInitEnv(&comms[0], &settings), "moecclCommInitEnv", proc_);
   } else {
     comms = join(agree_on_id(), first_rank(), local_ranks());

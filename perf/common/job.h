@@ -10,7 +10,8 @@
 
 namespace perf {
 
-enum class Memory { kHeap, kMalloc };
+// kCuda: each rank joins with a device of its own, or shares one.
+enum class Memory { kHeap, kMalloc, kCuda };
 
 struct JobOptions {
   int threads = 1;     // per process
@@ -22,6 +23,7 @@ struct JobOptions {
   bool pace = false;
   bool deterministic = false;
   Memory memory = Memory::kHeap;
+  bool on_cuda() const { return memory == Memory::kCuda; }
 };
 
 // This process's part of the job.

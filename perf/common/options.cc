@@ -5,13 +5,14 @@
 #include <cstdlib>
 
 #include "perf/common/cli.h"
+#include "perf/common/gpu.h"
 
 namespace perf {
 namespace {
 
 // Options that steer a GPU; nccl-tests command lines that carry them keep working.
 struct Ignored {
-  int stream_null = 0, cuda_graph = 0, cta_policy = -1, device_implementation = 0, device_ctas = 16;
+  int stream_null = 0, cta_policy = -1, device_implementation = 0, device_ctas = 16;
 };
 
 void add_sizes(CLI::App& app, Options& o) {
@@ -57,6 +58,9 @@ void add_measurement(CLI::App& app, Options& o) {
       ->check(CLI::Range(0, 2))
       ->capture_default_str();
   app.add_option("-I,--per_iter_timing", o.per_iter_timing, "print min, max, p99 of iterations (slowest rank)");
+  app.add_option("-G,--cudagraph", o.cuda_graph,
+                 "on CUDA memory: capture the iterations in a graph and replay it so often")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("-K,--per_iter_skip", o.per_iter_skip, "leading iterations that -I leaves out")->capture_default_str();
   app.add_option("-J,--output_file", o.output_file, "write results as JSON (nccl-tests' version 3)");
 }
@@ -86,7 +90,6 @@ void add_ranks(CLI::App& app, Options& o) {
 
 void add_ignored(CLI::App& app, Ignored& ignored) {
   app.add_option("-y,--stream_null", ignored.stream_null, "no effect: for GPU streams");
-  app.add_option("-G,--cudagraph", ignored.cuda_graph, "no effect: for GPU graphs");
   app.add_option("-x,--cta_policy", ignored.cta_policy, "no effect: for GPU kernels");
   app.add_option("-D,--device_implementation", ignored.device_implementation, "no effect: for GPU kernels");
   app.add_option("-V,--device_cta_count", ignored.device_ctas, "no effect: for GPU kernels");
@@ -94,8 +97,7 @@ void add_ignored(CLI::App& app, Ignored& ignored) {
 
 std::vector<std::string> notes_for(const CLI::App& app) {
   std::vector<std::string> notes;
-  for (const char* name :
-       {"--stream_null", "--cudagraph", "--cta_policy", "--device_implementation", "--device_cta_count"})
+  for (const char* name : {"--stream_null", "--cta_policy", "--device_implementation", "--device_cta_count"})
     if (app.count(name) > 0) notes.push_back(std::string(name) + " has no effect on the host backend");
   return notes;
 }
@@ -114,7 +116,11 @@ void reconcile(Options& o) {
     std::fprintf(stderr, "per-iteration skip (-K) must be between 0 and %d. Disabling.\n", o.iters - 1);
     o.per_iter_skip = 0;
   }
-  if (o.local_register == 2) o.job.memory = Memory::kHeap;
+  if (o.cuda_graph > 0 && !o.job.on_cuda()) {
+    o.notes.push_back("--cudagraph has no effect on the host backend");
+    o.cuda_graph = 0;
+  }
+  if (o.local_register == 2 && !o.job.on_cuda()) o.job.memory = Memory::kHeap;
 }
 
 }  // namespace
@@ -154,6 +160,8 @@ Options parse_options(int argc, char** argv, const char* program, bool takes_mat
   add_ignored(app, ignored);
   parse_or_exit(app, argc, argv);
   o.notes = notes_for(app);
+  // As nccl-tests' users expect: -g means GPUs, where there are any.
+  if (app.count("--mem") == 0 && app.count("--ngpus") > 0 && gpu::likely()) o.job.memory = Memory::kCuda;
   reconcile(o);
   return o;
 }

@@ -28,6 +28,7 @@ struct Options {
   Average average = Average::kAverage;
   bool cpu_time = false, timestamps = false, memory_report = false;
   int local_register = 0;
+  int cuda_graph = 0;  // -G: replays of a graph of all iterations; 0: none
   int unalign = 0;
   bool per_iter_timing = false;
   int per_iter_skip = 0;

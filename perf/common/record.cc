@@ -60,7 +60,7 @@ Json config_json(const Record& record, const Options& o) {
   c["topology"] = o.job.topology;
   c["emulated"] = o.job.pace;
   c["deterministic"] = o.job.deterministic;
-  c["memory"] = o.job.memory == Memory::kHeap ? "heap" : "malloc";
+  c["memory"] = o.job.on_cuda() ? "cuda" : o.job.memory == Memory::kHeap ? "heap" : "malloc";
   c["plan"] = o.plan.empty() ? "auto" : o.plan;
   for (const Device& d : record.devices)
     c["devices"].push_back({{"rank", d.rank},

@@ -32,6 +32,7 @@ void MoeBench::demand(moecclResult_t result, const char* call) const {
 
 void MoeBench::allocate() {
   const Memory memory = options_.job.memory;
+  if (memory == Memory::kCuda) gpu::use(team_.rank(0));
   const size_t row = oracle_.row_bytes();
   const size_t token_bytes = std::max<size_t>(1, mine().n_tokens) * row;
   const size_t rows_bytes = std::max<size_t>(1, oracle_.n_rows()) * row;
@@ -72,35 +73,53 @@ moecclRoutingInfo_t MoeBench::info(const Candidate& c) const {
   return info;
 }
 
+namespace {
+
+char* host(Buffer& b) { return b.host(b.data()); }
+void sent(Buffer& b) { b.push(b.data(), b.bytes()); }
+const char* got(Buffer& b) {
+  b.pull(b.data(), b.bytes());
+  return host(b);
+}
+void blot(Buffer& b) {
+  std::memset(host(b), 0xee, b.bytes());
+  sent(b);
+}
+
+}  // namespace
+
 uint64_t MoeBench::verify(const Candidate& c) {
   uint64_t wrong = oracle_.check_info(info(c));
   // An n_rows that is not ours would overrun the buffers.
   if (info(c).n_rows != oracle_.n_rows())
     fail("rank " + std::to_string(team_.rank(0)) + ": " + std::to_string(info(c).n_rows) +
          " rows where the routing gives " + std::to_string(oracle_.n_rows()));
-  oracle_.fill_tokens(tokens_.data());
-  std::memset(rows_.data(), 0xee, rows_.bytes());
+  oracle_.fill_tokens(host(tokens_));
+  sent(tokens_);
+  blot(rows_);
   demand(moecclDispatch(c.routing, tokens_.data(), rows_.data(), nullptr), "moecclDispatch");
-  wrong += oracle_.check_rows(rows_.data());
-  oracle_.fill_outputs(rows_.data());
-  std::memset(combined_.data(), 0xee, combined_.bytes());
+  wrong += oracle_.check_rows(got(rows_));
+  oracle_.fill_outputs(host(rows_));
+  sent(rows_);
+  blot(combined_);
   demand(moecclCombine(c.routing, rows_.data(), combined_.data(), nullptr), "moecclCombine");
-  wrong += oracle_.check_tokens(combined_.data(), true);
+  wrong += oracle_.check_tokens(got(combined_), true);
   return options_.backward ? wrong + verify_backward(c) : wrong;
 }
 
 // rows_ holds the experts' outputs.
 uint64_t MoeBench::verify_backward(const Candidate& c) {
   const bool weights = options_.layout == moecclLayoutExpertMajor;
-  std::memset(combined_.data(), 0xee, combined_.bytes());
+  blot(combined_);
   demand(moecclDispatchBackward(c.routing, rows_.data(), combined_.data(), nullptr), "moecclDispatchBackward");
-  uint64_t wrong = oracle_.check_tokens(combined_.data(), false);
-  oracle_.fill_gradients(tokens_.data());
-  std::memset(gradient_rows_.data(), 0xee, gradient_rows_.bytes());
+  uint64_t wrong = oracle_.check_tokens(got(combined_), false);
+  oracle_.fill_gradients(host(tokens_));
+  sent(tokens_);
+  blot(gradient_rows_);
   demand(moecclCombineBackward(c.routing, tokens_.data(), gradient_rows_.data(), weights ? rows_.data() : nullptr,
                                weights ? gradient_weights_.data() : nullptr, nullptr),
          "moecclCombineBackward");
-  wrong += oracle_.check_gradient_rows(gradient_rows_.data());
+  wrong += oracle_.check_gradient_rows(got(gradient_rows_));
   return weights ? wrong + oracle_.check_gradient_weights(gradient_weights_.data()) : wrong;
 }
 
@@ -170,7 +189,8 @@ std::vector<MoeResult> MoeBench::run_in_turns(const std::vector<std::string>& al
     candidates.push_back(std::move(c));
   }
   // Timed on numbers: what the checks left behind may be slow to add (NaN, subnormal).
-  oracle_.fill_gradients(tokens_.data());
+  oracle_.fill_gradients(host(tokens_));
+  sent(tokens_);
   const int rounds = options_.warmup + options_.iters;
   for (int i = 0; i < rounds; i++)
     for (Candidate& c : candidates) {

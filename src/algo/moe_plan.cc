@@ -266,17 +266,17 @@ uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree&
 }
 
 uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, const MoePlanShape& plan, uint64_t staging_bytes) {
-  const uint64_t fit = staging_bytes / (uint64_t{plan.n_slots} * plan.depth) / shape.row_bytes;
+  const uint64_t fit = staging_bytes / (uint64_t{plan.n_slots} * plan.depth) / shape.widest_row();
   const uint64_t copies = paths.algorithm().dedup() ? 1 : shape.top_k;
   const uint64_t most = std::max<uint64_t>(1, paths.max_origins() * shape.max_tokens * copies);
   // Whole cache lines, so that two ranks do not write to one.
-  const uint64_t line_rows = 64 / std::gcd<uint64_t>(64, shape.row_bytes);
+  const uint64_t line_rows = 64 / std::gcd<uint64_t>(64, shape.widest_row());
   const uint64_t rows = std::min(fit, (most + line_rows - 1) / line_rows * line_rows);
   return rows >= line_rows ? rows - rows % line_rows : rows;
 }
 
 uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows) {
-  return uint64_t{plan.n_slots} * plan.depth * slot_rows * shape.row_bytes;
+  return uint64_t{plan.n_slots} * plan.depth * slot_rows * shape.widest_row();
 }
 
 uint32_t moe_pipeline_chunks(uint64_t largest_edge_bytes) {

@@ -18,8 +18,10 @@ struct MoeShape {
   uint64_t max_tokens = 0;
   uint32_t capacity = 0;  // 0: none
   bool expert_major = false;
-  uint32_t align_rows = 1;  // expert_major
-  bool grouped = false;     // deterministic: SumBlock terms carry the groups of the full tree
+  uint32_t align_rows = 1;    // expert_major
+  bool grouped = false;       // deterministic: SumBlock terms carry the groups of the full tree
+  uint64_t scaled_bytes = 0;  // a row with its scales, where rows may have some
+  uint64_t widest_row() const { return scaled_bytes > row_bytes ? scaled_bytes : row_bytes; }
 };
 
 // Rank levels of `tree` that sums need as nested groups; the kernels have kernels::kMaxGroups accumulators.

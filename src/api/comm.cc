@@ -129,8 +129,10 @@ moecclResult_t moecclCommAbort(moecclComm_t handle) {
 moecclResult_t moecclCommGetAsyncError(moecclComm_t handle, moecclResult_t* result) {
   return with_comm(handle, [&](Communicator& comm) -> Status {
     if (result == nullptr) return api::null_argument("result", "the address of a moecclResult_t");
+    const bool settled = comm.settled();  // asked first: what has failed by then is known below
     const Status s = comm.usable();
-    *result = !s.ok() ? s.code() : comm.idle() ? moecclSuccess : moecclInProgress;
+    if (!s.ok()) comm.set_last_error(s.message());
+    *result = !s.ok() ? s.code() : settled ? moecclSuccess : moecclInProgress;
     return {};
   });
 }

@@ -183,6 +183,13 @@ moecclResult_t moecclDispatch(moecclRouting_t routing, const void* in, void* out
   return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.dispatch(in, out, stream); });
 }
 
+moecclResult_t moecclDispatchScaled(moecclRouting_t routing, const void* in, const void* in_scales, void* out,
+                                    void* out_scales, moecclStream_t stream) {
+  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) {
+    return r.dispatch_scaled(in, out, {in_scales, out_scales, 0}, stream);
+  });
+}
+
 moecclResult_t moecclCombine(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
   return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.combine(in, out, stream); });
 }

@@ -117,6 +117,14 @@ constexpr Variable kVariables[] = {
        e->cuda_ipc = t == "1";
        return true;
      }},
+    {"MOECCL_CUDA_PERSISTENT", "0 or 1",
+     [](std::string_view t, Env* e) {
+       if (t != "0" && t != "1") return false;
+       e->cuda_persistent = t == "1";
+       return true;
+     }},
+    {"MOECCL_CUDA_PERSISTENT_BYTES", "bytes with an optional K, M or G",
+     [](std::string_view t, Env* e) { return parse_bytes(t, &e->cuda_persistent_bytes); }},
     {"MOECCL_NO_CMA", "0 or 1",
      [](std::string_view t, Env* e) {
        if (t != "0" && t != "1") return false;

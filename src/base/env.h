@@ -58,6 +58,11 @@ struct Env {
   int32_t cuda_sms = 0;
   // MOECCL_CUDA_IPC: 0 keeps staging in host memory although the ranks could reach each other's device memory.
   bool cuda_ipc = true;
+  // MOECCL_CUDA_PERSISTENT: 0 starts a kernel for each step instead of one for an operation. The same on all ranks.
+  bool cuda_persistent = true;
+  // MOECCL_CUDA_PERSISTENT_BYTES: larger operations (bytes of a rank's larger buffer) go step by step, where copies
+  // take no multiprocessors. Takes K, M, G. The least of all ranks counts.
+  int64_t cuda_persistent_bytes = int64_t{64} << 20;
   // MOECCL_NO_CMA: 1 keeps process_vm_readv/writev out of the shared-memory transport.
   bool no_cma = false;
 };

@@ -7,6 +7,7 @@
 #include "src/comm/calibrate.h"
 #include "src/comm/cuda_stream.h"
 #include "src/exec/stream_task.h"
+#include "src/exec/walker.h"
 
 namespace moeccl::comm {
 
@@ -69,6 +70,7 @@ size_t Communicator::memory_bytes() const {
 
 Status Communicator::force(moecclOp_t op, const std::string& algorithm) {
   MOECCL_TRY(selector_->force(op, algorithm));
+  if (cuda_ != nullptr && cuda_->walk() != nullptr) MOECCL_TRY(cuda_->walk()->selector().force(op, algorithm));
   return cuda_ != nullptr ? cuda_->selector().force(op, algorithm) : Status();
 }
 
@@ -116,7 +118,10 @@ Status Communicator::place(const void* a, const void* b, bool* on_device) {
 Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place) {
   const PlanKey key{op.signature.op, root,    op.signature.count, static_cast<uint32_t>(op.element_bytes),
                     scaled,          in_place};
-  Selector& selector = op.cuda ? cuda_->selector() : *selector_;
+  CudaWalk* walk = op.cuda && op.signature.op != moecclOpAllToAllv ? cuda_->walk() : nullptr;
+  const uint64_t blocks = std::max(plan::in_blocks(key.op, n_ranks_), plan::out_blocks(key.op, n_ranks_));
+  op.walk = walk != nullptr && walk->takes(key.count * key.element_bytes * blocks);
+  Selector& selector = op.walk ? walk->selector() : op.cuda ? cuda_->selector() : *selector_;
   std::shared_ptr<CachedPlan> made;
   const std::shared_ptr<CachedPlan>* found = selector.again(key);
   if (found == nullptr) {
@@ -160,6 +165,15 @@ Status Communicator::run(const exec::Operation& op) {
     exec::Task* one = &task;
     return exec::drive({&one, 1});
   };
+  if (op.walk) {
+    Status status = cuda_->begin();
+    if (status.ok()) {
+      cuda_->walk()->walker().promised.fetch_add(1, std::memory_order_relaxed);
+      status = drive(exec::WalkTask(cuda_->fabric(), cuda_->walk()->walker(), op, 0));
+    }
+    // Its end has been seen: nothing is left to wait for.
+    return status.ok() ? std::move(status) : cuda_->end(std::move(status));
+  }
   if (op.cuda) {
     Status status = cuda_->begin();
     if (status.ok())
@@ -168,6 +182,13 @@ Status Communicator::run(const exec::Operation& op) {
   }
   if (StreamWork* work = StreamWork::current(); work != nullptr) MOECCL_TRY(work->wait_ready());
   return op.eager ? drive(exec::Eager(*fabric_, op)) : drive(exec::Execution(*fabric_, op));
+}
+
+std::unique_ptr<exec::Task> Communicator::task_of(const exec::Operation& op, uint64_t walk_number) {
+  if (op.walk) return std::make_unique<exec::WalkTask>(cuda_->fabric(), cuda_->walk()->walker(), op, walk_number);
+  exec::Fabric& fabric = fabric_for(op.cuda);
+  if (op.eager) return std::make_unique<exec::Eager>(fabric, op);
+  return std::make_unique<exec::Execution>(fabric, op);
 }
 
 Status Communicator::run_timed(const exec::Operation& op, double* measured_us) {
@@ -205,10 +226,23 @@ Status Communicator::usable() const {
   }
   if (fabric_->failed()) return fabric_->failure();
   if (cuda_ != nullptr && cuda_->fabric().failed()) return cuda_->fabric().failure();
+  if (cuda_ != nullptr && cuda_->walk() != nullptr) {
+    // Of a graph's replay, which nobody watches.
+    if (Status s = cuda_->walk()->walker().failure(); !s.ok()) {
+      cuda_->fabric().fail(s);
+      return cuda_->fabric().failure();
+    }
+  }
   if (fabric_->aborted.load(std::memory_order_relaxed)) {
     return error(moecclAborted, "the communicator was aborted: destroy it");
   }
   return {};
+}
+
+bool Communicator::settled() const {
+  if (turns_.idle()) return true;
+  if (cuda_ == nullptr || cuda_->walk() == nullptr || !turns_.only_watches()) return false;
+  return cuda_->walk()->walker().idle();
 }
 
 void Communicator::abort() {
@@ -216,6 +250,7 @@ void Communicator::abort() {
   if (cuda_ != nullptr) {
     cuda_->fabric().aborted.store(true, std::memory_order_relaxed);
     cuda_->fabric().fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
+    if (cuda_->walk() != nullptr) cuda_->walk()->walker().stop();
   }
   fabric_->fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
 }

@@ -110,14 +110,18 @@ class Communicator {
   Status run_timed(const exec::Operation& op, double* measured_us);
 
   // Operations run in the order in which their calls were made, whatever stream they are on.
-  uint64_t take_ticket() { return turns_.take(); }
+  uint64_t take_ticket(bool watches = false) { return turns_.take(watches); }
   Status wait_turn(uint64_t ticket);
   void end_turn() { turns_.end(); }
   Status wait_idle();
   bool idle() const { return turns_.idle(); }
+  // Every operation has run, although a thread that watched the device may not have seen it yet.
+  bool settled() const;
 
   Status usable() const;  // the failure, abort or fork that forbids further operations
   void abort();
+  // A batch's operation on its rank: on the persistent kernel or as the steps of its plan.
+  std::unique_ptr<exec::Task> task_of(const exec::Operation& op, uint64_t walk_number = 0);
   // Says to the peers that this rank will take no further part.
   void leave();
 

@@ -32,7 +32,9 @@ Result<Config> Config::from(const moecclConfig_t* given) {
   if (c.priority < 0 || c.priority > MOECCL_HIGHEST_PRIORITY)
     return bad("priority", c.priority, "a moecclPriority_t, or a number up to 8");
   if (c.pace < 0 || c.pace > 1) return bad("pace", c.pace, "0 or 1");
+  if (c.cuda_sms < 0) return bad("cuda_sms", c.cuda_sms, "multiprocessors, or 0 for the default");
   Config out;
+  out.cuda_sms = static_cast<uint32_t>(c.cuda_sms > 0 ? c.cuda_sms : env().cuda_sms);
   out.timeout_ms = c.timeout_ms > 0 ? c.timeout_ms : env().timeout_ms;
   out.init_timeout_ms = c.init_timeout_ms > 0 ? c.init_timeout_ms : env().init_timeout_ms;
   out.deterministic = c.deterministic == 1;

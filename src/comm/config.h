@@ -19,6 +19,7 @@ struct Config {
   uint64_t staging_bytes = 0;
   std::string name;
   std::string plan;              // MOECCL_PLAN
+  uint32_t cuda_sms = 0;         // 0: chosen
   void* cuda_context = nullptr;  // the calling thread's at init, whose device this rank uses; null: host memory only
 
   static Result<Config> from(const moecclConfig_t* config);  // null: all defaults

@@ -92,6 +92,7 @@ class CudaSide::Connector {
     MOECCL_TRY(exchange());
     if (!everyone_able(why)) return std::unique_ptr<CudaSide>();
     MOECCL_TRY(make_fabric());
+    MOECCL_TRY(make_walk());
     return std::move(side_);
   }
 
@@ -104,8 +105,7 @@ class CudaSide::Connector {
   void take_part() {
     Status status = [&]() -> Status {
       const auto context = static_cast<cuda::Context>(n_.config->cuda_context);
-      MOECCL_ASSIGN_OR_RETURN(side_->engine_,
-                              exec::StreamEngine::create(context, static_cast<uint32_t>(env().cuda_sms)));
+      MOECCL_ASSIGN_OR_RETURN(side_->engine_, exec::StreamEngine::create(context, n_.config->cuda_sms));
       const cuda::Current current(context);
       MOECCL_TRY(cuda::check(cuda::driver()->cuCtxGetDevice(&own_.device), "the context's device"));
       MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetUuid_v2(own_.uuid, own_.device), "the device's identity"));
@@ -298,6 +298,25 @@ class CudaSide::Connector {
     return side_->selector_->force_from_text(n_.config->plan);
   }
 
+  Status make_walk() {
+    CudaWalk::Setting s;
+    s.session = &session_;
+    s.engine = side_->engine_.get();
+    s.fabric = &side_->fabric_;
+    s.tree = n_.tree;
+    for (uint32_t r = 0; r < n_.n_ranks; ++r)
+      s.seats.push_back({n_.process[r], all_[r].device, std::string(all_[r].uuid, sizeof(all_[r].uuid))});
+    s.all_reach_all = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
+    s.staging_bytes = n_.shape.staging_bytes / 2;
+    s.deterministic = n_.config->deterministic;
+    s.profile = device_profile(n_.n_ranks);
+    s.deadline = n_.deadline;
+    MOECCL_ASSIGN_OR_RETURN(side_->walk_, CudaWalk::connect(s, &side_->why_no_walk_));
+    if (side_->walk_ != nullptr) return side_->walk_->selector().force_from_text(n_.config->plan);
+    log(LogLevel::kInfo, "rank {}: no persistent kernel on CUDA memory: {}", n_.rank, side_->why_no_walk_);
+    return {};
+  }
+
   bootstrap::Session& session_;
   HostSession& host_session_;
   const Neighbours& n_;
@@ -321,19 +340,25 @@ CudaSide::~CudaSide() {
     for (const auto& link : fabric_.links) {
       if (link == nullptr) continue;
       const transport::Board& board = link->board();
-      if (board.health.state.load() == static_cast<uint32_t>(transport::RankState::kRunning) &&
-          board.progress.completed.load() < fabric_.sequence) {
-        return true;
-      }
+      if (board.health.state.load() != static_cast<uint32_t>(transport::RankState::kRunning)) continue;
+      if (board.progress.completed.load() < fabric_.sequence) return true;
+      if (walk_ == nullptr) continue;
+      // A kernel of the peer's may look at this rank's memory as long as it runs.
+      const uint64_t walked = board.progress.walked.load();
+      if (walked < walk_->walker().launched() || walked < board.progress.walks_called.load()) return true;
     }
     return false;
   });
+  walk_ = nullptr;
   fabric_.links.clear();
   segments_.clear();
   fabric_.own = nullptr;
 }
 
-size_t CudaSide::memory_bytes() const { return fabric_.own->bytes() + staging_.bytes() + engine_->memory_bytes(); }
+size_t CudaSide::memory_bytes() const {
+  return fabric_.own->bytes() + staging_.bytes() + engine_->memory_bytes() +
+         (walk_ != nullptr ? walk_->walker().memory_bytes() : 0);
+}
 
 Status CudaSide::begin() {
   if (StreamWork* work = StreamWork::current(); work != nullptr) {

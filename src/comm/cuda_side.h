@@ -9,6 +9,7 @@
 
 #include "src/bootstrap/bootstrap.h"
 #include "src/comm/config.h"
+#include "src/comm/cuda_walk.h"
 #include "src/comm/hosts.h"
 #include "src/comm/selection.h"
 #include "src/exec/fabric.h"
@@ -40,6 +41,9 @@ class CudaSide {
   exec::StreamEngine& engine() { return *engine_; }
   Selector& selector() { return *selector_; }
   size_t memory_bytes() const;
+  // The persistent kernel; null: why_no_walk() says why.
+  CudaWalk* walk() { return walk_.get(); }
+  const std::string& why_no_walk() const { return why_no_walk_; }
 
   // Before and after the operations of one call: what they read is ready, and whoever waits for their end is told.
   Status begin();
@@ -57,6 +61,8 @@ class CudaSide {
   std::vector<std::shared_ptr<transport::shm::Segment>> segments_;
   exec::Fabric fabric_;
   std::unique_ptr<Selector> selector_;
+  std::unique_ptr<CudaWalk> walk_;
+  std::string why_no_walk_;
 };
 
 }  // namespace moeccl::comm

@@ -75,15 +75,20 @@ Result<CudaStream*> CudaStream::of(cuda::Stream stream) {
   return slot.get();
 }
 
-Status CudaStream::ready() {
+Result<bool> CudaStream::capturing() const {
   const cuda::Current current(context_);
   int capturing = 0;
   MOECCL_TRY(cuda::check(cuda::driver()->cuStreamIsCapturing(stream_, &capturing), "the given CUDA stream"));
-  if (capturing == 0) return {};
-  return error(
-      moecclUnsupported,
-      "the CUDA stream is being captured into a graph: MoECCL's operations are driven by a proxy thread on the "
-      "host, which a graph cannot replay; call them outside the capture");
+  return capturing != 0;
+}
+
+Status CudaStream::ready() {
+  MOECCL_ASSIGN_OR_RETURN(const bool captured, capturing());
+  if (!captured) return {};
+  return error(moecclUnsupported,
+               "the CUDA stream is being captured into a graph, and this operation is driven by a proxy thread on the "
+               "host, which "
+               "a graph cannot replay: call it outside the capture (docs/cuda.md says what can be captured)");
 }
 
 Result<cuda::Event> CudaStream::take_event() {

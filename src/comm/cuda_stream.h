@@ -29,8 +29,14 @@ class CudaStream final : public Stream {
   static Result<CudaStream*> of(driver::cuda::Stream stream);
 
   Status ready() override;
+  CudaStream* as_cuda() override { return this; }
   Status enqueue(std::function<Status()> work) override;
   Status synchronize() override;
+
+  driver::cuda::Stream stream() const { return stream_; }
+  Result<bool> capturing() const;
+  // Runs on the proxy thread, in its turn, while the stream goes on: for what was launched on the stream already.
+  void watch(std::function<Status()> work) { (void)proxy_.enqueue(std::move(work)); }
 
  private:
   CudaStream(driver::cuda::Context context, driver::cuda::Stream stream) : context_(context), stream_(stream) {}

@@ -14,17 +14,13 @@ namespace {
 // The collectives of one communicator in a batch: one after another.
 class ChainTask final : public exec::Task {
  public:
-  ChainTask(exec::Fabric& fabric, std::vector<const exec::Operation*> operations)
-      : Task(fabric), operations_(std::move(operations)) {}
+  ChainTask(Communicator& comm, bool on_device, std::vector<const exec::Operation*> operations)
+      : Task(comm.fabric_for(on_device)), comm_(comm), operations_(std::move(operations)) {}
 
   exec::Progress poll() override {
     if (running_ == nullptr) {
-      const exec::Operation& op = *operations_[next_++];
-      if (op.eager) {
-        running_ = std::make_unique<exec::Eager>(fabric(), op);
-      } else {
-        running_ = std::make_unique<exec::Execution>(fabric(), op);
-      }
+      running_ = comm_.task_of(*operations_[next_]);
+      ++next_;
     }
     const exec::Progress p = running_->poll();
     if (p == exec::Progress::kFailed) return fail(running_->status());
@@ -35,21 +31,41 @@ class ChainTask final : public exec::Task {
   Status diagnose() override { return running_ ? running_->diagnose() : Status(); }
   std::string describe() const override { return running_ ? running_->describe() : "a group of operations"; }
   bool needs(uint32_t peer) const override { return running_ && running_->needs(peer); }
+  void stop() override {
+    if (running_) running_->stop();
+  }
   void abandon() override {
     if (running_) running_->abandon();
+    drop_promises();
   }
+  ~ChainTask() override { drop_promises(); }
 
  private:
+  // Of operations on the persistent kernel that will not be launched.
+  void drop_promises() {
+    for (; next_ < operations_.size(); ++next_)
+      if (operations_[next_]->walk) comm_.cuda()->walk()->walker().promised.fetch_sub(1, std::memory_order_release);
+  }
+  Communicator& comm_;
   std::vector<const exec::Operation*> operations_;
   size_t next_ = 0;
-  std::unique_ptr<exec::AgreedTask> running_;
+  std::unique_ptr<exec::Task> running_;
 };
 
 // What goes to one stream, or to this thread, together.
 struct Batch {
   std::vector<Call> calls;
   std::vector<std::pair<Communicator*, uint64_t>> turns;  // tickets, taken when the batch is made
+  std::vector<uint64_t> walks;  // numbers of the calls, where all are on the persistent kernel and launched
+  Status launched;
+
+  bool all_walk() const {
+    return std::all_of(calls.begin(), calls.end(),
+                       [](const Call& c) { return c.operation != nullptr && c.operation->walk; });
+  }
 };
+
+exec::Walker& walker_of(const Call& c) { return c.comm->cuda()->walk()->walker(); }
 
 void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks) {
   std::map<std::tuple<Communicator*, bool, uint32_t, bool>, const exec::MessageTask*> newest;
@@ -85,12 +101,52 @@ std::vector<CudaSide*> cuda_sides(const Batch& batch) {
   return sides;
 }
 
-Status run(const Batch& batch) {
+Status begin_turns(const Batch& batch) {
   Status status;
   for (const auto& [comm, ticket] : batch.turns) {
     MOECCL_TRY(comm->wait_turn(ticket));
     if (Status s = comm->usable(); !s.ok() && status.ok()) status = s;
   }
+  return status;
+}
+Status end_turns(const Batch& batch, Status status) {
+  for (const auto& [comm, ticket] : batch.turns) {
+    if (!status.ok()) comm->set_last_error(status.message());
+    comm->end_turn();
+  }
+  return status;
+}
+
+// What was launched on the caller's stream: sees it end, and ends it when it must not go on.
+Status watch(const Batch& batch) {
+  Status status = begin_turns(batch);
+  if (status.ok() && !batch.launched.ok()) {
+    for (const Call& c : batch.calls) c.comm->cuda()->fabric().fail(batch.launched);
+    status = batch.launched;
+  }
+  std::vector<std::unique_ptr<exec::Task>> tasks;
+  std::vector<exec::Task*> pointers;
+  for (size_t i = 0; i < batch.walks.size(); ++i) {
+    tasks.push_back(batch.calls[i].comm->task_of(*batch.calls[i].operation, batch.walks[i]));
+    pointers.push_back(tasks.back().get());
+  }
+  // Also after a failure: buffers are the caller's again only when the kernels have left.
+  if (Status s = exec::drive(pointers); status.ok()) status = std::move(s);
+  return end_turns(batch, std::move(status));
+}
+
+// Launches all on the caller's stream; in a capture they become the graph's nodes.
+void launch(Batch& batch, CudaStream& stream, bool captured) {
+  for (const Call& c : batch.calls) {
+    uint64_t number = 0;
+    batch.launched = walker_of(c).launch(*c.operation, stream.stream(), captured ? nullptr : &number);
+    if (!batch.launched.ok()) return;
+    if (!captured) batch.walks.push_back(number);
+  }
+}
+
+Status run(const Batch& batch) {
+  Status status = begin_turns(batch);
   if (status.ok()) {
     std::vector<std::unique_ptr<exec::Task>> tasks;
     // Operations on host memory and on CUDA memory are two chains.
@@ -104,8 +160,8 @@ Status run(const Batch& batch) {
       it->second.push_back(c.operation.get());
     }
     for (auto& [key, operations] : chains) {
-      tasks.push_back(key.first->task_for(
-          key.second, std::make_unique<ChainTask>(key.first->fabric_for(key.second), std::move(operations))));
+      tasks.push_back(
+          key.first->task_for(key.second, std::make_unique<ChainTask>(*key.first, key.second, std::move(operations))));
     }
     add_messages(batch, tasks);
     std::vector<exec::Task*> pointers;
@@ -117,12 +173,11 @@ Status run(const Batch& batch) {
     }
     if (status.ok()) status = exec::drive(pointers);
     for (CudaSide* side : sides) status = side->end(std::move(status));
+  } else {
+    for (const Call& c : batch.calls)
+      if (c.operation != nullptr && c.operation->walk) walker_of(c).promised.fetch_sub(1, std::memory_order_release);
   }
-  for (const auto& [comm, ticket] : batch.turns) {
-    if (!status.ok()) comm->set_last_error(status.message());
-    comm->end_turn();
-  }
-  return status;
+  return end_turns(batch, std::move(status));
 }
 
 Status check_self_messages(const std::vector<Call>& calls) {
@@ -142,25 +197,72 @@ Status check_self_messages(const std::vector<Call>& calls) {
 
 }  // namespace
 
+namespace {
+
+using Batches = std::vector<std::pair<Stream*, std::shared_ptr<Batch>>>;
+
+// Calls that can be launched at once are; those of a capture too, or the reason why not. Returns what is left to drive.
+Status launch_at_once(Batches& batches) {
+  for (auto it = batches.begin(); it != batches.end();) {
+    auto& [stream, batch] = *it;
+    CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr;
+    if (cuda == nullptr || !batch->all_walk()) {
+      ++it;
+      continue;
+    }
+    MOECCL_ASSIGN_OR_RETURN(const bool captured, cuda->capturing());
+    const bool in_order = std::all_of(batch->calls.begin(), batch->calls.end(), [](const Call& c) {
+      return walker_of(c).promised.load(std::memory_order_acquire) == 0;
+    });
+    if (captured) {
+      if (!in_order) {
+        return error(moecclUnsupported,
+                     "operations called earlier on another stream have not been launched yet, so this one cannot be "
+                     "captured: wait for them first (moecclStreamSynchronize)");
+      }
+      launch(*batch, *cuda, true);
+      MOECCL_TRY(batch->launched);
+      it = batches.erase(it);
+      continue;
+    }
+    if (in_order) launch(*batch, *cuda, false);
+    ++it;
+  }
+  return {};
+}
+
+void take_turns(Batch& batch) {
+  for (const Call& c : batch.calls) {
+    const bool known =
+        std::any_of(batch.turns.begin(), batch.turns.end(), [&](const auto& t) { return t.first == c.comm; });
+    const bool launched = !batch.walks.empty() || !batch.launched.ok();
+    if (!known) batch.turns.emplace_back(c.comm, c.comm->take_ticket(launched));
+    if (!launched && c.operation != nullptr && c.operation->walk)
+      walker_of(c).promised.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+
 Status issue(std::vector<Call> calls) {
   MOECCL_TRY(check_self_messages(calls));
-  for (const Call& c : calls) {
-    if (c.stream != nullptr) MOECCL_TRY(c.stream->ready());
-  }
-  std::vector<std::pair<Stream*, std::shared_ptr<Batch>>> batches;
+  Batches batches;
   for (Call& c : calls) {
     auto it = std::find_if(batches.begin(), batches.end(), [&](const auto& b) { return b.first == c.stream; });
     if (it == batches.end()) it = batches.insert(batches.end(), {c.stream, std::make_shared<Batch>()});
-    auto& turns = it->second->turns;
-    Communicator* comm = c.comm;
-    if (std::none_of(turns.begin(), turns.end(), [&](const auto& t) { return t.first == comm; })) {
-      turns.emplace_back(comm, comm->take_ticket());
-    }
     it->second->calls.push_back(std::move(c));
   }
+  for (const auto& [stream, batch] : batches)
+    if (stream != nullptr && !batch->all_walk()) MOECCL_TRY(stream->ready());
+  MOECCL_TRY(launch_at_once(batches));
+  for (auto& [stream, batch] : batches) take_turns(*batch);
   Status status;
   for (auto& [stream, batch] : batches) {
     if (stream == nullptr) continue;
+    if (!batch->walks.empty() || !batch->launched.ok()) {
+      stream->as_cuda()->watch([batch = batch] { return watch(*batch); });
+      continue;
+    }
     Status s = stream->enqueue([batch = batch] { return run(*batch); });
     if (status.ok()) status = std::move(s);
   }

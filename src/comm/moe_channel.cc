@@ -53,8 +53,18 @@ Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* mea
   op->element_bytes = run.binding.element_bytes;
   op->grouped = run.grouped;
   op->priority = comm_.priority_of(run.op);
+  op->scales = {run.scales.in, run.scales.out, run.scales.bytes};
   Communicator* comm = &comm_;
   MOECCL_TRY(comm->place(run.in, run.out, &op->cuda));
+  if (run.scales.bytes > 0) {
+    bool scales_on_device = false;
+    const bool any = run.in != nullptr || run.out != nullptr;
+    MOECCL_TRY(comm->place(run.scales.in, run.scales.out, &scales_on_device));
+    if (any && (run.scales.in != nullptr || run.scales.out != nullptr) && scales_on_device != op->cuda) {
+      return error(moecclInvalidArgument, "rows are {} memory and their scales {} memory: give both of one kind",
+                   op->cuda ? "CUDA" : "host", scales_on_device ? "CUDA" : "host");
+    }
+  }
   if (stream != nullptr) MOECCL_TRY(stream->ready());
   const uint64_t ticket = comm->take_ticket();
   if (stream == nullptr) return comm->run_in_turn(ticket, *op, measured_us);

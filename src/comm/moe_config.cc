@@ -46,6 +46,13 @@ Status check_numbers(const moecclMoeConfig_t& c) {
   if (c.align_rows > 1 && c.layout == moecclLayoutRows)
     return error(moecclInvalidArgument, "config.align_rows is {}: only moecclLayoutExpertMajor has groups to align",
                  c.align_rows);
+  if (c.scale_bytes > UINT32_MAX / 2 || c.scaled_row_bytes > UINT32_MAX / 2)
+    return error(moecclInvalidArgument, "config.scale_bytes is {} and config.scaled_row_bytes {}: at most {} each",
+                 c.scale_bytes, c.scaled_row_bytes, UINT32_MAX / 2);
+  if (c.scale_bytes == 0 && c.scaled_row_bytes > 0)
+    return error(moecclInvalidArgument,
+                 "config.scaled_row_bytes is {} without scales: give scale_bytes, or 0 for rows of hidden_bytes",
+                 c.scaled_row_bytes);
   if (c.capacity < 0)
     return error(moecclInvalidArgument, "config.capacity is {}: give 0 for no limit, or the limit", c.capacity);
   return {};
@@ -89,7 +96,13 @@ Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::Le
                   static_cast<uint32_t>(c.capacity),
                   c.layout == moecclLayoutExpertMajor,
                   static_cast<uint32_t>(std::max(1, c.align_rows)),
-                  deterministic};
+                  deterministic,
+                  0};
+  config.scale_bytes = c.scale_bytes;
+  if (c.scale_bytes > 0) {
+    config.scaled_row_bytes = c.scaled_row_bytes > 0 ? c.scaled_row_bytes : c.hidden_bytes;
+    config.shape.scaled_bytes = config.scaled_row_bytes + c.scale_bytes;
+  }
   if (deterministic) MOECCL_TRY(algo::check_groups(tree));
   MOECCL_TRY(check_rows(config));
   if (c.algorithm && *c.algorithm && std::strcmp(c.algorithm, "auto") != 0) {
@@ -115,6 +128,7 @@ uint64_t MoeConfig::hash() const {
   };
   add(shape.top_k), add(shape.row_bytes), add(shape.max_tokens), add(shape.capacity), add(shape.expert_major);
   add(shape.align_rows), add(shape.grouped), add(static_cast<uint64_t>(type)), add(memory_cap);
+  add(scale_bytes), add(scaled_row_bytes);
   for (const uint32_t owner : placement.owner) add(owner);
   for (const algo::MoeAlgorithm& a : algorithms) add(static_cast<uint64_t>(a.kind)), add(a.dims);
   if (domains) add(domains->hash());
@@ -146,7 +160,7 @@ Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const p
       moecclOutOfMemory,
       "rows of {} bytes on {} ranks need {} bytes of staging, {} are allowed: raise staging_bytes "
       "(MOECCL_STAGING_BYTES), of which an operation gets half, or memory_cap_bytes, of which half is for staging",
-      config.shape.row_bytes, tree.n_ranks, least, budget);
+      config.shape.widest_row(), tree.n_ranks, least, budget);
 }
 
 Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted_staging) {

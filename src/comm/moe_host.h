@@ -30,6 +30,12 @@ class MoeHost {
   // Blocking. Blocks are contiguous in rank order on both sides; the sizes are known on both.
   virtual Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) = 0;
 
+  // What travels with each row of a dispatch.
+  struct Scales {
+    const void* in = nullptr;
+    void* out = nullptr;
+    uint32_t bytes = 0;  // of a row; 0: none
+  };
   // One dispatch or combine. Everything that it points to lives until it has run.
   struct Run {
     moecclOp_t op = moecclOpDispatch;
@@ -41,6 +47,7 @@ class MoeHost {
     bool grouped = false;
     uint64_t plan_hash = 0;
     const char* algorithm = "";
+    Scales scales;
   };
   // With a stream returns at once and sets *measured_us, which must live as long, when it has run.
   virtual Status run(const Run& run, moecclStream_t stream, double* measured_us) = 0;

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/table.h"
+#include "src/base/hash.h"
 
 namespace moeccl::comm {
 
@@ -18,8 +19,9 @@ MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen,
 namespace {
 
 // The fields that have names; all others are in the hash.
-constexpr const char* kFields[] = {"hidden_bytes", "type",       "top_k",    "n_experts",       "max_tokens",
-                                   "layout",       "align_rows", "capacity", "memory_cap_bytes"};
+constexpr const char* kFields[] = {"hidden_bytes",     "type",        "top_k",           "n_experts",
+                                   "max_tokens",       "layout",      "align_rows",      "capacity",
+                                   "memory_cap_bytes", "scale_bytes", "scaled_row_bytes"};
 struct Creation {
   uint64_t hash = 0;
   uint64_t staging = 0;
@@ -33,7 +35,8 @@ Creation creation(const MoeConfig& config, const moecclMoeConfig_t& given, uint6
           staging,
           {given.hidden_bytes, static_cast<uint64_t>(given.type), static_cast<uint64_t>(given.top_k),
            static_cast<uint64_t>(given.n_experts), given.max_tokens, static_cast<uint64_t>(given.layout),
-           static_cast<uint64_t>(given.align_rows), static_cast<uint64_t>(given.capacity), given.memory_cap_bytes}};
+           static_cast<uint64_t>(given.align_rows), static_cast<uint64_t>(given.capacity), given.memory_cap_bytes,
+           config.scale_bytes, config.scaled_row_bytes}};
 }
 
 // All ranks see all answers, so they fail or go on together.
@@ -109,8 +112,8 @@ Status needs_buffer(const char* what, const char* name, const void* buffer, uint
 
 }  // namespace
 
-Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream,
-                       double* measured) {
+Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream, double* measured,
+                       const MoeHost::Scales* scales) {
   const MoeConfig& config = layer_.config();
   const MoeCandidate& plan = *layer_.candidates()[chosen_];
   MoeHost& host = layer_.host();
@@ -132,6 +135,12 @@ Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, 
   r.plan_hash = algo::moe_plan_hash(op, plan.paths, host.tree(), config.placement, plan.slots.plan, tables_.n_chunks(),
                                     plan.slots.slot_rows);
   r.algorithm = plan.name.c_str();
+  if (scales != nullptr) {
+    r.scales = *scales;
+    r.scales.bytes = static_cast<uint32_t>(config.scale_bytes);
+    r.binding.element_bytes = static_cast<uint32_t>(config.shape.scaled_bytes);
+    r.plan_hash = hash_combine(r.plan_hash, config.scale_bytes);
+  }
   return host.run(r, stream, measured);
 }
 
@@ -140,6 +149,19 @@ Status MoeRouting::dispatch(const void* in, void* out, moecclStream_t stream) {
   MOECCL_TRY(needs_buffer("dispatch", "in", in, own_.n_tokens));
   MOECCL_TRY(needs_buffer("dispatch", "out", out, tables_.n_rows()));
   return run(moecclOpDispatch, false, in, out, stream, &measured_dispatch_us_);
+}
+
+Status MoeRouting::dispatch_scaled(const void* in, void* out, const MoeHost::Scales& scales, moecclStream_t stream) {
+  MOECCL_TRY(usable("dispatch of scaled rows"));
+  if (layer_.config().scale_bytes == 0) {
+    return error(moecclInvalidUsage,
+                 "dispatch of scaled rows: the layer was created with scale_bytes 0: set it in its config");
+  }
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in", in, own_.n_tokens));
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in_scales", scales.in, own_.n_tokens));
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out", out, tables_.n_rows()));
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out_scales", scales.out, tables_.n_rows()));
+  return run(moecclOpDispatch, false, in, out, stream, &measured_dispatch_us_, &scales);
 }
 
 Status MoeRouting::combine(const void* in, void* out, moecclStream_t stream) {

@@ -60,6 +60,7 @@ class MoeRouting {
   // change.
   Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
   Status dispatch(const void* in, void* out, moecclStream_t stream);
+  Status dispatch_scaled(const void* in, void* out, const MoeHost::Scales& scales, moecclStream_t stream);
   Status combine(const void* in, void* out, moecclStream_t stream);
   Status dispatch_backward(const void* grad_out, void* grad_in, moecclStream_t stream);
   struct CombineGradients {
@@ -87,7 +88,8 @@ class MoeRouting {
   Status agree();
   Status usable(const char* what) const;
   Status needs_elements(const char* what) const;
-  Status run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream, double* measured);
+  Status run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream, double* measured,
+             const MoeHost::Scales* scales = nullptr);
   Status dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const;
   Status return_dots(const std::vector<float>& dots, float* grad_weight);
   void fill_levels(moecclRoutingInfo_t& info) const;

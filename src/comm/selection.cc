@@ -214,6 +214,7 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
     choice.chunking = built.chunking;
     choice.algorithm = a->name;
     choice.plan_hash = built.hash;
+    choice.program_hash = hash_combine(built.hash, key.in_place ? 2 : 1);
     return {};
   };
   MOECCL_TRY(make(false, cached->staged, cached->choice));

@@ -15,8 +15,10 @@ namespace moeccl::comm {
 class Stream {
  public:
   virtual ~Stream() = default;
-  // Why nothing can be put on it now; asked before turns are taken.
+  // Why nothing that a host thread drives can be put on it now; asked before turns are taken.
   virtual Status ready() { return {}; }
+  // The caller's CUDA stream, which takes kernels as they are; null: none.
+  virtual class CudaStream* as_cuda() { return nullptr; }
   // The work runs in any case, also when this fails.
   virtual Status enqueue(std::function<Status()> work) = 0;
   // Waits until everything put before has run; the first failure since the last call.

@@ -12,7 +12,12 @@ namespace moeccl::comm {
 class Turns {
  public:
   // Any thread. The ticket's turn must be waited for and ended.
-  uint64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+  // A turn that `watches` only sees the end of what a device runs by itself.
+  uint64_t take(bool watches = false) {
+    const uint64_t ticket = next_.fetch_add(1, std::memory_order_relaxed);
+    if (!watches) after_driven_.store(ticket + 1, std::memory_order_relaxed);
+    return ticket;
+  }
 
   // Until the turns of all earlier tickets have ended. No deadline of its own: each of those operations has one.
   void wait(uint64_t ticket) {
@@ -37,12 +42,16 @@ class Turns {
 
   // Every ticket's turn has ended.
   bool idle() const { return is_turn(state_.load(std::memory_order_acquire), next_.load(std::memory_order_relaxed)); }
+  // Turns that are left, if any, watch.
+  bool only_watches() const {
+    return state_.load(std::memory_order_acquire) % kWaiter >= after_driven_.load(std::memory_order_relaxed);
+  }
 
  private:
   static constexpr uint64_t kWaiter = uint64_t{1} << 48;
   static bool is_turn(uint64_t state, uint64_t ticket) { return state % kWaiter == ticket; }
 
-  std::atomic<uint64_t> next_{0};
+  std::atomic<uint64_t> next_{0}, after_driven_{0};
   std::atomic<uint64_t> state_{0};  // the ticket whose turn it is, and kWaiter times the number of waiting threads
   std::mutex mutex_;
   std::condition_variable turn_;

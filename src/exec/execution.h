@@ -52,14 +52,28 @@ class Execution final : public AgreedTask {
 
   Status resolve_peer(uint32_t peer);
   Status resolve_peer_if_needed(uint32_t peer, const plan::Step& s, const plan::Ref& src);
-  kernels::Scalar unit_scale() const;
   // Address of a Ref at a chunk for loads or stores; null when it has none (a peer's private memory).
   std::byte* address(const plan::Ref& ref, const plan::Range& range);
   std::byte* staging(uint32_t rank);
   plan::Range range(const plan::Ref& ref, uint64_t length, uint32_t chunk) const;
   uint64_t governing(const plan::Step& s) const;
   // Row 0 of a row list's buffer or slot.
-  std::byte* row_base(const plan::Ref& ref, uint32_t chunk);
+  std::byte* row_base(const plan::Ref& ref, uint32_t chunk, uint32_t plane);
+  // Rows alone, or rows (plane 0) and their scales (plane 1), each dense in its buffer or part of the slot.
+  uint32_t n_planes() const { return op_.scales.bytes > 0 ? 2 : 1; }
+  uint32_t plane_bytes(uint32_t plane) const {
+    const auto rows = static_cast<uint32_t>(op_.element_bytes - op_.scales.bytes);
+    return plane == 0 ? rows : op_.scales.bytes;
+  }
+  // Where a plane of a slot begins, in bytes.
+  uint64_t plane_offset(uint32_t plane) const { return plane == 0 ? 0 : binding_.slot_elements * plane_bytes(0); }
+  // The plane at which a step goes on whose put found the link full.
+  uint32_t first_plane(const plan::Step& s, uint32_t chunk) const {
+    return packed_ == &s && packed_chunk_ == chunk ? packed_plane_ : 0;
+  }
+  // Sends `count` rows from dst_first of the slot, which `pack` writes into scratch memory first.
+  template <class Pack>
+  Progress put_rows(const plan::Step& s, uint32_t chunk, uint32_t plane, uint64_t first, uint64_t count, Pack&& pack);
   // Puts what lies at `from`; blocked: the same step again.
   Progress put(uint32_t rank, uint64_t offset, const std::byte* from, uint64_t bytes);
   // Scratch memory for what a step packs and then puts, or null while another step's put still needs it. `packed`: this
@@ -93,7 +107,7 @@ class Execution final : public AgreedTask {
   std::vector<kernels::Scalar>& scales_;
   std::vector<void*>& copies_;
   const plan::Step* packed_ = nullptr;  // whose data is in the fabric's scratch, not yet put
-  uint32_t packed_chunk_ = 0;
+  uint32_t packed_chunk_ = 0, packed_plane_ = 0;
   uint32_t merged_ = 0;    // steps after the one just done that were done with it
   LaneTrace trace_;        // of operations that ask for it
   size_t lane_ = 0;        // that runs now

@@ -263,7 +263,7 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
     account(ref.rank, dst.length * op_.element_bytes, false);
     if (op_.scaled) {
       const bool own_input = ref.rank == f.rank && ref.buffer == Buffer::kInput;
-      scales_[i] = own_input ? op_.scale : unit_scale();
+      scales_[i] = own_input ? op_.scale : unit_scale(op_.signature.type);
       any_scaled = any_scaled || own_input;
     }
   }
@@ -306,80 +306,78 @@ Status Execution::find_copies(const Step& s, const Range& dst, uint64_t length, 
   return {};
 }
 
-kernels::Scalar Execution::unit_scale() const {
-  kernels::Scalar one{};
-  switch (op_.signature.type) {
-    case moecclFloat64:
-      one.f64 = 1;
-      break;
-    case moecclFloat16:
-    case moecclBfloat16:
-    case moecclFloat32:
-    case moecclFloat8e4m3:
-    case moecclFloat8e5m2:
-      one.f32 = 1;
-      break;
-    default:
-      one.i64 = 1;
-  }
-  return one;
-}
-
-std::byte* Execution::row_base(const Ref& ref, uint32_t chunk) {
+std::byte* Execution::row_base(const Ref& ref, uint32_t chunk, uint32_t plane) {
   if (ref.buffer == Buffer::kStaging) {
     std::byte* base = staging(ref.rank);
     return base == nullptr ? nullptr
-                           : base + plan::slot_base(binding_, *choice_.program, ref, chunk) * op_.element_bytes;
+                           : base + plan::slot_base(binding_, *choice_.program, ref, chunk) * op_.element_bytes +
+                                 plane_offset(plane);
   }
-  return ref.buffer == Buffer::kInput ? static_cast<std::byte*>(const_cast<void*>(op_.input))
-                                      : static_cast<std::byte*>(op_.output);
+  const bool input = ref.buffer == Buffer::kInput;
+  const void* base = plane == 0 ? (input ? op_.input : op_.output) : (input ? op_.scales.input : op_.scales.output);
+  return static_cast<std::byte*>(const_cast<void*>(base));
+}
+
+template <class Pack>
+Progress Execution::put_rows(const Step& s, uint32_t chunk, uint32_t plane, uint64_t first, uint64_t count,
+                             Pack&& pack) {
+  const uint64_t bytes = count * plane_bytes(plane);
+  bool packed = false;
+  std::byte* scratch = scratch_for(s, chunk, bytes, &packed);
+  if (scratch == nullptr) return Progress::kBlocked;
+  packed_plane_ = plane;
+  if (!packed) pack(scratch);
+  const uint64_t offset = plan::slot_base(binding_, *choice_.program, s.dst, chunk) * op_.element_bytes +
+                          plane_offset(plane) + first * plane_bytes(plane);
+  return put(s.dst.rank, half_ + offset, scratch, bytes);
 }
 
 Progress Execution::gather_rows(const Step& s, uint32_t chunk) {
-  Fabric& f = fabric();
   const plan::RowBlock& block = binding_.rows[static_cast<size_t>(s.rows) * binding_.chunking.n_chunks + chunk];
   if (block.count == 0) return Progress::kMoved;
-  const uint64_t bytes = block.count * op_.element_bytes;
-  kernels::CopyRowsArgs args;
-  args.src = row_base(choice_.program->srcs[s.first_src], chunk);
-  args.src_index = block.src_index;
-  args.src_first = block.src_first;
-  args.count = block.count;
-  args.row_bytes = op_.element_bytes;
-  args.dst = row_base(s.dst, chunk);
-  args.dst_first = block.dst_first;
-  if (args.dst != nullptr) {
-    f.kernels->copy_rows(args);
-    account(s.dst.rank, bytes, true);
-    return Progress::kMoved;
+  for (uint32_t plane = first_plane(s, chunk); plane < n_planes(); ++plane) {
+    kernels::CopyRowsArgs args;
+    args.src = row_base(choice_.program->srcs[s.first_src], chunk, plane);
+    args.src_index = block.src_index;
+    args.src_first = block.src_first;
+    args.count = block.count;
+    args.row_bytes = plane_bytes(plane);
+    args.dst = row_base(s.dst, chunk, plane);
+    args.dst_first = block.dst_first;
+    if (args.dst != nullptr) {
+      fabric().kernels->copy_rows(args);
+      account(s.dst.rank, block.count * args.row_bytes, true);
+      continue;
+    }
+    const Progress p = put_rows(s, chunk, plane, block.dst_first, block.count, [&](std::byte* scratch) {
+      args.dst = scratch;
+      args.dst_first = 0;
+      fabric().kernels->copy_rows(args);
+    });
+    if (p != Progress::kMoved) return p;
   }
-  bool packed = false;
-  args.dst = scratch_for(s, chunk, bytes, &packed);
-  if (args.dst == nullptr) return Progress::kBlocked;
-  args.dst_first = 0;
-  if (!packed) f.kernels->copy_rows(args);
-  const uint64_t offset =
-      (plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first) * op_.element_bytes;
-  return put(s.dst.rank, half_ + offset, f.scratch.data(), bytes);
+  return Progress::kMoved;
 }
 
 Progress Execution::scatter_rows(const Step& s, uint32_t chunk) {
   const plan::RowBlock& block = binding_.rows[static_cast<size_t>(s.rows) * binding_.chunking.n_chunks + chunk];
   if (block.count == 0) return Progress::kMoved;
-  kernels::CopyRowsArgs args;
-  args.src = row_base(choice_.program->srcs[s.first_src], chunk);
-  args.dst = row_base(s.dst, chunk);
-  args.src_index = block.src_index;
-  args.dst_index = block.dst_index;
-  args.src_first = block.src_first;
-  args.dst_first = block.dst_first;
-  args.count = block.count;
-  args.row_bytes = op_.element_bytes;
-  args.stream = stream_output_;
-  if (block.weights == nullptr) {
-    fabric().kernels->copy_rows(args);
-  } else {
-    fabric().kernels->scale_rows[op_.signature.type]({args, block.weights});
+  for (uint32_t plane = 0; plane < n_planes(); ++plane) {
+    kernels::CopyRowsArgs args;
+    args.src = row_base(choice_.program->srcs[s.first_src], chunk, plane);
+    args.dst = row_base(s.dst, chunk, plane);
+    args.src_index = block.src_index;
+    args.dst_index = block.dst_index;
+    args.src_first = block.src_first;
+    args.dst_first = block.dst_first;
+    args.count = block.count;
+    args.row_bytes = plane_bytes(plane);
+    args.stream = stream_output_;
+    if (block.weights == nullptr) {
+      fabric().kernels->copy_rows(args);
+    } else {
+      fabric().kernels->scale_rows[op_.signature.type]({args, block.weights});
+    }
   }
   return Progress::kMoved;
 }
@@ -389,33 +387,34 @@ Progress Execution::reduce_rows(const Step& s, uint32_t chunk) {
   const plan::SumBlock& block = binding_.sums[static_cast<size_t>(s.rows) * binding_.chunking.n_chunks + chunk];
   if (block.count == 0) return Progress::kMoved;
   srcs_.resize(s.n_srcs);
-  for (uint32_t i = 0; i < s.n_srcs; ++i) srcs_[i] = row_base(choice_.program->srcs[s.first_src + i], chunk);
-  kernels::ReduceRowsArgs args;
-  args.bases = srcs_.data();
-  args.offsets = block.offsets;
-  args.terms = block.terms;
-  args.weights = block.weights;
-  args.dst_index = block.dst_index;
-  args.dst_first = block.dst_first;
-  args.count = block.count;
-  args.row_elements = op_.element_bytes / moecclTypeSize(op_.signature.type);
-  args.grouped = op_.grouped;
-  args.dst = row_base(s.dst, chunk);
-  const uint64_t bytes = block.count * op_.element_bytes;
-  args.stream = uses_stream(s.dst, bytes);
-  if (args.dst != nullptr) {
-    f.kernels->reduce_rows[op_.signature.type](args);
-    account(s.dst.rank, bytes, true);
-    return Progress::kMoved;
+  for (uint32_t plane = first_plane(s, chunk); plane < n_planes(); ++plane) {
+    for (uint32_t i = 0; i < s.n_srcs; ++i) srcs_[i] = row_base(choice_.program->srcs[s.first_src + i], chunk, plane);
+    const uint64_t bytes = block.count * plane_bytes(plane);
+    kernels::ReduceRowsArgs args;
+    args.bases = srcs_.data();
+    args.offsets = block.offsets;
+    args.terms = block.terms;
+    args.weights = block.weights;
+    args.dst_index = block.dst_index;
+    args.dst_first = block.dst_first;
+    args.count = block.count;
+    args.row_elements = plane_bytes(plane) / moecclTypeSize(op_.signature.type);
+    args.grouped = op_.grouped;
+    args.dst = row_base(s.dst, chunk, plane);
+    args.stream = uses_stream(s.dst, bytes);
+    if (args.dst != nullptr) {
+      f.kernels->reduce_rows[op_.signature.type](args);
+      account(s.dst.rank, bytes, true);
+      continue;
+    }
+    const Progress p = put_rows(s, chunk, plane, block.dst_first, block.count, [&](std::byte* scratch) {
+      args.dst = scratch;
+      args.dst_first = 0;
+      f.kernels->reduce_rows[op_.signature.type](args);
+    });
+    if (p != Progress::kMoved) return p;
   }
-  bool packed = false;
-  args.dst = scratch_for(s, chunk, bytes, &packed);
-  if (args.dst == nullptr) return Progress::kBlocked;
-  args.dst_first = 0;
-  if (!packed) f.kernels->reduce_rows[op_.signature.type](args);
-  const uint64_t offset =
-      (plan::slot_base(binding_, *choice_.program, s.dst, chunk) + block.dst_first) * op_.element_bytes;
-  return put(s.dst.rank, half_ + offset, f.scratch.data(), bytes);
+  return Progress::kMoved;
 }
 
 }  // namespace moeccl::exec

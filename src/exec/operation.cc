@@ -76,4 +76,23 @@ std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t ra
              format("plan {:016x} (MOECCL_PLAN, the topology or the profile differs)", b.plan));
 }
 
+kernels::Scalar unit_scale(moecclDataType_t type) {
+  kernels::Scalar one{};
+  switch (type) {
+    case moecclFloat64:
+      one.f64 = 1;
+      break;
+    case moecclFloat16:
+    case moecclBfloat16:
+    case moecclFloat32:
+    case moecclFloat8e4m3:
+    case moecclFloat8e5m2:
+      one.f32 = 1;
+      break;
+    default:
+      one.i64 = 1;
+  }
+  return one;
+}
+
 }  // namespace moeccl::exec

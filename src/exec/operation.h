@@ -45,7 +45,11 @@ struct Choice {
   plan::Chunking chunking;
   const char* algorithm = "";
   uint64_t plan_hash = 0;
+  uint64_t program_hash = 0;  // of this rank's program: plans of one hash differ in place. 0: not kept apart
 };
+
+// One, as a Scalar of the type.
+kernels::Scalar unit_scale(moecclDataType_t type);
 
 struct Operation {
   Signature signature;
@@ -69,7 +73,14 @@ struct Operation {
   kernels::Scalar scale{};
   bool grouped = false;  // deterministic row sums
   uint8_t priority = 0;  // of the call, a moecclPriority_t; 0: by operation
-  bool cuda = false;     // input and output are CUDA memory
+  // Rows with scales: element_bytes counts both, and a slot holds its rows first, then their scales.
+  struct Scales {
+    const void* input = nullptr;
+    void* output = nullptr;
+    uint32_t bytes = 0;  // of a row; 0: none
+  } scales;
+  bool cuda = false;  // input and output are CUDA memory
+  bool walk = false;  // runs on the persistent kernel (Walker), on all ranks alike
   // Where the last run's time and bytes are noted; owned by `keep`. Null: nowhere.
   struct Measured {
     std::atomic<double> ns{0};
@@ -86,6 +97,8 @@ struct Operation {
     reduce = kernels::ReduceOp::kSum;
     divisor = 0;
     grouped = false;
+    walk = false;
+    scales = {};
     send_counts.clear();
     send_displs.clear();
     recv_counts.clear();

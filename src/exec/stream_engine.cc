@@ -24,7 +24,8 @@ constexpr size_t kCopyEngineBytes = 4u << 20;
 thread_local StreamEngine* current_engine = nullptr;
 
 constexpr const char* kPlainKernels[] = {"moeccl_copy", "moeccl_copy_bulk", "moeccl_copy_rows"};
-constexpr const char* kTypedKernels[] = {"moeccl_reduce", "moeccl_scale_rows", "moeccl_reduce_rows", "moeccl_dot_rows"};
+constexpr const char* kTypedKernels[] = {"moeccl_reduce", "moeccl_scale_rows", "moeccl_reduce_rows", "moeccl_dot_rows",
+                                         "moeccl_walk"};
 
 }  // namespace
 
@@ -114,6 +115,10 @@ Status StreamEngine::synchronize() {
   note(cuda::check(cuda::driver()->cuStreamSynchronize(stream_), "the operation's kernels"));
   used_ = 0;
   return status_;
+}
+
+cuda::Function StreamEngine::function(const char* name, int type) const {
+  return functions_.at(format("{}_{}", name, type));
 }
 
 void StreamEngine::launch(const std::string& kernel, const void* args, size_t work_bytes) {

@@ -53,6 +53,8 @@ class StreamEngine {
   // Device memory with the same lifetime.
   void* scratch(size_t bytes);
   void launch(const std::string& kernel, const void* args, size_t work_bytes);
+  // The kernel `name`_`type`, for who launches it elsewhere. Any thread.
+  driver::cuda::Function function(const char* name, int type) const;
   void note(Status status);
   size_t memory_bytes() const { return pinned_.bytes() + device_.bytes(); }
 

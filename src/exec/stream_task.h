@@ -24,6 +24,7 @@ class StreamTask final : public Task {
   std::string describe() const override { return inner_->describe() + ", on CUDA memory"; }
   bool needs(uint32_t peer) const override { return inner_->needs(peer); }
   void abandon() override {
+    inner_->stop();
     (void)engine_.synchronize();  // what was launched no longer uses anybody's buffers
     inner_->abandon();
   }

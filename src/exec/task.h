@@ -30,6 +30,8 @@ class Task {
   // when no peer uses this rank's buffers any more, which their owner may free then. Bounded, also when a peer is
   // stuck.
   virtual void abandon() {}
+  // Comes before abandon(): what runs on a device and waits for peers gives up.
+  virtual void stop() {}
   // Whether `peer` can still be needed, so that its leaving is a failure.
   virtual bool needs(uint32_t peer) const = 0;
 

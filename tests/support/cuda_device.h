@@ -59,9 +59,25 @@ class CudaDevice {
   void end_stream(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamDestroy_v2", s)), 0); }
   void synchronize(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamSynchronize", s)), 0); }
   void begin_capture(void* s) { EXPECT_EQ((call<int(void*, int)>("cuStreamBeginCapture_v2", s, 2)), 0); }
-  void end_capture(void* s) {
+  void* end_capture(void* s) {
     void* graph = nullptr;
     (void)call<int(void*, void**)>("cuStreamEndCapture", s, &graph);
+    return graph;
+  }
+  size_t graph_nodes(void* graph) {
+    size_t n = 0;
+    EXPECT_EQ((call<int(void*, void**, size_t*)>("cuGraphGetNodes", graph, nullptr, &n)), 0);
+    return n;
+  }
+  void* instantiate(void* graph) {
+    void* instance = nullptr;
+    EXPECT_EQ((call<int(void**, void*, unsigned long long)>("cuGraphInstantiateWithFlags", &instance, graph, 0ull)), 0);
+    return instance;
+  }
+  void launch_graph(void* instance, void* s) { EXPECT_EQ((call<int(void*, void*)>("cuGraphLaunch", instance, s)), 0); }
+  void end_graph(void* graph, void* instance) {
+    EXPECT_EQ(call<int(void*)>("cuGraphDestroy", graph), 0);
+    EXPECT_EQ(call<int(void*)>("cuGraphExecDestroy", instance), 0);
   }
 
  private:

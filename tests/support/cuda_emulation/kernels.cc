@@ -3,3 +3,4 @@
 #include "kernels/cuda/reduce.cu"
 #include "kernels/cuda/rows.cu"
 #include "kernels/cuda/sparse.cu"
+#include "kernels/cuda/walk.cu"

@@ -48,6 +48,8 @@ TEST_P(CudaMoe, EveryDirectionGivesTheBitsOfHostMemory) {
         config.top_k = kTopK;
         config.n_experts = kExperts;
         config.max_tokens = 64;
+        config.scaled_row_bytes = kHidden;  // fp8 rows of a bf16 layer
+        config.scale_bytes = 20;
         config.layout = w.layout;
         config.align_rows = w.layout == moecclLayoutExpertMajor ? 4 : 0;
         moecclMoe_t moe = nullptr;
@@ -86,6 +88,17 @@ TEST_P(CudaMoe, EveryDirectionGivesTheBitsOfHostMemory) {
           MOECCL_ASSERT_OK(moecclDispatch(routing, in.data(), want_rows.data(), nullptr));
           MOECCL_ASSERT_OK(moecclDispatch(routing, d_in.data(), d_rows.data(), s));
           EXPECT_EQ(d_rows.get(cs), want_rows) << "dispatch, step " << step;
+          std::vector<char> scales(tokens * 20), want_scales(rows * 20), want_scaled(rows * kHidden);
+          for (char& b : scales) b = static_cast<char>(random());
+          DeviceBuffer d_scales(device, scales.size()), d_want_scales(device, want_scales.size()),
+              d_want_scaled(device, want_scaled.size());
+          d_scales.put(scales);
+          MOECCL_ASSERT_OK(
+              moecclDispatchScaled(routing, in.data(), scales.data(), want_scaled.data(), want_scales.data(), nullptr));
+          MOECCL_ASSERT_OK(moecclDispatchScaled(routing, d_in.data(), d_scales.data(), d_want_scaled.data(),
+                                                d_want_scales.data(), s));
+          EXPECT_EQ(d_want_scaled.get(cs), want_scaled) << "rows of a scaled dispatch, step " << step;
+          EXPECT_EQ(d_want_scales.get(cs), want_scales) << "scales, step " << step;
           MOECCL_ASSERT_OK(moecclCombine(routing, expert_rows.data(), want_tokens.data(), nullptr));
           MOECCL_ASSERT_OK(moecclCombine(routing, d_experts.data(), d_tokens.data(), s));
           EXPECT_EQ(d_tokens.get(cs), want_tokens) << "combine, step " << step;

@@ -1,0 +1,350 @@
+// One launch runs a rank's whole program: its blocks are the teams of the program's lanes, and ranks meet by flags in
+// each other's device memory. All ranks' kernels must be resident together, which the host ensures before it launches
+// any (comm/cuda_walk). Every wait has an end: the deadline, the host's word to stop, or a peer that called something
+// else; then all blocks leave and the report says why.
+//
+// Flags and what they order:
+//   word[src][sig]  stored by signal() on the sender, acquired by wait() here: all that the sender's lane did before.
+//   done[src]       stored by leave() on the sender, acquired by enter() here two operations later: its use of our
+//                   staging and buffers is over.
+//   entries[].seq   stored by enter(), acquired where a peer compares operations.
+//   barrier, left   between the blocks of this launch.
+#pragma once
+
+#include "kernels/cuda/copy.cuh"
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/walk_args.h"
+
+namespace moeccl::cuda {
+
+inline constexpr uint32_t kWalkSharedSteps = 96, kWalkSharedRefs = 192;
+struct WalkShared {
+  ReduceKernelArgs reduce;
+  uint32_t failed, last;
+  WalkStep steps[kWalkSharedSteps];
+  WalkRef refs[kWalkSharedRefs];
+};
+
+MOECCL_DEVICE uint64_t* walk_done(WalkHeader* h) { return reinterpret_cast<uint64_t*>(h + 1); }
+MOECCL_DEVICE uint64_t* walk_word(WalkHeader* h, uint32_t n_ranks) { return walk_done(h) + n_ranks; }
+MOECCL_DEVICE uint32_t* walk_sent(WalkHeader* h, uint32_t n_ranks) {
+  return reinterpret_cast<uint32_t*>(walk_word(h, n_ranks) + static_cast<size_t>(n_ranks) * kWalkSigs);
+}
+MOECCL_DEVICE uint32_t* walk_awaited(WalkHeader* h, uint32_t n_ranks) {
+  return walk_sent(h, n_ranks) + static_cast<size_t>(n_ranks) * kWalkSigs;
+}
+
+MOECCL_DEVICE uint64_t walk_mix(uint64_t h, uint64_t v) {
+  h = (h ^ v) * 0x9e3779b97f4a7c15ull;
+  h ^= h >> 32;
+  h *= 0xd6e8feb86659fd93ull;
+  return h ^ h >> 29;
+}
+
+// What a thread knows of its operation; the same in all threads of a block.
+struct WalkState {
+  uint64_t seq, history;
+  uint32_t lane, block, n_blocks;  // of the lane's team
+  uint32_t met;                    // barriers of the lane so far
+  const WalkStep* steps;
+  const WalkRef* refs;
+};
+struct WalkPlace {
+  uint64_t step, chunk, peer, expected, seen;
+};
+
+// The first block that fails says why; the others of this launch, and later launches, see `failed`.
+MOECCL_DEVICE void walk_fail(const WalkArgs& a, const WalkState& w, WalkFailure kind, const WalkPlace& at) {
+  if (atomic_or(&a.header->failed, 1) != 0) return;
+  WalkReport& r = *a.report;
+  store_relaxed_system(&r.lane, w.lane);
+  store_relaxed_system(&r.step, at.step);
+  store_relaxed_system(&r.chunk, at.chunk);
+  store_relaxed_system(&r.peer, at.peer);
+  store_relaxed_system(&r.expected, at.expected);
+  store_relaxed_system(&r.seen, at.seen);
+  store_relaxed_system(&r.seq, w.seq);
+  store_relaxed_system(&r.own.signature, a.signature);
+  store_relaxed_system(&r.own.count, a.count);
+  store_relaxed_system(&r.own.plan, a.plan);
+  if (at.peer < a.n_ranks) {
+    const WalkEntry& theirs = a.peers[at.peer].header->entries[w.seq % kWalkEntries];
+    store_relaxed_system(&r.entry.seq, load_acquire_system(&theirs.seq));
+    store_relaxed_system(&r.entry.signature, load_relaxed_system(&theirs.signature));
+    store_relaxed_system(&r.entry.count, load_relaxed_system(&theirs.count));
+    store_relaxed_system(&r.entry.plan, load_relaxed_system(&theirs.plan));
+  }
+  // Release: pairs with the acquire in exec::Walker::failure().
+  store_release_system(&r.kind, static_cast<uint64_t>(kind));
+}
+
+// Whether the peer has entered this operation with other arguments, or others before it.
+MOECCL_DEVICE bool walk_differs(const WalkArgs& a, const WalkState& w, uint32_t peer, bool must_be_there) {
+  const WalkEntry& theirs = a.peers[peer].header->entries[w.seq % kWalkEntries];
+  if (load_acquire_system(&theirs.seq) != w.seq) return must_be_there;
+  return load_relaxed_system(&theirs.history) != w.history;
+}
+
+// Polls until ready(), or until there is a reason to give up. `peer`: whom it waits for, n_ranks for blocks of its own.
+template <class Ready>
+MOECCL_DEVICE bool walk_wait(const WalkArgs& a, const WalkState& w, const WalkPlace& at, Ready&& ready) {
+  constexpr uint32_t kPollsBetweenChecks = 64;
+  uint64_t since = 0;
+  for (uint32_t polls = 1; !ready(); ++polls) {
+    pause();
+    if (polls % kPollsBetweenChecks != 0) continue;
+    if (load_acquire_device(&a.header->failed) != 0) return false;
+    const uint64_t now = device_ns();
+    if (since == 0) since = now;
+    WalkFailure why = WalkFailure::kNone;
+    if (load_relaxed_system(&a.report->stop) != 0)
+      why = WalkFailure::kStopped;
+    else if (now - since > a.timeout_ns)
+      why = WalkFailure::kDeadline;
+    else if (at.peer < a.n_ranks && at.peer != a.rank && walk_differs(a, w, static_cast<uint32_t>(at.peer), false))
+      why = WalkFailure::kMismatch;
+    if (why == WalkFailure::kNone) continue;
+    // It may have come meanwhile: then the operation is not to blame.
+    if (ready()) return true;
+    walk_fail(a, w, why, at);
+    return false;
+  }
+  return true;
+}
+
+// All blocks of a team (or of the grid) meet: what each did before is visible to all after. False: the operation
+// failed.
+MOECCL_DEVICE bool walk_meet(const WalkArgs& a, WalkShared& s, const WalkState& w, uint32_t* counter, uint32_t n_blocks,
+                             uint32_t round) {
+  block_sync();
+  if (n_blocks == 1) return true;
+  if (thread_index() == 0) {
+    const uint32_t all = (round + 1) * n_blocks;
+    // Release, and acquire of the others' releases: pairs among the blocks of this launch.
+    s.failed = 0;
+    if (add_release_device(counter, 1) + 1 < all) {
+      const WalkPlace at{0, 0, a.n_ranks, all, 0};
+      if (!walk_wait(a, w, at, [&] { return load_acquire_device(counter) >= all; })) s.failed = 1;
+    }
+  }
+  block_sync();
+  return s.failed == 0;
+}
+
+// The entry for peers, and the right to use their staging: they have finished the operation before the last.
+MOECCL_DEVICE bool walk_enter(const WalkArgs& a, WalkShared& s, WalkState& w) {
+  if (load_acquire_device(&a.header->failed) != 0) return false;
+  if (thread_index() == 0) s.failed = 0;
+  block_sync();
+  if (block_index() == 0) {
+    if (thread_index() == 0) {
+      WalkEntry& e = a.header->entries[w.seq % kWalkEntries];
+      store_relaxed_system(&e.history, w.history);
+      store_relaxed_system(&e.signature, a.signature);
+      store_relaxed_system(&e.count, a.count);
+      store_relaxed_system(&e.plan, a.plan);
+      store_relaxed_system(&e.input, reinterpret_cast<uint64_t>(a.input));
+      store_relaxed_system(&e.output, reinterpret_cast<uint64_t>(a.output));
+      // Release: pairs with the acquire in walk_differs() and walk_fail() of peers.
+      store_release_system(&e.seq, w.seq);
+    }
+    for (uint32_t p = thread_index(); p < a.n_ranks; p += block_threads()) {
+      if (p == a.rank) continue;
+      const uint64_t* done = walk_done(a.header) + p;
+      const WalkPlace at{0, 0, p, w.seq - 2, 0};
+      // Acquire: pairs with the release in walk_leave() of the peer.
+      if (!walk_wait(a, w, at, [&] { return load_acquire_system(done) + 2 >= w.seq; })) s.failed = 1;
+    }
+    block_sync();
+    if (s.failed != 0) return false;
+  }
+  return walk_meet(a, s, w, &a.header->barrier[kWalkMostLanes], grid_blocks(), 0);
+}
+
+MOECCL_DEVICE void walk_signal(const WalkArgs& a, const WalkState& w, const WalkStep& step, uint32_t chunk) {
+  const uint32_t slot = step.peer * kWalkSigs + step.sig;
+  const bool once = step.when != static_cast<uint8_t>(WalkWhen::kEvery);
+  const uint32_t number = walk_sent(a.header, a.n_ranks)[slot] + (once ? 0 : chunk * step.per_chunk) + step.ordinal + 1;
+  uint64_t* word = walk_word(a.peers[step.peer].header, a.n_ranks) + a.rank * kWalkSigs + step.sig;
+  // Release: pairs with the acquire in walk_take() on the peer. What the other blocks of the team did came here through
+  // walk_meet().
+  store_release_system(word, (w.history >> 32) << 32 | number);
+}
+
+MOECCL_DEVICE bool walk_take(const WalkArgs& a, const WalkState& w, uint32_t pc, uint32_t chunk) {
+  const WalkStep& step = w.steps[pc];
+  if (chunk < step.lag) return true;
+  const uint32_t slot = step.peer * kWalkSigs + step.sig;
+  const bool once = step.when != static_cast<uint8_t>(WalkWhen::kEvery);
+  const uint32_t number =
+      walk_awaited(a.header, a.n_ranks)[slot] + (once ? 0 : (chunk - step.lag) * step.per_chunk) + step.ordinal + 1;
+  const uint64_t* word = walk_word(a.header, a.n_ranks) + slot;
+  uint64_t seen = 0;
+  WalkPlace at{pc, chunk, step.peer, number, 0};
+  const bool came = walk_wait(a, w, at, [&] {
+    seen = load_acquire_system(word);  // pairs with the release in walk_signal()
+    return static_cast<int32_t>(static_cast<uint32_t>(seen) - number) >= 0;
+  });
+  if (!came || seen >> 32 == w.history >> 32 || step.peer == a.rank) return came;
+  // Another tag: of the peer's next operation, or the peer runs something else.
+  if (!walk_differs(a, w, step.peer, true)) return true;
+  at.seen = seen;
+  walk_fail(a, w, WalkFailure::kMismatch, at);
+  return false;
+}
+
+struct WalkSpan {
+  uint8_t* data;
+  uint64_t elements;
+};
+// plan::resolve() on the device.
+MOECCL_DEVICE WalkSpan walk_resolve(const WalkArgs& a, const WalkState& w, const WalkRef& ref, uint32_t chunk) {
+  const uint64_t skipped = a.chunk * chunk;
+  const uint64_t begin = skipped < a.count ? skipped : a.count;
+  uint64_t length = a.count - begin < a.chunk ? a.count - begin : a.chunk, first = 0;
+  if (ref.parts > 1) {
+    const uint64_t line = a.element_bytes >= 64 ? 1 : 64 / a.element_bytes;
+    const uint64_t even = (length + ref.parts - 1) / ref.parts;
+    const uint64_t size = (even + line - 1) / line * line;
+    first = size * ref.part < length ? size * ref.part : length;
+    length = length - first < size ? length - first : size;
+  }
+  uint8_t* base = nullptr;
+  uint64_t offset = first;
+  if (ref.buffer == static_cast<uint8_t>(WalkBuffer::kStaging)) {
+    base = a.peers[ref.rank].staging + (w.seq & 1) * a.half_bytes;
+    offset += (static_cast<uint64_t>(chunk % a.depth) * a.n_slots + ref.index) * a.slot_elements;
+  } else {
+    const bool input = ref.buffer == static_cast<uint8_t>(WalkBuffer::kInput);
+    offset += a.count * ref.index + begin;
+    if (ref.rank == a.rank) {
+      base = input ? static_cast<uint8_t*>(const_cast<void*>(a.input)) : static_cast<uint8_t*>(a.output);
+    } else {
+      // Visible since the peer's first signal in this operation, which the plan's builder makes us wait for.
+      const WalkEntry& e = a.peers[ref.rank].header->entries[w.seq % kWalkEntries];
+      base = reinterpret_cast<uint8_t*>(load_relaxed_system(input ? &e.input : &e.output));
+    }
+  }
+  return {base == nullptr ? nullptr : base + offset * a.element_bytes, length};
+}
+
+template <class E>
+MOECCL_DEVICE void walk_data(const WalkArgs& a, WalkShared& s, const WalkState& w, const WalkStep& step,
+                             uint32_t chunk) {
+  const Team team{static_cast<size_t>(w.block) * block_threads() + thread_index(),
+                  static_cast<size_t>(w.n_blocks) * block_threads()};
+  const WalkSpan dst = walk_resolve(a, w, step.dst, chunk);
+  if (dst.elements == 0) return;
+  const auto scales = [&](const WalkRef& ref) {
+    return a.scaled != 0 && ref.rank == a.rank && ref.buffer == static_cast<uint8_t>(WalkBuffer::kInput);
+  };
+  const bool sums = step.kind == static_cast<uint8_t>(WalkKind::kReduce);
+  if (!sums && !scales(w.refs[step.first_src])) {
+    const WalkSpan src = walk_resolve(a, w, w.refs[step.first_src], chunk);
+    const uint64_t n = src.elements < dst.elements ? src.elements : dst.elements;
+    if (src.data != dst.data) copy_span(dst.data, src.data, n * a.element_bytes, team.thread, team.n_threads);
+    return;
+  }
+  block_sync();  // the last reduction has been read
+  for (uint32_t i = thread_index(); i < step.n_srcs; i += block_threads()) {
+    const WalkRef& ref = w.refs[step.first_src + i];
+    s.reduce.srcs[i] = walk_resolve(a, w, ref, chunk).data;
+    s.reduce.scales[i] = scales(ref) ? a.scale : a.unit;
+  }
+  if (thread_index() == 0) {
+    s.reduce.dst = dst.data;
+    s.reduce.count = dst.elements;
+    s.reduce.n_srcs = step.n_srcs;
+    s.reduce.divisor = (step.flags & kWalkFinal) == 0 ? 0 : step.divisor > 0 ? step.divisor : a.divisor;
+    s.reduce.op = sums ? a.op : static_cast<uint32_t>(Op::kSum);
+    s.reduce.scaled = a.scaled;
+  }
+  block_sync();
+  reduce<E>(s.reduce, team);
+}
+
+template <class E>
+MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w) {
+  const WalkLane lane = a.lanes[w.lane];
+  uint32_t* barrier = &a.header->barrier[w.lane];
+  for (uint32_t chunk = 0; chunk < a.n_chunks; ++chunk) {
+    for (uint32_t pc = lane.first, next; pc < lane.first + lane.count; pc = next) {
+      const WalkStep& step = w.steps[pc];
+      next = pc + step.run;
+      if (step.when == static_cast<uint8_t>(WalkWhen::kFirst) && chunk != 0) continue;
+      if (step.when == static_cast<uint8_t>(WalkWhen::kLast) && chunk + 1 != a.n_chunks) continue;
+      if (step.kind == static_cast<uint8_t>(WalkKind::kSignal) || (step.flags & kWalkBarrier) != 0) {
+        if (!walk_meet(a, s, w, barrier, w.n_blocks, w.met++)) return false;
+      }
+      if (step.kind == static_cast<uint8_t>(WalkKind::kSignal)) {
+        for (uint32_t i = thread_index(); w.block == 0 && i < step.run; i += block_threads())
+          walk_signal(a, w, w.steps[pc + i], chunk);
+      } else if (step.kind == static_cast<uint8_t>(WalkKind::kWait)) {
+        block_sync();
+        if (thread_index() == 0) s.failed = 0;
+        block_sync();
+        for (uint32_t i = thread_index(); i < step.run; i += block_threads())
+          if (!walk_take(a, w, pc + i, chunk)) s.failed = 1;
+        block_sync();
+        if (s.failed != 0) return false;
+      } else {
+        walk_data<E>(a, s, w, step, chunk);
+      }
+    }
+  }
+  return true;
+}
+
+// The last block to come leaves everything as the next operation wants it, then tells peers and host.
+MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState& w) {
+  block_sync();
+  if (thread_index() == 0) s.last = add_release_device(&a.header->left, 1) + 1 == grid_blocks();
+  block_sync();
+  if (s.last == 0) return;
+  WalkHeader& h = *a.header;
+  const bool failed = load_acquire_device(&h.failed) != 0;
+  for (uint32_t i = thread_index(); i < a.n_totals; i += block_threads()) {
+    const WalkTotal& t = a.totals[i];
+    const uint32_t times = t.once != 0 ? 1 : a.n_chunks;
+    if (t.sent != 0) atomic_add(&walk_sent(&h, a.n_ranks)[t.slot], t.sent * times);
+    if (t.awaited != 0) atomic_add(&walk_awaited(&h, a.n_ranks)[t.slot], t.awaited * times);
+  }
+  if (thread_index() <= kWalkMostLanes) h.barrier[thread_index()] = 0;
+  if (thread_index() == 0) {
+    h.left = 0;
+    h.seq = w.seq;
+    h.history = w.history;
+  }
+  block_sync();
+  for (uint32_t p = thread_index(); !failed && p < a.n_ranks; p += block_threads()) {
+    // Release: pairs with the acquire in walk_enter() of the peer.
+    if (p != a.rank) store_release_system(walk_done(a.peers[p].header) + a.rank, w.seq);
+  }
+  block_sync();
+  // Release: pairs with the acquire in exec::WalkTask::poll() and of peers' hosts.
+  if (thread_index() == 0 && a.completed != nullptr) store_release_system(a.completed, a.number);
+}
+
+template <class E>
+MOECCL_DEVICE void walk(const WalkArgs& a) {
+  MOECCL_SHARED WalkShared s;
+  WalkState w;
+  w.seq = a.header->seq + 1;
+  w.history = walk_mix(walk_mix(walk_mix(a.header->history, a.signature), a.count), a.plan);
+  w.lane = block_index() % a.n_lanes;
+  w.block = block_index() / a.n_lanes;
+  w.n_blocks = grid_blocks() / a.n_lanes;
+  w.met = 0;
+  const bool fits = a.n_steps <= kWalkSharedSteps && a.n_refs <= kWalkSharedRefs;
+  w.steps = fits ? s.steps : a.steps;
+  w.refs = fits ? s.refs : a.refs;
+  if (fits) {
+    for (uint32_t i = thread_index(); i < a.n_steps; i += block_threads()) s.steps[i] = a.steps[i];
+    for (uint32_t i = thread_index(); i < a.n_refs; i += block_threads()) s.refs[i] = a.refs[i];
+  }
+  block_sync();
+  if (walk_enter(a, s, w)) (void)walk_lane<E>(a, s, w);
+  walk_leave(a, s, w);
+}
+
+}  // namespace moeccl::cuda

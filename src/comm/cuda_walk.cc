@@ -1,0 +1,214 @@
+#include "src/comm/cuda_walk.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "src/base/env.h"
+#include "src/base/log.h"
+
+namespace moeccl::comm {
+
+namespace cuda = driver::cuda;
+
+namespace {
+
+// Blocks of persistent kernels that a device holds at once: kernels promise two on a multiprocessor. Each communicator
+// takes a share of what is free, so that later ones find room; nobody takes what would keep another's kernel waiting
+// outside while it is waited for.
+constexpr uint32_t kBlocksPerSm = 2, kLeastBlocks = 4;
+
+class Residents {
+ public:
+  static Residents& get() {
+    static Residents all;
+    return all;
+  }
+  uint32_t take(const std::string& uuid, uint32_t capacity, uint32_t want, uint32_t ranks_here) {
+    const std::lock_guard lock(mutex_);
+    uint32_t& used = used_[uuid];
+    const uint32_t free = capacity - std::min(capacity, used);
+    const uint32_t blocks = std::min(want, free / (ranks_here + 1));
+    if (blocks < kLeastBlocks) return 0;
+    used += blocks;
+    return blocks;
+  }
+  void give_back(const std::string& uuid, uint32_t blocks) {
+    const std::lock_guard lock(mutex_);
+    used_[uuid] -= blocks;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, uint32_t> used_;
+};
+
+// Work of more streams than this may share a hardware queue, where a kernel that waits holds up the one it waits for.
+uint32_t hardware_queues() {
+  const char* set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const int n = set != nullptr ? std::atoi(set) : 8;
+  return static_cast<uint32_t>(std::clamp(n, 1, 32));
+}
+
+struct Answer {
+  uint8_t able = 0;
+  uint8_t padding[7] = {};
+  uint64_t memory = 0, most_bytes = 0;
+  cuda::IpcHandle handle{};
+  char why[160] = {};
+};
+
+class Joining {
+ public:
+  explicit Joining(const CudaWalk::Setting& setting)
+      : s_(setting), rank_(setting.fabric->rank), all_(setting.seats.size()) {}
+
+  // What all ranks know of all ranks: nothing is exchanged when it already forbids the persistent kernel.
+  std::string known_reason() const {
+    if (s_.seats.size() > moeccl::cuda::kMaxSources) {
+      return format("{} ranks: at most {} are possible", s_.seats.size(), moeccl::cuda::kMaxSources);
+    }
+    if (!s_.all_reach_all) return "some ranks do not reach each other's device memory";
+    for (size_t a = 0; a < s_.seats.size(); ++a) {
+      for (size_t b = 0; b < a; ++b) {
+        if (s_.seats[a].uuid == s_.seats[b].uuid && s_.seats[a].process != s_.seats[b].process) {
+          return format(
+              "ranks {} and {} share a device from two processes, whose kernels take turns on it: a kernel must "
+              "not wait for another process's",
+              b, a);
+        }
+      }
+    }
+    return "";
+  }
+
+  // The ranks' answers; each sees the same.
+  Status exchange() {
+    MOECCL_ASSIGN_OR_RETURN(
+        const auto blobs,
+        s_.session->all_gather({reinterpret_cast<const std::byte*>(&own_), sizeof(own_)}, s_.deadline));
+    for (size_t r = 0; r < all_.size(); ++r) {
+      if (blobs[r].size() != sizeof(Answer))
+        return error(moecclRemoteError, "rank {} sent an answer on the persistent kernel that cannot be read", r);
+      std::memcpy(&all_[r], blobs[r].data(), sizeof(Answer));
+      all_[r].why[sizeof(all_[r].why) - 1] = 0;
+    }
+    return {};
+  }
+  std::string refusal() const {
+    for (size_t r = 0; r < all_.size(); ++r)
+      if (all_[r].able == 0) return format("rank {}: {}", r, all_[r].why);
+    return "";
+  }
+  void note(const Status& status) {
+    own_.able = status.ok();
+    if (!status.ok()) std::strncpy(own_.why, status.message().c_str(), sizeof(own_.why) - 1);
+  }
+
+  uint32_t ranks_here() const {
+    return static_cast<uint32_t>(std::count_if(s_.seats.begin(), s_.seats.end(),
+                                               [&](const WalkSeat& w) { return w.uuid == s_.seats[rank_].uuid; }));
+  }
+  bool other_processes() const {
+    return std::any_of(s_.seats.begin(), s_.seats.end(),
+                       [&](const WalkSeat& w) { return w.process != s_.seats[rank_].process; });
+  }
+
+  Result<uint32_t> reserve() const {
+    if (!env().cuda_persistent) return error(moecclUnsupported, "MOECCL_CUDA_PERSISTENT=0");
+    const uint32_t here = ranks_here();
+    if (here > hardware_queues()) {
+      return error(moecclUnsupported, "{} ranks on a device of {} hardware queues: set CUDA_DEVICE_MAX_CONNECTIONS={}",
+                   here, hardware_queues(), std::min(32u, 2 * here));
+    }
+    int sms = 0;
+    const cuda::Current current(s_.engine->context());
+    MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetAttribute(&sms, cuda::kMultiprocessors, s_.seats[rank_].device),
+                           "the device's multiprocessors"));
+    const uint32_t capacity = static_cast<uint32_t>(std::max(1, sms)) * kBlocksPerSm;
+    const uint32_t blocks =
+        Residents::get().take(s_.seats[rank_].uuid, capacity, s_.engine->sm_limit() * kBlocksPerSm, here);
+    if (blocks > 0) return blocks;
+    return error(moecclUnsupported, "its device has no room left for another communicator's persistent kernels");
+  }
+
+  Status open_all(const exec::Walker& walker, std::vector<std::byte*>& memories,
+                  std::vector<transport::cuda_ipc::Opened>& opened) {
+    opened.resize(all_.size());
+    for (size_t r = 0; r < all_.size(); ++r) {
+      if (r == rank_) {
+        memories.push_back(walker.memory());
+      } else if (s_.seats[r].process == s_.seats[rank_].process) {
+        memories.push_back(reinterpret_cast<std::byte*>(all_[r].memory));
+      } else {
+        MOECCL_ASSIGN_OR_RETURN(opened[r], transport::cuda_ipc::Opened::open(s_.engine->context(), all_[r].handle));
+        memories.push_back(opened[r].data());
+      }
+    }
+    return {};
+  }
+
+  Answer& own() { return own_; }
+  uint64_t most_bytes() const {
+    uint64_t least = ~uint64_t{0};
+    for (const Answer& a : all_) least = std::min(least, a.most_bytes);
+    return least;
+  }
+
+ private:
+  const CudaWalk::Setting& s_;
+  uint32_t rank_;
+  Answer own_;
+  std::vector<Answer> all_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::string* why) {
+  Joining joining(s);
+  if (*why = joining.known_reason(); !why->empty()) return std::unique_ptr<CudaWalk>();
+  std::unique_ptr<CudaWalk> w(new CudaWalk);
+  const auto make = [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(w->reserved_, joining.reserve());
+    w->uuid_ = s.seats[s.fabric->rank].uuid;
+    MOECCL_ASSIGN_OR_RETURN(w->walker_, exec::Walker::create(*s.engine, static_cast<uint32_t>(s.seats.size()),
+                                                             s.staging_bytes / 2, w->reserved_));
+    joining.own().memory = reinterpret_cast<uint64_t>(w->walker_->memory());
+    joining.own().most_bytes = static_cast<uint64_t>(env().cuda_persistent_bytes);
+    if (!joining.other_processes()) return {};
+    MOECCL_ASSIGN_OR_RETURN(joining.own().handle,
+                            transport::cuda_ipc::export_memory(s.engine->context(), w->walker_->memory()));
+    return {};
+  };
+  joining.note(make());
+  MOECCL_TRY(joining.exchange());
+  if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<CudaWalk>();
+  w->most_bytes_ = joining.most_bytes();
+  std::vector<std::byte*> memories;
+  Status opened = joining.open_all(*w->walker_, memories, w->opened_);
+  if (opened.ok()) opened = w->walker_->connect(*s.fabric, memories);
+  joining.note(opened);
+  MOECCL_TRY(joining.exchange());
+  if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<CudaWalk>();
+  plan::Reach reach;
+  reach.staging = true;
+  reach.views = reach.reads = !joining.other_processes();
+  // A launch costs what it did; within it a step costs a barrier of some blocks and a signal a store and a poll.
+  // Guesses until a GPU has been measured (docs/gpu-results.md).
+  plan::Profile profile = s.profile;
+  profile.signal_ns = 1000;
+  profile.step_ns = 700;
+  profile.start_ns = 4000;
+  w->selector_ = std::make_unique<Selector>(s.fabric->rank, *s.tree, reach, false, false, s.deterministic,
+                                            s.staging_bytes / 2 / 256 * 256, profile);
+  return w;
+}
+
+CudaWalk::~CudaWalk() {
+  walker_ = nullptr;  // its kernels have left the device
+  if (!uuid_.empty()) Residents::get().give_back(uuid_, reserved_);
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,370 @@
+#include "src/exec/walker.h"
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <map>
+
+#include "src/base/hash.h"
+#include "src/base/log.h"
+
+namespace moeccl::exec {
+
+namespace driver_cuda = driver::cuda;
+using moeccl::cuda::WalkArgs;
+using moeccl::cuda::WalkFailure;
+using moeccl::cuda::WalkHeader;
+using moeccl::cuda::WalkPeer;
+using moeccl::cuda::WalkReport;
+
+namespace {
+
+constexpr size_t kPinnedBytes = 1u << 20;
+constexpr uint32_t kThreads = 256;
+// A block is worth having for this much of the message: as in stream_engine.cc.
+constexpr uint64_t kBlockBytes = uint64_t{kThreads} * 64;
+
+uint64_t load(const uint64_t& word) {
+  return std::atomic_ref(const_cast<uint64_t&>(word)).load(std::memory_order_relaxed);
+}
+
+Signature unpack(const moeccl::cuda::WalkEntry& e) {
+  const uint64_t packed = load(e.signature);
+  Signature s;
+  s.op = static_cast<moecclOp_t>(packed >> 56);
+  s.type = static_cast<moecclDataType_t>(packed >> 48 & 0xff);
+  s.reduce = static_cast<uint8_t>(packed >> 40 & 0xff);
+  s.root = static_cast<uint32_t>(packed);
+  s.count = load(e.count);
+  s.plan = load(e.plan);
+  return s;
+}
+
+// Device memory of thread ranks that know each other's. A kernel may still look at the memory of a rank that has gone
+// (it waits for that rank, and leaves when the host says so): it is freed with the last of them.
+class Households {
+ public:
+  static Households& get() {
+    static auto* const all = new Households;
+    return *all;
+  }
+  void join(std::byte* own, std::byte* head) {
+    const std::lock_guard lock(mutex_);
+    head_of_[own] = head;
+    ++houses_[head].members;
+  }
+  void leave(driver_cuda::Memory memory) {
+    std::vector<driver_cuda::Memory> last;  // freed without the lock
+    const std::lock_guard lock(mutex_);
+    const auto own = head_of_.find(memory.data());
+    if (own == head_of_.end()) return;  // nobody knew it
+    const auto it = houses_.find(own->second);
+    head_of_.erase(own);
+    it->second.left.push_back(std::move(memory));
+    if (--it->second.members > 0) return;
+    last = std::move(it->second.left);
+    houses_.erase(it);
+  }
+
+ private:
+  struct House {
+    uint32_t members = 0;
+    std::vector<driver_cuda::Memory> left;
+  };
+  std::mutex mutex_;
+  std::map<std::byte*, House> houses_;        // by the memory of their lowest rank
+  std::map<std::byte*, std::byte*> head_of_;  // that rank's memory, by one's own
+};
+
+// The lowest rank of this process.
+uint32_t head_of(const Fabric& f) {
+  for (uint32_t r = 0; r < f.rank; ++r)
+    if (f.link(r).same_process()) return r;
+  return f.rank;
+}
+
+moeccl::cuda::ScalarBits bits(const kernels::Scalar& s) {
+  moeccl::cuda::ScalarBits b{};
+  b.u64 = s.u64;
+  return b;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Walker>> Walker::create(StreamEngine& engine, uint32_t n_ranks, uint64_t half_bytes,
+                                               uint32_t most_blocks) {
+  std::unique_ptr<Walker> w(new Walker(engine));
+  const driver_cuda::Current current(engine.context());
+  w->n_ranks_ = n_ranks;
+  w->half_bytes_ = half_bytes / 256 * 256;
+  w->most_blocks_ = most_blocks;
+  const size_t bytes = moeccl::cuda::walk_header_bytes(n_ranks) + 2 * w->half_bytes_ + n_ranks * sizeof(WalkPeer);
+  MOECCL_ASSIGN_OR_RETURN(w->memory_, driver_cuda::Memory::device(engine.context(), bytes));
+  MOECCL_ASSIGN_OR_RETURN(w->pinned_, driver_cuda::Memory::pinned(engine.context(), kPinnedBytes));
+  w->programs_from_ = w->used_ = (sizeof(WalkReport) + 63) / 64 * 64;
+  constexpr unsigned kDisableTiming = 2;
+  MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventCreate(&w->event_, kDisableTiming), "a CUDA event"));
+  return w;
+}
+
+Walker::~Walker() {
+  if (event_ == nullptr) return;
+  stop();  // a kernel that still waits for a peer ends now, and with it the stream that it is on
+  const driver_cuda::Current current(engine_.context());
+  if (launched() > 0) {
+    while (driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady) {
+      const timespec t{0, 50'000};
+      (void)nanosleep(&t, nullptr);
+    }
+  }
+  (void)driver_cuda::driver()->cuEventDestroy_v2(event_);
+  Households::get().leave(std::move(memory_));
+}
+
+Status Walker::connect(Fabric& fabric, std::span<std::byte* const> memories) {
+  fabric_ = &fabric;
+  Households::get().join(memory_.data(), memories[head_of(fabric)]);
+  const driver_cuda::Current current(engine_.context());
+  std::vector<WalkPeer> peers;
+  for (std::byte* m : memories) {
+    peers.push_back(
+        {reinterpret_cast<WalkHeader*>(m), reinterpret_cast<uint8_t*>(m + moeccl::cuda::walk_header_bytes(n_ranks_))});
+  }
+  std::byte* table = memory_.data() + moeccl::cuda::walk_header_bytes(n_ranks_) + 2 * half_bytes_;
+  MOECCL_TRY(driver_cuda::check(
+      driver_cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<driver_cuda::Pointer>(table), peers.data(),
+                                                  peers.size() * sizeof(WalkPeer), engine_.stream()),
+      "the table of peers to the device"));
+  return engine_.synchronize();
+}
+
+bool Walker::idle() const {
+  return fabric_->own->board().progress.walked.load(std::memory_order_acquire) == launched();
+}
+
+// Programs lie in page-locked memory, so that a new one needs no copy and no stream. They are few: what differs between
+// counts travels in the launch. When the memory is full, all but those of graphs go, once nothing runs.
+Result<Walker::Placed*> Walker::place(const Operation& op) {
+  const uint64_t key = op.choice.program_hash;
+  if (const auto it = known_.find(key); key != 0 && it != known_.end()) return it->second;
+  MOECCL_ASSIGN_OR_RETURN(const WalkProgram program, compile_walk(*op.choice.program));
+  std::vector<std::byte> image(program.bytes());
+  const WalkProgram::Offsets at = program.write(image.data());
+  const uint64_t content = hash_bytes(image);
+  auto it = placed_.find(content);
+  if (it == placed_.end()) {
+    const bool graphs = std::any_of(placed_.begin(), placed_.end(), [](const auto& p) { return p.second.captured; });
+    if (used_ + image.size() > pinned_.bytes() && !graphs && idle()) {
+      placed_.clear();
+      known_.clear();
+      used_ = programs_from_;
+    }
+    if (used_ + image.size() > pinned_.bytes()) {
+      return error(moecclOutOfMemory,
+                   "the {} bytes for programs of the persistent kernel are full: synchronise the streams now and then, "
+                   "or set MOECCL_CUDA_PERSISTENT=0",
+                   pinned_.bytes());
+    }
+    std::byte* base = pinned_.data() + used_;
+    std::memcpy(base, image.data(), image.size());
+    used_ += (image.size() + 63) / 64 * 64;
+    Placed p;
+    p.program = {};
+    p.program.lanes = reinterpret_cast<const moeccl::cuda::WalkLane*>(base + at.lanes);
+    p.program.steps = reinterpret_cast<const moeccl::cuda::WalkStep*>(base + at.steps);
+    p.program.refs = reinterpret_cast<const moeccl::cuda::WalkRef*>(base + at.refs);
+    p.program.totals = reinterpret_cast<const moeccl::cuda::WalkTotal*>(base + at.totals);
+    p.program.n_lanes = static_cast<uint32_t>(program.lanes.size());
+    p.program.n_steps = static_cast<uint32_t>(program.steps.size());
+    p.program.n_refs = static_cast<uint32_t>(program.refs.size());
+    p.program.n_totals = static_cast<uint32_t>(program.totals.size());
+    it = placed_.emplace(content, p).first;
+  }
+  if (key != 0) known_.emplace(key, &it->second);
+  return &it->second;
+}
+
+Status Walker::launch(const Operation& op, driver_cuda::Stream stream, uint64_t* number) {
+  const driver_cuda::Current current(engine_.context());
+  const std::lock_guard lock(mutex_);
+  MOECCL_ASSIGN_OR_RETURN(Placed * placed, place(op));
+  const Choice& choice = op.choice;
+  const plan::Program& program = *choice.program;
+  WalkArgs a = placed->program;
+  if (a.n_lanes > most_blocks_) {
+    return error(
+        moecclUnsupported,
+        "plan {} has {} lanes and the persistent kernel {} blocks: allow more multiprocessors (MOECCL_CUDA_SMS) or "
+        "set MOECCL_CUDA_PERSISTENT=0 on all ranks",
+        choice.algorithm, a.n_lanes, most_blocks_);
+  }
+  a.header = reinterpret_cast<WalkHeader*>(memory_.data());
+  a.peers =
+      reinterpret_cast<const WalkPeer*>(memory_.data() + moeccl::cuda::walk_header_bytes(n_ranks_) + 2 * half_bytes_);
+  a.report = &report();
+  a.rank = fabric_->rank;
+  a.n_ranks = n_ranks_;
+  a.signature = pack(op.signature, 0);
+  a.count = op.binding.count;
+  a.plan = op.signature.plan;
+  a.input = op.input;
+  a.output = op.output;
+  a.chunk = choice.chunking.chunk;
+  a.n_chunks = choice.chunking.n_chunks;
+  a.slot_elements = (choice.chunking.chunk * op.element_bytes + 63) / 64 * 64 / op.element_bytes;
+  a.half_bytes = half_bytes_;
+  a.timeout_ns = static_cast<uint64_t>(fabric_->timeout_ms) * 1'000'000;
+  a.depth = program.depth;
+  a.n_slots = program.n_slots;
+  a.element_bytes = static_cast<uint32_t>(op.element_bytes);
+  a.op = static_cast<uint32_t>(op.reduce);
+  a.divisor = op.divisor;
+  a.scaled = op.scaled;
+  a.scale = bits(op.scale);
+  a.unit = bits(unit_scale(op.signature.type));
+  const uint32_t blocks =
+      std::max(plan::in_blocks(op.signature.op, n_ranks_), plan::out_blocks(op.signature.op, n_ranks_));
+  const uint64_t bytes = a.count * op.element_bytes * blocks;
+  const uint64_t team = std::clamp<uint64_t>(bytes / kBlockBytes, 1, most_blocks_ / a.n_lanes);
+  const driver_cuda::Driver& d = *driver_cuda::driver();
+  uint64_t next = 0;
+  if (number != nullptr) {
+    next = launched() + 1;
+    a.completed = reinterpret_cast<uint64_t*>(&fabric_->own->board().progress.walked);
+    a.number = next;
+    if (next > 1 && stream != last_stream_)
+      MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event_, 0), "the order of operations on two streams"));
+  }
+  const bool sums = op.signature.op == moecclOpAllReduce || op.signature.op == moecclOpReduce ||
+                    op.signature.op == moecclOpReduceScatter;
+  const driver_cuda::Function kernel = engine_.function("moeccl_walk", sums ? op.signature.type : moecclUint8);
+  void* parameters[] = {&a};
+  MOECCL_TRY(driver_cuda::check(d.cuLaunchKernel(kernel, static_cast<unsigned>(team) * a.n_lanes, 1, 1, kThreads, 1, 1,
+                                                 0, stream, parameters, nullptr),
+                                "launching the persistent kernel"));
+  if (number == nullptr) {
+    placed->captured = true;
+    return {};
+  }
+  *number = next;
+  last_stream_ = stream;
+  launched_.store(next, std::memory_order_release);
+  fabric_->own->board().progress.walks_called.store(next, std::memory_order_release);
+  return driver_cuda::check(d.cuEventRecord(event_, stream), "the order of operations on two streams");
+}
+
+void Walker::stop() { std::atomic_ref(report().stop).store(1, std::memory_order_relaxed); }
+
+Status Walker::failure() const {
+  WalkReport& r = report();
+  // Acquire: pairs with the release in walk_fail() on the device.
+  const auto kind = static_cast<WalkFailure>(std::atomic_ref(r.kind).load(std::memory_order_acquire));
+  if (kind == WalkFailure::kNone) return {};
+  const Signature own = unpack(r.own);
+  const uint64_t peer = load(r.peer);
+  const std::string what =
+      format("{} (count {}, operation {} of the persistent kernel)", op_name(own.op), own.count, load(r.seq));
+  const std::string where = format("lane {}, step {}, chunk {}", load(r.lane), load(r.step), load(r.chunk));
+  const uint32_t me = fabric_->rank;
+  if (kind == WalkFailure::kMismatch && peer < n_ranks_) {
+    const auto other = static_cast<uint32_t>(peer);
+    const Signature theirs = unpack(r.entry);
+    const bool differ = pack(own, 0) != pack(theirs, 0) || own.count != theirs.count || own.plan != theirs.plan;
+    if (load(r.entry.seq) == load(r.seq) && differ) {
+      return Status(moecclMismatch, describe_difference(std::min(me, other), me < other ? own : theirs,
+                                                        std::max(me, other), me < other ? theirs : own));
+    }
+    return error(moecclMismatch,
+                 "ranks {} and {} disagree on the operation, count, type, operator, root or order of an "
+                 "operation some before {}",
+                 std::min(me, other), std::max(me, other), what);
+  }
+  if (kind == WalkFailure::kStopped) return error(moecclAborted, "{} was ended on the device ({})", what, where);
+  const std::string whom =
+      peer < n_ranks_ ? format("rank {}", peer) : std::string("blocks of its own, which have not all started");
+  return error(moecclTimeout,
+               "{} did not finish within {} ms on the device; it waits in {} for {} (number {}, seen {})", what,
+               fabric_->timeout_ms, where, whom, load(r.expected), load(r.seen));
+}
+
+WalkTask::~WalkTask() {
+  if (promised_) walker_.promised.fetch_sub(1, std::memory_order_release);
+}
+
+Progress WalkTask::poll() {
+  Fabric& f = fabric();
+  if (!watching_) {
+    watching_ = true;
+    sequence_ = f.sequence;
+    f.recorder.begin(number_ > 0 ? number_ : walker_.launched() + 1, op_.signature);
+    f.recorder.chose(op_.choice.algorithm);
+  }
+  if (number_ == 0) {
+    Status s = walker_.launch(op_, walker_.engine().stream(), &number_);
+    if (!s.ok()) return fail(std::move(s));
+    promised_ = false;
+    walker_.promised.fetch_sub(1, std::memory_order_release);
+    return Progress::kMoved;
+  }
+  // Acquire: pairs with the release in walk_leave() on the device.
+  if (f.own->board().progress.walked.load(std::memory_order_acquire) < number_) return Progress::kBlocked;
+  if (Status s = walker_.failure(); !s.ok()) {
+    log(LogLevel::kError, "rank {} of {}: {}; flight recorder:\n{}", f.rank, f.n_ranks, s.message(),
+        f.recorder.text(8));
+    return fail(std::move(s));
+  }
+  const int64_t took_ns = f.recorder.end(false);
+  if (op_.measured != nullptr) op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
+  return Progress::kDone;
+}
+
+// The kernels compare what they run. A peer that runs an operation of the other kind (one that the proxy drives) in
+// this one's place is found here.
+Status WalkTask::diagnose() {
+  const Fabric& f = fabric();
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p == f.rank) continue;
+    const transport::Board& board = f.link(p).board();
+    const transport::Entry& e = board.entries[(sequence_ + 1) % transport::kEntries];
+    if (e.seq.load(std::memory_order_acquire) != sequence_ + 1) continue;
+    if (board.progress.walks_called.load(std::memory_order_acquire) >= number_) continue;
+    moeccl::cuda::WalkEntry theirs{};
+    theirs.signature = e.signature.load(std::memory_order_relaxed);
+    theirs.count = e.count.load(std::memory_order_relaxed);
+    theirs.plan = e.plan.load(std::memory_order_relaxed);
+    const Signature other = unpack(theirs);
+    const bool first = f.rank < p;
+    return Status(moecclMismatch, describe_difference(std::min(f.rank, p), first ? op_.signature : other,
+                                                      std::max(f.rank, p), first ? other : op_.signature));
+  }
+  return {};
+}
+
+std::string WalkTask::describe() const {
+  return format("{} #{} of the persistent kernel (count {}, plan {}), on CUDA memory", op_name(op_.signature.op),
+                number_, op_.signature.count, op_.choice.algorithm);
+}
+
+bool WalkTask::needs(uint32_t peer) const {
+  return fabric().link(peer).board().progress.walked.load(std::memory_order_acquire) < number_;
+}
+
+void WalkTask::abandon() {
+  Fabric& f = fabric();
+  f.recorder.end(true);
+  walker_.stop();
+  if (number_ == 0) return;
+  // Until this rank's kernel, and those of peers that may be using its buffers, have left.
+  wait_for_peers([&] {
+    const auto running = [&](const transport::Board& b) {
+      return b.progress.walks_called.load(std::memory_order_acquire) >= number_ &&
+             b.progress.walked.load(std::memory_order_acquire) < number_;
+    };
+    if (running(f.own->board())) return true;
+    for (uint32_t p = 0; p < f.n_ranks; ++p)
+      if (p != f.rank && f.link(p).same_process() && running(f.link(p).board())) return true;
+    return false;
+  });
+}
+
+}  // namespace moeccl::exec

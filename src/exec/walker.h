@@ -1,0 +1,95 @@
+// The persistent kernel of one rank: its device memory (flags and staging), which peers' kernels reach, and launches
+// that run a whole program each (kernels/cuda/walk.cuh). A launch goes on any stream and returns at once; WalkTask
+// watches its end on the host, so that deadlines, aborts and lost peers end it as they end every operation.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+
+#include "kernels/cuda/walk_args.h"
+#include "src/exec/stream_engine.h"
+#include "src/exec/task.h"
+#include "src/exec/walk_program.h"
+
+namespace moeccl::exec {
+
+class Walker {
+ public:
+  // half_bytes: staging of one operation; most_blocks: of a launch.
+  static Result<std::unique_ptr<Walker>> create(StreamEngine& engine, uint32_t n_ranks, uint64_t half_bytes,
+                                                uint32_t most_blocks);
+  std::byte* memory() const { return memory_.data(); }
+  // [n_ranks]: every rank's memory() as this rank's device reaches it; its own in its place.
+  Status connect(Fabric& fabric, std::span<std::byte* const> memories);
+
+  // Puts the operation on the stream, after those launched before. `number` becomes its number, which the board shows
+  // when it is done; null: the stream is being captured, and whoever replays the graph orders it.
+  Status launch(const Operation& op, driver::cuda::Stream stream, uint64_t* number);
+  // Operations that were promised a place in the order and wait on a host thread to be launched: others must not
+  // overtake them.
+  std::atomic<uint32_t> promised{0};
+
+  // Why the device gave up; ok() when it did not. Any thread.
+  Status failure() const;
+  // The kernels that wait give up; nothing can be launched any more. Any thread.
+  void stop();
+  // What was launched outside of graphs has run.
+  bool idle() const;
+  uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
+  uint32_t most_blocks() const { return most_blocks_; }
+  size_t memory_bytes() const { return memory_.bytes() + pinned_.bytes(); }
+  StreamEngine& engine() const { return engine_; }
+
+ private:
+  explicit Walker(StreamEngine& engine) : engine_(engine) {}
+  struct Placed {
+    moeccl::cuda::WalkArgs program;  // its first fields
+    bool captured = false;
+  };
+  Result<Placed*> place(const Operation& op);
+  moeccl::cuda::WalkReport& report() const { return *reinterpret_cast<moeccl::cuda::WalkReport*>(pinned_.data()); }
+
+  StreamEngine& engine_;
+  Fabric* fabric_ = nullptr;
+  uint32_t n_ranks_ = 1, most_blocks_ = 1;
+  uint64_t half_bytes_ = 0;
+  driver::cuda::Memory memory_;  // header, staging, table of peers
+  driver::cuda::Memory pinned_;  // report, programs
+  size_t programs_from_ = 0, used_ = 0;
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, Placed> placed_;  // by the program's bytes
+  std::unordered_map<uint64_t, Placed*> known_;  // by Choice::program_hash
+  driver::cuda::Event event_ = nullptr;
+  driver::cuda::Stream last_stream_ = nullptr;
+  std::atomic<uint64_t> launched_{0};
+
+ public:
+  ~Walker();
+};
+
+// One operation on the persistent kernel, from its launch to its end.
+class WalkTask final : public Task {
+ public:
+  // number 0: launches on the engine's stream at the first poll, as promised (Walker::promised).
+  WalkTask(Fabric& fabric, Walker& walker, const Operation& op, uint64_t number)
+      : Task(fabric), walker_(walker), op_(op), number_(number), promised_(number == 0) {}
+  ~WalkTask() override;
+
+  Progress poll() override;
+  Status diagnose() override;
+  std::string describe() const override;
+  bool needs(uint32_t peer) const override;
+  void stop() override { walker_.stop(); }
+  void abandon() override;
+
+ private:
+  Walker& walker_;
+  const Operation& op_;
+  uint64_t number_;
+  bool promised_, watching_ = false;
+  uint64_t sequence_ = 0;  // operations of the fabric that were called before
+};
+
+}  // namespace moeccl::exec

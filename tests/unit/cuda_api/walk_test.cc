@@ -1,0 +1,250 @@
+// The persistent kernel through the C interface: graphs, streams in turn, several communicators, failures. That its
+// results are right is the business of collectives_test.cc, whose thread ranks run on it.
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+#include "tests/support/cuda_device.h"
+#include "tests/support/ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+RankOptions walk_options() {
+  RankOptions options{.mode = RankMode::kThreads, .deadline_ms = 90'000, .init = false};
+  options.config.timeout_ms = 40'000;
+  options.config.init_timeout_ms = 60'000;
+  return options;
+}
+
+moecclComm_t join_walk(int rank, int n, const RankOptions& options) {
+  moecclComm_t comm = nullptr;
+  EXPECT_EQ(moecclCommInitRankConfig(&comm, n, unique_id(), rank, &options.config), moecclSuccess)
+      << moecclGetLastError(nullptr);
+  return comm;
+}
+
+std::vector<char> floats(size_t n, float value) {
+  std::vector<char> bytes(n * 4);
+  for (size_t i = 0; i < n; ++i) std::memcpy(&bytes[i * 4], &value, 4);
+  return bytes;
+}
+
+moecclStream_t handle(void* stream) { return reinterpret_cast<moecclStream_t>(stream); }
+
+TEST(CudaWalk, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
+  const RankOptions options = walk_options();
+  run_ranks(
+      3,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device;
+        moecclComm_t comm = join_walk(rank, 3, options);
+        ASSERT_NE(comm, nullptr);
+        constexpr size_t kCount = 3000;
+        DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), all(device, 3 * kCount * 4);
+        void* stream = device.make_stream();
+        in.put(floats(kCount, 1));
+        // One operation before, so that the graph does not begin at the first one.
+        MOECCL_ASSERT_OK(
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, handle(stream)));
+        device.synchronize(stream);
+        device.begin_capture(stream);
+        MOECCL_ASSERT_OK(
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, handle(stream)));
+        MOECCL_ASSERT_OK(moecclAllGather(sum.data(), all.data(), kCount, moecclFloat32, comm, handle(stream)));
+        // What a thread on the host drives cannot be captured, and says so.
+        const size_t counts[3] = {1, 1, 1}, displs[3] = {0, 1, 2};
+        EXPECT_EQ(
+            moecclAllToAllv(in.data(), counts, displs, sum.data(), counts, displs, moecclFloat32, comm, handle(stream)),
+            moecclUnsupported);
+        EXPECT_NE(std::string(moecclGetLastError(comm)).find("capture"), std::string::npos) << moecclGetLastError(comm);
+        void* graph = device.end_capture(stream);
+        ASSERT_NE(graph, nullptr);
+        EXPECT_EQ(device.graph_nodes(graph), 2u);
+        void* instance = device.instantiate(graph);
+        for (int replay = 0; replay < 5; ++replay) {
+          const float value = static_cast<float>(rank + replay);
+          in.put(floats(kCount, value));
+          device.launch_graph(instance, stream);
+          const float want = static_cast<float>(3 * replay + 3);
+          EXPECT_EQ(all.get(stream), floats(3 * kCount, want)) << "replay " << replay;
+          // Operations outside of the graph go on with the same numbers.
+          MOECCL_ASSERT_OK(moecclAllReduce(in.data(), sum.data(), 10, moecclFloat32, moecclMax, comm, handle(stream)));
+          std::vector<char> ten = sum.get(stream);
+          ten.resize(40);
+          EXPECT_EQ(ten, floats(10, static_cast<float>(2 + replay)));
+        }
+        moecclResult_t state = moecclInternalError;
+        while (moecclCommGetAsyncError(comm, &state) == moecclSuccess && state == moecclInProgress)
+          std::this_thread::yield();
+        EXPECT_EQ(state, moecclSuccess) << moecclGetLastError(comm);
+        device.end_graph(graph, instance);
+        EXPECT_EQ(moecclCommDestroy(comm), moecclSuccess);
+        device.end_stream(stream);
+      },
+      options);
+}
+
+TEST(CudaWalk, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
+  const RankOptions options = walk_options();
+  run_ranks(
+      4,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device;
+        moecclComm_t comm = join_walk(rank, 4, options);
+        ASSERT_NE(comm, nullptr);
+        DeviceBuffer a(device, 4000), b(device, 4000);
+        void* streams[2] = {device.make_stream(), device.make_stream()};
+        moecclStream_t host_stream = nullptr;
+        MOECCL_ASSERT_OK(moecclStreamCreate(&host_stream));
+        a.put(floats(1000, 1), nullptr);
+        b.put(floats(1000, 1), nullptr);
+        const auto reduce = [&](DeviceBuffer& x, moecclStream_t s) {
+          MOECCL_ASSERT_OK(moecclAllReduce(x.data(), x.data(), 1000, moecclFloat32, moecclAvg, comm, s));
+        };
+        for (int i = 0; i < scaled(12); ++i) {
+          reduce(a, handle(streams[i % 2]));
+          if (i % 5 == 1) reduce(b, host_stream);  // a thread launches it, and nothing may overtake it
+          reduce(b, handle(streams[(i + 1) % 2]));
+          if (i % 4 == 2) reduce(a, nullptr);
+          if (i % 3 == 0) {
+            MOECCL_ASSERT_OK(moecclGroupStart());
+            reduce(a, handle(streams[0]));
+            reduce(b, handle(streams[0]));
+            MOECCL_ASSERT_OK(moecclGroupEnd());
+          }
+          if (i % 6 == 5) {  // one that a thread drives in between
+            const size_t counts[4] = {1, 1, 1, 1}, displs[4] = {0, 1, 2, 3};
+            MOECCL_ASSERT_OK(moecclAllToAllv(a.data(), counts, displs, b.data(), counts, displs, moecclFloat32, comm,
+                                             handle(streams[i % 2])));
+          }
+        }
+        MOECCL_ASSERT_OK(moecclStreamSynchronize(host_stream));
+        device.synchronize(streams[0]);
+        device.synchronize(streams[1]);
+        EXPECT_EQ(a.get(), floats(1000, 1));
+        EXPECT_EQ(b.get(), floats(1000, 1));
+        MOECCL_ASSERT_OK(moecclStreamDestroy(host_stream));
+        EXPECT_EQ(moecclCommDestroy(comm), moecclSuccess);
+        for (void* s : streams) device.end_stream(s);
+      },
+      options);
+}
+
+TEST(CudaWalk, OneThreadDrivesSeveralRanksInAGroup) {
+  const RankOptions options = walk_options();
+  run_ranks(
+      1,
+      [&](int, moecclComm_t) {
+        CudaDevice device;
+        moecclComm_t comms[3] = {};
+        MOECCL_ASSERT_OK(moecclCommInitAll(comms, 3, &options.config));
+        std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+        std::vector<void*> streams;
+        for (int r = 0; r < 3; ++r) {
+          buffers.push_back(std::make_unique<DeviceBuffer>(device, 400));
+          streams.push_back(device.make_stream());
+          buffers[static_cast<size_t>(r)]->put(floats(100, static_cast<float>(r)), nullptr);
+        }
+        for (const bool on_streams : {true, false}) {
+          MOECCL_ASSERT_OK(moecclGroupStart());
+          for (size_t r = 0; r < 3; ++r) {
+            MOECCL_ASSERT_OK(moecclAllReduce(buffers[r]->data(), buffers[r]->data(), 100, moecclFloat32, moecclSum,
+                                             comms[r], on_streams ? handle(streams[r]) : nullptr));
+          }
+          MOECCL_ASSERT_OK(moecclGroupEnd());
+          for (size_t r = 0; r < 3; ++r)
+            EXPECT_EQ(buffers[r]->get(on_streams ? streams[r] : nullptr), floats(100, on_streams ? 3.0f : 9.0f));
+        }
+        for (size_t r = 0; r < 3; ++r) {
+          EXPECT_EQ(moecclCommDestroy(comms[r]), moecclSuccess);
+          device.end_stream(streams[r]);
+        }
+      },
+      options);
+}
+
+TEST(CudaWalk, AMissingThreadIsATimeoutThatNamesIt) {
+  RankOptions options = walk_options();
+  options.config.timeout_ms = 1000;
+  for (const bool on_stream : {false, true}) {
+    run_ranks(
+        2,
+        [&](int rank, moecclComm_t) {
+          CudaDevice device;
+          moecclComm_t comm = join_walk(rank, 2, options);
+          ASSERT_NE(comm, nullptr);
+          void* stream = device.make_stream();
+          DeviceBuffer a(device, 4096);
+          if (rank == 0) {
+            const moecclResult_t result = moecclAllReduce(a.data(), a.data(), 100, moecclFloat32, moecclSum, comm,
+                                                          on_stream ? handle(stream) : nullptr);
+            if (on_stream) {
+              ASSERT_EQ(result, moecclSuccess);
+              device.synchronize(stream);  // ends: the kernel leaves
+              moecclResult_t state = moecclSuccess;
+              for (int i = 0; i < 20'000 && (state == moecclSuccess || state == moecclInProgress); ++i) {
+                ASSERT_EQ(moecclCommGetAsyncError(comm, &state), moecclSuccess);
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+              }
+              EXPECT_EQ(state, moecclTimeout) << moecclGetErrorString(state);
+            } else {
+              EXPECT_EQ(result, moecclTimeout) << moecclGetLastError(comm);
+            }
+            EXPECT_NE(std::string(moecclGetLastError(comm)).find("rank 1"), std::string::npos)
+                << moecclGetLastError(comm);
+          } else {
+            std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+          }
+          (void)moecclCommDestroy(comm);
+          device.end_stream(stream);
+        },
+        options);
+  }
+}
+
+TEST(CudaWalk, OperationsOfTwoKindsInOnePlaceAreAMismatch) {
+  const RankOptions options = walk_options();
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device;
+        moecclComm_t comm = join_walk(rank, 2, options);
+        ASSERT_NE(comm, nullptr);
+        DeviceBuffer a(device, 4096), b(device, 4096);
+        const size_t counts[2] = {1, 1}, displs[2] = {0, 1};
+        const moecclResult_t result =
+            rank == 0
+                ? moecclAllReduce(a.data(), a.data(), 100, moecclFloat32, moecclSum, comm, nullptr)
+                : moecclAllToAllv(a.data(), counts, displs, b.data(), counts, displs, moecclFloat32, comm, nullptr);
+        EXPECT_EQ(result, moecclMismatch) << moecclGetLastError(comm);
+        const std::string text = moecclGetLastError(comm);
+        EXPECT_NE(text.find("alltoallv"), std::string::npos) << text;
+        (void)moecclCommDestroy(comm);
+      },
+      options);
+}
+
+TEST(CudaWalk, AnAbortEndsTheKernels) {
+  const RankOptions options = walk_options();
+  run_ranks(
+      2,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device;
+        moecclComm_t comm = join_walk(rank, 2, options);
+        ASSERT_NE(comm, nullptr);
+        void* stream = device.make_stream();
+        DeviceBuffer a(device, 4096);
+        if (rank == 0) {
+          MOECCL_ASSERT_OK(moecclAllReduce(a.data(), a.data(), 100, moecclFloat32, moecclSum, comm, handle(stream)));
+          MOECCL_EXPECT_OK(moecclCommAbort(comm));
+          device.synchronize(stream);
+        }
+        (void)moecclCommDestroy(comm);
+        device.end_stream(stream);
+      },
+      options);
+}
+
+}  // namespace
+}  // namespace moeccl::testing

@@ -1,0 +1,273 @@
+// The persistent kernel: ranks' kernels side by side, each rank a thread, each block one too. Programs are written by
+// hand here; those of the plans run in cuda_api.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "kernels/cuda/walk_args.h"
+#include "tests/unit/cuda_kernels/harness.h"
+
+namespace moeccl::cuda {
+namespace {
+
+constexpr uint32_t kSlots = 4;
+
+// One rank's part of a world of ranks: its device memory, its report and a program.
+struct RankMemory {
+  std::vector<uint64_t> header, staging;
+  std::vector<WalkPeer> peers;
+  WalkReport report{};
+  uint64_t completed = 0;
+  std::vector<WalkLane> lanes;
+  std::vector<WalkStep> steps;
+  std::vector<WalkRef> refs;
+  std::vector<WalkTotal> totals;
+  std::vector<uint8_t> in, out;
+
+  WalkHeader& head() { return *reinterpret_cast<WalkHeader*>(header.data()); }
+};
+
+WalkStep flag_step(WalkKind kind, uint32_t peer, uint8_t sig, WalkWhen when) {
+  WalkStep s{};
+  s.kind = static_cast<uint8_t>(kind);
+  s.when = static_cast<uint8_t>(when);
+  s.sig = sig;
+  s.peer = peer;
+  s.per_chunk = 1;
+  s.run = 1;
+  return s;
+}
+WalkRef ref(uint32_t rank, WalkBuffer buffer, uint16_t index = 0) {
+  return {rank, index, 0, 1, static_cast<uint8_t>(buffer), 0};
+}
+
+class World {
+ public:
+  World(uint32_t n, uint64_t half_bytes) : n_(n), half_(half_bytes), ranks_(n) {
+    for (RankMemory& r : ranks_) {
+      r.header.assign(walk_header_bytes(n) / 8, 0);
+      r.staging.assign(2 * half_bytes / 8, 0);
+    }
+    for (RankMemory& r : ranks_)
+      for (RankMemory& p : ranks_)
+        r.peers.push_back(
+            {reinterpret_cast<WalkHeader*>(p.header.data()), reinterpret_cast<uint8_t*>(p.staging.data())});
+  }
+
+  // Copy into the own slot, signal all, wait for all, reduce all slots: chunk by chunk, slots rotating.
+  void all_reduce_program() {
+    for (uint32_t me = 0; me < n_; ++me) {
+      RankMemory& r = ranks_[me];
+      r.refs = {ref(me, WalkBuffer::kInput)};
+      WalkStep copy{};
+      copy.kind = static_cast<uint8_t>(WalkKind::kCopy);
+      copy.run = 1;
+      copy.dst = ref(me, WalkBuffer::kStaging);
+      copy.n_srcs = 1;
+      copy.flags = n_ == 1 ? kWalkBarrier : 0;
+      r.steps = {copy};
+      for (const WalkKind kind : {WalkKind::kSignal, WalkKind::kWait}) {
+        uint16_t left = static_cast<uint16_t>(n_ - 1);
+        for (uint32_t p = 0; p < n_; ++p) {
+          if (p == me) continue;
+          r.steps.push_back(flag_step(kind, p, 0, WalkWhen::kEvery));
+          r.steps.back().run = left--;
+        }
+      }
+      WalkStep sum{};
+      sum.kind = static_cast<uint8_t>(WalkKind::kReduce);
+      sum.run = 1;
+      sum.flags = n_ == 1 ? kWalkFinal | kWalkBarrier : kWalkFinal;  // with peers the signals make the blocks meet
+      sum.dst = ref(me, WalkBuffer::kOutput);
+      sum.first_src = 1;
+      sum.n_srcs = n_;
+      r.steps.push_back(sum);
+      for (uint32_t p = 0; p < n_; ++p) r.refs.push_back(ref(p, WalkBuffer::kStaging));
+      // A slot comes again after kSlots chunks: its readers say so.
+      if (n_ > 1) {
+        for (uint32_t p = 0; p < n_; ++p)
+          if (p != me) r.steps.push_back(flag_step(WalkKind::kSignal, p, 1, WalkWhen::kEvery));
+        std::vector<WalkStep> credits;
+        for (uint32_t p = 0; p < n_; ++p) {
+          if (p == me) continue;
+          credits.push_back(flag_step(WalkKind::kWait, p, 1, WalkWhen::kEvery));
+          credits.back().lag = kSlots;
+        }
+        r.steps.insert(r.steps.begin(), credits.begin(), credits.end());
+      }
+      r.lanes = {{0, static_cast<uint32_t>(r.steps.size())}};
+      r.totals.clear();
+      for (uint32_t p = 0; p < n_; ++p)
+        if (p != me) r.totals.push_back({p * kWalkSigs, 1, 1, 0}), r.totals.push_back({p * kWalkSigs + 1, 1, 1, 0});
+    }
+  }
+
+  WalkArgs args(uint32_t me, size_t count, uint32_t element_bytes, size_t chunk) {
+    RankMemory& r = ranks_[me];
+    WalkArgs a{};
+    a.lanes = r.lanes.data(), a.steps = r.steps.data(), a.refs = r.refs.data(), a.totals = r.totals.data();
+    a.n_lanes = static_cast<uint32_t>(r.lanes.size()), a.n_steps = static_cast<uint32_t>(r.steps.size());
+    a.n_refs = static_cast<uint32_t>(r.refs.size()), a.n_totals = static_cast<uint32_t>(r.totals.size());
+    a.header = &r.head();
+    a.peers = r.peers.data();
+    a.report = &r.report;
+    a.completed = &r.completed;
+    a.number = r.completed + 1;
+    a.rank = me;
+    a.n_ranks = n_;
+    a.count = count;
+    a.input = r.in.data();
+    a.output = r.out.data();
+    a.chunk = chunk;
+    a.n_chunks = static_cast<uint32_t>(std::max<size_t>(1, (count + chunk - 1) / chunk));
+    a.slot_elements = (chunk * element_bytes + 63) / 64 * 64 / element_bytes;
+    a.half_bytes = half_;
+    a.depth = kSlots;
+    a.n_slots = 1;
+    a.element_bytes = element_bytes;
+    a.timeout_ns = 60'000'000'000ull;
+    return a;
+  }
+
+  // All ranks' kernels at once.
+  void run(const std::string& kernel, const std::vector<WalkArgs>& args, const std::vector<uint32_t>& blocks,
+           uint64_t seed) {
+    const emulation::Kernel* k = emulation::find_kernel(kernel);
+    ASSERT_NE(k, nullptr) << kernel;
+    ASSERT_EQ(k->bytes, sizeof(WalkArgs));
+    std::vector<std::thread> threads;
+    for (size_t r = 0; r < args.size(); ++r) {
+      threads.emplace_back([&, r] {
+        emulation::launch(*k, &args[r], {.blocks = blocks[r], .threads = 64, .concurrent = true, .seed = seed + r});
+      });
+    }
+    for (auto& t : threads) t.join();
+    ++shapes_run();
+  }
+  RankMemory& rank(uint32_t r) { return ranks_[r]; }
+
+ private:
+  uint32_t n_;
+  uint64_t half_;
+  std::vector<RankMemory> ranks_;
+};
+
+TEST(Walk, OperationsOneAfterAnotherGiveTheReferencesBits) {
+  Random random(11);
+  for (int world = 0; world < 12; ++world) {
+    const auto n = static_cast<uint32_t>(1 + random.below(4));
+    World w(n, 64 << 10);
+    w.all_reduce_program();
+    for (int op = 0; op < 8; ++op) {
+      const int type = static_cast<int>(random.below(MOECCL_NUM_DATA_TYPES));
+      const size_t size = kTypeSizes[type], count = random.below(3) == 0 ? random.below(4) : random.below(900);
+      const size_t chunk = 1 + random.below(400);
+      const auto reduce = static_cast<uint32_t>(random.below(4));
+      const uint32_t divisor = reduce == 0 && random.chance(30) ? n : 0;
+      std::vector<WalkArgs> args;
+      std::vector<uint32_t> blocks;
+      std::vector<std::vector<uint8_t>> inputs(n);
+      for (uint32_t r = 0; r < n; ++r) {
+        RankMemory& m = w.rank(r);
+        m.in.assign(count * size + 1, 0);
+        for (size_t i = 0; i < count; ++i) {
+          auto* at = reinterpret_cast<std::byte*>(&m.in[i * size]);
+          if (is_float(type)) {
+            kernels::write_float(type, at, random.normal());
+          } else {
+            for (size_t b = 0; b < size; ++b) at[b] = static_cast<std::byte>(random.bits());
+          }
+        }
+        inputs[r] = m.in;
+        m.out.assign(count * size + 1, 0xab);
+        args.push_back(w.args(r, count, static_cast<uint32_t>(size), chunk));
+        args.back().op = reduce;
+        args.back().divisor = divisor;
+        if (random.chance(30)) args.back().output = m.in.data();  // in place
+        blocks.push_back(static_cast<uint32_t>(1 + random.below(3)));
+      }
+      w.run("moeccl_walk_" + std::to_string(type), args, blocks, random.bits());
+      std::vector<uint8_t> want(count * size + 1, 0xab);
+      std::vector<const void*> srcs;
+      for (const auto& in : inputs) srcs.push_back(in.data());
+      kernels::ReduceArgs reference;
+      reference.dst = want.data();
+      reference.srcs = srcs.data();
+      reference.count = count;
+      reference.n_srcs = n;
+      reference.divisor = divisor;
+      kernels::select("reference")->reduce[type][reduce](reference);
+      for (uint32_t r = 0; r < n; ++r) {
+        ASSERT_EQ(w.rank(r).report.kind, 0u);
+        ASSERT_EQ(w.rank(r).completed, static_cast<uint64_t>(op + 1));
+        ASSERT_EQ(std::memcmp(args[r].output, want.data(), count * size), 0)
+            << kTypeNames[type] << " op " << reduce << ", count " << count << ", chunk " << chunk << ", " << n
+            << " ranks";
+      }
+    }
+  }
+}
+
+TEST(Walk, ARankThatNeverComesIsADeadlineThatNamesIt) {
+  World w(3, 4096);
+  w.all_reduce_program();
+  std::vector<WalkArgs> args;
+  for (uint32_t r = 0; r < 2; ++r) {  // rank 2 stays away
+    w.rank(r).in.assign(40, 1), w.rank(r).out.assign(40, 0);
+    args.push_back(w.args(r, 10, 4, 10));
+    args.back().timeout_ns = 200'000'000;
+  }
+  w.run("moeccl_walk_7", args, {2, 1}, 3);
+  for (uint32_t r = 0; r < 2; ++r) {
+    const WalkReport& report = w.rank(r).report;
+    EXPECT_EQ(report.kind, static_cast<uint64_t>(WalkFailure::kDeadline));
+    EXPECT_EQ(report.peer, 2u);
+    EXPECT_EQ(report.expected, 1u);
+    EXPECT_EQ(report.seq, 1u);
+    EXPECT_EQ(w.rank(r).completed, 1u) << "the kernel has left";
+  }
+  // A rank that has failed ends later launches at once.
+  args.pop_back();
+  args[0].number = 2;
+  args[0].timeout_ns = 600'000'000'000ull;
+  w.run("moeccl_walk_7", args, {1}, 4);
+  EXPECT_EQ(w.rank(0).completed, 2u);
+}
+
+TEST(Walk, RanksThatRunDifferentOperationsFindOut) {
+  World w(2, 4096);
+  w.all_reduce_program();
+  std::vector<WalkArgs> args;
+  for (uint32_t r = 0; r < 2; ++r) {
+    w.rank(r).in.assign(44, 1), w.rank(r).out.assign(44, 0);
+    args.push_back(w.args(r, 10 + r, 4, 16));
+  }
+  w.run("moeccl_walk_7", args, {1, 1}, 5);
+  for (uint32_t r = 0; r < 2; ++r) {
+    const WalkReport& report = w.rank(r).report;
+    EXPECT_EQ(report.kind, static_cast<uint64_t>(WalkFailure::kMismatch));
+    EXPECT_EQ(report.peer, 1 - r);
+    EXPECT_EQ(report.own.count, 10u + r);
+    EXPECT_EQ(report.entry.count, 11u - r);
+  }
+}
+
+TEST(Walk, TheHostsWordEndsAWait) {
+  World w(2, 4096);
+  w.all_reduce_program();
+  w.rank(0).in.assign(40, 1), w.rank(0).out.assign(40, 0);
+  std::vector<WalkArgs> args{w.args(0, 10, 4, 10)};
+  std::thread host([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::atomic_ref(w.rank(0).report.stop).store(1);
+  });
+  w.run("moeccl_walk_7", args, {3}, 6);
+  host.join();
+  EXPECT_EQ(w.rank(0).report.kind, static_cast<uint64_t>(WalkFailure::kStopped));
+}
+
+}  // namespace
+}  // namespace moeccl::cuda
