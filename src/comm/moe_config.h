@@ -14,10 +14,10 @@ namespace moeccl::comm {
 struct MoeConfig {
   algo::MoeShape shape;
   moecclDataType_t type = moecclBfloat16;
-  algo::Placement placement;                     // where experts are at home
-  std::shared_ptr<const algo::Domains> domains;  // who else holds them; null: nobody
-  std::vector<algo::MoeAlgorithm> algorithms;    // the forced one, or all that the tree offers
-  uint64_t memory_cap = 0;                       // 0: none
+  algo::Placement placement;                       // where experts are at home
+  std::shared_ptr<const algo::Domains> domains;    // who else holds them; null: nobody
+  std::vector<algo::MoeAlgorithm> algorithms;      // the forced one, or all that the tree offers
+  uint64_t memory_cap = 0;                         // 0: none
   uint64_t scale_bytes = 0, scaled_row_bytes = 0;  // of moecclDispatchScaled; 0: there is none
 
   // moecclInvalidArgument names the field, its value and what is accepted.

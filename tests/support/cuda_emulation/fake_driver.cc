@@ -62,8 +62,8 @@ class Access {
   ~Access() {
     const std::lock_guard lock(machine().mutex);
     if (--machine().users > 0) return;
-    // Changing the pages of all allocations takes longer than most operations: at first always, then at every eighth
-    // rest. Without this three quarters of cuda_api's time went there, and beside other work it ran into its deadlines.
+    // Changing the pages of all allocations is slow: at first always, then at every eighth rest, which is often enough
+    // to catch host code that follows a device pointer.
     if (++machine().rests > 64 && machine().rests % 8 != 0) return;
     machine().open = false;
     protect(PROT_NONE);
