@@ -95,6 +95,16 @@ struct Board {
   Entry entries[kEntries];  // operation k is at k % kEntries
 };
 
+// One rank's memory as far as what arrives from a network reaches it.
+struct LocalMemory {
+  uint32_t rank = 0;
+  Board* board = nullptr;
+  SignalLine* signals = nullptr;                    // [n_ranks * kSigsPerPeer]
+  const BlockWord* blocks[2] = {nullptr, nullptr};  // own AllToAllv rows [n_ranks], by parity of the operation
+  std::byte* staging = nullptr;                     // and message slots behind it
+  uint64_t staging_bytes = 0;
+};
+
 // How far a put has come.
 enum class PutState : uint8_t {
   kDone,   // all is under way: the source may be reused
@@ -155,6 +165,16 @@ class Link {
   virtual SignalLine* signal_line(uint32_t sig) = 0;
   // Success, or how this link lost its peer ("process 4711 of rank 2 died").
   virtual Status check_peer() = 0;
+  // Milliseconds for which the peer's host has acknowledged nothing although something was sent; 0: it does, nothing
+  // was, or the link cannot tell.
+  virtual int64_t unacknowledged_ms() { return 0; }
+
+  // A network that copies what arrives may as well copy it to where it is wanted. land() says that exactly this range
+  // of the own staging, once the peer puts it, will only be copied to `dst`; landed() ends that and tells whether the
+  // bytes are at `dst` instead of in the staging. After land_nothing() the link writes to no such memory any more.
+  virtual void land(uint64_t, size_t, std::byte*) {}
+  virtual bool landed(uint64_t) { return false; }
+  virtual void land_nothing() {}
 };
 
 // What moves the bytes of those links of one rank that cannot do so alone: sockets. A rank without such links has none.

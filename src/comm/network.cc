@@ -38,18 +38,6 @@ plan::LinkCost node_link(const Hosts& hosts, const std::vector<std::vector<Nic>>
   return {kAlphaNs, static_cast<double>(slowest) * kPayload / 8000};
 }
 
-transport::tcp::LocalMemory memory_of(const exec::Fabric& fabric) {
-  transport::tcp::LocalMemory m;
-  m.rank = fabric.rank;
-  m.board = &fabric.own->board();
-  m.signals = &fabric.own->signal(0, 0);
-  m.blocks[0] = fabric.own->blocks(0);
-  m.blocks[1] = fabric.own->blocks(1);
-  m.staging = fabric.own->staging();
-  m.staging_bytes = fabric.own->put_bytes();
-  return m;
-}
-
 }  // namespace
 
 Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,
@@ -80,7 +68,7 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& ho
   }
   MOECCL_ASSIGN_OR_RETURN(std::vector<transport::tcp::TcpPeer> peers, mesh->connect(others));
   MOECCL_ASSIGN_OR_RETURN(auto engine, transport::tcp::TcpEngine::create());
-  const transport::tcp::LocalMemory memory = memory_of(fabric);
+  const transport::LocalMemory memory = fabric.own->memory(fabric.rank);
   for (transport::tcp::TcpPeer& p : peers) {
     const uint32_t rank = p.rank;
     log(LogLevel::kInfo, "rank {} reaches rank {} at {} over {} TCP connections", fabric.rank, rank, p.where,

@@ -11,6 +11,13 @@ using plan::Step;
 using plan::StepKind;
 using plan::When;
 
+namespace {
+
+// Smaller chunks are not worth the look at the plan.
+constexpr uint64_t kLandBytes = 16 << 10;
+
+}  // namespace
+
 Execution::Execution(Fabric& fabric, const Operation& op)
     : AgreedTask(fabric, op),
       scratch_(fabric.execution),
@@ -18,6 +25,7 @@ Execution::Execution(Fabric& fabric, const Operation& op)
       peers_(scratch_.peers),
       srcs_(scratch_.srcs),
       scales_(scratch_.scales),
+      landings_(scratch_.landings),
       copies_(scratch_.copies) {}
 
 Execution::Execution(const AgreedTask& begun, const Operation& op) : Execution(begun.fabric(), op) {
@@ -103,6 +111,7 @@ void Execution::choose(const Choice& choice) {
   fabric().recorder.chose(choice.algorithm);
   if (op_.signature.op == moecclOpTensorAllToAll && op_.measured != nullptr && !op_.cuda)
     trace_.begin(choice.chunking.n_chunks, now_ns());
+  find_landings();
   phase_ = Phase::kRun;
 }
 
@@ -130,6 +139,60 @@ bool Execution::last_chunk_known() {
       rest_follows_ ? 1 : static_cast<uint32_t>(std::max<uint64_t>(1, (left + chunk - 1) / chunk));
   chunks_known_ = true;
   return true;
+}
+
+void Execution::find_landings() {
+  Fabric& f = fabric();
+  landings_.clear();
+  const plan::Program& program = *choice_.program;
+  if (f.engine == nullptr || is_v() || !binding_.rows.empty() ||
+      binding_.chunking.chunk * op_.element_bytes < kLandBytes) {
+    return;
+  }
+  std::vector<uint8_t>& readers = scratch_.slot_readers;
+  readers.assign(program.n_slots, 0);
+  for (const plan::Ref& ref : program.srcs) {
+    if (ref.buffer != Buffer::kStaging || ref.rank != f.rank) continue;
+    readers[ref.index] = static_cast<uint8_t>(std::min(2, readers[ref.index] + 1));
+  }
+  for (const plan::Lane& lane : program.lanes) {
+    for (size_t i = 1; i < lane.steps.size(); ++i) {
+      const Step &wait = lane.steps[i - 1], &s = lane.steps[i];
+      if (wait.kind != StepKind::kWait || wait.peer == f.rank || s.kind != StepKind::kCopy || s.when != When::kEvery)
+        continue;
+      const plan::Ref& src = program.srcs[s.first_src];
+      if (src.buffer != Buffer::kStaging || src.rank != f.rank || readers[src.index] != 1 || src.parts != 1 ||
+          s.dst.buffer != Buffer::kOutput || s.dst.rank != f.rank || s.dst.parts != 1)
+        continue;
+      landings_.push_back({&s, wait.peer});
+      for (uint32_t c = 0; c < program.depth; ++c) land(landings_.back(), c);
+    }
+  }
+}
+
+void Execution::land(const LandingStep& l, uint32_t chunk) {
+  if (chunk >= binding_.chunking.n_chunks) return;
+  const uint64_t length = governing(*l.copy);
+  const plan::Range src = range(choice_.program->srcs[l.copy->first_src], length, chunk);
+  const plan::Range dst = range(l.copy->dst, length, chunk);
+  const uint64_t bytes = std::min(src.length, dst.length) * op_.element_bytes;
+  std::byte* const to = address(l.copy->dst, dst);
+  // In place, what would be overwritten has perhaps not been sent yet.
+  const auto* input = static_cast<const std::byte*>(op_.input);
+  const uint64_t input_bytes = binding_.count * op_.element_bytes * plan::in_blocks(op_.signature.op, fabric().n_ranks);
+  if (input != nullptr && to < input + input_bytes && input < to + bytes) return;
+  fabric().link(l.peer).land(half_ + src.offset * op_.element_bytes, bytes, to);
+}
+
+bool Execution::landed(const Step& s, uint32_t chunk) {
+  for (const LandingStep& l : landings_) {
+    if (l.copy != &s) continue;
+    const plan::Range src = range(choice_.program->srcs[s.first_src], governing(s), chunk);
+    const bool there = fabric().link(l.peer).landed(half_ + src.offset * op_.element_bytes);
+    land(l, chunk + choice_.program->depth);
+    return there;
+  }
+  return false;
 }
 
 Progress Execution::run() {
@@ -275,6 +338,9 @@ std::string Execution::describe() const {
 
 void Execution::abandon() {
   Fabric& f = fabric();
+  if (phase_ == Phase::kRun) {
+    for (const LandingStep& l : landings_) f.link(l.peer).land_nothing();
+  }
   f.recorder.end(true);
   f.own->board().progress.uses_buffers_of_operation.store(0, std::memory_order_release);
   if (phase_ != Phase::kRun || !choice_.program->touches_peers) return;

@@ -36,7 +36,11 @@ class Execution final : public AgreedTask {
   Progress step(const plan::Step& s, uint32_t chunk);
   Progress traced_step(const plan::Step& s, uint32_t chunk);
   bool last_chunk_known();
-  void bind_blocks(uint64_t done);  // AllToAllv: what is left of each block after `done` elements
+  // What comes over a network for one copy to Output may go there at once, see Link::land().
+  void find_landings();
+  void land(const LandingStep& l, uint32_t chunk);
+  bool landed(const plan::Step& s, uint32_t chunk);  // and expects the chunk that is next in its slot
+  void bind_blocks(uint64_t done);                   // AllToAllv: what is left of each block after `done` elements
   void begin_rest();
   Progress finish();
 
@@ -105,6 +109,7 @@ class Execution final : public AgreedTask {
   std::vector<PeerBuffers>& peers_;
   std::vector<const void*>& srcs_;
   std::vector<kernels::Scalar>& scales_;
+  std::vector<LandingStep>& landings_;
   std::vector<void*>& copies_;
   const plan::Step* packed_ = nullptr;  // whose data is in the fabric's scratch, not yet put
   uint32_t packed_chunk_ = 0, packed_plane_ = 0;

@@ -19,6 +19,11 @@ namespace moeccl::exec {
 inline constexpr uint32_t kMessageData = 8, kMessageCredit = 9;  // sigs of Send/Recv
 static_assert(kMessageData >= plan::kMaxSigs && kMessageCredit < transport::kSigsPerPeer);
 
+// A copy from a staging slot to Output that alone reads what `peer` has put there.
+struct LandingStep {
+  const plan::Step* copy = nullptr;
+  uint32_t peer = 0;
+};
 struct LaneState {
   uint32_t chunk = 0, pc = 0;
   bool done = false;
@@ -38,6 +43,8 @@ struct Scratch {
   std::vector<const void*> srcs;
   std::vector<kernels::Scalar> scales;
   std::vector<void*> copies;
+  std::vector<LandingStep> landings;
+  std::vector<uint8_t> slot_readers;
 };
 
 struct Fabric {

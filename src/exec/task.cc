@@ -20,6 +20,7 @@ constexpr int64_t kYieldFor_ns = 3'000'000;  // then sleep: yielding for ever wo
 // Ranks that share cores sleep earlier when a yield finds nobody else on this core: only then does the kernel see an
 // idle core and bring a rank here that waits for another one (docs/decisions.md).
 constexpr int64_t kLonely_ns = 3'000, kLonelyFor_ns = 100'000;
+constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts holds an acknowledgement
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 
 // A peer's words: bounded, printable, never trusted.
@@ -38,8 +39,16 @@ std::string failure_text(const transport::Board& board) {
 
 Status timed_out(Task& task) {
   Fabric& f = task.fabric();
+  // Ranks whose hosts answer wait for others themselves: where some do not, those alone are named.
   std::string late;
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p == f.rank || !task.needs(p)) continue;
+    const int64_t silent_ms = f.link(p).unacknowledged_ms();
+    if (silent_ms < kSilent_ms) continue;
+    late += format("{}rank {} ({}, its host has acknowledged nothing for {} ms)", late.empty() ? "" : ", ", p,
+                   f.link(p).name(), silent_ms);
+  }
+  for (uint32_t p = 0, some = !late.empty(); p < f.n_ranks && !some; ++p) {
     if (p == f.rank || !task.needs(p)) continue;
     const uint64_t done = f.link(p).board().progress.completed.load(std::memory_order_relaxed);
     late += format("{}rank {} ({}, last finished #{})", late.empty() ? "" : ", ", p, f.link(p).name(), done);

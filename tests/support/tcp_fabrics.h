@@ -72,14 +72,7 @@ class TcpFabrics {
     }
     MOECCL_ASSIGN_OR_RETURN(auto peers, mesh.connect(others));
     MOECCL_ASSIGN_OR_RETURN(auto engine, transport::tcp::TcpEngine::create());
-    transport::tcp::LocalMemory m;
-    m.rank = f.rank;
-    m.board = &f.own->board();
-    m.signals = &f.own->signal(0, 0);
-    m.blocks[0] = f.own->blocks(0);
-    m.blocks[1] = f.own->blocks(1);
-    m.staging = f.own->staging();
-    m.staging_bytes = f.own->put_bytes();
+    const transport::LocalMemory m = f.own->memory(f.rank);
     for (auto& p : peers) {
       const uint32_t rank = p.rank;
       MOECCL_ASSIGN_OR_RETURN(f.links[rank], engine->add(m, std::move(p)));

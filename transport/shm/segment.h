@@ -39,6 +39,10 @@ class Segment {
   std::byte* staging() const { return base_ + staging_; }
   // What peers may put into, from staging() on: the staging and the message slots.
   uint64_t put_bytes() const { return bytes_ - staging_; }
+  // What a link needs of it that has no view of its peer.
+  LocalMemory memory(uint32_t rank) const {
+    return {rank, &board(), &signal(0, 0), {blocks(0), blocks(1)}, staging(), put_bytes()};
+  }
   // Slot `slot` for messages from src_rank.
   std::byte* message(uint32_t src_rank, uint32_t slot) const {
     return base_ + messages_ + (static_cast<size_t>(src_rank) * kMessageSlots + slot) * shape_.message_bytes;

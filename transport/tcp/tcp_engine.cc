@@ -15,6 +15,9 @@ namespace {
 // While operations run the thread looks this often whether they still do, and tells boards that no signal took along.
 constexpr int kLookEveryMs = 2;
 constexpr int kSleepMs = 1000;
+// Up to so many sockets are read without a question, but for every kAskEvery-th time.
+constexpr size_t kReadUnasked = 2;
+constexpr uint32_t kAskEvery = 8;
 // For what a rank that leaves has still to say.
 constexpr int64_t kFarewellMs = 1000;
 
@@ -35,6 +38,7 @@ Result<std::unique_ptr<TcpLink>> TcpEngine::add(const LocalMemory& own, TcpPeer 
     MOECCL_TRY(
         poller_.add(link->peer_.streams[i].fd(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, tag_of(links_.size(), i)));
   }
+  n_streams_ += link->peer_.streams.size();
   links_.push_back(link.get());
   return link;
 }
@@ -76,6 +80,25 @@ void TcpEngine::queue(TcpLink& link) {
   if (link.queued_) return;
   link.queued_ = true;
   ready_.push_back(&link);
+}
+
+// With few sockets the driving thread reads them as they are: that costs what the question costs whether there is
+// something to read. The poller still tells of room to send, and what came while nobody looked.
+bool TcpEngine::read_unasked() {
+  if (n_streams_ > kReadUnasked || !ready_.empty() || ++turns_ % kAskEvery == 0) return false;
+  for (const TcpLink* link : links_) {
+    for (const Stream& s : link->peer_.streams) {
+      if (s.full || s.has_output()) return false;
+    }
+  }
+  for (TcpLink* link : links_) {
+    for (size_t i = 0; i < link->peer_.streams.size(); ++i) {
+      link->peer_.streams[i].readable = true;
+      link->receive(i);
+    }
+    if (link->wants_turn()) queue(*link);
+  }
+  return ready_.empty();
 }
 
 void TcpEngine::turn() {
@@ -133,7 +156,7 @@ void TcpEngine::end() {
 
 void TcpEngine::progress() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock.owns_lock()) turn();
+  if (lock.owns_lock() && !read_unasked()) turn();
 }
 
 void TcpEngine::board_changed(bool now) {

@@ -38,9 +38,10 @@ class TcpEngine final : public Engine {
   friend class TcpLink;
   TcpEngine(driver::Poller poller, driver::WakeUp wake) : poller_(std::move(poller)), wake_(std::move(wake)) {}
 
-  void run();          // the thread
-  void turn();         // under the lock: events, then every link that can go on
-  void tell_boards();  // under the lock
+  void run();           // the thread
+  void turn();          // under the lock: events, then every link that can go on
+  bool read_unasked();  // under the lock: true when that was all there is to do
+  void tell_boards();   // under the lock
   void queue(TcpLink& link);
   bool unsent() const;
 
@@ -48,6 +49,8 @@ class TcpEngine final : public Engine {
   driver::Poller poller_;
   driver::WakeUp wake_;
   std::vector<TcpLink*> links_;
+  size_t n_streams_ = 0;  // of all links
+  uint32_t turns_ = 0;
   std::vector<TcpLink*> ready_, turn_of_;  // links that can go on without a new event; each once (TcpLink::queued_)
   std::atomic<int> driving_{0};
   std::atomic<uint32_t> drives_{0};  // counts begin()

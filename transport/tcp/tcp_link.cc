@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/driver/socket.h"
 #include "transport/tcp/tcp_engine.h"
 
 namespace moeccl::transport::tcp {
@@ -43,6 +44,13 @@ Status TcpLink::check_peer() {
   const auto state = static_cast<RankState>(board_->health.state.load(std::memory_order_acquire));
   if (state != RankState::kRunning) return {};  // its own word says more
   return error(moecclRemoteError, "lost the connection to rank {} at {}: {}", peer_.rank, peer_.where, down_text_);
+}
+
+int64_t TcpLink::unacknowledged_ms() {
+  const std::lock_guard lock(engine_.mutex_);
+  int64_t most = 0;
+  for (const Stream& s : peer_.streams) most = std::max(most, driver::unacknowledged_ms(s.fd()));
+  return most;
 }
 
 // The stream for the next piece: of those with nothing open, the one that has carried least for its weight.
@@ -332,7 +340,45 @@ Status TcpLink::begin_put(Stream& s, const FrameHead& head) {
   }
   s.put_to = own_.staging + head.offset;
   s.put_left = head.bytes;
+  for (Landing& l : landings_) {
+    if (l.bytes != head.bytes || l.offset != head.offset || l.used) continue;
+    l.used = true;
+    s.put_to = l.dst;
+    break;
+  }
   return {};
+}
+
+void TcpLink::land(uint64_t offset, size_t bytes, std::byte* dst) {
+  if (peer_.streams.size() > 1 || bytes == 0) return;
+  const std::lock_guard lock(engine_.mutex_);
+  for (Landing& l : landings_) {
+    if (l.bytes != 0) continue;
+    l = {offset, bytes, dst, false};
+    return;
+  }
+}
+
+bool TcpLink::landed(uint64_t offset) {
+  const std::lock_guard lock(engine_.mutex_);
+  for (Landing& l : landings_) {
+    if (l.bytes == 0 || l.offset != offset) continue;
+    l.bytes = 0;
+    return l.used;
+  }
+  return false;
+}
+
+void TcpLink::land_nothing() {
+  const std::lock_guard lock(engine_.mutex_);
+  for (Stream& s : peer_.streams) {
+    for (const Landing& l : landings_) {
+      // Bytes of a put that is arriving there go on into the staging.
+      const bool here = l.bytes != 0 && l.used && s.put_left > 0 && s.put_to == l.dst + (l.bytes - s.put_left);
+      if (here) s.put_to = own_.staging + l.offset + (l.bytes - s.put_left);
+    }
+  }
+  landings_ = {};
 }
 
 Status TcpLink::take_signals(Stream& s, const FrameHead& head, std::span<const std::byte> payload, bool* stalled) {

@@ -18,16 +18,6 @@ namespace moeccl::transport::tcp {
 
 class TcpEngine;
 
-// This rank's memory as far as frames of peers reach it.
-struct LocalMemory {
-  uint32_t rank = 0;
-  Board* board = nullptr;
-  SignalLine* signals = nullptr;                    // [n_ranks * kSigsPerPeer]
-  const BlockWord* blocks[2] = {nullptr, nullptr};  // own AllToAllv rows [n_ranks], by parity of the operation
-  std::byte* staging = nullptr;                     // and message slots behind it
-  uint64_t staging_bytes = 0;
-};
-
 struct TcpPeer {
   uint32_t rank = 0;
   std::string where;  // "10.0.0.2:4711", for messages
@@ -54,6 +44,11 @@ class TcpLink final : public Link {
   SignalLine* signal_line(uint32_t) override { return nullptr; }
   // A connection that broke while the peer took part; not one that ended when the peer had left.
   Status check_peer() override;
+  int64_t unacknowledged_ms() override;
+  // Where the whole range comes as one put of one connection; with several connections puts are cut.
+  void land(uint64_t offset, size_t bytes, std::byte* dst) override;
+  bool landed(uint64_t offset) override;
+  void land_nothing() override;
 
  private:
   friend class TcpEngine;
@@ -87,6 +82,13 @@ class TcpLink final : public Link {
     size_t bytes = 0, assigned = 0;
     bool active = false;
   } put_;
+  struct Landing {
+    uint64_t offset = 0;
+    size_t bytes = 0;  // 0: free
+    std::byte* dst = nullptr;
+    bool used = false;  // the put goes there, or has gone
+  };
+  std::array<Landing, 4> landings_;
   std::array<uint64_t, kSigsPerPeer> words_ = {};
   uint32_t new_words_ = 0;                        // bit mask of words_ that wait
   std::array<uint64_t, kMaxStreams> marks_ = {};  // put bytes on each stream before the newest signal

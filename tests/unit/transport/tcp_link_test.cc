@@ -44,6 +44,66 @@ std::vector<unsigned char> pattern(size_t bytes, unsigned seed) {
   return v;
 }
 
+// land() is a hint that may come too late or be taken back: each byte is at one of the two places, and landed() says
+// where.
+TEST(TcpLanding, PutsGoWhereTheyAreWanted) {
+  TcpFabrics fabrics(2);
+  ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
+  transport::Link& own = fabrics[1].link(0);
+  uint32_t number = 0;
+  const auto send = [&](const std::vector<unsigned char>& data, uint64_t offset) {
+    ASSERT_TRUE(put_all(fabrics[0], 1, offset, data.data(), data.size()).ok());
+    ASSERT_TRUE(fabrics[0].link(1).signal(3, ++number, 9).ok());
+    ASSERT_TRUE(wait_until([&] { return word_of(fabrics[1], 0, 3) == (uint64_t{9} << 32 | number); }));
+  };
+  for (const size_t bytes : {100u, 9000u, 1u << 20}) {
+    const auto data = pattern(bytes, static_cast<unsigned>(bytes)), nothing = std::vector<unsigned char>(bytes, 0);
+    std::vector<unsigned char> dst = nothing;
+    const auto staged = [&] { return std::memcmp(fabrics[1].own->staging() + 64, data.data(), bytes) == 0; };
+    std::memset(fabrics[1].own->staging() + 64, 0, bytes);
+    own.land(64, bytes, reinterpret_cast<std::byte*>(dst.data()));
+    send(data, 64);
+    EXPECT_TRUE(own.landed(64));
+    EXPECT_EQ(dst, data);
+    EXPECT_FALSE(own.landed(64)) << "it has ended";
+    // Another range than the one that was named, then none any more.
+    dst = nothing;
+    own.land(0, bytes, reinterpret_cast<std::byte*>(dst.data()));
+    send(data, 64);
+    EXPECT_FALSE(own.landed(0));
+    own.land(64, bytes, reinterpret_cast<std::byte*>(dst.data()));
+    own.land_nothing();
+    send(data, 64);
+    EXPECT_FALSE(own.landed(64));
+    EXPECT_EQ(dst, nothing);
+    EXPECT_TRUE(staged());
+  }
+}
+
+TEST(TcpLanding, WhatIsTakenBackUnderWayGoesOnIntoTheStaging) {
+  TcpFabrics fabrics(2);
+  ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
+  const size_t bytes = 2 << 20;
+  const auto data = pattern(bytes, 5);
+  for (uint32_t number = 1; number <= 20; ++number) {
+    std::vector<unsigned char> dst(bytes, 0);
+    std::memset(fabrics[1].own->staging(), 0, bytes);
+    fabrics[1].link(0).land(0, bytes, reinterpret_cast<std::byte*>(dst.data()));
+    std::thread sender([&] {
+      EXPECT_TRUE(put_all(fabrics[0], 1, 0, data.data(), bytes).ok());
+      EXPECT_TRUE(fabrics[0].link(1).signal(3, number, 9).ok());
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(30 * number));
+    fabrics[1].link(0).land_nothing();
+    const std::vector<unsigned char> then = dst;
+    EXPECT_TRUE(wait_until([&] { return word_of(fabrics[1], 0, 3) == (uint64_t{9} << 32 | number); }));
+    sender.join();
+    EXPECT_EQ(dst, then) << "written after it was taken back";
+    const auto landed = static_cast<size_t>(std::mismatch(dst.begin(), dst.end(), data.begin()).first - dst.begin());
+    EXPECT_EQ(std::memcmp(fabrics[1].own->staging() + landed, data.data() + landed, bytes - landed), 0) << landed;
+  }
+}
+
 class TcpLink : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Streams, TcpLink, ::testing::Values(1, 3));
 
