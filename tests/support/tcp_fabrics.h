@@ -60,6 +60,7 @@ class TcpFabrics {
     f->sent.assign(n * transport::kSigsPerPeer, 0);
     f->awaited = f->sent;
     f->entered.assign(n, 0);
+    f->traffic.resize(n);
     f->paced.assign(n, 0);
     f->links.resize(n);
     return f;
