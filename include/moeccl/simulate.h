@@ -28,11 +28,13 @@ typedef struct {
   const char* routing;        /* NULL: "uniform"; "zipf:1.2"; "trace:PATH[:LAYER:STEP]" (perf/TRACE.md) */
   uint64_t seed;              /* of a made routing */
   const int32_t* expert_rank; /* [n_experts] owner of each expert; NULL: contiguous */
+  int32_t n_levels;           /* entries of domain */
+  const int32_t* domain;      /* [n_levels] sizes of expert domains (hybrid.h), outermost first; NULL: none */
 } moecclSimulateConfig_t;
 #define MOECCL_SIMULATE_CONFIG_INIT                                                                                  \
   {                                                                                                                  \
     sizeof(moecclSimulateConfig_t), NULL, NULL, moecclOpDispatch, NULL, 0, 0, 0, moecclFloat32, 0, 0, 0, 0, 0, NULL, \
-        1, NULL                                                                                                      \
+        1, NULL, 0, NULL                                                                                             \
   }
 
 /* Runs the plans of all ranks on a clock, with contention on shared uplinks, and writes a page: the time of each

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "src/algo/domains.h"
+
 namespace moeccl::algo {
 
 namespace {
@@ -12,14 +14,15 @@ constexpr uint32_t kMaxTopK = 64;
 // The next ranks on the way from one origin to every target with experts.
 class Ways {
  public:
-  Ways(const Paths& paths, const Placement& placement) : paths_(paths), placement_(placement), stride_(paths.n_hops()) {
+  explicit Ways(const Paths& paths) : paths_(paths), stride_(paths.n_hops()) {
     to_.resize(size_t{paths.n_ranks()} * stride_);
     length_.resize(paths.n_ranks());
   }
-  void from(uint32_t origin) {
+  // placement: as the origin sees it.
+  void from(uint32_t origin, const Placement& placement) {
     for (uint32_t x = 0; x < paths_.n_ranks(); ++x) {
       length_[x] = 0;
-      if (placement_.n_local(x) == 0) continue;
+      if (placement.n_local(x) == 0) continue;
       for (uint32_t at = origin; at != x;) to_[size_t{x} * stride_ + length_[x]++] = at = paths_.next(at, x);
     }
   }
@@ -27,15 +30,21 @@ class Ways {
 
  private:
   const Paths& paths_;
-  const Placement& placement_;
   uint32_t stride_;
   std::vector<uint32_t> to_, length_;
 };
 
 class Counter {
  public:
-  Counter(const Paths& paths, const plan::LevelTree& tree, const Placement& placement)
-      : paths_(paths), placement_(placement), order_(tree, placement), n_(paths.n_ranks()), ways_(paths, placement) {
+  Counter(const Paths& paths, const plan::LevelTree& tree, const Placement& homes, const Domains* domains)
+      : paths_(paths),
+        tree_(tree),
+        homes_(homes),
+        domains_(domains),
+        placement_(homes),
+        order_(tree, homes),
+        n_(paths.n_ranks()),
+        ways_(paths) {
     rows_.assign(size_t{n_} * n_, 0);
     delivered_.assign(size_t{n_} * n_, 0);
     if (!paths.algorithm().dedup()) returned_.assign(size_t{n_} * n_, 0);
@@ -43,7 +52,11 @@ class Counter {
   void count(const GlobalRouting& routing, std::vector<uint64_t>& own) {
     own.assign(n_, 0);
     for (uint32_t origin = 0; origin < n_; ++origin) {
-      ways_.from(origin);
+      if (domains_ != nullptr) {
+        placement_ = domains_->seen_from(origin, homes_);
+        order_ = CanonicalOrder(tree_, placement_);
+      }
+      ways_.from(origin, placement_);
       for (uint64_t t = routing.first_token[origin]; t < routing.first_token[origin + 1]; ++t)
         token(origin, {routing.expert.data() + t * routing.top_k, routing.top_k}, own[origin]);
     }
@@ -92,7 +105,10 @@ class Counter {
   }
 
   const Paths& paths_;
-  const Placement& placement_;
+  const plan::LevelTree& tree_;
+  const Placement& homes_;
+  const Domains* domains_;
+  Placement placement_;  // as the origin at hand sees it
   CanonicalOrder order_;
   uint32_t n_;
   Ways ways_;
@@ -140,11 +156,11 @@ uint64_t Traffic::largest_edge() const {
 }
 
 Result<Traffic> count_traffic(const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
-                              const GlobalRouting& routing) {
+                              const GlobalRouting& routing, const Domains* domains) {
   const uint32_t n = paths.n_ranks();
   if (n > kMaxTrafficRanks)
     return error(moecclUnsupported, "routings of {} ranks: at most {} are simulated", n, kMaxTrafficRanks);
-  Counter counter(paths, tree, placement);
+  Counter counter(paths, tree, placement, domains);
   Traffic traffic;
   traffic.n_ranks = n;
   traffic.n_hops = paths.n_hops();

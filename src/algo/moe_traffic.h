@@ -47,7 +47,8 @@ struct Traffic {
 
 inline constexpr uint32_t kMaxTrafficRanks = 16384;  // two dense tables of n^2 words are filled
 
+// domains: those of `paths`, with the experts at home where `placement` says; null: none.
 Result<Traffic> count_traffic(const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
-                              const GlobalRouting& routing);
+                              const GlobalRouting& routing, const Domains* domains = nullptr);
 
 }  // namespace moeccl::algo

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "src/algo/algorithm.h"
+#include "src/algo/domains.h"
 #include "src/algo/hiermoe_model.h"
 #include "src/algo/moe_simulation.h"
 #include "src/algo/routing_price.h"
@@ -227,9 +229,19 @@ Status simulate_layer(const moecclSimulateConfig_t& c, const plan::Profile& prof
     wanted = {only};
     if (only.kind != algo::PathKind::kFlat) wanted.push_back({algo::PathKind::kFlat, 1});
   }
+  std::optional<algo::Domains> domains;
+  if (c.domain != nullptr) {
+    if (c.n_levels < 0 || std::any_of(c.domain, c.domain + c.n_levels, [](int32_t s) { return s < 1; }))
+      return error(moecclInvalidArgument, "domain has a size below 1, or n_levels is {}: give 1 or more for each level",
+                   c.n_levels);
+    MOECCL_ASSIGN_OR_RETURN(domains, algo::Domains::make(page.tree, {c.domain, c.domain + c.n_levels}));
+    std::erase_if(wanted, [](const algo::MoeAlgorithm& a) { return a.kind == algo::PathKind::k2dh; });
+  }
+  const algo::Domains* with = domains ? &*domains : nullptr;
   for (const algo::MoeAlgorithm& a : wanted) {
-    const algo::Paths paths(a, page.tree, q.placement);
-    MOECCL_ASSIGN_OR_RETURN(const algo::Traffic traffic, algo::count_traffic(paths, page.tree, q.placement, q.routing));
+    const algo::Paths paths(a, page.tree, q.placement, with);
+    MOECCL_ASSIGN_OR_RETURN(const algo::Traffic traffic,
+                            algo::count_traffic(paths, page.tree, q.placement, q.routing, with));
     const algo::SimulatedRun there = algo::simulate_moe(moecclOpDispatch, traffic, page.tree, profile, {q.row_bytes});
     const algo::SimulatedRun back = algo::simulate_moe(moecclOpCombine, traffic, page.tree, profile, {q.row_bytes});
     Outcome o;

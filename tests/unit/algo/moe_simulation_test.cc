@@ -31,15 +31,23 @@ TEST(MoeTraffic, IsWhatTheRanksCount) {
   test::Random random(3);
   for (const test::NamedTree& named : test::moe_trees()) {
     MoeCase c = test::random_case(named.tree, random);
+    std::vector<std::pair<MoeAlgorithm, bool>> all;  // with expert domains?
     for (const MoeAlgorithm& a : moe_candidates(named.tree)) {
+      all.emplace_back(a, false);
+      if (a.kind != PathKind::k2dh) all.emplace_back(a, true);
+    }
+    for (const auto& [a, with_domains] : all) {
+      c.domain.clear();
+      for (uint32_t l = 0; l < c.tree.depth() && with_domains; ++l) c.domain.push_back(1 + random() % 4);
       MoeCluster cluster(c, 7);
       cluster.route(a, 0);
-      auto traffic = count_traffic(*cluster.paths, c.tree, cluster.placement, routing_of(cluster));
+      auto traffic =
+          count_traffic(*cluster.paths, c.tree, cluster.placement, routing_of(cluster), cluster.domains.get());
       ASSERT_TRUE(traffic.ok()) << traffic.status().message();
       std::vector<uint64_t> rows(c.tree.depth(), 0), sent(cluster.n(), 0);
       for (uint32_t r = 0; r < cluster.n(); ++r) {
         std::vector<LevelCount> counts;
-        count_rows(*cluster.paths, c.tree, cluster.placement, r, cluster.own[r], counts);
+        count_rows(*cluster.paths, c.tree, cluster.seen[r], r, cluster.own[r], counts);
         for (uint32_t l = 0; l < c.tree.depth(); ++l) rows[l] += counts[l].rows;
       }
       EXPECT_EQ(traffic->level_rows, rows) << named.name << " " << a.name();

@@ -109,6 +109,23 @@ TEST(Simulate, PricesCollectivesWithSharedUplinks) {
   EXPECT_LT(t["hier"], t["flat"]);
 }
 
+TEST(Simulate, DomainsOverDataCentresKeepTokensOffTheSlowLinks) {
+  moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+  c.topology = "dc:2(bw=100MB/s,lat=50us) gpu:4(bw=10GB/s,lat=1us)";
+  c.tokens_per_rank = 64;
+  c.n_experts = 16;
+  c.top_k = 2;
+  const double plain = times(c)["hier:2"];
+  const int32_t domain[2] = {2, 1};
+  c.domain = domain;
+  c.n_levels = 2;
+  std::map<std::string, double> t = times(c);
+  EXPECT_LT(10 * t["hier:2"], plain);
+  EXPECT_EQ(t.count("2dh"), 0u);
+  c.n_levels = 1;
+  EXPECT_NE(simulate(c).status().message().find("domain has 1 sizes"), std::string::npos);
+}
+
 TEST(Simulate, RefusesWhatItCannotRead) {
   moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
   const auto message = [&] { return simulate(c).status().message(); };
