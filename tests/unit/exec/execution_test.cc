@@ -35,6 +35,8 @@ int64_t expected(const plan::Shape& s, uint32_t rank, uint64_t i) {
       return input_value(s.root, i);
     case moecclOpScatter:
       return input_value(s.root, rank * s.count + i);
+    case moecclOpTensorAllToAll:  // a flat tree is one group, whose ranks hold the same
+      return input_value(0, i);
     case moecclOpAllGather:
     case moecclOpGather:
       return input_value(static_cast<uint32_t>(block), at);
@@ -52,7 +54,7 @@ void run_algorithm(Fabrics& fabrics, const algo::Algorithm& a, const plan::Shape
   fabrics.run([&](uint32_t rank, Fabric& f) {
     std::vector<int64_t> in(plan::in_blocks(shape.op, shape.n_ranks) * shape.count);
     std::vector<int64_t> out(plan::out_blocks(shape.op, shape.n_ranks) * shape.count, -1);
-    for (uint64_t i = 0; i < in.size(); ++i) in[i] = input_value(rank, i);
+    for (uint64_t i = 0; i < in.size(); ++i) in[i] = input_value(shape.op == moecclOpTensorAllToAll ? 0 : rank, i);
     Operation op;
     op.signature = {shape.op, moecclInt64, moecclSum, shape.root, shape.count, plan.hash};
     op.choice = {&plan.programs[rank], plan.chunking, a.name, plan.hash};
