@@ -158,6 +158,7 @@ struct Gate {
 // clusters share, a small one of each cluster's own, and noise, which no model can learn (the floor of the loss).
 class Task {
  public:
+  static constexpr float kNoise = 1.5f;
   void sample(uint64_t step, uint64_t number, float* a, float* y) const {
     Random random(step * 100003 + number * 7 + 5);
     const size_t liked = random.next() % kExperts;
@@ -169,20 +170,20 @@ class Task {
       for (float& v : inner) v = v > 0 ? v : 0;
       multiply(inner, v_.data(), y, 1, kInner, kOut);
       multiply(a, &own_[cluster * kHidden * kOut], own, 1, kHidden, kOut);
-      for (int i = 0; i < kOut; i++) y[i] += own[i] + random.normal();
+      for (int i = 0; i < kOut; i++) y[i] += own[i] + kNoise * random.normal();
     }
   }
 
  private:
-  Floats centre_ = random_matrix(kExperts * kHidden, 0.7f, 11);
+  Floats centre_ = random_matrix(kExperts * kHidden, 0.3f, 11);
   Floats u_ = random_matrix(kHidden * kInner, 0.35f, 12), v_ = random_matrix(kInner * kOut, 0.25f, 13);
-  Floats own_ = random_matrix(kExperts * kHidden * kOut, 0.03f, 14);
+  Floats own_ = random_matrix(kExperts * kHidden * kOut, 0.02f, 14);
 };
 
 // Experts start from one another's copy with a little noise, as when a dense model is made a sparse one.
 inline Floats initial_expert(int e) {
   Floats w = random_matrix(kExpertSize, 0.2f, 21);
-  const Floats noise = random_matrix(kExpertSize, 0.01f, 100 + static_cast<uint64_t>(e));
+  const Floats noise = random_matrix(kExpertSize, 0.005f, 100 + static_cast<uint64_t>(e));
   for (size_t i = 0; i < w.size(); i++) w[i] += noise[i];
   return w;
 }

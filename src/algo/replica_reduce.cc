@@ -82,7 +82,7 @@ ReplicaReduce::ReplicaReduce(const ReplicaPlacement& placement, const Shape& sha
   }
   // Three rotations: one chunk is given away while one is summed and one is copied out.
   layout_ = {*std::max_element(used.begin(), used.end()), 3};
-  if (kind == ReduceKind::kDirect) layout_ = {1, 1};
+  if (kind == ReduceKind::kDirect) layout_ = {};
 }
 
 // Own sum, result; between groups: the group's sum and the other groups' sums; contributions where nobody can read.
@@ -340,11 +340,13 @@ struct ReplicaReduce::Writer {
     std::vector<Ref> inputs;
     for (const ExpertHost* host : o.group->members)
       for (const uint32_t s : host->slots) inputs.push_back(cut(in(host->rank, s), o, p));
-    const Ref result = cut(slot(me, 0), o, p);
+    // The host executor joins the sum and its moves: each element is read once and written once to each replica.
+    const Ref result = cut(out(me, o.host->slots[0]), o, p);
     b.reduce(result, inputs, true, true);
     if (r.average_) b.divide(o.expert->n_replicas);
     for (const ExpertHost* host : o.group->members)
       for (const uint32_t s : host->slots) {
+        if (host->rank == me && s == o.host->slots[0]) continue;
         const Ref to = cut(out(host->rank, s), o, p);
         if (host->rank == me) {
           b.copy(to, result);

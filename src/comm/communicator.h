@@ -50,6 +50,8 @@ class Communicator {
   exec::Fabric& fabric() { return *fabric_; }
   Selector& selector() { return *selector_; }
   const Selector& selector() const { return *selector_; }
+  // What the last AllReduce over replicas ran, for a call with the same placement (expert_calls.cc).
+  std::shared_ptr<const void>& kept_expert_plan() { return kept_expert_plan_; }
   // Forces an algorithm for host and CUDA memory alike.
   Status force(moecclOp_t op, const std::string& algorithm);
 
@@ -148,6 +150,7 @@ class Communicator {
   std::unique_ptr<CudaSide> cuda_;
   std::string why_no_cuda_;
   std::unique_ptr<Selector> selector_;
+  std::shared_ptr<const void> kept_expert_plan_;
 
   Turns turns_;
   exec::Operation operation_;

@@ -95,22 +95,66 @@ Status build_reduce(Communicator& comm, const ExpertCall& call, const Checked& c
   return {};
 }
 
-Status prepare_reduce(Communicator& comm, const ExpertCall& call, const Checked& c, exec::Operation& op,
-                      Prepared& prepared) {
-  const uint64_t bytes = c.placement.n_slots(comm.rank()) * call.count * c.element_bytes;
-  MOECCL_TRY(check_buffers(call, bytes, bytes));
-  MOECCL_TRY(build_reduce(comm, call, c, false, prepared.program, op.choice));
-  op.signature.plan = op.choice.plan_hash;
-  op.binding.count = call.count;
-  op.signature.reduce = static_cast<uint8_t>(call.reduce);
+// All that a plan of AllReduce follows from, and the plan. Between steps a placement often stays, and the plans of many
+// experts take longer to build than small ones take to run.
+struct Kept {
+  uint32_t n_experts = 0, element_bytes = 1;
+  std::vector<uint32_t> first_slot;
+  std::vector<int32_t> slot_expert;
+  size_t count = 0;
+  moecclRedOp_t reduce = moecclSum;
+  std::string forced;
+  bool asks_reach = false;
+  uint64_t staging_bytes = 0;
+  Prepared prepared;
+  exec::Choice choice;
+  bool asks = false;  // for the peers' buffers, before it chooses
+
+  bool serves(const Kept& o) const {
+    return n_experts == o.n_experts && element_bytes == o.element_bytes && count == o.count && reduce == o.reduce &&
+           asks_reach == o.asks_reach && staging_bytes == o.staging_bytes && slot_expert == o.slot_expert &&
+           first_slot == o.first_slot && forced == o.forced;
+  }
+};
+
+Status build_kept(Communicator& comm, const ExpertCall& call, const Checked& c, Kept& kept) {
+  Prepared& prepared = kept.prepared;
+  MOECCL_TRY(build_reduce(comm, call, c, false, prepared.program, kept.choice));
   // Asking costs one more synchronisation (docs/decisions.md, the same bound as for AllReduce).
   constexpr uint64_t kAskReachBytes = 256 << 10;
   const uint64_t most_bytes = c.placement.most_slots() * call.count * c.element_bytes;
-  const bool open = comm.selector().forced(moecclOpExpertAllReduce).empty();
-  if (!open || !comm.selector().asks_reach() || most_bytes < kAskReachBytes || comm.n_ranks() == 1) return {};
-  MOECCL_TRY(build_reduce(comm, call, c, true, prepared.reachable, prepared.if_reachable));
-  op.if_reachable = &prepared.if_reachable;
-  op.signature.plan = hash_combine(op.signature.plan, prepared.if_reachable.plan_hash);
+  if (!kept.forced.empty() || !kept.asks_reach || most_bytes < kAskReachBytes || comm.n_ranks() == 1) return {};
+  kept.asks = true;
+  return build_reduce(comm, call, c, true, prepared.reachable, prepared.if_reachable);
+}
+
+Status prepare_reduce(Communicator& comm, const ExpertCall& call, const Checked& c, exec::Operation& op) {
+  const uint64_t bytes = c.placement.n_slots(comm.rank()) * call.count * c.element_bytes;
+  MOECCL_TRY(check_buffers(call, bytes, bytes));
+  auto fresh = std::make_shared<Kept>();
+  fresh->n_experts = c.placement.n_experts;
+  fresh->element_bytes = c.element_bytes;
+  fresh->first_slot = c.placement.first_slot;
+  fresh->slot_expert = c.placement.slot_expert;
+  fresh->count = call.count;
+  fresh->reduce = call.reduce;
+  fresh->forced = comm.selector().forced(moecclOpExpertAllReduce);
+  fresh->asks_reach = comm.selector().asks_reach();
+  fresh->staging_bytes = comm.operation_staging_bytes();
+  auto kept = std::static_pointer_cast<const Kept>(comm.kept_expert_plan());
+  if (kept == nullptr || !kept->serves(*fresh)) {
+    MOECCL_TRY(build_kept(comm, call, c, *fresh));
+    comm.kept_expert_plan() = kept = std::move(fresh);
+  }
+  op.choice = kept->choice;
+  op.signature.plan = kept->choice.plan_hash;
+  op.signature.reduce = static_cast<uint8_t>(call.reduce);
+  op.binding.count = call.count;
+  if (kept->asks) {
+    op.if_reachable = &kept->prepared.if_reachable;
+    op.signature.plan = hash_combine(op.signature.plan, kept->prepared.if_reachable.plan_hash);
+  }
+  op.keep = std::move(kept);
   return {};
 }
 
@@ -162,17 +206,20 @@ Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Ope
                  "{}: a buffer is CUDA memory, which this operation does not take yet: give host memory",
                  exec::op_name(call.op));
   }
-  auto prepared = std::make_shared<Prepared>();
   op.signature.op = call.op;
   op.priority = comm.priority_of(call.op);
   op.signature.type = call.type;
   op.signature.count = call.count;
-  MOECCL_TRY(call.op == moecclOpExpertAllReduce ? prepare_reduce(comm, call, checked, op, *prepared)
-                                                : prepare_move(comm, call, checked, op, *prepared));
+  if (call.op == moecclOpExpertAllReduce) {
+    MOECCL_TRY(prepare_reduce(comm, call, checked, op));
+  } else {
+    auto prepared = std::make_shared<Prepared>();
+    MOECCL_TRY(prepare_move(comm, call, checked, op, *prepared));
+    op.keep = std::move(prepared);
+  }
   op.input = call.in;
   op.output = call.out;
   op.element_bytes = checked.element_bytes;
-  op.keep = std::move(prepared);
   return {};
 }
 

@@ -189,7 +189,10 @@ TEST(ReplicaReduce, LosesItsProofWithoutAnyOneStep) {
     const plan::Shape shape = shape_of(c);
     const ReplicaReduce reduce(placement, shape, tree, kind, true);
     const plan::Plan whole = reduce.build_all();
-    ASSERT_GT(whole.chunking.n_chunks, 3u);
+    // "direct" has no staging to bound its chunks; its signals frame all of them.
+    if (kind != kKinds[0]) {
+      ASSERT_GT(whole.chunking.n_chunks, 3u);
+    }
     const plan::BlockExpectation expected = expectation(placement, true);
     const std::vector<plan::Binding> bindings = plan::uniform_bindings(whole);
     for (uint32_t r = 0; r < 4; ++r)
