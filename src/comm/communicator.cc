@@ -48,6 +48,10 @@ Communicator::Communicator(Membership m)
   fabric_->priority.store(config_.priority, std::memory_order_relaxed);
   plan::Profile profile;
   profile.cores = m.cores;
+  profile.host_level = m.host_level;
+  if (m.host_level >= 0) {  // a profile's cores are those of one host
+    profile.cores = std::max(1u, m.cores / m.tree.levels[static_cast<size_t>(m.host_level)].n_groups);
+  }
   selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach, m.reach.staging,
                                          config_.deterministic, fabric_->half_bytes, profile);
   fabric_->outboxes.resize(n_ranks_);

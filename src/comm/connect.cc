@@ -215,6 +215,7 @@ class Connector {
     if (config_.topology.empty()) {
       m_.tree = plan::LevelTree::flat(n_);
       if (hosts_->n() > 1) {
+        m_.host_level = 0;
         m_.tree.levels.insert(m_.tree.levels.begin(), plan::Level{"node", node_link_, hosts_->host_of, hosts_->n()});
       }
       return m_.tree.validate();

@@ -334,12 +334,4 @@ Status set_lost_after(int fd, int64_t timeout_ms) {
   return {};
 }
 
-int64_t unacknowledged_ms(int fd) {
-  tcp_info info = {};
-  socklen_t length = sizeof(info);
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
-  if (info.tcpi_unacked == 0 && info.tcpi_probes == 0) return 0;
-  return std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv);
-}
-
 }  // namespace moeccl::driver

@@ -98,6 +98,9 @@ Status set_congestion_control(int fd, const std::string& name);
 // A connected TCP socket gives up when the peer's host has acknowledged nothing for `timeout_ms`, whether data is under
 // way (TCP_USER_TIMEOUT) or not (keep-alive probes): reads and writes then fail as RemoteError.
 Status set_lost_after(int fd, int64_t timeout_ms);
+// Microseconds that packets of a connected TCP socket wait in queues on their way, by the kernel's smoothed figure; 0
+// where it does not tell.
+int64_t queue_delay_us(int fd);
 // For how long a connected TCP socket has had no acknowledgement while it waited for one, of data or of a keep-alive
 // probe; 0: it waits for none, or the kernel does not tell.
 int64_t unacknowledged_ms(int fd);

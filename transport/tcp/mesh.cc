@@ -13,22 +13,13 @@ namespace {
 
 // Where there is another way, one that does not answer is given up after this.
 constexpr int64_t kTryRailMs = 3000;
-// BBR, the default of some systems, paces each connection by the share of the line that it had before. The connections
-// of a collective begin and end together: the last of them would go on at their shares while the line is idle
-// (docs/decisions.md).
-constexpr const char* kCongestion = "cubic";
-
 }  // namespace
 
 Status prepare(int fd, const MeshOptions& options) {
   MOECCL_TRY(driver::set_no_delay(fd));
   MOECCL_TRY(driver::set_lost_after(fd, options.lost_after_ms));
-  if (options.congestion == "system") return {};
-  if (!options.congestion.empty()) {
-    return driver::set_congestion_control(fd, options.congestion).with_context("MOECCL_SOCKET_CONGESTION");
-  }
-  (void)driver::set_congestion_control(fd, kCongestion);
-  return {};
+  if (options.congestion.empty() || options.congestion == "system") return {};
+  return driver::set_congestion_control(fd, options.congestion).with_context("MOECCL_SOCKET_CONGESTION");
 }
 
 Result<std::unique_ptr<Mesh>> Mesh::listen(const MeshOptions& options, std::vector<Nic> nics) {
@@ -127,6 +118,7 @@ Result<std::vector<TcpPeer>> Mesh::connect(const std::map<uint32_t, std::vector<
   MOECCL_TRY(connected);
   MOECCL_TRY(accepted);
   for (TcpPeer& p : acceptor.take()) made.push_back(std::move(p));
+  for (TcpPeer& p : made) p.may_change_congestion = options_.congestion.empty();
   listeners_.clear();
   return made;
 }

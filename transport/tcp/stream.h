@@ -33,6 +33,7 @@ class Stream {
   bool has_output() const { return send_begin_ < send_end_ || payload_left_ > 0; }
   // Sends until all is gone or the socket is full. Returns how many bytes went.
   Result<size_t> flush();
+  uint32_t queues_seen = 0;  // the owner's
   bool full = false;  // the socket took no more; set by flush(), cleared by the owner when it can be written again
 
   // --- Receiving ---

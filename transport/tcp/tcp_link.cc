@@ -15,6 +15,14 @@ constexpr size_t kPiece = 128 << 10;
 // Bytes that one link may take before others have their turn.
 constexpr size_t kTurnBytes = 1 << 20;
 
+// BBR, the default of some systems, paces each connection by the share of the line that it had before. The connections
+// of a collective begin and end together: the last of them would go on at their shares while the line is idle. So where
+// a queue says that the line is the limit, connections change to cubic. On a faster network than that cubic would be
+// the slower one: it stops doubling its window when a microsecond more makes it see a queue (docs/decisions.md).
+constexpr const char* kForQueues = "cubic";
+constexpr int64_t kQueueUs = 500;
+constexpr uint32_t kLooks = 2;  // so often in a row, each time that the socket is full
+
 Status protocol_error(uint32_t rank, const char* what) {
   return error(moecclRemoteError, "rank {} sent {}: do all ranks run the same MoECCL?", rank, what);
 }
@@ -124,6 +132,9 @@ Result<PutState> TcpLink::put(uint64_t offset, const void* src, size_t bytes) {
     }
   }
   if (down_ || !assign_pieces(&moved)) return PutState::kDone;
+  if (peer_.may_change_congestion) {
+    for (Stream& s : peer_.streams) look_at_queue(s);
+  }
   const bool open =
       std::any_of(peer_.streams.begin(), peer_.streams.end(), [](const Stream& s) { return s.payload_left() > 0; });
   if (!open && put_.assigned == put_.bytes) {
@@ -132,6 +143,14 @@ Result<PutState> TcpLink::put(uint64_t offset, const void* src, size_t bytes) {
     return PutState::kDone;
   }
   return moved > 0 ? PutState::kMoved : PutState::kFull;
+}
+
+void TcpLink::look_at_queue(Stream& s) {
+  if (!s.full) return;
+  s.queues_seen = driver::queue_delay_us(s.fd()) < kQueueUs ? 0 : s.queues_seen + 1;
+  if (s.queues_seen != kLooks) return;
+  (void)driver::set_congestion_control(s.fd(), kForQueues);
+  peer_.may_change_congestion = peer_.streams.size() > 1;
 }
 
 Status TcpLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {

@@ -22,6 +22,7 @@ struct TcpPeer {
   uint32_t rank = 0;
   std::string where;  // "10.0.0.2:4711", for messages
   std::vector<Stream> streams;
+  bool may_change_congestion = false;  // MOECCL_SOCKET_CONGESTION does not say which
 };
 
 class TcpLink final : public Link {
@@ -69,6 +70,7 @@ class TcpLink final : public Link {
   bool assign_pieces(size_t* moved);
   size_t next_stream() const;
   bool wants_turn() const;  // it could go on without a new event
+  void look_at_queue(Stream& s);
 
   LocalMemory own_;
   TcpPeer peer_;
