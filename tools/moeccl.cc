@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/moeccl_calibrate.h"
 #include "tools/moeccl_simulate.h"
 #include "tools/moeccl_topo.h"
 #include "tools/solve.h"
@@ -117,6 +118,7 @@ int main(int argc, char** argv) {
   std::function<void()> solve;
   tools::add_solve(app, solve);
   const CLI::App* simulate = add_simulate(app);
+  const CLI::App* calibrate = add_calibrate(app);
 
   CLI11_PARSE(app, argc, argv);
   if (*topo) return run_topo();
@@ -126,6 +128,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (*simulate) return run_simulate();
+  if (*calibrate) return run_calibrate();
   if (*version) {
     int number = 0;
     if (moecclGetVersion(&number) != moecclSuccess) return fail("version");

@@ -195,7 +195,7 @@ Findings gpus(const Graph& graph, const HostLimits& l) {
 std::string pairs_text(const DoctorFacts& facts) {
   const Graph& graph = facts.discovery->graph;
   const std::vector<Seat> seats = default_seats(graph, 0, facts.n_ranks);
-  if (seats.size() < 2) return "  one rank: no pairs\n";
+  if (seats.size() < 2) return "  one rank: no pairs here\n";
   if (seats.size() > 1024) return "  more than 1024 ranks on one host: not listed\n";
   const auto islands = nvlink_islands(graph);
   const auto all = graph.of_kind(NodeKind::kGpu);
@@ -210,7 +210,7 @@ std::string pairs_text(const DoctorFacts& facts) {
   for (size_t a = 0; a < seats.size(); ++a)
     for (size_t b = a + 1; b < seats.size(); ++b) {
       PairFacts pair;
-      pair.reads_allowed = facts.limits->cma.ok() && !facts.reads_disabled;
+      pair.path.reads_allowed = facts.limits->cma.ok() && !facts.reads_disabled;
       const auto x = island_of.find(seats[a].node), y = island_of.find(seats[b].node);
       pair.gpus = x != island_of.end() && y != island_of.end();
       pair.same_gpu = pair.gpus && seats[a].node == seats[b].node;
@@ -239,15 +239,23 @@ std::string pairs_text(const DoctorFacts& facts) {
 
 TransportChoice choose_transport(const PairFacts& facts) {
   TransportChoice choice;
-  if (facts.same_process) {
-    choice.transport = "direct access: threads of one process";
-  } else if (facts.reads_allowed) {
-    choice.transport = "shared memory, and process_vm_readv for private buffers (one copy)";
-    choice.why_not_better = "only ranks that are threads of one process, or buffers of moecclMemAlloc, need no copy";
-  } else {
-    choice.transport = "shared memory with staging (two copies)";
-    choice.why_not_better =
-        "process_vm_readv is not allowed, see limits; buffers of moecclMemAlloc are reached without it";
+  switch (path_between(facts.path)) {
+    case PairPath::kThreads:
+      choice.transport = "direct access: threads of one process";
+      break;
+    case PairPath::kReads:
+      choice.transport = "shared memory, and process_vm_readv for private buffers (one copy)";
+      choice.why_not_better = "only ranks that are threads of one process, or buffers of moecclMemAlloc, need no copy";
+      break;
+    case PairPath::kStaging:
+      choice.transport = "shared memory with staging (two copies)";
+      choice.why_not_better =
+          "process_vm_readv is not allowed, see limits; buffers of moecclMemAlloc are reached without it";
+      break;
+    case PairPath::kTcp:
+      choice.transport = "TCP";
+      choice.why_not_better = "they are on different hosts, and there is no RDMA transport yet";
+      break;
   }
   if (!facts.gpus) return choice;
   choice.transport += "; GPU buffers pass through the host";
@@ -291,6 +299,14 @@ std::string doctor_page(const DoctorFacts& facts) {
   }
   text += format("transports of {} ranks, a process each\n", default_seats(graph, 0, facts.n_ranks).size());
   text += pairs_text(facts);
+  const TransportChoice away = choose_transport({.path = {.same_host = false}});
+  if (facts.interfaces.ok()) {
+    const std::string over = facts.interfaces->empty() ? "" : " over " + *facts.interfaces;
+    text += format("  ranks of other hosts: {}{}\n        not better because {}\n", away.transport, over,
+                   away.why_not_better);
+  } else {
+    text += format("  ranks of other hosts: none can be reached: {}\n", facts.interfaces.status().message());
+  }
   text += format("{} problem{}, {} note{}\n", n_problems, n_problems == 1 ? "" : "s", n_notes, n_notes == 1 ? "" : "s");
   return text;
 }

@@ -7,6 +7,7 @@
 
 #include "src/driver/limits.h"
 #include "topology/discover.h"
+#include "topology/pair_path.h"
 
 namespace moeccl::topology {
 
@@ -19,18 +20,17 @@ struct Finding {
   std::string fix;  // what to do; "" when nothing
 };
 
-// What a pair of ranks of one host have in common.
+// What a pair of ranks have in common.
 struct PairFacts {
-  bool same_process = false;
-  bool reads_allowed = false;  // process_vm_readv
-  bool gpus = false;           // both sit on GPUs
+  PathFacts path;
+  bool gpus = false;  // both sit on GPUs
   bool nvlink = false, peer_access = false, same_gpu = false;
 };
 struct TransportChoice {
   std::string transport;
   std::string why_not_better;  // "" when there is no better one here
 };
-// The rule by which src/comm/connect.cc chooses, in words.
+// path_between() in words.
 TransportChoice choose_transport(const PairFacts& facts);
 
 struct DoctorFacts {
@@ -38,6 +38,9 @@ struct DoctorFacts {
   const driver::HostLimits* limits = nullptr;
   uint32_t n_ranks = 0;         // 0: one for each GPU, or each core
   bool reads_disabled = false;  // MOECCL_NO_CMA=1
+  // Over which interfaces TCP would go to ranks of other hosts, "eth0 10.0.0.5 (25 Gbit/s)"; failed: why there are
+  // none.
+  Result<std::string> interfaces = std::string();
 };
 std::vector<Finding> examine(const DoctorFacts& facts);
 std::string doctor_page(const DoctorFacts& facts);

@@ -36,8 +36,10 @@ struct alignas(kLine) Entry {
   std::atomic<uint64_t> plan;   // hash of the plan, or of the set among which the operation still chooses
   std::atomic<uint64_t> input;  // offset in the symmetric heap when the signature's flag says so, else address
   std::atomic<uint64_t> output;
-  std::atomic<uint64_t> max_block;  // AllToAllv: largest block sent or received, elements
-  std::atomic<uint64_t> history;    // hash of this and all earlier operations
+  // AllToAllv: largest block sent or received, elements. Else what the operation before took on this rank, ns; 0: not
+  // told.
+  std::atomic<uint64_t> max_block;
+  std::atomic<uint64_t> history;  // hash of this and all earlier operations
 };
 static_assert(sizeof(Entry) == kLine);
 inline constexpr uint32_t kEntries = 4;

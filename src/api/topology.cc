@@ -5,6 +5,7 @@
 
 #include "src/api/convert.h"
 #include "src/base/env.h"
+#include "src/driver/interface.h"
 #include "src/driver/limits.h"
 #include "topology/discover.h"
 #include "topology/doctor.h"
@@ -13,6 +14,7 @@
 #include "topology/synthetic.h"
 #include "topology/text.h"
 #include "topology/tree.h"
+#include "transport/tcp/rails.h"
 
 using namespace moeccl;
 
@@ -53,6 +55,20 @@ Result<std::string> describe(const std::string& source, int wanted) {
   }
 }
 
+// As src/comm/network.cc takes them.
+Result<std::string> tcp_interfaces() {
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> all, driver::interfaces());
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<transport::tcp::Nic> nics,
+                          transport::tcp::choose_nics(all, env().socket_ifname));
+  std::string text;
+  for (const transport::tcp::Nic& n : nics) {
+    const std::string rate = n.mbit_per_s > 0 ? format("{:g} Gbit/s", static_cast<double>(n.mbit_per_s) / 1e3)
+                                              : std::string("rate not known");
+    text += format("{}{} ({})", text.empty() ? "" : ", ", n.name, rate);
+  }
+  return text;
+}
+
 Status doctor(int n_ranks, std::string* page, int* n_bad) {
   if (n_ranks < 0 || n_ranks > 65536)
     return error(moecclInvalidArgument, "n_ranks is {}: give 0 for the usual number, or 1 to 65536", n_ranks);
@@ -60,7 +76,7 @@ Status doctor(int n_ranks, std::string* page, int* n_bad) {
   sources.cuda = true;
   MOECCL_ASSIGN_OR_RETURN(const topology::Discovery found, topology::discover(sources));
   const driver::HostLimits limits = driver::host_limits();
-  const topology::DoctorFacts facts{&found, &limits, static_cast<uint32_t>(n_ranks), env().no_cma};
+  const topology::DoctorFacts facts{&found, &limits, static_cast<uint32_t>(n_ranks), env().no_cma, tcp_interfaces()};
   *page = topology::doctor_page(facts);
   const auto findings = topology::examine(facts);
   if (n_bad != nullptr)

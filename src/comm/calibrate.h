@@ -11,8 +11,8 @@ namespace moeccl::comm {
 struct CalibrateOptions {
   double budget_ms = 20'000;       // no measurement begins after it, on rank 0's clock
   uint64_t max_bytes = 16u << 20;  // of the larger of an operation's send and receive buffers
-  double batch_ms = 2;             // operations are timed in batches of about this length
-  int n_batches = 5;               // whose median counts
+  double batch_ms = 1.5;           // operations are timed in batches of about this length
+  int n_batches = 7;               // whose median counts
 };
 
 // Collective, blocks. Coarse sizes come first, so that a small budget still covers every algorithm. The profile is the

@@ -148,7 +148,18 @@ void Communicator::attach(exec::Operation& op, const std::shared_ptr<CachedPlan>
   op.scaled = scaled;
   op.priority = priority_of(op.signature.op);
   op.measured = &cached->measured;
+  op.epoch = op.cuda ? 0 : cached->epoch;
   if (op.keep != cached) op.keep = cached;
+}
+
+Status Communicator::refresh(exec::Operation& op) {
+  if (op.epoch == 0 || op.epoch == selector_->epoch()) return {};
+  const PlanKey key{op.signature.op,    op.signature.root,
+                    op.signature.count, static_cast<uint32_t>(op.element_bytes),
+                    op.scaled,          static_cast<const CachedPlan*>(op.keep.get())->in_place};
+  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> chosen, selector_->choose_again(key));
+  attach(op, chosen, op.signature.root, op.scaled);
+  return {};
 }
 
 Status Communicator::run_message(const exec::Message& message) {
@@ -164,7 +175,8 @@ Status Communicator::run_message(const exec::Message& message) {
   return status;
 }
 
-Status Communicator::run(const exec::Operation& op) {
+Status Communicator::run(exec::Operation& op) {
+  MOECCL_TRY(refresh(op));
   const auto drive = [](exec::Task&& task) {
     exec::Task* one = &task;
     return exec::drive({&one, 1});
@@ -195,14 +207,14 @@ std::unique_ptr<exec::Task> Communicator::task_of(const exec::Operation& op, uin
   return std::make_unique<exec::Execution>(fabric, op);
 }
 
-Status Communicator::run_timed(const exec::Operation& op, double* measured_us) {
+Status Communicator::run_timed(exec::Operation& op, double* measured_us) {
   const int64_t start = now_ns();
   Status s = run(op);
   if (measured_us != nullptr) *measured_us = static_cast<double>(now_ns() - start) / 1e3;
   return s;
 }
 
-Status Communicator::run_in_turn(uint64_t ticket, const exec::Operation& op, double* measured_us) {
+Status Communicator::run_in_turn(uint64_t ticket, exec::Operation& op, double* measured_us) {
   MOECCL_TRY(wait_turn(ticket));
   Status status = usable();
   if (status.ok()) status = measured_us == nullptr ? run(op) : run_timed(op, measured_us);

@@ -105,12 +105,15 @@ class Communicator {
   void attach(exec::Operation& op, const std::shared_ptr<CachedPlan>& cached, uint32_t root, bool scaled) const;
   // Sends or receives in its turn.
   Status run_message(const exec::Message& message);
+  // Before an operation runs, in its turn: makes its choice again when the profile was corrected since. All ranks have
+  // corrected it after the same operations, and so all choose alike.
+  Status refresh(exec::Operation& op);
   // Runs a prepared operation on this thread, when its turn has come.
-  Status run(const exec::Operation& op);
+  Status run(exec::Operation& op);
   // Waits for the ticket's turn, runs, keeps the sentence of a failure, and gives the turn on.
-  Status run_in_turn(uint64_t ticket, const exec::Operation& op, double* measured_us = nullptr);
+  Status run_in_turn(uint64_t ticket, exec::Operation& op, double* measured_us = nullptr);
   // The same as run() with its time on this rank; measured_us may be null.
-  Status run_timed(const exec::Operation& op, double* measured_us);
+  Status run_timed(exec::Operation& op, double* measured_us);
 
   // Operations run in the order in which their calls were made, whatever stream they are on.
   uint64_t take_ticket(bool watches = false) { return turns_.take(watches); }

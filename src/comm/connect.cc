@@ -25,6 +25,7 @@
 #include "src/comm/network.h"
 #include "src/driver/process.h"
 #include "topology/discover.h"
+#include "topology/pair_path.h"
 #include "transport/paced/paced_link.h"
 #include "transport/shm/shm_link.h"
 
@@ -83,6 +84,8 @@ struct Introduction {
   uint64_t heap_bytes = 0;
   uint64_t probe_address = 0, probe_value = 0;
   driver::CoreSet cores{};
+  bool has_profile = !env().profile.empty();  // what its file says is compared when it has been read
+  int64_t calibrate_ms = env().calibrate_ms;
   Config config;
 
   std::vector<std::byte> encode() const {
@@ -94,6 +97,8 @@ struct Introduction {
     out.u64(probe_address);
     out.u64(probe_value);
     for (const uint64_t word : cores) out.u64(word);
+    out.u8(has_profile);
+    out.u64(static_cast<uint64_t>(calibrate_ms));
     config.write_agreed(out);
     return out.take();
   }
@@ -107,6 +112,8 @@ struct Introduction {
     i.probe_address = in.u64();
     i.probe_value = in.u64();
     for (uint64_t& word : i.cores) word = in.u64();
+    i.has_profile = in.u8() != 0;
+    i.calibrate_ms = static_cast<int64_t>(in.u64());
     i.config = Config::read_agreed(in);
     if (!in.done()) return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
     return i;
@@ -194,6 +201,11 @@ class Connector {
       if (const std::string d = all_[r].config.difference(all_[0].config); !d.empty()) {
         return error(moecclMismatch, "ranks 0 and {} disagree on the configuration's {}", r, d);
       }
+      if (all_[r].has_profile != all_[0].has_profile)
+        return error(moecclMismatch, "ranks 0 and {} disagree on MOECCL_PROFILE: set it on all ranks or on none", r);
+      if (!all_[r].has_profile && all_[r].calibrate_ms != all_[0].calibrate_ms)
+        return error(moecclMismatch, "ranks 0 and {} disagree on MOECCL_CALIBRATE ({} and {} ms)", r,
+                     all_[0].calibrate_ms, all_[r].calibrate_ms);
       // The first rank of a process is its leader. Of this host's only: others are reached by their links alone.
       if (hosts_->together(r, rank_)) processes_.emplace(all_[r].process, r);
     }
@@ -316,12 +328,10 @@ class Connector {
     const auto mine = static_cast<std::byte>(all);
     MOECCL_ASSIGN_OR_RETURN(const auto answers, session_->all_gather({&mine, 1}, deadline_));
     for (const auto& a : answers) all = all && a.size() == 1 && a[0] == std::byte{1};
-    const bool one_process = processes_.size() == 1;
-    const bool mapped = hosts_->n() == 1 && !config_.pace;
-    m_.reach.staging = mapped;
-    m_.reach.views = one_process && mapped;
-    m_.reach.reads = (one_process || all) && mapped;
-    m_.heap_reach = !one_process && mapped;
+    // `processes_` counts those of this host.
+    const topology::PathFacts facts{hosts_->n() == 1, processes_.size() == 1, all, config_.pace};
+    m_.reach = topology::reach_of_all(facts);
+    m_.heap_reach = topology::heap_reaches_further(facts);
     can_read_ = all;
     return {};
   }
@@ -374,7 +384,7 @@ class Connector {
       peer.segment = segments_[r];
       peer.same_process = same_process(r);
       peer.pid = all_[r].pid;
-      peer.can_read = can_read_ && !peer.same_process;
+      peer.can_read = topology::path_between({true, peer.same_process, can_read_}) == topology::PairPath::kReads;
       if (!peer.same_process) {
         peer.heap = ProcessTable::get().find_heap(all_[r].process);
         peer.heap_bytes = peer.heap != nullptr ? all_[r].heap_bytes : 0;

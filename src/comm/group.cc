@@ -14,12 +14,14 @@ namespace {
 // The collectives of one communicator in a batch: one after another.
 class ChainTask final : public exec::Task {
  public:
-  ChainTask(Communicator& comm, bool on_device, std::vector<const exec::Operation*> operations)
+  ChainTask(Communicator& comm, bool on_device, std::vector<exec::Operation*> operations)
       : Task(comm.fabric_for(on_device)), comm_(comm), operations_(std::move(operations)) {}
 
   exec::Progress poll() override {
     if (running_ == nullptr) {
-      running_ = comm_.task_of(*operations_[next_]);
+      exec::Operation& op = *operations_[next_];
+      if (Status s = comm_.refresh(op); !s.ok()) return fail(std::move(s));
+      running_ = comm_.task_of(op);
       ++next_;
     }
     const exec::Progress p = running_->poll();
@@ -47,7 +49,7 @@ class ChainTask final : public exec::Task {
       if (operations_[next_]->walk) comm_.cuda()->walk()->walker().promised.fetch_sub(1, std::memory_order_release);
   }
   Communicator& comm_;
-  std::vector<const exec::Operation*> operations_;
+  std::vector<exec::Operation*> operations_;
   size_t next_ = 0;
   std::unique_ptr<exec::Task> running_;
 };
@@ -151,7 +153,7 @@ Status run(const Batch& batch) {
     std::vector<std::unique_ptr<exec::Task>> tasks;
     // Operations on host memory and on CUDA memory are two chains.
     using Key = std::pair<Communicator*, bool>;
-    std::vector<std::pair<Key, std::vector<const exec::Operation*>>> chains;
+    std::vector<std::pair<Key, std::vector<exec::Operation*>>> chains;
     for (const Call& c : batch.calls) {
       if (c.operation == nullptr) continue;
       const Key key{c.comm, c.operation->cuda};

@@ -14,7 +14,12 @@ namespace {
 // Asking whether all buffers can be reached costs one more synchronisation; from this size on what it may save is more
 // (docs/decisions.md).
 constexpr uint64_t kAskReachBytes = 256 << 10;
-constexpr size_t kMostPlans = 1024;
+constexpr size_t kMostPlans = 1024, kMostChoices = 4096;
+// Of an AllToAllv only its ranks know the sizes: the choice is made for blocks of this size, and what is left after the
+// first chunk goes the way that is faster for large ones.
+constexpr double kTypicalBlockBytes = 16 << 10, kLargeBlockBytes = 1 << 20;
+// Another plan must be this much faster than flat by measurement: measurements of one plan differ by as much.
+constexpr double kFlatBias = 0.97;
 
 uint64_t key_hash(const PlanKey& k) {
   uint64_t h = hash_combine(static_cast<uint64_t>(k.op), k.root);
@@ -87,11 +92,16 @@ Status Selector::force(moecclOp_t op, const std::string& algorithm) {
     return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", algorithm, exec::op_name(op),
                  names_for(op));
   }
+  const std::lock_guard lock(mutex_);
   forced_[op] = automatic ? "" : algorithm;
+  forget_choices();
+  return {};
+}
+
+void Selector::forget_choices() {
   plans_.clear();
   choices_.clear();
   last_ = nullptr;
-  return {};
 }
 
 plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
@@ -112,25 +122,61 @@ plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
 }
 
 std::vector<Candidate> Selector::candidates(const plan::Shape& shape) const {
+  const std::lock_guard lock(mutex_);
+  const auto priced = [&](const algo::Algorithm& a) {
+    return plan::price(algo::build_all(a, shape, tree_), tree_, profile_).total_ns;
+  };
   std::vector<Candidate> out;
+  bool mixed = false, any_measured = false;
   for (const algo::Algorithm& a : algo::algorithms()) {
     if (a.op != shape.op) continue;
     Candidate c{&a, a.applies(shape, tree_), 0, false};
     if (c.applies.ok()) {
       c.predicted_ns = measured_ns(a, shape);
       c.measured = c.predicted_ns > 0;
-      if (!c.measured) c.predicted_ns = plan::price(algo::build_all(a, shape, tree_), tree_, profile_).total_ns;
+      if (!c.measured) c.predicted_ns = priced(a);
+      any_measured = any_measured || c.measured;
+      mixed = mixed || !c.measured;
     }
     out.push_back(std::move(c));
+  }
+  if (!mixed || !any_measured) return out;
+  // Prices and measurements have no common scale of their own: what was measured gives one.
+  std::vector<double> scales;
+  for (const Candidate& c : out) {
+    if (!c.applies.ok() || !c.measured) continue;
+    const double price = priced(*c.algorithm);
+    if (price > 0) scales.push_back(c.predicted_ns / price);
+  }
+  if (scales.empty()) return out;
+  std::nth_element(scales.begin(), scales.begin() + static_cast<ptrdiff_t>(scales.size() / 2), scales.end());
+  for (Candidate& c : out) {
+    if (c.applies.ok() && !c.measured) c.predicted_ns *= scales[scales.size() / 2];
   }
   return out;
 }
 
 double Selector::measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const {
-  if (!has_plan_fits_ || shape.deterministic || shape.scaled) return 0;
+  const std::lock_guard lock(mutex_);
+  if (!has_plan_fits_) return 0;
+  const bool is_v = shape.op == moecclOpAllToAllv;
+  const PlanKey key{shape.op, shape.root, shape.count, static_cast<uint32_t>(shape.element_bytes), shape.scaled};
+  const bool eager = !is_v && eager_for(key, a.name);
   const plan::PlanFit* fit =
-      profile_.find_plan(shape.op, a.name, plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
-  return fit == nullptr ? 0 : fit->correction * fit->curve.at(static_cast<double>(shape.count * shape.element_bytes));
+      profile_.find_plan(shape.op, eager ? plan::kEagerName : a.name,
+                         plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
+  if (fit == nullptr) return 0;
+  const double bytes = is_v ? kTypicalBlockBytes : static_cast<double>(shape.count * shape.element_bytes);
+  return fit->correction * fit->curve.at(bytes);
+}
+
+bool Selector::eager_for(const PlanKey& key, const char* algorithm) const {
+  // Scaled contributions are rounded before they are summed in a plan's steps as here, but not the own one: in
+  // deterministic mode that must not depend on the plan.
+  if (!outboxes_ || (deterministic_ && key.scaled)) return false;
+  // A forced AllToAllv is to run by that plan alone.
+  if (key.op == moecclOpAllToAllv && !forced_[key.op].empty()) return false;
+  return exec::runs_eagerly(key.op, algorithm, tree_.n_ranks, key.count * key.element_bytes);
 }
 
 std::shared_ptr<CachedPlan> Selector::build_named(const PlanKey& key, const algo::Algorithm& a, bool reachable) const {
@@ -154,18 +200,35 @@ std::shared_ptr<CachedPlan> Selector::build_named(const PlanKey& key, const algo
     return made;
   }
   build_one(ordinary, a, made->staged, made->choice);
+  made->eager = eager_for(key, a.name);
   made->signature = made->choice.plan_hash;
   return made;
 }
 
+void Selector::pin(const PlanKey& key, std::shared_ptr<CachedPlan> cached) {
+  const std::lock_guard lock(mutex_);
+  pinned_key_ = key;
+  pinned_ = std::move(cached);
+  last_ = nullptr;
+}
+
+void Selector::unpin() {
+  const std::lock_guard lock(mutex_);
+  pinned_ = nullptr;
+  last_ = nullptr;
+}
+
 void Selector::set_profile(const plan::Profile& profile) {
+  const std::lock_guard lock(mutex_);
   const uint32_t cores = profile_.cores;
   profile_ = profile;
+  corrector_ = {};
+  // Of links that the tree has no figures for, the clock of cost.h prices the copies themselves; a file says more.
+  for (uint32_t l = 0; l < profile_.links.size() && l < tree_.depth(); ++l)
+    if (tree_.levels[l].link.bytes_per_ns <= 0) profile_.links[l] = {};
   profile_.cores = cores;  // this communicator's
   has_plan_fits_ = !profile_.plans.empty() && profile_.n_ranks == tree_.n_ranks && profile_.tree_hash == tree_.hash();
-  plans_.clear();
-  choices_.clear();
-  last_ = nullptr;
+  forget_choices();
 }
 
 Result<const algo::Algorithm*> Selector::choose(const plan::Shape& shape) {
@@ -183,22 +246,22 @@ Result<const algo::Algorithm*> Selector::choose(const plan::Shape& shape) {
   const algo::Algorithm* best = nullptr;
   double best_ns = 0;
   std::string reasons;
-  const std::vector<Candidate> all = candidates(shape);
-  // Prices and measurements are not compared with each other.
-  const bool measured =
-      std::any_of(all.begin(), all.end(), [](const Candidate& c) { return c.applies.ok() && c.measured; });
-  for (const Candidate& c : all) {
-    if (c.applies.ok() && measured && !c.measured) continue;
+  for (const Candidate& c : candidates(shape)) {
     if (!c.applies.ok()) {
       reasons += format(" {}: {};", c.algorithm->name, c.applies.message());
-    } else if (best == nullptr || c.predicted_ns < best_ns) {
+      continue;
+    }
+    const bool flat = c.measured && std::string_view("flat") == c.algorithm->name;
+    const double ns = flat ? c.predicted_ns * kFlatBias : c.predicted_ns;
+    if (best == nullptr || ns < best_ns) {
       best = c.algorithm;
-      best_ns = c.predicted_ns;
+      best_ns = ns;
     }
   }
   if (best == nullptr) {
     return error(moecclUnsupported, "no algorithm can run {} on this topology:{}", exec::op_name(shape.op), reasons);
   }
+  if (choices_.size() >= kMostChoices) choices_.clear();
   choices_[h] = best;
   return best;
 }
@@ -219,17 +282,7 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
   };
   MOECCL_TRY(make(false, cached->staged, cached->choice));
   cached->signature = cached->choice.plan_hash;
-  // A forced plan runs step by step. Scaled contributions are rounded before they are summed there as here, but not the
-  // own one: in deterministic mode that must not depend on the plan.
-  const uint64_t block_bytes = key.count * key.element_bytes;
-  cached->eager = outboxes_ && tree_.n_ranks > 1 && exec::has_eager_form(key.op) && forced_[key.op].empty() &&
-                  !(deterministic_ && key.scaled) && block_bytes <= transport::kOutboxBytes &&
-                  exec::eager_bytes(key.op, tree_.n_ranks, block_bytes) <= transport::kOutboxBytes &&
-                  std::string_view("oneshot") == cached->choice.algorithm;
-  if (key.op == moecclOpAllToAllv) {
-    cached->eager = outboxes_ && tree_.n_ranks > 1 && forced_[key.op].empty() &&
-                    exec::eager_table_bytes(tree_.n_ranks) <= transport::kOutboxBytes / 2;
-  }
+  cached->eager = eager_for(key, cached->choice.algorithm);
   const uint64_t bytes = key.count * key.element_bytes *
                          std::max(plan::in_blocks(key.op, tree_.n_ranks), plan::out_blocks(key.op, tree_.n_ranks));
   if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv &&
@@ -238,31 +291,80 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
     cached->asks_reach = cached->choice_if_reachable.plan_hash != cached->choice.plan_hash;
     if (cached->asks_reach) cached->signature = hash_combine(cached->signature, cached->choice_if_reachable.plan_hash);
   }
-  // AllToAllvs begin in the staging, with one synchronisation; where buffers can be loaded and stored to directly, what
-  // is left of large ones is copied once instead of twice. Not through process_vm_readv: it costs as much as it saves.
-  const algo::Algorithm* direct = algo::find(key.op, "direct");
-  if (key.op == moecclOpAllToAllv && forced_[key.op].empty() && direct != nullptr && shape_of(key, false).reach.views &&
-      std::string_view("direct") != cached->choice.algorithm && direct->applies(shape_of(key, false), tree_).ok()) {
-    cached->rest = algo::build_for(*direct, shape_of(key, false), tree_, rank_);
-    cached->choice_for_rest = {&cached->rest.programs.back(), cached->rest.chunking, direct->name, cached->rest.hash};
-    cached->has_rest = true;
-    cached->signature = hash_combine(cached->signature, cached->rest.hash);
-  }
+  if (const algo::Algorithm* direct = algo::find(key.op, "direct");
+      direct != nullptr && wants_direct_rest(*cached, key, *direct))
+    add_direct_rest(*cached, key, *direct);
   return cached;
+}
+
+// AllToAllvs begin in the staging, with one synchronisation; where buffers can be loaded and stored to directly, what
+// is left of large ones is copied once instead of twice. Through process_vm_readv it costs as much as it saves, unless
+// calibration has measured otherwise.
+bool Selector::wants_direct_rest(const CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const {
+  if (key.op != moecclOpAllToAllv || !forced_[key.op].empty() || std::string_view("direct") == cached.choice.algorithm)
+    return false;
+  const plan::Shape shape = shape_of(key, false);
+  if (!direct.applies(shape, tree_).ok()) return false;
+  const uint8_t reach = plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads);
+  const plan::PlanFit* first = has_plan_fits_ ? profile_.find_plan(key.op, cached.choice.algorithm, reach) : nullptr;
+  const plan::PlanFit* then = has_plan_fits_ ? profile_.find_plan(key.op, direct.name, reach) : nullptr;
+  if (first == nullptr || then == nullptr) return shape.reach.views;
+  return then->correction * then->curve.at(kLargeBlockBytes) < first->correction * first->curve.at(kLargeBlockBytes);
+}
+
+void Selector::add_direct_rest(CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const {
+  cached.rest = algo::build_for(direct, shape_of(key, false), tree_, rank_);
+  cached.choice_for_rest = {&cached.rest.programs.back(), cached.rest.chunking, direct.name, cached.rest.hash};
+  cached.has_rest = true;
+  cached.signature = hash_combine(cached.signature, cached.rest.hash);
 }
 
 Result<std::shared_ptr<CachedPlan>> Selector::get(const PlanKey& key) {
   if (const auto* last = again(key); last != nullptr) return *last;
-  const uint64_t h = key_hash(key);
-  if (const auto it = plans_.find(h); it != plans_.end() && it->second.first == key) {
-    last_key_ = key;
-    return last_ = it->second.second;
+  const std::lock_guard lock(mutex_);
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> found, find_or_build(key));
+  last_key_ = key;
+  last_epoch_ = plans_epoch_;
+  return last_ = found;
+}
+
+Result<std::shared_ptr<CachedPlan>> Selector::choose_again(const PlanKey& key) {
+  const std::lock_guard lock(mutex_);
+  return find_or_build(key);
+}
+
+Result<std::shared_ptr<CachedPlan>> Selector::find_or_build(const PlanKey& key) {
+  if (plans_epoch_ != epoch()) {
+    plans_.clear();
+    choices_.clear();
+    plans_epoch_ = epoch();
   }
+  if (pinned_ != nullptr && pinned_key_ == key) return pinned_;
+  const uint64_t h = key_hash(key);
+  if (const auto it = plans_.find(h); it != plans_.end() && it->second.first == key) return it->second.second;
   MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> made, build(key));
+  made->in_place = key.in_place;
+  made->epoch = forced_[key.op].empty() ? plans_epoch_ : 0;
   if (plans_.size() >= kMostPlans) plans_.clear();  // running operations keep theirs
   plans_.insert_or_assign(h, std::pair{key, made});
-  last_key_ = key;
-  return last_ = made;
+  return made;
+}
+
+void Selector::observe(const exec::Timing& t) {
+  const std::lock_guard lock(mutex_);
+  if (!has_plan_fits_ || pinned_ != nullptr) return;
+  const plan::Observation o{t.op, t.eager ? plan::kEagerName : t.algorithm,
+                            plan::reach_bits(reach_.staging, reach_.views, reach_.reads),
+                            static_cast<double>(t.block_bytes), static_cast<double>(t.took_ns)};
+  const double before = profile_.find_plan(o.op, o.algorithm, o.reach) != nullptr
+                            ? profile_.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes)
+                            : 0;
+  if (!corrector_.observe(profile_, o)) return;
+  epoch_.fetch_add(1, std::memory_order_release);
+  log(LogLevel::kInfo,
+      "rank {}: {}:{} of {} bytes was predicted to take {:.1f} us and does not: the profile now says {:.1f}", rank_,
+      exec::op_name(o.op), o.algorithm, t.block_bytes, before / 1e3,
+      profile_.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes) / 1e3);
 }
 
 }  // namespace moeccl::comm

@@ -1,13 +1,17 @@
 // Which plan runs: candidates, their prices, forced choices and the plan cache.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "src/algo/algorithm.h"
+#include "src/exec/fabric.h"
 #include "src/exec/operation.h"
+#include "src/plan/correct.h"
 #include "src/plan/cost.h"
 #include "src/plan/profile.h"
 
@@ -16,7 +20,7 @@ namespace moeccl::comm {
 struct Candidate {
   const algo::Algorithm* algorithm;
   Status applies;           // why not, when it does not
-  double predicted_ns = 0;  // when it applies
+  double predicted_ns = 0;  // when it applies; a price among measured ones stands on their scale
   bool measured = false;    // by calibration on this communicator's shape, not priced
 };
 
@@ -39,6 +43,8 @@ struct CachedPlan {
   bool has_rest = false;
   bool eager = false;
   uint64_t signature = 0;  // hash of both
+  uint32_t epoch = 0;      // Selector::epoch() when it was chosen; 0: forced or pinned
+  bool in_place = false;
   exec::Operation::Measured measured;
 };
 
@@ -54,14 +60,23 @@ class Selector {
   Result<std::shared_ptr<CachedPlan>> get(const PlanKey& key);
   // The plan of the last call, when this one is alike; else null.
   const std::shared_ptr<CachedPlan>* again(const PlanKey& key) const {
-    return last_ != nullptr && last_key_ == key ? &last_ : nullptr;
+    return last_ != nullptr && last_key_ == key && last_epoch_ == epoch() ? &last_ : nullptr;
   }
+  // What an operation took, the same words on all ranks at the same place in the order of operations: may correct the
+  // profile, then epoch() is another one and earlier choices are made again. From the thread that runs operations.
+  void observe(const exec::Timing& timing);
+  uint32_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+  // get() at the time of an operation's run, beside calls on the caller's thread.
+  Result<std::shared_ptr<CachedPlan>> choose_again(const PlanKey& key);
   plan::Shape shape_of(const PlanKey& key, bool reachable) const;
   std::vector<Candidate> candidates(const plan::Shape& shape) const;
   // What calibration measured for this plan, interpolated; 0 when it did not.
   double measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const;
-  // One algorithm's plan, which applies, outside the cache.
+  // One algorithm's plan, which applies, outside the cache: exactly what get() would give if it chose this one.
   std::shared_ptr<CachedPlan> build_named(const PlanKey& key, const algo::Algorithm& a, bool reachable) const;
+  // get() gives `cached` for `key` until another plan is pinned or unpin(). For calibration, alike on all ranks.
+  void pin(const PlanKey& key, std::shared_ptr<CachedPlan> cached);
+  void unpin();
   // The same on all ranks, between the same operations. Forgets all plans.
   void set_profile(const plan::Profile& profile);
   bool asks_reach() const { return heap_reach_; }
@@ -73,6 +88,12 @@ class Selector {
  private:
   Result<const algo::Algorithm*> choose(const plan::Shape& shape);
   Result<std::shared_ptr<CachedPlan>> build(const PlanKey& key);
+  bool eager_for(const PlanKey& key, const char* algorithm) const;
+  // What is left of an AllToAllv after its first chunk goes directly where that is faster.
+  bool wants_direct_rest(const CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const;
+  void add_direct_rest(CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const;
+  void forget_choices();
+  Result<std::shared_ptr<CachedPlan>> find_or_build(const PlanKey& key);
 
   uint32_t rank_;
   plan::LevelTree tree_;
@@ -85,7 +106,14 @@ class Selector {
   bool has_plan_fits_ = false;  // the profile's plans were measured on this topology and number of ranks
   std::string forced_[MOECCL_NUM_OPS];
 
-  PlanKey last_key_{};
+  // Choices are made on the caller's thread, and again on the one that runs operations.
+  mutable std::recursive_mutex mutex_;
+  std::atomic<uint32_t> epoch_{1};
+  uint32_t last_epoch_ = 0, plans_epoch_ = 1;
+  plan::Corrector corrector_;
+
+  PlanKey last_key_{}, pinned_key_{};
+  std::shared_ptr<CachedPlan> pinned_;
   std::shared_ptr<CachedPlan> last_;
   std::unordered_map<uint64_t, std::pair<PlanKey, std::shared_ptr<CachedPlan>>> plans_;
   std::unordered_map<uint64_t, const algo::Algorithm*> choices_;  // by shape class

@@ -43,6 +43,29 @@ bool AgreedTask::enter() {
       return false;
     }
   }
+  return f.on_timing == nullptr || sequence_ % Fabric::kTellEvery != 0 || hear_timings();
+}
+
+// Operation k's entry tells what k - 1 took, and everybody has finished k = sequence_ - 2, so its entries are there or
+// on their way; they stay until this rank has finished sequence_.
+bool AgreedTask::hear_timings() {
+  Fabric& f = fabric();
+  const uint64_t teller = sequence_ - 2;
+  Timing timing = f.timings[(teller - 1) % kTimings];
+  if (timing.sequence != teller - 1) timing.took_ns = 0;
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p == f.rank) continue;
+    const transport::Entry& e = f.link(p).board().entries[teller % transport::kEntries];
+    // Acquire: pairs with the release in publish().
+    if (e.seq.load(std::memory_order_acquire) != teller) {
+      waiting_peer_ = p;
+      return false;
+    }
+    const auto op = static_cast<moecclOp_t>(e.signature.load(std::memory_order_relaxed) >> 56);
+    const uint64_t theirs = op == moecclOpAllToAllv ? 0 : e.max_block.load(std::memory_order_relaxed);
+    timing.took_ns = std::min(timing.took_ns, theirs);
+  }
+  if (timing.took_ns > 0) f.on_timing(timing);
   return true;
 }
 
@@ -69,7 +92,9 @@ void AgreedTask::publish() {
   uint64_t most = 0;
   for (const uint64_t c : op_.send_counts) most = std::max(most, c);
   for (const uint64_t c : op_.recv_counts) most = std::max(most, c);
-  e.max_block.store(most, std::memory_order_relaxed);
+  const Timing& before = f.timings[(sequence_ - 1) % kTimings];
+  const uint64_t told = before.sequence + 1 == sequence_ ? before.took_ns : 0;
+  e.max_block.store(is_v() ? most : told, std::memory_order_relaxed);
   e.history.store(history_, std::memory_order_relaxed);
   // Release: pairs with the acquire in check_entry() and agree(); the fields and the AllToAllv row are visible there.
   e.seq.store(sequence_, std::memory_order_release);
@@ -90,6 +115,15 @@ void AgreedTask::end(uint64_t wire_bytes) {
   if (all_met) std::fill(f.entered.begin(), f.entered.end(), sequence_);
   if (f.engine != nullptr) f.engine->board_changed(!all_met);
   const int64_t took_ns = f.recorder.end(false);
+  // Where not all meet, a rank's time says little about the plan. Nor does that of an operation whose plan was chosen
+  // at its entry.
+  const bool tells = meets_all(op_.signature.op) && !is_v() && op_.if_reachable == nullptr;
+  f.timings[sequence_ % kTimings] = {sequence_,
+                                     op_.signature.op,
+                                     op_.choice.algorithm,
+                                     op_.eager,
+                                     op_.signature.count * op_.element_bytes,
+                                     tells ? static_cast<uint64_t>(std::max<int64_t>(took_ns, 1)) : 0};
   if (op_.measured == nullptr) return;
   op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
   op_.measured->wire_bytes.store(wire_bytes, std::memory_order_relaxed);

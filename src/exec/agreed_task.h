@@ -22,7 +22,7 @@ class AgreedTask : public Task {
   // Goes on with an operation that another task has entered.
   void continue_from(const AgreedTask& begun);
   void begin();    // takes the communicator's next sequence number, so operations are started one after another
-  bool enter();    // whether all peers are at most one operation behind
+  bool enter();    // whether all peers are at most one operation behind, and have told what they have to tell
   void publish();  // this rank's entry
   void end(uint64_t wire_bytes);
 
@@ -36,6 +36,8 @@ class AgreedTask : public Task {
   }
   static Signature read_signature(const transport::Entry& entry, uint64_t& flags);
   bool is_v() const { return op_.signature.op == moecclOpAllToAllv; }
+
+  bool hear_timings();  // false: a peer's words are still on their way
 
   const Operation& op_;
   uint64_t sequence_ = 0;

@@ -39,6 +39,13 @@ bool has_eager_form(moecclOp_t op) {
   }
 }
 
+bool runs_eagerly(moecclOp_t op, std::string_view algorithm, uint32_t n_ranks, uint64_t block_bytes) {
+  if (n_ranks < 2 || !has_eager_form(op)) return false;
+  if (op == moecclOpAllToAllv) return eager_table_bytes(n_ranks) <= transport::kOutboxBytes / 2;
+  return algorithm == "oneshot" && block_bytes <= transport::kOutboxBytes &&
+         eager_bytes(op, n_ranks, block_bytes) <= transport::kOutboxBytes;
+}
+
 Eager::Eager(Fabric& fabric, const Operation& op)
     : AgreedTask(fabric, op), block_bytes_(op.signature.count * op.element_bytes) {}
 

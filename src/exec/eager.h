@@ -5,6 +5,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 
 #include "src/exec/execution.h"
 
@@ -15,6 +16,9 @@ uint64_t eager_bytes(moecclOp_t op, uint32_t n_ranks, uint64_t block_bytes);
 bool has_eager_form(moecclOp_t op);
 // AllToAllv: of the table that stands before the data.
 uint64_t eager_table_bytes(uint32_t n_ranks);
+// The one rule by which an operation of these blocks runs eagerly, where all ranks' outboxes can be read: it is the
+// form of the plan `oneshot`. An AllToAllv, whose blocks only its ranks know, begins so whatever plan goes on with it.
+bool runs_eagerly(moecclOp_t op, std::string_view algorithm, uint32_t n_ranks, uint64_t block_bytes);
 
 class Eager final : public AgreedTask {
  public:

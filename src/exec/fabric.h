@@ -47,6 +47,17 @@ struct Scratch {
   std::vector<uint8_t> slot_readers;
 };
 
+// Of an operation that has run: what it was, as profiles name it.
+struct Timing {
+  uint64_t sequence = 0;
+  moecclOp_t op = moecclOpAllReduce;
+  const char* algorithm = "";
+  bool eager = false;
+  uint64_t block_bytes = 0;
+  uint64_t took_ns = 0;  // 0: says nothing about the plan
+};
+inline constexpr uint32_t kTimings = 4;
+
 struct Fabric {
   uint32_t rank = 0, n_ranks = 1;
   std::string name;  // for messages; may be empty
@@ -86,6 +97,12 @@ struct Fabric {
   uint64_t history = 0;          // hash of all operations so far: ranks that ever called something else differ for good
   Recorder recorder;
   Scratch execution;
+  // Every kTellEvery operations all ranks tell what one took, in words that they exchange anyway. Called with the least
+  // of all ranks' times, that of the rank that came last: the same on all ranks and at the same place in the order of
+  // operations. Null: nobody asks.
+  static constexpr uint64_t kTellEvery = 32;
+  std::function<void(const Timing& timing)> on_timing;
+  Timing timings[kTimings];        // of this rank's last operations, at sequence % kTimings
   std::vector<std::byte> scratch;  // packs rows for links without a view
 
   std::atomic<bool> aborted{false};

@@ -58,6 +58,9 @@ struct Operation {
   // question.
   const Choice* if_reachable = nullptr;
   bool eager = false;  // runs as exec::Eager, on all ranks alike
+  // Of the choice. When a correction of the profile has come in between, it is made again before the operation runs. 0:
+  // it stands.
+  uint32_t epoch = 0;
   // AllToAllv: its size is known only when all ranks have entered. What is left after the first chunk of `choice` runs
   // with this one. Null: `choice` runs to the end.
   const Choice* for_rest = nullptr;
@@ -94,6 +97,7 @@ struct Operation {
   // As new, but for what a preparation sets anyway and for memory that it can use again.
   void reset() {
     binding = {};
+    epoch = 0;
     reduce = kernels::ReduceOp::kSum;
     divisor = 0;
     grouped = false;

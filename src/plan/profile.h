@@ -39,6 +39,10 @@ struct LevelFit {
   Curve curve;
 };
 
+// The name under which a profile keeps what `oneshot` takes where it runs as exec::Eager: another curve, and a short
+// one.
+inline constexpr const char* kEagerName = "eager";
+
 // What a whole plan took, slowest rank's median, over bytes of its block (count x element).
 struct PlanFit {
   moecclOp_t op = moecclOpAllReduce;

@@ -78,12 +78,25 @@ TEST(Doctor, EachProblemHasItsFix) {
 }
 
 TEST(Doctor, PairsGetWhatTheyCan) {
-  EXPECT_EQ(choose_transport({.same_process = true}).transport, "direct access: threads of one process");
-  EXPECT_TRUE(choose_transport({.same_process = true}).why_not_better.empty());
-  EXPECT_NE(choose_transport({.reads_allowed = true}).transport.find("one copy"), std::string::npos);
-  EXPECT_NE(choose_transport({}).transport.find("two copies"), std::string::npos);
-  EXPECT_NE(choose_transport({.reads_allowed = true, .gpus = true, .nvlink = true}).why_not_better.find("NVLink joins"),
+  const auto choose = [](const PathFacts& path) { return choose_transport({.path = path}); };
+  EXPECT_EQ(choose({.same_process = true}).transport, "direct access: threads of one process");
+  EXPECT_TRUE(choose({.same_process = true}).why_not_better.empty());
+  EXPECT_NE(choose({.reads_allowed = true}).transport.find("one copy"), std::string::npos);
+  EXPECT_NE(choose({}).transport.find("two copies"), std::string::npos);
+  EXPECT_EQ(choose({.same_host = false, .reads_allowed = true}).transport, "TCP");
+  EXPECT_NE(choose_transport({.path = {.reads_allowed = true}, .gpus = true, .nvlink = true})
+                .why_not_better.find("NVLink joins"),
             std::string::npos);
+}
+
+TEST(Doctor, SaysHowOtherHostsAreReached) {
+  Discovery d;
+  d.graph = fixture("sub_numa");
+  const driver::HostLimits l = good_limits();
+  const std::string page = doctor_page({&d, &l, 2, false, std::string("eth0 (25 Gbit/s)")});
+  EXPECT_NE(page.find("ranks of other hosts: TCP over eth0 (25 Gbit/s)"), std::string::npos) << page;
+  const std::string alone = doctor_page({&d, &l, 2, false, error(moecclUnsupported, "only loopback is up")});
+  EXPECT_NE(alone.find("ranks of other hosts: none can be reached: only loopback is up"), std::string::npos) << alone;
 }
 
 TEST(Doctor, PortsThatCannotRunAtTheirRate) {

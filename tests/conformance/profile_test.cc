@@ -1,0 +1,306 @@
+// Profiles through the C interface: measuring, files, MOECCL_PROFILE and MOECCL_CALIBRATE, and that all ranks agree or
+// all fail alike.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tests/support/ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+constexpr double kBudgetMs = 1500;
+constexpr size_t kMaxBytes = 64 << 10;
+
+class Folder {
+ public:
+  Folder() {
+    char name[] = "/tmp/moeccl_profile_XXXXXX";
+    path_ = mkdtemp(name) == nullptr ? "/nonexistent" : name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::string read_all(const std::string& path) {
+  std::ifstream in(path);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+void write_all(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
+
+std::string minimal(double step_ns) {
+  return "{\"moeccl_profile\": 1, \"machine\": {\"step_ns\": " + std::to_string(step_ns) + "}}";
+}
+
+// Right sums, whatever the profile.
+void check_works(int rank, int n, moecclComm_t comm) {
+  for (const size_t count : {size_t{3}, size_t{5000}}) {
+    std::vector<int32_t> in(count, rank + 1), out(count);
+    MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), count, moecclInt32, moecclSum, comm, nullptr), comm);
+    EXPECT_EQ(out[count - 1], n * (n + 1) / 2);
+  }
+}
+
+TEST(Profile, MeasuredOneIsInUseOnAllRanksAndComesBackFromItsFile) {
+  const Folder folder;
+  for (const RankMode mode : {RankMode::kThreads, RankMode::kProcesses}) {
+    const std::string path = folder.file(mode_name(mode));
+    run_ranks(3,
+              [&](int rank, moecclComm_t comm) {
+                MOECCL_ASSERT_COMM_OK(moecclCalibrate(comm, kBudgetMs, kMaxBytes), comm);
+                check_works(rank, 3, comm);
+                moecclPlanInfo_t info{};
+                info.size = sizeof(info);
+                MOECCL_ASSERT_COMM_OK(moecclPlanQuery(comm, moecclOpAllReduce, 4096, moecclFloat32, &info), comm);
+                EXPECT_GT(info.predicted_us, 0);
+                if (rank == 0) MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, path.c_str()), comm);
+                check_works(rank, 3, comm);  // the others read the file after rank 0 has written it
+                MOECCL_ASSERT_COMM_OK(moecclProfileLoad(comm, path.c_str()), comm);
+                moecclPlanInfo_t again = info;
+                MOECCL_ASSERT_COMM_OK(moecclPlanQuery(comm, moecclOpAllReduce, 4096, moecclFloat32, &again), comm);
+                EXPECT_STREQ(again.algorithm, info.algorithm);
+                EXPECT_DOUBLE_EQ(again.predicted_us, info.predicted_us);
+                check_works(rank, 3, comm);
+              },
+              {.mode = mode});
+    const std::string text = read_all(path);
+    EXPECT_NE(text.find("\"op\": \"AllReduce\""), std::string::npos) << text.substr(0, 500);
+    EXPECT_NE(text.find("\"standard\""), std::string::npos) << text.substr(0, 500);
+  }
+}
+
+// Two plans that a profile calls a thousand times faster than any machine is: the library notices, on all ranks after
+// the same operation, however each of them makes its calls.
+TEST(Profile, IsCorrectedAlikeOnAllRanksWhenPlansTakeLonger) {
+  constexpr int kRanks = 4;
+  const Folder folder;
+  for (const RankMode mode : {RankMode::kMixed}) {
+    const std::string measured = folder.file("measured"), wrong = folder.file("wrong");
+    run_ranks(
+        kRanks,
+        [&](int rank, moecclComm_t comm) {
+          MOECCL_ASSERT_COMM_OK(moecclCalibrate(comm, 1, 1024), comm);  // for the file's topology
+          if (rank == 0) {
+            MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, measured.c_str()), comm);
+            std::string text = read_all(measured);
+            text.resize(text.find("\"plans\""));
+            for (const char* name : {"ring", "staged", "flat", "rd", "tree", "direct", "oneshot", "eager"}) {
+              const bool fast = std::strcmp(name, "ring") == 0 || std::strcmp(name, "staged") == 0;
+              for (const int reach : {1, 3, 5, 7}) {
+                text += std::string(text.back() == '}' ? ", " : "\"plans\": [") +
+                        "{\"op\": \"AllReduce\", \"algorithm\": \"" + name + "\", \"reach\": " + std::to_string(reach) +
+                        ", \"points\": [[64, " +
+                        (fast ? (std::strcmp(name, "ring") == 0 ? "1], [1e6, 2" : "3], [1e6, 6") : "1e6], [1e6, 1e6") +
+                        "]]}";
+              }
+            }
+            write_all(wrong, text + "]}");
+          }
+          check_works(rank, kRanks, comm);
+          MOECCL_ASSERT_COMM_OK(moecclProfileLoad(comm, wrong.c_str()), comm);
+          moecclStream_t stream = nullptr;
+          MOECCL_ASSERT_OK(moecclStreamCreate(&stream));
+          constexpr size_t kCount = 8192;
+          std::vector<int32_t> in(kCount, rank + 1), out(kCount);
+          for (int i = 0; i < 340; ++i) {
+            const bool group = (i + rank) % 3 == 0;
+            moecclStream_t where = (i + rank) % 2 == 0 ? stream : nullptr;
+            if (group) MOECCL_ASSERT_OK(moecclGroupStart());
+            MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), kCount, moecclInt32, moecclSum, comm, where),
+                                  comm);
+            if (group) MOECCL_ASSERT_COMM_OK(moecclGroupEnd(), comm);
+            if (i % 50 == 0) {
+              MOECCL_ASSERT_OK(moecclStreamSynchronize(stream));
+              ASSERT_EQ(out[kCount - 1], kRanks * (kRanks + 1) / 2) << i;
+            }
+          }
+          MOECCL_ASSERT_OK(moecclStreamSynchronize(stream));
+          MOECCL_ASSERT_OK(moecclStreamDestroy(stream));
+          check_works(rank, kRanks, comm);
+          const std::string mine = folder.file("corrected" + std::to_string(rank));
+          MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, mine.c_str()), comm);
+          check_works(rank, kRanks, comm);
+          EXPECT_EQ(read_all(mine), read_all(folder.file("corrected0")));
+          const auto as_fast = [](const std::string& text) {
+            int n = 0;
+            for (size_t at = 0; (at = text.find("[64, 1]", at)) != std::string::npos; ++at) ++n;
+            return n;
+          };
+          EXPECT_EQ(as_fast(read_all(wrong)), 4);
+          EXPECT_EQ(as_fast(read_all(mine)), 3) << "the plan in use was not corrected";
+        },
+        {.mode = mode});
+  }
+}
+
+TEST(Profile, DifferentFilesAreTheSameErrorOnAllRanks) {
+  const Folder folder;
+  write_all(folder.file("0"), minimal(40));
+  write_all(folder.file("1"), minimal(41));
+  run_ranks(4,
+            [&](int rank, moecclComm_t comm) {
+              const std::string path = folder.file(rank == 2 ? "1" : "0");
+              EXPECT_EQ(moecclProfileLoad(comm, path.c_str()), moecclMismatch);
+              EXPECT_NE(std::strstr(moecclGetLastError(comm), "ranks 0 and 2 were given different profiles"), nullptr)
+                  << moecclGetLastError(comm);
+              check_works(rank, 4, comm);  // with the profile from before
+            },
+            {.mode = RankMode::kMixed});
+}
+
+TEST(Profile, AFileThatOneRankCannotReadFailsOnAllRanks) {
+  const Folder folder;
+  write_all(folder.file("good"), minimal(40));
+  write_all(folder.file("bad"), "{\"moeccl_profile\": 1,\n \"machine\": {\"step_ns\": -4}}");
+  run_ranks(3,
+            [&](int rank, moecclComm_t comm) {
+              const std::string path = folder.file(rank == 1 ? "bad" : "good");
+              const moecclResult_t result = moecclProfileLoad(comm, path.c_str());
+              const std::string said = moecclGetLastError(comm);
+              EXPECT_EQ(result, rank == 1 ? moecclInvalidArgument : moecclRemoteError) << said;
+              EXPECT_NE(said.find(rank == 1 ? "bad:2:25: step_ns is -4" : "rank 1 has no profile"), std::string::npos)
+                  << said;
+              check_works(rank, 3, comm);
+            },
+            {.mode = RankMode::kProcesses});
+}
+
+// A variable for the ranks' processes, which the test's forks.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
+  ~Variable() { unsetenv(name_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+};
+
+void join(int n, const std::function<void(int rank, moecclResult_t result, moecclComm_t comm)>& then,
+          const std::function<void(int rank)>& before = {}, const char* topology = nullptr) {
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.init = false;
+  run_ranks(
+      n,
+      [&](int rank, moecclComm_t) {
+        if (before) before(rank);
+        moecclComm_t comm = nullptr;
+        moecclConfig_t config = MOECCL_CONFIG_INIT;
+        config.init_timeout_ms = 30'000;
+        config.timeout_ms = 30'000;
+        config.topology = topology;
+        const moecclResult_t result = moecclCommInitRankConfig(&comm, n, unique_id(), rank, &config);
+        then(rank, result, comm);
+        if (result == moecclSuccess) MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+      },
+      options);
+}
+
+TEST(Profile, TheVariableGivesItAtInit) {
+  const Folder folder;
+  write_all(folder.file("p"), minimal(12345));
+  const Variable profile("MOECCL_PROFILE", folder.file("p"));
+  join(2, [&](int rank, moecclResult_t result, moecclComm_t comm) {
+    ASSERT_EQ(result, moecclSuccess) << moecclGetLastError(nullptr);
+    check_works(rank, 2, comm);
+    const std::string copy = folder.file("copy" + std::to_string(rank));
+    MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, copy.c_str()), comm);
+    EXPECT_NE(read_all(copy).find("\"step_ns\": 12345"), std::string::npos);
+  });
+}
+
+TEST(Profile, DifferentFilesAtInitFailAllRanksAlike) {
+  const Folder folder;
+  for (const char* name : {"0", "1"}) {
+    std::filesystem::create_directory(folder.file(name));
+    write_all(folder.file(std::string(name) + "/p"), minimal(name[0] == '0' ? 40 : 41));
+  }
+  const Variable profile("MOECCL_PROFILE", "p");
+  join(
+      3,
+      [&](int, moecclResult_t result, moecclComm_t) {
+        EXPECT_EQ(result, moecclMismatch);
+        EXPECT_NE(std::strstr(moecclGetLastError(nullptr), "ranks 0 and 1 were given different profiles"), nullptr)
+            << moecclGetLastError(nullptr);
+      },
+      [&](int rank) { ASSERT_EQ(chdir(folder.file(rank == 1 ? "1" : "0").c_str()), 0); });
+}
+
+TEST(Profile, AVariableThatOneRankLacksIsNamedOnAllRanks) {
+  join(
+      3,
+      [&](int, moecclResult_t result, moecclComm_t) {
+        EXPECT_EQ(result, moecclMismatch);
+        EXPECT_NE(std::strstr(moecclGetLastError(nullptr), "ranks 0 and 2 disagree on MOECCL_PROFILE"), nullptr)
+            << moecclGetLastError(nullptr);
+      },
+      [&](int rank) {
+        if (rank == 2) setenv("MOECCL_PROFILE", "/nonexistent", 1);
+      });
+}
+
+TEST(Profile, DifferentTopologiesFailAllRanksAlike) {
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.init = false;
+  run_ranks(
+      4,
+      [&](int rank, moecclComm_t) {
+        moecclComm_t comm = nullptr;
+        moecclConfig_t config = MOECCL_CONFIG_INIT;
+        config.init_timeout_ms = 30'000;
+        config.topology = rank == 3 ? "node:4 gpu:1" : "node:2 gpu:2";
+        EXPECT_EQ(moecclCommInitRankConfig(&comm, 4, unique_id(), rank, &config), moecclMismatch);
+        EXPECT_NE(std::strstr(moecclGetLastError(nullptr), "ranks 0 and 3 disagree"), nullptr)
+            << moecclGetLastError(nullptr);
+      },
+      options);
+}
+
+TEST(Profile, IsMeasuredOnceAndThenFoundInTheUsersCache) {
+  const Folder folder;
+  const Variable cache("XDG_CACHE_HOME", folder.path());
+  const Variable calibrate("MOECCL_CALIBRATE", "100");
+  const auto joins = [&](int rank, moecclResult_t result, moecclComm_t comm) {
+    ASSERT_EQ(result, moecclSuccess) << moecclGetLastError(nullptr);
+    check_works(rank, 2, comm);
+  };
+  const auto cached = [&] {
+    std::vector<std::string> files;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.file("moeccl"), ignored))
+      files.push_back(entry.path());
+    return files;
+  };
+  join(2, joins);
+  ASSERT_EQ(cached().size(), 1u);
+  const std::string path = cached()[0], first = read_all(path);
+  EXPECT_NE(first.find("\"n_ranks\": 2"), std::string::npos);
+  join(2, joins);
+  EXPECT_EQ(read_all(path), first);  // times are never the same twice
+  // Another topology is another file, and what is broken is measured again.
+  join(2, joins, {}, "node:2 gpu:1");
+  EXPECT_EQ(cached().size(), 2u);
+  write_all(path, first.substr(0, first.size() / 2));
+  join(2, joins);
+  EXPECT_GT(read_all(path).size(), first.size() / 2);
+  EXPECT_NE(read_all(path), first);
+}
+
+}  // namespace
+}  // namespace moeccl::testing

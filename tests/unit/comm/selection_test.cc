@@ -1,0 +1,192 @@
+#include "src/comm/selection.h"
+
+#include <gtest/gtest.h>
+
+namespace moeccl::comm {
+namespace {
+
+constexpr uint32_t kRanks = 4;
+constexpr uint8_t kReach = 5;  // staging and reads
+constexpr uint64_t kElement = 4;
+
+plan::Profile measured(const std::vector<plan::PlanFit>& plans) {
+  plan::Profile p;
+  p.n_ranks = kRanks;
+  p.tree_hash = plan::LevelTree::flat(kRanks).hash();
+  p.plans = plans;
+  return p;
+}
+
+// ns = alpha + bytes / rate.
+plan::PlanFit line(moecclOp_t op, const char* algorithm, double alpha_ns, double bytes_per_ns) {
+  plan::PlanFit f;
+  f.op = op;
+  f.algorithm = algorithm;
+  f.reach = kReach;
+  for (double bytes = 64; bytes <= (4 << 20); bytes *= 4)
+    f.curve.points.push_back({bytes, alpha_ns + bytes / bytes_per_ns});
+  f.curve.line = {alpha_ns, bytes_per_ns};
+  return f;
+}
+
+std::unique_ptr<Selector> selector(const plan::Profile& profile) {
+  plan::Reach reach;
+  reach.staging = reach.reads = true;
+  reach.views = false;
+  auto s =
+      std::make_unique<Selector>(0, plan::LevelTree::flat(kRanks), reach, false, true, false, 1 << 20, plan::Profile());
+  s->set_profile(profile);
+  return s;
+}
+
+PlanKey key(moecclOp_t op, uint64_t bytes) { return {op, 0, bytes / kElement, kElement, false}; }
+
+std::string chosen(Selector& s, moecclOp_t op, uint64_t bytes) {
+  auto plan = s.get(key(op, bytes));
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+  return plan.ok() ? (*plan)->choice.algorithm : "";
+}
+
+TEST(Selection, FollowsTheMeasuredCurvesOverSizes) {
+  const auto s_owner =
+      selector(measured({line(moecclOpAllReduce, "flat", 90'000, 0.5), line(moecclOpAllReduce, "ring", 9000, 4),
+                         line(moecclOpAllReduce, "rd", 1000, 1), line(moecclOpAllReduce, "staged", 90'000, 0.5),
+                         line(moecclOpAllReduce, "oneshot", 90'000, 0.5), line(moecclOpAllReduce, "tree", 90'000, 0.5),
+                         line(moecclOpAllReduce, "direct", 90'000, 0.5)}));
+  Selector& s = *s_owner;
+  EXPECT_EQ(chosen(s, moecclOpAllReduce, 9000), "rd");
+  EXPECT_EQ(chosen(s, moecclOpAllReduce, 1 << 20), "ring");
+}
+
+TEST(Selection, StaysWithFlatUnlessAnotherIsClearlyFaster) {
+  const auto others = [](double staged) {
+    std::vector<plan::PlanFit> all;
+    for (const algo::Algorithm& a : algo::algorithms()) {
+      if (a.op != moecclOpAllGather) continue;
+      const std::string name = a.name;
+      all.push_back(line(a.op, a.name, name == "flat" ? 10'000 : name == "staged" ? staged : 50'000, 1e6));
+    }
+    return all;
+  };
+  const auto close_owner = selector(measured(others(9800)));
+  Selector& close = *close_owner;
+  EXPECT_EQ(chosen(close, moecclOpAllGather, 65536), "flat");
+  const auto clear_owner = selector(measured(others(9000)));
+  Selector& clear = *clear_owner;
+  EXPECT_EQ(chosen(clear, moecclOpAllGather, 65536), "staged");
+}
+
+// A budget may end before each algorithm was measured, flat included: the price of what was not stands on the scale of
+// what was.
+TEST(Selection, ComparesWhatWasNotMeasuredToo) {
+  const auto priced_owner = selector({});
+  Selector& priced = *priced_owner;
+  const uint64_t bytes = 256 << 10;
+  std::vector<Candidate> prices = priced.candidates(priced.shape_of(key(moecclOpAllReduce, bytes), false));
+  double flat = 0, ring = 0;
+  for (const Candidate& c : prices) {
+    if (std::string_view("flat") == c.algorithm->name) flat = c.predicted_ns;
+    if (std::string_view("ring") == c.algorithm->name) ring = c.predicted_ns;
+  }
+  ASSERT_GT(flat, 0);
+  ASSERT_GT(ring, 0);
+  plan::PlanFit ten_times = line(moecclOpAllReduce, "ring", 10 * ring, 1e9);
+  const auto s_owner = selector(measured({ten_times}));
+  Selector& s = *s_owner;
+  for (const Candidate& c : s.candidates(s.shape_of(key(moecclOpAllReduce, bytes), false))) {
+    if (std::string_view("flat") != c.algorithm->name) continue;
+    EXPECT_FALSE(c.measured);
+    EXPECT_NEAR(c.predicted_ns / flat, 10, 0.01);
+  }
+  EXPECT_EQ(chosen(s, moecclOpAllReduce, bytes), chosen(priced, moecclOpAllReduce, bytes));
+}
+
+TEST(Selection, SmallOperationsAreEagerHoweverTheyWereChosen) {
+  const auto s_owner = selector({});
+  Selector& s = *s_owner;
+  for (const uint64_t bytes : {64u, 4096u, 8184u, 8188u, 65536u}) {
+    const PlanKey k = key(moecclOpAllReduce, bytes);
+    const auto built = s.build_named(k, *algo::find(moecclOpAllReduce, "oneshot"), false);
+    EXPECT_EQ(built->eager, bytes <= transport::kOutboxBytes) << bytes;
+    EXPECT_FALSE(s.build_named(k, *algo::find(moecclOpAllReduce, "rd"), false)->eager);
+  }
+  ASSERT_TRUE(s.force(moecclOpAllReduce, "oneshot").ok());
+  EXPECT_TRUE((*s.get(key(moecclOpAllReduce, 64)))->eager);
+}
+
+TEST(Selection, TheEagerFormHasACurveOfItsOwn) {
+  const auto s_owner =
+      selector(measured({line(moecclOpAllReduce, plan::kEagerName, 100, 1e9),
+                         line(moecclOpAllReduce, "oneshot", 7000, 1e9), line(moecclOpAllReduce, "flat", 5000, 1e9)}));
+  Selector& s = *s_owner;
+  const algo::Algorithm& a = *algo::find(moecclOpAllReduce, "oneshot");
+  EXPECT_NEAR(s.measured_ns(a, s.shape_of(key(moecclOpAllReduce, 4096), false)), 100, 1);
+  EXPECT_NEAR(s.measured_ns(a, s.shape_of(key(moecclOpAllReduce, 65536), false)), 7000, 1);
+}
+
+TEST(Selection, AllToAllvsGoOnDirectlyWhereThatWasMeasuredToBeFaster) {
+  const auto rest_after = [](double direct_rate) {
+    std::vector<plan::PlanFit> plans;
+    for (const algo::Algorithm& a : algo::algorithms())
+      if (a.op == moecclOpAllToAllv)
+        plans.push_back(line(a.op, a.name, std::string_view(a.name) == "staged" ? 100 : 900, 2));
+    for (plan::PlanFit& p : plans)
+      if (p.algorithm == "direct") p = line(p.op, "direct", 90'000, direct_rate);
+    const auto s_owner = selector(measured(plans));
+    Selector& s = *s_owner;
+    return (*s.get({moecclOpAllToAllv, 0, 0, 1, false}))->has_rest;
+  };
+  EXPECT_TRUE(rest_after(9));
+  EXPECT_FALSE(rest_after(1));
+}
+
+TEST(Selection, GivesWhatIsPinnedForItsKeyAlone) {
+  const auto s_owner = selector({});
+  Selector& s = *s_owner;
+  const PlanKey k = key(moecclOpAllReduce, 1 << 20);
+  const auto ring = s.build_named(k, *algo::find(moecclOpAllReduce, "ring"), false);
+  s.pin(k, ring);
+  EXPECT_EQ(*s.get(k), ring);
+  EXPECT_NE(*s.get(key(moecclOpAllReduce, 2 << 20)), ring);
+  s.unpin();
+  EXPECT_NE(*s.get(k), ring);
+}
+
+// Times are injected here; that ranks tell each other real ones is tests/conformance/profile_test.cc.
+TEST(Selection, ChoosesAgainWhenAPlanTakesLongerThanItWasMeasured) {
+  std::vector<plan::PlanFit> plans;
+  for (const algo::Algorithm& a : algo::algorithms()) {
+    const std::string_view name = a.name;
+    if (a.op == moecclOpAllReduce)
+      plans.push_back(line(a.op, a.name, name == "ring" ? 1000 : name == "rd" ? 1600 : 50'000, 1e9));
+  }
+  const auto owner = selector(measured(plans));
+  Selector& s = *owner;
+  const uint64_t bytes = 256 << 10;
+  ASSERT_EQ(chosen(s, moecclOpAllReduce, bytes), "ring");
+  const uint32_t before = s.epoch();
+  exec::Timing t;
+  t.op = moecclOpAllReduce;
+  t.algorithm = "ring";
+  t.block_bytes = bytes;
+  t.took_ns = 1100;
+  for (int i = 0; i < 100; ++i) s.observe(t);
+  EXPECT_EQ(s.epoch(), before);
+  t.took_ns = 5000;
+  for (int i = 0; i < 100; ++i) s.observe(t);
+  EXPECT_GT(s.epoch(), before);
+  EXPECT_EQ(chosen(s, moecclOpAllReduce, bytes), "rd");
+  EXPECT_EQ((*s.choose_again(key(moecclOpAllReduce, bytes)))->choice.algorithm, std::string("rd"));
+  EXPECT_EQ(chosen(s, moecclOpAllReduce, 16 << 10), "ring");  // far sizes keep theirs
+}
+
+TEST(Selection, ForgetsAProfileOfAnotherTopology) {
+  plan::Profile foreign = measured({line(moecclOpAllReduce, "flat", 1, 1e9)});
+  foreign.tree_hash ^= 1;
+  const auto s_owner = selector(foreign);
+  Selector& s = *s_owner;
+  EXPECT_EQ(s.measured_ns(*algo::find(moecclOpAllReduce, "flat"), s.shape_of(key(moecclOpAllReduce, 64), false)), 0);
+}
+
+}  // namespace
+}  // namespace moeccl::comm

@@ -1,0 +1,180 @@
+#include "tools/moeccl_calibrate.h"
+
+#include <moeccl/moeccl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+struct Options {
+  int ranks = 0;
+  bool threads = false, pace = false, cache = false;
+  double budget_ms = 20'000;
+  size_t max_bytes = 16 << 20;
+  std::string topology, output;
+};
+Options options;
+
+int fail(const char* what, moecclComm_t comm = nullptr) {
+  std::fprintf(stderr, "%s: %s\n", what, moecclGetLastError(comm));
+  return 1;
+}
+
+moecclConfig_t config() {
+  moecclConfig_t c = MOECCL_CONFIG_INIT;
+  c.topology = options.topology.empty() ? nullptr : options.topology.c_str();
+  c.pace = options.pace ? 1 : 0;
+  return c;
+}
+
+// With --cache the measuring was done at init, as MOECCL_CALIBRATE has it.
+int measure(moecclComm_t comm, bool writes) {
+  if (!options.cache && moecclCalibrate(comm, options.budget_ms, options.max_bytes) != moecclSuccess)
+    return fail("calibrate", comm);
+  if (writes && moecclProfileSave(comm, options.output.c_str()) != moecclSuccess) return fail("profile", comm);
+  return 0;
+}
+
+int as_threads() {
+  std::vector<moecclComm_t> comms(static_cast<size_t>(options.ranks));
+  const moecclConfig_t c = config();
+  if (moecclCommInitAll(comms.data(), options.ranks, &c) != moecclSuccess) return fail("cannot make the ranks");
+  std::vector<int> results(comms.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < comms.size(); ++r) threads.emplace_back([&, r] { results[r] = measure(comms[r], r == 0); });
+  for (std::thread& t : threads) t.join();
+  int bad = 0;
+  for (size_t r = 0; r < comms.size(); ++r) {
+    bad |= results[r];
+    if (moecclCommDestroy(comms[r]) != moecclSuccess) bad = fail("cannot destroy a communicator");
+  }
+  return bad;
+}
+
+struct Meeting {
+  moecclUniqueId id;
+  int ready;  // 1: id is there; 2: there will be none
+};
+
+int one_process(Meeting* meeting, int rank) {
+  if (rank == 0) {
+    const bool made = moecclGetUniqueId(&meeting->id) == moecclSuccess;
+    __atomic_store_n(&meeting->ready, made ? 1 : 2, __ATOMIC_RELEASE);
+    if (!made) return fail("id");
+  }
+  int ready = 0;
+  while ((ready = __atomic_load_n(&meeting->ready, __ATOMIC_ACQUIRE)) == 0) usleep(1000);
+  if (ready == 2) return 1;
+  moecclComm_t comm = nullptr;
+  const moecclConfig_t c = config();
+  if (moecclCommInitRankConfig(&comm, options.ranks, meeting->id, rank, &c) != moecclSuccess) return fail("init");
+  const int bad = measure(comm, rank == 0);
+  return moecclCommDestroy(comm) == moecclSuccess ? bad : fail("cannot destroy the communicator");
+}
+
+// Forked before this process has touched the library.
+int as_processes() {
+  void* page = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) {
+    std::perror("memory for the ranks to meet");
+    return 1;
+  }
+  std::vector<pid_t> children;
+  for (int r = 0; r < options.ranks; ++r) {
+    const pid_t child = fork();
+    if (child == 0) std::_Exit(one_process(static_cast<Meeting*>(page), r));
+    if (child > 0) children.push_back(child);
+  }
+  int bad = static_cast<int>(children.size()) == options.ranks ? 0 : 1;
+  for (const pid_t child : children) {
+    int status = 0;
+    if (waitpid(child, &status, 0) != child || status != 0) bad = 1;
+  }
+  return bad;
+}
+
+// One rank of a launcher's job; *rank says which.
+int as_launched(int* rank) {
+  moecclComm_t comm = nullptr;
+  const moecclConfig_t c = config();
+  if (moecclCommInitEnv(&comm, &c) != moecclSuccess) {
+    std::fputs("give --ranks, or start this command with torchrun, mpirun or srun\n", stderr);
+    return fail("init");
+  }
+  if (moecclCommUserRank(comm, rank) != moecclSuccess) return fail("rank", comm);
+  const int bad = measure(comm, *rank == 0);
+  return moecclCommDestroy(comm) == moecclSuccess ? bad : fail("cannot destroy the communicator");
+}
+
+// The profile's own file, as a page: each level's line, and which plan was fastest at each size.
+void print_page() {
+  std::ifstream in(options.output);
+  const nlohmann::json profile = nlohmann::json::parse(in, nullptr, false);
+  if (profile.is_discarded()) {
+    std::fprintf(stderr, "%s cannot be read again\n", options.output.c_str());
+    return;
+  }
+  std::printf("%d ranks%s%s: profile in %s\n\nlevel             alpha us      GB/s       r2\n",
+              profile.value("n_ranks", 0), profile.contains("note") ? ", " : "",
+              profile.value("note", std::string()).c_str(), options.output.c_str());
+  for (const auto& level : profile["levels"]) {
+    std::printf("%-16s %9.2f %9.2f %8.4f\n", level.value("name", std::string()).c_str(),
+                level.value("alpha_ns", 0.0) / 1e3, level.value("bytes_per_ns", 0.0), level.value("r2", 0.0));
+  }
+  struct Best {
+    std::string algorithm;
+    double ns = 0;
+  };
+  std::map<std::string, std::map<double, Best>> best;  // by operation and bytes of a block
+  for (const auto& plan : profile["plans"]) {
+    for (const auto& point : plan["points"]) {
+      Best& b = best[plan.value("op", std::string())][point[0].get<double>()];
+      if (b.ns == 0 || point[1].get<double>() < b.ns)
+        b = {plan.value("algorithm", std::string()), point[1].get<double>()};
+    }
+  }
+  for (const auto& [op, sizes] : best) {
+    std::printf("\n%s: fastest by bytes of a block\n", op.c_str());
+    for (const auto& [bytes, b] : sizes)
+      std::printf("  %12.0f %-12s %12.1f us\n", bytes, b.algorithm.c_str(), b.ns / 1e3);
+  }
+}
+
+CLI::App* command = nullptr;
+
+}  // namespace
+
+const CLI::App* add_calibrate(CLI::App& app) {
+  command = app.add_subcommand("calibrate", "measures links and plans, and writes the profile for MOECCL_PROFILE");
+  command->add_option("--ranks", options.ranks, "ranks on this host; without it, those of the launcher's job")
+      ->check(CLI::Range(2, 1024));
+  command->add_flag("--threads", options.threads, "ranks are threads of one process, instead of processes");
+  command->add_option("--topology", options.topology, "as in config.topology");
+  command->add_flag("--pace", options.pace, "links keep the topology's figures (EMULATED)");
+  command->add_option("--budget", options.budget_ms, "milliseconds, about")
+      ->check(CLI::Range(1.0, 3.6e6))
+      ->capture_default_str();
+  command->add_option("--max-bytes", options.max_bytes, "largest buffer")->capture_default_str();
+  command->add_option("--output", options.output, "the file to write: moeccl-profile.json");
+  command->add_flag("--cache", options.cache, "fill the user's cache, where jobs of the same ranks and topology look");
+  return command;
+}
+
+int run_calibrate() {
+  if (options.output.empty()) options.output = "moeccl-profile.json";
+  if (options.cache) setenv("MOECCL_CALIBRATE", std::to_string(static_cast<long>(options.budget_ms)).c_str(), 1);
+  int rank = 0;
+  const int bad = options.ranks == 0 ? as_launched(&rank) : options.threads ? as_threads() : as_processes();
+  if (bad == 0 && rank == 0) print_page();
+  return bad;
+}
