@@ -60,27 +60,33 @@ TEST(Profile, MeasuredOneIsInUseOnAllRanksAndComesBackFromItsFile) {
   const Folder folder;
   for (const RankMode mode : {RankMode::kThreads, RankMode::kProcesses}) {
     const std::string path = folder.file(mode_name(mode));
-    run_ranks(3,
-              [&](int rank, moecclComm_t comm) {
-                MOECCL_ASSERT_COMM_OK(moecclCalibrate(comm, kBudgetMs, kMaxBytes), comm);
-                check_works(rank, 3, comm);
-                moecclPlanInfo_t info{};
-                info.size = sizeof(info);
-                MOECCL_ASSERT_COMM_OK(moecclPlanQuery(comm, moecclOpAllReduce, 4096, moecclFloat32, &info), comm);
-                EXPECT_GT(info.predicted_us, 0);
-                if (rank == 0) MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, path.c_str()), comm);
-                check_works(rank, 3, comm);  // the others read the file after rank 0 has written it
-                MOECCL_ASSERT_COMM_OK(moecclProfileLoad(comm, path.c_str()), comm);
-                moecclPlanInfo_t again = info;
-                MOECCL_ASSERT_COMM_OK(moecclPlanQuery(comm, moecclOpAllReduce, 4096, moecclFloat32, &again), comm);
-                EXPECT_STREQ(again.algorithm, info.algorithm);
-                EXPECT_DOUBLE_EQ(again.predicted_us, info.predicted_us);
-                check_works(rank, 3, comm);
-              },
-              {.mode = mode});
-    const std::string text = read_all(path);
-    EXPECT_NE(text.find("\"op\": \"AllReduce\""), std::string::npos) << text.substr(0, 500);
-    EXPECT_NE(text.find("\"standard\""), std::string::npos) << text.substr(0, 500);
+    std::string text;
+    // A loaded machine measures less within a budget, which is no failure: once more with a larger one.
+    const auto complete = [&] {
+      return text.find("\"op\": \"AllReduce\"") != std::string::npos && text.find("\"standard\"") != std::string::npos;
+    };
+    for (double budget_ms = kBudgetMs; !complete() && budget_ms < 40 * kBudgetMs; budget_ms *= 3) {
+      run_ranks(3,
+                [&](int rank, moecclComm_t comm) {
+                  MOECCL_ASSERT_COMM_OK(moecclCalibrate(comm, budget_ms, kMaxBytes), comm);
+                  check_works(rank, 3, comm);
+                  moecclPlanInfo_t info{};
+                  info.size = sizeof(info);
+                  MOECCL_ASSERT_COMM_OK(moecclPlanQuery(comm, moecclOpAllReduce, 4096, moecclFloat32, &info), comm);
+                  EXPECT_GT(info.predicted_us, 0);
+                  if (rank == 0) MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, path.c_str()), comm);
+                  check_works(rank, 3, comm);  // the others read the file after rank 0 has written it
+                  MOECCL_ASSERT_COMM_OK(moecclProfileLoad(comm, path.c_str()), comm);
+                  moecclPlanInfo_t again = info;
+                  MOECCL_ASSERT_COMM_OK(moecclPlanQuery(comm, moecclOpAllReduce, 4096, moecclFloat32, &again), comm);
+                  EXPECT_STREQ(again.algorithm, info.algorithm);
+                  EXPECT_DOUBLE_EQ(again.predicted_us, info.predicted_us);
+                  check_works(rank, 3, comm);
+                },
+                {.mode = mode});
+      text = read_all(path);
+    }
+    EXPECT_TRUE(complete()) << text;
   }
 }
 
