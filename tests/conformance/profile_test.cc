@@ -74,7 +74,9 @@ TEST(Profile, MeasuredOneIsInUseOnAllRanksAndComesBackFromItsFile) {
                   info.size = sizeof(info);
                   MOECCL_ASSERT_COMM_OK(moecclPlanQuery(comm, moecclOpAllReduce, 4096, moecclFloat32, &info), comm);
                   EXPECT_GT(info.predicted_us, 0);
-                  if (rank == 0) MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, path.c_str()), comm);
+                  if (rank == 0) {
+                    MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, path.c_str()), comm);
+                  }
                   check_works(rank, 3, comm);  // the others read the file after rank 0 has written it
                   MOECCL_ASSERT_COMM_OK(moecclProfileLoad(comm, path.c_str()), comm);
                   moecclPlanInfo_t again = info;
@@ -126,10 +128,14 @@ TEST(Profile, IsCorrectedAlikeOnAllRanksWhenPlansTakeLonger) {
           for (int i = 0; i < 340; ++i) {
             const bool group = (i + rank) % 3 == 0;
             moecclStream_t where = (i + rank) % 2 == 0 ? stream : nullptr;
-            if (group) MOECCL_ASSERT_OK(moecclGroupStart());
+            if (group) {
+              MOECCL_ASSERT_OK(moecclGroupStart());
+            }
             MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), kCount, moecclInt32, moecclSum, comm, where),
                                   comm);
-            if (group) MOECCL_ASSERT_COMM_OK(moecclGroupEnd(), comm);
+            if (group) {
+              MOECCL_ASSERT_COMM_OK(moecclGroupEnd(), comm);
+            }
             if (i % 50 == 0) {
               MOECCL_ASSERT_OK(moecclStreamSynchronize(stream));
               ASSERT_EQ(out[kCount - 1], kRanks * (kRanks + 1) / 2) << i;
@@ -213,7 +219,9 @@ void join(int n, const std::function<void(int rank, moecclResult_t result, moecc
         config.topology = topology;
         const moecclResult_t result = moecclCommInitRankConfig(&comm, n, unique_id(), rank, &config);
         then(rank, result, comm);
-        if (result == moecclSuccess) MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        if (result == moecclSuccess) {
+          MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        }
       },
       options);
 }
