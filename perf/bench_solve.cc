@@ -17,6 +17,7 @@
 
 #include "perf/common/fail.h"
 #include "perf/common/routing.h"
+#include "perf/solve/algorithm_1.h"
 #include "src/base/random.h"
 
 namespace {
@@ -315,29 +316,6 @@ void bench_swap_sequence(const char* name, const std::vector<int32_t>& topk) {
       name, without / with, without, with, a.before_us);
 }
 
-std::vector<int32_t> algorithm_1(const std::vector<double>& popularity, int32_t slots) {
-  double sum = 0;
-  for (const double p : popularity) sum += p;
-  std::vector<double> counts, diff;
-  for (const double p : popularity) {
-    const double goal = p / sum * slots;
-    counts.push_back(std::floor(std::max(goal, 1.0)));
-    diff.push_back(counts.back() - goal);
-  }
-  const auto total = [&] { return std::accumulate(counts.begin(), counts.end(), 0.0); };
-  while (total() > slots) {
-    const auto i = static_cast<size_t>(std::max_element(diff.begin(), diff.end()) - diff.begin());
-    if (counts[i] > 1) counts[i] -= 1;
-    diff[i] -= 1;
-  }
-  while (total() < slots) {
-    const auto i = static_cast<size_t>(std::min_element(diff.begin(), diff.end()) - diff.begin());
-    counts[i] += 1;
-    diff[i] += 1;
-  }
-  return {counts.begin(), counts.end()};
-}
-
 void bench_replicas() {
   SplitMix64 random(5);
   std::vector<double> ours, theirs;
@@ -348,7 +326,7 @@ void bench_replicas() {
     std::vector<int32_t> counts(kExperts), want;
     ours.push_back(ms_of(
         [&] { check(moecclReplicaCounts(popularity.data(), kExperts, 4096, counts.data()), "moecclReplicaCounts"); }));
-    theirs.push_back(ms_of([&] { want = algorithm_1(popularity, 4096); }));
+    theirs.push_back(ms_of([&] { want = perf::algorithm_1(popularity, 4096); }));
     if (want != counts) perf::fail("replica counts differ from Algorithm 1");
   }
   std::printf("replicas_256x4096 ratio=%.1f ms=%.4f (Algorithm 1's loops %.3f ms, counts equal)\n",

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/algo/tuning.h"
+#include "src/algo/whole_plan.h"
 #include "src/base/hash.h"
 
 namespace moeccl::algo {
@@ -164,15 +165,7 @@ uint64_t ExpertGather::hash() const {
   return hash_combine(hash_combine(h, k.chunk), layout_.n_slots * uint64_t{16} + layout_.depth);
 }
 
-plan::Plan ExpertGather::build_all() const {
-  plan::Plan plan;
-  plan.algorithm = name();
-  plan.shape = shape_;
-  plan.chunking = chunking();
-  plan.hash = hash();
-  for (uint32_t r = 0; r < shape_.n_ranks; ++r) plan.programs.push_back(build(r));
-  return plan;
-}
+plan::Plan ExpertGather::build_all() const { return whole_plan(*this, shape_); }
 
 plan::BlockExpectation ExpertGather::expectation() const {
   plan::BlockExpectation expected;

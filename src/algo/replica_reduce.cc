@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/algo/tuning.h"
+#include "src/algo/whole_plan.h"
 #include "src/base/hash.h"
 
 namespace moeccl::algo {
@@ -385,15 +386,7 @@ uint64_t ReplicaReduce::hash() const {
   return hash_combine(hash_combine(h, k.chunk), k.n_chunks);
 }
 
-plan::Plan ReplicaReduce::build_all() const {
-  plan::Plan plan;
-  plan.algorithm = name();
-  plan.shape = shape_;
-  plan.chunking = chunking();
-  plan.hash = hash();
-  for (uint32_t r = 0; r < shape_.n_ranks; ++r) plan.programs.push_back(build(r));
-  return plan;
-}
+plan::Plan ReplicaReduce::build_all() const { return whole_plan(*this, shape_); }
 
 Shape replica_shape(const ReplicaPlacement& placement, uint64_t count, uint32_t element_bytes, plan::Reach reach,
                     uint64_t staging_bytes) {

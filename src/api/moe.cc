@@ -141,18 +141,11 @@ moecclResult_t moecclMoeDestroy(moecclMoe_t moe) {
 
 moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, const int32_t* topk_index,
                                    const float* topk_weight, size_t n_tokens) {
-  LayerHandle* handle = LayerTable::get().find(moe);
-  if (handle == nullptr)
-    return api::finish(error(moecclInvalidArgument, "moe is {}: give a layer of moecclMoeCreate",
-                             moe == nullptr ? "NULL" : "not a live layer"));
-  Communicator* comm = nullptr;
-  if (Status s = api::find_comm(handle->layer->comm_handle, &comm); !s.ok())
-    return api::finish(std::move(s).with_context("the layer's communicator"));
-  return api::guarded(comm, [&]() -> Status {
+  return api::with_layer(moe, [&](const std::shared_ptr<Layer>& layer, Communicator& comm) -> Status {
     if (routing == nullptr) return api::null_argument("routing", "the address of a moecclRouting_t");
     *routing = nullptr;
-    auto made = std::make_unique<RoutingHandle>(handle->layer);
-    MOECCL_TRY(update(made->routing, *comm, topk_index, topk_weight, n_tokens));
+    auto made = std::make_unique<RoutingHandle>(layer);
+    MOECCL_TRY(update(made->routing, comm, topk_index, topk_weight, n_tokens));
     MOECCL_ASSIGN_OR_RETURN(*routing, RoutingTable::get().add(std::move(made)));
     return {};
   });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "src/api/convert.h"
 #include "src/comm/moe_channel.h"
@@ -26,6 +27,19 @@ struct RoutingHandle {
 };
 using LayerTable = HandleTable<LayerHandle, moecclMoe_t, 0xC3>;
 using RoutingTable = HandleTable<RoutingHandle, moecclRouting_t, 0xC4>;
+
+// Calls `body` with a live layer and its live communicator, or reports the bad handle.
+template <class Body>
+moecclResult_t with_layer(moecclMoe_t moe, Body&& body) {
+  LayerHandle* handle = LayerTable::get().find(moe);
+  if (handle == nullptr)
+    return finish(error(moecclInvalidArgument, "moe is {}: give a layer of moecclMoeCreate",
+                        moe == nullptr ? "NULL" : "not a live layer"));
+  comm::Communicator* comm = nullptr;
+  if (Status s = find_comm(handle->layer->comm_handle, &comm); !s.ok())
+    return finish(std::move(s).with_context("the layer's communicator"));
+  return guarded(comm, [&]() -> Status { return body(handle->layer, *comm); });
+}
 
 // What still runs on streams uses the handle's tables. A communicator that is gone runs nothing.
 inline void wait_for_operations(const Layer& layer) {

@@ -53,18 +53,11 @@ Status backward(MoeReplacement& r, Communicator& comm, comm::MoeRouting::Combine
 
 moecclResult_t moecclReplaceCreate(moecclReplacement_t* replacement, moecclMoe_t moe,
                                    const moecclReplaceConfig_t* config) {
-  api::LayerHandle* handle = api::LayerTable::get().find(moe);
-  if (handle == nullptr)
-    return api::finish(error(moecclInvalidArgument, "moe is {}: give a layer of moecclMoeCreate",
-                             moe == nullptr ? "NULL" : "not a live layer"));
-  Communicator* comm = nullptr;
-  if (Status s = api::find_comm(handle->layer->comm_handle, &comm); !s.ok())
-    return api::finish(std::move(s).with_context("the layer's communicator"));
-  return api::guarded(comm, [&]() -> Status {
+  return api::with_layer(moe, [&](const std::shared_ptr<api::Layer>& layer, Communicator&) -> Status {
     MOECCL_TRY(api::require(replacement, "replacement", "the address of a moecclReplacement_t"));
     *replacement = nullptr;
     MOECCL_ASSIGN_OR_RETURN(const moecclReplaceConfig_t full, api::adopt_struct(config, "config"));
-    auto made = std::make_unique<ReplacementHandle>(ReplacementHandle{handle->layer, nullptr, nullptr});
+    auto made = std::make_unique<ReplacementHandle>(ReplacementHandle{layer, nullptr, nullptr});
     MOECCL_ASSIGN_OR_RETURN(made->replacement, MoeReplacement::create(*made->layer->moe, full));
     MOECCL_ASSIGN_OR_RETURN(*replacement, ReplacementTable::get().add(std::move(made)));
     return {};

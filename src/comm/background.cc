@@ -1,5 +1,6 @@
 #include "src/comm/background.h"
 
+#include <exception>
 #include <new>
 
 namespace moeccl::comm {
@@ -39,6 +40,8 @@ void Background::loop() {
       made = work_();
     } catch (const std::bad_alloc&) {
       made = error(moecclOutOfMemory, "the process has no memory left for the background work");
+    } catch (const std::exception& e) {
+      made = error(moecclInternalError, "unexpected in the background work: {}", e.what());
     }
     lock.lock();
     result_ = std::move(made);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/algo/routing_price.h"
+#include "src/comm/background.h"
 #include "src/comm/moe_config.h"
 #include "src/comm/moe_host.h"
 
@@ -54,6 +55,7 @@ class MoeLayer {
 class MoeRouting {
  public:
   explicit MoeRouting(MoeLayer& layer) : layer_(layer) {}  // empty until update() succeeds
+  ~MoeRouting() { wait_for_readers(); }
 
   MoeLayer& layer() const { return layer_; }
   // Collective, blocks. The first exchange ends all operations that this rank still has under way, so that tables may
@@ -79,6 +81,9 @@ class MoeRouting {
   friend class MoeReplacement;  // a step of its own over this routing (moe_replace.h)
   struct Hello;
   struct Agreement;
+  // Work given to `reader` from now on reads this routing: update() and the destructor wait for its end.
+  void read_by(const std::shared_ptr<Background>& reader);
+  void wait_for_readers();
   Status check_arguments(const int32_t* topk_index, uint64_t n_tokens) const;
   Status greet(const Status& own);
   Status choose(const std::byte* greetings, size_t bytes);
@@ -110,6 +115,7 @@ class MoeRouting {
   std::vector<size_t> received_bytes_;
   algo::RoutingTables tables_;
   double measured_dispatch_us_ = 0, measured_combine_us_ = 0, measured_backward_us_ = 0;
+  std::vector<std::weak_ptr<Background>> readers_;
 };
 
 }  // namespace moeccl::comm

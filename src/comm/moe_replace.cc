@@ -145,7 +145,7 @@ Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, con
 
 Status MoeReplacement::begin(MoeRouting& routing, const int32_t* next, const int32_t* placement) {
   // A solve that failed before was reported by the calls that needed it.
-  (void)background_.wait();
+  (void)background_->wait();
   routing_ = nullptr;
   const Status own = check(routing, next, placement);
   if (own.ok()) {
@@ -166,7 +166,8 @@ Status MoeReplacement::begin(MoeRouting& routing, const int32_t* next, const int
                                    routing.tables_);
   wait_us_ = -1;
   facts_ = {};
-  background_.start([this] { return solve_and_build(); });
+  routing.read_by(background_);
+  background_->start([this] { return solve_and_build(); });
   return {};
 }
 

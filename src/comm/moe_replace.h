@@ -67,7 +67,7 @@ class MoeReplacement {
   uint64_t placement_hash_ = 0;
   algo::RoutingTables tables_;
   double solve_us_ = 0, wait_us_ = -1, measured_us_ = 0, measured_backward_us_ = 0;
-  Background background_;  // last: its thread uses the others
+  std::shared_ptr<Background> background_ = std::make_shared<Background>();  // last: its thread uses the others
 };
 
 }  // namespace moeccl::comm

@@ -19,7 +19,7 @@ Status MoeReplacement::usable(const char* what) const {
 Status MoeReplacement::ready(const char* what) {
   MOECCL_TRY(usable(what));
   const int64_t begun = now_ns();
-  MOECCL_TRY(background_.wait());
+  MOECCL_TRY(background_->wait());
   if (wait_us_ < 0) wait_us_ = static_cast<double>(now_ns() - begun) / 1000;
   return {};
 }

@@ -32,6 +32,7 @@ Status remote(uint32_t rank, int32_t code) {
 }  // namespace
 
 Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens) {
+  wait_for_readers();
   ready_ = false;
   ++version_;
   const MoeConfig& config = layer_.config();
@@ -44,6 +45,17 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
   measured_dispatch_us_ = measured_combine_us_ = 0;
   ready_ = true;
   return {};
+}
+
+void MoeRouting::read_by(const std::shared_ptr<Background>& reader) {
+  std::erase_if(readers_, [&](const auto& known) { return known.expired() || known.lock() == reader; });
+  readers_.push_back(reader);
+}
+
+void MoeRouting::wait_for_readers() {
+  for (const auto& known : readers_)
+    if (const std::shared_ptr<Background> reader = known.lock()) (void)reader->wait();  // its owner reports it
+  readers_.clear();
 }
 
 Status MoeRouting::check_arguments(const int32_t* topk_index, uint64_t n_tokens) const {

@@ -8,35 +8,11 @@
 #include <map>
 #include <string>
 
+#include "perf/solve/algorithm_1.h"
 #include "tests/unit/solve/random_problems.h"
 
 namespace moeccl::solve {
 namespace {
-
-// Algorithm 1 line by line, with numpy's floor, maximum, argmax and argmin (first of equals). Where the listing's
-// decrement of diff stands outside the if: with it inside, an expert with one replica would be chosen for ever.
-std::vector<int32_t> algorithm_1(const std::vector<double>& popularity, int32_t slots) {
-  double sum = 0;
-  for (const double p : popularity) sum += p;
-  std::vector<double> counts, diff;
-  for (const double p : popularity) {
-    const double goal = p / sum * slots;
-    counts.push_back(std::floor(std::max(goal, 1.0)));
-    diff.push_back(counts.back() - goal);
-  }
-  const auto total = [&] { return std::accumulate(counts.begin(), counts.end(), 0.0); };
-  while (total() > slots) {
-    const auto i = static_cast<size_t>(std::max_element(diff.begin(), diff.end()) - diff.begin());
-    if (counts[i] > 1) counts[i] -= 1;
-    diff[i] -= 1;
-  }
-  while (total() < slots) {
-    const auto i = static_cast<size_t>(std::min_element(diff.begin(), diff.end()) - diff.begin());
-    counts[i] += 1;
-    diff[i] += 1;
-  }
-  return {counts.begin(), counts.end()};
-}
 
 std::vector<int32_t> counts_of(const std::vector<double>& popularity, int32_t slots) {
   std::vector<int32_t> counts(popularity.size(), -1);
@@ -59,7 +35,7 @@ TEST(Replicate, CountsEqualALiteralTranscriptionOn10000RandomVectors) {
     }
     popularity[0] += 1e-3;
     const auto slots = static_cast<int32_t>(popularity.size() + random.below(80));
-    ASSERT_EQ(counts_of(popularity, slots), algorithm_1(popularity, slots)) << "round " << round;
+    ASSERT_EQ(counts_of(popularity, slots), perf::algorithm_1(popularity, slots)) << "round " << round;
   }
 }
 
