@@ -44,6 +44,7 @@ Communicator::Communicator(Membership m)
   // With more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
   const bool fits = m.ranks_on_host <= m.cores_on_host;
   fabric_->crowded = !fits;
+  fabric_->stream_from_bytes = kernels::stream_threshold_bytes() / std::max(1u, m.ranks_on_host);
   fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 200u : 4u;
   fabric_->priority.store(config_.priority, std::memory_order_relaxed);
   plan::Profile profile;

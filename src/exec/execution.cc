@@ -1,6 +1,7 @@
 #include "src/exec/execution.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "src/base/clock.h"
 
@@ -103,8 +104,9 @@ void Execution::choose(const Choice& choice) {
   lanes_.assign(choice.program->lanes.size(), LaneState{});
   peers_.assign(fabric().n_ranks, PeerBuffers{});
   for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].done = choice.program->lanes[i].steps.empty();
-  stream_output_ = binding_.count * op_.element_bytes * plan::out_blocks(op_.signature.op, fabric().n_ranks) >
-                   kernels::stream_threshold_bytes();
+  uint64_t elements_out = binding_.count * plan::out_blocks(op_.signature.op, fabric().n_ranks);
+  if (is_v()) elements_out = std::reduce(op_.recv_counts.begin(), op_.recv_counts.end());
+  stream_output_ = elements_out * op_.element_bytes > fabric().stream_from_bytes;
   if (choice.program->touches_peers) {
     fabric().own->board().progress.uses_buffers_of_operation.store(sequence_, std::memory_order_seq_cst);
   }

@@ -73,7 +73,9 @@ struct Fabric {
   int64_t timeout_ms = 0;
   std::atomic<int> priority{0};  // of calls that bring none, a moecclPriority_t
   bool crowded = false;          // more ranks than cores
-  uint32_t spin_polls = 0;       // before a waiting rank gives up its core
+  // Outputs of a rank that are larger are written past the cache: those of all ranks of this host together fill it.
+  uint64_t stream_from_bytes = ~uint64_t{0};
+  uint32_t spin_polls = 0;  // before a waiting rank gives up its core
 
   // On CUDA memory: staging apart from the segment's (null: there), and how an operation's end is published, because
   // what was launched may still run when the host has nothing left to do.

@@ -60,7 +60,8 @@ void CostRun::set_rates(uint32_t rank, uint32_t ranks_on_host) {
     return;
   }
   r.copy_rate = std::min(profile_.copy_bytes_per_ns, share);
-  r.output_rate = out_bytes > profile_.stream_from_bytes ? std::min(profile_.stream_bytes_per_ns, share) : r.copy_rate;
+  r.output_rate = out_bytes * ranks_on_host > profile_.stream_from_bytes ? std::min(profile_.stream_bytes_per_ns, share)
+                                                                         : r.copy_rate;
   r.reduce_rate = profile_.reduce_bytes_per_ns;
 }
 

@@ -71,8 +71,9 @@ struct Profile {
   double read_call_ns = 1000;
   // All cores of a host, bytes copied: 19-20 GB/s.
   double host_copy_bytes_per_ns = 20.0;
-  uint64_t cache_bytes = 2u << 20;        // of a core: L2 and its share of L3
-  uint64_t stream_from_bytes = 4u << 20;  // Outputs from this size on are written past the cache
+  uint64_t cache_bytes = 2u << 20;  // of a core: L2 and its share of L3
+  uint64_t stream_from_bytes =
+      8u << 20;  // Outputs, of all ranks of a host, larger than this are written past the cache
 
   double signal_ns = 68;    // until a flag set on one core is seen on another
   double step_ns = 40;      // to take up one step

@@ -51,8 +51,8 @@ class Stream {
   bool stalled = false;  // its next frame waits for other streams
 
  private:
-  static constexpr size_t kSendBytes = 32 << 10;     // frames up to kCopied and signals behind them
-  static constexpr size_t kReceiveBytes = 16 << 10;  // small frames that arrive together
+  static constexpr size_t kSendBytes = 48 << 10;     // frames up to kCopied and signals behind them
+  static constexpr size_t kReceiveBytes = 36 << 10;  // frames that arrive together, up to one of kCopied and its signal
   static constexpr size_t kSpillBytes = 1 << 10;     // read beyond a large put: the next heads only, the rest in place
 
   Fd fd_;

@@ -17,7 +17,7 @@ constexpr int kLookEveryMs = 2;
 constexpr int kSleepMs = 1000;
 // Up to so many sockets are read without a question, but for every kAskEvery-th time.
 constexpr size_t kReadUnasked = 2;
-constexpr uint32_t kAskEvery = 8;
+constexpr uint32_t kAskEvery = 64;
 // For what a rank that leaves has still to say.
 constexpr int64_t kFarewellMs = 1000;
 
@@ -82,10 +82,20 @@ void TcpEngine::queue(TcpLink& link) {
   ready_.push_back(&link);
 }
 
+// A small put asks for a turn, and its signal has usually sent it before that comes.
+void TcpEngine::drop_satisfied() {
+  std::erase_if(ready_, [](TcpLink* link) {
+    link->queued_ = link->wants_turn();
+    return !link->queued_;
+  });
+}
+
 // With few sockets the driving thread reads them as they are: that costs what the question costs whether there is
 // something to read. The poller still tells of room to send, and what came while nobody looked.
 bool TcpEngine::read_unasked() {
-  if (n_streams_ > kReadUnasked || !ready_.empty() || ++turns_ % kAskEvery == 0) return false;
+  if (n_streams_ > kReadUnasked || ++turns_ % kAskEvery == 0) return false;
+  drop_satisfied();
+  if (!ready_.empty()) return false;
   for (const TcpLink* link : links_) {
     for (const Stream& s : link->peer_.streams) {
       if (s.full || s.has_output()) return false;
@@ -145,7 +155,8 @@ void TcpEngine::begin() {
 void TcpEngine::end() {
   bool more = false;
   if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
-    turn();
+    drop_satisfied();
+    if (n_streams_ > kReadUnasked || !ready_.empty() || unsent()) turn();
     more = unsent();
   } else {
     more = true;

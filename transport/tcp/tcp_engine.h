@@ -38,10 +38,11 @@ class TcpEngine final : public Engine {
   friend class TcpLink;
   TcpEngine(driver::Poller poller, driver::WakeUp wake) : poller_(std::move(poller)), wake_(std::move(wake)) {}
 
-  void run();           // the thread
-  void turn();          // under the lock: events, then every link that can go on
-  bool read_unasked();  // under the lock: true when that was all there is to do
-  void tell_boards();   // under the lock
+  void run();             // the thread
+  void turn();            // under the lock: events, then every link that can go on
+  void drop_satisfied();  // under the lock: of ready_, links that have nothing left to do
+  bool read_unasked();    // under the lock: true when that was all there is to do
+  void tell_boards();     // under the lock
   void queue(TcpLink& link);
   bool unsent() const;
 

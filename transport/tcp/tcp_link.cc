@@ -8,8 +8,8 @@
 namespace moeccl::transport::tcp {
 namespace {
 
-// Up to here a put is copied, so that it and its signal are one packet and one system call.
-constexpr size_t kCopied = 8 << 10;
+// Up to here a put is copied, so that it and its signal are one system call, and one packet where it fits.
+constexpr size_t kCopied = 32 << 10;
 // With several streams puts are cut: small enough to keep all of them busy, large enough to cost few system calls.
 constexpr size_t kPiece = 128 << 10;
 // Bytes that one link may take before others have their turn.

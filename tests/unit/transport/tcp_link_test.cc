@@ -112,7 +112,7 @@ TEST_P(TcpLink, DataIsThereWhenItsSignalIs) {
   ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
   uint32_t number = 0;
   // Nobody drives rank 1: its engine takes what comes.
-  for (const size_t bytes : {1u, 63u, 4096u, 8192u, 8193u, 70'000u, 1u << 20, (2u << 20) - 5}) {
+  for (const size_t bytes : {1u, 63u, 4096u, 8193u, 32'768u, 32'769u, 70'000u, 1u << 20, (2u << 20) - 5}) {
     const auto data = pattern(bytes, static_cast<unsigned>(bytes));
     std::memset(fabrics[1].own->staging(), 0, bytes + 7);
     ASSERT_TRUE(put_all(fabrics[0], 1, 7, data.data(), bytes).ok());
