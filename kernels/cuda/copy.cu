@@ -1,6 +1,5 @@
-// Entry points: bytes, rows of bytes, routing.
+// Entry points: bytes, rows of bytes.
 #include "kernels/cuda/copy.cuh"
-#include "kernels/cuda/route.cuh"
 
 using namespace moeccl::cuda;
 
@@ -18,6 +17,3 @@ MOECCL_KERNEL(moeccl_copy_bulk, CopyArgs) {
   }
 }
 MOECCL_KERNEL(moeccl_copy_rows, RowsKernelArgs) { copy_rows(a, whole_grid()); }
-MOECCL_KERNEL(moeccl_route_count, RouteKernelArgs) { route_count(a); }
-MOECCL_KERNEL(moeccl_route_scan, RouteKernelArgs) { route_scan(a); }
-MOECCL_KERNEL(moeccl_route_fill, RouteKernelArgs) { route_fill(a); }

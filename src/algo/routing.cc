@@ -41,7 +41,25 @@ Status check_choice(int32_t expert, uint32_t n_experts, uint64_t token, uint32_t
                expert, n_experts - 1);
 }
 
+Status sort_choices(const CanonicalOrder& order, std::span<const int32_t> choices, uint64_t token, TokenKeys& keys) {
+  const auto n = static_cast<uint32_t>(order.position.size());
+  for (uint32_t k = 0; k < choices.size(); ++k) {
+    MOECCL_TRY(check_choice(choices[k], n, token, k));
+    if (choices[k] >= 0) keys.insert(order.position[static_cast<uint32_t>(choices[k])], k);
+  }
+  for (uint32_t i = 1; i < keys.n; ++i)
+    if (keys.key[i] / kMaxTopK == keys.key[i - 1] / kMaxTopK)
+      return error(moecclInvalidArgument, "topk_index[{}] names expert {} twice: a token's experts are distinct", token,
+                   order.expert[keys.key[i] / kMaxTopK]);
+  return {};
+}
+
 }  // namespace
+
+Status check_choices(const CanonicalOrder& order, std::span<const int32_t> choices, uint64_t token) {
+  TokenKeys keys;
+  return sort_choices(order, choices, token, keys);
+}
 
 Status OwnChoices::assign(const MoeShape& shape, const Placement& placement, const CanonicalOrder& order,
                           const TopK& topk) {
@@ -59,17 +77,10 @@ Status OwnChoices::assign(const MoeShape& shape, const Placement& placement, con
   n_dropped = 0;
   for (uint64_t t = 0; t < n_tokens; ++t) {
     TokenKeys keys;
-    const int32_t* index = topk.index + t * top_k;
-    for (uint32_t k = 0; k < top_k; ++k) {
-      MOECCL_TRY(check_choice(index[k], n, t, k));
-      if (index[k] >= 0) keys.insert(order.position[static_cast<uint32_t>(index[k])], k);
-    }
+    MOECCL_TRY(sort_choices(order, {topk.index + t * top_k, top_k}, t, keys));
     uint32_t kept = 0;
     for (uint32_t i = 0; i < keys.n; ++i) {
       const uint32_t k = keys.key[i] % kMaxTopK, e = order.expert[keys.key[i] / kMaxTopK];
-      if (i > 0 && keys.key[i] / kMaxTopK == keys.key[i - 1] / kMaxTopK)
-        return error(moecclInvalidArgument, "topk_index[{}] names expert {} twice: a token's experts are distinct", t,
-                     e);
       if (shape.capacity > 0 && kept_[e]++ >= shape.capacity) {
         ++drop_counts[e];
         ++n_dropped;
@@ -85,13 +96,6 @@ Status OwnChoices::assign(const MoeShape& shape, const Placement& placement, con
   return {};
 }
 
-namespace {
-
-// The hops of one origin's rows to each target, with the level of the full tree that each crosses.
-struct Hop {
-  uint32_t from, to, level;
-};
-
 std::vector<std::vector<Hop>> ways_of(const Paths& paths, const LevelTree& tree, const Placement& placement,
                                       uint32_t rank) {
   std::vector<std::vector<Hop>> ways(paths.n_ranks());
@@ -106,13 +110,24 @@ std::vector<std::vector<Hop>> ways_of(const Paths& paths, const LevelTree& tree,
   return ways;
 }
 
-}  // namespace
+void sum_levels(const LevelTree& tree, std::span<const uint32_t> to_group, std::vector<LevelCount>& levels) {
+  levels.assign(tree.depth(), {});
+  size_t i = 0;
+  for (uint32_t l = 0; l < tree.depth(); ++l) {
+    for (uint32_t g = 0; g < tree.levels[l].n_groups; ++g, ++i) {
+      levels[l].rows += to_group[i];
+      levels[l].peak = std::max<uint64_t>(levels[l].peak, to_group[i]);
+      levels[l].reach += to_group[i] > 0;
+    }
+  }
+}
 
 void count_rows(const Paths& paths, const LevelTree& tree, const Placement& placement, uint32_t rank,
                 const OwnChoices& own, std::vector<LevelCount>& levels) {
   const std::vector<std::vector<Hop>> ways = ways_of(paths, tree, placement, rank);
-  std::vector<std::vector<uint64_t>> to_group;
-  for (const plan::Level& level : tree.levels) to_group.emplace_back(level.n_groups, 0);
+  std::vector<uint32_t> first_group(1, 0);  // of each level in to_group
+  for (const plan::Level& level : tree.levels) first_group.push_back(first_group.back() + level.n_groups);
+  std::vector<uint32_t> to_group(first_group.back(), 0);
   size_t i = 0;
   for (uint64_t t = 0; t < own.n_tokens; ++t) {
     const std::vector<Hop>* before = nullptr;
@@ -123,18 +138,11 @@ void count_rows(const Paths& paths, const LevelTree& tree, const Placement& plac
       if (paths.algorithm().dedup() && before)
         while (shared < way.size() && shared < before->size() && way[shared].to == (*before)[shared].to) ++shared;
       for (size_t h = shared; h < way.size(); ++h)
-        ++to_group[way[h].level][tree.levels[way[h].level].group_of_rank[way[h].to]];
+        ++to_group[first_group[way[h].level] + tree.levels[way[h].level].group_of_rank[way[h].to]];
       before = &way;
     }
   }
-  levels.assign(tree.depth(), {});
-  for (uint32_t l = 0; l < tree.depth(); ++l) {
-    for (const uint64_t rows : to_group[l]) {
-      levels[l].rows += rows;
-      levels[l].peak = std::max(levels[l].peak, rows);
-      levels[l].reach += rows > 0;
-    }
-  }
+  sum_levels(tree, to_group, levels);
 }
 
 namespace {
@@ -156,6 +164,10 @@ MessageLayout layout_of(size_t records, size_t choices, size_t weights) {
 
 }  // namespace
 
+size_t message_words(size_t records, size_t choices, size_t weights) {
+  return records == 0 ? 0 : layout_of(records, choices, weights).end;
+}
+
 void RecordWriter::prepare(const Paths& paths, const Placement& placement, uint32_t rank) {
   rank_ = rank;
   way_first_.assign(1, 0);
@@ -169,12 +181,10 @@ void RecordWriter::prepare(const Paths& paths, const Placement& placement, uint3
 void RecordWriter::count(const Placement& placement, const OwnChoices& own) {
   const size_t n_ranks = way_first_.size() - 1;
   cursors_.assign(n_ranks, {});
-  owner_first_.assign(n_ranks + 1, 0);
   size_t i = 0;
   for (uint32_t t = 0; t < own.n_tokens; ++t) {
     for (uint32_t k = 0; k < own.n_experts[t]; ++k, ++i) {
       const uint32_t owner = placement.owner[own.expert[i]];
-      ++owner_first_[owner + 1];
       for (uint32_t w = way_first_[owner]; w < way_first_[owner + 1]; ++w) {
         Cursor& c = cursors_[way_[w]];
         ++c.choices;
@@ -184,9 +194,23 @@ void RecordWriter::count(const Placement& placement, const OwnChoices& own) {
       if (own.weighted && owner != rank_) ++cursors_[owner].weights;
     }
   }
+}
+
+void RecordWriter::group_by_owner(const Placement& placement, const OwnChoices& own) {
+  owner_first_.assign(size_t{placement.n_ranks} + 1, 0);
+  for (const uint16_t e : own.expert) ++owner_first_[placement.owner[e] + 1];
   std::partial_sum(owner_first_.begin(), owner_first_.end(), owner_first_.begin());
   owner_filled_.assign(owner_first_.begin(), owner_first_.end() - 1);
   by_owner_.resize(own.expert.size());
+  for (size_t i = 0; i < own.expert.size(); ++i)
+    by_owner_[owner_filled_[placement.owner[own.expert[i]]]++] = static_cast<uint32_t>(i);
+}
+
+void RecordWriter::adopt(const Placement& placement, const OwnChoices& own, std::span<const uint32_t> words,
+                         std::span<const size_t> bytes) {
+  words_.assign(words.begin(), words.end());
+  bytes_.assign(bytes.begin(), bytes.end());
+  group_by_owner(placement, own);
 }
 
 void RecordWriter::lay_out(bool weighted) {
@@ -217,11 +241,11 @@ void RecordWriter::lay_out(bool weighted) {
 void RecordWriter::write(const Placement& placement, const OwnChoices& own) {
   count(placement, own);
   lay_out(own.weighted);
+  group_by_owner(placement, own);
   size_t i = 0;
   for (uint32_t t = 0; t < own.n_tokens; ++t) {
     for (uint32_t k = 0; k < own.n_experts[t]; ++k, ++i) {
       const uint32_t owner = placement.owner[own.expert[i]];
-      by_owner_[owner_filled_[owner]++] = static_cast<uint32_t>(i);
       for (uint32_t w = way_first_[owner]; w < way_first_[owner + 1]; ++w) {
         Cursor& c = cursors_[way_[w]];
         if (c.last_token != t) {

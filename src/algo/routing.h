@@ -52,6 +52,9 @@ struct OwnChoices {
   std::vector<uint32_t> kept_;  // [n_experts] tokens so far, for capacity
 };
 
+// What OwnChoices::assign says of one token's choices.
+Status check_choices(const CanonicalOrder& order, std::span<const int32_t> choices, uint64_t token);
+
 // Rows that this rank's own tokens put on the links, at all hops of their way: the counts of Eq. 7 and Algorithm 1.
 // Levels are those of the full tree.
 struct LevelCount {
@@ -61,6 +64,17 @@ struct LevelCount {
 };
 void count_rows(const Paths& paths, const plan::LevelTree& tree, const Placement& placement, uint32_t rank,
                 const OwnChoices& own, std::vector<LevelCount>& levels);
+// The hops of `rank`'s rows to each rank with experts; of others none. Levels are those of the full tree.
+struct Hop {
+  uint32_t from, to, level;
+};
+std::vector<std::vector<Hop>> ways_of(const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
+                                      uint32_t rank);
+// What count_rows() makes of the rows that go to each group; to_group: level by level.
+void sum_levels(const plan::LevelTree& tree, std::span<const uint32_t> to_group, std::vector<LevelCount>& levels);
+
+// Words of a message, see RecordView; 0 without records.
+size_t message_words(size_t records, size_t choices, size_t weights);
 
 // The records of one origin for one rank, in token order. A message is a header of four words {records, experts,
 // weights, 0}, then token [records] u32, n_experts [records] u8, expert [experts] u16, weight [weights] float, each
@@ -79,6 +93,9 @@ class RecordWriter {
   void prepare(const Paths& paths, const Placement& placement, uint32_t rank);
   // Fills words() and bytes(); memory is reused.
   void write(const Placement& placement, const OwnChoices& own);
+  // The same with messages that were written elsewhere. words: in rank order, of bytes[n_ranks].
+  void adopt(const Placement& placement, const OwnChoices& own, std::span<const uint32_t> words,
+             std::span<const size_t> bytes);
 
   std::span<const uint32_t> words() const { return words_; }  // messages in rank order
   std::span<const size_t> bytes() const { return bytes_; }    // [n_ranks]; 0 for no records
@@ -99,6 +116,7 @@ class RecordWriter {
   };
   void count(const Placement& placement, const OwnChoices& own);
   void lay_out(bool weighted);
+  void group_by_owner(const Placement& placement, const OwnChoices& own);
 
   uint32_t rank_ = 0;
   std::vector<uint32_t> way_first_, way_;  // ranks after the origin on the way to each target, the target last

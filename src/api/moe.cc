@@ -69,12 +69,10 @@ Status to_host(Communicator& comm, const T** table, size_t n, std::vector<T>& co
 Status update(comm::MoeRouting& routing, Communicator& comm, const int32_t* index, const float* weight,
               size_t n_tokens) {
   const algo::MoeShape& shape = routing.layer().config().shape;
-  std::vector<int32_t> index_copy;
   std::vector<float> weight_copy;
-  if (n_tokens <= shape.max_tokens) {  // else update() says so
-    MOECCL_TRY(to_host(comm, &index, n_tokens * shape.top_k, index_copy));
+  // Choices in CUDA memory are worked on where they are, and their weights with them. Of too many update() says so.
+  if (n_tokens <= shape.max_tokens && !comm.is_device_memory(index))
     MOECCL_TRY(to_host(comm, &weight, n_tokens * shape.top_k, weight_copy));
-  }
   return routing.update(index, weight, n_tokens);
 }
 

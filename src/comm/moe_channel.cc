@@ -71,6 +71,10 @@ Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* mea
   return stream->enqueue([comm, ticket, op, measured_us] { return comm->run_in_turn(ticket, *op, measured_us); });
 }
 
+exec::StreamEngine* MoeChannel::engine_for(const void* choices) {
+  return comm_.is_device_memory(choices) ? &comm_.cuda()->engine() : nullptr;
+}
+
 Status MoeChannel::with_kernels(const void* buffer, const WithKernels& body) {
   if (!comm_.is_device_memory(buffer)) return MoeHost::with_kernels(buffer, body);
   exec::StreamEngine& engine = comm_.cuda()->engine();

@@ -25,6 +25,8 @@ class MoeChannel final : public MoeHost {
   Status all_gather(const void* mine, size_t bytes, void* all) override;
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
   Status run(const Run& run, moecclStream_t stream, double* measured_us) override;
+  exec::StreamEngine* engine_for(const void* choices) override;
+  void wait_idle() override { (void)comm_.wait_idle(); }
   Status with_kernels(const void* buffer, const WithKernels& body) override;
 
  private:

@@ -12,6 +12,10 @@
 #include "src/plan/levels.h"
 #include "src/plan/plan.h"
 
+namespace moeccl::exec {
+class StreamEngine;
+}
+
 namespace moeccl::comm {
 
 class MoeHost {
@@ -51,6 +55,14 @@ class MoeHost {
   };
   // With a stream returns at once and sets *measured_us, which must live as long, when it has run.
   virtual Status run(const Run& run, moecclStream_t stream, double* measured_us) = 0;
+
+  // Where routings of choices in device memory are computed; null: the host reads `choices`.
+  virtual exec::StreamEngine* engine_for(const void* choices) {
+    (void)choices;
+    return nullptr;
+  }
+  // Waits until nothing of this rank is under way.
+  virtual void wait_idle() {}
 
   // Calls body with the kernels for the memory that `buffer` lies in; they have run when it returns.
   using WithKernels = std::function<void(const kernels::KernelTable& table, bool on_device)>;

@@ -89,6 +89,17 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
   return layer;
 }
 
+Result<CudaRouting*> MoeLayer::cuda_routing(exec::StreamEngine& engine) {
+  if (cuda_routing_ == nullptr) {
+    // An allocation may wait for the device, where a stream may wait for us.
+    host_.wait_idle();
+    CudaRouting::Setting s{&config_.shape, &placement_, &order_, &host_.tree(), {}, host_.rank()};
+    for (const auto& candidate : candidates_) s.candidates.push_back(&candidate->paths);
+    MOECCL_ASSIGN_OR_RETURN(cuda_routing_, CudaRouting::create(engine, s));
+  }
+  return cuda_routing_.get();
+}
+
 Status MoeRouting::usable(const char* what) const {
   if (ready_) return {};
   return error(moecclInvalidUsage, "{}: the routing is empty, because its last update failed: update it first", what);

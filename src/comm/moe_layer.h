@@ -8,6 +8,7 @@
 
 #include "src/algo/routing_price.h"
 #include "src/comm/background.h"
+#include "src/comm/cuda_routing.h"
 #include "src/comm/moe_config.h"
 #include "src/comm/moe_host.h"
 
@@ -37,6 +38,8 @@ class MoeLayer {
   const algo::Placement& placement() const { return placement_; }
   const algo::CanonicalOrder& order() const { return order_; }
   const std::vector<std::unique_ptr<MoeCandidate>>& candidates() const { return candidates_; }
+  // For choices in device memory; made when first asked for.
+  Result<CudaRouting*> cuda_routing(exec::StreamEngine& engine);
 
  private:
   MoeLayer(MoeHost& host, MoeConfig config)
@@ -50,6 +53,7 @@ class MoeLayer {
   algo::Placement placement_;
   algo::CanonicalOrder order_;
   std::vector<std::unique_ptr<MoeCandidate>> candidates_;
+  std::unique_ptr<CudaRouting> cuda_routing_;
 };
 
 class MoeRouting {
@@ -59,7 +63,7 @@ class MoeRouting {
 
   MoeLayer& layer() const { return layer_; }
   // Collective, blocks. The first exchange ends all operations that this rank still has under way, so that tables may
-  // change.
+  // change. topk_index may be device memory of the host's engine, and topk_weight then of either kind.
   Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
   Status dispatch(const void* in, void* out, moecclStream_t stream);
   Status dispatch_scaled(const void* in, void* out, const MoeHost::Scales& scales, moecclStream_t stream);
@@ -84,11 +88,13 @@ class MoeRouting {
   // Work given to `reader` from now on reads this routing: update() and the destructor wait for its end.
   void read_by(const std::shared_ptr<Background>& reader);
   void wait_for_readers();
+  Status assign(const algo::TopK& topk);
   Status check_arguments(const int32_t* topk_index, uint64_t n_tokens) const;
   Status greet(const Status& own);
   Status choose(const std::byte* greetings, size_t bytes);
   Status agree_on_weights(const std::byte* greetings, size_t bytes);
   Status exchange_records();
+  Status write_records();
   Status read_received(Agreement* mine);
   Status agree();
   Status usable(const char* what) const;
@@ -104,6 +110,8 @@ class MoeRouting {
   uint64_t version_ = 0;   // counts updates
   bool weighted_ = false;  // on any rank that has tokens
   algo::OwnChoices own_;
+  exec::StreamEngine* engine_ = nullptr;  // during an update whose choices lie in device memory
+  CudaRouting* cuda_ = nullptr;           // then
   std::vector<uint64_t> tokens_of_;       // [n_ranks]
   std::vector<algo::LevelCount> counts_;  // scratch
   std::vector<std::byte> gathered_;       // scratch

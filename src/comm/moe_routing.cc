@@ -35,16 +35,23 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
   wait_for_readers();
   ready_ = false;
   ++version_;
-  const MoeConfig& config = layer_.config();
   Status own = check_arguments(topk_index, n_tokens);
-  if (own.ok())
-    own = own_.assign(config.shape, layer_.placement(), layer_.order(), {topk_index, topk_weight, n_tokens});
+  if (own.ok()) own = assign({topk_index, topk_weight, n_tokens});
   MOECCL_TRY(greet(own));
   MOECCL_TRY(exchange_records());
   MOECCL_TRY(agree());
   measured_dispatch_us_ = measured_combine_us_ = 0;
   ready_ = true;
   return {};
+}
+
+Status MoeRouting::assign(const algo::TopK& topk) {
+  engine_ = topk.n_tokens > 0 ? layer_.host().engine_for(topk.index) : nullptr;
+  if (engine_ == nullptr) return own_.assign(layer_.config().shape, layer_.placement(), layer_.order(), topk);
+  own_.n_tokens = topk.n_tokens;
+  own_.weighted = topk.weight != nullptr;
+  MOECCL_ASSIGN_OR_RETURN(cuda_, layer_.cuda_routing(*engine_));
+  return cuda_->assign(*engine_, topk);
 }
 
 void MoeRouting::read_by(const std::shared_ptr<Background>& reader) {
@@ -78,7 +85,10 @@ Status MoeRouting::greet(const Status& own) {
   std::memcpy(mine.data(), &hello, sizeof(hello));
   std::byte* at = mine.data() + sizeof(hello);
   for (size_t c = 0; c < layer_.candidates().size() && own.ok(); ++c) {
-    algo::count_rows(layer_.candidates()[c]->paths, host.tree(), layer_.placement(), host.rank(), own_, counts_);
+    if (engine_ != nullptr)
+      cuda_->counts(c, counts_);
+    else
+      algo::count_rows(layer_.candidates()[c]->paths, host.tree(), layer_.placement(), host.rank(), own_, counts_);
     std::memcpy(at, counts_.data(), depth * sizeof(algo::LevelCount));
     at += depth * sizeof(algo::LevelCount);
   }
@@ -131,18 +141,28 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   return {};
 }
 
-Status MoeRouting::exchange_records() {
-  MoeHost& host = layer_.host();
-  const uint32_t n = host.n_ranks();
-  const MoeCandidate& plan = *layer_.candidates()[chosen_];
+Status MoeRouting::write_records() {
+  if (engine_ != nullptr) return cuda_->write(*engine_, chosen_, own_, writer_);
   if (prepared_ != chosen_) {
-    writer_.prepare(plan.paths, layer_.placement(), host.rank());
+    writer_.prepare(layer_.candidates()[chosen_]->paths, layer_.placement(), layer_.host().rank());
     prepared_ = chosen_;
   }
   writer_.write(layer_.placement(), own_);
-  // [from][to]
-  std::vector<uint64_t> sizes(size_t{n} * n), mine(writer_.bytes().begin(), writer_.bytes().end());
+  return {};
+}
+
+Status MoeRouting::exchange_records() {
+  MoeHost& host = layer_.host();
+  const uint32_t n = host.n_ranks();
+  const Status own = write_records();
+  // [from][to]; a rank that has none because it failed says so to all.
+  constexpr uint64_t kFailed = ~uint64_t{0};
+  std::vector<uint64_t> sizes(size_t{n} * n), mine(n, kFailed);
+  if (own.ok()) mine.assign(writer_.bytes().begin(), writer_.bytes().end());
   MOECCL_TRY(host.all_gather(mine.data(), n * sizeof(uint64_t), sizes.data()));
+  MOECCL_TRY(own);
+  for (uint32_t r = 0; r < n; ++r)
+    if (sizes[size_t{r} * n] == kFailed) return remote(r, moecclRemoteError);
   received_bytes_.resize(n);
   size_t total = 0;
   for (uint32_t r = 0; r < n; ++r) total += received_bytes_[r] = sizes[size_t{r} * n + host.rank()];

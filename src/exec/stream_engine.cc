@@ -23,7 +23,10 @@ constexpr size_t kCopyEngineBytes = 4u << 20;
 
 thread_local StreamEngine* current_engine = nullptr;
 
-constexpr const char* kPlainKernels[] = {"moeccl_copy", "moeccl_copy_bulk", "moeccl_copy_rows"};
+constexpr const char* kPlainKernels[] = {
+    "moeccl_copy",         "moeccl_copy_bulk",           "moeccl_copy_rows",          "moeccl_route_count",
+    "moeccl_route_scan",   "moeccl_route_fill",          "moeccl_route_order",        "moeccl_route_drop",
+    "moeccl_route_levels", "moeccl_route_records_count", "moeccl_route_records_scan", "moeccl_route_records_fill"};
 constexpr const char* kTypedKernels[] = {"moeccl_reduce", "moeccl_scale_rows", "moeccl_reduce_rows", "moeccl_dot_rows",
                                          "moeccl_walk"};
 
@@ -120,6 +123,8 @@ Status StreamEngine::synchronize() {
 cuda::Function StreamEngine::function(const char* name, int type) const {
   return functions_.at(format("{}_{}", name, type));
 }
+
+cuda::Function StreamEngine::function(const char* name) const { return functions_.find(name)->second; }
 
 void StreamEngine::launch(const std::string& kernel, const void* args, size_t work_bytes) {
   const size_t most = size_t{sm_limit_} * 2;  // blocks that fit at once: kernels promise two on a multiprocessor

@@ -55,6 +55,7 @@ class StreamEngine {
   void launch(const std::string& kernel, const void* args, size_t work_bytes);
   // The kernel `name`_`type`, for who launches it elsewhere. Any thread.
   driver::cuda::Function function(const char* name, int type) const;
+  driver::cuda::Function function(const char* name) const;  // one without types
   void note(Status status);
   size_t memory_bytes() const { return pinned_.bytes() + device_.bytes(); }
 

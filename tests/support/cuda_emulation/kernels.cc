@@ -1,6 +1,7 @@
 // All kernels of kernels/cuda, compiled for the launch emulation.
 #include "kernels/cuda/copy.cu"
 #include "kernels/cuda/reduce.cu"
+#include "kernels/cuda/route.cu"
 #include "kernels/cuda/rows.cu"
 #include "kernels/cuda/sparse.cu"
 #include "kernels/cuda/walk.cu"
