@@ -14,14 +14,6 @@ using comm::Communicator;
 
 namespace {
 
-// The way of a blocking call outside a group: nothing is allocated.
-Status run_now(Communicator& comm, const CollectiveCall& call) {
-  Communicator::Lease lease(comm);
-  exec::Operation& op = lease.operation();
-  MOECCL_TRY(comm::prepare_collective(comm, call, op));
-  return comm.run_in_turn(comm.take_ticket(), op);
-}
-
 Status hand_over(comm::Call made) {
   comm::Group& group = comm::Group::of_this_thread();
   if (group.open()) {
@@ -40,7 +32,7 @@ moecclResult_t collective(const CollectiveCall& call, moecclComm_t comm_handle, 
     comm::Stream* stream = nullptr;
     MOECCL_TRY(api::find_stream(stream_handle, &stream));
     comm::Group& group = comm::Group::of_this_thread();
-    if (stream == nullptr && !group.open()) return run_now(*comm, call);
+    if (stream == nullptr && !group.open()) return comm::run_collective(*comm, call);
     comm::Call made;
     made.comm = comm;
     made.stream = stream;

@@ -109,9 +109,10 @@ Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Oper
   const uint64_t most = std::numeric_limits<int64_t>::max() / op.element_bytes / 2;
   const auto take = [&](const size_t* counts, const size_t* displs, std::vector<uint64_t>& to_counts,
                         std::vector<uint64_t>& to_displs, const char* name, uint64_t* bytes) -> Status {
-    to_counts.assign(counts, counts + n);
-    to_displs.assign(displs, displs + n);
+    to_counts.resize(n);
+    to_displs.resize(n);
     for (uint32_t r = 0; r < n; ++r) {
+      to_counts[r] = counts[r], to_displs[r] = displs[r];
       if (counts[r] > most || displs[r] > most) {
         return bad(c.op, name, format("{} elements at {} for rank {}", counts[r], displs[r], r),
                    "sizes that fit in memory");
@@ -169,6 +170,10 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
                         out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr, &op.cuda));
   const bool in_place = c.op == moecclOpAllToAll && c.send == c.recv && in_bytes > 0;
   return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled, in_place);
+}
+
+Status run_collective(Communicator& comm, const CollectiveCall& call) {
+  return comm.run_blocking([&](exec::Operation& op) { return prepare_collective(comm, call, op); });
 }
 
 Status prepare_message(Communicator& comm, const void* data, size_t count, moecclDataType_t type, int peer,

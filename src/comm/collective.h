@@ -19,6 +19,8 @@ struct CollectiveCall {
 
 // Fills `op`, which must outlive its run.
 Status prepare_collective(Communicator& comm, const CollectiveCall& call, exec::Operation& op);
+// Blocks; outside of groups.
+Status run_collective(Communicator& comm, const CollectiveCall& call);
 // Checks a Send or Recv and fills `message`.
 Status prepare_message(Communicator& comm, const void* data, size_t count, moecclDataType_t type, int peer,
                        bool is_send, exec::Message& message);

@@ -79,28 +79,19 @@ class Communicator {
 
   // Fills an operation's plan and divisor for a standard collective.
   Status prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place);
-  // An operation for one blocking call: the communicator's own, so that nothing is allocated, unless another thread has
-  // it.
-  class Lease {
-   public:
-    explicit Lease(Communicator& comm) : comm_(comm), own_(!comm.operation_taken_.exchange(true)) {
-      if (own_)
-        comm_.operation_.reset();
-      else
-        fresh_.emplace();
-    }
-    ~Lease() {
-      if (own_) comm_.operation_taken_.store(false, std::memory_order_release);
-    }
-    Lease(const Lease&) = delete;
-    Lease& operator=(const Lease&) = delete;
-    exec::Operation& operation() { return own_ ? comm_.operation_ : *fresh_; }
-
-   private:
-    Communicator& comm_;
-    bool own_;
-    std::optional<exec::Operation> fresh_;
-  };
+  // A blocking call: waits for its turn, has `prepare` (Status of an Operation&) fill the communicator's own operation,
+  // so that nothing is allocated, and runs it on this thread.
+  template <class Prepare>
+  Status run_blocking(Prepare&& prepare) {
+    turns_.wait(take_ticket());
+    const struct Turn {
+      ~Turn() { turns.end(); }
+      Turns& turns;
+    } turn{turns_};
+    operation_.reset();
+    MOECCL_TRY(prepare(operation_));
+    return run(operation_);
+  }
   // The same with a plan that is at hand.
   void attach(exec::Operation& op, const std::shared_ptr<CachedPlan>& cached, uint32_t root, bool scaled) const;
   // Sends or receives in its turn.
@@ -157,8 +148,7 @@ class Communicator {
   std::shared_ptr<const void> kept_expert_plan_;
 
   Turns turns_;
-  exec::Operation operation_;
-  std::atomic<bool> operation_taken_{false};
+  exec::Operation operation_;  // of the call whose turn it is
 
   std::mutex error_mutex_;
   std::string last_error_, last_error_shown_;

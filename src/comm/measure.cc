@@ -85,12 +85,6 @@ class Pin {
   Selector& selector_;
 };
 
-Status run_collective(Communicator& comm, const CollectiveCall& call) {
-  Communicator::Lease lease(comm);
-  MOECCL_TRY(prepare_collective(comm, call, lease.operation()));
-  return comm.run_in_turn(comm.take_ticket(), lease.operation());
-}
-
 // The plans of one size of one operation, each pinned while it runs.
 class PlanTimer {
  public:

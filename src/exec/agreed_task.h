@@ -37,6 +37,7 @@ class AgreedTask : public Task {
   static Signature read_signature(const transport::Entry& entry, uint64_t& flags);
   bool is_v() const { return op_.signature.op == moecclOpAllToAllv; }
 
+  bool is_timed() const;
   bool hear_timings();  // false: a peer's words are still on their way
 
   const Operation& op_;

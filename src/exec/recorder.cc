@@ -7,13 +7,18 @@
 namespace moeccl::exec {
 
 void Recorder::begin(uint64_t sequence, const Signature& signature) {
-  records_[count_++ % kRecords] = Record{sequence, signature, "", Ticks::now(), 0, false};
+  Record& r = records_[count_++ % kRecords];
+  r.sequence = sequence;
+  r.signature = signature;
+  r.algorithm = "";
+  r.state = Record::State::kRunning;
+  r.start = Ticks::now();
 }
 
 int64_t Recorder::end(bool failed) {
   Record& r = newest();
   r.end = Ticks::now();
-  r.failed = failed;
+  r.state = failed ? Record::State::kFailed : Record::State::kDone;
   return Ticks::to_ns(r.end - r.start);
 }
 
@@ -23,12 +28,13 @@ std::string Recorder::text(size_t most) const {
   const int64_t now = Ticks::now();
   for (size_t i = count_ - n; i < count_; ++i) {
     const Record& r = records_[i % kRecords];
-    const char* state = r.end == 0 ? "RUNNING" : r.failed ? "FAILED" : "done";
-    const int64_t end = r.end == 0 ? now : r.end;
-    out += format("  #{} {} count {} {} {} plan {} {} {:.3f} ms, {:.3f} s ago\n", r.sequence, op_name(r.signature.op),
-                  r.signature.count, type_name(r.signature.type), reduce_name(r.signature.reduce), r.algorithm, state,
-                  static_cast<double>(Ticks::to_ns(end - r.start)) / 1e6,
-                  static_cast<double>(Ticks::to_ns(now - r.start)) / 1e9);
+    const bool running = r.state == Record::State::kRunning;
+    const char* state = running ? "RUNNING" : r.state == Record::State::kFailed ? "FAILED" : "done";
+    out += format("  #{} {} count {} {} {} plan {} {}", r.sequence, op_name(r.signature.op), r.signature.count,
+                  type_name(r.signature.type), reduce_name(r.signature.reduce), r.algorithm, state);
+    if (r.state != Record::State::kDoneUntimed)
+      out += format(" {:.3f} ms", static_cast<double>(Ticks::to_ns((running ? now : r.end) - r.start)) / 1e6);
+    out += format(", {:.3f} s ago\n", static_cast<double>(Ticks::to_ns(now - r.start)) / 1e9);
   }
   return out;
 }

@@ -14,8 +14,8 @@ struct Record {
   uint64_t sequence = 0;  // 0: unused, or Send/Recv which have none
   Signature signature;
   const char* algorithm = "";
-  int64_t start = 0, end = 0;  // Ticks; end 0: running
-  bool failed = false;
+  int64_t start = 0, end = 0;  // Ticks; end: of timed ones that have ended
+  enum class State : uint8_t { kRunning, kDone, kDoneUntimed, kFailed } state = State::kRunning;
 };
 
 class Recorder {
@@ -26,6 +26,7 @@ class Recorder {
   void begin(uint64_t sequence, const Signature& signature);
   void chose(const char* algorithm) { newest().algorithm = algorithm; }
   int64_t end(bool failed);  // ns since its begin
+  void end_untimed() { newest().state = Record::State::kDoneUntimed; }
   // The last `most` operations, oldest first, one line each.
   std::string text(size_t most) const;
 
