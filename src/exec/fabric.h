@@ -75,7 +75,8 @@ struct Fabric {
   bool crowded = false;          // more ranks than cores
   // Outputs of a rank that are larger are written past the cache: those of all ranks of this host together fill it.
   uint64_t stream_from_bytes = ~uint64_t{0};
-  uint32_t spin_polls = 0;  // before a waiting rank gives up its core
+  uint32_t spin_polls = 0;      // before a waiting rank gives up its core
+  int64_t before_yield_ns = 0;  // how long to wait before yielding; the executing thread's (Patience)
 
   // On CUDA memory: staging apart from the segment's (null: there), and how an operation's end is published, because
   // what was launched may still run when the host has nothing left to do.

@@ -20,6 +20,9 @@ constexpr int64_t kYieldFor_ns = 3'000'000;  // then sleep: yielding for ever wo
 // Ranks that share cores sleep earlier when a yield finds nobody else on this core: only then does the kernel see an
 // idle core and bring a rank here that waits for another one (docs/decisions.md).
 constexpr int64_t kLonely_ns = 3'000, kLonelyFor_ns = 100'000;
+// With a core for each rank, who takes one that is given up is a stranger, and keeps it for a time slice. When a yield
+// has cost that much, the next waits do without for a while.
+constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 1'000'000;
 constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts holds an acknowledgement
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 
@@ -114,7 +117,8 @@ namespace {
 // One blocked stretch of drive(): spin briefly, then yield, then sleep.
 class Patience {
  public:
-  Patience(uint32_t spin_polls, bool crowded) : spin_polls_(spin_polls), crowded_(crowded) {}
+  explicit Patience(Fabric& fabric)
+      : spin_polls_(fabric.spin_polls), crowded_(fabric.crowded), before_yield_ns_(fabric.before_yield_ns) {}
   void reset() { polls_ = 0; }
   // True when it is time for a health check.
   bool wait() {
@@ -124,10 +128,14 @@ class Patience {
       return false;
     }
     if (polls_ == spin_polls_ + 1) since_ = checked_ = now_ = alive_ = shared_ = now_ns();
-    if (now_ - since_ < kYieldFor_ns && !(crowded_ && now_ - shared_ > kLonelyFor_ns)) {
+    if (!crowded_ && now_ - since_ < before_yield_ns_) {
+      _mm_pause();
+      now_ = now_ns();
+    } else if (now_ - since_ < kYieldFor_ns && !(crowded_ && now_ - shared_ > kLonelyFor_ns)) {
       sched_yield();
       const int64_t before = std::exchange(now_, now_ns());
       if (now_ - before > kLonely_ns) shared_ = now_;
+      if (!crowded_) before_yield_ns_ = now_ - before > kStranger_ns ? kWithoutYield_ns : before_yield_ns_ / 2;
     } else {
       sleep_ns(now_ - since_ < 10 * kYieldFor_ns ? kShortSleep_ns : kLongSleep_ns);
       now_ = now_ns();
@@ -143,6 +151,7 @@ class Patience {
  private:
   uint32_t spin_polls_;
   bool crowded_;
+  int64_t& before_yield_ns_;
   int64_t shared_ = 0;  // when somebody else last ran on this core
   uint64_t polls_ = 0;
   int64_t since_ = 0, now_ = 0, checked_ = 0, alive_ = 0;
@@ -208,7 +217,7 @@ Status drive(std::span<Task* const> tasks) {
     if (first.ok()) first = std::move(status);
   };
   const Engines engines(tasks);
-  Patience patience(tasks[0]->fabric().spin_polls, tasks[0]->fabric().crowded);
+  Patience patience(tasks[0]->fabric());
   while (left > 0) {
     bool moved = false;
     engines.progress();
