@@ -88,6 +88,7 @@ struct Board {
     std::atomic<uint64_t> reads_message_of;           // rank + 1; 0: none
     // The persistent kernel: how many operations were launched, and how many have run (stored by the device, release).
     std::atomic<uint64_t> walks_called, walked;
+    std::atomic<uint32_t> core;  // where the rank last ran, + 1; 0: unknown, as on other hosts
   } progress;
   struct alignas(kLine) {
     std::atomic<uint32_t> state;  // RankState; release, after code and text

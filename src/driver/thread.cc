@@ -1,6 +1,7 @@
 #include "src/driver/thread.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <system_error>
@@ -24,6 +25,21 @@ Result<std::thread> start_thread(const char* name, std::function<void()> body) {
   if (failure != 0) return system_error(format("starting thread {}", name), failure);
   pthread_setname_np(thread.native_handle(), std::string(name).substr(0, 15).c_str());
   return thread;
+}
+
+int current_core() { return sched_getcpu(); }
+
+void move_to_core(const std::function<bool(int core)>& is_free) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &allowed) || !is_free(core)) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    if (sched_setaffinity(0, sizeof(one), &one) == 0) sched_setaffinity(0, sizeof(allowed), &allowed);
+    return;
+  }
 }
 
 }  // namespace moeccl::driver

@@ -71,6 +71,7 @@ bool AgreedTask::hear_timings() {
 
 void AgreedTask::publish() {
   Fabric& f = fabric();
+  if (!f.crowded) f.note_core();
   if (is_v()) {
     transport::BlockWord* row = f.own->blocks(sequence_);
     for (uint32_t p = 0; p < f.n_ranks; ++p) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/driver/thread.h"
+
 namespace moeccl::exec {
 
 void Fabric::fail(const Status& status) {
@@ -19,6 +21,13 @@ void Fabric::fail(const Status& status) {
 Status Fabric::failure() const {
   const std::lock_guard lock(failure_mutex_);
   return failure_;
+}
+
+uint32_t Fabric::note_core() {
+  const auto core = static_cast<uint32_t>(driver::current_core() + 1);
+  std::atomic<uint32_t>& noted = own->board().progress.core;
+  if (noted.load(std::memory_order_relaxed) != core) noted.store(core, std::memory_order_relaxed);
+  return core;
 }
 
 void Fabric::publish_state(transport::RankState state, Code code, const std::string& text) {

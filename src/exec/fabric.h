@@ -75,8 +75,11 @@ struct Fabric {
   bool crowded = false;          // more ranks than cores
   // Outputs of a rank that are larger are written past the cache: those of all ranks of this host together fill it.
   uint64_t stream_from_bytes = ~uint64_t{0};
-  uint32_t spin_polls = 0;      // before a waiting rank gives up its core
-  int64_t before_yield_ns = 0;  // how long to wait before yielding; the executing thread's (Patience)
+  uint32_t spin_polls = 0;  // before a waiting rank gives up its core
+  // The executing thread's, over its operations: how long it waits before it yields, and when it last made room.
+  struct {
+    int64_t before_yield_ns = 0, made_room_ns = 0;
+  } waiting;
 
   // On CUDA memory: staging apart from the segment's (null: there), and how an operation's end is published, because
   // what was launched may still run when the host has nothing left to do.
@@ -117,6 +120,8 @@ struct Fabric {
     return heap != nullptr && b >= heap && b < heap + heap_bytes;
   }
 
+  // Tells the peers on which core this rank runs, and returns it, + 1; 0: unknown.
+  uint32_t note_core();
   // The first failure stays; peers read it from this rank's board.
   void fail(const Status& status);
   Status failure() const;

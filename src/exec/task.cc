@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "src/base/log.h"
+#include "src/driver/thread.h"
 
 namespace moeccl::exec {
 namespace {
@@ -21,8 +22,9 @@ constexpr int64_t kYieldFor_ns = 3'000'000;  // then sleep: yielding for ever wo
 // idle core and bring a rank here that waits for another one (docs/decisions.md).
 constexpr int64_t kLonely_ns = 3'000, kLonelyFor_ns = 100'000;
 // With a core for each rank, who takes one that is given up is a stranger, and keeps it for a time slice. When a yield
-// has cost that much, the next waits do without for a while.
-constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 1'000'000;
+// has cost that much, the next waits do without for a while. Two ranks on one core are there by the kernel's choice,
+// which may take it 10 ms to undo: one of them moves.
+constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 1'000'000, kMakeRoomEvery_ns = 2'000'000;
 constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts holds an acknowledgement
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 
@@ -117,29 +119,31 @@ namespace {
 // One blocked stretch of drive(): spin briefly, then yield, then sleep.
 class Patience {
  public:
-  explicit Patience(Fabric& fabric)
-      : spin_polls_(fabric.spin_polls), crowded_(fabric.crowded), before_yield_ns_(fabric.before_yield_ns) {}
+  explicit Patience(Fabric& fabric) : fabric_(fabric) {}
   void reset() { polls_ = 0; }
   // True when it is time for a health check.
   bool wait() {
-    if (++polls_ <= spin_polls_) {
+    if (++polls_ <= fabric_.spin_polls) {
       // A peer that runs on another core answers within some polls: a pause would only add its length.
       if (polls_ > kPollsWithoutPause) _mm_pause();
       return false;
     }
-    if (polls_ == spin_polls_ + 1) since_ = checked_ = now_ = alive_ = shared_ = now_ns();
-    if (!crowded_ && now_ - since_ < before_yield_ns_) {
+    if (polls_ == fabric_.spin_polls + 1) {
+      since_ = checked_ = now_ = alive_ = shared_ = now_ns();
+      beside_peer_ = !fabric_.crowded && shares_core();
+    }
+    if (!fabric_.crowded && !beside_peer_ && now_ - since_ < fabric_.waiting.before_yield_ns) {
       _mm_pause();
-      now_ = now_ns();
-    } else if (now_ - since_ < kYieldFor_ns && !(crowded_ && now_ - shared_ > kLonelyFor_ns)) {
-      sched_yield();
-      const int64_t before = std::exchange(now_, now_ns());
-      if (now_ - before > kLonely_ns) shared_ = now_;
-      if (!crowded_) before_yield_ns_ = now_ - before > kStranger_ns ? kWithoutYield_ns : before_yield_ns_ / 2;
+    } else if (beside_peer_ && now_ - fabric_.waiting.made_room_ns > kMakeRoomEvery_ns) {
+      fabric_.waiting.made_room_ns = now_;
+      make_room();
+      beside_peer_ = shares_core();
+    } else if (now_ - since_ < kYieldFor_ns && !(fabric_.crowded && now_ - shared_ > kLonelyFor_ns)) {
+      yield();
     } else {
       sleep_ns(now_ - since_ < 10 * kYieldFor_ns ? kShortSleep_ns : kLongSleep_ns);
-      now_ = now_ns();
     }
+    now_ = now_ns();
     if (now_ - checked_ < kCheckEvery_ns) return false;
     checked_ = now_;
     return true;
@@ -149,9 +153,34 @@ class Patience {
   int64_t& alive() { return alive_; }
 
  private:
-  uint32_t spin_polls_;
-  bool crowded_;
-  int64_t& before_yield_ns_;
+  void yield() {
+    sched_yield();
+    const int64_t after = now_ns(), took = after - now_;
+    if (took > kLonely_ns) shared_ = after;
+    int64_t& before_yield_ns = fabric_.waiting.before_yield_ns;
+    if (!fabric_.crowded && !beside_peer_)
+      before_yield_ns = took > kStranger_ns ? kWithoutYield_ns : before_yield_ns / 2;
+  }
+  // Whether a peer last ran on `core` (as noted); with `lower` only peers of lower ranks count.
+  bool runs_on(uint32_t core, bool lower) const {
+    for (uint32_t p = 0; p < (lower ? fabric_.rank : fabric_.n_ranks); ++p) {
+      if (p != fabric_.rank && fabric_.link(p).board().progress.core.load(std::memory_order_relaxed) == core)
+        return true;
+    }
+    return false;
+  }
+  bool shares_core() const {
+    const uint32_t here = fabric_.note_core();
+    return here != 0 && runs_on(here, false);
+  }
+  // The lowest rank of those on a core stays.
+  void make_room() const {
+    if (!runs_on(fabric_.note_core(), true)) return;
+    driver::move_to_core([this](int core) { return !runs_on(static_cast<uint32_t>(core) + 1, false); });
+  }
+
+  Fabric& fabric_;
+  bool beside_peer_ = false;
   int64_t shared_ = 0;  // when somebody else last ran on this core
   uint64_t polls_ = 0;
   int64_t since_ = 0, now_ = 0, checked_ = 0, alive_ = 0;
