@@ -50,8 +50,9 @@ struct BlockWord {
 };
 
 // What a rank says to all in a small operation: the data and the word that says that it is there move together.
-// Operation k is in outbox k % 2.
-inline constexpr size_t kOutboxBytes = (8 << 10) - sizeof(uint64_t);
+// Operation k is in outbox k % 2. An AllToAllv's table of blocks has room beside 8 KiB of data.
+inline constexpr size_t kEagerBytes = (8 << 10) - sizeof(uint64_t);
+inline constexpr size_t kOutboxBytes = kEagerBytes + (1 << 10);
 struct alignas(2 * kLine) Outbox {
   std::atomic<uint64_t> word;  // tag << 32 | operation (mod 2^32); release, after the data
   std::byte data[kOutboxBytes];

@@ -107,7 +107,7 @@ TEST(Selection, SmallOperationsAreEagerHoweverTheyWereChosen) {
   for (const uint64_t bytes : {64u, 4096u, 8184u, 8188u, 65536u}) {
     const PlanKey k = key(moecclOpAllReduce, bytes);
     const auto built = s.build_named(k, *algo::find(moecclOpAllReduce, "oneshot"), false);
-    EXPECT_EQ(built->eager, bytes <= transport::kOutboxBytes) << bytes;
+    EXPECT_EQ(built->eager, bytes <= transport::kEagerBytes) << bytes;
     EXPECT_FALSE(s.build_named(k, *algo::find(moecclOpAllReduce, "rd"), false)->eager);
   }
   ASSERT_TRUE(s.force(moecclOpAllReduce, "oneshot").ok());
