@@ -24,9 +24,11 @@ inline void stream_bytes(std::byte* dst, const std::byte* src, size_t bytes, con
   std::memcpy(dst, src, head);
   size_t i = head;
   for (; i + kStep <= bytes; i += kStep) {
+    MOECCL_UNROLL
     for (size_t line = 0; line < kStep; line += kLineBytes) prefetch<Isa>(next, i + line);
     V v[kStep / sizeof(V)];
     std::memcpy(v, src + i, kStep);
+    MOECCL_UNROLL
     for (size_t u = 0; u < kStep / sizeof(V); ++u) Isa::stream(dst + i + u * sizeof(V), v[u]);
   }
   if (i < bytes) std::memcpy(dst + i, src + i, bytes - i);

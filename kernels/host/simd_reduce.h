@@ -64,22 +64,24 @@ class Reduction {
     for (uint32_t k = 1; k < a_.n_srcs; ++k) {
       Acc v[kUnroll];
       load_scaled<kUnroll>(v, k, i);
+      MOECCL_UNROLL
       for (size_t u = 0; u < kUnroll; ++u) acc[u] = apply<kOp, B>(acc[u], v[u]);
     }
     if (a_.divisor > 1) {
+      MOECCL_UNROLL
       for (size_t u = 0; u < kUnroll; ++u) acc[u] = acc[u] / divisor_;
     }
-    for (size_t u = 0; u < kUnroll; ++u) store<B>(target(i + u * B::kLanes), acc[u], stream);
-    for (uint32_t k = 0; k < a_.n_copies; ++k)
-      for (size_t u = 0; u < kUnroll; ++u) store<B>(copy(k, i + u * B::kLanes), acc[u], stream);
+    store_all<B, kUnroll>(target(i), acc, stream);
+    for (uint32_t k = 0; k < a_.n_copies; ++k) store_all<B, kUnroll>(copy(k, i), acc, stream);
   }
 
   template <size_t kUnroll>
-  void load_scaled(Acc (&v)[kUnroll], uint32_t k, size_t i) const {
+  [[gnu::always_inline]] void load_scaled(Acc (&v)[kUnroll], uint32_t k, size_t i) const {
     const std::byte* p = source(k, i);
-    for (size_t u = 0; u < kUnroll; ++u) v[u] = load<B>(p + u * sizeof(typename B::Packed));
+    load_all<B, kUnroll>(v, p);
     if (kOp == ReduceOp::kSum && a_.scales) {
       const Acc s = B::scale(a_.scales[k]);
+      MOECCL_UNROLL
       for (size_t u = 0; u < kUnroll; ++u) v[u] = v[u] * s;
     }
   }

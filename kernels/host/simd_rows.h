@@ -92,9 +92,10 @@ class RowSum {
     if (kBatches == 1 && lanes < B::kLanes)
       v[0] = load_some<B>(p, lanes);
     else
-      for (size_t u = 0; u < kBatches; ++u) v[u] = load<B>(p + u * sizeof(typename B::Packed));
+      load_all<B, kBatches>(v, p);
     if (a_.weights) {
       const Acc w = B::splat(static_cast<Lane>(a_.weights[t]));
+      MOECCL_UNROLL
       for (size_t u = 0; u < kBatches; ++u) v[u] = w * v[u];
     }
   }
@@ -111,7 +112,7 @@ class RowSum {
     if (kBatches == 1 && lanes < B::kLanes)
       store_some<B>(p, sum[0], lanes);
     else
-      for (size_t u = 0; u < kBatches; ++u) store<B>(p + u * sizeof(typename B::Packed), sum[u], stream);
+      store_all<B, kBatches>(p, sum, stream);
   }
 
   // Starting from the first term equals starting from the reference's -0.
@@ -121,6 +122,7 @@ class RowSum {
     for (uint64_t t = begin_ + 1; t < end_; ++t) {
       Acc v[kBatches];
       load_term<kBatches>(v, t, j, lanes);
+      MOECCL_UNROLL
       for (size_t u = 0; u < kBatches; ++u) sum[u] = sum[u] + v[u];
     }
   }
@@ -135,8 +137,10 @@ class RowSum {
 
     void add_term(const Acc (&v)[kBatches]) {
       if (n > 0 && levels[n - 1] == kInner) {
+        MOECCL_UNROLL
         for (size_t u = 0; u < kBatches; ++u) sums[n - 1][u] = sums[n - 1][u] + v[u];
       } else {
+        MOECCL_UNROLL
         for (size_t u = 0; u < kBatches; ++u) sums[n][u] = v[u];
         levels[n++] = kInner;
       }
@@ -148,9 +152,11 @@ class RowSum {
         Acc(&inner)[kBatches] = sums[n - 1];
         const int outer_level = n > 1 ? levels[n - 2] : 0;
         if (n > 1 && outer_level >= level) {
+          MOECCL_UNROLL
           for (size_t u = 0; u < kBatches; ++u) sums[n - 2][u] = sums[n - 2][u] + round<B>(inner[u]);
           --n;
         } else {
+          MOECCL_UNROLL
           for (size_t u = 0; u < kBatches; ++u) inner[u] = round<B>(inner[u]);
           levels[n - 1] = level;
         }
@@ -169,6 +175,7 @@ class RowSum {
       if (n_closed > 0) open.close_to(n_closed < kInner ? kInner - n_closed : 0);
     }
     open.close_to(open.levels[0]);
+    MOECCL_UNROLL
     for (size_t u = 0; u < kBatches; ++u) sum[u] = open.sums[0][u];
   }
 
@@ -196,15 +203,19 @@ void dot_rows(const DotRowsArgs& a) {
     typename B::Acc acc[kAccs] = {};
     size_t j = 0;
     for (; j + kDotLanes <= a.row_elements; j += kDotLanes, x += kAccs * kPackedBytes, y += kAccs * kPackedBytes) {
+      MOECCL_UNROLL
       for (size_t u = 0; u < kAccs; ++u)
         acc[u] = acc[u] + load<B>(x + u * kPackedBytes) * load<B>(y + u * kPackedBytes);
     }
     // The padding of the last registers adds +0 to lanes that are never -0, so it changes nothing.
-    for (size_t u = 0; u < kAccs && j < a.row_elements; ++u, j += B::kLanes, x += kPackedBytes, y += kPackedBytes) {
+    MOECCL_UNROLL
+    for (size_t u = 0; u < kAccs; ++u, j += B::kLanes, x += kPackedBytes, y += kPackedBytes) {
+      if (j >= a.row_elements) continue;
       const size_t n = a.row_elements - j < B::kLanes ? a.row_elements - j : B::kLanes;
       acc[u] = acc[u] + load_some<B>(x, n) * load_some<B>(y, n);
     }
     Lane lanes[kDotLanes];
+    MOECCL_UNROLL
     for (size_t u = 0; u < kAccs; ++u) B::to_lanes(lanes + u * B::kLanes, acc[u]);
     for (size_t width = kDotLanes / 2; width > 0; width /= 2) {
       for (size_t l = 0; l < width; ++l) lanes[l] += lanes[l + width];
