@@ -285,6 +285,8 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
     args.n_copies = merged_ = s.copies;
     args.stream = uses_stream(s.dst, dst.length * op_.element_bytes);
   }
+  // In place the lines of dst have just been read: a store past the cache would only throw them out of it.
+  args.stream = args.stream && std::find(srcs_.begin(), srcs_.end(), args.dst) == srcs_.end();
   f.kernels->reduce[op_.signature.type][static_cast<size_t>(op_.reduce)](args);
   return Progress::kMoved;
 }
