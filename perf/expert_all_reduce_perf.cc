@@ -24,7 +24,7 @@ struct ExpertOptions {
   size_t min_bytes = 64 << 10, max_bytes = 4 << 20;
   std::string placement = "random";
   uint64_t seed = 1;
-  bool loop = true, explain = false;
+  bool loop = true, moves = true, explain = false;
 };
 
 ExpertOptions parse(int argc, char** argv) {
@@ -43,6 +43,7 @@ ExpertOptions parse(int argc, char** argv) {
   app.add_option("--moving", o.moving_steps, "also run this many steps with a new random placement each, checked");
   app.add_option("--seed", o.seed, "of the placement")->capture_default_str();
   app.add_flag("!--no-loop", o.loop, "leave out the loop over communicators");
+  app.add_flag("!--no-moves", o.moves, "leave out collecting gradients and placing weights");
   app.add_flag("--explain", o.explain, "print the plan");
   add_job_options(app, o.job);
   parse_or_exit(app, argc, argv);
@@ -111,8 +112,8 @@ class Bench {
     for (int i = -o_.warmup; i < o_.iters; i++) {
       const double b = timed([&] { batched(); });
       const double l = o_.loop ? timed([&] { loop(); }) : 0;
-      const double c = timed([&] { collect(); });
-      const double p = timed([&] { place(); });
+      const double c = o_.moves ? timed([&] { collect(); }) : 0;
+      const double p = o_.moves ? timed([&] { place(); }) : 0;
       if (i < 0) continue;
       batched_us.push_back(b);
       loop_us.push_back(l);

@@ -51,8 +51,10 @@ class Communicator {
   exec::Fabric& fabric() { return *fabric_; }
   Selector& selector() { return *selector_; }
   const Selector& selector() const { return *selector_; }
-  // What the last AllReduce over replicas ran, for a call with the same placement (expert_calls.cc).
-  std::shared_ptr<const void>& kept_expert_plan() { return kept_expert_plan_; }
+  // What the last call on replicated experts ran, for one with the same placement (expert_calls.cc).
+  std::shared_ptr<const void>& kept_expert_plan(moecclOp_t op) {
+    return kept_expert_plans_[op == moecclOpExpertAllReduce ? 0 : op == moecclOpCollectGradients ? 1 : 2];
+  }
   // Forces an algorithm for host and CUDA memory alike.
   Status force(moecclOp_t op, const std::string& algorithm);
 
@@ -145,7 +147,7 @@ class Communicator {
   std::unique_ptr<CudaSide> cuda_;
   std::string why_no_cuda_;
   std::unique_ptr<Selector> selector_;
-  std::shared_ptr<const void> kept_expert_plan_;
+  std::shared_ptr<const void> kept_expert_plans_[3];
 
   Turns turns_;
   exec::Operation operation_;  // of the call whose turn it is

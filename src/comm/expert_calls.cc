@@ -1,5 +1,6 @@
 #include "src/comm/expert_calls.h"
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 
@@ -20,13 +21,6 @@ bool overlap(const void* a, uint64_t na, const void* b, uint64_t nb) {
   const auto x = reinterpret_cast<uint64_t>(a), y = reinterpret_cast<uint64_t>(b);
   return na > 0 && nb > 0 && x < y + nb && y < x + na;
 }
-
-// The plan of a call on this rank; an operation keeps it.
-struct Prepared {
-  plan::Program program, reachable;
-  exec::Choice if_reachable;
-  std::vector<plan::RowBlock> rows;
-};
 
 // A call whose arguments are in order.
 struct Checked {
@@ -95,84 +89,89 @@ Status build_reduce(Communicator& comm, const ExpertCall& call, const Checked& c
   return {};
 }
 
-// All that a plan of AllReduce follows from, and the plan. Between steps a placement often stays, and the plans of many
-// experts take longer to build than small ones take to run.
+uint32_t slots_of(const moecclPlacement_t& p, uint32_t rank) {
+  return static_cast<uint32_t>(p.slot_counts != nullptr ? p.slot_counts[rank] : p.slots_per_rank);
+}
+
+// The plan of a call on this rank with all that it follows from; operations keep it. Between steps a placement often
+// stays, and plans of many experts take longer to check and to build than small ones take to run.
 struct Kept {
-  uint32_t n_experts = 0, element_bytes = 1;
-  std::vector<uint32_t> first_slot;
-  std::vector<int32_t> slot_expert;
-  size_t count = 0;
+  moecclDataType_t type = moecclInt8;
   moecclRedOp_t reduce = moecclSum;
+  size_t count = 0;
+  uint64_t staging_bytes = 0;
   std::string forced;
   bool asks_reach = false;
-  uint64_t staging_bytes = 0;
-  Prepared prepared;
-  exec::Choice choice;
-  bool asks = false;  // for the peers' buffers, before it chooses
+  int32_t n_experts = 0;
+  std::vector<uint32_t> slots;       // [n_ranks]
+  std::vector<int32_t> slot_expert;  // rank after rank
 
-  bool serves(const Kept& o) const {
-    return n_experts == o.n_experts && element_bytes == o.element_bytes && count == o.count && reduce == o.reduce &&
-           asks_reach == o.asks_reach && staging_bytes == o.staging_bytes && slot_expert == o.slot_expert &&
-           first_slot == o.first_slot && forced == o.forced;
+  plan::Program program, reachable;
+  exec::Choice choice, if_reachable;
+  std::vector<plan::RowBlock> rows;
+  plan::Binding binding;
+  bool asks = false;  // for the peers' buffers, before it chooses
+  uint64_t in_bytes = 0, out_bytes = 0;
+
+  bool serves(const Communicator& comm, const ExpertCall& call) const {
+    if (call.type != type || call.reduce != reduce || call.count != count || call.placement == nullptr) return false;
+    const moecclPlacement_t& p = *call.placement;
+    if (p.size != sizeof(moecclPlacement_t) || p.n_experts != n_experts || p.slot_expert == nullptr) return false;
+    if (staging_bytes != comm.operation_staging_bytes() || asks_reach != comm.selector().asks_reach() ||
+        forced != comm.selector().forced(call.op)) {
+      return false;
+    }
+    for (uint32_t r = 0; r < slots.size(); ++r)
+      if (slots_of(p, r) != slots[r]) return false;
+    return std::equal(slot_expert.begin(), slot_expert.end(), p.slot_expert);
   }
 };
 
-Status build_kept(Communicator& comm, const ExpertCall& call, const Checked& c, Kept& kept) {
-  Prepared& prepared = kept.prepared;
-  MOECCL_TRY(build_reduce(comm, call, c, false, prepared.program, kept.choice));
+Status keep_reduce(Communicator& comm, const ExpertCall& call, const Checked& c, Kept& kept) {
+  MOECCL_TRY(build_reduce(comm, call, c, false, kept.program, kept.choice));
+  kept.binding.count = call.count;
+  kept.in_bytes = kept.out_bytes = c.placement.n_slots(comm.rank()) * call.count * c.element_bytes;
   // Asking costs one more synchronisation (docs/decisions.md, the same bound as for AllReduce).
   constexpr uint64_t kAskReachBytes = 256 << 10;
   const uint64_t most_bytes = c.placement.most_slots() * call.count * c.element_bytes;
   if (!kept.forced.empty() || !kept.asks_reach || most_bytes < kAskReachBytes || comm.n_ranks() == 1) return {};
   kept.asks = true;
-  return build_reduce(comm, call, c, true, prepared.reachable, prepared.if_reachable);
+  return build_reduce(comm, call, c, true, kept.reachable, kept.if_reachable);
 }
 
-Status prepare_reduce(Communicator& comm, const ExpertCall& call, const Checked& c, exec::Operation& op) {
-  const uint64_t bytes = c.placement.n_slots(comm.rank()) * call.count * c.element_bytes;
-  MOECCL_TRY(check_buffers(call, bytes, bytes));
-  auto fresh = std::make_shared<Kept>();
-  fresh->n_experts = c.placement.n_experts;
-  fresh->element_bytes = c.element_bytes;
-  fresh->first_slot = c.placement.first_slot;
-  fresh->slot_expert = c.placement.slot_expert;
-  fresh->count = call.count;
-  fresh->reduce = call.reduce;
-  fresh->forced = comm.selector().forced(moecclOpExpertAllReduce);
-  fresh->asks_reach = comm.selector().asks_reach();
-  fresh->staging_bytes = comm.operation_staging_bytes();
-  auto kept = std::static_pointer_cast<const Kept>(comm.kept_expert_plan());
-  if (kept == nullptr || !kept->serves(*fresh)) {
-    MOECCL_TRY(build_kept(comm, call, c, *fresh));
-    comm.kept_expert_plan() = kept = std::move(fresh);
-  }
-  op.choice = kept->choice;
-  op.signature.plan = kept->choice.plan_hash;
-  op.signature.reduce = static_cast<uint8_t>(call.reduce);
-  op.binding.count = call.count;
-  if (kept->asks) {
-    op.if_reachable = &kept->prepared.if_reachable;
-    op.signature.plan = hash_combine(op.signature.plan, kept->prepared.if_reachable.plan_hash);
-  }
-  op.keep = std::move(kept);
-  return {};
-}
-
-Status prepare_move(Communicator& comm, const ExpertCall& call, const Checked& c, exec::Operation& op,
-                    Prepared& prepared) {
+Status keep_move(Communicator& comm, const ExpertCall& call, const Checked& c, Kept& kept) {
   const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, reach_of(comm, false),
                                              comm.operation_staging_bytes()};
   MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove plan, algo::ReplicaMove::make(c.placement, settings));
-  MOECCL_TRY(check_buffers(call, plan.input_elements(comm.rank()) * c.element_bytes,
-                           plan.output_elements(comm.rank()) * c.element_bytes));
+  kept.in_bytes = plan.input_elements(comm.rank()) * c.element_bytes;
+  kept.out_bytes = plan.output_elements(comm.rank()) * c.element_bytes;
   algo::ReplicaMove::Bound bound = plan.build(comm.rank());
-  prepared.program = std::move(bound.program);
-  prepared.rows = std::move(bound.rows);
-  op.choice = {&prepared.program, plan.chunking(), "direct", plan.hash()};
-  op.signature.plan = op.choice.plan_hash;
-  op.binding = bound.binding;
-  op.binding.rows = prepared.rows;
+  kept.program = std::move(bound.program);
+  kept.rows = std::move(bound.rows);
+  kept.choice = {&kept.program, plan.chunking(), "direct", plan.hash()};
+  kept.binding = bound.binding;
+  kept.binding.rows = kept.rows;
   return {};
+}
+
+Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const ExpertCall& call) {
+  MOECCL_ASSIGN_OR_RETURN(const Checked c, check_call(comm, call));
+  auto kept = std::make_shared<Kept>();
+  kept->type = call.type;
+  kept->reduce = call.reduce;
+  kept->count = call.count;
+  kept->staging_bytes = comm.operation_staging_bytes();
+  kept->forced = comm.selector().forced(call.op);
+  kept->asks_reach = comm.selector().asks_reach();
+  kept->n_experts = call.placement->n_experts;
+  for (uint32_t r = 0; r < comm.n_ranks(); ++r) kept->slots.push_back(c.placement.n_slots(r));
+  kept->slot_expert = c.placement.slot_expert;
+  if (call.op == moecclOpExpertAllReduce) {
+    MOECCL_TRY(keep_reduce(comm, call, c, *kept));
+  } else {
+    MOECCL_TRY(keep_move(comm, call, c, *kept));
+  }
+  return std::shared_ptr<const Kept>(std::move(kept));
 }
 
 }  // namespace
@@ -186,7 +185,7 @@ Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, ui
   std::vector<uint32_t> slots(n_ranks);
   uint64_t total = 0;
   for (uint32_t r = 0; r < n_ranks; ++r) {
-    const int32_t n = given->slot_counts != nullptr ? given->slot_counts[r] : given->slots_per_rank;
+    const auto n = static_cast<int32_t>(slots_of(*given, r));
     if (n < 0 || n > kMostSlots)
       return error(moecclInvalidArgument, "{} is {}: give 0 to {}",
                    given->slot_counts != nullptr ? format("slot_counts[{}]", r) : "slots_per_rank", n, kMostSlots);
@@ -200,26 +199,34 @@ Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, ui
 
 Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Operation& op) {
   MOECCL_TRY(comm.usable());
-  MOECCL_ASSIGN_OR_RETURN(const Checked checked, check_call(comm, call));
+  std::shared_ptr<const void>& place = comm.kept_expert_plan(call.op);
+  auto kept = std::static_pointer_cast<const Kept>(place);
+  if (kept == nullptr || !kept->serves(comm, call)) {
+    MOECCL_ASSIGN_OR_RETURN(kept, keep(comm, call));
+    place = kept;
+  }
   if (comm.is_device_memory(call.in) || comm.is_device_memory(call.out)) {
     return error(moecclUnsupported,
                  "{}: a buffer is CUDA memory, which this operation does not take yet: give host memory",
                  exec::op_name(call.op));
   }
+  MOECCL_TRY(check_buffers(call, kept->in_bytes, kept->out_bytes));
   op.signature.op = call.op;
   op.priority = comm.priority_of(call.op);
   op.signature.type = call.type;
   op.signature.count = call.count;
-  if (call.op == moecclOpExpertAllReduce) {
-    MOECCL_TRY(prepare_reduce(comm, call, checked, op));
-  } else {
-    auto prepared = std::make_shared<Prepared>();
-    MOECCL_TRY(prepare_move(comm, call, checked, op, *prepared));
-    op.keep = std::move(prepared);
+  op.signature.plan = kept->choice.plan_hash;
+  op.choice = kept->choice;
+  op.binding = kept->binding;
+  if (call.op == moecclOpExpertAllReduce) op.signature.reduce = static_cast<uint8_t>(call.reduce);
+  if (kept->asks) {
+    op.if_reachable = &kept->if_reachable;
+    op.signature.plan = hash_combine(op.signature.plan, kept->if_reachable.plan_hash);
   }
   op.input = call.in;
   op.output = call.out;
-  op.element_bytes = checked.element_bytes;
+  op.element_bytes = moecclTypeSize(call.type);
+  op.keep = std::move(kept);
   return {};
 }
 
