@@ -115,6 +115,87 @@ class OwnedLayer : public TokenLayer {
   Adam adam_;
 };
 
+// HierMoE's expert swap: every few steps the counts of all ranks' choices say which two experts should change places,
+// and these two ranks exchange them, the optimizer's memory included.
+class SwappedLayer : public OwnedLayer {
+ public:
+  static constexpr int kEvery = 3;
+  SwappedLayer(const Feature& feature, const Place& place) : OwnedLayer(feature, place) {
+    for (int32_t e = 0; e < kExperts; e++) slot_.push_back(e);
+  }
+  int n_swaps() const override { return n_swaps_; }
+
+ protected:
+  std::vector<int32_t> choose_slots(const Gate& gate) override {
+    if (n_steps_++ % kEvery == 0) swap_best(gate);
+    std::vector<int32_t> chosen;
+    for (const int32_t e : gate.expert) chosen.push_back(slot_[static_cast<size_t>(e)]);
+    return chosen;
+  }
+
+ private:
+  void swap_best(const Gate& gate) {
+    const int32_t groups[] = {2, place_.n_ranks};  // nodes, ranks
+    moecclSwapProblem_t problem = MOECCL_SWAP_PROBLEM_INIT;
+    problem.n_experts = kExperts;
+    problem.top_k = kTopK;
+    problem.n_levels = 2;
+    problem.n_groups = groups;
+    problem.placement = slot_.data();
+    problem.row_bytes = kHidden * sizeof(float);
+    size_t n = 0, count_bytes = 0, solve_bytes = 0;
+    check(moecclSwapCountsLength(&problem, &n), "moecclSwapCountsLength");
+    check(moecclSwapCountWorkspace(&problem, &count_bytes), "moecclSwapCountWorkspace");
+    check(moecclSolveSwapWorkspace(&problem, &solve_bytes), "moecclSolveSwapWorkspace");
+    std::vector<int32_t> counts(n);
+    std::vector<uint64_t> work(std::max(count_bytes, solve_bytes) / sizeof(uint64_t) + 1);
+    const size_t work_bytes = work.size() * sizeof(uint64_t);
+    check(moecclSwapCount(&problem, gate.expert.data(), kTokens, counts.data(), work.data(), work_bytes),
+          "moecclSwapCount");
+    check(moecclAllReduce(counts.data(), counts.data(), n, moecclInt32, moecclSum, place_.comm, nullptr),
+          "moecclAllReduce", place_.comm);
+    // All ranks solve the same problem and get the same pair.
+    int32_t pair[2] = {-1, -1};
+    moecclSwapAnswer_t answer{};
+    answer.size = sizeof answer;
+    check(moecclSolveSwap(&problem, counts.data(), pair, &answer, work.data(), work_bytes), "moecclSolveSwap");
+    if (pair[0] < 0) return;
+    int32_t &a = slot_[static_cast<size_t>(pair[0])], &b = slot_[static_cast<size_t>(pair[1])];
+    exchange(a, b);
+    std::swap(a, b);
+    n_swaps_++;
+  }
+
+  // What lies in two slots changes places.
+  void exchange(int32_t a, int32_t b) {
+    const bool has_a = a / slots_ == place_.rank, has_b = b / slots_ == place_.rank;
+    if (!has_a && !has_b) return;
+    Floats* parts[] = {&weights_, &adam_.moments()[0], &adam_.moments()[1]};
+    const auto at = [&](Floats& part, int32_t slot) { return part.begin() + slot % slots_ * kExpertSize; };
+    if (has_a && has_b) {
+      for (Floats* part : parts) std::swap_ranges(at(*part, a), at(*part, a) + kExpertSize, at(*part, b));
+      return;
+    }
+    const int32_t mine = has_a ? a : b;
+    const int peer = (has_a ? b : a) / slots_;
+    Floats given, got(3 * kExpertSize);
+    for (Floats* part : parts) given.insert(given.end(), at(*part, mine), at(*part, mine) + kExpertSize);
+    check(moecclGroupStart(), "moecclGroupStart");
+    check(moecclSend(given.data(), given.size(), moecclFloat32, peer, place_.comm, nullptr), "moecclSend", place_.comm);
+    check(moecclRecv(got.data(), got.size(), moecclFloat32, peer, place_.comm, nullptr), "moecclRecv", place_.comm);
+    check(moecclGroupEnd(), "moecclGroupEnd");
+    auto from = got.begin();
+    for (Floats* part : parts) {
+      std::copy(from, from + kExpertSize, at(*part, mine));
+      from += kExpertSize;
+    }
+  }
+
+  std::vector<int32_t> slot_;  // of each expert
+  size_t n_steps_ = 0;
+  int n_swaps_ = 0;
+};
+
 // Replicas: gradients are summed over them, each rank's optimizer keeps a shard of every expert, and the next step's
 // placement gets the weights put together from the shards.
 class ReplicatedLayer : public TokenLayer {
@@ -348,6 +429,8 @@ std::unique_ptr<MoeLayer> make_layer(const Feature& feature, const Place& place)
   switch (feature.kind) {
     case Feature::kReplicated:
       return std::make_unique<ReplicatedLayer>(feature, place);
+    case Feature::kSwapped:
+      return std::make_unique<SwappedLayer>(feature, place);
     case Feature::kReplaced:
       return std::make_unique<ReplacedLayer>(feature, place);
     case Feature::kGathered:

@@ -12,6 +12,7 @@ struct Feature {
   enum Kind {
     kTokens,      // tokens travel to experts: dispatch and combine of `algorithm`
     kReplicated,  // the same to replicas of experts, placed anew at every step by what is popular
+    kSwapped,     // the same, and experts change places when that makes a step's tokens travel less
     kReplaced,    // combine takes samples to the home that the solver chooses
     kGathered     // experts travel to tokens, compressed `ratio` times
   };
@@ -44,6 +45,8 @@ class MoeLayer {
   }
   // Bytes between nodes that re-placing saved so far, of how many.
   virtual std::pair<uint64_t, uint64_t> saved() const { return {0, 0}; }
+  // Pairs of experts that have changed places.
+  virtual int n_swaps() const { return 0; }
 
  protected:
   explicit MoeLayer(const Place& place) : place_(place) {}

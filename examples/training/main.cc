@@ -30,6 +30,7 @@ std::vector<Feature> features() {
   add("flat", Feature::kTokens, "flat");
   add("hier:2", Feature::kTokens, "hier:2");
   add("2dh", Feature::kTokens, "2dh");
+  add("swapped", Feature::kSwapped, "hier:2");
   add("replicated", Feature::kReplicated, "hier:2");
   add("re-placing off", Feature::kReplaced, "hier:2").solve = false;
   add("re-placing on", Feature::kReplaced, "hier:2");
@@ -144,6 +145,7 @@ std::vector<Curve> train_all(const Options& options, moecclComm_t comm) {
     if (const auto [saved, all] = trainer.layer().saved(); all > 0)
       std::printf("   combine's bytes between nodes: %.1f %% saved",
                   100.0 * static_cast<double>(saved) / static_cast<double>(all));
+    if (trainer.layer().n_swaps() > 0) std::printf("   %d swaps of experts", trainer.layer().n_swaps());
     std::printf("\n");
     std::fflush(stdout);
   }
@@ -168,6 +170,7 @@ std::vector<Claim> claims_of(const Options& options, const std::vector<Curve>& c
   std::vector<Claim> claims{
       same("flat", "hier:2"),
       same("flat", "2dh"),
+      same("flat", "swapped"),
       same("flat", "replicated"),
       same("re-placing off", "re-placing on"),
       same("gathered", "codec, ratio 1"),

@@ -83,20 +83,23 @@ inline void add_outer(const float* x, const float* y, int64_t* grad, int a, int 
 // Adam on a run of weights.
 class Adam {
  public:
-  explicit Adam(size_t n) : m_(n), v_(n) {}
+  explicit Adam(size_t n) : moments_{Floats(n), Floats(n)} {}
   void step(float* weight, const int64_t* grad) {
     t_++;
     const float c1 = 1 - std::pow(0.9f, static_cast<float>(t_)), c2 = 1 - std::pow(0.999f, static_cast<float>(t_));
-    for (size_t i = 0; i < m_.size(); i++) {
+    Floats &m = moments_[0], &v = moments_[1];
+    for (size_t i = 0; i < m.size(); i++) {
       const float g = from_fixed(grad[i]);
-      m_[i] = 0.9f * m_[i] + 0.1f * g;
-      v_[i] = 0.999f * v_[i] + 0.001f * g * g;
-      weight[i] -= 0.003f * (m_[i] / c1) / (std::sqrt(v_[i] / c2) + 1e-8f);
+      m[i] = 0.9f * m[i] + 0.1f * g;
+      v[i] = 0.999f * v[i] + 0.001f * g * g;
+      weight[i] -= 0.003f * (m[i] / c1) / (std::sqrt(v[i] / c2) + 1e-8f);
     }
   }
+  // What it remembers of each weight: when weights move to another rank, it goes with them.
+  Floats* moments() { return moments_; }
 
  private:
-  Floats m_, v_;
+  Floats moments_[2];
   int t_ = 0;
 };
 
