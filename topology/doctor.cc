@@ -164,7 +164,28 @@ Findings network(const Graph& graph, const HostLimits& l) {
   return f;
 }
 
-Findings gpus(const Graph& graph, const HostLimits& l) {
+// Whether processes that share a GPU take turns on it, as far as files tell.
+void multi_process(const driver::Mps& mps, uint32_t n_gpus, uint32_t n_ranks, Findings& f) {
+  if (mps.runs()) {
+    f.good(
+        format("MPS has a control daemon at {}: processes that share a GPU run side by side, and their kernels may "
+               "wait for each other",
+               mps.directory));
+    return;
+  }
+  if (mps.gone) {
+    f.note(format("MPS left pipes at {}, and its daemon is not among the processes here", mps.directory),
+           "start nvidia-cuda-mps-control -d again; nothing if it runs outside of this container");
+  } else if (mps.named) {
+    f.note(format("CUDA_MPS_PIPE_DIRECTORY is {}, and no control daemon has its pipe there", mps.directory),
+           "start nvidia-cuda-mps-control -d with the same variable, or unset it");
+  } else if (n_ranks > n_gpus) {
+    f.note(format("{} ranks on {} GPUs without MPS: processes that share one take turns on it", n_ranks, n_gpus),
+           "let ranks that share a GPU be threads of one process, or start nvidia-cuda-mps-control -d");
+  }
+}
+
+Findings gpus(const Graph& graph, const HostLimits& l, uint32_t n_ranks) {
   Findings f("gpus");
   const auto all = graph.of_kind(NodeKind::kGpu);
   if (all.empty()) {
@@ -183,6 +204,7 @@ Findings gpus(const Graph& graph, const HostLimits& l) {
                                         : "dmesg | grep -i xid; in a container use --gpus all");
     }
   }
+  multi_process(l.mps, static_cast<uint32_t>(all.size()), n_ranks, f);
   const bool rdma =
       std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& n) { return told_by(n, "verbs"); });
   if (rdma && !l.peer_memory)
@@ -273,7 +295,7 @@ std::vector<Finding> examine(const DoctorFacts& facts) {
   found(*facts.discovery).append_to(all);
   limits(*facts.limits, graph, facts.reads_disabled).append_to(all);
   network(graph, *facts.limits).append_to(all);
-  gpus(graph, *facts.limits).append_to(all);
+  gpus(graph, *facts.limits, facts.n_ranks).append_to(all);
   return all;
 }
 

@@ -22,6 +22,7 @@ Result<Graph> probe_cuda(const ProbeSources& sources) {
     node.os_devices = {format("cuda{}", i)};
     node.sources = {"cuda"};
     graph.nodes.push_back(node);
+    if (gpu.mps) graph.notes.push_back(format("CUDA shares cuda{} between processes through MPS", i));
   }
   for (size_t a = 0; a < report.gpus.size(); ++a)
     for (size_t b = a + 1; b < report.gpus.size(); ++b) {

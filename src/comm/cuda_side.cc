@@ -47,10 +47,14 @@ class SegmentTable {
 };
 
 // What a rank says of its device. `able` only grows false: all ranks see the same answers after each exchange.
+// How other processes open a rank's device memory.
+enum Export : uint8_t { kNotExported, kHandle, kDescriptor };
 struct Introduction {
-  uint8_t asked = 0, able = 0, exported = 0, reaches = 0;
-  uint8_t padding[4] = {};
+  uint8_t asked = 0, able = 0, exported = kNotExported, reaches = 0;
+  uint8_t mps = 0;  // shares the device through the Multi-Process Service
+  uint8_t padding[3] = {};
   uint64_t staging = 0;  // address, for threads of one process
+  uint64_t mapped = 0;   // kDescriptor: bytes of the object
   int32_t device = 0;
   char uuid[16] = {};
   cuda::IpcHandle handle{};
@@ -108,23 +112,61 @@ class CudaSide::Connector {
       MOECCL_ASSIGN_OR_RETURN(side_->engine_, exec::StreamEngine::create(context, n_.config->cuda_sms));
       const cuda::Current current(context);
       MOECCL_TRY(cuda::check(cuda::driver()->cuCtxGetDevice(&own_.device), "the context's device"));
+      int mps = 0;  // older drivers do not know the question
+      own_.mps = cuda::driver()->cuDeviceGetAttribute(&mps, cuda::kMpsEnabled, own_.device) == 0 && mps != 0;
       MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetUuid_v2(own_.uuid, own_.device), "the device's identity"));
       auto made = Segment::create(n_.shape, !one_process());
       if (!made.ok()) return std::move(made).status();
       own_segment_ = std::move(*made);
       MOECCL_TRY(pin(*own_segment_));
       SegmentTable::get().put(n_.key, n_.rank, own_segment_);
-      MOECCL_ASSIGN_OR_RETURN(side_->staging_, cuda::Memory::device(context, n_.shape.staging_bytes));
-      own_.staging = reinterpret_cast<uint64_t>(side_->staging_.data());
-      if (!one_process()) {
-        auto handle = transport::cuda_ipc::export_memory(context, side_->staging_.data());
-        own_.exported = handle.ok();
-        if (handle.ok()) own_.handle = *handle;
-      }
-      return {};
+      return make_staging(context);
     }();
     own_.able = status.ok();
     if (!status.ok()) refuse(status);
+  }
+
+  Status make_staging(cuda::Context context) {
+    if (!one_process()) {
+      auto made = cuda::VirtualMemory::create(context, n_.shape.staging_bytes);
+      if (made.ok()) {
+        own_.exported = kDescriptor;
+        own_.staging = reinterpret_cast<uint64_t>(made->data());
+        own_.mapped = made->mapped_bytes();
+        side_->shared_ = std::move(*made);
+        return {};
+      }
+      log(LogLevel::kInfo, "rank {}: device memory is shared by IPC handles, because not by descriptors: {}", n_.rank,
+          made.status().message());
+    }
+    MOECCL_ASSIGN_OR_RETURN(side_->staging_, cuda::Memory::device(context, n_.shape.staging_bytes));
+    own_.staging = reinterpret_cast<uint64_t>(side_->staging_.data());
+    if (one_process()) return {};
+    auto handle = transport::cuda_ipc::export_memory(context, side_->staging_.data());
+    if (!handle.ok()) return {};
+    own_.exported = kHandle;
+    own_.handle = *handle;
+    return {};
+  }
+
+  // Collective: descriptors of device memory, to all ranks of other processes.
+  Status exchange_descriptors() {
+    const auto shares = [](const Introduction& i) { return i.exported == kDescriptor; };
+    if (std::none_of(all_.begin(), all_.end(), shares)) return {};
+    Fd own;
+    if (shares(own_)) {
+      auto shared = side_->shared_.share();
+      if (shared.ok())
+        own = std::move(*shared);
+      else
+        log(LogLevel::kInfo, "rank {}: {}", n_.rank, shared.status().message());
+    }
+    const int fd = own.get();
+    bootstrap::RankSet wanted(n_.n_ranks, false);
+    for (uint32_t r = 0; r < n_.n_ranks; ++r) wanted[r] = !same_process(r);
+    MOECCL_ASSIGN_OR_RETURN(descriptors_,
+                            host_session_.all_gather_fds(std::span<const int>(&fd, own ? 1 : 0), wanted, n_.deadline));
+    return {};
   }
 
   // The stream stores signals and kernels move messages there.
@@ -178,6 +220,7 @@ class CudaSide::Connector {
   }
 
   Status map_memory() {
+    MOECCL_TRY(exchange_descriptors());
     MOECCL_TRY(map_segments());
     const auto context = side_->engine_->context();
     const cuda::Current current(context);
@@ -191,11 +234,19 @@ class CudaSide::Connector {
     return {};
   }
 
+  Result<transport::cuda_ipc::Opened> open(uint32_t r, cuda::Context context) {
+    if (all_[r].exported == kHandle) return transport::cuda_ipc::Opened::open(context, all_[r].handle);
+    if (all_[r].exported != kDescriptor) return error(moecclUnsupported, "it has no handle for other processes");
+    if (descriptors_.size() <= r || descriptors_[r].empty())
+      return error(moecclRemoteError, "its descriptor did not come");
+    MOECCL_ASSIGN_OR_RETURN(auto memory, cuda::VirtualMemory::open(context, descriptors_[r][0], all_[r].mapped));
+    return transport::cuda_ipc::Opened::of(std::move(memory));
+  }
+
   // Device memory of another rank: as it is on one device, with peer access on two, through a handle between processes.
   bool reach(uint32_t r, cuda::Context context) {
     if (!same_process(r)) {
-      if (all_[r].exported == 0) return false;
-      auto opened = transport::cuda_ipc::Opened::open(context, all_[r].handle);
+      auto opened = open(r, context);
       if (!opened.ok()) {
         log(LogLevel::kInfo, "rank {} cannot open rank {}'s device memory: {}", n_.rank, r, opened.status().message());
         return false;
@@ -209,7 +260,10 @@ class CudaSide::Connector {
     cuda::Context theirs = nullptr;
     if (cuda::driver()->cuDevicePrimaryCtxRetain(&theirs, all_[r].device) != 0) return false;
     const int rc = cuda::driver()->cuCtxEnablePeerAccess(theirs, 0);
-    return rc == 0 || rc == cuda::kPeerAlreadyEnabled;
+    if (rc != 0 && rc != cuda::kPeerAlreadyEnabled) return false;
+    // Peer access is for memory of cuMemAlloc alone.
+    if (all_[r].exported != kDescriptor) return true;
+    return cuda::allow_access(reinterpret_cast<const void*>(all_[r].staging), all_[r].mapped).ok();
   }
 
   Status map_segments() {
@@ -245,6 +299,7 @@ class CudaSide::Connector {
     const bool device = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
     if (!device) {
       side_->staging_ = {};
+      side_->shared_ = {};
       log(LogLevel::kInfo, "rank {}: CUDA operations are staged in host memory", n_.rank);
     }
     exec::Fabric& f = side_->fabric_;
@@ -256,7 +311,7 @@ class CudaSide::Connector {
     f.half_bytes = n_.shape.staging_bytes / 2;
     f.timeout_ms = n_.config->timeout_ms;
     f.kernels = &exec::StreamEngine::table();
-    f.staging = device ? side_->staging_.data() : nullptr;
+    f.staging = device ? reinterpret_cast<std::byte*>(own_.staging) : nullptr;
     f.sent.assign(static_cast<size_t>(n_.n_ranks) * transport::kSigsPerPeer, 0);
     f.awaited = f.sent;
     f.entered.assign(n_.n_ranks, 0);
@@ -305,7 +360,8 @@ class CudaSide::Connector {
     s.fabric = &side_->fabric_;
     s.tree = n_.tree;
     for (uint32_t r = 0; r < n_.n_ranks; ++r)
-      s.seats.push_back({n_.process[r], all_[r].device, std::string(all_[r].uuid, sizeof(all_[r].uuid))});
+      s.seats.push_back(
+          {n_.process[r], all_[r].device, std::string(all_[r].uuid, sizeof(all_[r].uuid)), all_[r].mps != 0});
     s.all_reach_all = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
     s.staging_bytes = n_.shape.staging_bytes / 2;
     s.deterministic = n_.config->deterministic;
@@ -323,6 +379,7 @@ class CudaSide::Connector {
   std::unique_ptr<CudaSide> side_;
   std::shared_ptr<Segment> own_segment_;
   std::vector<transport::cuda_ipc::Opened> opened_;
+  std::vector<std::vector<Fd>> descriptors_;
   Introduction own_;
   std::vector<Introduction> all_;
 };
@@ -356,7 +413,7 @@ CudaSide::~CudaSide() {
 }
 
 size_t CudaSide::memory_bytes() const {
-  return fabric_.own->bytes() + staging_.bytes() + engine_->memory_bytes() +
+  return fabric_.own->bytes() + staging_.bytes() + shared_.mapped_bytes() + engine_->memory_bytes() +
          (walk_ != nullptr ? walk_->walker().memory_bytes() : 0);
 }
 

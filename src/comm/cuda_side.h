@@ -57,7 +57,9 @@ class CudaSide {
   CudaSide() = default;
 
   std::unique_ptr<exec::StreamEngine> engine_;
-  driver::cuda::Memory staging_;  // device memory, unless ranks reach each other's host memory alone
+  // Device memory, unless ranks reach each other's host memory alone; shared_ where other processes open it.
+  driver::cuda::Memory staging_;
+  driver::cuda::VirtualMemory shared_;
   std::vector<std::shared_ptr<transport::shm::Segment>> segments_;
   exec::Fabric fabric_;
   std::unique_ptr<Selector> selector_;

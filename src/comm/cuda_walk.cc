@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
@@ -73,10 +74,11 @@ class Joining {
     if (!s_.all_reach_all) return "some ranks do not reach each other's device memory";
     for (size_t a = 0; a < s_.seats.size(); ++a) {
       for (size_t b = 0; b < a; ++b) {
-        if (s_.seats[a].uuid == s_.seats[b].uuid && s_.seats[a].process != s_.seats[b].process) {
+        const WalkSeat &x = s_.seats[a], &y = s_.seats[b];
+        if (x.uuid == y.uuid && x.process != y.process && !(x.mps && y.mps)) {
           return format(
-              "ranks {} and {} share a device from two processes, whose kernels take turns on it: a kernel must "
-              "not wait for another process's",
+              "ranks {} and {} share a device from two processes without MPS, whose kernels take turns on it: a kernel "
+              "must not wait for another process's",
               b, a);
         }
       }
@@ -111,6 +113,12 @@ class Joining {
     return static_cast<uint32_t>(std::count_if(s_.seats.begin(), s_.seats.end(),
                                                [&](const WalkSeat& w) { return w.uuid == s_.seats[rank_].uuid; }));
   }
+  uint32_t processes_here() const {
+    std::set<uint64_t> processes;
+    for (const WalkSeat& w : s_.seats)
+      if (w.uuid == s_.seats[rank_].uuid) processes.insert(w.process);
+    return static_cast<uint32_t>(processes.size());
+  }
   bool other_processes() const {
     return std::any_of(s_.seats.begin(), s_.seats.end(),
                        [&](const WalkSeat& w) { return w.process != s_.seats[rank_].process; });
@@ -127,7 +135,8 @@ class Joining {
     const cuda::Current current(s_.engine->context());
     MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetAttribute(&sms, cuda::kMultiprocessors, s_.seats[rank_].device),
                            "the device's multiprocessors"));
-    const uint32_t capacity = static_cast<uint32_t>(std::max(1, sms)) * kBlocksPerSm;
+    // Each process keeps its own account of the device: under MPS each has its share.
+    const uint32_t capacity = static_cast<uint32_t>(std::max(1, sms)) * kBlocksPerSm / processes_here();
     const uint32_t blocks =
         Residents::get().take(s_.seats[rank_].uuid, capacity, s_.engine->sm_limit() * kBlocksPerSm, here);
     if (blocks > 0) return blocks;

@@ -1,6 +1,7 @@
 // Whether, and how, a communicator's standard collectives on CUDA memory run as one persistent kernel a rank
 // (exec/walker.h). Its kernels spin on each other's flags, so all must be resident together: ranks that share a device
-// are threads of one process, and their blocks are reserved on the device for as long as the communicator lives.
+// are threads of one process, or of processes that share it through the Multi-Process Service (without it they take
+// turns), and their blocks are reserved on the device for as long as the communicator lives.
 #pragma once
 
 #include <memory>
@@ -19,6 +20,7 @@ struct WalkSeat {
   uint64_t process = 0;
   int32_t device = 0;
   std::string uuid;
+  bool mps = false;  // shares its device through the Multi-Process Service
 };
 
 class CudaWalk {

@@ -14,6 +14,7 @@ struct Opened {
   Driver table{};
   bool present = false, emulated = false;
   std::string why;
+  void* library = nullptr;
 };
 
 template <class F>
@@ -100,6 +101,7 @@ Opened open_driver() {
   }
   o.emulated = dlsym(library, "moeccl_emulated_driver") != nullptr;
   o.present = true;
+  o.library = library;
   return o;
 }
 
@@ -111,6 +113,9 @@ const Opened& opened() {
 }  // namespace
 
 const Driver* driver() { return opened().present ? &opened().table : nullptr; }
+// For what only some drivers have (cuda_vmm.cc).
+void* driver_symbol(const char* name);
+void* driver_symbol(const char* name) { return opened().present ? dlsym(opened().library, name) : nullptr; }
 const std::string& why_absent() { return opened().why; }
 bool emulated() { return opened().emulated; }
 

@@ -21,7 +21,14 @@ struct IpcHandle {
 };
 
 // The numbers that are used here.
-enum Attribute : int { kMultiprocessors = 16, kUnifiedAddressing = 41, kComputeMajor = 75, kStreamMemOps64 = 122 };
+enum Attribute : int {
+  kMultiprocessors = 16,
+  kUnifiedAddressing = 41,
+  kComputeMajor = 75,
+  kStreamMemOps64 = 122,
+  // Contexts of this process share the device with other processes through the Multi-Process Service. CUDA 12.4.
+  kMpsEnabled = 133
+};
 enum MemoryType : unsigned { kHostMemory = 1, kDeviceMemory = 2, kUnifiedMemory = 4 };
 inline constexpr int kNotReady = 600, kAlreadyRegistered = 712, kPeerAlreadyEnabled = 704;
 

@@ -9,7 +9,7 @@ namespace moeccl::driver {
 namespace {
 
 // CUdevice_attribute of cuda.h.
-constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76;
+constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kMpsEnabled = 133;
 constexpr int kMaxGpus = 256;
 
 struct Functions {
@@ -70,6 +70,8 @@ Result<CudaReport> ask_cuda(const std::string& library) {
     (void)f.attribute(&gpu.compute_major, kMajor, device);
     (void)f.attribute(&gpu.compute_minor, kMinor, device);
     (void)f.attribute(&gpu.n_multiprocessors, kMultiprocessors, device);
+    int mps = 0;  // drivers before CUDA 12.4 do not know it
+    gpu.mps = f.attribute(&mps, kMpsEnabled, device) == 0 && mps != 0;
     devices.push_back(device);
     report.gpus.push_back(gpu);
   }

@@ -14,6 +14,7 @@ struct CudaGpu {
   std::string name, pci;
   uint64_t memory_bytes = 0;
   int compute_major = 0, compute_minor = 0, n_multiprocessors = 0;
+  bool mps = false;              // this process shares it through the Multi-Process Service
   std::vector<bool> reads_peer;  // [n_gpus]
 };
 

@@ -152,6 +152,7 @@ HostLimits host_limits(const std::string& root) {
   const std::string modules = format("\n{}", files.read("proc/modules"));
   l.peer_memory = modules.find("\nnvidia_peermem ") != std::string::npos;
   l.infiniband_dev = files.exists("dev/infiniband");
+  l.mps = find_mps(root);
   return l;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "src/base/status.h"
+#include "src/driver/mps.h"
 
 namespace moeccl::driver {
 
@@ -32,6 +33,7 @@ struct HostLimits {
   std::string nvidia_module;    // /proc/driver/nvidia/version, first line; "" when the module is not loaded
   bool peer_memory = false;     // nvidia_peermem: RDMA from GPU memory
   bool infiniband_dev = false;  // /dev/infiniband
+  Mps mps;
 };
 
 // `root` stands before /proc, /sys and /dev in tests; the limits of the process are always its own.

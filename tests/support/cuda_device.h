@@ -30,6 +30,53 @@ class CudaDevice {
   }
   bool ok() const { return ok_; }
 
+  // Whether processes share the device through MPS, so that their kernels run side by side.
+  bool shared_by_mps() {
+    int device = 0, mps = 0;
+    return call<int(int*)>("cuCtxGetDevice", &device) == 0 &&
+           call<int(int*, int, int)>("cuDeviceGetAttribute", &mps, 133, device) == 0 && mps != 0;
+  }
+
+  bool emulated() { return dlsym(library_, "moeccl_emulated_driver") != nullptr; }
+  // The emulation's: how often this process opened another one's memory by a file descriptor.
+  int opened_by_descriptor() { return call<int()>("moeccl_emulated_imports"); }
+
+  // Memory of cuMemMap, as allocators with growing segments give it. Released with release_mapped().
+  void* allocate_mapped(size_t bytes) {
+    struct {
+      int type = 1, handles = 0, location = 1, device = 0;
+      void* windows = nullptr;
+      uint64_t flags = 0;
+    } properties;
+    struct {
+      int location = 1, device = 0, flags = 3;
+    } access;
+    EXPECT_EQ(call<int(int*)>("cuCtxGetDevice", &properties.device), 0);
+    access.device = properties.device;
+    size_t unit = 0;
+    EXPECT_EQ((call<int(size_t*, const void*, int)>("cuMemGetAllocationGranularity", &unit, &properties, 0)), 0);
+    if (unit == 0) return nullptr;
+    bytes = mapped_bytes_ = (bytes + unit - 1) / unit * unit;
+    uint64_t handle = 0, p = 0;
+    EXPECT_EQ((call<int(uint64_t*, size_t, const void*, unsigned long long)>("cuMemCreate", &handle, bytes, &properties,
+                                                                             0ull)),
+              0);
+    EXPECT_EQ((call<int(uint64_t*, size_t, size_t, uint64_t, unsigned long long)>("cuMemAddressReserve", &p, bytes,
+                                                                                  size_t{0}, uint64_t{0}, 0ull)),
+              0);
+    EXPECT_EQ((call<int(uint64_t, size_t, size_t, uint64_t, unsigned long long)>("cuMemMap", p, bytes, size_t{0},
+                                                                                 handle, 0ull)),
+              0);
+    EXPECT_EQ((call<int(uint64_t, size_t, const void*, size_t)>("cuMemSetAccess", p, bytes, &access, size_t{1})), 0);
+    EXPECT_EQ(call<int(uint64_t)>("cuMemRelease", handle), 0);  // the mapping keeps it
+    return reinterpret_cast<void*>(p);
+  }
+  void release_mapped(void* p) {
+    const auto address = reinterpret_cast<uint64_t>(p);
+    EXPECT_EQ((call<int(uint64_t, size_t)>("cuMemUnmap", address, mapped_bytes_)), 0);
+    EXPECT_EQ((call<int(uint64_t, size_t)>("cuMemAddressFree", address, mapped_bytes_)), 0);
+  }
+
   void* allocate(size_t bytes) {
     uint64_t p = 0;
     EXPECT_EQ((call<int(uint64_t*, size_t)>("cuMemAlloc_v2", &p, bytes == 0 ? 1 : bytes)), 0);
@@ -88,6 +135,7 @@ class CudaDevice {
   }
   void* library_ = nullptr;
   bool ok_ = false;
+  size_t mapped_bytes_ = 0;  // of the last allocate_mapped()
 };
 
 // A buffer on the device and its copy on the host.

@@ -9,7 +9,14 @@ namespace cuda = driver::cuda;
 Opened& Opened::operator=(Opened&& other) noexcept {
   std::swap(context_, other.context_);
   std::swap(data_, other.data_);
+  std::swap(virtual_, other.virtual_);
   return *this;
+}
+
+Opened Opened::of(cuda::VirtualMemory memory) {
+  Opened o;
+  o.virtual_ = std::move(memory);
+  return o;
 }
 
 Opened::~Opened() {

@@ -1,11 +1,13 @@
 // A link between ranks whose buffers are CUDA memory: the peer's staging is device memory (direct for threads of one
-// process, through an IPC handle between processes) or host memory that both devices reach; signals are stores that
-// this rank's stream makes when all it did before is done. Words and messages' headers stay in the shared segment.
+// process, through a file descriptor or an IPC handle between processes) or host memory that both devices reach;
+// signals are stores that this rank's stream makes when all it did before is done. Words and messages' headers stay in
+// the shared segment.
 #pragma once
 
 #include <memory>
 
 #include "src/driver/cuda.h"
+#include "src/driver/cuda_vmm.h"
 #include "transport/transport.h"
 
 namespace moeccl::transport::cuda_ipc {
@@ -18,11 +20,13 @@ class Opened {
   Opened& operator=(Opened&& other) noexcept;
   ~Opened();
   static Result<Opened> open(driver::cuda::Context context, const driver::cuda::IpcHandle& handle);
-  std::byte* data() const { return data_; }
+  static Opened of(driver::cuda::VirtualMemory memory);
+  std::byte* data() const { return data_ != nullptr ? data_ : virtual_.data(); }
 
  private:
   driver::cuda::Context context_ = nullptr;
-  std::byte* data_ = nullptr;
+  std::byte* data_ = nullptr;            // by handle
+  driver::cuda::VirtualMemory virtual_;  // by descriptor
 };
 Result<driver::cuda::IpcHandle> export_memory(driver::cuda::Context context, const std::byte* data);
 

@@ -4,6 +4,8 @@
 //   Device memory is a shared file, so that other processes open it by its handle. It is inaccessible to the process
 //   (most of the time) but while a stream works: host code that follows a device pointer crashes, as it would with a
 //   GPU. A capturing stream keeps what is put on it; the graph puts it all on the stream that it is launched on.
+//   MOECCL_TEST_CUDA_MPS=1: processes share devices through MPS. (Kernels here always run side by side.)
+//   MOECCL_TEST_CUDA_NO_VMM=1: no memory by file descriptors.
 //   MOECCL_TEST_CUDA_DEVICES: how many devices there are (1); each has 64 multiprocessors.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -38,6 +40,8 @@ struct Allocation {
   int fd = -1;
   int opened = 0;  // by handle, how often; 0: our own
   int source_pid = 0, source_fd = -1;
+  bool mapped = false;     // by cuMemMap
+  bool accessible = true;  // cuMemSetAccess was called
 };
 struct Machine {
   std::mutex mutex;
@@ -69,7 +73,8 @@ class Access {
     protect(PROT_NONE);
   }
   static void protect(int how) {
-    for (const auto& [base, a] : machine().device) (void)mprotect(reinterpret_cast<void*>(base), a.bytes, how);
+    for (const auto& [base, a] : machine().device)
+      (void)mprotect(reinterpret_cast<void*>(base), a.bytes, a.accessible ? how : PROT_NONE);
   }
 };
 
@@ -198,7 +203,13 @@ EXPORT int cuDeviceGet(int* device, int ordinal) {
   return *device = ordinal, kOk;
 }
 EXPORT int cuDeviceGetAttribute(int* value, int attribute, int) {
-  *value = attribute == 16 ? 64 : attribute == 75 ? 9 : attribute == 76 ? 0 : 1;
+  const char* mps = std::getenv("MOECCL_TEST_CUDA_MPS");
+  *value = attribute == 16    ? 64
+           : attribute == 75  ? 9
+           : attribute == 76  ? 0
+           : attribute == 103 ? std::getenv("MOECCL_TEST_CUDA_NO_VMM") == nullptr
+           : attribute == 133 ? mps != nullptr && *mps == '1'
+                              : 1;
   return kOk;
 }
 EXPORT int cuDeviceGetName(char* name, int bytes, int) {
@@ -231,7 +242,7 @@ EXPORT int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
 EXPORT int cuMemFree_v2(uint64_t p) {
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().device.find(p);
-  if (it == machine().device.end() || it->second.opened > 0) return kInvalidValue;
+  if (it == machine().device.end() || it->second.opened > 0 || it->second.mapped) return kInvalidValue;
   munmap(reinterpret_cast<void*>(p), it->second.bytes);
   close(it->second.fd);
   machine().device.erase(it);
@@ -415,7 +426,8 @@ struct Handle {
 EXPORT int cuIpcGetMemHandle(void* handle, uint64_t p) {
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().device.find(p);
-  if (it == machine().device.end()) return kInvalidValue;
+  // As the real one: memory of cuMemMap has no such handle.
+  if (it == machine().device.end() || it->second.mapped) return kInvalidValue;
   const Handle h{getpid(), it->second.fd, it->second.bytes};
   std::memset(handle, 0, 64);
   std::memcpy(handle, &h, sizeof(h));
@@ -457,4 +469,113 @@ EXPORT int cuIpcCloseMemHandle(uint64_t p) {
   close(it->second.fd);
   machine().device.erase(it);
   return kOk;
+}
+
+// Memory by file descriptors: an object is a shared file, a range of addresses holds one or nothing.
+namespace {
+constexpr size_t kUnit = size_t{2} << 20;
+struct Objects {
+  std::map<uint64_t, int> fd;         // by handle
+  std::map<uint64_t, size_t> ranges;  // reserved addresses
+  uint64_t next = 1;
+  int imported = 0;
+};
+Objects& objects() {
+  static auto* o = new Objects;
+  return *o;
+}
+uint64_t add_object(int fd) {
+  const uint64_t handle = objects().next++;
+  objects().fd[handle] = fd;
+  return handle;
+}
+}  // namespace
+
+// For tests: how often this process opened an object of another one.
+EXPORT int moeccl_emulated_imports() {
+  const std::lock_guard lock(machine().mutex);
+  return objects().imported;
+}
+EXPORT int cuMemGetAllocationGranularity(size_t* unit, const void*, int) { return *unit = kUnit, kOk; }
+EXPORT int cuMemCreate(uint64_t* handle, size_t bytes, const void*, unsigned long long) {
+  if (bytes == 0 || bytes % kUnit != 0) return kInvalidValue;
+  const int fd = memfd_create("emulated-device-object", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return kOutOfMemory;
+  const std::lock_guard lock(machine().mutex);
+  return *handle = add_object(fd), kOk;
+}
+EXPORT int cuMemRelease(uint64_t handle) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = objects().fd.find(handle);
+  if (it == objects().fd.end()) return kInvalidValue;
+  close(it->second);
+  objects().fd.erase(it);
+  return kOk;
+}
+EXPORT int cuMemAddressReserve(uint64_t* out, size_t bytes, size_t, uint64_t, unsigned long long) {
+  if (bytes == 0 || bytes % kUnit != 0) return kInvalidValue;
+  void* p = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) return kOutOfMemory;
+  const std::lock_guard lock(machine().mutex);
+  objects().ranges[*out = reinterpret_cast<uint64_t>(p)] = bytes;
+  return kOk;
+}
+EXPORT int cuMemAddressFree(uint64_t p, size_t bytes) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = objects().ranges.find(p);
+  if (it == objects().ranges.end() || it->second != bytes || machine().device.count(p) > 0) return kInvalidValue;
+  munmap(reinterpret_cast<void*>(p), bytes);
+  objects().ranges.erase(it);
+  return kOk;
+}
+EXPORT int cuMemMap(uint64_t p, size_t bytes, size_t offset, uint64_t handle, unsigned long long) {
+  const std::lock_guard lock(machine().mutex);
+  const auto object = objects().fd.find(handle);
+  const auto range = objects().ranges.find(p);
+  struct stat file = {};
+  if (object == objects().fd.end() || range == objects().ranges.end() || range->second != bytes || offset != 0 ||
+      fstat(object->second, &file) != 0 || static_cast<size_t>(file.st_size) != bytes)
+    return kInvalidValue;
+  if (mmap(reinterpret_cast<void*>(p), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, object->second, 0) == MAP_FAILED)
+    return kOutOfMemory;
+  Allocation a;
+  a.bytes = bytes;
+  a.mapped = true;
+  a.accessible = false;
+  machine().device[p] = a;
+  return kOk;
+}
+EXPORT int cuMemUnmap(uint64_t p, size_t bytes) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = machine().device.find(p);
+  if (it == machine().device.end() || !it->second.mapped || it->second.bytes != bytes) return kInvalidValue;
+  machine().device.erase(it);
+  (void)mmap(reinterpret_cast<void*>(p), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+             0);
+  return kOk;
+}
+EXPORT int cuMemSetAccess(uint64_t p, size_t bytes, const void*, size_t) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = machine().device.find(p);
+  if (it == machine().device.end() || !it->second.mapped || it->second.bytes != bytes) return kInvalidValue;
+  it->second.accessible = true;
+  if (machine().open) (void)mprotect(reinterpret_cast<void*>(p), bytes, PROT_READ | PROT_WRITE);
+  return kOk;
+}
+EXPORT int cuMemExportToShareableHandle(void* out, uint64_t handle, int type, unsigned long long) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = objects().fd.find(handle);
+  if (it == objects().fd.end() || type != 1) return kInvalidValue;
+  const int fd = fcntl(it->second, F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) return kOutOfMemory;
+  std::memcpy(out, &fd, sizeof(fd));
+  return kOk;
+}
+EXPORT int cuMemImportFromShareableHandle(uint64_t* handle, void* descriptor, int type) {
+  if (type != 1) return kInvalidValue;
+  const int fd = fcntl(static_cast<int>(reinterpret_cast<intptr_t>(descriptor)), F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) return kInvalidValue;
+  const std::lock_guard lock(machine().mutex);
+  ++objects().imported;
+  return *handle = add_object(fd), kOk;
 }

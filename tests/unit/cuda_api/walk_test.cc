@@ -85,6 +85,51 @@ TEST(CudaWalk, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
       options);
 }
 
+// One device for all: the persistent kernel, which alone can be captured, is there if and only if MPS is.
+void processes_on_one_device(const char* mps) {
+  setenv("MOECCL_TEST_CUDA_MPS", mps, 1);
+  RankOptions options = walk_options();
+  options.mode = RankMode::kProcesses;
+  run_ranks(
+      3,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device;
+        const bool side_by_side = device.shared_by_mps();
+        moecclComm_t comm = join_walk(rank, 3, options);
+        ASSERT_NE(comm, nullptr);
+        constexpr size_t kCount = 5000;
+        DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4);
+        void* stream = device.make_stream();
+        device.begin_capture(stream);
+        const moecclResult_t captured =
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, handle(stream));
+        void* graph = device.end_capture(stream);
+        EXPECT_EQ(captured, side_by_side ? moecclSuccess : moecclUnsupported) << moecclGetLastError(comm);
+        if (captured == moecclSuccess) {
+          void* instance = device.instantiate(graph);
+          for (int replay = 0; replay < 3; ++replay) {
+            in.put(floats(kCount, static_cast<float>(rank + replay)));
+            device.launch_graph(instance, stream);
+            EXPECT_EQ(sum.get(stream), floats(kCount, static_cast<float>(3 * replay + 3))) << "replay " << replay;
+          }
+          device.end_graph(graph, instance);
+        }
+        // Outside of graphs both ways work.
+        in.put(floats(kCount, 2));
+        MOECCL_ASSERT_OK(
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, handle(stream)));
+        EXPECT_EQ(sum.get(stream), floats(kCount, 6));
+        EXPECT_EQ(moecclCommDestroy(comm), moecclSuccess);
+        device.end_stream(stream);
+      },
+      options);
+  unsetenv("MOECCL_TEST_CUDA_MPS");
+}
+
+TEST(CudaWalk, ProcessesOnOneDeviceTakeTurnsWithoutMps) { processes_on_one_device("0"); }
+// With a GPU: only under MPS, which tools/gpu-check starts.
+TEST(CudaWalk, ProcessesOnOneDeviceWaitForEachOtherUnderMps) { processes_on_one_device("1"); }
+
 TEST(CudaWalk, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
   const RankOptions options = walk_options();
   run_ranks(

@@ -1,8 +1,13 @@
 #include "topology/doctor.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 #include "tests/unit/topology/fixture.h"
 #include "topology/svg.h"
@@ -75,6 +80,48 @@ TEST(Doctor, EachProblemHasItsFix) {
   EXPECT_NE(page.find("28 pairs: shared memory with staging (two copies); GPU buffers pass through the host"),
             std::string::npos)
       << page;
+}
+
+TEST(Doctor, SaysWhetherProcessesShareAGpu) {
+  Discovery d;
+  d.graph = fixture("shared_nics");
+  driver::HostLimits l = good_limits();
+  const auto n_gpus = static_cast<uint32_t>(d.graph.of_kind(NodeKind::kGpu).size());
+  const auto says = [&](uint32_t n_ranks, const char* what, Verdict verdict) {
+    const auto all = examine({&d, &l, n_ranks, false});
+    const Finding* f = find(all, what);
+    ASSERT_NE(f, nullptr) << what;
+    EXPECT_EQ(f->verdict, verdict) << what;
+  };
+  EXPECT_EQ(find(examine({&d, &l, n_gpus, false}), "MPS"), nullptr);
+  says(2 * n_gpus, "take turns on it", Verdict::kNote);
+  l.mps = {"/tmp/mine", true, false, false};
+  says(n_gpus, "CUDA_MPS_PIPE_DIRECTORY is /tmp/mine, and no control daemon", Verdict::kNote);
+  l.mps = {"/tmp/mine", true, true, true};
+  says(n_gpus, "its daemon is not among the processes here", Verdict::kNote);
+  l.mps = {"/tmp/mine", true, true, false};
+  says(2 * n_gpus, "MPS has a control daemon at /tmp/mine", Verdict::kGood);
+}
+
+TEST(Doctor, FindsTheMpsDaemonByItsPipe) {
+  const std::string root = ::testing::TempDir() + "moeccl-mps-" + std::to_string(getpid());
+  std::filesystem::create_directories(root + "/pipes");
+  setenv("CUDA_MPS_PIPE_DIRECTORY", "/pipes", 1);
+  driver::Mps mps = driver::find_mps(root);
+  EXPECT_TRUE(mps.named);
+  EXPECT_FALSE(mps.runs());
+  ASSERT_EQ(mkfifo((root + "/pipes/control").c_str(), 0600), 0);
+  EXPECT_TRUE(driver::find_mps(root).runs());
+  std::ofstream(root + "/pipes/nvidia-cuda-mps-control.pid") << "4711\n";
+  mps = driver::find_mps(root);
+  EXPECT_TRUE(mps.gone);
+  EXPECT_FALSE(mps.runs());
+  std::filesystem::create_directories(root + "/proc/4711");
+  EXPECT_TRUE(driver::find_mps(root).runs());
+  unsetenv("CUDA_MPS_PIPE_DIRECTORY");
+  EXPECT_EQ(driver::find_mps(root).directory, "/tmp/nvidia-mps");
+  EXPECT_FALSE(driver::find_mps(root).runs());
+  std::filesystem::remove_all(root);
 }
 
 TEST(Doctor, PairsGetWhatTheyCan) {

@@ -1,0 +1,156 @@
+#include "src/driver/cuda_vmm.h"
+
+#include <utility>
+
+namespace moeccl::driver::cuda {
+
+// Of cuda.cc: an address in the opened driver; null when it has none.
+void* driver_symbol(const char* name);
+
+namespace {
+
+// The numbers and layouts of the driver's interface.
+constexpr int kPinned = 1, kOnDevice = 1, kDescriptor = 1, kReadWrite = 3, kDescriptorsSupported = 103;
+struct Location {
+  int type = kOnDevice;
+  int id = 0;
+};
+struct Properties {
+  int type = kPinned;
+  int handles = kDescriptor;
+  Location location;
+  void* windows = nullptr;
+  unsigned char compression = 0, for_rdma = 0;
+  unsigned short usage = 0;
+  unsigned char reserved[4] = {};
+};
+struct Access {
+  Location location;
+  int flags = kReadWrite;
+};
+
+struct Functions {
+  int (*granularity)(size_t*, const Properties*, int);
+  int (*create)(uint64_t*, size_t, const Properties*, unsigned long long);
+  int (*release)(uint64_t);
+  int (*reserve)(Pointer*, size_t, size_t, Pointer, unsigned long long);
+  int (*free_address)(Pointer, size_t);
+  int (*map)(Pointer, size_t, size_t, uint64_t, unsigned long long);
+  int (*unmap)(Pointer, size_t);
+  int (*set_access)(Pointer, size_t, const Access*, size_t);
+  int (*export_handle)(void*, uint64_t, int, unsigned long long);
+  int (*import_handle)(uint64_t*, void*, int);
+};
+
+// Null when the driver lacks one of them.
+const Functions* functions() {
+  static const auto* const all = []() -> const Functions* {
+    auto* f = new Functions{};
+    bool whole = driver() != nullptr;
+    const auto find = [&](const char* name, auto* function) {
+      if (whole) *function = reinterpret_cast<std::decay_t<decltype(*function)>>(driver_symbol(name));
+      whole = whole && *function != nullptr;
+    };
+    find("cuMemGetAllocationGranularity", &f->granularity);
+    find("cuMemCreate", &f->create);
+    find("cuMemRelease", &f->release);
+    find("cuMemAddressReserve", &f->reserve);
+    find("cuMemAddressFree", &f->free_address);
+    find("cuMemMap", &f->map);
+    find("cuMemUnmap", &f->unmap);
+    find("cuMemSetAccess", &f->set_access);
+    find("cuMemExportToShareableHandle", &f->export_handle);
+    find("cuMemImportFromShareableHandle", &f->import_handle);
+    if (!whole) delete f;
+    return whole ? f : nullptr;
+  }();
+  return all;
+}
+
+Result<int> able_device() {
+  if (functions() == nullptr)
+    return error(moecclUnsupported, "the CUDA driver has no virtual memory management: it is older than CUDA 11.0");
+  int device = 0, able = 0;
+  MOECCL_TRY(check(driver()->cuCtxGetDevice(&device), "the context's device"));
+  if (driver()->cuDeviceGetAttribute(&able, kDescriptorsSupported, device) != 0 || able == 0)
+    return error(moecclUnsupported, "this CUDA device cannot share memory by file descriptors");
+  return device;
+}
+
+}  // namespace
+
+VirtualMemory& VirtualMemory::operator=(VirtualMemory&& other) noexcept {
+  std::swap(context_, other.context_);
+  std::swap(handle_, other.handle_);
+  std::swap(has_handle_, other.has_handle_);
+  std::swap(is_mapped_, other.is_mapped_);
+  std::swap(address_, other.address_);
+  std::swap(mapped_, other.mapped_);
+  return *this;
+}
+
+VirtualMemory::~VirtualMemory() {
+  if (context_ == nullptr) return;
+  const Current current(context_);
+  if (is_mapped_) (void)functions()->unmap(address_, mapped_);
+  if (address_ != 0) (void)functions()->free_address(address_, mapped_);
+  if (has_handle_) (void)functions()->release(handle_);
+}
+
+Status VirtualMemory::map(int device) {
+  const Functions& f = *functions();
+  MOECCL_TRY(check(f.reserve(&address_, mapped_, 0, 0, 0), format("{} bytes of device addresses", mapped_)));
+  MOECCL_TRY(check(f.map(address_, mapped_, 0, handle_, 0), "mapping device memory"));
+  is_mapped_ = true;
+  const Access access{{kOnDevice, device}};
+  return check(f.set_access(address_, mapped_, &access, 1), "access to device memory");
+}
+
+Result<VirtualMemory> VirtualMemory::create(Context context, size_t bytes) {
+  const Current current(context);
+  MOECCL_ASSIGN_OR_RETURN(const int device, able_device());
+  const Functions& f = *functions();
+  Properties properties;
+  properties.location.id = device;
+  size_t unit = 0;
+  MOECCL_TRY(check(f.granularity(&unit, &properties, 0), "the granularity of device memory"));
+  VirtualMemory m;
+  m.context_ = context;
+  m.mapped_ = (bytes + unit - 1) / unit * unit;
+  MOECCL_TRY(check(f.create(&m.handle_, m.mapped_, &properties, 0), format("{} bytes of device memory", m.mapped_)));
+  m.has_handle_ = true;
+  MOECCL_TRY(m.map(device));
+  MOECCL_TRY(check(driver()->cuMemsetD8Async(m.address_, 0, m.mapped_, nullptr), "zeroing device memory"));
+  MOECCL_TRY(check(driver()->cuStreamSynchronize(nullptr), "zeroing device memory"));
+  return m;
+}
+
+Result<VirtualMemory> VirtualMemory::open(Context context, const Fd& fd, size_t mapped_bytes) {
+  const Current current(context);
+  MOECCL_ASSIGN_OR_RETURN(const int device, able_device());
+  VirtualMemory m;
+  m.context_ = context;
+  m.mapped_ = mapped_bytes;
+  // The descriptor itself stands where a handle's address would.
+  void* descriptor = reinterpret_cast<void*>(static_cast<intptr_t>(fd.get()));
+  MOECCL_TRY(check(functions()->import_handle(&m.handle_, descriptor, kDescriptor), "opening a peer's device memory"));
+  m.has_handle_ = true;
+  MOECCL_TRY(m.map(device));
+  return m;
+}
+
+Result<Fd> VirtualMemory::share() const {
+  const Current current(context_);
+  int fd = -1;
+  MOECCL_TRY(check(functions()->export_handle(&fd, handle_, kDescriptor, 0), "sharing device memory"));
+  return Fd(fd);
+}
+
+Status allow_access(const void* data, size_t mapped_bytes) {
+  MOECCL_ASSIGN_OR_RETURN(const int device, able_device());
+  const Access access{{kOnDevice, device}};
+  return check(functions()->set_access(reinterpret_cast<Pointer>(data), mapped_bytes, &access, 1),
+               "access to another device's memory");
+}
+
+}  // namespace moeccl::driver::cuda
