@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 
+#include <cstring>
 #include <system_error>
 
 namespace moeccl::driver {
@@ -37,7 +38,11 @@ void move_to_core(const std::function<bool(int core)>& is_free) {
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(core, &one);
-    if (sched_setaffinity(0, sizeof(one), &one) == 0) sched_setaffinity(0, sizeof(allowed), &allowed);
+    if (sched_setaffinity(0, sizeof(one), &one) != 0) return;
+    if (sched_setaffinity(0, sizeof(allowed), &allowed) == 0) return;
+    // Somebody has taken all of them away meanwhile: whatever is allowed now.
+    std::memset(&allowed, 0xff, sizeof(allowed));
+    sched_setaffinity(0, sizeof(allowed), &allowed);
     return;
   }
 }
