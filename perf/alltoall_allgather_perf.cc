@@ -3,7 +3,8 @@
 //
 // By default it emulates e = 2 nodes of t = 8 ranks with paced links: the node's uplink as fast as one rank's link
 // inside the node, so that a rank's shares are B1 : B2 = 1 : 8. Tokens are as in the paper; a token's row is scaled
-// down to --hidden bytes so that two cores can carry 16 ranks.
+// down to --hidden bytes so that two cores can carry 16 ranks. --real uses the links that are there instead: each host
+// of a launcher's ranks is a node (perf/compare_net --rate 1gbit --run build/perf/alltoall_allgather_perf --real ...).
 #include <moeccl/moeccl.h>
 
 #include <chrono>
@@ -33,7 +34,7 @@ struct TensorOptions {
   double intra_mbs = 12.5, ratio = 8;  // B2; B2 : B1
   size_t min_tokens = 4 << 10, max_tokens = 256 << 10, step_factor = 4, hidden = 32, staging = 40 << 20;
   std::string algorithms = "baseline,o1,o2,o3,lean,auto", json, plot;
-  bool explain = false;
+  bool explain = false, real = false;
   TensorOptions() { job.memory = Memory::kMalloc; }
 };
 
@@ -56,13 +57,14 @@ TensorOptions parse(int argc, char** argv) {
   app.add_option("-c,--check", o.check, "check results (1) or not (0)")->check(CLI::Range(0, 1));
   app.add_option("-J,--json", o.json, "write results to this file");
   app.add_option("--plot", o.plot, "draw the largest size's lanes into this SVG file");
+  app.add_flag("--real", o.real, "nodes are the hosts of a launcher's ranks, or --topology's; nothing is paced");
   app.add_flag("--explain", o.explain, "print the plan that runs by itself");
   add_job_options(app, o.job);
   parse_or_exit(app, argc, argv);
   if (o.step_factor < 2) fail("-f is below 2: give a factor between sizes");
   if (!(o.intra_mbs > 0) || !(o.ratio > 0)) fail("--intra and --ratio must be above 0");
-  if (o.job.threads == 1 && o.job.procs == 0) o.job.threads = o.nodes * o.tensor;
-  if (o.job.topology.empty()) {
+  if (!o.real && o.job.threads == 1 && o.job.procs == 0) o.job.threads = o.nodes * o.tensor;
+  if (!o.real && o.job.topology.empty()) {
     std::ostringstream text;
     text << "node:" << o.nodes << "(bw=" << o.intra_mbs / o.ratio * o.tensor << "MB/s) gpu:" << o.tensor
          << "(bw=" << o.intra_mbs << "MB/s)";
@@ -142,24 +144,21 @@ class Bench {
     return r;
   }
 
-  // r1, r2 and r3 at the volumes of o1 with these tokens, from its lanes: Eq. 8 to 10 solved for them.
-  void measure_efficiency(size_t tokens, Curves& curves) {
-    const Result r = run("o1", tokens, 3, 1);
-    const double t = o_.tensor, e = groups_.n_groups, i = volume(tokens);
-    const auto add = [](std::vector<double>& bytes, std::vector<double>& efficiency, double volume, double value) {
-      bytes.push_back(volume);
-      efficiency.push_back(std::clamp(value, 1e-6, 1.0));
-    };
-    // Ranks take turns on the node's uplink: from the first to the last. Inside the node each has a link of its own.
-    const LaneUse& across = r.lanes[moecclLaneInter];
-    add(curves.inter_bytes, curves.inter, i / t,
-        i / t * (e - 1) / e / b1() / ((across.last_us - across.first_us) * 1e-6));
-    add(curves.intra_bytes, curves.intra, i, i * (t - 1) / t / b2() / (r.lanes[moecclLaneIntra].window_us * 1e-6));
-    add(curves.copy_bytes, curves.copy, i, i / b3() / (r.lanes[moecclLaneCopy].window_us * 1e-6));
+  // What the lanes of paced links show for all sizes to `max_tokens`, or what whole exchanges show of real ones.
+  Curves measure_links() {
+    std::vector<size_t> sizes;
+    for (size_t tokens = std::max<size_t>(o_.min_tokens / 16, 256); tokens <= o_.max_tokens; tokens *= 2)
+      sizes.push_back(tokens);
+    Curves curves;
+    if (o_.real)
+      measure_real(sizes, curves);
+    else
+      for (const size_t tokens : sizes) measure_efficiency(tokens, curves);
+    return curves;
   }
 
-  double b1() const { return o_.intra_mbs * 1e6 / o_.ratio; }
-  double b2() const { return o_.intra_mbs * 1e6; }
+  double b1() const { return b1_; }
+  double b2() const { return b2_; }
   static double b3() { return 8.7e9; }  // one core's copy beyond the cache, docs/decisions.md
 
   double predict(const Result& r, size_t tokens, const Curves& c) const {
@@ -204,6 +203,51 @@ class Bench {
     return static_cast<char>((static_cast<size_t>(group) * 89 + static_cast<size_t>(block) * 37 + i * 7 + i / 251) %
                              251);
   }
+  // r1, r2 and r3 at the volumes of o1 with these tokens, from its lanes: Eq. 8 to 10 solved for them.
+  void measure_efficiency(size_t tokens, Curves& curves) {
+    const Result r = run("o1", tokens, 3, 1);
+    const double t = o_.tensor, e = groups_.n_groups, i = volume(tokens);
+    const auto add = [](std::vector<double>& bytes, std::vector<double>& efficiency, double volume, double value) {
+      bytes.push_back(volume);
+      efficiency.push_back(std::clamp(value, 1e-6, 1.0));
+    };
+    // Ranks take turns on the node's uplink: from the first to the last. Inside the node each has a link of its own.
+    const LaneUse& across = r.lanes[moecclLaneInter];
+    add(curves.inter_bytes, curves.inter, i / t,
+        i / t * (e - 1) / e / b1() / ((across.last_us - across.first_us) * 1e-6));
+    add(curves.intra_bytes, curves.intra, i, i * (t - 1) / t / b2() / (r.lanes[moecclLaneIntra].window_us * 1e-6));
+    add(curves.copy_bytes, curves.copy, i, i / b3() / (r.lanes[moecclLaneCopy].window_us * 1e-6));
+  }
+
+  // The time of a baseline is that of its bytes between nodes (Eq. 8); what o1 takes beyond its bytes between nodes is
+  // its AllGather's, copies included. The best rate seen is the link's, the others are efficiencies.
+  void measure_real(const std::vector<size_t>& sizes, Curves& c) {
+    const double t = o_.tensor, e = groups_.n_groups;
+    for (const size_t tokens : sizes) {
+      c.inter_bytes.push_back(volume(tokens));
+      c.inter.push_back(volume(tokens) * (e - 1) / e / (run("baseline", tokens, 3, 1).us * 1e-6));
+    }
+    const auto rate_between = [&](double bytes) {
+      size_t k = 1;
+      while (k + 1 < c.inter_bytes.size() && c.inter_bytes[k] < bytes) k++;
+      if (c.inter_bytes.size() == 1 || bytes <= c.inter_bytes[0]) return c.inter[0];
+      const double at = (bytes - c.inter_bytes[k - 1]) / (c.inter_bytes[k] - c.inter_bytes[k - 1]);
+      return c.inter[k - 1] + (c.inter[k] - c.inter[k - 1]) * std::min(at, 1.0);
+    };
+    for (const size_t tokens : sizes) {
+      const double i = volume(tokens), s = run("o1", tokens, 3, 1).us * 1e-6;
+      const double inside = std::max(s - i / t * (e - 1) / e / rate_between(i / t), s / 100);
+      c.intra_bytes.push_back(i);
+      c.intra.push_back(i * (t - 1) / t / inside);
+      c.copy_bytes.push_back(i);
+      c.copy.push_back(1);
+    }
+    b1_ = *std::max_element(c.inter.begin(), c.inter.end());
+    b2_ = *std::max_element(c.intra.begin(), c.intra.end());
+    for (double& rate : c.inter) rate /= b1_;
+    for (double& rate : c.intra) rate /= b2_;
+  }
+
   void exchange(size_t count) {
     check(moecclTensorAllToAll(send_.data(), recv_.data(), count, moecclUint8, team_.comm(0), nullptr),
           "moecclTensorAllToAll", team_.rank(0), team_.comm(0));
@@ -225,17 +269,19 @@ class Bench {
   const TensorOptions& o_;
   const Team& team_;
   moecclTensorGroups_t groups_{};
+  double b1_ = o_.intra_mbs * 1e6 / o_.ratio, b2_ = o_.intra_mbs * 1e6;  // bytes/s of a rank
   std::vector<int> group_of_;
   Buffer send_, recv_;
 };
 
 void print_header(const TensorOptions& o, const Bench& bench) {
   std::printf("# alltoall_allgather_perf: e = %d nodes of t = %d ranks, %zu B a token, topology %s%s\n", o.nodes,
-              o.tensor, o.hidden, o.job.topology.c_str(), o.job.pace ? ", links paced: EMULATED" : "");
+              o.tensor, o.hidden, o.real ? "real" : o.job.topology.c_str(),
+              o.job.pace ? ", links paced: EMULATED" : "");
   std::printf(
       "# B1 %.2f MB/s, B2 %.2f MB/s a rank; I = tokens x row; predicted: Eq. 11, Algorithms 1 and 2 with r1, r2, "
-      "r3 measured by o1 at the volumes of a chunk\n",
-      bench.b1() / 1e6, bench.b2() / 1e6);
+      "r3 measured by %s at the volumes of a chunk\n",
+      bench.b1() / 1e6, bench.b2() / 1e6, o.real ? "baseline and o1" : "o1");
   std::printf("# %8s %9s %-9s %6s %11s %9s %9s %7s %24s %6s\n", "tokens", "I(B)", "plan", "chunks", "time(us)", "/base",
               "predicted", "diff", "busy inter/intra/copy %", "#wrong");
 }
@@ -264,10 +310,8 @@ uint64_t run_rank(const TensorOptions& o, const Team& team, bool leads) {
   if (bench.groups().n_groups != o.nodes || bench.groups().n_ranks != o.tensor)
     fail("--nodes and --tensor do not describe the topology");
   const std::vector<std::string> names = split_names(o.algorithms);
+  const Curves curves = bench.measure_links();
   if (leads) print_header(o, bench);
-  Curves curves;
-  for (size_t tokens = std::max<size_t>(o.min_tokens / 16, 256); tokens <= o.max_tokens; tokens *= 2)
-    bench.measure_efficiency(tokens, curves);
   if (leads) {
     for (size_t i = 0; i < curves.inter.size(); i++)
       std::printf("# efficiency at %8.0f B: r1(I/t = %8.0f) %.3f  r2 %.3f  r3 %.3f\n", curves.intra_bytes[i],

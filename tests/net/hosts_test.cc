@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 
 #include "tests/support/ranks.h"
@@ -27,21 +26,6 @@ RankOptions on(const TestHosts& hosts) {
   RankOptions options{.mode = RankMode::kProcesses};
   options.hosts = const_cast<TestHosts*>(&hosts);
   return options;
-}
-
-// Bytes of payload that this rank's host has sent over eth0: what Linux counts, less the 66 bytes of Ethernet, IP and
-// TCP headers of each packet as it left TCP (a large one that nobody had to cut counts once).
-int64_t sent_payload() {
-  std::ifstream in("/proc/thread-self/net/dev");
-  for (std::string line; std::getline(in, line);) {
-    const size_t colon = line.find("eth0:");
-    if (colon == std::string::npos) continue;
-    std::istringstream words(line.substr(colon + 5));
-    std::vector<int64_t> counted;
-    for (int64_t value = 0; words >> value;) counted.push_back(value);
-    return counted.at(8) - 66 * counted.at(9);
-  }
-  return -1;
 }
 
 // Bytes between hosts as `explain` has them, of all ranks: "  node           128.00 MiB, ...".

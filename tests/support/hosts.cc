@@ -12,7 +12,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <numeric>
+#include <sstream>
 
 namespace moeccl::testing {
 namespace {
@@ -86,6 +88,19 @@ bool shell(pid_t holder, const std::string& command, std::string* output = nullp
 }
 
 }  // namespace
+
+int64_t sent_payload() {
+  std::ifstream in("/proc/thread-self/net/dev");
+  for (std::string line; std::getline(in, line);) {
+    const size_t colon = line.find("eth0:");
+    if (colon == std::string::npos) continue;
+    std::istringstream words(line.substr(colon + 5));
+    std::vector<int64_t> counted;
+    for (int64_t value = 0; words >> value;) counted.push_back(value);
+    return counted.at(8) - 66 * counted.at(9);
+  }
+  return -1;
+}
 
 std::vector<int> parse_weights(const char* text) {
   std::vector<int> weights;

@@ -48,6 +48,11 @@ class TestHosts {
   std::vector<pid_t> holders_;  // of the hosts, then of the switch
 };
 
+// Bytes of payload that the calling rank's host has sent over eth0: what Linux counts, less the 66 bytes of Ethernet,
+// IP and TCP headers of each packet as it left TCP (a large one that nobody had to cut counts once). -1: there is no
+// eth0.
+int64_t sent_payload();
+
 // "3+1" -> {3, 1}; empty when it is nothing of the kind.
 std::vector<int> parse_weights(const char* text);
 
