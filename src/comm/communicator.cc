@@ -90,14 +90,14 @@ bool Communicator::is_device_memory(const void* p) const {
 
 Status Communicator::copy_across(void* dst, const void* src, size_t bytes) {
   if (bytes == 0) return {};
-  const exec::StreamEngine::Scope scope(cuda_->engine());
-  // Any mixture of host and device addresses: the driver knows which is which.
-  MOECCL_TRY(driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"));
-  MOECCL_TRY(driver::cuda::check(driver::cuda::driver()->cuMemcpyAsync(reinterpret_cast<driver::cuda::Pointer>(dst),
-                                                                       reinterpret_cast<driver::cuda::Pointer>(src),
-                                                                       bytes, cuda_->engine().stream()),
-                                 "a table between host and device"));
-  return cuda_->engine().synchronize();
+  const driver::cuda::Current current(cuda_->engine().context());
+  // On the default stream, after what it has: the engine's own belongs to the proxy, which may be at work. Any mixture
+  // of host and device addresses: the driver knows which is which.
+  MOECCL_TRY(driver::cuda::check(
+      driver::cuda::driver()->cuMemcpyAsync(reinterpret_cast<driver::cuda::Pointer>(dst),
+                                            reinterpret_cast<driver::cuda::Pointer>(src), bytes, nullptr),
+      "a table between host and device"));
+  return driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream");
 }
 
 Status Communicator::place(const void* a, const void* b, bool* on_device) {
