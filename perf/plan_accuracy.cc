@@ -3,8 +3,10 @@
 //   regret geomean=G worst=W error_median=E r2_min=R points=N
 // A point is a collective at a size, a number of ranks and a shape of the topology. Paced shapes and the two hosts,
 // which are network namespaces joined at 1 Gbit/s, are EMULATED; without root the hosts are left out, and it says so.
-//   plan_accuracy [--prices] [--shape N]
-// --prices: without calibration, so that the regret is that of the prices alone. --shape: only the N-th shape.
+//   plan_accuracy [--prices] [--shape N] [--op NAME] [--size BYTES]... [--candidates]
+// --prices: without calibration, so that the regret is that of the prices alone. --shape: only the N-th shape. --op,
+// --size: only these points. --candidates: every plan's times, least and most in brackets; those of finalists are the
+// last ones.
 #include <moeccl/moeccl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -52,7 +54,8 @@ const std::vector<Op> kOps = {
 constexpr size_t kSizes[] = {3 << 9, 3 << 12, 3 << 14, 3 << 15, 3 << 16, 3 << 17, 3 << 19, 3 << 20};
 // What a plan takes depends on which pages its buffers happen to have: rounds take turns through this much memory.
 constexpr size_t kMemory = 16 << 20;
-constexpr int kMaxRanks = 8, kRounds = 5, kFinalRounds = 7;
+constexpr int kMaxRanks = 8, kRounds = 3, kFinalRounds = 5, kFinalSweeps = 2;
+constexpr double kMayBeBest = 1.5;  // times the fastest one's first median
 constexpr double kBatchNs = 1.5e6;  // as calibration has it
 
 // Ranks are forked processes that share this page: a barrier and each one's time.
@@ -66,7 +69,9 @@ struct Shared {
   int failed;
 };
 Shared* shared;
-bool with_profile = true;
+bool with_profile = true, with_candidates = false;
+const char* only_op = nullptr;
+std::vector<size_t> sizes(std::begin(kSizes), std::end(kSizes));
 
 double now_ns() {
   timespec t{};
@@ -124,9 +129,13 @@ class Rank {
       check(moecclProfileSave(comm_, profile), "save", comm_);
       note_fits(profile);
     }
-    for (const Op& op : kOps)
-      for (const size_t bytes : kSizes)
-        if (bytes <= shape_.most) point(op, bytes);
+    std::vector<Point> points;
+    for (const Op& op : kOps) {
+      if (only_op != nullptr && std::strcmp(only_op, op.name) != 0) continue;
+      for (const size_t bytes : sizes)
+        if (bytes <= shape_.most) points.push_back(ask(op, bytes));
+    }
+    run_points(points);
     check(moecclCommDestroy(comm_), "destroy");
   }
 
@@ -183,60 +192,104 @@ class Rank {
     int repeat = 1;
     std::vector<double> ns;
   };
-
-  // Alternating, so that a disturbance meets all of them.
-  void race(const Op& op, size_t count, const std::vector<Runner*>& runners, int rounds) {
-    for (round_ = 0; round_ < static_cast<size_t>(rounds); ++round_)
-      for (Runner* r : runners) r->ns.push_back(batch(op.op, count, r->name.c_str(), r->repeat));
-  }
-
-  void point(const Op& op, size_t bytes) {
-    const size_t count = count_of(op.op, bytes);
-    check(moecclPlanForce(comm_, op.op, "auto"), "force", comm_);
-    const std::string chosen = info(op.op, count).algorithm;
+  struct Point {
+    const Op* op;
+    size_t bytes, count;
+    std::string chosen;
     std::vector<Runner> runners;
+    Runner* find(const std::string& name) {
+      const auto it = std::find_if(runners.begin(), runners.end(), [&](const Runner& r) { return r.name == name; });
+      return it == runners.end() ? nullptr : &*it;
+    }
+    Runner& fastest() {
+      return *std::min_element(runners.begin(), runners.end(),
+                               [](const Runner& a, const Runner& b) { return median(a.ns) < median(b.ns); });
+    }
+  };
+
+  // The choice and its rivals as they are before anything is measured.
+  Point ask(const Op& op, size_t bytes) {
+    Point p{&op, bytes, count_of(op.op, bytes), {}, {}};
+    check(moecclPlanForce(comm_, op.op, "auto"), "force", comm_);
+    p.chosen = info(op.op, p.count).algorithm;
     for (const char* name : op.algorithms) {
       check(moecclPlanForce(comm_, op.op, name), "force", comm_);
-      const moecclPlanInfo_t i = info(op.op, count);
-      if (std::strcmp(i.algorithm, name) != 0) continue;  // it does not apply
-      const double once = batch(op.op, count, name, 3);
-      runners.push_back({name, i.predicted_us * 1e3, static_cast<int>(std::clamp(kBatchNs / once, 2.0, 2000.0)), {}});
+      const moecclPlanInfo_t i = info(op.op, p.count);
+      if (std::strcmp(i.algorithm, name) == 0) p.runners.push_back({name, i.predicted_us * 1e3, 0, {}});
     }
-    std::vector<Runner*> all;
-    for (Runner& r : runners) all.push_back(&r);
-    race(op, count, all, kRounds);
-    Runner* mine = nullptr;
-    Runner* flat = nullptr;
-    Runner* best = nullptr;
-    for (Runner& r : runners) {
-      if (r.name == chosen) mine = &r;
-      if (r.name == "flat") flat = &r;
-      if (best == nullptr || median(r.ns) < median(best->ns)) best = &r;
-    }
-    if (mine == nullptr) return;
-    // The least of several noisy medians is lower than the best one's true time: whoever looks better than the choice
-    // must show it again, head to head.
-    const auto once_more = [&](Runner* other) {
-      mine->ns.clear();
-      other->ns.clear();
-      race(op, count, {mine, other}, kFinalRounds);
-    };
-    if (best != mine) once_more(best);
-    if (flat != nullptr && flat != mine && flat != best && median(mine->ns) > 1.05 * median(flat->ns)) once_more(flat);
-    if (rank_ == 0) judge(op, bytes, *mine, median(best->ns) < median(mine->ns) ? *best : *mine, flat);
+    check(moecclPlanForce(comm_, op.op, "auto"), "force", comm_);
+    return p;
   }
 
-  void judge(const Op& op, size_t bytes, const Runner& mine, const Runner& best, const Runner* flat) {
+  // Alternating, so that a disturbance meets all of them; every other round backwards.
+  void race(Point& p, std::vector<Runner*> runners, int rounds) {
+    for (Runner* r : runners)
+      if (r->repeat == 0)
+        r->repeat = static_cast<int>(std::clamp(kBatchNs / batch(p.op->op, p.count, r->name.c_str(), 3), 2.0, 2000.0));
+    for (int i = 0; i < rounds; ++i, ++round_) {
+      for (Runner* r : runners) r->ns.push_back(batch(p.op->op, p.count, r->name.c_str(), r->repeat));
+      std::reverse(runners.begin(), runners.end());
+    }
+  }
+
+  // Sweeps over the whole grid, so that each point is seen at times that lie seconds apart. First all plans, then those
+  // that may be the best. The least of several noisy medians is lower than the best one's true time: whoever looks
+  // better than the choice must show it again, in sweeps that did not make it the best.
+  void run_points(std::vector<Point>& points) {
+    const auto all_but_slow = [](Point& p, double times) {
+      const double limit = times * median(p.fastest().ns);
+      std::vector<Runner*> some;
+      for (Runner& r : p.runners)
+        if (r.name == p.chosen || r.name == "flat" || median(r.ns) <= limit) some.push_back(&r);
+      return some;
+    };
+    for (Point& p : points) {
+      std::vector<Runner*> all;
+      for (Runner& r : p.runners) all.push_back(&r);
+      race(p, all, kRounds);
+    }
+    for (Point& p : points) race(p, all_but_slow(p, kMayBeBest), kRounds);
+    std::vector<std::vector<Runner*>> finals;
+    for (Point& p : points) {
+      Runner* const best = &p.fastest();
+      std::vector<Runner*>& some = finals.emplace_back();
+      for (Runner& r : p.runners)
+        if (&r == best || r.name == p.chosen || r.name == "flat") some.push_back(&r);
+    }
+    for (size_t i = 0; i < points.size(); ++i) {
+      for (Runner* r : finals[i]) r->ns.clear();
+      race(points[i], finals[i], kFinalRounds);
+    }
+    for (int sweep = 1; sweep < kFinalSweeps; ++sweep)
+      for (size_t i = 0; i < points.size(); ++i) race(points[i], finals[i], kFinalRounds);
+    for (size_t i = 0; i < points.size(); ++i)
+      if (rank_ == 0) judge(points[i], finals[i]);
+  }
+
+  void judge(Point& p, const std::vector<Runner*>& finals) {
     if (shared->n_points == 4096) return;
+    const Runner& mine = *p.find(p.chosen);
+    const Runner* best = &mine;
+    for (const Runner* r : finals)
+      if (median(r->ns) < median(best->ns)) best = r;
     const int n = shared->n_points++;
-    const double took = median(mine.ns), least = median(best.ns);
+    const double took = median(mine.ns), least = median(best->ns);
     shared->errors[n] = std::fabs(mine.predicted_ns - took) / took;
     shared->regrets[n] = took / least;
+    const Runner* flat = p.find("flat");
     const bool loses = flat != nullptr && took > 1.05 * median(flat->ns);
     shared->worse_than_flat += loses ? 1 : 0;
     std::printf("%-15s %8zu %d ranks %-34s chose %-8s %9.1f us (predicted %9.1f)  best %-8s %9.1f us  regret %.3f%s\n",
-                op.name, bytes, shape_.ranks, shape_.name(), mine.name.c_str(), took / 1e3, mine.predicted_ns / 1e3,
-                best.name.c_str(), least / 1e3, took / least, loses ? " slower than flat" : "");
+                p.op->name, p.bytes, shape_.ranks, shape_.name(), mine.name.c_str(), took / 1e3,
+                mine.predicted_ns / 1e3, best->name.c_str(), least / 1e3, took / least,
+                loses ? " slower than flat" : "");
+    for (const Runner& r : p.runners) {
+      if (!with_candidates) break;
+      std::vector<double> v = r.ns;
+      std::sort(v.begin(), v.end());
+      std::printf("#   %-8s %9.1f us (%.1f to %.1f)  predicted %9.1f\n", r.name.c_str(), median(v) / 1e3,
+                  v.front() / 1e3, v.back() / 1e3, r.predicted_ns / 1e3);
+    }
     std::fflush(stdout);
   }
 
@@ -310,10 +363,17 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--prices") == 0) {
       with_profile = false;
+    } else if (std::strcmp(argv[i], "--candidates") == 0) {
+      with_candidates = true;
+    } else if (std::strcmp(argv[i], "--op") == 0 && i + 1 < argc) {
+      only_op = argv[++i];
+    } else if (std::strcmp(argv[i], "--size") == 0 && i + 1 < argc) {
+      if (sizes.size() == std::size(kSizes)) sizes.clear();
+      sizes.push_back(std::strtoull(argv[++i], nullptr, 10));
     } else if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc) {
       only = std::atoi(argv[++i]);
     } else {
-      std::fprintf(stderr, "unknown option %s: there are --prices and --shape N\n", argv[i]);
+      std::fprintf(stderr, "unknown option %s: see the head of plan_accuracy.cc\n", argv[i]);
       return 2;
     }
   }

@@ -5,9 +5,30 @@
 
 namespace moeccl::kernels::simd {
 
+// From 2112 bytes to 1 MiB glibc copies with `rep movsb` where the processor calls that fast. Zen 3 and 4 do not copy
+// fast so when source and destination stand differently in their lines, as buffers of malloc (16 bytes into a page) and
+// the staging do: in one core's cache 42 to 53 instead of 74 to 92 GB/s, and an AllReduce of 2 MiB took 540 us instead
+// of 360.
+constexpr size_t kOwnCopyFrom = 2 << 10, kOwnCopyUpTo = 1 << 20;
+
 template <class Isa>
 void copy(void* dst, const void* src, size_t bytes) {
-  if (bytes) std::memcpy(dst, src, bytes);
+  using V = typename VecOf<uint64_t, Isa::kBytes>::type;
+  constexpr size_t kVectors = 4, kStep = kVectors * sizeof(V);
+  if (bytes < kOwnCopyFrom || bytes > kOwnCopyUpTo) {
+    if (bytes) std::memcpy(dst, src, bytes);
+    return;
+  }
+  auto* to = static_cast<std::byte*>(dst);
+  const auto* from = static_cast<const std::byte*>(src);
+  size_t i = (kLineBytes - reinterpret_cast<uintptr_t>(dst) % kLineBytes) % kLineBytes;
+  std::memcpy(to, from, i);
+  for (; i + kStep <= bytes; i += kStep) {
+    V v[kVectors];
+    for (size_t u = 0; u < kVectors; ++u) std::memcpy(&v[u], from + i + u * sizeof(V), sizeof(V));
+    for (size_t u = 0; u < kVectors; ++u) std::memcpy(to + i + u * sizeof(V), &v[u], sizeof(V));
+  }
+  std::memcpy(to + i, from + i, bytes - i);
 }
 
 // Non-temporal stores to whole lines, without the fence. Meanwhile the lines at `next` are fetched into the
@@ -62,7 +83,7 @@ inline void copy_byte(std::byte* dst, const std::byte* src, size_t) {
 
 template <class Isa>
 inline void copy_row(std::byte* dst, const std::byte* src, size_t bytes) {
-  std::memcpy(dst, src, bytes);
+  copy<Isa>(dst, src, bytes);
 }
 
 template <class Isa>

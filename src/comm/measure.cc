@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <ctime>
+#include <map>
 
 #include "src/base/clock.h"
 #include "src/base/log.h"
@@ -29,8 +30,8 @@ constexpr uint64_t kHeapFrom = 256 << 10;
 // A plan that takes so many times the fastest one's time is not measured more closely: it will not be chosen.
 constexpr double kGiveUp = 3;
 constexpr uint32_t kMostRepeats = 3000;
-// A level whose line fits less well than this is measured again, at most so often: links are lines, disturbances are
-// not.
+// A level that is predicted less well than this is measured again, at most so often. Links between hosts are lines,
+// disturbances are not. Within a host large messages are faster than a line through small ones: MoNTA's r(size).
 constexpr double kGoodFit = 0.99;
 constexpr int kTries = 4;
 
@@ -91,7 +92,9 @@ class PlanTimer {
   PlanTimer(Communicator& comm, Stopwatch& watch, uint64_t most_bytes, bool heap)
       : comm_(comm), watch_(watch), heap_(heap), most_(most_bytes) {}
 
-  Status measure(std::vector<plan::PlanFit>& fits) {
+  // Each pass with memory of its own.
+  Status measure(uint32_t pass) {
+    pass_ = pass;
     const uint64_t size = heap_ ? most_ : std::max(most_, kMemoryBytes);
     MOECCL_ASSIGN_OR_RETURN(const Memory in, Memory::make(size, heap_));
     MOECCL_ASSIGN_OR_RETURN(const Memory out, Memory::make(size, heap_));
@@ -101,11 +104,23 @@ class PlanTimer {
       for (const moecclOp_t op : kMeasured) {
         if (watch_.out_of_time()) return {};
         if (op == moecclOpAllToAllv && (heap_ || bytes < 1024)) continue;
-        MOECCL_TRY(
-            measure_op(op, bytes, static_cast<std::byte*>(in.data()), static_cast<std::byte*>(out.data()), fits));
+        MOECCL_TRY(measure_op(op, bytes, static_cast<std::byte*>(in.data()), static_cast<std::byte*>(out.data())));
       }
     }
     return {};
+  }
+
+  void add_fits(std::vector<plan::PlanFit>& fits) const {
+    for (const auto& [where, table] : tables_) {
+      const auto [op, block] = where;
+      const std::vector<plan::Curve::Point> points = plan::summarize_rounds(table.rounds);
+      for (size_t i = 0; i < table.names.size(); ++i) {
+        plan::Curve::Point p = i < points.size() ? points[i] : plan::Curve::Point{};
+        if (p.ns <= 0) p.ns = p.high_ns = table.first_look[i];
+        p.bytes = static_cast<double>(block);
+        if (p.ns > 0) add(fits, {op, table.names[i], table.reach, {}, 1}, p);
+      }
+    }
   }
 
  private:
@@ -115,7 +130,7 @@ class PlanTimer {
     return round % std::max<uint64_t>(1, size_ / stride) * stride;
   }
 
-  Status measure_op(moecclOp_t op, uint64_t bytes, std::byte* in, std::byte* out, std::vector<plan::PlanFit>& fits) {
+  Status measure_op(moecclOp_t op, uint64_t bytes, std::byte* in, std::byte* out) {
     const uint32_t n = comm_.n_ranks();
     const bool is_v = op == moecclOpAllToAllv;
     const uint64_t blocks = is_v ? n : std::max(plan::in_blocks(op, n), plan::out_blocks(op, n));
@@ -144,12 +159,15 @@ class PlanTimer {
         return run_collective(comm_, call);
       });
     }
-    MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times times, watch_.time(things, kGiveUp));
-    const uint8_t reach = plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads);
-    for (size_t i = 0; i < names.size(); ++i) {
-      if (times.ns[i] > 0)
-        add(fits, {op, names[i], reach, {}, 1}, {static_cast<double>(count * kElement), times.ns[i]});
-    }
+    MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times times, watch_.time(things, kGiveUp, pass_));
+    // Tiny sizes round to the same block, and then to the same plans.
+    Table& table = tables_[{op, count * kElement}];
+    table.names = names;
+    table.reach = plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads);
+    table.first_look.resize(names.size());
+    for (size_t i = 0; i < names.size(); ++i)
+      if (times.ns[i] > 0) table.first_look[i] = times.ns[i];
+    table.rounds.insert(table.rounds.end(), times.rounds.begin(), times.rounds.end());
     return {};
   }
 
@@ -158,8 +176,6 @@ class PlanTimer {
       return f.op == what.op && f.reach == what.reach && f.algorithm == what.algorithm;
     });
     if (it == fits.end()) it = fits.insert(it, what);
-    for (const plan::Curve::Point& p : it->curve.points)
-      if (p.bytes == point.bytes) return;  // tiny sizes round to the same block
     it->curve.points.push_back(point);
   }
 
@@ -167,6 +183,16 @@ class PlanTimer {
   Stopwatch& watch_;
   bool heap_;
   uint64_t most_, size_ = 0;
+  uint32_t pass_ = 0;
+
+  // What all plans of an operation on blocks of one size took.
+  struct Table {
+    std::vector<const char*> names;
+    uint8_t reach = 0;
+    std::vector<double> first_look;
+    std::vector<std::vector<double>> rounds;
+  };
+  std::map<std::pair<moecclOp_t, uint64_t>, Table> tables_;
 };
 
 class LinkTimer {
@@ -181,10 +207,10 @@ class LinkTimer {
       plan::LevelFit fit{tree.levels[l].name, {}};
       uint32_t peer = 1;
       while (peer < n_ && tree.level_between(0, peer) != l) ++peer;
-      if (peer < n_) MOECCL_TRY(ping_pong(memory.data(), peer, fit.curve));
-      // Within a host the clock of cost.h prices copies itself.
-      if (tree.levels[l].link.bytes_per_ns > 0)
-        profile.links[l] = fit.curve.line.bytes_per_ns > 0 ? fit.curve.line : tree.levels[l].link;
+      // Within a host the clock of cost.h prices copies itself, and the level's points are what is known of its links.
+      const bool is_line = tree.levels[l].link.bytes_per_ns > 0;
+      if (peer < n_) MOECCL_TRY(ping_pong(memory.data(), peer, is_line, fit.curve));
+      if (is_line) profile.links[l] = fit.curve.line.bytes_per_ns > 0 ? fit.curve.line : tree.levels[l].link;
       profile.levels.push_back(std::move(fit));
     }
     return all_to_alls(profile.all_to_all);
@@ -194,7 +220,7 @@ class LinkTimer {
   static constexpr uint64_t kMostBytes = 2 << 20;
 
   // Half of a round trip between rank 0 and the first rank beyond a level.
-  Status ping_pong(void* data, uint32_t peer, plan::Curve& best) {
+  Status ping_pong(void* data, uint32_t peer, bool is_line, plan::Curve& best) {
     constexpr uint64_t kLevelSizes[] = {64, 4 << 10, 32 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, kMostBytes};
     std::vector<Stopwatch::Once> things;
     for (const uint64_t bytes : kLevelSizes) {
@@ -221,6 +247,7 @@ class LinkTimer {
         if (least[i] < 1e300) points.push_back({static_cast<double>(kLevelSizes[i]), least[i]});
       }
       best = plan::fit_line(points);
+      if (!is_line && best.r2 < kGoodFit) best.r2 = plan::curve_r2(points);
     }
     return {};
   }
@@ -290,7 +317,7 @@ class LinkTimer {
         return run_collective(comm_, call);
       });
     }
-    MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times times, watch_.time(things, 0));
+    MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times times, watch_.time(things, 0, 0));
     std::vector<plan::Curve::Point> points;
     for (size_t i = 0; i < std::size(kBlocks); ++i)
       if (times.ns[i] > 0) points.push_back({static_cast<double>(most * kBlocks[i]), times.ns[i]});
@@ -338,8 +365,8 @@ Result<Stopwatch::Times> Stopwatch::rounds(const std::vector<Once>& things, cons
   std::vector<uint32_t> repeats(things.size(), 0);
   double fastest = 1e300;
   for (size_t i = 0; i < things.size() && !out_of_time_; ++i) {
-    MOECCL_ASSIGN_OR_RETURN(const double first, batch(things[i], {0, 2, 0}));
-    MOECCL_ASSIGN_OR_RETURN(const double second, batch(things[i], {1, 3, first}));
+    MOECCL_ASSIGN_OR_RETURN(const double first, batch(things[i], {how.first, 2, 0}));
+    MOECCL_ASSIGN_OR_RETURN(const double second, batch(things[i], {how.first + 1, 3, first}));
     times.ns[i] = std::max(1.0, std::min(first, second));
     fastest = std::min(fastest, times.ns[i]);
   }
@@ -350,11 +377,13 @@ Result<Stopwatch::Times> Stopwatch::rounds(const std::vector<Once>& things, cons
   }
   std::vector<std::vector<double>> samples(things.size());
   for (int round = 0; round < how.n && !out_of_time_; ++round) {
+    times.rounds.emplace_back(things.size(), 0.0);
     for (size_t i = 0; i < things.size() && !out_of_time_; ++i) {
       if (repeats[i] == 0) continue;
       MOECCL_ASSIGN_OR_RETURN(const double ns,
-                              batch(things[i], {static_cast<uint32_t>(round), repeats[i], times.ns[i]}));
+                              batch(things[i], {how.first + static_cast<uint32_t>(round), repeats[i], times.ns[i]}));
       samples[i].push_back(ns);
+      times.rounds.back()[i] = std::max(ns, 1.0);
     }
   }
   for (size_t i = 0; i < things.size(); ++i)
@@ -363,12 +392,13 @@ Result<Stopwatch::Times> Stopwatch::rounds(const std::vector<Once>& things, cons
   return times;
 }
 
-Result<Stopwatch::Times> Stopwatch::time(const std::vector<Once>& things, double give_up) {
-  return rounds(things, {options_.n_batches, options_.batch_ms, 0.5, give_up});
+Result<Stopwatch::Times> Stopwatch::time(const std::vector<Once>& things, double give_up, uint32_t pass) {
+  const auto n = static_cast<uint32_t>(options_.n_batches);
+  return rounds(things, {options_.n_batches, pass * n, options_.batch_ms, 0.5, give_up});
 }
 
 Result<Stopwatch::Times> Stopwatch::time_links(const std::vector<Once>& things) {
-  return rounds(things, {3 * options_.n_batches, options_.batch_ms / 4, 0.25, 0});
+  return rounds(things, {7 * options_.n_batches, 0, options_.batch_ms / 4, 0.25, 0});
 }
 
 Status measure_links(Communicator& comm, Stopwatch& watch, plan::Profile& profile) {
@@ -376,9 +406,14 @@ Status measure_links(Communicator& comm, Stopwatch& watch, plan::Profile& profil
 }
 
 Status measure_plans(Communicator& comm, Stopwatch& watch, const CalibrateOptions& options, plan::Profile& profile) {
+  PlanTimer ordinary(comm, watch, options.max_bytes, false), heap(comm, watch, options.max_bytes, true);
+  for (uint32_t pass = 0; pass < static_cast<uint32_t>(options.n_passes); ++pass) {
+    MOECCL_TRY(ordinary.measure(pass));
+    if (comm.selector().asks_reach()) MOECCL_TRY(heap.measure(pass));
+  }
   std::vector<plan::PlanFit> fits;
-  MOECCL_TRY(PlanTimer(comm, watch, options.max_bytes, false).measure(fits));
-  if (comm.selector().asks_reach()) MOECCL_TRY(PlanTimer(comm, watch, options.max_bytes, true).measure(fits));
+  ordinary.add_fits(fits);
+  heap.add_fits(fits);
   for (plan::PlanFit& f : fits) {
     if (f.curve.points.size() < 2) continue;
     std::sort(f.curve.points.begin(), f.curve.points.end(),

@@ -20,11 +20,13 @@ class Stopwatch {
   // part in it: they sleep meanwhile, for the sake of those that share their core.
   using Once = std::function<Status(uint32_t round)>;
   struct Times {
-    std::vector<double> ns;  // [things] one run's; things given up early have their first batch's
+    std::vector<double> ns;                   // [things] one run's; things given up early have their first batch's
+    std::vector<std::vector<double>> rounds;  // [round][things] as they were; 0: given up, or out of time
     bool out_of_time = false;
   };
-  // A thing whose first batch took `give_up` times the fastest one's is not run again. 0: none is given up.
-  Result<Times> time(const std::vector<Once>& things, double give_up);
+  // A thing whose first batch took `give_up` times the fastest one's is not run again. 0: none is given up. The pass
+  // of several decides which memory the rounds use.
+  Result<Times> time(const std::vector<Once>& things, double give_up, uint32_t pass);
   // The same for what is physical rather than typical: the lower quartile over three times as many, shorter rounds.
   Result<Times> time_links(const std::vector<Once>& things);
   bool out_of_time() const { return out_of_time_; }
@@ -43,6 +45,7 @@ class Stopwatch {
   Result<double> batch(const Once& once, const Batch& b);
   struct Rounds {
     int n = 5;
+    uint32_t first = 0;
     double batch_ms = 2, quantile = 0.5, give_up = 0;
   };
   Result<Times> rounds(const std::vector<Once>& things, const Rounds& how);

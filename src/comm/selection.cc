@@ -18,8 +18,14 @@ constexpr size_t kMostPlans = 1024, kMostChoices = 4096;
 // Of an AllToAllv only its ranks know the sizes: the choice is made for blocks of this size, and what is left after the
 // first chunk goes the way that is faster for large ones.
 constexpr double kTypicalBlockBytes = 16 << 10, kLargeBlockBytes = 1 << 20;
-// Another plan must be this much faster than flat by measurement: measurements of one plan differ by as much.
+
+// Another plan must be this much faster than flat, and by more than its own times scatter.
 constexpr double kFlatBias = 0.97;
+
+// Where a shape stands on its plans' curves.
+double curve_bytes(const plan::Shape& s) {
+  return s.op == moecclOpAllToAllv ? kTypicalBlockBytes : static_cast<double>(s.count * s.element_bytes);
+}
 
 uint64_t key_hash(const PlanKey& k) {
   uint64_t h = hash_combine(static_cast<uint64_t>(k.op), k.root);
@@ -132,9 +138,13 @@ std::vector<Candidate> Selector::candidates(const plan::Shape& shape) const {
     if (a.op != shape.op) continue;
     Candidate c{&a, a.applies(shape, tree_), 0, false};
     if (c.applies.ok()) {
-      c.predicted_ns = measured_ns(a, shape);
-      c.measured = c.predicted_ns > 0;
-      if (!c.measured) c.predicted_ns = priced(a);
+      if (const plan::PlanFit* fit = fit_of(a, shape); fit != nullptr) {
+        c.measured = true;
+        c.predicted_ns = fit->correction * fit->curve.at(curve_bytes(shape));
+        c.at_worst_ns = fit->correction * fit->curve.high_at(curve_bytes(shape));
+      } else {
+        c.at_worst_ns = c.predicted_ns = priced(a);
+      }
       any_measured = any_measured || c.measured;
       mixed = mixed || !c.measured;
     }
@@ -151,23 +161,23 @@ std::vector<Candidate> Selector::candidates(const plan::Shape& shape) const {
   if (scales.empty()) return out;
   std::nth_element(scales.begin(), scales.begin() + static_cast<ptrdiff_t>(scales.size() / 2), scales.end());
   for (Candidate& c : out) {
-    if (c.applies.ok() && !c.measured) c.predicted_ns *= scales[scales.size() / 2];
+    if (c.applies.ok() && !c.measured) c.at_worst_ns = c.predicted_ns *= scales[scales.size() / 2];
   }
   return out;
 }
 
 double Selector::measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const {
   const std::lock_guard lock(mutex_);
-  if (!has_plan_fits_) return 0;
-  const bool is_v = shape.op == moecclOpAllToAllv;
+  const plan::PlanFit* fit = fit_of(a, shape);
+  return fit != nullptr ? fit->correction * fit->curve.at(curve_bytes(shape)) : 0;
+}
+
+const plan::PlanFit* Selector::fit_of(const algo::Algorithm& a, const plan::Shape& shape) const {
+  if (!has_plan_fits_) return nullptr;
   const PlanKey key{shape.op, shape.root, shape.count, static_cast<uint32_t>(shape.element_bytes), shape.scaled};
-  const bool eager = !is_v && eager_for(key, a.name);
-  const plan::PlanFit* fit =
-      profile_.find_plan(shape.op, eager ? plan::kEagerName : a.name,
-                         plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
-  if (fit == nullptr) return 0;
-  const double bytes = is_v ? kTypicalBlockBytes : static_cast<double>(shape.count * shape.element_bytes);
-  return fit->correction * fit->curve.at(bytes);
+  const bool eager = shape.op != moecclOpAllToAllv && eager_for(key, a.name);
+  return profile_.find_plan(shape.op, eager ? plan::kEagerName : a.name,
+                            plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
 }
 
 bool Selector::eager_for(const PlanKey& key, const char* algorithm) const {
@@ -251,8 +261,10 @@ Result<const algo::Algorithm*> Selector::choose(const plan::Shape& shape) {
       reasons += format(" {}: {};", c.algorithm->name, c.applies.message());
       continue;
     }
+    // Never slower than flat: another plan must gain more than its measurements scatter. Among others, too, one that is
+    // fast at times only, as plans are that read what another core has just written, is not preferred.
     const bool flat = c.measured && std::string_view("flat") == c.algorithm->name;
-    const double ns = flat ? c.predicted_ns * kFlatBias : c.predicted_ns;
+    const double ns = flat ? kFlatBias * c.predicted_ns : c.at_worst_ns;
     if (best == nullptr || ns < best_ns) {
       best = c.algorithm;
       best_ns = ns;

@@ -21,6 +21,7 @@ struct Candidate {
   const algo::Algorithm* algorithm;
   Status applies;           // why not, when it does not
   double predicted_ns = 0;  // when it applies; a price among measured ones stands on their scale
+  double at_worst_ns = 0;   // the same, or what a quarter of its measurements exceeded
   bool measured = false;    // by calibration on this communicator's shape, not priced
 };
 
@@ -88,6 +89,8 @@ class Selector {
  private:
   Result<const algo::Algorithm*> choose(const plan::Shape& shape);
   Result<std::shared_ptr<CachedPlan>> build(const PlanKey& key);
+  // The curve that calibration measured for this plan; null: none.
+  const plan::PlanFit* fit_of(const algo::Algorithm& a, const plan::Shape& shape) const;
   bool eager_for(const PlanKey& key, const char* algorithm) const;
   // What is left of an AllToAllv after its first chunk goes directly where that is faster.
   bool wants_direct_rest(const CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const;

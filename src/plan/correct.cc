@@ -39,6 +39,7 @@ bool Corrector::observe(Profile& profile, const Observation& o) {
     const double next = std::clamp(factor * step, 1.0, kMostInAll);
     if (next == factor) continue;
     points[i].ns *= next / factor;
+    points[i].high_ns *= next / factor;
     factor = next;
     changed = true;
   }

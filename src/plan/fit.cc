@@ -74,4 +74,46 @@ Curve fit_line(std::span<const Curve::Point> points) {
   return curve;
 }
 
+double curve_r2(std::span<const Curve::Point> points) {
+  if (points.size() < 3) return 0;
+  double mean = 0, residual = 0, total = 0;
+  for (const Curve::Point& p : points) mean += p.ns / static_cast<double>(points.size());
+  for (size_t i = 1; i < points.size(); ++i) {
+    Curve others;
+    others.points.assign(points.begin(), points.end());
+    others.points.erase(others.points.begin() + static_cast<ptrdiff_t>(i));
+    const double off = points[i].ns - others.at(points[i].bytes);
+    residual += off * off;
+    total += (points[i].ns - mean) * (points[i].ns - mean);
+  }
+  return total > 0 ? std::clamp(1 - residual / total, 0.0, 1.0) : 0;
+}
+
+std::vector<Curve::Point> summarize_rounds(const std::vector<std::vector<double>>& rounds) {
+  const size_t n_things = rounds.empty() ? 0 : rounds[0].size();
+  std::vector<Curve::Point> out(n_things);
+  const auto always = [&](size_t thing) {
+    return std::all_of(rounds.begin(), rounds.end(), [&](const auto& r) { return r[thing] > 0; });
+  };
+  std::vector<double> pace(rounds.size(), 0);  // logarithms
+  size_t n_paced = 0;
+  for (size_t thing = 0; thing < n_things; ++thing) {
+    if (!always(thing)) continue;
+    ++n_paced;
+    for (size_t r = 0; r < rounds.size(); ++r) pace[r] += std::log(rounds[r][thing]);
+  }
+  for (double& p : pace) p /= static_cast<double>(std::max<size_t>(1, n_paced));
+  const double typical = rounds.empty() ? 0 : median(pace);
+  for (size_t thing = 0; thing < n_things; ++thing) {
+    std::vector<double> ns;
+    for (size_t r = 0; r < rounds.size(); ++r)
+      if (rounds[r][thing] > 0) ns.push_back(rounds[r][thing] / std::exp(pace[r] - typical));
+    if (ns.empty()) continue;
+    std::sort(ns.begin(), ns.end());
+    out[thing].ns = ns[ns.size() / 2];
+    out[thing].high_ns = ns[3 * ns.size() / 4];
+  }
+  return out;
+}
+
 }  // namespace moeccl::plan

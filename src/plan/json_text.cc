@@ -110,8 +110,8 @@ class JsonParser {
         return error(moecclInvalidArgument, "{}:{}:{}: the field \"{}\" stands here twice", source_, line, col, name);
       skip_space();
       if (!accept(':')) return wrong("expected ':' after a field's name");
-      out.fields.emplace_back(std::move(name), Json{});
-      MOECCL_TRY(value(out.fields.back().second, depth + 1));
+      out.fields.push_back({std::move(name), {}});
+      MOECCL_TRY(value(out.fields.back().value, depth + 1));
       skip_space();
     } while (accept(','));
     if (!accept('}')) return wrong("expected ',' or '}'");

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "src/base/status.h"
@@ -12,17 +11,22 @@
 namespace moeccl::plan {
 
 struct Json {
+  struct Field;
   enum class Kind : uint8_t { kNull, kBool, kNumber, kText, kList, kObject };
   Kind kind = Kind::kNull;
   bool truth = false;
   double number = 0;
   std::string text;
   std::vector<Json> items;
-  std::vector<std::pair<std::string, Json>> fields;  // in the file's order, names are distinct
-  uint32_t line = 1, column = 1;                     // of its first character, from 1
+  std::vector<Field> fields;      // in the file's order, names are distinct
+  uint32_t line = 1, column = 1;  // of its first character, from 1
 
   // Null when there is none.
   const Json* find(std::string_view name) const;
+};
+struct Json::Field {
+  std::string name;
+  Json value;
 };
 const char* json_kind_name(Json::Kind kind);  // "a number"
 

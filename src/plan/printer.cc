@@ -1,17 +1,8 @@
 #include "src/plan/printer.h"
 
 #include <algorithm>
-#include <array>
 
 namespace moeccl::plan {
-
-const char* op_text(moecclOp_t op) {
-  static constexpr std::array<const char*, MOECCL_NUM_OPS> kNames = {
-      "AllReduce",       "Reduce",           "Broadcast",    "AllGather",    "ReduceScatter", "AllToAll",
-      "AllToAllv",       "Gather",           "Scatter",      "SendRecv",     "Dispatch",      "Combine",
-      "ExpertAllReduce", "CollectGradients", "PlaceWeights", "ExpertGather", "TensorAllToAll"};
-  return static_cast<size_t>(op) < kNames.size() ? kNames[static_cast<size_t>(op)] : "unknown operation";
-}
 
 std::string time_text(double ns) {
   if (ns < 1e3) return format("{:.0f} ns", ns);

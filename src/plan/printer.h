@@ -5,6 +5,7 @@
 #include <string>
 
 #include "src/plan/cost.h"
+#include "src/plan/op_text.h"
 #include "src/plan/plan.h"
 
 namespace moeccl::plan {
@@ -35,7 +36,6 @@ std::string time_text(double ns);
 std::string bytes_text(uint64_t bytes);
 // Numbers in order, runs as a range: "3..7, 0..2".
 std::string list_text(std::span<const uint32_t> numbers);
-const char* op_text(moecclOp_t op);
 // The steps of a program, one line each; steps that repeat for several peers stand once. Each line starts with
 // `indent`.
 std::string steps_text(const Program& program, const std::string& indent);

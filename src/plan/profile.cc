@@ -11,6 +11,7 @@ namespace moeccl::plan {
 namespace {
 
 double between(const Curve::Point& a, const Curve::Point& b, double bytes) {
+  if (a.bytes < 1) return a.ns + (b.ns - a.ns) * bytes / b.bytes;
   const double x = (std::log(bytes) - std::log(a.bytes)) / (std::log(b.bytes) - std::log(a.bytes));
   return std::exp(std::log(a.ns) + x * (std::log(b.ns) - std::log(a.ns)));
 }
@@ -27,7 +28,7 @@ class Hasher {
   void add(const Curve& c) {
     add(c.line);
     add(uint64_t{c.points.size()});
-    for (const Curve::Point& p : c.points) add(p.bytes), add(p.ns);
+    for (const Curve::Point& p : c.points) add(p.bytes), add(p.ns), add(p.high_ns);
   }
   void add(const std::string& text) { h_ = hash_string(text, h_); }
   uint64_t value() const { return h_; }
@@ -45,13 +46,25 @@ double Curve::at(double bytes) const {
   const auto above =
       std::lower_bound(points.begin(), points.end(), bytes, [](const Point& p, double b) { return p.bytes < b; });
   if (above != points.end()) {
-    const Point& below = *(above - 1);
-    return below.bytes < 1 ? below.ns + (above->ns - below.ns) * bytes / above->bytes : between(below, *above, bytes);
+    return between(*(above - 1), *above, bytes);
   }
   const Point& before = points[points.size() - 2];
   const double pace = (last.ns - before.ns) / (last.bytes - before.bytes);
   // Never cheaper than in proportion to half of the last point's time.
   return last.ns + (bytes - last.bytes) * std::max(pace, 0.5 * last.ns / last.bytes);
+}
+
+double Curve::high_at(double bytes) const {
+  // Of a normal distribution the upper quartile lies 0.67 deviations above the median, and the median of n samples has
+  // an error of 1.25 deviations / sqrt(n); n is about 9 (CalibrateOptions).
+  constexpr double kErrors = 1.25 / 0.67 / 3;
+  const auto excess = [](const Point& p) { return std::max(0.0, p.high_ns / p.ns - 1); };
+  if (points.empty()) return at(bytes);
+  const auto above =
+      std::lower_bound(points.begin(), points.end(), bytes, [](const Point& p, double b) { return p.bytes < b; });
+  const Point& right = above == points.end() ? points.back() : *above;
+  const Point& left = above == points.begin() ? points.front() : *(above - 1);
+  return at(bytes) * (1 + kErrors * (excess(left) + excess(right)) / 2);
 }
 
 const PlanFit* Profile::find_plan(moecclOp_t op, const std::string& algorithm, uint8_t reach) const {

@@ -23,14 +23,17 @@ struct AllToAllCosts {
 struct Curve {
   struct Point {
     double bytes = 0, ns = 0;
+    double high_ns = 0;  // upper quartile, where ns is the median; 0: not known
   };
   LinkCost line;
-  double r2 = 0;
+  double r2 = 0;              // of the line, or of the points where they are what predicts: see curve_r2()
   std::vector<Point> points;  // bytes ascending; times positive
 
   bool known() const { return !points.empty(); }
   // Between points straight in log-log; below the first its time, beyond the last at the pace of the last two.
   double at(double bytes) const;
+  // The same and what the measurements leave open: the standard error of a median, from the quartiles.
+  double high_at(double bytes) const;
 };
 
 // A level of the topology as calibration found it: bytes put by one rank to another, until they are visible there.

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "src/plan/json_text.h"
-#include "src/plan/printer.h"
+#include "src/plan/op_text.h"
 
 namespace moeccl::plan {
 
@@ -60,8 +60,12 @@ std::string curve_text(const Curve& curve) {
   std::string text =
       format("\"alpha_ns\": {}, \"bytes_per_ns\": {}, \"r2\": {}, \"points\": [", number_text(curve.line.alpha_ns),
              number_text(curve.line.bytes_per_ns), number_text(curve.r2));
-  for (size_t i = 0; i < curve.points.size(); ++i)
-    text += format("{}[{}, {}]", i ? ", " : "", number_text(curve.points[i].bytes), number_text(curve.points[i].ns));
+  for (size_t i = 0; i < curve.points.size(); ++i) {
+    const Curve::Point& p = curve.points[i];
+    text += format("{}[{}, {}", i ? ", " : "", number_text(p.bytes), number_text(p.ns));
+    if (p.high_ns > 0) text += format(", {}", number_text(p.high_ns));
+    text += "]";
+  }
   return text + "]";
 }
 
@@ -136,7 +140,9 @@ class ProfileReader {
 
   Status machine(const Json& v) {
     MOECCL_TRY(expect(v, Json::Kind::kObject, "machine"));
-    for (const auto& [name, value] : v.fields) {
+    for (const Json::Field& field : v.fields) {
+      const std::string& name = field.name;
+      const Json& value = field.value;
       const auto* known =
           std::find_if(std::begin(kMachine), std::end(kMachine), [&](const NumberField& f) { return name == f.name; });
       if (known != std::end(kMachine)) {
@@ -190,10 +196,15 @@ class ProfileReader {
     if (v.items.size() > kMaxPoints) return json_error(source_, v, format("more than {} points", kMaxPoints));
     for (const Json& item : v.items) {
       MOECCL_TRY(expect(item, Json::Kind::kList, "a point"));
-      if (item.items.size() != 2) return json_error(source_, item, "a point is [bytes, ns]");
+      if (item.items.size() != 2 && item.items.size() != 3)
+        return json_error(source_, item, "a point is [bytes, ns] or [bytes, ns, upper quartile in ns]");
       Curve::Point p;
       MOECCL_TRY(number(item.items[0], "a point's bytes", 0, &p.bytes));
       MOECCL_TRY(number(item.items[1], "a point's ns", 1e-3, &p.ns));
+      if (item.items.size() == 3) {
+        MOECCL_TRY(number(item.items[2], "a point's upper quartile", 1e-3, &p.high_ns));
+        if (p.high_ns < p.ns) return json_error(source_, item.items[2], "an upper quartile is not below its median");
+      }
       if (!out->points.empty() && p.bytes <= out->points.back().bytes)
         return json_error(source_, item, "points must ascend in bytes");
       out->points.push_back(p);
@@ -292,7 +303,7 @@ class ProfileReader {
 
 std::string write_profile(const Profile& p, const std::string& note, const std::string& topology) {
   std::string t = format("{{\n  \"moeccl_profile\": {},\n", kProfileVersion);
-  t += "  \"units\": \"ns; bytes; bytes_per_ns = GB/s of 1e9 bytes; points are [bytes, ns]\",\n";
+  t += "  \"units\": \"ns; bytes; bytes_per_ns = GB/s of 1e9 bytes; points are [bytes, ns, upper quartile]\",\n";
   if (!note.empty()) t += format("  \"note\": {},\n", quoted(note));
   if (!topology.empty()) t += format("  \"topology\": {},\n", quoted(topology));
   t += format("  \"topology_hash\": \"{:016x}\",\n  \"n_ranks\": {},\n  \"machine\": {{\n", p.tree_hash, p.n_ranks);

@@ -74,6 +74,13 @@ TEST(Selection, StaysWithFlatUnlessAnotherIsClearlyFaster) {
   const auto clear_owner = selector(measured(others(9000)));
   Selector& clear = *clear_owner;
   EXPECT_EQ(chosen(clear, moecclOpAllGather, 65536), "staged");
+  // The same gain, but within what its measurements leave open.
+  std::vector<plan::PlanFit> scattered = others(9000);
+  for (plan::PlanFit& f : scattered)
+    for (plan::Curve::Point& p : f.curve.points)
+      if (f.algorithm == "staged") p.high_ns = 1.5 * p.ns;
+  const auto open_owner = selector(measured(scattered));
+  EXPECT_EQ(chosen(*open_owner, moecclOpAllGather, 65536), "flat");
 }
 
 // A budget may end before each algorithm was measured, flat included: the price of what was not stands on the scale of

@@ -24,6 +24,19 @@ TEST_P(CopyContract, CopiesAnyLengthAtAnyAlignment) {
   }
 }
 
+// copy takes its own way between 2 KiB and 1 MiB.
+TEST_P(CopyContract, CopiesLargeBlocksAtAnyAlignment) {
+  Random random(2);
+  for (const size_t bytes : {2047, 2048, 2049, 4095, 4096, 5000, 65536 + 17, (1 << 20) - 1, 1 << 20, (1 << 20) + 1}) {
+    for (int i = 0; i < 4; ++i) {
+      const Buffer src = random.elements(moecclUint8, bytes);
+      Buffer dst(bytes, random.misalignment());
+      overlay().copy(dst.data(), src.data(), bytes);
+      ASSERT_EQ(difference(moecclUint8, src, dst), "") << bytes << " bytes";
+    }
+  }
+}
+
 TEST_P(CopyContract, CopyingNothingAcceptsNull) {
   overlay().copy(nullptr, nullptr, 0);
   overlay().copy_stream(nullptr, nullptr, 0);

@@ -1,5 +1,6 @@
 #include "src/plan/fit.h"
 
+#include <cmath>
 #include <gtest/gtest.h>
 
 #include <random>
@@ -48,6 +49,40 @@ TEST(Fit, NeverGivesNegativeFigures) {
   EXPECT_GE(below.line.alpha_ns, 0);
   EXPECT_EQ(fit_line(std::vector<Curve::Point>{{64, 500}}).r2, 0);
   EXPECT_FALSE(fit_line({}).known());
+}
+
+TEST(Fit, JudgesACurveByHowItPredictsPointsThatItDoesNotHave) {
+  // Larger messages at twice the rate: no line, but a smooth curve.
+  std::vector<Curve::Point> points;
+  for (double bytes = 64; bytes <= (4 << 20); bytes *= 2)
+    points.push_back({bytes, 500 + bytes / (bytes < (1 << 18) ? 5 : 5 + 0.8 * std::log2(bytes / (1 << 18)))});
+  EXPECT_GT(curve_r2(points), 0.99);
+  points[points.size() - 3].ns *= 2;
+  EXPECT_LT(curve_r2(points), 0.99);
+  EXPECT_EQ(curve_r2(std::vector<Curve::Point>{{1, 1}, {2, 2}}), 0);
+}
+
+TEST(Fit, RoundsThatAreSlowForAllSayNothingOfOne) {
+  // The host slows two rounds down threefold; the second thing alone scatters, the third was given up.
+  const std::vector<std::vector<double>> rounds = {
+      {100, 200, 0}, {300, 600, 0}, {100, 200, 0}, {300, 900, 5000}, {100, 300, 0}};
+  const std::vector<Curve::Point> s = summarize_rounds(rounds);
+  ASSERT_EQ(s.size(), 3u);
+  EXPECT_NEAR(s[1].ns / s[0].ns, 2, 0.5);
+  EXPECT_LT(s[0].high_ns / s[0].ns, 1.3);
+  EXPECT_GT(s[1].high_ns / s[1].ns, 1.1);
+  EXPECT_GT(s[2].ns, 1000);
+  EXPECT_EQ(summarize_rounds({{0, 5}, {0, 7}})[0].ns, 0);
+  EXPECT_TRUE(summarize_rounds({}).empty());
+}
+
+TEST(Curve, AddsWhatItsMeasurementsLeaveOpen) {
+  const Curve sure{{}, 1, {{1000, 100, 100}, {4000, 400, 400}}}, unknown{{}, 1, {{1000, 100}, {4000, 400}}};
+  EXPECT_DOUBLE_EQ(sure.high_at(2000), sure.at(2000));
+  EXPECT_DOUBLE_EQ(unknown.high_at(2000), unknown.at(2000));
+  const Curve open{{}, 1, {{1000, 100, 200}, {4000, 400, 800}}};
+  for (const double bytes : {10.0, 1000.0, 2000.0, 4000.0, 9000.0})
+    EXPECT_NEAR(open.high_at(bytes) / open.at(bytes), 1 + 1.25 / 0.67 / 3, 1e-9) << bytes;
 }
 
 TEST(Curve, IsStraightInLogLogBetweenItsPoints) {

@@ -23,7 +23,7 @@ Profile sample() {
   fit.op = moecclOpAllGather;
   fit.algorithm = "ring";
   fit.reach = 5;
-  fit.curve = {{3000, 4}, 0.99, {{0, 2900}, {1024, 3300}, {1 << 20, 260000}}};
+  fit.curve = {{3000, 4}, 0.99, {{0, 2900}, {1024, 3300, 3500.5}, {1 << 20, 260000}}};
   fit.correction = 1.25;
   p.plans.push_back(fit);
   return p;
@@ -61,6 +61,8 @@ TEST(ProfileFile, NamesLineAndColumnOfAMistake) {
       {"{\"moeccl_profile\": 1, \"n_ranks\": \"4\"}", "p.json:1:34:", "must be a number, not a text"},
       {"{\"moeccl_profile\": 1, \"n_ranks\": 4, \"n_ranks\": 5}", "p.json:1:37:", "twice"},
       {"{\"moeccl_profile\": 1, \"levels\": [{\"points\": [[2, 1], [1, 1]]}]}", "p.json:1:54:", "ascend"},
+      {"{\"moeccl_profile\": 1, \"levels\": [{\"points\": [[2, 2, 1]]}]}", "p.json:1:53:", "upper quartile"},
+      {"{\"moeccl_profile\": 1, \"levels\": [{\"points\": [[2, 2, 2, 2]]}]}", "p.json:1:46:", "a point is"},
       {"{\"moeccl_profile\": 1, \"plans\": [{\"op\": \"Fly\"}]}", "p.json:1:40:", "unknown operation"},
       {"{\"moeccl_profile\": 1, \"plans\": [{\"op\": \"AllGather\"}]}", "p.json:1:33:", "algorithm"},
       {"{\"moeccl_profile\": 1, \"topology_hash\": \"xyz\"}", "p.json:1:40:", "hexadecimal"},
