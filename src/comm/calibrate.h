@@ -11,7 +11,7 @@ namespace moeccl::comm {
 struct CalibrateOptions {
   double budget_ms = 20'000;       // no measurement begins after it, on rank 0's clock
   uint64_t max_bytes = 16u << 20;  // of the larger of an operation's send and receive buffers
-  double batch_ms = 1.5;           // operations are timed in batches of about this length
+  double batch_ms = 1;             // operations are timed in batches of about this length
   // Rounds of batches in each pass over all operations and sizes: what a plan takes changes in the course of seconds,
   // as the host places its cores, so that every plan must be seen more than once.
   int n_batches = 3, n_passes = 3;

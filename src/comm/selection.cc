@@ -20,7 +20,7 @@ constexpr size_t kMostPlans = 1024, kMostChoices = 4096;
 constexpr double kTypicalBlockBytes = 16 << 10, kLargeBlockBytes = 1 << 20;
 
 // Another plan must be this much faster than flat, and by more than its own times scatter.
-constexpr double kFlatBias = 0.97;
+constexpr double kFlatBias = 0.93;
 
 // Where a shape stands on its plans' curves.
 double curve_bytes(const plan::Shape& s) {

@@ -1,8 +1,8 @@
 #include "src/plan/fit.h"
 
-#include <cmath>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <random>
 
 namespace moeccl::plan {
