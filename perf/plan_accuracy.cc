@@ -56,7 +56,7 @@ constexpr size_t kSizes[] = {3 << 9, 3 << 12, 3 << 14, 3 << 15, 3 << 16, 3 << 17
 constexpr size_t kMemory = 16 << 20;
 constexpr int kMaxRanks = 8, kRounds = 3, kFinalRounds = 5, kFinalSweeps = 2;
 constexpr double kMayBeBest = 1.5;  // times the fastest one's first median
-constexpr double kBatchNs = 1e6;  // as calibration has it
+constexpr double kBatchNs = 1e6;    // as calibration has it
 
 // Ranks are forked processes that share this page: a barrier and each one's time.
 struct Shared {

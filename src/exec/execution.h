@@ -50,7 +50,7 @@ class Execution final : public AgreedTask {
   Progress reduce(const plan::Step& s, uint32_t chunk);
   // The addresses that the moves after a reduction store to, into copies_: none unless all can be stored to directly.
   Status find_copies(const plan::Step& s, const plan::Range& dst, uint64_t length, uint32_t chunk);
-  bool streams_alike(const plan::Step& s, const plan::Range& dst, const plan::Step& move, const std::byte* to);
+  bool merges(const plan::Step& s, const plan::Range& dst, const plan::Step& move, const std::byte* to);
   Progress gather_rows(const plan::Step& s, uint32_t chunk);
   Progress scatter_rows(const plan::Step& s, uint32_t chunk);
   Progress reduce_rows(const plan::Step& s, uint32_t chunk);

@@ -293,12 +293,13 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
 
 // A kernel stores past the cache all that it writes or nothing, and only where all stand alike in their lines. What
 // another core reads from the staging must not stay modified in this one's cache: then it is copied by itself.
-bool Execution::streams_alike(const Step& s, const Range& dst, const Step& move, const std::byte* to) {
+bool Execution::merges(const Step& s, const Range& dst, const Step& move, const std::byte* to) {
   const uint64_t bytes = dst.length * op_.element_bytes;
-  const bool streams = uses_stream(move.dst, bytes);
-  if (streams != uses_stream(s.dst, bytes)) return false;
+  if (move.dst.buffer != Buffer::kStaging || !uses_stream(move.dst, bytes)) return true;
+  const std::byte* const result = address(s.dst, dst);
   const auto place = [](const std::byte* p) { return reinterpret_cast<uintptr_t>(p) % 64; };
-  return !streams || place(to) == place(address(s.dst, dst));
+  const bool in_place = std::find(srcs_.begin(), srcs_.end(), result) != srcs_.end();
+  return uses_stream(s.dst, bytes) && !in_place && place(to) == place(result);
 }
 
 Status Execution::find_copies(const Step& s, const Range& dst, uint64_t length, uint32_t chunk) {
@@ -309,7 +310,7 @@ Status Execution::find_copies(const Step& s, const Range& dst, uint64_t length, 
       MOECCL_TRY(resolve_peer(move.dst.rank));
     }
     std::byte* address_of_copy = to.length == dst.length ? address(move.dst, to) : nullptr;
-    if (address_of_copy == nullptr || !streams_alike(s, dst, move, address_of_copy)) {
+    if (address_of_copy == nullptr || !merges(s, dst, move, address_of_copy)) {
       copies_.clear();
       return {};
     }
