@@ -35,8 +35,9 @@ FAKE_API int cuDeviceTotalMem_v2(size_t* bytes, int device) {
   *bytes = machine.gpus[static_cast<size_t>(device)].gib << 30;
   return 0;
 }
-FAKE_API int cuDeviceGetAttribute(int* value, int, int) {
-  *value = 9;
+FAKE_API int cuDeviceGetAttribute(int* value, int attribute, int) {
+  constexpr int kMpsEnabled = 133;
+  *value = attribute == kMpsEnabled ? 0 : 9;
   return 0;
 }
 FAKE_API int cuDeviceCanAccessPeer(int* can, int a, int b) {
