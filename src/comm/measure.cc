@@ -11,6 +11,7 @@
 #include "src/comm/collective.h"
 #include "src/comm/heap.h"
 #include "src/comm/split.h"
+#include "src/exec/eager.h"
 #include "src/plan/fit.h"
 
 namespace moeccl::comm {
@@ -20,8 +21,11 @@ constexpr moecclOp_t kMeasured[] = {moecclOpAllReduce, moecclOpAllGather, moeccl
                                     moecclOpAllToAll,  moecclOpBroadcast, moecclOpReduce,
                                     moecclOpGather,    moecclOpScatter,   moecclOpAllToAllv};
 // Bytes of the larger buffer, coarse first: a small budget covers every algorithm before it covers sizes.
-constexpr uint64_t kSizes[] = {64 << 10, 1 << 10,   4 << 20,  256 << 10, 8 << 10, 1 << 20, 16 << 20, 128 << 10,
-                               32 << 10, 512 << 10, 16 << 10, 2 << 20,   4 << 10, 8 << 20, 64,       64 << 20};
+// kEagerEnd: where eager operations end, as their times rise steeply up to there (docs/decisions.md).
+constexpr uint64_t kEagerEnd = 1;
+constexpr uint64_t kSizes[] = {64 << 10, 1 << 10,  4 << 20,   256 << 10, 8 << 10,   kEagerEnd,
+                               1 << 20,  16 << 20, 128 << 10, 32 << 10,  512 << 10, 16 << 10,
+                               2 << 20,  4 << 10,  8 << 20,   64,        64 << 20};
 constexpr uint64_t kElement = sizeof(float);
 // What a plan takes depends on which pages of memory its buffers happen to have: each round uses others.
 constexpr uint64_t kMemoryBytes = 16 << 20, kPageBytes = 4096;
@@ -104,7 +108,8 @@ class PlanTimer {
       for (const moecclOp_t op : kMeasured) {
         if (watch_.out_of_time()) return {};
         if (op == moecclOpAllToAllv && (heap_ || bytes < 1024)) continue;
-        MOECCL_TRY(measure_op(op, bytes, static_cast<std::byte*>(in.data()), static_cast<std::byte*>(out.data())));
+        MOECCL_TRY(measure_op(op, bytes == kEagerEnd ? eager_end(op) : bytes, static_cast<std::byte*>(in.data()),
+                              static_cast<std::byte*>(out.data())));
       }
     }
     return {};
@@ -124,6 +129,13 @@ class PlanTimer {
   }
 
  private:
+  // The largest buffer of an operation that can run eagerly.
+  uint64_t eager_end(moecclOp_t op) const {
+    const uint32_t n = comm_.n_ranks();
+    const uint64_t block = transport::kEagerBytes / exec::eager_bytes(op, n, 1);
+    return block * std::max(plan::in_blocks(op, n), plan::out_blocks(op, n));
+  }
+
   // Of windows of `bytes` behind one another.
   uint64_t window(uint64_t bytes, uint32_t round) const {
     const uint64_t stride = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
