@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/base/clock.h"
+#include "transport/paced/arbiter.h"
 #include "transport/shm/shm_link.h"
 
 namespace moeccl::transport::paced {
