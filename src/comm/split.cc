@@ -54,8 +54,15 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
     }
     lanes = parent.lanes()->of_part(members);
   }
-  return Communicator::init(ids[members[0]], static_cast<int>(members.size()), static_cast<int>(at - members.begin()),
-                            config, std::move(lanes));
+  MOECCL_ASSIGN_OR_RETURN(auto made,
+                          Communicator::init(ids[members[0]], static_cast<int>(members.size()),
+                                             static_cast<int>(at - members.begin()), config, std::move(lanes)));
+  // Few as its ranks may be, the others of the parent want the same cores: none of them is a stranger to wait out.
+  if (parent.fabric().crowded) {
+    made->fabric().crowded = true;
+    made->fabric().spin_polls = std::min(made->fabric().spin_polls, parent.fabric().spin_polls);
+  }
+  return std::move(made);
 }
 
 }  // namespace moeccl::comm
