@@ -4,8 +4,10 @@
 
 #include "src/base/env.h"
 #include "src/base/log.h"
+#include "src/bootstrap/launcher.h"
 #include "src/comm/calibrate.h"
 #include "src/comm/cuda_stream.h"
+#include "src/driver/thread.h"
 #include "src/exec/stream_task.h"
 #include "src/exec/walker.h"
 
@@ -31,6 +33,16 @@ Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& i
   return c;
 }
 
+namespace {
+
+// Whether the launcher has put more ranks on this host than it has cores: those of other communicators want them too.
+bool launched_crowded() {
+  const Result<bootstrap::LauncherInfo> info = bootstrap::detect_launcher();
+  return info.ok() && info->n_local > driver::configured_cores();
+}
+
+}  // namespace
+
 Communicator::Communicator(Membership m)
     : rank_(m.rank),
       n_ranks_(m.n_ranks),
@@ -42,7 +54,7 @@ Communicator::Communicator(Membership m)
       why_no_cuda_(std::move(m.why_no_cuda)) {
   // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core.
   // With more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
-  const bool fits = m.ranks_on_host <= m.cores_on_host;
+  const bool fits = m.ranks_on_host <= m.cores_on_host && !launched_crowded();
   fabric_->crowded = !fits;
   fabric_->stream_from_bytes = kernels::stream_threshold_bytes() / std::max(1u, m.ranks_on_host);
   fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 200u : 4u;

@@ -62,7 +62,7 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
     made->fabric().crowded = true;
     made->fabric().spin_polls = std::min(made->fabric().spin_polls, parent.fabric().spin_polls);
   }
-  return std::move(made);
+  return made;
 }
 
 }  // namespace moeccl::comm

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <system_error>
@@ -27,6 +28,8 @@ Result<std::thread> start_thread(const char* name, std::function<void()> body) {
   pthread_setname_np(thread.native_handle(), std::string(name).substr(0, 15).c_str());
   return thread;
 }
+
+int configured_cores() { return static_cast<int>(sysconf(_SC_NPROCESSORS_CONF)); }
 
 int current_core() { return sched_getcpu(); }
 

@@ -12,6 +12,8 @@ namespace moeccl::driver {
 // `name` is cut at 15 bytes (the kernel's limit). A lack of threads is a Status, never an exception.
 Result<std::thread> start_thread(const char* name, std::function<void()> body);
 
+// Of the machine, whatever this process is allowed.
+int configured_cores();
 // The core that the calling thread runs on; -1: unknown.
 int current_core();
 // Moves the calling thread to one of its allowed cores for which `is_free` says true, if there is one. The cores that

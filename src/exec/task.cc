@@ -24,7 +24,7 @@ constexpr int64_t kLonely_ns = 3'000, kLonelyFor_ns = 100'000;
 // With a core for each rank, who takes one that is given up is a stranger, and keeps it for a time slice. When a yield
 // has cost that much, the next waits do without for a while. Two ranks on one core are there by the kernel's choice,
 // which may take it 10 ms to undo: one of them moves.
-constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 1'000'000, kMakeRoomEvery_ns = 2'000'000;
+constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 300'000, kMakeRoomEvery_ns = 2'000'000;
 constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts holds an acknowledgement
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 
