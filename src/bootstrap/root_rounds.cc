@@ -45,8 +45,8 @@ void RootServer::admit(Id id, Connection* c, const Party& party) {
                     process_text(c->peer));
   }
   if (!refusal.ok()) {
-    if (failure_.ok()) fail(refusal);
-    // Not a member: told here, and dropped once it closes.
+    // Not a member: told by the way, and dropped once it closes.
+    if (failure_.ok()) return fail(refusal, id);
     c->queue(kFailed, failure_payload_);
     return flush(id);
   }
@@ -252,17 +252,21 @@ void RootServer::on_round_timeout() {
   }
 }
 
-void RootServer::fail(const Status& why) {
+void RootServer::fail(const Status& why, Id refused) {
   if (!failure_.ok()) return;
   failure_ = why;
   failure_payload_ = std::make_shared<const SharedPayload>(encode_failure(why));
   linger_ = Deadline::after_ms(kLingerMs);
   deadline_ = Deadline::never();
   round_ = {};
-  // This process's own ranks last, as in finish_round.
+  // This process's own ranks last, as in finish_round. Who was refused comes between: it may be one of them or not.
   for (const bool own : {false, true}) {
+    if (const auto found = connections_.find(refused); own && found != connections_.end()) {
+      found->second->queue(kFailed, failure_payload_);
+      flush(refused);
+    }
     for (Member& m : members_) {
-      if (m.in_own_process != own) continue;
+      if ((m.in_own_process || m.peer.pid == ::getpid()) != own) continue;
       if (m.came && m.connection == 0) m.told = true;  // gone: nothing can be told
       if (m.connection != 0) tell_failure(m.connection);
     }

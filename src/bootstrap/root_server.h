@@ -70,7 +70,8 @@ class RootServer {
   void forward_fds(int src_rank, const RankSet& wanted_by, std::vector<Fd> fds);
   void finish_round();
   void on_round_timeout();
-  void fail(const Status& why);
+  // refused: a connection that is no member and caused it; 0: none.
+  void fail(const Status& why, Id refused = 0);
   void tell_failure(Id id);
   std::string who(int rank) const;
 

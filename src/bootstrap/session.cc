@@ -102,7 +102,11 @@ Status Session::Impl::attempt_join(const UniqueId& id, Deadline deadline) {
   Writer body;
   body.u32(wire_timeout(deadline));
   body.u64(driver::this_process().random);
-  MOECCL_TRY(send(kJoin, body.view(), {}, deadline));
+  if (Status sent = send(kJoin, body.view(), {}, deadline); !sent.ok()) {
+    // The root may have said why before it ended.
+    if (sent.code() == moecclRemoteError) static_cast<void>(answer_of_round(Deadline::after_ms(kReasonMs), nullptr));
+    return failure.ok() ? sent : failure;
+  }
   MOECCL_ASSIGN_OR_RETURN(const std::vector<std::byte> answer, answer_of_round(deadline, nullptr));
   if (!decode_peers(answer, static_cast<size_t>(n_ranks), &peers)) {
     return error(moecclInternalError, "the list of ranks cannot be read");
