@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/route_args.h"
+#include "kernels/cuda/scan.cuh"
 
 namespace moeccl::cuda {
 
@@ -153,28 +154,12 @@ MOECCL_DEVICE void route_records_scan(const RouteRecordsKernelArgs& a) {
       running.weights += here.weights;
     }
     const uint32_t own = peer < a.n_ranks ? route_message(running).end : 0;
-    sums[t] = own;
-    block_sync();
-    for (uint32_t step = 1; step < n; step *= 2) {
-      const uint32_t v = t >= step ? sums[t - step] : 0;
-      block_sync();
-      sums[t] += v;
-      block_sync();
-    }
+    block_prefix(sums, own);
     running.first_word = before + sums[t] - own;
     if (peer < n_peers) a.total[peer] = running;
     before += sums[n - 1];
     block_sync();
   }
-}
-
-// The sum over the lanes up to this one.
-MOECCL_DEVICE uint32_t route_prefix(uint32_t v, uint32_t lane) {
-  for (uint32_t step = 1; step < kWarp; step *= 2) {
-    const uint32_t u = shuffle(v, lane >= step ? lane - step : lane);
-    v += lane >= step ? u : 0;
-  }
-  return v;
 }
 
 // at: what is before this token, in its list.
@@ -239,9 +224,9 @@ MOECCL_DEVICE void route_records_fill(const RouteRecordsKernelArgs& a) {
       const uint32_t token = tile * kRecordTile + i;
       const RouteTotals share = route_share(a, token, peer);
       RouteTotals upto{};
-      upto.records = route_prefix(share.records, lane);
-      upto.choices = route_prefix(share.choices, lane);
-      upto.weights = route_prefix(share.weights, lane);
+      upto.records = warp_prefix(share.records, lane);
+      upto.choices = warp_prefix(share.choices, lane);
+      upto.weights = warp_prefix(share.weights, lane);
       RouteTotals at = running;
       at.records += upto.records - share.records;
       at.choices += upto.choices - share.choices;

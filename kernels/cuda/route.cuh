@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/scan.cuh"
 
 namespace moeccl::cuda {
 
@@ -61,14 +62,7 @@ MOECCL_DEVICE void route_scan(const RouteKernelArgs& a) {
     uint32_t own = 0;
     for (uint32_t tile = 0; slot < a.n_slots && tile < a.n_tiles; ++tile)
       own += a.tile_count[static_cast<size_t>(tile) * a.n_slots + slot];
-    sums[t] = own;
-    block_sync();
-    for (uint32_t step = 1; step < n; step *= 2) {
-      const uint32_t v = t >= step ? sums[t - step] : 0;
-      block_sync();
-      sums[t] += v;
-      block_sync();
-    }
+    block_prefix(sums, own);
     const uint32_t all = sums[n - 1];
     uint32_t running = before + sums[t] - own;
     if (slot < a.n_slots) a.first[slot] = running;

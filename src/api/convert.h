@@ -34,11 +34,13 @@ moecclResult_t guarded(comm::Communicator* comm, Body&& body) {
 }
 
 Status find_comm(moecclComm_t handle, comm::Communicator** comm);
-// Calls `body` with the communicator, or reports the bad handle.
+// Calls `body` with the communicator, or reports the bad handle. whose: of an object that was made with it, such as
+// "the layer's"; null: the caller gave the handle.
 template <class Body>
-moecclResult_t with_comm(moecclComm_t handle, Body&& body) {
+moecclResult_t with_comm(moecclComm_t handle, Body&& body, const char* whose = nullptr) {
   comm::Communicator* comm = nullptr;
-  if (Status s = find_comm(handle, &comm); !s.ok()) return finish(s);
+  if (Status s = find_comm(handle, &comm); !s.ok())
+    return finish(whose == nullptr ? std::move(s) : std::move(s).with_context(format("{} communicator", whose)));
   return guarded(comm, [&]() -> Status { return body(*comm); });
 }
 // NULL is the blocking stream: *stream null.

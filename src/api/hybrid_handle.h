@@ -21,10 +21,8 @@ moecclResult_t with_hybrid(moecclHybrid_t handle, Body&& body) {
   if (found == nullptr)
     return finish(error(moecclInvalidArgument, "hybrid is {}: give one of moecclHybridCreate",
                         handle == nullptr ? "NULL" : "not a live placement"));
-  comm::Communicator* comm = nullptr;
-  if (Status s = find_comm(found->comm_handle, &comm); !s.ok())
-    return finish(std::move(s).with_context("the placement's communicator"));
-  return guarded(comm, [&]() -> Status { return body(*found->hybrid, *comm); });
+  return with_comm(
+      found->comm_handle, [&](comm::Communicator& comm) { return body(*found->hybrid, comm); }, "the placement's");
 }
 
 }  // namespace moeccl::api

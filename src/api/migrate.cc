@@ -24,10 +24,8 @@ moecclResult_t with_migration(moecclMigration_t handle, Body&& body) {
   if (found == nullptr)
     return api::finish(error(moecclInvalidArgument, "migration is {}: give one of moecclMigrationCreate",
                              handle == nullptr ? "NULL" : "not a live migration"));
-  Communicator* comm = nullptr;
-  if (Status s = api::find_comm(found->comm_handle, &comm); !s.ok())
-    return api::finish(std::move(s).with_context("the migration's communicator"));
-  return api::guarded(comm, [&]() -> Status { return body(*found->migration); });
+  return api::with_comm(
+      found->comm_handle, [&](Communicator&) { return body(*found->migration); }, "the migration's");
 }
 
 }  // namespace

@@ -50,10 +50,8 @@ moecclResult_t with_routing(moecclRouting_t handle, Body&& body) {
   if (routing == nullptr)
     return api::finish(error(moecclInvalidArgument, "routing is {}: give one of moecclRoutingCreate",
                              handle == nullptr ? "NULL" : "not a live routing"));
-  Communicator* comm = nullptr;
-  if (Status s = api::find_comm(routing->layer->comm_handle, &comm); !s.ok())
-    return api::finish(std::move(s).with_context("the routing's communicator"));
-  return api::guarded(comm, [&]() -> Status { return body(routing->routing, *comm); });
+  return api::with_comm(
+      routing->layer->comm_handle, [&](Communicator& comm) { return body(routing->routing, comm); }, "the routing's");
 }
 
 // A table that the host reads, brought there when it lies in CUDA memory.

@@ -35,10 +35,8 @@ moecclResult_t with_layer(moecclMoe_t moe, Body&& body) {
   if (handle == nullptr)
     return finish(error(moecclInvalidArgument, "moe is {}: give a layer of moecclMoeCreate",
                         moe == nullptr ? "NULL" : "not a live layer"));
-  comm::Communicator* comm = nullptr;
-  if (Status s = find_comm(handle->layer->comm_handle, &comm); !s.ok())
-    return finish(std::move(s).with_context("the layer's communicator"));
-  return guarded(comm, [&]() -> Status { return body(handle->layer, *comm); });
+  return with_comm(
+      handle->layer->comm_handle, [&](comm::Communicator& comm) { return body(handle->layer, comm); }, "the layer's");
 }
 
 // What still runs on streams uses the handle's tables. A communicator that is gone runs nothing.

@@ -28,14 +28,12 @@ moecclResult_t with_replacement(moecclReplacement_t handle, Body&& body, bool be
   if (found == nullptr)
     return api::finish(error(moecclInvalidArgument, "replacement is {}: give one of moecclReplaceCreate",
                              handle == nullptr ? "NULL" : "not a live replacement"));
-  Communicator* comm = nullptr;
-  if (Status s = api::find_comm(found->layer->comm_handle, &comm); !s.ok())
-    return api::finish(std::move(s).with_context("the replacement's communicator"));
-  return api::guarded(comm, [&]() -> Status {
+  const auto checked = [&](Communicator& comm) -> Status {
     if (!begins && found->routing != nullptr && api::RoutingTable::get().find(found->routing) == nullptr)
       return error(moecclInvalidUsage, "the step's routing was destroyed: keep it until the step's last call");
-    return body(*found->replacement, *comm);
-  });
+    return body(*found->replacement, comm);
+  };
+  return api::with_comm(found->layer->comm_handle, checked, "the replacement's");
 }
 
 // The gradient of the weights is gathered on the host.

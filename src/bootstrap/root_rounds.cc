@@ -46,9 +46,7 @@ void RootServer::admit(Id id, Connection* c, const Party& party) {
   }
   if (!refusal.ok()) {
     // Not a member: told by the way, and dropped once it closes.
-    if (failure_.ok()) return fail(refusal, id);
-    c->queue(kFailed, failure_payload_);
-    return flush(id);
+    return failure_.ok() ? fail(refusal, id) : tell_failure(id);
   }
   Member& member = members_[party.rank];
   c->rank = rank;
@@ -261,10 +259,7 @@ void RootServer::fail(const Status& why, Id refused) {
   round_ = {};
   // This process's own ranks last, as in finish_round. Who was refused comes between: it may be one of them or not.
   for (const bool own : {false, true}) {
-    if (const auto found = connections_.find(refused); own && found != connections_.end()) {
-      found->second->queue(kFailed, failure_payload_);
-      flush(refused);
-    }
+    if (own) tell_failure(refused);
     for (Member& m : members_) {
       if ((m.in_own_process || m.peer.pid == ::getpid()) != own) continue;
       if (m.came && m.connection == 0) m.told = true;  // gone: nothing can be told
@@ -276,7 +271,7 @@ void RootServer::fail(const Status& why, Id refused) {
 void RootServer::tell_failure(Id id) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
-  members_[static_cast<size_t>(found->second->rank)].told = true;
+  if (found->second->rank >= 0) members_[static_cast<size_t>(found->second->rank)].told = true;
   found->second->queue(kFailed, failure_payload_);
   flush(id);
 }

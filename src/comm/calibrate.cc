@@ -40,11 +40,9 @@ Result<std::string> from_rank_0(Communicator& comm, const std::string& text) {
   MOECCL_TRY(all_gather_bytes(comm, &size, sizeof(size), sizes.data()));
   std::string all(sizes[0], '\0');
   if (sizes[0] == 0) return all;
-  exec::Operation op;
-  MOECCL_TRY(prepare_collective(
-      comm, {.op = moecclOpBroadcast, .send = text.data(), .recv = all.data(), .count = sizes[0], .type = moecclUint8},
-      op));
-  MOECCL_TRY(comm.run_in_turn(comm.take_ticket(), op));
+  MOECCL_TRY(run_collective(
+      comm,
+      {.op = moecclOpBroadcast, .send = text.data(), .recv = all.data(), .count = sizes[0], .type = moecclUint8}));
   return all;
 }
 

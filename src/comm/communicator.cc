@@ -54,7 +54,7 @@ Communicator::Communicator(Membership m)
       why_no_cuda_(std::move(m.why_no_cuda)) {
   // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core.
   // With more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
-  const bool fits = m.ranks_on_host <= m.cores_on_host && !launched_crowded();
+  const bool fits = m.ranks_on_host <= m.cores_on_host && !config_.crowded && !launched_crowded();
   fabric_->crowded = !fits;
   fabric_->stream_from_bytes = kernels::stream_threshold_bytes() / std::max(1u, m.ranks_on_host);
   fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 200u : 4u;
@@ -176,7 +176,7 @@ Status Communicator::refresh(exec::Operation& op) {
 }
 
 Status Communicator::run_message(const exec::Message& message) {
-  MOECCL_TRY(wait_turn(take_ticket()));
+  const Turn turn(turns_, take_ticket());
   Status status = usable();
   if (status.ok()) {
     exec::MessageTask one(*fabric_, message, nullptr);
@@ -184,7 +184,6 @@ Status Communicator::run_message(const exec::Message& message) {
     status = exec::drive({&task, 1});
   }
   if (!status.ok()) set_last_error(status.message());
-  end_turn();
   return status;
 }
 
@@ -228,11 +227,10 @@ Status Communicator::run_timed(exec::Operation& op, double* measured_us) {
 }
 
 Status Communicator::run_in_turn(uint64_t ticket, exec::Operation& op, double* measured_us) {
-  MOECCL_TRY(wait_turn(ticket));
+  const Turn turn(turns_, ticket);
   Status status = usable();
   if (status.ok()) status = measured_us == nullptr ? run(op) : run_timed(op, measured_us);
   if (!status.ok()) set_last_error(status.message());
-  end_turn();
   return status;
 }
 
@@ -242,10 +240,8 @@ Status Communicator::wait_turn(uint64_t ticket) {
 }
 
 Status Communicator::wait_idle() {
-  const uint64_t ticket = take_ticket();
-  Status s = wait_turn(ticket);
-  end_turn();
-  return s;
+  const Turn turn(turns_, take_ticket());
+  return {};
 }
 
 Status Communicator::usable() const {

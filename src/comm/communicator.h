@@ -85,11 +85,7 @@ class Communicator {
   // so that nothing is allocated, and runs it on this thread.
   template <class Prepare>
   Status run_blocking(Prepare&& prepare) {
-    turns_.wait(take_ticket());
-    const struct Turn {
-      ~Turn() { turns.end(); }
-      Turns& turns;
-    } turn{turns_};
+    const Turn turn(turns_, take_ticket());
     operation_.reset();
     MOECCL_TRY(prepare(operation_));
     return run(operation_);

@@ -20,6 +20,7 @@ struct Config {
   std::string name;
   std::string plan;              // MOECCL_PLAN
   uint32_t cuda_sms = 0;         // 0: chosen
+  bool crowded = false;          // more ranks than cores, whatever its own: a part's of a communicator that is
   void* cuda_context = nullptr;  // the calling thread's at init, whose device this rank uses; null: host memory only
 
   static Result<Config> from(const moecclConfig_t* config);  // null: all defaults

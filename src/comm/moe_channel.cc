@@ -19,18 +19,14 @@ Status MoeChannel::all_to_all_v(const void* send, const size_t* send_bytes, void
     send_at[r] = send_at[r - 1] + send_bytes[r - 1];
     recv_at[r] = recv_at[r - 1] + recv_bytes[r - 1];
   }
-  exec::Operation op;
-  MOECCL_TRY(prepare_collective(comm_,
-                                {.op = moecclOpAllToAllv,
-                                 .send = send,
-                                 .recv = recv,
-                                 .type = moecclUint8,
-                                 .send_counts = send_bytes,
-                                 .send_displs = send_at.data(),
-                                 .recv_counts = recv_bytes,
-                                 .recv_displs = recv_at.data()},
-                                op));
-  return comm_.run_in_turn(comm_.take_ticket(), op);
+  return run_collective(comm_, {.op = moecclOpAllToAllv,
+                                .send = send,
+                                .recv = recv,
+                                .type = moecclUint8,
+                                .send_counts = send_bytes,
+                                .send_displs = send_at.data(),
+                                .recv_counts = recv_bytes,
+                                .recv_displs = recv_at.data()});
 }
 
 Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* measured_us) {

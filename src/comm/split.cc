@@ -9,10 +9,8 @@
 namespace moeccl::comm {
 
 Status all_gather_bytes(Communicator& comm, const void* mine, size_t bytes, void* all) {
-  exec::Operation op;
-  MOECCL_TRY(prepare_collective(
-      comm, {.op = moecclOpAllGather, .send = mine, .recv = all, .count = bytes, .type = moecclUint8}, op));
-  return comm.run_in_turn(comm.take_ticket(), op);
+  return run_collective(comm,
+                        {.op = moecclOpAllGather, .send = mine, .recv = all, .count = bytes, .type = moecclUint8});
 }
 
 Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int key, const moecclConfig_t* given) {
@@ -54,15 +52,10 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
     }
     lanes = parent.lanes()->of_part(members);
   }
-  MOECCL_ASSIGN_OR_RETURN(auto made,
-                          Communicator::init(ids[members[0]], static_cast<int>(members.size()),
-                                             static_cast<int>(at - members.begin()), config, std::move(lanes)));
   // Few as its ranks may be, the others of the parent want the same cores: none of them is a stranger to wait out.
-  if (parent.fabric().crowded) {
-    made->fabric().crowded = true;
-    made->fabric().spin_polls = std::min(made->fabric().spin_polls, parent.fabric().spin_polls);
-  }
-  return made;
+  config.crowded = parent.fabric().crowded;
+  return Communicator::init(ids[members[0]], static_cast<int>(members.size()), static_cast<int>(at - members.begin()),
+                            config, std::move(lanes));
 }
 
 }  // namespace moeccl::comm

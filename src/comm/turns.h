@@ -57,4 +57,16 @@ class Turns {
   std::condition_variable turn_;
 };
 
+// One turn, from when it has come to the end of the scope.
+class Turn {
+ public:
+  Turn(Turns& turns, uint64_t ticket) : turns_(turns) { turns_.wait(ticket); }
+  ~Turn() { turns_.end(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Turns& turns_;
+};
+
 }  // namespace moeccl::comm

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <random>
 
-#include "tests/support/cuda_device.h"
-#include "tests/support/ranks.h"
+#include "tests/support/cuda_ranks.h"
 
 namespace moeccl::testing {
 namespace {
@@ -16,15 +15,6 @@ struct World {
   bool walk = true;  // threads, and processes with a device each, run on the persistent kernel
   int devices = 1;
 };
-
-// Joins on a device; skips nothing: a device that is missing is a failure of the machine that runs this program.
-moecclComm_t join(int rank, int n, CudaDevice& device, const RankOptions& options) {
-  moecclComm_t comm = nullptr;
-  EXPECT_TRUE(device.ok()) << "no CUDA device";
-  EXPECT_EQ(moecclCommInitRankConfig(&comm, n, unique_id(), rank, &options.config), moecclSuccess)
-      << moecclGetLastError(nullptr);
-  return comm;
-}
 
 std::vector<char> random_bytes(std::mt19937_64& random, size_t elements, moecclDataType_t type) {
   std::vector<char> bytes(elements * moecclTypeSize(type));

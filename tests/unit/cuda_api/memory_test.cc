@@ -1,6 +1,5 @@
 // Kinds of device memory: what processes open of each other, and what callers may give.
-#include "tests/support/cuda_device.h"
-#include "tests/support/ranks.h"
+#include "tests/support/cuda_ranks.h"
 
 namespace moeccl::testing {
 namespace {
@@ -33,8 +32,8 @@ void run_world(RankMode mode, bool by_descriptor, bool mapped_buffers) {
         CudaDevice device;
         ASSERT_TRUE(device.ok());
         const int before = device.emulated() ? device.opened_by_descriptor() : 0;
-        moecclComm_t comm = nullptr;
-        MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, kRanks, unique_id(), rank, &options.config));
+        moecclComm_t comm = join(rank, kRanks, device, options);
+        ASSERT_NE(comm, nullptr);
         if (device.emulated()) {
           EXPECT_EQ(device.opened_by_descriptor() - before, by_descriptor ? kRanks - 1 : 0);
         }

@@ -1,8 +1,7 @@
 // Dispatch, combine and both backwards on CUDA memory give the bits of host memory.
 #include <random>
 
-#include "tests/support/cuda_device.h"
-#include "tests/support/ranks.h"
+#include "tests/support/cuda_ranks.h"
 
 namespace moeccl::testing {
 namespace {
@@ -37,9 +36,8 @@ TEST_P(CudaMoe, EveryDirectionGivesTheBitsOfHostMemory) {
       w.n,
       [&](int rank, moecclComm_t) {
         CudaDevice device;
-        ASSERT_TRUE(device.ok());
-        moecclComm_t comm = nullptr;
-        MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, w.n, unique_id(), rank, &options.config));
+        moecclComm_t comm = join(rank, w.n, device, options);
+        ASSERT_NE(comm, nullptr);
         std::mt19937_64 random(test_seed() * 31 + static_cast<uint64_t>(rank));
         constexpr size_t kHidden = 72, kTopK = 3, kExperts = 10;
         moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;

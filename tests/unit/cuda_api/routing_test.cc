@@ -4,8 +4,7 @@
 #include <set>
 #include <sstream>
 
-#include "tests/support/cuda_device.h"
-#include "tests/support/ranks.h"
+#include "tests/support/cuda_ranks.h"
 
 namespace moeccl::testing {
 namespace {
@@ -94,9 +93,8 @@ TEST_P(CudaRoutings, SayWhatThoseOfHostMemorySay) {
       w.n,
       [&](int rank, moecclComm_t) {
         CudaDevice device;
-        ASSERT_TRUE(device.ok());
-        moecclComm_t comm = nullptr;
-        MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, w.n, unique_id(), rank, &options.config));
+        moecclComm_t comm = join(rank, w.n, device, options);
+        ASSERT_NE(comm, nullptr);
         std::mt19937 common(static_cast<uint32_t>(test_seed()) + 5), random(common() + static_cast<uint32_t>(rank));
         for (int i = 0; i < 5; ++i) {
           const Shape shape(common, w.n, i);
@@ -165,9 +163,8 @@ TEST(CudaRoutingErrors, AreTheHostsAndReachAllRanks) {
       w.n,
       [&](int rank, moecclComm_t) {
         CudaDevice device;
-        ASSERT_TRUE(device.ok());
-        moecclComm_t comm = nullptr;
-        MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, w.n, unique_id(), rank, &options.config));
+        moecclComm_t comm = join(rank, w.n, device, options);
+        ASSERT_NE(comm, nullptr);
         moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
         config.hidden_bytes = 64;
         config.type = moecclFloat32;

@@ -4,8 +4,7 @@
 #include <numeric>
 #include <thread>
 
-#include "tests/support/cuda_device.h"
-#include "tests/support/ranks.h"
+#include "tests/support/cuda_ranks.h"
 
 namespace moeccl::testing {
 namespace {
@@ -15,13 +14,6 @@ RankOptions walk_options() {
   options.config.timeout_ms = 40'000;
   options.config.init_timeout_ms = 60'000;
   return options;
-}
-
-moecclComm_t join_walk(int rank, int n, const RankOptions& options) {
-  moecclComm_t comm = nullptr;
-  EXPECT_EQ(moecclCommInitRankConfig(&comm, n, unique_id(), rank, &options.config), moecclSuccess)
-      << moecclGetLastError(nullptr);
-  return comm;
 }
 
 std::vector<char> floats(size_t n, float value) {
@@ -38,7 +30,7 @@ TEST(CudaWalk, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
       3,
       [&](int rank, moecclComm_t) {
         CudaDevice device;
-        moecclComm_t comm = join_walk(rank, 3, options);
+        moecclComm_t comm = join(rank, 3, device, options);
         ASSERT_NE(comm, nullptr);
         constexpr size_t kCount = 3000;
         DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), all(device, 3 * kCount * 4);
@@ -95,7 +87,7 @@ void processes_on_one_device(const char* mps) {
       [&](int rank, moecclComm_t) {
         CudaDevice device;
         const bool side_by_side = device.shared_by_mps();
-        moecclComm_t comm = join_walk(rank, 3, options);
+        moecclComm_t comm = join(rank, 3, device, options);
         ASSERT_NE(comm, nullptr);
         constexpr size_t kCount = 5000;
         DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4);
@@ -136,7 +128,7 @@ TEST(CudaWalk, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
       4,
       [&](int rank, moecclComm_t) {
         CudaDevice device;
-        moecclComm_t comm = join_walk(rank, 4, options);
+        moecclComm_t comm = join(rank, 4, device, options);
         ASSERT_NE(comm, nullptr);
         DeviceBuffer a(device, 4000), b(device, 4000);
         void* streams[2] = {device.make_stream(), device.make_stream()};
@@ -217,7 +209,7 @@ TEST(CudaWalk, AMissingThreadIsATimeoutThatNamesIt) {
         2,
         [&](int rank, moecclComm_t) {
           CudaDevice device;
-          moecclComm_t comm = join_walk(rank, 2, options);
+          moecclComm_t comm = join(rank, 2, device, options);
           ASSERT_NE(comm, nullptr);
           void* stream = device.make_stream();
           DeviceBuffer a(device, 4096);
@@ -254,7 +246,7 @@ TEST(CudaWalk, OperationsOfTwoKindsInOnePlaceAreAMismatch) {
       2,
       [&](int rank, moecclComm_t) {
         CudaDevice device;
-        moecclComm_t comm = join_walk(rank, 2, options);
+        moecclComm_t comm = join(rank, 2, device, options);
         ASSERT_NE(comm, nullptr);
         DeviceBuffer a(device, 4096), b(device, 4096);
         const size_t counts[2] = {1, 1}, displs[2] = {0, 1};
@@ -276,7 +268,7 @@ TEST(CudaWalk, AnAbortEndsTheKernels) {
       2,
       [&](int rank, moecclComm_t) {
         CudaDevice device;
-        moecclComm_t comm = join_walk(rank, 2, options);
+        moecclComm_t comm = join(rank, 2, device, options);
         ASSERT_NE(comm, nullptr);
         void* stream = device.make_stream();
         DeviceBuffer a(device, 4096);
