@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "kernels/codec.h"
+#include "kernels/cuda/args.h"
 #include "src/api/convert.h"
+#include "src/api/issue.h"
 
 using namespace moeccl;
 
@@ -61,9 +63,9 @@ Status decode(const moecclCodec_t* codec, const void* encoded, size_t bytes, con
                shape.count, static_cast<int>(shape.type), shape.ratio);
 }
 
-// shared = the sum of this rank's experts, divided by n_total.
-Status mean_of_own(const void* experts, size_t n_local, size_t n_total, void* shared, size_t count,
-                   moecclDataType_t type) {
+// shared = the sum of this rank's experts, divided by n_total. On CUDA memory in the stream's order.
+Status mean_of_own(comm::Communicator& comm, moecclStream_t stream, const void* experts, size_t n_local, size_t n_total,
+                   void* shared, size_t count, moecclDataType_t type) {
   if (!kernels::codec_supports(type))
     return error(moecclInvalidArgument, "type is {}: give moecclFloat32 or moecclBfloat16", static_cast<int>(type));
   if (n_total == 0 || n_local > n_total || n_total > UINT32_MAX)
@@ -71,20 +73,35 @@ Status mean_of_own(const void* experts, size_t n_local, size_t n_total, void* sh
                  n_local);
   MOECCL_TRY(needs("shared", shared, count));
   MOECCL_TRY(needs("experts", experts, n_local * count));
+  bool on_device = false;
+  MOECCL_TRY(comm.place(n_local * count > 0 ? experts : nullptr, shared, &on_device));
+  if (count == 0) return {};
   const size_t bytes = count * moecclTypeSize(type);
-  if (n_local == 0) {
-    if (bytes > 0) std::memset(shared, 0, bytes);
-    return {};
+  if (on_device && n_local > moeccl::cuda::kMaxSources)
+    return error(moecclUnsupported, "n_local is {}: at most {} experts of a rank are possible on CUDA memory", n_local,
+                 moeccl::cuda::kMaxSources);
+  const auto sum = [=](const kernels::KernelTable& table) {
+    std::vector<const void*> sources;
+    for (size_t e = 0; e < n_local; ++e) sources.push_back(static_cast<const std::byte*>(experts) + e * bytes);
+    kernels::ReduceArgs args;
+    args.dst = shared;
+    args.srcs = sources.data();
+    args.count = count;
+    args.n_srcs = static_cast<uint32_t>(n_local);
+    args.divisor = static_cast<uint32_t>(n_total);
+    table.reduce[type][static_cast<size_t>(kernels::ReduceOp::kSum)](args);
+  };
+  if (on_device && n_local > 0) return api::issue_on_device(comm, stream, sum);
+  if (on_device) {
+    return api::issue_on_device(comm, stream, [&comm, shared, bytes](const kernels::KernelTable&) {
+      comm.cuda()->engine().clear(shared, bytes);
+    });
   }
-  std::vector<const void*> sources;
-  for (size_t e = 0; e < n_local; ++e) sources.push_back(static_cast<const std::byte*>(experts) + e * bytes);
-  kernels::ReduceArgs args;
-  args.dst = shared;
-  args.srcs = sources.data();
-  args.count = count;
-  args.n_srcs = static_cast<uint32_t>(n_local);
-  args.divisor = static_cast<uint32_t>(n_total);
-  if (count > 0) kernels::best().reduce[type][static_cast<size_t>(kernels::ReduceOp::kSum)](args);
+  if (n_local > 0) {
+    sum(kernels::best());
+  } else {
+    std::memset(shared, 0, bytes);
+  }
   return {};
 }
 
@@ -111,8 +128,9 @@ moecclResult_t moecclCodecDecode(const moecclCodec_t* codec, const void* encoded
 
 moecclResult_t moecclSharedExpert(const void* experts, size_t n_local, size_t n_total, void* shared, size_t count,
                                   moecclDataType_t type, moecclComm_t comm, moecclStream_t stream) {
-  const moecclResult_t summed = api::with_comm(
-      comm, [&](comm::Communicator&) { return mean_of_own(experts, n_local, n_total, shared, count, type); });
+  const moecclResult_t summed = api::with_comm(comm, [&](comm::Communicator& c) {
+    return mean_of_own(c, stream, experts, n_local, n_total, shared, count, type);
+  });
   if (summed != moecclSuccess) return summed;
   return moecclAllReduce(shared, shared, count, type, moecclSum, comm, stream);
 }

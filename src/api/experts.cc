@@ -1,6 +1,7 @@
 // Entry points of experts.h.
 #include "moeccl/experts.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "src/api/issue.h"
@@ -30,6 +31,17 @@ Status count_choices(const int32_t* topk_index, size_t n_choices, int n_experts,
   for (size_t i = 0; i < n_choices; ++i)
     if (topk_index[i] >= 0) ++counts[topk_index[i]];
   return {};
+}
+
+// The counts of this rank, into CUDA memory in the stream's order.
+Status put_counts(Communicator& comm, std::vector<int64_t> own, int64_t* counts, moecclStream_t stream) {
+  return api::issue_on_device(comm, stream, [&comm, own = std::move(own), counts](const kernels::KernelTable& table) {
+    constexpr size_t kPiece = 64 << 10;  // of the engine's ring
+    for (size_t first = 0; first < own.size(); first += kPiece) {
+      const size_t bytes = std::min(kPiece, own.size() - first) * sizeof(int64_t);
+      table.copy(counts + first, comm.cuda()->engine().upload(own.data() + first, bytes), bytes);
+    }
+  });
 }
 
 }  // namespace
@@ -74,8 +86,19 @@ moecclResult_t moecclGradientSource(const moecclPlacement_t* placement, int n_ra
 
 moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choices, int n_experts, int64_t* counts,
                                       moecclComm_t comm, moecclStream_t stream) {
-  const moecclResult_t counted =
-      api::with_comm(comm, [&](Communicator&) { return count_choices(topk_index, n_choices, n_experts, counts); });
+  const moecclResult_t counted = api::with_comm(comm, [&](Communicator& c) -> Status {
+    std::vector<int32_t> choices;
+    if (topk_index != nullptr && c.is_device_memory(topk_index)) {
+      choices.resize(n_choices);
+      MOECCL_TRY(c.copy_across(choices.data(), topk_index, n_choices * sizeof(int32_t)));
+      topk_index = choices.data();
+    }
+    if (counts == nullptr || !c.is_device_memory(counts))
+      return count_choices(topk_index, n_choices, n_experts, counts);
+    std::vector<int64_t> own(static_cast<size_t>(std::max(n_experts, 1)));
+    MOECCL_TRY(count_choices(topk_index, n_choices, n_experts, own.data()));
+    return put_counts(c, std::move(own), counts, stream);
+  });
   if (counted != moecclSuccess) return counted;
   return moecclAllReduce(counts, counts, static_cast<size_t>(n_experts), moecclInt64, moecclSum, comm, stream);
 }

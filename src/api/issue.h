@@ -1,6 +1,7 @@
 // From a prepared operation to its run: at once, on a stream, or with its group.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -30,6 +31,17 @@ Status issue(comm::Communicator& comm, moecclStream_t stream_handle, Prepare&& p
   std::vector<comm::Call> calls;
   calls.push_back(std::move(made));
   return comm::issue(std::move(calls));
+}
+
+// This rank's own work on CUDA memory: at once, or in the stream's order.
+inline Status issue_on_device(comm::Communicator& comm, moecclStream_t stream_handle,
+                              std::function<void(const kernels::KernelTable&)> body) {
+  comm::Stream* stream = nullptr;
+  MOECCL_TRY(find_stream(stream_handle, &stream));
+  if (stream == nullptr) return comm.run_on_device(comm.take_ticket(), body);
+  MOECCL_TRY(stream->ready());
+  const uint64_t ticket = comm.take_ticket();
+  return stream->enqueue([&comm, ticket, body = std::move(body)] { return comm.run_on_device(ticket, body); });
 }
 
 }  // namespace moeccl::api

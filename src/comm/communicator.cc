@@ -234,6 +234,21 @@ Status Communicator::run_in_turn(uint64_t ticket, exec::Operation& op, double* m
   return status;
 }
 
+Status Communicator::run_on_device(uint64_t ticket, const std::function<void(const kernels::KernelTable&)>& body) {
+  const Turn turn(turns_, ticket);
+  Status status = usable();
+  if (status.ok()) {
+    status = cuda_->begin();
+    if (status.ok()) {
+      const exec::StreamEngine::Scope scope(cuda_->engine());
+      body(exec::StreamEngine::table());
+    }
+    status = cuda_->end(std::move(status));
+  }
+  if (!status.ok()) set_last_error(status.message());
+  return status;
+}
+
 Status Communicator::wait_turn(uint64_t ticket) {
   turns_.wait(ticket);
   return {};

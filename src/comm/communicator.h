@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -101,6 +102,9 @@ class Communicator {
   Status run(exec::Operation& op);
   // Waits for the ticket's turn, runs, keeps the sentence of a failure, and gives the turn on.
   Status run_in_turn(uint64_t ticket, exec::Operation& op, double* measured_us = nullptr);
+  // This rank's own work on CUDA memory in its turn, with the engine's kernels: comes after what the rank's stream has,
+  // and on no stream of the caller's waits for its end. Needs cuda().
+  Status run_on_device(uint64_t ticket, const std::function<void(const kernels::KernelTable&)>& body);
   // The same as run() with its time on this rank; measured_us may be null.
   Status run_timed(exec::Operation& op, double* measured_us);
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <memory>
 
+#include "kernels/cuda/args.h"
 #include "src/algo/replica_move.h"
 #include "src/algo/replica_reduce.h"
 #include "src/base/hash.h"
@@ -56,32 +57,59 @@ Status check_buffers(const ExpertCall& call, uint64_t in_bytes, uint64_t out_byt
                reduces ? ", but send is not recv" : "");
 }
 
+// Where a call runs: the selector and the staging of the kind of memory that its buffers are.
+struct Side {
+  const Selector& selector;
+  uint64_t staging_bytes;
+  bool cuda;
+  plan::Reach reach(bool reachable) const { return selector.shape_of(PlanKey{}, reachable).reach; }
+};
+
+Side side_of(Communicator& comm, bool cuda) {
+  return {cuda ? comm.cuda()->selector() : comm.selector(), comm.fabric_for(cuda).half_bytes, cuda};
+}
+
+// A kernel adds up a bounded number of tensors at once: own replicas and the other ranks' sums, or all replicas.
+Status kernels_suffice(algo::ReduceKind kind, const algo::ReplicaPlacement& placement) {
+  for (uint32_t e = 0; e < placement.n_experts; ++e) {
+    size_t sources = 0;
+    for (const algo::ExpertHost& host : placement.hosts[e])
+      sources = std::max(sources, host.slots.size() + placement.hosts[e].size() - 1);
+    if (kind == algo::ReduceKind::kDirect) sources = placement.n_replicas(e);
+    if (sources > moeccl::cuda::kMaxSources)
+      return error(moecclUnsupported,
+                   "expert {} has {} tensors to be added up at once on CUDA memory, at most {} are possible: use fewer "
+                   "replicas or host memory",
+                   e, sources, moeccl::cuda::kMaxSources);
+  }
+  return {};
+}
+
 // The kind that runs by itself: "direct" where buffers can be reached, "nodes" where the topology has nodes.
-Result<algo::ReduceKind> choose(Communicator& comm, const plan::Reach& reach) {
+Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const plan::Reach& reach,
+                                const algo::ReplicaPlacement& placement) {
   using algo::ReduceKind;
-  const std::string& forced = comm.selector().forced(moecclOpExpertAllReduce);
+  const std::string& forced = side.selector.forced(moecclOpExpertAllReduce);
+  Status why;
   for (const ReduceKind kind : {ReduceKind::kDirect, ReduceKind::kNodes, ReduceKind::kFlat}) {
-    const Status applies = algo::ReplicaReduce::applies(kind, reach, comm.tree());
+    Status applies = algo::ReplicaReduce::applies(kind, reach, comm.tree());
+    if (applies.ok() && side.cuda) applies = why = kernels_suffice(kind, placement);
     if (forced.empty() ? applies.ok() : forced == algo::reduce_kind_name(kind)) {
       if (!applies.ok()) return Status(applies).with_context(format("expert_allreduce: {}", forced));
       return kind;
     }
   }
+  if (!why.ok()) return why;
   return error(moecclInvalidArgument, "no algorithm \"{}\" for expert_allreduce: there are direct, flat, nodes",
                forced);
 }
 
-plan::Reach reach_of(Communicator& comm, bool reachable) {
-  return comm.selector().shape_of(PlanKey{}, reachable).reach;
-}
-
 // Fills one choice; `reachable`: should every rank's buffers turn out to be reachable.
-Status build_reduce(Communicator& comm, const ExpertCall& call, const Checked& c, bool reachable,
+Status build_reduce(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c, bool reachable,
                     plan::Program& program, exec::Choice& choice) {
-  const plan::Reach reach = reach_of(comm, reachable);
-  const plan::Shape shape =
-      algo::replica_shape(c.placement, call.count, c.element_bytes, reach, comm.operation_staging_bytes());
-  MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind kind, choose(comm, reach));
+  const plan::Reach reach = side.reach(reachable);
+  const plan::Shape shape = algo::replica_shape(c.placement, call.count, c.element_bytes, reach, side.staging_bytes);
+  MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind kind, choose(comm, side, reach, c.placement));
   const algo::ReplicaReduce plan(c.placement, shape, comm.tree(), kind, c.average);
   MOECCL_TRY(plan.fits());
   program = plan.build(comm.rank());
@@ -96,6 +124,7 @@ uint32_t slots_of(const moecclPlacement_t& p, uint32_t rank) {
 // The plan of a call on this rank with all that it follows from; operations keep it. Between steps a placement often
 // stays, and plans of many experts take longer to check and to build than small ones take to run.
 struct Kept {
+  bool cuda = false;
   moecclDataType_t type = moecclInt8;
   moecclRedOp_t reduce = moecclSum;
   size_t count = 0;
@@ -113,12 +142,14 @@ struct Kept {
   bool asks = false;  // for the peers' buffers, before it chooses
   uint64_t in_bytes = 0, out_bytes = 0;
 
-  bool serves(const Communicator& comm, const ExpertCall& call) const {
-    if (call.type != type || call.reduce != reduce || call.count != count || call.placement == nullptr) return false;
+  bool serves(const Side& side, const ExpertCall& call) const {
+    if (side.cuda != cuda || call.type != type || call.reduce != reduce || call.count != count ||
+        call.placement == nullptr)
+      return false;
     const moecclPlacement_t& p = *call.placement;
     if (p.size != sizeof(moecclPlacement_t) || p.n_experts != n_experts || p.slot_expert == nullptr) return false;
-    if (staging_bytes != comm.operation_staging_bytes() || asks_reach != comm.selector().asks_reach() ||
-        forced != comm.selector().forced(call.op)) {
+    if (staging_bytes != side.staging_bytes || asks_reach != side.selector.asks_reach() ||
+        forced != side.selector.forced(call.op)) {
       return false;
     }
     for (uint32_t r = 0; r < slots.size(); ++r)
@@ -127,8 +158,8 @@ struct Kept {
   }
 };
 
-Status keep_reduce(Communicator& comm, const ExpertCall& call, const Checked& c, Kept& kept) {
-  MOECCL_TRY(build_reduce(comm, call, c, false, kept.program, kept.choice));
+Status keep_reduce(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c, Kept& kept) {
+  MOECCL_TRY(build_reduce(comm, side, call, c, false, kept.program, kept.choice));
   kept.binding.count = call.count;
   kept.in_bytes = kept.out_bytes = c.placement.n_slots(comm.rank()) * call.count * c.element_bytes;
   // Asking costs one more synchronisation (docs/decisions.md, the same bound as for AllReduce).
@@ -136,12 +167,12 @@ Status keep_reduce(Communicator& comm, const ExpertCall& call, const Checked& c,
   const uint64_t most_bytes = c.placement.most_slots() * call.count * c.element_bytes;
   if (!kept.forced.empty() || !kept.asks_reach || most_bytes < kAskReachBytes || comm.n_ranks() == 1) return {};
   kept.asks = true;
-  return build_reduce(comm, call, c, true, kept.reachable, kept.if_reachable);
+  return build_reduce(comm, side, call, c, true, kept.reachable, kept.if_reachable);
 }
 
-Status keep_move(Communicator& comm, const ExpertCall& call, const Checked& c, Kept& kept) {
-  const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, reach_of(comm, false),
-                                             comm.operation_staging_bytes()};
+Status keep_move(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c, Kept& kept) {
+  const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, side.reach(false),
+                                             side.staging_bytes};
   MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove plan, algo::ReplicaMove::make(c.placement, settings));
   kept.in_bytes = plan.input_elements(comm.rank()) * c.element_bytes;
   kept.out_bytes = plan.output_elements(comm.rank()) * c.element_bytes;
@@ -154,22 +185,23 @@ Status keep_move(Communicator& comm, const ExpertCall& call, const Checked& c, K
   return {};
 }
 
-Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const ExpertCall& call) {
+Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const Side& side, const ExpertCall& call) {
   MOECCL_ASSIGN_OR_RETURN(const Checked c, check_call(comm, call));
   auto kept = std::make_shared<Kept>();
+  kept->cuda = side.cuda;
   kept->type = call.type;
   kept->reduce = call.reduce;
   kept->count = call.count;
-  kept->staging_bytes = comm.operation_staging_bytes();
-  kept->forced = comm.selector().forced(call.op);
-  kept->asks_reach = comm.selector().asks_reach();
+  kept->staging_bytes = side.staging_bytes;
+  kept->forced = side.selector.forced(call.op);
+  kept->asks_reach = side.selector.asks_reach();
   kept->n_experts = call.placement->n_experts;
   for (uint32_t r = 0; r < comm.n_ranks(); ++r) kept->slots.push_back(c.placement.n_slots(r));
   kept->slot_expert = c.placement.slot_expert;
   if (call.op == moecclOpExpertAllReduce) {
-    MOECCL_TRY(keep_reduce(comm, call, c, *kept));
+    MOECCL_TRY(keep_reduce(comm, side, call, c, *kept));
   } else {
-    MOECCL_TRY(keep_move(comm, call, c, *kept));
+    MOECCL_TRY(keep_move(comm, side, call, c, *kept));
   }
   return std::shared_ptr<const Kept>(std::move(kept));
 }
@@ -199,16 +231,14 @@ Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, ui
 
 Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Operation& op) {
   MOECCL_TRY(comm.usable());
+  // As they are given, also when they hold nothing: a rank without slots tells its kind of memory by them.
+  MOECCL_TRY(comm.place(call.in, call.out, &op.cuda));
+  const Side side = side_of(comm, op.cuda);
   std::shared_ptr<const void>& place = comm.kept_expert_plan(call.op);
   auto kept = std::static_pointer_cast<const Kept>(place);
-  if (kept == nullptr || !kept->serves(comm, call)) {
-    MOECCL_ASSIGN_OR_RETURN(kept, keep(comm, call));
+  if (kept == nullptr || !kept->serves(side, call)) {
+    MOECCL_ASSIGN_OR_RETURN(kept, keep(comm, side, call));
     place = kept;
-  }
-  if (comm.is_device_memory(call.in) || comm.is_device_memory(call.out)) {
-    return error(moecclUnsupported,
-                 "{}: a buffer is CUDA memory, which this operation does not take yet: give host memory",
-                 exec::op_name(call.op));
   }
   MOECCL_TRY(check_buffers(call, kept->in_bytes, kept->out_bytes));
   op.signature.op = call.op;
@@ -235,15 +265,15 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
     return error(moecclInvalidArgument, "op is {}: give moecclOpExpertAllReduce, CollectGradients or PlaceWeights",
                  static_cast<int>(call.op));
   MOECCL_ASSIGN_OR_RETURN(const Checked c, check_call(comm, call));
-  const plan::Profile& profile = comm.selector().profile();
+  const Side side = side_of(comm, false);
+  const plan::Profile& profile = side.selector.profile();
   std::vector<plan::PlanCandidate> candidates;
   plan::Plan plan;
   plan::Cost cost;
   if (call.op == moecclOpExpertAllReduce) {
-    const plan::Reach reach = reach_of(comm, false);
-    const plan::Shape shape =
-        algo::replica_shape(c.placement, call.count, c.element_bytes, reach, comm.operation_staging_bytes());
-    MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind chosen, choose(comm, reach));
+    const plan::Reach reach = side.reach(false);
+    const plan::Shape shape = algo::replica_shape(c.placement, call.count, c.element_bytes, reach, side.staging_bytes);
+    MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind chosen, choose(comm, side, reach, c.placement));
     for (const auto kind : {algo::ReduceKind::kDirect, algo::ReduceKind::kFlat, algo::ReduceKind::kNodes}) {
       const algo::ReplicaReduce reduce(c.placement, shape, comm.tree(), kind, c.average);
       Status applies = algo::ReplicaReduce::applies(kind, reach, comm.tree());
@@ -262,8 +292,8 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
     if (plan.programs.empty())
       return error(moecclUnsupported, "expert_allreduce does not fit: {}", candidates.back().refusal);
   } else {
-    const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, reach_of(comm, false),
-                                               comm.operation_staging_bytes()};
+    const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, side.reach(false),
+                                               side.staging_bytes};
     MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove move, algo::ReplicaMove::make(c.placement, settings));
     plan.algorithm = "direct";
     plan.shape = move.shape();

@@ -124,6 +124,7 @@ Status agree(Communicator& comm, const Creation& mine, const Status& own) {
 
 struct Hybrid::Planned {
   uint64_t expert_bytes = 0;
+  bool cuda = false;
   plan::Program program;
   exec::Choice choice;
   exec::Operation::Measured measured;
@@ -177,17 +178,19 @@ Result<std::unique_ptr<Hybrid>> Hybrid::create(Communicator& comm, const moecclH
   return hybrid;
 }
 
-algo::ExpertGather::Settings Hybrid::settings(uint64_t expert_bytes) const {
-  return {expert_bytes, 1, comm_.selector().shape_of(PlanKey{}, false).reach, comm_.operation_staging_bytes()};
+algo::ExpertGather::Settings Hybrid::settings(uint64_t expert_bytes, bool cuda) const {
+  const Selector& selector = cuda ? comm_.cuda()->selector() : comm_.selector();
+  return {expert_bytes, 1, selector.shape_of(PlanKey{}, false).reach, comm_.fabric_for(cuda).half_bytes};
 }
 
-Result<std::shared_ptr<Hybrid::Planned>> Hybrid::plan_for(uint64_t expert_bytes) {
+Result<std::shared_ptr<Hybrid::Planned>> Hybrid::plan_for(uint64_t expert_bytes, bool cuda) {
   const std::lock_guard lock(mutex_);
-  if (planned_ != nullptr && planned_->expert_bytes == expert_bytes) return planned_;
+  if (planned_ != nullptr && planned_->expert_bytes == expert_bytes && planned_->cuda == cuda) return planned_;
   MOECCL_ASSIGN_OR_RETURN(const algo::ExpertGather gather,
-                          algo::ExpertGather::make(*domains_, homes_, settings(expert_bytes)));
+                          algo::ExpertGather::make(*domains_, homes_, settings(expert_bytes, cuda)));
   auto made = std::make_shared<Planned>();
   made->expert_bytes = expert_bytes;
+  made->cuda = cuda;
   made->program = gather.build(comm_.rank());
   made->choice = {&made->program, gather.chunking(), gather.name(), gather.hash()};
   planned_ = made;
@@ -208,10 +211,8 @@ Status Hybrid::prepare_gather(const void* own, void* held, uint64_t expert_bytes
   const auto* b = static_cast<const std::byte*>(held);
   if (in_bytes > 0 && out_bytes > 0 && a < b + out_bytes && b < a + in_bytes)
     return error(moecclInvalidArgument, "own and held overlap: give separate buffers");
-  if (comm_.is_device_memory(own) || comm_.is_device_memory(held))
-    return error(moecclUnsupported,
-                 "a buffer is CUDA memory, which moecclHybridGather does not take yet: give host memory");
-  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned, plan_for(expert_bytes));
+  MOECCL_TRY(comm_.place(own, held, &op.cuda));
+  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned, plan_for(expert_bytes, op.cuda));
   op.signature.op = moecclOpExpertGather;
   op.signature.type = moecclUint8;
   op.signature.count = expert_bytes;
@@ -256,7 +257,7 @@ Status Hybrid::info(moecclHybridInfo_t* out) const {
 
 Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {
   MOECCL_ASSIGN_OR_RETURN(const algo::ExpertGather gather,
-                          algo::ExpertGather::make(*domains_, homes_, settings(expert_bytes)));
+                          algo::ExpertGather::make(*domains_, homes_, settings(expert_bytes, false)));
   std::string page = "expert domains";
   for (size_t l = 0; l < domains_->sizes().size(); ++l)
     page += format("{} {} of level {}", l == 0 ? ":" : ",", domains_->sizes()[l], comm_.tree().levels[l].name);

@@ -37,8 +37,8 @@ class Hybrid {
 
  private:
   struct Planned;  // one size's plan on this rank
-  algo::ExpertGather::Settings settings(uint64_t expert_bytes) const;
-  Result<std::shared_ptr<Planned>> plan_for(uint64_t expert_bytes);
+  algo::ExpertGather::Settings settings(uint64_t expert_bytes, bool cuda) const;
+  Result<std::shared_ptr<Planned>> plan_for(uint64_t expert_bytes, bool cuda);
   double measured_us() const;
 
   Communicator& comm_;

@@ -73,10 +73,8 @@ exec::StreamEngine* MoeChannel::engine_for(const void* choices) {
 
 Status MoeChannel::with_kernels(const void* buffer, const WithKernels& body) {
   if (!comm_.is_device_memory(buffer)) return MoeHost::with_kernels(buffer, body);
-  exec::StreamEngine& engine = comm_.cuda()->engine();
-  const exec::StreamEngine::Scope scope(engine);
-  body(exec::StreamEngine::table(), true);
-  return engine.synchronize();
+  // In its turn: the engine is the proxy's while an operation runs.
+  return comm_.run_on_device(comm_.take_ticket(), [&](const kernels::KernelTable& table) { body(table, true); });
 }
 
 }  // namespace moeccl::comm

@@ -147,6 +147,10 @@ void StreamEngine::copy(void* dst, const void* src, size_t bytes) {
   launch("moeccl_copy", &args, 2 * bytes);
 }
 
+void StreamEngine::clear(void* dst, size_t bytes) {
+  note(cuda::check(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(dst), 0, bytes, stream_), "zeros"));
+}
+
 // Nothing is allocated here: an allocation may wait for the device, and with it for a caller's stream that waits for
 // us.
 bool StreamEngine::reserve(size_t bytes, size_t* offset) {

@@ -48,6 +48,7 @@ class StreamEngine {
   Status synchronize();
 
   void copy(void* dst, const void* src, size_t bytes);
+  void clear(void* dst, size_t bytes);  // to zeros
   // A copy of host memory at an address that kernels can read until the stream has passed this point.
   const void* upload(const void* host, size_t bytes);
   // Device memory with the same lifetime.

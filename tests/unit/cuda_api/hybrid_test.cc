@@ -1,0 +1,253 @@
+// Gathered experts, their layer's dispatch and combine, and the re-placing combine on CUDA memory give the bits of host
+// memory.
+#include <random>
+
+#include "tests/support/cuda_ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+struct World {
+  int n;
+  RankMode mode;
+  const char* topology;
+  std::vector<int32_t> domain;
+  int n_experts;
+  bool ipc = true;
+};
+std::ostream& operator<<(std::ostream& out, const World& w) {
+  return out << w.n << mode_name(w.mode) << (w.ipc ? "" : "_staged_in_host_memory");
+}
+
+template <class Body>
+void on_devices(const World& w, Body&& body) {
+  RankOptions options{.mode = w.mode, .deadline_ms = 120'000, .init = false};
+  options.config.topology = w.topology;
+  options.config.deterministic = 1;  // the same bits by every plan
+  options.config.timeout_ms = 60'000;
+  options.config.init_timeout_ms = 60'000;
+  ASSERT_EQ(setenv("MOECCL_CUDA_IPC", w.ipc ? "1" : "0", 1), 0);
+  run_ranks(
+      w.n,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device;
+        moecclComm_t comm = join(rank, w.n, device, options);
+        ASSERT_NE(comm, nullptr);
+        void* stream = device.make_stream();
+        body(rank, comm, device, stream);
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        device.end_stream(stream);
+      },
+      options);
+}
+
+std::vector<char> bfloats(std::mt19937_64& random, size_t n) {
+  std::vector<char> bytes(n * 2);
+  for (size_t i = 0; i < n; ++i) {
+    const auto h = static_cast<uint16_t>(0x3f00 + random() % 0x180 + (random() % 2) * 0x8000);  // near 1
+    std::memcpy(&bytes[i * 2], &h, 2);
+  }
+  return bytes;
+}
+
+struct Choices {
+  Choices(std::mt19937_64& random, size_t tokens, size_t top_k, int n_experts)
+      : index(tokens * top_k + 1), weight(tokens * top_k + 1) {
+    for (size_t t = 0; t < tokens; ++t)
+      for (size_t k = 0; k < top_k; ++k) {
+        const bool none = random() % 9 == 0;
+        index[t * top_k + k] = none ? -1 : static_cast<int32_t>((t * 3 + k) % static_cast<size_t>(n_experts));
+        weight[t * top_k + k] = static_cast<float>(random() % 100) / 64.0f;
+      }
+  }
+  std::vector<int32_t> index;
+  std::vector<float> weight;
+};
+
+class CudaHybrid : public ::testing::TestWithParam<World> {};
+
+TEST_P(CudaHybrid, ExpertsAreGatheredAndTokensComputedWhereTheyWentTo) {
+  const World& w = GetParam();
+  on_devices(w, [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    config.n_experts = w.n_experts;
+    config.n_levels = static_cast<int32_t>(w.domain.size());
+    config.domain = w.domain.data();
+    moecclHybrid_t hybrid = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+    moecclHybridInfo_t info{};
+    info.size = sizeof(info);
+    MOECCL_ASSERT_OK(moecclHybridGetInfo(hybrid, &info));
+    std::mt19937_64 random(test_seed() * 13 + static_cast<uint64_t>(rank));
+    auto* s = reinterpret_cast<moecclStream_t>(stream);
+    for (const size_t bytes : {size_t{0}, size_t{1}, size_t{777}, size_t{300'002}}) {
+      set_note("experts of " + std::to_string(bytes) + " bytes");
+      std::vector<char> own(static_cast<size_t>(info.n_own) * bytes + 1);  // never empty: it tells the kind of memory
+      for (char& b : own) b = static_cast<char>(random());
+      std::vector<char> want(static_cast<size_t>(info.n_held) * bytes + 1, 0x5a);
+      DeviceBuffer d_own(device, own.size()), d_held(device, want.size());
+      d_own.put(own);
+      d_held.put(want);
+      MOECCL_ASSERT_COMM_OK(moecclHybridGather(hybrid, own.data(), want.data(), bytes, nullptr), comm);
+      MOECCL_ASSERT_COMM_OK(moecclHybridGather(hybrid, d_own.data(), d_held.data(), bytes, s), comm);
+      EXPECT_EQ(d_held.get(stream), want);
+    }
+    constexpr size_t kTopK = 2, kWidth = 24;
+    moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
+    layer.hidden_bytes = kWidth * 2;
+    layer.type = moecclBfloat16;
+    layer.top_k = kTopK;
+    layer.max_tokens = 40;
+    moecclMoe_t moe = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclHybridMoeCreate(&moe, hybrid, comm, &layer), comm);
+    for (const size_t tokens : {size_t{0}, static_cast<size_t>(7 * rank), size_t{40}}) {
+      const Choices c(random, tokens, kTopK, w.n_experts);
+      moecclRouting_t routing = nullptr;
+      MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, c.index.data(), c.weight.data(), tokens), comm);
+      moecclRoutingInfo_t r{};
+      r.size = sizeof(r);
+      MOECCL_ASSERT_OK(moecclRoutingGetInfo(routing, &r));
+      const std::vector<char> in = bfloats(random, tokens * kWidth + 1), y = bfloats(random, r.n_rows * kWidth + 1);
+      std::vector<char> want_rows(y.size()), want_out(in.size());
+      DeviceBuffer d_in(device, in.size()), d_rows(device, y.size()), d_y(device, y.size()), d_out(device, in.size());
+      d_in.put(in);
+      d_y.put(y);
+      d_rows.put(want_rows);
+      d_out.put(want_out);
+      MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, in.data(), want_rows.data(), nullptr), comm);
+      MOECCL_ASSERT_COMM_OK(moecclCombine(routing, y.data(), want_out.data(), nullptr), comm);
+      MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, d_in.data(), d_rows.data(), s), comm);
+      MOECCL_ASSERT_COMM_OK(moecclCombine(routing, d_y.data(), d_out.data(), s), comm);
+      EXPECT_EQ(d_rows.get(stream), want_rows);
+      EXPECT_EQ(d_out.get(stream), want_out);
+      MOECCL_ASSERT_OK(moecclRoutingDestroy(routing));
+    }
+    MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+    MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, CudaHybrid,
+                         ::testing::Values(World{1, RankMode::kThreads, nullptr, {1}, 3},
+                                           World{4, RankMode::kThreads, "dc:2 gpu:2", {2, 1}, 8},
+                                           World{4, RankMode::kProcesses, "dc:2 gpu:2", {2, 2}, 6},
+                                           World{5, RankMode::kMixed, "dc:2 gpu:2+3", {1, 2}, 4},
+                                           World{3, RankMode::kProcesses, nullptr, {3}, 5, false}));
+
+struct ReplaceWorld {
+  int n;
+  RankMode mode;
+  const char* topology;
+  moecclMoeLayout_t layout;
+  std::vector<size_t> samples;  // of each rank
+  bool routed_on_device;
+};
+std::ostream& operator<<(std::ostream& out, const ReplaceWorld& w) { return out << w.n << mode_name(w.mode); }
+
+class CudaReplace : public ::testing::TestWithParam<ReplaceWorld> {};
+
+TEST_P(CudaReplace, TokensAndGradientsAtNewHomesHaveTheBitsOfHostMemory) {
+  const ReplaceWorld& w = GetParam();
+  on_devices({w.n, w.mode, w.topology, {}, 0}, [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+    constexpr size_t kTopK = 2, kWidth = 20, kSample = 3;
+    constexpr int kExperts = 8;
+    const bool major = w.layout == moecclLayoutExpertMajor;
+    const size_t tokens = w.samples[static_cast<size_t>(rank)] * kSample;
+    moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
+    layer.hidden_bytes = kWidth * 2;
+    layer.type = moecclBfloat16;
+    layer.top_k = kTopK;
+    layer.n_experts = kExperts;
+    layer.max_tokens = 64;
+    layer.layout = w.layout;
+    moecclMoe_t moe = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &layer), comm);
+    moecclReplaceConfig_t config = MOECCL_REPLACE_CONFIG_INIT;
+    config.sample_tokens = kSample;
+    config.residual = 1;
+    moecclReplacement_t replacement = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclReplaceCreate(&replacement, moe, &config), comm);
+    std::mt19937_64 random(test_seed() * 17 + static_cast<uint64_t>(rank));
+    auto* s = reinterpret_cast<moecclStream_t>(stream);
+    for (int step = 0; step < 3; ++step) {
+      set_note("step " + std::to_string(step));
+      Choices c(random, tokens, kTopK, kExperts);
+      // Samples like experts far from home, so that some move.
+      for (size_t i = 0; i < tokens * kTopK; ++i)
+        if (c.index[i] >= 0)
+          c.index[i] = static_cast<int32_t>((i / kTopK / kSample + static_cast<size_t>(rank + step) + (i % kTopK) * 2) %
+                                            kExperts);
+      DeviceBuffer d_index(device, c.index.size() * 4), d_weight(device, c.weight.size() * 4);
+      device.upload(d_index.data(), c.index.data(), c.index.size() * 4);
+      device.upload(d_weight.data(), c.weight.data(), c.weight.size() * 4);
+      moecclRouting_t routing = nullptr;
+      MOECCL_ASSERT_COMM_OK(
+          moecclRoutingCreate(
+              &routing, moe, w.routed_on_device ? static_cast<const int32_t*>(d_index.data()) : c.index.data(),
+              w.routed_on_device ? static_cast<const float*>(d_weight.data()) : c.weight.data(), tokens),
+          comm);
+      MOECCL_ASSERT_COMM_OK(moecclReplaceBegin(replacement, routing, nullptr, nullptr), comm);
+      moecclRoutingInfo_t r{};
+      r.size = sizeof(r);
+      MOECCL_ASSERT_OK(moecclRoutingGetInfo(routing, &r));
+      size_t n_rows = 0;
+      MOECCL_ASSERT_COMM_OK(moecclReplaceRows(replacement, &n_rows), comm);
+      const std::vector<char> x = bfloats(random, tokens * kWidth + 1), grad = bfloats(random, tokens * kWidth + 1);
+      std::vector<char> rows(r.n_rows * kWidth * 2 + 1), y = bfloats(random, n_rows * kWidth + 1), out(x.size());
+      std::vector<char> grad_y(y.size()), grad_rows = bfloats(random, r.n_rows * kWidth + 1),
+                                          grad_x = bfloats(random, tokens * kWidth + 1);
+      DeviceBuffer d_x(device, x.size()), d_rows(device, rows.size()), d_y(device, y.size()), d_out(device, out.size()),
+          d_grad(device, grad.size()), d_grad_y(device, grad_y.size()), d_grad_rows(device, grad_rows.size()),
+          d_grad_x(device, grad_x.size()), d_gates(device, (tokens * kTopK + 1) * 4);
+      d_x.put(x);
+      d_out.put(out);
+      d_rows.put(rows);
+      d_y.put(y);
+      d_grad.put(grad);
+      d_grad_y.put(grad_y);
+      d_grad_rows.put(grad_rows);
+      d_grad_x.put(grad_x);
+      MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, x.data(), rows.data(), nullptr), comm);
+      MOECCL_ASSERT_COMM_OK(moecclReplaceResidual(replacement, x.data(), rows.data(), y.data()), comm);
+      MOECCL_ASSERT_COMM_OK(moecclReplaceCombine(replacement, y.data(), out.data(), nullptr), comm);
+      MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, d_x.data(), d_rows.data(), nullptr), comm);
+      MOECCL_ASSERT_COMM_OK(moecclReplaceResidual(replacement, d_x.data(), d_rows.data(), d_y.data()), comm);
+      MOECCL_ASSERT_COMM_OK(moecclReplaceCombine(replacement, d_y.data(), d_out.data(), s), comm);
+      EXPECT_EQ(d_y.get(stream), y) << "combine's input with the residual's rows";
+      EXPECT_EQ(d_out.get(stream), out) << "tokens at their new homes";
+      std::vector<float> gates(tokens * kTopK + 1), got_gates(gates.size());
+      MOECCL_ASSERT_COMM_OK(
+          moecclReplaceCombineBackward(replacement, grad.data(), grad_y.data(), major ? y.data() : nullptr,
+                                       major ? gates.data() : nullptr, nullptr),
+          comm);
+      MOECCL_ASSERT_COMM_OK(moecclReplaceResidualBackward(replacement, grad_y.data(), grad_rows.data(), grad_x.data()),
+                            comm);
+      MOECCL_ASSERT_COMM_OK(
+          moecclReplaceCombineBackward(replacement, d_grad.data(), d_grad_y.data(), major ? d_y.data() : nullptr,
+                                       major ? static_cast<float*>(d_gates.data()) : nullptr, s),
+          comm);
+      device.synchronize(stream);
+      MOECCL_ASSERT_COMM_OK(
+          moecclReplaceResidualBackward(replacement, d_grad_y.data(), d_grad_rows.data(), d_grad_x.data()), comm);
+      EXPECT_EQ(d_grad_y.get(stream), grad_y) << "gradient of combine's input";
+      EXPECT_EQ(d_grad_rows.get(), grad_rows) << "with the residual's gradient";
+      EXPECT_EQ(d_grad_x.get(), grad_x);
+      if (major) {
+        device.download(got_gates.data(), d_gates.data(), tokens * kTopK * 4);
+        EXPECT_EQ(got_gates, gates) << "gradient of the gates";
+      }
+      MOECCL_ASSERT_OK(moecclRoutingDestroy(routing));
+    }
+    MOECCL_EXPECT_OK(moecclReplaceDestroy(replacement));
+    MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, CudaReplace,
+    ::testing::Values(ReplaceWorld{4, RankMode::kThreads, "node:2 gpu:2", moecclLayoutExpertMajor, {4, 4, 4, 4}, false},
+                      ReplaceWorld{4, RankMode::kProcesses, "node:2 gpu:2", moecclLayoutRows, {3, 0, 5, 2}, true},
+                      ReplaceWorld{3, RankMode::kMixed, nullptr, moecclLayoutExpertMajor, {0, 0, 4}, true}));
+
+}  // namespace
+}  // namespace moeccl::testing
