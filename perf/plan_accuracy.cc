@@ -266,23 +266,34 @@ class Rank {
       if (rank_ == 0) judge(points[i], finals[i]);
   }
 
+  // Rounds of a race follow one another within milliseconds, sweeps within seconds, in which hosts move their cores:
+  // plans are compared round by round, and the median of these ratios counts.
+  static double slower_by(const Runner& a, const Runner& b) {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < a.ns.size(); ++i) ratios.push_back(a.ns[i] / b.ns[i]);
+    return median(ratios);
+  }
+
   void judge(Point& p, const std::vector<Runner*>& finals) {
     if (shared->n_points == 4096) return;
     const Runner& mine = *p.find(p.chosen);
     const Runner* best = &mine;
-    for (const Runner* r : finals)
-      if (median(r->ns) < median(best->ns)) best = r;
+    double regret = 1;
+    for (const Runner* r : finals) {
+      const double by = slower_by(mine, *r);
+      if (by > regret) best = r;
+      regret = std::max(regret, by);
+    }
     const int n = shared->n_points++;
     const double took = median(mine.ns), least = median(best->ns);
     shared->errors[n] = std::fabs(mine.predicted_ns - took) / took;
-    shared->regrets[n] = took / least;
+    shared->regrets[n] = regret;
     const Runner* flat = p.find("flat");
-    const bool loses = flat != nullptr && took > 1.05 * median(flat->ns);
+    const bool loses = flat != nullptr && slower_by(mine, *flat) > 1.05;
     shared->worse_than_flat += loses ? 1 : 0;
     std::printf("%-15s %8zu %d ranks %-34s chose %-8s %9.1f us (predicted %9.1f)  best %-8s %9.1f us  regret %.3f%s\n",
                 p.op->name, p.bytes, shape_.ranks, shape_.name(), mine.name.c_str(), took / 1e3,
-                mine.predicted_ns / 1e3, best->name.c_str(), least / 1e3, took / least,
-                loses ? " slower than flat" : "");
+                mine.predicted_ns / 1e3, best->name.c_str(), least / 1e3, regret, loses ? " slower than flat" : "");
     for (const Runner& r : p.runners) {
       if (!with_candidates) break;
       std::vector<double> v = r.ns;

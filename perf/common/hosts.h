@@ -1,5 +1,6 @@
 // Two hosts on one machine: network namespaces joined by a veth pair whose rate tbf limits both ways. EMULATED as a
-// network: all ranks share this machine's cores. Needs root, ip and tc; each host is gone with this process.
+// network: the hosts share this machine's memory, each has half of its cores. Needs root, ip and tc; each host is gone
+// with this process.
 #pragma once
 
 #include <sys/types.h>

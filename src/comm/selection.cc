@@ -300,7 +300,12 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
   if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv &&
       key.op != moecclOpTensorAllToAll) {
     MOECCL_TRY(make(true, cached->reachable, cached->choice_if_reachable));
-    cached->asks_reach = cached->choice_if_reachable.plan_hash != cached->choice.plan_hash;
+    // An algorithm that needs no reach makes no use of it: where the choice is the same, the answer changes nothing.
+    plan::Shape none = shape_of(key, false);
+    none.reach.views = none.reach.reads = false;
+    const algo::Algorithm* ordinary = algo::find(key.op, cached->choice.algorithm);
+    cached->asks_reach = std::string_view(cached->choice_if_reachable.algorithm) != cached->choice.algorithm ||
+                         !ordinary->applies(none, tree_).ok();
     if (cached->asks_reach) cached->signature = hash_combine(cached->signature, cached->choice_if_reachable.plan_hash);
   }
   if (const algo::Algorithm* direct = algo::find(key.op, "direct");

@@ -79,9 +79,10 @@ void AgreedTask::publish() {
       row[p].displacement.store(op_.send_displs[p], std::memory_order_relaxed);
     }
   }
-  const bool in_heap = f.in_heap(op_.input), out_heap = f.in_heap(op_.output);
+  const bool in_heap = reachable(op_.input), out_heap = reachable(op_.output);
   const auto place = [&](const void* p, bool heap) {
-    return heap ? static_cast<uint64_t>(static_cast<const std::byte*>(p) - f.heap) : reinterpret_cast<uint64_t>(p);
+    return heap && p != nullptr ? static_cast<uint64_t>(static_cast<const std::byte*>(p) - f.heap)
+                                : reinterpret_cast<uint64_t>(p);
   };
   transport::Entry& e = f.own->board().entries[sequence_ % transport::kEntries];
   e.signature.store(pack(op_.signature, (in_heap ? kInputInHeap : 0) | (out_heap ? kOutputInHeap : 0)),
@@ -100,7 +101,10 @@ void AgreedTask::publish() {
   // Release: pairs with the acquire in check_entry() and agree(); the fields and the AllToAllv row are visible there.
   e.seq.store(sequence_, std::memory_order_release);
   entered_ = true;
-  if (f.engine != nullptr) f.engine->board_changed(false);
+  // Two operations later all ranks wait for this entry in hear_timings(), also those that no signal of this one goes
+  // to.
+  const bool heard = f.on_timing != nullptr && (sequence_ + 2) % Fabric::kTellEvery == 0;
+  if (f.engine != nullptr) f.engine->board_changed(heard);
 }
 
 // Of small operations every kTimeEvery-th is timed: the clock alone is a tenth of what one takes.
@@ -124,9 +128,8 @@ void AgreedTask::end(uint64_t wire_bytes) {
   if (f.engine != nullptr) f.engine->board_changed(!all_met);
   if (!is_timed()) return f.recorder.end_untimed();
   const int64_t took_ns = f.recorder.end(false);
-  // Where not all meet, a rank's time says little about the plan. Nor does that of an operation whose plan was chosen
-  // at its entry.
-  const bool tells = meets_all(op_.signature.op) && !is_v() && op_.if_reachable == nullptr;
+  // Where not all meet, a rank's time says little about the plan. Timings are of the ordinary plan.
+  const bool tells = meets_all(op_.signature.op) && !is_v() && !ran_in_heap_;
   f.timings[sequence_ % kTimings] = {sequence_,
                                      op_.signature.op,
                                      op_.choice.algorithm,

@@ -35,6 +35,8 @@ class AgreedTask : public Task {
     return fabric().link(peer).board().entries[sequence_ % transport::kEntries];
   }
   static Signature read_signature(const transport::Entry& entry, uint64_t& flags);
+  // Whether peers can reach it; no buffer (of a rank that is not the root) is no obstacle.
+  bool reachable(const void* buffer) const { return buffer == nullptr || fabric().in_heap(buffer); }
   bool is_v() const { return op_.signature.op == moecclOpAllToAllv; }
 
   bool is_timed() const;
@@ -46,6 +48,7 @@ class AgreedTask : public Task {
   uint32_t tag_ = 0;  // of the history, carried by every signal
   uint32_t waiting_peer_ = 0;
   bool entered_ = false;
+  bool ran_in_heap_ = false;  // by the plan for buffers that all peers can reach
 };
 
 }  // namespace moeccl::exec

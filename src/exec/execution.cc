@@ -60,14 +60,13 @@ Progress Execution::poll() {
   return Progress::kBlocked;
 }
 
-// All ranks look at all entries, so all choose alike.
+// The plan for buffers that peers can reach runs where all buffers of all ranks are. One "no" decides for everyone: who
+// knows of one need not hear the others.
 Progress Execution::agree() {
   Fabric& f = fabric();
-  for (; agreed_ < f.n_ranks; ++agreed_) {
-    if (agreed_ == f.rank) {
-      all_reachable_ = all_reachable_ && f.in_heap(op_.input) && f.in_heap(op_.output);
-      continue;
-    }
+  all_reachable_ = all_reachable_ && reachable(op_.input) && reachable(op_.output);
+  for (; all_reachable_ && agreed_ < f.n_ranks; ++agreed_) {
+    if (agreed_ == f.rank) continue;
     const transport::Entry& e = f.link(agreed_).board().entries[sequence_ % transport::kEntries];
     if (e.seq.load(std::memory_order_acquire) != sequence_) {
       waiting_peer_ = agreed_;
@@ -80,8 +79,9 @@ Progress Execution::agree() {
     f.entered[agreed_] = std::max(f.entered[agreed_], sequence_);
     uint64_t flags = 0;
     (void)read_signature(e, flags);
-    all_reachable_ = all_reachable_ && flags == (kInputInHeap | kOutputInHeap);
+    all_reachable_ = flags == (kInputInHeap | kOutputInHeap);
   }
+  ran_in_heap_ = all_reachable_;
   choose(all_reachable_ ? *op_.if_reachable : op_.choice);
   return run();
 }
