@@ -52,6 +52,9 @@ struct CodecShape {
   double ratio = 1;  // >= 1: bytes of the expert over bytes of values and indices
 };
 bool codec_supports(moecclDataType_t type);
+// Elements of a block of n that are kept.
+uint32_t codec_kept(const CodecShape& shape, uint32_t n);
+CodecHeader codec_header(const CodecShape& shape);
 uint64_t codec_bytes(const CodecShape& shape);
 
 struct CodecError {
@@ -65,5 +68,8 @@ CodecError codec_encode(const CodecTable& table, const CodecShape& shape, const 
 bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared, void* out);
 // Whether codec_decode() would accept it.
 bool codec_valid(const CodecShape& shape, const void* encoded, uint64_t bytes);
+
+// Of the shared expert: equal on ranks that hold the same. See checksum.h.
+uint64_t checksum(const void* data, uint64_t bytes);
 
 }  // namespace moeccl::kernels

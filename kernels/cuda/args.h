@@ -88,6 +88,44 @@ struct DecodeKernelArgs {
   uint32_t n_segments, keep;
 };
 
+// The residual codec of experts, byte for byte as kernels/codec.h describes it (NaNs apart). One block of the launch
+// for each kCodecBlock elements.
+struct CodecHeaderBits {
+  uint64_t word[4];
+};
+struct CodecError {
+  double lost, whole;   // sums of squares: what was dropped, the expert
+  uint32_t dropped, _;  // the largest residual that was dropped, as the bits of a float
+};
+struct CodecEncodeArgs {
+  const void *expert, *shared;
+  void* encoded;
+  CodecError* error;  // of each block
+  size_t count;
+  uint32_t keep, keep_last;  // of a whole block, of the last one
+  CodecHeaderBits header;
+};
+struct CodecDecodeArgs {
+  void* out;  // not shared
+  const void *shared, *encoded;
+  size_t count;
+  uint32_t keep, keep_last;
+};
+// *bad = 1 when an expert has another header, or an index of its last block is too large: only there can one be.
+struct CodecCheckArgs {
+  const void* encoded;
+  uint32_t* bad;
+  size_t n_experts, expert_bytes;
+  uint32_t keep_last, n_last;  // n_last 0: the last block is whole
+  CodecHeaderBits header;
+};
+// sum[block of the launch]: its part of kernels::checksum().
+struct ChecksumArgs {
+  const void* data;
+  uint64_t* sum;
+  size_t bytes;
+};
+
 // Routing on the device. A map gives each expert a group (or -1): the experts themselves, their ranks, the groups of a
 // level. Slot (map, group) gets the tokens that chose at least one of its experts, each once (HierMoE Eq. 7), in
 // ascending order: list[first[slot] .. first[slot + 1]). Three launches: count, scan, fill.

@@ -11,3 +11,11 @@ MOECCL_SPARSE(7, Float32)
 MOECCL_SPARSE(9, Bfloat16)
 MOECCL_SPARSE(10, Float8e4m3)
 MOECCL_SPARSE(11, Float8e5m2)
+
+#define MOECCL_CODEC(number, Type)                                                        \
+  MOECCL_KERNEL(moeccl_codec_encode_##number, CodecEncodeArgs) { codec_encode<Type>(a); } \
+  MOECCL_KERNEL(moeccl_codec_decode_##number, CodecDecodeArgs) { codec_decode<Type>(a); }
+MOECCL_CODEC(7, Float32)
+MOECCL_CODEC(9, Bfloat16)
+MOECCL_KERNEL(moeccl_codec_check, CodecCheckArgs) { codec_check(a, whole_grid()); }
+MOECCL_KERNEL(moeccl_checksum, ChecksumArgs) { checksum(a, whole_grid()); }

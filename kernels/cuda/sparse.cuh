@@ -1,6 +1,7 @@
 // Top-k residual coding and its inverse; what they compute is said in args.h. One block for each segment.
 #pragma once
 
+#include "kernels/checksum.h"
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/element.cuh"
 
@@ -120,6 +121,143 @@ MOECCL_DEVICE void decode_add(const DecodeKernelArgs& a) {
       store_any<Stored>(out + j * sizeof(Stored), E::round(sum));
     }
   }
+}
+
+inline constexpr uint32_t kCodecElements = 1 << 16;  // kernels::kCodecBlock
+
+// Where a block of an encoded expert begins: values, then 16-bit indices.
+template <class E>
+MOECCL_DEVICE size_t codec_offset(size_t block, uint32_t keep) {
+  return sizeof(CodecHeaderBits) + block * keep * (sizeof(typename E::Stored) + sizeof(uint16_t));
+}
+MOECCL_DEVICE uint32_t codec_length(size_t count, size_t first) {
+  return static_cast<uint32_t>(count - first < kCodecElements ? count - first : kCodecElements);
+}
+
+template <class E>
+MOECCL_DEVICE void codec_encode_block(const CodecEncodeArgs& a, size_t block) {
+  using Stored = typename E::Stored;
+  MOECCL_SHARED uint32_t warps[kBlockThreads / kWarp];
+  MOECCL_SHARED double lost[kBlockThreads], whole[kBlockThreads];
+  MOECCL_SHARED uint32_t least_dropped;  // complement of the largest key that is not sent
+  const size_t first = block * kCodecElements;
+  EncodeKernelArgs part{};
+  part.in = at(a.expert, first * sizeof(Stored));
+  part.base = at(a.shared, first * sizeof(Stored));
+  part.length = codec_length(a.count, first);
+  part.keep = part.length == kCodecElements ? a.keep : a.keep_last;
+  uint8_t* const value = at(a.encoded, codec_offset<E>(block, a.keep));
+  uint8_t* const index = value + part.keep * sizeof(Stored);
+  if (thread_index() == 0) least_dropped = ~0u;
+  uint32_t ties = 0, ties_before = 0, sent_before = 0;
+  const uint32_t least = threshold<E>(part, 0, &ties);
+  const size_t rounds = (part.length + block_threads() - 1) / block_threads();
+  double left_squares = 0, squares = 0;
+  for (size_t round = 0; round < rounds; ++round) {
+    const size_t j = round * block_threads() + thread_index();
+    const bool here = j < part.length;
+    const float r = here ? residual<E>(part, j) : 0;
+    const uint32_t key = magnitude_key(r);
+    uint32_t total = 0;
+    const bool tie = here && key == least;
+    const uint32_t tie_rank = ties_before + block_rank(tie, warps, &total);
+    ties_before += total;
+    const bool send = here && (key > least || (tie && tie_rank < ties));
+    const size_t to = sent_before + block_rank(send, warps, &total);
+    sent_before += total;
+    if (!here) continue;  // after the last barrier of the round
+    const float e = E::load(load_any<Stored>(at(part.in, j * sizeof(Stored))));
+    double left = r;
+    if (send) {
+      const Stored coded = E::round(r);
+      store_any<Stored>(value + to * sizeof(Stored), coded);
+      store_any<uint16_t>(index + to * sizeof(uint16_t), static_cast<uint16_t>(j));
+      left -= E::load(coded);
+    } else {
+      atomic_min(&least_dropped, ~key);
+    }
+    left_squares += left * left;
+    squares += static_cast<double>(e) * e;
+  }
+  lost[thread_index()] = left_squares;
+  whole[thread_index()] = squares;
+  block_sync();
+  if (thread_index() > 0) return;
+  CodecError sum{0, 0, least_dropped == ~0u ? 0 : ~least_dropped, 0};
+  for (uint32_t t = 0; t < block_threads(); ++t) {
+    sum.lost += lost[t];
+    sum.whole += whole[t];
+  }
+  a.error[block] = sum;
+}
+
+template <class E>
+MOECCL_DEVICE void codec_encode(const CodecEncodeArgs& a) {
+  if (block_index() == 0 && thread_index() < sizeof(CodecHeaderBits)) {
+    const uint32_t byte = thread_index();
+    *at(a.encoded, byte) = static_cast<uint8_t>(a.header.word[byte / 8] >> byte % 8 * 8);
+  }
+  const size_t blocks = (a.count + kCodecElements - 1) / kCodecElements;
+  for (size_t b = block_index(); b < blocks; b += grid_blocks()) {
+    block_sync();
+    codec_encode_block<E>(a, b);
+  }
+}
+
+template <class E>
+MOECCL_DEVICE void codec_decode(const CodecDecodeArgs& a) {
+  using Stored = typename E::Stored;
+  const size_t blocks = (a.count + kCodecElements - 1) / kCodecElements;
+  for (size_t b = block_index(); b < blocks; b += grid_blocks()) {
+    const size_t first = b * kCodecElements;
+    const uint32_t n = codec_length(a.count, first), keep = n == kCodecElements ? a.keep : a.keep_last;
+    uint8_t* const out = at(a.out, first * sizeof(Stored));
+    const uint8_t* const base = at(a.shared, first * sizeof(Stored));
+    for (uint32_t j = thread_index(); j < n; j += block_threads())
+      store_any<Stored>(out + j * sizeof(Stored), load_any<Stored>(base + j * sizeof(Stored)));
+    block_sync();
+    const uint8_t* const value = at(a.encoded, codec_offset<E>(b, a.keep));
+    const uint8_t* const index = value + keep * sizeof(Stored);
+    for (uint32_t i = thread_index(); i < keep; i += block_threads()) {
+      const uint32_t j = load_any<uint16_t>(index + i * sizeof(uint16_t));
+      if (j >= n) continue;  // the index came from another rank
+      const float sum =
+          E::load(load_any<Stored>(base + j * sizeof(Stored))) + E::load(load_any<Stored>(value + i * sizeof(Stored)));
+      store_any<Stored>(out + j * sizeof(Stored), E::round(sum));
+    }
+  }
+}
+
+MOECCL_DEVICE void codec_check(const CodecCheckArgs& a, const Team& team) {
+  const size_t header = sizeof(CodecHeaderBits), per_expert = header + (a.n_last > 0 ? a.keep_last : 0);
+  for (size_t i = team.thread; i < a.n_experts * per_expert; i += team.n_threads) {
+    const uint8_t* const expert = at(a.encoded, i / per_expert * a.expert_bytes);
+    const size_t item = i % per_expert;
+    const bool wrong =
+        item < header
+            ? expert[item] != static_cast<uint8_t>(a.header.word[item / 8] >> item % 8 * 8)
+            : load_any<uint16_t>(expert + a.expert_bytes - (item - header + 1) * sizeof(uint16_t)) >= a.n_last;
+    if (wrong) atomic_or(a.bad, 1);
+  }
+}
+
+MOECCL_DEVICE void checksum(const ChecksumArgs& a, const Team& team) {
+  MOECCL_SHARED uint64_t sums[kBlockThreads];
+  uint64_t sum = 0;
+  const size_t words = a.bytes / sizeof(uint64_t);
+  for (size_t i = team.thread; i < words; i += team.n_threads)
+    sum += kernels::checksum_term(load_any<uint64_t>(at(a.data, i * sizeof(uint64_t))), i);
+  if (team.thread == 0 && a.bytes % sizeof(uint64_t) != 0) {
+    uint64_t last = 0;
+    for (size_t b = words * sizeof(uint64_t); b < a.bytes; ++b)
+      last |= static_cast<uint64_t>(*at(a.data, b)) << b % sizeof(uint64_t) * 8;
+    sum += kernels::checksum_term(last, words);
+  }
+  sums[thread_index()] = sum;
+  block_sync();
+  if (thread_index() > 0) return;
+  for (uint32_t t = 1; t < block_threads(); ++t) sum += sums[t];
+  a.sum[block_index()] = sum;
 }
 
 }  // namespace moeccl::cuda

@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "kernels/checksum.h"
 #include "kernels/host/codec_tables.h"
 #include "kernels/host/float_formats.h"
 #include "kernels/table.h"
@@ -56,11 +57,7 @@ uint32_t scan(const CodecScan& s) {
   return n;
 }
 
-// Elements of a block of n that are kept.
-uint32_t kept(const CodecShape& shape, uint32_t n) {
-  const auto element = static_cast<double>(moecclTypeSize(shape.type));
-  return static_cast<uint32_t>(n * element / (shape.ratio * (element + 2)));
-}
+uint32_t kept(const CodecShape& shape, uint32_t n) { return codec_kept(shape, n); }
 
 // Larger magnitude first, then lower index.
 uint64_t key_of(uint32_t index, float residual) {
@@ -205,6 +202,33 @@ const CodecTable& reference_codec() {
 
 bool codec_supports(moecclDataType_t type) { return type == moecclFloat32 || type == moecclBfloat16; }
 
+uint32_t codec_kept(const CodecShape& shape, uint32_t n) {
+  const double element = shape.type == moecclFloat32 ? 4 : 2;
+  return static_cast<uint32_t>(n * element / (shape.ratio * (element + 2)));
+}
+
+CodecHeader codec_header(const CodecShape& shape) {
+  CodecHeader header;
+  header.type = static_cast<uint32_t>(shape.type);
+  header.count = shape.count;
+  header.ratio = shape.ratio;
+  return header;
+}
+
+uint64_t checksum(const void* data, uint64_t bytes) {
+  const auto* at = static_cast<const std::byte*>(data);
+  const uint64_t words = bytes / sizeof(uint64_t);
+  uint64_t sum = 0, last = 0;
+  for (uint64_t i = 0; i < words; ++i) {
+    uint64_t word;
+    std::memcpy(&word, at + i * sizeof(word), sizeof(word));
+    sum += checksum_term(word, i);
+  }
+  if (bytes % sizeof(last) == 0) return sum;
+  std::memcpy(&last, at + words * sizeof(last), bytes % sizeof(last));
+  return sum + checksum_term(last, words);
+}
+
 uint64_t codec_bytes(const CodecShape& shape) {
   const uint64_t element = shape.type == moecclFloat32 ? 4 : 2;
   if (shape.ratio <= 1) return sizeof(CodecHeader) + shape.count * element;
@@ -215,10 +239,7 @@ uint64_t codec_bytes(const CodecShape& shape) {
 
 CodecError codec_encode(const CodecTable& table, const CodecShape& shape, const void* expert, const void* shared,
                         void* encoded) {
-  CodecHeader header;
-  header.type = static_cast<uint32_t>(shape.type);
-  header.count = shape.count;
-  header.ratio = shape.ratio;
+  const CodecHeader header = codec_header(shape);
   std::memcpy(encoded, &header, sizeof(header));
   std::byte* to = static_cast<std::byte*>(encoded) + sizeof(header);
   if (shape.ratio <= 1) {

@@ -431,7 +431,8 @@ Status CudaSide::begin() {
 }
 
 Status CudaSide::end(Status status) {
-  if (!status.ok() || StreamWork::current() == nullptr) {
+  const StreamWork* work = StreamWork::current();
+  if (!status.ok() || work == nullptr || work->blocks) {
     Status done = engine_->synchronize();
     if (status.ok()) status = std::move(done);
   }

@@ -21,6 +21,8 @@ void brief_sleep() {
 }  // namespace
 
 StreamWork* StreamWork::current() { return current_work; }
+StreamWork::Scope::Scope(StreamWork& work) { current_work = &work; }
+StreamWork::Scope::~Scope() { current_work = nullptr; }
 Status StreamWork::wait_ready() const {
   if (ready == nullptr) return {};
   int rc = 0;
@@ -131,9 +133,10 @@ Status CudaStream::run(uint64_t number, cuda::Event ready, const std::function<S
   const cuda::Current current(context_);
   StreamWork now;
   now.ready = ready;
-  current_work = &now;
-  Status status = work();
-  current_work = nullptr;
+  Status status = [&] {
+    const StreamWork::Scope scope(now);
+    return work();
+  }();
   // One store for each number, in order: engines other than the last writer's are waited for.
   exec::StreamEngine* writer = status.ok() && now.engines.size() == 1 ? now.engines[0] : nullptr;
   const std::atomic_ref done(*done_);

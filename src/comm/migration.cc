@@ -6,6 +6,7 @@
 
 #include "src/base/hash.h"
 #include "src/comm/collective.h"
+#include "src/comm/cuda_stream.h"
 #include "src/comm/split.h"
 
 namespace moeccl::comm {
@@ -15,24 +16,6 @@ namespace {
 constexpr double kDefaultRatio = 50;  // the paper's
 constexpr int32_t kDefaultDepth = 2;  // one entry travels while the next is encoded
 constexpr int32_t kMostLayers = 4096, kMostDepth = 64;
-
-// As fast as memory is read: eight sums that do not wait for each other.
-uint64_t checksum(const void* data, size_t n_bytes) {
-  constexpr size_t kLanes = 8;
-  uint64_t lane[kLanes] = {};
-  const auto* at = static_cast<const std::byte*>(data);
-  size_t left = n_bytes;
-  for (; left >= sizeof(lane); at += sizeof(lane), left -= sizeof(lane)) {
-    for (size_t l = 0; l < kLanes; ++l) {
-      uint64_t word;
-      std::memcpy(&word, at + l * sizeof(word), sizeof(word));
-      lane[l] = (lane[l] ^ word) * 0x9e3779b97f4a7c15u;
-    }
-  }
-  uint64_t h = hash_bytes(at, left, n_bytes);
-  for (const uint64_t l : lane) h = hash_combine(h, l);
-  return h;
-}
 
 Result<moecclMigrationConfig_t> adopt(const moecclMigrationConfig_t* given) {
   if (given == nullptr) return error(moecclInvalidArgument, "config is NULL: give a moecclMigrationConfig_t");
@@ -108,8 +91,37 @@ Result<Migration::Layer*> Migration::layer_at(int layer) {
   return &layers_[static_cast<size_t>(layer)];
 }
 
-uint64_t Migration::checksum_of(const void* shared) const {
-  return exact() ? 0 : checksum(shared, codec_.count * moecclTypeSize(codec_.type));
+Result<exec::CudaCodec*> Migration::device_codec() {
+  if (cuda_codec_ == nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(cuda_codec_, exec::CudaCodec::create(comm_.cuda()->engine(), codec_));
+  }
+  return cuda_codec_.get();
+}
+
+Result<uint64_t> Migration::checksum_of(const void* shared, bool cuda) {
+  if (exact()) return uint64_t{0};
+  if (!cuda) return kernels::checksum(shared, codec_.count * moecclTypeSize(codec_.type));
+  MOECCL_ASSIGN_OR_RETURN(exec::CudaCodec * codec, device_codec());
+  return codec->checksum(shared);
+}
+
+Result<Migration::Experts> Migration::room(size_t n, bool cuda) {
+  const size_t bytes = n * expert_bytes_;
+  Experts e;
+  const auto fits = [&](Experts& s) { return s.cuda == cuda && (!cuda || s.device.bytes() >= bytes); };
+  if (const auto found = std::find_if(spare_.begin(), spare_.end(), fits); found != spare_.end()) {
+    e = std::move(*found);
+    spare_.erase(found);
+  }
+  e.cuda = cuda;
+  // Never nothing: its address says what kind of memory this is.
+  if (!cuda) {
+    e.host.resize(std::max<size_t>(bytes, 1));
+  } else if (e.device.bytes() == 0) {
+    MOECCL_ASSIGN_OR_RETURN(e.device,
+                            driver::cuda::Memory::device(comm_.cuda()->engine().context(), std::max<size_t>(bytes, 1)));
+  }
+  return e;
 }
 
 Status Migration::send(int number, const void* experts, const void* shared, moecclCodecError_t* errors) {
@@ -122,25 +134,33 @@ Status Migration::send(int number, const void* experts, const void* shared, moec
     return error(moecclInvalidArgument, "experts is NULL: give {} experts of {} elements", n_own, codec_.count);
   if (shared == nullptr && !exact() && whole > 0)
     return error(moecclInvalidArgument, "shared is NULL: give {} elements, or use ratio 1", codec_.count);
+  bool cuda = false;
+  MOECCL_TRY(comm_.place(experts, exact() ? nullptr : shared, &cuda));
   Packed packed;
-  if (!spare_.empty()) {
-    packed.experts = std::move(spare_.back());
-    spare_.pop_back();
+  MOECCL_ASSIGN_OR_RETURN(packed.experts, room(n_own, cuda));
+  MOECCL_ASSIGN_OR_RETURN(packed.checksum, checksum_of(shared, cuda));
+  MOECCL_TRY(encode(packed, experts, shared, errors));
+  layer->to_send.push_back(std::move(packed));
+  return {};
+}
+
+Status Migration::encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors) {
+  const size_t n_own = hybrid_.own().size(), whole = codec_.count * moecclTypeSize(codec_.type);
+  std::vector<kernels::CodecError> lost(n_own);
+  if (packed.experts.cuda) {
+    MOECCL_ASSIGN_OR_RETURN(exec::CudaCodec * codec, device_codec());
+    MOECCL_TRY(codec->encode(experts, shared, packed.experts.data(), n_own, errors == nullptr ? nullptr : lost.data()));
   }
-  packed.experts.resize(n_own * expert_bytes_);
-  packed.checksum = checksum_of(shared);
-  for (size_t e = 0; e < n_own; ++e) {
+  for (size_t e = 0; e < n_own && !packed.experts.cuda; ++e) {
     const std::byte* from = static_cast<const std::byte*>(experts) + e * whole;
     std::byte* to = packed.experts.data() + e * expert_bytes_;
-    kernels::CodecError lost;
-    if (exact()) {
-      if (whole > 0) std::memcpy(to, from, whole);
-    } else {
-      lost = kernels::codec_encode(kernels::best_codec(), codec_, from, shared, to);
+    if (!exact()) {
+      lost[e] = kernels::codec_encode(kernels::best_codec(), codec_, from, shared, to);
+    } else if (whole > 0) {
+      std::memcpy(to, from, whole);
     }
-    if (errors != nullptr) errors[e] = {lost.max_dropped, lost.relative};
   }
-  layer->to_send.push_back(std::move(packed));
+  for (size_t e = 0; e < n_own && errors != nullptr; ++e) errors[e] = {lost[e].max_dropped, lost[e].relative};
   return {};
 }
 
@@ -156,7 +176,7 @@ Status Migration::begin(int number) {
   auto flight = std::make_shared<Flight>();
   flight->packed = std::move(layer->to_send.front());
   layer->to_send.pop_front();
-  flight->arrived.resize(hybrid_.held().size() * expert_bytes_);
+  MOECCL_ASSIGN_OR_RETURN(flight->arrived, room(hybrid_.held().size(), flight->packed.experts.cuda));
   flight->words.resize(comm_.n_ranks());
   flight->mine = {layer->begun++, flight->packed.checksum, number, moecclSuccess};
   MOECCL_TRY(
@@ -184,17 +204,29 @@ Status Migration::begin(int number) {
 
 // Both turns are taken whatever happens, so that the communicator goes on.
 Status Migration::run(Flight& flight, uint64_t gather_ticket, uint64_t exchange_ticket) {
-  const Status gathered = comm_.run_in_turn(gather_ticket, flight.gather);
+  // On CUDA memory the gather waits for no stream of the caller's: what was encoded is there.
+  StreamWork work;
+  work.blocks = true;
+  const StreamWork::Scope scope(work);
+  Status gathered = comm_.run_in_turn(gather_ticket, flight.gather);
   if (gathered.ok() && !exact()) {
     // Decoding must not fail after the ranks have agreed.
-    for (size_t h = 0; h < hybrid_.held().size(); ++h)
-      if (!kernels::codec_valid(codec_, flight.arrived.data() + h * expert_bytes_, expert_bytes_))
-        flight.mine.code = moecclInternalError;
+    const Result<bool> fine = decodes(flight);
+    if (!fine.ok()) gathered = fine.status();
+    if (!fine.ok() || !*fine) flight.mine.code = moecclInternalError;
   }
   const Status exchanged = comm_.run_in_turn(exchange_ticket, flight.exchange);
   MOECCL_TRY(gathered);
   MOECCL_TRY(exchanged);
   return verdict(flight);
+}
+
+Result<bool> Migration::decodes(Flight& flight) {
+  const size_t n = hybrid_.held().size();
+  if (flight.arrived.cuda) return cuda_codec_->valid(flight.arrived.data(), n);
+  for (size_t h = 0; h < n; ++h)
+    if (!kernels::codec_valid(codec_, flight.arrived.data() + h * expert_bytes_, expert_bytes_)) return false;
+  return true;
 }
 
 // Every rank has the same words and so comes to the same verdict.
@@ -229,7 +261,15 @@ Status Migration::wait(int number, const void* shared, void* held, uint64_t* epo
   if (shared == nullptr && !exact() && whole > 0)
     return error(moecclInvalidArgument, "shared is NULL: give what moecclMigrationSend had");
   const std::shared_ptr<Flight> flight = layer->flights.front();
-  if (checksum_of(shared) != flight->packed.checksum)
+  const bool cuda = flight->arrived.cuda;
+  const void* const buffers[] = {exact() ? nullptr : shared, n_held * whole > 0 ? held : nullptr};
+  for (const void* buffer : buffers)
+    if (buffer != nullptr && comm_.is_device_memory(buffer) != cuda)
+      return error(moecclInvalidArgument,
+                   "layer {}: {} is {} memory, but moecclMigrationSend was given {} memory: give buffers of one kind",
+                   number, buffer == held ? "held" : "shared", cuda ? "host" : "CUDA", cuda ? "CUDA" : "host");
+  MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(shared, cuda));
+  if (now != flight->packed.checksum)
     return error(moecclInvalidUsage,
                  "shared is not the shared expert that moecclMigrationSend had on layer {}: keep it until the wait",
                  number);
@@ -239,18 +279,30 @@ Status Migration::wait(int number, const void* shared, void* held, uint64_t* epo
   }
   layer->flights.pop_front();
   spare_.push_back(std::move(flight->packed.experts));
-  MOECCL_TRY(flight->status);
+  Status status = flight->status;
+  if (status.ok()) status = decode(*flight, shared, held);
+  spare_.push_back(std::move(flight->arrived));
+  MOECCL_TRY(std::move(status));
+  ++layer->epoch;
+  if (epoch != nullptr) *epoch = layer->epoch;
+  return {};
+}
+
+Status Migration::decode(Flight& flight, const void* shared, void* held) {
+  const size_t n_held = hybrid_.held().size(), whole = codec_.count * moecclTypeSize(codec_.type);
+  if (flight.arrived.cuda) {
+    MOECCL_ASSIGN_OR_RETURN(exec::CudaCodec * codec, device_codec());
+    return codec->decode(flight.arrived.data(), shared, held, n_held);
+  }
   for (size_t h = 0; h < n_held; ++h) {
-    const std::byte* from = flight->arrived.data() + h * expert_bytes_;
+    const std::byte* from = flight.arrived.data() + h * expert_bytes_;
     std::byte* to = static_cast<std::byte*>(held) + h * whole;
     if (exact()) {
       if (whole > 0) std::memcpy(to, from, whole);
     } else if (!kernels::codec_decode(codec_, from, expert_bytes_, shared, to)) {
-      return error(moecclInternalError, "layer {}: an expert that was checked does not decode", number);
+      return error(moecclInternalError, "layer {}: an expert that was checked does not decode", flight.mine.layer);
     }
   }
-  ++layer->epoch;
-  if (epoch != nullptr) *epoch = layer->epoch;
   return {};
 }
 

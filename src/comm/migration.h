@@ -11,6 +11,7 @@
 #include "moeccl/migrate.h"
 #include "src/comm/hybrid.h"
 #include "src/comm/stream.h"
+#include "src/exec/cuda_codec.h"
 
 namespace moeccl::comm {
 
@@ -32,14 +33,21 @@ class Migration {
     uint64_t epoch = 0, checksum = 0;
     int32_t layer = 0, code = moecclSuccess;
   };
+  // Encoded experts, in the kind of memory in which they were given.
+  struct Experts {
+    std::vector<std::byte> host;
+    driver::cuda::Memory device;
+    bool cuda = false;
+    std::byte* data() { return cuda ? device.data() : host.data(); }
+  };
   struct Packed {
-    std::vector<std::byte> experts;
+    Experts experts;
     uint64_t checksum = 0;  // of the shared expert
   };
   // One gather from its beginning until it is waited for.
   struct Flight {
     Packed packed;
-    std::vector<std::byte> arrived;
+    Experts arrived;
     std::vector<Word> words;  // of all ranks
     Word mine;
     exec::Operation gather, exchange;
@@ -54,7 +62,14 @@ class Migration {
 
   Migration(const Hybrid& hybrid, Communicator& comm, const moecclMigrationConfig_t& config);
   Result<Layer*> layer_at(int layer);
-  uint64_t checksum_of(const void* shared) const;
+  // Of the communicator's device; made when CUDA memory is first seen.
+  Result<exec::CudaCodec*> device_codec();
+  Result<uint64_t> checksum_of(const void* shared, bool cuda);
+  Result<bool> decodes(Flight& flight);
+  // Memory for n encoded experts, where there is some from an entry that is done.
+  Result<Experts> room(size_t n, bool cuda);
+  Status encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors);
+  Status decode(Flight& flight, const void* shared, void* held);
   Status run(Flight& flight, uint64_t gather_ticket, uint64_t exchange_ticket);
   Status verdict(const Flight& flight) const;
   bool exact() const { return codec_.ratio <= 1; }
@@ -65,7 +80,8 @@ class Migration {
   uint64_t expert_bytes_ = 0;
   uint32_t depth_ = 2;
   std::vector<Layer> layers_;
-  std::vector<std::vector<std::byte>> spare_;  // memory of entries that are done
+  std::vector<Experts> spare_;  // memory of entries that are done
+  std::unique_ptr<exec::CudaCodec> cuda_codec_;
   std::mutex mutex_;
   std::condition_variable changed_;
   HostStream stream_;  // last: its thread uses the others

@@ -23,10 +23,24 @@ constexpr size_t kCopyEngineBytes = 4u << 20;
 
 thread_local StreamEngine* current_engine = nullptr;
 
-constexpr const char* kPlainKernels[] = {
-    "moeccl_copy",         "moeccl_copy_bulk",           "moeccl_copy_rows",          "moeccl_route_count",
-    "moeccl_route_scan",   "moeccl_route_fill",          "moeccl_route_order",        "moeccl_route_drop",
-    "moeccl_route_levels", "moeccl_route_records_count", "moeccl_route_records_scan", "moeccl_route_records_fill"};
+constexpr const char* kPlainKernels[] = {"moeccl_copy",
+                                         "moeccl_copy_bulk",
+                                         "moeccl_copy_rows",
+                                         "moeccl_route_count",
+                                         "moeccl_route_scan",
+                                         "moeccl_route_fill",
+                                         "moeccl_route_order",
+                                         "moeccl_route_drop",
+                                         "moeccl_codec_encode_7",
+                                         "moeccl_codec_encode_9",
+                                         "moeccl_codec_decode_7",
+                                         "moeccl_codec_decode_9",
+                                         "moeccl_codec_check",
+                                         "moeccl_checksum",
+                                         "moeccl_route_levels",
+                                         "moeccl_route_records_count",
+                                         "moeccl_route_records_scan",
+                                         "moeccl_route_records_fill"};
 constexpr const char* kTypedKernels[] = {"moeccl_reduce", "moeccl_scale_rows", "moeccl_reduce_rows", "moeccl_dot_rows",
                                          "moeccl_walk"};
 

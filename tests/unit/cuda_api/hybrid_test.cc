@@ -134,6 +134,103 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CudaHybrid,
                                            World{5, RankMode::kMixed, "dc:2 gpu:2+3", {1, 2}, 4},
                                            World{3, RankMode::kProcesses, nullptr, {3}, 5, false}));
 
+class CudaMigration : public ::testing::TestWithParam<World> {};
+
+// Two migrations of one communicator, one on host memory and one on CUDA memory, are given the same.
+TEST_P(CudaMigration, WhatArrivesIsWhatTheHostsCodecMakes) {
+  const World& w = GetParam();
+  on_devices(w, [&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    config.n_experts = w.n_experts;
+    config.n_levels = static_cast<int32_t>(w.domain.size());
+    config.domain = w.domain.data();
+    moecclHybrid_t hybrid = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+    moecclHybridInfo_t info{};
+    info.size = sizeof(info);
+    MOECCL_ASSERT_OK(moecclHybridGetInfo(hybrid, &info));
+    std::mt19937_64 common(test_seed() * 19), own_random(test_seed() * 23 + static_cast<uint64_t>(rank));
+    struct Kind {
+      moecclDataType_t type;
+      double ratio;
+      size_t count;
+    };
+    for (const Kind k : {Kind{moecclFloat32, 50, 70'003}, Kind{moecclBfloat16, 4, 1001}, Kind{moecclFloat32, 50, 5},
+                         Kind{moecclBfloat16, 1, 77}, Kind{moecclFloat32, 1, 0}}) {
+      const size_t size = moecclTypeSize(k.type), whole = k.count * size;
+      moecclMigrationConfig_t migrate = MOECCL_MIGRATION_CONFIG_INIT;
+      migrate.count = k.count;
+      migrate.type = k.type;
+      migrate.ratio = k.ratio;
+      moecclMigration_t on_host = nullptr, on_device = nullptr;
+      MOECCL_ASSERT_COMM_OK(moecclMigrationCreate(&on_host, hybrid, nullptr, &migrate), comm);
+      MOECCL_ASSERT_COMM_OK(moecclMigrationCreate(&on_device, hybrid, nullptr, &migrate), comm);
+      const auto numbers = [&](std::mt19937_64& random, size_t n) {
+        if (k.type == moecclBfloat16) return bfloats(random, n);
+        std::vector<char> bytes(n * 4);
+        for (size_t i = 0; i < n; ++i) {
+          const float f = static_cast<float>(static_cast<int64_t>(random() % 4000) - 2000) / 128.0f;
+          std::memcpy(&bytes[i * 4], &f, 4);
+        }
+        return bytes;
+      };
+      for (int step = 0; step < 3; ++step) {
+        set_note("ratio " + std::to_string(k.ratio) + ", step " + std::to_string(step));
+        std::vector<char> shared = numbers(common, k.count + 1);
+        const std::vector<char> own = numbers(own_random, static_cast<size_t>(info.n_own) * k.count + 1);
+        std::vector<char> want(static_cast<size_t>(info.n_held) * whole + 1, 0x5a);
+        DeviceBuffer d_shared(device, shared.size()), d_own(device, own.size()), d_held(device, want.size());
+        d_shared.put(shared);
+        d_own.put(own);
+        d_held.put(want);
+        const auto n_own = static_cast<size_t>(info.n_own);
+        std::vector<moecclCodecError_t> lost(n_own + 1), d_lost(n_own + 1);
+        MOECCL_ASSERT_COMM_OK(moecclMigrationSend(on_host, 0, own.data(), shared.data(), lost.data()), comm);
+        MOECCL_ASSERT_COMM_OK(moecclMigrationSend(on_device, 0, d_own.data(), d_shared.data(), d_lost.data()), comm);
+        for (size_t e = 0; e < n_own; ++e) {
+          EXPECT_EQ(d_lost[e].max_dropped, lost[e].max_dropped);
+          EXPECT_NEAR(d_lost[e].relative, lost[e].relative, 1e-5);
+        }
+        MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(on_host, 0), comm);
+        MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(on_device, 0), comm);
+        uint64_t epoch = 0;
+        MOECCL_ASSERT_COMM_OK(moecclMigrationWait(on_host, 0, shared.data(), want.data(), nullptr), comm);
+        if (info.n_held > 0 && whole > 0) {
+          std::vector<char> host(want.size());
+          EXPECT_EQ(moecclMigrationWait(on_device, 0, d_shared.data(), host.data(), &epoch), moecclInvalidArgument);
+        }
+        MOECCL_ASSERT_COMM_OK(moecclMigrationWait(on_device, 0, d_shared.data(), d_held.data(), &epoch), comm);
+        EXPECT_EQ(epoch, static_cast<uint64_t>(step + 1));
+        EXPECT_EQ(d_held.get(stream), want);
+      }
+      // Another shared expert on the last rank: no rank switches, and held experts stay.
+      if (k.ratio > 1 && w.n > 1) {
+        std::vector<char> shared = numbers(common, k.count + 1);
+        const std::vector<char> own = numbers(own_random, static_cast<size_t>(info.n_own) * k.count + 1);
+        if (rank == w.n - 1) shared[0] ^= 1;
+        const std::vector<char> before(static_cast<size_t>(info.n_held) * whole + 1, 0x77);
+        DeviceBuffer d_shared(device, shared.size()), d_own(device, own.size()), d_held(device, before.size());
+        d_shared.put(shared);
+        d_own.put(own);
+        d_held.put(before);
+        MOECCL_ASSERT_COMM_OK(moecclMigrationSend(on_device, 0, d_own.data(), d_shared.data(), nullptr), comm);
+        MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(on_device, 0), comm);
+        EXPECT_EQ(moecclMigrationWait(on_device, 0, d_shared.data(), d_held.data(), nullptr), moecclMismatch);
+        EXPECT_EQ(d_held.get(), before);
+      }
+      MOECCL_EXPECT_OK(moecclMigrationDestroy(on_host));
+      MOECCL_EXPECT_OK(moecclMigrationDestroy(on_device));
+    }
+    MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, CudaMigration,
+                         ::testing::Values(World{1, RankMode::kThreads, nullptr, {1}, 2},
+                                           World{4, RankMode::kThreads, "dc:2 gpu:2", {2, 1}, 6},
+                                           World{4, RankMode::kProcesses, "dc:2 gpu:2", {2, 2}, 3},
+                                           World{3, RankMode::kMixed, nullptr, {2}, 5}));
+
 struct ReplaceWorld {
   int n;
   RankMode mode;

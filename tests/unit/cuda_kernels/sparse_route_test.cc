@@ -1,8 +1,11 @@
 // Top-k residual coding and routing of kernels/cuda under emulation, held to plain definitions.
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <numeric>
 #include <set>
 
+#include "kernels/codec.h"
 #include "tests/unit/cuda_kernels/harness.h"
 
 namespace moeccl::cuda {
@@ -107,6 +110,79 @@ TEST(CudaSparse, AnIndexOutOfRangeFromAPeerIsIgnored) {
   run_typed("moeccl_decode_add", moecclFloat32,
             DecodeKernelArgs{base.data(), base.data(), index.data(), value.data(), 10, 1, 2}, random);
   for (size_t i = 0; i < base.size(); ++i) EXPECT_EQ(base[i], i == 3 ? 6.0f : 1.0f);
+}
+
+CodecHeaderBits header_bits(const kernels::CodecShape& shape) {
+  const kernels::CodecHeader header = kernels::codec_header(shape);
+  CodecHeaderBits bits;
+  std::memcpy(&bits, &header, sizeof(bits));
+  return bits;
+}
+
+// Byte for byte the host's, at any alignment of buffers and encoded experts, also where nothing is kept.
+TEST(CudaCodecKernels, EncodeDecodeCheckAndChecksumAreTheHosts) {
+  Random random(34);
+  for (int i = 0; i < 60; ++i) {
+    const int type = i % 2 == 0 ? moecclFloat32 : moecclBfloat16;
+    const size_t size = kTypeSizes[type], count = i % 12 == 11 ? 66'000 + random.below(2000) : 1 + random.below(900);
+    const kernels::CodecShape shape{static_cast<moecclDataType_t>(type), count, i % 3 == 0 ? 50.0 : 3.0};
+    const uint32_t n_last = static_cast<uint32_t>(count % kernels::kCodecBlock);
+    const uint32_t keep = kernels::codec_kept(shape, kernels::kCodecBlock),
+                   keep_last = kernels::codec_kept(shape, n_last);
+    const size_t bytes = kernels::codec_bytes(shape),
+                 blocks = (count + kernels::kCodecBlock - 1) / kernels::kCodecBlock;
+    std::vector<float> values(count), base(count);
+    for (size_t j = 0; j < count; ++j) {
+      base[j] = static_cast<float>(random.normal());
+      values[j] = base[j] + (random.chance(30) ? 0 : static_cast<float>(random.below(9)) - 4);  // many ties
+    }
+    Buffer expert(count * size, random.misalignment()), shared(count * size, random.misalignment());
+    for (size_t j = 0; j < count; ++j) {
+      kernels::write_float(type, expert.data() + j * size, values[j]);
+      kernels::write_float(type, shared.data() + j * size, base[j]);
+    }
+    std::vector<char> want(bytes);
+    const kernels::CodecError lost =
+        kernels::codec_encode(*kernels::select_codec("reference"), shape, expert.data(), shared.data(), want.data());
+    Buffer encoded(bytes, random.misalignment());
+    std::vector<CodecError> error(blocks);
+    run_typed("moeccl_codec_encode", type,
+              CodecEncodeArgs{expert.data(), shared.data(), encoded.data(), error.data(), count, keep, keep_last,
+                              header_bits(shape)},
+              random);
+    ASSERT_EQ(std::memcmp(encoded.data(), want.data(), bytes), 0) << "shape " << i << ", " << count << " elements";
+    double sum = 0, whole = 0;
+    float dropped = 0;
+    for (const CodecError& e : error) {
+      sum += e.lost;
+      whole += e.whole;
+      dropped = std::max(dropped, std::bit_cast<float>(e.dropped));
+    }
+    EXPECT_EQ(dropped, lost.max_dropped) << "shape " << i;
+    EXPECT_NEAR(whole > 0 ? std::sqrt(sum / whole) : 0, lost.relative, 1e-5) << "shape " << i;
+
+    Buffer out(count * size, random.misalignment()), expected(count * size, 0);
+    ASSERT_TRUE(kernels::codec_decode(shape, want.data(), bytes, shared.data(), expected.data()));
+    run_typed("moeccl_codec_decode", type,
+              CodecDecodeArgs{out.data(), shared.data(), encoded.data(), count, keep, keep_last}, random);
+    ASSERT_EQ(difference(type, expected, out), "") << "shape " << i;
+
+    uint32_t bad = 0;
+    const CodecCheckArgs check{encoded.data(), &bad, 1, bytes, keep_last, n_last, header_bits(shape)};
+    run_kernel("moeccl_codec_check", check, random);
+    EXPECT_EQ(bad, 0u) << "shape " << i;
+    if (keep_last > 0) {
+      encoded.data()[bytes - 1] = encoded.data()[bytes - 2] = static_cast<std::byte>(0xff);
+    } else {
+      encoded.data()[0] ^= static_cast<std::byte>(1);
+    }
+    run_kernel("moeccl_codec_check", check, random);
+    EXPECT_EQ(bad, n_last == 0 && keep_last > 0 ? 0u : 1u) << "shape " << i;
+
+    std::vector<uint64_t> sums(3);
+    run_kernel("moeccl_checksum", ChecksumArgs{expert.data(), sums.data(), count * size - 1}, random);
+    EXPECT_EQ(sums[0] + sums[1] + sums[2], kernels::checksum(expert.data(), count * size - 1)) << "shape " << i;
+  }
 }
 
 struct RouteCase {

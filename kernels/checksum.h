@@ -1,0 +1,22 @@
+// A checksum that many threads can form together, the same on host and device: a sum over 64-bit words, each mixed with
+// its place; the last one is filled up with zeros. It finds what differs by mistake; it is no defence against forgery.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define MOECCL_ANYWHERE __host__ __device__
+#else
+#define MOECCL_ANYWHERE
+#endif
+
+namespace moeccl::kernels {
+
+// Of word `place`; the constants are those of splitmix64.
+MOECCL_ANYWHERE inline uint64_t checksum_term(uint64_t word, uint64_t place) {
+  uint64_t x = word + (place + 1) * 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  return x ^ x >> 31;
+}
+
+}  // namespace moeccl::kernels
