@@ -55,6 +55,7 @@ constexpr size_t kSizes[] = {3 << 9, 3 << 12, 3 << 14, 3 << 15, 3 << 16, 3 << 17
 // What a plan takes depends on which pages its buffers happen to have: rounds take turns through this much memory.
 constexpr size_t kMemory = 16 << 20;
 constexpr int kMaxRanks = 8, kRounds = 3, kFinalRounds = 5, kFinalSweeps = 2;
+constexpr int kMostTrials = 12, kTrialRuns = 10;
 constexpr double kMayBeBest = 1.5;  // times the fastest one's first median
 constexpr double kBatchNs = 1e6;    // as calibration has it
 
@@ -207,10 +208,13 @@ class Rank {
     }
   };
 
-  // The choice and its rivals as they are before anything is measured.
+  // The choice and its rivals as they are before anything is measured here; a choice that is made by trial in the
+  // first operations of a program has been made.
   Point ask(const Op& op, size_t bytes) {
     Point p{&op, bytes, count_of(op.op, bytes), {}, {}};
     check(moecclPlanForce(comm_, op.op, "auto"), "force", comm_);
+    for (int i = 0; i < kMostTrials && info(op.op, p.count).trial == 1; ++i)
+      for (int k = 0; k < kTrialRuns; ++k) check(call(op.op, p.count), "try", comm_);
     p.chosen = info(op.op, p.count).algorithm;
     for (const char* name : op.algorithms) {
       check(moecclPlanForce(comm_, op.op, name), "force", comm_);

@@ -32,12 +32,12 @@ static_assert(sizeof(SignalLine) == kLine);
 struct alignas(kLine) Entry {
   std::atomic<uint64_t> seq;
   std::atomic<uint64_t> signature;  // operation, type, operator, root, flags: see exec/signature.h
-  std::atomic<uint64_t> count;
-  std::atomic<uint64_t> plan;   // hash of the plan, or of the set among which the operation still chooses
-  std::atomic<uint64_t> input;  // offset in the symmetric heap when the signature's flag says so, else address
+  std::atomic<uint64_t> count;      // AllToAllv, whose counts are private: the word of max_block in other operations
+  std::atomic<uint64_t> plan;       // hash of the plan, or of the set among which the operation still chooses
+  std::atomic<uint64_t> input;      // offset in the symmetric heap when the signature's flag says so, else address
   std::atomic<uint64_t> output;
-  // AllToAllv: largest block sent or received, elements. Else what the operation before took on this rank, ns; 0: not
-  // told.
+  // AllToAllv: largest block sent or received, elements. Else what the operation before took on this rank, ns (0: not
+  // told), or the word of its ballot.
   std::atomic<uint64_t> max_block;
   std::atomic<uint64_t> history;  // hash of this and all earlier operations
 };

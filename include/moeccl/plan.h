@@ -39,6 +39,7 @@ typedef struct {
   uint32_t n_steps;    /* steps of this rank per chunk */
   uint32_t n_chunks;
   int32_t emulated;
+  int32_t trial; /* plans are tried in the program's own operations (MOECCL_TRIALS): 0 no, 1 still, 2 and decided */
 } moecclPlanInfo_t;
 
 /* The plan that would run `op` with this count (as in the operation's own call), type and operator. Not collective. */

@@ -14,6 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kMostIterations = 2000;
+constexpr int kWarmUps = 100;
+constexpr size_t kWarmUpTo = 4 << 20;  // bytes
 constexpr size_t kFloatsPer16Bytes = 4;
 
 // nccl-tests' sizes: the given factor from the smallest, and the largest itself.
@@ -145,6 +147,9 @@ VersusPoint measure(const VersusOptions& options, Rival& rival, moecclComm_t com
     std::fill(each->send, each->send + each->n_send, 0.0f);
     std::fill(each->recv, each->recv + each->n_recv, 0.0f);
   }
+  // As a program that has run for a while: MoECCL tries plans in the first operations of a size (docs/calibration.md).
+  if (e.bytes <= kWarmUpTo)
+    for (const auto* run : {&theirs, &ours}) (void)turn_us(rival, kWarmUps, *run);
   // Each library's turn lasts about as long, however different their speeds are.
   const auto iterations = [&](const std::function<void()>& run) {
     return std::clamp(static_cast<int>(options.turn_us / turn_us(rival, 3, run)), 1, kMostIterations);

@@ -17,6 +17,8 @@ namespace {
 
 struct Look {
   std::shared_ptr<comm::CachedPlan> cached;
+  bool tried = false;
+  comm::Trials::Report trial;
   plan::Plan plan;  // all ranks' programs of the plan that is expected to run
   plan::Cost cost;
 };
@@ -45,11 +47,27 @@ Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t
   const comm::PlanKey key{op, 0, planned, static_cast<uint32_t>(bytes), false};
   Look l;
   MOECCL_ASSIGN_OR_RETURN(l.cached, c.selector().get(key));
+  l.tried = !l.cached->tried.empty();
+  if (l.tried) l.trial = c.trials().report(c.trial_class(*l.cached));
+  if (l.trial.known) {
+    MOECCL_ASSIGN_OR_RETURN(const auto runs, c.selector().variant(*l.cached, l.trial.plan));
+    if (runs != nullptr) l.cached = runs;
+  }
   const algo::Algorithm* a = algo::find(op, l.cached->choice.algorithm);
   l.plan = algo::build_all(*a, c.selector().shape_of(key, false), c.tree());
   l.cost = plan::price(l.plan, c.tree(), c.selector().profile());
   if (const double ns = c.selector().measured_ns(*a, l.plan.shape); ns > 0) l.cost.total_ns = ns;
   return l;
+}
+
+// Why this plan: forced, the fastest of those that were tried, or the cheapest.
+std::string reason(const Communicator& c, const Look& l, moecclOp_t op, uint32_t apply) {
+  if (c.selector().forced(op) == l.plan.algorithm) return "forced by moecclPlanForce or MOECCL_PLAN";
+  if (!l.trial.decided) return format("cheapest of {} that apply", apply);
+  std::string text = "tried:";
+  for (const auto& [name, ns] : l.trial.took_ns)
+    text += format(" {} {}", name, ns > 0 ? format("{:.1f} us", ns / 1e3) : "not timed");
+  return text;
 }
 
 Status query(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type, moecclPlanInfo_t* out) {
@@ -68,6 +86,7 @@ Status query(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type
   info.n_steps = l.cached->choice.program->n_steps();
   info.n_chunks = l.cached->choice.chunking.n_chunks;
   info.emulated = c.paced() ? 1 : 0;
+  info.trial = l.trial.decided ? 2 : l.tried ? 1 : 0;
   std::memcpy(out, &info, std::min(out->size, sizeof(info)));
   return {};
 }
@@ -80,11 +99,8 @@ Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDat
     apply += k.applies.ok() ? 1 : 0;
     candidates.push_back({k.algorithm->name, k.predicted_ns, k.applies.message()});
   }
-  const bool forced = c.selector().forced(op) == l.plan.algorithm;
-  std::string text =
-      plan::explain({l.plan, c.tree(), l.cost, c.rank(),
-                     forced ? "forced by moecclPlanForce or MOECCL_PLAN" : format("cheapest of {} that apply", apply),
-                     candidates, l.cached->measured.ns.load(std::memory_order_relaxed), c.paced()});
+  std::string text = plan::explain({l.plan, c.tree(), l.cost, c.rank(), reason(c, l, op, apply), candidates,
+                                    l.cached->measured.ns.load(std::memory_order_relaxed), c.paced()});
   if (const auto lanes = l.cached->measured.lanes.get(); !lanes.empty()) text += exec::lanes_text(lanes);
   if (l.cached->asks_reach) {
     text += format("With all buffers from moecclMemAlloc: {} instead.\n", l.cached->choice_if_reachable.algorithm);

@@ -117,6 +117,12 @@ constexpr Variable kVariables[] = {
        e->cuda_ipc = t == "1";
        return true;
      }},
+    {"MOECCL_TRIALS", "0 or 1",
+     [](std::string_view t, Env* e) {
+       if (t != "0" && t != "1") return false;
+       e->trials = t == "1";
+       return true;
+     }},
     {"MOECCL_CUDA_PERSISTENT", "0 or 1",
      [](std::string_view t, Env* e) {
        if (t != "0" && t != "1") return false;

@@ -67,6 +67,7 @@ Communicator::Communicator(Membership m)
   }
   selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach, m.reach.staging,
                                          config_.deterministic, fabric_->half_bytes, profile);
+  fabric_->ballot.heard = [this](std::span<const uint64_t> words) { trials_.decide(words); };
   fabric_->outboxes.resize(n_ranks_);
   for (uint32_t p = 0; p < n_ranks_; ++p) {
     if (p != rank_) fabric_->outboxes[p] = fabric_->link(p).outbox(0);
@@ -161,17 +162,39 @@ void Communicator::attach(exec::Operation& op, const std::shared_ptr<CachedPlan>
   op.scaled = scaled;
   op.priority = priority_of(op.signature.op);
   op.measured = &cached->measured;
+  op.ran = nullptr;
   op.epoch = op.cuda ? 0 : cached->epoch;
   if (op.keep != cached) op.keep = cached;
 }
 
 Status Communicator::refresh(exec::Operation& op) {
-  if (op.epoch == 0 || op.epoch == selector_->epoch()) return {};
-  const PlanKey key{op.signature.op,    op.signature.root,
-                    op.signature.count, static_cast<uint32_t>(op.element_bytes),
-                    op.scaled,          static_cast<const CachedPlan*>(op.keep.get())->in_place};
-  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> chosen, selector_->choose_again(key));
-  attach(op, chosen, op.signature.root, op.scaled);
+  if (op.epoch == 0) return {};
+  const auto cached_of = [&] { return static_cast<const CachedPlan*>(op.keep.get()); };
+  if (op.epoch != selector_->epoch()) {
+    MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> chosen, selector_->choose_again(cached_of()->key));
+    attach(op, chosen, op.signature.root, op.scaled);
+  }
+  return cached_of()->tried.empty() ? Status() : try_plan(op, *cached_of());
+}
+
+Trials::Class Communicator::trial_class(const CachedPlan& cached) const {
+  const PlanKey& key = cached.key;
+  const uint64_t blocks = std::max(plan::in_blocks(key.op, n_ranks_), plan::out_blocks(key.op, n_ranks_));
+  return {cached.trial_class,
+          cached.tried,
+          key.count * key.element_bytes * blocks,
+          n_ranks_,
+          exec::meets_all(key.op),
+          key.op == moecclOpAllToAllv};
+}
+
+Status Communicator::try_plan(exec::Operation& op, const CachedPlan& cached) {
+  const Trials::Pick pick = trials_.next(trial_class(cached), fabric_->sequence + 1, fabric_->ballot);
+  if (pick.plan != cached.choice.algorithm) {
+    MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> variant, selector_->variant(cached, pick.plan));
+    if (variant != nullptr) attach(op, variant, op.signature.root, op.scaled);
+  }
+  op.ran = pick.ran;
   return {};
 }
 

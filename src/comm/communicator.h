@@ -13,6 +13,7 @@
 #include "src/comm/cuda_side.h"
 #include "src/comm/lanes.h"
 #include "src/comm/selection.h"
+#include "src/comm/trials.h"
 #include "src/comm/turns.h"
 #include "src/driver/fork_page.h"
 #include "src/exec/eager.h"
@@ -98,6 +99,8 @@ class Communicator {
   // Before an operation runs, in its turn: makes its choice again when the profile was corrected since. All ranks have
   // corrected it after the same operations, and so all choose alike.
   Status refresh(exec::Operation& op);
+  const Trials& trials() const { return trials_; }
+  Trials::Class trial_class(const CachedPlan& cached) const;
   // Runs a prepared operation on this thread, when its turn has come.
   Status run(exec::Operation& op);
   // Waits for the ticket's turn, runs, keeps the sentence of a failure, and gives the turn on.
@@ -137,6 +140,7 @@ class Communicator {
 
  private:
   explicit Communicator(Membership m);
+  Status try_plan(exec::Operation& op, const CachedPlan& cached);
 
   uint32_t rank_, n_ranks_;
   Config config_;
@@ -147,6 +151,7 @@ class Communicator {
   std::unique_ptr<CudaSide> cuda_;
   std::string why_no_cuda_;
   std::unique_ptr<Selector> selector_;
+  Trials trials_;
   std::shared_ptr<const void> kept_expert_plans_[3];
 
   Turns turns_;

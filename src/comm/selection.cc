@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 
+#include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/comm/pipeline_chunks.h"
+#include "src/comm/trials.h"
 #include "src/exec/eager.h"
 
 namespace moeccl::comm {
@@ -21,6 +23,12 @@ constexpr double kTypicalBlockBytes = 16 << 10, kLargeBlockBytes = 1 << 20;
 
 // Another plan must be this much faster than flat, and by more than its own times scatter.
 constexpr double kFlatBias = 0.93;
+
+// What is predicted to take at most so many times as long as the choice is tried against it, in operations between
+// these sizes of a rank's larger buffer: smaller ones feel a trial's words and the other memory that each plan touches;
+// of larger ones a program may run so few that it would feel the trial.
+constexpr double kCloseTo = 1.6;
+constexpr uint64_t kTryFromBytes = 32 << 10, kTryToBytes = 4 << 20;
 
 // Where a shape stands on its plans' curves.
 double curve_bytes(const plan::Shape& s) {
@@ -232,6 +240,7 @@ void Selector::set_profile(const plan::Profile& profile) {
   const std::lock_guard lock(mutex_);
   const uint32_t cores = profile_.cores;
   profile_ = profile;
+  profile_hash_ = profile.hash();
   corrector_ = {};
   // Of links that the tree has no figures for, the clock of cost.h prices the copies themselves; a file says more.
   for (uint32_t l = 0; l < profile_.links.size() && l < tree_.depth(); ++l)
@@ -241,22 +250,23 @@ void Selector::set_profile(const plan::Profile& profile) {
   forget_choices();
 }
 
-Result<const algo::Algorithm*> Selector::choose(const plan::Shape& shape) {
+Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
   if (!forced_[shape.op].empty()) {
     const algo::Algorithm* a = algo::find(shape.op, forced_[shape.op]);
     Status applies = a->applies(shape, tree_);
-    if (applies.ok()) return a;
+    if (applies.ok()) return Chosen{a, {}};
     log(LogLevel::kInfo, "forced algorithm {} does not apply to {} of {} elements: {}", a->name,
         exec::op_name(shape.op), shape.count, applies.message());
   }
   // A measured choice costs little, and is made for the very size.
   const uint64_t h = has_plan_fits_ ? hash_combine(class_hash(shape), shape.count) : class_hash(shape);
-  if (const auto it = choices_.find(h); it != choices_.end() && it->second->applies(shape, tree_).ok())
+  if (const auto it = choices_.find(h); it != choices_.end() && it->second.best->applies(shape, tree_).ok())
     return it->second;
   const algo::Algorithm* best = nullptr;
   double best_ns = 0;
   std::string reasons;
-  for (const Candidate& c : candidates(shape)) {
+  const std::vector<Candidate> all = candidates(shape);
+  for (const Candidate& c : all) {
     if (!c.applies.ok()) {
       reasons += format(" {}: {};", c.algorithm->name, c.applies.message());
       continue;
@@ -274,15 +284,41 @@ Result<const algo::Algorithm*> Selector::choose(const plan::Shape& shape) {
     return error(moecclUnsupported, "no algorithm can run {} on this topology:{}", exec::op_name(shape.op), reasons);
   }
   if (choices_.size() >= kMostChoices) choices_.clear();
-  choices_[h] = best;
-  return best;
+  Chosen chosen{best, {}};
+  std::vector<std::pair<double, const char*>> others;
+  for (const Candidate& c : all)
+    if (c.applies.ok() && c.algorithm != best && c.predicted_ns <= kCloseTo * best_ns)
+      others.emplace_back(c.predicted_ns, c.algorithm->name);
+  std::stable_sort(others.begin(), others.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
+  for (const auto& [ns, name] : others)
+    if (chosen.close.size() + 1 < Trials::kMost) chosen.close.push_back(name);
+  return choices_[h] = std::move(chosen);
 }
 
-Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
+// Reductions give other bits by another plan: they are tried where plans were measured, or all plans give the same.
+void Selector::add_trial(CachedPlan& cached, const Chosen& chosen, uint64_t bytes) const {
+  const moecclOp_t op = cached.key.op;
+  const bool reduces = op == moecclOpAllReduce || op == moecclOpReduceScatter || op == moecclOpReduce;
+  // Of an AllToAllv nobody knows the size; what goes with the first word counts for no plan.
+  const bool fits = op == moecclOpAllToAllv || (!cached.eager && bytes >= kTryFromBytes && bytes <= kTryToBytes);
+  if (!env().trials || chosen.close.empty() || !fits || op == moecclOpTensorAllToAll ||
+      (reduces && !deterministic_ && !has_plan_fits_))
+    return;
+  cached.tried.push_back(chosen.best->name);
+  cached.tried.insert(cached.tried.end(), chosen.close.begin(), chosen.close.end());
+  cached.trial_class = hash_combine(hash_combine(class_hash(shape_of(cached.key, false)), plans_epoch_), profile_hash_);
+}
+
+Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key, const algo::Algorithm* instead) {
   auto cached = std::make_shared<CachedPlan>();
+  cached->key = key;
+  Chosen chosen{instead, {}};
   const auto make = [&](bool reachable, plan::Plan& built, exec::Choice& choice) -> Status {
     plan::Shape shape = shape_of(key, reachable);
-    MOECCL_ASSIGN_OR_RETURN(const algo::Algorithm* a, choose(shape));
+    if (reachable || instead == nullptr) {
+      MOECCL_ASSIGN_OR_RETURN(chosen, choose(shape));
+    }
+    const algo::Algorithm* a = chosen.best;
     shape.in_place = key.in_place;
     built = algo::build_for(*a, shape, tree_, rank_);
     choice.program = &built.programs.back();
@@ -297,6 +333,7 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key) {
   cached->eager = eager_for(key, cached->choice.algorithm);
   const uint64_t bytes = key.count * key.element_bytes *
                          std::max(plan::in_blocks(key.op, tree_.n_ranks), plan::out_blocks(key.op, tree_.n_ranks));
+  if (instead == nullptr) add_trial(*cached, chosen, bytes);
   if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv &&
       key.op != moecclOpTensorAllToAll) {
     MOECCL_TRY(make(true, cached->reachable, cached->choice_if_reachable));
@@ -350,6 +387,23 @@ Result<std::shared_ptr<CachedPlan>> Selector::choose_again(const PlanKey& key) {
   return find_or_build(key);
 }
 
+Result<std::shared_ptr<CachedPlan>> Selector::variant(const CachedPlan& cached, std::string_view algorithm) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t h = hash_combine(key_hash(cached.key), hash_string(algorithm));
+  if (const auto it = plans_.find(h); it != plans_.end() && it->second.first == cached.key) return it->second.second;
+  const algo::Algorithm* a = algo::find(cached.key.op, algorithm);
+  if (!a->applies(shape_of(cached.key, false), tree_).ok()) return std::shared_ptr<CachedPlan>();
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> made, build(cached.key, a));
+  made->epoch = cached.epoch;
+  keep(h, made);
+  return made;
+}
+
+void Selector::keep(uint64_t hash, const std::shared_ptr<CachedPlan>& made) {
+  if (plans_.size() >= kMostPlans) plans_.clear();  // running operations keep theirs
+  plans_.insert_or_assign(hash, std::pair{made->key, made});
+}
+
 Result<std::shared_ptr<CachedPlan>> Selector::find_or_build(const PlanKey& key) {
   if (plans_epoch_ != epoch()) {
     plans_.clear();
@@ -360,10 +414,8 @@ Result<std::shared_ptr<CachedPlan>> Selector::find_or_build(const PlanKey& key) 
   const uint64_t h = key_hash(key);
   if (const auto it = plans_.find(h); it != plans_.end() && it->second.first == key) return it->second.second;
   MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> made, build(key));
-  made->in_place = key.in_place;
   made->epoch = forced_[key.op].empty() ? plans_epoch_ : 0;
-  if (plans_.size() >= kMostPlans) plans_.clear();  // running operations keep theirs
-  plans_.insert_or_assign(h, std::pair{key, made});
+  keep(h, made);
   return made;
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -45,8 +46,12 @@ struct CachedPlan {
   bool eager = false;
   uint64_t signature = 0;  // hash of both
   uint32_t epoch = 0;      // Selector::epoch() when it was chosen; 0: forced or pinned
-  bool in_place = false;
+  PlanKey key{};
   exec::Operation::Measured measured;
+  // Plans to be tried against each other, the choice first; empty: the choice stands. Their class is the same on all
+  // ranks.
+  std::vector<const char*> tried;
+  uint64_t trial_class = 0;
 };
 
 class Selector {
@@ -69,6 +74,8 @@ class Selector {
   uint32_t epoch() const { return epoch_.load(std::memory_order_acquire); }
   // get() at the time of an operation's run, beside calls on the caller's thread.
   Result<std::shared_ptr<CachedPlan>> choose_again(const PlanKey& key);
+  // What get() would give for a cached plan's key if it chose `algorithm`; null where that does not apply.
+  Result<std::shared_ptr<CachedPlan>> variant(const CachedPlan& cached, std::string_view algorithm);
   plan::Shape shape_of(const PlanKey& key, bool reachable) const;
   std::vector<Candidate> candidates(const plan::Shape& shape) const;
   // What calibration measured for this plan, interpolated; 0 when it did not.
@@ -87,8 +94,14 @@ class Selector {
   const std::string& forced(moecclOp_t op) const { return forced_[op]; }
 
  private:
-  Result<const algo::Algorithm*> choose(const plan::Shape& shape);
-  Result<std::shared_ptr<CachedPlan>> build(const PlanKey& key);
+  struct Chosen {
+    const algo::Algorithm* best;
+    std::vector<const char*> close;  // others whose predictions lie close, cheapest first
+  };
+  Result<Chosen> choose(const plan::Shape& shape);
+  // `instead`: of the choice, for buffers that peers cannot reach.
+  Result<std::shared_ptr<CachedPlan>> build(const PlanKey& key, const algo::Algorithm* instead = nullptr);
+  void add_trial(CachedPlan& cached, const Chosen& chosen, uint64_t bytes) const;
   // The curve that calibration measured for this plan; null: none.
   const plan::PlanFit* fit_of(const algo::Algorithm& a, const plan::Shape& shape) const;
   bool eager_for(const PlanKey& key, const char* algorithm) const;
@@ -97,6 +110,7 @@ class Selector {
   void add_direct_rest(CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const;
   void forget_choices();
   Result<std::shared_ptr<CachedPlan>> find_or_build(const PlanKey& key);
+  void keep(uint64_t hash, const std::shared_ptr<CachedPlan>& made);
 
   uint32_t rank_;
   plan::LevelTree tree_;
@@ -106,6 +120,7 @@ class Selector {
   bool deterministic_;
   uint64_t staging_bytes_;
   plan::Profile profile_;
+  uint64_t profile_hash_ = 0;
   bool has_plan_fits_ = false;  // the profile's plans were measured on this topology and number of ranks
   std::string forced_[MOECCL_NUM_OPS];
 
@@ -119,7 +134,7 @@ class Selector {
   std::shared_ptr<CachedPlan> pinned_;
   std::shared_ptr<CachedPlan> last_;
   std::unordered_map<uint64_t, std::pair<PlanKey, std::shared_ptr<CachedPlan>>> plans_;
-  std::unordered_map<uint64_t, const algo::Algorithm*> choices_;  // by shape class
+  std::unordered_map<uint64_t, Chosen> choices_;  // by shape class
 };
 
 // The operation of a name as in MOECCL_PLAN; false when there is none.

@@ -3,15 +3,10 @@
 #include <algorithm>
 
 namespace moeccl::exec {
-namespace {
-
-// Operations in which every rank's result depends on every rank: who has finished knows that all have entered.
 bool meets_all(moecclOp_t op) {
   return op == moecclOpAllReduce || op == moecclOpAllGather || op == moecclOpReduceScatter || op == moecclOpAllToAll ||
          op == moecclOpAllToAllv;
 }
-
-}  // namespace
 
 void AgreedTask::begin() {
   Fabric& f = fabric();
@@ -43,16 +38,14 @@ bool AgreedTask::enter() {
       return false;
     }
   }
-  return f.on_timing == nullptr || sequence_ % Fabric::kTellEvery != 0 || hear_timings();
+  if (f.on_timing != nullptr && sequence_ % Fabric::kTellEvery == 0) return hear_timings();
+  return f.ballot.at == 0 || sequence_ != f.ballot.at + Ballot::kHeardAfter || hear_votes();
 }
 
-// Operation k's entry tells what k - 1 took, and everybody has finished k = sequence_ - 2, so its entries are there or
-// on their way; they stay until this rank has finished sequence_.
-bool AgreedTask::hear_timings() {
+// Everybody has finished operation k = sequence_ - 2, so its entries are there or on their way; they stay until this
+// rank has finished sequence_.
+bool AgreedTask::hear(uint64_t teller, std::span<uint64_t> words) {
   Fabric& f = fabric();
-  const uint64_t teller = sequence_ - 2;
-  Timing timing = f.timings[(teller - 1) % kTimings];
-  if (timing.sequence != teller - 1) timing.took_ns = 0;
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p == f.rank) continue;
     const transport::Entry& e = f.link(p).board().entries[teller % transport::kEntries];
@@ -62,21 +55,43 @@ bool AgreedTask::hear_timings() {
       return false;
     }
     const auto op = static_cast<moecclOp_t>(e.signature.load(std::memory_order_relaxed) >> 56);
-    const uint64_t theirs = op == moecclOpAllToAllv ? 0 : e.max_block.load(std::memory_order_relaxed);
-    timing.took_ns = std::min(timing.took_ns, theirs);
+    words[p] = (op == moecclOpAllToAllv ? e.count : e.max_block).load(std::memory_order_relaxed);
   }
+  return true;
+}
+
+// Operation k's entry tells what k - 1 took.
+bool AgreedTask::hear_timings() {
+  Fabric& f = fabric();
+  const uint64_t teller = sequence_ - 2;
+  Timing timing = f.timings[(teller - 1) % kTimings];
+  std::vector<uint64_t> words(f.n_ranks);
+  words[f.rank] = timing.sequence == teller - 1 ? timing.took_ns : 0;
+  if (!hear(teller, words)) return false;
+  timing.took_ns = *std::min_element(words.begin(), words.end());
   if (timing.took_ns > 0) f.on_timing(timing);
+  return true;
+}
+
+bool AgreedTask::hear_votes() {
+  Fabric& f = fabric();
+  std::vector<uint64_t> words(f.n_ranks);
+  words[f.rank] = f.ballot.word;
+  if (!hear(f.ballot.at, words)) return false;
+  f.ballot.heard(words);
   return true;
 }
 
 void AgreedTask::publish() {
   Fabric& f = fabric();
   if (!f.crowded) f.note_core();
+  uint64_t most = 0;
   if (is_v()) {
     transport::BlockWord* row = f.own->blocks(sequence_);
     for (uint32_t p = 0; p < f.n_ranks; ++p) {
       row[p].count.store(op_.send_counts[p], std::memory_order_relaxed);
       row[p].displacement.store(op_.send_displs[p], std::memory_order_relaxed);
+      most = std::max({most, op_.send_counts[p], op_.recv_counts[p]});
     }
   }
   const bool in_heap = reachable(op_.input), out_heap = reachable(op_.output);
@@ -87,30 +102,31 @@ void AgreedTask::publish() {
   transport::Entry& e = f.own->board().entries[sequence_ % transport::kEntries];
   e.signature.store(pack(op_.signature, (in_heap ? kInputInHeap : 0) | (out_heap ? kOutputInHeap : 0)),
                     std::memory_order_relaxed);
-  e.count.store(op_.signature.count, std::memory_order_relaxed);
   e.plan.store(op_.signature.plan, std::memory_order_relaxed);
   e.input.store(place(op_.input, in_heap), std::memory_order_relaxed);
   e.output.store(place(op_.output, out_heap), std::memory_order_relaxed);
-  uint64_t most = 0;
-  for (const uint64_t c : op_.send_counts) most = std::max(most, c);
-  for (const uint64_t c : op_.recv_counts) most = std::max(most, c);
   const Timing& before = f.timings[(sequence_ - 1) % kTimings];
   const uint64_t told = before.sequence + 1 == sequence_ ? before.took_ns : 0;
-  e.max_block.store(is_v() ? most : told, std::memory_order_relaxed);
+  const bool votes = f.ballot.at == sequence_;
+  const uint64_t word = votes ? f.ballot.word : told;
+  e.count.store(is_v() ? word : op_.signature.count, std::memory_order_relaxed);
+  e.max_block.store(is_v() ? most : word, std::memory_order_relaxed);
   e.history.store(history_, std::memory_order_relaxed);
   // Release: pairs with the acquire in check_entry() and agree(); the fields and the AllToAllv row are visible there.
   e.seq.store(sequence_, std::memory_order_release);
   entered_ = true;
   // Two operations later all ranks wait for this entry in hear_timings(), also those that no signal of this one goes
   // to.
-  const bool heard = f.on_timing != nullptr && (sequence_ + 2) % Fabric::kTellEvery == 0;
+  const bool heard = votes || (f.on_timing != nullptr && (sequence_ + 2) % Fabric::kTellEvery == 0);
   if (f.engine != nullptr) f.engine->board_changed(heard);
 }
 
 // Of small operations every kTimeEvery-th is timed: the clock alone is a tenth of what one takes.
 bool AgreedTask::is_timed() const {
   constexpr uint64_t kTimeEvery = 16;
-  if (!op_.eager || fabric().on_timing != nullptr || sequence_ % kTimeEvery == 0) return true;
+  if (!op_.eager || (op_.ran != nullptr && op_.ran->is_timed) || fabric().on_timing != nullptr ||
+      sequence_ % kTimeEvery == 0)
+    return true;
   return op_.measured != nullptr && op_.measured->ns.load(std::memory_order_relaxed) == 0;
 }
 
@@ -126,6 +142,7 @@ void AgreedTask::end(uint64_t wire_bytes) {
   // Whatever this rank received came from ranks that had entered, directly or through others.
   if (all_met) std::fill(f.entered.begin(), f.entered.end(), sequence_);
   if (f.engine != nullptr) f.engine->board_changed(!all_met);
+  if (op_.ran != nullptr) op_.ran->largest_block_bytes = largest_block_ * op_.element_bytes;
   if (!is_timed()) return f.recorder.end_untimed();
   const int64_t took_ns = f.recorder.end(false);
   // Where not all meet, a rank's time says little about the plan. Timings are of the ordinary plan.
@@ -136,6 +153,7 @@ void AgreedTask::end(uint64_t wire_bytes) {
                                      op_.eager,
                                      op_.signature.count * op_.element_bytes,
                                      tells ? static_cast<uint64_t>(std::max<int64_t>(took_ns, 1)) : 0};
+  if (op_.ran != nullptr && !ran_in_heap_ && !fitted_) op_.ran->took_ns = static_cast<double>(took_ns);
   if (op_.measured == nullptr) return;
   op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
   op_.measured->wire_bytes.store(wire_bytes, std::memory_order_relaxed);
@@ -149,7 +167,7 @@ Signature AgreedTask::read_signature(const transport::Entry& e, uint64_t& flags)
   s.reduce = static_cast<uint8_t>(packed >> 40 & 0xff);
   flags = packed >> 32 & 0xff;
   s.root = static_cast<uint32_t>(packed);
-  s.count = e.count.load(std::memory_order_relaxed);
+  s.count = s.op == moecclOpAllToAllv ? 0 : e.count.load(std::memory_order_relaxed);
   s.plan = e.plan.load(std::memory_order_relaxed);
   return s;
 }

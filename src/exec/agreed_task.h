@@ -3,12 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "src/exec/operation.h"
 #include "src/exec/task.h"
 
 namespace moeccl::exec {
+
+// Operations in which every rank's result depends on every rank: who has finished knows that all have entered.
+bool meets_all(moecclOp_t op);
 
 class AgreedTask : public Task {
  public:
@@ -40,7 +44,10 @@ class AgreedTask : public Task {
   bool is_v() const { return op_.signature.op == moecclOpAllToAllv; }
 
   bool is_timed() const;
-  bool hear_timings();  // false: a peer's words are still on their way
+  // The word of `teller` from all other ranks' entries, [n_ranks]; false: one is still on its way.
+  bool hear(uint64_t teller, std::span<uint64_t> words);
+  bool hear_timings();
+  bool hear_votes();
 
   const Operation& op_;
   uint64_t sequence_ = 0;
@@ -48,7 +55,9 @@ class AgreedTask : public Task {
   uint32_t tag_ = 0;  // of the history, carried by every signal
   uint32_t waiting_peer_ = 0;
   bool entered_ = false;
-  bool ran_in_heap_ = false;  // by the plan for buffers that all peers can reach
+  uint64_t largest_block_ = 0;  // AllToAllv: elements, of all ranks; 0: not known yet, or fitted_
+  bool fitted_ = false;         // all data went with the first word, whatever the plan
+  bool ran_in_heap_ = false;    // by the plan for buffers that all peers can reach
 };
 
 }  // namespace moeccl::exec

@@ -96,6 +96,7 @@ Progress Eager::poll() {
     return Progress::kMoved;
   }
   take();
+  fitted_ = true;
   end(wire_bytes_);
   return Progress::kDone;
 }
@@ -133,6 +134,7 @@ void Eager::give_blocks() {
   transport::Outbox& box = *f.own->outbox(sequence_);
   uint64_t bytes = eager_table_bytes(f.n_ranks), largest = 0;
   for (uint32_t r = 0; r < f.n_ranks; ++r) {
+    if (r == f.rank) continue;  // its own block needs no way
     const uint64_t block = std::min<uint64_t>(op_.send_counts[r], kNotHere) * op_.element_bytes;
     bytes += block;
     largest = std::max(largest, block);
@@ -141,7 +143,7 @@ void Eager::give_blocks() {
   auto offset = static_cast<uint32_t>(eager_table_bytes(f.n_ranks));
   for (uint32_t r = 0; r < f.n_ranks; ++r) {
     BlockPlace place{kNotHere, 0};
-    if (all_fit_) {
+    if (all_fit_ && r != f.rank) {
       place = {offset, static_cast<uint32_t>(op_.send_counts[r])};
       const uint64_t size = op_.send_counts[r] * op_.element_bytes;
       if (size > 0) {
@@ -184,12 +186,17 @@ void Eager::take_blocks() {
   for (uint32_t r = 0; r < f.n_ranks; ++r) {
     const uint64_t bytes = op_.recv_counts[r] * op_.element_bytes;
     if (bytes == 0) continue;
+    std::byte* const to = out + op_.recv_displs[r] * op_.element_bytes;
+    if (r == f.rank) {
+      std::memcpy(to, static_cast<const std::byte*>(op_.input) + op_.send_displs[r] * op_.element_bytes, bytes);
+      continue;
+    }
     BlockPlace place;
     std::memcpy(&place, data_of(r) + f.rank * sizeof(place), sizeof(place));
     // Read again: a peer that breaks the rules may have changed it meanwhile.
     const uint64_t offset = std::min<uint64_t>(place.offset, transport::kOutboxBytes - bytes);
-    std::memcpy(out + op_.recv_displs[r] * op_.element_bytes, data_of(r) + offset, bytes);
-    if (r != f.rank) wire_bytes_ += bytes;
+    std::memcpy(to, data_of(r) + offset, bytes);
+    wire_bytes_ += bytes;
   }
 }
 

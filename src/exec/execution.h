@@ -98,9 +98,9 @@ class Execution final : public AgreedTask {
   uint32_t agreed_ = 0;  // peers [0, agreed_) have been looked at
   bool all_reachable_ = true;
   bool chunks_known_ = true;
-  bool rest_follows_ = false;               // AllToAllv: op_.for_rest takes over after this program
-  uint64_t largest_block_ = 0, moved_ = 0;  // elements; moved_: of each block, before this program
-  std::vector<uint64_t> blocks_left_[4];    // send and receive offsets and lengths
+  bool rest_follows_ = false;             // AllToAllv: op_.for_rest takes over after this program
+  uint64_t moved_ = 0;                    // elements of each block, before this program
+  std::vector<uint64_t> blocks_left_[4];  // send and receive offsets and lengths
   bool stream_output_ = false;
   uint64_t wire_bytes_ = 0;
   uint32_t traffic_class_ = 0;

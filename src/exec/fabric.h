@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,15 @@ struct Timing {
 };
 inline constexpr uint32_t kTimings = 4;
 
+// A word of this rank's for all, carried by the entry of one operation. Every rank hears all words when it enters the
+// one two later, as kEntries allows. Used by the thread that runs operations.
+struct Ballot {
+  static constexpr uint64_t kHeardAfter = 2;
+  uint64_t at = 0;  // the operation; 0: none
+  uint64_t word = 0;
+  std::function<void(std::span<const uint64_t> words)> heard;  // [n_ranks]
+};
+
 struct Fabric {
   uint32_t rank = 0, n_ranks = 1;
   std::string name;  // for messages; may be empty
@@ -108,6 +118,7 @@ struct Fabric {
   // operations. Null: nobody asks.
   static constexpr uint64_t kTellEvery = 32;
   std::function<void(const Timing& timing)> on_timing;
+  Ballot ballot;
   Timing timings[kTimings];        // of this rank's last operations, at sequence % kTimings
   std::vector<std::byte> scratch;  // packs rows for links without a view
 

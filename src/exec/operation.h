@@ -91,6 +91,13 @@ struct Operation {
     LaneRecord lanes;  // of TensorAllToAll
   };
   Measured* measured = nullptr;
+  // Where a trial of plans (comm/trials.h) hears of the run; the communicator's. Null: none goes on.
+  struct Ran {
+    bool is_timed = false;
+    double took_ns = 0;  // on this rank; 0: not timed, or the plan that was chosen before it began did not run
+    uint64_t largest_block_bytes = 0;  // AllToAllv: of all ranks, the same on all; 0: all went with the first word
+  };
+  Ran* ran = nullptr;
   // AllToAllv: [n_ranks] in elements; owned by the operation because the call may be asynchronous.
   std::vector<uint64_t> send_counts, send_displs, recv_counts, recv_displs;
 
@@ -102,11 +109,8 @@ struct Operation {
     divisor = 0;
     grouped = false;
     walk = false;
+    ran = nullptr;
     scales = {};
-    send_counts.clear();
-    send_displs.clear();
-    recv_counts.clear();
-    recv_displs.clear();
   }
 };
 

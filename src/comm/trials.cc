@@ -1,0 +1,145 @@
+#include "src/comm/trials.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "src/base/hash.h"
+
+namespace moeccl::comm {
+namespace {
+
+// 12 bits for each time: its binary logarithm in steps of 1/64.
+constexpr int kBits = 12;
+constexpr double kSteps = 64;
+constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
+
+}  // namespace
+
+uint64_t Trials::pack(std::span<const double> ns) {
+  uint64_t word = 0;
+  for (size_t i = 0; i < ns.size() && i < kMost; ++i) {
+    if (ns[i] < 1) continue;
+    const auto steps = static_cast<uint64_t>(std::lround(std::log2(ns[i]) * kSteps)) + 1;
+    word |= std::min(steps, kMask) << (kBits * i);
+  }
+  return word;
+}
+
+double Trials::unpack(uint64_t word, size_t plan) {
+  const uint64_t steps = word >> (kBits * plan) & kMask;
+  return steps == 0 ? 0 : std::exp2(static_cast<double>(steps - 1) / kSteps);
+}
+
+// The middle round of each plan.
+uint64_t Trials::vote_of(const State& s) {
+  double ns[kMost] = {};
+  for (size_t i = 0; i < s.plans.size(); ++i) {
+    double rounds[kRounds];
+    std::copy(std::begin(s.sums[i]), std::end(s.sums[i]), rounds);
+    std::sort(std::begin(rounds), std::end(rounds));
+    ns[i] = rounds[kRounds / 2] / static_cast<double>(block_of(s).operations - block_of(s).uncounted);
+  }
+  return pack({ns, s.plans.size()});
+}
+
+uint64_t Trials::hash_of(const Class& c) const { return c.private_sizes ? hash_combine(c.hash, last_size_) : c.hash; }
+
+// How the operation before went: operations run one after another, so it has ended. One that ran otherwise than it was
+// meant to, or was of another size, is as if it had not been.
+void Trials::note_last() {
+  bool meant = last_.ran.took_ns > 0;
+  if (last_.private_size) {
+    const auto size = static_cast<uint64_t>(std::bit_width(last_.ran.largest_block_bytes));
+    meant = meant && size == last_size_;
+    last_size_ = size;
+  }
+  if (last_.state != nullptr && !meant) --last_.state->begun;
+  if (last_.sum != nullptr && meant) *last_.sum += last_.ran.took_ns;
+  last_ = {};
+}
+
+Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballot) {
+  // AllToAllvs that fit the first word, one after another, are small: not even a lock is taken.
+  const bool again = last_.private_size && last_.state == nullptr && last_.ran.largest_block_bytes == 0;
+  if (c.private_sizes && again && last_size_ == 0) return {c.plans[0], &last_.ran};
+  const std::lock_guard lock(mutex_);
+  note_last();
+  last_.private_size = c.private_sizes;
+  exec::Operation::Ran* const ran = c.private_sizes ? &last_.ran : nullptr;
+  uint64_t bytes = c.bytes;
+  if (c.private_sizes) {
+    if (last_size_ == 0) return {c.plans[0], ran};
+    bytes = c.n_ranks << (last_size_ - 1);
+    if (bytes > kMostPrivateBytes) return {c.plans[0], ran};
+  }
+  const uint64_t hash = hash_of(c);
+  // Nothing runs now that would be noted in a state.
+  if (classes_.size() >= kMostClasses && !classes_.contains(hash)) classes_.clear();
+  State& s = classes_[hash];
+  if (s.plans.empty()) {
+    s.plans.assign(c.plans.begin(), c.plans.begin() + static_cast<ptrdiff_t>(std::min(c.plans.size(), kMost)));
+    s.meets_all = c.meets_all;
+    s.large = bytes > kLargeBytes;
+  }
+  if (s.begun >= kAgain) {
+    s.begun = 0;
+    s.voted = false;
+    std::fill(&s.sums[0][0], &s.sums[0][0] + kMost * kRounds, 0.0);
+  }
+  const Block& block = block_of(s);
+  const size_t n = s.plans.size();
+  const uint64_t at = s.begun++;
+  const uint64_t round = at / (block.operations * n);
+  if (round < kRounds) {
+    const size_t turn = at / block.operations % n;
+    const size_t plan = round % 2 == 0 ? turn : n - 1 - turn;
+    last_.state = &s;
+    last_.ran.is_timed = true;
+    if (at % block.operations >= block.uncounted) last_.sum = &s.sums[plan][round];
+    return {s.plans[plan], &last_.ran};
+  }
+  // One vote at a time; the entry's word belongs to a timing at times.
+  const bool free = sequence > ballot.at + exec::Ballot::kHeardAfter;
+  const bool timing = (sequence + 2) % exec::Fabric::kTellEvery == 0;
+  if (!s.voted && free && !timing) {
+    s.voted = true;
+    voting_ = hash;
+    ballot.at = sequence;
+    ballot.word = vote_of(s);
+  }
+  return {s.plans[s.runs], ran};
+}
+
+void Trials::decide(std::span<const uint64_t> votes) {
+  const std::lock_guard lock(mutex_);
+  const auto it = classes_.find(voting_);
+  if (it == classes_.end()) return;
+  State& s = it->second;
+  for (size_t i = 0; i < s.plans.size(); ++i) {
+    double ns = unpack(votes[0], i);
+    for (const uint64_t vote : votes) {
+      const double theirs = unpack(vote, i);
+      ns = s.meets_all ? std::min(ns, theirs) : std::max(ns, theirs);
+    }
+    s.took_ns[i] = ns;
+  }
+  s.decided = true;
+  const double now = s.took_ns[s.runs];
+  for (size_t i = 0; i < s.plans.size(); ++i) {
+    const bool faster = now > 0 && s.took_ns[i] > 0 && s.took_ns[i] < kGain * now;
+    if (faster && s.took_ns[i] < s.took_ns[s.runs]) s.runs = i;
+  }
+}
+
+Trials::Report Trials::report(const Class& c) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = classes_.find(hash_of(c));
+  if (it == classes_.end()) return {};
+  const State& s = it->second;
+  Report r{true, s.decided, s.plans[s.runs], {}};
+  for (size_t i = 0; i < s.plans.size(); ++i) r.took_ns.emplace_back(s.plans[i], s.took_ns[i]);
+  return r;
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,99 @@
+// Plans whose predictions lie close together are tried in the program's own operations. The first operations of a class
+// (operation, root or not, size class) run them in turns; then every rank tells in one word what each took, all ranks
+// read all words at the same place in the order of operations, and all go on with the fastest. A prediction cannot say
+// where the host has put the cores, what else the machine does or which pages a buffer has; the operations do.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "src/exec/fabric.h"
+#include "src/exec/operation.h"
+
+namespace moeccl::comm {
+
+class Trials {
+ public:
+  // Plans in a trial; the first is the one that predictions chose.
+  static constexpr size_t kMost = 5;
+  // Each round runs every plan for a block of operations, of which the first are not counted. Rounds alternate in
+  // direction.
+  static constexpr uint64_t kRounds = 3;
+  struct Block {
+    uint64_t operations, uncounted;
+  };
+  static constexpr Block kBlock{6, 2}, kLargeBlock{3, 1};
+  static constexpr uint64_t kLargeBytes = 1 << 20, kMostPrivateBytes = 4 << 20;  // of a rank's larger buffer
+  // A plan must be this much faster than the one that ran so far, and after so many operations it must show it again:
+  // hosts move their cores.
+  static constexpr double kGain = 0.97;
+  static constexpr uint64_t kAgain = 1 << 13;
+  // When there are more, all are forgotten.
+  static constexpr size_t kMostClasses = 256;
+
+  struct Class {
+    uint64_t hash;  // of what all ranks know alike, the profile's state included
+    std::span<const char* const> plans;
+    uint64_t bytes;  // of a rank's larger buffer
+    uint64_t n_ranks;
+    bool meets_all;      // each rank's time includes its waiting for the last: the least counts, else the most
+    bool private_sizes;  // AllToAllv: taken to be of the size of the one before
+  };
+  struct Pick {
+    std::string_view plan;                // one of the class's plans, or one of those that the class began with
+    exec::Operation::Ran* ran = nullptr;  // where the operation says how it went; null: nobody asks
+  };
+
+  // For the operation that comes next, number `sequence`; may make it the one that carries this rank's vote. Calls in
+  // the order of operations, which is the same on all ranks.
+  Pick next(const Class& c, uint64_t sequence, exec::Ballot& ballot);
+  // All ranks' votes of the class that voted last, [n_ranks].
+  void decide(std::span<const uint64_t> votes);
+
+  // For readers, on any thread.
+  struct Report {
+    bool known = false;                                   // its operations have begun
+    bool decided = false;                                 // and its plans were tried
+    std::string plan;                                     // that runs now
+    std::vector<std::pair<std::string, double>> took_ns;  // as decided on; 0: not known
+  };
+  Report report(const Class& c) const;
+
+  // Up to kMost times in one word, each to 0.6 %; 0: not known.
+  static uint64_t pack(std::span<const double> ns);
+  static double unpack(uint64_t word, size_t plan);
+
+ private:
+  struct State {
+    std::vector<const char*> plans;
+    bool meets_all = true, large = false;
+    uint64_t begun = 0;
+    bool voted = false, decided = false;
+    size_t runs = 0;  // the plan that runs when nothing is tried
+    double sums[kMost][kRounds] = {};
+    double took_ns[kMost] = {};
+  };
+  static const Block& block_of(const State& s) { return s.large ? kLargeBlock : kBlock; }
+  static uint64_t vote_of(const State& s);
+  uint64_t hash_of(const Class& c) const;
+  void note_last();
+
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, State> classes_;
+  uint64_t voting_ = 0;  // hash of the class
+  // The operation that began last, as far as anybody wants to know how it went.
+  struct {
+    State* state = nullptr;  // of the trial that it is a part of
+    double* sum = nullptr;   // where its time is added; null: it is not counted
+    bool private_size = false;
+    exec::Operation::Ran ran;
+  } last_;
+  uint64_t last_size_ = 0;  // AllToAllv: width in bits of the largest block's bytes; 0: all fitted the first word
+};
+
+}  // namespace moeccl::comm

@@ -1,0 +1,205 @@
+// Trials with ranks that are objects of one thread: the same operations in the same order, each rank with times of its
+// own.
+#include "src/comm/trials.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+
+namespace moeccl::comm {
+namespace {
+
+const char* const kPlans[] = {"staged", "flat", "direct"};
+
+// Ranks that run one operation after another; votes are heard two operations after they were told.
+class Ranks {
+ public:
+  using Time = std::function<double(size_t rank, std::string_view plan)>;
+
+  explicit Ranks(size_t n) : ranks_(n) {
+    for (Rank& r : ranks_) r.ballot.heard = [&r](std::span<const uint64_t> words) { r.trials.decide(words); };
+  }
+
+  // Returns the plan that all ranks ran.
+  std::string run(const Trials::Class& c, const Time& time, uint64_t largest_block = 0) {
+    ++sequence_;
+    std::vector<Trials::Pick> picks;
+    for (Rank& r : ranks_) {
+      picks.push_back(r.trials.next(c, sequence_, r.ballot));
+      EXPECT_EQ(picks[0].plan, picks.back().plan) << "at operation " << sequence_;
+      if (r.ballot.at == sequence_) votes_[sequence_].push_back(r.ballot.word);
+    }
+    hear();
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      if (picks[i].ran == nullptr) continue;
+      picks[i].ran->took_ns = time(i, picks[i].plan);
+      picks[i].ran->largest_block_bytes = largest_block;
+    }
+    return std::string(picks[0].plan);
+  }
+  // An operation that no trial looks at.
+  void run_other() {
+    ++sequence_;
+    hear();
+  }
+  Trials::Report report(const Trials::Class& c) const { return ranks_[0].trials.report(c); }
+
+ private:
+  struct Rank {
+    Trials trials;
+    exec::Ballot ballot;
+  };
+
+  void hear() {
+    const auto it = votes_.find(sequence_ - exec::Ballot::kHeardAfter);
+    if (it == votes_.end()) return;
+    for (Rank& r : ranks_) r.ballot.heard(it->second);
+  }
+
+  std::vector<Rank> ranks_;
+  std::map<uint64_t, std::vector<uint64_t>> votes_;
+  uint64_t sequence_ = 0;
+};
+
+Trials::Class of(uint64_t hash, bool meets_all = true, uint64_t bytes = 64 << 10) {
+  return {hash, kPlans, bytes, 4, meets_all, false};
+}
+
+Trials::Class of_private_sizes(uint64_t hash) { return {hash, kPlans, 0, 4, true, true}; }
+
+double by_plan(std::string_view plan, double staged, double flat, double direct) {
+  return plan == "staged" ? staged : plan == "flat" ? flat : direct;
+}
+
+TEST(Trials, TimesSurviveTheWord) {
+  const double ns[] = {180, 1, 3.7e9, 0, 51'234};
+  const uint64_t word = Trials::pack(ns);
+  for (size_t i = 0; i < std::size(ns); ++i) EXPECT_NEAR(Trials::unpack(word, i), ns[i], 0.006 * ns[i]) << i;
+}
+
+TEST(Trials, AllRanksGoOnWithTheFastest) {
+  Ranks ranks(4);
+  // A rank that comes first waits for the others: its times say less.
+  const auto time = [](size_t rank, std::string_view plan) {
+    return by_plan(plan, 100e3, 90e3, 80e3) + 50e3 * static_cast<double>(rank);
+  };
+  std::map<std::string, int> ran;
+  for (int i = 0; i < 3 * 3 * 6; ++i) ++ran[ranks.run(of(1), time)];
+  for (const char* plan : kPlans) EXPECT_EQ(ran[plan], 3 * 6) << plan;
+  EXPECT_TRUE(ranks.report(of(1)).known);
+  EXPECT_FALSE(ranks.report(of(1)).decided);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(ranks.run(of(1), time), i < 3 ? "staged" : "direct") << i;
+  const Trials::Report report = ranks.report(of(1));
+  EXPECT_TRUE(report.decided);
+  EXPECT_EQ(report.plan, "direct");
+  ASSERT_EQ(report.took_ns.size(), 3u);
+  EXPECT_NEAR(report.took_ns[2].second, 80e3, 600);
+}
+
+TEST(Trials, OfOperationsWithARootTheSlowestRankCounts) {
+  Ranks ranks(3);
+  // Rank 0 is the root, which does the work; the others are done sooner with `direct`.
+  const auto time = [](size_t rank, std::string_view plan) {
+    return rank == 0 ? by_plan(plan, 100e3, 70e3, 120e3) : by_plan(plan, 100e3, 100e3, 10e3) / 2;
+  };
+  for (int i = 0; i < 80; ++i) ranks.run(of(1, false), time);
+  EXPECT_EQ(ranks.report(of(1, false)).plan, "flat");
+}
+
+TEST(Trials, ASmallGainChangesNothing) {
+  Ranks ranks(2);
+  for (int i = 0; i < 80; ++i)
+    ranks.run(of(1), [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 98.5e3, 99e3); });
+  EXPECT_TRUE(ranks.report(of(1)).decided);
+  EXPECT_EQ(ranks.report(of(1)).plan, "staged");
+}
+
+TEST(Trials, AnInterruptedBlockIsNoVerdict) {
+  Ranks ranks(2);
+  int n = 0;
+  for (int i = 0; i < 80; ++i)
+    ranks.run(of(1), [&](size_t, std::string_view plan) {
+      if (plan == "direct" && ++n == 7) return 5e9;  // another process had the core
+      return by_plan(plan, 100e3, 90e3, 80e3);
+    });
+  EXPECT_EQ(ranks.report(of(1)).plan, "direct");
+}
+
+TEST(Trials, ClassesVoteOneAfterAnotherAndOthersRunBetween) {
+  Ranks ranks(4);
+  const auto fast = [](const char* best) {
+    return [best](size_t, std::string_view plan) { return plan == best ? 50e3 : 100e3; };
+  };
+  for (int i = 0; i < 70; ++i) {
+    ranks.run(of(1), fast("flat"));
+    ranks.run(of(2), fast("direct"));
+    if (i % 3 == 0) ranks.run_other();
+    ranks.run(of(3), fast("staged"));
+  }
+  EXPECT_EQ(ranks.report(of(1)).plan, "flat");
+  EXPECT_EQ(ranks.report(of(2)).plan, "direct");
+  EXPECT_EQ(ranks.report(of(3)).plan, "staged");
+  EXPECT_TRUE(ranks.report(of(3)).decided);
+  EXPECT_FALSE(ranks.report(of(4)).known);
+}
+
+TEST(Trials, LargeOperationsAreTriedLess) {
+  Ranks ranks(2);
+  const Trials::Class large = of(1, true, 2 << 20);
+  int n = 0;
+  while (!ranks.report(large).decided && ++n < 200)
+    ranks.run(large, [](size_t, std::string_view plan) { return by_plan(plan, 3e6, 2e6, 1e6); });
+  EXPECT_LE(n, 3 * 3 * 3 + 5);
+  EXPECT_EQ(ranks.report(large).plan, "direct");
+}
+
+// The plan in use may stop being the best: the host has moved a core.
+TEST(Trials, TheyAreRepeated) {
+  Ranks ranks(2);
+  const auto before = [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 90e3, 80e3); };
+  const auto after = [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 90e3, 180e3); };
+  for (int i = 0; i < 80; ++i) ranks.run(of(1), before);
+  EXPECT_EQ(ranks.report(of(1)).plan, "direct");
+  for (uint64_t i = 0; i < Trials::kAgain + 80; ++i) ranks.run(of(1), after);
+  EXPECT_EQ(ranks.report(of(1)).plan, "flat");
+}
+
+// Heap buffers, say: another plan ran than the one that was to be tried.
+TEST(Trials, WhatRanOtherwiseCountsNothing) {
+  Ranks ranks(2);
+  for (int i = 0; i < 200; ++i) EXPECT_EQ(ranks.run(of(1), [](size_t, std::string_view) { return 0.0; }), "staged");
+  EXPECT_FALSE(ranks.report(of(1)).decided);
+}
+
+TEST(Trials, PrivateSizesAreTakenFromTheOperationBefore) {
+  Ranks ranks(4);
+  const Trials::Class c = of_private_sizes(1);
+  const auto small = [](size_t, std::string_view plan) { return by_plan(plan, 10e3, 8e3, 20e3); };
+  const auto larger = [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 90e3, 50e3); };
+  // What fits the first word is not tried.
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(ranks.run(c, small, 0), "staged");
+  for (int i = 0; i < 80; ++i) ranks.run(c, small, 16 << 10);
+  EXPECT_EQ(ranks.report(c).plan, "flat");
+  for (int i = 0; i < 80; ++i) ranks.run(c, larger, 128 << 10);
+  EXPECT_EQ(ranks.report(c).plan, "direct");
+  // One of another size runs as if it were like the one before, and both sizes keep their plans.
+  EXPECT_EQ(ranks.run(c, small, 16 << 10), "direct");
+  EXPECT_EQ(ranks.run(c, small, 16 << 10), "flat");
+  EXPECT_EQ(ranks.run(c, larger, 128 << 10), "flat");
+  EXPECT_EQ(ranks.run(c, larger, 128 << 10), "direct");
+  // So large that a trial would be felt.
+  ranks.run(c, larger, 64 << 20);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(ranks.run(c, larger, 64 << 20), "staged");
+}
+
+TEST(Trials, ManyClassesAreForgottenAlike) {
+  Ranks ranks(3);
+  const auto time = [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 90e3, 80e3); };
+  for (int i = 0; i < 5; ++i)
+    for (uint64_t hash = 1; hash < 2 * Trials::kMostClasses; ++hash) ranks.run(of(hash), time);
+}
+
+}  // namespace
+}  // namespace moeccl::comm
