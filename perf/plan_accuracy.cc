@@ -55,7 +55,7 @@ constexpr size_t kSizes[] = {3 << 9, 3 << 12, 3 << 14, 3 << 15, 3 << 16, 3 << 17
 // What a plan takes depends on which pages its buffers happen to have: rounds take turns through this much memory.
 constexpr size_t kMemory = 16 << 20;
 constexpr int kMaxRanks = 8, kRounds = 3, kFinalRounds = 5, kFinalSweeps = 2;
-constexpr int kMostTrials = 12, kTrialRuns = 10;
+constexpr int kMostTrials = 2, kTrialRuns = 100;
 constexpr double kMayBeBest = 1.5;  // times the fastest one's first median
 constexpr double kBatchNs = 1e6;    // as calibration has it
 

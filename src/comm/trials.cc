@@ -31,16 +31,16 @@ double Trials::unpack(uint64_t word, size_t plan) {
   return steps == 0 ? 0 : std::exp2(static_cast<double>(steps - 1) / kSteps);
 }
 
-// The middle round of each plan.
-uint64_t Trials::vote_of(const State& s) {
-  double ns[kMost] = {};
+// Each plan's median: what came between on one of the ranks is in the times of few operations.
+uint64_t Trials::vote_of(State& s) {
+  double medians[kMost] = {};
   for (size_t i = 0; i < s.plans.size(); ++i) {
-    double rounds[kRounds];
-    std::copy(std::begin(s.sums[i]), std::end(s.sums[i]), rounds);
-    std::sort(std::begin(rounds), std::end(rounds));
-    ns[i] = rounds[kRounds / 2] / static_cast<double>(block_of(s).operations - block_of(s).uncounted);
+    if (s.ns[i].empty()) continue;
+    const auto middle = s.ns[i].begin() + static_cast<ptrdiff_t>(s.ns[i].size() / 2);
+    std::nth_element(s.ns[i].begin(), middle, s.ns[i].end());
+    medians[i] = *middle;
   }
-  return pack({ns, s.plans.size()});
+  return pack({medians, s.plans.size()});
 }
 
 uint64_t Trials::hash_of(const Class& c) const { return c.private_sizes ? hash_combine(c.hash, last_size_) : c.hash; }
@@ -55,7 +55,7 @@ void Trials::note_last() {
     last_size_ = size;
   }
   if (last_.state != nullptr && !meant) --last_.state->begun;
-  if (last_.sum != nullptr && meant) *last_.sum += last_.ran.took_ns;
+  if (last_.counts != nullptr && meant) last_.counts->push_back(last_.ran.took_ns);
   last_ = {};
 }
 
@@ -85,7 +85,7 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
   if (s.begun >= kAgain) {
     s.begun = 0;
     s.voted = false;
-    std::fill(&s.sums[0][0], &s.sums[0][0] + kMost * kRounds, 0.0);
+    for (std::vector<double>& ns : s.ns) ns.clear();
   }
   const Block& block = block_of(s);
   const size_t n = s.plans.size();
@@ -96,7 +96,7 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     const size_t plan = round % 2 == 0 ? turn : n - 1 - turn;
     last_.state = &s;
     last_.ran.is_timed = true;
-    if (at % block.operations >= block.uncounted) last_.sum = &s.sums[plan][round];
+    if (at % block.operations >= block.uncounted) last_.counts = &s.ns[plan];
     return {s.plans[plan], &last_.ran};
   }
   // One vote at a time; the entry's word belongs to a timing at times.

@@ -74,12 +74,12 @@ class Trials {
     bool meets_all = true, large = false;
     uint64_t begun = 0;
     bool voted = false, decided = false;
-    size_t runs = 0;  // the plan that runs when nothing is tried
-    double sums[kMost][kRounds] = {};
+    size_t runs = 0;                // the plan that runs when nothing is tried
+    std::vector<double> ns[kMost];  // of the operations that count
     double took_ns[kMost] = {};
   };
   static const Block& block_of(const State& s) { return s.large ? kLargeBlock : kBlock; }
-  static uint64_t vote_of(const State& s);
+  static uint64_t vote_of(State& s);
   uint64_t hash_of(const Class& c) const;
   void note_last();
 
@@ -88,8 +88,8 @@ class Trials {
   uint64_t voting_ = 0;  // hash of the class
   // The operation that began last, as far as anybody wants to know how it went.
   struct {
-    State* state = nullptr;  // of the trial that it is a part of
-    double* sum = nullptr;   // where its time is added; null: it is not counted
+    State* state = nullptr;                 // of the trial that it is a part of
+    std::vector<double>* counts = nullptr;  // where its time goes; null: nowhere
     bool private_size = false;
     exec::Operation::Ran ran;
   } last_;
