@@ -12,18 +12,23 @@ class TokenLayer : public MoeLayer {
  public:
   TokenLayer(const Feature& feature, const Place& place, int slots_per_rank)
       : MoeLayer(place), slots_(slots_per_rank), weights_(static_cast<size_t>(slots_) * kExpertSize) {
+    if (feature.kind == Feature::kHybrid) return;  // makes a layer of its own
     std::vector<int32_t> owner;
     for (int s = 0; s < slots_ * place.n_ranks; s++) owner.push_back(s / slots_);
+    moecclMoeConfig_t config = layer_config(feature);
+    config.n_experts = static_cast<int32_t>(owner.size());
+    config.expert_rank = owner.data();
+    check(moecclMoeCreate(&moe_, place.comm, &config), "moecclMoeCreate", place.comm);
+  }
+  static moecclMoeConfig_t layer_config(const Feature& feature) {
     moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
     config.hidden_bytes = kHidden * sizeof(float);
     config.type = moecclFloat32;
     config.top_k = kTopK;
-    config.n_experts = static_cast<int32_t>(owner.size());
-    config.expert_rank = owner.data();
     config.max_tokens = kTokens;
     config.layout = moecclLayoutExpertMajor;
     config.algorithm = feature.algorithm.c_str();
-    check(moecclMoeCreate(&moe_, place.comm, &config), "moecclMoeCreate", place.comm);
+    return config;
   }
   ~TokenLayer() override {
     if (routing_ != nullptr) (void)moecclRoutingDestroy(routing_);
@@ -276,6 +281,53 @@ class ReplicatedLayer : public TokenLayer {
   moecclPlacement_t given_ = MOECCL_PLACEMENT_INIT;
 };
 
+// Expert domains: before each step a rank gathers the experts of its domain, tokens go to the holder of the same offset
+// in other domains, and after it the gradients that holders computed are summed at the owner, which alone learns.
+class HybridLayer : public TokenLayer {
+ public:
+  HybridLayer(const Feature& feature, const Place& place)
+      : TokenLayer(feature, place, 0),
+        own_(kExperts / static_cast<size_t>(place.n_ranks) * kExpertSize),
+        adam_(own_.size()) {
+    moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+    config.n_experts = kExperts;
+    config.n_levels = 2;
+    config.domain = feature.domain;
+    check(moecclHybridCreate(&hybrid_, place.comm, &config), "moecclHybridCreate", place.comm);
+    moecclHybridInfo_t info{};
+    info.size = sizeof info;
+    check(moecclHybridGetInfo(hybrid_, &info), "moecclHybridGetInfo", place.comm);
+    for (int i = 0; i < info.n_own; i++) {
+      const Floats w = initial_expert(info.own_experts[i]);
+      std::copy(w.begin(), w.end(), own_.begin() + static_cast<int64_t>(i) * kExpertSize);
+    }
+    weights_.resize(static_cast<size_t>(info.n_held) * kExpertSize);
+    const moecclMoeConfig_t layer = layer_config(feature);
+    check(moecclHybridMoeCreate(&moe_, hybrid_, place.comm, &layer), "moecclHybridMoeCreate", place.comm);
+    gather();
+  }
+  ~HybridLayer() override { (void)moecclHybridDestroy(hybrid_); }
+
+ protected:
+  void learn() override {
+    Fixed sums(own_.size());
+    check(moecclHybridReduce(hybrid_, grad_.data(), sums.data(), kExpertSize, moecclInt64, nullptr),
+          "moecclHybridReduce", place_.comm);
+    adam_.step(own_.data(), sums.data());
+    gather();
+  }
+
+ private:
+  void gather() {
+    check(moecclHybridGather(hybrid_, own_.data(), weights_.data(), kExpertSize * sizeof(float), nullptr),
+          "moecclHybridGather", place_.comm);
+  }
+
+  moecclHybrid_t hybrid_ = nullptr;
+  Floats own_;
+  Adam adam_;
+};
+
 // Combine takes each sample where the solver wants it, residual included.
 class ReplacedLayer : public OwnedLayer {
  public:
@@ -433,6 +485,8 @@ std::unique_ptr<MoeLayer> make_layer(const Feature& feature, const Place& place)
       return std::make_unique<SwappedLayer>(feature, place);
     case Feature::kReplaced:
       return std::make_unique<ReplacedLayer>(feature, place);
+    case Feature::kHybrid:
+      return std::make_unique<HybridLayer>(feature, place);
     case Feature::kGathered:
       return std::make_unique<GatheredLayer>(feature, place);
     case Feature::kTokens:

@@ -14,14 +14,16 @@ struct Feature {
     kReplicated,  // the same to replicas of experts, placed anew at every step by what is popular
     kSwapped,     // the same, and experts change places when that makes a step's tokens travel less
     kReplaced,    // combine takes samples to the home that the solver chooses
+    kHybrid,      // experts travel inside domains, tokens between them (HybridEP), and gradients back to the owners
     kGathered     // experts travel to tokens, compressed `ratio` times
   };
   std::string name;
   Kind kind = kTokens;
   std::string algorithm = "flat";
-  bool solve = true;   // kReplaced: else every sample stays
-  double ratio = 0;    // kGathered: 0: as they are, without the codec
-  bool shared = true;  // kGathered: residuals to a shared expert; else to zero
+  bool solve = true;           // kReplaced: else every sample stays
+  int32_t domain[2] = {1, 1};  // kHybrid: nodes and ranks of a node that share experts
+  double ratio = 0;            // kGathered: 0: as they are, without the codec
+  bool shared = true;          // kGathered: residuals to a shared expert; else to zero
 };
 
 // The samples whose tokens are on this rank, before and after the layer.

@@ -32,6 +32,13 @@ std::vector<Feature> features() {
   add("2dh", Feature::kTokens, "2dh");
   add("swapped", Feature::kSwapped, "hier:2");
   add("replicated", Feature::kReplicated, "hier:2");
+  const auto hybrid = [&](const char* name, int32_t nodes, int32_t ranks) {
+    Feature& f = add(name, Feature::kHybrid, "auto");
+    f.domain[0] = nodes;
+    f.domain[1] = ranks;
+  };
+  hybrid("hybrid, nodes share", 2, 1);
+  hybrid("hybrid, ranks share", 1, 2);
   add("re-placing off", Feature::kReplaced, "hier:2").solve = false;
   add("re-placing on", Feature::kReplaced, "hier:2");
   add("gathered", Feature::kGathered, "");
@@ -172,6 +179,8 @@ std::vector<Claim> claims_of(const Options& options, const std::vector<Curve>& c
       same("flat", "2dh"),
       same("flat", "swapped"),
       same("flat", "replicated"),
+      same("flat", "hybrid, nodes share"),
+      same("flat", "hybrid, ranks share"),
       same("re-placing off", "re-placing on"),
       same("gathered", "codec, ratio 1"),
       {"re-placing within 0.1 % of flat (its sums begin with the residual)", apart("re-placing on", "flat") < 1e-3},

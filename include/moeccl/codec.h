@@ -40,8 +40,9 @@ MOECCL_API moecclResult_t moecclCodecDecode(const moecclCodec_t* codec, const vo
                                             const void* shared, void* out);
 
 /* shared[count] = the mean over all ranks' experts[n_local][count]; n_total: experts of all ranks. Collective. With a
- * stream, the sum over this rank's experts is formed before the call returns, the AllReduce runs on the stream: beside
- * the backward pass. Sums are formed in fp32 and rounded to `type` between ranks. */
+ * stream, the sum over this rank's experts is formed before the call returns (on CUDA memory, at most 64 experts a
+ * rank: on the stream), the AllReduce runs on the stream: beside the backward pass. Sums are formed in fp32 and rounded
+ * to `type` between ranks. */
 MOECCL_API moecclResult_t moecclSharedExpert(const void* experts, size_t n_local, size_t n_total, void* shared,
                                              size_t count, moecclDataType_t type, moecclComm_t comm,
                                              moecclStream_t stream);

@@ -60,7 +60,8 @@ MOECCL_API moecclResult_t moecclGradientSource(const moecclPlacement_t* placemen
                                                int* source);
 
 /* counts[n_experts]: how often each expert stands in topk_index[n_choices], over all ranks; -1 is not counted.
- * n_choices may differ between ranks and be 0. topk_index is read before the call returns. */
+ * n_choices may differ between ranks and be 0. topk_index is read before the call returns. Either may be CUDA memory.
+ */
 MOECCL_API moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choices, int n_experts,
                                                  int64_t* counts, moecclComm_t comm, moecclStream_t stream);
 

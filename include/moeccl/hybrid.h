@@ -5,6 +5,7 @@
  *   moecclHybridCreate      once per placement: domain sizes given, or chosen by the stream model (Eq. 1-13)
  *   moecclHybridMoeCreate   a MoE layer (moe.h) whose tokens go to the holder with the same offset
  *   moecclHybridGather      every rank gets the experts of its domain, in the order of that layer's local experts
+ *   moecclHybridReduce      its backward: the gradients of gathered experts are summed at their owners
  *
  * Trees may be uneven: where a rank of the same offset does not exist, the member at that offset modulo the group's
  * size stands for it. */
@@ -73,9 +74,17 @@ MOECCL_API moecclResult_t moecclHybridMoeCreate(moecclMoe_t* moe, moecclHybrid_t
 MOECCL_API moecclResult_t moecclHybridGather(moecclHybrid_t hybrid, const void* own, void* held, size_t expert_bytes,
                                              moecclStream_t stream);
 
-/* A page for a person: domains, the model's latency, and the gather's plan for experts of expert_bytes: bytes per
- * level, predicted and measured time, this rank's steps. *needed (may be NULL) gets the full length + 1. Not
- * collective. */
+/* own[n_own][count] = for each expert of this rank the sum of what all ranks that hold it have in held[n_held][count],
+ * the owner included: the way back of a gather, for gradients. Over the gather's links the other way round, innermost
+ * level first, partial sums rounded to `type`; where peers' buffers can be read ("direct") the owner adds up all of
+ * them, by rank, unless the communicator is deterministic: then the bits do not depend on that. Sums have the same
+ * order at every run. The buffers may not overlap. Collective. */
+MOECCL_API moecclResult_t moecclHybridReduce(moecclHybrid_t hybrid, const void* held, void* own, size_t count,
+                                             moecclDataType_t type, moecclStream_t stream);
+
+/* A page for a person: domains, the model's latency, and the plans of gather and reduce (of floats) for experts of
+ * expert_bytes: bytes per level, predicted and measured time, this rank's steps. *needed (may be NULL) gets the full
+ * length + 1. Not collective. */
 MOECCL_API moecclResult_t moecclHybridExplain(moecclHybrid_t hybrid, size_t expert_bytes, char* text, size_t text_bytes,
                                               size_t* needed);
 

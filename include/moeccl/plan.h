@@ -24,10 +24,11 @@ typedef enum {
   moecclOpExpertAllReduce = 12, /* experts.h */
   moecclOpCollectGradients = 13,
   moecclOpPlaceWeights = 14,
-  moecclOpExpertGather = 15,  /* hybrid.h */
-  moecclOpTensorAllToAll = 16 /* pipeline.h */
+  moecclOpExpertGather = 15,   /* hybrid.h */
+  moecclOpTensorAllToAll = 16, /* pipeline.h */
+  moecclOpExpertReduce = 17    /* hybrid.h */
 } moecclOp_t;
-#define MOECCL_NUM_OPS 17
+#define MOECCL_NUM_OPS 18
 
 typedef struct {
   size_t size;         /* sizeof(moecclPlanInfo_t), set by the caller */

@@ -65,7 +65,8 @@ MOECCL_API moecclResult_t moecclReplaceBegin(moecclReplacement_t replacement, mo
 MOECCL_API moecclResult_t moecclReplaceRows(moecclReplacement_t replacement, size_t* n_rows);
 /* Puts the residual into combine's input in[n_rows, row]: from x[T, row], this rank's tokens as given to dispatch, and
  * dispatched[R, row], what it received. ExpertMajor: fills the rows after the first R. Rows: also adds to the first R,
- * in `type`, so the experts' outputs must be there before. Blocks; not collective. */
+ * in `type`, so the experts' outputs must be there before. Blocks, and comes after the default stream on CUDA memory;
+ * not collective. */
 MOECCL_API moecclResult_t moecclReplaceResidual(moecclReplacement_t replacement, const void* x, const void* dispatched,
                                                 void* in);
 /* out[T, row] for the tokens of the samples that are here now: moecclCombine's sums, with the residual if configured.

@@ -78,6 +78,13 @@ moecclResult_t moecclHybridGather(moecclHybrid_t hybrid, const void* own, void* 
   });
 }
 
+moecclResult_t moecclHybridReduce(moecclHybrid_t hybrid, const void* held, void* own, size_t count,
+                                  moecclDataType_t type, moecclStream_t stream) {
+  return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
+    return api::issue(comm, stream, [&](exec::Operation& op) { return h.prepare_reduce(held, own, count, type, op); });
+  });
+}
+
 moecclResult_t moecclHybridExplain(moecclHybrid_t hybrid, size_t expert_bytes, char* text, size_t text_bytes,
                                    size_t* needed) {
   return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {

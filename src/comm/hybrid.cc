@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cuda/args.h"
 #include "src/base/hash.h"
 #include "src/comm/split.h"
 #include "src/plan/cost.h"
@@ -12,6 +13,8 @@
 namespace moeccl::comm {
 
 namespace {
+
+constexpr uint64_t kMostExpertBytes = uint64_t{1} << 40;
 
 // The stream model's problem on a communicator: levels, and bytes a second that one rank has of each level's uplink.
 struct ModelProblem {
@@ -124,6 +127,7 @@ Status agree(Communicator& comm, const Creation& mine, const Status& own) {
 
 struct Hybrid::Planned {
   uint64_t expert_bytes = 0;
+  uint32_t element_bytes = 1;
   bool cuda = false;
   plan::Program program;
   exec::Choice choice;
@@ -197,20 +201,24 @@ Result<std::shared_ptr<Hybrid::Planned>> Hybrid::plan_for(uint64_t expert_bytes,
   return made;
 }
 
-Status Hybrid::prepare_gather(const void* own, void* held, uint64_t expert_bytes, exec::Operation& op) {
-  MOECCL_TRY(comm_.usable());
-  if (expert_bytes > (uint64_t{1} << 40))
-    return error(moecclInvalidArgument, "expert_bytes is {}: give the bytes of one expert, at most 2^40", expert_bytes);
-  const uint64_t in_bytes = own_.size() * expert_bytes, out_bytes = held_.size() * expert_bytes;
-  if (own == nullptr && in_bytes > 0)
+Status Hybrid::check_buffers(const void* own, const void* held, uint64_t expert_bytes) const {
+  const uint64_t own_bytes = own_.size() * expert_bytes, held_bytes = held_.size() * expert_bytes;
+  if (own == nullptr && own_bytes > 0)
     return error(moecclInvalidArgument, "own is NULL: give {} experts of {} bytes", own_.size(), expert_bytes);
-  if (held == nullptr && out_bytes > 0)
-    return error(moecclInvalidArgument, "held is NULL: give room for {} experts of {} bytes", held_.size(),
-                 expert_bytes);
+  if (held == nullptr && held_bytes > 0)
+    return error(moecclInvalidArgument, "held is NULL: give {} experts of {} bytes", held_.size(), expert_bytes);
   const auto* a = static_cast<const std::byte*>(own);
   const auto* b = static_cast<const std::byte*>(held);
-  if (in_bytes > 0 && out_bytes > 0 && a < b + out_bytes && b < a + in_bytes)
+  if (own_bytes > 0 && held_bytes > 0 && a < b + held_bytes && b < a + own_bytes)
     return error(moecclInvalidArgument, "own and held overlap: give separate buffers");
+  return {};
+}
+
+Status Hybrid::prepare_gather(const void* own, void* held, uint64_t expert_bytes, exec::Operation& op) {
+  MOECCL_TRY(comm_.usable());
+  if (expert_bytes > kMostExpertBytes)
+    return error(moecclInvalidArgument, "expert_bytes is {}: give the bytes of one expert, at most 2^40", expert_bytes);
+  MOECCL_TRY(check_buffers(own, held, expert_bytes));
   MOECCL_TRY(comm_.place(own, held, &op.cuda));
   MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned, plan_for(expert_bytes, op.cuda));
   op.signature.op = moecclOpExpertGather;
@@ -227,9 +235,69 @@ Status Hybrid::prepare_gather(const void* own, void* held, uint64_t expert_bytes
   return {};
 }
 
+algo::ExpertReturn::Settings Hybrid::return_settings(uint64_t count, uint32_t element_bytes, bool cuda) const {
+  const Selector& selector = cuda ? comm_.cuda()->selector() : comm_.selector();
+  const plan::Shape shape = selector.shape_of(PlanKey{}, false);
+  return {count,
+          element_bytes,
+          shape.reach,
+          comm_.fabric_for(cuda).half_bytes,
+          shape.deterministic,
+          cuda ? moeccl::cuda::kMaxSources : 0};
+}
+
+Result<std::shared_ptr<Hybrid::Planned>> Hybrid::return_plan_for(uint64_t count, uint32_t element_bytes, bool cuda) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t bytes = count * element_bytes;
+  const auto serves = [&](const Planned& p) {
+    return p.expert_bytes == bytes && p.element_bytes == element_bytes && p.cuda == cuda;
+  };
+  if (planned_return_ != nullptr && serves(*planned_return_)) return planned_return_;
+  MOECCL_ASSIGN_OR_RETURN(const algo::ExpertReturn back,
+                          algo::ExpertReturn::make(*domains_, homes_, return_settings(count, element_bytes, cuda)));
+  auto made = std::make_shared<Planned>();
+  made->expert_bytes = bytes;
+  made->element_bytes = element_bytes;
+  made->cuda = cuda;
+  made->program = back.build(comm_.rank());
+  made->choice = {&made->program, back.chunking(), back.name(), back.hash()};
+  planned_return_ = made;
+  return made;
+}
+
+Status Hybrid::prepare_reduce(const void* held, void* own, uint64_t count, moecclDataType_t type, exec::Operation& op) {
+  MOECCL_TRY(comm_.usable());
+  const auto element_bytes = static_cast<uint32_t>(moecclTypeSize(type));
+  if (element_bytes == 0)
+    return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
+  if (count > kMostExpertBytes / element_bytes)
+    return error(moecclInvalidArgument, "count is {}: give the elements of one expert, at most 2^40 bytes", count);
+  MOECCL_TRY(check_buffers(own, held, count * element_bytes));
+  MOECCL_TRY(comm_.place(held, own, &op.cuda));
+  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned, return_plan_for(count, element_bytes, op.cuda));
+  op.signature.op = moecclOpExpertReduce;
+  op.signature.type = type;
+  op.signature.count = count;
+  op.signature.plan = planned->choice.plan_hash;
+  op.priority = comm_.priority_of(moecclOpExpertReduce);
+  op.choice = planned->choice;
+  op.binding.count = count;
+  op.input = held;
+  op.output = own;
+  op.element_bytes = element_bytes;
+  op.measured = &planned->measured;
+  op.keep = planned;
+  return {};
+}
+
 double Hybrid::measured_us() const {
   const std::lock_guard lock(mutex_);
   return planned_ == nullptr ? 0 : planned_->measured.ns.load(std::memory_order_relaxed) / 1e3;
+}
+
+double Hybrid::return_measured_us() const {
+  const std::lock_guard lock(mutex_);
+  return planned_return_ == nullptr ? 0 : planned_return_->measured.ns.load(std::memory_order_relaxed) / 1e3;
 }
 
 Status Hybrid::info(moecclHybridInfo_t* out) const {
@@ -270,8 +338,17 @@ Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {
   const plan::Cost cost = plan::price(plan, comm_.tree(), comm_.selector().profile());
   const double measured_ns = measured_us() * 1e3;
   const std::vector<plan::PlanCandidate> candidates{{plan.algorithm, cost.total_ns, ""}};
-  return page + plan::explain({plan, comm_.tree(), cost, comm_.rank(), "for these domains", candidates, measured_ns,
-                               comm_.paced()});
+  page += plan::explain(
+      {plan, comm_.tree(), cost, comm_.rank(), "for these domains", candidates, measured_ns, comm_.paced()});
+  MOECCL_ASSIGN_OR_RETURN(
+      const algo::ExpertReturn back,
+      algo::ExpertReturn::make(*domains_, homes_, return_settings(expert_bytes / sizeof(float), sizeof(float), false)));
+  const plan::Plan way_back = back.build_all();
+  const plan::Cost back_cost = plan::price(way_back, comm_.tree(), comm_.selector().profile());
+  const std::vector<plan::PlanCandidate> way_back_candidates{{way_back.algorithm, back_cost.total_ns, ""}};
+  return page + "\n" +
+         plan::explain({way_back, comm_.tree(), back_cost, comm_.rank(), "for these domains", way_back_candidates,
+                        return_measured_us() * 1e3, comm_.paced()});
 }
 
 }  // namespace moeccl::comm

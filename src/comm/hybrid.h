@@ -10,6 +10,7 @@
 #include "moeccl/hybrid.h"
 #include "moeccl/solve.h"
 #include "src/algo/expert_gather.h"
+#include "src/algo/expert_return.h"
 #include "src/comm/communicator.h"
 
 namespace moeccl::comm {
@@ -32,6 +33,7 @@ class Hybrid {
 
   // Fills `op`, which keeps its plan.
   Status prepare_gather(const void* own, void* held, uint64_t expert_bytes, exec::Operation& op);
+  Status prepare_reduce(const void* held, void* own, uint64_t count, moecclDataType_t type, exec::Operation& op);
   Status info(moecclHybridInfo_t* info) const;
   Result<std::string> explain(uint64_t expert_bytes) const;
 
@@ -39,7 +41,10 @@ class Hybrid {
   struct Planned;  // one size's plan on this rank
   algo::ExpertGather::Settings settings(uint64_t expert_bytes, bool cuda) const;
   Result<std::shared_ptr<Planned>> plan_for(uint64_t expert_bytes, bool cuda);
-  double measured_us() const;
+  algo::ExpertReturn::Settings return_settings(uint64_t count, uint32_t element_bytes, bool cuda) const;
+  Result<std::shared_ptr<Planned>> return_plan_for(uint64_t count, uint32_t element_bytes, bool cuda);
+  Status check_buffers(const void* own, const void* held, uint64_t expert_bytes) const;
+  double measured_us() const, return_measured_us() const;
 
   Communicator& comm_;
   algo::Placement homes_;
@@ -47,8 +52,8 @@ class Hybrid {
   std::vector<int32_t> expert_rank_, own_, held_;
   moecclDomainAnswer_t answer_{};  // of the model; zero without figures
   uint32_t gather_links_ = 0, token_links_ = 0;
-  mutable std::mutex mutex_;  // of planned_: streams' threads note their times while calls are made
-  std::shared_ptr<Planned> planned_;
+  mutable std::mutex mutex_;  // of both plans: streams' threads note their times while calls are made
+  std::shared_ptr<Planned> planned_, planned_return_;
 };
 
 }  // namespace moeccl::comm

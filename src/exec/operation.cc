@@ -7,10 +7,10 @@ namespace moeccl::exec {
 
 const char* op_name(moecclOp_t op) {
   static constexpr const char* kNames[MOECCL_NUM_OPS] = {
-      "allreduce",     "reduce",         "broadcast",        "allgather",         "reduce_scatter",
-      "alltoall",      "alltoallv",      "gather",           "scatter",           "sendrecv",
-      "dispatch",      "combine",        "expert_allreduce", "collect_gradients", "place_weights",
-      "expert_gather", "tensor_alltoall"};
+      "allreduce",     "reduce",          "broadcast",        "allgather",         "reduce_scatter",
+      "alltoall",      "alltoallv",       "gather",           "scatter",           "sendrecv",
+      "dispatch",      "combine",         "expert_allreduce", "collect_gradients", "place_weights",
+      "expert_gather", "tensor_alltoall", "expert_reduce"};
   const auto i = static_cast<uint32_t>(op);
   return i < MOECCL_NUM_OPS ? kNames[i] : "unknown operation";
 }

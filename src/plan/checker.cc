@@ -163,7 +163,7 @@ Status check_bindings(const CheckInput& input) {
   if (plan.chunking.n_chunks == 0) return error(moecclInternalError, "a plan runs at least one chunk");
   const bool of_rows = moves_rows(plan.shape.op);
   if (of_rows && !input.rows) return error(moecclInternalError, "what the rows of Output must hold is not given");
-  if (plan.shape.op == moecclOpExpertAllReduce && !input.blocks)
+  if ((plan.shape.op == moecclOpExpertAllReduce || plan.shape.op == moecclOpExpertReduce) && !input.blocks)
     return error(moecclInternalError, "what the blocks of Output must hold is not given");
   if (plan.shape.op == moecclOpTensorAllToAll && plan.shape.group_of.size() != n)
     return error(moecclInternalError, "which ranks hold equal inputs is not given");

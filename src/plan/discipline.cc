@@ -9,7 +9,7 @@ namespace moeccl::plan {
 
 bool reduces(moecclOp_t op) {
   return op == moecclOpAllReduce || op == moecclOpReduce || op == moecclOpReduceScatter ||
-         op == moecclOpExpertAllReduce;
+         op == moecclOpExpertAllReduce || op == moecclOpExpertReduce;
 }
 
 bool moves_rows(moecclOp_t op) {

@@ -89,6 +89,47 @@ std::vector<float> gathered(const Shape& shape, moecclHybrid_t hybrid, const moe
   return held;
 }
 
+// Gradients of gathered experts come back to their owners: rank r's part of expert e is a number of both, small enough
+// that sums are exact in any order.
+void reduced(const Shape& shape, int rank, moecclHybrid_t hybrid, const moecclHybridInfo_t& info,
+             const std::vector<std::vector<int32_t>>& held_by, moecclComm_t comm) {
+  const auto part = [](int r, int expert, size_t i) {
+    return static_cast<float>((r * 7 + expert * 3 + static_cast<int>(i % 89)) % 15 - 7);
+  };
+  std::vector<float> held, own(static_cast<size_t>(info.n_own) * shape.elements + 1, -77);
+  for (int32_t h = 0; h < info.n_held; ++h)
+    for (size_t i = 0; i < shape.elements; ++i) held.push_back(part(rank, info.held_experts[h], i));
+  held.push_back(0);
+  MOECCL_ASSERT_COMM_OK(moecclHybridReduce(hybrid, held.data(), own.data(), shape.elements, moecclFloat32, nullptr),
+                        comm);
+  size_t wrong = 0;
+  for (int32_t e = 0; e < info.n_own; ++e) {
+    const int expert = info.own_experts[e];
+    for (size_t i = 0; i < shape.elements; ++i) {
+      float sum = 0;
+      for (const int32_t r : held_by[static_cast<size_t>(expert)]) sum += part(r, expert, i);
+      wrong += own[static_cast<size_t>(e) * shape.elements + i] != sum;
+    }
+  }
+  EXPECT_EQ(wrong, 0u) << "elements of the sums of " << info.n_own << " own experts";
+  EXPECT_EQ(own.back(), -77) << "written beyond the experts";
+}
+
+// [n_experts] the ranks that hold each.
+std::vector<std::vector<int32_t>> holders(const Shape& shape, const moecclHybridInfo_t& info, int rank,
+                                          moecclComm_t comm) {
+  const auto n = static_cast<size_t>(shape.n), experts = static_cast<size_t>(shape.n_experts);
+  std::vector<int32_t> mine(experts, 0), all(n * experts);
+  for (int32_t h = 0; h < info.n_held; ++h) mine[static_cast<size_t>(info.held_experts[h])] = 1;
+  EXPECT_EQ(moecclAllGather(mine.data(), all.data(), experts, moecclInt32, comm, nullptr), moecclSuccess);
+  EXPECT_EQ(memcmp(mine.data(), &all[static_cast<size_t>(rank) * experts], experts * 4), 0);
+  std::vector<std::vector<int32_t>> by(experts);
+  for (size_t r = 0; r < n; ++r)
+    for (size_t e = 0; e < experts; ++e)
+      if (all[r * experts + e] != 0) by[e].push_back(static_cast<int32_t>(r));
+  return by;
+}
+
 void round_trip(const Shape& shape, int rank, moecclComm_t comm, moecclMoe_t moe, const moecclHybridInfo_t& hybrid,
                 const std::vector<float>& held) {
   const Choices mine(shape, rank);
@@ -159,6 +200,7 @@ TEST_P(HybridConformance, EveryChoiceIsComputedOnceByAHolderOfItsExpert) {
         info.size = sizeof(info);
         MOECCL_ASSERT_COMM_OK(moecclHybridGetInfo(hybrid, &info), comm);
         const std::vector<float> held = gathered(shape, hybrid, info, comm);
+        reduced(shape, rank, hybrid, info, holders(shape, info, rank, comm), comm);
         if (::testing::Test::HasFailure()) return;
         for (const char* algorithm : {"auto", "flat", "hier:1", "hier:2"}) {
           if (std::string(algorithm) == "hier:2" && shape.domain.size() < 2) continue;
@@ -266,9 +308,10 @@ TEST(HybridChoice, AutoTakesOneDomainOverSlowLinksAndNoneForHugeExperts) {
         MOECCL_ASSERT_COMM_OK(moecclHybridGetInfo(hybrid, &info), comm);
         EXPECT_EQ(info.domain[0], 1);
         EXPECT_EQ(info.domain[1], 1);
-        char page[4096];
+        char page[8192];
         MOECCL_EXPECT_OK(moecclHybridExplain(hybrid, 1000, page, sizeof(page), nullptr));
         EXPECT_NE(std::string(page).find("stream model"), std::string::npos) << page;
+        EXPECT_NE(std::string(page).find("ExpertReduce"), std::string::npos) << page;
         MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
       },
       options);

@@ -80,7 +80,7 @@ TEST_P(CudaHybrid, ExpertsAreGatheredAndTokensComputedWhereTheyWentTo) {
     MOECCL_ASSERT_OK(moecclHybridGetInfo(hybrid, &info));
     std::mt19937_64 random(test_seed() * 13 + static_cast<uint64_t>(rank));
     auto* s = reinterpret_cast<moecclStream_t>(stream);
-    for (const size_t bytes : {size_t{0}, size_t{1}, size_t{777}, size_t{300'002}}) {
+    for (const size_t bytes : {size_t{0}, size_t{1}, size_t{100'003}}) {
       set_note("experts of " + std::to_string(bytes) + " bytes");
       std::vector<char> own(static_cast<size_t>(info.n_own) * bytes + 1);  // never empty: it tells the kind of memory
       for (char& b : own) b = static_cast<char>(random());
@@ -91,6 +91,17 @@ TEST_P(CudaHybrid, ExpertsAreGatheredAndTokensComputedWhereTheyWentTo) {
       MOECCL_ASSERT_COMM_OK(moecclHybridGather(hybrid, own.data(), want.data(), bytes, nullptr), comm);
       MOECCL_ASSERT_COMM_OK(moecclHybridGather(hybrid, d_own.data(), d_held.data(), bytes, s), comm);
       EXPECT_EQ(d_held.get(stream), want);
+    }
+    for (const size_t count : {size_t{0}, size_t{1}, size_t{20'001}}) {
+      set_note("gradients of " + std::to_string(count) + " elements");
+      const std::vector<char> held = bfloats(random, static_cast<size_t>(info.n_held) * count + 1);
+      std::vector<char> want(static_cast<size_t>(info.n_own) * count * 2 + 1, 0x5a);
+      DeviceBuffer d_held(device, held.size()), d_own(device, want.size());
+      d_held.put(held);
+      d_own.put(want);
+      MOECCL_ASSERT_COMM_OK(moecclHybridReduce(hybrid, held.data(), want.data(), count, moecclBfloat16, nullptr), comm);
+      MOECCL_ASSERT_COMM_OK(moecclHybridReduce(hybrid, d_held.data(), d_own.data(), count, moecclBfloat16, s), comm);
+      EXPECT_EQ(d_own.get(stream), want);
     }
     constexpr size_t kTopK = 2, kWidth = 24;
     moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
@@ -155,7 +166,7 @@ TEST_P(CudaMigration, WhatArrivesIsWhatTheHostsCodecMakes) {
       double ratio;
       size_t count;
     };
-    for (const Kind k : {Kind{moecclFloat32, 50, 70'003}, Kind{moecclBfloat16, 4, 1001}, Kind{moecclFloat32, 50, 5},
+    for (const Kind k : {Kind{moecclFloat32, 50, 65'603}, Kind{moecclBfloat16, 4, 1001}, Kind{moecclFloat32, 50, 5},
                          Kind{moecclBfloat16, 1, 77}, Kind{moecclFloat32, 1, 0}}) {
       const size_t size = moecclTypeSize(k.type), whole = k.count * size;
       moecclMigrationConfig_t migrate = MOECCL_MIGRATION_CONFIG_INIT;
@@ -174,7 +185,7 @@ TEST_P(CudaMigration, WhatArrivesIsWhatTheHostsCodecMakes) {
         }
         return bytes;
       };
-      for (int step = 0; step < 3; ++step) {
+      for (int step = 0; step < 2; ++step) {
         set_note("ratio " + std::to_string(k.ratio) + ", step " + std::to_string(step));
         std::vector<char> shared = numbers(common, k.count + 1);
         const std::vector<char> own = numbers(own_random, static_cast<size_t>(info.n_own) * k.count + 1);

@@ -1,0 +1,69 @@
+// The way back of ExpertGather: gradients that the ranks of a domain computed for gathered experts are summed at each
+// expert's owner (HybridEP's backward), as one plan.
+//
+// "direct": where peers' buffers can be read, the owner adds up what all holders have, by ascending rank.
+// "staged": the gather's links the other way round, innermost level first. Who passed an expert on adds what comes back
+// to its own and passes the sum on, so that over a slow outer link an expert comes back once for each group. Own first,
+// then by level and rank: the same order at every run; partial sums are rounded to the type.
+//
+// Input is [held experts][count], Output [own experts][count]; both by ascending expert number.
+#pragma once
+
+#include "src/algo/builder.h"
+#include "src/algo/domains.h"
+#include "src/plan/checker.h"
+
+namespace moeccl::algo {
+
+class ExpertReturn {
+ public:
+  struct Settings {
+    uint64_t count = 0;  // elements of an expert
+    uint32_t element_bytes = 1;
+    plan::Reach reach;
+    uint64_t staging_bytes = 0;
+    bool deterministic = false;  // the same bits whatever can be reached: always staged
+    uint32_t most_sources = 0;   // that one reduction may have; 0: any number
+  };
+  // Both live as long as this object. Fails when the staging is too small.
+  static Result<ExpertReturn> make(const Domains& domains, const Placement& homes, const Settings& settings);
+
+  const char* name() const { return direct_ ? "direct" : "staged"; }
+  const Shape& shape() const { return shape_; }
+  Chunking chunking() const;
+  Program build(uint32_t rank) const;
+  uint64_t hash() const;
+  plan::Plan build_all() const;
+  plan::BlockExpectation expectation() const;
+
+ private:
+  ExpertReturn(const Domains& domains, const Placement& homes, const Settings& settings);
+  // What a rank gives back over one link of the gather. Slots: where it arrives at `to`; where the rank adds it up
+  // before, if others give it some of it.
+  struct Giving {
+    uint32_t to = 0, level = 0, slot_there = 0, sum_slot = 0;
+    bool sums = false;
+    std::vector<uint32_t> experts;
+  };
+  struct Taking {
+    uint32_t from = 0, level = 0, first_slot = 0;
+    std::vector<uint32_t> experts;
+  };
+  std::vector<uint32_t> experts_of(uint32_t rank, uint32_t level) const;
+  uint32_t in_block(uint32_t rank, uint32_t expert) const;
+  uint32_t most_sources() const;
+  Program build_direct(uint32_t rank) const;
+  Program build_staged(uint32_t rank) const;
+
+  const Domains& domains_;
+  const Placement& homes_;
+  Shape shape_;
+  Layout layout_;
+  bool direct_ = false;
+  std::vector<std::vector<uint32_t>> held_;     // [n_ranks] experts, ascending
+  std::vector<std::vector<uint32_t>> holders_;  // [n_ranks as home] ranks that hold its experts, ascending
+  std::vector<std::vector<Giving>> givings_;    // [n_ranks]
+  std::vector<std::vector<Taking>> takings_;    // [n_ranks] by level, then rank
+};
+
+}  // namespace moeccl::algo
