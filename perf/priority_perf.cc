@@ -1,5 +1,6 @@
 // What an expert-parallel dispatch costs while a data-parallel AllReduce is in flight on the same paced lanes: alone,
-// by class (EP before DP, MoNTA's communication priorities), and with both in one class.
+// by class (EP before DP, MoNTA's communication priorities), and with both in one class. --real: over the links that
+// are there, such as TCP between two hosts (perf/compare_net --rate 1gbit --run build/perf/priority_perf --real).
 #include <moeccl/moeccl.h>
 
 #include <chrono>
@@ -22,6 +23,7 @@ struct PriorityOptions {
   JobOptions job;
   size_t reduce_bytes = 64 << 20, row_bytes = 2048;
   int tokens = 512, top_k = 2, experts = 16, iters = 8;
+  bool real = false;
   std::string json;
   PriorityOptions() { job.memory = Memory::kMalloc; }
 };
@@ -37,8 +39,10 @@ PriorityOptions parse(int argc, char** argv) {
   app.add_option("--experts", o.experts, "experts")->check(CLI::Range(8, 1024))->capture_default_str();
   app.add_option("-n,--iters", o.iters, "timed dispatches of each kind")->check(CLI::PositiveNumber);
   app.add_option("-J,--json", o.json, "write results to this file");
+  app.add_flag("--real", o.real, "the links that are there, of a launcher's ranks; nothing is paced");
   add_job_options(app, o.job);
   parse_or_exit(app, argc, argv);
+  if (o.real) return o;
   if (o.job.topology.empty()) o.job.topology = "node:2(bw=40MB/s) gpu:4(bw=1GB/s)";
   if (o.job.threads == 1 && o.job.procs == 0) o.job.threads = 8;
   o.job.pace = true;
@@ -62,7 +66,7 @@ class Bench {
   Bench(const PriorityOptions& o, const Team& team) : o_(o), team_(team), rank_(team.rank(0)), ep_(team.comm(0)) {
     // Splitting with pace and no topology keeps the lanes.
     moecclConfig_t config = MOECCL_CONFIG_INIT;
-    config.pace = 1;
+    config.pace = o.real ? 0 : 1;
     config.priority = moecclPriorityDP;
     config.name = "data parallel";
     check(moecclCommSplit(ep_, 0, rank_, &dp_, &config), "moecclCommSplit", rank_, ep_);
@@ -176,10 +180,11 @@ int priority_main(int argc, char** argv) {
     const bool prints = job.leads() && thread == 0;
     if (prints)
       std::printf(
-          "# priority_perf: %d ranks on %s, links paced: EMULATED; dispatch of %d tokens of %zu B a rank, AllReduce of "
+          "# priority_perf: %d ranks on %s; dispatch of %d tokens of %zu B a rank, AllReduce of "
           "%zu B in flight\n# %-28s %14s %8s %16s %10s %7s\n",
-          team.n_ranks(), o.job.topology.c_str(), o.tokens, o.row_bytes, o.reduce_bytes, "dispatch", "dispatch(us)",
-          "/alone", "AllReduce(us)", "in flight", "#wrong");
+          team.n_ranks(), o.real ? "the links that are there" : (o.job.topology + ", links paced: EMULATED").c_str(),
+          o.tokens, o.row_bytes, o.reduce_bytes, "dispatch", "dispatch(us)", "/alone", "AllReduce(us)", "in flight",
+          "#wrong");
     nlohmann::ordered_json results = nlohmann::ordered_json::array();
     const double reduce_alone_us = bench.reduce_alone();
     double alone_us = 0;

@@ -153,6 +153,12 @@ class Link {
   // once; a network may be full: then the same put is called again until it is done, and other puts to this peer find
   // the link full meanwhile.
   virtual Result<PutState> put(uint64_t offset, const void* src, size_t bytes) = 0;
+  // Whether a put of an operation of this class may begin now. A network's lines serve the more urgent class first, put
+  // by put: false asks the caller to come again. Once true it stays so until the put is done.
+  virtual bool may_put(uint32_t traffic_class, size_t bytes) {
+    (void)traffic_class, (void)bytes;
+    return true;
+  }
   // Tells the link of bytes that were stored through a view, so that counters and pace see them.
   virtual void wrote(size_t bytes) = 0;
   // Whether what was put since the last signal may go now. A lane that several communicators share serves the more
@@ -198,6 +204,32 @@ class Engine {
   // The rank's board has changed. Peers learn it with the next signal to them, or within milliseconds; `now`: at once.
   // Any thread.
   virtual void board_changed(bool now) = 0;
+  // An operation of the class begins or ends: what it moves over lines that are shared comes before less urgent ones'.
+  // Any thread; several may be under way.
+  virtual void operation(uint32_t traffic_class, bool begins) = 0;
+};
+
+// One operation's use of an engine, which ends with this object or before.
+class EngineUse {
+ public:
+  EngineUse() = default;
+  ~EngineUse() { end(); }
+  EngineUse(const EngineUse&) = delete;
+  EngineUse& operator=(const EngineUse&) = delete;
+  void begin(Engine* engine, uint32_t traffic_class) {
+    end();
+    engine_ = engine;
+    traffic_class_ = traffic_class;
+    if (engine_ != nullptr) engine_->operation(traffic_class_, true);
+  }
+  void end() {
+    if (engine_ != nullptr) engine_->operation(traffic_class_, false);
+    engine_ = nullptr;
+  }
+
+ private:
+  Engine* engine_ = nullptr;
+  uint32_t traffic_class_ = 0;
 };
 
 }  // namespace moeccl::transport

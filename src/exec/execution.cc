@@ -38,6 +38,7 @@ Progress Execution::poll() {
     case Phase::kNew:
       if (!entered_) begin();
       traffic_class_ = traffic_class(op_.signature.op, op_.priority);
+      engine_use_.begin(fabric().engine.get(), traffic_class_);
       half_ = (sequence_ & 1) * fabric().half_bytes;
       phase_ = Phase::kEnter;
       [[fallthrough]];
@@ -318,6 +319,7 @@ Progress Execution::finish() {
     f.own->board().progress.uses_buffers_of_operation.store(0, std::memory_order_release);
   }
   if (trace_.on()) op_.measured->lanes.set(trace_.take());
+  engine_use_.end();
   end(wire_bytes_);
   return Progress::kDone;
 }
@@ -343,6 +345,7 @@ void Execution::abandon() {
   if (phase_ == Phase::kRun) {
     for (const LandingStep& l : landings_) f.link(l.peer).land_nothing();
   }
+  engine_use_.end();
   f.recorder.end(true);
   f.own->board().progress.uses_buffers_of_operation.store(0, std::memory_order_release);
   if (phase_ != Phase::kRun || !choice_.program->touches_peers) return;

@@ -104,6 +104,7 @@ class Execution final : public AgreedTask {
   bool stream_output_ = false;
   uint64_t wire_bytes_ = 0;
   uint32_t traffic_class_ = 0;
+  transport::EngineUse engine_use_;
   uint64_t half_ = 0;  // offset of this operation's half of the staging
   Scratch& scratch_;   // of the communicator, so that a small operation allocates nothing
   std::vector<LaneState>& lanes_;

@@ -164,6 +164,10 @@ void Execution::account(uint32_t rank, uint64_t bytes, bool stored) {
 }
 
 Progress Execution::put(uint32_t rank, uint64_t offset, const std::byte* from, uint64_t bytes) {
+  if (!fabric().link(rank).may_put(traffic_class_, bytes)) {
+    waiting_peer_ = rank;
+    return Progress::kBlocked;
+  }
   Result<transport::PutState> state = fabric().link(rank).put(offset, from, bytes);
   if (!state.ok()) return fail(std::move(state).status());
   if (*state != transport::PutState::kDone) {

@@ -73,8 +73,18 @@ bool MessageTask::direct_possible(uint64_t& kind, uint64_t& place) const {
   return false;
 }
 
+void MessageTask::begin_use() {
+  if (!begun_) engine_use_.begin(fabric().engine.get(), message_class());
+  begun_ = true;
+}
+
+uint32_t MessageTask::message_class() const {
+  return traffic_class(moecclOpSendRecv, fabric().priority.load(std::memory_order_relaxed));
+}
+
 Progress MessageTask::done() {
   finished_ = true;
+  engine_use_.end();
   fabric().recorder.end(false);
   return Progress::kDone;
 }
@@ -101,15 +111,14 @@ Progress MessageTask::send() {
       header.place = place;
       last_number_ = sent + 1;
     }
-    begun_ = true;
+    begin_use();
     if (!filled_) {
       if (const Progress p = fill_slot(sent, header, direct ? 0 : now); p != Progress::kDone) {
         return p == Progress::kBlocked && any ? Progress::kMoved : p;
       }
       filled_ = true;
     }
-    if (f.paced[message_.peer] &&
-        !f.link(message_.peer).admit(traffic_class(moecclOpSendRecv, f.priority.load(std::memory_order_relaxed)))) {
+    if (f.paced[message_.peer] && !f.link(message_.peer).admit(message_class())) {
       return any ? Progress::kMoved : Progress::kBlocked;
     }
     filled_ = false;
@@ -134,6 +143,7 @@ Progress MessageTask::fill_slot(uint32_t number, const MessageSlotHeader& header
     return Progress::kDone;
   }
   // Blocked puts are called again with the same source: the header is kept where it was.
+  if (!header_there_ && bytes > 0 && !link.may_put(message_class(), bytes)) return Progress::kBlocked;
   if (!header_there_) {
     header_ = header;
     const Result<transport::PutState> state = link.put(offset, &header_, sizeof(header_));
@@ -170,7 +180,7 @@ Progress MessageTask::receive() {
                         "ranks disagree on the size of a message: rank {} sends {} bytes, rank {} expects {}",
                         message_.peer, header.bytes, f.rank, message_.bytes));
     }
-    begun_ = true;
+    begin_use();
     if (header.kind != kChunks) {
       if (Progress p = receive_direct(header, taken); p == Progress::kFailed) return p;
       moved_bytes_ = message_.bytes;

@@ -46,6 +46,8 @@ class MessageTask final : public Task {
   bool direct_possible(uint64_t& kind, uint64_t& place) const;
   uint32_t acknowledged() const;
   Progress done();
+  void begin_use();  // of the engine, when the first of it moves
+  uint32_t message_class() const;
   const MessageSlotHeader* own_slot(uint32_t number) const;
 
   Message message_;
@@ -54,7 +56,8 @@ class MessageTask final : public Task {
   MessageSlotHeader header_{};
   bool header_there_ = false;  // of the slot that is being filled by puts
   bool begun_ = false, finished_ = false;
-  bool filled_ = false;       // the next slot is, and waits for the lane
+  bool filled_ = false;  // the next slot is, and waits for the lane
+  transport::EngineUse engine_use_;
   uint32_t last_number_ = 0;  // send: acknowledged when the peer has taken this chunk
 };
 

@@ -13,6 +13,7 @@
 
 #include "src/driver/poller.h"
 #include "src/driver/process.h"
+#include "transport/tcp/lane.h"
 #include "transport/tcp/tcp_link.h"
 
 namespace moeccl::transport::tcp {
@@ -33,6 +34,10 @@ class TcpEngine final : public Engine {
   void end() override;
   void progress() override;
   void board_changed(bool now) override;
+  void operation(uint32_t traffic_class, bool begins) override;
+
+  // Instead of the process's: for tests, before the first operation.
+  void use_lane(Lane& lane) { lane_ = &lane; }
 
  private:
   friend class TcpLink;
@@ -45,6 +50,7 @@ class TcpEngine final : public Engine {
   void tell_boards();     // under the lock
   void queue(TcpLink& link);
   bool unsent() const;
+  void moved();  // bytes of a link of this engine
 
   std::mutex mutex_;
   driver::Poller poller_;
@@ -58,6 +64,8 @@ class TcpEngine final : public Engine {
   std::atomic<bool> board_is_new_{false}, stop_{false};
   std::atomic<bool> asleep_{false};  // the thread waits for sockets alone
   driver::ForkGuard process_;
+  Lane* lane_ = &process_lane();
+  std::atomic<int32_t> running_[kTrafficClasses] = {};  // operations of this rank, by class
   std::thread thread_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/base/clock.h"
 #include "src/driver/socket.h"
 #include "transport/tcp/tcp_engine.h"
 
@@ -97,7 +98,19 @@ bool TcpLink::assign_pieces(size_t* moved) {
   return true;
 }
 
+bool TcpLink::may_put(uint32_t traffic_class, size_t bytes) {
+  if (!admitted_) admitted_ = may_go(*engine_.lane_, traffic_class, bytes, now_ns());
+  return admitted_;
+}
+
 Result<PutState> TcpLink::put(uint64_t offset, const void* src, size_t bytes) {
+  const Result<PutState> state = put_some(offset, src, bytes);
+  if (!state.ok() || *state == PutState::kDone) admitted_ = false;
+  if (!state.ok() || *state != PutState::kFull) engine_.moved();
+  return state;
+}
+
+Result<PutState> TcpLink::put_some(uint64_t offset, const void* src, size_t bytes) {
   const std::lock_guard lock(engine_.mutex_);
   // A put to a rank that is gone is lost; whoever needs that rank asks check_peer().
   if (down_ || bytes == 0) return PutState::kDone;
@@ -306,6 +319,7 @@ void TcpLink::receive(size_t stream) {
     s.put_bytes_received += in_place;
     if (Status st = parse(stream); !st.ok()) return lose(st);
   }
+  if (taken > 0) engine_.moved();
   // Signals that wait for this stream's bytes.
   if (stream > 0 && taken > 0 && peer_.streams[0].stalled) {
     peer_.streams[0].stalled = false;

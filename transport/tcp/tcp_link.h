@@ -40,6 +40,7 @@ class TcpLink final : public Link {
   bool can_read() const override { return false; }
   Status read(uint64_t address, void* dst, size_t bytes) override;
   Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
+  bool may_put(uint32_t traffic_class, size_t bytes) override;
   void wrote(size_t) override {}
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
   SignalLine* signal_line(uint32_t) override { return nullptr; }
@@ -54,6 +55,7 @@ class TcpLink final : public Link {
  private:
   friend class TcpEngine;
 
+  Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes);
   // All below under the engine's lock.
   void lose(const Status& why);
   void send_small();    // signals and the board, if any wait and there is room
@@ -91,6 +93,7 @@ class TcpLink final : public Link {
     bool used = false;  // the put goes there, or has gone
   };
   std::array<Landing, 4> landings_;
+  bool admitted_ = false;  // the put that is called now may go to its end; of the thread that puts
   std::array<uint64_t, kSigsPerPeer> words_ = {};
   uint32_t new_words_ = 0;                        // bit mask of words_ that wait
   std::array<uint64_t, kMaxStreams> marks_ = {};  // put bytes on each stream before the newest signal

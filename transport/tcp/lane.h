@@ -1,0 +1,105 @@
+// Which of a process's communicators may put next. Their sockets end in the same line, whose queue is the kernel's:
+// what is in it cannot be overtaken. So a less urgent class is held back before its next put, for as long as an
+// operation of a more urgent one is moving; what is under way goes on. Time is an argument, so that tests have a clock
+// of their own; the words are written by the threads of all communicators.
+//
+// An operation that has moved nothing for kQuiet_ns waits for something else than the line, a peer that is not there
+// yet, and holds nobody back. Nobody starves: a class that is held back may put one chunk whenever kShare times the
+// time has passed that the chunk takes on the line, at the rate at which this process has lately put. So it keeps about
+// 1/kShare of the line.
+//
+// It is a process's: ranks of one host in several processes each hold back their own. Operations of one communicator
+// run on all its ranks at once, and so do these holds.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "transport/transport.h"
+
+namespace moeccl::transport::tcp {
+
+// Chunks of a dispatch come in gaps of a round trip and a queue (20 ms where a shaper queues); a waiting executor asks
+// again within half a millisecond.
+inline constexpr int64_t kQuiet_ns = 30'000'000;
+inline constexpr int64_t kShare = 16;
+// A socket takes its first megabytes at the memory's speed: only longer windows say something of the line.
+inline constexpr int64_t kRateWindow_ns = 200'000'000;
+inline constexpr uint64_t kFirstRate = 125'000;  // bytes per ms before anything was put: 1 Gbit/s
+
+struct Lane {
+  struct alignas(kLine) Class {
+    std::atomic<int32_t> running{0};   // operations
+    std::atomic<int64_t> moved_ns{0};  // when one of them last moved something
+    std::atomic<int64_t> held_ns{0};   // since when the class is held back, or has last put nevertheless; 0: it is not
+    std::atomic<uint64_t> bytes{0}, bytes_beside{0};  // that were let go; beside a more urgent class
+  };
+  Class of[kTrafficClasses];
+  struct alignas(kLine) {
+    std::atomic<int64_t> begin_ns{0};
+    std::atomic<uint64_t> bytes{0};
+    std::atomic<uint64_t> bytes_per_ms{kFirstRate};
+  } window;
+};
+
+// Of this process.
+Lane& process_lane();
+
+inline uint32_t lane_class(uint32_t traffic_class) { return std::min(traffic_class, kTrafficClasses - 1); }
+
+inline void begins(Lane& lane, uint32_t traffic_class, int64_t now) {
+  Lane::Class& c = lane.of[lane_class(traffic_class)];
+  c.moved_ns.store(now, std::memory_order_relaxed);
+  c.running.fetch_add(1, std::memory_order_relaxed);
+}
+inline void ends(Lane& lane, uint32_t traffic_class) {
+  lane.of[lane_class(traffic_class)].running.fetch_sub(1, std::memory_order_relaxed);
+}
+inline void moves(Lane& lane, uint32_t traffic_class, int64_t now) {
+  lane.of[lane_class(traffic_class)].moved_ns.store(now, std::memory_order_relaxed);
+}
+
+inline bool more_urgent_moves(const Lane& lane, uint32_t traffic_class, int64_t now) {
+  for (uint32_t c = lane_class(traffic_class) + 1; c < kTrafficClasses; ++c) {
+    if (lane.of[c].running.load(std::memory_order_relaxed) > 0 &&
+        now - lane.of[c].moved_ns.load(std::memory_order_relaxed) < kQuiet_ns)
+      return true;
+  }
+  return false;
+}
+
+inline void note_rate(Lane& lane, uint64_t bytes, int64_t now) {
+  const int64_t begin = lane.window.begin_ns.load(std::memory_order_relaxed), passed = now - begin;
+  if (passed < kRateWindow_ns) {
+    lane.window.bytes.fetch_add(bytes, std::memory_order_relaxed);
+    return;
+  }
+  const uint64_t rate =
+      lane.window.bytes.exchange(bytes, std::memory_order_relaxed) / static_cast<uint64_t>(passed / 1'000'000);
+  lane.window.begin_ns.store(now, std::memory_order_relaxed);
+  // A window in which little was wanted says little.
+  const uint64_t before = lane.window.bytes_per_ms.load(std::memory_order_relaxed);
+  if (begin != 0) lane.window.bytes_per_ms.store(std::max(rate, before - before / 8), std::memory_order_relaxed);
+}
+
+// Whether a put of so many bytes may begin.
+inline bool may_go(Lane& lane, uint32_t traffic_class, uint64_t bytes, int64_t now) {
+  Lane::Class& c = lane.of[lane_class(traffic_class)];
+  const bool beside = more_urgent_moves(lane, traffic_class, now);
+  if (beside) {
+    const int64_t since = c.held_ns.load(std::memory_order_relaxed);
+    const uint64_t rate = std::max<uint64_t>(1, lane.window.bytes_per_ms.load(std::memory_order_relaxed));
+    if (since == 0) c.held_ns.store(now, std::memory_order_relaxed);
+    if (since == 0 || now - since < kShare * static_cast<int64_t>(bytes * 1'000'000 / rate)) return false;
+    c.held_ns.store(now, std::memory_order_relaxed);
+    c.bytes_beside.fetch_add(bytes, std::memory_order_relaxed);
+  } else if (c.held_ns.load(std::memory_order_relaxed) != 0) {
+    c.held_ns.store(0, std::memory_order_relaxed);
+  }
+  c.bytes.fetch_add(bytes, std::memory_order_relaxed);
+  note_rate(lane, bytes, now);
+  return true;
+}
+
+}  // namespace moeccl::transport::tcp
