@@ -112,6 +112,24 @@ typedef struct {
 } moecclRoutingInfo_t;
 MOECCL_API moecclResult_t moecclRoutingGetInfo(moecclRouting_t routing, moecclRoutingInfo_t* info);
 
+/* The same where kernels can read it, for CUDA graphs. A captured operation on this routing, forward or backward, is
+ * one node, and each replay uses the tables of the routing's last update, which keeps to the captured plan. So buffers
+ * must have room for the most that an update can bring: max_tokens and most_rows rows. The routing must outlive the
+ * graph, and no replay may be under way while it is updated. A replay after an update that failed fails all ranks. */
+typedef struct {
+  size_t size;      /* sizeof(moecclRoutingDeviceInfo_t), set by the caller */
+  size_t most_rows; /* R of any routing of this layer on this rank, padding included */
+  int32_t n_local_experts;
+  /* In device memory, of the last update; the addresses stay until the routing is destroyed. */
+  const uint64_t* n_tokens; /* one number each, as in moecclRoutingInfo_t */
+  const uint64_t* n_rows;   /* R */
+  const uint64_t* n_unique;
+  const int32_t* expert_counts;  /* [n_local_experts] */
+  const int64_t* expert_offsets; /* [n_local_experts + 1]; NULL but for ExpertMajor */
+} moecclRoutingDeviceInfo_t;
+/* moecclUnsupported where operations on CUDA memory do not run on the persistent kernel, and so cannot be captured. */
+MOECCL_API moecclResult_t moecclRoutingGetDeviceInfo(moecclRouting_t routing, moecclRoutingDeviceInfo_t* info);
+
 /* out[R, row] = the rows of in[T, row] that this rank's experts need. Collective. */
 MOECCL_API moecclResult_t moecclDispatch(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream);
 /* Dispatch of quantised rows: in[T, scaled_row_bytes] and in_scales[T, scale_bytes] arrive as out[R, scaled_row_bytes]

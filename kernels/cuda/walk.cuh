@@ -263,16 +263,17 @@ MOECCL_DEVICE void walk_data(const WalkArgs& a, WalkShared& s, const WalkState& 
   reduce<E>(s.reduce, team);
 }
 
-template <class E>
-MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w) {
+// data(step, chunk): what a step does that neither signals nor waits.
+template <class Data>
+MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w, uint32_t n_chunks, Data&& data) {
   const WalkLane lane = a.lanes[w.lane];
   uint32_t* barrier = &a.header->barrier[w.lane];
-  for (uint32_t chunk = 0; chunk < a.n_chunks; ++chunk) {
+  for (uint32_t chunk = 0; chunk < n_chunks; ++chunk) {
     for (uint32_t pc = lane.first, next; pc < lane.first + lane.count; pc = next) {
       const WalkStep& step = w.steps[pc];
       next = pc + step.run;
       if (step.when == static_cast<uint8_t>(WalkWhen::kFirst) && chunk != 0) continue;
-      if (step.when == static_cast<uint8_t>(WalkWhen::kLast) && chunk + 1 != a.n_chunks) continue;
+      if (step.when == static_cast<uint8_t>(WalkWhen::kLast) && chunk + 1 != n_chunks) continue;
       if (step.kind == static_cast<uint8_t>(WalkKind::kSignal) || (step.flags & kWalkBarrier) != 0) {
         if (!walk_meet(a, s, w, barrier, w.n_blocks, w.met++)) return false;
       }
@@ -288,7 +289,7 @@ MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w) {
         block_sync();
         if (s.failed != 0) return false;
       } else {
-        walk_data<E>(a, s, w, step, chunk);
+        data(step, chunk);
       }
     }
   }
@@ -296,7 +297,7 @@ MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w) {
 }
 
 // The last block to come leaves everything as the next operation wants it, then tells peers and host.
-MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState& w) {
+MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState& w, uint32_t n_chunks) {
   block_sync();
   if (thread_index() == 0) s.last = add_release_device(&a.header->left, 1) + 1 == grid_blocks();
   block_sync();
@@ -305,7 +306,7 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
   const bool failed = load_acquire_device(&h.failed) != 0;
   for (uint32_t i = thread_index(); i < a.n_totals; i += block_threads()) {
     const WalkTotal& t = a.totals[i];
-    const uint32_t times = t.once != 0 ? 1 : a.n_chunks;
+    const uint32_t times = t.once != 0 ? 1 : n_chunks;
     if (t.sent != 0) atomic_add(&walk_sent(&h, a.n_ranks)[t.slot], t.sent * times);
     if (t.awaited != 0) atomic_add(&walk_awaited(&h, a.n_ranks)[t.slot], t.awaited * times);
   }
@@ -325,9 +326,8 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
   if (thread_index() == 0 && a.completed != nullptr) store_release_system(a.completed, a.number);
 }
 
-template <class E>
-MOECCL_DEVICE void walk(const WalkArgs& a) {
-  MOECCL_SHARED WalkShared s;
+// The operation's number, this block's place, and the program, in shared memory when it fits.
+MOECCL_DEVICE WalkState walk_begin(const WalkArgs& a, WalkShared& s) {
   WalkState w;
   w.seq = a.header->seq + 1;
   w.history = walk_mix(walk_mix(walk_mix(a.header->history, a.signature), a.count), a.plan);
@@ -343,8 +343,18 @@ MOECCL_DEVICE void walk(const WalkArgs& a) {
     for (uint32_t i = thread_index(); i < a.n_refs; i += block_threads()) s.refs[i] = a.refs[i];
   }
   block_sync();
-  if (walk_enter(a, s, w)) (void)walk_lane<E>(a, s, w);
-  walk_leave(a, s, w);
+  return w;
+}
+
+template <class E>
+MOECCL_DEVICE void walk(const WalkArgs& a) {
+  MOECCL_SHARED WalkShared s;
+  WalkState w = walk_begin(a, s);
+  if (walk_enter(a, s, w)) {
+    (void)walk_lane(a, s, w, a.n_chunks,
+                    [&](const WalkStep& step, uint32_t chunk) { walk_data<E>(a, s, w, step, chunk); });
+  }
+  walk_leave(a, s, w, a.n_chunks);
 }
 
 }  // namespace moeccl::cuda

@@ -11,7 +11,7 @@ inline constexpr uint32_t kWalkMostLanes = 7;  // as many barriers, and one of t
 inline constexpr uint32_t kWalkSigs = 8;       // plan::kMaxSigs
 inline constexpr uint32_t kWalkEntries = 4;
 
-enum class WalkKind : uint8_t { kSignal, kWait, kCopy, kReduce };
+enum class WalkKind : uint8_t { kSignal, kWait, kCopy, kReduce, kRows, kRowSums };
 enum class WalkWhen : uint8_t { kEvery, kFirst, kLast };        // plan::When
 enum class WalkBuffer : uint8_t { kInput, kOutput, kStaging };  // plan::Buffer
 inline constexpr uint8_t kWalkBarrier =
@@ -25,6 +25,7 @@ struct WalkRef {
   uint8_t buffer, padding;
 };
 // A plan::Step. `run`: how many signals (or waits) of the same `when` stand here in a row; threads take one each.
+// `ordinal` of kRows and kRowSums: the number of the list.
 struct WalkStep {
   uint8_t kind, when, sig, flags;
   uint16_t lag, run;
@@ -42,7 +43,8 @@ struct WalkTotal {
 
 // What a rank says when it enters an operation. `seq` is stored last (release) and read first (acquire).
 struct WalkEntry {
-  uint64_t seq, history, signature, count, plan, input, output, reserved;
+  uint64_t seq, history, signature, count, plan, input, output;
+  uint64_t largest;  // AllToAllv: the most elements of a block that the rank sends or receives
 };
 // In each rank's device memory, zero at first; the staging follows it. After it come done[n_ranks], word[n_ranks *
 // kWalkSigs] (peers store both), sent and awaited [n_ranks * kWalkSigs] (the rank's own).
@@ -51,7 +53,8 @@ struct WalkHeader {
   uint32_t failed;        // stays: later launches end at once
   uint32_t left;          // blocks that are through
   uint32_t barrier[kWalkMostLanes + 1];
-  uint32_t padding[2];
+  uint32_t n_chunks;  // AllToAllv: of this operation, from its first block to the others
+  uint32_t padding;
   WalkEntry entries[kWalkEntries];  // operation k is at k % kWalkEntries
 };
 inline constexpr size_t walk_header_bytes(size_t n_ranks) {
@@ -59,13 +62,21 @@ inline constexpr size_t walk_header_bytes(size_t n_ranks) {
   return (bytes + 255) / 256 * 256;
 }
 
+// AllToAllv: what a rank exchanges with a peer, in elements. [kWalkEntries][n_ranks] in each rank's memory.
+struct WalkSplit {
+  uint64_t sends, send_at, expects;
+};
+
 // Of each rank, as this rank's device reaches it.
 struct WalkPeer {
   WalkHeader* header;
   uint8_t* staging;
+  WalkSplit* splits;
 };
 
-enum class WalkFailure : uint64_t { kNone, kDeadline, kStopped, kMismatch, kNoBuffers };
+// kSplits: AllToAllv; in the report `expected` is what this rank gives, `seen` what the peer does, `step` 0 where this
+// rank sends. kNoTables: of a graph, whose routing has failed to be updated.
+enum class WalkFailure : uint64_t { kNone, kDeadline, kStopped, kMismatch, kSplits, kNoTables };
 // In page-locked host memory. `kind` is stored last (release); the host reads it first (acquire).
 struct WalkReport {
   uint64_t kind;

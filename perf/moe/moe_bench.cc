@@ -88,63 +88,92 @@ void blot(Buffer& b) {
 
 }  // namespace
 
-uint64_t MoeBench::verify(const Candidate& c) {
+void MoeBench::prepare(Candidate& c, Place place, const char* call, const Operation& operation) {
+  if (!options_.cuda_graph || c.graphs[place] != nullptr) return;
+  if (stream_ == nullptr) stream_ = gpu::make_stream();
+  gpu::begin_capture(stream_);
+  demand(operation(reinterpret_cast<moecclStream_t>(stream_)), call);
+  c.graphs[place] = gpu::end_capture(stream_);
+}
+
+void MoeBench::run_once(Candidate& c, Place place, const char* call, const Operation& operation) {
+  if (!options_.cuda_graph) return demand(operation(nullptr), call);
+  gpu::launch_graph(c.graphs[place], stream_);
+  gpu::synchronize(stream_);
+}
+
+uint64_t MoeBench::verify(Candidate& c) {
   uint64_t wrong = oracle_.check_info(info(c));
   // An n_rows that is not ours would overrun the buffers.
   if (info(c).n_rows != oracle_.n_rows())
     fail("rank " + std::to_string(team_.rank(0)) + ": " + std::to_string(info(c).n_rows) +
          " rows where the routing gives " + std::to_string(oracle_.n_rows()));
+  const auto run = [&](Place place, const char* call, const Operation& operation) {
+    prepare(c, place, call, operation);
+    run_once(c, place, call, operation);
+  };
   oracle_.fill_tokens(host(tokens_));
   sent(tokens_);
   blot(rows_);
-  demand(moecclDispatch(c.routing, tokens_.data(), rows_.data(), nullptr), "moecclDispatch");
+  run(kDispatch, "moecclDispatch",
+      [&](moecclStream_t s) { return moecclDispatch(c.routing, tokens_.data(), rows_.data(), s); });
   wrong += oracle_.check_rows(got(rows_));
   oracle_.fill_outputs(host(rows_));
   sent(rows_);
   blot(combined_);
-  demand(moecclCombine(c.routing, rows_.data(), combined_.data(), nullptr), "moecclCombine");
+  run(kCombine, "moecclCombine",
+      [&](moecclStream_t s) { return moecclCombine(c.routing, rows_.data(), combined_.data(), s); });
   wrong += oracle_.check_tokens(got(combined_), true);
   return options_.backward ? wrong + verify_backward(c) : wrong;
 }
 
 // rows_ holds the experts' outputs.
-uint64_t MoeBench::verify_backward(const Candidate& c) {
-  const bool weights = options_.layout == moecclLayoutExpertMajor;
+uint64_t MoeBench::verify_backward(Candidate& c) {
+  const bool weights = with_weights();
+  const auto run = [&](Place place, const char* call, const Operation& operation) {
+    prepare(c, place, call, operation);
+    run_once(c, place, call, operation);
+  };
   blot(combined_);
-  demand(moecclDispatchBackward(c.routing, rows_.data(), combined_.data(), nullptr), "moecclDispatchBackward");
+  run(kDispatchBackward, "moecclDispatchBackward",
+      [&](moecclStream_t s) { return moecclDispatchBackward(c.routing, rows_.data(), combined_.data(), s); });
   uint64_t wrong = oracle_.check_tokens(got(combined_), false);
   oracle_.fill_gradients(host(tokens_));
   sent(tokens_);
   blot(gradient_rows_);
-  demand(moecclCombineBackward(c.routing, tokens_.data(), gradient_rows_.data(), weights ? rows_.data() : nullptr,
-                               weights ? gradient_weights_.data() : nullptr, nullptr),
-         "moecclCombineBackward");
+  run(kCombineBackward, "moecclCombineBackward", [&](moecclStream_t s) {
+    return moecclCombineBackward(c.routing, tokens_.data(), gradient_rows_.data(), weights ? rows_.data() : nullptr,
+                                 weights ? gradient_weights_.data() : nullptr, s);
+  });
   wrong += oracle_.check_gradient_rows(got(gradient_rows_));
   return weights ? wrong + oracle_.check_gradient_weights(gradient_weights_.data()) : wrong;
 }
 
-double MoeBench::timed(const char* call, const std::function<moecclResult_t()>& operation) {
+double MoeBench::timed(Candidate& c, Place place, const char* call, const Operation& operation) {
+  prepare(c, place, call, operation);
   team_.barrier();
   const auto start = std::chrono::steady_clock::now();
-  demand(operation(), call);
+  run_once(c, place, call, operation);
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
 void MoeBench::time_once(Candidate& c, bool keep) {
-  const bool weights = options_.layout == moecclLayoutExpertMajor;
-  const double dispatch =
-      timed("moecclDispatch", [&] { return moecclDispatch(c.routing, tokens_.data(), rows_.data(), nullptr); });
-  const double combine =
-      timed("moecclCombine", [&] { return moecclCombine(c.routing, rows_.data(), combined_.data(), nullptr); });
+  const bool weights = with_weights();
+  const double dispatch = timed(c, kDispatch, "moecclDispatch", [&](moecclStream_t s) {
+    return moecclDispatch(c.routing, tokens_.data(), rows_.data(), s);
+  });
+  const double combine = timed(c, kCombine, "moecclCombine", [&](moecclStream_t s) {
+    return moecclCombine(c.routing, rows_.data(), combined_.data(), s);
+  });
   if (keep) c.result.dispatch_us.push_back(dispatch);
   if (keep) c.result.combine_us.push_back(combine);
   if (!options_.backward) return;
-  const double combine_backward = timed("moecclCombineBackward", [&] {
+  const double combine_backward = timed(c, kCombineBackward, "moecclCombineBackward", [&](moecclStream_t s) {
     return moecclCombineBackward(c.routing, tokens_.data(), gradient_rows_.data(), weights ? rows_.data() : nullptr,
-                                 weights ? gradient_weights_.data() : nullptr, nullptr);
+                                 weights ? gradient_weights_.data() : nullptr, s);
   });
-  const double dispatch_backward = timed("moecclDispatchBackward", [&] {
-    return moecclDispatchBackward(c.routing, gradient_rows_.data(), combined_.data(), nullptr);
+  const double dispatch_backward = timed(c, kTimedDispatchBackward, "moecclDispatchBackward", [&](moecclStream_t s) {
+    return moecclDispatchBackward(c.routing, gradient_rows_.data(), combined_.data(), s);
   });
   if (keep) c.result.combine_backward_us.push_back(combine_backward);
   if (keep) c.result.dispatch_backward_us.push_back(dispatch_backward);
@@ -176,6 +205,8 @@ void MoeBench::conclude(Candidate& c) {
     demand(moecclMoeExplain(c.routing, text.data(), text.size(), nullptr), "moecclMoeExplain");
     r.explanation = text.c_str();
   }
+  for (void*& graph : c.graphs)
+    if (graph != nullptr) gpu::end_graph(std::exchange(graph, nullptr));
   demand(moecclRoutingDestroy(c.routing), "moecclRoutingDestroy");
   demand(moecclMoeDestroy(c.moe), "moecclMoeDestroy");
 }

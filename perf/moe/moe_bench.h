@@ -4,6 +4,7 @@
 
 #include <moeccl/moe.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -43,20 +44,28 @@ class MoeBench {
   std::vector<MoeResult> run();
 
  private:
+  enum Place : size_t { kDispatch, kCombine, kDispatchBackward, kCombineBackward, kTimedDispatchBackward, kPlaces };
   struct Candidate {
     MoeResult result;
     moecclMoe_t moe = nullptr;
     moecclRouting_t routing = nullptr;
+    void* graphs[kPlaces] = {};  // with --cudagraph
   };
+  using Operation = std::function<moecclResult_t(moecclStream_t)>;
   const RankRouting& mine() const { return routing_[static_cast<size_t>(team_.rank(0))]; }
 
   std::vector<MoeResult> run_in_turns(const std::vector<std::string>& algorithms);
   Candidate create(const std::string& algorithm);
   void allocate();
-  uint64_t verify(const Candidate& c);
-  uint64_t verify_backward(const Candidate& c);
+  // Runs an operation to its end, as a replay with --cudagraph: prepare() has captured it.
+  void prepare(Candidate& c, Place place, const char* call, const Operation& operation);
+  void run_once(Candidate& c, Place place, const char* call, const Operation& operation);
+  uint64_t verify(Candidate& c);
+  uint64_t verify_backward(Candidate& c);
   void time_once(Candidate& c, bool keep);
-  double timed(const char* call, const std::function<moecclResult_t()>& operation);
+  double timed(Candidate& c, Place place, const char* call, const Operation& operation);
+  // The gradient of the weights passes through the host.
+  bool with_weights() const { return options_.layout == moecclLayoutExpertMajor && !options_.cuda_graph; }
   void conclude(Candidate& c);
   moecclRoutingInfo_t info(const Candidate& c) const;
   void demand(moecclResult_t result, const char* call) const;
@@ -69,6 +78,7 @@ class MoeBench {
   Oracle oracle_;
   Buffer tokens_, combined_, rows_, gradient_rows_;
   std::vector<float> gradient_weights_;
+  void* stream_ = nullptr;  // with --cudagraph
 };
 
 }  // namespace perf

@@ -79,6 +79,8 @@ void add_run(CLI::App& app, MoeOptions& o) {
   app.add_flag("--backward", o.backward, "also check and time the backward operations");
   app.add_flag("--sequential", o.sequential,
                "one algorithm after another (default: in turns, which needs memory for all)");
+  app.add_flag("-G,--cudagraph", o.cuda_graph,
+               "on CUDA memory: capture each operation once, check and time replays (without the gradient of weights)");
   app.add_flag("--explain", o.explain, "print the plan of each algorithm");
   app.add_option("-J,--output_file", o.output_file, "write results as JSON");
   app.add_option("--plot", o.plot_file, "draw time per algorithm and bytes per level (SVG)");
@@ -134,6 +136,7 @@ MoeOptions parse_moe_options(int argc, char** argv) {
     if (app.count("--topk") == 0) o.top_k = model->top_k;
     if (app.count("--experts") == 0) o.n_experts = model->n_experts;
   }
+  if (o.cuda_graph && !o.job.on_cuda()) fail("--cudagraph: only with --mem cuda");
   if (o.top_k > o.n_experts) fail("top-" + std::to_string(o.top_k) + " of " + std::to_string(o.n_experts) + " experts");
   return o;
 }

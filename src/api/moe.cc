@@ -168,6 +168,10 @@ moecclResult_t moecclRoutingGetInfo(moecclRouting_t routing, moecclRoutingInfo_t
   return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.info(info); });
 }
 
+moecclResult_t moecclRoutingGetDeviceInfo(moecclRouting_t routing, moecclRoutingDeviceInfo_t* info) {
+  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.device_info(info); });
+}
+
 moecclResult_t moecclDispatch(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream) {
   return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) { return r.dispatch(in, out, stream); });
 }

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
+
+#include "src/base/hash.h"
 
 namespace moeccl::comm {
 namespace {
@@ -130,6 +133,19 @@ Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Oper
   return {};
 }
 
+// AllToAllv on the persistent kernel, whatever its size, which no rank knows of the others. The kernel knows all sizes
+// before its first step, so what is for the rest of large blocks runs at once.
+Status prepare_splits(Communicator& comm, exec::Operation& op) {
+  const PlanKey key{op.signature.op, 0, 0, static_cast<uint32_t>(op.element_bytes), false, false};
+  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> cached, comm.cuda()->walk()->selector().get(key));
+  comm.attach(op, cached, 0, false);
+  op.walk = true;
+  if (op.for_rest == nullptr) return {};
+  op.choice = *std::exchange(op.for_rest, nullptr);
+  op.choice.program_hash = hash_combine(op.choice.plan_hash, 1);
+  return {};
+}
+
 }  // namespace
 
 Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Operation& op) {
@@ -168,6 +184,7 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   op.output = c.recv;
   MOECCL_TRY(comm.place(in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr,
                         out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr, &op.cuda));
+  if (c.op == moecclOpAllToAllv && op.cuda && comm.cuda()->walk() != nullptr) return prepare_splits(comm, op);
   const bool in_place = c.op == moecclOpAllToAll && c.send == c.recv && in_bytes > 0;
   return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled, in_place);
 }

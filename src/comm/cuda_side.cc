@@ -363,7 +363,7 @@ class CudaSide::Connector {
       s.seats.push_back(
           {n_.process[r], all_[r].device, std::string(all_[r].uuid, sizeof(all_[r].uuid)), all_[r].mps != 0});
     s.all_reach_all = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
-    s.staging_bytes = n_.shape.staging_bytes / 2;
+    s.half_bytes = n_.shape.staging_bytes / 2;  // as ordinary operations have
     s.deterministic = n_.config->deterministic;
     s.profile = device_profile(n_.n_ranks);
     s.deadline = n_.deadline;

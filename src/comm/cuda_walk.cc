@@ -182,8 +182,8 @@ Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::strin
   const auto make = [&]() -> Status {
     MOECCL_ASSIGN_OR_RETURN(w->reserved_, joining.reserve());
     w->uuid_ = s.seats[s.fabric->rank].uuid;
-    MOECCL_ASSIGN_OR_RETURN(w->walker_, exec::Walker::create(*s.engine, static_cast<uint32_t>(s.seats.size()),
-                                                             s.staging_bytes / 2, w->reserved_));
+    MOECCL_ASSIGN_OR_RETURN(
+        w->walker_, exec::Walker::create(*s.engine, static_cast<uint32_t>(s.seats.size()), s.half_bytes, w->reserved_));
     joining.own().memory = reinterpret_cast<uint64_t>(w->walker_->memory());
     joining.own().most_bytes = static_cast<uint64_t>(env().cuda_persistent_bytes);
     if (!joining.other_processes()) return {};
@@ -211,7 +211,7 @@ Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::strin
   profile.step_ns = 700;
   profile.start_ns = 4000;
   w->selector_ = std::make_unique<Selector>(s.fabric->rank, *s.tree, reach, false, false, s.deterministic,
-                                            s.staging_bytes / 2 / 256 * 256, profile);
+                                            s.half_bytes / 256 * 256, profile);
   return w;
 }
 

@@ -32,7 +32,7 @@ class CudaWalk {
     const plan::LevelTree* tree = nullptr;
     std::vector<WalkSeat> seats;  // [n_ranks]
     bool all_reach_all = false;   // device memory of every rank is reached by every rank
-    uint64_t staging_bytes = 0;   // what a rank may give to it
+    uint64_t half_bytes = 0;      // staging of one operation; it takes twice as much
     bool deterministic = false;
     plan::Profile profile;
     Deadline deadline;

@@ -112,6 +112,10 @@ Status begin_turns(const Batch& batch) {
   return status;
 }
 Status end_turns(const Batch& batch, Status status) {
+  for (const Call& c : batch.calls) {
+    if (status.ok() && c.measured_us != nullptr)
+      *c.measured_us = c.operation->measured->ns.load(std::memory_order_relaxed) / 1e3;
+  }
   for (const auto& [comm, ticket] : batch.turns) {
     if (!status.ok()) comm->set_last_error(status.message());
     comm->end_turn();

@@ -16,6 +16,7 @@ struct Call {
   Stream* stream = nullptr;                    // null: blocking
   std::unique_ptr<exec::Operation> operation;  // or
   exec::Message message;
+  double* measured_us = nullptr;  // of an operation with `measured`: set when it has run
 };
 
 // Issues calls together; those without a stream have run when it returns.

@@ -4,8 +4,10 @@
 #include <vector>
 
 #include "src/comm/collective.h"
+#include "src/comm/cuda_stream.h"
 #include "src/comm/group.h"
 #include "src/comm/split.h"
+#include "src/exec/row_tables.h"
 
 namespace moeccl::comm {
 Status MoeChannel::all_gather(const void* mine, size_t bytes, void* all) {
@@ -38,11 +40,11 @@ Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* mea
         moecclInvalidUsage,
         "dispatch and combine cannot be part of a group: call them outside moecclGroupStart and moecclGroupEnd");
   }
-  auto op = std::make_shared<exec::Operation>();
+  auto op = std::make_unique<exec::Operation>();
   op->signature.op = run.op;
   op->signature.type = run.type;
   op->signature.plan = run.plan_hash;
-  op->choice = {run.program, run.binding.chunking, run.algorithm, run.plan_hash};
+  op->choice = {run.program, run.binding.chunking, run.algorithm, run.plan_hash, run.program_hash};
   op->binding = run.binding;
   op->input = run.in;
   op->output = run.out;
@@ -61,10 +63,47 @@ Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* mea
                    op->cuda ? "CUDA" : "host", scales_on_device ? "CUDA" : "host");
     }
   }
+  if (op->cuda && run.tables != nullptr) return run_walk(run, stream, std::move(op), measured_us);
   if (stream != nullptr) MOECCL_TRY(stream->ready());
   const uint64_t ticket = comm->take_ticket();
   if (stream == nullptr) return comm->run_in_turn(ticket, *op, measured_us);
-  return stream->enqueue([comm, ticket, op, measured_us] { return comm->run_in_turn(ticket, *op, measured_us); });
+  std::shared_ptr<exec::Operation> kept = std::move(op);
+  return stream->enqueue([comm, ticket, kept, measured_us] { return comm->run_in_turn(ticket, *kept, measured_us); });
+}
+
+// On the persistent kernel, as the standard collectives.
+Status MoeChannel::run_walk(const Run& run, Stream* stream, std::unique_ptr<exec::Operation> op, double* measured_us) {
+  bool captured = false;
+  if (CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr; cuda != nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(captured, cuda->capturing());
+  }
+  op->walk = true;
+  auto rows = std::make_shared<exec::WalkRows>();
+  rows->tables = run.tables->device();
+  rows->weighted = run.weighted;
+  rows->bytes = (captured ? run.most_rows : run.rows) * run.binding.element_bytes;
+  op->measured = rows.get();
+  op->keep = std::move(rows);
+  std::vector<Call> calls(1);
+  calls[0].comm = &comm_;
+  calls[0].stream = stream;
+  calls[0].operation = std::move(op);
+  calls[0].measured_us = measured_us;
+  MOECCL_TRY(issue(std::move(calls)));
+  if (captured && run.captured != nullptr) *run.captured = true;
+  return {};
+}
+
+exec::Walker* MoeChannel::walker(uint64_t staging_bytes) {
+  CudaSide* cuda = comm_.cuda();
+  if (cuda == nullptr || cuda->walk() == nullptr || staging_bytes > cuda->walk()->walker().half_bytes()) return nullptr;
+  return &cuda->walk()->walker();
+}
+
+Status MoeChannel::needs_host(moecclStream_t stream_handle) {
+  Stream* stream = nullptr;
+  MOECCL_TRY(find_stream_(stream_handle, &stream));
+  return stream != nullptr ? stream->ready() : Status();
 }
 
 exec::StreamEngine* MoeChannel::engine_for(const void* choices) {

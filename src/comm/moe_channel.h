@@ -26,10 +26,14 @@ class MoeChannel final : public MoeHost {
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
   Status run(const Run& run, moecclStream_t stream, double* measured_us) override;
   exec::StreamEngine* engine_for(const void* choices) override;
+  exec::Walker* walker(uint64_t staging_bytes) override;
+  Status needs_host(moecclStream_t stream) override;
   void wait_idle() override { (void)comm_.wait_idle(); }
   Status with_kernels(const void* buffer, const WithKernels& body) override;
 
  private:
+  Status run_walk(const Run& run, Stream* stream, std::unique_ptr<exec::Operation> op, double* measured_us);
+
   Communicator& comm_;
   FindStream find_stream_;
 };

@@ -13,8 +13,10 @@
 #include "src/plan/plan.h"
 
 namespace moeccl::exec {
+class RowTables;
 class StreamEngine;
-}
+class Walker;
+}  // namespace moeccl::exec
 
 namespace moeccl::comm {
 
@@ -52,6 +54,13 @@ class MoeHost {
     uint64_t plan_hash = 0;
     const char* algorithm = "";
     Scales scales;
+    // For the persistent kernel; null: the operation goes step by step on CUDA memory too.
+    const exec::RowTables* tables = nullptr;
+    bool weighted = false;      // as the binding's lists are
+    uint64_t program_hash = 0;  // of `program`
+    uint64_t rows = 0;          // the most of input and output on this rank
+    uint64_t most_rows = 0;     // that any routing of the layer has
+    bool* captured = nullptr;   // set when it became part of a graph
   };
   // With a stream returns at once and sets *measured_us, which must live as long, when it has run.
   virtual Status run(const Run& run, moecclStream_t stream, double* measured_us) = 0;
@@ -60,6 +69,16 @@ class MoeHost {
   virtual exec::StreamEngine* engine_for(const void* choices) {
     (void)choices;
     return nullptr;
+  }
+  // Of operations on CUDA memory; null: there is none, or it cannot hold `staging_bytes` for one.
+  virtual exec::Walker* walker(uint64_t staging_bytes) {
+    (void)staging_bytes;
+    return nullptr;
+  }
+  // Says why not when the stream is being captured: for what needs the host in the middle.
+  virtual Status needs_host(moecclStream_t stream) {
+    (void)stream;
+    return {};
   }
   // Waits until nothing of this rank is under way.
   virtual void wait_idle() {}

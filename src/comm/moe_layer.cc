@@ -1,5 +1,6 @@
 #include "src/comm/moe_layer.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/table.h"
@@ -14,7 +15,13 @@ MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen,
       slots(config, paths, staging_budget),
       rank(paths, tree, seen, self),
       dispatch(algo::build_dispatch(paths, rank, slots.plan)),
-      combine(algo::build_combine(paths, rank, slots.plan)) {}
+      combine(algo::build_combine(paths, rank, slots.plan)) {
+  const auto hash = [&](moecclOp_t op) {
+    return algo::moe_plan_hash(op, paths, tree, config.placement, slots.plan, 0, 0);
+  };
+  dispatch_hash = hash(moecclOpDispatch);
+  combine_hash = hash(moecclOpCombine);
+}
 
 namespace {
 
@@ -100,6 +107,17 @@ Result<CudaRouting*> MoeLayer::cuda_routing(exec::StreamEngine& engine) {
   return cuda_routing_.get();
 }
 
+uint64_t MoeLayer::most_rows() const {
+  const algo::MoeShape& shape = config_.shape;
+  const uint64_t n = config_.placement.n_ranks, local = config_.n_held(host_.rank());
+  if (local == 0) return 0;
+  const uint64_t kept = shape.capacity > 0 ? std::min<uint64_t>(shape.capacity, shape.max_tokens) : shape.max_tokens;
+  if (!shape.expert_major) return n * std::min(shape.max_tokens, local * kept);
+  const uint64_t align = shape.align_rows, full = (n * kept + align - 1) / align * align;
+  const uint64_t choices = n * shape.max_tokens * std::min<uint64_t>(shape.top_k, local);
+  return std::min(local * full, choices + local * (align - 1));
+}
+
 Status MoeRouting::usable(const char* what) const {
   if (ready_) return {};
   return error(moecclInvalidUsage, "{}: the routing is empty, because its last update failed: update it first", what);
@@ -152,6 +170,12 @@ Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, 
     r.binding.element_bytes = static_cast<uint32_t>(config.shape.scaled_bytes);
     r.plan_hash = hash_combine(r.plan_hash, config.scale_bytes);
   }
+  r.tables = device_tables_.get();
+  r.weighted = weighted;
+  r.program_hash = op == moecclOpDispatch ? plan.dispatch_hash : plan.combine_hash;
+  r.rows = std::max(own_.n_tokens, tables_.n_rows());
+  r.most_rows = std::max(config.shape.max_tokens, layer_.most_rows());
+  r.captured = &captured_;
   return host.run(r, stream, measured);
 }
 
@@ -208,6 +232,7 @@ Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t st
     return run(moecclOpDispatch, expert_major && tables_.weighted(), g.grad_out, g.grad_in, stream,
                &measured_backward_us_);
   MOECCL_TRY(needs_buffer("combine backward", "in", g.in, tables_.n_rows()));
+  MOECCL_TRY(layer_.host().needs_host(stream));
   MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream, &measured_backward_us_));
   // Products need the rows as they were sent, so weights are applied only now. A blocking exchange of the communicator
   // comes after all that is on streams, and so waits for the dispatch.

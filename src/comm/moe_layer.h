@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "src/comm/cuda_routing.h"
 #include "src/comm/moe_config.h"
 #include "src/comm/moe_host.h"
+#include "src/exec/row_tables.h"
 
 namespace moeccl::comm {
 
@@ -24,6 +26,7 @@ struct MoeCandidate {
   MoeSlots slots;
   algo::RankPaths rank;
   plan::Program dispatch, combine;
+  uint64_t dispatch_hash, combine_hash;  // of these programs
 };
 
 class MoeLayer {
@@ -38,6 +41,13 @@ class MoeLayer {
   const algo::Placement& placement() const { return placement_; }
   const algo::CanonicalOrder& order() const { return order_; }
   const std::vector<std::unique_ptr<MoeCandidate>>& candidates() const { return candidates_; }
+  // For a routing's tables on the device, and back from it: freeing memory waits for the device, where a peer's kernel
+  // may wait for this rank. Null: there is no persistent kernel, on any rank.
+  Result<std::unique_ptr<exec::RowTables>> take_tables();
+  void give_back(std::unique_ptr<exec::RowTables> tables);
+  bool has_tables() const;
+  // The most rows of Output that any routing gives this rank.
+  uint64_t most_rows() const;
   // For choices in device memory; made when first asked for.
   Result<CudaRouting*> cuda_routing(exec::StreamEngine& engine);
 
@@ -54,12 +64,17 @@ class MoeLayer {
   algo::CanonicalOrder order_;
   std::vector<std::unique_ptr<MoeCandidate>> candidates_;
   std::unique_ptr<CudaRouting> cuda_routing_;
+  std::mutex tables_mutex_;
+  std::vector<std::unique_ptr<exec::RowTables>> free_tables_;
 };
 
 class MoeRouting {
  public:
   explicit MoeRouting(MoeLayer& layer) : layer_(layer) {}  // empty until update() succeeds
-  ~MoeRouting() { wait_for_readers(); }
+  ~MoeRouting() {
+    wait_for_readers();
+    layer_.give_back(std::move(device_tables_));
+  }
 
   MoeLayer& layer() const { return layer_; }
   // Collective, blocks. The first exchange ends all operations that this rank still has under way, so that tables may
@@ -78,6 +93,8 @@ class MoeRouting {
   // With grad_weight it blocks.
   Status combine_backward(const CombineGradients& g, moecclStream_t stream);
   Status info(moecclRoutingInfo_t* info) const;
+  // What device memory says of this routing, also after updates. moecclUnsupported without the persistent kernel.
+  Status device_info(moecclRoutingDeviceInfo_t* info) const;
   Result<std::string> explain() const;
   uint64_t memory_bytes() const;
 
@@ -97,6 +114,10 @@ class MoeRouting {
   Status write_records();
   Status read_received(Agreement* mine);
   Status agree();
+  Status update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
+  Status keep_captured(const std::byte* greetings, size_t bytes);
+  Status bring_tables();
+  Status upload_tables();
   Status usable(const char* what) const;
   Status needs_elements(const char* what) const;
   Status run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream, double* measured,
@@ -122,6 +143,10 @@ class MoeRouting {
   std::vector<uint32_t> received_;  // records of all ranks
   std::vector<size_t> received_bytes_;
   algo::RoutingTables tables_;
+  // For the persistent kernel; null: there is none.
+  std::unique_ptr<exec::RowTables> device_tables_;
+  // A graph holds an operation on this routing, so updates keep to its plan and to weights or none.
+  bool captured_ = false;
   double measured_dispatch_us_ = 0, measured_combine_us_ = 0, measured_backward_us_ = 0;
   std::vector<std::weak_ptr<Background>> readers_;
 };

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "src/comm/moe_layer.h"
+#include "src/exec/walker.h"
 
 namespace moeccl::comm {
 
@@ -12,6 +13,8 @@ struct MoeRouting::Hello {
   uint64_t n_tokens = 0;
   int32_t code = moecclSuccess;
   uint32_t weighted = 0;
+  // Of a routing with an operation in a graph: 1 + its candidate, and whether there were weights.
+  uint32_t captured = 0, captured_weighted = 0;
 };
 
 // What every rank says when it has its records.
@@ -35,14 +38,21 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
   wait_for_readers();
   ready_ = false;
   ++version_;
+  Status status = update_all(topk_index, topk_weight, n_tokens);
+  if (!status.ok() && device_tables_ != nullptr) (void)device_tables_->clear();
+  MOECCL_TRY(std::move(status));
+  measured_dispatch_us_ = measured_combine_us_ = 0;
+  ready_ = true;
+  return {};
+}
+
+Status MoeRouting::update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens) {
   Status own = check_arguments(topk_index, n_tokens);
   if (own.ok()) own = assign({topk_index, topk_weight, n_tokens});
   MOECCL_TRY(greet(own));
   MOECCL_TRY(exchange_records());
   MOECCL_TRY(agree());
-  measured_dispatch_us_ = measured_combine_us_ = 0;
-  ready_ = true;
-  return {};
+  return bring_tables();
 }
 
 Status MoeRouting::assign(const algo::TopK& topk) {
@@ -81,7 +91,8 @@ Status MoeRouting::greet(const Status& own) {
   const size_t n_counts = layer_.candidates().size() * depth;
   const size_t bytes = sizeof(Hello) + n_counts * sizeof(algo::LevelCount);
   std::vector<std::byte> mine(bytes);
-  const Hello hello{own_.n_tokens, own.code(), own_.weighted};
+  const Hello hello{own_.n_tokens, own.code(), own_.weighted, captured_ ? static_cast<uint32_t>(chosen_) + 1 : 0,
+                    captured_ && weighted_};
   std::memcpy(mine.data(), &hello, sizeof(hello));
   std::byte* at = mine.data() + sizeof(hello);
   for (size_t c = 0; c < layer_.candidates().size() && own.ok(); ++c) {
@@ -138,6 +149,29 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
                                   algo::level_loads(host.tree(), counts), layer_.config().shape.row_bytes));
   }
   chosen_ = algo::cheapest(prices_);
+  return keep_captured(greetings, bytes);
+}
+
+// A graph replays the plan that it has captured, so updates keep to that one. All ranks see all answers.
+Status MoeRouting::keep_captured(const std::byte* greetings, size_t bytes) {
+  uint64_t tokens = 0;
+  for (const uint64_t n : tokens_of_) tokens += n;
+  for (uint32_t r = 0; r < layer_.host().n_ranks(); ++r) {
+    Hello hello;
+    std::memcpy(&hello, greetings + r * bytes, sizeof(hello));
+    if (hello.captured == 0) continue;
+    if (hello.captured > layer_.candidates().size())
+      return error(moecclRemoteError, "rank {} sent a routing's plan that does not exist", r);
+    chosen_ = hello.captured - 1;
+    if (tokens > 0 && weighted_ != (hello.captured_weighted != 0)) {
+      return error(moecclInvalidUsage,
+                   "the routing is part of a graph, captured {} weights, and is updated {}: give topk_weight as it was "
+                   "then, or capture with another routing",
+                   hello.captured_weighted != 0 ? "with" : "without", weighted_ ? "with some" : "without");
+    }
+    weighted_ = hello.captured_weighted != 0;
+    return {};
+  }
   return {};
 }
 
@@ -215,6 +249,111 @@ Status MoeRouting::agree() {
     largest = std::max(largest, all[r].largest_edge_bytes);
   }
   tables_.build(std::max(chunks, algo::moe_pipeline_chunks(largest)));
+  return {};
+}
+
+namespace {
+
+// What moecclRoutingDeviceInfo_t points to, in the layer's own form.
+struct DeviceInfo {
+  uint64_t n_tokens = 0, n_rows = 0, n_unique = 0;
+};
+size_t offsets_at() { return sizeof(DeviceInfo); }
+size_t counts_at(size_t n_experts) { return offsets_at() + (n_experts + 1) * sizeof(int64_t); }
+size_t device_info_bytes(size_t n_experts) { return counts_at(n_experts) + n_experts * sizeof(int32_t); }
+
+}  // namespace
+
+namespace {
+
+exec::Walker* walker_of(const MoeLayer& layer) {
+  uint64_t staging = 0;
+  for (const auto& c : layer.candidates())
+    staging = std::max(staging, algo::moe_staging_bytes(layer.config().shape, c->slots.plan, c->slots.slot_rows));
+  return layer.host().walker(staging);
+}
+
+}  // namespace
+
+bool MoeLayer::has_tables() const { return walker_of(*this) != nullptr; }
+
+Result<std::unique_ptr<exec::RowTables>> MoeLayer::take_tables() {
+  exec::Walker* walker = walker_of(*this);
+  if (walker == nullptr) return std::unique_ptr<exec::RowTables>();
+  const std::lock_guard lock(tables_mutex_);
+  if (free_tables_.empty()) return exec::RowTables::create(walker->engine().context());
+  std::unique_ptr<exec::RowTables> tables = std::move(free_tables_.back());
+  free_tables_.pop_back();
+  return tables;
+}
+
+void MoeLayer::give_back(std::unique_ptr<exec::RowTables> tables) {
+  if (tables == nullptr) return;
+  const std::lock_guard lock(tables_mutex_);
+  free_tables_.push_back(std::move(tables));
+}
+
+// Nobody launches before all have their tables: making room for them may wait for the device.
+Status MoeRouting::bring_tables() {
+  if (!layer_.has_tables()) return {};
+  const Status own = upload_tables();
+  const int32_t mine = own.code();
+  std::vector<int32_t> all(layer_.host().n_ranks());
+  MOECCL_TRY(layer_.host().all_gather(&mine, sizeof(mine), all.data()));
+  MOECCL_TRY(own);
+  for (uint32_t r = 0; r < all.size(); ++r) {
+    if (all[r] == moecclSuccess) continue;
+    return error(moecclRemoteError, "rank {} could not bring its routing to the device ({}): see its own error", r,
+                 moecclGetErrorString(static_cast<moecclResult_t>(all[r])));
+  }
+  return {};
+}
+
+Status MoeRouting::upload_tables() {
+  const MoeConfig& config = layer_.config();
+  if (device_tables_ == nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(device_tables_, layer_.take_tables());
+  }
+  const size_t n = tables_.local_experts.size();
+  std::vector<std::byte> info(device_info_bytes(n));
+  const DeviceInfo head{own_.n_tokens, tables_.n_rows(), tables_.n_unique()};
+  std::memcpy(info.data(), &head, sizeof(head));
+  if (config.shape.expert_major)
+    std::memcpy(info.data() + offsets_at(), tables_.expert_offsets.data(), (n + 1) * sizeof(int64_t));
+  if (n > 0) std::memcpy(info.data() + counts_at(n), tables_.expert_counts.data(), n * sizeof(int32_t));
+  exec::RowListsOnHost lists;
+  lists.n_chunks = tables_.n_chunks();
+  lists.rows = tables_.dispatch_rows(true);
+  lists.zeros = tables_.dispatch_sums();
+  lists.sums = tables_.combine_sums(true);
+  return device_tables_->upload(lists, info.data(), info.size());
+}
+
+Status MoeRouting::device_info(moecclRoutingDeviceInfo_t* out) const {
+  if (out == nullptr)
+    return error(moecclInvalidArgument, "info is NULL: give the address of a moecclRoutingDeviceInfo_t");
+  if (out->size < sizeof(size_t) || out->size > 4096)
+    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclRoutingDeviceInfo_t)", out->size);
+  MOECCL_TRY(usable("routing device info"));
+  if (device_tables_ == nullptr) {
+    return error(
+        moecclUnsupported,
+        "this communicator has no persistent kernel on CUDA memory, and so no tables there: moecclRoutingGetInfo "
+        "gives them on the host");
+  }
+  const std::byte* at = device_tables_->device_info();
+  const size_t n = tables_.local_experts.size();
+  const auto* head = reinterpret_cast<const DeviceInfo*>(at);
+  moecclRoutingDeviceInfo_t info{};
+  info.size = out->size;
+  info.most_rows = layer_.most_rows();
+  info.n_local_experts = static_cast<int32_t>(n);
+  info.n_tokens = &head->n_tokens;
+  info.n_rows = &head->n_rows;
+  info.n_unique = &head->n_unique;
+  info.expert_counts = reinterpret_cast<const int32_t*>(at + counts_at(n));
+  if (layer_.config().shape.expert_major) info.expert_offsets = reinterpret_cast<const int64_t*>(at + offsets_at());
+  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
   return {};
 }
 

@@ -40,7 +40,9 @@ constexpr const char* kPlainKernels[] = {"moeccl_copy",
                                          "moeccl_route_levels",
                                          "moeccl_route_records_count",
                                          "moeccl_route_records_scan",
-                                         "moeccl_route_records_fill"};
+                                         "moeccl_route_records_fill",
+                                         "moeccl_walk_rows",
+                                         "moeccl_walk_splits"};
 constexpr const char* kTypedKernels[] = {"moeccl_reduce", "moeccl_scale_rows", "moeccl_reduce_rows", "moeccl_dot_rows",
                                          "moeccl_walk"};
 

@@ -35,7 +35,13 @@ struct Touch {
   }
 };
 
+bool is_rows(const Step& s) {
+  return s.kind == StepKind::kGatherRows || s.kind == StepKind::kScatterRows || s.kind == StepKind::kReduceRows;
+}
+
+// Rows of different lists are apart, and a rank reads only slots that others write.
 std::vector<Touch> touches(const plan::Program& program, const Step& s) {
+  if (is_rows(s)) return {};
   std::vector<Touch> out{{s.dst, true}};
   for (uint32_t i = 0; i < s.n_srcs; ++i) out.push_back({program.srcs[s.first_src + i], false});
   return out;
@@ -93,9 +99,17 @@ Result<cuda::WalkStep> record(const Step& s) {
                      cuda::kMaxSources);
       }
       break;
-    default:
-      return error(moecclUnsupported, "a step of kind {}: the persistent kernel has none",
-                   plan::step_kind_name(s.kind));
+    case StepKind::kGatherRows:
+    case StepKind::kScatterRows:
+      out.kind = static_cast<uint8_t>(cuda::WalkKind::kRows);
+      break;
+    case StepKind::kReduceRows:
+      out.kind = static_cast<uint8_t>(cuda::WalkKind::kRowSums);
+      if (s.n_srcs > cuda::kMaxSources) {
+        return error(moecclUnsupported, "a sum of rows of {} buffers: the persistent kernel takes {}", s.n_srcs,
+                     cuda::kMaxSources);
+      }
+      break;
   }
   out.when = static_cast<uint8_t>(s.when);
   out.sig = s.sig;
@@ -103,7 +117,7 @@ Result<cuda::WalkStep> record(const Step& s) {
   out.lag = s.lag;
   out.run = 1;
   out.peer = s.peer;
-  out.ordinal = s.ordinal;
+  out.ordinal = is_rows(s) ? s.rows : s.ordinal;
   out.per_chunk = s.per_chunk;
   out.dst = record(s.dst);
   out.first_src = s.first_src;

@@ -25,8 +25,8 @@ struct WalkProgram {
   Offsets write(std::byte* image) const;
 };
 
-// Unsupported for a program with steps of rows, more lanes than kWalkMostLanes or a reduction of more than kMaxSources
-// buffers: the sentence says which.
+// Unsupported for a program with more lanes than kWalkMostLanes or a reduction of more than kMaxSources buffers: the
+// sentence says which.
 Result<WalkProgram> compile_walk(const plan::Program& program);
 
 }  // namespace moeccl::exec

@@ -4,9 +4,11 @@
 #include <cstring>
 #include <ctime>
 #include <map>
+#include <numeric>
 
 #include "src/base/hash.h"
 #include "src/base/log.h"
+#include "src/exec/row_tables.h"
 
 namespace moeccl::exec {
 
@@ -98,7 +100,7 @@ Result<std::unique_ptr<Walker>> Walker::create(StreamEngine& engine, uint32_t n_
   w->n_ranks_ = n_ranks;
   w->half_bytes_ = half_bytes / 256 * 256;
   w->most_blocks_ = most_blocks;
-  const size_t bytes = moeccl::cuda::walk_header_bytes(n_ranks) + 2 * w->half_bytes_ + n_ranks * sizeof(WalkPeer);
+  const size_t bytes = w->splits_at() + size_t{moeccl::cuda::kWalkEntries} * n_ranks * sizeof(moeccl::cuda::WalkSplit);
   MOECCL_ASSIGN_OR_RETURN(w->memory_, driver_cuda::Memory::device(engine.context(), bytes));
   MOECCL_ASSIGN_OR_RETURN(w->pinned_, driver_cuda::Memory::pinned(engine.context(), kPinnedBytes));
   w->programs_from_ = w->used_ = (sizeof(WalkReport) + 63) / 64 * 64;
@@ -127,10 +129,11 @@ Status Walker::connect(Fabric& fabric, std::span<std::byte* const> memories) {
   const driver_cuda::Current current(engine_.context());
   std::vector<WalkPeer> peers;
   for (std::byte* m : memories) {
-    peers.push_back(
-        {reinterpret_cast<WalkHeader*>(m), reinterpret_cast<uint8_t*>(m + moeccl::cuda::walk_header_bytes(n_ranks_))});
+    peers.push_back({reinterpret_cast<WalkHeader*>(m),
+                     reinterpret_cast<uint8_t*>(m + moeccl::cuda::walk_header_bytes(n_ranks_)),
+                     reinterpret_cast<moeccl::cuda::WalkSplit*>(m + splits_at())});
   }
-  std::byte* table = memory_.data() + moeccl::cuda::walk_header_bytes(n_ranks_) + 2 * half_bytes_;
+  std::byte* table = memory_.data() + peers_at();
   MOECCL_TRY(driver_cuda::check(
       driver_cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<driver_cuda::Pointer>(table), peers.data(),
                                                   peers.size() * sizeof(WalkPeer), engine_.stream()),
@@ -184,23 +187,11 @@ Result<Walker::Placed*> Walker::place(const Operation& op) {
   return &it->second;
 }
 
-Status Walker::launch(const Operation& op, driver_cuda::Stream stream, uint64_t* number) {
-  const driver_cuda::Current current(engine_.context());
-  const std::lock_guard lock(mutex_);
-  MOECCL_ASSIGN_OR_RETURN(Placed * placed, place(op));
+// What all launches say alike.
+void Walker::fill(const Operation& op, WalkArgs& a) const {
   const Choice& choice = op.choice;
-  const plan::Program& program = *choice.program;
-  WalkArgs a = placed->program;
-  if (a.n_lanes > most_blocks_) {
-    return error(
-        moecclUnsupported,
-        "plan {} has {} lanes and the persistent kernel {} blocks: allow more multiprocessors (MOECCL_CUDA_SMS) or "
-        "set MOECCL_CUDA_PERSISTENT=0 on all ranks",
-        choice.algorithm, a.n_lanes, most_blocks_);
-  }
   a.header = reinterpret_cast<WalkHeader*>(memory_.data());
-  a.peers =
-      reinterpret_cast<const WalkPeer*>(memory_.data() + moeccl::cuda::walk_header_bytes(n_ranks_) + 2 * half_bytes_);
+  a.peers = reinterpret_cast<const WalkPeer*>(memory_.data() + peers_at());
   a.report = &report();
   a.rank = fabric_->rank;
   a.n_ranks = n_ranks_;
@@ -211,21 +202,101 @@ Status Walker::launch(const Operation& op, driver_cuda::Stream stream, uint64_t*
   a.output = op.output;
   a.chunk = choice.chunking.chunk;
   a.n_chunks = choice.chunking.n_chunks;
-  a.slot_elements = (choice.chunking.chunk * op.element_bytes + 63) / 64 * 64 / op.element_bytes;
+  a.slot_elements = op.binding.slot_elements > 0
+                        ? op.binding.slot_elements
+                        : (choice.chunking.chunk * op.element_bytes + 63) / 64 * 64 / op.element_bytes;
   a.half_bytes = half_bytes_;
   a.timeout_ns = static_cast<uint64_t>(fabric_->timeout_ms) * 1'000'000;
-  a.depth = program.depth;
-  a.n_slots = program.n_slots;
+  a.depth = choice.program->depth;
+  a.n_slots = choice.program->n_slots;
   a.element_bytes = static_cast<uint32_t>(op.element_bytes);
   a.op = static_cast<uint32_t>(op.reduce);
   a.divisor = op.divisor;
   a.scaled = op.scaled;
   a.scale = bits(op.scale);
   a.unit = bits(unit_scale(op.signature.type));
+}
+
+namespace {
+
+// Bytes that an operation moves on this rank, about: what its blocks share.
+uint64_t work_of(const Operation& op, uint32_t n_ranks) {
+  if (const WalkRows* rows = rows_of(op); rows != nullptr) return rows->bytes;
+  if (op.signature.op == moecclOpAllToAllv) {
+    const uint64_t sent = std::reduce(op.send_counts.begin(), op.send_counts.end());
+    return std::max(sent, std::reduce(op.recv_counts.begin(), op.recv_counts.end())) * op.element_bytes;
+  }
   const uint32_t blocks =
-      std::max(plan::in_blocks(op.signature.op, n_ranks_), plan::out_blocks(op.signature.op, n_ranks_));
-  const uint64_t bytes = a.count * op.element_bytes * blocks;
-  const uint64_t team = std::clamp<uint64_t>(bytes / kBlockBytes, 1, most_blocks_ / a.n_lanes);
+      std::max(plan::in_blocks(op.signature.op, n_ranks), plan::out_blocks(op.signature.op, n_ranks));
+  return op.binding.count * op.element_bytes * blocks;
+}
+
+moeccl::cuda::WalkRowsArgs with_rows(const Operation& op, const WalkRows& rows, const WalkArgs& walk) {
+  moeccl::cuda::WalkRowsArgs a{};
+  a.walk = walk;
+  a.tables = rows.tables;
+  a.dispatch = op.signature.op == moecclOpDispatch;
+  a.weighted = rows.weighted;
+  a.grouped = op.grouped;
+  a.type = static_cast<uint32_t>(op.signature.type);
+  a.scale_bytes = op.scales.bytes;
+  a.row_elements = static_cast<uint32_t>((op.element_bytes - op.scales.bytes) / moecclTypeSize(op.signature.type));
+  a.input_scales = op.scales.input;
+  a.output_scales = op.scales.output;
+  return a;
+}
+
+moeccl::cuda::WalkSplitsArgs with_splits(const Operation& op, const WalkArgs& walk) {
+  moeccl::cuda::WalkSplitsArgs a{};
+  a.walk = walk;
+  const auto copy = [&](const std::vector<uint64_t>& from, uint64_t* to) {
+    std::copy(from.begin(), from.end(), to);  // n_ranks: at most kMaxSources, as comm/cuda_walk has seen
+  };
+  copy(op.send_counts, a.send_counts);
+  copy(op.send_displs, a.send_displs);
+  copy(op.recv_counts, a.recv_counts);
+  copy(op.recv_displs, a.recv_displs);
+  for (const auto* counts : {&op.send_counts, &op.recv_counts})
+    for (const uint64_t c : *counts) a.largest = std::max(a.largest, c);
+  return a;
+}
+
+}  // namespace
+
+Status Walker::start(const Operation& op, const WalkArgs& a, driver_cuda::Stream stream) const {
+  const uint64_t team = std::clamp<uint64_t>(work_of(op, n_ranks_) / kBlockBytes, 1, most_blocks_ / a.n_lanes);
+  const auto launch_kernel = [&](driver_cuda::Function kernel, const void* args) {
+    void* parameters[] = {const_cast<void*>(args)};
+    return driver_cuda::check(driver_cuda::driver()->cuLaunchKernel(kernel, static_cast<unsigned>(team) * a.n_lanes, 1,
+                                                                    1, kThreads, 1, 1, 0, stream, parameters, nullptr),
+                              "launching the persistent kernel");
+  };
+  if (const WalkRows* given = rows_of(op); given != nullptr) {
+    const auto rows = with_rows(op, *given, a);
+    return launch_kernel(engine_.function("moeccl_walk_rows"), &rows);
+  }
+  if (op.signature.op == moecclOpAllToAllv) {
+    const auto splits = with_splits(op, a);
+    return launch_kernel(engine_.function("moeccl_walk_splits"), &splits);
+  }
+  const bool sums = op.signature.op == moecclOpAllReduce || op.signature.op == moecclOpReduce ||
+                    op.signature.op == moecclOpReduceScatter;
+  return launch_kernel(engine_.function("moeccl_walk", sums ? op.signature.type : moecclUint8), &a);
+}
+
+Status Walker::launch(const Operation& op, driver_cuda::Stream stream, uint64_t* number) {
+  const driver_cuda::Current current(engine_.context());
+  const std::lock_guard lock(mutex_);
+  MOECCL_ASSIGN_OR_RETURN(Placed * placed, place(op));
+  WalkArgs a = placed->program;
+  if (a.n_lanes > most_blocks_) {
+    return error(
+        moecclUnsupported,
+        "plan {} has {} lanes and the persistent kernel {} blocks: allow more multiprocessors (MOECCL_CUDA_SMS) or "
+        "set MOECCL_CUDA_PERSISTENT=0 on all ranks",
+        op.choice.algorithm, a.n_lanes, most_blocks_);
+  }
+  fill(op, a);
   const driver_cuda::Driver& d = *driver_cuda::driver();
   uint64_t next = 0;
   if (number != nullptr) {
@@ -235,13 +306,7 @@ Status Walker::launch(const Operation& op, driver_cuda::Stream stream, uint64_t*
     if (next > 1 && stream != last_stream_)
       MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event_, 0), "the order of operations on two streams"));
   }
-  const bool sums = op.signature.op == moecclOpAllReduce || op.signature.op == moecclOpReduce ||
-                    op.signature.op == moecclOpReduceScatter;
-  const driver_cuda::Function kernel = engine_.function("moeccl_walk", sums ? op.signature.type : moecclUint8);
-  void* parameters[] = {&a};
-  MOECCL_TRY(driver_cuda::check(d.cuLaunchKernel(kernel, static_cast<unsigned>(team) * a.n_lanes, 1, 1, kThreads, 1, 1,
-                                                 0, stream, parameters, nullptr),
-                                "launching the persistent kernel"));
+  MOECCL_TRY(start(op, a, stream));
   if (number == nullptr) {
     placed->captured = true;
     return {};
@@ -278,6 +343,21 @@ Status Walker::failure() const {
                  "ranks {} and {} disagree on the operation, count, type, operator, root or order of an "
                  "operation some before {}",
                  std::min(me, other), std::max(me, other), what);
+  }
+  if (kind == WalkFailure::kSplits && peer < n_ranks_) {
+    const bool sends = load(r.step) == 0;
+    const uint64_t theirs = load(r.seen), ours = load(r.expected);
+    return error(moecclMismatch,
+                 "ranks disagree on the split sizes of alltoallv: rank {} sends {} elements, rank {} expects {}",
+                 sends ? me : static_cast<uint32_t>(peer), sends ? ours : theirs,
+                 sends ? static_cast<uint32_t>(peer) : me, sends ? theirs : ours);
+  }
+  if (kind == WalkFailure::kNoTables) {
+    return error(
+        moecclInvalidUsage,
+        "{} of a graph found its routing empty, because the routing's last update failed: update it before the "
+        "graph is replayed",
+        what);
   }
   if (kind == WalkFailure::kStopped) return error(moecclAborted, "{} was ended on the device ({})", what, where);
   const std::string whom =

@@ -8,7 +8,7 @@
 #include <span>
 #include <unordered_map>
 
-#include "kernels/cuda/walk_args.h"
+#include "kernels/cuda/walk_rows_args.h"
 #include "src/exec/stream_engine.h"
 #include "src/exec/task.h"
 #include "src/exec/walk_program.h"
@@ -39,6 +39,7 @@ class Walker {
   bool idle() const;
   uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
   uint32_t most_blocks() const { return most_blocks_; }
+  uint64_t half_bytes() const { return half_bytes_; }  // staging of one operation
   size_t memory_bytes() const { return memory_.bytes() + pinned_.bytes(); }
   StreamEngine& engine() const { return engine_; }
 
@@ -49,13 +50,17 @@ class Walker {
     bool captured = false;
   };
   Result<Placed*> place(const Operation& op);
+  void fill(const Operation& op, moeccl::cuda::WalkArgs& a) const;
+  Status start(const Operation& op, const moeccl::cuda::WalkArgs& a, driver::cuda::Stream stream) const;
+  size_t peers_at() const { return moeccl::cuda::walk_header_bytes(n_ranks_) + 2 * half_bytes_; }
+  size_t splits_at() const { return peers_at() + n_ranks_ * sizeof(moeccl::cuda::WalkPeer); }
   moeccl::cuda::WalkReport& report() const { return *reinterpret_cast<moeccl::cuda::WalkReport*>(pinned_.data()); }
 
   StreamEngine& engine_;
   Fabric* fabric_ = nullptr;
   uint32_t n_ranks_ = 1, most_blocks_ = 1;
   uint64_t half_bytes_ = 0;
-  driver::cuda::Memory memory_;  // header, staging, table of peers
+  driver::cuda::Memory memory_;  // header, staging, table of peers, splits
   driver::cuda::Memory pinned_;  // report, programs
   size_t programs_from_ = 0, used_ = 0;
   std::mutex mutex_;

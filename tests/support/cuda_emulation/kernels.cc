@@ -5,3 +5,4 @@
 #include "kernels/cuda/rows.cu"
 #include "kernels/cuda/sparse.cu"
 #include "kernels/cuda/walk.cu"
+#include "kernels/cuda/walk_rows.cu"

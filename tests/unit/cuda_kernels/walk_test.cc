@@ -54,7 +54,7 @@ class World {
     for (RankMemory& r : ranks_)
       for (RankMemory& p : ranks_)
         r.peers.push_back(
-            {reinterpret_cast<WalkHeader*>(p.header.data()), reinterpret_cast<uint8_t*>(p.staging.data())});
+            {reinterpret_cast<WalkHeader*>(p.header.data()), reinterpret_cast<uint8_t*>(p.staging.data()), nullptr});
   }
 
   // Copy into the own slot, signal all, wait for all, reduce all slots: chunk by chunk, slots rotating.

@@ -1,0 +1,286 @@
+// The persistent kernel (walk.cuh) for rows and for blocks of unequal sizes. How many chunks there are is not the
+// launch's to say: the routing's tables do, or all ranks' entries.
+#pragma once
+
+#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/walk.cuh"
+#include "kernels/cuda/walk_rows_args.h"
+
+// One kernel serves all types: what differs between them is called, with arguments in shared memory, so that the rest
+// is compiled once. Twelve kernels took 200 s of nvcc.
+#if defined(__CUDACC__)
+#define MOECCL_DEVICE_CALL __device__ __noinline__
+#else
+#define MOECCL_DEVICE_CALL inline
+#endif
+
+namespace moeccl::cuda {
+
+struct WalkRowsShared : WalkShared {
+  ReduceRowsKernelArgs sums;
+  RowsKernelArgs weighted;
+};
+
+template <class E>
+MOECCL_DEVICE_CALL void walk_call_scale_rows(const RowsKernelArgs& a, size_t thread, size_t n_threads) {
+  scale_rows<E>(a, Team{thread, n_threads});
+}
+template <class E>
+MOECCL_DEVICE_CALL void walk_call_reduce_rows(const ReduceRowsKernelArgs& a, size_t thread, size_t n_threads) {
+  reduce_rows<E>(a, Team{thread, n_threads});
+}
+
+MOECCL_DEVICE void walk_scale_rows(uint32_t type, const RowsKernelArgs& a, const Team& team) {
+  switch (type) {
+#define MOECCL_CASE(number, Type)                               \
+  case number:                                                  \
+    walk_call_scale_rows<Type>(a, team.thread, team.n_threads); \
+    break;
+    MOECCL_FOR_EACH_TYPE(MOECCL_CASE)
+#undef MOECCL_CASE
+  }
+}
+MOECCL_DEVICE void walk_reduce_rows(uint32_t type, const ReduceRowsKernelArgs& a, const Team& team) {
+  switch (type) {
+#define MOECCL_CASE(number, Type)                                \
+  case number:                                                   \
+    walk_call_reduce_rows<Type>(a, team.thread, team.n_threads); \
+    break;
+    MOECCL_FOR_EACH_TYPE(MOECCL_CASE)
+#undef MOECCL_CASE
+  }
+}
+
+MOECCL_DEVICE Team walk_team(const WalkState& w) {
+  return {static_cast<size_t>(w.block) * block_threads() + thread_index(),
+          static_cast<size_t>(w.n_blocks) * block_threads()};
+}
+
+// Row 0 of a buffer or slot, or of its scales (plane 1), which follow the rows of a slot.
+MOECCL_DEVICE uint8_t* walk_row_base(const WalkRowsArgs& a, const WalkState& w, const WalkRef& ref, uint32_t chunk,
+                                     uint32_t plane) {
+  const WalkArgs& k = a.walk;
+  if (ref.buffer == static_cast<uint8_t>(WalkBuffer::kStaging)) {
+    const uint64_t slot = static_cast<uint64_t>(chunk % k.depth) * k.n_slots + ref.index;
+    const uint64_t scales_at = plane == 0 ? 0 : k.slot_elements * (k.element_bytes - a.scale_bytes);
+    return k.peers[ref.rank].staging + (w.seq & 1) * k.half_bytes + slot * k.slot_elements * k.element_bytes +
+           scales_at;
+  }
+  const bool input = ref.buffer == static_cast<uint8_t>(WalkBuffer::kInput);
+  const void* base = plane == 0 ? (input ? k.input : k.output) : (input ? a.input_scales : a.output_scales);
+  return static_cast<uint8_t*>(const_cast<void*>(base));
+}
+
+MOECCL_DEVICE uint32_t walk_planes(const WalkRowsArgs& a) { return a.scale_bytes > 0 ? 2 : 1; }
+
+MOECCL_DEVICE void walk_rows_copy(const WalkRowsArgs& a, WalkRowsShared& s, const WalkState& w, const WalkStep& step,
+                                  uint32_t chunk, const WalkRowBlock& block) {
+  if (block.count == 0) return;
+  const Team team = walk_team(w);
+  for (uint32_t plane = 0; plane < walk_planes(a); ++plane) {
+    RowsKernelArgs k;
+    k.dst = walk_row_base(a, w, step.dst, chunk, plane);
+    k.src = walk_row_base(a, w, w.refs[step.first_src], chunk, plane);
+    k.dst_index = block.dst_index;
+    k.src_index = block.src_index;
+    k.dst_first = block.dst_first;
+    k.src_first = block.src_first;
+    k.count = block.count;
+    k.row_bytes = plane == 0 ? a.walk.element_bytes - a.scale_bytes : a.scale_bytes;
+    k.weights = block.weights;
+    if (a.weighted == 0 || k.weights == nullptr) {
+      copy_rows(k, team);
+      continue;
+    }
+    block_sync();  // the last arguments have been read
+    if (thread_index() == 0) s.weighted = k;
+    block_sync();
+    walk_scale_rows(a.type, s.weighted, team);
+  }
+}
+
+// Of rows with scales only padding is summed up, out of nothing: in bytes.
+MOECCL_DEVICE void walk_rows_sum(const WalkRowsArgs& a, WalkRowsShared& s, const WalkState& w, const WalkStep& step,
+                                 uint32_t chunk, const WalkSumBlock& block) {
+  if (block.count == 0) return;
+  for (uint32_t plane = 0; plane < walk_planes(a); ++plane) {
+    block_sync();  // the last sums' arguments have been read
+    for (uint32_t i = thread_index(); i < step.n_srcs; i += block_threads())
+      s.sums.bases[i] = walk_row_base(a, w, w.refs[step.first_src + i], chunk, plane);
+    if (thread_index() == 0) {
+      s.sums.dst = walk_row_base(a, w, step.dst, chunk, plane);
+      s.sums.offsets = block.offsets;
+      s.sums.terms = block.terms;
+      s.sums.weights = a.weighted != 0 ? block.weights : nullptr;
+      s.sums.dst_index = block.dst_index;
+      s.sums.dst_first = block.dst_first;
+      s.sums.count = block.count;
+      s.sums.row_elements = plane == 0 ? a.row_elements : a.scale_bytes;
+      s.sums.n_bases = step.n_srcs;
+      s.sums.grouped = a.grouped;
+    }
+    block_sync();
+    walk_reduce_rows(a.type, s.sums, walk_team(w));
+  }
+}
+
+MOECCL_DEVICE void walk_rows(const WalkRowsArgs& a) {
+  MOECCL_SHARED WalkRowsShared s;
+  WalkState w = walk_begin(a.walk, s);
+  // The host has them in place before the launch, and changes them when none is under way.
+  const WalkTables& t = *a.tables;
+  const uint32_t n_chunks = t.ready != 0 ? t.n_chunks : 0;
+  if (walk_enter(a.walk, s, w)) {
+    if (n_chunks == 0) {
+      const WalkPlace nowhere{0, 0, a.walk.n_ranks, 0, 0};
+      if (thread_index() == 0) walk_fail(a.walk, w, WalkFailure::kNoTables, nowhere);
+    }
+    (void)walk_lane(a.walk, s, w, n_chunks, [&](const WalkStep& step, uint32_t chunk) {
+      const size_t list = static_cast<size_t>(step.ordinal) * n_chunks + chunk;
+      if (step.kind == static_cast<uint8_t>(WalkKind::kRows))
+        walk_rows_copy(a, s, w, step, chunk, t.rows[list]);
+      else
+        walk_rows_sum(a, s, w, step, chunk, a.dispatch != 0 ? t.zeros[list] : t.sums[list]);
+    });
+  }
+  walk_leave(a.walk, s, w, n_chunks);
+}
+
+// AllToAllv.
+
+struct WalkSplitsShared : WalkShared {
+  uint64_t largest[kMaxSources];
+};
+
+// In the memory of `owner`: what it exchanges with each rank in operation `seq`.
+MOECCL_DEVICE WalkSplit* walk_splits(const WalkArgs& a, uint32_t owner, uint64_t seq) {
+  return a.peers[owner].splits + (seq % kWalkEntries) * a.n_ranks;
+}
+
+// With the entry that walk_enter() publishes. Peers that still look at what stood here four operations ago would not
+// have let this rank finish the one before.
+MOECCL_DEVICE void walk_splits_announce(const WalkSplitsArgs& a, const WalkState& w) {
+  if (block_index() != 0) return;
+  const WalkArgs& k = a.walk;
+  WalkSplit* own = walk_splits(k, k.rank, w.seq);
+  for (uint32_t p = thread_index(); p < k.n_ranks; p += block_threads()) {
+    store_relaxed_system(&own[p].sends, a.send_counts[p]);
+    store_relaxed_system(&own[p].send_at, a.send_displs[p]);
+    store_relaxed_system(&own[p].expects, a.recv_counts[p]);
+  }
+  if (thread_index() == 0) store_relaxed_system(&k.header->entries[w.seq % kWalkEntries].largest, a.largest);
+  block_sync();
+}
+
+// One peer's entry: waits for it, and compares what the two say of each other. *largest: what the peer says.
+MOECCL_DEVICE bool walk_splits_compare(const WalkSplitsArgs& a, const WalkState& w, uint32_t peer, uint64_t* largest) {
+  const WalkArgs& k = a.walk;
+  const WalkEntry& entry = k.peers[peer].header->entries[w.seq % kWalkEntries];
+  WalkPlace at{0, 0, peer, w.seq, 0};
+  // Acquire: pairs with the release in walk_enter() of the peer.
+  if (!walk_wait(k, w, at, [&] { return load_acquire_system(&entry.seq) >= w.seq; })) return false;
+  if (walk_differs(k, w, peer, true)) {
+    walk_fail(k, w, WalkFailure::kMismatch, at);
+    return false;
+  }
+  *largest = load_relaxed_system(&entry.largest);
+  const WalkSplit& theirs = walk_splits(k, peer, w.seq)[k.rank];
+  const uint64_t sends = load_relaxed_system(&theirs.sends), expects = load_relaxed_system(&theirs.expects);
+  const bool sent_alike = expects == a.send_counts[peer];
+  if (sent_alike && sends == a.recv_counts[peer]) return true;
+  at.step = sent_alike ? 1 : 0;
+  at.expected = sent_alike ? a.recv_counts[peer] : a.send_counts[peer];
+  at.seen = sent_alike ? sends : expects;
+  walk_fail(k, w, WalkFailure::kSplits, at);
+  return false;
+}
+
+// After walk_enter(): the number of chunks, which follows from the largest block of any rank. Block 0 asks, for all.
+MOECCL_DEVICE bool walk_splits_agree(const WalkSplitsArgs& a, WalkSplitsShared& s, const WalkState& w,
+                                     uint32_t* n_chunks) {
+  const WalkArgs& k = a.walk;
+  if (block_index() == 0) {
+    if (thread_index() == 0) s.failed = 0;
+    block_sync();
+    for (uint32_t p = thread_index(); p < k.n_ranks; p += block_threads()) {
+      s.largest[p] = a.largest;
+      if (p != k.rank && !walk_splits_compare(a, w, p, &s.largest[p])) s.failed = 1;
+    }
+    block_sync();
+    if (s.failed != 0) return false;
+    if (thread_index() == 0) {
+      uint64_t most = 0;
+      for (uint32_t p = 0; p < k.n_ranks; ++p) most = s.largest[p] > most ? s.largest[p] : most;
+      const uint64_t chunks = (most + k.chunk - 1) / k.chunk;
+      k.header->n_chunks = chunks < 1 ? 1 : static_cast<uint32_t>(chunks);
+    }
+  }
+  if (!walk_meet(k, s, w, &k.header->barrier[kWalkMostLanes], grid_blocks(), 1)) return false;
+  *n_chunks = k.header->n_chunks;
+  return true;
+}
+
+// plan::resolve() with blocks of their own sizes.
+MOECCL_DEVICE WalkSpan walk_splits_resolve(const WalkSplitsArgs& a, const WalkState& w, const WalkRef& ref,
+                                           uint64_t block_length, uint32_t chunk) {
+  const WalkArgs& k = a.walk;
+  const uint64_t skipped = k.chunk * chunk;
+  const uint64_t begin = skipped < block_length ? skipped : block_length;
+  uint64_t length = block_length - begin < k.chunk ? block_length - begin : k.chunk, first = 0;
+  if (ref.parts > 1) {
+    const uint64_t line = k.element_bytes >= 64 ? 1 : 64 / k.element_bytes;
+    const uint64_t even = (length + ref.parts - 1) / ref.parts;
+    const uint64_t size = (even + line - 1) / line * line;
+    first = size * ref.part < length ? size * ref.part : length;
+    length = length - first < size ? length - first : size;
+  }
+  uint8_t* base = nullptr;
+  uint64_t offset = first;
+  if (ref.buffer == static_cast<uint8_t>(WalkBuffer::kStaging)) {
+    base = k.peers[ref.rank].staging + (w.seq & 1) * k.half_bytes;
+    offset += (static_cast<uint64_t>(chunk % k.depth) * k.n_slots + ref.index) * k.slot_elements;
+  } else if (ref.rank == k.rank) {
+    const bool input = ref.buffer == static_cast<uint8_t>(WalkBuffer::kInput);
+    offset += (input ? a.send_displs : a.recv_displs)[ref.index] + begin;
+    base = input ? static_cast<uint8_t*>(const_cast<void*>(k.input)) : static_cast<uint8_t*>(k.output);
+  } else {
+    // Plans read of a peer only its Input's block for this rank, which begins where the peer says: it was read from its
+    // entry in walk_splits_compare() and is there.
+    const WalkEntry& e = k.peers[ref.rank].header->entries[w.seq % kWalkEntries];
+    offset += load_relaxed_system(&walk_splits(k, ref.rank, w.seq)[k.rank].send_at) + begin;
+    base = reinterpret_cast<uint8_t*>(load_relaxed_system(&e.input));
+  }
+  return {base == nullptr ? nullptr : base + offset * k.element_bytes, length};
+}
+
+MOECCL_DEVICE void walk_splits_copy(const WalkSplitsArgs& a, const WalkState& w, const WalkStep& step, uint32_t chunk) {
+  const WalkRef& src_ref = w.refs[step.first_src];
+  const auto own_block = [&](const WalkRef& ref) {
+    return ref.rank == a.walk.rank && ref.buffer != static_cast<uint8_t>(WalkBuffer::kStaging);
+  };
+  // plan::governing_length()
+  const WalkRef& governs = own_block(step.dst) ? step.dst : src_ref;
+  if (!own_block(governs)) return;
+  const bool input = governs.buffer == static_cast<uint8_t>(WalkBuffer::kInput);
+  const uint64_t length = (input ? a.send_counts : a.recv_counts)[governs.index];
+  const WalkSpan dst = walk_splits_resolve(a, w, step.dst, length, chunk);
+  const WalkSpan src = walk_splits_resolve(a, w, src_ref, length, chunk);
+  const uint64_t n = src.elements < dst.elements ? src.elements : dst.elements;
+  const Team team = walk_team(w);
+  if (n > 0 && src.data != dst.data)
+    copy_span(dst.data, src.data, n * a.walk.element_bytes, team.thread, team.n_threads);
+}
+
+MOECCL_DEVICE void walk_all_to_all_v(const WalkSplitsArgs& a) {
+  MOECCL_SHARED WalkSplitsShared s;
+  WalkState w = walk_begin(a.walk, s);
+  walk_splits_announce(a, w);
+  uint32_t n_chunks = 0;
+  if (walk_enter(a.walk, s, w) && walk_splits_agree(a, s, w, &n_chunks)) {
+    (void)walk_lane(a.walk, s, w, n_chunks,
+                    [&](const WalkStep& step, uint32_t chunk) { walk_splits_copy(a, w, step, chunk); });
+  }
+  walk_leave(a.walk, s, w, n_chunks);
+}
+
+}  // namespace moeccl::cuda

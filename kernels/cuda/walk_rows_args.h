@@ -1,0 +1,54 @@
+// What host and device share of the persistent kernel for operations whose sizes differ between ranks and steps:
+// dispatch, combine and their backwards, whose row lists lie in device memory with their routing, and AllToAllv, whose
+// sizes travel in the launch.
+#pragma once
+
+#include "kernels/cuda/walk_args.h"
+
+namespace moeccl::cuda {
+
+// plan::RowBlock and plan::SumBlock: one list at one chunk. Addresses are the device's.
+struct WalkRowBlock {
+  const uint32_t *src_index, *dst_index;
+  const float* weights;
+  uint64_t src_first, dst_first, count;
+};
+struct WalkSumBlock {
+  const uint64_t* offsets;  // [count + 1] into terms and weights
+  const RowTermBits* terms;
+  const float* weights;
+  const uint32_t* dst_index;
+  uint64_t dst_first, count;
+};
+
+// A routing's tables. They stay where they are when the routing is updated, so that a launch that a graph replays finds
+// those of the last update. List l at chunk c is at l * n_chunks + c.
+struct WalkTables {
+  uint32_t ready;  // 0: the last update failed
+  uint32_t n_chunks;
+  const WalkRowBlock* rows;   // of dispatch
+  const WalkSumBlock* zeros;  // [n_chunks] of dispatch: padding
+  const WalkSumBlock* sums;   // of combine
+};
+
+struct WalkRowsArgs {
+  WalkArgs walk;  // elements are rows, with their scales where they have some
+  const WalkTables* tables;
+  uint32_t dispatch;         // its sums are `zeros`
+  uint32_t weighted;         // lists' weights are applied
+  uint32_t grouped;          // sums have the nested groups of deterministic mode
+  uint32_t type;             // number of the element type
+  uint32_t row_elements;     // of the type, without scales
+  uint32_t scale_bytes;      // of a row; 0: none
+  const void* input_scales;  // beside walk.input and walk.output
+  void* output_scales;
+};
+
+struct WalkSplitsArgs {
+  WalkArgs walk;
+  uint64_t largest;  // of all counts below
+  // [n_ranks], in elements.
+  uint64_t send_counts[kMaxSources], send_displs[kMaxSources], recv_counts[kMaxSources], recv_displs[kMaxSources];
+};
+
+}  // namespace moeccl::cuda
