@@ -37,7 +37,7 @@ constexpr uint32_t kMostRepeats = 3000;
 // A level that is predicted less well than this is measured again, at most so often. Links between hosts are lines,
 // disturbances are not. Within a host large messages are faster than a line through small ones: MoNTA's r(size).
 constexpr double kGoodFit = 0.99;
-constexpr int kTries = 4;
+constexpr int kTries = 12;
 
 double quantile_of(std::vector<double> v, double q) {
   const auto at = v.begin() + static_cast<ptrdiff_t>(q * static_cast<double>(v.size() - 1) + 0.5);

@@ -31,14 +31,14 @@ double Trials::unpack(uint64_t word, size_t plan) {
   return steps == 0 ? 0 : std::exp2(static_cast<double>(steps - 1) / kSteps);
 }
 
-// Each plan's median: what came between on one of the ranks is in the times of few operations.
+// Each plan's median: what came between on one of the ranks is in few of the times.
 uint64_t Trials::vote_of(State& s) {
   double medians[kMost] = {};
   for (size_t i = 0; i < s.plans.size(); ++i) {
     if (s.ns[i].empty()) continue;
     const auto middle = s.ns[i].begin() + static_cast<ptrdiff_t>(s.ns[i].size() / 2);
     std::nth_element(s.ns[i].begin(), middle, s.ns[i].end());
-    medians[i] = *middle;
+    medians[i] = *middle / static_cast<double>(s.meets_all ? 1 : block_of(s).operations - block_of(s).uncounted);
   }
   return pack({medians, s.plans.size()});
 }
@@ -55,7 +55,10 @@ void Trials::note_last() {
     last_size_ = size;
   }
   if (last_.state != nullptr && !meant) --last_.state->begun;
-  if (last_.counts != nullptr && meant) last_.counts->push_back(last_.ran.took_ns);
+  if (last_.counts != nullptr && meant) {
+    if (!last_.goes_on || last_.counts->empty()) last_.counts->push_back(0);
+    last_.counts->back() += last_.ran.took_ns;
+  }
   last_ = {};
 }
 
@@ -80,7 +83,7 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
   if (s.plans.empty()) {
     s.plans.assign(c.plans.begin(), c.plans.begin() + static_cast<ptrdiff_t>(std::min(c.plans.size(), kMost)));
     s.meets_all = c.meets_all;
-    s.large = bytes > kLargeBytes;
+    s.large = c.meets_all && bytes > kLargeBytes;
   }
   if (s.begun >= kAgain) {
     s.begun = 0;
@@ -97,6 +100,7 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     last_.state = &s;
     last_.ran.is_timed = true;
     if (at % block.operations >= block.uncounted) last_.counts = &s.ns[plan];
+    last_.goes_on = !s.meets_all && at % block.operations > block.uncounted;
     return {s.plans[plan], &last_.ran};
   }
   // One vote at a time; the entry's word belongs to a timing at times.

@@ -28,6 +28,7 @@ class Trials {
     uint64_t operations, uncounted;
   };
   static constexpr Block kBlock{6, 2}, kLargeBlock{3, 1};
+  // Of operations in which all ranks meet; others need the longer blocks.
   static constexpr uint64_t kLargeBytes = 1 << 20, kMostPrivateBytes = 4 << 20;  // of a rank's larger buffer
   // A plan must be this much faster than the one that ran so far, and after so many operations it must show it again:
   // hosts move their cores.
@@ -74,8 +75,10 @@ class Trials {
     bool meets_all = true, large = false;
     uint64_t begun = 0;
     bool voted = false, decided = false;
-    size_t runs = 0;                // the plan that runs when nothing is tried
-    std::vector<double> ns[kMost];  // of the operations that count
+    size_t runs = 0;  // the plan that runs when nothing is tried
+    // Times that count: of each operation in which all ranks meet. Others overlap, so that one alone says little: of
+    // each block.
+    std::vector<double> ns[kMost];
     double took_ns[kMost] = {};
   };
   static const Block& block_of(const State& s) { return s.large ? kLargeBlock : kBlock; }
@@ -90,6 +93,7 @@ class Trials {
   struct {
     State* state = nullptr;                 // of the trial that it is a part of
     std::vector<double>* counts = nullptr;  // where its time goes; null: nowhere
+    bool goes_on = false;                   // with the time that stands there last
     bool private_size = false;
     exec::Operation::Ran ran;
   } last_;
