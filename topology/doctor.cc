@@ -280,12 +280,20 @@ TransportChoice choose_transport(const PairFacts& facts) {
       break;
   }
   if (!facts.gpus) return choice;
-  choice.transport += "; GPU buffers pass through the host";
-  choice.why_not_better = facts.same_gpu      ? "both ranks use one GPU; "
-                          : facts.nvlink      ? "NVLink joins them; "
-                          : facts.peer_access ? "they can read each other over PCIe; "
-                                              : "the driver allows no peer access between them; ";
-  choice.why_not_better += "this page speaks of the host backend, whose transports move host memory";
+  const auto also = [&choice](const char* why) {
+    choice.why_not_better += (choice.why_not_better.empty() ? "" : "; ") + std::string("CUDA memory: ") + why;
+  };
+  if (!facts.path.same_host) {
+    choice.transport += " (CUDA memory through page-locked memory of both hosts)";
+    also("no transport registers device memory with a NIC yet");
+  } else if (facts.same_gpu || facts.nvlink || facts.peer_access) {
+    choice.transport += format("; CUDA memory: each other's device memory, {}", facts.same_gpu ? "on one GPU"
+                                                                                : facts.nvlink ? "over NVLink"
+                                                                                               : "over PCIe");
+  } else {
+    choice.transport += "; CUDA memory: staged in page-locked host memory";
+    also("the driver allows no peer access between them");
+  }
   return choice;
 }
 
@@ -321,7 +329,8 @@ std::string doctor_page(const DoctorFacts& facts) {
   }
   text += format("transports of {} ranks, a process each\n", default_seats(graph, 0, facts.n_ranks).size());
   text += pairs_text(facts);
-  const TransportChoice away = choose_transport({.path = {.same_host = false}});
+  const bool has_gpus = !graph.of_kind(NodeKind::kGpu).empty();
+  const TransportChoice away = choose_transport({.path = {.same_host = false}, .gpus = has_gpus});
   if (facts.interfaces.ok()) {
     const std::string over = facts.interfaces->empty() ? "" : " over " + *facts.interfaces;
     text += format("  ranks of other hosts: {}{}\n        not better because {}\n", away.transport, over,

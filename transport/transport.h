@@ -99,6 +99,17 @@ struct Board {
   Entry entries[kEntries];  // operation k is at k % kEntries
 };
 
+// Who must hear of puts that have arrived: memory that a device uses, beside the memory that the network reaches.
+class Arrivals {
+ public:
+  // Called when a put has arrived whole, before any signal behind it is seen; in whatever thread moves the bytes.
+  // False: more than an operation puts, the peer lies.
+  virtual bool arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) = 0;
+
+ protected:
+  ~Arrivals() = default;
+};
+
 // One rank's memory as far as what arrives from a network reaches it.
 struct LocalMemory {
   uint32_t rank = 0;
@@ -107,6 +118,7 @@ struct LocalMemory {
   const BlockWord* blocks[2] = {nullptr, nullptr};  // own AllToAllv rows [n_ranks], by parity of the operation
   std::byte* staging = nullptr;                     // and message slots behind it
   uint64_t staging_bytes = 0;
+  Arrivals* arrivals = nullptr;  // null: nobody must hear of puts
 };
 
 // How far a put has come.
@@ -159,6 +171,20 @@ class Link {
     (void)traffic_class, (void)bytes;
     return true;
   }
+  // The same from host memory, also where `src` of put() is CUDA memory.
+  virtual Result<PutState> put_words(uint64_t offset, const void* src, size_t bytes) { return put(offset, src, bytes); }
+  // Links that copy what they put offer the memory that they copy to: what is packed there goes as it is, by a put()
+  // from there that follows at once. room() is null while it is full.
+  virtual bool makes_room() const { return false; }
+  virtual std::byte* room(size_t bytes) {
+    (void)bytes;
+    return nullptr;
+  }
+  // After a signal of the peer was seen on CUDA memory: what it has put before will be where kernels read it when they
+  // run that are started from now on.
+  virtual Status settle() { return {}; }
+  // Whether nothing that was put or signalled waits for this rank's own stream any more.
+  virtual bool sent_all() const { return true; }
   // Tells the link of bytes that were stored through a view, so that counters and pace see them.
   virtual void wrote(size_t bytes) = 0;
   // Whether what was put since the last signal may go now. A lane that several communicators share serves the more
@@ -207,6 +233,9 @@ class Engine {
   // An operation of the class begins or ends: what it moves over lines that are shared comes before less urgent ones'.
   // Any thread; several may be under way.
   virtual void operation(uint32_t traffic_class, bool begins) = 0;
+  // Whether nothing waits for this rank's own stream, or why it never will. While it does, somebody must drive the
+  // engine.
+  virtual Result<bool> drained() const { return true; }
 };
 
 // One operation's use of an engine, which ends with this object or before.

@@ -131,6 +131,8 @@ constexpr Variable kVariables[] = {
      }},
     {"MOECCL_CUDA_PERSISTENT_BYTES", "bytes with an optional K, M or G",
      [](std::string_view t, Env* e) { return parse_bytes(t, &e->cuda_persistent_bytes); }},
+    {"MOECCL_HOST_ID", "a name of at most 64 printable characters",
+     [](std::string_view t, Env* e) { return t.size() <= 64 && parse_text(t, &e->host_id); }},
     {"MOECCL_NO_CMA", "0 or 1",
      [](std::string_view t, Env* e) {
        if (t != "0" && t != "1") return false;

@@ -65,6 +65,9 @@ struct Env {
   // MOECCL_CUDA_PERSISTENT_BYTES: larger operations (bytes of a rank's larger buffer) go step by step, where copies
   // take no multiprocessors. Takes K, M, G. The least of all ranks counts.
   int64_t cuda_persistent_bytes = int64_t{64} << 20;
+  // MOECCL_HOST_ID: ranks that give different names count as ranks of different hosts, wherever they run; for trying
+  // out on one machine what several would do. Empty: what the system says.
+  std::string host_id;
   // MOECCL_NO_CMA: 1 keeps process_vm_readv/writev out of the shared-memory transport.
   bool no_cma = false;
 };

@@ -405,11 +405,6 @@ class Connector {
 
   // Paced links are for host memory: their pace is the host's.
   Status connect_cuda() {
-    if (hosts_->n() > 1) {
-      if (config_.cuda_context != nullptr)
-        m_.why_no_cuda = "its ranks are on several hosts, which CUDA memory cannot cross yet";
-      return {};
-    }
     Neighbours n;
     n.rank = rank_;
     n.n_ranks = n_;
@@ -418,6 +413,9 @@ class Connector {
       n.process.push_back(i.process);
       n.pid.push_back(i.pid);
     }
+    n.hosts = &*hosts_;
+    n.link_key = link_key_;
+    n.host_level = m_.host_level;
     n.shape = shape_of(rank_);
     Config config = config_;
     if (config.pace) config.cuda_context = nullptr;

@@ -7,7 +7,9 @@
 
 #include "src/base/env.h"
 #include "src/base/log.h"
+#include "src/bootstrap/handshake.h"
 #include "src/comm/cuda_stream.h"
+#include "src/comm/network.h"
 #include "src/driver/process.h"
 #include "src/exec/task.h"
 #include "transport/cuda_ipc/cuda_link.h"
@@ -149,10 +151,10 @@ class CudaSide::Connector {
     return {};
   }
 
-  // Collective: descriptors of device memory, to all ranks of other processes.
+  // Collective: descriptors of device memory, to all ranks of other processes of this host.
   Status exchange_descriptors() {
     const auto shares = [](const Introduction& i) { return i.exported == kDescriptor; };
-    if (std::none_of(all_.begin(), all_.end(), shares)) return {};
+    if (std::none_of(here().begin(), here().end(), [&](uint32_t r) { return shares(all_[r]); })) return {};
     Fd own;
     if (shares(own_)) {
       auto shared = side_->shared_.share();
@@ -163,7 +165,7 @@ class CudaSide::Connector {
     }
     const int fd = own.get();
     bootstrap::RankSet wanted(n_.n_ranks, false);
-    for (uint32_t r = 0; r < n_.n_ranks; ++r) wanted[r] = !same_process(r);
+    for (const uint32_t r : here()) wanted[r] = !same_process(r);
     MOECCL_ASSIGN_OR_RETURN(descriptors_,
                             host_session_.all_gather_fds(std::span<const int>(&fd, own ? 1 : 0), wanted, n_.deadline));
     return {};
@@ -187,8 +189,11 @@ class CudaSide::Connector {
     return error(moecclUnsupported, "this device sees host memory at other addresses than the host");
   }
 
+  const std::vector<uint32_t>& here() const { return n_.hosts->around(n_.rank); }
+  bool several_hosts() const { return n_.hosts->n() > 1; }
+  // Of the ranks of this host.
   bool one_process() const {
-    return std::all_of(n_.process.begin(), n_.process.end(), [&](uint64_t p) { return p == n_.process[0]; });
+    return std::all_of(here().begin(), here().end(), [&](uint32_t r) { return same_process(r); });
   }
   bool same_process(uint32_t r) const { return n_.process[r] == n_.process[n_.rank]; }
   uint32_t leader(uint32_t r) const {
@@ -226,9 +231,8 @@ class CudaSide::Connector {
     const cuda::Current current(context);
     opened_.resize(n_.n_ranks);
     bool reaches = env().cuda_ipc;
-    for (uint32_t r = 0; reaches && r < n_.n_ranks; ++r) {
-      if (r == n_.rank) continue;
-      reaches = reach(r, context);
+    for (const uint32_t r : here()) {
+      if (r != n_.rank) reaches = reaches && reach(r, context);
     }
     own_.reaches = reaches;
     return {};
@@ -270,12 +274,12 @@ class CudaSide::Connector {
     side_->segments_.resize(n_.n_ranks);
     if (!one_process()) {
       bootstrap::RankSet wanted(n_.n_ranks, false);
-      for (uint32_t r = 0; r < n_.n_ranks; ++r) wanted[leader(r)] = !same_process(r);
+      for (const uint32_t r : here()) wanted[leader(r)] = !same_process(r);
       const int fds[] = {own_segment_->fd().get()};
       MOECCL_ASSIGN_OR_RETURN(auto received, host_session_.all_gather_fds(fds, wanted, n_.deadline));
       const cuda::Current current(side_->engine_->context());
-      for (uint32_t r = 0; leader(n_.rank) == n_.rank && r < n_.n_ranks; ++r) {
-        if (same_process(r)) continue;
+      for (const uint32_t r : here()) {
+        if (leader(n_.rank) != n_.rank || same_process(r)) continue;
         if (received[r].empty()) return error(moecclRemoteError, "rank {} sent no descriptor of its segment", r);
         transport::shm::SegmentShape shape = n_.shape;
         shape.rank = r;
@@ -287,7 +291,7 @@ class CudaSide::Connector {
       }
     }
     MOECCL_TRY(session_.barrier(n_.deadline));
-    for (uint32_t r = 0; r < n_.n_ranks; ++r) {
+    for (const uint32_t r : here()) {
       if (side_->segments_[r] == nullptr)
         side_->segments_[r] = SegmentTable::get().find(same_process(r) ? n_.key : n_.key ^ n_.process[n_.rank], r);
       if (side_->segments_[r] == nullptr) return error(moecclInternalError, "no mapping of rank {}'s segment", r);
@@ -296,7 +300,8 @@ class CudaSide::Connector {
   }
 
   Status make_fabric() {
-    const bool device = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
+    // Each host for itself: what crosses between hosts goes through host memory in any case.
+    const bool device = std::all_of(here().begin(), here().end(), [&](uint32_t r) { return all_[r].reaches != 0; });
     if (!device) {
       side_->staging_ = {};
       side_->shared_ = {};
@@ -322,9 +327,10 @@ class CudaSide::Connector {
       auto& progress = side->fabric_.own->board().progress;
       side->engine_->write_word(&progress.uses_buffers_of_operation, 0);
       side->engine_->write_word(&progress.completed, sequence);
+      if (side->net_ != nullptr) side->engine_->note(side->net_->tell_board());
     };
-    for (uint32_t r = 0; r < n_.n_ranks; ++r) {
-      f.links.push_back(nullptr);
+    f.links.resize(n_.n_ranks);
+    for (const uint32_t r : here()) {
       if (r == n_.rank) continue;
       transport::shm::ShmPeer peer;
       peer.own_rank = n_.rank;
@@ -345,15 +351,52 @@ class CudaSide::Connector {
       gpu.opened = std::move(opened_[r]);
       f.links[r] = std::make_unique<transport::cuda_ipc::CudaLink>(std::move(words), std::move(gpu));
     }
+    if (several_hosts()) MOECCL_TRY(connect_network(device));
     plan::Reach reach;
-    reach.staging = true;
-    reach.views = reach.reads = one_process() && device;
+    reach.staging = !several_hosts();
+    reach.views = reach.reads = !several_hosts() && one_process() && device;
     side_->selector_ = std::make_unique<Selector>(n_.rank, *n_.tree, reach, false, false, n_.config->deterministic,
-                                                  f.half_bytes, device_profile(n_.n_ranks));
+                                                  f.half_bytes, profile());
     return side_->selector_->force_from_text(n_.config->plan);
   }
 
+  plan::Profile profile() const {
+    plan::Profile p = device_profile(n_.n_ranks);
+    p.host_level = n_.host_level;
+    return p;
+  }
+
+  // Connections of their own to the ranks of other hosts, through page-locked memory.
+  Status connect_network(bool device) {
+    exec::Fabric& f = side_->fabric_;
+    transport::cuda_net::CudaNet::Setting s;
+    s.context = side_->engine_->context();
+    s.stream = side_->engine_->stream();
+    s.own = f.own->memory(n_.rank);
+    s.staging_bytes = n_.shape.staging_bytes;
+    s.device_staging = device ? f.staging : nullptr;
+    s.most_put_bytes = std::max(f.half_bytes, n_.shape.message_bytes);
+    s.n_ranks = n_.n_ranks;
+    MOECCL_ASSIGN_OR_RETURN(auto net, transport::cuda_net::CudaNet::create(s));
+    f.arrivals = net.get();
+    MOECCL_TRY(connect_hosts(session_, *n_.hosts, bootstrap::derive_key(n_.link_key, "moeccl cuda links"), *n_.config,
+                             f, n_.deadline)
+                   .status());
+    net->set_engine(std::move(f.engine));
+    for (uint32_t r = 0; r < n_.n_ranks; ++r) {
+      if (!n_.hosts->together(r, n_.rank)) f.links[r] = net->wrap(r, std::move(f.links[r]));
+    }
+    side_->net_ = net.get();
+    f.engine = std::move(net);
+    return {};
+  }
+
   Status make_walk() {
+    if (several_hosts()) {
+      side_->why_no_walk_ = "its ranks are on several hosts, and a kernel cannot use the network";
+      log(LogLevel::kInfo, "rank {}: no persistent kernel on CUDA memory: {}", n_.rank, side_->why_no_walk_);
+      return {};
+    }
     CudaWalk::Setting s;
     s.session = &session_;
     s.engine = side_->engine_.get();
@@ -407,6 +450,7 @@ CudaSide::~CudaSide() {
     return false;
   });
   walk_ = nullptr;
+  fabric_.engine = nullptr;  // says what peers do not know yet; before its links and the memory that it reaches
   fabric_.links.clear();
   segments_.clear();
   fabric_.own = nullptr;
@@ -414,7 +458,7 @@ CudaSide::~CudaSide() {
 
 size_t CudaSide::memory_bytes() const {
   return fabric_.own->bytes() + staging_.bytes() + shared_.mapped_bytes() + engine_->memory_bytes() +
-         (walk_ != nullptr ? walk_->walker().memory_bytes() : 0);
+         (net_ != nullptr ? net_->memory_bytes() : 0) + (walk_ != nullptr ? walk_->walker().memory_bytes() : 0);
 }
 
 Status CudaSide::begin() {

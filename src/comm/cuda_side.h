@@ -14,15 +14,19 @@
 #include "src/comm/selection.h"
 #include "src/exec/fabric.h"
 #include "src/exec/stream_engine.h"
+#include "transport/cuda_net/cuda_net.h"
 
 namespace moeccl::comm {
 
 // What connect() knows already.
 struct Neighbours {
   uint32_t rank = 0, n_ranks = 1;
-  uint64_t key = 0;                    // of the communicator, within a process
-  std::vector<uint64_t> process;       // [n_ranks]
-  std::vector<int> pid;                // [n_ranks]
+  uint64_t key = 0;               // of the communicator, within a process
+  std::vector<uint64_t> process;  // [n_ranks]
+  std::vector<int> pid;           // [n_ranks]
+  const Hosts* hosts = nullptr;
+  bootstrap::Key link_key = {};        // of the communicator
+  int host_level = -1;                 // of the tree: its groups are hosts
   transport::shm::SegmentShape shape;  // of this rank; the others' differ in the rank only
   const Config* config = nullptr;
   const plan::LevelTree* tree = nullptr;
@@ -62,6 +66,7 @@ class CudaSide {
   driver::cuda::VirtualMemory shared_;
   std::vector<std::shared_ptr<transport::shm::Segment>> segments_;
   exec::Fabric fabric_;
+  transport::cuda_net::CudaNet* net_ = nullptr;  // the fabric's engine, where ranks are on several hosts
   std::unique_ptr<Selector> selector_;
   std::unique_ptr<CudaWalk> walk_;
   std::string why_no_walk_;

@@ -51,6 +51,7 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& ho
   options.lost_after_ms = config.timeout_ms;
   options.streams_per_rail = env().socket_streams;
   options.congestion = env().socket_congestion;
+  options.one_machine = !env().host_id.empty();
   options.deadline = deadline;
   MOECCL_ASSIGN_OR_RETURN(const auto mesh, transport::tcp::Mesh::listen(options, std::move(chosen)));
   Writer mine;
@@ -68,7 +69,8 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& ho
   }
   MOECCL_ASSIGN_OR_RETURN(std::vector<transport::tcp::TcpPeer> peers, mesh->connect(others));
   MOECCL_ASSIGN_OR_RETURN(auto engine, transport::tcp::TcpEngine::create());
-  const transport::LocalMemory memory = fabric.own->memory(fabric.rank);
+  transport::LocalMemory memory = fabric.own->memory(fabric.rank);
+  memory.arrivals = fabric.arrivals;
   for (transport::tcp::TcpPeer& p : peers) {
     const uint32_t rank = p.rank;
     log(LogLevel::kInfo, "rank {} reaches rank {} at {} over {} TCP connections", fabric.rank, rank, p.where,

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "src/base/clock.h"
+#include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/random.h"
 
@@ -58,6 +59,7 @@ uint64_t HostIdentity::hash() const {
   h = hash_combine(h, uts_namespace);
   h = hash_combine(h, pid_namespace);
   h = hash_combine(h, net_namespace);
+  if (!given.empty()) h = hash_string(given, h);
   return h != 0 ? h : 1;  // 0 means unknown where hashes travel
 }
 
@@ -69,6 +71,7 @@ HostIdentity host_identity() {
   id.uts_namespace = namespace_inode("/proc/self/ns/uts");
   id.pid_namespace = namespace_inode("/proc/self/ns/pid");
   id.net_namespace = namespace_inode("/proc/self/ns/net");
+  id.given = env().host_id;
   return id;
 }
 

@@ -19,6 +19,7 @@ struct HostIdentity {
   uint64_t uts_namespace = 0;
   uint64_t pid_namespace = 0;
   uint64_t net_namespace = 0;  // abstract UNIX sockets live in it
+  std::string given;           // MOECCL_HOST_ID
 
   uint64_t hash() const;
   bool operator==(const HostIdentity&) const = default;

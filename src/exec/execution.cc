@@ -148,7 +148,7 @@ void Execution::find_landings() {
   Fabric& f = fabric();
   landings_.clear();
   const plan::Program& program = *choice_.program;
-  if (f.engine == nullptr || is_v() || !binding_.rows.empty() ||
+  if (f.engine == nullptr || f.cuda || is_v() || !binding_.rows.empty() ||
       binding_.chunking.chunk * op_.element_bytes < kLandBytes) {
     return;
   }

@@ -81,8 +81,8 @@ class Execution final : public AgreedTask {
   Progress put_rows(const plan::Step& s, uint32_t chunk, uint32_t plane, uint64_t first, uint64_t count, Pack&& pack);
   // Puts what lies at `from`; blocked: the same step again.
   Progress put(uint32_t rank, uint64_t offset, const std::byte* from, uint64_t bytes);
-  // Scratch memory for what a step packs and then puts, or null while another step's put still needs it. `packed`: this
-  // step has packed it before.
+  // Memory for what a step packs and then puts to dst's rank: the link's own where it has any, else scratch memory.
+  // Null while there is no room, or while another step's put still needs it. `packed`: this step has packed it before.
   std::byte* scratch_for(const plan::Step& s, uint32_t chunk, uint64_t bytes, bool* packed);
   void account(uint32_t rank, uint64_t bytes, bool stored);
   // Stores past the cache: large Outputs, which nobody reads soon, and staging, which another core reads. Lines that

@@ -57,6 +57,9 @@ Progress Execution::wait(const Step& s, uint32_t chunk) {
     if (!st.ok()) return fail(std::move(st));
     f.entered[s.peer] = sequence_;
   }
+  if (f.cuda && s.peer != f.rank) {
+    if (Status st = f.link(s.peer).settle(); !st.ok()) return fail(std::move(st));
+  }
   return Progress::kMoved;
 }
 
@@ -183,6 +186,12 @@ Progress Execution::put(uint32_t rank, uint64_t offset, const std::byte* from, u
 
 std::byte* Execution::scratch_for(const Step& s, uint32_t chunk, uint64_t bytes, bool* packed) {
   Fabric& f = fabric();
+  if (transport::Link& link = f.link(s.dst.rank); link.makes_room()) {
+    *packed = false;
+    std::byte* const room = link.room(bytes);
+    if (room == nullptr) waiting_peer_ = s.dst.rank;
+    return room;
+  }
   *packed = packed_ == &s && packed_chunk_ == chunk;
   if (packed_ != nullptr && !*packed) return nullptr;
   f.scratch.resize(std::max<size_t>(f.scratch.size(), bytes));
@@ -342,7 +351,14 @@ Progress Execution::put_rows(const Step& s, uint32_t chunk, uint32_t plane, uint
   const uint64_t bytes = count * plane_bytes(plane);
   bool packed = false;
   std::byte* scratch = scratch_for(s, chunk, bytes, &packed);
-  if (scratch == nullptr) return Progress::kBlocked;
+  if (scratch == nullptr) {
+    if (plane > 0 && packed_ == nullptr) {  // the planes before have been put
+      packed_ = &s;
+      packed_chunk_ = chunk;
+      packed_plane_ = plane;
+    }
+    return Progress::kBlocked;
+  }
   packed_plane_ = plane;
   if (!packed) pack(scratch);
   const uint64_t offset = plan::slot_base(binding_, *choice_.program, s.dst, chunk) * op_.element_bytes +

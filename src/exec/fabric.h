@@ -96,6 +96,7 @@ struct Fabric {
   bool cuda = false;
   std::byte* staging = nullptr;
   std::function<void(uint64_t sequence)> publish_completed;
+  transport::Arrivals* arrivals = nullptr;  // who hears of puts over the network while it connects; null: nobody
 
   // Numbers of signals so far, mod 2^32; [peer * kSigsPerPeer + sig].
   std::vector<uint32_t> sent, awaited;

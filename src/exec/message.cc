@@ -146,7 +146,7 @@ Progress MessageTask::fill_slot(uint32_t number, const MessageSlotHeader& header
   if (!header_there_ && bytes > 0 && !link.may_put(message_class(), bytes)) return Progress::kBlocked;
   if (!header_there_) {
     header_ = header;
-    const Result<transport::PutState> state = link.put(offset, &header_, sizeof(header_));
+    const Result<transport::PutState> state = link.put_words(offset, &header_, sizeof(header_));
     if (!state.ok()) return fail(state.status());
     if (*state != transport::PutState::kDone) return Progress::kBlocked;
     header_there_ = true;

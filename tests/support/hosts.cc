@@ -116,6 +116,8 @@ std::vector<int> parse_weights(const char* text) {
 
 std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::string* why) {
   std::unique_ptr<TestHosts> hosts(new TestHosts(options.weights));
+  hosts->named_ = options.named;
+  if (options.named) return hosts;
   const int n = static_cast<int>(options.weights.size());
   for (int i = 0; i <= n; ++i) {
     const pid_t holder = start_holder();
@@ -166,6 +168,10 @@ int TestHosts::host_of(int process, int n_processes) const {
 std::string TestHosts::address(int host, int interface) { return print("10.77.%d.%d", interface, host + 1); }
 
 bool TestHosts::enter(int host) const {
+  if (named_) {
+    return setenv("MOECCL_HOST_ID", print("test host %d", host).c_str(), 1) == 0 &&
+           setenv("MOECCL_SOCKET_IFNAME", "lo", 1) == 0 && setenv("MOECCL_SOCKET_ADDR", "127.0.0.1", 1) == 0;
+  }
   return enter_namespace(holders_[static_cast<size_t>(host)]) &&
          setenv("MOECCL_SOCKET_ADDR", address(host).c_str(), 1) == 0;
 }

@@ -1,8 +1,10 @@
 // Hosts for tests: network namespaces, joined by veth pairs over a bridge in a namespace of its own. Each lives as long
 // as a child process that holds it, so nothing is left behind however the test ends. Needs root, ip and tc.
 //
-// MOECCL_TEST_HOSTS="3+1" places the processes of every run_ranks() of a test program on hosts in this proportion: any
-// test can so be run over the network.
+// Or, without all that, hosts by name only (MOECCL_HOST_ID), which reach each other over loopback.
+//
+// MOECCL_TEST_HOSTS="3+1" (namespaces; "named:3+1": by name) places the processes of every run_ranks() of a test
+// program on hosts in this proportion: any test can so be run over the network.
 #pragma once
 
 #include <sys/types.h>
@@ -19,6 +21,7 @@ struct HostsOptions {
   std::vector<int> weights = {1, 1};  // processes are spread over the hosts in this proportion, in order
   int interfaces = 1;                 // of each host: eth0 (10.77.0.x), eth1 (10.77.1.x), ...
   std::string rate = {};              // tbf on each interface's way out, such as "1gbit"; empty: none
+  bool named = false;                 // by name only: needs no rights, and has no cables
 };
 
 class TestHosts {
@@ -29,7 +32,7 @@ class TestHosts {
   TestHosts(const TestHosts&) = delete;
   TestHosts& operator=(const TestHosts&) = delete;
 
-  int n() const { return static_cast<int>(holders_.size()) - 1; }
+  int n() const { return static_cast<int>(weights_.size()); }
   int host_of(int process, int n_processes) const;
   static std::string address(int host, int interface = 0);
   // In a child that has one thread: it moves to the host, and says where GetUniqueId listens.
@@ -45,6 +48,7 @@ class TestHosts {
  private:
   TestHosts(std::vector<int> weights) : weights_(std::move(weights)) {}
   std::vector<int> weights_;
+  bool named_ = false;
   std::vector<pid_t> holders_;  // of the hosts, then of the switch
 };
 

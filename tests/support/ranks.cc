@@ -281,10 +281,12 @@ class Collector {
 
 // The hosts of MOECCL_TEST_HOSTS, made at the first call; null without it. False: they cannot be had.
 bool hosts_from_environment(const TestHosts** hosts, std::string* why) {
-  static const std::vector<int> weights = parse_weights(getenv("MOECCL_TEST_HOSTS"));
+  static const std::string text = getenv("MOECCL_TEST_HOSTS") != nullptr ? getenv("MOECCL_TEST_HOSTS") : "";
+  static const bool named = text.starts_with("named:");
+  static const std::vector<int> weights = parse_weights(text.c_str() + (named ? 6 : 0));
   static std::string reason;
   static const std::unique_ptr<TestHosts> made =
-      weights.empty() ? nullptr : TestHosts::create({.weights = weights}, &reason);
+      weights.empty() ? nullptr : TestHosts::create({.weights = weights, .named = named}, &reason);
   *hosts = made.get();
   *why = reason;
   return weights.empty() || made != nullptr;

@@ -57,7 +57,7 @@ Result<Stream> Mesh::greet(Fd fd, uint32_t peer, const StreamGreeting& greeting)
 }
 
 Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) const {
-  const std::vector<Rail> rails = choose_rails(nics_, nics, driver::source_address_towards);
+  const std::vector<Rail> rails = choose_rails(nics_, nics, driver::source_address_towards, options_.one_machine);
   if (rails.empty()) {
     return error(moecclRemoteError, "no interface of this host has a route to rank {}: see MOECCL_SOCKET_IFNAME", peer);
   }

@@ -20,6 +20,7 @@ struct MeshOptions {
   int64_t lost_after_ms = 0;     // see driver::set_lost_after()
   int32_t streams_per_rail = 0;  // MOECCL_SOCKET_STREAMS
   std::string congestion;        // MOECCL_SOCKET_CONGESTION
+  bool one_machine = false;      // MOECCL_HOST_ID: see choose_rails()
   Deadline deadline;
 };
 

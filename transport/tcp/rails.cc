@@ -90,7 +90,8 @@ std::vector<Nic> read_nics(Reader& in) {
   return nics;
 }
 
-std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route) {
+std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route,
+                               bool one_machine) {
   std::vector<Rail> rails;
   std::vector<bool> used_own(own.size()), used_peer(peer.size());
   const auto add = [&](uint32_t o, uint32_t p) {
@@ -99,7 +100,8 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
   };
   // An address that both have, such as a container bridge's, does not lead to the other host.
   const auto is_own = [&](const Nic& n) {
-    return std::any_of(own.begin(), own.end(), [&](const Nic& o) { return same_address(o.address, n.address); });
+    return !one_machine &&
+           std::any_of(own.begin(), own.end(), [&](const Nic& o) { return same_address(o.address, n.address); });
   };
   for (uint32_t o = 0; o < own.size(); ++o) {
     for (uint32_t p = 0; p < peer.size() && !used_own[o]; ++p) {

@@ -38,8 +38,10 @@ using Route = std::function<Result<driver::SocketAddress>(const driver::SocketAd
 
 // Pairs of interfaces, each at most once, fastest first: first those in one network, else the one that the route to the
 // peer's interfaces names. Rails with less than a quarter of the best one's rate are left out: waiting for their part
-// costs more than it brings. Empty: no way.
-std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route);
+// costs more than it brings. Empty: no way. one_machine: both "hosts" are this machine (MOECCL_HOST_ID), whose
+// addresses both have.
+std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route,
+                               bool one_machine = false);
 
 // Connections for a rail: one carries some 20 Gbit/s on one core. `wanted`: MOECCL_SOCKET_STREAMS.
 uint32_t streams_for(const Rail& rail, int32_t wanted);

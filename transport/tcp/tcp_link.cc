@@ -313,10 +313,7 @@ void TcpLink::receive(size_t stream) {
     if (!came.ok()) return lose(came.status());
     if (ended) return lose(error(moecclRemoteError, "it was closed by the other side"));
     taken += *came;
-    const size_t in_place = std::min<size_t>(*came, to.size());
-    s.put_to += in_place;
-    s.put_left -= in_place;
-    s.put_bytes_received += in_place;
+    if (Status st = advance_put(s, std::min<size_t>(*came, to.size())); !st.ok()) return lose(st);
     if (Status st = parse(stream); !st.ok()) return lose(st);
   }
   if (taken > 0) engine_.moved();
@@ -327,6 +324,15 @@ void TcpLink::receive(size_t stream) {
   }
 }
 
+Status TcpLink::advance_put(Stream& s, size_t bytes) {
+  s.put_to += bytes;
+  s.put_left -= bytes;
+  s.put_bytes_received += bytes;
+  if (bytes == 0 || s.put_left > 0 || own_.arrivals == nullptr) return {};
+  if (own_.arrivals->arrived(peer_.rank, s.put_offset, s.put_bytes)) return {};
+  return protocol_error(peer_.rank, "more puts than an operation has");
+}
+
 Status TcpLink::parse(size_t stream) {
   Stream& s = peer_.streams[stream];
   for (;;) {
@@ -334,9 +340,7 @@ Status TcpLink::parse(size_t stream) {
     if (s.put_left > 0) {
       const size_t n = std::min<size_t>(s.put_left, in.size());
       if (n > 0) std::memcpy(s.put_to, in.data(), n);
-      s.put_to += n;
-      s.put_left -= n;
-      s.put_bytes_received += n;
+      MOECCL_TRY(advance_put(s, n));
       s.consume(n);
       if (s.put_left > 0) return {};
       continue;
@@ -373,6 +377,8 @@ Status TcpLink::begin_put(Stream& s, const FrameHead& head) {
   }
   s.put_to = own_.staging + head.offset;
   s.put_left = head.bytes;
+  s.put_offset = head.offset;
+  s.put_bytes = head.bytes;
   for (Landing& l : landings_) {
     if (l.bytes != head.bytes || l.offset != head.offset || l.used) continue;
     l.used = true;

@@ -67,6 +67,7 @@ class TcpLink final : public Link {
   void receive(size_t stream);  // one turn
   Status parse(size_t stream);
   Status begin_put(Stream& s, const FrameHead& head);
+  Status advance_put(Stream& s, size_t bytes);  // so many bytes of it are there now
   Status take_signals(Stream& s, const FrameHead& head, std::span<const std::byte> payload, bool* stalled);
   Status take_board(const FrameHead& head, std::span<const std::byte> payload);
   bool assign_pieces(size_t* moved);

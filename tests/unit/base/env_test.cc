@@ -33,10 +33,11 @@ TEST(Env, TestsAndShimsReadTheirOwnVariables) {
 }
 
 TEST(Env, GoodValuesAreRead) {
-  const EnvParse p = parse({"MOECCL_TIMEOUT_MS=1500", "MOECCL_INIT_TIMEOUT_MS=1", "MOECCL_STAGING_BYTES=4M",
-                            "MOECCL_MOE_MEMORY_CAP=2G", "MOECCL_DEBUG=TRACE", "MOECCL_PLAN=ring", "MOECCL_KERNELS=avx2",
-                            "MOECCL_TOPOLOGY=node:2(bw=1GB/s) gpu:4", "MOECCL_SECRET=0123456789abcdef",
-                            "MOECCL_SOCKET_ADDR=10.0.0.1:80", "MOECCL_SPIN_US=0", "MOECCL_NO_CMA=1"});
+  const EnvParse p =
+      parse({"MOECCL_TIMEOUT_MS=1500", "MOECCL_INIT_TIMEOUT_MS=1", "MOECCL_STAGING_BYTES=4M",
+             "MOECCL_MOE_MEMORY_CAP=2G", "MOECCL_DEBUG=TRACE", "MOECCL_PLAN=ring", "MOECCL_KERNELS=avx2",
+             "MOECCL_TOPOLOGY=node:2(bw=1GB/s) gpu:4", "MOECCL_SECRET=0123456789abcdef",
+             "MOECCL_SOCKET_ADDR=10.0.0.1:80", "MOECCL_SPIN_US=0", "MOECCL_NO_CMA=1", "MOECCL_HOST_ID=left"});
   EXPECT_TRUE(p.status.ok()) << p.status.message();
   EXPECT_TRUE(p.warnings.empty());
   EXPECT_EQ(p.env.timeout_ms, 1500);
@@ -51,6 +52,7 @@ TEST(Env, GoodValuesAreRead) {
   EXPECT_EQ(p.env.socket_addr, "10.0.0.1:80");
   EXPECT_EQ(p.env.spin_us, 0);
   EXPECT_TRUE(p.env.no_cma);
+  EXPECT_EQ(p.env.host_id, "left");
 }
 
 TEST(Env, BadValuesKeepTheDefaultAndNameVariableValueAndWhatIsAccepted) {

@@ -131,9 +131,17 @@ TEST(Doctor, PairsGetWhatTheyCan) {
   EXPECT_NE(choose({.reads_allowed = true}).transport.find("one copy"), std::string::npos);
   EXPECT_NE(choose({}).transport.find("two copies"), std::string::npos);
   EXPECT_EQ(choose({.same_host = false, .reads_allowed = true}).transport, "TCP");
-  EXPECT_NE(choose_transport({.path = {.reads_allowed = true}, .gpus = true, .nvlink = true})
-                .why_not_better.find("NVLink joins"),
-            std::string::npos);
+  const auto on_gpus = [](PairFacts facts) {
+    facts.gpus = true;
+    return choose_transport(facts);
+  };
+  EXPECT_NE(on_gpus({.nvlink = true}).transport.find("device memory, over NVLink"), std::string::npos);
+  EXPECT_NE(on_gpus({.same_gpu = true}).transport.find("device memory, on one GPU"), std::string::npos);
+  EXPECT_NE(on_gpus({}).transport.find("staged in page-locked host memory"), std::string::npos);
+  EXPECT_NE(on_gpus({}).why_not_better.find("no peer access"), std::string::npos);
+  const TransportChoice away = on_gpus({.path = {.same_host = false}});
+  EXPECT_EQ(away.transport, "TCP (CUDA memory through page-locked memory of both hosts)");
+  EXPECT_NE(away.why_not_better.find("registers device memory with a NIC"), std::string::npos);
 }
 
 TEST(Doctor, SaysHowOtherHostsAreReached) {

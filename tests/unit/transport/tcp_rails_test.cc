@@ -84,6 +84,12 @@ TEST(TcpRails, LeavesOutBridgesThatBothHaveAndSlowOnes) {
   EXPECT_EQ(rails[0].own, 1u);
 }
 
+TEST(TcpRails, HostsThatAreOneMachineMeetAtItsOwnAddress) {
+  const std::vector<Nic> both = {nic("lo", "127.0.0.1", 8)};
+  EXPECT_TRUE(choose_rails(both, both, no_route).empty());
+  EXPECT_EQ(choose_rails(both, both, no_route, true).size(), 1u);
+}
+
 TEST(TcpRails, AsksTheRouteBetweenNetworks) {
   const std::vector<Nic> a = {nic("eth0", "10.0.0.1", 24), nic("eth1", "10.0.1.1", 24)};
   const std::vector<Nic> b = {nic("eth0", "10.9.0.1", 24)};

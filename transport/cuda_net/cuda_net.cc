@@ -1,0 +1,213 @@
+#include "transport/cuda_net/cuda_net.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace moeccl::transport::cuda_net {
+
+namespace cuda = driver::cuda;
+
+namespace {
+
+// A large put crosses the bus and the wire in pieces of this size, so that both are busy: at 25 GB/s a copy of one
+// takes 20 us, about what starting it and seeing its end costs.
+constexpr size_t kPiece = 512 << 10;
+constexpr size_t kWordBytes = 256;
+// Ranges of one peer between two looks: a plan has at most kMostSlots slots, each put in some pieces.
+constexpr size_t kMostRanges = 1 << 16;
+// Pieces that come over several connections are put together as long as not more than these are open.
+constexpr size_t kOpenRanges = 16;
+
+}  // namespace
+
+Result<std::unique_ptr<CudaNet>> CudaNet::create(const Setting& setting) {
+  std::unique_ptr<CudaNet> net(new CudaNet(setting));
+  const size_t bounce = (setting.most_put_bytes + 255) / 256 * 256;
+  MOECCL_ASSIGN_OR_RETURN(net->pinned_, cuda::Memory::pinned(setting.context, kWordBytes + bounce));
+  net->bounce_.use(net->pinned_.data() + kWordBytes, bounce);
+  return net;
+}
+
+CudaNet::~CudaNet() = default;
+
+std::unique_ptr<Link> CudaNet::wrap(uint32_t rank, std::unique_ptr<Link> link) {
+  auto wrapped = std::make_unique<CudaNetLink>(*this, rank, std::move(link));
+  links_.push_back(wrapped.get());
+  return wrapped;
+}
+
+uint64_t CudaNet::passed() const {
+  // Acquire: pairs with the stream's store, which is preceded by a fence for the whole system; the copies before it are
+  // visible to whoever sends them.
+  return std::atomic_ref(*reinterpret_cast<uint64_t*>(pinned_.data())).load(std::memory_order_acquire);
+}
+
+Status CudaNet::mark() {
+  if (!unmarked_) return {};
+  unmarked_ = false;
+  return cuda::check(
+      cuda::driver()->cuStreamWriteValue64_v2(s_.stream, reinterpret_cast<cuda::Pointer>(pinned_.data()), ++marked_, 0),
+      "a stream's word for the network");
+}
+
+Status CudaNet::copy(std::byte* dst, const std::byte* src, size_t bytes, const char* what) {
+  return cuda::check(cuda::driver()->cuMemcpyAsync(reinterpret_cast<cuda::Pointer>(dst),
+                                                   reinterpret_cast<cuda::Pointer>(src), bytes, s_.stream),
+                     what);
+}
+
+Status CudaNet::tell_board() {
+  board_waits_ = true;
+  board_ticket_ = ticket();
+  return mark();
+}
+
+void CudaNet::board_changed(bool now) {
+  // The end of an operation, which the stream has still to store.
+  if (now && board_waits_.load(std::memory_order_relaxed) && !failed()) {
+    tell_now_.store(true, std::memory_order_relaxed);
+    return;
+  }
+  inner_->board_changed(now);
+}
+
+Result<bool> CudaNet::drained() const {
+  if (!status_.ok()) return Status(status_);
+  return idle();
+}
+
+bool CudaNet::idle() const {
+  return !board_waits_ && std::all_of(links_.begin(), links_.end(), [](const CudaNetLink* l) { return l->sent_all(); });
+}
+
+void CudaNet::progress() {
+  if (unmarked_) {
+    const cuda::Current current(s_.context);
+    if (Status s = mark(); status_.ok()) status_ = std::move(s);
+  }
+  inner_->progress();
+  if (idle()) return;
+  if (failed()) return drop();
+  const uint64_t stored = passed();
+  for (CudaNetLink* link : links_) {
+    if (!link->pump(stored)) return drop();
+  }
+  if (board_waits_ && board_ticket_ <= stored) {
+    board_waits_ = false;
+    inner_->board_changed(tell_now_.exchange(false, std::memory_order_relaxed));
+  }
+}
+
+void CudaNet::drop() {
+  for (CudaNetLink* link : links_) link->drop();
+  bounce_.give_back_all();
+  board_waits_ = false;
+}
+
+bool CudaNet::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
+  if (s_.device_staging == nullptr || offset >= s_.staging_bytes) return true;
+  bytes = std::min(bytes, s_.staging_bytes - offset);
+  const std::lock_guard lock(mutex_);
+  std::vector<Range>& ranges = arrived_[src_rank];
+  for (size_t i = ranges.size(), left = kOpenRanges; i > 0 && left > 0; --i, --left) {
+    Range& r = ranges[i - 1];
+    if (r.offset + r.bytes != offset) continue;
+    r.bytes += bytes;
+    return true;
+  }
+  if (ranges.size() == kMostRanges) return false;
+  ranges.push_back({offset, bytes});
+  return true;
+}
+
+Status CudaNet::settle(uint32_t rank) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (arrived_[rank].empty()) return {};
+    taken_.clear();
+    taken_.swap(arrived_[rank]);
+  }
+  for (const Range& r : taken_) {
+    MOECCL_TRY(copy(s_.device_staging + r.offset, s_.own.staging + r.offset, r.bytes,
+                    "a copy of what the network brought to the device"));
+  }
+  return {};
+}
+
+void CudaNetLink::push(const Waiting& w) {
+  if (first_ == waiting_.size()) {
+    waiting_.clear();
+    first_ = 0;
+  }
+  waiting_.push_back(w);
+}
+
+void CudaNetLink::drop() {
+  waiting_.clear();
+  first_ = 0;
+  room_ = nullptr;
+}
+
+std::byte* CudaNetLink::room(size_t bytes) { return room_ = net_.bounce_.take(bytes); }
+
+Result<PutState> CudaNetLink::put(uint64_t offset, const void* src, size_t bytes) {
+  MOECCL_TRY(Status(net_.status_));
+  const bool packed = src == room_ && src != nullptr;
+  if (bytes == 0) return PutState::kDone;
+  std::byte* const to = packed ? std::exchange(room_, nullptr) : net_.bounce_.take(bytes);
+  if (to == nullptr) return PutState::kFull;
+  for (size_t at = 0; at < bytes;) {
+    const size_t n = packed ? bytes : std::min(kPiece, bytes - at);
+    const bool last = at + n == bytes;
+    if (!packed) {
+      MOECCL_TRY(net_.copy(to + at, static_cast<const std::byte*>(src) + at, n, "a copy to memory of the network"));
+    }
+    push(
+        {.ticket = net_.ticket(), .offset = offset + at, .src = to + at, .bytes = n, .give_back = last ? to : nullptr});
+    // The last piece's number comes with the signal behind it, or with the next round of polls.
+    if (!last) MOECCL_TRY(net_.mark());
+    at += n;
+  }
+  return PutState::kDone;
+}
+
+Result<PutState> CudaNetLink::put_words(uint64_t offset, const void* src, size_t bytes) {
+  std::byte* const to = net_.bounce_.take(bytes);
+  if (to == nullptr) return PutState::kFull;
+  std::memcpy(to, src, bytes);
+  push({.offset = offset, .src = to, .bytes = bytes, .give_back = to});
+  return PutState::kDone;
+}
+
+Status CudaNetLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
+  push({.ticket = net_.ticket(), .sig = sig, .number = number, .tag = tag});
+  return net_.mark();
+}
+
+bool CudaNetLink::pump(uint64_t passed) {
+  while (first_ < waiting_.size()) {
+    const Waiting& w = waiting_[first_];
+    if (w.ticket > passed) return true;
+    if (w.src != nullptr) {
+      const Result<PutState> state = link_->put(w.offset, w.src, w.bytes);
+      if (!state.ok()) {
+        net_.status_ = state.status();
+        return false;
+      }
+      if (*state != PutState::kDone) return true;
+      if (w.give_back != nullptr) net_.bounce_.give_back(w.give_back);
+    } else {
+      // A failed rank's put is lost without a word: its signal must not say that it came.
+      if (net_.failed()) return false;
+      if (Status s = link_->signal(w.sig, w.number, w.tag); !s.ok()) {
+        net_.status_ = std::move(s);
+        return false;
+      }
+    }
+    ++first_;
+  }
+  return true;
+}
+
+}  // namespace moeccl::transport::cuda_net

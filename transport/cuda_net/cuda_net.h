@@ -1,0 +1,144 @@
+// Ranks of other hosts for CUDA memory: any network's links, reached through page-locked memory.
+//
+//   out: the stream copies (or a kernel packs) what is put into page-locked memory, and stores a number into a word
+//   when it
+//        has; whoever drives the operation polls the word, and only then puts the piece over the network. A signal
+//        goes the same way: it is sent when the stream has done all that was started before it.
+//   in:  the network puts into the page-locked staging. When a signal is seen, the stream copies what came before it
+//        to the same place of the staging on the device, where kernels find it as if a neighbour had put it there.
+//
+// The device's stream is never waited for but by polling, and never waits for a peer.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "src/driver/cuda.h"
+#include "transport/cuda_net/bounce.h"
+#include "transport/transport.h"
+
+namespace moeccl::transport::cuda_net {
+
+class CudaNetLink;
+
+// Drives the network's engine too. One thread at a time, as for links; board_changed() and arrived() any thread.
+class CudaNet final : public Engine, public Arrivals {
+ public:
+  struct Setting {
+    driver::cuda::Context context = nullptr;
+    driver::cuda::Stream stream = nullptr;  // of this rank; outlives this
+    LocalMemory own;                        // page-locked; where the network puts
+    uint64_t staging_bytes = 0;             // of it: what lies behind is read where it is
+    std::byte* device_staging = nullptr;    // where kernels want it; null: they read it where it is
+    uint64_t most_put_bytes = 0;            // of one put
+    uint32_t n_ranks = 0;
+  };
+  static Result<std::unique_ptr<CudaNet>> create(const Setting& setting);
+  ~CudaNet() override;
+
+  // The network's, before the first operation; its links go through wrap().
+  void set_engine(std::unique_ptr<Engine> inner) { inner_ = std::move(inner); }
+  std::unique_ptr<Link> wrap(uint32_t rank, std::unique_ptr<Link> link);
+  // The stream will store to the board, as the last that it was given so far: peers are told when it has.
+  Status tell_board();
+  size_t memory_bytes() const { return pinned_.bytes(); }
+
+  void begin() override { inner_->begin(); }
+  void end() override { inner_->end(); }
+  void progress() override;
+  void board_changed(bool now) override;
+  Result<bool> drained() const override;
+  bool arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) override;
+
+ private:
+  friend class CudaNetLink;
+  struct Range {
+    uint64_t offset = 0, bytes = 0;
+  };
+  explicit CudaNet(const Setting& setting) : s_(setting), arrived_(setting.n_ranks) {}
+
+  // The number that the stream will have stored when it has done what it was given so far.
+  uint64_t ticket() {
+    unmarked_ = true;
+    return marked_ + 1;
+  }
+  Status mark();  // makes it store the number, where some ticket needs it
+  uint64_t passed() const;
+  bool idle() const;
+  bool failed() const { return s_.own.board->health.state.load(std::memory_order_acquire) != 0; }
+  Status copy(std::byte* dst, const std::byte* src, size_t bytes, const char* what);
+  Status settle(uint32_t rank);
+  void drop();  // of a rank that has failed: nothing more leaves it
+
+  Setting s_;
+  driver::cuda::Memory pinned_;  // the word, then the bounce memory
+  Bounce bounce_;
+  bool unmarked_ = false;
+  uint64_t marked_ = 0;
+  Status status_;  // the first failure of progress(); stays
+  std::vector<CudaNetLink*> links_;
+  std::atomic<bool> board_waits_{false};
+  uint64_t board_ticket_ = 0;
+  std::atomic<bool> tell_now_{false};
+  std::mutex mutex_;
+  std::vector<std::vector<Range>> arrived_;  // by source, under the lock: not yet copied to the device
+  std::vector<Range> taken_;                 // scratch
+  std::unique_ptr<Engine> inner_;            // first to be destroyed: it may still send from the bounce memory
+};
+
+class CudaNetLink final : public Link {
+ public:
+  CudaNetLink(CudaNet& net, uint32_t rank, std::unique_ptr<Link> link)
+      : net_(net), rank_(rank), link_(std::move(link)), name_(std::string("cuda over ") + link_->name()) {}
+
+  const char* name() const override { return name_.c_str(); }
+  const Board& board() const override { return link_->board(); }
+  const Outbox* outbox(uint64_t) const override { return nullptr; }
+  const BlockWord& block(uint64_t seq) const override { return link_->block(seq); }
+  std::byte* staging_view() const override { return nullptr; }
+  std::byte* heap_view() const override { return nullptr; }
+  size_t heap_bytes() const override { return 0; }
+  bool same_process() const override { return false; }
+  bool can_read() const override { return false; }
+  Status read(uint64_t address, void* dst, size_t bytes) override { return link_->read(address, dst, bytes); }
+  // src: what the device reads. Done when the stream has been given the copy.
+  Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
+  Result<PutState> put_words(uint64_t offset, const void* src, size_t bytes) override;
+  bool makes_room() const override { return true; }
+  std::byte* room(size_t bytes) override;
+  Status settle() override { return net_.settle(rank_); }
+  bool sent_all() const override { return first_ == waiting_.size(); }
+  void wrote(size_t) override {}
+  Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
+  SignalLine* signal_line(uint32_t) override { return nullptr; }
+  Status check_peer() override { return link_->check_peer(); }
+  int64_t unacknowledged_ms() override { return link_->unacknowledged_ms(); }
+
+ private:
+  friend class CudaNet;
+  // A put, or a signal (src is null), that may go when the stream has stored `ticket`.
+  struct Waiting {
+    uint64_t ticket = 0;
+    uint64_t offset = 0;
+    const std::byte* src = nullptr;
+    size_t bytes = 0;
+    const std::byte* give_back = nullptr;  // room of the bounce memory, after it
+    uint32_t sig = 0, number = 0, tag = 0;
+  };
+  void push(const Waiting& w);
+  bool pump(uint64_t passed);  // false: it met an error
+  void drop();
+
+  CudaNet& net_;
+  uint32_t rank_;
+  std::unique_ptr<Link> link_;
+  std::string name_;
+  std::vector<Waiting> waiting_;  // from first_ on
+  size_t first_ = 0;
+  std::byte* room_ = nullptr;  // given to be packed, not put yet
+};
+
+}  // namespace moeccl::transport::cuda_net
