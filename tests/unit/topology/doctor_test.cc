@@ -77,8 +77,9 @@ TEST(Doctor, EachProblemHasItsFix) {
   for (const Finding& f : all) EXPECT_EQ(f.fix.empty(), f.verdict == Verdict::kGood) << f.what;
   const std::string page = doctor_page(facts);
   EXPECT_NE(page.find("  BAD   "), std::string::npos);
-  EXPECT_NE(page.find("28 pairs: shared memory with staging (two copies); GPU buffers pass through the host"),
-            std::string::npos)
+  EXPECT_NE(
+      page.find("28 pairs: shared memory with staging (two copies); CUDA memory: staged in page-locked host memory"),
+      std::string::npos)
       << page;
 }
 
@@ -135,8 +136,8 @@ TEST(Doctor, PairsGetWhatTheyCan) {
     facts.gpus = true;
     return choose_transport(facts);
   };
-  EXPECT_NE(on_gpus({.nvlink = true}).transport.find("device memory, over NVLink"), std::string::npos);
-  EXPECT_NE(on_gpus({.same_gpu = true}).transport.find("device memory, on one GPU"), std::string::npos);
+  EXPECT_NE(on_gpus({.path = {}, .nvlink = true}).transport.find("device memory, over NVLink"), std::string::npos);
+  EXPECT_NE(on_gpus({.path = {}, .same_gpu = true}).transport.find("device memory, on one GPU"), std::string::npos);
   EXPECT_NE(on_gpus({}).transport.find("staged in page-locked host memory"), std::string::npos);
   EXPECT_NE(on_gpus({}).why_not_better.find("no peer access"), std::string::npos);
   const TransportChoice away = on_gpus({.path = {.same_host = false}});
