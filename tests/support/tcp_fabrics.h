@@ -14,7 +14,9 @@ namespace moeccl::tests {
 
 class TcpFabrics {
  public:
-  explicit TcpFabrics(uint32_t n, int streams = 1, uint64_t staging_bytes = 4 << 20) {
+  // arrivals: who hears of puts to each rank; may be null.
+  explicit TcpFabrics(uint32_t n, int streams = 1, uint64_t staging_bytes = 4 << 20,
+                      transport::Arrivals* arrivals = nullptr) {
     using transport::tcp::Mesh;
     std::vector<std::unique_ptr<Mesh>> meshes;
     std::vector<std::vector<transport::tcp::Nic>> nics;
@@ -31,7 +33,10 @@ class TcpFabrics {
       meshes.push_back(std::move(*Mesh::listen(o, {nic})));
       nics.emplace_back(meshes.back()->nics().begin(), meshes.back()->nics().end());
     }
-    for (uint32_t r = 0; r < n; ++r) fabrics_.push_back(make(n, r, staging_bytes));
+    for (uint32_t r = 0; r < n; ++r) {
+      fabrics_.push_back(make(n, r, staging_bytes));
+      fabrics_.back()->arrivals = arrivals;
+    }
     std::vector<std::thread> threads;
     std::vector<Status> statuses(n);
     for (uint32_t r = 0; r < n; ++r) {
@@ -73,7 +78,8 @@ class TcpFabrics {
     }
     MOECCL_ASSIGN_OR_RETURN(auto peers, mesh.connect(others));
     MOECCL_ASSIGN_OR_RETURN(auto engine, transport::tcp::TcpEngine::create());
-    const transport::LocalMemory m = f.own->memory(f.rank);
+    transport::LocalMemory m = f.own->memory(f.rank);
+    m.arrivals = f.arrivals;
     for (auto& p : peers) {
       const uint32_t rank = p.rank;
       MOECCL_ASSIGN_OR_RETURN(f.links[rank], engine->add(m, std::move(p)));

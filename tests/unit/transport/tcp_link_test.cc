@@ -1,8 +1,10 @@
 // Two to four ranks over loopback: what a link promises to the executor.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <mutex>
 
 #include "tests/support/ranks.h"
 #include "tests/support/tcp_fabrics.h"
@@ -42,6 +44,50 @@ std::vector<unsigned char> pattern(size_t bytes, unsigned seed) {
   uint32_t x = seed * 2654435761u + 1;
   for (unsigned char& b : v) b = static_cast<unsigned char>((x = x * 1664525u + 1013904223u) >> 24);
   return v;
+}
+
+// What a CUDA side copies on to the device: all of it, and nothing twice, when the signal is seen.
+TEST(TcpArrivals, EveryByteIsToldBeforeTheSignalBehindIt) {
+  struct Heard final : transport::Arrivals {
+    std::mutex mutex;
+    std::vector<uint8_t> times = std::vector<uint8_t>(4 << 20);  // [offset]
+    bool full = false;
+    bool arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) override {
+      const std::lock_guard lock(mutex);
+      EXPECT_EQ(src_rank, 0u);
+      for (uint64_t i = offset; i < offset + bytes; ++i) ++times.at(i);
+      return !full;
+    }
+  };
+  for (const int streams : {1, 3}) {
+    Heard heard;
+    TcpFabrics fabrics(2, streams, 4 << 20, &heard);
+    ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
+    uint32_t number = 0;
+    for (const size_t bytes : {1u, 9000u, 40'000u, 1'500'001u}) {
+      const auto data = pattern(bytes, 5);
+      const uint64_t at = 777 + bytes;
+      ASSERT_TRUE(put_all(fabrics[0], 1, at, data.data(), bytes).ok());
+      ASSERT_TRUE(fabrics[0].link(1).signal(2, ++number, 9).ok());
+      ASSERT_TRUE(wait_until([&] { return word_of(fabrics[1], 0, 2) == (uint64_t{9} << 32 | number); }));
+      const std::lock_guard lock(heard.mutex);
+      const auto told = heard.times.begin() + static_cast<ptrdiff_t>(at);
+      EXPECT_TRUE(std::all_of(told, told + static_cast<ptrdiff_t>(bytes), [](uint8_t n) { return n == 1; })) << bytes;
+      EXPECT_EQ(std::count(heard.times.begin(), heard.times.end(), 0), static_cast<ptrdiff_t>((4 << 20) - bytes));
+      std::fill(heard.times.begin(), heard.times.end(), 0);
+    }
+    // Who is told too much ends the link.
+    {
+      const std::lock_guard lock(heard.mutex);
+      heard.full = true;
+    }
+    const auto data = pattern(100, 6);
+    ASSERT_TRUE(put_all(fabrics[0], 1, 0, data.data(), data.size()).ok());
+    ASSERT_TRUE(fabrics[0].link(1).signal(2, ++number, 9).ok());
+    EXPECT_TRUE(wait_until([&] { return !fabrics[1].link(0).check_peer().ok(); }));
+    EXPECT_NE(fabrics[1].link(0).check_peer().message().find("more puts"), std::string::npos);
+    EXPECT_NE(word_of(fabrics[1], 0, 2), uint64_t{9} << 32 | number);
+  }
 }
 
 // land() is a hint that may come too late or be taken back: each byte is at one of the two places, and landed() says
