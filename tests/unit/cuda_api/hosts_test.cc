@@ -41,7 +41,7 @@ std::string failure_of(moecclComm_t comm, moecclResult_t* state) {
 TEST(CudaHosts, SayOverWhatTheyReachEachOther) {
   const auto hosts = named_hosts({2, 1});
   RankOptions options = on(*hosts);
-  options.config.timeout_ms = 1500;
+  options.config.timeout_ms = 3000;
   Meeting told;
   run_ranks(
       3,
