@@ -60,7 +60,7 @@ struct Introduction {
   int32_t device = 0;
   char uuid[16] = {};
   cuda::IpcHandle handle{};
-  char why[160] = {};
+  char why[164] = {};  // fills the struct: its bytes travel
 };
 
 // A GPU beside the host's defaults, as far as can be said without having measured one: device memory at the rate of a
