@@ -149,7 +149,10 @@ void CudaNetLink::drop() {
   room_ = nullptr;
 }
 
-std::byte* CudaNetLink::room(size_t bytes) { return room_ = net_.bounce_.take(bytes); }
+std::byte* CudaNetLink::room(size_t bytes) {
+  if (room_ != nullptr) net_.bounce_.give_back(room_);  // whoever packed it did not put it: it is packed anew
+  return room_ = net_.bounce_.take(bytes);
+}
 
 Result<PutState> CudaNetLink::put(uint64_t offset, const void* src, size_t bytes) {
   MOECCL_TRY(Status(net_.status_));

@@ -50,6 +50,8 @@ class CudaNet final : public Engine, public Arrivals {
   void end() override { inner_->end(); }
   void progress() override;
   void board_changed(bool now) override;
+  // Other communicators' less urgent puts make way for these; these are handed over at once and wait for nobody.
+  void operation(uint32_t traffic_class, bool begins) override { inner_->operation(traffic_class, begins); }
   Result<bool> drained() const override;
   bool arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) override;
 
