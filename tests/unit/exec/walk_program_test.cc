@@ -84,14 +84,37 @@ TEST(WalkProgram, EveryStandardCollectiveIsOne) {
   }
 }
 
-TEST(WalkProgram, RowsAreRefused) {
+TEST(WalkProgram, RowStepsNameTheirLists) {
   plan::Program p;
   p.lanes.push_back({});
-  p.lanes[0].steps.emplace_back().kind = plan::StepKind::kGatherRows;
+  for (const auto kind : {plan::StepKind::kGatherRows, plan::StepKind::kScatterRows, plan::StepKind::kReduceRows}) {
+    plan::Step& s = p.lanes[0].steps.emplace_back();
+    s.kind = kind;
+    s.rows = static_cast<uint32_t>(p.lanes[0].steps.size() + 4);
+  }
   auto program = compile_walk(p);
-  ASSERT_FALSE(program.ok());
-  EXPECT_EQ(program.status().code(), moecclUnsupported);
-  EXPECT_NE(program.status().message().find("gather-rows"), std::string::npos) << program.status().message();
+  ASSERT_TRUE(program.ok()) << program.status().message();
+  ASSERT_EQ(program->steps.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    const auto kind = i < 2 ? cuda::WalkKind::kRows : cuda::WalkKind::kRowSums;
+    EXPECT_EQ(program->steps[i].kind, static_cast<uint8_t>(kind)) << i;
+    EXPECT_EQ(program->steps[i].ordinal, i + 5) << i;
+  }
+}
+
+TEST(WalkProgram, SumsOfTooManyBuffersAreRefused) {
+  for (const auto kind : {plan::StepKind::kReduce, plan::StepKind::kReduceRows}) {
+    plan::Program p;
+    p.lanes.push_back({});
+    plan::Step& s = p.lanes[0].steps.emplace_back();
+    s.kind = kind;
+    s.n_srcs = cuda::kMaxSources + 1;
+    auto program = compile_walk(p);
+    ASSERT_FALSE(program.ok());
+    EXPECT_EQ(program.status().code(), moecclUnsupported);
+    EXPECT_NE(program.status().message().find(std::to_string(s.n_srcs) + " buffers"), std::string::npos)
+        << program.status().message();
+  }
 }
 
 }  // namespace
