@@ -55,7 +55,7 @@ constexpr size_t kSizes[] = {3 << 9, 3 << 12, 3 << 14, 3 << 15, 3 << 16, 3 << 17
 // What a plan takes depends on which pages its buffers happen to have: rounds take turns through this much memory.
 constexpr size_t kMemory = 16 << 20;
 constexpr int kMaxRanks = 8, kRounds = 3, kFinalRounds = 5, kFinalSweeps = 2;
-constexpr int kMostTrials = 2, kTrialRuns = 100;
+constexpr int kMostTrials = 3, kTrialRuns = 100;
 constexpr double kMayBeBest = 1.5;  // times the fastest one's first median
 constexpr double kBatchNs = 1e6;    // as calibration has it
 
@@ -208,21 +208,24 @@ class Rank {
     }
   };
 
-  // The choice and its rivals as they are before anything is measured here; a choice that is made by trial in the
-  // first operations of a program has been made.
+  // The choice and its rivals as they are before anything is measured.
   Point ask(const Op& op, size_t bytes) {
     Point p{&op, bytes, count_of(op.op, bytes), {}, {}};
     check(moecclPlanForce(comm_, op.op, "auto"), "force", comm_);
-    for (int i = 0; i < kMostTrials && info(op.op, p.count).trial == 1; ++i)
-      for (int k = 0; k < kTrialRuns; ++k) check(call(op.op, p.count), "try", comm_);
     p.chosen = info(op.op, p.count).algorithm;
     for (const char* name : op.algorithms) {
       check(moecclPlanForce(comm_, op.op, name), "force", comm_);
       const moecclPlanInfo_t i = info(op.op, p.count);
       if (std::strcmp(i.algorithm, name) == 0) p.runners.push_back({name, i.predicted_us * 1e3, 0, {}});
     }
-    check(moecclPlanForce(comm_, op.op, "auto"), "force", comm_);
     return p;
+  }
+  // The library's own trial of close plans, as in a program's first operations of this size: it may choose anew.
+  void settle(Point& p) {
+    check(moecclPlanForce(comm_, p.op->op, "auto"), "force", comm_);
+    for (int i = 0; i < kMostTrials && info(p.op->op, p.count).trial == 1; ++i)
+      for (int k = 0; k < kTrialRuns; ++k) check(call(p.op->op, p.count), "try", comm_);
+    p.chosen = info(p.op->op, p.count).algorithm;
   }
 
   // Alternating, so that a disturbance meets all of them; every other round backwards.
@@ -255,14 +258,13 @@ class Rank {
     for (Point& p : points) race(p, all_but_slow(p, kMayBeBest), kRounds);
     std::vector<std::vector<Runner*>> finals;
     for (Point& p : points) {
+      settle(p);
       Runner* const best = &p.fastest();
       std::vector<Runner*>& some = finals.emplace_back();
       for (Runner& r : p.runners)
         if (&r == best || r.name == p.chosen || r.name == "flat") some.push_back(&r);
-    }
-    for (size_t i = 0; i < points.size(); ++i) {
-      for (Runner* r : finals[i]) r->ns.clear();
-      race(points[i], finals[i], kFinalRounds);
+      for (Runner* r : some) r->ns.clear();
+      race(p, some, kFinalRounds);
     }
     for (int sweep = 1; sweep < kFinalSweeps; ++sweep)
       for (size_t i = 0; i < points.size(); ++i) race(points[i], finals[i], kFinalRounds);

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kMostIterations = 2000;
-constexpr int kWarmUps = 100;
+constexpr int kWarmUps = 160;
 constexpr size_t kWarmUpTo = 4 << 20;  // bytes
 constexpr size_t kFloatsPer16Bytes = 4;
 

@@ -233,7 +233,8 @@ class LinkTimer {
 
   // Half of a round trip between rank 0 and the first rank beyond a level.
   Status ping_pong(void* data, uint32_t peer, bool is_line, plan::Curve& best) {
-    constexpr uint64_t kLevelSizes[] = {64, 4 << 10, 32 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, kMostBytes};
+    constexpr uint64_t kLevelSizes[] = {64,        4 << 10,   32 << 10, 128 << 10, 256 << 10,
+                                        512 << 10, 768 << 10, 1 << 20,  3 << 19,   kMostBytes};
     std::vector<Stopwatch::Once> things;
     for (const uint64_t bytes : kLevelSizes) {
       if (comm_.rank() != 0 && comm_.rank() != peer) {

@@ -25,10 +25,10 @@ constexpr double kTypicalBlockBytes = 16 << 10, kLargeBlockBytes = 1 << 20;
 constexpr double kFlatBias = 0.93;
 
 // What is predicted to take at most so many times as long as the choice is tried against it, in operations between
-// these sizes of a rank's larger buffer: smaller ones feel a trial's words and the other memory that each plan touches;
-// of larger ones a program may run so few that it would feel the trial.
+// these sizes of a rank's larger buffer: smaller ones would feel the question which plan comes next; of larger ones a
+// program may run so few that it would feel the trial.
 constexpr double kCloseTo = 1.6;
-constexpr uint64_t kTryFromBytes = 32 << 10, kTryToBytes = 4 << 20;
+constexpr uint64_t kTryFromBytes = 8 << 10, kTryToBytes = 4 << 20;
 
 // Where a shape stands on its plans' curves.
 double curve_bytes(const plan::Shape& s) {
@@ -300,7 +300,7 @@ void Selector::add_trial(CachedPlan& cached, const Chosen& chosen, uint64_t byte
   const moecclOp_t op = cached.key.op;
   const bool reduces = op == moecclOpAllReduce || op == moecclOpReduceScatter || op == moecclOpReduce;
   // Of an AllToAllv nobody knows the size; what goes with the first word counts for no plan.
-  const bool fits = op == moecclOpAllToAllv || (!cached.eager && bytes >= kTryFromBytes && bytes <= kTryToBytes);
+  const bool fits = op == moecclOpAllToAllv || (bytes > kTryFromBytes && bytes <= kTryToBytes);
   if (!env().trials || chosen.close.empty() || !fits || op == moecclOpTensorAllToAll ||
       (reduces && !deterministic_ && !has_plan_fits_))
     return;

@@ -38,7 +38,7 @@ uint64_t Trials::vote_of(State& s) {
     if (s.ns[i].empty()) continue;
     const auto middle = s.ns[i].begin() + static_cast<ptrdiff_t>(s.ns[i].size() / 2);
     std::nth_element(s.ns[i].begin(), middle, s.ns[i].end());
-    medians[i] = *middle / static_cast<double>(s.meets_all ? 1 : block_of(s).operations - block_of(s).uncounted);
+    medians[i] = *middle / static_cast<double>(s.meets_all ? 1 : blocks_of(s).operations - blocks_of(s).uncounted);
   }
   return pack({medians, s.plans.size()});
 }
@@ -90,11 +90,11 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     s.voted = false;
     for (std::vector<double>& ns : s.ns) ns.clear();
   }
-  const Block& block = block_of(s);
+  const Blocks& block = blocks_of(s);
   const size_t n = s.plans.size();
   const uint64_t at = s.begun++;
   const uint64_t round = at / (block.operations * n);
-  if (round < kRounds) {
+  if (round < block.rounds) {
     const size_t turn = at / block.operations % n;
     const size_t plan = round % 2 == 0 ? turn : n - 1 - turn;
     last_.state = &s;

@@ -23,11 +23,10 @@ class Trials {
   static constexpr size_t kMost = 5;
   // Each round runs every plan for a block of operations, of which the first are not counted. Rounds alternate in
   // direction.
-  static constexpr uint64_t kRounds = 3;
-  struct Block {
-    uint64_t operations, uncounted;
+  struct Blocks {
+    uint64_t rounds, operations, uncounted;
   };
-  static constexpr Block kBlock{6, 2}, kLargeBlock{3, 1};
+  static constexpr Blocks kBlocks{5, 6, 2}, kLargeBlocks{3, 3, 1};
   // Of operations in which all ranks meet; others need the longer blocks.
   static constexpr uint64_t kLargeBytes = 1 << 20, kMostPrivateBytes = 4 << 20;  // of a rank's larger buffer
   // A plan must be this much faster than the one that ran so far, and after so many operations it must show it again:
@@ -81,7 +80,7 @@ class Trials {
     std::vector<double> ns[kMost];
     double took_ns[kMost] = {};
   };
-  static const Block& block_of(const State& s) { return s.large ? kLargeBlock : kBlock; }
+  static const Blocks& blocks_of(const State& s) { return s.large ? kLargeBlocks : kBlocks; }
   static uint64_t vote_of(State& s);
   uint64_t hash_of(const Class& c) const;
   void note_last();

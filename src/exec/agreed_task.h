@@ -56,7 +56,7 @@ class AgreedTask : public Task {
   uint32_t waiting_peer_ = 0;
   bool entered_ = false;
   uint64_t largest_block_ = 0;  // AllToAllv: elements, of all ranks; 0: not known yet, or fitted_
-  bool fitted_ = false;         // all data went with the first word, whatever the plan
+  bool fitted_ = false;         // AllToAllv: all data went with the first word, whatever the plan
   bool ran_in_heap_ = false;    // by the plan for buffers that all peers can reach
 };
 

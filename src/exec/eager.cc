@@ -96,7 +96,7 @@ Progress Eager::poll() {
     return Progress::kMoved;
   }
   take();
-  fitted_ = true;
+  fitted_ = is_v();
   end(wire_bytes_);
   return Progress::kDone;
 }

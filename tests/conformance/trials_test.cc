@@ -13,7 +13,7 @@ namespace moeccl::testing {
 namespace {
 
 constexpr size_t kCount = 16 << 10;  // floats of a block: 64 KiB
-constexpr int kEnough = 130;         // operations that end a trial of the most plans
+constexpr int kEnough = 170;         // operations that end a trial of the most plans
 
 moecclPlanInfo_t info_of(moecclComm_t comm, moecclOp_t op, size_t count) {
   moecclPlanInfo_t info{};

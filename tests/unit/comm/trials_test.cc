@@ -86,8 +86,8 @@ TEST(Trials, AllRanksGoOnWithTheFastest) {
     return by_plan(plan, 100e3, 90e3, 80e3) + 50e3 * static_cast<double>(rank);
   };
   std::map<std::string, int> ran;
-  for (int i = 0; i < 3 * 3 * 6; ++i) ++ran[ranks.run(of(1), time)];
-  for (const char* plan : kPlans) EXPECT_EQ(ran[plan], 3 * 6) << plan;
+  for (int i = 0; i < 5 * 3 * 6; ++i) ++ran[ranks.run(of(1), time)];
+  for (const char* plan : kPlans) EXPECT_EQ(ran[plan], 5 * 6) << plan;
   EXPECT_TRUE(ranks.report(of(1)).known);
   EXPECT_FALSE(ranks.report(of(1)).decided);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(ranks.run(of(1), time), i < 3 ? "staged" : "direct") << i;
@@ -104,13 +104,13 @@ TEST(Trials, OfOperationsWithARootTheSlowestRankCounts) {
   const auto time = [](size_t rank, std::string_view plan) {
     return rank == 0 ? by_plan(plan, 100e3, 70e3, 120e3) : by_plan(plan, 100e3, 100e3, 10e3) / 2;
   };
-  for (int i = 0; i < 80; ++i) ranks.run(of(1, false), time);
+  for (int i = 0; i < 110; ++i) ranks.run(of(1, false), time);
   EXPECT_EQ(ranks.report(of(1, false)).plan, "flat");
 }
 
 TEST(Trials, ASmallGainChangesNothing) {
   Ranks ranks(2);
-  for (int i = 0; i < 80; ++i)
+  for (int i = 0; i < 110; ++i)
     ranks.run(of(1), [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 98.5e3, 99e3); });
   EXPECT_TRUE(ranks.report(of(1)).decided);
   EXPECT_EQ(ranks.report(of(1)).plan, "staged");
@@ -119,7 +119,7 @@ TEST(Trials, ASmallGainChangesNothing) {
 TEST(Trials, AnInterruptedBlockIsNoVerdict) {
   Ranks ranks(2);
   int n = 0;
-  for (int i = 0; i < 80; ++i)
+  for (int i = 0; i < 110; ++i)
     ranks.run(of(1), [&](size_t, std::string_view plan) {
       if (plan == "direct" && ++n == 7) return 5e9;  // another process had the core
       return by_plan(plan, 100e3, 90e3, 80e3);
@@ -132,7 +132,7 @@ TEST(Trials, ClassesVoteOneAfterAnotherAndOthersRunBetween) {
   const auto fast = [](const char* best) {
     return [best](size_t, std::string_view plan) { return plan == best ? 50e3 : 100e3; };
   };
-  for (int i = 0; i < 70; ++i) {
+  for (int i = 0; i < 100; ++i) {
     ranks.run(of(1), fast("flat"));
     ranks.run(of(2), fast("direct"));
     if (i % 3 == 0) ranks.run_other();
@@ -160,9 +160,9 @@ TEST(Trials, TheyAreRepeated) {
   Ranks ranks(2);
   const auto before = [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 90e3, 80e3); };
   const auto after = [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 90e3, 180e3); };
-  for (int i = 0; i < 80; ++i) ranks.run(of(1), before);
+  for (int i = 0; i < 110; ++i) ranks.run(of(1), before);
   EXPECT_EQ(ranks.report(of(1)).plan, "direct");
-  for (uint64_t i = 0; i < Trials::kAgain + 80; ++i) ranks.run(of(1), after);
+  for (uint64_t i = 0; i < Trials::kAgain + 110; ++i) ranks.run(of(1), after);
   EXPECT_EQ(ranks.report(of(1)).plan, "flat");
 }
 
@@ -180,9 +180,9 @@ TEST(Trials, PrivateSizesAreTakenFromTheOperationBefore) {
   const auto larger = [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 90e3, 50e3); };
   // What fits the first word is not tried.
   for (int i = 0; i < 50; ++i) EXPECT_EQ(ranks.run(c, small, 0), "staged");
-  for (int i = 0; i < 80; ++i) ranks.run(c, small, 16 << 10);
+  for (int i = 0; i < 110; ++i) ranks.run(c, small, 16 << 10);
   EXPECT_EQ(ranks.report(c).plan, "flat");
-  for (int i = 0; i < 80; ++i) ranks.run(c, larger, 128 << 10);
+  for (int i = 0; i < 110; ++i) ranks.run(c, larger, 128 << 10);
   EXPECT_EQ(ranks.report(c).plan, "direct");
   // One of another size runs as if it were like the one before, and both sizes keep their plans.
   EXPECT_EQ(ranks.run(c, small, 16 << 10), "direct");
