@@ -49,7 +49,7 @@ Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t
   MOECCL_ASSIGN_OR_RETURN(l.cached, c.selector().get(key));
   l.tried = !l.cached->tried.empty();
   if (l.tried) l.trial = c.trials().report(c.trial_class(*l.cached));
-  if (l.trial.known) {
+  if (l.trial.decided) {
     MOECCL_ASSIGN_OR_RETURN(const auto runs, c.selector().variant(*l.cached, l.trial.plan));
     if (runs != nullptr) l.cached = runs;
   }

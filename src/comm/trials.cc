@@ -112,7 +112,7 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     ballot.at = sequence;
     ballot.word = vote_of(s);
   }
-  return {s.plans[s.runs], ran};
+  return {s.decided ? s.plans[s.runs] : c.plans[0], ran};
 }
 
 void Trials::decide(std::span<const uint64_t> votes) {
@@ -141,7 +141,7 @@ Trials::Report Trials::report(const Class& c) const {
   const auto it = classes_.find(hash_of(c));
   if (it == classes_.end()) return {};
   const State& s = it->second;
-  Report r{true, s.decided, s.plans[s.runs], {}};
+  Report r{s.decided, s.plans[s.runs], {}};
   for (size_t i = 0; i < s.plans.size(); ++i) r.took_ns.emplace_back(s.plans[i], s.took_ns[i]);
   return r;
 }

@@ -57,8 +57,7 @@ class Trials {
 
   // For readers, on any thread.
   struct Report {
-    bool known = false;                                   // its operations have begun
-    bool decided = false;                                 // and its plans were tried
+    bool decided = false;                                 // else predictions choose what runs
     std::string plan;                                     // that runs now
     std::vector<std::pair<std::string, double>> took_ns;  // as decided on; 0: not known
   };
@@ -74,7 +73,7 @@ class Trials {
     bool meets_all = true, large = false;
     uint64_t begun = 0;
     bool voted = false, decided = false;
-    size_t runs = 0;  // the plan that runs when nothing is tried
+    size_t runs = 0;  // once decided: the plan that runs when nothing is tried; before, predictions choose
     // Times that count: of each operation in which all ranks meet. Others overlap, so that one alone says little: of
     // each block.
     std::vector<double> ns[kMost];

@@ -109,6 +109,7 @@ TEST(WalkProgram, SumsOfTooManyBuffersAreRefused) {
     plan::Step& s = p.lanes[0].steps.emplace_back();
     s.kind = kind;
     s.n_srcs = cuda::kMaxSources + 1;
+    p.srcs.resize(s.n_srcs);
     auto program = compile_walk(p);
     ASSERT_FALSE(program.ok());
     EXPECT_EQ(program.status().code(), moecclUnsupported);
