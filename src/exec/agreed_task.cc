@@ -115,8 +115,7 @@ void AgreedTask::publish() {
   // Release: pairs with the acquire in check_entry() and agree(); the fields and the AllToAllv row are visible there.
   e.seq.store(sequence_, std::memory_order_release);
   entered_ = true;
-  // Two operations later all ranks wait for this entry in hear_timings(), also those that no signal of this one goes
-  // to.
+  // Two operations later all ranks wait for this entry in hear(), also those that no signal of this one goes to.
   const bool heard = votes || (f.on_timing != nullptr && (sequence_ + 2) % Fabric::kTellEvery == 0);
   if (f.engine != nullptr) f.engine->board_changed(heard);
 }
