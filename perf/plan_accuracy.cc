@@ -54,9 +54,10 @@ const std::vector<Op> kOps = {
 constexpr size_t kSizes[] = {3 << 9, 3 << 12, 3 << 14, 3 << 15, 3 << 16, 3 << 17, 3 << 19, 3 << 20};
 // What a plan takes depends on which pages its buffers happen to have: rounds take turns through this much memory.
 constexpr size_t kMemory = 16 << 20;
-constexpr int kMaxRanks = 8, kRounds = 3, kFinalRounds = 5, kFinalSweeps = 2;
+constexpr int kMaxRanks = 8, kRounds = 3, kFinalRounds = 5, kFinalSweeps = 2, kDoubtSweeps = 4;
 constexpr int kMostTrials = 3, kTrialRuns = 100;
 constexpr double kMayBeBest = 1.5;  // times the fastest one's first median
+constexpr double kDoubtful = 1.05;  // a point that loses so much is looked at again, at other times
 constexpr double kBatchNs = 1e6;    // as calibration has it
 
 // Ranks are forked processes that share this page: a barrier and each one's time.
@@ -241,7 +242,8 @@ class Rank {
 
   // Sweeps over the whole grid, so that each point is seen at times that lie seconds apart. First all plans, then those
   // that may be the best. The least of several noisy medians is lower than the best one's true time: whoever looks
-  // better than the choice must show it again, in sweeps that did not make it the best.
+  // better than the choice must show it again, in sweeps that did not make it the best. A point that loses then is
+  // raced in further sweeps, and all its rounds count: hosts move their cores, and a plan's time with them.
   void run_points(std::vector<Point>& points) {
     const auto all_but_slow = [](Point& p, double times) {
       const double limit = times * median(p.fastest().ns);
@@ -268,6 +270,11 @@ class Rank {
     }
     for (int sweep = 1; sweep < kFinalSweeps; ++sweep)
       for (size_t i = 0; i < points.size(); ++i) race(points[i], finals[i], kFinalRounds);
+    std::vector<size_t> doubtful;
+    for (size_t i = 0; i < points.size(); ++i)
+      if (regret_of(points[i], finals[i]).by > kDoubtful) doubtful.push_back(i);
+    for (int sweep = 0; sweep < kDoubtSweeps; ++sweep)
+      for (const size_t i : doubtful) race(points[i], finals[i], kFinalRounds);
     for (size_t i = 0; i < points.size(); ++i)
       if (rank_ == 0) judge(points[i], finals[i]);
   }
@@ -280,16 +287,25 @@ class Rank {
     return median(ratios);
   }
 
+  struct Regret {
+    double by = 1;
+    const Runner* best = nullptr;
+  };
+  // All ranks have the same times, and so the same regret.
+  static Regret regret_of(Point& p, const std::vector<Runner*>& finals) {
+    const Runner& mine = *p.find(p.chosen);
+    Regret regret{1, &mine};
+    for (const Runner* r : finals) {
+      const double by = slower_by(mine, *r);
+      if (by > regret.by) regret = {by, r};
+    }
+    return regret;
+  }
+
   void judge(Point& p, const std::vector<Runner*>& finals) {
     if (shared->n_points == 4096) return;
     const Runner& mine = *p.find(p.chosen);
-    const Runner* best = &mine;
-    double regret = 1;
-    for (const Runner* r : finals) {
-      const double by = slower_by(mine, *r);
-      if (by > regret) best = r;
-      regret = std::max(regret, by);
-    }
+    const auto [regret, best] = regret_of(p, finals);
     const int n = shared->n_points++;
     const double took = median(mine.ns), least = median(best->ns);
     shared->errors[n] = std::fabs(mine.predicted_ns - took) / took;

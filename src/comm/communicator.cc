@@ -57,7 +57,9 @@ Communicator::Communicator(Membership m)
   const bool fits = m.ranks_on_host <= m.cores_on_host && !config_.crowded && !launched_crowded();
   fabric_->crowded = !fits;
   fabric_->stream_from_bytes = kernels::stream_threshold_bytes() / std::max(1u, m.ranks_on_host);
-  fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : fits ? 200u : 4u;
+  // A look at a socket is a system call, as a yield is.
+  const uint32_t polls = fits ? 200 : fabric_->engine == nullptr ? 4 : 1;
+  fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : polls;
   fabric_->priority.store(config_.priority, std::memory_order_relaxed);
   plan::Profile profile;
   profile.cores = m.cores;

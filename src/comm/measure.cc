@@ -250,19 +250,30 @@ class LinkTimer {
         return message(data, bytes, 0, true);
       });
     }
-    // A size's least disturbed time over all tries counts.
-    std::vector<double> least(things.size(), 1e300);
+    // A disturbance is either over before a try's end, and then each size's least time over all tries is free of it; or
+    // it lasts, as the place of the two cores does, and then the times of one try belong together.
+    std::vector<plan::Curve::Point> least;
+    for (const uint64_t bytes : kLevelSizes) least.push_back({static_cast<double>(bytes), 1e300});
     for (int t = 0; t < kTries && best.r2 < kGoodFit && !watch_.out_of_time(); ++t) {
       MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times times, watch_.time_links(things));
-      std::vector<plan::Curve::Point> points;
+      std::vector<plan::Curve::Point> now = least;
       for (size_t i = 0; i < things.size(); ++i) {
-        if (times.ns[i] > 0) least[i] = std::min(least[i], times.ns[i] / 2);
-        if (least[i] < 1e300) points.push_back({static_cast<double>(kLevelSizes[i]), least[i]});
+        now[i].ns = times.ns[i] > 0 ? times.ns[i] / 2 : 1e300;
+        least[i].ns = std::min(least[i].ns, now[i].ns);
       }
-      best = plan::fit_line(points);
-      if (!is_line && best.r2 < kGoodFit) best.r2 = plan::curve_r2(points);
+      for (const auto& points : {least, now}) {
+        plan::Curve curve = fit_level(points, is_line);
+        if (best.points.empty() || curve.r2 > best.r2) best = std::move(curve);
+      }
     }
     return {};
+  }
+
+  static plan::Curve fit_level(std::vector<plan::Curve::Point> points, bool is_line) {
+    std::erase_if(points, [](const plan::Curve::Point& p) { return p.ns >= 1e300; });
+    plan::Curve curve = plan::fit_line(points);
+    if (!is_line && curve.r2 < kGoodFit) curve.r2 = plan::curve_r2(points);
+    return curve;
   }
 
   Status message(void* data, uint64_t bytes, uint32_t peer, bool is_send) {

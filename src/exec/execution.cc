@@ -16,6 +16,8 @@ namespace {
 
 // Smaller chunks are not worth the look at the plan.
 constexpr uint64_t kLandBytes = 16 << 10;
+// What sockets hold for a rank that does not look at all of them for some polls.
+constexpr uint64_t kAwaitOneBytes = 64 << 10;
 
 }  // namespace
 
@@ -111,6 +113,7 @@ void Execution::choose(const Choice& choice) {
   if (choice.program->touches_peers) {
     fabric().own->board().progress.uses_buffers_of_operation.store(sequence_, std::memory_order_seq_cst);
   }
+  awaits_one_ = lanes_.size() == 1 && binding_.rows.empty() && elements_out * op_.element_bytes <= kAwaitOneBytes;
   fabric().recorder.chose(choice.algorithm);
   if (op_.signature.op == moecclOpTensorAllToAll && op_.measured != nullptr && !op_.cuda)
     trace_.begin(choice.chunking.n_chunks, now_ns());

@@ -20,6 +20,9 @@ class Execution final : public AgreedTask {
   Execution(const AgreedTask& begun, const Operation& op);
 
   Progress poll() override;
+  uint32_t awaits() const override {
+    return phase_ != Phase::kRun || awaits_one_ ? waiting_peer_ : transport::Engine::kAnyone;
+  }
   std::string describe() const override;
   void abandon() override;
 
@@ -102,6 +105,7 @@ class Execution final : public AgreedTask {
   uint64_t moved_ = 0;                    // elements of each block, before this program
   std::vector<uint64_t> blocks_left_[4];  // send and receive offsets and lengths
   bool stream_output_ = false;
+  bool awaits_one_ = false;  // it stands at one step at a time, and little is on its way to this rank meanwhile
   uint64_t wire_bytes_ = 0;
   uint32_t traffic_class_ = 0;
   transport::EngineUse engine_use_;

@@ -206,7 +206,8 @@ class Engines {
   // Between rounds of polls.
   void progress() const {
     for (size_t i = 0; i < tasks_.size(); ++i) {
-      if (first_of_fabric(i)) tasks_[i]->fabric().engine->progress();
+      if (!first_of_fabric(i)) continue;
+      tasks_[i]->fabric().engine->progress(tasks_.size() == 1 ? tasks_[i]->awaits() : transport::Engine::kAnyone);
     }
   }
 
@@ -246,10 +247,12 @@ Status drive(std::span<Task* const> tasks) {
     if (first.ok()) first = std::move(status);
   };
   const Engines engines(tasks);
+  bool fresh = true;
   Patience patience(tasks[0]->fabric());
   while (left > 0) {
     bool moved = false;
-    engines.progress();
+    if (!fresh) engines.progress();  // what a task sends first need not wait for the sockets
+    fresh = false;
     for (size_t i = 0; i < tasks.size(); ++i) {
       if (ended[i]) continue;
       const Progress p = tasks[i]->poll();

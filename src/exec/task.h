@@ -32,6 +32,8 @@ class Task {
   virtual void abandon() {}
   // Comes before abandon(): what runs on a device and waits for peers gives up.
   virtual void stop() {}
+  // After poll(): the only rank that can let it go on, or transport::Engine::kAnyone.
+  virtual uint32_t awaits() const { return transport::Engine::kAnyone; }
   // Whether `peer` can still be needed, so that its leaving is a failure.
   virtual bool needs(uint32_t peer) const = 0;
 

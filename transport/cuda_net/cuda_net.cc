@@ -81,12 +81,12 @@ bool CudaNet::idle() const {
   return !board_waits_ && std::all_of(links_.begin(), links_.end(), [](const CudaNetLink* l) { return l->sent_all(); });
 }
 
-void CudaNet::progress() {
+void CudaNet::progress(uint32_t awaited) {
   if (unmarked_) {
     const cuda::Current current(s_.context);
     if (Status s = mark(); status_.ok()) status_ = std::move(s);
   }
-  inner_->progress();
+  inner_->progress(awaited);
   if (idle()) return;
   if (failed()) return drop();
   const uint64_t stored = passed();

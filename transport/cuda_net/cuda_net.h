@@ -48,7 +48,7 @@ class CudaNet final : public Engine, public Arrivals {
 
   void begin() override { inner_->begin(); }
   void end() override { inner_->end(); }
-  void progress() override;
+  void progress(uint32_t awaited = kAnyone) override;
   void board_changed(bool now) override;
   // Other communicators' less urgent puts make way for these; these are handed over at once and wait for nobody.
   void operation(uint32_t traffic_class, bool begins) override { inner_->operation(traffic_class, begins); }

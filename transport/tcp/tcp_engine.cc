@@ -18,6 +18,8 @@ constexpr int kSleepMs = 1000;
 // Up to so many sockets are read without a question, but for every kAskEvery-th time.
 constexpr size_t kReadUnasked = 2;
 constexpr uint32_t kAskEvery = 64;
+// A rank that waits for one other looks at all sockets so often.
+constexpr uint32_t kLookEvery = 8;
 // For what a rank that leaves has still to say.
 constexpr int64_t kFarewellMs = 1000;
 
@@ -40,6 +42,9 @@ Result<std::unique_ptr<TcpLink>> TcpEngine::add(const LocalMemory& own, TcpPeer 
   }
   n_streams_ += link->peer_.streams.size();
   links_.push_back(link.get());
+  const uint32_t rank = link->peer_.rank;
+  if (link_of_rank_.size() <= rank) link_of_rank_.resize(rank + 1, nullptr);
+  link_of_rank_[rank] = link.get();
   return link;
 }
 
@@ -108,6 +113,21 @@ bool TcpEngine::read_unasked() {
     }
     if (link->wants_turn()) queue(*link);
   }
+  return ready_.empty();
+}
+
+// Of many sockets one matters to a small operation, or none while it waits for a rank of its own host.
+bool TcpEngine::read_only(uint32_t rank) {
+  if (++turns_ % kLookEvery == 0) return false;
+  drop_satisfied();
+  if (!ready_.empty()) return false;
+  TcpLink* const link = rank < link_of_rank_.size() ? link_of_rank_[rank] : nullptr;
+  if (link == nullptr) return true;
+  Stream& s = link->peer_.streams[0];
+  if (link->peer_.streams.size() > 1 || s.full || s.has_output()) return false;
+  s.readable = true;
+  link->receive(0);
+  if (link->wants_turn()) queue(*link);
   return ready_.empty();
 }
 
@@ -181,7 +201,7 @@ void TcpEngine::end() {
   bool more = false;
   if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     drop_satisfied();
-    if (n_streams_ > kReadUnasked || !ready_.empty() || unsent()) turn();
+    if (!ready_.empty() || unsent()) turn();
     more = unsent();
   } else {
     more = true;
@@ -190,9 +210,11 @@ void TcpEngine::end() {
   if (more || (board_is_new_.load(std::memory_order_acquire) && asleep_.exchange(false))) wake_.signal();
 }
 
-void TcpEngine::progress() {
+void TcpEngine::progress(uint32_t awaited) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock.owns_lock() && !read_unasked()) turn();
+  if (!lock.owns_lock()) return;
+  if (n_streams_ > 1 && awaited != kAnyone ? read_only(awaited) : read_unasked()) return;
+  turn();
 }
 
 void TcpEngine::board_changed(bool now) {

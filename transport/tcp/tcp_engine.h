@@ -32,7 +32,7 @@ class TcpEngine final : public Engine {
 
   void begin() override;
   void end() override;
-  void progress() override;
+  void progress(uint32_t awaited = kAnyone) override;
   void board_changed(bool now) override;
   void operation(uint32_t traffic_class, bool begins) override;
 
@@ -43,11 +43,12 @@ class TcpEngine final : public Engine {
   friend class TcpLink;
   TcpEngine(driver::Poller poller, driver::WakeUp wake) : poller_(std::move(poller)), wake_(std::move(wake)) {}
 
-  void run();             // the thread
-  void turn();            // under the lock: events, then every link that can go on
-  void drop_satisfied();  // under the lock: of ready_, links that have nothing left to do
-  bool read_unasked();    // under the lock: true when that was all there is to do
-  void tell_boards();     // under the lock
+  void run();                     // the thread
+  void turn();                    // under the lock: events, then every link that can go on
+  void drop_satisfied();          // under the lock: of ready_, links that have nothing left to do
+  bool read_unasked();            // under the lock: true when that was all there is to do
+  bool read_only(uint32_t rank);  // under the lock: the same for one rank's socket, or none of a rank of this host
+  void tell_boards();             // under the lock
   void queue(TcpLink& link);
   bool unsent() const;
   void moved();  // bytes of a link of this engine
@@ -55,7 +56,7 @@ class TcpEngine final : public Engine {
   std::mutex mutex_;
   driver::Poller poller_;
   driver::WakeUp wake_;
-  std::vector<TcpLink*> links_;
+  std::vector<TcpLink*> links_, link_of_rank_;
   size_t n_streams_ = 0;  // of all links
   uint32_t turns_ = 0;
   std::vector<TcpLink*> ready_, turn_of_;  // links that can go on without a new event; each once (TcpLink::queued_)
