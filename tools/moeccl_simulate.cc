@@ -12,14 +12,23 @@ namespace {
 struct Options {
   moecclSimulateConfig_t config = MOECCL_SIMULATE_CONFIG_INIT;
   std::string topology, profile, algorithm, routing = "uniform";
+  std::vector<int32_t> domain;
   bool json = false, one_host = false;
 };
 Options options;
 
-const std::vector<std::pair<std::string, moecclOp_t>> kOps = {
-    {"dispatch", moecclOpDispatch},   {"allreduce", moecclOpAllReduce}, {"reduce", moecclOpReduce},
-    {"broadcast", moecclOpBroadcast}, {"allgather", moecclOpAllGather}, {"reduce_scatter", moecclOpReduceScatter},
-    {"alltoall", moecclOpAllToAll},   {"gather", moecclOpGather},       {"scatter", moecclOpScatter}};
+const std::vector<std::pair<std::string, moecclOp_t>> kOps = {{"dispatch", moecclOpDispatch},
+                                                              {"allreduce", moecclOpAllReduce},
+                                                              {"reduce", moecclOpReduce},
+                                                              {"broadcast", moecclOpBroadcast},
+                                                              {"allgather", moecclOpAllGather},
+                                                              {"reduce_scatter", moecclOpReduceScatter},
+                                                              {"alltoall", moecclOpAllToAll},
+                                                              {"gather", moecclOpGather},
+                                                              {"scatter", moecclOpScatter},
+                                                              {"tensor_alltoall", moecclOpTensorAllToAll},
+                                                              {"expert_gather", moecclOpExpertGather},
+                                                              {"expert_reduce", moecclOpExpertReduce}};
 
 }  // namespace
 
@@ -31,14 +40,16 @@ CLI::App* add_simulate(CLI::App& app) {
   o.config.seed = 1;
   CLI::App* sub = app.add_subcommand(
       "simulate", "what an operation would take on a topology: time, bytes, critical path, gain over flat");
-  sub->add_option("op", o.config.op, "dispatch (with combine), allreduce, alltoall, ...")
+  sub->add_option("op", o.config.op, "dispatch (with combine), allreduce, alltoall, expert_gather, expert_reduce, ...")
       ->transform(CLI::CheckedTransformer(kOps));
   sub->add_option("--topology", o.topology, "such as 'node:256(bw=50GB/s,lat=5us) gpu:8(bw=150GB/s)', or a file")
       ->required();
   sub->add_option("--profile", o.profile, "profile file, see docs/calibration.md");
   sub->add_option("--algorithm", o.algorithm, "only this one, and flat beside it");
   sub->add_flag("--json", o.json, "for programs");
-  sub->add_option("--count", o.config.count, "collectives: elements, as in the call")->capture_default_str();
+  sub->add_option("--count", o.config.count, "collectives: elements, as in the call; of one expert")
+      ->capture_default_str();
+  sub->add_option("--domain", o.domain, "sizes of expert domains, outermost level first, such as 2,4")->delimiter(',');
   sub->add_flag("--one-host", o.one_host, "collectives: ranks map each other's memory");
   sub->add_option("--hidden-bytes", o.config.hidden_bytes, "bytes of a row (0: 14336)")->capture_default_str();
   sub->add_option("--tokens", o.config.tokens_per_rank, "tokens of a rank (0: 512, or the trace's)")
@@ -56,6 +67,8 @@ int run_simulate() {
   o.config.profile = o.profile.empty() ? nullptr : o.profile.c_str();
   o.config.algorithm = o.algorithm.empty() ? nullptr : o.algorithm.c_str();
   o.config.routing = o.routing.c_str();
+  o.config.n_levels = static_cast<int32_t>(o.domain.size());
+  o.config.domain = o.domain.empty() ? nullptr : o.domain.data();
   o.config.json = o.json ? 1 : 0;
   o.config.one_host = o.one_host ? 1 : 0;
   // The page is made anew for each call, so the buffer is large enough for any.

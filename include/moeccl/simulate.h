@@ -12,12 +12,13 @@ typedef struct {
   size_t size;           /* sizeof(moecclSimulateConfig_t), set by the caller */
   const char* topology;  /* "node:256(bw=50GB/s,lat=5us) gpu:8", or a file that holds such a text */
   const char* profile;   /* profile file (docs/calibration.md); NULL: the defaults, links of the topology */
-  moecclOp_t op;         /* a standard collective; moecclOpDispatch: dispatch and combine of a routing */
+  moecclOp_t op;         /* a standard collective; moecclOpDispatch: dispatch and combine of a routing;
+                            moecclOpExpertGather, moecclOpExpertReduce: moecclHybridGather, moecclHybridReduce */
   const char* algorithm; /* NULL or "auto": every one that applies */
   int32_t json;          /* 1: the page is JSON, for programs */
   int32_t reserved;
-  /* Standard collectives. */
-  size_t count; /* elements, as in the operation's call */
+  /* Standard collectives, and experts that move in domains (those also n_experts, expert_rank and domain, below). */
+  size_t count; /* elements, as in the operation's call; of one expert */
   moecclDataType_t type;
   int32_t one_host; /* 1: ranks map each other's memory; 0: they only put, as between hosts */
   /* Dispatch and combine. */

@@ -8,8 +8,20 @@
 #include <vector>
 
 #include "src/algo/routing_paths.h"
+#include "src/plan/plan.h"
 
 namespace moeccl::algo {
+
+// A call that moves whole experts inside their domains: ExpertGather, ExpertReturn.
+struct ExpertExchange {
+  uint64_t count = 0;  // elements of an expert
+  uint32_t element_bytes = 1;
+  plan::Reach reach;
+  uint64_t staging_bytes = 0;
+  // Of what is summed.
+  bool deterministic = false;  // the same bits whatever can be reached
+  uint32_t most_sources = 0;   // that one reduction may have; 0: any number
+};
 
 class Domains {
  public:

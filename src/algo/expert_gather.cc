@@ -16,7 +16,7 @@ enum Sig : uint32_t { kData, kCredit, kForwarded };
 
 }  // namespace
 
-ExpertGather::ExpertGather(const Domains& domains, const Placement& homes, const Settings& s)
+ExpertGather::ExpertGather(const Domains& domains, const Placement& homes, const ExpertExchange& s)
     : domains_(domains), homes_(homes), direct_(s.reach.views) {
   const uint32_t n = domains.n_ranks();
   held_.resize(n);
@@ -50,7 +50,8 @@ ExpertGather::ExpertGather(const Domains& domains, const Placement& homes, const
   layout_ = direct_ ? Layout{0, 1} : Layout{most_slots, tuning::kOverlap};
 }
 
-Result<ExpertGather> ExpertGather::make(const Domains& domains, const Placement& homes, const Settings& settings) {
+Result<ExpertGather> ExpertGather::make(const Domains& domains, const Placement& homes,
+                                        const ExpertExchange& settings) {
   ExpertGather gather(domains, homes, settings);
   constexpr uint32_t kMostBlocks = 1 << 15;  // slots and blocks are 16-bit numbers in plans
   if (gather.shape_.most_out_blocks > kMostBlocks)

@@ -14,14 +14,8 @@ namespace moeccl::algo {
 
 class ExpertGather {
  public:
-  struct Settings {
-    uint64_t count = 0;  // elements of an expert
-    uint32_t element_bytes = 1;
-    plan::Reach reach;
-    uint64_t staging_bytes = 0;
-  };
   // Both live as long as this object. Fails when the staging is too small.
-  static Result<ExpertGather> make(const Domains& domains, const Placement& homes, const Settings& settings);
+  static Result<ExpertGather> make(const Domains& domains, const Placement& homes, const ExpertExchange& settings);
 
   // "direct": where peers' buffers can be read, each expert is copied straight from its owner's Input; else "staged".
   const char* name() const { return direct_ ? "direct" : "staged"; }
@@ -35,7 +29,7 @@ class ExpertGather {
   plan::BlockExpectation expectation() const;
 
  private:
-  ExpertGather(const Domains& domains, const Placement& homes, const Settings& settings);
+  ExpertGather(const Domains& domains, const Placement& homes, const ExpertExchange& settings);
   struct Arrival {
     uint32_t from = 0, level = 0, first_slot = 0;
     std::vector<uint32_t> experts;

@@ -15,7 +15,7 @@ enum Sig : uint32_t { kData, kCredit };
 
 }  // namespace
 
-ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const Settings& s)
+ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const ExpertExchange& s)
     : domains_(domains), homes_(homes), direct_(s.reach.views && !s.deterministic) {
   const uint32_t n = domains.n_ranks(), depth = domains.tree().depth();
   held_.resize(n);
@@ -65,7 +65,8 @@ ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const
   layout_ = direct_ ? Layout{0, 1} : Layout{most_slots, tuning::kOverlap};
 }
 
-Result<ExpertReturn> ExpertReturn::make(const Domains& domains, const Placement& homes, const Settings& settings) {
+Result<ExpertReturn> ExpertReturn::make(const Domains& domains, const Placement& homes,
+                                        const ExpertExchange& settings) {
   ExpertReturn r(domains, homes, settings);
   constexpr uint32_t kMostBlocks = 1 << 15;  // slots and blocks are 16-bit numbers in plans
   if (std::max(r.shape_.most_in_blocks, r.layout_.n_slots) > kMostBlocks)

@@ -17,16 +17,8 @@ namespace moeccl::algo {
 
 class ExpertReturn {
  public:
-  struct Settings {
-    uint64_t count = 0;  // elements of an expert
-    uint32_t element_bytes = 1;
-    plan::Reach reach;
-    uint64_t staging_bytes = 0;
-    bool deterministic = false;  // the same bits whatever can be reached: always staged
-    uint32_t most_sources = 0;   // that one reduction may have; 0: any number
-  };
-  // Both live as long as this object. Fails when the staging is too small.
-  static Result<ExpertReturn> make(const Domains& domains, const Placement& homes, const Settings& settings);
+  // Both live as long as this object. Fails when the staging is too small. Deterministic: always staged.
+  static Result<ExpertReturn> make(const Domains& domains, const Placement& homes, const ExpertExchange& settings);
 
   const char* name() const { return direct_ ? "direct" : "staged"; }
   const Shape& shape() const { return shape_; }
@@ -37,7 +29,7 @@ class ExpertReturn {
   plan::BlockExpectation expectation() const;
 
  private:
-  ExpertReturn(const Domains& domains, const Placement& homes, const Settings& settings);
+  ExpertReturn(const Domains& domains, const Placement& homes, const ExpertExchange& settings);
   // What a rank gives back over one link of the gather. Slots: where it arrives at `to`; where the rank adds it up
   // before, if others give it some of it.
   struct Giving {

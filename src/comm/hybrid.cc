@@ -182,16 +182,22 @@ Result<std::unique_ptr<Hybrid>> Hybrid::create(Communicator& comm, const moecclH
   return hybrid;
 }
 
-algo::ExpertGather::Settings Hybrid::settings(uint64_t expert_bytes, bool cuda) const {
+algo::ExpertExchange Hybrid::exchange_of(uint64_t count, uint32_t element_bytes, bool cuda) const {
   const Selector& selector = cuda ? comm_.cuda()->selector() : comm_.selector();
-  return {expert_bytes, 1, selector.shape_of(PlanKey{}, false).reach, comm_.fabric_for(cuda).half_bytes};
+  const plan::Shape shape = selector.shape_of(PlanKey{}, false);
+  return {count,
+          element_bytes,
+          shape.reach,
+          comm_.fabric_for(cuda).half_bytes,
+          shape.deterministic,
+          cuda ? moeccl::cuda::kMaxSources : 0};
 }
 
 Result<std::shared_ptr<Hybrid::Planned>> Hybrid::plan_for(uint64_t expert_bytes, bool cuda) {
   const std::lock_guard lock(mutex_);
   if (planned_ != nullptr && planned_->expert_bytes == expert_bytes && planned_->cuda == cuda) return planned_;
   MOECCL_ASSIGN_OR_RETURN(const algo::ExpertGather gather,
-                          algo::ExpertGather::make(*domains_, homes_, settings(expert_bytes, cuda)));
+                          algo::ExpertGather::make(*domains_, homes_, exchange_of(expert_bytes, 1, cuda)));
   auto made = std::make_shared<Planned>();
   made->expert_bytes = expert_bytes;
   made->cuda = cuda;
@@ -235,17 +241,6 @@ Status Hybrid::prepare_gather(const void* own, void* held, uint64_t expert_bytes
   return {};
 }
 
-algo::ExpertReturn::Settings Hybrid::return_settings(uint64_t count, uint32_t element_bytes, bool cuda) const {
-  const Selector& selector = cuda ? comm_.cuda()->selector() : comm_.selector();
-  const plan::Shape shape = selector.shape_of(PlanKey{}, false);
-  return {count,
-          element_bytes,
-          shape.reach,
-          comm_.fabric_for(cuda).half_bytes,
-          shape.deterministic,
-          cuda ? moeccl::cuda::kMaxSources : 0};
-}
-
 Result<std::shared_ptr<Hybrid::Planned>> Hybrid::return_plan_for(uint64_t count, uint32_t element_bytes, bool cuda) {
   const std::lock_guard lock(mutex_);
   const uint64_t bytes = count * element_bytes;
@@ -254,7 +249,7 @@ Result<std::shared_ptr<Hybrid::Planned>> Hybrid::return_plan_for(uint64_t count,
   };
   if (planned_return_ != nullptr && serves(*planned_return_)) return planned_return_;
   MOECCL_ASSIGN_OR_RETURN(const algo::ExpertReturn back,
-                          algo::ExpertReturn::make(*domains_, homes_, return_settings(count, element_bytes, cuda)));
+                          algo::ExpertReturn::make(*domains_, homes_, exchange_of(count, element_bytes, cuda)));
   auto made = std::make_shared<Planned>();
   made->expert_bytes = bytes;
   made->element_bytes = element_bytes;
@@ -325,7 +320,7 @@ Status Hybrid::info(moecclHybridInfo_t* out) const {
 
 Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {
   MOECCL_ASSIGN_OR_RETURN(const algo::ExpertGather gather,
-                          algo::ExpertGather::make(*domains_, homes_, settings(expert_bytes, false)));
+                          algo::ExpertGather::make(*domains_, homes_, exchange_of(expert_bytes, 1, false)));
   std::string page = "expert domains";
   for (size_t l = 0; l < domains_->sizes().size(); ++l)
     page += format("{} {} of level {}", l == 0 ? ":" : ",", domains_->sizes()[l], comm_.tree().levels[l].name);
@@ -342,7 +337,7 @@ Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {
       {plan, comm_.tree(), cost, comm_.rank(), "for these domains", candidates, measured_ns, comm_.paced()});
   MOECCL_ASSIGN_OR_RETURN(
       const algo::ExpertReturn back,
-      algo::ExpertReturn::make(*domains_, homes_, return_settings(expert_bytes / sizeof(float), sizeof(float), false)));
+      algo::ExpertReturn::make(*domains_, homes_, exchange_of(expert_bytes / sizeof(float), sizeof(float), false)));
   const plan::Plan way_back = back.build_all();
   const plan::Cost back_cost = plan::price(way_back, comm_.tree(), comm_.selector().profile());
   const std::vector<plan::PlanCandidate> way_back_candidates{{way_back.algorithm, back_cost.total_ns, ""}};

@@ -39,9 +39,8 @@ class Hybrid {
 
  private:
   struct Planned;  // one size's plan on this rank
-  algo::ExpertGather::Settings settings(uint64_t expert_bytes, bool cuda) const;
+  algo::ExpertExchange exchange_of(uint64_t count, uint32_t element_bytes, bool cuda) const;
   Result<std::shared_ptr<Planned>> plan_for(uint64_t expert_bytes, bool cuda);
-  algo::ExpertReturn::Settings return_settings(uint64_t count, uint32_t element_bytes, bool cuda) const;
   Result<std::shared_ptr<Planned>> return_plan_for(uint64_t count, uint32_t element_bytes, bool cuda);
   Status check_buffers(const void* own, const void* held, uint64_t expert_bytes) const;
   double measured_us() const, return_measured_us() const;

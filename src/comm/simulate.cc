@@ -8,6 +8,8 @@
 
 #include "src/algo/algorithm.h"
 #include "src/algo/domains.h"
+#include "src/algo/expert_gather.h"
+#include "src/algo/expert_return.h"
 #include "src/algo/hiermoe_model.h"
 #include "src/algo/moe_simulation.h"
 #include "src/algo/routing_price.h"
@@ -44,6 +46,7 @@ struct Page {
   std::string title;
   const plan::LevelTree& tree;
   bool moe = false;
+  bool has_flat = true;  // the operation has a plan of that name
   std::vector<Outcome> outcomes;
 };
 
@@ -63,6 +66,7 @@ std::string verdict(const Page& page) {
   const Outcome* best = fastest(page);
   const Outcome* base = flat(page);
   if (best == nullptr) return "nothing could be simulated";
+  if (base == nullptr && !page.has_flat) return format("fastest: {}", best->name);
   if (base == nullptr) return format("fastest: {}; flat was not simulated, so a gain over it is not known", best->name);
   if (base->ns < kGain * best->ns) {
     return best == base ? format("no gain: the {} algorithm is the fastest", base->name)
@@ -129,7 +133,24 @@ Result<plan::LevelTree> tree_of(const char* topology) {
 
 std::string path_text(const plan::CriticalPath& path) { return path.summary(); }
 
-// Standard collectives: every algorithm's plan of all ranks on the clock of plan/cost.h.
+// A plan of all ranks on the clock of plan/cost.h. Uplinks: an even share of each group, for such plans load groups
+// alike.
+Outcome priced(const plan::Plan& plan, const plan::LevelTree& tree, const plan::Profile& profile) {
+  const plan::Cost cost = plan::price(plan, tree, profile);
+  Outcome o;
+  o.name = plan.algorithm;
+  o.ns = cost.total_ns;
+  o.level_bytes = cost.level_bytes;
+  for (uint32_t l = 0; l < tree.depth(); ++l) {
+    const double rate = tree.levels[l].link.bytes_per_ns;
+    const double busy = rate > 0 ? static_cast<double>(cost.level_bytes[l]) / tree.levels[l].n_groups / rate : 0;
+    o.busiest_share.push_back(busy / cost.total_ns);
+  }
+  o.path = path_text(cost.path);
+  return o;
+}
+
+// Standard collectives: every algorithm's plan.
 Status simulate_collective(const moecclSimulateConfig_t& c, const plan::Profile& profile, Page& page) {
   plan::Shape shape;
   shape.op = c.op;
@@ -164,19 +185,67 @@ Status simulate_collective(const moecclSimulateConfig_t& c, const plan::Profile&
       page.outcomes.push_back(std::move(o));
       continue;
     }
-    const plan::Cost cost = plan::price(algo::build_all(a, shape, page.tree), page.tree, profile);
-    o.ns = cost.total_ns;
-    o.level_bytes = cost.level_bytes;
-    for (uint32_t l = 0; l < page.tree.depth(); ++l) {
-      const plan::LinkCost& link = page.tree.levels[l].link;
-      // An even share of each group; plans of collectives load the groups alike.
-      const double busy = link.bytes_per_ns > 0 ? static_cast<double>(cost.level_bytes[l]) /
-                                                      page.tree.levels[l].n_groups / link.bytes_per_ns
-                                                : 0;
-      o.busiest_share.push_back(busy / cost.total_ns);
+    page.outcomes.push_back(priced(algo::build_all(a, shape, page.tree), page.tree, profile));
+  }
+  return {};
+}
+
+Result<algo::Domains> domains_of(const moecclSimulateConfig_t& c, const plan::LevelTree& tree) {
+  if (c.n_levels < 0 || std::any_of(c.domain, c.domain + c.n_levels, [](int32_t s) { return s < 1; }))
+    return error(moecclInvalidArgument, "domain has a size below 1, or n_levels is {}: give 1 or more for each level",
+                 c.n_levels);
+  return algo::Domains::make(tree, {c.domain, c.domain + c.n_levels});
+}
+
+// Experts into their domains, or their gradients back to the owners (hybrid.h).
+template <class Exchange>
+Status simulate_exchange(const moecclSimulateConfig_t& c, const plan::Profile& profile, Page& page) {
+  if (c.domain == nullptr)
+    return error(moecclInvalidArgument, "domain is NULL: {} needs the sizes of expert domains", exec::op_name(c.op));
+  algo::ExpertExchange call;
+  call.count = c.count;
+  call.element_bytes = static_cast<uint32_t>(moecclTypeSize(c.type));
+  if (call.element_bytes == 0)
+    return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(c.type));
+  if (c.n_experts < 0) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", c.n_experts);
+  call.staging_bytes = plan::Shape{}.staging_bytes;
+  MOECCL_ASSIGN_OR_RETURN(const algo::Domains domains, domains_of(c, page.tree));
+  MOECCL_ASSIGN_OR_RETURN(const algo::Placement homes,
+                          algo::Placement::make(c.n_experts > 0 ? c.n_experts : 256, page.tree.n_ranks, c.expert_rank));
+  const std::string wanted = c.algorithm == nullptr || std::string_view(c.algorithm) == "auto" ? "" : c.algorithm;
+  if (!wanted.empty() && wanted != "staged" && wanted != "direct")
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are staged, direct", wanted,
+                 exec::op_name(c.op));
+  page.has_flat = false;
+  page.title = format("{} of {} experts of {} in domains of", exec::op_name(c.op), homes.n_experts(),
+                      plan::bytes_text(call.count * call.element_bytes));
+  for (uint32_t l = 0; l < page.tree.depth(); ++l)
+    page.title += format("{} {} {}", l == 0 ? "" : ",", domains.sizes()[l], page.tree.levels[l].name);
+  page.title += format(" on {} ranks: {}", page.tree.n_ranks, topology::to_synthetic(page.tree));
+  for (const bool views : {false, true}) {
+    if (!wanted.empty() && (wanted == "direct") != views) continue;
+    Outcome o;
+    o.name = views ? "direct" : "staged";
+    call.reach = {c.one_host != 0, views, views || c.one_host != 0};
+    const auto refuse = [&](std::string why) {
+      o.refusal = std::move(why);
+      page.outcomes.push_back(o);
+    };
+    if (views && c.one_host == 0) {
+      refuse("ranks of several hosts cannot read each other's buffers");
+      continue;
     }
-    o.path = path_text(cost.path);
-    page.outcomes.push_back(std::move(o));
+    const Result<Exchange> made = Exchange::make(domains, homes, call);
+    if (!made.ok()) {
+      refuse(made.status().message());
+      continue;
+    }
+    const uint64_t steps = uint64_t{made->build(0).n_steps()} * page.tree.n_ranks;
+    if (steps > kMostSteps && wanted.empty()) {
+      refuse(format("{} steps a chunk; give it by name to simulate it all the same", steps));
+      continue;
+    }
+    page.outcomes.push_back(priced(made->build_all(), page.tree, profile));
   }
   return {};
 }
@@ -231,10 +300,7 @@ Status simulate_layer(const moecclSimulateConfig_t& c, const plan::Profile& prof
   }
   std::optional<algo::Domains> domains;
   if (c.domain != nullptr) {
-    if (c.n_levels < 0 || std::any_of(c.domain, c.domain + c.n_levels, [](int32_t s) { return s < 1; }))
-      return error(moecclInvalidArgument, "domain has a size below 1, or n_levels is {}: give 1 or more for each level",
-                   c.n_levels);
-    MOECCL_ASSIGN_OR_RETURN(domains, algo::Domains::make(page.tree, {c.domain, c.domain + c.n_levels}));
+    MOECCL_ASSIGN_OR_RETURN(domains, domains_of(c, page.tree));
     std::erase_if(wanted, [](const algo::MoeAlgorithm& a) { return a.kind == algo::PathKind::k2dh; });
   }
   const algo::Domains* with = domains ? &*domains : nullptr;
@@ -298,12 +364,23 @@ Result<std::string> simulate(const moecclSimulateConfig_t& config) {
   profile.cores = std::max(profile.cores, tree.n_ranks);
   profile.host_level = -1;
   profile.host_copy_bytes_per_ns = std::max(profile.host_copy_bytes_per_ns, profile.copy_bytes_per_ns * tree.n_ranks);
-  Page page{"", tree, false, {}};
+  Page page{"", tree, false, true, {}};
   switch (config.op) {
     case moecclOpDispatch:
     case moecclOpCombine:
       MOECCL_TRY(simulate_layer(config, profile, page));
       break;
+    case moecclOpExpertGather:
+      MOECCL_TRY(simulate_exchange<algo::ExpertGather>(config, profile, page));
+      break;
+    case moecclOpExpertReduce:
+      MOECCL_TRY(simulate_exchange<algo::ExpertReturn>(config, profile, page));
+      break;
+    case moecclOpExpertAllReduce:
+    case moecclOpCollectGradients:
+    case moecclOpPlaceWeights:
+      return error(moecclInvalidArgument, "op is {}: its plan depends on a placement of slots, ask moecclExpertExplain",
+                   exec::op_name(config.op));
     case moecclOpSendRecv:
     case moecclOpAllToAllv:
       return error(moecclInvalidArgument, "op is {}: give a collective of equal blocks, or dispatch",

@@ -126,6 +126,45 @@ TEST(Simulate, DomainsOverDataCentresKeepTokensOffTheSlowLinks) {
   EXPECT_NE(simulate(c).status().message().find("domain has 1 sizes"), std::string::npos);
 }
 
+// Experts go into domains over data centres once for each of them, and their gradients come back over the same links.
+TEST(Simulate, ExpertsIntoTheirDomainsAndBack) {
+  moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+  c.topology = "dc:2(bw=1GB/s,lat=50us) gpu:4(bw=10GB/s,lat=1us)";
+  c.n_experts = 8;
+  c.count = 1 << 20;
+  const int32_t domain[2] = {2, 4};
+  c.domain = domain;
+  c.n_levels = 2;
+  const double bytes = 4.0 * (1 << 20);
+  for (const moecclOp_t op : {moecclOpExpertGather, moecclOpExpertReduce}) {
+    c.op = op;
+    c.json = 0;
+    const std::string text = page(c);
+    EXPECT_NE(text.find("EMULATED"), std::string::npos) << text;
+    EXPECT_NE(text.find("domains of 2 dc, 4 gpu"), std::string::npos) << text;
+    EXPECT_NE(text.find("not simulated: ranks of several hosts"), std::string::npos) << text;
+    EXPECT_NE(text.find("fastest: staged"), std::string::npos) << text;
+    // Each data centre sends its four experts over one uplink.
+    const double line_ns = 4 * bytes / 1.0;
+    EXPECT_GE(times(c)["staged"], line_ns) << text;
+    EXPECT_LT(times(c)["staged"], 2.5 * line_ns) << text;
+    c.one_host = 1;
+    EXPECT_EQ(times(c).size(), 2u);
+    c.algorithm = "direct";
+    EXPECT_EQ(times(c).size(), 1u);
+    c.algorithm = nullptr;
+    c.one_host = 0;
+  }
+  // With experts that stay at home nothing crosses.
+  const int32_t home[2] = {1, 1};
+  c.domain = home;
+  EXPECT_LT(times(c)["staged"], 1e7);
+  c.domain = nullptr;
+  EXPECT_NE(simulate(c).status().message().find("domain is NULL"), std::string::npos);
+  c.op = moecclOpExpertAllReduce;
+  EXPECT_NE(simulate(c).status().message().find("moecclExpertExplain"), std::string::npos);
+}
+
 TEST(Simulate, RefusesWhatItCannotRead) {
   moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
   const auto message = [&] { return simulate(c).status().message(); };
