@@ -7,6 +7,7 @@
 #include <cctype>
 #include <cstring>
 #include <ctime>
+#include <utility>
 
 #include "src/base/log.h"
 #include "src/driver/thread.h"
@@ -27,6 +28,9 @@ constexpr int64_t kLonely_ns = 3'000, kLonelyFor_ns = 100'000;
 constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 300'000, kMakeRoomEvery_ns = 2'000'000;
 constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts holds an acknowledgement
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
+// A rank that did not run for so long was itself stopped (a debugger, a batch system, a paused virtual machine),
+// perhaps with its peers: it has not waited for them meanwhile, and its deadline moves.
+constexpr int64_t kStopped_ns = 2'000'000'000;
 
 // A peer's words: bounded, printable, never trusted.
 std::string failure_text(const transport::Board& board) {
@@ -143,7 +147,8 @@ class Patience {
     } else {
       sleep_ns(now_ - since_ < 10 * kYieldFor_ns ? kShortSleep_ns : kLongSleep_ns);
     }
-    now_ = now_ns();
+    const int64_t before = std::exchange(now_, now_ns());
+    if (now_ - before > kStopped_ns) since_ += now_ - before;
     if (now_ - checked_ < kCheckEvery_ns) return false;
     checked_ = now_;
     return true;
