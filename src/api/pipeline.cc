@@ -37,8 +37,9 @@ moecclResult_t moecclPlanTimeline(moecclComm_t handle, moecclOp_t op, size_t cou
                    static_cast<int>(op));
     const size_t bytes = moecclTypeSize(type);
     if (bytes == 0) return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
+    comm::Trials::Report trial;
     MOECCL_ASSIGN_OR_RETURN(const auto cached,
-                            c.selector().get({op, 0, count, static_cast<uint32_t>(bytes), false, false}));
+                            c.runs_now({op, 0, count, static_cast<uint32_t>(bytes), false, false}, &trial));
     const std::vector<exec::LaneSpan> all = cached->measured.lanes.get();
     *n_spans = all.size();
     for (size_t i = 0; i < std::min(max_spans, all.size()); ++i)

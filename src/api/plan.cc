@@ -46,13 +46,8 @@ Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t
   const uint64_t planned = op == moecclOpAllToAllv ? 0 : count;  // AllToAllv's counts are private to each rank
   const comm::PlanKey key{op, 0, planned, static_cast<uint32_t>(bytes), false};
   Look l;
-  MOECCL_ASSIGN_OR_RETURN(l.cached, c.selector().get(key));
-  l.tried = !l.cached->tried.empty();
-  if (l.tried) l.trial = c.trials().report(c.trial_class(*l.cached));
-  if (l.trial.decided) {
-    MOECCL_ASSIGN_OR_RETURN(const auto runs, c.selector().variant(*l.cached, l.trial.plan));
-    if (runs != nullptr) l.cached = runs;
-  }
+  MOECCL_ASSIGN_OR_RETURN(l.cached, c.runs_now(key, &l.trial));
+  l.tried = l.trial.decided || !l.cached->tried.empty();
   const algo::Algorithm* a = algo::find(op, l.cached->choice.algorithm);
   l.plan = algo::build_all(*a, c.selector().shape_of(key, false), c.tree());
   l.cost = plan::price(l.plan, c.tree(), c.selector().profile());

@@ -181,13 +181,22 @@ Status Communicator::refresh(exec::Operation& op) {
 
 Trials::Class Communicator::trial_class(const CachedPlan& cached) const {
   const PlanKey& key = cached.key;
-  const uint64_t blocks = std::max(plan::in_blocks(key.op, n_ranks_), plan::out_blocks(key.op, n_ranks_));
   return {cached.trial_class,
           cached.tried,
-          key.count * key.element_bytes * blocks,
+          selector_->larger_buffer_bytes(key),
           n_ranks_,
           exec::meets_all(key.op),
-          key.op == moecclOpAllToAllv};
+          key.op == moecclOpAllToAllv,
+          key.op == moecclOpTensorAllToAll};
+}
+
+Result<std::shared_ptr<CachedPlan>> Communicator::runs_now(const PlanKey& key, Trials::Report* report) {
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> cached, selector_->get(key));
+  if (cached->tried.empty()) return cached;
+  *report = trials_.report(trial_class(*cached));
+  if (!report->decided || report->plan == cached->choice.algorithm) return cached;
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> fastest, selector_->variant(*cached, report->plan));
+  return fastest != nullptr ? fastest : cached;
 }
 
 Status Communicator::try_plan(exec::Operation& op, const CachedPlan& cached) {

@@ -99,8 +99,9 @@ class Communicator {
   // Before an operation runs, in its turn: makes its choice again when the profile was corrected since. All ranks have
   // corrected it after the same operations, and so all choose alike.
   Status refresh(exec::Operation& op);
-  const Trials& trials() const { return trials_; }
-  Trials::Class trial_class(const CachedPlan& cached) const;
+  // The plan that a call of this key runs when nothing is tried, and how its trial stands; `report` stays as it is when
+  // there is none.
+  Result<std::shared_ptr<CachedPlan>> runs_now(const PlanKey& key, Trials::Report* report);
   // Runs a prepared operation on this thread, when its turn has come.
   Status run(exec::Operation& op);
   // Waits for the ticket's turn, runs, keeps the sentence of a failure, and gives the turn on.
@@ -140,6 +141,7 @@ class Communicator {
 
  private:
   explicit Communicator(Membership m);
+  Trials::Class trial_class(const CachedPlan& cached) const;
   Status try_plan(exec::Operation& op, const CachedPlan& cached);
 
   uint32_t rank_, n_ranks_;

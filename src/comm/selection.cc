@@ -29,6 +29,9 @@ constexpr double kFlatBias = 0.93;
 // program may run so few that it would feel the trial.
 constexpr double kCloseTo = 1.6;
 constexpr uint64_t kTryFromBytes = 8 << 10, kTryToBytes = 4 << 20;
+// Layers call TensorAllToAll twice a step with messages of all tokens, and what a copy costs beside a link's bytes,
+// which is all that its plans differ in on a fast link, no price knows.
+constexpr uint64_t kTryTensorToBytes = 64 << 20;
 
 // Where a shape stands on its plans' curves.
 double curve_bytes(const plan::Shape& s) {
@@ -116,6 +119,14 @@ void Selector::forget_choices() {
   plans_.clear();
   choices_.clear();
   last_ = nullptr;
+}
+
+uint64_t Selector::larger_buffer_bytes(const PlanKey& key) const {
+  const uint32_t n = tree_.n_ranks;
+  const uint32_t blocks = key.op == moecclOpTensorAllToAll
+                              ? tree_.n_tensor_groups()
+                              : std::max(plan::in_blocks(key.op, n), plan::out_blocks(key.op, n));
+  return key.count * key.element_bytes * blocks;
 }
 
 plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
@@ -300,10 +311,11 @@ void Selector::add_trial(CachedPlan& cached, const Chosen& chosen, uint64_t byte
   const moecclOp_t op = cached.key.op;
   const bool reduces = op == moecclOpAllReduce || op == moecclOpReduceScatter || op == moecclOpReduce;
   // Of an AllToAllv nobody knows the size; what goes with the first word counts for no plan.
-  const bool fits = op == moecclOpAllToAllv || (bytes > kTryFromBytes && bytes <= kTryToBytes);
-  if (!env().trials || chosen.close.empty() || !fits || op == moecclOpTensorAllToAll ||
-      (reduces && !deterministic_ && !has_plan_fits_))
-    return;
+  const bool tensor = op == moecclOpTensorAllToAll;
+  if (tensor && tree_.n_tensor_groups() < 2) return;  // all plans are one copy
+  const uint64_t most = tensor ? kTryTensorToBytes : kTryToBytes;
+  const bool fits = op == moecclOpAllToAllv || (bytes > kTryFromBytes && bytes <= most);
+  if (!env().trials || chosen.close.empty() || !fits || (reduces && !deterministic_ && !has_plan_fits_)) return;
   cached.tried.push_back(chosen.best->name);
   cached.tried.insert(cached.tried.end(), chosen.close.begin(), chosen.close.end());
   cached.trial_class = hash_combine(hash_combine(class_hash(shape_of(cached.key, false)), plans_epoch_), profile_hash_);
@@ -331,8 +343,7 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key, const al
   MOECCL_TRY(make(false, cached->staged, cached->choice));
   cached->signature = cached->choice.plan_hash;
   cached->eager = eager_for(key, cached->choice.algorithm);
-  const uint64_t bytes = key.count * key.element_bytes *
-                         std::max(plan::in_blocks(key.op, tree_.n_ranks), plan::out_blocks(key.op, tree_.n_ranks));
+  const uint64_t bytes = larger_buffer_bytes(key);
   if (instead == nullptr) add_trial(*cached, chosen, bytes);
   if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv &&
       key.op != moecclOpTensorAllToAll) {

@@ -77,6 +77,8 @@ class Selector {
   // What get() would give for a cached plan's key if it chose `algorithm`; null where that does not apply.
   Result<std::shared_ptr<CachedPlan>> variant(const CachedPlan& cached, std::string_view algorithm);
   plan::Shape shape_of(const PlanKey& key, bool reachable) const;
+  // Of a rank's user buffers.
+  uint64_t larger_buffer_bytes(const PlanKey& key) const;
   std::vector<Candidate> candidates(const plan::Shape& shape) const;
   // What calibration measured for this plan, interpolated; 0 when it did not.
   double measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const;

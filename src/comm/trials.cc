@@ -38,7 +38,7 @@ uint64_t Trials::vote_of(State& s) {
     if (s.ns[i].empty()) continue;
     const auto middle = s.ns[i].begin() + static_cast<ptrdiff_t>(s.ns[i].size() / 2);
     std::nth_element(s.ns[i].begin(), middle, s.ns[i].end());
-    medians[i] = *middle / static_cast<double>(s.meets_all ? 1 : blocks_of(s).operations - blocks_of(s).uncounted);
+    medians[i] = *middle / static_cast<double>(s.one_by_one ? 1 : s.blocks->operations - s.blocks->uncounted);
   }
   return pack({medians, s.plans.size()});
 }
@@ -83,14 +83,15 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
   if (s.plans.empty()) {
     s.plans.assign(c.plans.begin(), c.plans.begin() + static_cast<ptrdiff_t>(std::min(c.plans.size(), kMost)));
     s.meets_all = c.meets_all;
-    s.large = c.meets_all && bytes > kLargeBytes;
+    s.one_by_one = c.meets_all || c.exchanges;
+    if (s.one_by_one && bytes > kLargeBytes) s.blocks = bytes > kHugeBytes ? &kHugeBlocks : &kLargeBlocks;
   }
   if (s.begun >= kAgain) {
     s.begun = 0;
     s.voted = false;
     for (std::vector<double>& ns : s.ns) ns.clear();
   }
-  const Blocks& block = blocks_of(s);
+  const Blocks& block = *s.blocks;
   const size_t n = s.plans.size();
   const uint64_t at = s.begun++;
   const uint64_t round = at / (block.operations * n);
@@ -100,7 +101,7 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     last_.state = &s;
     last_.ran.is_timed = true;
     if (at % block.operations >= block.uncounted) last_.counts = &s.ns[plan];
-    last_.goes_on = !s.meets_all && at % block.operations > block.uncounted;
+    last_.goes_on = !s.one_by_one && at % block.operations > block.uncounted;
     return {s.plans[plan], &last_.ran};
   }
   // One vote at a time; the entry's word belongs to a timing at times.

@@ -26,9 +26,9 @@ class Trials {
   struct Blocks {
     uint64_t rounds, operations, uncounted;
   };
-  static constexpr Blocks kBlocks{5, 6, 2}, kLargeBlocks{3, 3, 1};
-  // Of operations in which all ranks meet; others need the longer blocks.
-  static constexpr uint64_t kLargeBytes = 1 << 20, kMostPrivateBytes = 4 << 20;  // of a rank's larger buffer
+  static constexpr Blocks kBlocks{5, 6, 2}, kLargeBlocks{3, 3, 1}, kHugeBlocks{3, 2, 1};
+  // Of operations that are timed one by one; others need the longer blocks. Of a rank's larger buffer.
+  static constexpr uint64_t kLargeBytes = 1 << 20, kHugeBytes = 4 << 20, kMostPrivateBytes = 4 << 20;
   // A plan must be this much faster than the one that ran so far, and after so many operations it must show it again:
   // hosts move their cores.
   static constexpr double kGain = 0.97;
@@ -43,6 +43,9 @@ class Trials {
     uint64_t n_ranks;
     bool meets_all;      // each rank's time includes its waiting for the last: the least counts, else the most
     bool private_sizes;  // AllToAllv: taken to be of the size of the one before
+    // TensorAllToAll: every rank gives and takes, so that a rank does not run ahead and each operation's time counts,
+    // but none waits for all.
+    bool exchanges = false;
   };
   struct Pick {
     std::string_view plan;                // one of the class's plans, or one of those that the class began with
@@ -70,16 +73,16 @@ class Trials {
  private:
   struct State {
     std::vector<const char*> plans;
-    bool meets_all = true, large = false;
+    bool meets_all = true, one_by_one = true;
+    const Blocks* blocks = &kBlocks;
     uint64_t begun = 0;
     bool voted = false, decided = false;
     size_t runs = 0;  // once decided: the plan that runs when nothing is tried; before, predictions choose
-    // Times that count: of each operation in which all ranks meet. Others overlap, so that one alone says little: of
-    // each block.
+    // Times that count: of each operation that is timed by itself. Those with a root overlap, so that one alone says
+    // little: of each block.
     std::vector<double> ns[kMost];
     double took_ns[kMost] = {};
   };
-  static const Blocks& blocks_of(const State& s) { return s.large ? kLargeBlocks : kBlocks; }
   static uint64_t vote_of(State& s);
   uint64_t hash_of(const Class& c) const;
   void note_last();

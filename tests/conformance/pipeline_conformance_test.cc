@@ -103,6 +103,48 @@ INSTANTIATE_TEST_SUITE_P(
                       World{16, RankMode::kProcesses, "node:2 gpu:8", 0, 0},
                       World{4, RankMode::kProcesses, "node:2(bw=0.5GB/s,lat=20us) gpu:2(bw=4GB/s)", 0, 1}));
 
+// Plans whose predictions lie close are tried in the first operations: the bits are the same all the while, all ranks
+// end with one plan, and report and timeline are those of what runs.
+TEST_P(TensorAllToAll, TrialsEndWithOnePlanOnAllRanks) {
+  if (GetParam().n > 8) GTEST_SKIP() << "fewer ranks show it";
+  constexpr size_t kBlock = 600 << 10;  // of two blocks or more: tried in few operations
+  constexpr int kEnough = 60;
+  struct Ends {
+    moecclPlanInfo_t info[8];
+  };
+  Shared<Ends> ends;
+  run_ranks(
+      GetParam().n,
+      [&](int rank, moecclComm_t comm) {
+        const moecclTensorGroups_t g = groups_of(comm);
+        const std::vector<unsigned char> in = input_of(g, kBlock);
+        std::vector<unsigned char> out(in.size()), first;
+        moecclPlanInfo_t info{};
+        info.size = sizeof(info);
+        const auto exchange = [&] {
+          std::fill(out.begin(), out.end(), kCanary);
+          MOECCL_ASSERT_COMM_OK(moecclTensorAllToAll(in.data(), out.data(), kBlock, moecclUint8, comm, nullptr), comm);
+          if (first.empty()) first = out;
+          ASSERT_TRUE(out == first);
+          MOECCL_ASSERT_COMM_OK(moecclPlanQuery(comm, moecclOpTensorAllToAll, kBlock, moecclUint8, &info), comm);
+        };
+        for (int i = 0; i < kEnough && (i == 0 || info.trial == 1); ++i) exchange();
+        for (int s = 0; s < g.n_groups; ++s) ASSERT_EQ(first[s * kBlock + 5], byte_of(s, g.group, 5));
+        EXPECT_NE(info.trial, 1) << "not decided after " << kEnough;
+        exchange();
+        ends->info[rank] = info;
+        size_t n_spans = 0;
+        MOECCL_ASSERT_COMM_OK(
+            moecclPlanTimeline(comm, moecclOpTensorAllToAll, kBlock, moecclUint8, nullptr, 0, &n_spans), comm);
+        EXPECT_GT(n_spans, 0u) << "of " << info.algorithm;
+      },
+      options());
+  for (int r = 1; r < GetParam().n; ++r) {
+    EXPECT_STREQ(ends->info[r].algorithm, ends->info[0].algorithm);
+    EXPECT_EQ(ends->info[r].hash, ends->info[0].hash);
+  }
+}
+
 TEST(TensorAllToAllReport, TimelineAndPageShowTheLanesOfTheLastRun) {
   RankOptions options{.mode = RankMode::kThreads};
   options.config.topology = "node:2(bw=0.5GB/s) gpu:2(bw=1GB/s)";

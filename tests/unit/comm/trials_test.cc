@@ -154,6 +154,21 @@ TEST(Trials, LargeOperationsAreTriedLess) {
   EXPECT_EQ(ranks.report(large).plan, "direct");
 }
 
+// TensorAllToAll: the first rank's part of a line's bytes comes before the others'.
+TEST(Trials, OfExchangesTheSlowestRankCountsAndFewAreTried) {
+  Ranks ranks(4);
+  Trials::Class c = of(1, false, 8 << 20);
+  c.exchanges = true;
+  const auto time = [](size_t rank, std::string_view plan) {
+    return rank == 0 ? by_plan(plan, 100e6, 90e6, 20e6) : by_plan(plan, 100e6, 90e6, 120e6);
+  };
+  int n = 0;
+  while (!ranks.report(c).decided && ++n < 200) ranks.run(c, time);
+  EXPECT_LE(n, 3 * 2 * 3 + 5);
+  EXPECT_EQ(ranks.report(c).plan, "flat");
+  EXPECT_NEAR(ranks.report(c).took_ns[0].second, 100e6, 1e6);
+}
+
 // The plan in use may stop being the best: the host has moved a core.
 TEST(Trials, TheyAreRepeated) {
   Ranks ranks(2);
