@@ -68,7 +68,7 @@ void pin(int core) {
 class Sums {
  public:
   Sums(const Options& o, size_t bytes)
-      : table_(*moeccl::kernels::select(nullptr)), slot_bytes_(bytes), replicas_(static_cast<size_t>(o.n_experts)) {
+      : table_(moeccl::kernels::best()), slot_bytes_(bytes), replicas_(static_cast<size_t>(o.n_experts)) {
     if (!table_.reduces_to_many) fail("this processor's kernels do not store a sum several times: no floor");
     const std::vector<int32_t> experts = make_placement("random", o.n_ranks, o.slots, o.n_experts, o.seed);
     for (int r = 0; r < o.n_ranks; r++) {

@@ -34,7 +34,10 @@ typedef struct {
 /* recv[slots][count]: for each slot the reduction of send[slots][count] over all replicas of the slot's expert on all
  * ranks: moecclSum, or moecclAvg, which divides by the number of replicas (Section 4.1). Replicas in one rank are added
  * up before anything is sent. All replicas of an expert get bit-identical results, and the same ones at every run; the
- * partial sums of ranks are rounded to `type`. Empty slots of recv are not written. In place: send == recv. */
+ * partial sums of ranks are rounded to `type`. Empty slots of recv are not written. In place: send == recv.
+ * On CUDA memory at most 64 tensors of an expert are added up in one place: a rank's own replicas and one of each other
+ * rank that holds it ("direct": all replicas). More are moecclUnsupported, with a sentence that names the expert; host
+ * memory knows no such limit. */
 MOECCL_API moecclResult_t moecclExpertAllReduce(const void* send, void* recv, size_t count, moecclDataType_t type,
                                                 moecclRedOp_t op, const moecclPlacement_t* placement, moecclComm_t comm,
                                                 moecclStream_t stream);

@@ -78,7 +78,8 @@ MOECCL_API moecclResult_t moecclHybridGather(moecclHybrid_t hybrid, const void* 
  * the owner included: the way back of a gather, for gradients. Over the gather's links the other way round, innermost
  * level first, partial sums rounded to `type`; where peers' buffers can be read ("direct") the owner adds up all of
  * them, by rank, unless the communicator is deterministic: then the bits do not depend on that. Sums have the same
- * order at every run. The buffers may not overlap. Collective. */
+ * order at every run. On CUDA memory an expert may come back to a rank from at most 63 others at once: more are
+ * moecclUnsupported, use smaller domains. The buffers may not overlap. Collective. */
 MOECCL_API moecclResult_t moecclHybridReduce(moecclHybrid_t hybrid, const void* held, void* own, size_t count,
                                              moecclDataType_t type, moecclStream_t stream);
 
