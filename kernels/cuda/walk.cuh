@@ -9,130 +9,16 @@
 //                   staging and buffers is over.
 //   entries[].seq   stored by enter(), acquired where a peer compares operations.
 //   barrier, left   between the blocks of this launch.
+// Ranks on other hosts are reached through the rank's proxy: walk_net.cuh.
 #pragma once
 
-#include "kernels/cuda/copy.cuh"
-#include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/walk_args.h"
+#include "kernels/cuda/walk_net.cuh"
 
 namespace moeccl::cuda {
 
-inline constexpr uint32_t kWalkSharedSteps = 96, kWalkSharedRefs = 192;
-struct WalkShared {
-  ReduceKernelArgs reduce;
-  uint32_t failed, last;
-  WalkStep steps[kWalkSharedSteps];
-  WalkRef refs[kWalkSharedRefs];
-};
-
-MOECCL_DEVICE uint64_t* walk_done(WalkHeader* h) { return reinterpret_cast<uint64_t*>(h + 1); }
-MOECCL_DEVICE uint64_t* walk_word(WalkHeader* h, uint32_t n_ranks) { return walk_done(h) + n_ranks; }
-MOECCL_DEVICE uint32_t* walk_sent(WalkHeader* h, uint32_t n_ranks) {
-  return reinterpret_cast<uint32_t*>(walk_word(h, n_ranks) + static_cast<size_t>(n_ranks) * kWalkSigs);
-}
-MOECCL_DEVICE uint32_t* walk_awaited(WalkHeader* h, uint32_t n_ranks) {
-  return walk_sent(h, n_ranks) + static_cast<size_t>(n_ranks) * kWalkSigs;
-}
-
-MOECCL_DEVICE uint64_t walk_mix(uint64_t h, uint64_t v) {
-  h = (h ^ v) * 0x9e3779b97f4a7c15ull;
-  h ^= h >> 32;
-  h *= 0xd6e8feb86659fd93ull;
-  return h ^ h >> 29;
-}
-
-// What a thread knows of its operation; the same in all threads of a block.
-struct WalkState {
-  uint64_t seq, history;
-  uint32_t lane, block, n_blocks;  // of the lane's team
-  uint32_t met;                    // barriers of the lane so far
-  const WalkStep* steps;
-  const WalkRef* refs;
-};
-struct WalkPlace {
-  uint64_t step, chunk, peer, expected, seen;
-};
-
-// The first block that fails says why; the others of this launch, and later launches, see `failed`.
-MOECCL_DEVICE void walk_fail(const WalkArgs& a, const WalkState& w, WalkFailure kind, const WalkPlace& at) {
-  if (atomic_or(&a.header->failed, 1) != 0) return;
-  WalkReport& r = *a.report;
-  store_relaxed_system(&r.lane, w.lane);
-  store_relaxed_system(&r.step, at.step);
-  store_relaxed_system(&r.chunk, at.chunk);
-  store_relaxed_system(&r.peer, at.peer);
-  store_relaxed_system(&r.expected, at.expected);
-  store_relaxed_system(&r.seen, at.seen);
-  store_relaxed_system(&r.seq, w.seq);
-  store_relaxed_system(&r.own.signature, a.signature);
-  store_relaxed_system(&r.own.count, a.count);
-  store_relaxed_system(&r.own.plan, a.plan);
-  if (at.peer < a.n_ranks) {
-    const WalkEntry& theirs = a.peers[at.peer].header->entries[w.seq % kWalkEntries];
-    store_relaxed_system(&r.entry.seq, load_acquire_system(&theirs.seq));
-    store_relaxed_system(&r.entry.signature, load_relaxed_system(&theirs.signature));
-    store_relaxed_system(&r.entry.count, load_relaxed_system(&theirs.count));
-    store_relaxed_system(&r.entry.plan, load_relaxed_system(&theirs.plan));
-  }
-  // Release: pairs with the acquire in exec::Walker::failure().
-  store_release_system(&r.kind, static_cast<uint64_t>(kind));
-}
-
-// Whether the peer has entered this operation with other arguments, or others before it.
-MOECCL_DEVICE bool walk_differs(const WalkArgs& a, const WalkState& w, uint32_t peer, bool must_be_there) {
-  const WalkEntry& theirs = a.peers[peer].header->entries[w.seq % kWalkEntries];
-  if (load_acquire_system(&theirs.seq) != w.seq) return must_be_there;
-  return load_relaxed_system(&theirs.history) != w.history;
-}
-
-// Polls until ready(), or until there is a reason to give up. `peer`: whom it waits for, n_ranks for blocks of its own.
-template <class Ready>
-MOECCL_DEVICE bool walk_wait(const WalkArgs& a, const WalkState& w, const WalkPlace& at, Ready&& ready) {
-  constexpr uint32_t kPollsBetweenChecks = 64;
-  uint64_t since = 0;
-  for (uint32_t polls = 1; !ready(); ++polls) {
-    pause();
-    if (polls % kPollsBetweenChecks != 0) continue;
-    if (load_acquire_device(&a.header->failed) != 0) return false;
-    const uint64_t now = device_ns();
-    if (since == 0) since = now;
-    WalkFailure why = WalkFailure::kNone;
-    if (load_relaxed_system(&a.report->stop) != 0)
-      why = WalkFailure::kStopped;
-    else if (now - since > a.timeout_ns)
-      why = WalkFailure::kDeadline;
-    else if (at.peer < a.n_ranks && at.peer != a.rank && walk_differs(a, w, static_cast<uint32_t>(at.peer), false))
-      why = WalkFailure::kMismatch;
-    if (why == WalkFailure::kNone) continue;
-    // It may have come meanwhile: then the operation is not to blame.
-    if (ready()) return true;
-    walk_fail(a, w, why, at);
-    return false;
-  }
-  return true;
-}
-
-// All blocks of a team (or of the grid) meet: what each did before is visible to all after. False: the operation
-// failed.
-MOECCL_DEVICE bool walk_meet(const WalkArgs& a, WalkShared& s, const WalkState& w, uint32_t* counter, uint32_t n_blocks,
-                             uint32_t round) {
-  block_sync();
-  if (n_blocks == 1) return true;
-  if (thread_index() == 0) {
-    const uint32_t all = (round + 1) * n_blocks;
-    // Release, and acquire of the others' releases: pairs among the blocks of this launch.
-    s.failed = 0;
-    if (add_release_device(counter, 1) + 1 < all) {
-      const WalkPlace at{0, 0, a.n_ranks, all, 0};
-      if (!walk_wait(a, w, at, [&] { return load_acquire_device(counter) >= all; })) s.failed = 1;
-    }
-  }
-  block_sync();
-  return s.failed == 0;
-}
-
 // The entry for peers, and the right to use their staging: they have finished the operation before the last.
-MOECCL_DEVICE bool walk_enter(const WalkArgs& a, WalkShared& s, WalkState& w) {
+// `splits`: what AllToAllv exchanges, own [n_ranks].
+MOECCL_DEVICE bool walk_enter(const WalkArgs& a, WalkShared& s, WalkState& w, const WalkSplit* splits = nullptr) {
   if (load_acquire_device(&a.header->failed) != 0) return false;
   if (thread_index() == 0) s.failed = 0;
   block_sync();
@@ -147,6 +33,7 @@ MOECCL_DEVICE bool walk_enter(const WalkArgs& a, WalkShared& s, WalkState& w) {
       store_relaxed_system(&e.output, reinterpret_cast<uint64_t>(a.output));
       // Release: pairs with the acquire in walk_differs() and walk_fail() of peers.
       store_release_system(&e.seq, w.seq);
+      if (walk_has_net(a)) walk_net_enter(a, w, e, splits);
     }
     for (uint32_t p = thread_index(); p < a.n_ranks; p += block_threads()) {
       if (p == a.rank) continue;
@@ -158,17 +45,36 @@ MOECCL_DEVICE bool walk_enter(const WalkArgs& a, WalkShared& s, WalkState& w) {
     block_sync();
     if (s.failed != 0) return false;
   }
-  return walk_meet(a, s, w, &a.header->barrier[kWalkMostLanes], grid_blocks(), 0);
+  return walk_meet(a, s, w, &a.header->barrier[kWalkMostLanes], walk_lane_blocks(a, w), 0);
+}
+
+MOECCL_DEVICE uint32_t walk_number(const WalkArgs& a, const WalkStep& step, uint32_t chunk) {
+  const uint32_t slot = step.peer * kWalkSigs + step.sig;
+  const bool once = step.when != static_cast<uint8_t>(WalkWhen::kEvery);
+  return walk_sent(a.header, a.n_ranks)[slot] + (once ? 0 : chunk * step.per_chunk) + step.ordinal + 1;
 }
 
 MOECCL_DEVICE void walk_signal(const WalkArgs& a, const WalkState& w, const WalkStep& step, uint32_t chunk) {
-  const uint32_t slot = step.peer * kWalkSigs + step.sig;
-  const bool once = step.when != static_cast<uint8_t>(WalkWhen::kEvery);
-  const uint32_t number = walk_sent(a.header, a.n_ranks)[slot] + (once ? 0 : chunk * step.per_chunk) + step.ordinal + 1;
+  const uint32_t number = walk_number(a, step, chunk);
   uint64_t* word = walk_word(a.peers[step.peer].header, a.n_ranks) + a.rank * kWalkSigs + step.sig;
   // Release: pairs with the acquire in walk_take() on the peer. What the other blocks of the team did came here through
   // walk_meet().
   store_release_system(word, (w.history >> 32) << 32 | number);
+}
+
+// A run of signals, by all threads of the lane's first block. Those to other hosts go one after another: a queue has
+// one that gives.
+MOECCL_DEVICE void walk_signals(const WalkArgs& a, WalkState& w, uint32_t pc, uint32_t run, uint32_t chunk) {
+  for (uint32_t i = thread_index(); i < run; i += block_threads()) {
+    const WalkStep& step = w.steps[pc + i];
+    if (!walk_is_elsewhere(a, step.peer)) walk_signal(a, w, step, chunk);
+  }
+  if (!walk_has_net(a) || thread_index() != 0) return;
+  for (uint32_t i = 0; i < run; ++i) {
+    const WalkStep& step = w.steps[pc + i];
+    const WalkPlace at{pc + i, chunk, step.peer, 0, 0};
+    if (walk_is_elsewhere(a, step.peer)) walk_net_signal(a, w, at, step.sig, walk_number(a, step, chunk));
+  }
 }
 
 MOECCL_DEVICE bool walk_take(const WalkArgs& a, const WalkState& w, uint32_t pc, uint32_t chunk) {
@@ -228,27 +134,28 @@ MOECCL_DEVICE WalkSpan walk_resolve(const WalkArgs& a, const WalkState& w, const
   return {base == nullptr ? nullptr : base + offset * a.element_bytes, length};
 }
 
+// `dst`: the step's elements from `first` on.
 template <class E>
-MOECCL_DEVICE void walk_data(const WalkArgs& a, WalkShared& s, const WalkState& w, const WalkStep& step,
-                             uint32_t chunk) {
+MOECCL_DEVICE void walk_piece(const WalkArgs& a, WalkShared& s, const WalkState& w, const WalkStep& step,
+                              uint32_t chunk, const WalkSpan& dst, uint64_t first) {
   const Team team{static_cast<size_t>(w.block) * block_threads() + thread_index(),
                   static_cast<size_t>(w.n_blocks) * block_threads()};
-  const WalkSpan dst = walk_resolve(a, w, step.dst, chunk);
-  if (dst.elements == 0) return;
   const auto scales = [&](const WalkRef& ref) {
     return a.scaled != 0 && ref.rank == a.rank && ref.buffer == static_cast<uint8_t>(WalkBuffer::kInput);
   };
   const bool sums = step.kind == static_cast<uint8_t>(WalkKind::kReduce);
   if (!sums && !scales(w.refs[step.first_src])) {
     const WalkSpan src = walk_resolve(a, w, w.refs[step.first_src], chunk);
-    const uint64_t n = src.elements < dst.elements ? src.elements : dst.elements;
-    if (src.data != dst.data) copy_span(dst.data, src.data, n * a.element_bytes, team.thread, team.n_threads);
+    if (src.elements <= first) return;
+    const uint64_t n = src.elements - first < dst.elements ? src.elements - first : dst.elements;
+    const uint8_t* from = src.data + first * a.element_bytes;
+    if (from != dst.data) copy_span(dst.data, from, n * a.element_bytes, team.thread, team.n_threads);
     return;
   }
   block_sync();  // the last reduction has been read
   for (uint32_t i = thread_index(); i < step.n_srcs; i += block_threads()) {
     const WalkRef& ref = w.refs[step.first_src + i];
-    s.reduce.srcs[i] = walk_resolve(a, w, ref, chunk).data;
+    s.reduce.srcs[i] = walk_resolve(a, w, ref, chunk).data + first * a.element_bytes;
     s.reduce.scales[i] = scales(ref) ? a.scale : a.unit;
   }
   if (thread_index() == 0) {
@@ -263,7 +170,25 @@ MOECCL_DEVICE void walk_data(const WalkArgs& a, WalkShared& s, const WalkState& 
   reduce<E>(s.reduce, team);
 }
 
-// data(step, chunk): what a step does that neither signals nor waits.
+// In one piece; what goes to another host in as many as it takes cells. False: the operation has failed.
+template <class E>
+MOECCL_DEVICE bool walk_data(const WalkArgs& a, WalkShared& s, WalkState& w, const WalkStep& step, uint32_t chunk) {
+  const WalkSpan dst = walk_resolve(a, w, step.dst, chunk);
+  const bool elsewhere = walk_is_elsewhere(a, step.dst);
+  const WalkPlace at{static_cast<uint64_t>(&step - w.steps), chunk, step.dst.rank, 0, 0};
+  const uint64_t most = elsewhere ? a.net.cell_bytes / a.element_bytes : dst.elements;
+  for (uint64_t first = 0; first < dst.elements; first += most) {
+    WalkSpan piece{dst.data, dst.elements - first < most ? dst.elements - first : most};
+    if (elsewhere && (piece.data = walk_net_cell(a, s, w, at)) == nullptr) return false;
+    walk_piece<E>(a, s, w, step, chunk, piece, first);
+    if (!elsewhere) continue;
+    const uint64_t offset = static_cast<uint64_t>(dst.data - a.net.staging) + first * a.element_bytes;
+    if (!walk_net_put(a, s, w, at, offset, piece.elements * a.element_bytes)) return false;
+  }
+  return true;
+}
+
+// data(step, chunk): what a step does that neither signals nor waits; false when the operation has failed.
 template <class Data>
 MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w, uint32_t n_chunks, Data&& data) {
   const WalkLane lane = a.lanes[w.lane];
@@ -278,8 +203,7 @@ MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w, uin
         if (!walk_meet(a, s, w, barrier, w.n_blocks, w.met++)) return false;
       }
       if (step.kind == static_cast<uint8_t>(WalkKind::kSignal)) {
-        for (uint32_t i = thread_index(); w.block == 0 && i < step.run; i += block_threads())
-          walk_signal(a, w, w.steps[pc + i], chunk);
+        if (w.block == 0) walk_signals(a, w, pc, step.run, chunk);
       } else if (step.kind == static_cast<uint8_t>(WalkKind::kWait)) {
         block_sync();
         if (thread_index() == 0) s.failed = 0;
@@ -288,8 +212,8 @@ MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w, uin
           if (!walk_take(a, w, pc + i, chunk)) s.failed = 1;
         block_sync();
         if (s.failed != 0) return false;
-      } else {
-        data(step, chunk);
+      } else if (!data(step, chunk)) {
+        return false;
       }
     }
   }
@@ -299,6 +223,10 @@ MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w, uin
 // The last block to come leaves everything as the next operation wants it, then tells peers and host.
 MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState& w, uint32_t n_chunks) {
   block_sync();
+  if (walk_has_net(a) && w.lane < a.n_lanes && w.block == 0 && thread_index() == 0) {
+    a.net.state->given[w.lane] = w.given;
+    a.net.state->used[w.lane] = w.used;
+  }
   if (thread_index() == 0) s.last = add_release_device(&a.header->left, 1) + 1 == grid_blocks();
   block_sync();
   if (s.last == 0) return;
@@ -315,12 +243,14 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
     h.left = 0;
     h.seq = w.seq;
     h.history = w.history;
+    if (walk_has_net(a)) a.net.state->round = a.net.state->finished = a.net.state->over = 0;
   }
   block_sync();
   for (uint32_t p = thread_index(); !failed && p < a.n_ranks; p += block_threads()) {
     // Release: pairs with the acquire in walk_enter() of the peer.
-    if (p != a.rank) store_release_system(walk_done(a.peers[p].header) + a.rank, w.seq);
+    if (p != a.rank && !walk_is_elsewhere(a, p)) store_release_system(walk_done(a.peers[p].header) + a.rank, w.seq);
   }
+  if (walk_has_net(a) && !failed && thread_index() == 0) walk_net_done(a, w);
   block_sync();
   // Release: pairs with the acquire in exec::WalkTask::poll() and of peers' hosts.
   if (thread_index() == 0 && a.completed != nullptr) store_release_system(a.completed, a.number);
@@ -331,10 +261,16 @@ MOECCL_DEVICE WalkState walk_begin(const WalkArgs& a, WalkShared& s) {
   WalkState w;
   w.seq = a.header->seq + 1;
   w.history = walk_mix(walk_mix(walk_mix(a.header->history, a.signature), a.count), a.plan);
-  w.lane = block_index() % a.n_lanes;
-  w.block = block_index() / a.n_lanes;
-  w.n_blocks = grid_blocks() / a.n_lanes;
+  const uint32_t n_lanes = walk_has_net(a) ? a.n_lanes + 1 : a.n_lanes;  // the last one takes what the network brings
+  w.lane = block_index() % n_lanes;
+  w.block = block_index() / n_lanes;
+  w.n_blocks = grid_blocks() / n_lanes;
   w.met = 0;
+  w.used = w.given = 0;
+  if (walk_has_net(a) && w.lane < a.n_lanes) {
+    w.used = a.net.state->used[w.lane];
+    w.given = a.net.state->given[w.lane];
+  }
   const bool fits = a.n_steps <= kWalkSharedSteps && a.n_refs <= kWalkSharedRefs;
   w.steps = fits ? s.steps : a.steps;
   w.refs = fits ? s.refs : a.refs;
@@ -350,9 +286,11 @@ template <class E>
 MOECCL_DEVICE void walk(const WalkArgs& a) {
   MOECCL_SHARED WalkShared s;
   WalkState w = walk_begin(a, s);
-  if (walk_enter(a, s, w)) {
+  if (w.lane == a.n_lanes) {
+    walk_net_receive(a, s, w);
+  } else if (walk_enter(a, s, w)) {
     (void)walk_lane(a, s, w, a.n_chunks,
-                    [&](const WalkStep& step, uint32_t chunk) { walk_data<E>(a, s, w, step, chunk); });
+                    [&](const WalkStep& step, uint32_t chunk) { return walk_data<E>(a, s, w, step, chunk); });
   }
   walk_leave(a, s, w, a.n_chunks);
 }

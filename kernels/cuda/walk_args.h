@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/args.h"
+#include "kernels/cuda/walk_net_args.h"
 
 namespace moeccl::cuda {
 
@@ -74,13 +75,27 @@ struct WalkPeer {
   WalkSplit* splits;
 };
 
+// Ranks on other hosts. Their WalkPeer: `header` and `splits` are copies of what they say, in page-locked memory, and
+// `staging` is this `staging`, whose layout theirs has: only the offset in it is used.
+inline constexpr uint32_t kNetQueues = kWalkMostLanes + 1;  // one a lane; the last is the operation's own
+using WalkNetState = WalkNetCounts<kNetQueues>;
+struct WalkNet {
+  WalkNetState* state;  // null: there are none
+  WalkQueue* queues;    // [kNetQueues]
+  uint8_t* cells;       // [kNetQueues][kNetCells] of cell_bytes
+  WalkArrivals* arrivals;
+  const uint8_t* staging;
+  uint32_t cell_bytes, padding;
+};
+
 // kSplits: AllToAllv; in the report `expected` is what this rank gives, `seen` what the peer does, `step` 0 where this
 // rank sends. kNoTables: of a graph, whose routing has failed to be updated.
 enum class WalkFailure : uint64_t { kNone, kDeadline, kStopped, kMismatch, kSplits, kNoTables };
+inline constexpr uint64_t kWalkStop = 1, kWalkExpire = 2;  // the deadline has passed on the host
 // In page-locked host memory. `kind` is stored last (release); the host reads it first (acquire).
 struct WalkReport {
   uint64_t kind;
-  uint64_t stop;  // the host sets it: whoever waits gives up
+  uint64_t stop;  // the host sets it to one of kWalk...: whoever waits gives up
   uint64_t lane, step, chunk, peer, expected, seen, seq;
   WalkEntry own, entry;  // this rank's, and the peer's when it has entered the same operation
 };
@@ -94,6 +109,7 @@ struct WalkArgs {
   uint32_t n_lanes, n_steps, n_refs, n_totals;
   WalkHeader* header;
   const WalkPeer* peers;
+  WalkNet net;
   WalkReport* report;
   uint64_t* completed;  // on the rank's board; gets `number`. Null in a graph
   uint64_t number;

@@ -141,6 +141,7 @@ MOECCL_DEVICE void walk_rows(const WalkRowsArgs& a) {
         walk_rows_copy(a, s, w, step, chunk, t.rows[list]);
       else
         walk_rows_sum(a, s, w, step, chunk, a.dispatch != 0 ? t.zeros[list] : t.sums[list]);
+      return true;
     });
   }
   walk_leave(a.walk, s, w, n_chunks);
@@ -278,7 +279,7 @@ MOECCL_DEVICE void walk_all_to_all_v(const WalkSplitsArgs& a) {
   uint32_t n_chunks = 0;
   if (walk_enter(a.walk, s, w) && walk_splits_agree(a, s, w, &n_chunks)) {
     (void)walk_lane(a.walk, s, w, n_chunks,
-                    [&](const WalkStep& step, uint32_t chunk) { walk_splits_copy(a, w, step, chunk); });
+                    [&](const WalkStep& step, uint32_t chunk) { return walk_splits_copy(a, w, step, chunk), true; });
   }
   walk_leave(a.walk, s, w, n_chunks);
 }

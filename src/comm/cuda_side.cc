@@ -392,11 +392,6 @@ class CudaSide::Connector {
   }
 
   Status make_walk() {
-    if (several_hosts()) {
-      side_->why_no_walk_ = "its ranks are on several hosts, and a kernel cannot use the network";
-      log(LogLevel::kInfo, "rank {}: no persistent kernel on CUDA memory: {}", n_.rank, side_->why_no_walk_);
-      return {};
-    }
     CudaWalk::Setting s;
     s.session = &session_;
     s.engine = side_->engine_.get();
@@ -408,7 +403,10 @@ class CudaSide::Connector {
     s.all_reach_all = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
     s.half_bytes = n_.shape.staging_bytes / 2;  // as ordinary operations have
     s.deterministic = n_.config->deterministic;
-    s.profile = device_profile(n_.n_ranks);
+    s.profile = profile();
+    s.hosts = n_.hosts;
+    s.link_key = bootstrap::derive_key(n_.link_key, "moeccl cuda links");
+    s.config = n_.config;
     s.deadline = n_.deadline;
     MOECCL_ASSIGN_OR_RETURN(side_->walk_, CudaWalk::connect(s, &side_->why_no_walk_));
     if (side_->walk_ != nullptr) return side_->walk_->selector().force_from_text(n_.config->plan);
@@ -437,12 +435,12 @@ CudaSide::~CudaSide() {
   (void)engine_->synchronize();
   // Peers may still read this rank's staging, although it has nothing left to do.
   exec::wait_for_peers([&] {
-    for (const auto& link : fabric_.links) {
-      if (link == nullptr) continue;
-      const transport::Board& board = link->board();
+    for (uint32_t r = 0; r < fabric_.n_ranks; ++r) {
+      if (r == fabric_.rank) continue;
+      const transport::Board& board = fabric_.link(r).board();
       if (board.health.state.load() != static_cast<uint32_t>(transport::RankState::kRunning)) continue;
       if (board.progress.completed.load() < fabric_.sequence) return true;
-      if (walk_ == nullptr) continue;
+      if (walk_ == nullptr || walk_->walker().elsewhere(r)) continue;
       // A kernel of the peer's may look at this rank's memory as long as it runs.
       const uint64_t walked = board.progress.walked.load();
       if (walked < walk_->walker().launched() || walked < board.progress.walks_called.load()) return true;

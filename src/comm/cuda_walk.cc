@@ -9,6 +9,8 @@
 
 #include "src/base/env.h"
 #include "src/base/log.h"
+#include "src/bootstrap/handshake.h"
+#include "src/comm/network.h"
 
 namespace moeccl::comm {
 
@@ -119,9 +121,12 @@ class Joining {
       if (w.uuid == s_.seats[rank_].uuid) processes.insert(w.process);
     return static_cast<uint32_t>(processes.size());
   }
+  bool several_hosts() const { return s_.hosts->n() > 1; }
+  // On this host.
   bool other_processes() const {
-    return std::any_of(s_.seats.begin(), s_.seats.end(),
-                       [&](const WalkSeat& w) { return w.process != s_.seats[rank_].process; });
+    const auto& here = s_.hosts->around(rank_);
+    return std::any_of(here.begin(), here.end(),
+                       [&](uint32_t r) { return s_.seats[r].process != s_.seats[rank_].process; });
   }
 
   Result<uint32_t> reserve() const {
@@ -147,7 +152,9 @@ class Joining {
                   std::vector<transport::cuda_ipc::Opened>& opened) {
     opened.resize(all_.size());
     for (size_t r = 0; r < all_.size(); ++r) {
-      if (r == rank_) {
+      if (!s_.hosts->together(static_cast<uint32_t>(r), rank_)) {
+        memories.push_back(nullptr);
+      } else if (r == rank_) {
         memories.push_back(walker.memory());
       } else if (s_.seats[r].process == s_.seats[rank_].process) {
         memories.push_back(reinterpret_cast<std::byte*>(all_[r].memory));
@@ -157,6 +164,14 @@ class Joining {
       }
     }
     return {};
+  }
+
+  // Collective. Connections of its own for the persistent kernel: the proxy may run another operation meanwhile.
+  Status connect_network(exec::WalkProxy& proxy) const {
+    const bootstrap::Key key = bootstrap::derive_key(s_.link_key, "moeccl persistent kernel links");
+    MOECCL_ASSIGN_OR_RETURN(Wires wires,
+                            connect_wires(*s_.session, *s_.hosts, key, *s_.config, proxy.memory(), s_.deadline));
+    return proxy.start(std::move(wires.links), std::move(wires.engine));
   }
 
   Answer& own() { return own_; }
@@ -179,6 +194,7 @@ Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::strin
   Joining joining(s);
   if (*why = joining.known_reason(); !why->empty()) return std::unique_ptr<CudaWalk>();
   std::unique_ptr<CudaWalk> w(new CudaWalk);
+  std::unique_ptr<exec::WalkProxy> proxy;
   const auto make = [&]() -> Status {
     MOECCL_ASSIGN_OR_RETURN(w->reserved_, joining.reserve());
     w->uuid_ = s.seats[s.fabric->rank].uuid;
@@ -186,6 +202,15 @@ Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::strin
         w->walker_, exec::Walker::create(*s.engine, static_cast<uint32_t>(s.seats.size()), s.half_bytes, w->reserved_));
     joining.own().memory = reinterpret_cast<uint64_t>(w->walker_->memory());
     joining.own().most_bytes = static_cast<uint64_t>(env().cuda_persistent_bytes);
+    if (joining.several_hosts()) {
+      exec::WalkProxy::Setting p;
+      p.context = s.engine->context();
+      p.rank = s.fabric->rank;
+      p.n_ranks = static_cast<uint32_t>(s.seats.size());
+      p.half_bytes = w->walker_->half_bytes();
+      p.own = &s.fabric->own->board();
+      MOECCL_ASSIGN_OR_RETURN(proxy, exec::WalkProxy::create(p));
+    }
     if (!joining.other_processes()) return {};
     MOECCL_ASSIGN_OR_RETURN(joining.own().handle,
                             transport::cuda_ipc::export_memory(s.engine->context(), w->walker_->memory()));
@@ -197,13 +222,15 @@ Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::strin
   w->most_bytes_ = joining.most_bytes();
   std::vector<std::byte*> memories;
   Status opened = joining.open_all(*w->walker_, memories, w->opened_);
-  if (opened.ok()) opened = w->walker_->connect(*s.fabric, memories);
+  if (proxy != nullptr) MOECCL_TRY(joining.connect_network(*proxy));
+  if (opened.ok()) opened = w->walker_->connect(*s.fabric, memories, std::move(proxy));
   joining.note(opened);
   MOECCL_TRY(joining.exchange());
   if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<CudaWalk>();
   plan::Reach reach;
-  reach.staging = true;
-  reach.views = reach.reads = !joining.other_processes();
+  reach.staging = !joining.several_hosts();
+  reach.views = reach.reads = reach.staging && !joining.other_processes();
+  w->takes_rows_ = reach.staging;
   // A launch costs what it did; within it a step costs a barrier of some blocks and a signal a store and a poll.
   // Guesses until a GPU has been measured (docs/gpu-results.md).
   plan::Profile profile = s.profile;

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "src/bootstrap/bootstrap.h"
+#include "src/comm/config.h"
+#include "src/comm/hosts.h"
 #include "src/comm/selection.h"
 #include "src/exec/walker.h"
 #include "transport/cuda_ipc/cuda_link.h"
@@ -33,6 +35,9 @@ class CudaWalk {
     std::vector<WalkSeat> seats;  // [n_ranks]
     bool all_reach_all = false;   // device memory of every rank is reached by every rank
     uint64_t half_bytes = 0;      // staging of one operation; it takes twice as much
+    const Hosts* hosts = nullptr;
+    bootstrap::Key link_key = {};  // for connections to other hosts
+    const Config* config = nullptr;
     bool deterministic = false;
     plan::Profile profile;
     Deadline deadline;
@@ -45,12 +50,15 @@ class CudaWalk {
   Selector& selector() { return *selector_; }
   // Whether an operation of this size per rank runs here; larger ones take the copy engine's way. Alike on all ranks.
   bool takes(uint64_t bytes) const { return bytes <= most_bytes_; }
+  // Whether rows and AllToAllv run here too: not where ranks are on several hosts.
+  bool takes_rows() const { return takes_rows_; }
 
  private:
   CudaWalk() = default;
   std::string uuid_;  // where blocks are reserved; empty: nowhere
   uint32_t reserved_ = 0;
   uint64_t most_bytes_ = 0;
+  bool takes_rows_ = true;
   std::vector<transport::cuda_ipc::Opened> opened_;
   std::unique_ptr<exec::Walker> walker_;
   std::unique_ptr<Selector> selector_;

@@ -40,13 +40,14 @@ plan::LinkCost node_link(const Hosts& hosts, const std::vector<std::vector<Nic>>
 
 }  // namespace
 
-Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,
-                                    const Config& config, exec::Fabric& fabric, Deadline deadline) {
+Result<Wires> connect_wires(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,
+                            const Config& config, const transport::LocalMemory& memory, Deadline deadline) {
+  const uint32_t rank = memory.rank, n_ranks = static_cast<uint32_t>(hosts.host_of.size());
   MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> interfaces, driver::interfaces());
   MOECCL_ASSIGN_OR_RETURN(std::vector<Nic> chosen, transport::tcp::choose_nics(interfaces, env().socket_ifname));
   transport::tcp::MeshOptions options;
-  options.rank = fabric.rank;
-  options.n_ranks = fabric.n_ranks;
+  options.rank = rank;
+  options.n_ranks = n_ranks;
   options.key = bootstrap::derive_key(key, "moeccl links");
   options.lost_after_ms = config.timeout_ms;
   options.streams_per_rail = env().socket_streams;
@@ -59,27 +60,40 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& ho
   MOECCL_ASSIGN_OR_RETURN(const auto blobs, session.all_gather(mine.view(), deadline));
   std::vector<std::vector<Nic>> nics;
   std::map<uint32_t, std::vector<Nic>> others;
-  for (uint32_t r = 0; r < fabric.n_ranks; ++r) {
+  for (uint32_t r = 0; r < n_ranks; ++r) {
     Reader in(blobs[r]);
     nics.push_back(transport::tcp::read_nics(in));
     if (!in.done() || nics.back().empty()) {
       return error(moecclRemoteError, "rank {} sent a list of interfaces that this MoECCL cannot read", r);
     }
-    if (!hosts.together(r, fabric.rank)) others.emplace(r, nics.back());
+    if (!hosts.together(r, rank)) others.emplace(r, nics.back());
   }
   MOECCL_ASSIGN_OR_RETURN(std::vector<transport::tcp::TcpPeer> peers, mesh->connect(others));
   MOECCL_ASSIGN_OR_RETURN(auto engine, transport::tcp::TcpEngine::create());
-  transport::LocalMemory memory = fabric.own->memory(fabric.rank);
-  memory.arrivals = fabric.arrivals;
+  Wires wires;
+  wires.memory = memory;
+  wires.links.resize(n_ranks);
   for (transport::tcp::TcpPeer& p : peers) {
-    const uint32_t rank = p.rank;
-    log(LogLevel::kInfo, "rank {} reaches rank {} at {} over {} TCP connections", fabric.rank, rank, p.where,
+    const uint32_t other = p.rank;
+    log(LogLevel::kInfo, "rank {} reaches rank {} at {} over {} TCP connections", rank, other, p.where,
         p.streams.size());
-    MOECCL_ASSIGN_OR_RETURN(fabric.links[rank], engine->add(memory, std::move(p)));
+    MOECCL_ASSIGN_OR_RETURN(wires.links[other], engine->add(memory, std::move(p)));
   }
   MOECCL_TRY(engine->start());
-  fabric.engine = std::move(engine);
-  return NetworkResult{without_port(mesh->nics()[0].address), node_link(hosts, nics)};
+  wires.engine = std::move(engine);
+  wires.result = NetworkResult{without_port(mesh->nics()[0].address), node_link(hosts, nics)};
+  return wires;
+}
+
+Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,
+                                    const Config& config, exec::Fabric& fabric, Deadline deadline) {
+  transport::LocalMemory memory = fabric.own->memory(fabric.rank);
+  memory.arrivals = fabric.arrivals;
+  MOECCL_ASSIGN_OR_RETURN(Wires wires, connect_wires(session, hosts, key, config, memory, deadline));
+  for (uint32_t r = 0; r < fabric.n_ranks; ++r)
+    if (wires.links[r] != nullptr) fabric.links[r] = std::move(wires.links[r]);
+  fabric.engine = std::move(wires.engine);
+  return wires.result;
 }
 
 }  // namespace moeccl::comm

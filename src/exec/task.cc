@@ -114,7 +114,7 @@ Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_ali
       if (p != f.rank && task.needs(p)) MOECCL_TRY(f.link(p).check_peer());
     }
   }
-  if (now - since_ns > f.timeout_ms * 1'000'000) return timed_out(task);
+  if (now - since_ns > (f.timeout_ms + task.grace_ms()) * 1'000'000) return timed_out(task);
   return {};
 }
 

@@ -26,6 +26,8 @@ class Task {
   virtual Status diagnose() = 0;
   // For messages: what it is and what it waits for, naming ranks.
   virtual std::string describe() const = 0;
+  // After the communicator's timeout: how much longer what runs elsewhere may take to say where it waits.
+  virtual int64_t grace_ms() const { return 0; }
   // It will not be polled again, and this rank's failure is published: gives back what it used of peers, and returns
   // when no peer uses this rank's buffers any more, which their owner may free then. Bounded, also when a peer is
   // stuck.

@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 
+#include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/exec/row_tables.h"
@@ -23,6 +24,9 @@ namespace {
 
 constexpr size_t kPinnedBytes = 1u << 20;
 constexpr uint32_t kThreads = 256;
+// What a rank of another host has launched and ended comes over other connections than its entries and that it has
+// left: it has a second to tell of both.
+constexpr int64_t kBoth_ns = 1'000'000'000;
 // A block is worth having for this much of the message: as in stream_engine.cc.
 constexpr uint64_t kBlockBytes = uint64_t{kThreads} * 64;
 
@@ -100,7 +104,7 @@ Result<std::unique_ptr<Walker>> Walker::create(StreamEngine& engine, uint32_t n_
   w->n_ranks_ = n_ranks;
   w->half_bytes_ = half_bytes / 256 * 256;
   w->most_blocks_ = most_blocks;
-  const size_t bytes = w->splits_at() + size_t{moeccl::cuda::kWalkEntries} * n_ranks * sizeof(moeccl::cuda::WalkSplit);
+  const size_t bytes = w->net_at() + sizeof(moeccl::cuda::WalkNetState);
   MOECCL_ASSIGN_OR_RETURN(w->memory_, driver_cuda::Memory::device(engine.context(), bytes));
   MOECCL_ASSIGN_OR_RETURN(w->pinned_, driver_cuda::Memory::pinned(engine.context(), kPinnedBytes));
   w->programs_from_ = w->used_ = (sizeof(WalkReport) + 63) / 64 * 64;
@@ -120,15 +124,22 @@ Walker::~Walker() {
     }
   }
   (void)driver_cuda::driver()->cuEventDestroy_v2(event_);
+  proxy_ = nullptr;
   Households::get().leave(std::move(memory_));
 }
 
-Status Walker::connect(Fabric& fabric, std::span<std::byte* const> memories) {
+Status Walker::connect(Fabric& fabric, std::span<std::byte* const> memories, std::unique_ptr<WalkProxy> proxy) {
   fabric_ = &fabric;
+  proxy_ = std::move(proxy);
   Households::get().join(memory_.data(), memories[head_of(fabric)]);
   const driver_cuda::Current current(engine_.context());
   std::vector<WalkPeer> peers;
-  for (std::byte* m : memories) {
+  for (uint32_t r = 0; r < n_ranks_; ++r) {
+    if (elsewhere(r)) {
+      peers.push_back(proxy_->peer(r));
+      continue;
+    }
+    std::byte* m = memories[r];
     peers.push_back({reinterpret_cast<WalkHeader*>(m),
                      reinterpret_cast<uint8_t*>(m + moeccl::cuda::walk_header_bytes(n_ranks_)),
                      reinterpret_cast<moeccl::cuda::WalkSplit*>(m + splits_at())});
@@ -143,6 +154,15 @@ Status Walker::connect(Fabric& fabric, std::span<std::byte* const> memories) {
 
 bool Walker::idle() const {
   return fabric_->own->board().progress.walked.load(std::memory_order_acquire) == launched();
+}
+
+bool Walker::has_launched(uint32_t peer, uint64_t number) const {
+  if (elsewhere(peer)) return proxy_->has_launched(peer, number);
+  return fabric_->link(peer).board().progress.walks_called.load(std::memory_order_acquire) >= number;
+}
+bool Walker::has_ended(uint32_t peer, uint64_t number) const {
+  if (elsewhere(peer)) return proxy_->has_ended(peer, number);
+  return fabric_->link(peer).board().progress.walked.load(std::memory_order_acquire) >= number;
 }
 
 // Programs lie in page-locked memory, so that a new one needs no copy and no stream. They are few: what differs between
@@ -192,6 +212,10 @@ void Walker::fill(const Operation& op, WalkArgs& a) const {
   const Choice& choice = op.choice;
   a.header = reinterpret_cast<WalkHeader*>(memory_.data());
   a.peers = reinterpret_cast<const WalkPeer*>(memory_.data() + peers_at());
+  if (proxy_ != nullptr) {
+    a.net = proxy_->net();
+    a.net.state = reinterpret_cast<moeccl::cuda::WalkNetState*>(memory_.data() + net_at());
+  }
   a.report = &report();
   a.rank = fabric_->rank;
   a.n_ranks = n_ranks_;
@@ -264,11 +288,12 @@ moeccl::cuda::WalkSplitsArgs with_splits(const Operation& op, const WalkArgs& wa
 }  // namespace
 
 Status Walker::start(const Operation& op, const WalkArgs& a, driver_cuda::Stream stream) const {
-  const uint64_t team = std::clamp<uint64_t>(work_of(op, n_ranks_) / kBlockBytes, 1, most_blocks_ / a.n_lanes);
+  const uint32_t lanes = lanes_of(a);
+  const uint64_t team = std::clamp<uint64_t>(work_of(op, n_ranks_) / kBlockBytes, 1, most_blocks_ / lanes);
   const auto launch_kernel = [&](driver_cuda::Function kernel, const void* args) {
     void* parameters[] = {const_cast<void*>(args)};
-    return driver_cuda::check(driver_cuda::driver()->cuLaunchKernel(kernel, static_cast<unsigned>(team) * a.n_lanes, 1,
-                                                                    1, kThreads, 1, 1, 0, stream, parameters, nullptr),
+    return driver_cuda::check(driver_cuda::driver()->cuLaunchKernel(kernel, static_cast<unsigned>(team) * lanes, 1, 1,
+                                                                    kThreads, 1, 1, 0, stream, parameters, nullptr),
                               "launching the persistent kernel");
   };
   if (const WalkRows* given = rows_of(op); given != nullptr) {
@@ -289,12 +314,12 @@ Status Walker::launch(const Operation& op, driver_cuda::Stream stream, uint64_t*
   const std::lock_guard lock(mutex_);
   MOECCL_ASSIGN_OR_RETURN(Placed * placed, place(op));
   WalkArgs a = placed->program;
-  if (a.n_lanes > most_blocks_) {
+  if (lanes_of(a) > most_blocks_) {
     return error(
         moecclUnsupported,
         "plan {} has {} lanes and the persistent kernel {} blocks: allow more multiprocessors (MOECCL_CUDA_SMS) or "
         "set MOECCL_CUDA_PERSISTENT=0 on all ranks",
-        op.choice.algorithm, a.n_lanes, most_blocks_);
+        op.choice.algorithm, lanes_of(a), most_blocks_);
   }
   fill(op, a);
   const driver_cuda::Driver& d = *driver_cuda::driver();
@@ -309,16 +334,22 @@ Status Walker::launch(const Operation& op, driver_cuda::Stream stream, uint64_t*
   MOECCL_TRY(start(op, a, stream));
   if (number == nullptr) {
     placed->captured = true;
+    if (proxy_ != nullptr) proxy_->captured();
     return {};
   }
   *number = next;
   last_stream_ = stream;
   launched_.store(next, std::memory_order_release);
-  fabric_->own->board().progress.walks_called.store(next, std::memory_order_release);
+  fabric_->own->board().progress.walks_called.store(next);
+  if (proxy_ != nullptr) proxy_->wake();
   return driver_cuda::check(d.cuEventRecord(event_, stream), "the order of operations on two streams");
 }
 
-void Walker::stop() { std::atomic_ref(report().stop).store(1, std::memory_order_relaxed); }
+void Walker::stop() { std::atomic_ref(report().stop).store(moeccl::cuda::kWalkStop, std::memory_order_relaxed); }
+void Walker::expire() {
+  uint64_t none = 0;
+  std::atomic_ref(report().stop).compare_exchange_strong(none, moeccl::cuda::kWalkExpire, std::memory_order_relaxed);
+}
 
 Status Walker::failure() const {
   WalkReport& r = report();
@@ -376,6 +407,7 @@ Progress WalkTask::poll() {
   if (!watching_) {
     watching_ = true;
     sequence_ = f.sequence;
+    began_ns_ = now_ns();
     f.recorder.begin(number_ > 0 ? number_ : walker_.launched() + 1, op_.signature);
     f.recorder.chose(op_.choice.algorithm);
   }
@@ -402,12 +434,18 @@ Progress WalkTask::poll() {
 // this one's place is found here.
 Status WalkTask::diagnose() {
   const Fabric& f = fabric();
+  // The device's clock begins with its wait, later than the host's.
+  if (now_ns() - began_ns_ > f.timeout_ms * 1'000'000) walker_.expire();
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p == f.rank) continue;
     const transport::Board& board = f.link(p).board();
     const transport::Entry& e = board.entries[(sequence_ + 1) % transport::kEntries];
     if (e.seq.load(std::memory_order_acquire) != sequence_ + 1) continue;
-    if (board.progress.walks_called.load(std::memory_order_acquire) >= number_) continue;
+    if (walker_.has_launched(p, number_)) continue;
+    if (walker_.elsewhere(p)) {
+      if (differs_since_ns_ == 0) differs_since_ns_ = now_ns();
+      if (now_ns() - differs_since_ns_ < kBoth_ns) continue;
+    }
     moeccl::cuda::WalkEntry theirs{};
     theirs.signature = e.signature.load(std::memory_order_relaxed);
     theirs.count = e.count.load(std::memory_order_relaxed);
@@ -426,7 +464,11 @@ std::string WalkTask::describe() const {
 }
 
 bool WalkTask::needs(uint32_t peer) const {
-  return fabric().link(peer).board().progress.walked.load(std::memory_order_acquire) < number_;
+  if (walker_.has_ended(peer, number_)) return false;
+  const auto left = static_cast<uint32_t>(transport::RankState::kLeft);
+  if (!walker_.elsewhere(peer) || fabric().link(peer).board().health.state.load() != left) return true;
+  if (left_since_ns_ == 0) left_since_ns_ = now_ns();
+  return now_ns() - left_since_ns_ > kBoth_ns;
 }
 
 void WalkTask::abandon() {

@@ -38,6 +38,8 @@ class CudaDevice {
   }
 
   bool emulated() { return dlsym(library_, "moeccl_emulated_driver") != nullptr; }
+  // The emulation's: how many kernels of this process have started, those of graphs too.
+  int launches() { return call<int()>("moeccl_emulated_launches"); }
   // The emulation's: how often this process opened another one's memory by a file descriptor.
   int opened_by_descriptor() { return call<int()>("moeccl_emulated_imports"); }
 

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -158,6 +159,7 @@ int n_devices() {
   return n == nullptr ? 1 : std::atoi(n);
 }
 int contexts[64];  // their addresses are the contexts
+std::atomic<int> launches{0};
 thread_local int* current = nullptr;
 
 size_t pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
@@ -180,6 +182,9 @@ void copy_now(uint64_t dst, uint64_t src, size_t bytes) {
 }  // namespace
 
 EXPORT const int moeccl_emulated_driver = 1;
+
+// For tests: how many kernels of this process have started, those of graphs too.
+EXPORT int moeccl_emulated_launches() { return launches.load(); }
 
 EXPORT int cuInit(unsigned) { return kOk; }
 EXPORT int cuDriverGetVersion(int* v) { return *v = 13000, kOk; }
@@ -402,6 +407,7 @@ EXPORT int cuLaunchKernel(void* function, unsigned grid_x, unsigned, unsigned, u
   std::vector<char> args(static_cast<const char*>(parameters[0]),
                          static_cast<const char*>(parameters[0]) + kernel->bytes);
   of(stream).put([=] {
+    ++launches;
     const Access access;
     alignas(64) char copy[8192];
     if (args.size() > sizeof(copy)) std::abort();

@@ -1,0 +1,130 @@
+// What all parts of the persistent kernel (walk.cuh) need: its state, failures, waits and barriers.
+#pragma once
+
+#include "kernels/cuda/copy.cuh"
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/walk_args.h"
+
+namespace moeccl::cuda {
+
+inline constexpr uint32_t kWalkSharedSteps = 96, kWalkSharedRefs = 192;
+struct WalkShared {
+  ReduceKernelArgs reduce;
+  uint32_t failed, last;
+  uint64_t until;  // of the arrivals below
+  WalkArrival arrivals[kNetRound];
+  WalkStep steps[kWalkSharedSteps];
+  WalkRef refs[kWalkSharedRefs];
+};
+
+MOECCL_DEVICE uint64_t* walk_done(WalkHeader* h) { return reinterpret_cast<uint64_t*>(h + 1); }
+MOECCL_DEVICE uint64_t* walk_word(WalkHeader* h, uint32_t n_ranks) { return walk_done(h) + n_ranks; }
+MOECCL_DEVICE uint32_t* walk_sent(WalkHeader* h, uint32_t n_ranks) {
+  return reinterpret_cast<uint32_t*>(walk_word(h, n_ranks) + static_cast<size_t>(n_ranks) * kWalkSigs);
+}
+MOECCL_DEVICE uint32_t* walk_awaited(WalkHeader* h, uint32_t n_ranks) {
+  return walk_sent(h, n_ranks) + static_cast<size_t>(n_ranks) * kWalkSigs;
+}
+
+MOECCL_DEVICE uint64_t walk_mix(uint64_t h, uint64_t v) {
+  h = (h ^ v) * 0x9e3779b97f4a7c15ull;
+  h ^= h >> 32;
+  h *= 0xd6e8feb86659fd93ull;
+  return h ^ h >> 29;
+}
+
+// What a thread knows of its operation; the same in all threads of a block.
+struct WalkState {
+  uint64_t seq, history;
+  uint32_t lane, block, n_blocks;  // of the lane's team
+  uint32_t met;                    // barriers of the lane so far
+  // Ranks on other hosts: cells of the lane's queue that were used, the same in all threads; and commands given, in the
+  // first thread of the first block.
+  uint64_t used, given;
+  const WalkStep* steps;
+  const WalkRef* refs;
+};
+struct WalkPlace {
+  uint64_t step, chunk, peer, expected, seen;
+};
+
+// The first block that fails says why; the others of this launch, and later launches, see `failed`.
+MOECCL_DEVICE void walk_fail(const WalkArgs& a, const WalkState& w, WalkFailure kind, const WalkPlace& at) {
+  if (atomic_or(&a.header->failed, 1) != 0) return;
+  WalkReport& r = *a.report;
+  store_relaxed_system(&r.lane, w.lane);
+  store_relaxed_system(&r.step, at.step);
+  store_relaxed_system(&r.chunk, at.chunk);
+  store_relaxed_system(&r.peer, at.peer);
+  store_relaxed_system(&r.expected, at.expected);
+  store_relaxed_system(&r.seen, at.seen);
+  store_relaxed_system(&r.seq, w.seq);
+  store_relaxed_system(&r.own.signature, a.signature);
+  store_relaxed_system(&r.own.count, a.count);
+  store_relaxed_system(&r.own.plan, a.plan);
+  if (at.peer < a.n_ranks) {
+    const WalkEntry& theirs = a.peers[at.peer].header->entries[w.seq % kWalkEntries];
+    store_relaxed_system(&r.entry.seq, load_acquire_system(&theirs.seq));
+    store_relaxed_system(&r.entry.signature, load_relaxed_system(&theirs.signature));
+    store_relaxed_system(&r.entry.count, load_relaxed_system(&theirs.count));
+    store_relaxed_system(&r.entry.plan, load_relaxed_system(&theirs.plan));
+  }
+  // Release: pairs with the acquire in exec::Walker::failure().
+  store_release_system(&r.kind, static_cast<uint64_t>(kind));
+}
+
+// Whether the peer has entered this operation with other arguments, or others before it.
+MOECCL_DEVICE bool walk_differs(const WalkArgs& a, const WalkState& w, uint32_t peer, bool must_be_there) {
+  const WalkEntry& theirs = a.peers[peer].header->entries[w.seq % kWalkEntries];
+  if (load_acquire_system(&theirs.seq) != w.seq) return must_be_there;
+  return load_relaxed_system(&theirs.history) != w.history;
+}
+
+// Polls until ready(), or until there is a reason to give up. `peer`: whom it waits for, n_ranks for blocks of its own.
+template <class Ready>
+MOECCL_DEVICE bool walk_wait(const WalkArgs& a, const WalkState& w, const WalkPlace& at, Ready&& ready) {
+  constexpr uint32_t kPollsBetweenChecks = 64;
+  uint64_t since = 0;
+  for (uint32_t polls = 1; !ready(); ++polls) {
+    pause();
+    if (polls % kPollsBetweenChecks != 0) continue;
+    if (load_acquire_device(&a.header->failed) != 0) return false;
+    const uint64_t now = device_ns();
+    if (since == 0) since = now;
+    WalkFailure why = WalkFailure::kNone;
+    const uint64_t stop = load_relaxed_system(&a.report->stop);
+    if (stop == kWalkStop)
+      why = WalkFailure::kStopped;
+    else if (stop == kWalkExpire || now - since > a.timeout_ns)
+      why = WalkFailure::kDeadline;
+    else if (at.peer < a.n_ranks && at.peer != a.rank && walk_differs(a, w, static_cast<uint32_t>(at.peer), false))
+      why = WalkFailure::kMismatch;
+    if (why == WalkFailure::kNone) continue;
+    // It may have come meanwhile: then the operation is not to blame.
+    if (ready()) return true;
+    walk_fail(a, w, why, at);
+    return false;
+  }
+  return true;
+}
+
+// All blocks of a team (or of the grid) meet: what each did before is visible to all after. False: the operation
+// failed.
+MOECCL_DEVICE bool walk_meet(const WalkArgs& a, WalkShared& s, const WalkState& w, uint32_t* counter, uint32_t n_blocks,
+                             uint32_t round) {
+  block_sync();
+  if (n_blocks == 1) return true;
+  if (thread_index() == 0) {
+    const uint32_t all = (round + 1) * n_blocks;
+    // Release, and acquire of the others' releases: pairs among the blocks of this launch.
+    s.failed = 0;
+    if (add_release_device(counter, 1) + 1 < all) {
+      const WalkPlace at{0, 0, a.n_ranks, all, 0};
+      if (!walk_wait(a, w, at, [&] { return load_acquire_device(counter) >= all; })) s.failed = 1;
+    }
+  }
+  block_sync();
+  return s.failed == 0;
+}
+
+}  // namespace moeccl::cuda
