@@ -284,7 +284,7 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
     }
     // Never slower than flat: another plan must gain more than its measurements scatter. Among others, too, one that is
     // fast at times only, as plans are that read what another core has just written, is not preferred.
-    const bool flat = c.measured && std::string_view("flat") == c.algorithm->name;
+    const bool flat = c.measured && std::string_view(plan::kFlatName) == c.algorithm->name;
     const double ns = flat ? kFlatBias * c.predicted_ns : c.at_worst_ns;
     if (best == nullptr || ns < best_ns) {
       best = c.algorithm;
@@ -301,8 +301,13 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
     if (c.applies.ok() && c.algorithm != best && c.predicted_ns <= kCloseTo * best_ns)
       others.emplace_back(c.predicted_ns, c.algorithm->name);
   std::stable_sort(others.begin(), others.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
-  for (const auto& [ns, name] : others)
-    if (chosen.close.size() + 1 < Trials::kMost) chosen.close.push_back(name);
+  for (const auto& [ns, name] : others) {
+    if (chosen.close.size() + 1 < Trials::kMost) {
+      chosen.close.push_back(name);
+    } else if (std::string_view(plan::kFlatName) == name) {
+      chosen.close.back() = name;
+    }
+  }
   return choices_[h] = std::move(chosen);
 }
 

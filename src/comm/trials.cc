@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "src/base/hash.h"
+#include "src/plan/profile.h"
 
 namespace moeccl::comm {
 namespace {
@@ -134,6 +135,10 @@ void Trials::decide(std::span<const uint64_t> votes) {
   for (size_t i = 0; i < s.plans.size(); ++i) {
     const bool faster = now > 0 && s.took_ns[i] > 0 && s.took_ns[i] < kGain * now;
     if (faster && s.took_ns[i] < s.took_ns[s.runs]) s.runs = i;
+  }
+  for (size_t i = 0; i < s.plans.size(); ++i) {
+    const bool close = s.took_ns[i] > 0 && kGain * s.took_ns[i] < s.took_ns[s.runs];
+    if (close && std::string_view(s.plans[i]) == plan::kFlatName) s.runs = i;
   }
 }
 

@@ -45,6 +45,8 @@ struct LevelFit {
 // The name under which a profile keeps what `oneshot` takes where it runs as exec::Eager: another curve, and a short
 // one.
 inline constexpr const char* kEagerName = "eager";
+// The plain algorithm, always a candidate: no other may be slower.
+inline constexpr const char* kFlatName = "flat";
 
 // What a whole plan took, slowest rank's median, over bytes of its block (count x element).
 struct PlanFit {

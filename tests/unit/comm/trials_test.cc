@@ -110,9 +110,16 @@ TEST(Trials, OfOperationsWithARootTheSlowestRankCounts) {
 TEST(Trials, ASmallGainChangesNothing) {
   Ranks ranks(2);
   for (int i = 0; i < 110; ++i)
-    ranks.run(of(1), [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 98.5e3, 99e3); });
+    ranks.run(of(1), [](size_t, std::string_view plan) { return by_plan(plan, 100e3, 110e3, 99e3); });
   EXPECT_TRUE(ranks.report(of(1)).decided);
   EXPECT_EQ(ranks.report(of(1)).plan, "staged");
+}
+
+TEST(Trials, WhatGainsLittleOverFlatIsNotPreferredToIt) {
+  Ranks ranks(2);
+  for (int i = 0; i < 110; ++i)
+    ranks.run(of(1), [](size_t, std::string_view plan) { return by_plan(plan, 110e3, 102e3, 100e3); });
+  EXPECT_EQ(ranks.report(of(1)).plan, "flat");
 }
 
 TEST(Trials, AnInterruptedBlockIsNoVerdict) {
