@@ -55,10 +55,12 @@ constexpr size_t kSizes[] = {3 << 9, 3 << 12, 3 << 14, 3 << 15, 3 << 16, 3 << 17
 // What a plan takes depends on which pages its buffers happen to have: rounds take turns through this much memory.
 constexpr size_t kMemory = 16 << 20;
 constexpr int kMaxRanks = 8, kRounds = 3, kFinalRounds = 5, kFinalSweeps = 2, kDoubtSweeps = 4;
-constexpr int kMostTrials = 3, kTrialRuns = 100;
+constexpr int kMostTrials = 3, kTrialRuns = 120;
 constexpr double kMayBeBest = 1.5;  // times the fastest one's first median
 constexpr double kDoubtful = 1.05;  // a point that loses so much is looked at again, at other times
 constexpr double kBatchNs = 1e6;    // as calibration has it
+constexpr double kGoOnNs = 5e8;
+constexpr const char* kAuto = "auto";  // what users get: the choice, whatever it is at the time
 
 // Ranks are forked processes that share this page: a barrier and each one's time.
 struct Shared {
@@ -204,8 +206,9 @@ class Rank {
       return it == runners.end() ? nullptr : &*it;
     }
     Runner& fastest() {
+      const auto time = [](const Runner& r) { return r.ns.empty() ? 1e300 : median(r.ns); };
       return *std::min_element(runners.begin(), runners.end(),
-                               [](const Runner& a, const Runner& b) { return median(a.ns) < median(b.ns); });
+                               [&](const Runner& a, const Runner& b) { return time(a) < time(b); });
     }
   };
 
@@ -219,6 +222,7 @@ class Rank {
       const moecclPlanInfo_t i = info(op.op, p.count);
       if (std::strcmp(i.algorithm, name) == 0) p.runners.push_back({name, i.predicted_us * 1e3, 0, {}});
     }
+    p.runners.push_back({kAuto, 0, 0, {}});
     return p;
   }
   // The library's own trial of close plans, as in a program's first operations of this size: it may choose anew.
@@ -226,7 +230,21 @@ class Rank {
     check(moecclPlanForce(comm_, p.op->op, "auto"), "force", comm_);
     for (int i = 0; i < kMostTrials && info(p.op->op, p.count).trial == 1; ++i)
       for (int k = 0; k < kTrialRuns; ++k) check(call(p.op->op, p.count), "try", comm_);
-    p.chosen = info(p.op->op, p.count).algorithm;
+    note_choice(p);
+  }
+  // A program that goes on for a second has its close plans tried again: after so many operations of a class.
+  void go_on(Point& p) {
+    check(moecclPlanForce(comm_, p.op->op, "auto"), "force", comm_);
+    constexpr int kAgain = 8192 + 400;
+    const double ns = median(p.find(kAuto)->ns);
+    if (ns * kAgain > kGoOnNs) return;
+    for (int i = 0; i < kAgain; ++i) check(call(p.op->op, p.count), "go on", comm_);
+    note_choice(p);
+  }
+  void note_choice(Point& p) {
+    const moecclPlanInfo_t i = info(p.op->op, p.count);
+    p.chosen = i.algorithm;
+    p.find(kAuto)->predicted_ns = i.predicted_us * 1e3;
   }
 
   // Alternating, so that a disturbance meets all of them; every other round backwards.
@@ -249,12 +267,13 @@ class Rank {
       const double limit = times * median(p.fastest().ns);
       std::vector<Runner*> some;
       for (Runner& r : p.runners)
-        if (r.name == p.chosen || r.name == "flat" || median(r.ns) <= limit) some.push_back(&r);
+        if (!r.ns.empty() && (r.name == p.chosen || r.name == "flat" || median(r.ns) <= limit)) some.push_back(&r);
       return some;
     };
     for (Point& p : points) {
       std::vector<Runner*> all;
-      for (Runner& r : p.runners) all.push_back(&r);
+      for (Runner& r : p.runners)
+        if (r.name != kAuto) all.push_back(&r);
       race(p, all, kRounds);
     }
     for (Point& p : points) race(p, all_but_slow(p, kMayBeBest), kRounds);
@@ -264,7 +283,7 @@ class Rank {
       Runner* const best = &p.fastest();
       std::vector<Runner*>& some = finals.emplace_back();
       for (Runner& r : p.runners)
-        if (&r == best || r.name == p.chosen || r.name == "flat") some.push_back(&r);
+        if (&r == best || r.name == kAuto || r.name == "flat") some.push_back(&r);
       for (Runner* r : some) r->ns.clear();
       race(p, some, kFinalRounds);
     }
@@ -274,7 +293,10 @@ class Rank {
     for (size_t i = 0; i < points.size(); ++i)
       if (regret_of(points[i], finals[i]).by > kDoubtful) doubtful.push_back(i);
     for (int sweep = 0; sweep < kDoubtSweeps; ++sweep)
-      for (const size_t i : doubtful) race(points[i], finals[i], kFinalRounds);
+      for (const size_t i : doubtful) {
+        go_on(points[i]);
+        race(points[i], finals[i], kFinalRounds);
+      }
     for (size_t i = 0; i < points.size(); ++i)
       if (rank_ == 0) judge(points[i], finals[i]);
   }
@@ -293,9 +315,10 @@ class Rank {
   };
   // All ranks have the same times, and so the same regret.
   static Regret regret_of(Point& p, const std::vector<Runner*>& finals) {
-    const Runner& mine = *p.find(p.chosen);
+    const Runner& mine = *p.find(kAuto);
     Regret regret{1, &mine};
     for (const Runner* r : finals) {
+      if (r->name == p.chosen) continue;  // the same plan
       const double by = slower_by(mine, *r);
       if (by > regret.by) regret = {by, r};
     }
@@ -304,20 +327,21 @@ class Rank {
 
   void judge(Point& p, const std::vector<Runner*>& finals) {
     if (shared->n_points == 4096) return;
-    const Runner& mine = *p.find(p.chosen);
+    const Runner& mine = *p.find(kAuto);
     const auto [regret, best] = regret_of(p, finals);
     const int n = shared->n_points++;
     const double took = median(mine.ns), least = median(best->ns);
     shared->errors[n] = std::fabs(mine.predicted_ns - took) / took;
     shared->regrets[n] = regret;
     const Runner* flat = p.find("flat");
-    const bool loses = flat != nullptr && slower_by(mine, *flat) > 1.05;
+    const bool loses = flat != nullptr && p.chosen != "flat" && slower_by(mine, *flat) > 1.05;
     shared->worse_than_flat += loses ? 1 : 0;
     std::printf("%-15s %8zu %d ranks %-34s chose %-8s %9.1f us (predicted %9.1f)  best %-8s %9.1f us  regret %.3f%s\n",
-                p.op->name, p.bytes, shape_.ranks, shape_.name(), mine.name.c_str(), took / 1e3,
-                mine.predicted_ns / 1e3, best->name.c_str(), least / 1e3, regret, loses ? " slower than flat" : "");
+                p.op->name, p.bytes, shape_.ranks, shape_.name(), p.chosen.c_str(), took / 1e3, mine.predicted_ns / 1e3,
+                best == &mine ? p.chosen.c_str() : best->name.c_str(), least / 1e3, regret,
+                loses ? " slower than flat" : "");
     for (const Runner& r : p.runners) {
-      if (!with_candidates) break;
+      if (!with_candidates || r.ns.empty()) continue;
       std::vector<double> v = r.ns;
       std::sort(v.begin(), v.end());
       std::printf("#   %-8s %9.1f us (%.1f to %.1f)  predicted %9.1f\n", r.name.c_str(), median(v) / 1e3,

@@ -85,7 +85,11 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     s.plans.assign(c.plans.begin(), c.plans.begin() + static_cast<ptrdiff_t>(std::min(c.plans.size(), kMost)));
     s.meets_all = c.meets_all;
     s.one_by_one = c.meets_all || c.exchanges;
-    if (s.one_by_one && bytes > kLargeBytes) s.blocks = bytes > kHugeBytes ? &kHugeBlocks : &kLargeBlocks;
+    if (!s.one_by_one) {
+      s.blocks = &kRootBlocks;
+    } else if (bytes > kLargeBytes) {
+      s.blocks = bytes > kHugeBytes ? &kHugeBlocks : &kLargeBlocks;
+    }
   }
   if (s.begun >= kAgain) {
     s.begun = 0;

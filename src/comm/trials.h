@@ -26,9 +26,10 @@ class Trials {
   struct Blocks {
     uint64_t rounds, operations, uncounted;
   };
-  static constexpr Blocks kBlocks{5, 6, 2}, kLargeBlocks{3, 3, 1}, kHugeBlocks{3, 2, 1};
-  // Of operations that are timed one by one; others need the longer blocks. Of a rank's larger buffer.
-  static constexpr uint64_t kLargeBytes = 1 << 20, kHugeBytes = 4 << 20, kMostPrivateBytes = 4 << 20;
+  // Operations with a root overlap one another: the longest.
+  static constexpr Blocks kBlocks{5, 6, 2}, kRootBlocks{7, 8, 2}, kLargeBlocks{3, 3, 1}, kHugeBlocks{3, 2, 1};
+  static constexpr uint64_t kLargeBytes = 1 << 20, kHugeBytes = 4 << 20;  // of a rank's larger buffer
+  static constexpr uint64_t kMostPrivateBytes = 4 << 20;
   // A plan must be this much faster than the one that ran so far, and than flat; and after so many operations it must
   // show it again: hosts move their cores.
   static constexpr double kGain = 0.97;

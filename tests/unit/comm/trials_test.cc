@@ -103,7 +103,7 @@ TEST(Trials, OfOperationsWithARootTheSlowestRankCounts) {
   const auto time = [](size_t rank, std::string_view plan) {
     return rank == 0 ? by_plan(plan, 100e3, 70e3, 120e3) : by_plan(plan, 100e3, 100e3, 10e3) / 2;
   };
-  for (int i = 0; i < 110; ++i) ranks.run(of(1, false), time);
+  for (int i = 0; i < 180; ++i) ranks.run(of(1, false), time);
   EXPECT_EQ(ranks.report(of(1, false)).plan, "flat");
 }
 
