@@ -119,35 +119,49 @@ class Bench {
   size_t block(size_t tokens) const { return tokens * o_.hidden / static_cast<size_t>(groups_.n_groups); }
   double volume(size_t tokens) const { return static_cast<double>(block(tokens)) * groups_.n_groups; }
 
-  Result run(const std::string& name, size_t tokens, int iters, int warmup) {
-    Result r;
-    r.name = name;
+  // All plans in turns, so that what changes on the machine meanwhile changes for all of them.
+  std::vector<Result> run(const std::vector<std::string>& names, size_t tokens, int iters, int warmup) {
     const size_t count = block(tokens);
-    check(moecclPlanForce(team_.comm(0), moecclOpTensorAllToAll, name == "auto" ? nullptr : name.c_str()),
-          "moecclPlanForce", team_.rank(0), team_.comm(0));
-    if (o_.check == 1) r.wrong = count_wrong(count);
-    // Plans that are tried in a program's first operations have been tried before it is timed.
-    constexpr int kMostTrial = 250;
-    while (name == "auto" && query(count).trial == 1 && r.n_trial < kMostTrial) {
-      exchange(count);
-      r.n_trial++;
+    std::vector<Result> results;
+    for (const std::string& name : names) {
+      Result& r = results.emplace_back();
+      r.name = name;
+      force(name);
+      if (o_.check == 1) r.wrong = count_wrong(count);
+      // Plans that are tried in a program's first operations have been tried before it is timed.
+      constexpr int kMostTrial = 250;
+      while (name == "auto" && query(count).trial == 1 && r.n_trial < kMostTrial) {
+        team_.barrier();  // as below: the trial sees what is measured
+        exchange(count);
+        r.n_trial++;
+      }
+      for (int i = 0; i < warmup; i++) exchange(count);
     }
-    std::vector<double> us;
-    for (int i = -warmup; i < iters; i++) {
-      team_.barrier();
-      const auto start = std::chrono::steady_clock::now();
-      exchange(count);
-      if (i >= 0) us.push_back(since_us(start));
+    std::vector<std::vector<double>> us(names.size());
+    for (int i = 0; i < iters; i++) {
+      for (size_t k = 0; k < names.size(); k++) {
+        Result& r = results[k];
+        if (names.size() > 1) force(names[k]);
+        const moecclPlanInfo_t info = query(count);  // makes the plan
+        if (names.size() > 1) exchange(count);       // with its own staging in the cache
+        team_.barrier();
+        const auto start = std::chrono::steady_clock::now();
+        exchange(count);
+        us[k].push_back(since_us(start));
+        team_.barrier();  // a rank that makes the next plan meanwhile would take a core from those that still exchange
+        r.ran = info.algorithm;
+        r.chunks = info.n_chunks;
+        if (i + 1 == iters) r.spans = gather_timeline(team_, count, moecclUint8, info.n_chunks);
+      }
     }
-    r.us = median(team_.combine(us, moecclMax));
-    const moecclPlanInfo_t info = query(count);
-    r.ran = info.algorithm;
-    r.chunks = info.n_chunks;
-    r.spans = gather_timeline(team_, count, moecclUint8, info.n_chunks);
-    for (const auto lane : {moecclLaneInter, moecclLaneIntra, moecclLaneCopy})
-      r.lanes[lane] = lane_use(r.spans, lane, group_of_);
-    return r;
+    for (size_t k = 0; k < names.size(); k++) {
+      results[k].us = median(team_.combine(us[k], moecclMax));
+      for (const auto lane : {moecclLaneInter, moecclLaneIntra, moecclLaneCopy})
+        results[k].lanes[lane] = lane_use(results[k].spans, lane, group_of_);
+    }
+    return results;
   }
+  Result run(const std::string& name, size_t tokens) { return run({name}, tokens, 3, 1).front(); }
 
   // What the lanes of paced links show for all sizes to `max_tokens`, or what whole exchanges show of real ones.
   Curves measure_links() {
@@ -210,7 +224,7 @@ class Bench {
   }
   // r1, r2 and r3 at the volumes of o1 with these tokens, from its lanes: Eq. 8 to 10 solved for them.
   void measure_efficiency(size_t tokens, Curves& curves) {
-    const Result r = run("o1", tokens, 3, 1);
+    const Result r = run("o1", tokens);
     const double t = o_.tensor, e = groups_.n_groups, i = volume(tokens);
     const auto add = [](std::vector<double>& bytes, std::vector<double>& efficiency, double volume, double value) {
       bytes.push_back(volume);
@@ -230,7 +244,7 @@ class Bench {
     const double t = o_.tensor, e = groups_.n_groups;
     for (const size_t tokens : sizes) {
       c.inter_bytes.push_back(volume(tokens));
-      c.inter.push_back(volume(tokens) * (e - 1) / e / (run("baseline", tokens, 3, 1).us * 1e-6));
+      c.inter.push_back(volume(tokens) * (e - 1) / e / (run("baseline", tokens).us * 1e-6));
     }
     const auto rate_between = [&](double bytes) {
       size_t k = 1;
@@ -240,7 +254,7 @@ class Bench {
       return c.inter[k - 1] + (c.inter[k] - c.inter[k - 1]) * std::min(at, 1.0);
     };
     for (const size_t tokens : sizes) {
-      const double i = volume(tokens), s = run("o1", tokens, 3, 1).us * 1e-6;
+      const double i = volume(tokens), s = run("o1", tokens).us * 1e-6;
       const double inside = std::max(s - i / t * (e - 1) / e / rate_between(i / t), s / 100);
       c.intra_bytes.push_back(i);
       c.intra.push_back(i * (t - 1) / t / inside);
@@ -253,6 +267,10 @@ class Bench {
     for (double& rate : c.intra) rate /= b2_;
   }
 
+  void force(const std::string& name) const {
+    check(moecclPlanForce(team_.comm(0), moecclOpTensorAllToAll, name == "auto" ? nullptr : name.c_str()),
+          "moecclPlanForce", team_.rank(0), team_.comm(0));
+  }
   moecclPlanInfo_t query(size_t count) const {
     moecclPlanInfo_t info{};
     info.size = sizeof(info);
@@ -334,13 +352,16 @@ uint64_t run_rank(const TensorOptions& o, const Team& team, bool leads) {
   uint64_t wrong = 0;
   for (size_t tokens = o.min_tokens; tokens <= o.max_tokens; tokens *= o.step_factor) {
     double base_us = 0, base_predicted_us = 0, best_us = 0;
+    std::map<std::string, double> by_name;
     rows.clear();
-    for (const std::string& name : names) {
-      Result r = bench.run(name, tokens, o.iters, o.warmup);
+    for (Result& r : bench.run(names, tokens, o.iters, o.warmup)) {
+      const std::string& name = r.name;
       r.predicted_us = bench.predict(r, tokens, curves);
       wrong += r.wrong;
       if (base_us == 0) base_us = r.us, base_predicted_us = r.predicted_us;
       if (name != "auto") best_us = best_us == 0 ? r.us : std::min(best_us, r.us);
+      by_name[name] = r.us;
+      const double chosen_us = by_name.contains(r.ran) ? by_name[r.ran] : r.us;
       rows.push_back({name == "auto" ? "auto: " + r.ran : name, r.us, r.spans});
       if (!leads) continue;
       const double ratio = r.us / base_us, predicted = r.predicted_us / base_predicted_us;
@@ -348,7 +369,7 @@ uint64_t run_rank(const TensorOptions& o, const Team& team, bool leads) {
                   bench.volume(tokens), name.c_str(), r.chunks, r.us, ratio, predicted, 100 * (ratio / predicted - 1),
                   100 * r.lanes[moecclLaneInter].busy_us / r.us, 100 * r.lanes[moecclLaneIntra].busy_us / r.us,
                   100 * r.lanes[moecclLaneCopy].busy_us / r.us, static_cast<unsigned long long>(r.wrong),
-                  name == "auto" ? ("  ran " + r.ran + ", " + number_text(r.us / best_us) + " of the best" +
+                  name == "auto" ? ("  ran " + r.ran + ", " + number_text(chosen_us / best_us) + " of the best" +
                                     (r.n_trial > 0 ? ", tried in " + std::to_string(r.n_trial) : ""))
                                        .c_str()
                                  : "");
