@@ -18,9 +18,12 @@ namespace moeccl::cuda {
 
 struct WalkRowsShared : WalkShared {
   ReduceRowsKernelArgs sums;
-  RowsKernelArgs weighted;
+  RowsKernelArgs rows;
 };
 
+MOECCL_DEVICE_CALL void walk_call_copy_rows(const RowsKernelArgs& a, size_t thread, size_t n_threads) {
+  copy_rows(a, Team{thread, n_threads});
+}
 template <class E>
 MOECCL_DEVICE_CALL void walk_call_scale_rows(const RowsKernelArgs& a, size_t thread, size_t n_threads) {
   scale_rows<E>(a, Team{thread, n_threads});
@@ -73,55 +76,94 @@ MOECCL_DEVICE uint8_t* walk_row_base(const WalkRowsArgs& a, const WalkState& w, 
 
 MOECCL_DEVICE uint32_t walk_planes(const WalkRowsArgs& a) { return a.scale_bytes > 0 ? 2 : 1; }
 
-MOECCL_DEVICE void walk_rows_copy(const WalkRowsArgs& a, WalkRowsShared& s, const WalkState& w, const WalkStep& step,
+// Rows of a step's dst from `first` on, where they are made: in the place itself, or in a cell for another host.
+struct WalkRowPiece {
+  uint8_t* dst;
+  uint64_t dst_first, first, count;
+};
+
+// Calls make(piece) for all `count` rows of a plane, in as many pieces as they take cells if they go to another host:
+// dst_first of the list is where the first row belongs there. False: the operation has failed.
+template <class Make>
+MOECCL_DEVICE bool walk_row_pieces(const WalkRowsArgs& a, WalkRowsShared& s, WalkState& w, const WalkStep& step,
+                                   uint32_t chunk, uint32_t plane, uint64_t dst_first, uint64_t count, Make&& make) {
+  const bool elsewhere = walk_is_elsewhere(a.walk, step.dst);
+  uint8_t* const base = walk_row_base(a, w, step.dst, chunk, plane);
+  const uint64_t row_bytes = plane == 0 ? a.walk.element_bytes - a.scale_bytes : a.scale_bytes;
+  const uint64_t most = elsewhere ? a.walk.net.cell_bytes / row_bytes : count;
+  const WalkPlace at{static_cast<uint64_t>(&step - w.steps), chunk, step.dst.rank, 0, 0};
+  for (uint64_t first = 0; first < count; first += most) {
+    WalkRowPiece piece{base, dst_first, first, count - first < most ? count - first : most};
+    if (elsewhere) {
+      piece.dst = walk_net_cell(a.walk, s, w, at);
+      if (piece.dst == nullptr) return false;
+      piece.dst_first = 0;
+    }
+    make(piece);
+    if (!elsewhere) continue;
+    const uint64_t offset = static_cast<uint64_t>(base - a.walk.net.staging) + (dst_first + first) * row_bytes;
+    if (!walk_net_put(a.walk, s, w, at, offset, piece.count * row_bytes)) return false;
+  }
+  return true;
+}
+
+MOECCL_DEVICE bool walk_rows_copy(const WalkRowsArgs& a, WalkRowsShared& s, WalkState& w, const WalkStep& step,
                                   uint32_t chunk, const WalkRowBlock& block) {
-  if (block.count == 0) return;
   const Team team = walk_team(w);
   for (uint32_t plane = 0; plane < walk_planes(a); ++plane) {
-    RowsKernelArgs k;
-    k.dst = walk_row_base(a, w, step.dst, chunk, plane);
-    k.src = walk_row_base(a, w, w.refs[step.first_src], chunk, plane);
-    k.dst_index = block.dst_index;
-    k.src_index = block.src_index;
-    k.dst_first = block.dst_first;
-    k.src_first = block.src_first;
-    k.count = block.count;
-    k.row_bytes = plane == 0 ? a.walk.element_bytes - a.scale_bytes : a.scale_bytes;
-    k.weights = block.weights;
-    if (a.weighted == 0 || k.weights == nullptr) {
-      copy_rows(k, team);
-      continue;
-    }
-    block_sync();  // the last arguments have been read
-    if (thread_index() == 0) s.weighted = k;
-    block_sync();
-    walk_scale_rows(a.type, s.weighted, team);
+    const bool through =
+        walk_row_pieces(a, s, w, step, chunk, plane, block.dst_first, block.count, [&](const WalkRowPiece& piece) {
+          block_sync();  // the last arguments have been read
+          if (thread_index() == 0) {
+            RowsKernelArgs& k = s.rows;
+            k.dst = piece.dst;
+            k.src = walk_row_base(a, w, w.refs[step.first_src], chunk, plane);
+            k.dst_index = block.dst_index;  // null where rows go to a slot
+            k.src_index = block.src_index == nullptr ? nullptr : block.src_index + piece.first;
+            k.dst_first = piece.dst_first;
+            k.src_first = block.src_first + piece.first;
+            k.count = piece.count;
+            k.row_bytes = plane == 0 ? a.walk.element_bytes - a.scale_bytes : a.scale_bytes;
+            k.weights = a.weighted == 0 || block.weights == nullptr ? nullptr : block.weights + piece.first;
+          }
+          block_sync();
+          if (s.rows.weights == nullptr)
+            walk_call_copy_rows(s.rows, team.thread, team.n_threads);
+          else
+            walk_scale_rows(a.type, s.rows, team);
+        });
+    if (!through) return false;
   }
+  return true;
 }
 
 // Of rows with scales only padding is summed up, out of nothing: in bytes.
-MOECCL_DEVICE void walk_rows_sum(const WalkRowsArgs& a, WalkRowsShared& s, const WalkState& w, const WalkStep& step,
+MOECCL_DEVICE bool walk_rows_sum(const WalkRowsArgs& a, WalkRowsShared& s, WalkState& w, const WalkStep& step,
                                  uint32_t chunk, const WalkSumBlock& block) {
-  if (block.count == 0) return;
   for (uint32_t plane = 0; plane < walk_planes(a); ++plane) {
-    block_sync();  // the last sums' arguments have been read
-    for (uint32_t i = thread_index(); i < step.n_srcs; i += block_threads())
-      s.sums.bases[i] = walk_row_base(a, w, w.refs[step.first_src + i], chunk, plane);
-    if (thread_index() == 0) {
-      s.sums.dst = walk_row_base(a, w, step.dst, chunk, plane);
-      s.sums.offsets = block.offsets;
-      s.sums.terms = block.terms;
-      s.sums.weights = a.weighted != 0 ? block.weights : nullptr;
-      s.sums.dst_index = block.dst_index;
-      s.sums.dst_first = block.dst_first;
-      s.sums.count = block.count;
-      s.sums.row_elements = plane == 0 ? a.row_elements : a.scale_bytes;
-      s.sums.n_bases = step.n_srcs;
-      s.sums.grouped = a.grouped;
-    }
-    block_sync();
-    walk_reduce_rows(a.type, s.sums, walk_team(w));
+    const bool through =
+        walk_row_pieces(a, s, w, step, chunk, plane, block.dst_first, block.count, [&](const WalkRowPiece& piece) {
+          block_sync();  // the last sums' arguments have been read
+          for (uint32_t i = thread_index(); i < step.n_srcs; i += block_threads())
+            s.sums.bases[i] = walk_row_base(a, w, w.refs[step.first_src + i], chunk, plane);
+          if (thread_index() == 0) {
+            s.sums.dst = piece.dst;
+            s.sums.offsets = block.offsets + piece.first;
+            s.sums.terms = block.terms;
+            s.sums.weights = a.weighted != 0 ? block.weights : nullptr;
+            s.sums.dst_index = block.dst_index == nullptr ? nullptr : block.dst_index + piece.first;
+            s.sums.dst_first = piece.dst_first;
+            s.sums.count = piece.count;
+            s.sums.row_elements = plane == 0 ? a.row_elements : a.scale_bytes;
+            s.sums.n_bases = step.n_srcs;
+            s.sums.grouped = a.grouped;
+          }
+          block_sync();
+          walk_reduce_rows(a.type, s.sums, walk_team(w));
+        });
+    if (!through) return false;
   }
+  return true;
 }
 
 MOECCL_DEVICE void walk_rows(const WalkRowsArgs& a) {
@@ -130,18 +172,17 @@ MOECCL_DEVICE void walk_rows(const WalkRowsArgs& a) {
   // The host has them in place before the launch, and changes them when none is under way.
   const WalkTables& t = *a.tables;
   const uint32_t n_chunks = t.ready != 0 ? t.n_chunks : 0;
-  if (walk_enter(a.walk, s, w)) {
+  if (w.lane == a.walk.n_lanes) {
+    walk_net_receive(a.walk, s, w);
+  } else if (walk_enter(a.walk, s, w)) {
     if (n_chunks == 0) {
       const WalkPlace nowhere{0, 0, a.walk.n_ranks, 0, 0};
       if (thread_index() == 0) walk_fail(a.walk, w, WalkFailure::kNoTables, nowhere);
     }
     (void)walk_lane(a.walk, s, w, n_chunks, [&](const WalkStep& step, uint32_t chunk) {
       const size_t list = static_cast<size_t>(step.ordinal) * n_chunks + chunk;
-      if (step.kind == static_cast<uint8_t>(WalkKind::kRows))
-        walk_rows_copy(a, s, w, step, chunk, t.rows[list]);
-      else
-        walk_rows_sum(a, s, w, step, chunk, a.dispatch != 0 ? t.zeros[list] : t.sums[list]);
-      return true;
+      if (step.kind == static_cast<uint8_t>(WalkKind::kRows)) return walk_rows_copy(a, s, w, step, chunk, t.rows[list]);
+      return walk_rows_sum(a, s, w, step, chunk, a.dispatch != 0 ? t.zeros[list] : t.sums[list]);
     });
   }
   walk_leave(a.walk, s, w, n_chunks);
@@ -216,7 +257,7 @@ MOECCL_DEVICE bool walk_splits_agree(const WalkSplitsArgs& a, WalkSplitsShared& 
       k.header->n_chunks = chunks < 1 ? 1 : static_cast<uint32_t>(chunks);
     }
   }
-  if (!walk_meet(k, s, w, &k.header->barrier[kWalkMostLanes], grid_blocks(), 1)) return false;
+  if (!walk_meet(k, s, w, &k.header->barrier[kWalkMostLanes], walk_lane_blocks(k, w), 1)) return false;
   *n_chunks = k.header->n_chunks;
   return true;
 }
@@ -254,22 +295,35 @@ MOECCL_DEVICE WalkSpan walk_splits_resolve(const WalkSplitsArgs& a, const WalkSt
   return {base == nullptr ? nullptr : base + offset * k.element_bytes, length};
 }
 
-MOECCL_DEVICE void walk_splits_copy(const WalkSplitsArgs& a, const WalkState& w, const WalkStep& step, uint32_t chunk) {
+MOECCL_DEVICE bool walk_splits_copy(const WalkSplitsArgs& a, WalkSplitsShared& s, WalkState& w, const WalkStep& step,
+                                    uint32_t chunk) {
+  const WalkArgs& k = a.walk;
   const WalkRef& src_ref = w.refs[step.first_src];
   const auto own_block = [&](const WalkRef& ref) {
-    return ref.rank == a.walk.rank && ref.buffer != static_cast<uint8_t>(WalkBuffer::kStaging);
+    return ref.rank == k.rank && ref.buffer != static_cast<uint8_t>(WalkBuffer::kStaging);
   };
   // plan::governing_length()
   const WalkRef& governs = own_block(step.dst) ? step.dst : src_ref;
-  if (!own_block(governs)) return;
+  if (!own_block(governs)) return true;
   const bool input = governs.buffer == static_cast<uint8_t>(WalkBuffer::kInput);
   const uint64_t length = (input ? a.send_counts : a.recv_counts)[governs.index];
   const WalkSpan dst = walk_splits_resolve(a, w, step.dst, length, chunk);
   const WalkSpan src = walk_splits_resolve(a, w, src_ref, length, chunk);
   const uint64_t n = src.elements < dst.elements ? src.elements : dst.elements;
   const Team team = walk_team(w);
-  if (n > 0 && src.data != dst.data)
-    copy_span(dst.data, src.data, n * a.walk.element_bytes, team.thread, team.n_threads);
+  const bool elsewhere = walk_is_elsewhere(k, step.dst);
+  const uint64_t bytes = n * k.element_bytes, most = elsewhere ? k.net.cell_bytes : bytes;
+  const WalkPlace at{static_cast<uint64_t>(&step - w.steps), chunk, step.dst.rank, 0, 0};
+  for (uint64_t first = 0; first < bytes; first += most) {
+    const uint64_t piece = bytes - first < most ? bytes - first : most;
+    uint8_t* to = elsewhere ? walk_net_cell(k, s, w, at) : dst.data;
+    if (to == nullptr) return false;
+    if (to != src.data) copy_span(to, src.data + first, piece, team.thread, team.n_threads);
+    if (!elsewhere) continue;
+    const uint64_t offset = static_cast<uint64_t>(dst.data - k.net.staging) + first;
+    if (!walk_net_put(k, s, w, at, offset, piece)) return false;
+  }
+  return true;
 }
 
 MOECCL_DEVICE void walk_all_to_all_v(const WalkSplitsArgs& a) {
@@ -277,9 +331,13 @@ MOECCL_DEVICE void walk_all_to_all_v(const WalkSplitsArgs& a) {
   WalkState w = walk_begin(a.walk, s);
   walk_splits_announce(a, w);
   uint32_t n_chunks = 0;
-  if (walk_enter(a.walk, s, w) && walk_splits_agree(a, s, w, &n_chunks)) {
+  if (w.lane == a.walk.n_lanes) {
+    walk_net_receive(a.walk, s, w);
+    n_chunks = a.walk.header->n_chunks;  // the others, which have left, had agreed on it
+  } else if (walk_enter(a.walk, s, w, walk_splits(a.walk, a.walk.rank, w.seq)) &&
+             walk_splits_agree(a, s, w, &n_chunks)) {
     (void)walk_lane(a.walk, s, w, n_chunks,
-                    [&](const WalkStep& step, uint32_t chunk) { return walk_splits_copy(a, w, step, chunk), true; });
+                    [&](const WalkStep& step, uint32_t chunk) { return walk_splits_copy(a, s, w, step, chunk); });
   }
   walk_leave(a.walk, s, w, n_chunks);
 }

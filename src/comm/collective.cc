@@ -184,7 +184,7 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   op.output = c.recv;
   MOECCL_TRY(comm.place(in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr,
                         out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr, &op.cuda));
-  if (c.op == moecclOpAllToAllv && op.cuda && comm.cuda()->walks_rows()) return prepare_splits(comm, op);
+  if (c.op == moecclOpAllToAllv && op.cuda && comm.cuda()->walk() != nullptr) return prepare_splits(comm, op);
   const bool in_place = c.op == moecclOpAllToAll && c.send == c.recv && in_bytes > 0;
   return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled, in_place);
 }

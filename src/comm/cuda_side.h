@@ -47,7 +47,6 @@ class CudaSide {
   size_t memory_bytes() const;
   // The persistent kernel; null: why_no_walk() says why.
   CudaWalk* walk() { return walk_.get(); }
-  bool walks_rows() const { return walk_ != nullptr && walk_->takes_rows(); }
   const std::string& why_no_walk() const { return why_no_walk_; }
 
   // Before and after the operations of one call: what they read is ready, and whoever waits for their end is told.

@@ -230,7 +230,6 @@ Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::strin
   plan::Reach reach;
   reach.staging = !joining.several_hosts();
   reach.views = reach.reads = reach.staging && !joining.other_processes();
-  w->takes_rows_ = reach.staging;
   // A launch costs what it did; within it a step costs a barrier of some blocks and a signal a store and a poll.
   // Guesses until a GPU has been measured (docs/gpu-results.md).
   plan::Profile profile = s.profile;

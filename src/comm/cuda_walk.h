@@ -50,15 +50,12 @@ class CudaWalk {
   Selector& selector() { return *selector_; }
   // Whether an operation of this size per rank runs here; larger ones take the copy engine's way. Alike on all ranks.
   bool takes(uint64_t bytes) const { return bytes <= most_bytes_; }
-  // Whether rows and AllToAllv run here too: not where ranks are on several hosts.
-  bool takes_rows() const { return takes_rows_; }
 
  private:
   CudaWalk() = default;
   std::string uuid_;  // where blocks are reserved; empty: nowhere
   uint32_t reserved_ = 0;
   uint64_t most_bytes_ = 0;
-  bool takes_rows_ = true;
   std::vector<transport::cuda_ipc::Opened> opened_;
   std::unique_ptr<exec::Walker> walker_;
   std::unique_ptr<Selector> selector_;

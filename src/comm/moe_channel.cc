@@ -96,7 +96,7 @@ Status MoeChannel::run_walk(const Run& run, Stream* stream, std::unique_ptr<exec
 
 exec::Walker* MoeChannel::walker(uint64_t staging_bytes) {
   CudaSide* cuda = comm_.cuda();
-  if (cuda == nullptr || !cuda->walks_rows() || staging_bytes > cuda->walk()->walker().half_bytes()) return nullptr;
+  if (cuda == nullptr || cuda->walk() == nullptr || staging_bytes > cuda->walk()->walker().half_bytes()) return nullptr;
   return &cuda->walk()->walker();
 }
 

@@ -270,7 +270,8 @@ exec::Walker* walker_of(const MoeLayer& layer) {
   uint64_t staging = 0;
   for (const auto& c : layer.candidates())
     staging = std::max(staging, algo::moe_staging_bytes(layer.config().shape, c->slots.plan, c->slots.slot_rows));
-  return layer.host().walker(staging);
+  exec::Walker* walker = layer.host().walker(staging);
+  return walker != nullptr && layer.config().shape.widest_row() <= walker->most_row_bytes() ? walker : nullptr;
 }
 
 }  // namespace

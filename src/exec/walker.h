@@ -49,6 +49,8 @@ class Walker {
   uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
   uint32_t most_blocks() const { return most_blocks_; }
   uint64_t half_bytes() const { return half_bytes_; }  // staging of one operation
+  // Of a row, with its scales: to another host it goes in one piece.
+  uint64_t most_row_bytes() const { return proxy_ != nullptr ? proxy_->net().cell_bytes : ~uint64_t{0}; }
   size_t memory_bytes() const {
     return memory_.bytes() + pinned_.bytes() + (proxy_ != nullptr ? proxy_->memory_bytes() : 0);
   }

@@ -47,24 +47,11 @@ class CudaExperts : public ::testing::TestWithParam<World> {
   template <class Body>
   void run(Body&& body) const {
     const World w = GetParam();
-    RankOptions options{.mode = w.mode, .deadline_ms = 120'000, .init = false};
+    RankOptions options = device_options(w.mode);
     options.config.topology = w.topology;
-    options.config.timeout_ms = 60'000;
-    options.config.init_timeout_ms = 60'000;
     options.config.staging_bytes = 512 << 10;  // several chunks at the larger sizes
     ASSERT_EQ(setenv("MOECCL_CUDA_IPC", w.ipc ? "1" : "0", 1), 0);
-    run_ranks(
-        w.n,
-        [&](int rank, moecclComm_t) {
-          CudaDevice device;
-          moecclComm_t comm = join(rank, w.n, device, options);
-          ASSERT_NE(comm, nullptr);
-          void* stream = device.make_stream();
-          body(rank, comm, device, stream);
-          MOECCL_EXPECT_OK(moecclCommDestroy(comm));
-          device.end_stream(stream);
-        },
-        options);
+    run_on_devices(w.n, options, body);
   }
 };
 

@@ -21,24 +21,11 @@ std::ostream& operator<<(std::ostream& out, const World& w) {
 
 template <class Body>
 void on_devices(const World& w, Body&& body) {
-  RankOptions options{.mode = w.mode, .deadline_ms = 120'000, .init = false};
+  RankOptions options = device_options(w.mode);
   options.config.topology = w.topology;
   options.config.deterministic = 1;  // the same bits by every plan
-  options.config.timeout_ms = 60'000;
-  options.config.init_timeout_ms = 60'000;
   ASSERT_EQ(setenv("MOECCL_CUDA_IPC", w.ipc ? "1" : "0", 1), 0);
-  run_ranks(
-      w.n,
-      [&](int rank, moecclComm_t) {
-        CudaDevice device;
-        moecclComm_t comm = join(rank, w.n, device, options);
-        ASSERT_NE(comm, nullptr);
-        void* stream = device.make_stream();
-        body(rank, comm, device, stream);
-        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
-        device.end_stream(stream);
-      },
-      options);
+  run_on_devices(w.n, options, body);
 }
 
 std::vector<char> bfloats(std::mt19937_64& random, size_t n) {

@@ -4,75 +4,39 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <utility>
+
 #include "tests/support/cuda_ranks.h"
-#include "tests/support/hosts.h"
 
 namespace moeccl::testing {
 namespace {
-
-moecclStream_t as_stream(void* stream) { return reinterpret_cast<moecclStream_t>(stream); }
-
-std::vector<char> floats(size_t n, float value) {
-  std::vector<char> bytes(n * 4);
-  for (size_t i = 0; i < n; ++i) std::memcpy(&bytes[i * 4], &value, 4);
-  return bytes;
-}
 
 class CudaWalkHosts : public ::testing::Test {
  protected:
   void SetUp() override { setenv("MOECCL_TEST_CUDA_MPS", "1", 1); }
   void TearDown() override { unsetenv("MOECCL_TEST_CUDA_MPS"); }
 
-  static RankOptions mode(RankMode mode) {
-    RankOptions options;
-    options.mode = mode;
-    return options;
-  }
-  // `weights`: how the ranks' processes are spread over hosts. A body that has aborted its communicator sets it to
-  // null.
-  using Body = std::function<void(int, CudaDevice&, moecclComm_t&, void*)>;
+  static RankOptions mode(RankMode mode) { return device_options(mode, 60'000, 20'000); }
+  // `weights`: how the ranks' processes are spread over hosts.
+  template <class Body>
   void run(int n, std::vector<int> weights, const Body& body, RankOptions options = mode(RankMode::kProcesses)) {
-    std::string why;
-    const auto hosts = TestHosts::create({.weights = std::move(weights), .named = true}, &why);
+    const auto hosts = named_hosts(std::move(weights));
     options.hosts = hosts.get();
-    options.deadline_ms = 60'000;
-    options.init = false;
-    if (options.config.timeout_ms == 0) options.config.timeout_ms = 20'000;
-    options.config.init_timeout_ms = 60'000;
-    Shared<std::atomic<int>> skipped;
-    run_ranks(
-        n,
-        [&](int rank, moecclComm_t) {
-          CudaDevice device;
-          ASSERT_TRUE(device.ok());
-          if (!device.shared_by_mps()) {
-            *skipped = 1;
-            return;
-          }
-          moecclComm_t comm = join(rank, n, device, options);
-          ASSERT_NE(comm, nullptr);
-          void* stream = device.make_stream();
-          body(rank, device, comm, stream);
-          if (comm != nullptr) (void)moecclCommDestroy(comm);
-          device.end_stream(stream);
-        },
-        options);
-    if (*skipped != 0) GTEST_SKIP() << "processes do not share the device through MPS";
+    Shared<std::atomic<int>> alone;
+    run_on_devices(n, options, [&](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
+      if (!device.shared_by_mps()) {
+        *alone = 1;
+        return;
+      }
+      body(rank, comm, device, stream);
+    });
+    if (*alone != 0) GTEST_SKIP() << "processes do not share the device through MPS";
   }
 };
 
-// What the communicator says once something on a stream has failed.
-std::string failure_of(moecclComm_t comm, moecclResult_t* state) {
-  *state = moecclSuccess;
-  for (int i = 0; i < 20'000 && (*state == moecclSuccess || *state == moecclInProgress); ++i) {
-    EXPECT_EQ(moecclCommGetAsyncError(comm, state), moecclSuccess);
-    usleep(1000);
-  }
-  return moecclGetLastError(comm);
-}
-
 TEST_F(CudaWalkHosts, AnOperationIsOneLaunchARank) {
-  run(3, {1, 1, 1}, [](int rank, CudaDevice& device, moecclComm_t& comm, void* stream) {
+  run(3, {1, 1, 1}, [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
     constexpr size_t kCount = 30'000;
     DeviceBuffer in(device, kCount * 4), all(device, 3 * kCount * 4);
     in.put(floats(kCount, static_cast<float>(rank + 1)));
@@ -106,7 +70,7 @@ TEST_F(CudaWalkHosts, AnOperationIsOneLaunchARank) {
 TEST_F(CudaWalkHosts, AReplayRunsWithoutTheHost) {
   run(
       4, {1, 1},
-      [](int rank, CudaDevice& device, moecclComm_t& comm, void* stream) {
+      [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
         constexpr size_t kCount = 3000;
         DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), all(device, 4 * kCount * 4);
         // One before, so that the graph does not begin at the first operation.
@@ -137,13 +101,76 @@ TEST_F(CudaWalkHosts, AReplayRunsWithoutTheHost) {
       mode(RankMode::kMixed));
 }
 
+// Each rank sends rank r so many elements of its own number.
+struct Splits {
+  size_t counts[3], from[3], into[3], arrive[3];
+  explicit Splits(int rank) {
+    size_t sent = 0, came = 0;
+    for (size_t r = 0; r < 3; ++r) {
+      counts[r] = (static_cast<size_t>(rank) + r) % 3 * 20'000 + r;
+      arrive[r] = (static_cast<size_t>(rank) + r) % 3 * 20'000 + static_cast<size_t>(rank);
+      from[r] = std::exchange(sent, sent + counts[r]);
+      into[r] = std::exchange(came, came + arrive[r]);
+    }
+  }
+};
+
+TEST_F(CudaWalkHosts, BlocksOfUnequalSizesAreOneLaunchARank) {
+  run(3, {2, 1}, [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
+    const Splits s(rank);
+    constexpr size_t kMost = 3 * 40'002;
+    DeviceBuffer in(device, kMost * 4), out(device, kMost * 4);
+    in.put(floats(kMost, static_cast<float>(rank)));
+    const auto exchange = [&] {
+      return moecclAllToAllv(in.data(), s.counts, s.from, out.data(), s.arrive, s.into, moecclFloat32, comm,
+                             as_stream(stream));
+    };
+    const auto check = [&] {
+      const std::vector<char> got = out.get(stream);
+      for (size_t r = 0; r < 3; ++r)
+        EXPECT_EQ(std::memcmp(&got[s.into[r] * 4], floats(s.arrive[r], static_cast<float>(r)).data(), s.arrive[r] * 4),
+                  0);
+    };
+    const int before = device.launches();
+    MOECCL_ASSERT_OK(exchange());
+    check();
+    if (device.emulated()) {
+      EXPECT_EQ(device.launches() - before, 1);
+    }
+    device.begin_capture(stream);
+    MOECCL_ASSERT_OK(exchange());
+    void* graph = device.end_capture(stream);
+    void* instance = device.instantiate(graph);
+    for (int replay = 0; replay < 3; ++replay) {
+      out.put(floats(kMost, -1), stream);
+      device.launch_graph(instance, stream);
+      check();
+    }
+    device.end_graph(graph, instance);
+  });
+}
+
+TEST_F(CudaWalkHosts, SizesThatDifferBetweenHostsAreNamed) {
+  run(2, {1, 1}, [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
+    DeviceBuffer a(device, 4096), b(device, 4096);
+    const size_t counts[2] = {10, 10}, others[2] = {rank == 1 ? 11u : 10u, 10}, at[2] = {0, 20};
+    MOECCL_ASSERT_OK(
+        moecclAllToAllv(a.data(), counts, at, b.data(), others, at, moecclFloat32, comm, as_stream(stream)));
+    device.synchronize(stream);
+    moecclResult_t state = moecclSuccess;
+    const std::string said = failure_of(comm, &state);
+    EXPECT_EQ(state, moecclMismatch) << said;
+    EXPECT_NE(said.find("rank 0 sends 10 elements, rank 1 expects 11"), std::string::npos) << said;
+  });
+}
+
 TEST_F(CudaWalkHosts, AMissingRankIsATimeoutThatNamesItAndItsStep) {
   RankOptions options = mode(RankMode::kProcesses);
   options.config.timeout_ms = 2000;
   Meeting told;
   run(
       2, {1, 1},
-      [&](int rank, CudaDevice& device, moecclComm_t& comm, void* stream) {
+      [&](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
         DeviceBuffer a(device, 4096);
         MOECCL_ASSERT_OK(moecclAllReduce(a.data(), a.data(), 100, moecclFloat32, moecclSum, comm, as_stream(stream)));
         device.synchronize(stream);
@@ -164,7 +191,7 @@ TEST_F(CudaWalkHosts, AMissingRankIsATimeoutThatNamesItAndItsStep) {
 }
 
 TEST_F(CudaWalkHosts, RanksThatDisagreeAreNamed) {
-  run(2, {1, 1}, [](int rank, CudaDevice& device, moecclComm_t& comm, void* stream) {
+  run(2, {1, 1}, [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
     DeviceBuffer a(device, 4096);
     MOECCL_ASSERT_OK(
         moecclAllReduce(a.data(), a.data(), rank == 0 ? 100 : 101, moecclFloat32, moecclSum, comm, as_stream(stream)));
@@ -177,39 +204,23 @@ TEST_F(CudaWalkHosts, RanksThatDisagreeAreNamed) {
   });
 }
 
-// Everybody works until something happens to rank 2, which is on the other host.
-void work_until_failure(CudaDevice& device, moecclComm_t comm, void* stream, const std::string& must_say,
-                        const std::function<void()>& at_the_tenth) {
-  DeviceBuffer in(device, 24'000), out(device, 24'000);
-  moecclResult_t state = moecclSuccess;
-  const int64_t until = now_ms() + 40'000;
-  for (int i = 0; state == moecclSuccess && now_ms() < until; ++i) {
-    state = moecclAllReduce(in.data(), out.data(), 6'000, moecclFloat32, moecclSum, comm, as_stream(stream));
-    if (i % 4 == 3) device.synchronize(stream);
-    if (i == 10) at_the_tenth();
-  }
-  ASSERT_NE(state, moecclSuccess) << "nothing happened";
-  device.synchronize(stream);  // does not hang
-  const std::string said = moecclGetLastError(comm);
-  EXPECT_NE(said.find(must_say), std::string::npos) << said;
-}
-
 TEST_F(CudaWalkHosts, ADeadHostEndsTheKernels) {
   RankOptions options = mode(RankMode::kProcesses);
   options.may_die = {2};
   options.check_leaks = false;
   run(
       3, {2, 1},
-      [](int rank, CudaDevice& device, moecclComm_t& comm, void* stream) {
-        work_until_failure(device, comm, stream, "rank 2", [rank] {
+      [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
+        const std::string said = work_until_failure(comm, device, stream, 10, [rank] {
           if (rank == 2) kill(getpid(), SIGKILL);
         });
+        EXPECT_NE(said.find("rank 2"), std::string::npos) << said;
       },
       options);
 }
 
 TEST_F(CudaWalkHosts, AnAbortReachesTheOtherHostsKernels) {
-  run(3, {2, 1}, [](int rank, CudaDevice& device, moecclComm_t& comm, void* stream) {
+  run(3, {2, 1}, [](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
     DeviceBuffer a(device, 4096);
     MOECCL_ASSERT_OK(moecclAllReduce(a.data(), a.data(), 100, moecclFloat32, moecclSum, comm, as_stream(stream)));
     device.synchronize(stream);

@@ -9,20 +9,7 @@
 namespace moeccl::testing {
 namespace {
 
-RankOptions walk_options() {
-  RankOptions options{.mode = RankMode::kThreads, .deadline_ms = 90'000, .init = false};
-  options.config.timeout_ms = 40'000;
-  options.config.init_timeout_ms = 60'000;
-  return options;
-}
-
-std::vector<char> floats(size_t n, float value) {
-  std::vector<char> bytes(n * 4);
-  for (size_t i = 0; i < n; ++i) std::memcpy(&bytes[i * 4], &value, 4);
-  return bytes;
-}
-
-moecclStream_t handle(void* stream) { return reinterpret_cast<moecclStream_t>(stream); }
+RankOptions walk_options() { return device_options(RankMode::kThreads, 90'000, 40'000); }
 
 TEST(CudaWalk, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
   const RankOptions options = walk_options();
@@ -38,19 +25,19 @@ TEST(CudaWalk, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
         in.put(floats(kCount, 1));
         // One operation before, so that the graph does not begin at the first one.
         MOECCL_ASSERT_OK(
-            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, handle(stream)));
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
         device.synchronize(stream);
         device.begin_capture(stream);
         MOECCL_ASSERT_OK(
-            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, handle(stream)));
-        MOECCL_ASSERT_OK(moecclAllGather(sum.data(), all.data(), kCount, moecclFloat32, comm, handle(stream)));
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+        MOECCL_ASSERT_OK(moecclAllGather(sum.data(), all.data(), kCount, moecclFloat32, comm, as_stream(stream)));
         const size_t counts[3] = {1, 1, 1}, displs[3] = {0, 1, 2};
         MOECCL_ASSERT_OK(moecclAllToAllv(in.data(), counts, displs, sum.data(), counts, displs, moecclFloat32, comm,
-                                         handle(stream)));
+                                         as_stream(stream)));
         // What a thread on the host drives cannot be captured, and says so.
         MOECCL_ASSERT_OK(moecclGroupStart());
-        MOECCL_ASSERT_OK(moecclSend(in.data(), 1, moecclFloat32, (rank + 1) % 3, comm, handle(stream)));
-        MOECCL_ASSERT_OK(moecclRecv(sum.data(), 1, moecclFloat32, (rank + 2) % 3, comm, handle(stream)));
+        MOECCL_ASSERT_OK(moecclSend(in.data(), 1, moecclFloat32, (rank + 1) % 3, comm, as_stream(stream)));
+        MOECCL_ASSERT_OK(moecclRecv(sum.data(), 1, moecclFloat32, (rank + 2) % 3, comm, as_stream(stream)));
         EXPECT_EQ(moecclGroupEnd(), moecclUnsupported);
         void* graph = device.end_capture(stream);
         ASSERT_NE(graph, nullptr);
@@ -68,7 +55,8 @@ TEST(CudaWalk, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
                 std::memcmp(&three[static_cast<size_t>(r) * 4], floats(1, static_cast<float>(r + replay)).data(), 4),
                 0);
           // Operations outside of the graph go on with the same numbers.
-          MOECCL_ASSERT_OK(moecclAllReduce(in.data(), sum.data(), 10, moecclFloat32, moecclMax, comm, handle(stream)));
+          MOECCL_ASSERT_OK(
+              moecclAllReduce(in.data(), sum.data(), 10, moecclFloat32, moecclMax, comm, as_stream(stream)));
           std::vector<char> ten = sum.get(stream);
           ten.resize(40);
           EXPECT_EQ(ten, floats(10, static_cast<float>(2 + replay)));
@@ -101,7 +89,7 @@ void processes_on_one_device(const char* mps) {
         void* stream = device.make_stream();
         device.begin_capture(stream);
         const moecclResult_t captured =
-            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, handle(stream));
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream));
         void* graph = device.end_capture(stream);
         EXPECT_EQ(captured, side_by_side ? moecclSuccess : moecclUnsupported) << moecclGetLastError(comm);
         if (captured == moecclSuccess) {
@@ -116,7 +104,7 @@ void processes_on_one_device(const char* mps) {
         // Outside of graphs both ways work.
         in.put(floats(kCount, 2));
         MOECCL_ASSERT_OK(
-            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, handle(stream)));
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
         EXPECT_EQ(sum.get(stream), floats(kCount, 6));
         EXPECT_EQ(moecclCommDestroy(comm), moecclSuccess);
         device.end_stream(stream);
@@ -147,20 +135,20 @@ TEST(CudaWalk, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
           MOECCL_ASSERT_OK(moecclAllReduce(x.data(), x.data(), 1000, moecclFloat32, moecclAvg, comm, s));
         };
         for (int i = 0; i < scaled(12); ++i) {
-          reduce(a, handle(streams[i % 2]));
+          reduce(a, as_stream(streams[i % 2]));
           if (i % 5 == 1) reduce(b, host_stream);  // a thread launches it, and nothing may overtake it
-          reduce(b, handle(streams[(i + 1) % 2]));
+          reduce(b, as_stream(streams[(i + 1) % 2]));
           if (i % 4 == 2) reduce(a, nullptr);
           if (i % 3 == 0) {
             MOECCL_ASSERT_OK(moecclGroupStart());
-            reduce(a, handle(streams[0]));
-            reduce(b, handle(streams[0]));
+            reduce(a, as_stream(streams[0]));
+            reduce(b, as_stream(streams[0]));
             MOECCL_ASSERT_OK(moecclGroupEnd());
           }
           if (i % 6 == 5) {  // one that a thread drives in between
             const size_t counts[4] = {1, 1, 1, 1}, displs[4] = {0, 1, 2, 3};
             MOECCL_ASSERT_OK(moecclAllToAllv(a.data(), counts, displs, b.data(), counts, displs, moecclFloat32, comm,
-                                             handle(streams[i % 2])));
+                                             as_stream(streams[i % 2])));
           }
         }
         MOECCL_ASSERT_OK(moecclStreamSynchronize(host_stream));
@@ -194,7 +182,7 @@ TEST(CudaWalk, OneThreadDrivesSeveralRanksInAGroup) {
           MOECCL_ASSERT_OK(moecclGroupStart());
           for (size_t r = 0; r < 3; ++r) {
             MOECCL_ASSERT_OK(moecclAllReduce(buffers[r]->data(), buffers[r]->data(), 100, moecclFloat32, moecclSum,
-                                             comms[r], on_streams ? handle(streams[r]) : nullptr));
+                                             comms[r], on_streams ? as_stream(streams[r]) : nullptr));
           }
           MOECCL_ASSERT_OK(moecclGroupEnd());
           for (size_t r = 0; r < 3; ++r)
@@ -222,7 +210,7 @@ TEST(CudaWalk, AMissingThreadIsATimeoutThatNamesIt) {
           DeviceBuffer a(device, 4096);
           if (rank == 0) {
             const moecclResult_t result = moecclAllReduce(a.data(), a.data(), 100, moecclFloat32, moecclSum, comm,
-                                                          on_stream ? handle(stream) : nullptr);
+                                                          on_stream ? as_stream(stream) : nullptr);
             if (on_stream) {
               ASSERT_EQ(result, moecclSuccess);
               device.synchronize(stream);  // ends: the kernel leaves
@@ -280,7 +268,7 @@ TEST(CudaWalk, AnAbortEndsTheKernels) {
         void* stream = device.make_stream();
         DeviceBuffer a(device, 4096);
         if (rank == 0) {
-          MOECCL_ASSERT_OK(moecclAllReduce(a.data(), a.data(), 100, moecclFloat32, moecclSum, comm, handle(stream)));
+          MOECCL_ASSERT_OK(moecclAllReduce(a.data(), a.data(), 100, moecclFloat32, moecclSum, comm, as_stream(stream)));
           MOECCL_EXPECT_OK(moecclCommAbort(comm));
           device.synchronize(stream);
         }
