@@ -205,6 +205,33 @@ TEST_P(TcpLink, BothWaysAtOnceFromManyRanks) {
   EXPECT_EQ(wrong.load(), 0);
 }
 
+TEST_P(TcpLink, WhoAwaitsOneRankHearsItAtOnceAndTheOthersSoon) {
+  TcpFabrics fabrics(3, GetParam());
+  ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
+  exec::Fabric& f = fabrics[0];
+  f.engine->begin();
+  // Between two ranks of one host nothing is read for: its number stands for one here.
+  constexpr uint32_t kOfOwnHost = 0;
+  uint32_t number = 0;
+  for (const uint32_t awaited : {1u, 2u, kOfOwnHost}) {
+    ++number;
+    const auto data = pattern(5000, number);
+    for (const uint32_t sender : {1u, 2u}) {
+      ASSERT_TRUE(put_all(fabrics[sender], 0, sender * 8192, data.data(), data.size()).ok());
+      ASSERT_TRUE(fabrics[sender].link(0).signal(0, number, 0).ok());
+    }
+    for (const uint32_t sender : {1u, 2u}) {
+      EXPECT_TRUE(wait_until([&] {
+        f.engine->progress(awaited);
+        return word_of(f, sender, 0) == number;
+      })) << sender
+          << " while " << awaited << " is awaited";
+      EXPECT_EQ(std::memcmp(f.own->staging() + sender * 8192, data.data(), data.size()), 0);
+    }
+  }
+  f.engine->end();
+}
+
 TEST_P(TcpLink, APutThatTheSocketDoesNotTakeIsCalledAgainAndOthersWait) {
   TcpFabrics fabrics(2, GetParam(), 64 << 20);
   ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
