@@ -1,0 +1,176 @@
+// The emulated driver's memory between processes: IPC handles, and objects that travel as file descriptors.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "tests/support/cuda_emulation/fake_driver.h"
+
+using namespace moeccl::emulation::driver;
+
+namespace {
+struct Handle {
+  int pid, fd;
+  uint64_t bytes;
+};
+}  // namespace
+
+EXPORT int cuIpcGetMemHandle(void* handle, uint64_t p) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = machine().device.find(p);
+  // As the real one: memory of cuMemMap has no such handle.
+  if (it == machine().device.end() || it->second.mapped) return kInvalidValue;
+  const Handle h{getpid(), it->second.fd, it->second.bytes};
+  std::memset(handle, 0, 64);
+  std::memcpy(handle, &h, sizeof(h));
+  return kOk;
+}
+struct HandleBytes {
+  char bytes[64];
+};
+EXPORT int cuIpcOpenMemHandle_v2(uint64_t* out, HandleBytes handle, unsigned) {
+  Handle h{};
+  std::memcpy(&h, handle.bytes, sizeof(h));
+  if (h.pid == getpid()) return kInvalidContext;  // as the real one: a process does not open its own
+  {
+    const std::lock_guard lock(machine().mutex);
+    for (auto& [base, a] : machine().device) {
+      if (a.opened == 0 || a.source_pid != h.pid || a.source_fd != h.fd) continue;
+      ++a.opened;
+      return *out = base, kOk;
+    }
+  }
+  char path[64];
+  std::snprintf(path, sizeof(path), "/proc/%d/fd/%d", h.pid, h.fd);
+  const int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return kInvalidValue;
+  Allocation a;
+  a.bytes = h.bytes;
+  a.fd = fd;
+  a.opened = 1;
+  a.source_pid = h.pid;
+  a.source_fd = h.fd;
+  return map_device(fd, h.bytes, out, a);
+}
+EXPORT int cuIpcCloseMemHandle(uint64_t p) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = machine().device.find(p);
+  if (it == machine().device.end() || it->second.opened == 0) return kInvalidValue;
+  if (--it->second.opened > 0) return kOk;
+  munmap(reinterpret_cast<void*>(p), it->second.bytes);
+  close(it->second.fd);
+  machine().device.erase(it);
+  return kOk;
+}
+
+// Memory by file descriptors: an object is a shared file, a range of addresses holds one or nothing.
+namespace {
+constexpr size_t kUnit = size_t{2} << 20;
+struct Objects {
+  std::map<uint64_t, int> fd;         // by handle
+  std::map<uint64_t, size_t> ranges;  // reserved addresses
+  uint64_t next = 1;
+  int imported = 0;
+};
+Objects& objects() {
+  static auto* o = new Objects;
+  return *o;
+}
+uint64_t add_object(int fd) {
+  const uint64_t handle = objects().next++;
+  objects().fd[handle] = fd;
+  return handle;
+}
+}  // namespace
+
+// For tests: how often this process opened an object of another one.
+EXPORT int moeccl_emulated_imports() {
+  const std::lock_guard lock(machine().mutex);
+  return objects().imported;
+}
+EXPORT int cuMemGetAllocationGranularity(size_t* unit, const void*, int) { return *unit = kUnit, kOk; }
+EXPORT int cuMemCreate(uint64_t* handle, size_t bytes, const void*, unsigned long long) {
+  if (bytes == 0 || bytes % kUnit != 0) return kInvalidValue;
+  const int fd = memfd_create("emulated-device-object", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return kOutOfMemory;
+  const std::lock_guard lock(machine().mutex);
+  return *handle = add_object(fd), kOk;
+}
+EXPORT int cuMemRelease(uint64_t handle) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = objects().fd.find(handle);
+  if (it == objects().fd.end()) return kInvalidValue;
+  close(it->second);
+  objects().fd.erase(it);
+  return kOk;
+}
+EXPORT int cuMemAddressReserve(uint64_t* out, size_t bytes, size_t, uint64_t, unsigned long long) {
+  if (bytes == 0 || bytes % kUnit != 0) return kInvalidValue;
+  void* p = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) return kOutOfMemory;
+  const std::lock_guard lock(machine().mutex);
+  objects().ranges[*out = reinterpret_cast<uint64_t>(p)] = bytes;
+  return kOk;
+}
+EXPORT int cuMemAddressFree(uint64_t p, size_t bytes) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = objects().ranges.find(p);
+  if (it == objects().ranges.end() || it->second != bytes || machine().device.count(p) > 0) return kInvalidValue;
+  munmap(reinterpret_cast<void*>(p), bytes);
+  objects().ranges.erase(it);
+  return kOk;
+}
+EXPORT int cuMemMap(uint64_t p, size_t bytes, size_t offset, uint64_t handle, unsigned long long) {
+  const std::lock_guard lock(machine().mutex);
+  const auto object = objects().fd.find(handle);
+  const auto range = objects().ranges.find(p);
+  struct stat file = {};
+  if (object == objects().fd.end() || range == objects().ranges.end() || range->second != bytes || offset != 0 ||
+      fstat(object->second, &file) != 0 || static_cast<size_t>(file.st_size) != bytes)
+    return kInvalidValue;
+  if (mmap(reinterpret_cast<void*>(p), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, object->second, 0) == MAP_FAILED)
+    return kOutOfMemory;
+  Allocation a;
+  a.bytes = bytes;
+  a.mapped = true;
+  a.accessible = false;
+  machine().device[p] = a;
+  return kOk;
+}
+EXPORT int cuMemUnmap(uint64_t p, size_t bytes) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = machine().device.find(p);
+  if (it == machine().device.end() || !it->second.mapped || it->second.bytes != bytes) return kInvalidValue;
+  machine().device.erase(it);
+  (void)mmap(reinterpret_cast<void*>(p), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+             0);
+  return kOk;
+}
+EXPORT int cuMemSetAccess(uint64_t p, size_t bytes, const void*, size_t) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = machine().device.find(p);
+  if (it == machine().device.end() || !it->second.mapped || it->second.bytes != bytes) return kInvalidValue;
+  it->second.accessible = true;
+  if (machine().open) (void)mprotect(reinterpret_cast<void*>(p), bytes, PROT_READ | PROT_WRITE);
+  return kOk;
+}
+EXPORT int cuMemExportToShareableHandle(void* out, uint64_t handle, int type, unsigned long long) {
+  const std::lock_guard lock(machine().mutex);
+  const auto it = objects().fd.find(handle);
+  if (it == objects().fd.end() || type != 1) return kInvalidValue;
+  const int fd = fcntl(it->second, F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) return kOutOfMemory;
+  std::memcpy(out, &fd, sizeof(fd));
+  return kOk;
+}
+EXPORT int cuMemImportFromShareableHandle(uint64_t* handle, void* descriptor, int type) {
+  if (type != 1) return kInvalidValue;
+  const int fd = fcntl(static_cast<int>(reinterpret_cast<intptr_t>(descriptor)), F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) return kInvalidValue;
+  const std::lock_guard lock(machine().mutex);
+  ++objects().imported;
+  return *handle = add_object(fd), kOk;
+}
