@@ -88,7 +88,7 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     if (!s.one_by_one) {
       s.blocks = &kRootBlocks;
     } else if (bytes > kLargeBytes) {
-      s.blocks = bytes > kHugeBytes ? &kHugeBlocks : &kLargeBlocks;
+      s.blocks = !c.exchanges ? &kLargeBlocks : bytes > kHugeBytes ? &kHugeExchanges : &kLargeExchanges;
     }
   }
   if (s.begun >= kAgain) {

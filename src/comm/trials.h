@@ -26,8 +26,10 @@ class Trials {
   struct Blocks {
     uint64_t rounds, operations, uncounted;
   };
-  // Operations with a root overlap one another: the longest.
-  static constexpr Blocks kBlocks{5, 6, 2}, kRootBlocks{7, 8, 2}, kLargeBlocks{3, 3, 1}, kHugeBlocks{3, 2, 1};
+  // Operations with a root overlap one another: the longest. The slowest rank's time of an exchange scatters more than
+  // the fastest one's of operations in which all meet: more rounds.
+  static constexpr Blocks kBlocks{5, 6, 2}, kRootBlocks{7, 8, 2}, kLargeBlocks{3, 3, 1};
+  static constexpr Blocks kLargeExchanges{5, 3, 1}, kHugeExchanges{5, 2, 1};
   static constexpr uint64_t kLargeBytes = 1 << 20, kHugeBytes = 4 << 20;  // of a rank's larger buffer
   static constexpr uint64_t kMostPrivateBytes = 4 << 20;
   // A plan must be this much faster than the one that ran so far, and than flat; and after so many operations it must

@@ -108,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(TensorAllToAll, TrialsEndWithOnePlanOnAllRanks) {
   if (GetParam().n > 8) GTEST_SKIP() << "fewer ranks show it";
   constexpr size_t kBlock = 600 << 10;  // of two blocks or more: tried in few operations
-  constexpr int kEnough = 60;
+  constexpr int kEnough = 90;
   struct Ends {
     moecclPlanInfo_t info[8];
   };
