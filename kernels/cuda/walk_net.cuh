@@ -2,16 +2,14 @@
 // that takes what the network has brought.
 //
 // Flags and what they order:
-//   queue.head      released by walk_net_give(), acquired by exec::WalkProxy::send(): the command, its cell, and all
-//   that
-//                   the lane did before it.
-//   queue.tail, .freed  released by exec::WalkProxy::send(), acquired by walk_net_give() and walk_net_cell(): the proxy
-//   has
-//                   read what stood there.
-//   arrivals.head   released by exec::WalkProxy::deliver(), acquired by walk_net_receive(): the arrivals, and the bytes
+//   queue.head      released by walk_net_give(), acquired by exec::WalkProxy::turn(): the command, its cell, and all
+//                   that the lane did before it.
+//   tail, freed     of a queue: released by exec::WalkProxy::send(), acquired by walk_net_give() and walk_net_cell():
+//                   the proxy has read what stood there.
+//   arrivals.head   released by exec::WalkProxy::deliver(), acquired by walk_net_look(): the arrivals, and the bytes
 //                   that the network has put.
-//   arrivals.tail   released by walk_net_receive(), acquired by exec::WalkProxy::deliver(): the arrivals were read.
-//   word, done      released by walk_net_receive(), acquired by walk_take() and walk_enter(): the copies before.
+//   arrivals.tail   released by walk_net_raise(), acquired by exec::WalkProxy::deliver(): the arrivals were read.
+//   word, done      released by walk_net_raise(), acquired by walk_take() and walk_enter(): the copies before.
 //   round, finished between the blocks of the last lane.
 #pragma once
 
@@ -36,7 +34,7 @@ MOECCL_DEVICE bool walk_net_give(const WalkArgs& a, const WalkState& w, const Wa
   // Acquire: pairs with the release in exec::WalkProxy::send().
   if (!walk_wait(a, w, at, [&] { return given - load_acquire_system(&q.tail) < kNetCommands; })) return false;
   q.commands[given % kNetCommands] = command;
-  // Release: pairs with the acquire in exec::WalkProxy::send().
+  // Release: pairs with the acquire in exec::WalkProxy::turn().
   store_release_system(&q.head, given + 1);
   return true;
 }

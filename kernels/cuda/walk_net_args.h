@@ -1,12 +1,11 @@
 // What the persistent kernel and its rank's proxy (exec/walk_proxy.h) share where some ranks are on other hosts. All of
 // it but the state is page-locked host memory.
 //
-//   out: a lane's blocks copy what they put into a cell of the lane's queue and give a command; the proxy takes
-//   commands
-//        in order and sends them over the network.
-//   in:  the network puts into `staging`; the proxy says what has arrived, and the kernel's last lane copies it to the
-//        same place of the staging on the device and then stores the peer's flags, where the other lanes wait for them
-//        as for a neighbour's.
+// Out: a lane's blocks copy what they put into a cell of the lane's queue and give a command; the proxy takes commands
+// in order and sends them over the network.
+// In: the network puts into `staging`; the proxy says what has arrived, and the kernel's last lane copies it to the
+// same place of the staging on the device and then stores the peer's flags, where the other lanes wait for them as for
+// a neighbour's.
 #pragma once
 
 #include <cstddef>
