@@ -40,7 +40,8 @@ typedef struct {
   int32_t align_rows;      /* ExpertMajor: each expert's group starts at a multiple of this; 0 means 1 */
   int32_t capacity;        /* most tokens that one rank sends to one expert; 0: no limit. The first in token order
                               stay, the rest are dropped and counted */
-  size_t memory_cap_bytes; /* cap on staging + tables of this layer on this rank; 0: MOECCL_MOE_MEMORY_CAP or none */
+  size_t memory_cap_bytes; /* cap on staging + tables of this layer on this rank, in host and device memory; 0:
+                              MOECCL_MOE_MEMORY_CAP or none */
   const char* algorithm;   /* "auto" (NULL), "flat", "2dh", "hier:1", "hier:2", ...: see moecclMoeExplain */
   size_t scale_bytes;      /* bytes of scales of a row in moecclDispatchScaled; 0: the layer has none */
   size_t scaled_row_bytes; /* bytes of such a row without its scales (fp8 rows of a bf16 layer have half of
@@ -55,7 +56,8 @@ typedef struct {
 MOECCL_API moecclResult_t moecclMoeCheck(const moecclMoeConfig_t* config, int n_ranks, const char* topology,
                                          char* message, size_t message_bytes);
 /* The most bytes that the layer will hold on one rank (staging and routing tables, not the caller's buffers), for any
- * routing. Same arguments as moecclMoeCheck. */
+ * routing; where there is a CUDA driver, with what choices and tables take on the device. One routing at a time. Same
+ * arguments as moecclMoeCheck. */
 MOECCL_API moecclResult_t moecclMoeQuerySize(const moecclMoeConfig_t* config, int n_ranks, const char* topology,
                                              size_t* bytes);
 
@@ -72,6 +74,20 @@ MOECCL_API moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMo
 /* The same into an existing routing. On failure the routing is empty. */
 MOECCL_API moecclResult_t moecclRoutingUpdate(moecclRouting_t routing, const int32_t* topk_index,
                                               const float* topk_weight, size_t n_tokens);
+/* The same in the order of `stream`, a CUDA stream: kernels read the choices when the stream gets there, exchange them
+ * with those of the other ranks and make the tables, and the host waits for nothing. All buffers are device memory, of
+ * n_tokens rows; n_tokens_device, in device memory or NULL, says how many of these are tokens. topk_weight is NULL on
+ * all ranks or on none, also where there are no tokens. The routing keeps the plan of its last moecclRoutingCreate or
+ * -Update, whose choices need only be typical. The first call after one of these makes room for any choices of
+ * max_tokens tokens: it is collective, blocks, and cannot be captured; all later calls can. What follows on this
+ * routing, further updates too, is on the same stream, or ordered after it by events, takes CUDA memory with room for
+ * max_tokens and most_rows rows (moecclRoutingGetDeviceInfo, which says how many there are), and cannot ask for
+ * gradients of the weights. moecclRoutingGetInfo has nothing to say until the next moecclRoutingUpdate; when a graph
+ * with an update is replayed after that, only the device knows again. Choices that are wrong fail the operation that
+ * follows, on all ranks, with a sentence that names rank and token. moecclUnsupported without the persistent kernel. */
+MOECCL_API moecclResult_t moecclRoutingUpdateOnStream(moecclRouting_t routing, const int32_t* topk_index,
+                                                      const float* topk_weight, size_t n_tokens,
+                                                      const uint64_t* n_tokens_device, moecclStream_t stream);
 MOECCL_API moecclResult_t moecclRoutingDestroy(moecclRouting_t routing);
 
 /* One level of the chosen plan, outermost first. */

@@ -103,26 +103,34 @@ struct WalkSpan {
   uint8_t* data;
   uint64_t elements;
 };
+// The elements that a reference means of a chunk of a block: in parts, of whole cache lines. plan::resolve()
+struct WalkPart {
+  uint64_t begin;  // of the chunk, in the block
+  uint64_t first;  // of the part, in the chunk
+  uint64_t length;
+};
+MOECCL_DEVICE WalkPart walk_part(const WalkArgs& a, const WalkRef& ref, uint64_t block_length, uint32_t chunk) {
+  const uint64_t skipped = a.chunk * chunk;
+  const uint64_t begin = skipped < block_length ? skipped : block_length;
+  const uint64_t length = block_length - begin < a.chunk ? block_length - begin : a.chunk;
+  if (ref.parts <= 1) return {begin, 0, length};
+  const uint64_t line = a.element_bytes >= 64 ? 1 : 64 / a.element_bytes;
+  const uint64_t even = (length + ref.parts - 1) / ref.parts;
+  const uint64_t size = (even + line - 1) / line * line;
+  const uint64_t first = size * ref.part < length ? size * ref.part : length;
+  return {begin, first, length - first < size ? length - first : size};
+}
 // plan::resolve() on the device.
 MOECCL_DEVICE WalkSpan walk_resolve(const WalkArgs& a, const WalkState& w, const WalkRef& ref, uint32_t chunk) {
-  const uint64_t skipped = a.chunk * chunk;
-  const uint64_t begin = skipped < a.count ? skipped : a.count;
-  uint64_t length = a.count - begin < a.chunk ? a.count - begin : a.chunk, first = 0;
-  if (ref.parts > 1) {
-    const uint64_t line = a.element_bytes >= 64 ? 1 : 64 / a.element_bytes;
-    const uint64_t even = (length + ref.parts - 1) / ref.parts;
-    const uint64_t size = (even + line - 1) / line * line;
-    first = size * ref.part < length ? size * ref.part : length;
-    length = length - first < size ? length - first : size;
-  }
+  const WalkPart part = walk_part(a, ref, a.count, chunk);
   uint8_t* base = nullptr;
-  uint64_t offset = first;
+  uint64_t offset = part.first;
   if (ref.buffer == static_cast<uint8_t>(WalkBuffer::kStaging)) {
     base = a.peers[ref.rank].staging + (w.seq & 1) * a.half_bytes;
     offset += (static_cast<uint64_t>(chunk % a.depth) * a.n_slots + ref.index) * a.slot_elements;
   } else {
     const bool input = ref.buffer == static_cast<uint8_t>(WalkBuffer::kInput);
-    offset += a.count * ref.index + begin;
+    offset += a.count * ref.index + part.begin;
     if (ref.rank == a.rank) {
       base = input ? static_cast<uint8_t*>(const_cast<void*>(a.input)) : static_cast<uint8_t*>(a.output);
     } else {
@@ -131,7 +139,7 @@ MOECCL_DEVICE WalkSpan walk_resolve(const WalkArgs& a, const WalkState& w, const
       base = reinterpret_cast<uint8_t*>(load_relaxed_system(input ? &e.input : &e.output));
     }
   }
-  return {base == nullptr ? nullptr : base + offset * a.element_bytes, length};
+  return {base == nullptr ? nullptr : base + offset * a.element_bytes, part.length};
 }
 
 // `dst`: the step's elements from `first` on.

@@ -89,7 +89,8 @@ struct WalkNet {
 };
 
 // kSplits: AllToAllv; in the report `expected` is what this rank gives, `seen` what the peer does, `step` 0 where this
-// rank sends. kNoTables: of a graph, whose routing has failed to be updated.
+// rank sends. kNoTables: the routing's last update failed; where that was on the device, `step` is the TableFault,
+// `expected` its rank and `chunk` its value.
 enum class WalkFailure : uint64_t { kNone, kDeadline, kStopped, kMismatch, kSplits, kNoTables };
 inline constexpr uint64_t kWalkStop = 1, kWalkExpire = 2;  // the deadline has passed on the host
 // In page-locked host memory. `kind` is stored last (release); the host reads it first (acquire).

@@ -176,7 +176,7 @@ MOECCL_DEVICE void walk_rows(const WalkRowsArgs& a) {
     walk_net_receive(a.walk, s, w);
   } else if (walk_enter(a.walk, s, w)) {
     if (n_chunks == 0) {
-      const WalkPlace nowhere{0, 0, a.walk.n_ranks, 0, 0};
+      const WalkPlace nowhere{t.fault, t.fault_value, a.walk.n_ranks, t.fault_rank, 0};
       if (thread_index() == 0) walk_fail(a.walk, w, WalkFailure::kNoTables, nowhere);
     }
     (void)walk_lane(a.walk, s, w, n_chunks, [&](const WalkStep& step, uint32_t chunk) {
@@ -266,33 +266,24 @@ MOECCL_DEVICE bool walk_splits_agree(const WalkSplitsArgs& a, WalkSplitsShared& 
 MOECCL_DEVICE WalkSpan walk_splits_resolve(const WalkSplitsArgs& a, const WalkState& w, const WalkRef& ref,
                                            uint64_t block_length, uint32_t chunk) {
   const WalkArgs& k = a.walk;
-  const uint64_t skipped = k.chunk * chunk;
-  const uint64_t begin = skipped < block_length ? skipped : block_length;
-  uint64_t length = block_length - begin < k.chunk ? block_length - begin : k.chunk, first = 0;
-  if (ref.parts > 1) {
-    const uint64_t line = k.element_bytes >= 64 ? 1 : 64 / k.element_bytes;
-    const uint64_t even = (length + ref.parts - 1) / ref.parts;
-    const uint64_t size = (even + line - 1) / line * line;
-    first = size * ref.part < length ? size * ref.part : length;
-    length = length - first < size ? length - first : size;
-  }
+  const WalkPart part = walk_part(k, ref, block_length, chunk);
   uint8_t* base = nullptr;
-  uint64_t offset = first;
+  uint64_t offset = part.first;
   if (ref.buffer == static_cast<uint8_t>(WalkBuffer::kStaging)) {
     base = k.peers[ref.rank].staging + (w.seq & 1) * k.half_bytes;
     offset += (static_cast<uint64_t>(chunk % k.depth) * k.n_slots + ref.index) * k.slot_elements;
   } else if (ref.rank == k.rank) {
     const bool input = ref.buffer == static_cast<uint8_t>(WalkBuffer::kInput);
-    offset += (input ? a.send_displs : a.recv_displs)[ref.index] + begin;
+    offset += (input ? a.send_displs : a.recv_displs)[ref.index] + part.begin;
     base = input ? static_cast<uint8_t*>(const_cast<void*>(k.input)) : static_cast<uint8_t*>(k.output);
   } else {
     // Plans read of a peer only its Input's block for this rank, which begins where the peer says: it was read from its
     // entry in walk_splits_compare() and is there.
     const WalkEntry& e = k.peers[ref.rank].header->entries[w.seq % kWalkEntries];
-    offset += load_relaxed_system(&walk_splits(k, ref.rank, w.seq)[k.rank].send_at) + begin;
+    offset += load_relaxed_system(&walk_splits(k, ref.rank, w.seq)[k.rank].send_at) + part.begin;
     base = reinterpret_cast<uint8_t*>(load_relaxed_system(&e.input));
   }
-  return {base == nullptr ? nullptr : base + offset * k.element_bytes, length};
+  return {base == nullptr ? nullptr : base + offset * k.element_bytes, part.length};
 }
 
 MOECCL_DEVICE bool walk_splits_copy(const WalkSplitsArgs& a, WalkSplitsShared& s, WalkState& w, const WalkStep& step,

@@ -29,6 +29,8 @@ struct WalkTables {
   const WalkRowBlock* rows;   // of dispatch
   const WalkSumBlock* zeros;  // [n_chunks] of dispatch: padding
   const WalkSumBlock* sums;   // of combine
+  uint32_t fault;             // why an update on the device failed (TableFault); 0: an update by the host
+  uint32_t fault_rank, fault_value;
 };
 
 struct WalkRowsArgs {

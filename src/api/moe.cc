@@ -154,6 +154,13 @@ moecclResult_t moecclRoutingUpdate(moecclRouting_t routing, const int32_t* topk_
   });
 }
 
+moecclResult_t moecclRoutingUpdateOnStream(moecclRouting_t routing, const int32_t* topk_index, const float* topk_weight,
+                                           size_t n_tokens, const uint64_t* n_tokens_device, moecclStream_t stream) {
+  return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) {
+    return r.update_on_stream({topk_index, topk_weight, n_tokens, n_tokens_device}, stream);
+  });
+}
+
 moecclResult_t moecclRoutingDestroy(moecclRouting_t routing) {
   return api::guarded(nullptr, [&]() -> Status {
     const std::unique_ptr<RoutingHandle> taken = RoutingTable::get().take(routing);

@@ -46,11 +46,15 @@ Result<std::unique_ptr<CudaRouting>> CudaRouting::create(exec::StreamEngine& eng
   constexpr unsigned kNonBlocking = 1;
   MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreate(&r->stream_, kNonBlocking), "a CUDA stream for routing"));
   MOECCL_ASSIGN_OR_RETURN(r->device_, cuda::Memory::device(engine.context(), r->end_));
-  MOECCL_ASSIGN_OR_RETURN(
-      r->pinned_,
-      cuda::Memory::pinned(engine.context(), std::max(r->end_ - r->summary_, r->tables_.size() * sizeof(uint32_t))));
+  MOECCL_ASSIGN_OR_RETURN(r->pinned_, cuda::Memory::pinned(engine.context(), r->pinned_bytes()));
   MOECCL_TRY(r->upload_tables());
   return r;
+}
+
+size_t CudaRouting::bytes_of(const Setting& setting) {
+  CudaRouting r(setting);
+  r.lay_out();
+  return r.end_ + r.pinned_bytes();
 }
 
 CudaRouting::~CudaRouting() {

@@ -6,6 +6,7 @@
 // not meet the proxy that drives operations.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <vector>
@@ -39,6 +40,8 @@ class CudaRouting {
   // Writes the records of a candidate and the choices that remain, as OwnChoices::assign and RecordWriter::write do.
   // Waits for the device once.
   Status write(exec::StreamEngine& engine, size_t candidate, algo::OwnChoices& own, algo::RecordWriter& writer);
+  // The memory_bytes() of one for this setting.
+  static size_t bytes_of(const Setting& setting);
   // In device memory and, page-locked, on the host.
   size_t memory_bytes() const { return device_.bytes() + pinned_.bytes(); }
 
@@ -51,6 +54,7 @@ class CudaRouting {
   };
   explicit CudaRouting(const Setting& setting) : s_(setting) {}
   void lay_out();
+  size_t pinned_bytes() const { return std::max(end_ - summary_, tables_.size() * sizeof(uint32_t)); }
   Status upload_tables();
   void launch_order(exec::StreamEngine& engine);
   void launch_counts(exec::StreamEngine& engine);

@@ -63,6 +63,11 @@ Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* mea
                    op->cuda ? "CUDA" : "host", scales_on_device ? "CUDA" : "host");
     }
   }
+  if (run.on_device && !op->cuda) {
+    return error(moecclInvalidUsage,
+                 "the routing's last update was on a stream, so only CUDA memory can follow it: give buffers there, or "
+                 "update it with moecclRoutingUpdate");
+  }
   if (op->cuda && run.tables != nullptr) return run_walk(run, stream, std::move(op), measured_us);
   if (stream != nullptr) MOECCL_TRY(stream->ready());
   const uint64_t ticket = comm->take_ticket();
@@ -98,6 +103,43 @@ exec::Walker* MoeChannel::walker(uint64_t staging_bytes) {
   CudaSide* cuda = comm_.cuda();
   if (cuda == nullptr || cuda->walk() == nullptr || staging_bytes > cuda->walk()->walker().half_bytes()) return nullptr;
   return &cuda->walk()->walker();
+}
+
+Result<MoeHost::OnStream> MoeChannel::on_stream(moecclStream_t stream_handle) {
+  MOECCL_TRY(comm_.usable());
+  Stream* stream = nullptr;
+  MOECCL_TRY(find_stream_(stream_handle, &stream));
+  CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr;
+  if (cuda == nullptr)
+    return error(moecclInvalidArgument,
+                 "update on a stream: stream is not a CUDA stream: give one, or call moecclRoutingUpdate");
+  if (Group::of_this_thread().open())
+    return error(
+        moecclInvalidUsage,
+        "an update on a stream cannot be part of a group: call it outside moecclGroupStart and moecclGroupEnd");
+  OnStream on;
+  on.stream = cuda->stream();
+  on.engine = &comm_.cuda()->engine();
+  MOECCL_ASSIGN_OR_RETURN(on.captured, cuda->capturing());
+  return on;
+}
+
+Status MoeChannel::all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream_handle) {
+  std::vector<Call> calls(1);
+  calls[0].comm = &comm_;
+  MOECCL_TRY(find_stream_(stream_handle, &calls[0].stream));
+  calls[0].operation = std::make_unique<exec::Operation>();
+  MOECCL_TRY(prepare_collective(
+      comm_, {.op = moecclOpAllGather, .send = send, .recv = recv, .count = bytes, .type = moecclUint8},
+      *calls[0].operation));
+  if (!calls[0].operation->walk) {
+    return error(
+        moecclUnsupported,
+        "all ranks' choices are {} bytes, more than MOECCL_CUDA_PERSISTENT_BYTES allows the persistent kernel: "
+        "raise it, or call moecclRoutingUpdate",
+        bytes * comm_.n_ranks());
+  }
+  return issue(std::move(calls));
 }
 
 Status MoeChannel::needs_host(moecclStream_t stream_handle) {

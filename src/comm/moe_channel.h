@@ -27,6 +27,9 @@ class MoeChannel final : public MoeHost {
   Status run(const Run& run, moecclStream_t stream, double* measured_us) override;
   exec::StreamEngine* engine_for(const void* choices) override;
   exec::Walker* walker(uint64_t staging_bytes) override;
+  bool is_device_memory(const void* pointer) const override { return comm_.is_device_memory(pointer); }
+  Result<OnStream> on_stream(moecclStream_t stream) override;
+  Status all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream) override;
   Status needs_host(moecclStream_t stream) override;
   void wait_idle() override { (void)comm_.wait_idle(); }
   Status with_kernels(const void* buffer, const WithKernels& body) override;

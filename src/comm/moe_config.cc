@@ -5,6 +5,9 @@
 #include <cstring>
 
 #include "src/base/env.h"
+#include "src/comm/cuda_routing.h"
+#include "src/exec/row_tables.h"
+#include "src/exec/table_plan.h"
 
 namespace moeccl::comm {
 
@@ -163,15 +166,48 @@ Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const p
       config.shape.widest_row(), tree.n_ranks, least, budget);
 }
 
+namespace {
+
+// What choices and tables take on the device (and, page-locked, for it), on the rank that needs most. list_bytes: of
+// tables on the host. Nothing without a CUDA driver.
+uint64_t device_bytes(const MoeConfig& config, const plan::LevelTree& tree, std::span<const algo::Paths* const> paths,
+                      std::span<const uint64_t> slot_rows, uint64_t list_bytes) {
+  if (driver::cuda::driver() == nullptr) return 0;
+  uint64_t most = 0;
+  for (uint32_t r = 0; r < tree.n_ranks && r < moeccl::cuda::kMaxSources; ++r) {
+    const algo::Placement seen = config.domains ? config.domains->seen_from(r, config.placement) : config.placement;
+    const algo::CanonicalOrder order(tree, seen);
+    uint64_t bytes = 0;
+    // More ranks than that have no persistent kernel, and so no tables on the device.
+    for (size_t c = 0; c < paths.size() && tree.n_ranks <= moeccl::cuda::kMaxSources; ++c) {
+      const algo::RankPaths rank(*paths[c], tree, seen, r);
+      const exec::TablePlan plan(
+          {paths[c], &rank, &config.placement, config.domains.get(), &order, &config.shape, slot_rows[c], 0});
+      bytes = std::max<uint64_t>(bytes, plan.bytes() + exec::RowTables::bytes_bound(list_bytes / 2));
+    }
+    bytes += CudaRouting::bytes_of({&config.shape, &seen, &order, &tree, {paths.begin(), paths.end()}, r});
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
+}  // namespace
+
 Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted_staging) {
   const uint64_t budget = config.staging_budget(granted_staging);
   MOECCL_ASSIGN_OR_RETURN(const auto algorithms, fitting(config, tree, budget));
   const algo::MoeShape& shape = config.shape;
   const uint64_t n = tree.n_ranks, all_tokens = n * shape.max_tokens;
-  uint64_t most = 0;
+  uint64_t most = 0, most_lists = 0;
+  std::vector<std::unique_ptr<algo::Paths>> all_paths;
+  std::vector<const algo::Paths*> candidates;
+  std::vector<uint64_t> slot_rows;
   for (const algo::MoeAlgorithm& a : algorithms) {
-    const algo::Paths paths(a, tree, config.placement, config.domains.get());
+    all_paths.push_back(std::make_unique<algo::Paths>(a, tree, config.placement, config.domains.get()));
+    const algo::Paths& paths = *all_paths.back();
     const MoeSlots slots(config, paths, budget);
+    candidates.push_back(&paths);
+    slot_rows.push_back(slots.slot_rows);
     uint64_t local = 0;
     for (uint32_t r = 0; r < n; ++r) local = std::max(local, config.n_held(r));
     algo::RoutingLoad load;
@@ -183,9 +219,11 @@ Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree
     const uint32_t chunks = std::bit_ceil(static_cast<uint32_t>(shape.max_tokens));
     // Records: the form of RecordView, both sent and received.
     const uint64_t records = 2 * (load.records * 5 + load.choices * 6 + n * 32);
-    most = std::max(most, algo::RoutingTables::bytes_bound(load, std::max(chunks, 8u)) + records +
-                              algo::moe_staging_bytes(shape, slots.plan, slots.slot_rows));
+    const uint64_t lists = algo::RoutingTables::bytes_bound(load, std::max(chunks, 8u));
+    most_lists = std::max(most_lists, lists);
+    most = std::max(most, lists + records + algo::moe_staging_bytes(shape, slots.plan, slots.slot_rows));
   }
+  most += device_bytes(config, tree, candidates, slot_rows, most_lists);
   return config.memory_cap ? std::min(most, config.memory_cap) : most;
 }
 

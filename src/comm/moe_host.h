@@ -8,6 +8,7 @@
 #include "kernels/table.h"
 #include "moeccl/comm.h"
 #include "src/base/status.h"
+#include "src/driver/cuda.h"
 #include "src/plan/binding.h"
 #include "src/plan/levels.h"
 #include "src/plan/plan.h"
@@ -56,6 +57,7 @@ class MoeHost {
     Scales scales;
     // For the persistent kernel; null: the operation goes step by step on CUDA memory too.
     const exec::RowTables* tables = nullptr;
+    bool on_device = false;     // the lists are in `tables` alone
     bool weighted = false;      // as the binding's lists are
     uint64_t program_hash = 0;  // of `program`
     uint64_t rows = 0;          // the most of input and output on this rank
@@ -74,6 +76,25 @@ class MoeHost {
   virtual exec::Walker* walker(uint64_t staging_bytes) {
     (void)staging_bytes;
     return nullptr;
+  }
+  virtual bool is_device_memory(const void* pointer) const {
+    (void)pointer;
+    return false;
+  }
+  // A CUDA stream that takes kernels as they are; others are refused with a sentence.
+  struct OnStream {
+    driver::cuda::Stream stream = nullptr;
+    bool captured = false;
+    const exec::StreamEngine* engine = nullptr;
+  };
+  virtual Result<OnStream> on_stream(moecclStream_t stream) {
+    (void)stream;
+    return error(moecclUnsupported, "there is no CUDA memory here");
+  }
+  // In the stream's order, on the persistent kernel; recv: [n_ranks][bytes]. Both in device memory.
+  virtual Status all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream) {
+    (void)send, (void)recv, (void)bytes, (void)stream;
+    return error(moecclUnsupported, "there is no CUDA memory here");
   }
   // Says why not when the stream is being captured: for what needs the host in the middle.
   virtual Status needs_host(moecclStream_t stream) {

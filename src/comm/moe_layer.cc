@@ -149,8 +149,12 @@ Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, 
   MoeHost::Run r;
   r.op = op;
   r.program = op == moecclOpDispatch ? &plan.dispatch : &plan.combine;
-  r.binding = algo::moe_binding(config.shape, tables_.n_chunks(), plan.slots.slot_rows);
-  if (op == moecclOpDispatch) {
+  const uint32_t n_chunks = on_device_ ? cuda_tables_->n_chunks() : tables_.n_chunks();
+  r.binding = algo::moe_binding(config.shape, n_chunks, plan.slots.slot_rows);
+  r.on_device = on_device_;
+  if (on_device_) {
+    // Its lists are in r.tables alone.
+  } else if (op == moecclOpDispatch) {
     r.binding.rows = tables_.dispatch_rows(weighted);
     r.binding.sums = tables_.dispatch_sums();
   } else {
@@ -161,7 +165,7 @@ Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, 
   // A dispatch without weights moves bytes, of any row length.
   r.type = op == moecclOpDispatch && !weighted ? moecclUint8 : config.type;
   r.grouped = config.shape.grouped;
-  r.plan_hash = algo::moe_plan_hash(op, plan.paths, host.tree(), config.placement, plan.slots.plan, tables_.n_chunks(),
+  r.plan_hash = algo::moe_plan_hash(op, plan.paths, host.tree(), config.placement, plan.slots.plan, n_chunks,
                                     plan.slots.slot_rows);
   r.algorithm = plan.name.c_str();
   if (scales != nullptr) {
@@ -173,7 +177,7 @@ Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, 
   r.tables = device_tables_.get();
   r.weighted = weighted;
   r.program_hash = op == moecclOpDispatch ? plan.dispatch_hash : plan.combine_hash;
-  r.rows = std::max(own_.n_tokens, tables_.n_rows());
+  r.rows = std::max(tokens_here(), rows_here());
   r.most_rows = std::max(config.shape.max_tokens, layer_.most_rows());
   r.captured = &captured_;
   return host.run(r, stream, measured);
@@ -181,8 +185,8 @@ Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, 
 
 Status MoeRouting::dispatch(const void* in, void* out, moecclStream_t stream) {
   MOECCL_TRY(usable("dispatch"));
-  MOECCL_TRY(needs_buffer("dispatch", "in", in, own_.n_tokens));
-  MOECCL_TRY(needs_buffer("dispatch", "out", out, tables_.n_rows()));
+  MOECCL_TRY(needs_buffer("dispatch", "in", in, tokens_here()));
+  MOECCL_TRY(needs_buffer("dispatch", "out", out, rows_here()));
   return run(moecclOpDispatch, false, in, out, stream, &measured_dispatch_us_);
 }
 
@@ -192,26 +196,26 @@ Status MoeRouting::dispatch_scaled(const void* in, void* out, const MoeHost::Sca
     return error(moecclInvalidUsage,
                  "dispatch of scaled rows: the layer was created with scale_bytes 0: set it in its config");
   }
-  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in", in, own_.n_tokens));
-  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in_scales", scales.in, own_.n_tokens));
-  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out", out, tables_.n_rows()));
-  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out_scales", scales.out, tables_.n_rows()));
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in", in, tokens_here()));
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in_scales", scales.in, tokens_here()));
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out", out, rows_here()));
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out_scales", scales.out, rows_here()));
   return run(moecclOpDispatch, false, in, out, stream, &measured_dispatch_us_, &scales);
 }
 
 Status MoeRouting::combine(const void* in, void* out, moecclStream_t stream) {
   MOECCL_TRY(usable("combine"));
   MOECCL_TRY(needs_elements("combine"));
-  MOECCL_TRY(needs_buffer("combine", "in", in, tables_.n_rows()));
-  MOECCL_TRY(needs_buffer("combine", "out", out, own_.n_tokens));
+  MOECCL_TRY(needs_buffer("combine", "in", in, rows_here()));
+  MOECCL_TRY(needs_buffer("combine", "out", out, tokens_here()));
   return run(moecclOpCombine, true, in, out, stream, &measured_combine_us_);
 }
 
 Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, moecclStream_t stream) {
   MOECCL_TRY(usable("dispatch backward"));
   MOECCL_TRY(needs_elements("dispatch backward"));
-  MOECCL_TRY(needs_buffer("dispatch backward", "grad_out", grad_out, tables_.n_rows()));
-  MOECCL_TRY(needs_buffer("dispatch backward", "grad_in", grad_in, own_.n_tokens));
+  MOECCL_TRY(needs_buffer("dispatch backward", "grad_out", grad_out, rows_here()));
+  MOECCL_TRY(needs_buffer("dispatch backward", "grad_in", grad_in, tokens_here()));
   return run(moecclOpCombine, false, grad_out, grad_in, stream, &measured_backward_us_);
 }
 
@@ -219,19 +223,19 @@ Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t st
   MOECCL_TRY(usable("combine backward"));
   const bool expert_major = layer_.config().shape.expert_major;
   // Where there are no tokens, the pointer to their gradients may well be NULL; then `in` tells.
-  const bool wants_weights = g.grad_weight || (expert_major && own_.n_tokens == 0 && g.in);
-  if (expert_major && (tables_.weighted() || wants_weights)) MOECCL_TRY(needs_elements("combine backward"));
-  MOECCL_TRY(needs_buffer("combine backward", "grad_out", g.grad_out, own_.n_tokens));
-  MOECCL_TRY(needs_buffer("combine backward", "grad_in", g.grad_in, tables_.n_rows()));
+  const bool wants_weights = g.grad_weight || (expert_major && tokens_here() == 0 && g.in);
+  if (wants_weights) MOECCL_TRY(on_host("gradients of the weights"));
+  if (expert_major && (weighted_ || wants_weights)) MOECCL_TRY(needs_elements("combine backward"));
+  MOECCL_TRY(needs_buffer("combine backward", "grad_out", g.grad_out, tokens_here()));
+  MOECCL_TRY(needs_buffer("combine backward", "grad_in", g.grad_in, rows_here()));
   if (wants_weights && !expert_major)
     return error(
         moecclInvalidArgument,
         "combine backward: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL");
   // A weighted dispatch computes with the layer's type; all ranks agree on whether there are weights.
   if (!wants_weights)
-    return run(moecclOpDispatch, expert_major && tables_.weighted(), g.grad_out, g.grad_in, stream,
-               &measured_backward_us_);
-  MOECCL_TRY(needs_buffer("combine backward", "in", g.in, tables_.n_rows()));
+    return run(moecclOpDispatch, expert_major && weighted_, g.grad_out, g.grad_in, stream, &measured_backward_us_);
+  MOECCL_TRY(needs_buffer("combine backward", "in", g.in, rows_here()));
   MOECCL_TRY(layer_.host().needs_host(stream));
   MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream, &measured_backward_us_));
   // Products need the rows as they were sent, so weights are applied only now. A blocking exchange of the communicator

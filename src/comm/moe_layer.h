@@ -10,6 +10,7 @@
 #include "src/algo/routing_price.h"
 #include "src/comm/background.h"
 #include "src/comm/cuda_routing.h"
+#include "src/comm/cuda_tables.h"
 #include "src/comm/moe_config.h"
 #include "src/comm/moe_host.h"
 #include "src/exec/row_tables.h"
@@ -46,10 +47,15 @@ class MoeLayer {
   Result<std::unique_ptr<exec::RowTables>> take_tables();
   void give_back(std::unique_ptr<exec::RowTables> tables);
   bool has_tables() const;
+  // Of updates on a stream, with the candidate's plan. Null: none has come back, and those of other plans were freed.
+  std::unique_ptr<CudaTables> take_cuda_tables(size_t candidate);
+  void give_back(std::unique_ptr<CudaTables> tables);
   // The most rows of Output that any routing gives this rank.
   uint64_t most_rows() const;
   // For choices in device memory; made when first asked for.
   Result<CudaRouting*> cuda_routing(exec::StreamEngine& engine);
+  // That it holds on the device, and page-locked, beside its routings; `takes`: when one has taken tables.
+  uint64_t device_bytes(bool takes);
 
  private:
   MoeLayer(MoeHost& host, MoeConfig config)
@@ -66,6 +72,7 @@ class MoeLayer {
   std::unique_ptr<CudaRouting> cuda_routing_;
   std::mutex tables_mutex_;
   std::vector<std::unique_ptr<exec::RowTables>> free_tables_;
+  std::vector<std::unique_ptr<CudaTables>> free_cuda_tables_;
 };
 
 class MoeRouting {
@@ -73,6 +80,7 @@ class MoeRouting {
   explicit MoeRouting(MoeLayer& layer) : layer_(layer) {}  // empty until update() succeeds
   ~MoeRouting() {
     wait_for_readers();
+    layer_.give_back(std::move(cuda_tables_));
     layer_.give_back(std::move(device_tables_));
   }
 
@@ -80,6 +88,9 @@ class MoeRouting {
   // Collective, blocks. The first exchange ends all operations that this rank still has under way, so that tables may
   // change. topk_index may be device memory of the host's engine, and topk_weight then of either kind.
   Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
+  // In the stream's order, with the plan of the last update(). Waits for nothing, but for its first call for a plan,
+  // which is collective and takes memory.
+  Status update_on_stream(const StreamChoices& choices, moecclStream_t stream);
   Status dispatch(const void* in, void* out, moecclStream_t stream);
   Status dispatch_scaled(const void* in, void* out, const MoeHost::Scales& scales, moecclStream_t stream);
   Status combine(const void* in, void* out, moecclStream_t stream);
@@ -118,7 +129,16 @@ class MoeRouting {
   Status keep_captured(const std::byte* greetings, size_t bytes);
   Status bring_tables();
   Status upload_tables();
+  Status all_ready(const Status& own, const char* what);
+  std::vector<std::byte> info_for_device() const;
+  Status has_device_tables() const;
+  Status check_stream_choices(const StreamChoices& choices) const;
+  Status prepare_stream_updates(driver::cuda::Context context, bool captured);
   Status usable(const char* what) const;
+  Status on_host(const char* what) const;  // usable, with arrays on the host
+  // What a call must have room for: the last update's, or any, where only the device knows.
+  uint64_t tokens_here() const { return on_device_ ? layer_.config().shape.max_tokens : own_.n_tokens; }
+  uint64_t rows_here() const { return on_device_ ? layer_.most_rows() : tables_.n_rows(); }
   Status needs_elements(const char* what) const;
   Status run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream, double* measured,
              const MoeHost::Scales* scales = nullptr);
@@ -145,6 +165,9 @@ class MoeRouting {
   algo::RoutingTables tables_;
   // For the persistent kernel; null: there is none.
   std::unique_ptr<exec::RowTables> device_tables_;
+  // Of updates on a stream, whose lists and counts only the device has.
+  std::unique_ptr<CudaTables> cuda_tables_;
+  bool on_device_ = false;  // the last update was one
   // A graph holds an operation on this routing, so updates keep to its plan and to weights or none.
   bool captured_ = false;
   double measured_dispatch_us_ = 0, measured_combine_us_ = 0, measured_backward_us_ = 0;

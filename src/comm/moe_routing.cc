@@ -36,7 +36,8 @@ Status remote(uint32_t rank, int32_t code) {
 
 Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens) {
   wait_for_readers();
-  ready_ = false;
+  if (cuda_tables_ != nullptr) cuda_tables_->wait();
+  ready_ = on_device_ = false;
   ++version_;
   Status status = update_all(topk_index, topk_weight, n_tokens);
   if (!status.ok() && device_tables_ != nullptr) (void)device_tables_->clear();
@@ -220,9 +221,12 @@ Status MoeRouting::read_received(Agreement* mine) {
   mine->min_chunks = tables_.min_chunks(plan.slots.slot_rows, &needed_rows);
   mine->largest_edge_bytes = tables_.largest_edge_rows() * config.shape.row_bytes;
   const uint32_t chunks = std::max(mine->min_chunks, algo::kMoePipelineChunks);
-  const uint64_t bytes = algo::RoutingTables::bytes_bound(tables_.load(), chunks) +
-                         (writer_.words().size() + received_.size()) * sizeof(uint32_t) +
-                         algo::moe_staging_bytes(config.shape, plan.slots.plan, plan.slots.slot_rows);
+  const uint64_t held = algo::RoutingTables::bytes_bound(tables_.load(), chunks);
+  uint64_t bytes = held + (writer_.words().size() + received_.size()) * sizeof(uint32_t) +
+                   algo::moe_staging_bytes(config.shape, plan.slots.plan, plan.slots.slot_rows) +
+                   layer_.device_bytes(device_tables_ == nullptr);
+  if (layer_.has_tables()) bytes += exec::RowTables::bytes_bound(held / 2);
+  if (cuda_tables_ != nullptr) bytes += cuda_tables_->memory_bytes();
   if (config.memory_cap > 0 && bytes > config.memory_cap) mine->needed_bytes = bytes;
   return {};
 }
@@ -254,18 +258,6 @@ Status MoeRouting::agree() {
 
 namespace {
 
-// What moecclRoutingDeviceInfo_t points to, in the layer's own form.
-struct DeviceInfo {
-  uint64_t n_tokens = 0, n_rows = 0, n_unique = 0;
-};
-size_t offsets_at() { return sizeof(DeviceInfo); }
-size_t counts_at(size_t n_experts) { return offsets_at() + (n_experts + 1) * sizeof(int64_t); }
-size_t device_info_bytes(size_t n_experts) { return counts_at(n_experts) + n_experts * sizeof(int32_t); }
-
-}  // namespace
-
-namespace {
-
 exec::Walker* walker_of(const MoeLayer& layer) {
   uint64_t staging = 0;
   for (const auto& c : layer.candidates())
@@ -294,34 +286,58 @@ void MoeLayer::give_back(std::unique_ptr<exec::RowTables> tables) {
   free_tables_.push_back(std::move(tables));
 }
 
+std::unique_ptr<CudaTables> MoeLayer::take_cuda_tables(size_t candidate) {
+  const std::lock_guard lock(tables_mutex_);
+  for (auto it = free_cuda_tables_.begin(); it != free_cuda_tables_.end(); ++it) {
+    if ((*it)->candidate() != candidate) continue;
+    std::unique_ptr<CudaTables> tables = std::move(*it);
+    free_cuda_tables_.erase(it);
+    return tables;
+  }
+  free_cuda_tables_.clear();
+  return nullptr;
+}
+
+void MoeLayer::give_back(std::unique_ptr<CudaTables> tables) {
+  if (tables == nullptr) return;
+  tables->wait();  // its kernels write to the RowTables that come back next
+  const std::lock_guard lock(tables_mutex_);
+  free_cuda_tables_.push_back(std::move(tables));
+}
+
+uint64_t MoeLayer::device_bytes(bool takes) {
+  const std::lock_guard lock(tables_mutex_);
+  uint64_t bytes = cuda_routing_ != nullptr ? cuda_routing_->memory_bytes() : 0;
+  for (size_t i = 0; i + (takes ? 1 : 0) < free_tables_.size(); ++i) bytes += free_tables_[i]->memory_bytes();
+  for (const auto& t : free_cuda_tables_) bytes += t->memory_bytes();
+  return bytes;
+}
+
 // Nobody launches before all have their tables: making room for them may wait for the device.
 Status MoeRouting::bring_tables() {
   if (!layer_.has_tables()) return {};
-  const Status own = upload_tables();
+  return all_ready(upload_tables(), "bring its routing to the device");
+}
+
+// All ranks leave with the same verdict.
+Status MoeRouting::all_ready(const Status& own, const char* what) {
   const int32_t mine = own.code();
   std::vector<int32_t> all(layer_.host().n_ranks());
   MOECCL_TRY(layer_.host().all_gather(&mine, sizeof(mine), all.data()));
   MOECCL_TRY(own);
   for (uint32_t r = 0; r < all.size(); ++r) {
     if (all[r] == moecclSuccess) continue;
-    return error(moecclRemoteError, "rank {} could not bring its routing to the device ({}): see its own error", r,
+    return error(moecclRemoteError, "rank {} could not {} ({}): see its own error", r, what,
                  moecclGetErrorString(static_cast<moecclResult_t>(all[r])));
   }
   return {};
 }
 
 Status MoeRouting::upload_tables() {
-  const MoeConfig& config = layer_.config();
   if (device_tables_ == nullptr) {
     MOECCL_ASSIGN_OR_RETURN(device_tables_, layer_.take_tables());
   }
-  const size_t n = tables_.local_experts.size();
-  std::vector<std::byte> info(device_info_bytes(n));
-  const DeviceInfo head{own_.n_tokens, tables_.n_rows(), tables_.n_unique()};
-  std::memcpy(info.data(), &head, sizeof(head));
-  if (config.shape.expert_major)
-    std::memcpy(info.data() + offsets_at(), tables_.expert_offsets.data(), (n + 1) * sizeof(int64_t));
-  if (n > 0) std::memcpy(info.data() + counts_at(n), tables_.expert_counts.data(), n * sizeof(int32_t));
+  const std::vector<std::byte> info = info_for_device();
   exec::RowListsOnHost lists;
   lists.n_chunks = tables_.n_chunks();
   lists.rows = tables_.dispatch_rows(true);
@@ -330,36 +346,12 @@ Status MoeRouting::upload_tables() {
   return device_tables_->upload(lists, info.data(), info.size());
 }
 
-Status MoeRouting::device_info(moecclRoutingDeviceInfo_t* out) const {
-  if (out == nullptr)
-    return error(moecclInvalidArgument, "info is NULL: give the address of a moecclRoutingDeviceInfo_t");
-  if (out->size < sizeof(size_t) || out->size > 4096)
-    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclRoutingDeviceInfo_t)", out->size);
-  MOECCL_TRY(usable("routing device info"));
-  if (device_tables_ == nullptr) {
-    return error(
-        moecclUnsupported,
-        "this communicator has no persistent kernel on CUDA memory, and so no tables there: moecclRoutingGetInfo "
-        "gives them on the host");
-  }
-  const std::byte* at = device_tables_->device_info();
-  const size_t n = tables_.local_experts.size();
-  const auto* head = reinterpret_cast<const DeviceInfo*>(at);
-  moecclRoutingDeviceInfo_t info{};
-  info.size = out->size;
-  info.most_rows = layer_.most_rows();
-  info.n_local_experts = static_cast<int32_t>(n);
-  info.n_tokens = &head->n_tokens;
-  info.n_rows = &head->n_rows;
-  info.n_unique = &head->n_unique;
-  info.expert_counts = reinterpret_cast<const int32_t*>(at + counts_at(n));
-  if (layer_.config().shape.expert_major) info.expert_offsets = reinterpret_cast<const int64_t*>(at + offsets_at());
-  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
-  return {};
-}
-
 uint64_t MoeRouting::memory_bytes() const {
-  return tables_.bytes() + received_.capacity() * sizeof(uint32_t) + writer_.words().size() * sizeof(uint32_t);
+  uint64_t bytes =
+      tables_.bytes() + received_.capacity() * sizeof(uint32_t) + writer_.words().size() * sizeof(uint32_t);
+  if (device_tables_ != nullptr) bytes += device_tables_->memory_bytes();
+  if (cuda_tables_ != nullptr) bytes += cuda_tables_->memory_bytes();
+  return bytes;
 }
 
 namespace {
@@ -392,7 +384,7 @@ void MoeRouting::fill_levels(moecclRoutingInfo_t& info) const {
 }
 
 Status MoeRouting::info(moecclRoutingInfo_t* out) const {
-  MOECCL_TRY(usable("routing info"));
+  MOECCL_TRY(on_host("routing info"));
   if (!out) return error(moecclInvalidArgument, "info is NULL: give the address of a moecclRoutingInfo_t");
   if (out->size < sizeof(size_t) || out->size > 4096)
     return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclRoutingInfo_t)", out->size);

@@ -35,6 +35,8 @@ class RowTables {
 
   const cuda::WalkTables* device() const { return reinterpret_cast<const cuda::WalkTables*>(head_.data()); }
   const std::byte* device_info() const { return head_.data() + kInfoAt; }
+  // The most that it takes for lists of this many bytes, with its own growth.
+  static uint64_t bytes_bound(uint64_t list_bytes) { return 3 * list_bytes + (uint64_t{1} << 16); }
   size_t memory_bytes() const { return head_.bytes() + lists_.bytes() + staged_.bytes(); }
 
  private:

@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 
+#include "kernels/cuda/tables_args.h"
 #include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
@@ -345,6 +346,31 @@ Status Walker::launch(const Operation& op, driver_cuda::Stream stream, uint64_t*
   return driver_cuda::check(d.cuEventRecord(event_, stream), "the order of operations on two streams");
 }
 
+namespace {
+
+// Of an update on the device.
+Status no_tables(const std::string& what, moeccl::cuda::TableFault fault, uint64_t rank, uint64_t value) {
+  switch (fault) {
+    case moeccl::cuda::TableFault::kTokens:
+      return error(
+          moecclInvalidArgument,
+          "{} found its routing empty: rank {} counts {} tokens in n_tokens_device, more than the n_tokens rows "
+          "of its topk_index",
+          what, rank, value);
+    case moeccl::cuda::TableFault::kWeights:
+      return error(moecclMismatch,
+                   "{} found its routing empty: topk_weight must be NULL on all ranks or on none, and rank {} differs",
+                   what, rank);
+    default:
+      return error(moecclInvalidArgument,
+                   "{} found its routing empty: topk_index[{}] of rank {} names an expert that does not exist, or one "
+                   "twice",
+                   what, value, rank);
+  }
+}
+
+}  // namespace
+
 void Walker::stop() { std::atomic_ref(report().stop).store(moeccl::cuda::kWalkStop, std::memory_order_relaxed); }
 void Walker::expire() {
   uint64_t none = 0;
@@ -383,6 +409,8 @@ Status Walker::failure() const {
                  sends ? me : static_cast<uint32_t>(peer), sends ? ours : theirs,
                  sends ? static_cast<uint32_t>(peer) : me, sends ? theirs : ours);
   }
+  if (kind == WalkFailure::kNoTables && load(r.step) != 0)
+    return no_tables(what, static_cast<moeccl::cuda::TableFault>(load(r.step)), load(r.expected), load(r.chunk));
   if (kind == WalkFailure::kNoTables) {
     return error(
         moecclInvalidUsage,

@@ -43,6 +43,9 @@ class CudaDevice {
   // The emulation's: how often this process opened another one's memory by a file descriptor.
   int opened_by_descriptor() { return call<int()>("moeccl_emulated_imports"); }
 
+  // The emulation's: how often this thread waited for the device, took memory of it, or copied to or from it.
+  int host_waits() { return call<int()>("moeccl_emulated_host_waits"); }
+
   // Memory of cuMemMap, as allocators with growing segments give it. Released with release_mapped().
   void* allocate_mapped(size_t bytes) {
     struct {

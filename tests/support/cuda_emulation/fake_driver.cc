@@ -172,6 +172,13 @@ EXPORT const int moeccl_emulated_driver = 1;
 // For tests: how many kernels of this process have started, those of graphs too.
 EXPORT int moeccl_emulated_launches() { return launches.load(); }
 
+// For tests: how often the calling thread waited for the device, took or gave back memory, or had data cross between
+// host and device.
+namespace {
+thread_local int host_waits = 0;
+}
+EXPORT int moeccl_emulated_host_waits() { return host_waits; }
+
 EXPORT int cuInit(unsigned) { return kOk; }
 EXPORT int cuDriverGetVersion(int* v) { return *v = 13000, kOk; }
 EXPORT int cuGetErrorString(int error, const char** text) {
@@ -222,6 +229,7 @@ EXPORT int cuDeviceCanAccessPeer(int* can, int a, int b) { return *can = a != b,
 EXPORT int cuCtxEnablePeerAccess(void*, unsigned) { return kOk; }
 
 EXPORT int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
+  ++host_waits;
   if (current == nullptr) return kInvalidContext;
   if (bytes == 0 || bytes > (size_t{1} << 36)) return bytes == 0 ? kInvalidValue : kOutOfMemory;
   Allocation a;
@@ -231,6 +239,7 @@ EXPORT int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
   return map_device(a.fd, a.bytes, out, a);
 }
 EXPORT int cuMemFree_v2(uint64_t p) {
+  ++host_waits;
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().device.find(p);
   if (it == machine().device.end() || it->second.opened > 0 || it->second.mapped) return kInvalidValue;
@@ -240,6 +249,7 @@ EXPORT int cuMemFree_v2(uint64_t p) {
   return kOk;
 }
 EXPORT int cuMemHostAlloc(void** p, size_t bytes, unsigned) {
+  ++host_waits;
   *p = mmap(nullptr, pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   const std::lock_guard lock(machine().mutex);
   machine().pinned[reinterpret_cast<uint64_t>(*p)] = pages(bytes);
@@ -288,9 +298,11 @@ EXPORT int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void* stream)
   return kOk;
 }
 EXPORT int cuMemcpyHtoDAsync_v2(uint64_t dst, const void* src, size_t bytes, void* stream) {
+  ++host_waits;
   return cuMemcpyAsync(dst, reinterpret_cast<uint64_t>(src), bytes, stream);
 }
 EXPORT int cuMemcpyDtoHAsync_v2(void* dst, uint64_t src, size_t bytes, void* stream) {
+  ++host_waits;
   return cuMemcpyAsync(reinterpret_cast<uint64_t>(dst), src, bytes, stream);
 }
 EXPORT int cuMemsetD8Async(uint64_t dst, unsigned char value, size_t bytes, void* stream) {
@@ -306,8 +318,14 @@ EXPORT int cuStreamDestroy_v2(void* stream) {
   delete static_cast<FakeStream*>(stream);
   return kOk;
 }
-EXPORT int cuStreamSynchronize(void* stream) { return of(stream).synchronize(), kOk; }
-EXPORT int cuStreamQuery(void* stream) { return of(stream).idle() ? kOk : kNotReady; }
+EXPORT int cuStreamSynchronize(void* stream) {
+  ++host_waits;
+  return of(stream).synchronize(), kOk;
+}
+EXPORT int cuStreamQuery(void* stream) {
+  ++host_waits;
+  return of(stream).idle() ? kOk : kNotReady;
+}
 EXPORT int cuStreamIsCapturing(void* stream, int* status) { return *status = of(stream).graph != nullptr, kOk; }
 EXPORT int cuStreamBeginCapture_v2(void* stream, int) { return of(stream).graph = new Graph, kOk; }
 EXPORT int cuStreamEndCapture(void* stream, void** graph) {
@@ -362,6 +380,7 @@ EXPORT int cuEventRecord(void* event, void* stream) {
   return kOk;
 }
 EXPORT int cuEventQuery(void* event) {
+  ++host_waits;
   auto* e = static_cast<FakeEvent*>(event);
   const std::lock_guard lock(e->mutex);
   return e->reached >= e->recorded ? kOk : kNotReady;

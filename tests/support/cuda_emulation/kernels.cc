@@ -4,5 +4,6 @@
 #include "kernels/cuda/route.cu"
 #include "kernels/cuda/rows.cu"
 #include "kernels/cuda/sparse.cu"
+#include "kernels/cuda/tables.cu"
 #include "kernels/cuda/walk.cu"
 #include "kernels/cuda/walk_rows.cu"
