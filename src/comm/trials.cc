@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 #include "src/base/hash.h"
 #include "src/plan/profile.h"
@@ -32,16 +33,23 @@ double Trials::unpack(uint64_t word, size_t plan) {
   return steps == 0 ? 0 : std::exp2(static_cast<double>(steps - 1) / kSteps);
 }
 
-// Each plan's median: what came between on one of the ranks is in few of the times.
+// What came between on one of the ranks is in few of the times: the median of single operations leaves it out. Of
+// blocks the slowest is left out, and the mean of the others counts, as some plans are fast in one half of them only.
 uint64_t Trials::vote_of(State& s) {
-  double medians[kMost] = {};
+  double times[kMost] = {};
   for (size_t i = 0; i < s.plans.size(); ++i) {
-    if (s.ns[i].empty()) continue;
-    const auto middle = s.ns[i].begin() + static_cast<ptrdiff_t>(s.ns[i].size() / 2);
-    std::nth_element(s.ns[i].begin(), middle, s.ns[i].end());
-    medians[i] = *middle / static_cast<double>(s.one_by_one ? 1 : s.blocks->operations - s.blocks->uncounted);
+    std::vector<double>& ns = s.ns[i];
+    if (ns.empty()) continue;
+    std::sort(ns.begin(), ns.end());
+    if (s.one_by_one) {
+      times[i] = ns[ns.size() / 2];
+      continue;
+    }
+    const auto last = ns.end() - (ns.size() > 1 ? 1 : 0);
+    const auto operations = static_cast<double>((last - ns.begin()) * (s.blocks->operations - s.blocks->uncounted));
+    times[i] = std::reduce(ns.begin(), last) / operations;
   }
-  return pack({medians, s.plans.size()});
+  return pack({times, s.plans.size()});
 }
 
 uint64_t Trials::hash_of(const Class& c) const { return c.private_sizes ? hash_combine(c.hash, last_size_) : c.hash; }

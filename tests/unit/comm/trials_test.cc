@@ -107,6 +107,20 @@ TEST(Trials, OfOperationsWithARootTheSlowestRankCounts) {
   EXPECT_EQ(ranks.report(of(1, false)).plan, "flat");
 }
 
+TEST(Trials, OfOperationsWithARootAPlanThatIsFastAtTimesIsNotPreferred) {
+  Ranks ranks(2);
+  int block = 0, n = 0;
+  const auto time = [&](size_t, std::string_view plan) {
+    if (plan != "direct") return by_plan(plan, 100e3, 80e3, 0);
+    block = n++ / (2 * 8);       // two ranks, blocks of eight
+    if (block == 3) return 5e9;  // another process had the core
+    return block % 2 == 0 ? 60e3 : 120e3;
+  };
+  for (int i = 0; i < 180; ++i) ranks.run(of(1, false), time);
+  EXPECT_TRUE(ranks.report(of(1, false)).decided);
+  EXPECT_EQ(ranks.report(of(1, false)).plan, "flat");
+}
+
 TEST(Trials, ASmallGainChangesNothing) {
   Ranks ranks(2);
   for (int i = 0; i < 110; ++i)
