@@ -28,6 +28,9 @@ constexpr double kFlatBias = 0.93;
 // these sizes of a rank's larger buffer: smaller ones would feel the question which plan comes next; of larger ones a
 // program may run so few that it would feel the trial.
 constexpr double kCloseTo = 1.6;
+// Where one of the two is eager: an eager operation of such a size takes three times as long with the cores far apart
+// as with the cores near, others hardly longer.
+constexpr double kCloseToEager = 3.2;
 constexpr uint64_t kTryFromBytes = 8 << 10, kTryToBytes = 4 << 20;
 // Layers call TensorAllToAll twice a step with messages of all tokens, and what a copy costs beside a link's bytes,
 // which is all that its plans differ in on a fast link, no price knows.
@@ -42,6 +45,10 @@ uint64_t key_hash(const PlanKey& k) {
   uint64_t h = hash_combine(static_cast<uint64_t>(k.op), k.root);
   h = hash_combine(h, k.count);
   return hash_combine(h, k.element_bytes * 4u + (k.scaled ? 1u : 0u) + (k.in_place ? 2u : 0u));
+}
+
+PlanKey key_of(const plan::Shape& s) {
+  return {s.op, s.root, s.count, static_cast<uint32_t>(s.element_bytes), s.scaled};
 }
 
 // Shapes whose sizes share their two leading bits are priced once.
@@ -193,10 +200,12 @@ double Selector::measured_ns(const algo::Algorithm& a, const plan::Shape& shape)
 
 const plan::PlanFit* Selector::fit_of(const algo::Algorithm& a, const plan::Shape& shape) const {
   if (!has_plan_fits_) return nullptr;
-  const PlanKey key{shape.op, shape.root, shape.count, static_cast<uint32_t>(shape.element_bytes), shape.scaled};
-  const bool eager = shape.op != moecclOpAllToAllv && eager_for(key, a.name);
-  return profile_.find_plan(shape.op, eager ? plan::kEagerName : a.name,
+  return profile_.find_plan(shape.op, is_eager(shape, a) ? plan::kEagerName : a.name,
                             plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
+}
+
+bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) const {
+  return shape.op != moecclOpAllToAllv && eager_for(key_of(shape), a.name);
 }
 
 bool Selector::eager_for(const PlanKey& key, const char* algorithm) const {
@@ -277,6 +286,7 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
   double best_ns = 0;
   std::string reasons;
   const std::vector<Candidate> all = candidates(shape);
+  const bool small = larger_buffer_bytes(key_of(shape)) <= kTryFromBytes;
   for (const Candidate& c : all) {
     if (!c.applies.ok()) {
       reasons += format(" {}: {};", c.algorithm->name, c.applies.message());
@@ -285,7 +295,9 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
     // Never slower than flat: another plan must gain more than its measurements scatter. Among others, too, one that is
     // fast at times only, as plans are that read what another core has just written, is not preferred.
     const bool flat = c.measured && std::string_view(plan::kFlatName) == c.algorithm->name;
-    const double ns = flat ? kFlatBias * c.predicted_ns : c.at_worst_ns;
+    // To the size from which plans are tried an eager operation does a part of what flat does, wherever the cores are.
+    const bool less_than_flat = c.measured && small && is_eager(shape, *c.algorithm);
+    const double ns = flat || less_than_flat ? kFlatBias * c.predicted_ns : c.at_worst_ns;
     if (best == nullptr || ns < best_ns) {
       best = c.algorithm;
       best_ns = ns;
@@ -297,9 +309,12 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
   if (choices_.size() >= kMostChoices) choices_.clear();
   Chosen chosen{best, {}};
   std::vector<std::pair<double, const char*>> others;
-  for (const Candidate& c : all)
-    if (c.applies.ok() && c.algorithm != best && c.predicted_ns <= kCloseTo * best_ns)
-      others.emplace_back(c.predicted_ns, c.algorithm->name);
+  const bool eager = is_eager(shape, *best);
+  for (const Candidate& c : all) {
+    if (!c.applies.ok() || c.algorithm == best) continue;
+    const double most = eager || is_eager(shape, *c.algorithm) ? kCloseToEager : kCloseTo;
+    if (c.predicted_ns <= most * best_ns) others.emplace_back(c.predicted_ns, c.algorithm->name);
+  }
   std::stable_sort(others.begin(), others.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
   for (const auto& [ns, name] : others) {
     if (chosen.close.size() + 1 < Trials::kMost) {

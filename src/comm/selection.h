@@ -107,6 +107,8 @@ class Selector {
   // The curve that calibration measured for this plan; null: none.
   const plan::PlanFit* fit_of(const algo::Algorithm& a, const plan::Shape& shape) const;
   bool eager_for(const PlanKey& key, const char* algorithm) const;
+  // Whether all of an operation of this shape runs eagerly by this plan: not AllToAllv, whose size nobody knows.
+  bool is_eager(const plan::Shape& shape, const algo::Algorithm& a) const;
   // What is left of an AllToAllv after its first chunk goes directly where that is faster.
   bool wants_direct_rest(const CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const;
   void add_direct_rest(CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const;
