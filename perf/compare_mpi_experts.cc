@@ -101,12 +101,7 @@ class Comparison {
 
  private:
   float* floats() const { return reinterpret_cast<float*>(slots_.data()); }
-  std::vector<int> mine(int expert) const {
-    std::vector<int> slots;
-    for (int s = 0; s < o_.slots; s++)
-      if (experts_[static_cast<size_t>(rank_ * o_.slots + s)] == expert) slots.push_back(s);
-    return slots;
-  }
+  std::vector<int> mine(int expert) const { return slots_of(experts_, o_.slots, rank_, expert); }
   // Small integers: sums are exact in any order.
   static float value(size_t slot, size_t i) { return static_cast<float>((slot * 5 + i % 61) % 11) - 5; }
   void fill() {

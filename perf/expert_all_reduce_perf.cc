@@ -179,12 +179,7 @@ class Bench {
  private:
   float* floats() const { return reinterpret_cast<float*>(slots_.data()); }
   // This rank's slots of an expert.
-  std::vector<int> mine(int expert) const {
-    std::vector<int> slots;
-    for (int s = 0; s < o_.slots; s++)
-      if (experts_[static_cast<size_t>(rank_ * o_.slots + s)] == expert) slots.push_back(s);
-    return slots;
-  }
+  std::vector<int> mine(int expert) const { return slots_of(experts_, o_.slots, rank_, expert); }
   // Small integers: sums are exact in any order.
   static float value(int rank, int slot, size_t i) {
     return static_cast<float>((rank * 5 + slot * 3 + static_cast<int>(i % 61)) % 11 - 5);

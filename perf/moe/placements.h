@@ -38,6 +38,14 @@ inline std::vector<int32_t> make_placement(const std::string& kind, int n_ranks,
   return dealt;
 }
 
+// The slots of a rank that hold an expert, from 0.
+inline std::vector<int> slots_of(const std::vector<int32_t>& experts, int slots, int rank, int expert) {
+  std::vector<int> held;
+  for (int s = 0; s < slots; s++)
+    if (experts[static_cast<size_t>(rank * slots + s)] == expert) held.push_back(s);
+  return held;
+}
+
 }  // namespace perf
 
 #endif  // PERF_MOE_PLACEMENTS_H_

@@ -58,7 +58,8 @@ const Outcome* fastest(const Page& page) {
 }
 const Outcome* flat(const Page& page) {
   for (const Outcome& o : page.outcomes)
-    if ((o.name == "flat" || o.name == "baseline") && o.refusal.empty()) return &o;  // the latter of TensorAllToAll
+    if ((o.name == plan::kFlatName || o.name == "baseline") && o.refusal.empty())
+      return &o;  // the latter of TensorAllToAll
   return nullptr;
 }
 
@@ -169,7 +170,7 @@ Status simulate_collective(const moecclSimulateConfig_t& c, const plan::Profile&
       format("{} of {} elements ({} a block) on {} ranks: {}", exec::op_name(c.op), c.count,
              plan::bytes_text(c.count * shape.element_bytes), shape.n_ranks, topology::to_synthetic(page.tree));
   for (const algo::Algorithm& a : algo::algorithms()) {
-    if (a.op != c.op || (!wanted.empty() && wanted != a.name && std::string_view("flat") != a.name &&
+    if (a.op != c.op || (!wanted.empty() && wanted != a.name && std::string_view(plan::kFlatName) != a.name &&
                          std::string_view("baseline") != a.name))
       continue;
     Outcome o;

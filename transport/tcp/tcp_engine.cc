@@ -95,39 +95,24 @@ void TcpEngine::drop_satisfied() {
   });
 }
 
-// With few sockets the driving thread reads them as they are: that costs what the question costs whether there is
-// something to read. The poller still tells of room to send, and what came while nobody looked.
-bool TcpEngine::read_unasked() {
-  if (n_streams_ > kReadUnasked || ++turns_ % kAskEvery == 0) return false;
+// Few sockets the driving thread reads as they are: that costs what the question costs whether there is something to
+// read. The poller still tells of room to send, and what came while nobody looked.
+bool TcpEngine::read_unasked(std::span<TcpLink* const> links, uint32_t ask_every) {
+  if (++turns_ % ask_every == 0) return false;
   drop_satisfied();
   if (!ready_.empty()) return false;
-  for (const TcpLink* link : links_) {
+  for (const TcpLink* link : links) {
     for (const Stream& s : link->peer_.streams) {
       if (s.full || s.has_output()) return false;
     }
   }
-  for (TcpLink* link : links_) {
+  for (TcpLink* link : links) {
     for (size_t i = 0; i < link->peer_.streams.size(); ++i) {
       link->peer_.streams[i].readable = true;
       link->receive(i);
     }
     if (link->wants_turn()) queue(*link);
   }
-  return ready_.empty();
-}
-
-// Of many sockets one matters to a small operation, or none while it waits for a rank of its own host.
-bool TcpEngine::read_only(uint32_t rank) {
-  if (++turns_ % kLookEvery == 0) return false;
-  drop_satisfied();
-  if (!ready_.empty()) return false;
-  TcpLink* const link = rank < link_of_rank_.size() ? link_of_rank_[rank] : nullptr;
-  if (link == nullptr) return true;
-  Stream& s = link->peer_.streams[0];
-  if (link->peer_.streams.size() > 1 || s.full || s.has_output()) return false;
-  s.readable = true;
-  link->receive(0);
-  if (link->wants_turn()) queue(*link);
   return ready_.empty();
 }
 
@@ -213,8 +198,14 @@ void TcpEngine::end() {
 void TcpEngine::progress(uint32_t awaited) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
-  if (n_streams_ > 1 && awaited != kAnyone ? read_only(awaited) : read_unasked()) return;
-  turn();
+  if (n_streams_ <= 1 || awaited == kAnyone) {
+    if (n_streams_ <= kReadUnasked && read_unasked(links_, kAskEvery)) return;
+    return turn();
+  }
+  // Of many sockets one matters to a small operation, or none while it waits for a rank of its own host.
+  TcpLink* const link = awaited < link_of_rank_.size() ? link_of_rank_[awaited] : nullptr;
+  const bool few = link == nullptr || link->peer_.streams.size() == 1;
+  if (!few || !read_unasked({&link, link != nullptr ? 1u : 0u}, kLookEvery)) turn();
 }
 
 void TcpEngine::board_changed(bool now) {

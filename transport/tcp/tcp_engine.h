@@ -8,6 +8,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -43,12 +44,12 @@ class TcpEngine final : public Engine {
   friend class TcpLink;
   TcpEngine(driver::Poller poller, driver::WakeUp wake) : poller_(std::move(poller)), wake_(std::move(wake)) {}
 
-  void run();                     // the thread
-  void turn();                    // under the lock: events, then every link that can go on
-  void drop_satisfied();          // under the lock: of ready_, links that have nothing left to do
-  bool read_unasked();            // under the lock: true when that was all there is to do
-  bool read_only(uint32_t rank);  // under the lock: the same for one rank's socket, or none of a rank of this host
-  void tell_boards();             // under the lock
+  void run();             // the thread
+  void turn();            // under the lock: events, then every link that can go on
+  void drop_satisfied();  // under the lock: of ready_, links that have nothing left to do
+  // Under the lock: true when that was all there is to do; never at every ask_every-th call.
+  bool read_unasked(std::span<TcpLink* const> links, uint32_t ask_every);
+  void tell_boards();  // under the lock
   void queue(TcpLink& link);
   bool unsent() const;
   void moved();  // bytes of a link of this engine

@@ -7,8 +7,7 @@
 #include <memory>
 #include <thread>
 
-#include "kernels/cuda/walk_args.h"
-#include "tests/unit/cuda_kernels/harness.h"
+#include "tests/unit/cuda_kernels/walk_ranks.h"
 
 namespace moeccl::cuda {
 namespace {
@@ -17,17 +16,9 @@ constexpr uint32_t kDepth = 2, kCell = 4096;
 
 std::atomic_ref<uint64_t> atomic(uint64_t& word) { return std::atomic_ref(word); }
 
-struct RankMemory {
-  std::vector<uint64_t> header, staging, arrived;  // arrived: where the network puts
+struct RankMemory : WalkRank {
+  std::vector<uint64_t> arrived;  // where the network puts
   std::vector<std::vector<uint64_t>> mirrors;
-  std::vector<WalkPeer> peers;
-  WalkReport report{};
-  uint64_t completed = 0;
-  std::vector<WalkLane> lanes;
-  std::vector<WalkStep> steps;
-  std::vector<WalkRef> refs;
-  std::vector<WalkTotal> totals;
-  std::vector<uint8_t> in, out;
   WalkNetState state{};
   std::vector<WalkQueue> queues;
   std::vector<uint8_t> cells;
@@ -82,44 +73,16 @@ class Hosts {
 
   WalkArgs args(uint32_t me, size_t count, size_t chunk) {
     RankMemory& r = ranks_[me];
-    WalkArgs a{};
-    a.lanes = r.lanes.data(), a.steps = r.steps.data(), a.refs = r.refs.data(), a.totals = r.totals.data();
-    a.n_lanes = 1, a.n_steps = static_cast<uint32_t>(r.steps.size());
-    a.n_refs = static_cast<uint32_t>(r.refs.size()), a.n_totals = static_cast<uint32_t>(r.totals.size());
-    a.header = reinterpret_cast<WalkHeader*>(r.header.data());
-    a.peers = r.peers.data();
+    WalkArgs a = args_of(r, me, n_, {count, 1, chunk}, n_, kDepth);
     a.net = {
         &r.state, r.queues.data(), r.cells.data(), &r.arrivals, reinterpret_cast<uint8_t*>(r.arrived.data()), kCell, 0};
-    a.report = &r.report;
-    a.completed = &r.completed;
-    a.number = r.completed + 1;
-    a.rank = me;
-    a.n_ranks = n_;
-    a.count = count;
-    a.input = r.in.data();
-    a.output = r.out.data();
-    a.chunk = chunk;
-    a.n_chunks = static_cast<uint32_t>(std::max<size_t>(1, (count + chunk - 1) / chunk));
-    a.slot_elements = (chunk + 63) / 64 * 64;
-    a.half_bytes = half_;
-    a.depth = kDepth;
-    a.n_slots = n_;
-    a.element_bytes = 1;
-    a.timeout_ns = 60'000'000'000ull;
     return a;
   }
 
-  void run(const std::vector<WalkArgs>& args, const std::vector<uint32_t>& blocks, uint64_t seed) {
-    const emulation::Kernel* k = emulation::find_kernel("moeccl_walk_1");
-    ASSERT_NE(k, nullptr);
-    std::vector<std::thread> threads;
-    for (size_t r = 0; r < args.size(); ++r) {
-      threads.emplace_back([&, r] {
-        emulation::launch(*k, &args[r], {.blocks = 2 * blocks[r], .threads = 64, .concurrent = true, .seed = seed + r});
-      });
-    }
-    for (auto& t : threads) t.join();
-    ++shapes_run();
+  // Half of a rank's blocks take what the network brings.
+  void run(const std::vector<WalkArgs>& args, std::vector<uint32_t> blocks, uint64_t seed) {
+    for (uint32_t& b : blocks) b *= 2;
+    run_walks("moeccl_walk_1", args, blocks, seed);
   }
 
  private:

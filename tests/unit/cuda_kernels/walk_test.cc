@@ -7,28 +7,12 @@
 #include <memory>
 #include <thread>
 
-#include "kernels/cuda/walk_args.h"
-#include "tests/unit/cuda_kernels/harness.h"
+#include "tests/unit/cuda_kernels/walk_ranks.h"
 
 namespace moeccl::cuda {
 namespace {
 
 constexpr uint32_t kSlots = 4;
-
-// One rank's part of a world of ranks: its device memory, its report and a program.
-struct RankMemory {
-  std::vector<uint64_t> header, staging;
-  std::vector<WalkPeer> peers;
-  WalkReport report{};
-  uint64_t completed = 0;
-  std::vector<WalkLane> lanes;
-  std::vector<WalkStep> steps;
-  std::vector<WalkRef> refs;
-  std::vector<WalkTotal> totals;
-  std::vector<uint8_t> in, out;
-
-  WalkHeader& head() { return *reinterpret_cast<WalkHeader*>(header.data()); }
-};
 
 WalkStep flag_step(WalkKind kind, uint32_t peer, uint8_t sig, WalkWhen when) {
   WalkStep s{};
@@ -46,13 +30,13 @@ WalkRef ref(uint32_t rank, WalkBuffer buffer, uint16_t index = 0) {
 
 class World {
  public:
-  World(uint32_t n, uint64_t half_bytes) : n_(n), half_(half_bytes), ranks_(n) {
-    for (RankMemory& r : ranks_) {
+  World(uint32_t n, uint64_t half_bytes) : n_(n), ranks_(n) {
+    for (WalkRank& r : ranks_) {
       r.header.assign(walk_header_bytes(n) / 8, 0);
       r.staging.assign(2 * half_bytes / 8, 0);
     }
-    for (RankMemory& r : ranks_)
-      for (RankMemory& p : ranks_)
+    for (WalkRank& r : ranks_)
+      for (WalkRank& p : ranks_)
         r.peers.push_back(
             {reinterpret_cast<WalkHeader*>(p.header.data()), reinterpret_cast<uint8_t*>(p.staging.data()), nullptr});
   }
@@ -60,7 +44,7 @@ class World {
   // Copy into the own slot, signal all, wait for all, reduce all slots: chunk by chunk, slots rotating.
   void all_reduce_program() {
     for (uint32_t me = 0; me < n_; ++me) {
-      RankMemory& r = ranks_[me];
+      WalkRank& r = ranks_[me];
       r.refs = {ref(me, WalkBuffer::kInput)};
       WalkStep copy{};
       copy.kind = static_cast<uint8_t>(WalkKind::kCopy);
@@ -106,53 +90,14 @@ class World {
   }
 
   WalkArgs args(uint32_t me, size_t count, uint32_t element_bytes, size_t chunk) {
-    RankMemory& r = ranks_[me];
-    WalkArgs a{};
-    a.lanes = r.lanes.data(), a.steps = r.steps.data(), a.refs = r.refs.data(), a.totals = r.totals.data();
-    a.n_lanes = static_cast<uint32_t>(r.lanes.size()), a.n_steps = static_cast<uint32_t>(r.steps.size());
-    a.n_refs = static_cast<uint32_t>(r.refs.size()), a.n_totals = static_cast<uint32_t>(r.totals.size());
-    a.header = &r.head();
-    a.peers = r.peers.data();
-    a.report = &r.report;
-    a.completed = &r.completed;
-    a.number = r.completed + 1;
-    a.rank = me;
-    a.n_ranks = n_;
-    a.count = count;
-    a.input = r.in.data();
-    a.output = r.out.data();
-    a.chunk = chunk;
-    a.n_chunks = static_cast<uint32_t>(std::max<size_t>(1, (count + chunk - 1) / chunk));
-    a.slot_elements = (chunk * element_bytes + 63) / 64 * 64 / element_bytes;
-    a.half_bytes = half_;
-    a.depth = kSlots;
-    a.n_slots = 1;
-    a.element_bytes = element_bytes;
-    a.timeout_ns = 60'000'000'000ull;
-    return a;
+    return args_of(ranks_[me], me, n_, {count, element_bytes, chunk}, 1, kSlots);
   }
 
-  // All ranks' kernels at once.
-  void run(const std::string& kernel, const std::vector<WalkArgs>& args, const std::vector<uint32_t>& blocks,
-           uint64_t seed) {
-    const emulation::Kernel* k = emulation::find_kernel(kernel);
-    ASSERT_NE(k, nullptr) << kernel;
-    ASSERT_EQ(k->bytes, sizeof(WalkArgs));
-    std::vector<std::thread> threads;
-    for (size_t r = 0; r < args.size(); ++r) {
-      threads.emplace_back([&, r] {
-        emulation::launch(*k, &args[r], {.blocks = blocks[r], .threads = 64, .concurrent = true, .seed = seed + r});
-      });
-    }
-    for (auto& t : threads) t.join();
-    ++shapes_run();
-  }
-  RankMemory& rank(uint32_t r) { return ranks_[r]; }
+  WalkRank& rank(uint32_t r) { return ranks_[r]; }
 
  private:
   uint32_t n_;
-  uint64_t half_;
-  std::vector<RankMemory> ranks_;
+  std::vector<WalkRank> ranks_;
 };
 
 TEST(Walk, OperationsOneAfterAnotherGiveTheReferencesBits) {
@@ -171,7 +116,7 @@ TEST(Walk, OperationsOneAfterAnotherGiveTheReferencesBits) {
       std::vector<uint32_t> blocks;
       std::vector<std::vector<uint8_t>> inputs(n);
       for (uint32_t r = 0; r < n; ++r) {
-        RankMemory& m = w.rank(r);
+        WalkRank& m = w.rank(r);
         m.in.assign(count * size + 1, 0);
         for (size_t i = 0; i < count; ++i) {
           auto* at = reinterpret_cast<std::byte*>(&m.in[i * size]);
@@ -189,7 +134,7 @@ TEST(Walk, OperationsOneAfterAnotherGiveTheReferencesBits) {
         if (random.chance(30)) args.back().output = m.in.data();  // in place
         blocks.push_back(static_cast<uint32_t>(1 + random.below(3)));
       }
-      w.run("moeccl_walk_" + std::to_string(type), args, blocks, random.bits());
+      run_walks("moeccl_walk_" + std::to_string(type), args, blocks, random.bits());
       std::vector<uint8_t> want(count * size + 1, 0xab);
       std::vector<const void*> srcs;
       for (const auto& in : inputs) srcs.push_back(in.data());
@@ -220,7 +165,7 @@ TEST(Walk, ARankThatNeverComesIsADeadlineThatNamesIt) {
     args.push_back(w.args(r, 10, 4, 10));
     args.back().timeout_ns = 200'000'000;
   }
-  w.run("moeccl_walk_7", args, {2, 1}, 3);
+  run_walks("moeccl_walk_7", args, {2, 1}, 3);
   for (uint32_t r = 0; r < 2; ++r) {
     const WalkReport& report = w.rank(r).report;
     EXPECT_EQ(report.kind, static_cast<uint64_t>(WalkFailure::kDeadline));
@@ -233,7 +178,7 @@ TEST(Walk, ARankThatNeverComesIsADeadlineThatNamesIt) {
   args.pop_back();
   args[0].number = 2;
   args[0].timeout_ns = 600'000'000'000ull;
-  w.run("moeccl_walk_7", args, {1}, 4);
+  run_walks("moeccl_walk_7", args, {1}, 4);
   EXPECT_EQ(w.rank(0).completed, 2u);
 }
 
@@ -245,7 +190,7 @@ TEST(Walk, RanksThatRunDifferentOperationsFindOut) {
     w.rank(r).in.assign(44, 1), w.rank(r).out.assign(44, 0);
     args.push_back(w.args(r, 10 + r, 4, 16));
   }
-  w.run("moeccl_walk_7", args, {1, 1}, 5);
+  run_walks("moeccl_walk_7", args, {1, 1}, 5);
   for (uint32_t r = 0; r < 2; ++r) {
     const WalkReport& report = w.rank(r).report;
     EXPECT_EQ(report.kind, static_cast<uint64_t>(WalkFailure::kMismatch));
@@ -264,7 +209,7 @@ TEST(Walk, TheHostsWordEndsAWait) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     std::atomic_ref(w.rank(0).report.stop).store(1);
   });
-  w.run("moeccl_walk_7", args, {3}, 6);
+  run_walks("moeccl_walk_7", args, {3}, 6);
   host.join();
   EXPECT_EQ(w.rank(0).report.kind, static_cast<uint64_t>(WalkFailure::kStopped));
 }
