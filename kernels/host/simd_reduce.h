@@ -37,7 +37,8 @@ class Reduction {
       stream = head < a_.count && copies_are_aligned_as_dst();
       if (stream) i = some(0, head);
     }
-    for (; i + B::kUnroll * B::kLanes <= a_.count; i += B::kUnroll * B::kLanes) block<B::kUnroll>(i, stream);
+    if (stream) i = blocks<kStreamUnroll>(i, stream);
+    i = blocks<B::kUnroll>(i, stream);
     for (; i + B::kLanes <= a_.count; i += B::kLanes) block<1>(i, stream);
     some(i, a_.count);
   }
@@ -55,6 +56,17 @@ class Reduction {
     for (uint32_t k = 0; k < a_.n_copies; ++k)
       if (place(a_.copies[k]) != place(a_.dst)) return false;
     return true;
+  }
+
+  // Stores past the cache come in turns of two lines: eight lines at a time cost an AllReduce in the symmetric heap a
+  // third of its rate (docs/decisions.md).
+  static constexpr size_t kTwoLines = 2 * kLineBytes / sizeof(typename B::Packed);
+  static constexpr size_t kStreamUnroll = kTwoLines < B::kUnroll ? kTwoLines : B::kUnroll;
+
+  template <size_t kUnroll>
+  size_t blocks(size_t i, bool stream) const {
+    for (; i + kUnroll * B::kLanes <= a_.count; i += kUnroll * B::kLanes) block<kUnroll>(i, stream);
+    return i;
   }
 
   template <size_t kUnroll>

@@ -19,10 +19,10 @@ struct VersusOptions {
   std::vector<VersusOp> ops = {VersusOp::kAllReduce, VersusOp::kReduceScatter, VersusOp::kAllGather,
                                VersusOp::kAllToAll, VersusOp::kAllToAllv};
   Memory memory = Memory::kMalloc;
-  bool rival_on_malloc = false;  // the other library keeps ordinary memory, as a program that does not know ours has it
-  int repetitions = 9;           // turns of each library
-  double turn_us = 20000;        // aimed at for one turn
-  int procs = 0;                 // ranks to fork, where the program forks
+  bool rival_on_heap = false;  // else the other library has ordinary memory, as a program that does not know ours
+  int repetitions = 9;         // turns of each library
+  double turn_us = 20000;      // aimed at for one turn
+  int procs = 0;               // ranks to fork, where the program forks
   std::string output_file;
   bool quick = false;
 };

@@ -51,7 +51,7 @@ std::string versus_json(const VersusOptions& options, const Rival& rival, const 
   j["rival"] = rival.name();
   j["ranks"] = rival.n_ranks();
   j["memory"] = options.memory == Memory::kHeap ? "heap" : "malloc";
-  j["rival_memory"] = options.memory == Memory::kHeap && !options.rival_on_malloc ? "heap" : "malloc";
+  j["rival_memory"] = options.memory == Memory::kHeap && options.rival_on_heap ? "heap" : "malloc";
   j["results"] = Json::array();
   for (const VersusPoint& p : points) j["results"].push_back(point_json(p));
   for (const VersusOp& op : options.ops) j["geomean"][op_name(op)] = geometric_mean(points, &op);
@@ -75,7 +75,8 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
   app.add_option("--mem", o.memory, "buffers from malloc (default) or heap (moecclMemAlloc)")
       ->transform(
           CLI::CheckedTransformer(std::map<std::string, Memory>{{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}}));
-  app.add_flag("--rival-malloc", o.rival_on_malloc, "with --mem heap: the other library's buffers still from malloc");
+  app.add_flag("--rival-heap", o.rival_on_heap,
+               "with --mem heap: the other library uses the same buffers, not malloc's");
   app.add_option("--repetitions", o.repetitions, "turns of each library")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -102,7 +103,10 @@ int report_versus(const VersusOptions& options, const Rival& rival, const std::v
   if (rival.rank() != 0 || points.empty()) return 0;
   const bool heap = options.memory == Memory::kHeap;
   std::printf("# MoECCL and %s, %d ranks, buffers from %s%s: medians of %d turns, slowest rank\n", rival.name(),
-              rival.n_ranks(), heap ? "moecclMemAlloc" : "malloc", heap && options.rival_on_malloc ? " and malloc" : "",
+              rival.n_ranks(), heap ? "moecclMemAlloc" : "malloc",
+              !heap                   ? ""
+              : options.rival_on_heap ? " for both"
+                                      : ", the other's from malloc",
               options.repetitions);
   std::printf("# %-14s  %12s  %12s  %12s  %12s\n", "operation", "size(B)", rival.name(), "MoECCL(us)", "ratio");
   for (const VersusPoint& p : points)

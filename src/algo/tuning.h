@@ -14,8 +14,9 @@ inline constexpr uint64_t kStagedBroadcast = 256 << 10;  // of the message
 inline constexpr uint64_t kStagedBlocks = 256 << 10;     // of each of n blocks: AllToAll, ReduceScatter, Scatter
 inline constexpr uint64_t kStagedGather = 256 << 10;     // of a rank's block
 
-// One copy only: chunks bound what a reduction keeps in L2 between its reads and its writes.
-inline constexpr uint64_t kDirectAllReduce = 512 << 10;  // of the message
+// One copy only: chunks bound what a reduction keeps in L2 between its reads and its writes. An AllReduce stores its
+// result everywhere at once and keeps nothing: long runs of each buffer suit the memory.
+inline constexpr uint64_t kDirectAllReduce = 4 << 20;  // of the message
 inline constexpr uint64_t kDirectReduce = 512 << 10;
 inline constexpr uint64_t kDirectAllGather = 256 << 10;  // of a rank's block, read once for n writes
 inline constexpr uint64_t kDirectAllToAll = 1 << 20;     // of each block; in place it is also the staging slot

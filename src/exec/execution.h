@@ -88,11 +88,10 @@ class Execution final : public AgreedTask {
   // Null while there is no room, or while another step's put still needs it. `packed`: this step has packed it before.
   std::byte* scratch_for(const plan::Step& s, uint32_t chunk, uint64_t bytes, bool* packed);
   void account(uint32_t rank, uint64_t bytes, bool stored);
-  // Stores past the cache: large Outputs, which nobody reads soon, and staging, which another core reads. Lines that
-  // lie modified in one core's cache come to another at 1.6 to 14 GB/s, as the host has placed the two; memory gives 8
-  // or more.
+  // Stores past the cache: large Outputs, which nobody reads soon, and what another core reads.
   bool uses_stream(const plan::Ref& dst, uint64_t bytes) const {
-    return dst.buffer == plan::Buffer::kStaging ? bytes >= plan::kStreamStagingBytes : stream_output_;
+    const bool shared = plan::others_read(dst, fabric().rank) && bytes >= plan::kStreamSharedBytes;
+    return shared || (dst.buffer != plan::Buffer::kStaging && stream_output_);
   }
 
   Choice choice_;

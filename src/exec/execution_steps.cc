@@ -297,6 +297,7 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
     args.copies = copies_.data();
     args.n_copies = merged_ = s.copies;
     args.stream = uses_stream(s.dst, dst.length * op_.element_bytes);
+    for (uint16_t i = 1; i <= s.copies; ++i) args.stream |= uses_stream((&s)[i].dst, dst.length * op_.element_bytes);
   }
   // In place the lines of dst have just been read: a store past the cache would only throw them out of it.
   args.stream = args.stream && std::find(srcs_.begin(), srcs_.end(), args.dst) == srcs_.end();
