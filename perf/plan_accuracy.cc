@@ -59,6 +59,7 @@ constexpr int kMostTrials = 3, kTrialRuns = 120;
 constexpr double kMayBeBest = 1.5;  // times the fastest one's first median
 constexpr double kDoubtful = 1.05;  // a point that loses so much is looked at again, at other times
 constexpr double kBatchNs = 1e6;    // as calibration has it
+constexpr double kLeastRuns = 8;  // of a batch: how one run ends and the next begins counts for less, as in the trials
 constexpr double kGoOnNs = 5e8;
 constexpr const char* kAuto = "auto";  // what users get: the choice, whatever it is at the time
 
@@ -251,7 +252,8 @@ class Rank {
   void race(Point& p, std::vector<Runner*> runners, int rounds) {
     for (Runner* r : runners)
       if (r->repeat == 0)
-        r->repeat = static_cast<int>(std::clamp(kBatchNs / batch(p.op->op, p.count, r->name.c_str(), 3), 2.0, 2000.0));
+        r->repeat =
+            static_cast<int>(std::clamp(kBatchNs / batch(p.op->op, p.count, r->name.c_str(), 3), kLeastRuns, 2000.0));
     for (int i = 0; i < rounds; ++i, ++round_) {
       for (Runner* r : runners) r->ns.push_back(batch(p.op->op, p.count, r->name.c_str(), r->repeat));
       std::reverse(runners.begin(), runners.end());
@@ -348,7 +350,9 @@ class Rank {
     std::printf("%-15s %8zu %d ranks %-34s chose %-8s %9.1f us (predicted %9.1f)  best %-8s %9.1f us  regret %.3f%s\n",
                 p.op->name, p.bytes, shape_.ranks, shape_.name(), p.chosen.c_str(), took / 1e3, mine.predicted_ns / 1e3,
                 best == &mine ? p.chosen.c_str() : best->name.c_str(), least / 1e3, regret,
-                loses ? " slower than flat" : "");
+                loses    ? " slower than flat"
+                : slower ? " flat beside itself"
+                         : "");
     for (const Runner& r : p.runners) {
       if (!with_candidates || r.ns.empty()) continue;
       std::vector<double> v = r.ns;

@@ -154,19 +154,23 @@ Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bo
 
 void Communicator::attach(exec::Operation& op, const std::shared_ptr<CachedPlan>& cached, uint32_t root,
                           bool scaled) const {
-  op.choice = cached->choice;
-  op.if_reachable = cached->asks_reach ? &cached->choice_if_reachable : nullptr;
-  op.for_rest = cached->has_rest ? &cached->choice_for_rest : nullptr;
-  op.eager = cached->eager;
-  op.signature.plan = cached->signature;
   op.signature.root = root;
   op.binding.count = op.signature.count;
   op.scaled = scaled;
   op.priority = priority_of(op.signature.op);
-  op.measured = &cached->measured;
   op.ran = nullptr;
   op.epoch = op.cuda ? 0 : cached->epoch;
   if (op.keep != cached) op.keep = cached;
+  run_as(op, *cached);
+}
+
+void Communicator::run_as(exec::Operation& op, const CachedPlan& cached) {
+  op.choice = cached.choice;
+  op.if_reachable = cached.asks_reach ? &cached.choice_if_reachable : nullptr;
+  op.for_rest = cached.has_rest ? &cached.choice_for_rest : nullptr;
+  op.eager = cached.eager;
+  op.signature.plan = cached.signature;
+  op.measured = &cached.measured;
 }
 
 Status Communicator::refresh(exec::Operation& op) {
@@ -201,11 +205,24 @@ Result<std::shared_ptr<CachedPlan>> Communicator::runs_now(const PlanKey& key, T
 
 Status Communicator::try_plan(exec::Operation& op, const CachedPlan& cached) {
   const Trials::Pick pick = trials_.next(trial_class(cached), fabric_->sequence + 1, fabric_->ballot);
-  if (pick.plan != cached.choice.algorithm) {
-    MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> variant, selector_->variant(cached, pick.plan));
-    if (variant != nullptr) attach(op, variant, op.signature.root, op.scaled);
-  }
+  if (pick.plan != cached.choice.algorithm) MOECCL_TRY(run_variant(op, cached, pick.plan));
   op.ran = pick.ran;
+  return {};
+}
+
+Status Communicator::run_variant(exec::Operation& op, const CachedPlan& cached, std::string_view plan) {
+  const auto i = static_cast<size_t>(std::find(cached.tried.begin(), cached.tried.end(), plan) - cached.tried.begin());
+  if (i == cached.tried.size()) {  // the class began with a plan that this key would not try
+    MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> other, selector_->variant(cached, plan));
+    if (other != nullptr) attach(op, other, op.signature.root, op.scaled);
+    return {};
+  }
+  cached.variants.resize(cached.tried.size());
+  std::shared_ptr<CachedPlan>& variant = cached.variants[i];
+  if (variant == nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(variant, selector_->variant(cached, plan));
+  }
+  if (variant != nullptr) run_as(op, *variant);
   return {};
 }
 

@@ -143,6 +143,8 @@ class Communicator {
   explicit Communicator(Membership m);
   Trials::Class trial_class(const CachedPlan& cached) const;
   Status try_plan(exec::Operation& op, const CachedPlan& cached);
+  Status run_variant(exec::Operation& op, const CachedPlan& cached, std::string_view plan);
+  static void run_as(exec::Operation& op, const CachedPlan& cached);
 
   uint32_t rank_, n_ranks_;
   Config config_;

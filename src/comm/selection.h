@@ -47,11 +47,13 @@ struct CachedPlan {
   uint64_t signature = 0;  // hash of both
   uint32_t epoch = 0;      // Selector::epoch() when it was chosen; 0: forced or pinned
   PlanKey key{};
-  exec::Operation::Measured measured;
+  mutable exec::Operation::Measured measured;
   // Plans to be tried against each other, the choice first; empty: the choice stands. Their class is the same on all
   // ranks.
   std::vector<const char*> tried;
   uint64_t trial_class = 0;
+  // The same key with each of `tried`, as far as it has run; for the thread that runs operations.
+  mutable std::vector<std::shared_ptr<CachedPlan>> variants;
 };
 
 class Selector {

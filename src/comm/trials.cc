@@ -71,6 +71,15 @@ void Trials::note_last() {
   last_ = {};
 }
 
+// Called when nothing runs that would be noted in a state.
+Trials::State& Trials::state_of(uint64_t hash) {
+  if (recent_.second == nullptr || recent_.first != hash) {
+    if (classes_.size() >= kMostClasses && !classes_.contains(hash)) classes_.clear();
+    recent_ = {hash, &classes_[hash]};
+  }
+  return *recent_.second;
+}
+
 Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballot) {
   // AllToAllvs that fit the first word, one after another, are small: not even a lock is taken.
   const bool again = last_.private_size && last_.state == nullptr && last_.ran.largest_block_bytes == 0;
@@ -86,9 +95,7 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     if (bytes > kMostPrivateBytes) return {c.plans[0], ran};
   }
   const uint64_t hash = hash_of(c);
-  // Nothing runs now that would be noted in a state.
-  if (classes_.size() >= kMostClasses && !classes_.contains(hash)) classes_.clear();
-  State& s = classes_[hash];
+  State& s = state_of(hash);
   if (s.plans.empty()) {
     s.plans.assign(c.plans.begin(), c.plans.begin() + static_cast<ptrdiff_t>(std::min(c.plans.size(), kMost)));
     s.meets_all = c.meets_all;

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "src/exec/fabric.h"
@@ -91,8 +92,10 @@ class Trials {
   void note_last();
 
   mutable std::mutex mutex_;
+  State& state_of(uint64_t hash);
   std::unordered_map<uint64_t, State> classes_;
-  uint64_t voting_ = 0;  // hash of the class
+  std::pair<uint64_t, State*> recent_{0, nullptr};  // of classes_
+  uint64_t voting_ = 0;                             // hash of the class
   // The operation that began last, as far as anybody wants to know how it went.
   struct {
     State* state = nullptr;                 // of the trial that it is a part of

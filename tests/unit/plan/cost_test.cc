@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/plan/binding.h"
 #include "src/plan/checker.h"
 #include "tests/unit/plan/hand_plans.h"
 
@@ -70,6 +71,19 @@ TEST(Cost, RanksThatShareACoreTakeTurns) {
   EXPECT_GT(shared.total_ns, 2 * own.total_ns);
   EXPECT_GT(shared.path.switch_ns, 0);
   EXPECT_EQ(own.path.switch_ns, 0);
+}
+
+// From kStreamSharedBytes on, what a rank stores in other ranks' outputs costs what stores past the cache cost.
+TEST(Cost, WhatOthersReadIsStoredPastTheCache) {
+  const LevelTree tree = LevelTree::flat(2);
+  Profile slow, fast;
+  slow.stream_bytes_per_ns = 0.01;
+  slow.host_copy_bytes_per_ns = fast.host_copy_bytes_per_ns = 1000;
+  slow.cache_bytes = fast.cache_bytes = 1 << 30;
+  const uint64_t least = 2 * kStreamSharedBytes / 64;  // elements of 64 bytes in two parts
+  const Plan large = direct_all_reduce(2, least, 1), small = direct_all_reduce(2, least - 2, 1);
+  EXPECT_GT(price(large, tree, slow).total_ns, price(large, tree, fast).total_ns + kStreamSharedBytes / 0.02);
+  EXPECT_EQ(price(small, tree, slow).total_ns, price(small, tree, fast).total_ns);
 }
 
 TEST(Cost, ManyChunksAreExtrapolatedAtTheirPace) {
