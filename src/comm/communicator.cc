@@ -204,14 +204,21 @@ Result<std::shared_ptr<CachedPlan>> Communicator::runs_now(const PlanKey& key, T
 }
 
 Status Communicator::try_plan(exec::Operation& op, const CachedPlan& cached) {
-  const Trials::Pick pick = trials_.next(trial_class(cached), fabric_->sequence + 1, fabric_->ballot);
+  Trials::Pick pick;
+  if (const char* plan = cached.key.op == moecclOpAllToAllv ? nullptr : trials_.settled(cached.trial_class)) {
+    pick.plan = plan;
+  } else {
+    pick = trials_.next(trial_class(cached), fabric_->sequence + 1, fabric_->ballot);
+  }
   if (pick.plan != cached.choice.algorithm) MOECCL_TRY(run_variant(op, cached, pick.plan));
   op.ran = pick.ran;
   return {};
 }
 
 Status Communicator::run_variant(exec::Operation& op, const CachedPlan& cached, std::string_view plan) {
-  const auto i = static_cast<size_t>(std::find(cached.tried.begin(), cached.tried.end(), plan) - cached.tried.begin());
+  const auto at = std::find_if(cached.tried.begin(), cached.tried.end(),
+                               [plan](const char* name) { return name == plan.data() || name == plan; });
+  const auto i = static_cast<size_t>(at - cached.tried.begin());
   if (i == cached.tried.size()) {  // the class began with a plan that this key would not try
     MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> other, selector_->variant(cached, plan));
     if (other != nullptr) attach(op, other, op.signature.root, op.scaled);

@@ -80,6 +80,15 @@ Trials::State& Trials::state_of(uint64_t hash) {
   return *recent_.second;
 }
 
+// Without the lock: readers take no notice of `begun`, and the rest is written by this thread alone.
+const char* Trials::settled(uint64_t hash) {
+  State* const s = recent_.first == hash ? recent_.second : nullptr;
+  if (s == nullptr || last_.state != nullptr || last_.private_size || !s->decided || !s->voted) return nullptr;
+  if (s->begun < s->last_of_trial() || s->begun >= kAgain) return nullptr;
+  ++s->begun;
+  return s->plans[s->runs];
+}
+
 Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballot) {
   // AllToAllvs that fit the first word, one after another, are small: not even a lock is taken.
   const bool again = last_.private_size && last_.state == nullptr && last_.ran.largest_block_bytes == 0;
@@ -115,7 +124,7 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
   const size_t n = s.plans.size();
   const uint64_t at = s.begun++;
   const uint64_t round = at / (block.operations * n);
-  if (round < block.rounds) {
+  if (at < s.last_of_trial()) {
     const size_t turn = at / block.operations % n;
     const size_t plan = round % 2 == 0 ? turn : n - 1 - turn;
     last_.state = &s;

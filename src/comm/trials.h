@@ -59,6 +59,9 @@ class Trials {
   // For the operation that comes next, number `sequence`; may make it the one that carries this rank's vote. Calls in
   // the order of operations, which is the same on all ranks.
   Pick next(const Class& c, uint64_t sequence, exec::Ballot& ballot);
+  // As next() for an operation of the class `hash`, no AllToAllv, at a fraction of its price: the plan, when the class
+  // was the last one that next() was asked for, has decided and need not try again yet. Else null: next() knows.
+  const char* settled(uint64_t hash);
   // All ranks' votes of the class that voted last, [n_ranks].
   void decide(std::span<const uint64_t> votes);
 
@@ -79,13 +82,14 @@ class Trials {
     std::vector<const char*> plans;
     bool meets_all = true, one_by_one = true;
     const Blocks* blocks = &kBlocks;
-    uint64_t begun = 0;
+    uint64_t begun = 0;  // for the thread that runs operations
     bool voted = false, decided = false;
     size_t runs = 0;  // once decided: the plan that runs when nothing is tried; before, predictions choose
     // Times that count: of each operation that is timed by itself. Those with a root overlap, so that one alone says
     // little: of each block.
     std::vector<double> ns[kMost];
     double took_ns[kMost] = {};
+    uint64_t last_of_trial() const { return blocks->rounds * blocks->operations * plans.size(); }
   };
   static uint64_t vote_of(State& s);
   uint64_t hash_of(const Class& c) const;
