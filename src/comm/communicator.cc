@@ -205,12 +205,15 @@ Result<std::shared_ptr<CachedPlan>> Communicator::runs_now(const PlanKey& key, T
 
 Status Communicator::try_plan(exec::Operation& op, const CachedPlan& cached) {
   Trials::Pick pick;
-  if (const char* plan = cached.key.op == moecclOpAllToAllv ? nullptr : trials_.settled(cached.trial_class)) {
+  if (cached.key.op == moecclOpAllToAllv) {
+    op.ran = trials_.still_small();
+    if (op.ran != nullptr) return {};
+  } else if (const char* plan = trials_.settled(cached.trial_class)) {
     pick.plan = plan;
-  } else {
-    pick = trials_.next(trial_class(cached), fabric_->sequence + 1, fabric_->ballot);
   }
-  if (pick.plan != cached.choice.algorithm) MOECCL_TRY(run_variant(op, cached, pick.plan));
+  if (pick.plan.empty()) pick = trials_.next(trial_class(cached), fabric_->sequence + 1, fabric_->ballot);
+  const bool chosen = pick.plan.data() == cached.choice.algorithm || pick.plan == cached.choice.algorithm;
+  if (!chosen) MOECCL_TRY(run_variant(op, cached, pick.plan));
   op.ran = pick.ran;
   return {};
 }

@@ -89,10 +89,12 @@ const char* Trials::settled(uint64_t hash) {
   return s->plans[s->runs];
 }
 
-Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballot) {
-  // AllToAllvs that fit the first word, one after another, are small: not even a lock is taken.
+exec::Operation::Ran* Trials::still_small() {
   const bool again = last_.private_size && last_.state == nullptr && last_.ran.largest_block_bytes == 0;
-  if (c.private_sizes && again && last_size_ == 0) return {c.plans[0], &last_.ran};
+  return again && last_size_ == 0 ? &last_.ran : nullptr;
+}
+
+Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballot) {
   const std::lock_guard lock(mutex_);
   note_last();
   last_.private_size = c.private_sizes;

@@ -62,6 +62,9 @@ class Trials {
   // As next() for an operation of the class `hash`, no AllToAllv, at a fraction of its price: the plan, when the class
   // was the last one that next() was asked for, has decided and need not try again yet. Else null: next() knows.
   const char* settled(uint64_t hash);
+  // AllToAllvs that fit the first word, one after another: they run what predictions chose, and only their sizes are
+  // asked for. Null: next() knows.
+  exec::Operation::Ran* still_small();
   // All ranks' votes of the class that voted last, [n_ranks].
   void decide(std::span<const uint64_t> votes);
 

@@ -28,9 +28,7 @@ class Ranks {
     std::vector<Trials::Pick> picks;
     for (Rank& r : ranks_) {
       // The first rank takes the short way where there is one: it must come to the same plans at the same operations.
-      const char* settled = &r == ranks_.data() && !c.private_sizes ? r.trials.settled(c.hash) : nullptr;
-      n_settled_ += settled != nullptr ? 1 : 0;
-      picks.push_back(settled != nullptr ? Trials::Pick{settled} : r.trials.next(c, sequence_, r.ballot));
+      picks.push_back(&r == ranks_.data() ? next_shortly(r, c) : r.trials.next(c, sequence_, r.ballot));
       EXPECT_EQ(picks[0].plan, picks.back().plan) << "at operation " << sequence_;
       if (r.ballot.at == sequence_) votes_[sequence_].push_back(r.ballot.word);
     }
@@ -56,6 +54,15 @@ class Ranks {
     exec::Ballot ballot;
   };
 
+  Trials::Pick next_shortly(Rank& r, const Trials::Class& c) {
+    if (c.private_sizes) {
+      if (exec::Operation::Ran* ran = r.trials.still_small()) return {c.plans[0], ran};
+    } else if (const char* plan = r.trials.settled(c.hash)) {
+      ++n_settled_;
+      return {plan};
+    }
+    return r.trials.next(c, sequence_, r.ballot);
+  }
   void hear() {
     const auto it = votes_.find(sequence_ - exec::Ballot::kHeardAfter);
     if (it == votes_.end()) return;
