@@ -102,6 +102,15 @@ Status check_overlap(const Communicator& comm, const CollectiveCall& c, uint64_t
                exec::op_name(c.op));
 }
 
+Status check_sizes(moecclOp_t op, const char* name, const size_t* counts, const size_t* displs, uint32_t n,
+                   uint64_t most) {
+  for (uint32_t r = 0; r < n; ++r) {
+    if (counts[r] <= most && displs[r] <= most) continue;
+    return bad(op, name, format("{} elements at {} for rank {}", counts[r], displs[r], r), "sizes that fit in memory");
+  }
+  return {};
+}
+
 Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Operation& op, uint64_t* send_bytes,
                    uint64_t* recv_bytes) {
   if (c.send_counts == nullptr) return bad(c.op, "send_counts", "NULL", "an array of one count per rank");
@@ -109,23 +118,23 @@ Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Oper
   if (c.recv_counts == nullptr) return bad(c.op, "recv_counts", "NULL", "an array of one count per rank");
   if (c.recv_displs == nullptr) return bad(c.op, "recv_displs", "NULL", "an array of one displacement per rank");
   const uint32_t n = comm.n_ranks();
-  const uint64_t most = std::numeric_limits<int64_t>::max() / op.element_bytes / 2;
-  const auto take = [&](const size_t* counts, const size_t* displs, std::vector<uint64_t>& to_counts,
-                        std::vector<uint64_t>& to_displs, const char* name, uint64_t* bytes) -> Status {
-    to_counts.resize(n);
-    to_displs.resize(n);
-    for (uint32_t r = 0; r < n; ++r) {
-      to_counts[r] = counts[r], to_displs[r] = displs[r];
-      if (counts[r] > most || displs[r] > most) {
-        return bad(c.op, name, format("{} elements at {} for rank {}", counts[r], displs[r], r),
-                   "sizes that fit in memory");
-      }
-      if (counts[r] > 0) *bytes = std::max(*bytes, (counts[r] + displs[r]) * op.element_bytes);
-    }
-    return {};
-  };
-  MOECCL_TRY(take(c.send_counts, c.send_displs, op.send_counts, op.send_displs, "send_counts", send_bytes));
-  MOECCL_TRY(take(c.recv_counts, c.recv_displs, op.recv_counts, op.recv_displs, "recv_counts", recv_bytes));
+  for (std::vector<uint64_t>* v : {&op.send_counts, &op.send_displs, &op.recv_counts, &op.recv_displs}) v->resize(n);
+  uint64_t all_bits = 0, send_end = 0, recv_end = 0;
+  for (uint32_t r = 0; r < n; ++r) {
+    const uint64_t sends = op.send_counts[r] = c.send_counts[r], send_at = op.send_displs[r] = c.send_displs[r];
+    const uint64_t recvs = op.recv_counts[r] = c.recv_counts[r], recv_at = op.recv_displs[r] = c.recv_displs[r];
+    all_bits |= sends | send_at | recvs | recv_at;
+    if (sends > 0) send_end = std::max(send_end, sends + send_at);
+    if (recvs > 0) recv_end = std::max(recv_end, recvs + recv_at);
+  }
+  constexpr uint64_t kFits = uint64_t{1} << 58;  // below it sums of two sizes are less than 2^63 bytes of any type
+  if (all_bits >= kFits) {
+    const uint64_t most = std::numeric_limits<int64_t>::max() / op.element_bytes / 2;
+    MOECCL_TRY(check_sizes(c.op, "send_counts", c.send_counts, c.send_displs, n, most));
+    MOECCL_TRY(check_sizes(c.op, "recv_counts", c.recv_counts, c.recv_displs, n, most));
+  }
+  *send_bytes = send_end * op.element_bytes;
+  *recv_bytes = recv_end * op.element_bytes;
   if (c.send_counts[comm.rank()] != c.recv_counts[comm.rank()]) {
     return bad(c.op, "recv_counts of this rank for itself", format("{}", c.recv_counts[comm.rank()]),
                format("{}, what it sends itself", c.send_counts[comm.rank()]));

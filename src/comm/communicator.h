@@ -143,8 +143,9 @@ class Communicator {
   explicit Communicator(Membership m);
   Trials::Class trial_class(const CachedPlan& cached) const;
   Status try_plan(exec::Operation& op, const CachedPlan& cached);
+  // Another plan for the operation that `cached` was chosen for; as it is where that plan does not apply.
   Status run_variant(exec::Operation& op, const CachedPlan& cached, std::string_view plan);
-  static void run_as(exec::Operation& op, const CachedPlan& cached);
+  static void run_as(exec::Operation& op, const CachedPlan& cached);  // op.keep owns `cached`, or what owns it
 
   uint32_t rank_, n_ranks_;
   Config config_;

@@ -96,10 +96,10 @@ class Trials {
   };
   static uint64_t vote_of(State& s);
   uint64_t hash_of(const Class& c) const;
+  State& state_of(uint64_t hash);
   void note_last();
 
   mutable std::mutex mutex_;
-  State& state_of(uint64_t hash);
   std::unordered_map<uint64_t, State> classes_;
   std::pair<uint64_t, State*> recent_{0, nullptr};  // of classes_
   uint64_t voting_ = 0;                             // hash of the class

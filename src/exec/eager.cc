@@ -132,28 +132,25 @@ Progress Eager::look(uint32_t peer) {
 void Eager::give_blocks() {
   Fabric& f = fabric();
   transport::Outbox& box = *f.own->outbox(sequence_);
-  uint64_t bytes = eager_table_bytes(f.n_ranks), largest = 0;
+  const auto tell = [&box](uint32_t rank, BlockPlace place) {
+    std::memcpy(box.data + rank * sizeof(place), &place, sizeof(place));
+  };
+  constexpr BlockPlace kNone{kNotHere, 0};  // of the own block, which needs no way, too
+  uint64_t offset = eager_table_bytes(f.n_ranks);
   for (uint32_t r = 0; r < f.n_ranks; ++r) {
-    if (r == f.rank) continue;  // its own block needs no way
-    const uint64_t block = std::min<uint64_t>(op_.send_counts[r], kNotHere) * op_.element_bytes;
-    bytes += block;
-    largest = std::max(largest, block);
-  }
-  all_fit_ = bytes <= transport::kOutboxBytes && largest <= kMostBlockBytes;
-  auto offset = static_cast<uint32_t>(eager_table_bytes(f.n_ranks));
-  for (uint32_t r = 0; r < f.n_ranks; ++r) {
-    BlockPlace place{kNotHere, 0};
-    if (all_fit_ && r != f.rank) {
-      place = {offset, static_cast<uint32_t>(op_.send_counts[r])};
-      const uint64_t size = op_.send_counts[r] * op_.element_bytes;
-      if (size > 0) {
-        std::memcpy(box.data + offset,
-                    static_cast<const std::byte*>(op_.input) + op_.send_displs[r] * op_.element_bytes, size);
-      }
-      offset += static_cast<uint32_t>(size);
+    if (r == f.rank) {
+      tell(r, kNone);
+      continue;
     }
-    std::memcpy(box.data + r * sizeof(place), &place, sizeof(place));
+    const uint64_t count = op_.send_counts[r], bytes = std::min<uint64_t>(count, kNotHere) * op_.element_bytes;
+    all_fit_ = bytes <= kMostBlockBytes && offset + bytes <= transport::kOutboxBytes;
+    if (!all_fit_) break;
+    tell(r, {static_cast<uint32_t>(offset), static_cast<uint32_t>(count)});
+    const auto* from = static_cast<const std::byte*>(op_.input) + op_.send_displs[r] * op_.element_bytes;
+    if (bytes > 0) std::memcpy(box.data + offset, from, bytes);
+    offset += bytes;
   }
+  for (uint32_t r = 0; r < f.n_ranks && !all_fit_; ++r) tell(r, kNone);
   // Release: pairs with the acquire in look().
   box.word.store(static_cast<uint64_t>(tag_) << 32 | static_cast<uint32_t>(sequence_), std::memory_order_release);
 }
