@@ -84,7 +84,7 @@ Trials::State& Trials::state_of(uint64_t hash) {
 const char* Trials::settled(uint64_t hash) {
   State* const s = recent_.first == hash ? recent_.second : nullptr;
   if (s == nullptr || last_.state != nullptr || last_.private_size || !s->decided || !s->voted) return nullptr;
-  if (s->begun < s->last_of_trial() || s->begun >= kAgain) return nullptr;
+  if (s->begun < s->trial_operations() || s->begun >= kAgain) return nullptr;
   ++s->begun;
   return s->plans[s->runs];
 }
@@ -125,8 +125,8 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
   const Blocks& block = *s.blocks;
   const size_t n = s.plans.size();
   const uint64_t at = s.begun++;
-  const uint64_t round = at / (block.operations * n);
-  if (at < s.last_of_trial()) {
+  if (at < s.trial_operations()) {
+    const uint64_t round = at / (block.operations * n);
     const size_t turn = at / block.operations % n;
     const size_t plan = round % 2 == 0 ? turn : n - 1 - turn;
     last_.state = &s;

@@ -92,7 +92,7 @@ class Trials {
     // little: of each block.
     std::vector<double> ns[kMost];
     double took_ns[kMost] = {};
-    uint64_t last_of_trial() const { return blocks->rounds * blocks->operations * plans.size(); }
+    uint64_t trial_operations() const { return blocks->rounds * blocks->operations * plans.size(); }
   };
   static uint64_t vote_of(State& s);
   uint64_t hash_of(const Class& c) const;

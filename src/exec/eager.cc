@@ -150,7 +150,9 @@ void Eager::give_blocks() {
     if (bytes > 0) std::memcpy(box.data + offset, from, bytes);
     offset += bytes;
   }
-  for (uint32_t r = 0; r < f.n_ranks && !all_fit_; ++r) tell(r, kNone);
+  if (!all_fit_) {
+    for (uint32_t r = 0; r < f.n_ranks; ++r) tell(r, kNone);
+  }
   // Release: pairs with the acquire in look().
   box.word.store(static_cast<uint64_t>(tag_) << 32 | static_cast<uint32_t>(sequence_), std::memory_order_release);
 }

@@ -90,8 +90,8 @@ class Execution final : public AgreedTask {
   void account(uint32_t rank, uint64_t bytes, bool stored);
   // Stores past the cache: large Outputs, which nobody reads soon, and what another core reads.
   bool uses_stream(const plan::Ref& dst, uint64_t bytes) const {
-    const bool shared = plan::others_read(dst, fabric().rank) && bytes >= plan::kStreamSharedBytes;
-    return shared || (dst.buffer != plan::Buffer::kStaging && stream_output_);
+    return plan::streams_to_others(dst, fabric().rank, bytes) ||
+           (dst.buffer != plan::Buffer::kStaging && stream_output_);
   }
 
   Choice choice_;

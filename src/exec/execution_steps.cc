@@ -261,6 +261,7 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
   const uint64_t length = governing(s);
   const Range dst = range(s.dst, length, chunk);
   if (dst.length == 0) return Progress::kMoved;
+  const uint64_t bytes = dst.length * op_.element_bytes;
   srcs_.resize(s.n_srcs);
   if (op_.scaled) scales_.resize(s.n_srcs);
   bool any_scaled = false;
@@ -274,7 +275,7 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
       return fail(
           error(moecclRemoteError, "rank {} announced a buffer that cannot be reached from rank {}", ref.rank, f.rank));
     }
-    account(ref.rank, dst.length * op_.element_bytes, false);
+    account(ref.rank, bytes, false);
     if (op_.scaled) {
       const bool own_input = ref.rank == f.rank && ref.buffer == Buffer::kInput;
       scales_[i] = own_input ? op_.scale : unit_scale(op_.signature.type);
@@ -288,7 +289,7 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
   args.count = dst.length;
   args.n_srcs = s.n_srcs;
   args.divisor = !s.final_reduce ? 0 : s.divisor > 0 ? s.divisor : op_.divisor;
-  args.stream = !s.read_again && uses_stream(s.dst, dst.length * op_.element_bytes);
+  args.stream = !s.read_again && uses_stream(s.dst, bytes);
   copies_.clear();
   if (s.copies > 0 && f.kernels->reduces_to_many) {
     if (Status st = find_copies(s, dst, length, chunk); !st.ok()) return fail(std::move(st));
@@ -296,8 +297,8 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
   if (!copies_.empty()) {
     args.copies = copies_.data();
     args.n_copies = merged_ = s.copies;
-    args.stream = uses_stream(s.dst, dst.length * op_.element_bytes);
-    for (uint16_t i = 1; i <= s.copies; ++i) args.stream |= uses_stream((&s)[i].dst, dst.length * op_.element_bytes);
+    args.stream = uses_stream(s.dst, bytes);
+    for (uint16_t i = 1; i <= s.copies; ++i) args.stream |= uses_stream((&s)[i].dst, bytes);
   }
   // In place the lines of dst have just been read: a store past the cache would only throw them out of it.
   args.stream = args.stream && std::find(srcs_.begin(), srcs_.end(), args.dst) == srcs_.end();

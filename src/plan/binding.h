@@ -10,12 +10,14 @@
 
 namespace moeccl::plan {
 
-// Steps that store at least this much where another core will read it store past the cache: lines that lie modified in
-// one core's cache come to another at 1.6 to 14 GB/s, as the host has placed the two; memory gives 8 or more.
+// Steps of `rank` that store at least this much where another core will read it store past the cache: lines that lie
+// modified in one core's cache come to another at 1.6 to 14 GB/s, as the host has placed the two; memory gives 8 or
+// more.
 inline constexpr uint64_t kStreamSharedBytes = 4 << 10;
 
-inline bool others_read(const Ref& dst, uint32_t rank) {
-  return dst.buffer == Buffer::kStaging || (dst.buffer == Buffer::kOutput && dst.rank != rank);
+inline bool streams_to_others(const Ref& dst, uint32_t rank, uint64_t bytes) {
+  const bool others_read = dst.buffer == Buffer::kStaging || (dst.buffer == Buffer::kOutput && dst.rank != rank);
+  return others_read && bytes >= kStreamSharedBytes;
 }
 
 struct Range {

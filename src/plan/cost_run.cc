@@ -307,7 +307,7 @@ void CostRun::move(uint32_t rank, const Lane& lane, const Step& step) {
              src.rank != rank && src.buffer != Buffer::kStaging && !plan_.shape.reach.views) {
     work(rank, profile_.read_call_ns + static_cast<double>(bytes) / profile_.read_bytes_per_ns, &CriticalPath::copy_ns);
   } else {
-    const bool past_cache = others_read(step.dst, rank) && bytes >= kStreamSharedBytes;
+    const bool past_cache = streams_to_others(step.dst, rank, bytes);
     const double rate = past_cache ? r.staging_rate : step.dst.buffer == Buffer::kOutput ? r.output_rate : r.copy_rate;
     work(rank, static_cast<double>(bytes) / rate, &CriticalPath::copy_ns);
   }
