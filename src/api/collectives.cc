@@ -29,6 +29,7 @@ moecclResult_t collective(const CollectiveCall& call, moecclComm_t comm_handle, 
   Communicator* comm = nullptr;
   if (Status s = api::find_comm(comm_handle, &comm); !s.ok()) return api::finish(s);
   return api::guarded(comm, [&]() -> Status {
+    if (stream_handle == nullptr && !comm::Group::any_open()) return comm::run_collective(*comm, call);
     comm::Stream* stream = nullptr;
     MOECCL_TRY(api::find_stream(stream_handle, &stream));
     comm::Group& group = comm::Group::of_this_thread();

@@ -142,6 +142,38 @@ Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Oper
   return {};
 }
 
+// Makes a prepared call's operation that of a call alike. Not ready: something wants a closer look.
+Status renew(Communicator& comm, PreparedCall& prepared, const CollectiveCall& c, bool* ready) {
+  exec::Operation& op = prepared.operation;
+  uint64_t in_bytes = prepared.in_bytes, out_bytes = prepared.out_bytes;
+  if (c.op == moecclOpAllToAllv) {
+    if (prepared.tried && (op.ran = comm.still_small()) == nullptr) return {};
+    MOECCL_TRY(copy_splits(comm, c, op, &in_bytes, &out_bytes));
+  }
+  if ((in_bytes > 0 && c.send == nullptr) || (out_bytes > 0 && c.recv == nullptr)) return {};
+  const auto shift = [](const CollectiveCall& call) {
+    return reinterpret_cast<uint64_t>(call.recv) - reinterpret_cast<uint64_t>(call.send);
+  };
+  const bool same_shift = c.op != moecclOpAllToAllv && shift(c) == shift(prepared.call);  // the same in-place form
+  *ready = same_shift || !overlap(c.send, in_bytes, c.recv, out_bytes);
+  op.input = c.send;
+  op.output = c.recv;
+  return {};
+}
+
+// After prepare_collective(), of what it prepared.
+void keep(const Communicator& comm, PreparedCall& prepared, const CollectiveCall& c, uint64_t plans) {
+  const exec::Operation& op = prepared.operation;
+  prepared.tried = op.eager && !static_cast<const CachedPlan*>(op.keep.get())->tried.empty();
+  if (!op.eager || op.scaled || !comm.runs_on_host() || (prepared.tried && c.op != moecclOpAllToAllv)) return;
+  prepared.plans = plans;
+  prepared.call = c;
+  const uint64_t block_bytes = c.count * op.element_bytes;
+  const bool reads = reads_send(c, comm.rank()), writes = writes_recv(c, comm.rank());
+  prepared.in_bytes = reads ? block_bytes * plan::in_blocks(c.op, comm.n_ranks()) : 0;
+  prepared.out_bytes = writes ? block_bytes * plan::out_blocks(c.op, comm.n_ranks()) : 0;
+}
+
 // AllToAllv on the persistent kernel, whatever its size, which no rank knows of the others. The kernel knows all sizes
 // before its first step, so what is for the rest of large blocks runs at once.
 Status prepare_splits(Communicator& comm, exec::Operation& op) {
@@ -199,7 +231,20 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
 }
 
 Status run_collective(Communicator& comm, const CollectiveCall& call) {
-  return comm.run_blocking([&](exec::Operation& op) { return prepare_collective(comm, call, op); });
+  return comm.in_turn([&](PreparedCalls& calls) -> Status {
+    PreparedCall& prepared = calls.of(call);
+    const uint64_t plans = comm.selector().version();
+    if (prepared.is(call, plans) && comm.is_usable()) {
+      bool ready = false;
+      MOECCL_TRY(renew(comm, prepared, call, &ready));
+      if (ready) return exec::run_eager(comm.fabric(), prepared.operation);
+    }
+    prepared.plans = 0;
+    prepared.operation.reset();
+    MOECCL_TRY(prepare_collective(comm, call, prepared.operation));
+    keep(comm, prepared, call, plans);
+    return comm.run(prepared.operation);
+  });
 }
 
 Status prepare_message(Communicator& comm, const void* data, size_t count, moecclDataType_t type, int peer,

@@ -1,21 +1,10 @@
 // From a C call's arguments to a prepared operation: checks first, with sentences that name argument, value and remedy.
 #pragma once
 
+#include "src/comm/collective_call.h"
 #include "src/comm/communicator.h"
 
 namespace moeccl::comm {
-
-struct CollectiveCall {
-  moecclOp_t op = moecclOpAllReduce;
-  const void* send = nullptr;
-  void* recv = nullptr;
-  size_t count = 0;
-  moecclDataType_t type = moecclInt8;
-  moecclRedOp_t reduce = moecclSum;
-  int root = 0;
-  // AllToAllv
-  const size_t *send_counts = nullptr, *send_displs = nullptr, *recv_counts = nullptr, *recv_displs = nullptr;
-};
 
 // Fills `op`, which must outlive its run.
 Status prepare_collective(Communicator& comm, const CollectiveCall& call, exec::Operation& op);

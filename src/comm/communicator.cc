@@ -270,7 +270,7 @@ Status Communicator::run(exec::Operation& op) {
     return cuda_->end(std::move(status));
   }
   if (StreamWork* work = StreamWork::current(); work != nullptr) MOECCL_TRY(work->wait_ready());
-  return op.eager ? drive(exec::Eager(*fabric_, op)) : drive(exec::Execution(*fabric_, op));
+  return op.eager ? exec::run_eager(*fabric_, op) : drive(exec::Execution(*fabric_, op));
 }
 
 std::unique_ptr<exec::Task> Communicator::task_of(const exec::Operation& op, uint64_t walk_number) {

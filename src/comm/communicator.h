@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "src/comm/collective_call.h"
 #include "src/comm/config.h"
 #include "src/comm/cuda_side.h"
 #include "src/comm/lanes.h"
@@ -83,15 +84,16 @@ class Communicator {
 
   // Fills an operation's plan and divisor for a standard collective.
   Status prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place);
-  // A blocking call: waits for its turn, has `prepare` (Status of an Operation&) fill the communicator's own operation,
-  // so that nothing is allocated, and runs it on this thread.
-  template <class Prepare>
-  Status run_blocking(Prepare&& prepare) {
+  // A blocking call's: waits for its turn and has `body` (Status of a PreparedCalls&) run on this thread.
+  template <class Body>
+  Status in_turn(Body&& body) {
     const Turn turn(turns_, take_ticket());
-    operation_.reset();
-    MOECCL_TRY(prepare(operation_));
-    return run(operation_);
+    return body(calls_);
   }
+  // Whether an operation on host memory can run without a look at where its buffers are.
+  bool runs_on_host() const { return cuda_ == nullptr && why_no_cuda_.empty(); }
+  // Of an AllToAllv whose plans are tried; see Trials.
+  exec::Operation::Ran* still_small() { return trials_.still_small(); }
   // The same with a plan that is at hand.
   void attach(exec::Operation& op, const std::shared_ptr<CachedPlan>& cached, uint32_t root, bool scaled) const;
   // Sends or receives in its turn.
@@ -122,6 +124,10 @@ class Communicator {
   bool settled() const;
 
   Status usable() const;  // the failure, abort or fork that forbids further operations
+  // The same for runs_on_host(), without the sentence.
+  bool is_usable() const {
+    return *not_forked_ != 0 && !fabric_->failed() && !fabric_->aborted.load(std::memory_order_relaxed);
+  }
   void abort();
   // A batch's operation on its rank: on the persistent kernel or as the steps of its plan.
   std::unique_ptr<exec::Task> task_of(const exec::Operation& op, uint64_t walk_number = 0);
@@ -160,7 +166,7 @@ class Communicator {
   std::shared_ptr<const void> kept_expert_plans_[3];
 
   Turns turns_;
-  exec::Operation operation_;  // of the call whose turn it is
+  PreparedCalls calls_;
 
   std::mutex error_mutex_;
   std::string last_error_, last_error_shown_;

@@ -288,6 +288,7 @@ Group& Group::of_this_thread() {
 Status Group::end() {
   if (depth_ == 0) return error(moecclInvalidUsage, "moecclGroupEnd without moecclGroupStart");
   if (--depth_ > 0) return {};
+  n_open_.fetch_sub(1, std::memory_order_relaxed);
   Status failure = std::exchange(failure_, Status());
   auto joins = std::exchange(joins_, {});
   auto calls = std::exchange(calls_, {});

@@ -1,6 +1,8 @@
 // Calls that are issued together, and the way of every call to its run: on this thread, or on a stream's.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -26,8 +28,12 @@ Status issue(std::vector<Call> calls);
 class Group {
  public:
   static Group& of_this_thread();
+  // Whether any thread's may be: one load, where this thread's own costs a call.
+  static bool any_open() { return n_open_.load(std::memory_order_relaxed) > 0; }
   bool open() const { return depth_ > 0; }
-  void start() { ++depth_; }
+  void start() {
+    if (depth_++ == 0) n_open_.fetch_add(1, std::memory_order_relaxed);
+  }
   Status end();
   void add(Call call) { calls_.push_back(std::move(call)); }
   // Joins that one thread makes for several ranks: each runs on a thread of its own at the end.
@@ -38,6 +44,7 @@ class Group {
   }
 
  private:
+  inline static std::atomic<uint32_t> n_open_{0};
   int depth_ = 0;
   Status failure_;
   std::vector<Call> calls_;

@@ -125,7 +125,12 @@ Status Selector::force(moecclOp_t op, const std::string& algorithm) {
 void Selector::forget_choices() {
   plans_.clear();
   choices_.clear();
+  forget_last();
+}
+
+void Selector::forget_last() {
   last_ = nullptr;
+  version_.fetch_add(1, std::memory_order_release);
 }
 
 uint64_t Selector::larger_buffer_bytes(const PlanKey& key) const {
@@ -247,13 +252,13 @@ void Selector::pin(const PlanKey& key, std::shared_ptr<CachedPlan> cached) {
   const std::lock_guard lock(mutex_);
   pinned_key_ = key;
   pinned_ = std::move(cached);
-  last_ = nullptr;
+  forget_last();
 }
 
 void Selector::unpin() {
   const std::lock_guard lock(mutex_);
   pinned_ = nullptr;
-  last_ = nullptr;
+  forget_last();
 }
 
 void Selector::set_profile(const plan::Profile& profile) {
@@ -461,6 +466,7 @@ void Selector::observe(const exec::Timing& t) {
                             : 0;
   if (!corrector_.observe(profile_, o)) return;
   epoch_.fetch_add(1, std::memory_order_release);
+  version_.fetch_add(1, std::memory_order_release);
   log(LogLevel::kInfo,
       "rank {}: {}:{} of {} bytes was predicted to take {:.1f} us and does not: the profile now says {:.1f}", rank_,
       exec::op_name(o.op), o.algorithm, t.block_bytes, before / 1e3,

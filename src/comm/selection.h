@@ -74,6 +74,8 @@ class Selector {
   // profile, then epoch() is another one and earlier choices are made again. From the thread that runs operations.
   void observe(const exec::Timing& timing);
   uint32_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+  // From 1 on; another one when any call may get another plan than before.
+  uint64_t version() const { return version_.load(std::memory_order_acquire); }
   // get() at the time of an operation's run, beside calls on the caller's thread.
   Result<std::shared_ptr<CachedPlan>> choose_again(const PlanKey& key);
   // What get() would give for a cached plan's key if it chose `algorithm`; null where that does not apply.
@@ -115,6 +117,7 @@ class Selector {
   bool wants_direct_rest(const CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const;
   void add_direct_rest(CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const;
   void forget_choices();
+  void forget_last();
   Result<std::shared_ptr<CachedPlan>> find_or_build(const PlanKey& key);
   void keep(uint64_t hash, const std::shared_ptr<CachedPlan>& made);
 
@@ -133,6 +136,7 @@ class Selector {
   // Choices are made on the caller's thread, and again on the one that runs operations.
   mutable std::recursive_mutex mutex_;
   std::atomic<uint32_t> epoch_{1};
+  std::atomic<uint64_t> version_{1};
   uint32_t last_epoch_ = 0, plans_epoch_ = 1;
   plan::Corrector corrector_;
 

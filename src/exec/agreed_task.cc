@@ -8,17 +8,22 @@ bool meets_all(moecclOp_t op) {
          op == moecclOpAllToAllv;
 }
 
-void AgreedTask::begin() {
+void AgreedTask::take_number() {
   Fabric& f = fabric();
   sequence_ = ++f.sequence;
   f.history = extend_history(f.history, op_.signature);
   history_ = f.history;
   tag_ = static_cast<uint32_t>(history_ >> 32);
-  f.recorder.begin(sequence_, op_.signature);
+}
+
+void AgreedTask::note_begin() {
+  if (!noted_) fabric().recorder.begin(sequence_, op_.signature);
+  noted_ = true;
 }
 
 void AgreedTask::continue_from(const AgreedTask& begun) {
   sequence_ = begun.sequence_;
+  noted_ = begun.noted_;
   history_ = begun.history_;
   tag_ = begun.tag_;
   entered_ = begun.entered_;
@@ -213,8 +218,7 @@ Status AgreedTask::check_tag(uint32_t peer, uint32_t tag) {
   // next one's; then its entry, which stays for some operations, tells. A peer that has not entered this operation and
   // yet has signalled so often has run others than we have.
   if (tag == tag_) return {};
-  const bool entered = entry_of(peer).seq.load(std::memory_order_acquire) == sequence_;
-  return entered ? check_entry(peer) : find_difference(peer);
+  return has_published(peer) ? check_entry(peer) : find_difference(peer);
 }
 
 // A peer that entered the same operation with other arguments may never signal: look at the entries themselves.

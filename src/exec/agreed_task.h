@@ -25,7 +25,13 @@ class AgreedTask : public Task {
  protected:
   // Goes on with an operation that another task has entered.
   void continue_from(const AgreedTask& begun);
-  void begin();    // takes the communicator's next sequence number, so operations are started one after another
+  // Takes the communicator's next sequence number, so operations are started one after another.
+  void take_number();
+  void note_begin();  // in the flight recorder, once
+  void begin() {
+    take_number();
+    note_begin();
+  }
   bool enter();    // whether all peers are at most one operation behind, and have told what they have to tell
   void publish();  // this rank's entry
   void end(uint64_t wire_bytes);
@@ -44,6 +50,10 @@ class AgreedTask : public Task {
   bool is_v() const { return op_.signature.op == moecclOpAllToAllv; }
 
   bool is_timed() const;
+  bool has_published(uint32_t peer) const {
+    // Acquire: pairs with the release in publish().
+    return entry_of(peer).seq.load(std::memory_order_acquire) == sequence_;
+  }
   // The word of `teller` from all other ranks' entries, [n_ranks]; false: one is still on its way.
   bool hear(uint64_t teller, std::span<uint64_t> words);
   bool hear_timings();
@@ -54,6 +64,7 @@ class AgreedTask : public Task {
   uint64_t history_ = 0;
   uint32_t tag_ = 0;  // of the history, carried by every signal
   uint32_t waiting_peer_ = 0;
+  bool noted_ = false;  // in the flight recorder
   bool entered_ = false;
   uint64_t largest_block_ = 0;  // AllToAllv: elements, of all ranks; 0: not known yet, or fitted_
   bool fitted_ = false;         // AllToAllv: all data went with the first word, whatever the plan

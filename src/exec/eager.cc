@@ -76,12 +76,20 @@ Progress Eager::poll() {
     return p == Progress::kFailed ? fail(rest_->status()) : p;
   }
   if (!given_) {
-    if (sequence_ == 0) begin();
-    if (!enter()) return Progress::kBlocked;
-    publish();
-    f.recorder.chose(op_.choice.algorithm);
+    if (sequence_ == 0) {
+      take_number();
+      if (is_timed()) note_begin();
+    }
+    if (!enter()) {
+      note_begin();
+      return Progress::kBlocked;
+    }
+    // Peers wait for what is given: all else that others may want to know is written while it travels.
     give();
     given_ = true;
+    note_begin();
+    f.recorder.chose(op_.choice.algorithm);
+    publish();
   }
   if (takes_all()) {
     for (; next_ < f.n_ranks; ++next_) {
@@ -92,6 +100,10 @@ Progress Eager::poll() {
     if (const Progress p = look(op_.signature.root); p != Progress::kMoved) return p;
   }
   if (!all_fit_) {
+    // The plan goes by what all have published, and a rank publishes after it has given.
+    for (waiting_peer_ = 0; waiting_peer_ < f.n_ranks; ++waiting_peer_) {
+      if (waiting_peer_ != f.rank && !has_published(waiting_peer_)) return Progress::kBlocked;
+    }
     rest_.emplace(*this, op_);
     return Progress::kMoved;
   }
@@ -124,7 +136,10 @@ Progress Eager::look(uint32_t peer) {
     waiting_peer_ = peer;
     return Progress::kBlocked;
   }
-  if (Status s = check_tag(peer, static_cast<uint32_t>(word >> 32)); !s.ok()) return fail(std::move(s));
+  if (const auto tag = static_cast<uint32_t>(word >> 32); tag != tag_) {
+    if (!has_published(peer)) return Progress::kBlocked;  // it is about to: what differs is to be named
+    if (Status s = check_tag(peer, tag); !s.ok()) return fail(std::move(s));
+  }
   f.entered[peer] = sequence_;
   return is_v() ? look_at_block(peer) : Progress::kMoved;
 }
@@ -166,6 +181,7 @@ Progress Eager::look_at_block(uint32_t peer) {
     return Progress::kMoved;
   }
   if (place.count != op_.recv_counts[peer]) {
+    if (!has_published(peer)) return Progress::kBlocked;
     Status s = check_blocks(peer);  // the sentence; both come from the same counts
     return fail(s.ok() ? error(moecclRemoteError, "rank {} announces a block that differs from its entry", peer)
                        : std::move(s));
@@ -239,6 +255,19 @@ void Eager::take() {
       f.kernels->reduce[op_.signature.type][static_cast<size_t>(op_.reduce)](args);
     }
   }
+}
+
+Status run_eager(Fabric& fabric, const Operation& op) {
+  Eager task(fabric, op);
+  // A peer that runs on another core answers within some polls.
+  constexpr uint32_t kPolls = 20;
+  for (uint32_t i = 0; i < kPolls && !fabric.crowded && fabric.engine == nullptr; ++i) {
+    const Progress p = task.poll();
+    if (p == Progress::kDone) return {};
+    if (p == Progress::kFailed) return give_up(task, task.status());
+  }
+  Task* one = &task;
+  return drive({&one, 1});
 }
 
 std::string Eager::describe() const {

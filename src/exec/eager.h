@@ -57,4 +57,7 @@ class Eager final : public AgreedTask {
   std::optional<Execution> rest_;
 };
 
+// Runs one on this thread, as drive() does.
+Status run_eager(Fabric& fabric, const Operation& op);
+
 }  // namespace moeccl::exec

@@ -230,6 +230,13 @@ void wait_for_peers(const std::function<bool()>& in_use) {
   for (const int64_t start = now_ns(); in_use() && now_ns() - start < kMost_ns;) sleep_ns(kShortSleep_ns);
 }
 
+Status give_up(Task& task, const Status& status) {
+  task.fabric().fail(status);
+  Status first = task.fabric().failure();
+  task.abandon();
+  return first;
+}
+
 Status drive(std::span<Task* const> tasks) {
   if (tasks.empty()) return {};
   Status first;
@@ -246,9 +253,7 @@ Status drive(std::span<Task* const> tasks) {
     ended[i] = 1;
     --left;
     if (status.ok()) return;
-    tasks[i]->fabric().fail(status);
-    status = tasks[i]->fabric().failure();  // the first one, such as an abort from another thread
-    tasks[i]->abandon();
+    status = give_up(*tasks[i], status);
     if (first.ok()) first = std::move(status);
   };
   const Engines engines(tasks);

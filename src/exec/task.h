@@ -63,6 +63,8 @@ void wait_for_peers(const std::function<bool()>& in_use);
 // Runs all tasks to their ends; the first failure is returned after all have ended. Every wait has an end: the
 // communicator's timeout, an abort, a failed or dead peer.
 Status drive(std::span<Task* const> tasks);
+// Ends a task that has failed so: the communicator's first failure, such as an abort from another thread.
+Status give_up(Task& task, const Status& status);
 
 // How a peer that the task needs has failed, in the peer's own words where it has any; else success.
 Status check_peer_state(Task& task, uint32_t peer);
