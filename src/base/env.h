@@ -49,7 +49,8 @@ struct Env {
   // rate.
   int32_t socket_streams = 0;
   // MOECCL_SOCKET_CONGESTION: TCP congestion control of these connections, as the kernel names it; "system": the
-  // system's. Empty: the system's, and cubic where a queue shows that the line is the limit.
+  // system's. Empty: reno to hosts that are near, the system's to others, and cubic where a queue shows that the line
+  // is the limit.
   std::string socket_congestion;
   // MOECCL_SPIN_US: microseconds a wait spins before it sleeps; -1: chosen from the number of cores and ranks.
   int32_t spin_us = -1;

@@ -53,7 +53,8 @@ Result<Fd> listen_at(const SocketAddress& address, int backlog) {
   return fd;
 }
 
-Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from) {
+Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from,
+                      const std::string& congestion) {
   const auto failed = [&address](int code) {
     if (code == ECONNREFUSED) return error(moecclRemoteError, "nobody listens at {}", address.str());
     return transfer_error(("connecting to " + address.str()).c_str(), code);
@@ -68,6 +69,7 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Soc
     ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
     if (::bind(fd.get(), raw(own), own.length) != 0) return system_error("bind to " + own.str(), errno);
   }
+  if (!congestion.empty()) MOECCL_TRY(set_congestion_control(fd.get(), congestion));
   int backoff_us = 100;
   for (;;) {
     if (::connect(fd.get(), raw(address), address.length) == 0) return fd;
@@ -313,6 +315,13 @@ Status set_congestion_control(int fd, const std::string& name) {
                  name);
   }
   return {};
+}
+
+Result<std::string> congestion_control(int fd) {
+  char name[16] = {};  // TCP_CA_NAME_MAX of the kernel
+  socklen_t size = sizeof(name);
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &size) != 0) return system_error("TCP_CONGESTION", errno);
+  return std::string(name, strnlen(name, sizeof(name)));
 }
 
 Status set_lost_after(int fd, int64_t timeout_ms) {

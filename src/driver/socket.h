@@ -50,8 +50,10 @@ Result<Fd> listen_at(const SocketAddress& address, int backlog = 4096);
 Result<SocketAddress> local_address(int fd);
 Result<SocketAddress> peer_address(int fd);
 // One attempt; waits for its end until the deadline. `from`: the own address to connect from, its port is not used;
-// null: as the route says.
-Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from = nullptr);
+// null: as the route says. `congestion`: as set_congestion_control(), before the connection is there; empty: the
+// system's.
+Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from = nullptr,
+                      const std::string& congestion = {});
 // A waiting connection, or an empty Fd when there is none.
 Result<Fd> accept_now(int listener);
 Result<Fd> accept_until(int listener, Deadline deadline);
@@ -93,8 +95,14 @@ struct PeerCredentials {
 Result<PeerCredentials> peer_credentials(int fd);
 
 Status set_no_delay(int fd);
-// TCP's congestion control by the kernel's name; Unsupported: the kernel has no such one, or not for this user.
+// TCP's congestion control by the kernel's name; Unsupported: the kernel has no such one, or not for this user. A
+// listener's is that of the connections it accepts. A connection that began with one that paces (bbr) is paced whatever
+// it is given later.
 Status set_congestion_control(int fd, const std::string& name);
+Result<std::string> congestion_control(int fd);
+// Least microseconds that a packet of a connected TCP socket and its acknowledgement have taken; 0 where the kernel
+// does not tell.
+int64_t least_round_trip_us(int fd);
 // A connected TCP socket gives up when the peer's host has acknowledged nothing for `timeout_ms`, whether data is under
 // way (TCP_USER_TIMEOUT) or not (keep-alive probes): reads and writes then fail as RemoteError.
 Status set_lost_after(int fd, int64_t timeout_ms);

@@ -18,17 +18,26 @@ bool read_info(int fd, tcp_info* info, socklen_t* length) {
   return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, length) == 0;
 }
 
+// An old kernel gives fewer fields.
+bool has_min_rtt(socklen_t length) {
+  return length >= offsetof(tcp_info, tcpi_min_rtt) + sizeof(tcp_info::tcpi_min_rtt);
+}
+
 }  // namespace
 
 int64_t queue_delay_us(int fd) {
   tcp_info info;
   socklen_t length = 0;
-  if (!read_info(fd, &info, &length)) return 0;
-  // An old kernel gives fewer fields.
-  if (length < offsetof(tcp_info, tcpi_min_rtt) + sizeof(info.tcpi_min_rtt) || info.tcpi_rtt < info.tcpi_min_rtt) {
-    return 0;
-  }
+  if (!read_info(fd, &info, &length) || !has_min_rtt(length) || info.tcpi_rtt < info.tcpi_min_rtt) return 0;
   return info.tcpi_rtt - info.tcpi_min_rtt;
+}
+
+int64_t least_round_trip_us(int fd) {
+  tcp_info info;
+  socklen_t length = 0;
+  // ~0: nothing has been acknowledged yet.
+  if (!read_info(fd, &info, &length) || !has_min_rtt(length) || info.tcpi_min_rtt == ~0u) return 0;
+  return info.tcpi_min_rtt;
 }
 
 int64_t unacknowledged_ms(int fd) {

@@ -13,13 +13,18 @@ namespace {
 
 // Where there is another way, one that does not answer is given up after this.
 constexpr int64_t kTryRailMs = 3000;
+
+// Of the connections of one site. It neither paces, for which a timer interrupts the sender at each packet (bbr), nor
+// does it take a late acknowledgement for a queue (cubic); every kernel has it for every user (docs/decisions.md).
+constexpr const char* kForNear = "reno";
+// Farther away its windows grow too slowly after a loss: there the system's is better.
+constexpr int64_t kNearUs = 500;
+
 }  // namespace
 
 Status prepare(int fd, const MeshOptions& options) {
   MOECCL_TRY(driver::set_no_delay(fd));
-  MOECCL_TRY(driver::set_lost_after(fd, options.lost_after_ms));
-  if (options.congestion.empty() || options.congestion == "system") return {};
-  return driver::set_congestion_control(fd, options.congestion).with_context("MOECCL_SOCKET_CONGESTION");
+  return driver::set_lost_after(fd, options.lost_after_ms);
 }
 
 Result<std::unique_ptr<Mesh>> Mesh::listen(const MeshOptions& options, std::vector<Nic> nics) {
@@ -29,9 +34,31 @@ Result<std::unique_ptr<Mesh>> Mesh::listen(const MeshOptions& options, std::vect
     Result<Fd> listener = driver::listen_at(nic.address);
     if (!listener.ok()) return std::move(listener).status().with_context(format("interface {}", nic.name));
     MOECCL_ASSIGN_OR_RETURN(nic.address, driver::local_address(listener->get()));
+    MOECCL_TRY(mesh->prepare_listener(listener->get()));
     mesh->listeners_.push_back(std::move(*listener));
   }
   return mesh;
+}
+
+// Before any connection is there, see driver::set_congestion_control().
+Status Mesh::prepare_listener(int fd) {
+  if (options_.congestion == "system") return {};
+  if (!options_.congestion.empty()) {
+    congestion_ = options_.congestion;
+    return driver::set_congestion_control(fd, congestion_).with_context("MOECCL_SOCKET_CONGESTION");
+  }
+  if (Result<std::string> name = driver::congestion_control(fd); name.ok()) system_congestion_ = std::move(*name);
+  congestion_ = driver::set_congestion_control(fd, kForNear).ok() ? kForNear : "";
+  return {};
+}
+
+// Once connected: the handshake's packets have told the distance.
+void Mesh::choose_congestion(const TcpPeer& peer) const {
+  if (congestion_.empty() || system_congestion_.empty()) return;
+  for (const Stream& s : peer.streams) {
+    // The system's own needs no right.
+    if (driver::least_round_trip_us(s.fd()) > kNearUs) (void)driver::set_congestion_control(s.fd(), system_congestion_);
+  }
 }
 
 Result<Stream> Mesh::greet(Fd fd, uint32_t peer, const StreamGreeting& greeting) const {
@@ -71,7 +98,7 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) const
         other_way ? Deadline::earlier(options_.deadline, Deadline::after_ms(kTryRailMs)) : options_.deadline;
     const size_t before = sockets.size();
     for (uint32_t i = streams_for(rail, options_.streams_per_rail); i > 0 && sockets.size() < kMaxStreams; --i) {
-      Result<Fd> fd = driver::connect_to(nics[rail.peer].address, until, &nics_[rail.own].address);
+      Result<Fd> fd = driver::connect_to(nics[rail.peer].address, until, &nics_[rail.own].address, congestion_);
       if (!fd.ok()) {
         last = std::move(fd).status();
         sockets.resize(before);
@@ -118,7 +145,10 @@ Result<std::vector<TcpPeer>> Mesh::connect(const std::map<uint32_t, std::vector<
   MOECCL_TRY(connected);
   MOECCL_TRY(accepted);
   for (TcpPeer& p : acceptor.take()) made.push_back(std::move(p));
-  for (TcpPeer& p : made) p.may_change_congestion = options_.congestion.empty();
+  for (TcpPeer& p : made) {
+    p.may_change_congestion = options_.congestion.empty();
+    if (p.may_change_congestion) choose_congestion(p);
+  }
   listeners_.clear();
   return made;
 }

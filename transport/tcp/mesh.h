@@ -24,7 +24,7 @@ struct MeshOptions {
   Deadline deadline;
 };
 
-// Of a connection for data, before its first byte. Fails where a congestion control that was asked for is not there.
+// Of a connection for data, before its first byte.
 Status prepare(int fd, const MeshOptions& options);
 
 class Mesh {
@@ -38,11 +38,15 @@ class Mesh {
  private:
   Mesh(const MeshOptions& options, std::vector<Nic> nics) : options_(options), nics_(std::move(nics)) {}
   Result<TcpPeer> connect_to(uint32_t peer, std::span<const Nic> nics) const;
+  Status prepare_listener(int fd);
+  void choose_congestion(const TcpPeer& peer) const;
   Result<Stream> greet(Fd fd, uint32_t peer, const StreamGreeting& greeting) const;
 
   MeshOptions options_;
   std::vector<Nic> nics_;
   std::vector<Fd> listeners_;
+  std::string congestion_;         // of new connections; empty: the system's
+  std::string system_congestion_;  // empty: not known
 };
 
 }  // namespace moeccl::transport::tcp

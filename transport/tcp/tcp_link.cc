@@ -16,10 +16,11 @@ constexpr size_t kPiece = 128 << 10;
 // Bytes that one link may take before others have their turn.
 constexpr size_t kTurnBytes = 1 << 20;
 
-// BBR, the default of some systems, paces each connection by the share of the line that it had before. The connections
-// of a collective begin and end together: the last of them would go on at their shares while the line is idle. So where
-// a queue says that the line is the limit, connections change to cubic. On a faster network than that cubic would be
-// the slower one: it stops doubling its window when a microsecond more makes it see a queue (docs/decisions.md).
+// Where a queue says that the line is the limit, connections change to cubic. BBR, the default of some systems, paces
+// each connection by the share of the line that it had before, but the connections of a collective begin and end
+// together: the last of them would go on at their shares while the line is idle. On a faster network than that cubic
+// would be the slower one: it stops doubling its window when a microsecond more makes it see a queue
+// (docs/decisions.md).
 constexpr const char* kForQueues = "cubic";
 constexpr int64_t kQueueUs = 500;
 constexpr uint32_t kLooks = 2;  // so often in a row, each time that the socket is full

@@ -87,6 +87,24 @@ TEST(Socket, CongestionControlIsTheKernelsOrAnError) {
   const Status none = set_congestion_control(client->get(), "pigeons");
   EXPECT_EQ(none.code(), moecclUnsupported);
   EXPECT_NE(none.message().find("pigeons"), std::string::npos);
+  EXPECT_EQ(congestion_control(client->get()).value(), "reno");
+}
+
+TEST(Socket, ConnectionsHaveTheListenersCongestionControlAndTheOneAskedFor) {
+  Result<Fd> listener = listen_at(*parse_ip_address("127.0.0.1"));
+  ASSERT_TRUE(listener.ok());
+  ASSERT_TRUE(set_congestion_control(listener->get(), "reno").ok());
+  const SocketAddress at = *local_address(listener->get());
+  Result<Fd> client = connect_to(at, soon(), nullptr, "reno");
+  ASSERT_TRUE(client.ok()) << client.status().message();
+  Result<Fd> server = accept_until(listener->get(), soon());
+  ASSERT_TRUE(server.ok());
+  EXPECT_EQ(congestion_control(client->get()).value(), "reno");
+  EXPECT_EQ(congestion_control(server->get()).value(), "reno");
+  EXPECT_EQ(connect_to(at, soon(), nullptr, "pigeons").status().code(), moecclUnsupported);
+  // Loopback: something, and no second.
+  EXPECT_GE(least_round_trip_us(client->get()), 0);
+  EXPECT_LT(least_round_trip_us(client->get()), 1'000'000);
 }
 
 TEST(Socket, WaitsEndAtTheDeadline) {

@@ -57,6 +57,33 @@ TEST(TcpMesh, StrangersDoNotDisturbThePeers) {
   EXPECT_TRUE(!end.ok() || end->n == 0);
 }
 
+// Before the connection is there, or it would stay paced.
+TEST(TcpMesh, BothEndsHaveTheCongestionControlThatIsAskedFor) {
+  for (const char* asked : {"reno", "system", "pigeons"}) {
+    MeshOptions a = options_of(0), b = options_of(1);
+    a.congestion = b.congestion = asked;
+    Result<std::unique_ptr<Mesh>> mesh_a = Mesh::listen(a, {{"lo", *driver::parse_ip_address("127.0.0.1"), 8, 0}});
+    if (std::string_view(asked) == "pigeons") {
+      ASSERT_FALSE(mesh_a.ok());
+      EXPECT_NE(mesh_a.status().message().find("MOECCL_SOCKET_CONGESTION"), std::string::npos);
+      continue;
+    }
+    ASSERT_TRUE(mesh_a.ok()) << mesh_a.status().message();
+    auto mesh_b = listen(b);
+    const Result<Fd> plain = driver::listen_at(*driver::parse_ip_address("127.0.0.1"));
+    const std::string system = driver::congestion_control(plain->get()).value();
+    Result<std::vector<TcpPeer>> got_a = error(moecclInternalError, "not run");
+    std::thread other([&] { got_a = (*mesh_a)->connect({{1, nics_of(*mesh_b)}}); });
+    const auto got_b = mesh_b->connect({{0, nics_of(**mesh_a)}});
+    other.join();
+    ASSERT_TRUE(got_a.ok()) << got_a.status().message();
+    ASSERT_TRUE(got_b.ok()) << got_b.status().message();
+    const std::string expected = std::string_view(asked) == "system" ? system : asked;
+    EXPECT_EQ(driver::congestion_control((*got_a)[0].streams[0].fd()).value(), expected);
+    EXPECT_EQ(driver::congestion_control((*got_b)[0].streams[0].fd()).value(), expected);
+  }
+}
+
 TEST(TcpMesh, AWrongKeyIsRefusedAndTheMissingRankNamed) {
   MeshOptions a = options_of(0), b = options_of(1);
   a.deadline = b.deadline = Deadline::after_ms(500);
