@@ -20,6 +20,11 @@ constexpr const char* kForNear = "reno";
 // Farther away its windows grow too slowly after a loss: there the system's is better.
 constexpr int64_t kNearUs = 500;
 
+// Any other than a kernel's default was chosen for this network (dctcp) and stays.
+bool is_default(const std::string& congestion) {
+  return congestion == "cubic" || congestion == "bbr" || congestion == "reno";
+}
+
 }  // namespace
 
 Status prepare(int fd, const MeshOptions& options) {
@@ -48,6 +53,7 @@ Status Mesh::prepare_listener(int fd) {
     return driver::set_congestion_control(fd, congestion_).with_context("MOECCL_SOCKET_CONGESTION");
   }
   if (Result<std::string> name = driver::congestion_control(fd); name.ok()) system_congestion_ = std::move(*name);
+  if (!is_default(system_congestion_)) return {};
   congestion_ = driver::set_congestion_control(fd, kForNear).ok() ? kForNear : "";
   return {};
 }
@@ -146,7 +152,7 @@ Result<std::vector<TcpPeer>> Mesh::connect(const std::map<uint32_t, std::vector<
   MOECCL_TRY(accepted);
   for (TcpPeer& p : acceptor.take()) made.push_back(std::move(p));
   for (TcpPeer& p : made) {
-    p.may_change_congestion = options_.congestion.empty();
+    p.may_change_congestion = options_.congestion.empty() && is_default(system_congestion_);
     if (p.may_change_congestion) choose_congestion(p);
   }
   listeners_.clear();
