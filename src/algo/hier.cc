@@ -115,7 +115,8 @@ class AllReduceWriter {
     b_.signal(rank_, kPartial);
   }
 
-  // The own part of the row summed over the rail; then results go along the rail and into the node.
+  // The own part of the row summed over the rail; then results go along the rail and into the node, from the own
+  // output: in place, too, its inputs have all been read by then.
   void sum_rail() {
     b_.lane(LaneKind::kInter);
     b_.wait(rank_, kPartial);
@@ -124,20 +125,19 @@ class AllReduceWriter {
       if (g != node_) b_.wait(owner(g), kSum);
       srcs.push_back(part_of(slot(rank_, g == node_ ? row_ : rail_slot(g)), row_, node_));
     }
-    const Ref result = part_of(slot(rank_, result_slot()), row_, node_);
-    b_.reduce(result, srcs, true);
+    const Ref result = part_of(out(rank_), row_, node_);
+    b_.reduce(result, srcs, true, true);
     for (uint32_t i = 1; i < nodes_.n_nodes(); ++i) {
       b_.put(part_of(slot(owner(rail(i)), result_slot()), row_, node_), result);
       b_.signal(owner(rail(i)), kResult);
     }
     spread(result, node_);
-    b_.copy(part_of(out(rank_), row_, node_), result);
     for (uint32_t i = 1; i < nodes_.n_nodes(); ++i) {
       const uint32_t g = rail(nodes_.n_nodes() - i);
-      const Ref arrived = part_of(slot(rank_, result_slot()), row_, g);
+      const Ref taken = part_of(out(rank_), row_, g);
       b_.wait(owner(g), kResult);
-      spread(arrived, g);
-      b_.copy(part_of(out(rank_), row_, g), arrived);
+      b_.copy(taken, part_of(slot(rank_, result_slot()), row_, g));
+      spread(taken, g);
     }
     b_.signal(rank_, kResult);
   }

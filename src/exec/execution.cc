@@ -167,13 +167,26 @@ void Execution::find_landings() {
       if (wait.kind != StepKind::kWait || wait.peer == f.rank || s.kind != StepKind::kCopy || s.when != When::kEvery)
         continue;
       const plan::Ref& src = program.srcs[s.first_src];
-      if (src.buffer != Buffer::kStaging || src.rank != f.rank || readers[src.index] != 1 || src.parts != 1 ||
-          s.dst.buffer != Buffer::kOutput || s.dst.rank != f.rank || s.dst.parts != 1)
+      if (src.buffer != Buffer::kStaging || src.rank != f.rank || s.dst.buffer != Buffer::kOutput ||
+          s.dst.rank != f.rank || src.parts != s.dst.parts)
         continue;
+      if (src.parts == 1 ? readers[src.index] != 1 : !worth_landing(src, wait.peer)) continue;
       landings_.push_back({&s, wait.peer});
       for (uint32_t c = 0; c < program.depth; ++c) land(landings_.back(), c);
     }
   }
+}
+
+// A part of a slot, which nobody else reads. Programs of many small parts are not searched.
+bool Execution::worth_landing(const plan::Ref& src, uint32_t peer) {
+  if (fabric().link(peer).staging_view() != nullptr ||
+      binding_.chunking.chunk * op_.element_bytes / src.parts < kLandBytes)
+    return false;
+  const auto reads = [&](const plan::Ref& ref) {
+    return ref.buffer == Buffer::kStaging && ref.rank == src.rank && ref.index == src.index &&
+           (ref.parts != src.parts || ref.part == src.part);
+  };
+  return std::count_if(choice_.program->srcs.begin(), choice_.program->srcs.end(), reads) == 1;
 }
 
 void Execution::land(const LandingStep& l, uint32_t chunk) {
