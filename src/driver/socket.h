@@ -112,6 +112,10 @@ int64_t queue_delay_us(int fd);
 // For how long a connected TCP socket has had no acknowledgement while it waited for one, of data or of a keep-alive
 // probe; 0: it waits for none, or the kernel does not tell.
 int64_t unacknowledged_ms(int fd);
+// Nothing more will be sent: the other side reads to an end.
+void end_of_stream(int fd);
+// Bytes that a connected TCP socket was given and the other side's kernel has not acknowledged.
+int64_t unacknowledged_bytes(int fd);
 // Waits until fd is readable (events POLLIN) or writable (POLLOUT) or in error; Timeout otherwise. True: `watch` fired
 // too.
 Result<bool> wait_fd(int fd, short events, Deadline deadline, int watch = -1);

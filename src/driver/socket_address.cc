@@ -171,6 +171,11 @@ Result<SocketAddress> parse_ip_address(const std::string& text) {
 }
 
 Result<SocketAddress> resolve_host(const std::string& host, uint16_t port) {
+  if (host == "localhost") {  // RFC 6761: loopback, also where no hosts file says so
+    MOECCL_ASSIGN_OR_RETURN(SocketAddress loopback, parse_ip_address("127.0.0.1"));
+    loopback.set_port(port);
+    return loopback;
+  }
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;

@@ -1,7 +1,9 @@
 // What the kernel tells of a connection. Apart from socket.cc, because linux/tcp.h, which knows more fields, and
 // netinet/tcp.h exclude each other.
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -45,6 +47,13 @@ int64_t unacknowledged_ms(int fd) {
   socklen_t length = 0;
   if (!read_info(fd, &info, &length) || (info.tcpi_unacked == 0 && info.tcpi_probes == 0)) return 0;
   return std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv);
+}
+
+void end_of_stream(int fd) { (void)::shutdown(fd, SHUT_WR); }
+
+int64_t unacknowledged_bytes(int fd) {
+  int bytes = 0;
+  return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 ? bytes : 0;
 }
 
 }  // namespace moeccl::driver

@@ -65,11 +65,19 @@ TcpEngine::~TcpEngine() {
   const std::lock_guard lock(mutex_);
   for (TcpLink* link : links_) link->abandon_puts();
   tell_boards();
-  for (const Deadline deadline = Deadline::after_ms(kFarewellMs); unsent() && !deadline.passed();) {
+  const Deadline deadline = Deadline::after_ms(kFarewellMs);
+  const auto wait = [&](int most_ms) {
     pollfd entry{poller_.fd(), POLLIN, 0};
-    (void)::poll(&entry, 1, std::min(deadline.remaining_ms(), 50));
+    (void)::poll(&entry, 1, std::min(deadline.remaining_ms(), most_ms));
     turn();
+  };
+  while (unsent() && !deadline.passed()) wait(50);
+  // A socket that is closed while something unread is in it, or comes later, drops what its peer has not acknowledged.
+  // The end of a stream is acknowledged at once.
+  for (TcpLink* link : links_) {
+    for (const Stream& s : link->peer_.streams) driver::end_of_stream(s.fd());
   }
+  while (unacknowledged() && !deadline.passed()) wait(1);
   for (TcpLink* link : links_) link->peer_.streams.clear();
 }
 
@@ -78,6 +86,13 @@ bool TcpEngine::unsent() const {
     return !l->down_ && (l->new_words_ != 0 || l->board_waits_ ||
                          std::any_of(l->peer_.streams.begin(), l->peer_.streams.end(),
                                      [](const Stream& s) { return s.has_output(); }));
+  });
+}
+
+bool TcpEngine::unacknowledged() const {
+  return std::any_of(links_.begin(), links_.end(), [](const TcpLink* l) {
+    return !l->down_ && std::any_of(l->peer_.streams.begin(), l->peer_.streams.end(),
+                                    [](const Stream& s) { return driver::unacknowledged_bytes(s.fd()) > 0; });
   });
 }
 

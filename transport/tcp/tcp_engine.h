@@ -52,6 +52,7 @@ class TcpEngine final : public Engine {
   void tell_boards();  // under the lock
   void queue(TcpLink& link);
   bool unsent() const;
+  bool unacknowledged() const;
   void moved();  // bytes of a link of this engine
 
   std::mutex mutex_;

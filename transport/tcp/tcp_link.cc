@@ -48,6 +48,17 @@ void TcpLink::lose(const Status& why) {
   // Not closed here: the poller still knows the descriptors, and their numbers must not go to others.
 }
 
+// The other side has gone, perhaps because it had finished: what it said before is still in the sockets.
+void TcpLink::end(const Status& why) {
+  if (ending_) return;
+  ending_ = true;
+  for (size_t i = peer_.streams.size(); i-- > 0;) {
+    peer_.streams[i].readable = true;
+    while (!down_ && peer_.streams[i].readable && !peer_.streams[i].stalled) receive(i);
+  }
+  lose(why);
+}
+
 Status TcpLink::check_peer() {
   const std::lock_guard lock(engine_.mutex_);
   if (!down_) return {};
@@ -91,7 +102,7 @@ bool TcpLink::assign_pieces(size_t* moved) {
     put_.assigned += n;
     const Result<size_t> sent = s.flush();
     if (!sent.ok()) {
-      lose(sent.status());
+      end(sent.status());
       return false;
     }
     *moved += *sent;
@@ -140,7 +151,7 @@ Result<PutState> TcpLink::put_some(uint64_t offset, const void* src, size_t byte
     if (s.full || !s.has_output()) continue;
     const Result<size_t> sent = s.flush();
     if (!sent.ok()) {
-      lose(sent.status());
+      end(sent.status());
     } else {
       moved += *sent;
     }
@@ -183,7 +194,7 @@ void TcpLink::flush(size_t stream) {
   // An open payload is the caller's: only put() sends of it, and abandon_puts() after its end.
   if (s.payload_left() > 0 && put_.active) return;
   const Result<size_t> sent = s.flush();
-  if (!sent.ok()) lose(sent.status());
+  if (!sent.ok()) end(sent.status());
 }
 
 bool TcpLink::board_is_new() const {
@@ -311,8 +322,10 @@ void TcpLink::receive(size_t stream) {
     bool ended = false;
     const std::span<std::byte> to(s.put_to, s.put_left);
     const Result<size_t> came = s.receive(to, &ended);
-    if (!came.ok()) return lose(came.status());
-    if (ended) return lose(error(moecclRemoteError, "it was closed by the other side"));
+    if (!came.ok() || ended) {
+      s.readable = false;
+      return end(came.ok() ? error(moecclRemoteError, "it was closed by the other side") : came.status());
+    }
     taken += *came;
     if (Status st = advance_put(s, std::min<size_t>(*came, to.size())); !st.ok()) return lose(st);
     if (Status st = parse(stream); !st.ok()) return lose(st);

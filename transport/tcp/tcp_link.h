@@ -58,8 +58,9 @@ class TcpLink final : public Link {
   Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes);
   // All below under the engine's lock.
   void lose(const Status& why);
-  void send_small();    // signals and the board, if any wait and there is room
-  void append_board();  // what is new of the board
+  void end(const Status& why);  // after reading what has come
+  void send_small();            // signals and the board, if any wait and there is room
+  void append_board();          // what is new of the board
   void append_signals();
   bool board_is_new() const;
   void flush(size_t stream);
@@ -101,7 +102,7 @@ class TcpLink final : public Link {
   uint64_t told_completed_ = 0, told_entry_ = 0;  // what the peer knows of the own board
   uint32_t told_state_ = 0;
   bool board_waits_ = false;  // to be sent as soon as there is room
-  bool down_ = false, queued_ = false;
+  bool ending_ = false, down_ = false, queued_ = false;
   std::string down_text_;
 };
 

@@ -90,6 +90,33 @@ TEST(TcpArrivals, EveryByteIsToldBeforeTheSignalBehindIt) {
   }
 }
 
+// A rank that has finished leaves while others still tell it things: its last words count.
+TEST(TcpFarewell, WhatCameBeforeTheEndIsReadWhenASendFindsIt) {
+  for (int turn = 0; turn < 20; ++turn) {
+    TcpFabrics fabrics(2, turn % 2 == 0 ? 1 : 3);
+    ASSERT_TRUE(fabrics.status.ok()) << fabrics.status.message();
+    // Driven by somebody who does not look: nothing is read but by the calls below.
+    fabrics[1].engine->begin();
+    const auto data = pattern(60'000, 3);
+    fabrics[0].engine->begin();
+    ASSERT_TRUE(fabrics[1].link(0).signal(1, 1, 9).ok());  // unread when its receiver leaves
+    ASSERT_TRUE(put_all(fabrics[0], 1, 128, data.data(), data.size()).ok());
+    ASSERT_TRUE(fabrics[0].link(1).signal(2, 7, 9).ok());
+    fabrics[0].engine->end();
+    fabrics.slot(0).reset();
+    // The first send finds a closed socket, a later one hears of it.
+    const auto lost = [&] { return !fabrics[1].link(0).check_peer().ok(); };
+    for (uint32_t n = 2; n < 1000 && !lost(); ++n) {
+      ASSERT_TRUE(fabrics[1].link(0).signal(1, n, 9).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_TRUE(lost());
+    EXPECT_EQ(word_of(fabrics[1], 0, 2), uint64_t{9} << 32 | 7);
+    EXPECT_EQ(std::memcmp(fabrics[1].own->staging() + 128, data.data(), data.size()), 0);
+    fabrics[1].engine->end();
+  }
+}
+
 // land() is a hint that may come too late or be taken back: each byte is at one of the two places, and landed() says
 // where.
 TEST(TcpLanding, PutsGoWhereTheyAreWanted) {
