@@ -100,6 +100,8 @@ Status set_no_delay(int fd);
 // it is given later.
 Status set_congestion_control(int fd, const std::string& name);
 Result<std::string> congestion_control(int fd);
+// The kernel spreads packets over the round trip instead of sending bursts: a timer for each, so only for slow lines.
+void pace(int fd);
 // Least microseconds that a packet of a connected TCP socket and its acknowledgement have taken; 0 where the kernel
 // does not tell.
 int64_t least_round_trip_us(int fd);

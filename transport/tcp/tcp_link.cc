@@ -175,6 +175,7 @@ void TcpLink::look_at_queue(Stream& s) {
   s.queues_seen = driver::queue_delay_us(s.fd()) < kQueueUs ? 0 : s.queues_seen + 1;
   if (s.queues_seen != kLooks) return;
   (void)driver::set_congestion_control(s.fd(), kForQueues);
+  driver::pace(s.fd());  // bursts would overflow the queue
   peer_.may_change_congestion = peer_.streams.size() > 1;
 }
 
