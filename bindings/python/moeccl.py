@@ -7,11 +7,13 @@
     comm.all_gather(x, out)                    # out[n_ranks, 1024]
 
 Buffers are C-contiguous; their element type is taken from the buffer (`type=` overrides it: bfloat16 in a uint16 array).
-Counts are the sizes of the buffers, so that they cannot disagree with them. A call without a stream blocks, without holding
+Counts are the sizes of the buffers, so that they cannot disagree with them; a buffer of another size or type than the
+call needs raises ValueError or TypeError before anything is sent. A call without a stream blocks, without holding
 the interpreter lock: thread ranks run side by side. Failures raise moeccl.Error with MoECCL's sentence and `.code`. The
 library is found in LIBMOECCL, beside the installation, or by the dynamic linker."""
 import contextlib
 import ctypes
+import operator
 import os
 import threading
 
@@ -19,6 +21,9 @@ INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, 
 SUM, PROD, MAX, MIN, AVG = range(5)
 ROWS, EXPERT_MAJOR = 0, 1  # layouts of a MoE layer
 ID_BYTES = 128
+_MOST_RANKS = 65536
+_INT32 = (-2**31, 2**31 - 1)
+_SIZE = (0, 2**64 - 1)
 
 
 class Error(RuntimeError):
@@ -56,6 +61,8 @@ class UniqueId(ctypes.Structure):
 
     @classmethod
     def from_bytes(cls, data):
+        if len(data) != ID_BYTES:
+            raise ValueError(f"an id has {ID_BYTES} bytes, not {len(data)}")
         return cls.from_buffer_copy(data)
 
 
@@ -70,7 +77,8 @@ class _MoeConfig(ctypes.Structure):
     _fields_ = [("size", _size), ("hidden_bytes", _size), ("type", _int), ("top_k", ctypes.c_int32),
                 ("n_experts", ctypes.c_int32), ("expert_rank", _void), ("max_tokens", _size), ("layout", _int),
                 ("align_rows", ctypes.c_int32), ("capacity", ctypes.c_int32), ("memory_cap_bytes", _size),
-                ("algorithm", ctypes.c_char_p), ("scale_bytes", _size), ("scaled_row_bytes", _size)]
+                ("algorithm", ctypes.c_char_p), ("scale_bytes", _size), ("scaled_row_bytes", _size),
+                ("staging_bytes", _size), ("deterministic", ctypes.c_int32)]
 
 
 class _LevelTraffic(ctypes.Structure):
@@ -102,29 +110,74 @@ _get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_PyBuffer), _int]
 _release_buffer = ctypes.pythonapi.PyBuffer_Release
 _release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]
 _WRITABLE, _FORMAT, _C_CONTIGUOUS = 0x1, 0x4, 0x8 | 0x10 | 0x20
-_LONG = {4: (INT32, UINT32), 8: (INT64, UINT64)}[ctypes.sizeof(ctypes.c_long)]
-_TYPES = {"b": INT8, "B": UINT8, "c": UINT8, "?": UINT8, "i": INT32, "I": UINT32, "l": _LONG[0], "L": _LONG[1],
-          "q": INT64, "Q": UINT64, "e": FLOAT16, "f": FLOAT32, "d": FLOAT64}
+_SIGNED, _UNSIGNED = {1: INT8, 4: INT32, 8: INT64}, {1: UINT8, 4: UINT32, 8: UINT64}
+# By the letter of a buffer's format and the size of its elements: what "l" is differs between exporters.
+_TYPES = ({letter: _SIGNED for letter in "bilqn"} | {letter: _UNSIGNED for letter in "BcILQN?"} |
+          {"e": {2: FLOAT16}, "f": {4: FLOAT32}, "d": {8: FLOAT64}})
+
+
+def _number(name, value, limits):
+    """A whole number that fits where C has it: ctypes would cut what does not."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}: give a whole number") from None
+    if not limits[0] <= number <= limits[1]:
+        raise ValueError(f"{name} is {number}: give a number from {limits[0]} to {limits[1]}")
+    return number
+
+
+def _text(name, value):
+    text = value.encode() if isinstance(value, str) else value
+    if text is not None and (not isinstance(text, bytes) or b"\0" in text):
+        raise TypeError(f"{name} is {value!r}: give a text without NUL")
+    return text
+
+
+def _type_size(type_):
+    size = _lib.moecclTypeSize(_int(_number("type", type_, _INT32)))
+    if size == 0:
+        raise ValueError(f"type is {type_}: give one of moeccl.INT8 to moeccl.FLOAT8E5M2")
+    return size
 
 
 class _View:
     """A buffer while it is lent to MoECCL. None is no buffer of no elements."""
 
     def __init__(self, thing, writable=False):
-        self.data, self.bytes, self._view, self.format = None, 0, None, None
+        self.data, self.bytes, self._view, self.format, self.shape = None, 0, None, None, ()
+        self.present, self.itemsize = thing is not None, 1
         if thing is None:
             return
         view = _PyBuffer()
         flags = _C_CONTIGUOUS | _FORMAT | (_WRITABLE if writable else 0)
         _get_buffer(thing, ctypes.byref(view), flags)  # raises BufferError (NumPy: ValueError) with its reason
         self._view = view
-        self.data, self.bytes = self._view.buf, self._view.len
-        self.format = (self._view.format or b"B").decode().lstrip("@=<")
+        self.data, self.bytes, self.itemsize = view.buf, view.len, max(1, view.itemsize)
+        self.format = (view.format or b"B").decode().lstrip("@=<")
+        if view.shape:
+            self.shape = tuple(ctypes.cast(view.shape, ctypes.POINTER(ctypes.c_ssize_t))[:view.ndim])
+        if "O" in self.format:
+            raise TypeError("the buffer holds Python objects, which mean nothing to other ranks")
+
+    def own_type(self):
+        """The MoECCL type of its elements, None where there is none."""
+        return _TYPES.get(self.format, {}).get(self.itemsize)
 
     def type(self):
-        if self.format not in _TYPES:
+        own = self.own_type()
+        if own is None:
             raise TypeError(f"elements of format {self.format!r} have no MoECCL type: give type=")
-        return _TYPES[self.format]
+        return own
+
+    def count(self, type_):
+        """Its elements when they are of type_."""
+        size = _type_size(type_)
+        if self.present and 1 not in (size, self.itemsize) and size != self.itemsize:
+            raise TypeError(f"type= has {size} bytes, the buffer's elements have {self.itemsize}")
+        if self.bytes % size:
+            raise ValueError(f"{self.bytes} bytes are no whole number of elements of type {type_}")
+        return self.bytes // size
 
     def release(self):
         if self._view is not None:
@@ -137,14 +190,23 @@ class _View:
 
 def _check(code, comm=None):
     if code != 0:
-        raise Error(code, _lib.moecclGetLastError(comm).decode())
+        raise Error(code, _lib.moecclGetLastError(comm).decode(errors="replace"))
 
 
-def _count(view, type_):
-    size = _lib.moecclTypeSize(type_)
-    if size == 0 or view.bytes % size:
-        raise ValueError(f"{view.bytes} bytes are no whole number of elements of type {type_}")
-    return view.bytes // size
+def _common_type(function, views, type_, op=None):
+    """The type of all buffers of a call, or type_; what is summed has numbers for elements."""
+    views = [v for v in views if v.present]
+    if not views:
+        raise TypeError(f"{function}: give a buffer")
+    if type_ is not None:
+        return type_
+    kinds = {v.type() for v in views}
+    if len(kinds) > 1:
+        raise TypeError(f"{function}: the buffers' elements differ, {' and '.join(v.format for v in views)}: give two of "
+                        "one type, or type=")
+    if op in (SUM, AVG) and any(v.format == "?" for v in views):
+        raise TypeError(f"{function}: truth values have no sum: use MAX (any) or MIN (all), or type=UINT8 for bytes")
+    return kinds.pop()
 
 
 def version():
@@ -185,16 +247,20 @@ _open = _Open()
 
 
 def _config(options):
-    config = _Config(size=ctypes.sizeof(_Config))
+    config, kinds = _Config(size=ctypes.sizeof(_Config)), dict(_Config._fields_[1:])
     for name, value in options.items():
-        if name not in {f[0] for f in _Config._fields_[1:]}:
-            raise TypeError(f"unknown option {name}: there are " + ", ".join(f[0] for f in _Config._fields_[1:]))
-        setattr(config, name, value.encode() if isinstance(value, str) else value)
+        if name not in kinds:
+            raise TypeError(f"unknown option {name}: there are " + ", ".join(kinds))
+        if kinds[name] is ctypes.c_char_p:
+            setattr(config, name, _text(name, value))
+        else:
+            setattr(config, name, _number(name, value, _SIZE if kinds[name] is _size else _INT32))
     return config
 
 
 def init_all(n_ranks, **options):
     """n_ranks communicators in this process; drive them from one thread each, or in group()s."""
+    n_ranks = _number("n_ranks", n_ranks, (1, _MOST_RANKS))
     handles, config = (_void * n_ranks)(), _config(options)
     _check(_lib.moecclCommInitAll(handles, _int(n_ranks), ctypes.byref(config)))
     return [Comm._of(h) for h in handles]
@@ -205,6 +271,8 @@ class Comm:
 
     def __init__(self, n_ranks, id, rank, **options):
         handle, config = _void(), _config(options)
+        id = id if isinstance(id, UniqueId) else UniqueId.from_bytes(id)
+        n_ranks, rank = _number("n_ranks", n_ranks, _INT32), _number("rank", rank, _INT32)
         _check(_lib.moecclCommInitRankConfig(ctypes.byref(handle), _int(n_ranks), id, _int(rank), ctypes.byref(config)))
         self._set(handle.value)
 
@@ -234,6 +302,7 @@ class Comm:
     def split(self, color, key=0):
         """Ranks of one color form a new communicator; a negative color joins none: None."""
         made = _void()
+        color, key = _number("color", color, _INT32), _number("key", key, _INT32)
         self._check(_lib.moecclCommSplit(self._handle, _int(color), _int(key), ctypes.byref(made), None))
         return Comm._of(made.value) if made.value else None
 
@@ -252,18 +321,18 @@ class Comm:
     def __exit__(self, *_):
         self.close()
 
-    def _run(self, function, send, recv, blocks, tail, type_):
-        """blocks: (blocks of `send`, blocks of `recv`) that one count stands for; the larger buffer decides it."""
+    def _run(self, function, send, recv, blocks, type_, op=None, root=None):
+        """blocks: (blocks of `send`, blocks of `recv`) that one count stands for."""
         out = _View(recv, writable=True)
         views = [_View(send) if send is not None else out, out]
         try:
-            given = views[0] if views[0].data is not None else out
-            kind = given.type() if type_ is None else type_
-            counts = [_count(v, kind) for v in views]
-            sides = [(c, b) for c, b, v in zip(counts, blocks, views) if v.data is not None]
+            tail = [_int(_number(n, v, _INT32)) for n, v in (("op", op), ("root", root)) if v is not None]
+            kind = _common_type(function, views, type_, op)
+            counts = [v.count(kind) for v in views]
+            sides = [(c, b) for c, b, v in zip(counts, blocks, views) if v.present]
             if any(c % b for c, b in sides) or len({c // b for c, b in sides}) > 1:
                 raise ValueError(f"{function}: {counts[0]} and {counts[1]} elements do not fit {self.size} ranks")
-            count = sides[0][0] // sides[0][1] if sides else 0
+            count = sides[0][0] // sides[0][1]
             data = [_void(v.data) for v in views]
             self._check(getattr(_lib, function)(*data, _size(count), _int(kind), *tail, self._handle, None))
         finally:
@@ -279,43 +348,40 @@ class Comm:
 
     def all_reduce(self, send, recv=None, op=SUM, type=None):
         """recv = reduction of send over ranks; without recv in place."""
-        self._run("moecclAllReduce", *((None, send) if recv is None else (send, recv)), (1, 1), (_int(op),), type)
+        self._run("moecclAllReduce", *((None, send) if recv is None else (send, recv)), (1, 1), type, op=op)
 
     def reduce(self, send, recv=None, root=0, op=SUM, type=None):
         """The same on the root alone; recv there is a buffer, elsewhere None."""
-        self._run("moecclReduce", send, recv, (1, 1), (_int(op), _int(root)), type)
+        self._run("moecclReduce", send, recv, (1, 1), type, op=op, root=root)
 
     def broadcast(self, buffer, root=0, type=None):
-        self._run("moecclBroadcast", None, buffer, (1, 1), (_int(root),), type)
+        self._run("moecclBroadcast", None, buffer, (1, 1), type, root=root)
 
     def all_gather(self, send, recv, type=None):
         """recv[size, ...]: block r is rank r's send."""
-        self._run("moecclAllGather", send, recv, (1, self.size), (), type)
+        self._run("moecclAllGather", send, recv, (1, self.size), type)
 
     def reduce_scatter(self, send, recv, op=SUM, type=None):
         """recv = reduction of this rank's block of every send[size, ...]."""
-        self._run("moecclReduceScatter", send, recv, (self.size, 1), (_int(op),), type)
+        self._run("moecclReduceScatter", send, recv, (self.size, 1), type, op=op)
 
     def all_to_all(self, send, recv, type=None):
         """recv[r] = block `rank` of rank r's send[size, ...]."""
-        self._run("moecclAllToAll", send, recv, (self.size, self.size), (), type)
+        self._run("moecclAllToAll", send, recv, (self.size, self.size), type)
 
     def gather(self, send, recv=None, root=0, type=None):
-        self._run("moecclGather", send, recv, (1, self.size), (_int(root),), type)
+        self._run("moecclGather", send, recv, (1, self.size), type, root=root)
 
     def scatter(self, send, recv, root=0, type=None):
         """send[size, ...] on the root, None elsewhere."""
         if self.rank == root:
-            self._run("moecclScatter", send, recv, (self.size, 1), (_int(root),), type)
-        else:
-            self._message_like("moecclScatter", recv, root, type)
-
-    def _message_like(self, function, recv, root, type_):
+            self._run("moecclScatter", send, recv, (self.size, 1), type, root=root)
+            return
         view = _View(recv, writable=True)
         try:
-            kind = view.type() if type_ is None else type_
-            self._check(getattr(_lib, function)(None, _void(view.data), _size(_count(view, kind)), _int(kind), _int(root),
-                                                self._handle, None))
+            kind = _common_type("moecclScatter", [view], type)
+            self._check(_lib.moecclScatter(None, _void(view.data), _size(view.count(kind)), _int(kind),
+                                           _int(_number("root", root, _INT32)), self._handle, None))
         finally:
             self._give_back([view])
 
@@ -323,13 +389,14 @@ class Comm:
         """Dense blocks of unequal lengths, in the order of the ranks: send_counts[r] elements go to rank r."""
         views = [_View(send), _View(recv, writable=True)]
         try:
-            kind = views[0].type() if type is None else type
+            kind = _common_type("moecclAllToAllv", views, type)
             arrays = []
-            for view, counts in zip(views, (send_counts, recv_counts)):
-                if len(counts) != self.size or sum(counts) > _count(view, kind):
-                    raise ValueError(f"counts {list(counts)} do not fit {self.size} ranks and {view.bytes} bytes")
+            for view, given in zip(views, (send_counts, recv_counts)):
+                counts = [_number("a count", c, _SIZE) for c in given]
+                if len(counts) != self.size or sum(counts) > view.count(kind):
+                    raise ValueError(f"counts {counts} do not fit {self.size} ranks and {view.bytes} bytes")
                 starts = [sum(counts[:r]) for r in range(self.size)]
-                arrays.append([(_size * self.size)(*map(int, counts)), (_size * self.size)(*map(int, starts))])
+                arrays.append([(_size * self.size)(*counts), (_size * self.size)(*starts)])
             self._check(_lib.moecclAllToAllv(_void(views[0].data), *arrays[0], _void(views[1].data), *arrays[1],
                                              _int(kind), self._handle, None))
         finally:
@@ -338,9 +405,9 @@ class Comm:
     def _message(self, function, buffer, peer, type_, writable):
         view = _View(buffer, writable)
         try:
-            kind = view.type() if type_ is None else type_
-            self._check(getattr(_lib, function)(_void(view.data), _size(_count(view, kind)), _int(kind), _int(peer),
-                                                self._handle, None))
+            kind = _common_type(function, [view], type_)
+            self._check(getattr(_lib, function)(_void(view.data), _size(view.count(kind)), _int(kind),
+                                                _int(_number("peer", peer, _INT32)), self._handle, None))
         finally:
             self._give_back([view])
 
@@ -357,17 +424,24 @@ class Moe:
 
     def __init__(self, comm, hidden_bytes, n_experts, top_k, max_tokens, type=FLOAT32, layout=EXPERT_MAJOR,
                  expert_rank=None, algorithm=None, **options):
-        self.comm, self.top_k = comm, top_k
-        config = _MoeConfig(size=ctypes.sizeof(_MoeConfig), hidden_bytes=hidden_bytes, type=type, top_k=top_k,
-                            n_experts=n_experts, max_tokens=max_tokens, layout=layout,
-                            algorithm=algorithm.encode() if algorithm else None)
-        if expert_rank is not None:
-            owners = (ctypes.c_int32 * n_experts)(*map(int, expert_rank))
-            config.expert_rank = ctypes.addressof(owners)
+        numbers = {"hidden_bytes": hidden_bytes, "n_experts": n_experts, "top_k": top_k, "max_tokens": max_tokens}
         for name, value in options.items():
             if name not in ("align_rows", "capacity", "memory_cap_bytes"):
                 raise TypeError(f"unknown option {name}: there are align_rows, capacity, memory_cap_bytes")
-            setattr(config, name, value)
+            numbers[name] = value
+        config, kinds = _MoeConfig(size=ctypes.sizeof(_MoeConfig)), dict(_MoeConfig._fields_)
+        for name, value in numbers.items():
+            setattr(config, name, _number(name, value, _SIZE if kinds[name] is _size else _INT32))
+        _type_size(type)
+        config.type, config.layout = type, _number("layout", layout, _INT32)
+        config.algorithm = _text("algorithm", algorithm) or None
+        if expert_rank is not None:
+            ranks = [_number("a rank of expert_rank", r, _INT32) for r in expert_rank]
+            if len(ranks) != config.n_experts:
+                raise ValueError(f"expert_rank has {len(ranks)} ranks for {config.n_experts} experts: give one for each")
+            owners = (ctypes.c_int32 * len(ranks))(*ranks)
+            config.expert_rank = ctypes.addressof(owners)
+        self.comm, self.top_k, self.row_bytes, self.type = comm, config.top_k, config.hidden_bytes, config.type
         self._handle = _void()
         comm._check(_lib.moecclMoeCreate(ctypes.byref(self._handle), comm._handle, ctypes.byref(config)))
 
@@ -388,13 +462,15 @@ class Routing:
         self._moe, self._handle = moe, _void()
         index, weight = _View(topk_index), _View(topk_weight)
         try:
-            if index.data is not None and index.type() != INT32 or weight.data is not None and weight.type() != FLOAT32:
+            if index.present and index.type() != INT32 or weight.present and weight.type() != FLOAT32:
                 raise TypeError("topk_index holds int32 and topk_weight float32")
-            tokens = _count(index, INT32) // moe.top_k
-            if topk_weight is not None and weight.bytes != index.bytes:
+            for name, view in (("topk_index", index), ("topk_weight", weight)):
+                if view.bytes % (4 * moe.top_k) or len(view.shape) > 1 and view.shape[-1] != moe.top_k:
+                    raise ValueError(f"{name} has shape {view.shape}: give [tokens, {moe.top_k}], as top_k says")
+            if weight.present and weight.bytes != index.bytes:
                 raise ValueError("topk_index and topk_weight differ in size")
             moe.comm._check(_lib.moecclRoutingCreate(ctypes.byref(self._handle), moe._handle, _void(index.data),
-                                                     _void(weight.data), _size(tokens)))
+                                                     _void(weight.data), _size(index.bytes // (4 * moe.top_k))))
         finally:
             index.release()
             weight.release()
@@ -406,26 +482,36 @@ class Routing:
         """The C structure moecclRoutingInfo_t; its pointers live as long as this routing."""
         info = _RoutingInfo(size=ctypes.sizeof(_RoutingInfo))
         self._moe.comm._check(_lib.moecclRoutingGetInfo(self._handle, ctypes.byref(info)))
+        info.routing = self
         return info
 
-    def _run(self, function, source, target):
-        views = [_View(source), _View(target, writable=True)]
+    def _run(self, function, source, target, sums):
+        """source, target: (name, buffer, rows). sums: the rows' elements are of the layer's type."""
+        views = [_View(source[1]), _View(target[1], writable=True)]
         try:
+            for (name, _, rows), view in zip((source, target), views):
+                if view.bytes != rows * self._moe.row_bytes:
+                    raise ValueError(f"{function}: {name} has {view.bytes} bytes, {rows} rows of {self._moe.row_bytes} "
+                                     f"bytes are {rows * self._moe.row_bytes}")
+                own = view.own_type() if view.itemsize > 1 else None  # bytes, or what NumPy has no name for, may be any
+                if sums and own not in (None, self._moe.type):
+                    raise TypeError(f"{function}: {name} holds elements of format {view.format!r}, the layer's type is "
+                                    f"{self._moe.type}")
             self._moe.comm._check(getattr(_lib, function)(self._handle, _void(views[0].data), _void(views[1].data), None))
         finally:
-            for view in views:
-                view.release()
+            Comm._give_back(views)
 
     def dispatch(self, tokens, rows):
         """rows[n_rows, ...] = the tokens that this rank's experts need."""
-        self._run("moecclDispatch", tokens, rows)
+        self._run("moecclDispatch", ("tokens", tokens, self.n_tokens), ("rows", rows, self.n_rows), False)
 
     def combine(self, rows, tokens):
         """tokens[n_tokens, ...] = weighted sums over each token's experts."""
-        self._run("moecclCombine", rows, tokens)
+        self._run("moecclCombine", ("rows", rows, self.n_rows), ("tokens", tokens, self.n_tokens), True)
 
     def dispatch_backward(self, grad_rows, grad_tokens):
-        self._run("moecclDispatchBackward", grad_rows, grad_tokens)
+        self._run("moecclDispatchBackward", ("grad_rows", grad_rows, self.n_rows),
+                  ("grad_tokens", grad_tokens, self.n_tokens), True)
 
     def close(self):
         handle, self._handle = self._handle, _void()

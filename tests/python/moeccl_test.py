@@ -1,5 +1,6 @@
 """bindings/python/moeccl.py against known results: thread ranks and processes; NumPy where it is installed."""
 import array
+import gc
 import multiprocessing
 import threading
 import unittest
@@ -122,7 +123,160 @@ class Collectives(unittest.TestCase):
             moeccl.init_all(1, colour="red")
 
 
+    def test_numbers_that_c_would_cut_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "timeout_ms is 4294967297"):
+            moeccl.init_all(1, timeout_ms=2**32 + 1)
+        with self.assertRaisesRegex(ValueError, "staging_bytes is -1"):
+            moeccl.init_all(1, staging_bytes=-1)
+        with self.assertRaisesRegex(TypeError, "topology"):
+            moeccl.init_all(1, topology="node:1\0gpu:1")
+        with self.assertRaisesRegex(ValueError, "n_ranks is 1000000000"):
+            moeccl.init_all(10**9)
+        with self.assertRaisesRegex(ValueError, "128 bytes, not 3"):
+            moeccl.Comm(1, b"abc", 0)
+        with self.assertRaisesRegex(ValueError, "128 bytes, not 129"):
+            moeccl.UniqueId.from_bytes(bytes(129))
+
+        def work(comm):
+            x = array.array("f", [1] * 4)
+            for wrong in (2**32, -2**40):
+                with self.assertRaisesRegex(ValueError, "root is"):
+                    comm.broadcast(x, root=wrong)
+                with self.assertRaisesRegex(ValueError, "op is"):
+                    comm.all_reduce(x, op=wrong)
+                with self.assertRaisesRegex(ValueError, "peer is"):
+                    comm.send(x, wrong)
+                with self.assertRaisesRegex(ValueError, "color is"):
+                    comm.split(wrong)
+            for wrong in (1.5, "1", None):
+                with self.assertRaises(TypeError):
+                    comm.send(x, wrong)
+            with self.assertRaisesRegex(TypeError, "a whole number"):
+                comm.all_to_allv(x, [2.5, 1], x, [2, 2])
+            # The sum fits, one of the two does not: as a size_t it would be most of the address space.
+            for counts in ([-1, 3], [5, -1], [2**64, 0], [1], [1, 1, 1], [3, 2]):
+                with self.assertRaises(ValueError):
+                    comm.all_to_allv(x, counts, array.array("f", [0] * 4), [2, 2])
+                with self.assertRaises(ValueError):
+                    comm.all_to_allv(x, [2, 2], array.array("f", [0] * 4), counts)
+
+        in_threads(2, work)
+
+    def test_types_must_agree(self):
+        def work(comm):
+            floats, ints = array.array("f", [1] * 4), array.array("i", [1] * 4)
+            twice = array.array("i", [0] * 8)
+            for call in (lambda: comm.all_reduce(floats, ints), lambda: comm.reduce(floats, ints),
+                         lambda: comm.all_gather(floats, twice), lambda: comm.gather(floats, twice),
+                         lambda: comm.reduce_scatter(twice, floats), lambda: comm.all_to_all(floats, ints),
+                         lambda: comm.all_to_allv(floats, [2, 2], ints, [2, 2])):
+                with self.assertRaisesRegex(TypeError, "elements differ"):
+                    call()
+            with self.assertRaisesRegex(TypeError, "elements differ"):
+                comm.all_gather(floats, bytearray(32))
+            comm.all_gather(floats, bytearray(32), type=moeccl.FLOAT32)  # bytes may be anything
+            with self.assertRaisesRegex(TypeError, "type= has 4 bytes"):
+                comm.all_reduce(array.array("d", [1]), type=moeccl.FLOAT32)
+            for wrong in (99, -1, 2**32 + 7):
+                with self.assertRaises(ValueError):
+                    comm.all_reduce(floats, type=wrong)
+            with self.assertRaises(ValueError):
+                comm.all_reduce(bytearray(3), type=moeccl.BFLOAT16)
+            truth = memoryview(bytearray(4)).cast("?")
+            truth[comm.rank] = True
+            for op in (moeccl.SUM, moeccl.AVG):
+                with self.assertRaisesRegex(TypeError, "no sum"):
+                    comm.all_reduce(truth, op=op)
+            comm.all_reduce(truth, op=moeccl.MAX)
+            self.assertEqual(list(truth), [True, True, False, False])
+            for nothing in (lambda: comm.all_reduce(None), lambda: comm.broadcast(None), lambda: comm.send(None, 0)):
+                with self.assertRaises(TypeError):
+                    nothing()
+            comm.all_reduce(floats)  # it still works
+            self.assertEqual(list(floats), [2] * 4)
+
+        in_threads(2, work)
+
+    def test_a_group_keeps_what_was_lent_to_it(self):
+        def work(comm):
+            inbox = [bytearray(40) for _ in range(20)]
+            with moeccl.group():
+                for i, box in enumerate(inbox):
+                    comm.send(bytes([i] * 40), 1 - comm.rank)  # nobody else holds these
+                    comm.recv(box, 1 - comm.rank)
+                    with self.assertRaises(BufferError):
+                        box.append(0)
+                gc.collect()
+            for i, box in enumerate(inbox):
+                self.assertEqual(box, bytes([i] * 40))
+                box.append(0)
+
+        in_threads(2, work)
+
+
 class Layer(unittest.TestCase):
+    def test_buffers_of_other_sizes_are_refused(self):
+        tokens, hidden, top_k = 3, 4, 2
+
+        def work(comm):
+            moe = moeccl.Moe(comm, 4 * hidden, n_experts=4, top_k=top_k, max_tokens=tokens)
+            for wrong in ([0, 1, 2], [0]):
+                with self.assertRaisesRegex(ValueError, "give \\[tokens, 2\\]"):
+                    moe.routing(array.array("i", wrong))
+            flat = memoryview(bytes(array.array("i", [0, 1] * tokens))).cast("B")
+            with self.assertRaisesRegex(ValueError, "give \\[tokens, 2\\]"):
+                moe.routing(flat.cast("i", (top_k, tokens)))
+            with self.assertRaises(TypeError):
+                moe.routing(array.array("q", [0, 1] * tokens))
+            with self.assertRaisesRegex(ValueError, "differ in size"):
+                moe.routing(array.array("i", [0, 1] * tokens), array.array("f", [1, 1]))
+            routing = moe.routing(array.array("i", [(comm.rank + t + 2 * j) % 4 for t in range(tokens)
+                                                    for j in range(top_k)]))
+            rows, mine = array.array("f", [0] * (routing.n_rows * hidden)), array.array("f", [1] * (tokens * hidden))
+            for less in (array.array("f", [0] * 3), rows[:-1], rows + rows, bytearray(3), None):
+                with self.assertRaisesRegex(ValueError, "rows has"):
+                    routing.dispatch(mine, less)
+                with self.assertRaisesRegex(ValueError, "rows has"):
+                    routing.combine(less, mine)
+                with self.assertRaisesRegex(ValueError, "rows has"):
+                    routing.dispatch_backward(less, mine)
+            for less in (mine[:-1], mine + mine, bytearray(4 * hidden), None):
+                with self.assertRaisesRegex(ValueError, "tokens has"):
+                    routing.dispatch(less, rows)
+                with self.assertRaisesRegex(ValueError, "tokens has"):
+                    routing.combine(rows, less)
+                with self.assertRaisesRegex(ValueError, "tokens has"):
+                    routing.dispatch_backward(rows, less)
+            with self.assertRaises(BufferError):
+                routing.dispatch(mine, bytes(rows))
+            with self.assertRaisesRegex(TypeError, "the layer's type"):
+                routing.combine(array.array("i", [0] * len(rows)), mine)
+            routing.dispatch(bytes(mine), rows)  # bytes may be anything
+            routing.combine(rows, mine)
+            self.assertEqual(list(mine), [2] * len(mine))
+            routing.close()
+            with self.assertRaises(moeccl.Error):
+                routing.dispatch(mine, rows)
+            moe.close()
+
+        in_threads(2, work)
+
+    def test_layers_of_impossible_numbers_are_refused(self):
+        def work(comm):
+            good = {"hidden_bytes": 16, "n_experts": 4, "top_k": 2, "max_tokens": 8}
+            for name, wrong in (("hidden_bytes", -1), ("hidden_bytes", 2**64 + 16), ("n_experts", 2**32 + 4),
+                                ("top_k", -2**32 + 2), ("max_tokens", -1), ("align_rows", 2**32), ("layout", 2**32)):
+                with self.assertRaisesRegex(ValueError, name):
+                    moeccl.Moe(comm, **{**good, name: wrong})
+            for wrong in ([0, 1], [0] * 5, []):
+                with self.assertRaisesRegex(ValueError, "expert_rank has"):
+                    moeccl.Moe(comm, **good, expert_rank=wrong)
+            with self.assertRaisesRegex(TypeError, "unknown option"):
+                moeccl.Moe(comm, **good, colour=1)
+            moeccl.Moe(comm, **good, expert_rank=[1, 0, 1, 0]).close()
+
+        in_threads(2, work)
+
     def test_combine_sums_what_the_experts_made(self):
         tokens, hidden, top_k = 3, 4, 2
 
@@ -159,6 +313,16 @@ class Numpy(unittest.TestCase):
             self.assertTrue((out[1] == 1).all() and (out[0] == 0).all())
             with self.assertRaises(ValueError):
                 comm.broadcast(numpy.zeros((4, 4), numpy.float32)[:, 1])
+            with self.assertRaises(TypeError):
+                comm.all_reduce(numpy.ones(3, numpy.float32), numpy.ones(3, numpy.int32))
+            with self.assertRaises(TypeError):
+                comm.all_reduce(numpy.ones(3, bool))
+            for kind in (">f4", numpy.complex64, numpy.longdouble, [("a", "f4"), ("b", "i4")], numpy.int16):
+                with self.assertRaises(TypeError):
+                    comm.all_reduce(numpy.ones(3, kind))
+            with self.assertRaises((TypeError, ValueError)):
+                comm.all_reduce(numpy.array([object()]), type=moeccl.UINT8)
+            comm.all_reduce(numpy.full(3, 0x3f80, numpy.uint16), type=moeccl.BFLOAT16)
 
         in_threads(2, work)
 
