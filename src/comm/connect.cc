@@ -82,7 +82,7 @@ struct Introduction {
   uint64_t host = 0, process = 0;
   int32_t pid = 0;
   uint64_t heap_bytes = 0;
-  uint64_t probe_address = 0, probe_value = 0;
+  driver::ProcessStamp stamp;  // address 0: nobody may read this process's memory
   driver::CoreSet cores{};
   bool has_profile = !env().profile.empty();  // what its file says is compared when it has been read
   int64_t calibrate_ms = env().calibrate_ms;
@@ -94,8 +94,8 @@ struct Introduction {
     out.u64(process);
     out.i32(pid);
     out.u64(heap_bytes);
-    out.u64(probe_address);
-    out.u64(probe_value);
+    out.u64(stamp.address);
+    out.u64(stamp.value);
     for (const uint64_t word : cores) out.u64(word);
     out.u8(has_profile);
     out.u64(static_cast<uint64_t>(calibrate_ms));
@@ -109,8 +109,8 @@ struct Introduction {
     i.process = in.u64();
     i.pid = in.i32();
     i.heap_bytes = in.u64();
-    i.probe_address = in.u64();
-    i.probe_value = in.u64();
+    i.stamp.address = in.u64();
+    i.stamp.value = in.u64();
     for (uint64_t& word : i.cores) word = in.u64();
     i.has_profile = in.u8() != 0;
     i.calibrate_ms = static_cast<int64_t>(in.u64());
@@ -184,9 +184,8 @@ class Connector {
     mine.pid = self.pid;
     mine.process = hash_combine(hash_combine(static_cast<uint64_t>(self.pid), self.start_time), self.random);
     mine.heap_bytes = heap_->bytes();
-    MOECCL_TRY(random_bytes(&probe_, sizeof(probe_)));
-    mine.probe_address = env().no_cma ? 0 : reinterpret_cast<uint64_t>(&probe_);
-    mine.probe_value = probe_;
+    MOECCL_ASSIGN_OR_RETURN(mine.stamp, driver::process_stamp());
+    if (env().no_cma) mine.stamp.address = 0;
     mine.cores = driver::usable_cores();
     mine.config = config_;
     MOECCL_ASSIGN_OR_RETURN(const auto blobs, session_->all_gather(mine.encode(), deadline_));
@@ -321,9 +320,9 @@ class Connector {
     for (const auto& [process, r] : processes_) {
       if (process == all_[rank_].process) continue;
       uint64_t value = 0;
-      all = all && all_[r].probe_address != 0 &&
-            driver::read_process(all_[r].pid, all_[r].probe_address, &value, sizeof(value)).ok() &&
-            value == all_[r].probe_value;
+      const driver::ProcessStamp& stamp = all_[r].stamp;
+      all = all && stamp.address != 0 &&
+            driver::read_process(all_[r].pid, stamp, stamp.address, &value, sizeof(value)).ok();
     }
     const auto mine = static_cast<std::byte>(all);
     MOECCL_ASSIGN_OR_RETURN(const auto answers, session_->all_gather({&mine, 1}, deadline_));
@@ -345,6 +344,7 @@ class Connector {
     f.half_bytes = shape_of(rank_).staging_bytes / 2;
     f.heap = heap_->base();
     f.heap_bytes = heap_->bytes();
+    f.shared_heap = heap_;
     f.timeout_ms = config_.timeout_ms;
     f.sent.assign(static_cast<size_t>(n_) * transport::kSigsPerPeer, 0);
     f.awaited = f.sent;
@@ -384,6 +384,7 @@ class Connector {
       peer.segment = segments_[r];
       peer.same_process = same_process(r);
       peer.pid = all_[r].pid;
+      peer.stamp = all_[r].stamp;
       peer.can_read = topology::path_between({true, peer.same_process, can_read_}) == topology::PairPath::kReads;
       if (!peer.same_process) {
         peer.heap = ProcessTable::get().find_heap(all_[r].process);
@@ -443,7 +444,6 @@ class Connector {
   std::shared_ptr<const Lanes> lanes_;
   Deadline deadline_;
   uint64_t key_ = 0;
-  uint64_t probe_ = 0;
   bool can_read_ = false;
   bootstrap::Key link_key_ = {};
   std::unique_ptr<bootstrap::Session> session_;

@@ -255,6 +255,7 @@ Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Ope
   }
   op.input = call.in;
   op.output = call.out;
+  op.output_bytes = kept->out_bytes;
   op.element_bytes = moecclTypeSize(call.type);
   op.keep = std::move(kept);
   return {};

@@ -1,5 +1,6 @@
 #include "src/comm/heap.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "src/driver/process.h"
@@ -62,9 +63,20 @@ Status SymmetricHeap::release(void* ptr) {
     return error(moecclInvalidArgument, "moecclMemFree: {} did not come from moecclMemAlloc or was freed already",
                  static_cast<const void*>(ptr));
   }
-  auto [offset, bytes] = it->second;
+  const Range range = it->second;
   used_.erase(it);
-  driver::release_pages(fd_, offset, bytes);
+  driver::release_pages(fd_, range.offset, range.bytes);
+  size_t at = range.offset;
+  for (auto d = detached_.lower_bound(range.offset); d != detached_.end() && d->first < range.end(); ++d) {
+    (void)driver::make_inaccessible(mapping_, d->first, d->second);  // else the memory stays, unused
+    if (at < d->first) add_free(at, d->first - at);
+    at = d->first + d->second;
+  }
+  if (at < range.end()) add_free(at, range.end() - at);
+  return {};
+}
+
+void SymmetricHeap::add_free(size_t offset, size_t bytes) {
   auto next = free_.lower_bound(offset);
   if (next != free_.end() && next->first == offset + bytes) {
     bytes += next->second;
@@ -74,10 +86,51 @@ Status SymmetricHeap::release(void* ptr) {
     const auto before = std::prev(next);
     if (before->first + before->second == offset) {
       before->second += bytes;
-      return {};
+      return;
     }
   }
   free_[offset] = bytes;
+}
+
+SymmetricHeap::Range SymmetricHeap::allocation_around(size_t offset) const {
+  auto it = used_.upper_bound(offset);
+  if (it == used_.begin()) return {offset, 0};
+  const Range& range = std::prev(it)->second;
+  return offset < range.end() ? range : Range{offset, 0};
+}
+
+bool SymmetricHeap::any_detached(const Range& range) const {
+  const auto it = detached_.lower_bound(range.offset);
+  return it != detached_.end() && it->first < range.end();
+}
+
+bool SymmetricHeap::is_detached(const void* p) {
+  const std::lock_guard lock(mutex_);
+  return any_detached(allocation_around(static_cast<size_t>(static_cast<const std::byte*>(p) - mapping_.data())));
+}
+
+Status SymmetricHeap::detach(void* from, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto offset = static_cast<size_t>(static_cast<std::byte*>(from) - mapping_.data());
+  const Range around = allocation_around(offset);
+  bytes = std::min(bytes, around.end() - std::min(offset, around.end()));
+  if (bytes == 0) return {};
+  const size_t page = driver::page_bytes();
+  const size_t end = (offset + bytes + page - 1) / page * page;
+  for (size_t at = offset / page * page; at < end;) {
+    // What is detached already is stepped over.
+    auto next = detached_.upper_bound(at);
+    if (next != detached_.begin() && std::prev(next)->first + std::prev(next)->second > at) {
+      at = std::prev(next)->first + std::prev(next)->second;
+      continue;
+    }
+    const size_t until = next == detached_.end() ? end : std::min(end, next->first);
+    MOECCL_TRY(driver::make_private(mapping_, at, until - at));
+    detached_[at] = until - at;
+    at = until;
+  }
+  // Release: pairs with the acquire in n_detached().
+  n_detached_.fetch_add(1, std::memory_order_release);
   return {};
 }
 

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <utility>
 
+#include "src/base/random.h"
+
 namespace moeccl::driver {
 namespace {
 
@@ -120,21 +122,51 @@ void release_pages(const Fd& fd, size_t offset, size_t bytes) {
                   static_cast<off_t>(bytes));
 }
 
-Status read_process(int pid, uint64_t address, void* dst, size_t bytes) {
+Status make_private(const Mapping& mapping, size_t offset, size_t bytes) {
+  void* const copy = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED) return system_error(format("{} bytes of memory", bytes), errno);
+  std::memcpy(copy, mapping.data() + offset, bytes);
+  // Moves the pages and unmaps what was there in one step: other threads find the old memory or the new.
+  if (mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, mapping.data() + offset) != MAP_FAILED) return {};
+  const int failure = errno;
+  munmap(copy, bytes);
+  return system_error(format("{} bytes of memory in another place", bytes), failure);
+}
+
+Status make_inaccessible(const Mapping& mapping, size_t offset, size_t bytes) {
+  void* const at =
+      mmap(mapping.data() + offset, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return at != MAP_FAILED ? Status() : system_error(format("addresses for {} bytes", bytes), errno);
+}
+
+Result<ProcessStamp> process_stamp() {
+  static uint64_t value = 0;
+  static const Status made = random_bytes(&value, sizeof(value));
+  if (!made.ok()) return Status(made);
+  return ProcessStamp{reinterpret_cast<uint64_t>(&value), value};
+}
+
+Status read_process(int pid, const ProcessStamp& stamp, uint64_t address, void* dst, size_t bytes) {
   auto* to = static_cast<std::byte*>(dst);
   while (bytes > 0) {
     const size_t now = std::min<size_t>(bytes, 1u << 30);  // one call moves at most 2 GiB
-    iovec local{to, now};
-    iovec remote{reinterpret_cast<void*>(address), now};
-    const ssize_t n = process_vm_readv(pid, &local, 1, &remote, 1, 0);
+    // One call sees one program's memory: the stamp that comes with the bytes says whose.
+    uint64_t found = 0;
+    const iovec local[] = {{to, now}, {&found, sizeof(found)}};
+    const iovec remote[] = {{reinterpret_cast<void*>(address), now},
+                            {reinterpret_cast<void*>(stamp.address), sizeof(found)}};
+    const ssize_t n = process_vm_readv(pid, local, 2, remote, 2, 0);
     if (n < 0) {
       if (errno == EINTR) continue;
       return system_error(format("read of {} bytes from process {}", now, pid), errno);
     }
-    if (n == 0) return error(moecclRemoteError, "process {} has no memory at the address that it announced", pid);
-    to += n;
-    address += static_cast<uint64_t>(n);
-    bytes -= static_cast<size_t>(n);
+    if (static_cast<size_t>(n) < now)
+      return error(moecclRemoteError, "process {} has no memory at the address that it announced", pid);
+    if (static_cast<size_t>(n) < now + sizeof(found) || found != stamp.value)
+      return error(moecclRemoteError, "process {} runs another program than the one that joined", pid);
+    to += now;
+    address += now;
+    bytes -= now;
   }
   return {};
 }

@@ -48,8 +48,22 @@ inline constexpr size_t kHugePageBytes = 2u << 20;
 // Gives the pages of a range of a segment back to the kernel; their contents become zero.
 void release_pages(const Fd& fd, size_t offset, size_t bytes);
 
-// Copies from process `pid`, which must permit it (same user, ptrace rules). All bytes or an error.
-Status read_process(int pid, uint64_t address, void* dst, size_t bytes);
+// Makes pages of a shared mapping this process's own: the same addresses hold the same bytes, and what others store
+// into the segment from now on does not arrive here. Whole pages, given in bytes.
+Status make_private(const Mapping& mapping, size_t offset, size_t bytes);
+// Takes the pages' memory away; their addresses stay taken, and using them is a fault.
+Status make_inaccessible(const Mapping& mapping, size_t offset, size_t bytes);
+
+// A random word in this process's memory. Another program that runs under the same number, after an exec or because the
+// kernel gave the number away again, does not have it there.
+struct ProcessStamp {
+  uint64_t address = 0, value = 0;
+};
+Result<ProcessStamp> process_stamp();
+
+// Copies from process `pid`, which must permit it (same user, ptrace rules), and must still be the one that has
+// `stamp`. All bytes or an error.
+Status read_process(int pid, const ProcessStamp& stamp, uint64_t address, void* dst, size_t bytes);
 
 size_t physical_memory_bytes();
 size_t page_bytes();

@@ -27,6 +27,9 @@ void AgreedTask::continue_from(const AgreedTask& begun) {
   history_ = begun.history_;
   tag_ = begun.tag_;
   entered_ = begun.entered_;
+  input_in_heap_ = begun.input_in_heap_;
+  output_in_heap_ = begun.output_in_heap_;
+  heap_detached_ = begun.heap_detached_;
 }
 
 // Staging halves, entries and AllToAllv rows alternate, so a rank may enter operation k only when everyone has finished
@@ -99,17 +102,19 @@ void AgreedTask::publish() {
       most = std::max({most, op_.send_counts[p], op_.recv_counts[p]});
     }
   }
-  const bool in_heap = reachable(op_.input), out_heap = reachable(op_.output);
+  if (f.shared_heap != nullptr) heap_detached_ = f.shared_heap->n_detached();
+  input_in_heap_ = reachable(op_.input);
+  output_in_heap_ = reachable(op_.output);
   const auto place = [&](const void* p, bool heap) {
     return heap && p != nullptr ? static_cast<uint64_t>(static_cast<const std::byte*>(p) - f.heap)
                                 : reinterpret_cast<uint64_t>(p);
   };
   transport::Entry& e = f.own->board().entries[sequence_ % transport::kEntries];
-  e.signature.store(pack(op_.signature, (in_heap ? kInputInHeap : 0) | (out_heap ? kOutputInHeap : 0)),
+  e.signature.store(pack(op_.signature, (input_in_heap_ ? kInputInHeap : 0) | (output_in_heap_ ? kOutputInHeap : 0)),
                     std::memory_order_relaxed);
   e.plan.store(op_.signature.plan, std::memory_order_relaxed);
-  e.input.store(place(op_.input, in_heap), std::memory_order_relaxed);
-  e.output.store(place(op_.output, out_heap), std::memory_order_relaxed);
+  e.input.store(place(op_.input, input_in_heap_), std::memory_order_relaxed);
+  e.output.store(place(op_.output, output_in_heap_), std::memory_order_relaxed);
   const Timing& before = f.timings[(sequence_ - 1) % kTimings];
   const uint64_t told = before.sequence + 1 == sequence_ ? before.took_ns : 0;
   const bool votes = f.ballot.at == sequence_;
@@ -134,8 +139,10 @@ bool AgreedTask::is_timed() const {
   return op_.measured != nullptr && op_.measured->ns.load(std::memory_order_relaxed) == 0;
 }
 
-void AgreedTask::end(uint64_t wire_bytes) {
+Progress AgreedTask::end(uint64_t wire_bytes) {
   Fabric& f = fabric();
+  // Acquire: pairs with the store in Fabric::publish_state(); the failure's sentence is there.
+  if (f.own->board().health.state.load(std::memory_order_acquire) != 0) return fail(f.failure());
   if (f.publish_completed) {
     f.publish_completed(sequence_);
   } else {
@@ -147,7 +154,10 @@ void AgreedTask::end(uint64_t wire_bytes) {
   if (all_met) std::fill(f.entered.begin(), f.entered.end(), sequence_);
   if (f.engine != nullptr) f.engine->board_changed(!all_met);
   if (op_.ran != nullptr) op_.ran->largest_block_bytes = largest_block_ * op_.element_bytes;
-  if (!is_timed()) return f.recorder.end_untimed();
+  if (!is_timed()) {
+    f.recorder.end_untimed();
+    return Progress::kDone;
+  }
   const int64_t took_ns = f.recorder.end(false);
   // Where not all meet, a rank's time says little about the plan. Timings are of the ordinary plan.
   const bool tells = meets_all(op_.signature.op) && !is_v() && !ran_in_heap_;
@@ -158,9 +168,10 @@ void AgreedTask::end(uint64_t wire_bytes) {
                                      op_.signature.count * op_.element_bytes,
                                      tells ? static_cast<uint64_t>(std::max<int64_t>(took_ns, 1)) : 0};
   if (op_.ran != nullptr && !ran_in_heap_ && !fitted_) op_.ran->took_ns = static_cast<double>(took_ns);
-  if (op_.measured == nullptr) return;
+  if (op_.measured == nullptr) return Progress::kDone;
   op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
   op_.measured->wire_bytes.store(wire_bytes, std::memory_order_relaxed);
+  return Progress::kDone;
 }
 
 Signature AgreedTask::read_signature(const transport::Entry& e, uint64_t& flags) {

@@ -34,7 +34,9 @@ class AgreedTask : public Task {
   }
   bool enter();    // whether all peers are at most one operation behind, and have told what they have to tell
   void publish();  // this rank's entry
-  void end(uint64_t wire_bytes);
+  // Tells the peers that this rank has finished. Fails when the communicator has failed meanwhile: what this rank put
+  // since then may be lost, so peers must not hear that it took its part.
+  Progress end(uint64_t wire_bytes);
 
   Status check_entry(uint32_t peer);      // compares signatures; the peer has entered this operation
   Status find_difference(uint32_t peer);  // in the last operations, this one included
@@ -69,6 +71,9 @@ class AgreedTask : public Task {
   uint64_t largest_block_ = 0;  // AllToAllv: elements, of all ranks; 0: not known yet, or fitted_
   bool fitted_ = false;         // AllToAllv: all data went with the first word, whatever the plan
   bool ran_in_heap_ = false;    // by the plan for buffers that all peers can reach
+  // What publish() has told the peers: it stays so, whatever is detached from the heap meanwhile.
+  bool input_in_heap_ = false, output_in_heap_ = false;
+  uint32_t heap_detached_ = 0;  // SharedHeap::n_detached() then
 };
 
 }  // namespace moeccl::exec

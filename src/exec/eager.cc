@@ -109,8 +109,7 @@ Progress Eager::poll() {
   }
   take();
   fitted_ = is_v();
-  end(wire_bytes_);
-  return Progress::kDone;
+  return end(wire_bytes_);
 }
 
 void Eager::give() {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "src/base/clock.h"
+#include "src/base/log.h"
 
 namespace moeccl::exec {
 
@@ -18,6 +19,10 @@ namespace {
 constexpr uint64_t kLandBytes = 16 << 10;
 // What sockets hold for a rank that does not look at all of them for some polls.
 constexpr uint64_t kAwaitOneBytes = 64 << 10;
+// After a failure: how long peers may take to notice it and to leave this rank's buffers alone. They look every
+// millisecond when they wait, and between two steps of at most some milliseconds when they do not. The memory of
+// threads cannot be taken away from them.
+constexpr int64_t kStoresEnd_ns = 100'000'000, kThreadsEnd_ns = 1'000'000'000;
 
 }  // namespace
 
@@ -67,7 +72,7 @@ Progress Execution::poll() {
 // knows of one need not hear the others.
 Progress Execution::agree() {
   Fabric& f = fabric();
-  all_reachable_ = all_reachable_ && reachable(op_.input) && reachable(op_.output);
+  all_reachable_ = all_reachable_ && input_in_heap_ && output_in_heap_;
   for (; all_reachable_ && agreed_ < f.n_ranks; ++agreed_) {
     if (agreed_ == f.rank) continue;
     const transport::Entry& e = f.link(agreed_).board().entries[sequence_ % transport::kEntries];
@@ -319,8 +324,29 @@ void Execution::begin_rest() {
   (void)last_chunk_known();  // all entries have been seen
 }
 
+// A peer that fails gives its buffers back to their owner, who may write to them or free them at once: what this rank
+// has read there since is worth nothing, and what it wrote there has gone nowhere.
+Status Execution::check_buffers() {
+  Fabric& f = fabric();
+  if (choice_.program->touches_peers) {
+    // Everything above was read before the states below are.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    for (uint32_t p = 0; p < f.n_ranks; ++p) {
+      if (p != f.rank && peers_[p].known && !still_runs(p)) MOECCL_TRY(check_peer_state(*this, p));
+    }
+  }
+  const bool detached = output_in_heap_ && op_.output != nullptr && f.shared_heap != nullptr &&
+                        f.shared_heap->n_detached() != heap_detached_ && f.shared_heap->is_detached(op_.output);
+  if (!detached) return {};
+  return error(moecclRemoteError,
+               "the memory of {} #{}'s output was taken out of its peers' reach while it ran, because an operation of "
+               "another communicator failed there while a peer could still write: use memory apart from that one's",
+               op_name(op_.signature.op), sequence_);
+}
+
 Progress Execution::finish() {
   Fabric& f = fabric();
+  if (Status s = check_buffers(); !s.ok()) return fail(std::move(s));
   for (const auto& t : choice_.program->totals) {
     const uint32_t times = t.once ? 1 : binding_.chunking.n_chunks;
     const size_t i = static_cast<size_t>(t.peer) * transport::kSigsPerPeer + t.sig;
@@ -336,8 +362,7 @@ Progress Execution::finish() {
   }
   if (trace_.on()) op_.measured->lanes.set(trace_.take());
   engine_use_.end();
-  end(wire_bytes_);
-  return Progress::kDone;
+  return end(wire_bytes_);
 }
 
 std::string Execution::describe() const {
@@ -356,6 +381,15 @@ std::string Execution::describe() const {
                 choice_.algorithm, where);
 }
 
+uint64_t Execution::output_bytes() const {
+  if (op_.output_bytes > 0) return op_.output_bytes;
+  uint64_t elements = op_.signature.count * plan::out_blocks(op_.signature.op, fabric().n_ranks);
+  if (elements == 0 && !is_v()) return ~uint64_t{0};  // not of blocks: all of the allocation
+  for (size_t p = 0; p < op_.recv_counts.size(); ++p)
+    elements = std::max(elements, op_.recv_displs[p] + op_.recv_counts[p]);
+  return elements * op_.element_bytes;
+}
+
 void Execution::abandon() {
   Fabric& f = fabric();
   if (phase_ == Phase::kRun) {
@@ -364,16 +398,35 @@ void Execution::abandon() {
   engine_use_.end();
   f.recorder.end(true);
   f.own->board().progress.uses_buffers_of_operation.store(0, std::memory_order_release);
-  if (phase_ != Phase::kRun || !choice_.program->touches_peers) return;
-  wait_for_peers([&] {
+  if (!entered_) return;
+  // A peer that has not announced its use by now sees this rank's failure before it begins, see resolve_peer().
+  const auto any_uses = [&](auto&& reaches) {
     for (uint32_t p = 0; p < f.n_ranks; ++p) {
-      if (p != f.rank && f.link(p).same_process() &&
-          f.link(p).board().progress.uses_buffers_of_operation.load(std::memory_order_seq_cst) == sequence_) {
+      if (p != f.rank && reaches(f.link(p)) &&
+          f.link(p).board().progress.uses_buffers_of_operation.load(std::memory_order_seq_cst) == sequence_)
         return true;
-      }
     }
     return false;
-  });
+  };
+  const auto stores_here = [&](transport::Link& l) {
+    return output_in_heap_ && op_.output != nullptr && f.shared_heap != nullptr && l.heap_view() != nullptr &&
+           l.check_peer().ok();
+  };
+  if (any_uses(stores_here)) {
+    wait_for_peers([&] { return any_uses(stores_here); }, kStoresEnd_ns);
+    // One was stopped, or is slow: whenever it goes on, it must not store into memory that is its owner's again.
+    if (any_uses(stores_here)) {
+      const Status s = f.shared_heap->detach(op_.output, output_bytes());
+      if (!s.ok()) {
+        log(LogLevel::kError,
+            "rank {} of {}: {} has failed, but a peer that does not answer may still write to its "
+            "output: {}",
+            f.rank, f.n_ranks, op_name(op_.signature.op), s.message());
+      }
+    }
+  }
+  const auto same_process = [](const transport::Link& l) { return l.same_process(); };
+  wait_for_peers([&] { return any_uses(same_process); }, kThreadsEnd_ns);
 }
 
 }  // namespace moeccl::exec

@@ -46,6 +46,8 @@ class Execution final : public AgreedTask {
   bool landed(const plan::Step& s, uint32_t chunk);  // and expects the chunk that is next in its slot
   void bind_blocks(uint64_t done);                   // AllToAllv: what is left of each block after `done` elements
   void begin_rest();
+  Status check_buffers();
+  uint64_t output_bytes() const;
   Progress finish();
 
   Progress wait(const plan::Step& s, uint32_t chunk);

@@ -108,7 +108,7 @@ Status Execution::resolve_peer(uint32_t peer) {
   PeerBuffers& b = peers_[peer];
   if (b.known) return {};
   // Announced in choose(): from here on a peer that fails waits for us before it gives its buffers back.
-  if (f.link(peer).same_process() && !still_runs(peer)) MOECCL_TRY(check_peer_state(*this, peer));
+  if (!still_runs(peer)) MOECCL_TRY(check_peer_state(*this, peer));
   const transport::Entry& e = f.link(peer).board().entries[sequence_ % transport::kEntries];
   if (e.seq.load(std::memory_order_acquire) != sequence_) {
     return error(moecclInternalError, "rank {}'s buffers are used before it has entered the operation", peer);

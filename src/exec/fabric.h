@@ -12,6 +12,7 @@
 #include "kernels/table.h"
 #include "src/base/clock.h"
 #include "src/exec/recorder.h"
+#include "src/exec/shared_heap.h"
 #include "transport/shm/segment.h"
 #include "transport/transport.h"
 
@@ -80,6 +81,7 @@ struct Fabric {
   const kernels::KernelTable* kernels = nullptr;
   std::byte* heap = nullptr;  // this process's symmetric heap
   size_t heap_bytes = 0;
+  SharedHeap* shared_heap = nullptr;  // the same; may be null
   int64_t timeout_ms = 0;
   std::atomic<int> priority{0};  // of calls that bring none, a moecclPriority_t
   bool crowded = false;          // more ranks than cores
@@ -129,7 +131,8 @@ struct Fabric {
   const transport::Outbox* outbox(uint32_t peer, uint64_t seq) const { return outboxes[peer] + seq % 2; }
   bool in_heap(const void* p) const {
     const auto* b = static_cast<const std::byte*>(p);
-    return heap != nullptr && b >= heap && b < heap + heap_bytes;
+    if (heap == nullptr || b < heap || b >= heap + heap_bytes) return false;
+    return shared_heap == nullptr || shared_heap->n_detached() == 0 || !shared_heap->is_detached(p);
   }
 
   // Tells the peers on which core this rank runs, and returns it, + 1; 0: unknown.

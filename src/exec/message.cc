@@ -214,17 +214,24 @@ Progress MessageTask::receive_direct(const MessageSlotHeader& header, uint32_t) 
       header.place <= link.heap_bytes() - message_.bytes) {
     from = link.heap_view() + header.place;
   }
+  // A sender that gave up in the meantime has its memory back, and what was read of it is worth nothing.
+  const auto still_sent = [&] {
+    std::atomic_thread_fence(std::memory_order_acquire);  // what was read before
+    return still_runs(message_.peer) ? Status() : check_peer_state(*this, message_.peer);
+  };
   if (from != nullptr) {
     (message_.bytes > kernels::stream_threshold_bytes() ? f.kernels->copy_stream : f.kernels->copy)(message_.data, from,
                                                                                                     message_.bytes);
     reads.store(0, std::memory_order_release);
-    return Progress::kMoved;
+    Status s = link.same_process() ? Status() : still_sent();
+    return s.ok() ? Progress::kMoved : fail(std::move(s));
   }
   if (header.kind != kAddress || !link.can_read()) {
     return fail(error(moecclRemoteError, "rank {} announced a message that cannot be reached from rank {}",
                       message_.peer, f.rank));
   }
   Status s = link.read(header.place, message_.data, message_.bytes);
+  if (s.ok()) s = still_sent();
   return s.ok() ? Progress::kMoved : fail(std::move(s).with_context(format("message from rank {}", message_.peer)));
 }
 

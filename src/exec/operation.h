@@ -70,6 +70,7 @@ struct Operation {
   const void* input = nullptr;
   void* output = nullptr;
   size_t element_bytes = 1;
+  uint64_t output_bytes = 0;  // 0: what the blocks of the operation and `binding` say
   kernels::ReduceOp reduce = kernels::ReduceOp::kSum;
   uint32_t divisor = 0;  // Avg
   bool scaled = false;   // premulsum
@@ -107,6 +108,7 @@ struct Operation {
     epoch = 0;
     reduce = kernels::ReduceOp::kSum;
     divisor = 0;
+    output_bytes = 0;
     grouped = false;
     walk = false;
     ran = nullptr;

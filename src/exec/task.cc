@@ -26,6 +26,9 @@ constexpr int64_t kLonely_ns = 3'000, kLonelyFor_ns = 100'000;
 // has cost that much, the next waits do without for a while. Two ranks on one core are there by the kernel's choice,
 // which may take it 10 ms to undo: one of them moves.
 constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 300'000, kMakeRoomEvery_ns = 2'000'000;
+// A rank that fails or aborts has perhaps finished this operation, and then all others may be able to. Those that have
+// not moved for so long cannot: another rank is stuck.
+constexpr int64_t kLastChance_ns = 200'000'000;
 constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts holds an acknowledgement
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 // A rank that did not run for so long was itself stopped (a debugger, a batch system, a paused virtual machine),
@@ -79,11 +82,11 @@ void sleep_ns(int64_t ns) {
 
 }  // namespace
 
-// A peer that has finished its part cannot fail the operation any more, whatever becomes of it.
-Status check_peer_state(Task& task, uint32_t peer) {
+Status check_peer_state(Task& task, uint32_t peer, bool waits_long) {
   const transport::Board& board = task.fabric().link(peer).board();
   const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
-  if (state == transport::RankState::kRunning || !task.needs(peer)) return {};
+  if (state == transport::RankState::kRunning) return {};
+  if (!task.needs(peer) && (!waits_long || state == transport::RankState::kLeft)) return {};
   switch (state) {
     case transport::RankState::kFailed: {
       const uint32_t code = board.health.code.load(std::memory_order_relaxed);
@@ -106,7 +109,7 @@ Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_ali
     return error(moecclAborted, "{} was aborted on this rank", task.describe());
   MOECCL_TRY(task.diagnose());
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
-    if (p != f.rank) MOECCL_TRY(check_peer_state(task, p));
+    if (p != f.rank) MOECCL_TRY(check_peer_state(task, p, now - since_ns > kLastChance_ns));
   }
   if (now - last_alive_ns > kAliveEvery_ns) {
     last_alive_ns = now;
@@ -225,9 +228,8 @@ class Engines {
   std::span<Task* const> tasks_;
 };
 
-void wait_for_peers(const std::function<bool()>& in_use) {
-  constexpr int64_t kMost_ns = 1'000'000'000;
-  for (const int64_t start = now_ns(); in_use() && now_ns() - start < kMost_ns;) sleep_ns(kShortSleep_ns);
+void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns) {
+  for (const int64_t start = now_ns(); in_use() && now_ns() - start < most_ns;) sleep_ns(kShortSleep_ns);
 }
 
 Status give_up(Task& task, const Status& status) {

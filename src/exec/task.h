@@ -40,8 +40,8 @@ class Task {
   virtual bool needs(uint32_t peer) const = 0;
 
   Fabric& fabric() const { return fabric_; }
-  // Whether `peer`, a thread of this process, still runs; to be asked after announcing on the own board what is used of
-  // it.
+  // Whether `peer` still runs; to be asked after announcing on the own board what is used of it, and again after the
+  // use.
   bool still_runs(uint32_t peer) const {
     return fabric_.link(peer).board().health.state.load(std::memory_order_seq_cst) ==
            static_cast<uint32_t>(transport::RankState::kRunning);
@@ -57,8 +57,8 @@ class Task {
   Status status_;
 };
 
-// Waits until `in_use` is false, for at most a second: peers look at each other's health every millisecond.
-void wait_for_peers(const std::function<bool()>& in_use);
+// Waits until `in_use` is false, for at most `most_ns`: peers look at each other's health every millisecond.
+void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns = 1'000'000'000);
 
 // Runs all tasks to their ends; the first failure is returned after all have ended. Every wait has an end: the
 // communicator's timeout, an abort, a failed or dead peer.
@@ -66,8 +66,9 @@ Status drive(std::span<Task* const> tasks);
 // Ends a task that has failed so: the communicator's first failure, such as an abort from another thread.
 Status give_up(Task& task, const Status& status);
 
-// How a peer that the task needs has failed, in the peer's own words where it has any; else success.
-Status check_peer_state(Task& task, uint32_t peer);
+// How a peer has failed, in the peer's own words where it has any; else success. A peer that has finished its part
+// cannot fail the task any more, whatever becomes of it; but `waits_long` asks about failures of all peers.
+Status check_peer_state(Task& task, uint32_t peer, bool waits_long = false);
 
 // Why a rank that has been blocked since `since_ns` must give up, or success. Every 20 ms it also asks whether the
 // peers' processes live; `last_alive_ns` remembers when.

@@ -7,7 +7,7 @@
 namespace moeccl::transport::shm {
 
 Status ShmLink::read(uint64_t address, void* dst, size_t bytes) {
-  return driver::read_process(peer_.pid, address, dst, bytes);
+  return driver::read_process(peer_.pid, peer_.stamp, address, dst, bytes);
 }
 
 Result<PutState> ShmLink::put(uint64_t offset, const void* src, size_t bytes) {

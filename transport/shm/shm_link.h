@@ -15,7 +15,8 @@ struct ShmPeer {
   std::byte* heap = nullptr;         // the peer's symmetric heap, mapped here
   size_t heap_bytes = 0;
   bool same_process = false;
-  int pid = 0;            // the peer's process
+  int pid = 0;  // the peer's process
+  driver::ProcessStamp stamp;
   Fd pidfd;               // becomes readable when it ends; invalid for our own process
   bool can_read = false;  // process_vm_readv was tried and works
 };

@@ -182,6 +182,8 @@ void TcpLink::look_at_queue(Stream& s) {
 Status TcpLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
   const std::lock_guard lock(engine_.mutex_);
   if (down_) return {};
+  // The puts of a rank that has failed are dropped, see put_some(): none of its signals may say that they arrived.
+  if (own_.board->health.state.load(std::memory_order_relaxed) != 0) return {};
   words_[sig] = static_cast<uint64_t>(tag) << 32 | number;
   new_words_ |= 1u << sig;
   for (size_t i = 0; i < peer_.streams.size(); ++i) marks_[i] = peer_.streams[i].put_bytes_sent;
