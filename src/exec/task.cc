@@ -286,6 +286,8 @@ Status drive(std::span<Task* const> tasks) {
       const Progress p = tasks[i]->poll();
       if (p == Progress::kMoved) {
         patience.reset();
+      } else if (p == Progress::kFailed) {
+        finish(i, tasks[i]->status());  // such as a mismatch with what a peer sent before it left
       } else {
         finish(i, p == Progress::kDone ? Status() : std::move(s));
       }
