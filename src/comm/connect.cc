@@ -65,6 +65,21 @@ class ProcessTable {
     heaps_.emplace(process, std::move(mapping));
     return base;
   }
+  // One for all communicators and all ranks of this process.
+  Result<std::shared_ptr<const driver::ProcessWatch>> watch(uint64_t process, int pid, Fd line) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(watches_, [](const auto& entry) { return entry.second.expired(); });
+    std::weak_ptr<const driver::ProcessWatch>& known = watches_[process];
+    if (auto watch = known.lock()) return watch;
+    MOECCL_ASSIGN_OR_RETURN(auto made, driver::ProcessWatch::open(pid, std::move(line)));
+    known = made;
+    return made;
+  }
+  std::shared_ptr<const driver::ProcessWatch> find_watch(uint64_t process) {
+    const std::lock_guard lock(mutex_);
+    const auto it = watches_.find(process);
+    return it == watches_.end() ? nullptr : it->second.lock();
+  }
   std::byte* find_heap(uint64_t process) {
     const std::lock_guard lock(mutex_);
     const auto it = heaps_.find(process);
@@ -75,6 +90,7 @@ class ProcessTable {
   std::mutex mutex_;
   std::map<std::pair<uint64_t, uint32_t>, std::weak_ptr<Segment>> segments_;
   std::map<uint64_t, driver::Mapping> heaps_;
+  std::map<uint64_t, std::weak_ptr<const driver::ProcessWatch>> watches_;
 };
 
 // One rank's words at the exchange.
@@ -140,6 +156,7 @@ class Connector {
                                                                deadline_, root_may_come_later(id)));
     Status status = steps();
     ProcessTable::get().remove(key_, rank_);
+    for (const uint32_t r : mapped_here_) ProcessTable::get().remove(key_ ^ all_[rank_].process, r);
     if (!status.ok()) {
       session_->abandon(status);
       return status;
@@ -282,23 +299,30 @@ class Connector {
   // Leaders map what other processes sent; then the other ranks of the process take the mappings from the table.
   Status exchange_memory() {
     segments_.resize(n_);
+    watches_.resize(n_);
+    MOECCL_TRY(check_processes());
     // Of several hosts one may hold a single process: then all take both barriers.
     const bool several_hosts = hosts_->n() > 1;
     if (several_hosts || processes_.size() == 1) MOECCL_TRY(session_->barrier(deadline_));
     if (processes_.size() > 1) {
       bootstrap::RankSet wanted(n_, false);
       for (const auto& [process, r] : processes_) wanted[r] = process != all_[rank_].process;
-      const int fds[] = {m_.fabric->own->fd().get(), heap_->fd().get()};
+      MOECCL_ASSIGN_OR_RETURN(const int line, driver::life_line());
+      const int fds[] = {m_.fabric->own->fd().get(), heap_->fd().get(), line};
       MOECCL_ASSIGN_OR_RETURN(auto received,
-                              host_session_->all_gather_fds({fds, leader() ? 2u : 1u}, wanted, deadline_));
+                              host_session_->all_gather_fds({fds, leader() ? 3u : 1u}, wanted, deadline_));
       for (const uint32_t r : hosts_->around(rank_)) {
         if (!leader() || same_process(r)) continue;
         if (received[r].empty()) return error(moecclRemoteError, "rank {} sent no memory descriptor", r);
-        auto mapped = Segment::map(shape_of(r), std::move(received[r][0]));
+        auto mapped = Segment::map(shape_of(r), received[r][0]);
         if (!mapped.ok()) return std::move(mapped).status().with_context(format("memory of rank {}", r));
         segments_[r] = *mapped;
         ProcessTable::get().put(key_ ^ all_[rank_].process, r, *mapped);
-        if (received[r].size() > 1) {
+        mapped_here_.push_back(r);
+        if (received[r].size() > 2) {
+          const uint64_t process = all_[r].process;
+          MOECCL_ASSIGN_OR_RETURN(watches_[r],
+                                  ProcessTable::get().watch(process, all_[r].pid, std::move(received[r][2])));
           auto heap = ProcessTable::get().heap(all_[r].process, std::move(received[r][1]), all_[r].heap_bytes);
           if (!heap.ok()) return std::move(heap).status().with_context(format("symmetric heap of rank {}", r));
         }
@@ -309,9 +333,27 @@ class Connector {
       if (segments_[r] == nullptr)
         segments_[r] = ProcessTable::get().find(same_process(r) ? key_ : key_ ^ all_[rank_].process, r);
       if (segments_[r] == nullptr) return error(moecclInternalError, "no mapping of rank {}'s memory", r);
+      if (watches_[r] != nullptr || same_process(r)) continue;
+      watches_[r] = ProcessTable::get().find_watch(all_[r].process);
+      if (watches_[r] == nullptr) return error(moecclInternalError, "nobody watches rank {}'s process", r);
     }
     // Nobody may take a segment out of the table, or leave, before all have found theirs.
-    return session_->barrier(deadline_);
+    MOECCL_TRY(session_->barrier(deadline_));
+    m_.fabric->own->close_fd();
+    return {};
+  }
+
+  // A rank's own word about its process is what others watch and read: the kernel's word at the meeting point counts.
+  Status check_processes() const {
+    const int32_t own = host_session_->pid_of(rank_);
+    if (own != all_[rank_].pid) return {};  // the meeting point is in another pid namespace, or unknown
+    for (const uint32_t r : hosts_->around(rank_)) {
+      const int32_t seen = host_session_->pid_of(r);
+      if (seen <= 0 || seen == all_[r].pid) continue;
+      return error(moecclRemoteError, "rank {} says that it is process {}, but process {} has connected for it", r,
+                   all_[r].pid, seen);
+    }
+    return {};
   }
 
   // process_vm_readv depends on users, namespaces and ptrace rules: trying it is the only sure answer.
@@ -389,7 +431,7 @@ class Connector {
       if (!peer.same_process) {
         peer.heap = ProcessTable::get().find_heap(all_[r].process);
         peer.heap_bytes = peer.heap != nullptr ? all_[r].heap_bytes : 0;
-        MOECCL_ASSIGN_OR_RETURN(peer.pidfd, driver::open_pidfd(all_[r].pid));
+        peer.process = watches_[r];
       }
       auto link = std::make_unique<transport::shm::ShmLink>(std::move(peer));
       const transport::paced::PacedUplinks uplinks =
@@ -414,6 +456,7 @@ class Connector {
       n.process.push_back(i.process);
       n.pid.push_back(i.pid);
     }
+    n.watches = watches_;
     n.hosts = &*hosts_;
     n.link_key = link_key_;
     n.host_level = m_.host_level;
@@ -454,6 +497,8 @@ class Connector {
   std::vector<Introduction> all_;
   std::map<uint64_t, uint32_t> processes_;  // identity -> its lowest rank
   std::vector<std::shared_ptr<Segment>> segments_;
+  std::vector<std::shared_ptr<const driver::ProcessWatch>> watches_;  // [n_ranks], of other processes of this host
+  std::vector<uint32_t> mapped_here_;                                 // ranks whose segments this leader has mapped
   Membership m_;
 };
 

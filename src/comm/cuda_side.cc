@@ -93,6 +93,7 @@ class CudaSide::Connector {
     if (!everyone_able(why)) return std::unique_ptr<CudaSide>();
     Status status = map_memory();
     SegmentTable::get().remove(n_.key, n_.rank);
+    for (const uint32_t r : here()) SegmentTable::get().remove(n_.key ^ n_.process[n_.rank], r);
     if (!status.ok()) refuse(status);
     // The second exchange says whether everybody reached everything.
     MOECCL_TRY(exchange());
@@ -283,7 +284,7 @@ class CudaSide::Connector {
         if (received[r].empty()) return error(moecclRemoteError, "rank {} sent no descriptor of its segment", r);
         transport::shm::SegmentShape shape = n_.shape;
         shape.rank = r;
-        auto mapped = Segment::map(shape, std::move(received[r][0]));
+        auto mapped = Segment::map(shape, received[r][0]);
         if (!mapped.ok()) return std::move(mapped).status().with_context(format("memory of rank {}", r));
         MOECCL_TRY(pin(**mapped));
         side_->segments_[r] = *mapped;
@@ -338,9 +339,7 @@ class CudaSide::Connector {
       peer.segment = side_->segments_[r];
       peer.same_process = same_process(r);
       peer.pid = n_.pid[r];
-      if (!peer.same_process) {
-        MOECCL_ASSIGN_OR_RETURN(peer.pidfd, driver::open_pidfd(n_.pid[r]));
-      }
+      peer.process = n_.watches[r];
       auto words = std::make_unique<transport::shm::ShmLink>(std::move(peer));
       transport::cuda_ipc::CudaPeer gpu;
       gpu.stream = side_->engine_->stream();

@@ -21,9 +21,10 @@ namespace moeccl::comm {
 // What connect() knows already.
 struct Neighbours {
   uint32_t rank = 0, n_ranks = 1;
-  uint64_t key = 0;               // of the communicator, within a process
-  std::vector<uint64_t> process;  // [n_ranks]
-  std::vector<int> pid;           // [n_ranks]
+  uint64_t key = 0;                                                  // of the communicator, within a process
+  std::vector<uint64_t> process;                                     // [n_ranks]
+  std::vector<int> pid;                                              // [n_ranks]
+  std::vector<std::shared_ptr<const driver::ProcessWatch>> watches;  // [n_ranks], of other processes of this host
   const Hosts* hosts = nullptr;
   bootstrap::Key link_key = {};        // of the communicator
   int host_level = -1;                 // of the tree: its groups are hosts

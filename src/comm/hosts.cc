@@ -73,6 +73,11 @@ Result<std::vector<std::vector<Fd>>> HostSession::all_gather_fds(std::span<const
   return all;
 }
 
+int32_t HostSession::pid_of(uint32_t rank) const {
+  if (local_ == nullptr) return all_.over_unix() ? all_.peers()[rank].pid : 0;
+  return local_->peers()[hosts_.index_of[rank]].pid;
+}
+
 void HostSession::close() {
   if (local_ != nullptr) local_->close();
 }

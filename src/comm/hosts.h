@@ -35,6 +35,8 @@ class HostSession {
   // As Session::all_gather_fds, but among the ranks of this host: sets and results are by rank of the communicator.
   Result<std::vector<std::vector<Fd>>> all_gather_fds(std::span<const int> mine, const bootstrap::RankSet& wanted_by,
                                                       Deadline deadline);
+  // SO_PEERCRED's process of a rank of this host, in the meeting point's pid namespace; 0: not known.
+  int32_t pid_of(uint32_t rank) const;
   void close();
 
  private:

@@ -14,6 +14,7 @@
 #include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/random.h"
+#include "src/driver/children.h"
 
 namespace moeccl::driver {
 namespace {
@@ -110,6 +111,43 @@ bool alive(int pidfd) {
     n = ::poll(&entry, 1, 0);
   } while (n < 0 && errno == EINTR);
   return n == 0;
+}
+
+Result<int> life_line() {
+  // As in this_process(): no lock, and a node for each process that asks.
+  struct Node {
+    pid_t pid;
+    Fd theirs, own;  // others read to the end; nobody writes
+    const Node* before;
+  };
+  static std::atomic<const Node*> current{nullptr};
+  const pid_t pid = ::getpid();
+  const Node* seen = current.load(std::memory_order_acquire);  // pairs with the release in compare_exchange below
+  if (seen != nullptr && seen->pid == pid) return seen->theirs.get();
+  int ends[2] = {-1, -1};
+  Fd own = not_for_children([&ends] { return ::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0 ? ends[1] : -1; });
+  if (!own) return system_error("pipe", errno);
+  auto* mine = new Node{pid, Fd(ends[0]), std::move(own), seen};
+  if (current.compare_exchange_strong(seen, mine, std::memory_order_acq_rel)) return mine->theirs.get();
+  delete mine;  // another thread was faster
+  return seen->theirs.get();
+}
+
+Result<std::shared_ptr<const ProcessWatch>> ProcessWatch::open(pid_t pid, Fd line) {
+  MOECCL_ASSIGN_OR_RETURN(Fd pidfd, open_pidfd(pid));
+  return std::shared_ptr<const ProcessWatch>(new ProcessWatch(pid, std::move(pidfd), std::move(line)));
+}
+
+Status ProcessWatch::check() const {
+  pollfd entries[2] = {{pidfd_.get(), POLLIN, 0}, {line_.get(), POLLIN, 0}};  // poll() passes over a negative number
+  int n;
+  do {
+    n = ::poll(entries, 2, 0);
+  } while (n < 0 && errno == EINTR);
+  if (n <= 0) return {};
+  if (entries[0].revents != 0) return error(moecclRemoteError, "process {} has ended", pid_);
+  // A process that ends closes its descriptors before its pidfd tells.
+  return error(moecclRemoteError, "process {} has ended, or executes another program", pid_);
 }
 
 ForkGuard::ForkGuard() : owner_(::getpid()) {}

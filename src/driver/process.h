@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "src/base/fd.h"
@@ -43,6 +44,24 @@ ProcessIdentity this_process();
 Result<Fd> open_pidfd(pid_t pid);
 // Whether the process of this pidfd still runs; a zombie does not.
 bool alive(int pidfd);
+
+// A descriptor for other processes of this host, in which they see the end of this process and also that it executes
+// another program, which its pidfd hides. This process's own for all its life; a forked child makes another one.
+Result<int> life_line();
+
+// Another process of this host. Any number of threads.
+class ProcessWatch {
+ public:
+  // line: of the process's life_line(), as it sent it; may be empty.
+  static Result<std::shared_ptr<const ProcessWatch>> open(pid_t pid, Fd line);
+  // Success, or RemoteError: "process 4711 has ended".
+  Status check() const;
+
+ private:
+  ProcessWatch(pid_t pid, Fd pidfd, Fd line) : pid_(pid), pidfd_(std::move(pidfd)), line_(std::move(line)) {}
+  pid_t pid_;
+  Fd pidfd_, line_;
+};
 
 // Remembers the process that made it; costs one system call to ask (getpid is not cached by glibc).
 class ForkGuard {

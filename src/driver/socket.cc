@@ -12,6 +12,8 @@
 #include <cstring>
 #include <limits>
 
+#include "src/driver/children.h"
+
 namespace moeccl::driver {
 namespace {
 
@@ -30,6 +32,11 @@ Status transfer_error(const char* what, int code) {
   return system_error(what, code);
 }
 
+Fd new_socket(const SocketAddress& address) {
+  return not_for_children(
+      [&] { return ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+}
+
 Status timed_out(const char* what) { return error(moecclTimeout, "the time for {} is over", what); }
 
 }  // namespace
@@ -39,7 +46,7 @@ Result<Fd> listen_at(const SocketAddress& address, int backlog) {
     return error(moecclInvalidArgument, "refusing to listen on every interface ({}): give the address of one",
                  address.str());
   }
-  Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Fd fd = new_socket(address);
   if (!fd) return system_error("socket for " + address.str(), errno);
   if (!address.is_unix()) {
     const int on = 1;
@@ -59,7 +66,7 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Soc
     if (code == ECONNREFUSED) return error(moecclRemoteError, "nobody listens at {}", address.str());
     return transfer_error(("connecting to " + address.str()).c_str(), code);
   };
-  Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Fd fd = new_socket(address);
   if (!fd) return system_error("socket for " + address.str(), errno);
   if (from != nullptr) {
     SocketAddress own = *from;
@@ -92,8 +99,8 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Soc
 
 Result<Fd> accept_now(int listener) {
   for (;;) {
-    const int fd = ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd >= 0) return Fd(fd);
+    Fd fd = not_for_children([&] { return ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
+    if (fd) return fd;
     if (would_block(errno)) return Fd();
     // ECONNABORTED and, on Linux, pending network errors of the new connection are not the listener's: take the next.
     if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO || errno == ENETDOWN || errno == EHOSTDOWN ||

@@ -1,5 +1,6 @@
 // Sockets: UNIX (abstract namespace, no files) and TCP; every wait has a deadline; no SIGPIPE; EINTR is survived. All
-// sockets made here are non-blocking and close-on-exec. Codes: Timeout when the deadline passed, RemoteError when the
+// sockets made here are non-blocking and close-on-exec, and no child of fork() keeps those that listen or connect (see
+// children.h). Codes: Timeout when the deadline passed, RemoteError when the
 // peer closed or reset the connection or when nobody listens, SystemError otherwise.
 #pragma once
 

@@ -50,11 +50,10 @@ Result<std::shared_ptr<Segment>> Segment::create(const SegmentShape& shape, bool
   return segment;
 }
 
-Result<std::shared_ptr<Segment>> Segment::map(const SegmentShape& shape, Fd fd) {
+Result<std::shared_ptr<Segment>> Segment::map(const SegmentShape& shape, const Fd& fd) {
   std::shared_ptr<Segment> segment(new Segment(shape));
   MOECCL_ASSIGN_OR_RETURN(segment->mapping_, driver::map_segment(fd, segment->bytes_, populate(shape)));
   segment->base_ = segment->mapping_.data();
-  segment->fd_ = std::move(fd);
   if (*segment->at<uint64_t>(0) != kMagic) {
     return error(moecclRemoteError, "rank {}'s shared segment has another layout: do all ranks run the same MoECCL?",
                  shape.rank);

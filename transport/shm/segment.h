@@ -26,8 +26,8 @@ class Segment {
  public:
   // Own segment: shared when ranks of other processes will map it (then fd() is valid), else private memory.
   static Result<std::shared_ptr<Segment>> create(const SegmentShape& shape, bool shared);
-  // A peer's, from the descriptor that it sent.
-  static Result<std::shared_ptr<Segment>> map(const SegmentShape& shape, Fd fd);
+  // A peer's, from the descriptor that it sent; the mapping needs it no longer.
+  static Result<std::shared_ptr<Segment>> map(const SegmentShape& shape, const Fd& fd);
 
   Board& board() const { return *at<Board>(board_); }
   SignalLine& signal(uint32_t src_rank, uint32_t sig) const {
@@ -59,6 +59,8 @@ class Segment {
     if (before_unmap && base_ != nullptr) before_unmap(base_);
   }
   const Fd& fd() const { return fd_; }
+  // When all peers have theirs: a mapping needs no descriptor.
+  void close_fd() { fd_.reset(); }
   static size_t bytes_for(const SegmentShape& shape);
 
  private:

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "src/driver/process.h"
+#include "src/driver/memory.h"
 
 namespace moeccl::transport::shm {
 
@@ -23,8 +23,9 @@ Status ShmLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
 }
 
 Status ShmLink::check_peer() {
-  if (peer_.same_process || driver::alive(peer_.pidfd.get())) return {};
-  return error(moecclRemoteError, "rank {} died (process {} has ended)", peer_.peer_rank, peer_.pid);
+  const Status alive = peer_.process == nullptr ? Status() : peer_.process->check();
+  if (alive.ok()) return {};
+  return error(moecclRemoteError, "rank {} died ({})", peer_.peer_rank, alive.message());
 }
 
 }  // namespace moeccl::transport::shm

@@ -3,7 +3,8 @@
 
 #include <memory>
 
-#include "src/base/fd.h"
+#include "src/driver/memory.h"
+#include "src/driver/process.h"
 #include "transport/shm/segment.h"
 #include "transport/transport.h"
 
@@ -17,8 +18,8 @@ struct ShmPeer {
   bool same_process = false;
   int pid = 0;  // the peer's process
   driver::ProcessStamp stamp;
-  Fd pidfd;               // becomes readable when it ends; invalid for our own process
-  bool can_read = false;  // process_vm_readv was tried and works
+  std::shared_ptr<const driver::ProcessWatch> process;  // null for our own process
+  bool can_read = false;                                // process_vm_readv was tried and works
 };
 
 class ShmLink final : public Link {
