@@ -69,9 +69,11 @@ Result<Wires> connect_wires(bootstrap::Session& session, const Hosts& hosts, con
     if (!hosts.together(r, rank)) others.emplace(r, nics.back());
   }
   MOECCL_ASSIGN_OR_RETURN(std::vector<transport::tcp::TcpPeer> peers, mesh->connect(others));
-  MOECCL_ASSIGN_OR_RETURN(auto engine, transport::tcp::TcpEngine::create());
   Wires wires;
   wires.memory = memory;
+  MOECCL_ASSIGN_OR_RETURN(auto made, transport::tcp::TcpEngine::create());
+  auto* const engine = made.get();
+  wires.engine = std::move(made);  // also when what follows fails it ends before its links
   wires.links.resize(n_ranks);
   for (transport::tcp::TcpPeer& p : peers) {
     const uint32_t other = p.rank;
@@ -80,7 +82,6 @@ Result<Wires> connect_wires(bootstrap::Session& session, const Hosts& hosts, con
     MOECCL_ASSIGN_OR_RETURN(wires.links[other], engine->add(memory, std::move(p)));
   }
   MOECCL_TRY(engine->start());
-  wires.engine = std::move(engine);
   wires.result = NetworkResult{without_port(mesh->nics()[0].address), node_link(hosts, nics)};
   return wires;
 }

@@ -21,7 +21,7 @@ struct NetworkResult {
 struct Wires {
   transport::LocalMemory memory;
   std::vector<std::unique_ptr<transport::Link>> links;  // [n_ranks], null for ranks of this host
-  std::unique_ptr<transport::Engine> engine;
+  std::unique_ptr<transport::Engine> engine;            // behind the links, so that it ends before them
   NetworkResult result;
 };
 // All ranks call it together; hosts.n() > 1.

@@ -1,0 +1,84 @@
+// Connections between hosts that do not come about.
+#include "src/comm/network.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <thread>
+
+#include "src/base/env.h"
+#include "src/bootstrap/unique_id.h"
+#include "tests/support/timing.h"
+#include "transport/shm/segment.h"
+
+namespace {
+
+// Two hosts on this one, which reach each other over loopback. Before anybody reads the environment.
+const bool two_hosts = setenv("MOECCL_SOCKET_IFNAME", "lo", 1) == 0 && setenv("MOECCL_HOST_ID", "here", 1) == 0;
+
+thread_local int threads_until_none = -1;  // that the calling thread can still start; -1: any number
+
+}  // namespace
+
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*), void* of) {
+  static const auto real = reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  if (threads_until_none == 0) return EAGAIN;
+  if (threads_until_none > 0) --threads_until_none;
+  return real(thread, attributes, body, of);
+}
+
+namespace moeccl::comm {
+namespace {
+
+struct TwoRanks {
+  std::unique_ptr<bootstrap::Root> root;
+  Status status[2];
+
+  // Both connect at the same time; rank 0 can start so many threads.
+  explicit TwoRanks(int threads_of_rank_0) {
+    const Deadline deadline = Deadline::after_ms(tests::patient_ms(10'000));
+    bootstrap::RootOptions options;
+    options.socket_addr = "127.0.0.1";
+    root = std::move(*bootstrap::Root::start(options));
+    const auto body = [&](uint32_t rank) {
+      auto session = std::move(*bootstrap::Session::join(root->id(), static_cast<int>(rank), 2, deadline));
+      const uint64_t identities[] = {1, 2};
+      const Hosts hosts(identities);
+      auto segment = *transport::shm::Segment::create({2, rank, 1 << 20, 4096}, false);
+      Config config;
+      config.timeout_ms = 5000;
+      if (rank == 0) threads_until_none = threads_of_rank_0;
+      const auto made = connect_wires(*session, hosts, bootstrap::Key{}, config, segment->memory(rank), deadline);
+      threads_until_none = -1;
+      status[rank] = made.status();
+      if (!made.ok()) session->abandon(made.status());
+      if (made.ok()) session->close();
+    };
+    std::thread other([&] { body(1); });
+    body(0);
+    other.join();
+  }
+};
+
+TEST(Network, ComesAbout) {
+  ASSERT_TRUE(two_hosts && env().socket_ifname == "lo");
+  const TwoRanks ranks(-1);
+  EXPECT_TRUE(ranks.status[0].ok()) << ranks.status[0].message();
+  EXPECT_TRUE(ranks.status[1].ok()) << ranks.status[1].message();
+}
+
+// The thread that accepts, and the engine's: what was made before ends in order.
+TEST(Network, WithoutItsThreadsSaysSo) {
+  for (const int threads : {0, 1}) {
+    const TwoRanks ranks(threads);
+    EXPECT_EQ(ranks.status[0].code(), moecclSystemError) << ranks.status[0].message();
+    EXPECT_NE(ranks.status[0].message().find(threads == 0 ? "moeccl-accept" : "moeccl-tcp"), std::string::npos)
+        << ranks.status[0].message();
+  }
+}
+
+}  // namespace
+}  // namespace moeccl::comm
