@@ -220,7 +220,7 @@ class CombineBuilder {
 }  // namespace
 
 MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major) {
-  return {std::max({1u, paths.max_in(), paths.max_out()}), paths.n_hops() > 1 ? 3u : 2u, expert_major};
+  return {std::max({1u, paths.max_in(), paths.max_out()}), moe_plan_depth(paths.n_hops() > 1), expert_major};
 }
 
 Program build_dispatch(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape) {

@@ -16,8 +16,8 @@ struct MoePlanShape {
   uint32_t depth = 2;    // rotations of staging
   bool expert_major = false;
 };
-// depth: with more than one hop a third rotation keeps the outer link busy while one chunk is summed and one is on the
-// wire.
+// With more than one hop a third rotation keeps the outer link busy while one chunk is summed and one is on the wire.
+inline uint32_t moe_plan_depth(bool several_hops) { return several_hops ? 3 : 2; }
 MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major);
 
 plan::Program build_dispatch(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape);

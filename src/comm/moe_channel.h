@@ -19,6 +19,7 @@ class MoeChannel final : public MoeHost {
   uint32_t rank() const override { return comm_.rank(); }
   uint32_t n_ranks() const override { return comm_.n_ranks(); }
   const plan::LevelTree& tree() const override { return comm_.tree(); }
+  const plan::Profile& profile() const override { return comm_.selector().profile(); }
   bool paced() const override { return comm_.paced(); }
   bool deterministic() const override { return comm_.config().deterministic; }
   uint64_t staging_bytes() const override { return comm_.operation_staging_bytes(); }

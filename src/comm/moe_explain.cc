@@ -54,7 +54,7 @@ Result<std::string> MoeRouting::explain() const {
                    layer_.candidates()[c]->name, p.dispatch_us(), p.combine_us());
     for (uint32_t l = 0; l < tree.depth(); ++l)
       text += format(" {} {} rows {:.1f} us,", tree.levels[l].name, p.levels[l].rows, p.level_us[l]);
-    text += format(" copies {:.1f} us\n", p.copy_us);
+    text += format(" latency {:.1f} us, copies {:.1f} us\n", p.latency_us, p.copy_us);
   }
   text += format(
       "\nchosen: {}, {}; {} chunks in {} slots x {} of {} rows ({:.1f} MiB of staging)\n", i.algorithm,

@@ -12,6 +12,7 @@
 #include "src/plan/binding.h"
 #include "src/plan/levels.h"
 #include "src/plan/plan.h"
+#include "src/plan/profile.h"
 
 namespace moeccl::exec {
 class RowTables;
@@ -28,6 +29,11 @@ class MoeHost {
   virtual uint32_t rank() const = 0;
   virtual uint32_t n_ranks() const = 0;
   virtual const plan::LevelTree& tree() const = 0;
+  // Under which plans are priced; the same on all ranks.
+  virtual const plan::Profile& profile() const {
+    static const plan::Profile defaults;
+    return defaults;
+  }
   virtual bool paced() const = 0;
   virtual bool deterministic() const = 0;
   virtual uint64_t staging_bytes() const = 0;  // the budget of one operation on a rank

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "src/comm/moe_layer.h"
 #include "src/exec/walker.h"
@@ -141,13 +142,16 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   }
   MOECCL_TRY(agree_on_weights(greetings, bytes));
   prices_.clear();
+  const uint64_t tokens = std::accumulate(tokens_of_.begin(), tokens_of_.end(), uint64_t{0});
   for (size_t c = 0; c < layer_.candidates().size(); ++c) {
     std::vector<algo::LevelCount> counts(size_t{n} * depth);
     for (uint32_t r = 0; r < n; ++r)
       std::memcpy(&counts[size_t{r} * depth], greetings + r * bytes + sizeof(Hello) + c * depth * sizeof(counts[0]),
                   depth * sizeof(counts[0]));
-    prices_.push_back(algo::price(layer_.candidates()[c]->paths.algorithm(), host.tree(),
-                                  algo::level_loads(host.tree(), counts), layer_.config().shape.row_bytes));
+    algo::MoeRows rows{algo::level_loads(host.tree(), counts), layer_.config().shape.row_bytes,
+                       static_cast<double>(tokens) * layer_.config().shape.top_k / n};
+    prices_.push_back(
+        algo::price(layer_.candidates()[c]->paths.algorithm(), host.tree(), host.profile(), std::move(rows)));
   }
   chosen_ = algo::cheapest(prices_);
   return keep_captured(greetings, bytes);
@@ -252,7 +256,8 @@ Status MoeRouting::agree() {
     chunks = std::max(chunks, all[r].min_chunks);
     largest = std::max(largest, all[r].largest_edge_bytes);
   }
-  tables_.build(std::max(chunks, algo::moe_pipeline_chunks(largest)));
+  const uint32_t useful = std::min(algo::moe_pipeline_chunks(largest), prices_[chosen_].most_chunks);
+  tables_.build(std::max(chunks, useful));
   return {};
 }
 

@@ -1,0 +1,104 @@
+// What the plan of a routing costs: latencies of hops that wait for one another, bytes, and the cores that pack rows.
+#include "src/algo/routing_price.h"
+
+#include <gtest/gtest.h>
+
+#include "src/algo/moe_plan.h"
+
+namespace moeccl::algo {
+namespace {
+
+constexpr MoeAlgorithm kFlat{PathKind::kFlat, 1}, kHier1{PathKind::kHier, 1}, kHier2{PathKind::kHier, 2},
+    kHier3{PathKind::kHier, 3};
+
+// 2 x 2 x 2 ranks; every link has this latency and bandwidth.
+plan::LevelTree tree_of(double alpha_ns, double bytes_per_ns) {
+  const plan::LinkCost link{alpha_ns, bytes_per_ns};
+  Result<plan::LevelTree> tree =
+      plan::LevelTree::from_sizes({{"node", link, {2, 2}}, {"socket", link, {2, 2, 2, 2}}}, "gpu", link);
+  EXPECT_TRUE(tree.ok()) << tree.status().message();
+  return *tree;
+}
+
+// Rows of all ranks across each level, evenly.
+MoeRows rows_of(const plan::LevelTree& tree, std::vector<uint64_t> across, uint64_t row_bytes) {
+  MoeRows rows;
+  for (uint32_t l = 0; l < tree.depth(); ++l)
+    rows.levels.push_back({across[l], static_cast<double>(across[l]) / tree.levels[l].n_groups});
+  rows.row_bytes = row_bytes;
+  return rows;
+}
+
+// The profile of a machine that packs rows in no time.
+plan::Profile links_alone() {
+  plan::Profile profile;
+  profile.copy_bytes_per_ns = 1e9;
+  return profile;
+}
+
+TEST(RoutingPrice, OneHopPaysOneLatencyHoweverManyLevelsItCrosses) {
+  const plan::LevelTree tree = tree_of(2e6, 10);
+  const MoePrice flat = price(kFlat, tree, links_alone(), rows_of(tree, {100, 80, 30}, 1000));
+  EXPECT_DOUBLE_EQ(flat.latency_us, 2000);
+  const MoePrice one = price(kHier1, tree, links_alone(), rows_of(tree, {100, 80, 30}, 1000));
+  EXPECT_DOUBLE_EQ(one.latency_us, 2000);
+  // 50 rows leave the busiest node: 50 KB at 10 bytes per ns.
+  EXPECT_NEAR(flat.link_us, 5, 1e-9);
+}
+
+TEST(RoutingPrice, EveryFurtherHopWaitsForTheOneBefore) {
+  const plan::LevelTree tree = tree_of(2e6, 10);
+  EXPECT_DOUBLE_EQ(price(kHier2, tree, links_alone(), rows_of(tree, {50, 80, 40}, 1000)).latency_us, 4000);
+  EXPECT_DOUBLE_EQ(price(kHier3, tree, links_alone(), rows_of(tree, {50, 80, 60}, 1000)).latency_us, 6000);
+}
+
+// HierMoE's trade-off (Eq. 6): where latency rules the plain algorithm wins, where bytes rule the one with fewest
+// across the slow level.
+TEST(RoutingPrice, FewTokensOnSlowLinksGoFlat) {
+  const auto chosen = [](double alpha_ns, double bytes_per_ns, uint64_t row_bytes) {
+    const plan::LevelTree tree = tree_of(alpha_ns, bytes_per_ns);
+    const std::vector<MoePrice> prices = {price(kHier1, tree, links_alone(), rows_of(tree, {90, 70, 30}, row_bytes)),
+                                          price(kHier2, tree, links_alone(), rows_of(tree, {40, 80, 40}, row_bytes)),
+                                          price(kHier3, tree, links_alone(), rows_of(tree, {40, 60, 70}, row_bytes)),
+                                          price(kFlat, tree, links_alone(), rows_of(tree, {110, 80, 30}, row_bytes))};
+    return prices[cheapest(prices)].algorithm.name();
+  };
+  EXPECT_EQ(chosen(2e6, 10, 14336), "hier:1");
+  EXPECT_EQ(chosen(5e3, 0.25, 14336), "hier:2");
+}
+
+TEST(RoutingPrice, ChunksThatWouldWaitForLatencyAreNotCut) {
+  const plan::LevelTree slow = tree_of(2e6, 10), near = tree_of(5e3, 0.25);
+  const MoePrice few = price(kHier2, slow, links_alone(), rows_of(slow, {2000, 3000, 2000}, 4096));
+  EXPECT_LE(few.n_chunks, moe_plan_depth(true)) << "the slots of one round";
+  EXPECT_EQ(few.most_chunks, few.n_chunks);
+  EXPECT_DOUBLE_EQ(few.latency_us, 4000);
+  const MoePrice many = price(kHier2, near, links_alone(), rows_of(near, {2000, 3000, 2000}, 4096));
+  EXPECT_GT(many.n_chunks, 2u);
+  EXPECT_EQ(many.most_chunks, kMoePipelineChunks);
+}
+
+TEST(RoutingPrice, RanksThatShareCoresPackMoreSlowly) {
+  const plan::LevelTree tree = tree_of(0, 0);
+  plan::Profile profile;
+  profile.cores = 8;
+  const MoePrice alone = price(kFlat, tree, profile, rows_of(tree, {800, 800, 800}, 4096));
+  profile.cores = 2;
+  const MoePrice shared = price(kFlat, tree, profile, rows_of(tree, {800, 800, 800}, 4096));
+  EXPECT_DOUBLE_EQ(shared.dispatch_us(), 4 * alone.dispatch_us());
+  EXPECT_EQ(shared.link_us, 0);
+}
+
+TEST(RoutingPrice, MeasuredLinksBetweenHostsComeBeforeTheTopologys) {
+  const plan::LevelTree tree = tree_of(1e3, 1);
+  plan::Profile profile = links_alone();
+  profile.links = {{5e3, 2}, {7e3, 3}, {7e3, 3}};
+  EXPECT_DOUBLE_EQ(price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000)).latency_us, 1) << "one host";
+  profile.host_level = 0;
+  const MoePrice hosts = price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000));
+  EXPECT_DOUBLE_EQ(hosts.latency_us, 5);
+  EXPECT_DOUBLE_EQ(hosts.level_us[0], 25);
+}
+
+}  // namespace
+}  // namespace moeccl::algo
