@@ -4,6 +4,7 @@
 // owner fills it. MOECCL_TEST_FAULTS sets how many faults of each kind.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,7 +19,7 @@
 namespace moeccl::testing {
 namespace {
 
-enum class Kind { kKill, kStop, kAbort, kBlackHole, kReset };
+enum class Kind { kKill, kStop, kAbort, kExec, kBlackHole, kReset };
 enum class Where { kOneHost, kNamedHosts, kNamespaces };
 
 struct Fault {
@@ -61,8 +62,8 @@ class Worker {
     }
   }
   ~Worker() {
-    if (routing_ != nullptr) EXPECT_EQ(moecclRoutingDestroy(routing_), moecclSuccess);
-    if (moe_ != nullptr) EXPECT_EQ(moecclMoeDestroy(moe_), moecclSuccess);
+    EXPECT_EQ(routing_ == nullptr ? moecclSuccess : moecclRoutingDestroy(routing_), moecclSuccess);
+    EXPECT_EQ(moe_ == nullptr ? moecclSuccess : moecclMoeDestroy(moe_), moecclSuccess);
     for (int32_t* p : {in_, out_}) {
       if (fault_.heap) {
         EXPECT_EQ(moecclMemFree(p), moecclSuccess) << moecclGetLastError(nullptr);
@@ -264,12 +265,19 @@ void sleep_us(int64_t us) { std::this_thread::sleep_for(std::chrono::microsecond
 
 void run_rank(const Fault& fault, int rank, moecclComm_t comm, Progress& shared) {
   Worker worker(fault, rank, comm);
-  std::thread aborter;
+  std::thread ender;
   if (fault.kind == Kind::kAbort && rank == fault.victim) {
-    aborter = std::thread([&] {
+    ender = std::thread([&] {
       sleep_us(fault.delay_us);
       shared.event_ms = fair_now_ms();
       EXPECT_EQ(moecclCommAbort(comm), moecclSuccess);
+    });
+  }
+  if (fault.kind == Kind::kExec && rank == fault.victim) {
+    ender = std::thread([&] {
+      sleep_us(fault.delay_us);
+      shared.event_ms = fair_now_ms();
+      execl("/bin/sleep", "sleep", "3", static_cast<char*>(nullptr));
     });
   }
   moecclResult_t result = moecclSuccess;
@@ -291,23 +299,29 @@ void run_rank(const Fault& fault, int rank, moecclComm_t comm, Progress& shared)
   for (const Stopwatch watch; shared.over == 0 && watch.fair_ms() < patient_ms(20'000);) sleep_us(1000);
   sleep_us(100'000);
   EXPECT_EQ(worker.bytes_written_late(), 0u) << "rank " << rank << " after " << worker.name() << ": " << text;
-  if (aborter.joinable()) aborter.join();
+  if (ender.joinable()) ender.join();
 }
 
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"kill", "stop", "abort", "black hole", "reset"};
+  constexpr const char* kNames[] = {"kill", "stop", "abort", "exec", "black hole", "reset"};
   return kNames[static_cast<int>(kind)];
 }
 
 void cause(const Fault& fault, const std::vector<pid_t>& pids, const TestHosts* hosts, Progress& shared) {
   const pid_t victim = pids[static_cast<size_t>(fault.victim)];
-  const int others = fault.n - (fault.kind == Kind::kKill || fault.kind == Kind::kStop ? 1 : 0);
-  if (fault.kind != Kind::kAbort) sleep_us(fault.delay_us);
+  const bool by_rank = fault.kind == Kind::kAbort || fault.kind == Kind::kExec;
+  const bool goes = fault.kind == Kind::kKill || fault.kind == Kind::kStop || fault.kind == Kind::kExec;
+  const int others = fault.n - (goes ? 1 : 0);
+  if (!by_rank) sleep_us(fault.delay_us);
   if (fault.kind == Kind::kKill) kill(victim, SIGKILL);
   if (fault.kind == Kind::kStop) kill(victim, SIGSTOP);
-  if (fault.kind == Kind::kBlackHole) EXPECT_TRUE(hosts->drop_what_it_sends(1));
-  if (fault.kind == Kind::kReset) EXPECT_TRUE(hosts->run(fault.victim % 2, "ss -K -t state established >/dev/null"));
-  if (fault.kind != Kind::kAbort) shared.event_ms = fair_now_ms();
+  if (fault.kind == Kind::kBlackHole) {
+    EXPECT_TRUE(hosts->drop_what_it_sends(1));
+  }
+  if (fault.kind == Kind::kReset) {
+    EXPECT_TRUE(hosts->run(fault.victim % 2, "ss -K -t state established >/dev/null"));
+  }
+  if (!by_rank) shared.event_ms = fair_now_ms();
   for (const Stopwatch watch; shared.failed < others && watch.fair_ms() < patient_ms(20'000);) sleep_us(500);
   EXPECT_GE(shared.failed.load(), others) << "ranks that have not ended 20 s after the fault";
   if (fault.kind == Kind::kStop) {
@@ -315,6 +329,7 @@ void cause(const Fault& fault, const std::vector<pid_t>& pids, const TestHosts* 
     for (const Stopwatch watch; shared.failed < fault.n && watch.fair_ms() < patient_ms(10'000);) sleep_us(500);
   }
   shared.over = 1;
+  if (fault.kind == Kind::kExec) kill(victim, SIGKILL);
 }
 
 int faults(int usual) {
@@ -347,12 +362,15 @@ void run_faults(Kind kind, Where where, bool heap, int usual, int only = -1) {
     Shared<Progress> shared;
     RankOptions options{.mode = RankMode::kProcesses, .deadline_ms = 60'000};
     options.hosts = hosts.get();
-    if (kind == Kind::kStop || kind == Kind::kBlackHole) options.config.timeout_ms = patient_ms(700);
-    if (kind == Kind::kKill) options.may_die = {fault.victim};
+    if (kind == Kind::kStop || kind == Kind::kBlackHole)
+      options.config.timeout_ms = static_cast<int32_t>(patient_ms(700));
+    if (kind == Kind::kKill || kind == Kind::kExec) options.may_die = {fault.victim};
     options.on_running = [&](const std::vector<pid_t>& pids) { cause(fault, pids, hosts.get(), *shared); };
     run_ranks(
         fault.n, [&](int rank, moecclComm_t comm) { run_rank(fault, rank, comm, *shared); }, options);
-    if (kind == Kind::kBlackHole) EXPECT_TRUE(hosts->run(1, "tc qdisc del dev eth0 root"));
+    if (kind == Kind::kBlackHole) {
+      EXPECT_TRUE(hosts->run(1, "tc qdisc del dev eth0 root"));
+    }
     checked += shared->checked;
   }
   printf("%d faults (%s): %llu operations returned success, all with the right data\n", n_faults, name_of(kind),
@@ -371,6 +389,9 @@ TEST(FaultData, StopInTheHeapOfAllGathers) { run_faults(Kind::kStop, Where::kOne
 TEST(FaultData, StopInTheHeapOfReduceScatters) { run_faults(Kind::kStop, Where::kOneHost, true, 3, kReduceScatter); }
 TEST(FaultData, StopInTheHeapOfAllToAlls) { run_faults(Kind::kStop, Where::kOneHost, true, 3, kAllToAll); }
 TEST(FaultData, StopBetweenHosts) { run_faults(Kind::kStop, Where::kNamedHosts, false, 3); }
+TEST(FaultData, ExecOnOneHost) { run_faults(Kind::kExec, Where::kOneHost, false, 3); }
+TEST(FaultData, ExecInTheHeap) { run_faults(Kind::kExec, Where::kOneHost, true, 3); }
+TEST(FaultData, ExecBetweenHosts) { run_faults(Kind::kExec, Where::kNamedHosts, false, 3); }
 TEST(FaultData, AbortOnOneHost) { run_faults(Kind::kAbort, Where::kOneHost, false, 8); }
 TEST(FaultData, AbortInTheHeap) { run_faults(Kind::kAbort, Where::kOneHost, true, 8); }
 TEST(FaultData, AbortInTheHeapOfAllGathers) { run_faults(Kind::kAbort, Where::kOneHost, true, 8, kAllGather); }
