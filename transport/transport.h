@@ -44,9 +44,9 @@ struct alignas(kLine) Entry {
 static_assert(sizeof(Entry) == kLine);
 inline constexpr uint32_t kEntries = 4;
 
-// AllToAllv: what a rank sends to each rank, in elements.
+// AllToAllv: what a rank sends to each rank and what it expects of it, in elements.
 struct BlockWord {
-  std::atomic<uint64_t> count, displacement;
+  std::atomic<uint64_t> count, displacement, expects;
 };
 
 // What a rank says to all in a small operation: the data and the word that says that it is there move together.
@@ -90,6 +90,8 @@ struct Board {
     // The persistent kernel: how many operations were launched, and how many have run (stored by the device, release).
     std::atomic<uint64_t> walks_called, walked;
     std::atomic<uint32_t> core;  // where the rank last ran, + 1; 0: unknown, as on other hosts
+    // Of the last two operations that this rank has finished, at operation % 2: as Entry::history. 0: see there.
+    std::atomic<uint64_t> histories[2];
   } progress;
   struct alignas(kLine) {
     std::atomic<uint32_t> state;  // RankState; release, after code and text
@@ -146,7 +148,7 @@ class Link {
   virtual const Board& board() const = 0;
   // The peer's outbox for operation `seq`, or null when it cannot be read here.
   virtual const Outbox* outbox(uint64_t seq) const = 0;
-  // What the peer sends to this rank in the AllToAllv that is operation `seq`.
+  // What the peer sends to this rank, and expects of it, in the AllToAllv that is operation `seq`.
   virtual const BlockWord& block(uint64_t seq) const = 0;
   // The peer's staging, or null when it is reached by put() alone.
   virtual std::byte* staging_view() const = 0;

@@ -84,7 +84,7 @@ Communicator::~Communicator() {
 size_t Communicator::memory_bytes() const {
   const exec::Fabric& f = *fabric_;
   return f.own->bytes() + f.scratch.capacity() + (f.sent.capacity() + f.awaited.capacity()) * sizeof(uint32_t) +
-         f.entered.capacity() * sizeof(uint64_t) + f.links.size() * sizeof(transport::Link) +
+         (f.entered.capacity() + f.finished.capacity()) * sizeof(uint64_t) + f.links.size() * sizeof(transport::Link) +
          (cuda_ != nullptr ? cuda_->memory_bytes() : 0);
 }
 

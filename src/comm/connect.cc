@@ -391,6 +391,7 @@ class Connector {
     f.sent.assign(static_cast<size_t>(n_) * transport::kSigsPerPeer, 0);
     f.awaited = f.sent;
     f.entered.assign(n_, 0);
+    f.finished = f.entered;
     f.traffic.resize(n_);
     f.paced.assign(n_, 0);
     f.links.resize(n_);

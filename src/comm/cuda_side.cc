@@ -321,6 +321,7 @@ class CudaSide::Connector {
     f.sent.assign(static_cast<size_t>(n_.n_ranks) * transport::kSigsPerPeer, 0);
     f.awaited = f.sent;
     f.entered.assign(n_.n_ranks, 0);
+    f.finished = f.entered;
     f.traffic.resize(n_.n_ranks);
     f.paced.assign(n_.n_ranks, 0);
     CudaSide* side = side_.get();

@@ -8,6 +8,22 @@ bool meets_all(moecclOp_t op) {
          op == moecclOpAllToAllv;
 }
 
+namespace {
+bool rooted(moecclOp_t op) {
+  return op == moecclOpReduce || op == moecclOpBroadcast || op == moecclOpGather || op == moecclOpScatter;
+}
+}  // namespace
+
+// Whoever agrees with the root of its operation agrees with all that do: of a difference between two ranks one of them,
+// or the root of one, so knows.
+uint32_t AgreedTask::to_compare_with(uint64_t sequence) const {
+  const Fabric& f = fabric();
+  const uint64_t packed =
+      f.own->board().entries[sequence % transport::kEntries].signature.load(std::memory_order_relaxed);
+  const auto root = static_cast<uint32_t>(packed);
+  return rooted(static_cast<moecclOp_t>(packed >> 56)) && root != f.rank ? root : kAll;
+}
+
 void AgreedTask::take_number() {
   Fabric& f = fabric();
   sequence_ = ++f.sequence;
@@ -34,20 +50,54 @@ void AgreedTask::continue_from(const AgreedTask& begun) {
 
 // Staging halves, entries and AllToAllv rows alternate, so a rank may enter operation k only when everyone has finished
 // k - 2. A peer that is known to have entered k - 1 has.
-bool AgreedTask::enter() {
+Progress AgreedTask::enter() {
   Fabric& f = fabric();
+  const uint64_t before = sequence_ - 2;
+  uint32_t with = kNobody;
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p == f.rank || f.entered[p] + 1 >= sequence_) continue;
-    // Acquire: pairs with the release in finish(); the peer's reads of our staging are over.
-    const uint64_t done = f.link(p).board().progress.completed.load(std::memory_order_acquire);
-    f.entered[p] = std::max(f.entered[p], std::min(done + 1, sequence_));
-    if (f.entered[p] + 1 < sequence_) {
-      waiting_peer_ = p;
-      return false;
+    if (f.finished[p] + 2 < sequence_) {
+      // Acquire: pairs with the release in end(); the peer's reads of our staging are over.
+      f.finished[p] = f.link(p).board().progress.completed.load(std::memory_order_acquire);
+      if (f.finished[p] + 2 < sequence_) {
+        waiting_peer_ = p;
+        return Progress::kBlocked;
+      }
+    }
+    // Nothing was heard of the peer since (nobody signals to a broadcast's root), but what it ran then is there to be
+    // compared: this is where a difference is found at the latest.
+    if (f.entered[p] < before) {
+      if (with == kNobody) with = to_compare_with(before);
+      if (with != kAll && with != p) continue;
+      const uint64_t last = std::min(f.finished[p], sequence_ - 1);  // that both have finished
+      if (history_at_end(p, last) != own_history(last)) return fail(find_difference(p));
+      f.entered[p] = last;
     }
   }
-  if (f.on_timing != nullptr && sequence_ % Fabric::kTellEvery == 0) return hear_timings();
-  return f.ballot.at == 0 || sequence_ != f.ballot.at + Ballot::kHeardAfter || hear_votes();
+  bool heard = true;
+  if (f.on_timing != nullptr && sequence_ % Fabric::kTellEvery == 0) {
+    heard = hear_timings();
+  } else if (f.ballot.at != 0 && sequence_ == f.ballot.at + Ballot::kHeardAfter) {
+    heard = hear_votes();
+  }
+  return heard ? Progress::kMoved : Progress::kBlocked;
+}
+
+// Where not all meet, most would learn of a difference from a later operation only. A rank that sends one thing after
+// another is ahead of its peers, which have nothing to show yet: after one look in vain it looks again when all have
+// met.
+Status AgreedTask::look_around() {
+  Fabric& f = fabric();
+  if (f.met + 1 != sequence_) return {};
+  const uint32_t with = to_compare_with(sequence_);
+  for (uint32_t p = with == kAll ? 0 : with; p < (with == kAll ? f.n_ranks : with + 1); ++p) {
+    if (p == f.rank || f.entered[p] >= sequence_) continue;
+    if (!has_published(p)) return {};
+    if (entry_of(p).history.load(std::memory_order_relaxed) != history_) return find_difference(p);
+    f.entered[p] = sequence_;
+  }
+  f.met = sequence_;
+  return {};
 }
 
 // Everybody has finished operation k = sequence_ - 2, so its entries are there or on their way; they stay until this
@@ -99,6 +149,7 @@ void AgreedTask::publish() {
     for (uint32_t p = 0; p < f.n_ranks; ++p) {
       row[p].count.store(op_.send_counts[p], std::memory_order_relaxed);
       row[p].displacement.store(op_.send_displs[p], std::memory_order_relaxed);
+      row[p].expects.store(op_.recv_counts[p], std::memory_order_relaxed);
       most = std::max({most, op_.send_counts[p], op_.recv_counts[p]});
     }
   }
@@ -143,15 +194,22 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
   Fabric& f = fabric();
   // Acquire: pairs with the store in Fabric::publish_state(); the failure's sentence is there.
   if (f.own->board().health.state.load(std::memory_order_acquire) != 0) return fail(f.failure());
+  const bool all_met = meets_all(op_.signature.op);
+  if (!all_met) {
+    if (Status s = look_around(); !s.ok()) return fail(std::move(s));
+  }
   if (f.publish_completed) {
     f.publish_completed(sequence_);
   } else {
+    f.own->board().progress.histories[sequence_ % 2].store(history_, std::memory_order_relaxed);
     // Release: pairs with the acquire in enter(); our reads and writes of peers' memory are over.
     f.own->board().progress.completed.store(sequence_, std::memory_order_release);
   }
-  const bool all_met = meets_all(op_.signature.op);
   // Whatever this rank received came from ranks that had entered, directly or through others.
-  if (all_met) std::fill(f.entered.begin(), f.entered.end(), sequence_);
+  if (all_met) {
+    std::fill(f.entered.begin(), f.entered.end(), sequence_);
+    f.met = sequence_;
+  }
   if (f.engine != nullptr) f.engine->board_changed(!all_met);
   if (op_.ran != nullptr) op_.ran->largest_block_bytes = largest_block_ * op_.element_bytes;
   if (!is_timed()) {
@@ -197,6 +255,16 @@ Status AgreedTask::check_entry(uint32_t peer) {
   return find_difference(peer);
 }
 
+// The line with `completed` has just been read. Boards that came over a network, and devices, leave the words at 0.
+uint64_t AgreedTask::history_at_end(uint32_t peer, uint64_t sequence) const {
+  const auto& progress = fabric().link(peer).board().progress;
+  // Acquire: what is read next is not older.
+  const uint64_t history = progress.histories[sequence % 2].load(std::memory_order_acquire);
+  // The word is overwritten before `completed` says so, two operations later.
+  if (history != 0 && progress.completed.load(std::memory_order_relaxed) <= sequence) return history;
+  return entry_of(peer, sequence).history.load(std::memory_order_relaxed);
+}
+
 // Entries stay for some operations, so the first of these that differed can still be named.
 Status AgreedTask::find_difference(uint32_t peer) {
   const uint32_t me = fabric().rank, low = std::min(me, peer), high = std::max(me, peer);
@@ -217,11 +285,16 @@ Status AgreedTask::find_difference(uint32_t peer) {
 }
 
 Status AgreedTask::check_blocks(uint32_t peer) {
-  const uint64_t sends = fabric().link(peer).block(sequence_).count.load(std::memory_order_relaxed);
-  if (sends == op_.recv_counts[peer]) return {};
+  const transport::BlockWord& block = fabric().link(peer).block(sequence_);
+  const uint64_t sends = block.count.load(std::memory_order_relaxed);
+  const uint64_t expects = block.expects.load(std::memory_order_relaxed);
+  const uint64_t we_expect = op_.recv_counts[peer], we_send = op_.send_counts[peer];
+  if (sends == we_expect && expects == we_send) return {};
+  const bool gives = sends != we_expect;
+  const uint32_t me = fabric().rank;
   return error(moecclMismatch,
-               "ranks disagree on the split sizes of alltoallv: rank {} sends {} elements, rank {} expects {}", peer,
-               sends, fabric().rank, op_.recv_counts[peer]);
+               "ranks disagree on the split sizes of alltoallv: rank {} sends {} elements, rank {} expects {}",
+               gives ? peer : me, gives ? sends : we_send, gives ? me : peer, gives ? we_expect : expects);
 }
 
 Status AgreedTask::check_tag(uint32_t peer, uint32_t tag) {

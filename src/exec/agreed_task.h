@@ -32,19 +32,32 @@ class AgreedTask : public Task {
     take_number();
     note_begin();
   }
-  bool enter();    // whether all peers are at most one operation behind, and have told what they have to tell
+  // kMoved: all peers are at most one operation behind, and have told what they have to tell.
+  Progress enter();
   void publish();  // this rank's entry
+  // The one rank with which this one compares what it ran then, or kAll.
+  static constexpr uint32_t kAll = ~0u, kNobody = kAll - 1;
+  uint32_t to_compare_with(uint64_t sequence) const;
+  // Compares what peers that this rank has not met in the operation have published by now.
+  Status look_around();
   // Tells the peers that this rank has finished. Fails when the communicator has failed meanwhile: what this rank put
-  // since then may be lost, so peers must not hear that it took its part.
+  // since then may be lost, so peers must not hear that it took its part. Fails, too, where it looks around and sees a
+  // peer that calls something else.
   Progress end(uint64_t wire_bytes);
 
-  Status check_entry(uint32_t peer);      // compares signatures; the peer has entered this operation
+  Status check_entry(uint32_t peer);  // compares signatures; the peer has entered this operation
+  // Of this rank in one of the last operations; of a peer that has finished it.
+  uint64_t own_history(uint64_t sequence) const {
+    return fabric().own->board().entries[sequence % transport::kEntries].history.load(std::memory_order_relaxed);
+  }
+  uint64_t history_at_end(uint32_t peer, uint64_t sequence) const;
   Status find_difference(uint32_t peer);  // in the last operations, this one included
-  Status check_blocks(uint32_t peer);     // AllToAllv: what it sends is what we expect
+  Status check_blocks(uint32_t peer);     // AllToAllv: what it sends is what we expect, and the other way round
   // The first word of a peer in this operation: does it call the same?
   Status check_tag(uint32_t peer, uint32_t tag);
-  const transport::Entry& entry_of(uint32_t peer) const {
-    return fabric().link(peer).board().entries[sequence_ % transport::kEntries];
+  const transport::Entry& entry_of(uint32_t peer) const { return entry_of(peer, sequence_); }
+  const transport::Entry& entry_of(uint32_t peer, uint64_t sequence) const {
+    return fabric().link(peer).board().entries[sequence % transport::kEntries];
   }
   static Signature read_signature(const transport::Entry& entry, uint64_t& flags);
   // Whether peers can reach it; no buffer (of a rank that is not the root) is no obstacle.
@@ -52,9 +65,10 @@ class AgreedTask : public Task {
   bool is_v() const { return op_.signature.op == moecclOpAllToAllv; }
 
   bool is_timed() const;
-  bool has_published(uint32_t peer) const {
+  bool has_published(uint32_t peer) const { return has_published(peer, sequence_); }
+  bool has_published(uint32_t peer, uint64_t sequence) const {
     // Acquire: pairs with the release in publish().
-    return entry_of(peer).seq.load(std::memory_order_acquire) == sequence_;
+    return entry_of(peer, sequence).seq.load(std::memory_order_acquire) == sequence;
   }
   // The word of `teller` from all other ranks' entries, [n_ranks]; false: one is still on its way.
   bool hear(uint64_t teller, std::span<uint64_t> words);

@@ -51,7 +51,8 @@ class Eager final : public AgreedTask {
 
   uint64_t block_bytes_;
   uint64_t wire_bytes_ = 0;
-  uint32_t next_ = 0;  // the ranks before it have given
+  uint32_t next_ = 0;       // the ranks before it have given
+  uint32_t published_ = 0;  // AllToAllv that goes on with the plan: the ranks before it have said their sizes
   bool given_ = false;
   bool all_fit_ = true;  // AllToAllv: the data of the ranks before next_ is in their outboxes
   std::optional<Execution> rest_;

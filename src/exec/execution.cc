@@ -51,7 +51,7 @@ Progress Execution::poll() {
       [[fallthrough]];
     case Phase::kEnter:
       if (!entered_) {
-        if (!enter()) return Progress::kBlocked;
+        if (const Progress p = enter(); p != Progress::kMoved) return p;
         publish();
       }
       if (op_.if_reachable != nullptr) {

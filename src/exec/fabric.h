@@ -102,7 +102,10 @@ struct Fabric {
 
   // Numbers of signals so far, mod 2^32; [peer * kSigsPerPeer + sig].
   std::vector<uint32_t> sent, awaited;
-  std::vector<uint64_t> entered;  // the newest operation that each peer is known to have entered
+  // Of each peer the newest operation that it is known to have entered, in agreement with this rank on it and on all
+  // before; and, where that does not tell, the newest that it is known to have finished.
+  std::vector<uint64_t> entered, finished;
+  uint64_t met = 0;  // the newest operation in which this rank heard of all whom it asks
   // What executions stored into each peer's memory; written by the executing thread.
   struct Traffic {
     uint64_t bytes = 0, messages = 0;

@@ -32,6 +32,7 @@ class Fabrics {
       f->sent.assign(n * transport::kSigsPerPeer, 0);
       f->awaited = f->sent;
       f->entered.assign(n, 0);
+      f->finished = f->entered;
       f->traffic.resize(n);
       f->paced.assign(n, 0);
       for (uint32_t p = 0; p < n; ++p) {

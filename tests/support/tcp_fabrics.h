@@ -65,6 +65,7 @@ class TcpFabrics {
     f->sent.assign(n * transport::kSigsPerPeer, 0);
     f->awaited = f->sent;
     f->entered.assign(n, 0);
+    f->finished = f->entered;
     f->traffic.resize(n);
     f->paced.assign(n, 0);
     f->links.resize(n);

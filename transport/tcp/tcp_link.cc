@@ -242,7 +242,8 @@ void TcpLink::append_board() {
                           word(e.max_block),
                           word(e.history),
                           word(block.count),
-                          word(block.displacement)};
+                          word(block.displacement),
+                          word(block.expects)};
     std::atomic_thread_fence(std::memory_order_acquire);
     if (e.seq.load(std::memory_order_relaxed) != seq) continue;
     add(entry);
@@ -473,6 +474,7 @@ Status TcpLink::take_board(const FrameHead& head, std::span<const std::byte> pay
     std::memcpy(&in, at, sizeof(in));
     blocks_[in.seq % 2].count.store(in.block_count, std::memory_order_relaxed);
     blocks_[in.seq % 2].displacement.store(in.block_displacement, std::memory_order_relaxed);
+    blocks_[in.seq % 2].expects.store(in.block_expects, std::memory_order_relaxed);
     Entry& e = board_->entries[in.seq % kEntries];
     e.signature.store(in.signature, std::memory_order_relaxed);
     e.count.store(in.count, std::memory_order_relaxed);

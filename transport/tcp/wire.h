@@ -18,7 +18,7 @@ namespace moeccl::transport::tcp {
 static_assert(std::endian::native == std::endian::little, "frames are copied as they are");
 
 inline constexpr uint32_t kMaxStreams = 16;  // to one peer, over all interfaces
-inline constexpr uint16_t kWireVersion = 1;
+inline constexpr uint16_t kWireVersion = 2;
 
 enum class FrameType : uint8_t { kPut = 1, kSignals = 2, kBoard = 3 };
 inline constexpr uint16_t kHealth = 1;  // FrameHead::parts
@@ -37,9 +37,9 @@ struct WireSignal {
 };
 struct WireEntry {
   uint64_t seq, signature, count, plan, input, output, max_block, history;
-  uint64_t block_count, block_displacement;
+  uint64_t block_count, block_displacement, block_expects;
 };
-static_assert(sizeof(WireEntry) == 80);
+static_assert(sizeof(WireEntry) == 88);
 struct WireHealth {
   uint32_t state, code;
   char text[kFailureText];
