@@ -12,9 +12,13 @@ std::string& thread_error() {
   return text;
 }
 
-moecclResult_t finish(const Status& status, comm::Communicator* comm) {
+moecclResult_t finish(const Status& status, comm::Communicator* comm) noexcept {
   if (status.ok()) return moecclSuccess;
-  thread_error() = status.message();
+  try {
+    thread_error() = status.message();
+  } catch (const std::bad_alloc&) {
+    thread_error() = "out of memory";  // so short that it takes none
+  }
   if (comm != nullptr) comm->set_last_error(status.message());
   return status.code();
 }

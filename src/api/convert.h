@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstring>
-#include <new>
 #include <string>
 
 #include "moeccl/moeccl.h"
@@ -19,18 +18,14 @@ using StreamTable = HandleTable<comm::HostStream, moecclStream_t, 0xC2>;
 std::string& thread_error();
 
 // Maps a status; keeps its sentence for the thread and, when given, the communicator.
-moecclResult_t finish(const Status& status, comm::Communicator* comm = nullptr);
+moecclResult_t finish(const Status& status, comm::Communicator* comm = nullptr) noexcept;
 
-// Runs `body` (returning Status) so that nothing is thrown through the C interface.
+// Runs `body` (returning Status) so that nothing is thrown through the C interface. A call that throws ends its
+// communicator: peers may wait for what this rank could not do.
 template <class Body>
 moecclResult_t guarded(comm::Communicator* comm, Body&& body) {
-  try {
-    return finish(body(), comm);
-  } catch (const std::bad_alloc&) {
-    return finish(error(moecclOutOfMemory, "the process has no memory left"), comm);
-  } catch (const std::exception& e) {
-    return finish(error(moecclInternalError, "unexpected: {}", e.what()), comm);
-  }
+  const Status status = comm != nullptr ? comm->shielded(body) : contained(body);
+  return finish(status, comm);
 }
 
 Status find_comm(moecclComm_t handle, comm::Communicator** comm);

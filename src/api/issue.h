@@ -40,8 +40,8 @@ inline Status issue_on_device(comm::Communicator& comm, moecclStream_t stream_ha
   MOECCL_TRY(find_stream(stream_handle, &stream));
   if (stream == nullptr) return comm.run_on_device(comm.take_ticket(), body);
   MOECCL_TRY(stream->ready());
-  const uint64_t ticket = comm.take_ticket();
-  return stream->enqueue([&comm, ticket, body = std::move(body)] { return comm.run_on_device(ticket, body); });
+  return comm::enqueue_in_turn(
+      comm, *stream, [&comm, body = std::move(body)](uint64_t ticket) { return comm.run_on_device(ticket, body); });
 }
 
 }  // namespace moeccl::api

@@ -127,19 +127,17 @@ class BackgroundSolver {
       const auto problem = std::exchange(pending_, nullptr);
       const uint64_t number = submitted_;
       lock.unlock();
-      Status status;
       std::vector<int32_t> placement;
       moecclSampleAnswer_t answer{};
-      try {
+      Status status = contained([&]() -> Status {
         const moecclSampleProblem_t& p = problem->problem;
         placement.resize(static_cast<size_t>(p.n_samples));
         const size_t needed = solve::sample_bytes(p);
         if (memory_.size() < needed) memory_.resize(needed);
         solve::Arena arena(align(memory_), memory_.size());
         solve::solve_samples(p, placement.data(), &answer, arena);
-      } catch (const std::bad_alloc&) {
-        status = error(moecclOutOfMemory, "the process has no memory left for a sample placement");
-      }
+        return {};
+      });
       lock.lock();
       if (status.ok()) {
         last_ = std::move(placement);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <exception>
 #include <string>
 
 #include "src/base/clock.h"
@@ -56,6 +57,15 @@ void write_log_line(LogLevel level, std::string_view text) {
   if (dropped > 0) write_whole(format("moeccl: {} WARN {} log lines were dropped", ::getpid(), dropped));
   if (!admitted && level != LogLevel::kError) return;
   write_whole(format("moeccl: {} {} {}", ::getpid(), kNames[static_cast<size_t>(level)], text));
+}
+
+void write_log(LogLevel level, fmt::string_view text, fmt::format_args args) noexcept {
+  try {
+    write_log_line(level, format_args_to_string(text, args));
+  } catch (const std::exception&) {
+    constexpr std::string_view kInstead = "moeccl: no memory for a line of the log\n";
+    (void)!::write(STDERR_FILENO, kInstead.data(), kInstead.size());
+  }
 }
 
 }  // namespace moeccl

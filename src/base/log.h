@@ -13,10 +13,13 @@ bool log_enabled(LogLevel level);
 // Writes without asking for the level. Control characters become '?'. Beyond 200 lines in a second the rest of that
 // second is dropped and counted (a log must not slow or fill what it watches); errors are never dropped.
 void write_log_line(LogLevel level, std::string_view text);
+// The same of a text to be formatted. What the process has no memory for is left out: a log must not fail what it
+// watches.
+void write_log(LogLevel level, fmt::string_view text, fmt::format_args args) noexcept;
 
 template <class... Args>
 void log(LogLevel level, fmt::format_string<Args...> text, Args&&... args) {
-  if (log_enabled(level)) write_log_line(level, format_args_to_string(text, fmt::make_format_args(args...)));
+  if (log_enabled(level)) write_log(level, text, fmt::make_format_args(args...));
 }
 
 }  // namespace moeccl

@@ -1,9 +1,33 @@
 #include "src/base/status.h"
 
 #include <cerrno>
+#include <new>
 #include <system_error>
 
 namespace moeccl {
+
+Status Status::out_of_memory() noexcept {
+  // Never destroyed: threads may fail while the process ends. Made when the library is loaded.
+  static Rep* const rep = new Rep{moecclOutOfMemory, "the process has no memory left", true};
+  Status status;
+  status.rep_.reset(rep);
+  return status;
+}
+
+namespace {
+const Status kMadeAtLoad = Status::out_of_memory();
+}  // namespace
+
+Status caught(const std::exception& thrown) noexcept {
+  if (dynamic_cast<const std::bad_alloc*>(&thrown) != nullptr) return Status::out_of_memory();
+  try {
+    if (const auto* s = dynamic_cast<const std::system_error*>(&thrown); s != nullptr)
+      return Status(moecclSystemError, s->what());
+    return error(moecclInternalError, "unexpected: {}", thrown.what());
+  } catch (const std::exception&) {
+    return Status::out_of_memory();
+  }
+}
 
 Status system_error(const std::string& what, int error_number) {
   const Code code = error_number == ENOMEM ? moecclOutOfMemory : moecclSystemError;

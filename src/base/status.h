@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cassert>
+#include <exception>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,14 +19,17 @@ using Code = moecclResult_t;
 class [[nodiscard]] Status {
  public:
   Status() = default;  // success
-  Status(Code code, std::string message) : rep_(std::make_unique<Rep>(Rep{code, std::move(message)})) {}
-  Status(const Status& other) : rep_(other.rep_ ? std::make_unique<Rep>(*other.rep_) : nullptr) {}
+  Status(Code code, std::string message) : rep_(new Rep{code, std::move(message)}) {}
+  Status(const Status& other) : rep_(other.copied()) {}
   Status(Status&&) noexcept = default;
   Status& operator=(const Status& other) {
-    if (this != &other) rep_ = other.rep_ ? std::make_unique<Rep>(*other.rep_) : nullptr;
+    if (this != &other) rep_.reset(other.copied());
     return *this;
   }
   Status& operator=(Status&&) noexcept = default;
+
+  // Of a process without memory: takes none itself, nor do its copies.
+  static Status out_of_memory() noexcept;
 
   bool ok() const { return rep_ == nullptr; }
   Code code() const { return rep_ ? rep_->code : moecclSuccess; }
@@ -34,7 +39,7 @@ class [[nodiscard]] Status {
   }
   // The same failure with "where: " before its sentence.
   Status with_context(const std::string& where) && {
-    if (rep_) rep_->message = where + ": " + rep_->message;
+    if (rep_) *this = Status(rep_->code, where + ": " + rep_->message);
     return std::move(*this);
   }
 
@@ -42,8 +47,16 @@ class [[nodiscard]] Status {
   struct Rep {
     Code code;
     std::string message;
+    bool shared = false;  // the one of out_of_memory()
   };
-  std::unique_ptr<Rep> rep_;  // null on success, so that success costs one pointer
+  struct Delete {
+    void operator()(Rep* rep) const {
+      if (!rep->shared) delete rep;
+    }
+  };
+  Rep* copied() const { return rep_ == nullptr || rep_->shared ? rep_.get() : new Rep(*rep_); }
+
+  std::unique_ptr<Rep, Delete> rep_;  // null on success, so that success costs one pointer
 };
 
 template <class... Args>
@@ -53,6 +66,19 @@ Status error(Code code, fmt::format_string<Args...> text, Args&&... args) {
 
 // "what: strerror(errno)" as moecclSystemError (moecclOutOfMemory for ENOMEM).
 Status system_error(const std::string& what, int error_number);
+
+// What was caught. We throw nothing, but the standard library does.
+Status caught(const std::exception& thrown) noexcept;
+// Runs `body` (returning Status) so that nothing is thrown out of it: every thread's entry, and every place that must
+// leave something in order.
+template <class Body>
+Status contained(Body&& body) {
+  try {
+    return body();
+  } catch (const std::exception& e) {
+    return caught(e);
+  }
+}
 
 template <class T>
 class [[nodiscard]] Result {

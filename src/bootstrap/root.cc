@@ -67,7 +67,9 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
                           RootServer::create(config, std::move(listener), std::move(handout), shared->stop.fd()));
   std::shared_ptr<RootServer> server = std::move(made);  // std::function wants what it holds to be copyable
   auto body = [shared, server]() mutable {
-    server->run();
+    const Status ran = contained([&] { return server->run(), Status(); });
+    // The meeting is over: every rank that waits for it sees its connection close.
+    if (!ran.ok()) log(LogLevel::kError, "bootstrap: the meeting point has failed: {}", ran.message());
     server.reset();                                           // sockets close before running turns false
     shared->running.store(false, std::memory_order_release);  // pairs with the acquire in running()
   };

@@ -1,8 +1,5 @@
 #include "src/comm/background.h"
 
-#include <exception>
-#include <new>
-
 namespace moeccl::comm {
 
 Background::~Background() {
@@ -35,14 +32,7 @@ void Background::loop() {
     changed_.wait(lock, [this] { return busy_ || ending_; });
     if (!busy_) return;
     lock.unlock();
-    Status made;
-    try {
-      made = work_();
-    } catch (const std::bad_alloc&) {
-      made = error(moecclOutOfMemory, "the process has no memory left for the background work");
-    } catch (const std::exception& e) {
-      made = error(moecclInternalError, "unexpected in the background work: {}", e.what());
-    }
+    Status made = contained(work_);
     lock.lock();
     result_ = std::move(made);
     busy_ = false;

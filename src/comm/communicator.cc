@@ -27,10 +27,20 @@ Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& i
                  "MOECCL_KERNELS={}: give reference, avx2 or avx512, as far as this processor runs them",
                  env().kernels);
   }
-  std::unique_ptr<Communicator> c(new Communicator(std::move(m)));
-  MOECCL_TRY(c->selector_->force_from_text(c->config_.plan));
-  MOECCL_TRY(profile_at_init(*c));
-  return c;
+  std::unique_ptr<Communicator> c;
+  // The peers may be done, and would wait for this rank in their first operation.
+  Status status = contained([&]() -> Status {
+    c.reset(new Communicator(std::move(m)));
+    c->set_up(std::move(m));
+    MOECCL_TRY(c->selector_->force_from_text(c->config_.plan));
+    return profile_at_init(*c);
+  });
+  if (status.ok()) return c;
+  if (c != nullptr)
+    c->break_off(status);
+  else
+    m.fabric->fail(status);
+  return status;
 }
 
 namespace {
@@ -43,7 +53,7 @@ bool launched_crowded() {
 
 }  // namespace
 
-Communicator::Communicator(Membership m)
+Communicator::Communicator(Membership&& m) noexcept
     : rank_(m.rank),
       n_ranks_(m.n_ranks),
       config_(std::move(m.config)),
@@ -51,7 +61,10 @@ Communicator::Communicator(Membership m)
       fabric_(std::move(m.fabric)),
       lanes_(std::move(m.lanes)),
       cuda_(std::move(m.cuda)),
-      why_no_cuda_(std::move(m.why_no_cuda)) {
+      why_no_cuda_(std::move(m.why_no_cuda)) {}
+
+// From what the constructor has left in `m`.
+void Communicator::set_up(Membership&& m) {
   // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core.
   // With more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
   const bool fits = m.ranks_on_host <= m.cores_on_host && !config_.crowded && !launched_crowded();
@@ -238,12 +251,12 @@ Status Communicator::run_variant(exec::Operation& op, const CachedPlan& cached, 
 
 Status Communicator::run_message(const exec::Message& message) {
   const Turn turn(turns_, take_ticket());
-  Status status = usable();
-  if (status.ok()) {
+  Status status = shielded([&]() -> Status {
+    MOECCL_TRY(usable());
     exec::MessageTask one(*fabric_, message, nullptr);
     exec::Task* task = &one;
-    status = exec::drive({&task, 1});
-  }
+    return exec::drive({&task, 1});
+  });
   if (!status.ok()) set_last_error(status.message());
   return status;
 }
@@ -289,30 +302,27 @@ Status Communicator::run_timed(exec::Operation& op, double* measured_us) {
 
 Status Communicator::run_in_turn(uint64_t ticket, exec::Operation& op, double* measured_us) {
   const Turn turn(turns_, ticket);
-  Status status = usable();
-  if (status.ok()) status = measured_us == nullptr ? run(op) : run_timed(op, measured_us);
+  Status status = shielded([&]() -> Status {
+    MOECCL_TRY(usable());
+    return measured_us == nullptr ? run(op) : run_timed(op, measured_us);
+  });
   if (!status.ok()) set_last_error(status.message());
   return status;
 }
 
 Status Communicator::run_on_device(uint64_t ticket, const std::function<void(const kernels::KernelTable&)>& body) {
   const Turn turn(turns_, ticket);
-  Status status = usable();
-  if (status.ok()) {
-    status = cuda_->begin();
-    if (status.ok()) {
+  Status status = shielded([&]() -> Status {
+    MOECCL_TRY(usable());
+    Status ran = cuda_->begin();
+    if (ran.ok()) {
       const exec::StreamEngine::Scope scope(cuda_->engine());
       body(exec::StreamEngine::table());
     }
-    status = cuda_->end(std::move(status));
-  }
+    return cuda_->end(std::move(ran));
+  });
   if (!status.ok()) set_last_error(status.message());
   return status;
-}
-
-Status Communicator::wait_turn(uint64_t ticket) {
-  turns_.wait(ticket);
-  return {};
 }
 
 Status Communicator::wait_idle() {
@@ -369,9 +379,19 @@ void Communicator::leave() {
   fabric_->publish_state(transport::RankState::kLeft, moecclSuccess, "");
 }
 
-void Communicator::set_last_error(const std::string& text) {
+void Communicator::break_off(const Status& status) noexcept {
+  if (*not_forked_ == 0) return;
+  fabric_->fail(status);
+  if (cuda_ != nullptr) cuda_->fabric().fail(status);
+}
+
+void Communicator::set_last_error(const std::string& text) noexcept {
   const std::lock_guard lock(error_mutex_);
-  last_error_ = text;
+  try {
+    last_error_ = text;
+  } catch (const std::bad_alloc&) {
+    last_error_ = "out of memory";  // so short that it takes none
+  }
 }
 
 const char* Communicator::last_error() {

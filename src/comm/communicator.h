@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -88,8 +89,22 @@ class Communicator {
   template <class Body>
   Status in_turn(Body&& body) {
     const Turn turn(turns_, take_ticket());
-    return body(calls_);
+    return shielded([&] { return body(calls_); });
   }
+  // Runs a part of an operation. When it throws, peers would wait for this rank: the communicator fails, and they hear
+  // of it.
+  template <class Body>
+  Status shielded(Body&& body) {
+    try {
+      return body();
+    } catch (const std::exception& e) {
+      Status status = caught(e);
+      break_off(status);
+      return status;
+    }
+  }
+  // Ends the communicator with this failure, which the peers are told.
+  void break_off(const Status& status) noexcept;
   // Whether an operation on host memory can run without a look at where its buffers are.
   bool runs_on_host() const { return cuda_ == nullptr && why_no_cuda_.empty(); }
   // Of an AllToAllv whose plans are tried; see Trials.
@@ -116,7 +131,7 @@ class Communicator {
 
   // Operations run in the order in which their calls were made, whatever stream they are on.
   uint64_t take_ticket(bool watches = false) { return turns_.take(watches); }
-  Status wait_turn(uint64_t ticket);
+  void wait_turn(uint64_t ticket) { turns_.wait(ticket); }
   void end_turn() { turns_.end(); }
   Status wait_idle();
   bool idle() const { return turns_.idle(); }
@@ -134,7 +149,7 @@ class Communicator {
   // Says to the peers that this rank will take no further part.
   void leave();
 
-  void set_last_error(const std::string& text);
+  void set_last_error(const std::string& text) noexcept;
   const char* last_error();
 
   // premulsum operators, by number - MOECCL_NUM_REDUCTIONS.
@@ -146,7 +161,8 @@ class Communicator {
   std::vector<PreMul> premuls;
 
  private:
-  explicit Communicator(Membership m);
+  explicit Communicator(Membership&& m) noexcept;
+  void set_up(Membership&& m);
   Trials::Class trial_class(const CachedPlan& cached) const;
   Status try_plan(exec::Operation& op, const CachedPlan& cached);
   // Another plan for the operation that `cached` was chosen for; as it is where that plan does not apply.

@@ -106,37 +106,43 @@ Result<cuda::Event> CudaStream::take_event() {
   return e;
 }
 
-Status CudaStream::enqueue(std::function<Status()> work) {
+Stream::Work CudaStream::hold(std::function<Status()> work) {
+  auto put = std::make_shared<CudaPut>();
+  Work held = proxy_.hold([this, put, work = std::move(work)]() -> Status {
+    Status s = run(put->number, put->status.ok() ? put->ready : nullptr, work);
+    return put->status.ok() ? std::move(s) : std::move(put->status);
+  });
+  held.on_cuda = std::move(put);
+  return held;
+}
+
+Status CudaStream::enqueue(Work work) {
   const cuda::Current current(context_);
-  uint64_t number = 0;
+  CudaPut& put = *work.on_cuda;
   {
     const std::lock_guard lock(mutex_);
-    number = ++put_;
+    put.number = ++put_;
   }
-  cuda::Event ready = nullptr;
-  Status status = [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(ready, take_event());
-    MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(ready, stream_), "the given CUDA stream"));
+  put.status = contained([&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(put.ready, take_event());
+    MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(put.ready, stream_), "the given CUDA stream"));
     constexpr unsigned kGreaterOrEqual = 0;
-    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_), number,
-                                                              kGreaterOrEqual),
+    return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_),
+                                                              put.number, kGreaterOrEqual),
                        "the given CUDA stream");
-  }();
-  // The work runs in any case: it holds a turn of its communicators.
-  return proxy_.enqueue([this, number, ready, status, work = std::move(work)]() -> Status {
-    Status s = run(number, status.ok() ? ready : nullptr, work);
-    return status.ok() ? s : status;
   });
+  // The work runs in any case: it holds a turn of its communicators.
+  return proxy_.enqueue(std::move(work));
 }
 
 Status CudaStream::run(uint64_t number, cuda::Event ready, const std::function<Status()>& work) {
   const cuda::Current current(context_);
   StreamWork now;
   now.ready = ready;
-  Status status = [&] {
+  Status status = contained([&] {
     const StreamWork::Scope scope(now);
     return work();
-  }();
+  });
   // One store for each number, in order: engines other than the last writer's are waited for.
   exec::StreamEngine* writer = status.ok() && now.engines.size() == 1 ? now.engines[0] : nullptr;
   const std::atomic_ref done(*done_);

@@ -31,6 +31,13 @@ struct StreamWork {
   };
 };
 
+// Where a piece of work stands on the caller's stream.
+struct CudaPut {
+  uint64_t number = 0;
+  driver::cuda::Event ready = nullptr;
+  Status status;  // of putting it there
+};
+
 class CudaStream final : public Stream {
  public:
   // The object for the caller's stream; streams live as long as the process because their handles come again.
@@ -39,13 +46,15 @@ class CudaStream final : public Stream {
 
   Status ready() override;
   CudaStream* as_cuda() override { return this; }
-  Status enqueue(std::function<Status()> work) override;
+  Work hold(std::function<Status()> work) override;
+  Status enqueue(Work work) override;
   Status synchronize() override;
 
   driver::cuda::Stream stream() const { return stream_; }
   Result<bool> capturing() const;
   // Runs on the proxy thread, in its turn, while the stream goes on: for what was launched on the stream already.
-  void watch(std::function<Status()> work) { (void)proxy_.enqueue(std::move(work)); }
+  Work hold_watch(std::function<Status()> work) { return proxy_.hold(std::move(work)); }
+  void watch(Work work) { (void)proxy_.enqueue(std::move(work)); }
 
  private:
   CudaStream(driver::cuda::Context context, driver::cuda::Stream stream) : context_(context), stream_(stream) {}

@@ -7,6 +7,7 @@
 
 #include "src/comm/cuda_side.h"
 #include "src/comm/cuda_stream.h"
+#include "src/driver/thread.h"
 
 namespace moeccl::comm {
 namespace {
@@ -61,6 +62,7 @@ struct Batch {
   std::vector<uint64_t> walks;  // numbers of the calls, where all are on the persistent kernel and launched
   Status launched;
 
+  bool is_launched() const { return !walks.empty() || !launched.ok(); }
   bool all_walk() const {
     return std::all_of(calls.begin(), calls.end(),
                        [](const Call& c) { return c.operation != nullptr && c.operation->walk; });
@@ -103,20 +105,25 @@ std::vector<CudaSide*> cuda_sides(const Batch& batch) {
   return sides;
 }
 
-Status begin_turns(const Batch& batch) {
-  Status status;
-  for (const auto& [comm, ticket] : batch.turns) {
-    MOECCL_TRY(comm->wait_turn(ticket));
-    if (Status s = comm->usable(); !s.ok() && status.ok()) status = s;
-  }
-  return status;
-}
-Status end_turns(const Batch& batch, Status status) {
+// Runs `body` (Status of the batch's state so far) when all turns have come, and ends them.
+template <class Body>
+Status in_turns(const Batch& batch, Body&& body) {
+  for (const auto& [comm, ticket] : batch.turns) comm->wait_turn(ticket);
+  bool threw = true;
+  Status status = contained([&]() -> Status {
+    Status usable;
+    for (const auto& [comm, ticket] : batch.turns)
+      if (usable.ok()) usable = comm->usable();
+    Status s = body(std::move(usable));
+    threw = false;
+    return s;
+  });
   for (const Call& c : batch.calls) {
     if (status.ok() && c.measured_us != nullptr)
       *c.measured_us = c.operation->measured->ns.load(std::memory_order_relaxed) / 1e3;
   }
   for (const auto& [comm, ticket] : batch.turns) {
+    if (threw) comm->break_off(status);  // peers would wait for the rest
     if (!status.ok()) comm->set_last_error(status.message());
     comm->end_turn();
   }
@@ -124,8 +131,7 @@ Status end_turns(const Batch& batch, Status status) {
 }
 
 // What was launched on the caller's stream: sees it end, and ends it when it must not go on.
-Status watch(const Batch& batch) {
-  Status status = begin_turns(batch);
+Status watch(const Batch& batch, Status status) {
   if (status.ok() && !batch.launched.ok()) {
     for (const Call& c : batch.calls) c.comm->cuda()->fabric().fail(batch.launched);
     status = batch.launched;
@@ -138,7 +144,7 @@ Status watch(const Batch& batch) {
   }
   // Also after a failure: buffers are the caller's again only when the kernels have left.
   if (Status s = exec::drive(pointers); status.ok()) status = std::move(s);
-  return end_turns(batch, std::move(status));
+  return status;
 }
 
 // Launches all on the caller's stream; in a capture they become the graph's nodes.
@@ -151,8 +157,7 @@ void launch(Batch& batch, CudaStream& stream, bool captured) {
   }
 }
 
-Status run(const Batch& batch) {
-  Status status = begin_turns(batch);
+Status run(const Batch& batch, Status status) {
   if (status.ok()) {
     std::vector<std::unique_ptr<exec::Task>> tasks;
     // Operations on host memory and on CUDA memory are two chains.
@@ -183,7 +188,7 @@ Status run(const Batch& batch) {
     for (const Call& c : batch.calls)
       if (c.operation != nullptr && c.operation->walk) walker_of(c).promised.fetch_sub(1, std::memory_order_release);
   }
-  return end_turns(batch, std::move(status));
+  return status;
 }
 
 Status check_self_messages(const std::vector<Call>& calls) {
@@ -237,20 +242,18 @@ Status launch_at_once(Batches& batches) {
   return {};
 }
 
+// Takes no memory: every ticket that is taken has its turn.
 void take_turns(Batch& batch) {
   for (const Call& c : batch.calls) {
     const bool known =
         std::any_of(batch.turns.begin(), batch.turns.end(), [&](const auto& t) { return t.first == c.comm; });
-    const bool launched = !batch.walks.empty() || !batch.launched.ok();
-    if (!known) batch.turns.emplace_back(c.comm, c.comm->take_ticket(launched));
-    if (!launched && c.operation != nullptr && c.operation->walk)
+    if (!known) batch.turns.emplace_back(c.comm, c.comm->take_ticket(batch.is_launched()));
+    if (!batch.is_launched() && c.operation != nullptr && c.operation->walk)
       walker_of(c).promised.fetch_add(1, std::memory_order_relaxed);
   }
 }
 
-}  // namespace
-
-Status issue(std::vector<Call> calls) {
+Status issue_batches(std::vector<Call>& calls) {
   MOECCL_TRY(check_self_messages(calls));
   Batches batches;
   for (Call& c : calls) {
@@ -261,23 +264,76 @@ Status issue(std::vector<Call> calls) {
   for (const auto& [stream, batch] : batches)
     if (stream != nullptr && !batch->all_walk()) MOECCL_TRY(stream->ready());
   MOECCL_TRY(launch_at_once(batches));
+  // All that can fail comes before the tickets.
+  std::vector<Stream::Work> works(batches.size());
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const auto& [stream, batch] = batches[i];
+    batch->turns.reserve(batch->calls.size());
+    if (stream == nullptr) continue;
+    if (batch->is_launched())
+      works[i] = stream->as_cuda()->hold_watch([batch = batch] {
+        return in_turns(*batch, [&](Status usable) { return watch(*batch, std::move(usable)); });
+      });
+    else
+      works[i] = stream->hold(
+          [batch = batch] { return in_turns(*batch, [&](Status usable) { return run(*batch, std::move(usable)); }); });
+  }
   for (auto& [stream, batch] : batches) take_turns(*batch);
   Status status;
-  for (auto& [stream, batch] : batches) {
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const auto& [stream, batch] = batches[i];
     if (stream == nullptr) continue;
-    if (!batch->walks.empty() || !batch->launched.ok()) {
-      stream->as_cuda()->watch([batch = batch] { return watch(*batch); });
+    if (batch->is_launched()) {
+      stream->as_cuda()->watch(std::move(works[i]));
       continue;
     }
-    Status s = stream->enqueue([batch = batch] { return run(*batch); });
+    Status s = stream->enqueue(std::move(works[i]));
     if (status.ok()) status = std::move(s);
   }
   for (auto& [stream, batch] : batches) {
     if (stream != nullptr) continue;
-    Status s = run(*batch);
+    Status s = in_turns(*batch, [&](Status usable) { return run(*batch, std::move(usable)); });
     if (status.ok()) status = std::move(s);
   }
   return status;
+}
+
+// Joins side by side. They begin when every thread has started, or none does.
+Status run_joins(const std::vector<std::function<Status()>>& joins) {
+  enum : int { kWaits, kBegins, kEnds };
+  std::vector<Status> results(joins.size());
+  std::vector<std::thread> threads;
+  threads.reserve(joins.size());
+  std::atomic<int> gate{kWaits};
+  Status started;
+  for (size_t i = 0; i < joins.size() && started.ok(); ++i) {
+    started = contained([&]() -> Status {
+      MOECCL_ASSIGN_OR_RETURN(std::thread thread, driver::start_thread("moeccl-join", [&, i] {
+                                gate.wait(kWaits);
+                                if (gate == kBegins) results[i] = contained(joins[i]);
+                              }));
+      threads.push_back(std::move(thread));
+      return {};
+    });
+  }
+  gate = started.ok() ? kBegins : kEnds;
+  gate.notify_all();
+  for (auto& t : threads) t.join();
+  MOECCL_TRY(std::move(started));
+  for (Status& s : results) MOECCL_TRY(std::move(s));
+  return {};
+}
+
+}  // namespace
+
+Status issue(std::vector<Call> calls) {
+  try {
+    return issue_batches(calls);
+  } catch (const std::exception& e) {
+    Status status = caught(e);
+    for (const Call& c : calls) c.comm->break_off(status);  // peers would wait for what was not issued
+    return status;
+  }
 }
 
 Group& Group::of_this_thread() {
@@ -293,13 +349,7 @@ Status Group::end() {
   auto joins = std::exchange(joins_, {});
   auto calls = std::exchange(calls_, {});
   if (!failure.ok()) return failure;
-  if (!joins.empty()) {
-    std::vector<Status> results(joins.size());
-    std::vector<std::thread> threads;
-    for (size_t i = 0; i < joins.size(); ++i) threads.emplace_back([&, i] { results[i] = joins[i](); });
-    for (auto& t : threads) t.join();
-    for (Status& s : results) MOECCL_TRY(std::move(s));
-  }
+  if (!joins.empty()) MOECCL_TRY(run_joins(joins));
   return calls.empty() ? Status() : issue(std::move(calls));
 }
 

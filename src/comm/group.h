@@ -21,6 +21,15 @@ struct Call {
   double* measured_us = nullptr;  // of an operation with `measured`: set when it has run
 };
 
+// Puts `body` (Status of a ticket) on the stream. The ticket is taken when nothing can fail any more.
+template <class Body>
+Status enqueue_in_turn(Communicator& comm, Stream& stream, Body body) {
+  auto ticket = std::make_shared<uint64_t>();
+  Stream::Work work = stream.hold([ticket, body = std::move(body)] { return body(*ticket); });
+  *ticket = comm.take_ticket();
+  return stream.enqueue(std::move(work));
+}
+
 // Issues calls together; those without a stream have run when it returns.
 Status issue(std::vector<Call> calls);
 

@@ -188,37 +188,42 @@ Status Migration::begin(int number) {
   exchange.count = sizeof(Word);
   exchange.type = moecclUint8;
   MOECCL_TRY(prepare_collective(comm_, exchange, flight->exchange));
-  const uint64_t gather_ticket = comm_.take_ticket(), exchange_ticket = comm_.take_ticket();
-  layer->flights.push_back(flight);
-  return stream_.enqueue([this, flight, gather_ticket, exchange_ticket] {
-    Status status = run(*flight, gather_ticket, exchange_ticket);
+  Stream::Work work = stream_.hold([this, flight] {
+    Status status = run(*flight);
     {
       const std::lock_guard lock(mutex_);
-      flight->status = status;
+      flight->status = std::move(status);
       flight->done = true;
     }
     changed_.notify_all();
     return Status();  // told by wait()
   });
+  layer->flights.push_back(flight);  // the last that can fail: what has a ticket must run
+  flight->gather_ticket = comm_.take_ticket();
+  flight->exchange_ticket = comm_.take_ticket();
+  return stream_.enqueue(std::move(work));
 }
 
 // Both turns are taken whatever happens, so that the communicator goes on.
-Status Migration::run(Flight& flight, uint64_t gather_ticket, uint64_t exchange_ticket) {
+Status Migration::run(Flight& flight) {
   // On CUDA memory the gather waits for no stream of the caller's: what was encoded is there.
   StreamWork work;
   work.blocks = true;
   const StreamWork::Scope scope(work);
-  Status gathered = comm_.run_in_turn(gather_ticket, flight.gather);
+  Status gathered = comm_.run_in_turn(flight.gather_ticket, flight.gather);
   if (gathered.ok() && !exact()) {
     // Decoding must not fail after the ranks have agreed.
-    const Result<bool> fine = decodes(flight);
-    if (!fine.ok()) gathered = fine.status();
-    if (!fine.ok() || !*fine) flight.mine.code = moecclInternalError;
+    bool fine = false;
+    gathered = contained([&]() -> Status {
+      MOECCL_ASSIGN_OR_RETURN(fine, decodes(flight));
+      return {};
+    });
+    if (!fine) flight.mine.code = moecclInternalError;
   }
-  const Status exchanged = comm_.run_in_turn(exchange_ticket, flight.exchange);
-  MOECCL_TRY(gathered);
-  MOECCL_TRY(exchanged);
-  return verdict(flight);
+  Status exchanged = comm_.run_in_turn(flight.exchange_ticket, flight.exchange);
+  MOECCL_TRY(std::move(gathered));
+  MOECCL_TRY(std::move(exchanged));
+  return contained([&] { return verdict(flight); });
 }
 
 Result<bool> Migration::decodes(Flight& flight) {

@@ -51,6 +51,7 @@ class Migration {
     std::vector<Word> words;  // of all ranks
     Word mine;
     exec::Operation gather, exchange;
+    uint64_t gather_ticket = 0, exchange_ticket = 0;
     Status status;
     bool done = false;  // guarded by mutex_
   };
@@ -70,7 +71,7 @@ class Migration {
   Result<Experts> room(size_t n, bool cuda);
   Status encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors);
   Status decode(Flight& flight, const void* shared, void* held);
-  Status run(Flight& flight, uint64_t gather_ticket, uint64_t exchange_ticket);
+  Status run(Flight& flight);
   Status verdict(const Flight& flight) const;
   bool exact() const { return codec_.ratio <= 1; }
 

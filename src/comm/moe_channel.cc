@@ -70,10 +70,11 @@ Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* mea
   }
   if (op->cuda && run.tables != nullptr) return run_walk(run, stream, std::move(op), measured_us);
   if (stream != nullptr) MOECCL_TRY(stream->ready());
-  const uint64_t ticket = comm->take_ticket();
-  if (stream == nullptr) return comm->run_in_turn(ticket, *op, measured_us);
+  if (stream == nullptr) return comm->run_in_turn(comm->take_ticket(), *op, measured_us);
   std::shared_ptr<exec::Operation> kept = std::move(op);
-  return stream->enqueue([comm, ticket, kept, measured_us] { return comm->run_in_turn(ticket, *kept, measured_us); });
+  return enqueue_in_turn(*comm, *stream, [comm, kept, measured_us](uint64_t ticket) {
+    return comm->run_in_turn(ticket, *kept, measured_us);
+  });
 }
 
 // On the persistent kernel, as the standard collectives.

@@ -13,10 +13,16 @@ HostStream::~HostStream() {
   thread_.join();
 }
 
-Status HostStream::enqueue(std::function<Status()> work) {
+Stream::Work HostStream::hold(std::function<Status()> work) {
+  Work held;
+  held.item.push_back(std::move(work));
+  return held;
+}
+
+Status HostStream::enqueue(Work work) {
   {
     const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(work));
+    queue_.splice(queue_.end(), work.item);
     ++put_;
   }
   changed_.notify_all();
@@ -38,7 +44,7 @@ void HostStream::loop() {
     std::function<Status()> work = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    Status status = work();
+    Status status = contained(work);
     work = nullptr;
     lock.lock();
     if (!status.ok() && first_failure_.ok()) first_failure_ = std::move(status);

@@ -3,8 +3,9 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
+#include <list>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -19,8 +20,14 @@ class Stream {
   virtual Status ready() { return {}; }
   // The caller's CUDA stream, which takes kernels as they are; null: none.
   virtual class CudaStream* as_cuda() { return nullptr; }
-  // The work runs in any case, also when this fails.
-  virtual Status enqueue(std::function<Status()> work) = 0;
+  // Work with everything that it takes to put it on this stream, made before the work's turns are taken.
+  struct Work {
+    std::list<std::function<Status()>> item;            // one
+    std::shared_ptr<struct CudaPut> on_cuda = nullptr;  // of a CUDA stream
+  };
+  virtual Work hold(std::function<Status()> work) = 0;
+  // Takes no memory. The work runs in any case, also when this fails, and ends the turns that it holds.
+  virtual Status enqueue(Work work) = 0;
   // Waits until everything put before has run; the first failure since the last call.
   virtual Status synchronize() = 0;
 };
@@ -29,7 +36,8 @@ class HostStream final : public Stream {
  public:
   HostStream() : thread_([this] { loop(); }) {}
   ~HostStream() override;  // finishes what is on it
-  Status enqueue(std::function<Status()> work) override;
+  Work hold(std::function<Status()> work) override;
+  Status enqueue(Work work) override;
   Status synchronize() override;
 
  private:
@@ -37,7 +45,7 @@ class HostStream final : public Stream {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<Status()>> queue_;
+  std::list<std::function<Status()>> queue_;
   uint64_t put_ = 0, run_ = 0;
   bool ending_ = false;
   Status first_failure_;

@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
+#include <new>
 #include <system_error>
 
 namespace moeccl::driver {
@@ -22,10 +24,14 @@ Result<std::thread> start_thread(const char* name, std::function<void()> body) {
     thread = std::thread(std::move(body));
   } catch (const std::system_error& e) {
     failure = e.code().value();
+  } catch (const std::bad_alloc&) {
+    failure = ENOMEM;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (failure != 0) return system_error(format("starting thread {}", name), failure);
-  pthread_setname_np(thread.native_handle(), std::string(name).substr(0, 15).c_str());
+  char short_name[16] = {};  // from here on nothing may throw: a thread that nobody joins would end the process
+  std::strncpy(short_name, name, sizeof(short_name) - 1);
+  pthread_setname_np(thread.native_handle(), short_name);
   return thread;
 }
 

@@ -272,7 +272,7 @@ Status run_eager(Fabric& fabric, const Operation& op) {
   // A peer that runs on another core answers within some polls.
   constexpr uint32_t kPolls = 20;
   for (uint32_t i = 0; i < kPolls && !fabric.crowded && fabric.engine == nullptr; ++i) {
-    const Progress p = task.poll();
+    const Progress p = poll_contained(task);
     if (p == Progress::kDone) return {};
     if (p == Progress::kFailed) return give_up(task, task.status());
   }

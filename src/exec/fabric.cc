@@ -7,11 +7,11 @@
 
 namespace moeccl::exec {
 
-void Fabric::fail(const Status& status) {
+void Fabric::fail(const Status& status) noexcept {
   {
     const std::lock_guard lock(failure_mutex_);
     if (!failure_.ok()) return;
-    failure_ = status;
+    failure_ = contained([&] { return status; });
   }
   failed_.store(true, std::memory_order_release);
   const auto state = status.code() == moecclAborted ? transport::RankState::kAborted : transport::RankState::kFailed;
@@ -43,7 +43,9 @@ void Fabric::publish_state(transport::RankState state, Code code, const std::str
   // Pairs with the acquire load in check_peer_state(): code and text are visible there. Sequentially consistent: see
   // Board.
   health.state.store(static_cast<uint32_t>(state), std::memory_order_seq_cst);
-  if (engine != nullptr) engine->board_changed(true);
+  if (engine == nullptr) return;
+  // Without memory the engine's thread tells them later, or the end of the connection does.
+  (void)contained([&] { return engine->board_changed(true), Status(); });
 }
 
 }  // namespace moeccl::exec

@@ -141,7 +141,7 @@ struct Fabric {
   // Tells the peers on which core this rank runs, and returns it, + 1; 0: unknown.
   uint32_t note_core();
   // The first failure stays; peers read it from this rank's board.
-  void fail(const Status& status);
+  void fail(const Status& status) noexcept;
   Status failure() const;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   void publish_state(transport::RankState state, Code code, const std::string& text);

@@ -234,8 +234,8 @@ void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns) {
 
 Status give_up(Task& task, const Status& status) {
   task.fabric().fail(status);
-  Status first = task.fabric().failure();
-  task.abandon();
+  Status first = contained([&] { return task.fabric().failure(); });
+  (void)contained([&] { return task.abandon(), Status(); });
   return first;
 }
 
@@ -267,7 +267,7 @@ Status drive(std::span<Task* const> tasks) {
     fresh = false;
     for (size_t i = 0; i < tasks.size(); ++i) {
       if (ended[i]) continue;
-      const Progress p = tasks[i]->poll();
+      const Progress p = poll_contained(*tasks[i]);
       if (p == Progress::kBlocked) continue;
       moved = true;
       if (p == Progress::kDone) finish(i, {});
@@ -280,10 +280,10 @@ Status drive(std::span<Task* const> tasks) {
     if (!patience.wait()) continue;
     for (size_t i = 0; i < tasks.size(); ++i) {
       if (ended[i]) continue;
-      Status s = check_health(*tasks[i], patience.since(), patience.now(), patience.alive());
+      Status s = contained([&] { return check_health(*tasks[i], patience.since(), patience.now(), patience.alive()); });
       if (s.ok()) continue;
       // What the peer did before it failed is visible now that its failure is: it may be all that was missing.
-      const Progress p = tasks[i]->poll();
+      const Progress p = poll_contained(*tasks[i]);
       if (p == Progress::kMoved) {
         patience.reset();
       } else if (p == Progress::kFailed) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <span>
 #include <string>
@@ -56,6 +57,16 @@ class Task {
   Fabric& fabric_;
   Status status_;
 };
+
+// task.poll(); what it throws is the task's failure, so that its owner gives back what peers use of it.
+template <class T>
+Progress poll_contained(T& task) {
+  try {
+    return task.poll();
+  } catch (const std::exception& e) {
+    return task.fail(caught(e));
+  }
+}
 
 // Waits until `in_use` is false, for at most `most_ns`: peers look at each other's health every millisecond.
 void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns = 1'000'000'000);

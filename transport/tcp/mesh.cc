@@ -133,22 +133,21 @@ Result<std::vector<TcpPeer>> Mesh::connect(const std::map<uint32_t, std::vector<
   std::atomic<bool> stop{false};
   Acceptor acceptor(options_, listeners_, std::move(expected));
   Status accepted;
-  MOECCL_ASSIGN_OR_RETURN(std::thread thread,
-                          driver::start_thread("moeccl-accept", [&] { accepted = acceptor.run(stop); }));
+  MOECCL_ASSIGN_OR_RETURN(std::thread thread, driver::start_thread("moeccl-accept", [&] {
+                            accepted = contained([&] { return acceptor.run(stop); });
+                          }));
   std::vector<TcpPeer> made;
-  Status connected;
-  for (const auto& [rank, nics] : peers) {
-    if (rank > options_.rank) continue;
-    Result<TcpPeer> peer = connect_to(rank, nics);
-    if (!peer.ok()) {
-      connected = std::move(peer).status();
-      stop.store(true);
-      break;
+  Status connected = contained([&]() -> Status {  // the thread is joined in any case
+    for (const auto& [rank, nics] : peers) {
+      if (rank > options_.rank) continue;
+      MOECCL_ASSIGN_OR_RETURN(TcpPeer peer, connect_to(rank, nics));
+      made.push_back(std::move(peer));
     }
-    made.push_back(std::move(*peer));
-  }
+    return {};
+  });
+  if (!connected.ok()) stop.store(true);
   thread.join();
-  MOECCL_TRY(connected);
+  MOECCL_TRY(std::move(connected));
   MOECCL_TRY(accepted);
   for (TcpPeer& p : acceptor.take()) made.push_back(std::move(p));
   for (TcpPeer& p : made) {

@@ -63,13 +63,15 @@ TcpEngine::~TcpEngine() {
   wake_.signal();
   if (thread_.joinable()) thread_.join();
   const std::lock_guard lock(mutex_);
-  for (TcpLink* link : links_) link->abandon_puts();
-  tell_boards();
+  shielded([&] {
+    for (TcpLink* link : links_) link->abandon_puts();
+    tell_boards();
+  });
   const Deadline deadline = Deadline::after_ms(kFarewellMs);
   const auto wait = [&](int most_ms) {
     pollfd entry{poller_.fd(), POLLIN, 0};
     (void)::poll(&entry, 1, std::min(deadline.remaining_ms(), most_ms));
-    turn();
+    shielded([&] { turn(); });
   };
   while (unsent() && !deadline.passed()) wait(50);
   // A socket that is closed while something unread is in it, or comes later, drops what its peer has not acknowledged.
@@ -155,6 +157,13 @@ void TcpEngine::turn() {
   turn_of_.clear();
 }
 
+void TcpEngine::lose_all(const Status& why) noexcept {
+  for (TcpLink* link : links_) link->lose(why);
+  for (TcpLink* link : links_) link->queued_ = false;
+  ready_.clear();
+  turn_of_.clear();
+}
+
 void TcpEngine::tell_boards() {
   board_is_new_.store(false, std::memory_order_relaxed);
   const bool failed = !links_.empty() && links_[0]->own_.board->health.state.load(std::memory_order_acquire) != 0;
@@ -200,8 +209,10 @@ void TcpEngine::begin() {
 void TcpEngine::end() {
   bool more = false;
   if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
-    drop_satisfied();
-    if (!ready_.empty() || unsent()) turn();
+    shielded([&] {
+      drop_satisfied();
+      if (!ready_.empty() || unsent()) turn();
+    });
     more = unsent();
   } else {
     more = true;
@@ -213,6 +224,10 @@ void TcpEngine::end() {
 void TcpEngine::progress(uint32_t awaited) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
+  shielded([&] { progress_locked(awaited); });
+}
+
+void TcpEngine::progress_locked(uint32_t awaited) {
   if (n_streams_ <= 1 || awaited == kAnyone) {
     if (n_streams_ <= kReadUnasked && read_unasked(links_, kAskEvery)) return;
     return turn();
@@ -230,7 +245,7 @@ void TcpEngine::board_changed(bool now) {
     return;
   }
   const std::lock_guard lock(mutex_);
-  tell_boards();
+  shielded([&] { tell_boards(); });
   // Nobody may drive this rank any more, and part of it may still wait for a socket.
   if (unsent()) wake_.signal();
 }
@@ -245,7 +260,7 @@ void TcpEngine::run() {
     int wait_ms = kLookEveryMs;
     if (!theirs) {
       const std::lock_guard lock(mutex_);
-      turn();
+      shielded([&] { turn(); });
       if (!ready_.empty()) continue;
       asleep_.store(true);
       if (!board_is_new_.load()) wait_ms = kSleepMs;
@@ -258,7 +273,7 @@ void TcpEngine::run() {
       seen = drives_.load(std::memory_order_relaxed);
     }
     if (board_is_new_.load(std::memory_order_acquire)) {
-      if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) tell_boards();
+      if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) shielded([&] { tell_boards(); });
     }
   }
 }

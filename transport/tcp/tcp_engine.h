@@ -44,7 +44,18 @@ class TcpEngine final : public Engine {
   friend class TcpLink;
   TcpEngine(driver::Poller poller, driver::WakeUp wake) : poller_(std::move(poller)), wake_(std::move(wake)) {}
 
-  void run();             // the thread
+  void run();  // the thread
+  // Under the lock: nothing is thrown out of it; links whose state is unknown then are lost.
+  template <class Body>
+  void shielded(Body&& body) noexcept {
+    try {
+      body();
+    } catch (const std::exception& e) {
+      lose_all(caught(e));
+    }
+  }
+  void lose_all(const Status& why) noexcept;
+  void progress_locked(uint32_t awaited);
   void turn();            // under the lock: events, then every link that can go on
   void drop_satisfied();  // under the lock: of ready_, links that have nothing left to do
   // Under the lock: true when that was all there is to do; never at every ask_every-th call.

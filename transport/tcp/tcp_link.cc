@@ -40,10 +40,14 @@ Status TcpLink::read(uint64_t, void*, size_t) {
   return error(moecclInternalError, "rank {}'s memory cannot be read over TCP", peer_.rank);
 }
 
-void TcpLink::lose(const Status& why) {
+void TcpLink::lose(const Status& why) noexcept {
   if (down_) return;
   down_ = true;
-  down_text_ = why.message();
+  try {
+    down_text_ = why.message();
+  } catch (const std::bad_alloc&) {
+    down_text_ = "out of memory";  // so short that it takes none
+  }
   put_.active = false;
   // Not closed here: the poller still knows the descriptors, and their numbers must not go to others.
 }

@@ -57,7 +57,7 @@ class TcpLink final : public Link {
 
   Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes);
   // All below under the engine's lock.
-  void lose(const Status& why);
+  void lose(const Status& why) noexcept;
   void end(const Status& why);  // after reading what has come
   void send_small();            // signals and the board, if any wait and there is room
   void append_board();          // what is new of the board

@@ -1,0 +1,228 @@
+// One allocation of a process fails, any one: the rank that it belongs to gets an error, its peers hear of it at once
+// instead of waiting for the deadline, and nothing aborts or hangs (scoreboard line 15). MOECCL_TEST_SCALE tries more
+// of them; from about 100 on every one.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <new>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "tests/support/ranks.h"
+
+namespace {
+
+std::atomic<long> n_allocations{0}, failing{0};  // the number of the one that fails, from 1; 0: none
+std::atomic<bool> counts{false};
+
+bool fails() {
+  if (!counts.load(std::memory_order_relaxed)) return false;
+  return ++n_allocations == failing.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// Sanitizers have their own malloc: there the allocations of C++ alone fail.
+void* operator new(size_t bytes) {
+  void* p = fails() ? nullptr : std::malloc(bytes);
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+#else
+extern "C" {
+void* __libc_malloc(size_t bytes);
+void* __libc_calloc(size_t n, size_t bytes);
+void* __libc_realloc(void* p, size_t bytes);
+void* __libc_memalign(size_t alignment, size_t bytes);
+
+void* malloc(size_t bytes) noexcept {
+  if (!fails()) return __libc_malloc(bytes);
+  errno = ENOMEM;
+  return nullptr;
+}
+void* calloc(size_t n, size_t bytes) noexcept {
+  if (!fails()) return __libc_calloc(n, bytes);
+  errno = ENOMEM;
+  return nullptr;
+}
+void* realloc(void* p, size_t bytes) noexcept {
+  if (!fails()) return __libc_realloc(p, bytes);
+  errno = ENOMEM;
+  return nullptr;
+}
+void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
+  if (!fails()) return __libc_memalign(alignment, bytes);
+  errno = ENOMEM;
+  return nullptr;
+}
+}
+#endif
+
+namespace moeccl::testing {
+namespace {
+
+constexpr int kRanks = 2;
+constexpr size_t kMost = 20'000;  // floats, more than one staging chunk
+
+struct Buffers {
+  std::vector<float> in, out, rows;
+  std::vector<int32_t> choices;
+};
+
+// The calls of one rank, as far as they come: the first failure ends them.
+struct Rank {
+  int rank;
+  Buffers& b;
+  moecclResult_t first = moecclSuccess;
+  bool wrong = false;
+
+  bool ok(moecclResult_t result) {
+    if (first == moecclSuccess) first = result;
+    return result == moecclSuccess;
+  }
+
+  bool sum(moecclComm_t comm, size_t count, moecclStream_t stream) {
+    if (!ok(moecclAllReduce(b.in.data(), b.out.data(), count, moecclFloat32, moecclSum, comm, stream))) return false;
+    if (stream != nullptr && !ok(moecclStreamSynchronize(stream))) return false;
+    wrong =
+        wrong || std::any_of(b.out.begin(), b.out.begin() + static_cast<long>(count), [](float f) { return f != 3; });
+    return true;
+  }
+
+  bool on_a_stream(moecclComm_t comm) {
+    moecclStream_t stream = nullptr;
+    if (!ok(moecclStreamCreate(&stream))) return false;
+    const bool done = sum(comm, 300, stream) &&
+                      ok(moecclBroadcast(b.in.data(), b.out.data(), 3000, moecclFloat32, 0, comm, stream)) &&
+                      ok(moecclStreamSynchronize(stream));
+    return ok(moecclStreamDestroy(stream)) && done;
+  }
+
+  bool messages(moecclComm_t comm) {
+    moecclGroupStart();
+    (void)ok(moecclSend(b.in.data(), 100, moecclFloat32, 1 - rank, comm, nullptr));
+    (void)ok(moecclRecv(b.out.data(), 100, moecclFloat32, 1 - rank, comm, nullptr));
+    return ok(moecclGroupEnd()) && first == moecclSuccess;
+  }
+
+  bool layer(moecclComm_t comm) {
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = 256;
+    config.type = moecclFloat32;
+    config.top_k = 2;
+    config.n_experts = 8;
+    config.max_tokens = 16;
+    moecclMoe_t moe = nullptr;
+    if (!ok(moecclMoeCreate(&moe, comm, &config))) return false;
+    moecclRouting_t routing = nullptr;
+    moecclRoutingInfo_t info{};
+    info.size = sizeof info;
+    bool done = ok(moecclRoutingCreate(&routing, moe, b.choices.data(), nullptr, 16));
+    done = done && ok(moecclRoutingGetInfo(routing, &info)) && info.n_rows * 64 <= b.rows.size();
+    done = done && ok(moecclDispatch(routing, b.in.data(), b.rows.data(), nullptr)) &&
+           ok(moecclCombine(routing, b.rows.data(), b.out.data(), nullptr));
+    if (routing != nullptr) (void)ok(moecclRoutingDestroy(routing));
+    (void)ok(moecclMoeDestroy(moe));
+    return done;
+  }
+
+  bool part(moecclComm_t comm, const moecclConfig_t& config) {
+    moecclComm_t all = nullptr;
+    if (!ok(moecclCommSplit(comm, 0, rank, &all, &config))) return false;
+    const bool done = sum(all, 100, nullptr);
+    return ok(moecclCommDestroy(all)) && done;
+  }
+
+  void run(const moecclUniqueId& id) {
+    moecclConfig_t config = MOECCL_CONFIG_INIT;
+    config.timeout_ms = 60'000;  // longer than the test waits: a peer that is not told is a hang
+    config.init_timeout_ms = 1'000;
+    config.staging_bytes = 1 << 16;
+    moecclComm_t comm = nullptr;
+    if (!ok(moecclCommInitRankConfig(&comm, kRanks, id, rank, &config))) return;
+    (void)(sum(comm, 1, nullptr) && sum(comm, kMost, nullptr) && on_a_stream(comm) && messages(comm) && layer(comm) &&
+           part(comm, config));
+    (void)ok(moecclCommDestroy(comm));
+  }
+};
+
+// In a process of its own: with the nth allocation failing, or counting them (0). 0 is good.
+enum Verdict : int { kGood, kWrongData, kInternalError };
+Verdict scenario(long nth, long* counted) {
+  Buffers buffers[kRanks];
+  for (int r = 0; r < kRanks; ++r) {
+    buffers[r].in.assign(kMost, static_cast<float>(r + 1));
+    buffers[r].out.resize(2 * kMost);
+    buffers[r].rows.resize(64 * 64);
+    for (int i = 0; i < 32; ++i) buffers[r].choices.push_back((i * 3 + r) % 8);
+  }
+  Rank ranks[kRanks] = {{0, buffers[0]}, {1, buffers[1]}};
+  moecclUniqueId id{};
+  std::atomic<int> state{0};
+  std::thread other([&] {  // before anything fails, which is the library's alone
+    state.wait(0);
+    if (state == 1) ranks[1].run(id);
+  });
+  failing = nth;
+  counts = true;
+  const moecclResult_t made = moecclGetUniqueId(&id);
+  state = made == moecclSuccess ? 1 : 2;
+  state.notify_all();
+  if (made == moecclSuccess) ranks[0].run(id);
+  other.join();
+  counts = false;
+  *counted = n_allocations;
+  if (made != moecclSuccess) return made == moecclOutOfMemory ? kGood : kInternalError;
+  for (const Rank& r : ranks) {
+    if (r.wrong) return kWrongData;
+    if (r.first == moecclInternalError) return kInternalError;
+  }
+  return kGood;
+}
+
+// The process's wait status.
+int in_child(long nth, long* counted) {
+  Shared<long> count;
+  fflush(nullptr);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    alarm(static_cast<unsigned>(patient_ms(15'000) / 1000));
+    (void)!freopen("/dev/null", "w", stderr);
+    _exit(scenario(nth, &*count));
+  }
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
+  if (counted != nullptr) *counted = *count;
+  return status;
+}
+
+TEST(OutOfMemory, AnyAllocationThatFailsIsAnErrorForAll) {
+  long n = 0;
+  ASSERT_EQ(in_child(0, &n), 0) << "without a failure";
+  ASSERT_GT(n, 1000);
+  const long samples = std::min<long>(n, scaled(150));
+  std::mt19937_64 random(test_seed());
+  for (long i = 0; i < samples; ++i) {
+    // One of each stretch of equal length; of stretches of one, that one.
+    const long first = n * i / samples + 1, next = n * (i + 1) / samples + 1;
+    const long nth = first + static_cast<long>(random() % static_cast<uint64_t>(next - first));
+    const int status = in_child(nth, nullptr);
+    if (status == 0) continue;
+    ADD_FAILURE() << "allocation " << nth << " of " << n << ": "
+                  << (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "a rank hangs"
+                      : WIFSIGNALED(status) ? "ended by signal " + std::to_string(WTERMSIG(status))
+                                            : "verdict " + std::to_string(WEXITSTATUS(status)));
+  }
+}
+
+}  // namespace
+}  // namespace moeccl::testing
