@@ -100,11 +100,28 @@ Result<Mapping> private_memory(size_t bytes) {
 }
 
 Status reserve_pages(const Fd& fd, size_t offset, size_t bytes) {
-  int rc = 0;
-  do {
-    rc = fallocate(fd.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  } while (rc != 0 && errno == EINTR);
-  return rc == 0 ? Status() : system_error(format("{} bytes of shared memory", bytes), errno);
+  // A signal gives back all that an interrupted call has taken, so a timer can keep a large one from ever ending:
+  // smaller pieces come through. The last are so small that more than kMostSignals in each are no timer.
+  constexpr size_t kLeast = size_t{1} << 20;
+  constexpr int kMostSignals = 1000;
+  size_t piece = bytes;
+  int signals = 0;
+  for (size_t done = 0; done < bytes;) {
+    const size_t now = std::min(piece, bytes - done);
+    if (fallocate(fd.get(), 0, static_cast<off_t>(offset + done), static_cast<off_t>(now)) == 0) {
+      done += now;
+      signals = 0;
+      continue;
+    }
+    if (errno != EINTR) return system_error(format("{} bytes of shared memory", bytes), errno);
+    if (piece > kLeast) {
+      piece = std::max(kLeast, round_up(piece / 2, page_bytes()));
+    } else if (++signals > kMostSignals) {
+      return error(moecclSystemError, "{} bytes of shared memory: fallocate was interrupted {} times in one MiB", bytes,
+                   signals);
+    }
+  }
+  return {};
 }
 
 Status reserve_huge_pages(const Fd& fd, const Mapping& mapping, size_t offset, size_t bytes) {
