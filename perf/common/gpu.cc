@@ -8,19 +8,21 @@
 #include <string>
 
 #include "perf/common/fail.h"
+#include "src/base/trusted_library.h"
 
 namespace perf::gpu {
 namespace {
 
-const char* driver_name() {
-  const char* named = std::getenv("MOECCL_CUDA_DRIVER");
-  return named != nullptr && *named != '\0' ? named : "libcuda.so.1";
-}
-
 void* driver() {
   static void* const library = [] {
-    void* opened = dlopen(driver_name(), RTLD_NOW);
-    if (opened == nullptr) fail(std::string("no CUDA driver, ") + driver_name() + ": use --mem heap or --mem malloc");
+    const char* named = moeccl::trusted_variable("MOECCL_CUDA_DRIVER");
+    std::string name = named != nullptr ? named : "";
+    if (name.empty())
+      name = "libcuda.so.1";
+    else if (const std::string why = moeccl::why_not_loaded(&name); name != "none" && !why.empty())
+      fail("MOECCL_CUDA_DRIVER is not loaded: " + why);
+    void* opened = dlopen(name.c_str(), RTLD_NOW);
+    if (opened == nullptr) fail("no CUDA driver, " + name + ": use --mem heap or --mem malloc");
     return opened;
   }();
   return library;

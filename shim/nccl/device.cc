@@ -3,7 +3,9 @@
 #include <dlfcn.h>
 
 #include <cstdint>
-#include <cstdlib>
+#include <string>
+
+#include "src/base/trusted_library.h"
 
 namespace moeccl::shim::device {
 namespace {
@@ -39,9 +41,15 @@ bool find(void* library, const char* name, F& function) {
 const Driver& driver() {
   static const Driver found = [] {
     Driver d;
-    // The variable is MoECCL's own; `none` is no file, so that there is no CUDA.
-    const char* name = std::getenv("MOECCL_CUDA_DRIVER");
-    void* library = dlopen(name != nullptr && *name != '\0' ? name : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    // The variable is MoECCL's own.
+    const char* wanted = trusted_variable("MOECCL_CUDA_DRIVER");
+    std::string name = wanted != nullptr ? wanted : "";
+    if (name == "none") return d;
+    if (name.empty())
+      name = "libcuda.so.1";
+    else if (!why_not_loaded(&name).empty())
+      return d;  // MoECCL says why
+    void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return d;
     int devices = 0;
     d.usable = find(library, "cuInit", d.init) && find(library, "cuDeviceGetCount", d.device_count) &&

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "src/base/trusted_library.h"
+
 namespace moeccl::shim {
 namespace {
 
@@ -29,7 +31,7 @@ void add_paths(std::string_view list, const std::string& origin, std::vector<std
     for (const std::string_view word : {"$ORIGIN", "${ORIGIN}"}) {
       if (const size_t at = folder.find(word); at != std::string::npos) folder.replace(at, word.size(), origin);
     }
-    if (!folder.empty()) folders.push_back(std::move(folder));
+    if (folder[0] == '/') folders.push_back(std::move(folder));  // never what lies in the working directory
   }
 }
 
@@ -85,8 +87,13 @@ void add_configured_paths(std::vector<std::string>& folders) {
   }
 }
 
-std::vector<std::string> candidates() {
-  if (!settings().nccl.empty()) return {settings().nccl};
+std::vector<std::string> candidates(std::string& why) {
+  if (std::string named = settings().nccl; !named.empty()) {
+    why = why_not_loaded(&named);
+    if (why.empty()) return {named};
+    why = "MOECCL_SHIM_NCCL is not loaded: " + why;
+    return {};
+  }
   std::vector<std::string> folders;
   add_needers(folders);
   add_linker_paths(folders);
@@ -142,7 +149,7 @@ struct Search {
 Search search() {
   Search s;
   const InReal inside;
-  for (const std::string& file : candidates()) {
+  for (const std::string& file : candidates(s.why)) {
     std::string why;
     s.real = open(file, why);
     if (s.real != nullptr) break;

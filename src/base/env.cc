@@ -1,5 +1,7 @@
 #include "src/base/env.h"
 
+#include <sys/auxv.h>
+
 #include <charconv>
 #include <limits>
 #include <string_view>
@@ -102,7 +104,7 @@ constexpr Variable kVariables[] = {
        e->spin_us = static_cast<int32_t>(us);
        return true;
      }},
-    {"MOECCL_CUDA_DRIVER", "the file name of a CUDA driver library, or none",
+    {"MOECCL_CUDA_DRIVER", "the absolute path of a CUDA driver library, or none",
      [](std::string_view t, Env* e) { return parse_text(t, &e->cuda_driver); }},
     {"MOECCL_CUDA_SMS", "multiprocessors, 1 to 1024; 0 for automatic",
      [](std::string_view t, Env* e) {
@@ -157,12 +159,22 @@ const Variable* find(std::string_view name) {
   return nullptr;
 }
 
+// What names code or files. A program with more rights than its user (setuid, capabilities) must not open what its
+// user likes.
+bool names_file(std::string_view variable) {
+  for (const std::string_view name : {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY="})
+    if (variable.starts_with(name)) return true;
+  return false;
+}
+
 const EnvParse& parsed() {
   // Never destroyed: threads that outlive main() still ask for it.
   static const EnvParse* const parse = [] {
-    size_t n = 0;
-    while (environ != nullptr && environ[n] != nullptr) ++n;
-    auto* result = new EnvParse(parse_env({environ, n}));
+    std::vector<const char*> variables;
+    const bool privileged = getauxval(AT_SECURE) != 0;
+    for (char** e = environ; e != nullptr && *e != nullptr; ++e)
+      if (!privileged || !names_file(*e)) variables.push_back(*e);
+    auto* result = new EnvParse(parse_env(variables));
     for (const std::string& warning : result->warnings) {
       if (result->env.log_level >= LogLevel::kWarn) write_log_line(LogLevel::kWarn, warning);
     }

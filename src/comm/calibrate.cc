@@ -9,6 +9,7 @@
 #include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
+#include "src/base/trusted_library.h"
 #include "src/comm/collective.h"
 #include "src/comm/measure.h"
 #include "src/comm/simulate.h"
@@ -22,9 +23,9 @@ namespace {
 
 std::string cache_path(const Communicator& comm) {
   std::string folder;
-  if (const char* xdg = std::getenv("XDG_CACHE_HOME"); xdg != nullptr && *xdg == '/') {
+  if (const char* xdg = trusted_variable("XDG_CACHE_HOME"); xdg != nullptr && *xdg == '/') {
     folder = xdg;
-  } else if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/') {
+  } else if (const char* home = trusted_variable("HOME"); home != nullptr && *home == '/') {
     folder = std::string(home) + "/.cache";
   } else {
     return "";

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "src/base/env.h"
+#include "src/base/log.h"
+#include "src/base/trusted_library.h"
 
 namespace moeccl::driver::cuda {
 namespace {
@@ -83,7 +85,14 @@ Opened open_driver() {
     o.why = "MOECCL_CUDA_DRIVER=none";
     return o;
   }
-  const std::string name = wanted.empty() ? "libcuda.so.1" : wanted;
+  std::string name = wanted;
+  if (name.empty()) {
+    name = "libcuda.so.1";
+  } else if (const std::string why = why_not_loaded(&name); !why.empty()) {
+    o.why = "MOECCL_CUDA_DRIVER is not loaded: " + why;
+    log(LogLevel::kWarn, "{}", o.why);
+    return o;
+  }
   void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     o.why = format("{} cannot be loaded: install the NVIDIA driver", name);

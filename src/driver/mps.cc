@@ -5,13 +5,14 @@
 #include <cstdlib>
 
 #include "src/base/format.h"
+#include "src/base/trusted_library.h"
 #include "src/driver/sysfs.h"
 
 namespace moeccl::driver {
 
 Mps find_mps(const std::string& root) {
   Mps mps;
-  const char* set = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  const char* set = trusted_variable("CUDA_MPS_PIPE_DIRECTORY");
   mps.named = set != nullptr && *set != '\0';
   mps.directory = mps.named ? set : "/tmp/nvidia-mps";
   struct stat control = {};

@@ -1,0 +1,48 @@
+// Libraries that the environment names: code from a variable is loaded only when nobody but the user and the system's
+// administrator could have put it there. Alone in a header, because the library, the shims and the tools share the rule
+// and nothing else.
+#pragma once
+
+#include <sys/auxv.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace moeccl {
+
+// The variable's value; null also in a program with more rights than its user (setuid, capabilities), as glibc does
+// with LD_LIBRARY_PATH: its user must not choose which code or files it opens.
+inline const char* trusted_variable(const char* name) { return secure_getenv(name); }
+
+// Why the library `file` must not be loaded, as a sentence; empty: it may be. On success *file is its real path.
+inline std::string why_not_loaded(std::string* file) {
+  if (getauxval(AT_SECURE) != 0) return "this program has more rights than its user, who must not choose what it loads";
+  if (file->empty() || (*file)[0] != '/') return "\"" + *file + "\" is no absolute path: give one";
+  char real[PATH_MAX];
+  if (realpath(file->c_str(), real) == nullptr) return *file + ": " + std::strerror(errno);
+  // The file, then each folder above it: who may write there can put something else in its place.
+  for (std::string at = real;;) {
+    struct stat st = {};
+    const bool folder = at != real;
+    if (lstat(at.c_str(), &st) != 0) return at + ": " + std::strerror(errno);
+    if (!folder && !S_ISREG(st.st_mode)) return at + " is no file";
+    if (st.st_uid != 0 && st.st_uid != geteuid())
+      return at + " belongs to user " + std::to_string(st.st_uid) + ": its owner must be you or root";
+    // In a folder such as /tmp others can add files, but not replace those of their owner.
+    const bool sticky = folder && (st.st_mode & S_ISVTX) != 0;
+    if ((st.st_mode & S_IWOTH) != 0 && (!sticky || at == std::string(real).substr(0, std::string(real).rfind('/'))))
+      return at + " can be written by every user: take that right away (chmod o-w)";
+    if (at == "/") break;
+    const size_t slash = at.rfind('/');
+    at.resize(slash == 0 ? 1 : slash);
+  }
+  *file = real;
+  return "";
+}
+
+}  // namespace moeccl
