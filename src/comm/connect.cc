@@ -151,18 +151,21 @@ class Connector {
 
   Result<Membership> connect() {
     MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId id, bootstrap::decode_unique_id(id_));
+    m_.fabric = std::make_unique<exec::Fabric>();
     link_key_ = id.key;
     MOECCL_ASSIGN_OR_RETURN(session_, bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_),
                                                                deadline_, root_may_come_later(id)));
-    Status status = steps();
+    Status status = contained([&] { return steps(); });
     ProcessTable::get().remove(key_, rank_);
     for (const uint32_t r : mapped_here_) ProcessTable::get().remove(key_ ^ all_[rank_].process, r);
     if (!status.ok()) {
-      session_->abandon(status);
+      // Peers that have all they need already would wait for this rank in their first operation.
+      if (m_.fabric->own != nullptr) m_.fabric->fail(status);
+      (void)contained([&] { return session_->abandon(status), Status(); });
       return status;
     }
-    host_session_->close();
-    session_->close();
+    // Ranks that say nothing any more are missed by nobody.
+    (void)contained([&] { return host_session_->close(), session_->close(), Status(); });
     return std::move(m_);
   }
 
@@ -178,7 +181,6 @@ class Connector {
     m_.rank = rank_;
     m_.n_ranks = n_;
     m_.config = config_;
-    m_.fabric = std::make_unique<exec::Fabric>();
     MOECCL_TRY(introduce());
     MOECCL_TRY(check_hosts());
     MOECCL_TRY(make_segment());
