@@ -232,8 +232,7 @@ moecclResult_t moecclStreamDestroy(moecclStream_t handle) {
 }
 
 moecclResult_t moecclGroupStart(void) {
-  comm::Group::of_this_thread().start();
-  return moecclSuccess;
+  return api::guarded(nullptr, [] { return comm::Group::of_this_thread().start(), Status(); });
 }
 
 moecclResult_t moecclGroupEnd(void) {

@@ -2,23 +2,43 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
+#include "src/base/per_thread.h"
 #include "src/comm/cuda_stream.h"
 
 namespace moeccl::api {
 
-std::string& thread_error() {
-  static thread_local std::string text;
-  return text;
+namespace {
+
+struct Error {
+  std::string text;
+  bool no_memory = false;  // for the text of the last failure
+};
+struct ThreadError;
+using ErrorOfThread = PerThread<Error, ThreadError>;
+
+void set_thread_error(const std::string& text) {
+  Error& e = ErrorOfThread::get();
+  e.no_memory = true;
+  e.text = text;
+  e.no_memory = false;
+}
+
+}  // namespace
+
+const char* thread_error() noexcept {
+  try {
+    const Error& e = ErrorOfThread::get();
+    if (!e.no_memory) return e.text.c_str();
+  } catch (const std::bad_alloc&) {
+  }
+  return "the process has no memory left";
 }
 
 moecclResult_t finish(const Status& status, comm::Communicator* comm) noexcept {
   if (status.ok()) return moecclSuccess;
-  try {
-    thread_error() = status.message();
-  } catch (const std::bad_alloc&) {
-    thread_error() = "out of memory";  // so short that it takes none
-  }
+  (void)contained([&] { return set_thread_error(status.message()), Status(); });
   if (comm != nullptr) comm->set_last_error(status.message());
   return status.code();
 }
@@ -101,7 +121,7 @@ const char* moecclGetErrorString(moecclResult_t result) {
 
 const char* moecclGetLastError(moecclComm_t handle) {
   comm::Communicator* comm = handle == nullptr ? nullptr : api::CommTable::get().find(handle);
-  if (comm == nullptr) return api::thread_error().c_str();
+  if (comm == nullptr) return api::thread_error();
   return comm->last_error();
 }
 

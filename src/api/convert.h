@@ -15,7 +15,7 @@ using CommTable = HandleTable<comm::Communicator, moecclComm_t, 0xC1>;
 using StreamTable = HandleTable<comm::HostStream, moecclStream_t, 0xC2>;
 
 // The sentence of this thread's last failure.
-std::string& thread_error();
+const char* thread_error() noexcept;
 
 // Maps a status; keeps its sentence for the thread and, when given, the communicator.
 moecclResult_t finish(const Status& status, comm::Communicator* comm = nullptr) noexcept;

@@ -394,9 +394,13 @@ void Communicator::set_last_error(const std::string& text) noexcept {
   }
 }
 
-const char* Communicator::last_error() {
+const char* Communicator::last_error() noexcept {
   const std::lock_guard lock(error_mutex_);
-  last_error_shown_ = last_error_;
+  try {
+    last_error_shown_ = last_error_;
+  } catch (const std::bad_alloc&) {
+    return "the process has no memory left";
+  }
   return last_error_shown_.c_str();
 }
 

@@ -150,7 +150,7 @@ class Communicator {
   void leave();
 
   void set_last_error(const std::string& text) noexcept;
-  const char* last_error();
+  const char* last_error() noexcept;
 
   // premulsum operators, by number - MOECCL_NUM_REDUCTIONS.
   struct PreMul {

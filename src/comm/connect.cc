@@ -334,10 +334,12 @@ class Connector {
     for (const uint32_t r : hosts_->around(rank_)) {
       if (segments_[r] == nullptr)
         segments_[r] = ProcessTable::get().find(same_process(r) ? key_ : key_ ^ all_[rank_].process, r);
-      if (segments_[r] == nullptr) return error(moecclInternalError, "no mapping of rank {}'s memory", r);
+      if (segments_[r] == nullptr)
+        return error(moecclRemoteError, "rank {} failed while its peers joined: its memory is not mapped", r);
       if (watches_[r] != nullptr || same_process(r)) continue;
       watches_[r] = ProcessTable::get().find_watch(all_[r].process);
-      if (watches_[r] == nullptr) return error(moecclInternalError, "nobody watches rank {}'s process", r);
+      if (watches_[r] == nullptr)
+        return error(moecclRemoteError, "rank {} failed while its peers joined: its process is not watched", r);
     }
     // Nobody may take a segment out of the table, or leave, before all have found theirs.
     MOECCL_TRY(session_->barrier(deadline_));

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "src/base/per_thread.h"
 #include "src/comm/cuda_side.h"
 #include "src/comm/cuda_stream.h"
 #include "src/driver/thread.h"
@@ -336,10 +337,7 @@ Status issue(std::vector<Call> calls) {
   }
 }
 
-Group& Group::of_this_thread() {
-  static thread_local Group group;
-  return group;
-}
+Group& Group::of_this_thread() { return PerThread<Group, Group>::get(); }
 
 Status Group::end() {
   if (depth_ == 0) return error(moecclInvalidUsage, "moecclGroupEnd without moecclGroupStart");

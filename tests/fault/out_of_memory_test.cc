@@ -181,7 +181,7 @@ Verdict scenario(long nth, long* counted) {
   other.join();
   counts = false;
   *counted = n_allocations;
-  if (made != moecclSuccess) return made == moecclOutOfMemory ? kGood : kInternalError;
+  if (made != moecclSuccess) return made == moecclInternalError ? kInternalError : kGood;
   for (const Rank& r : ranks) {
     if (r.wrong) return kWrongData;
     if (r.first == moecclInternalError) return kInternalError;
