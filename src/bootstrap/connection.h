@@ -38,11 +38,10 @@ class Connection {
   // What a step of reading found.
   enum class Found : uint8_t { kNothing, kFrame, kMessage, kEnd };
 
-  Connection(Fd fd, bool over_unix) : fd_(std::move(fd)), over_unix_(over_unix), accepted_ns_(now_ns()) {}
+  Connection(Fd fd, bool over_unix) : fd_(std::move(fd)), over_unix_(over_unix) {}
 
   int fd() const { return fd_.get(); }
   bool over_unix() const { return over_unix_; }
-  int64_t accepted_ns() const { return accepted_ns_; }
 
   // Before authentication: a handshake frame when it is complete; kEnd for strangers, at the first byte that shows it.
   Found read_handshake(HandshakeFrame* frame);
@@ -73,7 +72,6 @@ class Connection {
 
   Fd fd_;
   bool over_unix_;
-  int64_t accepted_ns_;
   size_t n_in_ = 0;  // bytes there of the handshake frame, the head or the payload that is being read
   HandshakeFrame handshake_in_ = {};
   ControlHeadBytes head_in_ = {};

@@ -124,9 +124,9 @@ ClientHandshake::ClientHandshake(const Key& key, const Party& self, const Nonce&
 Result<HandshakeFrame> ClientHandshake::answer(HandshakeFrameView challenge, Role expected) {
   Claims claims;
   if (!parse(challenge, &claims)) return error(moecclInvalidUsage, "what answers is not MoECCL");
-  // Not authenticated when the versions differ, and cannot be: at worst an attacker on the path makes this fail, which
-  // he can anyway.
+  // What refuses need not be authenticated: at worst an attacker on the path makes this fail, which he can anyway.
   if (claims.party.protocol != self_.protocol) {
+    if (has_mac(challenge, challenge_mac(key_, hello_, challenge))) last_word_ = proof_for(challenge, claims.nonce);
     return error(moecclUnsupported, "the other side speaks {}, this rank {}: use one version on all ranks",
                  version_text(claims.party), version_text(self_));
   }
@@ -134,9 +134,13 @@ Result<HandshakeFrame> ClientHandshake::answer(HandshakeFrameView challenge, Rol
       !has_mac(challenge, challenge_mac(key_, hello_, challenge))) {
     return error(moecclInvalidUsage, "what answers does not hold the key of this id");
   }
-  HandshakeFrame proof = frame_of(kProof, self_, claims.nonce);
-  set_mac(&proof, proof_mac(key_, hello_, challenge, proof));
   result_ = {claims.party, session_keys(key_, hello_, challenge, true)};
+  return proof_for(challenge, claims.nonce);
+}
+
+HandshakeFrame ClientHandshake::proof_for(HandshakeFrameView challenge, const Nonce& nonce) const {
+  HandshakeFrame proof = frame_of(kProof, self_, nonce);
+  set_mac(&proof, proof_mac(key_, hello_, challenge, proof));
   return proof;
 }
 
@@ -149,17 +153,18 @@ ServerHandshake::Answer ServerHandshake::on_hello(HandshakeFrameView hello, Role
   if (challenged_ || !parse(hello, &claims) || claims.type != kHello) return answer;
   answer.holds_key = has_mac(hello, hello_mac(key_, hello));
   result_.peer = claims.party;
-  if (claims.party.protocol != self_.protocol) {
+  skewed_ = claims.party.protocol != self_.protocol;
+  if (skewed_ && !answer.holds_key) {
     answer.verdict = Verdict::kSkew;
-    answer.reply = frame_of(kRefused, self_, {});  // without a MAC: another version may compute it otherwise
+    answer.reply = frame_of(kRefused, self_, {});
     return answer;
   }
   if (!answer.holds_key || claims.party.role != expected) return answer;
   std::copy(hello.begin(), hello.end(), hello_.begin());
-  challenge_ = frame_of(kChallenge, self_, nonce_);
+  challenge_ = frame_of(skewed_ ? kRefused : kChallenge, self_, nonce_);
   set_mac(&challenge_, challenge_mac(key_, hello_, challenge_));
   challenged_ = true;
-  answer.verdict = Verdict::kContinue;
+  answer.verdict = skewed_ ? Verdict::kSkew : Verdict::kContinue;
   answer.reply = challenge_;
   return answer;
 }
@@ -182,8 +187,10 @@ Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self
   MOECCL_TRY(driver::send_all(fd, client.hello(), deadline, watch));
   HandshakeFrame challenge;
   MOECCL_TRY(driver::recv_exact(fd, challenge, deadline, watch));
-  MOECCL_ASSIGN_OR_RETURN(const HandshakeFrame proof, client.answer(challenge, expected));
-  MOECCL_TRY(driver::send_all(fd, proof, deadline, watch));
+  const Result<HandshakeFrame> proof = client.answer(challenge, expected);
+  if (client.last_word()) static_cast<void>(driver::send_all(fd, *client.last_word(), deadline, watch));
+  if (!proof.ok()) return proof.status();
+  MOECCL_TRY(driver::send_all(fd, proof.value(), deadline, watch));
   return client.result();
 }
 

@@ -5,14 +5,16 @@
 //   client -> server  proof      repeats the hello's claims; its MAC covers hello and challenge
 //
 // Every MAC has its own label, so no frame can stand for another (reflection); nonces are fresh on both sides, so no
-// frame is of use twice (replay). The hello has a MAC of its own: a stranger without the key gets no answer at all, and
-// a peer of another version that holds the key can be told from a stranger. The data that follows is authenticated
+// frame is of use twice (replay). The hello has a MAC of its own: a stranger without the key gets no answer at all. A
+// peer of another version gets a refusal in the place of the challenge; if it holds the key it proves that, too, so
+// that an overheard hello fails no group. The data that follows is authenticated
 // where it is sent as control frames (control.h); nothing is encrypted.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,8 +26,8 @@
 
 namespace moeccl::bootstrap {
 
-// Raised when frames or rounds change. The layout of the hello (magic, version, claims, nonce, MAC) is the same for
-// ever.
+// Raised when frames or rounds change. The layout of the frames up to a refusal and its proof (magic, version, claims,
+// nonce, MAC) is the same for ever.
 inline constexpr uint16_t kProtocolVersion = 1;
 
 enum class Role : uint8_t { kMember = 1, kRoot = 2, kLinkClient = 3, kLinkServer = 4 };
@@ -61,12 +63,17 @@ class ClientHandshake {
   // The proof. Unsupported: another version (names both); InvalidUsage: the server does not hold the key.
   Result<HandshakeFrame> answer(HandshakeFrameView challenge, Role expected);
   const Authenticated& result() const { return result_; }
+  // After Unsupported: what proves to the server that one of its group speaks another version; may be empty.
+  const std::optional<HandshakeFrame>& last_word() const { return last_word_; }
 
  private:
+  HandshakeFrame proof_for(HandshakeFrameView challenge, const Nonce& nonce) const;
+
   Key key_;
   Party self_;
   HandshakeFrame hello_;
   Authenticated result_;
+  std::optional<HandshakeFrame> last_word_;
 };
 
 class ServerHandshake {
@@ -74,18 +81,20 @@ class ServerHandshake {
   enum class Verdict : uint8_t {
     kContinue,  // send `reply`, the challenge
     kStranger,  // no key: send nothing, close
-    kSkew,      // another protocol version: send `reply`, which names this one, and close
+    kSkew,      // another protocol version: send `reply`, which names this one, and close, but for holds_key
   };
   struct Answer {
     Verdict verdict = Verdict::kStranger;
     HandshakeFrame reply = {};
-    bool holds_key = false;  // with kSkew: it is one of ours, of another version
+    bool holds_key = false;  // with kSkew: perhaps it is one of ours; its proof will tell, see skewed()
   };
 
   ServerHandshake(const Key& key, const Party& self, const Nonce& nonce);
   Answer on_hello(HandshakeFrameView hello, Role expected);
   // True once, for the one right proof.
   bool on_proof(HandshakeFrameView proof);
+  // Whether the proof was about a refusal: the client is one of the group and speaks another version.
+  bool skewed() const { return skewed_; }
   // The client's claims: after kContinue not yet proved fresh; after on_proof() proved.
   const Authenticated& result() const { return result_; }
 
@@ -95,7 +104,7 @@ class ServerHandshake {
   Nonce nonce_;
   HandshakeFrame hello_ = {};
   HandshakeFrame challenge_ = {};
-  bool challenged_ = false;
+  bool challenged_ = false, skewed_ = false;
   Authenticated result_;
 };
 

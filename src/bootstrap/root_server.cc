@@ -10,15 +10,13 @@
 namespace moeccl::bootstrap {
 namespace {
 
-// A peer that holds the key needs two round trips and no thought; 2 s cover a slow network and a busy machine.
-constexpr int64_t kHandshakeNs = 2'000'000'000;
-// Descriptors that strangers may hold at once. 1000 silent ones pass through in 8 batches of kSilentNs.
-constexpr size_t kMaxPending = 128;
-// The age at which a connection that has said nothing makes room for another: a rank sends its hello with its connect.
-constexpr int64_t kSilentNs = 20'000'000;
-// The same for one that said a right hello: it needs one round trip more.
-constexpr int64_t kHalfwayNs = 250'000'000;
 constexpr int kAcceptsAtOnce = 32;  // so that those who are here get their turn
+
+// Ranks of one job belong to one user; root may be anybody. Others hold no key and only cost time.
+bool of_this_user(int fd) {
+  const Result<driver::PeerCredentials> peer = driver::peer_credentials(fd);
+  return peer.ok() && (peer->uid == ::geteuid() || peer->uid == 0 || ::geteuid() == 0);
+}
 
 }  // namespace
 
@@ -62,9 +60,7 @@ bool RootServer::finished() const {
 
 Deadline RootServer::next_deadline() const {
   Deadline next = Deadline::earlier(deadline_, failure_.ok() ? round_.deadline : linger_);
-  if (!pending_.empty()) {
-    next = Deadline::earlier(next, {connections_.at(pending_.front())->accepted_ns() + kHandshakeNs});
-  }
+  if (lobby_.size() > 0) next = Deadline::earlier(next, {lobby_.next_overdue_ns()});
   if (accept_again_ns_ != 0) next = Deadline::earlier(next, {accept_again_ns_});
   if (!throttled_.empty()) next = Deadline::earlier(next, Deadline::after_ms(1));
   return next;
@@ -87,28 +83,16 @@ void RootServer::on_event(const epoll_event& event) {
 void RootServer::on_time() {
   const int64_t now = now_ns();
   if (accept_again_ns_ != 0 && now >= accept_again_ns_) set_accepting(true);
-  while (!pending_.empty() && connections_.at(pending_.front())->accepted_ns() + kHandshakeNs <= now) {
-    drop(pending_.front());
-  }
+  while (const Id id = lobby_.overdue(now)) drop(id);
   for (const Id id : std::exchange(throttled_, {})) flush(id);
   if (failure_.ok() && (round_.deadline.passed() || deadline_.passed())) on_round_timeout();
 }
 
-// Makes room among the pending; false when all of them are too young.
+// False when all strangers are too young.
 bool RootServer::make_room() {
-  const int64_t now = now_ns();
-  Id halfway = 0;
-  for (const Id id : pending_) {
-    const Connection& c = *connections_.at(id);
-    const int64_t age = now - c.accepted_ns();
-    if (c.state == Connection::State::kHello && age >= kSilentNs) {
-      drop(id);
-      return true;
-    }
-    if (halfway == 0 && age >= kHalfwayNs) halfway = id;
-  }
-  if (halfway != 0) drop(halfway);
-  return halfway != 0;
+  const Id id = lobby_.expendable(now_ns());
+  if (id != 0) drop(id);
+  return id != 0;
 }
 
 void RootServer::set_accepting(bool on) {
@@ -120,44 +104,53 @@ void RootServer::set_accepting(bool on) {
 
 void RootServer::pause_accepting() {
   set_accepting(false);
-  accept_again_ns_ = now_ns() + kSilentNs;
+  accept_again_ns_ = now_ns() + Lobby::kPauseNs;
 }
 
 void RootServer::close_listeners() {
   listener_.reset();
   handout_.reset();
   accept_again_ns_ = 0;
-  while (!pending_.empty()) drop(pending_.front());
+  std::vector<Id> strangers;
+  for (const auto& [id, c] : connections_) {
+    if (c->state != Connection::State::kMember) strangers.push_back(id);
+  }
+  for (const Id id : strangers) drop(id);
 }
 
 void RootServer::accept_some(bool handout) {
   for (int i = 0; i < kAcceptsAtOnce; ++i) {
     const Fd& listener = handout ? handout_ : listener_;
     if (!listener) return;  // closed by an event before this one
-    if (!handout && pending_.size() >= kMaxPending && !make_room()) return pause_accepting();
+    if (!handout && lobby_.full() && !make_room()) return pause_accepting();
     Result<Fd> accepted = driver::accept_now(listener.get());
     if (!accepted.ok()) {
-      // Out of descriptors or memory: strangers may hold them. Try again in a moment.
-      if (!make_room()) pause_accepting();
-      return;
+      // Out of descriptors or memory: strangers may hold them.
+      if (make_room()) return;
+      if (const Status why = lobby_.failed_to_accept(accepted.status(), now_ns()); !why.ok()) fail(why);
+      return pause_accepting();
     }
+    lobby_.has_accepted();
     if (!*accepted) return;
+    const bool crowded = lobby_.size() > 0 && Lobby::few_left(accepted->get()) && !make_room();
     if (handout) {
-      Result<driver::PeerCredentials> peer = driver::peer_credentials(accepted->get());
       // The id is smaller than any socket's buffer: it is sent whole or the peer has gone.
+      const Result<driver::PeerCredentials> peer = driver::peer_credentials(accepted->get());
       if (peer.ok() && peer->uid == ::geteuid()) {
         static_cast<void>(driver::send_now(accepted->get(), std::as_bytes(std::span(config_.id.internal))));
       }
       continue;
     }
     if (!config_.over_unix) static_cast<void>(driver::set_no_delay(accepted->get()));
+    if (config_.over_unix && !of_this_user(accepted->get())) continue;
     const Id id = next_id_++;
     auto connection = std::make_unique<Connection>(std::move(*accepted), config_.over_unix);
     connection->interest = EPOLLIN;
     if (!poller_.add(connection->fd(), EPOLLIN, id).ok()) continue;
     connections_.emplace(id, std::move(connection));
-    pending_.push_back(id);
+    lobby_.enter(id, now_ns());
     on_readable(id);  // the hello is often here already
+    if (crowded) return pause_accepting();
   }
 }
 
@@ -181,8 +174,14 @@ void RootServer::on_handshake(Id id, Connection* c, const HandshakeFrame& frame)
   if (c->state == Connection::State::kProof) {
     if (!c->handshake->on_proof(frame)) return drop(id);
     const Authenticated client = c->handshake->result();
+    if (c->handshake->skewed()) {
+      drop(id);
+      // One of the group, and not an overheard hello of it: the group cannot form.
+      return fail(error(moecclUnsupported, "rank {} speaks {}, the meeting point {}: use one version on all ranks",
+                        client.peer.rank, version_text(client.peer), version_text(Party{})));
+    }
     c->become_member(client.keys);
-    forget_pending(id);
+    lobby_.leave(id);
     return admit(id, c, client.peer);
   }
   Nonce nonce;
@@ -191,18 +190,13 @@ void RootServer::on_handshake(Id id, Connection* c, const HandshakeFrame& frame)
   const ServerHandshake::Answer answer = c->handshake->on_hello(frame, Role::kMember);
   if (answer.verdict == ServerHandshake::Verdict::kStranger) return drop(id);
   c->queue_raw(answer.reply);
-  if (answer.verdict == ServerHandshake::Verdict::kContinue) {
-    c->state = Connection::State::kProof;
-    return flush(id);
+  if (answer.verdict == ServerHandshake::Verdict::kSkew && !answer.holds_key) {
+    static_cast<void>(c->flush());  // fits into the empty buffer
+    return drop(id);
   }
-  static_cast<void>(c->flush());  // fits into the empty buffer
-  const Party peer = c->handshake->result().peer;
-  drop(id);
-  // Whoever holds the key is one of the group, and the group cannot form.
-  if (answer.holds_key) {
-    fail(error(moecclUnsupported, "rank {} speaks {}, the meeting point {}: use one version on all ranks", peer.rank,
-               version_text(peer), version_text(Party{})));
-  }
+  c->state = Connection::State::kProof;
+  lobby_.said_hello(id);
+  flush(id);
 }
 
 void RootServer::read_all(Id id) {
@@ -239,16 +233,11 @@ void RootServer::flush(Id id) {
   if (!poller_.modify(c->fd(), interest, id).ok()) drop(id);
 }
 
-void RootServer::forget_pending(Id id) {
-  const auto found = std::find(pending_.begin(), pending_.end(), id);
-  if (found != pending_.end()) pending_.erase(found);
-}
-
 void RootServer::drop(Id id) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
   Connection* c = found->second.get();
-  if (c->state != Connection::State::kMember) forget_pending(id);
+  lobby_.leave(id);
   poller_.remove(c->fd());
   if (c->rank >= 0 && members_[static_cast<size_t>(c->rank)].connection == id) {
     members_[static_cast<size_t>(c->rank)].connection = 0;

@@ -1,12 +1,10 @@
 // The work of a Root's thread: one poll loop over listeners, strangers, members and their processes.
 //
-// Strangers cost little and delay nobody: they are served beside the ranks, each has a deadline, a fixed number may
-// wait at once, and the oldest that has not said anything yet makes room for the next.
+// Strangers are served beside the ranks and delay nobody (see lobby.h).
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -16,6 +14,7 @@
 #include "src/base/fd.h"
 #include "src/base/status.h"
 #include "src/bootstrap/connection.h"
+#include "src/bootstrap/lobby.h"
 #include "src/bootstrap/messages.h"
 #include "src/bootstrap/unique_id.h"
 #include "src/driver/poller.h"
@@ -57,7 +56,6 @@ class RootServer {
   void read_all(Id id);
   void flush(Id id);
   void drop(Id id);
-  void forget_pending(Id id);
 
   // root_rounds.cc: the group.
   void admit(Id id, Connection* c, const Party& party);
@@ -101,7 +99,7 @@ class RootServer {
   driver::Poller poller_;
   Id next_id_ = kFirstConnection;
   std::unordered_map<Id, std::unique_ptr<Connection>> connections_;
-  std::deque<Id> pending_;       // not authenticated, oldest first
+  Lobby lobby_;                  // those that are not authenticated
   int64_t accept_again_ns_ = 0;  // 0: accepting
   std::vector<Id> throttled_;    // wait for descriptors that are under way
   Deadline deadline_;            // of all joining; then of silence

@@ -61,7 +61,7 @@ Result<Fd> listen_at(const SocketAddress& address, int backlog) {
 }
 
 Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from,
-                      const std::string& congestion) {
+                      const std::string& congestion, int watch) {
   const auto failed = [&address](int code) {
     if (code == ECONNREFUSED) return error(moecclRemoteError, "nobody listens at {}", address.str());
     return transfer_error(("connecting to " + address.str()).c_str(), code);
@@ -88,8 +88,8 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Soc
     ::usleep(static_cast<useconds_t>(backoff_us));
     backoff_us = std::min(backoff_us * 2, 5000);
   }
-  MOECCL_ASSIGN_OR_RETURN(const bool watched, wait_fd(fd.get(), POLLOUT, deadline));
-  static_cast<void>(watched);
+  MOECCL_ASSIGN_OR_RETURN(const bool watched, wait_fd(fd.get(), POLLOUT, deadline, watch));
+  if (watched) return error(moecclRemoteError, "connecting to {} was given up", address.str());
   int code = 0;
   socklen_t size = sizeof(code);
   if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &code, &size) != 0) return system_error("SO_ERROR", errno);

@@ -52,9 +52,9 @@ Result<SocketAddress> local_address(int fd);
 Result<SocketAddress> peer_address(int fd);
 // One attempt; waits for its end until the deadline. `from`: the own address to connect from, its port is not used;
 // null: as the route says. `congestion`: as set_congestion_control(), before the connection is there; empty: the
-// system's.
+// system's. `watch`: a descriptor whose readability ends the wait as RemoteError; -1: none.
 Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from = nullptr,
-                      const std::string& congestion = {});
+                      const std::string& congestion = {}, int watch = -1);
 // A waiting connection, or an empty Fd when there is none.
 Result<Fd> accept_now(int listener);
 Result<Fd> accept_until(int listener, Deadline deadline);

@@ -13,9 +13,8 @@
 namespace moeccl::transport::tcp {
 namespace {
 
-constexpr int64_t kGreetingNs = 10'000'000'000;  // a connection that says less by then is dropped
-constexpr size_t kMaxPending = 1024;             // strangers cannot take all descriptors
-constexpr int kLookEveryMs = 100;                // whether to stop
+constexpr int kLookEveryMs = 100;   // whether to stop
+constexpr int kAcceptsAtOnce = 32;  // so that those who are here get their turn
 
 }  // namespace
 
@@ -24,7 +23,6 @@ struct Acceptor::Pending {
   enum class Await : uint8_t { kHello, kProof, kGreeting };
   Fd fd;
   Await await = Await::kHello;
-  int64_t accepted_ns = 0;
   std::unique_ptr<bootstrap::ServerHandshake> handshake;
   std::byte in[bootstrap::kControlHeadBytes + sizeof(StreamGreeting)];
   size_t n_in = 0;
@@ -58,37 +56,66 @@ Status Acceptor::run(const std::atomic<bool>& stop) {
                    "and does no firewall close their ports?",
                    options_.rank, missing);
     }
-    std::vector<pollfd> entries;
-    for (const Fd& l : listeners_) entries.push_back({l.get(), POLLIN, 0});
-    for (const auto& p : pending_) entries.push_back({p->fd.get(), POLLIN, 0});
-    (void)::poll(entries.data(), entries.size(), std::min(kLookEveryMs, options_.deadline.remaining_ms()));
-    const int64_t now = now_ns();
-    for (size_t i = 0; i < pending_.size(); ++i) {
-      Pending& p = *pending_[i];
-      const bool stays = entries[listeners_.size() + i].revents == 0 ? now - p.accepted_ns < kGreetingNs : step(p);
-      if (!stays) pending_[i].reset();
+    std::vector<pollfd> entries{{options_.news, POLLIN, 0}};  // a negative number is passed over
+    for (const Fd& l : listeners_) entries.push_back({l.get(), static_cast<short>(pause_ ? 0 : POLLIN), 0});
+    std::vector<bootstrap::Lobby::Id> ids;
+    for (const auto& [id, p] : pending_) {
+      entries.push_back({p->fd.get(), POLLIN, 0});
+      ids.push_back(id);
     }
-    std::erase(pending_, nullptr);
+    const int most_ms = pause_ ? static_cast<int>(bootstrap::Lobby::kPauseNs / 1'000'000) : kLookEveryMs;
+    (void)::poll(entries.data(), entries.size(), std::min(most_ms, options_.deadline.remaining_ms()));
+    pause_ = false;
+    if (entries[0].revents != 0) return error(moecclRemoteError, "another rank failed");
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (entries[1 + listeners_.size() + i].revents != 0 && !step(ids[i], *pending_.at(ids[i]))) drop(ids[i]);
+    }
+    while (const bootstrap::Lobby::Id id = lobby_.overdue(now_ns())) drop(id);
     for (size_t i = 0; i < listeners_.size(); ++i) {
-      if (entries[i].revents != 0) MOECCL_TRY(accept_all(entries[i].fd));
+      if (entries[1 + i].revents != 0) MOECCL_TRY(accept_some(entries[1 + i].fd));
     }
   }
   return {};
 }
 
-Status Acceptor::accept_all(int listener) {
-  while (pending_.size() < kMaxPending) {
-    MOECCL_ASSIGN_OR_RETURN(Fd fd, driver::accept_now(listener));
-    if (!fd) return {};
+void Acceptor::drop(bootstrap::Lobby::Id id) {
+  lobby_.leave(id);
+  pending_.erase(id);
+}
+
+bool Acceptor::make_room() {
+  const bootstrap::Lobby::Id id = lobby_.expendable(now_ns());
+  if (id != 0) drop(id);
+  return id != 0;
+}
+
+Status Acceptor::accept_some(int listener) {
+  for (int i = 0; i < kAcceptsAtOnce && !pause_; ++i) {
+    if (lobby_.full() && !make_room()) {
+      pause_ = true;
+      return {};
+    }
+    Result<Fd> fd = driver::accept_now(listener);
+    if (!fd.ok()) {
+      // Out of descriptors or memory: strangers may hold them.
+      if (make_room()) return {};
+      pause_ = true;
+      return lobby_.failed_to_accept(fd.status(), now_ns());
+    }
+    lobby_.has_accepted();
+    if (!*fd) return {};
+    pause_ = lobby_.size() > 0 && bootstrap::Lobby::few_left(fd->get()) && !make_room();
+    const bootstrap::Lobby::Id id = next_id_++;
     auto p = std::make_unique<Pending>();
-    p->fd = std::move(fd);
-    p->accepted_ns = now_ns();
-    pending_.push_back(std::move(p));
+    p->fd = std::move(*fd);
+    lobby_.enter(id, now_ns());
+    Pending& here = *pending_.emplace(id, std::move(p)).first->second;
+    if (!step(id, here)) drop(id);  // the hello is often here already
   }
   return {};
 }
 
-bool Acceptor::step(Pending& p) {
+bool Acceptor::step(bootstrap::Lobby::Id id, Pending& p) {
   for (;;) {
     const Result<driver::IoStep> got =
         driver::recv_now(p.fd.get(), std::span<std::byte>(p.in + p.n_in, p.wanted() - p.n_in));
@@ -101,16 +128,17 @@ bool Acceptor::step(Pending& p) {
       keep(p);
       return false;  // kept or not, it waits here no longer
     }
-    if (!answer(p)) return false;
+    if (!answer(id, p)) return false;
   }
 }
 
 // To a hello or a proof.
-bool Acceptor::answer(Pending& p) {
+bool Acceptor::answer(bootstrap::Lobby::Id id, Pending& p) {
   const bootstrap::HandshakeFrameView frame(p.in, bootstrap::kHandshakeFrameBytes);
   p.n_in = 0;
   if (p.await == Pending::Await::kProof) {
     p.await = Pending::Await::kGreeting;
+    lobby_.leave(id);  // of a peer: its greeting comes when its other connections are there, too
     return p.handshake->on_proof(frame);
   }
   bootstrap::Nonce nonce;
@@ -119,6 +147,7 @@ bool Acceptor::answer(Pending& p) {
   p.handshake = std::make_unique<bootstrap::ServerHandshake>(options_.key, self, nonce);
   const auto answer = p.handshake->on_hello(frame, bootstrap::Role::kLinkClient);
   if (answer.verdict == bootstrap::ServerHandshake::Verdict::kStranger) return false;
+  lobby_.said_hello(id);
   // The socket of a new connection takes so little at once.
   const Result<driver::IoStep> sent = driver::send_now(p.fd.get(), answer.reply);
   p.await = Pending::Await::kProof;
@@ -156,6 +185,14 @@ void Acceptor::keep(Pending& p) {
     log(LogLevel::kWarn, "rank {} refuses a connection of rank {}: {}", options_.rank, client.peer.rank, st.message());
     return;
   }
+  // The peer waits for this: what it sent before may have come to a connection that made room.
+  bootstrap::Sealer sealer(client.keys.send);
+  bootstrap::ControlHead welcome;
+  welcome.type = kWelcomeType;
+  welcome.digest = bootstrap::digest_of({});
+  const bootstrap::ControlHeadBytes sealed = sealer.seal(welcome);
+  const Result<driver::IoStep> sent = driver::send_now(p.fd.get(), sealed);
+  if (!sent.ok() || sent->n != sealed.size()) return;
   const Result<driver::SocketAddress> from = driver::peer_address(p.fd.get());
   if (c.where.empty() && from.ok()) c.where = from->str();
   c.fds[g.stream] = std::move(p.fd);

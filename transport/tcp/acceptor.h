@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "src/bootstrap/lobby.h"
 #include "transport/tcp/mesh.h"
 
 namespace moeccl::transport::tcp {
@@ -15,7 +16,7 @@ class Acceptor {
   // expected: the ranks that will connect here.
   Acceptor(const MeshOptions& options, std::span<const Fd> listeners, std::vector<uint32_t> expected);
   ~Acceptor();
-  // Until all have come, the deadline passes (Timeout, naming the missing ranks) or `stop` is set.
+  // Until all have come, the deadline passes (Timeout, naming the missing ranks), `stop` is set or there is news.
   Status run(const std::atomic<bool>& stop);
   std::vector<TcpPeer> take();
 
@@ -27,17 +28,22 @@ class Acceptor {
     size_t n_there = 0;
     std::string where;
   };
-  Status accept_all(int listener);
+  Status accept_some(int listener);
+  void drop(bootstrap::Lobby::Id id);
+  bool make_room();
   // False: drop it.
-  bool step(Pending& p);
-  bool answer(Pending& p);
+  bool step(bootstrap::Lobby::Id id, Pending& p);
+  bool answer(bootstrap::Lobby::Id id, Pending& p);
   void keep(Pending& p);
   bool complete() const;
 
   MeshOptions options_;
   std::span<const Fd> listeners_;
   std::map<uint32_t, Coming> coming_;
-  std::vector<std::unique_ptr<Pending>> pending_;
+  bootstrap::Lobby lobby_;
+  bootstrap::Lobby::Id next_id_ = 1;
+  std::map<bootstrap::Lobby::Id, std::unique_ptr<Pending>> pending_;
+  bool pause_ = false;  // nothing is accepted before the next look
 };
 
 }  // namespace moeccl::transport::tcp

@@ -1,7 +1,11 @@
 #include "transport/tcp/mesh.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "src/bootstrap/control.h"
 #include "src/bootstrap/handshake.h"
@@ -13,6 +17,9 @@ namespace {
 
 // Where there is another way, one that does not answer is given up after this.
 constexpr int64_t kTryRailMs = 3000;
+// A connection that the other side dropped before it was authenticated.
+constexpr int kTries = 10;
+constexpr int64_t kRetryMs = 20;
 
 // Of the connections of one site. It neither paces, for which a timer interrupts the sender at each packet (bbr), nor
 // does it take a late acknowledgement for a queue (cubic); every kernel has it for every user (docs/decisions.md).
@@ -67,26 +74,55 @@ void Mesh::choose_congestion(const TcpPeer& peer) const {
   }
 }
 
-Result<Stream> Mesh::greet(Fd fd, uint32_t peer, const StreamGreeting& greeting) const {
-  MOECCL_TRY(prepare(fd.get(), options_));
+Status Mesh::shake_hands(uint32_t peer, Knocked* k) const {
+  MOECCL_TRY(prepare(k->fd.get(), options_));
   const bootstrap::Party self = {bootstrap::Role::kLinkClient, options_.rank, options_.n_ranks};
-  MOECCL_ASSIGN_OR_RETURN(
-      const bootstrap::Authenticated server,
-      bootstrap::client_handshake(fd.get(), options_.key, self, bootstrap::Role::kLinkServer, options_.deadline));
+  MOECCL_ASSIGN_OR_RETURN(const bootstrap::Authenticated server,
+                          bootstrap::client_handshake(k->fd.get(), options_.key, self, bootstrap::Role::kLinkServer,
+                                                      options_.deadline, options_.news));
   if (server.peer.rank != peer || server.peer.n_ranks != options_.n_ranks) {
-    return error(moecclRemoteError, "rank {} of {} answers in the place of rank {}", server.peer.rank,
+    return error(moecclInternalError, "rank {} of {} answers in the place of rank {}", server.peer.rank,
                  server.peer.n_ranks, peer);
   }
-  bootstrap::Sealer sealer(server.keys.send);
+  k->keys = server.keys;
+  return {};
+}
+
+// Connects and shakes hands. A port that many strangers know may have to drop this connection, too: then once more.
+Result<Mesh::Knocked> Mesh::knock(uint32_t peer, const Way& way) const {
+  for (int tries = 1;; ++tries) {
+    Knocked k;
+    k.way = way;
+    MOECCL_ASSIGN_OR_RETURN(k.fd, driver::connect_to(way.to, way.until, &way.from, congestion_, options_.news));
+    Status status = shake_hands(peer, &k);
+    if (status.ok()) return k;
+    if (status.code() != moecclRemoteError || tries == kTries || has_news()) return status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(kRetryMs * tries));
+  }
+}
+
+bool Mesh::has_news() const {
+  pollfd entry{options_.news, POLLIN, 0};
+  return ::poll(&entry, 1, 0) > 0;
+}
+
+// RemoteError: the connection was dropped before the peer took it for its own.
+Status Mesh::greet(uint32_t peer, Knocked* k, const StreamGreeting& greeting) const {
+  bootstrap::Sealer sealer(k->keys.send);
   bootstrap::ControlHead head;
   const auto payload = as_bytes_of(greeting);
   head.type = kGreetingType;
   head.n_bytes = static_cast<uint32_t>(payload.size());
   head.digest = bootstrap::digest_of(payload);
   const bootstrap::ControlHeadBytes sealed = sealer.seal(head);
-  MOECCL_TRY(driver::send_all(fd.get(), sealed, options_.deadline));
-  MOECCL_TRY(driver::send_all(fd.get(), payload, options_.deadline));
-  return Stream(std::move(fd), static_cast<double>(std::max<uint64_t>(1, greeting.mbit_per_s)));
+  MOECCL_TRY(driver::send_all(k->fd.get(), sealed, options_.deadline, options_.news));
+  MOECCL_TRY(driver::send_all(k->fd.get(), payload, options_.deadline, options_.news));
+  bootstrap::ControlHeadBytes answer;
+  MOECCL_TRY(driver::recv_exact(k->fd.get(), answer, options_.deadline, options_.news));
+  bootstrap::Opener opener(k->keys.receive);
+  MOECCL_ASSIGN_OR_RETURN(const bootstrap::ControlHead welcome, opener.open(answer, 0));
+  if (welcome.type == kWelcomeType) return {};
+  return error(moecclInternalError, "rank {} answers a greeting with a frame of type {}", peer, welcome.type);
 }
 
 Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) const {
@@ -96,31 +132,38 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) const
   }
   TcpPeer made;
   made.rank = peer;
-  std::vector<std::pair<Fd, Rail>> sockets;
+  std::vector<Knocked> doors;
   Status last;
   for (const Rail& rail : rails) {
-    const bool other_way = rails.size() > 1;
-    const Deadline until =
-        other_way ? Deadline::earlier(options_.deadline, Deadline::after_ms(kTryRailMs)) : options_.deadline;
-    const size_t before = sockets.size();
-    for (uint32_t i = streams_for(rail, options_.streams_per_rail); i > 0 && sockets.size() < kMaxStreams; --i) {
-      Result<Fd> fd = driver::connect_to(nics[rail.peer].address, until, &nics_[rail.own].address, congestion_);
-      if (!fd.ok()) {
-        last = std::move(fd).status();
-        sockets.resize(before);
+    Way way{nics_[rail.own].address, nics[rail.peer].address, rail.mbit_per_s, options_.deadline};
+    if (rails.size() > 1) way.until = Deadline::earlier(way.until, Deadline::after_ms(kTryRailMs));
+    const size_t before = doors.size();
+    for (uint32_t i = streams_for(rail, options_.streams_per_rail); i > 0 && doors.size() < kMaxStreams; --i) {
+      Result<Knocked> k = knock(peer, way);
+      if (!k.ok()) {
+        last = std::move(k).status();
+        doors.resize(before);
         break;
       }
-      sockets.emplace_back(std::move(*fd), rail);
+      doors.push_back(std::move(*k));
     }
-    if (sockets.size() > before && made.where.empty()) made.where = nics[rail.peer].address.str();
+    if (doors.size() > before && made.where.empty()) made.where = nics[rail.peer].address.str();
   }
-  if (sockets.empty()) return std::move(last).with_context(format("connecting to rank {}", peer));
-  for (size_t i = 0; i < sockets.size(); ++i) {
-    const StreamGreeting greeting{kWireVersion, static_cast<uint16_t>(i), static_cast<uint16_t>(sockets.size()), 0,
-                                  static_cast<uint64_t>(sockets[i].second.mbit_per_s)};
-    Result<Stream> stream = greet(std::move(sockets[i].first), peer, greeting);
-    if (!stream.ok()) return std::move(stream).status().with_context(format("connecting to rank {}", peer));
-    made.streams.push_back(std::move(*stream));
+  if (doors.empty()) return std::move(last).with_context(format("connecting to rank {}", peer));
+  for (size_t i = 0; i < doors.size(); ++i) {
+    Knocked& k = doors[i];
+    const StreamGreeting greeting{kWireVersion, static_cast<uint16_t>(i), static_cast<uint16_t>(doors.size()), 0,
+                                  static_cast<uint64_t>(k.way.mbit_per_s)};
+    Status status = greet(peer, &k, greeting);
+    for (int tries = 1; status.code() == moecclRemoteError && tries < kTries && !has_news(); ++tries) {
+      Result<Knocked> again = knock(peer, k.way);
+      status = again.status();
+      if (!again.ok()) break;
+      k = std::move(*again);
+      status = greet(peer, &k, greeting);
+    }
+    if (!status.ok()) return std::move(status).with_context(format("connecting to rank {}", peer));
+    made.streams.emplace_back(std::move(k.fd), static_cast<double>(std::max<uint64_t>(1, greeting.mbit_per_s)));
   }
   return made;
 }

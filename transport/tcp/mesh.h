@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/base/clock.h"
+#include "src/bootstrap/handshake.h"
 #include "src/bootstrap/unique_id.h"
 #include "transport/tcp/rails.h"
 #include "transport/tcp/tcp_link.h"
@@ -21,6 +22,8 @@ struct MeshOptions {
   int32_t streams_per_rail = 0;  // MOECCL_SOCKET_STREAMS
   std::string congestion;        // MOECCL_SOCKET_CONGESTION
   bool one_machine = false;      // MOECCL_HOST_ID: see choose_rails()
+  // Readable when the group cannot come about any more, so that nobody waits for ranks that will not come; -1: none.
+  int news = -1;
   Deadline deadline;
 };
 
@@ -40,7 +43,20 @@ class Mesh {
   Result<TcpPeer> connect_to(uint32_t peer, std::span<const Nic> nics) const;
   Status prepare_listener(int fd);
   void choose_congestion(const TcpPeer& peer) const;
-  Result<Stream> greet(Fd fd, uint32_t peer, const StreamGreeting& greeting) const;
+  struct Way {
+    driver::SocketAddress from, to;
+    int64_t mbit_per_s = 0;
+    Deadline until;  // of connecting
+  };
+  struct Knocked {
+    Way way;
+    Fd fd;
+    bootstrap::SessionKeys keys;
+  };
+  bool has_news() const;
+  Result<Knocked> knock(uint32_t peer, const Way& way) const;
+  Status shake_hands(uint32_t peer, Knocked* k) const;
+  Status greet(uint32_t peer, Knocked* k, const StreamGreeting& greeting) const;
 
   MeshOptions options_;
   std::vector<Nic> nics_;

@@ -60,5 +60,6 @@ struct StreamGreeting {
 };
 static_assert(sizeof(StreamGreeting) == 16);
 inline constexpr uint16_t kGreetingType = 32;  // of the control frame
+inline constexpr uint16_t kWelcomeType = 33;   // of the server's answer, a control frame without payload
 
 }  // namespace moeccl::transport::tcp

@@ -300,6 +300,24 @@ TEST(Failure, AnotherVersionIsNamedToAllAtOnce) {
   EXPECT_TRUE(contains(s.message(), "rank 1")) << s.message();
 }
 
+// Whoever overheard a hello of another version has no answer for the refusal.
+TEST(Failure, AnOverheardHelloOfAnotherVersionFailsNobody) {
+  std::unique_ptr<Root> root = start_root();
+  Result<UniqueId> id = decode_unique_id(root->id());
+  ASSERT_TRUE(id.ok());
+  Party party = {Role::kMember, 1, 2};
+  party.protocol = kProtocolVersion + 1;
+  const ClientHandshake overheard(id->key, party, Nonce{});
+  Result<Fd> fd = driver::connect_to(id->address, soon());
+  ASSERT_TRUE(fd.ok());
+  ASSERT_TRUE(driver::send_all(fd->get(), overheard.hello(), soon()).ok());
+  HandshakeFrame refusal;
+  ASSERT_TRUE(driver::recv_exact(fd->get(), refusal, soon()).ok());
+  ASSERT_TRUE(driver::send_all(fd->get(), overheard.hello(), soon()).ok());  // not the proof
+  const std::vector<Status> results = run_threads(2, [&](int rank) { return join_and_close(root->id(), rank, 2); });
+  for (const Status& s : results) EXPECT_TRUE(s.ok()) << s.message();
+}
+
 TEST(Failure, AForkedChildMayNotUseASessionAndDoesNotHarmIt) {
   std::unique_ptr<Root> root = start_root();
   Result<std::unique_ptr<Session>> session = Session::join(root->id(), 0, 1, soon());

@@ -1,5 +1,8 @@
 // What comes over the network is not believed: strangers, wrong keys, frames that lie.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <random>
@@ -55,6 +58,45 @@ TEST(TcpMesh, StrangersDoNotDisturbThePeers) {
   std::byte answer[1];
   const auto end = driver::recv_now(strangers[2].get(), answer);
   EXPECT_TRUE(!end.ok() || end->n == 0);
+}
+
+// More silent strangers than the process may have descriptors, at the port before the peers come.
+TEST(TcpMesh, AFloodOfStrangersTakesNoDescriptorsFromTheRank) {
+  constexpr int kStrangers = 600, kDescriptors = 256;
+  auto port = std::move(*driver::socket_pair());
+  auto go = std::move(*driver::socket_pair());
+  const Deadline deadline = Deadline::after_ms(tests::patient_ms(20'000));
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit few = {kDescriptors, kDescriptors};
+    const MeshOptions a = options_of(0), b = options_of(1);
+    auto mesh_a = listen(a), mesh_b = listen(b);
+    const uint16_t number = mesh_a->nics()[0].address.port();
+    std::byte one{};
+    if (setrlimit(RLIMIT_NOFILE, &few) != 0) _exit(2);
+    if (!driver::send_all(port.second.get(), std::as_bytes(std::span(&number, 1)), deadline).ok()) _exit(3);
+    if (!driver::recv_exact(go.second.get(), {&one, 1}, deadline).ok()) _exit(4);
+    const tests::Stopwatch watch;
+    bool ok = false;
+    std::thread other([&] { ok = mesh_a->connect({{1, nics_of(*mesh_b)}}).ok(); });
+    const auto got = mesh_b->connect({{0, nics_of(*mesh_a)}});
+    other.join();
+    _exit(!ok || !got.ok() ? 5 : watch.fair_ms() <= tests::patient_ms(2000) ? 0 : 6);
+  }
+  uint16_t number = 0;
+  ASSERT_TRUE(driver::recv_exact(port.first.get(), std::as_writable_bytes(std::span(&number, 1)), deadline).ok());
+  driver::SocketAddress at = *driver::parse_ip_address("127.0.0.1");
+  at.set_port(number);
+  std::vector<Fd> strangers;
+  for (int i = 0; i < kStrangers; ++i) {
+    if (auto fd = driver::connect_to(at, deadline); fd.ok()) strangers.push_back(std::move(*fd));
+  }
+  EXPECT_GT(strangers.size(), size_t{kDescriptors});
+  const std::byte one{};
+  ASSERT_TRUE(driver::send_all(go.first.get(), {&one, 1}, deadline).ok());
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 // Before the connection is there, or it would stay paced.
