@@ -74,7 +74,7 @@ Result<size_t> Stream::receive(std::span<std::byte> to, bool* ended) {
   const std::span<std::byte> spill(receive_.get() + end_, to.empty() ? spare : std::min(spare, kSpillBytes));
   MOECCL_ASSIGN_OR_RETURN(const driver::IoStep step, driver::recv_two_now(fd_.get(), to, spill));
   // A short read has emptied the socket; whatever comes later is a new event.
-  if (step.n < to.size() + spill.size()) readable = false;
+  if (step.n < to.size() + spill.size()) readable = at_end && !step.would_block;
   if (step.n == 0 && !step.would_block) *ended = true;
   if (step.n > to.size()) end_ += step.n - to.size();
   return step.n;

@@ -44,6 +44,8 @@ class Stream {
   // now. `ended` is set at the peer's end.
   Result<size_t> receive(std::span<std::byte> to, bool* ended);
   bool readable = true;  // something may be there; cleared by receive() when it found less than it asked for
+  // The poller has told of the end. It does not tell again when data came with it, so receive() goes on up to it.
+  bool at_end = false;
 
   std::byte* put_to = nullptr;  // the open put that is arriving
   uint64_t put_left = 0;

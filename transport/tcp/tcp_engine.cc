@@ -140,6 +140,7 @@ void TcpEngine::turn() {
       TcpLink& link = *links_[e.data.u64 >> 8];
       Stream& s = link.peer_.streams[e.data.u64 & 0xff];
       if ((e.events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) s.readable = true;
+      if ((e.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) s.at_end = true;
       if ((e.events & (EPOLLOUT | EPOLLERR)) != 0) s.full = false;
       queue(link);
     }
