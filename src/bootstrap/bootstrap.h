@@ -63,10 +63,18 @@ struct Peer {
   int32_t pid = 0;   // SO_PEERCRED: not the rank's word but the kernel's; 0 over TCP or from a foreign pid namespace
   uint32_t uid = 0;  // likewise; 0 over TCP, see over_unix
   bool over_unix = false;
+  bool with_root = false;  // it lives in the root's process
 };
 
 // Which ranks want this rank's file descriptors.
 using RankSet = std::vector<bool>;  // [n_ranks]
+
+struct JoinOptions {
+  bool wait_for_root = false;  // keep trying while nobody listens yet
+  // Asked every now and then until all have joined: whether those that the root does not know yet can still come. Its
+  // failure becomes the session's, and the others are told. May be empty.
+  std::function<Status()> others_alive;
+};
 
 // A rank's end. Used by one thread at a time. After a failure every further call returns the same failure.
 // All ranks make the same calls in the same order; a difference is an error that names two of them.
@@ -74,9 +82,9 @@ class Session {
  public:
   // Blocks until all n_ranks have joined. InvalidArgument: bad id, rank or count; Timeout: names the missing ranks;
   // Mismatch: the ranks disagree on n_ranks, or a rank came twice (names both); RemoteError: a rank or the root died;
-  // Unsupported: another protocol version (names both). `wait_for_root` keeps trying while nobody listens yet.
+  // Unsupported: another protocol version (names both).
   static Result<std::unique_ptr<Session>> join(const moecclUniqueId& id, int rank, int n_ranks, Deadline deadline,
-                                               bool wait_for_root = false);
+                                               const JoinOptions& options = {});
   // Leaves; without close() before it, the others are told that this rank gave up.
   ~Session();
 
@@ -96,6 +104,11 @@ class Session {
                                                       Deadline deadline);
 
   Status barrier(Deadline deadline);
+
+  // Between rounds. Readable as soon as the group has failed, for those that wait for its ranks elsewhere; news() is
+  // the reason then, and success before. It waits for the news for so long.
+  int news_fd() const;
+  Status news(int64_t wait_ms = 0);
 
   // This rank is done with the rendezvous; the others go on. Does not wait for them.
   void close();

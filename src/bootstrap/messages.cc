@@ -41,7 +41,7 @@ std::vector<std::byte> encode_peers(std::span<const Peer> peers) {
   for (const Peer& p : peers) {
     w.i32(p.pid);
     w.u32(p.uid);
-    w.u8(p.over_unix ? 1 : 0);
+    w.u8(static_cast<uint8_t>((p.over_unix ? 1 : 0) | (p.with_root ? 2 : 0)));
   }
   return w.take();
 }
@@ -54,7 +54,9 @@ bool decode_peers(std::span<const std::byte> bytes, size_t n_ranks, std::vector<
   for (Peer& p : *peers) {
     p.pid = r.i32();
     p.uid = r.u32();
-    p.over_unix = r.u8() != 0;
+    const uint8_t flags = r.u8();
+    p.over_unix = (flags & 1) != 0;
+    p.with_root = (flags & 2) != 0;
   }
   return r.done();
 }

@@ -202,7 +202,10 @@ void RootServer::finish_round() {
   std::vector<std::byte> answer;
   if (round_.type == kJoin) {
     std::vector<Peer> peers;
-    for (const Member& m : members_) peers.push_back(m.peer);
+    for (Member& m : members_) {
+      m.peer.with_root = m.in_own_process;
+      peers.push_back(m.peer);
+    }
     answer = encode_peers(peers);
     joined_ = true;
     close_listeners();

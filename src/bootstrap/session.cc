@@ -1,4 +1,5 @@
 // Session: a rank's end of the rendezvous.
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@ constexpr int64_t kGraceNs = 500'000'000;
 constexpr int64_t kGreetingMs = 5000;
 // For the reason of a connection that broke: it is in the socket already, or never comes.
 constexpr int64_t kReasonMs = 200;
+constexpr int64_t kLookEveryMs = 20;  // JoinOptions::others_alive
 
 void sleep_us(int64_t us) {
   const timespec time = {us / 1'000'000, us % 1'000'000 * 1000};
@@ -44,6 +46,7 @@ struct Session::Impl {
   Status failure;
   bool closed = false;
   driver::ForkGuard process;
+  std::function<Status()> others_alive;
 
   struct Message {
     ControlHead head;
@@ -54,6 +57,7 @@ struct Session::Impl {
   Status greet(const UniqueId& id, Deadline deadline);
   Status attempt_join(const UniqueId& id, Deadline deadline);
   Status send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds, Deadline deadline);
+  Status wait_for_message(Deadline deadline);
   Status receive(std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline);
   Result<Message> next_message(Deadline deadline);
   Status usable() const;
@@ -115,7 +119,7 @@ Status Session::Impl::attempt_join(const UniqueId& id, Deadline deadline) {
 }
 
 Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, int rank, int n_ranks,
-                                               Deadline deadline, bool wait_for_root) {
+                                               Deadline deadline, const JoinOptions& options) {
   if (n_ranks < 1 || n_ranks > kMaxRanks) {
     return error(moecclInvalidArgument, "n_ranks is {}: give 1 to {}", n_ranks, kMaxRanks);
   }
@@ -126,17 +130,24 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
   auto impl = std::make_unique<Impl>();
   impl->rank = rank;
   impl->n_ranks = n_ranks;
+  impl->others_alive = options.others_alive;
   Status last;
   int64_t backoff_us = 1000;
   bool greeted = false;
   do {
     last = impl->attempt_join(id, deadline);
-    if (last.ok()) return std::unique_ptr<Session>(new Session(std::move(impl)));
+    if (last.ok()) {
+      impl->others_alive = nullptr;  // from now on the root sees their connections
+      return std::unique_ptr<Session>(new Session(std::move(impl)));
+    }
     const bool again = last.code() == moecclRemoteError || last.code() == moecclTimeout ||
-                       (last.code() == moecclInvalidUsage && wait_for_root);
+                       (last.code() == moecclInvalidUsage && options.wait_for_root);
+    if (options.others_alive) {
+      if (Status others = options.others_alive(); !others.ok()) return others;
+    }
     if (!impl->failure.ok() || !again) return last;  // the root's own word, or nothing that time heals
-    greeted = greeted || impl->fd;
-    if (!impl->fd && last.code() == moecclRemoteError && !wait_for_root) break;
+    greeted = static_cast<bool>(impl->fd);
+    if (!impl->fd && last.code() == moecclRemoteError && !options.wait_for_root) break;
     impl->fd.reset();
     impl->sealer = {};
     sleep_us(backoff_us);
@@ -172,6 +183,23 @@ Status Session::Impl::send(uint16_t type, std::span<const std::byte> payload, st
   return driver::send_all(fd.get(), frame, deadline, root_process ? root_process.get() : -1);
 }
 
+// Until a message begins.
+Status Session::Impl::wait_for_message(Deadline deadline) {
+  if (!others_alive) return {};
+  const int watch = root_process ? root_process.get() : -1;
+  for (;;) {
+    const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kLookEveryMs));
+    const Result<bool> there = driver::wait_fd(fd.get(), POLLIN, until, watch);
+    if (there.ok()) return {};
+    if (there.status().code() != moecclTimeout || deadline.passed()) return there.status();
+    if (Status others = others_alive(); !others.ok()) {
+      static_cast<void>(send(kAbandon, encode_failure(others), {}, Deadline::after_ms(kReasonMs)));
+      failure = others;
+      return failure;
+    }
+  }
+}
+
 Status Session::Impl::receive(std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline) {
   const int watch = root_process ? root_process.get() : -1;
   if (over_unix) return driver::recv_fds(fd.get(), bytes, fds, deadline, watch);
@@ -181,6 +209,7 @@ Status Session::Impl::receive(std::span<std::byte> bytes, std::vector<Fd>* fds, 
 Result<Session::Impl::Message> Session::Impl::next_message(Deadline deadline) {
   Message message;
   ControlHeadBytes head;
+  MOECCL_TRY(wait_for_message(deadline));
   MOECCL_TRY(receive(head, &message.fds, deadline));
   MOECCL_ASSIGN_OR_RETURN(message.head, opener.open(head, kMaxGatheredBytes + kMaxRanks * sizeof(uint32_t)));
   message.payload.resize(message.head.n_bytes);
@@ -222,11 +251,15 @@ Status Session::Impl::usable() const {
 // What the loss of the root means to the reader: which process, and which ranks lived in it.
 Status Session::Impl::lost_root() const {
   std::vector<int> ranks;
-  for (size_t r = 0; r < peers.size() && root_pid > 0; ++r) {
-    if (peers[r].pid == root_pid) ranks.push_back(static_cast<int>(r));
+  for (size_t r = 0; r < peers.size(); ++r) {
+    if (peers[r].with_root) ranks.push_back(static_cast<int>(r));
   }
-  const std::string lived = ranks.empty() ? "" : " with " + describe_ranks(ranks);
-  const std::string where = root_pid > 0 ? format(" (process {}{})", root_pid, lived) : "";
+  std::string where;
+  if (root_pid > 0) {
+    where = format(" (process {}{})", root_pid, ranks.empty() ? "" : " with " + describe_ranks(ranks));
+  } else if (!ranks.empty()) {
+    where = format(" (in the process of {})", describe_ranks(ranks));
+  }
   return error(moecclRemoteError, "the meeting point{} ended or lost its connection before all ranks were connected",
                where);
 }
@@ -320,6 +353,14 @@ Status Session::barrier(Deadline deadline) {
   MOECCL_TRY(impl_->usable());
   Result<std::vector<std::byte>> answer = impl_->round(kBarrier, {}, {}, deadline);
   return std::move(answer).status();
+}
+
+int Session::news_fd() const { return impl_->fd.get(); }
+
+Status Session::news(int64_t wait_ms) {
+  MOECCL_TRY(impl_->usable());
+  if (!driver::wait_fd(impl_->fd.get(), POLLIN, Deadline::after_ms(wait_ms)).ok()) return {};
+  return impl_->fail(error(moecclRemoteError, "the meeting point spoke between rounds"));
 }
 
 void Session::close() {

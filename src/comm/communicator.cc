@@ -14,13 +14,13 @@
 namespace moeccl::comm {
 
 Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& id, int n_ranks, int rank,
-                                                         const Config& config, std::shared_ptr<const Lanes> lanes) {
-  if (config.pace && config.topology.empty() && lanes == nullptr) {
+                                                         const Config& config, const Parent& parent) {
+  if (config.pace && config.topology.empty() && parent.lanes == nullptr) {
     return error(moecclInvalidArgument,
                  "config.pace is 1 without a topology: give one with bandwidths, such as node:2(bw=1GB/s) gpu:4");
   }
-  MOECCL_ASSIGN_OR_RETURN(
-      Membership m, connect(id, static_cast<uint32_t>(n_ranks), static_cast<uint32_t>(rank), config, std::move(lanes)));
+  MOECCL_ASSIGN_OR_RETURN(Membership m,
+                          connect(id, static_cast<uint32_t>(n_ranks), static_cast<uint32_t>(rank), config, parent));
   m.fabric->kernels = env().kernels.empty() ? &kernels::best() : kernels::select(env().kernels.c_str());
   if (m.fabric->kernels == nullptr) {
     return error(moecclInvalidArgument,

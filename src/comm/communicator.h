@@ -25,6 +25,12 @@
 
 namespace moeccl::comm {
 
+// What a communicator has from the one that it was split from.
+struct Parent {
+  std::shared_ptr<const Lanes> lanes;    // null: its own
+  std::function<Status()> others_alive;  // see bootstrap::JoinOptions; may be empty
+};
+
 // What connect() found out and set up.
 struct Membership {
   uint32_t rank = 0, n_ranks = 1;
@@ -46,7 +52,7 @@ class Communicator {
  public:
   // lanes: of the communicator that this one is split from, to share them; may be null.
   static Result<std::unique_ptr<Communicator>> init(const moecclUniqueId& id, int n_ranks, int rank,
-                                                    const Config& config, std::shared_ptr<const Lanes> lanes = nullptr);
+                                                    const Config& config, const Parent& parent = {});
   ~Communicator();
 
   uint32_t rank() const { return rank_; }
@@ -190,6 +196,6 @@ class Communicator {
 
 // connect.cc
 Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config,
-                           std::shared_ptr<const Lanes> lanes);
+                           const Parent& parent);
 
 }  // namespace moeccl::comm

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -80,6 +81,18 @@ class ProcessTable {
     const auto it = watches_.find(process);
     return it == watches_.end() ? nullptr : it->second.lock();
   }
+  // A communicator that will not come about, by the first rank of this process that knows. An id is used once.
+  void give_up(uint64_t communicator, const Status& why) {
+    const std::lock_guard lock(mutex_);
+    given_up_.emplace_back(communicator, why);
+    if (given_up_.size() > kGivenUp) given_up_.pop_front();
+  }
+  Status given_up(uint64_t communicator) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, why] : given_up_)
+      if (id == communicator) return Status(why);
+    return {};
+  }
   std::byte* find_heap(uint64_t process) {
     const std::lock_guard lock(mutex_);
     const auto it = heaps_.find(process);
@@ -91,6 +104,8 @@ class ProcessTable {
   std::map<std::pair<uint64_t, uint32_t>, std::weak_ptr<Segment>> segments_;
   std::map<uint64_t, driver::Mapping> heaps_;
   std::map<uint64_t, std::weak_ptr<const driver::ProcessWatch>> watches_;
+  static constexpr size_t kGivenUp = 64;
+  std::deque<std::pair<uint64_t, Status>> given_up_;
 };
 
 // One rank's words at the exchange.
@@ -138,13 +153,13 @@ struct Introduction {
 
 class Connector {
  public:
-  Connector(const moecclUniqueId& id, uint32_t n, uint32_t rank, const Config& config,
-            std::shared_ptr<const Lanes> lanes)
+  Connector(const moecclUniqueId& id, uint32_t n, uint32_t rank, const Config& config, const Parent& parent)
       : id_(id),
         n_(n),
         rank_(rank),
         config_(config),
-        lanes_(std::move(lanes)),
+        lanes_(parent.lanes),
+        others_alive_(parent.others_alive),
         deadline_(Deadline::after_ms(config.init_timeout_ms)) {
     key_ = hash_bytes(&id, sizeof(id));
   }
@@ -153,8 +168,7 @@ class Connector {
     MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId id, bootstrap::decode_unique_id(id_));
     m_.fabric = std::make_unique<exec::Fabric>();
     link_key_ = id.key;
-    MOECCL_ASSIGN_OR_RETURN(session_, bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_),
-                                                               deadline_, root_may_come_later(id)));
+    MOECCL_TRY(join(root_may_come_later(id)));
     Status status = contained([&] { return steps(); });
     ProcessTable::get().remove(key_, rank_);
     for (const uint32_t r : mapped_here_) ProcessTable::get().remove(key_ ^ all_[rank_].process, r);
@@ -170,6 +184,23 @@ class Connector {
   }
 
  private:
+  // A rank that cannot even connect, for want of descriptors, tells those of its own process at least.
+  Status join(bool wait_for_root) {
+    bootstrap::JoinOptions options;
+    options.wait_for_root = wait_for_root;
+    options.others_alive = [this] {
+      MOECCL_TRY(ProcessTable::get().given_up(key_));
+      return others_alive_ ? others_alive_() : Status();
+    };
+    auto joined = bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_), deadline_, options);
+    if (joined.ok()) session_ = std::move(*joined);
+    const Code code = joined.status().code();
+    if (code == moecclSystemError || code == moecclOutOfMemory)
+      ProcessTable::get().give_up(key_,
+                                  error(moecclRemoteError, "rank {} failed: {}", rank_, joined.status().message()));
+    return std::move(joined).status();
+  }
+
   // Ranks that a launcher started on several hosts know where to meet before anybody is there.
   static bool root_may_come_later(const bootstrap::UniqueId& id) {
     if (id.address.is_unix()) return false;
@@ -490,6 +521,7 @@ class Connector {
   uint32_t n_, rank_;
   Config config_;
   std::shared_ptr<const Lanes> lanes_;
+  std::function<Status()> others_alive_;
   Deadline deadline_;
   uint64_t key_ = 0;
   bool can_read_ = false;
@@ -510,8 +542,8 @@ class Connector {
 }  // namespace
 
 Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config,
-                           std::shared_ptr<const Lanes> lanes) {
-  return Connector(id, n_ranks, rank, config, std::move(lanes)).connect();
+                           const Parent& parent) {
+  return Connector(id, n_ranks, rank, config, parent).connect();
 }
 
 }  // namespace moeccl::comm

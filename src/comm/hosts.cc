@@ -11,6 +11,7 @@ namespace moeccl::comm {
 namespace {
 
 constexpr size_t kMaxName = 100;  // of an abstract UNIX socket
+constexpr int64_t kNewsMs = 200;  // for the word of the meeting of all ranks
 
 }  // namespace
 
@@ -52,11 +53,19 @@ Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& sessi
   id.key = local_key;
   id.host_hash = driver::host_identity().hash();
   MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId encoded, bootstrap::encode_unique_id(id));
+  bootstrap::JoinOptions options;
+  options.others_alive = [&session] { return session.news(); };
   Result<std::unique_ptr<bootstrap::Session>> local = bootstrap::Session::join(
-      encoded, static_cast<int>(hosts.index_of[rank]), static_cast<int>(here.size()), deadline);
-  if (!local.ok()) return std::move(local).status().with_context("meeting the ranks of this host");
+      encoded, static_cast<int>(hosts.index_of[rank]), static_cast<int>(here.size()), deadline, options);
+  if (!local.ok()) return made->failure(std::move(local).status());
   made->local_ = std::move(*local);
   return made;
+}
+
+// The meeting of all ranks names a rank that is gone by its own number; this one knows its number on the host only.
+Status HostSession::failure(Status why) const {
+  MOECCL_TRY(all_.news(kNewsMs));
+  return std::move(why).with_context("meeting the ranks of this host");
 }
 
 Result<std::vector<std::vector<Fd>>> HostSession::all_gather_fds(std::span<const int> mine,
@@ -68,8 +77,9 @@ Result<std::vector<std::vector<Fd>>> HostSession::all_gather_fds(std::span<const
   const std::vector<uint32_t>& here = hosts_.around(static_cast<uint32_t>(all_.rank()));
   bootstrap::RankSet wanted;
   for (const uint32_t r : here) wanted.push_back(wanted_by[r]);
-  MOECCL_ASSIGN_OR_RETURN(auto received, local_->all_gather_fds(mine, wanted, deadline));
-  for (size_t i = 0; i < here.size(); ++i) all[here[i]] = std::move(received[i]);
+  auto received = local_->all_gather_fds(mine, wanted, deadline);
+  if (!received.ok()) return failure(std::move(received).status());
+  for (size_t i = 0; i < here.size(); ++i) all[here[i]] = std::move((*received)[i]);
   return all;
 }
 

@@ -40,6 +40,8 @@ class HostSession {
   void close();
 
  private:
+  Status failure(Status why) const;
+
   HostSession(bootstrap::Session& all, const Hosts& hosts) : all_(all), hosts_(hosts) {}
 
   bootstrap::Session& all_;

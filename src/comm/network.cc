@@ -20,6 +20,7 @@ using transport::tcp::Nic;
 constexpr double kAlphaNs = 25'000;
 constexpr double kPayload = 0.955;
 constexpr int64_t kUnknownMbit = 10'000;
+constexpr int64_t kNewsMs = 200;
 
 std::string without_port(const driver::SocketAddress& a) {
   const std::string text = a.str();
@@ -53,6 +54,7 @@ Result<Wires> connect_wires(bootstrap::Session& session, const Hosts& hosts, con
   options.streams_per_rail = env().socket_streams;
   options.congestion = env().socket_congestion;
   options.one_machine = !env().host_id.empty();
+  options.news = session.news_fd();
   options.deadline = deadline;
   MOECCL_ASSIGN_OR_RETURN(const auto mesh, transport::tcp::Mesh::listen(options, std::move(chosen)));
   Writer mine;
@@ -68,7 +70,13 @@ Result<Wires> connect_wires(bootstrap::Session& session, const Hosts& hosts, con
     }
     if (!hosts.together(r, rank)) others.emplace(r, nics.back());
   }
-  MOECCL_ASSIGN_OR_RETURN(std::vector<transport::tcp::TcpPeer> peers, mesh->connect(others));
+  Result<std::vector<transport::tcp::TcpPeer>> connected = mesh->connect(others);
+  if (!connected.ok()) {
+    // A connection breaks before the meeting point says whose fault it is.
+    if (connected.status().code() == moecclRemoteError) MOECCL_TRY(session.news(kNewsMs));
+    return std::move(connected).status();
+  }
+  std::vector<transport::tcp::TcpPeer> peers = std::move(*connected);
   Wires wires;
   wires.memory = memory;
   MOECCL_ASSIGN_OR_RETURN(auto made, transport::tcp::TcpEngine::create());

@@ -1,12 +1,63 @@
 #include "src/comm/split.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "src/bootstrap/bootstrap.h"
 #include "src/comm/collective.h"
+#include "src/exec/task.h"
 
 namespace moeccl::comm {
+namespace {
+
+// For a peer's end to be seen, after something else has shown it.
+constexpr int64_t kSeeMs = 200;
+
+// Where a part meets, or why it cannot. Travels as it is.
+struct Offer {
+  moecclUniqueId id = {};
+  uint32_t code = 0;  // a moecclResult_t
+  char why[252] = {};
+};
+
+Offer make_offer(const std::string& address) {
+  Offer offer;
+  const Result<moecclUniqueId> id = bootstrap::make_unique_id(address);
+  if (id.ok()) {
+    offer.id = id.value();
+    return offer;
+  }
+  offer.code = static_cast<uint32_t>(id.status().code());
+  const std::string& why = id.status().message();
+  std::memcpy(offer.why, why.data(), std::min(why.size(), sizeof(offer.why)));
+  return offer;
+}
+
+// As the parent sees them, by the parent's numbers.
+Status members_alive(Communicator& parent, std::span<const uint32_t> members) {
+  for (size_t i = 0; i < members.size(); ++i) {
+    const uint32_t r = members[i];
+    if (r == parent.rank()) continue;
+    transport::Link& link = parent.fabric().link(r);
+    const auto state = static_cast<transport::RankState>(link.board().health.state.load(std::memory_order_acquire));
+    Status status = link.check_peer();
+    if (status.ok() && state != transport::RankState::kRunning)
+      status = error(moecclRemoteError, "rank {} has failed in the parent communicator or left it: {}", r,
+                     exec::failure_text(link.board()));
+    if (status.ok()) continue;
+    status = std::move(status).with_context(format("joining a part, whose rank {} it was to be", i));
+    parent.fabric().fail(status);  // as the next operation would; so the other parts hear who it was
+    return status;
+  }
+  return {};
+}
+
+}  // namespace
 
 Status all_gather_bytes(Communicator& comm, const void* mine, size_t bytes, void* all) {
   return run_collective(comm,
@@ -35,12 +86,10 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   std::stable_sort(members.begin(), members.end(),
                    [&](uint32_t a, uint32_t b) { return wishes[a].key < wishes[b].key; });
   // The first member of each part makes its id; all take part in passing them on.
-  moecclUniqueId id{};
-  if (!members.empty() && members[0] == parent.rank()) {
-    MOECCL_ASSIGN_OR_RETURN(id, bootstrap::make_unique_id(parent.address()));
-  }
-  std::vector<moecclUniqueId> ids(parent.n_ranks());
-  MOECCL_TRY(all_gather_bytes(parent, &id, sizeof(id), ids.data()));
+  Offer offer;
+  if (!members.empty() && members[0] == parent.rank()) offer = make_offer(parent.address());
+  std::vector<Offer> offers(parent.n_ranks());
+  MOECCL_TRY(all_gather_bytes(parent, &offer, sizeof(offer), offers.data()));
   if (members.empty()) return std::unique_ptr<Communicator>();
   const auto at = std::find(members.begin(), members.end(), parent.rank());
   std::shared_ptr<const Lanes> lanes;
@@ -54,8 +103,27 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   }
   // Few as its ranks may be, the others of the parent want the same cores: none of them is a stranger to wait out.
   config.crowded = parent.fabric().crowded;
-  return Communicator::init(ids[members[0]], static_cast<int>(members.size()), static_cast<int>(at - members.begin()),
-                            config, std::move(lanes));
+  const Offer& chosen = offers[members[0]];
+  if (chosen.code != 0) {
+    return error(members[0] == parent.rank() ? static_cast<Code>(chosen.code) : moecclRemoteError,
+                 "rank {}, the first of the part, cannot make its meeting point: {}", members[0],
+                 std::string_view(chosen.why, strnlen(chosen.why, sizeof(chosen.why))));
+  }
+  Parent from;
+  from.lanes = std::move(lanes);
+  from.others_alive = [&] { return members_alive(parent, members); };
+  auto made = Communicator::init(chosen.id, static_cast<int>(members.size()), static_cast<int>(at - members.begin()),
+                                 config, from);
+  if (!made.ok() && made.status().code() == moecclRemoteError) {
+    // The part numbers its ranks anew: where the parent knows who is gone, its numbers count.
+    const Deadline deadline = Deadline::after_ms(kSeeMs);
+    do {
+      MOECCL_TRY(members_alive(parent, members));
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    } while (!deadline.passed());
+  }
+  if (!made.ok()) return std::move(made).status().with_context("connecting the part, with its own rank numbers");
+  return made;
 }
 
 }  // namespace moeccl::comm

@@ -35,20 +35,6 @@ constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 // perhaps with its peers: it has not waited for them meanwhile, and its deadline moves.
 constexpr int64_t kStopped_ns = 2'000'000'000;
 
-// A peer's words: bounded, printable, never trusted.
-std::string failure_text(const transport::Board& board) {
-  char bytes[transport::kFailureText];
-  for (size_t i = 0; i < sizeof(bytes) / 8; ++i) {
-    const uint64_t word = board.health.text[i].load(std::memory_order_relaxed);
-    std::memcpy(bytes + 8 * i, &word, 8);
-  }
-  std::string text(bytes, strnlen(bytes, sizeof(bytes)));
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20) c = '?';
-  }
-  return text;
-}
-
 Status timed_out(Task& task) {
   Fabric& f = task.fabric();
   // Ranks whose hosts answer wait for others themselves: where some do not, those alone are named.
@@ -81,6 +67,19 @@ void sleep_ns(int64_t ns) {
 }
 
 }  // namespace
+
+std::string failure_text(const transport::Board& board) {
+  char bytes[transport::kFailureText];
+  for (size_t i = 0; i < sizeof(bytes) / 8; ++i) {
+    const uint64_t word = board.health.text[i].load(std::memory_order_relaxed);
+    std::memcpy(bytes + 8 * i, &word, 8);
+  }
+  std::string text(bytes, strnlen(bytes, sizeof(bytes)));
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20) c = '?';
+  }
+  return text;
+}
 
 Status check_peer_state(Task& task, uint32_t peer, bool waits_long) {
   const transport::Board& board = task.fabric().link(peer).board();

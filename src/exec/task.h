@@ -77,6 +77,8 @@ Status drive(std::span<Task* const> tasks);
 // Ends a task that has failed so: the communicator's first failure, such as an abort from another thread.
 Status give_up(Task& task, const Status& status);
 
+// Why a rank has failed, from its board. A peer's words: bounded, printable, never trusted.
+std::string failure_text(const transport::Board& board);
 // How a peer has failed, in the peer's own words where it has any; else success. A peer that has finished its part
 // cannot fail the task any more, whatever becomes of it; but `waits_long` asks about failures of all peers.
 Status check_peer_state(Task& task, uint32_t peer, bool waits_long = false);

@@ -103,7 +103,8 @@ TEST(Launcher, ProcessesMeetAgainAndAgain) {
         const Deadline deadline = Deadline::after_ms(patient_ms(20'000));
         Result<moecclUniqueId> id = meet_from_environment(job(rank, 5, "again"), deadline);
         if (!id.ok()) return 1;
-        Result<std::unique_ptr<Session>> session = Session::join(*id, rank, 5, deadline, true);
+        Result<std::unique_ptr<Session>> session =
+            Session::join(*id, rank, 5, deadline, {.wait_for_root = true, .others_alive = {}});
         if (!session.ok()) return 2;
         if (!(*session)->barrier(deadline).ok()) return 3;
         (*session)->close();
@@ -168,7 +169,8 @@ TEST(Launcher, DISABLED_FarRank) {
     const Deadline deadline = Deadline::after_ms(patient_ms(15'000));
     Result<moecclUniqueId> id = meet_from_environment(info, deadline);
     ASSERT_TRUE(id.ok()) << id.status().message();
-    Result<std::unique_ptr<Session>> session = Session::join(*id, rank, 4, deadline, true);
+    Result<std::unique_ptr<Session>> session =
+        Session::join(*id, rank, 4, deadline, {.wait_for_root = true, .others_alive = {}});
     ASSERT_TRUE(session.ok()) << session.status().message();
     EXPECT_FALSE((*session)->over_unix());
     ASSERT_TRUE((*session)->barrier(deadline).ok());
