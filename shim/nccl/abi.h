@@ -1,5 +1,5 @@
 /*
- * NCCL's binary interface as of 2.28.9, declared by hand: names, values and layouts that programs built against NCCL's
+ * NCCL's binary interface as of 2.30.7, declared by hand: names, values and layouts that programs built against NCCL's
  * own header rely on. tests/shim compares every size, offset, value and signature with nccl.h where one is installed.
  * Compiles as C11 and C++, with or without CUDA's headers before it.
  */
@@ -7,6 +7,7 @@
 #define MOECCL_SHIM_NCCL_ABI_H_
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,6 +17,7 @@ extern "C" {
 
 typedef struct CUstream_st* cudaStream_t;
 
+/* What is served, which programs ask for (ncclGetVersion); the rest of 2.30 is forwarded to NCCL or an error. */
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 28
 #define NCCL_PATCH 9
@@ -30,10 +32,12 @@ typedef struct CUstream_st* cudaStream_t;
 #define NCCL_SPLIT_NOCOLOR -1
 #define NCCL_WIN_DEFAULT 0x00
 #define NCCL_WIN_COLL_SYMMETRIC 0x01
+#define NCCL_WIN_STRICT_ORDERING 0x02
 #define NCCL_WIN_REQUIRED_ALIGNMENT 4096
 #define NCCL_SHRINK_DEFAULT 0x00
 #define NCCL_SHRINK_ABORT 0x01
 #define NCCL_REVOKE_DEFAULT 0x00
+#define NCCL_SUSPEND_MEM 0x01
 
 typedef struct ncclComm* ncclComm_t;
 typedef struct ncclWindow_vidmem* ncclWindow_t;
@@ -50,7 +54,8 @@ typedef enum {
   ncclInvalidUsage = 5,
   ncclRemoteError = 6,
   ncclInProgress = 7,
-  ncclNumResults = 8
+  ncclTimeout = 8, /* since 2.30 */
+  ncclNumResults = 9
 } ncclResult_t;
 
 typedef enum {
@@ -102,12 +107,17 @@ typedef struct {
   int nvlsCTAs;
   int nChannelsPerNetPeer;
   int nvlinkCentricSched;
+  int graphUsageMode; /* from here on since 2.30 */
+  int numRmaCtx;
+  int maxP2pPeers;
+  int graphStreamOrdering;
 } ncclConfig_t;
 #define NCCL_CONFIG_INITIALIZER                                                                               \
   {                                                                                                           \
     sizeof(ncclConfig_t), NCCL_CONFIG_MAGIC, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, \
         NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR, NCCL_CONFIG_UNDEF_INT,           \
         NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,           \
+        NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,           \
         NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT            \
   }
 
@@ -120,16 +130,45 @@ typedef struct {
 #define NCCL_SIM_INFO_INITIALIZER \
   { sizeof(ncclSimInfo_t), NCCL_SIM_INFO_MAGIC, NCCL_VERSION_CODE, NCCL_UNDEF_FLOAT }
 
+typedef enum {
+  ncclStatGpuMemSuspend = 0,   /* bytes that can be suspended */
+  ncclStatGpuMemSuspended = 1, /* 1 while they are */
+  ncclStatGpuMemPersist = 2,   /* bytes that cannot */
+  ncclStatGpuMemTotal = 3
+} ncclCommMemStat_t;
+typedef struct ncclParamHandle* ncclParamHandle_t;
+typedef struct {
+  int opCnt, peer, sigIdx, ctx;
+} ncclWaitSignalDesc_t;
+
 /* Of nccl_device.h: what its host functions take. The shim passes the pointers on and never looks inside. */
 typedef struct ncclTeam {
   int nRanks, rank, stride;
 } ncclTeam_t;
+typedef struct ncclMultimemHandle {
+  void* mcBasePtr;
+} ncclMultimemHandle_t;
+typedef enum { NCCL_GIN_TYPE_NONE = 0, NCCL_GIN_TYPE_PROXY = 2 } ncclGinType_t;
+/* Grows at its end, as ncclConfig_t. */
+typedef struct ncclCommProperties {
+  size_t size;
+  unsigned int magic;
+  unsigned int version;
+  int rank, nRanks, cudaDev, nvmlDev;
+  bool deviceApiSupport, multimemSupport;
+  ncclGinType_t ginType;
+  int nLsaTeams;
+  bool hostRmaSupport;
+  ncclGinType_t railedGinType;
+} ncclCommProperties_t;
 typedef struct ncclDevComm ncclDevComm_t;
 typedef struct ncclDevCommRequirements ncclDevCommRequirements_t;
 typedef struct ncclDevResourceRequirements ncclDevResourceRequirements_t;
 typedef struct ncclGinBarrierHandle ncclGinBarrierHandle_t;
 typedef struct ncclLsaBarrierHandle ncclLsaBarrierHandle_t;
 typedef struct ncclLLA2AHandle ncclLLA2AHandle_t;
+struct ncclGinOutboxHandle;
+struct ncclGinInboxA2AHandle;
 
 #define MOECCL_NCCL_DECLARE(result, name, parameters, arguments, failure) \
   result nccl##name parameters;                                           \

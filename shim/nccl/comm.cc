@@ -65,7 +65,7 @@ ncclResult_t free_comm(Comm& comm) {
   return from_moeccl(moecclCommDestroy(std::exchange(comm.ours, nullptr)));
 }
 
-ncclResult_t resolve(const char* function, ncclComm_t handle, Target* target, bool unready) {
+ncclResult_t resolve(const char* function, ncclComm_t handle, Target* target, Need need) {
   if (handle == nullptr) {
     return fail(ncclInvalidArgument, std::string(function) + ": comm is NULL: give an initialised communicator");
   }
@@ -84,11 +84,15 @@ ncclResult_t resolve(const char* function, ncclComm_t handle, Target* target, bo
     return ncclSuccess;
   }
   const ncclResult_t state = held->state.load(std::memory_order_acquire);  // released by who made it
-  if (!unready && state != ncclSuccess) {
+  if (need != Need::kAny && state != ncclSuccess) {
     return fail(ncclInvalidArgument,
                 std::string(function) + (state == ncclInProgress
                                              ? ": the communicator is still being made: ask ncclCommGetAsyncError first"
                                              : ": the communicator could not be made: abort it"));
+  }
+  if (need == Need::kUsable && held->suspended) {
+    return fail(ncclInvalidUsage,
+                std::string(function) + ": the communicator is suspended: call ncclCommResume on it first");
   }
   target->ours = std::move(held);
   return ncclSuccess;

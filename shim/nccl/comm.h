@@ -28,6 +28,7 @@ struct Comm {
   // ncclInProgress while it is being made in the background, then how that ended.
   std::atomic<ncclResult_t> state{ncclSuccess};
   std::atomic<bool> revoked{false};
+  std::atomic<bool> suspended{false};
   std::atomic<int> users{0};  // threads inside a call on it
 
   // Operators of ncclRedOpCreatePreMulSum, by number - ncclNumOps.
@@ -84,7 +85,12 @@ struct Target {
   Held ours;                  // a communicator of MoECCL, ready for use; or
   ncclComm_t real = nullptr;  // NCCL's own handle
 };
-// InvalidArgument for a null or unknown handle, or one still being made (unless `unready` allows it).
-ncclResult_t resolve(const char* function, ncclComm_t handle, Target* target, bool unready = false);
+enum class Need {
+  kUsable,  // made, and not suspended
+  kMade,
+  kAny,  // also while it is being made
+};
+// InvalidArgument for a null or unknown handle, or one still being made; InvalidUsage for one that is suspended.
+ncclResult_t resolve(const char* function, ncclComm_t handle, Target* target, Need need = Need::kUsable);
 
 }  // namespace moeccl::shim

@@ -16,7 +16,12 @@ namespace entry {
   result name parameters {                                                               \
     const Real* real = InReal::now() ? real_if_open() : nullptr;                         \
     if (real != nullptr && real->call.name != nullptr) return real->call.name arguments; \
-    return core::name arguments;                                                         \
+    try {                                                                                \
+      return core::name arguments;                                                       \
+    } catch (const std::exception& e) {                                                  \
+      fail_thrown(e);                                                                    \
+      return failure;                                                                    \
+    }                                                                                    \
   }
 #define NCCL_FUNCTION ENTER
 #define NCCL_DEVICE_FUNCTION ENTER
@@ -81,6 +86,8 @@ const char* GetErrorString(ncclResult_t result) {
       return "another rank failed, left or did not come in time (ncclGetLastError names it)";
     case ncclInProgress:
       return "operation in progress";
+    case ncclTimeout:
+      return "an operation did not end in time";
     case ncclNumResults:
       break;
   }

@@ -1,5 +1,6 @@
 // Communicators: making, splitting, shrinking, ending and asking.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "shim/nccl/core.h"
@@ -79,6 +80,25 @@ ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
   if (again.ours != nullptr) (void)moecclCommDestroy(again.ours);
   if (result == ncclSuccess && comm.ours != nullptr) result = adopt(comm);
   return result;
+}
+
+struct KnownId {
+  int32_t known = 0;
+  ncclUniqueId id{};
+};
+ncclResult_t grow(Comm& parent, int n_ranks, const KnownId& mine, const InitConfig& config, Comm& comm) {
+  std::vector<KnownId> all(static_cast<size_t>(parent.n_ranks));
+  const ncclResult_t result =
+      from_moeccl(moecclAllGather(&mine, all.data(), sizeof mine, moecclUint8, parent.ours, nullptr));
+  if (result != ncclSuccess) return result;
+  const auto root = std::find_if(all.begin(), all.end(), [](const KnownId& k) { return k.known != 0; });
+  if (root == all.end() || std::any_of(root + 1, all.end(), [](const KnownId& k) { return k.known != 0; }) ||
+      !is_moeccl_id(root->id)) {
+    return fail(ncclInvalidUsage,
+                "ncclCommGrow: give the id of ncclCommGetUniqueId on one rank of the old communicator, and NULL on its "
+                "others");
+  }
+  return join(comm, n_ranks, root->id, parent.rank, config);
 }
 
 // Aborts what MoECCL runs on it; NCCL's abort is its own.
@@ -243,10 +263,57 @@ ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm
                 }});
 }
 
+ncclResult_t CommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {
+  if (id == nullptr) return null_out("ncclCommGetUniqueId", "uniqueId");
+  Target target;
+  const ncclResult_t result = resolve("ncclCommGetUniqueId", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return MOECCL_FORWARD(CommGetUniqueId, target.real, id);
+  moecclUniqueId made;
+  const ncclResult_t asked = from_moeccl(moecclGetUniqueId(&made));
+  if (asked == ncclSuccess) std::memcpy(id, &made, sizeof *id);
+  return asked;
+}
+
+// The old ranks hear the id from the one of them that has it, over the old communicator.
+ncclResult_t CommGrow(ncclComm_t comm, int n_ranks, const ncclUniqueId* id, int rank, ncclComm_t* out,
+                      ncclConfig_t* given) {
+  if (out == nullptr) return null_out("ncclCommGrow", "newcomm");
+  if (comm == nullptr) {
+    if (id == nullptr) return null_out("ncclCommGrow", "uniqueId (of a new rank)");
+    if (is_moeccl_id(*id)) return init_rank("ncclCommGrow", out, n_ranks, *id, rank, given, device::current());
+    return forward_in_group([&] { return MOECCL_FORWARD(CommGrow, comm, n_ranks, id, rank, out, given); });
+  }
+  Target target;
+  ncclResult_t result = resolve("ncclCommGrow", comm, &target);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) {
+    return forward_in_group([&] { return MOECCL_FORWARD(CommGrow, target.real, n_ranks, id, rank, out, given); });
+  }
+  *out = nullptr;
+  if (n_ranks <= target.ours->n_ranks || rank != -1) {
+    return fail(ncclInvalidArgument, "ncclCommGrow: nRanks is " + std::to_string(n_ranks) + " and rank " +
+                                         std::to_string(rank) + ": give more than " +
+                                         std::to_string(target.ours->n_ranks) + ", and -1 on ranks of the old one");
+  }
+  InitConfig config;
+  result = InitConfig::from("ncclCommGrow", given, &config);
+  if (result != ncclSuccess) return result;
+  CommPtr made = new_comm(config, target.ours->device);
+  if (!config.set) made->blocking = target.ours->blocking;
+  KnownId mine;
+  if (id != nullptr) mine = {1, *id};
+  return start({made, out, [parent = std::make_shared<Held>(std::move(target.ours)), n_ranks, mine, config](Comm& c) {
+                  const ncclResult_t done = grow(**parent, n_ranks, mine, config, c);
+                  *parent = Held();
+                  return done;
+                }});
+}
+
 ncclResult_t CommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
   if (out == nullptr) return null_out("ncclCommGetAsyncError", "asyncError");
   Target target;
-  const ncclResult_t result = resolve("ncclCommGetAsyncError", comm, &target, true);
+  const ncclResult_t result = resolve("ncclCommGetAsyncError", comm, &target, Need::kAny);
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommGetAsyncError, target.real, out);
   *out = target.ours->state.load(std::memory_order_acquire);  // released by who made it
@@ -261,7 +328,7 @@ ncclResult_t CommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
 ncclResult_t CommCount(const ncclComm_t comm, int* count) {
   if (count == nullptr) return null_out("ncclCommCount", "count");
   Target target;
-  const ncclResult_t result = resolve("ncclCommCount", comm, &target);
+  const ncclResult_t result = resolve("ncclCommCount", comm, &target, Need::kMade);
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommCount, target.real, count);
   *count = target.ours->n_ranks;
@@ -271,7 +338,7 @@ ncclResult_t CommCount(const ncclComm_t comm, int* count) {
 ncclResult_t CommCuDevice(const ncclComm_t comm, int* device) {
   if (device == nullptr) return null_out("ncclCommCuDevice", "device");
   Target target;
-  const ncclResult_t result = resolve("ncclCommCuDevice", comm, &target);
+  const ncclResult_t result = resolve("ncclCommCuDevice", comm, &target, Need::kMade);
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommCuDevice, target.real, device);
   *device = std::max(target.ours->device, 0);  // without CUDA: what a machine with one device would say
@@ -281,7 +348,7 @@ ncclResult_t CommCuDevice(const ncclComm_t comm, int* device) {
 ncclResult_t CommUserRank(const ncclComm_t comm, int* rank) {
   if (rank == nullptr) return null_out("ncclCommUserRank", "rank");
   Target target;
-  const ncclResult_t result = resolve("ncclCommUserRank", comm, &target);
+  const ncclResult_t result = resolve("ncclCommUserRank", comm, &target, Need::kMade);
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommUserRank, target.real, rank);
   *rank = target.ours->rank;

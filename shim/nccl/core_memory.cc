@@ -16,8 +16,12 @@ namespace {
 // What the program got from MoECCL and may give back.
 struct Ours {
   std::mutex mutex;
-  std::unordered_map<void*, bool> allocations;                             // MemAlloc; true: of a device
-  std::unordered_map<ncclWindow_t, std::pair<ncclComm_t, void*>> windows;  // the communicator and its registration
+  std::unordered_map<void*, bool> allocations;  // MemAlloc; true: of a device
+  struct Window {
+    ncclComm_t comm = nullptr;
+    void *registration = nullptr, *buffer = nullptr;
+  };
+  std::unordered_map<ncclWindow_t, Window> windows;
 };
 Ours& ours() {
   static auto* const o = new Ours;  // never destroyed: programs free in their own destructors
@@ -28,6 +32,11 @@ ncclResult_t no_device_api(const char* function) {
   return fail(ncclInvalidUsage, std::string(function) +
                                     ": kernels cannot communicate by themselves over a communicator of MoECCL: run "
                                     "this program with MOECCL_SHIM_MODE=nccl");
+}
+
+bool is_our_window(ncclWindow_t window) {
+  const std::lock_guard lock(ours().mutex);
+  return ours().windows.contains(window);
 }
 
 // Team functions return no code: an unknown handle gets the empty team.
@@ -122,7 +131,7 @@ ncclResult_t CommWindowRegister(ncclComm_t comm, void* buffer, size_t size, nccl
   if (result != ncclSuccess) return result;
   auto* made = reinterpret_cast<ncclWindow_t>(new char);  // an address that names this window and nothing else
   const std::lock_guard lock(ours().mutex);
-  ours().windows.emplace(made, std::pair(comm, registration));
+  ours().windows.emplace(made, Ours::Window{comm, registration, buffer});
   *window = made;
   return ncclSuccess;
 }
@@ -137,14 +146,30 @@ ncclResult_t CommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
   {
     const std::lock_guard lock(ours().mutex);
     const auto found = ours().windows.find(window);
-    if (found == ours().windows.end() || found->second.first != comm) {
+    if (found == ours().windows.end() || found->second.comm != comm) {
       return fail(ncclInvalidArgument, "ncclCommWindowDeregister: win is no window of this communicator");
     }
-    registration = found->second.second;
+    registration = found->second.registration;
     ours().windows.erase(found);
   }
   delete reinterpret_cast<char*>(window);
   return from_moeccl(moecclCommDeregister(target.ours->ours, registration));
+}
+
+ncclResult_t WinGetUserPtr(ncclComm_t comm, ncclWindow_t window, void** pointer) {
+  if (pointer == nullptr) return fail(ncclInvalidArgument, "ncclWinGetUserPtr: outUserPtr is NULL");
+  *pointer = nullptr;
+  Target target;
+  const ncclResult_t result = resolve("ncclWinGetUserPtr", comm, &target, Need::kMade);
+  if (result != ncclSuccess) return result;
+  if (target.real != nullptr) return MOECCL_FORWARD(WinGetUserPtr, target.real, window, pointer);
+  const std::lock_guard lock(ours().mutex);
+  const auto found = ours().windows.find(window);
+  if (found == ours().windows.end() || found->second.comm != comm) {
+    return fail(ncclInvalidArgument, "ncclWinGetUserPtr: win is no window of this communicator");
+  }
+  *pointer = found->second.buffer;
+  return ncclSuccess;
 }
 
 ncclResult_t RedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t type, ncclScalarResidence_t residence,
@@ -255,7 +280,41 @@ ncclResult_t GinBarrierCreateRequirement(ncclComm_t comm, ncclTeam_t team, int n
   return MOECCL_FORWARD(GinBarrierCreateRequirement, target.real, team, n_barriers, handle, requirement);
 }
 
+// Windows name their communicators. What is not one of ours is NCCL's.
+ncclResult_t GetLsaMultimemDevicePointer(ncclWindow_t window, size_t offset, void** pointer) {
+  if (is_our_window(window)) return no_device_api("ncclGetLsaMultimemDevicePointer");
+  return MOECCL_FORWARD(GetLsaMultimemDevicePointer, window, offset, pointer);
+}
+
+ncclResult_t GetMultimemDevicePointer(ncclWindow_t window, size_t offset, ncclMultimemHandle_t multimem,
+                                      void** pointer) {
+  if (is_our_window(window)) return no_device_api("ncclGetMultimemDevicePointer");
+  return MOECCL_FORWARD(GetMultimemDevicePointer, window, offset, multimem, pointer);
+}
+
+ncclResult_t GetLsaDevicePointer(ncclWindow_t window, size_t offset, int lsa_rank, void** pointer) {
+  if (is_our_window(window)) return no_device_api("ncclGetLsaDevicePointer");
+  return MOECCL_FORWARD(GetLsaDevicePointer, window, offset, lsa_rank, pointer);
+}
+
+ncclResult_t GetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void** pointer) {
+  if (is_our_window(window)) return no_device_api("ncclGetPeerDevicePointer");
+  return MOECCL_FORWARD(GetPeerDevicePointer, window, offset, peer, pointer);
+}
+
 // These name no communicator, and only NCCL's device interface uses what they give.
+ncclResult_t GinOutboxCreateRequirement(int n_blocks, int log2_bytes, ncclGinOutboxHandle* handle,
+                                        ncclDevResourceRequirements_t* requirement) {
+  if (real_nccl() == nullptr) return no_device_api("ncclGinOutboxCreateRequirement");
+  return MOECCL_FORWARD(GinOutboxCreateRequirement, n_blocks, log2_bytes, handle, requirement);
+}
+
+ncclResult_t GinInboxA2ACreateRequirement(ncclTeam_t peers, int n_blocks, int log2_bytes, ncclGinInboxA2AHandle* handle,
+                                          ncclDevResourceRequirements_t* requirement) {
+  if (real_nccl() == nullptr) return no_device_api("ncclGinInboxA2ACreateRequirement");
+  return MOECCL_FORWARD(GinInboxA2ACreateRequirement, peers, n_blocks, log2_bytes, handle, requirement);
+}
+
 ncclResult_t LsaBarrierCreateRequirement(ncclTeam_t team, int n_barriers, ncclLsaBarrierHandle_t* handle,
                                          ncclDevResourceRequirements_t* requirement) {
   if (real_nccl() == nullptr) return no_device_api("ncclLsaBarrierCreateRequirement");

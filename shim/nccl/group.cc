@@ -34,35 +34,49 @@ void refuse(const Job& job) {
 
 // Runs one job to its end and gives the program's variable its final value.
 ncclResult_t run(const Job& job) {
-  const ncclResult_t result = job.work(*job.comm);
+  const ncclResult_t result = contained([&] { return job.work(*job.comm); });
   const bool joined = job.comm->ours != nullptr || job.comm->real != nullptr;
   if (result != ncclSuccess || !joined) refuse(job);
   job.comm->state.store(result, std::memory_order_release);  // acquired in resolve()
   return result;
 }
 
-void run_in_background(Job job) {
+void run_in_background(const Job& job) {
   job.comm->state.store(ncclInProgress, std::memory_order_relaxed);
-  std::thread([job = std::move(job)] {
+  const auto background = [job] {
     Comm& comm = *job.comm;
-    const ncclResult_t result = job.work(comm);
+    const ncclResult_t result = contained([&] { return job.work(comm); });
     // The program learns of a failure by ncclCommGetAsyncError, so the handle stays until it is aborted.
     const std::lock_guard lock(comm.mutex);
     comm.state.store(result, std::memory_order_release);  // acquired in resolve()
     if (comm.abandoned) (void)free_comm(comm);
-  }).detach();
+  };
+  try {
+    std::thread(background).detach();
+  } catch (const std::exception& e) {
+    job.comm->state.store(fail_thrown(e), std::memory_order_release);
+  }
 }
 
 ncclResult_t run_jobs(std::vector<Job> jobs) {
   ncclResult_t result = ncclSuccess;
   std::vector<ncclResult_t> results(jobs.size(), ncclSuccess);
   std::vector<std::thread> threads;
+  threads.reserve(jobs.size());
   for (size_t i = 0; i < jobs.size(); ++i) {
     if (!jobs[i].comm->blocking) {
-      run_in_background(std::move(jobs[i]));
+      run_in_background(jobs[i]);
       results[i] = ncclInProgress;
     } else {
-      threads.emplace_back([&, i] { results[i] = run(jobs[i]); });
+      // The others of a job that cannot start end by their deadline.
+      const ncclResult_t started = contained([&] {
+        threads.emplace_back([&, i] { results[i] = run(jobs[i]); });
+        return ncclSuccess;
+      });
+      if (started != ncclSuccess) {
+        results[i] = started;
+        refuse(jobs[i]);
+      }
     }
   }
   for (std::thread& t : threads) t.join();
@@ -134,7 +148,7 @@ ncclResult_t start(Job job) {
     return ncclSuccess;
   }
   if (!job.comm->blocking) {
-    run_in_background(std::move(job));
+    run_in_background(job);
     return ncclInProgress;
   }
   return run(job);

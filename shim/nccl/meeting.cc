@@ -1,6 +1,7 @@
 #include "shim/nccl/meeting.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 namespace moeccl::shim {
 namespace {
@@ -26,7 +28,7 @@ ncclResult_t by_message(Comm& parent, const std::vector<int>& ranks, moecclUniqu
   return result != ncclSuccess ? result : ended;
 }
 
-// FNV-1a, 64 bits. What keeps strangers out is the seed in it, the file's mode and the check of its owner.
+// FNV-1a, 64 bits. What keeps strangers out is the seed in it, and that only the owner's processes may follow the link.
 uint64_t hash(const std::string& text, uint64_t start) {
   uint64_t h = 0xcbf29ce484222325u ^ start;
   for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
@@ -34,7 +36,7 @@ uint64_t hash(const std::string& text, uint64_t start) {
 }
 
 // The same on all ranks of the list, another one each time that they meet.
-std::string file_name(Comm& parent, const std::vector<int>& ranks) {
+std::string name_of(Comm& parent, const std::vector<int>& ranks) {
   std::string list;
   for (const int r : ranks) list += std::to_string(r) + ",";
   int nth = 0;
@@ -49,32 +51,39 @@ std::string file_name(Comm& parent, const std::vector<int>& ranks) {
   return std::string(access("/dev/shm", W_OK) == 0 ? "/dev/shm/" : "/tmp/") + name;
 }
 
-ncclResult_t write_file(const std::string& file, const moecclUniqueId& id) {
-  const std::string draft = file + ".draft";
-  const int fd = open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd < 0) return fail(ncclSystemError, "cannot create " + draft + ": " + std::strerror(errno));
-  const bool whole = write(fd, &id, sizeof id) == static_cast<ssize_t>(sizeof id);
-  close(fd);
-  // Complete under its final name or not there at all.
-  if (whole && rename(draft.c_str(), file.c_str()) == 0) return ncclSuccess;
+// The id is in memory of this process alone, and the name in the file system is a link to it: when the process ends, in
+// whatever way, the id's key is gone with it.
+ncclResult_t show(const std::string& name, const moecclUniqueId& id, int* memory) {
+  *memory = memfd_create("moeccl-shim-meeting", MFD_CLOEXEC);
+  const bool whole =
+      *memory >= 0 && fchmod(*memory, 0600) == 0 && write(*memory, &id, sizeof id) == static_cast<ssize_t>(sizeof id);
+  const std::string target = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(*memory);
+  if (whole && symlink(target.c_str(), name.c_str()) == 0) return ncclSuccess;
   const std::string why = std::strerror(errno);
-  unlink(draft.c_str());
-  return fail(ncclSystemError, "cannot write " + file + ": " + why);
+  if (*memory >= 0) close(std::exchange(*memory, -1));
+  return fail(ncclSystemError, "cannot show " + name + " to the other survivors: " + why);
 }
 
-bool read_file(const std::string& file, moecclUniqueId* id) {
-  const int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) return false;
+enum class Found { kNothing, kId, kOfTheDead };
+Found look(const std::string& name, moecclUniqueId* id) {
   struct stat s;
+  if (lstat(name.c_str(), &s) != 0 || !S_ISLNK(s.st_mode) || s.st_uid != geteuid()) return Found::kNothing;
+  const int fd = open(name.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return errno == ENOENT ? Found::kOfTheDead : Found::kNothing;
   const bool good = fstat(fd, &s) == 0 && s.st_uid == geteuid() && (s.st_mode & 077) == 0 &&
-                    read(fd, id, sizeof *id) == static_cast<ssize_t>(sizeof *id);
+                    pread(fd, id, sizeof *id, 0) == static_cast<ssize_t>(sizeof *id);
   close(fd);
-  return good;
+  return good ? Found::kId : Found::kNothing;
 }
 
-ncclResult_t await_file(const std::string& file, int leader, moecclUniqueId* id) {
+ncclResult_t await(const std::string& name, int leader, moecclUniqueId* id) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings().init_timeout_ms);
-  while (!read_file(file, id)) {
+  for (Found found; (found = look(name, id)) != Found::kId;) {
+    if (found == Found::kOfTheDead && look(name, id) == Found::kOfTheDead) {  // not taken away in between
+      unlink(name.c_str());
+      return fail(ncclRemoteError, "rank " + std::to_string(leader) +
+                                       " of the old communicator has died in the meeting of the survivors");
+    }
     if (std::chrono::steady_clock::now() > end) {
       return fail(ncclRemoteError, "rank " + std::to_string(leader) +
                                        " of the old communicator did not come to the meeting of the survivors within " +
@@ -89,7 +98,9 @@ ncclResult_t await_file(const std::string& file, int leader, moecclUniqueId* id)
 }  // namespace
 
 Meeting::~Meeting() {
-  if (!written_.empty()) unlink(written_.c_str());
+  if (memory_ < 0) return;
+  unlink(shown_.c_str());
+  close(memory_);
 }
 
 ncclResult_t Meeting::agree(Comm& parent, const std::vector<int>& ranks, bool parent_works, moecclUniqueId* id) {
@@ -100,11 +111,8 @@ ncclResult_t Meeting::agree(Comm& parent, const std::vector<int>& ranks, bool pa
   }
   if (ranks.size() == 1) return ncclSuccess;
   if (parent_works) return by_message(parent, ranks, id);
-  const std::string file = file_name(parent, ranks);
-  if (!leads) return await_file(file, ranks.front(), id);
-  const ncclResult_t result = write_file(file, *id);
-  if (result == ncclSuccess) written_ = file;
-  return result;
+  shown_ = name_of(parent, ranks);
+  return leads ? show(shown_, *id, &memory_) : await(shown_, ranks.front(), id);
 }
 
 }  // namespace moeccl::shim

@@ -11,11 +11,11 @@
 namespace moeccl::shim {
 
 // While the parent works, the first rank sends the id to the others through it. Once it was aborted or revoked, the
-// ranks meet under a file whose name only they can know; that reaches one host.
+// ranks meet under a name in the file system that only they can know; that reaches one host.
 class Meeting {
  public:
   Meeting() = default;
-  ~Meeting();  // removes the file, if this rank wrote it: the others have joined by then
+  ~Meeting();  // removes the name, if this rank made it: the others have joined by then
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
@@ -23,7 +23,8 @@ class Meeting {
   ncclResult_t agree(Comm& parent, const std::vector<int>& ranks, bool parent_works, moecclUniqueId* id);
 
  private:
-  std::string written_;
+  std::string shown_;
+  int memory_ = -1;  // the leader's, with the id
 };
 
 }  // namespace moeccl::shim

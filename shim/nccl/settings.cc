@@ -120,6 +120,14 @@ ncclResult_t from_moeccl(moecclResult_t result) {
   return fail(code_of(result), std::string(moecclGetErrorString(result)) + ": " + said);
 }
 
+ncclResult_t fail_thrown(const std::exception& thrown) noexcept {
+  try {
+    return fail(ncclSystemError, std::string("the process has no memory or no threads left: ") + thrown.what());
+  } catch (const std::exception&) {
+    return ncclSystemError;
+  }
+}
+
 void fail_elsewhere() { elsewhere = true; }
 bool failed_elsewhere() { return elsewhere; }
 

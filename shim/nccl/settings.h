@@ -3,6 +3,7 @@
 
 #include <moeccl/moeccl.h>
 
+#include <exception>
 #include <string>
 
 #include "shim/nccl/abi.h"
@@ -31,6 +32,17 @@ void notice(const std::string& text);
 ncclResult_t fail(ncclResult_t code, const std::string& text);
 // The same for a failed call of MoECCL, whose sentence MoECCL keeps; ncclSuccess for moecclSuccess.
 ncclResult_t from_moeccl(moecclResult_t result);
+// The same for what was thrown, which is nearly always a lack of memory or of threads.
+ncclResult_t fail_thrown(const std::exception& thrown) noexcept;
+// Runs `body` (returning ncclResult_t) so that nothing is thrown out of it.
+template <class Body>
+ncclResult_t contained(Body&& body) {
+  try {
+    return body();
+  } catch (const std::exception& e) {
+    return fail_thrown(e);
+  }
+}
 // The last failure was one of the real library, which keeps its sentence itself.
 void fail_elsewhere();
 bool failed_elsewhere();

@@ -7,6 +7,19 @@
 #ifdef MOECCL_REAL_NCCL
 #include <nccl.h>
 #include <nccl_device.h>
+#if NCCL_VERSION_CODE < 23000
+#define MOECCL_NCCL_2_28_ALONE
+#else
+// Exported by the library, but left out of its headers for most compilations.
+#undef ncclResetDebugInit
+#undef pncclResetDebugInit
+extern "C" void ncclResetDebugInit(), pncclResetDebugInit();
+struct ncclGinOutboxHandle;
+struct ncclGinInboxA2AHandle;
+extern "C" ncclResult_t ncclGinOutboxCreateRequirement(int, int, ncclGinOutboxHandle*, ncclDevResourceRequirements_t*);
+extern "C" ncclResult_t ncclGinInboxA2ACreateRequirement(ncclTeam_t, int, int, ncclGinInboxA2AHandle*,
+                                                         ncclDevResourceRequirements_t*);
+#endif
 #define NCCL_FUNCTION(result, name, parameters, arguments, failure)             \
   [[maybe_unused]] static result(*const plain_##name) parameters = &nccl##name; \
   [[maybe_unused]] static result(*const profiled_##name) parameters = &pnccl##name;
@@ -16,8 +29,10 @@
 #include "shim/nccl/functions.def"
 #else
 #include "shim/nccl/abi.h"
-// What 2.28.9 has, for machines without its header.
-static_assert(sizeof(ncclConfig_t) == 80 && offsetof(ncclConfig_t, netName) == 32);
+// What 2.28.9 and 2.30.7 have, for machines without their headers.
+static_assert(sizeof(ncclConfig_t) == 96 && offsetof(ncclConfig_t, graphUsageMode) == 80);
+static_assert(sizeof(ncclCommProperties_t) == 56 && offsetof(ncclCommProperties_t, railedGinType) == 48);
+static_assert(sizeof(ncclConfig_t) == 96 && offsetof(ncclConfig_t, netName) == 32);
 static_assert(offsetof(ncclConfig_t, commName) == 48 && offsetof(ncclConfig_t, nvlinkCentricSched) == 76);
 #endif
 
@@ -31,7 +46,6 @@ int main() {
   SIZE(ncclDataType_t);
   SIZE(ncclRedOp_t);
   SIZE(ncclScalarResidence_t);
-  SIZE(ncclConfig_t);
   SIZE(ncclSimInfo_t);
   SIZE(ncclTeam_t);
   SIZE(ncclComm_t);
@@ -61,7 +75,6 @@ int main() {
   OFFSET(ncclTeam_t, nRanks);
   OFFSET(ncclTeam_t, rank);
   OFFSET(ncclTeam_t, stride);
-  VALUE(NCCL_VERSION_CODE);
   VALUE(NCCL_UNIQUE_ID_BYTES);
   VALUE(NCCL_CONFIG_UNDEF_INT);
   VALUE(NCCL_SPLIT_NOCOLOR);
@@ -79,7 +92,6 @@ int main() {
   VALUE(ncclInvalidUsage);
   VALUE(ncclRemoteError);
   VALUE(ncclInProgress);
-  VALUE(ncclNumResults);
   VALUE(ncclInt8);
   VALUE(ncclUint8);
   VALUE(ncclInt32);
@@ -102,11 +114,42 @@ int main() {
   VALUE(ncclMaxRedOp);
   VALUE(ncclScalarDevice);
   VALUE(ncclScalarHostImmediate);
+#ifndef MOECCL_NCCL_2_28_ALONE
+  SIZE(ncclConfig_t);
+  OFFSET(ncclConfig_t, graphUsageMode);
+  OFFSET(ncclConfig_t, numRmaCtx);
+  OFFSET(ncclConfig_t, maxP2pPeers);
+  OFFSET(ncclConfig_t, graphStreamOrdering);
+  SIZE(ncclWaitSignalDesc_t);
+  OFFSET(ncclWaitSignalDesc_t, opCnt);
+  OFFSET(ncclWaitSignalDesc_t, peer);
+  OFFSET(ncclWaitSignalDesc_t, sigIdx);
+  OFFSET(ncclWaitSignalDesc_t, ctx);
+  SIZE(ncclMultimemHandle_t);
+  SIZE(ncclCommProperties_t);
+  OFFSET(ncclCommProperties_t, rank);
+  OFFSET(ncclCommProperties_t, nRanks);
+  OFFSET(ncclCommProperties_t, cudaDev);
+  OFFSET(ncclCommProperties_t, nvmlDev);
+  OFFSET(ncclCommProperties_t, deviceApiSupport);
+  OFFSET(ncclCommProperties_t, multimemSupport);
+  OFFSET(ncclCommProperties_t, ginType);
+  OFFSET(ncclCommProperties_t, nLsaTeams);
+  OFFSET(ncclCommProperties_t, hostRmaSupport);
+  OFFSET(ncclCommProperties_t, railedGinType);
+  VALUE(ncclTimeout);
+  VALUE(ncclNumResults);
+  VALUE(ncclStatGpuMemSuspend);
+  VALUE(ncclStatGpuMemSuspended);
+  VALUE(ncclStatGpuMemPersist);
+  VALUE(ncclStatGpuMemTotal);
+  VALUE(NCCL_WIN_STRICT_ORDERING);
+  VALUE(NCCL_SUSPEND_MEM);
+  VALUE(NCCL_GIN_TYPE_NONE);
+#endif
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  std::printf("config %zu %x %u %d %p\n", config.size, config.magic, config.version, config.blocking,
-              static_cast<const void*>(config.commName));
+  std::printf("config %x %d %p\n", config.magic, config.blocking, static_cast<const void*>(config.commName));
   ncclSimInfo_t info = NCCL_SIM_INFO_INITIALIZER;
-  std::printf("simulation %zu %x %u %g\n", info.size, info.magic, info.version,
-              static_cast<double>(info.estimatedTime));
+  std::printf("simulation %zu %x %g\n", info.size, info.magic, static_cast<double>(info.estimatedTime));
   return 0;
 }

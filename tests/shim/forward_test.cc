@@ -61,6 +61,8 @@ TEST(ShimForward, NcclModeForwardsEveryFunction) {
     ncclWindow_t window = nullptr;
     ncclRedOp_t op = ncclSum;
     int excluded[1] = {0};
+    uint64_t number = 0;
+    const auto other_window = reinterpret_cast<ncclWindow_t>(x);
     const std::map<std::string, ncclResult_t> results = {
         {"MemAlloc", ncclMemAlloc(&p, 8)},
         {"MemFree", ncclMemFree(x)},
@@ -90,6 +92,35 @@ TEST(ShimForward, NcclModeForwardsEveryFunction) {
         {"GinBarrierCreateRequirement", ncclGinBarrierCreateRequirement(comm, {1, 0, 1}, 1, nullptr, nullptr)},
         {"LsaBarrierCreateRequirement", ncclLsaBarrierCreateRequirement({1, 0, 1}, 1, nullptr, nullptr)},
         {"LLA2ACreateRequirement", ncclLLA2ACreateRequirement(1, 1, nullptr, nullptr)},
+        {"CommGetUniqueId", ncclCommGetUniqueId(comm, &id)},
+        {"CommGrow", ncclCommGrow(comm, 4, &id, -1, &other, nullptr)},
+        {"CommSuspend", ncclCommSuspend(comm, NCCL_SUSPEND_MEM)},
+        {"CommResume", ncclCommResume(comm)},
+        {"CommMemStats", ncclCommMemStats(comm, ncclStatGpuMemTotal, &number)},
+        {"WinGetUserPtr", ncclWinGetUserPtr(comm, other_window, &p)},
+        {"PutSignal", ncclPutSignal(x, 1, ncclUint8, 0, other_window, 0, 0, 0, 0, comm, nullptr)},
+        {"Signal", ncclSignal(0, 0, 0, 0, comm, nullptr)},
+        {"WaitSignal", ncclWaitSignal(0, nullptr, comm, nullptr)},
+        {"ParamBind", ncclParamBind(nullptr, "x")},
+        {"ParamGetI8", ncclParamGetI8(nullptr, nullptr)},
+        {"ParamGetI16", ncclParamGetI16(nullptr, nullptr)},
+        {"ParamGetI32", ncclParamGetI32(nullptr, nullptr)},
+        {"ParamGetI64", ncclParamGetI64(nullptr, nullptr)},
+        {"ParamGetU8", ncclParamGetU8(nullptr, nullptr)},
+        {"ParamGetU16", ncclParamGetU16(nullptr, nullptr)},
+        {"ParamGetU32", ncclParamGetU32(nullptr, nullptr)},
+        {"ParamGetU64", ncclParamGetU64(nullptr, nullptr)},
+        {"ParamGetStr", ncclParamGetStr(nullptr, nullptr)},
+        {"ParamGet", ncclParamGet(nullptr, nullptr, 0, nullptr)},
+        {"ParamGetParameter", ncclParamGetParameter("x", nullptr, nullptr)},
+        {"ParamGetAllParameterKeys", ncclParamGetAllParameterKeys(nullptr, nullptr)},
+        {"CommQueryProperties", ncclCommQueryProperties(comm, nullptr)},
+        {"GetLsaMultimemDevicePointer", ncclGetLsaMultimemDevicePointer(other_window, 0, &p)},
+        {"GetMultimemDevicePointer", ncclGetMultimemDevicePointer(other_window, 0, {}, &p)},
+        {"GetLsaDevicePointer", ncclGetLsaDevicePointer(other_window, 0, 0, &p)},
+        {"GetPeerDevicePointer", ncclGetPeerDevicePointer(other_window, 0, 0, &p)},
+        {"GinOutboxCreateRequirement", ncclGinOutboxCreateRequirement(1, 1, nullptr, nullptr)},
+        {"GinInboxA2ACreateRequirement", ncclGinInboxA2ACreateRequirement({1, 0, 1}, 1, 1, nullptr, nullptr)},
     };
     for (const auto& [name, result] : results) {
       EXPECT_EQ(result, ncclSystemError) << name;

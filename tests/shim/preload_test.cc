@@ -111,7 +111,7 @@ TEST(ShimSymbols, AreExactlyTheList) {
   std::set<std::string> exported = lines(std::istringstream(nm.text));
   exported.erase("moecclNcclShim");
   std::set<std::string> wanted = lines(std::ifstream(kFixture));
-  EXPECT_EQ(wanted.size(), 106u);
+  EXPECT_EQ(wanted.size(), 166u);
   EXPECT_EQ(exported, wanted);
 }
 
@@ -140,8 +140,10 @@ TEST(ShimAbi, IsTheInstalledHeaders) {
   const Outcome ours = shell(from_environment("MOECCL_TEST_ABI_OURS")), theirs = shell(real);
   EXPECT_EQ(ours.status, 0);
   EXPECT_EQ(theirs.status, 0);
-  EXPECT_GT(ours.text.size(), 1000u);
-  EXPECT_EQ(ours.text, theirs.text);
+  // An older header lacks what is newer, and nothing else.
+  const std::set<std::string> known = lines(std::istringstream(ours.text));
+  EXPECT_GT(theirs.text.size(), 1000u);
+  for (const std::string& line : lines(std::istringstream(theirs.text))) EXPECT_TRUE(known.contains(line)) << line;
 }
 
 }  // namespace

@@ -1,0 +1,200 @@
+// What NCCL has added after 2.28: what MoECCL serves of it, and what it refuses with a sentence.
+#include <dlfcn.h>
+#include <signal.h>
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "tests/shim/nccl_ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+std::string last() { return ncclGetLastError(nullptr); }
+
+TEST(ShimLater, AConfigOfAnyLaterVersionIsTaken) {
+  Board* board = new_board();
+  in_processes(3, [&](int rank) {
+    struct {
+      ncclConfig_t known = NCCL_CONFIG_INITIALIZER;
+      int unknown[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    } config;
+    config.known.size = sizeof config;
+    config.known.version = 23206;
+    config.known.commName = "new";
+    config.known.graphUsageMode = 1;
+    config.known.numRmaCtx = 2;
+    ncclComm_t comm = nullptr, half = nullptr;
+    ASSERT_NCCL(ncclCommInitRankConfig(&comm, 3, meet(*board, rank), rank, &config.known));
+    float x = static_cast<float>(rank), sum = 0;
+    EXPECT_NCCL(ncclAllReduce(&x, &sum, 1, ncclFloat32, ncclSum, comm, nullptr));
+    EXPECT_EQ(sum, 3);
+    EXPECT_NCCL(ncclCommSplit(comm, rank % 2, rank, &half, &config.known));
+    EXPECT_NCCL(ncclCommDestroy(half));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimLater, ACommunicatorGrows) {
+  Board* board = new_board();
+  in_processes(4, [&](int rank) {
+    const ncclUniqueId id = meet(*board, rank);
+    ncclComm_t comm = nullptr, grown = nullptr;
+    if (rank < 2) {
+      ASSERT_NCCL(ncclCommInitRank(&comm, 2, id, rank));
+    }
+    // Rank 1 makes the id of the larger one.
+    if (rank == 1) {
+      ASSERT_NCCL(ncclCommGetUniqueId(comm, &board->id));
+      board->counters[0] = 1;
+    }
+    while (rank != 0 && board->counters[0] == 0) usleep(1000);
+    const ncclUniqueId more = board->id;
+    if (comm != nullptr) {
+      EXPECT_EQ(ncclCommGrow(comm, 2, nullptr, -1, &grown, nullptr), ncclInvalidArgument);
+    }
+    ASSERT_NCCL(ncclCommGrow(comm, 4, rank == 0 ? nullptr : &more, rank < 2 ? -1 : rank, &grown, nullptr));
+    int n = 0, here = -1;
+    EXPECT_NCCL(ncclCommCount(grown, &n));
+    EXPECT_NCCL(ncclCommUserRank(grown, &here));
+    EXPECT_EQ(n, 4);
+    EXPECT_EQ(here, rank);
+    int32_t bit = 1 << rank, bits = 0;
+    EXPECT_NCCL(ncclAllReduce(&bit, &bits, 1, ncclInt32, ncclSum, grown, nullptr));
+    EXPECT_EQ(bits, 0b1111);
+    EXPECT_NCCL(ncclCommDestroy(grown));
+    if (comm != nullptr) {
+      EXPECT_NCCL(ncclCommDestroy(comm));
+    }
+  });
+}
+
+TEST(ShimLater, GrowingWantsOneId) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr, grown = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    EXPECT_EQ(ncclCommGrow(comm, 3, nullptr, -1, &grown, nullptr), ncclInvalidUsage);
+    EXPECT_NE(last().find("ncclCommGetUniqueId"), std::string::npos) << last();
+    EXPECT_EQ(grown, nullptr);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimLater, ASuspendedCommunicatorRunsNothingUntilItIsResumed) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    EXPECT_EQ(ncclCommResume(comm), ncclInvalidUsage);
+    EXPECT_EQ(ncclCommSuspend(comm, 0), ncclInvalidArgument);
+    ASSERT_NCCL(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+    float x = 1;
+    EXPECT_EQ(ncclAllReduce(&x, &x, 1, ncclFloat32, ncclSum, comm, nullptr), ncclInvalidUsage);
+    EXPECT_NE(last().find("ncclCommResume"), std::string::npos) << last();
+    uint64_t value = 7;
+    EXPECT_NCCL(ncclCommMemStats(comm, ncclStatGpuMemSuspended, &value));
+    EXPECT_EQ(value, 1u);
+    int n = 0;
+    EXPECT_NCCL(ncclCommCount(comm, &n));
+    ASSERT_NCCL(ncclCommResume(comm));
+    EXPECT_NCCL(ncclCommMemStats(comm, ncclStatGpuMemSuspended, &value));
+    EXPECT_EQ(value, 0u);
+    EXPECT_NCCL(ncclCommMemStats(comm, ncclStatGpuMemTotal, &value));
+    EXPECT_EQ(value, 0u) << "host memory alone";
+    EXPECT_NCCL(ncclAllReduce(&x, &x, 1, ncclFloat32, ncclSum, comm, nullptr));
+    EXPECT_EQ(x, 2);
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimLater, WhatIsAskedAndWhatIsRefused) {
+  in_processes(1, [](int) {
+    ncclUniqueId id;
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclGetUniqueId(&id));
+    ASSERT_NCCL(ncclCommInitRank(&comm, 1, id, 0));
+    ncclCommProperties_t properties{};
+    EXPECT_EQ(ncclCommQueryProperties(comm, &properties), ncclInvalidArgument);
+    properties.size = sizeof properties;
+    properties.magic = NCCL_CONFIG_MAGIC;
+    properties.nRanks = -1;
+    EXPECT_NCCL(ncclCommQueryProperties(comm, &properties));
+    EXPECT_EQ(properties.nRanks, 1);
+    EXPECT_EQ(properties.nLsaTeams, 1);
+    EXPECT_FALSE(properties.deviceApiSupport);
+
+    void* buffer = nullptr;
+    ASSERT_NCCL(ncclMemAlloc(&buffer, 1 << 16));
+    ncclWindow_t window = nullptr;
+    ASSERT_NCCL(
+        ncclCommWindowRegister(comm, buffer, 1 << 16, &window, NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING));
+    void* pointer = nullptr;
+    EXPECT_NCCL(ncclWinGetUserPtr(comm, window, &pointer));
+    EXPECT_EQ(pointer, buffer);
+    EXPECT_EQ(ncclGetPeerDevicePointer(window, 0, 0, &pointer), ncclInvalidUsage);
+    EXPECT_EQ(ncclGetLsaMultimemDevicePointer(window, 0, &pointer), ncclInvalidUsage);
+    EXPECT_EQ(ncclPutSignal(buffer, 1, ncclUint8, 0, window, 0, 0, 0, 0, comm, nullptr), ncclInvalidUsage);
+    EXPECT_NE(last().find("ncclPutSignal: one-sided"), std::string::npos) << last();
+    EXPECT_EQ(ncclSignal(0, 0, 0, 0, comm, nullptr), ncclInvalidUsage);
+    EXPECT_EQ(ncclWaitSignal(0, nullptr, comm, nullptr), ncclInvalidUsage);
+    EXPECT_NCCL(ncclCommWindowDeregister(comm, window));
+    EXPECT_EQ(ncclWinGetUserPtr(comm, window, &pointer), ncclInvalidArgument);
+    EXPECT_NCCL(ncclMemFree(buffer));
+
+    ncclParamHandle_t param = nullptr;
+    EXPECT_EQ(ncclParamBind(&param, "NCCL_BUFFSIZE"), ncclInvalidArgument);
+    const char** keys = nullptr;
+    int n_keys = -1;
+    EXPECT_NCCL(ncclParamGetAllParameterKeys(&keys, &n_keys));
+    EXPECT_EQ(n_keys, 0);
+    ncclParamDumpAll();
+    EXPECT_NE(std::string(ncclGetErrorString(ncclTimeout)), "unknown result code");
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// Names that lead to something of the process.
+int names_of(int pid) {
+  int n = 0;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", ignored)) {
+    const auto target = std::filesystem::read_symlink(entry.path(), ignored).string();
+    n += target.starts_with("/proc/" + std::to_string(pid) + "/") ? 1 : 0;
+  }
+  return n;
+}
+
+// The first survivor is killed after it has shown the id of the new communicator: its key must not outlive it.
+TEST(ShimLater, AKilledLeaderLeavesNoIdBehind) {
+  Board* board = new_board();
+  std::atomic<int>& arrived = board->counters[0];
+  std::atomic<int>& leader = board->counters[1];
+  const auto work = [&](int rank) {
+    setenv("MOECCL_INIT_TIMEOUT_MS", "20000", 1);
+    ncclComm_t comm = nullptr, fewer = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 3, meet(*board, rank), rank));
+    if (rank == 0) leader = getpid();
+    arrived++;
+    while (arrived < 3) usleep(1000);
+    int excluded = 2;
+    if (rank == 2) _exit(0);
+    if (rank == 0) {  // waits for rank 1, which kills it
+      (void)ncclCommShrink(comm, &excluded, 1, &fewer, nullptr, NCCL_SHRINK_ABORT);
+      return;
+    }
+    while (names_of(leader) == 0) usleep(1000);
+    kill(leader, SIGKILL);
+    std::error_code ignored;
+    while (std::filesystem::exists("/proc/" + std::to_string(leader) + "/fd/0", ignored)) usleep(1000);
+    EXPECT_EQ(ncclCommShrink(comm, &excluded, 1, &fewer, nullptr, NCCL_SHRINK_ABORT), ncclRemoteError);
+    EXPECT_NE(last().find("rank 0 of the old communicator has died"), std::string::npos) << last();
+    (void)ncclCommAbort(comm);
+  };
+  in_processes(3, work, {0});
+  EXPECT_EQ(names_of(leader), 0);
+}
+
+}  // namespace
+}  // namespace moeccl::testing
