@@ -43,15 +43,23 @@ bool running() {
   return started != 0 && ended == 0;
 }
 
-bool enabled() {
-  const char* value = std::getenv("MOECCL_SHIM_MPI");
-  if (value == nullptr || std::strcmp(value, "on") == 0) return true;
-  if (std::strcmp(value, "off") != 0) {
-    std::fprintf(stderr, "moeccl-mpi: MOECCL_SHIM_MPI=%s is not understood and ignored: give on or off\n", value);
-    return true;
-  }
-  return false;
+enum class Wish { kOn, kAlways, kOff };
+Wish wish() {
+  static const Wish wished = [] {
+    const char* value = std::getenv("MOECCL_SHIM_MPI");
+    if (value == nullptr || std::strcmp(value, "on") == 0) return Wish::kOn;
+    if (std::strcmp(value, "always") == 0) return Wish::kAlways;
+    if (std::strcmp(value, "off") == 0) return Wish::kOff;
+    std::fprintf(stderr, "moeccl-mpi: MOECCL_SHIM_MPI=%s is not understood and ignored: give on, always or off\n",
+                 value);
+    return Wish::kOn;
+  }();
+  return wished;
 }
+
+// To take a communicator over costs some milliseconds (docs/shims.md), which one that programs make for a call or two
+// never earns back. All ranks make the same calls on it, so they count alike.
+constexpr uint32_t kCallsForMpi = 8;
 
 bool quiet() {
   const char* value = std::getenv("MOECCL_SHIM_QUIET");
@@ -97,7 +105,7 @@ void connect(MPI_Comm comm, Served& served) {
   PMPI_Comm_rank(comm, &served.rank);
   if (between_groups != 0 || served.n_ranks < 2) return;
   const bool near = reachable(comm, served.n_ranks);  // collective: whatever this rank wants
-  if (!all_agree(comm, enabled() && near)) return;
+  if (!all_agree(comm, wish() != Wish::kOff && near)) return;
   moecclUniqueId id = {};
   bool good = served.rank != 0 || moecclGetUniqueId(&id) == moecclSuccess;
   if (!good) std::fprintf(stderr, "moeccl-mpi: leaves a communicator to MPI: %s\n", moecclGetLastError(nullptr));
@@ -134,11 +142,15 @@ const Served* served_by_moeccl(MPI_Comm comm) {
       const std::lock_guard lock(state().mutex);
       state().live.insert(served);
     }
-    connect(comm, *served);
     if (PMPI_Comm_set_attr(comm, state().keyval, served) != MPI_SUCCESS) {
       release(served);
       return nullptr;
     }
+  }
+  if (!served->decided) {
+    if (wish() != Wish::kAlways && served->calls++ < kCallsForMpi) return nullptr;
+    served->decided = true;
+    connect(comm, *served);
   }
   return served->comm != nullptr ? served : nullptr;
 }

@@ -5,16 +5,19 @@
 #include <mpi.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace moeccl::shim {
 
 struct Served {
   moecclComm_t comm = nullptr;  // null: MPI keeps this communicator
   int rank = 0, n_ranks = 1;
+  uint32_t calls = 0;  // of the shim's functions on the communicator, before the one that decides
+  bool decided = false;
 };
 
-// What serves `comm`; null when MPI does. The first call for a communicator is collective over it and decides for all
-// its ranks alike: it must be made by every function of the shim before any decision of its own.
+// What serves `comm`; null when MPI does. One of the first calls for a communicator is collective over it and decides
+// for all its ranks alike: it must be made by every function of the shim before any decision of its own.
 const Served* served_by_moeccl(MPI_Comm comm);
 // Lets go of everything, before MPI_Finalize.
 void release_all();
