@@ -89,7 +89,10 @@ namespace core {
 
 int Allreduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
   const Reduction r = find_reduction(count, type, op, comm);
-  if (r.served == nullptr) return PMPI_Allreduce(send, recv, count, type, op, comm);
+  // One buffer for both, without MPI_IN_PLACE, is an error that MPI itself reports (Open MPI: of more than one
+  // element).
+  const bool refused = send == recv && count > 1;
+  if (r.served == nullptr || refused) return PMPI_Allreduce(send, recv, count, type, op, comm);
   const void* from = send == MPI_IN_PLACE ? recv : send;
   return result("Allreduce",
                 moecclAllReduce(from, recv, static_cast<size_t>(count), r.type, r.op, r.served->comm, nullptr), comm);
@@ -97,7 +100,8 @@ int Allreduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op
 
 int Reduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, int root, MPI_Comm comm) {
   const Reduction r = find_reduction(count, type, op, comm);
-  if (r.served == nullptr || root < 0 || root >= r.served->n_ranks) {
+  const bool refused = r.served != nullptr && root == r.served->rank && send == recv;  // as in Allreduce
+  if (r.served == nullptr || refused || root < 0 || root >= r.served->n_ranks) {
     return PMPI_Reduce(send, recv, count, type, op, root, comm);
   }
   const void* from = send == MPI_IN_PLACE ? recv : send;

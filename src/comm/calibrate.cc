@@ -77,9 +77,10 @@ Status use_profile(Communicator& comm, const plan::Profile& profile, Status why)
     if (all[r].failed != 0) return error(moecclRemoteError, "rank {} has no profile: see its own error", r);
   for (uint32_t r = 0; r < comm.n_ranks(); ++r) {
     if (all[r].hash != all[0].hash)
-      return error(moecclMismatch,
-                   "ranks 0 and {} were given different profiles ({:016x} and {:016x}): give all ranks the same file",
-                   r, all[0].hash, all[r].hash);
+      return error(
+          moecclMismatch,
+          "rank 0 and rank {} were given different profiles ({:016x} and {:016x}): give all ranks the same file", r,
+          all[0].hash, all[r].hash);
   }
   comm.selector().set_profile(profile);
   // From the same operation on, as all ranks are here.

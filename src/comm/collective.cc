@@ -262,7 +262,12 @@ Status prepare_message(Communicator& comm, const void* data, size_t count, moecc
   }
   if (data == nullptr && count > 0)
     return error(moecclInvalidArgument, "{}: buffer is NULL: give {} bytes", name, count * element);
-  message = {static_cast<uint32_t>(peer), static_cast<std::byte*>(const_cast<void*>(data)), count * element, is_send};
+  message = {static_cast<uint32_t>(peer),
+             static_cast<std::byte*>(const_cast<void*>(data)),
+             count * element,
+             is_send,
+             false,
+             type};
   return comm.place(count > 0 ? data : nullptr, nullptr, &message.cuda);
 }
 

@@ -166,6 +166,9 @@ class Communicator {
   };
   std::vector<PreMul> premuls;
 
+  // Of routings, which their dispatches and combines are told apart by.
+  uint64_t next_number() { return ++numbers_; }
+
  private:
   explicit Communicator(Membership&& m) noexcept;
   void set_up(Membership&& m);
@@ -187,6 +190,7 @@ class Communicator {
   Trials trials_;
   std::shared_ptr<const void> kept_expert_plans_[3];
 
+  std::atomic<uint64_t> numbers_{0};
   Turns turns_;
   PreparedCalls calls_;
 

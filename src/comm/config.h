@@ -27,7 +27,7 @@ struct Config {
   // What all ranks must have alike, for the exchange at init.
   void write_agreed(Writer& out) const;
   static Config read_agreed(Reader& in);
-  // "", or the first agreed field that differs with both values.
+  // "", or the first agreed field that differs, with this one's value and the other's.
   std::string difference(const Config& other) const;
 };
 

@@ -117,6 +117,7 @@ struct Introduction {
   driver::CoreSet cores{};
   bool has_profile = !env().profile.empty();  // what its file says is compared when it has been read
   int64_t calibrate_ms = env().calibrate_ms;
+  bool trials = env().trials;
   Config config;
 
   std::vector<std::byte> encode() const {
@@ -130,6 +131,7 @@ struct Introduction {
     for (const uint64_t word : cores) out.u64(word);
     out.u8(has_profile);
     out.u64(static_cast<uint64_t>(calibrate_ms));
+    out.u8(trials);
     config.write_agreed(out);
     return out.take();
   }
@@ -145,6 +147,7 @@ struct Introduction {
     for (uint64_t& word : i.cores) word = in.u64();
     i.has_profile = in.u8() != 0;
     i.calibrate_ms = static_cast<int64_t>(in.u64());
+    i.trials = in.u8() != 0;
     i.config = Config::read_agreed(in);
     if (!in.done()) return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
     return i;
@@ -247,14 +250,19 @@ class Connector {
     for (const Introduction& i : all_) identities.push_back(i.host);
     hosts_.emplace(identities);
     for (uint32_t r = 0; r < n_; ++r) {
-      if (const std::string d = all_[r].config.difference(all_[0].config); !d.empty()) {
-        return error(moecclMismatch, "ranks 0 and {} disagree on the configuration's {}", r, d);
+      if (const std::string d = all_[0].config.difference(all_[r].config); !d.empty()) {
+        return error(moecclMismatch, "rank 0 and rank {} disagree on the configuration's {}: give all ranks the same",
+                     r, d);
       }
       if (all_[r].has_profile != all_[0].has_profile)
-        return error(moecclMismatch, "ranks 0 and {} disagree on MOECCL_PROFILE: set it on all ranks or on none", r);
+        return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_PROFILE: set it on all ranks or on none",
+                     r);
       if (!all_[r].has_profile && all_[r].calibrate_ms != all_[0].calibrate_ms)
-        return error(moecclMismatch, "ranks 0 and {} disagree on MOECCL_CALIBRATE ({} and {} ms)", r,
+        return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_CALIBRATE ({} and {} ms): set it alike", r,
                      all_[0].calibrate_ms, all_[r].calibrate_ms);
+      if (all_[r].trials != all_[0].trials)
+        return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_TRIALS ({:d} and {:d}): set it alike", r,
+                     all_[0].trials, all_[r].trials);
       // The first rank of a process is its leader. Of this host's only: others are reached by their links alone.
       if (hosts_->together(r, rank_)) processes_.emplace(all_[r].process, r);
     }
@@ -300,8 +308,9 @@ class Connector {
     if (!mine.ok()) return mine.status();
     for (uint32_t r = 1; r < n_; ++r) {
       if (hashes[r] == hashes[0]) continue;
-      return error(moecclMismatch, "ranks 0 and {} read different topologies from \"{}\": give all ranks the same file",
-                   r, config_.topology.substr(0, 200));
+      return error(moecclMismatch,
+                   "rank 0 and rank {} read different topologies from \"{}\": give all ranks the same file", r,
+                   config_.topology.substr(0, 200));
     }
     return {};
   }

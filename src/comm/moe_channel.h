@@ -23,6 +23,7 @@ class MoeChannel final : public MoeHost {
   bool paced() const override { return comm_.paced(); }
   bool deterministic() const override { return comm_.config().deterministic; }
   uint64_t staging_bytes() const override { return comm_.operation_staging_bytes(); }
+  uint64_t next_number() override { return comm_.next_number(); }
   Status all_gather(const void* mine, size_t bytes, void* all) override;
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
   Status run(const Run& run, moecclStream_t stream, double* measured_us) override;

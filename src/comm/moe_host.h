@@ -38,6 +38,9 @@ class MoeHost {
   virtual bool deterministic() const = 0;
   virtual uint64_t staging_bytes() const = 0;  // the budget of one operation on a rank
 
+  // For collective calls: the same on all ranks that make these in the same order, and never the same again.
+  virtual uint64_t next_number() { return 0; }
+
   // Blocking. all: [n_ranks][bytes].
   virtual Status all_gather(const void* mine, size_t bytes, void* all) = 0;
   // Blocking. Blocks are contiguous in rank order on both sides; the sizes are known on both.

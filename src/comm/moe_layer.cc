@@ -167,6 +167,8 @@ Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, 
   r.grouped = config.shape.grouped;
   r.plan_hash = algo::moe_plan_hash(op, plan.paths, host.tree(), config.placement, plan.slots.plan, n_chunks,
                                     plan.slots.slot_rows);
+  // A rank that runs another routing, perhaps of another layer, or a backward pass is told before rows move.
+  r.plan_hash = hash_combine(r.plan_hash, 2 * number_ + (weighted ? 1 : 0));
   r.algorithm = plan.name.c_str();
   if (scales != nullptr) {
     r.scales = *scales;

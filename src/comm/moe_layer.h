@@ -158,6 +158,7 @@ class MoeRouting {
   std::vector<std::byte> gathered_;       // scratch
   std::vector<algo::MoePrice> prices_;    // by candidate
   size_t chosen_ = 0;
+  uint64_t number_ = 0;             // MoeHost::next_number() of the last update
   std::optional<size_t> prepared_;  // the candidate for which writer_ is prepared
   algo::RecordWriter writer_;
   std::vector<uint32_t> received_;  // records of all ranks

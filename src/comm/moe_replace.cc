@@ -188,6 +188,7 @@ Status MoeReplacement::exchange(const Status& own, const int32_t* next, const in
     algo::pack_choices(routing_->own_, mine.data() + offset);
   }
   std::memcpy(mine.data(), &hello, sizeof(hello));
+  number_ = host.next_number();
   MOECCL_TRY(host.all_gather(mine.data(), stride, all.data()));
   MOECCL_TRY(own);
   for (uint32_t r = 0; r < n; ++r) {

@@ -64,7 +64,7 @@ Status MoeReplacement::run(moecclOp_t op, bool weighted, const void* in, void* o
   // Ranks that came to different placements, or of which one combines plainly, are told before rows move.
   r.plan_hash = hash_combine(algo::moe_plan_hash(op, plan.paths, host.tree(), moe_config_.placement, plan.slots.plan,
                                                  tables_.n_chunks(), plan.slots.slot_rows),
-                             placement_hash_);
+                             hash_combine(placement_hash_, number_));
   r.algorithm = plan.name.c_str();
   return host.run(r, stream, combines ? &measured_us_ : &measured_backward_us_);
 }

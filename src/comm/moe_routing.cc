@@ -106,6 +106,7 @@ Status MoeRouting::greet(const Status& own) {
     at += depth * sizeof(algo::LevelCount);
   }
   gathered_.resize(bytes * host.n_ranks());
+  number_ = host.next_number();
   MOECCL_TRY(host.all_gather(mine.data(), bytes, gathered_.data()));
   MOECCL_TRY(own);
   return choose(gathered_.data(), bytes);

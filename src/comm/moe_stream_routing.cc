@@ -133,6 +133,7 @@ Status MoeRouting::update_on_stream(const StreamChoices& choices, moecclStream_t
   target.expert_offsets = reinterpret_cast<int64_t*>(info + offsets_at());
   target.expert_counts = reinterpret_cast<int32_t*>(info + counts_at(n));
   MOECCL_TRY(cuda_tables_->pack(*on.engine, on.stream, choices));
+  number_ = host.next_number();
   MOECCL_TRY(host.all_gather_on(cuda_tables_->send(), cuda_tables_->recv(), cuda_tables_->block_bytes(), stream));
   weighted_ = choices.weight != nullptr;
   MOECCL_TRY(cuda_tables_->make(*on.engine, on.stream, on.captured, weighted_, target));

@@ -279,7 +279,7 @@ Status AgreedTask::find_difference(uint32_t peer) {
     return Status(moecclMismatch, describe_difference(low, me == low ? ours : theirs, high, me == low ? theirs : ours));
   }
   return error(moecclMismatch,
-               "ranks {} and {} disagree on the operation, count, type, operator, root or order of an operation "
+               "rank {} and rank {} disagree on the operation, count, type, operator, root or order of an operation "
                "some before {} #{}",
                low, high, op_name(op_.signature.op), sequence_);
 }

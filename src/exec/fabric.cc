@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/base/log.h"
 #include "src/driver/thread.h"
 
 namespace moeccl::exec {
@@ -21,6 +22,12 @@ void Fabric::fail(const Status& status) noexcept {
 Status Fabric::failure() const {
   const std::lock_guard lock(failure_mutex_);
   return failure_;
+}
+
+void Fabric::log_recorder() const {
+  constexpr size_t kLines = 8;
+  for (const std::string& line : recorder.lines(kLines))
+    log(LogLevel::kError, "rank {} of {}: flight recorder: {}", rank, n_ranks, line);
 }
 
 uint32_t Fabric::note_core() {

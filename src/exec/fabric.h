@@ -140,6 +140,8 @@ struct Fabric {
 
   // Tells the peers on which core this rank runs, and returns it, + 1; 0: unknown.
   uint32_t note_core();
+  // The flight recorder's newest lines, as errors.
+  void log_recorder() const;
   // The first failure stays; peers read it from this rank's board.
   void fail(const Status& status) noexcept;
   Status failure() const;

@@ -25,15 +25,18 @@ Progress MessageTask::poll() {
     if (fabric().failed()) return fail(fabric().failure());
     return Progress::kBlocked;
   }
-  if (!begun_) {
-    Signature signature;
-    signature.op = moecclOpSendRecv;
-    signature.count = message_.bytes;
-    signature.root = message_.peer;
-    fabric().recorder.begin(0, signature);
-    fabric().recorder.chose(message_.is_send ? "send" : "receive");
-  }
+  if (record_ == 0) note_begin();
   return message_.is_send ? send() : receive();
+}
+
+void MessageTask::note_begin() {
+  Signature signature;
+  signature.op = moecclOpSendRecv;
+  signature.type = message_.type;
+  signature.count = message_.bytes / moecclTypeSize(message_.type);
+  signature.root = message_.peer;
+  record_ = fabric().recorder.begin(0, signature);
+  fabric().recorder.chose(message_.is_send ? "send" : "receive");
 }
 
 std::string MessageTask::describe() const {
@@ -85,7 +88,7 @@ uint32_t MessageTask::message_class() const {
 Progress MessageTask::done() {
   finished_ = true;
   engine_use_.end();
-  fabric().recorder.end(false);
+  fabric().recorder.end(record_, false);
   return Progress::kDone;
 }
 
@@ -102,6 +105,7 @@ Progress MessageTask::send() {
   while (sent - acknowledged() < kMessageSlots) {
     MessageSlotHeader header{};
     header.bytes = message_.bytes;
+    header.type = static_cast<uint64_t>(message_.type);
     header.kind = kChunks;
     uint64_t kind = 0, place = 0;
     const uint64_t now = std::min(room, message_.bytes - moved_bytes_);
@@ -180,6 +184,11 @@ Progress MessageTask::receive() {
                         "ranks disagree on the size of a message: rank {} sends {} bytes, rank {} expects {}",
                         message_.peer, header.bytes, f.rank, message_.bytes));
     }
+    if (header.type != static_cast<uint64_t>(message_.type)) {
+      const auto theirs = static_cast<moecclDataType_t>(std::min<uint64_t>(header.type, MOECCL_NUM_DATA_TYPES));
+      return fail(error(moecclMismatch, "ranks disagree on the type of a message: rank {} sends {}, rank {} expects {}",
+                        message_.peer, type_name(theirs), f.rank, type_name(message_.type)));
+    }
     begin_use();
     if (header.kind != kChunks) {
       if (Progress p = receive_direct(header, taken); p == Progress::kFailed) return p;
@@ -237,6 +246,7 @@ Progress MessageTask::receive_direct(const MessageSlotHeader& header, uint32_t) 
 
 void MessageTask::abandon() {
   Fabric& f = fabric();
+  f.recorder.end(record_, true);
   const transport::Link& link = f.link(message_.peer);
   if (!message_.is_send || !link.same_process()) return;
   wait_for_peers([&] { return link.board().progress.reads_message_of.load(std::memory_order_seq_cst) == f.rank + 1; });
@@ -246,6 +256,10 @@ Progress SelfMessageTask::poll() {
   if (send_.bytes != receive_.bytes) {
     return fail(error(moecclMismatch, "rank {} sends {} bytes to itself and receives {}", fabric().rank, send_.bytes,
                       receive_.bytes));
+  }
+  if (send_.type != receive_.type) {
+    return fail(error(moecclMismatch, "rank {} sends {} to itself and receives {}", fabric().rank,
+                      type_name(send_.type), type_name(receive_.type)));
   }
   if (fabric().cuda) {
     if (send_.bytes > 0 && receive_.data != send_.data) fabric().kernels->copy(receive_.data, send_.data, send_.bytes);

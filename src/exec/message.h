@@ -11,7 +11,8 @@ struct MessageSlotHeader {
   uint64_t bytes;  // of the whole message
   uint64_t place;  // kDirect: address or heap offset of the whole message
   uint64_t kind;   // MessageKind
-  uint64_t unused[5];
+  uint64_t type;   // moecclDataType_t
+  uint64_t unused[4];
 };
 static_assert(sizeof(MessageSlotHeader) == 64);
 enum MessageKind : uint64_t { kChunks = 0, kAddress = 1, kHeapOffset = 2 };
@@ -22,6 +23,7 @@ struct Message {
   uint64_t bytes = 0;
   bool is_send = false;
   bool cuda = false;  // data is CUDA memory
+  moecclDataType_t type = moecclInt8;
 };
 
 class MessageTask final : public Task {
@@ -46,7 +48,8 @@ class MessageTask final : public Task {
   bool direct_possible(uint64_t& kind, uint64_t& place) const;
   uint32_t acknowledged() const;
   Progress done();
-  void begin_use();  // of the engine, when the first of it moves
+  void note_begin();  // in the flight recorder
+  void begin_use();   // of the engine, when the first of it moves
   uint32_t message_class() const;
   const MessageSlotHeader* own_slot(uint32_t number) const;
 
@@ -56,6 +59,7 @@ class MessageTask final : public Task {
   MessageSlotHeader header_{};
   bool header_there_ = false;  // of the slot that is being filled by puts
   bool begun_ = false, finished_ = false;
+  size_t record_ = 0;    // in the flight recorder; 0: not yet
   bool filled_ = false;  // the next slot is, and waits for the lane
   transport::EngineUse engine_use_;
   uint32_t last_number_ = 0;  // send: acknowledged when the peer has taken this chunk

@@ -64,12 +64,19 @@ std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t ra
     return format("ranks disagree on the {}: rank {} calls {} with {}, rank {} calls {} with {}", field, rank_a,
                   op_name(a.op), va, rank_b, op_name(b.op), vb);
   };
-  if (a.op != b.op)
-    return say("operation", "its own arguments", "others (calls must be in the same order on all ranks)");
+  if (a.op != b.op) {
+    return format(
+        "ranks disagree on the operation: rank {} calls {}, rank {} calls {} (the order of calls must be the "
+        "same on all ranks)",
+        rank_a, op_name(a.op), rank_b, op_name(b.op));
+  }
   if (a.count != b.count) return say("count", format("{}", a.count), format("{}", b.count));
   if (a.type != b.type) return say("type", type_name(a.type), type_name(b.type));
   if (a.reduce != b.reduce) return say("operator", reduce_name(a.reduce), reduce_name(b.reduce));
   if (a.root != b.root) return say("root", format("{}", a.root), format("{}", b.root));
+  if (a.op == moecclOpDispatch || a.op == moecclOpCombine)
+    return say("routing", format("routing and plan {:016x}", a.plan),
+               format("{:016x} (calls must use the same routing of the same layer on all ranks)", b.plan));
   if (a.op >= moecclOpExpertAllReduce && a.op != moecclOpTensorAllToAll)
     return say("placement", format("placement and plan {:016x}", a.plan), format("{:016x}", b.plan));
   return say("plan", format("plan {:016x}", a.plan),

@@ -3,8 +3,8 @@
 
 #include <array>
 #include <cstdint>
-#include <mutex>
 #include <string>
+#include <vector>
 
 #include "src/exec/operation.h"
 
@@ -22,13 +22,14 @@ class Recorder {
  public:
   static constexpr size_t kRecords = 64;
 
-  // Called by the rank's executing thread.
-  void begin(uint64_t sequence, const Signature& signature);
+  // Called by the rank's executing thread. The record's number, for operations beside which others may begin; from 1.
+  size_t begin(uint64_t sequence, const Signature& signature);
   void chose(const char* algorithm) { newest().algorithm = algorithm; }
-  int64_t end(bool failed);  // ns since its begin
+  int64_t end(bool failed) { return end(count_, failed); }  // of the newest; ns since its begin
+  int64_t end(size_t number, bool failed);                  // nothing when newer records have taken its place
   void end_untimed() { newest().state = Record::State::kDoneUntimed; }
   // The last `most` operations, oldest first, one line each.
-  std::string text(size_t most) const;
+  std::vector<std::string> lines(size_t most) const;
 
  private:
   Record& newest() { return records_[(count_ + kRecords - 1) % kRecords]; }

@@ -55,8 +55,9 @@ Status timed_out(Task& task) {
       break;
     }
   }
-  log(LogLevel::kError, "rank {} of {}{}: deadline of {} ms passed; flight recorder:\n{}", f.rank, f.n_ranks,
-      f.name.empty() ? "" : " (" + f.name + ")", f.timeout_ms, f.recorder.text(8));
+  log(LogLevel::kError, "rank {} of {}{}: deadline of {} ms passed; its last operations:", f.rank, f.n_ranks,
+      f.name.empty() ? "" : " (" + f.name + ")", f.timeout_ms);
+  f.log_recorder();
   return error(moecclTimeout, "{} did not finish within {} ms; unresponsive: {}", task.describe(), f.timeout_ms,
                late.empty() ? "none known" : late);
 }

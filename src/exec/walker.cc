@@ -397,7 +397,7 @@ Status Walker::failure() const {
                                                         std::max(me, other), me < other ? theirs : own));
     }
     return error(moecclMismatch,
-                 "ranks {} and {} disagree on the operation, count, type, operator, root or order of an "
+                 "rank {} and rank {} disagree on the operation, count, type, operator, root or order of an "
                  "operation some before {}",
                  std::min(me, other), std::max(me, other), what);
   }
@@ -449,8 +449,8 @@ Progress WalkTask::poll() {
   // Acquire: pairs with the release in walk_leave() on the device.
   if (f.own->board().progress.walked.load(std::memory_order_acquire) < number_) return Progress::kBlocked;
   if (Status s = walker_.failure(); !s.ok()) {
-    log(LogLevel::kError, "rank {} of {}: {}; flight recorder:\n{}", f.rank, f.n_ranks, s.message(),
-        f.recorder.text(8));
+    log(LogLevel::kError, "rank {} of {}: {}; its last operations:", f.rank, f.n_ranks, s.message());
+    f.log_recorder();
     return fail(std::move(s));
   }
   const int64_t took_ns = f.recorder.end(false);

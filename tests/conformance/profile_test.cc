@@ -169,7 +169,7 @@ TEST(Profile, DifferentFilesAreTheSameErrorOnAllRanks) {
             [&](int rank, moecclComm_t comm) {
               const std::string path = folder.file(rank == 2 ? "1" : "0");
               EXPECT_EQ(moecclProfileLoad(comm, path.c_str()), moecclMismatch);
-              EXPECT_NE(std::strstr(moecclGetLastError(comm), "ranks 0 and 2 were given different profiles"), nullptr)
+              EXPECT_NE(std::strstr(moecclGetLastError(comm), "rank 0 and rank 2 were given different profiles"), nullptr)
                   << moecclGetLastError(comm);
               check_works(rank, 4, comm);  // with the profile from before
             },
@@ -251,7 +251,7 @@ TEST(Profile, DifferentFilesAtInitFailAllRanksAlike) {
       3,
       [&](int, moecclResult_t result, moecclComm_t) {
         EXPECT_EQ(result, moecclMismatch);
-        EXPECT_NE(std::strstr(moecclGetLastError(nullptr), "ranks 0 and 1 were given different profiles"), nullptr)
+        EXPECT_NE(std::strstr(moecclGetLastError(nullptr), "rank 0 and rank 1 were given different profiles"), nullptr)
             << moecclGetLastError(nullptr);
       },
       [&](int rank) { ASSERT_EQ(chdir(folder.file(rank == 1 ? "1" : "0").c_str()), 0); });
@@ -262,7 +262,7 @@ TEST(Profile, AVariableThatOneRankLacksIsNamedOnAllRanks) {
       3,
       [&](int, moecclResult_t result, moecclComm_t) {
         EXPECT_EQ(result, moecclMismatch);
-        EXPECT_NE(std::strstr(moecclGetLastError(nullptr), "ranks 0 and 2 disagree on MOECCL_PROFILE"), nullptr)
+        EXPECT_NE(std::strstr(moecclGetLastError(nullptr), "rank 0 and rank 2 disagree on MOECCL_PROFILE"), nullptr)
             << moecclGetLastError(nullptr);
       },
       [&](int rank) {
@@ -281,7 +281,7 @@ TEST(Profile, DifferentTopologiesFailAllRanksAlike) {
         config.init_timeout_ms = 30'000;
         config.topology = rank == 3 ? "node:4 gpu:1" : "node:2 gpu:2";
         EXPECT_EQ(moecclCommInitRankConfig(&comm, 4, unique_id(), rank, &config), moecclMismatch);
-        EXPECT_NE(std::strstr(moecclGetLastError(nullptr), "ranks 0 and 3 disagree"), nullptr)
+        EXPECT_NE(std::strstr(moecclGetLastError(nullptr), "rank 0 and rank 3 disagree"), nullptr)
             << moecclGetLastError(nullptr);
       },
       options);

@@ -121,7 +121,7 @@ TEST(Topology, RanksThatReadDifferentFilesGetOneError) {
         moecclComm_t comm = nullptr;
         ASSERT_EQ(moecclCommInitRankConfig(&comm, 4, moeccl::testing::unique_id(), rank, &config), moecclMismatch);
         EXPECT_NE(
-            std::string(moecclGetLastError(nullptr)).find("ranks 0 and 1 read different topologies from \"./machine"),
+            std::string(moecclGetLastError(nullptr)).find("rank 0 and rank 1 read different topologies from \"./machine"),
             std::string::npos)
             << moecclGetLastError(nullptr);
       },

@@ -36,6 +36,14 @@ static void reductions(MPI_Comm comm) {
     for (int r = 0; r < n; ++r) product *= value(r, i);
     expect(longs[i] == product, "Reduce PROD in place", i);
   }
+  /* MPI refuses one buffer for both without MPI_IN_PLACE. */
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* where Open MPI reports some of them */
+  expect(MPI_Allreduce(sum, sum, kCount, MPI_INT, MPI_SUM, comm) != MPI_SUCCESS, "Allreduce of one buffer", 0);
+  if (rank == 0)
+    expect(MPI_Reduce(sum, sum, kCount, MPI_INT, MPI_SUM, 0, comm) != MPI_SUCCESS, "Reduce of one buffer", 0);
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_ARE_FATAL);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
   /* What MoECCL does not reduce stays MPI's. */
   short bits = (short)(1 << rank), all = 0;
   MPI_Allreduce(&bits, &all, 1, MPI_SHORT, MPI_BOR, comm);

@@ -1,0 +1,423 @@
+// Every collective, in each of its fields, on one host and between two, from no element to megabytes: one rank calls
+// something else. Whoever must see that in the operation itself gets moecclMismatch there, all others by their second
+// next call; the sentence names two ranks and the field. docs/mismatches.md says the same in a table.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <numeric>
+#include <optional>
+
+#include "tests/support/hosts.h"
+#include "tests/support/ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+constexpr int kRanks = 4;
+constexpr int kOdd = 2;  // the rank that calls something else
+constexpr int64_t kLimitMs = 2000;
+constexpr int kCallsAfter = 2;  // in which a rank that could not know is told
+
+enum class Field { kCount, kNothing, kType, kOperator, kRoot, kOwnRoot, kOrder, kSplits };
+struct FieldName {
+  Field field;
+  const char* name;  // in a failure
+  const char* word;  // in the sentence
+};
+constexpr FieldName kFields[] = {
+    {Field::kCount, "another count", "count"},
+    {Field::kNothing, "a count of 0 (or 1)", "count"},
+    {Field::kType, "type", "type"},
+    {Field::kOperator, "operator", "operator"},
+    {Field::kRoot, "root", "root"},
+    {Field::kOwnRoot, "itself as root", "root"},
+    {Field::kOrder, "order", "order"},
+    {Field::kSplits, "split sizes", "split sizes"},
+};
+
+struct Collective {
+  moecclOp_t op;
+  const char* name;
+  bool reduces, rooted;
+};
+constexpr Collective kCollectives[] = {
+    {moecclOpAllReduce, "AllReduce", true, false},
+    {moecclOpReduce, "Reduce", true, true},
+    {moecclOpBroadcast, "Broadcast", false, true},
+    {moecclOpAllGather, "AllGather", false, false},
+    {moecclOpReduceScatter, "ReduceScatter", true, false},
+    {moecclOpAllToAll, "AllToAll", false, false},
+    {moecclOpAllToAllv, "AllToAllv", false, false},
+    {moecclOpGather, "Gather", false, true},
+    {moecclOpScatter, "Scatter", false, true},
+    {moecclOpExpertAllReduce, "ExpertAllReduce", true, false},
+};
+
+// What one rank calls.
+struct Call {
+  moecclOp_t op = moecclOpAllReduce;
+  size_t count = 0;
+  moecclDataType_t type = moecclFloat32;
+  moecclRedOp_t reduce = moecclSum;
+  int root = 0;
+  bool splits = false;  // this rank expects more of rank 1 than that sends
+};
+
+struct Buffers {
+  explicit Buffers(size_t count) : in(kRanks * count), out(kRanks * count) {}
+  std::vector<float> in, out;
+};
+
+moecclResult_t perform(const Call& c, moecclComm_t comm, Buffers& b) {
+  const void* in = b.in.data();
+  void* out = b.out.data();
+  switch (c.op) {
+    case moecclOpAllReduce:
+      return moecclAllReduce(in, out, c.count, c.type, c.reduce, comm, nullptr);
+    case moecclOpReduce:
+      return moecclReduce(in, out, c.count, c.type, c.reduce, c.root, comm, nullptr);
+    case moecclOpBroadcast:
+      return moecclBroadcast(in, out, c.count, c.type, c.root, comm, nullptr);
+    case moecclOpAllGather:
+      return moecclAllGather(in, out, c.count, c.type, comm, nullptr);
+    case moecclOpReduceScatter:
+      return moecclReduceScatter(in, out, c.count, c.type, c.reduce, comm, nullptr);
+    case moecclOpAllToAll:
+      return moecclAllToAll(in, out, c.count, c.type, comm, nullptr);
+    case moecclOpGather:
+      return moecclGather(in, out, c.count, c.type, c.root, comm, nullptr);
+    case moecclOpScatter:
+      return moecclScatter(in, out, c.count, c.type, c.root, comm, nullptr);
+    case moecclOpExpertAllReduce: {
+      const int32_t slots[kRanks] = {0, 1, 0, 1};  // two experts of two replicas
+      moecclPlacement_t placement = MOECCL_PLACEMENT_INIT;
+      placement.n_experts = 2;
+      placement.slots_per_rank = 1;
+      placement.slot_expert = slots;
+      return moecclExpertAllReduce(in, out, c.count, c.type, c.reduce, &placement, comm, nullptr);
+    }
+    default: {
+      std::array<size_t, kRanks> sends, expects, at;
+      sends.fill(c.count);
+      expects.fill(c.count);
+      if (c.splits) expects[1] += 2;
+      for (size_t r = 0; r < kRanks; ++r) at[r] = r * (c.count + 2);
+      return moecclAllToAllv(in, sends.data(), at.data(), out, expects.data(), at.data(), c.type, comm, nullptr);
+    }
+  }
+}
+
+// The call of the rank that differs; nothing where the operation has no such field.
+std::optional<Call> other_call(const Collective& op, Call usual, Field field) {
+  Call odd = usual;
+  const bool v = op.op == moecclOpAllToAllv;
+  switch (field) {
+    case Field::kCount:
+      odd.count += 4;
+      return v ? std::nullopt : std::optional(odd);
+    case Field::kNothing:
+      odd.count = usual.count == 0 ? 1 : 0;
+      return v ? std::nullopt : std::optional(odd);
+    case Field::kType:
+      odd.type = moecclInt32;  // of the same size
+      return odd;
+    case Field::kOperator:
+      odd.reduce = op.op == moecclOpExpertAllReduce ? moecclAvg : moecclMax;
+      return op.reduces ? std::optional(odd) : std::nullopt;
+    case Field::kRoot:
+      odd.root = 3;
+      return op.rooted ? std::optional(odd) : std::nullopt;
+    case Field::kOwnRoot:
+      odd.root = kOdd;
+      return op.rooted ? std::optional(odd) : std::nullopt;
+    case Field::kOrder:
+      odd.op = op.op == moecclOpAllGather ? moecclOpAllToAll : moecclOpAllGather;
+      return odd;
+    case Field::kSplits:
+      odd.splits = true;
+      return v ? std::optional(odd) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+bool receives_from_all(moecclOp_t op) {
+  return op == moecclOpAllReduce || op == moecclOpAllGather || op == moecclOpReduceScatter || op == moecclOpAllToAll ||
+         op == moecclOpAllToAllv;
+}
+
+// Whether the rank's own result depends on a rank that differs, so that success would be a lie.
+bool must_see(int rank, const Call& usual, const Call& odd) {
+  const Call& mine = rank == kOdd ? odd : usual;
+  if (usual.op == odd.op && odd.splits) return rank == kOdd || rank == 1;
+  if (receives_from_all(mine.op)) return true;
+  switch (mine.op) {
+    case moecclOpBroadcast:
+    case moecclOpScatter:
+      return mine.root != rank && (rank == kOdd || mine.root == kOdd);
+    case moecclOpReduce:
+    case moecclOpGather:
+      return mine.root == rank;
+    default:  // ExpertAllReduce: the replicas of one expert are on ranks 0 and 2
+      return rank == kOdd || rank == 0;
+  }
+}
+
+std::string who(const FieldName& field, const Collective& op, size_t count, int rank) {
+  return std::string(op.name) + ", rank 2 differs in " + field.name + ", " + std::to_string(count) +
+         " elements, on rank " + std::to_string(rank);
+}
+
+void expect_sentence(const std::string& text, const char* word, const std::string& what) {
+  EXPECT_NE(text.find("rank 2"), std::string::npos) << what << ": the odd rank is not named: " << text;
+  const bool another = text.find("rank 0") != std::string::npos || text.find("rank 1") != std::string::npos ||
+                       text.find("rank 3") != std::string::npos;
+  EXPECT_TRUE(another) << what << ": the other rank is not named: " << text;
+  EXPECT_NE(text.find(word), std::string::npos) << what << ": the field is not named: " << text;
+}
+
+// One case on a communicator of its own. `again`: they agree once before.
+void run_case(int rank, moecclComm_t parent, const Collective& op, const FieldName& field, size_t count, bool again) {
+  const Call usual{.op = op.op, .count = count};
+  const std::optional<Call> odd = other_call(op, usual, field.field);
+  if (!odd) return;
+  const std::string what = who(field, op, count, rank);
+  moecclComm_t comm = nullptr;
+  MOECCL_ASSERT_COMM_OK(moecclCommSplit(parent, 0, rank, &comm, nullptr), parent);
+  set_note(what);
+  Buffers b(count + 8);
+  if (again) {
+    MOECCL_ASSERT_COMM_OK(perform(usual, comm, b), comm);
+    // All have finished it, so that what comes now cannot reach back into it.
+    int32_t done = 1, all = 0;
+    MOECCL_ASSERT_COMM_OK(moecclAllReduce(&done, &all, 1, moecclInt32, moecclSum, parent, nullptr), parent);
+  }
+  const Stopwatch watch;
+  moecclResult_t result = perform(rank == kOdd ? *odd : usual, comm, b);
+  EXPECT_FALSE(result == moecclSuccess && must_see(rank, usual, *odd)) << what << ": success, though it can see it";
+  for (int i = 0; i < kCallsAfter && result == moecclSuccess; ++i) result = perform(usual, comm, b);
+  EXPECT_EQ(result, moecclMismatch) << what << ": " << moecclGetErrorString(result) << ": " << moecclGetLastError(comm);
+  EXPECT_LE(watch.fair_ms(), patient_ms(kLimitMs)) << what << " took so long";
+  if (result != moecclSuccess) expect_sentence(moecclGetLastError(comm), field.word, what);
+  EXPECT_EQ(moecclCommDestroy(comm), moecclSuccess);
+}
+
+enum class Where { kThreads, kProcesses, kHosts };
+class MismatchMatrix : public ::testing::TestWithParam<std::tuple<Collective, Where>> {};
+void PrintTo(const Collective& c, std::ostream* out) { *out << c.name; }
+
+TEST_P(MismatchMatrix, EveryFieldIsNamedToEveryRank) {
+  const Collective op = std::get<0>(GetParam());
+  const Where where = std::get<1>(GetParam());
+  RankOptions options{.mode = where == Where::kThreads ? RankMode::kThreads : RankMode::kProcesses,
+                      .deadline_ms = 120'000};
+  std::unique_ptr<TestHosts> hosts;
+  if (where == Where::kHosts) {
+    std::string why;
+    hosts = TestHosts::create({.weights = {1, 1}, .named = true}, &why);
+    ASSERT_NE(hosts, nullptr) << why;
+    options.hosts = hosts.get();
+  }
+  // Within the first word, staged, in several chunks; 64 MiB where time is given.
+  std::vector<size_t> counts = {0, 1, 1 << 10, 64 << 10, 1 << 20};
+  if (test_scale() >= 4) counts.push_back(16 << 20);
+  run_ranks(
+      kRanks,
+      [&](int rank, moecclComm_t parent) {
+        bool again = false;
+        for (const size_t count : counts) {
+          for (const FieldName& field : kFields) {
+            run_case(rank, parent, op, field, count, again);
+            again = !again;
+          }
+        }
+      },
+      options);
+}
+
+std::string name_of(const ::testing::TestParamInfo<std::tuple<Collective, Where>>& info) {
+  const Where where = std::get<1>(info.param);
+  const char* name = where == Where::kThreads ? "threads" : where == Where::kProcesses ? "processes" : "hosts";
+  return std::string(std::get<0>(info.param).name) + "_" + name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Collectives, MismatchMatrix,
+                         ::testing::Combine(::testing::ValuesIn(kCollectives),
+                                            ::testing::Values(Where::kThreads, Where::kProcesses, Where::kHosts)),
+                         name_of);
+
+// A rank that only sends, again and again, is told by its second next call, whatever becomes of its peers.
+TEST(MismatchStream, ARootThatOnlySendsIsToldByTheSecondNextCall) {
+  for (const RankMode mode : {RankMode::kThreads, RankMode::kProcesses}) {
+    run_ranks(2,
+              [](int rank, moecclComm_t comm) {
+                float data[2] = {1, 2};
+                for (int i = 0; i < 20; ++i)
+                  MOECCL_ASSERT_COMM_OK(moecclBroadcast(data, data, 2, moecclFloat32, 0, comm, nullptr), comm);
+                const Stopwatch watch;
+                moecclResult_t result = moecclSuccess;
+                int calls = 0;
+                // Each is root of its own.
+                for (; calls <= kCallsAfter && result == moecclSuccess; ++calls)
+                  result = moecclBroadcast(data, data, 2, moecclFloat32, rank, comm, nullptr);
+                EXPECT_EQ(result, moecclMismatch) << moecclGetLastError(comm);
+                MOECCL_EXPECT_WITHIN(watch, kLimitMs);
+                const std::string text = moecclGetLastError(comm);
+                for (const char* part : {"root", "rank 0", "rank 1"})
+                  EXPECT_NE(text.find(part), std::string::npos) << text;
+              },
+              {.mode = mode});
+  }
+}
+
+// Rank 1 sends what rank 0 does not expect, of sizes around the first word's.
+TEST(MismatchSplits, BothRanksOfAPairAreToldAtOnce) {
+  for (const RankMode mode : {RankMode::kThreads, RankMode::kProcesses}) {
+    run_ranks(3,
+              [](int rank, moecclComm_t parent) {
+                for (const size_t n :
+                     {size_t{10}, size_t{500}, size_t{1000}, size_t{3000}, size_t{20'000}, size_t{500'000}}) {
+                  for (const int difference : {4, -4}) {
+                    moecclComm_t comm = nullptr;
+                    MOECCL_ASSERT_COMM_OK(moecclCommSplit(parent, 0, rank, &comm, nullptr), parent);
+                    std::vector<int> in(3 * n + 50, rank), out(3 * n + 50);
+                    size_t sends[3] = {n, n, n}, expects[3] = {n, n, n}, at[3] = {0, n + 10, 2 * n + 20};
+                    const auto exchange = [&] {
+                      return moecclAllToAllv(in.data(), sends, at, out.data(), expects, at, moecclInt32, comm, nullptr);
+                    };
+                    MOECCL_ASSERT_COMM_OK(exchange(), comm);
+                    if (rank == 1) sends[0] = static_cast<size_t>(static_cast<int64_t>(n) + difference);
+                    const moecclResult_t result = exchange();
+                    if (rank < 2) {
+                      EXPECT_EQ(result, moecclMismatch) << n << " " << difference << ": " << moecclGetLastError(comm);
+                      const std::string text = moecclGetLastError(comm);
+                      EXPECT_NE(text.find("rank 1 sends"), std::string::npos) << text;
+                      EXPECT_NE(text.find("rank 0 expects " + std::to_string(n)), std::string::npos) << text;
+                    }
+                    EXPECT_EQ(moecclCommDestroy(comm), moecclSuccess);
+                  }
+                }
+              },
+              {.mode = mode});
+  }
+}
+
+// A message's receiver compares size and type.
+TEST(MismatchMessage, OfSizeAndTypeIsToldToTheReceiver) {
+  for (const bool of_type : {false, true}) {
+    for (const size_t count : {size_t{2}, size_t{100'000}}) {
+      run_ranks(2,
+                [&](int rank, moecclComm_t comm) {
+                  std::vector<float> data(count + 4);
+                  const moecclDataType_t theirs = of_type ? moecclInt32 : moecclFloat32;
+                  const Stopwatch watch;
+                  if (rank == 0) {
+                    const moecclResult_t sent = moecclSend(data.data(), count, moecclFloat32, 1, comm, nullptr);
+                    EXPECT_TRUE(sent == moecclSuccess || sent == moecclMismatch) << moecclGetLastError(comm);
+                  } else {
+                    EXPECT_EQ(moecclRecv(data.data(), of_type ? count : count + 1, theirs, 0, comm, nullptr),
+                              moecclMismatch);
+                    const std::string text = moecclGetLastError(comm);
+                    for (const char* part : {"rank 0", "rank 1", of_type ? "type" : "size"})
+                      EXPECT_NE(text.find(part), std::string::npos) << text;
+                  }
+                  MOECCL_EXPECT_WITHIN(watch, kLimitMs);
+                },
+                {.mode = RankMode::kProcesses});
+    }
+  }
+}
+
+// Layers and routings of the same shape, in another order on one rank; a combine where others run a backward dispatch.
+class MismatchMoe : public ::testing::TestWithParam<RankMode> {};
+
+TEST_P(MismatchMoe, AnotherRoutingLayerOrPassIsNamed) {
+  enum Kind { kRouting, kLayer, kPass, kOrder, kKinds };
+  run_ranks(2,
+            [](int rank, moecclComm_t parent) {
+              for (int kind = 0; kind < kKinds; ++kind) {
+                moecclComm_t comm = nullptr;
+                MOECCL_ASSERT_COMM_OK(moecclCommSplit(parent, 0, rank, &comm, nullptr), parent);
+                moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+                config.hidden_bytes = 64;
+                config.type = moecclFloat32;
+                config.top_k = 1;
+                config.n_experts = 4;
+                config.max_tokens = 8;
+                moecclMoe_t layers[2] = {};
+                moecclRouting_t routings[3] = {};
+                std::vector<int32_t> topk(8);
+                for (moecclMoe_t& layer : layers) MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&layer, comm, &config), comm);
+                for (int i = 0; i < 3; ++i) {
+                  for (int t = 0; t < 8; ++t) topk[static_cast<size_t>(t)] = (t + i) % 4;
+                  MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routings[i], layers[i / 2], topk.data(), nullptr, 8),
+                                        comm);
+                }
+                std::vector<float> tokens(8 * 16, 1), rows(16 * 16, 1);
+                const bool odd = rank == 1;
+                moecclResult_t result = moecclSuccess;
+                const Stopwatch watch;
+                for (int i = 0; i < 3 && result == moecclSuccess; ++i) {
+                  if (kind == kOrder && odd) {
+                    result = moecclCombine(routings[0], rows.data(), tokens.data(), nullptr);
+                  } else if (kind == kPass) {
+                    result = odd ? moecclDispatchBackward(routings[0], rows.data(), tokens.data(), nullptr)
+                                 : moecclCombine(routings[0], rows.data(), tokens.data(), nullptr);
+                  } else {
+                    const int which = !odd || kind == kOrder ? 0 : kind == kRouting ? 1 : 2;
+                    result = moecclDispatch(routings[which], tokens.data(), rows.data(), nullptr);
+                  }
+                }
+                const std::string text = moecclGetLastError(comm);
+                EXPECT_EQ(result, moecclMismatch) << kind << ": " << text;
+                MOECCL_EXPECT_WITHIN(watch, kLimitMs);
+                for (const char* part : {"rank 0", "rank 1", kind == kOrder ? "order" : "routing"})
+                  EXPECT_NE(text.find(part), std::string::npos) << kind << ": " << text;
+                for (moecclRouting_t r : routings) (void)moecclRoutingDestroy(r);
+                for (moecclMoe_t layer : layers) (void)moecclMoeDestroy(layer);
+                (void)moecclCommDestroy(comm);
+              }
+            },
+            {.mode = GetParam()});
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, MismatchMoe, ::testing::Values(RankMode::kThreads, RankMode::kProcesses),
+                         [](const ::testing::TestParamInfo<RankMode>& info) { return mode_name(info.param); });
+
+// What all ranks must set alike, at init.
+TEST(MismatchInit, NamesTwoRanksTheFieldAndBothValues) {
+  struct Case {
+    const char* words[3];
+    void (*differ)(moecclConfig_t& config);
+  };
+  const Case cases[] = {
+      {{"deterministic", "false", "true"}, [](moecclConfig_t& c) { c.deterministic = 1; }},
+      {{"staging_bytes", "16777216", "1048576"}, [](moecclConfig_t& c) { c.staging_bytes = 1 << 20; }},
+      {{"topology", "\"\"", "node:3"}, [](moecclConfig_t& c) { c.topology = "node:3"; }},
+      {{"priority", "0", "5"}, [](moecclConfig_t& c) { c.priority = 5; }},
+      {{"pace", "false", "true"},
+       [](moecclConfig_t& c) { c.pace = 1, c.topology = "node:3(bw=1GB/s,lat=20us) gpu:1"; }},
+      {{"MOECCL_TRIALS", "1", "0"}, [](moecclConfig_t&) { setenv("MOECCL_TRIALS", "0", 1); }},
+      {{"MOECCL_PLAN", "\"\"", "allreduce:ring"}, [](moecclConfig_t&) { setenv("MOECCL_PLAN", "allreduce:ring", 1); }},
+  };
+  for (const Case& c : cases) {
+    run_ranks(3,
+              [&](int rank, moecclComm_t) {
+                moecclConfig_t config = MOECCL_CONFIG_INIT;
+                config.init_timeout_ms = static_cast<int32_t>(patient_ms(10'000));
+                if (rank == 2) c.differ(config);
+                moecclComm_t comm = nullptr;
+                const Stopwatch watch;
+                EXPECT_EQ(moecclCommInitRankConfig(&comm, 3, unique_id(), rank, &config), moecclMismatch) << c.words[0];
+                MOECCL_EXPECT_WITHIN(watch, kLimitMs);
+                const std::string text = moecclGetLastError(nullptr);
+                for (const char* part : {"rank 0", "rank 2", c.words[0], c.words[1], c.words[2]})
+                  EXPECT_NE(text.find(part), std::string::npos) << part << ": " << text;
+              },
+              {.mode = RankMode::kProcesses, .init = false});
+  }
+}
+
+}  // namespace
+}  // namespace moeccl::testing
