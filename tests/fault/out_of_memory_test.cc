@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <new>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -78,12 +80,16 @@ struct Buffers {
   std::vector<int32_t> choices;
 };
 
+enum Verdict : int { kGood, kWrongData, kInternalError };
+
 // The calls of one rank, as far as they come: the first failure ends them.
 struct Rank {
   int rank;
   Buffers& b;
   moecclResult_t first = moecclSuccess;
   bool wrong = false;
+
+  Verdict verdict() const { return wrong ? kWrongData : first == moecclInternalError ? kInternalError : kGood; }
 
   bool ok(moecclResult_t result) {
     if (first == moecclSuccess) first = result;
@@ -155,16 +161,18 @@ struct Rank {
   }
 };
 
+Buffers buffers_of(int rank) {
+  Buffers b;
+  b.in.assign(kMost, static_cast<float>(rank + 1));
+  b.out.resize(2 * kMost);
+  b.rows.resize(64 * 64);
+  for (int i = 0; i < 32; ++i) b.choices.push_back((i * 3 + rank) % 8);
+  return b;
+}
+
 // In a process of its own: with the nth allocation failing, or counting them (0). 0 is good.
-enum Verdict : int { kGood, kWrongData, kInternalError };
 Verdict scenario(long nth, long* counted) {
-  Buffers buffers[kRanks];
-  for (int r = 0; r < kRanks; ++r) {
-    buffers[r].in.assign(kMost, static_cast<float>(r + 1));
-    buffers[r].out.resize(2 * kMost);
-    buffers[r].rows.resize(64 * 64);
-    for (int i = 0; i < 32; ++i) buffers[r].choices.push_back((i * 3 + r) % 8);
-  }
+  Buffers buffers[kRanks] = {buffers_of(0), buffers_of(1)};
   Rank ranks[kRanks] = {{0, buffers[0]}, {1, buffers[1]}};
   moecclUniqueId id{};
   std::atomic<int> state{0};
@@ -182,20 +190,51 @@ Verdict scenario(long nth, long* counted) {
   counts = false;
   *counted = n_allocations;
   if (made != moecclSuccess) return made == moecclInternalError ? kInternalError : kGood;
-  for (const Rank& r : ranks) {
-    if (r.wrong) return kWrongData;
-    if (r.first == moecclInternalError) return kInternalError;
-  }
-  return kGood;
+  return ranks[0].verdict() != kGood ? ranks[0].verdict() : ranks[1].verdict();
 }
 
+// The same over TCP: rank 1, the one that runs out of memory, is a process of another host.
+Verdict between_hosts(long nth, long* counted) {
+  setenv("MOECCL_SOCKET_ADDR", "127.0.0.1", 1);
+  setenv("MOECCL_SOCKET_IFNAME", "lo", 1);
+  struct Id {
+    std::atomic<bool> made{false};
+    moecclUniqueId id{};
+  };
+  Shared<Id> shared;
+  const pid_t other = fork();  // before the library reads the environment
+  const int rank = other == 0 ? 1 : 0;
+  setenv("MOECCL_HOST_ID", rank == 0 ? "host-0" : "host-1", 1);
+  Buffers buffers = buffers_of(rank);
+  Rank mine{rank, buffers};
+  if (other == 0) {
+    alarm(static_cast<unsigned>(patient_ms(15'000) / 1000));
+    while (!shared->made) usleep(1000);
+    failing = nth;
+    counts = true;
+    mine.run(shared->id);
+    counts = false;
+    *counted = n_allocations;
+    _exit(mine.verdict());
+  }
+  if (moecclGetUniqueId(&shared->id) != moecclSuccess) return kInternalError;
+  shared->made = true;
+  mine.run(shared->id);
+  int status = 0;
+  while (waitpid(other, &status, 0) < 0 && errno == EINTR) continue;
+  if (!WIFEXITED(status)) raise(WTERMSIG(status));
+  return mine.verdict() != kGood ? mine.verdict() : static_cast<Verdict>(WEXITSTATUS(status));
+}
+
+using Scenario = Verdict (*)(long nth, long* counted);
+
 // The process's wait status.
-int in_child(long nth, long* counted) {
+int in_child(Scenario scenario, long nth, long* counted) {
   Shared<long> count;
   fflush(nullptr);
   const pid_t pid = fork();
   if (pid == 0) {
-    alarm(static_cast<unsigned>(patient_ms(15'000) / 1000));
+    alarm(static_cast<unsigned>(patient_ms(20'000) / 1000));
     (void)!freopen("/dev/null", "w", stderr);
     _exit(scenario(nth, &*count));
   }
@@ -205,24 +244,27 @@ int in_child(long nth, long* counted) {
   return status;
 }
 
-TEST(OutOfMemory, AnyAllocationThatFailsIsAnErrorForAll) {
+void fail_some(Scenario scenario, int most) {
   long n = 0;
-  ASSERT_EQ(in_child(0, &n), 0) << "without a failure";
+  ASSERT_EQ(in_child(scenario, 0, &n), 0) << "without a failure";
   ASSERT_GT(n, 1000);
-  const long samples = std::min<long>(n, scaled(150));
+  const long samples = std::min<long>(n, scaled(most));
   std::mt19937_64 random(test_seed());
   for (long i = 0; i < samples; ++i) {
     // One of each stretch of equal length; of stretches of one, that one.
     const long first = n * i / samples + 1, next = n * (i + 1) / samples + 1;
     const long nth = first + static_cast<long>(random() % static_cast<uint64_t>(next - first));
-    const int status = in_child(nth, nullptr);
+    const int status = in_child(scenario, nth, nullptr);
     if (status == 0) continue;
-    ADD_FAILURE() << "allocation " << nth << " of " << n << ": "
-                  << (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "a rank hangs"
-                      : WIFSIGNALED(status) ? "ended by signal " + std::to_string(WTERMSIG(status))
-                                            : "verdict " + std::to_string(WEXITSTATUS(status)));
+    std::string how = "verdict " + std::to_string(WEXITSTATUS(status));
+    if (WIFSIGNALED(status)) how = "ended by signal " + std::to_string(WTERMSIG(status));
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) how = "a rank hangs";
+    ADD_FAILURE() << "allocation " << nth << " of " << n << ": " << how;
   }
 }
+
+TEST(OutOfMemory, AnyAllocationThatFailsIsAnErrorForAll) { fail_some(scenario, 150); }
+TEST(OutOfMemory, APeerOnAnotherHostHearsOfItToo) { fail_some(between_hosts, 40); }
 
 }  // namespace
 }  // namespace moeccl::testing
