@@ -9,7 +9,7 @@ constexpr size_t kMagicBytes = 64;
 constexpr size_t kPage = 4096;  // staging starts on a page, so that a huge copy is aligned
 
 // "MoECCL" and the layout's number: a segment of another build is refused.
-constexpr uint64_t kMagic = 0x4d6f4543434c0002ull;
+constexpr uint64_t kMagic = 0x4d6f4543434c0003ull;
 
 // Faults at first use cost 0.1 to 0.5 us a page, in the middle of somebody's operation. Entering them all at init costs
 // as much in total: only where that stays near 50 ms (65536 pages of all segments together).
