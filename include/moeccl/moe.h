@@ -41,23 +41,30 @@ typedef struct {
   int32_t capacity;        /* most tokens that one rank sends to one expert; 0: no limit. The first in token order
                               stay, the rest are dropped and counted */
   size_t memory_cap_bytes; /* cap on staging + tables of this layer on this rank, in host and device memory; 0:
-                              MOECCL_MOE_MEMORY_CAP or none */
+                              MOECCL_MOE_MEMORY_CAP or none. Staging takes half of it, or, where the layer needs more,
+                              what the tables of any routing leave */
   const char* algorithm;   /* "auto" (NULL), "flat", "2dh", "hier:1", "hier:2", ...: see moecclMoeExplain */
   size_t scale_bytes;      /* bytes of scales of a row in moecclDispatchScaled; 0: the layer has none */
   size_t scaled_row_bytes; /* bytes of such a row without its scales (fp8 rows of a bf16 layer have half of
                               hidden_bytes); 0: hidden_bytes */
+  size_t staging_bytes;    /* moecclMoeCheck and -QuerySize: that the communicator will have (moecclConfig_t); 0:
+                              MOECCL_STAGING_BYTES or its default. moecclMoeCreate: 0, or the communicator's */
+  int32_t deterministic;   /* the same: 1 for a communicator with deterministic sums. moecclMoeCreate: 0, or 1 with
+                              such a communicator */
 } moecclMoeConfig_t;
 #define MOECCL_MOE_CONFIG_INIT \
-  { sizeof(moecclMoeConfig_t), 0, moecclBfloat16, 0, 0, NULL, 0, moecclLayoutRows, 0, 0, 0, NULL, 0, 0 }
+  { sizeof(moecclMoeConfig_t), 0, moecclBfloat16, 0, 0, NULL, 0, moecclLayoutRows, 0, 0, 0, NULL, 0, 0, 0, 0 }
 
 /* Says, before anything expensive and without a communicator, whether a layer of this shape can run on n_ranks ranks of
  * `topology` (a synthetic string, a file, or NULL for flat). On failure message[message_bytes] names the limit and
- * the remedy. message may be NULL. */
+ * the remedy. message may be NULL. moecclMoeCheck, moecclMoeQuerySize and moecclMoeCreate on a communicator of that
+ * kind accept and refuse the same layers. */
 MOECCL_API moecclResult_t moecclMoeCheck(const moecclMoeConfig_t* config, int n_ranks, const char* topology,
                                          char* message, size_t message_bytes);
 /* The most bytes that the layer will hold on one rank (staging and routing tables, not the caller's buffers), for any
- * routing; where there is a CUDA driver, with what choices and tables take on the device. One routing at a time. Same
- * arguments as moecclMoeCheck. */
+ * routing; where there is a CUDA driver, with what choices and tables take on the device. One routing at a time.
+ * For a config without a cap, this many memory_cap_bytes let the layer run every routing. Same arguments as
+ * moecclMoeCheck. */
 MOECCL_API moecclResult_t moecclMoeQuerySize(const moecclMoeConfig_t* config, int n_ranks, const char* topology,
                                              size_t* bytes);
 

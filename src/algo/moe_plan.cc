@@ -265,14 +265,26 @@ uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree&
   return hash;
 }
 
+namespace {
+
+// Whole cache lines, so that two ranks do not write to one.
+uint64_t rows_of_lines(const MoeShape& shape) { return 64 / std::gcd<uint64_t>(64, shape.widest_row()); }
+
+}  // namespace
+
 uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, const MoePlanShape& plan, uint64_t staging_bytes) {
   const uint64_t fit = staging_bytes / (uint64_t{plan.n_slots} * plan.depth) / shape.widest_row();
   const uint64_t copies = paths.algorithm().dedup() ? 1 : shape.top_k;
   const uint64_t most = std::max<uint64_t>(1, paths.max_origins() * shape.max_tokens * copies);
-  // Whole cache lines, so that two ranks do not write to one.
-  const uint64_t line_rows = 64 / std::gcd<uint64_t>(64, shape.widest_row());
+  const uint64_t line_rows = rows_of_lines(shape);
   const uint64_t rows = std::min(fit, (most + line_rows - 1) / line_rows * line_rows);
   return rows >= line_rows ? rows - rows % line_rows : rows;
+}
+
+uint64_t moe_least_staging(const MoeShape& shape, const MoePlanShape& plan, uint64_t least_rows) {
+  const uint64_t line_rows = rows_of_lines(shape);
+  const uint64_t rows = least_rows < line_rows ? least_rows : (least_rows + line_rows - 1) / line_rows * line_rows;
+  return moe_staging_bytes(shape, plan, rows);
 }
 
 uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows) {

@@ -32,6 +32,8 @@ uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree&
 // Rows of one slot when all slots together may take staging_bytes; at most what any block can hold. 0: not even one row
 // fits. The same on all ranks.
 uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, const MoePlanShape& plan, uint64_t staging_bytes);
+// The least staging with which moe_slot_rows() gives least_rows or more.
+uint64_t moe_least_staging(const MoeShape& shape, const MoePlanShape& plan, uint64_t least_rows);
 uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows);
 // Chunks that a long transfer is cut into, so that hops overlap: with C chunks the fan-out that is not hidden is 1/C of
 // all. Below kMoePipelineBytes for one peer the signals cost more than the overlap gains.

@@ -95,13 +95,6 @@ Paths::Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placemen
       if (placement.n_local(r) > 0) serves[group] = true;
     }
   }
-  if (algorithm_.kind == PathKind::k2dh) {
-    relays_.assign(n, false);
-    const plan::Level& node = tree_.levels[0];
-    for (uint32_t x = 0; x < n; ++x)
-      for (uint32_t g = 0; g < node.n_groups && placement.n_local(x) > 0; ++g)
-        if (g != node.group_of_rank[x]) relays_[counterpart(x, 0, g)] = true;
-  }
   if (domains != nullptr && !domains->plain()) find_domain_edges(placement, *domains);
   find_degrees();
 }
@@ -117,33 +110,6 @@ void Paths::find_domain_edges(const Placement& placement, const Domains& domains
       if (holder != from) domain_edges_[size_t{from} * n + next(from, holder)] = true;
     }
   }
-}
-
-void Paths::find_degrees() {
-  const uint32_t n = n_ranks();
-  std::vector<uint32_t> n_in(n, 0);
-  std::vector<std::vector<uint32_t>> origins_at(n_hops_ + 1, std::vector<uint32_t>(n, 1));
-  for (uint32_t from = 0; from < n; ++from) {
-    uint32_t n_out = 0;
-    for (uint32_t to = 0; to < n; ++to) {
-      if (!edge(from, to)) continue;
-      ++n_out;
-      ++n_in[to];
-    }
-    max_out_ = std::max(max_out_, n_out);
-  }
-  // origins_at[h][r]: how many origins' rows r may hold before hop h; a block of hop h carries at most so many.
-  for (uint32_t h = 0; h < n_hops_; ++h) {
-    origins_at[h + 1] = origins_at[h];
-    for (uint32_t from = 0; from < n; ++from) {
-      for (uint32_t to = 0; to < n; ++to) {
-        if (!edge(from, to) || hop(from, to) != h) continue;
-        origins_at[h + 1][to] += origins_at[h][from];
-        max_origins_ = std::max(max_origins_, origins_at[h][from]);
-      }
-    }
-  }
-  for (const uint32_t degree : n_in) max_in_ = std::max(max_in_, degree);
 }
 
 // LevelTree::counterpart without its scan.

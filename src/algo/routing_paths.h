@@ -98,7 +98,14 @@ class Paths {
   std::vector<uint32_t> incoming(uint32_t rank) const;
   std::vector<uint32_t> outgoing(uint32_t rank) const;
   void append_origins(uint32_t from, uint32_t to, std::vector<uint32_t>& origins) const;
+  // routing_degrees.cc: max_in_, max_out_, max_origins_, and relays_ of k2dh.
+  struct Degrees {
+    std::vector<uint64_t> in, out;  // [n_ranks]
+  };
   void find_degrees();
+  void count_levels(Degrees& d);
+  void count_2dh(Degrees& d);
+  void count_domain_edges(Degrees& d);
   void find_domain_edges(const Placement& placement, const Domains& domains);
 
   MoeAlgorithm algorithm_;

@@ -104,9 +104,10 @@ Result<RoutingKind> parse_routing_kind(std::string_view text) {
 Result<GlobalRouting> make_routing(const RoutingRequest& r, double exponent) {
   if (r.top_k < 1 || r.top_k > 64 || r.top_k > r.n_experts)
     return error(moecclInvalidArgument, "top_k is {}: give 1 to {}", r.top_k, std::min(64u, r.n_experts));
-  if (r.tokens_per_rank * r.n_ranks > (uint64_t{1} << 32) / r.top_k)
-    return error(moecclInvalidArgument, "{} tokens on each of {} ranks, {} experts each: more than 2^32 choices",
-                 r.tokens_per_rank, r.n_ranks, r.top_k);
+  constexpr uint64_t kMostChoices = uint64_t{1} << 28;  // 1 GiB
+  if (r.tokens_per_rank > kMostChoices / r.top_k / std::max(r.n_ranks, 1u))
+    return error(moecclInvalidArgument, "{} tokens on each of {} ranks, {} experts each: more than {} choices",
+                 r.tokens_per_rank, r.n_ranks, r.top_k, kMostChoices);
   GlobalRouting routing;
   routing.n_ranks = r.n_ranks;
   routing.top_k = r.top_k;

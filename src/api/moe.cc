@@ -7,6 +7,8 @@
 #include "src/api/moe_create.h"
 #include "src/api/moe_handles.h"
 #include "src/base/env.h"
+#include "src/bootstrap/bootstrap.h"
+#include "src/comm/config.h"
 #include "topology/discover.h"
 
 using namespace moeccl;
@@ -20,26 +22,44 @@ using api::RoutingTable;
 
 namespace {
 
+// What moecclMoeCheck and moecclMoeQuerySize are asked about, checked.
+struct Question {
+  plan::LevelTree tree;
+  comm::MoeConfig config;
+  uint64_t granted = 0;  // staging of one operation
+};
+
 Result<plan::LevelTree> tree_of(int n_ranks, const char* topology) {
-  if (n_ranks < 1) return error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
+  if (n_ranks < 1 || n_ranks > bootstrap::kMaxRanks)
+    return error(moecclInvalidArgument, "n_ranks is {}: a communicator has between 1 and {} ranks", n_ranks,
+                 bootstrap::kMaxRanks);
   const auto n = static_cast<uint32_t>(n_ranks);
   if (topology == nullptr || *topology == '\0') return plan::LevelTree::flat(n);
   return topology::tree_from_text(topology, n);
 }
 
+Result<Question> question(const moecclMoeConfig_t* given, int n_ranks, const char* topology) {
+  MOECCL_ASSIGN_OR_RETURN(const moecclMoeConfig_t full, comm::MoeConfig::adopt(given));
+  if (full.deterministic < 0 || full.deterministic > 1)
+    return error(moecclInvalidArgument, "config.deterministic is {}: give 0 or 1", full.deterministic);
+  MOECCL_TRY(env_status());
+  MOECCL_ASSIGN_OR_RETURN(const uint64_t staging, comm::Config::staging_of(full.staging_bytes));
+  Question q;
+  MOECCL_ASSIGN_OR_RETURN(q.tree, tree_of(n_ranks, topology));
+  MOECCL_ASSIGN_OR_RETURN(q.config, comm::MoeConfig::from(&full, q.tree, full.deterministic == 1));
+  q.granted = comm::granted_staging(staging);
+  return q;
+}
+
 Status check(const moecclMoeConfig_t* given, int n_ranks, const char* topology) {
-  MOECCL_ASSIGN_OR_RETURN(const plan::LevelTree tree, tree_of(n_ranks, topology));
-  MOECCL_ASSIGN_OR_RETURN(const comm::MoeConfig config, comm::MoeConfig::from(given, tree, false));
-  // A communicator grants half of its staging to an operation; here its size is the environment's.
-  const uint64_t granted = static_cast<uint64_t>(env().staging_bytes) / 2;
-  return comm::fitting(config, tree, config.staging_budget(granted)).status();
+  MOECCL_ASSIGN_OR_RETURN(const Question q, question(given, n_ranks, topology));
+  return comm::fitting(q.config, q.tree, q.granted).status();
 }
 
 Status query_size(const moecclMoeConfig_t* given, int n_ranks, const char* topology, size_t* bytes) {
   if (bytes == nullptr) return api::null_argument("bytes", "the address of a size_t");
-  MOECCL_ASSIGN_OR_RETURN(const plan::LevelTree tree, tree_of(n_ranks, topology));
-  MOECCL_ASSIGN_OR_RETURN(const comm::MoeConfig config, comm::MoeConfig::from(given, tree, false));
-  MOECCL_ASSIGN_OR_RETURN(*bytes, comm::query_size(config, tree, static_cast<uint64_t>(env().staging_bytes)));
+  MOECCL_ASSIGN_OR_RETURN(const Question q, question(given, n_ranks, topology));
+  MOECCL_ASSIGN_OR_RETURN(*bytes, comm::query_size(q.config, q.tree, q.granted));
   return {};
 }
 
@@ -109,14 +129,12 @@ Status api::create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, Communicator&
   *moe = nullptr;
   auto layer = std::make_shared<Layer>(comm_handle, comm);
   // moecclPlanForce and MOECCL_PLAN name an algorithm for layers that leave the choice open.
-  moecclMoeConfig_t open;
   const std::string& forced = comm.selector().forced(moecclOpDispatch);
-  const bool auto_chosen = config != nullptr && config->size == sizeof(*config) &&
-                           (config->algorithm == nullptr || *config->algorithm == '\0');
-  if (auto_chosen && !forced.empty()) {
-    open = *config;
-    open.algorithm = forced.c_str();
-    config = &open;
+  Result<moecclMoeConfig_t> open = comm::MoeConfig::adopt(config);  // a bad one is reported by all ranks together
+  if (open.ok() && !forced.empty() && (open->algorithm == nullptr || *open->algorithm == '\0')) {
+    open->algorithm = forced.c_str();
+    open->size = sizeof(*open);
+    config = &*open;
   }
   MOECCL_ASSIGN_OR_RETURN(layer->moe, comm::MoeLayer::create(layer->channel, config, std::move(domains)));
   MOECCL_ASSIGN_OR_RETURN(*moe, LayerTable::get().add(std::make_unique<LayerHandle>(LayerHandle{std::move(layer)})));

@@ -41,19 +41,22 @@ Result<Config> Config::from(const moecclConfig_t* given) {
   out.pace = c.pace == 1;
   out.priority = c.priority;
   out.topology = c.topology != nullptr ? c.topology : env().topology;
-  out.staging_bytes = c.staging_bytes > 0 ? c.staging_bytes : static_cast<uint64_t>(env().staging_bytes);
+  MOECCL_ASSIGN_OR_RETURN(out.staging_bytes, staging_of(c.staging_bytes));
   out.plan = env().plan;
   out.cuda_context = driver::cuda::current_context();
   if (c.name != nullptr) out.name = std::string(c.name).substr(0, 31);
-  if (out.staging_bytes < kLeastStaging || out.staging_bytes > kMostStaging) {
-    return error(moecclInvalidArgument, "staging_bytes is {}: give between {} and {}", out.staging_bytes, kLeastStaging,
-                 kMostStaging);
-  }
   if (out.topology.size() > kMaxText) {
     return error(moecclInvalidArgument, "config.topology has {} bytes: at most {} are accepted", out.topology.size(),
                  kMaxText);
   }
   return out;
+}
+
+Result<uint64_t> Config::staging_of(uint64_t given) {
+  const uint64_t bytes = given > 0 ? given : static_cast<uint64_t>(env().staging_bytes);
+  if (bytes >= kLeastStaging && bytes <= kMostStaging) return bytes;
+  return error(moecclInvalidArgument, "staging_bytes is {}: give between {} and {}", bytes, kLeastStaging,
+               kMostStaging);
 }
 
 void Config::write_agreed(Writer& out) const {

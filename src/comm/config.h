@@ -24,6 +24,8 @@ struct Config {
   void* cuda_context = nullptr;  // the calling thread's at init, whose device this rank uses; null: host memory only
 
   static Result<Config> from(const moecclConfig_t* config);  // null: all defaults
+  // moecclConfig_t.staging_bytes after defaults, environment and checks.
+  static Result<uint64_t> staging_of(uint64_t given);
   // What all ranks must have alike, for the exchange at init.
   void write_agreed(Writer& out) const;
   static Config read_agreed(Reader& in);

@@ -15,16 +15,6 @@ namespace {
 
 constexpr int32_t kMaxTopK = 64;
 
-// The caller's struct, which may be of an older and smaller version, or a newer one: what it lacks is zero.
-Result<moecclMoeConfig_t> adopt(const moecclMoeConfig_t* config) {
-  if (!config) return error(moecclInvalidArgument, "config is NULL: give a moecclMoeConfig_t");
-  if (config->size < sizeof(size_t) || config->size > 4096)
-    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MOE_CONFIG_INIT", config->size);
-  moecclMoeConfig_t full{};
-  std::memcpy(&full, config, std::min(config->size, sizeof(full)));
-  return full;
-}
-
 Status check_numbers(const moecclMoeConfig_t& c) {
   if (c.hidden_bytes < 1 || c.hidden_bytes > UINT32_MAX)
     return error(moecclInvalidArgument, "config.hidden_bytes is {}: a row has between 1 and {} bytes", c.hidden_bytes,
@@ -77,6 +67,15 @@ Status check_rows(const MoeConfig& config) {
 }
 
 }  // namespace
+
+Result<moecclMoeConfig_t> MoeConfig::adopt(const moecclMoeConfig_t* config) {
+  if (!config) return error(moecclInvalidArgument, "config is NULL: give a moecclMoeConfig_t");
+  if (config->size < sizeof(size_t) || config->size > 4096)
+    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MOE_CONFIG_INIT", config->size);
+  moecclMoeConfig_t full{};
+  std::memcpy(&full, config, std::min(config->size, sizeof(full)));
+  return full;
+}
 
 uint64_t MoeConfig::n_held(uint32_t rank) const {
   if (!domains) return placement.n_local(rank);
@@ -138,32 +137,69 @@ uint64_t MoeConfig::hash() const {
   return h;
 }
 
-uint64_t MoeConfig::staging_budget(uint64_t granted) const {
-  // Half of a cap is left to the tables.
-  return memory_cap ? std::min(granted, memory_cap / 2) : granted;
+namespace {
+
+// Of tables on the host, without the records that they are made of.
+uint64_t list_bytes(const MoeConfig& config, const algo::Paths& paths) {
+  const algo::MoeShape& shape = config.shape;
+  const uint64_t n = paths.n_ranks(), all_tokens = n * shape.max_tokens;
+  uint64_t local = 0;
+  for (uint32_t r = 0; r < n; ++r) local = std::max(local, config.n_held(r));
+  algo::RoutingLoad load;
+  load.tokens = shape.max_tokens;
+  load.records = all_tokens;
+  load.choices = all_tokens * shape.top_k;
+  load.rows = all_tokens * std::min<uint64_t>(shape.top_k, local) + local * shape.align_rows;
+  load.lists = uint64_t{paths.max_out()} * (1 + paths.max_in()) + 2 * (1 + paths.max_in());
+  const uint32_t chunks = std::bit_ceil(static_cast<uint32_t>(shape.max_tokens));
+  return algo::RoutingTables::bytes_bound(load, std::max(chunks, 8u));
 }
 
-MoeSlots::MoeSlots(const MoeConfig& config, const algo::Paths& paths, uint64_t budget)
+// The form of RecordView, both sent and received.
+uint64_t record_bytes(const MoeConfig& config, uint64_t n_ranks) {
+  const uint64_t records = n_ranks * config.shape.max_tokens;
+  return 2 * (records * 5 + records * config.shape.top_k * 6 + n_ranks * 32);
+}
+
+}  // namespace
+
+MoeSlots::MoeSlots(const MoeConfig& config, const algo::Paths& paths, uint64_t granted)
     : plan(algo::moe_plan_shape(paths, config.shape.expert_major)),
-      slot_rows(algo::moe_slot_rows(config.shape, paths, plan, budget)) {
+      table_bytes(list_bytes(config, paths) + record_bytes(config, paths.n_ranks())),
+      budget(granted) {
   least_rows = paths.max_origins() * (paths.algorithm().dedup() ? uint64_t{1} : config.shape.top_k);
-  needed_bytes = algo::moe_staging_bytes(config.shape, plan, least_rows);
+  needed_bytes = algo::moe_least_staging(config.shape, plan, least_rows);
+  needed_cap = std::min(2 * needed_bytes, table_bytes + needed_bytes);
+  const auto rows_of = [&](uint64_t bytes) { return algo::moe_slot_rows(config.shape, paths, plan, bytes); };
+  if (config.memory_cap > 0) {
+    // Half of a cap is left to the tables; where that is not enough, all that the tables of no routing need.
+    budget = std::min(granted, config.memory_cap / 2);
+    if (rows_of(budget) < least_rows && config.memory_cap > table_bytes)
+      budget = std::max(budget, std::min(granted, config.memory_cap - table_bytes));
+  }
+  slot_rows = rows_of(budget);
 }
 
-Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const plan::LevelTree& tree, uint64_t budget) {
+Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const plan::LevelTree& tree,
+                                                uint64_t granted) {
   std::vector<algo::MoeAlgorithm> fit;
-  uint64_t least = UINT64_MAX;
+  uint64_t least = UINT64_MAX, least_cap = UINT64_MAX;
   for (const algo::MoeAlgorithm& a : config.algorithms) {
-    const MoeSlots slots(config, algo::Paths(a, tree, config.placement, config.domains.get()), budget);
+    const MoeSlots slots(config, algo::Paths(a, tree, config.placement, config.domains.get()), granted);
     if (slots.enough()) fit.push_back(a);
     least = std::min(least, slots.needed_bytes);
+    if (slots.needed_bytes <= granted) least_cap = std::min(least_cap, slots.needed_cap);
   }
   if (!fit.empty()) return fit;
-  return error(
-      moecclOutOfMemory,
-      "rows of {} bytes on {} ranks need {} bytes of staging, {} are allowed: raise staging_bytes "
-      "(MOECCL_STAGING_BYTES), of which an operation gets half, or memory_cap_bytes, of which half is for staging",
-      config.shape.widest_row(), tree.n_ranks, least, budget);
+  if (least > granted)
+    return error(moecclOutOfMemory,
+                 "rows of {} bytes on {} ranks need {} bytes of staging, an operation gets {}, half of staging_bytes: "
+                 "give the communicator staging_bytes (MOECCL_STAGING_BYTES) of {} or more",
+                 config.shape.widest_row(), tree.n_ranks, least, granted, (2 * least + 127) / 128 * 128);
+  return error(moecclOutOfMemory,
+               "rows of {} bytes on {} ranks need {} bytes of staging, memory_cap_bytes of {} leaves too little: give "
+               "{} or more",
+               config.shape.widest_row(), tree.n_ranks, least, config.memory_cap, least_cap);
 }
 
 namespace {
@@ -193,11 +229,8 @@ uint64_t device_bytes(const MoeConfig& config, const plan::LevelTree& tree, std:
 
 }  // namespace
 
-Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted_staging) {
-  const uint64_t budget = config.staging_budget(granted_staging);
-  MOECCL_ASSIGN_OR_RETURN(const auto algorithms, fitting(config, tree, budget));
-  const algo::MoeShape& shape = config.shape;
-  const uint64_t n = tree.n_ranks, all_tokens = n * shape.max_tokens;
+Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted) {
+  MOECCL_ASSIGN_OR_RETURN(const auto algorithms, fitting(config, tree, granted));
   uint64_t most = 0, most_lists = 0;
   std::vector<std::unique_ptr<algo::Paths>> all_paths;
   std::vector<const algo::Paths*> candidates;
@@ -205,23 +238,11 @@ Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree
   for (const algo::MoeAlgorithm& a : algorithms) {
     all_paths.push_back(std::make_unique<algo::Paths>(a, tree, config.placement, config.domains.get()));
     const algo::Paths& paths = *all_paths.back();
-    const MoeSlots slots(config, paths, budget);
+    const MoeSlots slots(config, paths, granted);
     candidates.push_back(&paths);
     slot_rows.push_back(slots.slot_rows);
-    uint64_t local = 0;
-    for (uint32_t r = 0; r < n; ++r) local = std::max(local, config.n_held(r));
-    algo::RoutingLoad load;
-    load.tokens = shape.max_tokens;
-    load.records = all_tokens;
-    load.choices = all_tokens * shape.top_k;
-    load.rows = all_tokens * std::min<uint64_t>(shape.top_k, local) + local * shape.align_rows;
-    load.lists = uint64_t{paths.max_out()} * (1 + paths.max_in()) + 2 * (1 + paths.max_in());
-    const uint32_t chunks = std::bit_ceil(static_cast<uint32_t>(shape.max_tokens));
-    // Records: the form of RecordView, both sent and received.
-    const uint64_t records = 2 * (load.records * 5 + load.choices * 6 + n * 32);
-    const uint64_t lists = algo::RoutingTables::bytes_bound(load, std::max(chunks, 8u));
-    most_lists = std::max(most_lists, lists);
-    most = std::max(most, lists + records + algo::moe_staging_bytes(shape, slots.plan, slots.slot_rows));
+    most_lists = std::max(most_lists, list_bytes(config, paths));
+    most = std::max(most, slots.table_bytes + slots.staging_bytes(config));
   }
   most += device_bytes(config, tree, candidates, slot_rows, most_lists);
   return config.memory_cap ? std::min(most, config.memory_cap) : most;

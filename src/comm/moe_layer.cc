@@ -9,10 +9,10 @@
 namespace moeccl::comm {
 
 MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen, const plan::LevelTree& tree,
-                           algo::MoeAlgorithm algorithm, uint32_t self, uint64_t staging_budget)
+                           algo::MoeAlgorithm algorithm, uint32_t self, uint64_t granted)
     : name(algorithm.name()),
       paths(algorithm, tree, config.placement, config.domains.get()),
-      slots(config, paths, staging_budget),
+      slots(config, paths, granted),
       rank(paths, tree, seen, self),
       dispatch(algo::build_dispatch(paths, rank, slots.plan)),
       combine(algo::build_combine(paths, rank, slots.plan)) {
@@ -46,6 +46,20 @@ Creation creation(const MoeConfig& config, const moecclMoeConfig_t& given, uint6
            config.scale_bytes, config.scaled_row_bytes}};
 }
 
+// What moecclMoeCheck was told of the communicator holds of this one too.
+Status agree_with_communicator(const moecclMoeConfig_t& given, const MoeHost& host) {
+  if (given.staging_bytes > 0 && granted_staging(given.staging_bytes) != host.staging_bytes())
+    return error(moecclInvalidArgument,
+                 "config.staging_bytes is {}, but the communicator has {}: give 0, or the communicator's in its "
+                 "moecclConfig_t",
+                 given.staging_bytes, 2 * host.staging_bytes());
+  if (given.deterministic == 1 && !host.deterministic())
+    return error(moecclInvalidArgument,
+                 "config.deterministic is 1, but the communicator was created without: give 0, or set deterministic in "
+                 "its moecclConfig_t");
+  return {};
+}
+
 // All ranks see all answers, so they fail or go on together.
 Status compare(const std::vector<Creation>& all, uint32_t rank, const Status& own) {
   if (!own.ok()) return own;
@@ -72,27 +86,28 @@ Status compare(const std::vector<Creation>& all, uint32_t rank, const Status& ow
 
 Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMoeConfig_t* given,
                                                    std::shared_ptr<const algo::Domains> domains) {
-  Result<MoeConfig> config = MoeConfig::from(given, host.tree(), host.deterministic(), std::move(domains));
-  Status own = config.ok() ? Status() : config.status();
+  Result<moecclMoeConfig_t> full = MoeConfig::adopt(given);
+  Result<MoeConfig> config = full.ok() ? MoeConfig::from(&*full, host.tree(), host.deterministic(), std::move(domains))
+                                       : Result<MoeConfig>(full.status());
+  Status own = config.ok() ? agree_with_communicator(*full, host) : config.status();
   std::vector<algo::MoeAlgorithm> fit;
   if (own.ok()) {
-    auto fits = fitting(*config, host.tree(), config->staging_budget(host.staging_bytes()));
+    auto fits = fitting(*config, host.tree(), host.staging_bytes());
     if (fits.ok())
       fit = std::move(*fits);
     else
       own = fits.status();
   }
   Creation mine;
-  if (own.ok()) mine = creation(*config, *given, host.staging_bytes());
+  if (own.ok()) mine = creation(*config, *full, host.staging_bytes());
   mine.code = own.code();
   std::vector<Creation> all(host.n_ranks());
   MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
   MOECCL_TRY(compare(all, host.rank(), own));
   std::unique_ptr<MoeLayer> layer(new MoeLayer(host, std::move(*config)));
-  const uint64_t budget = layer->config_.staging_budget(host.staging_bytes());
   for (const algo::MoeAlgorithm& a : fit)
-    layer->candidates_.push_back(
-        std::make_unique<MoeCandidate>(layer->config_, layer->placement_, host.tree(), a, host.rank(), budget));
+    layer->candidates_.push_back(std::make_unique<MoeCandidate>(layer->config_, layer->placement_, host.tree(), a,
+                                                                host.rank(), host.staging_bytes()));
   return layer;
 }
 

@@ -21,7 +21,7 @@ namespace moeccl::comm {
 struct MoeCandidate {
   // seen: MoeLayer::placement(), which outlives this.
   MoeCandidate(const MoeConfig& config, const algo::Placement& seen, const plan::LevelTree& tree,
-               algo::MoeAlgorithm algorithm, uint32_t rank, uint64_t staging_budget);
+               algo::MoeAlgorithm algorithm, uint32_t rank, uint64_t granted_staging);
   std::string name;
   algo::Paths paths;
   MoeSlots slots;

@@ -87,15 +87,16 @@ Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, 
   std::unique_ptr<MoeReplacement> made;
   if (own.ok()) {
     made.reset(new MoeReplacement(layer, config));
-    const uint64_t budget = made->moe_config_.staging_budget(host.staging_bytes());
     for (const auto& c : layer.candidates()) {
-      made->candidates_.push_back(std::make_unique<MoeCandidate>(
-          made->moe_config_, made->moe_config_.placement, host.tree(), c->paths.algorithm(), host.rank(), budget));
+      made->candidates_.push_back(std::make_unique<MoeCandidate>(made->moe_config_, made->moe_config_.placement,
+                                                                 host.tree(), c->paths.algorithm(), host.rank(),
+                                                                 host.staging_bytes()));
       const MoeSlots& slots = made->candidates_.back()->slots;
       if (!slots.enough())
-        own =
-            error(moecclOutOfMemory, "{} with residuals needs {} bytes of staging, {} are allowed: raise staging_bytes",
-                  c->name, slots.needed_bytes, budget);
+        own = error(
+            moecclOutOfMemory,
+            "{} with residuals needs {} bytes of staging, {} are allowed: raise staging_bytes or memory_cap_bytes",
+            c->name, slots.needed_bytes, slots.budget);
     }
   }
   const Creation mine{hash_of(config), own.code(), 0};

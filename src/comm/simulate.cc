@@ -27,6 +27,8 @@ namespace {
 constexpr size_t kMaxFile = 256u << 20;
 // A plan of more steps than this is simulated only when it is asked for by name: 48 bytes and some 0.3 us each.
 constexpr uint64_t kMostSteps = 4u << 20;
+// And more than this is not, by any name: 3 GiB.
+constexpr uint64_t kMostNamedSteps = 64u << 20;
 // What is called a gain. Below it a simulation cannot tell.
 constexpr double kGain = 1.02;
 
@@ -134,6 +136,13 @@ Result<plan::LevelTree> tree_of(const char* topology) {
 
 std::string path_text(const plan::CriticalPath& path) { return path.summary(); }
 
+// Why a plan of so many steps is not simulated; "": it is.
+std::string too_large(uint64_t steps, bool named) {
+  if (steps <= (named ? kMostNamedSteps : kMostSteps)) return "";
+  if (steps > kMostNamedSteps) return format("{} steps a chunk, at most {} are simulated", steps, kMostNamedSteps);
+  return format("{} steps a chunk; give it by name to simulate it all the same", steps);
+}
+
 // A plan of all ranks on the clock of plan/cost.h. Uplinks: an even share of each group, for such plans load groups
 // alike.
 Outcome priced(const plan::Plan& plan, const plan::LevelTree& tree, const plan::Profile& profile) {
@@ -181,8 +190,7 @@ Status simulate_collective(const moecclSimulateConfig_t& c, const plan::Profile&
       continue;
     }
     const uint64_t steps = uint64_t{a.build(shape, page.tree, 0).n_steps()} * shape.n_ranks;
-    if (steps > kMostSteps && wanted != a.name) {
-      o.refusal = format("{} steps a chunk; give it by name to simulate it all the same", steps);
+    if (o.refusal = too_large(steps, wanted == a.name); !o.refusal.empty()) {
       page.outcomes.push_back(std::move(o));
       continue;
     }
@@ -192,9 +200,11 @@ Status simulate_collective(const moecclSimulateConfig_t& c, const plan::Profile&
 }
 
 Result<algo::Domains> domains_of(const moecclSimulateConfig_t& c, const plan::LevelTree& tree) {
-  if (c.n_levels < 0 || std::any_of(c.domain, c.domain + c.n_levels, [](int32_t s) { return s < 1; }))
-    return error(moecclInvalidArgument, "domain has a size below 1, or n_levels is {}: give 1 or more for each level",
-                 c.n_levels);
+  if (c.n_levels != static_cast<int64_t>(tree.depth()))
+    return error(moecclInvalidArgument, "n_levels is {}: the topology has {} level{}, give a domain size for each",
+                 c.n_levels, tree.depth(), tree.depth() == 1 ? "" : "s");
+  if (std::any_of(c.domain, c.domain + c.n_levels, [](int32_t s) { return s < 1; }))
+    return error(moecclInvalidArgument, "domain has a size below 1: give 1 or more for each level");
   return algo::Domains::make(tree, {c.domain, c.domain + c.n_levels});
 }
 
@@ -242,8 +252,8 @@ Status simulate_exchange(const moecclSimulateConfig_t& c, const plan::Profile& p
       continue;
     }
     const uint64_t steps = uint64_t{made->build(0).n_steps()} * page.tree.n_ranks;
-    if (steps > kMostSteps && wanted.empty()) {
-      refuse(format("{} steps a chunk; give it by name to simulate it all the same", steps));
+    if (std::string why = too_large(steps, !wanted.empty()); !why.empty()) {
+      refuse(std::move(why));
       continue;
     }
     page.outcomes.push_back(priced(made->build_all(), page.tree, profile));
@@ -291,6 +301,8 @@ Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ran
 
 Status simulate_layer(const moecclSimulateConfig_t& c, const plan::Profile& profile, Page& page) {
   const uint32_t n = page.tree.n_ranks;
+  if (n > algo::kMaxTrafficRanks)
+    return error(moecclUnsupported, "a layer on {} ranks: at most {} are simulated", n, algo::kMaxTrafficRanks);
   MOECCL_ASSIGN_OR_RETURN(const MoeQuestion q, moe_question(c, n, page));
   page.moe = true;
   std::vector<algo::MoeAlgorithm> wanted = algo::moe_candidates(page.tree);

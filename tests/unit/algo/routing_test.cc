@@ -1,5 +1,7 @@
 #include "src/algo/routing.h"
 
+#include <numeric>
+#include <random>
 #include <set>
 
 #include "tests/support/moe_cluster.h"
@@ -42,6 +44,45 @@ TEST(AlgorithmNamesTest, ParseListsWhatTheTreeOffers) {
   const auto bad = algo::parse_moe_algorithm("hier:3", tree);
   EXPECT_EQ(bad.status().code(), moecclInvalidArgument);
   EXPECT_NE(bad.status().message().find("hier:2"), std::string::npos) << bad.status().message();
+}
+
+// A tree of up to three levels whose groups differ in size.
+plan::LevelTree random_tree(std::mt19937& random) {
+  const auto draw = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
+  std::vector<plan::LevelSizes> upper(1, {"node", {}, {}});
+  for (uint32_t i = 0, n = 1 + draw(4); i < n; ++i) upper[0].sizes.push_back(1 + draw(3));
+  if (draw(3) > 0) {
+    const uint32_t n_sockets = std::accumulate(upper[0].sizes.begin(), upper[0].sizes.end(), 0u);
+    upper.push_back({"socket", {}, {}});
+    for (uint32_t i = 0; i < n_sockets; ++i) upper[1].sizes.push_back(1 + draw(4));
+  }
+  return test::tree_of(upper);
+}
+
+// Degrees are counted by classes of ranks, edges() lists neighbours: both must agree wherever experts are.
+TEST(PathsTest, DegreesAreThoseOfTheListedEdges) {
+  std::mt19937 random(17);
+  for (int i = 0; i < 300; ++i) {
+    const plan::LevelTree tree = random_tree(random);
+    const uint32_t n = tree.n_ranks, n_homes = 1 + static_cast<uint32_t>(random() % n);
+    std::vector<int32_t> owner(1 + random() % 20);
+    for (int32_t& o : owner) o = static_cast<int32_t>((random() % n_homes) * 7 % n);
+    const Placement placement = Placement::make(static_cast<int64_t>(owner.size()), n, owner.data()).value();
+    for (const MoeAlgorithm& a : algo::moe_candidates(tree)) {
+      const algo::Paths paths(a, tree, placement);
+      size_t max_in = 0, max_out = 0, max_origins = 1;
+      for (uint32_t r = 0; r < n; ++r) {
+        const algo::RankEdges edges = paths.edges(r);
+        max_in = std::max(max_in, edges.in.size());
+        max_out = std::max(max_out, edges.out.size());
+        for (const algo::Edge& e : edges.in) max_origins = std::max(max_origins, e.origins.size());
+      }
+      SCOPED_TRACE(format("case {}: {} ranks, {}", i, n, a.name()));
+      ASSERT_EQ(paths.max_in(), max_in);
+      ASSERT_EQ(paths.max_out(), max_out);
+      ASSERT_EQ(paths.max_origins(), max_origins);
+    }
+  }
 }
 
 TEST(PathsTest, EveryPathEndsAndUsesTheListedEdgesInOrderOfHops) {
