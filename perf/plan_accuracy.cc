@@ -219,7 +219,9 @@ class Rank {
     check(moecclPlanForce(comm_, op.op, "auto"), "force", comm_);
     p.chosen = info(op.op, p.count).algorithm;
     for (const char* name : op.algorithms) {
-      check(moecclPlanForce(comm_, op.op, name), "force", comm_);
+      const moecclResult_t forced = moecclPlanForce(comm_, op.op, name);
+      if (forced == moecclUnsupported) continue;  // it can never run here
+      check(forced, "force", comm_);
       const moecclPlanInfo_t i = info(op.op, p.count);
       if (std::strcmp(i.algorithm, name) == 0) p.runners.push_back({name, i.predicted_us * 1e3, 0, {}});
     }

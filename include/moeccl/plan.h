@@ -40,7 +40,9 @@ typedef struct {
   uint32_t n_steps;    /* steps of this rank per chunk */
   uint32_t n_chunks;
   int32_t emulated;
-  int32_t trial; /* plans are tried in the program's own operations (MOECCL_TRIALS): 0 no, 1 still, 2 and decided */
+  int32_t trial;   /* plans are tried in the program's own operations (MOECCL_TRIALS): 0 no, 1 still, 2 and decided */
+  char forced[32]; /* the forced algorithm, which is not `algorithm` where it does not apply; "": none is forced */
+  char note[192];  /* why it does not apply to this call; "": it does */
 } moecclPlanInfo_t;
 
 /* The plan that would run `op` with this count (as in the operation's own call), type and operator. Not collective. */
@@ -50,9 +52,14 @@ MOECCL_API moecclResult_t moecclPlanQuery(moecclComm_t comm, moecclOp_t op, size
  * rank's steps. *needed (may be NULL) gets the full length + 1. Not collective. */
 MOECCL_API moecclResult_t moecclPlanExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,
                                             char* text, size_t text_bytes, size_t* needed);
-/* Forces an algorithm for an operation; NULL or "auto" returns to the choice by price. All ranks force the same, a
- * difference is moecclMismatch at the next operation. The environment does the same:
- * MOECCL_PLAN=allreduce:ring,alltoall:2dh. moecclInvalidArgument lists the algorithms when the name is unknown. */
+/* Forces an algorithm for an operation: every call to which it applies runs by it, whatever the prices. NULL or "auto"
+ * returns to the choice by price. An algorithm may apply to some sizes and kinds of memory only ("oneshot" to what fits
+ * the staging, "direct" to buffers that peers can reach); other calls then run as if nothing were forced, and
+ * moecclPlanQuery (note), moecclPlanExplain and one warning in the log for each class of sizes say why. All ranks force
+ * the same, a difference is moecclMismatch at the next operation. moecclInvalidArgument lists the algorithms when the
+ * name is unknown; moecclUnsupported says why when it can never apply on this communicator, which then goes on as
+ * before. The environment does the same: MOECCL_PLAN=allreduce:ring,alltoall:2dh; as that is for all communicators of a
+ * process, one on which it can never apply warns and goes on. */
 MOECCL_API moecclResult_t moecclPlanForce(moecclComm_t comm, moecclOp_t op, const char* algorithm);
 
 #ifdef __cplusplus

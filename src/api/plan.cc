@@ -58,6 +58,9 @@ Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t
 // Why this plan: forced, the fastest of those that were tried, or the cheapest.
 std::string reason(const Communicator& c, const Look& l, moecclOp_t op, uint32_t apply) {
   if (c.selector().forced(op) == l.plan.algorithm) return "forced by moecclPlanForce or MOECCL_PLAN";
+  if (const Status obeys = c.selector().obeys_force(l.plan.shape); !obeys.ok())
+    return format("cheapest of {} that apply; {} is forced but does not apply: {}", apply, c.selector().forced(op),
+                  obeys.message());
   if (!l.trial.decided) return format("cheapest of {} that apply", apply);
   std::string text = "tried:";
   for (const auto& [name, ns] : l.trial.took_ns)
@@ -82,6 +85,8 @@ Status query(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type
   info.n_chunks = l.cached->choice.chunking.n_chunks;
   info.emulated = c.paced() ? 1 : 0;
   info.trial = l.trial.decided ? 2 : l.tried ? 1 : 0;
+  std::strncpy(info.forced, c.selector().forced(op).c_str(), sizeof(info.forced) - 1);
+  std::strncpy(info.note, c.selector().obeys_force(l.plan.shape).message().c_str(), sizeof(info.note) - 1);
   std::memcpy(out, &info, std::min(out->size, sizeof(info)));
   return {};
 }

@@ -102,9 +102,16 @@ size_t Communicator::memory_bytes() const {
 }
 
 Status Communicator::force(moecclOp_t op, const std::string& algorithm) {
-  MOECCL_TRY(selector_->force(op, algorithm));
-  if (cuda_ != nullptr && cuda_->walk() != nullptr) MOECCL_TRY(cuda_->walk()->selector().force(op, algorithm));
-  return cuda_ != nullptr ? cuda_->selector().force(op, algorithm) : Status();
+  // Of host memory, of CUDA memory step by step, and by the persistent kernel.
+  std::vector<Selector*> selectors{selector_.get()};
+  if (cuda_ != nullptr) selectors.push_back(&cuda_->selector());
+  if (cuda_ != nullptr && cuda_->walk() != nullptr) selectors.push_back(&cuda_->walk()->selector());
+  const Status never = selector_->can_ever_run(op, algorithm);
+  const bool somewhere =
+      std::any_of(selectors.begin(), selectors.end(), [&](Selector* s) { return s->can_ever_run(op, algorithm).ok(); });
+  if (!somewhere) return never;
+  for (Selector* s : selectors) MOECCL_TRY(s->force(op, algorithm));
+  return {};
 }
 
 std::unique_ptr<exec::Task> Communicator::task_for(bool on_device, std::unique_ptr<exec::Task> task) {

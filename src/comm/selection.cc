@@ -103,23 +103,81 @@ Status Selector::force_from_text(const std::string& text) {
       return error(moecclInvalidArgument,
                    "MOECCL_PLAN: \"{}\" at position {} is not operation:algorithm, such as allreduce:ring", item, at);
     }
-    MOECCL_TRY(force(op, item.substr(colon + 1)));
+    const std::string algorithm = item.substr(colon + 1);
+    MOECCL_TRY(force(op, algorithm));
+    if (const Status never = can_ever_run(op, algorithm); !never.ok())
+      log(rank_ == 0 ? LogLevel::kWarn : LogLevel::kInfo, "MOECCL_PLAN is not followed here: {}", never.message());
     at = end + 1;
   }
   return {};
 }
 
+namespace {
+
+// Names for operations whose plan comes from a routing or a placement.
+Status check_moe_name(moecclOp_t op, const std::string& algorithm) {
+  const std::string_view name = algorithm;
+  if (op == moecclOpDispatch) {
+    const bool hier = name.starts_with("hier:") && name.size() == 6 && name[5] >= '1' && name[5] <= '9';
+    if (hier || name == "flat" || name == "2dh") return {};
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for dispatch: there are flat, 2dh, hier:1, hier:2, ...",
+                 algorithm);
+  }
+  if (op == moecclOpExpertAllReduce) {
+    if (name == "direct" || name == "nodes" || name == "flat") return {};
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for expert_allreduce: there are direct, flat, nodes",
+                 algorithm);
+  }
+  if (op == moecclOpCombine)
+    return error(moecclInvalidArgument, "combine takes the way of its dispatch: force \"{}\" for dispatch", algorithm);
+  return error(moecclInvalidArgument, "{} has one plan: there is no algorithm to force", exec::op_name(op));
+}
+
+}  // namespace
+
 Status Selector::force(moecclOp_t op, const std::string& algorithm) {
   const bool moe = op >= moecclOpDispatch && op != moecclOpTensorAllToAll;  // plans of a routing or a placement
   const bool automatic = algorithm.empty() || algorithm == "auto";
-  if (!automatic && !moe && algo::find(op, algorithm) == nullptr) {
+  if (!automatic && (moe || op == moecclOpSendRecv)) {
+    MOECCL_TRY(check_moe_name(op, algorithm));
+  } else if (!automatic && algo::find(op, algorithm) == nullptr) {
     return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", algorithm, exec::op_name(op),
                  names_for(op));
   }
   const std::lock_guard lock(mutex_);
   forced_[op] = automatic ? "" : algorithm;
+  warned_.clear();
   forget_choices();
   return {};
+}
+
+Status Selector::can_ever_run(moecclOp_t op, const std::string& algorithm) const {
+  const algo::Algorithm* a = algo::find(op, algorithm);
+  if (a == nullptr || tree_.n_ranks == 1) return {};  // one rank copies, by any name
+  // What fits at all fits for one byte.
+  const PlanKey least{op, 0, 1, 1, false};
+  const Status ordinary = a->applies(shape_of(least, false), tree_);
+  if (ordinary.ok() || (heap_reach_ && a->applies(shape_of(least, true), tree_).ok())) return {};
+  return error(moecclUnsupported, "{} can never run {} on this communicator: {}", algorithm, exec::op_name(op),
+               ordinary.message());
+}
+
+Status Selector::obeys_force(const plan::Shape& shape) const {
+  const std::lock_guard lock(mutex_);
+  const algo::Algorithm* a = forced_[shape.op].empty() ? nullptr : algo::find(shape.op, forced_[shape.op]);
+  return a == nullptr ? Status() : a->applies(shape, tree_);
+}
+
+void Selector::warn_of_force(const CachedPlan& cached) {
+  const plan::Shape shape = shape_of(cached.key, false);
+  const Status obeys = obeys_force(shape);
+  if (obeys.ok() || !warned_.insert(class_hash(shape)).second) return;
+  const std::string& forced = forced_[shape.op];
+  const bool in_heap = cached.asks_reach && forced == cached.choice_if_reachable.algorithm;
+  log(rank_ == 0 ? LogLevel::kWarn : LogLevel::kInfo,
+      "{} is forced for {} but does not apply to {} elements of {} bytes: {}; {} runs instead{}", forced,
+      exec::op_name(shape.op), shape.count, shape.element_bytes, obeys.message(), cached.choice.algorithm,
+      in_heap ? format(", and {} where all buffers come from moecclMemAlloc", forced) : "");
 }
 
 void Selector::forget_choices() {
@@ -278,10 +336,7 @@ void Selector::set_profile(const plan::Profile& profile) {
 Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
   if (!forced_[shape.op].empty()) {
     const algo::Algorithm* a = algo::find(shape.op, forced_[shape.op]);
-    Status applies = a->applies(shape, tree_);
-    if (applies.ok()) return Chosen{a, {}};
-    log(LogLevel::kInfo, "forced algorithm {} does not apply to {} of {} elements: {}", a->name,
-        exec::op_name(shape.op), shape.count, applies.message());
+    if (a->applies(shape, tree_).ok()) return Chosen{a, {}};
   }
   // A measured choice costs little, and is made for the very size.
   const uint64_t h = has_plan_fits_ ? hash_combine(class_hash(shape), shape.count) : class_hash(shape);
@@ -384,6 +439,7 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key, const al
   if (const algo::Algorithm* direct = algo::find(key.op, "direct");
       direct != nullptr && wants_direct_rest(*cached, key, *direct))
     add_direct_rest(*cached, key, *direct);
+  if (instead == nullptr) warn_of_force(*cached);
   return cached;
 }
 

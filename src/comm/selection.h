@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "src/algo/algorithm.h"
@@ -61,9 +62,15 @@ class Selector {
   Selector(uint32_t rank, plan::LevelTree tree, plan::Reach reach, bool heap_reach, bool outboxes, bool deterministic,
            uint64_t staging_bytes, const plan::Profile& profile);
 
-  // MOECCL_PLAN: "allreduce:ring,alltoall:2dh".
+  // MOECCL_PLAN: "allreduce:ring,alltoall:2dh". One that can never apply is only warned of: the variable is for all
+  // communicators of a process, which differ.
   Status force_from_text(const std::string& text);
   Status force(moecclOp_t op, const std::string& algorithm);  // "" or "auto": none
+  // moecclUnsupported with the reason, when the operation never runs by this algorithm here, whatever the size and the
+  // memory. For names that force() accepts.
+  Status can_ever_run(moecclOp_t op, const std::string& algorithm) const;
+  // Why a call of this shape does not run by the forced algorithm; success: it does, or none is forced.
+  Status obeys_force(const plan::Shape& shape) const;
 
   Result<std::shared_ptr<CachedPlan>> get(const PlanKey& key);
   // The plan of the last call, when this one is alike; else null.
@@ -116,6 +123,8 @@ class Selector {
   // What is left of an AllToAllv after its first chunk goes directly where that is faster.
   bool wants_direct_rest(const CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const;
   void add_direct_rest(CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const;
+  // Says so once for each class of shapes when the forced algorithm gives way.
+  void warn_of_force(const CachedPlan& cached);
   void forget_choices();
   void forget_last();
   Result<std::shared_ptr<CachedPlan>> find_or_build(const PlanKey& key);
@@ -132,6 +141,7 @@ class Selector {
   uint64_t profile_hash_ = 0;
   bool has_plan_fits_ = false;  // the profile's plans were measured on this topology and number of ranks
   std::string forced_[MOECCL_NUM_OPS];
+  std::unordered_set<uint64_t> warned_;  // classes of shapes, since the last force()
 
   // Choices are made on the caller's thread, and again on the one that runs operations.
   mutable std::recursive_mutex mutex_;
