@@ -66,6 +66,21 @@ Result<AllChoices> unpack_choices(const PackedChoices& packed, const Placement& 
   return all;
 }
 
+Status check_against(const RoutingTables& tables, const AllChoices& choices, const Placement& placement,
+                     uint32_t rank) {
+  for (uint32_t origin = 0; origin < placement.n_ranks; ++origin) {
+    uint64_t local = 0;
+    for (uint64_t c = choices.first_choice[choices.first_token[origin]];
+         c < choices.first_choice[choices.first_token[origin + 1]]; ++c)
+      local += choices.expert[c] < placement.n_experts() && placement.owner[choices.expert[c]] == rank;
+    const uint64_t known = tables.choice_first[origin + 1] - tables.choice_first[origin];
+    if (local != known)
+      return error(moecclRemoteError, "rank {} names {} choices of rank {}'s experts, its routing had {}", origin,
+                   local, rank, known);
+  }
+  return {};
+}
+
 uint32_t Samples::home(uint32_t sample) const {
   return static_cast<uint32_t>(std::upper_bound(first.begin(), first.end(), sample) - first.begin() - 1);
 }

@@ -46,6 +46,10 @@ struct PackedChoices {
 Result<AllChoices> unpack_choices(const PackedChoices& packed, const Placement& placement,
                                   std::span<const uint32_t> canonical);
 
+// Whether choices are those of which the rank's tables were made: both are words of peers, which may contradict
+// themselves. Residents have no part in it.
+Status check_against(const RoutingTables& tables, const AllChoices& choices, const Placement& placement, uint32_t rank);
+
 // Samples of `tokens` tokens each, numbered over all ranks in order.
 struct Samples {
   uint64_t tokens = 1;

@@ -250,8 +250,8 @@ Status Migration::verdict(const Flight& flight) const {
                    "moecclSharedExpert; no rank has switched",
                    w[0].layer, r);
     if (w[r].code != moecclSuccess)
-      return error(static_cast<moecclResult_t>(w[r].code),
-                   "layer {}: rank {} received experts that do not decode; no rank has switched", w[0].layer, r);
+      return error(moecclInternalError, "layer {}: rank {} received experts that do not decode; no rank has switched",
+                   w[0].layer, r);
   }
   return {};
 }

@@ -205,7 +205,7 @@ Status MoeReplacement::exchange(const Status& own, const int32_t* next, const in
   MOECCL_TRY(take_next(all.data() + sizeof(Hello), stride, n_experts));
   const algo::PackedChoices packed{all.data() + offset, stride, tokens, k, config_.residual != 0};
   MOECCL_ASSIGN_OR_RETURN(choices_, algo::unpack_choices(packed, moe_config_.placement, canonical_));
-  return {};
+  return algo::check_against(routing_->tables_, choices_, layer_.config().placement, host.rank());
 }
 
 Status MoeReplacement::take_next(const std::byte* blobs, size_t stride, size_t n_experts) {
@@ -216,10 +216,12 @@ Status MoeReplacement::take_next(const std::byte* blobs, size_t stride, size_t n
     const size_t n = (samples_.first[r + 1] - samples_.first[r]) * n_experts;
     if (n > 0) std::memcpy(next_.data() + samples_.first[r] * n_experts, blobs + r * stride, n * sizeof(int32_t));
   }
+  // Their sums over the experts of a rank are 32-bit numbers too.
+  const auto most = static_cast<int32_t>(INT32_MAX / std::max<size_t>(n_experts, 1));
   for (size_t i = 0; i < next_.size(); ++i)
-    if (next_[i] < 0)
-      return error(moecclInvalidArgument, "next of sample {} for expert {} is {}: counts are 0 or more", i / n_experts,
-                   i % n_experts, next_[i]);
+    if (next_[i] < 0 || next_[i] > most)
+      return error(moecclInvalidArgument, "next of sample {} for expert {} is {}: give a count between 0 and {}",
+                   i / n_experts, i % n_experts, next_[i], most);
   return {};
 }
 

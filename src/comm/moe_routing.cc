@@ -33,6 +33,20 @@ Status remote(uint32_t rank, int32_t code) {
                moecclGetErrorString(static_cast<moecclResult_t>(code)));
 }
 
+// Rows that ranks say to put on the links: no more than a row for each choice and hop.
+Status check_counts(const std::vector<algo::LevelCount>& counts, const std::vector<uint64_t>& tokens_of, uint64_t top_k,
+                    const plan::LevelTree& tree) {
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const algo::LevelCount& c = counts[i];
+    const size_t rank = i / tree.depth(), level = i % tree.depth();
+    const uint64_t most = tokens_of[rank] * top_k * tree.depth();
+    if (c.rows > most || c.peak > c.rows || c.reach > tree.levels[level].n_groups)
+      return error(moecclRemoteError, "rank {} says that its {} tokens send {} rows across {}, {} of them to one group",
+                   rank, tokens_of[rank], c.rows, tree.levels[level].name, c.peak);
+  }
+  return {};
+}
+
 }  // namespace
 
 Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens) {
@@ -139,6 +153,9 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   for (uint32_t r = 0; r < n; ++r) {
     std::memcpy(&hello, greetings + r * bytes, sizeof(hello));
     if (hello.code != moecclSuccess) return remote(r, hello.code);
+    if (hello.n_tokens > layer_.config().shape.max_tokens)
+      return error(moecclRemoteError, "rank {} says that it brings {} tokens: the layer was created with max_tokens {}",
+                   r, hello.n_tokens, layer_.config().shape.max_tokens);
     tokens_of_[r] = hello.n_tokens;
   }
   MOECCL_TRY(agree_on_weights(greetings, bytes));
@@ -149,6 +166,7 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
     for (uint32_t r = 0; r < n; ++r)
       std::memcpy(&counts[size_t{r} * depth], greetings + r * bytes + sizeof(Hello) + c * depth * sizeof(counts[0]),
                   depth * sizeof(counts[0]));
+    MOECCL_TRY(check_counts(counts, tokens_of_, layer_.config().shape.top_k, host.tree()));
     algo::MoeRows rows{algo::level_loads(host.tree(), counts), layer_.config().shape.row_bytes,
                        static_cast<double>(tokens) * layer_.config().shape.top_k / n};
     prices_.push_back(
@@ -205,7 +223,17 @@ Status MoeRouting::exchange_records() {
     if (sizes[size_t{r} * n] == kFailed) return remote(r, moecclRemoteError);
   received_bytes_.resize(n);
   size_t total = 0;
-  for (uint32_t r = 0; r < n; ++r) total += received_bytes_[r] = sizes[size_t{r} * n + host.rank()];
+  const uint64_t top_k = layer_.config().shape.top_k;
+  for (uint32_t r = 0; r < n; ++r) {
+    const uint64_t bytes = sizes[size_t{r} * n + host.rank()];
+    const size_t most =
+        algo::message_words(tokens_of_[r], tokens_of_[r] * top_k, tokens_of_[r] * top_k) * sizeof(uint32_t);
+    if (bytes > most || bytes % sizeof(uint32_t) != 0)
+      return error(moecclRemoteError,
+                   "rank {} announces {} bytes of routing records for {} tokens: at most {} are possible", r, bytes,
+                   tokens_of_[r], most);
+    total += received_bytes_[r] = bytes;
+  }
   received_.resize(total / sizeof(uint32_t));
   return host.all_to_all_v(writer_.words().data(), writer_.bytes().data(), received_.data(), received_bytes_.data());
 }
@@ -251,6 +279,10 @@ Status MoeRouting::agree() {
     if (all[r].needed_bytes > 0)
       return error(moecclOutOfMemory, "rank {} needs {} bytes for this routing, memory_cap_bytes allows {}", r,
                    all[r].needed_bytes, layer_.config().memory_cap);
+    // As fine as one token of each origin a chunk, see RoutingTables::min_chunks().
+    if (all[r].min_chunks > std::bit_ceil(layer_.config().shape.max_tokens))
+      return error(moecclRemoteError, "rank {} asks for {} chunks: {} tokens have at most {}", r, all[r].min_chunks,
+                   layer_.config().shape.max_tokens, std::bit_ceil(layer_.config().shape.max_tokens));
     if (all[r].min_chunks == 0)
       return error(moecclInternalError, "rank {} found no cut of this routing into slots of {} rows", r,
                    layer_.candidates()[chosen_]->slots.slot_rows);

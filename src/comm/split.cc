@@ -79,6 +79,7 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   const Wish mine{color, key};
   std::vector<Wish> wishes(parent.n_ranks());
   MOECCL_TRY(all_gather_bytes(parent, &mine, sizeof(mine), wishes.data()));
+  wishes[parent.rank()] = mine;
   std::vector<uint32_t> members;
   for (uint32_t r = 0; r < parent.n_ranks(); ++r) {
     if (color >= 0 && wishes[r].color == color) members.push_back(r);

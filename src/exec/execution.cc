@@ -140,14 +140,15 @@ bool Execution::last_chunk_known() {
       waiting_peer_ = p;
       return false;
     }
-    most = std::max(most, e.max_block.load(std::memory_order_relaxed));
+    // The word of a peer: a block that no memory holds is a lie, whose chunks would not even be counted.
+    most = std::max(most, std::min(e.max_block.load(std::memory_order_relaxed), kMostBytes / op_.element_bytes));
   }
   const uint64_t chunk = std::max<uint64_t>(1, binding_.chunking.chunk);
   largest_block_ = most;
   const uint64_t left = most - std::min(most, moved_);
   rest_follows_ = op_.for_rest != nullptr && moved_ == 0 && left > chunk;
   binding_.chunking.n_chunks =
-      rest_follows_ ? 1 : static_cast<uint32_t>(std::max<uint64_t>(1, (left + chunk - 1) / chunk));
+      rest_follows_ ? 1 : static_cast<uint32_t>(std::clamp<uint64_t>((left + chunk - 1) / chunk, 1, UINT32_MAX));
   chunks_known_ = true;
   return true;
 }

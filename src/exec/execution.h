@@ -11,6 +11,9 @@
 
 namespace moeccl::exec {
 
+// More than any process can address.
+inline constexpr uint64_t kMostBytes = uint64_t{1} << 57;
+
 class Execution final : public AgreedTask {
  public:
   // Begins at the first poll.

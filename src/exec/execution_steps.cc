@@ -87,9 +87,11 @@ uint64_t Execution::governing(const Step& s) const {
 Range Execution::range(const Ref& ref, uint64_t length, uint32_t chunk) const {
   Range r = plan::resolve(binding_, *choice_.program, ref, length, chunk);
   if (is_v() && ref.rank != fabric().rank && ref.buffer == Buffer::kInput) {
-    // A peer's block for us starts where the peer says; how long it is was checked against our count.
+    // A peer's block for us starts where the peer says; how long it is was checked against our count. Nothing lies
+    // beyond kMostBytes: there a lie stays a place that address() refuses, and does not come round to a small number.
     const uint64_t start = fabric().link(ref.rank).block(sequence_).displacement.load(std::memory_order_relaxed);
-    r.offset = start + moved_ + plan::chunk_range(binding_.chunking, length, chunk).offset;
+    r.offset = std::min(start, kMostBytes / op_.element_bytes) + moved_ +
+               plan::chunk_range(binding_.chunking, length, chunk).offset;
   }
   return r;
 }

@@ -27,6 +27,13 @@ struct Transfer {
   int64_t duration_ns = 0;
 };
 
+// When a lane will be free. Any rank writes the word: one that lies far ahead makes others wait until their timeout,
+// and must not make the sums below overflow.
+inline int64_t free_at(const LaneWords& lane) {
+  constexpr int64_t kFarthest = INT64_MAX / 4;
+  return std::clamp(lane.free_ns.load(std::memory_order_relaxed), int64_t{0}, kFarthest);
+}
+
 inline bool higher_waits(const LaneWords& lane, uint32_t traffic_class, int64_t now) {
   for (uint32_t c = traffic_class + 1; c < kTrafficClasses; ++c)
     if (lane.claim_ns[c].load(std::memory_order_relaxed) > now) return true;
@@ -35,7 +42,7 @@ inline bool higher_waits(const LaneWords& lane, uint32_t traffic_class, int64_t 
 
 // Whether the transfer may take the lane now. False: a claim is left, ask again.
 inline bool may_go(LaneWords& lane, const Transfer& t, int64_t now) {
-  const bool soon = lane.free_ns.load(std::memory_order_relaxed) - now <= kWindow_ns;
+  const bool soon = free_at(lane) - now <= kWindow_ns;
   const bool owed = lane.owed_ns[t.traffic_class].load(std::memory_order_relaxed) >= t.duration_ns;
   if (soon && (owed || !higher_waits(lane, t.traffic_class, now))) return true;
   lane.claim_ns[t.traffic_class].store(now + kClaim_ns, std::memory_order_relaxed);
@@ -61,7 +68,7 @@ inline int64_t reserve(LaneWords& lane, int64_t earliest, int64_t duration) {
   int64_t free = lane.free_ns.load(std::memory_order_relaxed);
   int64_t end = 0;
   do {
-    end = std::max(free, earliest) + duration;
+    end = std::max(std::clamp(free, int64_t{0}, INT64_MAX / 4), earliest) + duration;
   } while (!lane.free_ns.compare_exchange_weak(free, end, std::memory_order_relaxed));
   return end;
 }
