@@ -11,7 +11,8 @@ namespace moeccl::topology {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;             // read: finding a field takes no longer where there are many
+using Ordered = nlohmann::ordered_json;  // written, as a person would
 
 constexpr const char* kLine = "@line";  // put into each object while it is parsed
 constexpr NodeKind kKinds[] = {NodeKind::kHost,     NodeKind::kSocket, NodeKind::kNuma,
@@ -22,6 +23,7 @@ constexpr LinkLayer kLayers[] = {LinkLayer::kUnknown, LinkLayer::kEthernet, Link
 constexpr PortState kStates[] = {PortState::kUnknown, PortState::kDown, PortState::kUp};
 constexpr std::pair<const char*, const char*> kUnits[] = {
     {"bandwidth", "GB/s"}, {"latency", "ns"}, {"memory", "bytes"}, {"rate", "Gbit/s"}};
+constexpr int kMaxJsonDepth = 16;
 constexpr size_t kMaxNodesOfAll = size_t{1} << 20;  // of all hosts of a file
 
 // Tells on which line the parser is.
@@ -292,14 +294,14 @@ Status parse_failure(const std::string& what, const std::string& file) {
   return error(moecclInvalidArgument, "{}:1: {}", file, printable(what));
 }
 
-Json cost_fields(Json json, const plan::LinkCost& cost) {
+Ordered cost_fields(Ordered json, const plan::LinkCost& cost) {
   if (cost.bytes_per_ns > 0) json["bandwidth"] = cost.bytes_per_ns;
   if (cost.alpha_ns > 0) json["latency"] = cost.alpha_ns;
   return json;
 }
 
-Json node_json(const Node& node) {
-  Json json = {{"id", node.id}, {"kind", kind_name(node.kind)}};
+Ordered node_json(const Node& node) {
+  Ordered json = {{"id", node.id}, {"kind", kind_name(node.kind)}};
   if (!node.parent.empty()) json["parent"] = node.parent;
   if (!node.name.empty()) json["name"] = node.name;
   if (node.number >= 0) json["number"] = node.number;
@@ -308,7 +310,7 @@ Json node_json(const Node& node) {
   if (node.memory_bytes > 0) json["memory"] = node.memory_bytes;
   json = cost_fields(std::move(json), node.uplink);
   for (const Port& port : node.ports) {
-    Json p = {{"number", port.number}};
+    Ordered p = {{"number", port.number}};
     if (!port.interface.empty()) p["interface"] = port.interface;
     if (port.layer != LinkLayer::kUnknown) p["layer"] = layer_name(port.layer);
     if (port.state != PortState::kUnknown) p["state"] = state_name(port.state);
@@ -323,11 +325,11 @@ Json node_json(const Node& node) {
   return json;
 }
 
-Json host_json(const Graph& graph) {
-  Json json = Json::object();
+Ordered host_json(const Graph& graph) {
+  Ordered json = Ordered::object();
   for (const Node& node : graph.nodes) json["nodes"].push_back(node_json(node));
   for (const Link& link : graph.links) {
-    Json l = {{"kind", link_name(link.kind)}, {"a", link.a}, {"b", link.b}, {"count", link.count}};
+    Ordered l = {{"kind", link_name(link.kind)}, {"a", link.a}, {"b", link.b}, {"count", link.count}};
     l = cost_fields(std::move(l), link.cost);
     if (!link.sources.empty()) l["sources"] = link.sources;
     json["links"].push_back(std::move(l));
@@ -343,7 +345,11 @@ Result<std::vector<Graph>> read_json(std::string_view text, const std::string& f
     return error(moecclInvalidArgument, "{}: {} bytes, at most {} are possible", file, text.size(), kMaxJsonBytes);
   uint32_t line = 1;
   std::vector<uint32_t> open;
-  const auto mark_lines = [&](int, Json::parse_event_t event, Json& parsed) {
+  uint32_t deep_line = 0;  // where the first value began that stands too deep; it is dropped
+  const auto mark_lines = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    const bool begins = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
+    if (begins && depth >= kMaxJsonDepth && deep_line == 0) deep_line = line;
+    if (deep_line != 0) return false;
     if (event == Json::parse_event_t::object_start) open.push_back(line);
     if (event == Json::parse_event_t::object_end) {
       if (!open.empty()) parsed[kLine] = open.back(), open.pop_back();
@@ -354,6 +360,9 @@ Result<std::vector<Graph>> read_json(std::string_view text, const std::string& f
   try {
     const Json json =
         Json::parse(LineIterator(text.data(), &line), LineIterator(text.data() + text.size(), &line), mark_lines);
+    if (deep_line != 0)
+      return error(moecclInvalidArgument, "{}:{}: lists and objects stand in one another more than {} deep", file,
+                   deep_line, kMaxJsonDepth);
     if (!json.is_object())
       return error(moecclInvalidArgument, "{}:1: wanted an object with the field moeccl_topology", file);
     return read_document(json, file);
@@ -363,11 +372,11 @@ Result<std::vector<Graph>> read_json(std::string_view text, const std::string& f
 }
 
 std::string to_json(std::span<const Graph> hosts) {
-  Json units = Json::object();
+  Ordered units = Ordered::object();
   for (const auto& [key, unit] : kUnits) units[key] = unit;
-  Json json = {{"moeccl_topology", 1}, {"units", units}, {"hosts", Json::array()}};
+  Ordered json = {{"moeccl_topology", 1}, {"units", units}, {"hosts", Ordered::array()}};
   for (const Graph& graph : hosts) json["hosts"].push_back(host_json(graph));
-  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json.dump(1, ' ', false, Ordered::error_handler_t::replace) + "\n";
 }
 
 }  // namespace moeccl::topology

@@ -1,198 +1,160 @@
 #include "src/plan/json_text.h"
 
-#include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
 
 namespace moeccl::plan {
 
 namespace {
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+struct Place {
+  uint32_t line = 1, column = 1;
+};
 
-void append_utf8(std::string& text, uint32_t code) {
-  if (code < 0x80) {
-    text += static_cast<char>(code);
-  } else if (code < 0x800) {
-    text += static_cast<char>(0xc0 | (code >> 6));
-    text += static_cast<char>(0x80 | (code & 0x3f));
-  } else {
-    text += static_cast<char>(0xe0 | (code >> 12));
-    text += static_cast<char>(0x80 | ((code >> 6) & 0x3f));
-    text += static_cast<char>(0x80 | (code & 0x3f));
+// Where the reader stands, and where what it reads now began.
+struct Cursor {
+  Place at, start;
+  bool between = true;  // two values: what comes next, but for space and what separates them, begins one
+
+  void take(char c) {
+    const bool separates = c == ' ' || c == '\t' || c == '\r' || c == '\n' || c == ',' || c == ':';
+    if (between && !separates) {
+      start = at;
+      between = false;
+    }
+    ++at.column;
+    if (c == '\n') at = {at.line + 1, 1};
   }
-}
+  Place begun() const { return between ? at : start; }
+};
 
-class JsonParser {
+// Shows the text to the reader and tells the cursor of each character.
+class Characters {
  public:
-  JsonParser(std::string_view text, const std::string& source) : text_(text), source_(source) {}
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+  Characters() = default;
+  Characters(const char* at, Cursor* cursor) : at_(at), cursor_(cursor) {}
+  reference operator*() const { return *at_; }
+  Characters& operator++() {
+    cursor_->take(*at_++);
+    return *this;
+  }
+  Characters operator++(int) {
+    Characters before = *this;
+    ++*this;
+    return before;
+  }
+  bool operator==(const Characters& other) const { return at_ == other.at_; }
+  bool operator!=(const Characters& other) const { return at_ != other.at_; }
 
-  Result<Json> document() {
-    if (text_.size() > kMaxJsonBytes)
-      return error(moecclInvalidArgument, "{}: {} bytes: at most {} are read", source_, text_.size(), kMaxJsonBytes);
-    Json root;
-    MOECCL_TRY(value(root, 0));
-    skip_space();
-    if (at_ < text_.size()) return wrong("expected the end of the file");
-    return root;
+ private:
+  const char* at_ = nullptr;
+  Cursor* cursor_ = nullptr;
+};
+
+// Receives what the library's reader finds, one call each (its names), and makes a Json of it. False ends the reading.
+class Builder {
+ public:
+  Builder(const std::string& source, Cursor& cursor) : source_(source), cursor_(cursor) {}
+  Result<Json> finish() && {
+    if (!status_.ok()) return std::move(status_);
+    return std::move(root_);
+  }
+
+  bool null() { return add(Json::Kind::kNull) != nullptr; }
+  bool boolean(bool truth) {
+    Json* const v = add(Json::Kind::kBool);
+    if (v != nullptr) v->truth = truth;
+    return v != nullptr;
+  }
+  bool number_integer(int64_t number) { return add_number(static_cast<double>(number)); }
+  bool number_unsigned(uint64_t number) { return add_number(static_cast<double>(number)); }
+  bool number_float(double number, const std::string&) { return add_number(number); }
+  bool string(std::string& text) {
+    Json* const v = add(Json::Kind::kText);
+    if (v != nullptr) v->text = std::move(text);
+    return v != nullptr;
+  }
+  bool binary(nlohmann::json::binary_t&) { return false; }  // JSON as text has none
+  bool start_object(size_t) { return open(Json::Kind::kObject); }
+  bool start_array(size_t) { return open(Json::Kind::kList); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& name) {
+    if (!open_.back().names.insert(name).second) return wrong(format("the field \"{}\" stands here twice", name));
+    open_.back().value->fields.push_back({std::move(name), {}});
+    cursor_.between = true;
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception& e) {
+    if (e.id == kNumberOverflow) return wrong("the number is too large or too small");
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ...": the place is ours.
+    std::string what = e.what();
+    if (const size_t at = what.find("parse error at "); at != std::string::npos)
+      if (const size_t colon = what.find(": ", at); colon != std::string::npos) what.erase(0, colon + 2);
+    for (char& c : what)
+      if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) > 0x7e) c = '?';
+    return wrong(what.substr(0, 300));
   }
 
  private:
-  Status wrong(const char* what) const {
-    if (at_ >= text_.size())
-      return error(moecclInvalidArgument, "{}:{}:{}: {}, but the file ends", source_, line_, column(), what);
-    const auto c = static_cast<unsigned char>(text_[at_]);
-    return error(moecclInvalidArgument, "{}:{}:{}: {}, not {}", source_, line_, column(), what,
-                 c >= 0x20 && c < 0x7f ? format("'{}'", text_[at_]) : format("byte {}", int{c}));
-  }
-  uint32_t column() const { return static_cast<uint32_t>(at_ - line_start_ + 1); }
-  char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
-  bool accept(char c) {
-    if (at_ >= text_.size() || text_[at_] != c) return false;
-    ++at_;
-    return true;
-  }
-  void skip_space() {
-    for (; at_ < text_.size(); ++at_) {
-      const char c = text_[at_];
-      if (c == '\n') {
-        ++line_;
-        line_start_ = at_ + 1;
-      } else if (c != ' ' && c != '\t' && c != '\r') {
-        return;
-      }
-    }
-  }
+  static constexpr int kNumberOverflow = 406;  // json.exception.out_of_range.406
+  struct Open {
+    Json* value;
+    std::unordered_set<std::string> names;
+  };
 
-  Status value(Json& out, uint32_t depth) {
-    skip_space();
-    out.line = line_;
-    out.column = column();
-    if (depth >= kMaxJsonDepth) return wrong("expected a value that is nested less deeply");
-    const char c = peek();
-    if (c == '{') return object(out, depth);
-    if (c == '[') return list(out, depth);
-    if (c == '"') {
-      out.kind = Json::Kind::kText;
-      return string(out.text);
-    }
-    if (c == '-' || is_digit(c)) return number(out);
-    if (word("true")) {
-      out.kind = Json::Kind::kBool;
-      out.truth = true;
-      return {};
-    }
-    if (word("false")) {
-      out.kind = Json::Kind::kBool;
-      return {};
-    }
-    if (word("null")) return {};
-    return wrong("expected a value");
+  bool wrong(const std::string& what) {
+    const Place p = cursor_.begun();
+    status_ = error(moecclInvalidArgument, "{}:{}:{}: {}", source_, p.line, p.column, what);
+    return false;
   }
-
-  bool word(std::string_view w) {
-    if (text_.substr(at_, w.size()) != w) return false;
-    at_ += w.size();
+  // The next value, in what is open; null: there are too many.
+  Json* add(Json::Kind kind) {
+    if (++n_values_ > kMaxJsonValues) {
+      (void)wrong(format("more than {} values", kMaxJsonValues));
+      return nullptr;
+    }
+    Json* v = &root_;
+    if (!open_.empty()) {
+      Json& in = *open_.back().value;
+      v = in.kind == Json::Kind::kObject ? &in.fields.back().value : &in.items.emplace_back();
+    }
+    const Place p = cursor_.begun();
+    v->kind = kind, v->line = p.line, v->column = p.column;
+    cursor_.between = true;
+    return v;
+  }
+  bool add_number(double number) {
+    if (!std::isfinite(number)) return wrong("the number is too large or too small");
+    Json* const v = add(Json::Kind::kNumber);
+    if (v != nullptr) v->number = number;
+    return v != nullptr;
+  }
+  bool open(Json::Kind kind) {
+    if (open_.size() >= kMaxJsonDepth)
+      return wrong(format("lists and objects stand in one another more than {} deep", kMaxJsonDepth));
+    Json* const v = add(kind);
+    if (v != nullptr) open_.push_back({v, {}});
+    return v != nullptr;
+  }
+  bool close() {
+    open_.pop_back();
+    cursor_.between = true;
     return true;
   }
 
-  Status object(Json& out, uint32_t depth) {
-    out.kind = Json::Kind::kObject;
-    ++at_;
-    skip_space();
-    if (accept('}')) return {};
-    do {
-      skip_space();
-      if (peek() != '"') return wrong("expected a field's name in quotes");
-      const uint32_t line = line_, col = column();
-      std::string name;
-      MOECCL_TRY(string(name));
-      if (out.find(name) != nullptr)
-        return error(moecclInvalidArgument, "{}:{}:{}: the field \"{}\" stands here twice", source_, line, col, name);
-      skip_space();
-      if (!accept(':')) return wrong("expected ':' after a field's name");
-      out.fields.push_back({std::move(name), {}});
-      MOECCL_TRY(value(out.fields.back().value, depth + 1));
-      skip_space();
-    } while (accept(','));
-    if (!accept('}')) return wrong("expected ',' or '}'");
-    return {};
-  }
-
-  Status list(Json& out, uint32_t depth) {
-    out.kind = Json::Kind::kList;
-    ++at_;
-    skip_space();
-    if (accept(']')) return {};
-    do {
-      out.items.emplace_back();
-      MOECCL_TRY(value(out.items.back(), depth + 1));
-      skip_space();
-    } while (accept(','));
-    if (!accept(']')) return wrong("expected ',' or ']'");
-    return {};
-  }
-
-  Status string(std::string& out) {
-    ++at_;
-    while (at_ < text_.size()) {
-      const char c = text_[at_];
-      if (static_cast<unsigned char>(c) < 0x20) return wrong("expected the end of a text in quotes");
-      ++at_;
-      if (c == '"') return {};
-      if (c != '\\') {
-        out += c;
-        continue;
-      }
-      MOECCL_TRY(escape(out));
-    }
-    return wrong("expected the end of a text in quotes");
-  }
-
-  Status escape(std::string& out) {
-    constexpr std::string_view kNames = "\"\\/bfnrt", kMeanings = "\"\\/\b\f\n\r\t";
-    if (const size_t i = at_ < text_.size() ? kNames.find(text_[at_]) : std::string_view::npos;
-        i != std::string_view::npos) {
-      out += kMeanings[i];
-      ++at_;
-      return {};
-    }
-    if (!accept('u')) return wrong("expected one of \\\" \\\\ \\/ \\b \\f \\n \\r \\t \\u");
-    uint32_t code = 0;
-    const std::string_view digits = text_.substr(at_, 4);
-    const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
-    if (failure != std::errc() || end != digits.data() + 4) return wrong("expected four hexadecimal digits");
-    at_ += 4;
-    append_utf8(out, code);
-    return {};
-  }
-
-  Status number(Json& out) {
-    const size_t start = at_;
-    accept('-');
-    if (!is_digit(peek())) return wrong("expected a digit");
-    if (!accept('0')) {
-      while (is_digit(peek())) ++at_;
-    }
-    if (accept('.')) {
-      if (!is_digit(peek())) return wrong("expected a digit");
-      while (is_digit(peek())) ++at_;
-    }
-    if (accept('e') || accept('E')) {
-      if (!accept('-')) accept('+');
-      if (!is_digit(peek())) return wrong("expected a digit");
-      while (is_digit(peek())) ++at_;
-    }
-    out.kind = Json::Kind::kNumber;
-    const auto [end, failure] = std::from_chars(text_.data() + start, text_.data() + at_, out.number);
-    if (failure != std::errc() || !std::isfinite(out.number))
-      return json_error(source_, out, "the number is too large or too small");
-    return {};
-  }
-
-  std::string_view text_;
   const std::string& source_;
-  size_t at_ = 0, line_start_ = 0;
-  uint32_t line_ = 1;
+  Cursor& cursor_;
+  Json root_;
+  Status status_;
+  size_t n_values_ = 0;
+  std::vector<Open> open_;  // their values stay where they are: what encloses them does not grow meanwhile
 };
 
 }  // namespace
@@ -209,7 +171,13 @@ const char* json_kind_name(Json::Kind kind) {
 }
 
 Result<Json> parse_json(std::string_view text, const std::string& source) {
-  return JsonParser(text, source).document();
+  if (text.size() > kMaxJsonBytes)
+    return error(moecclInvalidArgument, "{}: {} bytes: at most {} are read", source, text.size(), kMaxJsonBytes);
+  Cursor cursor;
+  Builder builder(source, cursor);
+  (void)nlohmann::json::sax_parse(Characters(text.data(), &cursor), Characters(text.data() + text.size(), &cursor),
+                                  &builder);
+  return std::move(builder).finish();
 }
 
 Status json_error(const std::string& source, const Json& at, const std::string& what) {

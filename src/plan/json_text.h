@@ -30,10 +30,11 @@ struct Json::Field {
 };
 const char* json_kind_name(Json::Kind kind);  // "a number"
 
-inline constexpr size_t kMaxJsonBytes = 16u << 20;
-inline constexpr uint32_t kMaxJsonDepth = 32;
+// Ten times what calibration writes on the widest topology.
+inline constexpr size_t kMaxJsonBytes = 4u << 20, kMaxJsonValues = 1u << 19;
+inline constexpr size_t kMaxJsonDepth = 32;
 
-// `source` names the file in errors: "profile.json:3:14: expected ':' after a field's name".
+// `source` names the file in errors: "profile.json:3:14: syntax error while parsing ...".
 Result<Json> parse_json(std::string_view text, const std::string& source);
 // The error "source:line:column: ..." for a value.
 Status json_error(const std::string& source, const Json& at, const std::string& what);

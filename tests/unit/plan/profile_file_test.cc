@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <random>
 
 namespace moeccl::plan {
@@ -52,7 +53,7 @@ TEST(ProfileFile, NamesLineAndColumnOfAMistake) {
   const struct {
     const char *text, *where, *what;
   } cases[] = {
-      {"", "p.json:1:1:", "expected a value"},
+      {"", "p.json:1:1:", "end of input"},
       {"{}", "p.json:1:1:", "moeccl_profile"},
       {"{\"moeccl_profile\": 2}", "p.json:1:20:", "version"},
       {"{\"moeccl_profile\": 1,\n\"wrong\": 3}", "p.json:2:10:", "unknown field \"wrong\""},
@@ -68,7 +69,10 @@ TEST(ProfileFile, NamesLineAndColumnOfAMistake) {
       {"{\"moeccl_profile\": 1, \"topology_hash\": \"xyz\"}", "p.json:1:40:", "hexadecimal"},
       {"{\"moeccl_profile\": 1e999}", "p.json:1:20:", "too large"},
       {"{\"moeccl_profile\" 1}", "p.json:1:19:", "':'"},
-      {"{\"moeccl_profile\": 1} x", "p.json:1:23:", "end of the file"},
+      {"{\"moeccl_profile\": 1} x", "p.json:1:23:", "end of input"},
+      {"{\"moeccl_profile\": 1,\n\n  \"n_ranks\": [1, {\"x\": 4}]}", "p.json:3:14:", "must be a number, not a list"},
+      {"{\"moeccl_profile\":1,\"machine\":{\"cores\":12,\"cores\":3}}", "p.json:1:43:", "twice"},
+      {"{\"moeccl_profile\": 1,\n \"note\": \"\xff\"}", "p.json:2:10:", "UTF-8"},
   };
   for (const auto& c : cases) {
     auto read = read_profile(c.text, "p.json");
@@ -78,6 +82,27 @@ TEST(ProfileFile, NamesLineAndColumnOfAMistake) {
     EXPECT_NE(message.find(c.what), std::string::npos) << message;
   }
   EXPECT_FALSE(read_profile(std::string(100, '['), "p.json").ok());
+}
+
+// Linear in the size of a file, bounded in size, depth and number of values, and said so with the place.
+TEST(ProfileFile, LargeFilesAreReadOrRefusedAtOnce) {
+  const auto refused = [](const std::string& text, const char* what) {
+    const auto began = std::chrono::steady_clock::now();
+    const auto read = read_profile(text, "p.json");
+    ASSERT_FALSE(read.ok());
+    EXPECT_EQ(read.status().message().find("p.json:"), 0u) << read.status().message();
+    EXPECT_NE(read.status().message().find(what), std::string::npos) << read.status().message();
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
+  };
+  std::string fields = "{\"moeccl_profile\": 1";
+  for (int i = 0; fields.size() < (3u << 20); ++i) fields += format(",\n\"f{}\": 0", i);
+  refused(fields + "}", "unknown field \"f0\"");
+  refused(fields + ",\"f0\": 0}", "twice");
+  std::string lists = "[[]";
+  while (lists.size() < (3u << 20)) lists += ",[]";
+  refused(lists + "]", "values");
+  refused(std::string(4u << 20, '['), "deep");
+  refused(std::string((4u << 20) + 1, ' '), "bytes");
 }
 
 // Files cut short, with a byte changed, or with a piece doubled: each is read, or refused with file, line and column.
