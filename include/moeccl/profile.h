@@ -16,7 +16,8 @@ MOECCL_API moecclResult_t moecclCalibrate(moecclComm_t comm, double budget_ms, s
  * naming two, when they read different profiles. moecclInvalidArgument names file, line and column of a mistake.
  * MOECCL_PROFILE=path does it at init. */
 MOECCL_API moecclResult_t moecclProfileLoad(moecclComm_t comm, const char* path);
-/* Writes the profile in use: readable JSON, docs/calibration.md. Not collective. */
+/* Writes the profile in use: readable JSON, docs/calibration.md. The file appears whole or not at all; a symbolic link
+ * is followed. moecclInvalidArgument when path is a device, a pipe or a folder. Not collective. */
 MOECCL_API moecclResult_t moecclProfileSave(moecclComm_t comm, const char* path);
 
 #ifdef __cplusplus

@@ -3,9 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
-#include "src/base/clock.h"
 #include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
@@ -14,6 +12,8 @@
 #include "src/comm/measure.h"
 #include "src/comm/simulate.h"
 #include "src/comm/split.h"
+#include "src/driver/file.h"
+#include "src/plan/json_text.h"
 #include "src/plan/profile_file.h"
 #include "topology/synthetic.h"
 
@@ -39,6 +39,9 @@ Result<std::string> from_rank_0(Communicator& comm, const std::string& text) {
   uint64_t size = text.size();
   std::vector<uint64_t> sizes(comm.n_ranks());
   MOECCL_TRY(all_gather_bytes(comm, &size, sizeof(size), sizes.data()));
+  if (sizes[0] > plan::kMaxJsonBytes)
+    return error(moecclRemoteError, "rank 0 announces a profile of {} bytes: at most {} are possible", sizes[0],
+                 plan::kMaxJsonBytes);
   std::string all(sizes[0], '\0');
   if (sizes[0] == 0) return all;
   MOECCL_TRY(run_collective(
@@ -104,17 +107,7 @@ Status load_profile(Communicator& comm, const std::string& path) {
 Status save_profile(const Communicator& comm, const std::string& path) {
   const std::string text = plan::write_profile(
       comm.selector().profile(), comm.paced() ? "EMULATED: links are paced" : "", topology::to_synthetic(comm.tree()));
-  // Written beside and renamed, so that no reader sees half a file.
-  const std::string beside = format("{}.{:x}.tmp", path, hash_combine(static_cast<uint64_t>(now_ns()), comm.rank()));
-  std::ofstream out(beside, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.close();
-  if (!out) return error(moecclSystemError, "{}: cannot be written: {}", beside, std::strerror(errno));
-  std::error_code failure;
-  std::filesystem::rename(beside, path, failure);
-  if (!failure) return {};
-  std::filesystem::remove(beside, failure);
-  return error(moecclSystemError, "{}: cannot be replaced", path);
+  return driver::replace_file(path, text);
 }
 
 Status profile_at_init(Communicator& comm) {

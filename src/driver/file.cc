@@ -1,0 +1,81 @@
+#include "src/driver/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+
+#include "src/base/clock.h"
+#include "src/base/fd.h"
+
+namespace moeccl::driver {
+
+namespace {
+
+constexpr int kMostLinks = 40;  // as the kernel follows
+
+// The folder of a path, with its last slash; "": the current one.
+std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
+
+// The path behind all symbolic links that stand in its last place; *info says what is there, st_mode 0: nothing yet.
+Result<std::string> behind_links(std::string path, struct stat* info) {
+  for (int i = 0; i <= kMostLinks; ++i) {
+    *info = {};
+    if (lstat(path.c_str(), info) != 0) {
+      if (errno == ENOENT) return path;
+      return system_error(path, errno);
+    }
+    if (!S_ISLNK(info->st_mode)) return path;
+    char target[PATH_MAX];
+    const ssize_t n = readlink(path.c_str(), target, sizeof(target));
+    if (n < 0) return system_error(path, errno);
+    const std::string next(target, static_cast<size_t>(n));
+    path = next.starts_with('/') ? next : folder_of(path) + next;
+  }
+  return system_error(path, ELOOP);
+}
+
+const char* kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
+  if (S_ISFIFO(mode)) return "a pipe";
+  return S_ISSOCK(mode) ? "a socket" : "no plain file";
+}
+
+Status write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return system_error("write", errno);
+    text.remove_prefix(static_cast<size_t>(n));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status replace_file(const std::string& given, std::string_view text) {
+  struct stat there {};
+  MOECCL_ASSIGN_OR_RETURN(const std::string path, behind_links(given, &there));
+  if (there.st_mode != 0 && !S_ISREG(there.st_mode))
+    return error(moecclInvalidArgument, "{} is {}{}: give the name of a file", given, kind_of(there.st_mode),
+                 path == given ? "" : ", reached by a link");
+  if (there.st_mode != 0 && access(path.c_str(), W_OK) != 0) return system_error(path, errno);
+  const std::string beside = format("{}.{}.{:x}.tmp", path, getpid(), now_ns());
+  Fd fd(open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+  if (fd.get() < 0) return system_error(beside, errno);
+  Status status = write_all(fd.get(), text);
+  if (status.ok() && there.st_mode != 0 && fchmod(fd.get(), there.st_mode & 07777) != 0)
+    status = system_error("permissions", errno);
+  // Before the rename, so that after a crash there is the old file or the new one.
+  if (status.ok() && fsync(fd.get()) != 0 && errno != EINVAL) status = system_error("fsync", errno);
+  if (status.ok() && rename(beside.c_str(), path.c_str()) == 0) return {};
+  if (status.ok()) status = system_error(path, errno);
+  (void)unlink(beside.c_str());
+  return std::move(status).with_context(beside);
+}
+
+}  // namespace moeccl::driver

@@ -1,0 +1,86 @@
+#include "src/driver/file.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace moeccl::driver {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ReplaceFile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "moeccl-file-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string path(const char* name) const { return (folder_ / name).string(); }
+  static std::string content(const std::string& p) {
+    std::ifstream in(p);
+    std::stringstream text;
+    text << in.rdbuf();
+    return text.str();
+  }
+  size_t entries() const {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
+  }
+  void refuses(const std::string& p, Code code, const char* part) const {
+    const size_t before = entries();
+    const Status s = replace_file(p, "new");
+    EXPECT_EQ(s.code(), code) << s.message();
+    EXPECT_NE(s.message().find(part), std::string::npos) << s.message();
+    EXPECT_EQ(entries(), before) << "nothing stays beside it";
+  }
+  fs::path folder_;
+};
+
+TEST_F(ReplaceFile, WritesAllAndKeepsPermissions) {
+  ASSERT_TRUE(replace_file(path("a"), "one").ok());
+  EXPECT_EQ(content(path("a")), "one");
+  ASSERT_EQ(chmod(path("a").c_str(), 0640), 0);
+  const std::string large(3 << 20, 'x');
+  ASSERT_TRUE(replace_file(path("a"), large).ok());
+  EXPECT_EQ(content(path("a")), large);
+  struct stat info {};
+  ASSERT_EQ(stat(path("a").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0640u);
+  EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(ReplaceFile, FollowsLinks) {
+  fs::create_directory(path("sub"));
+  ASSERT_TRUE(replace_file(path("sub/target"), "old").ok());
+  fs::create_symlink("sub/target", path("link"));       // relative to the link's folder
+  fs::create_symlink(path("link"), path("second"));     // a link to a link
+  fs::create_symlink("sub/not-yet", path("dangling"));  // to what is yet to be made
+  ASSERT_TRUE(replace_file(path("second"), "new").ok());
+  EXPECT_EQ(content(path("sub/target")), "new");
+  ASSERT_TRUE(replace_file(path("dangling"), "made").ok());
+  EXPECT_EQ(content(path("sub/not-yet")), "made");
+  for (const char* link : {"link", "second", "dangling"}) EXPECT_TRUE(fs::is_symlink(path(link))) << link;
+  EXPECT_EQ(entries(), 4u);
+}
+
+TEST_F(ReplaceFile, RefusesWhatIsNoFile) {
+  refuses("/dev/null", moecclInvalidArgument, "is a device");
+  fs::create_symlink("/dev/null", path("null"));
+  refuses(path("null"), moecclInvalidArgument, "is a device, reached by a link");
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  refuses(path("pipe"), moecclInvalidArgument, "is a pipe");
+  refuses(folder_.string(), moecclInvalidArgument, "is a folder");
+  fs::create_symlink("loop", path("loop"));
+  refuses(path("loop"), moecclSystemError, "loop");
+  refuses(path("none/file"), moecclSystemError, "none/file");
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+}
+
+}  // namespace
+}  // namespace moeccl::driver
