@@ -89,7 +89,9 @@ MOECCL_API moecclResult_t moecclCommUserRank(moecclComm_t comm, int* rank);
 MOECCL_API moecclResult_t moecclCommMemoryUsage(moecclComm_t comm, size_t* bytes);
 
 /* Memory from the process's symmetric heap, which peers on the same host read and write directly: the fastest buffers
- * for large collectives. 64-byte aligned, zeroed. */
+ * for large collectives. 64-byte aligned, zeroed. The heap has as many addresses as the machine has memory, or, under a
+ * limit of addresses (ulimit -v), a sixteenth of what is left at the first use; MOECCL_HEAP_BYTES says another number.
+ * Memory itself is taken only where something is allocated. */
 MOECCL_API moecclResult_t moecclMemAlloc(void** ptr, size_t bytes);
 MOECCL_API moecclResult_t moecclMemFree(void* ptr);
 /* Announces ordinary memory that will be used again and again, so that transports that need to may pin it. */

@@ -63,6 +63,14 @@ constexpr Variable kVariables[] = {
        e->staging_bytes = bytes;
        return true;
      }},
+    {"MOECCL_HEAP_BYTES", "bytes with an optional K, M or G, 16M to 1024G; 0 for automatic",
+     [](std::string_view t, Env* e) {
+       int64_t bytes = 0;
+       if (!parse_bytes(t, &bytes) || (bytes > 0 && bytes < (int64_t{16} << 20)) || bytes > (int64_t{1} << 40))
+         return false;
+       e->heap_bytes = bytes;
+       return true;
+     }},
     {"MOECCL_MOE_MEMORY_CAP", "bytes with an optional K, M or G; 0 for no cap",
      [](std::string_view t, Env* e) { return parse_bytes(t, &e->moe_memory_cap); }},
     {"MOECCL_DEBUG", "ERROR, WARN, INFO or TRACE",

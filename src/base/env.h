@@ -19,6 +19,10 @@ struct Env {
   int64_t init_timeout_ms = 60'000;
   // MOECCL_STAGING_BYTES: cap on a rank's staging memory in a communicator. Takes K, M, G (powers of 1024).
   int64_t staging_bytes = int64_t{16} << 20;
+  // MOECCL_HEAP_BYTES: addresses of this process's symmetric heap (moecclMemAlloc), which every process of the host
+  // maps; memory is taken only where something is allocated. Takes K, M, G. 0: as many as the machine has memory, or a
+  // sixteenth of what a limit of addresses (ulimit -v) leaves.
+  int64_t heap_bytes = 0;
   // MOECCL_MOE_MEMORY_CAP: cap in bytes on what one MoE layer may hold on a rank; 0: none. Takes K, M, G.
   int64_t moe_memory_cap = 0;
   // MOECCL_DEBUG: ERROR, WARN, INFO or TRACE; what is written to stderr.

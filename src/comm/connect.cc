@@ -366,7 +366,9 @@ class Connector {
           MOECCL_ASSIGN_OR_RETURN(watches_[r],
                                   ProcessTable::get().watch(process, all_[r].pid, std::move(received[r][2])));
           auto heap = ProcessTable::get().heap(all_[r].process, std::move(received[r][1]), all_[r].heap_bytes);
-          if (!heap.ok()) return std::move(heap).status().with_context(format("symmetric heap of rank {}", r));
+          if (!heap.ok())
+            return SymmetricHeap::with_remedy(
+                std::move(heap).status().with_context(format("symmetric heap of rank {}", r)));
         }
       }
     }

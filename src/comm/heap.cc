@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/base/env.h"
 #include "src/driver/process.h"
 
 namespace moeccl::comm {
+
+namespace {
+
+constexpr size_t kLeastBytes = 16u << 20;  // a smaller heap holds no buffer worth sharing
+
+}  // namespace
 
 SymmetricHeap::SymmetricHeap(Fd fd, driver::Mapping mapping) : fd_(std::move(fd)), mapping_(std::move(mapping)) {
   free_[0] = mapping_.size();
@@ -16,11 +23,38 @@ Result<SymmetricHeap*> SymmetricHeap::process_heap() {
   static SymmetricHeap* heap = nullptr;  // never freed: see the class comment
   const std::lock_guard lock(mutex);
   if (heap != nullptr) return heap;
-  const size_t bytes = driver::physical_memory_bytes();
+  for (size_t bytes = wanted_bytes();; bytes /= 2) {
+    Result<SymmetricHeap*> made = of_bytes(bytes);
+    if (made.ok()) return heap = *made;
+    if (made.status().code() == moecclOutOfMemory && bytes / 2 >= kLeastBytes && env().heap_bytes == 0) continue;
+    return with_remedy(std::move(made).status().with_context("the symmetric heap"));
+  }
+}
+
+// As many addresses as the machine has memory; where they are limited, a sixteenth of what is left: a process maps the
+// heaps of all processes of its host, and they are not all that it maps.
+size_t SymmetricHeap::wanted_bytes() {
+  if (env().heap_bytes > 0) return static_cast<size_t>(env().heap_bytes);
+  const size_t room = driver::free_addresses();
+  if (room == SIZE_MAX) return driver::physical_memory_bytes();
+  return std::clamp(room / 16 / driver::kHugePageBytes * driver::kHugePageBytes, kLeastBytes,
+                    driver::physical_memory_bytes());
+}
+
+Result<SymmetricHeap*> SymmetricHeap::of_bytes(size_t bytes) {
   MOECCL_ASSIGN_OR_RETURN(Fd fd, driver::shared_segment("moeccl-heap", bytes, false));
   MOECCL_ASSIGN_OR_RETURN(driver::Mapping mapping, driver::map_segment(fd, bytes));
-  heap = new SymmetricHeap(std::move(fd), std::move(mapping));
-  return heap;
+  return new SymmetricHeap(std::move(fd), std::move(mapping));
+}
+
+Status SymmetricHeap::with_remedy(Status failure) {
+  if (failure.code() != moecclOutOfMemory) return failure;
+  const size_t room = driver::free_addresses();
+  return error(moecclOutOfMemory, "{}: {}", failure.message(),
+               room == SIZE_MAX ? std::string("set MOECCL_HEAP_BYTES, the bytes of each process's heap, lower")
+                                : format("this process may map {} bytes more; raise the limit of its addresses (ulimit "
+                                         "-v), or set MOECCL_HEAP_BYTES, the bytes of each process's heap, lower",
+                                         room));
 }
 
 // With huge pages, buffers that begin at the same place of a page lie in the same sets of the caches and the same banks
@@ -32,8 +66,11 @@ size_t SymmetricHeap::next_color() {
 
 Result<void*> SymmetricHeap::allocate(size_t bytes) {
   if (bytes > mapping_.size()) {
-    return error(moecclOutOfMemory, "moecclMemAlloc of {} bytes: the symmetric heap has {} bytes, the machine's memory",
-                 bytes, mapping_.size());
+    const bool whole = mapping_.size() >= driver::physical_memory_bytes();
+    return error(moecclOutOfMemory, "moecclMemAlloc of {} bytes: the symmetric heap has {} bytes{}", bytes,
+                 mapping_.size(),
+                 whole ? ", the machine's memory"
+                       : ": set MOECCL_HEAP_BYTES higher, or raise the limit of addresses (ulimit -v)");
   }
   const std::lock_guard lock(mutex_);
   const bool large = bytes >= driver::kHugePageBytes;

@@ -1,5 +1,6 @@
 // The symmetric heap: memory that every process of the host maps, handed out by moecclMemAlloc. One sealed segment per
-// process, as large as the machine's memory in addresses; pages exist only where something is allocated.
+// process, as large as the machine's memory in addresses (less under a limit of addresses, or as MOECCL_HEAP_BYTES
+// says); pages exist only where something is allocated.
 #pragma once
 
 #include <map>
@@ -16,6 +17,9 @@ class SymmetricHeap final : public exec::SharedHeap {
   // The process's heap, made at first use; it lives until the process ends because peers map it.
   static Result<SymmetricHeap*> process_heap();
 
+  // What to do about a heap, own or a peer's, for which there were no addresses.
+  static Status with_remedy(Status failure);
+
   Result<void*> allocate(size_t bytes);
   Status release(void* ptr);
   Status detach(void* from, size_t bytes) override;
@@ -29,6 +33,8 @@ class SymmetricHeap final : public exec::SharedHeap {
     size_t offset, bytes;
     size_t end() const { return offset + bytes; }
   };
+  static size_t wanted_bytes();
+  static Result<SymmetricHeap*> of_bytes(size_t bytes);
   size_t next_color();
   Range allocation_around(size_t offset) const;  // of 0 bytes: nothing is allocated there
   bool any_detached(const Range& range) const;

@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -186,6 +188,18 @@ Status read_process(int pid, const ProcessStamp& stamp, uint64_t address, void* 
     bytes -= now;
   }
   return {};
+}
+
+size_t free_addresses() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+  unsigned long pages = 0;
+  if (std::FILE* statm = std::fopen("/proc/self/statm", "re"); statm != nullptr) {
+    if (std::fscanf(statm, "%lu", &pages) != 1) pages = 0;
+    std::fclose(statm);
+  }
+  const size_t used = pages * page_bytes();
+  return limit.rlim_cur > used ? static_cast<size_t>(limit.rlim_cur) - used : 0;
 }
 
 size_t physical_memory_bytes() {

@@ -66,6 +66,8 @@ Result<ProcessStamp> process_stamp();
 Status read_process(int pid, const ProcessStamp& stamp, uint64_t address, void* dst, size_t bytes);
 
 size_t physical_memory_bytes();
+// What this process may still map under its limit of addresses (ulimit -v); SIZE_MAX without one.
+size_t free_addresses();
 size_t page_bytes();
 // The processors that this thread may use, one bit each; those beyond the array are left out.
 using CoreSet = std::array<uint64_t, 16>;
