@@ -167,12 +167,13 @@ MOECCL_DEVICE void codec_encode_block(const CodecEncodeArgs& a, size_t block) {
     sent_before += total;
     if (!here) continue;  // after the last barrier of the round
     const float e = E::load(load_any<Stored>(at(part.in, j * sizeof(Stored))));
-    double left = r;
+    double left = r;  // of what decoding makes of it, which is rounded to the type once more
     if (send) {
       const Stored coded = E::round(r);
       store_any<Stored>(value + to * sizeof(Stored), coded);
       store_any<uint16_t>(index + to * sizeof(uint16_t), static_cast<uint16_t>(j));
-      left -= E::load(coded);
+      const float base = E::load(load_any<Stored>(at(part.base, j * sizeof(Stored))));
+      left = static_cast<double>(e) - E::load(E::round(base + E::load(coded)));
     } else {
       atomic_min(&least_dropped, ~key);
     }

@@ -93,29 +93,41 @@ class Encoder {
       guess_next(k, found);
     }
     std::byte* indices = to + k * sizeof(typename C::Stored);
+    double kept_squares = 0;
     for (uint32_t i = 0, at = 0; i < found && at < k; ++i) {
       if (drops && key_of(index_[i], residual_[i]) <= dropped) continue;
       C::store(to, at, residual_[i]);
       const auto index = static_cast<uint16_t>(index_[i]);
       std::memcpy(indices + at * sizeof(index), &index, sizeof(index));
-      const double whole = residual_[i], left = whole - C::load(to, at);
-      lost_ += left * left - whole * whole;
+      const double whole = residual_[i];
+      kept_squares += whole * whole;
+      lost_ += square_of_loss(expert, shared, index, C::load(to, at));
       ++at;
+    }
+    if (drops) {
+      // The whole's squares were summed in fp32: what is left of them is known better from the largest of n - k.
+      const double most = std::bit_cast<float>(magnitude_of(dropped));
+      lost_ += std::clamp(squares_ - kept_squares, most * most, (n - k) * most * most);
     }
     return indices + k * sizeof(uint16_t);
   }
-  CodecError error() const {
-    // Both sums were rounded: what is left of a difference of equals may be below zero.
-    return {max_dropped_, whole_ > 0 ? std::sqrt(std::max(0.0, lost_) / whole_) : 0};
-  }
+  CodecError error() const { return {max_dropped_, whole_ > 0 ? std::sqrt(lost_ / whole_) : 0}; }
 
  private:
+  // Of an element whose residual is sent as `coded`: what decode() makes of it is rounded to the type once more.
+  static double square_of_loss(const std::byte* expert, const std::byte* shared, uint32_t at, float coded) {
+    typename C::Stored sum;
+    C::store(&sum, 0, C::load(shared, at) + coded);
+    const double loss = static_cast<double>(C::load(expert, at)) - C::load(&sum, 0);
+    return loss * loss;
+  }
   uint32_t find(const std::byte* expert, const std::byte* shared, uint32_t n, uint32_t threshold) {
     float residual[kCodecLanes] = {}, whole[kCodecLanes] = {};
     const uint32_t found = scan_({expert, shared, n, threshold, index_.data(), residual_.data(), residual, whole});
     if (threshold > 0 && found <= kept(shape_, n)) return found;  // to be done again
+    squares_ = 0;
     for (uint32_t l = 0; l < kCodecLanes; ++l) {
-      lost_ += residual[l];
+      squares_ += residual[l];
       whole_ += whole[l];
     }
     return found;
@@ -158,6 +170,7 @@ class Encoder {
   uint32_t threshold_ = 0;  // with which the next block begins; 0: not known
   float max_dropped_ = 0;
   double lost_ = 0, whole_ = 0;  // sums of squares
+  double squares_ = 0;           // of this block's residuals
 };
 
 template <class C>

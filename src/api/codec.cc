@@ -25,6 +25,7 @@ Result<kernels::CodecShape> shape_of(const moecclCodec_t* codec) {
   if (codec->ratio != 0 && !(codec->ratio >= 1 && codec->ratio <= 1e6))
     return error(moecclInvalidArgument, "codec.ratio is {}: give 1 (exact) to 1e6, or 0 for {}", codec->ratio,
                  kDefaultRatio);
+  if (codec->count == 0) return error(moecclInvalidArgument, "codec.count is 0: give the elements of an expert");
   if (codec->count > SIZE_MAX / 16)
     return error(moecclInvalidArgument, "codec.count is {}: give a size that fits in memory", codec->count);
   return kernels::CodecShape{codec->type, codec->count, codec->ratio == 0 ? kDefaultRatio : codec->ratio};

@@ -60,8 +60,70 @@ TEST(Codec, SharedExpertIsTheMeanAndResidualsComeBack) {
   });
 }
 
+namespace {
+
+float from_bf16(uint16_t bits) {
+  const uint32_t wide = uint32_t{bits} << 16;
+  float v;
+  std::memcpy(&v, &wide, sizeof(v));
+  return v;
+}
+uint16_t to_bf16(float v) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, sizeof(bits));
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Whether what encoding says is lost is what decoding lacks.
+template <class T, class Value>
+void check_loss(std::mt19937& random, moecclDataType_t type, T (*store)(float), Value value) {
+  moecclCodec_t codec = MOECCL_CODEC_INIT;
+  codec.type = type;
+  codec.count = 1 + random() % (random() % 8 == 0 ? 70'000 : 40);
+  codec.ratio = 1 + static_cast<double>(random() % 30) / 4;
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<T> expert(codec.count), shared(codec.count), out(codec.count);
+  const unsigned same = random() % 4;  // of four elements, how many are those of the shared expert
+  const float scale = random() % 2 == 0 ? 1.0f : 1e-3f;
+  for (size_t i = 0; i < codec.count; ++i) {
+    shared[i] = store(uniform(random));
+    expert[i] = random() % 4 < same ? shared[i] : store(value(shared[i]) + scale * uniform(random));
+  }
+  size_t bytes = 0;
+  MOECCL_ASSERT_OK(moecclCodecBytes(&codec, &bytes));
+  std::vector<char> encoded(bytes);
+  moecclCodecError_t error{};
+  MOECCL_ASSERT_OK(moecclCodecEncode(&codec, expert.data(), shared.data(), encoded.data(), bytes, &error));
+  MOECCL_ASSERT_OK(moecclCodecDecode(&codec, encoded.data(), bytes, shared.data(), out.data()));
+  double lost = 0, whole = 0;
+  for (size_t i = 0; i < codec.count; ++i) {
+    lost += std::pow(static_cast<double>(value(expert[i])) - value(out[i]), 2.0);
+    whole += std::pow(static_cast<double>(value(expert[i])), 2.0);
+  }
+  const double relative = whole > 0 ? std::sqrt(lost / whole) : 0;
+  EXPECT_NEAR(error.relative, relative, 1e-6 + 2e-3 * relative) << "count " << codec.count << " ratio " << codec.ratio;
+  if (out == expert) {
+    EXPECT_EQ(error.relative, 0) << "count " << codec.count << " ratio " << codec.ratio;
+  }
+}
+
+}  // namespace
+
+TEST(Codec, WhatIsLostIsWhatDecodingLacks) {
+  std::mt19937 random(static_cast<uint32_t>(test_seed()));
+  for (int i = 0; i < scaled(600); ++i) {
+    check_loss<float>(
+        random, moecclFloat32, [](float v) { return v; }, [](float v) { return v; });
+    check_loss<uint16_t>(random, moecclBfloat16, to_bf16, from_bf16);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
 TEST(Codec, BadArgumentsAreNamed) {
   moecclCodec_t codec = MOECCL_CODEC_INIT;
+  size_t size = 0;
+  EXPECT_EQ(moecclCodecBytes(&codec, &size), moecclInvalidArgument);
+  EXPECT_NE(std::string(moecclGetLastError(nullptr)).find("codec.count is 0"), std::string::npos);
   codec.count = 50;
   float v[100] = {};
   char encoded[1000];
