@@ -76,7 +76,9 @@ void lie_until(const std::atomic<bool>& stop, Lie lie, uint64_t seed) {
       if (field == offsetof(Entry, seq) / 8) continue;
     }
     if (lie == Lie::kDisplacements) {  // counts are compared before; where a block begins is the peer's word alone
-      if ((reinterpret_cast<uint64_t*>(word) - area.first) % 2 == 0) continue;
+      constexpr size_t kBlock = sizeof(transport::BlockWord) / 8;
+      const size_t field = static_cast<size_t>(reinterpret_cast<uint64_t*>(word) - area.first) % kBlock;
+      if (field != offsetof(transport::BlockWord, displacement) / 8) continue;
       // A little below 0, in elements or in bytes: what is added to it brings it round to a place that exists.
       const uint64_t below = 1 + random() % 20'000;
       word->store(random() % 2 == 0 ? 0 - below : (1ull << 62) - below, std::memory_order_relaxed);
