@@ -1,11 +1,11 @@
 #include "src/comm/migration.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
+#include <span>
 
-#include "src/base/hash.h"
 #include "src/comm/collective.h"
+#include "src/comm/creation.h"
 #include "src/comm/cuda_stream.h"
 #include "src/comm/split.h"
 
@@ -40,11 +40,7 @@ Result<moecclMigrationConfig_t> adopt(const moecclMigrationConfig_t* given) {
   return c;
 }
 
-struct Creation {
-  uint64_t hash = 0;
-  int32_t code = moecclSuccess;
-  int32_t padding = 0;
-};
+constexpr const char* kFields[] = {"count", "type", "ratio", "n_layers", "depth", "hybrid (its expert domains)"};
 
 }  // namespace
 
@@ -60,28 +56,17 @@ Result<std::unique_ptr<Migration>> Migration::create(const Hybrid& hybrid, Commu
                                                      const moecclMigrationConfig_t* given) {
   MOECCL_TRY(comm.usable());
   const Result<moecclMigrationConfig_t> config = adopt(given);
-  Creation mine;
+  Creation<std::size(kFields)> mine;
   mine.code = config.ok() ? moecclSuccess : config.status().code();
   if (config.ok()) {
-    mine.hash = hash_combine(hybrid.domains()->hash(), config->count);
-    mine.hash = hash_combine(mine.hash, static_cast<uint64_t>(config->type));
-    mine.hash = hash_combine(mine.hash, std::bit_cast<uint64_t>(config->ratio));
-    mine.hash = hash_combine(mine.hash, static_cast<uint64_t>(config->n_layers));
-    mine.hash = hash_combine(mine.hash, static_cast<uint64_t>(config->depth));
+    const auto domains = static_cast<double>(hybrid.domains()->hash() >> 12);  // as much as a double holds
+    mine = {{static_cast<double>(config->count), static_cast<double>(config->type), config->ratio,
+             static_cast<double>(config->n_layers), static_cast<double>(config->depth), domains}};
   }
-  std::vector<Creation> all(comm.n_ranks());
+  std::vector<Creation<std::size(kFields)>> all(comm.n_ranks());
   MOECCL_TRY(all_gather_bytes(comm, &mine, sizeof(mine), all.data()));
   if (!config.ok()) return config.status();
-  for (uint32_t r = 0; r < all.size(); ++r) {
-    if (all[r].code != moecclSuccess)
-      return error(moecclRemoteError, "rank {} could not create the migration ({}): see its own error", r,
-                   moecclGetErrorString(static_cast<moecclResult_t>(all[r].code)));
-    if (all[r].hash != all[0].hash)
-      return error(moecclMismatch,
-                   "rank {} and rank 0 give different configs to moecclMigrationCreate: they must be "
-                   "equal",
-                   r);
-  }
+  MOECCL_TRY(compare("moecclMigrationCreate", kFields, std::span<const Creation<std::size(kFields)>>(all)));
   return std::unique_ptr<Migration>(new Migration(hybrid, comm, *config));
 }
 

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <span>
 
 #include "src/base/clock.h"
 #include "src/base/hash.h"
+#include "src/comm/creation.h"
 #include "src/solve/sample.h"
 
 namespace moeccl::comm {
@@ -20,12 +22,7 @@ struct MoeReplacement::Hello {
 
 namespace {
 
-uint64_t hash_of(const moecclReplaceConfig_t& c) {
-  uint64_t hash = hash_combine(c.sample_tokens, static_cast<uint64_t>(solve::raw(c.mode)));
-  hash = hash_combine(hash, static_cast<uint64_t>(c.residual != 0) * 2 + static_cast<uint64_t>(c.use_next != 0));
-  hash = hash_bytes(&c.min_gain, sizeof(c.min_gain), hash);
-  return hash_combine(hash, static_cast<uint64_t>(c.refine_pairs));
-}
+constexpr const char* kFields[] = {"sample_tokens", "mode", "residual", "use_next", "min_gain", "refine_pairs"};
 
 Status check_config(const moecclReplaceConfig_t& c, const MoeConfig& layer, const plan::LevelTree& tree) {
   const int mode = solve::raw(c.mode);
@@ -49,24 +46,6 @@ Status check_config(const moecclReplaceConfig_t& c, const MoeConfig& layer, cons
                  "config.residual with {} experts on {} ranks: together at most 65535 are possible; add the residual "
                  "outside, with mode moecclReplaceKeep",
                  layer.placement.n_experts(), tree.n_ranks);
-  return {};
-}
-
-struct Creation {
-  uint64_t hash = 0;
-  int32_t code = moecclSuccess;
-  int32_t padding = 0;
-};
-
-Status compare(const std::vector<Creation>& all, const Status& own) {
-  if (!own.ok()) return own;
-  for (uint32_t r = 0; r < all.size(); ++r) {
-    if (all[r].code != moecclSuccess)
-      return error(moecclRemoteError, "rank {} could not create the replacement ({}): see its own error", r,
-                   moecclGetErrorString(static_cast<moecclResult_t>(all[r].code)));
-    if (all[r].hash != all[0].hash)
-      return error(moecclMismatch, "rank {} and rank 0 give different configs to moecclReplaceCreate", r);
-  }
   return {};
 }
 
@@ -99,10 +78,15 @@ Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, 
             c->name, slots.needed_bytes, slots.budget);
     }
   }
-  const Creation mine{hash_of(config), own.code(), 0};
-  std::vector<Creation> all(host.n_ranks());
+  const Creation<std::size(kFields)> mine{
+      {static_cast<double>(config.sample_tokens), static_cast<double>(solve::raw(config.mode)),
+       static_cast<double>(config.residual != 0), static_cast<double>(config.use_next != 0), config.min_gain,
+       static_cast<double>(config.refine_pairs)},
+      own.code()};
+  std::vector<Creation<std::size(kFields)>> all(host.n_ranks());
   MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
-  MOECCL_TRY(compare(all, own));
+  MOECCL_TRY(own);
+  MOECCL_TRY(compare("moecclReplaceCreate", kFields, std::span<const Creation<std::size(kFields)>>(all)));
   return made;
 }
 

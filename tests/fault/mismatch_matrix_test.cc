@@ -385,6 +385,27 @@ TEST_P(MismatchMoe, AnotherRoutingLayerOrPassIsNamed) {
 INSTANTIATE_TEST_SUITE_P(Modes, MismatchMoe, ::testing::Values(RankMode::kThreads, RankMode::kProcesses),
                          [](const ::testing::TestParamInfo<RankMode>& info) { return mode_name(info.param); });
 
+TEST(MismatchCreation, OfAReplacementNamesTheField) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+    config.hidden_bytes = 64;
+    config.type = moecclFloat32;
+    config.top_k = 1;
+    config.n_experts = 4;
+    config.max_tokens = 8;
+    moecclMoe_t layer = nullptr;
+    MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&layer, comm, &config), comm);
+    moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+    replace.sample_tokens = rank == 0 ? 4 : 2;
+    moecclReplacement_t replacement = nullptr;
+    EXPECT_EQ(moecclReplaceCreate(&replacement, layer, &replace), moecclMismatch);
+    const std::string text = moecclGetLastError(comm);
+    for (const char* part : {"rank 0", "rank 1", "sample_tokens", "4", "2"})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_EQ(moecclMoeDestroy(layer), moecclSuccess);
+  });
+}
+
 // What all ranks must set alike, at init.
 TEST(MismatchInit, NamesTwoRanksTheFieldAndBothValues) {
   struct Case {
