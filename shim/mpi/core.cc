@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -260,8 +261,31 @@ int Finalize() {
 
 }  // namespace core
 
+// Nothing is thrown into the C program. What peers wait for will not come: that is for the handler of the whole job's
+// errors, which ends it by default.
+int no_memory(const char* function, const std::exception& thrown) {
+  std::fprintf(stderr, "moeccl-mpi: MPI_%s: the process has no memory left (%s)\n", function, thrown.what());
+  PMPI_Comm_call_errhandler(MPI_COMM_WORLD, MPI_ERR_NO_MEM);
+  return MPI_ERR_NO_MEM;
+}
+
+namespace entry {
+#define ENTER(name, parameters, arguments) \
+  int name parameters {                    \
+    try {                                  \
+      return core::name arguments;         \
+    } catch (const std::exception& e) {    \
+      return no_memory(#name, e);          \
+    }                                      \
+  }
+#define MPI_FUNCTION ENTER
+#include "shim/mpi/functions.def"
+#undef MPI_FUNCTION
+#undef ENTER
+}  // namespace entry
+
 constexpr moecclMpiTable kTable = {
-#define MEMBER(name, parameters, arguments) core::name,
+#define MEMBER(name, parameters, arguments) entry::name,
 #define MPI_FUNCTION MEMBER
 #include "shim/mpi/functions.def"
 #undef MPI_FUNCTION

@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "src/base/clock.h"
+#include "src/base/log.h"
 #include "src/driver/thread.h"
 
 namespace moeccl::exec {
@@ -113,7 +114,12 @@ Status WalkProxy::start(std::vector<std::unique_ptr<transport::Link>> links,
                         std::unique_ptr<transport::Engine> engine) {
   links_ = std::move(links);
   engine_ = std::move(engine);
-  MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-walk", [this] { run(); }));
+  MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-walk", [this] {
+                            const Status ran = contained([&] { return run(), Status(); });
+                            if (ran.ok()) return;
+                            engine_->end();  // its thread drives again; what was served here ends by its deadline
+                            log(LogLevel::kError, "the network's side of CUDA kernels: {}", ran.message());
+                          }));
   return {};
 }
 
