@@ -58,8 +58,14 @@ Wish wish() {
 }
 
 // To take a communicator over costs some milliseconds (docs/shims.md), which one that programs make for a call or two
-// never earns back. All ranks make the same calls on it, so they count alike.
+// never earns back. All ranks make the same calls on it, so they count alike; but not what MPI refuses, which one rank
+// may try alone.
 constexpr uint32_t kCallsForMpi = 8;
+// What the call of this thread that MPI now runs was made on.
+thread_local struct {
+  Served* served;
+  MPI_Comm comm;
+} undecided;
 
 bool quiet() {
   const char* value = std::getenv("MOECCL_SHIM_QUIET");
@@ -148,11 +154,23 @@ const Served* served_by_moeccl(MPI_Comm comm) {
     }
   }
   if (!served->decided) {
-    if (wish() != Wish::kAlways && served->calls++ < kCallsForMpi) return nullptr;
+    if (wish() != Wish::kAlways) {
+      undecided = {served, comm};
+      return nullptr;
+    }
     served->decided = true;
     connect(comm, *served);
   }
   return served->comm != nullptr ? served : nullptr;
+}
+
+void call_begins() { undecided = {}; }
+
+void call_succeeded() {
+  const auto call = std::exchange(undecided, {});
+  if (call.served == nullptr || ++call.served->calls < kCallsForMpi) return;
+  call.served->decided = true;
+  connect(call.comm, *call.served);
 }
 
 void release_all() {

@@ -270,13 +270,16 @@ int no_memory(const char* function, const std::exception& thrown) {
 }
 
 namespace entry {
-#define ENTER(name, parameters, arguments) \
-  int name parameters {                    \
-    try {                                  \
-      return core::name arguments;         \
-    } catch (const std::exception& e) {    \
-      return no_memory(#name, e);          \
-    }                                      \
+#define ENTER(name, parameters, arguments)        \
+  int name parameters {                           \
+    try {                                         \
+      call_begins();                              \
+      const int ended = core::name arguments;     \
+      if (ended == MPI_SUCCESS) call_succeeded(); \
+      return ended;                               \
+    } catch (const std::exception& e) {           \
+      return no_memory(#name, e);                 \
+    }                                             \
   }
 #define MPI_FUNCTION ENTER
 #include "shim/mpi/functions.def"
