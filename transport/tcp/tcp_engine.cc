@@ -35,6 +35,10 @@ Result<std::unique_ptr<TcpEngine>> TcpEngine::create() {
 
 Result<std::unique_ptr<TcpLink>> TcpEngine::add(const LocalMemory& own, TcpPeer peer) {
   auto link = std::make_unique<TcpLink>(own, std::move(peer), *this);
+  // Room first: the engine must not know a link that is not handed out.
+  const uint32_t rank = link->peer_.rank;
+  if (link_of_rank_.size() <= rank) link_of_rank_.resize(rank + 1, nullptr);
+  for (auto* all : {&links_, &ready_, &turn_of_}) all->reserve(links_.size() + 1);  // queue() never needs more
   // Edge triggered: an event says that something changed since the socket was last found empty or full.
   for (size_t i = 0; i < link->peer_.streams.size(); ++i) {
     MOECCL_TRY(
@@ -42,8 +46,6 @@ Result<std::unique_ptr<TcpLink>> TcpEngine::add(const LocalMemory& own, TcpPeer 
   }
   n_streams_ += link->peer_.streams.size();
   links_.push_back(link.get());
-  const uint32_t rank = link->peer_.rank;
-  if (link_of_rank_.size() <= rank) link_of_rank_.resize(rank + 1, nullptr);
   link_of_rank_[rank] = link.get();
   return link;
 }
