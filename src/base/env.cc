@@ -92,6 +92,8 @@ constexpr Variable kVariables[] = {
        return true;
      },
      true},
+    {"MOECCL_SECRET_FILE", "a file name, at most 4096 printable characters",
+     [](std::string_view t, Env* e) { return parse_text(t, &e->secret_file); }},
     {"MOECCL_SOCKET_ADDR", "ip or ip:port of an interface of this host, [ip6]:port for IPv6",
      [](std::string_view t, Env* e) { return t.size() <= 64 && parse_text(t, &e->socket_addr); }},
     {"MOECCL_SOCKET_IFNAME", "interface names, eth0,eth1, or ^eth0,eth1 for all others",
@@ -170,7 +172,7 @@ const Variable* find(std::string_view name) {
 // What names code or files. A program with more rights than its user (setuid, capabilities) must not open what its
 // user likes.
 bool names_file(std::string_view variable) {
-  for (const std::string_view name : {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY="})
+  for (const std::string_view name : {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY=", "MOECCL_SECRET_FILE="})
     if (variable.starts_with(name)) return true;
   return false;
 }

@@ -43,6 +43,8 @@ struct Env {
   // MOECCL_SECRET: admits ranks of other hosts when a launcher starts them (CommInitEnv). Never logged, never in an
   // error.
   std::string secret;
+  // MOECCL_SECRET_FILE: a file that holds it instead, which only its owner may read.
+  std::string secret_file;
   // MOECCL_SOCKET_ADDR: "ip" or "ip:port" of this host where GetUniqueId listens, "[ip6]:port" for IPv6. Empty: a UNIX
   // socket, which reaches this host only. Bad addresses are refused where they are used.
   std::string socket_addr;

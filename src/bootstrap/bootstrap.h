@@ -26,8 +26,8 @@ struct RootOptions {
   int64_t timeout_ms = 60'000;  // for all ranks to join
   // "ip" or "ip:port" of an interface of this host. Empty: a UNIX socket with a random abstract name.
   std::string socket_addr;
-  // UNIX only: a further abstract name where every process of this user gets the id until all ranks have joined,
-  // without a key: for launchers that give ranks nothing but a number. Empty: none.
+  // UNIX only: a further name where every process of this user gets the id until all ranks have joined, without a key:
+  // for launchers that give ranks nothing but a number (handout.h). Empty: none.
   std::string handout_name;
   // The key instead of a random one, 32 bytes; empty: random. For ranks that derive it from a secret they share.
   std::span<const std::byte> key;

@@ -11,7 +11,9 @@
 
 #include "src/base/env.h"
 #include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/handout.h"
 #include "src/bootstrap/handshake.h"
+#include "src/bootstrap/secret.h"
 #include "src/bootstrap/unique_id.h"
 #include "src/driver/process.h"
 #include "src/driver/socket.h"
@@ -121,7 +123,7 @@ bool meets_on_one_host(const LauncherInfo& info) {
   if (info.one_host_known() || is_loopback_name(info.master_addr)) return true;
   if (info.several_hosts_known()) return false;
   // Nobody says how many hosts there are. With a secret the user is ready for several; else one is the usual case.
-  return env().secret.empty() && (info.master_addr.empty() || is_this_host(info.master_addr));
+  return !has_secret() && (info.master_addr.empty() || is_this_host(info.master_addr));
 }
 
 std::string hex(std::span<const std::byte> bytes) {
@@ -161,20 +163,6 @@ Result<moecclUniqueId> start_root(const RootOptions& options, Deadline deadline)
   }
 }
 
-Result<moecclUniqueId> ask_for_id(const std::string& name, Deadline deadline) {
-  constexpr int64_t kAnswerMs = 2000;  // rank 0's root answers at once
-  const driver::SocketAddress address = driver::unix_address(name);
-  const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kAnswerMs));
-  MOECCL_ASSIGN_OR_RETURN(const Fd fd, driver::connect_to(address, until));
-  MOECCL_ASSIGN_OR_RETURN(const driver::PeerCredentials peer, driver::peer_credentials(fd.get()));
-  if (peer.uid != ::geteuid()) {
-    return error(moecclInvalidUsage, "user {} listens at {} in the place of rank 0", peer.uid, address.str());
-  }
-  moecclUniqueId id;
-  MOECCL_TRY(driver::recv_exact(fd.get(), std::as_writable_bytes(std::span(id.internal)), until));
-  return id;
-}
-
 Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count, Deadline deadline) {
   const std::string name = handout_name(info, count);
   if (info.rank == 0) {
@@ -184,7 +172,7 @@ Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count
     return start_root(options, deadline);
   }
   for (;;) {
-    Result<moecclUniqueId> id = ask_for_id(name, deadline);
+    Result<moecclUniqueId> id = ask_for_handout(name, deadline);
     if (id.ok()) return id;
     if (deadline.passed()) {
       return error(moecclTimeout, "rank {} found no rank 0 of the {} job: {}", info.rank, info.launcher,
@@ -195,10 +183,10 @@ Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count
 }
 
 Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t count, Deadline deadline) {
-  if (env().secret.empty()) {
+  if (!has_secret()) {
     return error(moecclInvalidUsage,
                  "the {} job runs on several hosts: set MOECCL_SECRET to the same secret of at least 16 characters on "
-                 "all ranks (it admits them), or pass a unique id",
+                 "all ranks (it admits them), or MOECCL_SECRET_FILE to a file that holds it, or pass a unique id",
                  info.launcher);
   }
   if (info.master_addr.empty()) {
@@ -214,7 +202,8 @@ Result<moecclUniqueId> meet_between_hosts(const LauncherInfo& info, uint32_t cou
                  info.master_addr, id.address.str());
   }
   const std::string label = format("moeccl env {} {} {}", info.job, info.n_ranks, count);
-  id.key = derive_key(std::as_bytes(std::span(env().secret.data(), env().secret.size())), label);
+  MOECCL_ASSIGN_OR_RETURN(const Key secret, key_of_secret(info.job));
+  id.key = derive_key(secret, label);
   if (info.rank != 0) return encode_unique_id(id);
   RootOptions options;
   options.timeout_ms = deadline.remaining_ms();

@@ -54,9 +54,9 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
   id.host_hash = driver::host_identity().hash();
   MOECCL_ASSIGN_OR_RETURN(Fd listener, driver::listen_at(id.address));
   MOECCL_ASSIGN_OR_RETURN(id.address, driver::local_address(listener.get()));
-  Fd handout;
+  std::vector<HandoutListener> handouts;
   if (!options.handout_name.empty()) {
-    MOECCL_ASSIGN_OR_RETURN(handout, driver::listen_at(driver::unix_address(options.handout_name)));
+    MOECCL_ASSIGN_OR_RETURN(handouts, listen_for_handouts(options.handout_name));
   }
 
   MOECCL_ASSIGN_OR_RETURN(driver::WakeUp stop, driver::WakeUp::create());
@@ -64,7 +64,7 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
   MOECCL_ASSIGN_OR_RETURN(shared->id, encode_unique_id(id));
   const RootServer::Config config = {id.key, id.address.is_unix(), options.timeout_ms, shared->id};
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<RootServer> made,
-                          RootServer::create(config, std::move(listener), std::move(handout), shared->stop.fd()));
+                          RootServer::create(config, std::move(listener), std::move(handouts), shared->stop.fd()));
   std::shared_ptr<RootServer> server = std::move(made);  // std::function wants what it holds to be copyable
   auto body = [shared, server]() mutable {
     const Status ran = contained([&] { return server->run(), Status(); });

@@ -20,21 +20,23 @@ bool of_this_user(int fd) {
 
 }  // namespace
 
-RootServer::RootServer(const Config& config, Fd listener, Fd handout, int stop, driver::Poller poller)
+RootServer::RootServer(const Config& config, Fd listener, std::vector<HandoutListener> handouts, int stop,
+                       driver::Poller poller)
     : config_(config),
       listener_(std::move(listener)),
-      handout_(std::move(handout)),
+      handouts_(std::move(handouts)),
       stop_fd_(stop),
       poller_(std::move(poller)),
       deadline_(Deadline::after_ms(config.timeout_ms)) {}
 
-Result<std::unique_ptr<RootServer>> RootServer::create(const Config& config, Fd listener, Fd handout, int stop) {
+Result<std::unique_ptr<RootServer>> RootServer::create(const Config& config, Fd listener,
+                                                       std::vector<HandoutListener> handouts, int stop) {
   MOECCL_ASSIGN_OR_RETURN(driver::Poller poller, driver::Poller::create());
   MOECCL_TRY(poller.add(listener.get(), EPOLLIN, kListener));
-  if (handout) MOECCL_TRY(poller.add(handout.get(), EPOLLIN, kHandout));
+  for (size_t i = 0; i < handouts.size(); ++i) MOECCL_TRY(poller.add(handouts[i].fd(), EPOLLIN, kHandout + i));
   MOECCL_TRY(poller.add(stop, EPOLLIN, kStop));
   return std::unique_ptr<RootServer>(
-      new RootServer(config, std::move(listener), std::move(handout), stop, std::move(poller)));
+      new RootServer(config, std::move(listener), std::move(handouts), stop, std::move(poller)));
 }
 
 void RootServer::run() {
@@ -70,8 +72,10 @@ void RootServer::on_event(const epoll_event& event) {
   const uint64_t tag = event.data.u64;
   if (tag == kStop) {
     stopped_ = true;
-  } else if (tag == kListener || tag == kHandout) {
-    accept_some(tag == kHandout);
+  } else if (tag == kListener) {
+    accept_some();
+  } else if (tag < kFirstConnection) {
+    hand_out(tag - kHandout);
   } else if ((tag & kProcess) != 0) {
     on_process_end(static_cast<int32_t>(tag & 0x7fffffff));
   } else {
@@ -98,7 +102,9 @@ bool RootServer::make_room() {
 void RootServer::set_accepting(bool on) {
   const uint32_t events = on ? uint32_t{EPOLLIN} : 0;
   if (listener_ && !poller_.modify(listener_.get(), events, kListener).ok()) over_ = true;
-  if (handout_ && !poller_.modify(handout_.get(), events, kHandout).ok()) over_ = true;
+  for (size_t i = 0; i < handouts_.size(); ++i) {
+    if (!poller_.modify(handouts_[i].fd(), events, kHandout + i).ok()) over_ = true;
+  }
   if (on) accept_again_ns_ = 0;
 }
 
@@ -109,7 +115,7 @@ void RootServer::pause_accepting() {
 
 void RootServer::close_listeners() {
   listener_.reset();
-  handout_.reset();
+  handouts_.clear();
   accept_again_ns_ = 0;
   std::vector<Id> strangers;
   for (const auto& [id, c] : connections_) {
@@ -118,12 +124,24 @@ void RootServer::close_listeners() {
   for (const Id id : strangers) drop(id);
 }
 
-void RootServer::accept_some(bool handout) {
+// The id is smaller than any socket's buffer: it is sent whole or the peer has gone.
+void RootServer::hand_out(size_t listener) {
   for (int i = 0; i < kAcceptsAtOnce; ++i) {
-    const Fd& listener = handout ? handout_ : listener_;
-    if (!listener) return;  // closed by an event before this one
-    if (!handout && lobby_.full() && !make_room()) return pause_accepting();
-    Result<Fd> accepted = driver::accept_now(listener.get());
+    if (listener >= handouts_.size()) return;  // closed by an event before this one
+    const Result<Fd> accepted = driver::accept_now(handouts_[listener].fd());
+    if (!accepted.ok()) return pause_accepting();
+    if (!accepted.value()) return;
+    const Result<driver::PeerCredentials> peer = driver::peer_credentials(accepted.value().get());
+    if (peer.ok() && peer.value().uid == ::geteuid())
+      static_cast<void>(driver::send_now(accepted.value().get(), std::as_bytes(std::span(config_.id.internal))));
+  }
+}
+
+void RootServer::accept_some() {
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
+    if (!listener_) return;  // closed by an event before this one
+    if (lobby_.full() && !make_room()) return pause_accepting();
+    Result<Fd> accepted = driver::accept_now(listener_.get());
     if (!accepted.ok()) {
       // Out of descriptors or memory: strangers may hold them.
       if (make_room()) return;
@@ -133,14 +151,6 @@ void RootServer::accept_some(bool handout) {
     lobby_.has_accepted();
     if (!*accepted) return;
     const bool crowded = lobby_.size() > 0 && Lobby::few_left(accepted->get()) && !make_room();
-    if (handout) {
-      // The id is smaller than any socket's buffer: it is sent whole or the peer has gone.
-      const Result<driver::PeerCredentials> peer = driver::peer_credentials(accepted->get());
-      if (peer.ok() && peer->uid == ::geteuid()) {
-        static_cast<void>(driver::send_now(accepted->get(), std::as_bytes(std::span(config_.id.internal))));
-      }
-      continue;
-    }
     if (!config_.over_unix) static_cast<void>(driver::set_no_delay(accepted->get()));
     if (config_.over_unix && !of_this_user(accepted->get())) continue;
     const Id id = next_id_++;

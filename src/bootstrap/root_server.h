@@ -14,6 +14,7 @@
 #include "src/base/fd.h"
 #include "src/base/status.h"
 #include "src/bootstrap/connection.h"
+#include "src/bootstrap/handout.h"
 #include "src/bootstrap/lobby.h"
 #include "src/bootstrap/messages.h"
 #include "src/bootstrap/unique_id.h"
@@ -30,23 +31,25 @@ class RootServer {
     moecclUniqueId id = {};  // what the handout listener gives away
   };
 
-  // `stop`: readable when the owner wants the end. `handout` may be empty.
-  static Result<std::unique_ptr<RootServer>> create(const Config& config, Fd listener, Fd handout, int stop);
+  // `stop`: readable when the owner wants the end. `handouts`: at most two.
+  static Result<std::unique_ptr<RootServer>> create(const Config& config, Fd listener,
+                                                    std::vector<HandoutListener> handouts, int stop);
   // Until all have left, a failure has been told, the time is over or `stop`.
   void run();
 
  private:
   using Id = uint64_t;  // of a connection: never reused, so that a late event finds nothing
-  enum Tag : uint64_t { kListener = 0, kHandout = 1, kStop = 2, kFirstConnection = 16, kProcess = uint64_t{1} << 63 };
+  enum Tag : uint64_t { kListener = 0, kStop = 1, kHandout = 2, kFirstConnection = 16, kProcess = uint64_t{1} << 63 };
 
-  RootServer(const Config& config, Fd listener, Fd handout, int stop, driver::Poller poller);
+  RootServer(const Config& config, Fd listener, std::vector<HandoutListener> handouts, int stop, driver::Poller poller);
 
   // root_server.cc: connections.
   bool finished() const;
   Deadline next_deadline() const;
   void on_event(const epoll_event& event);
   void on_time();
-  void accept_some(bool handout);
+  void accept_some();
+  void hand_out(size_t listener);
   bool make_room();
   void pause_accepting();
   void set_accepting(bool on);
@@ -94,7 +97,7 @@ class RootServer {
 
   Config config_;
   Fd listener_;
-  Fd handout_;
+  std::vector<HandoutListener> handouts_;
   int stop_fd_;
   driver::Poller poller_;
   Id next_id_ = kFirstConnection;

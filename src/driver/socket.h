@@ -1,4 +1,4 @@
-// Sockets: UNIX (abstract namespace, no files) and TCP; every wait has a deadline; no SIGPIPE; EINTR is survived. All
+// Sockets: UNIX and TCP; every wait has a deadline; no SIGPIPE; EINTR is survived. All
 // sockets made here are non-blocking and close-on-exec, and no child of fork() keeps those that listen or connect (see
 // children.h). Codes: Timeout when the deadline passed, RemoteError when the
 // peer closed or reset the connection or when nobody listens, SystemError otherwise.
@@ -19,7 +19,7 @@
 
 namespace moeccl::driver {
 
-// Where to listen or to connect. Plain data; prints as "unix:@name", "10.0.0.1:2950", "[fe80::1]:2950".
+// Where to listen or to connect. Plain data; prints as "unix:@name", "unix:/path", "10.0.0.1:2950", "[fe80::1]:2950".
 struct SocketAddress {
   sockaddr_storage storage = {};
   socklen_t length = 0;
@@ -37,6 +37,9 @@ struct SocketAddress {
 Result<SocketAddress> ip_address(std::span<const std::byte> bytes, uint16_t port);
 // An abstract name (no file, gone with its last socket) of at most 100 bytes.
 SocketAddress unix_address(std::string_view name);
+// A socket's file, of at most kMaxSocketPath bytes.
+inline constexpr size_t kMaxSocketPath = 107;
+SocketAddress unix_file_address(std::string_view path);
 // "127.0.0.1", "127.0.0.1:80", "::1", "[::1]:80". No names are looked up.
 Result<SocketAddress> parse_ip_address(const std::string& text);
 // Numbers as above, else the name service (may block for as long as that does).

@@ -79,6 +79,7 @@ std::string SocketAddress::str() const {
       return format("[{}]:{}", text, port());
     case AF_UNIX: {
       const auto& un = reinterpret_cast<const sockaddr_un&>(storage);
+      if (un.sun_path[0] != '\0') return "unix:" + std::string(un.sun_path);
       const size_t used = length > offsetof(sockaddr_un, sun_path) ? length - offsetof(sockaddr_un, sun_path) : 0;
       return "unix:@" + std::string(un.sun_path + 1, used > 0 ? used - 1 : 0);
     }
@@ -128,6 +129,16 @@ SocketAddress unix_address(std::string_view name) {
   const size_t n = std::min(name.size(), size_t{100});
   std::memcpy(un.sun_path + 1, name.data(), n);  // a leading zero byte: the abstract namespace
   result.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n);
+  return result;
+}
+
+SocketAddress unix_file_address(std::string_view path) {
+  SocketAddress result;
+  auto& un = reinterpret_cast<sockaddr_un&>(result.storage);
+  static_assert(sizeof(un.sun_path) == kMaxSocketPath + 1);
+  un.sun_family = AF_UNIX;
+  std::memcpy(un.sun_path, path.data(), std::min(path.size(), kMaxSocketPath));  // a zero byte follows
+  result.length = sizeof(un);
   return result;
 }
 

@@ -1,0 +1,113 @@
+#include "src/bootstrap/handout.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "src/base/log.h"
+#include "src/driver/socket.h"
+
+namespace moeccl::bootstrap {
+namespace {
+
+constexpr int64_t kAnswerMs = 2000;  // rank 0's root answers at once
+constexpr int64_t kLookMs = 200;     // whether somebody listens on this host
+
+// Nobody else may write there, nor put a link in its place.
+bool of_this_user_alone(const std::string& folder) {
+  struct stat info = {};
+  return ::lstat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() &&
+         (info.st_mode & 077) == 0;
+}
+
+// Empty where there is no folder, or its name is too long for a socket's.
+std::string file_of(const std::string& name) {
+  const std::string folder = private_folder();
+  const std::string path = folder + "/" + name;
+  return folder.empty() || path.size() > driver::kMaxSocketPath ? "" : path;
+}
+
+// The user who listens; a failure when nobody does.
+Result<uid_t> listener_at(const driver::SocketAddress& address) {
+  MOECCL_ASSIGN_OR_RETURN(const Fd fd, driver::connect_to(address, Deadline::after_ms(kLookMs)));
+  MOECCL_ASSIGN_OR_RETURN(const driver::PeerCredentials peer, driver::peer_credentials(fd.get()));
+  return peer.uid;
+}
+
+Result<Fd> listen_at_file(const std::string& path) {
+  const driver::SocketAddress address = driver::unix_file_address(path);
+  Result<Fd> fd = driver::listen_at(address);
+  if (fd.ok() || fd.status().code() != moecclInvalidUsage || listener_at(address).ok()) return fd;
+  ::unlink(path.c_str());  // of a process that was killed
+  return driver::listen_at(address);
+}
+
+Result<moecclUniqueId> ask_at(const driver::SocketAddress& address, Deadline deadline) {
+  const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kAnswerMs));
+  MOECCL_ASSIGN_OR_RETURN(const Fd fd, driver::connect_to(address, until));
+  MOECCL_ASSIGN_OR_RETURN(const driver::PeerCredentials peer, driver::peer_credentials(fd.get()));
+  if (peer.uid != ::geteuid()) {
+    return error(moecclInvalidUsage, "user {} listens at {} in the place of rank 0", peer.uid, address.str());
+  }
+  moecclUniqueId id;
+  MOECCL_TRY(driver::recv_exact(fd.get(), std::as_writable_bytes(std::span(id.internal)), until));
+  return id;
+}
+
+}  // namespace
+
+HandoutListener::~HandoutListener() {
+  // Before the socket ends: whoever finds nobody at the file takes it away, and puts his own there.
+  if (!path_.empty()) ::unlink(path_.c_str());
+}
+
+std::string private_folder() {
+  const char* given = ::secure_getenv("XDG_RUNTIME_DIR");
+  if (given != nullptr && given[0] == '/' && of_this_user_alone(given)) return given;
+  if (const std::string run = format("/run/user/{}", ::geteuid()); of_this_user_alone(run)) return run;
+  const std::string made = format("/tmp/moeccl-{}", ::geteuid());
+  (void)::mkdir(made.c_str(), 0700);
+  return of_this_user_alone(made) ? made : "";
+}
+
+Result<std::vector<HandoutListener>> listen_for_handouts(const std::string& name) {
+  std::vector<HandoutListener> made;
+  if (const std::string path = file_of(name); !path.empty()) {
+    Result<Fd> fd = listen_at_file(path);
+    if (!fd.ok() && fd.status().code() == moecclInvalidUsage) return std::move(fd).status();
+    if (fd.ok()) made.emplace_back(std::move(*fd), path);
+    if (!fd.ok()) log(LogLevel::kInfo, "bootstrap: {}", fd.status().message());
+  }
+  const driver::SocketAddress address = driver::unix_address(name);
+  Result<Fd> fd = driver::listen_at(address);
+  if (fd.ok()) {
+    made.emplace_back(std::move(*fd), "");
+    return made;
+  }
+  if (fd.status().code() == moecclInvalidUsage) {
+    const Result<uid_t> user = listener_at(address);
+    if (!user.ok() || user.value() == ::geteuid()) return std::move(fd).status();
+    log(LogLevel::kWarn, "bootstrap: user {} listens at {}, a name of this user's job", user.value(), address.str());
+  }
+  if (made.empty()) {
+    return error(moecclSystemError,
+                 "{}, and there is no folder of this user alone instead: set XDG_RUNTIME_DIR to one (mode 0700)",
+                 fd.status().message());
+  }
+  return made;
+}
+
+Result<moecclUniqueId> ask_for_handout(const std::string& name, Deadline deadline) {
+  Status last;
+  if (const std::string path = file_of(name); !path.empty()) {
+    Result<moecclUniqueId> id = ask_at(driver::unix_file_address(path), deadline);
+    if (id.ok()) return id;
+    last = std::move(id).status();
+  }
+  Result<moecclUniqueId> id = ask_at(driver::unix_address(name), deadline);
+  if (!id.ok() && !last.ok()) return std::move(id).status().with_context(last.message());
+  return id;
+}
+
+}  // namespace moeccl::bootstrap

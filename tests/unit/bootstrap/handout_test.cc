@@ -1,0 +1,127 @@
+// How ranks of one host find rank 0: never another user in its place.
+#include "src/bootstrap/handout.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+
+#include "src/bootstrap/unique_id.h"
+#include "src/driver/socket.h"
+#include "tests/unit/bootstrap/group.h"
+
+namespace moeccl::bootstrap {
+namespace {
+
+Deadline soon() { return Deadline::after_ms(patient_ms(3000)); }
+std::string name_of(const char* test) { return format("moeccl-env-{}-{}", test, ::getpid()); }
+
+// A folder of this user alone, in XDG_RUNTIME_DIR's place while it lives.
+struct Folder {
+  explicit Folder(mode_t mode = 0700) {
+    EXPECT_NE(::mkdtemp(path), nullptr);
+    EXPECT_EQ(::chmod(path, mode), 0);
+    ::setenv("XDG_RUNTIME_DIR", path, 1);
+  }
+  ~Folder() {
+    ::unsetenv("XDG_RUNTIME_DIR");
+    ::rmdir(path);
+  }
+  char path[32] = "/tmp/moeccl-test-XXXXXX";
+};
+
+// What a root does.
+void give(const HandoutListener& listener, const moecclUniqueId& id) {
+  const Result<Fd> fd = driver::accept_until(listener.fd(), soon());
+  ASSERT_TRUE(fd.ok()) << fd.status().message();
+  ASSERT_TRUE(driver::send_all(fd.value().get(), std::as_bytes(std::span(id.internal)), soon()).ok());
+}
+
+moecclUniqueId some_id() {
+  moecclUniqueId id = {};
+  id.internal[5] = 42;
+  return id;
+}
+
+TEST(Handout, IsAtAFileOfThisUserAndEndsWithIt) {
+  const Folder folder;
+  EXPECT_EQ(private_folder(), folder.path);
+  const std::string name = name_of("file"), path = std::string(folder.path) + "/" + name;
+  {
+    auto listeners = listen_for_handouts(name);
+    ASSERT_TRUE(listeners.ok()) << listeners.status().message();
+    ASSERT_EQ(listeners->size(), 2u);
+    EXPECT_EQ(::access(path.c_str(), F_OK), 0);
+    std::thread root([&] { give((*listeners)[0], some_id()); });
+    const auto id = ask_for_handout(name, soon());
+    root.join();
+    ASSERT_TRUE(id.ok()) << id.status().message();
+    EXPECT_EQ(id.value().internal[5], 42);
+    EXPECT_EQ(listen_for_handouts(name).status().code(), moecclInvalidUsage) << "the communicator before";
+  }
+  EXPECT_NE(::access(path.c_str(), F_OK), 0);
+}
+
+TEST(Handout, AFileOfAKilledProcessIsTakenAway) {
+  const Folder folder;
+  const std::string name = name_of("stale"), path = std::string(folder.path) + "/" + name;
+  ASSERT_TRUE(driver::listen_at(driver::unix_file_address(path)).ok());  // closed at once, and the file stays
+  ASSERT_EQ(::access(path.c_str(), F_OK), 0);
+  const auto listeners = listen_for_handouts(name);
+  EXPECT_TRUE(listeners.ok()) << listeners.status().message();
+}
+
+TEST(Handout, FoldersThatOthersMayWriteAreNotUsed) {
+  const Folder folder(0777);
+  EXPECT_NE(private_folder(), folder.path);
+}
+
+// As containers that share the network do.
+TEST(Handout, WithoutACommonFolderTheAbstractNameServes) {
+  const std::string name = name_of("abstract");
+  std::optional<Folder> theirs(std::in_place);
+  auto listeners = listen_for_handouts(name);
+  ASSERT_TRUE(listeners.ok()) << listeners.status().message();
+  std::thread root([&] { give(listeners->back(), some_id()); });
+  const Folder mine;
+  const auto id = ask_for_handout(name, soon());
+  root.join();
+  EXPECT_TRUE(id.ok()) << id.status().message();
+  listeners = error(moecclInternalError, "ended");
+  ::setenv("XDG_RUNTIME_DIR", theirs->path, 1);
+}
+
+TEST(Handout, AnotherUserAtTheNameHoldsNobodyUp) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs a second user";
+  const Folder folder;
+  const std::string name = name_of("squatted");
+  auto there = std::move(*driver::socket_pair());
+  Children squatter;
+  squatter.start([&] {
+    if (::setresuid(65534, 65534, 65534) != 0) return 1;
+    const auto fd = driver::listen_at(driver::unix_address(name));
+    const std::byte one{};
+    if (!fd.ok() || !driver::send_all(there.second.get(), {&one, 1}, soon()).ok()) return 2;
+    ::pause();
+    return 0;
+  });
+  std::byte one{};
+  ASSERT_TRUE(driver::recv_exact(there.first.get(), {&one, 1}, soon()).ok());
+  auto listeners = listen_for_handouts(name);
+  ASSERT_TRUE(listeners.ok()) << listeners.status().message();
+  EXPECT_EQ(listeners->size(), 1u);
+  std::thread root([&] { give((*listeners)[0], some_id()); });
+  const Stopwatch watch;
+  const auto id = ask_for_handout(name, soon());
+  root.join();
+  EXPECT_TRUE(id.ok()) << id.status().message();
+  MOECCL_EXPECT_WITHIN(watch, 1000);
+  ::kill(squatter.pid(0), SIGKILL);
+}
+
+}  // namespace
+}  // namespace moeccl::bootstrap
