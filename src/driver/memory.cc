@@ -54,6 +54,14 @@ Result<Fd> shared_segment(const std::string& name, size_t bytes, bool reserve) {
   Fd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.get() < 0) return system_error("memfd_create for " + name, errno);
   bytes = round_up(bytes, page_bytes());
+  // Beyond the limit the kernel would kill the process (SIGXFSZ).
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur) {
+    return error(moecclSystemError,
+                 "size of {} bytes for shared segment {}: this process may make no file of more than {} bytes; raise "
+                 "the limit (ulimit -f)",
+                 bytes, name, limit.rlim_cur);
+  }
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return system_error(format("size of {} bytes for shared segment {}", bytes, name), errno);
   }

@@ -161,5 +161,19 @@ TEST(Join, TooFewDescriptorsAreNamedAtOnce) {
   }
 }
 
+// The kernel would end the process with a signal.
+TEST(Join, ALimitOnFilesIsNamed) {
+  run_ranks(1,
+            [](int, moecclComm_t) {
+              const rlimit few = {0, 0};
+              ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &few), 0);
+              moecclComm_t comms[2] = {};
+              EXPECT_EQ(moecclCommInitAll(comms, 2, nullptr), moecclSystemError);
+              const std::string text = moecclGetLastError(nullptr);
+              EXPECT_NE(text.find("ulimit -f"), std::string::npos) << text;
+            },
+            {.mode = RankMode::kProcesses, .init = false, .check_leaks = false});
+}
+
 }  // namespace
 }  // namespace moeccl::testing
