@@ -16,7 +16,13 @@
  * any more then. docs/mismatches.md has the table.
  *
  * A count of 0 is allowed everywhere and a buffer of no elements may be NULL. In place means that the output overlaps
- * the input exactly where each comment says; any other overlap is moecclInvalidArgument. */
+ * the input exactly where each comment says; any other overlap is moecclInvalidArgument, and so are buffers of more than
+ * 2^56 bytes.
+ *
+ * Arithmetic. Integers wrap, also in a sum whose average is taken, and the average of integers is cut towards 0. Max
+ * and Min of floats are NaN where any rank gives NaN, and of -0 and +0 give either. Floats of 8 and 16 bits are reduced
+ * in fp32 and rounded to nearest even where a plan stores a partial result. What is too large becomes infinity; in fp8
+ * e4m3, which has none, it becomes plus or minus 448. */
 #ifndef MOECCL_COLLECTIVES_H_
 #define MOECCL_COLLECTIVES_H_
 

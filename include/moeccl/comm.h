@@ -18,7 +18,7 @@ typedef struct {
 /* Classes of traffic (MoNTA, communication conflicts): where communicators share a lane, the higher number goes first,
  * chunk by chunk; the lower ones keep a sixteenth of the lane. Auto is by operation: MoE, AllToAll(v) and
  * TensorAllToAll are EP, Send/Recv PP, AllGather CP, all others DP. Numbers between 1 and 8 may be used as they are. */
-typedef enum {
+typedef enum MOECCL_INT {
   moecclPriorityAuto = 0,
   moecclPriorityDP = 1,
   moecclPriorityCP = 3,
@@ -79,7 +79,8 @@ MOECCL_API moecclResult_t moecclCommSetPriority(moecclComm_t comm, int priority)
 
 /* Waits until this rank's operations have finished. Not collective. */
 MOECCL_API moecclResult_t moecclCommFinalize(moecclComm_t comm);
-/* Frees the communicator. Not collective: peers that still need this rank get moecclRemoteError. */
+/* Waits until this rank's operations have finished, then frees the communicator. Not collective: peers that still need
+ * this rank get moecclRemoteError. */
 MOECCL_API moecclResult_t moecclCommDestroy(moecclComm_t comm);
 /* Ends all operations of this communicator, here at once and at the peers as soon as they notice; each returns
  * moecclAborted (here) or moecclRemoteError naming this rank (there). From any thread. Destroy it afterwards. */
@@ -97,8 +98,10 @@ MOECCL_API moecclResult_t moecclCommMemoryUsage(moecclComm_t comm, size_t* bytes
  * Memory itself is taken only where something is allocated. */
 MOECCL_API moecclResult_t moecclMemAlloc(void** ptr, size_t bytes);
 MOECCL_API moecclResult_t moecclMemFree(void* ptr);
-/* Announces ordinary memory that will be used again and again, so that transports that need to may pin it. */
+/* Announces ordinary memory that will be used again and again, so that transports that need to may pin it. Ranges may
+ * overlap and may be registered twice, each with a handle of its own; those that are left end with the communicator. */
 MOECCL_API moecclResult_t moecclCommRegister(moecclComm_t comm, void* ptr, size_t bytes, void** handle);
+/* moecclInvalidArgument unless `handle` is one of moecclCommRegister on this communicator that was not given back. */
 MOECCL_API moecclResult_t moecclCommDeregister(moecclComm_t comm, void* handle);
 
 MOECCL_API moecclResult_t moecclStreamCreate(moecclStream_t* stream);
@@ -107,10 +110,23 @@ MOECCL_API moecclResult_t moecclStreamSynchronize(moecclStream_t stream);
 /* Finishes the stream's operations, then frees it. */
 MOECCL_API moecclResult_t moecclStreamDestroy(moecclStream_t stream);
 
-/* Calls between GroupStart and GroupEnd are issued together at GroupEnd: Sends and Recvs cannot deadlock on their
- * order, and one thread may drive several ranks. Groups nest; the outermost End issues. */
+/* Calls of this thread between GroupStart and GroupEnd are issued together at GroupEnd: Sends and Recvs cannot deadlock
+ * on their order, and one thread may drive several ranks. Groups nest; the outermost End issues.
+ *
+ * A group takes the operations of collectives.h, pipeline.h and experts.h, moecclHybridGather and -Reduce, and
+ * moecclCommInitRank, -InitRankConfig and -InitAll, whose communicators are there when the group has ended. All other
+ * calls that wait for other ranks are moecclInvalidUsage: dispatch and combine, splits, and the making of layers,
+ * routings, placements and profiles. Everything else acts at once.
+ *
+ * The arguments are checked, and operators and AllToAllv's arrays read, at the call; buffers are used from GroupEnd on.
+ * When a call that belongs in a group was refused, GroupEnd issues nothing and returns the first refusal; otherwise it
+ * returns the first failure of the calls without a stream. Until then a communicator, stream or placement that the
+ * group has calls on cannot be destroyed: that is moecclInvalidUsage, destroys nothing, and leaves the group as it is.
+ * A communicator may be aborted; GroupEnd then returns moecclAborted. */
 MOECCL_API moecclResult_t moecclGroupStart(void);
 MOECCL_API moecclResult_t moecclGroupEnd(void);
+/* Abandons all of the thread's open groups: nothing that they hold is issued. The end of the thread does the same. */
+MOECCL_API moecclResult_t moecclGroupCancel(void);
 
 /* An operator that multiplies each rank's input by *scalar (one element of `type`, read at once) and sums. Each rank
  * may give its own scalar. */

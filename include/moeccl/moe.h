@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-typedef enum {
+typedef enum MOECCL_INT {
   /* Each token once, however many of this rank's experts it chose: [n_unique, row]. The caller applies experts and
    * weights; combine takes one row per received row, already weighted and summed over local experts. */
   moecclLayoutRows = 0,
@@ -37,7 +37,8 @@ typedef struct {
   const int32_t* expert_rank; /* [n_experts] owner of each expert; NULL: contiguous, as even as possible */
   size_t max_tokens;          /* most tokens that any rank brings to a step */
   moecclMoeLayout_t layout;
-  int32_t align_rows;      /* ExpertMajor: each expert's group starts at a multiple of this; 0 means 1 */
+  int32_t align_rows;      /* ExpertMajor: each expert's group starts at a multiple of this; 0 means 1. With the Rows
+                              layout more than 1 is an error */
   int32_t capacity;        /* most tokens that one rank sends to one expert; 0: no limit. The first in token order
                               stay, the rest are dropped and counted */
   size_t memory_cap_bytes; /* cap on staging + tables of this layer on this rank, in host and device memory; 0:
@@ -162,17 +163,18 @@ MOECCL_API moecclResult_t moecclDispatch(moecclRouting_t routing, const void* in
 MOECCL_API moecclResult_t moecclDispatchScaled(moecclRouting_t routing, const void* in, const void* in_scales,
                                                void* out, void* out_scales, moecclStream_t stream);
 /* out[T, row]: for each token the sum over its experts of weight * row (ExpertMajor) or of the given rows (Rows).
- * Partial sums are formed at every level, in fp32 (fp64 for fp64), rounded to `type` for the wire. A token without
- * experts gets zeros. in[R, row]; padding is not read. Collective. */
+ * Partial sums are formed at every level, in fp32 (fp64 for fp64), rounded to `type` for the wire. Rows of integers are
+ * weighted in fp64, each product is cut towards 0, and their sums wrap. A token without experts gets zeros.
+ * in[R, row]; padding is not read. Collective. */
 MOECCL_API moecclResult_t moecclCombine(moecclRouting_t routing, const void* in, void* out, moecclStream_t stream);
 /* grad_in[T, row] = for each token the plain sum of grad_out[R, row] over its rows. Collective. */
 MOECCL_API moecclResult_t moecclDispatchBackward(moecclRouting_t routing, const void* grad_out, void* grad_in,
                                                  moecclStream_t stream);
-/* grad_in[R, row] = the gradient of combine's input: grad_out[T, row] dispatched, times the weight for ExpertMajor.
- * With in[R, row], the tensor that combine was given, and grad_weight[T][k] not NULL (ExpertMajor only), also the
- * gradient of the weights, <grad_out[t], in of that choice> in fp32; 0 where there is no expert. Collective: all ranks
- * pass grad_weight or none does; a rank without tokens passes any pointer that is not NULL. With grad_weight the call
- * blocks, also on a stream. */
+/* grad_in[R, row] = the gradient of combine's input: grad_out[T, row] dispatched, times the weight for ExpertMajor;
+ * padding is zeros. With in[R, row], the tensor that combine was given, and grad_weight[T][k] not NULL (ExpertMajor
+ * only), also the gradient of the weights, <grad_out[t], in of that choice> in fp32; 0 where there is no expert.
+ * Collective: all ranks pass grad_weight or none does; a rank without tokens passes any pointer that is not NULL. With
+ * grad_weight the call blocks, also on a stream. */
 MOECCL_API moecclResult_t moecclCombineBackward(moecclRouting_t routing, const void* grad_out, void* grad_in,
                                                 const void* in, float* grad_weight, moecclStream_t stream);
 

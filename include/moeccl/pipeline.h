@@ -32,7 +32,12 @@ MOECCL_API moecclResult_t moecclTensorGroups(moecclComm_t comm, moecclTensorGrou
 MOECCL_API moecclResult_t moecclTensorAllToAll(const void* send, void* recv, size_t count, moecclDataType_t type,
                                                moecclComm_t comm, moecclStream_t stream);
 
-typedef enum { moecclLaneMain = 0, moecclLaneInter = 1, moecclLaneIntra = 2, moecclLaneCopy = 3 } moecclLaneKind_t;
+typedef enum MOECCL_INT {
+  moecclLaneMain = 0,
+  moecclLaneInter = 1,
+  moecclLaneIntra = 2,
+  moecclLaneCopy = 3
+} moecclLaneKind_t;
 /* When a lane was busy with a chunk, from the operation's start on: from the first byte of this rank's transfers on the
  * link (its first copy) until the last. On a paced link that is the time on the emulated wire. */
 typedef struct {

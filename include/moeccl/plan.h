@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-typedef enum {
+typedef enum MOECCL_INT {
   moecclOpAllReduce = 0,
   moecclOpReduce = 1,
   moecclOpBroadcast = 2,

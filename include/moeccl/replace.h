@@ -30,7 +30,7 @@ extern "C" {
 
 typedef struct moecclReplacement* moecclReplacement_t;
 
-typedef enum {
+typedef enum MOECCL_INT {
   moecclReplaceSolve = 0, /* the sample solver chooses (moecclSolveSamples) */
   moecclReplaceKeep = 1,  /* every sample stays: for comparison */
   moecclReplaceGiven = 2  /* moecclReplaceBegin gets the placement */

@@ -78,7 +78,7 @@ MOECCL_API moecclResult_t moecclPredictorApply(const double* joint, int32_t n_no
 
 /* A solver on its own thread, so that the solve overlaps scatter and experts. One thread uses a handle at a time. */
 typedef struct moecclSampleSolver* moecclSampleSolver_t;
-typedef enum {
+typedef enum MOECCL_INT {
   moecclAnswerFresh = 0,   /* of the problem submitted last */
   moecclAnswerLast = 1,    /* time was up: the answer before it, which still gains on this problem */
   moecclAnswerCurrent = 2, /* time was up and nothing better is known: the current placement */
@@ -94,7 +94,7 @@ MOECCL_API moecclResult_t moecclSampleSolverDestroy(moecclSampleSolver_t solver)
 
 /* ---- Expert swap (HierMoE Section IV, HierD-ES) ---- */
 
-typedef enum {
+typedef enum MOECCL_INT {
   moecclMaxSmooth = 0,    /* Eq. 11 */
   moecclMaxPlain = 1,     /* max */
   moecclMaxLogSumExp = 2, /* ln sum exp */
@@ -252,7 +252,7 @@ MOECCL_API moecclResult_t moecclSolveDomains(const moecclDomainProblem_t* proble
 MOECCL_API moecclResult_t moecclDomainLatency(const moecclDomainProblem_t* problem, const int32_t* domain, double* s);
 /* Eq. 13 and its uneven form: location[L] of GPU m. */
 MOECCL_API moecclResult_t moecclDomainLocate(const moecclDomainProblem_t* problem, int64_t gpu, int32_t* location);
-typedef enum { moecclLinkNone = 0, moecclLinkAllGather = 1, moecclLinkAllToAll = 2 } moecclDomainLink_t;
+typedef enum MOECCL_INT { moecclLinkNone = 0, moecclLinkAllGather = 1, moecclLinkAllToAll = 2 } moecclDomainLink_t;
 /* Algorithm 1: what GPUs m and n do with each other at a level. */
 MOECCL_API moecclResult_t moecclDomainLink(const moecclDomainProblem_t* problem, const int32_t* domain, int32_t level,
                                            int64_t gpu_m, int64_t gpu_n, moecclDomainLink_t* link);
@@ -280,7 +280,7 @@ typedef struct {
 #define MOECCL_CHUNK_PROBLEM_INIT \
   { sizeof(moecclChunkProblem_t), 0, 0, 0, 0, 0, 0, {0, NULL, NULL}, {0, NULL, NULL}, {0, NULL, NULL}, 0, 0, 0, 0 }
 
-typedef enum {
+typedef enum MOECCL_INT {
   moecclChunkBaseline = 0, /* the original AllToAll */
   moecclChunkO1 = 1,       /* Drop + AllToAll + AllGather (Eq. 11) */
   moecclChunkO2 = 2,       /* AllToAll and AllGather pipelined (Algorithm 1) */
@@ -302,7 +302,7 @@ MOECCL_API moecclResult_t moecclChunkTime(const moecclChunkProblem_t* problem, m
 
 /* ---- Cluster layout (MoNTA, memory Tables 3 and 4, cluster expansion) ---- */
 
-typedef enum {
+typedef enum MOECCL_INT {
   moecclRecomputeNone = 0,
   moecclRecomputeSelective = 1, /* attention's scores */
   moecclRecomputeFull = 2

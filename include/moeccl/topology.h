@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-typedef enum {
+typedef enum MOECCL_INT {
   moecclTopologyText = 0,  /* a tree for a person, with links, each GPU's NIC and the levels that planners see */
   moecclTopologyJson = 1,  /* MoECCL's own file, which can be edited and given as `source` */
   moecclTopologySvg = 2,   /* a picture */

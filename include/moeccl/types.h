@@ -6,12 +6,21 @@
  * Errors. Every function returns a moecclResult_t. On failure, moecclGetLastError() gives a sentence that says what was
  *   tried, on what, and what to do. Nothing is thrown through this interface. After a failure inside a collective the
  *   communicator is in an error state: further calls on it return the same code until it is destroyed.
- * Ownership. Buffers belong to the caller and must stay valid until the operation has finished. Handles belong to the
- *   caller, who destroys them with the matching Destroy function; a stale or foreign handle is an error, not a crash.
- * Threads. A communicator is used by one thread at a time; different communicators may be used from different threads.
- *   moecclCommAbort() and moecclCommGetAsyncError() may be called from any thread at any time.
+ * Ownership. Buffers belong to the caller and must stay valid until the operation has finished; they need no
+ *   alignment. Handles belong to the caller, who destroys them with the matching Destroy function; a stale or foreign
+ *   handle is an error, not a crash. Destroy waits for operations that run, and refuses while an open group holds calls
+ *   on the handle (comm.h). NULL may be destroyed: nothing happens. What was made with a communicator may be destroyed
+ *   after it; every other call on it is then an error.
+ * Threads. A communicator, and each handle that was made with it, is used by one thread at a time; different
+ *   communicators may be used from different threads. moecclCommAbort(), moecclCommGetAsyncError() and
+ *   moecclGetLastError() may be called from any thread at any time, also while the owner destroys the communicator:
+ *   they do their work, or say that it is no live communicator. An abort ends a moecclCommDestroy() that waits.
+ * Forks. A forked child may make communicators of its own. Calls on those of its parent, and on all else that the
+ *   parent made, are moecclInvalidUsage. Destroying or freeing it in the child succeeds, and changes nothing for the
+ *   parent.
  * Streams. A NULL stream makes the call blocking. With a stream of moecclStreamCreate() the call returns at once and
- * the operation runs in the stream's order; errors appear at moecclStreamSynchronize() and moecclCommGetAsyncError().
+ *   the operation runs in the stream's order; errors appear at moecclStreamSynchronize() and
+ *   moecclCommGetAsyncError().
  * CUDA. Buffers may be CUDA memory, and a CUstream (cudaStream_t) cast to moecclStream_t may stand for a stream, when
  *   every rank's thread had a current CUDA context when it joined: docs/cuda.md.
  * Structs. Each begins with its size, set by its _INIT macro; it grows only at its end; zero in a field means default.
@@ -29,11 +38,18 @@
 #define MOECCL_API
 #endif
 
+/* In C++ an enumeration without a type can hold its own values alone, and C callers may give any number. */
+#ifdef __cplusplus
+#define MOECCL_INT : int
+#else
+#define MOECCL_INT
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum {
+typedef enum MOECCL_INT {
   moecclSuccess = 0,
   moecclSystemError = 1,     /* a call to the operating system failed */
   moecclInternalError = 2,   /* a bug in MoECCL */
@@ -49,7 +65,7 @@ typedef enum {
 } moecclResult_t;
 
 /* The numbers are NCCL's. fp8 moves as bytes and is reduced through fp32. */
-typedef enum {
+typedef enum MOECCL_INT {
   moecclInt8 = 0,
   moecclUint8 = 1,
   moecclInt32 = 2,
@@ -66,7 +82,13 @@ typedef enum {
 #define MOECCL_NUM_DATA_TYPES 12
 
 /* Values of MOECCL_NUM_REDUCTIONS and above are made by moecclRedOpCreatePreMulSum(). */
-typedef enum { moecclSum = 0, moecclProd = 1, moecclMax = 2, moecclMin = 3, moecclAvg = 4 } moecclBuiltinRedOp_t;
+typedef enum MOECCL_INT {
+  moecclSum = 0,
+  moecclProd = 1,
+  moecclMax = 2,
+  moecclMin = 3,
+  moecclAvg = 4
+} moecclBuiltinRedOp_t;
 typedef int32_t moecclRedOp_t;
 #define MOECCL_NUM_REDUCTIONS 5
 
@@ -78,8 +100,9 @@ typedef struct moecclRouting* moecclRouting_t; /* one step's token routing on a 
 /* The name of a result code, such as "moecclTimeout". Never NULL. */
 MOECCL_API const char* moecclGetErrorString(moecclResult_t result);
 
-/* The sentence of the last failure on `comm`, or of the calling thread when comm is NULL. The text is the library's; it
- * is valid until the next call on the communicator (or thread). Never NULL; empty when nothing has failed. */
+/* The sentence of the last failure on `comm`, or of the calling thread when comm is NULL or no live communicator. The
+ * text is the library's; it stays valid for the calling thread's next seven calls of this function. Never NULL; empty
+ * when nothing has failed. */
 MOECCL_API const char* moecclGetLastError(moecclComm_t comm);
 
 /* The version of the loaded library, comparable with MOECCL_VERSION. */

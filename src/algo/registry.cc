@@ -32,8 +32,8 @@ plan::Plan plan_without_programs(const Algorithm& algorithm, const plan::Shape& 
 }  // namespace
 
 std::span<const Algorithm> algorithms() {
-  static const std::vector<Algorithm> all = join_families();
-  return all;
+  static const auto* const all = new std::vector<Algorithm>(join_families());  // outlives threads that outlive main()
+  return *all;
 }
 
 const Algorithm* find(moecclOp_t op, std::string_view name) {
@@ -58,10 +58,11 @@ uint64_t plan_hash(const Algorithm& algorithm, const plan::Shape& shape, const p
                    const plan::LevelTree& tree) {
   uint64_t hash = hash_string(algorithm.name);
   // in_place is missing: it is private to a rank.
-  for (const uint64_t word : {uint64_t{shape.op}, uint64_t{shape.n_ranks}, uint64_t{shape.root}, shape.count,
-                              uint64_t{shape.element_bytes}, uint64_t{shape.deterministic}, uint64_t{shape.scaled},
-                              uint64_t{shape.reach.staging}, uint64_t{shape.reach.views}, uint64_t{shape.reach.reads},
-                              shape.staging_bytes, chunking.chunk, uint64_t{chunking.n_chunks}, tree.hash()})
+  for (const uint64_t word :
+       {static_cast<uint64_t>(shape.op), uint64_t{shape.n_ranks}, uint64_t{shape.root}, shape.count,
+        uint64_t{shape.element_bytes}, uint64_t{shape.deterministic}, uint64_t{shape.scaled},
+        uint64_t{shape.reach.staging}, uint64_t{shape.reach.views}, uint64_t{shape.reach.reads}, shape.staging_bytes,
+        chunking.chunk, uint64_t{chunking.n_chunks}, tree.hash()})
     hash = hash_combine(hash, word);
   return hash;
 }

@@ -14,6 +14,12 @@ using comm::Communicator;
 
 namespace {
 
+// A communicator of before a fork is found out further down, by what each operation looks at anyway.
+moecclResult_t unknown(moecclComm_t handle) {
+  Communicator* none = nullptr;
+  return api::member_of_group(api::finish(api::find_comm(handle, &none)));
+}
+
 Status hand_over(comm::Call made) {
   comm::Group& group = comm::Group::of_this_thread();
   if (group.open()) {
@@ -26,40 +32,32 @@ Status hand_over(comm::Call made) {
 }
 
 moecclResult_t collective(const CollectiveCall& call, moecclComm_t comm_handle, moecclStream_t stream_handle) {
-  Communicator* comm = nullptr;
-  if (Status s = api::find_comm(comm_handle, &comm); !s.ok()) return api::finish(s);
-  return api::guarded(comm, [&]() -> Status {
+  Communicator* comm = api::CommTable::get().find(comm_handle);
+  if (comm == nullptr) return unknown(comm_handle);
+  return api::member_of_group(api::guarded(comm, [&]() -> Status {
     if (stream_handle == nullptr && !comm::Group::any_open()) return comm::run_collective(*comm, call);
-    comm::Stream* stream = nullptr;
-    MOECCL_TRY(api::find_stream(stream_handle, &stream));
     comm::Group& group = comm::Group::of_this_thread();
-    if (stream == nullptr && !group.open()) return comm::run_collective(*comm, call);
+    if (stream_handle == nullptr && !group.open()) return comm::run_collective(*comm, call);
     comm::Call made;
     made.comm = comm;
-    made.stream = stream;
     made.operation = std::make_unique<exec::Operation>();
-    if (Status s = comm::prepare_collective(*comm, call, *made.operation); !s.ok()) {
-      if (group.open()) group.poison(s);
-      return s;
-    }
+    MOECCL_TRY(api::find_stream(stream_handle, &made.stream));
+    MOECCL_TRY(comm::prepare_collective(*comm, call, *made.operation));
     return hand_over(std::move(made));
-  });
+  }));
 }
 
 moecclResult_t message(const void* data, size_t count, moecclDataType_t type, int peer, bool is_send,
                        moecclComm_t comm_handle, moecclStream_t stream_handle) {
-  Communicator* comm = nullptr;
-  if (Status s = api::find_comm(comm_handle, &comm); !s.ok()) return api::finish(s);
-  return api::guarded(comm, [&]() -> Status {
+  Communicator* comm = api::CommTable::get().find(comm_handle);
+  if (comm == nullptr) return unknown(comm_handle);
+  return api::member_of_group(api::guarded(comm, [&]() -> Status {
     comm::Call made;
     made.comm = comm;
     MOECCL_TRY(api::find_stream(stream_handle, &made.stream));
-    if (Status s = comm::prepare_message(*comm, data, count, type, peer, is_send, made.message); !s.ok()) {
-      if (comm::Group::of_this_thread().open()) comm::Group::of_this_thread().poison(s);
-      return s;
-    }
+    MOECCL_TRY(comm::prepare_message(*comm, data, count, type, peer, is_send, made.message));
     return hand_over(std::move(made));
-  });
+  }));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "src/api/convert.h"
 #include "src/base/env.h"
@@ -51,17 +52,27 @@ Status init_all(moecclComm_t* comms, int n_ranks, const moecclConfig_t* given) {
   for (int r = 0; r < n_ranks && status.ok(); ++r) status = init_rank(&comms[r], n_ranks, id, r, given);
   if (n_ranks < 1) status = error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
   if (!status.ok()) group.poison(status);
-  return group.end();
+  Status ended = group.end();  // says nothing yet when this is part of another group
+  return status.ok() ? std::move(ended) : std::move(status);
 }
 
 Status init_env(moecclComm_t* out, const moecclConfig_t* given) {
   if (out == nullptr) return api::null_argument("comm", "the address of a moecclComm_t");
   *out = nullptr;
+  MOECCL_TRY(api::outside_groups("moecclCommInitEnv"));
   MOECCL_ASSIGN_OR_RETURN(const comm::Config config, comm::Config::from(given));
   MOECCL_ASSIGN_OR_RETURN(const bootstrap::LauncherInfo info, bootstrap::detect_launcher());
   moecclUniqueId id;
   MOECCL_ASSIGN_OR_RETURN(id, bootstrap::meet_from_environment(info, Deadline::after_ms(config.init_timeout_ms)));
   return join(id, info.n_ranks, info.rank, config, out);
+}
+
+// As with_comm(), for calls of any thread: the owner may destroy the communicator meanwhile.
+template <class Body>
+moecclResult_t with_pinned(moecclComm_t handle, Body&& body) {
+  const auto comm = CommTable::get().pin(handle);
+  if (comm.get() == nullptr) return with_comm(handle, [](Communicator&) { return Status(); });  // says why
+  return api::guarded(comm.get(), [&]() -> Status { return body(*comm.get()); });
 }
 
 }  // namespace
@@ -76,16 +87,16 @@ moecclResult_t moecclGetUniqueId(moecclUniqueId* id) {
 }
 
 moecclResult_t moecclCommInitRank(moecclComm_t* comm, int n_ranks, moecclUniqueId id, int rank) {
-  return api::guarded(nullptr, [&] { return init_rank(comm, n_ranks, id, rank, nullptr); });
+  return api::member_of_group(api::guarded(nullptr, [&] { return init_rank(comm, n_ranks, id, rank, nullptr); }));
 }
 
 moecclResult_t moecclCommInitRankConfig(moecclComm_t* comm, int n_ranks, moecclUniqueId id, int rank,
                                         const moecclConfig_t* config) {
-  return api::guarded(nullptr, [&] { return init_rank(comm, n_ranks, id, rank, config); });
+  return api::member_of_group(api::guarded(nullptr, [&] { return init_rank(comm, n_ranks, id, rank, config); }));
 }
 
 moecclResult_t moecclCommInitAll(moecclComm_t* comms, int n_ranks, const moecclConfig_t* config) {
-  return api::guarded(nullptr, [&] { return init_all(comms, n_ranks, config); });
+  return api::member_of_group(api::guarded(nullptr, [&] { return init_all(comms, n_ranks, config); }));
 }
 
 moecclResult_t moecclCommInitEnv(moecclComm_t* comm, const moecclConfig_t* config) {
@@ -95,6 +106,7 @@ moecclResult_t moecclCommInitEnv(moecclComm_t* comm, const moecclConfig_t* confi
 moecclResult_t moecclCommSplit(moecclComm_t handle, int color, int key, moecclComm_t* new_comm,
                                const moecclConfig_t* config) {
   return with_comm(handle, [&](Communicator& comm) -> Status {
+    MOECCL_TRY(api::outside_groups("moecclCommSplit"));
     if (new_comm == nullptr) return api::null_argument("new_comm", "the address of a moecclComm_t");
     *new_comm = nullptr;
     MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> made, comm::split(comm, color, key, config));
@@ -112,22 +124,23 @@ moecclResult_t moecclCommFinalize(moecclComm_t handle) {
 }
 
 moecclResult_t moecclCommDestroy(moecclComm_t handle) {
-  std::unique_ptr<Communicator> comm = CommTable::get().take(handle);
-  if (comm == nullptr) {
-    return api::finish(error(moecclInvalidArgument, "comm is not a live communicator: was it destroyed before?"));
-  }
-  return api::guarded(nullptr, [&]() -> Status { return comm->wait_idle(); });
+  return api::guarded(nullptr, [&]() -> Status {
+    MOECCL_TRY(api::not_in_group(CommTable::get(), handle, "communicator",
+                                 [](Communicator& c) -> comm::GroupHolds& { return c.group_holds(); }));
+    return api::destroy(CommTable::get(), handle, "comm", "communicator",
+                        [](Communicator& comm) { return comm.wait_idle(); });
+  });
 }
 
 moecclResult_t moecclCommAbort(moecclComm_t handle) {
-  return with_comm(handle, [](Communicator& comm) -> Status {
+  return with_pinned(handle, [](Communicator& comm) -> Status {
     comm.abort();
     return {};
   });
 }
 
 moecclResult_t moecclCommGetAsyncError(moecclComm_t handle, moecclResult_t* result) {
-  return with_comm(handle, [&](Communicator& comm) -> Status {
+  return with_pinned(handle, [&](Communicator& comm) -> Status {
     if (result == nullptr) return api::null_argument("result", "the address of a moecclResult_t");
     const bool settled = comm.settled();  // asked first: what has failed by then is known below
     const Status s = comm.usable();
@@ -183,28 +196,23 @@ moecclResult_t moecclMemAlloc(void** ptr, size_t bytes) {
 
 moecclResult_t moecclMemFree(void* ptr) {
   return api::guarded(nullptr, [&]() -> Status {
-    if (ptr == nullptr) return {};
+    if (ptr == nullptr || comm::SymmetricHeap::inherited(ptr)) return {};
     MOECCL_ASSIGN_OR_RETURN(comm::SymmetricHeap * heap, comm::SymmetricHeap::process_heap());
     return heap->release(ptr);
   });
 }
 
 moecclResult_t moecclCommRegister(moecclComm_t handle, void* ptr, size_t bytes, void** registration) {
-  return with_comm(handle, [&](Communicator&) -> Status {
+  return with_comm(handle, [&](Communicator& comm) -> Status {
     if (registration == nullptr) return api::null_argument("handle", "the address of a pointer");
     *registration = nullptr;
-    if (ptr == nullptr || bytes == 0)
-      return error(moecclInvalidArgument, "ptr is {} and bytes {}: give memory to register", ptr, bytes);
-    // Shared memory needs no pinning: the handle only remembers what it was made for.
-    *registration = ptr;
+    MOECCL_ASSIGN_OR_RETURN(*registration, comm.announce(ptr, bytes));
     return {};
   });
 }
 
 moecclResult_t moecclCommDeregister(moecclComm_t handle, void* registration) {
-  return with_comm(handle, [&](Communicator&) -> Status {
-    return registration != nullptr ? Status() : api::null_argument("handle", "one of moecclCommRegister");
-  });
+  return with_comm(handle, [&](Communicator& comm) { return comm.forget(registration); });
 }
 
 moecclResult_t moecclStreamCreate(moecclStream_t* stream) {
@@ -226,8 +234,9 @@ moecclResult_t moecclStreamSynchronize(moecclStream_t handle) {
 
 moecclResult_t moecclStreamDestroy(moecclStream_t handle) {
   return api::guarded(nullptr, [&]() -> Status {
-    if (StreamTable::get().take(handle) != nullptr) return {};
-    return error(moecclInvalidArgument, "stream is not a live stream: was it destroyed before?");
+    MOECCL_TRY(api::not_in_group(StreamTable::get(), handle, "stream",
+                                 [](comm::HostStream& s) -> comm::GroupHolds& { return s.group_holds(); }));
+    return api::destroy(StreamTable::get(), handle, "stream", "stream");
   });
 }
 
@@ -237,6 +246,13 @@ moecclResult_t moecclGroupStart(void) {
 
 moecclResult_t moecclGroupEnd(void) {
   return api::guarded(nullptr, [] { return comm::Group::of_this_thread().end(); });
+}
+
+moecclResult_t moecclGroupCancel(void) {
+  return api::guarded(nullptr, []() -> Status {
+    if (comm::Group::of_this_thread().cancel()) return {};
+    return error(moecclInvalidUsage, "moecclGroupCancel without moecclGroupStart");
+  });
 }
 
 moecclResult_t moecclRedOpCreatePreMulSum(moecclRedOp_t* op, const void* scalar, moecclDataType_t type,

@@ -45,9 +45,36 @@ moecclResult_t finish(const Status& status, comm::Communicator* comm) noexcept {
 
 Status find_comm(moecclComm_t handle, comm::Communicator** comm) {
   *comm = CommTable::get().find(handle);
-  if (*comm != nullptr) return {};
-  return error(moecclInvalidArgument, "comm is {}: give a communicator that was initialised and not destroyed",
-               handle == nullptr ? "NULL" : "not a live communicator");
+  if (*comm == nullptr) {
+    return error(moecclInvalidArgument, "comm is {}: give a communicator that was initialised and not destroyed",
+                 handle == nullptr ? "NULL" : "not a live communicator");
+  }
+  return CommTable::get().inherited(handle) ? comm::forked_communicator() : Status();
+}
+
+Status not_in_group(const comm::GroupHolds& holds, const char* what) {
+  const uint32_t n = holds.count();
+  if (n == 0) return {};
+  return error(moecclInvalidUsage,
+               "an open group holds {} call{} on this {}: call moecclGroupEnd or moecclGroupCancel first, then destroy "
+               "it (it was not destroyed)",
+               n, n == 1 ? "" : "s", what);
+}
+
+moecclResult_t member_of_group_that_failed(moecclResult_t result) {
+  comm::Group& group = comm::Group::of_this_thread();
+  if (group.open()) group.poison(error(result, "{}", thread_error()));
+  return result;
+}
+
+Status outside_groups(const char* function) {
+  if (!comm::Group::any_open() || !comm::Group::of_this_thread().open()) return {};
+  Status refused = error(moecclInvalidUsage,
+                         "{} waits for other ranks and cannot be part of a group: call it outside moecclGroupStart and "
+                         "moecclGroupEnd",
+                         function);
+  comm::Group::of_this_thread().poison(refused);
+  return refused;
 }
 
 namespace {
@@ -64,8 +91,10 @@ bool may_be_cuda_stream(moecclStream_t handle) {
 Status find_stream(moecclStream_t handle, comm::Stream** stream) {
   *stream = nullptr;
   if (handle == nullptr) return {};
-  *stream = StreamTable::get().find(handle);
-  if (*stream != nullptr) return {};
+  if (comm::HostStream* found = StreamTable::get().find(handle); found != nullptr) {
+    *stream = found;
+    return found->ready();
+  }
   if (may_be_cuda_stream(handle) && driver::cuda::current_context() != nullptr) {
     MOECCL_ASSIGN_OR_RETURN(*stream, comm::CudaStream::of(reinterpret_cast<driver::cuda::Stream>(handle)));
     return {};
@@ -119,10 +148,28 @@ const char* moecclGetErrorString(moecclResult_t result) {
   return "unknown result code";
 }
 
+namespace {
+
+struct Texts {
+  static constexpr size_t kKept = 8;
+  std::string kept[kKept];
+  size_t n_given = 0;
+};
+using TextsOfThread = PerThread<Texts, Texts>;
+
+}  // namespace
+
 const char* moecclGetLastError(moecclComm_t handle) {
-  comm::Communicator* comm = handle == nullptr ? nullptr : api::CommTable::get().find(handle);
-  if (comm == nullptr) return api::thread_error();
-  return comm->last_error();
+  // Texts are copied for the thread: another one may destroy the communicator meanwhile.
+  try {
+    Texts& texts = TextsOfThread::get();
+    const auto comm = api::CommTable::get().pin(handle);
+    std::string& text = texts.kept[texts.n_given++ % Texts::kKept];
+    text = comm.get() != nullptr ? comm.get()->last_error() : api::thread_error();
+    return text.c_str();
+  } catch (const std::bad_alloc&) {
+    return "the process has no memory left";
+  }
 }
 
 moecclResult_t moecclGetVersion(int* version) {

@@ -7,6 +7,7 @@
 #include "moeccl/moeccl.h"
 #include "src/api/handles.h"
 #include "src/comm/communicator.h"
+#include "src/comm/group.h"
 #include "src/comm/stream.h"
 
 namespace moeccl::api {
@@ -28,6 +29,53 @@ moecclResult_t guarded(comm::Communicator* comm, Body&& body) {
   return finish(status, comm);
 }
 
+// The object of a handle that is live and was made in this process, or the sentence for its caller: `name` is the
+// argument's, `kind` what it names and `maker` the function that makes one.
+template <class T, class H, uint64_t kKind>
+Result<T*> live(const HandleTable<T, H, kKind>& table, H handle, const char* name, const char* kind,
+                const char* maker) {
+  T* found = table.find(handle);
+  if (found == nullptr) {
+    return error(moecclInvalidArgument, "{} is {}{}: give one of {}", name, handle == nullptr ? "NULL" : "not a live ",
+                 handle == nullptr ? "" : kind, maker);
+  }
+  if (table.inherited(handle)) {
+    return error(moecclInvalidUsage, "{} belongs to the process that this one was forked from: make one here with {}",
+                 name, maker);
+  }
+  return found;
+}
+// Destroys what a handle names after `before` (a Status of T&) has waited for what still uses it. What was made before
+// this process was forked is only forgotten.
+template <class T, class H, uint64_t kKind, class Before>
+Status destroy(HandleTable<T, H, kKind>& table, H handle, const char* name, const char* kind, Before&& before) {
+  if (handle == nullptr) return {};
+  auto taken = table.take(handle);
+  if (!taken) return error(moecclInvalidArgument, "{} is not a live {}: was it destroyed before?", name, kind);
+  return taken.inherited() ? Status() : before(*taken.operator->());
+}
+template <class T, class H, uint64_t kKind>
+Status destroy(HandleTable<T, H, kKind>& table, H handle, const char* name, const char* kind) {
+  return destroy(table, handle, name, kind, [](T&) { return Status(); });
+}
+
+// InvalidUsage when open groups have calls that use the object of a live handle; holds_of(T&) are its GroupHolds.
+Status not_in_group(const comm::GroupHolds& holds, const char* what);
+template <class T, class H, uint64_t kKind, class HoldsOf>
+Status not_in_group(HandleTable<T, H, kKind>& table, H handle, const char* what, HoldsOf&& holds_of) {
+  const auto object = table.pin(handle);
+  return object.get() != nullptr ? not_in_group(holds_of(*object.get()), what) : Status();
+}
+// The result of a call that other ranks make too. When the calling thread has an open group, a refused one is kept for
+// its end, which then issues nothing.
+moecclResult_t member_of_group_that_failed(moecclResult_t result);
+inline moecclResult_t member_of_group(moecclResult_t result) {
+  return result == moecclSuccess ? result : member_of_group_that_failed(result);
+}
+// For calls that wait for other ranks at once: InvalidUsage, which the group's end gives too, when the calling thread
+// has an open group.
+Status outside_groups(const char* function);
+
 Status find_comm(moecclComm_t handle, comm::Communicator** comm);
 // Calls `body` with the communicator, or reports the bad handle. whose: of an object that was made with it, such as
 // "the layer's"; null: the caller gave the handle.
@@ -40,15 +88,6 @@ moecclResult_t with_comm(moecclComm_t handle, Body&& body, const char* whose = n
 }
 // NULL is the blocking stream: *stream null.
 Status find_stream(moecclStream_t handle, comm::Stream** stream);
-// An enumeration's number, whatever a C caller put there: in C++ even the load of a value outside the enumeration is
-// undefined.
-template <class Enum>
-int number_of(const Enum& value) {
-  static_assert(sizeof(Enum) == sizeof(int));
-  int number;
-  std::memcpy(&number, &value, sizeof(number));
-  return number;
-}
 Status null_argument(const char* name, const char* wanted);
 // Copies a page for a person as snprintf does.
 void copy_text(const std::string& text, char* out, size_t out_bytes, size_t* needed);

@@ -14,9 +14,10 @@ using comm::ExpertCall;
 namespace {
 
 moecclResult_t run(const ExpertCall& call, moecclComm_t comm_handle, moecclStream_t stream) {
-  return api::with_comm(comm_handle, [&](Communicator& comm) {
-    return api::issue(comm, stream, [&](exec::Operation& op) { return comm::prepare_expert_call(comm, call, op); });
-  });
+  return api::member_of_group(api::with_comm(comm_handle, [&](Communicator& comm) {
+    return api::issue(comm, stream, nullptr,
+                      [&](exec::Operation& op) { return comm::prepare_expert_call(comm, call, op); });
+  }));
 }
 
 Status count_choices(const int32_t* topk_index, size_t n_choices, int n_experts, int64_t* counts) {

@@ -41,6 +41,7 @@ moecclResult_t moecclHybridCreate(moecclHybrid_t* hybrid, moecclComm_t comm_hand
   return api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
     if (hybrid == nullptr) return api::null_argument("hybrid", "the address of a moecclHybrid_t");
     *hybrid = nullptr;
+    MOECCL_TRY(api::outside_groups("moecclHybridCreate"));
     auto handle = std::make_unique<HybridHandle>();
     handle->comm_handle = comm_handle;
     MOECCL_ASSIGN_OR_RETURN(handle->hybrid, comm::Hybrid::create(comm, config));
@@ -51,8 +52,9 @@ moecclResult_t moecclHybridCreate(moecclHybrid_t* hybrid, moecclComm_t comm_hand
 
 moecclResult_t moecclHybridDestroy(moecclHybrid_t hybrid) {
   return api::guarded(nullptr, [&]() -> Status {
-    if (HybridTable::get().take(hybrid) != nullptr) return {};
-    return error(moecclInvalidArgument, "hybrid is not a live placement: was it destroyed before?");
+    MOECCL_TRY(api::not_in_group(HybridTable::get(), hybrid, "placement",
+                                 [](HybridHandle& h) -> comm::GroupHolds& { return h.hybrid->group_holds(); }));
+    return api::destroy(HybridTable::get(), hybrid, "hybrid", "placement");
   });
 }
 
@@ -73,16 +75,18 @@ moecclResult_t moecclHybridMoeCreate(moecclMoe_t* moe, moecclHybrid_t hybrid, mo
 
 moecclResult_t moecclHybridGather(moecclHybrid_t hybrid, const void* own, void* held, size_t expert_bytes,
                                   moecclStream_t stream) {
-  return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
-    return api::issue(comm, stream, [&](exec::Operation& op) { return h.prepare_gather(own, held, expert_bytes, op); });
-  });
+  return api::member_of_group(with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
+    return api::issue(comm, stream, &h.group_holds(),
+                      [&](exec::Operation& op) { return h.prepare_gather(own, held, expert_bytes, op); });
+  }));
 }
 
 moecclResult_t moecclHybridReduce(moecclHybrid_t hybrid, const void* held, void* own, size_t count,
                                   moecclDataType_t type, moecclStream_t stream) {
-  return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
-    return api::issue(comm, stream, [&](exec::Operation& op) { return h.prepare_reduce(held, own, count, type, op); });
-  });
+  return api::member_of_group(with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& comm) {
+    return api::issue(comm, stream, &h.group_holds(),
+                      [&](exec::Operation& op) { return h.prepare_reduce(held, own, count, type, op); });
+  }));
 }
 
 moecclResult_t moecclHybridExplain(moecclHybrid_t hybrid, size_t expert_bytes, char* text, size_t text_bytes,

@@ -17,12 +17,11 @@ using HybridTable = HandleTable<HybridHandle, moecclHybrid_t, 0xC6>;
 // Calls body with a live placement whose communicator lives too.
 template <class Body>
 moecclResult_t with_hybrid(moecclHybrid_t handle, Body&& body) {
-  HybridHandle* found = HybridTable::get().find(handle);
-  if (found == nullptr)
-    return finish(error(moecclInvalidArgument, "hybrid is {}: give one of moecclHybridCreate",
-                        handle == nullptr ? "NULL" : "not a live placement"));
+  const Result<HybridHandle*> found = live(HybridTable::get(), handle, "hybrid", "placement", "moecclHybridCreate");
+  if (!found.ok()) return finish(found.status());
+  comm::Hybrid& hybrid = *found.value()->hybrid;
   return with_comm(
-      found->comm_handle, [&](comm::Communicator& comm) { return body(*found->hybrid, comm); }, "the placement's");
+      found.value()->comm_handle, [&](comm::Communicator& comm) { return body(hybrid, comm); }, "the placement's");
 }
 
 }  // namespace moeccl::api

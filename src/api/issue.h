@@ -11,18 +11,17 @@
 
 namespace moeccl::api {
 
-// `prepare(operation)` checks the call and fills it; its failure poisons an open group.
+// `prepare(operation)` checks the call and fills it. maker: of the handle, besides the communicator's, that the
+// operation was made with; null: it needs none.
 template <class Prepare>
-Status issue(comm::Communicator& comm, moecclStream_t stream_handle, Prepare&& prepare) {
+Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::GroupHolds* maker, Prepare&& prepare) {
   comm::Call made;
   made.comm = &comm;
-  MOECCL_TRY(find_stream(stream_handle, &made.stream));
+  made.maker = maker;
   made.operation = std::make_unique<exec::Operation>();
+  MOECCL_TRY(find_stream(stream_handle, &made.stream));
+  MOECCL_TRY(prepare(*made.operation));
   comm::Group& group = comm::Group::of_this_thread();
-  if (Status s = prepare(*made.operation); !s.ok()) {
-    if (group.open()) group.poison(s);
-    return s;
-  }
   if (group.open()) {
     group.add(std::move(made));
     return {};

@@ -16,16 +16,16 @@ struct MigrationHandle {
   moecclComm_t comm_handle;
   std::unique_ptr<comm::Migration> migration;
 };
-using MigrationTable = api::HandleTable<MigrationHandle, moecclMigration_t, 0xC7>;
+using MigrationTable = api::HandleTable<MigrationHandle, moecclMigration_t, 0xC8>;
 
 template <class Body>
 moecclResult_t with_migration(moecclMigration_t handle, Body&& body) {
-  MigrationHandle* found = MigrationTable::get().find(handle);
-  if (found == nullptr)
-    return api::finish(error(moecclInvalidArgument, "migration is {}: give one of moecclMigrationCreate",
-                             handle == nullptr ? "NULL" : "not a live migration"));
+  const Result<MigrationHandle*> found =
+      api::live(MigrationTable::get(), handle, "migration", "migration", "moecclMigrationCreate");
+  if (!found.ok()) return api::finish(found.status());
+  comm::Migration& migration = *found.value()->migration;
   return api::with_comm(
-      found->comm_handle, [&](Communicator&) { return body(*found->migration); }, "the migration's");
+      found.value()->comm_handle, [&](Communicator&) { return body(migration); }, "the migration's");
 }
 
 }  // namespace
@@ -35,6 +35,7 @@ moecclResult_t moecclMigrationCreate(moecclMigration_t* migration, moecclHybrid_
   return api::with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& own_comm) -> Status {
     if (migration == nullptr) return api::null_argument("migration", "the address of a moecclMigration_t");
     *migration = nullptr;
+    MOECCL_TRY(api::outside_groups("moecclMigrationCreate"));
     Communicator* comm = &own_comm;
     auto handle = std::make_unique<MigrationHandle>();
     handle->comm_handle = comm_handle == nullptr ? api::HybridTable::get().find(hybrid)->comm_handle : comm_handle;
@@ -47,10 +48,8 @@ moecclResult_t moecclMigrationCreate(moecclMigration_t* migration, moecclHybrid_
 }
 
 moecclResult_t moecclMigrationDestroy(moecclMigration_t migration) {
-  return api::guarded(nullptr, [&]() -> Status {
-    if (MigrationTable::get().take(migration) != nullptr) return {};
-    return error(moecclInvalidArgument, "migration is not a live migration: was it destroyed before?");
-  });
+  return api::guarded(nullptr,
+                      [&] { return api::destroy(MigrationTable::get(), migration, "migration", "migration"); });
 }
 
 moecclResult_t moecclMigrationGetInfo(moecclMigration_t migration, int layer, moecclMigrationInfo_t* info) {

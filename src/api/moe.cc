@@ -66,12 +66,12 @@ Status query_size(const moecclMoeConfig_t* given, int n_ranks, const char* topol
 // Calls body with a live routing whose communicator lives too.
 template <class Body>
 moecclResult_t with_routing(moecclRouting_t handle, Body&& body) {
-  RoutingHandle* routing = RoutingTable::get().find(handle);
-  if (routing == nullptr)
-    return api::finish(error(moecclInvalidArgument, "routing is {}: give one of moecclRoutingCreate",
-                             handle == nullptr ? "NULL" : "not a live routing"));
+  const Result<RoutingHandle*> found =
+      api::live(RoutingTable::get(), handle, "routing", "routing", "moecclRoutingCreate");
+  if (!found.ok()) return api::finish(found.status());
+  RoutingHandle& routing = *found.value();
   return api::with_comm(
-      routing->layer->comm_handle, [&](Communicator& comm) { return body(routing->routing, comm); }, "the routing's");
+      routing.layer->comm_handle, [&](Communicator& comm) { return body(routing.routing, comm); }, "the routing's");
 }
 
 // A table that the host reads, brought there when it lies in CUDA memory.
@@ -86,6 +86,7 @@ Status to_host(Communicator& comm, const T** table, size_t n, std::vector<T>& co
 
 Status update(comm::MoeRouting& routing, Communicator& comm, const int32_t* index, const float* weight,
               size_t n_tokens) {
+  MOECCL_TRY(api::outside_groups("the update of a routing"));
   const algo::MoeShape& shape = routing.layer().config().shape;
   std::vector<float> weight_copy;
   // Choices in CUDA memory are worked on where they are, and their weights with them. Of too many update() says so.
@@ -127,6 +128,7 @@ Status api::create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, Communicator&
                        std::shared_ptr<const algo::Domains> domains) {
   if (moe == nullptr) return api::null_argument("moe", "the address of a moecclMoe_t");
   *moe = nullptr;
+  MOECCL_TRY(api::outside_groups("the creation of a layer"));
   auto layer = std::make_shared<Layer>(comm_handle, comm);
   // moecclPlanForce and MOECCL_PLAN name an algorithm for layers that leave the choice open.
   const std::string& forced = comm.selector().forced(moecclOpDispatch);
@@ -147,10 +149,7 @@ moecclResult_t moecclMoeCreate(moecclMoe_t* moe, moecclComm_t comm_handle, const
 }
 
 moecclResult_t moecclMoeDestroy(moecclMoe_t moe) {
-  return api::guarded(nullptr, [&]() -> Status {
-    if (LayerTable::get().take(moe) != nullptr) return {};
-    return error(moecclInvalidArgument, "moe is not a live layer: was it destroyed before?");
-  });
+  return api::guarded(nullptr, [&] { return api::destroy(LayerTable::get(), moe, "moe", "layer"); });
 }
 
 moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, const int32_t* topk_index,
@@ -180,12 +179,11 @@ moecclResult_t moecclRoutingUpdateOnStream(moecclRouting_t routing, const int32_
 }
 
 moecclResult_t moecclRoutingDestroy(moecclRouting_t routing) {
-  return api::guarded(nullptr, [&]() -> Status {
-    const std::unique_ptr<RoutingHandle> taken = RoutingTable::get().take(routing);
-    if (taken == nullptr)
-      return error(moecclInvalidArgument, "routing is not a live routing: was it destroyed before?");
-    api::wait_for_operations(*taken->layer);
-    return {};
+  return api::guarded(nullptr, [&] {
+    return api::destroy(RoutingTable::get(), routing, "routing", "routing", [](RoutingHandle& r) -> Status {
+      api::wait_for_operations(*r.layer);
+      return {};
+    });
   });
 }
 

@@ -31,12 +31,11 @@ using RoutingTable = HandleTable<RoutingHandle, moecclRouting_t, 0xC4>;
 // Calls `body` with a live layer and its live communicator, or reports the bad handle.
 template <class Body>
 moecclResult_t with_layer(moecclMoe_t moe, Body&& body) {
-  LayerHandle* handle = LayerTable::get().find(moe);
-  if (handle == nullptr)
-    return finish(error(moecclInvalidArgument, "moe is {}: give a layer of moecclMoeCreate",
-                        moe == nullptr ? "NULL" : "not a live layer"));
+  const Result<LayerHandle*> found = live(LayerTable::get(), moe, "moe", "layer", "moecclMoeCreate");
+  if (!found.ok()) return finish(found.status());
+  const std::shared_ptr<Layer>& layer = found.value()->layer;
   return with_comm(
-      handle->layer->comm_handle, [&](comm::Communicator& comm) { return body(handle->layer, comm); }, "the layer's");
+      layer->comm_handle, [&](comm::Communicator& comm) { return body(layer, comm); }, "the layer's");
 }
 
 // What still runs on streams uses the handle's tables. A communicator that is gone runs nothing.

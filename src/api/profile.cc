@@ -10,6 +10,7 @@ using comm::Communicator;
 
 moecclResult_t moecclCalibrate(moecclComm_t handle, double budget_ms, size_t max_bytes) {
   return with_comm(handle, [&](Communicator& c) -> Status {
+    MOECCL_TRY(api::outside_groups("moecclCalibrate"));
     comm::CalibrateOptions options;
     if (!(budget_ms >= 0 && budget_ms <= 3.6e6))
       return error(moecclInvalidArgument, "budget_ms is {}: give 0 to 3600000", budget_ms);
@@ -24,6 +25,7 @@ moecclResult_t moecclCalibrate(moecclComm_t handle, double budget_ms, size_t max
 
 moecclResult_t moecclProfileLoad(moecclComm_t handle, const char* path) {
   return with_comm(handle, [&](Communicator& c) -> Status {
+    MOECCL_TRY(api::outside_groups("moecclProfileLoad"));
     if (path == nullptr) return api::null_argument("path", "a profile file");
     return comm::load_profile(c, path);
   });

@@ -24,16 +24,16 @@ using ReplacementTable = api::HandleTable<ReplacementHandle, moecclReplacement_t
 // Calls body with a live replacement whose communicator, and unless it begins a step whose routing, lives too.
 template <class Body>
 moecclResult_t with_replacement(moecclReplacement_t handle, Body&& body, bool begins = false) {
-  ReplacementHandle* found = ReplacementTable::get().find(handle);
-  if (found == nullptr)
-    return api::finish(error(moecclInvalidArgument, "replacement is {}: give one of moecclReplaceCreate",
-                             handle == nullptr ? "NULL" : "not a live replacement"));
+  const Result<ReplacementHandle*> found =
+      api::live(ReplacementTable::get(), handle, "replacement", "replacement", "moecclReplaceCreate");
+  if (!found.ok()) return api::finish(found.status());
+  const ReplacementHandle& r = *found.value();
   const auto checked = [&](Communicator& comm) -> Status {
-    if (!begins && found->routing != nullptr && api::RoutingTable::get().find(found->routing) == nullptr)
+    if (!begins && r.routing != nullptr && api::RoutingTable::get().find(r.routing) == nullptr)
       return error(moecclInvalidUsage, "the step's routing was destroyed: keep it until the step's last call");
-    return body(*found->replacement, comm);
+    return body(*r.replacement, comm);
   };
-  return api::with_comm(found->layer->comm_handle, checked, "the replacement's");
+  return api::with_comm(r.layer->comm_handle, checked, "the replacement's");
 }
 
 // The gradient of the weights is gathered on the host.
@@ -54,6 +54,7 @@ moecclResult_t moecclReplaceCreate(moecclReplacement_t* replacement, moecclMoe_t
   return api::with_layer(moe, [&](const std::shared_ptr<api::Layer>& layer, Communicator&) -> Status {
     MOECCL_TRY(api::require(replacement, "replacement", "the address of a moecclReplacement_t"));
     *replacement = nullptr;
+    MOECCL_TRY(api::outside_groups("moecclReplaceCreate"));
     MOECCL_ASSIGN_OR_RETURN(const moecclReplaceConfig_t full, api::adopt_struct(config, "config"));
     auto made = std::make_unique<ReplacementHandle>(ReplacementHandle{layer, nullptr, nullptr});
     MOECCL_ASSIGN_OR_RETURN(made->replacement, MoeReplacement::create(*made->layer->moe, full));
@@ -63,22 +64,21 @@ moecclResult_t moecclReplaceCreate(moecclReplacement_t* replacement, moecclMoe_t
 }
 
 moecclResult_t moecclReplaceDestroy(moecclReplacement_t replacement) {
-  return api::guarded(nullptr, [&]() -> Status {
-    const std::unique_ptr<ReplacementHandle> taken = ReplacementTable::get().take(replacement);
-    if (taken == nullptr)
-      return error(moecclInvalidArgument, "replacement is not a live one: was it destroyed before?");
-    api::wait_for_operations(*taken->layer);
-    return {};
+  return api::guarded(nullptr, [&] {
+    return api::destroy(ReplacementTable::get(), replacement, "replacement", "replacement",
+                        [](ReplacementHandle& r) -> Status {
+                          api::wait_for_operations(*r.layer);
+                          return {};
+                        });
   });
 }
 
 moecclResult_t moecclReplaceBegin(moecclReplacement_t replacement, moecclRouting_t routing, const int32_t* next,
                                   const int32_t* placement) {
   const auto begin = [&](MoeReplacement& r, Communicator&) -> Status {
-    api::RoutingHandle* found = api::RoutingTable::get().find(routing);
-    if (found == nullptr)
-      return error(moecclInvalidArgument, "routing is {}: give one of moecclRoutingCreate",
-                   routing == nullptr ? "NULL" : "not a live routing");
+    MOECCL_TRY(api::outside_groups("moecclReplaceBegin"));
+    MOECCL_ASSIGN_OR_RETURN(api::RoutingHandle * found,
+                            api::live(api::RoutingTable::get(), routing, "routing", "routing", "moecclRoutingCreate"));
     ReplacementTable::get().find(replacement)->routing = routing;
     return r.begin(found->routing, next, placement);
   };

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/api/handles.h"
+#include "src/api/convert.h"
 #include "src/api/solve_args.h"
 #include "src/solve/sample.h"
 
@@ -162,13 +162,10 @@ class BackgroundSolver {
   std::thread thread_;             // last: it uses all of the above
 };
 
-using SolverTable = api::HandleTable<BackgroundSolver, moecclSampleSolver_t, 0xC6>;
+using SolverTable = api::HandleTable<BackgroundSolver, moecclSampleSolver_t, 0xC9>;
 
-Status find(moecclSampleSolver_t handle, BackgroundSolver** solver) {
-  *solver = SolverTable::get().find(handle);
-  if (*solver != nullptr) return {};
-  return error(moecclInvalidArgument, "solver is {}: give one of moecclSampleSolverCreate",
-               handle == nullptr ? "NULL" : "not a live solver");
+Result<BackgroundSolver*> find(moecclSampleSolver_t handle) {
+  return api::live(SolverTable::get(), handle, "solver", "solver", "moecclSampleSolverCreate");
 }
 
 }  // namespace
@@ -183,8 +180,7 @@ moecclResult_t moecclSampleSolverCreate(moecclSampleSolver_t* solver) {
 
 moecclResult_t moecclSampleSolverSubmit(moecclSampleSolver_t handle, const moecclSampleProblem_t* problem) {
   return api::guarded(nullptr, [&]() -> Status {
-    BackgroundSolver* solver = nullptr;
-    MOECCL_TRY(find(handle, &solver));
+    MOECCL_ASSIGN_OR_RETURN(BackgroundSolver * solver, find(handle));
     MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t given, api::adopt_struct(problem, "problem"));
     MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, solve::checked(given));
     solver->submit(p);
@@ -195,8 +191,7 @@ moecclResult_t moecclSampleSolverSubmit(moecclSampleSolver_t handle, const moecc
 moecclResult_t moecclSampleSolverFetch(moecclSampleSolver_t handle, double deadline_us, int32_t* placement,
                                        moecclSampleAnswer_t* answer, moecclAnswerSource_t* source) {
   return api::guarded(nullptr, [&]() -> Status {
-    BackgroundSolver* solver = nullptr;
-    MOECCL_TRY(find(handle, &solver));
+    MOECCL_ASSIGN_OR_RETURN(BackgroundSolver * solver, find(handle));
     if (deadline_us != deadline_us)
       return error(moecclInvalidArgument, "deadline_us is not a number: give microseconds");
     if (solver->n_samples() > 0) MOECCL_TRY(api::require(placement, "placement", "room for n_samples devices"));
@@ -209,10 +204,5 @@ moecclResult_t moecclSampleSolverFetch(moecclSampleSolver_t handle, double deadl
 }
 
 moecclResult_t moecclSampleSolverDestroy(moecclSampleSolver_t handle) {
-  return api::guarded(nullptr, [&]() -> Status {
-    BackgroundSolver* solver = nullptr;
-    MOECCL_TRY(find(handle, &solver));
-    const auto taken = SolverTable::get().take(handle);
-    return {};
-  });
+  return api::guarded(nullptr, [&] { return api::destroy(SolverTable::get(), handle, "solver", "solver"); });
 }

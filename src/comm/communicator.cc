@@ -91,7 +91,7 @@ void Communicator::set_up(Membership&& m) {
 }
 
 Communicator::~Communicator() {
-  if (*not_forked_ != 0) leave();
+  if (birth_.here()) leave();
 }
 
 size_t Communicator::memory_bytes() const {
@@ -337,11 +337,31 @@ Status Communicator::wait_idle() {
   return {};
 }
 
+Result<void*> Communicator::announce(const void* ptr, size_t bytes) {
+  constexpr uint64_t kAddressEnd = uint64_t{1} << 57;  // of processors of 64 bits
+  const auto begin = reinterpret_cast<uint64_t>(ptr);
+  if (ptr == nullptr || bytes == 0 || begin >= kAddressEnd || bytes > kAddressEnd - begin)
+    return error(moecclInvalidArgument, "ptr is {} and bytes {}: give memory to register", ptr, bytes);
+  // Nothing needs pinning so far: a handle only stands for its call. The low byte tells it from other handles.
+  static std::atomic<uint64_t> made{0};
+  void* const registration = reinterpret_cast<void*>(++made << 8 | 0xCA);
+  registrations_.insert(registration);
+  return registration;
+}
+
+Status Communicator::forget(void* registration) {
+  if (registrations_.erase(registration) > 0) return {};
+  return error(moecclInvalidArgument,
+               "handle is {}: give one of moecclCommRegister on this communicator, and each once", registration);
+}
+
+Status forked_communicator() {
+  return error(moecclInvalidUsage,
+               "the communicator belongs to the process that this one was forked from: initialise one here");
+}
+
 Status Communicator::usable() const {
-  if (*not_forked_ == 0) {
-    return error(moecclInvalidUsage,
-                 "the communicator belongs to the process that this one was forked from: initialise one here");
-  }
+  if (!birth_.here()) return forked_communicator();
   if (fabric_->failed()) return fabric_->failure();
   if (cuda_ != nullptr && cuda_->fabric().failed()) return cuda_->fabric().failure();
   if (cuda_ != nullptr && cuda_->walk() != nullptr) {
@@ -387,12 +407,13 @@ void Communicator::leave() {
 }
 
 void Communicator::break_off(const Status& status) noexcept {
-  if (*not_forked_ == 0) return;
+  if (!birth_.here()) return;
   fabric_->fail(status);
   if (cuda_ != nullptr) cuda_->fabric().fail(status);
 }
 
 void Communicator::set_last_error(const std::string& text) noexcept {
+  if (!birth_.here()) return;
   const std::lock_guard lock(error_mutex_);
   try {
     last_error_ = text;
@@ -401,14 +422,9 @@ void Communicator::set_last_error(const std::string& text) noexcept {
   }
 }
 
-const char* Communicator::last_error() noexcept {
+std::string Communicator::last_error() const {
   const std::lock_guard lock(error_mutex_);
-  try {
-    last_error_shown_ = last_error_;
-  } catch (const std::bad_alloc&) {
-    return "the process has no memory left";
-  }
-  return last_error_shown_.c_str();
+  return last_error_;
 }
 
 }  // namespace moeccl::comm

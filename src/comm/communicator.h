@@ -7,12 +7,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "src/comm/collective_call.h"
 #include "src/comm/config.h"
 #include "src/comm/cuda_side.h"
+#include "src/comm/group_holds.h"
 #include "src/comm/lanes.h"
 #include "src/comm/selection.h"
 #include "src/comm/trials.h"
@@ -147,7 +149,7 @@ class Communicator {
   Status usable() const;  // the failure, abort or fork that forbids further operations
   // The same for runs_on_host(), without the sentence.
   bool is_usable() const {
-    return *not_forked_ != 0 && !fabric_->failed() && !fabric_->aborted.load(std::memory_order_relaxed);
+    return birth_.here() && !fabric_->failed() && !fabric_->aborted.load(std::memory_order_relaxed);
   }
   void abort();
   // A batch's operation on its rank: on the persistent kernel or as the steps of its plan.
@@ -155,8 +157,12 @@ class Communicator {
   // Says to the peers that this rank will take no further part.
   void leave();
 
+  // Any thread.
   void set_last_error(const std::string& text) noexcept;
-  const char* last_error() noexcept;
+  std::string last_error() const;
+
+  // Calls of open groups.
+  GroupHolds& group_holds() { return group_holds_; }
 
   // premulsum operators, by number - MOECCL_NUM_REDUCTIONS.
   struct PreMul {
@@ -168,6 +174,10 @@ class Communicator {
 
   // Of routings, which their dispatches and combines are told apart by.
   uint64_t next_number() { return ++numbers_; }
+
+  // Memory that the caller announced, by handle; each handle is used once in a process.
+  Result<void*> announce(const void* ptr, size_t bytes);
+  Status forget(void* registration);
 
  private:
   explicit Communicator(Membership&& m) noexcept;
@@ -181,7 +191,9 @@ class Communicator {
   uint32_t rank_, n_ranks_;
   Config config_;
   std::string address_;
-  const volatile uint32_t* not_forked_ = driver::fork_page();
+  const driver::Birth birth_;
+  GroupHolds group_holds_;
+  std::set<void*> registrations_;
   std::unique_ptr<exec::Fabric> fabric_;
   std::shared_ptr<const Lanes> lanes_;
   std::unique_ptr<CudaSide> cuda_;
@@ -194,9 +206,12 @@ class Communicator {
   Turns turns_;
   PreparedCalls calls_;
 
-  std::mutex error_mutex_;
-  std::string last_error_, last_error_shown_;
+  mutable std::mutex error_mutex_;
+  std::string last_error_;
 };
+
+// Why a forked child cannot use its parent's.
+Status forked_communicator();
 
 // connect.cc
 Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config,

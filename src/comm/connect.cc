@@ -24,6 +24,7 @@
 #include "src/comm/heap.h"
 #include "src/comm/hosts.h"
 #include "src/comm/network.h"
+#include "src/driver/fork_page.h"
 #include "src/driver/process.h"
 #include "topology/discover.h"
 #include "topology/pair_path.h"
@@ -40,8 +41,9 @@ using transport::shm::SegmentShape;
 class ProcessTable {
  public:
   static ProcessTable& get() {
-    static ProcessTable table;
-    return table;
+    // Stream threads follow its mappings while the program ends.
+    static constinit driver::PerProcess<ProcessTable> tables;
+    return tables.get();
   }
   void put(uint64_t communicator, uint32_t rank, const std::shared_ptr<Segment>& segment) {
     const std::lock_guard lock(mutex_);

@@ -10,6 +10,7 @@
 #include "src/bootstrap/handshake.h"
 #include "src/comm/cuda_stream.h"
 #include "src/comm/network.h"
+#include "src/driver/fork_page.h"
 #include "src/driver/process.h"
 #include "src/exec/task.h"
 #include "transport/cuda_ipc/cuda_link.h"
@@ -26,8 +27,8 @@ namespace {
 class SegmentTable {
  public:
   static SegmentTable& get() {
-    static SegmentTable table;
-    return table;
+    static constinit driver::PerProcess<SegmentTable> tables;
+    return tables.get();
   }
   void put(uint64_t key, uint32_t rank, std::shared_ptr<Segment> segment) {
     const std::lock_guard lock(mutex_);

@@ -11,6 +11,7 @@
 #include "src/base/log.h"
 #include "src/bootstrap/handshake.h"
 #include "src/comm/network.h"
+#include "src/driver/fork_page.h"
 
 namespace moeccl::comm {
 
@@ -26,8 +27,8 @@ constexpr uint32_t kBlocksPerSm = 2, kLeastBlocks = 4;
 class Residents {
  public:
   static Residents& get() {
-    static Residents all;
-    return all;
+    static constinit driver::PerProcess<Residents> all;
+    return all.get();
   }
   uint32_t take(const std::string& uuid, uint32_t capacity, uint32_t want, uint32_t ranks_here) {
     const std::lock_guard lock(mutex_);

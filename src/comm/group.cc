@@ -339,13 +339,50 @@ Status issue(std::vector<Call> calls) {
 
 Group& Group::of_this_thread() { return PerThread<Group, Group>::get(); }
 
+void Group::start() {
+  if (depth_++ > 0) return;
+  n_open_.fetch_add(1, std::memory_order_relaxed);
+  process_ = driver::process_number();
+}
+
+void Group::add(Call call) {
+  calls_.push_back(std::move(call));
+  const Call& c = calls_.back();
+  c.comm->group_holds().add();
+  if (c.stream != nullptr) c.stream->group_holds().add();
+  if (c.maker != nullptr) c.maker->add();
+}
+
+std::vector<Call> Group::take_calls() {
+  for (const Call& c : calls_) {
+    c.comm->group_holds().remove();
+    if (c.stream != nullptr) c.stream->group_holds().remove();
+    if (c.maker != nullptr) c.maker->remove();
+  }
+  return std::exchange(calls_, {});
+}
+
+bool Group::cancel() {
+  if (depth_ == 0) return false;
+  depth_ = 0;
+  n_open_.fetch_sub(1, std::memory_order_relaxed);
+  failure_ = {};
+  joins_.clear();
+  take_calls();
+  return true;
+}
+
 Status Group::end() {
   if (depth_ == 0) return error(moecclInvalidUsage, "moecclGroupEnd without moecclGroupStart");
   if (--depth_ > 0) return {};
   n_open_.fetch_sub(1, std::memory_order_relaxed);
   Status failure = std::exchange(failure_, Status());
   auto joins = std::exchange(joins_, {});
-  auto calls = std::exchange(calls_, {});
+  auto calls = take_calls();
+  if (process_ != driver::process_number()) {
+    return error(moecclInvalidUsage,
+                 "the group was opened in the process that this one was forked from: its calls were dropped");
+  }
   if (!failure.ok()) return failure;
   if (!joins.empty()) MOECCL_TRY(run_joins(joins));
   return calls.empty() ? Status() : issue(std::move(calls));

@@ -8,17 +8,20 @@
 #include <vector>
 
 #include "src/comm/communicator.h"
+#include "src/comm/group_holds.h"
 #include "src/comm/stream.h"
 
 namespace moeccl::comm {
 
-// One call, checked and prepared. Communicators outlive the calls on them: Destroy waits.
+// One call, checked and prepared. Communicators and streams outlive the calls on them: Destroy waits, and while the
+// call is in an open group refuses.
 struct Call {
   Communicator* comm = nullptr;
   Stream* stream = nullptr;                    // null: blocking
   std::unique_ptr<exec::Operation> operation;  // or
   exec::Message message;
   double* measured_us = nullptr;  // of an operation with `measured`: set when it has run
+  GroupHolds* maker = nullptr;    // of another handle that the call was made with; may be null
 };
 
 // Puts `body` (Status of a ticket) on the stream. The ticket is taken when nothing can fail any more.
@@ -37,14 +40,15 @@ Status issue(std::vector<Call> calls);
 class Group {
  public:
   static Group& of_this_thread();
+  ~Group() { cancel(); }
   // Whether any thread's may be: one load, where this thread's own costs a call.
   static bool any_open() { return n_open_.load(std::memory_order_relaxed) > 0; }
   bool open() const { return depth_ > 0; }
-  void start() {
-    if (depth_++ == 0) n_open_.fetch_add(1, std::memory_order_relaxed);
-  }
+  void start();
   Status end();
-  void add(Call call) { calls_.push_back(std::move(call)); }
+  // Closes all of the thread's groups and drops what they hold. Whether there was one.
+  bool cancel();
+  void add(Call call);
   // Joins that one thread makes for several ranks: each runs on a thread of its own at the end.
   void add_join(std::function<Status()> join) { joins_.push_back(std::move(join)); }
   // A call in the group failed its checks: the end reports it and issues nothing.
@@ -53,7 +57,10 @@ class Group {
   }
 
  private:
+  std::vector<Call> take_calls();
+
   inline static std::atomic<uint32_t> n_open_{0};
+  uint32_t process_ = 0;  // driver::process_number() when it was opened
   int depth_ = 0;
   Status failure_;
   std::vector<Call> calls_;

@@ -1,9 +1,11 @@
 #include "src/comm/heap.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "src/base/env.h"
+#include "src/driver/fork_page.h"
 #include "src/driver/process.h"
 
 namespace moeccl::comm {
@@ -12,6 +14,12 @@ namespace {
 
 constexpr size_t kLeastBytes = 16u << 20;  // a smaller heap holds no buffer worth sharing
 
+struct HeapOfProcess {
+  std::mutex mutex;
+  std::atomic<SymmetricHeap*> heap{nullptr};
+};
+constinit driver::PerProcess<HeapOfProcess> heaps;
+
 }  // namespace
 
 SymmetricHeap::SymmetricHeap(Fd fd, driver::Mapping mapping) : fd_(std::move(fd)), mapping_(std::move(mapping)) {
@@ -19,13 +27,15 @@ SymmetricHeap::SymmetricHeap(Fd fd, driver::Mapping mapping) : fd_(std::move(fd)
 }
 
 Result<SymmetricHeap*> SymmetricHeap::process_heap() {
-  static std::mutex mutex;
-  static SymmetricHeap* heap = nullptr;  // never freed: see the class comment
-  const std::lock_guard lock(mutex);
-  if (heap != nullptr) return heap;
+  HeapOfProcess& mine = heaps.get();
+  const std::lock_guard lock(mine.mutex);
+  if (SymmetricHeap* heap = mine.heap; heap != nullptr) return heap;
   for (size_t bytes = wanted_bytes();; bytes /= 2) {
     Result<SymmetricHeap*> made = of_bytes(bytes);
-    if (made.ok()) return heap = *made;
+    if (made.ok()) {
+      mine.heap = *made;
+      return *made;
+    }
     if (made.status().code() == moecclOutOfMemory && bytes / 2 >= kLeastBytes && env().heap_bytes == 0) continue;
     return with_remedy(std::move(made).status().with_context("the symmetric heap"));
   }
@@ -55,6 +65,14 @@ Status SymmetricHeap::with_remedy(Status failure) {
                                 : format("this process may map {} bytes more; raise the limit of its addresses (ulimit "
                                          "-v), or set MOECCL_HEAP_BYTES, the bytes of each process's heap, lower",
                                          room));
+}
+
+bool SymmetricHeap::inherited(const void* ptr) {
+  const auto* p = static_cast<const std::byte*>(ptr);
+  return heaps.any_inherited([p](const HeapOfProcess& other) {
+    const SymmetricHeap* heap = other.heap.load(std::memory_order_acquire);
+    return heap != nullptr && p >= heap->base() && p < heap->base() + heap->bytes();
+  });
 }
 
 // With huge pages, buffers that begin at the same place of a page lie in the same sets of the caches and the same banks

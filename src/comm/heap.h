@@ -14,8 +14,11 @@ namespace moeccl::comm {
 
 class SymmetricHeap final : public exec::SharedHeap {
  public:
-  // The process's heap, made at first use; it lives until the process ends because peers map it.
+  // The process's heap, made at first use; it lives until the process ends because peers map it. A forked child has one
+  // of its own: the parent's pages are still the parent's.
   static Result<SymmetricHeap*> process_heap();
+  // Whether ptr lies in the heap of a process that this one was forked from.
+  static bool inherited(const void* ptr);
 
   // What to do about a heap, own or a peer's, for which there were no addresses.
   static Status with_remedy(Status failure);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/cuda/args.h"
+#include "src/base/adopt.h"
 #include "src/base/hash.h"
 #include "src/comm/split.h"
 #include "src/plan/cost.h"
@@ -13,8 +14,6 @@
 namespace moeccl::comm {
 
 namespace {
-
-constexpr uint64_t kMostExpertBytes = uint64_t{1} << 40;
 
 // The stream model's problem on a communicator: levels, and bytes a second that one rank has of each level's uplink.
 struct ModelProblem {
@@ -58,7 +57,7 @@ Result<moecclHybridConfig_t> adopt(const moecclHybridConfig_t* given) {
   if (given->size < sizeof(size_t) || given->size > 4096)
     return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_HYBRID_CONFIG_INIT", given->size);
   moecclHybridConfig_t full{};
-  std::memcpy(&full, given, std::min(given->size, sizeof(full)));
+  std::memcpy(&full, given, adopted_bytes(given->size, sizeof(full)));
   return full;
 }
 

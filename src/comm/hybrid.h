@@ -15,6 +15,8 @@
 
 namespace moeccl::comm {
 
+inline constexpr uint64_t kMostExpertBytes = uint64_t{1} << 40;
+
 class Hybrid {
  public:
   // Collective. The communicator outlives it.
@@ -36,6 +38,8 @@ class Hybrid {
   Status prepare_reduce(const void* held, void* own, uint64_t count, moecclDataType_t type, exec::Operation& op);
   Status info(moecclHybridInfo_t* info) const;
   Result<std::string> explain(uint64_t expert_bytes) const;
+  // Gathers and reduces of open groups.
+  GroupHolds& group_holds() { return group_holds_; }
 
  private:
   struct Planned;  // one size's plan on this rank
@@ -51,6 +55,7 @@ class Hybrid {
   std::vector<int32_t> expert_rank_, own_, held_;
   moecclDomainAnswer_t answer_{};  // of the model; zero without figures
   uint32_t gather_links_ = 0, token_links_ = 0;
+  GroupHolds group_holds_;
   mutable std::mutex mutex_;  // of both plans: streams' threads note their times while calls are made
   std::shared_ptr<Planned> planned_, planned_return_;
 };

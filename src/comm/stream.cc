@@ -13,6 +13,11 @@ HostStream::~HostStream() {
   thread_.join();
 }
 
+Status HostStream::ready() {
+  if (birth_.here()) return {};
+  return error(moecclInvalidUsage, "the stream belongs to the process that this one was forked from: make one here");
+}
+
 Stream::Work HostStream::hold(std::function<Status()> work) {
   Work held;
   held.item.push_back(std::move(work));
@@ -20,6 +25,7 @@ Stream::Work HostStream::hold(std::function<Status()> work) {
 }
 
 Status HostStream::enqueue(Work work) {
+  if (!birth_.here()) return contained(work.item.front());
   {
     const std::lock_guard lock(mutex_);
     queue_.splice(queue_.end(), work.item);
@@ -30,6 +36,7 @@ Status HostStream::enqueue(Work work) {
 }
 
 Status HostStream::synchronize() {
+  MOECCL_TRY(ready());
   std::unique_lock lock(mutex_);
   const uint64_t until = put_;
   changed_.wait(lock, [&] { return run_ >= until; });

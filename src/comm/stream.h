@@ -10,12 +10,15 @@
 #include <thread>
 
 #include "src/base/status.h"
+#include "src/comm/group_holds.h"
+#include "src/driver/fork_page.h"
 
 namespace moeccl::comm {
 
 class Stream {
  public:
   virtual ~Stream() = default;
+  GroupHolds& group_holds() { return group_holds_; }
   // Why nothing that a host thread drives can be put on it now; asked before turns are taken.
   virtual Status ready() { return {}; }
   // The caller's CUDA stream, which takes kernels as they are; null: none.
@@ -30,12 +33,16 @@ class Stream {
   virtual Status enqueue(Work work) = 0;
   // Waits until everything put before has run; the first failure since the last call.
   virtual Status synchronize() = 0;
+
+ private:
+  GroupHolds group_holds_;
 };
 
 class HostStream final : public Stream {
  public:
   HostStream() : thread_([this] { loop(); }) {}
   ~HostStream() override;  // finishes what is on it
+  Status ready() override;
   Work hold(std::function<Status()> work) override;
   Status enqueue(Work work) override;
   Status synchronize() override;
@@ -43,6 +50,7 @@ class HostStream final : public Stream {
  private:
   void loop();
 
+  const driver::Birth birth_;  // a forked child has its queue, but not its thread
   std::mutex mutex_;
   std::condition_variable changed_;
   std::list<std::function<Status()>> queue_;

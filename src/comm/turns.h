@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include "src/driver/fork_page.h"
+
 namespace moeccl::comm {
 
 class Turns {
@@ -19,9 +21,11 @@ class Turns {
     return ticket;
   }
 
-  // Until the turns of all earlier tickets have ended. No deadline of its own: each of those operations has one.
+  // Until the turns of all earlier tickets have ended. No deadline of its own: each of those operations has one. In a
+  // forked child, where nobody ends them, it does not wait: the communicator refuses whatever comes next.
   void wait(uint64_t ticket) {
     if (is_turn(state_.load(std::memory_order_acquire), ticket)) return;  // pairs with the release in end()
+    if (!birth_.here()) return;
     std::unique_lock lock(mutex_);
     state_.fetch_add(kWaiter, std::memory_order_relaxed);
     turn_.wait(lock, [&] { return is_turn(state_.load(std::memory_order_acquire), ticket); });
@@ -35,6 +39,7 @@ class Turns {
     while (state < kWaiter) {
       if (state_.compare_exchange_weak(state, state + 1, std::memory_order_release, std::memory_order_relaxed)) return;
     }
+    if (!birth_.here()) return;
     const std::lock_guard lock(mutex_);
     state_.fetch_add(1, std::memory_order_release);
     turn_.notify_all();
@@ -53,6 +58,7 @@ class Turns {
 
   std::atomic<uint64_t> next_{0}, after_driven_{0};
   std::atomic<uint64_t> state_{0};  // the ticket whose turn it is, and kWaiter times the number of waiting threads
+  const driver::Birth birth_;
   std::mutex mutex_;
   std::condition_variable turn_;
 };

@@ -5,19 +5,33 @@
 #include "src/driver/memory.h"
 
 namespace moeccl::driver {
+namespace {
 
-const volatile uint32_t* fork_page() {
-  static const volatile uint32_t* const page = []() -> const volatile uint32_t* {
-    static const uint32_t always = 1;
+std::atomic<uint32_t>* page() {
+  static std::atomic<uint32_t>* const made = []() -> std::atomic<uint32_t>* {
+    static std::atomic<uint32_t> always{1};
     void* p = mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return &always;
     // Linux 4.14; without it a forked child is not noticed.
     (void)madvise(p, page_bytes(), MADV_WIPEONFORK);
-    *static_cast<volatile uint32_t*>(p) = 1;
-    return static_cast<uint32_t*>(p);
-  }
-  ();
-  return page;
+    return new (p) std::atomic<uint32_t>(0);
+  }();
+  return made;
+}
+
+}  // namespace
+
+const volatile uint32_t* process_page() {
+  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+  return reinterpret_cast<const volatile uint32_t*>(page());
+}
+
+uint32_t process_number() {
+  static std::atomic<uint32_t> last{0};  // a child goes on from its parent's
+  uint32_t now = page()->load(std::memory_order_relaxed);
+  if (now != 0) return now;
+  const uint32_t next = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  return page()->compare_exchange_strong(now, next, std::memory_order_relaxed) ? next : now;
 }
 
 }  // namespace moeccl::driver

@@ -1,0 +1,19 @@
+// How many calls of open groups use an object: it must not be destroyed before they have been issued or dropped.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace moeccl::comm {
+
+class GroupHolds {
+ public:
+  void add() { n_.fetch_add(1, std::memory_order_relaxed); }
+  void remove() { n_.fetch_sub(1, std::memory_order_relaxed); }
+  uint32_t count() const { return n_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint32_t> n_{0};
+};
+
+}  // namespace moeccl::comm
