@@ -47,9 +47,16 @@ Chunking cut(const Shape& shape, Layout layout, uint64_t chunk_bytes) {
     return {most, static_cast<uint32_t>(std::max<uint64_t>(1, (shape.count + most - 1) / most))};
   }
   if (shape.count <= most) return {std::max<uint64_t>(1, shape.count), 1};
-  const uint64_t n_chunks = (shape.count + most - 1) / most;
-  const uint64_t even = round_up((shape.count + n_chunks - 1) / n_chunks, line);
-  return {even, static_cast<uint32_t>((shape.count + even - 1) / even)};
+  // Divisions first: sums of a large count would wrap.
+  const auto ceil_of = [](uint64_t value, uint64_t unit) { return value / unit + (value % unit != 0 ? 1 : 0); };
+  const uint64_t even = round_up(ceil_of(shape.count, ceil_of(shape.count, most)), line);
+  return {even, static_cast<uint32_t>(std::min<uint64_t>(ceil_of(shape.count, even), UINT32_MAX))};
+}
+
+Status chunks_cover(const Shape& shape, const Chunking& chunking) {
+  if (shape.op == moecclOpAllToAllv || chunking.n_chunks < UINT32_MAX) return {};
+  return error(moecclUnsupported, "{} elements of {} bytes in chunks of {}: at most 2^32 - 2 chunks are possible",
+               shape.count, shape.element_bytes, chunking.chunk);
 }
 
 Chunking whole(const Shape& shape) {

@@ -125,6 +125,8 @@ bool reduces(moecclOp_t op);
 
 // Cuts blocks of shape.count into even chunks of at most `chunk_bytes` that fit the staging.
 Chunking cut(const Shape& shape, Layout layout, uint64_t chunk_bytes);
+// Whether the chunks of cut() are so few that they can be counted.
+Status chunks_cover(const Shape& shape, const Chunking& chunking);
 // One chunk for the whole block, whatever its length.
 Chunking whole(const Shape& shape);
 // Whether the smallest chunk, or the whole block, fits the staging.

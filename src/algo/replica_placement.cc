@@ -57,7 +57,7 @@ uint64_t ReplicaPlacement::hash() const {
   return h;
 }
 
-uint64_t shard_elements(uint64_t count, uint32_t n_ranks) { return (count + n_ranks - 1) / n_ranks; }
+uint64_t shard_elements(uint64_t count, uint32_t n_ranks) { return count / n_ranks + (count % n_ranks != 0 ? 1 : 0); }
 
 Shard shard_of(uint64_t count, uint32_t n_ranks, uint32_t rank) {
   const uint64_t shard = shard_elements(count, n_ranks), begin = std::min(count, shard * rank);

@@ -1,6 +1,7 @@
 // Entry points of codec.h.
 #include "moeccl/codec.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "kernels/cuda/args.h"
 #include "src/api/convert.h"
 #include "src/api/issue.h"
+#include "src/comm/collective.h"
 
 using namespace moeccl;
 
@@ -72,6 +74,8 @@ Status mean_of_own(comm::Communicator& comm, moecclStream_t stream, const void* 
   if (n_total == 0 || n_local > n_total || n_total > UINT32_MAX)
     return error(moecclInvalidArgument, "n_total is {} with {} experts here: give the experts of all ranks", n_total,
                  n_local);
+  if (!comm::fits_in_memory(count, moecclTypeSize(type), std::max<size_t>(n_local, 1)))
+    return error(moecclInvalidArgument, "count is {}: give a size that fits in memory", count);
   MOECCL_TRY(needs("shared", shared, count));
   MOECCL_TRY(needs("experts", experts, n_local * count));
   bool on_device = false;

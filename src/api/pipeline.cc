@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "src/api/convert.h"
+#include "src/comm/collective.h"
 
 using namespace moeccl;
 using comm::Communicator;
@@ -37,6 +38,7 @@ moecclResult_t moecclPlanTimeline(moecclComm_t handle, moecclOp_t op, size_t cou
                    static_cast<int>(op));
     const size_t bytes = moecclTypeSize(type);
     if (bytes == 0) return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
+    MOECCL_TRY(comm::check_count(c.tree(), op, count, bytes));
     comm::Trials::Report trial;
     MOECCL_ASSIGN_OR_RETURN(const auto cached,
                             c.runs_now({op, 0, count, static_cast<uint32_t>(bytes), false, false}, &trial));

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "src/api/convert.h"
+#include "src/comm/collective.h"
 #include "src/exec/operation.h"
 #include "src/plan/cost.h"
 #include "src/plan/printer.h"
@@ -43,6 +44,7 @@ Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t
   MOECCL_TRY(check_op(op));
   const size_t bytes = moecclTypeSize(type);
   if (bytes == 0) return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
+  MOECCL_TRY(comm::check_count(c.tree(), op, count, bytes));
   const uint64_t planned = op == moecclOpAllToAllv ? 0 : count;  // AllToAllv's counts are private to each rank
   const comm::PlanKey key{op, 0, planned, static_cast<uint32_t>(bytes), false};
   Look l;

@@ -1,10 +1,10 @@
 // Entry point of simulate.h.
 #include "moeccl/simulate.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "src/api/convert.h"
+#include "src/base/adopt.h"
 #include "src/comm/simulate.h"
 
 using namespace moeccl;
@@ -17,7 +17,7 @@ moecclResult_t moecclSimulate(const moecclSimulateConfig_t* config, char* text, 
     const auto i = static_cast<int>(config->op);
     if (i < 0 || i >= MOECCL_NUM_OPS) return error(moecclInvalidArgument, "op is {}: give a moecclOp_t", i);
     moecclSimulateConfig_t mine{};
-    std::memcpy(&mine, config, std::min(config->size, sizeof(mine)));
+    std::memcpy(&mine, config, adopted_bytes(config->size, sizeof(mine)));
     MOECCL_ASSIGN_OR_RETURN(const std::string page, comm::simulate(mine));
     api::copy_text(page, text, text_bytes, needed);
     return {};

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "src/api/convert.h"
+#include "src/base/adopt.h"
 
 namespace moeccl::api {
 
@@ -16,8 +17,7 @@ Result<T> adopt_struct(const T* given, const char* name) {
     return error(moecclInvalidArgument, "{}.size is {}: set it to the struct's sizeof, as its _INIT macro does", name,
                  given->size);
   T full{};
-  // Whole words alone: a size that ends within a pointer must not make half of one.
-  std::memcpy(&full, given, std::min(given->size, sizeof(T)) & ~(sizeof(void*) - 1));
+  std::memcpy(&full, given, adopted_bytes(given->size, sizeof(T)));
   full.size = sizeof(T);
   return full;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "src/base/hash.h"
@@ -127,9 +126,9 @@ Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Oper
     if (sends > 0) send_end = std::max(send_end, sends + send_at);
     if (recvs > 0) recv_end = std::max(recv_end, recvs + recv_at);
   }
-  constexpr uint64_t kFits = uint64_t{1} << 58;  // below it sums of two sizes are less than 2^63 bytes of any type
+  constexpr uint64_t kFits = kMostBufferBytes / 16;  // below it a count and a displacement of any type fit together
   if (all_bits >= kFits) {
-    const uint64_t most = std::numeric_limits<int64_t>::max() / op.element_bytes / 2;
+    const uint64_t most = kMostBufferBytes / op.element_bytes / 2;
     MOECCL_TRY(check_sizes(c.op, "send_counts", c.send_counts, c.send_displs, n, most));
     MOECCL_TRY(check_sizes(c.op, "recv_counts", c.recv_counts, c.recv_displs, n, most));
   }
@@ -189,6 +188,24 @@ Status prepare_splits(Communicator& comm, exec::Operation& op) {
 
 }  // namespace
 
+namespace {
+
+Status too_large(moecclOp_t op, uint64_t count) {
+  return bad(op, "count", format("{}", count), "a size that fits in memory");
+}
+
+uint64_t most_blocks(const plan::LevelTree& tree, moecclOp_t op) {
+  if (op == moecclOpTensorAllToAll) return tree.n_tensor_groups();
+  return std::max(plan::in_blocks(op, tree.n_ranks), plan::out_blocks(op, tree.n_ranks));
+}
+
+}  // namespace
+
+Status check_count(const plan::LevelTree& tree, moecclOp_t op, uint64_t count, uint64_t element_bytes) {
+  if (op == moecclOpAllToAllv || fits_in_memory(count, element_bytes, most_blocks(tree, op))) return {};
+  return too_large(op, count);
+}
+
 Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Operation& op) {
   MOECCL_TRY(comm.usable());
   op.element_bytes = moecclTypeSize(c.type);
@@ -209,10 +226,7 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
     const bool by_groups = c.op == moecclOpTensorAllToAll;
     const uint64_t in_blocks = by_groups ? comm.tree().n_tensor_groups() : plan::in_blocks(c.op, comm.n_ranks());
     const uint64_t out_blocks = by_groups ? in_blocks : plan::out_blocks(c.op, comm.n_ranks());
-    const uint64_t blocks = std::max(in_blocks, out_blocks);
-    if (c.count > std::numeric_limits<int64_t>::max() / (op.element_bytes * blocks)) {
-      return bad(c.op, "count", format("{}", c.count), "a size that fits in memory");
-    }
+    if (!fits_in_memory(c.count, op.element_bytes, std::max(in_blocks, out_blocks))) return too_large(c.op, c.count);
     in_bytes = c.count * op.element_bytes * in_blocks;
     out_bytes = c.count * op.element_bytes * out_blocks;
   }
@@ -257,7 +271,7 @@ Status prepare_message(Communicator& comm, const void* data, size_t count, moecc
   if (peer < 0 || static_cast<uint32_t>(peer) >= comm.n_ranks()) {
     return error(moecclInvalidArgument, "{}: peer is {}: give a rank from 0 to {}", name, peer, comm.n_ranks() - 1);
   }
-  if (count > std::numeric_limits<int64_t>::max() / element) {
+  if (!fits_in_memory(count, element, 1)) {
     return error(moecclInvalidArgument, "{}: count is {}: give a size that fits in memory", name, count);
   }
   if (data == nullptr && count > 0)

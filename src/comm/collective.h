@@ -6,6 +6,16 @@
 
 namespace moeccl::comm {
 
+// Of one buffer: what 64-bit processors can address in a process. Sums and products of a few such sizes do not wrap.
+inline constexpr uint64_t kMostBufferBytes = uint64_t{1} << 56;
+// Whether `blocks` blocks of count elements can be a buffer.
+inline bool fits_in_memory(uint64_t count, uint64_t element_bytes, uint64_t blocks) {
+  return count <= kMostBufferBytes / (element_bytes * blocks);
+}
+
+// Whether a rank's buffers of this operation could exist.
+Status check_count(const plan::LevelTree& tree, moecclOp_t op, uint64_t count, uint64_t element_bytes);
+
 // Fills `op`, which must outlive its run.
 Status prepare_collective(Communicator& comm, const CollectiveCall& call, exec::Operation& op);
 // Blocks; outside of groups.

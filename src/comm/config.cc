@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/base/adopt.h"
 #include "src/base/env.h"
 #include "src/driver/cuda.h"
 
@@ -21,7 +22,8 @@ Result<Config> Config::from(const moecclConfig_t* given) {
       return error(moecclInvalidArgument, "config.size is {}: initialise the struct with MOECCL_CONFIG_INIT",
                    given->size);
     }
-    std::copy_n(reinterpret_cast<const char*>(given), std::min(given->size, sizeof(c)), reinterpret_cast<char*>(&c));
+    std::copy_n(reinterpret_cast<const char*>(given), adopted_bytes(given->size, sizeof(c)),
+                reinterpret_cast<char*>(&c));
   }
   const auto bad = [](const char* field, int64_t value, const char* wanted) {
     return error(moecclInvalidArgument, "config.{} is {}: give {}", field, value, wanted);

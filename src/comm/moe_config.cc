@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "src/base/adopt.h"
 #include "src/base/env.h"
 #include "src/comm/cuda_routing.h"
 #include "src/exec/row_tables.h"

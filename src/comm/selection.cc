@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "src/algo/builder.h"
 #include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
@@ -413,6 +414,7 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key, const al
     const algo::Algorithm* a = chosen.best;
     shape.in_place = key.in_place;
     built = algo::build_for(*a, shape, tree_, rank_);
+    MOECCL_TRY(algo::chunks_cover(shape, built.chunking));
     choice.program = &built.programs.back();
     choice.chunking = built.chunking;
     choice.algorithm = a->name;

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "src/algo/algorithm.h"
+#include "src/algo/builder.h"
 #include "src/algo/domains.h"
 #include "src/algo/expert_gather.h"
 #include "src/algo/expert_return.h"
@@ -14,6 +15,8 @@
 #include "src/algo/moe_simulation.h"
 #include "src/algo/routing_price.h"
 #include "src/algo/routing_source.h"
+#include "src/comm/collective.h"
+#include "src/comm/hybrid.h"
 #include "src/comm/pipeline_chunks.h"
 #include "src/comm/selection.h"
 #include "src/plan/printer.h"
@@ -169,6 +172,7 @@ Status simulate_collective(const moecclSimulateConfig_t& c, const plan::Profile&
   shape.element_bytes = static_cast<uint32_t>(moecclTypeSize(c.type));
   if (shape.element_bytes == 0)
     return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(c.type));
+  MOECCL_TRY(check_count(page.tree, c.op, c.count, shape.element_bytes));
   shape.reach = {c.one_host != 0, false, c.one_host != 0};
   if (c.op == moecclOpTensorAllToAll)
     shape.pipeline_chunks = pipeline_chunks(page.tree, profile, c.count * shape.element_bytes);
@@ -186,6 +190,11 @@ Status simulate_collective(const moecclSimulateConfig_t& c, const plan::Profile&
     o.name = a.name;
     if (const Status applies = a.applies(shape, page.tree); !applies.ok()) {
       o.refusal = applies.message();
+      page.outcomes.push_back(std::move(o));
+      continue;
+    }
+    if (const Status cut = algo::chunks_cover(shape, a.chunking(shape, page.tree)); !cut.ok()) {
+      o.refusal = cut.message();
       page.outcomes.push_back(std::move(o));
       continue;
     }
@@ -219,6 +228,8 @@ Status simulate_exchange(const moecclSimulateConfig_t& c, const plan::Profile& p
   if (call.element_bytes == 0)
     return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(c.type));
   if (c.n_experts < 0) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", c.n_experts);
+  if (c.count > kMostExpertBytes / call.element_bytes)
+    return error(moecclInvalidArgument, "count is {}: give the elements of one expert, at most 2^40 bytes", c.count);
   call.staging_bytes = plan::Shape{}.staging_bytes;
   MOECCL_ASSIGN_OR_RETURN(const algo::Domains domains, domains_of(c, page.tree));
   MOECCL_ASSIGN_OR_RETURN(const algo::Placement homes,
@@ -269,9 +280,13 @@ struct MoeQuestion {
 
 Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ranks, Page& page) {
   MoeQuestion q;
+  if (c.hidden_bytes > UINT32_MAX)
+    return error(moecclInvalidArgument, "hidden_bytes is {}: a row has between 1 and {} bytes", c.hidden_bytes,
+                 UINT32_MAX);
   if (c.hidden_bytes > 0) q.row_bytes = c.hidden_bytes;
-  if (c.top_k < 0 || c.n_experts < 0)
-    return error(moecclInvalidArgument, "top_k is {}, n_experts is {}: neither may be negative", c.top_k, c.n_experts);
+  if (c.top_k < 0 || c.n_experts < 0 || c.n_experts > 65535)
+    return error(moecclInvalidArgument, "top_k is {}, n_experts is {}: give 0 or more, and at most 65535 experts",
+                 c.top_k, c.n_experts);
   algo::RoutingRequest request;
   request.n_ranks = n_ranks;
   request.n_experts = c.n_experts > 0 ? static_cast<uint32_t>(c.n_experts) : 256;
