@@ -224,14 +224,21 @@ def unique_id():
 
 @contextlib.contextmanager
 def group():
-    """Calls inside are issued together at its end: sends and receives in any order, several ranks from one thread."""
+    """Calls inside are issued together at its end: sends and receives in any order, several ranks from one thread.
+
+    An exception that leaves the outermost group abandons it: nothing is issued."""
     _check(_lib.moecclGroupStart())
     _open.depth = getattr(_open, "depth", 0) + 1
+    end = _lib.moecclGroupEnd
     try:
         yield
+    except BaseException:
+        if _open.depth == 1:
+            end = _lib.moecclGroupCancel
+        raise
     finally:
         _open.depth -= 1
-        code = _lib.moecclGroupEnd()
+        code = end()
         if _open.depth == 0:
             views, _open.views = getattr(_open, "views", []), []
             for view in views:
@@ -311,9 +318,9 @@ class Comm:
         self._check(_lib.moecclCommAbort(self._handle))
 
     def close(self):
-        handle, self._handle = self._handle, _void()
-        if handle.value:
-            _check(_lib.moecclCommDestroy(handle))
+        if self._handle.value:
+            _check(_lib.moecclCommDestroy(self._handle))  # refused while a group holds calls on it
+            self._handle = _void()
 
     def __enter__(self):
         return self
@@ -450,9 +457,9 @@ class Moe:
         return Routing(self, topk_index, topk_weight)
 
     def close(self):
-        handle, self._handle = self._handle, _void()
-        if handle.value:
-            _check(_lib.moecclMoeDestroy(handle))
+        if self._handle.value:
+            _check(_lib.moecclMoeDestroy(self._handle))
+            self._handle = _void()
 
 
 class Routing:
@@ -514,6 +521,6 @@ class Routing:
                   ("grad_tokens", grad_tokens, self.n_tokens), True)
 
     def close(self):
-        handle, self._handle = self._handle, _void()
-        if handle.value:
-            _check(_lib.moecclRoutingDestroy(handle))
+        if self._handle.value:
+            _check(_lib.moecclRoutingDestroy(self._handle))
+            self._handle = _void()

@@ -197,6 +197,21 @@ class Collectives(unittest.TestCase):
 
         in_threads(2, work)
 
+    def test_an_exception_abandons_the_group(self):
+        comm = moeccl.init_all(1)[0]
+        buffer = array.array("i", [3])
+        with self.assertRaises(KeyError):
+            with moeccl.group():
+                with moeccl.group():
+                    comm.all_reduce(buffer)
+                with self.assertRaises(moeccl.Error):  # the group holds a call on it
+                    comm.close()
+                raise KeyError
+        buffer.append(4)  # given back
+        comm.all_reduce(buffer)
+        self.assertEqual(list(buffer), [3, 4])
+        comm.close()
+
     def test_a_group_keeps_what_was_lent_to_it(self):
         def work(comm):
             inbox = [bytearray(40) for _ in range(20)]
