@@ -74,7 +74,7 @@ Result<moecclMoeConfig_t> MoeConfig::adopt(const moecclMoeConfig_t* config) {
   if (config->size < sizeof(size_t) || config->size > 4096)
     return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MOE_CONFIG_INIT", config->size);
   moecclMoeConfig_t full{};
-  std::memcpy(&full, config, std::min(config->size, sizeof(full)));
+  std::memcpy(&full, config, adopted_bytes(config->size, sizeof(full)));
   return full;
 }
 
