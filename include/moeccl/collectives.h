@@ -16,8 +16,8 @@
  * any more then. docs/mismatches.md has the table.
  *
  * A count of 0 is allowed everywhere and a buffer of no elements may be NULL. In place means that the output overlaps
- * the input exactly where each comment says; any other overlap is moecclInvalidArgument, and so are buffers of more than
- * 2^56 bytes.
+ * the input exactly where each comment says; any other overlap is moecclInvalidArgument, and so are buffers of more
+ * than 2^56 bytes.
  *
  * Arithmetic. Integers wrap, also in a sum whose average is taken, and the average of integers is cut towards 0. Max
  * and Min of floats are NaN where any rank gives NaN, and of -0 and +0 give either. Floats of 8 and 16 bits are reduced
@@ -51,8 +51,8 @@ MOECCL_API moecclResult_t moecclReduceScatter(const void* send, void* recv, size
 MOECCL_API moecclResult_t moecclAllToAll(const void* send, void* recv, size_t count, moecclDataType_t type,
                                          moecclComm_t comm, moecclStream_t stream);
 /* Block for rank r: send_counts[r] elements at send + send_displs[r]; from rank r: recv_counts[r] at recv +
- * recv_displs[r]. The arrays [n] are read at once. recv_counts[r] must equal what rank r sends, otherwise both ranks get
- * moecclMismatch. Out of place only. */
+ * recv_displs[r]. The arrays [n] are read at once. recv_counts[r] must equal what rank r sends, otherwise both ranks
+ * get moecclMismatch. Out of place only. */
 MOECCL_API moecclResult_t moecclAllToAllv(const void* send, const size_t* send_counts, const size_t* send_displs,
                                           void* recv, const size_t* recv_counts, const size_t* recv_displs,
                                           moecclDataType_t type, moecclComm_t comm, moecclStream_t stream);

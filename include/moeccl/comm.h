@@ -29,8 +29,8 @@ typedef enum MOECCL_INT {
 
 /* All zero means: everything default. deterministic, pace, topology, staging_bytes and priority must be the same on all
  * ranks, and so must MOECCL_PLAN, MOECCL_TRIALS, MOECCL_CALIBRATE and what MOECCL_PROFILE names: a difference is
- * moecclMismatch at init on all ranks, which names two ranks, the field and both values. Timeouts, name and cuda_sms are
- * each rank's own. */
+ * moecclMismatch at init on all ranks, which names two ranks, the field and both values. Timeouts, name and cuda_sms
+ * are each rank's own. */
 typedef struct {
   size_t size;             /* sizeof(moecclConfig_t) */
   int32_t timeout_ms;      /* an operation that waits longer fails; default MOECCL_TIMEOUT_MS or 600000 */

@@ -172,7 +172,8 @@ const Variable* find(std::string_view name) {
 // What names code or files. A program with more rights than its user (setuid, capabilities) must not open what its
 // user likes.
 bool names_file(std::string_view variable) {
-  for (const std::string_view name : {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY=", "MOECCL_SECRET_FILE="})
+  for (const std::string_view name :
+       {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY=", "MOECCL_SECRET_FILE="})
     if (variable.starts_with(name)) return true;
   return false;
 }

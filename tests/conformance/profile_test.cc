@@ -165,15 +165,16 @@ TEST(Profile, DifferentFilesAreTheSameErrorOnAllRanks) {
   const Folder folder;
   write_all(folder.file("0"), minimal(40));
   write_all(folder.file("1"), minimal(41));
-  run_ranks(4,
-            [&](int rank, moecclComm_t comm) {
-              const std::string path = folder.file(rank == 2 ? "1" : "0");
-              EXPECT_EQ(moecclProfileLoad(comm, path.c_str()), moecclMismatch);
-              EXPECT_NE(std::strstr(moecclGetLastError(comm), "rank 0 and rank 2 were given different profiles"), nullptr)
-                  << moecclGetLastError(comm);
-              check_works(rank, 4, comm);  // with the profile from before
-            },
-            {.mode = RankMode::kMixed});
+  run_ranks(
+      4,
+      [&](int rank, moecclComm_t comm) {
+        const std::string path = folder.file(rank == 2 ? "1" : "0");
+        EXPECT_EQ(moecclProfileLoad(comm, path.c_str()), moecclMismatch);
+        EXPECT_NE(std::strstr(moecclGetLastError(comm), "rank 0 and rank 2 were given different profiles"), nullptr)
+            << moecclGetLastError(comm);
+        check_works(rank, 4, comm);  // with the profile from before
+      },
+      {.mode = RankMode::kMixed});
 }
 
 TEST(Profile, AFileThatOneRankCannotReadFailsOnAllRanks) {

@@ -120,9 +120,9 @@ TEST(Topology, RanksThatReadDifferentFilesGetOneError) {
         config.init_timeout_ms = 20'000;
         moecclComm_t comm = nullptr;
         ASSERT_EQ(moecclCommInitRankConfig(&comm, 4, moeccl::testing::unique_id(), rank, &config), moecclMismatch);
-        EXPECT_NE(
-            std::string(moecclGetLastError(nullptr)).find("rank 0 and rank 1 read different topologies from \"./machine"),
-            std::string::npos)
+        EXPECT_NE(std::string(moecclGetLastError(nullptr))
+                      .find("rank 0 and rank 1 read different topologies from \"./machine"),
+                  std::string::npos)
             << moecclGetLastError(nullptr);
       },
       options);

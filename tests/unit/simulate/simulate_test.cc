@@ -123,7 +123,7 @@ TEST(Simulate, DomainsOverDataCentresKeepTokensOffTheSlowLinks) {
   EXPECT_LT(10 * t["hier:2"], plain);
   EXPECT_EQ(t.count("2dh"), 0u);
   c.n_levels = 1;
-  EXPECT_NE(simulate(c).status().message().find("domain has 1 sizes"), std::string::npos);
+  EXPECT_NE(simulate(c).status().message().find("n_levels is 1: the topology has 2 levels"), std::string::npos);
 }
 
 // Experts go into domains over data centres once for each of them, and their gradients come back over the same links.
