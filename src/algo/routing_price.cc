@@ -9,20 +9,21 @@ namespace moeccl::algo {
 
 namespace {
 
-// What a core copies or sums of rows, as a share of what it copies in one piece: 5.9 bytes per ns beside 8.7, measured
-// on the two-core development machine with 8 ranks, rows of 4 to 14 KiB (docs/decisions.md).
-constexpr double kRowCopies = 5.9 / 8.7, kRowSums = 5.9 / 8.7;
-
 plan::LinkCost link_of(const plan::LevelTree& tree, const plan::Profile& profile, uint32_t level) {
   const bool between_hosts = static_cast<int>(level) <= profile.host_level;
   const bool measured = between_hosts && level < profile.links.size() && profile.links[level].bytes_per_ns > 0;
   return measured ? profile.links[level] : tree.levels[level].link;
 }
 
-// How many ranks a core serves.
-double ranks_per_core(const plan::LevelTree& tree, const plan::Profile& profile) {
+// What packing or summing `bytes` on every rank takes, where the ranks of a host share its cores and its memory. Rows
+// of 4 KiB run at the rate of one piece (8 ranks on the two-core development machine, docs/decisions.md).
+double packing_us(const plan::LevelTree& tree, const plan::Profile& profile, double bytes) {
   const double hosts = profile.host_level < 0 ? 1.0 : tree.levels[static_cast<size_t>(profile.host_level)].n_groups;
-  return std::max(1.0, tree.n_ranks / hosts / std::max(1u, profile.cores));
+  const double ranks = std::max(1.0, tree.n_ranks / hosts), cores = std::clamp<double>(profile.cores, 1.0, ranks);
+  const bool cached = bytes * ranks <= static_cast<double>(profile.cache_bytes) * cores;
+  const double rate = cached ? profile.cached_copy_bytes_per_ns * cores
+                             : std::min(profile.stream_bytes_per_ns * cores, profile.host_copy_bytes_per_ns);
+  return bytes * ranks / rate / 1000;
 }
 
 }  // namespace
@@ -107,9 +108,7 @@ MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const
     largest_edge = std::max(largest_edge, bytes_of(edge_rows(algorithm, tree, load, l)));
     rows += static_cast<double>(load.rows) / tree.n_ranks;
   }
-  const double shared_us = bytes_of(rows) / profile.copy_bytes_per_ns * ranks_per_core(tree, profile) / 1000;
-  p.copy_us = shared_us / kRowCopies;
-  p.sum_us = shared_us / kRowSums;
+  p.copy_us = p.sum_us = packing_us(tree, profile, bytes_of(rows));
   const uint32_t largest = moe_pipeline_chunks(static_cast<uint64_t>(largest_edge));
   MoePrice best;
   for (uint32_t chunks = 1; chunks <= largest; chunks *= 2) {
