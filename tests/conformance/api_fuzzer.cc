@@ -255,7 +255,7 @@ void Fuzzer::add_experts() {
     note(moecclGradientSource(maybe(&p), rarely() ? number() % 8 : 2, number() % 8, number() % 4, maybe(&source)));
   });
   add("ExpertPopularity", [this] {
-    int64_t counts[64];
+    static int64_t counts[64];  // a group may write them when this has returned
     note(moecclExpertPopularity(choices(), below(choices_.size()), rarely() ? (number() & 63) - 4 : 8, maybe(counts),
                                 comm(), nullptr));
   });

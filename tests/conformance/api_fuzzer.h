@@ -256,7 +256,7 @@ class Fuzzer {
   const int32_t* choices() {
     for (int32_t& c : choices_) c = below(60) == 0 ? number() : static_cast<int32_t>(below(8));
     for (size_t i = 0; i + 1 < choices_.size(); i += 2)
-      if (below(30) != 0 && choices_[i] == choices_[i + 1]) choices_[i + 1] = (choices_[i] + 1) % 8;
+      if (below(30) != 0 && choices_[i] == choices_[i + 1]) choices_[i + 1] = (choices_[i] % 8 + 1) % 8;
     return maybe(choices_.data());
   }
 

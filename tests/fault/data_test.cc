@@ -136,7 +136,9 @@ class Worker {
   // The call has failed: the memory is this rank's again.
   void take_back() {
     for (int32_t* p : {in_, out_}) std::memset(p, kMine, elements_ * 4);
-    for (auto* v : {&tokens_, &rows_, &back_}) std::memset(v->data(), kMine, v->size() * sizeof(float));
+    for (auto* v : {&tokens_, &rows_, &back_}) {
+      if (!v->empty()) std::memset(v->data(), kMine, v->size() * sizeof(float));
+    }
   }
   size_t bytes_written_late() const {
     size_t late = 0;
