@@ -6,6 +6,9 @@
  * Errors. Every function returns a moecclResult_t. On failure, moecclGetLastError() gives a sentence that says what was
  *   tried, on what, and what to do. Nothing is thrown through this interface. After a failure inside a collective the
  *   communicator is in an error state: further calls on it return the same code until it is destroyed.
+ * Faults. An operation that returned success holds the right data, whatever happens to other ranks meanwhile; after a
+ *   failure its buffers are the caller's, and nothing is written to them later. Ranks may differ in whether the last
+ *   operation before a fault succeeded: those that had all of its data report success. docs/faults.md.
  * Ownership. Buffers belong to the caller and must stay valid until the operation has finished; they need no
  *   alignment. Handles belong to the caller, who destroys them with the matching Destroy function; a stale or foreign
  *   handle is an error, not a crash. Destroy waits for operations that run, and refuses while an open group holds calls
