@@ -129,8 +129,9 @@ void Fuzzer::add_operations() {
   add("AllToAll", [this] { note(moecclAllToAll(in(), out(), count(), type(), comm(), stream())); });
   add("TensorAllToAll", [this] { note(moecclTensorAllToAll(in(), out(), count(), type(), comm(), stream())); });
   add("AllToAllv", [this] {
-    const size_t sends[1] = {count()}, send_at[1] = {below(3) == 0 ? count() : 0};
-    const size_t receives[1] = {below(3) == 0 ? count() : sends[0]}, receive_at[1] = {below(3) == 0 ? count() : 0};
+    // Of the largest communicator here; most have one rank.
+    const size_t sends[2] = {count()}, send_at[2] = {below(3) == 0 ? count() : 0};
+    const size_t receives[2] = {below(3) == 0 ? count() : sends[0]}, receive_at[2] = {below(3) == 0 ? count() : 0};
     note(moecclAllToAllv(in(), maybe(sends), maybe(send_at), out(), maybe(receives), maybe(receive_at), type(), comm(),
                          stream()));
   });
@@ -398,11 +399,20 @@ void Fuzzer::add_questions() {
 }
 
 // A child goes on with all the handles of its parent, then with some of its own.
+// gcc 12's address sanitizer does not take its allocator's lock over fork(): in a child whose parent's threads were
+// just in there, the first free() waits for ever. Such a child is ended and not counted; without the sanitizer it is a
+// failure.
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kMayLockUp = true;
+#else
+constexpr bool kMayLockUp = false;
+#endif
+
 void Fuzzer::fork_child() {
   if (is_child_) return;
   const pid_t child = fork();
   if (child == 0) {
-    alarm(static_cast<unsigned>(patient_ms(30'000) / 1000));
+    alarm(kMayLockUp ? 10 : static_cast<unsigned>(patient_ms(30'000) / 1000));
     is_child_ = true;
     trace_ = nullptr;
     if (depth_ > 0) {
@@ -416,6 +426,7 @@ void Fuzzer::fork_child() {
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (kMayLockUp && WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) return;
   EXPECT_FALSE(WIFSIGNALED(status)) << "a forked child died of signal " << WTERMSIG(status);
   EXPECT_TRUE(!WIFEXITED(status) || WEXITSTATUS(status) == 0) << "a forked child found something";
 }
