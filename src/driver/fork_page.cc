@@ -21,10 +21,7 @@ std::atomic<uint32_t>* page() {
 
 }  // namespace
 
-const volatile uint32_t* process_page() {
-  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
-  return reinterpret_cast<const volatile uint32_t*>(page());
-}
+const std::atomic<uint32_t>* process_page() { return page(); }
 
 uint32_t process_number() {
   static std::atomic<uint32_t> last{0};  // a child goes on from its parent's

@@ -9,18 +9,18 @@
 namespace moeccl::driver {
 
 // The number of this process; 0 in a forked child in which nothing was made yet. Never null.
-const volatile uint32_t* process_page();
+const std::atomic<uint32_t>* process_page();
 // The same, from 1 on: a forked child takes another number than its parents had when it first asks.
 uint32_t process_number();
 
 // When something was made: in this process, or before it was forked.
 class Birth {
  public:
-  bool here() const { return *page_ == number_; }
+  bool here() const { return page_->load(std::memory_order_relaxed) == number_; }
 
  private:
   uint32_t number_ = process_number();
-  const volatile uint32_t* page_ = process_page();
+  const std::atomic<uint32_t>* page_ = process_page();
 };
 
 // One T of each process: made at first use, and anew in a forked child, where another thread of the parent may have
