@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/args.h"
 #include "src/base/clock.h"
-#include "src/exec/stream_engine.h"
+#include "src/exec/cuda/stream_engine.h"
 
 using namespace moeccl;
 namespace cu = moeccl::driver::cuda;

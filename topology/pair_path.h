@@ -1,4 +1,4 @@
-// The one rule by which two ranks reach each other's host memory: src/comm/connect.cc makes links by it, and
+// The one rule by which two ranks reach each other's host memory: src/world/connect.cc makes links by it, and
 // `moeccl doctor` tells it to a person. Pure.
 #pragma once
 

@@ -125,7 +125,7 @@ MOECCL_DEVICE void route_records_count(const RouteRecordsKernelArgs& a) {
 struct RouteMessage {
   uint32_t token, n_experts, expert, weight, end;  // words, from the message's first
 };
-// As layout_of() in src/algo/routing.cc: a header of four words, then the lists.
+// As layout_of() in src/routing/routing.cc: a header of four words, then the lists.
 MOECCL_DEVICE RouteMessage route_message(const RouteTotals& t) {
   RouteMessage m{};
   if (t.records == 0) return m;

@@ -1,6 +1,6 @@
 // Arguments of the kernels that turn a rank's own top-k choices into what it tells the other ranks: counts of the rows
-// on every level's links, and the records of src/algo/routing.h. The definitions are OwnChoices::assign, count_rows and
-// RecordWriter::write there; what these kernels leave is equal to theirs byte for byte.
+// on every level's links, and the records of src/routing/routing.h. The definitions are OwnChoices::assign, count_rows
+// and RecordWriter::write there; what these kernels leave is equal to theirs byte for byte.
 //
 // A rank's key is its choice in canonical order: position * kRouteChoices + k. A token's keys ascend; what is no choice
 // (-1, or dropped for want of capacity) is kNoChoice.

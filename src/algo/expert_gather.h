@@ -7,8 +7,8 @@
 #pragma once
 
 #include "src/algo/builder.h"
-#include "src/algo/domains.h"
 #include "src/plan/checker.h"
+#include "src/routing/domains.h"
 
 namespace moeccl::algo {
 

@@ -4,7 +4,7 @@
 #include <bit>
 #include <numeric>
 
-#include "src/algo/domains.h"
+#include "src/routing/domains.h"
 
 namespace moeccl::algo {
 

@@ -7,7 +7,7 @@
 // experts' rows.
 #pragma once
 
-#include "src/algo/routing_tables.h"
+#include "src/routing/routing_tables.h"
 
 namespace moeccl::algo {
 

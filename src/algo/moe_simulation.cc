@@ -10,7 +10,7 @@ namespace moeccl::algo {
 
 namespace {
 
-// As in src/comm/moe_routing.cc: hops overlap with so many chunks, of at least this size.
+// As in src/moe/moe_routing.cc: hops overlap with so many chunks, of at least this size.
 constexpr uint64_t kPipelineChunks = 8, kPipelineBytes = 64 << 10;
 
 enum class Do : uint8_t { kAwaitSlot, kSend, kAwaitData, kGiveSlot, kWork, kTell, kHear };

@@ -3,8 +3,8 @@
 // time in each direction, as in plan/cost_run.h; every rank has a core (or GPU) of its own.
 #pragma once
 
-#include "src/algo/moe_traffic.h"
 #include "src/plan/cost.h"
+#include "src/routing/moe_traffic.h"
 
 namespace moeccl::algo {
 

@@ -9,10 +9,11 @@
 #include "src/base/env.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/launcher.h"
+#include "src/calibrate/calibrate.h"
 #include "src/comm/collective.h"
 #include "src/comm/group.h"
-#include "src/comm/heap.h"
 #include "src/comm/split.h"
+#include "src/world/heap.h"
 
 using namespace moeccl;
 using api::CommTable;
@@ -24,6 +25,10 @@ namespace {
 
 Status join(const moecclUniqueId& id, int n_ranks, int rank, const comm::Config& config, moecclComm_t* out) {
   MOECCL_ASSIGN_OR_RETURN(auto made, Communicator::init(id, n_ranks, rank, config));
+  if (const Status profiled = contained([&] { return comm::profile_at_init(*made); }); !profiled.ok()) {
+    made->break_off(profiled);  // peers may be done, and would wait for this rank in their first operation
+    return profiled;
+  }
   MOECCL_ASSIGN_OR_RETURN(*out, CommTable::get().add(std::move(made)));
   return {};
 }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "src/api/issue.h"
-#include "src/comm/expert_calls.h"
+#include "src/moe/expert_calls.h"
 
 using namespace moeccl;
 using comm::Communicator;

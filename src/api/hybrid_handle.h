@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "src/api/convert.h"
-#include "src/comm/hybrid.h"
+#include "src/moe/hybrid.h"
 
 namespace moeccl::api {
 

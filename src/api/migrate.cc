@@ -5,7 +5,7 @@
 
 #include "src/api/convert.h"
 #include "src/api/hybrid_handle.h"
-#include "src/comm/migration.h"
+#include "src/moe/migration.h"
 
 using namespace moeccl;
 using comm::Communicator;

@@ -8,7 +8,7 @@
 #include "src/api/moe_handles.h"
 #include "src/base/env.h"
 #include "src/bootstrap/bootstrap.h"
-#include "src/comm/config.h"
+#include "src/world/config.h"
 #include "topology/discover.h"
 
 using namespace moeccl;

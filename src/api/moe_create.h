@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "moeccl/moe.h"
-#include "src/algo/domains.h"
 #include "src/comm/communicator.h"
+#include "src/routing/domains.h"
 
 namespace moeccl::api {
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "src/api/convert.h"
-#include "src/comm/moe_channel.h"
-#include "src/comm/moe_layer.h"
+#include "src/moe/moe_channel.h"
+#include "src/moe/moe_layer.h"
 
 namespace moeccl::api {
 

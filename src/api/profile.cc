@@ -2,7 +2,7 @@
 #include "moeccl/profile.h"
 
 #include "src/api/convert.h"
-#include "src/comm/calibrate.h"
+#include "src/calibrate/calibrate.h"
 
 using namespace moeccl;
 using api::with_comm;

@@ -6,7 +6,7 @@
 
 #include "src/api/moe_handles.h"
 #include "src/api/solve_args.h"
-#include "src/comm/moe_replace.h"
+#include "src/moe/moe_replace.h"
 
 using namespace moeccl;
 using comm::Communicator;

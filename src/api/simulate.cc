@@ -5,7 +5,7 @@
 
 #include "src/api/convert.h"
 #include "src/base/adopt.h"
-#include "src/comm/simulate.h"
+#include "src/calibrate/simulate.h"
 
 using namespace moeccl;
 

@@ -55,7 +55,7 @@ Result<std::string> describe(const std::string& source, int wanted) {
   }
 }
 
-// As src/comm/network.cc takes them.
+// As src/world/network.cc takes them.
 Result<std::string> tcp_interfaces() {
   MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> all, driver::interfaces());
   MOECCL_ASSIGN_OR_RETURN(const std::vector<transport::tcp::Nic> nics,

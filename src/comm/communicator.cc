@@ -5,11 +5,10 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/bootstrap/launcher.h"
-#include "src/comm/calibrate.h"
 #include "src/comm/cuda_stream.h"
 #include "src/driver/thread.h"
-#include "src/exec/stream_task.h"
-#include "src/exec/walker.h"
+#include "src/exec/cuda/stream_task.h"
+#include "src/exec/cuda/walker.h"
 
 namespace moeccl::comm {
 
@@ -32,8 +31,7 @@ Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& i
   Status status = contained([&]() -> Status {
     c.reset(new Communicator(std::move(m)));
     c->set_up(std::move(m));
-    MOECCL_TRY(c->selector_->force_from_text(c->config_.plan));
-    return profile_at_init(*c);
+    return c->selector_->force_from_text(c->config_.plan);
   });
   if (status.ok()) return c;
   if (c != nullptr)
@@ -289,7 +287,7 @@ Status Communicator::run(exec::Operation& op) {
       status = drive(exec::StreamTask(std::make_unique<exec::Execution>(cuda_->fabric(), op), cuda_->engine()));
     return cuda_->end(std::move(status));
   }
-  if (StreamWork* work = StreamWork::current(); work != nullptr) MOECCL_TRY(work->wait_ready());
+  if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) MOECCL_TRY(work->wait_ready());
   return op.eager ? exec::run_eager(*fabric_, op) : drive(exec::Execution(*fabric_, op));
 }
 

@@ -11,29 +11,10 @@ namespace cuda = driver::cuda;
 
 namespace {
 
-thread_local StreamWork* current_work = nullptr;
-
 void brief_sleep() {
   const timespec t{0, 20'000};
   (void)nanosleep(&t, nullptr);
 }
-
-}  // namespace
-
-StreamWork* StreamWork::current() { return current_work; }
-StreamWork::Scope::Scope(StreamWork& work) { current_work = &work; }
-StreamWork::Scope::~Scope() { current_work = nullptr; }
-Status StreamWork::wait_ready() const {
-  if (ready == nullptr) return {};
-  int rc = 0;
-  while ((rc = cuda::driver()->cuEventQuery(ready)) == cuda::kNotReady) brief_sleep();
-  return cuda::check(rc, "the given CUDA stream");
-}
-void StreamWork::add(exec::StreamEngine* engine) {
-  if (std::find(engines.begin(), engines.end(), engine) == engines.end()) engines.push_back(engine);
-}
-
-namespace {
 
 // Words for many streams at once: an allocation may wait for the device, and a stream that waits for us would hold it
 // up. Called under the lock of the table of streams.
@@ -137,10 +118,10 @@ Status CudaStream::enqueue(Work work) {
 
 Status CudaStream::run(uint64_t number, cuda::Event ready, const std::function<Status()>& work) {
   const cuda::Current current(context_);
-  StreamWork now;
+  exec::StreamWork now;
   now.ready = ready;
   Status status = contained([&] {
-    const StreamWork::Scope scope(now);
+    const exec::StreamWork::Scope scope(now);
     return work();
   });
   // One store for each number, in order: engines other than the last writer's are waited for.

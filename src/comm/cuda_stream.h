@@ -7,29 +7,9 @@
 
 #include "src/comm/stream.h"
 #include "src/driver/cuda.h"
-#include "src/exec/stream_engine.h"
+#include "src/exec/cuda/stream_work.h"
 
 namespace moeccl::comm {
-
-// What the proxy is working on, for the communicators that take part.
-struct StreamWork {
-  driver::cuda::Event ready = nullptr;  // what the caller's stream had before; null: nothing to wait for
-  bool blocks = false;                  // an operation has ended when its call returns
-  std::vector<exec::StreamEngine*> engines;
-
-  void add(exec::StreamEngine* engine);
-  // For work on host memory: waits on the host for what the caller's stream had before.
-  Status wait_ready() const;
-  static StreamWork* current();  // of this thread; null outside
-  // Makes it the calling thread's.
-  class Scope {
-   public:
-    explicit Scope(StreamWork& work);
-    ~Scope();
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-  };
-};
 
 // Where a piece of work stands on the caller's stream.
 struct CudaPut {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "src/base/per_thread.h"
-#include "src/comm/cuda_side.h"
 #include "src/comm/cuda_stream.h"
 #include "src/driver/thread.h"
+#include "src/world/cuda_side.h"
 
 namespace moeccl::comm {
 namespace {
@@ -179,7 +179,8 @@ Status run(const Batch& batch, Status status) {
     std::vector<exec::Task*> pointers;
     for (const auto& t : tasks) pointers.push_back(t.get());
     const std::vector<CudaSide*> sides = cuda_sides(batch);
-    if (StreamWork* work = StreamWork::current(); work != nullptr && sides.empty()) status = work->wait_ready();
+    if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr && sides.empty())
+      status = work->wait_ready();
     for (CudaSide* side : sides) {
       if (status.ok()) status = side->begin();
     }

@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "src/algo/domains.h"
 #include "src/algo/moe_plan.h"
+#include "src/routing/domains.h"
 
 namespace moeccl::test {
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/comm/moe_host.h"
+#include "src/moe/moe_host.h"
 #include "tests/support/interpreter.h"
 
 namespace moeccl::test {

@@ -1,4 +1,4 @@
-#include "src/algo/domains.h"
+#include "src/routing/domains.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "src/comm/moe_layer.h"
+#include "src/moe/moe_layer.h"
 
 #include <atomic>
 #include <cmath>

@@ -5,8 +5,8 @@
 
 #include <random>
 
-#include "src/comm/moe_layer.h"
-#include "src/comm/moe_replace.h"
+#include "src/moe/moe_layer.h"
+#include "src/moe/moe_replace.h"
 #include "tests/support/moe_cluster.h"
 #include "tests/support/moe_threads.h"
 #include "tests/support/ranks.h"

@@ -2,10 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include "src/algo/hiermoe_model.h"
-#include "src/algo/routing_source.h"
 #include "src/plan/cost.h"
 #include "src/plan/printer.h"
+#include "src/routing/hiermoe_model.h"
+#include "src/routing/routing_source.h"
 #include "tests/support/moe_cluster.h"
 
 namespace moeccl::algo {

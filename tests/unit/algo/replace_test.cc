@@ -1,4 +1,4 @@
-#include "src/algo/replace.h"
+#include "src/routing/replace.h"
 
 #include "src/algo/moe_plan.h"
 #include "src/plan/checker.h"

@@ -1,5 +1,5 @@
 // What the plan of a routing costs: latencies of hops that wait for one another, bytes, and the cores that pack rows.
-#include "src/algo/routing_price.h"
+#include "src/select/routing_price.h"
 
 #include <gtest/gtest.h>
 

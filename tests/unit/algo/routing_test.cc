@@ -1,4 +1,4 @@
-#include "src/algo/routing.h"
+#include "src/routing/routing.h"
 
 #include <numeric>
 #include <random>

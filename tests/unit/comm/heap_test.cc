@@ -1,4 +1,4 @@
-#include "src/comm/heap.h"
+#include "src/world/heap.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Connections between hosts that do not come about.
-#include "src/comm/network.h"
+#include "src/world/network.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "src/comm/selection.h"
+#include "src/select/selection.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Trials with ranks that are objects of one thread: the same operations in the same order, each rank with times of its
 // own.
-#include "src/comm/trials.h"
+#include "src/select/trials.h"
 
 #include <gtest/gtest.h>
 

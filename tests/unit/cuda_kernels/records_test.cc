@@ -1,9 +1,9 @@
 // A rank's own choices, counts of rows on the links and records for the peers, held byte for byte to
-// src/algo/routing.h.
+// src/routing/routing.h.
 #include <set>
 
 #include "kernels/cuda/route_args.h"
-#include "src/algo/routing.h"
+#include "src/routing/routing.h"
 #include "tests/support/moe_cluster.h"
 #include "tests/unit/cuda_kernels/harness.h"
 

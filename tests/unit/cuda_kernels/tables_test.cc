@@ -1,6 +1,6 @@
 // A routing's tables made by kernels out of all ranks' choices, held list by list to algo::RoutingTables, which makes
 // them out of records: random routings on every tree, with every algorithm.
-#include "src/exec/table_plan.h"
+#include "src/exec/cuda/table_plan.h"
 
 #include <gtest/gtest.h>
 

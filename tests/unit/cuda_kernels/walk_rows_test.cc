@@ -5,8 +5,8 @@
 #include <memory>
 #include <thread>
 
-#include "src/exec/row_image.h"
-#include "src/exec/walk_program.h"
+#include "src/exec/cuda/row_image.h"
+#include "src/exec/cuda/walk_program.h"
 #include "tests/support/interpreter.h"
 #include "tests/support/moe_cluster.h"
 #include "tests/unit/cuda_kernels/harness.h"

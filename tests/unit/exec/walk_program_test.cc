@@ -1,5 +1,5 @@
 // Programs for the persistent kernel: where a lane's blocks meet, what runs together, what is refused.
-#include "src/exec/walk_program.h"
+#include "src/exec/cuda/walk_program.h"
 
 #include <gtest/gtest.h>
 

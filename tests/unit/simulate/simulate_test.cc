@@ -1,4 +1,4 @@
-#include "src/comm/simulate.h"
+#include "src/calibrate/simulate.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,422 @@
+#include "src/calibrate/simulate.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include "src/algo/algorithm.h"
+#include "src/algo/builder.h"
+#include "src/algo/expert_gather.h"
+#include "src/algo/expert_return.h"
+#include "src/algo/moe_simulation.h"
+#include "src/select/routing_price.h"
+#include "src/comm/collective.h"
+#include "src/moe/hybrid.h"
+#include "src/plan/printer.h"
+#include "src/plan/profile_file.h"
+#include "src/routing/domains.h"
+#include "src/routing/hiermoe_model.h"
+#include "src/routing/routing_source.h"
+#include "src/select/pipeline_chunks.h"
+#include "src/select/selection.h"
+#include "topology/synthetic.h"
+
+namespace moeccl::comm {
+
+namespace {
+
+constexpr size_t kMaxFile = 256u << 20;
+// A plan of more steps than this is simulated only when it is asked for by name: 48 bytes and some 0.3 us each.
+constexpr uint64_t kMostSteps = 4u << 20;
+// And more than this is not, by any name: 3 GiB.
+constexpr uint64_t kMostNamedSteps = 64u << 20;
+// What is called a gain. Below it a simulation cannot tell.
+constexpr double kGain = 1.02;
+
+// One candidate's row of the page.
+struct Outcome {
+  std::string name;
+  std::string refusal;  // not empty: it was not simulated, and why
+  double ns = 0, dispatch_ns = 0, combine_ns = 0;
+  double closed_form_ns = 0;  // HierMoE Eq. 1-6, dispatch and combine; 0: the profile has no such costs
+  std::vector<uint64_t> level_bytes;
+  std::vector<double> busiest_share;  // of the time, by level
+  std::string path;
+  std::string note;
+};
+
+struct Page {
+  std::string title;
+  const plan::LevelTree& tree;
+  bool moe = false;
+  bool has_flat = true;  // the operation has a plan of that name
+  std::vector<Outcome> outcomes;
+};
+
+const Outcome* fastest(const Page& page) {
+  const Outcome* best = nullptr;
+  for (const Outcome& o : page.outcomes)
+    if (o.refusal.empty() && (best == nullptr || o.ns < best->ns)) best = &o;
+  return best;
+}
+const Outcome* flat(const Page& page) {
+  for (const Outcome& o : page.outcomes)
+    if ((o.name == plan::kFlatName || o.name == "baseline") && o.refusal.empty())
+      return &o;  // the latter of TensorAllToAll
+  return nullptr;
+}
+
+std::string verdict(const Page& page) {
+  const Outcome* best = fastest(page);
+  const Outcome* base = flat(page);
+  if (best == nullptr) return "nothing could be simulated";
+  if (base == nullptr && !page.has_flat) return format("fastest: {}", best->name);
+  if (base == nullptr) return format("fastest: {}; flat was not simulated, so a gain over it is not known", best->name);
+  if (base->ns < kGain * best->ns) {
+    return best == base ? format("no gain: the {} algorithm is the fastest", base->name)
+                        : format("no gain: {} is within 2 % of the {} algorithm", best->name, base->name);
+  }
+  return format("fastest: {}, {:.2f}x faster than {}", best->name, base->ns / best->ns, base->name);
+}
+
+std::string as_text(const Page& page) {
+  std::string t = format("EMULATED: simulated, not measured\n{}\n", page.title);
+  const Outcome *base = flat(page), *best = fastest(page);
+  for (const Outcome& o : page.outcomes) {
+    if (!o.refusal.empty()) {
+      t += format("    {:10} not simulated: {}\n", o.name, o.refusal);
+      continue;
+    }
+    t += format("  {} {:10} {:>12}", &o == best ? "*" : " ", o.name, plan::time_text(o.ns));
+    if (page.moe)
+      t += format("  (dispatch {}, combine {})", plan::time_text(o.dispatch_ns), plan::time_text(o.combine_ns));
+    if (base != nullptr) t += format("  {:.2f}x {}", base->ns / o.ns, base->name);
+    if (o.closed_form_ns > 0) t += format("  HierMoE Eq. 1-6: {}", plan::time_text(o.closed_form_ns));
+    t += "\n";
+    for (uint32_t l = 0; l < page.tree.depth(); ++l)
+      t += format("        {:12} {:>12} cross, busiest uplink in use {:.0f} %\n", page.tree.levels[l].name,
+                  plan::bytes_text(o.level_bytes[l]), 100 * o.busiest_share[l]);
+    t += format("        critical path: {}\n", o.path);
+    if (!o.note.empty()) t += format("        {}\n", o.note);
+  }
+  return t + verdict(page) + "\n";
+}
+
+std::string as_json(const Page& page) {
+  std::string t = "{\n  \"emulated\": true,\n  \"candidates\": [";
+  bool first = true;
+  for (const Outcome& o : page.outcomes) {
+    t += format("{}\n    {{\"algorithm\": \"{}\"", first ? "" : ",", o.name);
+    first = false;
+    if (!o.refusal.empty()) {
+      t += ", \"simulated\": false}";
+      continue;
+    }
+    t += format(", \"simulated\": true, \"ns\": {:.1f}", o.ns);
+    if (page.moe) t += format(", \"dispatch_ns\": {:.1f}, \"combine_ns\": {:.1f}", o.dispatch_ns, o.combine_ns);
+    if (o.closed_form_ns > 0) t += format(", \"hiermoe_ns\": {:.1f}", o.closed_form_ns);
+    t += ", \"level_bytes\": [";
+    for (size_t l = 0; l < o.level_bytes.size(); ++l) t += format("{}{}", l ? ", " : "", o.level_bytes[l]);
+    t += "]}";
+  }
+  const Outcome* best = fastest(page);
+  return t +
+         format("\n  ],\n  \"fastest\": \"{}\",\n  \"verdict\": \"{}\"\n}}\n", best ? best->name : "", verdict(page));
+}
+
+Result<plan::LevelTree> tree_of(const char* topology) {
+  if (topology == nullptr || *topology == 0)
+    return error(moecclInvalidArgument, "topology is empty: give a text such as \"node:4(bw=25GB/s,lat=5us) gpu:8\"");
+  std::string text = topology;
+  if (text.find(':') == std::string::npos || text.starts_with("/") || text.starts_with("./")) {
+    MOECCL_ASSIGN_OR_RETURN(text, read_file(topology));
+    while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+  }
+  return topology::parse_synthetic(text, 0);
+}
+
+std::string path_text(const plan::CriticalPath& path) { return path.summary(); }
+
+// Why a plan of so many steps is not simulated; "": it is.
+std::string too_large(uint64_t steps, bool named) {
+  if (steps <= (named ? kMostNamedSteps : kMostSteps)) return "";
+  if (steps > kMostNamedSteps) return format("{} steps a chunk, at most {} are simulated", steps, kMostNamedSteps);
+  return format("{} steps a chunk; give it by name to simulate it all the same", steps);
+}
+
+// A plan of all ranks on the clock of plan/cost.h. Uplinks: an even share of each group, for such plans load groups
+// alike.
+Outcome priced(const plan::Plan& plan, const plan::LevelTree& tree, const plan::Profile& profile) {
+  const plan::Cost cost = plan::price(plan, tree, profile);
+  Outcome o;
+  o.name = plan.algorithm;
+  o.ns = cost.total_ns;
+  o.level_bytes = cost.level_bytes;
+  for (uint32_t l = 0; l < tree.depth(); ++l) {
+    const double rate = tree.levels[l].link.bytes_per_ns;
+    const double busy = rate > 0 ? static_cast<double>(cost.level_bytes[l]) / tree.levels[l].n_groups / rate : 0;
+    o.busiest_share.push_back(busy / cost.total_ns);
+  }
+  o.path = path_text(cost.path);
+  return o;
+}
+
+// Standard collectives: every algorithm's plan.
+Status simulate_collective(const moecclSimulateConfig_t& c, const plan::Profile& profile, Page& page) {
+  plan::Shape shape;
+  shape.op = c.op;
+  shape.n_ranks = page.tree.n_ranks;
+  shape.count = c.count;
+  shape.element_bytes = static_cast<uint32_t>(moecclTypeSize(c.type));
+  if (shape.element_bytes == 0)
+    return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(c.type));
+  MOECCL_TRY(check_count(page.tree, c.op, c.count, shape.element_bytes));
+  shape.reach = {c.one_host != 0, false, c.one_host != 0};
+  if (c.op == moecclOpTensorAllToAll)
+    shape.pipeline_chunks = pipeline_chunks(page.tree, profile, c.count * shape.element_bytes);
+  const std::string wanted = c.algorithm == nullptr || std::string_view(c.algorithm) == "auto" ? "" : c.algorithm;
+  if (!wanted.empty() && algo::find(c.op, wanted) == nullptr)
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for {}", wanted, exec::op_name(c.op));
+  page.title =
+      format("{} of {} elements ({} a block) on {} ranks: {}", exec::op_name(c.op), c.count,
+             plan::bytes_text(c.count * shape.element_bytes), shape.n_ranks, topology::to_synthetic(page.tree));
+  for (const algo::Algorithm& a : algo::algorithms()) {
+    if (a.op != c.op || (!wanted.empty() && wanted != a.name && std::string_view(plan::kFlatName) != a.name &&
+                         std::string_view("baseline") != a.name))
+      continue;
+    Outcome o;
+    o.name = a.name;
+    if (const Status applies = a.applies(shape, page.tree); !applies.ok()) {
+      o.refusal = applies.message();
+      page.outcomes.push_back(std::move(o));
+      continue;
+    }
+    if (const Status cut = algo::chunks_cover(shape, a.chunking(shape, page.tree)); !cut.ok()) {
+      o.refusal = cut.message();
+      page.outcomes.push_back(std::move(o));
+      continue;
+    }
+    const uint64_t steps = uint64_t{a.build(shape, page.tree, 0).n_steps()} * shape.n_ranks;
+    if (o.refusal = too_large(steps, wanted == a.name); !o.refusal.empty()) {
+      page.outcomes.push_back(std::move(o));
+      continue;
+    }
+    page.outcomes.push_back(priced(algo::build_all(a, shape, page.tree), page.tree, profile));
+  }
+  return {};
+}
+
+Result<algo::Domains> domains_of(const moecclSimulateConfig_t& c, const plan::LevelTree& tree) {
+  if (c.n_levels != static_cast<int64_t>(tree.depth()))
+    return error(moecclInvalidArgument, "n_levels is {}: the topology has {} level{}, give a domain size for each",
+                 c.n_levels, tree.depth(), tree.depth() == 1 ? "" : "s");
+  if (std::any_of(c.domain, c.domain + c.n_levels, [](int32_t s) { return s < 1; }))
+    return error(moecclInvalidArgument, "domain has a size below 1: give 1 or more for each level");
+  return algo::Domains::make(tree, {c.domain, c.domain + c.n_levels});
+}
+
+// Experts into their domains, or their gradients back to the owners (hybrid.h).
+template <class Exchange>
+Status simulate_exchange(const moecclSimulateConfig_t& c, const plan::Profile& profile, Page& page) {
+  if (c.domain == nullptr)
+    return error(moecclInvalidArgument, "domain is NULL: {} needs the sizes of expert domains", exec::op_name(c.op));
+  algo::ExpertExchange call;
+  call.count = c.count;
+  call.element_bytes = static_cast<uint32_t>(moecclTypeSize(c.type));
+  if (call.element_bytes == 0)
+    return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(c.type));
+  if (c.n_experts < 0) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", c.n_experts);
+  if (c.count > kMostExpertBytes / call.element_bytes)
+    return error(moecclInvalidArgument, "count is {}: give the elements of one expert, at most 2^40 bytes", c.count);
+  call.staging_bytes = plan::Shape{}.staging_bytes;
+  MOECCL_ASSIGN_OR_RETURN(const algo::Domains domains, domains_of(c, page.tree));
+  MOECCL_ASSIGN_OR_RETURN(const algo::Placement homes,
+                          algo::Placement::make(c.n_experts > 0 ? c.n_experts : 256, page.tree.n_ranks, c.expert_rank));
+  const std::string wanted = c.algorithm == nullptr || std::string_view(c.algorithm) == "auto" ? "" : c.algorithm;
+  if (!wanted.empty() && wanted != "staged" && wanted != "direct")
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are staged, direct", wanted,
+                 exec::op_name(c.op));
+  page.has_flat = false;
+  page.title = format("{} of {} experts of {} in domains of", exec::op_name(c.op), homes.n_experts(),
+                      plan::bytes_text(call.count * call.element_bytes));
+  for (uint32_t l = 0; l < page.tree.depth(); ++l)
+    page.title += format("{} {} {}", l == 0 ? "" : ",", domains.sizes()[l], page.tree.levels[l].name);
+  page.title += format(" on {} ranks: {}", page.tree.n_ranks, topology::to_synthetic(page.tree));
+  for (const bool views : {false, true}) {
+    if (!wanted.empty() && (wanted == "direct") != views) continue;
+    Outcome o;
+    o.name = views ? "direct" : "staged";
+    call.reach = {c.one_host != 0, views, views || c.one_host != 0};
+    const auto refuse = [&](std::string why) {
+      o.refusal = std::move(why);
+      page.outcomes.push_back(o);
+    };
+    if (views && c.one_host == 0) {
+      refuse("ranks of several hosts cannot read each other's buffers");
+      continue;
+    }
+    const Result<Exchange> made = Exchange::make(domains, homes, call);
+    if (!made.ok()) {
+      refuse(made.status().message());
+      continue;
+    }
+    const uint64_t steps = uint64_t{made->build(0).n_steps()} * page.tree.n_ranks;
+    if (std::string why = too_large(steps, !wanted.empty()); !why.empty()) {
+      refuse(std::move(why));
+      continue;
+    }
+    page.outcomes.push_back(priced(made->build_all(), page.tree, profile));
+  }
+  return {};
+}
+
+struct MoeQuestion {
+  algo::GlobalRouting routing;
+  algo::Placement placement;
+  uint64_t row_bytes = 14336;
+};
+
+Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ranks, Page& page) {
+  MoeQuestion q;
+  if (c.hidden_bytes > UINT32_MAX)
+    return error(moecclInvalidArgument, "hidden_bytes is {}: a row has between 1 and {} bytes", c.hidden_bytes,
+                 UINT32_MAX);
+  if (c.hidden_bytes > 0) q.row_bytes = c.hidden_bytes;
+  if (c.top_k < 0 || c.n_experts < 0 || c.n_experts > 65535)
+    return error(moecclInvalidArgument, "top_k is {}, n_experts is {}: give 0 or more, and at most 65535 experts",
+                 c.top_k, c.n_experts);
+  algo::RoutingRequest request;
+  request.n_ranks = n_ranks;
+  request.n_experts = c.n_experts > 0 ? static_cast<uint32_t>(c.n_experts) : 256;
+  request.top_k = c.top_k > 0 ? static_cast<uint32_t>(c.top_k) : 8;
+  request.tokens_per_rank = c.tokens_per_rank;
+  request.seed = c.seed;
+  const std::string kind_text = c.routing == nullptr || *c.routing == 0 ? "uniform" : c.routing;
+  MOECCL_ASSIGN_OR_RETURN(const algo::RoutingKind kind, algo::parse_routing_kind(kind_text));
+  if (kind.kind == algo::RoutingKind::kTrace) {
+    MOECCL_ASSIGN_OR_RETURN(const std::string file, read_file(kind.path));
+    algo::TraceShape shape;
+    MOECCL_ASSIGN_OR_RETURN(
+        q.routing, algo::read_trace(std::as_bytes(std::span(file.data(), file.size())), kind, request, &shape));
+    request.n_experts = shape.n_experts;
+    request.top_k = shape.top_k;
+  } else {
+    if (request.tokens_per_rank == 0) request.tokens_per_rank = 512;
+    MOECCL_ASSIGN_OR_RETURN(q.routing, algo::make_routing(request, kind.exponent));
+  }
+  MOECCL_ASSIGN_OR_RETURN(q.placement, algo::Placement::make(request.n_experts, n_ranks, c.expert_rank));
+  page.title =
+      format("dispatch + combine on {} ranks: {}\n{} tokens in all, top-{} of {} experts, rows of {} bytes, {}",
+             n_ranks, topology::to_synthetic(page.tree), q.routing.n_tokens(), request.top_k, request.n_experts,
+             q.row_bytes, kind_text);
+  return q;
+}
+
+Status simulate_layer(const moecclSimulateConfig_t& c, const plan::Profile& profile, Page& page) {
+  const uint32_t n = page.tree.n_ranks;
+  if (n > algo::kMaxTrafficRanks)
+    return error(moecclUnsupported, "a layer on {} ranks: at most {} are simulated", n, algo::kMaxTrafficRanks);
+  MOECCL_ASSIGN_OR_RETURN(const MoeQuestion q, moe_question(c, n, page));
+  page.moe = true;
+  std::vector<algo::MoeAlgorithm> wanted = algo::moe_candidates(page.tree);
+  if (c.algorithm != nullptr && std::string_view(c.algorithm) != "auto" && *c.algorithm != 0) {
+    MOECCL_ASSIGN_OR_RETURN(const algo::MoeAlgorithm only, algo::parse_moe_algorithm(c.algorithm, page.tree));
+    wanted = {only};
+    if (only.kind != algo::PathKind::kFlat) wanted.push_back({algo::PathKind::kFlat, 1});
+  }
+  std::optional<algo::Domains> domains;
+  if (c.domain != nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(domains, domains_of(c, page.tree));
+    std::erase_if(wanted, [](const algo::MoeAlgorithm& a) { return a.kind == algo::PathKind::k2dh; });
+  }
+  const algo::Domains* with = domains ? &*domains : nullptr;
+  for (const algo::MoeAlgorithm& a : wanted) {
+    const algo::Paths paths(a, page.tree, q.placement, with);
+    MOECCL_ASSIGN_OR_RETURN(const algo::Traffic traffic,
+                            algo::count_traffic(paths, page.tree, q.placement, q.routing, with));
+    const algo::SimulatedRun there = algo::simulate_moe(moecclOpDispatch, traffic, page.tree, profile, {q.row_bytes});
+    const algo::SimulatedRun back = algo::simulate_moe(moecclOpCombine, traffic, page.tree, profile, {q.row_bytes});
+    Outcome o;
+    o.name = a.name();
+    o.dispatch_ns = there.total_ns;
+    o.combine_ns = back.total_ns;
+    o.ns = there.total_ns + back.total_ns;
+    o.level_bytes = there.level_bytes;
+    for (uint32_t l = 0; l < page.tree.depth(); ++l) {
+      o.level_bytes[l] += back.level_bytes[l];
+      o.busiest_share.push_back((there.busiest_ns[l] + back.busiest_ns[l]) / o.ns);
+    }
+    o.path = format("dispatch {}; combine {}", path_text(there.path), path_text(back.path));
+    o.note = format("{} chunks, {} of staging on the rank that needs most", there.n_chunks,
+                    plan::bytes_text(std::max(there.staging_bytes, back.staging_bytes)));
+    if (algo::hiermoe_knows(a, profile.all_to_all).ok()) {
+      o.closed_form_ns = 2 * algo::hiermoe_time(a, traffic, page.tree, profile.all_to_all, q.row_bytes).total_ns;
+      // Without figures for links the clock prices copies alone; the measured AlltoAlls know more.
+      if (!algo::links_known(page.tree) && profile.links.empty()) {
+        o.ns = o.closed_form_ns;
+        o.dispatch_ns = o.combine_ns = o.ns / 2;
+        o.path = "HierMoE Eq. 1-6 under the profile's AlltoAlls; no link is known";
+      }
+    }
+    page.outcomes.push_back(std::move(o));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::string> read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return error(moecclInvalidArgument, "{}: cannot be opened: {}", path, std::strerror(errno));
+  std::string text;
+  char block[1 << 16];
+  while (in.read(block, sizeof(block)) || in.gcount() > 0) {
+    text.append(block, static_cast<size_t>(in.gcount()));
+    if (text.size() > kMaxFile) return error(moecclInvalidArgument, "{}: more than {} bytes", path, kMaxFile);
+  }
+  if (in.bad()) return error(moecclInvalidArgument, "{}: cannot be read", path);
+  return text;
+}
+
+Result<std::string> simulate(const moecclSimulateConfig_t& config) {
+  MOECCL_ASSIGN_OR_RETURN(const plan::LevelTree tree, tree_of(config.topology));
+  plan::Profile profile;
+  if (config.profile != nullptr && *config.profile != 0) {
+    MOECCL_ASSIGN_OR_RETURN(const std::string text, read_file(config.profile));
+    MOECCL_ASSIGN_OR_RETURN(profile, plan::read_profile(text, config.profile));
+    if (!profile.links.empty()) MOECCL_TRY(plan::profile_fits(profile, tree));
+  }
+  // Simulated ranks have a core, or a GPU, of their own.
+  profile.cores = std::max(profile.cores, tree.n_ranks);
+  profile.host_level = -1;
+  profile.host_copy_bytes_per_ns = std::max(profile.host_copy_bytes_per_ns, profile.copy_bytes_per_ns * tree.n_ranks);
+  Page page{"", tree, false, true, {}};
+  switch (config.op) {
+    case moecclOpDispatch:
+    case moecclOpCombine:
+      MOECCL_TRY(simulate_layer(config, profile, page));
+      break;
+    case moecclOpExpertGather:
+      MOECCL_TRY(simulate_exchange<algo::ExpertGather>(config, profile, page));
+      break;
+    case moecclOpExpertReduce:
+      MOECCL_TRY(simulate_exchange<algo::ExpertReturn>(config, profile, page));
+      break;
+    case moecclOpExpertAllReduce:
+    case moecclOpCollectGradients:
+    case moecclOpPlaceWeights:
+      return error(moecclInvalidArgument, "op is {}: its plan depends on a placement of slots, ask moecclExpertExplain",
+                   exec::op_name(config.op));
+    case moecclOpSendRecv:
+    case moecclOpAllToAllv:
+      return error(moecclInvalidArgument, "op is {}: give a collective of equal blocks, or dispatch",
+                   exec::op_name(config.op));
+    default:
+      MOECCL_TRY(simulate_collective(config, profile, page));
+  }
+  return config.json != 0 ? as_json(page) : as_text(page);
+}
+
+}  // namespace moeccl::comm

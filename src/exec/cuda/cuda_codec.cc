@@ -1,0 +1,162 @@
+#include "src/exec/cuda/cuda_codec.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace moeccl::exec {
+
+namespace cuda = driver::cuda;
+using namespace moeccl::cuda;
+
+namespace {
+
+constexpr size_t kThreads = 256, kChecksumBlocks = 128;
+
+}  // namespace
+
+CudaCodec::CudaCodec(StreamEngine& engine, const kernels::CodecShape& shape)
+    : engine_(engine),
+      shape_(shape),
+      n_blocks_((shape.count + kernels::kCodecBlock - 1) / kernels::kCodecBlock),
+      whole_bytes_(shape.count * moecclTypeSize(shape.type)),
+      expert_bytes_(shape.ratio <= 1 ? whole_bytes_ : kernels::codec_bytes(shape)),
+      keep_(kernels::codec_kept(shape, kernels::kCodecBlock)),
+      n_last_(static_cast<uint32_t>(shape.count % kernels::kCodecBlock)) {
+  keep_last_ = kernels::codec_kept(shape, n_last_);
+  const kernels::CodecHeader header = kernels::codec_header(shape);
+  static_assert(sizeof(header) == sizeof(header_));
+  std::memcpy(&header_, &header, sizeof(header));
+}
+
+Result<std::unique_ptr<CudaCodec>> CudaCodec::create(StreamEngine& engine, const kernels::CodecShape& shape) {
+  std::unique_ptr<CudaCodec> c(new CudaCodec(engine, shape));
+  const cuda::Current current(engine.context());
+  constexpr unsigned kNonBlocking = 1;
+  MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreate(&c->stream_, kNonBlocking), "a CUDA stream for the codec"));
+  const size_t bytes = std::max(c->n_blocks_ * sizeof(moeccl::cuda::CodecError), kChecksumBlocks * sizeof(uint64_t));
+  MOECCL_ASSIGN_OR_RETURN(c->device_, cuda::Memory::device(engine.context(), bytes));
+  MOECCL_ASSIGN_OR_RETURN(c->pinned_, cuda::Memory::pinned(engine.context(), bytes));
+  return c;
+}
+
+CudaCodec::~CudaCodec() {
+  if (stream_ == nullptr) return;
+  const cuda::Current current(engine_.context());
+  (void)cuda::driver()->cuStreamSynchronize(stream_);
+  (void)cuda::driver()->cuStreamDestroy_v2(stream_);
+}
+
+void CudaCodec::note(int result, const char* what) {
+  if (status_.ok()) status_ = cuda::check(result, what);
+}
+
+void CudaCodec::after_default_stream() { note(cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"); }
+
+void CudaCodec::launch(const char* kernel, const void* args, size_t blocks) {
+  const size_t most = size_t{engine_.sm_limit()} * 2;
+  const auto grid = static_cast<unsigned>(std::clamp<size_t>(blocks, 1, most));
+  void* parameters[] = {const_cast<void*>(args)};
+  note(cuda::driver()->cuLaunchKernel(engine_.function(kernel), grid, 1, 1, kThreads, 1, 1, 0, stream_, parameters,
+                                      nullptr),
+       kernel);
+}
+
+void CudaCodec::download(size_t bytes) {
+  note(cuda::driver()->cuMemcpyDtoHAsync_v2(pinned_.data(), reinterpret_cast<cuda::Pointer>(device_.data()), bytes,
+                                            stream_),
+       "the codec's results to the host");
+}
+
+Status CudaCodec::finish() {
+  note(cuda::driver()->cuStreamSynchronize(stream_), "the codec on the device");
+  return std::exchange(status_, Status());
+}
+
+Status CudaCodec::encode(const void* experts, const void* shared, void* encoded, size_t n,
+                         kernels::CodecError* errors) {
+  const std::lock_guard lock(mutex_);
+  const cuda::Current current(engine_.context());
+  after_default_stream();
+  for (size_t e = 0; e < n; ++e) {
+    const std::byte* from = static_cast<const std::byte*>(experts) + e * whole_bytes_;
+    std::byte* to = static_cast<std::byte*>(encoded) + e * expert_bytes_;
+    if (exact()) {
+      if (whole_bytes_ > 0)
+        note(cuda::driver()->cuMemcpyAsync(reinterpret_cast<cuda::Pointer>(to), reinterpret_cast<cuda::Pointer>(from),
+                                           whole_bytes_, stream_),
+             "an expert");
+      if (errors != nullptr) errors[e] = {};
+      continue;
+    }
+    auto* const lost = reinterpret_cast<moeccl::cuda::CodecError*>(device_.data());
+    const CodecEncodeArgs args{from, shared, to, lost, shape_.count, keep_, keep_last_, header_};
+    launch(shape_.type == moecclFloat32 ? "moeccl_codec_encode_7" : "moeccl_codec_encode_9", &args, n_blocks_);
+    if (errors == nullptr) continue;
+    download(n_blocks_ * sizeof(moeccl::cuda::CodecError));
+    note(cuda::driver()->cuStreamSynchronize(stream_), "the codec on the device");
+    const auto* parts = reinterpret_cast<const moeccl::cuda::CodecError*>(pinned_.data());
+    double sum = 0, whole = 0;
+    uint32_t dropped = 0;
+    for (size_t b = 0; b < n_blocks_; ++b) {
+      sum += parts[b].lost;
+      whole += parts[b].whole;
+      dropped = std::max(dropped, parts[b].dropped);
+    }
+    errors[e] = {std::bit_cast<float>(dropped), whole > 0 ? std::sqrt(sum / whole) : 0};
+  }
+  return finish();
+}
+
+Status CudaCodec::decode(const void* encoded, const void* shared, void* held, size_t n) {
+  const std::lock_guard lock(mutex_);
+  const cuda::Current current(engine_.context());
+  after_default_stream();
+  for (size_t e = 0; e < n && whole_bytes_ > 0; ++e) {
+    const std::byte* from = static_cast<const std::byte*>(encoded) + e * expert_bytes_;
+    std::byte* to = static_cast<std::byte*>(held) + e * whole_bytes_;
+    if (exact()) {
+      note(cuda::driver()->cuMemcpyAsync(reinterpret_cast<cuda::Pointer>(to), reinterpret_cast<cuda::Pointer>(from),
+                                         whole_bytes_, stream_),
+           "an expert");
+      continue;
+    }
+    const CodecDecodeArgs args{to, shared, from, shape_.count, keep_, keep_last_};
+    launch(shape_.type == moecclFloat32 ? "moeccl_codec_decode_7" : "moeccl_codec_decode_9", &args, n_blocks_);
+  }
+  return finish();
+}
+
+Result<bool> CudaCodec::valid(const void* encoded, size_t n) {
+  if (exact() || n == 0) return true;
+  const std::lock_guard lock(mutex_);
+  const cuda::Current current(engine_.context());
+  auto* const bad = reinterpret_cast<uint32_t*>(device_.data());
+  note(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(bad), 0, sizeof(*bad), stream_), "zeros");
+  const CodecCheckArgs args{encoded, bad, n, expert_bytes_, keep_last_, n_last_, header_};
+  launch("moeccl_codec_check", &args, n * (sizeof(header_) + keep_last_) / kThreads + 1);
+  download(sizeof(*bad));
+  MOECCL_TRY(finish());
+  return *reinterpret_cast<const uint32_t*>(pinned_.data()) == 0;
+}
+
+Result<uint64_t> CudaCodec::checksum(const void* shared) {
+  if (exact() || whole_bytes_ == 0) return 0;
+  const std::lock_guard lock(mutex_);
+  const cuda::Current current(engine_.context());
+  after_default_stream();
+  // As many partial sums as the launch has blocks; those of blocks that are not launched stay zero.
+  note(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(device_.data()), 0,
+                                       kChecksumBlocks * sizeof(uint64_t), stream_),
+       "zeros");
+  const ChecksumArgs args{shared, reinterpret_cast<uint64_t*>(device_.data()), whole_bytes_};
+  launch("moeccl_checksum", &args, std::min(kChecksumBlocks, whole_bytes_ / (kThreads * 64) + 1));
+  download(kChecksumBlocks * sizeof(uint64_t));
+  MOECCL_TRY(finish());
+  uint64_t sum = 0;
+  for (size_t b = 0; b < kChecksumBlocks; ++b) sum += reinterpret_cast<const uint64_t*>(pinned_.data())[b];
+  return sum;
+}
+
+}  // namespace moeccl::exec

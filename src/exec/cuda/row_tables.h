@@ -1,0 +1,54 @@
+// A routing's row lists in device memory, for the persistent kernel: brought there once for each routing. Their head
+// keeps its address for as long as this lives, so that a launch in a CUDA graph finds the lists of the last update.
+#pragma once
+
+#include <memory>
+
+#include "src/driver/cuda.h"
+#include "src/exec/cuda/row_image.h"
+#include "src/exec/operation.h"
+
+namespace moeccl::exec {
+
+// What an operation of rows brings to the persistent kernel; its `measured` points to it.
+struct WalkRows final : Operation::Measured {
+  const cuda::WalkTables* tables = nullptr;  // RowTables::device()
+  bool weighted = false;                     // whether the lists' weights apply
+  uint64_t bytes = 0;                        // that the operation moves on this rank, about
+};
+// Of an operation that runs there; null for those of equal blocks and AllToAllv.
+inline const WalkRows* rows_of(const Operation& op) {
+  const bool rows = op.signature.op == moecclOpDispatch || op.signature.op == moecclOpCombine;
+  return rows ? static_cast<const WalkRows*>(op.measured) : nullptr;
+}
+
+class RowTables {
+ public:
+  static Result<std::unique_ptr<RowTables>> create(driver::cuda::Context context);
+  ~RowTables();
+
+  // Waits until they are there. `info`: [info_bytes] that are put at device_info(), always as many. No launch uses the
+  // tables meanwhile. When it fails they are empty.
+  Status upload(const RowListsOnHost& lists, const void* info, size_t info_bytes);
+  // Launches fail from now on. For an update that failed.
+  Status clear();
+
+  const cuda::WalkTables* device() const { return reinterpret_cast<const cuda::WalkTables*>(head_.data()); }
+  const std::byte* device_info() const { return head_.data() + kInfoAt; }
+  // The most that it takes for lists of this many bytes, with its own growth.
+  static uint64_t bytes_bound(uint64_t list_bytes) { return 3 * list_bytes + (uint64_t{1} << 16); }
+  size_t memory_bytes() const { return head_.bytes() + lists_.bytes() + staged_.bytes(); }
+
+ private:
+  static constexpr size_t kInfoAt = 256;
+  RowTables() = default;
+  Status reserve(size_t bytes, size_t info_bytes);
+  Status put(std::byte* to, size_t offset, size_t bytes);
+
+  driver::cuda::Context context_ = nullptr;
+  driver::cuda::Stream stream_ = nullptr;
+  driver::cuda::Memory head_;            // WalkTables, then what device_info() says
+  driver::cuda::Memory lists_, staged_;  // grow; staged_ is page-locked and goes to lists_ and head_
+};
+
+}  // namespace moeccl::exec

@@ -1,0 +1,366 @@
+#include "src/exec/cuda/stream_engine.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cuda/args.h"
+#include "kernels/cuda/image.h"
+
+namespace moeccl::exec {
+
+namespace cuda = driver::cuda;
+
+namespace {
+
+// Lists travel in pieces of at most kPiece rows or terms, so that any list fits: a piece of three lists is 3 MiB.
+constexpr size_t kRingBytes = 8u << 20, kPiece = 256u << 10;
+constexpr uint32_t kThreads = 256;
+// A block is worth starting for this much work: 256 threads with four 16-byte loads each.
+constexpr size_t kBlockBytes = size_t{kThreads} * 64;
+// Larger copies go to the copy engine, which takes no multiprocessors. Its start costs about as much as a launch; a
+// guess until a GPU has been measured (docs/gpu-results.md).
+constexpr size_t kCopyEngineBytes = 4u << 20;
+
+thread_local StreamEngine* current_engine = nullptr;
+
+constexpr const char* kPlainKernels[] = {"moeccl_copy",
+                                         "moeccl_copy_bulk",
+                                         "moeccl_copy_rows",
+                                         "moeccl_route_count",
+                                         "moeccl_route_scan",
+                                         "moeccl_route_fill",
+                                         "moeccl_route_order",
+                                         "moeccl_route_drop",
+                                         "moeccl_codec_encode_7",
+                                         "moeccl_codec_encode_9",
+                                         "moeccl_codec_decode_7",
+                                         "moeccl_codec_decode_9",
+                                         "moeccl_codec_check",
+                                         "moeccl_checksum",
+                                         "moeccl_route_levels",
+                                         "moeccl_route_records_count",
+                                         "moeccl_route_records_scan",
+                                         "moeccl_route_records_fill",
+                                         "moeccl_table_take",
+                                         "moeccl_table_pack",
+                                         "moeccl_table_count",
+                                         "moeccl_table_scan",
+                                         "moeccl_table_blocks",
+                                         "moeccl_table_fill",
+                                         "moeccl_walk_rows",
+                                         "moeccl_walk_splits"};
+constexpr const char* kTypedKernels[] = {"moeccl_reduce", "moeccl_scale_rows", "moeccl_reduce_rows", "moeccl_dot_rows",
+                                         "moeccl_walk"};
+
+}  // namespace
+
+StreamEngine::Scope::Scope(StreamEngine& engine) : before_(current_engine), current_(engine.context_) {
+  current_engine = &engine;
+}
+StreamEngine::Scope::~Scope() { current_engine = before_; }
+
+Result<std::unique_ptr<StreamEngine>> StreamEngine::create(cuda::Context context, uint32_t sm_limit) {
+  std::unique_ptr<StreamEngine> e(new StreamEngine);
+  const cuda::Current current(context);
+  const cuda::Driver& d = *cuda::driver();
+  e->context_ = context;
+  int device = 0, sms = 0, words = 0;
+  MOECCL_TRY(cuda::check(d.cuCtxGetDevice(&device), "the context's device"));
+  MOECCL_TRY(cuda::check(d.cuDeviceGetAttribute(&sms, cuda::kMultiprocessors, device), "the device's multiprocessors"));
+  MOECCL_TRY(cuda::check(d.cuDeviceGetAttribute(&words, cuda::kStreamMemOps64, device), "the device's abilities"));
+  if (words == 0) {
+    return error(
+        moecclUnsupported,
+        "this CUDA device or driver has no 64-bit stream memory operations: update the driver to 525 or later");
+  }
+  const auto all = static_cast<uint32_t>(std::max(1, sms));
+  e->sm_limit_ = sm_limit > 0 ? std::min(sm_limit, all) : std::max(std::min(16u, all), all / 8);
+  constexpr unsigned kNonBlocking = 1;
+  MOECCL_TRY(cuda::check(d.cuStreamCreate(&e->stream_, kNonBlocking), "a CUDA stream"));
+  MOECCL_ASSIGN_OR_RETURN(e->pinned_, cuda::Memory::pinned(context, kRingBytes));
+  MOECCL_ASSIGN_OR_RETURN(e->device_, cuda::Memory::device(context, kRingBytes));
+  MOECCL_TRY(e->load_kernels());
+  return e;
+}
+
+StreamEngine::~StreamEngine() {
+  if (stream_ == nullptr) return;
+  const cuda::Current current(context_);
+  (void)cuda::driver()->cuStreamSynchronize(stream_);
+  (void)cuda::driver()->cuStreamDestroy_v2(stream_);
+  for (const cuda::Module m : modules_) (void)cuda::driver()->cuModuleUnload(m);
+}
+
+// All at once: loading one later could wait for the device while a user's stream waits for us.
+Status StreamEngine::load_kernels() {
+  const cuda::Driver& d = *cuda::driver();
+  std::vector<moeccl::cuda::Image> images = moeccl::cuda::images();
+  if (cuda::emulated()) images = {{"emulated", nullptr, nullptr}};
+  if (images.empty()) {
+    return error(moecclUnsupported,
+                 "this MoECCL was built without nvcc and has no CUDA kernels: build it with -Dcuda=enabled");
+  }
+  for (const auto& image : images) {
+    cuda::Module module = nullptr;
+    MOECCL_TRY(cuda::check(d.cuModuleLoadData(&module, image.begin), format("loading CUDA kernels ({})", image.name)));
+    modules_.push_back(module);
+  }
+  const auto find = [&](const std::string& name) -> Status {
+    for (const cuda::Module m : modules_) {
+      cuda::Function f = nullptr;
+      if (d.cuModuleGetFunction(&f, m, name.c_str()) != 0) continue;
+      functions_[name] = f;
+      return {};
+    }
+    return error(moecclInternalError, "the CUDA kernel {} is in no image of this library", name);
+  };
+  for (const char* name : kPlainKernels) MOECCL_TRY(find(name));
+  for (const char* name : kTypedKernels) {
+    for (int type = 0; type < MOECCL_NUM_DATA_TYPES; ++type) MOECCL_TRY(find(format("{}_{}", name, type)));
+  }
+  return {};
+}
+
+void StreamEngine::note(Status status) {
+  if (status_.ok() && !status.ok()) status_ = std::move(status);
+}
+
+void StreamEngine::after(cuda::Event event) {
+  note(cuda::check(cuda::driver()->cuStreamWaitEvent(stream_, event, 0), "waiting for the caller's stream"));
+}
+
+void StreamEngine::write_word(const void* word, uint64_t value) {
+  // The default flag: all that the stream did before is visible to everyone before the value is.
+  note(cuda::check(cuda::driver()->cuStreamWriteValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(word), value, 0),
+                   "a signal from the stream"));
+}
+
+Status StreamEngine::synchronize() {
+  const cuda::Current current(context_);
+  note(cuda::check(cuda::driver()->cuStreamSynchronize(stream_), "the operation's kernels"));
+  used_ = 0;
+  return status_;
+}
+
+cuda::Function StreamEngine::function(const char* name, int type) const {
+  return functions_.at(format("{}_{}", name, type));
+}
+
+cuda::Function StreamEngine::function(const char* name) const { return functions_.find(name)->second; }
+
+void StreamEngine::launch(const std::string& kernel, const void* args, size_t work_bytes) {
+  const size_t most = size_t{sm_limit_} * 2;  // blocks that fit at once: kernels promise two on a multiprocessor
+  const auto blocks = static_cast<unsigned>(std::clamp<size_t>((work_bytes + kBlockBytes - 1) / kBlockBytes, 1, most));
+  void* parameters[] = {const_cast<void*>(args)};
+  note(cuda::check(cuda::driver()->cuLaunchKernel(functions_.at(kernel), blocks, 1, 1, kThreads, 1, 1, 0, stream_,
+                                                  parameters, nullptr),
+                   kernel));
+}
+
+void StreamEngine::copy(void* dst, const void* src, size_t bytes) {
+  if (bytes == 0) return;
+  if (bytes >= kCopyEngineBytes) {
+    note(cuda::check(cuda::driver()->cuMemcpyAsync(reinterpret_cast<cuda::Pointer>(dst),
+                                                   reinterpret_cast<cuda::Pointer>(src), bytes, stream_),
+                     "a copy"));
+    return;
+  }
+  const moeccl::cuda::CopyArgs args{dst, src, bytes};
+  launch("moeccl_copy", &args, 2 * bytes);
+}
+
+void StreamEngine::clear(void* dst, size_t bytes) {
+  note(cuda::check(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(dst), 0, bytes, stream_), "zeros"));
+}
+
+// Nothing is allocated here: an allocation may wait for the device, and with it for a caller's stream that waits for
+// us.
+bool StreamEngine::reserve(size_t bytes, size_t* offset) {
+  bytes = (bytes + 255) / 256 * 256;
+  if (bytes > pinned_.bytes()) {
+    note(error(moecclInternalError, "a list of {} bytes does not fit the ring of {}", bytes, pinned_.bytes()));
+    return false;
+  }
+  if (used_ + bytes > pinned_.bytes()) (void)synchronize();
+  *offset = used_;
+  used_ += bytes;
+  return true;
+}
+
+const void* StreamEngine::upload(const void* host, size_t bytes) {
+  size_t at = 0;
+  if (bytes == 0 || !reserve(bytes, &at)) return nullptr;
+  std::memcpy(pinned_.data() + at, host, bytes);
+  note(cuda::check(cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(device_.data() + at),
+                                                        pinned_.data() + at, bytes, stream_),
+                   "row lists to the device"));
+  return device_.data() + at;
+}
+
+void* StreamEngine::scratch(size_t bytes) {
+  size_t at = 0;
+  return reserve(bytes, &at) ? device_.data() + at : nullptr;
+}
+
+namespace {
+
+std::string typed(const char* kernel, int type) { return format("{}_{}", kernel, type); }
+
+void copy(void* dst, const void* src, size_t bytes) { current_engine->copy(dst, src, bytes); }
+
+void too_many(const char* what, uint32_t n) {
+  current_engine->note(error(moecclUnsupported,
+                             "{} of {} buffers on CUDA memory: at most {} are possible; use a plan "
+                             "with fewer sources, such as ring",
+                             what, n, moeccl::cuda::kMaxSources));
+}
+
+template <int kType>
+void reduce(const kernels::ReduceArgs& a, kernels::ReduceOp op) {
+  if (a.count == 0) return;
+  if (a.n_srcs > moeccl::cuda::kMaxSources) return too_many("a reduction", a.n_srcs);
+  moeccl::cuda::ReduceKernelArgs k{};
+  k.dst = a.dst;
+  k.count = a.count;
+  k.n_srcs = a.n_srcs;
+  k.divisor = a.divisor;
+  k.op = static_cast<uint32_t>(op);
+  k.scaled = a.scales != nullptr;
+  for (uint32_t i = 0; i < a.n_srcs; ++i) {
+    k.srcs[i] = a.srcs[i];
+    if (a.scales != nullptr) k.scales[i].u64 = a.scales[i].u64;
+  }
+  const size_t bytes = a.count * moecclTypeSize(static_cast<moecclDataType_t>(kType));
+  current_engine->launch(typed("moeccl_reduce", kType), &k, bytes * (a.n_srcs + 1));
+}
+template <int kType, kernels::ReduceOp kOp>
+void reduce_with(const kernels::ReduceArgs& a) {
+  reduce<kType>(a, kOp);
+}
+template <int kType>
+void scale_copy(void* dst, const void* src, size_t count, kernels::Scalar scale) {
+  reduce<kType>({.dst = dst, .srcs = &src, .scales = &scale, .count = count, .n_srcs = 1}, kernels::ReduceOp::kSum);
+}
+
+template <class T>
+const T* list(const T* host, size_t n) {
+  return static_cast<const T*>(current_engine->upload(host, n * sizeof(T)));
+}
+
+// Rows [begin, begin + count) of a copy.
+moeccl::cuda::RowsKernelArgs rows_of(const kernels::CopyRowsArgs& a, size_t begin, size_t count) {
+  moeccl::cuda::RowsKernelArgs k{};
+  k.dst = a.dst;
+  k.src = a.src;
+  if (a.dst_index != nullptr) k.dst_index = list(a.dst_index + begin, count);
+  if (a.src_index != nullptr) k.src_index = list(a.src_index + begin, count);
+  k.dst_first = a.dst_first + begin;
+  k.src_first = a.src_first + begin;
+  k.count = count;
+  k.row_bytes = a.row_bytes;
+  return k;
+}
+void copy_rows(const kernels::CopyRowsArgs& a) {
+  for (size_t begin = 0; begin < a.count; begin += kPiece) {
+    const moeccl::cuda::RowsKernelArgs k = rows_of(a, begin, std::min(kPiece, a.count - begin));
+    current_engine->launch("moeccl_copy_rows", &k, 2 * k.count * a.row_bytes);
+  }
+}
+template <int kType>
+void scale_rows(const kernels::ScaleRowsArgs& a) {
+  for (size_t begin = 0; begin < a.rows.count; begin += kPiece) {
+    moeccl::cuda::RowsKernelArgs k = rows_of(a.rows, begin, std::min(kPiece, a.rows.count - begin));
+    k.weights = list(a.weights + begin, k.count);
+    current_engine->launch(typed("moeccl_scale_rows", kType), &k, 2 * k.count * k.row_bytes);
+  }
+}
+
+// Rows [begin, end) of a sum; only their terms travel, so offsets start anew.
+template <int kType>
+void reduce_rows_piece(const kernels::ReduceRowsArgs& a, size_t begin, size_t end) {
+  static_assert(sizeof(kernels::RowTerm) == sizeof(moeccl::cuda::RowTermBits));
+  const uint64_t first = a.offsets[begin], n_terms = a.offsets[end] - first;
+  std::vector<uint64_t> offsets(a.offsets + begin, a.offsets + end + 1);
+  for (uint64_t& o : offsets) o -= first;
+  uint32_t n_bases = 1;
+  for (uint64_t t = first; t < first + n_terms; ++t) n_bases = std::max<uint32_t>(n_bases, a.terms[t].segment + 1u);
+  if (n_bases > moeccl::cuda::kMaxSources) return too_many("a row sum", n_bases);
+  moeccl::cuda::ReduceRowsKernelArgs k{};
+  k.dst = a.dst;
+  k.offsets = list(offsets.data(), offsets.size());
+  if (n_terms > 0) {
+    k.terms = reinterpret_cast<const moeccl::cuda::RowTermBits*>(list(a.terms + first, n_terms));
+    if (a.weights != nullptr) k.weights = list(a.weights + first, n_terms);
+    for (uint32_t i = 0; i < n_bases; ++i) k.bases[i] = a.bases[i];
+  }
+  if (a.dst_index != nullptr) k.dst_index = list(a.dst_index + begin, end - begin);
+  k.dst_first = a.dst_first + begin;
+  k.count = end - begin;
+  k.row_elements = a.row_elements;
+  k.n_bases = n_terms > 0 ? n_bases : 0;
+  k.grouped = a.grouped;
+  const size_t row_bytes = a.row_elements * moecclTypeSize(static_cast<moecclDataType_t>(kType));
+  current_engine->launch(typed("moeccl_reduce_rows", kType), &k, (n_terms + k.count) * row_bytes);
+}
+template <int kType>
+void reduce_rows(const kernels::ReduceRowsArgs& a) {
+  for (size_t begin = 0, end; begin < a.count; begin = end) {
+    end = begin + 1;
+    while (end < a.count && end - begin < kPiece / 2 && a.offsets[end + 1] - a.offsets[begin] <= kPiece / 2) ++end;
+    reduce_rows_piece<kType>(a, begin, end);
+  }
+}
+
+// The products return to the host: this one waits.
+template <int kType>
+void dot_rows(const kernels::DotRowsArgs& a) {
+  const size_t row_bytes = a.row_elements * moecclTypeSize(static_cast<moecclDataType_t>(kType));
+  for (size_t begin = 0; begin < a.count; begin += kPiece) {
+    moeccl::cuda::DotRowsKernelArgs k{};
+    k.count = std::min(kPiece, a.count - begin);
+    k.out = static_cast<float*>(current_engine->scratch(k.count * sizeof(float)));
+    k.a = a.a_index != nullptr ? a.a : static_cast<const std::byte*>(a.a) + begin * row_bytes;
+    k.b = a.b_index != nullptr ? a.b : static_cast<const std::byte*>(a.b) + begin * row_bytes;
+    if (a.a_index != nullptr) k.a_index = list(a.a_index + begin, k.count);
+    if (a.b_index != nullptr) k.b_index = list(a.b_index + begin, k.count);
+    k.row_elements = a.row_elements;
+    current_engine->launch(typed("moeccl_dot_rows", kType), &k, 2 * k.count * row_bytes);
+    current_engine->note(
+        cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(a.out + begin, reinterpret_cast<cuda::Pointer>(k.out),
+                                                         k.count * sizeof(float), current_engine->stream()),
+                    "products to the host"));
+    (void)current_engine->synchronize();
+  }
+}
+
+template <int kType = 0>
+void fill(kernels::KernelTable& t) {
+  if constexpr (kType < MOECCL_NUM_DATA_TYPES) {
+    using kernels::ReduceOp;
+    t.scale_copy[kType] = scale_copy<kType>;
+    t.reduce[kType][0] = reduce_with<kType, ReduceOp::kSum>;
+    t.reduce[kType][1] = reduce_with<kType, ReduceOp::kProd>;
+    t.reduce[kType][2] = reduce_with<kType, ReduceOp::kMax>;
+    t.reduce[kType][3] = reduce_with<kType, ReduceOp::kMin>;
+    t.scale_rows[kType] = scale_rows<kType>;
+    t.reduce_rows[kType] = reduce_rows<kType>;
+    t.dot_rows[kType] = dot_rows<kType>;
+    fill<kType + 1>(t);
+  }
+}
+
+}  // namespace
+
+const kernels::KernelTable& StreamEngine::table() {
+  static const kernels::KernelTable table = [] {
+    kernels::KernelTable t{};
+    t.name = "cuda";
+    t.copy = t.copy_stream = moeccl::exec::copy;
+    t.copy_rows = moeccl::exec::copy_rows;
+    fill(t);
+    return t;
+  }();
+  return table;
+}
+
+}  // namespace moeccl::exec

@@ -1,0 +1,34 @@
+#include "src/exec/cuda/stream_work.h"
+
+#include <algorithm>
+#include <ctime>
+
+namespace moeccl::exec {
+
+namespace cuda = driver::cuda;
+
+namespace {
+
+thread_local StreamWork* current_work = nullptr;
+
+void brief_sleep() {
+  const timespec t{0, 20'000};
+  (void)nanosleep(&t, nullptr);
+}
+
+}  // namespace
+
+StreamWork* StreamWork::current() { return current_work; }
+StreamWork::Scope::Scope(StreamWork& work) { current_work = &work; }
+StreamWork::Scope::~Scope() { current_work = nullptr; }
+Status StreamWork::wait_ready() const {
+  if (ready == nullptr) return {};
+  int rc = 0;
+  while ((rc = cuda::driver()->cuEventQuery(ready)) == cuda::kNotReady) brief_sleep();
+  return cuda::check(rc, "the given CUDA stream");
+}
+void StreamWork::add(StreamEngine* engine) {
+  if (std::find(engines.begin(), engines.end(), engine) == engines.end()) engines.push_back(engine);
+}
+
+}  // namespace moeccl::exec

@@ -1,0 +1,386 @@
+#include "src/exec/cuda/walk_proxy.h"
+
+#include <immintrin.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <ctime>
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/driver/thread.h"
+
+namespace moeccl::exec {
+
+using moeccl::cuda::kNetArrivals;
+using moeccl::cuda::kNetCells;
+using moeccl::cuda::kNetCommands;
+using moeccl::cuda::kNetQueues;
+using moeccl::cuda::kWalkEntries;
+using moeccl::cuda::kWalkSigs;
+using moeccl::cuda::NetCommand;
+using moeccl::cuda::WalkArrival;
+using moeccl::cuda::WalkArrivals;
+using moeccl::cuda::WalkCommand;
+using moeccl::cuda::WalkEntry;
+using moeccl::cuda::WalkHeader;
+using moeccl::cuda::WalkQueue;
+using moeccl::cuda::WalkSplit;
+using transport::kSigsPerPeer;
+
+namespace {
+
+// A cell crosses the bus and is given to the network as one piece: at 25 GB/s 64 KiB take 3 us, about what the flags
+// around it take. Not more than a sixteenth of an operation's staging, so that little staging means little memory.
+constexpr uint64_t kMostCell = 64 << 10, kLeastCell = 4 << 10;
+// Signals beside the plans': how many operations a rank has ended on the device, and how many it has launched (the
+// tag) and ended (the number) outside of graphs.
+constexpr uint32_t kDoneSig = 8, kProgressSig = 9;
+static_assert(kDoneSig >= kWalkSigs && kProgressSig < kSigsPerPeer);
+// Ranges of one source that wait to be collected: as many as transport/cuda_net allows.
+constexpr size_t kMostRanges = 1 << 16;
+constexpr size_t kOpenRanges = 16;
+constexpr uint64_t kMostArrival = 1 << 30;
+constexpr int64_t kSpin_ns = 50'000, kYield_ns = 2'000'000, kAwake_ns = 10'000'000, kFarewell_ns = 1'000'000'000;
+
+size_t lines(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+std::atomic_ref<uint64_t> atomic(const uint64_t& word) { return std::atomic_ref(const_cast<uint64_t&>(word)); }
+
+void sleep_ns(int64_t ns) {
+  const timespec t{0, static_cast<long>(ns)};
+  (void)nanosleep(&t, nullptr);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<WalkProxy>> WalkProxy::create(const Setting& setting) {
+  std::unique_ptr<WalkProxy> p(new WalkProxy(setting));
+  const size_t n = setting.n_ranks;
+  p->cell_bytes_ = std::clamp(setting.half_bytes / 16 / 4096 * 4096, kLeastCell, kMostCell);
+  size_t used = lines(sizeof(transport::Board));
+  const auto place = [&](size_t& at, size_t bytes) {
+    at = used;
+    used += lines(bytes);
+  };
+  place(p->signals_at_, n * kSigsPerPeer * sizeof(transport::SignalLine));
+  place(p->blocks_at_, n * sizeof(transport::BlockWord));
+  place(p->queues_at_, kNetQueues * sizeof(WalkQueue));
+  place(p->arrivals_at_, sizeof(WalkArrivals));
+  p->mirror_bytes_ = lines(sizeof(WalkHeader) + kWalkEntries * n * sizeof(WalkSplit));
+  place(p->mirrors_at_, n * p->mirror_bytes_);
+  place(p->cells_at_, size_t{kNetQueues} * kNetCells * p->cell_bytes_);
+  place(p->staging_at_, p->record_at(setting.n_ranks, 0));
+  MOECCL_ASSIGN_OR_RETURN(p->pinned_, driver::cuda::Memory::pinned(setting.context, used));
+  std::memset(static_cast<void*>(p->pinned_.data()), 0, p->cells_at_);  // flags begin at 0
+  p->seen_.resize(n * kSigsPerPeer);
+  p->done_.resize(n);
+  p->ranges_.resize(n);
+  return p;
+}
+
+WalkProxy::~WalkProxy() {
+  if (process_.forked()) {
+    // The thread is the parent's: its handle can neither be joined nor destroyed here.
+    new std::thread(std::move(thread_));
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  engine_ = nullptr;  // it may still send from the cells
+}
+
+transport::LocalMemory WalkProxy::memory() {
+  std::byte* base = pinned_.data();
+  auto* blocks = reinterpret_cast<transport::BlockWord*>(base + blocks_at_);
+  transport::LocalMemory m;
+  m.rank = s_.rank;
+  m.board = reinterpret_cast<transport::Board*>(base);
+  m.signals = reinterpret_cast<transport::SignalLine*>(base + signals_at_);
+  m.blocks[0] = m.blocks[1] = blocks;
+  m.staging = base + staging_at_;
+  m.staging_bytes = record_at(s_.n_ranks, 0);
+  m.arrivals = this;
+  return m;
+}
+
+Status WalkProxy::start(std::vector<std::unique_ptr<transport::Link>> links,
+                        std::unique_ptr<transport::Engine> engine) {
+  links_ = std::move(links);
+  engine_ = std::move(engine);
+  MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-walk", [this] {
+                            const Status ran = contained([&] { return run(), Status(); });
+                            if (ran.ok()) return;
+                            engine_->end();  // its thread drives again; what was served here ends by its deadline
+                            log(LogLevel::kError, "the network's side of CUDA kernels: {}", ran.message());
+                          }));
+  return {};
+}
+
+moeccl::cuda::WalkNet WalkProxy::net() const {
+  std::byte* base = pinned_.data();
+  moeccl::cuda::WalkNet net{};
+  net.queues = &queue(0);
+  net.cells = reinterpret_cast<uint8_t*>(base + cells_at_);
+  net.arrivals = reinterpret_cast<WalkArrivals*>(base + arrivals_at_);
+  net.staging = reinterpret_cast<const uint8_t*>(base + staging_at_);
+  net.cell_bytes = static_cast<uint32_t>(cell_bytes_);
+  return net;
+}
+
+moeccl::cuda::WalkPeer WalkProxy::peer(uint32_t rank) const {
+  std::byte* mirror = pinned_.data() + mirrors_at_ + rank * mirror_bytes_;
+  return {reinterpret_cast<WalkHeader*>(mirror), reinterpret_cast<uint8_t*>(pinned_.data() + staging_at_),
+          reinterpret_cast<WalkSplit*>(mirror + sizeof(WalkHeader))};
+}
+
+WalkQueue& WalkProxy::queue(uint32_t i) const { return reinterpret_cast<WalkQueue*>(pinned_.data() + queues_at_)[i]; }
+std::byte* WalkProxy::cell(uint32_t queue, uint32_t i) const {
+  return pinned_.data() + cells_at_ + (size_t{queue} * kNetCells + i) * cell_bytes_;
+}
+const std::atomic<uint64_t>& WalkProxy::word(uint32_t rank, uint32_t sig) const {
+  const auto* signals = reinterpret_cast<const transport::SignalLine*>(pinned_.data() + signals_at_);
+  return signals[size_t{rank} * kSigsPerPeer + sig].word;
+}
+
+void WalkProxy::wake() {
+  if (!asleep_.load()) return;
+  { const std::lock_guard lock(mutex_); }
+  changed_.notify_all();
+}
+void WalkProxy::captured() {
+  captured_ = true;
+  wake();
+}
+
+bool WalkProxy::has_launched(uint32_t rank, uint64_t number) const {
+  const uint64_t told = word(rank, kProgressSig).load(std::memory_order_acquire);
+  return static_cast<int32_t>(static_cast<uint32_t>(told >> 32) - static_cast<uint32_t>(number)) >= 0;
+}
+bool WalkProxy::has_ended(uint32_t rank, uint64_t number) const {
+  const uint64_t told = word(rank, kProgressSig).load(std::memory_order_acquire);
+  return static_cast<int32_t>(static_cast<uint32_t>(told) - static_cast<uint32_t>(number)) >= 0;
+}
+
+// Out.
+
+bool WalkProxy::put(uint32_t rank, uint64_t offset, const std::byte* src, size_t bytes) {
+  const Result<transport::PutState> state = links_[rank]->put(offset, src, bytes);
+  // What a lost rank does not get is missed there; whoever needs that rank hears of its loss from the fabric's links.
+  return !state.ok() || *state == transport::PutState::kDone;
+}
+
+bool WalkProxy::send_one(uint32_t i, const WalkCommand& c) {
+  switch (static_cast<NetCommand>(c.kind)) {
+    case NetCommand::kPut:
+      return put(c.peer, c.offset, cell(i, c.cell), c.bytes);
+    case NetCommand::kSignal:
+      (void)links_[c.peer]->signal(c.sig, c.number, c.tag);
+      return true;
+    case NetCommand::kDone:
+      for (const auto& link : links_)
+        if (link != nullptr) (void)link->signal(kDoneSig, static_cast<uint32_t>(c.offset), 0);
+      return true;
+    case NetCommand::kEnter:
+      break;
+  }
+  const auto* entry = reinterpret_cast<const WalkEntry*>(cell(i, c.cell));
+  const auto* splits = reinterpret_cast<const WalkSplit*>(entry + 1);
+  for (; open_.next < links_.size(); ++open_.next) {
+    if (links_[open_.next] == nullptr) continue;
+    open_.record = {*entry, c.bytes > 0 ? splits[open_.next] : WalkSplit{}};
+    const auto* record = reinterpret_cast<const std::byte*>(&open_.record);
+    if (!put(open_.next, record_at(s_.rank, entry->seq), record, sizeof(Record))) return false;
+  }
+  open_.next = 0;
+  return true;
+}
+
+bool WalkProxy::send(uint32_t i, uint64_t head, bool& moved) {
+  WalkQueue& q = queue(i);
+  for (uint64_t tail = q.tail; tail < head; ++tail) {
+    const WalkCommand& c = q.commands[tail % kNetCommands];
+    if (!send_one(i, c)) return false;
+    const auto kind = static_cast<NetCommand>(c.kind);
+    moved = true;
+    // Release: both pair with acquires in walk_net.cuh, walk_net_cell() and walk_net_give().
+    if (kind == NetCommand::kPut || kind == NetCommand::kEnter)
+      atomic(q.freed).store(q.freed + 1, std::memory_order_release);
+    atomic(q.tail).store(tail + 1, std::memory_order_release);
+  }
+  return true;
+}
+
+bool WalkProxy::given_all() const {
+  for (uint32_t i = 0; i < kNetQueues; ++i)
+    if (atomic(queue(i).head).load(std::memory_order_acquire) != queue(i).tail) return false;
+  return true;
+}
+
+bool WalkProxy::tell() {
+  // Acquire: pairs with the release in walk_leave() on the device; what it gave before is seen below.
+  const uint64_t ended = s_.own->progress.walked.load(std::memory_order_acquire);
+  const uint64_t launched = s_.own->progress.walks_called.load(std::memory_order_acquire);
+  if ((ended == told_ended_ && launched == told_launched_) || !given_all()) return false;
+  told_ended_ = ended;
+  told_launched_ = launched;
+  for (const auto& link : links_) {
+    if (link != nullptr)
+      (void)link->signal(kProgressSig, static_cast<uint32_t>(ended), static_cast<uint32_t>(launched));
+  }
+  return true;
+}
+
+// In.
+
+bool WalkProxy::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
+  if (offset < staging_bytes()) {
+    if (bytes > staging_bytes() - offset) return false;
+    const std::lock_guard lock(mutex_);
+    std::vector<Range>& ranges = ranges_[src_rank];
+    for (size_t i = ranges.size(), left = kOpenRanges; i > 0 && left > 0; --i, --left) {
+      Range& r = ranges[i - 1];
+      if (r.offset + r.bytes != offset || r.bytes + bytes > kMostArrival) continue;
+      r.bytes += bytes;
+      return true;
+    }
+    if (ranges.size() == kMostRanges) return false;
+    ranges.push_back({offset, bytes});
+    return true;
+  }
+  // A record: the kernel compares it by its number, which comes last.
+  const uint64_t first = record_at(src_rank, 0);
+  if (offset < first || (offset - first) % sizeof(Record) != 0 || bytes != sizeof(Record)) return false;
+  const uint64_t slot = (offset - first) / sizeof(Record);
+  if (slot >= kWalkEntries) return false;
+  Record record;
+  std::memcpy(&record, pinned_.data() + staging_at_ + offset, sizeof(record));
+  const moeccl::cuda::WalkPeer mirror = peer(src_rank);
+  WalkEntry& e = mirror.header->entries[slot];
+  WalkSplit& split = mirror.splits[slot * s_.n_ranks + s_.rank];
+  const auto relaxed = [](uint64_t& to, uint64_t value) { atomic(to).store(value, std::memory_order_relaxed); };
+  relaxed(e.history, record.entry.history);
+  relaxed(e.signature, record.entry.signature);
+  relaxed(e.count, record.entry.count);
+  relaxed(e.plan, record.entry.plan);
+  relaxed(e.largest, record.entry.largest);
+  relaxed(split.sends, record.split.sends);
+  relaxed(split.expects, record.split.expects);
+  // Release: pairs with the acquire in walk_differs(), walk_fail() and walk_splits_compare() on the device.
+  atomic(e.seq).store(record.entry.seq, std::memory_order_release);
+  return true;
+}
+
+bool WalkProxy::collect() {
+  if (waiting_from_ < waiting_.size()) return false;  // the kernel has not taken what came before
+  waiting_.clear();
+  waiting_from_ = 0;
+  std::vector<WalkArrival>& flags = flags_;
+  for (uint32_t p = 0; p < links_.size(); ++p) {
+    if (links_[p] == nullptr) continue;
+    flags.clear();
+    for (uint32_t sig = 0; sig <= kDoneSig; ++sig) {
+      uint64_t& seen = seen_[size_t{p} * kSigsPerPeer + sig];
+      // Acquire: pairs with the release in transport::tcp; what was put before has arrived.
+      const uint64_t now = word(p, sig).load(std::memory_order_acquire);
+      if (now == seen) continue;
+      seen = now;
+      if (sig < kDoneSig) {
+        flags.push_back({now, 0, s_.n_ranks + p * kWalkSigs + sig});
+        continue;
+      }
+      done_[p] += static_cast<uint32_t>(now) - static_cast<uint32_t>(done_[p]);
+      flags.push_back({done_[p], 0, p});
+    }
+    if (flags.empty()) continue;
+    {
+      const std::lock_guard lock(mutex_);
+      taken_.clear();
+      taken_.swap(ranges_[p]);
+    }
+    for (const Range& r : taken_) waiting_.push_back({r.offset, static_cast<uint32_t>(r.bytes), 0});
+    waiting_.insert(waiting_.end(), flags.begin(), flags.end());
+  }
+  return !waiting_.empty();
+}
+
+bool WalkProxy::deliver() {
+  auto& arrivals = *reinterpret_cast<WalkArrivals*>(pinned_.data() + arrivals_at_);
+  uint64_t head = arrivals.head;
+  // Acquire: pairs with the release in walk_net_raise() on the device.
+  const uint64_t room = kNetArrivals - (head - atomic(arrivals.tail).load(std::memory_order_acquire));
+  const size_t n = std::min<size_t>(room, waiting_.size() - waiting_from_);
+  if (n == 0) return false;
+  for (size_t i = 0; i < n; ++i) arrivals.ring[head++ % kNetArrivals] = waiting_[waiting_from_++];
+  // Release: pairs with the acquire in walk_net_look() on the device.
+  atomic(arrivals.head).store(head, std::memory_order_release);
+  return true;
+}
+
+// The thread.
+
+bool WalkProxy::turn() {
+  engine_->progress();
+  uint64_t heads[kNetQueues];
+  bool moved = false;
+  // The operation's own queue is looked at last and sent first: what a lane gave came after this rank's entry, and so
+  // it does at the peers. Acquire: pairs with the release in walk_net_give() on the device.
+  for (uint32_t i = 0; i < kNetQueues; ++i) heads[i] = atomic(queue(i).head).load(std::memory_order_acquire);
+  if (send(kNetQueues - 1, heads[kNetQueues - 1], moved)) {
+    for (uint32_t i = 0; i + 1 < kNetQueues; ++i) (void)send(i, heads[i], moved);
+  }
+  moved = tell() || moved;
+  moved = collect() || moved;
+  return deliver() || moved;
+}
+
+// Other threads may need the core; a program that computes for long must not pay for this thread.
+void WalkProxy::rest(int64_t idle_ns) {
+  if (idle_ns < kSpin_ns) {
+    _mm_pause();
+    return;
+  }
+  if (idle_ns < kYield_ns) {
+    sched_yield();
+    return;
+  }
+  const auto nothing_runs = [&] {
+    return !captured_ && !stop_ && s_.own->progress.walks_called.load() == told_launched_ &&
+           told_launched_ == told_ended_;
+  };
+  if (idle_ns < kAwake_ns || !nothing_runs()) return sleep_ns(50'000);
+  engine_->end();  // its own thread takes what comes early
+  {
+    std::unique_lock lock(mutex_);
+    asleep_ = true;
+    changed_.wait_for(lock, std::chrono::milliseconds(20), [&] { return !nothing_runs(); });
+    asleep_ = false;
+  }
+  engine_->begin();
+}
+
+void WalkProxy::run() {
+  engine_->begin();
+  int64_t moved_at = now_ns(), stopped_at = 0;
+  while (true) {
+    if (stop_) {
+      if (stopped_at == 0) stopped_at = now_ns();
+      if ((given_all() && !tell()) || now_ns() - stopped_at > kFarewell_ns) break;
+    }
+    const bool moved = turn();
+    const int64_t now = now_ns();
+    if (moved)
+      moved_at = now;
+    else
+      rest(now - moved_at);
+  }
+  engine_->end();
+}
+
+}  // namespace moeccl::exec

@@ -1,0 +1,520 @@
+#include "src/exec/cuda/walker.h"
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <map>
+#include <numeric>
+
+#include "kernels/cuda/tables_args.h"
+#include "src/base/clock.h"
+#include "src/base/hash.h"
+#include "src/base/log.h"
+#include "src/exec/cuda/row_tables.h"
+
+namespace moeccl::exec {
+
+namespace driver_cuda = driver::cuda;
+using moeccl::cuda::WalkArgs;
+using moeccl::cuda::WalkFailure;
+using moeccl::cuda::WalkHeader;
+using moeccl::cuda::WalkPeer;
+using moeccl::cuda::WalkReport;
+
+namespace {
+
+constexpr size_t kPinnedBytes = 1u << 20;
+constexpr uint32_t kThreads = 256;
+// What a rank of another host has launched and ended comes over other connections than its entries and that it has
+// left: it has a second to tell of both.
+constexpr int64_t kBoth_ns = 1'000'000'000;
+// A block is worth having for this much of the message: as in stream_engine.cc.
+constexpr uint64_t kBlockBytes = uint64_t{kThreads} * 64;
+
+uint64_t load(const uint64_t& word) {
+  return std::atomic_ref(const_cast<uint64_t&>(word)).load(std::memory_order_relaxed);
+}
+
+Signature unpack(const moeccl::cuda::WalkEntry& e) {
+  const uint64_t packed = load(e.signature);
+  Signature s;
+  s.op = static_cast<moecclOp_t>(packed >> 56);
+  s.type = static_cast<moecclDataType_t>(packed >> 48 & 0xff);
+  s.reduce = static_cast<uint8_t>(packed >> 40 & 0xff);
+  s.root = static_cast<uint32_t>(packed);
+  s.count = load(e.count);
+  s.plan = load(e.plan);
+  return s;
+}
+
+// Device memory of thread ranks that know each other's. A kernel may still look at the memory of a rank that has gone
+// (it waits for that rank, and leaves when the host says so): it is freed with the last of them.
+class Households {
+ public:
+  static Households& get() {
+    static auto* const all = new Households;
+    return *all;
+  }
+  void join(std::byte* own, std::byte* head) {
+    const std::lock_guard lock(mutex_);
+    head_of_[own] = head;
+    ++houses_[head].members;
+  }
+  void leave(driver_cuda::Memory memory) {
+    std::vector<driver_cuda::Memory> last;  // freed without the lock
+    const std::lock_guard lock(mutex_);
+    const auto own = head_of_.find(memory.data());
+    if (own == head_of_.end()) return;  // nobody knew it
+    const auto it = houses_.find(own->second);
+    head_of_.erase(own);
+    it->second.left.push_back(std::move(memory));
+    if (--it->second.members > 0) return;
+    last = std::move(it->second.left);
+    houses_.erase(it);
+  }
+
+ private:
+  struct House {
+    uint32_t members = 0;
+    std::vector<driver_cuda::Memory> left;
+  };
+  std::mutex mutex_;
+  std::map<std::byte*, House> houses_;        // by the memory of their lowest rank
+  std::map<std::byte*, std::byte*> head_of_;  // that rank's memory, by one's own
+};
+
+// The lowest rank of this process.
+uint32_t head_of(const Fabric& f) {
+  for (uint32_t r = 0; r < f.rank; ++r)
+    if (f.link(r).same_process()) return r;
+  return f.rank;
+}
+
+moeccl::cuda::ScalarBits bits(const kernels::Scalar& s) {
+  moeccl::cuda::ScalarBits b{};
+  b.u64 = s.u64;
+  return b;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Walker>> Walker::create(StreamEngine& engine, uint32_t n_ranks, uint64_t half_bytes,
+                                               uint32_t most_blocks) {
+  std::unique_ptr<Walker> w(new Walker(engine));
+  const driver_cuda::Current current(engine.context());
+  w->n_ranks_ = n_ranks;
+  w->half_bytes_ = half_bytes / 256 * 256;
+  w->most_blocks_ = most_blocks;
+  const size_t bytes = w->net_at() + sizeof(moeccl::cuda::WalkNetState);
+  MOECCL_ASSIGN_OR_RETURN(w->memory_, driver_cuda::Memory::device(engine.context(), bytes));
+  MOECCL_ASSIGN_OR_RETURN(w->pinned_, driver_cuda::Memory::pinned(engine.context(), kPinnedBytes));
+  w->programs_from_ = w->used_ = (sizeof(WalkReport) + 63) / 64 * 64;
+  constexpr unsigned kDisableTiming = 2;
+  MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventCreate(&w->event_, kDisableTiming), "a CUDA event"));
+  return w;
+}
+
+Walker::~Walker() {
+  if (event_ == nullptr) return;
+  stop();  // a kernel that still waits for a peer ends now, and with it the stream that it is on
+  const driver_cuda::Current current(engine_.context());
+  if (launched() > 0) {
+    while (driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady) {
+      const timespec t{0, 50'000};
+      (void)nanosleep(&t, nullptr);
+    }
+  }
+  (void)driver_cuda::driver()->cuEventDestroy_v2(event_);
+  proxy_ = nullptr;
+  Households::get().leave(std::move(memory_));
+}
+
+Status Walker::connect(Fabric& fabric, std::span<std::byte* const> memories, std::unique_ptr<WalkProxy> proxy) {
+  fabric_ = &fabric;
+  proxy_ = std::move(proxy);
+  Households::get().join(memory_.data(), memories[head_of(fabric)]);
+  const driver_cuda::Current current(engine_.context());
+  std::vector<WalkPeer> peers;
+  for (uint32_t r = 0; r < n_ranks_; ++r) {
+    if (elsewhere(r)) {
+      peers.push_back(proxy_->peer(r));
+      continue;
+    }
+    std::byte* m = memories[r];
+    peers.push_back({reinterpret_cast<WalkHeader*>(m),
+                     reinterpret_cast<uint8_t*>(m + moeccl::cuda::walk_header_bytes(n_ranks_)),
+                     reinterpret_cast<moeccl::cuda::WalkSplit*>(m + splits_at())});
+  }
+  std::byte* table = memory_.data() + peers_at();
+  MOECCL_TRY(driver_cuda::check(
+      driver_cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<driver_cuda::Pointer>(table), peers.data(),
+                                                  peers.size() * sizeof(WalkPeer), engine_.stream()),
+      "the table of peers to the device"));
+  return engine_.synchronize();
+}
+
+bool Walker::idle() const {
+  return fabric_->own->board().progress.walked.load(std::memory_order_acquire) == launched();
+}
+
+bool Walker::has_launched(uint32_t peer, uint64_t number) const {
+  if (elsewhere(peer)) return proxy_->has_launched(peer, number);
+  return fabric_->link(peer).board().progress.walks_called.load(std::memory_order_acquire) >= number;
+}
+bool Walker::has_ended(uint32_t peer, uint64_t number) const {
+  if (elsewhere(peer)) return proxy_->has_ended(peer, number);
+  return fabric_->link(peer).board().progress.walked.load(std::memory_order_acquire) >= number;
+}
+
+// Programs lie in page-locked memory, so that a new one needs no copy and no stream. They are few: what differs between
+// counts travels in the launch. When the memory is full, all but those of graphs go, once nothing runs.
+Result<Walker::Placed*> Walker::place(const Operation& op) {
+  const uint64_t key = op.choice.program_hash;
+  if (const auto it = known_.find(key); key != 0 && it != known_.end()) return it->second;
+  MOECCL_ASSIGN_OR_RETURN(const WalkProgram program, compile_walk(*op.choice.program));
+  std::vector<std::byte> image(program.bytes());
+  const WalkProgram::Offsets at = program.write(image.data());
+  const uint64_t content = hash_bytes(image);
+  auto it = placed_.find(content);
+  if (it == placed_.end()) {
+    const bool graphs = std::any_of(placed_.begin(), placed_.end(), [](const auto& p) { return p.second.captured; });
+    if (used_ + image.size() > pinned_.bytes() && !graphs && idle()) {
+      placed_.clear();
+      known_.clear();
+      used_ = programs_from_;
+    }
+    if (used_ + image.size() > pinned_.bytes()) {
+      return error(moecclOutOfMemory,
+                   "the {} bytes for programs of the persistent kernel are full: synchronise the streams now and then, "
+                   "or set MOECCL_CUDA_PERSISTENT=0",
+                   pinned_.bytes());
+    }
+    std::byte* base = pinned_.data() + used_;
+    std::memcpy(base, image.data(), image.size());
+    used_ += (image.size() + 63) / 64 * 64;
+    Placed p;
+    p.program = {};
+    p.program.lanes = reinterpret_cast<const moeccl::cuda::WalkLane*>(base + at.lanes);
+    p.program.steps = reinterpret_cast<const moeccl::cuda::WalkStep*>(base + at.steps);
+    p.program.refs = reinterpret_cast<const moeccl::cuda::WalkRef*>(base + at.refs);
+    p.program.totals = reinterpret_cast<const moeccl::cuda::WalkTotal*>(base + at.totals);
+    p.program.n_lanes = static_cast<uint32_t>(program.lanes.size());
+    p.program.n_steps = static_cast<uint32_t>(program.steps.size());
+    p.program.n_refs = static_cast<uint32_t>(program.refs.size());
+    p.program.n_totals = static_cast<uint32_t>(program.totals.size());
+    it = placed_.emplace(content, p).first;
+  }
+  if (key != 0) known_.emplace(key, &it->second);
+  return &it->second;
+}
+
+// What all launches say alike.
+void Walker::fill(const Operation& op, WalkArgs& a) const {
+  const Choice& choice = op.choice;
+  a.header = reinterpret_cast<WalkHeader*>(memory_.data());
+  a.peers = reinterpret_cast<const WalkPeer*>(memory_.data() + peers_at());
+  if (proxy_ != nullptr) {
+    a.net = proxy_->net();
+    a.net.state = reinterpret_cast<moeccl::cuda::WalkNetState*>(memory_.data() + net_at());
+  }
+  a.report = &report();
+  a.rank = fabric_->rank;
+  a.n_ranks = n_ranks_;
+  a.signature = pack(op.signature, 0);
+  a.count = op.binding.count;
+  a.plan = op.signature.plan;
+  a.input = op.input;
+  a.output = op.output;
+  a.chunk = choice.chunking.chunk;
+  a.n_chunks = choice.chunking.n_chunks;
+  a.slot_elements = op.binding.slot_elements > 0
+                        ? op.binding.slot_elements
+                        : (choice.chunking.chunk * op.element_bytes + 63) / 64 * 64 / op.element_bytes;
+  a.half_bytes = half_bytes_;
+  a.timeout_ns = static_cast<uint64_t>(fabric_->timeout_ms) * 1'000'000;
+  a.depth = choice.program->depth;
+  a.n_slots = choice.program->n_slots;
+  a.element_bytes = static_cast<uint32_t>(op.element_bytes);
+  a.op = static_cast<uint32_t>(op.reduce);
+  a.divisor = op.divisor;
+  a.scaled = op.scaled;
+  a.scale = bits(op.scale);
+  a.unit = bits(unit_scale(op.signature.type));
+}
+
+namespace {
+
+// Bytes that an operation moves on this rank, about: what its blocks share.
+uint64_t work_of(const Operation& op, uint32_t n_ranks) {
+  if (const WalkRows* rows = rows_of(op); rows != nullptr) return rows->bytes;
+  if (op.signature.op == moecclOpAllToAllv) {
+    const uint64_t sent = std::reduce(op.send_counts.begin(), op.send_counts.end());
+    return std::max(sent, std::reduce(op.recv_counts.begin(), op.recv_counts.end())) * op.element_bytes;
+  }
+  const uint32_t blocks =
+      std::max(plan::in_blocks(op.signature.op, n_ranks), plan::out_blocks(op.signature.op, n_ranks));
+  return op.binding.count * op.element_bytes * blocks;
+}
+
+moeccl::cuda::WalkRowsArgs with_rows(const Operation& op, const WalkRows& rows, const WalkArgs& walk) {
+  moeccl::cuda::WalkRowsArgs a{};
+  a.walk = walk;
+  a.tables = rows.tables;
+  a.dispatch = op.signature.op == moecclOpDispatch;
+  a.weighted = rows.weighted;
+  a.grouped = op.grouped;
+  a.type = static_cast<uint32_t>(op.signature.type);
+  a.scale_bytes = op.scales.bytes;
+  a.row_elements = static_cast<uint32_t>((op.element_bytes - op.scales.bytes) / moecclTypeSize(op.signature.type));
+  a.input_scales = op.scales.input;
+  a.output_scales = op.scales.output;
+  return a;
+}
+
+moeccl::cuda::WalkSplitsArgs with_splits(const Operation& op, const WalkArgs& walk) {
+  moeccl::cuda::WalkSplitsArgs a{};
+  a.walk = walk;
+  const auto copy = [&](const std::vector<uint64_t>& from, uint64_t* to) {
+    std::copy(from.begin(), from.end(), to);  // n_ranks: at most kMaxSources, as comm/cuda_walk has seen
+  };
+  copy(op.send_counts, a.send_counts);
+  copy(op.send_displs, a.send_displs);
+  copy(op.recv_counts, a.recv_counts);
+  copy(op.recv_displs, a.recv_displs);
+  for (const auto* counts : {&op.send_counts, &op.recv_counts})
+    for (const uint64_t c : *counts) a.largest = std::max(a.largest, c);
+  return a;
+}
+
+}  // namespace
+
+Status Walker::start(const Operation& op, const WalkArgs& a, driver_cuda::Stream stream) const {
+  const uint32_t lanes = lanes_of(a);
+  const uint64_t team = std::clamp<uint64_t>(work_of(op, n_ranks_) / kBlockBytes, 1, most_blocks_ / lanes);
+  const auto launch_kernel = [&](driver_cuda::Function kernel, const void* args) {
+    void* parameters[] = {const_cast<void*>(args)};
+    return driver_cuda::check(driver_cuda::driver()->cuLaunchKernel(kernel, static_cast<unsigned>(team) * lanes, 1, 1,
+                                                                    kThreads, 1, 1, 0, stream, parameters, nullptr),
+                              "launching the persistent kernel");
+  };
+  if (const WalkRows* given = rows_of(op); given != nullptr) {
+    const auto rows = with_rows(op, *given, a);
+    return launch_kernel(engine_.function("moeccl_walk_rows"), &rows);
+  }
+  if (op.signature.op == moecclOpAllToAllv) {
+    const auto splits = with_splits(op, a);
+    return launch_kernel(engine_.function("moeccl_walk_splits"), &splits);
+  }
+  const bool sums = op.signature.op == moecclOpAllReduce || op.signature.op == moecclOpReduce ||
+                    op.signature.op == moecclOpReduceScatter;
+  return launch_kernel(engine_.function("moeccl_walk", sums ? op.signature.type : moecclUint8), &a);
+}
+
+Status Walker::launch(const Operation& op, driver_cuda::Stream stream, uint64_t* number) {
+  const driver_cuda::Current current(engine_.context());
+  const std::lock_guard lock(mutex_);
+  MOECCL_ASSIGN_OR_RETURN(Placed * placed, place(op));
+  WalkArgs a = placed->program;
+  if (lanes_of(a) > most_blocks_) {
+    return error(
+        moecclUnsupported,
+        "plan {} has {} lanes and the persistent kernel {} blocks: allow more multiprocessors (MOECCL_CUDA_SMS) or "
+        "set MOECCL_CUDA_PERSISTENT=0 on all ranks",
+        op.choice.algorithm, lanes_of(a), most_blocks_);
+  }
+  fill(op, a);
+  const driver_cuda::Driver& d = *driver_cuda::driver();
+  uint64_t next = 0;
+  if (number != nullptr) {
+    next = launched() + 1;
+    a.completed = reinterpret_cast<uint64_t*>(&fabric_->own->board().progress.walked);
+    a.number = next;
+    if (next > 1 && stream != last_stream_)
+      MOECCL_TRY(driver_cuda::check(d.cuStreamWaitEvent(stream, event_, 0), "the order of operations on two streams"));
+  }
+  MOECCL_TRY(start(op, a, stream));
+  if (number == nullptr) {
+    placed->captured = true;
+    if (proxy_ != nullptr) proxy_->captured();
+    return {};
+  }
+  *number = next;
+  last_stream_ = stream;
+  launched_.store(next, std::memory_order_release);
+  fabric_->own->board().progress.walks_called.store(next);
+  if (proxy_ != nullptr) proxy_->wake();
+  return driver_cuda::check(d.cuEventRecord(event_, stream), "the order of operations on two streams");
+}
+
+namespace {
+
+// Of an update on the device.
+Status no_tables(const std::string& what, moeccl::cuda::TableFault fault, uint64_t rank, uint64_t value) {
+  switch (fault) {
+    case moeccl::cuda::TableFault::kTokens:
+      return error(
+          moecclInvalidArgument,
+          "{} found its routing empty: rank {} counts {} tokens in n_tokens_device, more than the n_tokens rows "
+          "of its topk_index",
+          what, rank, value);
+    case moeccl::cuda::TableFault::kWeights:
+      return error(moecclMismatch,
+                   "{} found its routing empty: topk_weight must be NULL on all ranks or on none, and rank {} differs",
+                   what, rank);
+    default:
+      return error(moecclInvalidArgument,
+                   "{} found its routing empty: topk_index[{}] of rank {} names an expert that does not exist, or one "
+                   "twice",
+                   what, value, rank);
+  }
+}
+
+}  // namespace
+
+void Walker::stop() { std::atomic_ref(report().stop).store(moeccl::cuda::kWalkStop, std::memory_order_relaxed); }
+void Walker::expire() {
+  uint64_t none = 0;
+  std::atomic_ref(report().stop).compare_exchange_strong(none, moeccl::cuda::kWalkExpire, std::memory_order_relaxed);
+}
+
+Status Walker::failure() const {
+  WalkReport& r = report();
+  // Acquire: pairs with the release in walk_fail() on the device.
+  const auto kind = static_cast<WalkFailure>(std::atomic_ref(r.kind).load(std::memory_order_acquire));
+  if (kind == WalkFailure::kNone) return {};
+  const Signature own = unpack(r.own);
+  const uint64_t peer = load(r.peer);
+  const std::string what =
+      format("{} (count {}, operation {} of the persistent kernel)", op_name(own.op), own.count, load(r.seq));
+  const std::string where = format("lane {}, step {}, chunk {}", load(r.lane), load(r.step), load(r.chunk));
+  const uint32_t me = fabric_->rank;
+  if (kind == WalkFailure::kMismatch && peer < n_ranks_) {
+    const auto other = static_cast<uint32_t>(peer);
+    const Signature theirs = unpack(r.entry);
+    const bool differ = pack(own, 0) != pack(theirs, 0) || own.count != theirs.count || own.plan != theirs.plan;
+    if (load(r.entry.seq) == load(r.seq) && differ) {
+      return Status(moecclMismatch, describe_difference(std::min(me, other), me < other ? own : theirs,
+                                                        std::max(me, other), me < other ? theirs : own));
+    }
+    return error(moecclMismatch,
+                 "rank {} and rank {} disagree on the operation, count, type, operator, root or order of an "
+                 "operation some before {}",
+                 std::min(me, other), std::max(me, other), what);
+  }
+  if (kind == WalkFailure::kSplits && peer < n_ranks_) {
+    const bool sends = load(r.step) == 0;
+    const uint64_t theirs = load(r.seen), ours = load(r.expected);
+    return error(moecclMismatch,
+                 "ranks disagree on the split sizes of alltoallv: rank {} sends {} elements, rank {} expects {}",
+                 sends ? me : static_cast<uint32_t>(peer), sends ? ours : theirs,
+                 sends ? static_cast<uint32_t>(peer) : me, sends ? theirs : ours);
+  }
+  if (kind == WalkFailure::kNoTables && load(r.step) != 0)
+    return no_tables(what, static_cast<moeccl::cuda::TableFault>(load(r.step)), load(r.expected), load(r.chunk));
+  if (kind == WalkFailure::kNoTables) {
+    return error(
+        moecclInvalidUsage,
+        "{} of a graph found its routing empty, because the routing's last update failed: update it before the "
+        "graph is replayed",
+        what);
+  }
+  if (kind == WalkFailure::kStopped) return error(moecclAborted, "{} was ended on the device ({})", what, where);
+  const std::string whom =
+      peer < n_ranks_ ? format("rank {}", peer) : std::string("blocks of its own, which have not all started");
+  return error(moecclTimeout,
+               "{} did not finish within {} ms on the device; it waits in {} for {} (number {}, seen {})", what,
+               fabric_->timeout_ms, where, whom, load(r.expected), load(r.seen));
+}
+
+WalkTask::~WalkTask() {
+  if (promised_) walker_.promised.fetch_sub(1, std::memory_order_release);
+}
+
+Progress WalkTask::poll() {
+  Fabric& f = fabric();
+  if (!watching_) {
+    watching_ = true;
+    sequence_ = f.sequence;
+    began_ns_ = now_ns();
+    f.recorder.begin(number_ > 0 ? number_ : walker_.launched() + 1, op_.signature);
+    f.recorder.chose(op_.choice.algorithm);
+  }
+  if (number_ == 0) {
+    Status s = walker_.launch(op_, walker_.engine().stream(), &number_);
+    if (!s.ok()) return fail(std::move(s));
+    promised_ = false;
+    walker_.promised.fetch_sub(1, std::memory_order_release);
+    return Progress::kMoved;
+  }
+  // Acquire: pairs with the release in walk_leave() on the device.
+  if (f.own->board().progress.walked.load(std::memory_order_acquire) < number_) return Progress::kBlocked;
+  if (Status s = walker_.failure(); !s.ok()) {
+    log(LogLevel::kError, "rank {} of {}: {}; its last operations:", f.rank, f.n_ranks, s.message());
+    f.log_recorder();
+    return fail(std::move(s));
+  }
+  const int64_t took_ns = f.recorder.end(false);
+  if (op_.measured != nullptr) op_.measured->ns.store(static_cast<double>(took_ns), std::memory_order_relaxed);
+  return Progress::kDone;
+}
+
+// The kernels compare what they run. A peer that runs an operation of the other kind (one that the proxy drives) in
+// this one's place is found here.
+Status WalkTask::diagnose() {
+  const Fabric& f = fabric();
+  // The device's clock begins with its wait, later than the host's.
+  if (now_ns() - began_ns_ > f.timeout_ms * 1'000'000) walker_.expire();
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p == f.rank) continue;
+    const transport::Board& board = f.link(p).board();
+    const transport::Entry& e = board.entries[(sequence_ + 1) % transport::kEntries];
+    if (e.seq.load(std::memory_order_acquire) != sequence_ + 1) continue;
+    if (walker_.has_launched(p, number_)) continue;
+    if (walker_.elsewhere(p)) {
+      if (differs_since_ns_ == 0) differs_since_ns_ = now_ns();
+      if (now_ns() - differs_since_ns_ < kBoth_ns) continue;
+    }
+    moeccl::cuda::WalkEntry theirs{};
+    theirs.signature = e.signature.load(std::memory_order_relaxed);
+    theirs.count = e.count.load(std::memory_order_relaxed);
+    theirs.plan = e.plan.load(std::memory_order_relaxed);
+    const Signature other = unpack(theirs);
+    const bool first = f.rank < p;
+    return Status(moecclMismatch, describe_difference(std::min(f.rank, p), first ? op_.signature : other,
+                                                      std::max(f.rank, p), first ? other : op_.signature));
+  }
+  return {};
+}
+
+std::string WalkTask::describe() const {
+  return format("{} #{} of the persistent kernel (count {}, plan {}), on CUDA memory", op_name(op_.signature.op),
+                number_, op_.signature.count, op_.choice.algorithm);
+}
+
+bool WalkTask::needs(uint32_t peer) const {
+  if (walker_.has_ended(peer, number_)) return false;
+  const auto left = static_cast<uint32_t>(transport::RankState::kLeft);
+  if (!walker_.elsewhere(peer) || fabric().link(peer).board().health.state.load() != left) return true;
+  if (left_since_ns_ == 0) left_since_ns_ = now_ns();
+  return now_ns() - left_since_ns_ > kBoth_ns;
+}
+
+void WalkTask::abandon() {
+  Fabric& f = fabric();
+  f.recorder.end(true);
+  walker_.stop();
+  if (number_ == 0) return;
+  // Until this rank's kernel, and those of peers that may be using its buffers, have left.
+  wait_for_peers([&] {
+    const auto running = [&](const transport::Board& b) {
+      return b.progress.walks_called.load(std::memory_order_acquire) >= number_ &&
+             b.progress.walked.load(std::memory_order_acquire) < number_;
+    };
+    if (running(f.own->board())) return true;
+    for (uint32_t p = 0; p < f.n_ranks; ++p)
+      if (p != f.rank && f.link(p).same_process() && running(f.link(p).board())) return true;
+    return false;
+  });
+}
+
+}  // namespace moeccl::exec

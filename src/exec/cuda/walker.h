@@ -1,0 +1,125 @@
+// The persistent kernel of one rank: its device memory (flags and staging), which peers' kernels reach, and launches
+// that run a whole program each (kernels/cuda/walk.cuh). A launch goes on any stream and returns at once; WalkTask
+// watches its end on the host, so that deadlines, aborts and lost peers end it as they end every operation.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+
+#include "kernels/cuda/walk_rows_args.h"
+#include "src/exec/cuda/stream_engine.h"
+#include "src/exec/cuda/walk_program.h"
+#include "src/exec/cuda/walk_proxy.h"
+#include "src/exec/task.h"
+
+namespace moeccl::exec {
+
+class Walker {
+ public:
+  // half_bytes: staging of one operation; most_blocks: of a launch.
+  static Result<std::unique_ptr<Walker>> create(StreamEngine& engine, uint32_t n_ranks, uint64_t half_bytes,
+                                                uint32_t most_blocks);
+  std::byte* memory() const { return memory_.data(); }
+  // [n_ranks]: every rank's memory() as this rank's device reaches it; its own in its place. Ranks on other hosts have
+  // none: `proxy` reaches them; null where there are none.
+  Status connect(Fabric& fabric, std::span<std::byte* const> memories, std::unique_ptr<WalkProxy> proxy);
+
+  // Puts the operation on the stream, after those launched before. `number` becomes its number, which the board shows
+  // when it is done; null: the stream is being captured, and whoever replays the graph orders it.
+  Status launch(const Operation& op, driver::cuda::Stream stream, uint64_t* number);
+  // Operations that were promised a place in the order and wait on a host thread to be launched: others must not
+  // overtake them.
+  std::atomic<uint32_t> promised{0};
+
+  // Why the device gave up; ok() when it did not. Any thread.
+  Status failure() const;
+  // The kernels that wait give up; nothing can be launched any more. Any thread.
+  void stop();
+  // The same for the reason that the deadline has passed.
+  void expire();
+  // What was launched outside of graphs has run.
+  bool idle() const;
+  // Whether `peer` has launched, or ended, so many operations outside of graphs, as far as is known here.
+  bool has_launched(uint32_t peer, uint64_t number) const;
+  bool has_ended(uint32_t peer, uint64_t number) const;
+  // On another host: it neither uses this rank's memory nor is its memory used here.
+  bool elsewhere(uint32_t peer) const { return proxy_ != nullptr && proxy_->elsewhere(peer); }
+  uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
+  uint32_t most_blocks() const { return most_blocks_; }
+  uint64_t half_bytes() const { return half_bytes_; }  // staging of one operation
+  // Of a row, with its scales: to another host it goes in one piece.
+  uint64_t most_row_bytes() const { return proxy_ != nullptr ? proxy_->net().cell_bytes : ~uint64_t{0}; }
+  size_t memory_bytes() const {
+    return memory_.bytes() + pinned_.bytes() + (proxy_ != nullptr ? proxy_->memory_bytes() : 0);
+  }
+  StreamEngine& engine() const { return engine_; }
+
+ private:
+  explicit Walker(StreamEngine& engine) : engine_(engine) {}
+  struct Placed {
+    moeccl::cuda::WalkArgs program;  // its first fields
+    bool captured = false;
+  };
+  Result<Placed*> place(const Operation& op);
+  void fill(const Operation& op, moeccl::cuda::WalkArgs& a) const;
+  Status start(const Operation& op, const moeccl::cuda::WalkArgs& a, driver::cuda::Stream stream) const;
+  size_t peers_at() const { return moeccl::cuda::walk_header_bytes(n_ranks_) + 2 * half_bytes_; }
+  size_t splits_at() const { return peers_at() + n_ranks_ * sizeof(moeccl::cuda::WalkPeer); }
+  size_t net_at() const {
+    return splits_at() + size_t{moeccl::cuda::kWalkEntries} * n_ranks_ * sizeof(moeccl::cuda::WalkSplit);
+  }
+  // Of a launch: the program's, and one for what the network brings.
+  uint32_t lanes_of(const moeccl::cuda::WalkArgs& a) const { return a.n_lanes + (proxy_ != nullptr ? 1 : 0); }
+  moeccl::cuda::WalkReport& report() const { return *reinterpret_cast<moeccl::cuda::WalkReport*>(pinned_.data()); }
+
+  StreamEngine& engine_;
+  Fabric* fabric_ = nullptr;
+  uint32_t n_ranks_ = 1, most_blocks_ = 1;
+  uint64_t half_bytes_ = 0;
+  driver::cuda::Memory memory_;  // header, staging, table of peers, splits, counts of the network's queues
+  driver::cuda::Memory pinned_;  // report, programs
+  size_t programs_from_ = 0, used_ = 0;
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, Placed> placed_;  // by the program's bytes
+  std::unordered_map<uint64_t, Placed*> known_;  // by Choice::program_hash
+  driver::cuda::Event event_ = nullptr;
+  driver::cuda::Stream last_stream_ = nullptr;
+  std::atomic<uint64_t> launched_{0};
+  std::unique_ptr<WalkProxy> proxy_;
+
+ public:
+  ~Walker();
+};
+
+// One operation on the persistent kernel, from its launch to its end.
+class WalkTask final : public Task {
+ public:
+  // number 0: launches on the engine's stream at the first poll, as promised (Walker::promised).
+  WalkTask(Fabric& fabric, Walker& walker, const Operation& op, uint64_t number)
+      : Task(fabric), walker_(walker), op_(op), number_(number), promised_(number == 0) {}
+  ~WalkTask() override;
+
+  Progress poll() override;
+  Status diagnose() override;
+  std::string describe() const override;
+  bool needs(uint32_t peer) const override;
+  // The device is told when the deadline passes, and its report names the step.
+  int64_t grace_ms() const override { return 1000; }
+  void stop() override { walker_.stop(); }
+  void abandon() override;
+
+ private:
+  Walker& walker_;
+  const Operation& op_;
+  uint64_t number_;
+  bool promised_, watching_ = false;
+  uint64_t sequence_ = 0;  // operations of the fabric that were called before
+  int64_t began_ns_ = 0;
+  // Since when a rank of another host seems to run something else, or to have left; 0: none does.
+  int64_t differs_since_ns_ = 0;
+  mutable int64_t left_since_ns_ = 0;
+};
+
+}  // namespace moeccl::exec

@@ -1,0 +1,317 @@
+#include "src/moe/cuda_routing.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "kernels/cuda/args.h"
+#include "kernels/cuda/route_args.h"
+
+namespace moeccl::comm {
+
+namespace cuda = driver::cuda;
+using namespace moeccl::cuda;
+
+namespace {
+
+// Places in one allocation, each where any type may lie.
+class Layout {
+ public:
+  size_t take(size_t bytes) {
+    const size_t at = end_;
+    end_ += (bytes + 255) / 256 * 256;
+    return at;
+  }
+  size_t end() const { return end_; }
+
+ private:
+  size_t end_ = 0;
+};
+
+uint32_t tiles(uint64_t n_tokens, uint32_t tile) { return static_cast<uint32_t>((n_tokens + tile - 1) / tile); }
+
+}  // namespace
+
+Result<std::unique_ptr<CudaRouting>> CudaRouting::create(exec::StreamEngine& engine, const Setting& setting) {
+  std::unique_ptr<CudaRouting> r(new CudaRouting(setting));
+  const cuda::Current current(engine.context());
+  r->context_ = engine.context();
+  r->lay_out();
+  if (r->end_ - r->words_ > UINT32_MAX * sizeof(uint32_t))
+    return error(
+        moecclUnsupported,
+        "routing on the device of {} tokens a rank with top_k {}: records of up to {} bytes, at most 16 GiB are "
+        "possible; give topk_index in host memory or fewer tokens a step",
+        setting.shape->max_tokens, setting.shape->top_k, r->end_ - r->words_);
+  constexpr unsigned kNonBlocking = 1;
+  MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreate(&r->stream_, kNonBlocking), "a CUDA stream for routing"));
+  MOECCL_ASSIGN_OR_RETURN(r->device_, cuda::Memory::device(engine.context(), r->end_));
+  MOECCL_ASSIGN_OR_RETURN(r->pinned_, cuda::Memory::pinned(engine.context(), r->pinned_bytes()));
+  MOECCL_TRY(r->upload_tables());
+  return r;
+}
+
+size_t CudaRouting::bytes_of(const Setting& setting) {
+  CudaRouting r(setting);
+  r.lay_out();
+  return r.end_ + r.pinned_bytes();
+}
+
+CudaRouting::~CudaRouting() {
+  if (stream_ == nullptr) return;
+  const cuda::Current current(context_);
+  (void)cuda::driver()->cuStreamSynchronize(stream_);
+  (void)cuda::driver()->cuStreamDestroy_v2(stream_);
+}
+
+// The constant tables come first, so that they travel as one.
+void CudaRouting::lay_out() {
+  Layout layout;
+  const uint32_t n_experts = s_.placement->n_experts(), n_ranks = s_.placement->n_ranks, n_peers = n_ranks + 1;
+  const size_t tokens = s_.shape->max_tokens, choices = tokens * s_.shape->top_k;
+  const auto put = [&](size_t n, auto&& fill) {
+    const size_t offset = layout.take(n * sizeof(uint32_t));
+    tables_.resize(layout.end() / sizeof(uint32_t));
+    for (size_t i = 0; i < n; ++i) tables_[offset / sizeof(uint32_t) + i] = fill(i);
+    return offset;
+  };
+  const algo::CanonicalOrder& order = *s_.order;
+  position_ = put(n_experts, [&](size_t e) { return order.position[e]; });
+  expert_ = put(n_experts, [&](size_t p) { return uint32_t{order.expert[p]}; });
+  owner_ = put(n_experts, [&](size_t p) { return s_.placement->owner[order.expert[p]]; });
+  identity_ = put(n_experts, [&](size_t e) { return static_cast<uint32_t>(e); });
+  std::vector<uint32_t> first_group(1, 0);
+  for (const plan::Level& level : s_.tree->levels) first_group.push_back(first_group.back() + level.n_groups);
+  n_slots_ = first_group.back();
+  size_t most_hops = 0;
+  for (const algo::Paths* paths : s_.candidates) {
+    const auto ways = algo::ways_of(*paths, *s_.tree, *s_.placement, s_.rank);
+    std::vector<uint32_t> first(1, 0), to, slot;
+    for (const auto& way : ways) {
+      most_hops = std::max(most_hops, way.size());
+      for (const algo::Hop& hop : way) {
+        to.push_back(hop.to);
+        slot.push_back(first_group[hop.level] + s_.tree->levels[hop.level].group_of_rank[hop.to]);
+      }
+      first.push_back(static_cast<uint32_t>(to.size()));
+    }
+    Candidate& c = candidates_.emplace_back();
+    c.dedup = paths->algorithm().dedup();
+    c.way_first = put(first.size(), [&](size_t i) { return first[i]; });
+    c.way_to = put(to.size(), [&](size_t i) { return to[i]; });
+    c.way_slot = put(slot.size(), [&](size_t i) { return slot[i]; });
+  }
+  key_ = layout.take(choices * sizeof(uint32_t));
+  weight_ = layout.take(choices * sizeof(float));
+  if (s_.shape->capacity > 0) {
+    drop_tile_ = layout.take(size_t{tiles(tokens, kRouteTile)} * n_experts * sizeof(uint32_t));
+    drop_first_ = layout.take((size_t{n_experts} + 1) * sizeof(uint32_t));
+    drop_list_ = layout.take(choices * sizeof(uint32_t));
+  }
+  for (Candidate& c : candidates_)
+    c.tile = layout.take(size_t{tiles(tokens, kRecordTile)} * n_peers * sizeof(RouteTotals));
+  summary_ = bad_ = layout.take(sizeof(uint32_t));
+  drop_counts_ = layout.take(n_experts * sizeof(int32_t));
+  for (Candidate& c : candidates_) {
+    c.rows = layout.take(n_slots_ * sizeof(uint32_t));
+    c.total = layout.take(n_peers * sizeof(RouteTotals));
+  }
+  results_ = own_n_experts_ = layout.take(tokens);
+  own_expert_ = layout.take(choices * sizeof(uint16_t));
+  own_choice_ = layout.take(choices * sizeof(uint32_t));
+  own_weight_ = layout.take(choices * sizeof(float));
+  // A choice costs each rank on its way at most a token, a number of experts and an expert, and the last one a weight;
+  // a message its header and two ends of lists.
+  const size_t passes = choices * most_hops;
+  words_ = layout.take((size_t{6} * n_ranks + 2 * passes + choices) * sizeof(uint32_t));
+  end_ = layout.end();
+}
+
+Status CudaRouting::upload_tables() {
+  std::memcpy(pinned_.data(), tables_.data(), tables_.size() * sizeof(uint32_t));
+  note(cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(device_.data()), pinned_.data(),
+                                            tables_.size() * sizeof(uint32_t), stream_),
+       "routing tables to the device");
+  tables_ = {};
+  return finish();
+}
+
+void CudaRouting::note(int result, const char* what) {
+  if (status_.ok()) status_ = cuda::check(result, what);
+}
+
+Status CudaRouting::finish() {
+  note(cuda::driver()->cuStreamSynchronize(stream_), "routing on the device");
+  return std::exchange(status_, Status());
+}
+
+void CudaRouting::launch(exec::StreamEngine& engine, const char* kernel, const void* args, size_t n_threads) {
+  constexpr unsigned kThreads = 256;
+  const size_t most = size_t{engine.sm_limit()} * 2;
+  const auto blocks = static_cast<unsigned>(std::clamp<size_t>((n_threads + kThreads - 1) / kThreads, 1, most));
+  void* parameters[] = {const_cast<void*>(args)};
+  note(cuda::driver()->cuLaunchKernel(engine.function(kernel), blocks, 1, 1, kThreads, 1, 1, 0, stream_, parameters,
+                                      nullptr),
+       kernel);
+}
+
+void CudaRouting::launch_order(exec::StreamEngine& engine) {
+  const auto n_tokens = static_cast<uint32_t>(topk_.n_tokens);
+  const uint32_t top_k = s_.shape->top_k, n_experts = s_.placement->n_experts();
+  const size_t choices = size_t{n_tokens} * top_k;
+  RouteOrderKernelArgs order{topk_.index, at<uint32_t>(position_), n_tokens,          top_k,
+                             n_experts,   at<uint32_t>(key_),      at<uint32_t>(bad_)};
+  launch(engine, "moeccl_route_order", &order, choices);
+  if (s_.shape->capacity == 0) return;
+  RouteKernelArgs lists{};
+  lists.topk = topk_.index;
+  lists.map = at<int32_t>(identity_);
+  lists.n_tokens = n_tokens;
+  lists.top_k = top_k;
+  lists.n_experts = lists.n_slots = n_experts;
+  lists.n_maps = 1;
+  lists.n_tiles = tiles(n_tokens, kRouteTile);
+  lists.tile_count = at<uint32_t>(drop_tile_);
+  lists.first = at<uint32_t>(drop_first_);
+  lists.list = at<uint32_t>(drop_list_);
+  lists.bad = at<uint32_t>(bad_);
+  launch(engine, "moeccl_route_count", &lists, size_t{lists.n_tiles} * kRouteTile);
+  launch(engine, "moeccl_route_scan", &lists, 1);
+  launch(engine, "moeccl_route_fill", &lists, size_t{lists.n_tiles} * kRouteTile);
+  RouteDropKernelArgs drop{lists.first, lists.list,         order.position, n_experts,
+                           top_k,       s_.shape->capacity, order.key,      at<int32_t>(drop_counts_)};
+  launch(engine, "moeccl_route_drop", &drop, size_t{n_experts} * 256);
+}
+
+namespace {
+
+constexpr uint32_t kWarpThreads = 32;
+
+}  // namespace
+
+void CudaRouting::launch_counts(exec::StreamEngine& engine) {
+  for (const Candidate& c : candidates_) {
+    RouteLevelsKernelArgs levels{};
+    levels.key = at<uint32_t>(key_);
+    levels.ways = {at<uint32_t>(owner_), at<uint32_t>(c.way_first), at<uint32_t>(c.way_to), at<uint32_t>(c.way_slot)};
+    levels.n_tokens = static_cast<uint32_t>(topk_.n_tokens);
+    levels.top_k = s_.shape->top_k;
+    levels.n_slots = n_slots_;
+    levels.dedup = c.dedup ? 1 : 0;
+    levels.rows = at<uint32_t>(c.rows);
+    launch(engine, "moeccl_route_levels", &levels, levels.n_tokens);
+    RouteRecordsKernelArgs records = records_args(c);
+    launch(engine, "moeccl_route_records_count", &records,
+           size_t{records.n_tiles} * (records.n_ranks + 1) * kWarpThreads);
+    launch(engine, "moeccl_route_records_scan", &records, 1);
+  }
+}
+
+RouteRecordsKernelArgs CudaRouting::records_args(const Candidate& c) const {
+  RouteRecordsKernelArgs a{};
+  a.key = at<uint32_t>(key_);
+  a.ways = {at<uint32_t>(owner_), at<uint32_t>(c.way_first), at<uint32_t>(c.way_to), at<uint32_t>(c.way_slot)};
+  a.expert = at<uint32_t>(expert_);
+  a.weight = topk_.weight;
+  a.n_tokens = static_cast<uint32_t>(topk_.n_tokens);
+  a.top_k = s_.shape->top_k;
+  a.n_ranks = s_.placement->n_ranks;
+  a.n_tiles = tiles(topk_.n_tokens, kRecordTile);
+  a.tile = at<RouteTotals>(c.tile);
+  a.total = at<RouteTotals>(c.total);
+  a.words = at<uint32_t>(words_);
+  a.own_n_experts = at<uint8_t>(own_n_experts_);
+  a.own_expert = at<uint16_t>(own_expert_);
+  a.own_choice = at<uint32_t>(own_choice_);
+  a.own_weight = at<float>(own_weight_);
+  return a;
+}
+
+Status CudaRouting::assign(exec::StreamEngine& engine, const algo::TopK& topk) {
+  const cuda::Current current(context_);
+  const cuda::Driver& d = *cuda::driver();
+  topk_ = topk;
+  // Routing calls have no stream: what the default one still does comes before.
+  MOECCL_TRY(cuda::check(d.cuStreamSynchronize(nullptr), "the default stream"));
+  if (topk.weight != nullptr && cuda::memory_type(topk.weight) < cuda::kDeviceMemory) {
+    // Through page-locked memory that nothing uses yet.
+    const size_t bytes = topk.n_tokens * s_.shape->top_k * sizeof(float);
+    std::byte* staged = pinned_.data() + (own_weight_ - summary_);
+    std::memcpy(staged, topk.weight, bytes);
+    note(d.cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(device_.data() + weight_), staged, bytes, stream_),
+         "weights to the device");
+    topk_.weight = at<float>(weight_);
+  }
+  const auto summary = reinterpret_cast<cuda::Pointer>(device_.data() + summary_);
+  note(d.cuMemsetD8Async(summary, 0, results_ - summary_, stream_), "routing on the device");
+  note(d.cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(device_.data() + bad_), 0xff, sizeof(uint32_t), stream_),
+       "routing on the device");
+  launch_order(engine);
+  launch_counts(engine);
+  note(d.cuMemcpyDtoHAsync_v2(pinned_.data(), summary, results_ - summary_, stream_), "counts of a routing");
+  MOECCL_TRY(finish());
+  const uint32_t bad = *seen<uint32_t>(bad_);
+  return bad == ~0u ? Status() : check_choices(bad);
+}
+
+// The sentence for a token that the device found wrong, from those who define it.
+Status CudaRouting::check_choices(uint32_t token) const {
+  const uint32_t top_k = s_.shape->top_k;
+  std::vector<int32_t> choices(top_k);
+  const auto* from = topk_.index + size_t{token} * top_k;
+  MOECCL_TRY(cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(choices.data(), reinterpret_cast<cuda::Pointer>(from),
+                                                              top_k * sizeof(int32_t), stream_),
+                         "choices of a token"));
+  MOECCL_TRY(cuda::check(cuda::driver()->cuStreamSynchronize(stream_), "choices of a token"));
+  MOECCL_TRY(algo::check_choices(*s_.order, choices, token));
+  return error(moecclInternalError,
+               "topk_index[{}] was found wrong on the device, and right on the host: did it change?", token);
+}
+
+void CudaRouting::counts(size_t candidate, std::vector<algo::LevelCount>& levels) const {
+  algo::sum_levels(*s_.tree, {seen<uint32_t>(candidates_[candidate].rows), n_slots_}, levels);
+}
+
+Status CudaRouting::write(exec::StreamEngine& engine, size_t candidate, algo::OwnChoices& own,
+                          algo::RecordWriter& writer) {
+  const cuda::Current current(context_);
+  const Candidate& c = candidates_[candidate];
+  const RouteRecordsKernelArgs a = records_args(c);
+  launch(engine, "moeccl_route_records_fill", &a, size_t{a.n_tiles} * (a.n_ranks + 1) * kWarpThreads);
+  const RouteTotals* total = seen<RouteTotals>(c.total);
+  const size_t n_tokens = topk_.n_tokens, n_choices = total[a.n_ranks].choices, n_words = total[a.n_ranks].first_word;
+  const auto fetch = [&](size_t offset, size_t bytes) {
+    if (bytes == 0) return;
+    note(cuda::driver()->cuMemcpyDtoHAsync_v2(pinned_.data() + (offset - summary_),
+                                              reinterpret_cast<cuda::Pointer>(device_.data() + offset), bytes, stream_),
+         "records of a routing");
+  };
+  fetch(own_n_experts_, n_tokens);
+  fetch(own_expert_, n_choices * sizeof(uint16_t));
+  fetch(own_choice_, n_choices * sizeof(uint32_t));
+  if (topk_.weight != nullptr) fetch(own_weight_, n_choices * sizeof(float));
+  fetch(words_, n_words * sizeof(uint32_t));
+  std::vector<size_t> bytes(a.n_ranks);
+  for (uint32_t r = 0; r < a.n_ranks; ++r)
+    bytes[r] = algo::message_words(total[r].records, total[r].choices, total[r].weights) * sizeof(uint32_t);
+  MOECCL_TRY(finish());
+  own.n_tokens = n_tokens;
+  own.weighted = topk_.weight != nullptr;
+  own.token.resize(n_tokens);
+  std::iota(own.token.begin(), own.token.end(), 0);
+  const auto take = [&](auto& to, size_t offset, size_t n) {
+    const auto* from = seen<std::decay_t<decltype(to[0])>>(offset);
+    to.assign(from, from + n);
+  };
+  take(own.n_experts, own_n_experts_, n_tokens);
+  take(own.expert, own_expert_, n_choices);
+  take(own.choice, own_choice_, n_choices);
+  take(own.weight, own_weight_, own.weighted ? n_choices : 0);
+  take(own.drop_counts, drop_counts_, s_.placement->n_experts());
+  own.n_dropped = 0;
+  for (const int32_t n : own.drop_counts) own.n_dropped += static_cast<uint64_t>(n);
+  writer.adopt(*s_.placement, own, {seen<uint32_t>(words_), n_words}, bytes);
+  return {};
+}
+
+}  // namespace moeccl::comm

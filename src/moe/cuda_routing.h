@@ -1,0 +1,91 @@
+// A rank's own choices in device memory: kernels (kernels/cuda/route_args.h) put them in canonical order, apply the
+// capacity, count rows on every level's links for all candidates, and write the records for the peers. What comes to
+// the host: counts, then the records and this rank's kept choices, both of which host exchanges and tables need.
+//
+// One for a layer; updates of a layer's routings come one after another. Works on a stream of its own, so that it does
+// not meet the proxy that drives operations.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/route_args.h"
+#include "src/driver/cuda.h"
+#include "src/exec/cuda/stream_engine.h"
+#include "src/routing/routing.h"
+
+namespace moeccl::comm {
+
+class CudaRouting {
+ public:
+  struct Setting {
+    const algo::MoeShape* shape = nullptr;
+    const algo::Placement* placement = nullptr;
+    const algo::CanonicalOrder* order = nullptr;
+    const plan::LevelTree* tree = nullptr;
+    std::vector<const algo::Paths*> candidates;
+    uint32_t rank = 0;
+  };
+  // What the setting points to outlives this; the engine may not. Memory for max_tokens tokens is taken at once.
+  static Result<std::unique_ptr<CudaRouting>> create(exec::StreamEngine& engine, const Setting& setting);
+  ~CudaRouting();
+
+  // index: device memory, ready when the default stream is; weight: of either kind. Waits for the device once. Errors
+  // are those of OwnChoices::assign.
+  Status assign(exec::StreamEngine& engine, const algo::TopK& topk);
+  // Of the last assign().
+  void counts(size_t candidate, std::vector<algo::LevelCount>& levels) const;
+  // Writes the records of a candidate and the choices that remain, as OwnChoices::assign and RecordWriter::write do.
+  // Waits for the device once.
+  Status write(exec::StreamEngine& engine, size_t candidate, algo::OwnChoices& own, algo::RecordWriter& writer);
+  // The memory_bytes() of one for this setting.
+  static size_t bytes_of(const Setting& setting);
+  // In device memory and, page-locked, on the host.
+  size_t memory_bytes() const { return device_.bytes() + pinned_.bytes(); }
+
+ private:
+  // Byte offsets in device_.
+  struct Candidate {
+    size_t way_first = 0, way_to = 0, way_slot = 0, tile = 0;
+    size_t rows = 0, total = 0;  // in the summary
+    bool dedup = false;
+  };
+  explicit CudaRouting(const Setting& setting) : s_(setting) {}
+  void lay_out();
+  size_t pinned_bytes() const { return std::max(end_ - summary_, tables_.size() * sizeof(uint32_t)); }
+  Status upload_tables();
+  void launch_order(exec::StreamEngine& engine);
+  void launch_counts(exec::StreamEngine& engine);
+  void launch(exec::StreamEngine& engine, const char* kernel, const void* args, size_t n_threads);
+  moeccl::cuda::RouteRecordsKernelArgs records_args(const Candidate& c) const;
+  Status check_choices(uint32_t token) const;
+  void note(int result, const char* what);
+  Status finish();
+  template <class T>
+  T* at(size_t offset) const {
+    return reinterpret_cast<T*>(device_.data() + offset);
+  }
+  template <class T>
+  const T* seen(size_t offset) const {  // the host's copy
+    return reinterpret_cast<const T*>(pinned_.data() + (offset - summary_));
+  }
+
+  Setting s_;
+  driver::cuda::Context context_ = nullptr;
+  driver::cuda::Stream stream_ = nullptr;
+  driver::cuda::Memory device_, pinned_;
+  Status status_;  // of the work under way
+  algo::TopK topk_;
+  uint32_t n_slots_ = 0, n_tiles_ = 0;  // of the last assign()
+  std::vector<uint32_t> tables_;        // constant, as they lie in device_
+  std::vector<Candidate> candidates_;
+  size_t position_ = 0, owner_ = 0, expert_ = 0, identity_ = 0;                   // constant
+  size_t key_ = 0, weight_ = 0, drop_tile_ = 0, drop_first_ = 0, drop_list_ = 0;  // scratch
+  // What comes to the host: [summary_, results_) after the counts, then results.
+  size_t summary_ = 0, bad_ = 0, drop_counts_ = 0, results_ = 0;
+  size_t own_n_experts_ = 0, own_expert_ = 0, own_choice_ = 0, own_weight_ = 0, words_ = 0, end_ = 0;
+};
+
+}  // namespace moeccl::comm

@@ -1,0 +1,107 @@
+#include "src/moe/cuda_tables.h"
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+
+namespace moeccl::comm {
+
+namespace cuda = driver::cuda;
+using namespace moeccl::cuda;
+
+namespace {
+
+constexpr size_t kThreads = 256;
+
+}  // namespace
+
+Result<std::unique_ptr<CudaTables>> CudaTables::create(cuda::Context context, const exec::TablePlan::Setting& setting,
+                                                       size_t candidate) {
+  std::unique_ptr<CudaTables> t(new CudaTables(setting, candidate));
+  const cuda::Current current(context);
+  t->context_ = context;
+  const std::vector<std::byte>& constants = t->plan_.constants();
+  MOECCL_ASSIGN_OR_RETURN(t->memory_, cuda::Memory::device(context, t->plan_.bytes()));
+  MOECCL_ASSIGN_OR_RETURN(const cuda::Memory staged, cuda::Memory::pinned(context, constants.size()));
+  std::memcpy(staged.data(), constants.data(), constants.size());
+  const cuda::Driver& d = *cuda::driver();
+  cuda::Stream stream = nullptr;
+  constexpr unsigned kNonBlocking = 1, kDisableTiming = 2;
+  MOECCL_TRY(cuda::check(d.cuEventCreate(&t->made_, kDisableTiming), "a CUDA event"));
+  MOECCL_TRY(cuda::check(d.cuStreamCreate(&stream, kNonBlocking), "a CUDA stream"));
+  Status status = cuda::check(d.cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(t->memory_.data()), staged.data(),
+                                                     constants.size(), stream),
+                              "a plan's tables to the device");
+  Status done = cuda::check(d.cuStreamSynchronize(stream), "a plan's tables to the device");
+  (void)d.cuStreamDestroy_v2(stream);
+  MOECCL_TRY(std::move(status));
+  MOECCL_TRY(std::move(done));
+  return t;
+}
+
+CudaTables::~CudaTables() {
+  if (made_ == nullptr) return;
+  wait();
+  const cuda::Current current(context_);
+  (void)cuda::driver()->cuEventDestroy_v2(made_);
+}
+
+void CudaTables::wait() const {
+  const cuda::Current current(context_);
+  const timespec t{0, 20'000};
+  while (cuda::driver()->cuEventQuery(made_) == cuda::kNotReady) (void)nanosleep(&t, nullptr);
+}
+
+Status CudaTables::launch(const exec::StreamEngine& engine, cuda::Stream stream, const char* kernel, const void* args,
+                          size_t n_threads) const {
+  const size_t most = size_t{engine.sm_limit()} * 2;
+  const auto blocks = static_cast<unsigned>(std::clamp<size_t>((n_threads + kThreads - 1) / kThreads, 1, most));
+  void* parameters[] = {const_cast<void*>(args)};
+  return cuda::check(cuda::driver()->cuLaunchKernel(engine.function(kernel), blocks, 1, 1, kThreads, 1, 1, 0, stream,
+                                                    parameters, nullptr),
+                     kernel);
+}
+
+Status CudaTables::pack(const exec::StreamEngine& engine, cuda::Stream stream, const StreamChoices& choices) {
+  const cuda::Current current(context_);
+  std::byte* base = memory_.data();
+  TableOwnKernelArgs own = plan_.own(base);
+  own.topk = choices.index;
+  own.weight = choices.weight;
+  own.n_tokens = choices.counted;
+  own.most_tokens = choices.n_tokens;
+  const auto n = static_cast<uint32_t>(choices.n_tokens);
+  const size_t all = size_t{n} * own.top_k;
+  MOECCL_TRY(launch(engine, stream, "moeccl_table_take", &own, all));
+  const RouteOrderKernelArgs order = plan_.order(base, n);
+  MOECCL_TRY(launch(engine, stream, "moeccl_route_order", &order, all));
+  if (capacity_ > 0) {
+    const RouteKernelArgs lists = plan_.lists(base, n);
+    const size_t tiles = size_t{lists.n_tiles} * kRouteTile;
+    MOECCL_TRY(launch(engine, stream, "moeccl_route_count", &lists, tiles));
+    MOECCL_TRY(launch(engine, stream, "moeccl_route_scan", &lists, 1));
+    MOECCL_TRY(launch(engine, stream, "moeccl_route_fill", &lists, tiles));
+    const RouteDropKernelArgs drop = plan_.drop(base);
+    MOECCL_TRY(launch(engine, stream, "moeccl_route_drop", &drop, size_t{drop.n_experts} * kThreads));
+  }
+  return launch(engine, stream, "moeccl_table_pack", &own, n);
+}
+
+Status CudaTables::make(const exec::StreamEngine& engine, cuda::Stream stream, bool captured, bool weighted,
+                        const Target& target) {
+  const cuda::Current current(context_);
+  TablesKernelArgs a = plan_.tables(memory_.data());
+  a.weighted = weighted ? 1 : 0;
+  a.head = target.head;
+  a.counts = target.counts;
+  a.expert_offsets = target.expert_offsets;
+  a.expert_counts = target.expert_counts;
+  MOECCL_TRY(launch(engine, stream, "moeccl_table_count", &a, plan_.n_tiles()));
+  MOECCL_TRY(launch(engine, stream, "moeccl_table_scan", &a, size_t{plan_.n_counters()} * kThreads));
+  MOECCL_TRY(launch(engine, stream, "moeccl_table_blocks", &a, size_t{a.is.n_sources} * a.is.n_chunks));
+  MOECCL_TRY(launch(engine, stream, "moeccl_table_fill", &a, plan_.n_tiles()));
+  if (captured) return {};
+  return cuda::check(cuda::driver()->cuEventRecord(made_, stream), "a routing's update on a stream");
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,70 @@
+// A routing's tables made on the device, in the order of the caller's stream and without the host: kernels
+// (kernels/cuda/tables_args.h) put this rank's choices into a block, an AllGather brings every rank all blocks, kernels
+// make the tables. A CUDA graph can replay all of it, because nothing in a launch depends on the choices.
+//
+// One for a routing and a plan, with memory for any choices of max_tokens tokens.
+#pragma once
+
+#include <memory>
+
+#include "src/driver/cuda.h"
+#include "src/exec/cuda/row_tables.h"
+#include "src/exec/cuda/stream_engine.h"
+#include "src/exec/cuda/table_plan.h"
+
+namespace moeccl::comm {
+
+// Choices in device memory.
+struct StreamChoices {
+  const int32_t* index = nullptr;     // [n_tokens][top_k]
+  const float* weight = nullptr;      // the same, or null; null on all ranks or on none
+  uint64_t n_tokens = 0;              // rows of both
+  const uint64_t* counted = nullptr;  // in device memory: how many of them are tokens; null: all
+};
+
+class CudaTables {
+ public:
+  // What the setting points to outlives this. Waits for the device.
+  static Result<std::unique_ptr<CudaTables>> create(driver::cuda::Context context,
+                                                    const exec::TablePlan::Setting& setting, size_t candidate);
+
+  ~CudaTables();
+
+  // The kernels before the AllGather of block_bytes() from send() into recv(), and after it. They start on the stream
+  // and return; nothing else may use these tables meanwhile.
+  Status pack(const exec::StreamEngine& engine, driver::cuda::Stream stream, const StreamChoices& choices);
+  // What describes a routing as a whole: in device memory, in the order of moecclRoutingDeviceInfo_t.
+  struct Target {
+    moeccl::cuda::WalkTables* head = nullptr;
+    moeccl::cuda::TableCounts* counts = nullptr;
+    int64_t* expert_offsets = nullptr;
+    int32_t* expert_counts = nullptr;
+  };
+  // captured: into a graph, whose replays wait() does not see.
+  Status make(const exec::StreamEngine& engine, driver::cuda::Stream stream, bool captured, bool weighted,
+              const Target& target);
+  // On the host, until the last make() has run.
+  void wait() const;
+
+  std::byte* send() const { return plan_.own_block(memory_.data()); }
+  std::byte* recv() const { return plan_.blocks(memory_.data()); }
+  size_t block_bytes() const { return plan_.block_bytes(); }
+  uint32_t n_chunks() const { return plan_.n_chunks(); }
+  size_t candidate() const { return candidate_; }
+  size_t memory_bytes() const { return memory_.bytes(); }
+
+ private:
+  CudaTables(const exec::TablePlan::Setting& setting, size_t candidate)
+      : capacity_(setting.shape->capacity), plan_(setting), candidate_(candidate) {}
+  Status launch(const exec::StreamEngine& engine, driver::cuda::Stream stream, const char* kernel, const void* args,
+                size_t n_threads) const;
+
+  uint32_t capacity_;
+  exec::TablePlan plan_;
+  size_t candidate_;
+  driver::cuda::Context context_ = nullptr;
+  driver::cuda::Memory memory_;
+  driver::cuda::Event made_ = nullptr;
+};
+
+}  // namespace moeccl::comm

@@ -1,0 +1,315 @@
+#include "src/moe/expert_calls.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+
+#include "kernels/cuda/args.h"
+#include "src/algo/replica_move.h"
+#include "src/algo/replica_reduce.h"
+#include "src/base/hash.h"
+#include "src/plan/cost.h"
+#include "src/plan/printer.h"
+
+namespace moeccl::comm {
+namespace {
+
+Status bad(moecclOp_t op, const char* argument, const std::string& value, const std::string& wanted) {
+  return error(moecclInvalidArgument, "{}: {} is {}: give {}", exec::op_name(op), argument, value, wanted);
+}
+
+bool overlap(const void* a, uint64_t na, const void* b, uint64_t nb) {
+  const auto x = reinterpret_cast<uint64_t>(a), y = reinterpret_cast<uint64_t>(b);
+  return na > 0 && nb > 0 && x < y + nb && y < x + na;
+}
+
+// A call whose arguments are in order.
+struct Checked {
+  algo::ReplicaPlacement placement;
+  uint32_t element_bytes = 1;
+  bool average = false;
+};
+
+Result<Checked> check_call(const Communicator& comm, const ExpertCall& call) {
+  Checked c;
+  c.element_bytes = static_cast<uint32_t>(moecclTypeSize(call.type));
+  if (c.element_bytes == 0)
+    return bad(call.op, "type", format("{}", static_cast<int>(call.type)), "a moecclDataType_t");
+  if (call.op == moecclOpExpertAllReduce && call.reduce != moecclSum && call.reduce != moecclAvg)
+    return bad(call.op, "op", format("{}", call.reduce), "moecclSum or moecclAvg");
+  c.average = call.reduce == moecclAvg;
+  MOECCL_ASSIGN_OR_RETURN(c.placement, read_placement(call.placement, comm.n_ranks()));
+  const uint64_t most = uint64_t{1} << 32;  // experts and slots of all ranks together
+  if (call.count > std::numeric_limits<int64_t>::max() / most / c.element_bytes)
+    return bad(call.op, "count", format("{}", call.count), "a size that fits in memory");
+  return c;
+}
+
+Status check_buffers(const ExpertCall& call, uint64_t in_bytes, uint64_t out_bytes) {
+  const bool reduces = call.op == moecclOpExpertAllReduce;
+  const bool places = call.op == moecclOpPlaceWeights;
+  if (in_bytes > 0 && call.in == nullptr)
+    return bad(call.op, reduces ? "send" : places ? "shards" : "slots", "NULL", format("{} bytes", in_bytes));
+  if (out_bytes > 0 && call.out == nullptr)
+    return bad(call.op, reduces ? "recv" : places ? "slots" : "shards", "NULL", format("{} bytes", out_bytes));
+  if (!overlap(call.in, in_bytes, call.out, out_bytes) || (reduces && call.in == call.out)) return {};
+  return error(moecclInvalidArgument, "{}: the buffers overlap{}: give separate buffers", exec::op_name(call.op),
+               reduces ? ", but send is not recv" : "");
+}
+
+// Where a call runs: the selector and the staging of the kind of memory that its buffers are.
+struct Side {
+  const Selector& selector;
+  uint64_t staging_bytes;
+  bool cuda;
+  plan::Reach reach(bool reachable) const { return selector.shape_of(PlanKey{}, reachable).reach; }
+};
+
+Side side_of(Communicator& comm, bool cuda) {
+  return {cuda ? comm.cuda()->selector() : comm.selector(), comm.fabric_for(cuda).half_bytes, cuda};
+}
+
+// A kernel adds up a bounded number of tensors at once: own replicas and the other ranks' sums, or all replicas.
+Status kernels_suffice(algo::ReduceKind kind, const algo::ReplicaPlacement& placement) {
+  for (uint32_t e = 0; e < placement.n_experts; ++e) {
+    size_t sources = 0;
+    for (const algo::ExpertHost& host : placement.hosts[e])
+      sources = std::max(sources, host.slots.size() + placement.hosts[e].size() - 1);
+    if (kind == algo::ReduceKind::kDirect) sources = placement.n_replicas(e);
+    if (sources > moeccl::cuda::kMaxSources)
+      return error(moecclUnsupported,
+                   "expert {} has {} tensors to be added up at once on CUDA memory, at most {} are possible: use fewer "
+                   "replicas or host memory",
+                   e, sources, moeccl::cuda::kMaxSources);
+  }
+  return {};
+}
+
+// The kind that runs by itself: "direct" where buffers can be reached, "nodes" where the topology has nodes.
+Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const plan::Reach& reach,
+                                const algo::ReplicaPlacement& placement) {
+  using algo::ReduceKind;
+  const std::string& forced = side.selector.forced(moecclOpExpertAllReduce);
+  Status why;
+  for (const ReduceKind kind : {ReduceKind::kDirect, ReduceKind::kNodes, ReduceKind::kFlat}) {
+    Status applies = algo::ReplicaReduce::applies(kind, reach, comm.tree());
+    if (applies.ok() && side.cuda) applies = why = kernels_suffice(kind, placement);
+    if (forced.empty() ? applies.ok() : forced == algo::reduce_kind_name(kind)) {
+      if (!applies.ok()) return Status(applies).with_context(format("expert_allreduce: {}", forced));
+      return kind;
+    }
+  }
+  if (!why.ok()) return why;
+  return error(moecclInvalidArgument, "no algorithm \"{}\" for expert_allreduce: there are direct, flat, nodes",
+               forced);
+}
+
+// Fills one choice; `reachable`: should every rank's buffers turn out to be reachable.
+Status build_reduce(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c, bool reachable,
+                    plan::Program& program, exec::Choice& choice) {
+  const plan::Reach reach = side.reach(reachable);
+  const plan::Shape shape = algo::replica_shape(c.placement, call.count, c.element_bytes, reach, side.staging_bytes);
+  MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind kind, choose(comm, side, reach, c.placement));
+  const algo::ReplicaReduce plan(c.placement, shape, comm.tree(), kind, c.average);
+  MOECCL_TRY(plan.fits());
+  program = plan.build(comm.rank());
+  choice = {&program, plan.chunking(), plan.name(), plan.hash()};
+  return {};
+}
+
+uint32_t slots_of(const moecclPlacement_t& p, uint32_t rank) {
+  return static_cast<uint32_t>(p.slot_counts != nullptr ? p.slot_counts[rank] : p.slots_per_rank);
+}
+
+// The plan of a call on this rank with all that it follows from; operations keep it. Between steps a placement often
+// stays, and plans of many experts take longer to check and to build than small ones take to run.
+struct Kept {
+  bool cuda = false;
+  moecclDataType_t type = moecclInt8;
+  moecclRedOp_t reduce = moecclSum;
+  size_t count = 0;
+  uint64_t staging_bytes = 0;
+  std::string forced;
+  bool asks_reach = false;
+  int32_t n_experts = 0;
+  std::vector<uint32_t> slots;       // [n_ranks]
+  std::vector<int32_t> slot_expert;  // rank after rank
+
+  plan::Program program, reachable;
+  exec::Choice choice, if_reachable;
+  std::vector<plan::RowBlock> rows;
+  plan::Binding binding;
+  bool asks = false;  // for the peers' buffers, before it chooses
+  uint64_t in_bytes = 0, out_bytes = 0;
+
+  bool serves(const Side& side, const ExpertCall& call) const {
+    if (side.cuda != cuda || call.type != type || call.reduce != reduce || call.count != count ||
+        call.placement == nullptr)
+      return false;
+    const moecclPlacement_t& p = *call.placement;
+    if (p.size != sizeof(moecclPlacement_t) || p.n_experts != n_experts || p.slot_expert == nullptr) return false;
+    if (staging_bytes != side.staging_bytes || asks_reach != side.selector.asks_reach() ||
+        forced != side.selector.forced(call.op)) {
+      return false;
+    }
+    for (uint32_t r = 0; r < slots.size(); ++r)
+      if (slots_of(p, r) != slots[r]) return false;
+    return std::equal(slot_expert.begin(), slot_expert.end(), p.slot_expert);
+  }
+};
+
+Status keep_reduce(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c, Kept& kept) {
+  MOECCL_TRY(build_reduce(comm, side, call, c, false, kept.program, kept.choice));
+  kept.binding.count = call.count;
+  kept.in_bytes = kept.out_bytes = c.placement.n_slots(comm.rank()) * call.count * c.element_bytes;
+  // Asking costs one more synchronisation (docs/decisions.md, the same bound as for AllReduce).
+  constexpr uint64_t kAskReachBytes = 256 << 10;
+  const uint64_t most_bytes = c.placement.most_slots() * call.count * c.element_bytes;
+  if (!kept.forced.empty() || !kept.asks_reach || most_bytes < kAskReachBytes || comm.n_ranks() == 1) return {};
+  kept.asks = true;
+  return build_reduce(comm, side, call, c, true, kept.reachable, kept.if_reachable);
+}
+
+Status keep_move(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c, Kept& kept) {
+  const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, side.reach(false),
+                                             side.staging_bytes};
+  MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove plan, algo::ReplicaMove::make(c.placement, settings));
+  kept.in_bytes = plan.input_elements(comm.rank()) * c.element_bytes;
+  kept.out_bytes = plan.output_elements(comm.rank()) * c.element_bytes;
+  algo::ReplicaMove::Bound bound = plan.build(comm.rank());
+  kept.program = std::move(bound.program);
+  kept.rows = std::move(bound.rows);
+  kept.choice = {&kept.program, plan.chunking(), "direct", plan.hash()};
+  kept.binding = bound.binding;
+  kept.binding.rows = kept.rows;
+  return {};
+}
+
+Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const Side& side, const ExpertCall& call) {
+  MOECCL_ASSIGN_OR_RETURN(const Checked c, check_call(comm, call));
+  auto kept = std::make_shared<Kept>();
+  kept->cuda = side.cuda;
+  kept->type = call.type;
+  kept->reduce = call.reduce;
+  kept->count = call.count;
+  kept->staging_bytes = side.staging_bytes;
+  kept->forced = side.selector.forced(call.op);
+  kept->asks_reach = side.selector.asks_reach();
+  kept->n_experts = call.placement->n_experts;
+  for (uint32_t r = 0; r < comm.n_ranks(); ++r) kept->slots.push_back(c.placement.n_slots(r));
+  kept->slot_expert = c.placement.slot_expert;
+  if (call.op == moecclOpExpertAllReduce) {
+    MOECCL_TRY(keep_reduce(comm, side, call, c, *kept));
+  } else {
+    MOECCL_TRY(keep_move(comm, side, call, c, *kept));
+  }
+  return std::shared_ptr<const Kept>(std::move(kept));
+}
+
+}  // namespace
+
+Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, uint32_t n_ranks) {
+  if (given == nullptr) return error(moecclInvalidArgument, "placement is NULL: give a moecclPlacement_t");
+  if (given->size != sizeof(moecclPlacement_t))
+    return error(moecclInvalidArgument, "placement.size is {}: set it by MOECCL_PLACEMENT_INIT", given->size);
+  if (given->n_experts < 1) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", given->n_experts);
+  constexpr int32_t kMostSlots = 1 << 15;  // of a rank: slots are 16-bit numbers in plans
+  std::vector<uint32_t> slots(n_ranks);
+  uint64_t total = 0;
+  for (uint32_t r = 0; r < n_ranks; ++r) {
+    const auto n = static_cast<int32_t>(slots_of(*given, r));
+    if (n < 0 || n > kMostSlots)
+      return error(moecclInvalidArgument, "{} is {}: give 0 to {}",
+                   given->slot_counts != nullptr ? format("slot_counts[{}]", r) : "slots_per_rank", n, kMostSlots);
+    slots[r] = static_cast<uint32_t>(n);
+    total += slots[r];
+  }
+  if (given->slot_expert == nullptr && total > 0)
+    return error(moecclInvalidArgument, "slot_expert is NULL: give the experts of {} slots", total);
+  return algo::ReplicaPlacement::make(static_cast<uint32_t>(given->n_experts), slots, {given->slot_expert, total});
+}
+
+Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Operation& op) {
+  MOECCL_TRY(comm.usable());
+  // As they are given, also when they hold nothing: a rank without slots tells its kind of memory by them.
+  MOECCL_TRY(comm.place(call.in, call.out, &op.cuda));
+  const Side side = side_of(comm, op.cuda);
+  std::shared_ptr<const void>& place = comm.kept_expert_plan(call.op);
+  auto kept = std::static_pointer_cast<const Kept>(place);
+  if (kept == nullptr || !kept->serves(side, call)) {
+    MOECCL_ASSIGN_OR_RETURN(kept, keep(comm, side, call));
+    place = kept;
+  }
+  MOECCL_TRY(check_buffers(call, kept->in_bytes, kept->out_bytes));
+  op.signature.op = call.op;
+  op.priority = comm.priority_of(call.op);
+  op.signature.type = call.type;
+  op.signature.count = call.count;
+  op.signature.plan = kept->choice.plan_hash;
+  op.choice = kept->choice;
+  op.binding = kept->binding;
+  if (call.op == moecclOpExpertAllReduce) op.signature.reduce = static_cast<uint8_t>(call.reduce);
+  if (kept->asks) {
+    op.if_reachable = &kept->if_reachable;
+    op.signature.plan = hash_combine(op.signature.plan, kept->if_reachable.plan_hash);
+  }
+  op.input = call.in;
+  op.output = call.out;
+  op.output_bytes = kept->out_bytes;
+  op.element_bytes = moecclTypeSize(call.type);
+  op.keep = std::move(kept);
+  return {};
+}
+
+Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& call) {
+  if (call.op < moecclOpExpertAllReduce || call.op > moecclOpPlaceWeights)
+    return error(moecclInvalidArgument, "op is {}: give moecclOpExpertAllReduce, CollectGradients or PlaceWeights",
+                 static_cast<int>(call.op));
+  MOECCL_ASSIGN_OR_RETURN(const Checked c, check_call(comm, call));
+  const Side side = side_of(comm, false);
+  const plan::Profile& profile = side.selector.profile();
+  std::vector<plan::PlanCandidate> candidates;
+  plan::Plan plan;
+  plan::Cost cost;
+  if (call.op == moecclOpExpertAllReduce) {
+    const plan::Reach reach = side.reach(false);
+    const plan::Shape shape = algo::replica_shape(c.placement, call.count, c.element_bytes, reach, side.staging_bytes);
+    MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind chosen, choose(comm, side, reach, c.placement));
+    for (const auto kind : {algo::ReduceKind::kDirect, algo::ReduceKind::kFlat, algo::ReduceKind::kNodes}) {
+      const algo::ReplicaReduce reduce(c.placement, shape, comm.tree(), kind, c.average);
+      Status applies = algo::ReplicaReduce::applies(kind, reach, comm.tree());
+      if (applies.ok()) applies = reduce.fits();
+      if (!applies.ok()) {
+        candidates.push_back({reduce.name(), 0, applies.message()});
+        continue;
+      }
+      plan::Plan built = reduce.build_all();
+      const plan::Cost price = plan::price(built, comm.tree(), profile);
+      candidates.push_back({reduce.name(), price.total_ns, ""});
+      if (kind != chosen) continue;
+      plan = std::move(built);
+      cost = price;
+    }
+    if (plan.programs.empty())
+      return error(moecclUnsupported, "expert_allreduce does not fit: {}", candidates.back().refusal);
+  } else {
+    const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, side.reach(false),
+                                               side.staging_bytes};
+    MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove move, algo::ReplicaMove::make(c.placement, settings));
+    plan.algorithm = "direct";
+    plan.shape = move.shape();
+    plan.chunking = move.chunking();
+    plan.hash = move.hash();
+    std::vector<algo::ReplicaMove::Bound> bound;
+    std::vector<plan::Binding> bindings;
+    for (uint32_t r = 0; r < comm.n_ranks(); ++r) {
+      bound.push_back(move.build(r));
+      plan.programs.push_back(bound.back().program);
+      bindings.push_back(bound.back().binding);
+    }
+    cost = plan::price(plan, bindings, comm.tree(), profile);
+  }
+  return plan::explain({plan, comm.tree(), cost, comm.rank(), "for this placement", candidates, 0, comm.paced()});
+}
+
+}  // namespace moeccl::comm

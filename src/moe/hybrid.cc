@@ -1,0 +1,348 @@
+#include "src/moe/hybrid.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cuda/args.h"
+#include "src/base/adopt.h"
+#include "src/base/hash.h"
+#include "src/comm/split.h"
+#include "src/plan/cost.h"
+#include "src/plan/printer.h"
+#include "src/solve/domains.h"
+
+namespace moeccl::comm {
+
+namespace {
+
+// The stream model's problem on a communicator: levels, and bytes a second that one rank has of each level's uplink.
+struct ModelProblem {
+  std::vector<int32_t> sizes;
+  std::vector<double> bandwidth;
+  moecclDomainProblem_t problem = MOECCL_DOMAIN_PROBLEM_INIT;
+};
+
+ModelProblem model_of(const Communicator& comm, const moecclHybridConfig_t& c) {
+  const plan::LevelTree& tree = comm.tree();
+  const plan::Profile& profile = comm.selector().profile();
+  ModelProblem m;
+  for (uint32_t l = 0; l < tree.depth(); ++l) {
+    const plan::Level& level = tree.levels[l];
+    std::vector<int32_t> children(l == 0 ? 1 : tree.levels[l - 1].n_groups, 0);
+    std::vector<uint32_t> members(level.n_groups, 0);
+    for (uint32_t r = 0; r < tree.n_ranks; ++r) {
+      const uint32_t parent = l == 0 ? 0 : tree.levels[l - 1].group_of_rank[r];
+      children[parent] += members[level.group_of_rank[r]]++ == 0;
+    }
+    m.sizes.insert(m.sizes.end(), children.begin(), children.end());
+    plan::LinkCost link = level.link;
+    if (l < profile.links.size() && profile.links[l].bytes_per_ns > 0) link = profile.links[l];
+    const uint32_t sharing = *std::max_element(members.begin(), members.end());
+    m.bandwidth.push_back(
+        1e9 * (link.bytes_per_ns > 0 ? link.bytes_per_ns / sharing : profile.host_copy_bytes_per_ns / tree.n_ranks));
+  }
+  m.problem.n_levels = static_cast<int32_t>(tree.depth());
+  m.problem.sizes = m.sizes.data();
+  m.problem.bandwidth = m.bandwidth.data();
+  m.problem.data_bytes = c.data_bytes;
+  m.problem.expert_bytes = c.expert_bytes;
+  m.problem.pre_expert_s = c.pre_expert_s;
+  m.problem.compression = c.compression;
+  m.problem.min_gain = c.min_gain;
+  return m;
+}
+
+Result<moecclHybridConfig_t> adopt(const moecclHybridConfig_t* given) {
+  if (given == nullptr) return error(moecclInvalidArgument, "config is NULL: give a moecclHybridConfig_t");
+  if (given->size < sizeof(size_t) || given->size > 4096)
+    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_HYBRID_CONFIG_INIT", given->size);
+  moecclHybridConfig_t full{};
+  std::memcpy(&full, given, adopted_bytes(given->size, sizeof(full)));
+  return full;
+}
+
+// The sizes that were given, or those of least latency; *answer gets the model's times where there are figures.
+Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecclHybridConfig_t& c,
+                                           moecclDomainAnswer_t* answer) {
+  const uint32_t depth = comm.tree().depth();
+  const bool figures = c.data_bytes > 0 || c.expert_bytes > 0;
+  if (c.domain == nullptr && !figures)
+    return error(moecclInvalidArgument,
+                 "config.domain is NULL and data_bytes and expert_bytes are 0: give sizes, or figures to choose by");
+  if (c.domain != nullptr && c.n_levels != static_cast<int32_t>(depth))
+    return error(moecclInvalidArgument, "config.n_levels is {}: the communicator's topology has {} level{}", c.n_levels,
+                 depth, depth == 1 ? "" : "s");
+  if (depth > MOECCL_MAX_LEVELS)
+    return error(moecclUnsupported, "the topology has {} levels, at most {} are possible: merge some", depth,
+                 MOECCL_MAX_LEVELS);
+  for (uint32_t l = 0; c.domain != nullptr && l < depth; ++l)
+    if (c.domain[l] < 1)
+      return error(moecclInvalidArgument, "config.domain[{}] is {}: a domain has 1 group or more", l, c.domain[l]);
+  const ModelProblem model = model_of(comm, c);
+  MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t problem, solve::checked(model.problem));
+  std::vector<int32_t> sizes(depth, 1);
+  if (figures) solve::solve_domains(problem, sizes.data(), answer);
+  if (c.domain != nullptr) {
+    sizes.assign(c.domain, c.domain + depth);
+    const solve::DomainTime t = solve::domain_time(problem, sizes.data());
+    answer->after_us = t.total_s * 1e6;
+    answer->all_gather_us = t.all_gather_s * 1e6;
+    answer->all_to_all_us = t.all_to_all_s * 1e6;
+  }
+  return std::vector<uint32_t>(sizes.begin(), sizes.end());
+}
+
+// What ranks tell each other before they agree.
+struct Creation {
+  uint64_t hash = 0;
+  uint32_t domain[MOECCL_MAX_LEVELS] = {};
+  int32_t code = moecclSuccess;
+  int32_t padding = 0;
+};
+
+Status agree(Communicator& comm, const Creation& mine, const Status& own) {
+  std::vector<Creation> all(comm.n_ranks());
+  MOECCL_TRY(all_gather_bytes(comm, &mine, sizeof(mine), all.data()));
+  MOECCL_TRY(own);
+  for (uint32_t r = 0; r < all.size(); ++r)
+    if (all[r].code != moecclSuccess)
+      return error(moecclRemoteError, "rank {} could not create the hybrid placement ({}): see its own error", r,
+                   moecclGetErrorString(static_cast<moecclResult_t>(all[r].code)));
+  for (uint32_t r = 0; r < all.size(); ++r) {
+    if (all[r].hash == all[0].hash) continue;
+    for (uint32_t l = 0; l < MOECCL_MAX_LEVELS; ++l)
+      if (all[r].domain[l] != all[0].domain[l])
+        return error(moecclMismatch,
+                     "ranks disagree on the domain size of level {}: rank 0 has {}, rank {} has {}; give all ranks the "
+                     "same config and profile",
+                     l, all[0].domain[l], r, all[r].domain[l]);
+    return error(moecclMismatch, "rank {} and rank 0 give different experts to moecclHybridCreate: they must be equal",
+                 r);
+  }
+  return {};
+}
+
+}  // namespace
+
+struct Hybrid::Planned {
+  uint64_t expert_bytes = 0;
+  uint32_t element_bytes = 1;
+  bool cuda = false;
+  plan::Program program;
+  exec::Choice choice;
+  exec::Operation::Measured measured;
+};
+
+Hybrid::Hybrid(Communicator& comm, algo::Placement homes, std::shared_ptr<const algo::Domains> domains)
+    : comm_(comm), homes_(std::move(homes)), domains_(std::move(domains)) {
+  const uint32_t rank = comm.rank();
+  for (const uint32_t owner : homes_.owner) expert_rank_.push_back(static_cast<int32_t>(owner));
+  for (const uint32_t e : homes_.experts_of(rank)) own_.push_back(static_cast<int32_t>(e));
+  const algo::Placement seen = domains_->seen_from(rank, homes_);
+  for (const uint32_t e : seen.experts_of(rank)) held_.push_back(static_cast<int32_t>(e));
+  for (const algo::Domains::Send& send : domains_->sends()) gather_links_ += send.from == rank;
+  const uint32_t depth = comm.tree().depth();
+  const algo::Paths paths({algo::PathKind::kHier, depth}, comm.tree(), homes_, domains_.get());
+  for (uint32_t r = 0; r < comm.n_ranks(); ++r) token_links_ += paths.edge(rank, r);
+}
+
+Status Hybrid::same_ranks(const Communicator& comm) const {
+  if (comm.n_ranks() == homes_.n_ranks && comm.tree().hash() == comm_.tree().hash()) return {};
+  return error(
+      moecclInvalidArgument,
+      "comm has {} ranks, or another topology than the hybrid placement of {} ranks: give a communicator of the "
+      "same ranks",
+      comm.n_ranks(), homes_.n_ranks);
+}
+
+Result<std::unique_ptr<Hybrid>> Hybrid::create(Communicator& comm, const moecclHybridConfig_t* given) {
+  MOECCL_TRY(comm.usable());
+  moecclDomainAnswer_t answer{};
+  algo::Placement homes;
+  std::shared_ptr<const algo::Domains> domains;
+  const Status own = [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(const moecclHybridConfig_t c, adopt(given));
+    MOECCL_ASSIGN_OR_RETURN(homes, algo::Placement::make(c.n_experts, comm.n_ranks(), c.expert_rank));
+    MOECCL_ASSIGN_OR_RETURN(std::vector<uint32_t> sizes, choose_sizes(comm, c, &answer));
+    MOECCL_ASSIGN_OR_RETURN(algo::Domains made, algo::Domains::make(comm.tree(), std::move(sizes)));
+    domains = std::make_shared<const algo::Domains>(std::move(made));
+    return {};
+  }();
+  Creation mine;
+  mine.code = own.code();
+  if (own.ok()) {
+    mine.hash = domains->hash();
+    for (const uint32_t owner : homes.owner) mine.hash = hash_combine(mine.hash, owner);
+    std::copy(domains->sizes().begin(), domains->sizes().end(), mine.domain);
+  }
+  MOECCL_TRY(agree(comm, mine, own));
+  std::unique_ptr<Hybrid> hybrid(new Hybrid(comm, std::move(homes), std::move(domains)));
+  hybrid->answer_ = answer;
+  return hybrid;
+}
+
+algo::ExpertExchange Hybrid::exchange_of(uint64_t count, uint32_t element_bytes, bool cuda) const {
+  const Selector& selector = cuda ? comm_.cuda()->selector() : comm_.selector();
+  const plan::Shape shape = selector.shape_of(PlanKey{}, false);
+  return {count,
+          element_bytes,
+          shape.reach,
+          comm_.fabric_for(cuda).half_bytes,
+          shape.deterministic,
+          cuda ? moeccl::cuda::kMaxSources : 0};
+}
+
+Result<std::shared_ptr<Hybrid::Planned>> Hybrid::plan_for(uint64_t expert_bytes, bool cuda) {
+  const std::lock_guard lock(mutex_);
+  if (planned_ != nullptr && planned_->expert_bytes == expert_bytes && planned_->cuda == cuda) return planned_;
+  MOECCL_ASSIGN_OR_RETURN(const algo::ExpertGather gather,
+                          algo::ExpertGather::make(*domains_, homes_, exchange_of(expert_bytes, 1, cuda)));
+  auto made = std::make_shared<Planned>();
+  made->expert_bytes = expert_bytes;
+  made->cuda = cuda;
+  made->program = gather.build(comm_.rank());
+  made->choice = {&made->program, gather.chunking(), gather.name(), gather.hash()};
+  planned_ = made;
+  return made;
+}
+
+Status Hybrid::check_buffers(const void* own, const void* held, uint64_t expert_bytes) const {
+  const uint64_t own_bytes = own_.size() * expert_bytes, held_bytes = held_.size() * expert_bytes;
+  if (own == nullptr && own_bytes > 0)
+    return error(moecclInvalidArgument, "own is NULL: give {} experts of {} bytes", own_.size(), expert_bytes);
+  if (held == nullptr && held_bytes > 0)
+    return error(moecclInvalidArgument, "held is NULL: give {} experts of {} bytes", held_.size(), expert_bytes);
+  const auto* a = static_cast<const std::byte*>(own);
+  const auto* b = static_cast<const std::byte*>(held);
+  if (own_bytes > 0 && held_bytes > 0 && a < b + held_bytes && b < a + own_bytes)
+    return error(moecclInvalidArgument, "own and held overlap: give separate buffers");
+  return {};
+}
+
+Status Hybrid::prepare_gather(const void* own, void* held, uint64_t expert_bytes, exec::Operation& op) {
+  MOECCL_TRY(comm_.usable());
+  if (expert_bytes > kMostExpertBytes)
+    return error(moecclInvalidArgument, "expert_bytes is {}: give the bytes of one expert, at most 2^40", expert_bytes);
+  MOECCL_TRY(check_buffers(own, held, expert_bytes));
+  MOECCL_TRY(comm_.place(own, held, &op.cuda));
+  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned, plan_for(expert_bytes, op.cuda));
+  op.signature.op = moecclOpExpertGather;
+  op.signature.type = moecclUint8;
+  op.signature.count = expert_bytes;
+  op.signature.plan = planned->choice.plan_hash;
+  op.choice = planned->choice;
+  op.binding.count = expert_bytes;
+  op.input = own;
+  op.output = held;
+  op.element_bytes = 1;
+  op.measured = &planned->measured;
+  op.keep = planned;
+  return {};
+}
+
+Result<std::shared_ptr<Hybrid::Planned>> Hybrid::return_plan_for(uint64_t count, uint32_t element_bytes, bool cuda) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t bytes = count * element_bytes;
+  const auto serves = [&](const Planned& p) {
+    return p.expert_bytes == bytes && p.element_bytes == element_bytes && p.cuda == cuda;
+  };
+  if (planned_return_ != nullptr && serves(*planned_return_)) return planned_return_;
+  MOECCL_ASSIGN_OR_RETURN(const algo::ExpertReturn back,
+                          algo::ExpertReturn::make(*domains_, homes_, exchange_of(count, element_bytes, cuda)));
+  auto made = std::make_shared<Planned>();
+  made->expert_bytes = bytes;
+  made->element_bytes = element_bytes;
+  made->cuda = cuda;
+  made->program = back.build(comm_.rank());
+  made->choice = {&made->program, back.chunking(), back.name(), back.hash()};
+  planned_return_ = made;
+  return made;
+}
+
+Status Hybrid::prepare_reduce(const void* held, void* own, uint64_t count, moecclDataType_t type, exec::Operation& op) {
+  MOECCL_TRY(comm_.usable());
+  const auto element_bytes = static_cast<uint32_t>(moecclTypeSize(type));
+  if (element_bytes == 0)
+    return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
+  if (count > kMostExpertBytes / element_bytes)
+    return error(moecclInvalidArgument, "count is {}: give the elements of one expert, at most 2^40 bytes", count);
+  MOECCL_TRY(check_buffers(own, held, count * element_bytes));
+  MOECCL_TRY(comm_.place(held, own, &op.cuda));
+  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned, return_plan_for(count, element_bytes, op.cuda));
+  op.signature.op = moecclOpExpertReduce;
+  op.signature.type = type;
+  op.signature.count = count;
+  op.signature.plan = planned->choice.plan_hash;
+  op.priority = comm_.priority_of(moecclOpExpertReduce);
+  op.choice = planned->choice;
+  op.binding.count = count;
+  op.input = held;
+  op.output = own;
+  op.element_bytes = element_bytes;
+  op.measured = &planned->measured;
+  op.keep = planned;
+  return {};
+}
+
+double Hybrid::measured_us() const {
+  const std::lock_guard lock(mutex_);
+  return planned_ == nullptr ? 0 : planned_->measured.ns.load(std::memory_order_relaxed) / 1e3;
+}
+
+double Hybrid::return_measured_us() const {
+  const std::lock_guard lock(mutex_);
+  return planned_return_ == nullptr ? 0 : planned_return_->measured.ns.load(std::memory_order_relaxed) / 1e3;
+}
+
+Status Hybrid::info(moecclHybridInfo_t* out) const {
+  if (out == nullptr) return error(moecclInvalidArgument, "info is NULL: give the address of a moecclHybridInfo_t");
+  if (out->size < sizeof(size_t) || out->size > 4096)
+    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclHybridInfo_t)", out->size);
+  moecclHybridInfo_t info{};
+  info.size = out->size;
+  info.n_levels = static_cast<int32_t>(domains_->sizes().size());
+  for (size_t l = 0; l < domains_->sizes().size(); ++l) info.domain[l] = static_cast<int32_t>(domains_->sizes()[l]);
+  info.n_own = static_cast<int32_t>(own_.size());
+  info.n_held = static_cast<int32_t>(held_.size());
+  info.own_experts = own_.data();
+  info.held_experts = held_.data();
+  info.gather_links = static_cast<int32_t>(gather_links_);
+  info.token_links = static_cast<int32_t>(token_links_);
+  info.before_us = answer_.before_us;
+  info.after_us = answer_.after_us;
+  info.all_gather_us = answer_.all_gather_us;
+  info.all_to_all_us = answer_.all_to_all_us;
+  info.measured_gather_us = measured_us();
+  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  return {};
+}
+
+Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {
+  MOECCL_ASSIGN_OR_RETURN(const algo::ExpertGather gather,
+                          algo::ExpertGather::make(*domains_, homes_, exchange_of(expert_bytes, 1, false)));
+  std::string page = "expert domains";
+  for (size_t l = 0; l < domains_->sizes().size(); ++l)
+    page += format("{} {} of level {}", l == 0 ? ":" : ",", domains_->sizes()[l], comm_.tree().levels[l].name);
+  page += format("; this rank owns {} experts and holds {}\n", own_.size(), held_.size());
+  if (answer_.after_us > 0)
+    page += format("stream model: {} an iteration (AllGather {}, both AlltoAlls {}); plain expert parallelism {}\n",
+                   plan::time_text(answer_.after_us * 1e3), plan::time_text(answer_.all_gather_us * 1e3),
+                   plan::time_text(answer_.all_to_all_us * 1e3), plan::time_text(answer_.before_us * 1e3));
+  const plan::Plan plan = gather.build_all();
+  const plan::Cost cost = plan::price(plan, comm_.tree(), comm_.selector().profile());
+  const double measured_ns = measured_us() * 1e3;
+  const std::vector<plan::PlanCandidate> candidates{{plan.algorithm, cost.total_ns, ""}};
+  page += plan::explain(
+      {plan, comm_.tree(), cost, comm_.rank(), "for these domains", candidates, measured_ns, comm_.paced()});
+  MOECCL_ASSIGN_OR_RETURN(
+      const algo::ExpertReturn back,
+      algo::ExpertReturn::make(*domains_, homes_, exchange_of(expert_bytes / sizeof(float), sizeof(float), false)));
+  const plan::Plan way_back = back.build_all();
+  const plan::Cost back_cost = plan::price(way_back, comm_.tree(), comm_.selector().profile());
+  const std::vector<plan::PlanCandidate> way_back_candidates{{way_back.algorithm, back_cost.total_ns, ""}};
+  return page + "\n" +
+         plan::explain({way_back, comm_.tree(), back_cost, comm_.rank(), "for these domains", way_back_candidates,
+                        return_measured_us() * 1e3, comm_.paced()});
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,334 @@
+#include "src/moe/migration.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "src/comm/collective.h"
+#include "src/comm/cuda_stream.h"
+#include "src/comm/split.h"
+#include "src/moe/creation.h"
+
+namespace moeccl::comm {
+
+namespace {
+
+constexpr double kDefaultRatio = 50;  // the paper's
+constexpr int32_t kDefaultDepth = 2;  // one entry travels while the next is encoded
+constexpr int32_t kMostLayers = 4096, kMostDepth = 64;
+
+Result<moecclMigrationConfig_t> adopt(const moecclMigrationConfig_t* given) {
+  if (given == nullptr) return error(moecclInvalidArgument, "config is NULL: give a moecclMigrationConfig_t");
+  if (given->size != sizeof(moecclMigrationConfig_t))
+    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MIGRATION_CONFIG_INIT", given->size);
+  moecclMigrationConfig_t c = *given;
+  if (c.ratio == 0) c.ratio = kDefaultRatio;
+  if (c.n_layers == 0) c.n_layers = 1;
+  if (c.depth == 0) c.depth = kDefaultDepth;
+  if (!(c.ratio >= 1 && c.ratio <= 1e6))
+    return error(moecclInvalidArgument, "config.ratio is {}: give 1 (exact) to 1e6, or 0 for {}", c.ratio,
+                 kDefaultRatio);
+  if (moecclTypeSize(c.type) == 0 || (c.ratio > 1 && !kernels::codec_supports(c.type)))
+    return error(moecclInvalidArgument, "config.type is {}: give moecclFloat32 or moecclBfloat16, or ratio 1",
+                 static_cast<int>(c.type));
+  if (c.count > (uint64_t{1} << 36))
+    return error(moecclInvalidArgument, "config.count is {}: an expert has at most 2^36 elements", c.count);
+  if (c.n_layers < 1 || c.n_layers > kMostLayers)
+    return error(moecclInvalidArgument, "config.n_layers is {}: give 1 to {}", c.n_layers, kMostLayers);
+  if (c.depth < 1 || c.depth > kMostDepth)
+    return error(moecclInvalidArgument, "config.depth is {}: give 1 to {}", c.depth, kMostDepth);
+  return c;
+}
+
+constexpr const char* kFields[] = {"count", "type", "ratio", "n_layers", "depth", "hybrid (its expert domains)"};
+
+}  // namespace
+
+Migration::Migration(const Hybrid& hybrid, Communicator& comm, const moecclMigrationConfig_t& c)
+    : comm_(comm),
+      hybrid_(comm, hybrid.homes(), hybrid.domains()),
+      codec_{c.type, c.count, c.ratio},
+      expert_bytes_(c.ratio <= 1 ? c.count * moecclTypeSize(c.type) : kernels::codec_bytes(codec_)),
+      depth_(static_cast<uint32_t>(c.depth)),
+      layers_(static_cast<size_t>(c.n_layers)) {}
+
+Result<std::unique_ptr<Migration>> Migration::create(const Hybrid& hybrid, Communicator& comm,
+                                                     const moecclMigrationConfig_t* given) {
+  MOECCL_TRY(comm.usable());
+  const Result<moecclMigrationConfig_t> config = adopt(given);
+  Creation<std::size(kFields)> mine;
+  mine.code = config.ok() ? moecclSuccess : config.status().code();
+  if (config.ok()) {
+    const auto domains = static_cast<double>(hybrid.domains()->hash() >> 12);  // as much as a double holds
+    mine = {{static_cast<double>(config->count), static_cast<double>(config->type), config->ratio,
+             static_cast<double>(config->n_layers), static_cast<double>(config->depth), domains}};
+  }
+  std::vector<Creation<std::size(kFields)>> all(comm.n_ranks());
+  MOECCL_TRY(all_gather_bytes(comm, &mine, sizeof(mine), all.data()));
+  if (!config.ok()) return config.status();
+  MOECCL_TRY(compare("moecclMigrationCreate", kFields, std::span<const Creation<std::size(kFields)>>(all)));
+  return std::unique_ptr<Migration>(new Migration(hybrid, comm, *config));
+}
+
+Result<Migration::Layer*> Migration::layer_at(int layer) {
+  if (layer < 0 || static_cast<size_t>(layer) >= layers_.size())
+    return error(moecclInvalidArgument, "layer is {}: the migration has layers 0 to {}", layer, layers_.size() - 1);
+  return &layers_[static_cast<size_t>(layer)];
+}
+
+Result<exec::CudaCodec*> Migration::device_codec() {
+  if (cuda_codec_ == nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(cuda_codec_, exec::CudaCodec::create(comm_.cuda()->engine(), codec_));
+  }
+  return cuda_codec_.get();
+}
+
+Result<uint64_t> Migration::checksum_of(const void* shared, bool cuda) {
+  if (exact()) return uint64_t{0};
+  if (!cuda) return kernels::checksum(shared, codec_.count * moecclTypeSize(codec_.type));
+  MOECCL_ASSIGN_OR_RETURN(exec::CudaCodec * codec, device_codec());
+  return codec->checksum(shared);
+}
+
+Result<Migration::Experts> Migration::room(size_t n, bool cuda) {
+  const size_t bytes = n * expert_bytes_;
+  Experts e;
+  const auto fits = [&](Experts& s) { return s.cuda == cuda && (!cuda || s.device.bytes() >= bytes); };
+  if (const auto found = std::find_if(spare_.begin(), spare_.end(), fits); found != spare_.end()) {
+    e = std::move(*found);
+    spare_.erase(found);
+  }
+  e.cuda = cuda;
+  // Never nothing: its address says what kind of memory this is.
+  if (!cuda) {
+    e.host.resize(std::max<size_t>(bytes, 1));
+  } else if (e.device.bytes() == 0) {
+    MOECCL_ASSIGN_OR_RETURN(e.device,
+                            driver::cuda::Memory::device(comm_.cuda()->engine().context(), std::max<size_t>(bytes, 1)));
+  }
+  return e;
+}
+
+Status Migration::send(int number, const void* experts, const void* shared, moecclCodecError_t* errors) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  if (layer->to_send.size() >= depth_)
+    return error(moecclInvalidUsage, "the send queue of layer {} holds {} entries, which is its depth: begin one first",
+                 number, depth_);
+  const size_t n_own = hybrid_.own().size(), whole = codec_.count * moecclTypeSize(codec_.type);
+  if (experts == nullptr && n_own * whole > 0)
+    return error(moecclInvalidArgument, "experts is NULL: give {} experts of {} elements", n_own, codec_.count);
+  if (shared == nullptr && !exact() && whole > 0)
+    return error(moecclInvalidArgument, "shared is NULL: give {} elements, or use ratio 1", codec_.count);
+  bool cuda = false;
+  MOECCL_TRY(comm_.place(experts, exact() ? nullptr : shared, &cuda));
+  Packed packed;
+  MOECCL_ASSIGN_OR_RETURN(packed.experts, room(n_own, cuda));
+  MOECCL_ASSIGN_OR_RETURN(packed.checksum, checksum_of(shared, cuda));
+  MOECCL_TRY(encode(packed, experts, shared, errors));
+  layer->to_send.push_back(std::move(packed));
+  return {};
+}
+
+Status Migration::encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors) {
+  const size_t n_own = hybrid_.own().size(), whole = codec_.count * moecclTypeSize(codec_.type);
+  std::vector<kernels::CodecError> lost(n_own);
+  if (packed.experts.cuda) {
+    MOECCL_ASSIGN_OR_RETURN(exec::CudaCodec * codec, device_codec());
+    MOECCL_TRY(codec->encode(experts, shared, packed.experts.data(), n_own, errors == nullptr ? nullptr : lost.data()));
+  }
+  for (size_t e = 0; e < n_own && !packed.experts.cuda; ++e) {
+    const std::byte* from = static_cast<const std::byte*>(experts) + e * whole;
+    std::byte* to = packed.experts.data() + e * expert_bytes_;
+    if (!exact()) {
+      lost[e] = kernels::codec_encode(kernels::best_codec(), codec_, from, shared, to);
+    } else if (whole > 0) {
+      std::memcpy(to, from, whole);
+    }
+  }
+  for (size_t e = 0; e < n_own && errors != nullptr; ++e) errors[e] = {lost[e].max_dropped, lost[e].relative};
+  return {};
+}
+
+Status Migration::begin(int number) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  MOECCL_TRY(comm_.usable());
+  if (layer->to_send.empty())
+    return error(moecclInvalidUsage, "the send queue of layer {} is empty: call moecclMigrationSend first", number);
+  if (layer->flights.size() >= depth_)
+    return error(moecclInvalidUsage,
+                 "the receive queue of layer {} holds {} entries, which is its depth: wait for one first", number,
+                 depth_);
+  auto flight = std::make_shared<Flight>();
+  flight->packed = std::move(layer->to_send.front());
+  layer->to_send.pop_front();
+  MOECCL_ASSIGN_OR_RETURN(flight->arrived, room(hybrid_.held().size(), flight->packed.experts.cuda));
+  flight->words.resize(comm_.n_ranks());
+  flight->mine = {layer->begun++, flight->packed.checksum, number, moecclSuccess};
+  MOECCL_TRY(
+      hybrid_.prepare_gather(flight->packed.experts.data(), flight->arrived.data(), expert_bytes_, flight->gather));
+  CollectiveCall exchange;
+  exchange.op = moecclOpAllGather;
+  exchange.send = &flight->mine;
+  exchange.recv = flight->words.data();
+  exchange.count = sizeof(Word);
+  exchange.type = moecclUint8;
+  MOECCL_TRY(prepare_collective(comm_, exchange, flight->exchange));
+  Stream::Work work = stream_.hold([this, flight] {
+    Status status = run(*flight);
+    {
+      const std::lock_guard lock(mutex_);
+      flight->status = std::move(status);
+      flight->done = true;
+    }
+    changed_.notify_all();
+    return Status();  // told by wait()
+  });
+  layer->flights.push_back(flight);  // the last that can fail: what has a ticket must run
+  flight->gather_ticket = comm_.take_ticket();
+  flight->exchange_ticket = comm_.take_ticket();
+  return stream_.enqueue(std::move(work));
+}
+
+// Both turns are taken whatever happens, so that the communicator goes on.
+Status Migration::run(Flight& flight) {
+  // On CUDA memory the gather waits for no stream of the caller's: what was encoded is there.
+  exec::StreamWork work;
+  work.blocks = true;
+  const exec::StreamWork::Scope scope(work);
+  Status gathered = comm_.run_in_turn(flight.gather_ticket, flight.gather);
+  if (gathered.ok() && !exact()) {
+    // Decoding must not fail after the ranks have agreed.
+    bool fine = false;
+    gathered = contained([&]() -> Status {
+      MOECCL_ASSIGN_OR_RETURN(fine, decodes(flight));
+      return {};
+    });
+    if (!fine) flight.mine.code = moecclInternalError;
+  }
+  Status exchanged = comm_.run_in_turn(flight.exchange_ticket, flight.exchange);
+  MOECCL_TRY(std::move(gathered));
+  MOECCL_TRY(std::move(exchanged));
+  return contained([&] { return verdict(flight); });
+}
+
+Result<bool> Migration::decodes(Flight& flight) {
+  const size_t n = hybrid_.held().size();
+  if (flight.arrived.cuda) return cuda_codec_->valid(flight.arrived.data(), n);
+  for (size_t h = 0; h < n; ++h)
+    if (!kernels::codec_valid(codec_, flight.arrived.data() + h * expert_bytes_, expert_bytes_)) return false;
+  return true;
+}
+
+// Every rank has the same words and so comes to the same verdict.
+Status Migration::verdict(const Flight& flight) const {
+  const std::vector<Word>& w = flight.words;
+  for (uint32_t r = 0; r < w.size(); ++r) {
+    if (w[r].layer != w[0].layer)
+      return error(moecclMismatch, "rank 0 begins layer {}, rank {} layer {}: begin the same layers in the same order",
+                   w[0].layer, r, w[r].layer);
+    if (w[r].epoch != w[0].epoch)
+      return error(moecclMismatch, "layer {}: rank 0 begins its gather number {}, rank {} number {}", w[0].layer,
+                   w[0].epoch, r, w[r].epoch);
+    if (w[r].checksum != w[0].checksum)
+      return error(moecclMismatch,
+                   "layer {}: the shared experts of rank 0 and rank {} differ: bring them in step by "
+                   "moecclSharedExpert; no rank has switched",
+                   w[0].layer, r);
+    if (w[r].code != moecclSuccess)
+      return error(moecclInternalError, "layer {}: rank {} received experts that do not decode; no rank has switched",
+                   w[0].layer, r);
+  }
+  return {};
+}
+
+Status Migration::wait(int number, const void* shared, void* held, uint64_t* epoch) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  if (layer->flights.empty())
+    return error(moecclInvalidUsage, "nothing has begun on layer {}: call moecclMigrationBegin first", number);
+  const size_t n_held = hybrid_.held().size(), whole = codec_.count * moecclTypeSize(codec_.type);
+  if (held == nullptr && n_held * whole > 0)
+    return error(moecclInvalidArgument, "held is NULL: give room for {} experts of {} elements", n_held, codec_.count);
+  if (shared == nullptr && !exact() && whole > 0)
+    return error(moecclInvalidArgument, "shared is NULL: give what moecclMigrationSend had");
+  const std::shared_ptr<Flight> flight = layer->flights.front();
+  const bool cuda = flight->arrived.cuda;
+  const void* const buffers[] = {exact() ? nullptr : shared, n_held * whole > 0 ? held : nullptr};
+  for (const void* buffer : buffers)
+    if (buffer != nullptr && comm_.is_device_memory(buffer) != cuda)
+      return error(moecclInvalidArgument,
+                   "layer {}: {} is {} memory, but moecclMigrationSend was given {} memory: give buffers of one kind",
+                   number, buffer == held ? "held" : "shared", cuda ? "host" : "CUDA", cuda ? "CUDA" : "host");
+  MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(shared, cuda));
+  if (now != flight->packed.checksum)
+    return error(moecclInvalidUsage,
+                 "shared is not the shared expert that moecclMigrationSend had on layer {}: keep it until the wait",
+                 number);
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return flight->done; });
+  }
+  layer->flights.pop_front();
+  spare_.push_back(std::move(flight->packed.experts));
+  Status status = flight->status;
+  if (status.ok()) status = decode(*flight, shared, held);
+  spare_.push_back(std::move(flight->arrived));
+  MOECCL_TRY(std::move(status));
+  ++layer->epoch;
+  if (epoch != nullptr) *epoch = layer->epoch;
+  return {};
+}
+
+Status Migration::decode(Flight& flight, const void* shared, void* held) {
+  const size_t n_held = hybrid_.held().size(), whole = codec_.count * moecclTypeSize(codec_.type);
+  if (flight.arrived.cuda) {
+    MOECCL_ASSIGN_OR_RETURN(exec::CudaCodec * codec, device_codec());
+    return codec->decode(flight.arrived.data(), shared, held, n_held);
+  }
+  for (size_t h = 0; h < n_held; ++h) {
+    const std::byte* from = flight.arrived.data() + h * expert_bytes_;
+    std::byte* to = static_cast<std::byte*>(held) + h * whole;
+    if (exact()) {
+      if (whole > 0) std::memcpy(to, from, whole);
+    } else if (!kernels::codec_decode(codec_, from, expert_bytes_, shared, to)) {
+      return error(moecclInternalError, "layer {}: an expert that was checked does not decode", flight.mine.layer);
+    }
+  }
+  return {};
+}
+
+Status Migration::test(int number, int* done) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  if (done == nullptr) return error(moecclInvalidArgument, "done is NULL: give the address of an int");
+  if (layer->flights.empty())
+    return error(moecclInvalidUsage, "nothing has begun on layer {}: call moecclMigrationBegin first", number);
+  const std::lock_guard lock(mutex_);
+  *done = layer->flights.front()->done;
+  return {};
+}
+
+Status Migration::info(int number, moecclMigrationInfo_t* out) const {
+  if (number < 0 || static_cast<size_t>(number) >= layers_.size())
+    return error(moecclInvalidArgument, "layer is {}: the migration has layers 0 to {}", number, layers_.size() - 1);
+  if (out == nullptr) return error(moecclInvalidArgument, "info is NULL: give the address of a moecclMigrationInfo_t");
+  if (out->size < sizeof(size_t) || out->size > 4096)
+    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclMigrationInfo_t)", out->size);
+  const Layer& layer = layers_[static_cast<size_t>(number)];
+  moecclMigrationInfo_t info{};
+  info.size = out->size;
+  info.epoch = layer.epoch;
+  info.to_send = static_cast<int32_t>(layer.to_send.size());
+  info.to_receive = static_cast<int32_t>(layer.flights.size());
+  info.expert_bytes = expert_bytes_;
+  const algo::Domains& domains = *hybrid_.domains();
+  for (const algo::Domains::Send& send : domains.sends()) {
+    if (send.from != comm_.rank()) continue;
+    for (const uint32_t home : domains.held(send.from, send.level))
+      info.sent_bytes += hybrid_.homes().n_local(home) * expert_bytes_;
+  }
+  // Entries to send, entries under way, and what these bring.
+  info.memory_bytes = layers_.size() * depth_ * expert_bytes_ * (2 * hybrid_.own().size() + hybrid_.held().size());
+  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  return {};
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,91 @@
+// Queues of experts that travel while the caller computes: the contract of moeccl/migrate.h without its handles.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kernels/codec.h"
+#include "moeccl/migrate.h"
+#include "src/comm/stream.h"
+#include "src/exec/cuda/cuda_codec.h"
+#include "src/moe/hybrid.h"
+
+namespace moeccl::comm {
+
+class Migration {
+ public:
+  // Collective on `comm`, which outlives it.
+  static Result<std::unique_ptr<Migration>> create(const Hybrid& hybrid, Communicator& comm,
+                                                   const moecclMigrationConfig_t* config);
+
+  Status send(int layer, const void* experts, const void* shared, moecclCodecError_t* errors);
+  Status begin(int layer);
+  Status wait(int layer, const void* shared, void* held, uint64_t* epoch);
+  Status test(int layer, int* done);
+  Status info(int layer, moecclMigrationInfo_t* info) const;
+
+ private:
+  // What every rank says behind a gather.
+  struct Word {
+    uint64_t epoch = 0, checksum = 0;
+    int32_t layer = 0, code = moecclSuccess;
+  };
+  // Encoded experts, in the kind of memory in which they were given.
+  struct Experts {
+    std::vector<std::byte> host;
+    driver::cuda::Memory device;
+    bool cuda = false;
+    std::byte* data() { return cuda ? device.data() : host.data(); }
+  };
+  struct Packed {
+    Experts experts;
+    uint64_t checksum = 0;  // of the shared expert
+  };
+  // One gather from its beginning until it is waited for.
+  struct Flight {
+    Packed packed;
+    Experts arrived;
+    std::vector<Word> words;  // of all ranks
+    Word mine;
+    exec::Operation gather, exchange;
+    uint64_t gather_ticket = 0, exchange_ticket = 0;
+    Status status;
+    bool done = false;  // guarded by mutex_
+  };
+  struct Layer {
+    std::deque<Packed> to_send;
+    std::deque<std::shared_ptr<Flight>> flights;
+    uint64_t epoch = 0, begun = 0;
+  };
+
+  Migration(const Hybrid& hybrid, Communicator& comm, const moecclMigrationConfig_t& config);
+  Result<Layer*> layer_at(int layer);
+  // Of the communicator's device; made when CUDA memory is first seen.
+  Result<exec::CudaCodec*> device_codec();
+  Result<uint64_t> checksum_of(const void* shared, bool cuda);
+  Result<bool> decodes(Flight& flight);
+  // Memory for n encoded experts, where there is some from an entry that is done.
+  Result<Experts> room(size_t n, bool cuda);
+  Status encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors);
+  Status decode(Flight& flight, const void* shared, void* held);
+  Status run(Flight& flight);
+  Status verdict(const Flight& flight) const;
+  bool exact() const { return codec_.ratio <= 1; }
+
+  Communicator& comm_;
+  Hybrid hybrid_;  // its own, so that the caller's may go
+  kernels::CodecShape codec_;
+  uint64_t expert_bytes_ = 0;
+  uint32_t depth_ = 2;
+  std::vector<Layer> layers_;
+  std::vector<Experts> spare_;  // memory of entries that are done
+  std::unique_ptr<exec::CudaCodec> cuda_codec_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  HostStream stream_;  // last: its thread uses the others
+};
+
+}  // namespace moeccl::comm

@@ -1,0 +1,162 @@
+#include "src/moe/moe_channel.h"
+
+#include <memory>
+#include <vector>
+
+#include "src/comm/collective.h"
+#include "src/comm/cuda_stream.h"
+#include "src/comm/group.h"
+#include "src/comm/split.h"
+#include "src/exec/cuda/row_tables.h"
+
+namespace moeccl::comm {
+Status MoeChannel::all_gather(const void* mine, size_t bytes, void* all) {
+  return all_gather_bytes(comm_, mine, bytes, all);
+}
+
+Status MoeChannel::all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) {
+  const uint32_t n = comm_.n_ranks();
+  std::vector<size_t> send_at(n, 0), recv_at(n, 0);
+  for (uint32_t r = 1; r < n; ++r) {
+    send_at[r] = send_at[r - 1] + send_bytes[r - 1];
+    recv_at[r] = recv_at[r - 1] + recv_bytes[r - 1];
+  }
+  return run_collective(comm_, {.op = moecclOpAllToAllv,
+                                .send = send,
+                                .recv = recv,
+                                .type = moecclUint8,
+                                .send_counts = send_bytes,
+                                .send_displs = send_at.data(),
+                                .recv_counts = recv_bytes,
+                                .recv_displs = recv_at.data()});
+}
+
+Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* measured_us) {
+  MOECCL_TRY(comm_.usable());
+  Stream* stream = nullptr;
+  MOECCL_TRY(find_stream_(stream_handle, &stream));
+  if (Group::of_this_thread().open()) {
+    return error(
+        moecclInvalidUsage,
+        "dispatch and combine cannot be part of a group: call them outside moecclGroupStart and moecclGroupEnd");
+  }
+  auto op = std::make_unique<exec::Operation>();
+  op->signature.op = run.op;
+  op->signature.type = run.type;
+  op->signature.plan = run.plan_hash;
+  op->choice = {run.program, run.binding.chunking, run.algorithm, run.plan_hash, run.program_hash};
+  op->binding = run.binding;
+  op->input = run.in;
+  op->output = run.out;
+  op->element_bytes = run.binding.element_bytes;
+  op->grouped = run.grouped;
+  op->priority = comm_.priority_of(run.op);
+  op->scales = {run.scales.in, run.scales.out, run.scales.bytes};
+  Communicator* comm = &comm_;
+  MOECCL_TRY(comm->place(run.in, run.out, &op->cuda));
+  if (run.scales.bytes > 0) {
+    bool scales_on_device = false;
+    const bool any = run.in != nullptr || run.out != nullptr;
+    MOECCL_TRY(comm->place(run.scales.in, run.scales.out, &scales_on_device));
+    if (any && (run.scales.in != nullptr || run.scales.out != nullptr) && scales_on_device != op->cuda) {
+      return error(moecclInvalidArgument, "rows are {} memory and their scales {} memory: give both of one kind",
+                   op->cuda ? "CUDA" : "host", scales_on_device ? "CUDA" : "host");
+    }
+  }
+  if (run.on_device && !op->cuda) {
+    return error(moecclInvalidUsage,
+                 "the routing's last update was on a stream, so only CUDA memory can follow it: give buffers there, or "
+                 "update it with moecclRoutingUpdate");
+  }
+  if (op->cuda && run.tables != nullptr) return run_walk(run, stream, std::move(op), measured_us);
+  if (stream != nullptr) MOECCL_TRY(stream->ready());
+  if (stream == nullptr) return comm->run_in_turn(comm->take_ticket(), *op, measured_us);
+  std::shared_ptr<exec::Operation> kept = std::move(op);
+  return enqueue_in_turn(*comm, *stream, [comm, kept, measured_us](uint64_t ticket) {
+    return comm->run_in_turn(ticket, *kept, measured_us);
+  });
+}
+
+// On the persistent kernel, as the standard collectives.
+Status MoeChannel::run_walk(const Run& run, Stream* stream, std::unique_ptr<exec::Operation> op, double* measured_us) {
+  bool captured = false;
+  if (CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr; cuda != nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(captured, cuda->capturing());
+  }
+  op->walk = true;
+  auto rows = std::make_shared<exec::WalkRows>();
+  rows->tables = run.tables->device();
+  rows->weighted = run.weighted;
+  rows->bytes = (captured ? run.most_rows : run.rows) * run.binding.element_bytes;
+  op->measured = rows.get();
+  op->keep = std::move(rows);
+  std::vector<Call> calls(1);
+  calls[0].comm = &comm_;
+  calls[0].stream = stream;
+  calls[0].operation = std::move(op);
+  calls[0].measured_us = measured_us;
+  MOECCL_TRY(issue(std::move(calls)));
+  if (captured && run.captured != nullptr) *run.captured = true;
+  return {};
+}
+
+exec::Walker* MoeChannel::walker(uint64_t staging_bytes) {
+  CudaSide* cuda = comm_.cuda();
+  if (cuda == nullptr || cuda->walk() == nullptr || staging_bytes > cuda->walk()->walker().half_bytes()) return nullptr;
+  return &cuda->walk()->walker();
+}
+
+Result<MoeHost::OnStream> MoeChannel::on_stream(moecclStream_t stream_handle) {
+  MOECCL_TRY(comm_.usable());
+  Stream* stream = nullptr;
+  MOECCL_TRY(find_stream_(stream_handle, &stream));
+  CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr;
+  if (cuda == nullptr)
+    return error(moecclInvalidArgument,
+                 "update on a stream: stream is not a CUDA stream: give one, or call moecclRoutingUpdate");
+  if (Group::of_this_thread().open())
+    return error(
+        moecclInvalidUsage,
+        "an update on a stream cannot be part of a group: call it outside moecclGroupStart and moecclGroupEnd");
+  OnStream on;
+  on.stream = cuda->stream();
+  on.engine = &comm_.cuda()->engine();
+  MOECCL_ASSIGN_OR_RETURN(on.captured, cuda->capturing());
+  return on;
+}
+
+Status MoeChannel::all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream_handle) {
+  std::vector<Call> calls(1);
+  calls[0].comm = &comm_;
+  MOECCL_TRY(find_stream_(stream_handle, &calls[0].stream));
+  calls[0].operation = std::make_unique<exec::Operation>();
+  MOECCL_TRY(prepare_collective(
+      comm_, {.op = moecclOpAllGather, .send = send, .recv = recv, .count = bytes, .type = moecclUint8},
+      *calls[0].operation));
+  if (!calls[0].operation->walk) {
+    return error(
+        moecclUnsupported,
+        "all ranks' choices are {} bytes, more than MOECCL_CUDA_PERSISTENT_BYTES allows the persistent kernel: "
+        "raise it, or call moecclRoutingUpdate",
+        bytes * comm_.n_ranks());
+  }
+  return issue(std::move(calls));
+}
+
+Status MoeChannel::needs_host(moecclStream_t stream_handle) {
+  Stream* stream = nullptr;
+  MOECCL_TRY(find_stream_(stream_handle, &stream));
+  return stream != nullptr ? stream->ready() : Status();
+}
+
+exec::StreamEngine* MoeChannel::engine_for(const void* choices) {
+  return comm_.is_device_memory(choices) ? &comm_.cuda()->engine() : nullptr;
+}
+
+Status MoeChannel::with_kernels(const void* buffer, const WithKernels& body) {
+  if (!comm_.is_device_memory(buffer)) return MoeHost::with_kernels(buffer, body);
+  // In its turn: the engine is the proxy's while an operation runs.
+  return comm_.run_on_device(comm_.take_ticket(), [&](const kernels::KernelTable& table) { body(table, true); });
+}
+
+}  // namespace moeccl::comm

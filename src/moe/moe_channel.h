@@ -1,0 +1,46 @@
+// A communicator as the host of MoE layers.
+#pragma once
+
+#include <functional>
+
+#include "src/comm/communicator.h"
+#include "src/comm/stream.h"
+#include "src/moe/moe_host.h"
+
+namespace moeccl::comm {
+
+class MoeChannel final : public MoeHost {
+ public:
+  // `find_stream` turns a C handle into a stream, null for the blocking one.
+  using FindStream = Status (*)(moecclStream_t, Stream**);
+  MoeChannel(Communicator& comm, FindStream find_stream) : comm_(comm), find_stream_(find_stream) {}
+
+  Communicator& communicator() const { return comm_; }
+  uint32_t rank() const override { return comm_.rank(); }
+  uint32_t n_ranks() const override { return comm_.n_ranks(); }
+  const plan::LevelTree& tree() const override { return comm_.tree(); }
+  const plan::Profile& profile() const override { return comm_.selector().profile(); }
+  bool paced() const override { return comm_.paced(); }
+  bool deterministic() const override { return comm_.config().deterministic; }
+  uint64_t staging_bytes() const override { return comm_.operation_staging_bytes(); }
+  uint64_t next_number() override { return comm_.next_number(); }
+  Status all_gather(const void* mine, size_t bytes, void* all) override;
+  Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
+  Status run(const Run& run, moecclStream_t stream, double* measured_us) override;
+  exec::StreamEngine* engine_for(const void* choices) override;
+  exec::Walker* walker(uint64_t staging_bytes) override;
+  bool is_device_memory(const void* pointer) const override { return comm_.is_device_memory(pointer); }
+  Result<OnStream> on_stream(moecclStream_t stream) override;
+  Status all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream) override;
+  Status needs_host(moecclStream_t stream) override;
+  void wait_idle() override { (void)comm_.wait_idle(); }
+  Status with_kernels(const void* buffer, const WithKernels& body) override;
+
+ private:
+  Status run_walk(const Run& run, Stream* stream, std::unique_ptr<exec::Operation> op, double* measured_us);
+
+  Communicator& comm_;
+  FindStream find_stream_;
+};
+
+}  // namespace moeccl::comm

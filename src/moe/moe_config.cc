@@ -1,0 +1,252 @@
+#include "src/moe/moe_config.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "src/base/adopt.h"
+#include "src/base/env.h"
+#include "src/exec/cuda/row_tables.h"
+#include "src/exec/cuda/table_plan.h"
+#include "src/moe/cuda_routing.h"
+
+namespace moeccl::comm {
+
+namespace {
+
+constexpr int32_t kMaxTopK = 64;
+
+Status check_numbers(const moecclMoeConfig_t& c) {
+  if (c.hidden_bytes < 1 || c.hidden_bytes > UINT32_MAX)
+    return error(moecclInvalidArgument, "config.hidden_bytes is {}: a row has between 1 and {} bytes", c.hidden_bytes,
+                 UINT32_MAX);
+  if (c.type < 0 || c.type >= MOECCL_NUM_DATA_TYPES)
+    return error(moecclInvalidArgument, "config.type is {}: not a moecclDataType_t", static_cast<int>(c.type));
+  if (c.n_experts < 1 || c.n_experts > 65535)
+    return error(moecclInvalidArgument, "config.n_experts is {}: between 1 and 65535 are possible", c.n_experts);
+  if (c.top_k < 1 || c.top_k > std::min(kMaxTopK, c.n_experts))
+    return error(moecclInvalidArgument, "config.top_k is {}: between 1 and {} are possible with {} experts", c.top_k,
+                 std::min(kMaxTopK, c.n_experts), c.n_experts);
+  if (c.max_tokens < 1 || c.max_tokens > (uint64_t{1} << 31) / static_cast<uint64_t>(c.top_k))
+    return error(moecclInvalidArgument,
+                 "config.max_tokens is {}: give the most tokens that a rank brings, 1 to {} with top_k {}",
+                 c.max_tokens, (uint64_t{1} << 31) / static_cast<uint64_t>(c.top_k), c.top_k);
+  if (c.layout != moecclLayoutRows && c.layout != moecclLayoutExpertMajor)
+    return error(moecclInvalidArgument, "config.layout is {}: moecclLayoutRows or moecclLayoutExpertMajor",
+                 static_cast<int>(c.layout));
+  if (c.align_rows < 0 || c.align_rows > (1 << 20))
+    return error(moecclInvalidArgument, "config.align_rows is {}: between 0 (no alignment) and {} are possible",
+                 c.align_rows, 1 << 20);
+  if (c.align_rows > 1 && c.layout == moecclLayoutRows)
+    return error(moecclInvalidArgument, "config.align_rows is {}: only moecclLayoutExpertMajor has groups to align",
+                 c.align_rows);
+  if (c.scale_bytes > UINT32_MAX / 2 || c.scaled_row_bytes > UINT32_MAX / 2)
+    return error(moecclInvalidArgument, "config.scale_bytes is {} and config.scaled_row_bytes {}: at most {} each",
+                 c.scale_bytes, c.scaled_row_bytes, UINT32_MAX / 2);
+  if (c.scale_bytes == 0 && c.scaled_row_bytes > 0)
+    return error(moecclInvalidArgument,
+                 "config.scaled_row_bytes is {} without scales: give scale_bytes, or 0 for rows of hidden_bytes",
+                 c.scaled_row_bytes);
+  if (c.capacity < 0)
+    return error(moecclInvalidArgument, "config.capacity is {}: give 0 for no limit, or the limit", c.capacity);
+  return {};
+}
+
+// Rows are numbered with 32 bits, on the rank that gets most of them.
+Status check_rows(const MoeConfig& config) {
+  const uint64_t n = config.placement.n_ranks;
+  uint64_t most = 0;
+  for (uint32_t r = 0; r < n; ++r) {
+    const uint64_t local = config.n_held(r), copies = std::min<uint64_t>(config.shape.top_k, local);
+    most = std::max(most, n * config.shape.max_tokens * copies + local * config.shape.align_rows);
+  }
+  if (most <= INT32_MAX) return {};
+  return error(
+      moecclInvalidArgument,
+      "config.max_tokens is {}: one rank could receive {} rows, at most {} are possible; use fewer tokens a step",
+      config.shape.max_tokens, most, INT32_MAX);
+}
+
+}  // namespace
+
+Result<moecclMoeConfig_t> MoeConfig::adopt(const moecclMoeConfig_t* config) {
+  if (!config) return error(moecclInvalidArgument, "config is NULL: give a moecclMoeConfig_t");
+  if (config->size < sizeof(size_t) || config->size > 4096)
+    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MOE_CONFIG_INIT", config->size);
+  moecclMoeConfig_t full{};
+  std::memcpy(&full, config, adopted_bytes(config->size, sizeof(full)));
+  return full;
+}
+
+uint64_t MoeConfig::n_held(uint32_t rank) const {
+  if (!domains) return placement.n_local(rank);
+  uint64_t n = 0;
+  for (const uint32_t home : domains->held(rank, domains->tree().depth())) n += placement.n_local(home);
+  return n;
+}
+
+Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::LevelTree& tree, bool deterministic,
+                                  std::shared_ptr<const algo::Domains> domains) {
+  MOECCL_ASSIGN_OR_RETURN(const moecclMoeConfig_t c, adopt(given));
+  MOECCL_TRY(check_numbers(c));
+  MoeConfig config;
+  MOECCL_ASSIGN_OR_RETURN(config.placement, algo::Placement::make(c.n_experts, tree.n_ranks, c.expert_rank));
+  config.domains = std::move(domains);
+  config.type = c.type;
+  config.shape = {static_cast<uint32_t>(c.top_k),
+                  c.hidden_bytes,
+                  c.max_tokens,
+                  static_cast<uint32_t>(c.capacity),
+                  c.layout == moecclLayoutExpertMajor,
+                  static_cast<uint32_t>(std::max(1, c.align_rows)),
+                  deterministic,
+                  0};
+  config.scale_bytes = c.scale_bytes;
+  if (c.scale_bytes > 0) {
+    config.scaled_row_bytes = c.scaled_row_bytes > 0 ? c.scaled_row_bytes : c.hidden_bytes;
+    config.shape.scaled_bytes = config.scaled_row_bytes + c.scale_bytes;
+  }
+  if (deterministic) MOECCL_TRY(algo::check_groups(tree));
+  MOECCL_TRY(check_rows(config));
+  if (c.algorithm && *c.algorithm && std::strcmp(c.algorithm, "auto") != 0) {
+    MOECCL_ASSIGN_OR_RETURN(const algo::MoeAlgorithm forced, algo::parse_moe_algorithm(c.algorithm, tree));
+    if (config.domains && forced.kind == algo::PathKind::k2dh)
+      return error(moecclInvalidArgument,
+                   "config.algorithm is \"2dh\", which does not know expert domains: give auto, flat or hier:N");
+    config.algorithms = {forced};
+  } else {
+    config.algorithms = algo::moe_candidates(tree);
+    if (config.domains)
+      std::erase_if(config.algorithms, [](const algo::MoeAlgorithm& a) { return a.kind == algo::PathKind::k2dh; });
+  }
+  config.memory_cap = c.memory_cap_bytes ? c.memory_cap_bytes : static_cast<uint64_t>(env().moe_memory_cap);
+  return config;
+}
+
+uint64_t MoeConfig::hash() const {
+  uint64_t h = 0xcbf29ce484222325ull;
+  const auto add = [&](uint64_t word) {
+    h = (h ^ word) * 0x9e3779b97f4a7c15ull;
+    h ^= h >> 29;
+  };
+  add(shape.top_k), add(shape.row_bytes), add(shape.max_tokens), add(shape.capacity), add(shape.expert_major);
+  add(shape.align_rows), add(shape.grouped), add(static_cast<uint64_t>(type)), add(memory_cap);
+  add(scale_bytes), add(scaled_row_bytes);
+  for (const uint32_t owner : placement.owner) add(owner);
+  for (const algo::MoeAlgorithm& a : algorithms) add(static_cast<uint64_t>(a.kind)), add(a.dims);
+  if (domains) add(domains->hash());
+  return h;
+}
+
+namespace {
+
+// Of tables on the host, without the records that they are made of.
+uint64_t list_bytes(const MoeConfig& config, const algo::Paths& paths) {
+  const algo::MoeShape& shape = config.shape;
+  const uint64_t n = paths.n_ranks(), all_tokens = n * shape.max_tokens;
+  uint64_t local = 0;
+  for (uint32_t r = 0; r < n; ++r) local = std::max(local, config.n_held(r));
+  algo::RoutingLoad load;
+  load.tokens = shape.max_tokens;
+  load.records = all_tokens;
+  load.choices = all_tokens * shape.top_k;
+  load.rows = all_tokens * std::min<uint64_t>(shape.top_k, local) + local * shape.align_rows;
+  load.lists = uint64_t{paths.max_out()} * (1 + paths.max_in()) + 2 * (1 + paths.max_in());
+  const uint32_t chunks = std::bit_ceil(static_cast<uint32_t>(shape.max_tokens));
+  return algo::RoutingTables::bytes_bound(load, std::max(chunks, 8u));
+}
+
+// The form of RecordView, both sent and received.
+uint64_t record_bytes(const MoeConfig& config, uint64_t n_ranks) {
+  const uint64_t records = n_ranks * config.shape.max_tokens;
+  return 2 * (records * 5 + records * config.shape.top_k * 6 + n_ranks * 32);
+}
+
+}  // namespace
+
+MoeSlots::MoeSlots(const MoeConfig& config, const algo::Paths& paths, uint64_t granted)
+    : plan(algo::moe_plan_shape(paths, config.shape.expert_major)),
+      table_bytes(list_bytes(config, paths) + record_bytes(config, paths.n_ranks())),
+      budget(granted) {
+  least_rows = paths.max_origins() * (paths.algorithm().dedup() ? uint64_t{1} : config.shape.top_k);
+  needed_bytes = algo::moe_least_staging(config.shape, plan, least_rows);
+  needed_cap = std::min(2 * needed_bytes, table_bytes + needed_bytes);
+  const auto rows_of = [&](uint64_t bytes) { return algo::moe_slot_rows(config.shape, paths, plan, bytes); };
+  if (config.memory_cap > 0) {
+    // Half of a cap is left to the tables; where that is not enough, all that the tables of no routing need.
+    budget = std::min(granted, config.memory_cap / 2);
+    if (rows_of(budget) < least_rows && config.memory_cap > table_bytes)
+      budget = std::max(budget, std::min(granted, config.memory_cap - table_bytes));
+  }
+  slot_rows = rows_of(budget);
+}
+
+Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const plan::LevelTree& tree,
+                                                uint64_t granted) {
+  std::vector<algo::MoeAlgorithm> fit;
+  uint64_t least = UINT64_MAX, least_cap = UINT64_MAX;
+  for (const algo::MoeAlgorithm& a : config.algorithms) {
+    const MoeSlots slots(config, algo::Paths(a, tree, config.placement, config.domains.get()), granted);
+    if (slots.enough()) fit.push_back(a);
+    least = std::min(least, slots.needed_bytes);
+    if (slots.needed_bytes <= granted) least_cap = std::min(least_cap, slots.needed_cap);
+  }
+  if (!fit.empty()) return fit;
+  if (least > granted)
+    return error(moecclOutOfMemory,
+                 "rows of {} bytes on {} ranks need {} bytes of staging, an operation gets {}, half of staging_bytes: "
+                 "give the communicator staging_bytes (MOECCL_STAGING_BYTES) of {} or more",
+                 config.shape.widest_row(), tree.n_ranks, least, granted, (2 * least + 127) / 128 * 128);
+  return error(moecclOutOfMemory,
+               "rows of {} bytes on {} ranks need {} bytes of staging, memory_cap_bytes of {} leaves too little: give "
+               "{} or more",
+               config.shape.widest_row(), tree.n_ranks, least, config.memory_cap, least_cap);
+}
+
+namespace {
+
+// What choices and tables take on the device (and, page-locked, for it), on the rank that needs most. list_bytes: of
+// tables on the host. Nothing without a CUDA driver.
+uint64_t device_bytes(const MoeConfig& config, const plan::LevelTree& tree, std::span<const algo::Paths* const> paths,
+                      std::span<const uint64_t> slot_rows, uint64_t list_bytes) {
+  if (driver::cuda::driver() == nullptr) return 0;
+  uint64_t most = 0;
+  for (uint32_t r = 0; r < tree.n_ranks && r < moeccl::cuda::kMaxSources; ++r) {
+    const algo::Placement seen = config.domains ? config.domains->seen_from(r, config.placement) : config.placement;
+    const algo::CanonicalOrder order(tree, seen);
+    uint64_t bytes = 0;
+    // More ranks than that have no persistent kernel, and so no tables on the device.
+    for (size_t c = 0; c < paths.size() && tree.n_ranks <= moeccl::cuda::kMaxSources; ++c) {
+      const algo::RankPaths rank(*paths[c], tree, seen, r);
+      const exec::TablePlan plan(
+          {paths[c], &rank, &config.placement, config.domains.get(), &order, &config.shape, slot_rows[c], 0});
+      bytes = std::max<uint64_t>(bytes, plan.bytes() + exec::RowTables::bytes_bound(list_bytes / 2));
+    }
+    bytes += CudaRouting::bytes_of({&config.shape, &seen, &order, &tree, {paths.begin(), paths.end()}, r});
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
+}  // namespace
+
+Result<uint64_t> query_size(const MoeConfig& config, const plan::LevelTree& tree, uint64_t granted) {
+  MOECCL_ASSIGN_OR_RETURN(const auto algorithms, fitting(config, tree, granted));
+  uint64_t most = 0, most_lists = 0;
+  std::vector<std::unique_ptr<algo::Paths>> all_paths;
+  std::vector<const algo::Paths*> candidates;
+  std::vector<uint64_t> slot_rows;
+  for (const algo::MoeAlgorithm& a : algorithms) {
+    all_paths.push_back(std::make_unique<algo::Paths>(a, tree, config.placement, config.domains.get()));
+    const algo::Paths& paths = *all_paths.back();
+    const MoeSlots slots(config, paths, granted);
+    candidates.push_back(&paths);
+    slot_rows.push_back(slots.slot_rows);
+    most_lists = std::max(most_lists, list_bytes(config, paths));
+    most = std::max(most, slots.table_bytes + slots.staging_bytes(config));
+  }
+  most += device_bytes(config, tree, candidates, slot_rows, most_lists);
+  return config.memory_cap ? std::min(most, config.memory_cap) : most;
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,328 @@
+#include "src/moe/moe_layer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/table.h"
+#include "src/base/hash.h"
+
+namespace moeccl::comm {
+
+MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen, const plan::LevelTree& tree,
+                           algo::MoeAlgorithm algorithm, uint32_t self, uint64_t granted)
+    : name(algorithm.name()),
+      paths(algorithm, tree, config.placement, config.domains.get()),
+      slots(config, paths, granted),
+      rank(paths, tree, seen, self),
+      dispatch(algo::build_dispatch(paths, rank, slots.plan)),
+      combine(algo::build_combine(paths, rank, slots.plan)) {
+  const auto hash = [&](moecclOp_t op) {
+    return algo::moe_plan_hash(op, paths, tree, config.placement, slots.plan, 0, 0);
+  };
+  dispatch_hash = hash(moecclOpDispatch);
+  combine_hash = hash(moecclOpCombine);
+}
+
+namespace {
+
+// The fields that have names; all others are in the hash.
+constexpr const char* kFields[] = {"hidden_bytes",     "type",        "top_k",           "n_experts",
+                                   "max_tokens",       "layout",      "align_rows",      "capacity",
+                                   "memory_cap_bytes", "scale_bytes", "scaled_row_bytes"};
+struct Creation {
+  uint64_t hash = 0;
+  uint64_t staging = 0;
+  uint64_t fields[std::size(kFields)] = {};
+  int32_t code = moecclSuccess;
+  int32_t padding = 0;
+};
+
+Creation creation(const MoeConfig& config, const moecclMoeConfig_t& given, uint64_t staging) {
+  return {config.hash(),
+          staging,
+          {given.hidden_bytes, static_cast<uint64_t>(given.type), static_cast<uint64_t>(given.top_k),
+           static_cast<uint64_t>(given.n_experts), given.max_tokens, static_cast<uint64_t>(given.layout),
+           static_cast<uint64_t>(given.align_rows), static_cast<uint64_t>(given.capacity), given.memory_cap_bytes,
+           config.scale_bytes, config.scaled_row_bytes}};
+}
+
+// What moecclMoeCheck was told of the communicator holds of this one too.
+Status agree_with_communicator(const moecclMoeConfig_t& given, const MoeHost& host) {
+  if (given.staging_bytes > 0 && granted_staging(given.staging_bytes) != host.staging_bytes())
+    return error(moecclInvalidArgument,
+                 "config.staging_bytes is {}, but the communicator has {}: give 0, or the communicator's in its "
+                 "moecclConfig_t",
+                 given.staging_bytes, 2 * host.staging_bytes());
+  if (given.deterministic == 1 && !host.deterministic())
+    return error(moecclInvalidArgument,
+                 "config.deterministic is 1, but the communicator was created without: give 0, or set deterministic in "
+                 "its moecclConfig_t");
+  return {};
+}
+
+// All ranks see all answers, so they fail or go on together.
+Status compare(const std::vector<Creation>& all, uint32_t rank, const Status& own) {
+  if (!own.ok()) return own;
+  for (uint32_t r = 0; r < all.size(); ++r)
+    if (all[r].code != moecclSuccess)
+      return error(moecclRemoteError, "rank {} could not create the layer ({}): see its own error", r,
+                   moecclGetErrorString(static_cast<moecclResult_t>(all[r].code)));
+  for (uint32_t r = 0; r < all.size(); ++r) {
+    if (all[r].hash == all[0].hash && all[r].staging == all[0].staging) continue;
+    for (size_t i = 0; i < std::size(kFields); ++i) {
+      if (all[r].fields[i] == all[0].fields[i]) continue;
+      return error(moecclMismatch,
+                   "ranks disagree on the config's {} in moecclMoeCreate: rank 0 gives {}, rank {} gives {}",
+                   kFields[i], all[0].fields[i], r, all[r].fields[i]);
+    }
+    return error(moecclMismatch, "rank {} and rank 0 give different {} to moecclMoeCreate (this is rank {}): {}", r,
+                 all[r].hash != all[0].hash ? "expert placements or algorithms" : "staging sizes", rank,
+                 all[r].hash != all[0].hash ? "they must be equal" : "set staging_bytes alike");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMoeConfig_t* given,
+                                                   std::shared_ptr<const algo::Domains> domains) {
+  Result<moecclMoeConfig_t> full = MoeConfig::adopt(given);
+  Result<MoeConfig> config = full.ok() ? MoeConfig::from(&*full, host.tree(), host.deterministic(), std::move(domains))
+                                       : Result<MoeConfig>(full.status());
+  Status own = config.ok() ? agree_with_communicator(*full, host) : config.status();
+  std::vector<algo::MoeAlgorithm> fit;
+  if (own.ok()) {
+    auto fits = fitting(*config, host.tree(), host.staging_bytes());
+    if (fits.ok())
+      fit = std::move(*fits);
+    else
+      own = fits.status();
+  }
+  Creation mine;
+  if (own.ok()) mine = creation(*config, *full, host.staging_bytes());
+  mine.code = own.code();
+  std::vector<Creation> all(host.n_ranks());
+  MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
+  MOECCL_TRY(compare(all, host.rank(), own));
+  std::unique_ptr<MoeLayer> layer(new MoeLayer(host, std::move(*config)));
+  for (const algo::MoeAlgorithm& a : fit)
+    layer->candidates_.push_back(std::make_unique<MoeCandidate>(layer->config_, layer->placement_, host.tree(), a,
+                                                                host.rank(), host.staging_bytes()));
+  return layer;
+}
+
+Result<CudaRouting*> MoeLayer::cuda_routing(exec::StreamEngine& engine) {
+  if (cuda_routing_ == nullptr) {
+    // An allocation may wait for the device, where a stream may wait for us.
+    host_.wait_idle();
+    CudaRouting::Setting s{&config_.shape, &placement_, &order_, &host_.tree(), {}, host_.rank()};
+    for (const auto& candidate : candidates_) s.candidates.push_back(&candidate->paths);
+    MOECCL_ASSIGN_OR_RETURN(cuda_routing_, CudaRouting::create(engine, s));
+  }
+  return cuda_routing_.get();
+}
+
+uint64_t MoeLayer::most_rows() const {
+  const algo::MoeShape& shape = config_.shape;
+  const uint64_t n = config_.placement.n_ranks, local = config_.n_held(host_.rank());
+  if (local == 0) return 0;
+  const uint64_t kept = shape.capacity > 0 ? std::min<uint64_t>(shape.capacity, shape.max_tokens) : shape.max_tokens;
+  if (!shape.expert_major) return n * std::min(shape.max_tokens, local * kept);
+  const uint64_t align = shape.align_rows, full = (n * kept + align - 1) / align * align;
+  const uint64_t choices = n * shape.max_tokens * std::min<uint64_t>(shape.top_k, local);
+  return std::min(local * full, choices + local * (align - 1));
+}
+
+Status MoeRouting::usable(const char* what) const {
+  if (ready_) return {};
+  return error(moecclInvalidUsage, "{}: the routing is empty, because its last update failed: update it first", what);
+}
+
+Status MoeRouting::needs_elements(const char* what) const {
+  const MoeConfig& config = layer_.config();
+  const size_t element = moecclTypeSize(config.type);
+  if (config.shape.row_bytes % element == 0) return {};
+  return error(moecclInvalidArgument,
+               "{}: hidden_bytes is {}, not a multiple of the {} bytes of the layer's type: rows cannot be summed",
+               what, config.shape.row_bytes, element);
+}
+
+namespace {
+
+Status needs_buffer(const char* what, const char* name, const void* buffer, uint64_t rows) {
+  if (buffer || rows == 0) return {};
+  return error(moecclInvalidArgument, "{}: {} is NULL: give a buffer of {} rows", what, name, rows);
+}
+
+}  // namespace
+
+Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream, double* measured,
+                       const MoeHost::Scales* scales) {
+  const MoeConfig& config = layer_.config();
+  const MoeCandidate& plan = *layer_.candidates()[chosen_];
+  MoeHost& host = layer_.host();
+  MoeHost::Run r;
+  r.op = op;
+  r.program = op == moecclOpDispatch ? &plan.dispatch : &plan.combine;
+  const uint32_t n_chunks = on_device_ ? cuda_tables_->n_chunks() : tables_.n_chunks();
+  r.binding = algo::moe_binding(config.shape, n_chunks, plan.slots.slot_rows);
+  r.on_device = on_device_;
+  if (on_device_) {
+    // Its lists are in r.tables alone.
+  } else if (op == moecclOpDispatch) {
+    r.binding.rows = tables_.dispatch_rows(weighted);
+    r.binding.sums = tables_.dispatch_sums();
+  } else {
+    r.binding.sums = tables_.combine_sums(weighted);
+  }
+  r.in = in;
+  r.out = out;
+  // A dispatch without weights moves bytes, of any row length.
+  r.type = op == moecclOpDispatch && !weighted ? moecclUint8 : config.type;
+  r.grouped = config.shape.grouped;
+  r.plan_hash = algo::moe_plan_hash(op, plan.paths, host.tree(), config.placement, plan.slots.plan, n_chunks,
+                                    plan.slots.slot_rows);
+  // A rank that runs another routing, perhaps of another layer, or a backward pass is told before rows move.
+  r.plan_hash = hash_combine(r.plan_hash, 2 * number_ + (weighted ? 1 : 0));
+  r.algorithm = plan.name.c_str();
+  if (scales != nullptr) {
+    r.scales = *scales;
+    r.scales.bytes = static_cast<uint32_t>(config.scale_bytes);
+    r.binding.element_bytes = static_cast<uint32_t>(config.shape.scaled_bytes);
+    r.plan_hash = hash_combine(r.plan_hash, config.scale_bytes);
+  }
+  r.tables = device_tables_.get();
+  r.weighted = weighted;
+  r.program_hash = op == moecclOpDispatch ? plan.dispatch_hash : plan.combine_hash;
+  r.rows = std::max(tokens_here(), rows_here());
+  r.most_rows = std::max(config.shape.max_tokens, layer_.most_rows());
+  r.captured = &captured_;
+  return host.run(r, stream, measured);
+}
+
+Status MoeRouting::dispatch(const void* in, void* out, moecclStream_t stream) {
+  MOECCL_TRY(usable("dispatch"));
+  MOECCL_TRY(needs_buffer("dispatch", "in", in, tokens_here()));
+  MOECCL_TRY(needs_buffer("dispatch", "out", out, rows_here()));
+  return run(moecclOpDispatch, false, in, out, stream, &measured_dispatch_us_);
+}
+
+Status MoeRouting::dispatch_scaled(const void* in, void* out, const MoeHost::Scales& scales, moecclStream_t stream) {
+  MOECCL_TRY(usable("dispatch of scaled rows"));
+  if (layer_.config().scale_bytes == 0) {
+    return error(moecclInvalidUsage,
+                 "dispatch of scaled rows: the layer was created with scale_bytes 0: set it in its config");
+  }
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in", in, tokens_here()));
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in_scales", scales.in, tokens_here()));
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out", out, rows_here()));
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out_scales", scales.out, rows_here()));
+  return run(moecclOpDispatch, false, in, out, stream, &measured_dispatch_us_, &scales);
+}
+
+Status MoeRouting::combine(const void* in, void* out, moecclStream_t stream) {
+  MOECCL_TRY(usable("combine"));
+  MOECCL_TRY(needs_elements("combine"));
+  MOECCL_TRY(needs_buffer("combine", "in", in, rows_here()));
+  MOECCL_TRY(needs_buffer("combine", "out", out, tokens_here()));
+  return run(moecclOpCombine, true, in, out, stream, &measured_combine_us_);
+}
+
+Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, moecclStream_t stream) {
+  MOECCL_TRY(usable("dispatch backward"));
+  MOECCL_TRY(needs_elements("dispatch backward"));
+  MOECCL_TRY(needs_buffer("dispatch backward", "grad_out", grad_out, rows_here()));
+  MOECCL_TRY(needs_buffer("dispatch backward", "grad_in", grad_in, tokens_here()));
+  return run(moecclOpCombine, false, grad_out, grad_in, stream, &measured_backward_us_);
+}
+
+Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t stream) {
+  MOECCL_TRY(usable("combine backward"));
+  const bool expert_major = layer_.config().shape.expert_major;
+  // Where there are no tokens, the pointer to their gradients may well be NULL; then `in` tells.
+  const bool wants_weights = g.grad_weight || (expert_major && tokens_here() == 0 && g.in);
+  if (wants_weights) MOECCL_TRY(on_host("gradients of the weights"));
+  if (expert_major && (weighted_ || wants_weights)) MOECCL_TRY(needs_elements("combine backward"));
+  MOECCL_TRY(needs_buffer("combine backward", "grad_out", g.grad_out, tokens_here()));
+  MOECCL_TRY(needs_buffer("combine backward", "grad_in", g.grad_in, rows_here()));
+  if (wants_weights && !expert_major)
+    return error(
+        moecclInvalidArgument,
+        "combine backward: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL");
+  // A weighted dispatch computes with the layer's type; all ranks agree on whether there are weights.
+  if (!wants_weights)
+    return run(moecclOpDispatch, expert_major && weighted_, g.grad_out, g.grad_in, stream, &measured_backward_us_);
+  MOECCL_TRY(needs_buffer("combine backward", "in", g.in, rows_here()));
+  MOECCL_TRY(layer_.host().needs_host(stream));
+  MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream, &measured_backward_us_));
+  // Products need the rows as they were sent, so weights are applied only now. A blocking exchange of the communicator
+  // comes after all that is on streams, and so waits for the dispatch.
+  if (stream) {
+    gathered_.resize(layer_.host().n_ranks());
+    const std::byte mine{};
+    MOECCL_TRY(layer_.host().all_gather(&mine, 1, gathered_.data()));
+  }
+  std::vector<float> dots;
+  MOECCL_TRY(dot_and_scale(g, dots));
+  return return_dots(dots, g.grad_weight);
+}
+
+// dots: of each local choice, by (origin, token, expert). grad_in: times the weight.
+Status MoeRouting::dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const {
+  const MoeConfig& config = layer_.config();
+  const std::vector<uint32_t>& rows = tables_.choice_row;
+  dots.resize(rows.size());
+  return layer_.host().with_kernels(g.grad_in, [&](const kernels::KernelTable& table, bool on_device) {
+    kernels::DotRowsArgs dot;
+    dot.out = dots.data();
+    dot.a = g.grad_in;
+    dot.b = g.in;
+    dot.a_index = dot.b_index = rows.data();
+    dot.count = rows.size();
+    dot.row_elements = config.shape.row_bytes / moecclTypeSize(config.type);
+    table.dot_rows[config.type](dot);
+    if (!tables_.weighted()) return;
+    kernels::ScaleRowsArgs scale;
+    scale.rows.row_bytes = config.shape.row_bytes;
+    if (on_device) {
+      // Device kernels go element by element, so rows may stay where they are.
+      std::vector<float> weights(rows.size());
+      for (size_t i = 0; i < rows.size(); ++i) weights[i] = tables_.choice_weight[rows[i]];
+      scale.rows.dst = g.grad_in;
+      scale.rows.src = g.grad_in;
+      scale.rows.dst_index = scale.rows.src_index = rows.data();
+      scale.rows.count = rows.size();
+      scale.weights = weights.data();
+      table.scale_rows[config.type](scale);
+      return;
+    }
+    std::vector<std::byte> row(config.shape.row_bytes);
+    for (const uint32_t r : rows) {
+      std::byte* at = static_cast<std::byte*>(g.grad_in) + size_t{r} * config.shape.row_bytes;
+      std::memcpy(row.data(), at, row.size());
+      scale.rows.dst = at;
+      scale.rows.src = row.data();
+      scale.rows.count = 1;
+      scale.weights = &tables_.choice_weight[r];
+      table.scale_rows[config.type](scale);
+    }
+  });
+}
+
+Status MoeRouting::return_dots(const std::vector<float>& dots, float* grad_weight) {
+  const uint32_t n = layer_.host().n_ranks();
+  std::vector<size_t> send_bytes(n), recv_bytes(n);
+  for (uint32_t r = 0; r < n; ++r) {
+    send_bytes[r] = (tables_.choice_first[r + 1] - tables_.choice_first[r]) * sizeof(float);
+    recv_bytes[r] = writer_.choices_of(r).size() * sizeof(float);
+  }
+  std::vector<float> products(own_.choice.size());
+  MOECCL_TRY(layer_.host().all_to_all_v(dots.data(), send_bytes.data(), products.data(), recv_bytes.data()));
+  std::fill_n(grad_weight, own_.n_tokens * layer_.config().shape.top_k, 0.0f);
+  size_t i = 0;
+  for (uint32_t r = 0; r < n; ++r)
+    for (const uint32_t position : writer_.choices_of(r)) grad_weight[own_.choice[position]] = products[i++];
+  return {};
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,178 @@
+// MoE layers and routings over a MoeHost: the contract of moeccl/moe.h without its handles.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/select/routing_price.h"
+#include "src/exec/cuda/row_tables.h"
+#include "src/moe/background.h"
+#include "src/moe/cuda_routing.h"
+#include "src/moe/cuda_tables.h"
+#include "src/moe/moe_config.h"
+#include "src/moe/moe_host.h"
+
+namespace moeccl::comm {
+
+// A candidate of a layer on this rank, with its programs.
+struct MoeCandidate {
+  // seen: MoeLayer::placement(), which outlives this.
+  MoeCandidate(const MoeConfig& config, const algo::Placement& seen, const plan::LevelTree& tree,
+               algo::MoeAlgorithm algorithm, uint32_t rank, uint64_t granted_staging);
+  std::string name;
+  algo::Paths paths;
+  MoeSlots slots;
+  algo::RankPaths rank;
+  plan::Program dispatch, combine;
+  uint64_t dispatch_hash, combine_hash;  // of these programs
+};
+
+class MoeLayer {
+ public:
+  // Collective. The host outlives the layer.
+  static Result<std::unique_ptr<MoeLayer>> create(MoeHost& host, const moecclMoeConfig_t* config,
+                                                  std::shared_ptr<const algo::Domains> domains = nullptr);
+
+  MoeHost& host() const { return host_; }
+  const MoeConfig& config() const { return config_; }
+  // The rank that computes each expert for this rank's tokens: its owner, or who stands for it in this rank's domains.
+  const algo::Placement& placement() const { return placement_; }
+  const algo::CanonicalOrder& order() const { return order_; }
+  const std::vector<std::unique_ptr<MoeCandidate>>& candidates() const { return candidates_; }
+  // For a routing's tables on the device, and back from it: freeing memory waits for the device, where a peer's kernel
+  // may wait for this rank. Null: there is no persistent kernel, on any rank.
+  Result<std::unique_ptr<exec::RowTables>> take_tables();
+  void give_back(std::unique_ptr<exec::RowTables> tables);
+  bool has_tables() const;
+  // Of updates on a stream, with the candidate's plan. Null: none has come back, and those of other plans were freed.
+  std::unique_ptr<CudaTables> take_cuda_tables(size_t candidate);
+  void give_back(std::unique_ptr<CudaTables> tables);
+  // The most rows of Output that any routing gives this rank.
+  uint64_t most_rows() const;
+  // For choices in device memory; made when first asked for.
+  Result<CudaRouting*> cuda_routing(exec::StreamEngine& engine);
+  // That it holds on the device, and page-locked, beside its routings; `takes`: when one has taken tables.
+  uint64_t device_bytes(bool takes);
+
+ private:
+  MoeLayer(MoeHost& host, MoeConfig config)
+      : host_(host),
+        config_(std::move(config)),
+        placement_(config_.domains ? config_.domains->seen_from(host.rank(), config_.placement) : config_.placement),
+        order_(host.tree(), placement_) {}
+
+  MoeHost& host_;
+  MoeConfig config_;
+  algo::Placement placement_;
+  algo::CanonicalOrder order_;
+  std::vector<std::unique_ptr<MoeCandidate>> candidates_;
+  std::unique_ptr<CudaRouting> cuda_routing_;
+  std::mutex tables_mutex_;
+  std::vector<std::unique_ptr<exec::RowTables>> free_tables_;
+  std::vector<std::unique_ptr<CudaTables>> free_cuda_tables_;
+};
+
+class MoeRouting {
+ public:
+  explicit MoeRouting(MoeLayer& layer) : layer_(layer) {}  // empty until update() succeeds
+  ~MoeRouting() {
+    wait_for_readers();
+    layer_.give_back(std::move(cuda_tables_));
+    layer_.give_back(std::move(device_tables_));
+  }
+
+  MoeLayer& layer() const { return layer_; }
+  // Collective, blocks. The first exchange ends all operations that this rank still has under way, so that tables may
+  // change. topk_index may be device memory of the host's engine, and topk_weight then of either kind.
+  Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
+  // In the stream's order, with the plan of the last update(). Waits for nothing, but for its first call for a plan,
+  // which is collective and takes memory.
+  Status update_on_stream(const StreamChoices& choices, moecclStream_t stream);
+  Status dispatch(const void* in, void* out, moecclStream_t stream);
+  Status dispatch_scaled(const void* in, void* out, const MoeHost::Scales& scales, moecclStream_t stream);
+  Status combine(const void* in, void* out, moecclStream_t stream);
+  Status dispatch_backward(const void* grad_out, void* grad_in, moecclStream_t stream);
+  struct CombineGradients {
+    const void* grad_out = nullptr;
+    void* grad_in = nullptr;
+    const void* in = nullptr;  // what combine was given; only with grad_weight
+    float* grad_weight = nullptr;
+  };
+  // With grad_weight it blocks.
+  Status combine_backward(const CombineGradients& g, moecclStream_t stream);
+  Status info(moecclRoutingInfo_t* info) const;
+  // What device memory says of this routing, also after updates. moecclUnsupported without the persistent kernel.
+  Status device_info(moecclRoutingDeviceInfo_t* info) const;
+  Result<std::string> explain() const;
+  uint64_t memory_bytes() const;
+
+ private:
+  friend class MoeReplacement;  // a step of its own over this routing (moe_replace.h)
+  struct Hello;
+  struct Agreement;
+  // Work given to `reader` from now on reads this routing: update() and the destructor wait for its end.
+  void read_by(const std::shared_ptr<Background>& reader);
+  void wait_for_readers();
+  Status assign(const algo::TopK& topk);
+  Status check_arguments(const int32_t* topk_index, uint64_t n_tokens) const;
+  Status greet(const Status& own);
+  Status choose(const std::byte* greetings, size_t bytes);
+  Status agree_on_weights(const std::byte* greetings, size_t bytes);
+  Status exchange_records();
+  Status write_records();
+  Status read_received(Agreement* mine);
+  Status agree();
+  Status update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
+  Status keep_captured(const std::byte* greetings, size_t bytes);
+  Status bring_tables();
+  Status upload_tables();
+  Status all_ready(const Status& own, const char* what);
+  std::vector<std::byte> info_for_device() const;
+  Status has_device_tables() const;
+  Status check_stream_choices(const StreamChoices& choices) const;
+  Status prepare_stream_updates(driver::cuda::Context context, bool captured);
+  Status usable(const char* what) const;
+  Status on_host(const char* what) const;  // usable, with arrays on the host
+  // What a call must have room for: the last update's, or any, where only the device knows.
+  uint64_t tokens_here() const { return on_device_ ? layer_.config().shape.max_tokens : own_.n_tokens; }
+  uint64_t rows_here() const { return on_device_ ? layer_.most_rows() : tables_.n_rows(); }
+  Status needs_elements(const char* what) const;
+  Status run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream, double* measured,
+             const MoeHost::Scales* scales = nullptr);
+  Status dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const;
+  Status return_dots(const std::vector<float>& dots, float* grad_weight);
+  void fill_levels(moecclRoutingInfo_t& info) const;
+
+  MoeLayer& layer_;
+  bool ready_ = false;
+  uint64_t version_ = 0;   // counts updates
+  bool weighted_ = false;  // on any rank that has tokens
+  algo::OwnChoices own_;
+  exec::StreamEngine* engine_ = nullptr;  // during an update whose choices lie in device memory
+  CudaRouting* cuda_ = nullptr;           // then
+  std::vector<uint64_t> tokens_of_;       // [n_ranks]
+  std::vector<algo::LevelCount> counts_;  // scratch
+  std::vector<std::byte> gathered_;       // scratch
+  std::vector<algo::MoePrice> prices_;    // by candidate
+  size_t chosen_ = 0;
+  uint64_t number_ = 0;             // MoeHost::next_number() of the last update
+  std::optional<size_t> prepared_;  // the candidate for which writer_ is prepared
+  algo::RecordWriter writer_;
+  std::vector<uint32_t> received_;  // records of all ranks
+  std::vector<size_t> received_bytes_;
+  algo::RoutingTables tables_;
+  // For the persistent kernel; null: there is none.
+  std::unique_ptr<exec::RowTables> device_tables_;
+  // Of updates on a stream, whose lists and counts only the device has.
+  std::unique_ptr<CudaTables> cuda_tables_;
+  bool on_device_ = false;  // the last update was one
+  // A graph holds an operation on this routing, so updates keep to its plan and to weights or none.
+  bool captured_ = false;
+  double measured_dispatch_us_ = 0, measured_combine_us_ = 0, measured_backward_us_ = 0;
+  std::vector<std::weak_ptr<Background>> readers_;
+};
+
+}  // namespace moeccl::comm

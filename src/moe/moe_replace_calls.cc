@@ -1,0 +1,188 @@
+// The calls of a re-placing step, once begun.
+#include <algorithm>
+#include <cstring>
+
+#include "src/base/clock.h"
+#include "src/base/hash.h"
+#include "src/moe/moe_replace.h"
+
+namespace moeccl::comm {
+
+Status MoeReplacement::usable(const char* what) const {
+  if (routing_ == nullptr)
+    return error(moecclInvalidUsage, "{}: no step has begun: call moecclReplaceBegin after the routing's update", what);
+  if (routing_->version_ == routing_version_) return {};
+  return error(moecclInvalidUsage, "{}: the routing was updated after moecclReplaceBegin: begin again", what);
+}
+
+// As usable(), and the lists are there.
+Status MoeReplacement::ready(const char* what) {
+  MOECCL_TRY(usable(what));
+  const int64_t begun = now_ns();
+  MOECCL_TRY(background_->wait());
+  if (wait_us_ < 0) wait_us_ = static_cast<double>(now_ns() - begun) / 1000;
+  return {};
+}
+
+Status MoeReplacement::rows(size_t* n_rows) const {
+  MOECCL_TRY(usable("rows of combine's input"));
+  *n_rows = rows_.n_rows;
+  return {};
+}
+
+size_t MoeReplacement::n_choices() const {
+  return routing_ == nullptr ? 0 : tokens_of_[layer_.host().rank()] * moe_config_.shape.top_k;
+}
+
+namespace {
+
+Status needs(const char* what, const char* name, const void* buffer, uint64_t rows) {
+  if (buffer != nullptr || rows == 0) return {};
+  return error(moecclInvalidArgument, "{}: {} is NULL: give a buffer of {} rows", what, name, rows);
+}
+
+}  // namespace
+
+Status MoeReplacement::run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream) {
+  MoeHost& host = layer_.host();
+  const MoeCandidate& plan = *candidates_[routing_->chosen_];
+  const bool combines = op == moecclOpCombine;
+  MoeHost::Run r;
+  r.op = op;
+  r.program = combines ? &plan.combine : &plan.dispatch;
+  r.binding = algo::moe_binding(moe_config_.shape, tables_.n_chunks(), plan.slots.slot_rows);
+  if (combines) {
+    r.binding.sums = tables_.combine_sums(true);
+  } else {
+    r.binding.rows = tables_.dispatch_rows(weighted);
+    r.binding.sums = tables_.dispatch_sums();
+  }
+  r.in = in;
+  r.out = out;
+  r.type = !combines && !weighted ? moecclUint8 : moe_config_.type;
+  r.grouped = moe_config_.shape.grouped;
+  // Ranks that came to different placements, or of which one combines plainly, are told before rows move.
+  r.plan_hash = hash_combine(algo::moe_plan_hash(op, plan.paths, host.tree(), moe_config_.placement, plan.slots.plan,
+                                                 tables_.n_chunks(), plan.slots.slot_rows),
+                             hash_combine(placement_hash_, number_));
+  r.algorithm = plan.name.c_str();
+  return host.run(r, stream, combines ? &measured_us_ : &measured_backward_us_);
+}
+
+Status MoeReplacement::combine(const void* in, void* out, moecclStream_t stream) {
+  MOECCL_TRY(ready("re-placing combine"));
+  MOECCL_TRY(needs("re-placing combine", "in", in, rows_.n_rows));
+  MOECCL_TRY(needs("re-placing combine", "out", out, tokens_of_[layer_.host().rank()]));
+  return run(moecclOpCombine, true, in, out, stream);
+}
+
+Status MoeReplacement::combine_backward(const MoeRouting::CombineGradients& g, moecclStream_t stream) {
+  constexpr const char* kWhat = "re-placing combine's backward";
+  MOECCL_TRY(ready(kWhat));
+  const uint64_t n_tokens = tokens_of_[layer_.host().rank()];
+  const bool expert_major = moe_config_.shape.expert_major;
+  const bool wants_weights = g.grad_weight || (expert_major && n_tokens == 0 && g.in);
+  MOECCL_TRY(needs(kWhat, "grad_out", g.grad_out, n_tokens));
+  MOECCL_TRY(needs(kWhat, "grad_in", g.grad_in, rows_.n_rows));
+  if (wants_weights && !expert_major)
+    return error(moecclInvalidArgument,
+                 "{}: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL",
+                 kWhat);
+  if (!wants_weights) return run(moecclOpDispatch, expert_major && tables_.weighted(), g.grad_out, g.grad_in, stream);
+  MOECCL_TRY(needs(kWhat, "in", g.in, rows_.n_rows));
+  // Products need the rows as they were sent; they go to the ranks that brought the tokens, whose gates chose.
+  MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream));
+  if (stream) {
+    std::vector<std::byte> all(layer_.host().n_ranks());
+    const std::byte mine{};
+    MOECCL_TRY(layer_.host().all_gather(&mine, 1, all.data()));
+  }
+  std::vector<float> dots;
+  MOECCL_TRY(routing_->dot_and_scale(g, dots));
+  return routing_->return_dots(dots, g.grad_weight);
+}
+
+// Row `to` of `to` becomes row `from` of `from`, or gets it added.
+Status MoeReplacement::move_rows(const std::vector<algo::ResidualRows::Move>& moves, const void* from, void* to,
+                                 bool add) {
+  if (moves.empty()) return {};
+  std::vector<uint32_t> src, dst;
+  for (const auto& m : moves) src.push_back(m.from), dst.push_back(m.to);
+  return layer_.host().with_kernels(to, [&](const kernels::KernelTable& table, bool) {
+    if (!add) {
+      kernels::CopyRowsArgs copy;
+      copy.dst = to, copy.src = from;
+      copy.dst_index = dst.data(), copy.src_index = src.data();
+      copy.count = moves.size();
+      copy.row_bytes = moe_config_.shape.row_bytes;
+      table.copy_rows(copy);
+      return;
+    }
+    std::vector<uint64_t> offsets;
+    std::vector<kernels::RowTerm> terms;
+    for (size_t i = 0; i < moves.size(); ++i) {
+      offsets.push_back(terms.size());
+      terms.push_back({dst[i], 0, 0});
+      terms.push_back({src[i], 1, 0});
+    }
+    offsets.push_back(terms.size());
+    const void* bases[] = {to, from};
+    kernels::ReduceRowsArgs sum;
+    sum.dst = to;
+    sum.bases = bases;
+    sum.offsets = offsets.data();
+    sum.terms = terms.data();
+    sum.dst_index = dst.data();
+    sum.count = moves.size();
+    sum.row_elements = moe_config_.shape.row_bytes / moecclTypeSize(moe_config_.type);
+    table.reduce_rows[moe_config_.type](sum);
+  });
+}
+
+Status MoeReplacement::residual(const void* x, const void* dispatched, void* in) {
+  MOECCL_TRY(usable("residual"));
+  if (!config_.residual)
+    return error(moecclInvalidUsage, "the replacement was created without config.residual: set it to 1");
+  MOECCL_TRY(needs("residual", "in", in, rows_.n_rows));
+  MOECCL_TRY(needs("residual", "dispatched", dispatched, rows_.of_rows.size()));
+  MOECCL_TRY(needs("residual", "x", x, rows_.of_tokens.size()));
+  MOECCL_TRY(move_rows(rows_.of_rows, dispatched, in, !moe_config_.shape.expert_major));
+  return move_rows(rows_.of_tokens, x, in, false);
+}
+
+Status MoeReplacement::residual_backward(const void* grad_in, void* grad_dispatched, void* grad_x) {
+  MOECCL_TRY(usable("residual's backward"));
+  if (!config_.residual)
+    return error(moecclInvalidUsage, "the replacement was created without config.residual: set it to 1");
+  MOECCL_TRY(needs("residual's backward", "grad_in", grad_in, rows_.n_rows));
+  const auto back = [](const std::vector<algo::ResidualRows::Move>& moves) {
+    std::vector<algo::ResidualRows::Move> mirror;
+    for (const auto& m : moves) mirror.push_back({m.to, m.from});
+    return mirror;
+  };
+  if (grad_dispatched) MOECCL_TRY(move_rows(back(rows_.of_rows), grad_in, grad_dispatched, true));
+  if (grad_x) MOECCL_TRY(move_rows(back(rows_.of_tokens), grad_in, grad_x, true));
+  return {};
+}
+
+Status MoeReplacement::info(moecclReplaceInfo_t* out) {
+  if (!out) return error(moecclInvalidArgument, "info is NULL: give the address of a moecclReplaceInfo_t");
+  if (out->size < sizeof(size_t) || out->size > 4096)
+    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclReplaceInfo_t)", out->size);
+  MOECCL_TRY(ready("replacement info"));
+  moecclReplaceInfo_t info = facts_;
+  info.size = out->size;
+  info.n_samples = static_cast<int32_t>(placement_.size());
+  info.placement = placement_.data();
+  info.n_local = static_cast<int32_t>(local_samples_.size());
+  info.local_samples = local_samples_.data();
+  info.solve_us = solve_us_;
+  info.wait_us = wait_us_;
+  info.measured_us = measured_us_;
+  const std::string& name = candidates_[routing_->chosen_]->name;
+  std::memcpy(info.algorithm, name.data(), std::min(sizeof(info.algorithm) - 1, name.size()));
+  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  return {};
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,460 @@
+// A routing's update: five steps, each of which all ranks leave with the same verdict.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <numeric>
+
+#include "src/exec/cuda/walker.h"
+#include "src/moe/moe_layer.h"
+
+namespace moeccl::comm {
+
+// What every rank says first. Its LevelCounts follow, level by level of each candidate.
+struct MoeRouting::Hello {
+  uint64_t n_tokens = 0;
+  int32_t code = moecclSuccess;
+  uint32_t weighted = 0;
+  // Of a routing with an operation in a graph: 1 + its candidate, and whether there were weights.
+  uint32_t captured = 0, captured_weighted = 0;
+};
+
+// What every rank says when it has its records.
+struct MoeRouting::Agreement {
+  int32_t code = moecclSuccess;
+  uint32_t min_chunks = 1;
+  uint64_t largest_edge_bytes = 0;
+  uint64_t needed_bytes = 0;  // > 0: more than the cap
+};
+
+namespace {
+
+Status remote(uint32_t rank, int32_t code) {
+  return error(moecclRemoteError, "rank {} could not update its routing ({}): see its own error", rank,
+               moecclGetErrorString(static_cast<moecclResult_t>(code)));
+}
+
+// Rows that ranks say to put on the links: no more than a row for each choice and hop.
+Status check_counts(const std::vector<algo::LevelCount>& counts, const std::vector<uint64_t>& tokens_of, uint64_t top_k,
+                    const plan::LevelTree& tree) {
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const algo::LevelCount& c = counts[i];
+    const size_t rank = i / tree.depth(), level = i % tree.depth();
+    const uint64_t most = tokens_of[rank] * top_k * tree.depth();
+    if (c.rows > most || c.peak > c.rows || c.reach > tree.levels[level].n_groups)
+      return error(moecclRemoteError, "rank {} says that its {} tokens send {} rows across {}, {} of them to one group",
+                   rank, tokens_of[rank], c.rows, tree.levels[level].name, c.peak);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens) {
+  wait_for_readers();
+  if (cuda_tables_ != nullptr) cuda_tables_->wait();
+  ready_ = on_device_ = false;
+  ++version_;
+  Status status = update_all(topk_index, topk_weight, n_tokens);
+  if (!status.ok() && device_tables_ != nullptr) (void)device_tables_->clear();
+  MOECCL_TRY(std::move(status));
+  measured_dispatch_us_ = measured_combine_us_ = 0;
+  ready_ = true;
+  return {};
+}
+
+Status MoeRouting::update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens) {
+  Status own = check_arguments(topk_index, n_tokens);
+  if (own.ok()) own = assign({topk_index, topk_weight, n_tokens});
+  MOECCL_TRY(greet(own));
+  MOECCL_TRY(exchange_records());
+  MOECCL_TRY(agree());
+  return bring_tables();
+}
+
+Status MoeRouting::assign(const algo::TopK& topk) {
+  engine_ = topk.n_tokens > 0 ? layer_.host().engine_for(topk.index) : nullptr;
+  if (engine_ == nullptr) return own_.assign(layer_.config().shape, layer_.placement(), layer_.order(), topk);
+  own_.n_tokens = topk.n_tokens;
+  own_.weighted = topk.weight != nullptr;
+  MOECCL_ASSIGN_OR_RETURN(cuda_, layer_.cuda_routing(*engine_));
+  return cuda_->assign(*engine_, topk);
+}
+
+void MoeRouting::read_by(const std::shared_ptr<Background>& reader) {
+  std::erase_if(readers_, [&](const auto& known) { return known.expired() || known.lock() == reader; });
+  readers_.push_back(reader);
+}
+
+void MoeRouting::wait_for_readers() {
+  for (const auto& known : readers_)
+    if (const std::shared_ptr<Background> reader = known.lock()) (void)reader->wait();  // its owner reports it
+  readers_.clear();
+}
+
+Status MoeRouting::check_arguments(const int32_t* topk_index, uint64_t n_tokens) const {
+  const algo::MoeShape& shape = layer_.config().shape;
+  if (n_tokens > shape.max_tokens)
+    return error(moecclInvalidArgument, "n_tokens is {}: the layer was created with max_tokens {}", n_tokens,
+                 shape.max_tokens);
+  if (!topk_index && n_tokens > 0)
+    return error(moecclInvalidArgument, "topk_index is NULL: give [{}][{}] expert numbers", n_tokens, shape.top_k);
+  return {};
+}
+
+Status MoeRouting::greet(const Status& own) {
+  MoeHost& host = layer_.host();
+  const uint32_t depth = host.tree().depth();
+  const size_t n_counts = layer_.candidates().size() * depth;
+  const size_t bytes = sizeof(Hello) + n_counts * sizeof(algo::LevelCount);
+  std::vector<std::byte> mine(bytes);
+  const Hello hello{own_.n_tokens, own.code(), own_.weighted, captured_ ? static_cast<uint32_t>(chosen_) + 1 : 0,
+                    captured_ && weighted_};
+  std::memcpy(mine.data(), &hello, sizeof(hello));
+  std::byte* at = mine.data() + sizeof(hello);
+  for (size_t c = 0; c < layer_.candidates().size() && own.ok(); ++c) {
+    if (engine_ != nullptr)
+      cuda_->counts(c, counts_);
+    else
+      algo::count_rows(layer_.candidates()[c]->paths, host.tree(), layer_.placement(), host.rank(), own_, counts_);
+    std::memcpy(at, counts_.data(), depth * sizeof(algo::LevelCount));
+    at += depth * sizeof(algo::LevelCount);
+  }
+  gathered_.resize(bytes * host.n_ranks());
+  number_ = host.next_number();
+  MOECCL_TRY(host.all_gather(mine.data(), bytes, gathered_.data()));
+  MOECCL_TRY(own);
+  return choose(gathered_.data(), bytes);
+}
+
+// A rank without tokens has no weights to give; all others must be alike. All ranks see all answers and fail together.
+Status MoeRouting::agree_on_weights(const std::byte* greetings, size_t bytes) {
+  weighted_ = false;
+  bool known = false;
+  uint32_t first = 0;
+  for (uint32_t r = 0; r < layer_.host().n_ranks(); ++r) {
+    Hello hello;
+    std::memcpy(&hello, greetings + r * bytes, sizeof(hello));
+    if (hello.n_tokens == 0) continue;
+    if (known && (hello.weighted != 0) != weighted_)
+      return error(moecclMismatch, "rank {} gives {}, rank {} {}: topk_weight must be NULL on all ranks or on none",
+                   first, weighted_ ? "weights" : "no weights", r, weighted_ ? "does not" : "does");
+    if (!known) first = r, weighted_ = hello.weighted != 0;
+    known = true;
+  }
+  return {};
+}
+
+// Algorithm 1 over the counts of all ranks; everyone has the same ones and so chooses alike.
+Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
+  MoeHost& host = layer_.host();
+  const uint32_t n = host.n_ranks(), depth = host.tree().depth();
+  tokens_of_.resize(n);
+  Hello hello;
+  for (uint32_t r = 0; r < n; ++r) {
+    std::memcpy(&hello, greetings + r * bytes, sizeof(hello));
+    if (hello.code != moecclSuccess) return remote(r, hello.code);
+    if (hello.n_tokens > layer_.config().shape.max_tokens)
+      return error(moecclRemoteError, "rank {} says that it brings {} tokens: the layer was created with max_tokens {}",
+                   r, hello.n_tokens, layer_.config().shape.max_tokens);
+    tokens_of_[r] = hello.n_tokens;
+  }
+  MOECCL_TRY(agree_on_weights(greetings, bytes));
+  prices_.clear();
+  const uint64_t tokens = std::accumulate(tokens_of_.begin(), tokens_of_.end(), uint64_t{0});
+  for (size_t c = 0; c < layer_.candidates().size(); ++c) {
+    std::vector<algo::LevelCount> counts(size_t{n} * depth);
+    for (uint32_t r = 0; r < n; ++r)
+      std::memcpy(&counts[size_t{r} * depth], greetings + r * bytes + sizeof(Hello) + c * depth * sizeof(counts[0]),
+                  depth * sizeof(counts[0]));
+    MOECCL_TRY(check_counts(counts, tokens_of_, layer_.config().shape.top_k, host.tree()));
+    algo::MoeRows rows{algo::level_loads(host.tree(), counts), layer_.config().shape.row_bytes,
+                       static_cast<double>(tokens) * layer_.config().shape.top_k / n};
+    prices_.push_back(
+        algo::price(layer_.candidates()[c]->paths.algorithm(), host.tree(), host.profile(), std::move(rows)));
+  }
+  chosen_ = algo::cheapest(prices_);
+  return keep_captured(greetings, bytes);
+}
+
+// A graph replays the plan that it has captured, so updates keep to that one. All ranks see all answers.
+Status MoeRouting::keep_captured(const std::byte* greetings, size_t bytes) {
+  uint64_t tokens = 0;
+  for (const uint64_t n : tokens_of_) tokens += n;
+  for (uint32_t r = 0; r < layer_.host().n_ranks(); ++r) {
+    Hello hello;
+    std::memcpy(&hello, greetings + r * bytes, sizeof(hello));
+    if (hello.captured == 0) continue;
+    if (hello.captured > layer_.candidates().size())
+      return error(moecclRemoteError, "rank {} sent a routing's plan that does not exist", r);
+    chosen_ = hello.captured - 1;
+    if (tokens > 0 && weighted_ != (hello.captured_weighted != 0)) {
+      return error(moecclInvalidUsage,
+                   "the routing is part of a graph, captured {} weights, and is updated {}: give topk_weight as it was "
+                   "then, or capture with another routing",
+                   hello.captured_weighted != 0 ? "with" : "without", weighted_ ? "with some" : "without");
+    }
+    weighted_ = hello.captured_weighted != 0;
+    return {};
+  }
+  return {};
+}
+
+Status MoeRouting::write_records() {
+  if (engine_ != nullptr) return cuda_->write(*engine_, chosen_, own_, writer_);
+  if (prepared_ != chosen_) {
+    writer_.prepare(layer_.candidates()[chosen_]->paths, layer_.placement(), layer_.host().rank());
+    prepared_ = chosen_;
+  }
+  writer_.write(layer_.placement(), own_);
+  return {};
+}
+
+Status MoeRouting::exchange_records() {
+  MoeHost& host = layer_.host();
+  const uint32_t n = host.n_ranks();
+  const Status own = write_records();
+  // [from][to]; a rank that has none because it failed says so to all.
+  constexpr uint64_t kFailed = ~uint64_t{0};
+  std::vector<uint64_t> sizes(size_t{n} * n), mine(n, kFailed);
+  if (own.ok()) mine.assign(writer_.bytes().begin(), writer_.bytes().end());
+  MOECCL_TRY(host.all_gather(mine.data(), n * sizeof(uint64_t), sizes.data()));
+  MOECCL_TRY(own);
+  for (uint32_t r = 0; r < n; ++r)
+    if (sizes[size_t{r} * n] == kFailed) return remote(r, moecclRemoteError);
+  received_bytes_.resize(n);
+  size_t total = 0;
+  const uint64_t top_k = layer_.config().shape.top_k;
+  for (uint32_t r = 0; r < n; ++r) {
+    const uint64_t bytes = sizes[size_t{r} * n + host.rank()];
+    const size_t most =
+        algo::message_words(tokens_of_[r], tokens_of_[r] * top_k, tokens_of_[r] * top_k) * sizeof(uint32_t);
+    if (bytes > most || bytes % sizeof(uint32_t) != 0)
+      return error(moecclRemoteError,
+                   "rank {} announces {} bytes of routing records for {} tokens: at most {} are possible", r, bytes,
+                   tokens_of_[r], most);
+    total += received_bytes_[r] = bytes;
+  }
+  received_.resize(total / sizeof(uint32_t));
+  return host.all_to_all_v(writer_.words().data(), writer_.bytes().data(), received_.data(), received_bytes_.data());
+}
+
+Status MoeRouting::read_received(Agreement* mine) {
+  const MoeHost& host = layer_.host();
+  const MoeConfig& config = layer_.config();
+  const MoeCandidate& plan = *layer_.candidates()[chosen_];
+  std::vector<algo::RecordView> views(host.n_ranks());
+  const uint32_t* at = received_.data();
+  for (uint32_t r = 0; r < host.n_ranks(); ++r) {
+    MOECCL_ASSIGN_OR_RETURN(views[r], algo::read_records(at, received_bytes_[r], weighted_));
+    at += received_bytes_[r] / sizeof(uint32_t);
+  }
+  views[host.rank()] = algo::view_of(own_);
+  MOECCL_TRY(tables_.receive(plan.rank, config.shape, views, tokens_of_, weighted_));
+  uint64_t needed_rows = 0;
+  mine->min_chunks = tables_.min_chunks(plan.slots.slot_rows, &needed_rows);
+  mine->largest_edge_bytes = tables_.largest_edge_rows() * config.shape.row_bytes;
+  const uint32_t chunks = std::max(mine->min_chunks, algo::kMoePipelineChunks);
+  const uint64_t held = algo::RoutingTables::bytes_bound(tables_.load(), chunks);
+  uint64_t bytes = held + (writer_.words().size() + received_.size()) * sizeof(uint32_t) +
+                   algo::moe_staging_bytes(config.shape, plan.slots.plan, plan.slots.slot_rows) +
+                   layer_.device_bytes(device_tables_ == nullptr);
+  if (layer_.has_tables()) bytes += exec::RowTables::bytes_bound(held / 2);
+  if (cuda_tables_ != nullptr) bytes += cuda_tables_->memory_bytes();
+  if (config.memory_cap > 0 && bytes > config.memory_cap) mine->needed_bytes = bytes;
+  return {};
+}
+
+Status MoeRouting::agree() {
+  MoeHost& host = layer_.host();
+  Agreement mine;
+  const Status own = read_received(&mine);
+  mine.code = own.code();
+  std::vector<Agreement> all(host.n_ranks());
+  MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
+  MOECCL_TRY(own);
+  uint32_t chunks = 1;
+  uint64_t largest = 0;
+  for (uint32_t r = 0; r < host.n_ranks(); ++r) {
+    if (all[r].code != moecclSuccess) return remote(r, all[r].code);
+    if (all[r].needed_bytes > 0)
+      return error(moecclOutOfMemory, "rank {} needs {} bytes for this routing, memory_cap_bytes allows {}", r,
+                   all[r].needed_bytes, layer_.config().memory_cap);
+    // As fine as one token of each origin a chunk, see RoutingTables::min_chunks().
+    if (all[r].min_chunks > std::bit_ceil(layer_.config().shape.max_tokens))
+      return error(moecclRemoteError, "rank {} asks for {} chunks: {} tokens have at most {}", r, all[r].min_chunks,
+                   layer_.config().shape.max_tokens, std::bit_ceil(layer_.config().shape.max_tokens));
+    if (all[r].min_chunks == 0)
+      return error(moecclInternalError, "rank {} found no cut of this routing into slots of {} rows", r,
+                   layer_.candidates()[chosen_]->slots.slot_rows);
+    chunks = std::max(chunks, all[r].min_chunks);
+    largest = std::max(largest, all[r].largest_edge_bytes);
+  }
+  const uint32_t useful = std::min(algo::moe_pipeline_chunks(largest), prices_[chosen_].most_chunks);
+  tables_.build(std::max(chunks, useful));
+  return {};
+}
+
+namespace {
+
+exec::Walker* walker_of(const MoeLayer& layer) {
+  uint64_t staging = 0;
+  for (const auto& c : layer.candidates())
+    staging = std::max(staging, algo::moe_staging_bytes(layer.config().shape, c->slots.plan, c->slots.slot_rows));
+  exec::Walker* walker = layer.host().walker(staging);
+  return walker != nullptr && layer.config().shape.widest_row() <= walker->most_row_bytes() ? walker : nullptr;
+}
+
+}  // namespace
+
+bool MoeLayer::has_tables() const { return walker_of(*this) != nullptr; }
+
+Result<std::unique_ptr<exec::RowTables>> MoeLayer::take_tables() {
+  exec::Walker* walker = walker_of(*this);
+  if (walker == nullptr) return std::unique_ptr<exec::RowTables>();
+  const std::lock_guard lock(tables_mutex_);
+  if (free_tables_.empty()) return exec::RowTables::create(walker->engine().context());
+  std::unique_ptr<exec::RowTables> tables = std::move(free_tables_.back());
+  free_tables_.pop_back();
+  return tables;
+}
+
+void MoeLayer::give_back(std::unique_ptr<exec::RowTables> tables) {
+  if (tables == nullptr) return;
+  const std::lock_guard lock(tables_mutex_);
+  free_tables_.push_back(std::move(tables));
+}
+
+std::unique_ptr<CudaTables> MoeLayer::take_cuda_tables(size_t candidate) {
+  const std::lock_guard lock(tables_mutex_);
+  for (auto it = free_cuda_tables_.begin(); it != free_cuda_tables_.end(); ++it) {
+    if ((*it)->candidate() != candidate) continue;
+    std::unique_ptr<CudaTables> tables = std::move(*it);
+    free_cuda_tables_.erase(it);
+    return tables;
+  }
+  free_cuda_tables_.clear();
+  return nullptr;
+}
+
+void MoeLayer::give_back(std::unique_ptr<CudaTables> tables) {
+  if (tables == nullptr) return;
+  tables->wait();  // its kernels write to the RowTables that come back next
+  const std::lock_guard lock(tables_mutex_);
+  free_cuda_tables_.push_back(std::move(tables));
+}
+
+uint64_t MoeLayer::device_bytes(bool takes) {
+  const std::lock_guard lock(tables_mutex_);
+  uint64_t bytes = cuda_routing_ != nullptr ? cuda_routing_->memory_bytes() : 0;
+  for (size_t i = 0; i + (takes ? 1 : 0) < free_tables_.size(); ++i) bytes += free_tables_[i]->memory_bytes();
+  for (const auto& t : free_cuda_tables_) bytes += t->memory_bytes();
+  return bytes;
+}
+
+// Nobody launches before all have their tables: making room for them may wait for the device.
+Status MoeRouting::bring_tables() {
+  if (!layer_.has_tables()) return {};
+  return all_ready(upload_tables(), "bring its routing to the device");
+}
+
+// All ranks leave with the same verdict.
+Status MoeRouting::all_ready(const Status& own, const char* what) {
+  const int32_t mine = own.code();
+  std::vector<int32_t> all(layer_.host().n_ranks());
+  MOECCL_TRY(layer_.host().all_gather(&mine, sizeof(mine), all.data()));
+  MOECCL_TRY(own);
+  for (uint32_t r = 0; r < all.size(); ++r) {
+    if (all[r] == moecclSuccess) continue;
+    return error(moecclRemoteError, "rank {} could not {} ({}): see its own error", r, what,
+                 moecclGetErrorString(static_cast<moecclResult_t>(all[r])));
+  }
+  return {};
+}
+
+Status MoeRouting::upload_tables() {
+  if (device_tables_ == nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(device_tables_, layer_.take_tables());
+  }
+  const std::vector<std::byte> info = info_for_device();
+  exec::RowListsOnHost lists;
+  lists.n_chunks = tables_.n_chunks();
+  lists.rows = tables_.dispatch_rows(true);
+  lists.zeros = tables_.dispatch_sums();
+  lists.sums = tables_.combine_sums(true);
+  return device_tables_->upload(lists, info.data(), info.size());
+}
+
+uint64_t MoeRouting::memory_bytes() const {
+  uint64_t bytes =
+      tables_.bytes() + received_.capacity() * sizeof(uint32_t) + writer_.words().size() * sizeof(uint32_t);
+  if (device_tables_ != nullptr) bytes += device_tables_->memory_bytes();
+  if (cuda_tables_ != nullptr) bytes += cuda_tables_->memory_bytes();
+  return bytes;
+}
+
+namespace {
+
+void copy_name(char* to, size_t size, const std::string& from) {
+  const size_t n = std::min(size - 1, from.size());
+  std::memcpy(to, from.data(), n);
+  to[n] = 0;
+}
+
+}  // namespace
+
+void MoeRouting::fill_levels(moecclRoutingInfo_t& info) const {
+  const plan::LevelTree& tree = layer_.host().tree();
+  const MoeCandidate& plan = *layer_.candidates()[chosen_];
+  const uint32_t rank = layer_.host().rank();
+  const auto level_of = [&](uint32_t peer) {
+    return std::min<uint32_t>(tree.level_between(rank, peer), MOECCL_MAX_LEVELS - 1);
+  };
+  info.n_levels = static_cast<int32_t>(std::min<uint32_t>(tree.depth(), MOECCL_MAX_LEVELS));
+  for (int32_t l = 0; l < info.n_levels; ++l)
+    copy_name(info.levels[l].name, sizeof(info.levels[l].name), tree.levels[static_cast<size_t>(l)].name);
+  for (size_t j = 0; j < plan.rank.edges.out.size(); ++j) {
+    moecclLevelTraffic_t& level = info.levels[level_of(plan.rank.edges.out[j].peer)];
+    level.rows += tables_.rows_out()[j];
+    level.bytes += tables_.rows_out()[j] * layer_.config().shape.row_bytes;
+  }
+  for (uint32_t p = 0; p < writer_.bytes().size(); ++p)
+    if (p != rank) info.levels[level_of(p)].metadata_bytes += writer_.bytes()[p];
+}
+
+Status MoeRouting::info(moecclRoutingInfo_t* out) const {
+  MOECCL_TRY(on_host("routing info"));
+  if (!out) return error(moecclInvalidArgument, "info is NULL: give the address of a moecclRoutingInfo_t");
+  if (out->size < sizeof(size_t) || out->size > 4096)
+    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclRoutingInfo_t)", out->size);
+  const algo::MoeShape& shape = layer_.config().shape;
+  moecclRoutingInfo_t info{};
+  info.size = out->size;
+  info.n_tokens = own_.n_tokens;
+  info.n_rows = tables_.n_rows();
+  info.n_unique = tables_.n_unique();
+  info.n_local_experts = static_cast<int32_t>(tables_.local_experts.size());
+  info.local_experts = tables_.local_experts.data();
+  info.expert_counts = tables_.expert_counts.data();
+  info.expert_offsets = shape.expert_major ? tables_.expert_offsets.data() : nullptr;
+  info.row_source = tables_.row_source.data();
+  info.row_token = tables_.row_token.data();
+  info.choice_offsets = shape.expert_major ? nullptr : tables_.choice_offsets.data();
+  info.choice_expert = shape.expert_major ? nullptr : tables_.choice_expert.data();
+  info.choice_weight = tables_.choice_weight.data();
+  info.drop_counts = own_.drop_counts.data();
+  info.n_dropped = own_.n_dropped;
+  info.logical_bytes = own_.n_tokens * shape.top_k * shape.row_bytes;
+  fill_levels(info);
+  copy_name(info.algorithm, sizeof(info.algorithm), layer_.candidates()[chosen_]->name);
+  info.emulated = layer_.host().paced();
+  if (algo::links_known(layer_.host().tree())) {
+    info.predicted_dispatch_us = prices_[chosen_].dispatch_us();
+    info.predicted_combine_us = prices_[chosen_].combine_us();
+  }
+  info.measured_dispatch_us = measured_dispatch_us_;
+  info.measured_combine_us = measured_combine_us_;
+  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  return {};
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,60 @@
+#include "src/routing/hiermoe_model.h"
+
+#include <algorithm>
+
+namespace moeccl::algo {
+
+namespace {
+
+bool known(const plan::LinkCost& cost) { return cost.bytes_per_ns > 0; }
+
+// U[i]/U[i-1], or G/U[d-1] for the innermost hop: the most ranks that meet in one AlltoAll of a hop.
+uint32_t ranks_that_meet(const plan::LevelTree& truncated, uint32_t hop) {
+  const plan::Level& level = truncated.levels[hop];
+  std::vector<uint32_t> parent_of(level.n_groups, 0), met(level.n_groups, 0);
+  if (hop > 0) {
+    for (uint32_t r = 0; r < truncated.n_ranks; ++r)
+      parent_of[level.group_of_rank[r]] = truncated.levels[hop - 1].group_of_rank[r];
+  }
+  for (const uint32_t parent : parent_of) ++met[parent];
+  return *std::max_element(met.begin(), met.end());
+}
+
+}  // namespace
+
+Status hiermoe_knows(const MoeAlgorithm& algorithm, const plan::AllToAllCosts& costs) {
+  const uint32_t hops = algorithm.kind == PathKind::kFlat ? 1 : algorithm.kind == PathKind::k2dh ? 2 : algorithm.dims;
+  if (hops == 1 && !known(costs.standard))
+    return error(moecclUnsupported, "the profile has no alltoall.standard, which {} needs", algorithm.name());
+  for (uint32_t i = 1; i < hops; ++i) {
+    if (costs.inter.size() < i || !known(costs.inter[i - 1]))
+      return error(moecclUnsupported, "the profile has no alltoall.inter[{}], which {} needs", i - 1, algorithm.name());
+  }
+  if (hops > 1 && (costs.intra.size() < hops - 1 || !known(costs.intra[hops - 2])))
+    return error(moecclUnsupported, "the profile has no alltoall.intra[{}], which {} needs", hops - 2,
+                 algorithm.name());
+  return {};
+}
+
+HierMoeTime hiermoe_time(const MoeAlgorithm& algorithm, const Traffic& traffic, const plan::LevelTree& tree,
+                         const plan::AllToAllCosts& costs, uint64_t row_bytes) {
+  const plan::LevelTree cut = tree.truncated(traffic.n_hops);
+  std::vector<uint64_t> peak(traffic.n_hops, 0);
+  for (const TrafficEdge& e : traffic.edges) peak[e.hop] = std::max(peak[e.hop], e.rows);
+  HierMoeTime time;
+  for (uint32_t h = 0; h < traffic.n_hops; ++h) {
+    // 2dh goes inside the node first, so its hop 0 is the innermost level.
+    const uint32_t level = algorithm.kind == PathKind::k2dh ? traffic.n_hops - 1 - h : h;
+    const bool innermost = level + 1 == traffic.n_hops;
+    const plan::LinkCost& cost = traffic.n_hops == 1 ? costs.standard
+                                 : innermost         ? costs.intra[traffic.n_hops - 2]
+                                                     : costs.inter[level];
+    time.hop_bytes.push_back(static_cast<double>(ranks_that_meet(cut, level)) * static_cast<double>(peak[h]) *
+                             static_cast<double>(row_bytes));
+    time.hop_ns.push_back(cost.alpha_ns + time.hop_bytes.back() / cost.bytes_per_ns);
+    time.total_ns += time.hop_ns.back();
+  }
+  return time;
+}
+
+}  // namespace moeccl::algo

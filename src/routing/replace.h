@@ -1,0 +1,141 @@
+// Combine that delivers samples to other homes (NetMoE, Section 3): the pure part. A sample is a run of consecutive
+// tokens of a rank; homes are the ranks that samples go to.
+//
+// A re-placing combine is a plain combine of another routing: the one in which every token had begun at its new home.
+// Plans depend on the paths alone, so every algorithm's combine, and as its mirror the dispatch, serves as it is; only
+// the row lists differ. All ranks know all choices, so each makes the lists of any placement by itself.
+//
+// Residual (Appendix A): a token's input is added where its row of the first expert (in canonical order) is summed,
+// with weight 1, so it costs no row of its own on any link. A token without experts has no such row; a resident, an
+// extra expert that every rank has and that only such tokens of this rank choose, carries its input.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "src/routing/routing_tables.h"
+
+namespace moeccl::algo {
+
+// The placement with one more expert on every rank: number n_experts + rank.
+Placement with_residents(const Placement& placement);
+
+// The kept choices of every rank's tokens. A token's number counts over all ranks in order.
+struct AllChoices {
+  std::vector<uint64_t> first_token;   // [n_ranks + 1]
+  std::vector<uint64_t> first_choice;  // [tokens + 1]
+  std::vector<uint16_t> expert;        // token by token, in canonical order
+  uint64_t n_tokens() const { return first_token.empty() ? 0 : first_token.back(); }
+  std::span<const uint16_t> of(uint64_t token) const {
+    return {expert.data() + first_choice[token], first_choice[token + 1] - first_choice[token]};
+  }
+};
+// One rank's choices as bytes of a size that all ranks know.
+size_t packed_choices_bytes(uint64_t most_tokens, uint32_t top_k);
+void pack_choices(const OwnChoices& own, std::byte* out);
+// packed(rank) of tokens[rank] tokens; nothing in it is trusted. With `residents`, tokens without experts get their
+// rank's.
+struct PackedChoices {
+  const std::byte* first = nullptr;
+  size_t stride = 0;  // bytes from one rank's to the next's
+  std::span<const uint64_t> tokens;
+  uint32_t top_k = 1;
+  bool residents = false;
+};
+Result<AllChoices> unpack_choices(const PackedChoices& packed, const Placement& placement,
+                                  std::span<const uint32_t> canonical);
+
+// Whether choices are those of which the rank's tables were made: both are words of peers, which may contradict
+// themselves. Residents have no part in it.
+Status check_against(const RoutingTables& tables, const AllChoices& choices, const Placement& placement, uint32_t rank);
+
+// Samples of `tokens` tokens each, numbered over all ranks in order.
+struct Samples {
+  uint64_t tokens = 1;
+  std::vector<uint32_t> first;  // [n_ranks + 1]
+  uint32_t n() const { return first.back(); }
+  uint32_t home(uint32_t sample) const;
+  // Fails when a rank's tokens are no whole samples.
+  static Result<Samples> make(uint64_t tokens, std::span<const uint64_t> tokens_of);
+};
+
+// num of Eq. 2 for the placement solver, in the rows that the algorithm's combine returns, so that Eq. 3 gives exactly
+// the rows between nodes. Without deduplication columns are experts. With it a token counts once for a rank (hier:1,
+// and always in the Rows layout), or once for a node (hier:2 and more); then columns are ranks, and a node's tokens are
+// shared out over its ranks in proportion to the tokens that choose each.
+struct SampleCounts {
+  int32_t n_columns = 0;
+  std::vector<int32_t> device;  // [n_columns]
+  std::vector<int32_t> num;     // [samples][n_columns]
+  std::vector<int32_t> next;    // the same of the next layer, or empty
+};
+struct CountRequest {
+  MoeAlgorithm algorithm;
+  bool expert_major = true;
+  const Placement* placement = nullptr;  // the one that choices name, residents included
+  std::span<const int32_t> node;         // [n_ranks]
+  uint32_t n_nodes = 1;
+};
+SampleCounts count_samples(const CountRequest& request, const AllChoices& choices, const Samples& samples);
+// Counts of the next layer, next[samples][n_experts] of real experts, in the same columns.
+void count_next(const CountRequest& request, std::span<const int32_t> next, uint32_t n_experts, SampleCounts& counts);
+
+// Where tokens go: at each home the samples that it gets, ascending.
+struct Homes {
+  std::vector<uint64_t> first;  // [n_ranks + 1]
+  std::vector<uint64_t> token;  // by (home, index there): the token's number
+  Homes(const Samples& samples, std::span<const int32_t> placement, uint32_t n_ranks);
+};
+
+// What stands where in combine's input on one rank: the rows of dispatch, then the residual's. Independent of homes.
+struct ResidualRows {
+  uint64_t n_rows = 0;  // of combine's input
+  // By local choice, token by token: row, its weight, and the row of the token's residual that is summed after it.
+  std::vector<uint32_t> row, residual;
+  std::vector<float> weight;             // empty without weights
+  std::vector<uint64_t> first_of_token;  // [tokens + 1]
+  // Where the caller's residual goes: row `from` of dispatch's output (or of the rank's tokens) to row `to` of
+  // combine's input; ExpertMajor: it is put there; Rows: it is added to what is there.
+  struct Move {
+    uint32_t from, to;
+  };
+  std::vector<Move> of_rows, of_tokens;
+  static constexpr uint32_t kNone = ~0u;
+
+  // `before`: the tables of the plain routing, whose rows keep their places.
+  static ResidualRows make(const AllChoices& choices, const Placement& placement, uint32_t rank, bool inlined,
+                           const RoutingTables& before);
+};
+
+// How fine chunks must be, over all edges and ranks, and the rows of the fullest edge.
+struct Cut {
+  uint32_t n_chunks = 0;  // 0: no cut fits
+  uint64_t largest_edge_rows = 0;
+};
+Cut find_cut(const Paths& paths, const Placement& placement, const AllChoices& choices, const Homes& homes,
+             uint64_t slot_rows);
+
+// Every origin's records of this rank as if tokens had begun at their homes, and from them the tables.
+class HomeRecords {
+ public:
+  HomeRecords(const RankPaths& rank, const Paths& paths, const AllChoices& choices, const Homes& homes,
+              const ResidualRows& rows);
+  // build() of the tables remains to be called.
+  Status fill(RoutingTables& tables, const MoeShape& shape, bool weighted, const RoutingTables& before) const;
+
+ private:
+  struct Origin {
+    std::vector<uint32_t> token;
+    std::vector<uint8_t> n_experts;
+    std::vector<uint16_t> expert;
+    std::vector<float> weight;
+  };
+  const RankPaths& rank_;
+  const ResidualRows& rows_;
+  std::vector<Origin> origins_;
+  std::vector<uint64_t> tokens_of_;
+  std::vector<uint32_t> row_, residual_;  // by new local choice
+};
+
+}  // namespace moeccl::algo

@@ -1,0 +1,150 @@
+// The records and the cut of a routing whose tokens begin at other homes.
+#include <algorithm>
+#include <bit>
+
+#include "src/routing/replace.h"
+
+namespace moeccl::algo {
+
+namespace {
+
+// Ranks after `from` on the way to each rank that owns experts, that rank last.
+class Ways {
+ public:
+  Ways(const Paths& paths, const Placement& placement, uint32_t from) : first_(1, 0) {
+    for (uint32_t x = 0; x < paths.n_ranks(); ++x) {
+      for (uint32_t at = from; at != x && placement.n_local(x) > 0;) hop_.push_back(at = paths.next(at, x));
+      first_.push_back(static_cast<uint32_t>(hop_.size()));
+    }
+  }
+  std::span<const uint32_t> to(uint32_t rank) const {
+    return {hop_.data() + first_[rank], first_[rank + 1] - first_[rank]};
+  }
+
+ private:
+  std::vector<uint32_t> first_, hop_;
+};
+
+// The rows of the fullest block of any edge when tokens are cut into n_chunks.
+class BlockCounter {
+ public:
+  BlockCounter(const Paths& paths, const Placement& placement, const AllChoices& choices, const Homes& homes)
+      : paths_(paths), placement_(placement), choices_(choices), homes_(homes), rows_(size_t{n()} * n()) {
+    for (uint32_t r = 0; r < n(); ++r) ways_.emplace_back(paths, placement, r);
+  }
+
+  uint64_t fullest(uint64_t n_chunks) {
+    std::vector<uint64_t> at(homes_.first.begin(), homes_.first.end() - 1);
+    uint64_t most = 0;
+    for (uint64_t chunk = 0; chunk < n_chunks; ++chunk) {
+      std::fill(rows_.begin(), rows_.end(), 0);
+      for (uint32_t origin = 0; origin < n(); ++origin) {
+        const uint64_t tokens = homes_.first[origin + 1] - homes_.first[origin];
+        // As in RoutingTables: chunk c ends before the least t with t * C / T >= c + 1.
+        const uint64_t end = homes_.first[origin] + ((chunk + 1) * tokens + n_chunks - 1) / n_chunks;
+        for (; at[origin] < end; ++at[origin]) count(origin, choices_.of(homes_.token[at[origin]]));
+      }
+      most = std::max<uint64_t>(most, *std::max_element(rows_.begin(), rows_.end()));
+    }
+    return most;
+  }
+
+ private:
+  uint32_t n() const { return paths_.n_ranks(); }
+  void count(uint32_t origin, std::span<const uint16_t> experts) {
+    std::span<const uint32_t> before;
+    for (const uint16_t e : experts) {
+      const std::span<const uint32_t> way = ways_[origin].to(placement_.owner[e]);
+      // A row that already travels is on the way of the choice before (HierMoE Eq. 7).
+      size_t shared = 0;
+      if (paths_.algorithm().dedup())
+        while (shared < way.size() && shared < before.size() && way[shared] == before[shared]) ++shared;
+      for (size_t h = shared; h < way.size(); ++h) ++rows_[size_t{h == 0 ? origin : way[h - 1]} * n() + way[h]];
+      before = way;
+    }
+  }
+  const Paths& paths_;
+  const Placement& placement_;
+  const AllChoices& choices_;
+  const Homes& homes_;
+  std::vector<Ways> ways_;
+  std::vector<uint32_t> rows_;  // [from][to]
+};
+
+}  // namespace
+
+Cut find_cut(const Paths& paths, const Placement& placement, const AllChoices& choices, const Homes& homes,
+             uint64_t slot_rows) {
+  BlockCounter counter(paths, placement, choices, homes);
+  uint64_t most_tokens = 1;
+  for (uint32_t r = 0; r < paths.n_ranks(); ++r)
+    most_tokens = std::max(most_tokens, homes.first[r + 1] - homes.first[r]);
+  const uint64_t limit = std::bit_ceil(most_tokens);
+  Cut cut;
+  cut.largest_edge_rows = counter.fullest(1);
+  if (cut.largest_edge_rows <= slot_rows) {
+    cut.n_chunks = 1;
+    return cut;
+  }
+  uint64_t n = std::min(limit, std::bit_ceil((cut.largest_edge_rows + slot_rows - 1) / slot_rows));
+  for (;; n *= 2) {
+    if (counter.fullest(n) <= slot_rows) {
+      cut.n_chunks = static_cast<uint32_t>(n);
+      return cut;
+    }
+    if (n >= limit) return cut;
+  }
+}
+
+HomeRecords::HomeRecords(const RankPaths& rank, const Paths& paths, const AllChoices& choices, const Homes& homes,
+                         const ResidualRows& rows)
+    : rank_(rank), rows_(rows), origins_(paths.n_ranks()) {
+  const Placement& placement = rank.placement;
+  std::vector<bool> through(paths.n_ranks());
+  for (uint32_t o = 0; o < paths.n_ranks(); ++o) {
+    Origin& origin = origins_[o];
+    const bool own = o == rank.rank;
+    const Ways ways(paths, placement, o);
+    for (uint32_t x = 0; x < paths.n_ranks(); ++x) {
+      const std::span<const uint32_t> way = ways.to(x);
+      through[x] = own || std::find(way.begin(), way.end(), rank.rank) != way.end();
+    }
+    tokens_of_.push_back(homes.first[o + 1] - homes.first[o]);
+    for (uint64_t i = homes.first[o]; i < homes.first[o + 1]; ++i) {
+      const uint64_t token = homes.token[i];
+      uint64_t local = rows.first_of_token[token];
+      uint32_t n_here = 0;
+      for (const uint16_t e : choices.of(token)) {
+        const bool here = placement.owner[e] == rank.rank;
+        const uint64_t at = here ? local++ : 0;
+        if (!through[placement.owner[e]]) continue;
+        origin.expert.push_back(e);
+        ++n_here;
+        if (here) row_.push_back(rows.row[at]), residual_.push_back(rows.residual[at]);
+        // Weights are applied where experts' rows are, so those of other ranks are never read.
+        if (!rows.weight.empty() && here)
+          origin.weight.push_back(rows.weight[at]);
+        else if (own)
+          origin.weight.push_back(1.0f);
+      }
+      if (n_here == 0 && !own) continue;
+      origin.token.push_back(static_cast<uint32_t>(i - homes.first[o]));
+      origin.n_experts.push_back(static_cast<uint8_t>(n_here));
+    }
+  }
+}
+
+Status HomeRecords::fill(RoutingTables& tables, const MoeShape& shape, bool weighted,
+                         const RoutingTables& before) const {
+  std::vector<RecordView> views;
+  for (const Origin& o : origins_) {
+    views.push_back({static_cast<uint32_t>(o.token.size()), static_cast<uint32_t>(o.expert.size()),
+                     static_cast<uint32_t>(weighted ? o.weight.size() : 0), o.token.data(), o.n_experts.data(),
+                     o.expert.data(), weighted ? o.weight.data() : nullptr});
+  }
+  MOECCL_TRY(tables.receive(rank_, shape, views, tokens_of_, weighted));
+  tables.take_rows(row_, residual_, rows_.n_rows, before);
+  return {};
+}
+
+}  // namespace moeccl::algo

@@ -1,0 +1,140 @@
+#include "src/select/routing_price.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/algo/moe_plan.h"
+
+namespace moeccl::algo {
+
+namespace {
+
+plan::LinkCost link_of(const plan::LevelTree& tree, const plan::Profile& profile, uint32_t level) {
+  const bool between_hosts = static_cast<int>(level) <= profile.host_level;
+  const bool measured = between_hosts && level < profile.links.size() && profile.links[level].bytes_per_ns > 0;
+  return measured ? profile.links[level] : tree.levels[level].link;
+}
+
+// What packing or summing `bytes` on every rank takes, where the ranks of a host share its cores and its memory. Rows
+// of 4 KiB run at the rate of one piece (8 ranks on the two-core development machine, docs/decisions.md).
+double packing_us(const plan::LevelTree& tree, const plan::Profile& profile, double bytes) {
+  const double hosts = profile.host_level < 0 ? 1.0 : tree.levels[static_cast<size_t>(profile.host_level)].n_groups;
+  const double ranks = std::max(1.0, tree.n_ranks / hosts), cores = std::clamp<double>(profile.cores, 1.0, ranks);
+  const bool cached = bytes * ranks <= static_cast<double>(profile.cache_bytes) * cores;
+  const double rate = cached ? profile.cached_copy_bytes_per_ns * cores
+                             : std::min(profile.stream_bytes_per_ns * cores, profile.host_copy_bytes_per_ns);
+  return bytes * ranks / rate / 1000;
+}
+
+}  // namespace
+
+std::vector<LevelLoad> level_loads(const plan::LevelTree& tree, std::span<const LevelCount> counts) {
+  const size_t depth = tree.depth();
+  std::vector<LevelLoad> loads(depth);
+  for (size_t l = 0; l < depth; ++l) {
+    double peak = 0, mean = 0;
+    for (size_t i = l; i < counts.size(); i += depth) {
+      const LevelCount& c = counts[i];
+      loads[l].rows += c.rows;
+      if (c.reach == 0) continue;
+      peak += static_cast<double>(c.peak);
+      mean += static_cast<double>(c.rows) / static_cast<double>(c.reach);
+    }
+    // max(p) instead of the mean, as Eq. 4 and 5 have it.
+    const double imbalance = mean > 0 ? peak / mean : 1.0;
+    loads[l].busiest = static_cast<double>(loads[l].rows) / tree.levels[l].n_groups * imbalance;
+  }
+  return loads;
+}
+
+namespace {
+
+// In which hop of the algorithm rows cross a level.
+uint32_t hop_of(const MoeAlgorithm& algorithm, uint32_t level) {
+  if (algorithm.kind == PathKind::kHier) return std::min(level, algorithm.dims - 1);
+  if (algorithm.kind == PathKind::k2dh) return level == 0 ? 1 : 0;
+  return 0;
+}
+
+// Rows of the largest transfer between two ranks at a level, from the load of the busiest group: its ranks share it
+// evenly, and each sends to one rank of every other group, or in the last hop to all of their ranks.
+double edge_rows(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const LevelLoad& load, uint32_t level) {
+  const plan::Level& l = tree.levels[level];
+  const double above = level == 0 ? 1.0 : tree.levels[level - 1].n_groups;
+  const double siblings = l.n_groups / above - 1;
+  const double ranks = static_cast<double>(tree.n_ranks) / l.n_groups;
+  const bool one_each =
+      algorithm.kind == PathKind::kHier ? level + 1 < algorithm.dims : algorithm.kind == PathKind::k2dh && level == 0;
+  return siblings > 0 ? load.busiest / (ranks * siblings * (one_each ? 1.0 : ranks)) : 0.0;
+}
+
+struct Pipelined {
+  double link_us = 0, latency_us = 0;
+};
+// Hops of these bytes and latencies, cut into chunks.
+Pipelined pipelined(std::span<const double> hop_us, std::span<const double> hop_latency_us, uint32_t chunks) {
+  const auto n_hops = std::count_if(hop_latency_us.begin(), hop_latency_us.end(), [](double l) { return l > 0; });
+  const double depth = moe_plan_depth(n_hops > 1), rounds = std::floor((chunks - 1) / depth);
+  Pipelined t;
+  double all_us = 0, slowest_us = 0, stalls_us = 0;
+  for (size_t hop = 0; hop < hop_us.size(); ++hop) {
+    const double chunk_us = hop_us[hop] / chunks, latency_us = hop_latency_us[hop];
+    all_us += hop_us[hop];
+    slowest_us = std::max(slowest_us, hop_us[hop]);
+    t.latency_us += latency_us;
+    const double serial_us = hop < 2 ? 0.0 : (chunks - 1) * latency_us;
+    stalls_us = std::max(stalls_us, serial_us + rounds * std::max(0.0, 2 * latency_us - (depth - 1) * chunk_us));
+  }
+  t.latency_us += stalls_us;
+  t.link_us = slowest_us + (all_us - slowest_us) / chunks;
+  return t;
+}
+
+}  // namespace
+
+MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const plan::Profile& profile,
+               MoeRows given) {
+  MoePrice p{algorithm, std::move(given.levels), {}};
+  const auto bytes_of = [&given](double rows) { return rows * static_cast<double>(given.row_bytes); };
+  double rows = given.delivered, largest_edge = 0;
+  std::vector<double> hop_us(tree.depth() + 1, 0.0), hop_latency_us(tree.depth() + 1, 0.0);
+  for (uint32_t l = 0; l < tree.depth(); ++l) {
+    const plan::LinkCost link = link_of(tree, profile, l);
+    const LevelLoad& load = p.levels[l];
+    const uint32_t hop = hop_of(algorithm, l);
+    p.level_us.push_back(link.bytes_per_ns > 0 ? bytes_of(load.busiest) / link.bytes_per_ns / 1000 : 0.0);
+    hop_us[hop] = std::max(hop_us[hop], p.level_us.back());
+    if (load.rows > 0) hop_latency_us[hop] = std::max(hop_latency_us[hop], link.alpha_ns / 1000);
+    largest_edge = std::max(largest_edge, bytes_of(edge_rows(algorithm, tree, load, l)));
+    rows += static_cast<double>(load.rows) / tree.n_ranks;
+  }
+  p.copy_us = p.sum_us = packing_us(tree, profile, bytes_of(rows));
+  const uint32_t largest = moe_pipeline_chunks(static_cast<uint64_t>(largest_edge));
+  MoePrice best;
+  for (uint32_t chunks = 1; chunks <= largest; chunks *= 2) {
+    const Pipelined t = pipelined(hop_us, hop_latency_us, chunks);
+    p.link_us = t.link_us;
+    p.latency_us = t.latency_us;
+    p.n_chunks = chunks;
+    p.most_chunks = chunks == largest ? kMoePipelineChunks : chunks;
+    if (chunks == 1 || p.both_us() < best.both_us()) best = p;
+  }
+  return best;
+}
+
+double MoePrice::time_us(double cores_us) const {
+  return latency_us + std::max(link_us, cores_us) + std::min(link_us, cores_us) / n_chunks;
+}
+
+bool links_known(const plan::LevelTree& tree) {
+  return std::any_of(tree.levels.begin(), tree.levels.end(),
+                     [](const plan::Level& l) { return l.link.bytes_per_ns > 0; });
+}
+
+size_t cheapest(std::span<const MoePrice> prices) {
+  const auto best = std::min_element(prices.begin(), prices.end(),
+                                     [](const MoePrice& a, const MoePrice& b) { return a.both_us() < b.both_us(); });
+  return static_cast<size_t>(best - prices.begin());
+}
+
+}  // namespace moeccl::algo

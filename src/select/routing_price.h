@@ -1,0 +1,58 @@
+// Algorithm 1 of HierMoE: which algorithm carries a routing at the least cost.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "src/plan/profile.h"
+#include "src/routing/routing.h"
+
+namespace moeccl::algo {
+
+// One candidate's rows of all ranks, from every rank's LevelCounts.
+struct LevelLoad {
+  uint64_t rows = 0;   // across this level, of all ranks
+  double busiest = 0;  // rows that leave or enter the busiest group
+};
+// counts[rank * n_levels + level].
+std::vector<LevelLoad> level_loads(const plan::LevelTree& tree, std::span<const LevelCount> counts);
+
+struct MoePrice {
+  MoeAlgorithm algorithm;
+  std::vector<LevelLoad> levels;
+  std::vector<double> level_us;  // the busiest group's bytes on its uplink at each level
+  uint32_t n_chunks = 1;         // of the busiest pair of ranks; an estimate
+  uint32_t most_chunks = 1;      // into which it is worth to cut, however large the transfers are
+  double latency_us = 0;         // of the hops that wait for one another
+  double link_us = 0;            // of the bytes, as far as one hop's are not under way together with another's
+  double copy_us = 0, sum_us = 0;
+  // Cores pack one chunk while another is under way.
+  double time_us(double cores_us) const;
+  double dispatch_us() const { return time_us(copy_us); }
+  double combine_us() const { return time_us(sum_us); }
+  double both_us() const { return dispatch_us() + combine_us(); }
+};
+// Eq. 1-5 of HierMoE, as the plan runs them:
+// - Rows that cross several levels in one hop are under way at the same time: that hop takes as long as its slowest
+//   level, and its latency is the greatest one. `flat` has one hop, hier:d has d.
+// - A hop waits for the one before it, chunk by chunk: with C chunks the slowest hop's bytes count whole and 1/C of the
+//   others'; each hop's latency counts once.
+// - A slot is filled again when its last chunk was taken and the sender knows that: with more chunks than a peer has
+//   slots, every round of slots waits for two latencies, unless the bytes take longer. One lane serves all hops after
+//   the first (moe_plan.h), so from the third hop on every further chunk waits for their latency again. C is the power
+//   of two at which all this takes the least time.
+// - Every row that crosses a level is packed by a core of its sender's host, and every row for an expert is unpacked;
+//   ranks share the cores where there are more of them. That is what duplicates waste in one memory.
+struct MoeRows {
+  std::vector<LevelLoad> levels;
+  uint64_t row_bytes = 0;
+  double delivered = 0;  // to experts, of a rank on average
+};
+// The profile's links count between hosts, where it has measured any; within a host its copies do.
+MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const plan::Profile& profile, MoeRows rows);
+// Whether the tree says anything about its links.
+bool links_known(const plan::LevelTree& tree);
+// Eq. 6 for dispatch and combine together: the cheapest; the first of equal ones.
+size_t cheapest(std::span<const MoePrice> prices);
+
+}  // namespace moeccl::algo

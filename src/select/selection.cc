@@ -1,0 +1,534 @@
+#include "src/select/selection.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "src/algo/builder.h"
+#include "src/base/env.h"
+#include "src/base/hash.h"
+#include "src/base/log.h"
+#include "src/exec/eager.h"
+#include "src/select/pipeline_chunks.h"
+#include "src/select/trials.h"
+
+namespace moeccl::comm {
+namespace {
+
+// Asking whether all buffers can be reached costs one more synchronisation; from this size on what it may save is more
+// (docs/decisions.md).
+constexpr uint64_t kAskReachBytes = 256 << 10;
+constexpr size_t kMostPlans = 1024, kMostChoices = 4096;
+// Of an AllToAllv only its ranks know the sizes: the choice is made for blocks of this size, and what is left after the
+// first chunk goes the way that is faster for large ones.
+constexpr double kTypicalBlockBytes = 16 << 10, kLargeBlockBytes = 1 << 20;
+
+// Another plan must be this much faster than flat, and by more than its own times scatter.
+constexpr double kFlatBias = 0.93;
+
+// What is predicted to take at most so many times as long as the choice is tried against it, in operations between
+// these sizes of a rank's larger buffer: smaller ones would feel the question which plan comes next; of larger ones a
+// program may run so few that it would feel the trial.
+constexpr double kCloseTo = 1.6;
+// Where one of the two is eager: an eager operation of such a size takes three times as long with the cores far apart
+// as with the cores near, others hardly longer.
+constexpr double kCloseToEager = 3.2;
+constexpr uint64_t kTryFromBytes = 8 << 10, kTryToBytes = 4 << 20;
+// Layers call TensorAllToAll twice a step with messages of all tokens, and what a copy costs beside a link's bytes,
+// which is all that its plans differ in on a fast link, no price knows.
+constexpr uint64_t kTryTensorToBytes = 64 << 20;
+
+// Where a shape stands on its plans' curves.
+double curve_bytes(const plan::Shape& s) {
+  return s.op == moecclOpAllToAllv ? kTypicalBlockBytes : static_cast<double>(s.count * s.element_bytes);
+}
+
+uint64_t key_hash(const PlanKey& k) {
+  uint64_t h = hash_combine(static_cast<uint64_t>(k.op), k.root);
+  h = hash_combine(h, k.count);
+  return hash_combine(h, k.element_bytes * 4u + (k.scaled ? 1u : 0u) + (k.in_place ? 2u : 0u));
+}
+
+PlanKey key_of(const plan::Shape& s) {
+  return {s.op, s.root, s.count, static_cast<uint32_t>(s.element_bytes), s.scaled};
+}
+
+// Shapes whose sizes share their two leading bits are priced once.
+uint64_t class_hash(const plan::Shape& s) {
+  const uint64_t bytes = s.count * s.element_bytes;
+  const auto width = static_cast<uint64_t>(std::bit_width(bytes));
+  const uint64_t size_class = width < 2 ? width : width * 2 + ((bytes >> (width - 2)) & 1);
+  uint64_t h = hash_combine(static_cast<uint64_t>(s.op), size_class);
+  h = hash_combine(h, (s.deterministic ? 1u : 0u) | (s.scaled ? 2u : 0u) | (s.reach.views ? 4u : 0u) |
+                          (s.reach.reads ? 8u : 0u) | (s.reach.staging ? 16u : 0u));
+  return hash_combine(h, s.root == 0 ? 0 : 1);
+}
+
+std::string names_for(moecclOp_t op) {
+  std::string names;
+  for (const algo::Algorithm& a : algo::algorithms()) {
+    if (a.op == op) names += format("{}{}", names.empty() ? "" : ", ", a.name);
+  }
+  return names;
+}
+
+}  // namespace
+
+bool parse_op(const std::string& name, moecclOp_t* op) {
+  for (int i = 0; i < MOECCL_NUM_OPS; ++i) {
+    if (name == exec::op_name(static_cast<moecclOp_t>(i))) {
+      *op = static_cast<moecclOp_t>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+Selector::Selector(uint32_t rank, plan::LevelTree tree, plan::Reach reach, bool heap_reach, bool outboxes,
+                   bool deterministic, uint64_t staging_bytes, const plan::Profile& profile)
+    : rank_(rank),
+      tree_(std::move(tree)),
+      reach_(reach),
+      heap_reach_(heap_reach),
+      outboxes_(outboxes),
+      deterministic_(deterministic),
+      staging_bytes_(staging_bytes),
+      profile_(profile) {}
+
+Status Selector::force_from_text(const std::string& text) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string item = text.substr(at, end - at);
+    const size_t colon = item.find(':');
+    moecclOp_t op{};
+    if (colon == std::string::npos || !parse_op(item.substr(0, colon), &op)) {
+      return error(moecclInvalidArgument,
+                   "MOECCL_PLAN: \"{}\" at position {} is not operation:algorithm, such as allreduce:ring", item, at);
+    }
+    const std::string algorithm = item.substr(colon + 1);
+    MOECCL_TRY(force(op, algorithm));
+    if (const Status never = can_ever_run(op, algorithm); !never.ok())
+      log(rank_ == 0 ? LogLevel::kWarn : LogLevel::kInfo, "MOECCL_PLAN is not followed here: {}", never.message());
+    at = end + 1;
+  }
+  return {};
+}
+
+namespace {
+
+// Names for operations whose plan comes from a routing or a placement.
+Status check_moe_name(moecclOp_t op, const std::string& algorithm) {
+  const std::string_view name = algorithm;
+  if (op == moecclOpDispatch) {
+    const bool hier = name.starts_with("hier:") && name.size() == 6 && name[5] >= '1' && name[5] <= '9';
+    if (hier || name == "flat" || name == "2dh") return {};
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for dispatch: there are flat, 2dh, hier:1, hier:2, ...",
+                 algorithm);
+  }
+  if (op == moecclOpExpertAllReduce) {
+    if (name == "direct" || name == "nodes" || name == "flat") return {};
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for expert_allreduce: there are direct, flat, nodes",
+                 algorithm);
+  }
+  if (op == moecclOpCombine)
+    return error(moecclInvalidArgument, "combine takes the way of its dispatch: force \"{}\" for dispatch", algorithm);
+  return error(moecclInvalidArgument, "{} has one plan: there is no algorithm to force", exec::op_name(op));
+}
+
+}  // namespace
+
+Status Selector::force(moecclOp_t op, const std::string& algorithm) {
+  const bool moe = op >= moecclOpDispatch && op != moecclOpTensorAllToAll;  // plans of a routing or a placement
+  const bool automatic = algorithm.empty() || algorithm == "auto";
+  if (!automatic && (moe || op == moecclOpSendRecv)) {
+    MOECCL_TRY(check_moe_name(op, algorithm));
+  } else if (!automatic && algo::find(op, algorithm) == nullptr) {
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", algorithm, exec::op_name(op),
+                 names_for(op));
+  }
+  const std::lock_guard lock(mutex_);
+  forced_[op] = automatic ? "" : algorithm;
+  warned_.clear();
+  forget_choices();
+  return {};
+}
+
+Status Selector::can_ever_run(moecclOp_t op, const std::string& algorithm) const {
+  const algo::Algorithm* a = algo::find(op, algorithm);
+  if (a == nullptr || tree_.n_ranks == 1) return {};  // one rank copies, by any name
+  // What fits at all fits for one byte.
+  const PlanKey least{op, 0, 1, 1, false};
+  const Status ordinary = a->applies(shape_of(least, false), tree_);
+  if (ordinary.ok() || (heap_reach_ && a->applies(shape_of(least, true), tree_).ok())) return {};
+  return error(moecclUnsupported, "{} can never run {} on this communicator: {}", algorithm, exec::op_name(op),
+               ordinary.message());
+}
+
+Status Selector::obeys_force(const plan::Shape& shape) const {
+  const std::lock_guard lock(mutex_);
+  const algo::Algorithm* a = forced_[shape.op].empty() ? nullptr : algo::find(shape.op, forced_[shape.op]);
+  return a == nullptr ? Status() : a->applies(shape, tree_);
+}
+
+void Selector::warn_of_force(const CachedPlan& cached) {
+  const plan::Shape shape = shape_of(cached.key, false);
+  const Status obeys = obeys_force(shape);
+  if (obeys.ok() || !warned_.insert(class_hash(shape)).second) return;
+  const std::string& forced = forced_[shape.op];
+  const bool in_heap = cached.asks_reach && forced == cached.choice_if_reachable.algorithm;
+  log(rank_ == 0 ? LogLevel::kWarn : LogLevel::kInfo,
+      "{} is forced for {} but does not apply to {} elements of {} bytes: {}; {} runs instead{}", forced,
+      exec::op_name(shape.op), shape.count, shape.element_bytes, obeys.message(), cached.choice.algorithm,
+      in_heap ? format(", and {} where all buffers come from moecclMemAlloc", forced) : "");
+}
+
+void Selector::forget_choices() {
+  plans_.clear();
+  choices_.clear();
+  forget_last();
+}
+
+void Selector::forget_last() {
+  last_ = nullptr;
+  version_.fetch_add(1, std::memory_order_release);
+}
+
+uint64_t Selector::larger_buffer_bytes(const PlanKey& key) const {
+  const uint32_t n = tree_.n_ranks;
+  const uint32_t blocks = key.op == moecclOpTensorAllToAll
+                              ? tree_.n_tensor_groups()
+                              : std::max(plan::in_blocks(key.op, n), plan::out_blocks(key.op, n));
+  return key.count * key.element_bytes * blocks;
+}
+
+plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
+  plan::Shape s;
+  s.op = key.op;
+  s.n_ranks = tree_.n_ranks;
+  s.root = key.root;
+  s.count = key.count;
+  s.element_bytes = key.element_bytes;
+  s.deterministic = deterministic_;
+  s.scaled = key.scaled;
+  s.reach = reach_;
+  if (reachable) s.reach.views = s.reach.reads = true;
+  s.staging_bytes = staging_bytes_;
+  if (key.op == moecclOpTensorAllToAll)
+    s.pipeline_chunks = pipeline_chunks(tree_, profile_, key.count * key.element_bytes);
+  return s;
+}
+
+std::vector<Candidate> Selector::candidates(const plan::Shape& shape) const {
+  const std::lock_guard lock(mutex_);
+  const auto priced = [&](const algo::Algorithm& a) {
+    return plan::price(algo::build_all(a, shape, tree_), tree_, profile_).total_ns;
+  };
+  std::vector<Candidate> out;
+  bool mixed = false, any_measured = false;
+  for (const algo::Algorithm& a : algo::algorithms()) {
+    if (a.op != shape.op) continue;
+    Candidate c{&a, a.applies(shape, tree_), 0, false};
+    if (c.applies.ok()) {
+      if (const plan::PlanFit* fit = fit_of(a, shape); fit != nullptr) {
+        c.measured = true;
+        c.predicted_ns = fit->correction * fit->curve.at(curve_bytes(shape));
+        c.at_worst_ns = fit->correction * fit->curve.high_at(curve_bytes(shape));
+      } else {
+        c.at_worst_ns = c.predicted_ns = priced(a);
+      }
+      any_measured = any_measured || c.measured;
+      mixed = mixed || !c.measured;
+    }
+    out.push_back(std::move(c));
+  }
+  if (!mixed || !any_measured) return out;
+  // Prices and measurements have no common scale of their own: what was measured gives one.
+  std::vector<double> scales;
+  for (const Candidate& c : out) {
+    if (!c.applies.ok() || !c.measured) continue;
+    const double price = priced(*c.algorithm);
+    if (price > 0) scales.push_back(c.predicted_ns / price);
+  }
+  if (scales.empty()) return out;
+  std::nth_element(scales.begin(), scales.begin() + static_cast<ptrdiff_t>(scales.size() / 2), scales.end());
+  for (Candidate& c : out) {
+    if (c.applies.ok() && !c.measured) c.at_worst_ns = c.predicted_ns *= scales[scales.size() / 2];
+  }
+  return out;
+}
+
+double Selector::measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const {
+  const std::lock_guard lock(mutex_);
+  const plan::PlanFit* fit = fit_of(a, shape);
+  return fit != nullptr ? fit->correction * fit->curve.at(curve_bytes(shape)) : 0;
+}
+
+const plan::PlanFit* Selector::fit_of(const algo::Algorithm& a, const plan::Shape& shape) const {
+  if (!has_plan_fits_) return nullptr;
+  return profile_.find_plan(shape.op, is_eager(shape, a) ? plan::kEagerName : a.name,
+                            plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
+}
+
+bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) const {
+  return shape.op != moecclOpAllToAllv && eager_for(key_of(shape), a.name);
+}
+
+bool Selector::eager_for(const PlanKey& key, const char* algorithm) const {
+  // Scaled contributions are rounded before they are summed in a plan's steps as here, but not the own one: in
+  // deterministic mode that must not depend on the plan.
+  if (!outboxes_ || (deterministic_ && key.scaled)) return false;
+  // A forced AllToAllv is to run by that plan alone.
+  if (key.op == moecclOpAllToAllv && !forced_[key.op].empty()) return false;
+  return exec::runs_eagerly(key.op, algorithm, tree_.n_ranks, key.count * key.element_bytes);
+}
+
+std::shared_ptr<CachedPlan> Selector::build_named(const PlanKey& key, const algo::Algorithm& a, bool reachable) const {
+  auto made = std::make_shared<CachedPlan>();
+  const auto build_one = [&](const plan::Shape& shape, const algo::Algorithm& which, plan::Plan& built,
+                             exec::Choice& choice) {
+    built = algo::build_for(which, shape, tree_, rank_);
+    choice = {&built.programs.back(), built.chunking, which.name, built.hash};
+  };
+  const plan::Shape ordinary = shape_of(key, false);
+  if (reachable && !a.applies(ordinary, tree_).ok()) {
+    // As get() has it: the question is asked, and answered yes where all buffers are in the heap.
+    for (const algo::Algorithm& other : algo::algorithms()) {
+      if (other.op != key.op || !other.applies(ordinary, tree_).ok()) continue;
+      build_one(ordinary, other, made->staged, made->choice);
+      break;
+    }
+    build_one(shape_of(key, true), a, made->reachable, made->choice_if_reachable);
+    made->asks_reach = true;
+    made->signature = hash_combine(made->choice.plan_hash, made->choice_if_reachable.plan_hash);
+    return made;
+  }
+  build_one(ordinary, a, made->staged, made->choice);
+  made->eager = eager_for(key, a.name);
+  made->signature = made->choice.plan_hash;
+  return made;
+}
+
+void Selector::pin(const PlanKey& key, std::shared_ptr<CachedPlan> cached) {
+  const std::lock_guard lock(mutex_);
+  pinned_key_ = key;
+  pinned_ = std::move(cached);
+  forget_last();
+}
+
+void Selector::unpin() {
+  const std::lock_guard lock(mutex_);
+  pinned_ = nullptr;
+  forget_last();
+}
+
+void Selector::set_profile(const plan::Profile& profile) {
+  const std::lock_guard lock(mutex_);
+  const uint32_t cores = profile_.cores;
+  profile_ = profile;
+  profile_hash_ = profile.hash();
+  corrector_ = {};
+  // Of links that the tree has no figures for, the clock of cost.h prices the copies themselves; a file says more.
+  for (uint32_t l = 0; l < profile_.links.size() && l < tree_.depth(); ++l)
+    if (tree_.levels[l].link.bytes_per_ns <= 0) profile_.links[l] = {};
+  profile_.cores = cores;  // this communicator's
+  has_plan_fits_ = !profile_.plans.empty() && profile_.n_ranks == tree_.n_ranks && profile_.tree_hash == tree_.hash();
+  forget_choices();
+}
+
+Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
+  if (!forced_[shape.op].empty()) {
+    const algo::Algorithm* a = algo::find(shape.op, forced_[shape.op]);
+    if (a->applies(shape, tree_).ok()) return Chosen{a, {}};
+  }
+  // A measured choice costs little, and is made for the very size.
+  const uint64_t h = has_plan_fits_ ? hash_combine(class_hash(shape), shape.count) : class_hash(shape);
+  if (const auto it = choices_.find(h); it != choices_.end() && it->second.best->applies(shape, tree_).ok())
+    return it->second;
+  const algo::Algorithm* best = nullptr;
+  double best_ns = 0;
+  std::string reasons;
+  const std::vector<Candidate> all = candidates(shape);
+  const bool small = larger_buffer_bytes(key_of(shape)) <= kTryFromBytes;
+  for (const Candidate& c : all) {
+    if (!c.applies.ok()) {
+      reasons += format(" {}: {};", c.algorithm->name, c.applies.message());
+      continue;
+    }
+    // Never slower than flat: another plan must gain more than its measurements scatter. Among others, too, one that is
+    // fast at times only, as plans are that read what another core has just written, is not preferred.
+    const bool flat = c.measured && std::string_view(plan::kFlatName) == c.algorithm->name;
+    // To the size from which plans are tried an eager operation does a part of what flat does, wherever the cores are.
+    const bool less_than_flat = c.measured && small && is_eager(shape, *c.algorithm);
+    const double ns = flat || less_than_flat ? kFlatBias * c.predicted_ns : c.at_worst_ns;
+    if (best == nullptr || ns < best_ns) {
+      best = c.algorithm;
+      best_ns = ns;
+    }
+  }
+  if (best == nullptr) {
+    return error(moecclUnsupported, "no algorithm can run {} on this topology:{}", exec::op_name(shape.op), reasons);
+  }
+  if (choices_.size() >= kMostChoices) choices_.clear();
+  Chosen chosen{best, {}};
+  std::vector<std::pair<double, const char*>> others;
+  const bool eager = is_eager(shape, *best);
+  for (const Candidate& c : all) {
+    if (!c.applies.ok() || c.algorithm == best) continue;
+    const double most = eager || is_eager(shape, *c.algorithm) ? kCloseToEager : kCloseTo;
+    if (c.predicted_ns <= most * best_ns) others.emplace_back(c.predicted_ns, c.algorithm->name);
+  }
+  std::stable_sort(others.begin(), others.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
+  for (const auto& [ns, name] : others) {
+    if (chosen.close.size() + 1 < Trials::kMost) {
+      chosen.close.push_back(name);
+    } else if (std::string_view(plan::kFlatName) == name) {
+      chosen.close.back() = name;
+    }
+  }
+  return choices_[h] = std::move(chosen);
+}
+
+// Reductions give other bits by another plan: they are tried where plans were measured, or all plans give the same.
+void Selector::add_trial(CachedPlan& cached, const Chosen& chosen, uint64_t bytes) const {
+  const moecclOp_t op = cached.key.op;
+  const bool reduces = op == moecclOpAllReduce || op == moecclOpReduceScatter || op == moecclOpReduce;
+  // Of an AllToAllv nobody knows the size; what goes with the first word counts for no plan.
+  const bool tensor = op == moecclOpTensorAllToAll;
+  if (tensor && tree_.n_tensor_groups() < 2) return;  // all plans are one copy
+  const uint64_t most = tensor ? kTryTensorToBytes : kTryToBytes;
+  const bool fits = op == moecclOpAllToAllv || (bytes > kTryFromBytes && bytes <= most);
+  if (!env().trials || chosen.close.empty() || !fits || (reduces && !deterministic_ && !has_plan_fits_)) return;
+  cached.tried.push_back(chosen.best->name);
+  cached.tried.insert(cached.tried.end(), chosen.close.begin(), chosen.close.end());
+  cached.trial_class = hash_combine(hash_combine(class_hash(shape_of(cached.key, false)), plans_epoch_), profile_hash_);
+}
+
+Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key, const algo::Algorithm* instead) {
+  auto cached = std::make_shared<CachedPlan>();
+  cached->key = key;
+  Chosen chosen{instead, {}};
+  const auto make = [&](bool reachable, plan::Plan& built, exec::Choice& choice) -> Status {
+    plan::Shape shape = shape_of(key, reachable);
+    if (reachable || instead == nullptr) {
+      MOECCL_ASSIGN_OR_RETURN(chosen, choose(shape));
+    }
+    const algo::Algorithm* a = chosen.best;
+    shape.in_place = key.in_place;
+    built = algo::build_for(*a, shape, tree_, rank_);
+    MOECCL_TRY(algo::chunks_cover(shape, built.chunking));
+    choice.program = &built.programs.back();
+    choice.chunking = built.chunking;
+    choice.algorithm = a->name;
+    choice.plan_hash = built.hash;
+    choice.program_hash = hash_combine(built.hash, key.in_place ? 2 : 1);
+    return {};
+  };
+  MOECCL_TRY(make(false, cached->staged, cached->choice));
+  cached->signature = cached->choice.plan_hash;
+  cached->eager = eager_for(key, cached->choice.algorithm);
+  const uint64_t bytes = larger_buffer_bytes(key);
+  if (instead == nullptr) add_trial(*cached, chosen, bytes);
+  if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv &&
+      key.op != moecclOpTensorAllToAll) {
+    MOECCL_TRY(make(true, cached->reachable, cached->choice_if_reachable));
+    // An algorithm that needs no reach makes no use of it: where the choice is the same, the answer changes nothing.
+    plan::Shape none = shape_of(key, false);
+    none.reach.views = none.reach.reads = false;
+    const algo::Algorithm* ordinary = algo::find(key.op, cached->choice.algorithm);
+    cached->asks_reach = std::string_view(cached->choice_if_reachable.algorithm) != cached->choice.algorithm ||
+                         !ordinary->applies(none, tree_).ok();
+    if (cached->asks_reach) cached->signature = hash_combine(cached->signature, cached->choice_if_reachable.plan_hash);
+  }
+  if (const algo::Algorithm* direct = algo::find(key.op, "direct");
+      direct != nullptr && wants_direct_rest(*cached, key, *direct))
+    add_direct_rest(*cached, key, *direct);
+  if (instead == nullptr) warn_of_force(*cached);
+  return cached;
+}
+
+// AllToAllvs begin in the staging, with one synchronisation; where buffers can be loaded and stored to directly, what
+// is left of large ones is copied once instead of twice. Through process_vm_readv it costs as much as it saves, unless
+// calibration has measured otherwise.
+bool Selector::wants_direct_rest(const CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const {
+  if (key.op != moecclOpAllToAllv || !forced_[key.op].empty() || std::string_view("direct") == cached.choice.algorithm)
+    return false;
+  const plan::Shape shape = shape_of(key, false);
+  if (!direct.applies(shape, tree_).ok()) return false;
+  const uint8_t reach = plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads);
+  const plan::PlanFit* first = has_plan_fits_ ? profile_.find_plan(key.op, cached.choice.algorithm, reach) : nullptr;
+  const plan::PlanFit* then = has_plan_fits_ ? profile_.find_plan(key.op, direct.name, reach) : nullptr;
+  if (first == nullptr || then == nullptr) return shape.reach.views;
+  return then->correction * then->curve.at(kLargeBlockBytes) < first->correction * first->curve.at(kLargeBlockBytes);
+}
+
+void Selector::add_direct_rest(CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const {
+  cached.rest = algo::build_for(direct, shape_of(key, false), tree_, rank_);
+  cached.choice_for_rest = {&cached.rest.programs.back(), cached.rest.chunking, direct.name, cached.rest.hash};
+  cached.has_rest = true;
+  cached.signature = hash_combine(cached.signature, cached.rest.hash);
+}
+
+Result<std::shared_ptr<CachedPlan>> Selector::get(const PlanKey& key) {
+  if (const auto* last = again(key); last != nullptr) return *last;
+  const std::lock_guard lock(mutex_);
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> found, find_or_build(key));
+  last_key_ = key;
+  last_epoch_ = plans_epoch_;
+  return last_ = found;
+}
+
+Result<std::shared_ptr<CachedPlan>> Selector::choose_again(const PlanKey& key) {
+  const std::lock_guard lock(mutex_);
+  return find_or_build(key);
+}
+
+Result<std::shared_ptr<CachedPlan>> Selector::variant(const CachedPlan& cached, std::string_view algorithm) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t h = hash_combine(key_hash(cached.key), hash_string(algorithm));
+  if (const auto it = plans_.find(h); it != plans_.end() && it->second.first == cached.key) return it->second.second;
+  const algo::Algorithm* a = algo::find(cached.key.op, algorithm);
+  if (!a->applies(shape_of(cached.key, false), tree_).ok()) return std::shared_ptr<CachedPlan>();
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> made, build(cached.key, a));
+  made->epoch = cached.epoch;
+  keep(h, made);
+  return made;
+}
+
+void Selector::keep(uint64_t hash, const std::shared_ptr<CachedPlan>& made) {
+  if (plans_.size() >= kMostPlans) plans_.clear();  // running operations keep theirs
+  plans_.insert_or_assign(hash, std::pair{made->key, made});
+}
+
+Result<std::shared_ptr<CachedPlan>> Selector::find_or_build(const PlanKey& key) {
+  if (plans_epoch_ != epoch()) {
+    plans_.clear();
+    choices_.clear();
+    plans_epoch_ = epoch();
+  }
+  if (pinned_ != nullptr && pinned_key_ == key) return pinned_;
+  const uint64_t h = key_hash(key);
+  if (const auto it = plans_.find(h); it != plans_.end() && it->second.first == key) return it->second.second;
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> made, build(key));
+  made->epoch = forced_[key.op].empty() ? plans_epoch_ : 0;
+  keep(h, made);
+  return made;
+}
+
+void Selector::observe(const exec::Timing& t) {
+  const std::lock_guard lock(mutex_);
+  if (!has_plan_fits_ || pinned_ != nullptr) return;
+  const plan::Observation o{t.op, t.eager ? plan::kEagerName : t.algorithm,
+                            plan::reach_bits(reach_.staging, reach_.views, reach_.reads),
+                            static_cast<double>(t.block_bytes), static_cast<double>(t.took_ns)};
+  const double before = profile_.find_plan(o.op, o.algorithm, o.reach) != nullptr
+                            ? profile_.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes)
+                            : 0;
+  if (!corrector_.observe(profile_, o)) return;
+  epoch_.fetch_add(1, std::memory_order_release);
+  version_.fetch_add(1, std::memory_order_release);
+  log(LogLevel::kInfo,
+      "rank {}: {}:{} of {} bytes was predicted to take {:.1f} us and does not: the profile now says {:.1f}", rank_,
+      exec::op_name(o.op), o.algorithm, t.block_bytes, before / 1e3,
+      profile_.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes) / 1e3);
+}
+
+}  // namespace moeccl::comm

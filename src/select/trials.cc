@@ -1,0 +1,185 @@
+#include "src/select/trials.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+#include "src/base/hash.h"
+#include "src/plan/profile.h"
+
+namespace moeccl::comm {
+namespace {
+
+// 12 bits for each time: its binary logarithm in steps of 1/64.
+constexpr int kBits = 12;
+constexpr double kSteps = 64;
+constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
+
+}  // namespace
+
+uint64_t Trials::pack(std::span<const double> ns) {
+  uint64_t word = 0;
+  for (size_t i = 0; i < ns.size() && i < kMost; ++i) {
+    if (ns[i] < 1) continue;
+    const auto steps = static_cast<uint64_t>(std::lround(std::log2(ns[i]) * kSteps)) + 1;
+    word |= std::min(steps, kMask) << (kBits * i);
+  }
+  return word;
+}
+
+double Trials::unpack(uint64_t word, size_t plan) {
+  const uint64_t steps = word >> (kBits * plan) & kMask;
+  return steps == 0 ? 0 : std::exp2(static_cast<double>(steps - 1) / kSteps);
+}
+
+// What came between on one of the ranks is in few of the times: the median of single operations leaves it out. Of
+// blocks the slowest is left out, and the mean of the others counts, as some plans are fast in one half of them only.
+uint64_t Trials::vote_of(State& s) {
+  double times[kMost] = {};
+  for (size_t i = 0; i < s.plans.size(); ++i) {
+    std::vector<double>& ns = s.ns[i];
+    if (ns.empty()) continue;
+    std::sort(ns.begin(), ns.end());
+    if (s.one_by_one) {
+      times[i] = ns[ns.size() / 2];
+      continue;
+    }
+    const auto last = ns.end() - (ns.size() > 1 ? 1 : 0);
+    const auto operations = static_cast<double>((last - ns.begin()) * (s.blocks->operations - s.blocks->uncounted));
+    times[i] = std::reduce(ns.begin(), last) / operations;
+  }
+  return pack({times, s.plans.size()});
+}
+
+uint64_t Trials::hash_of(const Class& c) const { return c.private_sizes ? hash_combine(c.hash, last_size_) : c.hash; }
+
+// How the operation before went: operations run one after another, so it has ended. One that ran otherwise than it was
+// meant to, or was of another size, is as if it had not been.
+void Trials::note_last() {
+  bool meant = last_.ran.took_ns > 0;
+  if (last_.private_size) {
+    const auto size = static_cast<uint64_t>(std::bit_width(last_.ran.largest_block_bytes));
+    meant = meant && size == last_size_;
+    last_size_ = size;
+  }
+  if (last_.state != nullptr && !meant) --last_.state->begun;
+  if (last_.counts != nullptr && meant) {
+    if (!last_.goes_on || last_.counts->empty()) last_.counts->push_back(0);
+    last_.counts->back() += last_.ran.took_ns;
+  }
+  last_ = {};
+}
+
+// Called when nothing runs that would be noted in a state.
+Trials::State& Trials::state_of(uint64_t hash) {
+  if (recent_.second == nullptr || recent_.first != hash) {
+    if (classes_.size() >= kMostClasses && !classes_.contains(hash)) classes_.clear();
+    recent_ = {hash, &classes_[hash]};
+  }
+  return *recent_.second;
+}
+
+// Without the lock: readers take no notice of `begun`, and the rest is written by this thread alone.
+const char* Trials::settled(uint64_t hash) {
+  State* const s = recent_.first == hash ? recent_.second : nullptr;
+  if (s == nullptr || last_.state != nullptr || last_.private_size || !s->decided || !s->voted) return nullptr;
+  if (s->begun < s->trial_operations() || s->begun >= kAgain) return nullptr;
+  ++s->begun;
+  return s->plans[s->runs];
+}
+
+exec::Operation::Ran* Trials::still_small() {
+  const bool again = last_.private_size && last_.state == nullptr && last_.ran.largest_block_bytes == 0;
+  return again && last_size_ == 0 ? &last_.ran : nullptr;
+}
+
+Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballot) {
+  const std::lock_guard lock(mutex_);
+  note_last();
+  last_.private_size = c.private_sizes;
+  exec::Operation::Ran* const ran = c.private_sizes ? &last_.ran : nullptr;
+  uint64_t bytes = c.bytes;
+  if (c.private_sizes) {
+    if (last_size_ == 0) return {c.plans[0], ran};
+    bytes = c.n_ranks << (last_size_ - 1);
+    if (bytes > kMostPrivateBytes) return {c.plans[0], ran};
+  }
+  const uint64_t hash = hash_of(c);
+  State& s = state_of(hash);
+  if (s.plans.empty()) {
+    s.plans.assign(c.plans.begin(), c.plans.begin() + static_cast<ptrdiff_t>(std::min(c.plans.size(), kMost)));
+    s.meets_all = c.meets_all;
+    s.one_by_one = c.meets_all || c.exchanges;
+    if (!s.one_by_one) {
+      s.blocks = &kRootBlocks;
+    } else if (bytes > kLargeBytes) {
+      s.blocks = !c.exchanges ? &kLargeBlocks : bytes > kHugeBytes ? &kHugeExchanges : &kLargeExchanges;
+    }
+  }
+  if (s.begun >= kAgain) {
+    s.begun = 0;
+    s.voted = false;
+    for (std::vector<double>& ns : s.ns) ns.clear();
+  }
+  const Blocks& block = *s.blocks;
+  const size_t n = s.plans.size();
+  const uint64_t at = s.begun++;
+  if (at < s.trial_operations()) {
+    const uint64_t round = at / (block.operations * n);
+    const size_t turn = at / block.operations % n;
+    const size_t plan = round % 2 == 0 ? turn : n - 1 - turn;
+    last_.state = &s;
+    last_.ran.is_timed = true;
+    if (at % block.operations >= block.uncounted) last_.counts = &s.ns[plan];
+    last_.goes_on = !s.one_by_one && at % block.operations > block.uncounted;
+    return {s.plans[plan], &last_.ran};
+  }
+  // One vote at a time; the entry's word belongs to a timing at times.
+  const bool free = sequence > ballot.at + exec::Ballot::kHeardAfter;
+  const bool timing = (sequence + 2) % exec::Fabric::kTellEvery == 0;
+  if (!s.voted && free && !timing) {
+    s.voted = true;
+    voting_ = hash;
+    ballot.at = sequence;
+    ballot.word = vote_of(s);
+  }
+  return {s.decided ? s.plans[s.runs] : c.plans[0], ran};
+}
+
+void Trials::decide(std::span<const uint64_t> votes) {
+  const std::lock_guard lock(mutex_);
+  const auto it = classes_.find(voting_);
+  if (it == classes_.end()) return;
+  State& s = it->second;
+  for (size_t i = 0; i < s.plans.size(); ++i) {
+    double ns = unpack(votes[0], i);
+    for (const uint64_t vote : votes) {
+      const double theirs = unpack(vote, i);
+      ns = s.meets_all ? std::min(ns, theirs) : std::max(ns, theirs);
+    }
+    s.took_ns[i] = ns;
+  }
+  s.decided = true;
+  const double now = s.took_ns[s.runs];
+  for (size_t i = 0; i < s.plans.size(); ++i) {
+    const bool faster = now > 0 && s.took_ns[i] > 0 && s.took_ns[i] < kGain * now;
+    if (faster && s.took_ns[i] < s.took_ns[s.runs]) s.runs = i;
+  }
+  for (size_t i = 0; i < s.plans.size(); ++i) {
+    const bool close = s.took_ns[i] > 0 && kGain * s.took_ns[i] < s.took_ns[s.runs];
+    if (close && std::string_view(s.plans[i]) == plan::kFlatName) s.runs = i;
+  }
+}
+
+Trials::Report Trials::report(const Class& c) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = classes_.find(hash_of(c));
+  if (it == classes_.end()) return {};
+  const State& s = it->second;
+  Report r{s.decided, s.plans[s.runs], {}};
+  for (size_t i = 0; i < s.plans.size(); ++i) r.took_ns.emplace_back(s.plans[i], s.took_ns[i]);
+  return r;
+}
+
+}  // namespace moeccl::comm

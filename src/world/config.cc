@@ -1,0 +1,94 @@
+#include "src/world/config.h"
+
+#include <algorithm>
+
+#include "src/base/adopt.h"
+#include "src/base/env.h"
+#include "src/driver/cuda.h"
+
+namespace moeccl::comm {
+namespace {
+
+constexpr size_t kMaxText = 4096;
+constexpr uint64_t kLeastStaging = 64 << 10, kMostStaging = uint64_t{1} << 36;
+
+}  // namespace
+
+Result<Config> Config::from(const moecclConfig_t* given) {
+  MOECCL_TRY(env_status());
+  moecclConfig_t c = MOECCL_CONFIG_INIT;
+  if (given != nullptr) {
+    if (given->size < sizeof(size_t) || given->size > 4096) {
+      return error(moecclInvalidArgument, "config.size is {}: initialise the struct with MOECCL_CONFIG_INIT",
+                   given->size);
+    }
+    std::copy_n(reinterpret_cast<const char*>(given), adopted_bytes(given->size, sizeof(c)),
+                reinterpret_cast<char*>(&c));
+  }
+  const auto bad = [](const char* field, int64_t value, const char* wanted) {
+    return error(moecclInvalidArgument, "config.{} is {}: give {}", field, value, wanted);
+  };
+  if (c.timeout_ms < 0) return bad("timeout_ms", c.timeout_ms, "milliseconds, or 0 for the default");
+  if (c.init_timeout_ms < 0) return bad("init_timeout_ms", c.init_timeout_ms, "milliseconds, or 0 for the default");
+  if (c.deterministic < 0 || c.deterministic > 1) return bad("deterministic", c.deterministic, "0 or 1");
+  if (c.priority < 0 || c.priority > MOECCL_HIGHEST_PRIORITY)
+    return bad("priority", c.priority, "a moecclPriority_t, or a number up to 8");
+  if (c.pace < 0 || c.pace > 1) return bad("pace", c.pace, "0 or 1");
+  if (c.cuda_sms < 0) return bad("cuda_sms", c.cuda_sms, "multiprocessors, or 0 for the default");
+  Config out;
+  out.cuda_sms = static_cast<uint32_t>(c.cuda_sms > 0 ? c.cuda_sms : env().cuda_sms);
+  out.timeout_ms = c.timeout_ms > 0 ? c.timeout_ms : env().timeout_ms;
+  out.init_timeout_ms = c.init_timeout_ms > 0 ? c.init_timeout_ms : env().init_timeout_ms;
+  out.deterministic = c.deterministic == 1;
+  out.pace = c.pace == 1;
+  out.priority = c.priority;
+  out.topology = c.topology != nullptr ? c.topology : env().topology;
+  MOECCL_ASSIGN_OR_RETURN(out.staging_bytes, staging_of(c.staging_bytes));
+  out.plan = env().plan;
+  out.cuda_context = driver::cuda::current_context();
+  if (c.name != nullptr) out.name = std::string(c.name).substr(0, 31);
+  if (out.topology.size() > kMaxText) {
+    return error(moecclInvalidArgument, "config.topology has {} bytes: at most {} are accepted", out.topology.size(),
+                 kMaxText);
+  }
+  return out;
+}
+
+Result<uint64_t> Config::staging_of(uint64_t given) {
+  const uint64_t bytes = given > 0 ? given : static_cast<uint64_t>(env().staging_bytes);
+  if (bytes >= kLeastStaging && bytes <= kMostStaging) return bytes;
+  return error(moecclInvalidArgument, "staging_bytes is {}: give between {} and {}", bytes, kLeastStaging,
+               kMostStaging);
+}
+
+void Config::write_agreed(Writer& out) const {
+  out.u8(deterministic);
+  out.u8(pace);
+  out.u8(static_cast<uint8_t>(priority));
+  out.u64(staging_bytes);
+  out.string(topology);
+  out.string(plan);
+}
+
+Config Config::read_agreed(Reader& in) {
+  Config c;
+  c.deterministic = in.u8() != 0;
+  c.pace = in.u8() != 0;
+  c.priority = in.u8();
+  c.staging_bytes = in.u64();
+  c.topology = in.string(kMaxText);
+  c.plan = in.string(kMaxText);
+  return c;
+}
+
+std::string Config::difference(const Config& o) const {
+  if (deterministic != o.deterministic) return format("deterministic ({} and {})", deterministic, o.deterministic);
+  if (pace != o.pace) return format("pace ({} and {})", pace, o.pace);
+  if (priority != o.priority) return format("priority ({} and {})", priority, o.priority);
+  if (staging_bytes != o.staging_bytes) return format("staging_bytes ({} and {})", staging_bytes, o.staging_bytes);
+  if (topology != o.topology) return format("topology (\"{}\" and \"{}\")", topology, o.topology);
+  if (plan != o.plan) return format("MOECCL_PLAN (\"{}\" and \"{}\")", plan, o.plan);
+  return "";
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,562 @@
+// From a unique id to links: who is where, segments and heaps mapped, links made.
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <span>
+
+#include "src/base/env.h"
+#include "src/base/hash.h"
+#include "src/base/log.h"
+#include "src/base/random.h"
+#include "src/base/wire.h"
+#include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/launcher.h"
+#include "src/bootstrap/unique_id.h"
+#include "src/driver/fork_page.h"
+#include "src/driver/process.h"
+#include "src/world/heap.h"
+#include "src/world/hosts.h"
+#include "src/world/membership.h"
+#include "src/world/network.h"
+#include "topology/discover.h"
+#include "topology/pair_path.h"
+#include "transport/paced/paced_link.h"
+#include "transport/shm/shm_link.h"
+
+namespace moeccl::comm {
+namespace {
+
+using transport::shm::Segment;
+using transport::shm::SegmentShape;
+
+// What the ranks of one process share: each other's segments, and one mapping of each foreign segment and heap.
+class ProcessTable {
+ public:
+  static ProcessTable& get() {
+    // Stream threads follow its mappings while the program ends.
+    static constinit driver::PerProcess<ProcessTable> tables;
+    return tables.get();
+  }
+  void put(uint64_t communicator, uint32_t rank, const std::shared_ptr<Segment>& segment) {
+    const std::lock_guard lock(mutex_);
+    segments_[{communicator, rank}] = segment;
+  }
+  std::shared_ptr<Segment> find(uint64_t communicator, uint32_t rank) {
+    const std::lock_guard lock(mutex_);
+    const auto it = segments_.find({communicator, rank});
+    return it == segments_.end() ? nullptr : it->second.lock();
+  }
+  void remove(uint64_t communicator, uint32_t rank) {
+    const std::lock_guard lock(mutex_);
+    segments_.erase({communicator, rank});
+  }
+  // Foreign heaps stay mapped while the process lives: addresses only, and every new communicator uses them again.
+  Result<std::byte*> heap(uint64_t process, Fd fd, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto it = heaps_.find(process);
+    if (it != heaps_.end()) return it->second.data();
+    MOECCL_ASSIGN_OR_RETURN(driver::Mapping mapping, driver::map_segment(fd, bytes));
+    std::byte* base = mapping.data();
+    heaps_.emplace(process, std::move(mapping));
+    return base;
+  }
+  // One for all communicators and all ranks of this process.
+  Result<std::shared_ptr<const driver::ProcessWatch>> watch(uint64_t process, int pid, Fd line) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(watches_, [](const auto& entry) { return entry.second.expired(); });
+    std::weak_ptr<const driver::ProcessWatch>& known = watches_[process];
+    if (auto watch = known.lock()) return watch;
+    MOECCL_ASSIGN_OR_RETURN(auto made, driver::ProcessWatch::open(pid, std::move(line)));
+    known = made;
+    return made;
+  }
+  std::shared_ptr<const driver::ProcessWatch> find_watch(uint64_t process) {
+    const std::lock_guard lock(mutex_);
+    const auto it = watches_.find(process);
+    return it == watches_.end() ? nullptr : it->second.lock();
+  }
+  // A communicator that will not come about, by the first rank of this process that knows. An id is used once.
+  void give_up(uint64_t communicator, const Status& why) {
+    const std::lock_guard lock(mutex_);
+    given_up_.emplace_back(communicator, why);
+    if (given_up_.size() > kGivenUp) given_up_.pop_front();
+  }
+  Status given_up(uint64_t communicator) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, why] : given_up_)
+      if (id == communicator) return Status(why);
+    return {};
+  }
+  std::byte* find_heap(uint64_t process) {
+    const std::lock_guard lock(mutex_);
+    const auto it = heaps_.find(process);
+    return it == heaps_.end() ? nullptr : it->second.data();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<uint64_t, uint32_t>, std::weak_ptr<Segment>> segments_;
+  std::map<uint64_t, driver::Mapping> heaps_;
+  std::map<uint64_t, std::weak_ptr<const driver::ProcessWatch>> watches_;
+  static constexpr size_t kGivenUp = 64;
+  std::deque<std::pair<uint64_t, Status>> given_up_;
+};
+
+// One rank's words at the exchange.
+struct Introduction {
+  uint64_t host = 0, process = 0;
+  int32_t pid = 0;
+  uint64_t heap_bytes = 0;
+  driver::ProcessStamp stamp;  // address 0: nobody may read this process's memory
+  driver::CoreSet cores{};
+  bool has_profile = !env().profile.empty();  // what its file says is compared when it has been read
+  int64_t calibrate_ms = env().calibrate_ms;
+  bool trials = env().trials;
+  Config config;
+
+  std::vector<std::byte> encode() const {
+    Writer out;
+    out.u64(host);
+    out.u64(process);
+    out.i32(pid);
+    out.u64(heap_bytes);
+    out.u64(stamp.address);
+    out.u64(stamp.value);
+    for (const uint64_t word : cores) out.u64(word);
+    out.u8(has_profile);
+    out.u64(static_cast<uint64_t>(calibrate_ms));
+    out.u8(trials);
+    config.write_agreed(out);
+    return out.take();
+  }
+  static Result<Introduction> decode(std::span<const std::byte> bytes, uint32_t rank) {
+    Reader in(bytes);
+    Introduction i;
+    i.host = in.u64();
+    i.process = in.u64();
+    i.pid = in.i32();
+    i.heap_bytes = in.u64();
+    i.stamp.address = in.u64();
+    i.stamp.value = in.u64();
+    for (uint64_t& word : i.cores) word = in.u64();
+    i.has_profile = in.u8() != 0;
+    i.calibrate_ms = static_cast<int64_t>(in.u64());
+    i.trials = in.u8() != 0;
+    i.config = Config::read_agreed(in);
+    if (!in.done()) return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
+    return i;
+  }
+};
+
+class Connector {
+ public:
+  Connector(const moecclUniqueId& id, uint32_t n, uint32_t rank, const Config& config, const Parent& parent)
+      : id_(id),
+        n_(n),
+        rank_(rank),
+        config_(config),
+        lanes_(parent.lanes),
+        others_alive_(parent.others_alive),
+        deadline_(Deadline::after_ms(config.init_timeout_ms)) {
+    key_ = hash_bytes(&id, sizeof(id));
+  }
+
+  Result<Membership> connect() {
+    MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId id, bootstrap::decode_unique_id(id_));
+    m_.fabric = std::make_unique<exec::Fabric>();
+    link_key_ = id.key;
+    MOECCL_TRY(join(root_may_come_later(id)));
+    Status status = contained([&] { return steps(); });
+    ProcessTable::get().remove(key_, rank_);
+    for (const uint32_t r : mapped_here_) ProcessTable::get().remove(key_ ^ all_[rank_].process, r);
+    if (!status.ok()) {
+      // Peers that have all they need already would wait for this rank in their first operation.
+      if (m_.fabric->own != nullptr) m_.fabric->fail(status);
+      (void)contained([&] { return session_->abandon(status), Status(); });
+      return status;
+    }
+    // Ranks that say nothing any more are missed by nobody.
+    (void)contained([&] { return host_session_->close(), session_->close(), Status(); });
+    return std::move(m_);
+  }
+
+ private:
+  // A rank that cannot even connect, for want of descriptors, tells those of its own process at least.
+  Status join(bool wait_for_root) {
+    bootstrap::JoinOptions options;
+    options.wait_for_root = wait_for_root;
+    options.others_alive = [this] {
+      MOECCL_TRY(ProcessTable::get().given_up(key_));
+      return others_alive_ ? others_alive_() : Status();
+    };
+    auto joined = bootstrap::Session::join(id_, static_cast<int>(rank_), static_cast<int>(n_), deadline_, options);
+    if (joined.ok()) session_ = std::move(*joined);
+    const Code code = joined.status().code();
+    if (code == moecclSystemError || code == moecclOutOfMemory)
+      ProcessTable::get().give_up(key_,
+                                  error(moecclRemoteError, "rank {} failed: {}", rank_, joined.status().message()));
+    return std::move(joined).status();
+  }
+
+  // Ranks that a launcher started on several hosts know where to meet before anybody is there.
+  static bool root_may_come_later(const bootstrap::UniqueId& id) {
+    if (id.address.is_unix()) return false;
+    const Result<bootstrap::LauncherInfo> launcher = bootstrap::detect_launcher();
+    return launcher.ok() && !launcher->one_host_known();
+  }
+
+  Status steps() {
+    m_.rank = rank_;
+    m_.n_ranks = n_;
+    m_.config = config_;
+    MOECCL_TRY(introduce());
+    MOECCL_TRY(check_hosts());
+    MOECCL_TRY(make_segment());
+    MOECCL_ASSIGN_OR_RETURN(host_session_, HostSession::join(*session_, *hosts_, link_key_, deadline_));
+    MOECCL_TRY(exchange_memory());
+    MOECCL_TRY(probe_reads());
+    prepare_fabric();
+    MOECCL_TRY(reach_hosts());
+    MOECCL_TRY(make_tree());
+    MOECCL_TRY(make_links());
+    MOECCL_TRY(connect_cuda());
+    return session_->barrier(deadline_);
+  }
+
+  Status introduce() {
+    MOECCL_ASSIGN_OR_RETURN(heap_, SymmetricHeap::process_heap());
+    const driver::ProcessIdentity self = driver::this_process();
+    Introduction mine;
+    mine.host = driver::host_identity().hash();
+    mine.pid = self.pid;
+    mine.process = hash_combine(hash_combine(static_cast<uint64_t>(self.pid), self.start_time), self.random);
+    mine.heap_bytes = heap_->bytes();
+    MOECCL_ASSIGN_OR_RETURN(mine.stamp, driver::process_stamp());
+    if (env().no_cma) mine.stamp.address = 0;
+    mine.cores = driver::usable_cores();
+    mine.config = config_;
+    MOECCL_ASSIGN_OR_RETURN(const auto blobs, session_->all_gather(mine.encode(), deadline_));
+    for (uint32_t r = 0; r < n_; ++r) {
+      MOECCL_ASSIGN_OR_RETURN(Introduction theirs, Introduction::decode(blobs[r], r));
+      all_.push_back(std::move(theirs));
+    }
+    std::vector<uint64_t> identities;
+    for (const Introduction& i : all_) identities.push_back(i.host);
+    hosts_.emplace(identities);
+    for (uint32_t r = 0; r < n_; ++r) {
+      if (const std::string d = all_[0].config.difference(all_[r].config); !d.empty()) {
+        return error(moecclMismatch, "rank 0 and rank {} disagree on the configuration's {}: give all ranks the same",
+                     r, d);
+      }
+      if (all_[r].has_profile != all_[0].has_profile)
+        return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_PROFILE: set it on all ranks or on none",
+                     r);
+      if (!all_[r].has_profile && all_[r].calibrate_ms != all_[0].calibrate_ms)
+        return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_CALIBRATE ({} and {} ms): set it alike", r,
+                     all_[0].calibrate_ms, all_[r].calibrate_ms);
+      if (all_[r].trials != all_[0].trials)
+        return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_TRIALS ({:d} and {:d}): set it alike", r,
+                     all_[0].trials, all_[r].trials);
+      // The first rank of a process is its leader. Of this host's only: others are reached by their links alone.
+      if (hosts_->together(r, rank_)) processes_.emplace(all_[r].process, r);
+    }
+    return {};
+  }
+
+  Status check_hosts() {
+    if (hosts_->n() == 1 || !config_.pace) return {};
+    return error(moecclUnsupported,
+                 "config.pace is 1, but rank {} is on another host than rank 0: an emulated topology needs one host",
+                 hosts_->members[1][0]);
+  }
+
+  Status make_tree() {
+    if (lanes_ != nullptr) {
+      m_.tree = lanes_->own_tree();
+      return m_.tree.validate();
+    }
+    if (config_.topology.empty()) {
+      m_.tree = plan::LevelTree::flat(n_);
+      if (hosts_->n() > 1) {
+        m_.host_level = 0;
+        m_.tree.levels.insert(m_.tree.levels.begin(), plan::Level{"node", node_link_, hosts_->host_of, hosts_->n()});
+      }
+      return m_.tree.validate();
+    }
+    auto parsed = topology::tree_from_text(config_.topology, n_);
+    if (topology::is_private_text(config_.topology)) MOECCL_TRY(agree_on_tree(parsed));
+    if (!parsed.ok()) return std::move(parsed).status();
+    m_.tree = std::move(*parsed);
+    if (m_.tree.depth() > transport::kPaceLevels) {
+      return error(moecclInvalidArgument, "topology has {} levels: at most {} are supported", m_.tree.depth(),
+                   transport::kPaceLevels);
+    }
+    return {};
+  }
+
+  // A file's contents, and what is found on a host, may differ from rank to rank though the text that names them does
+  // not.
+  Status agree_on_tree(const Result<plan::LevelTree>& mine) {
+    const uint64_t hash = mine.ok() ? mine.value().hash() : 0;
+    MOECCL_ASSIGN_OR_RETURN(const auto hashes, session_->all_gather(std::as_bytes(std::span(&hash, 1)), deadline_));
+    if (!mine.ok()) return mine.status();
+    for (uint32_t r = 1; r < n_; ++r) {
+      if (hashes[r] == hashes[0]) continue;
+      return error(moecclMismatch,
+                   "rank 0 and rank {} read different topologies from \"{}\": give all ranks the same file", r,
+                   config_.topology.substr(0, 200));
+    }
+    return {};
+  }
+
+  bool leader() const { return processes_.at(all_[rank_].process) == rank_; }
+  bool same_process(uint32_t r) const { return all_[r].process == all_[rank_].process; }
+
+  SegmentShape shape_of(uint32_t rank) const {
+    SegmentShape s;
+    s.n_ranks = n_;
+    s.rank = rank;
+    // Both halves start on cache lines.
+    s.staging_bytes = config_.staging_bytes / 128 * 128;
+    // 2 MiB for all peers' messages together, so that memory does not grow with the square of the ranks.
+    s.message_bytes =
+        std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessageSlots), 1024, 128 << 10) / 64 * 64;
+    return s;
+  }
+
+  Status make_segment() {
+    auto made = Segment::create(shape_of(rank_), processes_.size() > 1);
+    if (!made.ok()) return std::move(made).status();
+    m_.fabric->own = std::move(*made);
+    ProcessTable::get().put(key_, rank_, m_.fabric->own);
+    return {};
+  }
+
+  // Leaders map what other processes sent; then the other ranks of the process take the mappings from the table.
+  Status exchange_memory() {
+    segments_.resize(n_);
+    watches_.resize(n_);
+    MOECCL_TRY(check_processes());
+    // Of several hosts one may hold a single process: then all take both barriers.
+    const bool several_hosts = hosts_->n() > 1;
+    if (several_hosts || processes_.size() == 1) MOECCL_TRY(session_->barrier(deadline_));
+    if (processes_.size() > 1) {
+      bootstrap::RankSet wanted(n_, false);
+      for (const auto& [process, r] : processes_) wanted[r] = process != all_[rank_].process;
+      MOECCL_ASSIGN_OR_RETURN(const int line, driver::life_line());
+      const int fds[] = {m_.fabric->own->fd().get(), heap_->fd().get(), line};
+      MOECCL_ASSIGN_OR_RETURN(auto received,
+                              host_session_->all_gather_fds({fds, leader() ? 3u : 1u}, wanted, deadline_));
+      for (const uint32_t r : hosts_->around(rank_)) {
+        if (!leader() || same_process(r)) continue;
+        if (received[r].empty()) return error(moecclRemoteError, "rank {} sent no memory descriptor", r);
+        auto mapped = Segment::map(shape_of(r), received[r][0]);
+        if (!mapped.ok()) return std::move(mapped).status().with_context(format("memory of rank {}", r));
+        segments_[r] = *mapped;
+        ProcessTable::get().put(key_ ^ all_[rank_].process, r, *mapped);
+        mapped_here_.push_back(r);
+        if (received[r].size() > 2) {
+          const uint64_t process = all_[r].process;
+          MOECCL_ASSIGN_OR_RETURN(watches_[r],
+                                  ProcessTable::get().watch(process, all_[r].pid, std::move(received[r][2])));
+          auto heap = ProcessTable::get().heap(all_[r].process, std::move(received[r][1]), all_[r].heap_bytes);
+          if (!heap.ok())
+            return SymmetricHeap::with_remedy(
+                std::move(heap).status().with_context(format("symmetric heap of rank {}", r)));
+        }
+      }
+    }
+    if (several_hosts || processes_.size() > 1) MOECCL_TRY(session_->barrier(deadline_));
+    for (const uint32_t r : hosts_->around(rank_)) {
+      if (segments_[r] == nullptr)
+        segments_[r] = ProcessTable::get().find(same_process(r) ? key_ : key_ ^ all_[rank_].process, r);
+      if (segments_[r] == nullptr)
+        return error(moecclRemoteError, "rank {} failed while its peers joined: its memory is not mapped", r);
+      if (watches_[r] != nullptr || same_process(r)) continue;
+      watches_[r] = ProcessTable::get().find_watch(all_[r].process);
+      if (watches_[r] == nullptr)
+        return error(moecclRemoteError, "rank {} failed while its peers joined: its process is not watched", r);
+    }
+    // Nobody may take a segment out of the table, or leave, before all have found theirs.
+    MOECCL_TRY(session_->barrier(deadline_));
+    m_.fabric->own->close_fd();
+    return {};
+  }
+
+  // A rank's own word about its process is what others watch and read: the kernel's word at the meeting point counts.
+  Status check_processes() const {
+    const int32_t own = host_session_->pid_of(rank_);
+    if (own != all_[rank_].pid) return {};  // the meeting point is in another pid namespace, or unknown
+    for (const uint32_t r : hosts_->around(rank_)) {
+      const int32_t seen = host_session_->pid_of(r);
+      if (seen <= 0 || seen == all_[r].pid) continue;
+      return error(moecclRemoteError, "rank {} says that it is process {}, but process {} has connected for it", r,
+                   all_[r].pid, seen);
+    }
+    return {};
+  }
+
+  // process_vm_readv depends on users, namespaces and ptrace rules: trying it is the only sure answer.
+  Status probe_reads() {
+    bool all = true;
+    for (const auto& [process, r] : processes_) {
+      if (process == all_[rank_].process) continue;
+      uint64_t value = 0;
+      const driver::ProcessStamp& stamp = all_[r].stamp;
+      all = all && stamp.address != 0 &&
+            driver::read_process(all_[r].pid, stamp, stamp.address, &value, sizeof(value)).ok();
+    }
+    const auto mine = static_cast<std::byte>(all);
+    MOECCL_ASSIGN_OR_RETURN(const auto answers, session_->all_gather({&mine, 1}, deadline_));
+    for (const auto& a : answers) all = all && a.size() == 1 && a[0] == std::byte{1};
+    // `processes_` counts those of this host.
+    const topology::PathFacts facts{hosts_->n() == 1, processes_.size() == 1, all, config_.pace};
+    m_.reach = topology::reach_of_all(facts);
+    m_.heap_reach = topology::heap_reaches_further(facts);
+    can_read_ = all;
+    return {};
+  }
+
+  // Everything but the links.
+  void prepare_fabric() {
+    exec::Fabric& f = *m_.fabric;
+    f.rank = rank_;
+    f.n_ranks = n_;
+    f.name = config_.name;
+    f.half_bytes = shape_of(rank_).staging_bytes / 2;
+    f.heap = heap_->base();
+    f.heap_bytes = heap_->bytes();
+    f.shared_heap = heap_;
+    f.timeout_ms = config_.timeout_ms;
+    f.sent.assign(static_cast<size_t>(n_) * transport::kSigsPerPeer, 0);
+    f.awaited = f.sent;
+    f.entered.assign(n_, 0);
+    f.finished = f.entered;
+    f.traffic.resize(n_);
+    f.paced.assign(n_, 0);
+    f.links.resize(n_);
+    m_.ranks_on_host = static_cast<uint32_t>(hosts_->around(rank_).size());
+    m_.cores_on_host = cores_of(hosts_->around(rank_));
+    m_.cores = 0;
+    for (const auto& members : hosts_->members) m_.cores += cores_of(members);
+  }
+
+  Status reach_hosts() {
+    if (hosts_->n() == 1) return {};
+    MOECCL_ASSIGN_OR_RETURN(const NetworkResult network,
+                            connect_hosts(*session_, *hosts_, link_key_, config_, *m_.fabric, deadline_));
+    m_.address = network.address;
+    node_link_ = network.node_link;
+    return {};
+  }
+
+  // To the ranks of this host.
+  Status make_links() {
+    exec::Fabric& f = *m_.fabric;
+    if (config_.pace) m_.lanes = lanes_;
+    if (config_.pace && lanes_ == nullptr) {
+      auto own = std::make_shared<Lanes>(Lanes{m_.tree, segments_, std::vector<uint32_t>(n_)});
+      std::iota(own->member.begin(), own->member.end(), 0u);
+      m_.lanes = std::move(own);
+    }
+    for (const uint32_t r : hosts_->around(rank_)) {
+      if (r == rank_) continue;
+      transport::shm::ShmPeer peer;
+      peer.own_rank = rank_;
+      peer.peer_rank = r;
+      peer.segment = segments_[r];
+      peer.same_process = same_process(r);
+      peer.pid = all_[r].pid;
+      peer.stamp = all_[r].stamp;
+      peer.can_read = topology::path_between({true, peer.same_process, can_read_}) == topology::PairPath::kReads;
+      if (!peer.same_process) {
+        peer.heap = ProcessTable::get().find_heap(all_[r].process);
+        peer.heap_bytes = peer.heap != nullptr ? all_[r].heap_bytes : 0;
+        peer.process = watches_[r];
+      }
+      auto link = std::make_unique<transport::shm::ShmLink>(std::move(peer));
+      const transport::paced::PacedUplinks uplinks =
+          m_.lanes != nullptr ? m_.lanes->between(rank_, r) : transport::paced::PacedUplinks{};
+      if (uplinks.cost.bytes_per_ns > 0) {
+        f.paced[r] = 1;
+        f.links[r] = std::make_unique<transport::paced::PacedLink>(std::move(link), uplinks);
+      } else {
+        f.links[r] = std::move(link);
+      }
+    }
+    return {};
+  }
+
+  // Paced links are for host memory: their pace is the host's.
+  Status connect_cuda() {
+    Neighbours n;
+    n.rank = rank_;
+    n.n_ranks = n_;
+    n.key = key_;
+    for (const Introduction& i : all_) {
+      n.process.push_back(i.process);
+      n.pid.push_back(i.pid);
+    }
+    n.watches = watches_;
+    n.hosts = &*hosts_;
+    n.link_key = link_key_;
+    n.host_level = m_.host_level;
+    n.shape = shape_of(rank_);
+    Config config = config_;
+    if (config.pace) config.cuda_context = nullptr;
+    n.config = &config;
+    n.tree = &m_.tree;
+    n.deadline = deadline_;
+    MOECCL_ASSIGN_OR_RETURN(m_.cuda, CudaSide::connect(*session_, *host_session_, n, &m_.why_no_cuda));
+    return {};
+  }
+
+  // Launchers bind ranks to cores: only all ranks of a host together know how many cores they have.
+  uint32_t cores_of(const std::vector<uint32_t>& ranks) const {
+    driver::CoreSet any{};
+    for (const uint32_t r : ranks) {
+      for (size_t w = 0; w < any.size(); ++w) any[w] |= all_[r].cores[w];
+    }
+    int cores = 0;
+    for (const uint64_t word : any) cores += std::popcount(word);
+    return static_cast<uint32_t>(std::max(1, cores));
+  }
+
+  moecclUniqueId id_;
+  uint32_t n_, rank_;
+  Config config_;
+  std::shared_ptr<const Lanes> lanes_;
+  std::function<Status()> others_alive_;
+  Deadline deadline_;
+  uint64_t key_ = 0;
+  bool can_read_ = false;
+  bootstrap::Key link_key_ = {};
+  std::unique_ptr<bootstrap::Session> session_;
+  std::optional<Hosts> hosts_;
+  std::unique_ptr<HostSession> host_session_;
+  plan::LinkCost node_link_;
+  SymmetricHeap* heap_ = nullptr;
+  std::vector<Introduction> all_;
+  std::map<uint64_t, uint32_t> processes_;  // identity -> its lowest rank
+  std::vector<std::shared_ptr<Segment>> segments_;
+  std::vector<std::shared_ptr<const driver::ProcessWatch>> watches_;  // [n_ranks], of other processes of this host
+  std::vector<uint32_t> mapped_here_;                                 // ranks whose segments this leader has mapped
+  Membership m_;
+};
+
+}  // namespace
+
+Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config,
+                           const Parent& parent) {
+  return Connector(id, n_ranks, rank, config, parent).connect();
+}
+
+}  // namespace moeccl::comm

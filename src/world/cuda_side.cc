@@ -1,0 +1,486 @@
+#include "src/world/cuda_side.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "src/base/env.h"
+#include "src/base/log.h"
+#include "src/bootstrap/handshake.h"
+#include "src/driver/fork_page.h"
+#include "src/driver/process.h"
+#include "src/exec/cuda/stream_work.h"
+#include "src/exec/task.h"
+#include "src/world/network.h"
+#include "transport/cuda_ipc/cuda_link.h"
+#include "transport/shm/shm_link.h"
+
+namespace moeccl::comm {
+
+namespace cuda = driver::cuda;
+using transport::shm::Segment;
+
+namespace {
+
+// Segments that the thread ranks of a process share while they connect.
+class SegmentTable {
+ public:
+  static SegmentTable& get() {
+    static constinit driver::PerProcess<SegmentTable> tables;
+    return tables.get();
+  }
+  void put(uint64_t key, uint32_t rank, std::shared_ptr<Segment> segment) {
+    const std::lock_guard lock(mutex_);
+    segments_[{key, rank}] = std::move(segment);
+  }
+  std::shared_ptr<Segment> find(uint64_t key, uint32_t rank) {
+    const std::lock_guard lock(mutex_);
+    const auto it = segments_.find({key, rank});
+    return it == segments_.end() ? nullptr : it->second.lock();
+  }
+  void remove(uint64_t key, uint32_t rank) {
+    const std::lock_guard lock(mutex_);
+    segments_.erase({key, rank});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<uint64_t, uint32_t>, std::weak_ptr<Segment>> segments_;
+};
+
+// What a rank says of its device. `able` only grows false: all ranks see the same answers after each exchange.
+// How other processes open a rank's device memory.
+enum Export : uint8_t { kNotExported, kHandle, kDescriptor };
+struct Introduction {
+  uint8_t asked = 0, able = 0, exported = kNotExported, reaches = 0;
+  uint8_t mps = 0;  // shares the device through the Multi-Process Service
+  uint8_t padding[3] = {};
+  uint64_t staging = 0;  // address, for threads of one process
+  uint64_t mapped = 0;   // kDescriptor: bytes of the object
+  int32_t device = 0;
+  char uuid[16] = {};
+  cuda::IpcHandle handle{};
+  char why[164] = {};  // fills the struct: its bytes travel
+};
+
+// A GPU beside the host's defaults, as far as can be said without having measured one: device memory at the rate of a
+// bounded number of multiprocessors, a launch for each step, signals through host memory.
+plan::Profile device_profile(uint32_t n_ranks) {
+  plan::Profile p;
+  p.copy_bytes_per_ns = p.stream_bytes_per_ns = p.cached_copy_bytes_per_ns = p.host_copy_bytes_per_ns = 500;
+  p.reduce_bytes_per_ns = p.cached_reduce_bytes_per_ns = 800;
+  p.signal_ns = 2500;
+  p.step_ns = 2500;
+  p.start_ns = 5000;
+  p.switch_ns = 0;
+  p.cores = n_ranks;
+  return p;
+}
+
+}  // namespace
+
+class CudaSide::Connector {
+ public:
+  Connector(bootstrap::Session& session, HostSession& host_session, const Neighbours& n)
+      : session_(session), host_session_(host_session), n_(n), side_(new CudaSide) {}
+
+  Result<std::unique_ptr<CudaSide>> connect(std::string* why) {
+    own_.asked = n_.config->cuda_context != nullptr;
+    if (own_.asked) take_part();
+    MOECCL_TRY(exchange());
+    const bool asked = std::any_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.asked != 0; });
+    if (!asked) return std::unique_ptr<CudaSide>();
+    if (!everyone_able(why)) return std::unique_ptr<CudaSide>();
+    Status status = map_memory();
+    SegmentTable::get().remove(n_.key, n_.rank);
+    for (const uint32_t r : here()) SegmentTable::get().remove(n_.key ^ n_.process[n_.rank], r);
+    if (!status.ok()) refuse(status);
+    // The second exchange says whether everybody reached everything.
+    MOECCL_TRY(exchange());
+    if (!everyone_able(why)) return std::unique_ptr<CudaSide>();
+    MOECCL_TRY(make_fabric());
+    MOECCL_TRY(make_walk());
+    return std::move(side_);
+  }
+
+ private:
+  void refuse(const Status& status) {
+    own_.able = 0;
+    std::strncpy(own_.why, status.message().c_str(), sizeof(own_.why) - 1);
+  }
+
+  void take_part() {
+    Status status = [&]() -> Status {
+      const auto context = static_cast<cuda::Context>(n_.config->cuda_context);
+      MOECCL_ASSIGN_OR_RETURN(side_->engine_, exec::StreamEngine::create(context, n_.config->cuda_sms));
+      const cuda::Current current(context);
+      MOECCL_TRY(cuda::check(cuda::driver()->cuCtxGetDevice(&own_.device), "the context's device"));
+      int mps = 0;  // older drivers do not know the question
+      own_.mps = cuda::driver()->cuDeviceGetAttribute(&mps, cuda::kMpsEnabled, own_.device) == 0 && mps != 0;
+      MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetUuid_v2(own_.uuid, own_.device), "the device's identity"));
+      auto made = Segment::create(n_.shape, !one_process());
+      if (!made.ok()) return std::move(made).status();
+      own_segment_ = std::move(*made);
+      MOECCL_TRY(pin(*own_segment_));
+      SegmentTable::get().put(n_.key, n_.rank, own_segment_);
+      return make_staging(context);
+    }();
+    own_.able = status.ok();
+    if (!status.ok()) refuse(status);
+  }
+
+  Status make_staging(cuda::Context context) {
+    if (!one_process()) {
+      auto made = cuda::VirtualMemory::create(context, n_.shape.staging_bytes);
+      if (made.ok()) {
+        own_.exported = kDescriptor;
+        own_.staging = reinterpret_cast<uint64_t>(made->data());
+        own_.mapped = made->mapped_bytes();
+        side_->shared_ = std::move(*made);
+        return {};
+      }
+      log(LogLevel::kInfo, "rank {}: device memory is shared by IPC handles, because not by descriptors: {}", n_.rank,
+          made.status().message());
+    }
+    MOECCL_ASSIGN_OR_RETURN(side_->staging_, cuda::Memory::device(context, n_.shape.staging_bytes));
+    own_.staging = reinterpret_cast<uint64_t>(side_->staging_.data());
+    if (one_process()) return {};
+    auto handle = transport::cuda_ipc::export_memory(context, side_->staging_.data());
+    if (!handle.ok()) return {};
+    own_.exported = kHandle;
+    own_.handle = *handle;
+    return {};
+  }
+
+  // Collective: descriptors of device memory, to all ranks of other processes of this host.
+  Status exchange_descriptors() {
+    const auto shares = [](const Introduction& i) { return i.exported == kDescriptor; };
+    if (std::none_of(here().begin(), here().end(), [&](uint32_t r) { return shares(all_[r]); })) return {};
+    Fd own;
+    if (shares(own_)) {
+      auto shared = side_->shared_.share();
+      if (shared.ok())
+        own = std::move(*shared);
+      else
+        log(LogLevel::kInfo, "rank {}: {}", n_.rank, shared.status().message());
+    }
+    const int fd = own.get();
+    bootstrap::RankSet wanted(n_.n_ranks, false);
+    for (const uint32_t r : here()) wanted[r] = !same_process(r);
+    MOECCL_ASSIGN_OR_RETURN(descriptors_,
+                            host_session_.all_gather_fds(std::span<const int>(&fd, own ? 1 : 0), wanted, n_.deadline));
+    return {};
+  }
+
+  // The stream stores signals and kernels move messages there.
+  Status pin(Segment& segment) {
+    constexpr unsigned kPortable = 1, kMapped = 2;
+    std::byte* base = segment.base();
+    const int rc = cuda::driver()->cuMemHostRegister_v2(base, segment.bytes(), kPortable | kMapped);
+    if (rc != cuda::kAlreadyRegistered) {
+      MOECCL_TRY(cuda::check(rc, format("page-locking {} bytes of shared memory", segment.bytes())));
+      segment.before_unmap = [context = side_->engine_->context()](std::byte* p) {
+        const cuda::Current now(context);
+        (void)cuda::driver()->cuMemHostUnregister(p);
+      };
+    }
+    cuda::Pointer seen = 0;
+    MOECCL_TRY(cuda::check(cuda::driver()->cuMemHostGetDevicePointer_v2(&seen, base, 0), "mapping shared memory"));
+    if (seen == reinterpret_cast<cuda::Pointer>(base)) return {};
+    return error(moecclUnsupported, "this device sees host memory at other addresses than the host");
+  }
+
+  const std::vector<uint32_t>& here() const { return n_.hosts->around(n_.rank); }
+  bool several_hosts() const { return n_.hosts->n() > 1; }
+  // Of the ranks of this host.
+  bool one_process() const {
+    return std::all_of(here().begin(), here().end(), [&](uint32_t r) { return same_process(r); });
+  }
+  bool same_process(uint32_t r) const { return n_.process[r] == n_.process[n_.rank]; }
+  uint32_t leader(uint32_t r) const {
+    return static_cast<uint32_t>(std::find(n_.process.begin(), n_.process.end(), n_.process[r]) - n_.process.begin());
+  }
+
+  Status exchange() {
+    MOECCL_ASSIGN_OR_RETURN(
+        const auto blobs, session_.all_gather({reinterpret_cast<const std::byte*>(&own_), sizeof(own_)}, n_.deadline));
+    all_.resize(n_.n_ranks);
+    for (uint32_t r = 0; r < n_.n_ranks; ++r) {
+      if (blobs[r].size() != sizeof(Introduction))
+        return error(moecclRemoteError, "rank {} sent an introduction of its GPU that cannot be read", r);
+      std::memcpy(&all_[r], blobs[r].data(), sizeof(Introduction));
+      all_[r].why[sizeof(all_[r].why) - 1] = 0;
+    }
+    return {};
+  }
+
+  bool everyone_able(std::string* why) const {
+    for (uint32_t r = 0; r < n_.n_ranks; ++r) {
+      if (all_[r].able != 0) continue;
+      *why = all_[r].asked == 0
+                 ? format("rank {} had no current CUDA context when it joined (call cudaSetDevice first)", r)
+                 : format("rank {}: {}", r, all_[r].why);
+      return false;
+    }
+    return true;
+  }
+
+  Status map_memory() {
+    MOECCL_TRY(exchange_descriptors());
+    MOECCL_TRY(map_segments());
+    const auto context = side_->engine_->context();
+    const cuda::Current current(context);
+    opened_.resize(n_.n_ranks);
+    bool reaches = env().cuda_ipc;
+    for (const uint32_t r : here()) {
+      if (r != n_.rank) reaches = reaches && reach(r, context);
+    }
+    own_.reaches = reaches;
+    return {};
+  }
+
+  Result<transport::cuda_ipc::Opened> open(uint32_t r, cuda::Context context) {
+    if (all_[r].exported == kHandle) return transport::cuda_ipc::Opened::open(context, all_[r].handle);
+    if (all_[r].exported != kDescriptor) return error(moecclUnsupported, "it has no handle for other processes");
+    if (descriptors_.size() <= r || descriptors_[r].empty())
+      return error(moecclRemoteError, "its descriptor did not come");
+    MOECCL_ASSIGN_OR_RETURN(auto memory, cuda::VirtualMemory::open(context, descriptors_[r][0], all_[r].mapped));
+    return transport::cuda_ipc::Opened::of(std::move(memory));
+  }
+
+  // Device memory of another rank: as it is on one device, with peer access on two, through a handle between processes.
+  bool reach(uint32_t r, cuda::Context context) {
+    if (!same_process(r)) {
+      auto opened = open(r, context);
+      if (!opened.ok()) {
+        log(LogLevel::kInfo, "rank {} cannot open rank {}'s device memory: {}", n_.rank, r, opened.status().message());
+        return false;
+      }
+      opened_[r] = std::move(*opened);
+      return true;
+    }
+    if (all_[r].device == own_.device) return true;
+    int can = 0;
+    if (cuda::driver()->cuDeviceCanAccessPeer(&can, own_.device, all_[r].device) != 0 || can == 0) return false;
+    cuda::Context theirs = nullptr;
+    if (cuda::driver()->cuDevicePrimaryCtxRetain(&theirs, all_[r].device) != 0) return false;
+    const int rc = cuda::driver()->cuCtxEnablePeerAccess(theirs, 0);
+    if (rc != 0 && rc != cuda::kPeerAlreadyEnabled) return false;
+    // Peer access is for memory of cuMemAlloc alone.
+    if (all_[r].exported != kDescriptor) return true;
+    return cuda::allow_access(reinterpret_cast<const void*>(all_[r].staging), all_[r].mapped).ok();
+  }
+
+  Status map_segments() {
+    side_->segments_.resize(n_.n_ranks);
+    if (!one_process()) {
+      bootstrap::RankSet wanted(n_.n_ranks, false);
+      for (const uint32_t r : here()) wanted[leader(r)] = !same_process(r);
+      const int fds[] = {own_segment_->fd().get()};
+      MOECCL_ASSIGN_OR_RETURN(auto received, host_session_.all_gather_fds(fds, wanted, n_.deadline));
+      const cuda::Current current(side_->engine_->context());
+      for (const uint32_t r : here()) {
+        if (leader(n_.rank) != n_.rank || same_process(r)) continue;
+        if (received[r].empty()) return error(moecclRemoteError, "rank {} sent no descriptor of its segment", r);
+        transport::shm::SegmentShape shape = n_.shape;
+        shape.rank = r;
+        auto mapped = Segment::map(shape, received[r][0]);
+        if (!mapped.ok()) return std::move(mapped).status().with_context(format("memory of rank {}", r));
+        MOECCL_TRY(pin(**mapped));
+        side_->segments_[r] = *mapped;
+        SegmentTable::get().put(n_.key ^ n_.process[n_.rank], r, *mapped);
+      }
+    }
+    MOECCL_TRY(session_.barrier(n_.deadline));
+    for (const uint32_t r : here()) {
+      if (side_->segments_[r] == nullptr)
+        side_->segments_[r] = SegmentTable::get().find(same_process(r) ? n_.key : n_.key ^ n_.process[n_.rank], r);
+      if (side_->segments_[r] == nullptr) return error(moecclInternalError, "no mapping of rank {}'s segment", r);
+    }
+    return session_.barrier(n_.deadline);
+  }
+
+  Status make_fabric() {
+    // Each host for itself: what crosses between hosts goes through host memory in any case.
+    const bool device = std::all_of(here().begin(), here().end(), [&](uint32_t r) { return all_[r].reaches != 0; });
+    if (!device) {
+      side_->staging_ = {};
+      side_->shared_ = {};
+      log(LogLevel::kInfo, "rank {}: CUDA operations are staged in host memory", n_.rank);
+    }
+    exec::Fabric& f = side_->fabric_;
+    f.cuda = true;
+    f.rank = n_.rank;
+    f.n_ranks = n_.n_ranks;
+    f.name = n_.config->name;
+    f.own = own_segment_;
+    f.half_bytes = n_.shape.staging_bytes / 2;
+    f.timeout_ms = n_.config->timeout_ms;
+    f.kernels = &exec::StreamEngine::table();
+    f.staging = device ? reinterpret_cast<std::byte*>(own_.staging) : nullptr;
+    f.sent.assign(static_cast<size_t>(n_.n_ranks) * transport::kSigsPerPeer, 0);
+    f.awaited = f.sent;
+    f.entered.assign(n_.n_ranks, 0);
+    f.finished = f.entered;
+    f.traffic.resize(n_.n_ranks);
+    f.paced.assign(n_.n_ranks, 0);
+    CudaSide* side = side_.get();
+    f.publish_completed = [side](uint64_t sequence) {
+      auto& progress = side->fabric_.own->board().progress;
+      side->engine_->write_word(&progress.uses_buffers_of_operation, 0);
+      side->engine_->write_word(&progress.completed, sequence);
+      if (side->net_ != nullptr) side->engine_->note(side->net_->tell_board());
+    };
+    f.links.resize(n_.n_ranks);
+    for (const uint32_t r : here()) {
+      if (r == n_.rank) continue;
+      transport::shm::ShmPeer peer;
+      peer.own_rank = n_.rank;
+      peer.peer_rank = r;
+      peer.segment = side_->segments_[r];
+      peer.same_process = same_process(r);
+      peer.pid = n_.pid[r];
+      peer.process = n_.watches[r];
+      auto words = std::make_unique<transport::shm::ShmLink>(std::move(peer));
+      transport::cuda_ipc::CudaPeer gpu;
+      gpu.stream = side_->engine_->stream();
+      gpu.direct = same_process(r) && device;
+      gpu.staging = !device           ? side_->segments_[r]->staging()
+                    : same_process(r) ? reinterpret_cast<std::byte*>(all_[r].staging)
+                                      : opened_[r].data();
+      gpu.opened = std::move(opened_[r]);
+      f.links[r] = std::make_unique<transport::cuda_ipc::CudaLink>(std::move(words), std::move(gpu));
+    }
+    if (several_hosts()) MOECCL_TRY(connect_network(device));
+    plan::Reach reach;
+    reach.staging = !several_hosts();
+    reach.views = reach.reads = !several_hosts() && one_process() && device;
+    side_->selector_ = std::make_unique<Selector>(n_.rank, *n_.tree, reach, false, false, n_.config->deterministic,
+                                                  f.half_bytes, profile());
+    return side_->selector_->force_from_text(n_.config->plan);
+  }
+
+  plan::Profile profile() const {
+    plan::Profile p = device_profile(n_.n_ranks);
+    p.host_level = n_.host_level;
+    return p;
+  }
+
+  // Connections of their own to the ranks of other hosts, through page-locked memory.
+  Status connect_network(bool device) {
+    exec::Fabric& f = side_->fabric_;
+    transport::cuda_net::CudaNet::Setting s;
+    s.context = side_->engine_->context();
+    s.stream = side_->engine_->stream();
+    s.own = f.own->memory(n_.rank);
+    s.staging_bytes = n_.shape.staging_bytes;
+    s.device_staging = device ? f.staging : nullptr;
+    s.most_put_bytes = std::max(f.half_bytes, n_.shape.message_bytes);
+    s.n_ranks = n_.n_ranks;
+    MOECCL_ASSIGN_OR_RETURN(auto net, transport::cuda_net::CudaNet::create(s));
+    f.arrivals = net.get();
+    MOECCL_TRY(connect_hosts(session_, *n_.hosts, bootstrap::derive_key(n_.link_key, "moeccl cuda links"), *n_.config,
+                             f, n_.deadline)
+                   .status());
+    net->set_engine(std::move(f.engine));
+    for (uint32_t r = 0; r < n_.n_ranks; ++r) {
+      if (!n_.hosts->together(r, n_.rank)) f.links[r] = net->wrap(r, std::move(f.links[r]));
+    }
+    side_->net_ = net.get();
+    f.engine = std::move(net);
+    return {};
+  }
+
+  Status make_walk() {
+    CudaWalk::Setting s;
+    s.session = &session_;
+    s.engine = side_->engine_.get();
+    s.fabric = &side_->fabric_;
+    s.tree = n_.tree;
+    for (uint32_t r = 0; r < n_.n_ranks; ++r)
+      s.seats.push_back(
+          {n_.process[r], all_[r].device, std::string(all_[r].uuid, sizeof(all_[r].uuid)), all_[r].mps != 0});
+    s.all_reach_all = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
+    s.half_bytes = n_.shape.staging_bytes / 2;  // as ordinary operations have
+    s.deterministic = n_.config->deterministic;
+    s.profile = profile();
+    s.hosts = n_.hosts;
+    s.link_key = bootstrap::derive_key(n_.link_key, "moeccl cuda links");
+    s.config = n_.config;
+    s.deadline = n_.deadline;
+    MOECCL_ASSIGN_OR_RETURN(side_->walk_, CudaWalk::connect(s, &side_->why_no_walk_));
+    if (side_->walk_ != nullptr) return side_->walk_->selector().force_from_text(n_.config->plan);
+    log(LogLevel::kInfo, "rank {}: no persistent kernel on CUDA memory: {}", n_.rank, side_->why_no_walk_);
+    return {};
+  }
+
+  bootstrap::Session& session_;
+  HostSession& host_session_;
+  const Neighbours& n_;
+  std::unique_ptr<CudaSide> side_;
+  std::shared_ptr<Segment> own_segment_;
+  std::vector<transport::cuda_ipc::Opened> opened_;
+  std::vector<std::vector<Fd>> descriptors_;
+  Introduction own_;
+  std::vector<Introduction> all_;
+};
+
+Result<std::unique_ptr<CudaSide>> CudaSide::connect(bootstrap::Session& session, HostSession& host_session,
+                                                    const Neighbours& n, std::string* why) {
+  return Connector(session, host_session, n).connect(why);
+}
+
+CudaSide::~CudaSide() {
+  if (engine_ == nullptr) return;
+  (void)engine_->synchronize();
+  // Peers may still read this rank's staging, although it has nothing left to do.
+  exec::wait_for_peers([&] {
+    for (uint32_t r = 0; r < fabric_.n_ranks; ++r) {
+      if (r == fabric_.rank) continue;
+      const transport::Board& board = fabric_.link(r).board();
+      if (board.health.state.load() != static_cast<uint32_t>(transport::RankState::kRunning)) continue;
+      if (board.progress.completed.load() < fabric_.sequence) return true;
+      if (walk_ == nullptr || walk_->walker().elsewhere(r)) continue;
+      // A kernel of the peer's may look at this rank's memory as long as it runs.
+      const uint64_t walked = board.progress.walked.load();
+      if (walked < walk_->walker().launched() || walked < board.progress.walks_called.load()) return true;
+    }
+    return false;
+  });
+  walk_ = nullptr;
+  fabric_.engine = nullptr;  // says what peers do not know yet; before its links and the memory that it reaches
+  fabric_.links.clear();
+  segments_.clear();
+  fabric_.own = nullptr;
+}
+
+size_t CudaSide::memory_bytes() const {
+  return fabric_.own->bytes() + staging_.bytes() + shared_.mapped_bytes() + engine_->memory_bytes() +
+         (net_ != nullptr ? net_->memory_bytes() : 0) + (walk_ != nullptr ? walk_->walker().memory_bytes() : 0);
+}
+
+Status CudaSide::begin() {
+  if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) {
+    const cuda::Current current(engine_->context());
+    if (work->ready != nullptr) engine_->after(work->ready);
+    work->add(engine_.get());
+  } else {
+    // A blocking call comes after what the default stream has still to do.
+    const cuda::Current current(engine_->context());
+    MOECCL_TRY(cuda::check(cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"));
+  }
+  return engine_->status();
+}
+
+Status CudaSide::end(Status status) {
+  const exec::StreamWork* work = exec::StreamWork::current();
+  if (!status.ok() || work == nullptr || work->blocks) {
+    Status done = engine_->synchronize();
+    if (status.ok()) status = std::move(done);
+  }
+  if (!status.ok()) fabric_.fail(status);  // peers are told, also when nothing was started
+  return status;
+}
+
+}  // namespace moeccl::comm

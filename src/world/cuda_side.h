@@ -1,0 +1,76 @@
+// A communicator's side for CUDA memory: links, staging, counters and plans of its own, beside those for host memory,
+// so that operations on either kind keep their own order of staging halves and signals. It exists when every rank had a
+// CUDA context when it joined.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/bootstrap/bootstrap.h"
+#include "src/exec/cuda/stream_engine.h"
+#include "src/exec/fabric.h"
+#include "src/select/selection.h"
+#include "src/world/config.h"
+#include "src/world/cuda_walk.h"
+#include "src/world/hosts.h"
+#include "transport/cuda_net/cuda_net.h"
+
+namespace moeccl::comm {
+
+// What connect() knows already.
+struct Neighbours {
+  uint32_t rank = 0, n_ranks = 1;
+  uint64_t key = 0;                                                  // of the communicator, within a process
+  std::vector<uint64_t> process;                                     // [n_ranks]
+  std::vector<int> pid;                                              // [n_ranks]
+  std::vector<std::shared_ptr<const driver::ProcessWatch>> watches;  // [n_ranks], of other processes of this host
+  const Hosts* hosts = nullptr;
+  bootstrap::Key link_key = {};        // of the communicator
+  int host_level = -1;                 // of the tree: its groups are hosts
+  transport::shm::SegmentShape shape;  // of this rank; the others' differ in the rank only
+  const Config* config = nullptr;
+  const plan::LevelTree* tree = nullptr;
+  Deadline deadline;
+};
+
+class CudaSide {
+ public:
+  // Collective. Null without an error when a rank has no context or its device cannot take part; *why says which then,
+  // and is empty when no rank asked for CUDA.
+  static Result<std::unique_ptr<CudaSide>> connect(bootstrap::Session& session, HostSession& host_session,
+                                                   const Neighbours& n, std::string* why);
+  ~CudaSide();
+
+  exec::Fabric& fabric() { return fabric_; }
+  exec::StreamEngine& engine() { return *engine_; }
+  Selector& selector() { return *selector_; }
+  size_t memory_bytes() const;
+  // The persistent kernel; null: why_no_walk() says why.
+  CudaWalk* walk() { return walk_.get(); }
+  const std::string& why_no_walk() const { return why_no_walk_; }
+
+  // Before and after the operations of one call: what they read is ready, and whoever waits for their end is told.
+  Status begin();
+  Status end(Status status);
+
+  // Of a rank that gives no buffer: what it used last.
+  bool used_last = false;
+
+ private:
+  class Connector;
+  CudaSide() = default;
+
+  std::unique_ptr<exec::StreamEngine> engine_;
+  // Device memory, unless ranks reach each other's host memory alone; shared_ where other processes open it.
+  driver::cuda::Memory staging_;
+  driver::cuda::VirtualMemory shared_;
+  std::vector<std::shared_ptr<transport::shm::Segment>> segments_;
+  exec::Fabric fabric_;
+  transport::cuda_net::CudaNet* net_ = nullptr;  // the fabric's engine, where ranks are on several hosts
+  std::unique_ptr<Selector> selector_;
+  std::unique_ptr<CudaWalk> walk_;
+  std::string why_no_walk_;
+};
+
+}  // namespace moeccl::comm

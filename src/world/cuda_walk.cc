@@ -1,0 +1,250 @@
+#include "src/world/cuda_walk.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "src/base/env.h"
+#include "src/base/log.h"
+#include "src/bootstrap/handshake.h"
+#include "src/driver/fork_page.h"
+#include "src/world/network.h"
+
+namespace moeccl::comm {
+
+namespace cuda = driver::cuda;
+
+namespace {
+
+// Blocks of persistent kernels that a device holds at once: kernels promise two on a multiprocessor. Each communicator
+// takes a share of what is free, so that later ones find room; nobody takes what would keep another's kernel waiting
+// outside while it is waited for.
+constexpr uint32_t kBlocksPerSm = 2, kLeastBlocks = 4;
+
+class Residents {
+ public:
+  static Residents& get() {
+    static constinit driver::PerProcess<Residents> all;
+    return all.get();
+  }
+  uint32_t take(const std::string& uuid, uint32_t capacity, uint32_t want, uint32_t ranks_here) {
+    const std::lock_guard lock(mutex_);
+    uint32_t& used = used_[uuid];
+    const uint32_t free = capacity - std::min(capacity, used);
+    const uint32_t blocks = std::min(want, free / (ranks_here + 1));
+    if (blocks < kLeastBlocks) return 0;
+    used += blocks;
+    return blocks;
+  }
+  void give_back(const std::string& uuid, uint32_t blocks) {
+    const std::lock_guard lock(mutex_);
+    used_[uuid] -= blocks;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, uint32_t> used_;
+};
+
+// Work of more streams than this may share a hardware queue, where a kernel that waits holds up the one it waits for.
+uint32_t hardware_queues() {
+  const char* set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const int n = set != nullptr ? std::atoi(set) : 8;
+  return static_cast<uint32_t>(std::clamp(n, 1, 32));
+}
+
+struct Answer {
+  uint8_t able = 0;
+  uint8_t padding[7] = {};
+  uint64_t memory = 0, most_bytes = 0;
+  cuda::IpcHandle handle{};
+  char why[160] = {};
+};
+
+class Joining {
+ public:
+  explicit Joining(const CudaWalk::Setting& setting)
+      : s_(setting), rank_(setting.fabric->rank), all_(setting.seats.size()) {}
+
+  // What all ranks know of all ranks: nothing is exchanged when it already forbids the persistent kernel.
+  std::string known_reason() const {
+    if (s_.seats.size() > moeccl::cuda::kMaxSources) {
+      return format("{} ranks: at most {} are possible", s_.seats.size(), moeccl::cuda::kMaxSources);
+    }
+    if (!s_.all_reach_all) return "some ranks do not reach each other's device memory";
+    for (size_t a = 0; a < s_.seats.size(); ++a) {
+      for (size_t b = 0; b < a; ++b) {
+        const WalkSeat &x = s_.seats[a], &y = s_.seats[b];
+        if (x.uuid == y.uuid && x.process != y.process && !(x.mps && y.mps)) {
+          return format(
+              "ranks {} and {} share a device from two processes without MPS, whose kernels take turns on it: a kernel "
+              "must not wait for another process's",
+              b, a);
+        }
+      }
+    }
+    return "";
+  }
+
+  // The ranks' answers; each sees the same.
+  Status exchange() {
+    MOECCL_ASSIGN_OR_RETURN(
+        const auto blobs,
+        s_.session->all_gather({reinterpret_cast<const std::byte*>(&own_), sizeof(own_)}, s_.deadline));
+    for (size_t r = 0; r < all_.size(); ++r) {
+      if (blobs[r].size() != sizeof(Answer))
+        return error(moecclRemoteError, "rank {} sent an answer on the persistent kernel that cannot be read", r);
+      std::memcpy(&all_[r], blobs[r].data(), sizeof(Answer));
+      all_[r].why[sizeof(all_[r].why) - 1] = 0;
+    }
+    return {};
+  }
+  std::string refusal() const {
+    for (size_t r = 0; r < all_.size(); ++r)
+      if (all_[r].able == 0) return format("rank {}: {}", r, all_[r].why);
+    return "";
+  }
+  void note(const Status& status) {
+    own_.able = status.ok();
+    if (!status.ok()) std::strncpy(own_.why, status.message().c_str(), sizeof(own_.why) - 1);
+  }
+
+  uint32_t ranks_here() const {
+    return static_cast<uint32_t>(std::count_if(s_.seats.begin(), s_.seats.end(),
+                                               [&](const WalkSeat& w) { return w.uuid == s_.seats[rank_].uuid; }));
+  }
+  uint32_t processes_here() const {
+    std::set<uint64_t> processes;
+    for (const WalkSeat& w : s_.seats)
+      if (w.uuid == s_.seats[rank_].uuid) processes.insert(w.process);
+    return static_cast<uint32_t>(processes.size());
+  }
+  bool several_hosts() const { return s_.hosts->n() > 1; }
+  // On this host.
+  bool other_processes() const {
+    const auto& here = s_.hosts->around(rank_);
+    return std::any_of(here.begin(), here.end(),
+                       [&](uint32_t r) { return s_.seats[r].process != s_.seats[rank_].process; });
+  }
+
+  Result<uint32_t> reserve() const {
+    if (!env().cuda_persistent) return error(moecclUnsupported, "MOECCL_CUDA_PERSISTENT=0");
+    const uint32_t here = ranks_here();
+    if (here > hardware_queues()) {
+      return error(moecclUnsupported, "{} ranks on a device of {} hardware queues: set CUDA_DEVICE_MAX_CONNECTIONS={}",
+                   here, hardware_queues(), std::min(32u, 2 * here));
+    }
+    int sms = 0;
+    const cuda::Current current(s_.engine->context());
+    MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetAttribute(&sms, cuda::kMultiprocessors, s_.seats[rank_].device),
+                           "the device's multiprocessors"));
+    // Each process keeps its own account of the device: under MPS each has its share.
+    const uint32_t capacity = static_cast<uint32_t>(std::max(1, sms)) * kBlocksPerSm / processes_here();
+    const uint32_t blocks =
+        Residents::get().take(s_.seats[rank_].uuid, capacity, s_.engine->sm_limit() * kBlocksPerSm, here);
+    if (blocks > 0) return blocks;
+    return error(moecclUnsupported, "its device has no room left for another communicator's persistent kernels");
+  }
+
+  Status open_all(const exec::Walker& walker, std::vector<std::byte*>& memories,
+                  std::vector<transport::cuda_ipc::Opened>& opened) {
+    opened.resize(all_.size());
+    for (size_t r = 0; r < all_.size(); ++r) {
+      if (!s_.hosts->together(static_cast<uint32_t>(r), rank_)) {
+        memories.push_back(nullptr);
+      } else if (r == rank_) {
+        memories.push_back(walker.memory());
+      } else if (s_.seats[r].process == s_.seats[rank_].process) {
+        memories.push_back(reinterpret_cast<std::byte*>(all_[r].memory));
+      } else {
+        MOECCL_ASSIGN_OR_RETURN(opened[r], transport::cuda_ipc::Opened::open(s_.engine->context(), all_[r].handle));
+        memories.push_back(opened[r].data());
+      }
+    }
+    return {};
+  }
+
+  // Collective. Connections of its own for the persistent kernel: the proxy may run another operation meanwhile.
+  Status connect_network(exec::WalkProxy& proxy) const {
+    const bootstrap::Key key = bootstrap::derive_key(s_.link_key, "moeccl persistent kernel links");
+    MOECCL_ASSIGN_OR_RETURN(Wires wires,
+                            connect_wires(*s_.session, *s_.hosts, key, *s_.config, proxy.memory(), s_.deadline));
+    return proxy.start(std::move(wires.links), std::move(wires.engine));
+  }
+
+  Answer& own() { return own_; }
+  uint64_t most_bytes() const {
+    uint64_t least = ~uint64_t{0};
+    for (const Answer& a : all_) least = std::min(least, a.most_bytes);
+    return least;
+  }
+
+ private:
+  const CudaWalk::Setting& s_;
+  uint32_t rank_;
+  Answer own_;
+  std::vector<Answer> all_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::string* why) {
+  Joining joining(s);
+  if (*why = joining.known_reason(); !why->empty()) return std::unique_ptr<CudaWalk>();
+  std::unique_ptr<CudaWalk> w(new CudaWalk);
+  std::unique_ptr<exec::WalkProxy> proxy;
+  const auto make = [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(w->reserved_, joining.reserve());
+    w->uuid_ = s.seats[s.fabric->rank].uuid;
+    MOECCL_ASSIGN_OR_RETURN(
+        w->walker_, exec::Walker::create(*s.engine, static_cast<uint32_t>(s.seats.size()), s.half_bytes, w->reserved_));
+    joining.own().memory = reinterpret_cast<uint64_t>(w->walker_->memory());
+    joining.own().most_bytes = static_cast<uint64_t>(env().cuda_persistent_bytes);
+    if (joining.several_hosts()) {
+      exec::WalkProxy::Setting p;
+      p.context = s.engine->context();
+      p.rank = s.fabric->rank;
+      p.n_ranks = static_cast<uint32_t>(s.seats.size());
+      p.half_bytes = w->walker_->half_bytes();
+      p.own = &s.fabric->own->board();
+      MOECCL_ASSIGN_OR_RETURN(proxy, exec::WalkProxy::create(p));
+    }
+    if (!joining.other_processes()) return {};
+    MOECCL_ASSIGN_OR_RETURN(joining.own().handle,
+                            transport::cuda_ipc::export_memory(s.engine->context(), w->walker_->memory()));
+    return {};
+  };
+  joining.note(make());
+  MOECCL_TRY(joining.exchange());
+  if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<CudaWalk>();
+  w->most_bytes_ = joining.most_bytes();
+  std::vector<std::byte*> memories;
+  Status opened = joining.open_all(*w->walker_, memories, w->opened_);
+  if (proxy != nullptr) MOECCL_TRY(joining.connect_network(*proxy));
+  if (opened.ok()) opened = w->walker_->connect(*s.fabric, memories, std::move(proxy));
+  joining.note(opened);
+  MOECCL_TRY(joining.exchange());
+  if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<CudaWalk>();
+  plan::Reach reach;
+  reach.staging = !joining.several_hosts();
+  reach.views = reach.reads = reach.staging && !joining.other_processes();
+  // A launch costs what it did; within it a step costs a barrier of some blocks and a signal a store and a poll.
+  // Guesses until a GPU has been measured (docs/gpu-results.md).
+  plan::Profile profile = s.profile;
+  profile.signal_ns = 1000;
+  profile.step_ns = 700;
+  profile.start_ns = 4000;
+  w->selector_ = std::make_unique<Selector>(s.fabric->rank, *s.tree, reach, false, false, s.deterministic,
+                                            s.half_bytes / 256 * 256, profile);
+  return w;
+}
+
+CudaWalk::~CudaWalk() {
+  walker_ = nullptr;  // its kernels have left the device
+  if (!uuid_.empty()) Residents::get().give_back(uuid_, reserved_);
+}
+
+}  // namespace moeccl::comm

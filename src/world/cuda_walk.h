@@ -1,0 +1,64 @@
+// Whether, and how, a communicator's standard collectives on CUDA memory run as one persistent kernel a rank
+// (exec/walker.h). Its kernels spin on each other's flags, so all must be resident together: ranks that share a device
+// are threads of one process, or of processes that share it through the Multi-Process Service (without it they take
+// turns), and their blocks are reserved on the device for as long as the communicator lives.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/bootstrap/bootstrap.h"
+#include "src/exec/cuda/walker.h"
+#include "src/select/selection.h"
+#include "src/world/config.h"
+#include "src/world/hosts.h"
+#include "transport/cuda_ipc/cuda_link.h"
+
+namespace moeccl::comm {
+
+// Of one rank, as all ranks know it.
+struct WalkSeat {
+  uint64_t process = 0;
+  int32_t device = 0;
+  std::string uuid;
+  bool mps = false;  // shares its device through the Multi-Process Service
+};
+
+class CudaWalk {
+ public:
+  struct Setting {
+    bootstrap::Session* session = nullptr;
+    exec::StreamEngine* engine = nullptr;
+    exec::Fabric* fabric = nullptr;
+    const plan::LevelTree* tree = nullptr;
+    std::vector<WalkSeat> seats;  // [n_ranks]
+    bool all_reach_all = false;   // device memory of every rank is reached by every rank
+    uint64_t half_bytes = 0;      // staging of one operation; it takes twice as much
+    const Hosts* hosts = nullptr;
+    bootstrap::Key link_key = {};  // for connections to other hosts
+    const Config* config = nullptr;
+    bool deterministic = false;
+    plan::Profile profile;
+    Deadline deadline;
+  };
+  // Collective. Null, with the reason in *why, when some rank cannot.
+  static Result<std::unique_ptr<CudaWalk>> connect(const Setting& setting, std::string* why);
+  ~CudaWalk();
+
+  exec::Walker& walker() { return *walker_; }
+  Selector& selector() { return *selector_; }
+  // Whether an operation of this size per rank runs here; larger ones take the copy engine's way. Alike on all ranks.
+  bool takes(uint64_t bytes) const { return bytes <= most_bytes_; }
+
+ private:
+  CudaWalk() = default;
+  std::string uuid_;  // where blocks are reserved; empty: nowhere
+  uint32_t reserved_ = 0;
+  uint64_t most_bytes_ = 0;
+  std::vector<transport::cuda_ipc::Opened> opened_;
+  std::unique_ptr<exec::Walker> walker_;
+  std::unique_ptr<Selector> selector_;
+};
+
+}  // namespace moeccl::comm

@@ -1,0 +1,95 @@
+#include "src/world/hosts.h"
+
+#include <map>
+
+#include "src/base/wire.h"
+#include "src/bootstrap/handshake.h"
+#include "src/driver/process.h"
+#include "src/driver/socket.h"
+
+namespace moeccl::comm {
+namespace {
+
+constexpr size_t kMaxName = 100;  // of an abstract UNIX socket
+constexpr int64_t kNewsMs = 200;  // for the word of the meeting of all ranks
+
+}  // namespace
+
+Hosts::Hosts(std::span<const uint64_t> identities) {
+  std::map<uint64_t, uint32_t> numbers;
+  for (uint32_t r = 0; r < identities.size(); ++r) {
+    const uint32_t host = numbers.emplace(identities[r], static_cast<uint32_t>(numbers.size())).first->second;
+    if (host == members.size()) members.emplace_back();
+    host_of.push_back(host);
+    index_of.push_back(static_cast<uint32_t>(members[host].size()));
+    members[host].push_back(r);
+  }
+}
+
+Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& session, const Hosts& hosts,
+                                                       const bootstrap::Key& key, Deadline deadline) {
+  std::unique_ptr<HostSession> made(new HostSession(session, hosts));
+  if (session.over_unix()) return made;  // then there is one host
+  const auto rank = static_cast<uint32_t>(session.rank());
+  const uint32_t host = hosts.host_of[rank];
+  const std::vector<uint32_t>& here = hosts.members[host];
+  const bootstrap::Key local_key = bootstrap::derive_key(key, format("moeccl host {}", host));
+  Writer name;
+  if (here.size() > 1 && here[0] == rank) {
+    bootstrap::RootOptions options;
+    options.timeout_ms = deadline.remaining_ms();
+    options.key = local_key;
+    MOECCL_ASSIGN_OR_RETURN(made->root_, bootstrap::Root::start(options));
+    MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId id, bootstrap::decode_unique_id(made->root_->id()));
+    name.bytes(id.address.host_bytes());
+  }
+  MOECCL_ASSIGN_OR_RETURN(const auto names, session.all_gather(name.view(), deadline));
+  if (here.size() == 1) return made;
+  Reader in(names[here[0]]);
+  const std::string where = in.string(kMaxName);
+  if (!in.done()) return error(moecclRemoteError, "rank {} sent no meeting point for its host", here[0]);
+  bootstrap::UniqueId id;
+  id.address = driver::unix_address(where);
+  id.key = local_key;
+  id.host_hash = driver::host_identity().hash();
+  MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId encoded, bootstrap::encode_unique_id(id));
+  bootstrap::JoinOptions options;
+  options.others_alive = [&session] { return session.news(); };
+  Result<std::unique_ptr<bootstrap::Session>> local = bootstrap::Session::join(
+      encoded, static_cast<int>(hosts.index_of[rank]), static_cast<int>(here.size()), deadline, options);
+  if (!local.ok()) return made->failure(std::move(local).status());
+  made->local_ = std::move(*local);
+  return made;
+}
+
+// The meeting of all ranks names a rank that is gone by its own number; this one knows its number on the host only.
+Status HostSession::failure(Status why) const {
+  MOECCL_TRY(all_.news(kNewsMs));
+  return std::move(why).with_context("meeting the ranks of this host");
+}
+
+Result<std::vector<std::vector<Fd>>> HostSession::all_gather_fds(std::span<const int> mine,
+                                                                 const bootstrap::RankSet& wanted_by,
+                                                                 Deadline deadline) {
+  if (all_.over_unix()) return all_.all_gather_fds(mine, wanted_by, deadline);
+  std::vector<std::vector<Fd>> all(hosts_.host_of.size());
+  if (local_ == nullptr) return all;
+  const std::vector<uint32_t>& here = hosts_.around(static_cast<uint32_t>(all_.rank()));
+  bootstrap::RankSet wanted;
+  for (const uint32_t r : here) wanted.push_back(wanted_by[r]);
+  auto received = local_->all_gather_fds(mine, wanted, deadline);
+  if (!received.ok()) return failure(std::move(received).status());
+  for (size_t i = 0; i < here.size(); ++i) all[here[i]] = std::move((*received)[i]);
+  return all;
+}
+
+int32_t HostSession::pid_of(uint32_t rank) const {
+  if (local_ == nullptr) return all_.over_unix() ? all_.peers()[rank].pid : 0;
+  return local_->peers()[hosts_.index_of[rank]].pid;
+}
+
+void HostSession::close() {
+  if (local_ != nullptr) local_->close();
+}
+
+}  // namespace moeccl::comm

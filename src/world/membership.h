@@ -1,0 +1,46 @@
+// How a rank becomes a member of a communicator: from a unique id to links.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "moeccl/comm.h"
+#include "src/exec/fabric.h"
+#include "src/plan/levels.h"
+#include "src/plan/plan.h"
+#include "src/world/config.h"
+#include "src/world/cuda_side.h"
+#include "src/world/lanes.h"
+
+namespace moeccl::comm {
+
+// What a communicator has from the one that it was split from.
+struct Parent {
+  std::shared_ptr<const Lanes> lanes;    // null: its own
+  std::function<Status()> others_alive;  // see bootstrap::JoinOptions; may be empty
+};
+
+// What connect() found out and set up.
+struct Membership {
+  uint32_t rank = 0, n_ranks = 1;
+  Config config;
+  plan::LevelTree tree;
+  plan::Reach reach;        // of ordinary buffers
+  bool heap_reach = false;  // of the symmetric heap
+  uint32_t ranks_on_host = 1, cores_on_host = 1;
+  uint32_t cores = 1;   // of all hosts
+  int host_level = -1;  // of the tree, whose groups are hosts; -1: one host, or a topology of the user's
+  std::string address;  // of this host, where ranks on other hosts reach it; empty: all ranks are here
+  std::unique_ptr<exec::Fabric> fabric;
+  std::shared_ptr<const Lanes> lanes;  // null: not paced
+  std::unique_ptr<CudaSide> cuda;
+  std::string why_no_cuda;  // when some rank asked for it
+};
+
+// Collective.
+Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config,
+                           const Parent& parent);
+
+}  // namespace moeccl::comm
