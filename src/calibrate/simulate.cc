@@ -11,7 +11,6 @@
 #include "src/algo/expert_gather.h"
 #include "src/algo/expert_return.h"
 #include "src/algo/moe_simulation.h"
-#include "src/select/routing_price.h"
 #include "src/comm/collective.h"
 #include "src/moe/hybrid.h"
 #include "src/plan/printer.h"
@@ -20,6 +19,7 @@
 #include "src/routing/hiermoe_model.h"
 #include "src/routing/routing_source.h"
 #include "src/select/pipeline_chunks.h"
+#include "src/select/routing_price.h"
 #include "src/select/selection.h"
 #include "topology/synthetic.h"
 

@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "src/select/routing_price.h"
 #include "src/exec/cuda/row_tables.h"
 #include "src/moe/background.h"
 #include "src/moe/cuda_routing.h"
 #include "src/moe/cuda_tables.h"
 #include "src/moe/moe_config.h"
 #include "src/moe/moe_host.h"
+#include "src/select/routing_price.h"
 
 namespace moeccl::comm {
 
