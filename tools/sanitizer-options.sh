@@ -6,6 +6,6 @@ export LSAN_OPTIONS=report_objects=0
 # Reduced size, for tools/test and .ci/run: test_scale() is 0.1 under sanitizers, and these cases are left out because each
 # takes a minute or more there and runs no code that the smaller ones do not. tools/sanitize runs everything.
 # Programs of tools/test: what ranks, threads and shared words run through, without tests of time limits.
-reduced_programs=(unit_exec unit_comm unit_transport unit_bootstrap conformance_test moe_conformance_test
+reduced_programs=(unit_exec unit_comm unit_world unit_transport unit_bootstrap conformance_test moe_conformance_test
   experts_conformance_test api_arguments_test)
 reduced_filter='-*HiddenOf7168*:*HiddenOf16383Bytes*:*SixteenRanks*:*FifteenRanks*:*Metadata*'

@@ -1,4 +1,7 @@
 // The page that moecclMoeExplain writes.
+#include <algorithm>
+#include <cmath>
+
 #include "src/moe/moe_layer.h"
 
 namespace moeccl::comm {
@@ -29,7 +32,48 @@ void append_program(std::string& text, const char* title, const plan::Program& p
   }
 }
 
+// Where the figures of a price come from.
+std::string figures_text(const plan::Profile& profile, bool known) {
+  const char* copies = profile.source.empty() ? "the constants of a 2-core machine" : profile.source.c_str();
+  if (!known) return format("{} (no bandwidth is known for any link: only copies in memory are priced)", copies);
+  return format("the topology's links and {}", copies);
+}
+
+std::string guess_text(float guess) {
+  if (guess == 0) return "not run yet";
+  return format("steps took {:.2f} of it{}", std::abs(guess), guess < 0 ? " before, to be tried again" : "");
+}
+
 }  // namespace
+
+const char* MoeRouting::why_chosen() const {
+  if (prices_.size() == 1) return layer_.config().algorithms.size() == 1 ? "forced" : "the only one that fits";
+  if (captured_) return "as captured in a graph";
+  if (guesses_[chosen_] <= 0) return "tried: it may be the fastest";
+  const bool raced = std::any_of(guesses_.begin(), guesses_.end(), [](float g) { return g != 1; });
+  return raced ? "the fastest of the last steps" : "the cheapest";
+}
+
+// Eq. 1-6 beside the price, and why they differ where they do.
+std::string MoeRouting::hiermoe_text() const {
+  const MoeHost& host = layer_.host();
+  const algo::HierMoeChoice model =
+      algo::hiermoe_choice(prices_, host.tree(), host.profile(), layer_.config().shape.row_bytes);
+  if (prices_.size() < 2 || model.both_us[model.best] <= 0) return "";
+  std::string text = format("HierMoE Eq. 1-6 with {}:", model.measured ? "measured AlltoAlls" : "the topology's links");
+  for (size_t c = 0; c < prices_.size(); ++c)
+    if (model.both_us[c] > 0) text += format(" {} {:.1f} us,", layer_.candidates()[c]->name, model.both_us[c]);
+  text.back() = ';';
+  text += format(" d* is {}", layer_.candidates()[model.best]->name);
+  if (model.best == chosen_) return text + ", which runs\n";
+  const algo::MoePrice& theirs = prices_[model.best];
+  const algo::MoePrice& ours = prices_[chosen_];
+  const char* why = guesses_[chosen_] <= 0                ? "steps try another plan"
+                    : theirs.both_us() < ours.both_us()   ? "steps were faster by the other plan"
+                    : theirs.latency_us > ours.latency_us ? "its hops wait for one another more often"
+                                                          : "the model leaves out what chunks overlap and cores copy";
+  return text + format("; {} runs: {}\n", layer_.candidates()[chosen_]->name, why);
+}
 
 Result<std::string> MoeRouting::explain() const {
   moecclRoutingInfo_t i{};
@@ -46,20 +90,21 @@ Result<std::string> MoeRouting::explain() const {
       layer_.config().shape.row_bytes, layer_.config().shape.expert_major ? "ExpertMajor" : "Rows");
   text += format("{} rows arrive here for {} tokens; capacity dropped {} choices of this rank\n", i.n_rows, i.n_unique,
                  i.n_dropped);
-  text += known ? "\ncandidates, priced by HierMoE Eq. 1-6 from this routing (all ranks)\n"
-                : "\ncandidates (no bandwidth is known for any link: only copies in memory are priced)\n";
+  text += format("\ncandidates, priced from this routing (all ranks) with {}\n", figures_text(host.profile(), known));
   for (size_t c = 0; c < prices_.size(); ++c) {
     const algo::MoePrice& p = prices_[c];
     text += format("  {} {:8} dispatch {:10.1f} us, combine {:10.1f} us;", c == chosen_ ? "*" : " ",
                    layer_.candidates()[c]->name, p.dispatch_us(), p.combine_us());
     for (uint32_t l = 0; l < tree.depth(); ++l)
       text += format(" {} {} rows {:.1f} us,", tree.levels[l].name, p.levels[l].rows, p.level_us[l]);
-    text += format(" latency {:.1f} us, copies {:.1f} us\n", p.latency_us, p.copy_us);
+    text += format(" latency {:.1f} us, copies {:.1f} us", p.latency_us, p.copy_us);
+    if (guesses_[c] != 1) text += format("; {}", guess_text(guesses_[c]));
+    text += "\n";
   }
+  text += hiermoe_text();
   text += format(
-      "\nchosen: {}, {}; {} chunks in {} slots x {} of {} rows ({:.1f} MiB of staging)\n", i.algorithm,
-      prices_.size() > 1 ? "the cheapest" : "the only candidate", tables_.n_chunks(), plan.slots.plan.n_slots,
-      plan.slots.plan.depth, plan.slots.slot_rows,
+      "\nchosen: {}, {}; {} chunks in {} slots x {} of {} rows ({:.1f} MiB of staging)\n", i.algorithm, why_chosen(),
+      tables_.n_chunks(), plan.slots.plan.n_slots, plan.slots.plan.depth, plan.slots.slot_rows,
       static_cast<double>(algo::moe_staging_bytes(layer_.config().shape, plan.slots.plan, plan.slots.slot_rows)) /
           (1 << 20));
   text += format("this rank would send {} bytes without dedup (T * k * row)\n", i.logical_bytes);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/table.h"
+#include "src/base/env.h"
 #include "src/base/hash.h"
 
 namespace moeccl::comm {
@@ -105,10 +107,44 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
   MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
   MOECCL_TRY(compare(all, host.rank(), own));
   std::unique_ptr<MoeLayer> layer(new MoeLayer(host, std::move(*config)));
-  for (const algo::MoeAlgorithm& a : fit)
+  size_t flat = fit.size();
+  for (const algo::MoeAlgorithm& a : fit) {
+    if (a.kind == algo::PathKind::kFlat) flat = layer->candidates_.size();
     layer->candidates_.push_back(std::make_unique<MoeCandidate>(layer->config_, layer->placement_, host.tree(), a,
                                                                 host.rank(), host.staging_bytes()));
+  }
+  if (fit.size() > 1) layer->race_.emplace(fit.size(), flat);
   return layer;
+}
+
+std::vector<float> MoeLayer::guesses(uint64_t n_tokens) const {
+  const std::lock_guard lock(race_mutex_);
+  return race_ && env().trials ? race_->guesses(n_tokens) : std::vector<float>(candidates_.size(), 1.0F);
+}
+
+size_t MoeLayer::pick(std::span<const double> prices_us, std::span<const float> guesses) const {
+  return race_ ? race_->pick(prices_us, guesses) : 0;
+}
+
+void MoeLayer::keep_step(MoeStep step) {
+  const std::lock_guard lock(race_mutex_);
+  last_step_ = std::move(step);
+}
+
+MoeStep MoeLayer::take_step() {
+  const std::lock_guard lock(race_mutex_);
+  return std::exchange(last_step_, {});
+}
+
+void MoeLayer::note_step(const MoeStep& step, double took_us) {
+  const std::lock_guard lock(race_mutex_);
+  if (race_) race_->note(step.n_tokens, step.candidate, step.prices_us, took_us);
+}
+
+void MoeRouting::keep_step() {
+  if (step_.number == 0 || measured_dispatch_us_ <= 0 || measured_combine_us_ <= 0) return;
+  step_.took_us = measured_dispatch_us_ + measured_combine_us_;
+  layer_.keep_step(std::exchange(step_, {}));
 }
 
 Result<CudaRouting*> MoeLayer::cuda_routing(exec::StreamEngine& engine) {

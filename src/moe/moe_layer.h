@@ -13,6 +13,7 @@
 #include "src/moe/cuda_tables.h"
 #include "src/moe/moe_config.h"
 #include "src/moe/moe_host.h"
+#include "src/select/race.h"
 #include "src/select/routing_price.h"
 
 namespace moeccl::comm {
@@ -28,6 +29,15 @@ struct MoeCandidate {
   algo::RankPaths rank;
   plan::Program dispatch, combine;
   uint64_t dispatch_hash, combine_hash;  // of these programs
+};
+
+// What one update's operations took on this rank.
+struct MoeStep {
+  uint64_t number = 0;  // of the update; 0: none
+  uint64_t n_tokens = 0;
+  size_t candidate = 0;
+  std::vector<double> prices_us;  // [candidates]
+  double took_us = 0;             // dispatch and combine together; 0: one of them did not run
 };
 
 class MoeLayer {
@@ -50,6 +60,13 @@ class MoeLayer {
   // Of updates on a stream, with the candidate's plan. Null: none has come back, and those of other plans were freed.
   std::unique_ptr<CudaTables> take_cuda_tables(size_t candidate);
   void give_back(std::unique_ptr<CudaTables> tables);
+  // Guesses for the next update; with one candidate, or without trials, prices stand as they are.
+  std::vector<float> guesses(uint64_t n_tokens) const;
+  size_t pick(std::span<const double> prices_us, std::span<const float> guesses) const;
+  // The last update whose operations have run, of any routing of the layer: kept until all ranks have told theirs.
+  void keep_step(MoeStep step);
+  MoeStep take_step();
+  void note_step(const MoeStep& step, double took_us);
   // The most rows of Output that any routing gives this rank.
   uint64_t most_rows() const;
   // For choices in device memory; made when first asked for.
@@ -71,6 +88,9 @@ class MoeLayer {
   std::vector<std::unique_ptr<MoeCandidate>> candidates_;
   std::unique_ptr<CudaRouting> cuda_routing_;
   std::mutex tables_mutex_;
+  mutable std::mutex race_mutex_;
+  std::optional<Race> race_;
+  MoeStep last_step_;
   std::vector<std::unique_ptr<exec::RowTables>> free_tables_;
   std::vector<std::unique_ptr<CudaTables>> free_cuda_tables_;
 };
@@ -80,6 +100,7 @@ class MoeRouting {
   explicit MoeRouting(MoeLayer& layer) : layer_(layer) {}  // empty until update() succeeds
   ~MoeRouting() {
     wait_for_readers();
+    keep_step();
     layer_.give_back(std::move(cuda_tables_));
     layer_.give_back(std::move(device_tables_));
   }
@@ -121,9 +142,12 @@ class MoeRouting {
   Status greet(const Status& own);
   Status choose(const std::byte* greetings, size_t bytes);
   Status agree_on_weights(const std::byte* greetings, size_t bytes);
+  // What the operations of the last update took, to the layer. None of them is under way.
+  void keep_step();
   Status exchange_records();
   Status write_records();
   Status read_received(Agreement* mine);
+  void note_step(const MoeStep& step, std::span<const Agreement> all);
   Status agree();
   Status update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
   Status keep_captured(const std::byte* greetings, size_t bytes);
@@ -145,6 +169,8 @@ class MoeRouting {
   Status dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const;
   Status return_dots(const std::vector<float>& dots, float* grad_weight);
   void fill_levels(moecclRoutingInfo_t& info) const;
+  const char* why_chosen() const;
+  std::string hiermoe_text() const;
 
   MoeLayer& layer_;
   bool ready_ = false;
@@ -157,6 +183,9 @@ class MoeRouting {
   std::vector<algo::LevelCount> counts_;  // scratch
   std::vector<std::byte> gathered_;       // scratch
   std::vector<algo::MoePrice> prices_;    // by candidate
+  std::vector<double> both_us_;           // of prices_
+  std::vector<float> guesses_;            // by candidate, see Race
+  MoeStep step_;                          // of the last update
   size_t chosen_ = 0;
   uint64_t number_ = 0;             // MoeHost::next_number() of the last update
   std::optional<size_t> prepared_;  // the candidate for which writer_ is prepared

@@ -9,7 +9,8 @@
 
 namespace moeccl::comm {
 
-// What every rank says first. Its LevelCounts follow, level by level of each candidate.
+// What every rank says first. A guess for each candidate follows (rank 0's count, see Race), then its LevelCounts,
+// level by level of each candidate.
 struct MoeRouting::Hello {
   uint64_t n_tokens = 0;
   int32_t code = moecclSuccess;
@@ -24,6 +25,9 @@ struct MoeRouting::Agreement {
   uint32_t min_chunks = 1;
   uint64_t largest_edge_bytes = 0;
   uint64_t needed_bytes = 0;  // > 0: more than the cap
+  // Of the layer's last step whose operations have run.
+  uint64_t step_number = 0;
+  double step_took_us = 0;
 };
 
 namespace {
@@ -58,6 +62,7 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
   if (!status.ok() && device_tables_ != nullptr) (void)device_tables_->clear();
   MOECCL_TRY(std::move(status));
   measured_dispatch_us_ = measured_combine_us_ = 0;
+  step_ = {number_, own_.n_tokens, chosen_, std::move(both_us_), 0};
   ready_ = true;
   return {};
 }
@@ -104,13 +109,16 @@ Status MoeRouting::check_arguments(const int32_t* topk_index, uint64_t n_tokens)
 Status MoeRouting::greet(const Status& own) {
   MoeHost& host = layer_.host();
   const uint32_t depth = host.tree().depth();
-  const size_t n_counts = layer_.candidates().size() * depth;
-  const size_t bytes = sizeof(Hello) + n_counts * sizeof(algo::LevelCount);
+  const size_t n_candidates = layer_.candidates().size();
+  const size_t bytes = sizeof(Hello) + n_candidates * (sizeof(float) + depth * sizeof(algo::LevelCount));
   std::vector<std::byte> mine(bytes);
   const Hello hello{own_.n_tokens, own.code(), own_.weighted, captured_ ? static_cast<uint32_t>(chosen_) + 1 : 0,
                     captured_ && weighted_};
   std::memcpy(mine.data(), &hello, sizeof(hello));
   std::byte* at = mine.data() + sizeof(hello);
+  guesses_ = layer_.guesses(own_.n_tokens);
+  std::memcpy(at, guesses_.data(), n_candidates * sizeof(float));
+  at += n_candidates * sizeof(float);
   for (size_t c = 0; c < layer_.candidates().size() && own.ok(); ++c) {
     if (engine_ != nullptr)
       cuda_->counts(c, counts_);
@@ -122,6 +130,7 @@ Status MoeRouting::greet(const Status& own) {
   gathered_.resize(bytes * host.n_ranks());
   number_ = host.next_number();
   MOECCL_TRY(host.all_gather(mine.data(), bytes, gathered_.data()));
+  keep_step();  // the exchange has ended what was under way
   MOECCL_TRY(own);
   return choose(gathered_.data(), bytes);
 }
@@ -144,7 +153,8 @@ Status MoeRouting::agree_on_weights(const std::byte* greetings, size_t bytes) {
   return {};
 }
 
-// Algorithm 1 over the counts of all ranks; everyone has the same ones and so chooses alike.
+// Algorithm 1 over the counts of all ranks, corrected by what steps have taken. All ranks have the same figures and so
+// choose alike.
 Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   MoeHost& host = layer_.host();
   const uint32_t n = host.n_ranks(), depth = host.tree().depth();
@@ -160,19 +170,23 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   }
   MOECCL_TRY(agree_on_weights(greetings, bytes));
   prices_.clear();
+  both_us_.clear();
+  std::memcpy(guesses_.data(), greetings + sizeof(Hello), guesses_.size() * sizeof(float));
+  const std::byte* first_count = greetings + sizeof(Hello) + guesses_.size() * sizeof(float);
   const uint64_t tokens = std::accumulate(tokens_of_.begin(), tokens_of_.end(), uint64_t{0});
   for (size_t c = 0; c < layer_.candidates().size(); ++c) {
     std::vector<algo::LevelCount> counts(size_t{n} * depth);
     for (uint32_t r = 0; r < n; ++r)
-      std::memcpy(&counts[size_t{r} * depth], greetings + r * bytes + sizeof(Hello) + c * depth * sizeof(counts[0]),
+      std::memcpy(&counts[size_t{r} * depth], first_count + r * bytes + c * depth * sizeof(counts[0]),
                   depth * sizeof(counts[0]));
     MOECCL_TRY(check_counts(counts, tokens_of_, layer_.config().shape.top_k, host.tree()));
     algo::MoeRows rows{algo::level_loads(host.tree(), counts), layer_.config().shape.row_bytes,
                        static_cast<double>(tokens) * layer_.config().shape.top_k / n};
     prices_.push_back(
         algo::price(layer_.candidates()[c]->paths.algorithm(), host.tree(), host.profile(), std::move(rows)));
+    both_us_.push_back(prices_.back().both_us());
   }
-  chosen_ = algo::cheapest(prices_);
+  chosen_ = layer_.pick(both_us_, guesses_);
   return keep_captured(greetings, bytes);
 }
 
@@ -264,11 +278,26 @@ Status MoeRouting::read_received(Agreement* mine) {
   return {};
 }
 
+// A rank that comes late makes the others wait, and one with few rows is done early: the rank in the middle counts.
+void MoeRouting::note_step(const MoeStep& step, std::span<const Agreement> all) {
+  std::vector<double> took;
+  for (const Agreement& a : all) {
+    if (a.step_number == 0 || a.step_number != step.number) return;
+    took.push_back(a.step_took_us);
+  }
+  const auto middle = took.begin() + static_cast<ptrdiff_t>(took.size() / 2);
+  std::nth_element(took.begin(), middle, took.end());
+  layer_.note_step(step, *middle);
+}
+
 Status MoeRouting::agree() {
   MoeHost& host = layer_.host();
   Agreement mine;
   const Status own = read_received(&mine);
   mine.code = own.code();
+  const MoeStep step = layer_.take_step();
+  mine.step_number = step.number;
+  mine.step_took_us = step.took_us;
   std::vector<Agreement> all(host.n_ranks());
   MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
   MOECCL_TRY(own);
@@ -289,6 +318,7 @@ Status MoeRouting::agree() {
     chunks = std::max(chunks, all[r].min_chunks);
     largest = std::max(largest, all[r].largest_edge_bytes);
   }
+  note_step(step, all);
   const uint32_t useful = std::min(algo::moe_pipeline_chunks(largest), prices_[chosen_].most_chunks);
   tables_.build(std::max(chunks, useful));
   return {};

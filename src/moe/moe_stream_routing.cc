@@ -125,6 +125,7 @@ Status MoeRouting::update_on_stream(const StreamChoices& choices, moecclStream_t
   MOECCL_TRY(prepare_stream_updates(on.engine->context(), on.captured));
   ++version_;
   ready_ = false;
+  step_ = {};
   const size_t n = layer_.placement().n_local(host.rank());
   std::byte* info = const_cast<std::byte*>(device_tables_->device_info());
   CudaTables::Target target;

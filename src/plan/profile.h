@@ -88,6 +88,9 @@ struct Profile {
   // Ranks of one group of this level share a host. Below 0: all ranks do, as when one machine stands for a cluster.
   int host_level = -1;
 
+  // Where these figures come from, for people: "the profile /etc/moeccl.json"; empty: the constants above.
+  std::string source;
+
   // What calibration measured, on `n_ranks` ranks of the topology `tree_hash`; elsewhere `plans` says nothing. Both may
   // be empty.
   uint32_t n_ranks = 0;

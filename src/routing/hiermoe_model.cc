@@ -36,20 +36,50 @@ Status hiermoe_knows(const MoeAlgorithm& algorithm, const plan::AllToAllCosts& c
   return {};
 }
 
+plan::AllToAllCosts all_to_all_of_links(const plan::LevelTree& tree) {
+  const auto share = [&tree](uint32_t level) {
+    plan::LinkCost cost = tree.levels[level].link;
+    cost.bytes_per_ns *= static_cast<double>(tree.levels[level].n_groups) / tree.n_ranks;
+    return cost;
+  };
+  // An AlltoAll that crosses several levels waits for the slowest of them.
+  const auto within = [&](uint32_t first) {
+    plan::LinkCost slowest = share(first);
+    for (uint32_t l = first; l < tree.depth(); ++l) {
+      slowest.alpha_ns = std::max(slowest.alpha_ns, share(l).alpha_ns);
+      if (known(share(l))) slowest.bytes_per_ns = std::min(slowest.bytes_per_ns, share(l).bytes_per_ns);
+    }
+    return slowest;
+  };
+  plan::AllToAllCosts costs;
+  costs.standard = within(0);
+  for (uint32_t l = 0; l + 1 < tree.depth(); ++l) {
+    costs.inter.push_back(share(l));
+    costs.intra.push_back(within(l + 1));
+  }
+  return costs;
+}
+
 HierMoeTime hiermoe_time(const MoeAlgorithm& algorithm, const Traffic& traffic, const plan::LevelTree& tree,
                          const plan::AllToAllCosts& costs, uint64_t row_bytes) {
-  const plan::LevelTree cut = tree.truncated(traffic.n_hops);
-  std::vector<uint64_t> peak(traffic.n_hops, 0);
-  for (const TrafficEdge& e : traffic.edges) peak[e.hop] = std::max(peak[e.hop], e.rows);
+  std::vector<double> peak(traffic.n_hops, 0);
+  for (const TrafficEdge& e : traffic.edges) peak[e.hop] = std::max(peak[e.hop], static_cast<double>(e.rows));
+  return hiermoe_time(algorithm, peak, tree, costs, row_bytes);
+}
+
+HierMoeTime hiermoe_time(const MoeAlgorithm& algorithm, std::span<const double> peak_rows, const plan::LevelTree& tree,
+                         const plan::AllToAllCosts& costs, uint64_t row_bytes) {
+  const auto n_hops = static_cast<uint32_t>(peak_rows.size());
+  const plan::LevelTree cut = tree.truncated(n_hops);
   HierMoeTime time;
-  for (uint32_t h = 0; h < traffic.n_hops; ++h) {
+  for (uint32_t h = 0; h < n_hops; ++h) {
     // 2dh goes inside the node first, so its hop 0 is the innermost level.
-    const uint32_t level = algorithm.kind == PathKind::k2dh ? traffic.n_hops - 1 - h : h;
-    const bool innermost = level + 1 == traffic.n_hops;
-    const plan::LinkCost& cost = traffic.n_hops == 1 ? costs.standard
-                                 : innermost         ? costs.intra[traffic.n_hops - 2]
-                                                     : costs.inter[level];
-    time.hop_bytes.push_back(static_cast<double>(ranks_that_meet(cut, level)) * static_cast<double>(peak[h]) *
+    const uint32_t level = algorithm.kind == PathKind::k2dh ? n_hops - 1 - h : h;
+    const bool innermost = level + 1 == n_hops;
+    const plan::LinkCost& cost = n_hops == 1 ? costs.standard
+                                 : innermost ? costs.intra[n_hops - 2]
+                                             : costs.inter[level];
+    time.hop_bytes.push_back(static_cast<double>(ranks_that_meet(cut, level)) * peak_rows[h] *
                              static_cast<double>(row_bytes));
     time.hop_ns.push_back(cost.alpha_ns + time.hop_bytes.back() / cost.bytes_per_ns);
     time.total_ns += time.hop_ns.back();

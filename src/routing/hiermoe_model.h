@@ -2,6 +2,9 @@
 // AlltoAlls. moe_simulation.h prices the same traffic link by link instead.
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "src/plan/profile.h"
 #include "src/routing/moe_traffic.h"
 
@@ -16,8 +19,14 @@ struct HierMoeTime {
 // Whether the profile knows every AlltoAll that the algorithm needs; the sentence names the first that is missing.
 Status hiermoe_knows(const MoeAlgorithm& algorithm, const plan::AllToAllCosts& costs);
 
+// The AlltoAlls as the topology's links have them, where nobody has measured any: a rank's share of its group's uplink.
+plan::AllToAllCosts all_to_all_of_links(const plan::LevelTree& tree);
+
 // One direction (dispatch or combine). Flat and hier:1 are one standard AlltoAll (Eq. 1 and 2), without and with
 // deduplication; 2dh and hier:d are Inter-level AlltoAlls and one Intra-level AlltoAll (Eq. 3-5).
+// peak_rows: [hops] max(p), the most rows of one rank for one other rank in that hop.
+HierMoeTime hiermoe_time(const MoeAlgorithm& algorithm, std::span<const double> peak_rows, const plan::LevelTree& tree,
+                         const plan::AllToAllCosts& costs, uint64_t row_bytes);
 HierMoeTime hiermoe_time(const MoeAlgorithm& algorithm, const Traffic& traffic, const plan::LevelTree& tree,
                          const plan::AllToAllCosts& costs, uint64_t row_bytes);
 

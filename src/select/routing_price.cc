@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "src/algo/moe_plan.h"
+#include "src/routing/hiermoe_model.h"
 
 namespace moeccl::algo {
 
@@ -94,7 +95,9 @@ Pipelined pipelined(std::span<const double> hop_us, std::span<const double> hop_
 
 MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const plan::Profile& profile,
                MoeRows given) {
-  MoePrice p{algorithm, std::move(given.levels), {}};
+  MoePrice p;
+  p.algorithm = algorithm;
+  p.levels = std::move(given.levels);
   const auto bytes_of = [&given](double rows) { return rows * static_cast<double>(given.row_bytes); };
   double rows = given.delivered, largest_edge = 0;
   std::vector<double> hop_us(tree.depth() + 1, 0.0), hop_latency_us(tree.depth() + 1, 0.0);
@@ -105,7 +108,10 @@ MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const
     p.level_us.push_back(link.bytes_per_ns > 0 ? bytes_of(load.busiest) / link.bytes_per_ns / 1000 : 0.0);
     hop_us[hop] = std::max(hop_us[hop], p.level_us.back());
     if (load.rows > 0) hop_latency_us[hop] = std::max(hop_latency_us[hop], link.alpha_ns / 1000);
-    largest_edge = std::max(largest_edge, bytes_of(edge_rows(algorithm, tree, load, l)));
+    const double edge = edge_rows(algorithm, tree, load, l);
+    p.hop_rows.resize(std::max<size_t>(p.hop_rows.size(), hop + 1), 0.0);
+    p.hop_rows[hop] = std::max(p.hop_rows[hop], edge);
+    largest_edge = std::max(largest_edge, bytes_of(edge));
     rows += static_cast<double>(load.rows) / tree.n_ranks;
   }
   p.copy_us = p.sum_us = packing_us(tree, profile, bytes_of(rows));
@@ -129,6 +135,21 @@ double MoePrice::time_us(double cores_us) const {
 bool links_known(const plan::LevelTree& tree) {
   return std::any_of(tree.levels.begin(), tree.levels.end(),
                      [](const plan::Level& l) { return l.link.bytes_per_ns > 0; });
+}
+
+HierMoeChoice hiermoe_choice(std::span<const MoePrice> prices, const plan::LevelTree& tree,
+                             const plan::Profile& profile, uint64_t row_bytes) {
+  HierMoeChoice choice;
+  choice.measured = profile.all_to_all.standard.bytes_per_ns > 0;
+  const plan::AllToAllCosts costs = choice.measured ? profile.all_to_all : all_to_all_of_links(tree);
+  for (const MoePrice& p : prices) {
+    const bool known = hiermoe_knows(p.algorithm, costs).ok();
+    choice.both_us.push_back(known ? 2 * hiermoe_time(p.algorithm, p.hop_rows, tree, costs, row_bytes).total_ns / 1000
+                                   : 0.0);
+    const double best = choice.both_us[choice.best], now = choice.both_us.back();
+    if (now > 0 && (best == 0 || now < best)) choice.best = choice.both_us.size() - 1;
+  }
+  return choice;
 }
 
 size_t cheapest(std::span<const MoePrice> prices) {

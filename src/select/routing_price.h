@@ -21,6 +21,7 @@ struct MoePrice {
   MoeAlgorithm algorithm;
   std::vector<LevelLoad> levels;
   std::vector<double> level_us;  // the busiest group's bytes on its uplink at each level
+  std::vector<double> hop_rows;  // [hops] of the largest transfer between two ranks, an estimate
   uint32_t n_chunks = 1;         // of the busiest pair of ranks; an estimate
   uint32_t most_chunks = 1;      // into which it is worth to cut, however large the transfers are
   double latency_us = 0;         // of the hops that wait for one another
@@ -54,5 +55,15 @@ MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const
 bool links_known(const plan::LevelTree& tree);
 // Eq. 6 for dispatch and combine together: the cheapest; the first of equal ones.
 size_t cheapest(std::span<const MoePrice> prices);
+
+// What HierMoE's own model gives (Eq. 1-6): dispatch and combine of each candidate, and d*. It takes whole AlltoAlls
+// one after another, without the chunks that let hops and copies overlap.
+struct HierMoeChoice {
+  bool measured = false;        // with the profile's AlltoAlls; else with the topology's links
+  std::vector<double> both_us;  // [candidates]; 0: a figure is missing
+  size_t best = 0;
+};
+HierMoeChoice hiermoe_choice(std::span<const MoePrice> prices, const plan::LevelTree& tree,
+                             const plan::Profile& profile, uint64_t row_bytes);
 
 }  // namespace moeccl::algo

@@ -1,0 +1,107 @@
+#include "src/select/race.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace moeccl::comm {
+
+double Race::Entry::median(uint32_t of_last) const {
+  std::array<double, 5> last{};
+  const uint32_t n = std::min({n_samples, of_last, static_cast<uint32_t>(samples.size())});
+  for (uint32_t i = 0; i < n; ++i) last[i] = samples[(n_samples - 1 - i) % samples.size()];
+  std::sort(last.begin(), last.begin() + n);
+  return n == 0 ? 0 : last[(n - 1) / 2];
+}
+
+std::vector<float> Race::guesses(uint64_t n_tokens) const {
+  std::vector<float> all(n_, 0);
+  const auto it = classes_.find(static_cast<uint64_t>(std::bit_width(n_tokens)));
+  if (it == classes_.end()) return all;
+  for (size_t i = 0; i < n_; ++i) {
+    const Entry& e = it->second.entries[i];
+    all[i] = static_cast<float>(e.is_fresh ? e.guess : -e.guess);
+  }
+  return all;
+}
+
+size_t Race::pick(std::span<const double> prices_us, std::span<const float> guesses) const {
+  // Prices may be wrong by a factor that all of them share: what nobody has measured is expected to have it, too.
+  std::vector<float> known;
+  for (const float g : guesses)
+    if (std::isfinite(g) && g != 0) known.push_back(std::abs(g));
+  std::sort(known.begin(), known.end());
+  const double common = known.empty() ? 1.0 : known[(known.size() - 1) / 2];
+  std::vector<double> expected(n_);
+  const auto certain = [&](size_t i) { return std::isfinite(guesses[i]) && guesses[i] > 0; };
+  for (size_t i = 0; i < n_; ++i) {
+    const bool guessed = std::isfinite(guesses[i]) && guesses[i] != 0;
+    expected[i] = prices_us[i] * (guessed ? std::abs(static_cast<double>(guesses[i])) : common);
+  }
+  const auto best = static_cast<size_t>(std::min_element(expected.begin(), expected.end()) - expected.begin());
+  size_t tried = n_;
+  for (size_t i = 0; i < n_; ++i) {
+    if (certain(i) || expected[i] > kCloseTo * expected[best]) continue;
+    if (tried == n_ || expected[i] < expected[tried]) tried = i;
+  }
+  if (tried < n_) return tried;
+  return flat_ < n_ && expected[best] > kGain * expected[flat_] ? flat_ : best;
+}
+
+double Race::relation(std::span<const double> prices_us, size_t candidate) const {
+  return prices_us[candidate] / prices_us[flat_ < n_ ? flat_ : 0];
+}
+
+// Everything but what runs is uncertain from now on.
+void Race::ask_again(Class& c, bool is_certain) {
+  if (c.steps < c.asked_at + (is_certain ? kLeastPause : c.pause)) return;
+  c.pause = c.winner == c.ran ? std::min(2 * c.pause, kMostPause) : kLeastPause;
+  c.winner = c.ran;
+  c.asked_at = c.steps;
+  const double before = c.settled_at;
+  for (size_t i = 0; i < n_; ++i) {
+    Entry& e = c.entries[i];
+    if (i == c.ran) {
+      c.settled_at = e.guess = e.median(3);
+      continue;
+    }
+    // What was never measured is no longer expected to share what has just changed.
+    if (e.guess == 0) e.guess = before;
+    e.is_fresh = false;
+    e.n_samples = 0;
+  }
+}
+
+void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> prices_us, double took_us) {
+  const bool usable =
+      std::all_of(prices_us.begin(), prices_us.end(), [](double p) { return p > 0 && std::isfinite(p); });
+  if (candidate >= n_ || prices_us.size() != n_ || !usable || !(took_us > 0)) return;
+  Class& c = classes_[static_cast<uint64_t>(std::bit_width(n_tokens))];
+  c.entries.resize(n_);
+  ++c.steps;
+  Entry& e = c.entries[candidate];
+  if (c.ran != candidate) {
+    c.ran = candidate;
+    c.settled_at = e.is_fresh ? e.guess : 0;
+    return;
+  }
+  e.samples[e.n_samples++ % e.samples.size()] = took_us / prices_us[candidate];
+  if (!e.is_fresh) {
+    if (e.n_samples < kCounted) return;
+    e.is_fresh = true;
+    e.guess = c.settled_at = e.median(kCounted);
+    e.relation = relation(prices_us, candidate);
+    return;
+  }
+  e.guess = e.median(5);
+  e.relation = relation(prices_us, candidate);
+  const auto moved = [](double now, double then) { return then > 0 ? std::max(now / then, then / now) : 1.0; };
+  const double by = e.n_samples < 3 ? 1.0 : moved(e.median(3), c.settled_at);
+  double beside_flat = 1;
+  for (size_t i = 0; i < n_; ++i)
+    if (i != candidate && c.entries[i].is_fresh)
+      beside_flat = std::max(beside_flat, moved(relation(prices_us, i), c.entries[i].relation));
+  if (std::max(by, beside_flat) > kMoved || c.steps >= c.asked_at + kAgain) ask_again(c, by > kMovedFar);
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,135 @@
+#include "src/select/race.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "src/base/random.h"
+
+namespace moeccl::comm {
+namespace {
+
+// Three candidates, the first one flat; `truth` is what each takes beside its price.
+class World {
+ public:
+  Race race{3, 0};
+  std::vector<double> prices{100, 100, 100}, truth{1, 1, 1};
+  uint64_t tokens = 64;
+  double noise = 0;
+  SplitMix64 random{7};
+
+  size_t step() {
+    const std::vector<float> guesses = race.guesses(tokens);
+    const size_t ran = race.pick(prices, guesses);
+    const double took = prices[ran] * truth[ran] * (1 + noise * (random.unit() - 0.5));
+    race.note(tokens, ran, prices, took);
+    total += took;
+    const std::vector<double> all = costs();
+    best += *std::min_element(all.begin(), all.end());
+    return ran;
+  }
+  std::vector<double> costs() const { return {prices[0] * truth[0], prices[1] * truth[1], prices[2] * truth[2]}; }
+  // Steps until the same plan has run for ten steps.
+  int settle(size_t plan) {
+    for (int i = 1, same = 0; i < 400; ++i) {
+      same = step() == plan ? same + 1 : 0;
+      if (same == 10) return i - 9;
+    }
+    return 400;
+  }
+  double total = 0, best = 0;
+};
+
+TEST(Race, APriceThatLeavesNoDoubtRunsAtOnce) {
+  World w;
+  w.prices = {100, 300, 500};
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(w.step(), 0U);
+}
+
+TEST(Race, ClosePlansAreTriedAndTheFastestRuns) {
+  World w;
+  w.prices = {100, 110, 130};
+  w.truth = {1, 1.2, 0.6};
+  EXPECT_LE(w.settle(2), 10);
+}
+
+TEST(Race, FlatStaysUnlessAnotherIsFasterByMoreThanNoise) {
+  World w;
+  w.truth = {1, 0.99, 0.98};
+  EXPECT_LE(w.settle(0), 10);
+}
+
+// Routing that moves is in the prices; what they get wrong stays known.
+TEST(Race, FollowsPricesAtOnce) {
+  World w;
+  w.prices = {100, 300, 400};
+  w.settle(0);
+  w.prices = {300, 120, 500};
+  EXPECT_LE(w.settle(1), 4);
+  w.prices = {100, 300, 400};
+  EXPECT_LE(w.settle(0), 4);
+}
+
+// A link that others load changes what plans take, and no price.
+TEST(Race, FollowsTimesThatNoPriceKnowsWithinTwentySteps) {
+  World w;
+  w.noise = 0.1;
+  w.prices = {100, 120, 400};
+  w.settle(0);
+  for (int i = 0; i < 60; ++i) w.step();
+  w.truth = {3, 1, 1};
+  EXPECT_LE(w.settle(1), 20);
+  for (int i = 0; i < 60; ++i) w.step();
+  w.truth = {1, 3, 1};
+  EXPECT_LE(w.settle(0), 20);
+  for (int i = 0; i < 60; ++i) w.step();
+  EXPECT_LT(w.total / w.best, 1.10);
+}
+
+// The other plan was expected to be too slow to be tried, until the one that runs has become slower than that.
+TEST(Race, APlanThatWasFarAwayIsTriedWhenTheOthersSlowDown) {
+  World w;
+  w.prices = {100, 200, 1000};
+  w.settle(0);
+  w.truth = {4, 1, 1};
+  EXPECT_LE(w.settle(1), 20);
+}
+
+TEST(Race, NoiseCostsFewSteps) {
+  World w;
+  w.noise = 0.6;
+  w.prices = {100, 130, 140};
+  for (int i = 0; i < 1000; ++i) w.step();
+  EXPECT_LT(w.total / w.best, 1.08);
+}
+
+TEST(Race, EachSizeHasItsOwn) {
+  World w;
+  w.truth = {2, 1, 2};
+  w.settle(1);
+  w.tokens = 4096;
+  w.truth = {1, 2, 2};
+  EXPECT_LE(w.settle(0), 10);
+  w.tokens = 64;
+  w.truth = {2, 1, 2};
+  EXPECT_EQ(w.step(), 1U);
+}
+
+// All ranks give the same for the same words, whatever the words are.
+TEST(Race, TakesAnyWords) {
+  const Race race(3, 0);
+  const std::vector<double> prices{100, 120, 140};
+  const std::vector<float> strange{std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -1};
+  EXPECT_LT(race.pick(prices, strange), 3U);
+}
+
+TEST(Race, WithoutTrialsPricesDecide) {
+  const Race race(3, 0);
+  const std::vector<float> ones(3, 1);
+  EXPECT_EQ(race.pick(std::vector<double>{100, 90, 140}, ones), 1U);
+  EXPECT_EQ(race.pick(std::vector<double>{100, 99, 140}, ones), 0U);
+}
+
+}  // namespace
+}  // namespace moeccl::comm
