@@ -119,8 +119,10 @@ void draw(std::ostream& out, const LineChart& chart) {
            << (chart.x_is_bytes ? size_text(series.x[i]) : number_text(series.x[i])) << ": " << number_text(series.y[i])
            << "</title></circle>\n";
     }
-    out << "<polyline points='" << points.str() << "' fill='none' stroke='" << colour(s) << "' stroke-width='1.8'/>\n"
-        << dots.str();
+    if (series.joined)
+      out << "<polyline points='" << points.str() << "' fill='none' stroke='" << colour(s)
+          << "' stroke-width='1.8'/>\n";
+    out << dots.str();
     names.push_back(series.name);
   }
   legend(out, names);

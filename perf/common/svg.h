@@ -10,6 +10,7 @@ namespace perf {
 struct Series {
   std::string name;
   std::vector<double> x, y;
+  bool joined = true;  // false: dots without a line
 };
 // Lines over two logarithmic axes; points that are not positive are left out.
 struct LineChart {

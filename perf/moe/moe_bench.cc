@@ -15,6 +15,25 @@ std::vector<double> MoeResult::total_us() const {
   return total;
 }
 
+moecclMoe_t create_layer(const MoeOptions& options, const std::vector<int32_t>& expert_rank, size_t max_tokens,
+                         const std::string& algorithm, const Team& team) {
+  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+  config.hidden_bytes = options.hidden * data_type(options.type).bytes;
+  config.type = options.type;
+  config.top_k = options.top_k;
+  config.n_experts = options.n_experts;
+  config.expert_rank = expert_rank.data();
+  config.max_tokens = max_tokens;
+  config.layout = options.layout;
+  config.align_rows = options.align_rows;
+  config.capacity = options.capacity;
+  config.algorithm = algorithm.c_str();
+  moecclMoe_t moe = nullptr;
+  check(moecclMoeCreate(&moe, team.comm(0), &config), ("moecclMoeCreate with algorithm " + algorithm).c_str(),
+        team.rank(0), team.comm(0));
+  return moe;
+}
+
 MoeBench::MoeBench(const MoeOptions& options, const std::vector<RankRouting>& routing,
                    const std::vector<int32_t>& expert_rank, const Team& team, Progress* progress)
     : options_(options),
@@ -47,20 +66,9 @@ void MoeBench::allocate() {
 MoeBench::Candidate MoeBench::create(const std::string& algorithm) {
   size_t most_tokens = 0;
   for (const RankRouting& r : routing_) most_tokens = std::max(most_tokens, r.n_tokens);
-  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
-  config.hidden_bytes = oracle_.row_bytes();
-  config.type = options_.type;
-  config.top_k = options_.top_k;
-  config.n_experts = options_.n_experts;
-  config.expert_rank = expert_rank_.data();
-  config.max_tokens = most_tokens;
-  config.layout = options_.layout;
-  config.align_rows = options_.align_rows;
-  config.capacity = options_.capacity;
-  config.algorithm = algorithm.c_str();
   Candidate c;
   c.result.algorithm = algorithm;
-  demand(moecclMoeCreate(&c.moe, team_.comm(0), &config), ("moecclMoeCreate with algorithm " + algorithm).c_str());
+  c.moe = create_layer(options_, expert_rank_, most_tokens, algorithm, team_);
   demand(moecclRoutingCreate(&c.routing, c.moe, mine().index.data(), mine().weight.data(), mine().n_tokens),
          ("moecclRoutingCreate with algorithm " + algorithm).c_str());
   return c;
@@ -158,6 +166,9 @@ double MoeBench::timed(Candidate& c, Place place, const char* call, const Operat
 }
 
 void MoeBench::time_once(Candidate& c, bool keep) {
+  if (options_.update)
+    demand(moecclRoutingUpdate(c.routing, mine().index.data(), mine().weight.data(), mine().n_tokens),
+           "moecclRoutingUpdate");
   const bool weights = with_weights();
   const double dispatch = timed(c, kDispatch, "moecclDispatch", [&](moecclStream_t s) {
     return moecclDispatch(c.routing, tokens_.data(), rows_.data(), s);
@@ -165,6 +176,7 @@ void MoeBench::time_once(Candidate& c, bool keep) {
   const double combine = timed(c, kCombine, "moecclCombine", [&](moecclStream_t s) {
     return moecclCombine(c.routing, rows_.data(), combined_.data(), s);
   });
+  if (keep) c.result.ran.push_back(info(c).algorithm);
   if (keep) c.result.dispatch_us.push_back(dispatch);
   if (keep) c.result.combine_us.push_back(combine);
   if (!options_.backward) return;
@@ -183,7 +195,7 @@ void MoeBench::time_once(Candidate& c, bool keep) {
 void MoeBench::conclude(Candidate& c) {
   MoeResult& r = c.result;
   for (std::vector<double>* times : {&r.dispatch_us, &r.combine_us, &r.dispatch_backward_us, &r.combine_backward_us})
-    if (!times->empty()) *times = team_.combine(*times, moecclMax);
+    *times = slowest(*times);
   const moecclRoutingInfo_t mine = info(c);
   r.plan = mine.algorithm;
   r.emulated = mine.emulated != 0;
@@ -211,30 +223,71 @@ void MoeBench::conclude(Candidate& c) {
   demand(moecclMoeDestroy(c.moe), "moecclMoeDestroy");
 }
 
-std::vector<MoeResult> MoeBench::run_in_turns(const std::vector<std::string>& algorithms) {
-  std::vector<Candidate> candidates;
-  for (const std::string& algorithm : algorithms) {
-    if (progress_ != nullptr) progress_->show("checking " + algorithm, 0, 1);
-    Candidate c = create(algorithm);
-    c.result.n_wrong = team_.sum({verify(c)});
-    candidates.push_back(std::move(c));
-  }
+std::vector<double> MoeBench::slowest(const std::vector<double>& mine) const {
+  return mine.empty() ? mine : team_.combine(mine, moecclMax);
+}
+
+size_t MoeBench::add(const std::string& algorithm) {
+  if (progress_ != nullptr) progress_->show("checking " + algorithm, 0, 1);
+  Candidate c = create(algorithm);
+  c.result.n_wrong = team_.sum({verify(c)});
+  candidates_.push_back(std::move(c));
   // Timed on numbers: what the checks left behind may be slow to add (NaN, subnormal).
   oracle_.fill_gradients(host(tokens_));
   sent(tokens_);
-  const int rounds = options_.warmup + options_.iters;
-  for (int i = 0; i < rounds; i++)
-    for (Candidate& c : candidates) {
-      time_once(c, i >= options_.warmup);
+  return candidates_.size() - 1;
+}
+
+void MoeBench::run_rounds(int rounds, bool keep) {
+  const size_t n = candidates_.size();
+  for (int i = 0; i < rounds; i++, n_rounds_++)
+    for (size_t turn = 0; turn < n; turn++) {
+      const size_t at = (turn + n_rounds_ / 2) % n;
+      Candidate& c = candidates_[n_rounds_ % 2 == 0 ? at : n - 1 - at];
+      time_once(c, keep);
       if (progress_ != nullptr) progress_->show("timing " + c.result.algorithm, i, rounds);
     }
+}
+
+int MoeBench::settle(size_t candidate, int same, int most) {
+  Candidate& c = candidates_[candidate];
+  std::string plan;
+  int steps = 0;
+  for (int stayed = 0; steps < most && stayed < same; steps++) {
+    time_once(c, false);
+    const std::string now = info(c).algorithm;
+    stayed = now == plan ? stayed + 1 : 0;
+    plan = now;
+  }
+  return steps;
+}
+
+std::vector<std::vector<double>> MoeBench::total_us() const {
+  std::vector<std::vector<double>> all;
+  for (const Candidate& c : candidates_) {
+    all.push_back(slowest(c.result.dispatch_us));
+    const std::vector<double> combine = slowest(c.result.combine_us);
+    for (size_t i = 0; i < combine.size(); i++) all.back()[i] += combine[i];
+  }
+  return all;
+}
+
+std::vector<MoeResult> MoeBench::finish() {
   std::vector<MoeResult> results;
-  for (Candidate& c : candidates) {
+  for (Candidate& c : candidates_) {
     conclude(c);
     results.push_back(std::move(c.result));
   }
+  candidates_.clear();
   if (progress_ != nullptr) progress_->clear();
   return results;
+}
+
+std::vector<MoeResult> MoeBench::run_in_turns(const std::vector<std::string>& algorithms) {
+  for (const std::string& algorithm : algorithms) (void)add(algorithm);
+  run_rounds(options_.warmup, false);
+  run_rounds(options_.iters, true);
+  return finish();
 }
 
 std::vector<MoeResult> MoeBench::run() {

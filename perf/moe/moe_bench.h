@@ -27,13 +27,18 @@ struct MoeResult {
   bool emulated = false;
   uint64_t n_wrong = 0;  // entries of the routing, rows and tokens
   std::vector<double> dispatch_us, combine_us, dispatch_backward_us, combine_backward_us;
-  double predicted_us = 0;  // 0: unknown
+  std::vector<std::string> ran;  // the plan of each iteration
+  double predicted_us = 0;       // 0: unknown
   double logical_bytes = 0;
   std::vector<LevelTotal> levels;
   std::string explanation;
 
   std::vector<double> total_us() const;
 };
+
+// A layer as the options describe it. Collective.
+moecclMoe_t create_layer(const MoeOptions& options, const std::vector<int32_t>& expert_rank, size_t max_tokens,
+                         const std::string& algorithm, const Team& team);
 
 class MoeBench {
  public:
@@ -42,6 +47,19 @@ class MoeBench {
            const Team& team, Progress* progress);
 
   std::vector<MoeResult> run();
+
+  // The same in pieces, for studies that decide as they go; all ranks decide alike. Collective.
+  // Creates and checks a candidate, which takes part in all rounds from now on; returns its number.
+  size_t add(const std::string& algorithm);
+  // Times each candidate once a round. Rounds begin with another one and run backwards by turns, so that none always
+  // follows the same neighbour.
+  void run_rounds(int rounds, bool keep);
+  // Runs steps of a candidate until its plan has stayed the same for `same` of them, at most `most`. Returns how many.
+  int settle(size_t candidate, int same, int most);
+  // Each candidate's kept rounds so far, of the slowest rank.
+  std::vector<std::vector<double>> total_us() const;
+  // Frees all candidates.
+  std::vector<MoeResult> finish();
 
  private:
   enum Place : size_t { kDispatch, kCombine, kDispatchBackward, kCombineBackward, kTimedDispatchBackward, kPlaces };
@@ -55,6 +73,7 @@ class MoeBench {
   const RankRouting& mine() const { return routing_[static_cast<size_t>(team_.rank(0))]; }
 
   std::vector<MoeResult> run_in_turns(const std::vector<std::string>& algorithms);
+  std::vector<double> slowest(const std::vector<double>& mine) const;
   Candidate create(const std::string& algorithm);
   void allocate();
   // Runs an operation to its end, as a replay with --cudagraph: prepare() has captured it.
@@ -78,6 +97,8 @@ class MoeBench {
   Oracle oracle_;
   Buffer tokens_, combined_, rows_, gradient_rows_;
   std::vector<float> gradient_weights_;
+  std::vector<Candidate> candidates_;
+  size_t n_rounds_ = 0;
   void* stream_ = nullptr;  // with --cudagraph
 };
 

@@ -76,6 +76,8 @@ void add_run(CLI::App& app, MoeOptions& o) {
   app.add_option("--warmup", o.warmup, "iterations before timing")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_flag("--update", o.update,
+               "begin each iteration with moecclRoutingUpdate, as a training step does; not timed");
   app.add_flag("--backward", o.backward, "also check and time the backward operations");
   app.add_flag("--sequential", o.sequential,
                "one algorithm after another (default: in turns, which needs memory for all)");

@@ -28,6 +28,7 @@ struct MoeOptions {
   std::vector<std::string> algorithms = {"flat", "2dh", "auto"};
   int iters = 10, warmup = 1;
   bool backward = false, explain = false, sequential = false;
+  bool update = false;      // each timed iteration begins with moecclRoutingUpdate, which is not timed
   bool cuda_graph = false;  // each operation is captured once and replayed
   std::string output_file, plot_file;
 };

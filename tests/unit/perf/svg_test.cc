@@ -24,6 +24,14 @@ TEST(Svg, DrawsALineForEachSeriesAndLeavesOutWhatALogarithmCannotShow) {
   EXPECT_EQ(svg.find("inf"), std::string::npos);
 }
 
+TEST(Svg, SeriesThatAreNotJoinedHaveDotsAlone) {
+  const LineChart chart = {
+      .title = "t", .x_label = "x", .y_label = "y", .series = {{"a", {8, 64, 512}, {1, 2, 4}, false}}};
+  const std::string svg = svg_page("heading", "note", {chart}, {});
+  EXPECT_EQ(occurrences(svg, "<polyline"), 0u);
+  EXPECT_EQ(occurrences(svg, "<circle"), 3u);
+}
+
 TEST(Svg, ChartsWithoutPointsAreStillPages) {
   const std::string svg = svg_page("empty", "", {LineChart{}}, {BarChart{}});
   EXPECT_EQ(svg.find("nan"), std::string::npos);
