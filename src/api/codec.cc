@@ -78,8 +78,8 @@ Status mean_of_own(comm::Communicator& comm, moecclStream_t stream, const void* 
     return error(moecclInvalidArgument, "count is {}: give a size that fits in memory", count);
   MOECCL_TRY(needs("shared", shared, count));
   MOECCL_TRY(needs("experts", experts, n_local * count));
-  bool on_device = false;
-  MOECCL_TRY(comm.place(n_local * count > 0 ? experts : nullptr, shared, &on_device));
+  MOECCL_ASSIGN_OR_RETURN(const exec::Runner* runner, comm.place(n_local * count > 0 ? experts : nullptr, shared));
+  const bool on_device = runner->on_device();
   if (count == 0) return {};
   const size_t bytes = count * moecclTypeSize(type);
   if (on_device && n_local > moeccl::cuda::kMaxSources)

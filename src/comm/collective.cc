@@ -163,8 +163,9 @@ Status renew(Communicator& comm, PreparedCall& prepared, const CollectiveCall& c
 // After prepare_collective(), of what it prepared.
 void keep(const Communicator& comm, PreparedCall& prepared, const CollectiveCall& c, uint64_t plans) {
   const exec::Operation& op = prepared.operation;
-  prepared.tried = op.eager && !static_cast<const CachedPlan*>(op.keep.get())->tried.empty();
-  if (!op.eager || op.scaled || !comm.runs_on_host() || (prepared.tried && c.op != moecclOpAllToAllv)) return;
+  const bool eager = comm.runs_eagerly(op);
+  prepared.tried = eager && !static_cast<const CachedPlan*>(op.keep.get())->tried.empty();
+  if (!eager || op.scaled || !comm.runs_on_host() || (prepared.tried && c.op != moecclOpAllToAllv)) return;
   prepared.plans = plans;
   prepared.call = c;
   const uint64_t block_bytes = c.count * op.element_bytes;
@@ -178,8 +179,8 @@ void keep(const Communicator& comm, PreparedCall& prepared, const CollectiveCall
 Status prepare_splits(Communicator& comm, exec::Operation& op) {
   const PlanKey key{op.signature.op, 0, 0, static_cast<uint32_t>(op.element_bytes), false, false};
   MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> cached, comm.cuda()->walk()->selector().get(key));
+  op.runner = &comm.cuda()->walk()->runner();
   comm.attach(op, cached, 0, false);
-  op.walk = true;
   if (op.for_rest == nullptr) return {};
   op.choice = *std::exchange(op.for_rest, nullptr);
   op.choice.program_hash = hash_combine(op.choice.plan_hash, 1);
@@ -237,9 +238,9 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   MOECCL_TRY(check_overlap(comm, c, c.count * op.element_bytes, in_bytes, out_bytes));
   op.input = c.send;
   op.output = c.recv;
-  MOECCL_TRY(comm.place(in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr,
-                        out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr, &op.cuda));
-  if (c.op == moecclOpAllToAllv && op.cuda && comm.cuda()->walk() != nullptr) return prepare_splits(comm, op);
+  MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr,
+                                                out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr));
+  if (c.op == moecclOpAllToAllv && op.on_device() && comm.cuda()->walk() != nullptr) return prepare_splits(comm, op);
   const bool in_place = c.op == moecclOpAllToAll && c.send == c.recv && in_bytes > 0;
   return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled, in_place);
 }
@@ -280,9 +281,10 @@ Status prepare_message(Communicator& comm, const void* data, size_t count, moecc
              static_cast<std::byte*>(const_cast<void*>(data)),
              count * element,
              is_send,
-             false,
+             nullptr,
              type};
-  return comm.place(count > 0 ? data : nullptr, nullptr, &message.cuda);
+  MOECCL_ASSIGN_OR_RETURN(message.runner, comm.place(count > 0 ? data : nullptr, nullptr));
+  return {};
 }
 
 Status create_premul(Communicator& comm, const void* scalar, moecclDataType_t type, moecclRedOp_t* op) {

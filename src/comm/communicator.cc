@@ -7,8 +7,6 @@
 #include "src/bootstrap/launcher.h"
 #include "src/comm/cuda_stream.h"
 #include "src/driver/thread.h"
-#include "src/exec/cuda/stream_task.h"
-#include "src/exec/cuda/walker.h"
 
 namespace moeccl::comm {
 
@@ -81,6 +79,8 @@ void Communicator::set_up(Membership&& m) {
   selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach, m.reach.staging,
                                          config_.deterministic, fabric_->half_bytes, profile);
   fabric_->ballot.heard = [this](std::span<const uint64_t> words) { trials_.decide(words); };
+  host_runner_ = std::make_unique<exec::HostRunner>(*fabric_);
+  eager_runner_ = std::make_unique<exec::EagerRunner>(*fabric_);
   fabric_->outboxes.resize(n_ranks_);
   for (uint32_t p = 0; p < n_ranks_; ++p) {
     if (p != rank_) fabric_->outboxes[p] = fabric_->link(p).outbox(0);
@@ -112,11 +112,6 @@ Status Communicator::force(moecclOp_t op, const std::string& algorithm) {
   return {};
 }
 
-std::unique_ptr<exec::Task> Communicator::task_for(bool on_device, std::unique_ptr<exec::Task> task) {
-  if (!on_device) return task;
-  return std::make_unique<exec::StreamTask>(std::move(task), cuda_->engine());
-}
-
 bool Communicator::is_device_memory(const void* p) const {
   return cuda_ != nullptr && driver::cuda::memory_type(p) >= driver::cuda::kDeviceMemory;
 }
@@ -133,33 +128,33 @@ Status Communicator::copy_across(void* dst, const void* src, size_t bytes) {
   return driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream");
 }
 
-Status Communicator::place(const void* a, const void* b, bool* on_device) {
-  *on_device = false;
-  if (cuda_ == nullptr && why_no_cuda_.empty()) return {};
+Result<exec::Runner*> Communicator::place(const void* a, const void* b) {
+  if (cuda_ == nullptr && why_no_cuda_.empty()) return host_runner_.get();
   const unsigned types[] = {driver::cuda::memory_type(a), driver::cuda::memory_type(b)};
-  for (const unsigned t : types) *on_device = *on_device || t >= driver::cuda::kDeviceMemory;
-  if (*on_device && cuda_ == nullptr) {
+  bool on_device = std::max(types[0], types[1]) >= driver::cuda::kDeviceMemory;
+  if (cuda_ == nullptr) {
+    if (!on_device) return host_runner_.get();
     return error(moecclUnsupported, "a buffer is CUDA memory, but this communicator has no CUDA side: {}",
                  why_no_cuda_);
   }
-  if (cuda_ == nullptr) return {};
-  if (a == nullptr && b == nullptr) *on_device = cuda_->used_last;
-  cuda_->used_last = *on_device;
-  if (*on_device && ((a != nullptr && types[0] == 0) || (b != nullptr && types[1] == 0))) {
+  if (a == nullptr && b == nullptr) on_device = cuda_->used_last;
+  cuda_->used_last = on_device;
+  if (on_device && ((a != nullptr && types[0] == 0) || (b != nullptr && types[1] == 0))) {
     return error(moecclInvalidArgument,
                  "one buffer is CUDA memory and the other ordinary host memory: give two of a kind (page-locked memory "
                  "goes with both)");
   }
-  return {};
+  return on_device ? &cuda_->runner() : host_runner_.get();
 }
 
 Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place) {
   const PlanKey key{op.signature.op, root,    op.signature.count, static_cast<uint32_t>(op.element_bytes),
                     scaled,          in_place};
-  CudaWalk* walk = op.cuda && op.signature.op != moecclOpAllToAllv ? cuda_->walk() : nullptr;
+  CudaWalk* walk = op.on_device() && op.signature.op != moecclOpAllToAllv ? cuda_->walk() : nullptr;
   const uint64_t blocks = std::max(plan::in_blocks(key.op, n_ranks_), plan::out_blocks(key.op, n_ranks_));
-  op.walk = walk != nullptr && walk->takes(key.count * key.element_bytes * blocks);
-  Selector& selector = op.walk ? walk->selector() : op.cuda ? cuda_->selector() : *selector_;
+  if (walk != nullptr && !walk->takes(key.count * key.element_bytes * blocks)) walk = nullptr;
+  if (walk != nullptr) op.runner = &walk->runner();
+  Selector& selector = walk != nullptr ? walk->selector() : op.on_device() ? cuda_->selector() : *selector_;
   std::shared_ptr<CachedPlan> made;
   const std::shared_ptr<CachedPlan>* found = selector.again(key);
   if (found == nullptr) {
@@ -177,16 +172,16 @@ void Communicator::attach(exec::Operation& op, const std::shared_ptr<CachedPlan>
   op.scaled = scaled;
   op.priority = priority_of(op.signature.op);
   op.ran = nullptr;
-  op.epoch = op.cuda ? 0 : cached->epoch;
+  op.epoch = op.on_device() ? 0 : cached->epoch;
   if (op.keep != cached) op.keep = cached;
   run_as(op, *cached);
 }
 
-void Communicator::run_as(exec::Operation& op, const CachedPlan& cached) {
+void Communicator::run_as(exec::Operation& op, const CachedPlan& cached) const {
   op.choice = cached.choice;
   op.if_reachable = cached.asks_reach ? &cached.choice_if_reachable : nullptr;
   op.for_rest = cached.has_rest ? &cached.choice_for_rest : nullptr;
-  op.eager = cached.eager;
+  if (!op.on_device()) op.runner = cached.eager ? eager_runner_.get() : host_runner_.get();
   op.signature.plan = cached.signature;
   op.measured = &cached.measured;
 }
@@ -258,9 +253,8 @@ Status Communicator::run_message(const exec::Message& message) {
   const Turn turn(turns_, take_ticket());
   Status status = shielded([&]() -> Status {
     MOECCL_TRY(usable());
-    exec::MessageTask one(*fabric_, message, nullptr);
-    exec::Task* task = &one;
-    return exec::drive({&task, 1});
+    exec::MessageTask task(*fabric_, message, nullptr);
+    return exec::drive(task);
   });
   if (!status.ok()) set_last_error(status.message());
   return status;
@@ -268,34 +262,7 @@ Status Communicator::run_message(const exec::Message& message) {
 
 Status Communicator::run(exec::Operation& op) {
   MOECCL_TRY(refresh(op));
-  const auto drive = [](exec::Task&& task) {
-    exec::Task* one = &task;
-    return exec::drive({&one, 1});
-  };
-  if (op.walk) {
-    Status status = cuda_->begin();
-    if (status.ok()) {
-      cuda_->walk()->walker().promised.fetch_add(1, std::memory_order_relaxed);
-      status = drive(exec::WalkTask(cuda_->fabric(), cuda_->walk()->walker(), op, 0));
-    }
-    // Its end has been seen: nothing is left to wait for.
-    return status.ok() ? std::move(status) : cuda_->end(std::move(status));
-  }
-  if (op.cuda) {
-    Status status = cuda_->begin();
-    if (status.ok())
-      status = drive(exec::StreamTask(std::make_unique<exec::Execution>(cuda_->fabric(), op), cuda_->engine()));
-    return cuda_->end(std::move(status));
-  }
-  if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) MOECCL_TRY(work->wait_ready());
-  return op.eager ? exec::run_eager(*fabric_, op) : drive(exec::Execution(*fabric_, op));
-}
-
-std::unique_ptr<exec::Task> Communicator::task_of(const exec::Operation& op, uint64_t walk_number) {
-  if (op.walk) return std::make_unique<exec::WalkTask>(cuda_->fabric(), cuda_->walk()->walker(), op, walk_number);
-  exec::Fabric& fabric = fabric_for(op.cuda);
-  if (op.eager) return std::make_unique<exec::Eager>(fabric, op);
-  return std::make_unique<exec::Execution>(fabric, op);
+  return op.runner->run(op);
 }
 
 Status Communicator::run_timed(exec::Operation& op, double* measured_us) {
@@ -319,12 +286,12 @@ Status Communicator::run_on_device(uint64_t ticket, const std::function<void(con
   const Turn turn(turns_, ticket);
   Status status = shielded([&]() -> Status {
     MOECCL_TRY(usable());
-    Status ran = cuda_->begin();
+    Status ran = cuda_->runner().begin();
     if (ran.ok()) {
       const exec::StreamEngine::Scope scope(cuda_->engine());
       body(exec::StreamEngine::table());
     }
-    return cuda_->end(std::move(ran));
+    return cuda_->runner().end(std::move(ran));
   });
   if (!status.ok()) set_last_error(status.message());
   return status;

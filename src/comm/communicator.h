@@ -50,13 +50,12 @@ class Communicator {
   // CUDA memory; null when ranks joined without CUDA.
   CudaSide* cuda() const { return cuda_.get(); }
   exec::Fabric& fabric_for(bool on_device) { return on_device ? cuda_->fabric() : *fabric_; }
-  std::unique_ptr<exec::Task> task_for(bool on_device, std::unique_ptr<exec::Task> task);
   // Between host and CUDA memory, for the small tables that the host works on. Waits.
   bool is_device_memory(const void* p) const;
   Status copy_across(void* dst, const void* src, size_t bytes);
-  // Which kind of memory a call's buffers are: null ones say nothing, and a call without any uses what the last one
-  // did.
-  Status place(const void* a, const void* b, bool* on_device);
+  // What runs an operation, step by step, on the kind of memory that a call's buffers are. Null ones say nothing, and a
+  // call without any uses what the last one did.
+  Result<exec::Runner*> place(const void* a, const void* b);
   const plan::LevelTree& tree() const { return selector_->tree(); }
   bool paced() const { return config_.pace; }
   const std::shared_ptr<const Lanes>& lanes() const { return lanes_; }
@@ -90,6 +89,7 @@ class Communicator {
   }
   // Ends the communicator with this failure, which the peers are told.
   void break_off(const Status& status) noexcept;
+  bool runs_eagerly(const exec::Operation& op) const { return op.runner == eager_runner_.get(); }
   // Whether an operation on host memory can run without a look at where its buffers are.
   bool runs_on_host() const { return cuda_ == nullptr && why_no_cuda_.empty(); }
   // Of an AllToAllv whose plans are tried; see Trials.
@@ -129,8 +129,6 @@ class Communicator {
     return birth_.here() && !fabric_->failed() && !fabric_->aborted.load(std::memory_order_relaxed);
   }
   void abort();
-  // A batch's operation on its rank: on the persistent kernel or as the steps of its plan.
-  std::unique_ptr<exec::Task> task_of(const exec::Operation& op, uint64_t walk_number = 0);
   // Says to the peers that this rank will take no further part.
   void leave();
 
@@ -163,7 +161,7 @@ class Communicator {
   Status try_plan(exec::Operation& op, const CachedPlan& cached);
   // Another plan for the operation that `cached` was chosen for; as it is where that plan does not apply.
   Status run_variant(exec::Operation& op, const CachedPlan& cached, std::string_view plan);
-  static void run_as(exec::Operation& op, const CachedPlan& cached);  // op.keep owns `cached`, or what owns it
+  void run_as(exec::Operation& op, const CachedPlan& cached) const;  // op.keep owns `cached`, or what owns it
 
   uint32_t rank_, n_ranks_;
   Config config_;
@@ -172,6 +170,7 @@ class Communicator {
   GroupHolds group_holds_;
   std::set<void*> registrations_;
   std::unique_ptr<exec::Fabric> fabric_;
+  std::unique_ptr<exec::Runner> host_runner_, eager_runner_;
   std::shared_ptr<const Lanes> lanes_;
   std::unique_ptr<CudaSide> cuda_;
   std::string why_no_cuda_;

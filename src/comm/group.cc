@@ -8,27 +8,25 @@
 #include "src/base/per_thread.h"
 #include "src/comm/cuda_stream.h"
 #include "src/driver/thread.h"
-#include "src/world/cuda_side.h"
 
 namespace moeccl::comm {
 namespace {
 
-// The collectives of one communicator in a batch: one after another.
+// The collectives of one communicator in a batch, on one kind of memory: one after another.
 class ChainTask final : public exec::Task {
  public:
-  ChainTask(Communicator& comm, bool on_device, std::vector<exec::Operation*> operations)
-      : Task(comm.fabric_for(on_device)), comm_(comm), operations_(std::move(operations)) {}
+  explicit ChainTask(std::vector<Call*> calls) : Task(calls[0]->runner().fabric()), calls_(std::move(calls)) {}
 
   exec::Progress poll() override {
     if (running_ == nullptr) {
-      exec::Operation& op = *operations_[next_];
-      if (Status s = comm_.refresh(op); !s.ok()) return fail(std::move(s));
-      running_ = comm_.task_of(op);
-      ++next_;
+      Call& call = *calls_[next_++];
+      if (Status s = call.comm->refresh(*call.operation); !s.ok()) return fail(std::move(s));
+      running_ = call.runner().task(*call.operation);
+      call.promise = nullptr;  // the task has one of its own
     }
     const exec::Progress p = running_->poll();
     if (p == exec::Progress::kFailed) return fail(running_->status());
-    if (p != exec::Progress::kDone || next_ == operations_.size()) return p;
+    if (p != exec::Progress::kDone || next_ == calls_.size()) return p;
     running_ = nullptr;
     return exec::Progress::kMoved;
   }
@@ -40,21 +38,17 @@ class ChainTask final : public exec::Task {
   }
   void abandon() override {
     if (running_) running_->abandon();
-    drop_promises();
+    for (; next_ < calls_.size(); ++next_) calls_[next_]->promise = nullptr;
   }
-  ~ChainTask() override { drop_promises(); }
 
  private:
-  // Of operations on the persistent kernel that will not be launched.
-  void drop_promises() {
-    for (; next_ < operations_.size(); ++next_)
-      if (operations_[next_]->walk) comm_.cuda()->walk()->walker().promised.fetch_sub(1, std::memory_order_release);
-  }
-  Communicator& comm_;
-  std::vector<exec::Operation*> operations_;
+  std::vector<Call*> calls_;
   size_t next_ = 0;
   std::unique_ptr<exec::Task> running_;
 };
+
+// The persistent kernel that runs the call; null: a thread drives it.
+exec::Walker* kernel_of(const Call& c) { return c.operation != nullptr ? c.runner().kernel() : nullptr; }
 
 // What goes to one stream, or to this thread, together.
 struct Batch {
@@ -64,16 +58,11 @@ struct Batch {
   Status launched;
 
   bool is_launched() const { return !walks.empty() || !launched.ok(); }
-  bool all_walk() const {
-    return std::all_of(calls.begin(), calls.end(),
-                       [](const Call& c) { return c.operation != nullptr && c.operation->walk; });
-  }
+  bool all_walk() const { return std::all_of(calls.begin(), calls.end(), kernel_of); }
 };
 
-exec::Walker& walker_of(const Call& c) { return c.comm->cuda()->walk()->walker(); }
-
 void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& tasks) {
-  std::map<std::tuple<Communicator*, bool, uint32_t, bool>, const exec::MessageTask*> newest;
+  std::map<std::tuple<exec::Runner*, uint32_t, bool>, const exec::MessageTask*> newest;
   std::map<Communicator*, std::vector<const exec::Message*>> own_sends;
   for (const Call& c : batch.calls) {
     if (c.operation != nullptr) continue;
@@ -81,29 +70,19 @@ void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& 
       if (c.message.is_send) own_sends[c.comm].push_back(&c.message);
       continue;
     }
-    const auto key = std::tuple(c.comm, c.message.cuda, c.message.peer, c.message.is_send);
-    auto task = std::make_unique<exec::MessageTask>(c.comm->fabric_for(c.message.cuda), c.message, newest[key]);
-    newest[key] = task.get();
-    tasks.push_back(c.comm->task_for(c.message.cuda, std::move(task)));
+    exec::Runner& runner = c.runner();
+    const exec::MessageTask*& before = newest[std::tuple(&runner, c.message.peer, c.message.is_send)];
+    auto task = std::make_unique<exec::MessageTask>(runner.fabric(), c.message, before);
+    before = task.get();
+    tasks.push_back(runner.driven(std::move(task)));
   }
   for (const Call& c : batch.calls) {
     if (c.operation != nullptr || c.message.peer != c.comm->rank() || c.message.is_send) continue;
     auto& sends = own_sends[c.comm];  // issue() has checked that they pair up
-    tasks.push_back(c.comm->task_for(
-        c.message.cuda,
-        std::make_unique<exec::SelfMessageTask>(c.comm->fabric_for(c.message.cuda), *sends.front(), c.message)));
+    tasks.push_back(
+        c.runner().driven(std::make_unique<exec::SelfMessageTask>(c.runner().fabric(), *sends.front(), c.message)));
     sends.erase(sends.begin());
   }
-}
-
-std::vector<CudaSide*> cuda_sides(const Batch& batch) {
-  std::vector<CudaSide*> sides;
-  for (const Call& c : batch.calls) {
-    const bool on_device = c.operation != nullptr ? c.operation->cuda : c.message.cuda;
-    if (on_device && std::find(sides.begin(), sides.end(), c.comm->cuda()) == sides.end())
-      sides.push_back(c.comm->cuda());
-  }
-  return sides;
 }
 
 // Runs `body` (Status of the batch's state so far) when all turns have come, and ends them.
@@ -134,13 +113,14 @@ Status in_turns(const Batch& batch, Body&& body) {
 // What was launched on the caller's stream: sees it end, and ends it when it must not go on.
 Status watch(const Batch& batch, Status status) {
   if (status.ok() && !batch.launched.ok()) {
-    for (const Call& c : batch.calls) c.comm->cuda()->fabric().fail(batch.launched);
+    for (const Call& c : batch.calls) c.runner().fabric().fail(batch.launched);
     status = batch.launched;
   }
   std::vector<std::unique_ptr<exec::Task>> tasks;
   std::vector<exec::Task*> pointers;
   for (size_t i = 0; i < batch.walks.size(); ++i) {
-    tasks.push_back(batch.calls[i].comm->task_of(*batch.calls[i].operation, batch.walks[i]));
+    const Call& c = batch.calls[i];
+    tasks.push_back(std::make_unique<exec::WalkTask>(c.runner().fabric(), *kernel_of(c), *c.operation, batch.walks[i]));
     pointers.push_back(tasks.back().get());
   }
   // Also after a failure: buffers are the caller's again only when the kernels have left.
@@ -152,44 +132,34 @@ Status watch(const Batch& batch, Status status) {
 void launch(Batch& batch, CudaStream& stream, bool captured) {
   for (const Call& c : batch.calls) {
     uint64_t number = 0;
-    batch.launched = walker_of(c).launch(*c.operation, stream.stream(), captured ? nullptr : &number);
+    batch.launched = kernel_of(c)->launch(*c.operation, stream.stream(), captured ? nullptr : &number);
     if (!batch.launched.ok()) return;
     if (!captured) batch.walks.push_back(number);
   }
 }
 
-Status run(const Batch& batch, Status status) {
-  if (status.ok()) {
-    std::vector<std::unique_ptr<exec::Task>> tasks;
-    // Operations on host memory and on CUDA memory are two chains.
-    using Key = std::pair<Communicator*, bool>;
-    std::vector<std::pair<Key, std::vector<exec::Operation*>>> chains;
-    for (const Call& c : batch.calls) {
-      if (c.operation == nullptr) continue;
-      const Key key{c.comm, c.operation->cuda};
-      auto it = std::find_if(chains.begin(), chains.end(), [&](const auto& chain) { return chain.first == key; });
-      if (it == chains.end()) it = chains.insert(chains.end(), {key, {}});
-      it->second.push_back(c.operation.get());
-    }
-    for (auto& [key, operations] : chains) {
-      tasks.push_back(
-          key.first->task_for(key.second, std::make_unique<ChainTask>(*key.first, key.second, std::move(operations))));
-    }
-    add_messages(batch, tasks);
-    std::vector<exec::Task*> pointers;
-    for (const auto& t : tasks) pointers.push_back(t.get());
-    const std::vector<CudaSide*> sides = cuda_sides(batch);
-    if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr && sides.empty())
-      status = work->wait_ready();
-    for (CudaSide* side : sides) {
-      if (status.ok()) status = side->begin();
-    }
-    if (status.ok()) status = exec::drive(pointers);
-    for (CudaSide* side : sides) status = side->end(std::move(status));
-  } else {
-    for (const Call& c : batch.calls)
-      if (c.operation != nullptr && c.operation->walk) walker_of(c).promised.fetch_sub(1, std::memory_order_release);
+// Drives all on this thread; each kind of memory of each communicator by itself.
+Status run(Batch& batch, Status status) {
+  MOECCL_TRY(std::move(status));
+  std::vector<exec::Runner*> memories;  // one for each
+  std::vector<std::vector<Call*>> chains;
+  for (Call& c : batch.calls) {
+    size_t i = 0;
+    while (i < memories.size() && &memories[i]->fabric() != &c.runner().fabric()) ++i;
+    if (i == memories.size()) memories.push_back(&c.runner()), chains.emplace_back();
+    if (c.operation != nullptr) chains[i].push_back(&c);
   }
+  std::vector<std::unique_ptr<exec::Task>> tasks;
+  for (size_t i = 0; i < chains.size(); ++i)
+    if (!chains[i].empty()) tasks.push_back(memories[i]->driven(std::make_unique<ChainTask>(std::move(chains[i]))));
+  add_messages(batch, tasks);
+  std::vector<exec::Task*> pointers;
+  for (const auto& t : tasks) pointers.push_back(t.get());
+  for (exec::Runner* runner : memories) {
+    if (status.ok()) status = runner->begin();
+  }
+  if (status.ok()) status = exec::drive(pointers);
+  for (exec::Runner* runner : memories) status = runner->end(std::move(status));
   return status;
 }
 
@@ -224,9 +194,8 @@ Status launch_at_once(Batches& batches) {
       continue;
     }
     MOECCL_ASSIGN_OR_RETURN(const bool captured, cuda->capturing());
-    const bool in_order = std::all_of(batch->calls.begin(), batch->calls.end(), [](const Call& c) {
-      return walker_of(c).promised.load(std::memory_order_acquire) == 0;
-    });
+    const bool in_order = std::all_of(batch->calls.begin(), batch->calls.end(),
+                                      [](const Call& c) { return !kernel_of(c)->has_promised(); });
     if (captured) {
       if (!in_order) {
         return error(moecclUnsupported,
@@ -246,12 +215,11 @@ Status launch_at_once(Batches& batches) {
 
 // Takes no memory: every ticket that is taken has its turn.
 void take_turns(Batch& batch) {
-  for (const Call& c : batch.calls) {
+  for (Call& c : batch.calls) {
     const bool known =
         std::any_of(batch.turns.begin(), batch.turns.end(), [&](const auto& t) { return t.first == c.comm; });
     if (!known) batch.turns.emplace_back(c.comm, c.comm->take_ticket(batch.is_launched()));
-    if (!batch.is_launched() && c.operation != nullptr && c.operation->walk)
-      walker_of(c).promised.fetch_add(1, std::memory_order_relaxed);
+    if (exec::Walker* kernel = kernel_of(c); kernel != nullptr && !batch.is_launched()) c.promise = kernel->promise();
   }
 }
 

@@ -10,6 +10,7 @@
 #include "src/comm/communicator.h"
 #include "src/comm/group_holds.h"
 #include "src/comm/stream.h"
+#include "src/exec/cuda/walker.h"
 
 namespace moeccl::comm {
 
@@ -20,6 +21,9 @@ struct Call {
   Stream* stream = nullptr;                    // null: blocking
   std::unique_ptr<exec::Operation> operation;  // or
   exec::Message message;
+  exec::Walker::Promise promise;  // of a launch that waits for its turn
+
+  exec::Runner& runner() const { return operation != nullptr ? *operation->runner : *message.runner; }
   double* measured_us = nullptr;  // of an operation with `measured`: set when it has run
   GroupHolds* maker = nullptr;    // of another handle that the call was made with; may be null
 };

@@ -38,6 +38,7 @@ void AgreedTask::note_begin() {
 }
 
 void AgreedTask::continue_from(const AgreedTask& begun) {
+  eager_ = begun.eager_;
   sequence_ = begun.sequence_;
   noted_ = begun.noted_;
   history_ = begun.history_;
@@ -184,7 +185,7 @@ void AgreedTask::publish() {
 // Of small operations every kTimeEvery-th is timed: the clock alone is a tenth of what one takes.
 bool AgreedTask::is_timed() const {
   constexpr uint64_t kTimeEvery = 16;
-  if (!op_.eager || (op_.ran != nullptr && op_.ran->is_timed) || fabric().on_timing != nullptr ||
+  if (!eager_ || (op_.ran != nullptr && op_.ran->is_timed) || fabric().on_timing != nullptr ||
       sequence_ % kTimeEvery == 0)
     return true;
   return op_.measured != nullptr && op_.measured->ns.load(std::memory_order_relaxed) == 0;
@@ -222,7 +223,7 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
   f.timings[sequence_ % kTimings] = {sequence_,
                                      op_.signature.op,
                                      op_.choice.algorithm,
-                                     op_.eager,
+                                     eager_,
                                      op_.signature.count * op_.element_bytes,
                                      tells ? static_cast<uint64_t>(std::max<int64_t>(took_ns, 1)) : 0};
   if (op_.ran != nullptr && !ran_in_heap_ && !fitted_) op_.ran->took_ns = static_cast<double>(took_ns);

@@ -17,7 +17,7 @@ bool meets_all(moecclOp_t op);
 class AgreedTask : public Task {
  public:
   // The operation must live until the task has ended.
-  AgreedTask(Fabric& fabric, const Operation& op) : Task(fabric), op_(op) {}
+  AgreedTask(Fabric& fabric, const Operation& op, bool eager = false) : Task(fabric), op_(op), eager_(eager) {}
 
   Status diagnose() override;
   bool needs(uint32_t peer) const override;
@@ -76,6 +76,7 @@ class AgreedTask : public Task {
   bool hear_votes();
 
   const Operation& op_;
+  bool eager_;  // or goes on with what began so
   uint64_t sequence_ = 0;
   uint64_t history_ = 0;
   uint32_t tag_ = 0;  // of the history, carried by every signal

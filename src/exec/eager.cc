@@ -52,7 +52,7 @@ bool runs_eagerly(moecclOp_t op, std::string_view algorithm, uint32_t n_ranks, u
 }
 
 Eager::Eager(Fabric& fabric, const Operation& op)
-    : AgreedTask(fabric, op), block_bytes_(op.signature.count * op.element_bytes) {}
+    : AgreedTask(fabric, op, true), block_bytes_(op.signature.count * op.element_bytes) {}
 
 bool Eager::gives() const {
   const bool from_root = op_.signature.op == moecclOpBroadcast || op_.signature.op == moecclOpScatter;
@@ -276,8 +276,7 @@ Status run_eager(Fabric& fabric, const Operation& op) {
     if (p == Progress::kDone) return {};
     if (p == Progress::kFailed) return give_up(task, task.status());
   }
-  Task* one = &task;
-  return drive({&one, 1});
+  return drive(task);
 }
 
 std::string Eager::describe() const {

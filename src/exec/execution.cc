@@ -120,7 +120,7 @@ void Execution::choose(const Choice& choice) {
   }
   awaits_one_ = lanes_.size() == 1 && binding_.rows.empty() && elements_out * op_.element_bytes <= kAwaitOneBytes;
   fabric().recorder.chose(choice.algorithm);
-  if (op_.signature.op == moecclOpTensorAllToAll && op_.measured != nullptr && !op_.cuda)
+  if (op_.signature.op == moecclOpTensorAllToAll && op_.measured != nullptr && !fabric().cuda)
     trace_.begin(choice.chunking.n_chunks, now_ns());
   find_landings();
   phase_ = Phase::kRun;

@@ -3,7 +3,7 @@
 // memory the receiver can reach are copied once, by the receiver, from where they lie.
 #pragma once
 
-#include "src/exec/task.h"
+#include "src/exec/runner.h"
 
 namespace moeccl::exec {
 
@@ -22,7 +22,7 @@ struct Message {
   std::byte* data = nullptr;  // read only by a send
   uint64_t bytes = 0;
   bool is_send = false;
-  bool cuda = false;  // data is CUDA memory
+  Runner* runner = nullptr;  // the communicator's for the memory that data is
   moecclDataType_t type = moecclInt8;
 };
 

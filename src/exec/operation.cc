@@ -2,6 +2,7 @@
 
 #include "src/base/format.h"
 #include "src/base/hash.h"
+#include "src/exec/runner.h"
 
 namespace moeccl::exec {
 
@@ -82,6 +83,8 @@ std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t ra
   return say("plan", format("plan {:016x}", a.plan),
              format("plan {:016x} (MOECCL_PLAN, the topology or the profile differs)", b.plan));
 }
+
+bool Operation::on_device() const { return runner->on_device(); }
 
 kernels::Scalar unit_scale(moecclDataType_t type) {
   kernels::Scalar one{};

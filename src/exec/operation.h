@@ -14,6 +14,8 @@
 
 namespace moeccl::exec {
 
+class Runner;
+
 // What all ranks must agree on, and how a disagreement is named.
 struct Signature {
   moecclOp_t op = moecclOpAllReduce;
@@ -52,12 +54,12 @@ struct Choice {
 kernels::Scalar unit_scale(moecclDataType_t type);
 
 struct Operation {
+  Runner* runner = nullptr;  // the communicator's, which picks it once
   Signature signature;
   Choice choice;  // the plan, when all ranks already know it
   // When every buffer of every rank turns out to be reachable (agreed at entry), this one runs instead. Null: no
   // question.
   const Choice* if_reachable = nullptr;
-  bool eager = false;  // runs as exec::Eager, on all ranks alike
   // Of the choice. When a correction of the profile has come in between, it is made again before the operation runs. 0:
   // it stands.
   uint32_t epoch = 0;
@@ -83,8 +85,7 @@ struct Operation {
     void* output = nullptr;
     uint32_t bytes = 0;  // of a row; 0: none
   } scales;
-  bool cuda = false;  // input and output are CUDA memory
-  bool walk = false;  // runs on the persistent kernel (Walker), on all ranks alike
+  bool on_device() const;  // input and output are CUDA memory
   // Where the last run's time and bytes are noted; owned by `keep`. Null: nowhere.
   struct Measured {
     std::atomic<double> ns{0};
@@ -110,7 +111,6 @@ struct Operation {
     divisor = 0;
     output_bytes = 0;
     grouped = false;
-    walk = false;
     ran = nullptr;
     scales = {};
   }

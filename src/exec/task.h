@@ -74,6 +74,10 @@ void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns = 1'000
 // Runs all tasks to their ends; the first failure is returned after all have ended. Every wait has an end: the
 // communicator's timeout, an abort, a failed or dead peer.
 Status drive(std::span<Task* const> tasks);
+inline Status drive(Task& task) {
+  Task* const one = &task;
+  return drive({&one, 1});
+}
 // Ends a task that has failed so: the communicator's first failure, such as an abort from another thread.
 Status give_up(Task& task, const Status& status);
 

@@ -232,8 +232,8 @@ Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, ui
 Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Operation& op) {
   MOECCL_TRY(comm.usable());
   // As they are given, also when they hold nothing: a rank without slots tells its kind of memory by them.
-  MOECCL_TRY(comm.place(call.in, call.out, &op.cuda));
-  const Side side = side_of(comm, op.cuda);
+  MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(call.in, call.out));
+  const Side side = side_of(comm, op.on_device());
   std::shared_ptr<const void>& place = comm.kept_expert_plan(call.op);
   auto kept = std::static_pointer_cast<const Kept>(place);
   if (kept == nullptr || !kept->serves(side, call)) {

@@ -224,8 +224,8 @@ Status Hybrid::prepare_gather(const void* own, void* held, uint64_t expert_bytes
   if (expert_bytes > kMostExpertBytes)
     return error(moecclInvalidArgument, "expert_bytes is {}: give the bytes of one expert, at most 2^40", expert_bytes);
   MOECCL_TRY(check_buffers(own, held, expert_bytes));
-  MOECCL_TRY(comm_.place(own, held, &op.cuda));
-  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned, plan_for(expert_bytes, op.cuda));
+  MOECCL_ASSIGN_OR_RETURN(op.runner, comm_.place(own, held));
+  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned, plan_for(expert_bytes, op.on_device()));
   op.signature.op = moecclOpExpertGather;
   op.signature.type = moecclUint8;
   op.signature.count = expert_bytes;
@@ -267,8 +267,9 @@ Status Hybrid::prepare_reduce(const void* held, void* own, uint64_t count, moecc
   if (count > kMostExpertBytes / element_bytes)
     return error(moecclInvalidArgument, "count is {}: give the elements of one expert, at most 2^40 bytes", count);
   MOECCL_TRY(check_buffers(own, held, count * element_bytes));
-  MOECCL_TRY(comm_.place(held, own, &op.cuda));
-  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned, return_plan_for(count, element_bytes, op.cuda));
+  MOECCL_ASSIGN_OR_RETURN(op.runner, comm_.place(held, own));
+  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned,
+                          return_plan_for(count, element_bytes, op.on_device()));
   op.signature.op = moecclOpExpertReduce;
   op.signature.type = type;
   op.signature.count = count;

@@ -119,8 +119,8 @@ Status Migration::send(int number, const void* experts, const void* shared, moec
     return error(moecclInvalidArgument, "experts is NULL: give {} experts of {} elements", n_own, codec_.count);
   if (shared == nullptr && !exact() && whole > 0)
     return error(moecclInvalidArgument, "shared is NULL: give {} elements, or use ratio 1", codec_.count);
-  bool cuda = false;
-  MOECCL_TRY(comm_.place(experts, exact() ? nullptr : shared, &cuda));
+  MOECCL_ASSIGN_OR_RETURN(const exec::Runner* runner, comm_.place(experts, exact() ? nullptr : shared));
+  const bool cuda = runner->on_device();
   Packed packed;
   MOECCL_ASSIGN_OR_RETURN(packed.experts, room(n_own, cuda));
   MOECCL_ASSIGN_OR_RETURN(packed.checksum, checksum_of(shared, cuda));

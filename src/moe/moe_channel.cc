@@ -53,22 +53,21 @@ Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* mea
   op->priority = comm_.priority_of(run.op);
   op->scales = {run.scales.in, run.scales.out, run.scales.bytes};
   Communicator* comm = &comm_;
-  MOECCL_TRY(comm->place(run.in, run.out, &op->cuda));
+  MOECCL_ASSIGN_OR_RETURN(op->runner, comm->place(run.in, run.out));
   if (run.scales.bytes > 0) {
-    bool scales_on_device = false;
     const bool any = run.in != nullptr || run.out != nullptr;
-    MOECCL_TRY(comm->place(run.scales.in, run.scales.out, &scales_on_device));
-    if (any && (run.scales.in != nullptr || run.scales.out != nullptr) && scales_on_device != op->cuda) {
+    MOECCL_ASSIGN_OR_RETURN(const exec::Runner* scales, comm->place(run.scales.in, run.scales.out));
+    if (any && (run.scales.in != nullptr || run.scales.out != nullptr) && scales != op->runner) {
       return error(moecclInvalidArgument, "rows are {} memory and their scales {} memory: give both of one kind",
-                   op->cuda ? "CUDA" : "host", scales_on_device ? "CUDA" : "host");
+                   op->on_device() ? "CUDA" : "host", scales->on_device() ? "CUDA" : "host");
     }
   }
-  if (run.on_device && !op->cuda) {
+  if (run.on_device && !op->on_device()) {
     return error(moecclInvalidUsage,
                  "the routing's last update was on a stream, so only CUDA memory can follow it: give buffers there, or "
                  "update it with moecclRoutingUpdate");
   }
-  if (op->cuda && run.tables != nullptr) return run_walk(run, stream, std::move(op), measured_us);
+  if (op->on_device() && run.tables != nullptr) return run_walk(run, stream, std::move(op), measured_us);
   if (stream != nullptr) MOECCL_TRY(stream->ready());
   if (stream == nullptr) return comm->run_in_turn(comm->take_ticket(), *op, measured_us);
   std::shared_ptr<exec::Operation> kept = std::move(op);
@@ -83,7 +82,7 @@ Status MoeChannel::run_walk(const Run& run, Stream* stream, std::unique_ptr<exec
   if (CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr; cuda != nullptr) {
     MOECCL_ASSIGN_OR_RETURN(captured, cuda->capturing());
   }
-  op->walk = true;
+  op->runner = &comm_.cuda()->walk()->runner();
   auto rows = std::make_shared<exec::WalkRows>();
   rows->tables = run.tables->device();
   rows->weighted = run.weighted;
@@ -133,7 +132,7 @@ Status MoeChannel::all_gather_on(const void* send, void* recv, size_t bytes, moe
   MOECCL_TRY(prepare_collective(
       comm_, {.op = moecclOpAllGather, .send = send, .recv = recv, .count = bytes, .type = moecclUint8},
       *calls[0].operation));
-  if (!calls[0].operation->walk) {
+  if (calls[0].operation->runner->kernel() == nullptr) {
     return error(
         moecclUnsupported,
         "all ranks' choices are {} bytes, more than MOECCL_CUDA_PERSISTENT_BYTES allows the persistent kernel: "

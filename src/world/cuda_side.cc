@@ -10,7 +10,6 @@
 #include "src/bootstrap/handshake.h"
 #include "src/driver/fork_page.h"
 #include "src/driver/process.h"
-#include "src/exec/cuda/stream_work.h"
 #include "src/exec/task.h"
 #include "src/world/network.h"
 #include "transport/cuda_ipc/cuda_link.h"
@@ -332,6 +331,7 @@ class CudaSide::Connector {
       side->engine_->write_word(&progress.completed, sequence);
       if (side->net_ != nullptr) side->engine_->note(side->net_->tell_board());
     };
+    side->runner_ = std::make_unique<exec::StreamRunner>(f, *side->engine_);
     f.links.resize(n_.n_ranks);
     for (const uint32_t r : here()) {
       if (r == n_.rank) continue;
@@ -458,29 +458,6 @@ CudaSide::~CudaSide() {
 size_t CudaSide::memory_bytes() const {
   return fabric_.own->bytes() + staging_.bytes() + shared_.mapped_bytes() + engine_->memory_bytes() +
          (net_ != nullptr ? net_->memory_bytes() : 0) + (walk_ != nullptr ? walk_->walker().memory_bytes() : 0);
-}
-
-Status CudaSide::begin() {
-  if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) {
-    const cuda::Current current(engine_->context());
-    if (work->ready != nullptr) engine_->after(work->ready);
-    work->add(engine_.get());
-  } else {
-    // A blocking call comes after what the default stream has still to do.
-    const cuda::Current current(engine_->context());
-    MOECCL_TRY(cuda::check(cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"));
-  }
-  return engine_->status();
-}
-
-Status CudaSide::end(Status status) {
-  const exec::StreamWork* work = exec::StreamWork::current();
-  if (!status.ok() || work == nullptr || work->blocks) {
-    Status done = engine_->synchronize();
-    if (status.ok()) status = std::move(done);
-  }
-  if (!status.ok()) fabric_.fail(status);  // peers are told, also when nothing was started
-  return status;
 }
 
 }  // namespace moeccl::comm

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/bootstrap/bootstrap.h"
-#include "src/exec/cuda/stream_engine.h"
+#include "src/exec/cuda/runners.h"
 #include "src/exec/fabric.h"
 #include "src/select/selection.h"
 #include "src/world/config.h"
@@ -44,15 +44,12 @@ class CudaSide {
 
   exec::Fabric& fabric() { return fabric_; }
   exec::StreamEngine& engine() { return *engine_; }
+  exec::Runner& runner() { return *runner_; }
   Selector& selector() { return *selector_; }
   size_t memory_bytes() const;
   // The persistent kernel; null: why_no_walk() says why.
   CudaWalk* walk() { return walk_.get(); }
   const std::string& why_no_walk() const { return why_no_walk_; }
-
-  // Before and after the operations of one call: what they read is ready, and whoever waits for their end is told.
-  Status begin();
-  Status end(Status status);
 
   // Of a rank that gives no buffer: what it used last.
   bool used_last = false;
@@ -67,6 +64,7 @@ class CudaSide {
   driver::cuda::VirtualMemory shared_;
   std::vector<std::shared_ptr<transport::shm::Segment>> segments_;
   exec::Fabric fabric_;
+  std::unique_ptr<exec::Runner> runner_;
   transport::cuda_net::CudaNet* net_ = nullptr;  // the fabric's engine, where ranks are on several hosts
   std::unique_ptr<Selector> selector_;
   std::unique_ptr<CudaWalk> walk_;

@@ -228,6 +228,7 @@ Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::strin
   joining.note(opened);
   MOECCL_TRY(joining.exchange());
   if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<CudaWalk>();
+  w->runner_ = std::make_unique<exec::KernelRunner>(*s.fabric, *w->walker_);
   plan::Reach reach;
   reach.staging = !joining.several_hosts();
   reach.views = reach.reads = reach.staging && !joining.other_processes();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/bootstrap/bootstrap.h"
+#include "src/exec/cuda/runners.h"
 #include "src/exec/cuda/walker.h"
 #include "src/select/selection.h"
 #include "src/world/config.h"
@@ -47,6 +48,7 @@ class CudaWalk {
   ~CudaWalk();
 
   exec::Walker& walker() { return *walker_; }
+  exec::Runner& runner() { return *runner_; }
   Selector& selector() { return *selector_; }
   // Whether an operation of this size per rank runs here; larger ones take the copy engine's way. Alike on all ranks.
   bool takes(uint64_t bytes) const { return bytes <= most_bytes_; }
@@ -58,6 +60,7 @@ class CudaWalk {
   uint64_t most_bytes_ = 0;
   std::vector<transport::cuda_ipc::Opened> opened_;
   std::unique_ptr<exec::Walker> walker_;
+  std::unique_ptr<exec::Runner> runner_;
   std::unique_ptr<Selector> selector_;
 };
 

@@ -426,10 +426,6 @@ Status Walker::failure() const {
                fabric_->timeout_ms, where, whom, load(r.expected), load(r.seen));
 }
 
-WalkTask::~WalkTask() {
-  if (promised_) walker_.promised.fetch_sub(1, std::memory_order_release);
-}
-
 Progress WalkTask::poll() {
   Fabric& f = fabric();
   if (!watching_) {
@@ -442,8 +438,7 @@ Progress WalkTask::poll() {
   if (number_ == 0) {
     Status s = walker_.launch(op_, walker_.engine().stream(), &number_);
     if (!s.ok()) return fail(std::move(s));
-    promised_ = false;
-    walker_.promised.fetch_sub(1, std::memory_order_release);
+    promise_ = nullptr;
     return Progress::kMoved;
   }
   // Acquire: pairs with the release in walk_leave() on the device.

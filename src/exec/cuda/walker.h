@@ -29,9 +29,17 @@ class Walker {
   // Puts the operation on the stream, after those launched before. `number` becomes its number, which the board shows
   // when it is done; null: the stream is being captured, and whoever replays the graph orders it.
   Status launch(const Operation& op, driver::cuda::Stream stream, uint64_t* number);
-  // Operations that were promised a place in the order and wait on a host thread to be launched: others must not
-  // overtake them.
-  std::atomic<uint32_t> promised{0};
+  // A place in the order of launches for an operation that a host thread will launch: until then others must not
+  // overtake it. It counts as long as it lives.
+  struct Broken {
+    void operator()(std::atomic<uint32_t>* promised) const { promised->fetch_sub(1, std::memory_order_release); }
+  };
+  using Promise = std::unique_ptr<std::atomic<uint32_t>, Broken>;
+  Promise promise() {
+    promised_.fetch_add(1, std::memory_order_relaxed);
+    return Promise(&promised_);
+  }
+  bool has_promised() const { return promised_.load(std::memory_order_acquire) > 0; }
 
   // Why the device gave up; ok() when it did not. Any thread.
   Status failure() const;
@@ -87,6 +95,7 @@ class Walker {
   driver::cuda::Event event_ = nullptr;
   driver::cuda::Stream last_stream_ = nullptr;
   std::atomic<uint64_t> launched_{0};
+  std::atomic<uint32_t> promised_{0};
   std::unique_ptr<WalkProxy> proxy_;
 
  public:
@@ -96,10 +105,11 @@ class Walker {
 // One operation on the persistent kernel, from its launch to its end.
 class WalkTask final : public Task {
  public:
-  // number 0: launches on the engine's stream at the first poll, as promised (Walker::promised).
+  // It was launched as `number`, or is launched on the engine's stream at the first poll.
   WalkTask(Fabric& fabric, Walker& walker, const Operation& op, uint64_t number)
-      : Task(fabric), walker_(walker), op_(op), number_(number), promised_(number == 0) {}
-  ~WalkTask() override;
+      : Task(fabric), walker_(walker), op_(op), number_(number) {}
+  WalkTask(Fabric& fabric, Walker& walker, const Operation& op)
+      : Task(fabric), walker_(walker), op_(op), promise_(walker.promise()) {}
 
   Progress poll() override;
   Status diagnose() override;
@@ -113,8 +123,9 @@ class WalkTask final : public Task {
  private:
   Walker& walker_;
   const Operation& op_;
-  uint64_t number_;
-  bool promised_, watching_ = false;
+  uint64_t number_ = 0;
+  Walker::Promise promise_;
+  bool watching_ = false;
   uint64_t sequence_ = 0;  // operations of the fabric that were called before
   int64_t began_ns_ = 0;
   // Since when a rank of another host seems to run something else, or to have left; 0: none does.
