@@ -2,11 +2,8 @@
 #include "moeccl/collectives.h"
 #include "moeccl/pipeline.h"
 
-#include <memory>
-
-#include "src/api/convert.h"
+#include "src/api/issue.h"
 #include "src/comm/collective.h"
-#include "src/comm/group.h"
 
 using namespace moeccl;
 using comm::CollectiveCall;
@@ -20,30 +17,14 @@ moecclResult_t unknown(moecclComm_t handle) {
   return api::member_of_group(api::finish(api::find_comm(handle, &none)));
 }
 
-Status hand_over(comm::Call made) {
-  comm::Group& group = comm::Group::of_this_thread();
-  if (group.open()) {
-    group.add(std::move(made));
-    return {};
-  }
-  std::vector<comm::Call> calls;
-  calls.push_back(std::move(made));
-  return comm::issue(std::move(calls));
-}
-
 moecclResult_t collective(const CollectiveCall& call, moecclComm_t comm_handle, moecclStream_t stream_handle) {
   Communicator* comm = api::CommTable::get().find(comm_handle);
   if (comm == nullptr) return unknown(comm_handle);
   return api::member_of_group(api::guarded(comm, [&]() -> Status {
     if (stream_handle == nullptr && !comm::Group::any_open()) return comm::run_collective(*comm, call);
-    comm::Group& group = comm::Group::of_this_thread();
-    if (stream_handle == nullptr && !group.open()) return comm::run_collective(*comm, call);
-    comm::Call made;
-    made.comm = comm;
-    made.operation = std::make_unique<exec::Operation>();
-    MOECCL_TRY(api::find_stream(stream_handle, &made.stream));
-    MOECCL_TRY(comm::prepare_collective(*comm, call, *made.operation));
-    return hand_over(std::move(made));
+    if (stream_handle == nullptr && !comm::Group::of_this_thread().open()) return comm::run_collective(*comm, call);
+    return api::issue(*comm, stream_handle, nullptr,
+                      [&](exec::Operation& op) { return comm::prepare_collective(*comm, call, op); });
   }));
 }
 
@@ -52,11 +33,10 @@ moecclResult_t message(const void* data, size_t count, moecclDataType_t type, in
   Communicator* comm = api::CommTable::get().find(comm_handle);
   if (comm == nullptr) return unknown(comm_handle);
   return api::member_of_group(api::guarded(comm, [&]() -> Status {
-    comm::Call made;
-    made.comm = comm;
+    comm::Call made{.comm = comm};
     MOECCL_TRY(api::find_stream(stream_handle, &made.stream));
     MOECCL_TRY(comm::prepare_message(*comm, data, count, type, peer, is_send, made.message));
-    return hand_over(std::move(made));
+    return comm::issue(std::move(made));
   }));
 }
 

@@ -4,7 +4,6 @@
 #include <functional>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "src/api/convert.h"
 #include "src/comm/group.h"
@@ -15,21 +14,10 @@ namespace moeccl::api {
 // operation was made with; null: it needs none.
 template <class Prepare>
 Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::GroupHolds* maker, Prepare&& prepare) {
-  comm::Call made;
-  made.comm = &comm;
-  made.maker = maker;
-  made.operation = std::make_unique<exec::Operation>();
-  MOECCL_TRY(find_stream(stream_handle, &made.stream));
-  MOECCL_TRY(prepare(*made.operation));
-  comm::Group& group = comm::Group::of_this_thread();
-  if (group.open()) {
-    group.add(std::move(made));
-    return {};
-  }
-  if (made.stream == nullptr) return comm.run_in_turn(comm.take_ticket(), *made.operation);
-  std::vector<comm::Call> calls;
-  calls.push_back(std::move(made));
-  return comm::issue(std::move(calls));
+  comm::Call call{.comm = &comm, .operation = std::make_unique<exec::Operation>(), .maker = maker};
+  MOECCL_TRY(find_stream(stream_handle, &call.stream));
+  MOECCL_TRY(prepare(*call.operation));
+  return comm::issue(std::move(call));
 }
 
 // This rank's own work on CUDA memory: at once, or in the stream's order.

@@ -265,18 +265,11 @@ Status Communicator::run(exec::Operation& op) {
   return op.runner->run(op);
 }
 
-Status Communicator::run_timed(exec::Operation& op, double* measured_us) {
-  const int64_t start = now_ns();
-  Status s = run(op);
-  if (measured_us != nullptr) *measured_us = static_cast<double>(now_ns() - start) / 1e3;
-  return s;
-}
-
-Status Communicator::run_in_turn(uint64_t ticket, exec::Operation& op, double* measured_us) {
+Status Communicator::run_in_turn(uint64_t ticket, exec::Operation& op) {
   const Turn turn(turns_, ticket);
   Status status = shielded([&]() -> Status {
     MOECCL_TRY(usable());
-    return measured_us == nullptr ? run(op) : run_timed(op, measured_us);
+    return run(op);
   });
   if (!status.ok()) set_last_error(status.message());
   return status;

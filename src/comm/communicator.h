@@ -107,12 +107,10 @@ class Communicator {
   // Runs a prepared operation on this thread, when its turn has come.
   Status run(exec::Operation& op);
   // Waits for the ticket's turn, runs, keeps the sentence of a failure, and gives the turn on.
-  Status run_in_turn(uint64_t ticket, exec::Operation& op, double* measured_us = nullptr);
+  Status run_in_turn(uint64_t ticket, exec::Operation& op);
   // This rank's own work on CUDA memory in its turn, with the engine's kernels: comes after what the rank's stream has,
   // and on no stream of the caller's waits for its end. Needs cuda().
   Status run_on_device(uint64_t ticket, const std::function<void(const kernels::KernelTable&)>& body);
-  // The same as run() with its time on this rank; measured_us may be null.
-  Status run_timed(exec::Operation& op, double* measured_us);
 
   // Operations run in the order in which their calls were made, whatever stream they are on.
   uint64_t take_ticket(bool watches = false) { return turns_.take(watches); }

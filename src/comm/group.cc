@@ -98,10 +98,6 @@ Status in_turns(const Batch& batch, Body&& body) {
     threw = false;
     return s;
   });
-  for (const Call& c : batch.calls) {
-    if (status.ok() && c.measured_us != nullptr)
-      *c.measured_us = c.operation->measured->ns.load(std::memory_order_relaxed) / 1e3;
-  }
   for (const auto& [comm, ticket] : batch.turns) {
     if (threw) comm->break_off(status);  // peers would wait for the rest
     if (!status.ok()) comm->set_last_error(status.message());
@@ -294,9 +290,8 @@ Status run_joins(const std::vector<std::function<Status()>>& joins) {
   return {};
 }
 
-}  // namespace
-
-Status issue(std::vector<Call> calls) {
+// Issues calls together; those without a stream have run when it returns.
+Status issue_all(std::vector<Call> calls) {
   try {
     return issue_batches(calls);
   } catch (const std::exception& e) {
@@ -304,6 +299,20 @@ Status issue(std::vector<Call> calls) {
     for (const Call& c : calls) c.comm->break_off(status);  // peers would wait for what was not issued
     return status;
   }
+}
+
+}  // namespace
+
+Status issue(Call call) {
+  if (Group& group = Group::of_this_thread(); group.open()) {
+    group.add(std::move(call));
+    return {};
+  }
+  if (call.stream == nullptr && call.operation != nullptr)
+    return call.comm->run_in_turn(call.comm->take_ticket(), *call.operation);
+  std::vector<Call> calls;
+  calls.push_back(std::move(call));
+  return issue_all(std::move(calls));
 }
 
 Group& Group::of_this_thread() { return PerThread<Group, Group>::get(); }
@@ -354,7 +363,7 @@ Status Group::end() {
   }
   if (!failure.ok()) return failure;
   if (!joins.empty()) MOECCL_TRY(run_joins(joins));
-  return calls.empty() ? Status() : issue(std::move(calls));
+  return calls.empty() ? Status() : issue_all(std::move(calls));
 }
 
 }  // namespace moeccl::comm

@@ -24,8 +24,7 @@ struct Call {
   exec::Walker::Promise promise;  // of a launch that waits for its turn
 
   exec::Runner& runner() const { return operation != nullptr ? *operation->runner : *message.runner; }
-  double* measured_us = nullptr;  // of an operation with `measured`: set when it has run
-  GroupHolds* maker = nullptr;    // of another handle that the call was made with; may be null
+  GroupHolds* maker = nullptr;  // of another handle that the call was made with; may be null
 };
 
 // Puts `body` (Status of a ticket) on the stream. The ticket is taken when nothing can fail any more.
@@ -37,8 +36,8 @@ Status enqueue_in_turn(Communicator& comm, Stream& stream, Body body) {
   return stream.enqueue(std::move(work));
 }
 
-// Issues calls together; those without a stream have run when it returns.
-Status issue(std::vector<Call> calls);
+// The way of every call: into the thread's open group, to its run on this thread, or onto its stream.
+Status issue(Call call);
 
 // The calling thread's open groups.
 class Group {

@@ -12,6 +12,10 @@
 #include "src/plan/binding.h"
 #include "src/plan/plan.h"
 
+namespace moeccl::cuda {
+struct WalkTables;
+}
+
 namespace moeccl::exec {
 
 class Runner;
@@ -85,6 +89,14 @@ struct Operation {
     void* output = nullptr;
     uint32_t bytes = 0;  // of a row; 0: none
   } scales;
+  // Rows on the persistent kernel.
+  struct Rows {
+    const cuda::WalkTables* tables = nullptr;  // RowTables::device(); null: the lists are the binding's alone
+    bool in_tables_alone = false;              // the lists that hold now
+    bool weighted = false;                     // the lists' weights apply
+    // About what this rank moves, and the most that a graph's replay may have to move.
+    uint64_t bytes = 0, most_bytes = 0;
+  } rows;
   bool on_device() const;  // input and output are CUDA memory
   // Where the last run's time and bytes are noted; owned by `keep`. Null: nowhere.
   struct Measured {
@@ -113,6 +125,7 @@ struct Operation {
     grouped = false;
     ran = nullptr;
     scales = {};
+    rows = {};
   }
 };
 

@@ -7,7 +7,6 @@
 #include "src/comm/cuda_stream.h"
 #include "src/comm/group.h"
 #include "src/comm/split.h"
-#include "src/exec/cuda/row_tables.h"
 
 namespace moeccl::comm {
 Status MoeChannel::all_gather(const void* mine, size_t bytes, void* all) {
@@ -31,71 +30,39 @@ Status MoeChannel::all_to_all_v(const void* send, const size_t* send_bytes, void
                                 .recv_displs = recv_at.data()});
 }
 
-Status MoeChannel::run(const Run& run, moecclStream_t stream_handle, double* measured_us) {
+Status MoeChannel::run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured) {
   MOECCL_TRY(comm_.usable());
-  Stream* stream = nullptr;
-  MOECCL_TRY(find_stream_(stream_handle, &stream));
   if (Group::of_this_thread().open()) {
     return error(
         moecclInvalidUsage,
         "dispatch and combine cannot be part of a group: call them outside moecclGroupStart and moecclGroupEnd");
   }
-  auto op = std::make_unique<exec::Operation>();
-  op->signature.op = run.op;
-  op->signature.type = run.type;
-  op->signature.plan = run.plan_hash;
-  op->choice = {run.program, run.binding.chunking, run.algorithm, run.plan_hash, run.program_hash};
-  op->binding = run.binding;
-  op->input = run.in;
-  op->output = run.out;
-  op->element_bytes = run.binding.element_bytes;
-  op->grouped = run.grouped;
-  op->priority = comm_.priority_of(run.op);
-  op->scales = {run.scales.in, run.scales.out, run.scales.bytes};
-  Communicator* comm = &comm_;
-  MOECCL_ASSIGN_OR_RETURN(op->runner, comm->place(run.in, run.out));
-  if (run.scales.bytes > 0) {
-    const bool any = run.in != nullptr || run.out != nullptr;
-    MOECCL_ASSIGN_OR_RETURN(const exec::Runner* scales, comm->place(run.scales.in, run.scales.out));
-    if (any && (run.scales.in != nullptr || run.scales.out != nullptr) && scales != op->runner) {
+  Call call{.comm = &comm_};
+  MOECCL_TRY(find_stream_(stream, &call.stream));
+  op->priority = comm_.priority_of(op->signature.op);
+  MOECCL_ASSIGN_OR_RETURN(op->runner, comm_.place(op->input, op->output));
+  if (const auto& scales = op->scales; scales.input != nullptr || scales.output != nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(const exec::Runner* theirs, comm_.place(scales.input, scales.output));
+    if ((op->input != nullptr || op->output != nullptr) && theirs != op->runner) {
       return error(moecclInvalidArgument, "rows are {} memory and their scales {} memory: give both of one kind",
-                   op->on_device() ? "CUDA" : "host", scales->on_device() ? "CUDA" : "host");
+                   op->on_device() ? "CUDA" : "host", theirs->on_device() ? "CUDA" : "host");
     }
   }
-  if (run.on_device && !op->on_device()) {
+  if (op->rows.in_tables_alone && !op->on_device()) {
     return error(moecclInvalidUsage,
                  "the routing's last update was on a stream, so only CUDA memory can follow it: give buffers there, or "
                  "update it with moecclRoutingUpdate");
   }
-  if (op->on_device() && run.tables != nullptr) return run_walk(run, stream, std::move(op), measured_us);
-  if (stream != nullptr) MOECCL_TRY(stream->ready());
-  if (stream == nullptr) return comm->run_in_turn(comm->take_ticket(), *op, measured_us);
-  std::shared_ptr<exec::Operation> kept = std::move(op);
-  return enqueue_in_turn(*comm, *stream, [comm, kept, measured_us](uint64_t ticket) {
-    return comm->run_in_turn(ticket, *kept, measured_us);
-  });
-}
-
-// On the persistent kernel, as the standard collectives.
-Status MoeChannel::run_walk(const Run& run, Stream* stream, std::unique_ptr<exec::Operation> op, double* measured_us) {
-  bool captured = false;
-  if (CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr; cuda != nullptr) {
-    MOECCL_ASSIGN_OR_RETURN(captured, cuda->capturing());
+  bool in_graph = false;
+  if (op->on_device() && op->rows.tables != nullptr) {
+    op->runner = &comm_.cuda()->walk()->runner();
+    if (const CudaStream* cuda = call.stream != nullptr ? call.stream->as_cuda() : nullptr; cuda != nullptr) {
+      MOECCL_ASSIGN_OR_RETURN(in_graph, cuda->capturing());
+    }
   }
-  op->runner = &comm_.cuda()->walk()->runner();
-  auto rows = std::make_shared<exec::WalkRows>();
-  rows->tables = run.tables->device();
-  rows->weighted = run.weighted;
-  rows->bytes = (captured ? run.most_rows : run.rows) * run.binding.element_bytes;
-  op->measured = rows.get();
-  op->keep = std::move(rows);
-  std::vector<Call> calls(1);
-  calls[0].comm = &comm_;
-  calls[0].stream = stream;
-  calls[0].operation = std::move(op);
-  calls[0].measured_us = measured_us;
-  MOECCL_TRY(issue(std::move(calls)));
-  if (captured && run.captured != nullptr) *run.captured = true;
+  call.operation = std::move(op);
+  MOECCL_TRY(issue(std::move(call)));
+  if (in_graph && captured != nullptr) *captured = true;
   return {};
 }
 
@@ -125,21 +92,19 @@ Result<MoeHost::OnStream> MoeChannel::on_stream(moecclStream_t stream_handle) {
 }
 
 Status MoeChannel::all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream_handle) {
-  std::vector<Call> calls(1);
-  calls[0].comm = &comm_;
-  MOECCL_TRY(find_stream_(stream_handle, &calls[0].stream));
-  calls[0].operation = std::make_unique<exec::Operation>();
+  Call call{.comm = &comm_, .operation = std::make_unique<exec::Operation>()};
+  MOECCL_TRY(find_stream_(stream_handle, &call.stream));
   MOECCL_TRY(prepare_collective(
       comm_, {.op = moecclOpAllGather, .send = send, .recv = recv, .count = bytes, .type = moecclUint8},
-      *calls[0].operation));
-  if (calls[0].operation->runner->kernel() == nullptr) {
+      *call.operation));
+  if (call.operation->runner->kernel() == nullptr) {
     return error(
         moecclUnsupported,
         "all ranks' choices are {} bytes, more than MOECCL_CUDA_PERSISTENT_BYTES allows the persistent kernel: "
         "raise it, or call moecclRoutingUpdate",
         bytes * comm_.n_ranks());
   }
-  return issue(std::move(calls));
+  return issue(std::move(call));
 }
 
 Status MoeChannel::needs_host(moecclStream_t stream_handle) {

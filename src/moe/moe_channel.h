@@ -26,7 +26,7 @@ class MoeChannel final : public MoeHost {
   uint64_t next_number() override { return comm_.next_number(); }
   Status all_gather(const void* mine, size_t bytes, void* all) override;
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
-  Status run(const Run& run, moecclStream_t stream, double* measured_us) override;
+  Status run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured) override;
   exec::StreamEngine* engine_for(const void* choices) override;
   exec::Walker* walker(uint64_t staging_bytes) override;
   bool is_device_memory(const void* pointer) const override { return comm_.is_device_memory(pointer); }
@@ -37,8 +37,6 @@ class MoeChannel final : public MoeHost {
   Status with_kernels(const void* buffer, const WithKernels& body) override;
 
  private:
-  Status run_walk(const Run& run, Stream* stream, std::unique_ptr<exec::Operation> op, double* measured_us);
-
   Communicator& comm_;
   FindStream find_stream_;
 };

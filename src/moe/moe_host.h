@@ -4,18 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "kernels/table.h"
 #include "moeccl/comm.h"
 #include "src/base/status.h"
 #include "src/driver/cuda.h"
-#include "src/plan/binding.h"
+#include "src/exec/operation.h"
 #include "src/plan/levels.h"
-#include "src/plan/plan.h"
 #include "src/plan/profile.h"
 
 namespace moeccl::exec {
-class RowTables;
 class StreamEngine;
 class Walker;
 }  // namespace moeccl::exec
@@ -46,35 +45,9 @@ class MoeHost {
   // Blocking. Blocks are contiguous in rank order on both sides; the sizes are known on both.
   virtual Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) = 0;
 
-  // What travels with each row of a dispatch.
-  struct Scales {
-    const void* in = nullptr;
-    void* out = nullptr;
-    uint32_t bytes = 0;  // of a row; 0: none
-  };
-  // One dispatch or combine. Everything that it points to lives until it has run.
-  struct Run {
-    moecclOp_t op = moecclOpDispatch;
-    const plan::Program* program = nullptr;
-    plan::Binding binding;
-    const void* in = nullptr;
-    void* out = nullptr;
-    moecclDataType_t type = moecclInt8;
-    bool grouped = false;
-    uint64_t plan_hash = 0;
-    const char* algorithm = "";
-    Scales scales;
-    // For the persistent kernel; null: the operation goes step by step on CUDA memory too.
-    const exec::RowTables* tables = nullptr;
-    bool on_device = false;     // the lists are in `tables` alone
-    bool weighted = false;      // as the binding's lists are
-    uint64_t program_hash = 0;  // of `program`
-    uint64_t rows = 0;          // the most of input and output on this rank
-    uint64_t most_rows = 0;     // that any routing of the layer has
-    bool* captured = nullptr;   // set when it became part of a graph
-  };
-  // With a stream returns at once and sets *measured_us, which must live as long, when it has run.
-  virtual Status run(const Run& run, moecclStream_t stream, double* measured_us) = 0;
+  // Runs a dispatch or combine: everything but what the communicator knows is filled in, and all that it points to
+  // lives until it has run. With a stream returns at once. *captured is set when it became part of a graph.
+  virtual Status run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured = nullptr) = 0;
 
   // Where routings of choices in device memory are computed; null: the host reads `choices`.
   virtual exec::StreamEngine* engine_for(const void* choices) {

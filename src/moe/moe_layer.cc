@@ -142,8 +142,9 @@ void MoeLayer::note_step(const MoeStep& step, double took_us) {
 }
 
 void MoeRouting::keep_step() {
-  if (step_.number == 0 || measured_dispatch_us_ <= 0 || measured_combine_us_ <= 0) return;
-  step_.took_us = measured_dispatch_us_ + measured_combine_us_;
+  const double dispatch_ns = measured_dispatch_.ns, combine_ns = measured_combine_.ns;
+  if (step_.number == 0 || dispatch_ns <= 0 || combine_ns <= 0) return;
+  step_.took_us = (dispatch_ns + combine_ns) / 1e3;
   layer_.keep_step(std::exchange(step_, {}));
 }
 
@@ -192,68 +193,71 @@ Status needs_buffer(const char* what, const char* name, const void* buffer, uint
 
 }  // namespace
 
-Status MoeRouting::run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream, double* measured,
-                       const MoeHost::Scales* scales) {
+Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream,
+                       exec::Operation::Measured& measured, const exec::Operation::Scales* scales) {
   const MoeConfig& config = layer_.config();
   const MoeCandidate& plan = *layer_.candidates()[chosen_];
-  MoeHost& host = layer_.host();
-  MoeHost::Run r;
-  r.op = op;
-  r.program = op == moecclOpDispatch ? &plan.dispatch : &plan.combine;
+  const bool dispatches = kind == moecclOpDispatch;
   const uint32_t n_chunks = on_device_ ? cuda_tables_->n_chunks() : tables_.n_chunks();
-  r.binding = algo::moe_binding(config.shape, n_chunks, plan.slots.slot_rows);
-  r.on_device = on_device_;
+  auto op = std::make_unique<exec::Operation>();
+  op->binding = algo::moe_binding(config.shape, n_chunks, plan.slots.slot_rows);
   if (on_device_) {
-    // Its lists are in r.tables alone.
-  } else if (op == moecclOpDispatch) {
-    r.binding.rows = tables_.dispatch_rows(weighted);
-    r.binding.sums = tables_.dispatch_sums();
+    op->rows.in_tables_alone = true;
+  } else if (dispatches) {
+    op->binding.rows = tables_.dispatch_rows(weighted);
+    op->binding.sums = tables_.dispatch_sums();
   } else {
-    r.binding.sums = tables_.combine_sums(weighted);
+    op->binding.sums = tables_.combine_sums(weighted);
   }
-  r.in = in;
-  r.out = out;
-  // A dispatch without weights moves bytes, of any row length.
-  r.type = op == moecclOpDispatch && !weighted ? moecclUint8 : config.type;
-  r.grouped = config.shape.grouped;
-  r.plan_hash = algo::moe_plan_hash(op, plan.paths, host.tree(), config.placement, plan.slots.plan, n_chunks,
-                                    plan.slots.slot_rows);
+  uint64_t hash = algo::moe_plan_hash(kind, plan.paths, layer_.host().tree(), config.placement, plan.slots.plan,
+                                      n_chunks, plan.slots.slot_rows);
   // A rank that runs another routing, perhaps of another layer, or a backward pass is told before rows move.
-  r.plan_hash = hash_combine(r.plan_hash, 2 * number_ + (weighted ? 1 : 0));
-  r.algorithm = plan.name.c_str();
+  hash = hash_combine(hash, 2 * number_ + (weighted ? 1 : 0));
   if (scales != nullptr) {
-    r.scales = *scales;
-    r.scales.bytes = static_cast<uint32_t>(config.scale_bytes);
-    r.binding.element_bytes = static_cast<uint32_t>(config.shape.scaled_bytes);
-    r.plan_hash = hash_combine(r.plan_hash, config.scale_bytes);
+    op->scales = *scales;
+    op->scales.bytes = static_cast<uint32_t>(config.scale_bytes);
+    op->binding.element_bytes = static_cast<uint32_t>(config.shape.scaled_bytes);
+    hash = hash_combine(hash, config.scale_bytes);
   }
-  r.tables = device_tables_.get();
-  r.weighted = weighted;
-  r.program_hash = op == moecclOpDispatch ? plan.dispatch_hash : plan.combine_hash;
-  r.rows = std::max(tokens_here(), rows_here());
-  r.most_rows = std::max(config.shape.max_tokens, layer_.most_rows());
-  r.captured = &captured_;
-  return host.run(r, stream, measured);
+  op->signature.op = kind;
+  // A dispatch without weights moves bytes, of any row length.
+  op->signature.type = dispatches && !weighted ? moecclUint8 : config.type;
+  op->signature.plan = hash;
+  op->choice = {dispatches ? &plan.dispatch : &plan.combine, op->binding.chunking, plan.name.c_str(), hash,
+                dispatches ? plan.dispatch_hash : plan.combine_hash};
+  op->input = in;
+  op->output = out;
+  op->element_bytes = op->binding.element_bytes;
+  op->grouped = config.shape.grouped;
+  op->measured = &measured;
+  if (device_tables_ != nullptr) {
+    op->rows.tables = device_tables_->device();
+    op->rows.weighted = weighted;
+    op->rows.bytes = std::max(tokens_here(), rows_here()) * op->element_bytes;
+    op->rows.most_bytes = std::max(config.shape.max_tokens, layer_.most_rows()) * op->element_bytes;
+  }
+  return layer_.host().run(std::move(op), stream, &captured_);
 }
 
 Status MoeRouting::dispatch(const void* in, void* out, moecclStream_t stream) {
   MOECCL_TRY(usable("dispatch"));
   MOECCL_TRY(needs_buffer("dispatch", "in", in, tokens_here()));
   MOECCL_TRY(needs_buffer("dispatch", "out", out, rows_here()));
-  return run(moecclOpDispatch, false, in, out, stream, &measured_dispatch_us_);
+  return run(moecclOpDispatch, false, in, out, stream, measured_dispatch_);
 }
 
-Status MoeRouting::dispatch_scaled(const void* in, void* out, const MoeHost::Scales& scales, moecclStream_t stream) {
+Status MoeRouting::dispatch_scaled(const void* in, void* out, const exec::Operation::Scales& scales,
+                                   moecclStream_t stream) {
   MOECCL_TRY(usable("dispatch of scaled rows"));
   if (layer_.config().scale_bytes == 0) {
     return error(moecclInvalidUsage,
                  "dispatch of scaled rows: the layer was created with scale_bytes 0: set it in its config");
   }
   MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in", in, tokens_here()));
-  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in_scales", scales.in, tokens_here()));
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "in_scales", scales.input, tokens_here()));
   MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out", out, rows_here()));
-  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out_scales", scales.out, rows_here()));
-  return run(moecclOpDispatch, false, in, out, stream, &measured_dispatch_us_, &scales);
+  MOECCL_TRY(needs_buffer("dispatch of scaled rows", "out_scales", scales.output, rows_here()));
+  return run(moecclOpDispatch, false, in, out, stream, measured_dispatch_, &scales);
 }
 
 Status MoeRouting::combine(const void* in, void* out, moecclStream_t stream) {
@@ -261,7 +265,7 @@ Status MoeRouting::combine(const void* in, void* out, moecclStream_t stream) {
   MOECCL_TRY(needs_elements("combine"));
   MOECCL_TRY(needs_buffer("combine", "in", in, rows_here()));
   MOECCL_TRY(needs_buffer("combine", "out", out, tokens_here()));
-  return run(moecclOpCombine, true, in, out, stream, &measured_combine_us_);
+  return run(moecclOpCombine, true, in, out, stream, measured_combine_);
 }
 
 Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, moecclStream_t stream) {
@@ -269,7 +273,7 @@ Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, moeccl
   MOECCL_TRY(needs_elements("dispatch backward"));
   MOECCL_TRY(needs_buffer("dispatch backward", "grad_out", grad_out, rows_here()));
   MOECCL_TRY(needs_buffer("dispatch backward", "grad_in", grad_in, tokens_here()));
-  return run(moecclOpCombine, false, grad_out, grad_in, stream, &measured_backward_us_);
+  return run(moecclOpCombine, false, grad_out, grad_in, stream, measured_backward_);
 }
 
 Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t stream) {
@@ -287,10 +291,10 @@ Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t st
         "combine backward: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL");
   // A weighted dispatch computes with the layer's type; all ranks agree on whether there are weights.
   if (!wants_weights)
-    return run(moecclOpDispatch, expert_major && weighted_, g.grad_out, g.grad_in, stream, &measured_backward_us_);
+    return run(moecclOpDispatch, expert_major && weighted_, g.grad_out, g.grad_in, stream, measured_backward_);
   MOECCL_TRY(needs_buffer("combine backward", "in", g.in, rows_here()));
   MOECCL_TRY(layer_.host().needs_host(stream));
-  MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream, &measured_backward_us_));
+  MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream, measured_backward_));
   // Products need the rows as they were sent, so weights are applied only now. A blocking exchange of the communicator
   // comes after all that is on streams, and so waits for the dispatch.
   if (stream) {

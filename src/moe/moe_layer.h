@@ -113,7 +113,7 @@ class MoeRouting {
   // which is collective and takes memory.
   Status update_on_stream(const StreamChoices& choices, moecclStream_t stream);
   Status dispatch(const void* in, void* out, moecclStream_t stream);
-  Status dispatch_scaled(const void* in, void* out, const MoeHost::Scales& scales, moecclStream_t stream);
+  Status dispatch_scaled(const void* in, void* out, const exec::Operation::Scales& scales, moecclStream_t stream);
   Status combine(const void* in, void* out, moecclStream_t stream);
   Status dispatch_backward(const void* grad_out, void* grad_in, moecclStream_t stream);
   struct CombineGradients {
@@ -164,8 +164,8 @@ class MoeRouting {
   uint64_t tokens_here() const { return on_device_ ? layer_.config().shape.max_tokens : own_.n_tokens; }
   uint64_t rows_here() const { return on_device_ ? layer_.most_rows() : tables_.n_rows(); }
   Status needs_elements(const char* what) const;
-  Status run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream, double* measured,
-             const MoeHost::Scales* scales = nullptr);
+  Status run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream,
+             exec::Operation::Measured& measured, const exec::Operation::Scales* scales = nullptr);
   Status dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const;
   Status return_dots(const std::vector<float>& dots, float* grad_weight);
   void fill_levels(moecclRoutingInfo_t& info) const;
@@ -200,7 +200,7 @@ class MoeRouting {
   bool on_device_ = false;  // the last update was one
   // A graph holds an operation on this routing, so updates keep to its plan and to weights or none.
   bool captured_ = false;
-  double measured_dispatch_us_ = 0, measured_combine_us_ = 0, measured_backward_us_ = 0;
+  exec::Operation::Measured measured_dispatch_, measured_combine_, measured_backward_;
   std::vector<std::weak_ptr<Background>> readers_;
 };
 

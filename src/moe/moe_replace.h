@@ -67,7 +67,8 @@ class MoeReplacement {
   uint64_t placement_hash_ = 0;
   uint64_t number_ = 0;  // MoeHost::next_number() of the last one
   algo::RoutingTables tables_;
-  double solve_us_ = 0, wait_us_ = -1, measured_us_ = 0, measured_backward_us_ = 0;
+  double solve_us_ = 0, wait_us_ = -1;
+  exec::Operation::Measured measured_, measured_backward_;
   std::shared_ptr<Background> background_ = std::make_shared<Background>();  // last: its thread uses the others
 };
 

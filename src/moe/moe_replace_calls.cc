@@ -43,30 +43,30 @@ Status needs(const char* what, const char* name, const void* buffer, uint64_t ro
 
 }  // namespace
 
-Status MoeReplacement::run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream) {
-  MoeHost& host = layer_.host();
+Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream) {
   const MoeCandidate& plan = *candidates_[routing_->chosen_];
-  const bool combines = op == moecclOpCombine;
-  MoeHost::Run r;
-  r.op = op;
-  r.program = combines ? &plan.combine : &plan.dispatch;
-  r.binding = algo::moe_binding(moe_config_.shape, tables_.n_chunks(), plan.slots.slot_rows);
+  const bool combines = kind == moecclOpCombine;
+  auto op = std::make_unique<exec::Operation>();
+  op->binding = algo::moe_binding(moe_config_.shape, tables_.n_chunks(), plan.slots.slot_rows);
   if (combines) {
-    r.binding.sums = tables_.combine_sums(true);
+    op->binding.sums = tables_.combine_sums(true);
   } else {
-    r.binding.rows = tables_.dispatch_rows(weighted);
-    r.binding.sums = tables_.dispatch_sums();
+    op->binding.rows = tables_.dispatch_rows(weighted);
+    op->binding.sums = tables_.dispatch_sums();
   }
-  r.in = in;
-  r.out = out;
-  r.type = !combines && !weighted ? moecclUint8 : moe_config_.type;
-  r.grouped = moe_config_.shape.grouped;
+  op->signature.op = kind;
+  op->signature.type = !combines && !weighted ? moecclUint8 : moe_config_.type;
   // Ranks that came to different placements, or of which one combines plainly, are told before rows move.
-  r.plan_hash = hash_combine(algo::moe_plan_hash(op, plan.paths, host.tree(), moe_config_.placement, plan.slots.plan,
-                                                 tables_.n_chunks(), plan.slots.slot_rows),
-                             hash_combine(placement_hash_, number_));
-  r.algorithm = plan.name.c_str();
-  return host.run(r, stream, combines ? &measured_us_ : &measured_backward_us_);
+  op->signature.plan = hash_combine(algo::moe_plan_hash(kind, plan.paths, layer_.host().tree(), moe_config_.placement,
+                                                        plan.slots.plan, tables_.n_chunks(), plan.slots.slot_rows),
+                                    hash_combine(placement_hash_, number_));
+  op->choice = {combines ? &plan.combine : &plan.dispatch, op->binding.chunking, plan.name.c_str(), op->signature.plan};
+  op->input = in;
+  op->output = out;
+  op->element_bytes = op->binding.element_bytes;
+  op->grouped = moe_config_.shape.grouped;
+  op->measured = combines ? &measured_ : &measured_backward_;
+  return layer_.host().run(std::move(op), stream);
 }
 
 Status MoeReplacement::combine(const void* in, void* out, moecclStream_t stream) {
@@ -178,7 +178,7 @@ Status MoeReplacement::info(moecclReplaceInfo_t* out) {
   info.local_samples = local_samples_.data();
   info.solve_us = solve_us_;
   info.wait_us = wait_us_;
-  info.measured_us = measured_us_;
+  info.measured_us = measured_.ns / 1e3;
   const std::string& name = candidates_[routing_->chosen_]->name;
   std::memcpy(info.algorithm, name.data(), std::min(sizeof(info.algorithm) - 1, name.size()));
   std::memcpy(out, &info, std::min(out->size, sizeof(info)));

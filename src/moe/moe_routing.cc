@@ -61,7 +61,7 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
   Status status = update_all(topk_index, topk_weight, n_tokens);
   if (!status.ok() && device_tables_ != nullptr) (void)device_tables_->clear();
   MOECCL_TRY(std::move(status));
-  measured_dispatch_us_ = measured_combine_us_ = 0;
+  measured_dispatch_.ns = measured_combine_.ns = 0;
   step_ = {number_, own_.n_tokens, chosen_, std::move(both_us_), 0};
   ready_ = true;
   return {};
@@ -481,8 +481,8 @@ Status MoeRouting::info(moecclRoutingInfo_t* out) const {
     info.predicted_dispatch_us = prices_[chosen_].dispatch_us();
     info.predicted_combine_us = prices_[chosen_].combine_us();
   }
-  info.measured_dispatch_us = measured_dispatch_us_;
-  info.measured_combine_us = measured_combine_us_;
+  info.measured_dispatch_us = measured_dispatch_.ns / 1e3;
+  info.measured_combine_us = measured_combine_.ns / 1e3;
   std::memcpy(out, &info, std::min(out->size, sizeof(info)));
   return {};
 }

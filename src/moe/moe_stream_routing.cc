@@ -139,7 +139,7 @@ Status MoeRouting::update_on_stream(const StreamChoices& choices, moecclStream_t
   weighted_ = choices.weight != nullptr;
   MOECCL_TRY(cuda_tables_->make(*on.engine, on.stream, on.captured, weighted_, target));
   if (on.captured) captured_ = true;
-  measured_dispatch_us_ = measured_combine_us_ = 0;
+  measured_dispatch_.ns = measured_combine_.ns = 0;
   on_device_ = ready_ = true;
   return {};
 }

@@ -36,7 +36,7 @@ class MeetingPoint {
   struct Slot {
     const void* data = nullptr;
     const size_t* bytes = nullptr;
-    comm::MoeHost::Run run;
+    const exec::Operation* run = nullptr;
   };
   std::vector<Slot> slots;
 
@@ -87,12 +87,12 @@ class ThreadHost final : public comm::MoeHost {
     point_.meet();
     return {};
   }
-  Status run(const Run& run, moecclStream_t, double* measured_us) override {
-    point_.slots[rank_].run = run;
+  Status run(std::unique_ptr<exec::Operation> op, moecclStream_t, bool*) override {
+    point_.slots[rank_].run = op.get();
     point_.meet();
     if (rank_ == 0) interpret();
     point_.meet();
-    *measured_us = 1;
+    op->measured->ns = 1000;
     return {};
   }
 
@@ -101,17 +101,18 @@ class ThreadHost final : public comm::MoeHost {
     std::vector<plan::Program> programs;
     std::vector<plan::Binding> bindings;
     std::vector<RankBuffers> buffers;
+    const exec::Operation& first = *point_.slots[0].run;
     for (const MeetingPoint::Slot& s : point_.slots) {
-      EXPECT_EQ(s.run.plan_hash, point_.slots[0].run.plan_hash);
-      EXPECT_EQ(s.run.type, point_.slots[0].run.type);
-      programs.push_back(*s.run.program);
-      bindings.push_back(s.run.binding);
-      buffers.push_back({static_cast<const std::byte*>(s.run.in), static_cast<std::byte*>(s.run.out)});
+      EXPECT_EQ(s.run->signature.plan, first.signature.plan);
+      EXPECT_EQ(s.run->signature.type, first.signature.type);
+      programs.push_back(*s.run->choice.program);
+      bindings.push_back(s.run->binding);
+      buffers.push_back({static_cast<const std::byte*>(s.run->input), static_cast<std::byte*>(s.run->output)});
       EXPECT_LE(uint64_t{programs.back().n_slots} * programs.back().depth * bindings.back().slot_elements *
                     bindings.back().element_bytes,
                 traits_.staging);
     }
-    Interpreter(programs, bindings, buffers, point_.slots[0].run.type, point_.slots[0].run.grouped).run(seed_++);
+    Interpreter(programs, bindings, buffers, first.signature.type, first.grouped).run(seed_++);
   }
 
   MeetingPoint& point_;

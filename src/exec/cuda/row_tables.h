@@ -6,21 +6,8 @@
 
 #include "src/driver/cuda.h"
 #include "src/exec/cuda/row_image.h"
-#include "src/exec/operation.h"
 
 namespace moeccl::exec {
-
-// What an operation of rows brings to the persistent kernel; its `measured` points to it.
-struct WalkRows final : Operation::Measured {
-  const cuda::WalkTables* tables = nullptr;  // RowTables::device()
-  bool weighted = false;                     // whether the lists' weights apply
-  uint64_t bytes = 0;                        // that the operation moves on this rank, about
-};
-// Of an operation that runs there; null for those of equal blocks and AllToAllv.
-inline const WalkRows* rows_of(const Operation& op) {
-  const bool rows = op.signature.op == moecclOpDispatch || op.signature.op == moecclOpCombine;
-  return rows ? static_cast<const WalkRows*>(op.measured) : nullptr;
-}
 
 class RowTables {
  public:

@@ -10,7 +10,6 @@
 #include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
-#include "src/exec/cuda/row_tables.h"
 
 namespace moeccl::exec {
 
@@ -245,8 +244,8 @@ void Walker::fill(const Operation& op, WalkArgs& a) const {
 namespace {
 
 // Bytes that an operation moves on this rank, about: what its blocks share.
-uint64_t work_of(const Operation& op, uint32_t n_ranks) {
-  if (const WalkRows* rows = rows_of(op); rows != nullptr) return rows->bytes;
+uint64_t work_of(const Operation& op, uint32_t n_ranks, bool captured) {
+  if (op.rows.tables != nullptr) return captured ? op.rows.most_bytes : op.rows.bytes;
   if (op.signature.op == moecclOpAllToAllv) {
     const uint64_t sent = std::reduce(op.send_counts.begin(), op.send_counts.end());
     return std::max(sent, std::reduce(op.recv_counts.begin(), op.recv_counts.end())) * op.element_bytes;
@@ -256,12 +255,12 @@ uint64_t work_of(const Operation& op, uint32_t n_ranks) {
   return op.binding.count * op.element_bytes * blocks;
 }
 
-moeccl::cuda::WalkRowsArgs with_rows(const Operation& op, const WalkRows& rows, const WalkArgs& walk) {
+moeccl::cuda::WalkRowsArgs with_rows(const Operation& op, const WalkArgs& walk) {
   moeccl::cuda::WalkRowsArgs a{};
   a.walk = walk;
-  a.tables = rows.tables;
+  a.tables = op.rows.tables;
   a.dispatch = op.signature.op == moecclOpDispatch;
-  a.weighted = rows.weighted;
+  a.weighted = op.rows.weighted;
   a.grouped = op.grouped;
   a.type = static_cast<uint32_t>(op.signature.type);
   a.scale_bytes = op.scales.bytes;
@@ -290,15 +289,16 @@ moeccl::cuda::WalkSplitsArgs with_splits(const Operation& op, const WalkArgs& wa
 
 Status Walker::start(const Operation& op, const WalkArgs& a, driver_cuda::Stream stream) const {
   const uint32_t lanes = lanes_of(a);
-  const uint64_t team = std::clamp<uint64_t>(work_of(op, n_ranks_) / kBlockBytes, 1, most_blocks_ / lanes);
+  const uint64_t team =
+      std::clamp<uint64_t>(work_of(op, n_ranks_, a.completed == nullptr) / kBlockBytes, 1, most_blocks_ / lanes);
   const auto launch_kernel = [&](driver_cuda::Function kernel, const void* args) {
     void* parameters[] = {const_cast<void*>(args)};
     return driver_cuda::check(driver_cuda::driver()->cuLaunchKernel(kernel, static_cast<unsigned>(team) * lanes, 1, 1,
                                                                     kThreads, 1, 1, 0, stream, parameters, nullptr),
                               "launching the persistent kernel");
   };
-  if (const WalkRows* given = rows_of(op); given != nullptr) {
-    const auto rows = with_rows(op, *given, a);
+  if (op.rows.tables != nullptr) {
+    const auto rows = with_rows(op, a);
     return launch_kernel(engine_.function("moeccl_walk_rows"), &rows);
   }
   if (op.signature.op == moecclOpAllToAllv) {

@@ -49,7 +49,9 @@ class RecordingHost final : public MoeHost {
     note(recv, recv_bytes);
     return {};
   }
-  Status run(const Run& run, moecclStream_t stream, double* us) override { return host_.run(run, stream, us); }
+  Status run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured) override {
+    return host_.run(std::move(op), stream, captured);
+  }
 
  private:
   void note(const void* data, const size_t* sizes) {
@@ -90,27 +92,27 @@ class LyingHost final : public MoeHost {
     return {};
   }
   // Every address that the lists name.
-  Status run(const Run& run, moecclStream_t, double*) override {
+  Status run(std::unique_ptr<exec::Operation> op, moecclStream_t, bool*) override {
     ++n_runs;
-    const plan::Program& program = *run.program;
-    const uint64_t slot = run.binding.slot_elements;
+    const plan::Program& program = *op->choice.program;
+    const uint64_t slot = op->binding.slot_elements;
     const auto limit = [&](const plan::Ref& ref) {
       return ref.buffer == plan::Buffer::kStaging ? slot : ref.buffer == plan::Buffer::kInput ? in_rows : out_rows;
     };
     for (const plan::Lane& lane : program.lanes) {
       for (const plan::Step& s : lane.steps) {
-        for (uint32_t c = 0; c < run.binding.chunking.n_chunks; ++c) {
-          const size_t at = size_t{s.rows} * run.binding.chunking.n_chunks + c;
+        for (uint32_t c = 0; c < op->binding.chunking.n_chunks; ++c) {
+          const size_t at = size_t{s.rows} * op->binding.chunking.n_chunks + c;
           const uint64_t into = limit(s.dst);
           if (s.kind == plan::StepKind::kGatherRows || s.kind == plan::StepKind::kScatterRows) {
-            const plan::RowBlock& b = run.binding.rows[at];
+            const plan::RowBlock& b = op->binding.rows[at];
             const uint64_t from = limit(program.srcs[s.first_src]);
             for (uint64_t i = 0; i < b.count; ++i) {
               EXPECT_LT(b.src_index != nullptr ? b.src_index[i] : b.src_first + i, from);
               EXPECT_LT(b.dst_index != nullptr ? b.dst_index[i] : b.dst_first + i, into);
             }
           } else if (s.kind == plan::StepKind::kReduceRows) {
-            const plan::SumBlock& b = run.binding.sums[at];
+            const plan::SumBlock& b = op->binding.sums[at];
             for (uint64_t i = 0; i < b.count; ++i) {
               EXPECT_LT(b.dst_index != nullptr ? b.dst_index[i] : b.dst_first + i, into);
               for (uint64_t t = b.offsets[i]; t < b.offsets[i + 1]; ++t) {
