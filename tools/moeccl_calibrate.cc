@@ -127,9 +127,17 @@ void print_page() {
   std::printf("%d ranks%s%s: profile in %s\n\nlevel             alpha us      GB/s       r2\n",
               profile.value("n_ranks", 0), profile.contains("note") ? ", " : "",
               profile.value("note", std::string()).c_str(), options.output.c_str());
-  for (const auto& level : profile["levels"]) {
-    std::printf("%-16s %9.2f %9.2f %8.4f\n", level.value("name", std::string()).c_str(),
-                level.value("alpha_ns", 0.0) / 1e3, level.value("bytes_per_ns", 0.0), level.value("r2", 0.0));
+  const auto line = [](const std::string& name, const nlohmann::json& fit) {
+    std::printf("%-16s %9.2f %9.2f %8.4f\n", name.c_str(), fit.value("alpha_ns", 0.0) / 1e3,
+                fit.value("bytes_per_ns", 0.0), fit.value("r2", 0.0));
+  };
+  for (const auto& level : profile["levels"]) line(level.value("name", std::string()), level);
+  if (profile.contains("alltoall")) {
+    const auto& costs = profile["alltoall"];
+    if (costs.contains("standard")) line("alltoall", costs["standard"]);
+    for (const char* kind : {"inter", "intra"})
+      for (size_t i = 0; costs.contains(kind) && i < costs[kind].size(); ++i)
+        line(std::string(kind) + "-" + std::to_string(i + 1), costs[kind][i]);
   }
   struct Best {
     std::string algorithm;

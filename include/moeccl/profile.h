@@ -10,7 +10,8 @@ extern "C" {
 
 /* Measures every algorithm of the standard collectives over sizes, and every level's links, on this communicator, and
  * uses the result from the next operation on. Collective, blocks, for about budget_ms (0: 20000); sizes are at most
- * max_bytes (0: 16 MiB) of the larger buffer. MOECCL_CALIBRATE=milliseconds does it at init, with a cache. */
+ * max_bytes (0: 16 MiB) of the larger buffer. moecclInvalidArgument when budget_ms does not suffice to time every link
+ * once; the sentence says how much does. MOECCL_CALIBRATE=milliseconds does it at init, with a cache. */
 MOECCL_API moecclResult_t moecclCalibrate(moecclComm_t comm, double budget_ms, size_t max_bytes);
 /* Uses a profile file from the next operation on. Collective: every rank reads its `path`; moecclMismatch on all ranks,
  * naming two, when they read different profiles. moecclInvalidArgument names file, line and column of a mistake.

@@ -59,9 +59,12 @@ Result<plan::Profile> calibrate(Communicator& comm, const CalibrateOptions& opti
   profile.levels.clear();
   profile.n_ranks = comm.n_ranks();
   profile.tree_hash = comm.tree().hash();
+  profile.source = "a profile that was measured on this communicator";
   Stopwatch watch(comm, options);
   watch.limit(0.25);
   MOECCL_TRY(measure_links(comm, watch, profile));
+  watch.limit(0.3);
+  MOECCL_TRY(measure_memory(comm, watch, profile));
   watch.limit(1);
   MOECCL_TRY(measure_plans(comm, watch, options, profile));
   return profile;
@@ -98,6 +101,7 @@ Status load_profile(Communicator& comm, const std::string& path) {
     MOECCL_ASSIGN_OR_RETURN(const std::string text, read_file(path));
     MOECCL_ASSIGN_OR_RETURN(plan::Profile profile, plan::read_profile(text, path));
     MOECCL_TRY(plan::profile_fits(profile, comm.tree()));
+    profile.source = format("the profile {}", path);
     return profile;
   };
   Result<plan::Profile> profile = read();
@@ -121,8 +125,10 @@ Status profile_at_init(Communicator& comm) {
   MOECCL_ASSIGN_OR_RETURN(text, from_rank_0(comm, text));
   if (!text.empty()) {
     Result<plan::Profile> cached = plan::read_profile(text, path);
-    if (cached.ok() && cached->n_ranks == comm.n_ranks() && cached->tree_hash == comm.tree().hash())
+    if (cached.ok() && cached->n_ranks == comm.n_ranks() && cached->tree_hash == comm.tree().hash()) {
+      cached->source = format("the profile {}", path);
       return use_profile(comm, *cached, {});
+    }
     log(LogLevel::kWarn, "the cached profile is not used: {}",
         cached.ok() ? "another topology" : cached.status().message());
   }

@@ -254,8 +254,9 @@ class LinkTimer {
     // it lasts, as the place of the two cores does, and then the times of one try belong together.
     std::vector<plan::Curve::Point> least;
     for (const uint64_t bytes : kLevelSizes) least.push_back({static_cast<double>(bytes), 1e300});
-    for (int t = 0; t < kTries && best.r2 < kGoodFit && !watch_.out_of_time(); ++t) {
+    for (int t = 0; t < kTries && best.r2 < kGoodFit && (t == 0 || !watch_.out_of_time()); ++t) {
       MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times times, watch_.time_links(things));
+      if (t == 0) MOECCL_TRY(watch_.enough(times, "sizes of a link"));
       std::vector<plan::Curve::Point> now = least;
       for (size_t i = 0; i < things.size(); ++i) {
         now[i].ns = times.ns[i] > 0 ? times.ns[i] / 2 : 1e300;
@@ -310,16 +311,15 @@ class LinkTimer {
     return {};
   }
 
-  Status all_to_all(const std::function<bool(uint32_t, uint32_t)>& meet, plan::LinkCost& cost) {
-    constexpr uint64_t kBlocks[] = {1 << 10, 16 << 10, 64 << 10, 256 << 10};
-    if (watch_.out_of_time()) return {};
+  Status all_to_all(const std::function<bool(uint32_t, uint32_t)>& meet, plan::AllToAllCosts::Fit& fit) {
+    constexpr uint64_t kBlocks[] = {1 << 10, 8 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10};
     uint32_t most = 1;
     for (uint32_t a = 0; a < n_; ++a) {
       uint32_t met = 0;
       for (uint32_t b = 0; b < n_; ++b) met += meet(a, b) ? 1 : 0;
       most = std::max(most, met);
     }
-    std::vector<std::byte> in(most * kBlocks[3]), out(in.size());
+    std::vector<std::byte> in(most * std::end(kBlocks)[-1]), out(in.size());
     std::vector<std::vector<size_t>> counts, displs;
     for (const uint64_t block : kBlocks) {
       std::vector<size_t>& c = counts.emplace_back(n_, 0);
@@ -342,10 +342,12 @@ class LinkTimer {
       });
     }
     MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times times, watch_.time(things, 0, 0));
+    MOECCL_TRY(watch_.enough(times, "sizes of a link"));
     std::vector<plan::Curve::Point> points;
     for (size_t i = 0; i < std::size(kBlocks); ++i)
-      if (times.ns[i] > 0) points.push_back({static_cast<double>(most * kBlocks[i]), times.ns[i]});
-    if (points.size() >= 2) cost = plan::fit_line(points).line;
+      points.push_back({static_cast<double>(most * kBlocks[i]), times.ns[i]});
+    const plan::Curve curve = plan::fit_line(points);
+    fit = {curve.line, curve.r2};
     return {};
   }
 
@@ -377,7 +379,8 @@ Result<double> Stopwatch::batch(const Once& once, const Batch& b) {
   }
   std::vector<double> all(size_t{comm_.n_ranks()} * 2);
   MOECCL_TRY(all_gather_bytes(comm_, mine, sizeof(mine), all.data()));
-  out_of_time_ = all[1] > share_ * options_.budget_ms;
+  took_ms_ = all[1];
+  out_of_time_ = took_ms_ > share_ * options_.budget_ms;
   double slowest = 0;
   for (size_t r = 0; r < comm_.n_ranks(); ++r) slowest = std::max(slowest, all[2 * r]);
   return slowest;
@@ -388,7 +391,7 @@ Result<Stopwatch::Times> Stopwatch::rounds(const std::vector<Once>& things, cons
   times.ns.assign(things.size(), 0);
   std::vector<uint32_t> repeats(things.size(), 0);
   double fastest = 1e300;
-  for (size_t i = 0; i < things.size() && !out_of_time_; ++i) {
+  for (size_t i = 0; i < things.size() && took_ms_ <= options_.budget_ms; ++i) {
     MOECCL_ASSIGN_OR_RETURN(const double first, batch(things[i], {how.first, 2, 0}));
     MOECCL_ASSIGN_OR_RETURN(const double second, batch(things[i], {how.first + 1, 3, first}));
     times.ns[i] = std::max(1.0, std::min(first, second));
@@ -414,6 +417,16 @@ Result<Stopwatch::Times> Stopwatch::rounds(const std::vector<Once>& things, cons
     if (!samples[i].empty()) times.ns[i] = std::max(quantile_of(samples[i], how.quantile), 1.0);
   times.out_of_time = out_of_time_;
   return times;
+}
+
+Status Stopwatch::enough(const Times& times, const char* what) const {
+  const auto n = std::count_if(times.ns.begin(), times.ns.end(), [](double ns) { return ns > 0; });
+  if (n == std::ssize(times.ns)) return {};
+  // Links are to take a quarter of the budget, and this was one of several.
+  return error(moecclInvalidArgument,
+               "calibration: the budget of {:.0f} ms ended when {} of {} {} were timed: give at least {:.0f} ms",
+               options_.budget_ms, n, times.ns.size(), what,
+               4 * took_ms_ * static_cast<double>(times.ns.size()) / static_cast<double>(std::max<ptrdiff_t>(1, n)));
 }
 
 Result<Stopwatch::Times> Stopwatch::time(const std::vector<Once>& things, double give_up, uint32_t pass) {

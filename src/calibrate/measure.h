@@ -24,12 +24,15 @@ class Stopwatch {
     std::vector<std::vector<double>> rounds;  // [round][things] as they were; 0: given up, or out of time
     bool out_of_time = false;
   };
+  // Every thing is timed once as long as the whole budget lasts, and in rounds as long as its share does.
   // A thing whose first batch took `give_up` times the fastest one's is not run again. 0: none is given up. The pass
   // of several decides which memory the rounds use.
   Result<Times> time(const std::vector<Once>& things, double give_up, uint32_t pass);
   // The same for what is physical rather than typical: the lower quartile over three times as many, shorter rounds.
   Result<Times> time_links(const std::vector<Once>& things);
   bool out_of_time() const { return out_of_time_; }
+  // Says how much time is needed when not every thing was timed at least once.
+  Status enough(const Times& times, const char* what) const;
   // What comes now ends at this share of the budget.
   void limit(double share) {
     share_ = share;
@@ -53,12 +56,14 @@ class Stopwatch {
   Communicator& comm_;
   CalibrateOptions options_;
   int64_t start_ns_;
-  double share_ = 1;
+  double share_ = 1, took_ms_ = 0;
   bool out_of_time_ = false;
 };
 
 // Levels' ping-pongs, and HierMoE's AlltoAlls of ranks that meet at each level (Fig. 9).
 Status measure_links(Communicator& comm, Stopwatch& watch, plan::Profile& profile);
+// The rates of copies and sums: one core's, in the caches and beyond, and a host's.
+Status measure_memory(Communicator& comm, Stopwatch& watch, plan::Profile& profile);
 // Every algorithm of the standard collectives over sizes.
 Status measure_plans(Communicator& comm, Stopwatch& watch, const CalibrateOptions& options, plan::Profile& profile);
 

@@ -124,6 +124,15 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
     } while (!deadline.passed());
   }
   if (!made.ok()) return std::move(made).status().with_context("connecting the part, with its own rank numbers");
+  // The part's own topology, where one was given, says nothing about the parent's levels.
+  Communicator& part = **made;
+  const plan::Profile& profile = parent.selector().profile();
+  if (config.topology.empty() && !profile.source.empty()) {
+    plan::Profile of_part = plan::profile_of_part(profile, parent.tree(), part.tree());
+    of_part.source += ", of the communicator that this one was split from";
+    of_part.host_level = part.selector().profile().host_level;
+    part.selector().set_profile(of_part);
+  }
   return made;
 }
 

@@ -309,7 +309,8 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
     }
     cost = plan::price(plan, bindings, comm.tree(), profile);
   }
-  return plan::explain({plan, comm.tree(), cost, comm.rank(), "for this placement", candidates, 0, comm.paced()});
+  return plan::explain({plan, comm.tree(), cost, comm.rank(), "for this placement", candidates, 0, comm.paced()}) +
+         format("Figures: {}.\n", plan::figures_text(profile, comm.tree()));
 }
 
 }  // namespace moeccl::comm

@@ -32,13 +32,6 @@ void append_program(std::string& text, const char* title, const plan::Program& p
   }
 }
 
-// Where the figures of a price come from.
-std::string figures_text(const plan::Profile& profile, bool known) {
-  const char* copies = profile.source.empty() ? "the constants of a 2-core machine" : profile.source.c_str();
-  if (!known) return format("{} (no bandwidth is known for any link: only copies in memory are priced)", copies);
-  return format("the topology's links and {}", copies);
-}
-
 std::string guess_text(float guess) {
   if (guess == 0) return "not run yet";
   return format("steps took {:.2f} of it{}", std::abs(guess), guess < 0 ? " before, to be tried again" : "");
@@ -49,7 +42,8 @@ std::string guess_text(float guess) {
 const char* MoeRouting::why_chosen() const {
   if (prices_.size() == 1) return layer_.config().algorithms.size() == 1 ? "forced" : "the only one that fits";
   if (captured_) return "as captured in a graph";
-  if (guesses_[chosen_] <= 0) return "tried: it may be the fastest";
+  if (guesses_[chosen_] <= 0)
+    return algo::cheapest(prices_) == chosen_ ? "the cheapest" : "tried, as its price is close";
   const bool raced = std::any_of(guesses_.begin(), guesses_.end(), [](float g) { return g != 1; });
   return raced ? "the fastest of the last steps" : "the cheapest";
 }
@@ -90,7 +84,7 @@ Result<std::string> MoeRouting::explain() const {
       layer_.config().shape.row_bytes, layer_.config().shape.expert_major ? "ExpertMajor" : "Rows");
   text += format("{} rows arrive here for {} tokens; capacity dropped {} choices of this rank\n", i.n_rows, i.n_unique,
                  i.n_dropped);
-  text += format("\ncandidates, priced from this routing (all ranks) with {}\n", figures_text(host.profile(), known));
+  text += format("\ncandidates, priced from this routing (all ranks); {}\n", plan::figures_text(host.profile(), tree));
   for (size_t c = 0; c < prices_.size(); ++c) {
     const algo::MoePrice& p = prices_[c];
     text += format("  {} {:8} dispatch {:10.1f} us, combine {:10.1f} us;", c == chosen_ ? "*" : " ",

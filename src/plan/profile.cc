@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "src/base/format.h"
 #include "src/base/hash.h"
 
 namespace moeccl::plan {
@@ -21,7 +22,8 @@ class Hasher {
   void add(double v) { h_ = hash_combine(h_, std::bit_cast<uint64_t>(v)); }
   void add(uint64_t v) { h_ = hash_combine(h_, v); }
   void add(const LinkCost& c) { add(c.alpha_ns), add(c.bytes_per_ns); }
-  void add(const std::vector<LinkCost>& all) {
+  template <class Link>
+  void add(const std::vector<Link>& all) {
     add(uint64_t{all.size()});
     for (const LinkCost& c : all) add(c);
   }
@@ -71,6 +73,35 @@ const PlanFit* Profile::find_plan(moecclOp_t op, const std::string& algorithm, u
   for (const PlanFit& p : plans)
     if (p.op == op && p.reach == reach && p.algorithm == algorithm) return &p;
   return nullptr;
+}
+
+std::string figures_text(const Profile& profile, const LevelTree& tree) {
+  const auto has = [](const LinkCost& link) { return link.bytes_per_ns > 0; };
+  const bool measured = std::any_of(profile.links.begin(), profile.links.end(), has);
+  const bool stated = std::any_of(tree.levels.begin(), tree.levels.end(), [&](const Level& l) { return has(l.link); });
+  const std::string from = profile.source.empty() ? "the constants of a 2-core machine" : profile.source;
+  std::string links = measured ? from : stated ? "the topology" : "nowhere: their bandwidth is not known";
+  double least = 1;
+  for (const LevelFit& l : profile.levels)
+    if (l.curve.known()) least = std::min(least, l.curve.r2);
+  if (measured && !profile.levels.empty()) links += format(" (r2 of the fits at least {:.4f})", least);
+  return format("links from {}; copies and sums from {}", links, from);
+}
+
+Profile profile_of_part(const Profile& profile, const LevelTree& whole, const LevelTree& part) {
+  Profile p = profile;
+  p.links.assign(part.depth(), {});
+  p.levels.clear();
+  p.plans.clear();
+  p.all_to_all = {};
+  p.n_ranks = 0;
+  p.tree_hash = 0;
+  for (uint32_t l = 0; l < part.depth(); ++l) {
+    for (uint32_t w = 0; w < whole.depth(); ++w) {
+      if (whole.levels[w].name == part.levels[l].name && w < profile.links.size()) p.links[l] = profile.links[w];
+    }
+  }
+  return p;
 }
 
 uint8_t reach_bits(bool staging, bool views, bool reads) {

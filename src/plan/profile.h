@@ -14,8 +14,11 @@ namespace moeccl::plan {
 // HierMoE's performance model (Fig. 9, Eq. 1-5): an AlltoAll of its own alpha and beta for each way in which ranks
 // meet. LinkCost holds 1/beta, in bytes of one rank per nanosecond.
 struct AllToAllCosts {
-  LinkCost standard;                   // all ranks
-  std::vector<LinkCost> inter, intra;  // [i]: Inter-level-(i+1), Intra-level-(i+1)
+  struct Fit : LinkCost {
+    double r2 = 0;  // 0: not known
+  };
+  Fit standard;                   // all ranks
+  std::vector<Fit> inter, intra;  // [i]: Inter-level-(i+1), Intra-level-(i+1)
 };
 
 // Time over bytes as measured, with the line that fits it best. Where a line does not fit, the points say more: they
@@ -88,7 +91,7 @@ struct Profile {
   // Ranks of one group of this level share a host. Below 0: all ranks do, as when one machine stands for a cluster.
   int host_level = -1;
 
-  // Where these figures come from, for people: "the profile /etc/moeccl.json"; empty: the constants above.
+  // Where these figures come from, for people: "the profile /etc/moeccl.json"; empty: they are the constants above.
   std::string source;
 
   // What calibration measured, on `n_ranks` ranks of the topology `tree_hash`; elsewhere `plans` says nothing. Both may
@@ -105,5 +108,13 @@ struct Profile {
 };
 
 uint8_t reach_bits(bool staging, bool views, bool reads);
+
+// Where the figures of a price come from: "links as in the topology, rates as in the profile FILE (r2 0.9980 and
+// more)".
+std::string figures_text(const Profile& profile, const LevelTree& tree);
+
+// What holds of `profile`, made for the ranks of `whole`, on some of them in a tree of their own: rates, and the links
+// of levels that both trees have. Plans and AlltoAlls were measured with other ranks.
+Profile profile_of_part(const Profile& profile, const LevelTree& whole, const LevelTree& part);
 
 }  // namespace moeccl::plan

@@ -51,9 +51,10 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-std::string link_text(const LinkCost& link) {
-  return format("{{\"alpha_ns\": {}, \"bytes_per_ns\": {}}}", number_text(link.alpha_ns),
-                number_text(link.bytes_per_ns));
+std::string fit_text(const AllToAllCosts::Fit& fit) {
+  const std::string r2 = fit.r2 > 0 ? format(", \"r2\": {}", number_text(fit.r2)) : "";
+  return format("{{\"alpha_ns\": {}, \"bytes_per_ns\": {}{}}}", number_text(fit.alpha_ns),
+                number_text(fit.bytes_per_ns), r2);
 }
 
 std::string curve_text(const Curve& curve) {
@@ -164,17 +165,24 @@ class ProfileReader {
     return {};
   }
 
-  Status link(const Json& v, const std::string& what, LinkCost* out) {
+  Status fit(const Json& v, const std::string& what, AllToAllCosts::Fit* out) {
     MOECCL_TRY(expect(v, Json::Kind::kObject, what));
     for (const auto& [name, value] : v.fields) {
       if (name == "alpha_ns")
         MOECCL_TRY(number(value, name, 0, &out->alpha_ns));
       else if (name == "bytes_per_ns")
         MOECCL_TRY(number(value, name, 0, &out->bytes_per_ns));
+      else if (name == "r2")
+        MOECCL_TRY(share(value, &out->r2));
       else
-        return unknown(name, value, "alpha_ns, bytes_per_ns");
+        return unknown(name, value, "alpha_ns, bytes_per_ns, r2");
     }
     return {};
+  }
+
+  Status share(const Json& v, double* r2) {
+    MOECCL_TRY(number(v, "r2", 0, r2));
+    return *r2 > 1 ? json_error(source_, v, "r2 is at most 1") : Status();
   }
 
   // One field of a curve; *taken says whether it was one.
@@ -182,11 +190,7 @@ class ProfileReader {
     *taken = true;
     if (name == "alpha_ns") return number(v, name, 0, &out->line.alpha_ns);
     if (name == "bytes_per_ns") return number(v, name, 0, &out->line.bytes_per_ns);
-    if (name == "r2") {
-      MOECCL_TRY(number(v, name, 0, &out->r2));
-      if (out->r2 > 1) return json_error(source_, v, "r2 is at most 1");
-      return {};
-    }
+    if (name == "r2") return share(v, &out->r2);
     *taken = name == "points";
     return *taken ? points(v, out) : Status();
   }
@@ -235,14 +239,14 @@ class ProfileReader {
     MOECCL_TRY(expect(v, Json::Kind::kObject, "alltoall"));
     for (const auto& [name, value] : v.fields) {
       if (name == "standard") {
-        MOECCL_TRY(link(value, name, &p_.all_to_all.standard));
+        MOECCL_TRY(fit(value, name, &p_.all_to_all.standard));
         continue;
       }
       if (name != "inter" && name != "intra") return unknown(name, value, "standard, inter, intra");
-      std::vector<LinkCost>& list = name == "inter" ? p_.all_to_all.inter : p_.all_to_all.intra;
+      std::vector<AllToAllCosts::Fit>& list = name == "inter" ? p_.all_to_all.inter : p_.all_to_all.intra;
       MOECCL_TRY(expect(value, Json::Kind::kList, name));
       if (value.items.size() > kMaxFits) return json_error(source_, value, format("more than {} entries", kMaxFits));
-      for (const Json& item : value.items) MOECCL_TRY(link(item, name, &list.emplace_back()));
+      for (const Json& item : value.items) MOECCL_TRY(fit(item, name, &list.emplace_back()));
     }
     return {};
   }
@@ -312,10 +316,10 @@ std::string write_profile(const Profile& p, const std::string& note, const std::
       "    \"cache_bytes\": {},\n    \"stream_from_bytes\": {},\n    \"cores\": {},\n    \"host_level\": {}\n  }}",
       p.cache_bytes, p.stream_from_bytes, p.cores, p.host_level);
   if (p.all_to_all.standard.bytes_per_ns > 0 || !p.all_to_all.inter.empty() || !p.all_to_all.intra.empty()) {
-    t += format(",\n  \"alltoall\": {{\n    \"standard\": {}", link_text(p.all_to_all.standard));
-    const auto list = [&](const char* name, const std::vector<LinkCost>& all) {
+    t += format(",\n  \"alltoall\": {{\n    \"standard\": {}", fit_text(p.all_to_all.standard));
+    const auto list = [&](const char* name, const std::vector<AllToAllCosts::Fit>& all) {
       t += format(",\n    \"{}\": [", name);
-      for (size_t i = 0; i < all.size(); ++i) t += format("{}{}", i ? ", " : "", link_text(all[i]));
+      for (size_t i = 0; i < all.size(); ++i) t += format("{}{}", i ? ", " : "", fit_text(all[i]));
       t += "]";
     };
     list("inter", p.all_to_all.inter);

@@ -38,13 +38,13 @@ Status hiermoe_knows(const MoeAlgorithm& algorithm, const plan::AllToAllCosts& c
 
 plan::AllToAllCosts all_to_all_of_links(const plan::LevelTree& tree) {
   const auto share = [&tree](uint32_t level) {
-    plan::LinkCost cost = tree.levels[level].link;
+    plan::AllToAllCosts::Fit cost{tree.levels[level].link};
     cost.bytes_per_ns *= static_cast<double>(tree.levels[level].n_groups) / tree.n_ranks;
     return cost;
   };
   // An AlltoAll that crosses several levels waits for the slowest of them.
   const auto within = [&](uint32_t first) {
-    plan::LinkCost slowest = share(first);
+    plan::AllToAllCosts::Fit slowest = share(first);
     for (uint32_t l = first; l < tree.depth(); ++l) {
       slowest.alpha_ns = std::max(slowest.alpha_ns, share(l).alpha_ns);
       if (known(share(l))) slowest.bytes_per_ns = std::min(slowest.bytes_per_ns, share(l).bytes_per_ns);

@@ -11,8 +11,7 @@ namespace moeccl::algo {
 namespace {
 
 plan::LinkCost link_of(const plan::LevelTree& tree, const plan::Profile& profile, uint32_t level) {
-  const bool between_hosts = static_cast<int>(level) <= profile.host_level;
-  const bool measured = between_hosts && level < profile.links.size() && profile.links[level].bytes_per_ns > 0;
+  const bool measured = level < profile.links.size() && profile.links[level].bytes_per_ns > 0;
   return measured ? profile.links[level] : tree.levels[level].link;
 }
 

@@ -49,7 +49,7 @@ struct MoeRows {
   uint64_t row_bytes = 0;
   double delivered = 0;  // to experts, of a rank on average
 };
-// The profile's links count between hosts, where it has measured any; within a host its copies do.
+// Links are the profile's where it has measured them, else the tree's.
 MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const plan::Profile& profile, MoeRows rows);
 // Whether the tree says anything about its links.
 bool links_known(const plan::LevelTree& tree);

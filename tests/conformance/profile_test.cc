@@ -103,7 +103,11 @@ TEST(Profile, IsCorrectedAlikeOnAllRanksWhenPlansTakeLonger) {
     run_ranks(
         kRanks,
         [&](int rank, moecclComm_t comm) {
-          MOECCL_ASSERT_COMM_OK(moecclCalibrate(comm, 1, 1024), comm);  // for the file's topology
+          // What was not timed is not zero: the error says how much time it takes.
+          ASSERT_EQ(moecclCalibrate(comm, 0.001, 1024), moecclInvalidArgument);
+          EXPECT_NE(std::string(moecclGetLastError(comm)).find("give at least"), std::string::npos)
+              << moecclGetLastError(comm);
+          MOECCL_ASSERT_COMM_OK(moecclCalibrate(comm, 10'000, 1024), comm);  // for the file's topology
           if (rank == 0) {
             MOECCL_ASSERT_COMM_OK(moecclProfileSave(comm, measured.c_str()), comm);
             std::string text = read_all(measured);
@@ -291,7 +295,7 @@ TEST(Profile, DifferentTopologiesFailAllRanksAlike) {
 TEST(Profile, IsMeasuredOnceAndThenFoundInTheUsersCache) {
   const Folder folder;
   const Variable cache("XDG_CACHE_HOME", folder.path());
-  const Variable calibrate("MOECCL_CALIBRATE", "100");
+  const Variable calibrate("MOECCL_CALIBRATE", "1000");
   const auto joins = [&](int rank, moecclResult_t result, moecclComm_t comm) {
     ASSERT_EQ(result, moecclSuccess) << moecclGetLastError(nullptr);
     check_works(rank, 2, comm);
@@ -316,6 +320,33 @@ TEST(Profile, IsMeasuredOnceAndThenFoundInTheUsersCache) {
   join(2, joins);
   EXPECT_GT(read_all(path).size(), first.size() / 2);
   EXPECT_NE(read_all(path), first);
+}
+
+// A part of the ranks has other levels than the profile's file, and takes what holds of it.
+TEST(Profile, APartOfTheRanksTakesTheLevelsThatItHas) {
+  const Folder folder;
+  write_all(folder.file("p"),
+            "{\"moeccl_profile\": 1, \"machine\": {\"step_ns\": 12345}, \"levels\": [{\"name\": \"node\", "
+            "\"alpha_ns\": 7000, "
+            "\"bytes_per_ns\": 2}, {\"name\": \"gpu\", \"alpha_ns\": 3000, \"bytes_per_ns\": 4}]}");
+  const Variable profile("MOECCL_PROFILE", folder.file("p"));
+  join(
+      4,
+      [&](int rank, moecclResult_t result, moecclComm_t comm) {
+        ASSERT_EQ(result, moecclSuccess) << moecclGetLastError(nullptr);
+        moecclComm_t part = nullptr;
+        MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, rank / 2, rank, &part, nullptr), comm);
+        check_works(rank % 2, 2, part);
+        const std::string copy = folder.file("part" + std::to_string(rank));
+        MOECCL_ASSERT_COMM_OK(moecclProfileSave(part, copy.c_str()), part);
+        EXPECT_NE(read_all(copy).find("\"step_ns\": 12345"), std::string::npos);
+        char page[4096];
+        MOECCL_ASSERT_COMM_OK(
+            moecclPlanExplain(part, moecclOpAllReduce, 1000, moecclFloat32, page, sizeof(page), nullptr), part);
+        EXPECT_NE(std::strstr(page, "of the communicator that this one was split from"), nullptr) << page;
+        MOECCL_EXPECT_OK(moecclCommDestroy(part));
+      },
+      {}, "node:2(bw=2GB/s,lat=7us) gpu:2(bw=4GB/s,lat=3us)");
 }
 
 }  // namespace

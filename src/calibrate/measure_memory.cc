@@ -1,0 +1,54 @@
+// What cores and memory do with bytes: the rates under which plans' copies and sums are priced.
+#include <algorithm>
+#include <vector>
+
+#include "src/calibrate/measure.h"
+
+namespace moeccl::comm {
+
+Status measure_memory(Communicator& comm, Stopwatch& watch, plan::Profile& profile) {
+  constexpr size_t kCached = 128 << 10, kLarge = 16 << 20;
+  // First touched here, on every rank: all ranks copy at once in the last measurement.
+  std::vector<std::byte> in(2 * kLarge, std::byte{1}), out(kLarge, std::byte{2});
+  const kernels::KernelTable& table = *comm.fabric().kernels;
+  const auto copy = [&](size_t bytes, bool stream) -> Stopwatch::Once {
+    return [&, bytes, stream](uint32_t) {
+      (stream ? table.copy_stream : table.copy)(out.data(), in.data(), bytes);
+      return Status();
+    };
+  };
+  const auto reduce = [&](size_t bytes) -> Stopwatch::Once {
+    return [&, bytes](uint32_t) {
+      const void* const srcs[] = {in.data(), in.data() + bytes};
+      kernels::ReduceArgs args;
+      args.dst = out.data();
+      args.srcs = srcs;
+      args.n_srcs = 2;
+      args.count = bytes / sizeof(float);
+      args.stream = bytes > kCached;
+      table.reduce[moecclFloat32][static_cast<int>(kernels::ReduceOp::kSum)](args);
+      return Status();
+    };
+  };
+  // One core: the other ranks sleep.
+  std::vector<Stopwatch::Once> alone{copy(kCached, false), copy(kLarge, false), copy(kLarge, true), reduce(kCached / 4),
+                                     reduce(kLarge)};
+  if (comm.rank() != 0) alone.assign(alone.size(), nullptr);
+  MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times one, watch.time(alone, 0, 0));
+  MOECCL_TRY(watch.enough(one, "rates of copies and sums"));
+  MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times all, watch.time({copy(kLarge, true)}, 0, 0));
+  MOECCL_TRY(watch.enough(all, "the rate of all cores together"));
+  const double ranks =
+      profile.host_level < 0
+          ? comm.n_ranks()
+          : static_cast<double>(comm.n_ranks()) / comm.tree().levels[static_cast<size_t>(profile.host_level)].n_groups;
+  profile.cached_copy_bytes_per_ns = kCached / one.ns[0];
+  profile.copy_bytes_per_ns = std::min(kLarge / one.ns[1], profile.cached_copy_bytes_per_ns);
+  profile.stream_bytes_per_ns = kLarge / one.ns[2];
+  profile.cached_reduce_bytes_per_ns = 2 * (kCached / 4) / one.ns[3];
+  profile.reduce_bytes_per_ns = std::min(2 * kLarge / one.ns[4], profile.cached_reduce_bytes_per_ns);
+  profile.host_copy_bytes_per_ns = std::max(ranks * kLarge / all.ns[0], profile.stream_bytes_per_ns);
+  return {};
+}
+
+}  // namespace moeccl::comm
