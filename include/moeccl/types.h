@@ -27,6 +27,8 @@
  * CUDA. Buffers may be CUDA memory, and a CUstream (cudaStream_t) cast to moecclStream_t may stand for a stream, when
  *   every rank's thread had a current CUDA context when it joined: docs/cuda.md.
  * Structs. Each begins with its size, set by its _INIT macro; it grows only at its end; zero in a field means default.
+ *   A program may be older than the library, whose new fields are then 0, or newer: then a field that the library does
+ *   not know must be 0, or the call is moecclInvalidArgument. Answers are written up to the size that the caller set.
  * Counts are in elements of the data type unless a name says bytes. Ranks are 0..n-1.
  */
 #ifndef MOECCL_TYPES_H_

@@ -9,6 +9,7 @@
 #include "kernels/cuda/args.h"
 #include "src/api/convert.h"
 #include "src/api/issue.h"
+#include "src/base/adopt.h"
 #include "src/comm/collective.h"
 
 using namespace moeccl;
@@ -17,20 +18,18 @@ namespace {
 
 constexpr double kDefaultRatio = 50;  // the paper's
 
-Result<kernels::CodecShape> shape_of(const moecclCodec_t* codec) {
-  if (codec == nullptr) return error(moecclInvalidArgument, "codec is NULL: give a moecclCodec_t");
-  if (codec->size != sizeof(moecclCodec_t))
-    return error(moecclInvalidArgument, "codec.size is {}: set it by MOECCL_CODEC_INIT", codec->size);
-  if (!kernels::codec_supports(codec->type))
+Result<kernels::CodecShape> shape_of(const moecclCodec_t* given) {
+  MOECCL_ASSIGN_OR_RETURN(const moecclCodec_t codec, adopt(given, "codec"));
+  if (!kernels::codec_supports(codec.type))
     return error(moecclInvalidArgument, "codec.type is {}: give moecclFloat32 or moecclBfloat16",
-                 static_cast<int>(codec->type));
-  if (codec->ratio != 0 && !(codec->ratio >= 1 && codec->ratio <= 1e6))
-    return error(moecclInvalidArgument, "codec.ratio is {}: give 1 (exact) to 1e6, or 0 for {}", codec->ratio,
+                 static_cast<int>(codec.type));
+  if (codec.ratio != 0 && !(codec.ratio >= 1 && codec.ratio <= 1e6))
+    return error(moecclInvalidArgument, "codec.ratio is {}: give 1 (exact) to 1e6, or 0 for {}", codec.ratio,
                  kDefaultRatio);
-  if (codec->count == 0) return error(moecclInvalidArgument, "codec.count is 0: give the elements of an expert");
-  if (codec->count > SIZE_MAX / 16)
-    return error(moecclInvalidArgument, "codec.count is {}: give a size that fits in memory", codec->count);
-  return kernels::CodecShape{codec->type, codec->count, codec->ratio == 0 ? kDefaultRatio : codec->ratio};
+  if (codec.count == 0) return error(moecclInvalidArgument, "codec.count is 0: give the elements of an expert");
+  if (codec.count > SIZE_MAX / 16)
+    return error(moecclInvalidArgument, "codec.count is {}: give a size that fits in memory", codec.count);
+  return kernels::CodecShape{codec.type, codec.count, codec.ratio == 0 ? kDefaultRatio : codec.ratio};
 }
 
 Status needs(const char* name, const void* buffer, uint64_t count) {

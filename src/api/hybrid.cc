@@ -6,6 +6,7 @@
 #include "src/api/hybrid_handle.h"
 #include "src/api/issue.h"
 #include "src/api/moe_create.h"
+#include "src/base/adopt.h"
 
 using namespace moeccl;
 using comm::Communicator;
@@ -18,11 +19,8 @@ using api::with_hybrid;
 
 Status create_layer(const comm::Hybrid& hybrid, moecclMoe_t* moe, moecclComm_t comm_handle, Communicator& comm,
                     const moecclMoeConfig_t* given) {
-  if (given == nullptr) return error(moecclInvalidArgument, "config is NULL: give a moecclMoeConfig_t");
-  if (given->size != sizeof(moecclMoeConfig_t))
-    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MOE_CONFIG_INIT", given->size);
+  MOECCL_ASSIGN_OR_RETURN(moecclMoeConfig_t config, adopt(given, "config"));
   MOECCL_TRY(hybrid.same_ranks(comm));
-  moecclMoeConfig_t config = *given;
   const auto n_experts = static_cast<int32_t>(hybrid.homes().n_experts());
   if (config.n_experts != 0 && config.n_experts != n_experts)
     return error(moecclInvalidArgument, "config.n_experts is {}: the hybrid placement has {}", config.n_experts,

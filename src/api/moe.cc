@@ -6,6 +6,7 @@
 
 #include "src/api/moe_create.h"
 #include "src/api/moe_handles.h"
+#include "src/base/adopt.h"
 #include "src/base/env.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/world/config.h"
@@ -39,7 +40,7 @@ Result<plan::LevelTree> tree_of(int n_ranks, const char* topology) {
 }
 
 Result<Question> question(const moecclMoeConfig_t* given, int n_ranks, const char* topology) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclMoeConfig_t full, comm::MoeConfig::adopt(given));
+  MOECCL_ASSIGN_OR_RETURN(const moecclMoeConfig_t full, adopt(given, "config"));
   if (full.deterministic < 0 || full.deterministic > 1)
     return error(moecclInvalidArgument, "config.deterministic is {}: give 0 or 1", full.deterministic);
   MOECCL_TRY(env_status());
@@ -132,10 +133,9 @@ Status api::create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, Communicator&
   auto layer = std::make_shared<Layer>(comm_handle, comm);
   // moecclPlanForce and MOECCL_PLAN name an algorithm for layers that leave the choice open.
   const std::string& forced = comm.selector().forced(moecclOpDispatch);
-  Result<moecclMoeConfig_t> open = comm::MoeConfig::adopt(config);  // a bad one is reported by all ranks together
+  Result<moecclMoeConfig_t> open = adopt(config, "config");  // a bad one is reported by all ranks together
   if (open.ok() && !forced.empty() && (open->algorithm == nullptr || *open->algorithm == '\0')) {
     open->algorithm = forced.c_str();
-    open->size = sizeof(*open);
     config = &*open;
   }
   MOECCL_ASSIGN_OR_RETURN(layer->moe, comm::MoeLayer::create(layer->channel, config, std::move(domains)));

@@ -2,9 +2,9 @@
 #include "moeccl/pipeline.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "src/api/convert.h"
+#include "src/base/adopt.h"
 #include "src/comm/collective.h"
 
 using namespace moeccl;
@@ -12,18 +12,15 @@ using comm::Communicator;
 
 moecclResult_t moecclTensorGroups(moecclComm_t handle, moecclTensorGroups_t* groups) {
   return api::with_comm(handle, [&](Communicator& c) -> Status {
-    if (groups == nullptr) return api::null_argument("groups", "the address of a moecclTensorGroups_t");
-    if (groups->size < sizeof(size_t) || groups->size > 4096)
-      return error(moecclInvalidArgument, "groups.size is {}: set it to sizeof(moecclTensorGroups_t)", groups->size);
+    MOECCL_TRY(check_out(groups, "groups"));
     const std::vector<uint32_t> of = c.tree().tensor_groups();
     const uint32_t mine = of[c.rank()];
     moecclTensorGroups_t g{};
-    g.size = groups->size;
     g.n_groups = static_cast<int32_t>(c.tree().n_tensor_groups());
     g.group = static_cast<int32_t>(mine);
     g.index = static_cast<int32_t>(std::count(of.begin(), of.begin() + c.rank(), mine));
     g.n_ranks = static_cast<int32_t>(std::count(of.begin(), of.end(), mine));
-    std::memcpy(groups, &g, std::min(groups->size, sizeof(g)));
+    give(g, groups);
     return {};
   });
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "src/api/convert.h"
+#include "src/base/adopt.h"
 #include "src/comm/collective.h"
 #include "src/exec/operation.h"
 #include "src/plan/cost.h"
@@ -71,13 +72,9 @@ std::string reason(const Communicator& c, const Look& l, moecclOp_t op, uint32_t
 }
 
 Status query(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type, moecclPlanInfo_t* out) {
-  if (out == nullptr) return api::null_argument("info", "the address of a moecclPlanInfo_t");
-  if (out->size < sizeof(size_t) || out->size > 4096) {
-    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclPlanInfo_t)", out->size);
-  }
+  MOECCL_TRY(check_out(out, "info"));
   MOECCL_ASSIGN_OR_RETURN(const Look l, look(c, op, count, type));
   moecclPlanInfo_t info{};
-  info.size = out->size;
   std::strncpy(info.algorithm, l.cached->choice.algorithm, sizeof(info.algorithm) - 1);
   info.hash = l.cached->choice.plan_hash;
   info.predicted_us = l.cost.total_ns / 1e3;
@@ -89,7 +86,7 @@ Status query(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type
   info.trial = l.trial.decided ? 2 : l.tried ? 1 : 0;
   std::strncpy(info.forced, c.selector().forced(op).c_str(), sizeof(info.forced) - 1);
   std::strncpy(info.note, c.selector().obeys_force(l.plan.shape).message().c_str(), sizeof(info.note) - 1);
-  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  give(info, out);
   return {};
 }
 

@@ -6,6 +6,7 @@
 
 #include "src/api/moe_handles.h"
 #include "src/api/solve_args.h"
+#include "src/base/adopt.h"
 #include "src/moe/moe_replace.h"
 
 using namespace moeccl;
@@ -55,7 +56,7 @@ moecclResult_t moecclReplaceCreate(moecclReplacement_t* replacement, moecclMoe_t
     MOECCL_TRY(api::require(replacement, "replacement", "the address of a moecclReplacement_t"));
     *replacement = nullptr;
     MOECCL_TRY(api::outside_groups("moecclReplaceCreate"));
-    MOECCL_ASSIGN_OR_RETURN(const moecclReplaceConfig_t full, api::adopt_struct(config, "config"));
+    MOECCL_ASSIGN_OR_RETURN(const moecclReplaceConfig_t full, adopt(config, "config"));
     auto made = std::make_unique<ReplacementHandle>(ReplacementHandle{layer, nullptr, nullptr});
     MOECCL_ASSIGN_OR_RETURN(made->replacement, MoeReplacement::create(*made->layer->moe, full));
     MOECCL_ASSIGN_OR_RETURN(*replacement, ReplacementTable::get().add(std::move(made)));

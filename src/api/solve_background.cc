@@ -82,11 +82,11 @@ class BackgroundSolver {
       std::copy(last.begin(), last.end(), placement);
     } else {
       *source = give_older(problem->problem, last, placement, &made);
-      api::give_answer(made, answer);
+      give(made, answer);
       return {};
     }
     *source = moecclAnswerFresh;
-    api::give_answer(made, answer);
+    give(made, answer);
     return {};
   }
   int32_t n_samples() {
@@ -181,7 +181,7 @@ moecclResult_t moecclSampleSolverCreate(moecclSampleSolver_t* solver) {
 moecclResult_t moecclSampleSolverSubmit(moecclSampleSolver_t handle, const moecclSampleProblem_t* problem) {
   return api::guarded(nullptr, [&]() -> Status {
     MOECCL_ASSIGN_OR_RETURN(BackgroundSolver * solver, find(handle));
-    MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t given, api::adopt_struct(problem, "problem"));
+    MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t given, adopt(problem, "problem"));
     MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, solve::checked(given));
     solver->submit(p);
     return {};

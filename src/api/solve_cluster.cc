@@ -10,11 +10,11 @@ using namespace moeccl;
 namespace {
 
 Result<moecclDomainProblem_t> take(const moecclDomainProblem_t* problem) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t p, api::adopt_struct(problem, "problem"));
+  MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t p, adopt(problem, "problem"));
   return solve::checked(p);
 }
 Result<moecclChunkProblem_t> take(const moecclChunkProblem_t* problem) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclChunkProblem_t p, api::adopt_struct(problem, "problem"));
+  MOECCL_ASSIGN_OR_RETURN(const moecclChunkProblem_t p, adopt(problem, "problem"));
   return solve::checked(p);
 }
 
@@ -39,7 +39,7 @@ moecclResult_t moecclSolveDomains(const moecclDomainProblem_t* problem, int32_t*
     MOECCL_TRY(api::check_answer(answer));
     moecclDomainAnswer_t made{};
     solve::solve_domains(p, domain, &made);
-    api::give_answer(made, answer);
+    give(made, answer);
     return {};
   });
 }
@@ -82,7 +82,7 @@ moecclResult_t moecclSolveChunks(const moecclChunkProblem_t* problem, moecclChun
     MOECCL_TRY(api::check_answer(answer));
     moecclChunkAnswer_t made{};
     solve::solve_chunks(p, &made);
-    api::give_answer(made, answer);
+    give(made, answer);
     return {};
   });
 }
@@ -104,7 +104,7 @@ moecclResult_t moecclChunkTime(const moecclChunkProblem_t* problem, moecclChunkS
 moecclResult_t moecclSolveLayout(const moecclLayoutProblem_t* problem, moecclLayout_t* layouts, int32_t max_layouts,
                                  int32_t* n_layouts) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclLayoutProblem_t p, api::adopt_struct(problem, "problem"));
+    MOECCL_ASSIGN_OR_RETURN(const moecclLayoutProblem_t p, adopt(problem, "problem"));
     MOECCL_TRY(solve::check(p));
     if (max_layouts < 0) return error(moecclInvalidArgument, "max_layouts is {}: give 0 or more", max_layouts);
     if (max_layouts > 0) MOECCL_TRY(api::require(layouts, "layouts", "room for max_layouts layouts"));

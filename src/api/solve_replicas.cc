@@ -13,7 +13,7 @@ Status check_factor(double capacity_factor) {
 }
 
 Result<moecclReplicaProblem_t> take(const moecclReplicaProblem_t* problem) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclReplicaProblem_t p, api::adopt_struct(problem, "problem"));
+  MOECCL_ASSIGN_OR_RETURN(const moecclReplicaProblem_t p, adopt(problem, "problem"));
   return solve::checked(p);
 }
 
@@ -59,7 +59,7 @@ moecclResult_t moecclSolveReplicas(const moecclReplicaProblem_t* problem, int32_
     MOECCL_TRY(api::check_answer(answer));
     moecclReplicaAnswer_t made{};
     solve::solve_replicas(p, slot_expert, &made);
-    api::give_answer(made, answer);
+    give(made, answer);
     return {};
   });
 }
@@ -94,7 +94,7 @@ moecclResult_t moecclGradSources(const int32_t* slot_expert, int32_t n_experts, 
 
 moecclResult_t moecclReplicaCommTime(const moecclReplicaCost_t* cost, double* static_s, double* adaptive_s) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclReplicaCost_t c, api::adopt_struct(cost, "cost"));
+    MOECCL_ASSIGN_OR_RETURN(const moecclReplicaCost_t c, adopt(cost, "cost"));
     MOECCL_TRY(api::require(static_s, "static_s", "the address of a double"));
     MOECCL_TRY(api::require(adaptive_s, "adaptive_s", "the address of a double"));
     return solve::replica_comm_time(c, static_s, adaptive_s);

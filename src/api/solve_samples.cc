@@ -11,7 +11,7 @@ using namespace moeccl;
 namespace {
 
 Result<moecclSampleProblem_t> take(const moecclSampleProblem_t* problem) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, api::adopt_struct(problem, "problem"));
+  MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, adopt(problem, "problem"));
   return solve::checked(p);
 }
 
@@ -24,7 +24,7 @@ Status solve_into(const moecclSampleProblem_t* problem, int32_t* placement, moec
                                                          "moecclSolveSamplesWorkspace"));
   moecclSampleAnswer_t made{};
   solve::solve_samples(p, placement, &made, w.arena());
-  api::give_answer(made, answer);
+  give(made, answer);
   return {};
 }
 
@@ -37,7 +37,7 @@ Status evaluate(const moecclSampleProblem_t* problem, const int32_t* placement, 
   MOECCL_ASSIGN_OR_RETURN(auto w, solve::Workspace::make(nullptr, 0, solve::sample_bytes(p), ""));
   moecclSampleAnswer_t made{};
   solve::evaluate_samples(p, placement, &made, w.arena());
-  api::give_answer(made, answer);
+  give(made, answer);
   return {};
 }
 

@@ -9,7 +9,7 @@ using namespace moeccl;
 namespace {
 
 Result<moecclSwapProblem_t> take(const moecclSwapProblem_t* problem) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, api::adopt_struct(problem, "problem"));
+  MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, adopt(problem, "problem"));
   return solve::checked(p);
 }
 
@@ -23,7 +23,7 @@ Status best_swap(const moecclSwapProblem_t* problem, const int32_t* counts, int3
                                                          "moecclSolveSwapWorkspace"));
   moecclSwapAnswer_t made{};
   solve::solve_swap(p, counts, pair, &made, w.arena());
-  api::give_answer(made, answer);
+  give(made, answer);
   return {};
 }
 
@@ -62,7 +62,7 @@ Status sequence(const moecclSwapProblem_t* problem, const int32_t* topk, int64_t
   MOECCL_TRY(api::check_answer(answer));
   moecclSwapAnswer_t made{};
   solve::solve_swap_sequence(p, topk, n_tokens, max_swaps, pairs, placement, &made);
-  api::give_answer(made, answer);
+  give(made, answer);
   return {};
 }
 

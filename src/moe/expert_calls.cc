@@ -7,6 +7,7 @@
 #include "kernels/cuda/args.h"
 #include "src/algo/replica_move.h"
 #include "src/algo/replica_reduce.h"
+#include "src/base/adopt.h"
 #include "src/base/hash.h"
 #include "src/plan/cost.h"
 #include "src/plan/printer.h"
@@ -143,11 +144,9 @@ struct Kept {
   uint64_t in_bytes = 0, out_bytes = 0;
 
   bool serves(const Side& side, const ExpertCall& call) const {
-    if (side.cuda != cuda || call.type != type || call.reduce != reduce || call.count != count ||
-        call.placement == nullptr)
-      return false;
+    if (side.cuda != cuda || call.type != type || call.reduce != reduce || call.count != count) return false;
     const moecclPlacement_t& p = *call.placement;
-    if (p.size != sizeof(moecclPlacement_t) || p.n_experts != n_experts || p.slot_expert == nullptr) return false;
+    if (p.n_experts != n_experts || p.slot_expert == nullptr) return false;
     if (staging_bytes != side.staging_bytes || asks_reach != side.selector.asks_reach() ||
         forced != side.selector.forced(call.op)) {
       return false;
@@ -208,29 +207,30 @@ Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const Side& side, c
 
 }  // namespace
 
-Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, uint32_t n_ranks) {
-  if (given == nullptr) return error(moecclInvalidArgument, "placement is NULL: give a moecclPlacement_t");
-  if (given->size != sizeof(moecclPlacement_t))
-    return error(moecclInvalidArgument, "placement.size is {}: set it by MOECCL_PLACEMENT_INIT", given->size);
-  if (given->n_experts < 1) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", given->n_experts);
+Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* placement, uint32_t n_ranks) {
+  MOECCL_ASSIGN_OR_RETURN(const moecclPlacement_t given, adopt(placement, "placement"));
+  if (given.n_experts < 1) return error(moecclInvalidArgument, "n_experts is {}: give 1 or more", given.n_experts);
   constexpr int32_t kMostSlots = 1 << 15;  // of a rank: slots are 16-bit numbers in plans
   std::vector<uint32_t> slots(n_ranks);
   uint64_t total = 0;
   for (uint32_t r = 0; r < n_ranks; ++r) {
-    const auto n = static_cast<int32_t>(slots_of(*given, r));
+    const auto n = static_cast<int32_t>(slots_of(given, r));
     if (n < 0 || n > kMostSlots)
       return error(moecclInvalidArgument, "{} is {}: give 0 to {}",
-                   given->slot_counts != nullptr ? format("slot_counts[{}]", r) : "slots_per_rank", n, kMostSlots);
+                   given.slot_counts != nullptr ? format("slot_counts[{}]", r) : "slots_per_rank", n, kMostSlots);
     slots[r] = static_cast<uint32_t>(n);
     total += slots[r];
   }
-  if (given->slot_expert == nullptr && total > 0)
+  if (given.slot_expert == nullptr && total > 0)
     return error(moecclInvalidArgument, "slot_expert is NULL: give the experts of {} slots", total);
-  return algo::ReplicaPlacement::make(static_cast<uint32_t>(given->n_experts), slots, {given->slot_expert, total});
+  return algo::ReplicaPlacement::make(static_cast<uint32_t>(given.n_experts), slots, {given.slot_expert, total});
 }
 
-Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Operation& op) {
+Status prepare_expert_call(Communicator& comm, const ExpertCall& asked, exec::Operation& op) {
   MOECCL_TRY(comm.usable());
+  MOECCL_ASSIGN_OR_RETURN(const moecclPlacement_t placement, adopt(asked.placement, "placement"));
+  ExpertCall call = asked;
+  call.placement = &placement;
   // As they are given, also when they hold nothing: a rank without slots tells its kind of memory by them.
   MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(call.in, call.out));
   const Side side = side_of(comm, op.on_device());

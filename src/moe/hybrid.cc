@@ -52,15 +52,6 @@ ModelProblem model_of(const Communicator& comm, const moecclHybridConfig_t& c) {
   return m;
 }
 
-Result<moecclHybridConfig_t> adopt(const moecclHybridConfig_t* given) {
-  if (given == nullptr) return error(moecclInvalidArgument, "config is NULL: give a moecclHybridConfig_t");
-  if (given->size < sizeof(size_t) || given->size > 4096)
-    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_HYBRID_CONFIG_INIT", given->size);
-  moecclHybridConfig_t full{};
-  std::memcpy(&full, given, adopted_bytes(given->size, sizeof(full)));
-  return full;
-}
-
 // The sizes that were given, or those of least latency; *answer gets the model's times where there are figures.
 Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecclHybridConfig_t& c,
                                            moecclDomainAnswer_t* answer) {
@@ -161,7 +152,7 @@ Result<std::unique_ptr<Hybrid>> Hybrid::create(Communicator& comm, const moecclH
   algo::Placement homes;
   std::shared_ptr<const algo::Domains> domains;
   const Status own = [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclHybridConfig_t c, adopt(given));
+    MOECCL_ASSIGN_OR_RETURN(const moecclHybridConfig_t c, adopt(given, "config"));
     MOECCL_ASSIGN_OR_RETURN(homes, algo::Placement::make(c.n_experts, comm.n_ranks(), c.expert_rank));
     MOECCL_ASSIGN_OR_RETURN(std::vector<uint32_t> sizes, choose_sizes(comm, c, &answer));
     MOECCL_ASSIGN_OR_RETURN(algo::Domains made, algo::Domains::make(comm.tree(), std::move(sizes)));
@@ -296,11 +287,8 @@ double Hybrid::return_measured_us() const {
 }
 
 Status Hybrid::info(moecclHybridInfo_t* out) const {
-  if (out == nullptr) return error(moecclInvalidArgument, "info is NULL: give the address of a moecclHybridInfo_t");
-  if (out->size < sizeof(size_t) || out->size > 4096)
-    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclHybridInfo_t)", out->size);
+  MOECCL_TRY(check_out(out, "info"));
   moecclHybridInfo_t info{};
-  info.size = out->size;
   info.n_levels = static_cast<int32_t>(domains_->sizes().size());
   for (size_t l = 0; l < domains_->sizes().size(); ++l) info.domain[l] = static_cast<int32_t>(domains_->sizes()[l]);
   info.n_own = static_cast<int32_t>(own_.size());
@@ -314,7 +302,7 @@ Status Hybrid::info(moecclHybridInfo_t* out) const {
   info.all_gather_us = answer_.all_gather_us;
   info.all_to_all_us = answer_.all_to_all_us;
   info.measured_gather_us = measured_us();
-  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  give(info, out);
   return {};
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <span>
 
+#include "src/base/adopt.h"
 #include "src/comm/collective.h"
 #include "src/comm/cuda_stream.h"
 #include "src/comm/split.h"
@@ -17,11 +18,8 @@ constexpr double kDefaultRatio = 50;  // the paper's
 constexpr int32_t kDefaultDepth = 2;  // one entry travels while the next is encoded
 constexpr int32_t kMostLayers = 4096, kMostDepth = 64;
 
-Result<moecclMigrationConfig_t> adopt(const moecclMigrationConfig_t* given) {
-  if (given == nullptr) return error(moecclInvalidArgument, "config is NULL: give a moecclMigrationConfig_t");
-  if (given->size != sizeof(moecclMigrationConfig_t))
-    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MIGRATION_CONFIG_INIT", given->size);
-  moecclMigrationConfig_t c = *given;
+Result<moecclMigrationConfig_t> checked(const moecclMigrationConfig_t* given) {
+  MOECCL_ASSIGN_OR_RETURN(moecclMigrationConfig_t c, adopt(given, "config"));
   if (c.ratio == 0) c.ratio = kDefaultRatio;
   if (c.n_layers == 0) c.n_layers = 1;
   if (c.depth == 0) c.depth = kDefaultDepth;
@@ -55,7 +53,7 @@ Migration::Migration(const Hybrid& hybrid, Communicator& comm, const moecclMigra
 Result<std::unique_ptr<Migration>> Migration::create(const Hybrid& hybrid, Communicator& comm,
                                                      const moecclMigrationConfig_t* given) {
   MOECCL_TRY(comm.usable());
-  const Result<moecclMigrationConfig_t> config = adopt(given);
+  const Result<moecclMigrationConfig_t> config = checked(given);
   Creation<std::size(kFields)> mine;
   mine.code = config.ok() ? moecclSuccess : config.status().code();
   if (config.ok()) {
@@ -309,12 +307,9 @@ Status Migration::test(int number, int* done) {
 Status Migration::info(int number, moecclMigrationInfo_t* out) const {
   if (number < 0 || static_cast<size_t>(number) >= layers_.size())
     return error(moecclInvalidArgument, "layer is {}: the migration has layers 0 to {}", number, layers_.size() - 1);
-  if (out == nullptr) return error(moecclInvalidArgument, "info is NULL: give the address of a moecclMigrationInfo_t");
-  if (out->size < sizeof(size_t) || out->size > 4096)
-    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclMigrationInfo_t)", out->size);
+  MOECCL_TRY(check_out(out, "info"));
   const Layer& layer = layers_[static_cast<size_t>(number)];
   moecclMigrationInfo_t info{};
-  info.size = out->size;
   info.epoch = layer.epoch;
   info.to_send = static_cast<int32_t>(layer.to_send.size());
   info.to_receive = static_cast<int32_t>(layer.flights.size());
@@ -327,7 +322,7 @@ Status Migration::info(int number, moecclMigrationInfo_t* out) const {
   }
   // Entries to send, entries under way, and what these bring.
   info.memory_bytes = layers_.size() * depth_ * expert_bytes_ * (2 * hybrid_.own().size() + hybrid_.held().size());
-  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  give(info, out);
   return {};
 }
 

@@ -69,15 +69,6 @@ Status check_rows(const MoeConfig& config) {
 
 }  // namespace
 
-Result<moecclMoeConfig_t> MoeConfig::adopt(const moecclMoeConfig_t* config) {
-  if (!config) return error(moecclInvalidArgument, "config is NULL: give a moecclMoeConfig_t");
-  if (config->size < sizeof(size_t) || config->size > 4096)
-    return error(moecclInvalidArgument, "config.size is {}: set it with MOECCL_MOE_CONFIG_INIT", config->size);
-  moecclMoeConfig_t full{};
-  std::memcpy(&full, config, adopted_bytes(config->size, sizeof(full)));
-  return full;
-}
-
 uint64_t MoeConfig::n_held(uint32_t rank) const {
   if (!domains) return placement.n_local(rank);
   uint64_t n = 0;
@@ -87,7 +78,7 @@ uint64_t MoeConfig::n_held(uint32_t rank) const {
 
 Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::LevelTree& tree, bool deterministic,
                                   std::shared_ptr<const algo::Domains> domains) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclMoeConfig_t c, adopt(given));
+  MOECCL_ASSIGN_OR_RETURN(const moecclMoeConfig_t c, adopt(given, "config"));
   MOECCL_TRY(check_numbers(c));
   MoeConfig config;
   MOECCL_ASSIGN_OR_RETURN(config.placement, algo::Placement::make(c.n_experts, tree.n_ranks, c.expert_rank));

@@ -20,8 +20,6 @@ struct MoeConfig {
   uint64_t memory_cap = 0;                         // 0: none
   uint64_t scale_bytes = 0, scaled_row_bytes = 0;  // of moecclDispatchScaled; 0: there is none
 
-  // The caller's struct, which may be of an older and smaller version or of a newer one: what it lacks is zero.
-  static Result<moecclMoeConfig_t> adopt(const moecclMoeConfig_t* config);
   // moecclInvalidArgument names the field, its value and what is accepted.
   static Result<MoeConfig> from(const moecclMoeConfig_t* config, const plan::LevelTree& tree, bool deterministic,
                                 std::shared_ptr<const algo::Domains> domains = nullptr);

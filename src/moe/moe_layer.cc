@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/table.h"
+#include "src/base/adopt.h"
 #include "src/base/env.h"
 #include "src/base/hash.h"
 
@@ -88,7 +89,7 @@ Status compare(const std::vector<Creation>& all, uint32_t rank, const Status& ow
 
 Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMoeConfig_t* given,
                                                    std::shared_ptr<const algo::Domains> domains) {
-  Result<moecclMoeConfig_t> full = MoeConfig::adopt(given);
+  Result<moecclMoeConfig_t> full = adopt(given, "config");
   Result<MoeConfig> config = full.ok() ? MoeConfig::from(&*full, host.tree(), host.deterministic(), std::move(domains))
                                        : Result<MoeConfig>(full.status());
   Status own = config.ok() ? agree_with_communicator(*full, host) : config.status();

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/base/adopt.h"
 #include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/moe/moe_replace.h"
@@ -166,12 +167,9 @@ Status MoeReplacement::residual_backward(const void* grad_in, void* grad_dispatc
 }
 
 Status MoeReplacement::info(moecclReplaceInfo_t* out) {
-  if (!out) return error(moecclInvalidArgument, "info is NULL: give the address of a moecclReplaceInfo_t");
-  if (out->size < sizeof(size_t) || out->size > 4096)
-    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclReplaceInfo_t)", out->size);
+  MOECCL_TRY(check_out(out, "info"));
   MOECCL_TRY(ready("replacement info"));
   moecclReplaceInfo_t info = facts_;
-  info.size = out->size;
   info.n_samples = static_cast<int32_t>(placement_.size());
   info.placement = placement_.data();
   info.n_local = static_cast<int32_t>(local_samples_.size());
@@ -181,7 +179,7 @@ Status MoeReplacement::info(moecclReplaceInfo_t* out) {
   info.measured_us = measured_.ns / 1e3;
   const std::string& name = candidates_[routing_->chosen_]->name;
   std::memcpy(info.algorithm, name.data(), std::min(sizeof(info.algorithm) - 1, name.size()));
-  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  give(info, out);
   return {};
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "src/base/adopt.h"
 #include "src/exec/cuda/walker.h"
 #include "src/moe/moe_layer.h"
 
@@ -453,12 +454,9 @@ void MoeRouting::fill_levels(moecclRoutingInfo_t& info) const {
 
 Status MoeRouting::info(moecclRoutingInfo_t* out) const {
   MOECCL_TRY(on_host("routing info"));
-  if (!out) return error(moecclInvalidArgument, "info is NULL: give the address of a moecclRoutingInfo_t");
-  if (out->size < sizeof(size_t) || out->size > 4096)
-    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclRoutingInfo_t)", out->size);
+  MOECCL_TRY(check_out(out, "info"));
   const algo::MoeShape& shape = layer_.config().shape;
   moecclRoutingInfo_t info{};
-  info.size = out->size;
   info.n_tokens = own_.n_tokens;
   info.n_rows = tables_.n_rows();
   info.n_unique = tables_.n_unique();
@@ -483,7 +481,7 @@ Status MoeRouting::info(moecclRoutingInfo_t* out) const {
   }
   info.measured_dispatch_us = measured_dispatch_.ns / 1e3;
   info.measured_combine_us = measured_combine_.ns / 1e3;
-  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  give(info, out);
   return {};
 }
 

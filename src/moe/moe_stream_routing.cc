@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/base/adopt.h"
 #include "src/exec/cuda/walker.h"
 #include "src/moe/moe_layer.h"
 
@@ -29,17 +30,13 @@ std::vector<std::byte> MoeRouting::info_for_device() const {
 }
 
 Status MoeRouting::device_info(moecclRoutingDeviceInfo_t* out) const {
-  if (out == nullptr)
-    return error(moecclInvalidArgument, "info is NULL: give the address of a moecclRoutingDeviceInfo_t");
-  if (out->size < sizeof(size_t) || out->size > 4096)
-    return error(moecclInvalidArgument, "info.size is {}: set it to sizeof(moecclRoutingDeviceInfo_t)", out->size);
+  MOECCL_TRY(check_out(out, "info"));
   MOECCL_TRY(usable("routing device info"));
   MOECCL_TRY(has_device_tables());
   const std::byte* at = device_tables_->device_info();
   const size_t n = layer_.placement().n_local(layer_.host().rank());
   const auto* head = reinterpret_cast<const TableCounts*>(at);
   moecclRoutingDeviceInfo_t info{};
-  info.size = out->size;
   info.most_rows = layer_.most_rows();
   info.n_local_experts = static_cast<int32_t>(n);
   info.n_tokens = &head->n_tokens;
@@ -47,7 +44,7 @@ Status MoeRouting::device_info(moecclRoutingDeviceInfo_t* out) const {
   info.n_unique = &head->n_unique;
   info.expert_counts = reinterpret_cast<const int32_t*>(at + counts_at(n));
   if (layer_.config().shape.expert_major) info.expert_offsets = reinterpret_cast<const int64_t*>(at + offsets_at());
-  std::memcpy(out, &info, std::min(out->size, sizeof(info)));
+  give(info, out);
   return {};
 }
 

@@ -1,7 +1,5 @@
 #include "src/world/config.h"
 
-#include <algorithm>
-
 #include "src/base/adopt.h"
 #include "src/base/env.h"
 #include "src/driver/cuda.h"
@@ -16,15 +14,8 @@ constexpr uint64_t kLeastStaging = 64 << 10, kMostStaging = uint64_t{1} << 36;
 
 Result<Config> Config::from(const moecclConfig_t* given) {
   MOECCL_TRY(env_status());
-  moecclConfig_t c = MOECCL_CONFIG_INIT;
-  if (given != nullptr) {
-    if (given->size < sizeof(size_t) || given->size > 4096) {
-      return error(moecclInvalidArgument, "config.size is {}: initialise the struct with MOECCL_CONFIG_INIT",
-                   given->size);
-    }
-    std::copy_n(reinterpret_cast<const char*>(given), adopted_bytes(given->size, sizeof(c)),
-                reinterpret_cast<char*>(&c));
-  }
+  const moecclConfig_t defaults = MOECCL_CONFIG_INIT;
+  MOECCL_ASSIGN_OR_RETURN(const moecclConfig_t c, adopt(given != nullptr ? given : &defaults, "config"));
   const auto bad = [](const char* field, int64_t value, const char* wanted) {
     return error(moecclInvalidArgument, "config.{} is {}: give {}", field, value, wanted);
   };

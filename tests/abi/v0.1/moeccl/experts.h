@@ -1,0 +1,83 @@
+/* Replicated experts: gradients and weights of experts that have any number of replicas on any ranks, several on one
+ * rank included, under a placement that may change at every call ("Accelerating MoE Training with Adaptive Expert
+ * Replication"). Conventions: types.h.
+ *
+ *   moecclExpertPopularity   tokens per expert over all ranks, from which the next placement is computed
+ *   moecclExpertAllReduce    gradients: every replica gets the sum (or mean) over all replicas of its expert
+ *   moecclCollectGradients   each rank gets its shard of every expert's gradient, for a uniformly sharded optimizer
+ *   moecclPlaceWeights       the way back: every slot of the (new) placement gets its expert's weights
+ *
+ * All experts go in one call, without any set-up: no communicator is made for the ranks of an expert, and a placement
+ * is an argument like any other. Every rank passes the same placement, count, type and operator; a difference is
+ * moecclMismatch. Expert tensors all have `count` elements; slot s of a rank is at element s * count of its buffer. */
+#ifndef MOECCL_EXPERTS_H_
+#define MOECCL_EXPERTS_H_
+
+#include <moeccl/comm.h>
+#include <moeccl/plan.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Which expert each slot holds. Read before a call returns. */
+typedef struct {
+  size_t size;                /* sizeof(moecclPlacement_t) */
+  int32_t n_experts;          /* 1 or more */
+  int32_t slots_per_rank;     /* of every rank; ignored when slot_counts is given */
+  const int32_t* slot_counts; /* [n_ranks] slots of each rank, or NULL */
+  const int32_t* slot_expert; /* [sum of slots], rank after rank: the slot's expert, -1 for an empty slot */
+} moecclPlacement_t;
+#define MOECCL_PLACEMENT_INIT \
+  { sizeof(moecclPlacement_t), 0, 0, NULL, NULL }
+
+/* recv[slots][count]: for each slot the reduction of send[slots][count] over all replicas of the slot's expert on all
+ * ranks: moecclSum, or moecclAvg, which divides by the number of replicas (Section 4.1). Replicas in one rank are added
+ * up before anything is sent. All replicas of an expert get bit-identical results, and the same ones at every run; the
+ * partial sums of ranks are rounded to `type`. Empty slots of recv are not written. In place: send == recv.
+ * On CUDA memory at most 64 tensors of an expert are added up in one place: a rank's own replicas and one of each other
+ * rank that holds it ("direct": all replicas). More are moecclUnsupported, with a sentence that names the expert; host
+ * memory knows no such limit. */
+MOECCL_API moecclResult_t moecclExpertAllReduce(const void* send, void* recv, size_t count, moecclDataType_t type,
+                                                moecclRedOp_t op, const moecclPlacement_t* placement, moecclComm_t comm,
+                                                moecclStream_t stream);
+
+/* Shards: an expert's `count` elements are cut into n_ranks parts of moecclExpertShard() elements (the last ones
+ * shorter or empty); part r belongs to the optimizer of rank r. */
+MOECCL_API size_t moecclExpertShard(size_t count, int n_ranks);
+
+/* shards[n_experts][moecclExpertShard(count, n_ranks)]: part `rank` of every expert's tensor, taken from one of its
+ * replicas: from this rank's own where there is one, else from the replicas' ranks in turn (Algorithm 2). Every expert
+ * must have a slot. What replicas hold must be equal, as after moecclExpertAllReduce. Out of place only. */
+MOECCL_API moecclResult_t moecclCollectGradients(const void* slots, void* shards, size_t count, moecclDataType_t type,
+                                                 const moecclPlacement_t* placement, moecclComm_t comm,
+                                                 moecclStream_t stream);
+/* slots[slots][count]: the weights of each slot's expert, put together from the shards of all ranks,
+ * shards[n_experts][moecclExpertShard(count, n_ranks)]. A rank receives an expert once, however many replicas it holds.
+ * Empty slots are not written. Out of place only. */
+MOECCL_API moecclResult_t moecclPlaceWeights(const void* shards, void* slots, size_t count, moecclDataType_t type,
+                                             const moecclPlacement_t* placement, moecclComm_t comm,
+                                             moecclStream_t stream);
+/* *source: the rank from which moecclCollectGradients takes the shard of `rank` of expert `expert`. Not collective. */
+MOECCL_API moecclResult_t moecclGradientSource(const moecclPlacement_t* placement, int n_ranks, int expert, int rank,
+                                               int* source);
+
+/* counts[n_experts]: how often each expert stands in topk_index[n_choices], over all ranks; -1 is not counted.
+ * n_choices may differ between ranks and be 0. topk_index is read before the call returns. Either may be CUDA memory.
+ */
+MOECCL_API moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choices, int n_experts,
+                                                 int64_t* counts, moecclComm_t comm, moecclStream_t stream);
+
+/* A page for a person about one of the calls above (op: moecclOpExpertAllReduce, moecclOpCollectGradients or
+ * moecclOpPlaceWeights): bytes per level, predicted time, this rank's steps. *needed (may be NULL) gets the full length
+ * + 1. Not collective. moecclPlanForce(comm, moecclOpExpertAllReduce, "flat" or "nodes") chooses the algorithm; by
+ * itself "nodes" runs where the topology has nodes. */
+MOECCL_API moecclResult_t moecclExpertExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,
+                                              const moecclPlacement_t* placement, char* text, size_t text_bytes,
+                                              size_t* needed);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MOECCL_EXPERTS_H_ */

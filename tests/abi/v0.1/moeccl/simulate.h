@@ -1,0 +1,53 @@
+/* Simulation: what an operation would take on a cluster that nobody here has. Conventions: types.h. */
+#ifndef MOECCL_SIMULATE_H_
+#define MOECCL_SIMULATE_H_
+
+#include <moeccl/plan.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+  size_t size;           /* sizeof(moecclSimulateConfig_t), set by the caller */
+  const char* topology;  /* "node:256(bw=50GB/s,lat=5us) gpu:8", or a file that holds such a text */
+  const char* profile;   /* profile file (docs/calibration.md); NULL: the defaults, links of the topology */
+  moecclOp_t op;         /* a standard collective; moecclOpDispatch: dispatch and combine of a routing;
+                            moecclOpExpertGather, moecclOpExpertReduce: moecclHybridGather, moecclHybridReduce */
+  const char* algorithm; /* NULL or "auto": every one that applies */
+  int32_t json;          /* 1: the page is JSON, for programs */
+  int32_t reserved;
+  /* Standard collectives, and experts that move in domains (those also n_experts, expert_rank and domain, below). */
+  size_t count; /* elements, as in the operation's call; of one expert */
+  moecclDataType_t type;
+  int32_t one_host; /* 1: ranks map each other's memory; 0: they only put, as between hosts */
+  /* Dispatch and combine. */
+  size_t hidden_bytes;        /* bytes of a row; 0: 14336 */
+  size_t tokens_per_rank;     /* 0: 512, or all that a trace has */
+  int32_t top_k;              /* 0: 8, or the trace's */
+  int32_t n_experts;          /* 0: 256, or the trace's */
+  const char* routing;        /* NULL: "uniform"; "zipf:1.2"; "trace:PATH[:LAYER:STEP]" (perf/TRACE.md) */
+  uint64_t seed;              /* of a made routing */
+  const int32_t* expert_rank; /* [n_experts] owner of each expert; NULL: contiguous */
+  int32_t n_levels;           /* entries of domain */
+  const int32_t* domain;      /* [n_levels] sizes of expert domains (hybrid.h), outermost first; NULL: none */
+} moecclSimulateConfig_t;
+#define MOECCL_SIMULATE_CONFIG_INIT                                                                                  \
+  {                                                                                                                  \
+    sizeof(moecclSimulateConfig_t), NULL, NULL, moecclOpDispatch, NULL, 0, 0, 0, moecclFloat32, 0, 0, 0, 0, 0, NULL, \
+        1, NULL, 0, NULL                                                                                             \
+  }
+
+/* Runs the plans of all ranks on a clock, with contention on shared uplinks, and writes a page: the time of each
+ * candidate, bytes per level, the busiest uplinks, the critical path, and what is gained over the flat algorithm ("no
+ * gain" when nothing is). Needs no communicator and moves no data. *needed (may be NULL) gets the full length + 1.
+ * Deterministic. All times are simulated: EMULATED hardware. moecclInvalidArgument names field, file, line or position.
+ */
+MOECCL_API moecclResult_t moecclSimulate(const moecclSimulateConfig_t* config, char* text, size_t text_bytes,
+                                         size_t* needed);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MOECCL_SIMULATE_H_ */
