@@ -6,12 +6,12 @@
 
 namespace moeccl::comm {
 
-double Race::Entry::median(uint32_t of_last) const {
+double Race::Entry::typical(uint32_t of_last) const {
   std::array<double, 5> last{};
   const uint32_t n = std::min({n_samples, of_last, static_cast<uint32_t>(samples.size())});
   for (uint32_t i = 0; i < n; ++i) last[i] = samples[(n_samples - 1 - i) % samples.size()];
   std::sort(last.begin(), last.begin() + n);
-  return n == 0 ? 0 : last[(n - 1) / 2];
+  return n == 0 ? 0 : last[(n - 1) / 3];
 }
 
 std::vector<float> Race::guesses(uint64_t n_tokens) const {
@@ -27,16 +27,17 @@ std::vector<float> Race::guesses(uint64_t n_tokens) const {
 
 size_t Race::pick(std::span<const double> prices_us, std::span<const float> guesses) const {
   // Prices may be wrong by a factor that all of them share: what nobody has measured is expected to have it, too.
-  std::vector<float> known;
-  for (const float g : guesses)
-    if (std::isfinite(g) && g != 0) known.push_back(std::abs(g));
+  const auto certain = [&](size_t i) { return std::isfinite(guesses[i]) && guesses[i] > 0; };
+  std::vector<double> known;
+  for (size_t i = 0; i < n_; ++i)
+    if (certain(i)) known.push_back(guesses[i]);
   std::sort(known.begin(), known.end());
   const double common = known.empty() ? 1.0 : known[(known.size() - 1) / 2];
+  // What a plan was slow at once may have been a disturbance: it is given the benefit of the doubt.
   std::vector<double> expected(n_);
-  const auto certain = [&](size_t i) { return std::isfinite(guesses[i]) && guesses[i] > 0; };
   for (size_t i = 0; i < n_; ++i) {
-    const bool guessed = std::isfinite(guesses[i]) && guesses[i] != 0;
-    expected[i] = prices_us[i] * (guessed ? std::abs(static_cast<double>(guesses[i])) : common);
+    const double old = std::isfinite(guesses[i]) && guesses[i] < 0 ? -guesses[i] : kDoubt * common;
+    expected[i] = prices_us[i] * (certain(i) ? guesses[i] : guesses[i] == 0 ? common : std::min(old, kDoubt * common));
   }
   const auto best = static_cast<size_t>(std::min_element(expected.begin(), expected.end()) - expected.begin());
   size_t tried = n_;
@@ -62,7 +63,7 @@ void Race::ask_again(Class& c, bool is_certain) {
   for (size_t i = 0; i < n_; ++i) {
     Entry& e = c.entries[i];
     if (i == c.ran) {
-      c.settled_at = e.guess = e.median(3);
+      c.settled_at = e.guess = e.typical(3);
       continue;
     }
     // What was never measured is no longer expected to share what has just changed.
@@ -89,14 +90,14 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
   if (!e.is_fresh) {
     if (e.n_samples < kCounted) return;
     e.is_fresh = true;
-    e.guess = c.settled_at = e.median(kCounted);
+    e.guess = c.settled_at = e.typical(kCounted);
     e.relation = relation(prices_us, candidate);
     return;
   }
-  e.guess = e.median(5);
+  e.guess = e.typical(5);
   e.relation = relation(prices_us, candidate);
   const auto moved = [](double now, double then) { return then > 0 ? std::max(now / then, then / now) : 1.0; };
-  const double by = e.n_samples < 3 ? 1.0 : moved(e.median(3), c.settled_at);
+  const double by = e.n_samples < 3 ? 1.0 : moved(e.typical(3), c.settled_at);
   double beside_flat = 1;
   for (size_t i = 0; i < n_; ++i)
     if (i != candidate && c.entries[i].is_fresh)

@@ -22,6 +22,8 @@ class Race {
   // What a plan takes, or a price beside flat's, has moved when it differs by this factor; by the larger one there is
   // no doubt.
   static constexpr double kMoved = 1.25, kMovedFar = 1.5;
+  // How much worse than the others, beside its price, a plan is expected to be at most when that is not certain.
+  static constexpr double kDoubt = 1.2;
   // Steps between trials when nothing moves, and the fewest between two that something small has caused: twice as many
   // when the one before changed nothing.
   static constexpr uint64_t kAgain = 1024, kLeastPause = 8, kMostPause = 64;
@@ -44,7 +46,8 @@ class Race {
     double relation = 0;  // price beside flat's (or the first's) when it was measured
     std::array<double, 5> samples{};
     uint32_t n_samples = 0;
-    double median(uint32_t of_last) const;
+    // Disturbances only add: a third of the last samples are faster.
+    double typical(uint32_t of_last) const;
   };
   struct Class {
     std::vector<Entry> entries;

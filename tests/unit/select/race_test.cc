@@ -16,13 +16,14 @@ class World {
   Race race{3, 0};
   std::vector<double> prices{100, 100, 100}, truth{1, 1, 1};
   uint64_t tokens = 64;
-  double noise = 0;
+  double noise = 0, spikes = 0;  // a share of all steps takes three times as long
   SplitMix64 random{7};
 
   size_t step() {
     const std::vector<float> guesses = race.guesses(tokens);
     const size_t ran = race.pick(prices, guesses);
-    const double took = prices[ran] * truth[ran] * (1 + noise * (random.unit() - 0.5));
+    const double took =
+        prices[ran] * truth[ran] * (1 + noise * (random.unit() - 0.5)) * (random.unit() < spikes ? 3 : 1);
     race.note(tokens, ran, prices, took);
     total += took;
     const std::vector<double> all = costs();
@@ -102,6 +103,31 @@ TEST(Race, NoiseCostsFewSteps) {
   w.prices = {100, 130, 140};
   for (int i = 0; i < 1000; ++i) w.step();
   EXPECT_LT(w.total / w.best, 1.08);
+}
+
+// A machine that was busy while a plan was tried says little about the plan.
+TEST(Race, ADisturbedTrialIsMadeAgainWhenPricesMove) {
+  World w;
+  w.prices = {100, 110, 400};
+  w.truth = {1, 3, 1};
+  w.settle(0);
+  w.truth = {1, 1, 1};
+  for (int i = 0; i < 40; ++i) w.step();
+  w.prices = {140, 100, 400};
+  EXPECT_LE(w.settle(1), 20);
+}
+
+TEST(Race, FollowsARoutingThatChangesTwiceOnABusyMachine) {
+  World w;
+  w.noise = 0.2;
+  w.spikes = 0.1;
+  for (int phase = 0; phase < 3; ++phase) {
+    w.prices = phase == 1 ? std::vector<double>{150, 100, 120} : std::vector<double>{100, 140, 170};
+    w.truth = {1.1, 1, 0.95};
+    EXPECT_LE(w.settle(phase == 1 ? 1 : 0), 40) << phase;
+    for (int i = 0; i < 60; ++i) w.step();
+  }
+  EXPECT_LT(w.total / w.best, 1.35) << "the spikes alone are 1.2";
 }
 
 TEST(Race, EachSizeHasItsOwn) {
