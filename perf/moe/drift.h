@@ -7,7 +7,7 @@
 
 namespace perf {
 
-// One step, which all plans ran in turn: update, dispatch and combine, of the slowest rank.
+// One step, which all plans ran in turn: dispatch and combine after an update, of the slowest rank.
 struct DriftStep {
   size_t phase = 0;
   std::string plan;  // that auto ran
