@@ -38,7 +38,7 @@ moecclResult_t moecclPlanTimeline(moecclComm_t handle, moecclOp_t op, size_t cou
     MOECCL_TRY(comm::check_count(c.tree(), op, count, bytes));
     comm::Trials::Report trial;
     MOECCL_ASSIGN_OR_RETURN(const auto cached,
-                            c.runs_now({op, 0, count, static_cast<uint32_t>(bytes), false, false}, &trial));
+                            c.selector().runs_now({op, 0, count, static_cast<uint32_t>(bytes), false, false}, &trial));
     const std::vector<exec::LaneSpan> all = cached->measured.lanes.get();
     *n_spans = all.size();
     for (size_t i = 0; i < std::min(max_spans, all.size()); ++i)

@@ -18,7 +18,7 @@ using comm::Communicator;
 namespace {
 
 struct Look {
-  std::shared_ptr<comm::CachedPlan> cached;
+  std::shared_ptr<comm::PlanSlot> cached;
   bool tried = false;
   comm::Trials::Report trial;
   plan::Plan plan;  // all ranks' programs of the plan that is expected to run
@@ -49,7 +49,7 @@ Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t
   const uint64_t planned = op == moecclOpAllToAllv ? 0 : count;  // AllToAllv's counts are private to each rank
   const comm::PlanKey key{op, 0, planned, static_cast<uint32_t>(bytes), false};
   Look l;
-  MOECCL_ASSIGN_OR_RETURN(l.cached, c.runs_now(key, &l.trial));
+  MOECCL_ASSIGN_OR_RETURN(l.cached, c.selector().runs_now(key, &l.trial));
   l.tried = l.trial.decided || !l.cached->tried.empty();
   const algo::Algorithm* a = algo::find(op, l.cached->choice.algorithm);
   l.plan = algo::build_all(*a, c.selector().shape_of(key, false), c.tree());

@@ -84,7 +84,7 @@ class Pin {
   ~Pin() { selector_.unpin(); }
   Pin(const Pin&) = delete;
   Pin& operator=(const Pin&) = delete;
-  void to(const PlanKey& key, std::shared_ptr<CachedPlan> plan) { selector_.pin(key, std::move(plan)); }
+  void to(const PlanKey& key, std::shared_ptr<PlanSlot> plan) { selector_.pin(key, std::move(plan)); }
 
  private:
   Selector& selector_;
@@ -162,7 +162,7 @@ class PlanTimer {
     Pin pin(comm_.selector());
     for (const algo::Algorithm& a : algo::algorithms()) {
       if (a.op != op || !a.applies(shape, comm_.tree()).ok()) continue;
-      std::shared_ptr<CachedPlan> plan = comm_.selector().build_named(key, a, heap_);
+      std::shared_ptr<PlanSlot> plan = comm_.selector().build_named(key, a, heap_);
       names.push_back(plan->eager && !is_v ? plan::kEagerName : a.name);
       things.emplace_back([&, key, plan = std::move(plan)](uint32_t round) {
         pin.to(key, plan);

@@ -164,7 +164,7 @@ Status renew(Communicator& comm, PreparedCall& prepared, const CollectiveCall& c
 void keep(const Communicator& comm, PreparedCall& prepared, const CollectiveCall& c, uint64_t plans) {
   const exec::Operation& op = prepared.operation;
   const bool eager = comm.runs_eagerly(op);
-  prepared.tried = eager && !static_cast<const CachedPlan*>(op.keep.get())->tried.empty();
+  prepared.tried = eager && !static_cast<const PlanSlot*>(op.keep.get())->tried.empty();
   if (!eager || op.scaled || !comm.runs_on_host() || (prepared.tried && c.op != moecclOpAllToAllv)) return;
   prepared.plans = plans;
   prepared.call = c;
@@ -178,7 +178,7 @@ void keep(const Communicator& comm, PreparedCall& prepared, const CollectiveCall
 // before its first step, so what is for the rest of large blocks runs at once.
 Status prepare_splits(Communicator& comm, exec::Operation& op) {
   const PlanKey key{op.signature.op, 0, 0, static_cast<uint32_t>(op.element_bytes), false, false};
-  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> cached, comm.cuda()->walk()->selector().get(key));
+  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> cached, comm.cuda()->walk()->selector().get(key));
   op.runner = &comm.cuda()->walk()->runner();
   comm.attach(op, cached, 0, false);
   if (op.for_rest == nullptr) return {};

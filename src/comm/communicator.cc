@@ -76,9 +76,10 @@ void Communicator::set_up(Membership&& m) {
   if (m.host_level >= 0) {  // a profile's cores are those of one host
     profile.cores = std::max(1u, m.cores / m.tree.levels[static_cast<size_t>(m.host_level)].n_groups);
   }
-  selector_ = std::make_unique<Selector>(rank_, std::move(m.tree), m.reach, m.heap_reach, m.reach.staging,
-                                         config_.deterministic, fabric_->half_bytes, profile);
-  fabric_->ballot.heard = [this](std::span<const uint64_t> words) { trials_.decide(words); };
+  selector_ =
+      std::make_unique<Selector>(Selector::Setting{rank_, std::move(m.tree), m.reach, m.heap_reach, m.reach.staging,
+                                                   config_.deterministic, fabric_->half_bytes, profile});
+  fabric_->ballot.heard = [this](std::span<const uint64_t> words) { selector_->trials().decide(words); };
   host_runner_ = std::make_unique<exec::HostRunner>(*fabric_);
   eager_runner_ = std::make_unique<exec::EagerRunner>(*fabric_);
   fabric_->outboxes.resize(n_ranks_);
@@ -155,8 +156,8 @@ Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bo
   if (walk != nullptr && !walk->takes(key.count * key.element_bytes * blocks)) walk = nullptr;
   if (walk != nullptr) op.runner = &walk->runner();
   Selector& selector = walk != nullptr ? walk->selector() : op.on_device() ? cuda_->selector() : *selector_;
-  std::shared_ptr<CachedPlan> made;
-  const std::shared_ptr<CachedPlan>* found = selector.again(key);
+  std::shared_ptr<PlanSlot> made;
+  const std::shared_ptr<PlanSlot>* found = selector.again(key);
   if (found == nullptr) {
     MOECCL_ASSIGN_OR_RETURN(made, selector.get(key));
     found = &made;
@@ -165,7 +166,7 @@ Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bo
   return {};
 }
 
-void Communicator::attach(exec::Operation& op, const std::shared_ptr<CachedPlan>& cached, uint32_t root,
+void Communicator::attach(exec::Operation& op, const std::shared_ptr<PlanSlot>& cached, uint32_t root,
                           bool scaled) const {
   op.signature.root = root;
   op.binding.count = op.signature.count;
@@ -177,7 +178,7 @@ void Communicator::attach(exec::Operation& op, const std::shared_ptr<CachedPlan>
   run_as(op, *cached);
 }
 
-void Communicator::run_as(exec::Operation& op, const CachedPlan& cached) const {
+void Communicator::run_as(exec::Operation& op, const PlanSlot& cached) const {
   op.choice = cached.choice;
   op.if_reachable = cached.asks_reach ? &cached.choice_if_reachable : nullptr;
   op.for_rest = cached.has_rest ? &cached.choice_for_rest : nullptr;
@@ -188,64 +189,16 @@ void Communicator::run_as(exec::Operation& op, const CachedPlan& cached) const {
 
 Status Communicator::refresh(exec::Operation& op) {
   if (op.epoch == 0) return {};
-  const auto cached_of = [&] { return static_cast<const CachedPlan*>(op.keep.get()); };
+  const auto slot_of = [&] { return static_cast<const PlanSlot*>(op.keep.get()); };
   if (op.epoch != selector_->epoch()) {
-    MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> chosen, selector_->choose_again(cached_of()->key));
+    MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> chosen, selector_->choose_again(slot_of()->key));
     attach(op, chosen, op.signature.root, op.scaled);
   }
-  return cached_of()->tried.empty() ? Status() : try_plan(op, *cached_of());
-}
-
-Trials::Class Communicator::trial_class(const CachedPlan& cached) const {
-  const PlanKey& key = cached.key;
-  return {cached.trial_class,
-          cached.tried,
-          selector_->larger_buffer_bytes(key),
-          n_ranks_,
-          exec::meets_all(key.op),
-          key.op == moecclOpAllToAllv,
-          key.op == moecclOpTensorAllToAll};
-}
-
-Result<std::shared_ptr<CachedPlan>> Communicator::runs_now(const PlanKey& key, Trials::Report* report) {
-  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> cached, selector_->get(key));
-  if (cached->tried.empty()) return cached;
-  *report = trials_.report(trial_class(*cached));
-  if (!report->decided || report->plan == cached->choice.algorithm) return cached;
-  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> fastest, selector_->variant(*cached, report->plan));
-  return fastest != nullptr ? fastest : cached;
-}
-
-Status Communicator::try_plan(exec::Operation& op, const CachedPlan& cached) {
-  Trials::Pick pick;
-  if (cached.key.op == moecclOpAllToAllv) {
-    op.ran = trials_.still_small();
-    if (op.ran != nullptr) return {};
-  } else if (const char* plan = trials_.settled(cached.trial_class)) {
-    pick.plan = plan;
-  }
-  if (pick.plan.empty()) pick = trials_.next(trial_class(cached), fabric_->sequence + 1, fabric_->ballot);
-  const bool chosen = pick.plan.data() == cached.choice.algorithm || pick.plan == cached.choice.algorithm;
-  if (!chosen) MOECCL_TRY(run_variant(op, cached, pick.plan));
-  op.ran = pick.ran;
-  return {};
-}
-
-Status Communicator::run_variant(exec::Operation& op, const CachedPlan& cached, std::string_view plan) {
-  const auto at = std::find_if(cached.tried.begin(), cached.tried.end(),
-                               [plan](const char* name) { return name == plan.data() || name == plan; });
-  const auto i = static_cast<size_t>(at - cached.tried.begin());
-  if (i == cached.tried.size()) {  // the class began with a plan that this key would not try
-    MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<CachedPlan> other, selector_->variant(cached, plan));
-    if (other != nullptr) attach(op, other, op.signature.root, op.scaled);
-    return {};
-  }
-  cached.variants.resize(cached.tried.size());
-  std::shared_ptr<CachedPlan>& variant = cached.variants[i];
-  if (variant == nullptr) {
-    MOECCL_ASSIGN_OR_RETURN(variant, selector_->variant(cached, plan));
-  }
-  if (variant != nullptr) run_as(op, *variant);
+  if (slot_of()->tried.empty()) return {};
+  MOECCL_ASSIGN_OR_RETURN(const Selector::Next next,
+                          selector_->next(*slot_of(), fabric_->sequence + 1, fabric_->ballot));
+  if (next.slot != nullptr) run_as(op, *next.slot);
+  op.ran = next.ran;
   return {};
 }
 

@@ -20,7 +20,6 @@
 #include "src/exec/fabric.h"
 #include "src/exec/message.h"
 #include "src/select/selection.h"
-#include "src/select/trials.h"
 #include "src/world/config.h"
 #include "src/world/lanes.h"
 #include "src/world/membership.h"
@@ -93,17 +92,14 @@ class Communicator {
   // Whether an operation on host memory can run without a look at where its buffers are.
   bool runs_on_host() const { return cuda_ == nullptr && why_no_cuda_.empty(); }
   // Of an AllToAllv whose plans are tried; see Trials.
-  exec::Operation::Ran* still_small() { return trials_.still_small(); }
+  exec::Operation::Ran* still_small() { return selector_->trials().still_small(); }
   // The same with a plan that is at hand.
-  void attach(exec::Operation& op, const std::shared_ptr<CachedPlan>& cached, uint32_t root, bool scaled) const;
+  void attach(exec::Operation& op, const std::shared_ptr<PlanSlot>& cached, uint32_t root, bool scaled) const;
   // Sends or receives in its turn.
   Status run_message(const exec::Message& message);
   // Before an operation runs, in its turn: makes its choice again when the profile was corrected since. All ranks have
   // corrected it after the same operations, and so all choose alike.
   Status refresh(exec::Operation& op);
-  // The plan that a call of this key runs when nothing is tried, and how its trial stands; `report` stays as it is when
-  // there is none.
-  Result<std::shared_ptr<CachedPlan>> runs_now(const PlanKey& key, Trials::Report* report);
   // Runs a prepared operation on this thread, when its turn has come.
   Status run(exec::Operation& op);
   // Waits for the ticket's turn, runs, keeps the sentence of a failure, and gives the turn on.
@@ -155,11 +151,7 @@ class Communicator {
  private:
   explicit Communicator(Membership&& m) noexcept;
   void set_up(Membership&& m);
-  Trials::Class trial_class(const CachedPlan& cached) const;
-  Status try_plan(exec::Operation& op, const CachedPlan& cached);
-  // Another plan for the operation that `cached` was chosen for; as it is where that plan does not apply.
-  Status run_variant(exec::Operation& op, const CachedPlan& cached, std::string_view plan);
-  void run_as(exec::Operation& op, const CachedPlan& cached) const;  // op.keep owns `cached`, or what owns it
+  void run_as(exec::Operation& op, const PlanSlot& cached) const;  // op.keep owns `cached`, or what owns it
 
   uint32_t rank_, n_ranks_;
   Config config_;
@@ -173,7 +165,6 @@ class Communicator {
   std::unique_ptr<CudaSide> cuda_;
   std::string why_no_cuda_;
   std::unique_ptr<Selector> selector_;
-  Trials trials_;
   std::shared_ptr<const void> kept_expert_plans_[3];
 
   std::atomic<uint64_t> numbers_{0};

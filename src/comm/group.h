@@ -18,10 +18,10 @@ namespace moeccl::comm {
 // call is in an open group refuses.
 struct Call {
   Communicator* comm = nullptr;
-  Stream* stream = nullptr;                    // null: blocking
-  std::unique_ptr<exec::Operation> operation;  // or
-  exec::Message message;
-  exec::Walker::Promise promise;  // of a launch that waits for its turn
+  Stream* stream = nullptr;                         // null: blocking
+  std::unique_ptr<exec::Operation> operation = {};  // or
+  exec::Message message = {};
+  exec::Walker::Promise promise = {};  // of a launch that waits for its turn
 
   exec::Runner& runner() const { return operation != nullptr ? *operation->runner : *message.runner; }
   GroupHolds* maker = nullptr;  // of another handle that the call was made with; may be null

@@ -9,7 +9,6 @@
 #include "src/base/log.h"
 #include "src/exec/eager.h"
 #include "src/select/pipeline_chunks.h"
-#include "src/select/trials.h"
 
 namespace moeccl::comm {
 namespace {
@@ -83,17 +82,6 @@ bool parse_op(const std::string& name, moecclOp_t* op) {
   return false;
 }
 
-Selector::Selector(uint32_t rank, plan::LevelTree tree, plan::Reach reach, bool heap_reach, bool outboxes,
-                   bool deterministic, uint64_t staging_bytes, const plan::Profile& profile)
-    : rank_(rank),
-      tree_(std::move(tree)),
-      reach_(reach),
-      heap_reach_(heap_reach),
-      outboxes_(outboxes),
-      deterministic_(deterministic),
-      staging_bytes_(staging_bytes),
-      profile_(profile) {}
-
 Status Selector::force_from_text(const std::string& text) {
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find(',', at), text.size());
@@ -107,7 +95,7 @@ Status Selector::force_from_text(const std::string& text) {
     const std::string algorithm = item.substr(colon + 1);
     MOECCL_TRY(force(op, algorithm));
     if (const Status never = can_ever_run(op, algorithm); !never.ok())
-      log(rank_ == 0 ? LogLevel::kWarn : LogLevel::kInfo, "MOECCL_PLAN is not followed here: {}", never.message());
+      log(at_.rank == 0 ? LogLevel::kWarn : LogLevel::kInfo, "MOECCL_PLAN is not followed here: {}", never.message());
     at = end + 1;
   }
   return {};
@@ -154,35 +142,39 @@ Status Selector::force(moecclOp_t op, const std::string& algorithm) {
 
 Status Selector::can_ever_run(moecclOp_t op, const std::string& algorithm) const {
   const algo::Algorithm* a = algo::find(op, algorithm);
-  if (a == nullptr || tree_.n_ranks == 1) return {};  // one rank copies, by any name
+  if (a == nullptr || at_.tree.n_ranks == 1) return {};  // one rank copies, by any name
   // What fits at all fits for one byte.
   const PlanKey least{op, 0, 1, 1, false};
-  const Status ordinary = a->applies(shape_of(least, false), tree_);
-  if (ordinary.ok() || (heap_reach_ && a->applies(shape_of(least, true), tree_).ok())) return {};
+  const Status ordinary = a->applies(shape_of(least, false), at_.tree);
+  if (ordinary.ok() || (at_.heap_reach && a->applies(shape_of(least, true), at_.tree).ok())) return {};
   return error(moecclUnsupported, "{} can never run {} on this communicator: {}", algorithm, exec::op_name(op),
                ordinary.message());
 }
 
 Status Selector::obeys_force(const plan::Shape& shape) const {
   const std::lock_guard lock(mutex_);
-  const algo::Algorithm* a = forced_[shape.op].empty() ? nullptr : algo::find(shape.op, forced_[shape.op]);
-  return a == nullptr ? Status() : a->applies(shape, tree_);
+  return obeys(shape);
 }
 
-void Selector::warn_of_force(const CachedPlan& cached) {
+Status Selector::obeys(const plan::Shape& shape) const {
+  const algo::Algorithm* a = forced_[shape.op].empty() ? nullptr : algo::find(shape.op, forced_[shape.op]);
+  return a == nullptr ? Status() : a->applies(shape, at_.tree);
+}
+
+void Selector::warn_of_force(const PlanSlot& cached) {
   const plan::Shape shape = shape_of(cached.key, false);
-  const Status obeys = obeys_force(shape);
-  if (obeys.ok() || !warned_.insert(class_hash(shape)).second) return;
+  const Status follows = obeys(shape);
+  if (follows.ok() || !warned_.insert(class_hash(shape)).second) return;
   const std::string& forced = forced_[shape.op];
   const bool in_heap = cached.asks_reach && forced == cached.choice_if_reachable.algorithm;
-  log(rank_ == 0 ? LogLevel::kWarn : LogLevel::kInfo,
+  log(at_.rank == 0 ? LogLevel::kWarn : LogLevel::kInfo,
       "{} is forced for {} but does not apply to {} elements of {} bytes: {}; {} runs instead{}", forced,
-      exec::op_name(shape.op), shape.count, shape.element_bytes, obeys.message(), cached.choice.algorithm,
+      exec::op_name(shape.op), shape.count, shape.element_bytes, follows.message(), cached.choice.algorithm,
       in_heap ? format(", and {} where all buffers come from moecclMemAlloc", forced) : "");
 }
 
 void Selector::forget_choices() {
-  plans_.clear();
+  slots_.clear();
   choices_.clear();
   forget_last();
 }
@@ -193,9 +185,9 @@ void Selector::forget_last() {
 }
 
 uint64_t Selector::larger_buffer_bytes(const PlanKey& key) const {
-  const uint32_t n = tree_.n_ranks;
+  const uint32_t n = at_.tree.n_ranks;
   const uint32_t blocks = key.op == moecclOpTensorAllToAll
-                              ? tree_.n_tensor_groups()
+                              ? at_.tree.n_tensor_groups()
                               : std::max(plan::in_blocks(key.op, n), plan::out_blocks(key.op, n));
   return key.count * key.element_bytes * blocks;
 }
@@ -203,37 +195,41 @@ uint64_t Selector::larger_buffer_bytes(const PlanKey& key) const {
 plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
   plan::Shape s;
   s.op = key.op;
-  s.n_ranks = tree_.n_ranks;
+  s.n_ranks = at_.tree.n_ranks;
   s.root = key.root;
   s.count = key.count;
   s.element_bytes = key.element_bytes;
-  s.deterministic = deterministic_;
+  s.deterministic = at_.deterministic;
   s.scaled = key.scaled;
-  s.reach = reach_;
+  s.reach = at_.reach;
   if (reachable) s.reach.views = s.reach.reads = true;
-  s.staging_bytes = staging_bytes_;
+  s.staging_bytes = at_.staging_bytes;
   if (key.op == moecclOpTensorAllToAll)
-    s.pipeline_chunks = pipeline_chunks(tree_, profile_, key.count * key.element_bytes);
+    s.pipeline_chunks = pipeline_chunks(at_.tree, at_.profile, key.count * key.element_bytes);
   return s;
 }
 
 std::vector<Candidate> Selector::candidates(const plan::Shape& shape) const {
   const std::lock_guard lock(mutex_);
-  const auto priced = [&](const algo::Algorithm& a) {
-    return plan::price(algo::build_all(a, shape, tree_), tree_, profile_).total_ns;
+  return priced(shape);
+}
+
+std::vector<Candidate> Selector::priced(const plan::Shape& shape) const {
+  const auto price_of = [&](const algo::Algorithm& a) {
+    return plan::price(algo::build_all(a, shape, at_.tree), at_.tree, at_.profile).total_ns;
   };
   std::vector<Candidate> out;
   bool mixed = false, any_measured = false;
   for (const algo::Algorithm& a : algo::algorithms()) {
     if (a.op != shape.op) continue;
-    Candidate c{&a, a.applies(shape, tree_), 0, false};
+    Candidate c{&a, a.applies(shape, at_.tree), 0, false};
     if (c.applies.ok()) {
       if (const plan::PlanFit* fit = fit_of(a, shape); fit != nullptr) {
         c.measured = true;
         c.predicted_ns = fit->correction * fit->curve.at(curve_bytes(shape));
         c.at_worst_ns = fit->correction * fit->curve.high_at(curve_bytes(shape));
       } else {
-        c.at_worst_ns = c.predicted_ns = priced(a);
+        c.at_worst_ns = c.predicted_ns = price_of(a);
       }
       any_measured = any_measured || c.measured;
       mixed = mixed || !c.measured;
@@ -245,7 +241,7 @@ std::vector<Candidate> Selector::candidates(const plan::Shape& shape) const {
   std::vector<double> scales;
   for (const Candidate& c : out) {
     if (!c.applies.ok() || !c.measured) continue;
-    const double price = priced(*c.algorithm);
+    const double price = price_of(*c.algorithm);
     if (price > 0) scales.push_back(c.predicted_ns / price);
   }
   if (scales.empty()) return out;
@@ -264,8 +260,8 @@ double Selector::measured_ns(const algo::Algorithm& a, const plan::Shape& shape)
 
 const plan::PlanFit* Selector::fit_of(const algo::Algorithm& a, const plan::Shape& shape) const {
   if (!has_plan_fits_) return nullptr;
-  return profile_.find_plan(shape.op, is_eager(shape, a) ? plan::kEagerName : a.name,
-                            plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
+  return at_.profile.find_plan(shape.op, is_eager(shape, a) ? plan::kEagerName : a.name,
+                               plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
 }
 
 bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) const {
@@ -275,24 +271,24 @@ bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) cons
 bool Selector::eager_for(const PlanKey& key, const char* algorithm) const {
   // Scaled contributions are rounded before they are summed in a plan's steps as here, but not the own one: in
   // deterministic mode that must not depend on the plan.
-  if (!outboxes_ || (deterministic_ && key.scaled)) return false;
+  if (!at_.outboxes || (at_.deterministic && key.scaled)) return false;
   // A forced AllToAllv is to run by that plan alone.
   if (key.op == moecclOpAllToAllv && !forced_[key.op].empty()) return false;
-  return exec::runs_eagerly(key.op, algorithm, tree_.n_ranks, key.count * key.element_bytes);
+  return exec::runs_eagerly(key.op, algorithm, at_.tree.n_ranks, key.count * key.element_bytes);
 }
 
-std::shared_ptr<CachedPlan> Selector::build_named(const PlanKey& key, const algo::Algorithm& a, bool reachable) const {
-  auto made = std::make_shared<CachedPlan>();
+std::shared_ptr<PlanSlot> Selector::build_named(const PlanKey& key, const algo::Algorithm& a, bool reachable) const {
+  auto made = std::make_shared<PlanSlot>();
   const auto build_one = [&](const plan::Shape& shape, const algo::Algorithm& which, plan::Plan& built,
                              exec::Choice& choice) {
-    built = algo::build_for(which, shape, tree_, rank_);
+    built = algo::build_for(which, shape, at_.tree, at_.rank);
     choice = {&built.programs.back(), built.chunking, which.name, built.hash};
   };
   const plan::Shape ordinary = shape_of(key, false);
-  if (reachable && !a.applies(ordinary, tree_).ok()) {
+  if (reachable && !a.applies(ordinary, at_.tree).ok()) {
     // As get() has it: the question is asked, and answered yes where all buffers are in the heap.
     for (const algo::Algorithm& other : algo::algorithms()) {
-      if (other.op != key.op || !other.applies(ordinary, tree_).ok()) continue;
+      if (other.op != key.op || !other.applies(ordinary, at_.tree).ok()) continue;
       build_one(ordinary, other, made->staged, made->choice);
       break;
     }
@@ -307,7 +303,7 @@ std::shared_ptr<CachedPlan> Selector::build_named(const PlanKey& key, const algo
   return made;
 }
 
-void Selector::pin(const PlanKey& key, std::shared_ptr<CachedPlan> cached) {
+void Selector::pin(const PlanKey& key, std::shared_ptr<PlanSlot> cached) {
   const std::lock_guard lock(mutex_);
   pinned_key_ = key;
   pinned_ = std::move(cached);
@@ -322,31 +318,32 @@ void Selector::unpin() {
 
 void Selector::set_profile(const plan::Profile& profile) {
   const std::lock_guard lock(mutex_);
-  const uint32_t cores = profile_.cores;
-  profile_ = profile;
+  const uint32_t cores = at_.profile.cores;
+  at_.profile = profile;
   profile_hash_ = profile.hash();
   corrector_ = {};
   // Of links that the tree has no figures for, the clock of cost.h prices the copies themselves; a file says more.
-  for (uint32_t l = 0; l < profile_.links.size() && l < tree_.depth(); ++l)
-    if (tree_.levels[l].link.bytes_per_ns <= 0) profile_.links[l] = {};
-  profile_.cores = cores;  // this communicator's
-  has_plan_fits_ = !profile_.plans.empty() && profile_.n_ranks == tree_.n_ranks && profile_.tree_hash == tree_.hash();
+  for (uint32_t l = 0; l < at_.profile.links.size() && l < at_.tree.depth(); ++l)
+    if (at_.tree.levels[l].link.bytes_per_ns <= 0) at_.profile.links[l] = {};
+  at_.profile.cores = cores;  // this communicator's
+  has_plan_fits_ =
+      !at_.profile.plans.empty() && at_.profile.n_ranks == at_.tree.n_ranks && at_.profile.tree_hash == at_.tree.hash();
   forget_choices();
 }
 
 Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
   if (!forced_[shape.op].empty()) {
     const algo::Algorithm* a = algo::find(shape.op, forced_[shape.op]);
-    if (a->applies(shape, tree_).ok()) return Chosen{a, {}};
+    if (a->applies(shape, at_.tree).ok()) return Chosen{a, {}};
   }
   // A measured choice costs little, and is made for the very size.
   const uint64_t h = has_plan_fits_ ? hash_combine(class_hash(shape), shape.count) : class_hash(shape);
-  if (const auto it = choices_.find(h); it != choices_.end() && it->second.best->applies(shape, tree_).ok())
+  if (const auto it = choices_.find(h); it != choices_.end() && it->second.best->applies(shape, at_.tree).ok())
     return it->second;
   const algo::Algorithm* best = nullptr;
   double best_ns = 0;
   std::string reasons;
-  const std::vector<Candidate> all = candidates(shape);
+  const std::vector<Candidate> all = priced(shape);
   const bool small = larger_buffer_bytes(key_of(shape)) <= kTryFromBytes;
   for (const Candidate& c : all) {
     if (!c.applies.ok()) {
@@ -388,22 +385,22 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
 }
 
 // Reductions give other bits by another plan: they are tried where plans were measured, or all plans give the same.
-void Selector::add_trial(CachedPlan& cached, const Chosen& chosen, uint64_t bytes) const {
+void Selector::add_trial(PlanSlot& cached, const Chosen& chosen, uint64_t bytes) const {
   const moecclOp_t op = cached.key.op;
   const bool reduces = op == moecclOpAllReduce || op == moecclOpReduceScatter || op == moecclOpReduce;
   // Of an AllToAllv nobody knows the size; what goes with the first word counts for no plan.
   const bool tensor = op == moecclOpTensorAllToAll;
-  if (tensor && tree_.n_tensor_groups() < 2) return;  // all plans are one copy
+  if (tensor && at_.tree.n_tensor_groups() < 2) return;  // all plans are one copy
   const uint64_t most = tensor ? kTryTensorToBytes : kTryToBytes;
   const bool fits = op == moecclOpAllToAllv || (bytes > kTryFromBytes && bytes <= most);
-  if (!env().trials || chosen.close.empty() || !fits || (reduces && !deterministic_ && !has_plan_fits_)) return;
+  if (!env().trials || chosen.close.empty() || !fits || (reduces && !at_.deterministic && !has_plan_fits_)) return;
   cached.tried.push_back(chosen.best->name);
   cached.tried.insert(cached.tried.end(), chosen.close.begin(), chosen.close.end());
   cached.trial_class = hash_combine(hash_combine(class_hash(shape_of(cached.key, false)), plans_epoch_), profile_hash_);
 }
 
-Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key, const algo::Algorithm* instead) {
-  auto cached = std::make_shared<CachedPlan>();
+Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const algo::Algorithm* instead) {
+  auto cached = std::make_shared<PlanSlot>();
   cached->key = key;
   Chosen chosen{instead, {}};
   const auto make = [&](bool reachable, plan::Plan& built, exec::Choice& choice) -> Status {
@@ -413,7 +410,7 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key, const al
     }
     const algo::Algorithm* a = chosen.best;
     shape.in_place = key.in_place;
-    built = algo::build_for(*a, shape, tree_, rank_);
+    built = algo::build_for(*a, shape, at_.tree, at_.rank);
     MOECCL_TRY(algo::chunks_cover(shape, built.chunking));
     choice.program = &built.programs.back();
     choice.chunking = built.chunking;
@@ -427,7 +424,7 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key, const al
   cached->eager = eager_for(key, cached->choice.algorithm);
   const uint64_t bytes = larger_buffer_bytes(key);
   if (instead == nullptr) add_trial(*cached, chosen, bytes);
-  if (heap_reach_ && bytes >= kAskReachBytes && tree_.n_ranks > 1 && key.op != moecclOpAllToAllv &&
+  if (at_.heap_reach && bytes >= kAskReachBytes && at_.tree.n_ranks > 1 && key.op != moecclOpAllToAllv &&
       key.op != moecclOpTensorAllToAll) {
     MOECCL_TRY(make(true, cached->reachable, cached->choice_if_reachable));
     // An algorithm that needs no reach makes no use of it: where the choice is the same, the answer changes nothing.
@@ -435,7 +432,7 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key, const al
     none.reach.views = none.reach.reads = false;
     const algo::Algorithm* ordinary = algo::find(key.op, cached->choice.algorithm);
     cached->asks_reach = std::string_view(cached->choice_if_reachable.algorithm) != cached->choice.algorithm ||
-                         !ordinary->applies(none, tree_).ok();
+                         !ordinary->applies(none, at_.tree).ok();
     if (cached->asks_reach) cached->signature = hash_combine(cached->signature, cached->choice_if_reachable.plan_hash);
   }
   if (const algo::Algorithm* direct = algo::find(key.op, "direct");
@@ -448,66 +445,107 @@ Result<std::shared_ptr<CachedPlan>> Selector::build(const PlanKey& key, const al
 // AllToAllvs begin in the staging, with one synchronisation; where buffers can be loaded and stored to directly, what
 // is left of large ones is copied once instead of twice. Through process_vm_readv it costs as much as it saves, unless
 // calibration has measured otherwise.
-bool Selector::wants_direct_rest(const CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const {
+bool Selector::wants_direct_rest(const PlanSlot& cached, const PlanKey& key, const algo::Algorithm& direct) const {
   if (key.op != moecclOpAllToAllv || !forced_[key.op].empty() || std::string_view("direct") == cached.choice.algorithm)
     return false;
   const plan::Shape shape = shape_of(key, false);
-  if (!direct.applies(shape, tree_).ok()) return false;
+  if (!direct.applies(shape, at_.tree).ok()) return false;
   const uint8_t reach = plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads);
-  const plan::PlanFit* first = has_plan_fits_ ? profile_.find_plan(key.op, cached.choice.algorithm, reach) : nullptr;
-  const plan::PlanFit* then = has_plan_fits_ ? profile_.find_plan(key.op, direct.name, reach) : nullptr;
+  const plan::PlanFit* first = has_plan_fits_ ? at_.profile.find_plan(key.op, cached.choice.algorithm, reach) : nullptr;
+  const plan::PlanFit* then = has_plan_fits_ ? at_.profile.find_plan(key.op, direct.name, reach) : nullptr;
   if (first == nullptr || then == nullptr) return shape.reach.views;
   return then->correction * then->curve.at(kLargeBlockBytes) < first->correction * first->curve.at(kLargeBlockBytes);
 }
 
-void Selector::add_direct_rest(CachedPlan& cached, const PlanKey& key, const algo::Algorithm& direct) const {
-  cached.rest = algo::build_for(direct, shape_of(key, false), tree_, rank_);
+void Selector::add_direct_rest(PlanSlot& cached, const PlanKey& key, const algo::Algorithm& direct) const {
+  cached.rest = algo::build_for(direct, shape_of(key, false), at_.tree, at_.rank);
   cached.choice_for_rest = {&cached.rest.programs.back(), cached.rest.chunking, direct.name, cached.rest.hash};
   cached.has_rest = true;
   cached.signature = hash_combine(cached.signature, cached.rest.hash);
 }
 
-Result<std::shared_ptr<CachedPlan>> Selector::get(const PlanKey& key) {
+Result<std::shared_ptr<PlanSlot>> Selector::get(const PlanKey& key) {
   if (const auto* last = again(key); last != nullptr) return *last;
   const std::lock_guard lock(mutex_);
-  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> found, find_or_build(key));
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> found, find_or_build(key));
   last_key_ = key;
   last_epoch_ = plans_epoch_;
   return last_ = found;
 }
 
-Result<std::shared_ptr<CachedPlan>> Selector::choose_again(const PlanKey& key) {
+Result<std::shared_ptr<PlanSlot>> Selector::choose_again(const PlanKey& key) {
   const std::lock_guard lock(mutex_);
   return find_or_build(key);
 }
 
-Result<std::shared_ptr<CachedPlan>> Selector::variant(const CachedPlan& cached, std::string_view algorithm) {
+Trials::Class Selector::trial_class(const PlanSlot& slot) const {
+  const moecclOp_t op = slot.key.op;
+  return {slot.trial_class,
+          slot.tried,
+          larger_buffer_bytes(slot.key),
+          at_.tree.n_ranks,
+          exec::meets_all(op),
+          op == moecclOpAllToAllv,
+          op == moecclOpTensorAllToAll};
+}
+
+Result<Selector::Next> Selector::next(const PlanSlot& slot, uint64_t sequence, exec::Ballot& ballot) {
+  Trials::Pick pick;
+  if (slot.key.op == moecclOpAllToAllv) {
+    if (exec::Operation::Ran* small = trials_.still_small(); small != nullptr) return Next{nullptr, small};
+  } else if (const char* plan = trials_.settled(slot.trial_class)) {
+    pick.plan = plan;
+  }
+  if (pick.plan.empty()) pick = trials_.next(trial_class(slot), sequence, ballot);
+  const auto same = [&pick](const char* name) { return name == pick.plan.data() || name == pick.plan; };
+  if (same(slot.choice.algorithm)) return Next{nullptr, pick.ran};
+  const auto i = static_cast<size_t>(std::find_if(slot.tried.begin(), slot.tried.end(), same) - slot.tried.begin());
+  // The class may have begun with a plan that this key would not try: that one comes last.
+  slot.variants.resize(slot.tried.size() + 1);
+  std::shared_ptr<PlanSlot>& other = slot.variants[i];
+  if (other == nullptr || i == slot.tried.size()) {
+    const std::lock_guard lock(mutex_);
+    MOECCL_ASSIGN_OR_RETURN(other, variant(slot, pick.plan));
+  }
+  return Next{other.get(), pick.ran};
+}
+
+Result<std::shared_ptr<PlanSlot>> Selector::runs_now(const PlanKey& key, Trials::Report* report) {
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> slot, get(key));
+  if (slot->tried.empty()) return slot;
+  *report = trials_.report(trial_class(*slot));
+  if (!report->decided || report->plan == slot->choice.algorithm) return slot;
   const std::lock_guard lock(mutex_);
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> fastest, variant(*slot, report->plan));
+  return fastest != nullptr ? fastest : slot;
+}
+
+Result<std::shared_ptr<PlanSlot>> Selector::variant(const PlanSlot& cached, std::string_view algorithm) {
   const uint64_t h = hash_combine(key_hash(cached.key), hash_string(algorithm));
-  if (const auto it = plans_.find(h); it != plans_.end() && it->second.first == cached.key) return it->second.second;
+  if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == cached.key) return it->second;
   const algo::Algorithm* a = algo::find(cached.key.op, algorithm);
-  if (!a->applies(shape_of(cached.key, false), tree_).ok()) return std::shared_ptr<CachedPlan>();
-  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> made, build(cached.key, a));
+  if (!a->applies(shape_of(cached.key, false), at_.tree).ok()) return std::shared_ptr<PlanSlot>();
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(cached.key, a));
   made->epoch = cached.epoch;
   keep(h, made);
   return made;
 }
 
-void Selector::keep(uint64_t hash, const std::shared_ptr<CachedPlan>& made) {
-  if (plans_.size() >= kMostPlans) plans_.clear();  // running operations keep theirs
-  plans_.insert_or_assign(hash, std::pair{made->key, made});
+void Selector::keep(uint64_t hash, const std::shared_ptr<PlanSlot>& made) {
+  if (slots_.size() >= kMostPlans) slots_.clear();  // running operations keep theirs
+  slots_.insert_or_assign(hash, made);
 }
 
-Result<std::shared_ptr<CachedPlan>> Selector::find_or_build(const PlanKey& key) {
+Result<std::shared_ptr<PlanSlot>> Selector::find_or_build(const PlanKey& key) {
   if (plans_epoch_ != epoch()) {
-    plans_.clear();
+    slots_.clear();
     choices_.clear();
     plans_epoch_ = epoch();
   }
   if (pinned_ != nullptr && pinned_key_ == key) return pinned_;
   const uint64_t h = key_hash(key);
-  if (const auto it = plans_.find(h); it != plans_.end() && it->second.first == key) return it->second.second;
-  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<CachedPlan> made, build(key));
+  if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == key) return it->second;
+  MOECCL_ASSIGN_OR_RETURN(std::shared_ptr<PlanSlot> made, build(key));
   made->epoch = forced_[key.op].empty() ? plans_epoch_ : 0;
   keep(h, made);
   return made;
@@ -517,18 +555,18 @@ void Selector::observe(const exec::Timing& t) {
   const std::lock_guard lock(mutex_);
   if (!has_plan_fits_ || pinned_ != nullptr) return;
   const plan::Observation o{t.op, t.eager ? plan::kEagerName : t.algorithm,
-                            plan::reach_bits(reach_.staging, reach_.views, reach_.reads),
+                            plan::reach_bits(at_.reach.staging, at_.reach.views, at_.reach.reads),
                             static_cast<double>(t.block_bytes), static_cast<double>(t.took_ns)};
-  const double before = profile_.find_plan(o.op, o.algorithm, o.reach) != nullptr
-                            ? profile_.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes)
+  const double before = at_.profile.find_plan(o.op, o.algorithm, o.reach) != nullptr
+                            ? at_.profile.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes)
                             : 0;
-  if (!corrector_.observe(profile_, o)) return;
+  if (!corrector_.observe(at_.profile, o)) return;
   epoch_.fetch_add(1, std::memory_order_release);
   version_.fetch_add(1, std::memory_order_release);
   log(LogLevel::kInfo,
-      "rank {}: {}:{} of {} bytes was predicted to take {:.1f} us and does not: the profile now says {:.1f}", rank_,
+      "rank {}: {}:{} of {} bytes was predicted to take {:.1f} us and does not: the profile now says {:.1f}", at_.rank,
       exec::op_name(o.op), o.algorithm, t.block_bytes, before / 1e3,
-      profile_.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes) / 1e3);
+      at_.profile.find_plan(o.op, o.algorithm, o.reach)->curve.at(o.bytes) / 1e3);
 }
 
 }  // namespace moeccl::comm

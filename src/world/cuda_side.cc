@@ -356,8 +356,8 @@ class CudaSide::Connector {
     plan::Reach reach;
     reach.staging = !several_hosts();
     reach.views = reach.reads = !several_hosts() && one_process() && device;
-    side_->selector_ = std::make_unique<Selector>(n_.rank, *n_.tree, reach, false, false, n_.config->deterministic,
-                                                  f.half_bytes, profile());
+    side_->selector_ = std::make_unique<Selector>(
+        Selector::Setting{n_.rank, *n_.tree, reach, false, false, n_.config->deterministic, f.half_bytes, profile()});
     return side_->selector_->force_from_text(n_.config->plan);
   }
 

@@ -238,8 +238,8 @@ Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::strin
   profile.signal_ns = 1000;
   profile.step_ns = 700;
   profile.start_ns = 4000;
-  w->selector_ = std::make_unique<Selector>(s.fabric->rank, *s.tree, reach, false, false, s.deterministic,
-                                            s.half_bytes / 256 * 256, profile);
+  w->selector_ = std::make_unique<Selector>(Selector::Setting{s.fabric->rank, *s.tree, reach, false, false,
+                                                              s.deterministic, s.half_bytes / 256 * 256, profile});
   return w;
 }
 

@@ -33,8 +33,8 @@ std::unique_ptr<Selector> selector(const plan::Profile& profile) {
   plan::Reach reach;
   reach.staging = reach.reads = true;
   reach.views = false;
-  auto s =
-      std::make_unique<Selector>(0, plan::LevelTree::flat(kRanks), reach, false, true, false, 1 << 20, plan::Profile());
+  auto s = std::make_unique<Selector>(
+      Selector::Setting{0, plan::LevelTree::flat(kRanks), reach, false, true, false, 1 << 20});
   s->set_profile(profile);
   return s;
 }
