@@ -1,6 +1,7 @@
 #include "src/moe/expert_calls.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <memory>
 
@@ -86,23 +87,43 @@ Status kernels_suffice(algo::ReduceKind kind, const algo::ReplicaPlacement& plac
   return {};
 }
 
-// The kind that runs by itself: "direct" where buffers can be reached, "nodes" where the topology has nodes.
-Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const plan::Reach& reach,
-                                const algo::ReplicaPlacement& placement) {
+// The forced kind, or the cheapest.
+Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Checked& c, const plan::Shape& shape) {
   using algo::ReduceKind;
   const std::string& forced = side.selector.forced(moecclOpExpertAllReduce);
   Status why;
+  std::vector<Selector::Offer> offers;
+  std::vector<ReduceKind> kinds;
   for (const ReduceKind kind : {ReduceKind::kDirect, ReduceKind::kNodes, ReduceKind::kFlat}) {
-    Status applies = algo::ReplicaReduce::applies(kind, reach, comm.tree());
-    if (applies.ok() && side.cuda) applies = why = kernels_suffice(kind, placement);
-    if (forced.empty() ? applies.ok() : forced == algo::reduce_kind_name(kind)) {
+    Status applies = algo::ReplicaReduce::applies(kind, shape.reach, comm.tree());
+    if (applies.ok() && side.cuda) applies = kernels_suffice(kind, c.placement);
+    if (forced == algo::reduce_kind_name(kind)) {
       if (!applies.ok()) return Status(applies).with_context(format("expert_allreduce: {}", forced));
       return kind;
     }
+    if (applies.ok()) applies = algo::ReplicaReduce(c.placement, shape, comm.tree(), kind, c.average).fits();
+    if (!applies.ok()) {
+      why = applies;
+      continue;
+    }
+    kinds.push_back(kind);
+    offers.push_back({algo::reduce_kind_name(kind), [&, kind] {
+                        return algo::ReplicaReduce(c.placement, shape, comm.tree(), kind, c.average).build_all();
+                      }});
   }
-  if (!why.ok()) return why;
-  return error(moecclInvalidArgument, "no algorithm \"{}\" for expert_allreduce: there are direct, flat, nodes",
-               forced);
+  if (kinds.empty()) return why;
+  // Placements of one class differ in where replicas are: that moves no price by as much as sizes do.
+  uint64_t slots = 0;
+  for (uint32_t r = 0; r < comm.n_ranks(); ++r) slots += c.placement.n_slots(r);
+  uint64_t problem = hash_combine(static_cast<uint64_t>(moecclOpExpertAllReduce), c.placement.n_experts);
+  problem = hash_combine(problem, static_cast<uint64_t>(std::bit_width(slots)));
+  problem = hash_combine(problem, static_cast<uint64_t>(std::bit_width(shape.count * shape.element_bytes)));
+  problem = hash_combine(problem, plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
+  problem = hash_combine(problem, kinds.size() * 2 + (kinds[0] == ReduceKind::kDirect ? 1 : 0));
+  const char* best = side.selector.cheapest(problem, offers);
+  for (size_t i = 0; i < kinds.size(); ++i)
+    if (offers[i].name == best) return kinds[i];
+  return kinds[0];
 }
 
 // Fills one choice; `reachable`: should every rank's buffers turn out to be reachable.
@@ -110,7 +131,7 @@ Status build_reduce(Communicator& comm, const Side& side, const ExpertCall& call
                     plan::Program& program, exec::Choice& choice) {
   const plan::Reach reach = side.reach(reachable);
   const plan::Shape shape = algo::replica_shape(c.placement, call.count, c.element_bytes, reach, side.staging_bytes);
-  MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind kind, choose(comm, side, reach, c.placement));
+  MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind kind, choose(comm, side, c, shape));
   const algo::ReplicaReduce plan(c.placement, shape, comm.tree(), kind, c.average);
   MOECCL_TRY(plan.fits());
   program = plan.build(comm.rank());
@@ -130,7 +151,7 @@ struct Kept {
   moecclRedOp_t reduce = moecclSum;
   size_t count = 0;
   uint64_t staging_bytes = 0;
-  std::string forced;
+  uint64_t plans = 0;  // Selector::version()
   bool asks_reach = false;
   int32_t n_experts = 0;
   std::vector<uint32_t> slots;       // [n_ranks]
@@ -147,10 +168,7 @@ struct Kept {
     if (side.cuda != cuda || call.type != type || call.reduce != reduce || call.count != count) return false;
     const moecclPlacement_t& p = *call.placement;
     if (p.n_experts != n_experts || p.slot_expert == nullptr) return false;
-    if (staging_bytes != side.staging_bytes || asks_reach != side.selector.asks_reach() ||
-        forced != side.selector.forced(call.op)) {
-      return false;
-    }
+    if (staging_bytes != side.staging_bytes || plans != side.selector.version()) return false;
     for (uint32_t r = 0; r < slots.size(); ++r)
       if (slots_of(p, r) != slots[r]) return false;
     return std::equal(slot_expert.begin(), slot_expert.end(), p.slot_expert);
@@ -164,7 +182,7 @@ Status keep_reduce(Communicator& comm, const Side& side, const ExpertCall& call,
   // Asking costs one more synchronisation (docs/decisions.md, the same bound as for AllReduce).
   constexpr uint64_t kAskReachBytes = 256 << 10;
   const uint64_t most_bytes = c.placement.most_slots() * call.count * c.element_bytes;
-  if (!kept.forced.empty() || !kept.asks_reach || most_bytes < kAskReachBytes || comm.n_ranks() == 1) return {};
+  if (!side.selector.forced(call.op).empty() || !kept.asks_reach || most_bytes < kAskReachBytes || comm.n_ranks() == 1) return {};
   kept.asks = true;
   return build_reduce(comm, side, call, c, true, kept.reachable, kept.if_reachable);
 }
@@ -192,7 +210,7 @@ Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const Side& side, c
   kept->reduce = call.reduce;
   kept->count = call.count;
   kept->staging_bytes = side.staging_bytes;
-  kept->forced = side.selector.forced(call.op);
+  kept->plans = side.selector.version();
   kept->asks_reach = side.selector.asks_reach();
   kept->n_experts = call.placement->n_experts;
   for (uint32_t r = 0; r < comm.n_ranks(); ++r) kept->slots.push_back(c.placement.n_slots(r));
@@ -274,7 +292,7 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
   if (call.op == moecclOpExpertAllReduce) {
     const plan::Reach reach = side.reach(false);
     const plan::Shape shape = algo::replica_shape(c.placement, call.count, c.element_bytes, reach, side.staging_bytes);
-    MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind chosen, choose(comm, side, reach, c.placement));
+    MOECCL_ASSIGN_OR_RETURN(const algo::ReduceKind chosen, choose(comm, side, c, shape));
     for (const auto kind : {algo::ReduceKind::kDirect, algo::ReduceKind::kFlat, algo::ReduceKind::kNodes}) {
       const algo::ReplicaReduce reduce(c.placement, shape, comm.tree(), kind, c.average);
       Status applies = algo::ReplicaReduce::applies(kind, reach, comm.tree());

@@ -176,6 +176,7 @@ void Selector::warn_of_force(const PlanSlot& cached) {
 void Selector::forget_choices() {
   slots_.clear();
   choices_.clear();
+  cheapest_.clear();
   forget_last();
 }
 
@@ -250,6 +251,23 @@ std::vector<Candidate> Selector::priced(const plan::Shape& shape) const {
     if (c.applies.ok() && !c.measured) c.at_worst_ns = c.predicted_ns *= scales[scales.size() / 2];
   }
   return out;
+}
+
+const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> offers) const {
+  constexpr uint32_t kMostRanks = 64;  // of more, building and pricing all programs takes longer than a plan can gain
+  if (offers.size() < 2 || at_.tree.n_ranks > kMostRanks) return offers[0].name;
+  const std::lock_guard lock(mutex_);
+  if (const auto it = cheapest_.find(problem_class); it != cheapest_.end()) return it->second;
+  if (cheapest_.size() >= kMostChoices) cheapest_.clear();
+  const char* best = offers[0].name;
+  double best_ns = 0;
+  for (const Offer& o : offers) {
+    const double ns = plan::price(o.build_all(), at_.tree, at_.profile).total_ns;
+    if (best_ns > 0 && ns >= kFlatBias * best_ns) continue;
+    best = o.name;
+    best_ns = ns;
+  }
+  return cheapest_[problem_class] = best;
 }
 
 double Selector::measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -110,6 +112,13 @@ class Selector {
   // Of a rank's user buffers.
   uint64_t larger_buffer_bytes(const PlanKey& key) const;
   std::vector<Candidate> candidates(const plan::Shape& shape) const;
+  // Plans that a routing or a placement makes, priced as all others. A class of problems is priced once, until the
+  // profile is another one or a plan is forced; the first offer stands unless another gains more than prices err by.
+  struct Offer {
+    const char* name;
+    std::function<plan::Plan()> build_all;
+  };
+  const char* cheapest(uint64_t problem_class, std::span<const Offer> offers) const;
   // What calibration measured for this plan, interpolated; 0 when it did not.
   double measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const;
   // One algorithm's plan, which applies, outside the cache: exactly what get() would give if it chose this one.
@@ -173,7 +182,8 @@ class Selector {
   std::shared_ptr<PlanSlot> last_;
   std::unordered_map<uint64_t, std::shared_ptr<PlanSlot>> slots_;
   Trials trials_;
-  std::unordered_map<uint64_t, Chosen> choices_;  // by shape class
+  std::unordered_map<uint64_t, Chosen> choices_;                // by shape class
+  mutable std::unordered_map<uint64_t, const char*> cheapest_;  // by problem class
 };
 
 // The operation of a name as in MOECCL_PLAN; false when there is none.
