@@ -182,7 +182,8 @@ Status keep_reduce(Communicator& comm, const Side& side, const ExpertCall& call,
   // Asking costs one more synchronisation (docs/decisions.md, the same bound as for AllReduce).
   constexpr uint64_t kAskReachBytes = 256 << 10;
   const uint64_t most_bytes = c.placement.most_slots() * call.count * c.element_bytes;
-  if (!side.selector.forced(call.op).empty() || !kept.asks_reach || most_bytes < kAskReachBytes || comm.n_ranks() == 1) return {};
+  if (!side.selector.forced(call.op).empty() || !kept.asks_reach || most_bytes < kAskReachBytes || comm.n_ranks() == 1)
+    return {};
   kept.asks = true;
   return build_reduce(comm, side, call, c, true, kept.reachable, kept.if_reachable);
 }
