@@ -28,7 +28,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kPool = 16;  // routings of a phase, which steps take in turn: no two neighbours are the same
-constexpr const char* kRoutingTree = "node:2(bw=0.1GB/s,lat=1ms) gpu:4(bw=1GB/s,lat=1ms)";
+constexpr const char* kRoutingTree = "node:2(bw=0.06GB/s,lat=2ms) gpu:4(bw=1GB/s,lat=2ms)";
 constexpr const char* kLoadTree = "node:2(bw=0.1GB/s,lat=200us) gpu:4(bw=0.14GB/s,lat=200us)";
 
 struct Options {
