@@ -78,7 +78,7 @@ class _MoeConfig(ctypes.Structure):
                 ("n_experts", ctypes.c_int32), ("expert_rank", _void), ("max_tokens", _size), ("layout", _int),
                 ("align_rows", ctypes.c_int32), ("capacity", ctypes.c_int32), ("memory_cap_bytes", _size),
                 ("algorithm", ctypes.c_char_p), ("scale_bytes", _size), ("scaled_row_bytes", _size),
-                ("staging_bytes", _size), ("deterministic", ctypes.c_int32)]
+                ("staging_bytes", _size), ("deterministic", ctypes.c_int32), ("trials", ctypes.c_int32)]
 
 
 class _LevelTraffic(ctypes.Structure):
@@ -426,15 +426,15 @@ class Comm:
 
 
 class Moe:
-    """A MoE layer's static description on a communicator. Options: expert_rank, align_rows, capacity, memory_cap_bytes,
+    """A MoE layer's static description on a communicator. Options: expert_rank, align_rows, capacity, memory_cap_bytes, trials,
     algorithm. hidden_bytes: bytes of one token's row. Collective."""
 
     def __init__(self, comm, hidden_bytes, n_experts, top_k, max_tokens, type=FLOAT32, layout=EXPERT_MAJOR,
                  expert_rank=None, algorithm=None, **options):
         numbers = {"hidden_bytes": hidden_bytes, "n_experts": n_experts, "top_k": top_k, "max_tokens": max_tokens}
         for name, value in options.items():
-            if name not in ("align_rows", "capacity", "memory_cap_bytes"):
-                raise TypeError(f"unknown option {name}: there are align_rows, capacity, memory_cap_bytes")
+            if name not in ("align_rows", "capacity", "memory_cap_bytes", "trials"):
+                raise TypeError(f"unknown option {name}: there are align_rows, capacity, memory_cap_bytes, trials")
             numbers[name] = value
         config, kinds = _MoeConfig(size=ctypes.sizeof(_MoeConfig)), dict(_MoeConfig._fields_)
         for name, value in numbers.items():

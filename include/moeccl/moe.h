@@ -52,9 +52,12 @@ typedef struct {
                               MOECCL_STAGING_BYTES or its default. moecclMoeCreate: 0, or the communicator's */
   int32_t deterministic;   /* the same: 1 for a communicator with deterministic sums. moecclMoeCreate: 0, or 1 with
                               such a communicator */
+  int32_t trials;          /* 0: updates may try plans whose prices lie close, and what steps took corrects the prices
+                              (MOECCL_TRIALS=0 turns it off everywhere). -1: prices alone choose, so equal routings run
+                              by equal plans; without `deterministic`, other plans round sums in another order */
 } moecclMoeConfig_t;
 #define MOECCL_MOE_CONFIG_INIT \
-  { sizeof(moecclMoeConfig_t), 0, moecclBfloat16, 0, 0, NULL, 0, moecclLayoutRows, 0, 0, 0, NULL, 0, 0, 0, 0 }
+  { sizeof(moecclMoeConfig_t), 0, moecclBfloat16, 0, 0, NULL, 0, moecclLayoutRows, 0, 0, 0, NULL, 0, 0, 0, 0, 0 }
 
 /* Says, before anything expensive and without a communicator, whether a layer of this shape can run on n_ranks ranks of
  * `topology` (a synthetic string, a file, or NULL for flat). On failure message[message_bytes] names the limit and

@@ -47,6 +47,8 @@ Status check_numbers(const moecclMoeConfig_t& c) {
     return error(moecclInvalidArgument,
                  "config.scaled_row_bytes is {} without scales: give scale_bytes, or 0 for rows of hidden_bytes",
                  c.scaled_row_bytes);
+  if (c.trials != 0 && c.trials != -1)
+    return error(moecclInvalidArgument, "config.trials is {}: give 0 for trials of plans, or -1 for none", c.trials);
   if (c.capacity < 0)
     return error(moecclInvalidArgument, "config.capacity is {}: give 0 for no limit, or the limit", c.capacity);
   return {};
@@ -92,6 +94,7 @@ Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::Le
                   static_cast<uint32_t>(std::max(1, c.align_rows)),
                   deterministic,
                   0};
+  config.trials = c.trials == 0 && env().trials;
   config.scale_bytes = c.scale_bytes;
   if (c.scale_bytes > 0) {
     config.scaled_row_bytes = c.scaled_row_bytes > 0 ? c.scaled_row_bytes : c.hidden_bytes;
@@ -122,7 +125,7 @@ uint64_t MoeConfig::hash() const {
   };
   add(shape.top_k), add(shape.row_bytes), add(shape.max_tokens), add(shape.capacity), add(shape.expert_major);
   add(shape.align_rows), add(shape.grouped), add(static_cast<uint64_t>(type)), add(memory_cap);
-  add(scale_bytes), add(scaled_row_bytes);
+  add(scale_bytes), add(scaled_row_bytes), add(trials);
   for (const uint32_t owner : placement.owner) add(owner);
   for (const algo::MoeAlgorithm& a : algorithms) add(static_cast<uint64_t>(a.kind)), add(a.dims);
   if (domains) add(domains->hash());

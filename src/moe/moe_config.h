@@ -18,6 +18,7 @@ struct MoeConfig {
   std::shared_ptr<const algo::Domains> domains;    // who else holds them; null: nobody
   std::vector<algo::MoeAlgorithm> algorithms;      // the forced one, or all that the tree offers
   uint64_t memory_cap = 0;                         // 0: none
+  bool trials = true;                              // of plans whose prices lie close
   uint64_t scale_bytes = 0, scaled_row_bytes = 0;  // of moecclDispatchScaled; 0: there is none
 
   // moecclInvalidArgument names the field, its value and what is accepted.

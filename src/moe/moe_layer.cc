@@ -6,7 +6,6 @@
 
 #include "kernels/table.h"
 #include "src/base/adopt.h"
-#include "src/base/env.h"
 #include "src/base/hash.h"
 
 namespace moeccl::comm {
@@ -29,9 +28,9 @@ MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen,
 namespace {
 
 // The fields that have names; all others are in the hash.
-constexpr const char* kFields[] = {"hidden_bytes",     "type",        "top_k",           "n_experts",
-                                   "max_tokens",       "layout",      "align_rows",      "capacity",
-                                   "memory_cap_bytes", "scale_bytes", "scaled_row_bytes"};
+constexpr const char* kFields[] = {"hidden_bytes",     "type",       "top_k",    "n_experts",        "max_tokens",
+                                   "layout",           "align_rows", "capacity", "memory_cap_bytes", "scale_bytes",
+                                   "scaled_row_bytes", "trials"};
 struct Creation {
   uint64_t hash = 0;
   uint64_t staging = 0;
@@ -46,7 +45,7 @@ Creation creation(const MoeConfig& config, const moecclMoeConfig_t& given, uint6
           {given.hidden_bytes, static_cast<uint64_t>(given.type), static_cast<uint64_t>(given.top_k),
            static_cast<uint64_t>(given.n_experts), given.max_tokens, static_cast<uint64_t>(given.layout),
            static_cast<uint64_t>(given.align_rows), static_cast<uint64_t>(given.capacity), given.memory_cap_bytes,
-           config.scale_bytes, config.scaled_row_bytes}};
+           config.scale_bytes, config.scaled_row_bytes, static_cast<uint64_t>(given.trials)}};
 }
 
 // What moecclMoeCheck was told of the communicator holds of this one too.
@@ -120,7 +119,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
 
 std::vector<float> MoeLayer::guesses(uint64_t n_tokens) const {
   const std::lock_guard lock(race_mutex_);
-  return race_ && env().trials ? race_->guesses(n_tokens) : std::vector<float>(candidates_.size(), 1.0F);
+  return race_ && config_.trials ? race_->guesses(n_tokens) : std::vector<float>(candidates_.size(), 1.0F);
 }
 
 size_t MoeLayer::pick(std::span<const double> prices_us, std::span<const float> guesses) const {
