@@ -57,6 +57,7 @@ double Race::relation(std::span<const double> prices_us, size_t candidate) const
 void Race::ask_again(Class& c, bool is_certain) {
   if (c.steps < c.asked_at + (is_certain ? kLeastPause : c.pause)) return;
   c.pause = c.winner == c.ran ? std::min(2 * c.pause, kMostPause) : kLeastPause;
+  c.again = c.winner == c.ran ? std::min(2 * c.again, kMostAgain) : kFirstAgain;
   c.winner = c.ran;
   c.asked_at = c.steps;
   const double before = c.settled_at;
@@ -83,8 +84,15 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
   Entry& e = c.entries[candidate];
   if (c.ran != candidate) {
     c.ran = candidate;
+    c.runs = 0;
     c.settled_at = e.is_fresh ? e.guess : 0;
     return;
+  }
+  // Longer than a trial: another plan has won.
+  if (++c.runs == kCounted + 2 && c.winner != candidate) {
+    c.winner = candidate;
+    c.again = kFirstAgain;
+    c.asked_at = c.steps;
   }
   e.samples[e.n_samples++ % e.samples.size()] = took_us / prices_us[candidate];
   if (!e.is_fresh) {
@@ -102,7 +110,7 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
   for (size_t i = 0; i < n_; ++i)
     if (i != candidate && c.entries[i].is_fresh)
       beside_flat = std::max(beside_flat, moved(relation(prices_us, i), c.entries[i].relation));
-  if (std::max(by, beside_flat) > kMoved || c.steps >= c.asked_at + kAgain) ask_again(c, by > kMovedFar);
+  if (std::max(by, beside_flat) > kMoved || c.steps >= c.asked_at + c.again) ask_again(c, by > kMovedFar);
 }
 
 }  // namespace moeccl::comm

@@ -24,9 +24,12 @@ class Race {
   static constexpr double kMoved = 1.25, kMovedFar = 1.5;
   // How much worse than the others, beside its price, a plan is expected to be at most when that is not certain.
   static constexpr double kDoubt = 1.2;
-  // Steps between trials when nothing moves, and the fewest between two that something small has caused: twice as many
-  // when the one before changed nothing.
-  static constexpr uint64_t kAgain = 1024, kLeastPause = 8, kMostPause = 64;
+  // Steps to the next trial when nothing moves: twice as many each time that the same plan wins, as the first trial may
+  // have met a disturbance.
+  static constexpr uint64_t kFirstAgain = 16, kMostAgain = 1024;
+  // The fewest steps between two trials that something small has caused: twice as many when the one before changed
+  // nothing.
+  static constexpr uint64_t kLeastPause = 8, kMostPause = 64;
 
   // flat: its number among the candidates; n_candidates: there is none.
   Race(size_t n_candidates, size_t flat) : n_(n_candidates), flat_(flat) {}
@@ -51,8 +54,9 @@ class Race {
   };
   struct Class {
     std::vector<Entry> entries;
-    uint64_t steps = 0, asked_at = 0, pause = kLeastPause;
+    uint64_t steps = 0, asked_at = 0, pause = kLeastPause, again = kFirstAgain;
     size_t ran = ~size_t{0}, winner = ~size_t{0};
+    uint64_t runs = 0;      // of `ran`, one after another
     double settled_at = 0;  // the running plan's guess when the last trials ended
   };
   void ask_again(Class& c, bool is_certain);

@@ -40,8 +40,8 @@ struct MoePrice {
 //   others'; each hop's latency counts once.
 // - A slot is filled again when its last chunk was taken and the sender knows that: with more chunks than a peer has
 //   slots, every round of slots waits for two latencies, unless the bytes take longer. One lane serves all hops after
-//   the first (moe_plan.h), so from the third hop on every further chunk waits for their latency again. C is the power
-//   of two at which all this takes the least time.
+//   the first (moe_plan.h), so it waits for each hop's rows before it passes on the next one's. The slowest of all this
+//   sets the pace of chunks. C is the power of two at which all takes the least time.
 // - Every row that crosses a level is packed by a core of its sender's host, and every row for an expert is unpacked;
 //   ranks share the cores where there are more of them. That is what duplicates waste in one memory.
 struct MoeRows {
