@@ -86,6 +86,16 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
     c.ran = candidate;
     c.runs = 0;
     c.settled_at = e.is_fresh ? e.guess : 0;
+    double best = 0;
+    for (size_t i = 0; i < n_; ++i) {
+      const double expected = c.entries[i].is_fresh ? c.entries[i].guess * prices_us[i] : 0;
+      if (expected > 0 && (best == 0 || expected < best)) best = expected;
+    }
+    // Cold tables do not cost that much: one step shows that it is slow.
+    if (e.is_fresh || best == 0 || took_us < kHopeless * best) return;
+    e.is_fresh = true;
+    e.guess = took_us / prices_us[candidate];
+    e.relation = relation(prices_us, candidate);
     return;
   }
   // Longer than a trial: another plan has won.

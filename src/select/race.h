@@ -13,8 +13,9 @@ namespace moeccl::comm {
 
 class Race {
  public:
-  // A candidate is tried when it is expected to take at most so many times as long as the best one.
-  static constexpr double kCloseTo = 1.6;
+  // A candidate is tried when it is expected to take at most so many times as long as the best one: prices err by 8 to
+  // 15 % (docs/performance.md), so two of them may change places up to here.
+  static constexpr double kCloseTo = 1.3;
   // A plan other than flat must be this much faster than flat.
   static constexpr double kGain = 0.97;
   // Steps of a trial: after the first one, whose tables and buffers are cold, so many count.
@@ -22,6 +23,8 @@ class Race {
   // What a plan takes, or a price beside flat's, has moved when it differs by this factor; by the larger one there is
   // no doubt.
   static constexpr double kMoved = 1.25, kMovedFar = 1.5;
+  // A trial ends after one step that took so many times what the best plan takes.
+  static constexpr double kHopeless = 2;
   // How much worse than the others, beside its price, a plan is expected to be at most when that is not certain.
   static constexpr double kDoubt = 1.2;
   // Steps to the next trial when nothing moves: twice as many each time that the same plan wins, as the first trial may
