@@ -8,6 +8,18 @@
 
 namespace moeccl::exec {
 
+Fabric::Fabric(uint32_t own_rank, uint32_t ranks, uint64_t staging_bytes)
+    : rank(own_rank),
+      n_ranks(ranks),
+      links(ranks),
+      paced(ranks, 0),
+      half_bytes(staging_bytes / 2),
+      sent(size_t{ranks} * transport::kSigsPerPeer, 0),
+      awaited(sent),
+      entered(ranks, 0),
+      finished(ranks, 0),
+      traffic(ranks) {}
+
 void Fabric::fail(const Status& status) noexcept {
   {
     const std::lock_guard lock(failure_mutex_);

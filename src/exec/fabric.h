@@ -70,14 +70,17 @@ struct Ballot {
 };
 
 struct Fabric {
-  uint32_t rank = 0, n_ranks = 1;
+  // Without its segment, links and kernels. staging_bytes: of this rank, for two operations.
+  Fabric(uint32_t rank, uint32_t n_ranks, uint64_t staging_bytes);
+
+  const uint32_t rank, n_ranks;
   std::string name;  // for messages; may be empty
   std::shared_ptr<transport::shm::Segment> own;
   std::vector<std::unique_ptr<transport::Link>> links;  // [n_ranks], null for this rank
   std::vector<const transport::Outbox*> outboxes;       // [n_ranks] both, null where they cannot be read
   std::unique_ptr<transport::Engine> engine;            // moves the bytes of links that need it; may be null
   std::vector<uint8_t> paced;                           // [n_ranks] the link's signals carry a time
-  uint64_t half_bytes = 0;                              // staging of one operation: halves alternate
+  const uint64_t half_bytes;                            // staging of one operation: halves alternate
   const kernels::KernelTable* kernels = nullptr;
   std::byte* heap = nullptr;  // this process's symmetric heap
   size_t heap_bytes = 0;

@@ -1,31 +1,23 @@
 // From a unique id to links: who is where, segments and heaps mapped, links made.
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cstring>
-#include <deque>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <span>
 
-#include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
-#include "src/base/random.h"
-#include "src/base/wire.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/launcher.h"
 #include "src/bootstrap/unique_id.h"
-#include "src/driver/fork_page.h"
 #include "src/driver/process.h"
 #include "src/world/heap.h"
 #include "src/world/hosts.h"
+#include "src/world/introduction.h"
 #include "src/world/membership.h"
 #include "src/world/network.h"
+#include "src/world/process_table.h"
 #include "topology/discover.h"
 #include "topology/pair_path.h"
 #include "transport/paced/paced_link.h"
@@ -36,125 +28,6 @@ namespace {
 
 using transport::shm::Segment;
 using transport::shm::SegmentShape;
-
-// What the ranks of one process share: each other's segments, and one mapping of each foreign segment and heap.
-class ProcessTable {
- public:
-  static ProcessTable& get() {
-    // Stream threads follow its mappings while the program ends.
-    static constinit driver::PerProcess<ProcessTable> tables;
-    return tables.get();
-  }
-  void put(uint64_t communicator, uint32_t rank, const std::shared_ptr<Segment>& segment) {
-    const std::lock_guard lock(mutex_);
-    segments_[{communicator, rank}] = segment;
-  }
-  std::shared_ptr<Segment> find(uint64_t communicator, uint32_t rank) {
-    const std::lock_guard lock(mutex_);
-    const auto it = segments_.find({communicator, rank});
-    return it == segments_.end() ? nullptr : it->second.lock();
-  }
-  void remove(uint64_t communicator, uint32_t rank) {
-    const std::lock_guard lock(mutex_);
-    segments_.erase({communicator, rank});
-  }
-  // Foreign heaps stay mapped while the process lives: addresses only, and every new communicator uses them again.
-  Result<std::byte*> heap(uint64_t process, Fd fd, size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const auto it = heaps_.find(process);
-    if (it != heaps_.end()) return it->second.data();
-    MOECCL_ASSIGN_OR_RETURN(driver::Mapping mapping, driver::map_segment(fd, bytes));
-    std::byte* base = mapping.data();
-    heaps_.emplace(process, std::move(mapping));
-    return base;
-  }
-  // One for all communicators and all ranks of this process.
-  Result<std::shared_ptr<const driver::ProcessWatch>> watch(uint64_t process, int pid, Fd line) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(watches_, [](const auto& entry) { return entry.second.expired(); });
-    std::weak_ptr<const driver::ProcessWatch>& known = watches_[process];
-    if (auto watch = known.lock()) return watch;
-    MOECCL_ASSIGN_OR_RETURN(auto made, driver::ProcessWatch::open(pid, std::move(line)));
-    known = made;
-    return made;
-  }
-  std::shared_ptr<const driver::ProcessWatch> find_watch(uint64_t process) {
-    const std::lock_guard lock(mutex_);
-    const auto it = watches_.find(process);
-    return it == watches_.end() ? nullptr : it->second.lock();
-  }
-  // A communicator that will not come about, by the first rank of this process that knows. An id is used once.
-  void give_up(uint64_t communicator, const Status& why) {
-    const std::lock_guard lock(mutex_);
-    given_up_.emplace_back(communicator, why);
-    if (given_up_.size() > kGivenUp) given_up_.pop_front();
-  }
-  Status given_up(uint64_t communicator) {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [id, why] : given_up_)
-      if (id == communicator) return Status(why);
-    return {};
-  }
-  std::byte* find_heap(uint64_t process) {
-    const std::lock_guard lock(mutex_);
-    const auto it = heaps_.find(process);
-    return it == heaps_.end() ? nullptr : it->second.data();
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<uint64_t, uint32_t>, std::weak_ptr<Segment>> segments_;
-  std::map<uint64_t, driver::Mapping> heaps_;
-  std::map<uint64_t, std::weak_ptr<const driver::ProcessWatch>> watches_;
-  static constexpr size_t kGivenUp = 64;
-  std::deque<std::pair<uint64_t, Status>> given_up_;
-};
-
-// One rank's words at the exchange.
-struct Introduction {
-  uint64_t host = 0, process = 0;
-  int32_t pid = 0;
-  uint64_t heap_bytes = 0;
-  driver::ProcessStamp stamp;  // address 0: nobody may read this process's memory
-  driver::CoreSet cores{};
-  bool has_profile = !env().profile.empty();  // what its file says is compared when it has been read
-  int64_t calibrate_ms = env().calibrate_ms;
-  bool trials = env().trials;
-  Config config;
-
-  std::vector<std::byte> encode() const {
-    Writer out;
-    out.u64(host);
-    out.u64(process);
-    out.i32(pid);
-    out.u64(heap_bytes);
-    out.u64(stamp.address);
-    out.u64(stamp.value);
-    for (const uint64_t word : cores) out.u64(word);
-    out.u8(has_profile);
-    out.u64(static_cast<uint64_t>(calibrate_ms));
-    out.u8(trials);
-    config.write_agreed(out);
-    return out.take();
-  }
-  static Result<Introduction> decode(std::span<const std::byte> bytes, uint32_t rank) {
-    Reader in(bytes);
-    Introduction i;
-    i.host = in.u64();
-    i.process = in.u64();
-    i.pid = in.i32();
-    i.heap_bytes = in.u64();
-    i.stamp.address = in.u64();
-    i.stamp.value = in.u64();
-    for (uint64_t& word : i.cores) word = in.u64();
-    i.has_profile = in.u8() != 0;
-    i.calibrate_ms = static_cast<int64_t>(in.u64());
-    i.trials = in.u8() != 0;
-    i.config = Config::read_agreed(in);
-    if (!in.done()) return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
-    return i;
-  }
-};
 
 class Connector {
  public:
@@ -171,7 +44,7 @@ class Connector {
 
   Result<Membership> connect() {
     MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId id, bootstrap::decode_unique_id(id_));
-    m_.fabric = std::make_unique<exec::Fabric>();
+    m_.fabric = std::make_unique<exec::Fabric>(rank_, n_, shape_of(rank_).staging_bytes);
     link_key_ = id.key;
     MOECCL_TRY(join(root_may_come_later(id)));
     Status status = contained([&] { return steps(); });
@@ -233,16 +106,7 @@ class Connector {
 
   Status introduce() {
     MOECCL_ASSIGN_OR_RETURN(heap_, SymmetricHeap::process_heap());
-    const driver::ProcessIdentity self = driver::this_process();
-    Introduction mine;
-    mine.host = driver::host_identity().hash();
-    mine.pid = self.pid;
-    mine.process = hash_combine(hash_combine(static_cast<uint64_t>(self.pid), self.start_time), self.random);
-    mine.heap_bytes = heap_->bytes();
-    MOECCL_ASSIGN_OR_RETURN(mine.stamp, driver::process_stamp());
-    if (env().no_cma) mine.stamp.address = 0;
-    mine.cores = driver::usable_cores();
-    mine.config = config_;
+    MOECCL_ASSIGN_OR_RETURN(const Introduction mine, Introduction::of_this_process(config_, heap_->bytes()));
     MOECCL_ASSIGN_OR_RETURN(const auto blobs, session_->all_gather(mine.encode(), deadline_));
     for (uint32_t r = 0; r < n_; ++r) {
       MOECCL_ASSIGN_OR_RETURN(Introduction theirs, Introduction::decode(blobs[r], r));
@@ -252,19 +116,7 @@ class Connector {
     for (const Introduction& i : all_) identities.push_back(i.host);
     hosts_.emplace(identities);
     for (uint32_t r = 0; r < n_; ++r) {
-      if (const std::string d = all_[0].config.difference(all_[r].config); !d.empty()) {
-        return error(moecclMismatch, "rank 0 and rank {} disagree on the configuration's {}: give all ranks the same",
-                     r, d);
-      }
-      if (all_[r].has_profile != all_[0].has_profile)
-        return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_PROFILE: set it on all ranks or on none",
-                     r);
-      if (!all_[r].has_profile && all_[r].calibrate_ms != all_[0].calibrate_ms)
-        return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_CALIBRATE ({} and {} ms): set it alike", r,
-                     all_[0].calibrate_ms, all_[r].calibrate_ms);
-      if (all_[r].trials != all_[0].trials)
-        return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_TRIALS ({:d} and {:d}): set it alike", r,
-                     all_[0].trials, all_[r].trials);
+      MOECCL_TRY(check_agreement(all_[0], all_[r], r));
       // The first rank of a process is its leader. Of this host's only: others are reached by their links alone.
       if (hosts_->together(r, rank_)) processes_.emplace(all_[r].process, r);
     }
@@ -428,21 +280,11 @@ class Connector {
   // Everything but the links.
   void prepare_fabric() {
     exec::Fabric& f = *m_.fabric;
-    f.rank = rank_;
-    f.n_ranks = n_;
     f.name = config_.name;
-    f.half_bytes = shape_of(rank_).staging_bytes / 2;
     f.heap = heap_->base();
     f.heap_bytes = heap_->bytes();
     f.shared_heap = heap_;
     f.timeout_ms = config_.timeout_ms;
-    f.sent.assign(static_cast<size_t>(n_) * transport::kSigsPerPeer, 0);
-    f.awaited = f.sent;
-    f.entered.assign(n_, 0);
-    f.finished = f.entered;
-    f.traffic.resize(n_);
-    f.paced.assign(n_, 0);
-    f.links.resize(n_);
     m_.ranks_on_host = static_cast<uint32_t>(hosts_->around(rank_).size());
     m_.cores_on_host = cores_of(hosts_->around(rank_));
     m_.cores = 0;
@@ -500,7 +342,7 @@ class Connector {
     Neighbours n;
     n.rank = rank_;
     n.n_ranks = n_;
-    n.key = key_;
+    n.key = hash_combine(key_, 1);  // its segments stand beside those for host memory
     for (const Introduction& i : all_) {
       n.process.push_back(i.process);
       n.pid.push_back(i.pid);

@@ -2,16 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <mutex>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
-#include "src/bootstrap/handshake.h"
-#include "src/driver/fork_page.h"
 #include "src/driver/process.h"
 #include "src/exec/task.h"
 #include "src/world/network.h"
+#include "src/world/process_table.h"
 #include "transport/cuda_ipc/cuda_link.h"
 #include "transport/shm/shm_link.h"
 
@@ -21,32 +18,6 @@ namespace cuda = driver::cuda;
 using transport::shm::Segment;
 
 namespace {
-
-// Segments that the thread ranks of a process share while they connect.
-class SegmentTable {
- public:
-  static SegmentTable& get() {
-    static constinit driver::PerProcess<SegmentTable> tables;
-    return tables.get();
-  }
-  void put(uint64_t key, uint32_t rank, std::shared_ptr<Segment> segment) {
-    const std::lock_guard lock(mutex_);
-    segments_[{key, rank}] = std::move(segment);
-  }
-  std::shared_ptr<Segment> find(uint64_t key, uint32_t rank) {
-    const std::lock_guard lock(mutex_);
-    const auto it = segments_.find({key, rank});
-    return it == segments_.end() ? nullptr : it->second.lock();
-  }
-  void remove(uint64_t key, uint32_t rank) {
-    const std::lock_guard lock(mutex_);
-    segments_.erase({key, rank});
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<uint64_t, uint32_t>, std::weak_ptr<Segment>> segments_;
-};
 
 // What a rank says of its device. `able` only grows false: all ranks see the same answers after each exchange.
 // How other processes open a rank's device memory.
@@ -82,7 +53,7 @@ plan::Profile device_profile(uint32_t n_ranks) {
 class CudaSide::Connector {
  public:
   Connector(bootstrap::Session& session, HostSession& host_session, const Neighbours& n)
-      : session_(session), host_session_(host_session), n_(n), side_(new CudaSide) {}
+      : session_(session), host_session_(host_session), n_(n), side_(new CudaSide(n)) {}
 
   Result<std::unique_ptr<CudaSide>> connect(std::string* why) {
     own_.asked = n_.config->cuda_context != nullptr;
@@ -92,8 +63,8 @@ class CudaSide::Connector {
     if (!asked) return std::unique_ptr<CudaSide>();
     if (!everyone_able(why)) return std::unique_ptr<CudaSide>();
     Status status = map_memory();
-    SegmentTable::get().remove(n_.key, n_.rank);
-    for (const uint32_t r : here()) SegmentTable::get().remove(n_.key ^ n_.process[n_.rank], r);
+    ProcessTable::get().remove(n_.key, n_.rank);
+    for (const uint32_t r : here()) ProcessTable::get().remove(n_.key ^ n_.process[n_.rank], r);
     if (!status.ok()) refuse(status);
     // The second exchange says whether everybody reached everything.
     MOECCL_TRY(exchange());
@@ -122,7 +93,7 @@ class CudaSide::Connector {
       if (!made.ok()) return std::move(made).status();
       own_segment_ = std::move(*made);
       MOECCL_TRY(pin(*own_segment_));
-      SegmentTable::get().put(n_.key, n_.rank, own_segment_);
+      ProcessTable::get().put(n_.key, n_.rank, own_segment_);
       return make_staging(context);
     }();
     own_.able = status.ok();
@@ -196,7 +167,7 @@ class CudaSide::Connector {
   bool one_process() const {
     return std::all_of(here().begin(), here().end(), [&](uint32_t r) { return same_process(r); });
   }
-  bool same_process(uint32_t r) const { return n_.process[r] == n_.process[n_.rank]; }
+  bool same_process(uint32_t r) const { return n_.same_process(r); }
   uint32_t leader(uint32_t r) const {
     return static_cast<uint32_t>(std::find(n_.process.begin(), n_.process.end(), n_.process[r]) - n_.process.begin());
   }
@@ -288,13 +259,13 @@ class CudaSide::Connector {
         if (!mapped.ok()) return std::move(mapped).status().with_context(format("memory of rank {}", r));
         MOECCL_TRY(pin(**mapped));
         side_->segments_[r] = *mapped;
-        SegmentTable::get().put(n_.key ^ n_.process[n_.rank], r, *mapped);
+        ProcessTable::get().put(n_.key ^ n_.process[n_.rank], r, *mapped);
       }
     }
     MOECCL_TRY(session_.barrier(n_.deadline));
     for (const uint32_t r : here()) {
       if (side_->segments_[r] == nullptr)
-        side_->segments_[r] = SegmentTable::get().find(same_process(r) ? n_.key : n_.key ^ n_.process[n_.rank], r);
+        side_->segments_[r] = ProcessTable::get().find(same_process(r) ? n_.key : n_.key ^ n_.process[n_.rank], r);
       if (side_->segments_[r] == nullptr) return error(moecclInternalError, "no mapping of rank {}'s segment", r);
     }
     return session_.barrier(n_.deadline);
@@ -310,20 +281,11 @@ class CudaSide::Connector {
     }
     exec::Fabric& f = side_->fabric_;
     f.cuda = true;
-    f.rank = n_.rank;
-    f.n_ranks = n_.n_ranks;
     f.name = n_.config->name;
     f.own = own_segment_;
-    f.half_bytes = n_.shape.staging_bytes / 2;
     f.timeout_ms = n_.config->timeout_ms;
     f.kernels = &exec::StreamEngine::table();
     f.staging = device ? reinterpret_cast<std::byte*>(own_.staging) : nullptr;
-    f.sent.assign(static_cast<size_t>(n_.n_ranks) * transport::kSigsPerPeer, 0);
-    f.awaited = f.sent;
-    f.entered.assign(n_.n_ranks, 0);
-    f.finished = f.entered;
-    f.traffic.resize(n_.n_ranks);
-    f.paced.assign(n_.n_ranks, 0);
     CudaSide* side = side_.get();
     f.publish_completed = [side](uint64_t sequence) {
       auto& progress = side->fabric_.own->board().progress;
@@ -332,7 +294,6 @@ class CudaSide::Connector {
       if (side->net_ != nullptr) side->engine_->note(side->net_->tell_board());
     };
     side->runner_ = std::make_unique<exec::StreamRunner>(f, *side->engine_);
-    f.links.resize(n_.n_ranks);
     for (const uint32_t r : here()) {
       if (r == n_.rank) continue;
       transport::shm::ShmPeer peer;
@@ -380,8 +341,7 @@ class CudaSide::Connector {
     s.n_ranks = n_.n_ranks;
     MOECCL_ASSIGN_OR_RETURN(auto net, transport::cuda_net::CudaNet::create(s));
     f.arrivals = net.get();
-    MOECCL_TRY(connect_hosts(session_, *n_.hosts, bootstrap::derive_key(n_.link_key, "moeccl cuda links"), *n_.config,
-                             f, n_.deadline)
+    MOECCL_TRY(connect_hosts(session_, *n_.hosts, n_.cuda_link_key(), *n_.config, f, n_.deadline)
                    .status());
     net->set_engine(std::move(f.engine));
     for (uint32_t r = 0; r < n_.n_ranks; ++r) {
@@ -393,23 +353,12 @@ class CudaSide::Connector {
   }
 
   Status make_walk() {
-    CudaWalk::Setting s;
-    s.session = &session_;
-    s.engine = side_->engine_.get();
-    s.fabric = &side_->fabric_;
-    s.tree = n_.tree;
+    CudaWalk::Question q{session_, n_, *side_->engine_, side_->fabric_};
     for (uint32_t r = 0; r < n_.n_ranks; ++r)
-      s.seats.push_back(
-          {n_.process[r], all_[r].device, std::string(all_[r].uuid, sizeof(all_[r].uuid)), all_[r].mps != 0});
-    s.all_reach_all = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
-    s.half_bytes = n_.shape.staging_bytes / 2;  // as ordinary operations have
-    s.deterministic = n_.config->deterministic;
-    s.profile = profile();
-    s.hosts = n_.hosts;
-    s.link_key = bootstrap::derive_key(n_.link_key, "moeccl cuda links");
-    s.config = n_.config;
-    s.deadline = n_.deadline;
-    MOECCL_ASSIGN_OR_RETURN(side_->walk_, CudaWalk::connect(s, &side_->why_no_walk_));
+      q.seats.push_back({all_[r].device, std::string(all_[r].uuid, sizeof(all_[r].uuid)), all_[r].mps != 0});
+    q.all_reach_all = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
+    q.profile = profile();
+    MOECCL_ASSIGN_OR_RETURN(side_->walk_, CudaWalk::connect(q, &side_->why_no_walk_));
     if (side_->walk_ != nullptr) return side_->walk_->selector().force_from_text(n_.config->plan);
     log(LogLevel::kInfo, "rank {}: no persistent kernel on CUDA memory: {}", n_.rank, side_->why_no_walk_);
     return {};
@@ -431,13 +380,15 @@ Result<std::unique_ptr<CudaSide>> CudaSide::connect(bootstrap::Session& session,
   return Connector(session, host_session, n).connect(why);
 }
 
+CudaSide::CudaSide(const Neighbours& n) : fabric_(n.rank, n.n_ranks, n.shape.staging_bytes) {}
+
 CudaSide::~CudaSide() {
   if (engine_ == nullptr) return;
   (void)engine_->synchronize();
   // Peers may still read this rank's staging, although it has nothing left to do.
   exec::wait_for_peers([&] {
     for (uint32_t r = 0; r < fabric_.n_ranks; ++r) {
-      if (r == fabric_.rank) continue;
+      if (fabric_.links[r] == nullptr) continue;  // this rank, or a side that did not come about
       const transport::Board& board = fabric_.link(r).board();
       if (board.health.state.load() != static_cast<uint32_t>(transport::RankState::kRunning)) continue;
       if (board.progress.completed.load() < fabric_.sequence) return true;

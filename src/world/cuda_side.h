@@ -7,32 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "src/bootstrap/bootstrap.h"
 #include "src/exec/cuda/runners.h"
 #include "src/exec/fabric.h"
 #include "src/select/selection.h"
-#include "src/world/config.h"
 #include "src/world/cuda_walk.h"
-#include "src/world/hosts.h"
+#include "src/world/neighbours.h"
 #include "transport/cuda_net/cuda_net.h"
 
 namespace moeccl::comm {
-
-// What connect() knows already.
-struct Neighbours {
-  uint32_t rank = 0, n_ranks = 1;
-  uint64_t key = 0;                                                  // of the communicator, within a process
-  std::vector<uint64_t> process;                                     // [n_ranks]
-  std::vector<int> pid;                                              // [n_ranks]
-  std::vector<std::shared_ptr<const driver::ProcessWatch>> watches;  // [n_ranks], of other processes of this host
-  const Hosts* hosts = nullptr;
-  bootstrap::Key link_key = {};        // of the communicator
-  int host_level = -1;                 // of the tree: its groups are hosts
-  transport::shm::SegmentShape shape;  // of this rank; the others' differ in the rank only
-  const Config* config = nullptr;
-  const plan::LevelTree* tree = nullptr;
-  Deadline deadline;
-};
 
 class CudaSide {
  public:
@@ -56,7 +38,7 @@ class CudaSide {
 
  private:
   class Connector;
-  CudaSide() = default;
+  explicit CudaSide(const Neighbours& n);
 
   std::unique_ptr<exec::StreamEngine> engine_;
   // Device memory, unless ranks reach each other's host memory alone; shared_ where other processes open it.

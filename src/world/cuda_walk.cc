@@ -9,7 +9,6 @@
 
 #include "src/base/env.h"
 #include "src/base/log.h"
-#include "src/bootstrap/handshake.h"
 #include "src/driver/fork_page.h"
 #include "src/world/network.h"
 
@@ -66,8 +65,8 @@ struct Answer {
 
 class Joining {
  public:
-  explicit Joining(const CudaWalk::Setting& setting)
-      : s_(setting), rank_(setting.fabric->rank), all_(setting.seats.size()) {}
+  explicit Joining(const CudaWalk::Question& question)
+      : s_(question), n_(question.neighbours), rank_(n_.rank), all_(n_.n_ranks) {}
 
   // What all ranks know of all ranks: nothing is exchanged when it already forbids the persistent kernel.
   std::string known_reason() const {
@@ -77,8 +76,8 @@ class Joining {
     if (!s_.all_reach_all) return "some ranks do not reach each other's device memory";
     for (size_t a = 0; a < s_.seats.size(); ++a) {
       for (size_t b = 0; b < a; ++b) {
-        const WalkSeat &x = s_.seats[a], &y = s_.seats[b];
-        if (x.uuid == y.uuid && x.process != y.process && !(x.mps && y.mps)) {
+        const CudaWalk::Seat &x = s_.seats[a], &y = s_.seats[b];
+        if (x.uuid == y.uuid && n_.process[a] != n_.process[b] && !(x.mps && y.mps)) {
           return format(
               "ranks {} and {} share a device from two processes without MPS, whose kernels take turns on it: a kernel "
               "must not wait for another process's",
@@ -93,7 +92,7 @@ class Joining {
   Status exchange() {
     MOECCL_ASSIGN_OR_RETURN(
         const auto blobs,
-        s_.session->all_gather({reinterpret_cast<const std::byte*>(&own_), sizeof(own_)}, s_.deadline));
+        s_.session.all_gather({reinterpret_cast<const std::byte*>(&own_), sizeof(own_)}, n_.deadline));
     for (size_t r = 0; r < all_.size(); ++r) {
       if (blobs[r].size() != sizeof(Answer))
         return error(moecclRemoteError, "rank {} sent an answer on the persistent kernel that cannot be read", r);
@@ -114,20 +113,19 @@ class Joining {
 
   uint32_t ranks_here() const {
     return static_cast<uint32_t>(std::count_if(s_.seats.begin(), s_.seats.end(),
-                                               [&](const WalkSeat& w) { return w.uuid == s_.seats[rank_].uuid; }));
+                                               [&](const CudaWalk::Seat& w) { return w.uuid == s_.seats[rank_].uuid; }));
   }
   uint32_t processes_here() const {
     std::set<uint64_t> processes;
-    for (const WalkSeat& w : s_.seats)
-      if (w.uuid == s_.seats[rank_].uuid) processes.insert(w.process);
+    for (uint32_t r = 0; r < n_.n_ranks; ++r)
+      if (s_.seats[r].uuid == s_.seats[rank_].uuid) processes.insert(n_.process[r]);
     return static_cast<uint32_t>(processes.size());
   }
-  bool several_hosts() const { return s_.hosts->n() > 1; }
+  bool several_hosts() const { return n_.hosts->n() > 1; }
   // On this host.
   bool other_processes() const {
-    const auto& here = s_.hosts->around(rank_);
-    return std::any_of(here.begin(), here.end(),
-                       [&](uint32_t r) { return s_.seats[r].process != s_.seats[rank_].process; });
+    const auto& here = n_.hosts->around(rank_);
+    return std::any_of(here.begin(), here.end(), [&](uint32_t r) { return !n_.same_process(r); });
   }
 
   Result<uint32_t> reserve() const {
@@ -138,13 +136,13 @@ class Joining {
                    here, hardware_queues(), std::min(32u, 2 * here));
     }
     int sms = 0;
-    const cuda::Current current(s_.engine->context());
+    const cuda::Current current(s_.engine.context());
     MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetAttribute(&sms, cuda::kMultiprocessors, s_.seats[rank_].device),
                            "the device's multiprocessors"));
     // Each process keeps its own account of the device: under MPS each has its share.
     const uint32_t capacity = static_cast<uint32_t>(std::max(1, sms)) * kBlocksPerSm / processes_here();
     const uint32_t blocks =
-        Residents::get().take(s_.seats[rank_].uuid, capacity, s_.engine->sm_limit() * kBlocksPerSm, here);
+        Residents::get().take(s_.seats[rank_].uuid, capacity, s_.engine.sm_limit() * kBlocksPerSm, here);
     if (blocks > 0) return blocks;
     return error(moecclUnsupported, "its device has no room left for another communicator's persistent kernels");
   }
@@ -153,14 +151,14 @@ class Joining {
                   std::vector<transport::cuda_ipc::Opened>& opened) {
     opened.resize(all_.size());
     for (size_t r = 0; r < all_.size(); ++r) {
-      if (!s_.hosts->together(static_cast<uint32_t>(r), rank_)) {
+      if (!n_.hosts->together(static_cast<uint32_t>(r), rank_)) {
         memories.push_back(nullptr);
       } else if (r == rank_) {
         memories.push_back(walker.memory());
-      } else if (s_.seats[r].process == s_.seats[rank_].process) {
+      } else if (n_.same_process(static_cast<uint32_t>(r))) {
         memories.push_back(reinterpret_cast<std::byte*>(all_[r].memory));
       } else {
-        MOECCL_ASSIGN_OR_RETURN(opened[r], transport::cuda_ipc::Opened::open(s_.engine->context(), all_[r].handle));
+        MOECCL_ASSIGN_OR_RETURN(opened[r], transport::cuda_ipc::Opened::open(s_.engine.context(), all_[r].handle));
         memories.push_back(opened[r].data());
       }
     }
@@ -169,9 +167,9 @@ class Joining {
 
   // Collective. Connections of its own for the persistent kernel: the proxy may run another operation meanwhile.
   Status connect_network(exec::WalkProxy& proxy) const {
-    const bootstrap::Key key = bootstrap::derive_key(s_.link_key, "moeccl persistent kernel links");
+    const bootstrap::Key key = bootstrap::derive_key(n_.cuda_link_key(), "moeccl persistent kernel links");
     MOECCL_ASSIGN_OR_RETURN(Wires wires,
-                            connect_wires(*s_.session, *s_.hosts, key, *s_.config, proxy.memory(), s_.deadline));
+                            connect_wires(s_.session, *n_.hosts, key, *n_.config, proxy.memory(), n_.deadline));
     return proxy.start(std::move(wires.links), std::move(wires.engine));
   }
 
@@ -183,7 +181,8 @@ class Joining {
   }
 
  private:
-  const CudaWalk::Setting& s_;
+  const CudaWalk::Question& s_;
+  const Neighbours& n_;
   uint32_t rank_;
   Answer own_;
   std::vector<Answer> all_;
@@ -191,30 +190,31 @@ class Joining {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::string* why) {
+Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Question& s, std::string* why) {
+  const Neighbours& n = s.neighbours;
   Joining joining(s);
   if (*why = joining.known_reason(); !why->empty()) return std::unique_ptr<CudaWalk>();
   std::unique_ptr<CudaWalk> w(new CudaWalk);
   std::unique_ptr<exec::WalkProxy> proxy;
   const auto make = [&]() -> Status {
     MOECCL_ASSIGN_OR_RETURN(w->reserved_, joining.reserve());
-    w->uuid_ = s.seats[s.fabric->rank].uuid;
+    w->uuid_ = s.seats[n.rank].uuid;
     MOECCL_ASSIGN_OR_RETURN(
-        w->walker_, exec::Walker::create(*s.engine, static_cast<uint32_t>(s.seats.size()), s.half_bytes, w->reserved_));
+        w->walker_, exec::Walker::create(s.engine, n.n_ranks, n.shape.staging_bytes / 2, w->reserved_));
     joining.own().memory = reinterpret_cast<uint64_t>(w->walker_->memory());
     joining.own().most_bytes = static_cast<uint64_t>(env().cuda_persistent_bytes);
     if (joining.several_hosts()) {
       exec::WalkProxy::Setting p;
-      p.context = s.engine->context();
-      p.rank = s.fabric->rank;
-      p.n_ranks = static_cast<uint32_t>(s.seats.size());
+      p.context = s.engine.context();
+      p.rank = n.rank;
+      p.n_ranks = n.n_ranks;
       p.half_bytes = w->walker_->half_bytes();
-      p.own = &s.fabric->own->board();
+      p.own = &s.fabric.own->board();
       MOECCL_ASSIGN_OR_RETURN(proxy, exec::WalkProxy::create(p));
     }
     if (!joining.other_processes()) return {};
     MOECCL_ASSIGN_OR_RETURN(joining.own().handle,
-                            transport::cuda_ipc::export_memory(s.engine->context(), w->walker_->memory()));
+                            transport::cuda_ipc::export_memory(s.engine.context(), w->walker_->memory()));
     return {};
   };
   joining.note(make());
@@ -224,11 +224,11 @@ Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::strin
   std::vector<std::byte*> memories;
   Status opened = joining.open_all(*w->walker_, memories, w->opened_);
   if (proxy != nullptr) MOECCL_TRY(joining.connect_network(*proxy));
-  if (opened.ok()) opened = w->walker_->connect(*s.fabric, memories, std::move(proxy));
+  if (opened.ok()) opened = w->walker_->connect(s.fabric, memories, std::move(proxy));
   joining.note(opened);
   MOECCL_TRY(joining.exchange());
   if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<CudaWalk>();
-  w->runner_ = std::make_unique<exec::KernelRunner>(*s.fabric, *w->walker_);
+  w->runner_ = std::make_unique<exec::KernelRunner>(s.fabric, *w->walker_);
   plan::Reach reach;
   reach.staging = !joining.several_hosts();
   reach.views = reach.reads = reach.staging && !joining.other_processes();
@@ -238,8 +238,9 @@ Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Setting& s, std::strin
   profile.signal_ns = 1000;
   profile.step_ns = 700;
   profile.start_ns = 4000;
-  w->selector_ = std::make_unique<Selector>(Selector::Setting{s.fabric->rank, *s.tree, reach, false, false,
-                                                              s.deterministic, s.half_bytes / 256 * 256, profile});
+  w->selector_ = std::make_unique<Selector>(Selector::Setting{n.rank, *n.tree, reach, false, false,
+                                                              n.config->deterministic,
+                                                              s.fabric.half_bytes / 256 * 256, profile});
   return w;
 }
 

@@ -8,43 +8,33 @@
 #include <string>
 #include <vector>
 
-#include "src/bootstrap/bootstrap.h"
 #include "src/exec/cuda/runners.h"
 #include "src/exec/cuda/walker.h"
 #include "src/select/selection.h"
-#include "src/world/config.h"
-#include "src/world/hosts.h"
+#include "src/world/neighbours.h"
 #include "transport/cuda_ipc/cuda_link.h"
 
 namespace moeccl::comm {
 
-// Of one rank, as all ranks know it.
-struct WalkSeat {
-  uint64_t process = 0;
-  int32_t device = 0;
-  std::string uuid;
-  bool mps = false;  // shares its device through the Multi-Process Service
-};
-
 class CudaWalk {
  public:
-  struct Setting {
-    bootstrap::Session* session = nullptr;
-    exec::StreamEngine* engine = nullptr;
-    exec::Fabric* fabric = nullptr;
-    const plan::LevelTree* tree = nullptr;
-    std::vector<WalkSeat> seats;  // [n_ranks]
-    bool all_reach_all = false;   // device memory of every rank is reached by every rank
-    uint64_t half_bytes = 0;      // staging of one operation; it takes twice as much
-    const Hosts* hosts = nullptr;
-    bootstrap::Key link_key = {};  // for connections to other hosts
-    const Config* config = nullptr;
-    bool deterministic = false;
-    plan::Profile profile;
-    Deadline deadline;
+  // A rank's device, as all ranks know it.
+  struct Seat {
+    int32_t device = 0;
+    std::string uuid;
+    bool mps = false;  // shared through the Multi-Process Service
+  };
+  struct Question {
+    bootstrap::Session& session;
+    const Neighbours& neighbours;
+    exec::StreamEngine& engine;
+    exec::Fabric& fabric;
+    std::vector<Seat> seats = {};  // [n_ranks]
+    bool all_reach_all = false;    // device memory of every rank is reached by every rank
+    plan::Profile profile = {};
   };
   // Collective. Null, with the reason in *why, when some rank cannot.
-  static Result<std::unique_ptr<CudaWalk>> connect(const Setting& setting, std::string* why);
+  static Result<std::unique_ptr<CudaWalk>> connect(const Question& question, std::string* why);
   ~CudaWalk();
 
   exec::Walker& walker() { return *walker_; }

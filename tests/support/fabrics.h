@@ -21,29 +21,19 @@ class Fabrics {
       segments.push_back(*transport::shm::Segment::create({n, r, staging_bytes, 4096}, false));
     }
     for (uint32_t r = 0; r < n; ++r) {
-      auto f = std::make_unique<exec::Fabric>();
-      f->rank = r;
-      f->n_ranks = n;
+      auto f = std::make_unique<exec::Fabric>(r, n, staging_bytes);
       f->own = segments[r];
-      f->half_bytes = staging_bytes / 2;
       f->kernels = &kernels::best();
       f->timeout_ms = patient_ms(20'000);
       f->spin_polls = 40;
-      f->sent.assign(n * transport::kSigsPerPeer, 0);
-      f->awaited = f->sent;
-      f->entered.assign(n, 0);
-      f->finished = f->entered;
-      f->traffic.resize(n);
-      f->paced.assign(n, 0);
       for (uint32_t p = 0; p < n; ++p) {
-        f->links.push_back(nullptr);
         if (p == r) continue;
         transport::shm::ShmPeer peer;
         peer.own_rank = r;
         peer.peer_rank = p;
         peer.segment = segments[p];
         peer.same_process = true;
-        f->links.back() = std::make_unique<transport::shm::ShmLink>(std::move(peer));
+        f->links[p] = std::make_unique<transport::shm::ShmLink>(std::move(peer));
       }
       fabrics_.push_back(std::move(f));
     }

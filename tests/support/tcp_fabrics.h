@@ -54,21 +54,11 @@ class TcpFabrics {
 
  private:
   static std::unique_ptr<exec::Fabric> make(uint32_t n, uint32_t r, uint64_t staging_bytes) {
-    auto f = std::make_unique<exec::Fabric>();
-    f->rank = r;
-    f->n_ranks = n;
+    auto f = std::make_unique<exec::Fabric>(r, n, staging_bytes);
     f->own = *transport::shm::Segment::create({n, r, staging_bytes, 4096}, false);
-    f->half_bytes = staging_bytes / 2;
     f->kernels = &kernels::best();
     f->timeout_ms = 20'000;
     f->spin_polls = 40;
-    f->sent.assign(n * transport::kSigsPerPeer, 0);
-    f->awaited = f->sent;
-    f->entered.assign(n, 0);
-    f->finished = f->entered;
-    f->traffic.resize(n);
-    f->paced.assign(n, 0);
-    f->links.resize(n);
     return f;
   }
   static Status connect(transport::tcp::Mesh& mesh, exec::Fabric& f,

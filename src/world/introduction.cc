@@ -1,0 +1,76 @@
+#include "src/world/introduction.h"
+
+#include "src/base/env.h"
+#include "src/base/hash.h"
+#include "src/base/wire.h"
+
+namespace moeccl::comm {
+
+Result<Introduction> Introduction::of_this_process(const Config& config, uint64_t heap_bytes) {
+  const driver::ProcessIdentity self = driver::this_process();
+  Introduction i;
+  i.host = driver::host_identity().hash();
+  i.pid = self.pid;
+  i.process = hash_combine(hash_combine(static_cast<uint64_t>(self.pid), self.start_time), self.random);
+  i.heap_bytes = heap_bytes;
+  MOECCL_ASSIGN_OR_RETURN(i.stamp, driver::process_stamp());
+  if (env().no_cma) i.stamp.address = 0;
+  i.cores = driver::usable_cores();
+  i.has_profile = !env().profile.empty();
+  i.calibrate_ms = env().calibrate_ms;
+  i.trials = env().trials;
+  i.config = config;
+  return i;
+}
+
+std::vector<std::byte> Introduction::encode() const {
+  Writer out;
+  out.u64(host);
+  out.u64(process);
+  out.i32(pid);
+  out.u64(heap_bytes);
+  out.u64(stamp.address);
+  out.u64(stamp.value);
+  for (const uint64_t word : cores) out.u64(word);
+  out.u8(has_profile);
+  out.u64(static_cast<uint64_t>(calibrate_ms));
+  out.u8(trials);
+  config.write_agreed(out);
+  return out.take();
+}
+
+Result<Introduction> Introduction::decode(std::span<const std::byte> bytes, uint32_t rank) {
+  Reader in(bytes);
+  Introduction i;
+  i.host = in.u64();
+  i.process = in.u64();
+  i.pid = in.i32();
+  i.heap_bytes = in.u64();
+  i.stamp.address = in.u64();
+  i.stamp.value = in.u64();
+  for (uint64_t& word : i.cores) word = in.u64();
+  i.has_profile = in.u8() != 0;
+  i.calibrate_ms = static_cast<int64_t>(in.u64());
+  i.trials = in.u8() != 0;
+  i.config = Config::read_agreed(in);
+  if (!in.done()) return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
+  return i;
+}
+
+Status check_agreement(const Introduction& first, const Introduction& other, uint32_t rank) {
+  if (const std::string d = first.config.difference(other.config); !d.empty()) {
+    return error(moecclMismatch, "rank 0 and rank {} disagree on the configuration's {}: give all ranks the same", rank,
+                 d);
+  }
+  if (other.has_profile != first.has_profile)
+    return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_PROFILE: set it on all ranks or on none", rank);
+  if (!other.has_profile && other.calibrate_ms != first.calibrate_ms)
+    return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_CALIBRATE ({} and {} ms): set it alike", rank,
+                 first.calibrate_ms, other.calibrate_ms);
+  if (other.trials != first.trials)
+    return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_TRIALS ({:d} and {:d}): set it alike", rank,
+                 first.trials, other.trials);
+  return {};
+}
+
+}  // namespace moeccl::comm

@@ -1,0 +1,33 @@
+// What a rank says of itself when the ranks of a communicator meet.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "src/driver/memory.h"
+#include "src/driver/process.h"
+#include "src/world/config.h"
+
+namespace moeccl::comm {
+
+struct Introduction {
+  uint64_t host = 0, process = 0;
+  int32_t pid = 0;
+  uint64_t heap_bytes = 0;
+  driver::ProcessStamp stamp;  // address 0: nobody may read this process's memory
+  driver::CoreSet cores{};
+  bool has_profile = false;  // what its file says is compared when it has been read
+  int64_t calibrate_ms = 0;
+  bool trials = false;
+  Config config;
+
+  static Result<Introduction> of_this_process(const Config& config, uint64_t heap_bytes);
+  std::vector<std::byte> encode() const;
+  static Result<Introduction> decode(std::span<const std::byte> bytes, uint32_t rank);
+};
+
+// What all ranks must have alike: rank 0 and another.
+Status check_agreement(const Introduction& first, const Introduction& other, uint32_t rank);
+
+}  // namespace moeccl::comm

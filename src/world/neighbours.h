@@ -1,0 +1,36 @@
+// What connect() has found out of all ranks before it asks for CUDA.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "src/bootstrap/bootstrap.h"
+#include "src/bootstrap/handshake.h"
+#include "src/driver/process.h"
+#include "src/plan/levels.h"
+#include "src/world/config.h"
+#include "src/world/hosts.h"
+#include "transport/shm/segment.h"
+
+namespace moeccl::comm {
+
+struct Neighbours {
+  uint32_t rank = 0, n_ranks = 1;
+  uint64_t key = 0;                                                  // of the communicator, within a process
+  std::vector<uint64_t> process;                                     // [n_ranks]
+  std::vector<int> pid;                                              // [n_ranks]
+  std::vector<std::shared_ptr<const driver::ProcessWatch>> watches;  // [n_ranks], of other processes of this host
+  const Hosts* hosts = nullptr;
+  bootstrap::Key link_key = {};        // of the communicator
+  int host_level = -1;                 // of the tree: its groups are hosts
+  transport::shm::SegmentShape shape;  // of this rank; the others' differ in the rank only
+  const Config* config = nullptr;
+  const plan::LevelTree* tree = nullptr;
+  Deadline deadline;
+
+  bool same_process(uint32_t r) const { return process[r] == process[rank]; }
+  bootstrap::Key cuda_link_key() const { return bootstrap::derive_key(link_key, "moeccl cuda links"); }
+};
+
+}  // namespace moeccl::comm
