@@ -60,17 +60,17 @@ struct alignas(2 * kLine) Outbox {
 
 inline constexpr uint32_t kTrafficClasses = 8;  // 0: the least urgent
 
-// One direction of a lane that transfers take one after another (CLOCK_MONOTONIC ns, one clock for the host); see
+// One direction of an uplink that transfers take one after another (CLOCK_MONOTONIC ns, one clock for the host); see
 // paced/arbiter.h. All words start as 0.
-struct alignas(kLine) LaneWords {
+struct alignas(kLine) UplinkWords {
   std::atomic<int64_t> free_ns;                    // when all that was admitted has crossed
   std::atomic<int64_t> claim_ns[kTrafficClasses];  // until when a waiting transfer of the class counts
-  std::atomic<int64_t> owed_ns[kTrafficClasses];   // of the lane's time, to a class that was passed over
+  std::atomic<int64_t> owed_ns[kTrafficClasses];   // of the uplink's time, to a class that was passed over
 };
 
 // A group's uplink at a paced level.
 struct PaceWords {
-  LaneWords egress, ingress;
+  UplinkWords egress, ingress;
   std::atomic<uint32_t> shared;  // not 0: several communicators use it, in the order of their classes
 };
 inline constexpr uint32_t kPaceLevels = 8;
@@ -189,8 +189,9 @@ class Link {
   virtual bool sent_all() const { return true; }
   // Tells the link of bytes that were stored through a view, so that counters and pace see them.
   virtual void wrote(size_t bytes) = 0;
-  // Whether what was put since the last signal may go now. A lane that several communicators share serves the more
-  // urgent class first: false asks the caller to come again, and not to signal before. Always true without such a lane.
+  // Whether what was put since the last signal may go now. An uplink that several communicators share serves the more
+  // urgent class first: false asks the caller to come again, and not to signal before. Always true without
+  // such an uplink.
   virtual bool admit(uint32_t traffic_class) {
     (void)traffic_class;
     return true;

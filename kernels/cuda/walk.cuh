@@ -1,7 +1,7 @@
 // One launch runs a rank's whole program: its blocks are the teams of the program's lanes, and ranks meet by flags in
 // each other's device memory. All ranks' kernels must be resident together, which the host ensures before it launches
-// any (comm/cuda_walk). Every wait has an end: the deadline, the host's word to stop, or a peer that called something
-// else; then all blocks leave and the report says why.
+// any (world/kernel_side). Every wait has an end: the deadline, the host's word to stop, or a peer that called
+// something else; then all blocks leave and the report says why.
 //
 // Flags and what they order:
 //   word[src][sig]  stored by signal() on the sender, acquired by wait() here: all that the sender's lane did before.
@@ -260,7 +260,7 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
   }
   if (walk_has_net(a) && !failed && thread_index() == 0) walk_net_done(a, w);
   block_sync();
-  // Release: pairs with the acquire in exec::WalkTask::poll() and of peers' hosts.
+  // Release: pairs with the acquire in exec::KernelTask::poll() and of peers' hosts.
   if (thread_index() == 0 && a.completed != nullptr) store_release_system(a.completed, a.number);
 }
 

@@ -69,7 +69,7 @@ MOECCL_DEVICE void walk_fail(const WalkArgs& a, const WalkState& w, WalkFailure 
     store_relaxed_system(&r.entry.count, load_relaxed_system(&theirs.count));
     store_relaxed_system(&r.entry.plan, load_relaxed_system(&theirs.plan));
   }
-  // Release: pairs with the acquire in exec::Walker::failure().
+  // Release: pairs with the acquire in exec::PersistentKernel::failure().
   store_release_system(&r.kind, static_cast<uint64_t>(kind));
 }
 

@@ -2,13 +2,13 @@
 // that takes what the network has brought.
 //
 // Flags and what they order:
-//   queue.head      released by walk_net_give(), acquired by exec::WalkProxy::turn(): the command, its cell, and all
+//   queue.head      released by walk_net_give(), acquired by exec::KernelProxy::turn(): the command, its cell, and all
 //                   that the lane did before it.
-//   tail, freed     of a queue: released by exec::WalkProxy::send(), acquired by walk_net_give() and walk_net_cell():
+//   tail, freed     of a queue: released by exec::KernelProxy::send(), acquired by walk_net_give() and walk_net_cell():
 //                   the proxy has read what stood there.
-//   arrivals.head   released by exec::WalkProxy::deliver(), acquired by walk_net_look(): the arrivals, and the bytes
+//   arrivals.head   released by exec::KernelProxy::deliver(), acquired by walk_net_look(): the arrivals, and the bytes
 //                   that the network has put.
-//   arrivals.tail   released by walk_net_raise(), acquired by exec::WalkProxy::deliver(): the arrivals were read.
+//   arrivals.tail   released by walk_net_raise(), acquired by exec::KernelProxy::deliver(): the arrivals were read.
 //   word, done      released by walk_net_raise(), acquired by walk_take() and walk_enter(): the copies before.
 //   round, finished between the blocks of the last lane.
 #pragma once
@@ -31,10 +31,10 @@ MOECCL_DEVICE uint32_t walk_lane_blocks(const WalkArgs& a, const WalkState& w) {
 MOECCL_DEVICE bool walk_net_give(const WalkArgs& a, const WalkState& w, const WalkPlace& at, uint32_t queue,
                                  uint64_t given, const WalkCommand& command) {
   WalkQueue& q = a.net.queues[queue];
-  // Acquire: pairs with the release in exec::WalkProxy::send().
+  // Acquire: pairs with the release in exec::KernelProxy::send().
   if (!walk_wait(a, w, at, [&] { return given - load_acquire_system(&q.tail) < kNetCommands; })) return false;
   q.commands[given % kNetCommands] = command;
-  // Release: pairs with the acquire in exec::WalkProxy::turn().
+  // Release: pairs with the acquire in exec::KernelProxy::turn().
   store_release_system(&q.head, given + 1);
   return true;
 }
@@ -48,7 +48,7 @@ MOECCL_DEVICE uint8_t* walk_net_cell(const WalkArgs& a, WalkShared& s, const Wal
   block_sync();
   if (thread_index() == 0) {
     const uint64_t* freed = &a.net.queues[w.lane].freed;
-    // Acquire: pairs with the release in exec::WalkProxy::send().
+    // Acquire: pairs with the release in exec::KernelProxy::send().
     s.failed = !walk_wait(a, w, at, [&] { return w.used - load_acquire_system(freed) < kNetCells; });
   }
   block_sync();
@@ -91,7 +91,7 @@ MOECCL_DEVICE void walk_net_enter(const WalkArgs& a, const WalkState& w, const W
   const uint64_t given = a.net.state->given[kOwn]++, used = a.net.state->used[kOwn]++;
   const WalkPlace at{0, 0, a.n_ranks, 0, 0};
   const uint64_t* freed = &a.net.queues[kOwn].freed;
-  // Acquire: pairs with the release in exec::WalkProxy::send().
+  // Acquire: pairs with the release in exec::KernelProxy::send().
   if (!walk_wait(a, w, at, [&] { return used - load_acquire_system(freed) < kNetCells; })) return;
   auto* cell = reinterpret_cast<WalkEntry*>(walk_net_cell_at(a, kOwn, used));
   *cell = entry;
@@ -117,7 +117,7 @@ MOECCL_DEVICE void walk_net_done(const WalkArgs& a, const WalkState& w) {
 // The first block of the last lane: the arrivals of the next round; none when all other lanes have left.
 MOECCL_DEVICE void walk_net_look(const WalkArgs& a, const WalkState& w, WalkNetState& n) {
   while (true) {
-    // Acquire: pairs with the release in exec::WalkProxy::deliver().
+    // Acquire: pairs with the release in exec::KernelProxy::deliver().
     const uint64_t head = load_acquire_system(&a.net.arrivals->head);
     if (head != n.taken) {
       n.until = head - n.taken < kNetRound ? head : n.taken + kNetRound;
@@ -143,7 +143,7 @@ MOECCL_DEVICE void walk_net_raise(const WalkArgs& a, const WalkShared& s, const 
     if (arrival.bytes == 0) store_release_system(walk_done(a.header) + arrival.word, arrival.value);
   }
   n.taken = s.until;
-  // Release: pairs with the acquire in exec::WalkProxy::deliver().
+  // Release: pairs with the acquire in exec::KernelProxy::deliver().
   store_release_system(&a.net.arrivals->tail, n.taken);
 }
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "src/api/convert.h"
-#include "src/moe/moe_channel.h"
+#include "src/moe/communicator_host.h"
 #include "src/moe/moe_layer.h"
 
 namespace moeccl::api {
@@ -14,7 +14,7 @@ namespace moeccl::api {
 struct Layer {
   Layer(moecclComm_t h, comm::Communicator& c) : comm_handle(h), channel(c, find_stream) {}
   moecclComm_t comm_handle;
-  comm::MoeChannel channel;
+  comm::CommunicatorHost channel;
   std::unique_ptr<comm::MoeLayer> moe;
 };
 struct LayerHandle {

@@ -178,8 +178,8 @@ void keep(const Communicator& comm, PreparedCall& prepared, const CollectiveCall
 // before its first step, so what is for the rest of large blocks runs at once.
 Status prepare_splits(Communicator& comm, exec::Operation& op) {
   const PlanKey key{op.signature.op, 0, 0, static_cast<uint32_t>(op.element_bytes), false, false};
-  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> cached, comm.cuda()->walk()->selector().get(key));
-  op.runner = &comm.cuda()->walk()->runner();
+  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> cached, comm.cuda()->kernel_side()->selector().get(key));
+  op.runner = &comm.cuda()->kernel_side()->runner();
   comm.attach(op, cached, 0, false);
   if (op.for_rest == nullptr) return {};
   op.choice = *std::exchange(op.for_rest, nullptr);
@@ -240,7 +240,8 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   op.output = c.recv;
   MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr,
                                                 out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr));
-  if (c.op == moecclOpAllToAllv && op.on_device() && comm.cuda()->walk() != nullptr) return prepare_splits(comm, op);
+  if (c.op == moecclOpAllToAllv && op.on_device() && comm.cuda()->kernel_side() != nullptr)
+    return prepare_splits(comm, op);
   const bool in_place = c.op == moecclOpAllToAll && c.send == c.recv && in_bytes > 0;
   return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled, in_place);
 }

@@ -12,7 +12,7 @@ namespace moeccl::comm {
 
 Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& id, int n_ranks, int rank,
                                                          const Config& config, const Parent& parent) {
-  if (config.pace && config.topology.empty() && parent.lanes == nullptr) {
+  if (config.pace && config.topology.empty() && parent.uplinks == nullptr) {
     return error(moecclInvalidArgument,
                  "config.pace is 1 without a topology: give one with bandwidths, such as node:2(bw=1GB/s) gpu:4");
   }
@@ -55,7 +55,7 @@ Communicator::Communicator(Membership&& m) noexcept
       config_(std::move(m.config)),
       address_(std::move(m.address)),
       fabric_(std::move(m.fabric)),
-      lanes_(std::move(m.lanes)),
+      uplinks_(std::move(m.uplinks)),
       cuda_(std::move(m.cuda)),
       why_no_cuda_(std::move(m.why_no_cuda)) {}
 
@@ -104,7 +104,7 @@ Status Communicator::force(moecclOp_t op, const std::string& algorithm) {
   // Of host memory, of CUDA memory step by step, and by the persistent kernel.
   std::vector<Selector*> selectors{selector_.get()};
   if (cuda_ != nullptr) selectors.push_back(&cuda_->selector());
-  if (cuda_ != nullptr && cuda_->walk() != nullptr) selectors.push_back(&cuda_->walk()->selector());
+  if (cuda_ != nullptr && cuda_->kernel_side() != nullptr) selectors.push_back(&cuda_->kernel_side()->selector());
   const Status never = selector_->can_ever_run(op, algorithm);
   const bool somewhere =
       std::any_of(selectors.begin(), selectors.end(), [&](Selector* s) { return s->can_ever_run(op, algorithm).ok(); });
@@ -151,7 +151,7 @@ Result<exec::Runner*> Communicator::place(const void* a, const void* b) {
 Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place) {
   const PlanKey key{op.signature.op, root,    op.signature.count, static_cast<uint32_t>(op.element_bytes),
                     scaled,          in_place};
-  CudaWalk* walk = op.on_device() && op.signature.op != moecclOpAllToAllv ? cuda_->walk() : nullptr;
+  KernelSide* walk = op.on_device() && op.signature.op != moecclOpAllToAllv ? cuda_->kernel_side() : nullptr;
   const uint64_t blocks = std::max(plan::in_blocks(key.op, n_ranks_), plan::out_blocks(key.op, n_ranks_));
   if (walk != nullptr && !walk->takes(key.count * key.element_bytes * blocks)) walk = nullptr;
   if (walk != nullptr) op.runner = &walk->runner();
@@ -275,9 +275,9 @@ Status Communicator::usable() const {
   if (!birth_.here()) return forked_communicator();
   if (fabric_->failed()) return fabric_->failure();
   if (cuda_ != nullptr && cuda_->fabric().failed()) return cuda_->fabric().failure();
-  if (cuda_ != nullptr && cuda_->walk() != nullptr) {
+  if (cuda_ != nullptr && cuda_->kernel_side() != nullptr) {
     // Of a graph's replay, which nobody watches.
-    if (Status s = cuda_->walk()->walker().failure(); !s.ok()) {
+    if (Status s = cuda_->kernel_side()->kernel().failure(); !s.ok()) {
       cuda_->fabric().fail(s);
       return cuda_->fabric().failure();
     }
@@ -290,8 +290,8 @@ Status Communicator::usable() const {
 
 bool Communicator::settled() const {
   if (turns_.idle()) return true;
-  if (cuda_ == nullptr || cuda_->walk() == nullptr || !turns_.only_watches()) return false;
-  return cuda_->walk()->walker().idle();
+  if (cuda_ == nullptr || cuda_->kernel_side() == nullptr || !turns_.only_watches()) return false;
+  return cuda_->kernel_side()->kernel().idle();
 }
 
 void Communicator::abort() {
@@ -299,7 +299,7 @@ void Communicator::abort() {
   if (cuda_ != nullptr) {
     cuda_->fabric().aborted.store(true, std::memory_order_relaxed);
     cuda_->fabric().fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
-    if (cuda_->walk() != nullptr) cuda_->walk()->walker().stop();
+    if (cuda_->kernel_side() != nullptr) cuda_->kernel_side()->kernel().stop();
   }
   fabric_->fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
 }

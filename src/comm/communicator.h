@@ -21,14 +21,14 @@
 #include "src/exec/message.h"
 #include "src/select/selection.h"
 #include "src/world/config.h"
-#include "src/world/lanes.h"
 #include "src/world/membership.h"
+#include "src/world/shared_uplinks.h"
 
 namespace moeccl::comm {
 
 class Communicator {
  public:
-  // lanes: of the communicator that this one is split from, to share them; may be null.
+  // parent: the communicator that this one is split from, whose uplinks it shares.
   static Result<std::unique_ptr<Communicator>> init(const moecclUniqueId& id, int n_ranks, int rank,
                                                     const Config& config, const Parent& parent = {});
   ~Communicator();
@@ -57,7 +57,7 @@ class Communicator {
   Result<exec::Runner*> place(const void* a, const void* b);
   const plan::LevelTree& tree() const { return selector_->tree(); }
   bool paced() const { return config_.pace; }
-  const std::shared_ptr<const Lanes>& lanes() const { return lanes_; }
+  const std::shared_ptr<const SharedUplinks>& uplinks() const { return uplinks_; }
   // The class of calls from now on; 0: by operation.
   void set_priority(int priority);
   uint8_t priority_of(moecclOp_t op) const;  // of a call made now
@@ -161,7 +161,7 @@ class Communicator {
   std::set<void*> registrations_;
   std::unique_ptr<exec::Fabric> fabric_;
   std::unique_ptr<exec::Runner> host_runner_, eager_runner_;
-  std::shared_ptr<const Lanes> lanes_;
+  std::shared_ptr<const SharedUplinks> uplinks_;
   std::unique_ptr<CudaSide> cuda_;
   std::string why_no_cuda_;
   std::unique_ptr<Selector> selector_;

@@ -48,7 +48,7 @@ class ChainTask final : public exec::Task {
 };
 
 // The persistent kernel that runs the call; null: a thread drives it.
-exec::Walker* kernel_of(const Call& c) { return c.operation != nullptr ? c.runner().kernel() : nullptr; }
+exec::PersistentKernel* kernel_of(const Call& c) { return c.operation != nullptr ? c.runner().kernel() : nullptr; }
 
 // What goes to one stream, or to this thread, together.
 struct Batch {
@@ -116,7 +116,8 @@ Status watch(const Batch& batch, Status status) {
   std::vector<exec::Task*> pointers;
   for (size_t i = 0; i < batch.walks.size(); ++i) {
     const Call& c = batch.calls[i];
-    tasks.push_back(std::make_unique<exec::WalkTask>(c.runner().fabric(), *kernel_of(c), *c.operation, batch.walks[i]));
+    tasks.push_back(
+        std::make_unique<exec::KernelTask>(c.runner().fabric(), *kernel_of(c), *c.operation, batch.walks[i]));
     pointers.push_back(tasks.back().get());
   }
   // Also after a failure: buffers are the caller's again only when the kernels have left.
@@ -215,7 +216,8 @@ void take_turns(Batch& batch) {
     const bool known =
         std::any_of(batch.turns.begin(), batch.turns.end(), [&](const auto& t) { return t.first == c.comm; });
     if (!known) batch.turns.emplace_back(c.comm, c.comm->take_ticket(batch.is_launched()));
-    if (exec::Walker* kernel = kernel_of(c); kernel != nullptr && !batch.is_launched()) c.promise = kernel->promise();
+    if (exec::PersistentKernel* kernel = kernel_of(c); kernel != nullptr && !batch.is_launched())
+      c.promise = kernel->promise();
   }
 }
 

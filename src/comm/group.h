@@ -10,7 +10,7 @@
 #include "src/comm/communicator.h"
 #include "src/comm/group_holds.h"
 #include "src/comm/stream.h"
-#include "src/exec/cuda/walker.h"
+#include "src/exec/cuda/persistent_kernel.h"
 
 namespace moeccl::comm {
 
@@ -21,7 +21,7 @@ struct Call {
   Stream* stream = nullptr;                         // null: blocking
   std::unique_ptr<exec::Operation> operation = {};  // or
   exec::Message message = {};
-  exec::Walker::Promise promise = {};  // of a launch that waits for its turn
+  exec::PersistentKernel::Promise promise = {};  // of a launch that waits for its turn
 
   exec::Runner& runner() const { return operation != nullptr ? *operation->runner : *message.runner; }
   GroupHolds* maker = nullptr;  // of another handle that the call was made with; may be null

@@ -93,14 +93,14 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   MOECCL_TRY(all_gather_bytes(parent, &offer, sizeof(offer), offers.data()));
   if (members.empty()) return std::unique_ptr<Communicator>();
   const auto at = std::find(members.begin(), members.end(), parent.rank());
-  std::shared_ptr<const Lanes> lanes;
+  std::shared_ptr<const SharedUplinks> uplinks;
   if (config.pace && config.topology.empty()) {
-    if (parent.lanes() == nullptr) {
+    if (parent.uplinks() == nullptr) {
       return error(
           moecclInvalidArgument,
           "config.pace is 1 without a topology, and the communicator to be split is not paced: give a topology");
     }
-    lanes = parent.lanes()->of_part(members);
+    uplinks = parent.uplinks()->of_part(members);
   }
   // Few as its ranks may be, the others of the parent want the same cores: none of them is a stranger to wait out.
   config.crowded = parent.fabric().crowded;
@@ -111,7 +111,7 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
                  std::string_view(chosen.why, strnlen(chosen.why, sizeof(chosen.why))));
   }
   Parent from;
-  from.lanes = std::move(lanes);
+  from.uplinks = std::move(uplinks);
   from.others_alive = [&] { return members_alive(parent, members); };
   auto made = Communicator::init(chosen.id, static_cast<int>(members.size()), static_cast<int>(at - members.begin()),
                                  config, from);

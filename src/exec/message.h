@@ -60,7 +60,7 @@ class MessageTask final : public Task {
   bool header_there_ = false;  // of the slot that is being filled by puts
   bool begun_ = false, finished_ = false;
   size_t record_ = 0;    // in the flight recorder; 0: not yet
-  bool filled_ = false;  // the next slot is, and waits for the lane
+  bool filled_ = false;  // the next slot is, and waits for the link to admit it
   transport::EngineUse engine_use_;
   uint32_t last_number_ = 0;  // send: acknowledged when the peer has taken this chunk
 };

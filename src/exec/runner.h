@@ -10,7 +10,7 @@
 namespace moeccl::exec {
 
 struct Operation;
-class Walker;
+class PersistentKernel;
 
 class Runner {
  public:
@@ -32,7 +32,7 @@ class Runner {
   // What is to be driven for a task of this fabric, or for several in a row.
   virtual std::unique_ptr<Task> driven(std::unique_ptr<Task> task) = 0;
   // The kernel, where it can be launched on a caller's stream; null: a thread drives the operation.
-  virtual Walker* kernel() { return nullptr; }
+  virtual PersistentKernel* kernel() { return nullptr; }
 
  private:
   Fabric& fabric_;

@@ -11,7 +11,7 @@
 namespace moeccl::comm {
 
 template <size_t N>
-struct Creation {
+struct AgreedFields {
   double fields[N] = {};
   int32_t code = moecclSuccess;
   int32_t padding = 0;
@@ -19,7 +19,7 @@ struct Creation {
 
 // All ranks see all answers, so they fail or go on together.
 template <size_t N>
-Status compare(const char* function, const char* const (&names)[N], std::span<const Creation<N>> all) {
+Status compare(const char* function, const char* const (&names)[N], std::span<const AgreedFields<N>> all) {
   for (uint32_t r = 0; r < all.size(); ++r)
     if (all[r].code != moecclSuccess)
       return error(moecclRemoteError, "rank {} fails in {} ({}): see its own error", r, function,

@@ -32,7 +32,7 @@ uint32_t tiles(uint64_t n_tokens, uint32_t tile) { return static_cast<uint32_t>(
 
 }  // namespace
 
-Result<std::unique_ptr<CudaRouting>> CudaRouting::create(exec::StreamEngine& engine, const Setting& setting) {
+Result<std::unique_ptr<CudaRouting>> CudaRouting::create(exec::StreamEngine& engine, const Model& setting) {
   std::unique_ptr<CudaRouting> r(new CudaRouting(setting));
   const cuda::Current current(engine.context());
   r->context_ = engine.context();
@@ -51,7 +51,7 @@ Result<std::unique_ptr<CudaRouting>> CudaRouting::create(exec::StreamEngine& eng
   return r;
 }
 
-size_t CudaRouting::bytes_of(const Setting& setting) {
+size_t CudaRouting::bytes_of(const Model& setting) {
   CudaRouting r(setting);
   r.lay_out();
   return r.end_ + r.pinned_bytes();

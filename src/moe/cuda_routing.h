@@ -20,7 +20,7 @@ namespace moeccl::comm {
 
 class CudaRouting {
  public:
-  struct Setting {
+  struct Model {
     const algo::MoeShape* shape = nullptr;
     const algo::Placement* placement = nullptr;
     const algo::CanonicalOrder* order = nullptr;
@@ -29,7 +29,7 @@ class CudaRouting {
     uint32_t rank = 0;
   };
   // What the setting points to outlives this; the engine may not. Memory for max_tokens tokens is taken at once.
-  static Result<std::unique_ptr<CudaRouting>> create(exec::StreamEngine& engine, const Setting& setting);
+  static Result<std::unique_ptr<CudaRouting>> create(exec::StreamEngine& engine, const Model& setting);
   ~CudaRouting();
 
   // index: device memory, ready when the default stream is; weight: of either kind. Waits for the device once. Errors
@@ -41,7 +41,7 @@ class CudaRouting {
   // Waits for the device once.
   Status write(exec::StreamEngine& engine, size_t candidate, algo::OwnChoices& own, algo::RecordWriter& writer);
   // The memory_bytes() of one for this setting.
-  static size_t bytes_of(const Setting& setting);
+  static size_t bytes_of(const Model& setting);
   // In device memory and, page-locked, on the host.
   size_t memory_bytes() const { return device_.bytes() + pinned_.bytes(); }
 
@@ -52,7 +52,7 @@ class CudaRouting {
     size_t rows = 0, total = 0;  // in the summary
     bool dedup = false;
   };
-  explicit CudaRouting(const Setting& setting) : s_(setting) {}
+  explicit CudaRouting(const Model& setting) : s_(setting) {}
   void lay_out();
   size_t pinned_bytes() const { return std::max(end_ - summary_, tables_.size() * sizeof(uint32_t)); }
   Status upload_tables();
@@ -72,7 +72,7 @@ class CudaRouting {
     return reinterpret_cast<const T*>(pinned_.data() + (offset - summary_));
   }
 
-  Setting s_;
+  Model s_;
   driver::cuda::Context context_ = nullptr;
   driver::cuda::Stream stream_ = nullptr;
   driver::cuda::Memory device_, pinned_;

@@ -15,7 +15,7 @@ constexpr size_t kThreads = 256;
 
 }  // namespace
 
-Result<std::unique_ptr<CudaTables>> CudaTables::create(cuda::Context context, const exec::TablePlan::Setting& setting,
+Result<std::unique_ptr<CudaTables>> CudaTables::create(cuda::Context context, const exec::TablePlan::Layer& setting,
                                                        size_t candidate) {
   std::unique_ptr<CudaTables> t(new CudaTables(setting, candidate));
   const cuda::Current current(context);

@@ -26,7 +26,7 @@ class CudaTables {
  public:
   // What the setting points to outlives this. Waits for the device.
   static Result<std::unique_ptr<CudaTables>> create(driver::cuda::Context context,
-                                                    const exec::TablePlan::Setting& setting, size_t candidate);
+                                                    const exec::TablePlan::Layer& setting, size_t candidate);
 
   ~CudaTables();
 
@@ -54,7 +54,7 @@ class CudaTables {
   size_t memory_bytes() const { return memory_.bytes(); }
 
  private:
-  CudaTables(const exec::TablePlan::Setting& setting, size_t candidate)
+  CudaTables(const exec::TablePlan::Layer& setting, size_t candidate)
       : capacity_(setting.shape->capacity), plan_(setting), candidate_(candidate) {}
   Status launch(const exec::StreamEngine& engine, driver::cuda::Stream stream, const char* kernel, const void* args,
                 size_t n_threads) const;

@@ -84,15 +84,15 @@ Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecc
 }
 
 // What ranks tell each other before they agree.
-struct Creation {
+struct HybridAnswer {
   uint64_t hash = 0;
   uint32_t domain[MOECCL_MAX_LEVELS] = {};
   int32_t code = moecclSuccess;
   int32_t padding = 0;
 };
 
-Status agree(Communicator& comm, const Creation& mine, const Status& own) {
-  std::vector<Creation> all(comm.n_ranks());
+Status agree(Communicator& comm, const HybridAnswer& mine, const Status& own) {
+  std::vector<HybridAnswer> all(comm.n_ranks());
   MOECCL_TRY(all_gather_bytes(comm, &mine, sizeof(mine), all.data()));
   MOECCL_TRY(own);
   for (uint32_t r = 0; r < all.size(); ++r)
@@ -159,7 +159,7 @@ Result<std::unique_ptr<Hybrid>> Hybrid::create(Communicator& comm, const moecclH
     domains = std::make_shared<const algo::Domains>(std::move(made));
     return {};
   }();
-  Creation mine;
+  HybridAnswer mine;
   mine.code = own.code();
   if (own.ok()) {
     mine.hash = domains->hash();

@@ -54,17 +54,17 @@ Result<std::unique_ptr<Migration>> Migration::create(const Hybrid& hybrid, Commu
                                                      const moecclMigrationConfig_t* given) {
   MOECCL_TRY(comm.usable());
   const Result<moecclMigrationConfig_t> config = checked(given);
-  Creation<std::size(kFields)> mine;
+  AgreedFields<std::size(kFields)> mine;
   mine.code = config.ok() ? moecclSuccess : config.status().code();
   if (config.ok()) {
     const auto domains = static_cast<double>(hybrid.domains()->hash() >> 12);  // as much as a double holds
     mine = {{static_cast<double>(config->count), static_cast<double>(config->type), config->ratio,
              static_cast<double>(config->n_layers), static_cast<double>(config->depth), domains}};
   }
-  std::vector<Creation<std::size(kFields)>> all(comm.n_ranks());
+  std::vector<AgreedFields<std::size(kFields)>> all(comm.n_ranks());
   MOECCL_TRY(all_gather_bytes(comm, &mine, sizeof(mine), all.data()));
   if (!config.ok()) return config.status();
-  MOECCL_TRY(compare("moecclMigrationCreate", kFields, std::span<const Creation<std::size(kFields)>>(all)));
+  MOECCL_TRY(compare("moecclMigrationCreate", kFields, std::span<const AgreedFields<std::size(kFields)>>(all)));
   return std::unique_ptr<Migration>(new Migration(hybrid, comm, *config));
 }
 

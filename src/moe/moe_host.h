@@ -16,7 +16,7 @@
 
 namespace moeccl::exec {
 class StreamEngine;
-class Walker;
+class PersistentKernel;
 }  // namespace moeccl::exec
 
 namespace moeccl::comm {
@@ -55,7 +55,7 @@ class MoeHost {
     return nullptr;
   }
   // Of operations on CUDA memory; null: there is none, or it cannot hold `staging_bytes` for one.
-  virtual exec::Walker* walker(uint64_t staging_bytes) {
+  virtual exec::PersistentKernel* kernel(uint64_t staging_bytes) {
     (void)staging_bytes;
     return nullptr;
   }

@@ -31,7 +31,7 @@ namespace {
 constexpr const char* kFields[] = {"hidden_bytes",     "type",       "top_k",    "n_experts",        "max_tokens",
                                    "layout",           "align_rows", "capacity", "memory_cap_bytes", "scale_bytes",
                                    "scaled_row_bytes", "trials"};
-struct Creation {
+struct LayerAnswer {
   uint64_t hash = 0;
   uint64_t staging = 0;
   uint64_t fields[std::size(kFields)] = {};
@@ -39,7 +39,7 @@ struct Creation {
   int32_t padding = 0;
 };
 
-Creation creation(const MoeConfig& config, const moecclMoeConfig_t& given, uint64_t staging) {
+LayerAnswer answer_of(const MoeConfig& config, const moecclMoeConfig_t& given, uint64_t staging) {
   return {config.hash(),
           staging,
           {given.hidden_bytes, static_cast<uint64_t>(given.type), static_cast<uint64_t>(given.top_k),
@@ -63,7 +63,7 @@ Status agree_with_communicator(const moecclMoeConfig_t& given, const MoeHost& ho
 }
 
 // All ranks see all answers, so they fail or go on together.
-Status compare(const std::vector<Creation>& all, uint32_t rank, const Status& own) {
+Status compare(const std::vector<LayerAnswer>& all, uint32_t rank, const Status& own) {
   if (!own.ok()) return own;
   for (uint32_t r = 0; r < all.size(); ++r)
     if (all[r].code != moecclSuccess)
@@ -100,10 +100,10 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
     else
       own = fits.status();
   }
-  Creation mine;
-  if (own.ok()) mine = creation(*config, *full, host.staging_bytes());
+  LayerAnswer mine;
+  if (own.ok()) mine = answer_of(*config, *full, host.staging_bytes());
   mine.code = own.code();
-  std::vector<Creation> all(host.n_ranks());
+  std::vector<LayerAnswer> all(host.n_ranks());
   MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
   MOECCL_TRY(compare(all, host.rank(), own));
   std::unique_ptr<MoeLayer> layer(new MoeLayer(host, std::move(*config)));
@@ -152,7 +152,7 @@ Result<CudaRouting*> MoeLayer::cuda_routing(exec::StreamEngine& engine) {
   if (cuda_routing_ == nullptr) {
     // An allocation may wait for the device, where a stream may wait for us.
     host_.wait_idle();
-    CudaRouting::Setting s{&config_.shape, &placement_, &order_, &host_.tree(), {}, host_.rank()};
+    CudaRouting::Model s{&config_.shape, &placement_, &order_, &host_.tree(), {}, host_.rank()};
     for (const auto& candidate : candidates_) s.candidates.push_back(&candidate->paths);
     MOECCL_ASSIGN_OR_RETURN(cuda_routing_, CudaRouting::create(engine, s));
   }

@@ -78,15 +78,15 @@ Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, 
             c->name, slots.needed_bytes, slots.budget);
     }
   }
-  const Creation<std::size(kFields)> mine{
+  const AgreedFields<std::size(kFields)> mine{
       {static_cast<double>(config.sample_tokens), static_cast<double>(solve::raw(config.mode)),
        static_cast<double>(config.residual != 0), static_cast<double>(config.use_next != 0), config.min_gain,
        static_cast<double>(config.refine_pairs)},
       own.code()};
-  std::vector<Creation<std::size(kFields)>> all(host.n_ranks());
+  std::vector<AgreedFields<std::size(kFields)>> all(host.n_ranks());
   MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
   MOECCL_TRY(own);
-  MOECCL_TRY(compare("moecclReplaceCreate", kFields, std::span<const Creation<std::size(kFields)>>(all)));
+  MOECCL_TRY(compare("moecclReplaceCreate", kFields, std::span<const AgreedFields<std::size(kFields)>>(all)));
   return made;
 }
 

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "src/base/adopt.h"
-#include "src/exec/cuda/walker.h"
+#include "src/exec/cuda/persistent_kernel.h"
 #include "src/moe/moe_layer.h"
 
 namespace moeccl::comm {
@@ -327,23 +327,23 @@ Status MoeRouting::agree() {
 
 namespace {
 
-exec::Walker* walker_of(const MoeLayer& layer) {
+exec::PersistentKernel* kernel_of(const MoeLayer& layer) {
   uint64_t staging = 0;
   for (const auto& c : layer.candidates())
     staging = std::max(staging, algo::moe_staging_bytes(layer.config().shape, c->slots.plan, c->slots.slot_rows));
-  exec::Walker* walker = layer.host().walker(staging);
-  return walker != nullptr && layer.config().shape.widest_row() <= walker->most_row_bytes() ? walker : nullptr;
+  exec::PersistentKernel* kernel = layer.host().kernel(staging);
+  return kernel != nullptr && layer.config().shape.widest_row() <= kernel->most_row_bytes() ? kernel : nullptr;
 }
 
 }  // namespace
 
-bool MoeLayer::has_tables() const { return walker_of(*this) != nullptr; }
+bool MoeLayer::has_tables() const { return kernel_of(*this) != nullptr; }
 
 Result<std::unique_ptr<exec::RowTables>> MoeLayer::take_tables() {
-  exec::Walker* walker = walker_of(*this);
-  if (walker == nullptr) return std::unique_ptr<exec::RowTables>();
+  exec::PersistentKernel* kernel = kernel_of(*this);
+  if (kernel == nullptr) return std::unique_ptr<exec::RowTables>();
   const std::lock_guard lock(tables_mutex_);
-  if (free_tables_.empty()) return exec::RowTables::create(walker->engine().context());
+  if (free_tables_.empty()) return exec::RowTables::create(kernel->engine().context());
   std::unique_ptr<exec::RowTables> tables = std::move(free_tables_.back());
   free_tables_.pop_back();
   return tables;

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "src/base/adopt.h"
-#include "src/exec/cuda/walker.h"
+#include "src/exec/cuda/persistent_kernel.h"
 #include "src/moe/moe_layer.h"
 
 namespace moeccl::comm {
@@ -96,8 +96,8 @@ Status MoeRouting::prepare_stream_updates(driver::cuda::Context context, bool ca
   const MoeCandidate& plan = *layer_.candidates()[chosen_];
   host.wait_idle();  // an allocation may wait for the device, where a peer's kernel may wait for this rank
   const Status own = [&]() -> Status {
-    const exec::TablePlan::Setting setting{&plan.paths,     &plan.rank,    &config.placement,    config.domains.get(),
-                                           &layer_.order(), &config.shape, plan.slots.slot_rows, 0};
+    const exec::TablePlan::Layer setting{&plan.paths,     &plan.rank,    &config.placement,    config.domains.get(),
+                                         &layer_.order(), &config.shape, plan.slots.slot_rows, 0};
     layer_.give_back(std::move(cuda_tables_));
     cuda_tables_ = layer_.take_cuda_tables(chosen_);
     if (cuda_tables_ != nullptr) return {};

@@ -47,7 +47,7 @@ Result<AllChoices> unpack_choices(const PackedChoices& packed, const Placement& 
                                   std::span<const uint32_t> canonical);
 
 // Whether choices are those of which the rank's tables were made: both are words of peers, which may contradict
-// themselves. Residents have no part in it.
+// themselves. ReservedBlocks have no part in it.
 Status check_against(const RoutingTables& tables, const AllChoices& choices, const Placement& placement, uint32_t rank);
 
 // Samples of `tokens` tokens each, numbered over all ranks in order.

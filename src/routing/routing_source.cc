@@ -27,7 +27,7 @@ class Random {
   uint64_t state_;
 };
 
-// Draws an index in proportion to its weight in constant time (Walker 1977, Vose 1991).
+// Draws an index in proportion to its weight in constant time (PersistentKernel 1977, Vose 1991).
 class AliasTable {
  public:
   explicit AliasTable(const std::vector<double>& weights) : chance_(weights.size(), 1.0), alias_(weights.size(), 0) {

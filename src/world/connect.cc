@@ -36,7 +36,7 @@ class Connector {
         n_(n),
         rank_(rank),
         config_(config),
-        lanes_(parent.lanes),
+        uplinks_(parent.uplinks),
         others_alive_(parent.others_alive),
         deadline_(Deadline::after_ms(config.init_timeout_ms)) {
     key_ = hash_bytes(&id, sizeof(id));
@@ -131,8 +131,8 @@ class Connector {
   }
 
   Status make_tree() {
-    if (lanes_ != nullptr) {
-      m_.tree = lanes_->own_tree();
+    if (uplinks_ != nullptr) {
+      m_.tree = uplinks_->own_tree();
       return m_.tree.validate();
     }
     if (config_.topology.empty()) {
@@ -303,11 +303,11 @@ class Connector {
   // To the ranks of this host.
   Status make_links() {
     exec::Fabric& f = *m_.fabric;
-    if (config_.pace) m_.lanes = lanes_;
-    if (config_.pace && lanes_ == nullptr) {
-      auto own = std::make_shared<Lanes>(Lanes{m_.tree, segments_, std::vector<uint32_t>(n_)});
+    if (config_.pace) m_.uplinks = uplinks_;
+    if (config_.pace && uplinks_ == nullptr) {
+      auto own = std::make_shared<SharedUplinks>(SharedUplinks{m_.tree, segments_, std::vector<uint32_t>(n_)});
       std::iota(own->member.begin(), own->member.end(), 0u);
-      m_.lanes = std::move(own);
+      m_.uplinks = std::move(own);
     }
     for (const uint32_t r : hosts_->around(rank_)) {
       if (r == rank_) continue;
@@ -326,7 +326,7 @@ class Connector {
       }
       auto link = std::make_unique<transport::shm::ShmLink>(std::move(peer));
       const transport::paced::PacedUplinks uplinks =
-          m_.lanes != nullptr ? m_.lanes->between(rank_, r) : transport::paced::PacedUplinks{};
+          m_.uplinks != nullptr ? m_.uplinks->between(rank_, r) : transport::paced::PacedUplinks{};
       if (uplinks.cost.bytes_per_ns > 0) {
         f.paced[r] = 1;
         f.links[r] = std::make_unique<transport::paced::PacedLink>(std::move(link), uplinks);
@@ -375,7 +375,7 @@ class Connector {
   moecclUniqueId id_;
   uint32_t n_, rank_;
   Config config_;
-  std::shared_ptr<const Lanes> lanes_;
+  std::shared_ptr<const SharedUplinks> uplinks_;
   std::function<Status()> others_alive_;
   Deadline deadline_;
   uint64_t key_ = 0;

@@ -70,7 +70,7 @@ class CudaSide::Connector {
     MOECCL_TRY(exchange());
     if (!everyone_able(why)) return std::unique_ptr<CudaSide>();
     MOECCL_TRY(make_fabric());
-    MOECCL_TRY(make_walk());
+    MOECCL_TRY(make_kernel_side());
     return std::move(side_);
   }
 
@@ -331,7 +331,7 @@ class CudaSide::Connector {
   // Connections of their own to the ranks of other hosts, through page-locked memory.
   Status connect_network(bool device) {
     exec::Fabric& f = side_->fabric_;
-    transport::cuda_net::CudaNet::Setting s;
+    transport::cuda_net::CudaNet::Staging s;
     s.context = side_->engine_->context();
     s.stream = side_->engine_->stream();
     s.own = f.own->memory(n_.rank);
@@ -341,8 +341,7 @@ class CudaSide::Connector {
     s.n_ranks = n_.n_ranks;
     MOECCL_ASSIGN_OR_RETURN(auto net, transport::cuda_net::CudaNet::create(s));
     f.arrivals = net.get();
-    MOECCL_TRY(connect_hosts(session_, *n_.hosts, n_.cuda_link_key(), *n_.config, f, n_.deadline)
-                   .status());
+    MOECCL_TRY(connect_hosts(session_, *n_.hosts, n_.cuda_link_key(), *n_.config, f, n_.deadline).status());
     net->set_engine(std::move(f.engine));
     for (uint32_t r = 0; r < n_.n_ranks; ++r) {
       if (!n_.hosts->together(r, n_.rank)) f.links[r] = net->wrap(r, std::move(f.links[r]));
@@ -352,15 +351,15 @@ class CudaSide::Connector {
     return {};
   }
 
-  Status make_walk() {
-    CudaWalk::Question q{session_, n_, *side_->engine_, side_->fabric_};
+  Status make_kernel_side() {
+    KernelSide::Question q{session_, n_, *side_->engine_, side_->fabric_};
     for (uint32_t r = 0; r < n_.n_ranks; ++r)
       q.seats.push_back({all_[r].device, std::string(all_[r].uuid, sizeof(all_[r].uuid)), all_[r].mps != 0});
     q.all_reach_all = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
     q.profile = profile();
-    MOECCL_ASSIGN_OR_RETURN(side_->walk_, CudaWalk::connect(q, &side_->why_no_walk_));
-    if (side_->walk_ != nullptr) return side_->walk_->selector().force_from_text(n_.config->plan);
-    log(LogLevel::kInfo, "rank {}: no persistent kernel on CUDA memory: {}", n_.rank, side_->why_no_walk_);
+    MOECCL_ASSIGN_OR_RETURN(side_->kernel_side_, KernelSide::connect(q, &side_->why_no_kernel_));
+    if (side_->kernel_side_ != nullptr) return side_->kernel_side_->selector().force_from_text(n_.config->plan);
+    log(LogLevel::kInfo, "rank {}: no persistent kernel on CUDA memory: {}", n_.rank, side_->why_no_kernel_);
     return {};
   }
 
@@ -392,14 +391,14 @@ CudaSide::~CudaSide() {
       const transport::Board& board = fabric_.link(r).board();
       if (board.health.state.load() != static_cast<uint32_t>(transport::RankState::kRunning)) continue;
       if (board.progress.completed.load() < fabric_.sequence) return true;
-      if (walk_ == nullptr || walk_->walker().elsewhere(r)) continue;
+      if (kernel_side_ == nullptr || kernel_side_->kernel().elsewhere(r)) continue;
       // A kernel of the peer's may look at this rank's memory as long as it runs.
       const uint64_t walked = board.progress.walked.load();
-      if (walked < walk_->walker().launched() || walked < board.progress.walks_called.load()) return true;
+      if (walked < kernel_side_->kernel().launched() || walked < board.progress.walks_called.load()) return true;
     }
     return false;
   });
-  walk_ = nullptr;
+  kernel_side_ = nullptr;
   fabric_.engine = nullptr;  // says what peers do not know yet; before its links and the memory that it reaches
   fabric_.links.clear();
   segments_.clear();
@@ -408,7 +407,8 @@ CudaSide::~CudaSide() {
 
 size_t CudaSide::memory_bytes() const {
   return fabric_.own->bytes() + staging_.bytes() + shared_.mapped_bytes() + engine_->memory_bytes() +
-         (net_ != nullptr ? net_->memory_bytes() : 0) + (walk_ != nullptr ? walk_->walker().memory_bytes() : 0);
+         (net_ != nullptr ? net_->memory_bytes() : 0) +
+         (kernel_side_ != nullptr ? kernel_side_->kernel().memory_bytes() : 0);
 }
 
 }  // namespace moeccl::comm

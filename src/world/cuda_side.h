@@ -10,7 +10,7 @@
 #include "src/exec/cuda/runners.h"
 #include "src/exec/fabric.h"
 #include "src/select/selection.h"
-#include "src/world/cuda_walk.h"
+#include "src/world/kernel_side.h"
 #include "src/world/neighbours.h"
 #include "transport/cuda_net/cuda_net.h"
 
@@ -29,9 +29,9 @@ class CudaSide {
   exec::Runner& runner() { return *runner_; }
   Selector& selector() { return *selector_; }
   size_t memory_bytes() const;
-  // The persistent kernel; null: why_no_walk() says why.
-  CudaWalk* walk() { return walk_.get(); }
-  const std::string& why_no_walk() const { return why_no_walk_; }
+  // The persistent kernel; null: why_no_kernel() says why.
+  KernelSide* kernel_side() { return kernel_side_.get(); }
+  const std::string& why_no_kernel() const { return why_no_kernel_; }
 
   // Of a rank that gives no buffer: what it used last.
   bool used_last = false;
@@ -49,8 +49,8 @@ class CudaSide {
   std::unique_ptr<exec::Runner> runner_;
   transport::cuda_net::CudaNet* net_ = nullptr;  // the fabric's engine, where ranks are on several hosts
   std::unique_ptr<Selector> selector_;
-  std::unique_ptr<CudaWalk> walk_;
-  std::string why_no_walk_;
+  std::unique_ptr<KernelSide> kernel_side_;
+  std::string why_no_kernel_;
 };
 
 }  // namespace moeccl::comm

@@ -12,14 +12,14 @@
 #include "src/plan/plan.h"
 #include "src/world/config.h"
 #include "src/world/cuda_side.h"
-#include "src/world/lanes.h"
+#include "src/world/shared_uplinks.h"
 
 namespace moeccl::comm {
 
 // What a communicator has from the one that it was split from.
 struct Parent {
-  std::shared_ptr<const Lanes> lanes;    // null: its own
-  std::function<Status()> others_alive;  // see bootstrap::JoinOptions; may be empty
+  std::shared_ptr<const SharedUplinks> uplinks;  // null: its own
+  std::function<Status()> others_alive;          // see bootstrap::JoinOptions; may be empty
 };
 
 // What connect() found out and set up.
@@ -34,7 +34,7 @@ struct Membership {
   int host_level = -1;  // of the tree, whose groups are hosts; -1: one host, or a topology of the user's
   std::string address;  // of this host, where ranks on other hosts reach it; empty: all ranks are here
   std::unique_ptr<exec::Fabric> fabric;
-  std::shared_ptr<const Lanes> lanes;  // null: not paced
+  std::shared_ptr<const SharedUplinks> uplinks;  // null: not paced
   std::unique_ptr<CudaSide> cuda;
   std::string why_no_cuda;  // when some rank asked for it
 };

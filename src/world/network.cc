@@ -41,8 +41,9 @@ plan::LinkCost node_link(const Hosts& hosts, const std::vector<std::vector<Nic>>
 
 }  // namespace
 
-Result<Wires> connect_wires(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,
-                            const Config& config, const transport::LocalMemory& memory, Deadline deadline) {
+Result<NetworkLinks> connect_network_links(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,
+                                           const Config& config, const transport::LocalMemory& memory,
+                                           Deadline deadline) {
   const uint32_t rank = memory.rank, n_ranks = static_cast<uint32_t>(hosts.host_of.size());
   MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> interfaces, driver::interfaces());
   MOECCL_ASSIGN_OR_RETURN(std::vector<Nic> chosen, transport::tcp::choose_nics(interfaces, env().socket_ifname));
@@ -77,7 +78,7 @@ Result<Wires> connect_wires(bootstrap::Session& session, const Hosts& hosts, con
     return std::move(connected).status();
   }
   std::vector<transport::tcp::TcpPeer> peers = std::move(*connected);
-  Wires wires;
+  NetworkLinks wires;
   wires.memory = memory;
   MOECCL_ASSIGN_OR_RETURN(auto made, transport::tcp::TcpEngine::create());
   auto* const engine = made.get();
@@ -98,7 +99,7 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& ho
                                     const Config& config, exec::Fabric& fabric, Deadline deadline) {
   transport::LocalMemory memory = fabric.own->memory(fabric.rank);
   memory.arrivals = fabric.arrivals;
-  MOECCL_ASSIGN_OR_RETURN(Wires wires, connect_wires(session, hosts, key, config, memory, deadline));
+  MOECCL_ASSIGN_OR_RETURN(NetworkLinks wires, connect_network_links(session, hosts, key, config, memory, deadline));
   for (uint32_t r = 0; r < fabric.n_ranks; ++r)
     if (wires.links[r] != nullptr) fabric.links[r] = std::move(wires.links[r]);
   fabric.engine = std::move(wires.engine);

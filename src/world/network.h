@@ -18,15 +18,16 @@ struct NetworkResult {
 };
 
 // Connections of one rank to all ranks on other hosts, for what `memory` holds.
-struct Wires {
+struct NetworkLinks {
   transport::LocalMemory memory;
   std::vector<std::unique_ptr<transport::Link>> links;  // [n_ranks], null for ranks of this host
   std::unique_ptr<transport::Engine> engine;            // behind the links, so that it ends before them
   NetworkResult result;
 };
 // All ranks call it together; hosts.n() > 1.
-Result<Wires> connect_wires(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,
-                            const Config& config, const transport::LocalMemory& memory, Deadline deadline);
+Result<NetworkLinks> connect_network_links(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,
+                                           const Config& config, const transport::LocalMemory& memory,
+                                           Deadline deadline);
 
 // Fills fabric.engine and fabric.links of all ranks on other hosts; fabric.own is there. All ranks call it together.
 Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,

@@ -21,7 +21,7 @@ constexpr size_t kOpenRanges = 16;
 
 }  // namespace
 
-Result<std::unique_ptr<CudaNet>> CudaNet::create(const Setting& setting) {
+Result<std::unique_ptr<CudaNet>> CudaNet::create(const Staging& setting) {
   std::unique_ptr<CudaNet> net(new CudaNet(setting));
   const size_t bounce = (setting.most_put_bytes + 255) / 256 * 256;
   MOECCL_ASSIGN_OR_RETURN(net->pinned_, cuda::Memory::pinned(setting.context, kWordBytes + bounce));

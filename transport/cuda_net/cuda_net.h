@@ -27,7 +27,7 @@ class CudaNetLink;
 // Drives the network's engine too. One thread at a time, as for links; board_changed() and arrived() any thread.
 class CudaNet final : public Engine, public Arrivals {
  public:
-  struct Setting {
+  struct Staging {
     driver::cuda::Context context = nullptr;
     driver::cuda::Stream stream = nullptr;  // of this rank; outlives this
     LocalMemory own;                        // page-locked; where the network puts
@@ -36,7 +36,7 @@ class CudaNet final : public Engine, public Arrivals {
     uint64_t most_put_bytes = 0;            // of one put
     uint32_t n_ranks = 0;
   };
-  static Result<std::unique_ptr<CudaNet>> create(const Setting& setting);
+  static Result<std::unique_ptr<CudaNet>> create(const Staging& setting);
   ~CudaNet() override;
 
   // The network's, before the first operation; its links go through wrap().
@@ -60,7 +60,7 @@ class CudaNet final : public Engine, public Arrivals {
   struct Range {
     uint64_t offset = 0, bytes = 0;
   };
-  explicit CudaNet(const Setting& setting) : s_(setting), arrived_(setting.n_ranks) {}
+  explicit CudaNet(const Staging& setting) : s_(setting), arrived_(setting.n_ranks) {}
 
   // The number that the stream will have stored when it has done what it was given so far.
   uint64_t ticket() {
@@ -75,7 +75,7 @@ class CudaNet final : public Engine, public Arrivals {
   Status settle(uint32_t rank);
   void drop();  // of a rank that has failed: nothing more leaves it
 
-  Setting s_;
+  Staging s_;
   driver::cuda::Memory pinned_;  // the word, then the bounce memory
   Bounce bounce_;
   bool unmarked_ = false;

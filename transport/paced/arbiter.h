@@ -1,11 +1,11 @@
-// Who may use a lane next: transfers of several communicators share a group's uplink, and the higher class goes first,
-// chunk by chunk. Pure: time is an argument, the words are anybody's.
+// Who may use an uplink next: transfers of several communicators share a group's uplink, and the higher class goes
+// first, chunk by chunk. Pure: time is an argument, the words are anybody's.
 //
-// A transfer is admitted when what is already on the lane will have crossed soon (kWindow_ns), so that what comes later
-// but is more urgent never waits for more than that and the transfer in front; and when no higher class is waiting.
-// Who is not admitted leaves a claim, which holds for kClaim_ns and is renewed by asking again. Lower classes do not
-// starve: while one waits, it is owed a share of 1/kShare of what crosses before it, and goes as soon as that makes up
-// its own transfer.
+// A transfer is admitted when what is already on the uplink will have crossed soon (kWindow_ns), so that what comes
+// later but is more urgent never waits for more than that and the transfer in front; and when no higher class is
+// waiting. Who is not admitted leaves a claim, which holds for kClaim_ns and is renewed by asking again. Lower classes
+// do not starve: while one waits, it is owed a share of 1/kShare of what crosses before it, and goes as soon as that
+// makes up its own transfer.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 
 namespace moeccl::transport::paced {
 
-// Waiting executors sleep for at most half a millisecond (exec/task.cc): within the window the lane stays busy, within
-// a claim's time they have asked again.
+// Waiting executors sleep for at most half a millisecond (exec/task.cc): within the window the uplink stays busy,
+// within a claim's time they have asked again.
 inline constexpr int64_t kWindow_ns = 1'000'000;
 inline constexpr int64_t kClaim_ns = 3'000'000;
 inline constexpr int64_t kShare = 16;
@@ -27,36 +27,36 @@ struct Transfer {
   int64_t duration_ns = 0;
 };
 
-// When a lane will be free. Any rank writes the word: one that lies far ahead makes others wait until their timeout,
+// When an uplink will be free. Any rank writes the word: one that lies far ahead makes others wait until their timeout,
 // and must not make the sums below overflow.
-inline int64_t free_at(const LaneWords& lane) {
+inline int64_t free_at(const UplinkWords& uplink) {
   constexpr int64_t kFarthest = INT64_MAX / 4;
-  return std::clamp(lane.free_ns.load(std::memory_order_relaxed), int64_t{0}, kFarthest);
+  return std::clamp(uplink.free_ns.load(std::memory_order_relaxed), int64_t{0}, kFarthest);
 }
 
-inline bool higher_waits(const LaneWords& lane, uint32_t traffic_class, int64_t now) {
+inline bool higher_waits(const UplinkWords& uplink, uint32_t traffic_class, int64_t now) {
   for (uint32_t c = traffic_class + 1; c < kTrafficClasses; ++c)
-    if (lane.claim_ns[c].load(std::memory_order_relaxed) > now) return true;
+    if (uplink.claim_ns[c].load(std::memory_order_relaxed) > now) return true;
   return false;
 }
 
-// Whether the transfer may take the lane now. False: a claim is left, ask again.
-inline bool may_go(LaneWords& lane, const Transfer& t, int64_t now) {
-  const bool soon = free_at(lane) - now <= kWindow_ns;
-  const bool owed = lane.owed_ns[t.traffic_class].load(std::memory_order_relaxed) >= t.duration_ns;
-  if (soon && (owed || !higher_waits(lane, t.traffic_class, now))) return true;
-  lane.claim_ns[t.traffic_class].store(now + kClaim_ns, std::memory_order_relaxed);
+// Whether the transfer may take the uplink now. False: a claim is left, ask again.
+inline bool may_go(UplinkWords& uplink, const Transfer& t, int64_t now) {
+  const bool soon = free_at(uplink) - now <= kWindow_ns;
+  const bool owed = uplink.owed_ns[t.traffic_class].load(std::memory_order_relaxed) >= t.duration_ns;
+  if (soon && (owed || !higher_waits(uplink, t.traffic_class, now))) return true;
+  uplink.claim_ns[t.traffic_class].store(now + kClaim_ns, std::memory_order_relaxed);
   return false;
 }
 
-// Notes that the transfer takes the lane: what others are owed, and what it used of what it was owed itself.
-inline void went(LaneWords& lane, const Transfer& t, int64_t now) {
+// Notes that the transfer takes the uplink: what others are owed, and what it used of what it was owed itself.
+inline void went(UplinkWords& uplink, const Transfer& t, int64_t now) {
   for (uint32_t c = 0; c < t.traffic_class; ++c) {
-    if (lane.claim_ns[c].load(std::memory_order_relaxed) > now)
-      lane.owed_ns[c].fetch_add(t.duration_ns / kShare, std::memory_order_relaxed);
+    if (uplink.claim_ns[c].load(std::memory_order_relaxed) > now)
+      uplink.owed_ns[c].fetch_add(t.duration_ns / kShare, std::memory_order_relaxed);
   }
-  std::atomic<int64_t>& owed = lane.owed_ns[t.traffic_class];
-  if (higher_waits(lane, t.traffic_class, now)) {
+  std::atomic<int64_t>& owed = uplink.owed_ns[t.traffic_class];
+  if (higher_waits(uplink, t.traffic_class, now)) {
     owed.fetch_sub(t.duration_ns, std::memory_order_relaxed);
   } else {
     owed.store(0, std::memory_order_relaxed);  // nothing is in its way
@@ -64,12 +64,12 @@ inline void went(LaneWords& lane, const Transfer& t, int64_t now) {
 }
 
 // Reserves `duration` from `earliest` on; returns when it ends.
-inline int64_t reserve(LaneWords& lane, int64_t earliest, int64_t duration) {
-  int64_t free = lane.free_ns.load(std::memory_order_relaxed);
+inline int64_t reserve(UplinkWords& uplink, int64_t earliest, int64_t duration) {
+  int64_t free = uplink.free_ns.load(std::memory_order_relaxed);
   int64_t end = 0;
   do {
     end = std::max(std::clamp(free, int64_t{0}, INT64_MAX / 4), earliest) + duration;
-  } while (!lane.free_ns.compare_exchange_weak(free, end, std::memory_order_relaxed));
+  } while (!uplink.free_ns.compare_exchange_weak(free, end, std::memory_order_relaxed));
   return end;
 }
 

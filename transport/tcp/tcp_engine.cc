@@ -179,18 +179,18 @@ void TcpEngine::tell_boards() {
   }
 }
 
-Lane& process_lane() {
-  static Lane lane;
-  return lane;
+PutOrder& process_put_order() {
+  static PutOrder order;
+  return order;
 }
 
 void TcpEngine::operation(uint32_t traffic_class, bool begins_now) {
-  const uint32_t c = lane_class(traffic_class);
+  const uint32_t c = order_class(traffic_class);
   running_[c].fetch_add(begins_now ? 1 : -1, std::memory_order_relaxed);
   if (begins_now) {
-    begins(*lane_, c, now_ns());
+    begins(*put_order_, c, now_ns());
   } else {
-    ends(*lane_, c);
+    ends(*put_order_, c);
   }
 }
 
@@ -200,7 +200,7 @@ void TcpEngine::moved() {
   for (uint32_t c = 0; c < kTrafficClasses; ++c) {
     if (running_[c].load(std::memory_order_relaxed) <= 0) continue;
     if (now == 0) now = now_ns();
-    moves(*lane_, c, now);
+    moves(*put_order_, c, now);
   }
 }
 

@@ -14,7 +14,7 @@
 
 #include "src/driver/poller.h"
 #include "src/driver/process.h"
-#include "transport/tcp/lane.h"
+#include "transport/tcp/put_order.h"
 #include "transport/tcp/tcp_link.h"
 
 namespace moeccl::transport::tcp {
@@ -38,7 +38,7 @@ class TcpEngine final : public Engine {
   void operation(uint32_t traffic_class, bool begins) override;
 
   // Instead of the process's: for tests, before the first operation.
-  void use_lane(Lane& lane) { lane_ = &lane; }
+  void use_put_order(PutOrder& order) { put_order_ = &order; }
 
  private:
   friend class TcpLink;
@@ -78,7 +78,7 @@ class TcpEngine final : public Engine {
   std::atomic<bool> board_is_new_{false}, stop_{false};
   std::atomic<bool> asleep_{false};  // the thread waits for sockets alone
   driver::ForkGuard process_;
-  Lane* lane_ = &process_lane();
+  PutOrder* put_order_ = &process_put_order();
   std::atomic<int32_t> running_[kTrafficClasses] = {};  // operations of this rank, by class
   std::thread thread_;
 };

@@ -115,7 +115,7 @@ bool TcpLink::assign_pieces(size_t* moved) {
 }
 
 bool TcpLink::may_put(uint32_t traffic_class, size_t bytes) {
-  if (!admitted_) admitted_ = may_go(*engine_.lane_, traffic_class, bytes, now_ns());
+  if (!admitted_) admitted_ = may_go(*engine_.put_order_, traffic_class, bytes, now_ns());
   return admitted_;
 }
 

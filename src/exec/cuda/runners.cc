@@ -1,8 +1,8 @@
 #include "src/exec/cuda/runners.h"
 
+#include "src/exec/cuda/persistent_kernel.h"
 #include "src/exec/cuda/stream_task.h"
 #include "src/exec/cuda/stream_work.h"
-#include "src/exec/cuda/walker.h"
 #include "src/exec/eager.h"
 
 namespace moeccl::exec {
@@ -64,12 +64,13 @@ std::unique_ptr<Task> StreamRunner::driven(std::unique_ptr<Task> task) {
   return std::make_unique<StreamTask>(std::move(task), engine_);
 }
 
-KernelRunner::KernelRunner(Fabric& fabric, Walker& kernel) : StreamRunner(fabric, kernel.engine()), kernel_(kernel) {}
+KernelRunner::KernelRunner(Fabric& fabric, PersistentKernel& kernel)
+    : StreamRunner(fabric, kernel.engine()), kernel_(kernel) {}
 
 Status KernelRunner::run(const Operation& op) {
   Status status = begin();
   if (status.ok()) {
-    WalkTask task(fabric(), kernel_, op);
+    KernelTask task(fabric(), kernel_, op);
     status = drive(task);
   }
   // Its end has been seen: nothing is left to wait for.
@@ -77,7 +78,7 @@ Status KernelRunner::run(const Operation& op) {
 }
 
 std::unique_ptr<Task> KernelRunner::task(const Operation& op) {
-  return std::make_unique<WalkTask>(fabric(), kernel_, op);
+  return std::make_unique<KernelTask>(fabric(), kernel_, op);
 }
 
 }  // namespace moeccl::exec

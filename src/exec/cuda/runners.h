@@ -40,13 +40,13 @@ class StreamRunner : public Runner {
 
 class KernelRunner final : public StreamRunner {
  public:
-  KernelRunner(Fabric& fabric, Walker& kernel);
+  KernelRunner(Fabric& fabric, PersistentKernel& kernel);
   Status run(const Operation& op) override;
   std::unique_ptr<Task> task(const Operation& op) override;
-  Walker* kernel() override { return &kernel_; }
+  PersistentKernel* kernel() override { return &kernel_; }
 
  private:
-  Walker& kernel_;
+  PersistentKernel& kernel_;
 };
 
 }  // namespace moeccl::exec

@@ -31,7 +31,7 @@ uint32_t TablePlan::n_chunks_of(const algo::MoeShape& shape, const algo::Paths& 
   return std::max(static_cast<uint32_t>(n_chunks), overlap);
 }
 
-TablePlan::TablePlan(const Setting& setting) : s_(setting) {
+TablePlan::TablePlan(const Layer& setting) : s_(setting) {
   const algo::RankPaths& p = *s_.rank;
   is_.rank = p.rank;
   is_.n_ranks = s_.paths->n_ranks();

@@ -15,7 +15,7 @@ namespace moeccl::exec {
 
 class TablePlan {
  public:
-  struct Setting {
+  struct Layer {
     const algo::Paths* paths = nullptr;
     const algo::RankPaths* rank = nullptr;   // of this rank, with the experts as it sees them
     const algo::Placement* home = nullptr;   // of all experts
@@ -26,7 +26,7 @@ class TablePlan {
     uint32_t n_chunks = 0;  // 0: n_chunks_of()
   };
   // What it points to outlives this.
-  explicit TablePlan(const Setting& setting);
+  explicit TablePlan(const Layer& setting);
 
   // Chunks that suffice for every routing, and let the hops of a full one overlap. The same on all ranks. slot_rows has
   // room for one token of each origin.
@@ -61,7 +61,7 @@ class TablePlan {
   std::vector<uint64_t> passes() const;
   size_t take(size_t bytes);
 
-  Setting s_;
+  Layer s_;
   cuda::TableConstants is_{};  // numbers
   std::vector<std::byte> constants_;
   size_t end_ = 0, block_bytes_ = 0, expert_at_ = 0, weight_at_ = 0;

@@ -11,7 +11,7 @@ namespace {
 
 RankOptions walk_options() { return device_options(RankMode::kThreads, 90'000, 40'000); }
 
-TEST(CudaWalk, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
+TEST(KernelSide, ACapturedOperationIsOneNodeAndRunsAtEveryReplay) {
   const RankOptions options = walk_options();
   run_ranks(
       3,
@@ -113,11 +113,11 @@ void processes_on_one_device(const char* mps) {
   unsetenv("MOECCL_TEST_CUDA_MPS");
 }
 
-TEST(CudaWalk, ProcessesOnOneDeviceTakeTurnsWithoutMps) { processes_on_one_device("0"); }
+TEST(KernelSide, ProcessesOnOneDeviceTakeTurnsWithoutMps) { processes_on_one_device("0"); }
 // With a GPU: only under MPS, which tools/gpu-check starts.
-TEST(CudaWalk, ProcessesOnOneDeviceWaitForEachOtherUnderMps) { processes_on_one_device("1"); }
+TEST(KernelSide, ProcessesOnOneDeviceWaitForEachOtherUnderMps) { processes_on_one_device("1"); }
 
-TEST(CudaWalk, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
+TEST(KernelSide, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
   const RankOptions options = walk_options();
   run_ranks(
       4,
@@ -163,7 +163,7 @@ TEST(CudaWalk, StreamsInTurnBlockingCallsAndGroupsKeepTheOrderOfCalls) {
       options);
 }
 
-TEST(CudaWalk, OneThreadDrivesSeveralRanksInAGroup) {
+TEST(KernelSide, OneThreadDrivesSeveralRanksInAGroup) {
   const RankOptions options = walk_options();
   run_ranks(
       1,
@@ -196,7 +196,7 @@ TEST(CudaWalk, OneThreadDrivesSeveralRanksInAGroup) {
       options);
 }
 
-TEST(CudaWalk, AMissingThreadIsATimeoutThatNamesIt) {
+TEST(KernelSide, AMissingThreadIsATimeoutThatNamesIt) {
   RankOptions options = walk_options();
   options.config.timeout_ms = 1000;
   for (const bool on_stream : {false, true}) {
@@ -235,7 +235,7 @@ TEST(CudaWalk, AMissingThreadIsATimeoutThatNamesIt) {
   }
 }
 
-TEST(CudaWalk, OperationsOfTwoKindsInOnePlaceAreAMismatch) {
+TEST(KernelSide, OperationsOfTwoKindsInOnePlaceAreAMismatch) {
   const RankOptions options = walk_options();
   run_ranks(
       2,
@@ -257,7 +257,7 @@ TEST(CudaWalk, OperationsOfTwoKindsInOnePlaceAreAMismatch) {
       options);
 }
 
-TEST(CudaWalk, AnAbortEndsTheKernels) {
+TEST(KernelSide, AnAbortEndsTheKernels) {
   const RankOptions options = walk_options();
   run_ranks(
       2,

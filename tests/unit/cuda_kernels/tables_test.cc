@@ -33,8 +33,8 @@ class OnDevice {
     for (uint32_t r = 0; r < c_.n(); ++r) {
       RankOnDevice& m = ranks_[r];
       m.plan = std::make_unique<exec::TablePlan>(
-          exec::TablePlan::Setting{c_.paths.get(), &c_.rank_paths[r], &c_.placement, c_.domains.get(), &orders_[r],
-                                   &c_.test_case.shape, c_.slot_rows_, c_.tables[r].n_chunks()});
+          exec::TablePlan::Layer{c_.paths.get(), &c_.rank_paths[r], &c_.placement, c_.domains.get(), &orders_[r],
+                                 &c_.test_case.shape, c_.slot_rows_, c_.tables[r].n_chunks()});
       m.image.assign((m.plan->bytes() + 7) / 8, 0xcdcdcdcdcdcdcdcdull);  // what a kernel must not count on
       std::memcpy(m.base(), m.plan->constants().data(), m.plan->constants().size());
       m.expert_offsets.assign(c_.seen[r].n_local(r) + 1, -7);

@@ -5,8 +5,8 @@
 #include <memory>
 #include <thread>
 
+#include "src/exec/cuda/kernel_program.h"
 #include "src/exec/cuda/row_image.h"
-#include "src/exec/cuda/walk_program.h"
 #include "tests/support/interpreter.h"
 #include "tests/support/moe_cluster.h"
 #include "tests/unit/cuda_kernels/harness.h"
@@ -92,9 +92,9 @@ class RowWorld {
   WalkRowsArgs args_of(uint32_t r, moecclOp_t op, bool weighted, const plan::Program& program,
                        const plan::Binding& binding) {
     RankMemory& m = ranks_[r];
-    const auto compiled = exec::compile_walk(program);
+    const auto compiled = exec::compile_kernel_program(program);
     EXPECT_TRUE(compiled.ok()) << compiled.status().message();
-    const exec::WalkProgram& walk = compiled.value();
+    const exec::KernelProgram& walk = compiled.value();
     m.program.resize(walk.bytes());
     const auto at = walk.write(m.program.data());
     WalkRowsArgs a{};

@@ -79,10 +79,10 @@ TEST(PacedLink, ClassesOfSeveralCommunicatorsTakeTurns) {
   Cluster c;
   PacedLink low = c.link(0, 2), high = c.link(1, 2);
   low.wrote(100'000'000);
-  EXPECT_TRUE(low.admit(0)) << "a lane of one communicator alone is never closed";
+  EXPECT_TRUE(low.admit(0)) << "an uplink of one communicator alone is never closed";
   for (const uint32_t group : {0, 2}) c.segments[group]->pace(0).shared.store(1);
   ASSERT_TRUE(low.admit(0));
-  ASSERT_TRUE(low.signal(0, 1, 0).ok());  // 100 ms of the lane
+  ASSERT_TRUE(low.signal(0, 1, 0).ok());  // 100 ms of the uplink
   low.wrote(1'000'000);
   high.wrote(1'000'000);
   EXPECT_FALSE(low.admit(0));
@@ -100,7 +100,7 @@ TEST(PacedLink, ClassesOfSeveralCommunicatorsTakeTurns) {
   ASSERT_TRUE(low.signal(0, 2, 0).ok());
   EXPECT_GT(c.visible(0, 2, 2), c.visible(1, 2, 1));
   PacedLink empty = c.link(0, 2);
-  EXPECT_TRUE(empty.admit(0)) << "a signal without bytes takes nothing of the lane";
+  EXPECT_TRUE(empty.admit(0)) << "a signal without bytes takes nothing of the uplink";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "src/exec/cuda/walk_program.h"
+#include "src/exec/cuda/kernel_program.h"
 
 #include <algorithm>
 #include <cstring>
@@ -128,8 +128,8 @@ Result<cuda::WalkStep> record(const Step& s) {
 
 }  // namespace
 
-Result<WalkProgram> compile_walk(const plan::Program& program) {
-  WalkProgram out;
+Result<KernelProgram> compile_kernel_program(const plan::Program& program) {
+  KernelProgram out;
   for (const plan::Lane& lane : program.lanes) {
     if (lane.steps.empty()) continue;
     const auto first = static_cast<uint32_t>(out.steps.size());
@@ -167,9 +167,9 @@ size_t room(const std::vector<T>& v) {
 }
 }  // namespace
 
-size_t WalkProgram::bytes() const { return room(lanes) + room(steps) + room(refs) + room(totals); }
+size_t KernelProgram::bytes() const { return room(lanes) + room(steps) + room(refs) + room(totals); }
 
-WalkProgram::Offsets WalkProgram::write(std::byte* image) const {
+KernelProgram::Offsets KernelProgram::write(std::byte* image) const {
   Offsets at{};
   size_t used = 0;
   const auto put = [&](const auto& v, size_t& offset) {

@@ -1,5 +1,5 @@
 // Programs for the persistent kernel: where a lane's blocks meet, what runs together, what is refused.
-#include "src/exec/cuda/walk_program.h"
+#include "src/exec/cuda/kernel_program.h"
 
 #include <gtest/gtest.h>
 
@@ -26,9 +26,9 @@ plan::Plan build(moecclOp_t op, const char* name, uint32_t n, bool views) {
 
 bool is(const cuda::WalkStep& s, WalkKind kind) { return s.kind == static_cast<uint8_t>(kind); }
 
-TEST(WalkProgram, SignalsAndWaitsInARowAreRuns) {
+TEST(KernelProgram, SignalsAndWaitsInARowAreRuns) {
   const plan::Plan plan = build(moecclOpAllReduce, "oneshot", 4, false);
-  auto program = compile_walk(plan.programs[1]);
+  auto program = compile_kernel_program(plan.programs[1]);
   ASSERT_TRUE(program.ok()) << program.status().message();
   ASSERT_EQ(program->lanes.size(), 1u);
   ASSERT_EQ(program->steps.size(), 8u);  // copy, 3 signals, 3 waits, reduce
@@ -40,9 +40,9 @@ TEST(WalkProgram, SignalsAndWaitsInARowAreRuns) {
   for (const cuda::WalkStep& s : program->steps) EXPECT_EQ(s.flags & cuda::kWalkBarrier, 0);
 }
 
-TEST(WalkProgram, BlocksMeetWhereAStepUsesWhatAnEarlierOneWrote) {
+TEST(KernelProgram, BlocksMeetWhereAStepUsesWhatAnEarlierOneWrote) {
   const plan::Plan plan = build(moecclOpAllReduce, "direct", 3, true);
-  auto program = compile_walk(plan.programs[0]);
+  auto program = compile_kernel_program(plan.programs[0]);
   ASSERT_TRUE(program.ok()) << program.status().message();
   size_t sums = 0;
   for (size_t i = 0; i + 1 < program->steps.size(); ++i) {
@@ -55,7 +55,7 @@ TEST(WalkProgram, BlocksMeetWhereAStepUsesWhatAnEarlierOneWrote) {
   EXPECT_EQ(sums, 1u);
 }
 
-TEST(WalkProgram, EveryStandardCollectiveIsOne) {
+TEST(KernelProgram, EveryStandardCollectiveIsOne) {
   for (const algo::Algorithm& a : algo::algorithms()) {
     for (const bool views : {false, true}) {
       plan::Shape shape;
@@ -68,7 +68,7 @@ TEST(WalkProgram, EveryStandardCollectiveIsOne) {
       if (!a.applies(shape, tree).ok()) continue;
       const plan::Plan plan = algo::build_all(a, shape, tree);
       for (const plan::Program& p : plan.programs) {
-        auto program = compile_walk(p);
+        auto program = compile_kernel_program(p);
         ASSERT_TRUE(program.ok()) << a.name << ": " << program.status().message();
         EXPECT_LE(program->lanes.size(), 4u) << a.name;
         std::vector<std::byte> image(program->bytes());
@@ -84,7 +84,7 @@ TEST(WalkProgram, EveryStandardCollectiveIsOne) {
   }
 }
 
-TEST(WalkProgram, RowStepsNameTheirLists) {
+TEST(KernelProgram, RowStepsNameTheirLists) {
   plan::Program p;
   p.lanes.push_back({});
   for (const auto kind : {plan::StepKind::kGatherRows, plan::StepKind::kScatterRows, plan::StepKind::kReduceRows}) {
@@ -92,7 +92,7 @@ TEST(WalkProgram, RowStepsNameTheirLists) {
     s.kind = kind;
     s.rows = static_cast<uint32_t>(p.lanes[0].steps.size() + 4);
   }
-  auto program = compile_walk(p);
+  auto program = compile_kernel_program(p);
   ASSERT_TRUE(program.ok()) << program.status().message();
   ASSERT_EQ(program->steps.size(), 3u);
   for (size_t i = 0; i < 3; ++i) {
@@ -102,7 +102,7 @@ TEST(WalkProgram, RowStepsNameTheirLists) {
   }
 }
 
-TEST(WalkProgram, SumsOfTooManyBuffersAreRefused) {
+TEST(KernelProgram, SumsOfTooManyBuffersAreRefused) {
   for (const auto kind : {plan::StepKind::kReduce, plan::StepKind::kReduceRows}) {
     plan::Program p;
     p.lanes.push_back({});
@@ -110,7 +110,7 @@ TEST(WalkProgram, SumsOfTooManyBuffersAreRefused) {
     s.kind = kind;
     s.n_srcs = cuda::kMaxSources + 1;
     p.srcs.resize(s.n_srcs);
-    auto program = compile_walk(p);
+    auto program = compile_kernel_program(p);
     ASSERT_FALSE(program.ok());
     EXPECT_EQ(program.status().code(), moecclUnsupported);
     EXPECT_NE(program.status().message().find(std::to_string(s.n_srcs) + " buffers"), std::string::npos)

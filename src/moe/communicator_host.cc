@@ -1,4 +1,4 @@
-#include "src/moe/moe_channel.h"
+#include "src/moe/communicator_host.h"
 
 #include <memory>
 #include <vector>
@@ -9,11 +9,12 @@
 #include "src/comm/split.h"
 
 namespace moeccl::comm {
-Status MoeChannel::all_gather(const void* mine, size_t bytes, void* all) {
+Status CommunicatorHost::all_gather(const void* mine, size_t bytes, void* all) {
   return all_gather_bytes(comm_, mine, bytes, all);
 }
 
-Status MoeChannel::all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) {
+Status CommunicatorHost::all_to_all_v(const void* send, const size_t* send_bytes, void* recv,
+                                      const size_t* recv_bytes) {
   const uint32_t n = comm_.n_ranks();
   std::vector<size_t> send_at(n, 0), recv_at(n, 0);
   for (uint32_t r = 1; r < n; ++r) {
@@ -30,7 +31,7 @@ Status MoeChannel::all_to_all_v(const void* send, const size_t* send_bytes, void
                                 .recv_displs = recv_at.data()});
 }
 
-Status MoeChannel::run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured) {
+Status CommunicatorHost::run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured) {
   MOECCL_TRY(comm_.usable());
   if (Group::of_this_thread().open()) {
     return error(
@@ -55,7 +56,7 @@ Status MoeChannel::run(std::unique_ptr<exec::Operation> op, moecclStream_t strea
   }
   bool in_graph = false;
   if (op->on_device() && op->rows.tables != nullptr) {
-    op->runner = &comm_.cuda()->walk()->runner();
+    op->runner = &comm_.cuda()->kernel_side()->runner();
     if (const CudaStream* cuda = call.stream != nullptr ? call.stream->as_cuda() : nullptr; cuda != nullptr) {
       MOECCL_ASSIGN_OR_RETURN(in_graph, cuda->capturing());
     }
@@ -66,13 +67,14 @@ Status MoeChannel::run(std::unique_ptr<exec::Operation> op, moecclStream_t strea
   return {};
 }
 
-exec::Walker* MoeChannel::walker(uint64_t staging_bytes) {
+exec::PersistentKernel* CommunicatorHost::kernel(uint64_t staging_bytes) {
   CudaSide* cuda = comm_.cuda();
-  if (cuda == nullptr || cuda->walk() == nullptr || staging_bytes > cuda->walk()->walker().half_bytes()) return nullptr;
-  return &cuda->walk()->walker();
+  if (cuda == nullptr || cuda->kernel_side() == nullptr || staging_bytes > cuda->kernel_side()->kernel().half_bytes())
+    return nullptr;
+  return &cuda->kernel_side()->kernel();
 }
 
-Result<MoeHost::OnStream> MoeChannel::on_stream(moecclStream_t stream_handle) {
+Result<MoeHost::OnStream> CommunicatorHost::on_stream(moecclStream_t stream_handle) {
   MOECCL_TRY(comm_.usable());
   Stream* stream = nullptr;
   MOECCL_TRY(find_stream_(stream_handle, &stream));
@@ -91,7 +93,7 @@ Result<MoeHost::OnStream> MoeChannel::on_stream(moecclStream_t stream_handle) {
   return on;
 }
 
-Status MoeChannel::all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream_handle) {
+Status CommunicatorHost::all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream_handle) {
   Call call{.comm = &comm_, .operation = std::make_unique<exec::Operation>()};
   MOECCL_TRY(find_stream_(stream_handle, &call.stream));
   MOECCL_TRY(prepare_collective(
@@ -107,17 +109,17 @@ Status MoeChannel::all_gather_on(const void* send, void* recv, size_t bytes, moe
   return issue(std::move(call));
 }
 
-Status MoeChannel::needs_host(moecclStream_t stream_handle) {
+Status CommunicatorHost::needs_host(moecclStream_t stream_handle) {
   Stream* stream = nullptr;
   MOECCL_TRY(find_stream_(stream_handle, &stream));
   return stream != nullptr ? stream->ready() : Status();
 }
 
-exec::StreamEngine* MoeChannel::engine_for(const void* choices) {
+exec::StreamEngine* CommunicatorHost::engine_for(const void* choices) {
   return comm_.is_device_memory(choices) ? &comm_.cuda()->engine() : nullptr;
 }
 
-Status MoeChannel::with_kernels(const void* buffer, const WithKernels& body) {
+Status CommunicatorHost::with_kernels(const void* buffer, const WithKernels& body) {
   if (!comm_.is_device_memory(buffer)) return MoeHost::with_kernels(buffer, body);
   // In its turn: the engine is the proxy's while an operation runs.
   return comm_.run_on_device(comm_.take_ticket(), [&](const kernels::KernelTable& table) { body(table, true); });

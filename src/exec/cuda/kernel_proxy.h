@@ -18,17 +18,17 @@
 
 namespace moeccl::exec {
 
-class WalkProxy final : public transport::Arrivals {
+class KernelProxy final : public transport::Arrivals {
  public:
-  struct Setting {
+  struct Rank {
     driver::cuda::Context context = nullptr;
     uint32_t rank = 0, n_ranks = 1;
     uint64_t half_bytes = 0;                // of the staging
     const transport::Board* own = nullptr;  // of this rank: says how many operations were launched and have ended
   };
-  static Result<std::unique_ptr<WalkProxy>> create(const Setting& setting);
+  static Result<std::unique_ptr<KernelProxy>> create(const Rank& rank);
   // Sends what still waits, within a second. The kernels have ended.
-  ~WalkProxy();
+  ~KernelProxy();
 
   // What the network writes. The same on all ranks.
   transport::LocalMemory memory();
@@ -66,7 +66,7 @@ class WalkProxy final : public transport::Arrivals {
     Record record{};
   };
 
-  explicit WalkProxy(const Setting& setting) : s_(setting) {}
+  explicit KernelProxy(const Rank& rank) : s_(rank) {}
   uint64_t staging_bytes() const { return 2 * s_.half_bytes; }
   uint64_t record_at(uint32_t rank, uint64_t seq) const {
     return staging_bytes() +
@@ -88,7 +88,7 @@ class WalkProxy final : public transport::Arrivals {
   bool tell();             // peers how far this rank is; before it everything that the kernel gave has been sent
   void rest(int64_t idle_ns);
 
-  Setting s_;
+  Rank s_;
   uint64_t cell_bytes_ = 0;
   driver::cuda::Memory pinned_;
   // Where parts of it begin; the staging and the records behind it come last.

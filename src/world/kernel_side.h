@@ -1,22 +1,22 @@
 // Whether, and how, a communicator's standard collectives on CUDA memory run as one persistent kernel a rank
-// (exec/walker.h). Its kernels spin on each other's flags, so all must be resident together: ranks that share a device
-// are threads of one process, or of processes that share it through the Multi-Process Service (without it they take
-// turns), and their blocks are reserved on the device for as long as the communicator lives.
+// (exec/cuda/persistent_kernel.h). Its kernels spin on each other's flags, so all must be resident together: ranks that
+// share a device are threads of one process, or of processes that share it through the Multi-Process Service (without
+// it they take turns), and their blocks are reserved on the device for as long as the communicator lives.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "src/exec/cuda/persistent_kernel.h"
 #include "src/exec/cuda/runners.h"
-#include "src/exec/cuda/walker.h"
 #include "src/select/selection.h"
 #include "src/world/neighbours.h"
 #include "transport/cuda_ipc/cuda_link.h"
 
 namespace moeccl::comm {
 
-class CudaWalk {
+class KernelSide {
  public:
   // A rank's device, as all ranks know it.
   struct Seat {
@@ -34,22 +34,22 @@ class CudaWalk {
     plan::Profile profile = {};
   };
   // Collective. Null, with the reason in *why, when some rank cannot.
-  static Result<std::unique_ptr<CudaWalk>> connect(const Question& question, std::string* why);
-  ~CudaWalk();
+  static Result<std::unique_ptr<KernelSide>> connect(const Question& question, std::string* why);
+  ~KernelSide();
 
-  exec::Walker& walker() { return *walker_; }
+  exec::PersistentKernel& kernel() { return *kernel_; }
   exec::Runner& runner() { return *runner_; }
   Selector& selector() { return *selector_; }
   // Whether an operation of this size per rank runs here; larger ones take the copy engine's way. Alike on all ranks.
   bool takes(uint64_t bytes) const { return bytes <= most_bytes_; }
 
  private:
-  CudaWalk() = default;
+  KernelSide() = default;
   std::string uuid_;  // where blocks are reserved; empty: nowhere
   uint32_t reserved_ = 0;
   uint64_t most_bytes_ = 0;
   std::vector<transport::cuda_ipc::Opened> opened_;
-  std::unique_ptr<exec::Walker> walker_;
+  std::unique_ptr<exec::PersistentKernel> kernel_;
   std::unique_ptr<exec::Runner> runner_;
   std::unique_ptr<Selector> selector_;
 };

@@ -1,4 +1,4 @@
-#include "src/world/cuda_walk.h"
+#include "src/world/kernel_side.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -23,10 +23,10 @@ namespace {
 // outside while it is waited for.
 constexpr uint32_t kBlocksPerSm = 2, kLeastBlocks = 4;
 
-class Residents {
+class ReservedBlocks {
  public:
-  static Residents& get() {
-    static constinit driver::PerProcess<Residents> all;
+  static ReservedBlocks& get() {
+    static constinit driver::PerProcess<ReservedBlocks> all;
     return all.get();
   }
   uint32_t take(const std::string& uuid, uint32_t capacity, uint32_t want, uint32_t ranks_here) {
@@ -65,7 +65,7 @@ struct Answer {
 
 class Joining {
  public:
-  explicit Joining(const CudaWalk::Question& question)
+  explicit Joining(const KernelSide::Question& question)
       : s_(question), n_(question.neighbours), rank_(n_.rank), all_(n_.n_ranks) {}
 
   // What all ranks know of all ranks: nothing is exchanged when it already forbids the persistent kernel.
@@ -76,7 +76,7 @@ class Joining {
     if (!s_.all_reach_all) return "some ranks do not reach each other's device memory";
     for (size_t a = 0; a < s_.seats.size(); ++a) {
       for (size_t b = 0; b < a; ++b) {
-        const CudaWalk::Seat &x = s_.seats[a], &y = s_.seats[b];
+        const KernelSide::Seat &x = s_.seats[a], &y = s_.seats[b];
         if (x.uuid == y.uuid && n_.process[a] != n_.process[b] && !(x.mps && y.mps)) {
           return format(
               "ranks {} and {} share a device from two processes without MPS, whose kernels take turns on it: a kernel "
@@ -112,8 +112,8 @@ class Joining {
   }
 
   uint32_t ranks_here() const {
-    return static_cast<uint32_t>(std::count_if(s_.seats.begin(), s_.seats.end(),
-                                               [&](const CudaWalk::Seat& w) { return w.uuid == s_.seats[rank_].uuid; }));
+    return static_cast<uint32_t>(std::count_if(
+        s_.seats.begin(), s_.seats.end(), [&](const KernelSide::Seat& w) { return w.uuid == s_.seats[rank_].uuid; }));
   }
   uint32_t processes_here() const {
     std::set<uint64_t> processes;
@@ -142,19 +142,19 @@ class Joining {
     // Each process keeps its own account of the device: under MPS each has its share.
     const uint32_t capacity = static_cast<uint32_t>(std::max(1, sms)) * kBlocksPerSm / processes_here();
     const uint32_t blocks =
-        Residents::get().take(s_.seats[rank_].uuid, capacity, s_.engine.sm_limit() * kBlocksPerSm, here);
+        ReservedBlocks::get().take(s_.seats[rank_].uuid, capacity, s_.engine.sm_limit() * kBlocksPerSm, here);
     if (blocks > 0) return blocks;
     return error(moecclUnsupported, "its device has no room left for another communicator's persistent kernels");
   }
 
-  Status open_all(const exec::Walker& walker, std::vector<std::byte*>& memories,
+  Status open_all(const exec::PersistentKernel& kernel, std::vector<std::byte*>& memories,
                   std::vector<transport::cuda_ipc::Opened>& opened) {
     opened.resize(all_.size());
     for (size_t r = 0; r < all_.size(); ++r) {
       if (!n_.hosts->together(static_cast<uint32_t>(r), rank_)) {
         memories.push_back(nullptr);
       } else if (r == rank_) {
-        memories.push_back(walker.memory());
+        memories.push_back(kernel.memory());
       } else if (n_.same_process(static_cast<uint32_t>(r))) {
         memories.push_back(reinterpret_cast<std::byte*>(all_[r].memory));
       } else {
@@ -166,10 +166,10 @@ class Joining {
   }
 
   // Collective. Connections of its own for the persistent kernel: the proxy may run another operation meanwhile.
-  Status connect_network(exec::WalkProxy& proxy) const {
+  Status connect_network(exec::KernelProxy& proxy) const {
     const bootstrap::Key key = bootstrap::derive_key(n_.cuda_link_key(), "moeccl persistent kernel links");
-    MOECCL_ASSIGN_OR_RETURN(Wires wires,
-                            connect_wires(s_.session, *n_.hosts, key, *n_.config, proxy.memory(), n_.deadline));
+    MOECCL_ASSIGN_OR_RETURN(NetworkLinks wires,
+                            connect_network_links(s_.session, *n_.hosts, key, *n_.config, proxy.memory(), n_.deadline));
     return proxy.start(std::move(wires.links), std::move(wires.engine));
   }
 
@@ -181,7 +181,7 @@ class Joining {
   }
 
  private:
-  const CudaWalk::Question& s_;
+  const KernelSide::Question& s_;
   const Neighbours& n_;
   uint32_t rank_;
   Answer own_;
@@ -190,45 +190,45 @@ class Joining {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Question& s, std::string* why) {
+Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::string* why) {
   const Neighbours& n = s.neighbours;
   Joining joining(s);
-  if (*why = joining.known_reason(); !why->empty()) return std::unique_ptr<CudaWalk>();
-  std::unique_ptr<CudaWalk> w(new CudaWalk);
-  std::unique_ptr<exec::WalkProxy> proxy;
+  if (*why = joining.known_reason(); !why->empty()) return std::unique_ptr<KernelSide>();
+  std::unique_ptr<KernelSide> w(new KernelSide);
+  std::unique_ptr<exec::KernelProxy> proxy;
   const auto make = [&]() -> Status {
     MOECCL_ASSIGN_OR_RETURN(w->reserved_, joining.reserve());
     w->uuid_ = s.seats[n.rank].uuid;
     MOECCL_ASSIGN_OR_RETURN(
-        w->walker_, exec::Walker::create(s.engine, n.n_ranks, n.shape.staging_bytes / 2, w->reserved_));
-    joining.own().memory = reinterpret_cast<uint64_t>(w->walker_->memory());
+        w->kernel_, exec::PersistentKernel::create(s.engine, n.n_ranks, n.shape.staging_bytes / 2, w->reserved_));
+    joining.own().memory = reinterpret_cast<uint64_t>(w->kernel_->memory());
     joining.own().most_bytes = static_cast<uint64_t>(env().cuda_persistent_bytes);
     if (joining.several_hosts()) {
-      exec::WalkProxy::Setting p;
+      exec::KernelProxy::Rank p;
       p.context = s.engine.context();
       p.rank = n.rank;
       p.n_ranks = n.n_ranks;
-      p.half_bytes = w->walker_->half_bytes();
+      p.half_bytes = w->kernel_->half_bytes();
       p.own = &s.fabric.own->board();
-      MOECCL_ASSIGN_OR_RETURN(proxy, exec::WalkProxy::create(p));
+      MOECCL_ASSIGN_OR_RETURN(proxy, exec::KernelProxy::create(p));
     }
     if (!joining.other_processes()) return {};
     MOECCL_ASSIGN_OR_RETURN(joining.own().handle,
-                            transport::cuda_ipc::export_memory(s.engine.context(), w->walker_->memory()));
+                            transport::cuda_ipc::export_memory(s.engine.context(), w->kernel_->memory()));
     return {};
   };
   joining.note(make());
   MOECCL_TRY(joining.exchange());
-  if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<CudaWalk>();
+  if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<KernelSide>();
   w->most_bytes_ = joining.most_bytes();
   std::vector<std::byte*> memories;
-  Status opened = joining.open_all(*w->walker_, memories, w->opened_);
+  Status opened = joining.open_all(*w->kernel_, memories, w->opened_);
   if (proxy != nullptr) MOECCL_TRY(joining.connect_network(*proxy));
-  if (opened.ok()) opened = w->walker_->connect(s.fabric, memories, std::move(proxy));
+  if (opened.ok()) opened = w->kernel_->connect(s.fabric, memories, std::move(proxy));
   joining.note(opened);
   MOECCL_TRY(joining.exchange());
-  if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<CudaWalk>();
-  w->runner_ = std::make_unique<exec::KernelRunner>(s.fabric, *w->walker_);
+  if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<KernelSide>();
+  w->runner_ = std::make_unique<exec::KernelRunner>(s.fabric, *w->kernel_);
   plan::Reach reach;
   reach.staging = !joining.several_hosts();
   reach.views = reach.reads = reach.staging && !joining.other_processes();
@@ -244,9 +244,9 @@ Result<std::unique_ptr<CudaWalk>> CudaWalk::connect(const Question& s, std::stri
   return w;
 }
 
-CudaWalk::~CudaWalk() {
-  walker_ = nullptr;  // its kernels have left the device
-  if (!uuid_.empty()) Residents::get().give_back(uuid_, reserved_);
+KernelSide::~KernelSide() {
+  kernel_ = nullptr;  // its kernels have left the device
+  if (!uuid_.empty()) ReservedBlocks::get().give_back(uuid_, reserved_);
 }
 
 }  // namespace moeccl::comm

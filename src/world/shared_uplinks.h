@@ -1,4 +1,4 @@
-// The lanes that a communicator's paced links run over, and how one that is split from another shares them.
+// The uplinks that a communicator's paced links cross, and how one that is split from another shares them.
 #pragma once
 
 #include <memory>
@@ -12,13 +12,13 @@ namespace moeccl::comm {
 
 // The uplinks of an emulated cluster, in the memory of the communicator that was made first; they live as long as any
 // communicator that uses them.
-struct Lanes {
+struct SharedUplinks {
   plan::LevelTree tree;
   std::vector<std::shared_ptr<transport::shm::Segment>> segments;  // [tree.n_ranks]
   std::vector<uint32_t> member;                                    // [ranks of the communicator] its rank in the tree
 
   // Those of a communicator of `ranks`, numbers in this one's communicator; from now on served by class.
-  std::shared_ptr<const Lanes> of_part(const std::vector<uint32_t>& ranks) const;
+  std::shared_ptr<const SharedUplinks> of_part(const std::vector<uint32_t>& ranks) const;
   // The tree of the communicator's own ranks: theirs of the whole one, without levels that tell none apart.
   plan::LevelTree own_tree() const;
   // Between two ranks of the communicator; 0 bytes_per_ns: not paced.

@@ -1,4 +1,4 @@
-#include "src/exec/cuda/walker.h"
+#include "src/exec/cuda/persistent_kernel.h"
 
 #include <algorithm>
 #include <cstring>
@@ -48,37 +48,37 @@ Signature unpack(const moeccl::cuda::WalkEntry& e) {
 
 // Device memory of thread ranks that know each other's. A kernel may still look at the memory of a rank that has gone
 // (it waits for that rank, and leaves when the host says so): it is freed with the last of them.
-class Households {
+class MemoryCircles {
  public:
-  static Households& get() {
-    static auto* const all = new Households;
+  static MemoryCircles& get() {
+    static auto* const all = new MemoryCircles;
     return *all;
   }
   void join(std::byte* own, std::byte* head) {
     const std::lock_guard lock(mutex_);
     head_of_[own] = head;
-    ++houses_[head].members;
+    ++circles_[head].members;
   }
   void leave(driver_cuda::Memory memory) {
     std::vector<driver_cuda::Memory> last;  // freed without the lock
     const std::lock_guard lock(mutex_);
     const auto own = head_of_.find(memory.data());
     if (own == head_of_.end()) return;  // nobody knew it
-    const auto it = houses_.find(own->second);
+    const auto it = circles_.find(own->second);
     head_of_.erase(own);
     it->second.left.push_back(std::move(memory));
     if (--it->second.members > 0) return;
     last = std::move(it->second.left);
-    houses_.erase(it);
+    circles_.erase(it);
   }
 
  private:
-  struct House {
+  struct Circle {
     uint32_t members = 0;
     std::vector<driver_cuda::Memory> left;
   };
   std::mutex mutex_;
-  std::map<std::byte*, House> houses_;        // by the memory of their lowest rank
+  std::map<std::byte*, Circle> circles_;      // by the memory of their lowest rank
   std::map<std::byte*, std::byte*> head_of_;  // that rank's memory, by one's own
 };
 
@@ -97,9 +97,9 @@ moeccl::cuda::ScalarBits bits(const kernels::Scalar& s) {
 
 }  // namespace
 
-Result<std::unique_ptr<Walker>> Walker::create(StreamEngine& engine, uint32_t n_ranks, uint64_t half_bytes,
-                                               uint32_t most_blocks) {
-  std::unique_ptr<Walker> w(new Walker(engine));
+Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine& engine, uint32_t n_ranks,
+                                                                   uint64_t half_bytes, uint32_t most_blocks) {
+  std::unique_ptr<PersistentKernel> w(new PersistentKernel(engine));
   const driver_cuda::Current current(engine.context());
   w->n_ranks_ = n_ranks;
   w->half_bytes_ = half_bytes / 256 * 256;
@@ -113,7 +113,7 @@ Result<std::unique_ptr<Walker>> Walker::create(StreamEngine& engine, uint32_t n_
   return w;
 }
 
-Walker::~Walker() {
+PersistentKernel::~PersistentKernel() {
   if (event_ == nullptr) return;
   stop();  // a kernel that still waits for a peer ends now, and with it the stream that it is on
   const driver_cuda::Current current(engine_.context());
@@ -125,13 +125,14 @@ Walker::~Walker() {
   }
   (void)driver_cuda::driver()->cuEventDestroy_v2(event_);
   proxy_ = nullptr;
-  Households::get().leave(std::move(memory_));
+  MemoryCircles::get().leave(std::move(memory_));
 }
 
-Status Walker::connect(Fabric& fabric, std::span<std::byte* const> memories, std::unique_ptr<WalkProxy> proxy) {
+Status PersistentKernel::connect(Fabric& fabric, std::span<std::byte* const> memories,
+                                 std::unique_ptr<KernelProxy> proxy) {
   fabric_ = &fabric;
   proxy_ = std::move(proxy);
-  Households::get().join(memory_.data(), memories[head_of(fabric)]);
+  MemoryCircles::get().join(memory_.data(), memories[head_of(fabric)]);
   const driver_cuda::Current current(engine_.context());
   std::vector<WalkPeer> peers;
   for (uint32_t r = 0; r < n_ranks_; ++r) {
@@ -152,27 +153,27 @@ Status Walker::connect(Fabric& fabric, std::span<std::byte* const> memories, std
   return engine_.synchronize();
 }
 
-bool Walker::idle() const {
+bool PersistentKernel::idle() const {
   return fabric_->own->board().progress.walked.load(std::memory_order_acquire) == launched();
 }
 
-bool Walker::has_launched(uint32_t peer, uint64_t number) const {
+bool PersistentKernel::has_launched(uint32_t peer, uint64_t number) const {
   if (elsewhere(peer)) return proxy_->has_launched(peer, number);
   return fabric_->link(peer).board().progress.walks_called.load(std::memory_order_acquire) >= number;
 }
-bool Walker::has_ended(uint32_t peer, uint64_t number) const {
+bool PersistentKernel::has_ended(uint32_t peer, uint64_t number) const {
   if (elsewhere(peer)) return proxy_->has_ended(peer, number);
   return fabric_->link(peer).board().progress.walked.load(std::memory_order_acquire) >= number;
 }
 
 // Programs lie in page-locked memory, so that a new one needs no copy and no stream. They are few: what differs between
 // counts travels in the launch. When the memory is full, all but those of graphs go, once nothing runs.
-Result<Walker::Placed*> Walker::place(const Operation& op) {
+Result<PersistentKernel::Placed*> PersistentKernel::place(const Operation& op) {
   const uint64_t key = op.choice.program_hash;
   if (const auto it = known_.find(key); key != 0 && it != known_.end()) return it->second;
-  MOECCL_ASSIGN_OR_RETURN(const WalkProgram program, compile_walk(*op.choice.program));
+  MOECCL_ASSIGN_OR_RETURN(const KernelProgram program, compile_kernel_program(*op.choice.program));
   std::vector<std::byte> image(program.bytes());
-  const WalkProgram::Offsets at = program.write(image.data());
+  const KernelProgram::Offsets at = program.write(image.data());
   const uint64_t content = hash_bytes(image);
   auto it = placed_.find(content);
   if (it == placed_.end()) {
@@ -208,7 +209,7 @@ Result<Walker::Placed*> Walker::place(const Operation& op) {
 }
 
 // What all launches say alike.
-void Walker::fill(const Operation& op, WalkArgs& a) const {
+void PersistentKernel::fill(const Operation& op, WalkArgs& a) const {
   const Choice& choice = op.choice;
   a.header = reinterpret_cast<WalkHeader*>(memory_.data());
   a.peers = reinterpret_cast<const WalkPeer*>(memory_.data() + peers_at());
@@ -274,7 +275,7 @@ moeccl::cuda::WalkSplitsArgs with_splits(const Operation& op, const WalkArgs& wa
   moeccl::cuda::WalkSplitsArgs a{};
   a.walk = walk;
   const auto copy = [&](const std::vector<uint64_t>& from, uint64_t* to) {
-    std::copy(from.begin(), from.end(), to);  // n_ranks: at most kMaxSources, as comm/cuda_walk has seen
+    std::copy(from.begin(), from.end(), to);  // n_ranks: at most kMaxSources, as world/kernel_side has seen
   };
   copy(op.send_counts, a.send_counts);
   copy(op.send_displs, a.send_displs);
@@ -287,7 +288,7 @@ moeccl::cuda::WalkSplitsArgs with_splits(const Operation& op, const WalkArgs& wa
 
 }  // namespace
 
-Status Walker::start(const Operation& op, const WalkArgs& a, driver_cuda::Stream stream) const {
+Status PersistentKernel::start(const Operation& op, const WalkArgs& a, driver_cuda::Stream stream) const {
   const uint32_t lanes = lanes_of(a);
   const uint64_t team =
       std::clamp<uint64_t>(work_of(op, n_ranks_, a.completed == nullptr) / kBlockBytes, 1, most_blocks_ / lanes);
@@ -310,7 +311,7 @@ Status Walker::start(const Operation& op, const WalkArgs& a, driver_cuda::Stream
   return launch_kernel(engine_.function("moeccl_walk", sums ? op.signature.type : moecclUint8), &a);
 }
 
-Status Walker::launch(const Operation& op, driver_cuda::Stream stream, uint64_t* number) {
+Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream, uint64_t* number) {
   const driver_cuda::Current current(engine_.context());
   const std::lock_guard lock(mutex_);
   MOECCL_ASSIGN_OR_RETURN(Placed * placed, place(op));
@@ -371,13 +372,15 @@ Status no_tables(const std::string& what, moeccl::cuda::TableFault fault, uint64
 
 }  // namespace
 
-void Walker::stop() { std::atomic_ref(report().stop).store(moeccl::cuda::kWalkStop, std::memory_order_relaxed); }
-void Walker::expire() {
+void PersistentKernel::stop() {
+  std::atomic_ref(report().stop).store(moeccl::cuda::kWalkStop, std::memory_order_relaxed);
+}
+void PersistentKernel::expire() {
   uint64_t none = 0;
   std::atomic_ref(report().stop).compare_exchange_strong(none, moeccl::cuda::kWalkExpire, std::memory_order_relaxed);
 }
 
-Status Walker::failure() const {
+Status PersistentKernel::failure() const {
   WalkReport& r = report();
   // Acquire: pairs with the release in walk_fail() on the device.
   const auto kind = static_cast<WalkFailure>(std::atomic_ref(r.kind).load(std::memory_order_acquire));
@@ -426,24 +429,24 @@ Status Walker::failure() const {
                fabric_->timeout_ms, where, whom, load(r.expected), load(r.seen));
 }
 
-Progress WalkTask::poll() {
+Progress KernelTask::poll() {
   Fabric& f = fabric();
   if (!watching_) {
     watching_ = true;
     sequence_ = f.sequence;
     began_ns_ = now_ns();
-    f.recorder.begin(number_ > 0 ? number_ : walker_.launched() + 1, op_.signature);
+    f.recorder.begin(number_ > 0 ? number_ : kernel_.launched() + 1, op_.signature);
     f.recorder.chose(op_.choice.algorithm);
   }
   if (number_ == 0) {
-    Status s = walker_.launch(op_, walker_.engine().stream(), &number_);
+    Status s = kernel_.launch(op_, kernel_.engine().stream(), &number_);
     if (!s.ok()) return fail(std::move(s));
     promise_ = nullptr;
     return Progress::kMoved;
   }
   // Acquire: pairs with the release in walk_leave() on the device.
   if (f.own->board().progress.walked.load(std::memory_order_acquire) < number_) return Progress::kBlocked;
-  if (Status s = walker_.failure(); !s.ok()) {
+  if (Status s = kernel_.failure(); !s.ok()) {
     log(LogLevel::kError, "rank {} of {}: {}; its last operations:", f.rank, f.n_ranks, s.message());
     f.log_recorder();
     return fail(std::move(s));
@@ -455,17 +458,17 @@ Progress WalkTask::poll() {
 
 // The kernels compare what they run. A peer that runs an operation of the other kind (one that the proxy drives) in
 // this one's place is found here.
-Status WalkTask::diagnose() {
+Status KernelTask::diagnose() {
   const Fabric& f = fabric();
   // The device's clock begins with its wait, later than the host's.
-  if (now_ns() - began_ns_ > f.timeout_ms * 1'000'000) walker_.expire();
+  if (now_ns() - began_ns_ > f.timeout_ms * 1'000'000) kernel_.expire();
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p == f.rank) continue;
     const transport::Board& board = f.link(p).board();
     const transport::Entry& e = board.entries[(sequence_ + 1) % transport::kEntries];
     if (e.seq.load(std::memory_order_acquire) != sequence_ + 1) continue;
-    if (walker_.has_launched(p, number_)) continue;
-    if (walker_.elsewhere(p)) {
+    if (kernel_.has_launched(p, number_)) continue;
+    if (kernel_.elsewhere(p)) {
       if (differs_since_ns_ == 0) differs_since_ns_ = now_ns();
       if (now_ns() - differs_since_ns_ < kBoth_ns) continue;
     }
@@ -481,23 +484,23 @@ Status WalkTask::diagnose() {
   return {};
 }
 
-std::string WalkTask::describe() const {
+std::string KernelTask::describe() const {
   return format("{} #{} of the persistent kernel (count {}, plan {}), on CUDA memory", op_name(op_.signature.op),
                 number_, op_.signature.count, op_.choice.algorithm);
 }
 
-bool WalkTask::needs(uint32_t peer) const {
-  if (walker_.has_ended(peer, number_)) return false;
+bool KernelTask::needs(uint32_t peer) const {
+  if (kernel_.has_ended(peer, number_)) return false;
   const auto left = static_cast<uint32_t>(transport::RankState::kLeft);
-  if (!walker_.elsewhere(peer) || fabric().link(peer).board().health.state.load() != left) return true;
+  if (!kernel_.elsewhere(peer) || fabric().link(peer).board().health.state.load() != left) return true;
   if (left_since_ns_ == 0) left_since_ns_ = now_ns();
   return now_ns() - left_since_ns_ > kBoth_ns;
 }
 
-void WalkTask::abandon() {
+void KernelTask::abandon() {
   Fabric& f = fabric();
   f.recorder.end(true);
-  walker_.stop();
+  kernel_.stop();
   if (number_ == 0) return;
   // Until this rank's kernel, and those of peers that may be using its buffers, have left.
   wait_for_peers([&] {

@@ -1,4 +1,4 @@
-#include "src/exec/cuda/walk_proxy.h"
+#include "src/exec/cuda/kernel_proxy.h"
 
 #include <immintrin.h>
 #include <sched.h>
@@ -56,10 +56,10 @@ void sleep_ns(int64_t ns) {
 
 }  // namespace
 
-Result<std::unique_ptr<WalkProxy>> WalkProxy::create(const Setting& setting) {
-  std::unique_ptr<WalkProxy> p(new WalkProxy(setting));
-  const size_t n = setting.n_ranks;
-  p->cell_bytes_ = std::clamp(setting.half_bytes / 16 / 4096 * 4096, kLeastCell, kMostCell);
+Result<std::unique_ptr<KernelProxy>> KernelProxy::create(const Rank& rank) {
+  std::unique_ptr<KernelProxy> p(new KernelProxy(rank));
+  const size_t n = rank.n_ranks;
+  p->cell_bytes_ = std::clamp(rank.half_bytes / 16 / 4096 * 4096, kLeastCell, kMostCell);
   size_t used = lines(sizeof(transport::Board));
   const auto place = [&](size_t& at, size_t bytes) {
     at = used;
@@ -72,8 +72,8 @@ Result<std::unique_ptr<WalkProxy>> WalkProxy::create(const Setting& setting) {
   p->mirror_bytes_ = lines(sizeof(WalkHeader) + kWalkEntries * n * sizeof(WalkSplit));
   place(p->mirrors_at_, n * p->mirror_bytes_);
   place(p->cells_at_, size_t{kNetQueues} * kNetCells * p->cell_bytes_);
-  place(p->staging_at_, p->record_at(setting.n_ranks, 0));
-  MOECCL_ASSIGN_OR_RETURN(p->pinned_, driver::cuda::Memory::pinned(setting.context, used));
+  place(p->staging_at_, p->record_at(rank.n_ranks, 0));
+  MOECCL_ASSIGN_OR_RETURN(p->pinned_, driver::cuda::Memory::pinned(rank.context, used));
   std::memset(static_cast<void*>(p->pinned_.data()), 0, p->cells_at_);  // flags begin at 0
   p->seen_.resize(n * kSigsPerPeer);
   p->done_.resize(n);
@@ -81,7 +81,7 @@ Result<std::unique_ptr<WalkProxy>> WalkProxy::create(const Setting& setting) {
   return p;
 }
 
-WalkProxy::~WalkProxy() {
+KernelProxy::~KernelProxy() {
   if (process_.forked()) {
     // The thread is the parent's: its handle can neither be joined nor destroyed here.
     new std::thread(std::move(thread_));
@@ -96,7 +96,7 @@ WalkProxy::~WalkProxy() {
   engine_ = nullptr;  // it may still send from the cells
 }
 
-transport::LocalMemory WalkProxy::memory() {
+transport::LocalMemory KernelProxy::memory() {
   std::byte* base = pinned_.data();
   auto* blocks = reinterpret_cast<transport::BlockWord*>(base + blocks_at_);
   transport::LocalMemory m;
@@ -110,8 +110,8 @@ transport::LocalMemory WalkProxy::memory() {
   return m;
 }
 
-Status WalkProxy::start(std::vector<std::unique_ptr<transport::Link>> links,
-                        std::unique_ptr<transport::Engine> engine) {
+Status KernelProxy::start(std::vector<std::unique_ptr<transport::Link>> links,
+                          std::unique_ptr<transport::Engine> engine) {
   links_ = std::move(links);
   engine_ = std::move(engine);
   MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-walk", [this] {
@@ -123,7 +123,7 @@ Status WalkProxy::start(std::vector<std::unique_ptr<transport::Link>> links,
   return {};
 }
 
-moeccl::cuda::WalkNet WalkProxy::net() const {
+moeccl::cuda::WalkNet KernelProxy::net() const {
   std::byte* base = pinned_.data();
   moeccl::cuda::WalkNet net{};
   net.queues = &queue(0);
@@ -134,49 +134,49 @@ moeccl::cuda::WalkNet WalkProxy::net() const {
   return net;
 }
 
-moeccl::cuda::WalkPeer WalkProxy::peer(uint32_t rank) const {
+moeccl::cuda::WalkPeer KernelProxy::peer(uint32_t rank) const {
   std::byte* mirror = pinned_.data() + mirrors_at_ + rank * mirror_bytes_;
   return {reinterpret_cast<WalkHeader*>(mirror), reinterpret_cast<uint8_t*>(pinned_.data() + staging_at_),
           reinterpret_cast<WalkSplit*>(mirror + sizeof(WalkHeader))};
 }
 
-WalkQueue& WalkProxy::queue(uint32_t i) const { return reinterpret_cast<WalkQueue*>(pinned_.data() + queues_at_)[i]; }
-std::byte* WalkProxy::cell(uint32_t queue, uint32_t i) const {
+WalkQueue& KernelProxy::queue(uint32_t i) const { return reinterpret_cast<WalkQueue*>(pinned_.data() + queues_at_)[i]; }
+std::byte* KernelProxy::cell(uint32_t queue, uint32_t i) const {
   return pinned_.data() + cells_at_ + (size_t{queue} * kNetCells + i) * cell_bytes_;
 }
-const std::atomic<uint64_t>& WalkProxy::word(uint32_t rank, uint32_t sig) const {
+const std::atomic<uint64_t>& KernelProxy::word(uint32_t rank, uint32_t sig) const {
   const auto* signals = reinterpret_cast<const transport::SignalLine*>(pinned_.data() + signals_at_);
   return signals[size_t{rank} * kSigsPerPeer + sig].word;
 }
 
-void WalkProxy::wake() {
+void KernelProxy::wake() {
   if (!asleep_.load()) return;
   { const std::lock_guard lock(mutex_); }
   changed_.notify_all();
 }
-void WalkProxy::captured() {
+void KernelProxy::captured() {
   captured_ = true;
   wake();
 }
 
-bool WalkProxy::has_launched(uint32_t rank, uint64_t number) const {
+bool KernelProxy::has_launched(uint32_t rank, uint64_t number) const {
   const uint64_t told = word(rank, kProgressSig).load(std::memory_order_acquire);
   return static_cast<int32_t>(static_cast<uint32_t>(told >> 32) - static_cast<uint32_t>(number)) >= 0;
 }
-bool WalkProxy::has_ended(uint32_t rank, uint64_t number) const {
+bool KernelProxy::has_ended(uint32_t rank, uint64_t number) const {
   const uint64_t told = word(rank, kProgressSig).load(std::memory_order_acquire);
   return static_cast<int32_t>(static_cast<uint32_t>(told) - static_cast<uint32_t>(number)) >= 0;
 }
 
 // Out.
 
-bool WalkProxy::put(uint32_t rank, uint64_t offset, const std::byte* src, size_t bytes) {
+bool KernelProxy::put(uint32_t rank, uint64_t offset, const std::byte* src, size_t bytes) {
   const Result<transport::PutState> state = links_[rank]->put(offset, src, bytes);
   // What a lost rank does not get is missed there; whoever needs that rank hears of its loss from the fabric's links.
   return !state.ok() || *state == transport::PutState::kDone;
 }
 
-bool WalkProxy::send_one(uint32_t i, const WalkCommand& c) {
+bool KernelProxy::send_one(uint32_t i, const WalkCommand& c) {
   switch (static_cast<NetCommand>(c.kind)) {
     case NetCommand::kPut:
       return put(c.peer, c.offset, cell(i, c.cell), c.bytes);
@@ -202,7 +202,7 @@ bool WalkProxy::send_one(uint32_t i, const WalkCommand& c) {
   return true;
 }
 
-bool WalkProxy::send(uint32_t i, uint64_t head, bool& moved) {
+bool KernelProxy::send(uint32_t i, uint64_t head, bool& moved) {
   WalkQueue& q = queue(i);
   for (uint64_t tail = q.tail; tail < head; ++tail) {
     const WalkCommand& c = q.commands[tail % kNetCommands];
@@ -217,13 +217,13 @@ bool WalkProxy::send(uint32_t i, uint64_t head, bool& moved) {
   return true;
 }
 
-bool WalkProxy::given_all() const {
+bool KernelProxy::given_all() const {
   for (uint32_t i = 0; i < kNetQueues; ++i)
     if (atomic(queue(i).head).load(std::memory_order_acquire) != queue(i).tail) return false;
   return true;
 }
 
-bool WalkProxy::tell() {
+bool KernelProxy::tell() {
   // Acquire: pairs with the release in walk_leave() on the device; what it gave before is seen below.
   const uint64_t ended = s_.own->progress.walked.load(std::memory_order_acquire);
   const uint64_t launched = s_.own->progress.walks_called.load(std::memory_order_acquire);
@@ -239,7 +239,7 @@ bool WalkProxy::tell() {
 
 // In.
 
-bool WalkProxy::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
+bool KernelProxy::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
   if (offset < staging_bytes()) {
     if (bytes > staging_bytes() - offset) return false;
     const std::lock_guard lock(mutex_);
@@ -277,7 +277,7 @@ bool WalkProxy::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
   return true;
 }
 
-bool WalkProxy::collect() {
+bool KernelProxy::collect() {
   if (waiting_from_ < waiting_.size()) return false;  // the kernel has not taken what came before
   waiting_.clear();
   waiting_from_ = 0;
@@ -310,7 +310,7 @@ bool WalkProxy::collect() {
   return !waiting_.empty();
 }
 
-bool WalkProxy::deliver() {
+bool KernelProxy::deliver() {
   auto& arrivals = *reinterpret_cast<WalkArrivals*>(pinned_.data() + arrivals_at_);
   uint64_t head = arrivals.head;
   // Acquire: pairs with the release in walk_net_raise() on the device.
@@ -325,7 +325,7 @@ bool WalkProxy::deliver() {
 
 // The thread.
 
-bool WalkProxy::turn() {
+bool KernelProxy::turn() {
   engine_->progress();
   uint64_t heads[kNetQueues];
   bool moved = false;
@@ -341,7 +341,7 @@ bool WalkProxy::turn() {
 }
 
 // Other threads may need the core; a program that computes for long must not pay for this thread.
-void WalkProxy::rest(int64_t idle_ns) {
+void KernelProxy::rest(int64_t idle_ns) {
   if (idle_ns < kSpin_ns) {
     _mm_pause();
     return;
@@ -365,7 +365,7 @@ void WalkProxy::rest(int64_t idle_ns) {
   engine_->begin();
 }
 
-void WalkProxy::run() {
+void KernelProxy::run() {
   engine_->begin();
   int64_t moved_at = now_ns(), stopped_at = 0;
   while (true) {

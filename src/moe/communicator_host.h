@@ -9,11 +9,11 @@
 
 namespace moeccl::comm {
 
-class MoeChannel final : public MoeHost {
+class CommunicatorHost final : public MoeHost {
  public:
   // `find_stream` turns a C handle into a stream, null for the blocking one.
   using FindStream = Status (*)(moecclStream_t, Stream**);
-  MoeChannel(Communicator& comm, FindStream find_stream) : comm_(comm), find_stream_(find_stream) {}
+  CommunicatorHost(Communicator& comm, FindStream find_stream) : comm_(comm), find_stream_(find_stream) {}
 
   Communicator& communicator() const { return comm_; }
   uint32_t rank() const override { return comm_.rank(); }
@@ -28,7 +28,7 @@ class MoeChannel final : public MoeHost {
   Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) override;
   Status run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured) override;
   exec::StreamEngine* engine_for(const void* choices) override;
-  exec::Walker* walker(uint64_t staging_bytes) override;
+  exec::PersistentKernel* kernel(uint64_t staging_bytes) override;
   bool is_device_memory(const void* pointer) const override { return comm_.is_device_memory(pointer); }
   Result<OnStream> on_stream(moecclStream_t stream) override;
   Status all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream) override;

@@ -11,7 +11,7 @@
 
 namespace moeccl::exec {
 
-struct WalkProgram {
+struct KernelProgram {
   std::vector<cuda::WalkLane> lanes;
   std::vector<cuda::WalkStep> steps;
   std::vector<cuda::WalkRef> refs;
@@ -27,6 +27,6 @@ struct WalkProgram {
 
 // Unsupported for a program with more lanes than kWalkMostLanes or a reduction of more than kMaxSources buffers: the
 // sentence says which.
-Result<WalkProgram> compile_walk(const plan::Program& program);
+Result<KernelProgram> compile_kernel_program(const plan::Program& program);
 
 }  // namespace moeccl::exec

@@ -1,5 +1,5 @@
 // The persistent kernel of one rank: its device memory (flags and staging), which peers' kernels reach, and launches
-// that run a whole program each (kernels/cuda/walk.cuh). A launch goes on any stream and returns at once; WalkTask
+// that run a whole program each (kernels/cuda/walk.cuh). A launch goes on any stream and returns at once; KernelTask
 // watches its end on the host, so that deadlines, aborts and lost peers end it as they end every operation.
 #pragma once
 
@@ -9,22 +9,22 @@
 #include <unordered_map>
 
 #include "kernels/cuda/walk_rows_args.h"
+#include "src/exec/cuda/kernel_program.h"
+#include "src/exec/cuda/kernel_proxy.h"
 #include "src/exec/cuda/stream_engine.h"
-#include "src/exec/cuda/walk_program.h"
-#include "src/exec/cuda/walk_proxy.h"
 #include "src/exec/task.h"
 
 namespace moeccl::exec {
 
-class Walker {
+class PersistentKernel {
  public:
   // half_bytes: staging of one operation; most_blocks: of a launch.
-  static Result<std::unique_ptr<Walker>> create(StreamEngine& engine, uint32_t n_ranks, uint64_t half_bytes,
-                                                uint32_t most_blocks);
+  static Result<std::unique_ptr<PersistentKernel>> create(StreamEngine& engine, uint32_t n_ranks, uint64_t half_bytes,
+                                                          uint32_t most_blocks);
   std::byte* memory() const { return memory_.data(); }
   // [n_ranks]: every rank's memory() as this rank's device reaches it; its own in its place. Ranks on other hosts have
   // none: `proxy` reaches them; null where there are none.
-  Status connect(Fabric& fabric, std::span<std::byte* const> memories, std::unique_ptr<WalkProxy> proxy);
+  Status connect(Fabric& fabric, std::span<std::byte* const> memories, std::unique_ptr<KernelProxy> proxy);
 
   // Puts the operation on the stream, after those launched before. `number` becomes its number, which the board shows
   // when it is done; null: the stream is being captured, and whoever replays the graph orders it.
@@ -65,7 +65,7 @@ class Walker {
   StreamEngine& engine() const { return engine_; }
 
  private:
-  explicit Walker(StreamEngine& engine) : engine_(engine) {}
+  explicit PersistentKernel(StreamEngine& engine) : engine_(engine) {}
   struct Placed {
     moeccl::cuda::WalkArgs program;  // its first fields
     bool captured = false;
@@ -96,20 +96,20 @@ class Walker {
   driver::cuda::Stream last_stream_ = nullptr;
   std::atomic<uint64_t> launched_{0};
   std::atomic<uint32_t> promised_{0};
-  std::unique_ptr<WalkProxy> proxy_;
+  std::unique_ptr<KernelProxy> proxy_;
 
  public:
-  ~Walker();
+  ~PersistentKernel();
 };
 
 // One operation on the persistent kernel, from its launch to its end.
-class WalkTask final : public Task {
+class KernelTask final : public Task {
  public:
   // It was launched as `number`, or is launched on the engine's stream at the first poll.
-  WalkTask(Fabric& fabric, Walker& walker, const Operation& op, uint64_t number)
-      : Task(fabric), walker_(walker), op_(op), number_(number) {}
-  WalkTask(Fabric& fabric, Walker& walker, const Operation& op)
-      : Task(fabric), walker_(walker), op_(op), promise_(walker.promise()) {}
+  KernelTask(Fabric& fabric, PersistentKernel& kernel, const Operation& op, uint64_t number)
+      : Task(fabric), kernel_(kernel), op_(op), number_(number) {}
+  KernelTask(Fabric& fabric, PersistentKernel& kernel, const Operation& op)
+      : Task(fabric), kernel_(kernel), op_(op), promise_(kernel.promise()) {}
 
   Progress poll() override;
   Status diagnose() override;
@@ -117,14 +117,14 @@ class WalkTask final : public Task {
   bool needs(uint32_t peer) const override;
   // The device is told when the deadline passes, and its report names the step.
   int64_t grace_ms() const override { return 1000; }
-  void stop() override { walker_.stop(); }
+  void stop() override { kernel_.stop(); }
   void abandon() override;
 
  private:
-  Walker& walker_;
+  PersistentKernel& kernel_;
   const Operation& op_;
   uint64_t number_ = 0;
-  Walker::Promise promise_;
+  PersistentKernel::Promise promise_;
   bool watching_ = false;
   uint64_t sequence_ = 0;  // operations of the fabric that were called before
   int64_t began_ns_ = 0;

@@ -1,5 +1,5 @@
 // The order in which a process's communicators put on TCP links: on a clock of our own, then over loopback.
-#include "transport/tcp/lane.h"
+#include "transport/tcp/put_order.h"
 
 #include <gtest/gtest.h>
 
@@ -16,62 +16,62 @@ using transport::PutState;
 using transport::tcp::kFirstRate;
 using transport::tcp::kQuiet_ns;
 using transport::tcp::kShare;
-using transport::tcp::Lane;
+using transport::tcp::PutOrder;
 
 constexpr uint32_t kLow = 0, kMiddle = 2, kHigh = 4;
 constexpr uint64_t kChunk = 1 << 20;
 constexpr int64_t kChunk_ns = static_cast<int64_t>(kChunk * 1'000'000 / kFirstRate);
 
 TEST(TcpLane, AloneEveryClassGoesAtOnce) {
-  Lane lane;
-  begins(lane, kLow, 1);
-  for (int64_t now = 1; now < 1000; ++now) EXPECT_TRUE(may_go(lane, kLow, kChunk, now));
-  EXPECT_EQ(lane.of[kLow].bytes.load(), 999 * kChunk);
-  EXPECT_EQ(lane.of[kLow].bytes_beside.load(), 0u);
+  PutOrder order;
+  begins(order, kLow, 1);
+  for (int64_t now = 1; now < 1000; ++now) EXPECT_TRUE(may_go(order, kLow, kChunk, now));
+  EXPECT_EQ(order.of[kLow].bytes.load(), 999 * kChunk);
+  EXPECT_EQ(order.of[kLow].bytes_beside.load(), 0u);
 }
 
 TEST(TcpLane, ALessUrgentPutWaitsWhileAMoreUrgentOperationMoves) {
-  Lane lane;
+  PutOrder order;
   int64_t now = 1'000'000'000;
-  begins(lane, kHigh, now);
-  EXPECT_FALSE(may_go(lane, kLow, kChunk, now));
-  EXPECT_FALSE(may_go(lane, kMiddle, kChunk, now));
-  EXPECT_TRUE(may_go(lane, kHigh, kChunk, now));
+  begins(order, kHigh, now);
+  EXPECT_FALSE(may_go(order, kLow, kChunk, now));
+  EXPECT_FALSE(may_go(order, kMiddle, kChunk, now));
+  EXPECT_TRUE(may_go(order, kHigh, kChunk, now));
   // It waits for a peer, not for the line: nobody is held back any more.
   now += kQuiet_ns;
-  EXPECT_TRUE(may_go(lane, kLow, kChunk, now));
-  moves(lane, kHigh, now);
-  EXPECT_FALSE(may_go(lane, kLow, kChunk, now));
-  ends(lane, kHigh);
-  EXPECT_TRUE(may_go(lane, kLow, kChunk, now));
+  EXPECT_TRUE(may_go(order, kLow, kChunk, now));
+  moves(order, kHigh, now);
+  EXPECT_FALSE(may_go(order, kLow, kChunk, now));
+  ends(order, kHigh);
+  EXPECT_TRUE(may_go(order, kLow, kChunk, now));
   // Of equals none waits.
-  begins(lane, kLow, now);
-  EXPECT_TRUE(may_go(lane, kLow, kChunk, now));
+  begins(order, kLow, now);
+  EXPECT_TRUE(may_go(order, kLow, kChunk, now));
 }
 
 TEST(TcpLane, NobodyStarves) {
-  Lane lane;
+  PutOrder order;
   int64_t now = 1'000'000'000;
-  begins(lane, kHigh, now);
+  begins(order, kHigh, now);
   uint64_t went = 0;
   const int64_t span = 100 * kShare * kChunk_ns;
   for (const int64_t end = now + span; now < end; now += 500'000) {
-    moves(lane, kHigh, now);
-    EXPECT_TRUE(may_go(lane, kHigh, kFirstRate / 2, now));  // fills the line
-    went += may_go(lane, kLow, kChunk, now) ? kChunk : 0;
+    moves(order, kHigh, now);
+    EXPECT_TRUE(may_go(order, kHigh, kFirstRate / 2, now));  // fills the line
+    went += may_go(order, kLow, kChunk, now) ? kChunk : 0;
   }
-  EXPECT_EQ(lane.of[kLow].bytes_beside.load(), went);
+  EXPECT_EQ(order.of[kLow].bytes_beside.load(), went);
   const double share = static_cast<double>(went) * 1e6 / kFirstRate / static_cast<double>(span);
   EXPECT_NEAR(share, 1.0 / kShare, 0.3 / kShare);
 }
 
 TEST(TcpLane, TheRateIsThatOfTheLine) {
-  Lane lane;
+  PutOrder order;
   int64_t now = 1'000'000'000;
-  for (int i = 0; i < 100; ++i, now += 10'000'000) EXPECT_TRUE(may_go(lane, kLow, 400'000, now));  // 40 kB a ms
-  EXPECT_LT(lane.window.bytes_per_ms.load(), kFirstRate);
-  for (int i = 0; i < 1000; ++i, now += 10'000'000) EXPECT_TRUE(may_go(lane, kLow, 400'000, now));
-  EXPECT_NEAR(static_cast<double>(lane.window.bytes_per_ms.load()), 40'000, 4000);
+  for (int i = 0; i < 100; ++i, now += 10'000'000) EXPECT_TRUE(may_go(order, kLow, 400'000, now));  // 40 kB a ms
+  EXPECT_LT(order.window.bytes_per_ms.load(), kFirstRate);
+  for (int i = 0; i < 1000; ++i, now += 10'000'000) EXPECT_TRUE(may_go(order, kLow, 400'000, now));
+  EXPECT_NEAR(static_cast<double>(order.window.bytes_per_ms.load()), 40'000, 4000);
 }
 
 // Two communicators of two ranks. One thread puts chunks of a less urgent class without end; the other's operation
@@ -80,11 +80,12 @@ TEST(TcpLane, OverLoopbackTheUrgentOperationHasTheLineToItself) {
   constexpr size_t kPut = 64 << 10;
   TcpFabrics low(2), high(2);
   ASSERT_TRUE(low.status.ok() && high.status.ok());
-  Lane lane;
-  lane.window.bytes_per_ms = 1;             // so slow that the share of the less urgent is nothing here,
-  lane.window.begin_ns = int64_t{1} << 62;  // and stays so
+  PutOrder order;
+  order.window.bytes_per_ms = 1;             // so slow that the share of the less urgent is nothing here,
+  order.window.begin_ns = int64_t{1} << 62;  // and stays so
   for (TcpFabrics* fabrics : {&low, &high})
-    for (uint32_t r = 0; r < 2; ++r) static_cast<transport::tcp::TcpEngine&>(*(*fabrics)[r].engine).use_lane(lane);
+    for (uint32_t r = 0; r < 2; ++r)
+      static_cast<transport::tcp::TcpEngine&>(*(*fabrics)[r].engine).use_put_order(order);
   const auto put = [](exec::Fabric& f, uint64_t offset, const std::vector<unsigned char>& data) {
     for (const Deadline d = Deadline::after_ms(20'000); !d.passed(); f.engine->progress()) {
       const auto state = f.link(1).put(offset, data.data(), data.size());
@@ -136,12 +137,12 @@ TEST(TcpLane, OverLoopbackTheUrgentOperationHasTheLineToItself) {
   EXPECT_FALSE(patience.passed());
   EXPECT_EQ(failed, 0u);
   EXPECT_GE(held, 10u);
-  EXPECT_EQ(lane.of[kLow].bytes_beside.load(), 0u) << "put beside the urgent operation";
-  EXPECT_GE(lane.of[kHigh].bytes.load(), rounds * kPut);
+  EXPECT_EQ(order.of[kLow].bytes_beside.load(), 0u) << "put beside the urgent operation";
+  EXPECT_GE(order.of[kHigh].bytes.load(), rounds * kPut);
   for (const Deadline d = Deadline::after_ms(20'000); !d.passed();)
     if (high[1].own->signal(0, 0).word.load(std::memory_order_acquire) == 1) break;
   EXPECT_EQ(std::memcmp(high[1].own->staging(), data.data(), kPut), 0);
-  for (uint32_t c = 0; c < transport::kTrafficClasses; ++c) EXPECT_EQ(lane.of[c].running.load(), 0);
+  for (uint32_t c = 0; c < transport::kTrafficClasses; ++c) EXPECT_EQ(order.of[c].running.load(), 0);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ inline constexpr int64_t kShare = 16;
 inline constexpr int64_t kRateWindow_ns = 200'000'000;
 inline constexpr uint64_t kFirstRate = 125'000;  // bytes per ms before anything was put: 1 Gbit/s
 
-struct Lane {
+struct PutOrder {
   struct alignas(kLine) Class {
     std::atomic<int32_t> running{0};   // operations
     std::atomic<int64_t> moved_ns{0};  // when one of them last moved something
@@ -44,52 +44,52 @@ struct Lane {
 };
 
 // Of this process.
-Lane& process_lane();
+PutOrder& process_put_order();
 
-inline uint32_t lane_class(uint32_t traffic_class) { return std::min(traffic_class, kTrafficClasses - 1); }
+inline uint32_t order_class(uint32_t traffic_class) { return std::min(traffic_class, kTrafficClasses - 1); }
 
-inline void begins(Lane& lane, uint32_t traffic_class, int64_t now) {
-  Lane::Class& c = lane.of[lane_class(traffic_class)];
+inline void begins(PutOrder& order, uint32_t traffic_class, int64_t now) {
+  PutOrder::Class& c = order.of[order_class(traffic_class)];
   c.moved_ns.store(now, std::memory_order_relaxed);
   c.running.fetch_add(1, std::memory_order_relaxed);
 }
-inline void ends(Lane& lane, uint32_t traffic_class) {
-  lane.of[lane_class(traffic_class)].running.fetch_sub(1, std::memory_order_relaxed);
+inline void ends(PutOrder& order, uint32_t traffic_class) {
+  order.of[order_class(traffic_class)].running.fetch_sub(1, std::memory_order_relaxed);
 }
-inline void moves(Lane& lane, uint32_t traffic_class, int64_t now) {
-  lane.of[lane_class(traffic_class)].moved_ns.store(now, std::memory_order_relaxed);
+inline void moves(PutOrder& order, uint32_t traffic_class, int64_t now) {
+  order.of[order_class(traffic_class)].moved_ns.store(now, std::memory_order_relaxed);
 }
 
-inline bool more_urgent_moves(const Lane& lane, uint32_t traffic_class, int64_t now) {
-  for (uint32_t c = lane_class(traffic_class) + 1; c < kTrafficClasses; ++c) {
-    if (lane.of[c].running.load(std::memory_order_relaxed) > 0 &&
-        now - lane.of[c].moved_ns.load(std::memory_order_relaxed) < kQuiet_ns)
+inline bool more_urgent_moves(const PutOrder& order, uint32_t traffic_class, int64_t now) {
+  for (uint32_t c = order_class(traffic_class) + 1; c < kTrafficClasses; ++c) {
+    if (order.of[c].running.load(std::memory_order_relaxed) > 0 &&
+        now - order.of[c].moved_ns.load(std::memory_order_relaxed) < kQuiet_ns)
       return true;
   }
   return false;
 }
 
-inline void note_rate(Lane& lane, uint64_t bytes, int64_t now) {
-  const int64_t begin = lane.window.begin_ns.load(std::memory_order_relaxed), passed = now - begin;
+inline void note_rate(PutOrder& order, uint64_t bytes, int64_t now) {
+  const int64_t begin = order.window.begin_ns.load(std::memory_order_relaxed), passed = now - begin;
   if (passed < kRateWindow_ns) {
-    lane.window.bytes.fetch_add(bytes, std::memory_order_relaxed);
+    order.window.bytes.fetch_add(bytes, std::memory_order_relaxed);
     return;
   }
   const uint64_t rate =
-      lane.window.bytes.exchange(bytes, std::memory_order_relaxed) / static_cast<uint64_t>(passed / 1'000'000);
-  lane.window.begin_ns.store(now, std::memory_order_relaxed);
+      order.window.bytes.exchange(bytes, std::memory_order_relaxed) / static_cast<uint64_t>(passed / 1'000'000);
+  order.window.begin_ns.store(now, std::memory_order_relaxed);
   // A window in which little was wanted says little.
-  const uint64_t before = lane.window.bytes_per_ms.load(std::memory_order_relaxed);
-  if (begin != 0) lane.window.bytes_per_ms.store(std::max(rate, before - before / 8), std::memory_order_relaxed);
+  const uint64_t before = order.window.bytes_per_ms.load(std::memory_order_relaxed);
+  if (begin != 0) order.window.bytes_per_ms.store(std::max(rate, before - before / 8), std::memory_order_relaxed);
 }
 
 // Whether a put of so many bytes may begin.
-inline bool may_go(Lane& lane, uint32_t traffic_class, uint64_t bytes, int64_t now) {
-  Lane::Class& c = lane.of[lane_class(traffic_class)];
-  const bool beside = more_urgent_moves(lane, traffic_class, now);
+inline bool may_go(PutOrder& order, uint32_t traffic_class, uint64_t bytes, int64_t now) {
+  PutOrder::Class& c = order.of[order_class(traffic_class)];
+  const bool beside = more_urgent_moves(order, traffic_class, now);
   if (beside) {
     const int64_t since = c.held_ns.load(std::memory_order_relaxed);
-    const uint64_t rate = std::max<uint64_t>(1, lane.window.bytes_per_ms.load(std::memory_order_relaxed));
+    const uint64_t rate = std::max<uint64_t>(1, order.window.bytes_per_ms.load(std::memory_order_relaxed));
     if (since == 0) c.held_ns.store(now, std::memory_order_relaxed);
     if (since == 0 || now - since < kShare * static_cast<int64_t>(bytes * 1'000'000 / rate)) return false;
     c.held_ns.store(now, std::memory_order_relaxed);
@@ -98,7 +98,7 @@ inline bool may_go(Lane& lane, uint32_t traffic_class, uint64_t bytes, int64_t n
     c.held_ns.store(0, std::memory_order_relaxed);
   }
   c.bytes.fetch_add(bytes, std::memory_order_relaxed);
-  note_rate(lane, bytes, now);
+  note_rate(order, bytes, now);
   return true;
 }
 
