@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <string_view>
 
 #include "src/base/env.h"
@@ -17,6 +16,7 @@
 #include "src/bootstrap/unique_id.h"
 #include "src/driver/process.h"
 #include "src/driver/socket.h"
+#include "src/driver/thread.h"
 
 namespace moeccl::bootstrap {
 namespace {
@@ -143,10 +143,6 @@ std::string handout_name(const LauncherInfo& info, uint32_t count) {
   return "moeccl-env-" + hex(std::span(hash).first(16));
 }
 
-void sleep_ms(int64_t ms) {
-  const timespec time = {0, static_cast<long>(ms * 1'000'000)};
-  ::nanosleep(&time, nullptr);
-}
 constexpr int64_t kRetryMs = 5;
 
 // Somebody else may be at the place for a moment: the root of this job's communicator before.
@@ -159,7 +155,7 @@ Result<moecclUniqueId> start_root(const RootOptions& options, Deadline deadline)
       return id;
     }
     if (root.status().code() != moecclInvalidUsage || deadline.passed()) return std::move(root).status();
-    sleep_ms(kRetryMs);
+    driver::sleep_ns(kRetryMs * 1'000'000);
   }
 }
 
@@ -178,7 +174,7 @@ Result<moecclUniqueId> meet_on_one_host(const LauncherInfo& info, uint32_t count
       return error(moecclTimeout, "rank {} found no rank 0 of the {} job: {}", info.rank, info.launcher,
                    id.status().message());
     }
-    sleep_ms(kRetryMs);
+    driver::sleep_ns(kRetryMs * 1'000'000);
   }
 }
 

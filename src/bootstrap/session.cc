@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <ctime>
 
 #include "src/base/log.h"
 #include "src/bootstrap/bootstrap.h"
@@ -12,6 +11,7 @@
 #include "src/bootstrap/messages.h"
 #include "src/driver/process.h"
 #include "src/driver/socket.h"
+#include "src/driver/thread.h"
 
 namespace moeccl::bootstrap {
 namespace {
@@ -23,11 +23,6 @@ constexpr int64_t kGreetingMs = 5000;
 // For the reason of a connection that broke: it is in the socket already, or never comes.
 constexpr int64_t kReasonMs = 200;
 constexpr int64_t kLookEveryMs = 20;  // JoinOptions::others_alive
-
-void sleep_us(int64_t us) {
-  const timespec time = {us / 1'000'000, us % 1'000'000 * 1000};
-  ::nanosleep(&time, nullptr);
-}
 
 Deadline with_grace(Deadline deadline) { return deadline.is_never() ? deadline : Deadline{deadline.at_ns + kGraceNs}; }
 
@@ -150,7 +145,7 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
     if (!impl->fd && last.code() == moecclRemoteError && !options.wait_for_root) break;
     impl->fd.reset();
     impl->sealer = {};
-    sleep_us(backoff_us);
+    driver::sleep_ns(backoff_us * 1000);
     backoff_us = std::min<int64_t>(backoff_us * 2, 50'000);
   } while (!deadline.passed());
 

@@ -10,6 +10,7 @@
 #include "src/base/log.h"
 #include "src/comm/collective.h"
 #include "src/comm/split.h"
+#include "src/driver/thread.h"
 #include "src/exec/eager.h"
 #include "src/plan/fit.h"
 #include "src/world/heap.h"
@@ -374,8 +375,7 @@ Result<double> Stopwatch::batch(const Once& once, const Batch& b) {
   const double mine[2] = {static_cast<double>(end - begin) / b.repeat, static_cast<double>(end - start_ns_) / 1e6};
   if (!once) {
     const double sleep_ns = std::min(0.8 * b.expected_ns * b.repeat, 1e9);
-    const timespec ts{0, static_cast<long>(std::max(0.0, sleep_ns - 1))};
-    (void)nanosleep(&ts, nullptr);
+    driver::sleep_ns(static_cast<int64_t>(std::max(0.0, sleep_ns - 1)));
   }
   std::vector<double> all(size_t{comm_.n_ranks()} * 2);
   MOECCL_TRY(all_gather_bytes(comm_, mine, sizeof(mine), all.data()));

@@ -187,10 +187,6 @@ Status prepare_splits(Communicator& comm, exec::Operation& op) {
   return {};
 }
 
-}  // namespace
-
-namespace {
-
 Status too_large(moecclOp_t op, uint64_t count) {
   return bad(op, "count", format("{}", count), "a size that fits in memory");
 }

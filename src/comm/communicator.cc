@@ -7,6 +7,7 @@
 #include "src/bootstrap/launcher.h"
 #include "src/comm/cuda_stream.h"
 #include "src/driver/thread.h"
+#include "src/exec/cuda/runners.h"
 
 namespace moeccl::comm {
 
@@ -80,8 +81,8 @@ void Communicator::set_up(Membership&& m) {
       std::make_unique<Selector>(Selector::Setting{rank_, std::move(m.tree), m.reach, m.heap_reach, m.reach.staging,
                                                    config_.deterministic, fabric_->half_bytes, profile});
   fabric_->ballot.heard = [this](std::span<const uint64_t> words) { selector_->trials().decide(words); };
-  host_runner_ = std::make_unique<exec::HostRunner>(*fabric_);
-  eager_runner_ = std::make_unique<exec::EagerRunner>(*fabric_);
+  host_runner_ = exec::host_runner(*fabric_);
+  eager_runner_ = exec::eager_runner(*fabric_);
   fabric_->outboxes.resize(n_ranks_);
   for (uint32_t p = 0; p < n_ranks_; ++p) {
     if (p != rank_) fabric_->outboxes[p] = fabric_->link(p).outbox(0);

@@ -2,19 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <ctime>
 #include <map>
+
+#include "src/driver/thread.h"
 
 namespace moeccl::comm {
 
 namespace cuda = driver::cuda;
 
 namespace {
-
-void brief_sleep() {
-  const timespec t{0, 20'000};
-  (void)nanosleep(&t, nullptr);
-}
 
 // Words for many streams at once: an allocation may wait for the device, and a stream that waits for us would hold it
 // up. Called under the lock of the table of streams.
@@ -133,7 +129,8 @@ Status CudaStream::run(uint64_t number, cuda::Event ready, const std::function<S
   }
   // An engine's stores come in order; when another writes, what the last one stored must be there. It comes: an engine
   // ends only when its stream is empty.
-  while ((writer == nullptr || writer != last_) && done.load(std::memory_order_acquire) + 1 < number) brief_sleep();
+  while ((writer == nullptr || writer != last_) && done.load(std::memory_order_acquire) + 1 < number)
+    driver::sleep_ns(20'000);
   last_ = writer;
   if (writer != nullptr) {
     writer->write_word(done_, number);

@@ -175,10 +175,6 @@ Status check_self_messages(const std::vector<Call>& calls) {
   return {};
 }
 
-}  // namespace
-
-namespace {
-
 using Batches = std::vector<std::pair<Stream*, std::shared_ptr<Batch>>>;
 
 // Calls that can be launched at once are; those of a capture too, or the reason why not. Returns what is left to drive.

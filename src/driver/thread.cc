@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <new>
 #include <system_error>
 
@@ -33,6 +34,11 @@ Result<std::thread> start_thread(const char* name, std::function<void()> body) {
   std::strncpy(short_name, name, sizeof(short_name) - 1);
   pthread_setname_np(thread.native_handle(), short_name);
   return thread;
+}
+
+void sleep_ns(int64_t ns) {
+  const timespec time{ns / 1'000'000'000, ns % 1'000'000'000};
+  (void)::nanosleep(&time, nullptr);
 }
 
 int configured_cores() { return static_cast<int>(sysconf(_SC_NPROCESSORS_CONF)); }

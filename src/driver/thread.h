@@ -2,6 +2,7 @@
 // threads.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <thread>
 
@@ -11,6 +12,8 @@ namespace moeccl::driver {
 
 // `name` is cut at 15 bytes (the kernel's limit). A lack of threads is a Status, never an exception.
 Result<std::thread> start_thread(const char* name, std::function<void()> body);
+
+void sleep_ns(int64_t ns);
 
 // Of the machine, whatever this process is allowed.
 int configured_cores();

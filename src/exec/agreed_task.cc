@@ -235,15 +235,10 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
 
 Signature AgreedTask::read_signature(const transport::Entry& e, uint64_t& flags) {
   const uint64_t packed = e.signature.load(std::memory_order_relaxed);
-  Signature s;
-  s.op = static_cast<moecclOp_t>(packed >> 56);
-  s.type = static_cast<moecclDataType_t>(packed >> 48 & 0xff);
-  s.reduce = static_cast<uint8_t>(packed >> 40 & 0xff);
   flags = packed >> 32 & 0xff;
-  s.root = static_cast<uint32_t>(packed);
-  s.count = s.op == moecclOpAllToAllv ? 0 : e.count.load(std::memory_order_relaxed);
-  s.plan = e.plan.load(std::memory_order_relaxed);
-  return s;
+  const bool has_count = static_cast<moecclOp_t>(packed >> 56) != moecclOpAllToAllv;
+  return unpack(packed, has_count ? e.count.load(std::memory_order_relaxed) : 0,
+                e.plan.load(std::memory_order_relaxed));
 }
 
 Status AgreedTask::check_entry(uint32_t peer) {

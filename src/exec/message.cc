@@ -191,7 +191,7 @@ Progress MessageTask::receive() {
     }
     begin_use();
     if (header.kind != kChunks) {
-      if (Progress p = receive_direct(header, taken); p == Progress::kFailed) return p;
+      if (Progress p = receive_direct(header); p == Progress::kFailed) return p;
       moved_bytes_ = message_.bytes;
     } else {
       const uint64_t now = std::min(room, message_.bytes - moved_bytes_);
@@ -206,7 +206,7 @@ Progress MessageTask::receive() {
   return any ? Progress::kMoved : Progress::kBlocked;
 }
 
-Progress MessageTask::receive_direct(const MessageSlotHeader& header, uint32_t) {
+Progress MessageTask::receive_direct(const MessageSlotHeader& header) {
   Fabric& f = fabric();
   transport::Link& link = f.link(message_.peer);
   const std::byte* from = nullptr;

@@ -44,7 +44,7 @@ class MessageTask final : public Task {
   Progress fill_slot(uint32_t number, const MessageSlotHeader& header, uint64_t bytes);
   Progress receive();
   Progress send_direct();
-  Progress receive_direct(const MessageSlotHeader& header, uint32_t number);
+  Progress receive_direct(const MessageSlotHeader& header);
   bool direct_possible(uint64_t& kind, uint64_t& place) const;
   uint32_t acknowledged() const;
   Progress done();

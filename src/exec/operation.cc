@@ -53,6 +53,15 @@ uint64_t pack(const Signature& s, uint64_t flags) {
          static_cast<uint64_t>(s.reduce) << 40 | flags << 32 | s.root;
 }
 
+Signature unpack(uint64_t packed, uint64_t count, uint64_t plan) {
+  return {static_cast<moecclOp_t>(packed >> 56),
+          static_cast<moecclDataType_t>(packed >> 48 & 0xff),
+          static_cast<uint8_t>(packed >> 40 & 0xff),
+          static_cast<uint32_t>(packed),
+          count,
+          plan};
+}
+
 uint64_t extend_history(uint64_t history, const Signature& s) {
   // Odd factors keep the three apart; side by side they cost less than one after another.
   const uint64_t mixed =

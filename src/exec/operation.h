@@ -37,6 +37,7 @@ const char* reduce_name(uint8_t reduce);       // "sum"
 // Packed for an Entry: op 8 | type 8 | reduce 8 | flags 8 | root 32.
 inline constexpr uint64_t kInputInHeap = 1, kOutputInHeap = 2;
 uint64_t pack(const Signature& s, uint64_t flags);
+Signature unpack(uint64_t packed, uint64_t count, uint64_t plan);
 // The hash of all operations up to this one, from that of those before.
 uint64_t extend_history(uint64_t history, const Signature& s);
 // The sentence for two ranks that differ: "rank 0 calls allreduce with count 4096, rank 3 with count 4100".

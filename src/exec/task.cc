@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
-#include <ctime>
 #include <utility>
 
 #include "src/base/log.h"
@@ -60,11 +59,6 @@ Status timed_out(Task& task) {
   f.log_recorder();
   return error(moecclTimeout, "{} did not finish within {} ms; unresponsive: {}", task.describe(), f.timeout_ms,
                late.empty() ? "none known" : late);
-}
-
-void sleep_ns(int64_t ns) {
-  const timespec ts{0, static_cast<long>(ns)};
-  (void)nanosleep(&ts, nullptr);
 }
 
 }  // namespace
@@ -148,7 +142,7 @@ class Patience {
     } else if (now_ - since_ < kYieldFor_ns && !(fabric_.crowded && now_ - shared_ > kLonelyFor_ns)) {
       yield();
     } else {
-      sleep_ns(now_ - since_ < 10 * kYieldFor_ns ? kShortSleep_ns : kLongSleep_ns);
+      driver::sleep_ns(now_ - since_ < 10 * kYieldFor_ns ? kShortSleep_ns : kLongSleep_ns);
     }
     const int64_t before = std::exchange(now_, now_ns());
     if (now_ - before > kStopped_ns) since_ += now_ - before;
@@ -229,7 +223,7 @@ class Engines {
 };
 
 void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns) {
-  for (const int64_t start = now_ns(); in_use() && now_ns() - start < most_ns;) sleep_ns(kShortSleep_ns);
+  for (const int64_t start = now_ns(); in_use() && now_ns() - start < most_ns;) driver::sleep_ns(kShortSleep_ns);
 }
 
 Status give_up(Task& task, const Status& status) {

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
+
+#include "src/driver/thread.h"
 
 namespace moeccl::comm {
 
@@ -48,8 +49,7 @@ CudaTables::~CudaTables() {
 
 void CudaTables::wait() const {
   const cuda::Current current(context_);
-  const timespec t{0, 20'000};
-  while (cuda::driver()->cuEventQuery(made_) == cuda::kNotReady) (void)nanosleep(&t, nullptr);
+  while (cuda::driver()->cuEventQuery(made_) == cuda::kNotReady) driver::sleep_ns(20'000);
 }
 
 Status CudaTables::launch(const exec::StreamEngine& engine, cuda::Stream stream, const char* kernel, const void* args,

@@ -6,6 +6,7 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/driver/process.h"
+#include "src/exec/cuda/runners.h"
 #include "src/exec/task.h"
 #include "src/world/network.h"
 #include "src/world/process_table.h"
@@ -293,7 +294,7 @@ class CudaSide::Connector {
       side->engine_->write_word(&progress.completed, sequence);
       if (side->net_ != nullptr) side->engine_->note(side->net_->tell_board());
     };
-    side->runner_ = std::make_unique<exec::StreamRunner>(f, *side->engine_);
+    side->runner_ = exec::stream_runner(f, *side->engine_);
     for (const uint32_t r : here()) {
       if (r == n_.rank) continue;
       transport::shm::ShmPeer peer;

@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "src/exec/cuda/runners.h"
+#include "src/exec/cuda/stream_engine.h"
 #include "src/exec/fabric.h"
+#include "src/exec/runner.h"
 #include "src/select/selection.h"
 #include "src/world/kernel_side.h"
 #include "src/world/neighbours.h"

@@ -10,6 +10,7 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/driver/fork_page.h"
+#include "src/exec/cuda/runners.h"
 #include "src/world/network.h"
 
 namespace moeccl::comm {
@@ -228,7 +229,7 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   joining.note(opened);
   MOECCL_TRY(joining.exchange());
   if (*why = joining.refusal(); !why->empty()) return std::unique_ptr<KernelSide>();
-  w->runner_ = std::make_unique<exec::KernelRunner>(s.fabric, *w->kernel_);
+  w->runner_ = exec::kernel_runner(s.fabric, *w->kernel_);
   plan::Reach reach;
   reach.staging = !joining.several_hosts();
   reach.views = reach.reads = reach.staging && !joining.other_processes();

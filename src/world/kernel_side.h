@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "src/exec/cuda/persistent_kernel.h"
-#include "src/exec/cuda/runners.h"
+#include "src/exec/runner.h"
 #include "src/select/selection.h"
 #include "src/world/neighbours.h"
 #include "transport/cuda_ipc/cuda_link.h"

@@ -1,5 +1,5 @@
-// What the ranks of one process share while they connect: each other's segments, and one mapping of each foreign
-// segment and heap.
+// What the ranks of one process share while they connect: each other's segments, and one mapping of each foreign segment
+// and heap.
 #pragma once
 
 #include <deque>
@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "src/base/fd.h"
+#include "src/driver/fork_page.h"
 #include "src/driver/memory.h"
 #include "src/driver/process.h"
 #include "transport/shm/segment.h"
@@ -17,25 +18,75 @@ namespace moeccl::comm {
 
 class ProcessTable {
  public:
-  static ProcessTable& get();
+  using Segment = transport::shm::Segment;
+  static ProcessTable& get() {
+    // Stream threads follow its mappings while the program ends.
+    static constinit driver::PerProcess<ProcessTable> tables;
+    return tables.get();
+  }
 
-  // Segments by communicator (or what a part of one is known by) and rank.
-  void put(uint64_t communicator, uint32_t rank, const std::shared_ptr<transport::shm::Segment>& segment);
-  std::shared_ptr<transport::shm::Segment> find(uint64_t communicator, uint32_t rank);
-  void remove(uint64_t communicator, uint32_t rank);
+  // Segments by communicator, or what one side of it is known by, and rank.
+  void put(uint64_t communicator, uint32_t rank, const std::shared_ptr<Segment>& segment) {
+    const std::lock_guard lock(mutex_);
+    segments_[{communicator, rank}] = segment;
+  }
+  std::shared_ptr<Segment> find(uint64_t communicator, uint32_t rank) {
+    const std::lock_guard lock(mutex_);
+    return known(segments_, std::pair(communicator, rank));
+  }
+  void remove(uint64_t communicator, uint32_t rank) {
+    const std::lock_guard lock(mutex_);
+    segments_.erase({communicator, rank});
+  }
   // Foreign heaps stay mapped while the process lives: addresses only, and every new communicator uses them again.
-  Result<std::byte*> heap(uint64_t process, Fd fd, size_t bytes);
-  std::byte* find_heap(uint64_t process);
+  Result<std::byte*> heap(uint64_t process, Fd fd, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto it = heaps_.find(process);
+    if (it != heaps_.end()) return it->second.data();
+    MOECCL_ASSIGN_OR_RETURN(driver::Mapping mapping, driver::map_segment(fd, bytes));
+    return heaps_.emplace(process, std::move(mapping)).first->second.data();
+  }
+  std::byte* find_heap(uint64_t process) {
+    const std::lock_guard lock(mutex_);
+    const auto it = heaps_.find(process);
+    return it == heaps_.end() ? nullptr : it->second.data();
+  }
   // One for all communicators and all ranks of this process.
-  Result<std::shared_ptr<const driver::ProcessWatch>> watch(uint64_t process, int pid, Fd line);
-  std::shared_ptr<const driver::ProcessWatch> find_watch(uint64_t process);
+  Result<std::shared_ptr<const driver::ProcessWatch>> watch(uint64_t process, int pid, Fd line) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(watches_, [](const auto& entry) { return entry.second.expired(); });
+    if (auto watch = known(watches_, process)) return watch;
+    MOECCL_ASSIGN_OR_RETURN(auto made, driver::ProcessWatch::open(pid, std::move(line)));
+    watches_[process] = made;
+    return made;
+  }
+  std::shared_ptr<const driver::ProcessWatch> find_watch(uint64_t process) {
+    const std::lock_guard lock(mutex_);
+    return known(watches_, process);
+  }
   // A communicator that will not come about, by the first rank of this process that knows. An id is used once.
-  void give_up(uint64_t communicator, const Status& why);
-  Status given_up(uint64_t communicator);
+  void give_up(uint64_t communicator, const Status& why) {
+    constexpr size_t kGivenUp = 64;
+    const std::lock_guard lock(mutex_);
+    given_up_.emplace_back(communicator, why);
+    if (given_up_.size() > kGivenUp) given_up_.pop_front();
+  }
+  Status given_up(uint64_t communicator) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, why] : given_up_)
+      if (id == communicator) return Status(why);
+    return {};
+  }
 
  private:
+  template <class Key, class T>
+  static std::shared_ptr<T> known(const std::map<Key, std::weak_ptr<T>>& map, const Key& key) {
+    const auto it = map.find(key);
+    return it == map.end() ? nullptr : it->second.lock();
+  }
+
   std::mutex mutex_;
-  std::map<std::pair<uint64_t, uint32_t>, std::weak_ptr<transport::shm::Segment>> segments_;
+  std::map<std::pair<uint64_t, uint32_t>, std::weak_ptr<Segment>> segments_;
   std::map<uint64_t, driver::Mapping> heaps_;
   std::map<uint64_t, std::weak_ptr<const driver::ProcessWatch>> watches_;
   std::deque<std::pair<uint64_t, Status>> given_up_;

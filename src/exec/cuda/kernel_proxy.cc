@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <ctime>
 
 #include "src/base/clock.h"
 #include "src/base/log.h"
@@ -48,11 +47,6 @@ constexpr int64_t kSpin_ns = 50'000, kYield_ns = 2'000'000, kAwake_ns = 10'000'0
 size_t lines(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 std::atomic_ref<uint64_t> atomic(const uint64_t& word) { return std::atomic_ref(const_cast<uint64_t&>(word)); }
-
-void sleep_ns(int64_t ns) {
-  const timespec t{0, static_cast<long>(ns)};
-  (void)nanosleep(&t, nullptr);
-}
 
 }  // namespace
 
@@ -354,7 +348,7 @@ void KernelProxy::rest(int64_t idle_ns) {
     return !captured_ && !stop_ && s_.own->progress.walks_called.load() == told_launched_ &&
            told_launched_ == told_ended_;
   };
-  if (idle_ns < kAwake_ns || !nothing_runs()) return sleep_ns(50'000);
+  if (idle_ns < kAwake_ns || !nothing_runs()) return driver::sleep_ns(50'000);
   engine_->end();  // its own thread takes what comes early
   {
     std::unique_lock lock(mutex_);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 #include <map>
 #include <numeric>
 
@@ -10,6 +9,7 @@
 #include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
+#include "src/driver/thread.h"
 
 namespace moeccl::exec {
 
@@ -34,17 +34,7 @@ uint64_t load(const uint64_t& word) {
   return std::atomic_ref(const_cast<uint64_t&>(word)).load(std::memory_order_relaxed);
 }
 
-Signature unpack(const moeccl::cuda::WalkEntry& e) {
-  const uint64_t packed = load(e.signature);
-  Signature s;
-  s.op = static_cast<moecclOp_t>(packed >> 56);
-  s.type = static_cast<moecclDataType_t>(packed >> 48 & 0xff);
-  s.reduce = static_cast<uint8_t>(packed >> 40 & 0xff);
-  s.root = static_cast<uint32_t>(packed);
-  s.count = load(e.count);
-  s.plan = load(e.plan);
-  return s;
-}
+Signature signature_of(const moeccl::cuda::WalkEntry& e) { return unpack(load(e.signature), load(e.count), load(e.plan)); }
 
 // Device memory of thread ranks that know each other's. A kernel may still look at the memory of a rank that has gone
 // (it waits for that rank, and leaves when the host says so): it is freed with the last of them.
@@ -118,10 +108,7 @@ PersistentKernel::~PersistentKernel() {
   stop();  // a kernel that still waits for a peer ends now, and with it the stream that it is on
   const driver_cuda::Current current(engine_.context());
   if (launched() > 0) {
-    while (driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady) {
-      const timespec t{0, 50'000};
-      (void)nanosleep(&t, nullptr);
-    }
+    while (driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady) driver::sleep_ns(50'000);
   }
   (void)driver_cuda::driver()->cuEventDestroy_v2(event_);
   proxy_ = nullptr;
@@ -385,7 +372,7 @@ Status PersistentKernel::failure() const {
   // Acquire: pairs with the release in walk_fail() on the device.
   const auto kind = static_cast<WalkFailure>(std::atomic_ref(r.kind).load(std::memory_order_acquire));
   if (kind == WalkFailure::kNone) return {};
-  const Signature own = unpack(r.own);
+  const Signature own = signature_of(r.own);
   const uint64_t peer = load(r.peer);
   const std::string what =
       format("{} (count {}, operation {} of the persistent kernel)", op_name(own.op), own.count, load(r.seq));
@@ -393,7 +380,7 @@ Status PersistentKernel::failure() const {
   const uint32_t me = fabric_->rank;
   if (kind == WalkFailure::kMismatch && peer < n_ranks_) {
     const auto other = static_cast<uint32_t>(peer);
-    const Signature theirs = unpack(r.entry);
+    const Signature theirs = signature_of(r.entry);
     const bool differ = pack(own, 0) != pack(theirs, 0) || own.count != theirs.count || own.plan != theirs.plan;
     if (load(r.entry.seq) == load(r.seq) && differ) {
       return Status(moecclMismatch, describe_difference(std::min(me, other), me < other ? own : theirs,
@@ -472,11 +459,8 @@ Status KernelTask::diagnose() {
       if (differs_since_ns_ == 0) differs_since_ns_ = now_ns();
       if (now_ns() - differs_since_ns_ < kBoth_ns) continue;
     }
-    moeccl::cuda::WalkEntry theirs{};
-    theirs.signature = e.signature.load(std::memory_order_relaxed);
-    theirs.count = e.count.load(std::memory_order_relaxed);
-    theirs.plan = e.plan.load(std::memory_order_relaxed);
-    const Signature other = unpack(theirs);
+    const Signature other = unpack(e.signature.load(std::memory_order_relaxed), e.count.load(std::memory_order_relaxed),
+                                   e.plan.load(std::memory_order_relaxed));
     const bool first = f.rank < p;
     return Status(moecclMismatch, describe_difference(std::min(f.rank, p), first ? op_.signature : other,
                                                       std::max(f.rank, p), first ? other : op_.signature));

@@ -1,84 +1,150 @@
 #include "src/exec/cuda/runners.h"
 
 #include "src/exec/cuda/persistent_kernel.h"
-#include "src/exec/cuda/stream_task.h"
 #include "src/exec/cuda/stream_work.h"
 #include "src/exec/eager.h"
 
 namespace moeccl::exec {
+namespace {
 
-Status HostRunner::begin() {
-  const StreamWork* work = StreamWork::current();
-  return work != nullptr ? work->wait_ready() : Status();
-}
+// The host's task, whose kernels go to a StreamEngine.
+class StreamTask final : public Task {
+ public:
+  StreamTask(std::unique_ptr<Task> inner, StreamEngine& engine)
+      : Task(inner->fabric()), inner_(std::move(inner)), engine_(engine) {}
 
-Status HostRunner::run(const Operation& op) {
-  MOECCL_TRY(begin());
-  Execution task(fabric(), op);
-  return drive(task);
-}
-
-std::unique_ptr<Task> HostRunner::task(const Operation& op) { return std::make_unique<Execution>(fabric(), op); }
-
-Status EagerRunner::run(const Operation& op) {
-  MOECCL_TRY(begin());
-  return run_eager(fabric(), op);
-}
-
-std::unique_ptr<Task> EagerRunner::task(const Operation& op) { return std::make_unique<Eager>(fabric(), op); }
-
-Status StreamRunner::begin() {
-  const driver::cuda::Current current(engine_.context());
-  if (StreamWork* work = StreamWork::current(); work != nullptr) {
-    if (work->ready != nullptr) engine_.after(work->ready);
-    work->add(&engine_);
-  } else {
-    // A blocking call comes after what the default stream has still to do.
-    MOECCL_TRY(driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"));
+  Progress poll() override {
+    const StreamEngine::Scope scope(engine_);
+    if (!ended_) {
+      const Progress p = inner_->poll();
+      if (p == Progress::kFailed) return fail(inner_->status());
+      if (!engine_.status().ok()) return fail(engine_.status());
+      if (p != Progress::kDone) return p;
+      ended_ = true;
+    }
+    return send_rest();
   }
-  return engine_.status();
-}
-
-Status StreamRunner::end(Status status) {
-  const StreamWork* work = StreamWork::current();
-  if (!status.ok() || work == nullptr || work->blocks) {
-    Status done = engine_.synchronize();
-    if (status.ok()) status = std::move(done);
+  Status diagnose() override { return ended_ ? Status() : inner_->diagnose(); }
+  std::string describe() const override {
+    return inner_->describe() + ", on CUDA memory" +
+           (ended_ ? ", which waits for what its stream was given before" : "");
   }
-  if (!status.ok()) fabric().fail(status);  // peers are told, also when nothing was started
-  return status;
-}
-
-Status StreamRunner::run(const Operation& op) {
-  Status status = begin();
-  if (status.ok()) {
-    StreamTask task(std::make_unique<Execution>(fabric(), op), engine_);
-    status = drive(task);
+  bool needs(uint32_t peer) const override {
+    return inner_->needs(peer) && !(ended_ && fabric().link(peer).sent_all());
   }
-  return end(std::move(status));
-}
-
-std::unique_ptr<Task> StreamRunner::task(const Operation& op) { return std::make_unique<Execution>(fabric(), op); }
-
-std::unique_ptr<Task> StreamRunner::driven(std::unique_ptr<Task> task) {
-  return std::make_unique<StreamTask>(std::move(task), engine_);
-}
-
-KernelRunner::KernelRunner(Fabric& fabric, PersistentKernel& kernel)
-    : StreamRunner(fabric, kernel.engine()), kernel_(kernel) {}
-
-Status KernelRunner::run(const Operation& op) {
-  Status status = begin();
-  if (status.ok()) {
-    KernelTask task(fabric(), kernel_, op);
-    status = drive(task);
+  void abandon() override {
+    inner_->stop();
+    (void)engine_.synchronize();  // what was launched no longer uses anybody's buffers
+    inner_->abandon();
   }
-  // Its end has been seen: nothing is left to wait for.
-  return status.ok() ? std::move(status) : end(std::move(status));
-}
 
-std::unique_ptr<Task> KernelRunner::task(const Operation& op) {
-  return std::make_unique<KernelTask>(fabric(), kernel_, op);
+ private:
+  // What goes to other hosts leaves when the stream has made it: until then this thread drives the network.
+  Progress send_rest() {
+    Fabric& f = fabric();
+    if (f.engine == nullptr) return Progress::kDone;
+    if (f.failed()) return fail(f.failure());
+    Result<bool> drained = f.engine->drained();
+    if (!drained.ok()) return fail(std::move(drained).status());
+    return *drained ? Progress::kDone : Progress::kBlocked;
+  }
+
+  std::unique_ptr<Task> inner_;
+  StreamEngine& engine_;
+  bool ended_ = false;  // the inner task is
+};
+
+class HostRunner : public Runner {
+ public:
+  using Runner::Runner;
+  Status begin() override {
+    const StreamWork* work = StreamWork::current();
+    return work != nullptr ? work->wait_ready() : Status();
+  }
+  Status end(Status status) override { return status; }
+  Status run(const Operation& op) override {
+    MOECCL_TRY(begin());
+    Execution task(fabric(), op);
+    return drive(task);
+  }
+  std::unique_ptr<Task> task(const Operation& op) override { return std::make_unique<Execution>(fabric(), op); }
+  std::unique_ptr<Task> driven(std::unique_ptr<Task> task) override { return task; }
+};
+
+class EagerRunner final : public HostRunner {
+ public:
+  using HostRunner::HostRunner;
+  Status run(const Operation& op) override {
+    MOECCL_TRY(begin());
+    return run_eager(fabric(), op);
+  }
+  std::unique_ptr<Task> task(const Operation& op) override { return std::make_unique<Eager>(fabric(), op); }
+};
+
+class StreamRunner : public Runner {
+ public:
+  StreamRunner(Fabric& fabric, StreamEngine& engine) : Runner(fabric), engine_(engine) {}
+  Status begin() override {
+    const driver::cuda::Current current(engine_.context());
+    if (StreamWork* work = StreamWork::current(); work != nullptr) {
+      if (work->ready != nullptr) engine_.after(work->ready);
+      work->add(&engine_);
+    } else {
+      // A blocking call comes after what the default stream has still to do.
+      MOECCL_TRY(driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"));
+    }
+    return engine_.status();
+  }
+  Status end(Status status) override {
+    const StreamWork* work = StreamWork::current();
+    if (!status.ok() || work == nullptr || work->blocks) {
+      Status done = engine_.synchronize();
+      if (status.ok()) status = std::move(done);
+    }
+    if (!status.ok()) fabric().fail(status);  // peers are told, also when nothing was started
+    return status;
+  }
+  Status run(const Operation& op) override {
+    Status status = begin();
+    if (status.ok()) status = drive(*driven(task(op)));
+    return end(std::move(status));
+  }
+  std::unique_ptr<Task> task(const Operation& op) override { return std::make_unique<Execution>(fabric(), op); }
+  std::unique_ptr<Task> driven(std::unique_ptr<Task> task) override {
+    return std::make_unique<StreamTask>(std::move(task), engine_);
+  }
+
+ private:
+  StreamEngine& engine_;
+};
+
+class KernelRunner final : public StreamRunner {
+ public:
+  KernelRunner(Fabric& fabric, PersistentKernel& kernel) : StreamRunner(fabric, kernel.engine()), kernel_(kernel) {}
+  Status run(const Operation& op) override {
+    Status status = begin();
+    if (status.ok()) status = drive(*task(op));
+    // Its end has been seen: nothing is left to wait for.
+    return status.ok() ? std::move(status) : end(std::move(status));
+  }
+  std::unique_ptr<Task> task(const Operation& op) override {
+    return std::make_unique<KernelTask>(fabric(), kernel_, op);
+  }
+  PersistentKernel* kernel() override { return &kernel_; }
+
+ private:
+  PersistentKernel& kernel_;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> host_runner(Fabric& fabric) { return std::make_unique<HostRunner>(fabric); }
+std::unique_ptr<Runner> eager_runner(Fabric& fabric) { return std::make_unique<EagerRunner>(fabric); }
+std::unique_ptr<Runner> stream_runner(Fabric& fabric, StreamEngine& engine) {
+  return std::make_unique<StreamRunner>(fabric, engine);
+}
+std::unique_ptr<Runner> kernel_runner(Fabric& fabric, PersistentKernel& kernel) {
+  return std::make_unique<KernelRunner>(fabric, kernel);
 }
 
 }  // namespace moeccl::exec

@@ -1,52 +1,19 @@
-// The four ways of an operation (src/exec/runner.h).
+// The four ways of an operation (src/exec/runner.h). What a runner is given outlives it.
 #pragma once
 
-#include "src/exec/cuda/stream_engine.h"
 #include "src/exec/runner.h"
 
 namespace moeccl::exec {
 
+class StreamEngine;
+
 // On host memory, step by step. A thread that works for a caller's CUDA stream first waits for what that stream had.
-class HostRunner : public Runner {
- public:
-  using Runner::Runner;
-  Status begin() override;
-  Status end(Status status) override { return status; }
-  Status run(const Operation& op) override;
-  std::unique_ptr<Task> task(const Operation& op) override;
-  std::unique_ptr<Task> driven(std::unique_ptr<Task> task) override { return task; }
-};
-
-class EagerRunner final : public HostRunner {
- public:
-  using HostRunner::HostRunner;
-  Status run(const Operation& op) override;
-  std::unique_ptr<Task> task(const Operation& op) override;
-};
-
-// On CUDA memory, step by step, with the kernels of an engine.
-class StreamRunner : public Runner {
- public:
-  StreamRunner(Fabric& fabric, StreamEngine& engine) : Runner(fabric), engine_(engine) {}
-  Status begin() override;
-  Status end(Status status) override;
-  Status run(const Operation& op) override;
-  std::unique_ptr<Task> task(const Operation& op) override;
-  std::unique_ptr<Task> driven(std::unique_ptr<Task> task) override;
-
- private:
-  StreamEngine& engine_;
-};
-
-class KernelRunner final : public StreamRunner {
- public:
-  KernelRunner(Fabric& fabric, PersistentKernel& kernel);
-  Status run(const Operation& op) override;
-  std::unique_ptr<Task> task(const Operation& op) override;
-  PersistentKernel* kernel() override { return &kernel_; }
-
- private:
-  PersistentKernel& kernel_;
-};
+std::unique_ptr<Runner> host_runner(Fabric& fabric);
+// The same for small operations, as exec::Eager.
+std::unique_ptr<Runner> eager_runner(Fabric& fabric);
+// On CUDA memory, step by step, with the engine's kernels.
+std::unique_ptr<Runner> stream_runner(Fabric& fabric, StreamEngine& engine);
+// On CUDA memory, as one kernel.
+std::unique_ptr<Runner> kernel_runner(Fabric& fabric, PersistentKernel& kernel);
 
 }  // namespace moeccl::exec

@@ -1,7 +1,8 @@
 #include "src/exec/cuda/stream_work.h"
 
 #include <algorithm>
-#include <ctime>
+
+#include "src/driver/thread.h"
 
 namespace moeccl::exec {
 
@@ -11,11 +12,6 @@ namespace {
 
 thread_local StreamWork* current_work = nullptr;
 
-void brief_sleep() {
-  const timespec t{0, 20'000};
-  (void)nanosleep(&t, nullptr);
-}
-
 }  // namespace
 
 StreamWork* StreamWork::current() { return current_work; }
@@ -24,7 +20,7 @@ StreamWork::Scope::~Scope() { current_work = nullptr; }
 Status StreamWork::wait_ready() const {
   if (ready == nullptr) return {};
   int rc = 0;
-  while ((rc = cuda::driver()->cuEventQuery(ready)) == cuda::kNotReady) brief_sleep();
+  while ((rc = cuda::driver()->cuEventQuery(ready)) == cuda::kNotReady) driver::sleep_ns(20'000);
   return cuda::check(rc, "the given CUDA stream");
 }
 void StreamWork::add(StreamEngine* engine) {
