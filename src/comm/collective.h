@@ -6,7 +6,8 @@
 
 namespace moeccl::comm {
 
-// Of one buffer: what 64-bit processors can address in a process. Sums and products of a few such sizes do not wrap.
+// The most bytes of one buffer: what 64-bit processors can address in a process. Sums and products of a few such sizes
+// do not wrap.
 inline constexpr uint64_t kMostBufferBytes = uint64_t{1} << 56;
 // Whether `blocks` blocks of count elements can be a buffer.
 inline bool fits_in_memory(uint64_t count, uint64_t element_bytes, uint64_t blocks) {

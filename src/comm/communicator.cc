@@ -102,7 +102,7 @@ size_t Communicator::memory_bytes() const {
 }
 
 Status Communicator::force(moecclOp_t op, const std::string& algorithm) {
-  // Of host memory, of CUDA memory step by step, and by the persistent kernel.
+  // For host memory, for CUDA memory step by step, and for the persistent kernel.
   std::vector<Selector*> selectors{selector_.get()};
   if (cuda_ != nullptr) selectors.push_back(&cuda_->selector());
   if (cuda_ != nullptr && cuda_->kernel_side() != nullptr) selectors.push_back(&cuda_->kernel_side()->selector());
@@ -277,7 +277,7 @@ Status Communicator::usable() const {
   if (fabric_->failed()) return fabric_->failure();
   if (cuda_ != nullptr && cuda_->fabric().failed()) return cuda_->fabric().failure();
   if (cuda_ != nullptr && cuda_->kernel_side() != nullptr) {
-    // Of a graph's replay, which nobody watches.
+    // Nobody watches a graph's replay.
     if (Status s = cuda_->kernel_side()->kernel().failure(); !s.ok()) {
       cuda_->fabric().fail(s);
       return cuda_->fabric().failure();

@@ -141,7 +141,7 @@ class Communicator {
   };
   std::vector<PreMul> premuls;
 
-  // Of routings, which their dispatches and combines are told apart by.
+  // Numbers of routings, by which their dispatches and combines are told apart.
   uint64_t next_number() { return ++numbers_; }
 
   // Memory that the caller announced, by handle; each handle is used once in a process.

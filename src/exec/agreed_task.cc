@@ -182,7 +182,7 @@ void AgreedTask::publish() {
   if (f.engine != nullptr) f.engine->board_changed(heard);
 }
 
-// Of small operations every kTimeEvery-th is timed: the clock alone is a tenth of what one takes.
+// Every kTimeEvery-th small operation is timed: the clock alone is a tenth of what one takes.
 bool AgreedTask::is_timed() const {
   constexpr uint64_t kTimeEvery = 16;
   if (!eager_ || (op_.ran != nullptr && op_.ran->is_timed) || fabric().on_timing != nullptr ||

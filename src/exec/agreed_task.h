@@ -11,7 +11,7 @@
 
 namespace moeccl::exec {
 
-// Operations in which every rank's result depends on every rank: who has finished knows that all have entered.
+// Operations in which every rank's result depends on every rank: a rank that has finished knows that all have entered.
 bool meets_all(moecclOp_t op);
 
 class AgreedTask : public Task {
@@ -46,7 +46,7 @@ class AgreedTask : public Task {
   Progress end(uint64_t wire_bytes);
 
   Status check_entry(uint32_t peer);  // compares signatures; the peer has entered this operation
-  // Of this rank in one of the last operations; of a peer that has finished it.
+  // The history of this rank in one of the last operations, and that of a peer that has finished it.
   uint64_t own_history(uint64_t sequence) const {
     return fabric().own->board().entries[sequence % transport::kEntries].history.load(std::memory_order_relaxed);
   }

@@ -68,8 +68,8 @@ Progress Execution::poll() {
   return Progress::kBlocked;
 }
 
-// The plan for buffers that peers can reach runs where all buffers of all ranks are. One "no" decides for everyone: who
-// knows of one need not hear the others.
+// The plan for buffers that peers can reach runs where all buffers of all ranks are. One "no" decides for everyone: a
+// rank that knows of one need not hear the others.
 Progress Execution::agree() {
   Fabric& f = fabric();
   all_reachable_ = all_reachable_ && input_in_heap_ && output_in_heap_;

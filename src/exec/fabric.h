@@ -49,7 +49,7 @@ struct Scratch {
   std::vector<uint8_t> slot_readers;
 };
 
-// Of an operation that has run: what it was, as profiles name it.
+// What an operation that has run was, as profiles name it.
 struct Timing {
   uint64_t sequence = 0;
   moecclOp_t op = moecclOpAllReduce;
@@ -101,11 +101,11 @@ struct Fabric {
   bool cuda = false;
   std::byte* staging = nullptr;
   std::function<void(uint64_t sequence)> publish_completed;
-  transport::Arrivals* arrivals = nullptr;  // who hears of puts over the network while it connects; null: nobody
+  transport::Arrivals* arrivals = nullptr;  // hears of puts over the network from when it connects; may be null
 
   // Numbers of signals so far, mod 2^32; [peer * kSigsPerPeer + sig].
   std::vector<uint32_t> sent, awaited;
-  // Of each peer the newest operation that it is known to have entered, in agreement with this rank on it and on all
+  // For each peer the newest operation that it is known to have entered, in agreement with this rank on it and on all
   // before; and, where that does not tell, the newest that it is known to have finished.
   std::vector<uint64_t> entered, finished;
   uint64_t met = 0;  // the newest operation in which this rank heard of all whom it asks

@@ -65,7 +65,7 @@ struct Operation {
   // When every buffer of every rank turns out to be reachable (agreed at entry), this one runs instead. Null: no
   // question.
   const Choice* if_reachable = nullptr;
-  // Of the choice. When a correction of the profile has come in between, it is made again before the operation runs. 0:
+  // The choice's. When a correction of the profile has come in between, it is made again before the operation runs. 0:
   // it stands.
   uint32_t epoch = 0;
   // AllToAllv: its size is known only when all ranks have entered. What is left after the first chunk of `choice` runs

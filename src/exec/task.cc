@@ -21,9 +21,9 @@ constexpr int64_t kYieldFor_ns = 3'000'000;  // then sleep: yielding for ever wo
 // Ranks that share cores sleep earlier when a yield finds nobody else on this core: only then does the kernel see an
 // idle core and bring a rank here that waits for another one (docs/decisions.md).
 constexpr int64_t kLonely_ns = 3'000, kLonelyFor_ns = 100'000;
-// With a core for each rank, who takes one that is given up is a stranger, and keeps it for a time slice. When a yield
-// has cost that much, the next waits do without for a while. Two ranks on one core are there by the kernel's choice,
-// which may take it 10 ms to undo: one of them moves.
+// With a core for each rank, whatever takes one that is given up is a stranger, and keeps it for a time slice. When a
+// yield has cost that much, the next waits do without for a while. Two ranks on one core are there by the kernel's
+// choice, which may take it 10 ms to undo: one of them moves.
 constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 300'000, kMakeRoomEvery_ns = 2'000'000;
 // A rank that fails or aborts has perhaps finished this operation, and then all others may be able to. Those that have
 // not moved for so long cannot: another rank is stuck.

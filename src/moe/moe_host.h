@@ -54,7 +54,7 @@ class MoeHost {
     (void)choices;
     return nullptr;
   }
-  // Of operations on CUDA memory; null: there is none, or it cannot hold `staging_bytes` for one.
+  // The persistent kernel; null: there is none, or it cannot hold `staging_bytes` for one operation.
   virtual exec::PersistentKernel* kernel(uint64_t staging_bytes) {
     (void)staging_bytes;
     return nullptr;

@@ -197,7 +197,7 @@ class Connector {
     segments_.resize(n_);
     watches_.resize(n_);
     MOECCL_TRY(check_processes());
-    // Of several hosts one may hold a single process: then all take both barriers.
+    // One of several hosts may hold a single process: then all take both barriers.
     const bool several_hosts = hosts_->n() > 1;
     if (several_hosts || processes_.size() == 1) MOECCL_TRY(session_->barrier(deadline_));
     if (processes_.size() > 1) {

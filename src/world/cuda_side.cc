@@ -164,7 +164,7 @@ class CudaSide::Connector {
 
   const std::vector<uint32_t>& here() const { return n_.hosts->around(n_.rank); }
   bool several_hosts() const { return n_.hosts->n() > 1; }
-  // Of the ranks of this host.
+  // Whether all ranks of this host are threads of this process.
   bool one_process() const {
     return std::all_of(here().begin(), here().end(), [&](uint32_t r) { return same_process(r); });
   }

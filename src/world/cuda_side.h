@@ -34,7 +34,7 @@ class CudaSide {
   KernelSide* kernel_side() { return kernel_side_.get(); }
   const std::string& why_no_kernel() const { return why_no_kernel_; }
 
-  // Of a rank that gives no buffer: what it used last.
+  // Whether the last call used CUDA memory: a call without buffers follows it.
   bool used_last = false;
 
  private:

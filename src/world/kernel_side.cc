@@ -239,9 +239,8 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   profile.signal_ns = 1000;
   profile.step_ns = 700;
   profile.start_ns = 4000;
-  w->selector_ = std::make_unique<Selector>(Selector::Setting{n.rank, *n.tree, reach, false, false,
-                                                              n.config->deterministic,
-                                                              s.fabric.half_bytes / 256 * 256, profile});
+  w->selector_ = std::make_unique<Selector>(Selector::Setting{
+      n.rank, *n.tree, reach, false, false, n.config->deterministic, s.fabric.half_bytes / 256 * 256, profile});
   return w;
 }
 

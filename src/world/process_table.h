@@ -1,5 +1,5 @@
-// What the ranks of one process share while they connect: each other's segments, and one mapping of each foreign segment
-// and heap.
+// What the ranks of one process share while they connect: each other's segments, and one mapping of each foreign
+// segment and heap.
 #pragma once
 
 #include <deque>

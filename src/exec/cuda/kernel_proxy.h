@@ -43,7 +43,7 @@ class KernelProxy final : public transport::Arrivals {
   // An operation was launched (any thread); captured: by a graph's replays from now on, of which nobody tells.
   void wake();
   void captured();
-  // Of a rank elsewhere: whether it has launched, or ended, so many operations outside of graphs. Any thread.
+  // Whether a rank elsewhere has launched, or ended, so many operations outside of graphs. Any thread.
   bool has_launched(uint32_t rank, uint64_t number) const;
   bool has_ended(uint32_t rank, uint64_t number) const;
   size_t memory_bytes() const { return pinned_.bytes(); }
@@ -60,7 +60,7 @@ class KernelProxy final : public transport::Arrivals {
   struct Range {
     uint64_t offset = 0, bytes = 0;
   };
-  // Of a command that goes to all ranks elsewhere.
+  // A command that goes to all ranks elsewhere.
   struct Open {
     uint32_t next = 0;  // rank
     Record record{};
@@ -97,7 +97,7 @@ class KernelProxy final : public transport::Arrivals {
   std::vector<std::unique_ptr<transport::Link>> links_;
   std::unique_ptr<transport::Engine> engine_;
 
-  // Of the thread.
+  // The thread's own.
   Open open_;
   std::vector<uint64_t> seen_, done_;               // words [n_ranks * kSigsPerPeer]; operations that ranks have ended
   std::vector<moeccl::cuda::WalkArrival> waiting_;  // for room in the kernel's ring, from waiting_from_ on

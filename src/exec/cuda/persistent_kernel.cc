@@ -34,7 +34,9 @@ uint64_t load(const uint64_t& word) {
   return std::atomic_ref(const_cast<uint64_t&>(word)).load(std::memory_order_relaxed);
 }
 
-Signature signature_of(const moeccl::cuda::WalkEntry& e) { return unpack(load(e.signature), load(e.count), load(e.plan)); }
+Signature signature_of(const moeccl::cuda::WalkEntry& e) {
+  return unpack(load(e.signature), load(e.count), load(e.plan));
+}
 
 // Device memory of thread ranks that know each other's. A kernel may still look at the memory of a rank that has gone
 // (it waits for that rank, and leaves when the host says so): it is freed with the last of them.
@@ -336,7 +338,7 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
 
 namespace {
 
-// Of an update on the device.
+// Why an update on the device left no tables.
 Status no_tables(const std::string& what, moeccl::cuda::TableFault fault, uint64_t rank, uint64_t value) {
   switch (fault) {
     case moeccl::cuda::TableFault::kTokens:

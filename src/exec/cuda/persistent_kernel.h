@@ -57,7 +57,7 @@ class PersistentKernel {
   uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
   uint32_t most_blocks() const { return most_blocks_; }
   uint64_t half_bytes() const { return half_bytes_; }  // staging of one operation
-  // Of a row, with its scales: to another host it goes in one piece.
+  // The most bytes of a row with its scales: to another host it goes in one piece.
   uint64_t most_row_bytes() const { return proxy_ != nullptr ? proxy_->net().cell_bytes : ~uint64_t{0}; }
   size_t memory_bytes() const {
     return memory_.bytes() + pinned_.bytes() + (proxy_ != nullptr ? proxy_->memory_bytes() : 0);
@@ -78,7 +78,7 @@ class PersistentKernel {
   size_t net_at() const {
     return splits_at() + size_t{moeccl::cuda::kWalkEntries} * n_ranks_ * sizeof(moeccl::cuda::WalkSplit);
   }
-  // Of a launch: the program's, and one for what the network brings.
+  // The lanes of a launch: the program's, and one for what the network brings.
   uint32_t lanes_of(const moeccl::cuda::WalkArgs& a) const { return a.n_lanes + (proxy_ != nullptr ? 1 : 0); }
   moeccl::cuda::WalkReport& report() const { return *reinterpret_cast<moeccl::cuda::WalkReport*>(pinned_.data()); }
 

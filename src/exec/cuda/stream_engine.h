@@ -54,7 +54,7 @@ class StreamEngine {
   // Device memory with the same lifetime.
   void* scratch(size_t bytes);
   void launch(const std::string& kernel, const void* args, size_t work_bytes);
-  // The kernel `name`_`type`, for who launches it elsewhere. Any thread.
+  // The kernel `name`_`type`, for launches on other streams. Any thread.
   driver::cuda::Function function(const char* name, int type) const;
   driver::cuda::Function function(const char* name) const;  // one without types
   void note(Status status);
