@@ -35,8 +35,7 @@ ModelProblem model_of(const Communicator& comm, const moecclHybridConfig_t& c) {
       children[parent] += members[level.group_of_rank[r]]++ == 0;
     }
     m.sizes.insert(m.sizes.end(), children.begin(), children.end());
-    plan::LinkCost link = level.link;
-    if (l < profile.links.size() && profile.links[l].bytes_per_ns > 0) link = profile.links[l];
+    const plan::LinkCost& link = plan::link_of(tree, profile, l);
     const uint32_t sharing = *std::max_element(members.begin(), members.end());
     m.bandwidth.push_back(
         1e9 * (link.bytes_per_ns > 0 ? link.bytes_per_ns / sharing : profile.host_copy_bytes_per_ns / tree.n_ranks));

@@ -240,7 +240,9 @@ Status MoeReplacement::solve() {
   problem.current = current.data();
   problem.min_gain = config_.min_gain;
   problem.refine_pairs = config_.refine_pairs;
-  const plan::LinkCost &outer = tree.levels.front().link, &inner = tree.levels.back().link;
+  const plan::Profile& profile = layer_.host().profile();
+  const plan::LinkCost& outer = plan::link_of(tree, profile, 0);
+  const plan::LinkCost& inner = plan::link_of(tree, profile, tree.depth() - 1);
   if (outer.bytes_per_ns > 0 && inner.bytes_per_ns > 0 && tree.depth() > 1) {
     const auto row_us = [&](const plan::LinkCost& link) {
       return static_cast<double>(moe_config_.shape.row_bytes) / link.bytes_per_ns / 1000;

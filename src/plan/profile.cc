@@ -75,6 +75,12 @@ const PlanFit* Profile::find_plan(moecclOp_t op, const std::string& algorithm, u
   return nullptr;
 }
 
+const LinkCost& link_of(const LevelTree& tree, const Profile& profile, uint32_t level) {
+  const bool measured =
+      level < profile.links.size() && (profile.links[level].bytes_per_ns > 0 || profile.links[level].alpha_ns > 0);
+  return measured ? profile.links[level] : tree.levels[level].link;
+}
+
 std::string figures_text(const Profile& profile, const LevelTree& tree) {
   const auto has = [](const LinkCost& link) { return link.bytes_per_ns > 0; };
   const bool measured = std::any_of(profile.links.begin(), profile.links.end(), has);

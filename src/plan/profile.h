@@ -109,6 +109,9 @@ struct Profile {
 
 uint8_t reach_bits(bool staging, bool views, bool reads);
 
+// A level's link: as measured, else as the tree has it.
+const LinkCost& link_of(const LevelTree& tree, const Profile& profile, uint32_t level);
+
 // Where the figures of a price come from: "links as in the topology, rates as in the profile FILE (r2 0.9980 and
 // more)".
 std::string figures_text(const Profile& profile, const LevelTree& tree);

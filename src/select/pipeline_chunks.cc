@@ -14,12 +14,6 @@ constexpr double kLeastBytes = 4096;
 // More chunks gain less than a percent and cost steps.
 constexpr int32_t kMostChunks = 64;
 
-plan::LinkCost link_of(const plan::LevelTree& tree, const plan::Profile& profile, uint32_t level) {
-  if (level < profile.links.size() && (profile.links[level].alpha_ns > 0 || profile.links[level].bytes_per_ns > 0))
-    return profile.links[level];
-  return tree.levels[level].link;
-}
-
 }  // namespace
 
 // Ranks of an outermost group share its uplink; a rank's own bytes also pass through its share of the cores.
@@ -33,7 +27,7 @@ ChunkProblem::ChunkProblem(const plan::LevelTree& tree, const plan::Profile& pro
   const double ranks_per_core = std::max(1.0, on_host / std::max(1u, profile.cores));
   const double copy = profile.copy_bytes_per_ns / ranks_per_core, put = profile.stream_bytes_per_ns / ranks_per_core;
   const auto share = [&](uint32_t level, double sharers) {
-    const plan::LinkCost link = link_of(tree, profile, level);
+    const plan::LinkCost link = plan::link_of(tree, profile, level);
     return link.bytes_per_ns > 0 ? std::min(put, link.bytes_per_ns / sharers) : put;
   };
   const double sharers = static_cast<double>(tree.n_ranks) / tree.levels.front().n_groups;
@@ -48,10 +42,11 @@ ChunkProblem::ChunkProblem(const plan::LevelTree& tree, const plan::Profile& pro
       profile.step_ns + (ranks_per_core > 1 ? ranks_per_core * profile.switch_ns : profile.signal_ns);
   problem_.start_us = kPassesOfAChunk * pass_ns / 1e3;
   if (profile.levels.size() == tree.depth() && profile.tree_hash == tree.hash()) {
-    problem_.inter = curve(profile, 0, link_of(tree, profile, 0).bytes_per_ns, inter_);
+    problem_.inter = curve(profile, 0, plan::link_of(tree, profile, 0).bytes_per_ns, inter_);
     problem_.intra = curve(profile, inner, intra, intra_);
   } else {
-    problem_.start_us += std::max(link_of(tree, profile, 0).alpha_ns, link_of(tree, profile, inner).alpha_ns) / 1e3;
+    problem_.start_us +=
+        std::max(plan::link_of(tree, profile, 0).alpha_ns, plan::link_of(tree, profile, inner).alpha_ns) / 1e3;
   }
   problem_.min_bytes = std::max(kLeastBytes, problem_.start_us * problem_.inter_bandwidth / 1e6);
   problem_.max_chunks = kMostChunks;

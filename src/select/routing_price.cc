@@ -10,11 +10,6 @@ namespace moeccl::algo {
 
 namespace {
 
-plan::LinkCost link_of(const plan::LevelTree& tree, const plan::Profile& profile, uint32_t level) {
-  const bool measured = level < profile.links.size() && profile.links[level].bytes_per_ns > 0;
-  return measured ? profile.links[level] : tree.levels[level].link;
-}
-
 // What packing or summing `bytes` on every rank takes, where the ranks of a host share its cores and its memory. Rows
 // of 4 KiB run at the rate of one piece (8 ranks on the two-core development machine, docs/decisions.md).
 double packing_us(const plan::LevelTree& tree, const plan::Profile& profile, double bytes) {
@@ -108,7 +103,7 @@ MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const
   double rows = given.delivered, largest_edge = 0;
   std::vector<double> hop_us(tree.depth() + 1, 0.0), hop_latency_us(tree.depth() + 1, 0.0);
   for (uint32_t l = 0; l < tree.depth(); ++l) {
-    const plan::LinkCost link = link_of(tree, profile, l);
+    const plan::LinkCost link = plan::link_of(tree, profile, l);
     const LevelLoad& load = p.levels[l];
     const uint32_t hop = hop_of(algorithm, l);
     p.level_us.push_back(link.bytes_per_ns > 0 ? bytes_of(load.busiest) / link.bytes_per_ns / 1000 : 0.0);
