@@ -43,7 +43,9 @@ inline Ref part(Ref ref, uint32_t index, uint32_t parts) {
 // Appends steps to one rank's program. lane() begins a lane and when() sets the mode of the steps that follow.
 class ProgramBuilder {
  public:
-  ProgramBuilder(const Shape& shape, uint32_t rank, Layout layout) : n_(shape.n_ranks), me_(rank) {
+  ProgramBuilder(const Shape& shape, uint32_t rank, Layout layout) : ProgramBuilder(rank, layout, shape.n_ranks) {}
+  // n_ranks: for what goes to all of them.
+  ProgramBuilder(uint32_t rank, Layout layout, uint32_t n_ranks = 1) : n_(n_ranks), me_(rank) {
     program_.rank = rank;
     program_.n_slots = layout.n_slots;
     program_.depth = layout.depth;
@@ -58,12 +60,13 @@ class ProgramBuilder {
 
   void put(Ref dst, Ref src) { move(StepKind::kPut, dst, src); }
   void copy(Ref dst, Ref src) { move(StepKind::kCopy, dst, src); }
-  // A row step of one source with its list in the Binding.
-  void rows(StepKind kind, Ref dst, Ref src, uint32_t list) {
-    Step& step = add(kind, {&src, 1});
+  // A row step with its list in the Binding.
+  void rows(StepKind kind, Ref dst, std::span<const Ref> srcs, uint32_t list) {
+    Step& step = add(kind, srcs);
     step.dst = dst;
     step.rows = list;
   }
+  void rows(StepKind kind, Ref dst, Ref src, uint32_t list) { rows(kind, dst, {&src, 1}, list); }
   // dst = srcs in this order. `final`: the result is what the user gets.
   void reduce(Ref dst, std::span<const Ref> srcs, bool final, bool read_again = false) {
     Step& step = add(StepKind::kReduce, srcs);
@@ -89,6 +92,7 @@ class ProgramBuilder {
   uint32_t before(uint32_t distance) const { return (me_ + n_ - distance % n_) % n_; }
 
   Program finish() && {
+    if (program_.lanes.size() > 1 && program_.lanes.back().steps.empty()) program_.lanes.pop_back();
     program_.finalize();
     return std::move(program_);
   }

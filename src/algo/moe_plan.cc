@@ -4,74 +4,16 @@
 #include <bit>
 #include <numeric>
 
+#include "src/algo/builder.h"
 #include "src/routing/domains.h"
 
 namespace moeccl::algo {
-
-using plan::Buffer;
-using plan::LaneKind;
-using plan::Program;
-using plan::Ref;
-using plan::Step;
-using plan::StepKind;
-using plan::When;
 
 namespace {
 
 // A pair of ranks is used by one hop at most (Paths::hop), so one sig for rows and one for freed slots serve both
 // directions of both operations. The others are order between a rank's own lanes.
 enum Sig : uint8_t { kData = 0, kCredit = 1, kForwarded = 2, kSummed = 3 };
-
-Ref input(uint32_t rank) { return {rank, Buffer::kInput, 0, 0, 1}; }
-Ref output(uint32_t rank) { return {rank, Buffer::kOutput, 0, 0, 1}; }
-Ref slot(uint32_t rank, uint32_t index) { return {rank, Buffer::kStaging, static_cast<uint16_t>(index), 0, 1}; }
-
-class RowProgram {
- public:
-  RowProgram(uint32_t rank, const MoePlanShape& shape) {
-    program_.rank = rank;
-    program_.n_slots = shape.n_slots;
-    program_.depth = shape.depth;
-  }
-  void lane(LaneKind kind) {
-    if (!program_.lanes.empty() && program_.lanes.back().steps.empty()) program_.lanes.pop_back();
-    program_.lanes.push_back({kind, {}});
-  }
-  void rows(StepKind kind, Ref dst, std::span<const Ref> srcs, uint32_t list, When when = When::kEvery) {
-    Step& step = add(kind);
-    step.dst = dst;
-    step.first_src = static_cast<uint32_t>(program_.srcs.size());
-    step.n_srcs = static_cast<uint32_t>(srcs.size());
-    step.rows = list;
-    step.when = when;
-    program_.srcs.insert(program_.srcs.end(), srcs.begin(), srcs.end());
-  }
-  void rows(StepKind kind, Ref dst, Ref src, uint32_t list) { rows(kind, dst, {&src, 1}, list); }
-  void signal(uint32_t peer, Sig sig) { synchronise(StepKind::kSignal, peer, sig); }
-  void wait(uint32_t peer, Sig sig) { synchronise(StepKind::kWait, peer, sig); }
-  // Until the peer has given back the slot that this chunk will overwrite.
-  void wait_slot(uint32_t peer) {
-    synchronise(StepKind::kWait, peer, kCredit);
-    program_.lanes.back().steps.back().lag = static_cast<uint16_t>(program_.depth);
-  }
-  Program finish() {
-    if (program_.lanes.back().steps.empty() && program_.lanes.size() > 1) program_.lanes.pop_back();
-    program_.finalize();
-    return std::move(program_);
-  }
-
- private:
-  Step& add(StepKind kind) {
-    program_.lanes.back().steps.emplace_back().kind = kind;
-    return program_.lanes.back().steps.back();
-  }
-  void synchronise(StepKind kind, uint32_t peer, Sig sig) {
-    Step& step = add(kind);
-    step.peer = peer;
-    step.sig = sig;
-  }
-  Program program_;
-};
 
 // Positions of the edges of `hop`: those to greater ranks first, so that ranks do not all turn to one peer; reversed
 // when receiving, so that each is waited for when it comes.
@@ -89,10 +31,25 @@ LaneKind lane_of(const Paths& paths, uint32_t hop) {
   return paths.crosses_outermost(hop) ? LaneKind::kInter : LaneKind::kIntra;
 }
 
-class DispatchBuilder {
+// What both operations write alike.
+class RowProgram {
+ protected:
+  RowProgram(const Paths& paths, const RankRows& rank, const MoePlanShape& shape)
+      : paths_(paths), r_(rank), shape_(shape), program_(rank.rank, {shape.n_slots, shape.depth}) {}
+
+  // Until the peer has given back the slot that this chunk will overwrite.
+  void wait_slot(uint32_t peer) { program_.wait(peer, kCredit, shape_.depth); }
+
+  const Paths& paths_;
+  const RankRows& r_;
+  const MoePlanShape& shape_;
+  ProgramBuilder program_;
+};
+
+class DispatchBuilder : RowProgram {
  public:
-  DispatchBuilder(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape)
-      : paths_(paths), r_(rank), shape_(shape), program_(rank.rank, shape), awaited_(rank.edges.in.size(), false) {}
+  DispatchBuilder(const Paths& paths, const RankRows& rank, const MoePlanShape& shape)
+      : RowProgram(paths, rank, shape), awaited_(rank.edges.in.size(), false) {}
 
   Program build() {
     program_.lane(lane_of(paths_, 0));
@@ -106,16 +63,16 @@ class DispatchBuilder {
       if (forwards_) program_.signal(r_.rank, kForwarded);
     }
     deliver();
-    return program_.finish();
+    return std::move(program_).finish();
   }
 
  private:
   Ref peer_slot(const Edge& out) const { return slot(out.peer, out.peer_index); }
 
   void gather_own(uint32_t j) {
-    const Edge& out = r_.edges.out[j];
-    program_.wait_slot(out.peer);
-    program_.rows(StepKind::kGatherRows, peer_slot(out), input(r_.rank), r_.lists.gather(j, 0));
+    const Edge& edge = r_.edges.out[j];
+    wait_slot(edge.peer);
+    program_.rows(StepKind::kGatherRows, peer_slot(edge), in(r_.rank), r_.lists.gather(j, 0));
   }
 
   void forward(uint32_t hop) {
@@ -135,32 +92,31 @@ class DispatchBuilder {
 
   void deliver() {
     program_.lane(LaneKind::kCopy);
-    const bool owns = !r_.placement.experts_of(r_.rank).empty();
-    const Ref own = input(r_.rank);
-    if (owns && shape_.expert_major) program_.rows(StepKind::kReduceRows, output(r_.rank), {&own, 1}, 0, When::kFirst);
-    if (owns) program_.rows(StepKind::kScatterRows, output(r_.rank), own, r_.lists.scatter(0));
+    const Ref own = in(r_.rank), all = out(r_.rank);
+    if (r_.owns && shape_.expert_major) {
+      program_.when(When::kFirst);
+      program_.rows(StepKind::kReduceRows, all, own, 0);
+      program_.when(When::kEvery);
+    }
+    if (r_.owns) program_.rows(StepKind::kScatterRows, all, own, r_.lists.scatter(0));
     if (forwards_) program_.wait(r_.rank, kForwarded);
     for (uint32_t h = 0; h < paths_.n_hops(); ++h) {
       for (const uint32_t i : turn(r_.edges.in, h, r_.rank, true)) {
         if (!awaited_[i]) program_.wait(r_.edges.in[i].peer, kData);
-        if (owns) program_.rows(StepKind::kScatterRows, output(r_.rank), slot(r_.rank, i), r_.lists.scatter(1 + i));
+        if (r_.owns) program_.rows(StepKind::kScatterRows, all, slot(r_.rank, i), r_.lists.scatter(1 + i));
         program_.signal(r_.edges.in[i].peer, kCredit);
       }
     }
   }
 
-  const Paths& paths_;
-  const RankPaths& r_;
-  const MoePlanShape& shape_;
-  RowProgram program_;
   std::vector<bool> awaited_;  // in edges that the forwarding lane waits for
   bool forwards_ = false;
 };
 
-class CombineBuilder {
+class CombineBuilder : RowProgram {
  public:
-  CombineBuilder(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape)
-      : paths_(paths), r_(rank), program_(rank.rank, shape), awaited_(rank.edges.out.size(), false) {}
+  CombineBuilder(const Paths& paths, const RankRows& rank, const MoePlanShape& shape)
+      : RowProgram(paths, rank, shape), awaited_(rank.edges.out.size(), false) {}
 
   // Lanes hand on what has come back: later hops, then hop 0, then the copy lane.
   Program build() {
@@ -178,9 +134,9 @@ class CombineBuilder {
     program_.lane(LaneKind::kCopy);
     if (summed) program_.wait(r_.rank, kSummed);
     await_returns(0);
-    program_.rows(StepKind::kReduceRows, output(r_.rank), sources(0), 0);
-    for (const Edge& out : r_.edges.out) program_.signal(out.peer, kCredit);
-    return program_.finish();
+    program_.rows(StepKind::kReduceRows, out(r_.rank), sources(0), 0);
+    for (const Edge& edge : r_.edges.out) program_.signal(edge.peer, kCredit);
+    return std::move(program_).finish();
   }
 
  private:
@@ -188,7 +144,7 @@ class CombineBuilder {
 
   // Own Input and the slots of out edges from `first` on: the segments of RowLists.
   std::vector<Ref> sources(uint32_t first) const {
-    std::vector<Ref> refs{input(r_.rank)};
+    std::vector<Ref> refs{in(r_.rank)};
     for (uint32_t j = first; j < r_.edges.out.size(); ++j) refs.push_back(slot(r_.rank, j));
     return refs;
   }
@@ -204,16 +160,13 @@ class CombineBuilder {
     const uint32_t first = r_.edges.first_out_after(hop);
     await_returns(first);
     for (const uint32_t i : ins) {
-      const Edge& in = r_.edges.in[i];
-      program_.wait_slot(in.peer);
-      program_.rows(StepKind::kReduceRows, slot(in.peer, in.peer_index), sources(first), 1 + i);
-      program_.signal(in.peer, kData);
+      const Edge& edge = r_.edges.in[i];
+      wait_slot(edge.peer);
+      program_.rows(StepKind::kReduceRows, slot(edge.peer, edge.peer_index), sources(first), 1 + i);
+      program_.signal(edge.peer, kData);
     }
   }
 
-  const Paths& paths_;
-  const RankPaths& r_;
-  RowProgram program_;
   std::vector<bool> awaited_;  // out edges whose returns some lane waits for
 };
 
@@ -223,10 +176,10 @@ MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major) {
   return {std::max({1u, paths.max_in(), paths.max_out()}), moe_plan_depth(paths.n_hops() > 1), expert_major};
 }
 
-Program build_dispatch(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape) {
+Program build_dispatch(const Paths& paths, const RankRows& rank, const MoePlanShape& shape) {
   return DispatchBuilder(paths, rank, shape).build();
 }
-Program build_combine(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape) {
+Program build_combine(const Paths& paths, const RankRows& rank, const MoePlanShape& shape) {
   return CombineBuilder(paths, rank, shape).build();
 }
 

@@ -20,8 +20,8 @@ struct MoePlanShape {
 inline uint32_t moe_plan_depth(bool several_hops) { return several_hops ? 3 : 2; }
 MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major);
 
-plan::Program build_dispatch(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape);
-plan::Program build_combine(const Paths& paths, const RankPaths& rank, const MoePlanShape& shape);
+plan::Program build_dispatch(const Paths& paths, const RankRows& rank, const MoePlanShape& shape);
+plan::Program build_combine(const Paths& paths, const RankRows& rank, const MoePlanShape& shape);
 // All ranks; for readers. placement: where experts are at home.
 plan::Plan build_moe_plan(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
                           const MoePlanShape& shape, const Domains* domains = nullptr);

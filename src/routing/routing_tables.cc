@@ -14,12 +14,10 @@ RowLists::RowLists(const RankEdges& edges) : n_in(static_cast<uint32_t>(edges.in
 }
 
 RankPaths::RankPaths(const Paths& paths, const plan::LevelTree& full, const Placement& experts, uint32_t self)
-    : rank(self),
+    : RankRows(self, experts.n_local(self) > 0, paths.edges(self)),
       tree(full),
       placement(experts),
       algorithm(paths.algorithm()),
-      edges(paths.edges(self)),
-      lists(edges),
       canonical(CanonicalOrder(full, experts).position),
       source_of(paths.n_ranks(), 0) {
   std::vector<int32_t> edge_to(paths.n_ranks(), kNowhere);

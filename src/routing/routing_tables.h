@@ -31,16 +31,24 @@ struct RowLists {
   std::vector<uint32_t> first_out;     // [1 + n_in]
 };
 
-// The constant part on one rank, for one algorithm.
-struct RankPaths {
-  RankPaths(const Paths& paths, const plan::LevelTree& tree, const Placement& placement, uint32_t rank);
+// What the programs of one rank depend on.
+struct RankRows {
+  RankRows(uint32_t self, bool owns_experts, RankEdges found)
+      : rank(self), owns(owns_experts), edges(std::move(found)), lists(edges) {}
 
   uint32_t rank;
+  bool owns;  // experts
+  RankEdges edges;
+  RowLists lists;
+};
+
+// The constant part on one rank, for one algorithm.
+struct RankPaths : RankRows {
+  RankPaths(const Paths& paths, const plan::LevelTree& tree, const Placement& placement, uint32_t rank);
+
   const plan::LevelTree& tree;  // the full one
   const Placement& placement;
   MoeAlgorithm algorithm;
-  RankEdges edges;
-  RowLists lists;
   std::vector<int32_t> way;         // [n_experts] out edge towards the owner; kHere: this rank; kNowhere: none
   std::vector<uint32_t> canonical;  // [n_experts] position in CanonicalOrder
   std::vector<uint32_t> source_of;  // [n_ranks] the source by which an origin's rows come
