@@ -10,9 +10,10 @@
 #include "src/algo/builder.h"
 #include "src/algo/expert_gather.h"
 #include "src/algo/expert_return.h"
-#include "src/algo/moe_simulation.h"
+#include "src/algo/moe_price.h"
 #include "src/comm/collective.h"
 #include "src/moe/hybrid.h"
+#include "src/plan/hardware.h"
 #include "src/plan/printer.h"
 #include "src/plan/profile_file.h"
 #include "src/routing/domains.h"
@@ -49,6 +50,8 @@ struct Outcome {
 
 struct Page {
   std::string title;
+  plan::Hardware hardware;  // its profile: as the file given has changed it
+  std::string file;         // "": none
   const plan::LevelTree& tree;
   bool moe = false;
   bool has_flat = true;  // the operation has a plan of that name
@@ -81,6 +84,11 @@ std::string verdict(const Page& page) {
   return format("fastest: {}, {:.2f}x faster than {}", best->name, base->ns / best->ns, base->name);
 }
 
+// A figure that is not the hardware's own is the file's.
+const char* source_of(const Page& page, const plan::Constant& c) {
+  return page.hardware.profile.*c.member == c.value ? c.source : page.file.c_str();
+}
+
 std::string as_text(const Page& page) {
   std::string t = format("EMULATED: simulated, not measured\n{}\n", page.title);
   const Outcome *base = flat(page), *best = fastest(page);
@@ -101,7 +109,20 @@ std::string as_text(const Page& page) {
     t += format("        critical path: {}\n", o.path);
     if (!o.note.empty()) t += format("        {}\n", o.note);
   }
-  return t + verdict(page) + "\n";
+  t += verdict(page) + "\n";
+  t += format("constants: {}{}{}\n", page.hardware.name, page.file.empty() ? "" : ", overridden by ", page.file);
+  for (const plan::Constant& c : page.hardware.constants)
+    t += format("    {:26} {:>8}  {}\n", c.name, page.hardware.profile.*c.member, source_of(page, c));
+  return t;
+}
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out + "\"";
 }
 
 std::string as_json(const Page& page) {
@@ -121,9 +142,14 @@ std::string as_json(const Page& page) {
     for (size_t l = 0; l < o.level_bytes.size(); ++l) t += format("{}{}", l ? ", " : "", o.level_bytes[l]);
     t += "]}";
   }
+  t += format("\n  ],\n  \"constants\": {{\"hardware\": {}, \"profile\": {}", quoted(page.hardware.name),
+              quoted(page.file));
+  for (const plan::Constant& c : page.hardware.constants)
+    t += format(",\n    \"{}\": {{\"value\": {}, \"source\": {}}}", c.name, page.hardware.profile.*c.member,
+                quoted(source_of(page, c)));
   const Outcome* best = fastest(page);
   return t +
-         format("\n  ],\n  \"fastest\": \"{}\",\n  \"verdict\": \"{}\"\n}}\n", best ? best->name : "", verdict(page));
+         format("\n  }},\n  \"fastest\": \"{}\",\n  \"verdict\": \"{}\"\n}}\n", best ? best->name : "", verdict(page));
 }
 
 Result<plan::LevelTree> tree_of(const char* topology) {
@@ -137,8 +163,6 @@ Result<plan::LevelTree> tree_of(const char* topology) {
   return topology::parse_synthetic(text, 0);
 }
 
-std::string path_text(const plan::CriticalPath& path) { return path.summary(); }
-
 // Why a plan of so many steps is not simulated; "": it is.
 std::string too_large(uint64_t steps, bool named) {
   if (steps <= (named ? kMostNamedSteps : kMostSteps)) return "";
@@ -146,25 +170,21 @@ std::string too_large(uint64_t steps, bool named) {
   return format("{} steps a chunk; give it by name to simulate it all the same", steps);
 }
 
-// A plan of all ranks on the clock of plan/cost.h. Uplinks: an even share of each group, for such plans load groups
-// alike.
+// A plan of all ranks on the clock of plan/cost.h.
 Outcome priced(const plan::Plan& plan, const plan::LevelTree& tree, const plan::Profile& profile) {
   const plan::Cost cost = plan::price(plan, tree, profile);
   Outcome o;
   o.name = plan.algorithm;
   o.ns = cost.total_ns;
   o.level_bytes = cost.level_bytes;
-  for (uint32_t l = 0; l < tree.depth(); ++l) {
-    const double rate = tree.levels[l].link.bytes_per_ns;
-    const double busy = rate > 0 ? static_cast<double>(cost.level_bytes[l]) / tree.levels[l].n_groups / rate : 0;
-    o.busiest_share.push_back(busy / cost.total_ns);
-  }
-  o.path = path_text(cost.path);
+  for (const double busy : cost.busiest_ns) o.busiest_share.push_back(busy / cost.total_ns);
+  o.path = cost.path.summary();
   return o;
 }
 
 // Standard collectives: every algorithm's plan.
-Status simulate_collective(const moecclSimulateConfig_t& c, const plan::Profile& profile, Page& page) {
+Status simulate_collective(const moecclSimulateConfig_t& c, Page& page) {
+  const plan::Profile& profile = page.hardware.profile;
   plan::Shape shape;
   shape.op = c.op;
   shape.n_ranks = page.tree.n_ranks;
@@ -219,7 +239,7 @@ Result<algo::Domains> domains_of(const moecclSimulateConfig_t& c, const plan::Le
 
 // Experts into their domains, or their gradients back to the owners (hybrid.h).
 template <class Exchange>
-Status simulate_exchange(const moecclSimulateConfig_t& c, const plan::Profile& profile, Page& page) {
+Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
   if (c.domain == nullptr)
     return error(moecclInvalidArgument, "domain is NULL: {} needs the sizes of expert domains", exec::op_name(c.op));
   algo::ExpertExchange call;
@@ -267,7 +287,7 @@ Status simulate_exchange(const moecclSimulateConfig_t& c, const plan::Profile& p
       refuse(std::move(why));
       continue;
     }
-    page.outcomes.push_back(priced(made->build_all(), page.tree, profile));
+    page.outcomes.push_back(priced(made->build_all(), page.tree, page.hardware.profile));
   }
   return {};
 }
@@ -314,7 +334,8 @@ Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ran
   return q;
 }
 
-Status simulate_layer(const moecclSimulateConfig_t& c, const plan::Profile& profile, Page& page) {
+Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
+  const plan::Profile& profile = page.hardware.profile;
   const uint32_t n = page.tree.n_ranks;
   if (n > algo::kMaxTrafficRanks)
     return error(moecclUnsupported, "a layer on {} ranks: at most {} are simulated", n, algo::kMaxTrafficRanks);
@@ -336,21 +357,23 @@ Status simulate_layer(const moecclSimulateConfig_t& c, const plan::Profile& prof
     const algo::Paths paths(a, page.tree, q.placement, with);
     MOECCL_ASSIGN_OR_RETURN(const algo::Traffic traffic,
                             algo::count_traffic(paths, page.tree, q.placement, q.routing, with));
-    const algo::SimulatedRun there = algo::simulate_moe(moecclOpDispatch, traffic, page.tree, profile, {q.row_bytes});
-    const algo::SimulatedRun back = algo::simulate_moe(moecclOpCombine, traffic, page.tree, profile, {q.row_bytes});
     Outcome o;
     o.name = a.name();
-    o.dispatch_ns = there.total_ns;
-    o.combine_ns = back.total_ns;
-    o.ns = there.total_ns + back.total_ns;
-    o.level_bytes = there.level_bytes;
-    for (uint32_t l = 0; l < page.tree.depth(); ++l) {
-      o.level_bytes[l] += back.level_bytes[l];
-      o.busiest_share.push_back((there.busiest_ns[l] + back.busiest_ns[l]) / o.ns);
+    if (o.refusal = too_large(algo::moe_steps(traffic), true); !o.refusal.empty()) {
+      page.outcomes.push_back(std::move(o));
+      continue;
     }
-    o.path = format("dispatch {}; combine {}", path_text(there.path), path_text(back.path));
-    o.note = format("{} chunks, {} of staging on the rank that needs most", there.n_chunks,
-                    plan::bytes_text(std::max(there.staging_bytes, back.staging_bytes)));
+    const algo::MoeCost there = algo::moe_price(moecclOpDispatch, paths, traffic, page.tree, profile, q.row_bytes);
+    const algo::MoeCost back = algo::moe_price(moecclOpCombine, paths, traffic, page.tree, profile, q.row_bytes);
+    o.dispatch_ns = there.cost.total_ns;
+    o.combine_ns = back.cost.total_ns;
+    o.ns = o.dispatch_ns + o.combine_ns;
+    for (uint32_t l = 0; l < page.tree.depth(); ++l) {
+      o.level_bytes.push_back(there.cost.level_bytes[l] + back.cost.level_bytes[l]);
+      o.busiest_share.push_back((there.cost.busiest_ns[l] + back.cost.busiest_ns[l]) / o.ns);
+    }
+    o.path = format("dispatch {}; combine {}", there.cost.path.summary(), back.cost.path.summary());
+    o.note = format("{} chunks, {} of staging", there.n_chunks, plan::bytes_text(there.staging_bytes));
     if (algo::hiermoe_knows(a, profile.all_to_all).ok()) {
       o.closed_form_ns = 2 * algo::hiermoe_time(a, traffic, page.tree, profile.all_to_all, q.row_bytes).total_ns;
       // Without figures for links the clock prices copies alone; the measured AlltoAlls know more.
@@ -382,27 +405,28 @@ Result<std::string> read_file(const std::string& path) {
 
 Result<std::string> simulate(const moecclSimulateConfig_t& config) {
   MOECCL_ASSIGN_OR_RETURN(const plan::LevelTree tree, tree_of(config.topology));
-  plan::Profile profile;
+  Page page{"", plan::hardware_of(tree), "", tree, false, true, {}};
+  plan::Profile& profile = page.hardware.profile;
   if (config.profile != nullptr && *config.profile != 0) {
-    MOECCL_ASSIGN_OR_RETURN(const std::string text, read_file(config.profile));
-    MOECCL_ASSIGN_OR_RETURN(profile, plan::read_profile(text, config.profile));
+    page.file = config.profile;
+    MOECCL_ASSIGN_OR_RETURN(const std::string text, read_file(page.file));
+    MOECCL_ASSIGN_OR_RETURN(profile, plan::read_profile(text, page.file, profile));
     if (!profile.links.empty()) MOECCL_TRY(plan::profile_fits(profile, tree));
   }
   // Simulated ranks have a core, or a GPU, of their own.
   profile.cores = std::max(profile.cores, tree.n_ranks);
   profile.host_level = -1;
   profile.host_copy_bytes_per_ns = std::max(profile.host_copy_bytes_per_ns, profile.copy_bytes_per_ns * tree.n_ranks);
-  Page page{"", tree, false, true, {}};
   switch (config.op) {
     case moecclOpDispatch:
     case moecclOpCombine:
-      MOECCL_TRY(simulate_layer(config, profile, page));
+      MOECCL_TRY(simulate_layer(config, page));
       break;
     case moecclOpExpertGather:
-      MOECCL_TRY(simulate_exchange<algo::ExpertGather>(config, profile, page));
+      MOECCL_TRY(simulate_exchange<algo::ExpertGather>(config, page));
       break;
     case moecclOpExpertReduce:
-      MOECCL_TRY(simulate_exchange<algo::ExpertReturn>(config, profile, page));
+      MOECCL_TRY(simulate_exchange<algo::ExpertReturn>(config, page));
       break;
     case moecclOpExpertAllReduce:
     case moecclOpCollectGradients:
@@ -414,7 +438,7 @@ Result<std::string> simulate(const moecclSimulateConfig_t& config) {
       return error(moecclInvalidArgument, "op is {}: give a collective of equal blocks, or dispatch",
                    exec::op_name(config.op));
     default:
-      MOECCL_TRY(simulate_collective(config, profile, page));
+      MOECCL_TRY(simulate_collective(config, page));
   }
   return config.json != 0 ? as_json(page) : as_text(page);
 }

@@ -49,6 +49,15 @@ struct SumBlock {
   uint64_t count = 0;
 };
 
+// Lengths of row lists for readers that move nothing, all chunks together: each chunk has its even share.
+struct RowCounts {
+  struct Sum {
+    uint64_t rows = 0, terms = 0;  // written; read
+  };
+  std::span<const uint32_t> rows;  // [lists]
+  std::span<const Sum> sums;       // [lists of kReduceRows]
+};
+
 struct Binding {
   Chunking chunking;
   uint32_t element_bytes = 1;
@@ -59,6 +68,7 @@ struct Binding {
   // Rows: list l at chunk c is rows[l * n_chunks + c]; a step's `rows` is l. Sums the same for kReduceRows.
   std::span<const RowBlock> rows;
   std::span<const SumBlock> sums;
+  const RowCounts* counts = nullptr;  // instead of rows and sums, where nothing runs
 };
 
 // Elements of chunk `chunk` of a block of `length`.

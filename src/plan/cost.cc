@@ -34,6 +34,7 @@ void extrapolate(const Plan& plan, uint32_t n_run, uint32_t n_half, double half_
                                      &CriticalPath::switch_ns, &CriticalPath::step_ns})
     cost.path.*part *= times;
   for (double& busy : cost.lane_busy_ns) busy *= repeats;
+  for (double& busy : cost.busiest_ns) busy *= repeats;
   for (uint64_t& bytes : cost.level_bytes) bytes = static_cast<uint64_t>(static_cast<double>(bytes) * repeats + 0.5);
   for (uint64_t& bytes : cost.sent_bytes) bytes = static_cast<uint64_t>(static_cast<double>(bytes) * repeats + 0.5);
 }

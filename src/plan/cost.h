@@ -28,7 +28,8 @@ struct CriticalPath {
 struct Cost {
   double total_ns = 0;
   std::vector<uint64_t>
-      level_bytes;  // [depth] all ranks' bytes between different groups of the level, see level_between
+      level_bytes;                 // [depth] all ranks' bytes between different groups of the level, see level_between
+  std::vector<double> busiest_ns;  // [depth] how long the level's busiest uplink sent
   std::vector<uint64_t> sent_bytes;  // [n_ranks] bytes that leave the rank: puts, and what peers read through views
   double lane_busy_ns[4] = {};       // by LaneKind: work of the busiest rank on lanes of the kind
   CriticalPath path;

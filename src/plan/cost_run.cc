@@ -15,32 +15,103 @@ constexpr double kMessageNs = 6000;
 
 CostRun::CostRun(const Plan& plan, std::span<const Binding> bindings, const LevelTree& tree, const Profile& profile,
                  uint32_t n_chunks)
-    : plan_(plan), bindings_(bindings), tree_(tree), profile_(profile), n_chunks_(n_chunks) {
+    : plan_(plan),
+      bindings_(bindings),
+      tree_(tree),
+      profile_(profile),
+      n_chunks_(n_chunks),
+      runs_on_(bindings[0].counts != nullptr) {
   const uint32_t n = tree.n_ranks;
   for (uint32_t l = 0; l < tree.depth(); ++l) {
     const bool known = l < profile.links.size() && (profile.links[l].alpha_ns > 0 || profile.links[l].bytes_per_ns > 0);
     links_.push_back(known ? profile.links[l] : tree.levels[l].link);
     egress_.emplace_back(tree.levels[l].n_groups, 0.0);
     ingress_.emplace_back(tree.levels[l].n_groups, 0.0);
+    used_.emplace_back(tree.levels[l].n_groups, 0.0);
   }
   links_.push_back({});
-  const uint32_t cores_per_host = std::max(1u, profile.cores);
   const bool one_host = profile.host_level < 0 || static_cast<uint32_t>(profile.host_level) >= tree.depth();
-  std::vector<uint32_t> host_of(n, 0), on_host(1, 0);
+  std::vector<uint32_t> host_of(n, 0), on_host(one_host ? 1 : tree.levels[profile.host_level].n_groups, 0), place(n);
   if (!one_host) host_of = tree.levels[static_cast<uint32_t>(profile.host_level)].group_of_rank;
+  for (uint32_t r = 0; r < n; ++r) place[r] = on_host[host_of[r]]++;
+  const uint32_t cores_per_host = std::clamp(profile.cores, 1u, *std::max_element(on_host.begin(), on_host.end()));
   ranks_.resize(n);
-  for (uint32_t r = 0; r < n; ++r) {
-    on_host.resize(std::max<size_t>(on_host.size(), host_of[r] + 1), 0);
-    ranks_[r].core = host_of[r] * cores_per_host + on_host[host_of[r]]++ % cores_per_host;
-    ranks_[r].lanes.resize(plan.programs[r].lanes.size());
-  }
   cores_.resize(on_host.size() * cores_per_host);
   for (uint32_t r = 0; r < n; ++r) {
+    ranks_[r].core = host_of[r] * cores_per_host + place[r] % cores_per_host;
     ++cores_[ranks_[r].core].n_active;
     set_rates(r, on_host[host_of[r]]);
   }
+  number_pairs();
   cost_.level_bytes.assign(tree.depth(), 0);
   cost_.sent_bytes.assign(n, 0);
+}
+
+void CostRun::number_pairs() {
+  const uint32_t n = static_cast<uint32_t>(ranks_.size());
+  size_t n_pairs = 0, n_steps = 0;
+  for (uint32_t r = 0; r < n; ++r) {
+    const Program& program = plan_.programs[r];
+    first_pair_.push_back(n_pairs);
+    n_pairs += program.totals.size();
+    for (const plan::Lane& lane : program.lanes) {
+      ranks_[r].lanes.push_back({0, 0, n_steps});
+      n_steps += lane.steps.size();
+    }
+  }
+  pairs_.resize(n_pairs);
+  // Totals are ordered by peer and sig, so senders in order meet their entries at each receiver in order.
+  std::vector<uint32_t> met(n, 0);
+  for (uint32_t r = 0; r < n; ++r) {
+    for (size_t i = 0; const Program::SigTotal& sent : plan_.programs[r].totals) {
+      const size_t pair = first_pair_[r] + i++;
+      if (i > 1 && (&sent - 1)->peer == sent.peer)
+        pairs_[pair].place = static_cast<uint8_t>(pairs_[pair - 1].place + 1);
+      if (sent.sent == 0) continue;
+      const std::vector<Program::SigTotal>& theirs = plan_.programs[sent.peer].totals;
+      uint32_t& at = met[sent.peer];
+      const auto differs = [&](const Program::SigTotal& t) {
+        return std::pair(t.peer, t.sig) < std::pair(r, sent.sig) ||
+               (t.peer == r && t.sig == sent.sig && t.awaited == 0);
+      };
+      while (at < theirs.size() && differs(theirs[at])) ++at;
+      if (at < theirs.size() && theirs[at].peer == r && theirs[at].sig == sent.sig)
+        pairs_[pair].twin = static_cast<uint32_t>(first_pair_[sent.peer] + at);
+    }
+  }
+  pair_.assign(n_steps, kNone);
+  std::vector<uint32_t> sends(size_t{n} * kMaxSigs, kNone), awaits(size_t{n} * kMaxSigs, kNone);
+  for (uint32_t r = 0; r < n; ++r) number_steps(r, sends, awaits);
+}
+
+// sends, awaits: [n_ranks][kMaxSigs], all kNone before and after.
+void CostRun::number_steps(uint32_t rank, std::vector<uint32_t>& sends, std::vector<uint32_t>& awaits) {
+  const Program& program = plan_.programs[rank];
+  const auto mark = [&](bool clear) {
+    for (size_t i = program.totals.size(); i-- > 0;) {
+      const Program::SigTotal& t = program.totals[i];
+      const size_t at = size_t{t.peer} * kMaxSigs + t.sig;
+      const auto pair = clear ? kNone : static_cast<uint32_t>(first_pair_[rank] + i);
+      if (t.sent > 0) sends[at] = pair;
+      if (t.awaited > 0) awaits[at] = pair;
+    }
+  };
+  mark(false);
+  for (uint32_t l = 0; l < program.lanes.size(); ++l) {
+    size_t next = ranks_[rank].lanes[l].first;
+    for (const Step& step : program.lanes[l].steps) {
+      uint32_t& pair = pair_[next++];
+      if (step.kind == StepKind::kSignal) {
+        pair = sends[size_t{step.peer} * kMaxSigs + step.sig];
+      } else if (step.kind == StepKind::kWait) {
+        pair = awaits[size_t{step.peer} * kMaxSigs + step.sig];
+      } else if (step.dst.rank != rank) {
+        for (size_t at = size_t{step.dst.rank} * kMaxSigs, i = at; i < at + kMaxSigs; ++i)
+          pair = std::min({pair, sends[i], awaits[i]});
+      }
+    }
+  }
+  mark(true);
 }
 
 void CostRun::set_rates(uint32_t rank, uint32_t ranks_on_host) {
@@ -82,6 +153,8 @@ void CostRun::run() {
       go_on(event.id);
     }
   }
+  for (const std::vector<double>& level : used_)
+    cost_.busiest_ns.push_back(*std::max_element(level.begin(), level.end()));
 }
 
 void CostRun::wake(uint32_t rank, double at) {
@@ -129,10 +202,8 @@ void CostRun::release(uint32_t core, double at) {
 void CostRun::go_on(uint32_t core) {
   const uint32_t rank = cores_[core].owner;
   Rank& r = ranks_[rank];
-  // Others must not be overtaken: links serve in order of time.
-  while (advance(rank)) {
-    if (!events_.empty() && events_.top().at < r.now) return push(r.now, false, core);
-  }
+  for (Turn turn = advance(rank); turn != Turn::kBlocked; turn = advance(rank))
+    if (turn == Turn::kPaused || (!runs_on_ && others_first(r.now))) return push(r.now, false, core);
   block_or_end(rank);
 }
 
@@ -149,20 +220,33 @@ void CostRun::skip(uint32_t rank, Lane& lane, uint32_t index) {
   }
 }
 
-bool CostRun::advance(uint32_t rank) {
+bool CostRun::occupies(const Lane& lane, const Step& step) const {
+  if (step.kind != StepKind::kSignal) return false;
+  const uint32_t pair = pair_[lane.first + lane.step];
+  return pairs_[pair - pairs_[pair].place].unsignalled > 0;
+}
+
+CostRun::Turn CostRun::advance(uint32_t rank) {
   Rank& r = ranks_[rank];
   const uint32_t n_lanes = static_cast<uint32_t>(r.lanes.size());
   for (uint32_t tried = 0; tried < n_lanes; ++tried, r.lane = (r.lane + 1) % n_lanes) {
     Lane& lane = r.lanes[r.lane];
     if (lane.chunk >= n_chunks_) continue;
     const Step& step = plan_.programs[rank].lanes[r.lane].steps[lane.step];
-    if (step.kind == StepKind::kWait && !take(rank, lane, step)) continue;
+    if (step.kind == StepKind::kWait) {
+      if (!take(rank, lane, step)) {
+        if (runs_on_ && others_first(r.now)) return Turn::kPaused;
+        continue;
+      }
+    } else if (runs_on_ && others_first(r.now) && occupies(lane, step)) {
+      return Turn::kPaused;
+    }
     work(rank, profile_.step_ns, &CriticalPath::step_ns);
     switch (step.kind) {
       case StepKind::kWait:
         break;
       case StepKind::kSignal:
-        send(rank, step);
+        send(rank, lane, step);
         break;
       case StepKind::kPut:
       case StepKind::kCopy:
@@ -177,9 +261,9 @@ bool CostRun::advance(uint32_t rank) {
     }
     ++lane.step;
     skip(rank, lane, r.lane);
-    return true;
+    return Turn::kDone;
   }
-  return false;
+  return Turn::kBlocked;
 }
 
 void CostRun::block_or_end(uint32_t rank) {
@@ -190,12 +274,11 @@ void CostRun::block_or_end(uint32_t rank) {
     const Lane& lane = r.lanes[l];
     if (lane.chunk >= n_chunks_) continue;
     ended = false;
-    Channel* channel = nullptr;
-    const Arrival* coming = arrival(rank, lane, plan_.programs[rank].lanes[l].steps[lane.step], &channel);
-    if (coming) {
-      next = std::min(next, coming->at);
+    Pair& pair = pairs_[pair_[lane.first + lane.step]];
+    if (pair.first != kNone) {
+      next = std::min(next, arrivals_[pair.first].at);
     } else {
-      channel->awaited = true;
+      pair.awaited = true;
     }
   }
   r.state = ended ? State::kDone : State::kBlocked;
@@ -214,52 +297,50 @@ void CostRun::block_or_end(uint32_t rank) {
   release(r.core, r.now);
 }
 
-const CostRun::Arrival* CostRun::arrival(uint32_t rank, const Lane& lane, const Step& step, Channel** channel) {
-  const uint64_t chunk = step.when == When::kEvery ? lane.chunk - step.lag : 0;
-  const uint64_t number = chunk * step.per_chunk + step.ordinal;
-  *channel = &channels_[(uint64_t{step.peer} * ranks_.size() + rank) * kMaxSigs + step.sig];
-  return number < (*channel)->sent.size() ? &(*channel)->sent[number] : nullptr;
-}
-
 bool CostRun::take(uint32_t rank, const Lane& lane, const Step& step) {
   if (lane.chunk < step.lag) return true;
-  Channel* channel = nullptr;
   Rank& r = ranks_[rank];
-  const Arrival* signal = arrival(rank, lane, step, &channel);
-  if (!signal || signal->at > r.now) return false;
+  Pair& pair = pairs_[pair_[lane.first + lane.step]];
+  if (pair.first == kNone || arrivals_[pair.first].at > r.now) return false;
+  Arrival& signal = arrivals_[pair.first];
   // The signal that ended the wait carries the chain that the rank waited for.
-  if (r.resumed && signal->at > r.blocked_ns) {
-    r.path = signal->path;
+  if (r.resumed && signal.at > r.blocked_ns) {
+    r.path = signal.path;
     r.path.switch_ns += r.switch_ns;
     r.resumed = false;
   }
+  free_arrival_ = std::exchange(pair.first, std::exchange(signal.next, free_arrival_));
   return true;
 }
 
-void CostRun::send(uint32_t rank, const Step& step) {
+void CostRun::send(uint32_t rank, const Lane& lane, const Step& step) {
   Rank& r = ranks_[rank];
   const uint32_t level = tree_.level_between(rank, step.peer);
-  const uint64_t pair = uint64_t{rank} * ranks_.size() + step.peer;
-  Arrival sent{r.now, r.path};
-  if (static_cast<int>(level) <= profile_.host_level) {
-    work(rank, kMessageNs, &CriticalPath::link_ns);
-    sent.at = r.now;
-    sent.path = r.path;
-  }
+  const uint32_t pair = pair_[lane.first + lane.step];
+  if (static_cast<int>(level) <= profile_.host_level) work(rank, kMessageNs, &CriticalPath::link_ns);
+  Arrival sent{r.now, r.path, kNone};
+  const uint32_t twin = pairs_[pair].twin;
   if (links_[level].alpha_ns > 0 || links_[level].bytes_per_ns > 0) {
-    const auto put = unsignalled_.find(pair);
-    if (put != unsignalled_.end()) {
-      sent.at = occupy(level, rank, step.peer, static_cast<double>(put->second), r.now);
-      unsignalled_.erase(put);
-    }
+    if (const double bytes = std::exchange(pairs_[pair - pairs_[pair].place].unsignalled, 0.0); bytes > 0)
+      sent.at = occupy(level, rank, step.peer, bytes, r.now);
     sent.at += links_[level].alpha_ns;
   } else if (ranks_[step.peer].core != r.core) {
     sent.at += profile_.signal_ns;
   }
   sent.path.link_ns += sent.at - r.now;
-  Channel& channel = channels_[pair * kMaxSigs + step.sig];
-  channel.sent.push_back(sent);
-  if (std::exchange(channel.awaited, false)) push(sent.at, true, step.peer);
+  if (twin == kNone) return;
+  uint32_t place = free_arrival_;
+  if (place == kNone) {
+    place = static_cast<uint32_t>(arrivals_.size());
+    arrivals_.push_back(sent);
+  } else {
+    free_arrival_ = arrivals_[place].next;
+    arrivals_[place] = sent;
+  }
+  Pair& theirs = pairs_[twin];
+  (theirs.first == kNone ? theirs.first : arrivals_[theirs.last].next) = place;
+  theirs.last = place;
+  if (std::exchange(theirs.awaited, false)) push(sent.at, true, step.peer);
 }
 
 // Both uplinks carry the bytes, as paced links have it (transport/paced). Returns when the last one has crossed.
@@ -270,6 +351,7 @@ double CostRun::occupy(uint32_t level, uint32_t from, uint32_t to, double bytes,
   double &out = egress_[level][group[from]], &in = ingress_[level][group[to]];
   out = std::max(out, now) + duration;
   in = std::max(in, now) + duration;
+  used_[level][group[from]] += duration;
   return std::max(out, in);
 }
 
@@ -281,10 +363,18 @@ void CostRun::work(uint32_t rank, double ns, double CriticalPath::*part) {
 }
 
 // Counts bytes that go from one rank to another.
-void CostRun::transfer(uint32_t from, uint32_t to, uint64_t bytes) {
+void CostRun::transfer(uint32_t from, uint32_t to, double bytes) {
   if (from == to) return;
-  cost_.sent_bytes[from] += bytes;
-  cost_.level_bytes[tree_.level_between(from, to)] += bytes;
+  const auto whole = static_cast<uint64_t>(bytes + 0.5);
+  cost_.sent_bytes[from] += whole;
+  cost_.level_bytes[tree_.level_between(from, to)] += whole;
+}
+
+void CostRun::put(uint32_t rank, const Lane& lane, uint32_t to, double bytes) {
+  if (to == rank) return;
+  transfer(rank, to, bytes);
+  const uint32_t pair = pair_[lane.first + lane.step];
+  if (pair != kNone) pairs_[pair].unsignalled += bytes;
 }
 
 void CostRun::move(uint32_t rank, const Lane& lane, const Step& step) {
@@ -292,56 +382,63 @@ void CostRun::move(uint32_t rank, const Lane& lane, const Step& step) {
   const Binding& b = bindings_[rank];
   Rank& r = ranks_[rank];
   const uint64_t length = governing_length(b, program, step);
-  const uint64_t bytes = resolve(b, program, step.dst, length, lane.chunk).length * b.element_bytes;
-  if (bytes == 0) return;
+  const uint64_t whole = resolve(b, program, step.dst, length, lane.chunk).length * b.element_bytes;
+  if (whole == 0) return;
+  const auto bytes = static_cast<double>(whole);
   for (uint32_t k = 0; k < step.n_srcs; ++k) {
     const uint32_t from = program.srcs[step.first_src + k].rank;
     if (from == rank) continue;
     transfer(from, rank, bytes);
-    const double until = occupy(tree_.level_between(from, rank), from, rank, static_cast<double>(bytes), r.now);
+    const double until = occupy(tree_.level_between(from, rank), from, rank, bytes, r.now);
     work(rank, until - r.now, &CriticalPath::link_ns);
   }
   if (step.kind == StepKind::kReduce) {
-    work(rank, static_cast<double>(bytes) * step.n_srcs / r.reduce_rate, &CriticalPath::reduce_ns);
+    work(rank, bytes * step.n_srcs / r.reduce_rate, &CriticalPath::reduce_ns);
   } else if (const Ref& src = program.srcs[step.first_src];
              src.rank != rank && src.buffer != Buffer::kStaging && !plan_.shape.reach.views) {
-    work(rank, profile_.read_call_ns + static_cast<double>(bytes) / profile_.read_bytes_per_ns, &CriticalPath::copy_ns);
+    work(rank, profile_.read_call_ns + bytes / profile_.read_bytes_per_ns, &CriticalPath::copy_ns);
   } else {
-    const bool past_cache = streams_to_others(step.dst, rank, bytes);
+    const bool past_cache = streams_to_others(step.dst, rank, whole);
     const double rate = past_cache ? r.staging_rate : step.dst.buffer == Buffer::kOutput ? r.output_rate : r.copy_rate;
-    work(rank, static_cast<double>(bytes) / rate, &CriticalPath::copy_ns);
+    work(rank, bytes / rate, &CriticalPath::copy_ns);
   }
-  if (step.dst.rank == rank) return;
-  transfer(rank, step.dst.rank, bytes);
-  unsignalled_[uint64_t{rank} * ranks_.size() + step.dst.rank] += bytes;
+  put(rank, lane, step.dst.rank, bytes);
+}
+
+CostRun::Rows CostRun::rows_of(const Binding& b, const Step& step, uint32_t chunk) {
+  const bool sums = step.kind == StepKind::kReduceRows;
+  if (b.counts != nullptr) {
+    const double share = 1.0 / b.chunking.n_chunks;
+    if (!sums) return {b.counts->rows[step.rows] * share, b.counts->rows[step.rows] * share};
+    const RowCounts::Sum& sum = b.counts->sums[step.rows];
+    return {static_cast<double>(sum.rows) * share, static_cast<double>(sum.terms) * share};
+  }
+  const uint64_t list = uint64_t{step.rows} * b.chunking.n_chunks + chunk;
+  if (list >= (sums ? b.sums.size() : b.rows.size())) return {};
+  if (!sums) return {static_cast<double>(b.rows[list].count), static_cast<double>(b.rows[list].count)};
+  const SumBlock& s = b.sums[list];
+  if (s.count == 0) return {};
+  return {static_cast<double>(s.count), static_cast<double>(s.offsets[s.count] - s.offsets[0])};
 }
 
 void CostRun::move_rows(uint32_t rank, const Lane& lane, const Step& step) {
-  const Program& program = plan_.programs[rank];
   const Binding& b = bindings_[rank];
   Rank& r = ranks_[rank];
-  const uint64_t list = uint64_t{step.rows} * b.chunking.n_chunks + lane.chunk;
-  uint64_t bytes = 0;
+  const Rows rows = rows_of(b, step, lane.chunk);
+  if (rows.written == 0) return;
+  const double bytes = rows.written * b.element_bytes, read = rows.read * b.element_bytes;
   if (step.kind == StepKind::kReduceRows) {
-    if (list >= b.sums.size() || b.sums[list].count == 0) return;
-    const SumBlock& sums = b.sums[list];
-    bytes = sums.count * b.element_bytes;
-    const auto read = static_cast<double>((sums.offsets[sums.count] - sums.offsets[0]) * b.element_bytes);
-    work(rank, std::max(read / r.reduce_rate, static_cast<double>(bytes) / r.copy_rate), &CriticalPath::reduce_ns);
+    work(rank, std::max(read / r.reduce_rate, bytes / r.copy_rate), &CriticalPath::reduce_ns);
   } else {
-    if (list >= b.rows.size() || b.rows[list].count == 0) return;
-    bytes = b.rows[list].count * b.element_bytes;
-    work(rank, static_cast<double>(bytes) / r.copy_rate, &CriticalPath::copy_ns);
-    const uint32_t from = program.srcs[step.first_src].rank;
+    work(rank, bytes / r.copy_rate, &CriticalPath::copy_ns);
+    const uint32_t from = plan_.programs[rank].srcs[step.first_src].rank;
     if (from != rank) {
       transfer(from, rank, bytes);
-      const double until = occupy(tree_.level_between(from, rank), from, rank, static_cast<double>(bytes), r.now);
+      const double until = occupy(tree_.level_between(from, rank), from, rank, bytes, r.now);
       work(rank, until - r.now, &CriticalPath::link_ns);
     }
   }
-  if (step.dst.rank == rank) return;
-  transfer(rank, step.dst.rank, bytes);
-  unsignalled_[uint64_t{rank} * ranks_.size() + step.dst.rank] += bytes;
+  put(rank, lane, step.dst.rank, bytes);
 }
 
 }  // namespace moeccl::plan

@@ -3,7 +3,6 @@
 
 #include <deque>
 #include <queue>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -25,6 +24,7 @@ class CostRun {
 
   struct Lane {
     uint32_t chunk = 0, step = 0;
+    size_t first = 0;  // of its steps in pair_
   };
   enum class State : uint8_t { kBlocked, kQueued, kRunning, kDone };
   struct Rank {
@@ -47,13 +47,23 @@ class CostRun {
     uint32_t n_active = 0;       // ranks that have not finished
     std::deque<uint32_t> queue;  // ranks that could run
   };
-  struct Arrival {
+  struct alignas(64) Arrival {  // of one cache line: large plans look at them in no order
     double at = 0;
     CriticalPath path;
+    uint32_t next = kNone;  // in its channel, or among those that are free
   };
-  struct Channel {
-    std::vector<Arrival> sent;
+  // An entry of a program's totals. What it awaits comes by its channel, in order; what it sends goes to its twin, the
+  // receiver's entry.
+  struct Pair {
+    uint32_t first = kNone, last = kNone;  // signals that were sent and not taken
+    uint32_t twin = kNone;
     bool awaited = false;
+    uint8_t place = 0;       // among the entries of the same peer
+    double unsignalled = 0;  // bytes put since the last signal; only in the first entry of a peer
+  };
+  // How much a row step moves: rows written, and rows read.
+  struct Rows {
+    double written = 0, read = 0;
   };
   struct Event {
     double at = 0;
@@ -65,23 +75,29 @@ class CostRun {
   };
 
   void set_rates(uint32_t rank, uint32_t ranks_on_host);
+  void number_pairs();
+  void number_steps(uint32_t rank, std::vector<uint32_t>& sends, std::vector<uint32_t>& awaits);
   void push(double at, bool wakes, uint32_t id);
   void wake(uint32_t rank, double at);
   void start(uint32_t core, uint32_t rank, double at, bool handed_over);
   void release(uint32_t core, double at);
   void go_on(uint32_t core);
-  // Does one step of the rank's lanes; false when all wait or have ended.
-  bool advance(uint32_t rank);
+  // Does one step of the rank's lanes, unless others must go first: they must not be overtaken where they could be met.
+  enum class Turn : uint8_t { kDone, kPaused, kBlocked };
+  Turn advance(uint32_t rank);
+  bool others_first(double now) const { return !events_.empty() && events_.top().at < now; }
+  bool occupies(const Lane& lane, const Step& step) const;
   void block_or_end(uint32_t rank);
   void skip(uint32_t rank, Lane& lane, uint32_t index);  // to the next step that runs at the lane's chunk
 
-  const Arrival* arrival(uint32_t rank, const Lane& lane, const Step& step, Channel** channel);
   bool take(uint32_t rank, const Lane& lane, const Step& step);
-  void send(uint32_t rank, const Step& step);
+  void send(uint32_t rank, const Lane& lane, const Step& step);
   void move(uint32_t rank, const Lane& lane, const Step& step);
   void move_rows(uint32_t rank, const Lane& lane, const Step& step);
+  static Rows rows_of(const Binding& b, const Step& step, uint32_t chunk);
   void work(uint32_t rank, double ns, double CriticalPath::*part);
-  void transfer(uint32_t from, uint32_t to, uint64_t bytes);
+  void transfer(uint32_t from, uint32_t to, double bytes);
+  void put(uint32_t rank, const Lane& lane, uint32_t to, double bytes);
   double occupy(uint32_t level, uint32_t from, uint32_t to, double bytes, double now);
 
   const Plan& plan_;
@@ -89,12 +105,19 @@ class CostRun {
   const LevelTree& tree_;
   const Profile& profile_;
   uint32_t n_chunks_;
+  // Ranks go on to where they may meet others, on a link or in want of a signal. Else they stop after each step, which
+  // settles ties among ranks that run alike more evenly, but takes longer: plans of counts have millions of steps.
+  bool runs_on_;
   std::vector<LinkCost> links_;                        // [depth + 1], the last one for a rank itself
   std::vector<std::vector<double>> egress_, ingress_;  // [level][group]: when the uplink is free
+  std::vector<std::vector<double>> used_;              // [level][group]: how long its uplink sent
   std::vector<Rank> ranks_;
   std::vector<Core> cores_;
-  std::unordered_map<uint64_t, Channel> channels_;
-  std::unordered_map<uint64_t, uint64_t> unsignalled_;  // bytes put on a pair since its last signal
+  std::vector<size_t> first_pair_;  // [n_ranks] into pairs_
+  std::vector<Pair> pairs_;         // of all programs
+  std::vector<uint32_t> pair_;      // [steps of all lanes]; kNone: the step does not concern a peer
+  std::vector<Arrival> arrivals_;
+  uint32_t free_arrival_ = kNone;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   uint64_t n_events_ = 0;
   Cost cost_;

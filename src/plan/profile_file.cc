@@ -72,7 +72,7 @@ std::string curve_text(const Curve& curve) {
 
 class ProfileReader {
  public:
-  explicit ProfileReader(const std::string& source) : source_(source) {}
+  ProfileReader(const std::string& source, const Profile& base) : source_(source), p_(base) {}
 
   Result<Profile> read(const Json& root) {
     MOECCL_TRY(expect(root, Json::Kind::kObject, "the profile"));
@@ -342,9 +342,9 @@ std::string write_profile(const Profile& p, const std::string& note, const std::
   return t + "\n}\n";
 }
 
-Result<Profile> read_profile(std::string_view text, const std::string& source) {
+Result<Profile> read_profile(std::string_view text, const std::string& source, const Profile& base) {
   MOECCL_ASSIGN_OR_RETURN(const Json root, parse_json(text, source));
-  return ProfileReader(source).read(root);
+  return ProfileReader(source, base).read(root);
 }
 
 Status profile_fits(const Profile& p, const LevelTree& tree) {

@@ -12,8 +12,8 @@ inline constexpr int kProfileVersion = 1;
 
 std::string write_profile(const Profile& profile, const std::string& note, const std::string& topology);
 // Every mistake is an error with `source`, line and column: syntax, an unknown field, a value out of its range, points
-// that do not ascend.
-Result<Profile> read_profile(std::string_view text, const std::string& source);
+// that do not ascend. What the file does not name stays as in `base`.
+Result<Profile> read_profile(std::string_view text, const std::string& source, const Profile& base = {});
 
 // A foreign profile: measured on another number of ranks or topology. Links and machine figures may still be used for
 // what has the same levels; the sentence says what does not fit.

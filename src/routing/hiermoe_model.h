@@ -1,5 +1,5 @@
 // HierMoE's own performance model in closed form (Eq. 1-6): what a routing costs under measured alpha and beta of whole
-// AlltoAlls. moe_simulation.h prices the same traffic link by link instead.
+// AlltoAlls. moe_price.h prices the same traffic step by step instead.
 #pragma once
 
 #include <span>

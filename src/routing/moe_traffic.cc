@@ -11,11 +11,11 @@ namespace {
 
 constexpr uint32_t kMaxTopK = 64;
 
-// The next ranks on the way from one origin to every target with experts.
+// The row lists by which an origin's rows go on their way to every target with experts.
 class Ways {
  public:
-  explicit Ways(const Paths& paths) : paths_(paths), stride_(paths.n_hops()) {
-    to_.resize(size_t{paths.n_ranks()} * stride_);
+  Ways(const Paths& paths, const Traffic& traffic) : paths_(paths), t_(traffic), stride_(paths.n_hops() + 1) {
+    lists_.resize(size_t{paths.n_ranks()} * stride_);
     length_.resize(paths.n_ranks());
   }
   // placement: as the origin sees it.
@@ -23,53 +23,68 @@ class Ways {
     for (uint32_t x = 0; x < paths_.n_ranks(); ++x) {
       length_[x] = 0;
       if (placement.n_local(x) == 0) continue;
-      for (uint32_t at = origin; at != x;) to_[size_t{x} * stride_ + length_[x]++] = at = paths_.next(at, x);
+      uint64_t* lists = &lists_[size_t{x} * stride_];
+      uint32_t source = 0, at = origin;
+      while (at != x) {
+        const TrafficEdge& edge = edge_between(at, paths_.next(at, x));
+        lists[length_[x]++] = edge.first_list + source;
+        source = 1 + edge.in_place;
+        at = edge.to;
+      }
+      lists[length_[x]] = t_.scatter_list(x) + source;
     }
   }
-  std::span<const uint32_t> to(uint32_t target) const { return {&to_[size_t{target} * stride_], length_[target]}; }
+  // Hop by hop.
+  std::span<const uint64_t> to(uint32_t target) const { return {&lists_[size_t{target} * stride_], length_[target]}; }
+  // Into the target's Output.
+  uint64_t scatter(uint32_t target) const { return lists_[size_t{target} * stride_ + length_[target]]; }
 
  private:
+  const TrafficEdge& edge_between(uint32_t from, uint32_t to) const {
+    const std::pair key(paths_.hop(from, to), to);
+    return *std::lower_bound(
+        t_.edges.begin() + t_.out_first[from], t_.edges.begin() + t_.out_first[from + 1], key,
+        [](const TrafficEdge& e, const auto& k) { return std::pair<uint32_t, uint32_t>(e.hop, e.to) < k; });
+  }
+
   const Paths& paths_;
+  const Traffic& t_;
   uint32_t stride_;
-  std::vector<uint32_t> to_, length_;
+  std::vector<uint64_t> lists_;
+  std::vector<uint32_t> length_;
 };
 
 class Counter {
  public:
-  Counter(const Paths& paths, const plan::LevelTree& tree, const Placement& homes, const Domains* domains)
-      : paths_(paths),
+  Counter(const Paths& paths, const plan::LevelTree& tree, const Placement& homes, const Domains* domains, Traffic& t)
+      : dedup_(paths.algorithm().dedup()),
         tree_(tree),
         homes_(homes),
         domains_(domains),
         placement_(homes),
         order_(tree, homes),
-        n_(paths.n_ranks()),
-        ways_(paths) {
-    rows_.assign(size_t{n_} * n_, 0);
-    delivered_.assign(size_t{n_} * n_, 0);
-    if (!paths.algorithm().dedup()) returned_.assign(size_t{n_} * n_, 0);
+        ways_(paths, t),
+        t_(t) {
+    t.rows.assign(t.first_list.back(), 0);
+    if (!dedup_) t.returned.assign(t.rows.size(), 0);
   }
-  void count(const GlobalRouting& routing, std::vector<uint64_t>& own) {
-    own.assign(n_, 0);
-    for (uint32_t origin = 0; origin < n_; ++origin) {
+  void count(const GlobalRouting& routing) {
+    for (uint32_t origin = 0; origin < t_.n_ranks; ++origin) {
       if (domains_ != nullptr) {
         placement_ = domains_->seen_from(origin, homes_);
         order_ = CanonicalOrder(tree_, placement_);
       }
       ways_.from(origin, placement_);
+      t_.owns.push_back(placement_.n_local(origin) > 0);
+      t_.tokens.push_back(routing.first_token[origin + 1] - routing.first_token[origin]);
       for (uint64_t t = routing.first_token[origin]; t < routing.first_token[origin + 1]; ++t)
-        token(origin, {routing.expert.data() + t * routing.top_k, routing.top_k}, own[origin]);
+        token({routing.expert.data() + t * routing.top_k, routing.top_k});
     }
-  }
-  uint32_t rows(uint32_t from, uint32_t to) const { return rows_[size_t{from} * n_ + to]; }
-  uint32_t delivered(uint32_t from, uint32_t to) const { return delivered_[size_t{from} * n_ + to]; }
-  uint32_t returned(uint32_t from, uint32_t to) const {
-    return returned_.empty() ? rows(from, to) : returned_[size_t{from} * n_ + to];
   }
 
  private:
   // Choices in canonical order: a row that already travels is on the way of the choice before (Eq. 7).
-  void token(uint32_t origin, std::span<const int32_t> choices, uint64_t& own) {
+  void token(std::span<const int32_t> choices) {
     uint32_t position[kMaxTopK], n = 0;
     for (const int32_t e : choices) {
       if (e < 0) continue;
@@ -78,42 +93,34 @@ class Counter {
       for (; i > 0 && position[i - 1] > p; --i) position[i] = position[i - 1];
       position[i] = p;
     }
-    const bool dedup = paths_.algorithm().dedup();
-    std::span<const uint32_t> before;
+    std::span<const uint64_t> before;
     uint32_t owner_before = ~0u;
     for (uint32_t i = 0; i < n; ++i) {
       const uint32_t owner = placement_.owner[order_.expert[position[i]]];
-      const std::span<const uint32_t> way = ways_.to(owner);
+      const std::span<const uint64_t> way = ways_.to(owner);
       const bool again = owner == owner_before;
       owner_before = owner;
-      if (again && dedup) continue;
-      if (way.empty()) {
-        own += again ? 0 : 1;
-        before = way;
-        continue;
-      }
+      if (again && dedup_) continue;
       size_t shared = 0;
-      while (dedup && shared < way.size() && shared < before.size() && way[shared] == before[shared]) ++shared;
-      for (size_t h = shared; h < way.size(); ++h) {
-        const size_t pair = size_t{h == 0 ? origin : way[h - 1]} * n_ + way[h];
-        ++rows_[pair];
-        if (!dedup && !again) ++returned_[pair];
-      }
-      if (!again) ++delivered_[size_t{way.size() < 2 ? origin : way[way.size() - 2]} * n_ + way.back()];
+      while (dedup_ && shared < way.size() && shared < before.size() && way[shared] == before[shared]) ++shared;
+      for (size_t h = shared; h < way.size(); ++h) move(way[h], again);
+      if (!again) move(ways_.scatter(owner), again);
       before = way;
     }
   }
+  void move(uint64_t list, bool again) {
+    ++t_.rows[list];
+    if (!dedup_ && !again) ++t_.returned[list];
+  }
 
-  const Paths& paths_;
+  bool dedup_;
   const plan::LevelTree& tree_;
   const Placement& homes_;
   const Domains* domains_;
   Placement placement_;  // as the origin at hand sees it
   CanonicalOrder order_;
-  uint32_t n_;
   Ways ways_;
-  std::vector<uint32_t> rows_, delivered_;
-  std::vector<uint32_t> returned_;  // empty: what was sent
+  Traffic& t_;
 };
 
 void index_edges(Traffic& traffic) {
@@ -122,11 +129,47 @@ void index_edges(Traffic& traffic) {
   for (const TrafficEdge& e : traffic.edges) ++traffic.in_first[e.to + 1];
   std::partial_sum(traffic.in_first.begin(), traffic.in_first.end(), traffic.in_first.begin());
   traffic.in.resize(traffic.edges.size());
-  std::vector<uint32_t> filled(traffic.in_first.begin(), traffic.in_first.end() - 1);
+  std::vector<uint32_t> filled(n, 0);
   // Edges come by their sender, so each receiver's are ascending within a hop.
   for (uint32_t hop = 0; hop < traffic.n_hops; ++hop) {
-    for (uint32_t e = 0; e < traffic.edges.size(); ++e)
-      if (traffic.edges[e].hop == hop) traffic.in[filled[traffic.edges[e].to]++] = e;
+    for (uint32_t e = 0; e < traffic.edges.size(); ++e) {
+      TrafficEdge& edge = traffic.edges[e];
+      if (edge.hop != hop) continue;
+      edge.in_place = filled[edge.to]++;
+      traffic.in[traffic.in_first[edge.to] + edge.in_place] = e;
+    }
+  }
+}
+
+// A list for every source of an out edge, and one for every source of Output.
+void number_lists(Traffic& traffic) {
+  uint64_t n_lists = 0;
+  for (uint32_t r = 0; r < traffic.n_ranks; ++r) {
+    traffic.first_list.push_back(n_lists);
+    const std::span<const uint32_t> in = traffic.in_of(r);
+    for (uint32_t e = traffic.out_first[r]; e < traffic.out_first[r + 1]; ++e) {
+      TrafficEdge& edge = traffic.edges[e];
+      edge.first_list = n_lists;
+      n_lists +=
+          1 + static_cast<uint64_t>(std::partition_point(in.begin(), in.end(),
+                                                         [&](uint32_t i) { return traffic.edges[i].hop < edge.hop; }) -
+                                    in.begin());
+    }
+    n_lists += 1 + in.size();
+  }
+  traffic.first_list.push_back(n_lists);
+}
+
+// The lists of an edge are followed by those of the next.
+void sum_lists(Traffic& traffic) {
+  for (uint32_t r = 0; r < traffic.n_ranks; ++r) {
+    for (uint32_t e = traffic.out_first[r]; e < traffic.out_first[r + 1]; ++e) {
+      TrafficEdge& edge = traffic.edges[e];
+      const uint64_t end = e + 1 < traffic.out_first[r + 1] ? traffic.edges[e + 1].first_list : traffic.scatter_list(r);
+      edge.rows = std::accumulate(traffic.rows.begin() + static_cast<ptrdiff_t>(edge.first_list),
+                                  traffic.rows.begin() + static_cast<ptrdiff_t>(end), uint64_t{0});
+      traffic.level_rows[edge.level] += edge.rows;
+    }
   }
 }
 
@@ -160,31 +203,27 @@ Result<Traffic> count_traffic(const Paths& paths, const plan::LevelTree& tree, c
   const uint32_t n = paths.n_ranks();
   if (n > kMaxTrafficRanks)
     return error(moecclUnsupported, "routings of {} ranks: at most {} are simulated", n, kMaxTrafficRanks);
-  Counter counter(paths, tree, placement, domains);
   Traffic traffic;
   traffic.n_ranks = n;
   traffic.n_hops = paths.n_hops();
-  counter.count(routing, traffic.own);
   traffic.level_rows.assign(tree.depth(), 0);
   for (uint32_t from = 0; from < n; ++from) {
     traffic.out_first.push_back(static_cast<uint32_t>(traffic.edges.size()));
     for (uint32_t hop = 0; hop < traffic.n_hops; ++hop) {
       for (uint32_t to = 0; to < n; ++to) {
         if (!paths.edge(from, to) || paths.hop(from, to) != hop) continue;
-        TrafficEdge e{from,
-                      to,
-                      static_cast<uint16_t>(hop),
-                      static_cast<uint16_t>(tree.level_between(from, to)),
-                      counter.rows(from, to),
-                      counter.delivered(from, to),
-                      counter.returned(from, to)};
-        traffic.level_rows[e.level] += e.rows;
-        traffic.edges.push_back(e);
+        traffic.edges.push_back({.from = from,
+                                 .to = to,
+                                 .hop = static_cast<uint16_t>(hop),
+                                 .level = static_cast<uint16_t>(tree.level_between(from, to))});
       }
     }
   }
   traffic.out_first.push_back(static_cast<uint32_t>(traffic.edges.size()));
   index_edges(traffic);
+  number_lists(traffic);
+  Counter(paths, tree, placement, domains, traffic).count(routing);
+  sum_lists(traffic);
   return traffic;
 }
 

@@ -1,5 +1,5 @@
 // How many rows every pair of ranks exchanges under an algorithm: the counts of HierMoE Eq. 7 for all ranks at once, in
-// O(D T K). The simulator and the closed form of Eq. 1-6 read them.
+// O(D T K). The prices of simulated plans and the closed form of Eq. 1-6 read them.
 #pragma once
 
 #include <cstdint>
@@ -26,26 +26,33 @@ Status check_routing(const GlobalRouting& routing, uint32_t n_experts);
 struct TrafficEdge {
   uint32_t from = 0, to = 0;
   uint16_t hop = 0, level = 0;  // level: of the full tree, where the two differ
+  uint32_t in_place = 0;        // position among the receiver's edges
   uint64_t rows = 0;
-  uint64_t delivered = 0;  // of them, rows that an expert on `to` keeps
-  uint64_t returned = 0;   // rows that combine sends back: a row of several choices returns once
+  uint64_t first_list = 0;  // of its lists in Traffic::rows, by source
 };
 
+// Row lists are counted as RowLists numbers them (routing_tables.h), so that plans can be priced without the lists.
 struct Traffic {
   uint32_t n_ranks = 0, n_hops = 1;
   std::vector<TrafficEdge> edges;      // by (from, hop, to)
   std::vector<uint32_t> out_first;     // [n_ranks + 1] into edges
   std::vector<uint32_t> in_first, in;  // [n_ranks + 1] into `in`: edges by (to, hop, from)
-  std::vector<uint64_t> own;           // [n_ranks] own rows with an expert on the rank itself
+  std::vector<uint64_t> first_list;    // [n_ranks + 1] of each rank into rows: gather lists, then scatter lists
+  std::vector<uint32_t> rows;          // [lists] that dispatch moves
+  std::vector<uint32_t> returned;      // [lists] rows that combine gives back: a row of several choices returns once;
+                                       // empty: as many as were sent
+  std::vector<uint64_t> tokens;        // [n_ranks]
   std::vector<uint64_t> level_rows;    // [depth] rows that cross each level
+  std::vector<bool> owns;              // [n_ranks] experts, as the rank itself sees it
 
   std::span<const uint32_t> in_of(uint32_t rank) const {
     return {in.data() + in_first[rank], in_first[rank + 1] - in_first[rank]};
   }
+  uint64_t scatter_list(uint32_t rank) const { return first_list[rank + 1] - 1 - in_of(rank).size(); }
   uint64_t largest_edge() const;
 };
 
-inline constexpr uint32_t kMaxTrafficRanks = 16384;  // two dense tables of n^2 words are filled
+inline constexpr uint32_t kMaxTrafficRanks = 16384;  // their pairs are looked at one by one
 
 // domains: those of `paths`, with the experts at home where `placement` says; null: none.
 Result<Traffic> count_traffic(const Paths& paths, const plan::LevelTree& tree, const Placement& placement,

@@ -70,10 +70,12 @@ Result<MoeAlgorithm> parse_moe_algorithm(std::string_view name, const plan::Leve
 }
 
 uint32_t RankEdges::n_in_before(uint32_t hop) const {
-  return static_cast<uint32_t>(std::count_if(in.begin(), in.end(), [&](const Edge& e) { return e.hop < hop; }));
+  return static_cast<uint32_t>(std::partition_point(in.begin(), in.end(), [&](const Edge& e) { return e.hop < hop; }) -
+                               in.begin());
 }
 uint32_t RankEdges::first_out_after(uint32_t hop) const {
-  return static_cast<uint32_t>(std::count_if(out.begin(), out.end(), [&](const Edge& e) { return e.hop <= hop; }));
+  return static_cast<uint32_t>(
+      std::partition_point(out.begin(), out.end(), [&](const Edge& e) { return e.hop <= hop; }) - out.begin());
 }
 
 Paths::Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placement& placement, const Domains* domains)

@@ -84,6 +84,39 @@ TEST(Simulate, GivesTableIVsSpeedupOfHdMoe) {
   EXPECT_NEAR(t["flat"] / t["hier:3"] / 2.50, 1.0, 0.2);
 }
 
+// Levels named gpu are not priced with a CPU's copies: between nodes lies the bottleneck, and fewer bytes there are so
+// much less time.
+TEST(Simulate, GpusAreBoundByTheLinksBetweenTheirNodes) {
+  moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+  c.topology = "node:8(bw=50GB/s,lat=5us) gpu:8(bw=450GB/s,lat=2us)";
+  c.tokens_per_rank = 1024;
+  c.json = 1;
+  const std::string text = page(c);
+  const auto bytes_between_nodes = [&](const char* algorithm) {
+    const size_t at = text.find(std::string("\"") + algorithm + "\""), bytes = text.find("\"level_bytes\": [", at);
+    return std::atof(text.c_str() + bytes + 16);
+  };
+  std::map<std::string, double> t = times(c);
+  EXPECT_NEAR(t["flat"] / t["hier:2"], bytes_between_nodes("flat") / bytes_between_nodes("hier:2"), 0.05);
+  EXPECT_GT(t["flat"] / t["hier:2"], 1.3);
+  c.json = 0;
+  EXPECT_NE(page(c).find("constants: GPU of the H100 class\n"), std::string::npos);
+}
+
+TEST(Simulate, AProfilesFiguresOverrideTheConstants) {
+  moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
+  c.topology = "node:2(bw=50GB/s,lat=5us) gpu:2(bw=450GB/s,lat=2us)";
+  c.tokens_per_rank = 256;
+  const double fast = times(c)["flat"];
+  const std::string slow = file_with("slow.json", "{\"moeccl_profile\": 1, \"machine\": {\"copy_bytes_per_ns\": 1}}");
+  c.profile = slow.c_str();
+  EXPECT_GT(times(c)["flat"], 2 * fast);
+  const std::string text = page(c);
+  EXPECT_NE(text.find("constants: GPU of the H100 class, overridden by " + slow), std::string::npos) << text;
+  EXPECT_NE(text.find("copy_bytes_per_ns                 1  " + slow), std::string::npos) << text;
+  EXPECT_NE(text.find("reduce_bytes_per_ns            3000  "), std::string::npos) << text;
+}
+
 TEST(Simulate, SaysNoGainPlainly) {
   moecclSimulateConfig_t c = MOECCL_SIMULATE_CONFIG_INIT;
   c.topology = "node:2(bw=100GB/s,lat=1us) gpu:2(bw=100GB/s,lat=1us)";

@@ -1,4 +1,4 @@
-#include "src/algo/moe_simulation.h"
+#include "src/algo/moe_price.h"
 
 #include <gtest/gtest.h>
 
@@ -65,8 +65,8 @@ TEST(MoeTraffic, IsWhatTheRanksCount) {
   }
 }
 
-// The same plans, priced step by step with their row lists, take about as long.
-TEST(MoeSimulation, AgreesWithThePriceOfThePlan) {
+// What a plan costs with the row lists of a routing, and with their counts alone.
+TEST(MoePrice, OfCountsIsThatOfRowLists) {
   const plan::LinkCost across{5000, 2.0}, inside{500, 20.0};
   auto tree = plan::LevelTree::from_sizes({{"node", across, {4, 4, 4}}}, "gpu", inside);
   ASSERT_TRUE(tree.ok());
@@ -80,8 +80,6 @@ TEST(MoeSimulation, AgreesWithThePriceOfThePlan) {
   c.none = 0;
   plan::Profile profile;
   profile.cores = 12;
-  profile.cached_copy_bytes_per_ns = profile.stream_bytes_per_ns = profile.copy_bytes_per_ns;
-  profile.cached_reduce_bytes_per_ns = profile.reduce_bytes_per_ns;
   profile.host_copy_bytes_per_ns = 1000;
   for (const MoeAlgorithm& a : moe_candidates(c.tree)) {
     MoeCluster cluster(c, 5);
@@ -89,65 +87,72 @@ TEST(MoeSimulation, AgreesWithThePriceOfThePlan) {
     auto traffic = count_traffic(*cluster.paths, c.tree, cluster.placement, routing_of(cluster));
     ASSERT_TRUE(traffic.ok());
     for (const moecclOp_t op : {moecclOpDispatch, moecclOpCombine}) {
-      const plan::Cost cost = plan::price(cluster.plan(op), cluster.bindings(op, false), c.tree, profile);
-      const SimulatedRun run =
-          simulate_moe(op, *traffic, c.tree, profile, {c.shape.row_bytes, cluster.tables[0].n_chunks()});
-      EXPECT_NEAR(run.total_ns / cost.total_ns, 1.0, 0.35) << a.name() << " " << plan::op_text(op);
-      EXPECT_EQ(run.level_bytes, cost.level_bytes) << a.name();
+      const plan::Cost lists = plan::price(cluster.plan(op), cluster.bindings(op, false), c.tree, profile);
+      const MoeCost counts =
+          moe_price(op, *cluster.paths, *traffic, c.tree, profile, c.shape.row_bytes, cluster.tables[0].n_chunks());
+      EXPECT_NEAR(counts.cost.total_ns / lists.total_ns, 1.0, 0.1) << a.name() << " " << plan::op_text(op);
+      EXPECT_EQ(counts.cost.level_bytes, lists.level_bytes) << a.name() << " " << plan::op_text(op);
     }
   }
 }
 
-TEST(MoeSimulation, IsTheSameEveryTime) {
+// Every list's count, and what combine sums, are those of the tables of a routing.
+TEST(MoeTraffic, CountsTheListsOfTheTables) {
+  test::Random random(4);
+  for (const test::NamedTree& named : test::moe_trees()) {
+    MoeCase c = test::random_case(named.tree, random);
+    c.shape.expert_major = false;
+    for (const MoeAlgorithm& a : moe_candidates(named.tree)) {
+      MoeCluster cluster(c, 7);
+      cluster.route(a, 0);
+      auto traffic = count_traffic(*cluster.paths, c.tree, cluster.placement, routing_of(cluster));
+      ASSERT_TRUE(traffic.ok()) << traffic.status().message();
+      for (uint32_t r = 0; r < cluster.n(); ++r) {
+        const RowLists& lists = cluster.rank_paths[r].lists;
+        ASSERT_EQ(traffic->first_list[r + 1] - traffic->first_list[r], lists.n_rows());
+        ASSERT_EQ(cluster.tables[r].n_chunks(), 1u);
+        const std::span<const plan::RowBlock> rows = cluster.tables[r].dispatch_rows(false);
+        for (uint32_t list = 0; list < lists.n_rows(); ++list)
+          EXPECT_EQ(traffic->rows[traffic->first_list[r] + list], rows[list].count)
+              << named.name << " " << a.name() << " rank " << r << " list " << list;
+      }
+    }
+  }
+}
+
+struct Layer {
+  Layer(const plan::LevelTree& given, MoeAlgorithm algorithm, uint32_t n_experts, const GlobalRouting& routing)
+      : tree(given),
+        placement(Placement::make(n_experts, given.n_ranks, nullptr).value()),
+        paths(algorithm, tree, placement),
+        traffic(count_traffic(paths, tree, placement, routing).value()) {}
+  MoeCost price(moecclOp_t op) const { return moe_price(op, paths, traffic, tree, plan::Profile(), 4096); }
+
+  plan::LevelTree tree;
+  Placement placement;
+  Paths paths;
+  Traffic traffic;
+};
+
+TEST(MoePrice, IsTheSameEveryTime) {
   auto tree = plan::LevelTree::from_sizes({{"node", {2000, 5}, std::vector<uint32_t>(8, 8)}});
   ASSERT_TRUE(tree.ok());
-  auto routing = make_routing({64, 128, 8, 64, 9}, 0.8);
-  ASSERT_TRUE(routing.ok());
-  const Placement placement = Placement::make(128, 64, nullptr).value();
-  const Paths paths({PathKind::kHier, 2}, *tree, placement);
-  auto traffic = count_traffic(paths, *tree, placement, *routing);
-  ASSERT_TRUE(traffic.ok());
-  const SimulatedRun a = simulate_moe(moecclOpDispatch, *traffic, *tree, plan::Profile(), {4096});
-  const SimulatedRun b = simulate_moe(moecclOpDispatch, *traffic, *tree, plan::Profile(), {4096});
-  EXPECT_EQ(a.total_ns, b.total_ns);
-  EXPECT_EQ(a.n_steps, b.n_steps);
+  const Layer layer(*tree, {PathKind::kHier, 2}, 128, make_routing({64, 128, 8, 64, 9}, 0.8).value());
+  EXPECT_EQ(layer.price(moecclOpDispatch).cost.total_ns, layer.price(moecclOpDispatch).cost.total_ns);
 }
 
 // A shared uplink is the bottleneck: no less than its bytes at its rate, and it is nearly always in use.
-TEST(MoeSimulation, ASharedUplinkBoundsTheTime) {
+TEST(MoePrice, ASharedUplinkBoundsTheTime) {
   auto tree = plan::LevelTree::from_sizes({{"node", {1000, 0.5}, {8, 8}}});
   ASSERT_TRUE(tree.ok());
-  auto routing = make_routing({16, 64, 4, 256, 2}, 0);
-  ASSERT_TRUE(routing.ok());
-  const Placement placement = Placement::make(64, 16, nullptr).value();
-  const Paths paths({PathKind::kHier, 2}, *tree, placement);
-  auto traffic = count_traffic(paths, *tree, placement, *routing);
-  ASSERT_TRUE(traffic.ok());
-  const SimulatedRun run = simulate_moe(moecclOpDispatch, *traffic, *tree, plan::Profile(), {4096});
-  const double wire = static_cast<double>(run.level_bytes[0]) / 2 / 0.5;
-  EXPECT_GE(run.total_ns, 0.98 * wire);
-  EXPECT_LT(run.total_ns, 1.25 * wire);
-}
-
-// Work grows with the edges, and those with the ranks: nodes x ranks for one hop and 8 for the other.
-TEST(MoeSimulation, StepsGrowWithEdges) {
-  uint64_t before = 0;
-  for (const uint32_t nodes : {8u, 16u, 32u}) {
-    auto tree = plan::LevelTree::from_sizes({{"node", {2000, 25}, std::vector<uint32_t>(nodes, 8)}});
-    ASSERT_TRUE(tree.ok());
-    auto routing = make_routing({nodes * 8, 256, 8, 16, 1}, 0);
-    ASSERT_TRUE(routing.ok());
-    const Placement placement = Placement::make(256, nodes * 8, nullptr).value();
-    const Paths paths({PathKind::kHier, 2}, *tree, placement);
-    auto traffic = count_traffic(paths, *tree, placement, *routing);
-    ASSERT_TRUE(traffic.ok());
-    const uint64_t per_edge =
-        simulate_moe(moecclOpDispatch, *traffic, *tree, plan::Profile(), {4096, 2}).n_steps / traffic->edges.size();
-    if (before > 0) {
-      EXPECT_NEAR(static_cast<double>(per_edge), static_cast<double>(before), 0.3 * static_cast<double>(before));
-    }
-    before = per_edge;
-  }
+  plan::Profile profile;
+  profile.cores = 16;
+  const Layer layer(*tree, {PathKind::kHier, 2}, 64, make_routing({16, 64, 4, 256, 2}, 0).value());
+  const MoeCost run = moe_price(moecclOpDispatch, layer.paths, layer.traffic, layer.tree, profile, 4096);
+  const double wire = static_cast<double>(run.cost.level_bytes[0]) / 2 / 0.5;
+  EXPECT_GE(run.cost.total_ns, 0.98 * wire);
+  EXPECT_LT(run.cost.total_ns, 1.25 * wire);
+  EXPECT_GT(run.cost.busiest_ns[0], 0.98 * wire);
 }
 
 // Eq. 3-5 by hand: every token of 4 ranks goes to one expert of each of two nodes.
