@@ -7,8 +7,21 @@
 #include "src/comm/cuda_stream.h"
 #include "src/comm/group.h"
 #include "src/comm/split.h"
+#include "src/plan/hardware.h"
 
 namespace moeccl::comm {
+CommunicatorHost::CommunicatorHost(Communicator& comm, FindStream find_stream)
+    : comm_(comm), find_stream_(find_stream) {
+  if (comm.cuda() == nullptr) return;
+  const plan::Hardware device = plan::device_hardware();
+  const plan::Profile& host = comm.selector().profile();
+  on_device_ = device.profile;
+  on_device_->links = host.links;
+  on_device_->all_to_all = host.all_to_all;
+  on_device_->host_level = host.host_level;
+  on_device_->source = format("the constants of a {}", device.name);
+}
+
 Status CommunicatorHost::all_gather(const void* mine, size_t bytes, void* all) {
   return all_gather_bytes(comm_, mine, bytes, all);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "src/comm/communicator.h"
 #include "src/comm/stream.h"
@@ -13,13 +14,14 @@ class CommunicatorHost final : public MoeHost {
  public:
   // `find_stream` turns a C handle into a stream, null for the blocking one.
   using FindStream = Status (*)(moecclStream_t, Stream**);
-  CommunicatorHost(Communicator& comm, FindStream find_stream) : comm_(comm), find_stream_(find_stream) {}
+  CommunicatorHost(Communicator& comm, FindStream find_stream);
 
   Communicator& communicator() const { return comm_; }
   uint32_t rank() const override { return comm_.rank(); }
   uint32_t n_ranks() const override { return comm_.n_ranks(); }
   const plan::LevelTree& tree() const override { return comm_.tree(); }
-  const plan::Profile& profile() const override { return comm_.selector().profile(); }
+  // On CUDA memory rows move at a device's rates, over the links that the communicator had when this was made.
+  const plan::Profile& profile() const override { return on_device_ ? *on_device_ : comm_.selector().profile(); }
   bool paced() const override { return comm_.paced(); }
   bool deterministic() const override { return comm_.config().deterministic; }
   uint64_t staging_bytes() const override { return comm_.operation_staging_bytes(); }
@@ -39,6 +41,7 @@ class CommunicatorHost final : public MoeHost {
  private:
   Communicator& comm_;
   FindStream find_stream_;
+  std::optional<plan::Profile> on_device_;  // of a communicator whose ranks all have CUDA memory
 };
 
 }  // namespace moeccl::comm

@@ -82,11 +82,9 @@ class Layer {
   plan::Profile profile_ = plan::device_profile();
 };
 
-// The limit of G = 16 is what the price misses there: it adds waits of the third hop that are hidden behind the bytes
-// of the first.
 TEST(TableIV, TheChosenPlanIsNearlyTheBest) {
   constexpr Shape kShapes[] = {{32, 128, 6, 1.05}, {32, 128, 8, 1.05}, {32, 128, 10, 1.05}, {32, 64, 8, 1.05},
-                               {32, 256, 8, 1.05}, {8, 128, 8, 1.05},  {16, 128, 8, 1.1}};
+                               {32, 256, 8, 1.05}, {8, 128, 8, 1.05},  {16, 128, 8, 1.05}};
   for (const double zipf : {0.0, 0.5}) {
     for (const Shape& s : kShapes) {
       const std::vector<Candidate> all = Layer(s, zipf).candidates();
