@@ -20,6 +20,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -38,18 +39,22 @@ constexpr Shape kShapes[] = {
     {2, nullptr}, {4, nullptr}, {4, "node:2(bw=1GB/s,lat=20us) gpu:2"}, {8, nullptr}, {4, nullptr, true, 3 << 17}};
 struct Op {
   moecclOp_t op;
-  const char* name;
-  std::vector<const char*> algorithms;
+  std::vector<std::string> algorithms = {};
+  const char* name() const { return moecclOpName(op); }
 };
-const std::vector<Op> kOps = {
-    {moecclOpAllReduce, "allreduce", {"oneshot", "direct", "staged", "rd", "tree", "flat", "ring", "hier"}},
-    {moecclOpAllGather, "allgather", {"oneshot", "direct", "staged", "flat", "ring", "hier"}},
-    {moecclOpReduceScatter, "reduce_scatter", {"oneshot", "direct", "staged", "flat", "ring", "hier"}},
-    {moecclOpAllToAll, "alltoall", {"oneshot", "direct", "staged", "flat", "2dh"}},
-    {moecclOpBroadcast, "broadcast", {"oneshot", "direct", "staged", "flat", "tree", "ring"}},
-    {moecclOpReduce, "reduce", {"oneshot", "direct", "staged", "flat", "tree"}},
-    {moecclOpGather, "gather", {"oneshot", "direct", "staged", "flat"}},
-    {moecclOpScatter, "scatter", {"oneshot", "direct", "staged", "flat"}}};
+// Every algorithm that the library has for them.
+std::vector<Op> all_ops() {
+  std::vector<Op> ops = {{moecclOpAllReduce}, {moecclOpAllGather}, {moecclOpReduceScatter}, {moecclOpAllToAll},
+                         {moecclOpBroadcast}, {moecclOpReduce},    {moecclOpGather},        {moecclOpScatter}};
+  for (Op& op : ops) {
+    char names[512];
+    moecclPlanList(op.op, names, sizeof(names), nullptr);
+    std::stringstream list(names);
+    for (std::string name; std::getline(list, name, ',');) op.algorithms.push_back(name);
+  }
+  return ops;
+}
+const std::vector<Op> kOps = all_ops();
 // Between the sizes that calibration takes.
 constexpr size_t kSizes[] = {3 << 9, 3 << 12, 3 << 14, 3 << 15, 3 << 16, 3 << 17, 3 << 19, 3 << 20};
 // What a plan takes depends on which pages its buffers happen to have: rounds take turns through this much memory.
@@ -136,7 +141,7 @@ class Rank {
     }
     std::vector<Point> points;
     for (const Op& op : kOps) {
-      if (only_op != nullptr && std::strcmp(only_op, op.name) != 0) continue;
+      if (only_op != nullptr && std::strcmp(only_op, op.name()) != 0) continue;
       for (const size_t bytes : sizes)
         if (bytes <= shape_.most) points.push_back(ask(op, bytes));
     }
@@ -218,12 +223,12 @@ class Rank {
     Point p{&op, bytes, count_of(op.op, bytes), {}, {}};
     check(moecclPlanForce(comm_, op.op, "auto"), "force", comm_);
     p.chosen = info(op.op, p.count).algorithm;
-    for (const char* name : op.algorithms) {
-      const moecclResult_t forced = moecclPlanForce(comm_, op.op, name);
+    for (const std::string& name : op.algorithms) {
+      const moecclResult_t forced = moecclPlanForce(comm_, op.op, name.c_str());
       if (forced == moecclUnsupported) continue;  // it can never run here
       check(forced, "force", comm_);
       const moecclPlanInfo_t i = info(op.op, p.count);
-      if (std::strcmp(i.algorithm, name) == 0) p.runners.push_back({name, i.predicted_us * 1e3, 0, {}});
+      if (name == i.algorithm) p.runners.push_back({name, i.predicted_us * 1e3, 0, {}});
     }
     p.runners.push_back({kAuto, 0, 0, {}});
     return p;
@@ -350,8 +355,8 @@ class Rank {
     shared->is_flat += is_flat ? 1 : 0;
     shared->flat_worse_than_flat += slower && is_flat ? 1 : 0;
     std::printf("%-15s %8zu %d ranks %-34s chose %-8s %9.1f us (predicted %9.1f)  best %-8s %9.1f us  regret %.3f%s\n",
-                p.op->name, p.bytes, shape_.ranks, shape_.name(), p.chosen.c_str(), took / 1e3, mine.predicted_ns / 1e3,
-                best == &mine ? p.chosen.c_str() : best->name.c_str(), least / 1e3, regret,
+                p.op->name(), p.bytes, shape_.ranks, shape_.name(), p.chosen.c_str(), took / 1e3,
+                mine.predicted_ns / 1e3, best == &mine ? p.chosen.c_str() : best->name.c_str(), least / 1e3, regret,
                 loses    ? " slower than flat"
                 : slower ? " flat beside itself"
                          : "");

@@ -74,13 +74,24 @@ int check_layer(LayerOptions& o) {
   return 0;
 }
 
-const std::vector<std::pair<std::string, moecclOp_t>> kOps = {
-    {"allreduce", moecclOpAllReduce}, {"reduce", moecclOpReduce},       {"broadcast", moecclOpBroadcast},
-    {"allgather", moecclOpAllGather}, {"alltoall", moecclOpAllToAll},   {"reduce_scatter", moecclOpReduceScatter},
-    {"gather", moecclOpGather},       {"alltoallv", moecclOpAllToAllv}, {"scatter", moecclOpScatter}};
-const std::vector<std::pair<std::string, moecclDataType_t>> kTypes = {
-    {"int8", moecclInt8},       {"int32", moecclInt32},       {"int64", moecclInt64},    {"float16", moecclFloat16},
-    {"float32", moecclFloat32}, {"bfloat16", moecclBfloat16}, {"float64", moecclFloat64}};
+// Operations whose plan follows from the call alone.
+std::vector<std::pair<std::string, moecclOp_t>> operations() {
+  std::vector<std::pair<std::string, moecclOp_t>> named;
+  for (int i = 0; i < MOECCL_NUM_OPS; ++i) {
+    const auto op = static_cast<moecclOp_t>(i);
+    const bool of_call = i < moecclOpSendRecv || op == moecclOpTensorAllToAll;
+    if (of_call) named.emplace_back(moecclOpName(op), op);
+  }
+  return named;
+}
+std::vector<std::pair<std::string, moecclDataType_t>> types() {
+  std::vector<std::pair<std::string, moecclDataType_t>> named;
+  for (int i = 0; i < MOECCL_NUM_DATA_TYPES; ++i) {
+    const auto type = static_cast<moecclDataType_t>(i);
+    named.emplace_back(moecclTypeName(type), type);
+  }
+  return named;
+}
 
 }  // namespace
 
@@ -91,9 +102,11 @@ int main(int argc, char** argv) {
 
   PlanOptions plan;
   CLI::App* explain = app.add_subcommand("plan", "which algorithm would run an operation, why, and its steps");
-  explain->add_option("op", plan.op, "allreduce, alltoall, ...")->required()->transform(CLI::CheckedTransformer(kOps));
+  explain->add_option("op", plan.op, "allreduce, alltoall, ...")
+      ->required()
+      ->transform(CLI::CheckedTransformer(operations()));
   explain->add_option("--count", plan.count, "elements, as in the operation's call")->capture_default_str();
-  explain->add_option("--type", plan.type, "element type")->transform(CLI::CheckedTransformer(kTypes));
+  explain->add_option("--type", plan.type, "element type")->transform(CLI::CheckedTransformer(types()));
   explain->add_option("--ranks", plan.ranks, "number of ranks")->check(CLI::Range(1, 1024))->capture_default_str();
   explain->add_option("--topology", plan.topology, "such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
   explain->add_option("--force", plan.force, "explain this algorithm instead of the cheapest");

@@ -17,18 +17,12 @@ struct Options {
 };
 Options options;
 
-const std::vector<std::pair<std::string, moecclOp_t>> kOps = {{"dispatch", moecclOpDispatch},
-                                                              {"allreduce", moecclOpAllReduce},
-                                                              {"reduce", moecclOpReduce},
-                                                              {"broadcast", moecclOpBroadcast},
-                                                              {"allgather", moecclOpAllGather},
-                                                              {"reduce_scatter", moecclOpReduceScatter},
-                                                              {"alltoall", moecclOpAllToAll},
-                                                              {"gather", moecclOpGather},
-                                                              {"scatter", moecclOpScatter},
-                                                              {"tensor_alltoall", moecclOpTensorAllToAll},
-                                                              {"expert_gather", moecclOpExpertGather},
-                                                              {"expert_reduce", moecclOpExpertReduce}};
+std::vector<std::pair<std::string, moecclOp_t>> operations() {
+  std::vector<std::pair<std::string, moecclOp_t>> named;
+  for (int i = 0; i < MOECCL_NUM_OPS; ++i)
+    named.emplace_back(moecclOpName(static_cast<moecclOp_t>(i)), static_cast<moecclOp_t>(i));
+  return named;
+}
 
 }  // namespace
 
@@ -41,7 +35,7 @@ CLI::App* add_simulate(CLI::App& app) {
   CLI::App* sub = app.add_subcommand(
       "simulate", "what an operation would take on a topology: time, bytes, critical path, gain over flat");
   sub->add_option("op", o.config.op, "dispatch (with combine), allreduce, alltoall, expert_gather, expert_reduce, ...")
-      ->transform(CLI::CheckedTransformer(kOps));
+      ->transform(CLI::CheckedTransformer(operations()));
   sub->add_option("--topology", o.topology, "such as 'node:256(bw=50GB/s,lat=5us) gpu:8(bw=150GB/s)', or a file")
       ->required();
   sub->add_option("--profile", o.profile, "profile file, see docs/calibration.md");

@@ -30,6 +30,14 @@ typedef enum MOECCL_INT {
 } moecclOp_t;
 #define MOECCL_NUM_OPS 18
 
+/* The name of an operation, such as "allreduce" or "reduce_scatter", as MOECCL_PLAN and messages spell it; "unknown
+ * operation" beyond the last. Never NULL. */
+MOECCL_API const char* moecclOpName(moecclOp_t op);
+/* The algorithms that moecclPlanForce() knows for `op`, separated by commas, such as "oneshot,direct,ring"; empty where
+ * an operation has one plan or none. text [text_bytes] gets them, cut like snprintf's; *needed (may be NULL) the full
+ * length + 1. They need not all apply to a given call. From any thread. moecclInvalidArgument when op is none. */
+MOECCL_API moecclResult_t moecclPlanList(moecclOp_t op, char* text, size_t text_bytes, size_t* needed);
+
 typedef struct {
   size_t size;         /* sizeof(moecclPlanInfo_t), set by the caller */
   char algorithm[32];  /* "staged", "direct", "ring", "tree", "rd", ... */

@@ -115,6 +115,8 @@ MOECCL_API moecclResult_t moecclGetVersion(int* version);
 
 /* Bytes of one element; 0 for an unknown type. */
 MOECCL_API size_t moecclTypeSize(moecclDataType_t type);
+/* The name of a type, such as "float32" or "bfloat16"; "unknown type" beyond the last. Never NULL. */
+MOECCL_API const char* moecclTypeName(moecclDataType_t type);
 
 #ifdef __cplusplus
 }

@@ -91,7 +91,7 @@ Line Bench::describe(const Case& c) const {
   Line line;
   line.bytes = std::max(s.send, s.recv) * data_type(c.type).bytes;
   line.count = s.count;
-  line.type = data_type(c.type).name;
+  line.type = data_type(c.type).name();
   line.op = collective_.reduces ? red_op_name(c.op) : "none";
   line.root = collective_.rooted ? c.root : -1;
   return line;

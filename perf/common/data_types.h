@@ -1,4 +1,4 @@
-// The data types of moeccl/types.h as the perf tools see them: nccl-tests' names, sizes, and which numbers are exact.
+// The data types of moeccl/types.h as the perf tools see them: the library's names, sizes, and which numbers are exact.
 #ifndef PERF_COMMON_DATA_TYPES_H_
 #define PERF_COMMON_DATA_TYPES_H_
 
@@ -13,17 +13,17 @@ namespace perf {
 
 struct DataType {
   moecclDataType_t type;
-  const char* name;  // as nccl-tests prints it
   size_t bytes;
   bool is_float;
   bool is_signed;
   int exponent_bits;  // floats only
   int mantissa_bits;  // stored bits; floats only
   int64_t exact;      // every integer in 0..exact is exact in the type
+  const char* name() const { return moecclTypeName(type); }
 };
 
 const DataType& data_type(moecclDataType_t type);
-// "float", "half", "bf16", "all", ...; empty when the name is unknown.
+// "float32", nccl-tests' "float", "bf16", "all", ...; empty when the name is unknown.
 std::vector<moecclDataType_t> parse_data_types(const std::string& name);
 // All accepted names, for messages.
 std::string data_type_names();

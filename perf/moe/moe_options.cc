@@ -166,7 +166,7 @@ std::string describe(const MoeOptions& o, const std::vector<RankRouting>& routin
   size_t most = 0;
   for (const RankRouting& r : routing) most = std::max(most, r.n_tokens);
   return std::to_string(routing.size()) + " ranks of " + std::to_string(most) + " tokens, hidden " +
-         std::to_string(o.hidden) + " " + data_type(o.type).name + ", top-" + std::to_string(o.top_k) + " of " +
+         std::to_string(o.hidden) + " " + data_type(o.type).name() + ", top-" + std::to_string(o.top_k) + " of " +
          std::to_string(o.n_experts) + " experts, " + o.routing + " routing, " +
          (o.layout == moecclLayoutRows ? "rows" : "expert") + " layout";
 }

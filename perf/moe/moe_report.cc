@@ -115,7 +115,7 @@ std::string moe_json(const MoeOptions& options, const std::string& description, 
   j["time"] = time_of_day();
   j["description"] = description;
   j["config"] = {{"hidden", options.hidden},
-                 {"dtype", data_type(options.type).name},
+                 {"dtype", data_type(options.type).name()},
                  {"topk", options.top_k},
                  {"experts", options.n_experts},
                  {"layout", options.layout == moecclLayoutRows ? "rows" : "expert"},

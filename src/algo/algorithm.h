@@ -1,28 +1,61 @@
-// An algorithm answers: does it apply, how does it cut the data, what are the steps. All are pure functions of the
-// shape and the tree; what a plan costs is computed from its steps by src/plan/cost.h. To add one: a new file with its
-// Algorithm, one line in registry.cc, and it is proved by tests/unit/algo/proof_test.cc.
+// An algorithm is a row: what it needs, its staging, how large its chunks are, and the steps of a rank. All are pure
+// functions of the shape and the tree; what a plan costs is computed from its steps by src/plan/cost.h. To add one: a
+// new file with its rows and one line in families.h; tests/unit/algo/proof_test.cc proves it. docs/contributing.md.
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
+#include "src/base/status.h"
 #include "src/plan/plan.h"
 
 namespace moeccl::algo {
+
+class ProgramBuilder;
+
+// The staging of an algorithm for a shape: what its chunking and its programs must agree on.
+struct Layout {
+  uint32_t n_slots = 0;
+  uint32_t depth = 1;
+};
+
+// What an algorithm needs of several ranks, as bits.
+enum Needs : uint32_t {
+  kNothing = 0,
+  kNodes = 1,         // groups of ranks: at least two, one of them of two ranks or more
+  kStagingViews = 2,  // peers' staging can be read
+  kViews = 4,         // peers' buffers can be read and written
+  kReads = 8,         // peers' buffers can be read
+  kUnscaled = 16,     // inputs may be read by peers as they are
+  kAnyOrder = 32,     // sums of partial results, in another order than by rank
+};
+
+inline constexpr uint64_t kWhole = UINT64_MAX;  // one chunk, whatever its length
 
 struct Algorithm {
   moecclOp_t op;
   const char* name;     // "staged", "ring", ...: unique for the operation
   const char* summary;  // one line for explain
+  uint32_t needs;
+  Layout (*layout)(const plan::Shape&, const plan::LevelTree&);
+  uint64_t chunk_bytes;  // the most of one chunk of one block, or kWhole
+  // Writes the program of one of several ranks; a rank that is alone copies, or stores its input as the result.
+  void (*steps)(ProgramBuilder&, const plan::Shape&, const plan::LevelTree&, uint32_t rank);
+  // Where the chunk depends on the shape: instead of chunk_bytes.
+  uint64_t (*chunk_bytes_for)(const plan::Shape&, const plan::LevelTree&) = nullptr;
+
   // Success, or why it cannot run this shape ("needs buffers that peers can read: moecclMemAlloc or thread ranks").
-  Status (*applies)(const plan::Shape&, const plan::LevelTree&);
-  plan::Chunking (*chunking)(const plan::Shape&, const plan::LevelTree&);
-  plan::Program (*build)(const plan::Shape&, const plan::LevelTree&, uint32_t rank);
+  Status applies(const plan::Shape&, const plan::LevelTree&) const;
+  plan::Chunking chunking(const plan::Shape&, const plan::LevelTree&) const;
+  plan::Program build(const plan::Shape&, const plan::LevelTree&, uint32_t rank) const;
 };
 
 // All standard collectives' algorithms; those of one operation in the order in which ties are broken.
 std::span<const Algorithm> algorithms();
 const Algorithm* find(moecclOp_t op, std::string_view name);  // null when there is none
+// Those names in that order, and those that a routing or a placement chooses among.
+std::string names_of(moecclOp_t op, const char* separator);
 
 // Builds the programs of all ranks (for readers), or only `rank`'s.
 plan::Plan build_all(const Algorithm&, const plan::Shape&, const plan::LevelTree&);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/plan/op.h"
+
 namespace moeccl::algo {
 namespace {
 
@@ -24,26 +26,13 @@ Status does_not_fit(const Shape& shape, Layout layout, uint64_t slot_bytes) {
 
 }  // namespace
 
-bool reduces(moecclOp_t op) { return op == moecclOpAllReduce || op == moecclOpReduce || op == moecclOpReduceScatter; }
-
-Program solo(const Shape& shape) {
-  ProgramBuilder b(shape, 0, Layout{});
-  const Ref own = in(0);
-  if (reduces(shape.op)) {
-    b.reduce(out(0), {&own, 1}, true);
-  } else {
-    b.copy(out(0), own);
-  }
-  return std::move(b).finish();
-}
-
 Chunking cut(const Shape& shape, Layout layout, uint64_t chunk_bytes) {
   uint64_t bytes = chunk_bytes;
   if (layout.n_slots > 0) bytes = std::min(bytes, slot_cap(shape, layout));
   const uint64_t line = line_elements(shape);
   const uint64_t most = std::max(line, bytes / shape.element_bytes / line * line);
   // Largest blocks of AllToAllv may be unknown when the plan is made: its chunks must not depend on them.
-  if (shape.op == moecclOpAllToAllv) {
+  if (plan::facts(shape.op).private_sizes) {
     return {most, static_cast<uint32_t>(std::max<uint64_t>(1, (shape.count + most - 1) / most))};
   }
   if (shape.count <= most) return {std::max<uint64_t>(1, shape.count), 1};
@@ -54,14 +43,14 @@ Chunking cut(const Shape& shape, Layout layout, uint64_t chunk_bytes) {
 }
 
 Status chunks_cover(const Shape& shape, const Chunking& chunking) {
-  if (shape.op == moecclOpAllToAllv || chunking.n_chunks < UINT32_MAX) return {};
+  if (plan::facts(shape.op).private_sizes || chunking.n_chunks < UINT32_MAX) return {};
   return error(moecclUnsupported, "{} elements of {} bytes in chunks of {}: at most 2^32 - 2 chunks are possible",
                shape.count, shape.element_bytes, chunking.chunk);
 }
 
 Chunking whole(const Shape& shape) {
   constexpr uint64_t kAnyLength = uint64_t{1} << 40;  // more elements than any block has
-  return {shape.op == moecclOpAllToAllv ? kAnyLength : std::max<uint64_t>(1, shape.count), 1};
+  return {plan::facts(shape.op).private_sizes ? kAnyLength : std::max<uint64_t>(1, shape.count), 1};
 }
 
 Status chunks_fit(const Shape& shape, Layout layout) {
@@ -75,28 +64,28 @@ Status whole_fits(const Shape& shape, Layout layout) {
 }
 
 Status needs_staging_views(const Shape& shape) {
-  if (shape.reach.staging || shape.n_ranks == 1) return {};
+  if (shape.reach.staging) return {};
   return error(moecclUnsupported, "needs ranks that map each other's staging, that is ranks of one host");
 }
 
 Status needs_views(const Shape& shape) {
-  if (shape.reach.views || shape.n_ranks == 1) return {};
+  if (shape.reach.views) return {};
   return error(moecclUnsupported, "needs buffers that peers can reach: moecclMemAlloc or thread ranks");
 }
 
 Status needs_reads(const Shape& shape) {
-  if (shape.reach.views || shape.reach.reads || shape.n_ranks == 1) return {};
+  if (shape.reach.views || shape.reach.reads) return {};
   return error(moecclUnsupported,
                "needs buffers that peers can read: moecclMemAlloc, thread ranks or process_vm_readv");
 }
 
 Status needs_no_scaling(const Shape& shape) {
-  if (!shape.scaled || shape.n_ranks == 1) return {};
+  if (!shape.scaled) return {};
   return error(moecclUnsupported, "reads peers' inputs, which a pre-multiplied sum scales on their own rank only");
 }
 
 Status needs_any_order(const Shape& shape, const char* name) {
-  if (!shape.deterministic || shape.n_ranks == 1) return {};
+  if (!shape.deterministic) return {};
   return error(moecclUnsupported, "{} sums partial results, deterministic mode asks for one sum in rank order", name);
 }
 

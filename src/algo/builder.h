@@ -22,11 +22,15 @@ using plan::Step;
 using plan::StepKind;
 using plan::When;
 
-// The staging of an algorithm for a shape: what its chunking and its programs must agree on.
-struct Layout {
-  uint32_t n_slots = 0;
-  uint32_t depth = 1;
-};
+// Layouts of a fixed number of slots, and of one slot for each rank and some more.
+template <uint32_t kSlots, uint32_t kDepth>
+Layout slots(const Shape&, const LevelTree&) {
+  return {kSlots, kDepth};
+}
+template <int kMore, uint32_t kDepth>
+Layout rank_slots(const Shape& shape, const LevelTree&) {
+  return {shape.n_ranks + kMore, kDepth};
+}
 
 inline Ref in(uint32_t rank, uint32_t block = 0) { return {rank, Buffer::kInput, static_cast<uint16_t>(block), 0, 1}; }
 inline Ref out(uint32_t rank, uint32_t block = 0) {
@@ -90,6 +94,8 @@ class ProgramBuilder {
   // The rank `distance` places after or before this one, so that ranks do not all turn to the same peer at once.
   uint32_t after(uint32_t distance) const { return (me_ + distance) % n_; }
   uint32_t before(uint32_t distance) const { return (me_ + n_ - distance % n_) % n_; }
+  // Rotations of the staging.
+  uint32_t depth() const { return program_.depth; }
 
   Program finish() && {
     if (program_.lanes.size() > 1 && program_.lanes.back().steps.empty()) program_.lanes.pop_back();
@@ -122,11 +128,6 @@ class ProgramBuilder {
   Program program_;
 };
 
-// The program of a rank that is alone: its input is its result.
-Program solo(const Shape& shape);
-// Whether `op` reduces.
-bool reduces(moecclOp_t op);
-
 // Cuts blocks of shape.count into even chunks of at most `chunk_bytes` that fit the staging.
 Chunking cut(const Shape& shape, Layout layout, uint64_t chunk_bytes);
 // Whether the chunks of cut() are so few that they can be counted.
@@ -137,12 +138,12 @@ Chunking whole(const Shape& shape);
 Status chunks_fit(const Shape& shape, Layout layout);
 Status whole_fits(const Shape& shape, Layout layout);
 
-// Reasons not to apply.
-Status needs_staging_views(const Shape& shape);                 // peers' staging can be read
-Status needs_views(const Shape& shape);                         // peers' buffers can be read and written
-Status needs_reads(const Shape& shape);                         // peers' buffers can be read
-Status needs_no_scaling(const Shape& shape);                    // peers' inputs may be read as they are
-Status needs_any_order(const Shape& shape, const char* name);   // partial results, summed in another order
-Status needs_nodes(const Shape& shape, const LevelTree& tree);  // at least two levels
+// Reasons not to apply to several ranks: see Needs.
+Status needs_staging_views(const Shape& shape);
+Status needs_views(const Shape& shape);
+Status needs_reads(const Shape& shape);
+Status needs_no_scaling(const Shape& shape);
+Status needs_any_order(const Shape& shape, const char* name);
+Status needs_nodes(const Shape& shape, const LevelTree& tree);
 
 }  // namespace moeccl::algo

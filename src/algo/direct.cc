@@ -14,43 +14,6 @@ constexpr uint32_t kRead = 2;     // the sender has read a chunk of the receiver
 
 bool pushes(const Shape& shape) { return shape.reach.views; }
 
-Layout layout_of(const Shape& shape) {
-  switch (shape.op) {
-    case moecclOpReduce:
-      return {1, 1};
-    case moecclOpAllToAll:
-      return {shape.n_ranks, 1};
-    default:
-      return {0, 1};
-  }
-}
-
-Status applies_to_sums(const Shape& shape, const LevelTree&) {
-  MOECCL_TRY(needs_views(shape));
-  MOECCL_TRY(needs_no_scaling(shape));
-  return chunks_fit(shape, layout_of(shape));
-}
-
-Status applies_to_moves(const Shape& shape, const LevelTree&) {
-  MOECCL_TRY(needs_reads(shape));
-  return chunks_fit(shape, layout_of(shape));
-}
-
-Chunking chunking(const Shape& shape, const LevelTree&) {
-  switch (shape.op) {
-    case moecclOpAllReduce:
-      return cut(shape, layout_of(shape), tuning::kDirectAllReduce);
-    case moecclOpReduce:
-      return cut(shape, layout_of(shape), tuning::kDirectReduce);
-    case moecclOpAllGather:
-      return pushes(shape) ? cut(shape, layout_of(shape), tuning::kDirectAllGather) : whole(shape);
-    case moecclOpAllToAll:
-      return cut(shape, layout_of(shape), tuning::kDirectAllToAll);
-    default:
-      return whole(shape);
-  }
-}
-
 void meet(ProgramBuilder& b, When when, uint32_t sig) {
   b.when(when);
   b.signal_all(sig);
@@ -67,44 +30,33 @@ std::vector<Ref> all_inputs(const Shape& shape, uint32_t block, uint32_t index, 
 
 // In place: only this rank reads part `rank` of any input, and only it writes part `rank` of any output. The host
 // executor joins the reduction and its moves: each element is read once and written once to each output.
-Program all_reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
+void all_reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t n = shape.n_ranks;
-  ProgramBuilder b(shape, rank, layout_of(shape));
   meet(b, When::kFirst, kArrived);
   const Ref result = part(out(rank), rank, n);
   b.reduce(result, all_inputs(shape, 0, rank, n), true, true);
   for (uint32_t i = 1; i < n; ++i) b.put(part(out(b.after(i)), rank, n), result);
   meet(b, When::kLast, kDone);
-  return std::move(b).finish();
 }
 
-Program reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
+void reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t n = shape.n_ranks, root = shape.root;
-  ProgramBuilder b(shape, rank, layout_of(shape));
   meet(b, When::kFirst, kArrived);
   const Ref own = part(rank == root ? out(rank) : slot(rank, 0), rank, n);
   b.reduce(own, all_inputs(shape, 0, rank, n), true);
   if (rank != root) b.put(part(out(root), rank, n), own);
   meet(b, When::kLast, kDone);
-  return std::move(b).finish();
 }
 
 // In place: the output is the block of the own input that no peer reads.
-Program reduce_scatter(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout_of(shape));
+void reduce_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   meet(b, When::kFirst, kArrived);
   b.reduce(out(rank), all_inputs(shape, rank, 0, 1), true);
   meet(b, When::kLast, kDone);
-  return std::move(b).finish();
 }
 
 // Pushing reads a chunk from memory once and writes it n times. Where buffers can only be read, peers pull.
-Program all_gather(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout_of(shape));
+void all_gather(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   if (pushes(shape)) {
     meet(b, When::kFirst, kArrived);
     b.copy(out(rank, rank), in(rank));
@@ -115,16 +67,13 @@ Program all_gather(const Shape& shape, const LevelTree&, uint32_t rank) {
     for (uint32_t i = 1; i < shape.n_ranks; ++i) b.copy(out(rank, b.after(i)), in(b.after(i)));
   }
   meet(b, When::kLast, kDone);
-  return std::move(b).finish();
 }
 
 // A rank says to each peer that it has read its block. Out of place nobody needs to wait for that before the end, so
 // those waits have a lane of their own. A rank that works in place must: it sets the blocks aside until its peers have
 // read the memory that they go to. in_place is private, so both programs exchange the same signals.
-Program all_to_all(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
+void all_to_all(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t n = shape.n_ranks;
-  ProgramBuilder b(shape, rank, layout_of(shape));
   meet(b, When::kFirst, kArrived);
   if (!shape.in_place) b.copy(out(rank, rank), in(rank, rank));
   for (uint32_t i = 1; i < n; ++i) {
@@ -138,24 +87,18 @@ Program all_to_all(const Shape& shape, const LevelTree&, uint32_t rank) {
     b.wait(p, kRead);
     if (shape.in_place) b.copy(out(rank, p), slot(rank, p));
   }
-  return std::move(b).finish();
 }
 
-Program all_to_all_v(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout_of(shape));
+void all_to_all_v(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   meet(b, When::kFirst, kArrived);
   b.copy(out(rank, rank), in(rank, rank));
   for (uint32_t i = 1; i < shape.n_ranks; ++i) b.copy(out(rank, b.after(i)), in(b.after(i), rank));
   meet(b, When::kLast, kDone);
-  return std::move(b).finish();
 }
 
 // Peers pull from the root's input: all of it, or their block of it.
-Program pull_from_root(const Shape& shape, uint32_t rank, bool scatter) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout_of(shape));
-  const Ref src = in(shape.root, scatter ? rank : 0);
+void from_root(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
+  const Ref src = in(shape.root, shape.op == moecclOpScatter ? rank : 0);
   if (rank == shape.root) {
     b.copy(out(rank), src);  // before peers come to read: in place it is the same memory
     b.signal_all(kArrived);
@@ -165,17 +108,11 @@ Program pull_from_root(const Shape& shape, uint32_t rank, bool scatter) {
     b.copy(out(rank), src);
     b.signal(shape.root, kDone);
   }
-  return std::move(b).finish();
 }
 
-Program broadcast(const Shape& shape, const LevelTree&, uint32_t rank) { return pull_from_root(shape, rank, false); }
-Program scatter(const Shape& shape, const LevelTree&, uint32_t rank) { return pull_from_root(shape, rank, true); }
-
 // With views all ranks push at once, each its block; else the root pulls.
-Program gather(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
+void gather(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t root = shape.root;
-  ProgramBuilder b(shape, rank, layout_of(shape));
   if (rank == root) {
     if (pushes(shape)) b.signal_all(kArrived);
     b.copy(out(rank, rank), in(rank));
@@ -197,21 +134,27 @@ Program gather(const Shape& shape, const LevelTree&, uint32_t rank) {
     b.signal(root, kArrived);
     b.wait(root, kDone);
   }
-  return std::move(b).finish();
 }
+
+// What is pushed is read once and stays in the cache for n writes.
+uint64_t gathered(const Shape& shape, const LevelTree&) { return pushes(shape) ? tuning::kDirectAllGather : kWhole; }
 
 constexpr const char* kSum = "each rank reduces its part from all inputs and writes it to all outputs";
 constexpr const char* kMove = "copy once, between the users' buffers";
+constexpr uint32_t kSums = kViews | kUnscaled;
+constexpr auto kNone = slots<0, 1>;
+constexpr auto kOne = slots<1, 1>;
+constexpr auto kEach = rank_slots<0, 1>;
 constexpr Algorithm kAlgorithms[] = {
-    {moecclOpAllReduce, "direct", kSum, applies_to_sums, chunking, all_reduce},
-    {moecclOpReduce, "direct", kSum, applies_to_sums, chunking, reduce},
-    {moecclOpBroadcast, "direct", kMove, applies_to_moves, chunking, broadcast},
-    {moecclOpAllGather, "direct", kMove, applies_to_moves, chunking, all_gather},
-    {moecclOpReduceScatter, "direct", kSum, applies_to_sums, chunking, reduce_scatter},
-    {moecclOpAllToAll, "direct", kMove, applies_to_moves, chunking, all_to_all},
-    {moecclOpAllToAllv, "direct", kMove, applies_to_moves, chunking, all_to_all_v},
-    {moecclOpGather, "direct", kMove, applies_to_moves, chunking, gather},
-    {moecclOpScatter, "direct", kMove, applies_to_moves, chunking, scatter},
+    {moecclOpAllReduce, "direct", kSum, kSums, kNone, tuning::kDirectAllReduce, all_reduce},
+    {moecclOpReduce, "direct", kSum, kSums, kOne, tuning::kDirectReduce, reduce},
+    {moecclOpBroadcast, "direct", kMove, kReads, kNone, kWhole, from_root},
+    {moecclOpAllGather, "direct", kMove, kReads, kNone, kWhole, all_gather, gathered},
+    {moecclOpReduceScatter, "direct", kSum, kSums, kNone, kWhole, reduce_scatter},
+    {moecclOpAllToAll, "direct", kMove, kReads, kEach, tuning::kDirectAllToAll, all_to_all},
+    {moecclOpAllToAllv, "direct", kMove, kReads, kNone, kWhole, all_to_all_v},
+    {moecclOpGather, "direct", kMove, kReads, kNone, kWhole, gather},
+    {moecclOpScatter, "direct", kMove, kReads, kNone, kWhole, from_root},
 };
 
 }  // namespace

@@ -1,21 +1,27 @@
-// The list of families, one file each. registry.cc joins them; ties between prices are broken in this order.
+// The list of families, one file each, in the order in which ties between prices are broken. A line here registers the
+// rows of NAME_algorithms(), which stand in NAME.cc.
 #pragma once
 
 #include <span>
 
 #include "src/algo/algorithm.h"
 
+#define MOECCL_ALGORITHM_FAMILIES(FAMILY) \
+  FAMILY(oneshot)                         \
+  FAMILY(direct)                          \
+  FAMILY(staged)                          \
+  FAMILY(rd)                              \
+  FAMILY(tree)                            \
+  FAMILY(flat)                            \
+  FAMILY(ring)                            \
+  FAMILY(two_d)                           \
+  FAMILY(hier)                            \
+  FAMILY(tensor)
+
 namespace moeccl::algo {
 
-std::span<const Algorithm> oneshot_algorithms();
-std::span<const Algorithm> direct_algorithms();
-std::span<const Algorithm> staged_algorithms();
-std::span<const Algorithm> rd_algorithms();
-std::span<const Algorithm> tree_algorithms();
-std::span<const Algorithm> flat_algorithms();
-std::span<const Algorithm> ring_algorithms();
-std::span<const Algorithm> two_d_algorithms();
-std::span<const Algorithm> hier_algorithms();
-std::span<const Algorithm> tensor_algorithms();
+#define MOECCL_DECLARE_FAMILY(name) std::span<const Algorithm> name##_algorithms();
+MOECCL_ALGORITHM_FAMILIES(MOECCL_DECLARE_FAMILY)
+#undef MOECCL_DECLARE_FAMILY
 
 }  // namespace moeccl::algo

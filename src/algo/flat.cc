@@ -22,25 +22,13 @@ bool in_lanes(const Shape& shape) {
          cut(shape, {shape.n_ranks, tuning::kOverlap}, tuning::kFlatBlocksFar).n_chunks > 1;
 }
 
-// Slot p of a rank is for the data of rank p; AllReduce has one more for results.
-Layout layout_of(const Shape& shape) {
-  switch (shape.op) {
-    case moecclOpAllReduce:
-      return {shape.n_ranks + 1, 1};  // results of chunk c also say that its inputs were read
-    case moecclOpBroadcast:
-    case moecclOpScatter:
-      return {1, tuning::kOneWay};
-    default:
-      return {shape.n_ranks, in_lanes(shape) ? 2 * tuning::kOverlap : tuning::kOverlap};
-  }
+// Slot p of a rank is for the data of rank p.
+Layout block_slots(const Shape& shape, const LevelTree&) {
+  return {shape.n_ranks, in_lanes(shape) ? 2 * tuning::kOverlap : tuning::kOverlap};
 }
 
-Status applies(const Shape& shape, const LevelTree&) { return chunks_fit(shape, layout_of(shape)); }
-
-Chunking chunking(const Shape& shape, const LevelTree&) {
-  const bool message = shape.op == moecclOpAllReduce;
-  if (!shape.reach.staging && !message) return cut(shape, layout_of(shape), tuning::kFlatBlocksFar);
-  return cut(shape, layout_of(shape), message ? tuning::kFlatAllReduce : tuning::kFlatBlocks);
+uint64_t chunk_bytes(const Shape& shape, const LevelTree&) {
+  return shape.reach.staging ? tuning::kFlatBlocks : tuning::kFlatBlocksFar;
 }
 
 // What has arrived from all ranks, in rank order.
@@ -53,16 +41,14 @@ std::vector<Ref> arrivals(const Shape& shape, uint32_t rank, Ref own) {
 
 // A rank sends at most half the rotations ahead of what it has taken. So who has a peer's chunk c knows that the peer
 // has taken chunk c - depth / 2 of everybody: no credits. In place: a chunk is stored when all of it has been sent.
-Program all_to_all_in_lanes(const Shape& shape, const LevelTree& tree, uint32_t rank) {
-  const Layout layout = layout_of(shape);
-  ProgramBuilder b(shape, rank, layout);
+void all_to_all_in_lanes(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, uint32_t rank) {
   const std::vector<uint32_t>& node = tree.levels.front().group_of_rank;
   bool any[] = {false, false};
   for (const bool near : {false, true}) {  // lanes stand in order of urgency
     b.lane(near ? LaneKind::kIntra : LaneKind::kInter);
     for (uint32_t i = 1; i < shape.n_ranks; ++i) any[near] = any[near] || (node[b.after(i)] == node[rank]) == near;
     if (!any[near]) continue;
-    b.wait(rank, kTaken[near], layout.depth / 2);
+    b.wait(rank, kTaken[near], b.depth() / 2);
     for (uint32_t i = 1; i < shape.n_ranks; ++i) {
       const uint32_t p = b.after(i);
       if ((node[p] == node[rank]) != near) continue;
@@ -84,13 +70,10 @@ Program all_to_all_in_lanes(const Shape& shape, const LevelTree& tree, uint32_t 
   for (const bool near : {false, true}) {
     if (any[near]) b.signal(rank, kTaken[near]);
   }
-  return std::move(b).finish();
 }
 
-Program all_to_all(const Shape& shape, const LevelTree& tree, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  if (in_lanes(shape)) return all_to_all_in_lanes(shape, tree, rank);
-  ProgramBuilder b(shape, rank, layout_of(shape));
+void all_to_all(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, uint32_t rank) {
+  if (in_lanes(shape)) return all_to_all_in_lanes(b, shape, tree, rank);
   for (uint32_t i = 1; i < shape.n_ranks; ++i) {
     const uint32_t p = b.after(i);
     b.put(slot(p, rank), in(rank, p));
@@ -102,12 +85,9 @@ Program all_to_all(const Shape& shape, const LevelTree& tree, uint32_t rank) {
     b.wait(p, kData);
     b.copy(out(rank, p), slot(rank, p));
   }
-  return std::move(b).finish();
 }
 
-Program all_gather(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout_of(shape));
+void all_gather(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   for (uint32_t i = 1; i < shape.n_ranks; ++i) {
     b.put(slot(b.after(i), rank), in(rank));
     b.signal(b.after(i), kData);
@@ -118,26 +98,20 @@ Program all_gather(const Shape& shape, const LevelTree&, uint32_t rank) {
     b.wait(p, kData);
     b.copy(out(rank, p), slot(rank, p));
   }
-  return std::move(b).finish();
 }
 
-Program reduce_scatter(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout_of(shape));
+void reduce_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   for (uint32_t i = 1; i < shape.n_ranks; ++i) {
     b.put(slot(b.after(i), rank), in(rank, b.after(i)));
     b.signal(b.after(i), kData);
   }
   b.wait_all(kData);
   b.reduce(out(rank), arrivals(shape, rank, in(rank, rank)), true);
-  return std::move(b).finish();
 }
 
 // Parts to their owners, one reduction each, results to all.
-Program all_reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
+void all_reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t n = shape.n_ranks, result_slot = n;
-  ProgramBuilder b(shape, rank, layout_of(shape));
   for (uint32_t i = 1; i < n; ++i) {
     const uint32_t p = b.after(i);
     b.put(part(slot(p, rank), p, n), part(in(rank), p, n));
@@ -156,24 +130,20 @@ Program all_reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
     b.wait(p, kResult);
     b.copy(part(out(rank), p, n), part(slot(rank, result_slot), p, n));
   }
-  return std::move(b).finish();
 }
 
-Program to_root(const Shape& shape, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  const Layout layout = layout_of(shape);
-  ProgramBuilder b(shape, rank, layout);
+void to_root(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   if (rank != shape.root) {
-    b.wait(shape.root, kCredit, layout.depth);
+    b.wait(shape.root, kCredit, b.depth());
     b.put(slot(shape.root, rank), in(rank));
     b.signal(shape.root, kData);
-    return std::move(b).finish();
+    return;
   }
   if (shape.op == moecclOpReduce) {
     b.wait_all(kData);
     b.reduce(out(rank), arrivals(shape, rank, in(rank)), true);
     b.signal_all(kCredit);
-    return std::move(b).finish();
+    return;
   }
   b.copy(out(rank, rank), in(rank));
   for (uint32_t i = 1; i < shape.n_ranks; ++i) {
@@ -182,47 +152,40 @@ Program to_root(const Shape& shape, uint32_t rank) {
     b.copy(out(rank, p), slot(rank, p));
     b.signal(p, kCredit);
   }
-  return std::move(b).finish();
 }
 
-Program from_root(const Shape& shape, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  const Layout layout = layout_of(shape);
+void from_root(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const bool scatter = shape.op == moecclOpScatter;
-  ProgramBuilder b(shape, rank, layout);
   if (rank != shape.root) {
     b.wait(shape.root, kData);
     b.copy(out(rank), slot(rank, 0));
     b.signal(shape.root, kCredit);
-    return std::move(b).finish();
+    return;
   }
   for (uint32_t i = 1; i < shape.n_ranks; ++i) {
     const uint32_t p = b.after(i);
-    b.wait(p, kCredit, layout.depth);
+    b.wait(p, kCredit, b.depth());
     b.put(slot(p, 0), in(rank, scatter ? p : 0));
     b.signal(p, kData);
   }
   b.copy(out(rank), in(rank, scatter ? rank : 0));
-  return std::move(b).finish();
 }
-
-Program reduce(const Shape& shape, const LevelTree&, uint32_t rank) { return to_root(shape, rank); }
-Program gather(const Shape& shape, const LevelTree&, uint32_t rank) { return to_root(shape, rank); }
-Program broadcast(const Shape& shape, const LevelTree&, uint32_t rank) { return from_root(shape, rank); }
-Program scatter(const Shape& shape, const LevelTree&, uint32_t rank) { return from_root(shape, rank); }
 
 constexpr const char* kSum = "put parts to their owners, who reduce them once";
 constexpr const char* kMove = "put each peer's data into its staging";
+// One more slot for results; those of chunk c also say that its inputs were read.
+constexpr auto kWithResult = rank_slots<1, 1>;
+constexpr auto kOne = slots<1, tuning::kOneWay>;
 constexpr Algorithm kAlgorithms[] = {
-    {moecclOpAllReduce, "flat", kSum, applies, chunking, all_reduce},
-    {moecclOpReduce, "flat", kSum, applies, chunking, reduce},
-    {moecclOpBroadcast, "flat", kMove, applies, chunking, broadcast},
-    {moecclOpAllGather, "flat", kMove, applies, chunking, all_gather},
-    {moecclOpReduceScatter, "flat", kSum, applies, chunking, reduce_scatter},
-    {moecclOpAllToAll, "flat", kMove, applies, chunking, all_to_all},
-    {moecclOpAllToAllv, "flat", kMove, applies, chunking, all_to_all},
-    {moecclOpGather, "flat", kMove, applies, chunking, gather},
-    {moecclOpScatter, "flat", kMove, applies, chunking, scatter},
+    {moecclOpAllReduce, "flat", kSum, kNothing, kWithResult, tuning::kFlatAllReduce, all_reduce},
+    {moecclOpReduce, "flat", kSum, kNothing, block_slots, tuning::kFlatBlocks, to_root, chunk_bytes},
+    {moecclOpBroadcast, "flat", kMove, kNothing, kOne, tuning::kFlatBlocks, from_root, chunk_bytes},
+    {moecclOpAllGather, "flat", kMove, kNothing, block_slots, tuning::kFlatBlocks, all_gather, chunk_bytes},
+    {moecclOpReduceScatter, "flat", kSum, kNothing, block_slots, tuning::kFlatBlocks, reduce_scatter, chunk_bytes},
+    {moecclOpAllToAll, "flat", kMove, kNothing, block_slots, tuning::kFlatBlocks, all_to_all, chunk_bytes},
+    {moecclOpAllToAllv, "flat", kMove, kNothing, block_slots, tuning::kFlatBlocks, all_to_all, chunk_bytes},
+    {moecclOpGather, "flat", kMove, kNothing, block_slots, tuning::kFlatBlocks, to_root, chunk_bytes},
+    {moecclOpScatter, "flat", kMove, kNothing, kOne, tuning::kFlatBlocks, from_root, chunk_bytes},
 };
 
 }  // namespace

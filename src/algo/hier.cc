@@ -14,30 +14,6 @@ constexpr uint32_t kPartial = 2;  // to oneself: partial sums are formed
 constexpr uint32_t kDone = 3;     // to oneself: the chunk is finished
 constexpr uint32_t kBlock = 0;
 
-uint32_t n_slots(const Shape& shape, const Nodes& nodes) {
-  switch (shape.op) {
-    case moecclOpAllReduce:
-      return nodes.largest() + nodes.n_nodes() + 1;
-    case moecclOpReduceScatter:
-      return nodes.relay_slots() + nodes.largest() + nodes.n_nodes();
-    default:
-      return shape.n_ranks;
-  }
-}
-
-Layout layout_of(const Shape& shape, const LevelTree& tree) { return {n_slots(shape, Nodes(tree)), tuning::kOverlap}; }
-
-Status applies(const Shape& shape, const LevelTree& tree) {
-  MOECCL_TRY(needs_nodes(shape, tree));
-  if (reduces(shape.op)) MOECCL_TRY(needs_any_order(shape, "hier"));
-  return chunks_fit(shape, layout_of(shape, tree));
-}
-
-Chunking chunking(const Shape& shape, const LevelTree& tree) {
-  return cut(shape, layout_of(shape, tree),
-             shape.op == moecclOpAllReduce ? tuning::kHierAllReduce : tuning::kHierBlocks);
-}
-
 // dst = the sum of srcs, not yet final.
 void partial_sum(ProgramBuilder& b, Ref dst, const std::vector<Ref>& srcs) {
   if (srcs.size() == 1) {
@@ -51,10 +27,9 @@ void partial_sum(ProgramBuilder& b, Ref dst, const std::vector<Ref>& srcs) {
 // these, that of node g finishes part g. The owners of a row are its rail.
 class AllReduceWriter {
  public:
-  AllReduceWriter(const Shape& shape, const LevelTree& tree, uint32_t rank)
+  AllReduceWriter(ProgramBuilder& b, const LevelTree& tree, uint32_t rank)
       : nodes_(tree),
-        layout_(layout_of(shape, tree)),
-        b_(shape, rank, layout_),
+        b_(b),
         rank_(rank),
         node_(nodes_.node_of[rank]),
         row_(nodes_.index_of[rank]),
@@ -63,14 +38,13 @@ class AllReduceWriter {
   // In place: all inputs of a part have been read when its result comes. kDone closes the circle of credits: a rank's
   // kSum for chunk c says that it has finished chunk c - depth. A rank tells itself too: parts of a short last chunk
   // lie where other parts of the chunk before it in the slot were.
-  Program write() {
+  void write() {
     if (row_ < n_owners_) {
       sum_rail();  // lanes stand in order of urgency, the network first
       sum_node();
     }
     send_to_owners();
     take_results();
-    return std::move(b_).finish();
   }
 
  private:
@@ -85,7 +59,7 @@ class AllReduceWriter {
 
   void send_to_owners() {
     b_.lane(LaneKind::kIntra);
-    b_.wait(rank_, kDone, layout_.depth);
+    b_.wait(rank_, kDone, b_.depth());
     for (const uint32_t p : nodes_.local_peers(rank_)) {
       const uint32_t row = nodes_.index_of[p];
       if (row >= n_owners_) continue;
@@ -165,19 +139,17 @@ class AllReduceWriter {
   }
 
   Nodes nodes_;
-  Layout layout_;
-  ProgramBuilder b_;
+  ProgramBuilder& b_;
   uint32_t rank_, node_, row_, n_owners_;
 };
 
-Program all_reduce(const Shape& shape, const LevelTree& tree, uint32_t rank) {
-  return AllReduceWriter(shape, tree, rank).write();
+void all_reduce(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
+  AllReduceWriter(b, tree, rank).write();
 }
 
 // Each block goes once to each other node, to the rank that stands for its owner there, which passes it on.
-Program all_gather(const Shape& shape, const LevelTree& tree, uint32_t rank) {
+void all_gather(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
   const Nodes nodes(tree);
-  ProgramBuilder b(shape, rank, layout_of(shape, tree));
   const uint32_t node = nodes.node_of[rank], n_nodes = nodes.n_nodes();
   const std::vector<uint32_t> peers = nodes.local_peers(rank);
   for (uint32_t i = 1; i < n_nodes; ++i) {
@@ -208,7 +180,6 @@ Program all_gather(const Shape& shape, const LevelTree& tree, uint32_t rank) {
       b.copy(out(rank, src), slot(rank, src));
     }
   }
-  return std::move(b).finish();
 }
 
 // Slots: first those of the relay, then the inputs of the node's members, then the sums of other nodes.
@@ -248,9 +219,8 @@ void send_sums(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
 }
 
 // Each node sends one sum of each block, from the rank that stands for its owner.
-Program reduce_scatter(const Shape& shape, const LevelTree& tree, uint32_t rank) {
+void reduce_scatter(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
   const Nodes nodes(tree);
-  ProgramBuilder b(shape, rank, layout_of(shape, tree));
   const uint32_t node = nodes.node_of[rank], n_nodes = nodes.n_nodes();
   send_inputs(b, nodes, rank);
   for (const uint32_t p : nodes.local_peers(rank)) b.wait(p, kSum);
@@ -264,15 +234,24 @@ Program reduce_scatter(const Shape& shape, const LevelTree& tree, uint32_t rank)
     srcs.push_back(slot(rank, node_slot(nodes, other)));
   }
   b.reduce(out(rank), srcs, true);
-  return std::move(b).finish();
+}
+
+Layout all_reduce_slots(const Shape&, const LevelTree& tree) {
+  const Nodes nodes(tree);
+  return {nodes.largest() + nodes.n_nodes() + 1, tuning::kOverlap};
+}
+Layout reduce_scatter_slots(const Shape&, const LevelTree& tree) {
+  const Nodes nodes(tree);
+  return {nodes.relay_slots() + nodes.largest() + nodes.n_nodes(), tuning::kOverlap};
 }
 
 constexpr Algorithm kAlgorithms[] = {
-    {moecclOpAllReduce, "hier", "sum parts inside nodes, then along rails of nodes, and back", applies, chunking,
-     all_reduce},
-    {moecclOpAllGather, "hier", "each block crosses once to each node, which spreads it", applies, chunking,
-     all_gather},
-    {moecclOpReduceScatter, "hier", "each node sends one sum of each block", applies, chunking, reduce_scatter},
+    {moecclOpAllReduce, "hier", "sum parts inside nodes, then along rails of nodes, and back", kNodes | kAnyOrder,
+     all_reduce_slots, tuning::kHierAllReduce, all_reduce},
+    {moecclOpAllGather, "hier", "each block crosses once to each node, which spreads it", kNodes,
+     rank_slots<0, tuning::kOverlap>, tuning::kHierBlocks, all_gather},
+    {moecclOpReduceScatter, "hier", "each node sends one sum of each block", kNodes | kAnyOrder, reduce_scatter_slots,
+     tuning::kHierBlocks, reduce_scatter},
 };
 
 }  // namespace

@@ -4,7 +4,7 @@ namespace moeccl::algo {
 namespace {
 
 constexpr uint32_t kReady = 0;  // the staged chunk can be read
-constexpr uint32_t kRead = 1;   // it has been read
+constexpr uint32_t kRead = 1;   // it has been read: said where slots are used again
 
 }  // namespace
 
@@ -15,9 +15,7 @@ std::vector<Ref> peers_slots(const Shape& shape, uint32_t rank, uint32_t index, 
   return srcs;
 }
 
-Program pull_all_gather(const Shape& shape, uint32_t rank, Layout layout) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout);
+void pull_all_gather(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   b.copy(slot(rank, 0), in(rank));
   b.signal_all(kReady);
   b.copy(out(rank, rank), in(rank));
@@ -26,12 +24,9 @@ Program pull_all_gather(const Shape& shape, uint32_t rank, Layout layout) {
     b.wait(p, kReady);
     b.copy(out(rank, p), slot(p, 0));
   }
-  return std::move(b).finish();
 }
 
-Program pull_reduce_scatter(const Shape& shape, uint32_t rank, Layout layout) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout);
+void pull_reduce_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   for (uint32_t i = 1; i < shape.n_ranks; ++i) {
     const uint32_t p = b.after(i);
     b.copy(slot(rank, p), in(rank, p));
@@ -39,12 +34,9 @@ Program pull_reduce_scatter(const Shape& shape, uint32_t rank, Layout layout) {
   }
   b.wait_all(kReady);
   b.reduce(out(rank), peers_slots(shape, rank, rank, in(rank, rank)), true);
-  return std::move(b).finish();
 }
 
-Program pull_all_to_all(const Shape& shape, uint32_t rank, Layout layout) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout);
+void pull_all_to_all(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   for (uint32_t i = 1; i < shape.n_ranks; ++i) {
     const uint32_t p = b.after(i);
     b.copy(slot(rank, p), in(rank, p));
@@ -56,51 +48,42 @@ Program pull_all_to_all(const Shape& shape, uint32_t rank, Layout layout) {
     b.wait(p, kReady);
     b.copy(out(rank, p), slot(p, rank));
   }
-  return std::move(b).finish();
 }
 
-Program pull_broadcast(const Shape& shape, uint32_t rank, Layout layout, bool credits) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout);
+void pull_broadcast(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   if (rank == shape.root) {
-    if (credits) b.wait_all(kRead, layout.depth);
+    if (b.depth() > 1) b.wait_all(kRead, b.depth());
     b.copy(slot(rank, 0), in(rank));
     b.signal_all(kReady);
     b.copy(out(rank), in(rank));
   } else {
     b.wait(shape.root, kReady);
     b.copy(out(rank), slot(shape.root, 0));
-    if (credits) b.signal(shape.root, kRead);
+    if (b.depth() > 1) b.signal(shape.root, kRead);
   }
-  return std::move(b).finish();
 }
 
-Program pull_gather(const Shape& shape, uint32_t rank, Layout layout, bool credits) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout);
+void pull_gather(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   if (rank == shape.root) {
     b.copy(out(rank, rank), in(rank));
     for (uint32_t i = 1; i < shape.n_ranks; ++i) {
       const uint32_t p = b.after(i);
       b.wait(p, kReady);
       b.copy(out(rank, p), slot(p, 0));
-      if (credits) b.signal(p, kRead);
+      if (b.depth() > 1) b.signal(p, kRead);
     }
   } else {
-    if (credits) b.wait(shape.root, kRead, layout.depth);
+    if (b.depth() > 1) b.wait(shape.root, kRead, b.depth());
     b.copy(slot(rank, 0), in(rank));
     b.signal(shape.root, kReady);
   }
-  return std::move(b).finish();
 }
 
-Program pull_scatter(const Shape& shape, uint32_t rank, Layout layout, bool credits) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout);
+void pull_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   if (rank == shape.root) {
     for (uint32_t i = 1; i < shape.n_ranks; ++i) {
       const uint32_t p = b.after(i);
-      if (credits) b.wait(p, kRead, layout.depth);
+      if (b.depth() > 1) b.wait(p, kRead, b.depth());
       b.copy(slot(rank, p), in(rank, p));
       b.signal(p, kReady);
     }
@@ -108,9 +91,8 @@ Program pull_scatter(const Shape& shape, uint32_t rank, Layout layout, bool cred
   } else {
     b.wait(shape.root, kReady);
     b.copy(out(rank), slot(shape.root, rank));
-    if (credits) b.signal(shape.root, kRead);
+    if (b.depth() > 1) b.signal(shape.root, kRead);
   }
-  return std::move(b).finish();
 }
 
 }  // namespace moeccl::algo

@@ -7,14 +7,14 @@
 
 namespace moeccl::algo {
 
-Program pull_all_gather(const Shape& shape, uint32_t rank, Layout layout);
-Program pull_reduce_scatter(const Shape& shape, uint32_t rank, Layout layout);
-Program pull_all_to_all(const Shape& shape, uint32_t rank, Layout layout);
+void pull_all_gather(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, uint32_t rank);
+void pull_reduce_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, uint32_t rank);
+void pull_all_to_all(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, uint32_t rank);
 
-// One way: the root's data to all, or all data to the root. `credits`: readers tell when they have read a chunk.
-Program pull_broadcast(const Shape& shape, uint32_t rank, Layout layout, bool credits);
-Program pull_gather(const Shape& shape, uint32_t rank, Layout layout, bool credits);
-Program pull_scatter(const Shape& shape, uint32_t rank, Layout layout, bool credits);
+// One way: the root's data to all, or all data to the root. With rotations readers tell when they have read a chunk.
+void pull_broadcast(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, uint32_t rank);
+void pull_gather(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, uint32_t rank);
+void pull_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, uint32_t rank);
 
 // The extent `own` of all ranks in rank order: own data for this rank, slot `index` for the others.
 std::vector<Ref> peers_slots(const Shape& shape, uint32_t rank, uint32_t index, Ref own);

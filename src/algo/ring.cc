@@ -11,39 +11,8 @@ namespace {
 constexpr uint32_t kData = 0;
 constexpr uint32_t kCredit = 1;
 
-Layout layout_of(const Shape& shape) {
-  switch (shape.op) {
-    case moecclOpAllReduce:
-      return {2, 1};  // going round twice also proves that the next rank has finished the chunk before
-    case moecclOpBroadcast:
-      return {1, tuning::kOneWay};
-    default:
-      return {shape.n_ranks > 1 ? shape.n_ranks - 1 : 1, tuning::kOverlap};
-  }
-}
-
-uint64_t chunk_bytes(moecclOp_t op) {
-  switch (op) {
-    case moecclOpAllReduce:
-      return tuning::kRingAllReduce;
-    case moecclOpBroadcast:
-      return tuning::kChainBroadcast;
-    default:
-      return tuning::kRingBlocks;
-  }
-}
-
-Status applies(const Shape& shape, const LevelTree&) {
-  if (reduces(shape.op)) MOECCL_TRY(needs_any_order(shape, "ring"));
-  return chunks_fit(shape, layout_of(shape));
-}
-
-Chunking chunking(const Shape& shape, const LevelTree&) { return cut(shape, layout_of(shape), chunk_bytes(shape.op)); }
-
 // Slot s holds the block of the rank s + 1 places before.
-Program all_gather(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout_of(shape));
+void all_gather(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t next = b.after(1), prev = b.before(1), n_steps = shape.n_ranks - 1;
   b.put(slot(next, 0), in(rank));
   b.signal(next, kData);
@@ -56,13 +25,10 @@ Program all_gather(const Shape& shape, const LevelTree&, uint32_t rank) {
     }
     b.copy(out(rank, b.before(s + 1)), slot(rank, s));
   }
-  return std::move(b).finish();
 }
 
 // The sum for a rank starts at the rank after it and ends with its own input. Slot s: the sum that has made s + 1 hops.
-Program reduce_scatter(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout_of(shape));
+void reduce_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t next = b.after(1), prev = b.before(1), n_steps = shape.n_ranks - 1;
   b.put(slot(next, 0), in(rank, prev));
   b.signal(next, kData);
@@ -76,14 +42,11 @@ Program reduce_scatter(const Shape& shape, const LevelTree&, uint32_t rank) {
     b.put(slot(next, s + 1), sum);
     b.signal(next, kData);
   }
-  return std::move(b).finish();
 }
 
 // The same over parts of the message (slot 0), then the results go round (slot 1). In place each part of the input is
 // read before its result arrives. Results are passed on from the staging: large outputs are written around the cache.
-Program all_reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  ProgramBuilder b(shape, rank, layout_of(shape));
+void all_reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t n = shape.n_ranks, next = b.after(1), prev = b.before(1), n_steps = n - 1;
   b.put(part(slot(next, 0), prev, n), part(in(rank), prev, n));
   b.signal(next, kData);
@@ -108,32 +71,34 @@ Program all_reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
     }
     b.copy(part(out(rank), p, n), result);
   }
-  return std::move(b).finish();
 }
 
 // A chain from the root; chunks follow each other through it.
-Program broadcast(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
-  const Layout layout = layout_of(shape);
-  ProgramBuilder b(shape, rank, layout);
+void broadcast(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t next = b.after(1), prev = b.before(1);
   const Ref src = rank == shape.root ? in(rank) : slot(rank, 0);
   if (rank != shape.root) b.wait(prev, kData);
   if (next != shape.root) {
-    b.wait(next, kCredit, layout.depth);
+    b.wait(next, kCredit, b.depth());
     b.put(slot(next, 0), src);
     b.signal(next, kData);
   }
   b.copy(out(rank), src);
   if (rank != shape.root) b.signal(prev, kCredit);
-  return std::move(b).finish();
 }
 
+// Going round twice proves that the next rank has finished the chunk before: one rotation suffices.
+constexpr auto kBoth = slots<2, 1>;
+constexpr auto kChain = slots<1, tuning::kOneWay>;
+constexpr auto kRound = rank_slots<-1, tuning::kOverlap>;
 constexpr Algorithm kAlgorithms[] = {
-    {moecclOpAllReduce, "ring", "sum parts round the ring, then pass the results round", applies, chunking, all_reduce},
-    {moecclOpBroadcast, "ring", "a chain from the root, chunk after chunk", applies, chunking, broadcast},
-    {moecclOpAllGather, "ring", "pass blocks round the ring", applies, chunking, all_gather},
-    {moecclOpReduceScatter, "ring", "sum blocks round the ring", applies, chunking, reduce_scatter},
+    {moecclOpAllReduce, "ring", "sum parts round the ring, then pass the results round", kAnyOrder, kBoth,
+     tuning::kRingAllReduce, all_reduce},
+    {moecclOpBroadcast, "ring", "a chain from the root, chunk after chunk", kNothing, kChain, tuning::kChainBroadcast,
+     broadcast},
+    {moecclOpAllGather, "ring", "pass blocks round the ring", kNothing, kRound, tuning::kRingBlocks, all_gather},
+    {moecclOpReduceScatter, "ring", "sum blocks round the ring", kAnyOrder, kRound, tuning::kRingBlocks,
+     reduce_scatter},
 };
 
 }  // namespace

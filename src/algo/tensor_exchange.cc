@@ -47,22 +47,20 @@ Layout layout_of(const Shape& shape, const LevelTree& tree, Variant v) {
   return {slots, std::clamp(wanted_chunks(shape, v), tuning::kOverlap, tuning::kOneWay)};
 }
 
-Chunking chunking_of(const Shape& shape, const LevelTree& tree, Variant v) {
-  const Layout layout = layout_of(shape, tree, v);
+uint64_t chunk_bytes(const Shape& shape, const LevelTree& tree, Variant v) {
   const uint64_t bytes = std::max<uint64_t>(1, shape.count * shape.element_bytes);
-  if (tree.n_tensor_groups() == 1 || v == Variant::kBaseline) return cut(shape, layout, tuning::kFlatBlocksFar);
-  if (v == Variant::kO1) return cut(shape, layout, bytes);
+  if (tree.n_tensor_groups() == 1 || v == Variant::kBaseline) return tuning::kFlatBlocksFar;
+  if (v == Variant::kO1) return bytes;
   const uint64_t n = wanted_chunks(shape, v), unit = std::max<uint64_t>(64, shape.element_bytes);
-  return cut(shape, layout, ((bytes + n - 1) / n + unit - 1) / unit * unit);
+  return ((bytes + n - 1) / n + unit - 1) / unit * unit;
 }
 
 class Writer {
  public:
-  Writer(const Shape& shape, const LevelTree& tree, uint32_t rank, Variant v)
+  Writer(ProgramBuilder& b, const LevelTree& tree, uint32_t rank, Variant v)
       : nodes_(tree.tensor_groups(), tree.n_tensor_groups()),
         v_(v),
-        layout_(layout_of(shape, tree, v)),
-        b_(shape, rank, layout_),
+        b_(b),
         rank_(rank),
         node_(nodes_.node_of[rank]),
         index_(nodes_.index_of[rank]),
@@ -76,10 +74,10 @@ class Writer {
     }
   }
 
-  Program write() {
+  void write() {
     if (nodes_.n_nodes() == 1) {
       b_.copy(out(rank_), in(rank_));
-      return std::move(b_).finish();
+      return;
     }
     if (v_ == Variant::kBaseline) {
       exchange(LaneKind::kInter);
@@ -90,7 +88,7 @@ class Writer {
         b_.copy(out(rank_, s.node), slot_of(rank_, s.node));
         b_.signal(s.rank, kCredit);
       }
-      return std::move(b_).finish();
+      return;
     }
     // Lanes stand in order of urgency, the network first. In o1 one chunk is under way at a time: its lanes take turns.
     exchange(LaneKind::kInter);
@@ -102,7 +100,6 @@ class Writer {
       b_.wait(rank_, kReady);
     }
     deliver();
-    return std::move(b_).finish();
   }
 
  private:
@@ -126,7 +123,7 @@ class Writer {
     for (const Receiver& r : receivers_) {
       const uint32_t parts = v_ == Variant::kBaseline ? 1 : nodes_.size(r.node);
       const uint32_t k = v_ == Variant::kBaseline ? 0 : r.part;
-      b_.wait(r.rank, kCredit, layout_.depth);
+      b_.wait(r.rank, kCredit, b_.depth());
       b_.put(part(slot_of(r.rank, node_), k, parts), part(in(rank_, r.node), k, parts));
       b_.signal(r.rank, kPart);
     }
@@ -142,7 +139,7 @@ class Writer {
   void gather() {
     b_.wait(rank_, kPart);
     for (const uint32_t p : peers_) {
-      if (v_ != Variant::kO2) b_.wait(p, kCredit, layout_.depth);
+      if (v_ != Variant::kO2) b_.wait(p, kCredit, b_.depth());
       if (gathers_own(v_)) b_.put(mine(slot_of(p, node_)), mine(in(rank_, node_)));
       for (const Sender& s : senders_) b_.put(mine(slot_of(p, s.node)), mine(slot_of(rank_, s.node)));
       b_.signal(p, kGather);
@@ -170,8 +167,7 @@ class Writer {
 
   Nodes nodes_;
   Variant v_;
-  Layout layout_;
-  ProgramBuilder b_;
+  ProgramBuilder& b_;
   uint32_t rank_, node_, index_, t_;
   std::vector<uint32_t> peers_;
   std::vector<Receiver> receivers_;  // of this rank's blocks or parts, from the next node on
@@ -179,20 +175,20 @@ class Writer {
 };
 
 template <Variant V>
-Status applies(const Shape& shape, const LevelTree& tree) {
-  return chunks_fit(shape, layout_of(shape, tree, V));
+Layout layout(const Shape& shape, const LevelTree& tree) {
+  return layout_of(shape, tree, V);
 }
 template <Variant V>
-Chunking chunking(const Shape& shape, const LevelTree& tree) {
-  return chunking_of(shape, tree, V);
+uint64_t chunks(const Shape& shape, const LevelTree& tree) {
+  return chunk_bytes(shape, tree, V);
 }
 template <Variant V>
-Program build(const Shape& shape, const LevelTree& tree, uint32_t rank) {
-  return Writer(shape, tree, rank, V).write();
+void write(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
+  Writer(b, tree, rank, V).write();
 }
 template <Variant V>
 constexpr Algorithm entry(const char* name, const char* summary) {
-  return {moecclOpTensorAllToAll, name, summary, applies<V>, chunking<V>, build<V>};
+  return {moecclOpTensorAllToAll, name, summary, kNothing, layout<V>, tuning::kFlatBlocksFar, write<V>, chunks<V>};
 }
 
 constexpr Algorithm kAlgorithms[] = {

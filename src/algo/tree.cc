@@ -38,23 +38,10 @@ uint32_t log2_ceil(uint32_t n) {
 }
 
 // Sums arrive in slot k from child k. AllReduce has one more slot, the last, for results.
-Layout layout_of(const Shape& shape) {
-  switch (shape.op) {
-    case moecclOpBroadcast:
-      return {1, tuning::kOneWay};
-    case moecclOpReduce:
-      return {log2_ceil(shape.n_ranks), tuning::kOneWay};
-    default:
-      return {log2_ceil(shape.n_ranks) + 1, tuning::kOverlap};
-  }
+Layout sums(const Shape& shape, const LevelTree&) { return {log2_ceil(shape.n_ranks), tuning::kOneWay}; }
+Layout sums_and_result(const Shape& shape, const LevelTree&) {
+  return {log2_ceil(shape.n_ranks) + 1, tuning::kOverlap};
 }
-
-Status applies(const Shape& shape, const LevelTree&) {
-  if (reduces(shape.op)) MOECCL_TRY(needs_any_order(shape, "tree"));
-  return chunks_fit(shape, layout_of(shape));
-}
-
-Chunking chunking(const Shape& shape, const LevelTree&) { return cut(shape, layout_of(shape), tuning::kTree); }
 
 // Sums this rank's input with its children's slots.
 void sum_up(ProgramBuilder& b, const Place& place, uint32_t rank, Ref sum, bool final) {
@@ -79,47 +66,36 @@ void pass_down(ProgramBuilder& b, const Place& place, Ref src, uint32_t to_slot)
   }
 }
 
-Program broadcast(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
+void broadcast(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const Place place = place_of(shape.n_ranks, shape.root, rank);
-  const Layout layout = layout_of(shape);
   const bool root = rank == shape.root;
-  ProgramBuilder b(shape, rank, layout);
   const Ref src = root ? in(rank) : slot(rank, 0);
   if (!root) b.wait(place.parent, kDown);
-  for (const uint32_t child : place.children) b.wait(child, kCredit, layout.depth);
+  for (const uint32_t child : place.children) b.wait(child, kCredit, b.depth());
   pass_down(b, place, src, 0);
   b.copy(out(rank), src);
   if (!root) b.signal(place.parent, kCredit);
-  return std::move(b).finish();
 }
 
-Program reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
+void reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const Place place = place_of(shape.n_ranks, shape.root, rank);
-  const Layout layout = layout_of(shape);
   const bool root = rank == shape.root;
-  ProgramBuilder b(shape, rank, layout);
   sum_up(b, place, rank, root ? out(rank) : slot(rank, 0), root);
   if (!root) {
-    b.wait(place.parent, kCredit, layout.depth);
+    b.wait(place.parent, kCredit, b.depth());
     put_up(b, place, rank);
   }
   for (const uint32_t child : place.children) b.signal(child, kCredit);
-  return std::move(b).finish();
 }
 
 // Two lanes, so that a chunk goes up while the one before comes down. A rank that has the result of chunk c - depth
 // knows that its sums of that chunk were read; the rank that sends it chunk c's result knows from its sum of chunk c.
-Program all_reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
-  if (shape.n_ranks == 1) return solo(shape);
+void all_reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const Place place = place_of(shape.n_ranks, 0, rank);
-  const Layout layout = layout_of(shape);
   const bool root = rank == 0;
-  const uint32_t result_slot = layout.n_slots - 1;
+  const uint32_t result_slot = log2_ceil(shape.n_ranks);
   const Ref result = slot(rank, result_slot);
-  ProgramBuilder b(shape, rank, layout);
-  b.wait(rank, kCredit, layout.depth);
+  b.wait(rank, kCredit, b.depth());
   sum_up(b, place, rank, root ? result : slot(rank, 0), root);
   if (root) {
     b.signal(rank, kDown);
@@ -131,13 +107,13 @@ Program all_reduce(const Shape& shape, const LevelTree&, uint32_t rank) {
   pass_down(b, place, result, result_slot);
   b.copy(out(rank), result);
   b.signal(rank, kCredit);
-  return std::move(b).finish();
 }
 
 constexpr Algorithm kAlgorithms[] = {
-    {moecclOpAllReduce, "tree", "sum up a binomial tree, then down", applies, chunking, all_reduce},
-    {moecclOpReduce, "tree", "sum up a binomial tree", applies, chunking, reduce},
-    {moecclOpBroadcast, "tree", "down a binomial tree", applies, chunking, broadcast},
+    {moecclOpAllReduce, "tree", "sum up a binomial tree, then down", kAnyOrder, sums_and_result, tuning::kTree,
+     all_reduce},
+    {moecclOpReduce, "tree", "sum up a binomial tree", kAnyOrder, sums, tuning::kTree, reduce},
+    {moecclOpBroadcast, "tree", "down a binomial tree", kNothing, slots<1, tuning::kOneWay>, tuning::kTree, broadcast},
 };
 
 }  // namespace

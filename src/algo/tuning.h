@@ -5,8 +5,8 @@
 
 namespace moeccl::algo::tuning {
 
-// Pulls and pushes that copy twice: the chunk is written, then read by others while it is still in the cache. All
-// ranks' chunks of one rotation share the last-level cache, so these shrink with n (see split_among()).
+// Pulls and pushes that copy twice: the chunk is written, then read by others while it is still in the cache. The
+// chunks of all ranks share the last-level cache.
 inline constexpr uint64_t kStagedAllReduce = 512 << 10;  // of the message; each rank reduces 1/n of it
 inline constexpr uint64_t kStagedReduce = 512 << 10;     // the same without the last phase
 inline constexpr uint64_t kStagedAllGather = 256 << 10;  // of a rank's block
@@ -33,6 +33,10 @@ inline constexpr uint64_t kFlatBlocksFar = 1
 inline constexpr uint64_t kFlatAllReduce = 512 << 10;  // of the message
 inline constexpr uint64_t kHierAllReduce = 1 << 20;    // of the message
 inline constexpr uint64_t kHierBlocks = 128 << 10;     // of a rank's block
+
+// Asking whether all buffers can be reached costs one more synchronisation; from this size of the larger buffer on,
+// what it may save is more (docs/decisions.md).
+inline constexpr uint64_t kAskReach = 256 << 10;
 
 // Replicated experts. All ranks' staging in flight together; of an expert, at least; the same without staging.
 inline constexpr uint64_t kExpertReduce = 96 << 20;

@@ -17,17 +17,8 @@ uint32_t relay_slot(const Nodes& nodes, uint32_t relay, uint32_t k, uint32_t mem
   return static_cast<uint32_t>(nodes.node_of.size()) + k * nodes.size(nodes.node_of[relay]) + member;
 }
 
-Layout layout_of(const Shape& shape, const LevelTree& tree) {
+Layout layout(const Shape& shape, const LevelTree& tree) {
   return {shape.n_ranks + Nodes(tree).relay_slots(), tuning::kOverlap};
-}
-
-Status applies(const Shape& shape, const LevelTree& tree) {
-  MOECCL_TRY(needs_nodes(shape, tree));
-  return chunks_fit(shape, layout_of(shape, tree));
-}
-
-Chunking chunking(const Shape& shape, const LevelTree& tree) {
-  return cut(shape, layout_of(shape, tree), tuning::kFlatBlocks);
 }
 
 // Each local peer gets its own block and those it relays.
@@ -54,9 +45,8 @@ void send_remote(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
 
 // In place: outputs are written when all inputs have been sent. A peer's kLocal of chunk c + 1 says that it has
 // finished chunk c; a relay's kRemote says so for its whole node.
-Program all_to_all(const Shape& shape, const LevelTree& tree, uint32_t rank) {
+void all_to_all(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
   const Nodes nodes(tree);
-  ProgramBuilder b(shape, rank, layout_of(shape, tree));
   const uint32_t node = nodes.node_of[rank];
   const std::vector<uint32_t> peers = nodes.local_peers(rank);
   send_local(b, nodes, rank);
@@ -69,12 +59,11 @@ Program all_to_all(const Shape& shape, const LevelTree& tree, uint32_t rank) {
     b.wait(nodes.relay(other, rank), kRemote);
     for (const uint32_t p : nodes.members[other]) b.copy(out(rank, p), slot(rank, p));
   }
-  return std::move(b).finish();
 }
 
 constexpr Algorithm kAlgorithms[] = {
-    {moecclOpAllToAll, "2dh", "collect each node's blocks at a relay, then exchange between nodes", applies, chunking,
-     all_to_all},
+    {moecclOpAllToAll, "2dh", "collect each node's blocks at a relay, then exchange between nodes", kNodes, layout,
+     tuning::kFlatBlocks, all_to_all},
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "src/base/data_type.h"
 #include "src/base/per_thread.h"
 #include "src/comm/cuda_stream.h"
 
@@ -178,8 +179,6 @@ moecclResult_t moecclGetVersion(int* version) {
   return moecclSuccess;
 }
 
-size_t moecclTypeSize(moecclDataType_t type) {
-  static constexpr uint8_t kBytes[MOECCL_NUM_DATA_TYPES] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-  const auto i = static_cast<uint32_t>(type);
-  return i < MOECCL_NUM_DATA_TYPES ? kBytes[i] : 0;
-}
+size_t moecclTypeSize(moecclDataType_t type) { return type_facts(type).bytes; }
+
+const char* moecclTypeName(moecclDataType_t type) { return type_name(type); }

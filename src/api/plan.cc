@@ -25,18 +25,20 @@ struct Look {
   plan::Cost cost;
 };
 
-Status check_op(moecclOp_t op) {
+Status check_number(moecclOp_t op) {
   const auto i = static_cast<int>(op);
-  if (i < 0 || i >= MOECCL_NUM_OPS) return error(moecclInvalidArgument, "op is {}: give a moecclOp_t", i);
-  if (op == moecclOpDispatch || op == moecclOpCombine) {
+  return i >= 0 && i < MOECCL_NUM_OPS ? Status() : error(moecclInvalidArgument, "op is {}: give a moecclOp_t", i);
+}
+
+Status check_op(moecclOp_t op) {
+  MOECCL_TRY(check_number(op));
+  if (plan::facts(op).plan == plan::PlanOf::kRouting)
     return error(moecclInvalidArgument,
                  "op is {}: its plan depends on the routing, ask moecclMoeExplain or moecclRoutingGetInfo",
-                 exec::op_name(op));
-  }
-  if (op > moecclOpCombine && op != moecclOpTensorAllToAll) {
+                 plan::op_name(op));
+  if (plan::facts(op).plan == plan::PlanOf::kPlacement)
     return error(moecclInvalidArgument, "op is {}: its plan depends on the placement, ask moecclExpertExplain",
-                 exec::op_name(op));
-  }
+                 plan::op_name(op));
   if (op == moecclOpSendRecv) return error(moecclInvalidArgument, "op is sendrecv: messages need no plan");
   return {};
 }
@@ -46,7 +48,7 @@ Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t
   const size_t bytes = moecclTypeSize(type);
   if (bytes == 0) return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
   MOECCL_TRY(comm::check_count(c.tree(), op, count, bytes));
-  const uint64_t planned = op == moecclOpAllToAllv ? 0 : count;  // AllToAllv's counts are private to each rank
+  const uint64_t planned = plan::facts(op).private_sizes ? 0 : count;  // AllToAllv's counts are private to each rank
   const comm::PlanKey key{op, 0, planned, static_cast<uint32_t>(bytes), false};
   Look l;
   MOECCL_ASSIGN_OR_RETURN(l.cached, c.selector().runs_now(key, &l.trial));
@@ -113,6 +115,16 @@ Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDat
 }
 
 }  // namespace
+
+const char* moecclOpName(moecclOp_t op) { return plan::op_name(op); }
+
+moecclResult_t moecclPlanList(moecclOp_t op, char* text, size_t text_bytes, size_t* needed) {
+  return api::guarded(nullptr, [&]() -> Status {
+    MOECCL_TRY(check_number(op));
+    api::copy_text(algo::names_of(op, ","), text, text_bytes, needed);
+    return {};
+  });
+}
 
 moecclResult_t moecclPlanQuery(moecclComm_t handle, moecclOp_t op, size_t count, moecclDataType_t type,
                                moecclPlanInfo_t* info) {

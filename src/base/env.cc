@@ -15,6 +15,12 @@ namespace {
 
 constexpr int64_t kMaxMs = std::numeric_limits<int32_t>::max();  // moecclConfig_t holds milliseconds in 32 bits
 
+bool parse_flag(std::string_view text, bool* flag) {
+  if (text != "0" && text != "1") return false;
+  *flag = text == "1";
+  return true;
+}
+
 bool parse_integer(std::string_view text, int64_t low, int64_t high, int64_t* value) {
   int64_t parsed = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), parsed);
@@ -123,34 +129,14 @@ constexpr Variable kVariables[] = {
        e->cuda_sms = static_cast<int32_t>(sms);
        return true;
      }},
-    {"MOECCL_CUDA_IPC", "0 or 1",
-     [](std::string_view t, Env* e) {
-       if (t != "0" && t != "1") return false;
-       e->cuda_ipc = t == "1";
-       return true;
-     }},
-    {"MOECCL_TRIALS", "0 or 1",
-     [](std::string_view t, Env* e) {
-       if (t != "0" && t != "1") return false;
-       e->trials = t == "1";
-       return true;
-     }},
-    {"MOECCL_CUDA_PERSISTENT", "0 or 1",
-     [](std::string_view t, Env* e) {
-       if (t != "0" && t != "1") return false;
-       e->cuda_persistent = t == "1";
-       return true;
-     }},
+    {"MOECCL_CUDA_IPC", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->cuda_ipc); }},
+    {"MOECCL_TRIALS", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->trials); }},
+    {"MOECCL_CUDA_PERSISTENT", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->cuda_persistent); }},
     {"MOECCL_CUDA_PERSISTENT_BYTES", "bytes with an optional K, M or G",
      [](std::string_view t, Env* e) { return parse_bytes(t, &e->cuda_persistent_bytes); }},
     {"MOECCL_HOST_ID", "a name of at most 64 printable characters",
      [](std::string_view t, Env* e) { return t.size() <= 64 && parse_text(t, &e->host_id); }},
-    {"MOECCL_NO_CMA", "0 or 1",
-     [](std::string_view t, Env* e) {
-       if (t != "0" && t != "1") return false;
-       e->no_cma = t == "1";
-       return true;
-     }},
+    {"MOECCL_NO_CMA", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->no_cma); }},
 };
 
 std::string known_names() {

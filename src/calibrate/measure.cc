@@ -6,6 +6,7 @@
 #include <ctime>
 #include <map>
 
+#include "src/algo/tuning.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/comm/collective.h"
@@ -30,8 +31,6 @@ constexpr uint64_t kSizes[] = {64 << 10, 1 << 10,  4 << 20,   256 << 10, 8 << 10
 constexpr uint64_t kElement = sizeof(float);
 // What a plan takes depends on which pages of memory its buffers happen to have: each round uses others.
 constexpr uint64_t kMemoryBytes = 16 << 20, kPageBytes = 4096;
-// Buffers of the heap are worth asking for from here on: kAskReachBytes of selection.cc.
-constexpr uint64_t kHeapFrom = 256 << 10;
 // A plan that takes so many times the fastest one's time is not measured more closely: it will not be chosen.
 constexpr double kGiveUp = 3;
 constexpr uint32_t kMostRepeats = 3000;
@@ -105,7 +104,7 @@ class PlanTimer {
     MOECCL_ASSIGN_OR_RETURN(const Memory out, Memory::make(size, heap_));
     size_ = size;
     for (const uint64_t bytes : kSizes) {
-      if (bytes > most_ || (heap_ && bytes < kHeapFrom)) continue;
+      if (bytes > most_ || (heap_ && bytes < algo::tuning::kAskReach)) continue;
       for (const moecclOp_t op : kMeasured) {
         if (watch_.out_of_time()) return {};
         if (op == moecclOpAllToAllv && (heap_ || bytes < 1024)) continue;

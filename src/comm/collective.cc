@@ -4,28 +4,21 @@
 #include <cstring>
 #include <utility>
 
+#include "src/base/data_type.h"
 #include "src/base/hash.h"
 
 namespace moeccl::comm {
 namespace {
 
-bool reduces(moecclOp_t op) { return op == moecclOpAllReduce || op == moecclOpReduce || op == moecclOpReduceScatter; }
-bool rooted(moecclOp_t op) {
-  return op == moecclOpReduce || op == moecclOpBroadcast || op == moecclOpGather || op == moecclOpScatter;
-}
+using plan::reduces;
+using plan::rooted;
 
 // Whether this rank's send (recv) buffer is used at all.
 bool reads_send(const CollectiveCall& c, uint32_t rank) {
-  const bool root = static_cast<uint32_t>(c.root) == rank;
-  return (c.op != moecclOpBroadcast && c.op != moecclOpScatter) || root;
+  return !plan::root_gives(c.op) || static_cast<uint32_t>(c.root) == rank;
 }
 bool writes_recv(const CollectiveCall& c, uint32_t rank) {
-  const bool root = static_cast<uint32_t>(c.root) == rank;
-  return (c.op != moecclOpReduce && c.op != moecclOpGather) || root;
-}
-
-Status bad(moecclOp_t op, const char* argument, const std::string& value, const std::string& wanted) {
-  return error(moecclInvalidArgument, "{}: {} is {}: give {}", exec::op_name(op), argument, value, wanted);
+  return !plan::root_takes(c.op) || static_cast<uint32_t>(c.root) == rank;
 }
 
 Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation& op, bool* scaled) {
@@ -54,8 +47,8 @@ Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation
                    "a built-in operator or one of moecclRedOpCreatePreMulSum of this communicator");
       }
       if (comm.premuls[i].type != c.type) {
-        return bad(c.op, "type", exec::type_name(c.type),
-                   format("{}, the type of the operator's scalar", exec::type_name(comm.premuls[i].type)));
+        return bad(c.op, "type", type_name(c.type),
+                   format("{}, the type of the operator's scalar", type_name(comm.premuls[i].type)));
       }
       op.scale = comm.premuls[i].scalar;
       *scaled = true;
@@ -65,12 +58,6 @@ Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation
   return {};
 }
 
-// Whether [a, a+na) and [b, b+nb) share a byte.
-bool overlap(const void* a, uint64_t na, const void* b, uint64_t nb) {
-  const auto x = reinterpret_cast<uint64_t>(a), y = reinterpret_cast<uint64_t>(b);
-  return na > 0 && nb > 0 && x < y + nb && y < x + na;
-}
-
 Status check_overlap(const Communicator& comm, const CollectiveCall& c, uint64_t block_bytes, uint64_t in_bytes,
                      uint64_t out_bytes) {
   if (!reads_send(c, comm.rank()) || !writes_recv(c, comm.rank())) return {};
@@ -78,22 +65,10 @@ Status check_overlap(const Communicator& comm, const CollectiveCall& c, uint64_t
   const auto* send = static_cast<const std::byte*>(c.send);
   const auto* recv = static_cast<const std::byte*>(c.recv);
   const uint64_t own = block_bytes * comm.rank();
-  bool in_place = false;
-  switch (c.op) {
-    case moecclOpAllGather:
-    case moecclOpGather:
-      in_place = send == recv + own;
-      break;
-    case moecclOpReduceScatter:
-    case moecclOpScatter:
-      in_place = recv == send + own;
-      break;
-    case moecclOpAllToAllv:
-    case moecclOpTensorAllToAll:
-      break;
-    default:
-      in_place = send == recv;
-  }
+  // Where a rank's one block lies in the buffer of all ranks' blocks.
+  const bool one_in = plan::facts(c.op).in == plan::Blocks::kOne, one_out = plan::facts(c.op).out == plan::Blocks::kOne;
+  const bool never = plan::facts(c.op).private_sizes || plan::facts(c.op).in == plan::Blocks::kGroups;
+  const bool in_place = !never && (one_in == one_out ? send == recv : one_in ? send == recv + own : recv == send + own);
   if (in_place) return {};
   return error(moecclInvalidArgument,
                "{}: send and recv overlap, but not as the in-place form does (see the header): give "
@@ -145,7 +120,7 @@ Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Oper
 Status renew(Communicator& comm, PreparedCall& prepared, const CollectiveCall& c, bool* ready) {
   exec::Operation& op = prepared.operation;
   uint64_t in_bytes = prepared.in_bytes, out_bytes = prepared.out_bytes;
-  if (c.op == moecclOpAllToAllv) {
+  if (plan::facts(c.op).private_sizes) {
     if (prepared.tried && (op.ran = comm.still_small()) == nullptr) return {};
     MOECCL_TRY(copy_splits(comm, c, op, &in_bytes, &out_bytes));
   }
@@ -153,7 +128,8 @@ Status renew(Communicator& comm, PreparedCall& prepared, const CollectiveCall& c
   const auto shift = [](const CollectiveCall& call) {
     return reinterpret_cast<uint64_t>(call.recv) - reinterpret_cast<uint64_t>(call.send);
   };
-  const bool same_shift = c.op != moecclOpAllToAllv && shift(c) == shift(prepared.call);  // the same in-place form
+  const bool same_shift =
+      !plan::facts(c.op).private_sizes && shift(c) == shift(prepared.call);  // the same in-place form
   *ready = same_shift || !overlap(c.send, in_bytes, c.recv, out_bytes);
   op.input = c.send;
   op.output = c.recv;
@@ -165,7 +141,7 @@ void keep(const Communicator& comm, PreparedCall& prepared, const CollectiveCall
   const exec::Operation& op = prepared.operation;
   const bool eager = comm.runs_eagerly(op);
   prepared.tried = eager && !static_cast<const PlanSlot*>(op.keep.get())->tried.empty();
-  if (!eager || op.scaled || !comm.runs_on_host() || (prepared.tried && c.op != moecclOpAllToAllv)) return;
+  if (!eager || op.scaled || !comm.runs_on_host() || (prepared.tried && !plan::facts(c.op).private_sizes)) return;
   prepared.plans = plans;
   prepared.call = c;
   const uint64_t block_bytes = c.count * op.element_bytes;
@@ -187,20 +163,14 @@ Status prepare_splits(Communicator& comm, exec::Operation& op) {
   return {};
 }
 
-Status too_large(moecclOp_t op, uint64_t count) {
-  return bad(op, "count", format("{}", count), "a size that fits in memory");
-}
-
-uint64_t most_blocks(const plan::LevelTree& tree, moecclOp_t op) {
-  if (op == moecclOpTensorAllToAll) return tree.n_tensor_groups();
-  return std::max(plan::in_blocks(op, tree.n_ranks), plan::out_blocks(op, tree.n_ranks));
-}
-
 }  // namespace
 
 Status check_count(const plan::LevelTree& tree, moecclOp_t op, uint64_t count, uint64_t element_bytes) {
-  if (op == moecclOpAllToAllv || fits_in_memory(count, element_bytes, most_blocks(tree, op))) return {};
-  return too_large(op, count);
+  const uint32_t groups = tree.n_tensor_groups();
+  const uint64_t blocks =
+      std::max(plan::in_blocks(op, tree.n_ranks, groups), plan::out_blocks(op, tree.n_ranks, groups));
+  if (plan::facts(op).private_sizes || fits_in_memory(count, element_bytes, blocks)) return {};
+  return bad(op, "count", format("{}", count), "a size that fits in memory");
 }
 
 Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Operation& op) {
@@ -216,16 +186,14 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   bool scaled = false;
   if (reduces(c.op)) MOECCL_TRY(check_reduce(comm, c, op, &scaled));
   uint64_t in_bytes = 0, out_bytes = 0;
-  if (c.op == moecclOpAllToAllv) {
+  if (plan::facts(c.op).private_sizes) {
     op.signature.count = 0;  // private to each rank
     MOECCL_TRY(copy_splits(comm, c, op, &in_bytes, &out_bytes));
   } else {
-    const bool by_groups = c.op == moecclOpTensorAllToAll;
-    const uint64_t in_blocks = by_groups ? comm.tree().n_tensor_groups() : plan::in_blocks(c.op, comm.n_ranks());
-    const uint64_t out_blocks = by_groups ? in_blocks : plan::out_blocks(c.op, comm.n_ranks());
-    if (!fits_in_memory(c.count, op.element_bytes, std::max(in_blocks, out_blocks))) return too_large(c.op, c.count);
-    in_bytes = c.count * op.element_bytes * in_blocks;
-    out_bytes = c.count * op.element_bytes * out_blocks;
+    MOECCL_TRY(check_count(comm.tree(), c.op, c.count, op.element_bytes));
+    const uint32_t groups = comm.tree().n_tensor_groups();
+    in_bytes = c.count * op.element_bytes * plan::in_blocks(c.op, comm.n_ranks(), groups);
+    out_bytes = c.count * op.element_bytes * plan::out_blocks(c.op, comm.n_ranks(), groups);
   }
   if (in_bytes > 0 && c.send == nullptr && reads_send(c, comm.rank()))
     return bad(c.op, "send", "NULL", format("{} bytes", in_bytes));
@@ -236,7 +204,7 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   op.output = c.recv;
   MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr,
                                                 out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr));
-  if (c.op == moecclOpAllToAllv && op.on_device() && comm.cuda()->kernel_side() != nullptr)
+  if (plan::facts(c.op).private_sizes && op.on_device() && comm.cuda()->kernel_side() != nullptr)
     return prepare_splits(comm, op);
   const bool in_place = c.op == moecclOpAllToAll && c.send == c.recv && in_bytes > 0;
   return comm.prepare(op, rooted(c.op) ? static_cast<uint32_t>(c.root) : 0, scaled, in_place);

@@ -6,6 +6,15 @@
 
 namespace moeccl::comm {
 
+// The sentence for an argument that cannot be taken.
+inline Status bad(moecclOp_t op, const char* argument, const std::string& value, const std::string& wanted) {
+  return error(moecclInvalidArgument, "{}: {} is {}: give {}", plan::op_name(op), argument, value, wanted);
+}
+// Whether [a, a+na) and [b, b+nb) share a byte.
+inline bool overlap(const void* a, uint64_t na, const void* b, uint64_t nb) {
+  const auto x = reinterpret_cast<uint64_t>(a), y = reinterpret_cast<uint64_t>(b);
+  return na > 0 && nb > 0 && x < y + nb && y < x + na;
+}
 // The most bytes of one buffer: what 64-bit processors can address in a process. Sums and products of a few such sizes
 // do not wrap.
 inline constexpr uint64_t kMostBufferBytes = uint64_t{1} << 56;

@@ -3,16 +3,6 @@
 #include <algorithm>
 
 namespace moeccl::exec {
-bool meets_all(moecclOp_t op) {
-  return op == moecclOpAllReduce || op == moecclOpAllGather || op == moecclOpReduceScatter || op == moecclOpAllToAll ||
-         op == moecclOpAllToAllv;
-}
-
-namespace {
-bool rooted(moecclOp_t op) {
-  return op == moecclOpReduce || op == moecclOpBroadcast || op == moecclOpGather || op == moecclOpScatter;
-}
-}  // namespace
 
 // Whoever agrees with the root of its operation agrees with all that do: of a difference between two ranks one of them,
 // or the root of one, so knows.
@@ -21,7 +11,7 @@ uint32_t AgreedTask::to_compare_with(uint64_t sequence) const {
   const uint64_t packed =
       f.own->board().entries[sequence % transport::kEntries].signature.load(std::memory_order_relaxed);
   const auto root = static_cast<uint32_t>(packed);
-  return rooted(static_cast<moecclOp_t>(packed >> 56)) && root != f.rank ? root : kAll;
+  return plan::rooted(static_cast<moecclOp_t>(packed >> 56)) && root != f.rank ? root : kAll;
 }
 
 void AgreedTask::take_number() {
@@ -114,7 +104,7 @@ bool AgreedTask::hear(uint64_t teller, std::span<uint64_t> words) {
       return false;
     }
     const auto op = static_cast<moecclOp_t>(e.signature.load(std::memory_order_relaxed) >> 56);
-    words[p] = (op == moecclOpAllToAllv ? e.count : e.max_block).load(std::memory_order_relaxed);
+    words[p] = (plan::facts(op).private_sizes ? e.count : e.max_block).load(std::memory_order_relaxed);
   }
   return true;
 }
@@ -195,7 +185,7 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
   Fabric& f = fabric();
   // Acquire: pairs with the store in Fabric::publish_state(); the failure's sentence is there.
   if (f.own->board().health.state.load(std::memory_order_acquire) != 0) return fail(f.failure());
-  const bool all_met = meets_all(op_.signature.op);
+  const bool all_met = plan::facts(op_.signature.op).meets_all;
   if (!all_met) {
     if (Status s = look_around(); !s.ok()) return fail(std::move(s));
   }
@@ -219,7 +209,7 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
   }
   const int64_t took_ns = f.recorder.end(false);
   // Where not all meet, a rank's time says little about the plan. Timings are of the ordinary plan.
-  const bool tells = meets_all(op_.signature.op) && !is_v() && !ran_in_heap_;
+  const bool tells = plan::facts(op_.signature.op).meets_all && !is_v() && !ran_in_heap_;
   f.timings[sequence_ % kTimings] = {sequence_,
                                      op_.signature.op,
                                      op_.choice.algorithm,
@@ -236,7 +226,7 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
 Signature AgreedTask::read_signature(const transport::Entry& e, uint64_t& flags) {
   const uint64_t packed = e.signature.load(std::memory_order_relaxed);
   flags = packed >> 32 & 0xff;
-  const bool has_count = static_cast<moecclOp_t>(packed >> 56) != moecclOpAllToAllv;
+  const bool has_count = !plan::facts(static_cast<moecclOp_t>(packed >> 56)).private_sizes;
   return unpack(packed, has_count ? e.count.load(std::memory_order_relaxed) : 0,
                 e.plan.load(std::memory_order_relaxed));
 }

@@ -11,9 +11,6 @@
 
 namespace moeccl::exec {
 
-// Operations in which every rank's result depends on every rank: a rank that has finished knows that all have entered.
-bool meets_all(moecclOp_t op);
-
 class AgreedTask : public Task {
  public:
   // The operation must live until the task has ended.
@@ -62,7 +59,7 @@ class AgreedTask : public Task {
   static Signature read_signature(const transport::Entry& entry, uint64_t& flags);
   // Whether peers can reach it; no buffer (of a rank that is not the root) is no obstacle.
   bool reachable(const void* buffer) const { return buffer == nullptr || fabric().in_heap(buffer); }
-  bool is_v() const { return op_.signature.op == moecclOpAllToAllv; }
+  bool is_v() const { return plan::facts(op_.signature.op).private_sizes; }
 
   bool is_timed() const;
   bool has_published(uint32_t peer) const { return has_published(peer, sequence_); }

@@ -21,32 +21,14 @@ static_assert(transport::kOutboxBytes < kNotHere && kMostBlockBytes < kNotHere);
 }  // namespace
 
 uint64_t eager_bytes(moecclOp_t op, uint32_t n_ranks, uint64_t block_bytes) {
-  const bool blocks = op == moecclOpReduceScatter || op == moecclOpAllToAll || op == moecclOpScatter;
-  return blocks ? block_bytes * n_ranks : block_bytes;
+  return plan::in_blocks(op, n_ranks) * block_bytes;
 }
 
 uint64_t eager_table_bytes(uint32_t n_ranks) { return n_ranks * sizeof(BlockPlace); }
 
-bool has_eager_form(moecclOp_t op) {
-  switch (op) {
-    case moecclOpAllReduce:
-    case moecclOpReduce:
-    case moecclOpBroadcast:
-    case moecclOpAllGather:
-    case moecclOpReduceScatter:
-    case moecclOpAllToAll:
-    case moecclOpAllToAllv:
-    case moecclOpGather:
-    case moecclOpScatter:
-      return true;
-    default:
-      return false;
-  }
-}
-
 bool runs_eagerly(moecclOp_t op, std::string_view algorithm, uint32_t n_ranks, uint64_t block_bytes) {
-  if (n_ranks < 2 || !has_eager_form(op)) return false;
-  if (op == moecclOpAllToAllv) return eager_table_bytes(n_ranks) <= transport::kOutboxBytes / 2;
+  if (n_ranks < 2 || !plan::facts(op).eager) return false;
+  if (plan::facts(op).private_sizes) return eager_table_bytes(n_ranks) <= transport::kOutboxBytes / 2;
   return algorithm == "oneshot" && block_bytes <= transport::kEagerBytes &&
          eager_bytes(op, n_ranks, block_bytes) <= transport::kEagerBytes;
 }
@@ -54,22 +36,10 @@ bool runs_eagerly(moecclOp_t op, std::string_view algorithm, uint32_t n_ranks, u
 Eager::Eager(Fabric& fabric, const Operation& op)
     : AgreedTask(fabric, op, true), block_bytes_(op.signature.count * op.element_bytes) {}
 
-bool Eager::gives() const {
-  const bool from_root = op_.signature.op == moecclOpBroadcast || op_.signature.op == moecclOpScatter;
-  return !from_root || fabric().rank == op_.signature.root;
-}
+bool Eager::gives() const { return !plan::root_gives(op_.signature.op) || fabric().rank == op_.signature.root; }
 
 bool Eager::takes_all() const {
-  switch (op_.signature.op) {
-    case moecclOpReduce:
-    case moecclOpGather:
-      return fabric().rank == op_.signature.root;
-    case moecclOpBroadcast:
-    case moecclOpScatter:
-      return false;
-    default:
-      return true;
-  }
+  return plan::root_takes(op_.signature.op) ? fabric().rank == op_.signature.root : !plan::root_gives(op_.signature.op);
 }
 
 Progress Eager::poll() {

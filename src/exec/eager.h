@@ -13,7 +13,6 @@ namespace moeccl::exec {
 
 // Bytes that a rank gives in an operation of blocks of `block_bytes`; what fits into an Outbox can run eagerly.
 uint64_t eager_bytes(moecclOp_t op, uint32_t n_ranks, uint64_t block_bytes);
-bool has_eager_form(moecclOp_t op);
 // AllToAllv: of the table that stands before the data.
 uint64_t eager_table_bytes(uint32_t n_ranks);
 // The one rule by which an operation of these blocks runs eagerly, where all ranks' outboxes can be read: it is the

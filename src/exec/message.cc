@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/base/data_type.h"
+
 namespace moeccl::exec {
 
 using transport::kSigsPerPeer;

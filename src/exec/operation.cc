@@ -1,28 +1,11 @@
 #include "src/exec/operation.h"
 
+#include "src/base/data_type.h"
 #include "src/base/format.h"
 #include "src/base/hash.h"
 #include "src/exec/runner.h"
 
 namespace moeccl::exec {
-
-const char* op_name(moecclOp_t op) {
-  static constexpr const char* kNames[MOECCL_NUM_OPS] = {
-      "allreduce",     "reduce",          "broadcast",        "allgather",         "reduce_scatter",
-      "alltoall",      "alltoallv",       "gather",           "scatter",           "sendrecv",
-      "dispatch",      "combine",         "expert_allreduce", "collect_gradients", "place_weights",
-      "expert_gather", "tensor_alltoall", "expert_reduce"};
-  const auto i = static_cast<uint32_t>(op);
-  return i < MOECCL_NUM_OPS ? kNames[i] : "unknown operation";
-}
-
-const char* type_name(moecclDataType_t type) {
-  static constexpr const char* kNames[MOECCL_NUM_DATA_TYPES] = {"int8",    "uint8",    "int32",   "uint32",
-                                                                "int64",   "uint64",   "float16", "float32",
-                                                                "float64", "bfloat16", "fp8e4m3", "fp8e5m2"};
-  const auto i = static_cast<uint32_t>(type);
-  return i < MOECCL_NUM_DATA_TYPES ? kNames[i] : "unknown type";
-}
 
 const char* reduce_name(uint8_t reduce) {
   static constexpr const char* kNames[] = {"sum", "prod", "max", "min", "avg", "premulsum"};
@@ -30,22 +13,7 @@ const char* reduce_name(uint8_t reduce) {
 }
 
 uint32_t traffic_class(moecclOp_t op, int priority) {
-  if (priority > 0) return static_cast<uint32_t>(priority - 1);
-  switch (op) {
-    case moecclOpAllToAll:
-    case moecclOpAllToAllv:
-    case moecclOpDispatch:
-    case moecclOpCombine:
-    case moecclOpExpertGather:
-    case moecclOpTensorAllToAll:
-      return moecclPriorityEP - 1;
-    case moecclOpSendRecv:
-      return moecclPriorityPP - 1;
-    case moecclOpAllGather:
-      return moecclPriorityCP - 1;
-    default:
-      return moecclPriorityDP - 1;
-  }
+  return static_cast<uint32_t>((priority > 0 ? priority : plan::facts(op).traffic) - 1);
 }
 
 uint64_t pack(const Signature& s, uint64_t flags) {
@@ -84,10 +52,10 @@ std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t ra
   if (a.type != b.type) return say("type", type_name(a.type), type_name(b.type));
   if (a.reduce != b.reduce) return say("operator", reduce_name(a.reduce), reduce_name(b.reduce));
   if (a.root != b.root) return say("root", format("{}", a.root), format("{}", b.root));
-  if (a.op == moecclOpDispatch || a.op == moecclOpCombine)
+  if (plan::facts(a.op).plan == plan::PlanOf::kRouting)
     return say("routing", format("routing and plan {:016x}", a.plan),
                format("{:016x} (calls must use the same routing of the same layer on all ranks)", b.plan));
-  if (a.op >= moecclOpExpertAllReduce && a.op != moecclOpTensorAllToAll)
+  if (plan::facts(a.op).plan == plan::PlanOf::kPlacement)
     return say("placement", format("placement and plan {:016x}", a.plan), format("{:016x}", b.plan));
   return say("plan", format("plan {:016x}", a.plan),
              format("plan {:016x} (MOECCL_PLAN, the topology or the profile differs)", b.plan));
@@ -97,18 +65,14 @@ bool Operation::on_device() const { return runner->on_device(); }
 
 kernels::Scalar unit_scale(moecclDataType_t type) {
   kernels::Scalar one{};
-  switch (type) {
-    case moecclFloat64:
+  switch (type_facts(type).wide) {
+    case Wide::kFloat64:
       one.f64 = 1;
       break;
-    case moecclFloat16:
-    case moecclBfloat16:
-    case moecclFloat32:
-    case moecclFloat8e4m3:
-    case moecclFloat8e5m2:
+    case Wide::kFloat32:
       one.f32 = 1;
       break;
-    default:
+    case Wide::kInt64:
       one.i64 = 1;
   }
   return one;

@@ -30,9 +30,8 @@ struct Signature {
   uint64_t plan = 0;  // hash of the plan, or of the plans among which agreement chooses
 };
 inline constexpr uint8_t kPreMulSum = 5;
-const char* op_name(moecclOp_t op);            // "allreduce"
-const char* type_name(moecclDataType_t type);  // "float32"
-const char* reduce_name(uint8_t reduce);       // "sum"
+using plan::op_name;
+const char* reduce_name(uint8_t reduce);  // "sum"
 
 // Packed for an Entry: op 8 | type 8 | reduce 8 | flags 8 | root 32.
 inline constexpr uint64_t kInputInHeap = 1, kOutputInHeap = 2;
@@ -106,7 +105,7 @@ struct Operation {
     LaneRecord lanes;  // of TensorAllToAll
   };
   Measured* measured = nullptr;
-  // Where a trial of plans (comm/trials.h) hears of the run; the communicator's. Null: none goes on.
+  // Where a trial of plans (select/trials.h) hears of the run; the communicator's. Null: none goes on.
   struct Ran {
     bool is_timed = false;
     double took_ns = 0;  // on this rank; 0: not timed, or the plan that was chosen before it began did not run

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/base/data_type.h"
 #include "src/base/ticks.h"
 
 namespace moeccl::exec {

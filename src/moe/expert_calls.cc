@@ -8,22 +8,15 @@
 #include "kernels/cuda/args.h"
 #include "src/algo/replica_move.h"
 #include "src/algo/replica_reduce.h"
+#include "src/algo/tuning.h"
 #include "src/base/adopt.h"
 #include "src/base/hash.h"
+#include "src/comm/collective.h"
 #include "src/plan/cost.h"
 #include "src/plan/printer.h"
 
 namespace moeccl::comm {
 namespace {
-
-Status bad(moecclOp_t op, const char* argument, const std::string& value, const std::string& wanted) {
-  return error(moecclInvalidArgument, "{}: {} is {}: give {}", exec::op_name(op), argument, value, wanted);
-}
-
-bool overlap(const void* a, uint64_t na, const void* b, uint64_t nb) {
-  const auto x = reinterpret_cast<uint64_t>(a), y = reinterpret_cast<uint64_t>(b);
-  return na > 0 && nb > 0 && x < y + nb && y < x + na;
-}
 
 // A call whose arguments are in order.
 struct Checked {
@@ -179,10 +172,9 @@ Status keep_reduce(Communicator& comm, const Side& side, const ExpertCall& call,
   MOECCL_TRY(build_reduce(comm, side, call, c, false, kept.program, kept.choice));
   kept.binding.count = call.count;
   kept.in_bytes = kept.out_bytes = c.placement.n_slots(comm.rank()) * call.count * c.element_bytes;
-  // Asking costs one more synchronisation (docs/decisions.md, the same bound as for AllReduce).
-  constexpr uint64_t kAskReachBytes = 256 << 10;
   const uint64_t most_bytes = c.placement.most_slots() * call.count * c.element_bytes;
-  if (!side.selector.forced(call.op).empty() || !kept.asks_reach || most_bytes < kAskReachBytes || comm.n_ranks() == 1)
+  if (!side.selector.forced(call.op).empty() || !kept.asks_reach || most_bytes < algo::tuning::kAskReach ||
+      comm.n_ranks() == 1)
     return {};
   kept.asks = true;
   return build_reduce(comm, side, call, c, true, kept.reachable, kept.if_reachable);

@@ -1,36 +1,14 @@
 // The page that moecclMoeExplain writes.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "src/moe/moe_layer.h"
+#include "src/plan/printer.h"
 
 namespace moeccl::comm {
 
 namespace {
-
-std::string step_text(const plan::Program& program, const plan::Step& step) {
-  const auto name = [&](const plan::Ref& ref) {
-    if (ref.buffer == plan::Buffer::kInput) return std::string("input");
-    if (ref.buffer == plan::Buffer::kOutput) return std::string("output");
-    return ref.rank == program.rank ? format("slot {}", ref.index) : format("slot {} of rank {}", ref.index, ref.rank);
-  };
-  const bool signals = step.kind == plan::StepKind::kSignal || step.kind == plan::StepKind::kWait;
-  if (signals)
-    return format("{} {} sig {}{}", plan::step_kind_name(step.kind),
-                  step.peer == program.rank ? std::string("self") : format("rank {}", step.peer), int{step.sig},
-                  step.lag ? format(", {} chunks ago", step.lag) : "");
-  std::string text = format("{} {} <-", plan::step_kind_name(step.kind), name(step.dst));
-  for (uint32_t i = 0; i < step.n_srcs; ++i) text += (i ? ", " : " ") + name(program.srcs[step.first_src + i]);
-  return text;
-}
-
-void append_program(std::string& text, const char* title, const plan::Program& program) {
-  text += format("\n{}: steps of this rank, for each chunk\n", title);
-  for (const plan::Lane& lane : program.lanes) {
-    text += format("  lane {}\n", plan::lane_kind_name(lane.kind));
-    for (const plan::Step& step : lane.steps) text += "    " + step_text(program, step) + "\n";
-  }
-}
 
 std::string guess_text(float guess) {
   if (guess == 0) return "not run yet";
@@ -115,8 +93,8 @@ Result<std::string> MoeRouting::explain() const {
   };
   timing("dispatch", i.predicted_dispatch_us, i.measured_dispatch_us);
   timing("combine", i.predicted_combine_us, i.measured_combine_us);
-  append_program(text, "dispatch", plan.dispatch);
-  append_program(text, "combine", plan.combine);
+  for (const auto& [title, program] : {std::pair("dispatch", &plan.dispatch), std::pair("combine", &plan.combine)})
+    text += format("\n{}: steps of this rank, for each chunk\n{}", title, plan::steps_text(*program, "  "));
   return text;
 }
 

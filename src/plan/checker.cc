@@ -24,8 +24,8 @@ UserMemory user_memory(const Shape& shape, const Binding& b, uint32_t rank, bool
   UserMemory user;
   user.in_size = b.in_length ? end_of_blocks(b.in_offset, b.in_length, n) : in_blocks(shape) * b.count;
   user.out_size = b.out_length ? end_of_blocks(b.out_offset, b.out_length, n) : out_blocks(shape) * b.count;
-  if (!is_root && (shape.op == moecclOpBroadcast || shape.op == moecclOpScatter)) user.in_size = 0;
-  if (!is_root && (shape.op == moecclOpReduce || shape.op == moecclOpGather)) user.out_size = 0;
+  if (!is_root && root_gives(shape.op)) user.in_size = 0;
+  if (!is_root && root_takes(shape.op)) user.out_size = 0;
   if (!in_place || user.in_size == 0 || user.out_size == 0) {
     user.out_first = user.in_size;
   } else if (user.in_size < user.out_size) {  // AllGather, Gather: send == recv + rank * count
@@ -161,13 +161,14 @@ Status check_bindings(const CheckInput& input) {
   if (input.bindings.size() != n)
     return error(moecclInternalError, "{} bindings for {} ranks", input.bindings.size(), n);
   if (plan.chunking.n_chunks == 0) return error(moecclInternalError, "a plan runs at least one chunk");
-  const bool of_rows = moves_rows(plan.shape.op);
+  const bool of_rows = facts(plan.shape.op).rows;
   if (of_rows && !input.rows) return error(moecclInternalError, "what the rows of Output must hold is not given");
-  if ((plan.shape.op == moecclOpExpertAllReduce || plan.shape.op == moecclOpExpertReduce) && !input.blocks)
+  if (facts(plan.shape.op).plan == PlanOf::kPlacement && reduces(plan.shape.op) && !input.blocks)
     return error(moecclInternalError, "what the blocks of Output must hold is not given");
-  if (plan.shape.op == moecclOpTensorAllToAll && plan.shape.group_of.size() != n)
+  if (facts(plan.shape.op).in == Blocks::kGroups && plan.shape.group_of.size() != n)
     return error(moecclInternalError, "which ranks hold equal inputs is not given");
-  if (plan.shape.op == moecclOpSendRecv) return error(moecclUnsupported, "send and receive have no plan of all ranks");
+  if (facts(plan.shape.op).plan == PlanOf::kNothing)
+    return error(moecclUnsupported, "send and receive have no plan of all ranks");
   for (uint32_t r = 0; r < n; ++r) {
     const Binding& b = input.bindings[r];
     if (b.chunking.chunk != plan.chunking.chunk || b.chunking.n_chunks != plan.chunking.n_chunks)

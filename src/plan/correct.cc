@@ -43,7 +43,6 @@ bool Corrector::observe(Profile& profile, const Observation& o) {
     factor = next;
     changed = true;
   }
-  n_corrections_ += changed ? 1 : 0;
   return changed;
 }
 

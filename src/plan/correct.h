@@ -32,13 +32,11 @@ class Corrector {
   // True when it changed `profile`: the curve's points around the observed size. Plans that it does not know are left
   // alone.
   bool observe(Profile& profile, const Observation& o);
-  uint64_t n_corrections() const { return n_corrections_; }
 
  private:
   using Key = std::tuple<int, std::string, uint8_t, int>;  // operation, algorithm, reach, size class or point
   std::map<Key, std::vector<double>> windows_;             // took / predicted
   std::map<Key, double> factors_;                          // of each point so far
-  uint64_t n_corrections_ = 0;
 };
 
 }  // namespace moeccl::plan

@@ -7,16 +7,6 @@
 
 namespace moeccl::plan {
 
-bool reduces(moecclOp_t op) {
-  return op == moecclOpAllReduce || op == moecclOpReduce || op == moecclOpReduceScatter ||
-         op == moecclOpExpertAllReduce || op == moecclOpExpertReduce;
-}
-
-bool moves_rows(moecclOp_t op) {
-  return op == moecclOpDispatch || op == moecclOpCombine || op == moecclOpCollectGradients ||
-         op == moecclOpPlaceWeights;
-}
-
 std::string ref_name(const Ref& ref) {
   const char* what = ref.buffer == Buffer::kInput    ? "input block"
                      : ref.buffer == Buffer::kOutput ? "output block"
@@ -63,7 +53,7 @@ std::string ref_fault(const Plan& plan, const Program& program, const Step& step
   const bool copied_from = step.kind == StepKind::kCopy && !is_dst && shape.reach.reads;
   if (!shape.reach.views && !copied_from) return "the buffers of a peer are out of reach here";
   // What a peer publishes is where the block for this rank starts in its Input.
-  if (shape.op == moecclOpAllToAllv && (ref.buffer == Buffer::kOutput || ref.index != program.rank))
+  if (facts(shape.op).private_sizes && (ref.buffer == Buffer::kOutput || ref.index != program.rank))
     return "where that block of the peer starts is not known";
   return "";
 }
@@ -77,8 +67,8 @@ std::string shape_fault(const Plan& plan, const Program& program, const Step& st
   if (step.divisor > 0 && !(step.final_reduce && step.kind == StepKind::kReduce))
     return "a divisor belongs to the last reduction";
   if (is_rows(step) != (step.rows != kNoRows)) return "row steps, and they alone, have a row list";
-  if (is_rows(step) && !moves_rows(plan.shape.op)) return "this operation moves blocks, not rows";
-  if (!is_rows(step) && moves_rows(plan.shape.op)) return "this operation moves rows, not blocks";
+  if (is_rows(step) && !facts(plan.shape.op).rows) return "this operation moves blocks, not rows";
+  if (!is_rows(step) && facts(plan.shape.op).rows) return "this operation moves rows, not blocks";
   switch (step.kind) {
     case StepKind::kSignal:
     case StepKind::kWait:

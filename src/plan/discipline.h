@@ -11,11 +11,6 @@ namespace moeccl::plan {
 // Success, or moecclInternalError with a sentence that names rank, lane and step.
 Status check_discipline(const Plan& plan);
 
-// Whether `op` combines the elements of ranks.
-bool reduces(moecclOp_t op);
-// Whether its steps move rows by lists of the Binding, not blocks.
-bool moves_rows(moecclOp_t op);
-
 // "rank 3, inter lane 1, step 7 (wait for rank 2, sig 0)".
 std::string step_name(const Program& program, uint32_t lane, uint32_t step);
 // "part 1/4 of slot 2 of rank 5".

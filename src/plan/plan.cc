@@ -113,30 +113,6 @@ uint32_t Program::n_steps() const {
   return static_cast<uint32_t>(n);
 }
 
-uint32_t in_blocks(moecclOp_t op, uint32_t n_ranks) {
-  switch (op) {
-    case moecclOpReduceScatter:
-    case moecclOpAllToAll:
-    case moecclOpAllToAllv:
-    case moecclOpScatter:
-      return n_ranks;
-    default:
-      return 1;
-  }
-}
-
-uint32_t out_blocks(moecclOp_t op, uint32_t n_ranks) {
-  switch (op) {
-    case moecclOpAllGather:
-    case moecclOpAllToAll:
-    case moecclOpAllToAllv:
-    case moecclOpGather:
-      return n_ranks;
-    default:
-      return 1;
-  }
-}
-
 uint32_t in_blocks(const Shape& shape) {
   return shape.most_in_blocks > 0 ? shape.most_in_blocks : in_blocks(shape.op, shape.n_ranks);
 }

@@ -20,8 +20,8 @@
 #include <string>
 #include <vector>
 
-#include "moeccl/plan.h"
 #include "src/plan/levels.h"
+#include "src/plan/op.h"
 
 namespace moeccl::plan {
 
@@ -139,9 +139,7 @@ struct Shape {
   PipelineChunks pipeline_chunks;
 };
 
-// Blocks of the user's buffers: Input has in_blocks(op, n), Output has out_blocks(op, n), each of `count` elements.
-uint32_t in_blocks(moecclOp_t op, uint32_t n_ranks);
-uint32_t out_blocks(moecclOp_t op, uint32_t n_ranks);
+// Blocks of the user's buffers, each of `count` elements.
 uint32_t in_blocks(const Shape& shape);
 uint32_t out_blocks(const Shape& shape);
 

@@ -211,7 +211,7 @@ std::string steps_text(const Program& program, const std::string& indent) {
 std::string explain(const Explanation& e) {
   const Shape& s = e.plan.shape;
   const Chunking& k = e.plan.chunking;
-  std::string text = format("{} with {}{}{}\n", op_text(s.op), e.plan.algorithm, e.why.empty() ? "" : ", ", e.why);
+  std::string text = format("{} with {}{}{}\n", op_title(s.op), e.plan.algorithm, e.why.empty() ? "" : ", ", e.why);
   if (e.emulated) text += "EMULATED: links are paced, times are not those of this machine\n";
   text += format("ranks {}, blocks of {} elements of {} B ({}){}{}\n", s.n_ranks, s.count, s.element_bytes,
                  bytes_text(s.count * s.element_bytes), s.deterministic ? ", deterministic" : "",

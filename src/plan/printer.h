@@ -5,7 +5,6 @@
 #include <string>
 
 #include "src/plan/cost.h"
-#include "src/plan/op_text.h"
 #include "src/plan/plan.h"
 
 namespace moeccl::plan {

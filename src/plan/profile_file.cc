@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "src/plan/json_text.h"
-#include "src/plan/op_text.h"
+#include "src/plan/op.h"
 
 namespace moeccl::plan {
 
@@ -279,7 +279,7 @@ class ProfileReader {
       if (!fit.curve.known()) return json_error(source_, item, "a plan needs \"points\"");
       if (p_.find_plan(fit.op, fit.algorithm, fit.reach) != nullptr)
         return json_error(source_, item,
-                          format("{}:{} with this reach stands here twice", op_text(fit.op), fit.algorithm));
+                          format("{}:{} with this reach stands here twice", op_title(fit.op), fit.algorithm));
       p_.plans.push_back(std::move(fit));
     }
     return {};
@@ -290,11 +290,11 @@ class ProfileReader {
     std::string known;
     for (int i = 0; i < MOECCL_NUM_OPS; ++i) {
       const auto candidate = static_cast<moecclOp_t>(i);
-      if (v.text == op_text(candidate)) {
+      if (v.text == op_title(candidate)) {
         *out = candidate;
         return {};
       }
-      known += format("{}{}", i ? ", " : "", op_text(candidate));
+      known += format("{}{}", i ? ", " : "", op_title(candidate));
     }
     return json_error(source_, v, format("unknown operation: there are {}", known));
   }
@@ -336,7 +336,7 @@ std::string write_profile(const Profile& p, const std::string& note, const std::
   });
   entries("plans", p.plans.size(), [&](size_t i) {
     const PlanFit& f = p.plans[i];
-    return format("\"op\": {}, \"algorithm\": {}, \"reach\": {}, \"correction\": {}, {}", quoted(op_text(f.op)),
+    return format("\"op\": {}, \"algorithm\": {}, \"reach\": {}, \"correction\": {}, {}", quoted(op_title(f.op)),
                   quoted(f.algorithm), int{f.reach}, number_text(f.correction), curve_text(f.curve));
   });
   return t + "\n}\n";

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "src/algo/builder.h"
+#include "src/algo/tuning.h"
 #include "src/base/env.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
@@ -13,9 +14,6 @@
 namespace moeccl::comm {
 namespace {
 
-// Asking whether all buffers can be reached costs one more synchronisation; from this size on what it may save is more
-// (docs/decisions.md).
-constexpr uint64_t kAskReachBytes = 256 << 10;
 constexpr size_t kMostPlans = 1024, kMostChoices = 4096;
 // Of an AllToAllv only its ranks know the sizes: the choice is made for blocks of this size, and what is left after the
 // first chunk goes the way that is faster for large ones.
@@ -62,33 +60,15 @@ uint64_t class_hash(const plan::Shape& s) {
   return hash_combine(h, s.root == 0 ? 0 : 1);
 }
 
-std::string names_for(moecclOp_t op) {
-  std::string names;
-  for (const algo::Algorithm& a : algo::algorithms()) {
-    if (a.op == op) names += format("{}{}", names.empty() ? "" : ", ", a.name);
-  }
-  return names;
-}
-
 }  // namespace
-
-bool parse_op(const std::string& name, moecclOp_t* op) {
-  for (int i = 0; i < MOECCL_NUM_OPS; ++i) {
-    if (name == exec::op_name(static_cast<moecclOp_t>(i))) {
-      *op = static_cast<moecclOp_t>(i);
-      return true;
-    }
-  }
-  return false;
-}
 
 Status Selector::force_from_text(const std::string& text) {
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find(',', at), text.size());
     const std::string item = text.substr(at, end - at);
     const size_t colon = item.find(':');
-    moecclOp_t op{};
-    if (colon == std::string::npos || !parse_op(item.substr(0, colon), &op)) {
+    const moecclOp_t op = plan::parse_op(std::string_view(item).substr(0, colon));
+    if (colon == std::string::npos || op == MOECCL_NUM_OPS) {
       return error(moecclInvalidArgument,
                    "MOECCL_PLAN: \"{}\" at position {} is not operation:algorithm, such as allreduce:ring", item, at);
     }
@@ -131,7 +111,7 @@ Status Selector::force(moecclOp_t op, const std::string& algorithm) {
     MOECCL_TRY(check_moe_name(op, algorithm));
   } else if (!automatic && algo::find(op, algorithm) == nullptr) {
     return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", algorithm, exec::op_name(op),
-                 names_for(op));
+                 algo::names_of(op, ", "));
   }
   const std::lock_guard lock(mutex_);
   forced_[op] = automatic ? "" : algorithm;
@@ -405,13 +385,13 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
 // Reductions give other bits by another plan: they are tried where plans were measured, or all plans give the same.
 void Selector::add_trial(PlanSlot& cached, const Chosen& chosen, uint64_t bytes) const {
   const moecclOp_t op = cached.key.op;
-  const bool reduces = op == moecclOpAllReduce || op == moecclOpReduceScatter || op == moecclOpReduce;
   // Of an AllToAllv nobody knows the size; what goes with the first word counts for no plan.
   const bool tensor = op == moecclOpTensorAllToAll;
   if (tensor && at_.tree.n_tensor_groups() < 2) return;  // all plans are one copy
   const uint64_t most = tensor ? kTryTensorToBytes : kTryToBytes;
   const bool fits = op == moecclOpAllToAllv || (bytes > kTryFromBytes && bytes <= most);
-  if (!env().trials || chosen.close.empty() || !fits || (reduces && !at_.deterministic && !has_plan_fits_)) return;
+  if (!env().trials || chosen.close.empty() || !fits || (plan::reduces(op) && !at_.deterministic && !has_plan_fits_))
+    return;
   cached.tried.push_back(chosen.best->name);
   cached.tried.insert(cached.tried.end(), chosen.close.begin(), chosen.close.end());
   cached.trial_class = hash_combine(hash_combine(class_hash(shape_of(cached.key, false)), plans_epoch_), profile_hash_);
@@ -442,7 +422,7 @@ Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const algo
   cached->eager = eager_for(key, cached->choice.algorithm);
   const uint64_t bytes = larger_buffer_bytes(key);
   if (instead == nullptr) add_trial(*cached, chosen, bytes);
-  if (at_.heap_reach && bytes >= kAskReachBytes && at_.tree.n_ranks > 1 && key.op != moecclOpAllToAllv &&
+  if (at_.heap_reach && bytes >= algo::tuning::kAskReach && at_.tree.n_ranks > 1 && key.op != moecclOpAllToAllv &&
       key.op != moecclOpTensorAllToAll) {
     MOECCL_TRY(make(true, cached->reachable, cached->choice_if_reachable));
     // An algorithm that needs no reach makes no use of it: where the choice is the same, the answer changes nothing.
@@ -502,7 +482,7 @@ Trials::Class Selector::trial_class(const PlanSlot& slot) const {
           slot.tried,
           larger_buffer_bytes(slot.key),
           at_.tree.n_ranks,
-          exec::meets_all(op),
+          plan::facts(op).meets_all,
           op == moecclOpAllToAllv,
           op == moecclOpTensorAllToAll};
 }

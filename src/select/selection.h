@@ -186,7 +186,4 @@ class Selector {
   mutable std::unordered_map<uint64_t, const char*> cheapest_;  // by problem class
 };
 
-// The operation of a name as in MOECCL_PLAN; false when there is none.
-bool parse_op(const std::string& name, moecclOp_t* op);
-
 }  // namespace moeccl::comm

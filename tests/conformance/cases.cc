@@ -8,12 +8,6 @@ namespace {
 
 size_t sz(int v) { return static_cast<size_t>(v); }
 
-const char* op_name(moecclOp_t op) {
-  static const char* const names[] = {"allreduce", "reduce",    "broadcast", "allgather", "reducescatter",
-                                      "alltoall",  "alltoallv", "gather",    "scatter",   "sendrecv"};
-  return names[op];
-}
-
 // Small, odd, prime and round counts, and now and then one that spans many chunks.
 size_t draw_count(std::mt19937_64& random, size_t most) {
   static constexpr size_t kSpecial[] = {0,   1,   1,   2,   3,    7,    13,   31,    61,   64,
@@ -76,7 +70,7 @@ std::ostream& operator<<(std::ostream& out, const World& w) {
 }
 
 std::string Case::describe() const {
-  std::string text = op_name(op);
+  std::string text = moecclOpName(op);
   text += std::string(" ") + type_name(type) + (reduces() ? std::string(" ") + reduction_name(reduction) : "");
   text += " count " + std::to_string(count) + " root " + std::to_string(root);
   if (in_place) text += " in place";

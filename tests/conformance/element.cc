@@ -85,11 +85,7 @@ bool is_signed(moecclDataType_t type) {
   return is_float(type) || type == moecclInt8 || type == moecclInt32 || type == moecclInt64;
 }
 
-const char* type_name(moecclDataType_t type) {
-  static const char* const names[] = {"int8",    "uint8",   "int32",   "uint32",   "int64",   "uint64",
-                                      "float16", "float32", "float64", "bfloat16", "fp8e4m3", "fp8e5m2"};
-  return names[type];
-}
+const char* type_name(moecclDataType_t type) { return moecclTypeName(type); }
 
 const char* reduction_name(int op) {
   static const char* const names[] = {"sum", "prod", "max", "min", "avg", "premulsum"};

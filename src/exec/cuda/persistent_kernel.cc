@@ -295,9 +295,8 @@ Status PersistentKernel::start(const Operation& op, const WalkArgs& a, driver_cu
     const auto splits = with_splits(op, a);
     return launch_kernel(engine_.function("moeccl_walk_splits"), &splits);
   }
-  const bool sums = op.signature.op == moecclOpAllReduce || op.signature.op == moecclOpReduce ||
-                    op.signature.op == moecclOpReduceScatter;
-  return launch_kernel(engine_.function("moeccl_walk", sums ? op.signature.type : moecclUint8), &a);
+  return launch_kernel(
+      engine_.function("moeccl_walk", plan::reduces(op.signature.op) ? op.signature.type : moecclUint8), &a);
 }
 
 Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream, uint64_t* number) {

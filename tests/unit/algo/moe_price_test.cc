@@ -90,8 +90,8 @@ TEST(MoePrice, OfCountsIsThatOfRowLists) {
       const plan::Cost lists = plan::price(cluster.plan(op), cluster.bindings(op, false), c.tree, profile);
       const MoeCost counts =
           moe_price(op, *cluster.paths, *traffic, c.tree, profile, c.shape.row_bytes, cluster.tables[0].n_chunks());
-      EXPECT_NEAR(counts.cost.total_ns / lists.total_ns, 1.0, 0.1) << a.name() << " " << plan::op_text(op);
-      EXPECT_EQ(counts.cost.level_bytes, lists.level_bytes) << a.name() << " " << plan::op_text(op);
+      EXPECT_NEAR(counts.cost.total_ns / lists.total_ns, 1.0, 0.1) << a.name() << " " << plan::op_title(op);
+      EXPECT_EQ(counts.cost.level_bytes, lists.level_bytes) << a.name() << " " << plan::op_title(op);
     }
   }
 }

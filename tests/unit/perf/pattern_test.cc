@@ -52,13 +52,13 @@ void check_reduction(const Reduction& r, bool backwards) {
       double x = decode(type, inputs[static_cast<size_t>(n)].at(i));
       if (r.op == RedOp::kMulSum) x *= premul_scalar(rank);
       value = n == 0 ? x : combine(r.op, value, x);
-      ASSERT_LE(r.op == RedOp::kProd ? 0 : std::fabs(value), static_cast<double>(type.exact)) << type.name;
+      ASSERT_LE(r.op == RedOp::kProd ? 0 : std::fabs(value), static_cast<double>(type.exact)) << type.name();
       char rounded[8] = {};
       store(type, value, rounded);
-      ASSERT_EQ(decode(type, rounded), value) << type.name << " " << red_op_name(r.op);
+      ASSERT_EQ(decode(type, rounded), value) << type.name() << " " << red_op_name(r.op);
     }
     if (r.op == RedOp::kAvg) value /= r.n_ranks;
-    ASSERT_EQ(decode(type, expected.at(i)), value) << type.name << " " << red_op_name(r.op) << " " << r.n_ranks;
+    ASSERT_EQ(decode(type, expected.at(i)), value) << type.name() << " " << red_op_name(r.op) << " " << r.n_ranks;
   }
 }
 

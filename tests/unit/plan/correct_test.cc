@@ -77,12 +77,13 @@ TEST(Corrector, LeavesWhatItDoesNotKnow) {
 TEST(Corrector, SameObservationsGiveTheSameProfile) {
   Profile p = sample(), q = sample();
   Corrector c, d;
+  bool any = false;
   for (int i = 0; i < 1000; ++i) {
     const Observation o = ring(1000.0 * (1 + i % 7), 500.0 * (i % 31));
-    c.observe(p, o);
+    any |= c.observe(p, o);
     d.observe(q, o);
   }
-  EXPECT_GT(c.n_corrections(), 0u);
+  EXPECT_TRUE(any);
   EXPECT_EQ(p.hash(), q.hash());
 }
 

@@ -1,0 +1,123 @@
+// What the readers of plans may ask about an operation: one row for each, in the order of moecclOp_t.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "moeccl/plan.h"
+
+namespace moeccl::plan {
+
+// Blocks of a user's buffer, each of `count` elements: one, one for each rank, or one for each tensor group.
+enum class Blocks : uint8_t { kOne, kRanks, kGroups };
+enum class Root : uint8_t { kNone, kGives, kTakes };
+// What a plan is made from: the shape of a call (src/algo/registry.cc), a layer's routing, or where experts are.
+enum class PlanOf : uint8_t { kCall, kRouting, kPlacement, kNothing };
+
+struct OpFacts {
+  const char* name;   // as MOECCL_PLAN and messages spell it
+  const char* title;  // as pages and profiles do
+  PlanOf plan = PlanOf::kCall;
+  Blocks in = Blocks::kOne, out = Blocks::kOne;
+  Root root = Root::kNone;
+  bool reduces = false;        // elements are summed over ranks
+  bool meets_all = false;      // every rank needs data of every other one, and so learns of any difference
+  bool eager = false;          // exec/eager.h can run it
+  bool private_sizes = false;  // each rank knows its own sizes only
+  bool rows = false;           // moves rows by the lists of its Binding
+  moecclPriority_t traffic = moecclPriorityDP;  // its class where the user chose none
+  const char* algorithms = "";  // of a plan that does not come from a call: those among which moecclPlanForce chooses
+};
+
+inline constexpr std::array<OpFacts, MOECCL_NUM_OPS + 1> kOps = {{
+    {.name = "allreduce", .title = "AllReduce", .reduces = true, .meets_all = true, .eager = true},
+    {.name = "reduce", .title = "Reduce", .root = Root::kTakes, .reduces = true, .eager = true},
+    {.name = "broadcast", .title = "Broadcast", .root = Root::kGives, .eager = true},
+    {.name = "allgather",
+     .title = "AllGather",
+     .out = Blocks::kRanks,
+     .meets_all = true,
+     .eager = true,
+     .traffic = moecclPriorityCP},
+    {.name = "reduce_scatter",
+     .title = "ReduceScatter",
+     .in = Blocks::kRanks,
+     .reduces = true,
+     .meets_all = true,
+     .eager = true},
+    {.name = "alltoall",
+     .title = "AllToAll",
+     .in = Blocks::kRanks,
+     .out = Blocks::kRanks,
+     .meets_all = true,
+     .eager = true,
+     .traffic = moecclPriorityEP},
+    {.name = "alltoallv",
+     .title = "AllToAllv",
+     .in = Blocks::kRanks,
+     .out = Blocks::kRanks,
+     .meets_all = true,
+     .eager = true,
+     .private_sizes = true,
+     .traffic = moecclPriorityEP},
+    {.name = "gather", .title = "Gather", .out = Blocks::kRanks, .root = Root::kTakes, .eager = true},
+    {.name = "scatter", .title = "Scatter", .in = Blocks::kRanks, .root = Root::kGives, .eager = true},
+    {.name = "sendrecv", .title = "SendRecv", .plan = PlanOf::kNothing, .traffic = moecclPriorityPP},
+    {.name = "dispatch",
+     .title = "Dispatch",
+     .plan = PlanOf::kRouting,
+     .rows = true,
+     .traffic = moecclPriorityEP,
+     .algorithms = "flat,2dh,hier:1,hier:2,hier:3,hier:4,hier:5,hier:6,hier:7,hier:8"},
+    {.name = "combine", .title = "Combine", .plan = PlanOf::kRouting, .rows = true, .traffic = moecclPriorityEP},
+    {.name = "expert_allreduce",
+     .title = "ExpertAllReduce",
+     .plan = PlanOf::kPlacement,
+     .reduces = true,
+     .algorithms = "direct,flat,nodes"},
+    {.name = "collect_gradients", .title = "CollectGradients", .plan = PlanOf::kPlacement, .rows = true},
+    {.name = "place_weights", .title = "PlaceWeights", .plan = PlanOf::kPlacement, .rows = true},
+    {.name = "expert_gather", .title = "ExpertGather", .plan = PlanOf::kPlacement, .traffic = moecclPriorityEP},
+    {.name = "tensor_alltoall",
+     .title = "TensorAllToAll",
+     .in = Blocks::kGroups,
+     .out = Blocks::kGroups,
+     .traffic = moecclPriorityEP},
+    {.name = "expert_reduce", .title = "ExpertReduce", .plan = PlanOf::kPlacement, .reduces = true},
+    // What a peer may have announced, beyond the last.
+    {.name = "unknown operation", .title = "unknown operation", .plan = PlanOf::kNothing},
+}};
+
+constexpr const OpFacts& facts(moecclOp_t op) {
+  const auto i = static_cast<size_t>(op);
+  return kOps[i < MOECCL_NUM_OPS ? i : MOECCL_NUM_OPS];
+}
+
+constexpr const char* op_name(moecclOp_t op) { return facts(op).name; }
+constexpr const char* op_title(moecclOp_t op) { return facts(op).title; }
+constexpr bool reduces(moecclOp_t op) { return facts(op).reduces; }
+constexpr bool rooted(moecclOp_t op) { return facts(op).root != Root::kNone; }
+// Whether the input (the output) of a rank that is not the root is left alone.
+constexpr bool root_gives(moecclOp_t op) { return facts(op).root == Root::kGives; }
+constexpr bool root_takes(moecclOp_t op) { return facts(op).root == Root::kTakes; }
+
+// The operation of a name, or MOECCL_NUM_OPS.
+constexpr moecclOp_t parse_op(std::string_view name) {
+  size_t i = 0;
+  while (i < MOECCL_NUM_OPS && name != kOps[i].name) ++i;
+  return static_cast<moecclOp_t>(i);
+}
+
+constexpr uint32_t n_blocks(Blocks blocks, uint32_t n_ranks, uint32_t n_groups) {
+  return blocks == Blocks::kRanks ? n_ranks : blocks == Blocks::kGroups ? n_groups : 1;
+}
+constexpr uint32_t in_blocks(moecclOp_t op, uint32_t n_ranks, uint32_t n_groups = 1) {
+  return n_blocks(facts(op).in, n_ranks, n_groups);
+}
+constexpr uint32_t out_blocks(moecclOp_t op, uint32_t n_ranks, uint32_t n_groups = 1) {
+  return n_blocks(facts(op).out, n_ranks, n_groups);
+}
+
+}  // namespace moeccl::plan
