@@ -13,7 +13,6 @@
 #include "src/comm/collective.h"
 #include "src/comm/split.h"
 #include "src/driver/file.h"
-#include "src/plan/json_text.h"
 #include "src/plan/profile_file.h"
 #include "topology/synthetic.h"
 
@@ -39,9 +38,9 @@ Result<std::string> from_rank_0(Communicator& comm, const std::string& text) {
   uint64_t size = text.size();
   std::vector<uint64_t> sizes(comm.n_ranks());
   MOECCL_TRY(all_gather_bytes(comm, &size, sizeof(size), sizes.data()));
-  if (sizes[0] > plan::kMaxJsonBytes)
+  if (sizes[0] > plan::kMaxProfileBytes)
     return error(moecclRemoteError, "rank 0 announces a profile of {} bytes: at most {} are possible", sizes[0],
-                 plan::kMaxJsonBytes);
+                 plan::kMaxProfileBytes);
   std::string all(sizes[0], '\0');
   if (sizes[0] == 0) return all;
   MOECCL_TRY(run_collective(

@@ -4,8 +4,9 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
 
-#include "src/plan/json_text.h"
 #include "src/plan/op.h"
 
 namespace moeccl::plan {
@@ -14,6 +15,111 @@ namespace {
 
 constexpr double kMaxFigure = 1e15;  // ns, bytes per ns, bytes
 constexpr size_t kMaxPoints = 1024, kMaxPlans = 4096, kMaxFits = 64;
+constexpr size_t kMaxValues = 1u << 19, kMaxFields = 64;
+constexpr int kMaxDepth = 32;
+
+using Json = nlohmann::ordered_json;  // in the file's order, so that a value can be found again in the text
+
+enum class Kind : uint8_t { kOther, kBool, kNumber, kText, kList, kObject };
+Kind kind_of(const Json& v) {
+  return v.is_boolean()  ? Kind::kBool
+         : v.is_number() ? Kind::kNumber
+         : v.is_string() ? Kind::kText
+         : v.is_array()  ? Kind::kList
+         : v.is_object() ? Kind::kObject
+                         : Kind::kOther;
+}
+const char* kind_name(Kind kind) {
+  constexpr const char* kNames[] = {"null", "true or false", "a number", "a text", "a list", "an object"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+// What is wrong with key or value number `n` of the text, counted as they stand there, or with what holds byte `byte`.
+Status wrong_at(const std::string& source, std::string_view text, size_t n, size_t byte, const std::string& what) {
+  size_t line = 1, line_start = 0, begin = 0;
+  bool in_text = false, in_word = false;
+  for (size_t i = 0, seen = 0; i < text.size() && seen <= n; ++i) {
+    const char c = text[i];
+    const bool separates = c == ' ' || c == '\t' || c == '\r' || c == '\n' || c == ',' || c == ':';
+    if (!in_text && !in_word && !separates) {
+      begin = i - line_start;
+      seen += c != '}' && c != ']';
+      if (seen > n) break;
+    }
+    if (in_text) {
+      if (c == '\\') ++i;
+      in_text = c != '"';
+    } else {
+      in_text = c == '"';
+      in_word = !in_text && !separates && std::string_view("{}[]").find(c) == std::string_view::npos;
+    }
+    if (i >= byte && !separates) break;
+    if (!in_text && !in_word) begin = i + 1 - line_start;
+    if (c == '\n') {
+      ++line;
+      line_start = i + 1;
+      begin = 0;
+    }
+  }
+  return error(moecclInvalidArgument, "{}:{}:{}: {}", source, line, begin + 1, what);
+}
+
+// Counts the keys and values before `wanted`.
+bool count_before(const Json& in, const Json& wanted, size_t* n) {
+  if (&in == &wanted) return true;
+  ++*n;
+  for (const auto& item : in.items()) {
+    *n += in.is_object();
+    if (in.is_structured() && count_before(item.value(), wanted, n)) return true;
+  }
+  return false;
+}
+
+Result<Json> parse(std::string_view text, const std::string& source) {
+  if (text.size() > kMaxProfileBytes)
+    return error(moecclInvalidArgument, "{}: {} bytes: at most {} are read", source, text.size(), kMaxProfileBytes);
+  size_t n = 0;
+  Status status;  // the first thing that is no matter of syntax
+  std::vector<std::unordered_set<std::string>> names;
+  const auto refuse = [&](const std::string& what) {
+    if (status.ok()) status = wrong_at(source, text, n, text.size(), what);
+  };
+  const auto see = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    using Event = Json::parse_event_t;
+    if (event == Event::array_end || event == Event::object_end) return true;
+    if (event == Event::key) {
+      names.resize(static_cast<size_t>(depth) + 1);
+      const auto& name = parsed.get_ref<const std::string&>();
+      if (!names.back().insert(name).second) refuse(format("the field \"{}\" stands here twice", name));
+      // The library searches an object's fields one by one. Of so many at least one is unknown, and is named.
+      if (names.back().size() > kMaxFields) return false;
+    } else if (event == Event::object_start) {
+      names.resize(static_cast<size_t>(depth) + 1);
+    }
+    if (depth >= kMaxDepth && event != Event::value)
+      refuse(format("lists and objects stand in one another more than {} deep", kMaxDepth));
+    if (n++ == kMaxValues) refuse(format("more than {} values", kMaxValues));
+    return status.ok();
+  };
+  Json root;
+  try {
+    root = Json::parse(text.begin(), text.end(), see);
+  } catch (const Json::parse_error& e) {
+    MOECCL_TRY(status);
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ...": the place is ours.
+    std::string what = e.what();
+    if (const size_t at = what.find("parse error at "); at != std::string::npos)
+      if (const size_t colon = what.find(": ", at); colon != std::string::npos) what.erase(0, colon + 2);
+    for (char& c : what)
+      if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) > 0x7e) c = '?';
+    return wrong_at(source, text, SIZE_MAX, e.byte > 0 ? e.byte - 1 : 0, what.substr(0, 300));
+  } catch (const Json::out_of_range&) {
+    MOECCL_TRY(status);
+    return wrong_at(source, text, n, text.size(), "the number is too large or too small");
+  }
+  MOECCL_TRY(status);
+  return root;
+}
 
 struct NumberField {
   const char* name;
@@ -72,49 +178,55 @@ std::string curve_text(const Curve& curve) {
 
 class ProfileReader {
  public:
-  ProfileReader(const std::string& source, const Profile& base) : source_(source), p_(base) {}
+  ProfileReader(const std::string& source, std::string_view text, const Json& root, const Profile& base)
+      : source_(source), text_(text), root_(root), p_(base) {}
 
-  Result<Profile> read(const Json& root) {
-    MOECCL_TRY(expect(root, Json::Kind::kObject, "the profile"));
-    const Json* version = root.find("moeccl_profile");
-    if (version == nullptr) return json_error(source_, root, "no field \"moeccl_profile\": this is not a profile");
-    if (version->kind != Json::Kind::kNumber || version->number != kProfileVersion)
-      return json_error(source_, *version, format("the profile's version must be {}", kProfileVersion));
-    for (const auto& [name, value] : root.fields) MOECCL_TRY(field(name, value));
+  Result<Profile> read() {
+    MOECCL_TRY(expect(root_, Kind::kObject, "the profile"));
+    const auto version = root_.find("moeccl_profile");
+    if (version == root_.end()) return wrong(root_, "no field \"moeccl_profile\": this is not a profile");
+    if (!version->is_number() || version->get<double>() != kProfileVersion)
+      return wrong(*version, format("the profile's version must be {}", kProfileVersion));
+    for (const auto& [name, value] : root_.items()) MOECCL_TRY(field(name, value));
     return std::move(p_);
   }
 
  private:
-  Status expect(const Json& v, Json::Kind kind, const std::string& what) const {
-    if (v.kind == kind) return {};
-    return json_error(source_, v, format("{} must be {}, not {}", what, json_kind_name(kind), json_kind_name(v.kind)));
+  Status wrong(const Json& v, const std::string& what) const {
+    size_t n = 0;
+    (void)count_before(root_, v, &n);
+    return wrong_at(source_, text_, n, text_.size(), what);
+  }
+  Status expect(const Json& v, Kind kind, const std::string& what) const {
+    if (kind_of(v) == kind) return {};
+    return wrong(v, format("{} must be {}, not {}", what, kind_name(kind), kind_name(kind_of(v))));
   }
   Status number(const Json& v, const std::string& what, double least, double* out) const {
-    MOECCL_TRY(expect(v, Json::Kind::kNumber, what));
-    if (!(v.number >= least && v.number <= kMaxFigure))
-      return json_error(source_, v,
-                        format("{} is {}: {} to {} are possible", what, number_text(v.number), number_text(least),
-                               number_text(kMaxFigure)));
-    *out = v.number;
+    MOECCL_TRY(expect(v, Kind::kNumber, what));
+    const auto n = v.get<double>();
+    if (!(n >= least && n <= kMaxFigure))
+      return wrong(v, format("{} is {}: {} to {} are possible", what, number_text(n), number_text(least),
+                             number_text(kMaxFigure)));
+    *out = n;
     return {};
   }
   template <class T>
   Status integer(const Json& v, const std::string& what, double least, double most, T* out) const {
-    MOECCL_TRY(expect(v, Json::Kind::kNumber, what));
-    if (!(v.number >= least && v.number <= most) || v.number != std::floor(v.number))
-      return json_error(source_, v,
-                        format("{} is {}: a whole number from {} to {} is possible", what, number_text(v.number),
-                               number_text(least), number_text(most)));
-    *out = static_cast<T>(v.number);
+    MOECCL_TRY(expect(v, Kind::kNumber, what));
+    const auto n = v.get<double>();
+    if (!(n >= least && n <= most) || n != std::floor(n))
+      return wrong(v, format("{} is {}: a whole number from {} to {} is possible", what, number_text(n),
+                             number_text(least), number_text(most)));
+    *out = static_cast<T>(n);
     return {};
   }
   Status text(const Json& v, const std::string& what, std::string* out) const {
-    MOECCL_TRY(expect(v, Json::Kind::kText, what));
-    *out = v.text;
+    MOECCL_TRY(expect(v, Kind::kText, what));
+    *out = v.get<std::string>();
     return {};
   }
   Status unknown(const std::string& name, const Json& v, const char* known) const {
-    return json_error(source_, v, format("unknown field \"{}\": there are {}", name.substr(0, 64), known));
+    return wrong(v, format("unknown field \"{}\": there are {}", name.substr(0, 64), known));
   }
 
   Status field(const std::string& name, const Json& v) {
@@ -132,18 +244,19 @@ class ProfileReader {
   }
 
   Status hash(const Json& v) {
-    MOECCL_TRY(expect(v, Json::Kind::kText, "topology_hash"));
-    const char* end = v.text.data() + v.text.size();
-    const auto [at, code] = std::from_chars(v.text.data(), end, p_.tree_hash, 16);
+    MOECCL_TRY(expect(v, Kind::kText, "topology_hash"));
+    const auto digits = v.get<std::string>();
+    const char* end = digits.data() + digits.size();
+    const auto [at, code] = std::from_chars(digits.data(), end, p_.tree_hash, 16);
     if (code == std::errc() && at == end) return {};
-    return json_error(source_, v, "topology_hash must be up to 16 hexadecimal digits");
+    return wrong(v, "topology_hash must be up to 16 hexadecimal digits");
   }
 
   Status machine(const Json& v) {
-    MOECCL_TRY(expect(v, Json::Kind::kObject, "machine"));
-    for (const Json::Field& field : v.fields) {
-      const std::string& name = field.name;
-      const Json& value = field.value;
+    MOECCL_TRY(expect(v, Kind::kObject, "machine"));
+    for (const auto& item : v.items()) {
+      const std::string& name = item.key();
+      const Json& value = item.value();
       const auto* known =
           std::find_if(std::begin(kMachine), std::end(kMachine), [&](const NumberField& f) { return name == f.name; });
       if (known != std::end(kMachine)) {
@@ -166,8 +279,8 @@ class ProfileReader {
   }
 
   Status fit(const Json& v, const std::string& what, AllToAllCosts::Fit* out) {
-    MOECCL_TRY(expect(v, Json::Kind::kObject, what));
-    for (const auto& [name, value] : v.fields) {
+    MOECCL_TRY(expect(v, Kind::kObject, what));
+    for (const auto& [name, value] : v.items()) {
       if (name == "alpha_ns")
         MOECCL_TRY(number(value, name, 0, &out->alpha_ns));
       else if (name == "bytes_per_ns")
@@ -182,7 +295,7 @@ class ProfileReader {
 
   Status share(const Json& v, double* r2) {
     MOECCL_TRY(number(v, "r2", 0, r2));
-    return *r2 > 1 ? json_error(source_, v, "r2 is at most 1") : Status();
+    return *r2 > 1 ? wrong(v, "r2 is at most 1") : Status();
   }
 
   // One field of a curve; *taken says whether it was one.
@@ -196,33 +309,33 @@ class ProfileReader {
   }
 
   Status points(const Json& v, Curve* out) {
-    MOECCL_TRY(expect(v, Json::Kind::kList, "points"));
-    if (v.items.size() > kMaxPoints) return json_error(source_, v, format("more than {} points", kMaxPoints));
-    for (const Json& item : v.items) {
-      MOECCL_TRY(expect(item, Json::Kind::kList, "a point"));
-      if (item.items.size() != 2 && item.items.size() != 3)
-        return json_error(source_, item, "a point is [bytes, ns] or [bytes, ns, upper quartile in ns]");
+    MOECCL_TRY(expect(v, Kind::kList, "points"));
+    if (v.size() > kMaxPoints) return wrong(v, format("more than {} points", kMaxPoints));
+    for (const Json& item : v) {
+      MOECCL_TRY(expect(item, Kind::kList, "a point"));
+      if (item.size() != 2 && item.size() != 3)
+        return wrong(item, "a point is [bytes, ns] or [bytes, ns, upper quartile in ns]");
       Curve::Point p;
-      MOECCL_TRY(number(item.items[0], "a point's bytes", 0, &p.bytes));
-      MOECCL_TRY(number(item.items[1], "a point's ns", 1e-3, &p.ns));
-      if (item.items.size() == 3) {
-        MOECCL_TRY(number(item.items[2], "a point's upper quartile", 1e-3, &p.high_ns));
-        if (p.high_ns < p.ns) return json_error(source_, item.items[2], "an upper quartile is not below its median");
+      MOECCL_TRY(number(item[0], "a point's bytes", 0, &p.bytes));
+      MOECCL_TRY(number(item[1], "a point's ns", 1e-3, &p.ns));
+      if (item.size() == 3) {
+        MOECCL_TRY(number(item[2], "a point's upper quartile", 1e-3, &p.high_ns));
+        if (p.high_ns < p.ns) return wrong(item[2], "an upper quartile is not below its median");
       }
       if (!out->points.empty() && p.bytes <= out->points.back().bytes)
-        return json_error(source_, item, "points must ascend in bytes");
+        return wrong(item, "points must ascend in bytes");
       out->points.push_back(p);
     }
     return {};
   }
 
   Status levels(const Json& v) {
-    MOECCL_TRY(expect(v, Json::Kind::kList, "levels"));
-    if (v.items.size() > kMaxFits) return json_error(source_, v, format("more than {} levels", kMaxFits));
-    for (const Json& item : v.items) {
-      MOECCL_TRY(expect(item, Json::Kind::kObject, "a level"));
+    MOECCL_TRY(expect(v, Kind::kList, "levels"));
+    if (v.size() > kMaxFits) return wrong(v, format("more than {} levels", kMaxFits));
+    for (const Json& item : v) {
+      MOECCL_TRY(expect(item, Kind::kObject, "a level"));
       LevelFit fit;
-      for (const auto& [name, value] : item.fields) {
+      for (const auto& [name, value] : item.items()) {
         bool taken = false;
         MOECCL_TRY(curve(name, value, &fit.curve, &taken));
         if (taken) continue;
@@ -236,29 +349,29 @@ class ProfileReader {
   }
 
   Status all_to_all(const Json& v) {
-    MOECCL_TRY(expect(v, Json::Kind::kObject, "alltoall"));
-    for (const auto& [name, value] : v.fields) {
+    MOECCL_TRY(expect(v, Kind::kObject, "alltoall"));
+    for (const auto& [name, value] : v.items()) {
       if (name == "standard") {
         MOECCL_TRY(fit(value, name, &p_.all_to_all.standard));
         continue;
       }
       if (name != "inter" && name != "intra") return unknown(name, value, "standard, inter, intra");
       std::vector<AllToAllCosts::Fit>& list = name == "inter" ? p_.all_to_all.inter : p_.all_to_all.intra;
-      MOECCL_TRY(expect(value, Json::Kind::kList, name));
-      if (value.items.size() > kMaxFits) return json_error(source_, value, format("more than {} entries", kMaxFits));
-      for (const Json& item : value.items) MOECCL_TRY(fit(item, name, &list.emplace_back()));
+      MOECCL_TRY(expect(value, Kind::kList, name));
+      if (value.size() > kMaxFits) return wrong(value, format("more than {} entries", kMaxFits));
+      for (const Json& item : value) MOECCL_TRY(fit(item, name, &list.emplace_back()));
     }
     return {};
   }
 
   Status plans(const Json& v) {
-    MOECCL_TRY(expect(v, Json::Kind::kList, "plans"));
-    if (v.items.size() > kMaxPlans) return json_error(source_, v, format("more than {} plans", kMaxPlans));
-    for (const Json& item : v.items) {
-      MOECCL_TRY(expect(item, Json::Kind::kObject, "a plan"));
+    MOECCL_TRY(expect(v, Kind::kList, "plans"));
+    if (v.size() > kMaxPlans) return wrong(v, format("more than {} plans", kMaxPlans));
+    for (const Json& item : v) {
+      MOECCL_TRY(expect(item, Kind::kObject, "a plan"));
       PlanFit fit;
       bool has_op = false;
-      for (const auto& [name, value] : item.fields) {
+      for (const auto& [name, value] : item.items()) {
         bool taken = false;
         MOECCL_TRY(curve(name, value, &fit.curve, &taken));
         if (taken) continue;
@@ -275,31 +388,32 @@ class ProfileReader {
           return unknown(name, value, "op, algorithm, reach, alpha_ns, bytes_per_ns, r2, points, correction");
         }
       }
-      if (!has_op || fit.algorithm.empty()) return json_error(source_, item, "a plan needs \"op\" and \"algorithm\"");
-      if (!fit.curve.known()) return json_error(source_, item, "a plan needs \"points\"");
+      if (!has_op || fit.algorithm.empty()) return wrong(item, "a plan needs \"op\" and \"algorithm\"");
+      if (!fit.curve.known()) return wrong(item, "a plan needs \"points\"");
       if (p_.find_plan(fit.op, fit.algorithm, fit.reach) != nullptr)
-        return json_error(source_, item,
-                          format("{}:{} with this reach stands here twice", op_title(fit.op), fit.algorithm));
+        return wrong(item, format("{}:{} with this reach stands here twice", op_title(fit.op), fit.algorithm));
       p_.plans.push_back(std::move(fit));
     }
     return {};
   }
 
   Status op(const Json& v, moecclOp_t* out) {
-    MOECCL_TRY(expect(v, Json::Kind::kText, "op"));
+    MOECCL_TRY(expect(v, Kind::kText, "op"));
     std::string known;
     for (int i = 0; i < MOECCL_NUM_OPS; ++i) {
       const auto candidate = static_cast<moecclOp_t>(i);
-      if (v.text == op_title(candidate)) {
+      if (v == op_title(candidate)) {
         *out = candidate;
         return {};
       }
       known += format("{}{}", i ? ", " : "", op_title(candidate));
     }
-    return json_error(source_, v, format("unknown operation: there are {}", known));
+    return wrong(v, format("unknown operation: there are {}", known));
   }
 
   const std::string& source_;
+  std::string_view text_;
+  const Json& root_;
   Profile p_;
 };
 
@@ -343,8 +457,8 @@ std::string write_profile(const Profile& p, const std::string& note, const std::
 }
 
 Result<Profile> read_profile(std::string_view text, const std::string& source, const Profile& base) {
-  MOECCL_ASSIGN_OR_RETURN(const Json root, parse_json(text, source));
-  return ProfileReader(source, base).read(root);
+  MOECCL_ASSIGN_OR_RETURN(const Json root, parse(text, source));
+  return ProfileReader(source, text, root, base).read();
 }
 
 Status profile_fits(const Profile& p, const LevelTree& tree) {

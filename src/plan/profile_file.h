@@ -9,6 +9,7 @@
 namespace moeccl::plan {
 
 inline constexpr int kProfileVersion = 1;
+inline constexpr size_t kMaxProfileBytes = 4u << 20;  // ten times what calibration writes on the widest topology
 
 std::string write_profile(const Profile& profile, const std::string& note, const std::string& topology);
 // Every mistake is an error with `source`, line and column: syntax, an unknown field, a value out of its range, points
