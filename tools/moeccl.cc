@@ -26,6 +26,7 @@ struct PlanOptions {
   size_t count = 1 << 20;
   int ranks = 4;
   std::string topology, force;
+  bool prove = false;
 };
 
 // Thread ranks of this process stand for the communicator; rank 0 explains.
@@ -46,6 +47,12 @@ int explain_plan(const PlanOptions& o) {
     if (moecclPlanExplain(comms[0], o.op, o.count, o.type, text.data(), text.size(), nullptr) == moecclSuccess) {
       std::fputs(text.c_str(), stdout);
     }
+  }
+  if (!bad && o.prove) {
+    if (moecclPlanProve(comms[0], o.op, o.count, o.type) != moecclSuccess)
+      bad = fail("proof", comms[0]);
+    else
+      std::printf("\nProved: every rank ends with the right bytes, in every order that the signals allow.\n");
   }
   for (const moecclComm_t c : comms) {
     if (moecclCommDestroy(c) != moecclSuccess) bad = fail("cannot destroy a communicator");
@@ -110,6 +117,7 @@ int main(int argc, char** argv) {
   explain->add_option("--ranks", plan.ranks, "number of ranks")->check(CLI::Range(1, 1024))->capture_default_str();
   explain->add_option("--topology", plan.topology, "such as 'node:2(bw=1GB/s,lat=20us) gpu:4'");
   explain->add_option("--force", plan.force, "explain this algorithm instead of the cheapest");
+  explain->add_flag("--prove", plan.prove, "and prove the plan (docs/algorithms.md)");
 
   LayerOptions layer;
   layer.config.hidden_bytes = 2 * 7168;

@@ -60,6 +60,12 @@ MOECCL_API moecclResult_t moecclPlanQuery(moecclComm_t comm, moecclOp_t op, size
  * rank's steps. *needed (may be NULL) gets the full length + 1. Not collective. */
 MOECCL_API moecclResult_t moecclPlanExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,
                                             char* text, size_t text_bytes, size_t* needed);
+/* Proves the plans that moecclPlanExplain would show: by symbols instead of numbers, that every rank ends with the
+ * right bytes in every order that the plan's signals allow, that it meets no deadlock and moves nothing in vain.
+ * moecclInternalError names rank, lane and step. Takes time and memory that grow with the square of the ranks (64
+ * ranks: about a second). MOECCL_CHECK_PLANS=1 proves each plan of a standard collective when it is built. Not
+ * collective. */
+MOECCL_API moecclResult_t moecclPlanProve(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type);
 /* Forces an algorithm for an operation: every call to which it applies runs by it, whatever the prices. NULL or "auto"
  * returns to the choice by price. An algorithm may apply to some sizes and kinds of memory only ("oneshot" to what fits
  * the staging, "direct" to buffers that peers can reach); other calls then run as if nothing were forced, and

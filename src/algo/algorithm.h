@@ -60,6 +60,9 @@ std::string names_of(moecclOp_t op, const char* separator);
 // Builds the programs of all ranks (for readers), or only `rank`'s.
 plan::Plan build_all(const Algorithm&, const plan::Shape&, const plan::LevelTree&);
 plan::Plan build_for(const Algorithm&, const plan::Shape&, const plan::LevelTree&, uint32_t rank);
+// Whether the plan for this shape leaves the right bytes on every rank, in every order that its signals allow
+// (src/plan/checker.h); moecclInternalError names rank, lane and step. Pairs of ranks count: for seldom use.
+Status prove(const Algorithm&, const plan::Shape&, const plan::LevelTree&);
 // Equal on ranks that would build the same plan: over names, shape, chunking and tree, not over one rank's steps.
 uint64_t plan_hash(const Algorithm&, const plan::Shape&, const plan::Chunking&, const plan::LevelTree&);
 

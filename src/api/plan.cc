@@ -92,6 +92,18 @@ Status query(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type
   return {};
 }
 
+Status prove(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type) {
+  MOECCL_ASSIGN_OR_RETURN(const Look l, look(c, op, count, type));
+  const comm::PlanKey key{op, 0, l.plan.shape.count, l.plan.shape.element_bytes, false};
+  const comm::PlanSlot& cached = *l.cached;
+  const auto proved = [&](const char* algorithm, bool reachable) {
+    return algo::prove(*algo::find(op, algorithm), c.selector().shape_of(key, reachable), c.tree());
+  };
+  MOECCL_TRY(proved(cached.choice.algorithm, false));
+  if (cached.asks_reach) MOECCL_TRY(proved(cached.choice_if_reachable.algorithm, true));
+  return cached.has_rest ? proved(cached.choice_for_rest.algorithm, false) : Status();
+}
+
 Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t type) {
   MOECCL_ASSIGN_OR_RETURN(const Look l, look(c, op, count, type));
   std::vector<plan::PlanCandidate> candidates;
@@ -115,6 +127,10 @@ Result<std::string> page(Communicator& c, moecclOp_t op, size_t count, moecclDat
 }
 
 }  // namespace
+
+moecclResult_t moecclPlanProve(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type) {
+  return with_comm(comm, [&](Communicator& c) { return prove(c, op, count, type); });
+}
 
 const char* moecclOpName(moecclOp_t op) { return plan::op_name(op); }
 

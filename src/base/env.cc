@@ -130,6 +130,7 @@ constexpr Variable kVariables[] = {
        return true;
      }},
     {"MOECCL_CUDA_IPC", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->cuda_ipc); }},
+    {"MOECCL_CHECK_PLANS", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->check_plans); }},
     {"MOECCL_TRIALS", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->trials); }},
     {"MOECCL_CUDA_PERSISTENT", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->cuda_persistent); }},
     {"MOECCL_CUDA_PERSISTENT_BYTES", "bytes with an optional K, M or G",

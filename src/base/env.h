@@ -34,6 +34,8 @@ struct Env {
   // MOECCL_CALIBRATE: milliseconds that a communicator's first use may spend on measuring plans; the result is cached.
   // 0: never.
   int64_t calibrate_ms = 0;
+  // MOECCL_CHECK_PLANS: 1 proves each plan of a standard collective when it is built (moecclPlanProve).
+  bool check_plans = false;
   // MOECCL_TRIALS: 0 never tries plans against each other in the program's own operations. The same on all ranks.
   bool trials = true;
   // MOECCL_KERNELS: forces a table of host kernels by name. Empty: the fastest that this machine runs.

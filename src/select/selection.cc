@@ -410,6 +410,7 @@ Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const algo
     shape.in_place = key.in_place;
     built = algo::build_for(*a, shape, at_.tree, at_.rank);
     MOECCL_TRY(algo::chunks_cover(shape, built.chunking));
+    if (env().check_plans) MOECCL_TRY(algo::prove(*a, shape, at_.tree));
     choice.program = &built.programs.back();
     choice.chunking = built.chunking;
     choice.algorithm = a->name;
