@@ -14,6 +14,7 @@
   FAMILY(tree)                            \
   FAMILY(flat)                            \
   FAMILY(ring)                            \
+  FAMILY(halving)                         \
   FAMILY(two_d)                           \
   FAMILY(hier)                            \
   FAMILY(tensor)
