@@ -31,7 +31,7 @@ static_assert(sizeof(SignalLine) == kLine);
 // What a rank says when it enters an operation; `seq` is written last (release) and read first (acquire).
 struct alignas(kLine) Entry {
   std::atomic<uint64_t> seq;
-  std::atomic<uint64_t> signature;  // operation, type, operator, root, flags: see exec/signature.h
+  std::atomic<uint64_t> signature;  // operation, type, operator, root, flags: see exec/operation.h
   std::atomic<uint64_t> count;      // AllToAllv, whose counts are private: the word of max_block in other operations
   std::atomic<uint64_t> plan;       // hash of the plan, or of the set among which the operation still chooses
   std::atomic<uint64_t> input;      // offset in the symmetric heap when the signature's flag says so, else address

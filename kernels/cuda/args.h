@@ -20,8 +20,7 @@ union ScalarBits {
   uint64_t u64;
 };
 
-// Sources that travel in the launch itself. More are reduced in several launches' worth of rounds: see
-// exec/stream_kernels.cc.
+// Sources that travel in the launch itself. More are moecclUnsupported: src/exec/cuda/stream_engine.cc.
 inline constexpr uint32_t kMaxSources = 64;
 struct ReduceKernelArgs {
   void* dst;

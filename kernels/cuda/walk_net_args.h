@@ -1,5 +1,5 @@
-// What the persistent kernel and its rank's proxy (exec/kernel_proxy.h) share where some ranks are on other hosts. All
-// of it but the state is page-locked host memory.
+// What the persistent kernel and its rank's proxy (exec/cuda/kernel_proxy.h) share where some ranks are on other hosts.
+// All of it but the state is page-locked host memory.
 //
 // Out: a lane's blocks copy what they put into a cell of the lane's queue and give a command; the proxy takes commands
 // in order and sends them over the network.

@@ -1,5 +1,5 @@
 // The few structures of libibverbs (ABI 1.1) that the probe reads, declared here so that no header of rdma-core is
-// needed to build. tests/unit/driver/ibv_test.cc compares them with the real header where there is one.
+// needed to build. tests/support/fake_hardware/fake_ibverbs.cc is built against them too.
 #pragma once
 
 #include <cstdint>

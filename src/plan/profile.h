@@ -57,7 +57,7 @@ struct PlanFit {
   std::string algorithm;
   uint8_t reach = 0;  // reach_bits() of the shape
   Curve curve;
-  double correction = 1;  // learnt at run time, see correct_profile()
+  double correction = 1;  // learnt at run time, see correct.h
 };
 
 struct Profile {

@@ -17,7 +17,8 @@ Result<PutState> ShmLink::put(uint64_t offset, const void* src, size_t bytes) {
 
 Status ShmLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
   SignalLine& line = peer_.segment->signal(peer_.own_rank, sig);
-  // Release: pairs with the acquire load of `word` in exec::Wait; everything this rank wrote before is visible there.
+  // Release: pairs with the acquire load of `word` where execution_steps.cc waits; everything this rank wrote before is
+  // visible there.
   line.word.store(static_cast<uint64_t>(tag) << 32 | number, std::memory_order_release);
   return {};
 }

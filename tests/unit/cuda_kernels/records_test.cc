@@ -46,7 +46,7 @@ Own draw(const plan::LevelTree& tree, Random& random) {
   return o;
 }
 
-// The order of launches of comm/cuda_routing.cc.
+// The order of launches of moe/cuda_routing.cc.
 class OnDevice {
  public:
   OnDevice(const Own& own, const plan::LevelTree& tree, const algo::CanonicalOrder& order, Random& random)

@@ -25,7 +25,7 @@ struct RankOnDevice {
   std::byte* base() { return reinterpret_cast<std::byte*>(image.data()); }
 };
 
-// The launches of comm/cuda_tables.cc, for all ranks of a cluster.
+// The launches of moe/cuda_tables.cc, for all ranks of a cluster.
 class OnDevice {
  public:
   OnDevice(const test::MoeCluster& cluster, Random& random) : c_(cluster), random_(random), ranks_(cluster.n()) {
