@@ -120,7 +120,8 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
   for (size_t i = 0; i < n_; ++i)
     if (i != candidate && c.entries[i].is_fresh)
       beside_flat = std::max(beside_flat, moved(relation(prices_us, i), c.entries[i].relation));
-  if (std::max(by, beside_flat) > kMoved || c.steps >= c.asked_at + c.again) ask_again(c, by > kMovedFar);
+  const double most = std::max(by, beside_flat);
+  if (most > kMoved || c.steps >= c.asked_at + c.again) ask_again(c, most > kMovedFar);
 }
 
 }  // namespace moeccl::comm
