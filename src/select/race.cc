@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 namespace moeccl::comm {
 
@@ -53,8 +54,15 @@ double Race::relation(std::span<const double> prices_us, size_t candidate) const
   return prices_us[candidate] / prices_us[flat_ < n_ ? flat_ : 0];
 }
 
+double Race::expected_best(const Class& c, std::span<const double> prices_us) const {
+  double best = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < n_; ++i)
+    if (c.entries[i].is_fresh) best = std::min(best, c.entries[i].guess * prices_us[i]);
+  return best;
+}
+
 // Everything but what runs is uncertain from now on.
-void Race::ask_again(Class& c, bool is_certain) {
+void Race::ask_again(Class& c, bool is_certain, bool routing_moved) {
   if (c.steps < c.asked_at + (is_certain ? kLeastPause : c.pause)) return;
   c.pause = c.winner == c.ran ? std::min(2 * c.pause, kMostPause) : kLeastPause;
   c.again = c.winner == c.ran ? std::min(2 * c.again, kMostAgain) : kFirstAgain;
@@ -69,6 +77,7 @@ void Race::ask_again(Class& c, bool is_certain) {
     }
     // What was never measured is no longer expected to share what has just changed.
     if (e.guess == 0) e.guess = before;
+    if (routing_moved) e.guess = 0;  // other rows, other errors of the price
     e.is_fresh = false;
     e.n_samples = 0;
   }
@@ -86,16 +95,12 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
     c.ran = candidate;
     c.runs = 0;
     c.settled_at = e.is_fresh ? e.guess : 0;
-    double best = 0;
-    for (size_t i = 0; i < n_; ++i) {
-      const double expected = c.entries[i].is_fresh ? c.entries[i].guess * prices_us[i] : 0;
-      if (expected > 0 && (best == 0 || expected < best)) best = expected;
-    }
     // Cold tables do not cost that much: one step shows that it is slow.
-    if (e.is_fresh || best == 0 || took_us < kHopeless * best) return;
-    e.is_fresh = true;
-    e.guess = took_us / prices_us[candidate];
-    e.relation = relation(prices_us, candidate);
+    if (!e.is_fresh && took_us > kHopeless * expected_best(c, prices_us)) {
+      e.is_fresh = true;
+      e.guess = took_us / prices_us[candidate];
+      e.relation = relation(prices_us, candidate);
+    }
     return;
   }
   // Longer than a trial: another plan has won.
@@ -106,7 +111,7 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
   }
   e.samples[e.n_samples++ % e.samples.size()] = took_us / prices_us[candidate];
   if (!e.is_fresh) {
-    if (e.n_samples < kCounted) return;
+    if (e.n_samples < kCounted && took_us < kSlow * expected_best(c, prices_us)) return;
     e.is_fresh = true;
     e.guess = c.settled_at = e.typical(kCounted);
     e.relation = relation(prices_us, candidate);
@@ -121,7 +126,7 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
     if (i != candidate && c.entries[i].is_fresh)
       beside_flat = std::max(beside_flat, moved(relation(prices_us, i), c.entries[i].relation));
   const double most = std::max(by, beside_flat);
-  if (most > kMoved || c.steps >= c.asked_at + c.again) ask_again(c, most > kMovedFar);
+  if (most > kMoved || c.steps >= c.asked_at + c.again) ask_again(c, most > kMovedFar, beside_flat > kMoved);
 }
 
 }  // namespace moeccl::comm

@@ -18,13 +18,14 @@ class Race {
   static constexpr double kCloseTo = 1.3;
   // A plan other than flat must be this much faster than flat.
   static constexpr double kGain = 0.97;
-  // Steps of a trial: after the first one, whose tables and buffers are cold, so many count.
+  // Steps of a trial: after the first one, whose tables and buffers are cold, so many count, or one when it is slow.
   static constexpr uint32_t kCounted = 2;
   // What a plan takes, or a price beside flat's, has moved when it differs by this factor; by the larger one there is
   // no doubt.
   static constexpr double kMoved = 1.25, kMovedFar = 1.5;
-  // A trial ends after one step that took so many times what the best plan takes.
-  static constexpr double kHopeless = 2;
+  // A trial ends after one step that took so many times what the best plan takes; the less, when it was not the cold
+  // one.
+  static constexpr double kHopeless = 2, kSlow = 1.5;
   // How much worse than the others, beside its price, a plan is expected to be at most when that is not certain.
   static constexpr double kDoubt = 1.2;
   // Steps to the next trial when nothing moves: twice as many each time that the same plan wins, as the first trial may
@@ -62,7 +63,8 @@ class Race {
     uint64_t runs = 0;      // of `ran`, one after another
     double settled_at = 0;  // the running plan's guess when the last trials ended
   };
-  void ask_again(Class& c, bool is_certain);
+  void ask_again(Class& c, bool is_certain, bool routing_moved);
+  double expected_best(const Class& c, std::span<const double> prices_us) const;  // infinite when nothing is certain
   double relation(std::span<const double> prices_us, size_t candidate) const;
 
   size_t n_, flat_;

@@ -108,7 +108,8 @@ MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const
     const uint32_t hop = hop_of(algorithm, l);
     p.level_us.push_back(link.bytes_per_ns > 0 ? bytes_of(load.busiest) / link.bytes_per_ns / 1000 : 0.0);
     hop_us[hop] = std::max(hop_us[hop], p.level_us.back());
-    if (load.rows > 0) hop_latency_us[hop] = std::max(hop_latency_us[hop], link.alpha_ns / 1000);
+    // Ranks wait for each other's signals also where no rows come with them.
+    hop_latency_us[hop] = std::max(hop_latency_us[hop], link.alpha_ns / 1000);
     const double edge = edge_rows(algorithm, tree, load, l);
     p.hop_rows.resize(std::max<size_t>(p.hop_rows.size(), hop + 1), 0.0);
     p.hop_rows[hop] = std::max(p.hop_rows[hop], edge);

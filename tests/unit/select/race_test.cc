@@ -122,7 +122,7 @@ TEST(Race, FollowsARoutingThatChangesTwiceOnABusyMachine) {
   w.noise = 0.2;
   w.spikes = 0.1;
   for (int phase = 0; phase < 3; ++phase) {
-    w.prices = phase == 1 ? std::vector<double>{150, 100, 120} : std::vector<double>{100, 140, 170};
+    w.prices = phase == 1 ? std::vector<double>{170, 100, 150} : std::vector<double>{100, 170, 190};
     w.truth = {1.1, 1, 0.95};
     EXPECT_LE(w.settle(phase == 1 ? 1 : 0), 60) << phase;
     for (int i = 0; i < 60; ++i) w.step();

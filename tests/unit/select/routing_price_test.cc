@@ -96,10 +96,10 @@ TEST(RoutingPrice, MeasuredLinksComeBeforeTheTopologys) {
   const plan::LevelTree tree = tree_of(1e3, 1);
   plan::Profile profile = links_alone();
   profile.links = {{5e3, 2}, {7e3, 3}, {7e3, 3}};
-  EXPECT_DOUBLE_EQ(price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000)).latency_us, 5) << "one host";
+  EXPECT_DOUBLE_EQ(price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000)).latency_us, 7) << "one host";
   profile.host_level = 0;
   const MoePrice hosts = price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000));
-  EXPECT_DOUBLE_EQ(hosts.latency_us, 5);
+  EXPECT_DOUBLE_EQ(hosts.latency_us, 7);
   EXPECT_DOUBLE_EQ(hosts.level_us[0], 25);
 }
 
