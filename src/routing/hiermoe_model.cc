@@ -37,24 +37,30 @@ Status hiermoe_knows(const MoeAlgorithm& algorithm, const plan::AllToAllCosts& c
 }
 
 plan::AllToAllCosts all_to_all_of_links(const plan::LevelTree& tree) {
-  const auto share = [&tree](uint32_t level) {
+  // n of Eq. 2, 4 and 5 is all of a rank's buffer, of which a part stays within its group of the level. `apart`: ranks
+  // of the AlltoAll for each of them that share a group.
+  const auto share = [&tree](uint32_t level, double apart) {
     plan::AllToAllCosts::Fit cost{tree.levels[level].link};
     cost.bytes_per_ns *= static_cast<double>(tree.levels[level].n_groups) / tree.n_ranks;
+    if (apart > 1) cost.bytes_per_ns *= apart / (apart - 1);
     return cost;
   };
+  const auto groups = [&tree](uint32_t levels) { return levels == 0 ? 1.0 : tree.levels[levels - 1].n_groups; };
   // An AlltoAll that crosses several levels waits for the slowest of them.
   const auto within = [&](uint32_t first) {
-    plan::AllToAllCosts::Fit slowest = share(first);
+    plan::AllToAllCosts::Fit slowest;
     for (uint32_t l = first; l < tree.depth(); ++l) {
-      slowest.alpha_ns = std::max(slowest.alpha_ns, share(l).alpha_ns);
-      if (known(share(l))) slowest.bytes_per_ns = std::min(slowest.bytes_per_ns, share(l).bytes_per_ns);
+      const plan::AllToAllCosts::Fit cost = share(l, groups(l + 1) / groups(first));
+      slowest.alpha_ns = std::max(slowest.alpha_ns, cost.alpha_ns);
+      if (known(cost) && (!known(slowest) || cost.bytes_per_ns < slowest.bytes_per_ns))
+        slowest.bytes_per_ns = cost.bytes_per_ns;
     }
     return slowest;
   };
   plan::AllToAllCosts costs;
   costs.standard = within(0);
   for (uint32_t l = 0; l + 1 < tree.depth(); ++l) {
-    costs.inter.push_back(share(l));
+    costs.inter.push_back(share(l, groups(l + 1) / groups(l)));
     costs.intra.push_back(within(l + 1));
   }
   return costs;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "src/algo/moe_plan.h"
+#include "src/routing/hiermoe_model.h"
 
 namespace moeccl::algo {
 namespace {
@@ -101,6 +102,18 @@ TEST(RoutingPrice, MeasuredLinksComeBeforeTheTopologys) {
   const MoePrice hosts = price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000));
   EXPECT_DOUBLE_EQ(hosts.latency_us, 7);
   EXPECT_DOUBLE_EQ(hosts.level_us[0], 25);
+}
+
+// A rank's buffer of an AlltoAll stays in part within its group: what crosses takes as long as the link needs.
+TEST(HierMoeModel, LinksGiveTheAlltoAllsThatNobodyHasMeasured) {
+  const plan::AllToAllCosts costs = all_to_all_of_links(tree_of(1e3, 1));
+  EXPECT_DOUBLE_EQ(costs.standard.bytes_per_ns, 0.5) << "four ranks send half of their buffers over one link";
+  EXPECT_DOUBLE_EQ(costs.standard.alpha_ns, 1e3);
+  ASSERT_EQ(costs.inter.size(), 2U);
+  EXPECT_DOUBLE_EQ(costs.inter[0].bytes_per_ns, 0.5);
+  EXPECT_DOUBLE_EQ(costs.inter[1].bytes_per_ns, 1);
+  EXPECT_DOUBLE_EQ(costs.intra[0].bytes_per_ns, 1);
+  EXPECT_DOUBLE_EQ(costs.intra[1].bytes_per_ns, 2);
 }
 
 }  // namespace
