@@ -3,49 +3,15 @@
 #pragma once
 
 #include "kernels/cuda/device.cuh"
+#include "kernels/float_formats.h"
 
 namespace moeccl::cuda {
 
-// As kernels/host/float_formats.h: round to nearest even, subnormals kept, see there for overflow and NaN.
-template <int kExponentBits, int kMantissaBits, bool kHasInfinity>
-struct SmallFloat {
-  static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
-  static constexpr int kDropped = 23 - kMantissaBits;
-  static constexpr uint32_t kMagnitudeMask = (1u << (kExponentBits + kMantissaBits)) - 1;
-  static constexpr uint32_t kSignShift = 31 - (kExponentBits + kMantissaBits);
-  static constexpr uint32_t kOverflow =
-      kHasInfinity ? ((1u << kExponentBits) - 1) << kMantissaBits : kMagnitudeMask - 1;
-  static constexpr uint32_t kMinNormal = static_cast<uint32_t>(127 + 1 - kBias) << 23;
-
-  static MOECCL_DEVICE float decode(uint32_t bits) {
-    const uint32_t sign = (bits << kSignShift) & 0x80000000u;
-    const uint32_t magnitude = bits & kMagnitudeMask;
-    if (magnitude > kOverflow) return bits_to_float(sign | 0x7fc00000u);
-    if (kHasInfinity && magnitude == kOverflow) return bits_to_float(sign | 0x7f800000u);
-    const uint32_t step = static_cast<uint32_t>(127 + 1 - kBias - kMantissaBits) << 23;
-    const uint32_t wide = (magnitude >> kMantissaBits) != 0
-                              ? (magnitude << kDropped) + (static_cast<uint32_t>(127 - kBias) << 23)
-                              : float_to_bits(static_cast<float>(magnitude) * bits_to_float(step));
-    return bits_to_float(sign | wide);
-  }
-  static MOECCL_DEVICE uint32_t encode(float value) {
-    const uint32_t bits = float_to_bits(value);
-    const uint32_t sign = (bits & 0x80000000u) >> kSignShift;
-    const uint32_t magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return sign | kMagnitudeMask;
-    if (magnitude < kMinNormal) {
-      const uint32_t rounder = static_cast<uint32_t>(127 + 1 - kBias + kDropped) << 23;
-      return sign | (float_to_bits(bits_to_float(magnitude) + bits_to_float(rounder)) - rounder);
-    }
-    const uint32_t half = (1u << (kDropped - 1)) - 1 + ((magnitude >> kDropped) & 1);
-    const uint32_t narrow = (magnitude + half - (static_cast<uint32_t>(127 - kBias) << 23)) >> kDropped;
-    return sign | (narrow > kOverflow ? kOverflow : narrow);
-  }
-};
+using kernels::Bf16;
+using kernels::SmallFloat;
 
 // fp16 has conversions in hardware, with the same results.
 struct Half {
-  using Formula = SmallFloat<5, 10, true>;
 #if defined(__CUDACC__)
   static MOECCL_DEVICE float decode(uint32_t bits) {
     float f;
@@ -58,18 +24,9 @@ struct Half {
     return h;
   }
 #else
-  static float decode(uint32_t bits) { return Formula::decode(bits); }
-  static uint32_t encode(float value) { return Formula::encode(value); }
+  static float decode(uint32_t bits) { return kernels::Fp16::decode(bits); }
+  static uint32_t encode(float value) { return kernels::Fp16::encode(value); }
 #endif
-};
-
-struct Bf16 {
-  static MOECCL_DEVICE float decode(uint32_t bits) { return bits_to_float(bits << 16); }
-  static MOECCL_DEVICE uint32_t encode(float value) {
-    const uint32_t bits = float_to_bits(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return ((bits >> 16) & 0x8000u) | 0x7fc0u;
-    return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
-  }
 };
 
 enum class Family { kFloat, kSigned, kUnsigned };

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/checksum.h"
+#include "kernels/float_formats.h"
 #include "kernels/host/codec_tables.h"
-#include "kernels/host/float_formats.h"
 #include "kernels/table.h"
 
 namespace moeccl::kernels {

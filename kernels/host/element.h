@@ -7,7 +7,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/host/float_formats.h"
+#include "kernels/float_formats.h"
 #include "kernels/table.h"
 
 namespace moeccl::kernels {

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/host/float_formats.h"
+#include "kernels/float_formats.h"
 
 namespace moeccl::kernels {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/host/float_formats.h"
+#include "kernels/float_formats.h"
 #include "kernels/host/tables.h"
 
 namespace moeccl::kernels {

@@ -3,13 +3,28 @@
 //   fp16, bf16, fp8 e5m2: as IEEE 754, what does not fit becomes infinity and infinities pass unchanged.
 //   fp8 e4m3 (OCP "fn": no infinities, NaN is 0x7f and 0xff): what does not fit, infinities included, becomes +-448,
 //   as with CUDA's __NV_SATFINITE.
-// Never include this in an overlay: its inline functions must not be emitted with AVX flags.
+// One text for host and device. Never include this in an overlay: its inline functions must not be emitted with AVX
+// flags.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
+#if defined(__CUDACC__)
+#define MOECCL_FORMAT __device__ __forceinline__
+#else
+#define MOECCL_FORMAT constexpr
+#endif
+
 namespace moeccl::kernels {
+
+#if defined(__CUDACC__)
+MOECCL_FORMAT float float_of(uint32_t bits) { return __uint_as_float(bits); }
+MOECCL_FORMAT uint32_t bits_of(float value) { return __float_as_uint(value); }
+#else
+MOECCL_FORMAT float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+MOECCL_FORMAT uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
+#endif
 
 // A sign, kExponentBits with the usual bias, kMantissaBits.
 template <int kExponentBits, int kMantissaBits, bool kHasInfinity>
@@ -25,32 +40,29 @@ struct SmallFloat {
   // Magnitudes below 2^(1-kBias), as a float's bits, are subnormal in this format.
   static constexpr uint32_t kMinNormal = static_cast<uint32_t>(127 + 1 - kBias) << 23;
 
-  static constexpr float decode(uint32_t bits) {
+  static MOECCL_FORMAT float decode(uint32_t bits) {
     const uint32_t sign = (bits << kSignShift) & 0x80000000u;
     const uint32_t magnitude = bits & kMagnitudeMask;
-    if (magnitude > kOverflow) return std::bit_cast<float>(sign | 0x7fc00000u);
-    if (kHasInfinity && magnitude == kOverflow) return std::bit_cast<float>(sign | 0x7f800000u);
-    uint32_t wide;
-    if (magnitude >> kMantissaBits) {
-      wide = (magnitude << kDropped) + (static_cast<uint32_t>(127 - kBias) << 23);
-    } else {
-      // A subnormal is an integer number of steps of 2^(1 - kBias - kMantissaBits), a normal float.
-      const uint32_t step = static_cast<uint32_t>(127 + 1 - kBias - kMantissaBits) << 23;
-      wide = std::bit_cast<uint32_t>(static_cast<float>(magnitude) * std::bit_cast<float>(step));
-    }
-    return std::bit_cast<float>(sign | wide);
+    if (magnitude > kOverflow) return float_of(sign | 0x7fc00000u);
+    if (kHasInfinity && magnitude == kOverflow) return float_of(sign | 0x7f800000u);
+    // A subnormal is an integer number of steps of 2^(1 - kBias - kMantissaBits), a normal float.
+    const uint32_t step = static_cast<uint32_t>(127 + 1 - kBias - kMantissaBits) << 23;
+    const uint32_t wide = (magnitude >> kMantissaBits) != 0
+                              ? (magnitude << kDropped) + (static_cast<uint32_t>(127 - kBias) << 23)
+                              : bits_of(static_cast<float>(magnitude) * float_of(step));
+    return float_of(sign | wide);
   }
 
-  static constexpr uint32_t encode(float value) {
-    const uint32_t bits = std::bit_cast<uint32_t>(value);
+  static MOECCL_FORMAT uint32_t encode(float value) {
+    const uint32_t bits = bits_of(value);
     const uint32_t sign = (bits & 0x80000000u) >> kSignShift;
     const uint32_t magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return sign | kNan;
     if (magnitude < kMinNormal) {
       // The float whose last place is one step of the format: adding it rounds to whole steps.
       const uint32_t rounder = static_cast<uint32_t>(127 + 1 - kBias + kDropped) << 23;
-      const float sum = std::bit_cast<float>(magnitude) + std::bit_cast<float>(rounder);
-      return sign | (std::bit_cast<uint32_t>(sum) - rounder);
+      const float sum = float_of(magnitude) + float_of(rounder);
+      return sign | (bits_of(sum) - rounder);
     }
     const uint32_t half = (1u << (kDropped - 1)) - 1 + ((magnitude >> kDropped) & 1);
     const uint32_t narrow = (magnitude + half - (static_cast<uint32_t>(127 - kBias) << 23)) >> kDropped;
@@ -64,9 +76,9 @@ using Fp8e5m2 = SmallFloat<5, 2, true>;
 
 // bf16 shares fp32's exponent, so subnormals need no case of their own.
 struct Bf16 {
-  static constexpr float decode(uint32_t bits) { return std::bit_cast<float>(bits << 16); }
-  static constexpr uint32_t encode(float value) {
-    const uint32_t bits = std::bit_cast<uint32_t>(value);
+  static MOECCL_FORMAT float decode(uint32_t bits) { return float_of(bits << 16); }
+  static MOECCL_FORMAT uint32_t encode(float value) {
+    const uint32_t bits = bits_of(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return ((bits >> 16) & 0x8000u) | 0x7fc0u;
     return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
   }
