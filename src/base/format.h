@@ -16,4 +16,7 @@ std::string format(fmt::format_string<Args...> text, Args&&... args) {
   return format_args_to_string(text, fmt::make_format_args(args...));
 }
 
+// As a JSON string: only what must be escaped is; names and notes are short.
+std::string json_quoted(const std::string& text);
+
 }  // namespace moeccl

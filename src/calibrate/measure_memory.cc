@@ -38,10 +38,7 @@ Status measure_memory(Communicator& comm, Stopwatch& watch, plan::Profile& profi
   MOECCL_TRY(watch.enough(one, "rates of copies and sums"));
   MOECCL_ASSIGN_OR_RETURN(const Stopwatch::Times all, watch.time({copy(kLarge, true)}, 0, 0));
   MOECCL_TRY(watch.enough(all, "the rate of all cores together"));
-  const double ranks =
-      profile.host_level < 0
-          ? comm.n_ranks()
-          : static_cast<double>(comm.n_ranks()) / comm.tree().levels[static_cast<size_t>(profile.host_level)].n_groups;
+  const double ranks = plan::ranks_per_host(comm.tree(), profile);
   profile.cached_copy_bytes_per_ns = kCached / one.ns[0];
   profile.copy_bytes_per_ns = std::min(kLarge / one.ns[1], profile.cached_copy_bytes_per_ns);
   profile.stream_bytes_per_ns = kLarge / one.ns[2];

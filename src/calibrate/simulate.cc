@@ -116,15 +116,6 @@ std::string as_text(const Page& page) {
   return t;
 }
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return out + "\"";
-}
-
 std::string as_json(const Page& page) {
   std::string t = "{\n  \"emulated\": true,\n  \"candidates\": [";
   bool first = true;
@@ -142,11 +133,11 @@ std::string as_json(const Page& page) {
     for (size_t l = 0; l < o.level_bytes.size(); ++l) t += format("{}{}", l ? ", " : "", o.level_bytes[l]);
     t += "]}";
   }
-  t += format("\n  ],\n  \"constants\": {{\"hardware\": {}, \"profile\": {}", quoted(page.hardware.name),
-              quoted(page.file));
+  t += format("\n  ],\n  \"constants\": {{\"hardware\": {}, \"profile\": {}", json_quoted(page.hardware.name),
+              json_quoted(page.file));
   for (const plan::Constant& c : page.hardware.constants)
     t += format(",\n    \"{}\": {{\"value\": {}, \"source\": {}}}", c.name, page.hardware.profile.*c.member,
-                quoted(source_of(page, c)));
+                json_quoted(source_of(page, c)));
   const Outcome* best = fastest(page);
   return t +
          format("\n  }},\n  \"fastest\": \"{}\",\n  \"verdict\": \"{}\"\n}}\n", best ? best->name : "", verdict(page));

@@ -183,7 +183,6 @@ class MoeRouting {
   std::vector<algo::LevelCount> counts_;  // scratch
   std::vector<std::byte> gathered_;       // scratch
   std::vector<algo::MoePrice> prices_;    // by candidate
-  std::vector<double> both_us_;           // of prices_
   std::vector<float> guesses_;            // by candidate, see Race
   MoeStep step_;                          // of the last update
   size_t chosen_ = 0;

@@ -63,7 +63,8 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
   if (!status.ok() && device_tables_ != nullptr) (void)device_tables_->clear();
   MOECCL_TRY(std::move(status));
   measured_dispatch_.ns = measured_combine_.ns = 0;
-  step_ = {number_, own_.n_tokens, chosen_, std::move(both_us_), 0};
+  step_ = {number_, own_.n_tokens, chosen_, {}, 0};
+  for (const algo::MoePrice& p : prices_) step_.prices_us.push_back(p.both_us());
   ready_ = true;
   return {};
 }
@@ -171,7 +172,7 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   }
   MOECCL_TRY(agree_on_weights(greetings, bytes));
   prices_.clear();
-  both_us_.clear();
+  std::vector<double> both_us;
   std::memcpy(guesses_.data(), greetings + sizeof(Hello), guesses_.size() * sizeof(float));
   const std::byte* first_count = greetings + sizeof(Hello) + guesses_.size() * sizeof(float);
   const uint64_t tokens = std::accumulate(tokens_of_.begin(), tokens_of_.end(), uint64_t{0});
@@ -185,9 +186,9 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
                        static_cast<double>(tokens) * layer_.config().shape.top_k / n};
     prices_.push_back(
         algo::price(layer_.candidates()[c]->paths.algorithm(), host.tree(), host.profile(), std::move(rows)));
-    both_us_.push_back(prices_.back().both_us());
+    both_us.push_back(prices_.back().both_us());
   }
-  chosen_ = layer_.pick(both_us_, guesses_);
+  chosen_ = layer_.pick(both_us, guesses_);
   return keep_captured(greetings, bytes);
 }
 

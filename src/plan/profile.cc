@@ -81,6 +81,12 @@ const LinkCost& link_of(const LevelTree& tree, const Profile& profile, uint32_t 
   return measured ? profile.links[level] : tree.levels[level].link;
 }
 
+double ranks_per_host(const LevelTree& tree, const Profile& profile) {
+  const bool one_host = profile.host_level < 0 || static_cast<uint32_t>(profile.host_level) >= tree.depth();
+  return one_host ? tree.n_ranks
+                  : static_cast<double>(tree.n_ranks) / tree.levels[static_cast<size_t>(profile.host_level)].n_groups;
+}
+
 std::string figures_text(const Profile& profile, const LevelTree& tree) {
   const auto has = [](const LinkCost& link) { return link.bytes_per_ns > 0; };
   const bool measured = std::any_of(profile.links.begin(), profile.links.end(), has);

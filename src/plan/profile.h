@@ -112,6 +112,9 @@ uint8_t reach_bits(bool staging, bool views, bool reads);
 // A level's link: as measured, else as the tree has it.
 const LinkCost& link_of(const LevelTree& tree, const Profile& profile, uint32_t level);
 
+// On average; a host level that the tree does not have means one host.
+double ranks_per_host(const LevelTree& tree, const Profile& profile);
+
 // Where the figures of a price come from: "links as in the topology, rates as in the profile FILE (r2 0.9980 and
 // more)".
 std::string figures_text(const Profile& profile, const LevelTree& tree);

@@ -147,16 +147,6 @@ std::string number_text(double v) {
   return code == std::errc() ? std::string(text, end) : "0";
 }
 
-// Only what JSON must have escaped; names and notes are short.
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return out + "\"";
-}
-
 std::string fit_text(const AllToAllCosts::Fit& fit) {
   const std::string r2 = fit.r2 > 0 ? format(", \"r2\": {}", number_text(fit.r2)) : "";
   return format("{{\"alpha_ns\": {}, \"bytes_per_ns\": {}{}}}", number_text(fit.alpha_ns),
@@ -422,8 +412,8 @@ class ProfileReader {
 std::string write_profile(const Profile& p, const std::string& note, const std::string& topology) {
   std::string t = format("{{\n  \"moeccl_profile\": {},\n", kProfileVersion);
   t += "  \"units\": \"ns; bytes; bytes_per_ns = GB/s of 1e9 bytes; points are [bytes, ns, upper quartile]\",\n";
-  if (!note.empty()) t += format("  \"note\": {},\n", quoted(note));
-  if (!topology.empty()) t += format("  \"topology\": {},\n", quoted(topology));
+  if (!note.empty()) t += format("  \"note\": {},\n", json_quoted(note));
+  if (!topology.empty()) t += format("  \"topology\": {},\n", json_quoted(topology));
   t += format("  \"topology_hash\": \"{:016x}\",\n  \"n_ranks\": {},\n  \"machine\": {{\n", p.tree_hash, p.n_ranks);
   for (const NumberField& f : kMachine) t += format("    \"{}\": {},\n", f.name, number_text(p.*(f.member)));
   t += format(
@@ -446,12 +436,12 @@ std::string write_profile(const Profile& p, const std::string& note, const std::
     t += n > 0 ? "\n  ]" : "]";
   };
   entries("levels", p.levels.size(), [&](size_t i) {
-    return format("\"name\": {}, {}", quoted(p.levels[i].name), curve_text(p.levels[i].curve));
+    return format("\"name\": {}, {}", json_quoted(p.levels[i].name), curve_text(p.levels[i].curve));
   });
   entries("plans", p.plans.size(), [&](size_t i) {
     const PlanFit& f = p.plans[i];
-    return format("\"op\": {}, \"algorithm\": {}, \"reach\": {}, \"correction\": {}, {}", quoted(op_title(f.op)),
-                  quoted(f.algorithm), int{f.reach}, number_text(f.correction), curve_text(f.curve));
+    return format("\"op\": {}, \"algorithm\": {}, \"reach\": {}, \"correction\": {}, {}", json_quoted(op_title(f.op)),
+                  json_quoted(f.algorithm), int{f.reach}, number_text(f.correction), curve_text(f.curve));
   });
   return t + "\n}\n";
 }

@@ -20,10 +20,7 @@ constexpr int32_t kMostChunks = 64;
 ChunkProblem::ChunkProblem(const plan::LevelTree& tree, const plan::Profile& profile, uint64_t block_bytes) {
   const uint32_t e = tree.n_tensor_groups(), inner = tree.depth() - 1;
   const double t = static_cast<double>(tree.n_ranks) / e;
-  const double on_host =
-      profile.host_level < 0 || static_cast<uint32_t>(profile.host_level) >= tree.depth()
-          ? tree.n_ranks
-          : static_cast<double>(tree.n_ranks) / tree.levels[static_cast<uint32_t>(profile.host_level)].n_groups;
+  const double on_host = plan::ranks_per_host(tree, profile);
   const double ranks_per_core = std::max(1.0, on_host / std::max(1u, profile.cores));
   const double copy = profile.copy_bytes_per_ns / ranks_per_core, put = profile.stream_bytes_per_ns / ranks_per_core;
   const auto share = [&](uint32_t level, double sharers) {

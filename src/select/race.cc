@@ -75,9 +75,13 @@ void Race::ask_again(Class& c, bool is_certain, bool routing_moved) {
       c.settled_at = e.guess = e.typical(3);
       continue;
     }
-    // What was never measured is no longer expected to share what has just changed.
-    if (e.guess == 0) e.guess = before;
-    if (routing_moved) e.guess = 0;  // other rows, other errors of the price
+    // Other rows, other errors of the price. Else what was never measured is no longer expected to share what has just
+    // changed.
+    if (routing_moved) {
+      e.guess = 0;
+    } else if (e.guess == 0) {
+      e.guess = before;
+    }
     e.is_fresh = false;
     e.n_samples = 0;
   }
@@ -97,9 +101,7 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
     c.settled_at = e.is_fresh ? e.guess : 0;
     // Cold tables do not cost that much: one step shows that it is slow.
     if (!e.is_fresh && took_us > kHopeless * expected_best(c, prices_us)) {
-      e.is_fresh = true;
-      e.guess = took_us / prices_us[candidate];
-      e.relation = relation(prices_us, candidate);
+      e.settle(took_us / prices_us[candidate], relation(prices_us, candidate));
     }
     return;
   }
@@ -112,13 +114,11 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
   e.samples[e.n_samples++ % e.samples.size()] = took_us / prices_us[candidate];
   if (!e.is_fresh) {
     if (e.n_samples < kCounted && took_us < kSlow * expected_best(c, prices_us)) return;
-    e.is_fresh = true;
-    e.guess = c.settled_at = e.typical(kCounted);
-    e.relation = relation(prices_us, candidate);
+    c.settled_at = e.typical(kCounted);
+    e.settle(c.settled_at, relation(prices_us, candidate));
     return;
   }
-  e.guess = e.typical(5);
-  e.relation = relation(prices_us, candidate);
+  e.settle(e.typical(5), relation(prices_us, candidate));
   const auto moved = [](double now, double then) { return then > 0 ? std::max(now / then, then / now) : 1.0; };
   const double by = e.n_samples < 3 ? 1.0 : moved(e.typical(3), c.settled_at);
   double beside_flat = 1;

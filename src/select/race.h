@@ -55,6 +55,7 @@ class Race {
     uint32_t n_samples = 0;
     // Disturbances only add: a third of the last samples are faster.
     double typical(uint32_t of_last) const;
+    void settle(double taken, double beside_flat) { is_fresh = true, guess = taken, relation = beside_flat; }
   };
   struct Class {
     std::vector<Entry> entries;

@@ -13,8 +13,8 @@ namespace {
 // What packing or summing `bytes` on every rank takes, where the ranks of a host share its cores and its memory. Rows
 // of 4 KiB run at the rate of one piece (8 ranks on the two-core development machine, docs/decisions.md).
 double packing_us(const plan::LevelTree& tree, const plan::Profile& profile, double bytes) {
-  const double hosts = profile.host_level < 0 ? 1.0 : tree.levels[static_cast<size_t>(profile.host_level)].n_groups;
-  const double ranks = std::max(1.0, tree.n_ranks / hosts), cores = std::clamp<double>(profile.cores, 1.0, ranks);
+  const double ranks = std::max(1.0, plan::ranks_per_host(tree, profile)),
+               cores = std::clamp<double>(profile.cores, 1.0, ranks);
   const bool cached = bytes * ranks <= static_cast<double>(profile.cache_bytes) * cores;
   const double rate = cached ? profile.cached_copy_bytes_per_ns * cores
                              : std::min(profile.stream_bytes_per_ns * cores, profile.host_copy_bytes_per_ns);
@@ -116,7 +116,7 @@ MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const
     largest_edge = std::max(largest_edge, bytes_of(edge));
     rows += static_cast<double>(load.rows) / tree.n_ranks;
   }
-  p.copy_us = p.sum_us = packing_us(tree, profile, bytes_of(rows));
+  p.copy_us = packing_us(tree, profile, bytes_of(rows));
   const uint32_t largest = moe_pipeline_chunks(static_cast<uint64_t>(largest_edge));
   MoePrice best;
   for (uint32_t chunks = 1; chunks <= largest; chunks *= 2) {
@@ -130,8 +130,8 @@ MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const
   return best;
 }
 
-double MoePrice::time_us(double cores_us) const {
-  return latency_us + std::max(link_us, cores_us) + std::min(link_us, cores_us) / n_chunks;
+double MoePrice::dispatch_us() const {
+  return latency_us + std::max(link_us, copy_us) + std::min(link_us, copy_us) / n_chunks;
 }
 
 bool links_known(const plan::LevelTree& tree) {

@@ -26,11 +26,10 @@ struct MoePrice {
   uint32_t most_chunks = 1;      // into which it is worth to cut, however large the transfers are
   double latency_us = 0;         // of the hops that wait for one another
   double link_us = 0;            // of the bytes, as far as one hop's are not under way together with another's
-  double copy_us = 0, sum_us = 0;
+  double copy_us = 0;            // packing on one way, summing on the other
   // Cores pack one chunk while another is under way.
-  double time_us(double cores_us) const;
-  double dispatch_us() const { return time_us(copy_us); }
-  double combine_us() const { return time_us(sum_us); }
+  double dispatch_us() const;
+  double combine_us() const { return dispatch_us(); }
   double both_us() const { return dispatch_us() + combine_us(); }
 };
 // Eq. 1-5 of HierMoE, as the plan runs them:

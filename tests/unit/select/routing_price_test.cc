@@ -102,6 +102,9 @@ TEST(RoutingPrice, MeasuredLinksComeBeforeTheTopologys) {
   const MoePrice hosts = price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000));
   EXPECT_DOUBLE_EQ(hosts.latency_us, 7);
   EXPECT_DOUBLE_EQ(hosts.level_us[0], 25);
+  profile.host_level = 5;  // of a file for a deeper tree
+  EXPECT_DOUBLE_EQ(price(kFlat, tree, profile, rows_of(tree, {100, 0, 0}, 1000)).latency_us, 7);
+  EXPECT_DOUBLE_EQ(plan::ranks_per_host(tree, profile), 8) << "one host";
 }
 
 // A rank's buffer of an AlltoAll stays in part within its group: what crosses takes as long as the link needs.
