@@ -4,34 +4,13 @@
 #include <cerrno>
 #include <cstring>
 
-#include "src/driver/dynamic_library.h"
-#include "src/driver/ibv_abi.h"
+#include "src/driver/ibv_api.h"
 
 namespace moeccl::driver {
 
 namespace {
 
 using namespace ibv_abi;
-
-struct Functions {
-  Device** (*get_device_list)(int*);
-  void (*free_device_list)(Device**);
-  Context* (*open_device)(Device*);
-  int (*close_device)(Context*);
-  int (*query_device)(Context*, DeviceAttr*);
-  int (*query_port)(Context*, uint8_t, PortAttr*);
-  int (*query_gid)(Context*, uint8_t, int, uint8_t*);
-
-  Status load(const DynamicLibrary& library) {
-    MOECCL_TRY(library.resolve("ibv_get_device_list", &get_device_list));
-    MOECCL_TRY(library.resolve("ibv_free_device_list", &free_device_list));
-    MOECCL_TRY(library.resolve("ibv_open_device", &open_device));
-    MOECCL_TRY(library.resolve("ibv_close_device", &close_device));
-    MOECCL_TRY(library.resolve("ibv_query_device", &query_device));
-    MOECCL_TRY(library.resolve("ibv_query_port", &query_port));
-    return library.resolve("ibv_query_gid", &query_gid);
-  }
-};
 
 template <size_t n>
 std::string bounded(const char (&text)[n]) {
@@ -44,7 +23,7 @@ std::string gid_text(const uint8_t (&gid)[16]) {
   return text;
 }
 
-IbvPort port_of(const Functions& f, Context* context, uint8_t number, const PortAttr& attr) {
+IbvPort port_of(const IbvApi& f, Context* context, uint8_t number, const PortAttr& attr) {
   IbvPort port;
   port.number = number;
   port.active = attr.state == kPortActive;
@@ -62,7 +41,7 @@ IbvPort port_of(const Functions& f, Context* context, uint8_t number, const Port
   return port;
 }
 
-void ask_ports(const Functions& f, Device* device, IbvDevice* out) {
+void ask_ports(const IbvApi& f, Device* device, IbvDevice* out) {
   Context* context = f.open_device(device);
   if (context == nullptr) {
     out->problem = format("cannot be opened ({}): is /dev/infiniband in this container, and may this user open it?",
@@ -128,11 +107,7 @@ double ibv_gbit(uint8_t width_code, uint8_t speed_code) {
 }
 
 Result<std::vector<IbvDevice>> list_ibv_devices(const std::string& library) {
-  MOECCL_ASSIGN_OR_RETURN(DynamicLibrary opened, DynamicLibrary::open(library, {"libibverbs.so.1"}));
-  Functions f = {};
-  const Status loaded = f.load(opened);
-  if (library.empty()) opened.keep();  // rdma-core's providers stay registered in it
-  MOECCL_TRY(loaded);
+  MOECCL_ASSIGN_OR_RETURN(const IbvApi f, IbvApi::load(library));
   int n = 0;
   Device** list = f.get_device_list(&n);
   if (list == nullptr)

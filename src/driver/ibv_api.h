@@ -1,0 +1,47 @@
+// The functions of libibverbs, which is opened when asked for. The calls of the data path (post_send, poll_cq) are not
+// among them: each open device has its own, see ibv_abi::ContextOps.
+#pragma once
+
+#include <string>
+
+#include "src/base/status.h"
+#include "src/driver/ibv_abi.h"
+
+namespace moeccl::driver {
+
+struct IbvApi {
+  ibv_abi::Device** (*get_device_list)(int*);
+  void (*free_device_list)(ibv_abi::Device**);
+  ibv_abi::Context* (*open_device)(ibv_abi::Device*);
+  int (*close_device)(ibv_abi::Context*);
+  int (*query_device)(ibv_abi::Context*, ibv_abi::DeviceAttr*);
+  int (*query_port)(ibv_abi::Context*, uint8_t, ibv_abi::PortAttr*);
+  int (*query_gid)(ibv_abi::Context*, uint8_t, int, uint8_t*);
+  // Below: null in a library that can only be asked, see complete().
+  ibv_abi::ProtectionDomain* (*alloc_pd)(ibv_abi::Context*);
+  int (*dealloc_pd)(ibv_abi::ProtectionDomain*);
+  ibv_abi::MemoryRegion* (*reg_mr)(ibv_abi::ProtectionDomain*, void*, size_t, int access);
+  int (*dereg_mr)(ibv_abi::MemoryRegion*);
+  ibv_abi::CompletionQueue* (*create_cq)(ibv_abi::Context*, int, void*, void*, int);
+  int (*destroy_cq)(ibv_abi::CompletionQueue*);
+  ibv_abi::QueuePair* (*create_qp)(ibv_abi::ProtectionDomain*, ibv_abi::QueuePairInit*);
+  int (*modify_qp)(ibv_abi::QueuePair*, ibv_abi::QueuePairAttr*, int mask);
+  int (*destroy_qp)(ibv_abi::QueuePair*);
+  int (*get_async_event)(ibv_abi::Context*, ibv_abi::AsyncEvent*);
+  void (*ack_async_event)(ibv_abi::AsyncEvent*);
+  const char* (*wc_status_str)(int);
+  // Null where rdma-core is older: optional access flags (28), memory of devices by dma-buf (34), types of GIDs (34).
+  ibv_abi::MemoryRegion* (*reg_mr_iova2)(ibv_abi::ProtectionDomain*, void*, size_t, uint64_t iova, unsigned access);
+  ibv_abi::MemoryRegion* (*reg_dmabuf_mr)(ibv_abi::ProtectionDomain*, uint64_t offset, size_t, uint64_t iova, int fd,
+                                          int access);
+  int (*query_gid_ex)(ibv_abi::Context*, uint32_t port, uint32_t index, ibv_abi::GidEntry*, uint32_t flags,
+                      size_t entry_bytes);
+
+  // `library`: a path instead of libibverbs.so.1. It is never closed: providers register themselves in it. Unsupported
+  // when there is no such library, or when it is another library of that name.
+  static Result<IbvApi> load(const std::string& library = "");
+  // Success when all that moving data needs is there.
+  Status complete() const;
+};
+
+}  // namespace moeccl::driver
