@@ -274,9 +274,8 @@ TransportChoice choose_transport(const PairFacts& facts) {
       choice.why_not_better =
           "process_vm_readv is not allowed, see limits; buffers of moecclMemAlloc are reached without it";
       break;
-    case PairPath::kTcp:
-      choice.transport = "TCP";
-      choice.why_not_better = "they are on different hosts, and there is no RDMA transport yet";
+    case PairPath::kNetwork:
+      choice.transport = facts.network.empty() ? "no network" : facts.network;
       break;
   }
   if (!facts.gpus) return choice;
@@ -284,6 +283,7 @@ TransportChoice choose_transport(const PairFacts& facts) {
     choice.why_not_better += (choice.why_not_better.empty() ? "" : "; ") + std::string("CUDA memory: ") + why;
   };
   if (!facts.path.same_host) {
+    if (facts.network.empty()) return choice;
     choice.transport += " (CUDA memory through page-locked memory of both hosts)";
     also("no transport registers device memory with a NIC yet");
   } else if (facts.same_gpu || facts.nvlink || facts.peer_access) {
@@ -330,14 +330,16 @@ std::string doctor_page(const DoctorFacts& facts) {
   text += format("transports of {} ranks, a process each\n", default_seats(graph, 0, facts.n_ranks).size());
   text += pairs_text(facts);
   const bool has_gpus = !graph.of_kind(NodeKind::kGpu).empty();
-  const TransportChoice away = choose_transport({.path = {.same_host = false}, .gpus = has_gpus});
-  if (facts.interfaces.ok()) {
-    const std::string over = facts.interfaces->empty() ? "" : " over " + *facts.interfaces;
-    text += format("  ranks of other hosts: {}{}\n        not better because {}\n", away.transport, over,
-                   away.why_not_better);
-  } else {
-    text += format("  ranks of other hosts: none can be reached: {}\n", facts.interfaces.status().message());
-  }
+  const auto best = std::find_if(facts.networks.begin(), facts.networks.end(), [](const auto& n) { return n.usable; });
+  PairFacts pair;
+  pair.path.same_host = false;
+  pair.gpus = has_gpus;
+  if (best != facts.networks.end()) pair.network = format("{} over {}", best->name, best->text);
+  const TransportChoice away = choose_transport(pair);
+  text += format("  ranks of other hosts: {}\n", away.transport);
+  if (!away.why_not_better.empty()) text += format("        not better because {}\n", away.why_not_better);
+  for (const NetworkFacts& n : facts.networks)
+    if (!n.usable) text += format("        not {}: {}\n", n.name, n.text);
   text += format("{} problem{}, {} note{}\n", n_problems, n_problems == 1 ? "" : "s", n_notes, n_notes == 1 ? "" : "s");
   return text;
 }

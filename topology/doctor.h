@@ -25,6 +25,7 @@ struct PairFacts {
   PathFacts path;
   bool gpus = false;  // both sit on GPUs
   bool nvlink = false, peer_access = false, same_gpu = false;
+  std::string network = {};  // between hosts: "tcp over eth0 (25 Gbit/s)"
 };
 struct TransportChoice {
   std::string transport;
@@ -33,14 +34,19 @@ struct TransportChoice {
 // path_between() in words.
 TransportChoice choose_transport(const PairFacts& facts);
 
+// What this host has of a network.
+struct NetworkFacts {
+  std::string name;  // "tcp"
+  bool usable = false;
+  std::string text;  // "eth0 (25 Gbit/s)", or why it cannot be used
+};
+
 struct DoctorFacts {
   const Discovery* discovery = nullptr;
   const driver::HostLimits* limits = nullptr;
-  uint32_t n_ranks = 0;         // 0: one for each GPU, or each core
-  bool reads_disabled = false;  // MOECCL_NO_CMA=1
-  // Over which interfaces TCP would go to ranks of other hosts, "eth0 10.0.0.5 (25 Gbit/s)"; failed: why there are
-  // none.
-  Result<std::string> interfaces = std::string();
+  uint32_t n_ranks = 0;                     // 0: one for each GPU, or each core
+  bool reads_disabled = false;              // MOECCL_NO_CMA=1
+  std::vector<NetworkFacts> networks = {};  // to ranks of other hosts, best first
 };
 std::vector<Finding> examine(const DoctorFacts& facts);
 std::string doctor_page(const DoctorFacts& facts);

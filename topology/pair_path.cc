@@ -3,14 +3,14 @@
 namespace moeccl::topology {
 
 PairPath path_between(const PathFacts& facts) {
-  if (!facts.same_host) return PairPath::kTcp;
+  if (!facts.same_host) return PairPath::kNetwork;
   if (facts.same_process) return PairPath::kThreads;
   return facts.reads_allowed ? PairPath::kReads : PairPath::kStaging;
 }
 
 plan::Reach reach_of_all(const PathFacts& facts) {
   const PairPath path = path_between(facts);
-  const bool mapped = path != PairPath::kTcp && !facts.paced;
+  const bool mapped = path != PairPath::kNetwork && !facts.paced;
   plan::Reach reach;
   reach.staging = mapped;
   reach.views = mapped && path == PairPath::kThreads;

@@ -20,7 +20,7 @@ enum class PairPath : uint8_t {
   kThreads,  // each other's buffers as they are
   kReads,    // shared staging, and private buffers read by the kernel: one copy
   kStaging,  // shared staging: two copies
-  kTcp,      // between hosts
+  kNetwork,  // between hosts
 };
 PairPath path_between(const PathFacts& facts);
 

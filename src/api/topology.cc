@@ -14,7 +14,7 @@
 #include "topology/synthetic.h"
 #include "topology/text.h"
 #include "topology/tree.h"
-#include "transport/tcp/rails.h"
+#include "transport/transport.h"
 
 using namespace moeccl;
 
@@ -55,18 +55,13 @@ Result<std::string> describe(const std::string& source, int wanted) {
   }
 }
 
-// As src/world/network.cc takes them.
-Result<std::string> tcp_interfaces() {
-  MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> all, driver::interfaces());
-  MOECCL_ASSIGN_OR_RETURN(const std::vector<transport::tcp::Nic> nics,
-                          transport::tcp::choose_nics(all, env().socket_ifname));
-  std::string text;
-  for (const transport::tcp::Nic& n : nics) {
-    const std::string rate = n.mbit_per_s > 0 ? format("{:g} Gbit/s", static_cast<double>(n.mbit_per_s) / 1e3)
-                                              : std::string("rate not known");
-    text += format("{}{} ({})", text.empty() ? "" : ", ", n.name, rate);
+std::vector<topology::NetworkFacts> networks() {
+  std::vector<topology::NetworkFacts> facts;
+  for (const transport::Network& n : transport::networks()) {
+    const transport::Probe p = n.probe();
+    facts.push_back({n.name, p.usable, p.usable ? p.found : p.why_not});
   }
-  return text;
+  return facts;
 }
 
 Status doctor(int n_ranks, std::string* page, int* n_bad) {
@@ -76,7 +71,7 @@ Status doctor(int n_ranks, std::string* page, int* n_bad) {
   sources.cuda = true;
   MOECCL_ASSIGN_OR_RETURN(const topology::Discovery found, topology::discover(sources));
   const driver::HostLimits limits = driver::host_limits();
-  const topology::DoctorFacts facts{&found, &limits, static_cast<uint32_t>(n_ranks), env().no_cma, tcp_interfaces()};
+  const topology::DoctorFacts facts{&found, &limits, static_cast<uint32_t>(n_ranks), env().no_cma, networks()};
   *page = topology::doctor_page(facts);
   const auto findings = topology::examine(facts);
   if (n_bad != nullptr)

@@ -102,6 +102,12 @@ constexpr Variable kVariables[] = {
      [](std::string_view t, Env* e) { return parse_text(t, &e->secret_file); }},
     {"MOECCL_SOCKET_ADDR", "ip or ip:port of an interface of this host, [ip6]:port for IPv6",
      [](std::string_view t, Env* e) { return t.size() <= 64 && parse_text(t, &e->socket_addr); }},
+    {"MOECCL_NET", "verbs, tcp, plugin or plugin:NAME",
+     [](std::string_view t, Env* e) {
+       const bool known = t.empty() || t == "verbs" || t == "tcp" || t == "plugin" ||
+                          (t.starts_with("plugin:") && t.size() > 7 && t.size() <= 64);
+       return known && parse_text(t, &e->net);
+     }},
     {"MOECCL_SOCKET_IFNAME", "interface names, eth0,eth1, or ^eth0,eth1 for all others",
      [](std::string_view t, Env* e) { return t.size() <= 1024 && parse_text(t, &e->socket_ifname); }},
     {"MOECCL_SOCKET_STREAMS", "connections per peer and interface, 1 to 8; 0 for automatic",

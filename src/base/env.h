@@ -50,6 +50,9 @@ struct Env {
   // MOECCL_SOCKET_ADDR: "ip" or "ip:port" of this host where GetUniqueId listens, "[ip6]:port" for IPv6. Empty: a UNIX
   // socket, which reaches this host only. Bad addresses are refused where they are used.
   std::string socket_addr;
+  // MOECCL_NET: the network between hosts: a name of transport/networks.cc, or plugin:NAME for one of NCCL's plugins.
+  // Empty: the first one that all ranks can use.
+  std::string net;
   // MOECCL_SOCKET_IFNAME: interfaces for data between hosts: names, "eth0,eth1", or "^docker0,lo" for all but these.
   // Empty: those with a route to the peer, the slow ones left out.
   std::string socket_ifname;

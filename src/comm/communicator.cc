@@ -85,7 +85,7 @@ void Communicator::set_up(Membership&& m) {
   eager_runner_ = exec::eager_runner(*fabric_);
   fabric_->outboxes.resize(n_ranks_);
   for (uint32_t p = 0; p < n_ranks_; ++p) {
-    if (p != rank_) fabric_->outboxes[p] = fabric_->link(p).outbox(0);
+    if (p != rank_) fabric_->outboxes[p] = fabric_->link(p).view().outboxes;
   }
   if (cuda_ != nullptr) cuda_->fabric().spin_polls = fabric_->spin_polls;
 }

@@ -172,11 +172,12 @@ void Execution::find_landings() {
       const Step &wait = lane.steps[i - 1], &s = lane.steps[i];
       if (wait.kind != StepKind::kWait || wait.peer == f.rank || s.kind != StepKind::kCopy || s.when != When::kEvery)
         continue;
+      if (f.link(wait.peer).landings() == nullptr) continue;
       const plan::Ref& src = program.srcs[s.first_src];
       if (src.buffer != Buffer::kStaging || src.rank != f.rank || s.dst.buffer != Buffer::kOutput ||
           s.dst.rank != f.rank || src.parts != s.dst.parts)
         continue;
-      if (src.parts == 1 ? readers[src.index] != 1 : !worth_landing(src, wait.peer)) continue;
+      if (src.parts == 1 ? readers[src.index] != 1 : !worth_landing(src)) continue;
       landings_.push_back({&s, wait.peer});
       for (uint32_t c = 0; c < program.depth; ++c) land(landings_.back(), c);
     }
@@ -184,10 +185,8 @@ void Execution::find_landings() {
 }
 
 // A part of a slot, which nobody else reads. Programs of many small parts are not searched.
-bool Execution::worth_landing(const plan::Ref& src, uint32_t peer) {
-  if (fabric().link(peer).staging_view() != nullptr ||
-      binding_.chunking.chunk * op_.element_bytes / src.parts < kLandBytes)
-    return false;
+bool Execution::worth_landing(const plan::Ref& src) {
+  if (binding_.chunking.chunk * op_.element_bytes / src.parts < kLandBytes) return false;
   const auto reads = [&](const plan::Ref& ref) {
     return ref.buffer == Buffer::kStaging && ref.rank == src.rank && ref.index == src.index &&
            (ref.parts != src.parts || ref.part == src.part);
@@ -206,14 +205,14 @@ void Execution::land(const LandingStep& l, uint32_t chunk) {
   const auto* input = static_cast<const std::byte*>(op_.input);
   const uint64_t input_bytes = binding_.count * op_.element_bytes * plan::in_blocks(op_.signature.op, fabric().n_ranks);
   if (input != nullptr && to < input + input_bytes && input < to + bytes) return;
-  fabric().link(l.peer).land(half_ + src.offset * op_.element_bytes, bytes, to);
+  fabric().link(l.peer).landings()->land(half_ + src.offset * op_.element_bytes, bytes, to);
 }
 
 bool Execution::landed(const Step& s, uint32_t chunk) {
   for (const LandingStep& l : landings_) {
     if (l.copy != &s) continue;
     const plan::Range src = range(choice_.program->srcs[s.first_src], governing(s), chunk);
-    const bool there = fabric().link(l.peer).landed(half_ + src.offset * op_.element_bytes);
+    const bool there = fabric().link(l.peer).landings()->landed(half_ + src.offset * op_.element_bytes);
     land(l, chunk + choice_.program->depth);
     return there;
   }
@@ -293,7 +292,7 @@ Progress Execution::traced_step(const Step& s, uint32_t chunk) {
   if (s.kind != StepKind::kSignal) {
     if (!paced) trace_.note(lane, chunk, from, now_ns());
   } else if (paced) {
-    const transport::Crossing on_wire = fabric().link(peer).crossing();
+    const transport::Crossing on_wire = fabric().link(peer).pace()->crossing();
     if (on_wire.end_ns > on_wire.start_ns) trace_.note(lane, chunk, on_wire.start_ns, on_wire.end_ns);
   }
   return p;
@@ -394,7 +393,7 @@ uint64_t Execution::output_bytes() const {
 void Execution::abandon() {
   Fabric& f = fabric();
   if (phase_ == Phase::kRun) {
-    for (const LandingStep& l : landings_) f.link(l.peer).land_nothing();
+    for (const LandingStep& l : landings_) f.link(l.peer).landings()->land_nothing();
   }
   engine_use_.end();
   f.recorder.end(true);
@@ -410,7 +409,7 @@ void Execution::abandon() {
     return false;
   };
   const auto stores_here = [&](transport::Link& l) {
-    return output_in_heap_ && op_.output != nullptr && f.shared_heap != nullptr && l.heap_view() != nullptr &&
+    return output_in_heap_ && op_.output != nullptr && f.shared_heap != nullptr && l.view().heap != nullptr &&
            l.check_peer().ok();
   };
   if (any_uses(stores_here)) {
@@ -426,7 +425,7 @@ void Execution::abandon() {
       }
     }
   }
-  const auto same_process = [](const transport::Link& l) { return l.same_process(); };
+  const auto same_process = [](const transport::Link& l) { return l.view().same_process; };
   wait_for_peers([&] { return any_uses(same_process); }, kThreadsEnd_ns);
 }
 

@@ -44,7 +44,7 @@ class Execution final : public AgreedTask {
   bool last_chunk_known();
   // What comes over a network for one copy to Output may go there at once, see Link::land().
   void find_landings();
-  bool worth_landing(const plan::Ref& src, uint32_t peer);
+  bool worth_landing(const plan::Ref& src);
   void land(const LandingStep& l, uint32_t chunk);
   bool landed(const plan::Step& s, uint32_t chunk);  // and expects the chunk that is next in its slot
   void bind_blocks(uint64_t done);                   // AllToAllv: what is left of each block after `done` elements

@@ -58,7 +58,9 @@ Progress Execution::wait(const Step& s, uint32_t chunk) {
     f.entered[s.peer] = sequence_;
   }
   if (f.cuda && s.peer != f.rank) {
-    if (Status st = f.link(s.peer).settle(); !st.ok()) return fail(std::move(st));
+    transport::DeviceSide* const device = f.link(s.peer).device();
+    Status st = device == nullptr ? Status() : device->settle();
+    if (!st.ok()) return fail(std::move(st));
   }
   return Progress::kMoved;
 }
@@ -72,7 +74,7 @@ Progress Execution::signal(const Step& s, uint32_t chunk) {
     f.own->signal(f.rank, s.sig).word.store(static_cast<uint64_t>(tag_) << 32 | number, std::memory_order_release);
     return Progress::kMoved;
   }
-  if (f.paced[s.peer] && !f.link(s.peer).admit(traffic_class_)) {
+  if (f.paced[s.peer] && !f.link(s.peer).pace()->admit(traffic_class_)) {
     waiting_peer_ = s.peer;
     return Progress::kBlocked;
   }
@@ -99,7 +101,7 @@ Range Execution::range(const Ref& ref, uint64_t length, uint32_t chunk) const {
 std::byte* Execution::staging(uint32_t rank) {
   Fabric& f = fabric();
   if (rank == f.rank) return (f.staging != nullptr ? f.staging : f.own->staging()) + half_;
-  std::byte* view = f.link(rank).staging_view();
+  std::byte* const view = f.link(rank).view().staging;
   return view == nullptr ? nullptr : view + half_;
 }
 
@@ -118,14 +120,14 @@ Status Execution::resolve_peer(uint32_t peer) {
   uint64_t flags = 0;
   (void)read_signature(e, flags);
   const uint64_t in = e.input.load(std::memory_order_relaxed), out = e.output.load(std::memory_order_relaxed);
-  const transport::Link& link = f.link(peer);
-  std::byte* heap = link.heap_view();
-  if (link.same_process() && f.heap != nullptr) heap = f.heap;
+  const transport::PeerView& view = f.link(peer).view();
+  std::byte* heap = view.heap;
+  if (view.same_process && f.heap != nullptr) heap = f.heap;
   const auto in_heap = [&](uint64_t flag, uint64_t place) -> std::byte* {
-    if ((flags & flag) != 0 && heap != nullptr && place < (link.same_process() ? f.heap_bytes : link.heap_bytes())) {
+    if ((flags & flag) != 0 && heap != nullptr && place < (view.same_process ? f.heap_bytes : view.heap_bytes)) {
       return heap + place;
     }
-    return (flags & flag) == 0 && link.same_process() ? reinterpret_cast<std::byte*>(place) : nullptr;
+    return (flags & flag) == 0 && view.same_process ? reinterpret_cast<std::byte*>(place) : nullptr;
   };
   b.input = in_heap(kInputInHeap, in);
   b.output = in_heap(kOutputInHeap, out);
@@ -150,12 +152,12 @@ std::byte* Execution::address(const Ref& ref, const Range& r) {
   const PeerBuffers& b = peers_[ref.rank];
   std::byte* base = ref.buffer == Buffer::kInput ? const_cast<std::byte*>(b.input) : b.output;
   if (base == nullptr) return nullptr;
-  const transport::Link& link = f.link(ref.rank);
-  if (!link.same_process()) {
+  const transport::PeerView& view = f.link(ref.rank).view();
+  if (!view.same_process) {
     // The offset is the peer's word: stay inside its heap.
-    const auto place = static_cast<uint64_t>(base - link.heap_view());
+    const auto place = static_cast<uint64_t>(base - view.heap);
     const uint64_t end = (r.offset + r.length) * op_.element_bytes;
-    if (end > link.heap_bytes() || place > link.heap_bytes() - end) return nullptr;
+    if (end > view.heap_bytes || place > view.heap_bytes - end) return nullptr;
   }
   return base + offset;
 }
@@ -164,12 +166,13 @@ void Execution::account(uint32_t rank, uint64_t bytes, bool stored) {
   if (rank == fabric().rank) return;
   wire_bytes_ += bytes;
   if (!stored) return;
-  fabric().link(rank).wrote(bytes);
+  if (transport::Pace* const pace = fabric().link(rank).pace(); pace != nullptr) pace->wrote(bytes);
   fabric().traffic[rank].add(bytes);
 }
 
 Progress Execution::put(uint32_t rank, uint64_t offset, const std::byte* from, uint64_t bytes) {
-  if (!fabric().link(rank).may_put(traffic_class_, bytes)) {
+  transport::PutTurns* const turns = fabric().link(rank).put_turns();
+  if (turns != nullptr && !turns->may_put(traffic_class_, bytes)) {
     waiting_peer_ = rank;
     return Progress::kBlocked;
   }
@@ -188,9 +191,9 @@ Progress Execution::put(uint32_t rank, uint64_t offset, const std::byte* from, u
 
 std::byte* Execution::scratch_for(const Step& s, uint32_t chunk, uint64_t bytes, bool* packed) {
   Fabric& f = fabric();
-  if (transport::Link& link = f.link(s.dst.rank); link.makes_room()) {
+  if (transport::Rooms* const rooms = f.link(s.dst.rank).rooms(); rooms != nullptr) {
     *packed = false;
-    std::byte* const room = link.room(bytes);
+    std::byte* const room = rooms->room(bytes);
     if (room == nullptr) waiting_peer_ = s.dst.rank;
     return room;
   }
@@ -219,12 +222,12 @@ Progress Execution::copy(const Step& s, uint32_t chunk) {
   const std::byte* from = address(src_ref, src);
   if (from == nullptr) {
     const PeerBuffers& b = peers_[src_ref.rank];
-    if (b.input_address == 0 || src_ref.buffer != Buffer::kInput || !f.link(src_ref.rank).can_read()) {
+    if (b.input_address == 0 || src_ref.buffer != Buffer::kInput || f.link(src_ref.rank).reads() == nullptr) {
       return fail(error(moecclRemoteError, "rank {} announced a buffer that cannot be reached from rank {}",
                         src_ref.rank, f.rank));
     }
     account(src_ref.rank, bytes, false);
-    Status st = f.link(src_ref.rank).read(b.input_address + src.offset * op_.element_bytes, to, bytes);
+    Status st = f.link(src_ref.rank).reads()->read(b.input_address + src.offset * op_.element_bytes, to, bytes);
     return st.ok() ? Progress::kMoved : fail(std::move(st).with_context(format("rank {}'s buffer", src_ref.rank)));
   }
   const bool scale = op_.scaled && src_ref.rank == f.rank && src_ref.buffer == Buffer::kInput;

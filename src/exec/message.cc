@@ -60,17 +60,17 @@ const MessageSlotHeader* MessageTask::own_slot(uint32_t number) const {
 bool MessageTask::direct_possible(uint64_t& kind, uint64_t& place) const {
   Fabric& f = fabric();
   const transport::Link& link = f.link(message_.peer);
-  if (link.same_process()) {
+  if (link.view().same_process) {
     kind = kAddress;
     place = reinterpret_cast<uint64_t>(message_.data);
     return true;
   }
-  if (link.heap_view() != nullptr && f.in_heap(message_.data)) {
+  if (link.view().heap != nullptr && f.in_heap(message_.data)) {
     kind = kHeapOffset;
     place = static_cast<uint64_t>(message_.data - f.heap);
     return true;
   }
-  if (link.can_read()) {
+  if (link.reads() != nullptr) {
     kind = kAddress;
     place = reinterpret_cast<uint64_t>(message_.data);
     return true;
@@ -124,7 +124,7 @@ Progress MessageTask::send() {
       }
       filled_ = true;
     }
-    if (f.paced[message_.peer] && !f.link(message_.peer).admit(message_class())) {
+    if (f.paced[message_.peer] && !f.link(message_.peer).pace()->admit(message_class())) {
       return any ? Progress::kMoved : Progress::kBlocked;
     }
     filled_ = false;
@@ -140,19 +140,23 @@ Progress MessageTask::fill_slot(uint32_t number, const MessageSlotHeader& header
   Fabric& f = fabric();
   transport::Link& link = f.link(message_.peer);
   const uint64_t offset = f.own->message_offset(f.rank, number % kMessageSlots);
-  if (std::byte* staging = link.message_view(); staging != nullptr) {
+  if (std::byte* staging = link.view().messages; staging != nullptr) {
     auto* h = reinterpret_cast<MessageSlotHeader*>(staging + offset);
     *h = header;
     if (bytes == 0) return Progress::kDone;
     f.kernels->copy(h + 1, message_.data + moved_bytes_, bytes);
-    link.wrote(bytes);
+    if (link.pace() != nullptr) link.pace()->wrote(bytes);
     return Progress::kDone;
   }
   // Blocked puts are called again with the same source: the header is kept where it was.
-  if (!header_there_ && bytes > 0 && !link.may_put(message_class(), bytes)) return Progress::kBlocked;
+  transport::PutTurns* const turns = link.put_turns();
+  if (!header_there_ && bytes > 0 && turns != nullptr && !turns->may_put(message_class(), bytes))
+    return Progress::kBlocked;
   if (!header_there_) {
     header_ = header;
-    const Result<transport::PutState> state = link.put_words(offset, &header_, sizeof(header_));
+    transport::DeviceSide* const device = link.device();
+    const Result<transport::PutState> state = device != nullptr ? device->put_words(offset, &header_, sizeof(header_))
+                                                                : link.put(offset, &header_, sizeof(header_));
     if (!state.ok()) return fail(state.status());
     if (*state != transport::PutState::kDone) return Progress::kBlocked;
     header_there_ = true;
@@ -211,19 +215,20 @@ Progress MessageTask::receive() {
 Progress MessageTask::receive_direct(const MessageSlotHeader& header) {
   Fabric& f = fabric();
   transport::Link& link = f.link(message_.peer);
+  const transport::PeerView& view = link.view();
   const std::byte* from = nullptr;
   auto& reads = f.own->board().progress.reads_message_of;
-  if (link.same_process()) {
+  if (view.same_process) {
     reads.store(message_.peer + 1, std::memory_order_seq_cst);
     if (Status s = still_runs(message_.peer) ? Status() : check_peer_state(*this, message_.peer); !s.ok()) {
       reads.store(0, std::memory_order_release);
       return fail(std::move(s));
     }
   }
-  if (header.kind == kAddress && link.same_process()) from = reinterpret_cast<const std::byte*>(header.place);
-  if (header.kind == kHeapOffset && link.heap_view() != nullptr && message_.bytes <= link.heap_bytes() &&
-      header.place <= link.heap_bytes() - message_.bytes) {
-    from = link.heap_view() + header.place;
+  if (header.kind == kAddress && view.same_process) from = reinterpret_cast<const std::byte*>(header.place);
+  if (header.kind == kHeapOffset && view.heap != nullptr && message_.bytes <= view.heap_bytes &&
+      header.place <= view.heap_bytes - message_.bytes) {
+    from = view.heap + header.place;
   }
   // A sender that gave up in the meantime has its memory back, and what was read of it is worth nothing.
   const auto still_sent = [&] {
@@ -234,14 +239,14 @@ Progress MessageTask::receive_direct(const MessageSlotHeader& header) {
     (message_.bytes > kernels::stream_threshold_bytes() ? f.kernels->copy_stream : f.kernels->copy)(message_.data, from,
                                                                                                     message_.bytes);
     reads.store(0, std::memory_order_release);
-    Status s = link.same_process() ? Status() : still_sent();
+    Status s = view.same_process ? Status() : still_sent();
     return s.ok() ? Progress::kMoved : fail(std::move(s));
   }
-  if (header.kind != kAddress || !link.can_read()) {
+  if (header.kind != kAddress || link.reads() == nullptr) {
     return fail(error(moecclRemoteError, "rank {} announced a message that cannot be reached from rank {}",
                       message_.peer, f.rank));
   }
-  Status s = link.read(header.place, message_.data, message_.bytes);
+  Status s = link.reads()->read(header.place, message_.data, message_.bytes);
   if (s.ok()) s = still_sent();
   return s.ok() ? Progress::kMoved : fail(std::move(s).with_context(format("message from rank {}", message_.peer)));
 }
@@ -250,7 +255,7 @@ void MessageTask::abandon() {
   Fabric& f = fabric();
   f.recorder.end(record_, true);
   const transport::Link& link = f.link(message_.peer);
-  if (!message_.is_send || !link.same_process()) return;
+  if (!message_.is_send || !link.view().same_process) return;
   wait_for_peers([&] { return link.board().progress.reads_message_of.load(std::memory_order_seq_cst) == f.rank + 1; });
 }
 

@@ -294,7 +294,8 @@ class Connector {
   Status reach_hosts() {
     if (hosts_->n() == 1) return {};
     MOECCL_ASSIGN_OR_RETURN(const NetworkResult network,
-                            connect_hosts(*session_, *hosts_, link_key_, config_, *m_.fabric, deadline_));
+                            connect_hosts(*session_, nullptr, *hosts_, link_key_, config_, *m_.fabric, deadline_));
+    network_ = network.network;
     m_.address = network.address;
     node_link_ = network.node_link;
     return {};
@@ -349,6 +350,7 @@ class Connector {
     }
     n.watches = watches_;
     n.hosts = &*hosts_;
+    n.network = network_;
     n.link_key = link_key_;
     n.host_level = m_.host_level;
     n.shape = shape_of(rank_);
@@ -385,6 +387,7 @@ class Connector {
   std::optional<Hosts> hosts_;
   std::unique_ptr<HostSession> host_session_;
   plan::LinkCost node_link_;
+  const transport::Network* network_ = nullptr;  // between hosts
   SymmetricHeap* heap_ = nullptr;
   std::vector<Introduction> all_;
   std::map<uint64_t, uint32_t> processes_;  // identity -> its lowest rank

@@ -342,7 +342,7 @@ class CudaSide::Connector {
     s.n_ranks = n_.n_ranks;
     MOECCL_ASSIGN_OR_RETURN(auto net, transport::cuda_net::CudaNet::create(s));
     f.arrivals = net.get();
-    MOECCL_TRY(connect_hosts(session_, *n_.hosts, n_.cuda_link_key(), *n_.config, f, n_.deadline).status());
+    MOECCL_TRY(connect_hosts(session_, n_.network, *n_.hosts, n_.cuda_link_key(), *n_.config, f, n_.deadline).status());
     net->set_engine(std::move(f.engine));
     for (uint32_t r = 0; r < n_.n_ranks; ++r) {
       if (!n_.hosts->together(r, n_.rank)) f.links[r] = net->wrap(r, std::move(f.links[r]));

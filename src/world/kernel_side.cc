@@ -169,8 +169,9 @@ class Joining {
   // Collective. Connections of its own for the persistent kernel: the proxy may run another operation meanwhile.
   Status connect_network(exec::KernelProxy& proxy) const {
     const bootstrap::Key key = bootstrap::derive_key(n_.cuda_link_key(), "moeccl persistent kernel links");
-    MOECCL_ASSIGN_OR_RETURN(NetworkLinks wires,
-                            connect_network_links(s_.session, *n_.hosts, key, *n_.config, proxy.memory(), n_.deadline));
+    MOECCL_ASSIGN_OR_RETURN(
+        transport::NetworkLinks wires,
+        connect_network_links(s_.session, *n_.network, *n_.hosts, key, *n_.config, proxy.memory(), {}, n_.deadline));
     return proxy.start(std::move(wires.links), std::move(wires.engine));
   }
 

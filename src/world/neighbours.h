@@ -12,6 +12,7 @@
 #include "src/world/config.h"
 #include "src/world/hosts.h"
 #include "transport/shm/segment.h"
+#include "transport/transport.h"
 
 namespace moeccl::comm {
 
@@ -22,9 +23,10 @@ struct Neighbours {
   std::vector<int> pid;                                              // [n_ranks]
   std::vector<std::shared_ptr<const driver::ProcessWatch>> watches;  // [n_ranks], of other processes of this host
   const Hosts* hosts = nullptr;
-  bootstrap::Key link_key = {};        // of the communicator
-  int host_level = -1;                 // of the tree: its groups are hosts
-  transport::shm::SegmentShape shape;  // of this rank; the others' differ in the rank only
+  const transport::Network* network = nullptr;  // between hosts; null: there is one host
+  bootstrap::Key link_key = {};                 // of the communicator
+  int host_level = -1;                          // of the tree: its groups are hosts
+  transport::shm::SegmentShape shape;           // of this rank; the others' differ in the rank only
   const Config* config = nullptr;
   const plan::LevelTree* tree = nullptr;
   Deadline deadline;

@@ -1,109 +1,158 @@
 #include "src/world/network.h"
 
 #include <algorithm>
-#include <map>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
+#include "src/base/wire.h"
 #include "src/bootstrap/handshake.h"
 #include "src/driver/interface.h"
-#include "transport/tcp/mesh.h"
-#include "transport/tcp/tcp_engine.h"
+#include "transport/common/rails.h"
 
 namespace moeccl::comm {
 namespace {
 
-using transport::tcp::Nic;
+using transport::Endpoint;
+using transport::Network;
+using transport::NetworkLinks;
+using transport::NetworkOptions;
 
-// Until somebody measures: a small message between two Linux hosts takes some 25 us, and TCP carries 95.5 % of the
-// line's rate in frames of 1500 bytes (docs/tcp.md). An interface that does not know its rate counts as 10 Gbit/s.
-constexpr double kAlphaNs = 25'000;
-constexpr double kPayload = 0.955;
-constexpr int64_t kUnknownMbit = 10'000;
 constexpr int64_t kNewsMs = 200;
+constexpr std::string_view kPlugin = "plugin";
 
-std::string without_port(const driver::SocketAddress& a) {
-  const std::string text = a.str();
-  return text.substr(0, text.rfind(':'));
+NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts, uint32_t rank,
+                          const bootstrap::Key& key, const Config& config, Deadline deadline) {
+  NetworkOptions o;
+  o.rank = rank;
+  o.host_of = hosts.host_of;
+  o.key = bootstrap::derive_key(key, "moeccl links");
+  o.timeout_ms = config.timeout_ms;
+  o.news = session.news_fd();
+  o.deadline = deadline;
+  o.one_machine = !env().host_id.empty();
+  const std::string& wanted = env().net;
+  if (wanted.starts_with(kPlugin) && wanted.size() > kPlugin.size()) o.plugin = wanted.substr(kPlugin.size() + 1);
+  return o;
 }
 
-// A host's uplink is the sum of its interfaces; of unequal hosts the slowest counts.
-plan::LinkCost node_link(const Hosts& hosts, const std::vector<std::vector<Nic>>& nics) {
-  int64_t slowest = 0;
-  for (const auto& members : hosts.members) {
-    int64_t rate = 0;
-    for (const Nic& n : nics[members[0]]) rate += n.mbit_per_s;
-    if (rate == 0) rate = kUnknownMbit;
-    slowest = slowest == 0 ? rate : std::min(slowest, rate);
+// MOECCL_NET: "", a name of the list, or "plugin:NAME".
+bool wanted(const Network& network) {
+  const std::string& text = env().net;
+  return text.empty() || text == network.name || (text.starts_with("plugin:") && network.name == kPlugin);
+}
+
+Result<NetworkLinks> connect_endpoint(bootstrap::Session& session, Endpoint& endpoint,
+                                      const transport::LocalMemory& memory, std::span<const transport::Region> regions,
+                                      Deadline deadline) {
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<std::byte> mine, endpoint.offer());
+  MOECCL_ASSIGN_OR_RETURN(const auto offers, session.all_gather(mine, deadline));
+  Result<NetworkLinks> links = endpoint.connect(memory, regions, offers);
+  // A connection breaks before the meeting point says whose fault it is.
+  if (!links.ok() && links.status().code() == moecclRemoteError) MOECCL_TRY(session.news(kNewsMs));
+  return links;
+}
+
+// What one rank can use.
+struct Usable {
+  uint64_t mask = 0;  // by position in networks()
+  std::string why;    // the reasons against the others
+};
+
+struct Chosen {
+  const Network* network = nullptr;
+  std::unique_ptr<Endpoint> endpoint;
+  std::string why;
+};
+
+// Opens what this rank has; the first network that all ranks have is taken.
+Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions& options) {
+  const std::span<const Network> all = transport::networks();
+  std::vector<std::unique_ptr<Endpoint>> open(all.size());
+  Usable mine;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!wanted(all[i])) continue;
+    const bool last = i + 1 == all.size();
+    // What is taken when nothing else works is opened only then: its failure is the communicator's.
+    Status status = last ? Status() : contained([&]() -> Status {
+      if (const transport::Probe probe = all[i].probe(); !probe.usable)
+        return error(moecclUnsupported, "{}", probe.why_not);
+      MOECCL_ASSIGN_OR_RETURN(open[i], all[i].open(options));
+      return {};
+    });
+    if (status.ok()) {
+      mine.mask |= uint64_t{1} << i;
+    } else {
+      mine.why += format("{}{}: {}", mine.why.empty() ? "" : "; ", all[i].name, status.message());
+    }
   }
-  return {kAlphaNs, static_cast<double>(slowest) * kPayload / 8000};
+  mine.why.resize(std::min<size_t>(mine.why.size(), 1000));
+  Writer out;
+  out.u64(mine.mask);
+  out.string(mine.why);
+  MOECCL_ASSIGN_OR_RETURN(const auto blobs, session.all_gather(out.view(), options.deadline));
+  Chosen chosen;
+  uint64_t common = ~uint64_t{0};
+  for (uint32_t r = 0; r < blobs.size(); ++r) {
+    Reader in(blobs[r]);
+    Usable theirs{in.u64(), in.string(1000)};
+    if (!in.done()) return error(moecclRemoteError, "rank {} sent a list of networks that this MoECCL cannot read", r);
+    common &= theirs.mask;
+    if (!theirs.why.empty() && chosen.why.empty()) chosen.why = format("rank {} has no {}", r, theirs.why);
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    if ((common >> i & 1) == 0) continue;
+    chosen.network = &all[i];
+    chosen.endpoint = std::move(open[i]);
+    return chosen;
+  }
+  return error(moecclUnsupported, "MOECCL_NET is \"{}\", but {}: unset it to use what all ranks have", env().net,
+               chosen.why.empty() ? "the ranks have no such network in common" : chosen.why);
+}
+
+// Where ranks of other hosts can meet this one, whatever carries the data.
+Result<std::string> meeting_address() {
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> interfaces, driver::interfaces());
+  MOECCL_ASSIGN_OR_RETURN(const auto nics, transport::choose_nics(interfaces, env().socket_ifname));
+  const std::string text = nics[0].address.str();
+  return text.substr(0, text.rfind(':'));
 }
 
 }  // namespace
 
-Result<NetworkLinks> connect_network_links(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,
-                                           const Config& config, const transport::LocalMemory& memory,
-                                           Deadline deadline) {
-  const uint32_t rank = memory.rank, n_ranks = static_cast<uint32_t>(hosts.host_of.size());
-  MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> interfaces, driver::interfaces());
-  MOECCL_ASSIGN_OR_RETURN(std::vector<Nic> chosen, transport::tcp::choose_nics(interfaces, env().socket_ifname));
-  transport::tcp::MeshOptions options;
-  options.rank = rank;
-  options.n_ranks = n_ranks;
-  options.key = bootstrap::derive_key(key, "moeccl links");
-  options.lost_after_ms = config.timeout_ms;
-  options.streams_per_rail = env().socket_streams;
-  options.congestion = env().socket_congestion;
-  options.one_machine = !env().host_id.empty();
-  options.news = session.news_fd();
-  options.deadline = deadline;
-  MOECCL_ASSIGN_OR_RETURN(const auto mesh, transport::tcp::Mesh::listen(options, std::move(chosen)));
-  Writer mine;
-  transport::tcp::write_nics(mesh->nics(), mine);
-  MOECCL_ASSIGN_OR_RETURN(const auto blobs, session.all_gather(mine.view(), deadline));
-  std::vector<std::vector<Nic>> nics;
-  std::map<uint32_t, std::vector<Nic>> others;
-  for (uint32_t r = 0; r < n_ranks; ++r) {
-    Reader in(blobs[r]);
-    nics.push_back(transport::tcp::read_nics(in));
-    if (!in.done() || nics.back().empty()) {
-      return error(moecclRemoteError, "rank {} sent a list of interfaces that this MoECCL cannot read", r);
-    }
-    if (!hosts.together(r, rank)) others.emplace(r, nics.back());
-  }
-  Result<std::vector<transport::tcp::TcpPeer>> connected = mesh->connect(others);
-  if (!connected.ok()) {
-    // A connection breaks before the meeting point says whose fault it is.
-    if (connected.status().code() == moecclRemoteError) MOECCL_TRY(session.news(kNewsMs));
-    return std::move(connected).status();
-  }
-  std::vector<transport::tcp::TcpPeer> peers = std::move(*connected);
-  NetworkLinks wires;
-  wires.memory = memory;
-  MOECCL_ASSIGN_OR_RETURN(auto made, transport::tcp::TcpEngine::create());
-  auto* const engine = made.get();
-  wires.engine = std::move(made);  // also when what follows fails it ends before its links
-  wires.links.resize(n_ranks);
-  for (transport::tcp::TcpPeer& p : peers) {
-    const uint32_t other = p.rank;
-    log(LogLevel::kInfo, "rank {} reaches rank {} at {} over {} TCP connections", rank, other, p.where,
-        p.streams.size());
-    MOECCL_ASSIGN_OR_RETURN(wires.links[other], engine->add(memory, std::move(p)));
-  }
-  MOECCL_TRY(engine->start());
-  wires.result = NetworkResult{without_port(mesh->nics()[0].address), node_link(hosts, nics)};
-  return wires;
+Result<NetworkLinks> connect_network_links(bootstrap::Session& session, const Network& network, const Hosts& hosts,
+                                           const bootstrap::Key& key, const Config& config,
+                                           const transport::LocalMemory& memory,
+                                           std::span<const transport::Region> regions, Deadline deadline) {
+  MOECCL_ASSIGN_OR_RETURN(const auto endpoint,
+                          network.open(options_of(session, hosts, memory.rank, key, config, deadline)));
+  return connect_endpoint(session, *endpoint, memory, regions, deadline);
 }
 
-Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Hosts& hosts, const bootstrap::Key& key,
-                                    const Config& config, exec::Fabric& fabric, Deadline deadline) {
+Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* network, const Hosts& hosts,
+                                    const bootstrap::Key& key, const Config& config, exec::Fabric& fabric,
+                                    Deadline deadline) {
   transport::LocalMemory memory = fabric.own->memory(fabric.rank);
   memory.arrivals = fabric.arrivals;
-  MOECCL_ASSIGN_OR_RETURN(NetworkLinks wires, connect_network_links(session, hosts, key, config, memory, deadline));
+  const NetworkOptions options = options_of(session, hosts, fabric.rank, key, config, deadline);
+  Chosen chosen;
+  if (network == nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(chosen, choose_network(session, options));
+    network = chosen.network;
+    log(LogLevel::kInfo, "rank {}: network {} between hosts{}{}", fabric.rank, network->name,
+        chosen.why.empty() ? "" : "; ", chosen.why);
+  }
+  if (chosen.endpoint == nullptr) {
+    MOECCL_ASSIGN_OR_RETURN(chosen.endpoint, network->open(options));
+  }
+  std::vector<transport::Region> regions;
+  if (fabric.heap != nullptr) regions.push_back({fabric.heap, fabric.heap_bytes});
+  MOECCL_ASSIGN_OR_RETURN(NetworkLinks wires, connect_endpoint(session, *chosen.endpoint, memory, regions, deadline));
   for (uint32_t r = 0; r < fabric.n_ranks; ++r)
     if (wires.links[r] != nullptr) fabric.links[r] = std::move(wires.links[r]);
   fabric.engine = std::move(wires.engine);
-  return wires.result;
+  NetworkResult result{network, std::move(chosen.why), {}, {wires.alpha_ns, wires.bytes_per_ns}};
+  MOECCL_ASSIGN_OR_RETURN(result.address, meeting_address());
+  return result;
 }
 
 }  // namespace moeccl::comm

@@ -19,7 +19,7 @@ class TcpFabrics {
                       transport::Arrivals* arrivals = nullptr) {
     using transport::tcp::Mesh;
     std::vector<std::unique_ptr<Mesh>> meshes;
-    std::vector<std::vector<transport::tcp::Nic>> nics;
+    std::vector<std::vector<transport::Nic>> nics;
     for (uint32_t r = 0; r < n; ++r) {
       transport::tcp::MeshOptions o;
       o.rank = r;
@@ -29,7 +29,7 @@ class TcpFabrics {
       o.streams_per_rail = streams;
       o.deadline = Deadline::after_ms(20'000);
       // 127.0.0.r + 1: an address that is the rank's own, as its host's would be.
-      transport::tcp::Nic nic{"lo", *driver::parse_ip_address(format("127.0.0.{}", r + 1)), 8, 0};
+      transport::Nic nic{"lo", *driver::parse_ip_address(format("127.0.0.{}", r + 1)), 8, 0};
       meshes.push_back(std::move(*Mesh::listen(o, {nic})));
       nics.emplace_back(meshes.back()->nics().begin(), meshes.back()->nics().end());
     }
@@ -62,8 +62,8 @@ class TcpFabrics {
     return f;
   }
   static Status connect(transport::tcp::Mesh& mesh, exec::Fabric& f,
-                        const std::vector<std::vector<transport::tcp::Nic>>& nics) {
-    std::map<uint32_t, std::vector<transport::tcp::Nic>> others;
+                        const std::vector<std::vector<transport::Nic>>& nics) {
+    std::map<uint32_t, std::vector<transport::Nic>> others;
     for (uint32_t p = 0; p < f.n_ranks; ++p) {
       if (p != f.rank) others[p] = nics[p];
     }

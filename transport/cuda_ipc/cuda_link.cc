@@ -45,8 +45,13 @@ Result<cuda::IpcHandle> export_memory(cuda::Context context, const std::byte* da
   return handle;
 }
 
-Status CudaLink::read(uint64_t, void*, size_t) {
-  return error(moecclInternalError, "a CUDA link was asked to read a peer's private memory");
+CudaLink::CudaLink(std::unique_ptr<Link> words, CudaPeer peer) : words_(std::move(words)), peer_(std::move(peer)) {
+  peer_words_ = {&words_->board(), {&words_->block(0), &words_->block(1)}};
+  // No outboxes: those are the host's.
+  view_.staging = peer_.staging;
+  view_.messages = words_->view().staging;
+  view_.same_process = peer_.direct;
+  view_.signals = words_->view().signals;
 }
 
 Result<PutState> CudaLink::put(uint64_t offset, const void* src, size_t bytes) {
@@ -59,7 +64,7 @@ Result<PutState> CudaLink::put(uint64_t offset, const void* src, size_t bytes) {
 Status CudaLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
   // The stream's store is preceded by a fence for the whole system; it pairs with the acquire load of `word` in
   // Execution::wait() on the peer's proxy, which launches what reads the data only then.
-  const SignalLine* line = words_->signal_line(sig);
+  const SignalLine* line = &view_.signals[sig];
   return cuda::check(cuda::driver()->cuStreamWriteValue64_v2(peer_.stream, reinterpret_cast<cuda::Pointer>(&line->word),
                                                              static_cast<uint64_t>(tag) << 32 | number, 0),
                      "a signal from the stream");

@@ -39,23 +39,11 @@ struct CudaPeer {
 
 class CudaLink final : public Link {
  public:
-  CudaLink(std::unique_ptr<Link> words, CudaPeer peer) : words_(std::move(words)), peer_(std::move(peer)) {}
+  CudaLink(std::unique_ptr<Link> words, CudaPeer peer);
 
   const char* name() const override { return peer_.direct ? "cuda thread" : "cuda"; }
-  const Board& board() const override { return words_->board(); }
-  const BlockWord& block(uint64_t seq) const override { return words_->block(seq); }
-  std::byte* staging_view() const override { return peer_.staging; }
-  std::byte* message_view() const override { return words_->staging_view(); }
-  const Outbox* outbox(uint64_t) const override { return nullptr; }  // those are the host's
-  std::byte* heap_view() const override { return nullptr; }
-  size_t heap_bytes() const override { return 0; }
-  bool same_process() const override { return peer_.direct; }
-  bool can_read() const override { return false; }
-  Status read(uint64_t address, void* dst, size_t bytes) override;
   Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
-  void wrote(size_t bytes) override { (void)bytes; }
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
-  SignalLine* signal_line(uint32_t sig) override { return words_->signal_line(sig); }
   Status check_peer() override { return words_->check_peer(); }
 
  private:

@@ -121,7 +121,8 @@ bool CudaNet::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
   return true;
 }
 
-Status CudaNet::settle(uint32_t rank) {
+Status CudaNet::settle(uint32_t rank, Link& link) {
+  if (OneSidedArrivals* one_sided = link.one_sided(); one_sided != nullptr) MOECCL_TRY(one_sided->catch_up());
   {
     const std::lock_guard lock(mutex_);
     if (arrived_[rank].empty()) return {};
@@ -133,6 +134,13 @@ Status CudaNet::settle(uint32_t rank) {
                     "a copy of what the network brought to the device"));
   }
   return {};
+}
+
+CudaNetLink::CudaNetLink(CudaNet& net, uint32_t rank, std::unique_ptr<Link> link)
+    : net_(net), rank_(rank), link_(std::move(link)), name_(std::string("cuda over ") + link_->name()) {
+  peer_words_ = {&link_->board(), {&link_->block(0), &link_->block(1)}};
+  parts_.rooms = this;
+  parts_.device = this;
 }
 
 void CudaNetLink::push(const Waiting& w) {

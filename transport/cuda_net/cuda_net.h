@@ -72,7 +72,7 @@ class CudaNet final : public Engine, public Arrivals {
   bool idle() const;
   bool failed() const { return s_.own.board->health.state.load(std::memory_order_acquire) != 0; }
   Status copy(std::byte* dst, const std::byte* src, size_t bytes, const char* what);
-  Status settle(uint32_t rank);
+  Status settle(uint32_t rank, Link& link);
   void drop();  // of a rank that has failed: nothing more leaves it
 
   Staging s_;
@@ -91,36 +91,23 @@ class CudaNet final : public Engine, public Arrivals {
   std::unique_ptr<Engine> inner_;            // first to be destroyed: it may still send from the bounce memory
 };
 
-class CudaNetLink final : public Link {
+class CudaNetLink final : public Link, private Rooms, private DeviceSide {
  public:
-  CudaNetLink(CudaNet& net, uint32_t rank, std::unique_ptr<Link> link)
-      : net_(net), rank_(rank), link_(std::move(link)), name_(std::string("cuda over ") + link_->name()) {}
+  CudaNetLink(CudaNet& net, uint32_t rank, std::unique_ptr<Link> link);
 
   const char* name() const override { return name_.c_str(); }
-  const Board& board() const override { return link_->board(); }
-  const Outbox* outbox(uint64_t) const override { return nullptr; }
-  const BlockWord& block(uint64_t seq) const override { return link_->block(seq); }
-  std::byte* staging_view() const override { return nullptr; }
-  std::byte* heap_view() const override { return nullptr; }
-  size_t heap_bytes() const override { return 0; }
-  bool same_process() const override { return false; }
-  bool can_read() const override { return false; }
-  Status read(uint64_t address, void* dst, size_t bytes) override { return link_->read(address, dst, bytes); }
   // src: what the device reads. Done when the stream has been given the copy.
   Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
-  Result<PutState> put_words(uint64_t offset, const void* src, size_t bytes) override;
-  bool makes_room() const override { return true; }
-  std::byte* room(size_t bytes) override;
-  Status settle() override { return net_.settle(rank_); }
-  bool sent_all() const override { return first_ == waiting_.size(); }
-  void wrote(size_t) override {}
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
-  SignalLine* signal_line(uint32_t) override { return nullptr; }
   Status check_peer() override { return link_->check_peer(); }
   int64_t unacknowledged_ms() override { return link_->unacknowledged_ms(); }
 
  private:
   friend class CudaNet;
+  std::byte* room(size_t bytes) override;
+  Result<PutState> put_words(uint64_t offset, const void* src, size_t bytes) override;
+  Status settle() override { return net_.settle(rank_, *link_); }
+  bool sent_all() const override { return first_ == waiting_.size(); }
   // A put, or a signal (src is null), that may go when the stream has stored `ticket`.
   struct Waiting {
     uint64_t ticket = 0;

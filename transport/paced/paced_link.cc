@@ -6,6 +6,17 @@
 #include "transport/paced/arbiter.h"
 
 namespace moeccl::transport::paced {
+
+PacedLink::PacedLink(std::unique_ptr<Link> inner, const PacedUplinks& uplinks)
+    : inner_(std::move(inner)), uplinks_(uplinks) {
+  peer_words_ = {&inner_->board(), {&inner_->block(0), &inner_->block(1)}};
+  // Not the heap, nor the addresses of a thread: direct reads would bypass the pace.
+  view_.staging = inner_->view().staging;
+  view_.messages = inner_->view().messages;
+  view_.signals = inner_->view().signals;
+  parts_.pace = this;
+}
+
 Result<PutState> PacedLink::put(uint64_t offset, const void* src, size_t bytes) {
   MOECCL_ASSIGN_OR_RETURN(const PutState state, inner_->put(offset, src, bytes));
   if (state == PutState::kDone) unsignalled_bytes_ += bytes;
@@ -39,8 +50,8 @@ Status PacedLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
     crossing_ = {arrived - duration, arrived};
   }
   unsignalled_bytes_ = 0;
-  inner_->signal_line(sig)->visible_ns[number % kVisibleRing].store(
-      arrived + static_cast<int64_t>(uplinks_.cost.alpha_ns), std::memory_order_relaxed);
+  view_.signals[sig].visible_ns[number % kVisibleRing].store(arrived + static_cast<int64_t>(uplinks_.cost.alpha_ns),
+                                                             std::memory_order_relaxed);
   return inner_->signal(sig, number, tag);
 }
 

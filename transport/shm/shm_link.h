@@ -22,28 +22,18 @@ struct ShmPeer {
   bool can_read = false;                                // process_vm_readv was tried and works
 };
 
-class ShmLink final : public Link {
+class ShmLink final : public Link, private Reads {
  public:
-  explicit ShmLink(ShmPeer peer) : peer_(std::move(peer)) {}
+  explicit ShmLink(ShmPeer peer);
 
   const char* name() const override { return peer_.same_process ? "thread" : "shm"; }
-  const Board& board() const override { return peer_.segment->board(); }
-  const Outbox* outbox(uint64_t seq) const override { return peer_.segment->outbox(seq); }
-  const BlockWord& block(uint64_t seq) const override { return peer_.segment->blocks(seq)[peer_.own_rank]; }
-  std::byte* staging_view() const override { return peer_.segment->staging(); }
-  std::byte* heap_view() const override { return peer_.heap; }
-  size_t heap_bytes() const override { return peer_.heap_bytes; }
-  bool same_process() const override { return peer_.same_process; }
-  bool can_read() const override { return peer_.can_read; }
-  Status read(uint64_t address, void* dst, size_t bytes) override;
   Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
-  void wrote(size_t bytes) override { (void)bytes; }
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
   Status check_peer() override;
 
-  SignalLine* signal_line(uint32_t sig) override { return &peer_.segment->signal(peer_.own_rank, sig); }
-
  private:
+  Status read(uint64_t address, void* dst, size_t bytes) override;
+
   ShmPeer peer_;
 };
 

@@ -10,7 +10,7 @@
 #include "src/base/clock.h"
 #include "src/bootstrap/handshake.h"
 #include "src/bootstrap/unique_id.h"
-#include "transport/tcp/rails.h"
+#include "transport/common/rails.h"
 #include "transport/tcp/tcp_link.h"
 
 namespace moeccl::transport::tcp {

@@ -179,11 +179,6 @@ void TcpEngine::tell_boards() {
   }
 }
 
-PutOrder& process_put_order() {
-  static PutOrder order;
-  return order;
-}
-
 void TcpEngine::operation(uint32_t traffic_class, bool begins_now) {
   const uint32_t c = order_class(traffic_class);
   running_[c].fetch_add(begins_now ? 1 : -1, std::memory_order_relaxed);

@@ -14,7 +14,7 @@
 
 #include "src/driver/poller.h"
 #include "src/driver/process.h"
-#include "transport/tcp/put_order.h"
+#include "transport/common/put_order.h"
 #include "transport/tcp/tcp_link.h"
 
 namespace moeccl::transport::tcp {

@@ -34,10 +34,9 @@ Status protocol_error(uint32_t rank, const char* what) {
 TcpLink::TcpLink(const LocalMemory& own, TcpPeer peer, TcpEngine& engine)
     : own_(own), peer_(std::move(peer)), engine_(engine), board_(std::make_unique<Board>()) {
   // Value-initialised: all words are 0, as in a new segment.
-}
-
-Status TcpLink::read(uint64_t, void*, size_t) {
-  return error(moecclInternalError, "rank {}'s memory cannot be read over TCP", peer_.rank);
+  peer_words_ = {board_.get(), {&blocks_[0], &blocks_[1]}};
+  parts_.landings = this;
+  parts_.put_turns = this;
 }
 
 void TcpLink::lose(const Status& why) noexcept {

@@ -25,36 +25,25 @@ struct TcpPeer {
   bool may_change_congestion = false;  // MOECCL_SOCKET_CONGESTION does not say which
 };
 
-class TcpLink final : public Link {
+class TcpLink final : public Link, private Landings, private PutTurns {
  public:
   TcpLink(const LocalMemory& own, TcpPeer peer, TcpEngine& engine);
 
   const char* name() const override { return "tcp"; }
-  const Board& board() const override { return *board_; }
-  const BlockWord& block(uint64_t seq) const override { return blocks_[seq % 2]; }
-  const Outbox* outbox(uint64_t) const override { return nullptr; }
-  std::byte* staging_view() const override { return nullptr; }
-  std::byte* heap_view() const override { return nullptr; }
-  size_t heap_bytes() const override { return 0; }
-  bool same_process() const override { return false; }
-  bool can_read() const override { return false; }
-  Status read(uint64_t address, void* dst, size_t bytes) override;
   Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
-  bool may_put(uint32_t traffic_class, size_t bytes) override;
-  void wrote(size_t) override {}
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
-  SignalLine* signal_line(uint32_t) override { return nullptr; }
   // A connection that broke while the peer took part; not one that ended when the peer had left.
   Status check_peer() override;
   int64_t unacknowledged_ms() override;
-  // Where the whole range comes as one put of one connection; with several connections puts are cut.
-  void land(uint64_t offset, size_t bytes, std::byte* dst) override;
-  bool landed(uint64_t offset) override;
-  void land_nothing() override;
 
  private:
   friend class TcpEngine;
 
+  bool may_put(uint32_t traffic_class, size_t bytes) override;
+  // Where the whole range comes as one put of one connection; with several connections puts are cut.
+  void land(uint64_t offset, size_t bytes, std::byte* dst) override;
+  bool landed(uint64_t offset) override;
+  void land_nothing() override;
   Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes);
   // All below under the engine's lock.
   void lose(const Status& why) noexcept;

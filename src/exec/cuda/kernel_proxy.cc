@@ -293,6 +293,8 @@ bool KernelProxy::collect() {
       flags.push_back({done_[p], 0, p});
     }
     if (flags.empty()) continue;
+    // A link that failed brings nothing more; the operation hears of it from links of its own.
+    if (auto* const one_sided = links_[p]->one_sided(); one_sided != nullptr) (void)one_sided->catch_up();
     {
       const std::lock_guard lock(mutex_);
       taken_.clear();

@@ -77,7 +77,7 @@ class MemoryCircles {
 // The lowest rank of this process.
 uint32_t head_of(const Fabric& f) {
   for (uint32_t r = 0; r < f.rank; ++r)
-    if (f.link(r).same_process()) return r;
+    if (f.link(r).view().same_process) return r;
   return f.rank;
 }
 
@@ -495,7 +495,7 @@ void KernelTask::abandon() {
     };
     if (running(f.own->board())) return true;
     for (uint32_t p = 0; p < f.n_ranks; ++p)
-      if (p != f.rank && f.link(p).same_process() && running(f.link(p).board())) return true;
+      if (p != f.rank && f.link(p).view().same_process && running(f.link(p).board())) return true;
     return false;
   });
 }

@@ -30,7 +30,9 @@ class StreamTask final : public Task {
            (ended_ ? ", which waits for what its stream was given before" : "");
   }
   bool needs(uint32_t peer) const override {
-    return inner_->needs(peer) && !(ended_ && fabric().link(peer).sent_all());
+    if (!inner_->needs(peer)) return false;
+    const transport::DeviceSide* const device = ended_ ? fabric().link(peer).device() : nullptr;
+    return !ended_ || (device != nullptr && !device->sent_all());
   }
   void abandon() override {
     inner_->stop();

@@ -131,7 +131,7 @@ TEST(Doctor, PairsGetWhatTheyCan) {
   EXPECT_TRUE(choose({.same_process = true}).why_not_better.empty());
   EXPECT_NE(choose({.reads_allowed = true}).transport.find("one copy"), std::string::npos);
   EXPECT_NE(choose({}).transport.find("two copies"), std::string::npos);
-  EXPECT_EQ(choose({.same_host = false, .reads_allowed = true}).transport, "TCP");
+  EXPECT_EQ(choose({.same_host = false, .reads_allowed = true}).transport, "no network");
   const auto on_gpus = [](PairFacts facts) {
     facts.gpus = true;
     return choose_transport(facts);
@@ -140,8 +140,8 @@ TEST(Doctor, PairsGetWhatTheyCan) {
   EXPECT_NE(on_gpus({.path = {}, .same_gpu = true}).transport.find("device memory, on one GPU"), std::string::npos);
   EXPECT_NE(on_gpus({}).transport.find("staged in page-locked host memory"), std::string::npos);
   EXPECT_NE(on_gpus({}).why_not_better.find("no peer access"), std::string::npos);
-  const TransportChoice away = on_gpus({.path = {.same_host = false}});
-  EXPECT_EQ(away.transport, "TCP (CUDA memory through page-locked memory of both hosts)");
+  const TransportChoice away = on_gpus({.path = {.same_host = false}, .network = "tcp over eth0"});
+  EXPECT_EQ(away.transport, "tcp over eth0 (CUDA memory through page-locked memory of both hosts)");
   EXPECT_NE(away.why_not_better.find("registers device memory with a NIC"), std::string::npos);
 }
 
@@ -149,10 +149,14 @@ TEST(Doctor, SaysHowOtherHostsAreReached) {
   Discovery d;
   d.graph = fixture("sub_numa");
   const driver::HostLimits l = good_limits();
-  const std::string page = doctor_page({&d, &l, 2, false, std::string("eth0 (25 Gbit/s)")});
-  EXPECT_NE(page.find("ranks of other hosts: TCP over eth0 (25 Gbit/s)"), std::string::npos) << page;
-  const std::string alone = doctor_page({&d, &l, 2, false, error(moecclUnsupported, "only loopback is up")});
-  EXPECT_NE(alone.find("ranks of other hosts: none can be reached: only loopback is up"), std::string::npos) << alone;
+  const std::vector<NetworkFacts> both = {{"verbs", false, "no device"}, {"tcp", true, "eth0 (25 Gbit/s)"}};
+  const std::string page = doctor_page({&d, &l, 2, false, both});
+  EXPECT_NE(page.find("ranks of other hosts: tcp over eth0 (25 Gbit/s)\n        not verbs: no device\n"),
+            std::string::npos)
+      << page;
+  const std::string alone = doctor_page({&d, &l, 2, false, {{"tcp", false, "only loopback is up"}}});
+  EXPECT_NE(alone.find("ranks of other hosts: no network\n        not tcp: only loopback is up\n"), std::string::npos)
+      << alone;
 }
 
 TEST(Doctor, PortsThatCannotRunAtTheirRate) {

@@ -9,7 +9,7 @@ TEST(PairPath, TakesTheShortestThatIsAllowed) {
   EXPECT_EQ(path_between({.same_process = true}), PairPath::kThreads);
   EXPECT_EQ(path_between({.reads_allowed = true}), PairPath::kReads);
   EXPECT_EQ(path_between({}), PairPath::kStaging);
-  EXPECT_EQ(path_between({.same_host = false, .same_process = true, .reads_allowed = true}), PairPath::kTcp);
+  EXPECT_EQ(path_between({.same_host = false, .same_process = true, .reads_allowed = true}), PairPath::kNetwork);
 }
 
 TEST(PairPath, PlansCountOnWhatAllPairsHave) {

@@ -35,7 +35,7 @@ TEST(PacedLink, SignalIsVisibleWhenItsBytesHaveCrossed) {
   Cluster c;
   PacedLink link = c.link(0, 2);
   const int64_t start = now_ns();
-  link.wrote(1'000'000);
+  link.pace()->wrote(1'000'000);
   ASSERT_TRUE(link.signal(0, 1, 0).ok());
   const int64_t end = now_ns();
   EXPECT_GE(c.visible(0, 2, 1) - start, 1'050'000);
@@ -46,8 +46,8 @@ TEST(PacedLink, RanksOfAGroupShareItsUplink) {
   Cluster c;
   PacedLink first = c.link(0, 2), second = c.link(1, 2);
   const int64_t start = now_ns();
-  first.wrote(1'000'000);
-  second.wrote(1'000'000);
+  first.pace()->wrote(1'000'000);
+  second.pace()->wrote(1'000'000);
   ASSERT_TRUE(first.signal(0, 1, 0).ok());
   ASSERT_TRUE(second.signal(0, 1, 0).ok());
   EXPECT_GE(c.visible(1, 2, 1) - start, 2'050'000);
@@ -57,8 +57,8 @@ TEST(PacedLink, DirectionsAreIndependent) {
   Cluster c;
   PacedLink there = c.link(0, 2), back = c.link(2, 0);
   const int64_t start = now_ns();
-  there.wrote(1'000'000);
-  back.wrote(1'000'000);
+  there.pace()->wrote(1'000'000);
+  back.pace()->wrote(1'000'000);
   ASSERT_TRUE(there.signal(0, 1, 0).ok());
   ASSERT_TRUE(back.signal(0, 1, 0).ok());
   EXPECT_GE(c.visible(2, 0, 1) - start, 1'050'000);
@@ -78,29 +78,29 @@ TEST(PacedLink, SignalWithoutBytesTakesTheLatencyAlone) {
 TEST(PacedLink, ClassesOfSeveralCommunicatorsTakeTurns) {
   Cluster c;
   PacedLink low = c.link(0, 2), high = c.link(1, 2);
-  low.wrote(100'000'000);
-  EXPECT_TRUE(low.admit(0)) << "an uplink of one communicator alone is never closed";
+  low.pace()->wrote(100'000'000);
+  EXPECT_TRUE(low.pace()->admit(0)) << "an uplink of one communicator alone is never closed";
   for (const uint32_t group : {0, 2}) c.segments[group]->pace(0).shared.store(1);
-  ASSERT_TRUE(low.admit(0));
+  ASSERT_TRUE(low.pace()->admit(0));
   ASSERT_TRUE(low.signal(0, 1, 0).ok());  // 100 ms of the uplink
-  low.wrote(1'000'000);
-  high.wrote(1'000'000);
-  EXPECT_FALSE(low.admit(0));
-  EXPECT_FALSE(high.admit(6));
-  for (int64_t asked = now_ns(); !high.admit(6); asked = now_ns()) {
-    const bool low_goes = low.admit(0);
+  low.pace()->wrote(1'000'000);
+  high.pace()->wrote(1'000'000);
+  EXPECT_FALSE(low.pace()->admit(0));
+  EXPECT_FALSE(high.pace()->admit(6));
+  for (int64_t asked = now_ns(); !high.pace()->admit(6); asked = now_ns()) {
+    const bool low_goes = low.pace()->admit(0);
     if (now_ns() - asked >= kClaim_ns) GTEST_SKIP() << "this thread stood still for longer than a claim holds";
     EXPECT_FALSE(low_goes);
   }
   ASSERT_TRUE(high.signal(0, 1, 0).ok());
   // The window, its bytes, the latency.
   EXPECT_LE(c.visible(1, 2, 1) - now_ns(), 1'000'000 + 1'000'000 + 50'000);
-  while (!low.admit(0)) {
+  while (!low.pace()->admit(0)) {
   }
   ASSERT_TRUE(low.signal(0, 2, 0).ok());
   EXPECT_GT(c.visible(0, 2, 2), c.visible(1, 2, 1));
   PacedLink empty = c.link(0, 2);
-  EXPECT_TRUE(empty.admit(0)) << "a signal without bytes takes nothing of the uplink";
+  EXPECT_TRUE(empty.pace()->admit(0)) << "a signal without bytes takes nothing of the uplink";
 }
 
 }  // namespace

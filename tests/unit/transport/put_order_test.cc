@@ -1,5 +1,5 @@
 // The order in which a process's communicators put on TCP links: on a clock of our own, then over loopback.
-#include "transport/tcp/put_order.h"
+#include "transport/common/put_order.h"
 
 #include <gtest/gtest.h>
 
@@ -12,11 +12,11 @@
 namespace moeccl::tests {
 namespace {
 
+using transport::kFirstRate;
+using transport::kQuiet_ns;
+using transport::kShare;
+using transport::PutOrder;
 using transport::PutState;
-using transport::tcp::kFirstRate;
-using transport::tcp::kQuiet_ns;
-using transport::tcp::kShare;
-using transport::tcp::PutOrder;
 
 constexpr uint32_t kLow = 0, kMiddle = 2, kHigh = 4;
 constexpr uint64_t kChunk = 1 << 20;
@@ -102,7 +102,7 @@ TEST(TcpLane, OverLoopbackTheUrgentOperationHasTheLineToItself) {
     use.begin(f.engine.get(), kLow);
     f.engine->begin();
     while (!stop) {
-      if (!f.link(1).may_put(kLow, kPut)) {
+      if (!f.link(1).put_turns()->may_put(kLow, kPut)) {
         ++held;
         f.engine->progress();
         std::this_thread::yield();
@@ -124,7 +124,7 @@ TEST(TcpLane, OverLoopbackTheUrgentOperationHasTheLineToItself) {
     use.begin(f.engine.get(), kHigh);
     // Until the other thread has asked in vain.
     for (const uint64_t before = held; (held < before + 10 || rounds < 20) && !patience.passed(); ++rounds) {
-      EXPECT_TRUE(f.link(1).may_put(kHigh, kPut));
+      EXPECT_TRUE(f.link(1).put_turns()->may_put(kHigh, kPut));
       EXPECT_TRUE(put(f, (rounds % 8) * kPut, data));
     }
   }

@@ -134,20 +134,20 @@ TEST(TcpLanding, PutsGoWhereTheyAreWanted) {
     std::vector<unsigned char> dst = nothing;
     const auto staged = [&] { return std::memcmp(fabrics[1].own->staging() + 64, data.data(), bytes) == 0; };
     std::memset(fabrics[1].own->staging() + 64, 0, bytes);
-    own.land(64, bytes, reinterpret_cast<std::byte*>(dst.data()));
+    own.landings()->land(64, bytes, reinterpret_cast<std::byte*>(dst.data()));
     send(data, 64);
-    EXPECT_TRUE(own.landed(64));
+    EXPECT_TRUE(own.landings()->landed(64));
     EXPECT_EQ(dst, data);
-    EXPECT_FALSE(own.landed(64)) << "it has ended";
+    EXPECT_FALSE(own.landings()->landed(64)) << "it has ended";
     // Another range than the one that was named, then none any more.
     dst = nothing;
-    own.land(0, bytes, reinterpret_cast<std::byte*>(dst.data()));
+    own.landings()->land(0, bytes, reinterpret_cast<std::byte*>(dst.data()));
     send(data, 64);
-    EXPECT_FALSE(own.landed(0));
-    own.land(64, bytes, reinterpret_cast<std::byte*>(dst.data()));
-    own.land_nothing();
+    EXPECT_FALSE(own.landings()->landed(0));
+    own.landings()->land(64, bytes, reinterpret_cast<std::byte*>(dst.data()));
+    own.landings()->land_nothing();
     send(data, 64);
-    EXPECT_FALSE(own.landed(64));
+    EXPECT_FALSE(own.landings()->landed(64));
     EXPECT_EQ(dst, nothing);
     EXPECT_TRUE(staged());
   }
@@ -161,13 +161,13 @@ TEST(TcpLanding, WhatIsTakenBackUnderWayGoesOnIntoTheStaging) {
   for (uint32_t number = 1; number <= 20; ++number) {
     std::vector<unsigned char> dst(bytes, 0);
     std::memset(fabrics[1].own->staging(), 0, bytes);
-    fabrics[1].link(0).land(0, bytes, reinterpret_cast<std::byte*>(dst.data()));
+    fabrics[1].link(0).landings()->land(0, bytes, reinterpret_cast<std::byte*>(dst.data()));
     std::thread sender([&] {
       EXPECT_TRUE(put_all(fabrics[0], 1, 0, data.data(), bytes).ok());
       EXPECT_TRUE(fabrics[0].link(1).signal(3, number, 9).ok());
     });
     std::this_thread::sleep_for(std::chrono::microseconds(30 * number));
-    fabrics[1].link(0).land_nothing();
+    fabrics[1].link(0).landings()->land_nothing();
     const std::vector<unsigned char> then = dst;
     EXPECT_TRUE(wait_until([&] { return word_of(fabrics[1], 0, 3) == (uint64_t{9} << 32 | number); }));
     sender.join();

@@ -1,4 +1,4 @@
-#include "transport/tcp/rails.h"
+#include "transport/common/rails.h"
 
 #include <gtest/gtest.h>
 

@@ -51,8 +51,8 @@ struct TwoRanks {
       Config config;
       config.timeout_ms = 5000;
       if (rank == 0) threads_until_none = threads_of_rank_0;
-      const auto made =
-          connect_network_links(*session, hosts, bootstrap::Key{}, config, segment->memory(rank), deadline);
+      const auto made = connect_network_links(*session, *transport::find_network("tcp"), hosts, bootstrap::Key{},
+                                              config, segment->memory(rank), {}, deadline);
       threads_until_none = -1;
       status[rank] = made.status();
       if (!made.ok()) session->abandon(made.status());

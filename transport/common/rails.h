@@ -10,7 +10,7 @@
 #include "src/base/wire.h"
 #include "src/driver/interface.h"
 
-namespace moeccl::transport::tcp {
+namespace moeccl::transport {
 
 // An interface that a rank offers, with the port at which it listens there.
 struct Nic {
@@ -46,4 +46,4 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
 // Connections for a rail: one carries some 20 Gbit/s on one core. `wanted`: MOECCL_SOCKET_STREAMS.
 uint32_t streams_for(const Rail& rail, int32_t wanted);
 
-}  // namespace moeccl::transport::tcp
+}  // namespace moeccl::transport

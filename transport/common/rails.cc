@@ -1,9 +1,9 @@
-#include "transport/tcp/rails.h"
+#include "transport/common/rails.h"
 
 #include <algorithm>
 #include <string_view>
 
-namespace moeccl::transport::tcp {
+namespace moeccl::transport {
 namespace {
 
 constexpr int64_t kSlowest = 4;  // a rail may be this many times slower than the best one
@@ -132,4 +132,4 @@ uint32_t streams_for(const Rail& rail, int32_t wanted) {
   return rail.mbit_per_s >= 80'000 ? 4 : rail.mbit_per_s >= 40'000 ? 2 : 1;
 }
 
-}  // namespace moeccl::transport::tcp
+}  // namespace moeccl::transport

@@ -16,9 +16,9 @@
 #include <atomic>
 #include <cstdint>
 
-#include "transport/transport.h"
+#include "transport/words.h"
 
-namespace moeccl::transport::tcp {
+namespace moeccl::transport {
 
 // Chunks of a dispatch come in gaps of a round trip and a queue (20 ms where a shaper queues); a waiting executor asks
 // again within half a millisecond.
@@ -102,4 +102,4 @@ inline bool may_go(PutOrder& order, uint32_t traffic_class, uint64_t bytes, int6
   return true;
 }
 
-}  // namespace moeccl::transport::tcp
+}  // namespace moeccl::transport

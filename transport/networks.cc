@@ -1,0 +1,24 @@
+// The networks between hosts, best first: a new one is its folder and a line here.
+#include <algorithm>
+
+#include "transport/tcp/tcp_network.h"
+#include "transport/transport.h"
+
+namespace moeccl::transport {
+namespace {
+
+constexpr Network kNetworks[] = {
+    {"tcp", tcp::kCapabilities, tcp::probe, tcp::open},
+};
+
+}  // namespace
+
+std::span<const Network> networks() { return kNetworks; }
+
+const Network* find_network(std::string_view name) {
+  const auto at =
+      std::find_if(std::begin(kNetworks), std::end(kNetworks), [&](const Network& n) { return name == n.name; });
+  return at == std::end(kNetworks) ? nullptr : at;
+}
+
+}  // namespace moeccl::transport

@@ -1,0 +1,12 @@
+// TCP as a network: sockets on the interfaces that this host offers, an engine that moves their bytes.
+#pragma once
+
+#include "transport/transport.h"
+
+namespace moeccl::transport::tcp {
+
+inline constexpr Capabilities kCapabilities = {.needs_pump = true};
+Probe probe();
+Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options);
+
+}  // namespace moeccl::transport::tcp
