@@ -1,0 +1,542 @@
+#include "tests/support/fake_net/fake_net.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <type_traits>
+
+#include "transport/netplugin/abi.h"
+
+// Which versions this build exports, and how.
+#ifndef FAKE_OLDEST
+#define FAKE_OLDEST 6
+#endif
+#ifndef FAKE_NEWEST
+#define FAKE_NEWEST 12
+#endif
+
+namespace {
+
+namespace abi = moeccl::transport::netplugin::abi;
+using abi::Code;
+using Clock = std::chrono::steady_clock;
+
+struct Script {
+  int devices = 1, null = 1, late_us = 0;
+  long fail = 0;
+  bool refuse = false, never = false, block_accept = false, untold = false, cuda = false, gpu = false, init = false;
+};
+
+std::mutex mutex;  // of all below
+Script script;
+std::map<std::string, long> counts;
+long sends_left_to_fail = 0;
+abi::Logger logger = nullptr;
+
+void parse(const char* text) {
+  const std::lock_guard lock(mutex);
+  script = {};
+  sends_left_to_fail = 0;
+  std::string all = text == nullptr ? "" : text;
+  for (size_t at = 0; at < all.size();) {
+    const size_t end = std::min(all.find(' ', at), all.size());
+    const std::string word = all.substr(at, end - at);
+    const size_t is = word.find('=');
+    const std::string name = word.substr(0, is), value = is == std::string::npos ? "" : word.substr(is + 1);
+    const int n = std::atoi(value.c_str());
+    if (name == "devices") script.devices = n;
+    if (name == "null") script.null = std::max(1, n);
+    if (name == "late") script.late_us = n;
+    if (name == "fail") sends_left_to_fail = script.fail = n;
+    if (name == "refuse") script.refuse = true;
+    if (name == "never") script.never = true;
+    if (name == "accept") script.block_accept = true;
+    if (name == "untold") script.untold = true;
+    if (name == "cuda") script.cuda = true;
+    if (name == "gpu") script.gpu = true;
+    if (name == "init") script.init = true;
+    at = end + 1;
+  }
+}
+const bool scripted = (parse(getenv("FAKE_NET")), true);
+
+Script now() {
+  const std::lock_guard lock(mutex);
+  return script;
+}
+void count(const char* call, long n = 1) {
+  const std::lock_guard lock(mutex);
+  counts[call] += n;
+}
+void most(const char* what, long n) {
+  const std::lock_guard lock(mutex);
+  counts[what] = std::max(counts[what], n);
+}
+Code refuse(Code code, const char* why) {
+  if (logger != nullptr) logger(2, 0x10, __FILE__, __LINE__, "fake: %s\n", why);
+  return code;
+}
+
+struct Comm;
+struct FakeRequest {
+  Comm* comm = nullptr;
+  char* data = nullptr;
+  size_t size = 0, moved = 0;
+  uint64_t head = 0;  // the message's size, on the wire before it
+  size_t head_moved = 0;
+  bool flush = false, breaks = false, finished = false;
+  Clock::time_point at;
+};
+struct Region {
+  char* base;
+  size_t size;
+};
+struct Comm {
+  int fd = -1;
+  bool sends = false, broken = false;
+  size_t limit = 32;
+  long calls = 0;
+  std::deque<std::unique_ptr<FakeRequest>> requests;  // oldest first
+  std::set<Region*> regions;
+};
+struct Listener {
+  int fd = -1;
+  size_t limit = 32;
+};
+struct WireHandle {
+  sockaddr_in address;
+  uint32_t state;  // of connect: 0 not begun, else descriptor + 1
+};
+
+void unblock(int fd) {
+  const int one = 1;
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
+
+sockaddr_in own_address() {
+  sockaddr_in found = {};
+  found.sin_family = AF_INET;
+  found.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return found;
+  for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET || (i->ifa_flags & IFF_LOOPBACK) != 0) continue;
+    if ((i->ifa_flags & IFF_UP) == 0) continue;
+    std::memcpy(&found, i->ifa_addr, sizeof(found));
+    break;
+  }
+  freeifaddrs(all);
+  found.sin_port = 0;
+  return found;
+}
+
+Code devices(int* n) {
+  *n = now().devices;
+  return abi::kSuccess;
+}
+
+char kName[] = "fake0";
+
+template <class P>
+Code properties(int dev, P* p) {
+  const Script s = now();
+  if (dev < 0 || dev >= s.devices) return refuse(abi::kInternalError, "no such device");
+  *p = {};
+  p->name = kName;
+  p->ptrSupport = abi::kPtrHost | (s.cuda ? abi::kPtrCuda : 0);
+  p->speed = 10'000;
+  p->maxComms = 65536;
+  p->maxRecvs = 1;
+  if constexpr (requires { p->netDeviceType; }) p->netDeviceType = s.gpu ? 1 : abi::kDeviceHost;
+  if constexpr (requires { p->vProps; }) p->vProps.ndevs = 1;
+  if constexpr (requires { p->maxP2pBytes; }) p->maxP2pBytes = size_t{1} << 30;
+  if constexpr (requires { p->railId; }) p->railId = p->planeId = abi::kUndefined;
+  return abi::kSuccess;
+}
+
+Code listen_at(int dev, size_t limit, void* handle, void** out) {
+  count("listen");
+  if (dev < 0 || dev >= now().devices) return refuse(abi::kInternalError, "no such device");
+  auto made = std::make_unique<Listener>();
+  made->limit = limit;
+  made->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = own_address();
+  socklen_t n = sizeof(address);
+  if (bind(made->fd, reinterpret_cast<sockaddr*>(&address), n) != 0 || listen(made->fd, 16) != 0 ||
+      getsockname(made->fd, reinterpret_cast<sockaddr*>(&address), &n) != 0)
+    return refuse(abi::kSystemError, "listen");
+  unblock(made->fd);
+  WireHandle h = {address, 0};
+  std::memcpy(handle, &h, sizeof(h));
+  *out = made.release();
+  return abi::kSuccess;
+}
+
+Code connect_to(size_t limit, void* handle, void** out) {
+  count("connect");
+  const Script s = now();
+  *out = nullptr;
+  if (s.refuse) return refuse(abi::kSystemError, "connection refused by script");
+  if (s.never) return abi::kSuccess;
+  WireHandle h;
+  std::memcpy(&h, handle, sizeof(h));
+  if (h.state == 0) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    unblock(fd);
+    if (connect(fd, reinterpret_cast<sockaddr*>(&h.address), sizeof(h.address)) != 0 && errno != EINPROGRESS) {
+      close(fd);
+      return refuse(abi::kSystemError, "connect");
+    }
+    h.state = static_cast<uint32_t>(fd) + 1;
+    std::memcpy(handle, &h, sizeof(h));
+    return abi::kSuccess;  // not at the first call, as with RDMA
+  }
+  const int fd = static_cast<int>(h.state) - 1;
+  sockaddr_in peer;
+  socklen_t n = sizeof(peer);
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &n) != 0) return abi::kSuccess;
+  auto* made = new Comm;
+  made->fd = fd;
+  made->sends = true;
+  made->limit = limit;
+  *out = made;
+  return abi::kSuccess;
+}
+
+Code accept_from(void* listener, void** out) {
+  count("accept");
+  *out = nullptr;
+  auto* l = static_cast<Listener*>(listener);
+  for (;;) {
+    const int fd = accept4(l->fd, nullptr, nullptr, SOCK_CLOEXEC);
+    if (fd >= 0) {
+      unblock(fd);
+      auto* made = new Comm;
+      made->fd = fd;
+      made->limit = l->limit;
+      *out = made;
+      return abi::kSuccess;
+    }
+    if (errno != EAGAIN && errno != EINTR) return refuse(abi::kSystemError, "accept");
+    if (!now().block_accept) return abi::kSuccess;
+    usleep(1000);
+  }
+}
+
+Code reg_mr(void* comm, void* data, size_t size, int type, void** mhandle) {
+  count("regMr");
+  if (type == abi::kPtrCuda && !now().cuda) return refuse(abi::kInternalError, "no CUDA memory here");
+  auto* r = new Region{static_cast<char*>(data), size};
+  static_cast<Comm*>(comm)->regions.insert(r);
+  *mhandle = r;
+  return abi::kSuccess;
+}
+[[maybe_unused]] Code reg_mr_int(void* comm, void* data, int size, int type, void** mhandle) {
+  return reg_mr(comm, data, static_cast<size_t>(size), type, mhandle);
+}
+Code dereg_mr(void* comm, void* mhandle) {
+  count("deregMr");
+  if (static_cast<Comm*>(comm)->regions.erase(static_cast<Region*>(mhandle)) != 1)
+    return refuse(abi::kInternalError, "deregMr of what is not registered");
+  delete static_cast<Region*>(mhandle);
+  return abi::kSuccess;
+}
+
+Code post(void* comm, void* data, size_t size, void* mhandle, void** request, bool sends) {
+  auto* c = static_cast<Comm*>(comm);
+  *request = nullptr;
+  const Script s = now();
+  if (c->sends != sends) return refuse(abi::kInternalError, "a comm of the other direction");
+  if (s.null > 1 && ++c->calls % s.null != 0) return abi::kSuccess;
+  if (c->requests.size() >= c->limit) return refuse(abi::kInternalError, "too many requests");
+  const auto* r = static_cast<Region*>(mhandle);
+  const char* at = static_cast<char*>(data);
+  if (!c->regions.contains(static_cast<Region*>(mhandle)) || at < r->base || at + size > r->base + r->size)
+    return refuse(abi::kInternalError, "memory that is not registered with this comm");
+  auto made = std::make_unique<FakeRequest>();
+  made->comm = c;
+  made->data = static_cast<char*>(data);
+  made->size = size;
+  made->head = size;
+  count(sends ? "isend" : "irecv");
+  if (sends && s.fail > 0) {
+    const std::lock_guard lock(mutex);
+    made->breaks = sends_left_to_fail > 0 && --sends_left_to_fail == 0;
+  }
+  *request = made.get();
+  c->requests.push_back(std::move(made));
+  most("requests", static_cast<long>(c->requests.size()));
+  return abi::kSuccess;
+}
+
+// False: broken.
+bool move(Comm& c, FakeRequest& r) {
+  auto* head = reinterpret_cast<char*>(&r.head);
+  while (!r.finished) {
+    const bool in_head = r.head_moved < sizeof(r.head);
+    char* at = in_head ? head + r.head_moved : r.data + r.moved;
+    size_t n = in_head ? sizeof(r.head) - r.head_moved : r.size - r.moved;
+    if (r.breaks && !in_head && r.moved >= r.size / 2) {
+      (void)shutdown(c.fd, SHUT_RDWR);
+      return false;
+    }
+    if (r.breaks && !in_head) n = std::min(n, std::max<size_t>(1, r.size / 2 - r.moved));
+    if (n > 0) {
+      const ssize_t went = c.sends ? send(c.fd, at, n, MSG_NOSIGNAL) : recv(c.fd, at, n, 0);
+      if (went < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+      if (went <= 0) return false;
+      (in_head ? r.head_moved : r.moved) += static_cast<size_t>(went);
+    }
+    if (in_head && r.head_moved == sizeof(r.head) && !c.sends) {
+      if (r.head > r.size) return false;  // larger than what was posted
+      r.size = r.head;
+    }
+    if (r.head_moved == sizeof(r.head) && r.moved == r.size) {
+      r.finished = true;
+      r.at = Clock::now();
+    }
+  }
+  return true;
+}
+
+Code test(void* request, int* done, int* sizes) {
+  auto* r = static_cast<FakeRequest*>(request);
+  Comm& c = *r->comm;
+  const Script s = now();
+  *done = 0;
+  if (c.requests.empty() || c.requests.front().get() != r) return refuse(abi::kInternalError, "not the oldest request");
+  for (const auto& each : c.requests) {
+    if (c.broken || each->finished) continue;
+    if (each->flush) {
+      each->finished = true;
+      each->at = Clock::now();
+    } else if (!move(c, *each)) {
+      c.broken = true;
+    }
+    if (!each->finished) break;
+  }
+  if (!r->finished && c.broken) return refuse(abi::kSystemError, "the connection broke");
+  if (!r->finished || Clock::now() - r->at < std::chrono::microseconds(s.late_us)) return abi::kSuccess;
+  *done = 1;
+  if (sizes != nullptr && !s.untold) *sizes = static_cast<int>(r->size);
+  c.requests.pop_front();
+  return abi::kSuccess;
+}
+
+Code flush(void* comm, int, void** data, int* sizes, void** mhandles, void** request) {
+  auto* c = static_cast<Comm*>(comm);
+  if (!c->regions.contains(static_cast<Region*>(mhandles[0]))) return refuse(abi::kInternalError, "flush of nothing");
+  count("iflush");
+  count("flushed", sizes[0]);
+  auto made = std::make_unique<FakeRequest>();
+  made->comm = c;
+  made->data = static_cast<char*>(data[0]);
+  made->flush = true;
+  *request = made.get();
+  c->requests.push_back(std::move(made));
+  return abi::kSuccess;
+}
+
+void free_comm(Comm* c) {
+  if (!c->regions.empty()) count("leaked", static_cast<long>(c->regions.size()));
+  close(c->fd);
+  for (Region* r : c->regions) delete r;
+  delete c;
+}
+Code close_send(void* comm) {
+  count("closeSend");
+  free_comm(static_cast<Comm*>(comm));
+  return abi::kSuccess;
+}
+Code close_receive(void* comm) {
+  count("closeRecv");
+  free_comm(static_cast<Comm*>(comm));
+  return abi::kSuccess;
+}
+Code close_listen(void* listener) {
+  count("closeListen");
+  auto* l = static_cast<Listener*>(listener);
+  close(l->fd);
+  delete l;
+  return abi::kSuccess;
+}
+
+Code init_all(abi::Logger to) {
+  count("init");
+  {
+    const std::lock_guard lock(mutex);
+    logger = to;
+  }
+  return now().init ? refuse(abi::kSystemError, "init fails by script") : abi::kSuccess;
+}
+
+// What is the same in all versions, and what is not.
+template <class Net>
+void fill(Net* net) {
+  constexpr size_t kLimit = std::is_same_v<Net, abi::NetV6> ? 8 : 32;
+  net->devices = devices;
+  net->accept = [] {
+    if constexpr (std::is_same_v<Net, abi::NetV6>) {
+      return +[](void* l, void** c) { return accept_from(l, c); };
+    } else {
+      return +[](void* l, void** c, void**) { return accept_from(l, c); };
+    }
+  }();
+  if constexpr (std::is_same_v<decltype(net->regMr), abi::RegMrInt*>) {
+    net->regMr = reg_mr_int;
+  } else {
+    net->regMr = reg_mr;
+  }
+  net->deregMr = dereg_mr;
+  net->iflush = flush;
+  net->test = test;
+  net->closeSend = close_send;
+  net->closeRecv = close_receive;
+  net->closeListen = close_listen;
+  if constexpr (requires { net->finalize; }) {
+    net->listen = [](void*, int dev, void* h, void** c) { return listen_at(dev, kLimit, h, c); };
+    net->connect = [](void*, int, void* h, void** c, void**) { return connect_to(kLimit, h, c); };
+    net->finalize = [](void* context) {
+      count("finalize");
+      delete static_cast<int*>(context);
+      return abi::kSuccess;
+    };
+  } else {
+    net->listen = [](int dev, void* h, void** c) { return listen_at(dev, kLimit, h, c); };
+    if constexpr (std::is_same_v<Net, abi::NetV6>) {
+      net->connect = [](int, void* h, void** c) { return connect_to(kLimit, h, c); };
+    } else if constexpr (std::is_same_v<Net, abi::NetV10>) {
+      net->connect = [](int, abi::CommConfig*, void* h, void** c, void**) { return connect_to(kLimit, h, c); };
+    } else {
+      net->connect = [](int, void* h, void** c, void**) { return connect_to(kLimit, h, c); };
+    }
+  }
+  if constexpr (std::is_same_v<decltype(net->isend), abi::IsendV10*>) {
+    net->isend = [](void* c, void* d, size_t n, int, void* m, void*, void** r) { return post(c, d, n, m, r, true); };
+    net->irecv = [](void* c, int, void** d, size_t* n, int*, void** m, void**, void** r) {
+      return post(c, d[0], n[0], m[0], r, false);
+    };
+  } else {
+    using Size = std::conditional_t<std::is_same_v<Net, abi::NetV9>, size_t, int>;
+    net->isend = [](void* c, void* d, Size n, int, void* m, void** r) {
+      return post(c, d, static_cast<size_t>(n), m, r, true);
+    };
+    net->irecv = [](void* c, int, void** d, Size* n, int*, void** m, void** r) {
+      return post(c, d[0], static_cast<size_t>(n[0]), m[0], r, false);
+    };
+  }
+}
+
+[[maybe_unused]] Code init_contexts(void** context, uint64_t, abi::CommConfig*, abi::Logger to, abi::Profiler) {
+  const Code code = init_all(to);
+  if (code == abi::kSuccess) *context = new int(1);
+  return code;
+}
+
+}  // namespace
+
+#define EXPORTED __attribute__((visibility("default")))
+
+extern "C" {
+EXPORTED void fake_net_script(const char* text) { parse(text); }
+EXPORTED long fake_net_count(const char* call) {
+  const std::lock_guard lock(mutex);
+  return counts[call];
+}
+
+// As nccl-rdma-sharp does: the structure has a name and init alone, and init writes the rest.
+#if FAKE_OLDEST <= 8 && FAKE_NEWEST >= 8
+EXPORTED abi::NetV8 ncclNetPlugin_v8 = {};
+#endif
+#if FAKE_OLDEST <= 6
+EXPORTED volatile abi::NetV6 ncclNetPlugin_v6 = {};
+#endif
+#if FAKE_OLDEST <= 7 && FAKE_NEWEST >= 7
+EXPORTED abi::NetV7 ncclNetPlugin_v7 = {};
+#endif
+#if FAKE_OLDEST <= 9 && FAKE_NEWEST >= 9
+EXPORTED abi::NetV9 ncclNetPlugin_v9 = {};
+#endif
+#if FAKE_OLDEST <= 10 && FAKE_NEWEST >= 10
+EXPORTED abi::NetV10 ncclNetPlugin_v10 = {};
+#endif
+#if FAKE_OLDEST <= 11 && FAKE_NEWEST >= 11
+EXPORTED abi::NetV11 ncclNetPlugin_v11 = {};
+#endif
+#if FAKE_NEWEST >= 12
+EXPORTED abi::NetV12 ncclNetPlugin_v12 = {};
+#endif
+}
+
+namespace {
+
+const bool filled = [] {
+#if FAKE_OLDEST <= 6
+  auto* const v6 = const_cast<abi::NetV6*>(&ncclNetPlugin_v6);
+  fill(v6);
+  v6->name = "Fake";
+  v6->getProperties = properties<abi::PropertiesV6>;
+  v6->init = init_all;
+#endif
+#if FAKE_OLDEST <= 7 && FAKE_NEWEST >= 7
+  fill(&ncclNetPlugin_v7);
+  ncclNetPlugin_v7.name = "Fake";
+  ncclNetPlugin_v7.getProperties = properties<abi::PropertiesV7>;
+  ncclNetPlugin_v7.init = init_all;
+#endif
+#if FAKE_OLDEST <= 8 && FAKE_NEWEST >= 8
+  ncclNetPlugin_v8.name = "Fake";
+  ncclNetPlugin_v8.init = [](abi::Logger to) {
+    fill(&ncclNetPlugin_v8);
+    ncclNetPlugin_v8.name = "FakeOverwritten";
+    ncclNetPlugin_v8.getProperties = properties<abi::PropertiesV8>;
+    return init_all(to);
+  };
+#endif
+#if FAKE_OLDEST <= 9 && FAKE_NEWEST >= 9
+  fill(&ncclNetPlugin_v9);
+  ncclNetPlugin_v9.name = "Fake";
+  ncclNetPlugin_v9.getProperties = properties<abi::PropertiesV9>;
+  ncclNetPlugin_v9.init = init_all;
+#endif
+#if FAKE_OLDEST <= 10 && FAKE_NEWEST >= 10
+  fill(&ncclNetPlugin_v10);
+  ncclNetPlugin_v10.name = "Fake";
+  ncclNetPlugin_v10.getProperties = properties<abi::PropertiesV10>;
+  ncclNetPlugin_v10.init = [](abi::Logger to, abi::Profiler) { return init_all(to); };
+#endif
+#if FAKE_OLDEST <= 11 && FAKE_NEWEST >= 11
+  fill(&ncclNetPlugin_v11);
+  ncclNetPlugin_v11.name = "Fake";
+  ncclNetPlugin_v11.getProperties = properties<abi::PropertiesV11>;
+  ncclNetPlugin_v11.init = init_contexts;
+#endif
+#if FAKE_NEWEST >= 12
+  fill(&ncclNetPlugin_v12);
+  ncclNetPlugin_v12.name = "Fake";
+  ncclNetPlugin_v12.getProperties = properties<abi::PropertiesV12>;
+  ncclNetPlugin_v12.init = init_contexts;
+#endif
+  return true;
+}();
+
+}  // namespace

@@ -1,0 +1,147 @@
+// Finding a net plugin and making one interface of seven.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "tests/support/fake_nets.h"
+#include "transport/netplugin/loader.h"
+
+namespace moeccl::tests {
+namespace {
+
+using namespace transport::netplugin;
+using Names = std::vector<std::string>;
+
+bool says(const Status& s, const char* what) { return s.message().find(what) != std::string::npos; }
+
+TEST(NetPluginSearch, FollowsNcclsRules) {
+  EXPECT_EQ(plugin_list(""), Names{"libnccl-net.so"});
+  EXPECT_EQ(plugin_list("none"), Names{});
+  EXPECT_EQ(plugin_list("NONE"), Names{});
+  EXPECT_EQ(plugin_list("aws-ofi,/opt/x/libnccl-net.so,,ucx"), (Names{"aws-ofi", "/opt/x/libnccl-net.so", "ucx"}));
+  EXPECT_EQ(file_names("ucx"), (Names{"ucx", "libnccl-net-ucx.so"}));
+  EXPECT_EQ(file_names("libx.so"), Names{"libx.so"});
+  EXPECT_EQ(file_names("./ucx"), Names{"./ucx"});
+  EXPECT_EQ(file_names("libucx"), (Names{"libucx", "libnccl-net-libucx.so"}));
+}
+
+TEST(NetPluginSearch, SaysWhatWasTriedAndWhy) {
+  const Result<PluginUse> none = use_plugin({.list = "none"});
+  ASSERT_FALSE(none.ok());
+  EXPECT_TRUE(says(none.status(), "names no plugin")) << none.status().message();
+  const Result<PluginUse> missing = use_plugin({.list = "surely-not-there"});
+  ASSERT_FALSE(missing.ok());
+  EXPECT_EQ(missing.status().code(), moecclUnsupported);
+  EXPECT_TRUE(says(missing.status(), "libnccl-net-surely-not-there.so")) << missing.status().message();
+  const Result<PluginUse> other = use_plugin({.list = "libm.so.6"});
+  ASSERT_FALSE(other.ok());
+  EXPECT_TRUE(says(other.status(), "ncclNetPlugin_v6 to ncclNetPlugin_v12")) << other.status().message();
+}
+
+class EveryVersion : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(NetPlugin, EveryVersion,
+                         ::testing::Values("all", "v6", "v7", "v8", "v9", "v10", "v11", "v12"));
+
+// A message each way through the bare interface, as the newest version has it.
+TEST_P(EveryVersion, MovesMessagesThroughOneInterface) {
+  const FakeNet fake(GetParam());
+  ASSERT_TRUE(fake.there()) << dlerror();
+  fake.script("null=3 devices=2");
+  Result<PluginUse> use = use_plugin({.list = fake.file(), .comm_id = 7});
+  ASSERT_TRUE(use.ok()) << use.status().message();
+  NetApi& api = use->api();
+  EXPECT_EQ(api.version(), GetParam() == "all" ? 12 : std::stoi(GetParam().substr(1)));
+  EXPECT_EQ(api.name(), api.version() == 8 ? "FakeOverwritten" : "Fake");
+  EXPECT_EQ(use->devices().size(), 2u);
+  EXPECT_EQ(use->devices()[1].is.mbit_per_s, 10'000);
+  EXPECT_EQ(use->devices()[1].is.max_bytes, size_t{1} << 30);
+
+  Handle handle = {};
+  Result<Comm> listener = api.listen(use->context(), 1, &handle);
+  ASSERT_TRUE(listener.ok()) << listener.status().message();
+  Comm to = nullptr, from = nullptr;
+  for (int i = 0; i < 100'000 && (to == nullptr || from == nullptr); ++i) {
+    if (to == nullptr) to = *api.connect(use->context(), 1, -1, &handle);
+    if (from == nullptr) from = *api.accept(*listener);
+  }
+  ASSERT_TRUE(to != nullptr && from != nullptr);
+  std::vector<char> source(100'000, 'x'), target(120'000);
+  const Result<Memory> out = api.register_memory(to, source.data(), source.size(), abi::kPtrHost);
+  const Result<Memory> in = api.register_memory(from, target.data(), target.size(), abi::kPtrHost);
+  ASSERT_TRUE(out.ok() && in.ok());
+  Request send = nullptr, receive = nullptr;
+  int refused = 0;
+  while (receive == nullptr) {
+    receive = *api.receive(from, target.data(), target.size(), in.value());
+    refused += receive == nullptr ? 1 : 0;
+  }
+  while (send == nullptr) send = *api.send(to, source.data(), source.size(), out.value());
+  EXPECT_EQ(refused, 2);
+  size_t bytes = 0, ignored = 0;
+  for (bool sent = false, received = false; !sent || !received;) {
+    if (!sent) sent = *api.test(send, &ignored);
+    if (!received) received = *api.test(receive, &bytes);
+  }
+  EXPECT_EQ(bytes, source.size());
+  EXPECT_EQ(std::memcmp(source.data(), target.data(), source.size()), 0);
+  EXPECT_TRUE(api.deregister(to, out.value()).ok() && api.deregister(from, in.value()).ok());
+  EXPECT_TRUE(api.close_send(to).ok() && api.close_receive(from).ok() && api.close_listen(*listener).ok());
+}
+
+TEST_P(EveryVersion, WithoutDevicesIsFinalizedAndLeftOut) {
+  const FakeNet fake(GetParam());
+  fake.script("devices=0");
+  const long before = fake.count("finalize");
+  const Result<PluginUse> use = use_plugin({.list = fake.file()});
+  ASSERT_FALSE(use.ok());
+  EXPECT_EQ(use.status().code(), moecclUnsupported);
+  EXPECT_TRUE(says(use.status(), "devices says 0")) << use.status().message();
+  const bool contexts = GetParam() == "all" || std::stoi(GetParam().substr(1)) >= 11;
+  EXPECT_EQ(fake.count("finalize") - before, contexts ? 1 : 0);
+  // The next of the list is taken.
+  const FakeNet next(GetParam() == "v12" ? "v11" : "v12");
+  const Result<PluginUse> other = use_plugin({.list = fake.file() + "," + next.file()});
+  ASSERT_TRUE(other.ok()) << other.status().message();
+}
+
+TEST(NetPlugin, IsChosenByItsName) {
+  const FakeNet fake("v12"), overwritten("v8");
+  EXPECT_TRUE(use_plugin({.list = fake.file(), .wanted = "fake"}).ok()) << "case does not count";
+  const Result<PluginUse> other = use_plugin({.list = fake.file(), .wanted = "AWS Libfabric"});
+  ASSERT_FALSE(other.ok());
+  EXPECT_TRUE(says(other.status(), "name is Fake") && says(other.status(), "AWS Libfabric"))
+      << other.status().message();
+}
+
+TEST(NetPlugin, ThatFailsSaysWhatItSaid) {
+  const FakeNet fake("v12");
+  fake.script("init");
+  const Result<PluginUse> use = use_plugin({.list = fake.file()});
+  ASSERT_FALSE(use.ok());
+  for (const char* part : {"Fake", "v12", "init returned 2", "system error", "init fails by script", "MOECCL_NET=tcp"})
+    EXPECT_TRUE(says(use.status(), part)) << part << ": " << use.status().message();
+}
+
+TEST(NetPlugin, ThatWantsAGpuToDriveItIsLeftOut) {
+  const FakeNet fake("v12");
+  fake.script("gpu");
+  const Result<PluginUse> use = use_plugin({.list = fake.file()});
+  ASSERT_FALSE(use.ok());
+  EXPECT_TRUE(says(use.status(), "driven by a GPU")) << use.status().message();
+}
+
+// Up to v10 a plugin is initialised once; later each communicator does it.
+TEST(NetPlugin, OldOnesAreInitialisedOnce) {
+  for (const char* versions : {"v9", "v12"}) {
+    const FakeNet fake(versions);
+    ASSERT_TRUE(use_plugin({.list = fake.file()}).ok());
+    const long inits = fake.count("init"), ends = fake.count("finalize");
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(use_plugin({.list = fake.file()}).ok());
+    const long more = std::string(versions) == "v9" ? 0 : 3;
+    EXPECT_EQ(fake.count("init") - inits, more);
+    EXPECT_EQ(fake.count("finalize") - ends, more);
+  }
+}
+
+}  // namespace
+}  // namespace moeccl::tests

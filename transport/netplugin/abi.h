@@ -1,0 +1,335 @@
+// The binary interface of NCCL's net plugins, versions 6 to 12, as a host needs it: our own declarations of what a
+// plugin exports as `ncclNetPlugin_v6` .. `ncclNetPlugin_v12`. The layouts are facts (tests/unit/transport/
+// netplugin_abi_test.cc pins each offset); what the calls mean is said once, at the newest version.
+//
+// What changed: v7 asks for offload to the device (a pointer that stays null here); v8 registers with size_t; v9 moves
+// size_t and tells limits and virtual devices; v10 adds a profiler's callback, a traffic class at connect and a handle
+// at each transfer; v11 gives every communicator a context of its own, and finalize; v12 widens the list of devices
+// behind a virtual one and tells rail and plane.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moeccl::transport::netplugin::abi {
+
+inline constexpr int kOldest = 6, kNewest = 12;
+inline constexpr size_t kHandleBytes = 128;
+inline constexpr int kPtrHost = 1, kPtrCuda = 2, kPtrDmabuf = 4;
+inline constexpr int kUndefined = -1;  // traffic class, rail, plane
+inline constexpr int kDeviceHost = 0;  // netDeviceType: the host drives the transfers
+
+// ncclResult_t. Plugins are C: any number may come.
+using Code = int;
+inline constexpr Code kSuccess = 0, kSystemError = 2, kInternalError = 3;
+
+// ncclDebugLogger_t; levels 2 WARN, 3 INFO, 5 TRACE.
+using Logger = void (*)(int level, unsigned long flags, const char* file, int line, const char* text, ...);
+// ncclProfilerCallback_t
+using Profiler = Code (*)(void** event, int type, void* parent, int64_t plugin_id, void* data);
+
+struct CommConfig {
+  int trafficClass;
+};
+
+struct VDeviceProps4 {
+  int ndevs;
+  int devs[4];
+};
+struct VDeviceProps8 {
+  int ndevs;
+  int devs[8];
+};
+
+struct PropertiesV6 {
+  char* name;
+  char* pciPath;
+  uint64_t guid;
+  int ptrSupport;
+  int speed;  // Mbit/s
+  int port;
+  float latency;  // us; 0: not told
+  int maxComms;
+  int maxRecvs;
+};
+struct PropertiesV7 {
+  char* name;
+  char* pciPath;
+  uint64_t guid;
+  int ptrSupport;
+  int speed;
+  int port;
+  float latency;
+  int maxComms;
+  int maxRecvs;
+  int netDeviceType;
+  int netDeviceVersion;
+};
+struct PropertiesV8 {
+  char* name;
+  char* pciPath;
+  uint64_t guid;
+  int ptrSupport;
+  int regIsGlobal;
+  int speed;
+  int port;
+  float latency;
+  int maxComms;
+  int maxRecvs;
+  int netDeviceType;
+  int netDeviceVersion;
+};
+struct PropertiesV9 {
+  char* name;
+  char* pciPath;
+  uint64_t guid;
+  int ptrSupport;
+  int regIsGlobal;
+  int forceFlush;
+  int speed;
+  int port;
+  float latency;
+  int maxComms;
+  int maxRecvs;
+  int netDeviceType;
+  int netDeviceVersion;
+  VDeviceProps4 vProps;
+  size_t maxP2pBytes;
+  size_t maxCollBytes;
+};
+using PropertiesV10 = PropertiesV9;
+struct PropertiesV11 {
+  char* name;
+  char* pciPath;
+  uint64_t guid;
+  int ptrSupport;
+  int regIsGlobal;
+  int forceFlush;
+  int speed;
+  int port;
+  float latency;
+  int maxComms;
+  int maxRecvs;
+  int netDeviceType;
+  int netDeviceVersion;
+  VDeviceProps4 vProps;
+  size_t maxP2pBytes;
+  size_t maxCollBytes;
+  int maxMultiRequestSize;
+};
+struct PropertiesV12 {
+  char* name;
+  char* pciPath;
+  uint64_t guid;
+  int ptrSupport;
+  int regIsGlobal;
+  int forceFlush;
+  int speed;
+  int port;
+  float latency;
+  int maxComms;
+  int maxRecvs;
+  int netDeviceType;
+  int netDeviceVersion;
+  VDeviceProps8 vProps;
+  size_t maxP2pBytes;
+  size_t maxCollBytes;
+  int maxMultiRequestSize;
+  int16_t railId;
+  int16_t planeId;
+};
+
+// What all versions share.
+using Devices = Code(int* n);
+template <class P>
+using GetProperties = Code(int dev, P* props);
+using Listen = Code(int dev, void* handle, void** listen_comm);
+using RegMr = Code(void* comm, void* data, size_t size, int type, void** mhandle);
+using RegMrInt = Code(void* comm, void* data, int size, int type, void** mhandle);
+using RegMrDmaBuf = Code(void* comm, void* data, size_t size, int type, uint64_t offset, int fd, void** mhandle);
+using DeregMr = Code(void* comm, void* mhandle);
+using Iflush = Code(void* recv_comm, int n, void** data, int* sizes, void** mhandles, void** request);
+using Test = Code(void* request, int* done, int* sizes);
+using Close = Code(void* comm);
+using AcceptPlain = Code(void* listen_comm, void** recv_comm);
+using Accept = Code(void* listen_comm, void** recv_comm, void** recv_dev_comm);
+using GetDeviceMr = Code(void* comm, void* mhandle, void** device_mhandle);
+using IrecvConsumed = Code(void* recv_comm, int n, void* request);
+
+struct NetV6 {
+  const char* name;
+  Code (*init)(Logger);
+  Devices* devices;
+  GetProperties<PropertiesV6>* getProperties;
+  Listen* listen;
+  Code (*connect)(int dev, void* handle, void** send_comm);
+  AcceptPlain* accept;
+  RegMrInt* regMr;
+  RegMrDmaBuf* regMrDmaBuf;
+  DeregMr* deregMr;
+  Code (*isend)(void* send_comm, void* data, int size, int tag, void* mhandle, void** request);
+  Code (*irecv)(void* recv_comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
+  Iflush* iflush;
+  Test* test;
+  Close* closeSend;
+  Close* closeRecv;
+  Close* closeListen;
+};
+
+struct NetV7 {
+  const char* name;
+  Code (*init)(Logger);
+  Devices* devices;
+  GetProperties<PropertiesV7>* getProperties;
+  Listen* listen;
+  Code (*connect)(int dev, void* handle, void** send_comm, void** send_dev_comm);
+  Accept* accept;
+  RegMrInt* regMr;
+  RegMrDmaBuf* regMrDmaBuf;
+  DeregMr* deregMr;
+  Code (*isend)(void* send_comm, void* data, int size, int tag, void* mhandle, void** request);
+  Code (*irecv)(void* recv_comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
+  Iflush* iflush;
+  Test* test;
+  Close* closeSend;
+  Close* closeRecv;
+  Close* closeListen;
+  GetDeviceMr* getDeviceMr;
+  IrecvConsumed* irecvConsumed;
+};
+
+struct NetV8 {
+  const char* name;
+  Code (*init)(Logger);
+  Devices* devices;
+  GetProperties<PropertiesV8>* getProperties;
+  Listen* listen;
+  Code (*connect)(int dev, void* handle, void** send_comm, void** send_dev_comm);
+  Accept* accept;
+  RegMr* regMr;
+  RegMrDmaBuf* regMrDmaBuf;
+  DeregMr* deregMr;
+  Code (*isend)(void* send_comm, void* data, int size, int tag, void* mhandle, void** request);
+  Code (*irecv)(void* recv_comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
+  Iflush* iflush;
+  Test* test;
+  Close* closeSend;
+  Close* closeRecv;
+  Close* closeListen;
+  GetDeviceMr* getDeviceMr;
+  IrecvConsumed* irecvConsumed;
+};
+
+struct NetV9 {
+  const char* name;
+  Code (*init)(Logger);
+  Devices* devices;
+  GetProperties<PropertiesV9>* getProperties;
+  Listen* listen;
+  Code (*connect)(int dev, void* handle, void** send_comm, void** send_dev_comm);
+  Accept* accept;
+  RegMr* regMr;
+  RegMrDmaBuf* regMrDmaBuf;
+  DeregMr* deregMr;
+  Code (*isend)(void* send_comm, void* data, size_t size, int tag, void* mhandle, void** request);
+  Code (*irecv)(void* recv_comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** request);
+  Iflush* iflush;
+  Test* test;
+  Close* closeSend;
+  Close* closeRecv;
+  Close* closeListen;
+  GetDeviceMr* getDeviceMr;
+  IrecvConsumed* irecvConsumed;
+  Code (*makeVDevice)(int* dev, VDeviceProps4* props);
+};
+
+using IsendV10 = Code(void* send_comm, void* data, size_t size, int tag, void* mhandle, void* phandle, void** request);
+using IrecvV10 = Code(void* recv_comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** phandles,
+                      void** request);
+
+struct NetV10 {
+  const char* name;
+  Code (*init)(Logger, Profiler);
+  Devices* devices;
+  GetProperties<PropertiesV10>* getProperties;
+  Listen* listen;
+  Code (*connect)(int dev, CommConfig* config, void* handle, void** send_comm, void** send_dev_comm);
+  Accept* accept;
+  RegMr* regMr;
+  RegMrDmaBuf* regMrDmaBuf;
+  DeregMr* deregMr;
+  IsendV10* isend;
+  IrecvV10* irecv;
+  Iflush* iflush;
+  Test* test;
+  Close* closeSend;
+  Close* closeRecv;
+  Close* closeListen;
+  GetDeviceMr* getDeviceMr;
+  IrecvConsumed* irecvConsumed;
+  Code (*makeVDevice)(int* dev, VDeviceProps4* props);
+};
+
+// From here on each communicator has a context.
+using InitV11 = Code(void** context, uint64_t comm_id, CommConfig* config, Logger, Profiler);
+using ListenV11 = Code(void* context, int dev, void* handle, void** listen_comm);
+using ConnectV11 = Code(void* context, int dev, void* handle, void** send_comm, void** send_dev_comm);
+
+struct NetV11 {
+  const char* name;
+  InitV11* init;
+  Devices* devices;
+  GetProperties<PropertiesV11>* getProperties;
+  ListenV11* listen;
+  ConnectV11* connect;
+  Accept* accept;
+  RegMr* regMr;
+  RegMrDmaBuf* regMrDmaBuf;
+  DeregMr* deregMr;
+  IsendV10* isend;
+  IrecvV10* irecv;
+  Iflush* iflush;
+  Test* test;
+  Close* closeSend;
+  Close* closeRecv;
+  Close* closeListen;
+  GetDeviceMr* getDeviceMr;
+  IrecvConsumed* irecvConsumed;
+  Code (*makeVDevice)(int* dev, VDeviceProps4* props);
+  Code (*finalize)(void* context);
+  Code (*setNetAttr)(void* context, void* attributes);
+};
+
+struct NetV12 {
+  const char* name;
+  InitV11* init;
+  // The number of adapters. With 0 all below may be null, but finalize is still called.
+  Devices* devices;
+  GetProperties<PropertiesV12>* getProperties;
+  // Writes kHandleBytes into `handle`, which the peer gives to connect().
+  ListenV11* listen;
+  // Neither may wait: success with a null comm means "call again", with the same handle (connect keeps its state
+  // there).
+  ConnectV11* connect;
+  Accept* accept;
+  RegMr* regMr;
+  RegMrDmaBuf* regMrDmaBuf;
+  DeregMr* deregMr;
+  // A null request means "not now, call again". The n-th send of a comm goes into the n-th receive of its peer.
+  IsendV10* isend;
+  IrecvV10* irecv;
+  // After a receive into CUDA memory: once this request is done, the device sees the bytes.
+  Iflush* iflush;
+  // Moves bytes, too. A request that is done must not be named again.
+  Test* test;
+  Close* closeSend;
+  Close* closeRecv;
+  Close* closeListen;
+  GetDeviceMr* getDeviceMr;
+  IrecvConsumed* irecvConsumed;
+  Code (*makeVDevice)(int* dev, VDeviceProps8* props);
+  Code (*finalize)(void* context);
+  Code (*setNetAttr)(void* context, void* attributes);
+};
+
+}  // namespace moeccl::transport::netplugin::abi

@@ -1,0 +1,169 @@
+#include "transport/netplugin/loader.h"
+
+#include <strings.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "src/base/log.h"
+#include "src/base/trusted_library.h"
+#include "src/driver/dynamic_library.h"
+
+namespace moeccl::transport::netplugin {
+namespace {
+
+constexpr size_t kMaxPlugins = 14;  // of a list, as in NCCL
+constexpr size_t kMaxName = 254;
+
+bool same_name(const std::string& a, const std::string& b) { return strcasecmp(a.c_str(), b.c_str()) == 0; }
+
+// One entry of a list, once it was tried.
+struct Loaded {
+  std::string entry;
+  std::unique_ptr<NetApi> api;  // null: `why_not`
+  std::string why_not;
+};
+
+Result<driver::DynamicLibrary> open_file(const std::string& name) {
+  std::string file = name;
+  if (name.find('/') != std::string::npos) {
+    if (char real[PATH_MAX]; realpath(name.c_str(), real) != nullptr) file = real;
+    if (const std::string why = why_not_loaded(&file); !why.empty()) {
+      return error(moecclUnsupported, "{}", name.starts_with('/') ? why : name + ": " + why);
+    }
+  }
+  return driver::DynamicLibrary::open(file, {});
+}
+
+Loaded load(const std::string& entry) {
+  Loaded made{entry, nullptr, {}};
+  for (const std::string& name : file_names(entry)) {
+    Result<driver::DynamicLibrary> library = open_file(name);
+    if (!library.ok()) {
+      made.why_not += (made.why_not.empty() ? "" : "; ") + library.status().message();
+      continue;
+    }
+    const void* structure = nullptr;
+    int version = abi::kNewest;
+    while (version >= abi::kOldest && (structure = library->symbol(symbol_of(version).c_str())) == nullptr) --version;
+    if (structure == nullptr) {
+      made.why_not = format("{} exports none of {} to {}: it is no net plugin, or one for another NCCL", name,
+                            symbol_of(abi::kOldest), symbol_of(abi::kNewest));
+      return made;
+    }
+    made.api = adapt(version, structure, name);
+    made.why_not.clear();
+    library->keep();
+    log(LogLevel::kInfo, "net plugin {}: loaded for \"{}\"", made.api->text(), entry);
+    return made;
+  }
+  return made;
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Loaded>> tried;
+
+  Loaded& get(const std::string& entry) {
+    for (const auto& l : tried) {
+      if (l->entry == entry) return *l;
+    }
+    tried.push_back(std::make_unique<Loaded>(load(entry)));
+    return *tried.back();
+  }
+};
+
+// Never destroyed: plugins have threads that outlive main().
+Registry& registry() {
+  static auto* const made = new Registry;
+  return *made;
+}
+
+Result<PluginUse> try_plugin(NetApi& api, const PluginChoice& choice) {
+  MOECCL_ASSIGN_OR_RETURN(void* const context, api.init(choice.comm_id, choice.traffic_class));
+  PluginUse use(api, context);  // from here on finalize() is called, also when there are no devices
+  if (!choice.wanted.empty() && !same_name(api.name(), choice.wanted)) {
+    return error(moecclUnsupported, "its name became {}", api.name());
+  }
+  MOECCL_TRY(use.find_devices());
+  return use;
+}
+
+}  // namespace
+
+std::vector<std::string> plugin_list(std::string_view value) {
+  if (value.empty()) return {"libnccl-net.so"};
+  if (same_name(std::string(value), "none")) return {};
+  std::vector<std::string> entries;
+  for (size_t at = 0; at < value.size() && entries.size() < kMaxPlugins;) {
+    const size_t end = std::min(value.find(',', at), value.size());
+    if (end > at && end - at <= kMaxName) entries.emplace_back(value.substr(at, end - at));
+    at = end + 1;
+  }
+  return entries;
+}
+
+std::vector<std::string> file_names(const std::string& entry) {
+  std::vector<std::string> names = {entry};
+  const bool path = entry.find('/') != std::string::npos;
+  const bool library = entry.starts_with("lib") && entry.ends_with(".so");
+  if (!path && !library) names.push_back("libnccl-net-" + entry + ".so");
+  return names;
+}
+
+PluginUse::~PluginUse() {
+  if (api_ == nullptr) return;
+  const Status ended = contained([&] { return api_->finalize(context_); });
+  if (!ended.ok()) log(LogLevel::kWarn, "{}", ended.message());
+}
+
+Status PluginUse::find_devices() {
+  MOECCL_ASSIGN_OR_RETURN(const int n, api_->devices());
+  if (n == 0) return error(moecclUnsupported, "net plugin {}: devices says 0", api_->text());
+  MOECCL_TRY(api_->complete());
+  std::string why_not;
+  for (int i = 0; i < n; ++i) {
+    MOECCL_ASSIGN_OR_RETURN(DeviceProperties is, api_->properties(i));
+    if (is.device_type != abi::kDeviceHost) {
+      why_not += format("; {} wants to be driven by a GPU (type {})", is.name, is.device_type);
+    } else if ((is.ptr_support & abi::kPtrHost) == 0) {
+      why_not += format("; {} takes no host memory", is.name);
+    } else {
+      devices_.push_back({i, std::move(is)});
+    }
+  }
+  if (!devices_.empty()) return {};
+  return error(moecclUnsupported, "net plugin {}: none of its {} devices serves{}", api_->text(), n, why_not);
+}
+
+Result<PluginUse> use_plugin(const PluginChoice& choice) {
+  const std::lock_guard lock(registry().mutex);
+  std::vector<std::string> entries = plugin_list(choice.list);
+  // NAME may also name a file, as in NCCL_NET_PLUGIN, where no list says otherwise.
+  if (!choice.wanted.empty() && choice.list.empty()) entries.push_back(choice.wanted);
+  std::string why_not;
+  for (const std::string& entry : entries) {
+    const auto note = [&](const std::string& why) {
+      why_not += format("{}{}: {}", why_not.empty() ? "" : "; ", entry, why);
+    };
+    Loaded& l = registry().get(entry);
+    if (l.api == nullptr) {
+      note(l.why_not);
+      continue;
+    }
+    if (!choice.wanted.empty() && !same_name(l.api->name(), choice.wanted) && entry != choice.wanted) {
+      note(format("its plugin's name is {}", l.api->name()));
+      continue;
+    }
+    PluginChoice of_this = choice;
+    if (entry == choice.wanted) of_this.wanted.clear();
+    Result<PluginUse> use = try_plugin(*l.api, of_this);
+    if (use.ok()) return use;
+    note(use.status().message());
+  }
+  if (entries.empty()) return error(moecclUnsupported, "MOECCL_NET_PLUGIN is \"{}\": it names no plugin", choice.list);
+  return error(moecclUnsupported, "no net plugin{} can be used: {}",
+               choice.wanted.empty() ? "" : format(" named {}", choice.wanted), why_not);
+}
+
+}  // namespace moeccl::transport::netplugin

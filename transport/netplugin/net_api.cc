@@ -1,0 +1,362 @@
+#include "transport/netplugin/net_api.h"
+
+#include <algorithm>
+#include <climits>
+#include <concepts>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "src/base/log.h"
+
+namespace moeccl::transport::netplugin {
+namespace {
+
+using abi::Code;
+
+// Of the calling thread, until failed() has told it. Short, so that a thread's end has nothing to free.
+thread_local char last_warning[256];
+
+const char* meaning(Code code) {
+  switch (code) {
+    case 1:
+      return "unhandled CUDA error";
+    case 2:
+      return "system error";
+    case 3:
+      return "internal error";
+    case 4:
+      return "invalid argument";
+    case 5:
+      return "invalid usage";
+    case 6:
+      return "remote error";
+    case 7:
+      return "in progress";
+    default:
+      return "no result that NCCL knows";
+  }
+}
+
+Code no_profiler(void**, int, void*, int64_t, void*) { return abi::kSuccess; }
+
+// More than this of one transfer is the plugin's mistake, or a value that older versions leave at 0.
+constexpr size_t kOldMaxBytes = size_t{1} << 30;
+
+template <class Net>
+class Adapter final : public NetApi {
+  // By what a version's structure has; see abi.h.
+  static constexpr bool kContexts = requires(Net n) { n.finalize; };
+  static constexpr bool kProfiler = kContexts || std::same_as<Net, abi::NetV10>;
+  static constexpr bool kWide = kProfiler || std::same_as<Net, abi::NetV9>;
+  static constexpr bool kDeviceComms = !std::same_as<Net, abi::NetV6>;
+
+ public:
+  Adapter(int version, const Net* net, std::string library)
+      : NetApi(version, std::move(library), net->name == nullptr ? "unnamed" : net->name), exported_(net) {}
+
+  Result<void*> init(uint64_t comm_id, int traffic_class) override {
+    const std::lock_guard lock(mutex_);
+    void* context = nullptr;
+    if constexpr (kContexts) {
+      if (exported_->init == nullptr) return missing("init");
+      abi::CommConfig config{traffic_class};
+      const Code code = exported_->init(&context, comm_id, &config, plugin_log, no_profiler);
+      if (code != abi::kSuccess) return failed("init", code);
+    } else {
+      if (initialised_.has_value()) {
+        if (!initialised_->ok()) return *initialised_;
+        return context;
+      }
+      Code code = abi::kInternalError;
+      if (exported_->init == nullptr) {
+        initialised_ = missing("init");
+      } else {
+        if constexpr (kProfiler) {
+          code = exported_->init(plugin_log, no_profiler);
+        } else {
+          code = exported_->init(plugin_log);
+        }
+        initialised_ = code == abi::kSuccess ? Status() : failed("init", code);
+      }
+      if (!initialised_->ok()) return *initialised_;
+    }
+    // Only now: init may have written them.
+    std::memcpy(static_cast<void*>(&net_), exported_, sizeof(net_));
+    if (net_.name != nullptr) name_ = net_.name;
+    return context;
+  }
+
+  Status finalize(void* context) override {
+    if constexpr (kContexts) {
+      if (net_.finalize == nullptr) return {};
+      const Code code = net_.finalize(context);
+      if (code != abi::kSuccess) return failed("finalize", code);
+    }
+    return {};
+  }
+
+  Status complete() const override {
+    const std::pair<const char*, bool> calls[] = {{"getProperties", net_.getProperties != nullptr},
+                                                  {"listen", net_.listen != nullptr},
+                                                  {"connect", net_.connect != nullptr},
+                                                  {"accept", net_.accept != nullptr},
+                                                  {"regMr", net_.regMr != nullptr},
+                                                  {"isend", net_.isend != nullptr},
+                                                  {"irecv", net_.irecv != nullptr},
+                                                  {"test", net_.test != nullptr},
+                                                  {"closeSend", net_.closeSend != nullptr},
+                                                  {"closeRecv", net_.closeRecv != nullptr},
+                                                  {"closeListen", net_.closeListen != nullptr}};
+    for (const auto& [call, there] : calls) {
+      if (!there) return missing(call);
+    }
+    return {};
+  }
+
+  Result<int> devices() override {
+    if (net_.devices == nullptr) return missing("devices");
+    int n = 0;
+    const Code code = net_.devices(&n);
+    if (code != abi::kSuccess) return failed("devices", code);
+    return n < 0 ? 0 : n;
+  }
+
+  Result<DeviceProperties> properties(int dev) override {
+    if (net_.getProperties == nullptr) return missing("getProperties");
+    std::remove_pointer_t<PropertiesArgument<decltype(net_.getProperties)>> p = {};
+    const Code code = net_.getProperties(dev, &p);
+    if (code != abi::kSuccess) return failed("getProperties", code);
+    DeviceProperties out;
+    out.name = p.name == nullptr ? format("device {}", dev) : p.name;
+    out.pci_path = p.pciPath == nullptr ? "" : p.pciPath;
+    out.ptr_support = p.ptrSupport;
+    out.mbit_per_s = p.speed > 0 ? p.speed : 0;
+    out.latency_us = p.latency > 0 ? static_cast<double>(p.latency) : 0;
+    out.max_comms = p.maxComms;
+    out.max_bytes = kOldMaxBytes;
+    if constexpr (requires { p.netDeviceType; }) out.device_type = p.netDeviceType;
+    if constexpr (requires { p.regIsGlobal; }) out.global_registration = p.regIsGlobal != 0;
+    if constexpr (requires { p.forceFlush; }) out.force_flush = p.forceFlush != 0;
+    if constexpr (requires { p.maxP2pBytes; }) {
+      if (p.maxP2pBytes > 0) out.max_bytes = p.maxP2pBytes;
+    }
+    if constexpr (requires { p.railId; }) {
+      out.rail = p.railId;
+      out.plane = p.planeId;
+    }
+    return out;
+  }
+
+  Result<Comm> listen(void* context, int dev, Handle* handle) override {
+    if (net_.listen == nullptr) return missing("listen");
+    Comm comm = nullptr;
+    Code code = abi::kSuccess;
+    if constexpr (kContexts) {
+      code = net_.listen(context, dev, handle->data(), &comm);
+    } else {
+      code = net_.listen(dev, handle->data(), &comm);
+    }
+    if (code != abi::kSuccess) return failed("listen", code);
+    if (comm == nullptr) return failed("listen, which gave no comm", code);
+    return comm;
+  }
+
+  Result<Comm> connect(void* context, int dev, int traffic_class, Handle* handle) override {
+    if (net_.connect == nullptr) return missing("connect");
+    Comm comm = nullptr;
+    void* offload = nullptr;  // no device drives transfers here
+    Code code = abi::kSuccess;
+    if constexpr (kContexts) {
+      code = net_.connect(context, dev, handle->data(), &comm, &offload);
+    } else if constexpr (kProfiler) {
+      abi::CommConfig config{traffic_class};
+      code = net_.connect(dev, &config, handle->data(), &comm, &offload);
+    } else if constexpr (kDeviceComms) {
+      code = net_.connect(dev, handle->data(), &comm, &offload);
+    } else {
+      code = net_.connect(dev, handle->data(), &comm);
+    }
+    if (code != abi::kSuccess) return failed("connect", code);
+    return comm;
+  }
+
+  Result<Comm> accept(Comm listener) override {
+    if (net_.accept == nullptr) return missing("accept");
+    Comm comm = nullptr;
+    void* offload = nullptr;
+    Code code = abi::kSuccess;
+    if constexpr (kDeviceComms) {
+      code = net_.accept(listener, &comm, &offload);
+    } else {
+      code = net_.accept(listener, &comm);
+    }
+    if (code != abi::kSuccess) return failed("accept", code);
+    return comm;
+  }
+
+  Result<Memory> register_memory(Comm comm, void* data, size_t bytes, int type) override {
+    if (net_.regMr == nullptr) return missing("regMr");
+    Memory memory = nullptr;
+    Code code = abi::kSuccess;
+    if constexpr (std::same_as<decltype(net_.regMr), abi::RegMrInt*>) {
+      if (bytes > INT_MAX) {
+        return error(moecclUnsupported, "net plugin {}: regMr of {} bytes: this version takes at most 2 GiB", text(),
+                     bytes);
+      }
+      code = net_.regMr(comm, data, static_cast<int>(bytes), type, &memory);
+    } else {
+      code = net_.regMr(comm, data, bytes, type, &memory);
+    }
+    if (code != abi::kSuccess) return failed("regMr", code);
+    return memory;
+  }
+
+  Status deregister(Comm comm, Memory memory) override {
+    if (net_.deregMr == nullptr) return {};
+    const Code code = net_.deregMr(comm, memory);
+    return code == abi::kSuccess ? Status() : failed("deregMr", code);
+  }
+
+  Result<Request> send(Comm comm, void* data, size_t bytes, Memory memory) override {
+    Request request = nullptr;
+    Code code = abi::kSuccess;
+    if constexpr (kProfiler) {
+      code = net_.isend(comm, data, bytes, 0, memory, nullptr, &request);
+    } else if constexpr (kWide) {
+      code = net_.isend(comm, data, bytes, 0, memory, &request);
+    } else {
+      code = net_.isend(comm, data, static_cast<int>(bytes), 0, memory, &request);
+    }
+    if (code != abi::kSuccess) return failed("isend", code);
+    return request;
+  }
+
+  Result<Request> receive(Comm comm, void* data, size_t bytes, Memory memory) override {
+    Request request = nullptr;
+    int tag = 0;
+    Code code = abi::kSuccess;
+    if constexpr (kProfiler) {
+      void* parent = nullptr;
+      code = net_.irecv(comm, 1, &data, &bytes, &tag, &memory, &parent, &request);
+    } else if constexpr (kWide) {
+      code = net_.irecv(comm, 1, &data, &bytes, &tag, &memory, &request);
+    } else {
+      int size = static_cast<int>(bytes);
+      code = net_.irecv(comm, 1, &data, &size, &tag, &memory, &request);
+    }
+    if (code != abi::kSuccess) return failed("irecv", code);
+    return request;
+  }
+
+  Result<Request> flush(Comm comm, void* data, size_t bytes, Memory memory) override {
+    if (net_.iflush == nullptr) return missing("iflush");
+    Request request = nullptr;
+    int size = static_cast<int>(std::min<size_t>(bytes, INT_MAX));
+    const Code code = net_.iflush(comm, 1, &data, &size, &memory, &request);
+    if (code != abi::kSuccess) return failed("iflush", code);
+    return request;
+  }
+
+  Result<bool> test(Request request, size_t* bytes) override {
+    int done = 0, size = 0;
+    const Code code = net_.test(request, &done, &size);
+    if (code != abi::kSuccess) return failed("test", code);
+    *bytes = size > 0 ? static_cast<size_t>(size) : 0;
+    return done != 0;
+  }
+
+  Status close_send(Comm comm) override { return close(net_.closeSend, comm, "closeSend"); }
+  Status close_receive(Comm comm) override { return close(net_.closeRecv, comm, "closeRecv"); }
+  Status close_listen(Comm comm) override { return close(net_.closeListen, comm, "closeListen"); }
+
+ private:
+  template <class F>
+  struct ArgumentOf;
+  template <class P>
+  struct ArgumentOf<Code (*)(int, P)> {
+    using Type = P;
+  };
+  template <class F>
+  using PropertiesArgument = typename ArgumentOf<F>::Type;
+
+  Status close(abi::Close* function, Comm comm, const char* call) {
+    if (function == nullptr || comm == nullptr) return {};
+    const Code code = function(comm);
+    return code == abi::kSuccess ? Status() : failed(call, code);
+  }
+
+  const Net* exported_;
+  Net net_ = {};
+  std::mutex mutex_;  // of init
+  std::optional<Status> initialised_;
+};
+
+template <class Net>
+std::unique_ptr<NetApi> make(int version, const void* structure, std::string library) {
+  return std::make_unique<Adapter<Net>>(version, static_cast<const Net*>(structure), std::move(library));
+}
+
+}  // namespace
+
+std::string NetApi::text() const { return format("{} ({}, v{})", name_, library_, version_); }
+
+Status NetApi::missing(const char* call) const {
+  return error(moecclUnsupported,
+               "net plugin {} has no {}: it is not made for this use; MOECCL_NET=tcp does without it", text(), call);
+}
+
+Status NetApi::failed(const char* call, abi::Code code) const {
+  std::string said;
+  if (last_warning[0] != 0) said = format(" (it says: {})", last_warning);
+  last_warning[0] = 0;
+  return error(code == abi::kSystemError || code == 6 ? moecclRemoteError : moecclSystemError,
+               "net plugin {}: {} returned {}, {}{}: see its log with MOECCL_DEBUG=INFO, or use MOECCL_NET=tcp", text(),
+               call, code, meaning(code), said);
+}
+
+std::unique_ptr<NetApi> adapt(int version, const void* structure, std::string library) {
+  switch (version) {
+    case 6:
+      return make<abi::NetV6>(version, structure, std::move(library));
+    case 7:
+      return make<abi::NetV7>(version, structure, std::move(library));
+    case 8:
+      return make<abi::NetV8>(version, structure, std::move(library));
+    case 9:
+      return make<abi::NetV9>(version, structure, std::move(library));
+    case 10:
+      return make<abi::NetV10>(version, structure, std::move(library));
+    case 11:
+      return make<abi::NetV11>(version, structure, std::move(library));
+    case 12:
+      return make<abi::NetV12>(version, structure, std::move(library));
+    default:
+      return nullptr;
+  }
+}
+
+std::string symbol_of(int version) { return format("ncclNetPlugin_v{}", version); }
+
+void plugin_log(int level, unsigned long, const char*, int, const char* text, ...) {
+  const LogLevel ours = level <= 1   ? LogLevel::kInfo
+                        : level == 2 ? LogLevel::kWarn
+                        : level <= 4 ? LogLevel::kInfo
+                                     : LogLevel::kTrace;
+  if (text == nullptr || (level != 2 && !log_enabled(ours))) return;
+  char line[512];
+  va_list arguments;
+  va_start(arguments, text);
+  const int n = std::vsnprintf(line, sizeof(line), text, arguments);
+  va_end(arguments);
+  if (n < 0) return;
+  for (size_t end = std::strlen(line); end > 0 && line[end - 1] == '\n'; --end) line[end - 1] = 0;
+  if (level == 2) std::snprintf(last_warning, sizeof(last_warning), "%.255s", line);
+  log(ours, "net plugin: {}", line);
+}
+
+}  // namespace moeccl::transport::netplugin
