@@ -1,5 +1,5 @@
 /*
- * NCCL's binary interface as of 2.30.7, declared by hand: names, values and layouts that programs built against NCCL's
+ * NCCL's binary interface as of 2.32.3, declared by hand: names, values and layouts that programs built against NCCL's
  * own header rely on. tests/shim compares every size, offset, value and signature with nccl.h where one is installed.
  * Compiles as C11 and C++, with or without CUDA's headers before it.
  */
@@ -16,12 +16,13 @@ extern "C" {
 #endif
 
 typedef struct CUstream_st* cudaStream_t;
+typedef struct CUevent_st* cudaEvent_t;
 
-/* What is served, which programs ask for (ncclGetVersion); the rest of 2.30 is forwarded to NCCL or an error. */
+/* Whose functions there are: what ncclGetVersion says, unless MOECCL_SHIM_VERSION names another one. */
 #define NCCL_MAJOR 2
-#define NCCL_MINOR 28
-#define NCCL_PATCH 9
-#define NCCL_VERSION_CODE 22809
+#define NCCL_MINOR 32
+#define NCCL_PATCH 3
+#define NCCL_VERSION_CODE 23203
 
 #define NCCL_UNIQUE_ID_BYTES 128
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
@@ -33,11 +34,16 @@ typedef struct CUstream_st* cudaStream_t;
 #define NCCL_WIN_DEFAULT 0x00
 #define NCCL_WIN_COLL_SYMMETRIC 0x01
 #define NCCL_WIN_STRICT_ORDERING 0x02
+#define NCCL_WIN_GIN_ONLY 0x04
+#define NCCL_WIN_CFT_COUNTED 0x08
 #define NCCL_WIN_REQUIRED_ALIGNMENT 4096
 #define NCCL_SHRINK_DEFAULT 0x00
 #define NCCL_SHRINK_ABORT 0x01
 #define NCCL_REVOKE_DEFAULT 0x00
 #define NCCL_SUSPEND_MEM 0x01
+#define NCCL_CTA_POLICY_DEFAULT 0x00
+#define NCCL_CTA_POLICY_EFFICIENCY 0x01
+#define NCCL_CTA_POLICY_ZERO 0x02
 
 typedef struct ncclComm* ncclComm_t;
 typedef struct ncclWindow_vidmem* ncclWindow_t;
@@ -111,6 +117,11 @@ typedef struct {
   int numRmaCtx;
   int maxP2pPeers;
   int graphStreamOrdering;
+  int launchOrderImplicit; /* from here on since 2.31 or 2.32 */
+  int numRmaSig;
+  int rmaEagerInit;
+  int hostCftMode;
+  int nvlsHostMode;
 } ncclConfig_t;
 #define NCCL_CONFIG_INITIALIZER                                                                               \
   {                                                                                                           \
@@ -118,8 +129,60 @@ typedef struct {
         NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR, NCCL_CONFIG_UNDEF_INT,           \
         NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,           \
         NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,           \
-        NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT            \
+        NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,           \
+        NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,           \
+        NCCL_CONFIG_UNDEF_INT                                                                                 \
   }
+
+/* One option of a vendor's own, in a list that ends with NULL. */
+typedef struct ncclConfigExt {
+  struct ncclConfigExt* next;
+  struct {
+    int vendorId;
+    int optionId;
+  } key;
+  union {
+    int i;
+    const char* s;
+    void* raw;
+  } val;
+} ncclConfigExt_t;
+/* MoECCL's: "MoE" as a number, and its one option, the algorithm of the call by MoECCL's own name (moecclPlanList). */
+#define MOECCL_NCCL_VENDOR 0x4d6f45
+#define MOECCL_NCCL_OPTION_ALGORITHM 1 /* val.s */
+
+/* Of one call of a nccl<Collective>Config function. Grows at its end. */
+typedef struct {
+  size_t size;
+  unsigned int magic;
+  unsigned int version;
+  ncclConfigExt_t* ext;
+  int minCTAs;
+  int maxCTAs;
+  int nvlsCTAs;
+  int cgaClusterSize;
+  const char* algSelection;
+  int forceAlgSelection;
+  int CTAPolicy;
+  uint64_t userProfilerTag; /* from here on since 2.32 */
+  cudaEvent_t launchCompletionEvent;
+} ncclCollConfig_t;
+#define NCCL_COLLCONFIG_INITIALIZER                                                                                  \
+  {                                                                                                                  \
+    sizeof(ncclCollConfig_t), NCCL_CONFIG_MAGIC, NCCL_VERSION_CODE, NULL, NCCL_CONFIG_UNDEF_INT,                     \
+        NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL, 1, NCCL_CONFIG_UNDEF_INT, 0, NULL \
+  }
+
+typedef enum { NCCL_ENCRYPTION_MODE_NONE = 0, NCCL_ENCRYPTION_MODE_PSK = 1 } ncclEncryptionMode_t;
+typedef struct {
+  size_t size;
+  unsigned int magic;
+  unsigned int version;
+  int mode;
+  const char* psk;
+} ncclEncryptionConfig_t;
+#define NCCL_ENCRYPTION_CONFIG_INITIALIZER \
+  { sizeof(ncclEncryptionConfig_t), NCCL_CONFIG_MAGIC, NCCL_VERSION_CODE, NCCL_ENCRYPTION_MODE_NONE, NULL }
 
 typedef struct {
   size_t size;
@@ -148,7 +211,22 @@ typedef struct ncclTeam {
 typedef struct ncclMultimemHandle {
   void* mcBasePtr;
 } ncclMultimemHandle_t;
-typedef enum { NCCL_GIN_TYPE_NONE = 0, NCCL_GIN_TYPE_PROXY = 2 } ncclGinType_t;
+typedef enum {
+  NCCL_GIN_TYPE_NONE = 0,
+  NCCL_GIN_TYPE_PROXY = 2,
+  NCCL_GIN_TYPE_GDAKI = 3,
+  NCCL_GIN_TYPE_GPI = 4,
+  NCCL_GIN_TYPE_EFA_GDA = 5,
+  NCCL_GIN_MAX_TYPES = 6
+} ncclGinType_t;
+typedef enum {
+  NCCL_GIN_CONNECTION_NONE,
+  NCCL_GIN_CONNECTION_FULL,
+  NCCL_GIN_CONNECTION_RAIL,
+  NCCL_GIN_CONNECTION_CUSTOM_STRIDE
+} ncclGinConnectionType_t;
+typedef enum { NCCL_CFT_TEAM_FLAT, NCCL_CFT_TEAM_HIER_MULTIMEM, NCCL_CFT_TEAM_HIER_LSA } ncclCftTeamMode_t;
+typedef uint32_t ncclCftLeId;
 /* Grows at its end, as ncclConfig_t. */
 typedef struct ncclCommProperties {
   size_t size;
@@ -160,12 +238,21 @@ typedef struct ncclCommProperties {
   int nLsaTeams;
   bool hostRmaSupport;
   ncclGinType_t railedGinType;
+  uint64_t commHash; /* from here on since 2.31 or 2.32 */
+  int ginMinStride;
+  ncclGinConnectionType_t ginConnectionType;
+  bool ginSupport[64];
+  size_t devCommRuntimeVersionSize;
+  bool cftSupport;
+  bool cftMulticastSupport;
+  bool cftCountedSupport;
 } ncclCommProperties_t;
 typedef struct ncclDevComm ncclDevComm_t;
 typedef struct ncclDevCommRequirements ncclDevCommRequirements_t;
 typedef struct ncclDevResourceRequirements ncclDevResourceRequirements_t;
 typedef struct ncclGinBarrierHandle ncclGinBarrierHandle_t;
 typedef struct ncclLsaBarrierHandle ncclLsaBarrierHandle_t;
+typedef struct ncclCftBarrierHandle ncclCftBarrierHandle_t;
 typedef struct ncclLLA2AHandle ncclLLA2AHandle_t;
 struct ncclGinOutboxHandle;
 struct ncclGinInboxA2AHandle;

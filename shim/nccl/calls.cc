@@ -98,6 +98,8 @@ moecclResult_t run_ours(const Call& c, moecclRedOp_t op, moecclComm_t comm) {
   return moecclRecv(c.recv, c.count, type, c.peer, comm, stream);
 }
 
+}  // namespace
+
 moecclOp_t op_of(Kind kind) {
   switch (kind) {
     case Kind::kAllReduce:
@@ -123,20 +125,52 @@ moecclOp_t op_of(Kind kind) {
   return moecclOpSendRecv;
 }
 
-}  // namespace
-
 ncclResult_t issue_ours(const Call& call, Comm& comm) {
   if (comm.revoked) {
     return fail(ncclInvalidUsage, std::string(call.function) + ": the communicator was revoked: shrink or split it");
   }
   const ncclResult_t memory = check_memory(call);
   if (memory != ncclSuccess) return memory;
+  ncclResult_t ready = choose_algorithm(call, comm);
+  if (ready == ncclSuccess) ready = record_event(call);
+  if (ready != ncclSuccess) return ready;
   const Operator op(call, comm);
   if (op.result != ncclSuccess) return op.result;
   return from_moeccl(run_ours(call, op.op, comm.ours));
 }
 
+namespace {
+
+ncclResult_t issue_real_config(const Call& c, ncclComm_t comm) {
+  const ncclCollConfig_t* config = c.config->given();
+  switch (c.kind) {
+    case Kind::kAllReduce:
+      return MOECCL_FORWARD(AllReduceConfig, c.send, c.recv, c.count, c.type, c.op, comm, c.stream, config);
+    case Kind::kReduce:
+      return MOECCL_FORWARD(ReduceConfig, c.send, c.recv, c.count, c.type, c.op, c.peer, comm, c.stream, config);
+    case Kind::kBroadcast:
+      return MOECCL_FORWARD(BroadcastConfig, c.send, c.recv, c.count, c.type, c.peer, comm, c.stream, config);
+    case Kind::kAllGather:
+      return MOECCL_FORWARD(AllGatherConfig, c.send, c.recv, c.count, c.type, comm, c.stream, config);
+    case Kind::kReduceScatter:
+      return MOECCL_FORWARD(ReduceScatterConfig, c.send, c.recv, c.count, c.type, c.op, comm, c.stream, config);
+    case Kind::kAllToAll:
+      return MOECCL_FORWARD(AlltoAllConfig, c.send, c.recv, c.count, c.type, comm, c.stream, config);
+    case Kind::kGather:
+      return MOECCL_FORWARD(GatherConfig, c.send, c.recv, c.count, c.type, c.peer, comm, c.stream, config);
+    case Kind::kScatter:
+      return MOECCL_FORWARD(ScatterConfig, c.send, c.recv, c.count, c.type, c.peer, comm, c.stream, config);
+    case Kind::kSend:
+    case Kind::kRecv:
+      break;
+  }
+  return fail(ncclInternalError, std::string(c.function) + ": messages have no config");
+}
+
+}  // namespace
+
 ncclResult_t issue_real(const Call& c, ncclComm_t comm) {
+  if (c.config != nullptr) return issue_real_config(c, comm);
   switch (c.kind) {
     case Kind::kAllReduce:
       return MOECCL_FORWARD(AllReduce, c.send, c.recv, c.count, c.type, c.op, comm, c.stream);
@@ -163,6 +197,7 @@ ncclResult_t issue_real(const Call& c, ncclComm_t comm) {
 }
 
 double predict_us(const Call& call, Comm& comm) {
+  if (choose_algorithm(call, comm) != ncclSuccess) return 0;
   moecclPlanInfo_t info = {};
   info.size = sizeof info;
   const moecclResult_t result =

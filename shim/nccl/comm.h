@@ -29,7 +29,8 @@ struct Comm {
   std::atomic<ncclResult_t> state{ncclSuccess};
   std::atomic<bool> revoked{false};
   std::atomic<bool> suspended{false};
-  std::atomic<int> users{0};  // threads inside a call on it
+  std::atomic<int> users{0};            // threads inside a call on it
+  std::atomic<bool> any_chosen{false};  // whether `chosen` has held anything
 
   // Operators of ncclRedOpCreatePreMulSum, by number - ncclNumOps.
   struct PreMul {
@@ -41,6 +42,13 @@ struct Comm {
   std::mutex mutex;        // guards what is below
   bool abandoned = false;  // aborted while it was being made: whoever makes it frees it
   std::vector<PreMul> premuls;
+  // What the last call with a config (call_config.h) forced, by operation, and what was forced before it.
+  struct Chosen {
+    std::string wanted, before;
+    size_t count = 0;
+    ncclDataType_t type = ncclFloat32;
+  };
+  std::map<moecclOp_t, Chosen> chosen;
   std::map<std::string, int> meetings;  // how often survivors have met, by their list
 };
 using CommPtr = std::shared_ptr<Comm>;

@@ -50,7 +50,7 @@ ncclResult_t GetVersion(int* version) {
     return fail(ncclInvalidArgument, "ncclGetVersion: version is NULL: give the address of an int");
   // Programs choose what they call by this number: it is the real one's where that serves everything.
   const Real* real = settings().mode == Mode::kNccl ? real_nccl() : nullptr;
-  *version = real != nullptr ? real->version : NCCL_VERSION_CODE;
+  *version = real != nullptr ? real->version : settings().version;
   return ncclSuccess;
 }
 

@@ -6,7 +6,6 @@
 
 #include "shim/nccl/core.h"
 #include "shim/nccl/join.h"
-#include "shim/nccl/ours.h"
 #include "shim/nccl/real.h"
 
 namespace moeccl::shim {
@@ -75,7 +74,7 @@ ncclResult_t CommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* val
       return ncclSuccess;
     case ncclStatGpuMemPersist:
     case ncclStatGpuMemTotal: {
-      if (!moeccl_serves_cuda()) return ncclSuccess;  // host memory alone
+      // Host memory stands for the device's where there is no device, as buffers do.
       size_t bytes = 0;
       const ncclResult_t asked = from_moeccl(moecclCommMemoryUsage(target.ours->ours, &bytes));
       *value = bytes;
@@ -102,6 +101,9 @@ ncclResult_t CommQueryProperties(ncclComm_t comm, ncclCommProperties_t* properti
   all.nRanks = target.ours->n_ranks;
   all.cudaDev = target.ours->device;
   all.nvmlDev = target.ours->device;
+  uint64_t seed[2];  // a secret of the ranks, of which the hash must not give away much
+  std::memcpy(seed, target.ours->seed.data(), sizeof seed);
+  all.commHash = (seed[0] ^ seed[1]) * 0x9e3779b97f4a7c15u;
   all.nLsaTeams = all.nRanks;  // no kernel reaches another rank's memory: each is a team of its own
   std::memcpy(static_cast<void*>(properties), &all, std::min(properties->size, sizeof all));
   return ncclSuccess;

@@ -253,6 +253,20 @@ ncclTeam_t TeamWorld(ncclComm_t comm) { return team_of("ncclTeamWorld", comm, &m
 ncclTeam_t TeamLsa(ncclComm_t comm) { return team_of("ncclTeamLsa", comm, &moecclNcclTable::TeamLsa, true); }
 ncclTeam_t TeamRail(ncclComm_t comm) { return team_of("ncclTeamRail", comm, &moecclNcclTable::TeamRail, false); }
 
+// Nor does a rank have a fabric's handles.
+ncclTeam_t TeamCft(ncclComm_t comm, ncclCftTeamMode_t mode) {
+  Target target;
+  if (resolve("ncclTeamCft", comm, &target) != ncclSuccess) return moeccl_no_team();
+  if (target.real == nullptr) return {1, 0, 1};
+  const Real* real = real_nccl();
+  if (real == nullptr || real->call.TeamCft == nullptr) return moeccl_no_team();
+  const InReal inside;
+  return real->call.TeamCft(target.real, mode);
+}
+ncclTeam_t TeamCftMultimem(ncclComm_t comm) {
+  return team_of("ncclTeamCftMultimem", comm, &moecclNcclTable::TeamCftMultimem, true);
+}
+
 int TeamRankToWorld(ncclComm_t comm, ncclTeam_t team, int rank) {
   Target target;
   if (resolve("ncclTeamRankToWorld", comm, &target) != ncclSuccess) return -1;
@@ -302,6 +316,22 @@ ncclResult_t GetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, 
   return MOECCL_FORWARD(GetPeerDevicePointer, window, offset, peer, pointer);
 }
 
+ncclResult_t GetMultimemDeviceLeInfo(ncclWindow_t window, size_t offset, ncclCftLeId* id, size_t* id_offset) {
+  if (is_our_window(window)) return no_device_api("ncclGetMultimemDeviceLeInfo");
+  return MOECCL_FORWARD(GetMultimemDeviceLeInfo, window, offset, id, id_offset);
+}
+
+ncclResult_t GetCftDeviceLeInfo(ncclWindow_t window, size_t offset, int peer, ncclTeam_t team, ncclCftLeId* id,
+                                size_t* id_offset) {
+  if (is_our_window(window)) return no_device_api("ncclGetCftDeviceLeInfo");
+  return MOECCL_FORWARD(GetCftDeviceLeInfo, window, offset, peer, team, id, id_offset);
+}
+
+ncclResult_t GetPeerDeviceLeInfo(ncclWindow_t window, size_t offset, int peer, ncclCftLeId* id, size_t* id_offset) {
+  if (is_our_window(window)) return no_device_api("ncclGetPeerDeviceLeInfo");
+  return MOECCL_FORWARD(GetPeerDeviceLeInfo, window, offset, peer, id, id_offset);
+}
+
 // These name no communicator, and only NCCL's device interface uses what they give.
 ncclResult_t GinOutboxCreateRequirement(int n_blocks, int log2_bytes, ncclGinOutboxHandle* handle,
                                         ncclDevResourceRequirements_t* requirement) {
@@ -319,6 +349,12 @@ ncclResult_t LsaBarrierCreateRequirement(ncclTeam_t team, int n_barriers, ncclLs
                                          ncclDevResourceRequirements_t* requirement) {
   if (real_nccl() == nullptr) return no_device_api("ncclLsaBarrierCreateRequirement");
   return MOECCL_FORWARD(LsaBarrierCreateRequirement, team, n_barriers, handle, requirement);
+}
+
+ncclResult_t CftBarrierCreateRequirement(ncclTeam_t team, int n_barriers, ncclCftBarrierHandle_t* handle,
+                                         ncclDevResourceRequirements_t* requirement) {
+  if (real_nccl() == nullptr) return no_device_api("ncclCftBarrierCreateRequirement");
+  return MOECCL_FORWARD(CftBarrierCreateRequirement, team, n_barriers, handle, requirement);
 }
 
 int LLA2ACalcSlots(int max_elements, int max_element_size) {

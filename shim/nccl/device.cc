@@ -25,6 +25,7 @@ struct Driver {
   int (*release)(uint64_t) = nullptr;
   int (*create_stream)(void**, unsigned) = nullptr;
   int (*destroy_stream)(void*) = nullptr;
+  int (*record_event)(void*, void*) = nullptr;  // null in drivers that are too old to matter
   bool usable = false;
 };
 
@@ -52,6 +53,7 @@ const Driver& driver() {
     void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return d;
     int devices = 0;
+    (void)find(library, "cuEventRecord", d.record_event);
     d.usable = find(library, "cuInit", d.init) && find(library, "cuDeviceGetCount", d.device_count) &&
                find(library, "cuCtxGetDevice", d.context_device) &&
                find(library, "cuDevicePrimaryCtxRetain", d.retain_primary) &&
@@ -96,6 +98,10 @@ bool owns(const void* pointer) {
 bool read(void* to, const void* from, size_t bytes, void* stream) {
   return present() && driver().copy_to_host(to, reinterpret_cast<uint64_t>(from), bytes, stream) == 0 &&
          driver().synchronize(stream) == 0;
+}
+
+bool record(void* event, void* stream) {
+  return present() && driver().record_event != nullptr && driver().record_event(event, stream) == 0;
 }
 
 void* allocate(size_t bytes) {

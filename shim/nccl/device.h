@@ -18,6 +18,9 @@ bool owns(const void* pointer);
 // Copies bytes of device memory to the host, after what is on the stream before. False on failure.
 bool read(void* to, const void* from, size_t bytes, void* stream);
 
+// Records a CUDA event on the stream. False without CUDA.
+bool record(void* event, void* stream);
+
 // Memory of the current device, which becomes so if none was; null when there is none left. Given back by release().
 void* allocate(size_t bytes);
 bool release(void* pointer);

@@ -90,6 +90,21 @@ struct Ready {
   Target target;
 };
 
+// MoECCL chooses the plans of a group at its end: one algorithm for each operation of a communicator.
+ncclResult_t check_selections(const std::vector<Ready>& ready) {
+  std::map<std::pair<const Comm*, moecclOp_t>, const std::string*> wanted;
+  for (const Ready& r : ready) {
+    if (r.target.real != nullptr) continue;
+    const std::string& names = wanted_algorithms(*r.call);
+    const auto [at, fresh] = wanted.emplace(std::pair{&*r.target.ours, op_of(r.call->kind)}, &names);
+    if (fresh || *at->second == names) continue;
+    return fail(ncclInvalidUsage,
+                std::string(r.call->function) + ": the configs of one group ask for the algorithms \"" + *at->second +
+                    "\" and \"" + names + "\" for the same operation: put the calls into groups of their own");
+  }
+  return ncclSuccess;
+}
+
 ncclResult_t issue_all(const std::vector<Ready>& ready, ncclSimInfo_t* simulate, double* predicted_us) {
   ncclResult_t result = ncclSuccess;
   const bool any_real =
@@ -114,6 +129,8 @@ ncclResult_t issue_all(const std::vector<Ready>& ready, ncclSimInfo_t* simulate,
     for (const auto& [comm, us] : per_comm) *predicted_us = std::max(*predicted_us, us);
     return result;
   }
+  const ncclResult_t agreed = check_selections(ready);
+  if (agreed != ncclSuccess) return first(result, agreed);
   result = first(result, from_moeccl(moecclGroupStart()));
   ncclResult_t refused = ncclSuccess;
   for (const Ready& r : ready) {
@@ -126,15 +143,20 @@ ncclResult_t issue_all(const std::vector<Ready>& ready, ncclSimInfo_t* simulate,
 
 }  // namespace
 
-ncclResult_t submit(const Call& call) {
+ncclResult_t submit(Call call, const ncclCollConfig_t* config) {
   Target target;
-  const ncclResult_t result = resolve(call.function, call.comm, &target);
+  ncclResult_t result = resolve(call.function, call.comm, &target);
+  if (result == ncclSuccess && config != nullptr) {
+    auto copy = std::make_shared<CallConfig>();
+    result = CallConfig::from(call.function, *config, copy.get());
+    call.config = std::move(copy);
+  }
   if (result != ncclSuccess) {
     if (group.depth > 0) group.failure = first(group.failure, result);
     return result;
   }
   if (group.depth > 0) {
-    group.calls.push_back(call);
+    group.calls.push_back(std::move(call));
     return ncclSuccess;
   }
   return target.real != nullptr ? issue_real(call, target.real) : issue_ours(call, *target.ours);

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "shim/nccl/call_config.h"
 #include "shim/nccl/comm.h"
 
 namespace moeccl::shim {
@@ -32,10 +33,12 @@ struct Call {
   int peer = 0;  // root or peer
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;
+  std::shared_ptr<const CallConfig> config = {};  // null: the function without one was called
 };
 
-// Issues the call now, or keeps it for the end of the thread's group.
-ncclResult_t submit(const Call& call);
+// Issues the call now, or keeps it for the end of the thread's group. With `config`, under that.
+ncclResult_t submit(Call call, const ncclCollConfig_t* config = nullptr);
+moecclOp_t op_of(Kind kind);
 
 // calls.cc: hands one call to MoECCL; inside moecclGroupStart/End when several belong together.
 ncclResult_t issue_ours(const Call& call, Comm& comm);

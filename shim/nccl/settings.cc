@@ -17,19 +17,32 @@ void line(const std::string& text) {
   std::fwrite(all.data(), 1, all.size(), stderr);  // one write, so that lines of several ranks stay whole
 }
 
+// "2.28.9" or "22809"; 0 when it is neither.
+int version_of(const char* text) {
+  int major = 0, minor = 0, patch = 0, end = 0;
+  if (std::sscanf(text, "%d.%d.%d%n", &major, &minor, &patch, &end) == 3 && text[end] == '\0') {
+    const bool sane = major == 2 && minor >= 9 && minor < 100 && patch >= 0 && patch < 100;
+    return sane ? major * 10000 + minor * 100 + patch : 0;  // NCCL_VERSION() since 2.9
+  }
+  const bool number = std::sscanf(text, "%d%n", &major, &end) == 1 && text[end] == '\0';
+  return number && major >= 20900 && major < 30000 ? major : 0;
+}
+
 void read_one(std::string_view name, const char* value, Settings& s) {
   const std::string_view v = value;
   if (name == "MOECCL_SHIM_MPI") return;  // the other shim's
   if (name == "MOECCL_SHIM_NCCL") {
     s.nccl = v;
+  } else if (name == "MOECCL_SHIM_VERSION" && version_of(value) > 0) {
+    s.version = version_of(value);
   } else if (name == "MOECCL_SHIM_QUIET" && (v == "0" || v == "1")) {
     s.quiet = v == "1";
   } else if (name == "MOECCL_SHIM_MODE" && (v == "auto" || v == "moeccl" || v == "nccl")) {
     s.mode = v == "auto" ? Mode::kAuto : v == "nccl" ? Mode::kNccl : Mode::kMoeccl;
   } else {
     line(std::string(name) + "=" + value +
-         " is not understood and ignored: there are MOECCL_SHIM_MODE=auto|moeccl|nccl, MOECCL_SHIM_NCCL=<file> and "
-         "MOECCL_SHIM_QUIET=0|1");
+         " is not understood and ignored: there are MOECCL_SHIM_MODE=auto|moeccl|nccl, MOECCL_SHIM_NCCL=<file>, "
+         "MOECCL_SHIM_VERSION=2.28.9 (or another from 2.9.0 on) and MOECCL_SHIM_QUIET=0|1");
   }
 }
 

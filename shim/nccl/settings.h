@@ -17,10 +17,11 @@ enum class Mode {
 };
 
 struct Settings {
-  Mode mode = Mode::kAuto;       // MOECCL_SHIM_MODE: auto, moeccl or nccl
-  std::string nccl;              // MOECCL_SHIM_NCCL: the real library's file; empty: searched for
-  bool quiet = false;            // MOECCL_SHIM_QUIET: 1 hides the notice
-  int init_timeout_ms = 60'000;  // MOECCL_INIT_TIMEOUT_MS, MoECCL's own, for what the shim waits for by itself
+  Mode mode = Mode::kAuto;          // MOECCL_SHIM_MODE: auto, moeccl or nccl
+  std::string nccl;                 // MOECCL_SHIM_NCCL: the real library's file; empty: searched for
+  bool quiet = false;               // MOECCL_SHIM_QUIET: 1 hides the notice
+  int version = NCCL_VERSION_CODE;  // MOECCL_SHIM_VERSION: what ncclGetVersion says, as 2.28.9 or 22809
+  int init_timeout_ms = 60'000;     // MOECCL_INIT_TIMEOUT_MS, MoECCL's own, for what the shim waits for by itself
 };
 // Read once, at the first use; words that are not understood get a line on stderr.
 const Settings& settings();

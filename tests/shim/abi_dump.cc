@@ -7,6 +7,9 @@
 #ifdef MOECCL_REAL_NCCL
 #include <nccl.h>
 #include <nccl_device.h>
+#if NCCL_VERSION_CODE < 23200
+#define MOECCL_NCCL_2_30_ALONE
+#endif
 #if NCCL_VERSION_CODE < 23000
 #define MOECCL_NCCL_2_28_ALONE
 #else
@@ -29,16 +32,64 @@ extern "C" ncclResult_t ncclGinInboxA2ACreateRequirement(ncclTeam_t, int, int, n
 #include "shim/nccl/functions.def"
 #else
 #include "shim/nccl/abi.h"
-// What 2.28.9 and 2.30.7 have, for machines without their headers.
-static_assert(sizeof(ncclConfig_t) == 96 && offsetof(ncclConfig_t, graphUsageMode) == 80);
-static_assert(sizeof(ncclCommProperties_t) == 56 && offsetof(ncclCommProperties_t, railedGinType) == 48);
-static_assert(sizeof(ncclConfig_t) == 96 && offsetof(ncclConfig_t, netName) == 32);
+// What 2.28.9, 2.30.7 and 2.32.3 have, for machines without their headers.
+static_assert(sizeof(ncclConfig_t) == 120 && offsetof(ncclConfig_t, graphUsageMode) == 80);
+static_assert(offsetof(ncclConfig_t, launchOrderImplicit) == 96 && offsetof(ncclConfig_t, nvlsHostMode) == 112);
+static_assert(sizeof(ncclCollConfig_t) == 72 && offsetof(ncclCollConfig_t, algSelection) == 40);
+static_assert(sizeof(ncclCommProperties_t) == 152 && offsetof(ncclCommProperties_t, railedGinType) == 48);
+static_assert(offsetof(ncclConfig_t, netName) == 32);
 static_assert(offsetof(ncclConfig_t, commName) == 48 && offsetof(ncclConfig_t, nvlinkCentricSched) == 76);
 #endif
 
 #define VALUE(name) std::printf(#name " = %lld\n", static_cast<long long>(name))
 #define SIZE(type) std::printf("sizeof " #type " = %zu\n", sizeof(type))
 #define OFFSET(type, member) std::printf(#type "." #member " at %zu\n", offsetof(type, member))
+
+#ifndef MOECCL_NCCL_2_30_ALONE
+void dump_2_32() {
+  SIZE(ncclConfig_t);
+  OFFSET(ncclConfig_t, launchOrderImplicit);
+  OFFSET(ncclConfig_t, numRmaSig);
+  OFFSET(ncclConfig_t, rmaEagerInit);
+  OFFSET(ncclConfig_t, hostCftMode);
+  OFFSET(ncclConfig_t, nvlsHostMode);
+  SIZE(ncclConfigExt_t);
+  OFFSET(ncclConfigExt_t, key.vendorId);
+  OFFSET(ncclConfigExt_t, key.optionId);
+  OFFSET(ncclConfigExt_t, val.s);
+  SIZE(ncclCollConfig_t);
+  OFFSET(ncclCollConfig_t, ext);
+  OFFSET(ncclCollConfig_t, minCTAs);
+  OFFSET(ncclCollConfig_t, maxCTAs);
+  OFFSET(ncclCollConfig_t, nvlsCTAs);
+  OFFSET(ncclCollConfig_t, cgaClusterSize);
+  OFFSET(ncclCollConfig_t, algSelection);
+  OFFSET(ncclCollConfig_t, forceAlgSelection);
+  OFFSET(ncclCollConfig_t, CTAPolicy);
+  OFFSET(ncclCollConfig_t, userProfilerTag);
+  OFFSET(ncclCollConfig_t, launchCompletionEvent);
+  SIZE(ncclEncryptionConfig_t);
+  OFFSET(ncclEncryptionConfig_t, mode);
+  OFFSET(ncclEncryptionConfig_t, psk);
+  SIZE(ncclCommProperties_t);
+  OFFSET(ncclCommProperties_t, commHash);
+  OFFSET(ncclCommProperties_t, ginMinStride);
+  OFFSET(ncclCommProperties_t, ginConnectionType);
+  OFFSET(ncclCommProperties_t, ginSupport);
+  OFFSET(ncclCommProperties_t, devCommRuntimeVersionSize);
+  OFFSET(ncclCommProperties_t, cftSupport);
+  OFFSET(ncclCommProperties_t, cftCountedSupport);
+  VALUE(NCCL_WIN_GIN_ONLY);
+  VALUE(NCCL_WIN_CFT_COUNTED);
+  VALUE(NCCL_CTA_POLICY_EFFICIENCY);
+  VALUE(NCCL_CTA_POLICY_ZERO);
+  VALUE(NCCL_ENCRYPTION_MODE_PSK);
+  VALUE(NCCL_GIN_MAX_TYPES);
+  VALUE(NCCL_CFT_TEAM_HIER_LSA);
+  const ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;
+  std::printf("call config %x %d %d %d\n", config.magic, config.minCTAs, config.forceAlgSelection, config.CTAPolicy);
+}
+#endif
 
 int main() {
   SIZE(ncclUniqueId);
@@ -115,7 +166,6 @@ int main() {
   VALUE(ncclScalarDevice);
   VALUE(ncclScalarHostImmediate);
 #ifndef MOECCL_NCCL_2_28_ALONE
-  SIZE(ncclConfig_t);
   OFFSET(ncclConfig_t, graphUsageMode);
   OFFSET(ncclConfig_t, numRmaCtx);
   OFFSET(ncclConfig_t, maxP2pPeers);
@@ -126,7 +176,6 @@ int main() {
   OFFSET(ncclWaitSignalDesc_t, sigIdx);
   OFFSET(ncclWaitSignalDesc_t, ctx);
   SIZE(ncclMultimemHandle_t);
-  SIZE(ncclCommProperties_t);
   OFFSET(ncclCommProperties_t, rank);
   OFFSET(ncclCommProperties_t, nRanks);
   OFFSET(ncclCommProperties_t, cudaDev);
@@ -146,6 +195,9 @@ int main() {
   VALUE(NCCL_WIN_STRICT_ORDERING);
   VALUE(NCCL_SUSPEND_MEM);
   VALUE(NCCL_GIN_TYPE_NONE);
+#ifndef MOECCL_NCCL_2_30_ALONE
+  dump_2_32();
+#endif
 #endif
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   std::printf("config %x %d %p\n", config.magic, config.blocking, static_cast<const void*>(config.commName));

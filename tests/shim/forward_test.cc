@@ -62,6 +62,8 @@ TEST(ShimForward, NcclModeForwardsEveryFunction) {
     ncclRedOp_t op = ncclSum;
     int excluded[1] = {0};
     uint64_t number = 0;
+    const ncclCollConfig_t call = NCCL_COLLCONFIG_INITIALIZER;
+    const ncclEncryptionConfig_t encryption = NCCL_ENCRYPTION_CONFIG_INITIALIZER;
     const auto other_window = reinterpret_cast<ncclWindow_t>(x);
     const std::map<std::string, ncclResult_t> results = {
         {"MemAlloc", ncclMemAlloc(&p, 8)},
@@ -114,6 +116,19 @@ TEST(ShimForward, NcclModeForwardsEveryFunction) {
         {"ParamGet", ncclParamGet(nullptr, nullptr, 0, nullptr)},
         {"ParamGetParameter", ncclParamGetParameter("x", nullptr, nullptr)},
         {"ParamGetAllParameterKeys", ncclParamGetAllParameterKeys(nullptr, nullptr)},
+        {"AllReduceConfig", ncclAllReduceConfig(x, x, 1, ncclUint8, ncclSum, comm, nullptr, &call)},
+        {"ReduceConfig", ncclReduceConfig(x, x, 1, ncclUint8, ncclSum, 0, comm, nullptr, &call)},
+        {"BroadcastConfig", ncclBroadcastConfig(x, x, 1, ncclUint8, 0, comm, nullptr, &call)},
+        {"AllGatherConfig", ncclAllGatherConfig(x, x, 1, ncclUint8, comm, nullptr, &call)},
+        {"ReduceScatterConfig", ncclReduceScatterConfig(x, x, 1, ncclUint8, ncclSum, comm, nullptr, &call)},
+        {"AlltoAllConfig", ncclAlltoAllConfig(x, x, 1, ncclUint8, comm, nullptr, &call)},
+        {"GatherConfig", ncclGatherConfig(x, x, 1, ncclUint8, 0, comm, nullptr, &call)},
+        {"ScatterConfig", ncclScatterConfig(x, x, 1, ncclUint8, 0, comm, nullptr, &call)},
+        {"SetEncryption", ncclSetEncryption(&encryption)},
+        {"GetMultimemDeviceLeInfo", ncclGetMultimemDeviceLeInfo(other_window, 0, nullptr, nullptr)},
+        {"GetCftDeviceLeInfo", ncclGetCftDeviceLeInfo(other_window, 0, 0, {1, 0, 1}, nullptr, nullptr)},
+        {"GetPeerDeviceLeInfo", ncclGetPeerDeviceLeInfo(other_window, 0, 0, nullptr, nullptr)},
+        {"CftBarrierCreateRequirement", ncclCftBarrierCreateRequirement({1, 0, 1}, 1, nullptr, nullptr)},
         {"CommQueryProperties", ncclCommQueryProperties(comm, nullptr)},
         {"GetLsaMultimemDevicePointer", ncclGetLsaMultimemDevicePointer(other_window, 0, &p)},
         {"GetMultimemDevicePointer", ncclGetMultimemDevicePointer(other_window, 0, {}, &p)},
@@ -130,9 +145,11 @@ TEST(ShimForward, NcclModeForwardsEveryFunction) {
     // ncclBcast becomes the Broadcast that it is.
     EXPECT_EQ(ncclBcast(x, 1, ncclUint8, 0, comm, nullptr), ncclSystemError);
     EXPECT_EQ(fake_calls("Broadcast"), 2);
+    (void)ncclTeamCft(comm, NCCL_CFT_TEAM_FLAT), (void)ncclTeamCftMultimem(comm);
     (void)ncclTeamLsa(comm), (void)ncclTeamRail(comm), (void)ncclTeamRankToWorld(comm, {1, 0, 1}, 0);
     (void)ncclTeamRankToLsa(comm, {1, 0, 1}, 0), (void)ncclLLA2ACalcSlots(1, 1);
-    for (const char* name : {"TeamLsa", "TeamRail", "TeamRankToWorld", "TeamRankToLsa", "LLA2ACalcSlots"}) {
+    for (const char* name :
+         {"TeamLsa", "TeamRail", "TeamRankToWorld", "TeamRankToLsa", "LLA2ACalcSlots", "TeamCft", "TeamCftMultimem"}) {
       EXPECT_EQ(fake_calls(name), 1) << name;
     }
     // A group reaches it as a group.

@@ -2,9 +2,11 @@
 #include <dlfcn.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "tests/shim/nccl_ranks.h"
 
@@ -102,7 +104,10 @@ TEST(ShimLater, ASuspendedCommunicatorRunsNothingUntilItIsResumed) {
     EXPECT_NCCL(ncclCommMemStats(comm, ncclStatGpuMemSuspended, &value));
     EXPECT_EQ(value, 0u);
     EXPECT_NCCL(ncclCommMemStats(comm, ncclStatGpuMemTotal, &value));
-    EXPECT_EQ(value, 0u) << "host memory alone";
+    EXPECT_GT(value, 0u);
+    uint64_t persistent = 0;
+    EXPECT_NCCL(ncclCommMemStats(comm, ncclStatGpuMemPersist, &persistent));
+    EXPECT_EQ(persistent, value) << "nothing of it can be suspended";
     EXPECT_NCCL(ncclAllReduce(&x, &x, 1, ncclFloat32, ncclSum, comm, nullptr));
     EXPECT_EQ(x, 2);
     EXPECT_NCCL(ncclCommDestroy(comm));
@@ -152,6 +157,134 @@ TEST(ShimLater, WhatIsAskedAndWhatIsRefused) {
     ncclParamDumpAll();
     EXPECT_NE(std::string(ncclGetErrorString(ncclTimeout)), "unknown result code");
     EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+// The predicted time of a call says which plan would run it: the cheapest, or a dearer one that its config asks for.
+float predicted(size_t count, ncclComm_t comm, const ncclCollConfig_t* config) {
+  ncclSimInfo_t info = NCCL_SIM_INFO_INITIALIZER;
+  std::vector<int32_t> memory(count);
+  EXPECT_NCCL(ncclGroupStart());
+  EXPECT_NCCL(ncclAllReduceConfig(memory.data(), memory.data(), count, ncclInt32, ncclSum, comm, nullptr, config));
+  EXPECT_NCCL(ncclGroupSimulateEnd(&info));
+  return info.estimatedTime;
+}
+
+TEST(ShimLater, ACallsConfigChoosesItsAlgorithm) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    constexpr size_t kCount = 3000;
+    std::vector<int32_t> in(kCount, rank + 1), out(kCount);
+    const auto sum = [&](const ncclCollConfig_t* config) {
+      std::fill(out.begin(), out.end(), 0);
+      const ncclResult_t result =
+          ncclAllReduceConfig(in.data(), out.data(), kCount, ncclInt32, ncclSum, comm, nullptr, config);
+      if (result == ncclSuccess) {
+        EXPECT_EQ(std::count(out.begin(), out.end(), 3), static_cast<long>(kCount));
+      }
+      return result;
+    };
+    EXPECT_NCCL(sum(nullptr));
+    const float free = predicted(kCount, comm, nullptr);
+    for (const char* names : {"RING_SIMPLE", "nonsense,ring", "TREE_LL128,RING_LL"}) {
+      ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;
+      config.algSelection = names;
+      EXPECT_NCCL(sum(&config)) << names;
+      EXPECT_NCCL(sum(&config)) << names;
+      EXPECT_GT(predicted(kCount, comm, &config), free) << names;
+      EXPECT_NCCL(ncclAllReduce(in.data(), out.data(), kCount, ncclInt32, ncclSum, comm, nullptr));
+      EXPECT_EQ(predicted(kCount, comm, nullptr), free) << "the next plain call is free again";
+    }
+    ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;
+    config.algSelection = "NVLS_SIMPLE";
+    EXPECT_EQ(sum(&config), ncclInvalidUsage);
+    EXPECT_NE(last().find("NVLS_SIMPLE"), std::string::npos) << last();
+    config.forceAlgSelection = 0;
+    EXPECT_NCCL(sum(&config));
+    config.forceAlgSelection = 7;
+    EXPECT_EQ(sum(&config), ncclInvalidArgument);
+
+    ncclConfigExt_t option = {nullptr, {MOECCL_NCCL_VENDOR, MOECCL_NCCL_OPTION_ALGORITHM}, {.s = "no such"}};
+    ncclConfigExt_t foreign = {&option, {77, 1}, {.raw = nullptr}};
+    config = NCCL_COLLCONFIG_INITIALIZER;
+    config.ext = &foreign;
+    EXPECT_EQ(sum(&config), ncclInvalidUsage);
+    EXPECT_NE(last().find("no such"), std::string::npos) << last();
+    option.val.s = "ring";
+    EXPECT_NCCL(sum(&config));
+    option.next = &foreign;
+    EXPECT_EQ(sum(&config), ncclInvalidArgument) << "a circle";
+
+    // In a group the program's copy may be gone when it ends.
+    ncclCollConfig_t ring = NCCL_COLLCONFIG_INITIALIZER;
+    std::string name = "ring";
+    ring.algSelection = name.c_str();
+    int32_t one = 1, two = 0;
+    EXPECT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(ncclAllReduceConfig(&one, &two, 1, ncclInt32, ncclSum, comm, nullptr, &ring));
+    name = "gone";
+    ring = {};
+    EXPECT_NCCL(ncclGroupEnd());
+    EXPECT_EQ(two, 2);
+    ring = NCCL_COLLCONFIG_INITIALIZER;
+    ring.algSelection = "ring";
+    EXPECT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(ncclAllReduceConfig(&one, &two, 1, ncclInt32, ncclSum, comm, nullptr, &ring));
+    EXPECT_NCCL(ncclAllReduce(in.data(), out.data(), 1, ncclInt32, ncclSum, comm, nullptr));
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage) << "one algorithm for an operation of a group";
+
+    ncclCollConfig_t event = NCCL_COLLCONFIG_INITIALIZER;
+    event.launchCompletionEvent = reinterpret_cast<cudaEvent_t>(&one);
+    EXPECT_EQ(sum(&event), ncclInvalidUsage) << "there is no device";
+    EXPECT_NCCL(sum(nullptr));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimLater, EveryCollectiveTakesAConfig) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;
+    config.minCTAs = 1;
+    config.userProfilerTag = 5;
+    const int32_t mine[2] = {10 + rank, 20 + rank};
+    int32_t got[4] = {};
+    EXPECT_NCCL(ncclReduceConfig(mine, got, 2, ncclInt32, ncclSum, 0, comm, nullptr, &config));
+    if (rank == 0) {
+      EXPECT_EQ(got[1], 41);
+    }
+    EXPECT_NCCL(ncclBroadcastConfig(mine, got, 2, ncclInt32, 1, comm, nullptr, &config));
+    EXPECT_EQ(got[0], 11);
+    EXPECT_NCCL(ncclAllGatherConfig(mine, got, 2, ncclInt32, comm, nullptr, &config));
+    EXPECT_EQ(got[2], 11);
+    EXPECT_NCCL(ncclReduceScatterConfig(mine, got, 1, ncclInt32, ncclMax, comm, nullptr, &config));
+    EXPECT_EQ(got[0], rank == 0 ? 11 : 21);
+    EXPECT_NCCL(ncclAlltoAllConfig(mine, got, 1, ncclInt32, comm, nullptr, &config));
+    EXPECT_EQ(got[1], rank == 0 ? 11 : 21);
+    EXPECT_NCCL(ncclGatherConfig(mine, got, 1, ncclInt32, 0, comm, nullptr, &config));
+    EXPECT_NCCL(ncclScatterConfig(mine, got, 1, ncclInt32, 0, comm, nullptr, &config));
+    EXPECT_EQ(got[0], rank == 0 ? 10 : 20);
+    config.magic = 1;
+    EXPECT_EQ(ncclScatterConfig(mine, got, 1, ncclInt32, 0, comm, nullptr, &config), ncclInvalidArgument);
+    EXPECT_NE(last().find("NCCL_COLLCONFIG_INITIALIZER"), std::string::npos) << last();
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST(ShimLater, EncryptionIsRefusedAloud) {
+  in_processes(1, [](int) {
+    ncclEncryptionConfig_t config = NCCL_ENCRYPTION_CONFIG_INITIALIZER;
+    EXPECT_NCCL(ncclSetEncryption(&config)) << "none is what there is";
+    config.mode = NCCL_ENCRYPTION_MODE_PSK;
+    config.psk = "secret";
+    EXPECT_EQ(ncclSetEncryption(&config), ncclInvalidUsage);
+    EXPECT_NE(last().find("does not encrypt"), std::string::npos) << last();
+    EXPECT_EQ(last().find("secret"), std::string::npos);
+    EXPECT_EQ(ncclSetEncryption(nullptr), ncclInvalidArgument);
   });
 }
 

@@ -73,7 +73,24 @@ print(nccl.ncclGetVersion(ctypes.byref(v)), v.value)
 nccl.ncclGetErrorString.restype = ctypes.c_char_p
 print(nccl.ncclGetErrorString(0).decode())
 ')"));
-  EXPECT_EQ(o.text, "0 22809\nno error\n");
+  EXPECT_EQ(o.text, "0 23203\nno error\n");
+}
+
+TEST(ShimPreload, TheVersionIsTheUsersChoice) {
+  const auto version = [](const std::string& setting) {
+    return shell(setting + " " + preloaded(R"(python3 -c '
+import ctypes
+nccl = ctypes.CDLL("libnccl.so.2")
+v = ctypes.c_int()
+nccl.ncclGetVersion(ctypes.byref(v))
+print(v.value)')"))
+        .text;
+  };
+  EXPECT_EQ(version("MOECCL_SHIM_VERSION=2.28.9"), "22809\n");
+  EXPECT_EQ(version("MOECCL_SHIM_VERSION=23007"), "23007\n");
+  const std::string refused = version("MOECCL_SHIM_VERSION=new");
+  EXPECT_NE(refused.find("MOECCL_SHIM_VERSION=new is not understood"), std::string::npos) << refused;
+  EXPECT_NE(refused.find("\n23203\n"), std::string::npos) << refused;
 }
 
 TEST(ShimPreload, SaysOnceWhatItTookOver) {
@@ -111,7 +128,7 @@ TEST(ShimSymbols, AreExactlyTheList) {
   std::set<std::string> exported = lines(std::istringstream(nm.text));
   exported.erase("moecclNcclShim");
   std::set<std::string> wanted = lines(std::ifstream(kFixture));
-  EXPECT_EQ(wanted.size(), 166u);
+  EXPECT_EQ(wanted.size(), 196u);
   EXPECT_EQ(exported, wanted);
 }
 

@@ -1,0 +1,141 @@
+// Collectives with a config of their own (NCCL 2.31 and later), and what 2.32 has added.
+#include "shim/nccl/core.h"
+#include "shim/nccl/group.h"
+#include "shim/nccl/join.h"
+#include "shim/nccl/real.h"
+
+namespace moeccl::shim::core {
+
+ncclResult_t AllReduceConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                             ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config) {
+  return submit({.kind = Kind::kAllReduce,
+                 .function = "ncclAllReduceConfig",
+                 .send = send,
+                 .recv = recv,
+                 .count = count,
+                 .type = type,
+                 .op = op,
+                 .comm = comm,
+                 .stream = stream},
+                config);
+}
+
+ncclResult_t ReduceConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                          ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config) {
+  return submit({.kind = Kind::kReduce,
+                 .function = "ncclReduceConfig",
+                 .send = send,
+                 .recv = recv,
+                 .count = count,
+                 .type = type,
+                 .op = op,
+                 .peer = root,
+                 .comm = comm,
+                 .stream = stream},
+                config);
+}
+
+ncclResult_t BroadcastConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                             cudaStream_t stream, const ncclCollConfig_t* config) {
+  return submit({.kind = Kind::kBroadcast,
+                 .function = "ncclBroadcastConfig",
+                 .send = send,
+                 .recv = recv,
+                 .count = count,
+                 .type = type,
+                 .peer = root,
+                 .comm = comm,
+                 .stream = stream},
+                config);
+}
+
+ncclResult_t AllGatherConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
+                             cudaStream_t stream, const ncclCollConfig_t* config) {
+  return submit({.kind = Kind::kAllGather,
+                 .function = "ncclAllGatherConfig",
+                 .send = send,
+                 .recv = recv,
+                 .count = count,
+                 .type = type,
+
+                 .comm = comm,
+                 .stream = stream},
+                config);
+}
+
+ncclResult_t ReduceScatterConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                                 ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config) {
+  return submit({.kind = Kind::kReduceScatter,
+                 .function = "ncclReduceScatterConfig",
+                 .send = send,
+                 .recv = recv,
+                 .count = count,
+                 .type = type,
+                 .op = op,
+                 .comm = comm,
+                 .stream = stream},
+                config);
+}
+
+ncclResult_t AlltoAllConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
+                            cudaStream_t stream, const ncclCollConfig_t* config) {
+  return submit({.kind = Kind::kAllToAll,
+                 .function = "ncclAlltoAllConfig",
+                 .send = send,
+                 .recv = recv,
+                 .count = count,
+                 .type = type,
+
+                 .comm = comm,
+                 .stream = stream},
+                config);
+}
+
+ncclResult_t GatherConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                          cudaStream_t stream, const ncclCollConfig_t* config) {
+  return submit({.kind = Kind::kGather,
+                 .function = "ncclGatherConfig",
+                 .send = send,
+                 .recv = recv,
+                 .count = count,
+                 .type = type,
+                 .peer = root,
+                 .comm = comm,
+                 .stream = stream},
+                config);
+}
+
+ncclResult_t ScatterConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream, const ncclCollConfig_t* config) {
+  return submit({.kind = Kind::kScatter,
+                 .function = "ncclScatterConfig",
+                 .send = send,
+                 .recv = recv,
+                 .count = count,
+                 .type = type,
+                 .peer = root,
+                 .comm = comm,
+                 .stream = stream},
+                config);
+}
+
+// The secret is for NCCL's sockets. MoECCL's meeting is authenticated by its id's own key, and its sockets carry data
+// in the clear: a program that asks for encryption must not believe that it has it.
+ncclResult_t SetEncryption(const ncclEncryptionConfig_t* config) {
+  if (config == nullptr || config->magic != NCCL_CONFIG_MAGIC || config->size < sizeof *config) {
+    return fail(ncclInvalidArgument,
+                "ncclSetEncryption: assign NCCL_ENCRYPTION_CONFIG_INITIALIZER to its argument first");
+  }
+  std::string reason;
+  if (wants_nccl(&reason)) return MOECCL_FORWARD(SetEncryption, config);
+  if (config->mode == NCCL_ENCRYPTION_MODE_NONE) return ncclSuccess;
+  if (config->mode != NCCL_ENCRYPTION_MODE_PSK) {
+    return fail(ncclInvalidArgument, "ncclSetEncryption: mode is " + std::to_string(config->mode) +
+                                         ": give NCCL_ENCRYPTION_MODE_NONE or NCCL_ENCRYPTION_MODE_PSK");
+  }
+  return fail(ncclInvalidUsage,
+              "ncclSetEncryption: MoECCL does not encrypt what ranks send each other: use a network that does "
+              "(WireGuard, IPsec), or run this program with MOECCL_SHIM_MODE=nccl");
+}
+
+}  // namespace moeccl::shim::core
