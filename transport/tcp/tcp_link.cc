@@ -32,9 +32,8 @@ Status protocol_error(uint32_t rank, const char* what) {
 }  // namespace
 
 TcpLink::TcpLink(const LocalMemory& own, TcpPeer peer, TcpEngine& engine)
-    : own_(own), peer_(std::move(peer)), engine_(engine), board_(std::make_unique<Board>()) {
-  // Value-initialised: all words are 0, as in a new segment.
-  peer_words_ = {board_.get(), {&blocks_[0], &blocks_[1]}};
+    : own_(own), peer_(std::move(peer)), engine_(engine), copy_(std::make_unique<BoardCopy>()) {
+  peer_words_ = {&copy_->board, {&copy_->blocks[0], &copy_->blocks[1]}};
   parts_.landings = this;
   parts_.put_turns = this;
 }
@@ -65,7 +64,7 @@ void TcpLink::end(const Status& why) {
 Status TcpLink::check_peer() {
   const std::lock_guard lock(engine_.mutex_);
   if (!down_) return {};
-  const auto state = static_cast<RankState>(board_->health.state.load(std::memory_order_acquire));
+  const auto state = static_cast<RankState>(copy_->board.health.state.load(std::memory_order_acquire));
   if (state != RankState::kRunning) return {};  // its own word says more
   return error(moecclRemoteError, "lost the connection to rank {} at {}: {}", peer_.rank, peer_.where, down_text_);
 }
@@ -203,69 +202,16 @@ void TcpLink::flush(size_t stream) {
   if (!sent.ok()) end(sent.status());
 }
 
-bool TcpLink::board_is_new() const {
-  const Board& b = *own_.board;
-  if (b.health.state.load(std::memory_order_acquire) != told_state_) return true;
-  if (b.progress.completed.load(std::memory_order_acquire) != told_completed_) return true;
-  for (const Entry& e : b.entries) {
-    if (e.seq.load(std::memory_order_acquire) > told_entry_) return true;
-  }
-  return false;
-}
+bool TcpLink::board_is_new() const { return news_.any(*own_.board); }
 
 void TcpLink::append_board() {
-  const Board& b = *own_.board;
   std::byte frame[kMaxSmallFrame];
-  size_t n = sizeof(FrameHead);
-  const auto add = [&](const auto& value) {
-    std::memcpy(frame + n, &value, sizeof(value));
-    n += sizeof(value);
-  };
-  FrameHead head{static_cast<uint8_t>(FrameType::kBoard), 0, 0, 0, 0};
-  // The state is read first: with a failure goes everything that was finished before it.
-  const uint32_t state = b.health.state.load(std::memory_order_acquire);
-  const uint64_t completed = b.progress.completed.load(std::memory_order_acquire);
-  add(completed);
-  told_completed_ = completed;
-  // Entries in their order; one that is being written now goes with the next frame.
-  uint64_t newest = told_entry_;
-  for (const Entry& e : b.entries) newest = std::max(newest, e.seq.load(std::memory_order_acquire));
-  const uint64_t first = std::max(told_entry_ + 1, newest >= kEntries ? newest - kEntries + 1 : 1);
-  for (uint64_t seq = first; seq <= newest; ++seq) {
-    const Entry& e = b.entries[seq % kEntries];
-    if (e.seq.load(std::memory_order_acquire) != seq) continue;
-    const auto word = [](const std::atomic<uint64_t>& w) { return w.load(std::memory_order_relaxed); };
-    const BlockWord& block = own_.blocks[seq % 2][peer_.rank];
-    const WireEntry entry{seq,
-                          word(e.signature),
-                          word(e.count),
-                          word(e.plan),
-                          word(e.input),
-                          word(e.output),
-                          word(e.max_block),
-                          word(e.history),
-                          word(block.count),
-                          word(block.displacement),
-                          word(block.expects)};
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (e.seq.load(std::memory_order_relaxed) != seq) continue;
-    add(entry);
-    ++head.n;
-    told_entry_ = seq;
-  }
-  if (state != told_state_) {
-    WireHealth health{state, b.health.code.load(std::memory_order_relaxed), {}};
-    for (size_t i = 0; i < kFailureText / 8; ++i) {
-      const uint64_t word = b.health.text[i].load(std::memory_order_relaxed);
-      std::memcpy(health.text + 8 * i, &word, 8);
-    }
-    add(health);
-    head.parts |= kHealth;
-    told_state_ = state;
-  }
-  head.bytes = static_cast<uint32_t>(n - sizeof(FrameHead));
+  size_t n = 0;
+  const BoardParts parts = news_.write(own_, peer_.rank, frame + sizeof(FrameHead), &n);
+  const FrameHead head{static_cast<uint8_t>(FrameType::kBoard), parts.n_entries, parts.health ? kHealth : uint16_t{0},
+                       static_cast<uint32_t>(n), 0};
   std::memcpy(frame, &head, sizeof(head));
-  peer_.streams[0].append(frame, n);
+  peer_.streams[0].append(frame, sizeof(head) + n);
 }
 
 void TcpLink::append_signals() {
@@ -465,44 +411,8 @@ Status TcpLink::take_signals(Stream& s, const FrameHead& head, std::span<const s
 }
 
 Status TcpLink::take_board(const FrameHead& head, std::span<const std::byte> payload) {
-  const bool with_health = (head.parts & kHealth) != 0;
-  const size_t expected = sizeof(uint64_t) + head.n * sizeof(WireEntry) + (with_health ? sizeof(WireHealth) : 0);
-  if (head.n > kEntries || payload.size() != expected) return protocol_error(peer_.rank, "a bad board frame");
-  const std::byte* at = payload.data();
-  uint64_t completed = 0;
-  std::memcpy(&completed, at, sizeof(completed));
-  at += sizeof(completed);
-  for (size_t i = 0; i < head.n; ++i, at += sizeof(WireEntry)) {
-    WireEntry in;
-    std::memcpy(&in, at, sizeof(in));
-    blocks_[in.seq % 2].count.store(in.block_count, std::memory_order_relaxed);
-    blocks_[in.seq % 2].displacement.store(in.block_displacement, std::memory_order_relaxed);
-    blocks_[in.seq % 2].expects.store(in.block_expects, std::memory_order_relaxed);
-    Entry& e = board_->entries[in.seq % kEntries];
-    e.signature.store(in.signature, std::memory_order_relaxed);
-    e.count.store(in.count, std::memory_order_relaxed);
-    e.plan.store(in.plan, std::memory_order_relaxed);
-    e.input.store(in.input, std::memory_order_relaxed);
-    e.output.store(in.output, std::memory_order_relaxed);
-    e.max_block.store(in.max_block, std::memory_order_relaxed);
-    e.history.store(in.history, std::memory_order_relaxed);
-    // Release: pairs with the acquire loads of `seq` in exec::Execution.
-    e.seq.store(in.seq, std::memory_order_release);
-  }
-  // Release: pairs with the acquire in exec::Execution::enter().
-  board_->progress.completed.store(completed, std::memory_order_release);
-  if (!with_health) return {};
-  WireHealth health;
-  std::memcpy(&health, at, sizeof(health));
-  for (size_t i = 0; i < kFailureText / 8; ++i) {
-    uint64_t word = 0;
-    std::memcpy(&word, health.text + 8 * i, 8);
-    board_->health.text[i].store(word, std::memory_order_relaxed);
-  }
-  board_->health.code.store(health.code, std::memory_order_relaxed);
-  // Pairs with the acquire load in exec::check_peer_state(): code and sentence are visible there.
-  board_->health.state.store(health.state, std::memory_order_seq_cst);
-  return {};
+  if (copy_->take({head.n, (head.parts & kHealth) != 0}, payload)) return {};
+  return protocol_error(peer_.rank, "a bad board frame");
 }
 
 }  // namespace moeccl::transport::tcp

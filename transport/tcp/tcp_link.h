@@ -68,8 +68,7 @@ class TcpLink final : public Link, private Landings, private PutTurns {
   LocalMemory own_;
   TcpPeer peer_;
   TcpEngine& engine_;
-  std::unique_ptr<Board> board_;  // the peer's, as it told us
-  BlockWord blocks_[2];
+  std::unique_ptr<BoardCopy> copy_;  // the peer's, as it told us
 
   struct OpenPut {
     uint64_t offset = 0;
@@ -88,9 +87,8 @@ class TcpLink final : public Link, private Landings, private PutTurns {
   std::array<uint64_t, kSigsPerPeer> words_ = {};
   uint32_t new_words_ = 0;                        // bit mask of words_ that wait
   std::array<uint64_t, kMaxStreams> marks_ = {};  // put bytes on each stream before the newest signal
-  uint64_t told_completed_ = 0, told_entry_ = 0;  // what the peer knows of the own board
-  uint32_t told_state_ = 0;
-  bool board_waits_ = false;  // to be sent as soon as there is room
+  BoardNews news_;                                // of the own board
+  bool board_waits_ = false;                      // to be sent as soon as there is room
   bool ending_ = false, down_ = false, queued_ = false;
   std::string down_text_;
 };

@@ -2,7 +2,7 @@
 //
 //   put      `bytes` bytes for `offset` of the receiver's staging; on any stream
 //   signals  for each stream u64: put bytes that went before, then n times {sig u64, word u64}; on stream 0
-//   board    completed u64; n entries with their block word; with kHealth state, code and sentence; on stream 0
+//   board    what BoardNews writes (common/board_wire.h), with n entries and, with kHealth, a state; on stream 0
 //
 // What a frame announces is checked against the receiver's own bounds before a byte of it is used.
 #pragma once
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "transport/common/board_wire.h"
 #include "transport/transport.h"
 
 namespace moeccl::transport::tcp {
@@ -35,20 +36,9 @@ static_assert(sizeof(FrameHead) == 16);
 struct WireSignal {
   uint64_t sig, word;
 };
-struct WireEntry {
-  uint64_t seq, signature, count, plan, input, output, max_block, history;
-  uint64_t block_count, block_displacement, block_expects;
-};
-static_assert(sizeof(WireEntry) == 88);
-struct WireHealth {
-  uint32_t state, code;
-  char text[kFailureText];
-};
-static_assert(sizeof(WireHealth) == 8 + kFailureText);
 
 inline constexpr size_t kMaxPutBytes = size_t{1} << 30;  // of one frame; longer puts are several
-inline constexpr size_t kMaxSmallFrame =
-    sizeof(FrameHead) + sizeof(uint64_t) + kEntries * sizeof(WireEntry) + sizeof(WireHealth) + kMaxStreams * 8;
+inline constexpr size_t kMaxSmallFrame = sizeof(FrameHead) + kMaxBoardBytes + kMaxStreams * 8;
 static_assert(kMaxSmallFrame >= sizeof(FrameHead) + kMaxStreams * 8 + kSigsPerPeer * sizeof(WireSignal));
 
 // What a client says on each of its connections once it is authenticated, in a sealed control frame.
