@@ -1,0 +1,95 @@
+// Fabrics of n ranks in one process, each as if on a host of its own, over any network of transport/networks.cc or of a
+// test's own.
+#pragma once
+
+#include <latch>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "kernels/table.h"
+#include "src/exec/fabric.h"
+#include "tests/support/timing.h"
+#include "transport/transport.h"
+
+namespace moeccl::tests {
+
+class NetworkFabrics {
+ public:
+  // arrivals: [n], who hears of puts to each rank; empty: nobody.
+  explicit NetworkFabrics(const transport::Network& network, uint32_t n, uint64_t staging_bytes = 4 << 20,
+                          const std::vector<transport::Arrivals*>& arrivals = {}) {
+    std::vector<std::vector<std::byte>> offers(n);
+    std::vector<Status> statuses(n);
+    std::latch offered(n);
+    for (uint32_t r = 0; r < n; ++r) {
+      fabrics_.push_back(make(n, r, staging_bytes));
+      if (!arrivals.empty()) fabrics_[r]->arrivals = arrivals[r];
+    }
+    std::vector<std::thread> threads;
+    for (uint32_t r = 0; r < n; ++r) {
+      threads.emplace_back([&, r] {
+        auto endpoint = network.open(options(n, r));
+        statuses[r] = endpoint.status();
+        if (endpoint.ok()) {
+          auto offer = (*endpoint)->offer();
+          statuses[r] = offer.status();
+          if (offer.ok()) offers[r] = std::move(*offer);
+        }
+        offered.arrive_and_wait();
+        if (statuses[r].ok()) statuses[r] = connect(**endpoint, *fabrics_[r], offers);
+      });
+    }
+    for (auto& t : threads) t.join();
+    for (const Status& s : statuses)
+      if (!s.ok() && status.ok()) status = s;
+  }
+
+  Status status;  // the first failure
+  exec::Fabric& operator[](uint32_t rank) { return *fabrics_[rank]; }
+  std::unique_ptr<exec::Fabric>& slot(uint32_t rank) { return fabrics_[rank]; }
+  uint32_t n() const { return static_cast<uint32_t>(fabrics_.size()); }
+
+  // Runs `rank_body` for each rank on a thread of its own.
+  template <class Body>
+  void run(Body&& rank_body) {
+    std::vector<std::thread> threads;
+    for (uint32_t r = 0; r < n(); ++r) threads.emplace_back([&, r] { rank_body(r, *fabrics_[r]); });
+    for (auto& t : threads) t.join();
+  }
+
+ private:
+  static transport::NetworkOptions options(uint32_t n, uint32_t rank) {
+    transport::NetworkOptions o;
+    o.rank = rank;
+    for (uint32_t r = 0; r < n; ++r) o.host_of.push_back(r);
+    o.key[0] = std::byte{42};
+    o.timeout_ms = patient_ms(20'000);
+    o.deadline = Deadline::after_ms(o.timeout_ms);
+    o.one_machine = true;
+    return o;
+  }
+
+  static std::unique_ptr<exec::Fabric> make(uint32_t n, uint32_t rank, uint64_t staging_bytes) {
+    auto f = std::make_unique<exec::Fabric>(rank, n, staging_bytes);
+    f->own = *transport::shm::Segment::create({n, rank, staging_bytes, 4096}, false);
+    f->kernels = &kernels::best();
+    f->timeout_ms = patient_ms(20'000);
+    f->spin_polls = 40;
+    return f;
+  }
+
+  static Status connect(transport::Endpoint& endpoint, exec::Fabric& f,
+                        const std::vector<std::vector<std::byte>>& offers) {
+    transport::LocalMemory memory = f.own->memory(f.rank);
+    memory.arrivals = f.arrivals;
+    MOECCL_ASSIGN_OR_RETURN(transport::NetworkLinks made, endpoint.connect(memory, {}, offers));
+    f.links = std::move(made.links);
+    f.engine = std::move(made.engine);
+    return {};
+  }
+
+  std::vector<std::unique_ptr<exec::Fabric>> fabrics_;
+};
+
+}  // namespace moeccl::tests

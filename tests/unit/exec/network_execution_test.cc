@@ -1,0 +1,77 @@
+// Collectives over a network that keeps no order.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <random>
+
+#include "tests/support/network_fabrics.h"
+#include "tests/support/run_algorithm.h"
+#include "tests/support/shuffled_network.h"
+
+namespace moeccl::tests {
+namespace {
+
+// Operations of all kinds by all algorithms that need no memory of their peers. The first that went wrong; "": none.
+std::string operations_over_shuffled(uint32_t n, uint32_t n_operations, uint32_t* n_done) {
+  NetworkFabrics fabrics(kShuffledNetwork, n);
+  EXPECT_TRUE(fabrics.status.ok()) << fabrics.status.message();
+  const plan::LevelTree tree = plan::LevelTree::flat(n);
+  struct Job {
+    const algo::Algorithm* a;
+    plan::Shape shape;
+    plan::Plan plan;
+  };
+  std::vector<Job> jobs;
+  for (const algo::Algorithm& a : algo::algorithms()) {
+    for (const uint64_t count : {1u, 37u, 700u, 20'000u}) {
+      plan::Shape shape;
+      shape.op = a.op;
+      shape.n_ranks = n;
+      shape.root = n / 2;
+      shape.count = count;
+      shape.element_bytes = 8;
+      shape.reach.staging = false;
+      shape.staging_bytes = 2 << 20;
+      if (a.applies(shape, tree).ok()) jobs.push_back({&a, shape, algo::build_all(a, shape, tree)});
+    }
+  }
+  std::mutex mutex;
+  std::string first;
+  std::atomic<uint32_t> stop_at{n_operations};
+  fabrics.run([&](uint32_t, exec::Fabric& f) {
+    std::minstd_rand random(7);
+    for (uint32_t k = 0; k < stop_at.load(); ++k) {
+      // Large ones take the time of a hundred small ones.
+      const size_t pick = random() % jobs.size();
+      const Job& job = jobs[random() % 16 == 0 ? pick : pick / 4 * 4 + random() % 3];
+      const std::string wrong = run_algorithm(f, *job.a, job.shape, job.plan);
+      if (f.rank == 0) *n_done = k + 1;
+      if (wrong.empty()) continue;
+      const std::lock_guard lock(mutex);
+      if (first.empty()) first = wrong;
+      // All ranks end with the same operation; a rank that is ahead has at most begun the next but one.
+      stop_at.store(std::min(stop_at.load(), k + 4));
+    }
+  });
+  return first;
+}
+
+TEST(ShuffledNetwork, TenThousandOperationsAreRight) {
+  uint32_t done = 0;
+  EXPECT_EQ(operations_over_shuffled(3, 10'000, &done), "");
+  EXPECT_EQ(done, 10'000u);
+}
+
+// The same with signals that do not wait for what they cover: what the test above rests on.
+TEST(ShuffledNetwork, SignalsThatDoNotWaitAreFound) {
+  ShuffledNetwork::signals_wait() = false;
+  uint32_t done = 0;
+  const std::string wrong = operations_over_shuffled(3, 2'000, &done);
+  ShuffledNetwork::signals_wait() = true;
+  EXPECT_NE(wrong, "") << "2000 operations were right, although their signals went ahead of their data";
+}
+
+}  // namespace
+}  // namespace moeccl::tests

@@ -1,0 +1,403 @@
+// What a link promises to the executor, whatever moves the bytes: the same cases on every transport.
+//
+// Networks come from transport/networks.cc; one that this machine cannot use is skipped with its reason, and fails
+// instead when MOECCL_TEST_REQUIRE_NET names it. Beside them: memory that ranks share, the same behind a paced uplink,
+// and a network that keeps no order at all.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+
+#include "tests/support/fabrics.h"
+#include "tests/support/network_fabrics.h"
+#include "tests/support/shuffled_network.h"
+#include "transport/paced/paced_link.h"
+
+namespace {
+
+// Every rank is a host of its own on this machine, over loopback. Before anybody reads the environment.
+const bool over_loopback = setenv("MOECCL_SOCKET_IFNAME", "lo", 0) == 0 && setenv("MOECCL_HOST_ID", "here", 0) == 0;
+
+}  // namespace
+
+namespace moeccl::tests {
+namespace {
+
+using transport::PutState;
+using transport::RankState;
+
+// Ranks of one process with links between all of them.
+class World {
+ public:
+  virtual ~World() = default;
+  virtual exec::Fabric& operator[](uint32_t rank) = 0;
+  virtual void end(uint32_t rank) = 0;  // its links and its engine
+  virtual bool network() const = 0;
+};
+
+class SharedWorld final : public World {
+ public:
+  SharedWorld(uint32_t n, bool paced) : fabrics_(n) {
+    if (!paced) return;
+    uplinks_ = std::vector<transport::PaceWords>(n);
+    for (uint32_t r = 0; r < n; ++r) {
+      for (uint32_t p = 0; p < n; ++p) {
+        if (p == r) continue;
+        const transport::paced::PacedUplinks between{{5'000, 2.0}, &uplinks_[r], &uplinks_[p]};
+        fabrics_[r].links[p] = std::make_unique<transport::paced::PacedLink>(std::move(fabrics_[r].links[p]), between);
+      }
+    }
+  }
+  exec::Fabric& operator[](uint32_t rank) override { return fabrics_[rank]; }
+  void end(uint32_t rank) override { fabrics_[rank].links.clear(); }
+  bool network() const override { return false; }
+
+ private:
+  Fabrics fabrics_;
+  std::vector<transport::PaceWords> uplinks_;
+};
+
+class NetworkWorld final : public World {
+ public:
+  NetworkWorld(const transport::Network& network, uint32_t n) : fabrics_(network, n) {}
+  const Status& status() const { return fabrics_.status; }
+  exec::Fabric& operator[](uint32_t rank) override { return fabrics_[rank]; }
+  void end(uint32_t rank) override {
+    fabrics_[rank].engine = nullptr;
+    fabrics_[rank].links.clear();
+  }
+  bool network() const override { return true; }
+
+ private:
+  NetworkFabrics fabrics_;
+};
+
+std::vector<std::string> transports() {
+  std::vector<std::string> names = {"thread", "paced", kShuffledNetwork.name};
+  for (const transport::Network& n : transport::networks()) names.emplace_back(n.name);
+  return names;
+}
+
+class LinkContract : public testing::TestWithParam<std::string> {
+ protected:
+  // Null: skipped.
+  std::unique_ptr<World> world(uint32_t n) {
+    if (GetParam() == "thread" || GetParam() == "paced") return std::make_unique<SharedWorld>(n, GetParam() == "paced");
+    const bool shuffled = GetParam() == kShuffledNetwork.name;
+    const transport::Network& network = shuffled ? kShuffledNetwork : *transport::find_network(GetParam());
+    const char* required = std::getenv("MOECCL_TEST_REQUIRE_NET");
+    if (const transport::Probe probe = network.probe(); !probe.usable) {
+      EXPECT_TRUE(required == nullptr || GetParam() != required) << probe.why_not;
+      skipped_ = probe.why_not;
+      return nullptr;
+    }
+    auto made = std::make_unique<NetworkWorld>(network, n);
+    EXPECT_TRUE(made->status().ok()) << made->status().message();
+    if (!made->status().ok()) return nullptr;
+    return made;
+  }
+  std::string skipped_;
+};
+
+#define MOECCL_WORLD(name, n)                                         \
+  const std::unique_ptr<World> made = world(n);                       \
+  if (made == nullptr && !skipped_.empty()) GTEST_SKIP() << skipped_; \
+  ASSERT_NE(made, nullptr);                                           \
+  World& name = *made
+
+int64_t patience_ms() { return patient_ms(20'000); }
+
+// As a thread that drives operations does it.
+class Driving {
+ public:
+  explicit Driving(exec::Fabric& f) : f_(f) {
+    if (f_.engine != nullptr) f_.engine->begin();
+  }
+  ~Driving() {
+    if (f_.engine != nullptr) f_.engine->end();
+  }
+  bool until(const std::function<bool()>& done) {
+    for (const Deadline d = Deadline::after_ms(patience_ms()); !d.passed();) {
+      if (done()) return true;
+      if (f_.engine != nullptr) f_.engine->progress();
+      std::this_thread::yield();
+    }
+    return false;
+  }
+  Status put(uint32_t to, uint64_t offset, const void* src, size_t bytes) {
+    Status failed;
+    const bool ended = until([&] {
+      const Result<PutState> state = f_.link(to).put(offset, src, bytes);
+      if (!state.ok()) failed = state.status();
+      return !state.ok() || *state == PutState::kDone;
+    });
+    return ended ? failed : error(moecclTimeout, "a put of {} bytes does not end", bytes);
+  }
+
+ private:
+  exec::Fabric& f_;
+};
+
+// What a rank waits for: the signal, and on a paced link its time.
+bool seen(exec::Fabric& f, uint32_t from, uint32_t sig, uint32_t number) {
+  const transport::SignalLine& line = f.own->signal(from, sig);
+  if (static_cast<int32_t>(static_cast<uint32_t>(line.word.load(std::memory_order_acquire)) - number) < 0) return false;
+  return line.visible_ns[number % transport::kVisibleRing].load() <= now_ns();
+}
+
+std::vector<unsigned char> pattern(size_t bytes, uint32_t seed) {
+  std::vector<unsigned char> v(bytes);
+  std::minstd_rand random(seed + 1);
+  for (unsigned char& b : v) b = static_cast<unsigned char>(random() >> 7);
+  return v;
+}
+
+void write_entry(exec::Fabric& f, uint64_t seq, uint64_t salt) {
+  transport::Entry& e = f.own->board().entries[seq % transport::kEntries];
+  std::atomic<uint64_t>* const words[] = {&e.signature, &e.count,     &e.plan,   &e.input,
+                                          &e.output,    &e.max_block, &e.history};
+  for (uint64_t i = 0; i < std::size(words); ++i) words[i]->store(salt + i * 1'000'003, std::memory_order_relaxed);
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    transport::BlockWord& block = f.own->blocks(seq)[p];
+    block.count.store(salt + p);
+    block.displacement.store(salt + 2 * p);
+    block.expects.store(salt + 3 * p);
+  }
+  e.seq.store(seq, std::memory_order_release);
+}
+
+void expect_entry(exec::Fabric& f, uint32_t of, uint64_t seq, uint64_t salt) {
+  const transport::Entry& e = f.link(of).board().entries[seq % transport::kEntries];
+  const std::atomic<uint64_t>* const words[] = {&e.signature, &e.count,     &e.plan,   &e.input,
+                                                &e.output,    &e.max_block, &e.history};
+  for (uint64_t i = 0; i < std::size(words); ++i) EXPECT_EQ(words[i]->load(), salt + i * 1'000'003) << "word " << i;
+  const transport::BlockWord& block = f.link(of).block(seq);
+  EXPECT_EQ(block.count.load(), salt + f.rank);
+  EXPECT_EQ(block.displacement.load(), salt + 2 * f.rank);
+  EXPECT_EQ(block.expects.load(), salt + 3 * f.rank);
+}
+
+TEST_P(LinkContract, WhatARankSaysOfItselfIsReadByAll) {
+  MOECCL_WORLD(ranks, 3);
+  for (uint64_t seq = 1; seq <= 40; ++seq) {
+    write_entry(ranks[0], seq, seq * 77);
+    ranks[0].own->board().progress.completed.store(seq - 1, std::memory_order_release);
+    if (ranks[0].engine != nullptr) ranks[0].engine->board_changed(seq % 2 == 0);
+    for (const uint32_t r : {1u, 2u}) {
+      Driving drive(ranks[r]);
+      const transport::Board& board = ranks[r].link(0).board();
+      ASSERT_TRUE(drive.until([&] {
+        return board.entries[seq % transport::kEntries].seq.load(std::memory_order_acquire) == seq &&
+               board.progress.completed.load(std::memory_order_acquire) == seq - 1;
+      })) << "entry "
+          << seq;
+      expect_entry(ranks[r], 0, seq, seq * 77);
+    }
+  }
+  ranks[0].publish_state(RankState::kFailed, moecclInvalidArgument, "the reason, in words");
+  for (const uint32_t r : {1u, 2u}) {
+    Driving drive(ranks[r]);
+    const transport::Board& board = ranks[r].link(0).board();
+    ASSERT_TRUE(drive.until([&] {
+      return board.health.state.load(std::memory_order_acquire) == static_cast<uint32_t>(RankState::kFailed);
+    }));
+    EXPECT_EQ(board.health.code.load(), static_cast<uint32_t>(moecclInvalidArgument));
+    char text[transport::kFailureText];
+    for (size_t i = 0; i < sizeof(text) / 8; ++i) {
+      const uint64_t word = board.health.text[i].load();
+      std::memcpy(text + 8 * i, &word, 8);
+    }
+    EXPECT_STREQ(text, "the reason, in words");
+    EXPECT_TRUE(ranks[r].link(0).check_peer().ok()) << "its own word says more";
+  }
+}
+
+TEST_P(LinkContract, TheEntryIsThereWithTheFirstSignalBehindIt) {
+  MOECCL_WORLD(ranks, 2);
+  for (uint32_t seq = 1; seq <= 300; ++seq) {
+    write_entry(ranks[0], seq, seq * 13);
+    if (ranks[0].engine != nullptr) ranks[0].engine->board_changed(false);
+    ASSERT_TRUE(ranks[0].link(1).signal(1, seq, seq).ok());
+    Driving drive(ranks[1]);
+    ASSERT_TRUE(drive.until([&] { return seen(ranks[1], 0, 1, seq); })) << "signal " << seq;
+    ASSERT_EQ(ranks[1].link(0).board().entries[seq % transport::kEntries].seq.load(std::memory_order_acquire), seq);
+    expect_entry(ranks[1], 0, seq, seq * 13);
+  }
+}
+
+TEST_P(LinkContract, APutIsThereWhenTheSignalBehindItIsSeen) {
+  MOECCL_WORLD(ranks, 2);
+  const size_t sizes[] = {1, 7, 8, 63, 64, 100, 4095, 4096, 8191, (32 << 10) + 1, 65536, (1 << 20) + 3, 2 << 20};
+  uint32_t number = 0;
+  for (const uint32_t from : {0u, 1u}) {
+    const uint32_t to = 1 - from;
+    number = 0;
+    for (const size_t bytes : sizes) {
+      for (const uint64_t offset : {uint64_t{0}, uint64_t{64}, uint64_t{12'345}}) {
+        auto data = pattern(bytes, ++number);
+        const auto sent = data;
+        std::byte* const staging = ranks[to].own->staging();
+        std::memset(staging, 0xee, offset + bytes + 64);
+        {
+          Driving drive(ranks[from]);
+          ASSERT_TRUE(drive.put(to, offset, data.data(), bytes).ok());
+          // Done: the source is the caller's again.
+          std::fill(data.begin(), data.end(), 0xaa);
+          ASSERT_TRUE(ranks[from].link(to).signal(2, number, 9).ok());
+        }
+        Driving drive(ranks[to]);
+        ASSERT_TRUE(drive.until([&] { return seen(ranks[to], from, 2, number); })) << bytes << " bytes at " << offset;
+        EXPECT_EQ(static_cast<uint32_t>(ranks[to].own->signal(from, 2).word.load() >> 32), 9u);
+        ASSERT_EQ(std::memcmp(staging + offset, sent.data(), bytes), 0) << bytes << " bytes at " << offset;
+        EXPECT_EQ(staging[offset + bytes], std::byte{0xee}) << "behind " << bytes << " bytes at " << offset;
+        if (offset > 0) {
+          EXPECT_EQ(staging[offset - 1], std::byte{0xee});
+        }
+      }
+    }
+  }
+}
+
+// Both directions at once, many puts before each signal, on all sigs.
+TEST_P(LinkContract, ManyPutsOfAnySizeComeBeforeTheirSignal) {
+  constexpr uint32_t kRounds = 200, kSlots = 8;
+  constexpr size_t kSlot = 96 << 10;
+  MOECCL_WORLD(ranks, 2);
+  std::vector<std::thread> threads;
+  for (const uint32_t me : {0u, 1u}) {
+    threads.emplace_back([&, me] {
+      exec::Fabric& f = ranks[me];
+      const uint32_t other = 1 - me;
+      Driving drive(f);
+      for (uint32_t round = 1; round <= kRounds; ++round) {
+        std::minstd_rand random(round * 2 + me), theirs(round * 2 + other);
+        // Halves alternate, as those of operations do: the peer may still look at the last round's.
+        const uint64_t half = (round % 2) * kSlots * kSlot;
+        const uint32_t sig = round % transport::kSigsPerPeer, number = (round - sig) / transport::kSigsPerPeer + 1;
+        const auto size_of = [=](std::minstd_rand& r) { return r() % 4 == 0 ? 1 + r() % kSlot : 1 + r() % 300; };
+        for (uint32_t s = 0; s < kSlots; ++s) {
+          const size_t bytes = size_of(random);
+          const auto data = pattern(bytes, round * 100 + s * 2 + me);
+          const Status put = drive.put(other, half + s * kSlot, data.data(), bytes);
+          ASSERT_TRUE(put.ok()) << put.message();
+        }
+        ASSERT_TRUE(f.link(other).signal(sig, number, round).ok());
+        ASSERT_TRUE(drive.until([&] { return seen(f, other, sig, number); })) << "round " << round;
+        for (uint32_t s = 0; s < kSlots; ++s) {
+          const auto data = pattern(size_of(theirs), round * 100 + s * 2 + other);
+          ASSERT_EQ(std::memcmp(f.own->staging() + half + s * kSlot, data.data(), data.size()), 0)
+              << "round " << round << " slot " << s;
+        }
+      }
+      // The other's last round may still be under way to this rank's staging, which outlives this thread.
+    });
+  }
+  for (auto& t : threads) t.join();
+}
+
+// Lanes of one operation put to the same peer, each until its own is done.
+TEST_P(LinkContract, PutsOfSeveralCallersBesideEachOtherAllEnd) {
+  MOECCL_WORLD(ranks, 2);
+  constexpr size_t kBytes = 1 << 20;
+  constexpr uint32_t kCallers = 3;
+  std::vector<std::vector<unsigned char>> data;
+  for (uint32_t c = 0; c < kCallers; ++c) data.push_back(pattern(kBytes, c));
+  Driving drive(ranks[0]);
+  std::thread receiver([&] {
+    Driving drives(ranks[1]);
+    EXPECT_TRUE(drives.until([&] { return seen(ranks[1], 0, 0, 1); }));
+  });
+  std::vector<bool> done(kCallers, false);
+  EXPECT_TRUE(drive.until([&] {
+    bool all = true;
+    for (uint32_t c = 0; c < kCallers; ++c) {
+      if (done[c]) continue;
+      const auto state = ranks[0].link(1).put(c * kBytes, data[c].data(), kBytes);
+      EXPECT_TRUE(state.ok());
+      done[c] = state.ok() && *state == PutState::kDone;
+      all = all && done[c];
+    }
+    return all;
+  }));
+  ASSERT_TRUE(ranks[0].link(1).signal(0, 1, 1).ok());
+  receiver.join();
+  for (uint32_t c = 0; c < kCallers; ++c)
+    EXPECT_EQ(std::memcmp(ranks[1].own->staging() + c * kBytes, data[c].data(), kBytes), 0) << c;
+}
+
+TEST_P(LinkContract, WhatIsPackedIntoALinksRoomGoesAsItIs) {
+  MOECCL_WORLD(ranks, 2);
+  transport::Rooms* const rooms = ranks[0].link(1).rooms();
+  if (rooms == nullptr) GTEST_SKIP() << "it has no rooms";
+  Driving drive(ranks[0]);
+  for (uint32_t number = 1; number <= 300; ++number) {
+    const auto data = pattern(1 + (number * 7919) % 200'000, number);
+    const uint64_t at = (number % 8) * 256'000;
+    std::byte* room = nullptr;
+    ASSERT_TRUE(drive.until([&] { return (room = rooms->room(data.size())) != nullptr; })) << number;
+    std::memcpy(room, data.data(), data.size());
+    const auto state = ranks[0].link(1).put(at, room, data.size());
+    ASSERT_TRUE(state.ok());
+    ASSERT_EQ(*state, PutState::kDone) << "the link owns the room until it has gone";
+    ASSERT_TRUE(ranks[0].link(1).signal(4, number, 1).ok());
+    Driving receives(ranks[1]);
+    ASSERT_TRUE(receives.until([&] { return seen(ranks[1], 0, 4, number); }));
+    ASSERT_EQ(std::memcmp(ranks[1].own->staging() + at, data.data(), data.size()), 0) << number;
+  }
+}
+
+// The peer computes: nobody drives its engine, and what comes is more than any queue holds.
+TEST_P(LinkContract, APeerThatDoesNotLookHoldsUpNothingForEver) {
+  MOECCL_WORLD(ranks, 2);
+  const auto data = pattern(2 << 20, 5);
+  Driving drive(ranks[0]);
+  for (uint32_t number = 1; number <= 8; ++number) {
+    ASSERT_TRUE(drive.put(1, 0, data.data(), data.size()).ok()) << number;
+    ASSERT_TRUE(ranks[0].link(1).signal(0, number, 1).ok());
+  }
+  ASSERT_TRUE(drive.until([&] { return seen(ranks[1], 0, 0, 8); }));
+  EXPECT_EQ(std::memcmp(ranks[1].own->staging(), data.data(), data.size()), 0);
+}
+
+TEST_P(LinkContract, ARankThatLeavesHasSaidAllBefore) {
+  for (int turn = 0; turn < 5; ++turn) {
+    MOECCL_WORLD(ranks, 2);
+    const auto data = pattern(300'000, 8);
+    {
+      Driving drive(ranks[0]);
+      ASSERT_TRUE(drive.put(1, 4, data.data(), data.size()).ok());
+      ASSERT_TRUE(ranks[0].link(1).signal(3, 1, 1).ok());
+    }
+    ranks[0].publish_state(RankState::kLeft, moecclSuccess, "");
+    ranks.end(0);
+    Driving drive(ranks[1]);
+    ASSERT_TRUE(drive.until([&] { return seen(ranks[1], 0, 3, 1); }));
+    EXPECT_EQ(std::memcmp(ranks[1].own->staging() + 4, data.data(), data.size()), 0);
+    ASSERT_TRUE(drive.until(
+        [&] { return ranks[1].link(0).board().health.state.load() == static_cast<uint32_t>(RankState::kLeft); }));
+    EXPECT_TRUE(ranks[1].link(0).check_peer().ok()) << ranks[1].link(0).check_peer().message();
+  }
+}
+
+TEST_P(LinkContract, ARankThatHasFailedTellsNobodyThatItsDataCame) {
+  MOECCL_WORLD(ranks, 2);
+  if (!ranks.network()) GTEST_SKIP() << "memory that is shared has no queue";
+  ranks[0].publish_state(RankState::kFailed, moecclInvalidArgument, "given up");
+  const auto data = pattern(100'000, 3);
+  Driving drive(ranks[0]);
+  EXPECT_TRUE(drive.put(1, 0, data.data(), data.size()).ok()) << "it is lost, but it ends";
+  EXPECT_TRUE(ranks[0].link(1).signal(5, 1, 1).ok());
+  Driving peer(ranks[1]);
+  ASSERT_TRUE(peer.until(
+      [&] { return ranks[1].link(0).board().health.state.load() == static_cast<uint32_t>(RankState::kFailed); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(seen(ranks[1], 0, 5, 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LinkContract, testing::ValuesIn(transports()),
+                         [](const auto& name) { return name.param; });
+
+}  // namespace
+}  // namespace moeccl::tests
