@@ -2,7 +2,8 @@
 //
 // Networks come from transport/networks.cc; one that this machine cannot use is skipped with its reason, and fails
 // instead when MOECCL_TEST_REQUIRE_NET names it. Beside them: memory that ranks share, the same behind a paced uplink,
-// and a network that keeps no order at all.
+// and a network that keeps no order at all. Built with MOECCL_TEST_CUDA_LINKS it runs on CUDA memory of the emulated
+// driver instead: ranks of one host, and ranks of several over TCP.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -14,6 +15,12 @@
 #include "tests/support/network_fabrics.h"
 #include "tests/support/shuffled_network.h"
 #include "transport/paced/paced_link.h"
+#ifdef MOECCL_TEST_CUDA_LINKS
+#include "src/exec/cuda/stream_engine.h"
+#include "tests/support/cuda_device.h"
+#include "transport/cuda_ipc/cuda_link.h"
+#include "transport/cuda_net/cuda_net.h"
+#endif
 
 namespace {
 
@@ -35,6 +42,11 @@ class World {
   virtual exec::Fabric& operator[](uint32_t rank) = 0;
   virtual void end(uint32_t rank) = 0;  // its links and its engine
   virtual bool network() const = 0;
+  // Where what peers put can be read, after settle() behind their signal.
+  virtual std::byte* staging(uint32_t rank) { return (*this)[rank].own->staging(); }
+  virtual void settle(uint32_t, uint32_t) {}
+  // What the rank's stream was given is done.
+  virtual void synchronize(uint32_t) {}
 };
 
 class SharedWorld final : public World {
@@ -74,17 +86,108 @@ class NetworkWorld final : public World {
   NetworkFabrics fabrics_;
 };
 
+#ifdef MOECCL_TEST_CUDA_LINKS
+// Memory of the emulated device is memory of the process.
+class CudaWorld final : public World {
+ public:
+  CudaWorld(uint32_t n, bool several_hosts) : device_(0), forwards_(n) {
+    const auto* driver = driver::cuda::driver();
+    EXPECT_TRUE(device_.ok() && device_.emulated() && driver != nullptr);
+    driver::cuda::Context context = nullptr;
+    EXPECT_EQ(driver->cuCtxGetCurrent(&context), 0);
+    for (uint32_t r = 0; r < n; ++r) streams_.push_back(std::move(*exec::StreamEngine::create(context, 0)));
+    if (several_hosts) {
+      connect_hosts(n, context);
+    } else {
+      here_.emplace(n);
+      for (uint32_t r = 0; r < n; ++r) {
+        for (uint32_t p = 0; p < n; ++p) {
+          if (p == r) continue;
+          transport::cuda_ipc::CudaPeer peer;
+          peer.stream = streams_[r]->stream();
+          peer.staging = (*here_)[p].own->staging();
+          peer.direct = true;
+          auto& link = (*here_)[r].links[p];
+          link = std::make_unique<transport::cuda_ipc::CudaLink>(std::move(link), std::move(peer));
+        }
+      }
+    }
+  }
+  ~CudaWorld() override {
+    for (auto& s : streams_) (void)s->synchronize();
+  }
+  exec::Fabric& operator[](uint32_t rank) override { return here_ ? (*here_)[rank] : (*away_)[rank]; }
+  void end(uint32_t rank) override {
+    (*this)[rank].engine = nullptr;
+    (*this)[rank].links.clear();
+  }
+  bool network() const override { return away_.has_value(); }
+  std::byte* staging(uint32_t rank) override { return here_ ? World::staging(rank) : memory_[rank].data(); }
+  void settle(uint32_t rank, uint32_t from) override {
+    if (auto* device = (*this)[rank].link(from).device(); device != nullptr) {
+      EXPECT_TRUE(device->settle().ok());
+    }
+    synchronize(rank);
+  }
+  void synchronize(uint32_t rank) override { EXPECT_TRUE(streams_[rank]->synchronize().ok()); }
+
+ private:
+  struct Forward final : transport::Arrivals {
+    transport::Arrivals* to = nullptr;
+    bool arrived(uint32_t src, uint64_t offset, uint64_t bytes) override { return to->arrived(src, offset, bytes); }
+  };
+  void connect_hosts(uint32_t n, driver::cuda::Context context) {
+    std::vector<transport::Arrivals*> arrivals;
+    for (Forward& f : forwards_) arrivals.push_back(&f);
+    away_.emplace(*transport::find_network("tcp"), n, 4 << 20, arrivals);
+    EXPECT_TRUE(away_->status.ok()) << away_->status.message();
+    memory_.assign(n, std::vector<std::byte>(4 << 20));
+    for (uint32_t r = 0; r < n; ++r) {
+      exec::Fabric& f = (*away_)[r];
+      transport::cuda_net::CudaNet::Staging s;
+      s.context = context;
+      s.stream = streams_[r]->stream();
+      s.own = f.own->memory(r);
+      s.staging_bytes = 4 << 20;
+      s.device_staging = memory_[r].data();
+      s.most_put_bytes = 2 << 20;
+      s.n_ranks = n;
+      auto net = std::move(*transport::cuda_net::CudaNet::create(s));
+      forwards_[r].to = net.get();
+      net->set_engine(std::move(f.engine));
+      for (uint32_t p = 0; p < n; ++p)
+        if (p != r) f.links[p] = net->wrap(p, std::move(f.links[p]));
+      f.engine = std::move(net);
+    }
+  }
+
+  moeccl::testing::CudaDevice device_;
+  std::vector<std::unique_ptr<exec::StreamEngine>> streams_;
+  std::vector<Forward> forwards_;
+  std::vector<std::vector<std::byte>> memory_;  // of the device
+  std::optional<Fabrics> here_;
+  std::optional<NetworkFabrics> away_;
+};
+
+std::vector<std::string> transports() { return {"cuda", "cuda_over_tcp"}; }
+std::unique_ptr<World> cuda_world(const std::string& name, uint32_t n) {
+  return std::make_unique<CudaWorld>(n, name == "cuda_over_tcp");
+}
+#else
+std::unique_ptr<World> cuda_world(const std::string&, uint32_t) { return nullptr; }
 std::vector<std::string> transports() {
   std::vector<std::string> names = {"thread", "paced", kShuffledNetwork.name};
   for (const transport::Network& n : transport::networks()) names.emplace_back(n.name);
   return names;
 }
+#endif
 
-class LinkContract : public testing::TestWithParam<std::string> {
+class LinkContract : public ::testing::TestWithParam<std::string> {
  protected:
   // Null: skipped.
   std::unique_ptr<World> world(uint32_t n) {
     if (GetParam() == "thread" || GetParam() == "paced") return std::make_unique<SharedWorld>(n, GetParam() == "paced");
+    if (GetParam().starts_with("cuda")) return cuda_world(GetParam(), n);
     const bool shuffled = GetParam() == kShuffledNetwork.name;
     const transport::Network& network = shuffled ? kShuffledNetwork : *transport::find_network(GetParam());
     const char* required = std::getenv("MOECCL_TEST_REQUIRE_NET");
@@ -125,6 +228,15 @@ class Driving {
       std::this_thread::yield();
     }
     return false;
+  }
+  // What was given to a stream has left.
+  bool drained() {
+    return until([&] {
+      if (f_.engine == nullptr) return true;
+      const Result<bool> drained = f_.engine->drained();
+      EXPECT_TRUE(drained.ok());
+      return !drained.ok() || *drained;
+    });
   }
   Status put(uint32_t to, uint64_t offset, const void* src, size_t bytes) {
     Status failed;
@@ -219,7 +331,10 @@ TEST_P(LinkContract, TheEntryIsThereWithTheFirstSignalBehindIt) {
   for (uint32_t seq = 1; seq <= 300; ++seq) {
     write_entry(ranks[0], seq, seq * 13);
     if (ranks[0].engine != nullptr) ranks[0].engine->board_changed(false);
-    ASSERT_TRUE(ranks[0].link(1).signal(1, seq, seq).ok());
+    {
+      Driving sends(ranks[0]);
+      ASSERT_TRUE(ranks[0].link(1).signal(1, seq, seq).ok() && sends.drained());
+    }
     Driving drive(ranks[1]);
     ASSERT_TRUE(drive.until([&] { return seen(ranks[1], 0, 1, seq); })) << "signal " << seq;
     ASSERT_EQ(ranks[1].link(0).board().entries[seq % transport::kEntries].seq.load(std::memory_order_acquire), seq);
@@ -238,17 +353,19 @@ TEST_P(LinkContract, APutIsThereWhenTheSignalBehindItIsSeen) {
       for (const uint64_t offset : {uint64_t{0}, uint64_t{64}, uint64_t{12'345}}) {
         auto data = pattern(bytes, ++number);
         const auto sent = data;
-        std::byte* const staging = ranks[to].own->staging();
+        std::byte* const staging = ranks.staging(to);
         std::memset(staging, 0xee, offset + bytes + 64);
         {
           Driving drive(ranks[from]);
           ASSERT_TRUE(drive.put(to, offset, data.data(), bytes).ok());
-          // Done: the source is the caller's again.
+          // Done: the source is the caller's again, and its stream's.
+          ranks.synchronize(from);
           std::fill(data.begin(), data.end(), 0xaa);
-          ASSERT_TRUE(ranks[from].link(to).signal(2, number, 9).ok());
+          ASSERT_TRUE(ranks[from].link(to).signal(2, number, 9).ok() && drive.drained());
         }
         Driving drive(ranks[to]);
         ASSERT_TRUE(drive.until([&] { return seen(ranks[to], from, 2, number); })) << bytes << " bytes at " << offset;
+        ranks.settle(to, from);
         EXPECT_EQ(static_cast<uint32_t>(ranks[to].own->signal(from, 2).word.load() >> 32), 9u);
         ASSERT_EQ(std::memcmp(staging + offset, sent.data(), bytes), 0) << bytes << " bytes at " << offset;
         EXPECT_EQ(staging[offset + bytes], std::byte{0xee}) << "behind " << bytes << " bytes at " << offset;
@@ -282,12 +399,15 @@ TEST_P(LinkContract, ManyPutsOfAnySizeComeBeforeTheirSignal) {
           const auto data = pattern(bytes, round * 100 + s * 2 + me);
           const Status put = drive.put(other, half + s * kSlot, data.data(), bytes);
           ASSERT_TRUE(put.ok()) << put.message();
+          ranks.synchronize(me);
         }
         ASSERT_TRUE(f.link(other).signal(sig, number, round).ok());
+        ASSERT_TRUE(drive.drained());
         ASSERT_TRUE(drive.until([&] { return seen(f, other, sig, number); })) << "round " << round;
+        ranks.settle(me, other);
         for (uint32_t s = 0; s < kSlots; ++s) {
           const auto data = pattern(size_of(theirs), round * 100 + s * 2 + other);
-          ASSERT_EQ(std::memcmp(f.own->staging() + half + s * kSlot, data.data(), data.size()), 0)
+          ASSERT_EQ(std::memcmp(ranks.staging(me) + half + s * kSlot, data.data(), data.size()), 0)
               << "round " << round << " slot " << s;
         }
       }
@@ -321,10 +441,11 @@ TEST_P(LinkContract, PutsOfSeveralCallersBesideEachOtherAllEnd) {
     }
     return all;
   }));
-  ASSERT_TRUE(ranks[0].link(1).signal(0, 1, 1).ok());
+  ASSERT_TRUE(ranks[0].link(1).signal(0, 1, 1).ok() && drive.drained());
   receiver.join();
+  ranks.settle(1, 0);
   for (uint32_t c = 0; c < kCallers; ++c)
-    EXPECT_EQ(std::memcmp(ranks[1].own->staging() + c * kBytes, data[c].data(), kBytes), 0) << c;
+    EXPECT_EQ(std::memcmp(ranks.staging(1) + c * kBytes, data[c].data(), kBytes), 0) << c;
 }
 
 TEST_P(LinkContract, WhatIsPackedIntoALinksRoomGoesAsItIs) {
@@ -341,10 +462,11 @@ TEST_P(LinkContract, WhatIsPackedIntoALinksRoomGoesAsItIs) {
     const auto state = ranks[0].link(1).put(at, room, data.size());
     ASSERT_TRUE(state.ok());
     ASSERT_EQ(*state, PutState::kDone) << "the link owns the room until it has gone";
-    ASSERT_TRUE(ranks[0].link(1).signal(4, number, 1).ok());
+    ASSERT_TRUE(ranks[0].link(1).signal(4, number, 1).ok() && drive.drained());
     Driving receives(ranks[1]);
     ASSERT_TRUE(receives.until([&] { return seen(ranks[1], 0, 4, number); }));
-    ASSERT_EQ(std::memcmp(ranks[1].own->staging() + at, data.data(), data.size()), 0) << number;
+    ranks.settle(1, 0);
+    ASSERT_EQ(std::memcmp(ranks.staging(1) + at, data.data(), data.size()), 0) << number;
   }
 }
 
@@ -357,8 +479,10 @@ TEST_P(LinkContract, APeerThatDoesNotLookHoldsUpNothingForEver) {
     ASSERT_TRUE(drive.put(1, 0, data.data(), data.size()).ok()) << number;
     ASSERT_TRUE(ranks[0].link(1).signal(0, number, 1).ok());
   }
+  ASSERT_TRUE(drive.drained());
   ASSERT_TRUE(drive.until([&] { return seen(ranks[1], 0, 0, 8); }));
-  EXPECT_EQ(std::memcmp(ranks[1].own->staging(), data.data(), data.size()), 0);
+  ranks.settle(1, 0);
+  EXPECT_EQ(std::memcmp(ranks.staging(1), data.data(), data.size()), 0);
 }
 
 TEST_P(LinkContract, ARankThatLeavesHasSaidAllBefore) {
@@ -368,13 +492,14 @@ TEST_P(LinkContract, ARankThatLeavesHasSaidAllBefore) {
     {
       Driving drive(ranks[0]);
       ASSERT_TRUE(drive.put(1, 4, data.data(), data.size()).ok());
-      ASSERT_TRUE(ranks[0].link(1).signal(3, 1, 1).ok());
+      ASSERT_TRUE(ranks[0].link(1).signal(3, 1, 1).ok() && drive.drained());
     }
     ranks[0].publish_state(RankState::kLeft, moecclSuccess, "");
     ranks.end(0);
     Driving drive(ranks[1]);
     ASSERT_TRUE(drive.until([&] { return seen(ranks[1], 0, 3, 1); }));
-    EXPECT_EQ(std::memcmp(ranks[1].own->staging() + 4, data.data(), data.size()), 0);
+    ranks.settle(1, 0);
+    EXPECT_EQ(std::memcmp(ranks.staging(1) + 4, data.data(), data.size()), 0);
     ASSERT_TRUE(drive.until(
         [&] { return ranks[1].link(0).board().health.state.load() == static_cast<uint32_t>(RankState::kLeft); }));
     EXPECT_TRUE(ranks[1].link(0).check_peer().ok()) << ranks[1].link(0).check_peer().message();
@@ -396,7 +521,7 @@ TEST_P(LinkContract, ARankThatHasFailedTellsNobodyThatItsDataCame) {
   EXPECT_FALSE(seen(ranks[1], 0, 5, 1));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LinkContract, testing::ValuesIn(transports()),
+INSTANTIATE_TEST_SUITE_P(All, LinkContract, ::testing::ValuesIn(transports()),
                          [](const auto& name) { return name.param; });
 
 }  // namespace
