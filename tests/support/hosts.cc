@@ -30,8 +30,7 @@ std::string print(const char* format, ...) {
   return text;
 }
 
-bool enter_namespace(pid_t holder) {
-  const std::string path = print("/proc/%d/ns/net", holder);
+bool enter_namespace(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
   const bool ok = setns(fd, CLONE_NEWNET) == 0;
@@ -60,14 +59,14 @@ pid_t start_holder() {
   return 0;
 }
 
-// In the namespace of `holder`; what it prints goes to `output`, null: nowhere.
-bool shell(pid_t holder, const std::string& command, std::string* output = nullptr) {
+// In the namespace `space`; what it prints goes to `output`, null: nowhere.
+bool shell(const std::string& space, const std::string& command, std::string* output = nullptr) {
   int out[2];
   if (pipe2(out, O_CLOEXEC) != 0) return false;
   const pid_t pid = fork();
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (!enter_namespace(holder)) _exit(126);
+    if (!enter_namespace(space)) _exit(126);
     dup2(out[1], STDOUT_FILENO);
     dup2(out[1], STDERR_FILENO);
     execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
@@ -119,6 +118,11 @@ std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::s
   hosts->named_ = options.named;
   if (options.named) return hosts;
   const int n = static_cast<int>(options.weights.size());
+  if (getenv("MOECCL_TEST_RDMA") != nullptr && n == 2 && options.interfaces == 1 && options.rate.empty()) {
+    hosts->rdma_ = true;
+    hosts->spaces_ = {"/run/netns/h0", "/run/netns/h1"};
+    return hosts;
+  }
   for (int i = 0; i <= n; ++i) {
     const pid_t holder = start_holder();
     if (holder == 0) {
@@ -126,8 +130,8 @@ std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::s
       return nullptr;
     }
     hosts->holders_.push_back(holder);
+    hosts->spaces_.push_back(print("/proc/%d/ns/net", holder));
   }
-  const pid_t bridge = hosts->holders_.back();
   std::string setup;
   for (int k = 0; k < options.interfaces; ++k) {
     setup += print("ip link add br%d type bridge && ip link set br%d up && ", k, k);
@@ -136,7 +140,7 @@ std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::s
                      k, i, k, hosts->holders_[static_cast<size_t>(i)], k, i, k);
     }
   }
-  if (!shell(bridge, setup + "true", why)) return nullptr;
+  if (!shell(hosts->spaces_.back(), setup + "true", why)) return nullptr;
   for (int i = 0; i < n; ++i) {
     std::string host = "ip link set lo up";
     for (int k = 0; k < options.interfaces; ++k) {
@@ -145,12 +149,17 @@ std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::s
         host += print(" && tc qdisc add dev eth%d root tbf rate %s burst 128kb latency 20ms", k, options.rate.c_str());
       }
     }
-    if (!shell(hosts->holders_[static_cast<size_t>(i)], host, why)) return nullptr;
+    if (!shell(hosts->spaces_[static_cast<size_t>(i)], host, why)) return nullptr;
   }
   return hosts;
 }
 
 TestHosts::~TestHosts() {
+  // The next test finds them as they were.
+  for (int host = 0; rdma_ && host < n(); ++host) {
+    run(host, "tc qdisc del dev eth0 root 2>/dev/null; true");
+    plug_in(host, "up");
+  }
   for (const pid_t holder : holders_) kill(holder, SIGKILL), waitpid(holder, nullptr, 0);
 }
 
@@ -172,22 +181,31 @@ bool TestHosts::enter(int host) const {
     return setenv("MOECCL_HOST_ID", print("test host %d", host).c_str(), 1) == 0 &&
            setenv("MOECCL_SOCKET_IFNAME", "lo", 1) == 0 && setenv("MOECCL_SOCKET_ADDR", "127.0.0.1", 1) == 0;
   }
-  return enter_namespace(holders_[static_cast<size_t>(host)]) &&
+  if (rdma_ && setenv("NCCL_IB_HCA", print("rxe%d", host).c_str(), 0) != 0) return false;
+  return enter_namespace(spaces_[static_cast<size_t>(host)]) &&
          setenv("MOECCL_SOCKET_ADDR", address(host).c_str(), 1) == 0;
 }
 
 bool TestHosts::run(int host, const std::string& command) const {
   std::string output;
-  if (shell(holders_[static_cast<size_t>(host)], command, &output)) return true;
+  if (shell(spaces_[static_cast<size_t>(host)], command, &output)) return true;
   fprintf(stderr, "on host %d: %s: %s\n", host, command.c_str(), output.c_str());
   return false;
 }
+
+// The cable of RDMA lies in the machine's first namespace, see tools/rdma_vm/network.
+bool TestHosts::plug_in(int host, const char* state) const {
+  return run(host, print("ip link set eth0 %s", state)) &&
+         (!rdma_ || shell("/proc/1/ns/net", print("ip link set rdma%d %s", host, state)));
+}
+
+bool TestHosts::pull_cable(int host) const { return plug_in(host, "down"); }
 
 int64_t TestHosts::sent_bytes(int host, int interface) const {
   std::string text;
   // The line below "TX:" of ip -s link.
   const std::string command = print("ip -s link show eth%d | awk '/TX:/{getline; print $1}'", interface);
-  if (!shell(holders_[static_cast<size_t>(host)], command, &text)) return -1;
+  if (!shell(spaces_[static_cast<size_t>(host)], command, &text)) return -1;
   return strtoll(text.c_str(), nullptr, 10);
 }
 

@@ -3,6 +3,9 @@
 //
 // Or, without all that, hosts by name only (MOECCL_HOST_ID), which reach each other over loopback.
 //
+// In tools/rdma-vm's machine (MOECCL_TEST_RDMA) two hosts are the ones that it has, h0 and h1, each with its RDMA
+// device.
+//
 // MOECCL_TEST_HOSTS="3+1" (namespaces; "named:3+1": by name) places the processes of every run_ranks() of a test
 // program on hosts in this proportion: any test can so be run over the network.
 #pragma once
@@ -40,7 +43,7 @@ class TestHosts {
   // Runs a shell command there; true when it succeeded. From any thread.
   bool run(int host, const std::string& command) const;
   // Cuts the host off: both ways, or what it sends only.
-  bool pull_cable(int host) const { return run(host, "ip link set eth0 down"); }
+  bool pull_cable(int host) const;
   bool drop_what_it_sends(int host) const { return run(host, "tc qdisc replace dev eth0 root blackhole"); }
   // Bytes that the host's interface has sent since it was made, frames and all.
   int64_t sent_bytes(int host, int interface = 0) const;
@@ -48,8 +51,11 @@ class TestHosts {
  private:
   TestHosts(std::vector<int> weights) : weights_(std::move(weights)) {}
   std::vector<int> weights_;
+  bool plug_in(int host, const char* state) const;
   bool named_ = false;
-  std::vector<pid_t> holders_;  // of the hosts, then of the switch
+  bool rdma_ = false;                // the hosts of tools/rdma-vm
+  std::vector<pid_t> holders_;       // of the hosts, then of the switch
+  std::vector<std::string> spaces_;  // of the hosts, then of the switch: the files of their namespaces
 };
 
 // Bytes of payload that the calling rank's host has sent over eth0: what Linux counts, less the 66 bytes of Ethernet,

@@ -1,0 +1,137 @@
+"""Runs the programs of a group below in one machine of tools/rdma-vm, and reports the cases of all of them as one gtest
+program would: `session.py BUILD_DIR GROUP [--gtest_output=xml:FILE]`. Exit code 77: the machine cannot be had here.
+
+`session.py BUILD_DIR GROUP --list` names the programs, and `session.py BUILD_DIR GROUP PATTERN...` runs those alone whose name
+contains a PATTERN. What they print goes to BUILD_DIR/meson-logs/rdma-GROUP/NAME.log, shown (its end) when one fails."""
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as tree
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+# What every program of ours gets: the network between the hosts, and limits for a processor that is interpreted.
+COMMON = {"MOECCL_TEST_PATIENCE": "5"}
+
+
+class Program:
+    """One program on the machine: a gtest program of the build, unless it is a script of this folder.
+
+    hosts: where run_ranks() places its processes, see tests/support/hosts.h."""
+
+    def __init__(self, name, command, hosts="", filter="", limit_s=120, **environment):
+        self.name, self.limit_s = name, limit_s
+        self.script = command[0].startswith("tests/rdma/")
+        self.command = command
+        self.environment = COMMON | ({"MOECCL_TEST_HOSTS": hosts} if hosts else {}) | environment
+        self.filter = filter
+
+    def line(self, build, out):
+        """The shell's line that runs it; what it prints and how it ended go to files of `out`."""
+        base = ROOT if self.script else build
+        words = [str(base / self.command[0]), *self.command[1:]]
+        if not self.script:
+            words += [f"--gtest_output=xml:{out / self.name}.xml"] + ([f"--gtest_filter={self.filter}"] if self.filter else [])
+        given = [f"{name}={value}" for name, value in self.environment.items()]
+        files = shlex.quote(str(out / self.name))
+        return (f"started=$(date +%s.%N)\n"
+                f"env {shlex.join(given)} timeout -k 5 {self.limit_s} {shlex.join(words)} >{files}.log 2>&1\n"
+                f"echo $? $started $(date +%s.%N) >{files}.ended\n")
+
+
+def conformance(hosts):
+    """All collectives and MoE with processes of both hosts."""
+    return [
+        Program(f"conformance_{hosts}", ["tests/conformance_test"], hosts, "*_2processes:*_4processes:*_8mixed", MOECCL_TEST_SCALE="0.1"),
+    ]
+
+
+GROUPS = {
+    "smoke": [Program(f"smoke_{case}", ["tests/rdma/smoke", case]) for case in ["devices", "pingpong", "write", "cable"]],
+    "conformance": conformance("1+1") + conformance("2+2") + conformance("3+1"),
+}
+
+
+def run(build, group, programs, out):
+    """The exit code of the machine, which is not that of the programs."""
+    lines = "".join(p.line(build, out) for p in programs)
+    (out / "programs").write_text(lines)
+    # The time of all of them, and to boot while others use this machine.
+    limit = 60 + sum(p.limit_s for p in programs)
+    started = time.monotonic()
+    code = subprocess.run([ROOT / "tools/rdma-vm", "--time", str(limit), "--write", out, "sh", out / "programs"]).returncode
+    print(f"rdma {group}: {len(programs)} programs in {time.monotonic() - started:.0f} s")
+    return code
+
+
+def suites_of(program, out):
+    """What the program reported, as elements of gtest's XML; what it did not live to report is a failure."""
+    ended, report = out / f"{program.name}.ended", out / f"{program.name}.xml"
+    code, seconds = None, 0.0
+    if ended.exists() and len(ended.read_text().split()) == 3:
+        status, begin, end = ended.read_text().split()
+        code, seconds = int(status), float(end) - float(begin)
+    log = out / f"{program.name}.log"
+    text = log.read_text(errors="replace") if log.exists() else "it was not started\n"
+    how = "has no end" if code is None else f"ended with {code}"
+    print(f"  {program.name}: {how}, {seconds:.1f} s")
+    suites = []
+    if report.exists() and not program.script:
+        try:
+            suites = list(tree.parse(report).getroot().iter("testsuite"))
+        except tree.ParseError:
+            pass
+    for suite in suites:
+        suite.set("name", f"{program.name}.{suite.get('name')}")
+        for case in suite.iter("testcase"):
+            case.set("classname", f"{program.name}.{case.get('classname')}")
+    told = any(case.find("failure") is not None for suite in suites for case in suite.iter("testcase"))
+    if code != 0 and not told or not suites or not any(True for suite in suites for _ in suite.iter("testcase")):
+        # A script, or a program that died or ran nothing.
+        suite = tree.Element("testsuite", name=program.name, tests="1")
+        case = tree.SubElement(suite, "testcase", name=program.name, classname="rdma", status="run", time=f"{seconds:.3f}")
+        if code == 77:
+            tree.SubElement(case, "skipped", message=text[-500:])
+        elif code != 0 or not program.script:
+            tree.SubElement(case, "failure", message=how).text = text[-4000:]
+        suites.append(suite)
+    if any(suite.find(".//failure") is not None for suite in suites):
+        print(f"--- {program.name}, the end of {log}:\n{text[-6000:]}", file=sys.stderr)
+    return suites
+
+
+def main(arguments):
+    build, group, *rest = arguments
+    build = pathlib.Path(build).resolve()
+    report = [a.removeprefix("--gtest_output=xml:") for a in rest if a.startswith("--gtest_output=xml:")]
+    patterns = [a for a in rest if not a.startswith("--")]
+    programs = [p for p in GROUPS[group] if not patterns or any(x in p.name for x in patterns)]
+    if "--list" in rest:
+        print("\n".join(p.name for p in programs))
+        return 0
+    for path in report:
+        pathlib.Path(path).unlink(missing_ok=True)
+    out = build / "meson-logs" / f"rdma-{group}"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    code = run(build, group, programs, out)
+    if code == 77:
+        return 77
+    all_suites = tree.Element("testsuites", name="rdma")
+    for program in programs:
+        all_suites.extend(suites_of(program, out))
+    for path in report:
+        tree.ElementTree(all_suites).write(path, encoding="utf-8", xml_declaration=True)
+    if code not in (0, 124):
+        print(f"tools/rdma-vm ended with {code}", file=sys.stderr)
+    failed = any(suite.find(".//failure") is not None for suite in all_suites)
+    return 1 if failed or code != 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
