@@ -21,6 +21,7 @@ struct Level {
   LinkCost link;                        // between different groups of this level (inside one group of the level above)
   std::vector<uint32_t> group_of_rank;  // [n_ranks], groups numbered 0.. in order of their first rank
   uint32_t n_groups = 0;
+  std::string network = {};  // where the groups are hosts: what carries the data between them, for explain
 };
 
 // One level above the ranks, as sizes of its groups, see LevelTree::from_sizes.

@@ -97,7 +97,10 @@ std::string figures_text(const Profile& profile, const LevelTree& tree) {
   for (const LevelFit& l : profile.levels)
     if (l.curve.known()) least = std::min(least, l.curve.r2);
   if (measured && !profile.levels.empty()) links += format(" (r2 of the fits at least {:.4f})", least);
-  return format("links from {}; copies and sums from {}", links, from);
+  std::string text = format("links from {}; copies and sums from {}", links, from);
+  for (const Level& l : tree.levels)
+    if (!l.network.empty()) text += format("; hosts are reached over {}", l.network);
+  return text;
 }
 
 Profile profile_of_part(const Profile& profile, const LevelTree& whole, const LevelTree& part) {

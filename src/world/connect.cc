@@ -99,6 +99,7 @@ class Connector {
     prepare_fabric();
     MOECCL_TRY(reach_hosts());
     MOECCL_TRY(make_tree());
+    name_network();
     MOECCL_TRY(make_links());
     MOECCL_TRY(connect_cuda());
     return session_->barrier(deadline_);
@@ -152,6 +153,12 @@ class Connector {
                    transport::kPaceLevels);
     }
     return {};
+  }
+
+  // On the level whose groups are the hosts, where the tree has one.
+  void name_network() {
+    for (plan::Level& l : m_.tree.levels)
+      if (l.group_of_rank == hosts_->host_of && hosts_->n() > 1) l.network = network_text_;
   }
 
   // A file's contents, and what is found on a host, may differ from rank to rank though the text that names them does
@@ -296,6 +303,7 @@ class Connector {
     MOECCL_ASSIGN_OR_RETURN(const NetworkResult network,
                             connect_hosts(*session_, nullptr, *hosts_, link_key_, config_, *m_.fabric, deadline_));
     network_ = network.network;
+    network_text_ = format("{}{}", network_->name, network.why.empty() ? "" : format(" ({})", network.why));
     m_.address = network.address;
     node_link_ = network.node_link;
     return {};
@@ -388,6 +396,7 @@ class Connector {
   std::unique_ptr<HostSession> host_session_;
   plan::LinkCost node_link_;
   const transport::Network* network_ = nullptr;  // between hosts
+  std::string network_text_;
   SymmetricHeap* heap_ = nullptr;
   std::vector<Introduction> all_;
   std::map<uint64_t, uint32_t> processes_;  // identity -> its lowest rank

@@ -64,6 +64,7 @@ TEST(Hosts, BecomeTheTopologysNodes) {
         check_all_reduce(rank, 5, comm, 10'000);
         const std::string text = explain(comm, moecclOpAllReduce, 1024, moecclFloat32);
         EXPECT_NE(text.find("node"), std::string::npos) << text;
+        EXPECT_NE(text.find("hosts are reached over tcp"), std::string::npos) << text;
       },
       on(*hosts));
 }
