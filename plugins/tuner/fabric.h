@@ -1,0 +1,37 @@
+// What a profile knows of the links between hosts, which NCCL takes for one network of one speed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/plan/profile.h"
+
+namespace moeccl::tuner {
+
+struct FabricLevel {
+  std::string name;
+  double alpha_us = 0;      // of a small message
+  double bytes_per_us = 0;  // of a group's uplink, large messages
+  double hosts = 0;         // of one group of this level; 0: not known
+};
+
+// What a communicator of some hosts crosses. Its hosts are taken to lie side by side: NCCL says how many there are, and
+// not which.
+struct Crossing {
+  double alpha_us = 0, bytes_per_us = 0;
+  double groups = 0;  // of this level, among the communicator's hosts
+};
+
+struct Fabric {
+  std::vector<FabricLevel> levels;  // outermost first; in the last a group is a host. Empty: nothing is known.
+  double least_r2 = 1;
+  std::vector<Crossing> crossings(size_t n_hosts) const;
+};
+
+// `topology`: the text that the profile's file carries, for the sizes of groups; may be empty. `rails`: how many links
+// of the measured kind a host uses at once. An error's sentence says what the profile lacks.
+Result<Fabric> fabric_of(const plan::Profile& profile, std::string_view topology, int rails);
+
+}  // namespace moeccl::tuner
