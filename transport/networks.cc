@@ -1,6 +1,7 @@
 // The networks between hosts, best first: a new one is its folder and a line here.
 #include <algorithm>
 
+#include "transport/netplugin/plugin_network.h"
 #include "transport/tcp/tcp_network.h"
 #include "transport/transport.h"
 
@@ -8,6 +9,7 @@ namespace moeccl::transport {
 namespace {
 
 constexpr Network kNetworks[] = {
+    {"plugin", netplugin::kCapabilities, netplugin::probe, netplugin::open},
     {"tcp", tcp::kCapabilities, tcp::probe, tcp::open},
 };
 

@@ -55,6 +55,7 @@ struct Variable {
   const char* accepted;
   bool (*parse)(std::string_view text, Env* env);
   bool secret = false;
+  std::string_view alias = {};  // of NCCL's: counts where the variable itself is not given; nothing is said of bad ones
 };
 
 constexpr Variable kVariables[] = {
@@ -108,6 +109,8 @@ constexpr Variable kVariables[] = {
                           (t.starts_with("plugin:") && t.size() > 7 && t.size() <= 64);
        return known && parse_text(t, &e->net);
      }},
+    {"MOECCL_NET_PLUGIN", "a comma list of net plugins, or none",
+     [](std::string_view t, Env* e) { return parse_text(t, &e->net_plugin); }, false, "NCCL_NET_PLUGIN"},
     {"MOECCL_SOCKET_IFNAME", "interface names, eth0,eth1, or ^eth0,eth1 for all others",
      [](std::string_view t, Env* e) { return t.size() <= 1024 && parse_text(t, &e->socket_ifname); }},
     {"MOECCL_SOCKET_STREAMS", "connections per peer and interface, 1 to 8; 0 for automatic",
@@ -165,8 +168,8 @@ const Variable* find(std::string_view name) {
 // What names code or files. A program with more rights than its user (setuid, capabilities) must not open what its
 // user likes.
 bool names_file(std::string_view variable) {
-  for (const std::string_view name :
-       {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY=", "MOECCL_SECRET_FILE="})
+  for (const std::string_view name : {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY=",
+                                      "MOECCL_SECRET_FILE=", "MOECCL_NET_PLUGIN=", "NCCL_NET_PLUGIN="})
     if (variable.starts_with(name)) return true;
   return false;
 }
@@ -221,6 +224,13 @@ EnvParse parse_env(std::span<const char* const> variables) {
   constexpr std::string_view kTestPrefix = "MOECCL_TEST_";  // the tests' own, never the library's
   constexpr std::string_view kShimPrefix = "MOECCL_SHIM_";  // read and checked by what lies in shim/
   EnvParse result;
+  for (const char* entry : variables) {
+    const std::string_view text = entry, name = text.substr(0, text.find('='));
+    if (!name.starts_with("NCCL_") || name.size() + 1 >= text.size()) continue;
+    for (const Variable& v : kVariables) {
+      if (v.alias == name) (void)v.parse(text.substr(name.size() + 1), &result.env);
+    }
+  }
   std::string unknown;
   for (const char* entry : variables) {
     const std::string_view text = entry;

@@ -53,6 +53,9 @@ struct Env {
   // MOECCL_NET: the network between hosts: a name of transport/networks.cc, or plugin:NAME for one of NCCL's plugins.
   // Empty: the first one that all ranks can use.
   std::string net;
+  // MOECCL_NET_PLUGIN, else NCCL_NET_PLUGIN: which of NCCL's net plugins may be loaded, "aws-ofi,ucx", files or the
+  // middle of libnccl-net-<name>.so; "none". Empty: libnccl-net.so, if there is one.
+  std::string net_plugin;
   // MOECCL_SOCKET_IFNAME: interfaces for data between hosts: names, "eth0,eth1", or "^docker0,lo" for all but these.
   // Empty: those with a route to the peer, the slow ones left out.
   std::string socket_ifname;

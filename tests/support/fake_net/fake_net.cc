@@ -22,6 +22,7 @@
 #include <set>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "transport/netplugin/abi.h"
 
@@ -43,6 +44,7 @@ struct Script {
   int devices = 1, null = 1, late_us = 0;
   long fail = 0;
   bool refuse = false, never = false, block_accept = false, untold = false, cuda = false, gpu = false, init = false;
+  bool interfaces = false;
 };
 
 std::mutex mutex;  // of all below
@@ -73,6 +75,7 @@ void parse(const char* text) {
     if (name == "cuda") script.cuda = true;
     if (name == "gpu") script.gpu = true;
     if (name == "init") script.init = true;
+    if (name == "interfaces") script.interfaces = true;
     at = end + 1;
   }
 }
@@ -132,25 +135,32 @@ void unblock(int fd) {
   (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-sockaddr_in own_address() {
-  sockaddr_in found = {};
-  found.sin_family = AF_INET;
-  found.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+// Of the interfaces that are up, or loopback where there is none else.
+std::vector<sockaddr_in> own_addresses() {
+  std::vector<sockaddr_in> found;
   ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return found;
-  for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next) {
+  for (const ifaddrs* i = getifaddrs(&all) == 0 ? all : nullptr; i != nullptr; i = i->ifa_next) {
     if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET || (i->ifa_flags & IFF_LOOPBACK) != 0) continue;
     if ((i->ifa_flags & IFF_UP) == 0) continue;
-    std::memcpy(&found, i->ifa_addr, sizeof(found));
-    break;
+    found.emplace_back();
+    std::memcpy(&found.back(), i->ifa_addr, sizeof(sockaddr_in));
   }
   freeifaddrs(all);
-  found.sin_port = 0;
+  if (found.empty()) {
+    found.emplace_back();
+    found.back().sin_family = AF_INET;
+    found.back().sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  }
   return found;
 }
 
+int n_devices() {
+  const Script s = now();
+  return s.interfaces ? static_cast<int>(own_addresses().size()) : s.devices;
+}
+
 Code devices(int* n) {
-  *n = now().devices;
+  *n = n_devices();
   return abi::kSuccess;
 }
 
@@ -159,7 +169,7 @@ char kName[] = "fake0";
 template <class P>
 Code properties(int dev, P* p) {
   const Script s = now();
-  if (dev < 0 || dev >= s.devices) return refuse(abi::kInternalError, "no such device");
+  if (dev < 0 || dev >= n_devices()) return refuse(abi::kInternalError, "no such device");
   *p = {};
   p->name = kName;
   p->ptrSupport = abi::kPtrHost | (s.cuda ? abi::kPtrCuda : 0);
@@ -175,11 +185,12 @@ Code properties(int dev, P* p) {
 
 Code listen_at(int dev, size_t limit, void* handle, void** out) {
   count("listen");
-  if (dev < 0 || dev >= now().devices) return refuse(abi::kInternalError, "no such device");
+  if (dev < 0 || dev >= n_devices()) return refuse(abi::kInternalError, "no such device");
   auto made = std::make_unique<Listener>();
   made->limit = limit;
   made->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = own_address();
+  const std::vector<sockaddr_in> addresses = own_addresses();
+  sockaddr_in address = addresses[static_cast<size_t>(dev) % addresses.size()];
   socklen_t n = sizeof(address);
   if (bind(made->fd, reinterpret_cast<sockaddr*>(&address), n) != 0 || listen(made->fd, 16) != 0 ||
       getsockname(made->fd, reinterpret_cast<sockaddr*>(&address), &n) != 0)
@@ -214,6 +225,7 @@ Code connect_to(size_t limit, void* handle, void** out) {
   sockaddr_in peer;
   socklen_t n = sizeof(peer);
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &n) != 0) return abi::kSuccess;
+  count("connected");
   auto* made = new Comm;
   made->fd = fd;
   made->sends = true;
@@ -230,6 +242,7 @@ Code accept_from(void* listener, void** out) {
     const int fd = accept4(l->fd, nullptr, nullptr, SOCK_CLOEXEC);
     if (fd >= 0) {
       unblock(fd);
+      count("accepted");
       auto* made = new Comm;
       made->fd = fd;
       made->limit = l->limit;

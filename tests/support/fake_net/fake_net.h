@@ -4,6 +4,7 @@
 //
 // The library exports fake_net_script() and fake_net_count() beside its plugin structures. A script is words:
 //   devices=N          how many it has (1); 0: none
+//   interfaces         one for each network interface
 //   null=N             of N calls of isend and irecv one does something, the others give no request (1)
 //   late=US            a request is told to be done so many microseconds after it was (0)
 //   refuse             connect fails;   never: connect gives no comm, ever

@@ -12,6 +12,7 @@
 #include <random>
 
 #include "tests/support/fabrics.h"
+#include "tests/support/fake_nets.h"
 #include "tests/support/network_fabrics.h"
 #include "tests/support/shuffled_network.h"
 #include "transport/paced/paced_link.h"
@@ -25,7 +26,8 @@
 namespace {
 
 // Every rank is a host of its own on this machine, over loopback. Before anybody reads the environment.
-const bool over_loopback = setenv("MOECCL_SOCKET_IFNAME", "lo", 0) == 0 && setenv("MOECCL_HOST_ID", "here", 0) == 0;
+const bool over_loopback = setenv("MOECCL_SOCKET_IFNAME", "lo", 0) == 0 && setenv("MOECCL_HOST_ID", "here", 0) == 0 &&
+                           setenv("MOECCL_NET_PLUGIN", moeccl::tests::fake_net_file("all").c_str(), 0) == 0;
 
 }  // namespace
 

@@ -1,0 +1,53 @@
+// The transfers of one comm of a plugin: added in order, posted as far as the plugin takes them, told when they are
+// done, the oldest first. One thread at a time.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/netplugin/net_api.h"
+
+namespace moeccl::transport::netplugin {
+
+class CommQueue {
+ public:
+  struct Transfer {
+    void* data = nullptr;
+    size_t bytes = 0;
+    Memory memory = nullptr;
+    uint32_t tag = 0;  // the owner's
+    bool flush = false;
+  };
+  enum class Way : uint8_t { kSends, kReceives };
+  static constexpr uint32_t kCapacity = 64;
+  // So many are under way at once; v6 allows no more.
+  static constexpr uint32_t kDepth = 8;
+
+  CommQueue(NetApi& api, Comm comm, Way way) : api_(&api), comm_(comm), way_(way) {}
+
+  Comm comm() const { return comm_; }
+  uint32_t size() const { return n_; }
+  bool full() const { return n_ == kCapacity; }
+  void add(const Transfer& t) {
+    entries_[(first_ + n_) % kCapacity] = {t, nullptr};
+    ++n_;
+  }
+  // What the plugin would not take before may go now.
+  Status post();
+  // Whether the oldest is done; then it is *t, and *bytes tells how many came, or 0.
+  Result<bool> take_done(Transfer* t, size_t* bytes);
+
+ private:
+  struct Posted {
+    Transfer is;
+    Request request = nullptr;
+  };
+  NetApi* api_;
+  Comm comm_;
+  Way way_;
+  uint32_t first_ = 0, n_ = 0, posted_ = 0;
+  std::array<Posted, kCapacity> entries_ = {};
+};
+
+}  // namespace moeccl::transport::netplugin

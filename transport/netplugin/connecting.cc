@@ -1,0 +1,355 @@
+#include "transport/netplugin/connecting.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "src/base/log.h"
+#include "src/bootstrap/handshake.h"
+#include "src/driver/thread.h"
+
+namespace moeccl::transport::netplugin {
+namespace {
+
+constexpr int kNewsEveryMs = 20;  // whether the group has ended
+constexpr int64_t kPause_ns = 50'000;
+constexpr size_t kMaxName = 256;
+constexpr char kMagic[8] = {'M', 'o', 'E', 'C', 'C', 'L', 'n', 'p'};
+
+// In constant time: whoever guesses learns nothing from how long it takes.
+bool same_key(const bootstrap::Key& a, const bootstrap::Key& b) {
+  std::byte differs{0};
+  for (size_t i = 0; i < a.size(); ++i) differs |= a[i] ^ b[i];
+  return differs == std::byte{0};
+}
+
+}  // namespace
+
+std::vector<std::byte> Offer::write(const std::vector<std::vector<Handle>>& rows) const {
+  Writer out;
+  out.u16(kWireVersion);
+  out.string(plugin);
+  out.u64(mbit_per_s);
+  out.u8(pieces_only ? 1 : 0);
+  out.raw(nonce);
+  out.u8(static_cast<uint8_t>(rails.size()));
+  for (const double w : rails) out.f64(w);
+  for (const auto& row : rows) {
+    for (const Handle& h : row) out.raw(h);
+  }
+  return out.take();
+}
+
+bool Offer::read(std::span<const std::byte> bytes, std::span<const uint32_t> remote, uint32_t reader) {
+  Reader in(bytes);
+  if (in.u16() != kWireVersion) return false;
+  plugin = in.string(kMaxName);
+  mbit_per_s = in.u64();
+  pieces_only = in.u8() != 0;
+  const auto fresh = in.raw(nonce.size());
+  if (fresh.size() == nonce.size()) std::memcpy(nonce.data(), fresh.data(), nonce.size());
+  const size_t n_rails = in.u8();
+  if (n_rails == 0 || n_rails > kMaxRails) return false;
+  rails.clear();
+  for (size_t i = 0; i < n_rails; ++i) {
+    const double w = in.f64();
+    rails.push_back(w > 0 && w < 1e9 ? w : 1);
+  }
+  for (const uint32_t r : remote) {
+    const auto row = in.raw((1 + n_rails) * sizeof(Handle));
+    if (r != reader || row.empty()) continue;
+    handles.resize(1 + n_rails);
+    std::memcpy(handles.data(), row.data(), row.size());
+  }
+  return in.done() && handles.size() == 1 + n_rails;
+}
+
+bootstrap::Key proof_of(const bootstrap::Key& key, const bootstrap::Key& nonce, uint32_t from, uint32_t to,
+                        uint32_t comm) {
+  std::string label = format("moeccl net plugin: rank {} to rank {} on comm {} ", from, to, comm);
+  label.append(reinterpret_cast<const char*>(nonce.data()), nonce.size());
+  return bootstrap::derive_key(key, label);
+}
+
+Connecting::Connecting(std::shared_ptr<PluginUse> use, const NetworkOptions& options)
+    : use_(std::move(use)), options_(options) {
+  for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
+    if (options_.remote(r)) remote_.push_back(r);
+  }
+}
+
+Connecting::~Connecting() {
+  NetApi& api = use_->api();
+  close_listeners();
+  for (const auto& p : peers_) {
+    for (size_t i = 0; i < p->comms.pairs.size(); ++i) {
+      const PeerComms::Pair& c = p->comms.pairs[i];
+      if (i < p->out_memory.size()) (void)api.deregister(c.out, p->out_memory[i]);
+      if (i < p->in_memory.size()) (void)api.deregister(c.in, p->in_memory[i]);
+      (void)api.close_send(c.out);
+      (void)api.close_receive(c.in);
+    }
+  }
+}
+
+void Connecting::close_listeners() {
+  for (const auto& p : peers_) {
+    for (const Comm l : p->listeners) {
+      if (const Status s = use_->api().close_listen(l); !s.ok()) log(LogLevel::kInfo, "{}", s.message());
+    }
+    p->listeners.clear();
+  }
+}
+
+Status Connecting::listen() {
+  const auto& devices = use_->devices();
+  own_.plugin = use_->api().name();
+  MOECCL_ASSIGN_OR_RETURN(own_.nonce, bootstrap::random_key());
+  for (size_t i = 0; i < std::min<size_t>(devices.size(), kMaxRails); ++i) {
+    const double rate = static_cast<double>(devices[i].is.mbit_per_s);
+    own_.rails.push_back(rate > 0 ? rate : 1);
+    own_.mbit_per_s += static_cast<uint64_t>(devices[i].is.mbit_per_s);
+    const auto needed = static_cast<int64_t>(remote_.size() * (i == 0 ? 4 : 2));
+    if (devices[i].is.max_comms > 0 && needed > devices[i].is.max_comms) {
+      return error(moecclUnsupported, "net plugin {}: {} takes {} comms, {} are needed for {} ranks of other hosts",
+                   use_->api().text(), devices[i].is.name, devices[i].is.max_comms, needed, remote_.size());
+    }
+  }
+  for (const uint32_t r : remote_) {
+    peers_.push_back(std::make_unique<Peer>());
+    Peer& p = *peers_.back();
+    p.rank = r;
+    rows_.emplace_back();
+    for (size_t c = 0; c <= own_.rails.size(); ++c) {
+      const PluginUse::Device& device = devices[c == 0 ? 0 : c - 1];
+      Handle handle = {};
+      MOECCL_ASSIGN_OR_RETURN(const Comm listener, use_->api().listen(use_->context(), device.number, &handle));
+      p.listeners.push_back(listener);
+      rows_.back().push_back(handle);
+    }
+  }
+  return {};
+}
+
+Status Connecting::read_offers(std::span<const std::vector<std::byte>> offers) {
+  for (const auto& p : peers_) {
+    // The peer's rows are for all ranks that are on other hosts than it.
+    std::vector<uint32_t> remote_to_it;
+    for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
+      if (options_.host_of[r] != options_.host_of[p->rank]) remote_to_it.push_back(r);
+    }
+    if (!p->offer.read(offers[p->rank], remote_to_it, options_.rank)) {
+      return error(moecclRemoteError, "rank {} sent handles of a net plugin that this MoECCL cannot read", p->rank);
+    }
+    if (p->offer.plugin != own_.plugin) {
+      return error(moecclUnsupported,
+                   "rank {} has the net plugin {}, rank {} has {}: set MOECCL_NET=plugin:NAME, the same everywhere",
+                   p->rank, p->offer.plugin, options_.rank, own_.plugin);
+    }
+    const size_t rails = std::min(own_.rails.size(), p->offer.rails.size());
+    p->comms.rank = p->rank;
+    p->comms.where = format("{} {}", own_.plugin, use_->devices()[0].is.name);
+    p->comms.pairs.resize(1 + rails);
+    for (size_t i = 0; i < rails; ++i) p->comms.pairs[1 + i].weight = std::min(own_.rails[i], p->offer.rails[i]);
+  }
+  return {};
+}
+
+bool Connecting::Peer::connected() const {
+  return std::all_of(comms.pairs.begin(), comms.pairs.end(),
+                     [](const PeerComms::Pair& c) { return c.out != nullptr && c.in != nullptr; });
+}
+
+bool Connecting::Peer::proved() const {
+  const auto all = [](const std::vector<bool>& v) { return std::find(v.begin(), v.end(), false) == v.end(); };
+  return !sent.empty() && all(sent) && all(received);
+}
+
+std::string Connecting::missing() const {
+  std::string text;
+  for (const auto& p : peers_) {
+    if (!p->proved()) text += format("{}{}", text.empty() ? "" : ", ", p->rank);
+  }
+  return text;
+}
+
+Result<std::vector<PeerComms>> Connecting::connect(std::span<const std::vector<std::byte>> offers) {
+  MOECCL_TRY(read_offers(offers));
+  // The thread holds this object: it may be left behind in the plugin.
+  MOECCL_ASSIGN_OR_RETURN(std::thread thread,
+                          driver::start_thread("moeccl-meet", [self = shared_from_this()]() mutable {
+                            Status s = contained([&] { return self->run(); });
+                            {
+                              const std::lock_guard lock(self->mutex_);
+                              self->result_ = std::move(s);
+                              self->done_ = true;
+                              self->ended_.notify_all();
+                            }
+                            self = nullptr;
+                          }));
+  std::unique_lock lock(mutex_);
+  pollfd news{options_.news, POLLIN, 0};
+  bool group_ended = false;
+  while (!done_ && !options_.deadline.passed() && !group_ended) {
+    ended_.wait_for(lock, std::chrono::milliseconds(kNewsEveryMs));
+    group_ended = ::poll(&news, 1, 0) > 0;
+  }
+  // A last moment for a plugin that does not wait.
+  stop_.store(true, std::memory_order_release);
+  const bool in_time = ended_.wait_for(lock, std::chrono::milliseconds(10 * kNewsEveryMs), [&] { return done_; });
+  lock.unlock();
+  if (in_time) {
+    thread.join();
+  } else {
+    thread.detach();
+  }
+  if (!in_time || (!result_.ok() && result_.code() == moecclTimeout)) {
+    if (group_ended) return error(moecclRemoteError, "the group ended while its ranks connected");
+    return error(moecclTimeout,
+                 "rank {} has no connection to all other hosts through net plugin {} in time{}: can they reach each "
+                 "other over its devices? MOECCL_NET=tcp does without it",
+                 options_.rank, use_->api().text(),
+                 in_time ? format("; missing: ranks {}", result_.message())
+                         : std::string("; it waits in connect or accept, which it must not"));
+  }
+  MOECCL_TRY(result_);
+  std::vector<PeerComms> made;
+  for (const auto& p : peers_) {
+    made.push_back(std::move(p->comms));
+    p->comms.pairs.clear();
+  }
+  return made;
+}
+
+Status Connecting::run() {
+  for (;;) {
+    bool all = true, moved = false;
+    // All are called before one is accepted: plugins that wait in accept need their peers' connect.
+    for (const auto& p : peers_) MOECCL_TRY(connect_to(*p, &moved));
+    for (const auto& p : peers_) MOECCL_TRY(accept_from(*p, &moved));
+    for (const auto& p : peers_) all = all && p->connected();
+    if (all) break;
+    if (stopped()) return Status(moecclTimeout, missing());
+    if (!moved) driver::sleep_ns(kPause_ns);
+  }
+  close_listeners();
+  for (const auto& p : peers_) MOECCL_TRY(begin_proofs(*p));
+  for (;;) {
+    bool all = true;
+    for (const auto& p : peers_) {
+      MOECCL_TRY(move_proofs(*p));
+      all = all && p->proved();
+    }
+    if (all) break;
+    if (stopped()) return Status(moecclTimeout, missing());
+    driver::sleep_ns(kPause_ns);
+  }
+  for (const auto& p : peers_) {
+    for (size_t c = 0; c < p->comms.pairs.size(); ++c) {
+      MOECCL_TRY(use_->api().deregister(p->comms.pairs[c].out, p->out_memory[c]));
+      MOECCL_TRY(use_->api().deregister(p->comms.pairs[c].in, p->in_memory[c]));
+    }
+    p->out_memory.clear();
+    p->in_memory.clear();
+  }
+  return {};
+}
+
+Status Connecting::connect_to(Peer& p, bool* moved) {
+  for (size_t c = 0; c < p.comms.pairs.size() && !stopped(); ++c) {
+    Comm& out = p.comms.pairs[c].out;
+    if (out != nullptr) continue;
+    const int device = use_->devices()[c == 0 ? 0 : c - 1].number;
+    Result<Comm> made = use_->api().connect(use_->context(), device, abi::kUndefined, &p.offer.handles[c]);
+    if (!made.ok()) return std::move(made).status().with_context(format("rank {}", p.rank));
+    out = *made;
+    *moved = *moved || out != nullptr;
+  }
+  return {};
+}
+
+Status Connecting::accept_from(Peer& p, bool* moved) {
+  for (size_t c = 0; c < p.comms.pairs.size() && !stopped(); ++c) {
+    Comm& in = p.comms.pairs[c].in;
+    if (in != nullptr) continue;
+    Result<Comm> made = use_->api().accept(p.listeners[c]);
+    if (!made.ok()) return std::move(made).status().with_context(format("rank {}", p.rank));
+    in = *made;
+    *moved = *moved || in != nullptr;
+  }
+  return {};
+}
+
+Status Connecting::begin_proofs(Peer& p) {
+  NetApi& api = use_->api();
+  const size_t n = p.comms.pairs.size();
+  p.ours.resize(n);
+  p.theirs.resize(n);
+  p.sends.resize(n);
+  p.receives.resize(n);
+  for (size_t c = 0; c < n; ++c) {
+    const auto comm = static_cast<uint32_t>(c);
+    Proof& proof = p.ours[c];
+    std::memcpy(proof.magic, kMagic, sizeof(kMagic));
+    proof.version = kWireVersion;
+    proof.from = options_.rank;
+    proof.to = p.rank;
+    proof.comm = comm;
+    proof.mac = proof_of(options_.key, p.offer.nonce, options_.rank, p.rank, comm);
+    MOECCL_ASSIGN_OR_RETURN(const Memory out,
+                            api.register_memory(p.comms.pairs[c].out, &proof, sizeof(proof), abi::kPtrHost));
+    p.out_memory.push_back(out);
+    MOECCL_ASSIGN_OR_RETURN(const Memory in,
+                            api.register_memory(p.comms.pairs[c].in, &p.theirs[c], sizeof(Proof), abi::kPtrHost));
+    p.in_memory.push_back(in);
+  }
+  p.sent.assign(n, false);
+  p.received.assign(n, false);
+  return {};
+}
+
+Status Connecting::move_proofs(Peer& p) {
+  NetApi& api = use_->api();
+  for (size_t c = 0; c < p.ours.size(); ++c) {
+    size_t bytes = 0;
+    if (!p.received[c]) {
+      if (p.receives[c] == nullptr) {
+        MOECCL_ASSIGN_OR_RETURN(p.receives[c],
+                                api.receive(p.comms.pairs[c].in, &p.theirs[c], sizeof(Proof), p.in_memory[c]));
+      }
+      if (p.receives[c] != nullptr) {
+        MOECCL_ASSIGN_OR_RETURN(const bool done, api.test(p.receives[c], &bytes));
+        if (done) MOECCL_TRY(check(p, c));
+        p.received[c] = done;
+      }
+    }
+    if (p.sent[c]) continue;
+    if (p.sends[c] == nullptr) {
+      MOECCL_ASSIGN_OR_RETURN(p.sends[c], api.send(p.comms.pairs[c].out, &p.ours[c], sizeof(Proof), p.out_memory[c]));
+    }
+    if (p.sends[c] == nullptr) continue;
+    MOECCL_ASSIGN_OR_RETURN(const bool done, api.test(p.sends[c], &bytes));
+    p.sent[c] = done;
+  }
+  return {};
+}
+
+Status Connecting::check(const Peer& p, size_t comm) const {
+  const Proof& proof = p.theirs[comm];
+  const auto number = static_cast<uint32_t>(comm);
+  const bootstrap::Key expected = proof_of(options_.key, own_.nonce, p.rank, options_.rank, number);
+  if (std::memcmp(proof.magic, kMagic, sizeof(kMagic)) == 0 && proof.version == kWireVersion && proof.from == p.rank &&
+      proof.to == options_.rank && proof.comm == number && same_key(proof.mac, expected)) {
+    return {};
+  }
+  return error(
+      moecclRemoteError,
+      "who connected through net plugin {} in the place of rank {} does not hold this communicator's key: is a "
+      "stranger on its network?",
+      use_->api().text(), p.rank);
+}
+
+}  // namespace moeccl::transport::netplugin

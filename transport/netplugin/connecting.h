@@ -1,0 +1,89 @@
+// How ranks meet through a net plugin: each listens for each peer, the handles travel over the authenticated bootstrap,
+// and the first message of every comm proves who sends on it.
+//
+// A plugin's connect and accept must not wait, but some do. So a thread of its own makes these calls; when the deadline
+// passes or the group has ended it is left behind, and closes what it holds whenever the plugin lets it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "src/base/wire.h"
+#include "transport/netplugin/loader.h"
+#include "transport/netplugin/plugin_link.h"
+
+namespace moeccl::transport::netplugin {
+
+// What one rank tells all.
+struct Offer {
+  std::string plugin;       // all ranks use the same
+  uint64_t mbit_per_s = 0;  // of all rails; 0: not told
+  bool pieces_only = false;
+  bootstrap::Key nonce = {};
+  std::vector<double> rails;    // weights
+  std::vector<Handle> handles;  // [1 + rails] of the reader's row
+
+  std::vector<std::byte> write(const std::vector<std::vector<Handle>>& rows) const;
+  // The row for `reader` of a rank that listens for `remote` ranks. False: no offer that this MoECCL can read.
+  bool read(std::span<const std::byte> bytes, std::span<const uint32_t> remote, uint32_t reader);
+};
+
+bootstrap::Key proof_of(const bootstrap::Key& key, const bootstrap::Key& nonce, uint32_t from, uint32_t to,
+                        uint32_t comm);
+
+class Connecting : public std::enable_shared_from_this<Connecting> {
+ public:
+  Connecting(std::shared_ptr<PluginUse> use, const NetworkOptions& options);
+  ~Connecting();  // closes what was not taken
+
+  // Listens for each remote rank, once for each comm.
+  Status listen();
+  Offer& own() { return own_; }
+  std::vector<std::byte> offer() const { return own_.write(rows_); }
+  // Errors name the ranks that are missing.
+  Result<std::vector<PeerComms>> connect(std::span<const std::vector<std::byte>> offers);
+
+ private:
+  struct Peer {
+    uint32_t rank = 0;
+    Offer offer;
+    std::vector<Comm> listeners;
+    PeerComms comms;
+    // Of proofs: what is under way.
+    std::vector<Proof> ours, theirs;
+    std::vector<Memory> out_memory, in_memory;
+    std::vector<Request> sends, receives;
+    std::vector<bool> sent, received;
+
+    bool connected() const;
+    bool proved() const;
+  };
+  Status read_offers(std::span<const std::vector<std::byte>> offers);
+  Status run();  // in the thread
+  Status connect_to(Peer& p, bool* moved);
+  Status accept_from(Peer& p, bool* moved);
+  Status begin_proofs(Peer& p);
+  Status move_proofs(Peer& p);
+  Status check(const Peer& p, size_t comm) const;
+  void close_listeners();
+  std::string missing() const;
+  bool stopped() const { return stop_.load(std::memory_order_acquire); }
+
+  std::shared_ptr<PluginUse> use_;
+  NetworkOptions options_;
+  std::vector<uint32_t> remote_;
+  Offer own_;
+  std::vector<std::vector<Handle>> rows_;  // by place in remote_
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::atomic<bool> stop_{false};
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool done_ = false;
+  Status result_;
+};
+
+}  // namespace moeccl::transport::netplugin

@@ -1,0 +1,218 @@
+#include "transport/netplugin/plugin_engine.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "src/base/clock.h"
+#include "src/driver/thread.h"
+
+namespace moeccl::transport::netplugin {
+namespace {
+
+// While operations run the thread looks this often whether they still do, and tells boards that no signal took along.
+constexpr int64_t kLookEvery_ns = 2'000'000;
+// Without operations it looks at once while something moves, then ever less often; never more than a twentieth of the
+// time.
+constexpr int64_t kShortest_ns = 20'000, kLongest_ns = 1'000'000;
+constexpr int64_t kShare = 20;
+// A rank that waits for one other looks at all links so often.
+constexpr uint32_t kAllEvery = 8;
+// For what a rank that leaves has still to say.
+constexpr int64_t kFarewellMs = 1000;
+// Of the pool: so many pieces for each rail of each link, within bounds.
+constexpr size_t kPiecesPerRail = 4, kLeastPieces = 16, kMostPieces = 128;
+
+}  // namespace
+
+Result<std::unique_ptr<PluginEngine>> PluginEngine::create(std::shared_ptr<PluginUse> use, size_t n_links,
+                                                           size_t n_rails) {
+  std::unique_ptr<PluginEngine> engine(new PluginEngine(std::move(use)));
+  const size_t pieces = std::clamp(n_links * n_rails * kPiecesPerRail, kLeastPieces, kMostPieces);
+  MOECCL_ASSIGN_OR_RETURN(engine->pool_, BouncePool::create(pieces));
+  return engine;
+}
+
+Result<std::unique_ptr<PluginLink>> PluginEngine::add(const LocalMemory& own, PeerComms peer, int memory_type,
+                                                      bool pieces_only) {
+  const uint32_t rank = peer.rank;
+  auto link = std::make_unique<PluginLink>(own, std::move(peer), memory_type, *this);
+  // Room first: the engine must not know a link that is not handed out.
+  if (link_of_rank_.size() <= rank) {
+    link_of_rank_.resize(rank + 1, nullptr);
+    pieces_only_.resize(rank + 1, false);
+  }
+  links_.reserve(links_.size() + 1);
+  if (Status s = link->open(); !s.ok()) {
+    link->close();
+    return std::move(s).with_context(format("rank {}", rank));
+  }
+  links_.push_back(link.get());
+  link_of_rank_[rank] = link.get();
+  pieces_only_[rank] = pieces_only;
+  return link;
+}
+
+Status PluginEngine::start() {
+  MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-plugin", [this] { run(); }));
+  return {};
+}
+
+PluginEngine::~PluginEngine() {
+  if (process_.forked()) {
+    // The comms are the parent's, and so is the thread, whose handle can neither be joined nor destroyed here; nor may
+    // the plugin be told that this use of it ends.
+    new std::thread(std::move(thread_));
+    new std::shared_ptr<PluginUse>(std::move(use_));
+    return;
+  }
+  stop_.store(true, std::memory_order_release);
+  wake();
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard lock(mutex_);
+  shielded([&] { say_farewell(); });
+  for (PluginLink* link : links_) link->close();
+}
+
+void PluginEngine::say_farewell() {
+  for (PluginLink* link : links_) {
+    link->abandon_puts();
+    link->say_bye();
+  }
+  const Deadline deadline = Deadline::after_ms(kFarewellMs);
+  const auto heard = [](const PluginLink* l) { return l->down_ || l->ending_ || (l->bye_seen_ && !l->unsent()); };
+  while (!std::all_of(links_.begin(), links_.end(), heard) && !deadline.passed()) {
+    if (!turn()) driver::sleep_ns(kShortest_ns);
+  }
+}
+
+bool PluginEngine::unsent() const {
+  return std::any_of(links_.begin(), links_.end(), [](const PluginLink* l) { return l->unsent(); });
+}
+
+bool PluginEngine::turn() {
+  bool any = false;
+  for (PluginLink* link : links_) any = link->turn() || any;
+  if (any) moved();
+  return any;
+}
+
+void PluginEngine::tell_boards() {
+  board_is_new_.store(false, std::memory_order_relaxed);
+  const bool failed = !links_.empty() && links_[0]->own_.board->health.state.load(std::memory_order_acquire) != 0;
+  for (PluginLink* link : links_) {
+    if (link->down_ || !link->news_.any(*link->own_.board)) continue;
+    if (failed) link->abandon_puts();
+    link->board_waits_ = true;
+    link->send_small();
+    bool moved = false;
+    if (Status s = link->turn_sends(&moved); !s.ok()) link->end(s);
+  }
+}
+
+void PluginEngine::operation(uint32_t traffic_class, bool begins_now) {
+  const uint32_t c = order_class(traffic_class);
+  running_[c].fetch_add(begins_now ? 1 : -1, std::memory_order_relaxed);
+  if (begins_now) {
+    begins(*put_order_, c, now_ns());
+  } else {
+    ends(*put_order_, c);
+  }
+}
+
+// What arrives belongs to an operation as what is sent does: a rank that only takes rows keeps the line, too.
+void PluginEngine::moved() {
+  int64_t now = 0;
+  for (uint32_t c = 0; c < kTrafficClasses; ++c) {
+    if (running_[c].load(std::memory_order_relaxed) <= 0) continue;
+    if (now == 0) now = now_ns();
+    moves(*put_order_, c, now);
+  }
+}
+
+void PluginEngine::wake() {
+  {
+    const std::lock_guard lock(sleep_mutex_);
+    woken_ = true;
+  }
+  sleep_.notify_one();
+}
+
+void PluginEngine::begin() {
+  driving_.fetch_add(1, std::memory_order_acq_rel);
+  drives_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void PluginEngine::end() {
+  bool more = true;
+  if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+    shielded([&] {
+      if (unsent()) turn();
+    });
+    more = unsent();
+  }
+  driving_.fetch_sub(1, std::memory_order_acq_rel);
+  if (more || board_is_new_.load(std::memory_order_acquire)) wake();
+}
+
+void PluginEngine::progress(uint32_t awaited) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  shielded([&] {
+    PluginLink* const link = awaited < link_of_rank_.size() ? link_of_rank_[awaited] : nullptr;
+    if (awaited == kAnyone || ++turns_ % kAllEvery == 0) {
+      turn();
+    } else if (link != nullptr && link->turn()) {
+      moved();
+    }
+  });
+}
+
+void PluginEngine::board_changed(bool now) {
+  board_is_new_.store(true, std::memory_order_release);
+  if (!now) {
+    if (driving_.load(std::memory_order_acquire) == 0) wake();
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  shielded([&] { tell_boards(); });
+  // Nobody may drive this rank any more, and part of it may still wait for the plugin.
+  if (unsent()) wake();
+}
+
+void PluginEngine::run() {
+  uint32_t seen = drives_.load(std::memory_order_relaxed) - 1;
+  int64_t pause_ns = kShortest_ns;
+  while (!stop_.load(std::memory_order_acquire)) {
+    const uint32_t drives = drives_.load(std::memory_order_relaxed);
+    const bool theirs = driving_.load(std::memory_order_acquire) > 0 || drives != seen;
+    seen = drives;
+    int64_t wait_ns = kLookEvery_ns;
+    if (!theirs) {
+      bool any = false;
+      const int64_t begin = now_ns();
+      {
+        const std::lock_guard lock(mutex_);
+        shielded([&] { any = turn(); });
+      }
+      const int64_t took = now_ns() - begin;
+      pause_ns = any ? kShortest_ns : std::min(2 * pause_ns, std::max(kLongest_ns, kShare * took));
+      wait_ns = any ? 0 : std::max(pause_ns, kShare * took);
+      if (any) std::this_thread::yield();
+    }
+    if (wait_ns > 0) {
+      std::unique_lock lock(sleep_mutex_);
+      sleep_.wait_for(lock, std::chrono::nanoseconds(wait_ns), [&] { return woken_; });
+      // A wake-up means that a drive left something behind.
+      if (woken_ && driving_.load(std::memory_order_acquire) == 0) {
+        seen = drives_.load(std::memory_order_relaxed);
+        pause_ns = kShortest_ns;
+      }
+      woken_ = false;
+    }
+    if (board_is_new_.load(std::memory_order_acquire)) {
+      if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) shielded([&] { tell_boards(); });
+    }
+  }
+}
+
+}  // namespace moeccl::transport::netplugin

@@ -1,0 +1,86 @@
+// Moves the bytes of one rank's links through a net plugin: by the thread that drives the rank's operations, between
+// its polls; and, when no thread does, by a thread of its own. A plugin has nothing to sleep on, so that thread looks
+// again and again, less often while nothing comes. One lock protects links and the plugin's comms.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "src/driver/process.h"
+#include "transport/common/put_order.h"
+#include "transport/netplugin/bounce_pool.h"
+#include "transport/netplugin/loader.h"
+#include "transport/netplugin/plugin_link.h"
+
+namespace moeccl::transport::netplugin {
+
+class PluginEngine final : public Engine {
+ public:
+  static Result<std::unique_ptr<PluginEngine>> create(std::shared_ptr<PluginUse> use, size_t n_links, size_t n_rails);
+  // Says to the peers what they do not know yet and waits, for a second at most, until they have heard it; closes all
+  // comms. The links are of no use afterwards, and must be destroyed later.
+  ~PluginEngine() override;
+
+  // Before start(); the caller owns the link. The comms are the engine's also when it fails. pieces_only: the peer's
+  // staging is CUDA memory.
+  Result<std::unique_ptr<PluginLink>> add(const LocalMemory& own, PeerComms peer, int memory_type, bool pieces_only);
+  // Starts the thread. The rank's memory stays where it is until the engine is destroyed.
+  Status start();
+
+  void begin() override;
+  void end() override;
+  void progress(uint32_t awaited = kAnyone) override;
+  void board_changed(bool now) override;
+  void operation(uint32_t traffic_class, bool begins) override;
+
+  NetApi& api() { return use_->api(); }
+  BouncePool& pool() { return pool_; }
+  bool pieces_only(uint32_t rank) const { return pieces_only_[rank]; }
+  // Instead of the process's: for tests, before the first operation.
+  void use_put_order(PutOrder& order) { put_order_ = &order; }
+
+ private:
+  friend class PluginLink;
+  explicit PluginEngine(std::shared_ptr<PluginUse> use) : use_(std::move(use)) {}
+
+  void run();  // the thread
+  // Under the lock: nothing is thrown out of it; links whose state is unknown then are lost.
+  template <class Body>
+  void shielded(Body&& body) noexcept {
+    try {
+      body();
+    } catch (const std::exception& e) {
+      const Status why = caught(e);
+      for (PluginLink* link : links_) link->lose(why);
+    }
+  }
+  bool turn();         // under the lock: every link; whether something moved
+  void tell_boards();  // under the lock
+  bool unsent() const;
+  void say_farewell();
+  void wake();
+  void moved();  // bytes of a link of this engine
+
+  std::mutex mutex_;
+  std::shared_ptr<PluginUse> use_;
+  BouncePool pool_;
+  std::vector<PluginLink*> links_, link_of_rank_;
+  std::vector<bool> pieces_only_;
+  uint32_t turns_ = 0;
+  std::atomic<int> driving_{0};
+  std::atomic<uint32_t> drives_{0};  // counts begin()
+  std::atomic<bool> board_is_new_{false}, stop_{false};
+  std::mutex sleep_mutex_;
+  std::condition_variable sleep_;
+  bool woken_ = false;  // under sleep_mutex_
+  driver::ForkGuard process_;
+  PutOrder* put_order_ = &process_put_order();
+  std::atomic<int32_t> running_[kTrafficClasses] = {};  // operations of this rank, by class
+  std::thread thread_;
+};
+
+}  // namespace moeccl::transport::netplugin

@@ -1,0 +1,140 @@
+#include "transport/netplugin/plugin_network.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "src/base/env.h"
+#include "src/base/log.h"
+#include "src/bootstrap/handshake.h"
+#include "transport/netplugin/connecting.h"
+#include "transport/netplugin/plugin_engine.h"
+
+namespace moeccl::transport::netplugin {
+namespace {
+
+// Until somebody measures, and where a plugin does not tell: as over TCP, two messages a put and a context switch.
+constexpr double kAlphaNs = 30'000;
+constexpr double kPayload = 0.95;
+constexpr uint64_t kUnknownMbit = 10'000;
+
+class PluginEndpoint final : public Endpoint {
+ public:
+  PluginEndpoint(const NetworkOptions& options, std::shared_ptr<PluginUse> use, int memory_type)
+      : options_(options),
+        use_(std::move(use)),
+        memory_type_(memory_type),
+        connecting_(std::make_shared<Connecting>(use_, options)) {
+    connecting_->own().pieces_only = memory_type != abi::kPtrHost;
+  }
+
+  Status listen() { return connecting_->listen(); }
+  Result<std::vector<std::byte>> offer() override { return connecting_->offer(); }
+
+  Result<NetworkLinks> connect(const LocalMemory& own, std::span<const Region>,
+                               std::span<const std::vector<std::byte>> offers) override {
+    MOECCL_ASSIGN_OR_RETURN(const double rate, slowest_uplink(offers));
+    MOECCL_ASSIGN_OR_RETURN(std::vector<PeerComms> peers, connecting_->connect(offers));
+    connecting_ = nullptr;
+    NetworkLinks made;
+    made.links.resize(options_.n_ranks());
+    size_t n_rails = 1;
+    for (const PeerComms& p : peers) n_rails = std::max(n_rails, p.pairs.size() - 1);
+    MOECCL_ASSIGN_OR_RETURN(auto engine, PluginEngine::create(use_, peers.size(), n_rails));
+    PluginEngine& moves = *engine;
+    made.engine = std::move(engine);  // also when what follows fails it ends before its links
+    Status status;
+    for (PeerComms& p : peers) {
+      const uint32_t other = p.rank;
+      if (!status.ok()) {  // those that come after a failure
+        for (const PeerComms::Pair& c : p.pairs) {
+          (void)use_->api().close_send(c.out);
+          (void)use_->api().close_receive(c.in);
+        }
+        continue;
+      }
+      log(LogLevel::kInfo, "rank {} reaches rank {} through net plugin {} over {} rails", own.rank, other,
+          use_->api().text(), p.pairs.size() - 1);
+      Result<std::unique_ptr<PluginLink>> link =
+          moves.add(own, std::move(p), memory_type_, pieces_only_.contains(other));
+      if (link.ok()) {
+        made.links[other] = std::move(*link);
+      } else {
+        status = std::move(link).status();
+      }
+    }
+    MOECCL_TRY(std::move(status));
+    MOECCL_TRY(moves.start());
+    made.alpha_ns = kAlphaNs;
+    made.bytes_per_ns = rate;
+    return made;
+  }
+
+ private:
+  // A host's uplink as its first rank offers it; of unequal hosts the slowest counts.
+  Result<double> slowest_uplink(std::span<const std::vector<std::byte>> offers) {
+    std::map<uint32_t, uint64_t> rate_of;
+    for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
+      Offer o;
+      std::vector<uint32_t> remote;
+      for (uint32_t p = 0; p < options_.n_ranks(); ++p) {
+        if (options_.host_of[p] != options_.host_of[r]) remote.push_back(p);
+      }
+      if (remote.empty() || !o.read(offers[r], remote, remote[0])) {
+        return error(moecclRemoteError, "rank {} sent an offer of a net plugin that this MoECCL cannot read", r);
+      }
+      if (o.pieces_only) pieces_only_.emplace(r, true);
+      rate_of.emplace(options_.host_of[r], o.mbit_per_s > 0 ? o.mbit_per_s : kUnknownMbit);
+    }
+    const auto slowest = std::min_element(rate_of.begin(), rate_of.end(),
+                                          [](const auto& a, const auto& b) { return a.second < b.second; });
+    return static_cast<double>(slowest->second) * kPayload / 8000;
+  }
+
+  NetworkOptions options_;
+  std::shared_ptr<PluginUse> use_;
+  int memory_type_;
+  std::shared_ptr<Connecting> connecting_;
+  std::map<uint32_t, bool> pieces_only_;
+};
+
+PluginChoice chosen(const std::string& name, uint64_t comm_id) {
+  PluginChoice c;
+  c.list = env().net_plugin;
+  c.wanted = name;
+  c.comm_id = comm_id;
+  return c;
+}
+
+}  // namespace
+
+Probe probe() {
+  const std::string& net = env().net;
+  constexpr std::string_view kPrefix = "plugin:";
+  const std::string name = net.starts_with(kPrefix) ? net.substr(kPrefix.size()) : "";
+  const Result<PluginUse> use = use_plugin(chosen(name, 0));
+  if (!use.ok()) return {false, {}, use.status().message()};
+  Probe p{true, use.value().api().text(), {}};
+  for (const PluginUse::Device& d : use.value().devices()) {
+    p.found += format("{}{}", &d == use.value().devices().data() ? ": " : ", ", d.is.name);
+    if (d.is.mbit_per_s > 0) p.found += format(" ({:g} Gbit/s)", static_cast<double>(d.is.mbit_per_s) / 1e3);
+  }
+  return p;
+}
+
+Result<std::unique_ptr<Endpoint>> open_with(const NetworkOptions& options, const PluginChoice& choice,
+                                            int memory_type) {
+  MOECCL_ASSIGN_OR_RETURN(PluginUse use, use_plugin(choice));
+  auto endpoint = std::make_unique<PluginEndpoint>(options, std::make_shared<PluginUse>(std::move(use)), memory_type);
+  MOECCL_TRY(endpoint->listen());
+  return std::unique_ptr<Endpoint>(std::move(endpoint));
+}
+
+Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options) {
+  const bootstrap::Key derived = bootstrap::derive_key(options.key, "moeccl net plugin: communicator");
+  uint64_t id = 0;
+  std::memcpy(&id, derived.data(), sizeof(id));
+  return open_with(options, chosen(options.plugin, id), abi::kPtrHost);
+}
+
+}  // namespace moeccl::transport::netplugin

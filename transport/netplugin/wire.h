@@ -1,0 +1,65 @@
+// What two ranks say to each other through a net plugin, whose connections carry messages one way. Between two ranks
+// there are, each way, one comm for messages of frames and one for each rail; all begin with a Proof.
+//
+// A message of frames is a MessageHead and frames; a frame is a FrameHead and its payload:
+//
+//   put      `bytes` bytes for `offset` of the receiver's staging
+//   piece    the next message of rail `rail` is `bytes` bytes for `offset`; no payload
+//   signals  n times {sig u64, word u64}; all puts and pieces before it count first
+//   board    what BoardNews writes, with n entries and, with kHealth, a state
+//   bye      the sender leaves; answered by
+//   seen     all before the bye has been taken
+//
+// All numbers little-endian. What a frame announces is checked against the receiver's own bounds before it is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "src/bootstrap/unique_id.h"
+#include "transport/common/board_wire.h"
+
+namespace moeccl::transport::netplugin {
+
+inline constexpr uint16_t kWireVersion = 1;
+inline constexpr uint32_t kMaxRails = 4;
+
+inline constexpr size_t kMessageBytes = 32 << 10;
+// Up to here a put travels in a frame: what a copy at the receiver costs is less than a second message.
+inline constexpr size_t kInlinePut = 14 << 10;
+// Larger ones are cut: small enough to keep all rails busy while the next piece is copied.
+inline constexpr size_t kPieceBytes = 256 << 10;
+
+struct MessageHead {
+  uint32_t bytes;  // of the frames behind it; 0: the message only says what was taken
+  uint32_t number;
+  uint32_t taken;  // of the peer's messages, so many
+  uint32_t reserved;
+};
+
+enum class FrameType : uint8_t { kPut = 1, kPiece = 2, kSignals = 3, kBoard = 4, kBye = 5, kSeen = 6 };
+struct FrameHead {
+  uint8_t type;
+  uint8_t n;
+  uint8_t rail;
+  uint8_t health;
+  uint32_t bytes;
+  uint64_t offset;
+};
+static_assert(sizeof(FrameHead) == 16);
+struct WireSignal {
+  uint64_t sig, word;
+};
+inline constexpr size_t kMaxSmallFrame = sizeof(FrameHead) + kMaxBoardBytes;
+static_assert(kMaxSmallFrame >= sizeof(FrameHead) + kSigsPerPeer * sizeof(WireSignal));
+static_assert(kMessageBytes >= sizeof(MessageHead) + sizeof(FrameHead) + kInlinePut + kMaxSmallFrame);
+
+// The first message of a comm: its sender holds the communicator's key, and means this comm of this receiver.
+struct Proof {
+  char magic[8];
+  uint32_t version, from, to, comm;
+  bootstrap::Key mac;
+};
+static_assert(sizeof(Proof) == 56);
+
+}  // namespace moeccl::transport::netplugin
