@@ -61,6 +61,21 @@ class Rooms {
   ~Rooms() = default;
 };
 
+// A network that takes bytes from where they lie, later: RDMA from registered memory. put() waits for that; whoever can
+// leave the source alone meanwhile posts several puts one behind the other.
+class PostedPuts {
+ public:
+  // As Link::put(), but done means only that all is under way, in order with signals: the source must stay as it is
+  // until taken(posted()), asked right behind.
+  virtual Result<PutState> post(uint64_t offset, const void* src, size_t bytes) = 0;
+  virtual uint64_t posted() const = 0;  // so far
+  // Whether the sources of the first `count` may be reused. True for all when the link has lost its peer.
+  virtual bool taken(uint64_t count) const = 0;
+
+ protected:
+  ~PostedPuts() = default;
+};
+
 // A network that copies what arrives may as well copy it to where it is wanted.
 class Landings {
  public:
@@ -155,6 +170,7 @@ class Link {
   // The parts. They live as long as the link.
   Reads* reads() const { return parts_.reads; }
   Rooms* rooms() const { return parts_.rooms; }
+  PostedPuts* posted_puts() const { return parts_.posted_puts; }
   Landings* landings() const { return parts_.landings; }
   PutTurns* put_turns() const { return parts_.put_turns; }
   Pace* pace() const { return parts_.pace; }
@@ -165,6 +181,7 @@ class Link {
   struct Parts {
     Reads* reads = nullptr;
     Rooms* rooms = nullptr;
+    PostedPuts* posted_puts = nullptr;
     Landings* landings = nullptr;
     PutTurns* put_turns = nullptr;
     Pace* pace = nullptr;

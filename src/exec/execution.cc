@@ -34,7 +34,8 @@ Execution::Execution(Fabric& fabric, const Operation& op)
       srcs_(scratch_.srcs),
       scales_(scratch_.scales),
       landings_(scratch_.landings),
-      copies_(scratch_.copies) {}
+      copies_(scratch_.copies),
+      posted_(scratch_.posted) {}
 
 Execution::Execution(const AgreedTask& begun, const Operation& op) : Execution(begun.fabric(), op) {
   continue_from(begun);
@@ -111,6 +112,7 @@ void Execution::choose(const Choice& choice) {
   }
   lanes_.assign(choice.program->lanes.size(), LaneState{});
   peers_.assign(fabric().n_ranks, PeerBuffers{});
+  posted_.clear();
   for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].done = choice.program->lanes[i].steps.empty();
   uint64_t elements_out = binding_.count * plan::out_blocks(op_.signature.op, fabric().n_ranks);
   if (is_v()) elements_out = std::reduce(op_.recv_counts.begin(), op_.recv_counts.end());
@@ -246,7 +248,9 @@ Progress Execution::run() {
   }
   if (trickled_) moved = true;
   trickled_ = false;
-  if (all_done && std::all_of(lanes_.begin(), lanes_.end(), [](const LaneState& l) { return l.done; })) return finish();
+  if (all_done && std::all_of(lanes_.begin(), lanes_.end(), [](const LaneState& l) { return l.done; }) &&
+      all_sources_taken())
+    return finish();
   return moved ? Progress::kMoved : Progress::kBlocked;
 }
 
@@ -268,6 +272,7 @@ Progress Execution::run_lane(const plan::Lane& lane, LaneState& state, bool one_
       active = state.chunk + 1 == binding_.chunking.n_chunks;
     }
     if (active) {
+      if (!posted_.empty() && !sources_allow(s)) return stopped();
       merged_ = 0;
       const Progress p = trace_.on() ? traced_step(s, state.chunk) : step(s, state.chunk);
       if (p == Progress::kFailed) return p;

@@ -90,6 +90,10 @@ class Execution final : public AgreedTask {
   Progress put_rows(const plan::Step& s, uint32_t chunk, uint32_t plane, uint64_t first, uint64_t count, Pack&& pack);
   // Puts what lies at `from`; blocked: the same step again.
   Progress put(uint32_t rank, uint64_t offset, const std::byte* from, uint64_t bytes);
+  // Whether the step may run while sources of its lane's earlier puts are still being read: what it writes, or lets
+  // others write, may be such a source.
+  bool sources_allow(const plan::Step& s);
+  bool all_sources_taken();
   // Memory for what a step packs and then puts to dst's rank: the link's own where it has any, else scratch memory.
   // Null while there is no room, or while another step's put still needs it. `packed`: this step has packed it before.
   std::byte* scratch_for(const plan::Step& s, uint32_t chunk, uint64_t bytes, bool* packed);
@@ -122,6 +126,7 @@ class Execution final : public AgreedTask {
   std::vector<kernels::Scalar>& scales_;
   std::vector<LandingStep>& landings_;
   std::vector<void*>& copies_;
+  std::vector<PostedPut>& posted_;
   const plan::Step* packed_ = nullptr;  // whose data is in the fabric's scratch, not yet put
   uint32_t packed_chunk_ = 0, packed_plane_ = 0;
   uint32_t merged_ = 0;    // steps after the one just done that were done with it

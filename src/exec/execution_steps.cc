@@ -176,7 +176,10 @@ Progress Execution::put(uint32_t rank, uint64_t offset, const std::byte* from, u
     waiting_peer_ = rank;
     return Progress::kBlocked;
   }
-  Result<transport::PutState> state = fabric().link(rank).put(offset, from, bytes);
+  // What is packed in the fabric's scratch memory is packed over at once.
+  transport::PostedPuts* const posts = from == fabric().scratch.data() ? nullptr : fabric().link(rank).posted_puts();
+  Result<transport::PutState> state =
+      posts != nullptr ? posts->post(offset, from, bytes) : fabric().link(rank).put(offset, from, bytes);
   if (!state.ok()) return fail(std::move(state).status());
   if (*state != transport::PutState::kDone) {
     trickled_ = trickled_ || *state == transport::PutState::kMoved;
@@ -184,9 +187,28 @@ Progress Execution::put(uint32_t rank, uint64_t offset, const std::byte* from, u
     return Progress::kBlocked;
   }
   packed_ = nullptr;
+  if (posts != nullptr && !posts->taken(posts->posted())) posted_.push_back({lane_, rank, posts->posted()});
   wire_bytes_ += bytes;
   fabric().traffic[rank].add(bytes);
   return Progress::kMoved;
+}
+
+bool Execution::all_sources_taken() {
+  std::erase_if(posted_, [&](const PostedPut& p) { return fabric().link(p.peer).posted_puts()->taken(p.count); });
+  if (!posted_.empty()) waiting_peer_ = posted_.front().peer;
+  return posted_.empty();
+}
+
+// A peer that sees a signal has all that was put to it before, so those sources have been read. Any other signal, and
+// any store to this rank's memory, may give a source away.
+bool Execution::sources_allow(const Step& s) {
+  if (s.kind == StepKind::kWait) return true;
+  const bool puts = s.dst.rank != fabric().rank && s.dst.buffer == Buffer::kStaging;
+  if (s.kind != StepKind::kSignal && puts) return true;
+  if (all_sources_taken()) return true;
+  return std::none_of(posted_.begin(), posted_.end(), [&](const PostedPut& p) {
+    return p.lane == lane_ && (s.kind != StepKind::kSignal || p.peer != s.peer);
+  });
 }
 
 std::byte* Execution::scratch_for(const Step& s, uint32_t chunk, uint64_t bytes, bool* packed) {

@@ -38,6 +38,13 @@ struct PeerBuffers {
   uint64_t input_address = 0;  // else for Link::read
 };
 
+// A put whose source the link still reads, see transport::PostedPuts.
+struct PostedPut {
+  size_t lane = 0;
+  uint32_t peer = 0;
+  uint64_t count = 0;
+};
+
 // What one Execution at a time works with. Kept between operations.
 struct Scratch {
   std::vector<LaneState> lanes;
@@ -46,6 +53,7 @@ struct Scratch {
   std::vector<kernels::Scalar> scales;
   std::vector<void*> copies;
   std::vector<LandingStep> landings;
+  std::vector<PostedPut> posted;
   std::vector<uint8_t> slot_readers;
 };
 

@@ -99,6 +99,8 @@ Progress MessageTask::send() {
   uint32_t& sent = f.sent[message_.peer * kSigsPerPeer + kMessageData];
   if (begun_ && moved_bytes_ == message_.bytes) {
     // Everything is handed over; what the receiver copies from our memory itself must also have been taken.
+    const transport::PostedPuts* const posts = f.link(message_.peer).posted_puts();
+    if (posts != nullptr && !posts->taken(posted_)) return Progress::kBlocked;
     if (last_number_ == 0 || static_cast<int32_t>(acknowledged() - last_number_) >= 0) return done();
     return Progress::kBlocked;
   }
@@ -131,7 +133,7 @@ Progress MessageTask::send() {
     moved_bytes_ += direct ? message_.bytes : now;
     if (Status s = f.link(message_.peer).signal(kMessageData, ++sent, 0); !s.ok()) return fail(std::move(s));
     any = true;
-    if (moved_bytes_ == message_.bytes) return last_number_ == 0 ? done() : Progress::kMoved;
+    if (moved_bytes_ == message_.bytes) return last_number_ == 0 && posted_ == 0 ? done() : Progress::kMoved;
   }
   return any ? Progress::kMoved : Progress::kBlocked;
 }
@@ -162,10 +164,14 @@ Progress MessageTask::fill_slot(uint32_t number, const MessageSlotHeader& header
     header_there_ = true;
   }
   if (bytes > 0) {
-    const Result<transport::PutState> state = link.put(offset + sizeof(header), message_.data + moved_bytes_, bytes);
+    transport::PostedPuts* const posts = link.posted_puts();
+    const Result<transport::PutState> state =
+        posts != nullptr ? posts->post(offset + sizeof(header), message_.data + moved_bytes_, bytes)
+                         : link.put(offset + sizeof(header), message_.data + moved_bytes_, bytes);
     if (!state.ok()) return fail(state.status());
     if (*state == transport::PutState::kMoved) return Progress::kMoved;
     if (*state == transport::PutState::kFull) return Progress::kBlocked;
+    if (posts != nullptr) posted_ = posts->posted();
   }
   header_there_ = false;
   return Progress::kDone;

@@ -57,6 +57,7 @@ class MessageTask final : public Task {
   const MessageTask* before_;
   uint64_t moved_bytes_ = 0;
   MessageSlotHeader header_{};
+  uint64_t posted_ = 0;        // puts of the link so far, when the last of this message was posted
   bool header_there_ = false;  // of the slot that is being filled by puts
   bool begun_ = false, finished_ = false;
   size_t record_ = 0;    // in the flight recorder; 0: not yet

@@ -1,6 +1,7 @@
 // A network that keeps no order: what is put arrives in pieces, late, and in any order, moved by a thread of its own.
 // Its links do what the contract asks of such a network (Capabilities::ordered is false): a signal, or news of the
-// board, waits until what it covers has arrived. Ranks are threads of one process.
+// board, waits until what it covers has arrived. Posted puts are read from where they lie when they arrive. Ranks are
+// threads of one process.
 #pragma once
 
 #include <atomic>
@@ -24,6 +25,11 @@ class ShuffledNetwork {
   static std::atomic<bool>& signals_wait() {
     static std::atomic<bool> wait{true};
     return wait;
+  }
+  // Another one: sources are said to be free although they are still to be read.
+  static std::atomic<bool>& sources_stay() {
+    static std::atomic<bool> stay{true};
+    return stay;
   }
   static transport::Probe probe() { return {true, "memory of this process, shuffled", {}}; }
   static Result<std::unique_ptr<transport::Endpoint>> open(const transport::NetworkOptions& options) {
@@ -75,8 +81,11 @@ class ShuffledNetwork {
 
   struct Piece {
     uint64_t number = 0;
+    uint64_t put = 0;  // which posted put it belongs to; 0: none
     uint64_t offset = 0;
-    std::vector<std::byte> bytes;
+    std::vector<std::byte> bytes;  // or, posted:
+    const std::byte* src = nullptr;
+    size_t n_bytes = 0;
     int64_t due_ns = 0;
   };
   struct Signal {
@@ -94,7 +103,7 @@ class ShuffledNetwork {
     bool ended = false;
   };
 
-  class Link final : public transport::Link {
+  class Link final : public transport::Link, private transport::PostedPuts {
    public:
     Link(const LocalMemory& own, uint32_t peer, std::shared_ptr<Wire> out, std::shared_ptr<News> ours,
          std::shared_ptr<News> theirs)
@@ -104,20 +113,12 @@ class ShuffledNetwork {
           ours_(std::move(ours)),
           theirs_(std::move(theirs)),
           random_(own.rank + 1) {
+      parts_.posted_puts = this;
       peer_words_ = {theirs_->board.get(), {&theirs_->blocks[0], &theirs_->blocks[1]}};
     }
     const char* name() const override { return "shuffled"; }
     Result<transport::PutState> put(uint64_t offset, const void* src, size_t bytes) override {
-      if (own_.board->health.state.load() != 0) return transport::PutState::kDone;
-      const std::lock_guard lock(out_->mutex);
-      if (out_->pieces.size() > kMostPieces) return transport::PutState::kFull;
-      const auto* from = static_cast<const std::byte*>(src);
-      for (size_t at = 0; at < bytes;) {
-        const size_t n = std::min<size_t>(bytes - at, 1 + random_() % std::max<size_t>(bytes / 2, 64));
-        out_->pieces.push_back({out_->posted++, offset + at, {from + at, from + at + n}, now_ns() + late()});
-        at += n;
-      }
-      return transport::PutState::kDone;
+      return take(offset, src, bytes, false);
     }
     Status signal(uint32_t sig, uint32_t number, uint32_t tag) override {
       if (own_.board->health.state.load() != 0) return {};
@@ -130,12 +131,38 @@ class ShuffledNetwork {
 
    private:
     static constexpr size_t kMostPieces = 64;
+    Result<transport::PutState> post(uint64_t offset, const void* src, size_t bytes) override {
+      return take(offset, src, bytes, true);
+    }
+    uint64_t posted() const override { return posted_; }
+    bool taken(uint64_t count) const override {
+      const std::lock_guard lock(out_->mutex);
+      const auto& all = out_->pieces;
+      return !sources_stay() ||
+             std::none_of(all.begin(), all.end(), [&](const Piece& p) { return p.put != 0 && p.put <= count; });
+    }
+    Result<transport::PutState> take(uint64_t offset, const void* src, size_t bytes, bool later) {
+      if (own_.board->health.state.load() != 0) return transport::PutState::kDone;
+      const std::lock_guard lock(out_->mutex);
+      if (out_->pieces.size() > kMostPieces) return transport::PutState::kFull;
+      const auto* from = static_cast<const std::byte*>(src);
+      for (size_t at = 0; at < bytes;) {
+        const size_t n = std::min<size_t>(bytes - at, 1 + random_() % std::max<size_t>(bytes / 2, 64));
+        Piece p{out_->posted++, later ? posted_ + 1 : 0, offset + at, {}, from + at, n, now_ns() + late()};
+        if (!later) p.bytes.assign(p.src, p.src + n);
+        out_->pieces.push_back(std::move(p));
+        at += n;
+      }
+      posted_ += later;
+      return transport::PutState::kDone;
+    }
     int64_t late() { return static_cast<int64_t>(random_() % 64 == 0 ? random_() % 400'000 : random_() % 20'000); }
 
     LocalMemory own_;
     uint32_t peer_;
     std::shared_ptr<Wire> out_;
     std::shared_ptr<News> ours_, theirs_;
+    uint64_t posted_ = 0;
     std::minstd_rand random_;
   };
 
@@ -190,8 +217,8 @@ class ShuffledNetwork {
           ++i;
           continue;
         }
-        std::memcpy(own_.staging + piece.offset, piece.bytes.data(), piece.bytes.size());
-        if (own_.arrivals != nullptr) (void)own_.arrivals->arrived(p.rank, piece.offset, piece.bytes.size());
+        std::memcpy(own_.staging + piece.offset, piece.put != 0 ? piece.src : piece.bytes.data(), piece.n_bytes);
+        if (own_.arrivals != nullptr) (void)own_.arrivals->arrived(p.rank, piece.offset, piece.n_bytes);
         std::swap(piece, w.pieces.back());
         w.pieces.pop_back();
       }

@@ -64,6 +64,15 @@ TEST(ShuffledNetwork, TenThousandOperationsAreRight) {
   EXPECT_EQ(done, 10'000u);
 }
 
+// The same with sources that are given back too early.
+TEST(ShuffledNetwork, SourcesThatDoNotStayAreFound) {
+  ShuffledNetwork::sources_stay() = false;
+  uint32_t done = 0;
+  const std::string wrong = operations_over_shuffled(3, 2'000, &done);
+  ShuffledNetwork::sources_stay() = true;
+  EXPECT_NE(wrong, "") << "2000 operations were right, although their sources were overwritten under way";
+}
+
 // The same with signals that do not wait for what they cover: what the test above rests on.
 TEST(ShuffledNetwork, SignalsThatDoNotWaitAreFound) {
   ShuffledNetwork::signals_wait() = false;

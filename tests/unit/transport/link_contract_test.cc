@@ -450,6 +450,37 @@ TEST_P(LinkContract, PutsOfSeveralCallersBesideEachOtherAllEnd) {
     EXPECT_EQ(std::memcmp(ranks.staging(1) + c * kBytes, data[c].data(), kBytes), 0) << c;
 }
 
+TEST_P(LinkContract, PostedPutsAreReadUntilTheyAreTaken) {
+  MOECCL_WORLD(ranks, 2);
+  transport::PostedPuts* const posts = ranks[0].link(1).posted_puts();
+  if (posts == nullptr) GTEST_SKIP() << "it posts nothing";
+  constexpr size_t kBytes = 200'000;
+  constexpr uint32_t kSlots = 8;
+  std::vector<std::vector<unsigned char>> source(kSlots, std::vector<unsigned char>(kBytes));
+  std::vector<uint64_t> posted(kSlots, 0);
+  Driving drive(ranks[0]);
+  for (uint32_t number = 1; number <= 200; ++number) {
+    const uint32_t slot = number % kSlots;
+    ASSERT_TRUE(drive.until([&] { return posts->taken(posted[slot]); })) << "put " << number;
+    // The peer has seen what was in its slot before: signals come in order.
+    ASSERT_TRUE(drive.until([&] { return number <= kSlots || seen(ranks[1], 0, 6, number - kSlots); }));
+    const auto data = pattern(kBytes, number);
+    std::memcpy(source[slot].data(), data.data(), kBytes);
+    ASSERT_TRUE(drive.until([&] {
+      const auto state = posts->post(slot * kBytes, source[slot].data(), kBytes);
+      EXPECT_TRUE(state.ok());
+      return !state.ok() || *state == PutState::kDone;
+    }));
+    posted[slot] = posts->posted();
+    ASSERT_TRUE(ranks[0].link(1).signal(6, number, 1).ok());
+    if (number % 5 != 0) continue;
+    Driving receives(ranks[1]);
+    ASSERT_TRUE(receives.until([&] { return seen(ranks[1], 0, 6, number); })) << number;
+    ASSERT_EQ(std::memcmp(ranks.staging(1) + slot * kBytes, data.data(), kBytes), 0) << number;
+  }
+  EXPECT_TRUE(drive.until([&] { return posts->taken(posts->posted()); }));
+}
+
 TEST_P(LinkContract, WhatIsPackedIntoALinksRoomGoesAsItIs) {
   MOECCL_WORLD(ranks, 2);
   transport::Rooms* const rooms = ranks[0].link(1).rooms();
