@@ -56,6 +56,8 @@ class Rooms {
  public:
   // Null while it is full.
   virtual std::byte* room(size_t bytes) = 0;
+  // Larger rooms are never given.
+  virtual size_t most() const = 0;
 
  protected:
   ~Rooms() = default;

@@ -4,6 +4,7 @@
 // A new network is a folder and one line of networks.cc; link_contract_test then runs on it (docs/contributing.md).
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -41,6 +42,9 @@ struct Probe {
 struct Region {
   std::byte* base = nullptr;
   size_t bytes = 0;
+  // Changes (release) when pages of it went away or were replaced, before their addresses mean other memory: what was
+  // registered before that holds pages that are not the program's any more. Null: none ever does.
+  const std::atomic<uint64_t>* generation = nullptr;
 };
 
 struct NetworkOptions {
@@ -74,6 +78,11 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
+  // The first call, for networks whose peers must be told what they may write to before they connect.
+  virtual Status register_memory(const LocalMemory& own, std::span<const Region> regions) {
+    (void)own, (void)regions;
+    return {};
+  }
   // What all ranks must hear of this one before they connect. It may hold a row for each peer.
   virtual Result<std::vector<std::byte>> offer() = 0;
   // offers: of all ranks, [n_ranks]; their contents are checked. `own` and `regions` stay where they are until the

@@ -223,6 +223,7 @@ EnvParse parse_env(std::span<const char* const> variables) {
   constexpr std::string_view kPrefix = "MOECCL_";
   constexpr std::string_view kTestPrefix = "MOECCL_TEST_";  // the tests' own, never the library's
   constexpr std::string_view kShimPrefix = "MOECCL_SHIM_";  // read and checked by what lies in shim/
+  constexpr std::string_view kVerbsPrefix = "MOECCL_IB_";   // the same, transport/verbs/settings.h
   EnvParse result;
   for (const char* entry : variables) {
     const std::string_view text = entry, name = text.substr(0, text.find('='));
@@ -241,7 +242,7 @@ EnvParse parse_env(std::span<const char* const> variables) {
     const std::string_view value = text.substr(equals + 1);
     const Variable* variable = find(name);
     if (variable == nullptr) {
-      if (name.starts_with(kTestPrefix) || name.starts_with(kShimPrefix)) continue;
+      if (name.starts_with(kTestPrefix) || name.starts_with(kShimPrefix) || name.starts_with(kVerbsPrefix)) continue;
       if (!unknown.empty()) unknown += ", ";
       unknown += name.substr(0, 64);
       continue;

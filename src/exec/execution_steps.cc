@@ -213,7 +213,7 @@ bool Execution::sources_allow(const Step& s) {
 
 std::byte* Execution::scratch_for(const Step& s, uint32_t chunk, uint64_t bytes, bool* packed) {
   Fabric& f = fabric();
-  if (transport::Rooms* const rooms = f.link(s.dst.rank).rooms(); rooms != nullptr) {
+  if (transport::Rooms* const rooms = f.link(s.dst.rank).rooms(); rooms != nullptr && bytes <= rooms->most()) {
     *packed = false;
     std::byte* const room = rooms->room(bytes);
     if (room == nullptr) waiting_peer_ = s.dst.rank;

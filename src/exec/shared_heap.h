@@ -19,10 +19,13 @@ class SharedHeap {
   virtual bool is_detached(const void* p) = 0;
   // How often something was.
   uint32_t n_detached() const { return n_detached_.load(std::memory_order_acquire); }
+  // See transport::Region.
+  const std::atomic<uint64_t>& generation() const { return generation_; }
 
  protected:
   ~SharedHeap() = default;
   std::atomic<uint32_t> n_detached_{0};
+  std::atomic<uint64_t> generation_{0};
 };
 
 }  // namespace moeccl::exec

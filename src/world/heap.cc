@@ -121,6 +121,7 @@ Status SymmetricHeap::release(void* ptr) {
   const Range range = it->second;
   used_.erase(it);
   driver::release_pages(fd_, range.offset, range.bytes);
+  generation_.fetch_add(1, std::memory_order_release);
   size_t at = range.offset;
   for (auto d = detached_.lower_bound(range.offset); d != detached_.end() && d->first < range.end(); ++d) {
     (void)driver::make_inaccessible(mapping_, d->first, d->second);  // else the memory stays, unused
@@ -184,6 +185,7 @@ Status SymmetricHeap::detach(void* from, size_t bytes) {
     detached_[at] = until - at;
     at = until;
   }
+  generation_.fetch_add(1, std::memory_order_release);
   // Release: pairs with the acquire in n_detached().
   n_detached_.fetch_add(1, std::memory_order_release);
   return {};

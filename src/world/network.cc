@@ -44,6 +44,7 @@ bool wanted(const Network& network) {
 Result<NetworkLinks> connect_endpoint(bootstrap::Session& session, Endpoint& endpoint,
                                       const transport::LocalMemory& memory, std::span<const transport::Region> regions,
                                       Deadline deadline) {
+  MOECCL_TRY(endpoint.register_memory(memory, regions));
   MOECCL_ASSIGN_OR_RETURN(const std::vector<std::byte> mine, endpoint.offer());
   MOECCL_ASSIGN_OR_RETURN(const auto offers, session.all_gather(mine, deadline));
   Result<NetworkLinks> links = endpoint.connect(memory, regions, offers);
@@ -145,7 +146,10 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* 
     MOECCL_ASSIGN_OR_RETURN(chosen.endpoint, network->open(options));
   }
   std::vector<transport::Region> regions;
-  if (fabric.heap != nullptr) regions.push_back({fabric.heap, fabric.heap_bytes});
+  if (fabric.heap != nullptr) {
+    const bool shrinks = fabric.shared_heap != nullptr;
+    regions.push_back({fabric.heap, fabric.heap_bytes, shrinks ? &fabric.shared_heap->generation() : nullptr});
+  }
   MOECCL_ASSIGN_OR_RETURN(NetworkLinks wires, connect_endpoint(session, *chosen.endpoint, memory, regions, deadline));
   for (uint32_t r = 0; r < fabric.n_ranks; ++r)
     if (wires.links[r] != nullptr) fabric.links[r] = std::move(wires.links[r]);

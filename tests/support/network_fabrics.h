@@ -32,7 +32,8 @@ class NetworkFabrics {
         auto endpoint = network.open(options(n, r));
         statuses[r] = endpoint.status();
         if (endpoint.ok()) {
-          auto offer = (*endpoint)->offer();
+          statuses[r] = (*endpoint)->register_memory(memory_of(*fabrics_[r]), {});
+          auto offer = statuses[r].ok() ? (*endpoint)->offer() : statuses[r];
           statuses[r] = offer.status();
           if (offer.ok()) offers[r] = std::move(*offer);
         }
@@ -79,11 +80,15 @@ class NetworkFabrics {
     return f;
   }
 
-  static Status connect(transport::Endpoint& endpoint, exec::Fabric& f,
-                        const std::vector<std::vector<std::byte>>& offers) {
+  static transport::LocalMemory memory_of(const exec::Fabric& f) {
     transport::LocalMemory memory = f.own->memory(f.rank);
     memory.arrivals = f.arrivals;
-    MOECCL_ASSIGN_OR_RETURN(transport::NetworkLinks made, endpoint.connect(memory, {}, offers));
+    return memory;
+  }
+
+  static Status connect(transport::Endpoint& endpoint, exec::Fabric& f,
+                        const std::vector<std::vector<std::byte>>& offers) {
+    MOECCL_ASSIGN_OR_RETURN(transport::NetworkLinks made, endpoint.connect(memory_of(f), {}, offers));
     f.links = std::move(made.links);
     f.engine = std::move(made.engine);
     return {};

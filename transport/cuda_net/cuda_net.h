@@ -105,6 +105,7 @@ class CudaNetLink final : public Link, private Rooms, private DeviceSide {
  private:
   friend class CudaNet;
   std::byte* room(size_t bytes) override;
+  size_t most() const override { return SIZE_MAX; }  // of any put: see Staging::most_put_bytes
   Result<PutState> put_words(uint64_t offset, const void* src, size_t bytes) override;
   Status settle() override { return net_.settle(rank_, *link_); }
   bool sent_all() const override { return first_ == waiting_.size(); }
