@@ -151,7 +151,8 @@ void Tuner::price(const Ask& ask, const float* table, int n_algorithms, Costs& c
 void Tuner::ask(int function, size_t bytes, int n_ops, float* table, int n_algorithms, int n_protocols) {
   if (crossings_.empty() || table == nullptr || bytes == 0 || function < 0 || function >= kFunctions) return;
   if (n_protocols != kProtocols || n_algorithms < 1 || n_algorithms > kAlgorithms) return;
-  const Ask asked{function, static_cast<double>(bytes), std::max(n_ops, 1)};
+  constexpr size_t kMostBytes = size_t{1} << 62;  // beyond it a double may not go back to an integer
+  const Ask asked{function, static_cast<double>(std::min(bytes, kMostBytes)), std::max(n_ops, 1)};
   Costs costs;
   price(asked, table, n_algorithms, costs);
   const int n = n_algorithms * kProtocols;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "shim/nccl/rma.h"
 #include "shim/nccl/settings.h"
 
 namespace moeccl::shim {
@@ -29,8 +30,11 @@ struct Comm {
   std::atomic<ncclResult_t> state{ncclSuccess};
   std::atomic<bool> revoked{false};
   std::atomic<bool> suspended{false};
+  std::atomic<bool> given_up{false};    // aborted, revoked or destroyed: nobody waits on it any longer
   std::atomic<int> users{0};            // threads inside a call on it
   std::atomic<bool> any_chosen{false};  // whether `chosen` has held anything
+
+  Rma rma;  // puts and signals, while MoECCL serves it
 
   // Operators of ncclRedOpCreatePreMulSum, by number - ncclNumOps.
   struct PreMul {

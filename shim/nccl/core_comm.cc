@@ -119,6 +119,7 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
     }
   }
   if (comm->real != nullptr && abort) return MOECCL_FORWARD(CommAbort, std::exchange(comm->real, nullptr));
+  comm->given_up = true;
   if (abort && comm->ours != nullptr) (void)moecclCommAbort(comm->ours);
   wait_unused(*comm);
   const ncclResult_t result = free_comm(*comm);
@@ -193,6 +194,7 @@ ncclResult_t CommRevoke(ncclComm_t comm, int flags) {
   if (target.real != nullptr) return MOECCL_FORWARD(CommRevoke, target.real, flags);
   if (flags != NCCL_REVOKE_DEFAULT) return fail(ncclInvalidArgument, "ncclCommRevoke: give NCCL_REVOKE_DEFAULT");
   target.ours->revoked = true;
+  target.ours->given_up = true;
   return from_moeccl(moecclCommAbort(target.ours->ours));
 }
 

@@ -1,5 +1,5 @@
-// What NCCL 2.29 and 2.30 have added and no other file is the place for: suspension, properties, one-sided signals and
-// the runtime's parameters.
+// What NCCL 2.29 and 2.30 have added and no other file is the place for: suspension, properties and the
+// runtime's parameters.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -10,14 +10,6 @@
 
 namespace moeccl::shim {
 namespace {
-
-ncclResult_t not_served(const char* function, ncclComm_t comm, Target* target) {
-  const ncclResult_t result = resolve(function, comm, target);
-  if (result != ncclSuccess || target->real != nullptr) return result;
-  return fail(ncclInvalidUsage, std::string(function) +
-                                    ": one-sided signals are not served over a communicator of MoECCL: use ncclSend "
-                                    "and ncclRecv, or run this program with MOECCL_SHIM_MODE=nccl");
-}
 
 // Parameters are NCCL's own. A job that MoECCL serves has none, and NCCL, which is large, is not opened to ask.
 bool has_params() {
@@ -104,33 +96,10 @@ ncclResult_t CommQueryProperties(ncclComm_t comm, ncclCommProperties_t* properti
   uint64_t seed[2];  // a secret of the ranks, of which the hash must not give away much
   std::memcpy(seed, target.ours->seed.data(), sizeof seed);
   all.commHash = (seed[0] ^ seed[1]) * 0x9e3779b97f4a7c15u;
+  all.hostRmaSupport = target.ours->rma.reaches_all();
   all.nLsaTeams = all.nRanks;  // no kernel reaches another rank's memory: each is a team of its own
   std::memcpy(static_cast<void*>(properties), &all, std::min(properties->size, sizeof all));
   return ncclSuccess;
-}
-
-ncclResult_t PutSignal(const void* send, size_t count, ncclDataType_t type, int peer, ncclWindow_t window,
-                       size_t offset, int signal, int context, unsigned int flags, ncclComm_t comm,
-                       cudaStream_t stream) {
-  Target target;
-  const ncclResult_t result = not_served("ncclPutSignal", comm, &target);
-  if (result != ncclSuccess) return result;
-  return MOECCL_FORWARD(PutSignal, send, count, type, peer, window, offset, signal, context, flags, target.real,
-                        stream);
-}
-
-ncclResult_t Signal(int peer, int signal, int context, unsigned int flags, ncclComm_t comm, cudaStream_t stream) {
-  Target target;
-  const ncclResult_t result = not_served("ncclSignal", comm, &target);
-  if (result != ncclSuccess) return result;
-  return MOECCL_FORWARD(Signal, peer, signal, context, flags, target.real, stream);
-}
-
-ncclResult_t WaitSignal(int n_signals, ncclWaitSignalDesc_t* signals, ncclComm_t comm, cudaStream_t stream) {
-  Target target;
-  const ncclResult_t result = not_served("ncclWaitSignal", comm, &target);
-  if (result != ncclSuccess) return result;
-  return MOECCL_FORWARD(WaitSignal, n_signals, signals, target.real, stream);
 }
 
 ncclResult_t ParamBind(ncclParamHandle_t* out, const char* key) {

@@ -9,6 +9,7 @@
 #include "shim/nccl/join.h"
 #include "shim/nccl/ours.h"
 #include "shim/nccl/real.h"
+#include "shim/nccl/windows.h"
 
 namespace moeccl::shim {
 namespace {
@@ -20,6 +21,7 @@ struct Ours {
   struct Window {
     ncclComm_t comm = nullptr;
     void *registration = nullptr, *buffer = nullptr;
+    uint32_t number = Rma::kWindows;
   };
   std::unordered_map<ncclWindow_t, Window> windows;
 };
@@ -54,6 +56,14 @@ ncclTeam_t team_of(const char* function, ncclComm_t comm, ncclTeam_t (*moecclNcc
 }
 
 }  // namespace
+
+bool find_window(ncclWindow_t window, ncclComm_t comm, uint32_t* number) {
+  const std::lock_guard lock(ours().mutex);
+  const auto found = ours().windows.find(window);
+  if (found == ours().windows.end() || found->second.comm != comm) return false;
+  *number = found->second.number;
+  return true;
+}
 
 namespace core {
 
@@ -130,8 +140,9 @@ ncclResult_t CommWindowRegister(ncclComm_t comm, void* buffer, size_t size, nccl
   result = from_moeccl(moecclCommRegister(target.ours->ours, buffer, size, &registration));
   if (result != ncclSuccess) return result;
   auto* made = reinterpret_cast<ncclWindow_t>(new char);  // an address that names this window and nothing else
+  const uint32_t number = target.ours->rma.add_window(buffer, size, device::owns(buffer));
   const std::lock_guard lock(ours().mutex);
-  ours().windows.emplace(made, Ours::Window{comm, registration, buffer});
+  ours().windows.emplace(made, Ours::Window{comm, registration, buffer, number});
   *window = made;
   return ncclSuccess;
 }
@@ -143,6 +154,7 @@ ncclResult_t CommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommWindowDeregister, target.real, window);
   void* registration = nullptr;
+  uint32_t number = 0;
   {
     const std::lock_guard lock(ours().mutex);
     const auto found = ours().windows.find(window);
@@ -150,8 +162,10 @@ ncclResult_t CommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
       return fail(ncclInvalidArgument, "ncclCommWindowDeregister: win is no window of this communicator");
     }
     registration = found->second.registration;
+    number = found->second.number;
     ours().windows.erase(found);
   }
+  target.ours->rma.remove_window(number);
   delete reinterpret_cast<char*>(window);
   return from_moeccl(moecclCommDeregister(target.ours->ours, registration));
 }

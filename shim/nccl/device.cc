@@ -100,6 +100,8 @@ bool read(void* to, const void* from, size_t bytes, void* stream) {
          driver().synchronize(stream) == 0;
 }
 
+bool synchronize(void* stream) { return present() && driver().synchronize(stream) == 0; }
+
 bool record(void* event, void* stream) {
   return present() && driver().record_event != nullptr && driver().record_event(event, stream) == 0;
 }

@@ -15,6 +15,7 @@ struct Group {
   ncclResult_t failure = ncclSuccess;  // a call failed its checks: the end reports it and issues nothing
   std::vector<Call> calls;
   std::vector<Job> jobs;
+  std::vector<std::function<ncclResult_t()>> puts, waits;
   std::vector<std::function<void()>> afterwards;
 };
 thread_local Group group;
@@ -141,6 +142,16 @@ ncclResult_t issue_all(const std::vector<Ready>& ready, ncclSimInfo_t* simulate,
   return first(result, refused != ncclSuccess ? refused : from_moeccl(ended));
 }
 
+ncclResult_t run_all(const std::vector<std::function<ncclResult_t()>>& puts,
+                     const std::vector<std::function<ncclResult_t()>>& waits, ncclResult_t result) {
+  for (const auto* list : {&puts, &waits}) {
+    for (const auto& work : *list) {
+      if (good(result)) result = first(result, contained(work));
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 ncclResult_t submit(Call call, const ncclCollConfig_t* config) {
@@ -151,10 +162,7 @@ ncclResult_t submit(Call call, const ncclCollConfig_t* config) {
     result = CallConfig::from(call.function, *config, copy.get());
     call.config = std::move(copy);
   }
-  if (result != ncclSuccess) {
-    if (group.depth > 0) group.failure = first(group.failure, result);
-    return result;
-  }
+  if (result != ncclSuccess) return fail_group(result);
   if (group.depth > 0) {
     group.calls.push_back(std::move(call));
     return ncclSuccess;
@@ -188,6 +196,7 @@ ncclResult_t group_end(ncclSimInfo_t* simulate) {
   if (--group.depth > 0) return ncclSuccess;
   const std::vector<Call> calls = std::exchange(group.calls, {});
   std::vector<Job> jobs = std::exchange(group.jobs, {});
+  const auto puts = std::exchange(group.puts, {}), waits = std::exchange(group.waits, {});
   const auto afterwards = std::exchange(group.afterwards, {});
   ncclResult_t result = std::exchange(group.failure, ncclSuccess);
   double predicted_us = 0;
@@ -203,6 +212,7 @@ ncclResult_t group_end(ncclSimInfo_t* simulate) {
   }
   if (good(result)) {
     result = first(result, issue_all(ready, simulate, &predicted_us));
+    if (simulate == nullptr) result = run_all(puts, waits, result);
     if (simulate != nullptr) {
       simulate->estimatedTime = std::max(simulate->estimatedTime, static_cast<float>(predicted_us));
     }
@@ -217,6 +227,15 @@ ncclResult_t enter_real_group() {
   if (group.depth == 0 || group.real_open) return ncclSuccess;
   group.real_open = true;
   return MOECCL_FORWARD(GroupStart);
+}
+
+ncclResult_t fail_group(ncclResult_t result) {
+  if (group.depth > 0) group.failure = first(group.failure, result);
+  return result;
+}
+
+void at_group_end(bool waits, std::function<ncclResult_t()> work) {
+  (waits ? group.waits : group.puts).push_back(std::move(work));
 }
 
 void after_group(std::function<void()> work) {

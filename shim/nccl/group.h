@@ -62,6 +62,11 @@ ncclResult_t group_start();
 ncclResult_t group_end(ncclSimInfo_t* simulate);
 // The real library is about to get a call of an open group that is not a Call: opens its group as well.
 ncclResult_t enter_real_group();
+// A call of an open group failed its checks: the group issues nothing and ends with this. Returns `result`.
+ncclResult_t fail_group(ncclResult_t result);
+// Part of an open group: runs at its end, after its collectives and messages, those that wait last. A failure is the
+// group's.
+void at_group_end(bool waits, std::function<ncclResult_t()> work);
 // Runs at the end of an open group, after its calls; now when there is none.
 void after_group(std::function<void()> work);
 

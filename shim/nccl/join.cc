@@ -18,23 +18,28 @@ namespace {
 
 // What ranks tell each other first. Fixed layout: the ranks may run different builds of the shim.
 struct Hello {
-  uint32_t version = 1;
+  uint32_t version = 2;
   uint8_t wants_nccl = 0;  // this rank's memory is for NCCL
   uint8_t insists = 0;     // because its user said so
   uint8_t has_nccl = 0;    // and it has one
   uint8_t zero = 0;
   unsigned char seed[16] = {};  // rank 0's counts
+  Door door;
 };
-static_assert(sizeof(Hello) == 24);
+static_assert(sizeof(Hello) == 56);
 
 ncclResult_t exchange(Comm& comm, Hello mine, std::vector<Hello>& all) {
   if (getrandom(mine.seed, sizeof mine.seed, 0) != static_cast<ssize_t>(sizeof mine.seed)) {
     return fail(ncclSystemError, "the kernel gives no random bytes (getrandom)");
   }
+  mine.door = comm.rma.open(comm.n_ranks);
   all.resize(static_cast<size_t>(comm.n_ranks));
   const ncclResult_t result =
       from_moeccl(moecclAllGather(&mine, all.data(), sizeof mine, moecclUint8, comm.ours, nullptr));
   if (result != ncclSuccess) return result;
+  std::vector<Door> doors;
+  for (const Hello& h : all) doors.push_back(h.door);
+  comm.rma.meet(comm.rank, std::move(doors));
   std::copy(std::begin(all[0].seed), std::end(all[0].seed), comm.seed.begin());
   return ncclSuccess;
 }

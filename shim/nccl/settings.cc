@@ -58,6 +58,7 @@ Settings read() {
   if (const char* t = std::getenv("MOECCL_INIT_TIMEOUT_MS"); t != nullptr && std::atoi(t) > 0) {
     s.init_timeout_ms = std::atoi(t);  // MoECCL itself reports bad values
   }
+  if (const char* t = std::getenv("MOECCL_TIMEOUT_MS"); t != nullptr && std::atoi(t) > 0) s.timeout_ms = std::atoi(t);
   return s;
 }
 

@@ -1,0 +1,160 @@
+// One-sided puts and signals (NCCL 2.29 and later), between ranks of a host.
+#include <memory>
+#include <vector>
+
+#include "shim/nccl/core.h"
+#include "shim/nccl/device.h"
+#include "shim/nccl/group.h"
+#include "shim/nccl/real.h"
+#include "shim/nccl/windows.h"
+
+namespace moeccl::shim {
+namespace {
+
+ncclResult_t out_of_range(const char* function, const char* name, long long value, long long most) {
+  return fail(ncclInvalidArgument, std::string(function) + ": " + name + " is " + std::to_string(value) +
+                                       ": give 0 to " + std::to_string(most));
+}
+
+ncclResult_t check_signal(const char* function, const Comm& comm, int peer, int signal, int context) {
+  if (comm.revoked) return fail(ncclInvalidUsage, std::string(function) + ": the communicator was revoked");
+  if (peer < 0 || peer >= comm.n_ranks) return out_of_range(function, "peer", peer, comm.n_ranks - 1);
+  if (signal < 0 || signal >= Rma::kSignals) return out_of_range(function, "sigIdx", signal, Rma::kSignals - 1);
+  if (context < 0 || context >= Rma::kContexts) return out_of_range(function, "ctx", context, Rma::kContexts - 1);
+  return ncclSuccess;
+}
+
+ncclResult_t check_flags(const char* function, unsigned flags) {
+  if (flags == 0) return ncclSuccess;
+  return fail(ncclInvalidArgument, std::string(function) + ": flags is " + std::to_string(flags) + ": give 0");
+}
+
+// What was called on the stream before comes first; then the call acts at once, on the calling thread. NULL: calls on
+// it have finished, unless this MoECCL serves the device.
+ncclResult_t finish_stream(const char* function, cudaStream_t stream) {
+  if (device::synchronize(stream)) return ncclSuccess;  // a stream of CUDA's
+  if (stream == nullptr) return ncclSuccess;
+  const moecclResult_t ended = moecclStreamSynchronize(reinterpret_cast<moecclStream_t>(stream));
+  if (ended == moecclSuccess) return ncclSuccess;
+  return fail(from_moeccl(ended), std::string(function) + ": waiting for its stream: " + moecclGetLastError(nullptr));
+}
+
+// Now, or at the end of the thread's group: there all puts come before all waits, so that one thread may drive several
+// ranks.
+template <class Work>
+ncclResult_t now_or_at_end(bool waits, ncclComm_t handle, const char* function, Work work) {
+  const auto run = [handle, function, work = std::move(work)] {
+    Target target;
+    const ncclResult_t result = resolve(function, handle, &target);
+    return result == ncclSuccess ? work(*target.ours) : result;
+  };
+  if (!group_open()) return run();
+  at_group_end(waits, run);
+  return ncclSuccess;
+}
+
+// Memory of a device is copied to the host first.
+ncclResult_t put_now(Comm& comm, Rma::Put put, cudaStream_t stream) {
+  const ncclResult_t ready = finish_stream(put.function, stream);
+  if (ready != ncclSuccess) return ready;
+  std::vector<std::byte> copy;
+  if (put.n_bytes > 0 && device::owns(put.bytes)) {
+    copy.resize(put.n_bytes);
+    if (!device::read(copy.data(), put.bytes, put.n_bytes, stream))
+      return fail(ncclUnhandledCudaError, std::string(put.function) + ": localbuff cannot be read from its device");
+    put.bytes = copy.data();
+  }
+  return comm.rma.put(put, comm.given_up);
+}
+
+}  // namespace
+
+namespace core {
+
+ncclResult_t PutSignal(const void* send, size_t count, ncclDataType_t type, int peer, ncclWindow_t window,
+                       size_t offset, int signal, int context, unsigned int flags, ncclComm_t comm,
+                       cudaStream_t stream) {
+  constexpr const char* kName = "ncclPutSignal";
+  Target target;
+  ncclResult_t result = resolve(kName, comm, &target);
+  if (result != ncclSuccess) return fail_group(result);
+  if (target.real != nullptr) {
+    result = enter_real_group();
+    if (result != ncclSuccess) return result;
+    return MOECCL_FORWARD(PutSignal, send, count, type, peer, window, offset, signal, context, flags, target.real,
+                          stream);
+  }
+  result = check_signal(kName, *target.ours, peer, signal, context);
+  if (result == ncclSuccess) result = check_flags(kName, flags);
+  if (result != ncclSuccess) return fail_group(result);
+  const size_t element = moecclTypeSize(static_cast<moecclDataType_t>(type));
+  if (element == 0 || count > SIZE_MAX / element) {
+    return fail_group(fail(ncclInvalidArgument, "ncclPutSignal: datatype is " + std::to_string(type) + " and count " +
+                                                    std::to_string(count) + ": give a type, and what memory can hold"));
+  }
+  if (send == nullptr && count > 0) return fail_group(fail(ncclInvalidArgument, "ncclPutSignal: localbuff is NULL"));
+  Rma::Put put{.function = kName,
+               .peer = peer,
+               .signal = signal,
+               .context = context,
+               .bytes = send,
+               .n_bytes = count * element,
+               .offset = offset};
+  if (!find_window(window, comm, &put.window)) {
+    return fail_group(fail(ncclInvalidArgument, "ncclPutSignal: peerWin is no window of this communicator"));
+  }
+  if (put.window == Rma::kWindows) {
+    return fail_group(
+        fail(ncclInvalidUsage, "ncclPutSignal: peerWin came after " + std::to_string(Rma::kWindows) +
+                                   " windows of this communicator, or there is no memory to share: make another "
+                                   "communicator for it"));
+  }
+  return now_or_at_end(false, comm, kName, [put, stream](Comm& c) { return put_now(c, put, stream); });
+}
+
+ncclResult_t Signal(int peer, int signal, int context, unsigned int flags, ncclComm_t comm, cudaStream_t stream) {
+  constexpr const char* kName = "ncclSignal";
+  Target target;
+  ncclResult_t result = resolve(kName, comm, &target);
+  if (result != ncclSuccess) return fail_group(result);
+  if (target.real != nullptr) {
+    result = enter_real_group();
+    if (result != ncclSuccess) return result;
+    return MOECCL_FORWARD(Signal, peer, signal, context, flags, target.real, stream);
+  }
+  result = check_signal(kName, *target.ours, peer, signal, context);
+  if (result == ncclSuccess) result = check_flags(kName, flags);
+  if (result != ncclSuccess) return fail_group(result);
+  const Rma::Put put{.function = kName, .peer = peer, .signal = signal, .context = context};
+  return now_or_at_end(false, comm, kName, [put, stream](Comm& c) { return put_now(c, put, stream); });
+}
+
+ncclResult_t WaitSignal(int n_signals, ncclWaitSignalDesc_t* signals, ncclComm_t comm, cudaStream_t stream) {
+  constexpr const char* kName = "ncclWaitSignal";
+  Target target;
+  ncclResult_t result = resolve(kName, comm, &target);
+  if (result != ncclSuccess) return fail_group(result);
+  if (target.real != nullptr) {
+    result = enter_real_group();
+    if (result != ncclSuccess) return result;
+    return MOECCL_FORWARD(WaitSignal, n_signals, signals, target.real, stream);
+  }
+  if (n_signals < 0 || (n_signals > 0 && signals == nullptr)) {
+    return fail_group(fail(ncclInvalidArgument, "ncclWaitSignal: nDesc is " + std::to_string(n_signals) +
+                                                    (signals == nullptr ? " and signalDescs is NULL" : "") +
+                                                    ": give an array of so many descriptors"));
+  }
+  std::vector<ncclWaitSignalDesc_t> all(signals, signals + n_signals);
+  for (const ncclWaitSignalDesc_t& s : all) {
+    result = check_signal(kName, *target.ours, s.peer, s.sigIdx, s.ctx);
+    if (result == ncclSuccess && s.opCnt < 0) result = out_of_range(kName, "opCnt", s.opCnt, INT_MAX);
+    if (result != ncclSuccess) return fail_group(result);
+  }
+  return now_or_at_end(true, comm, kName, [all = std::move(all), stream](Comm& c) {
+    const ncclResult_t ready = finish_stream("ncclWaitSignal", stream);
+    return ready == ncclSuccess ? c.rma.wait(all, c.given_up) : ready;
+  });
+}
+
+}  // namespace core
+}  // namespace moeccl::shim

@@ -1,0 +1,315 @@
+#include "shim/nccl/rma.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include "shim/nccl/settings.h"
+
+namespace moeccl::shim {
+namespace {
+
+uint64_t hash(const std::string& text) {
+  uint64_t h = 0xcbf29ce484222325u;  // FNV-1a
+  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return h;
+}
+
+// One boot of one kernel, and one table of process numbers: containers of a host may not see each other's.
+uint64_t host_id() {
+  std::string text;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
+  struct stat s = {};
+  if (text.empty() || stat("/proc/self/ns/pid", &s) != 0) return 0;
+  return hash(text + "/" + std::to_string(s.st_ino)) | 1;
+}
+
+std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+// Waiting that begins at once and does not burn a core for long.
+class Pause {
+ public:
+  // True every millisecond or so: time to look whether there is still something to wait for.
+  bool operator()() {
+    if (++n_ < 200) return false;
+    if (n_ < 400) {
+      std::this_thread::yield();
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    return n_ % 16 == 0;
+  }
+
+ private:
+  int n_ = 0;
+};
+
+ncclResult_t no_board(const char* function) {
+  return fail(ncclSystemError, std::string(function) + ": this rank has no memory to share signals (memfd_create)");
+}
+
+bool ended(int process) {
+  pollfd p = {process, POLLIN, 0};
+  return process >= 0 && poll(&p, 1, 0) > 0;
+}
+
+}  // namespace
+
+// What the ranks of a host share of one rank. Zero at first; counters of all ranks follow it.
+struct Rma::Board {
+  struct Window {
+    std::atomic<uint32_t> state;  // released when the rest is there or the window is gone
+    uint32_t on_device;
+    uint64_t address, bytes;
+  };
+  enum State : uint32_t { kNotYet, kLive, kGone };
+  uint64_t nonce;
+  Window windows[kWindows];
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+Rma::~Rma() {
+  if (board_ != nullptr) {
+    for (auto& w : board_->windows)
+      w.state.store(Board::kGone, std::memory_order_release);  // acquired in find_target()
+    munmap(board_, board_bytes_);
+  }
+  for (const Peer& p : peers_) {
+    if (p.board != nullptr) munmap(p.board, board_bytes_);
+    if (p.process >= 0) close(p.process);
+  }
+  if (file_ >= 0) close(file_);
+}
+
+Door Rma::open(int n_ranks) {
+  n_ranks_ = n_ranks;
+  const size_t counters = static_cast<size_t>(n_ranks) * kSignals * kContexts;
+  board_bytes_ = sizeof(Board) + counters * sizeof(Counter);
+  Door door{.host = host_id(), .self = reinterpret_cast<uint64_t>(&nonce_), .pid = getpid()};
+  if (getrandom(&nonce_, sizeof nonce_, 0) != static_cast<ssize_t>(sizeof nonce_)) return door;
+  file_ = memfd_create("moeccl-shim-rma", MFD_CLOEXEC);
+  if (file_ < 0 || fchmod(file_, 0600) != 0 || ftruncate(file_, static_cast<off_t>(board_bytes_)) != 0) return door;
+  // Pages that nobody touches take no memory.
+  void* memory = mmap(nullptr, board_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
+  if (memory == MAP_FAILED) return door;
+  board_ = static_cast<Board*>(memory);
+  board_->nonce = nonce_;
+  door.nonce = nonce_;
+  door.file = file_;
+  return door;
+}
+
+void Rma::meet(int rank, std::vector<Door> doors) {
+  rank_ = rank;
+  peers_.clear();
+  for (const Door& d : doors) peers_.push_back({.door = d});
+}
+
+bool Rma::reaches_all() const {
+  return !peers_.empty() && std::all_of(peers_.begin(), peers_.end(), [&](const Peer& p) {
+    return p.door.file >= 0 && p.door.host != 0 && p.door.host == peers_[static_cast<size_t>(rank_)].door.host;
+  });
+}
+
+uint32_t Rma::add_window(void* buffer, size_t bytes, bool on_device) {
+  const std::lock_guard lock(mutex_);
+  if (board_ == nullptr || n_windows_ == kWindows) return kWindows;
+  Board::Window& w = board_->windows[n_windows_];
+  w.on_device = on_device ? 1 : 0;
+  w.address = reinterpret_cast<uint64_t>(buffer);
+  w.bytes = bytes;
+  w.state.store(Board::kLive, std::memory_order_release);  // acquired in find_target()
+  return n_windows_++;
+}
+
+void Rma::remove_window(uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  if (board_ == nullptr || number >= n_windows_) return;
+  board_->windows[number].state.store(Board::kGone, std::memory_order_release);  // acquired in find_target()
+}
+
+Rma::Counter& Rma::counter(Board& board, int from, int signal, int context) const {
+  auto* counters = reinterpret_cast<Counter*>(&board + 1);
+  return counters[(static_cast<size_t>(from) * kContexts + static_cast<size_t>(context)) * kSignals +
+                  static_cast<size_t>(signal)];
+}
+
+ncclResult_t Rma::reach(const char* function, int rank, Peer** found) {
+  const std::string where = std::string(function) + ": " + rank_text(rank);
+  const std::lock_guard lock(mutex_);
+  if (board_ == nullptr) return no_board(function);
+  Peer& peer = peers_[static_cast<size_t>(rank)];
+  *found = &peer;
+  if (rank == rank_) peer.board = board_;
+  if (peer.board != nullptr) return ncclSuccess;
+  if (peer.door.file < 0 || peer.door.host == 0 || peer.door.host != peers_[static_cast<size_t>(rank_)].door.host) {
+    return fail(ncclInvalidUsage,
+                where +
+                    " is on another host or in another container: MoECCL's puts reach ranks of one "
+                    "host: use ncclSend and ncclRecv, or run this program with MOECCL_SHIM_MODE=nccl");
+  }
+  const std::string path = "/proc/" + std::to_string(peer.door.pid) + "/fd/" + std::to_string(peer.door.file);
+  // Its process first: what is found there afterwards is of the same process for as long as this says that it lives.
+  const int process = static_cast<int>(syscall(SYS_pidfd_open, peer.door.pid, 0));
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int why = errno;
+  struct stat s = {};
+  void* memory = MAP_FAILED;
+  if (file >= 0 && fstat(file, &s) == 0 && static_cast<size_t>(s.st_size) == board_bytes_) {
+    memory = mmap(nullptr, board_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+  }
+  if (file >= 0) close(file);
+  auto* board = memory == MAP_FAILED ? nullptr : static_cast<Board*>(memory);
+  if (board != nullptr && board->nonce == peer.door.nonce) {
+    peer.board = board;
+    peer.process = process;
+    return ncclSuccess;
+  }
+  if (board != nullptr) munmap(memory, board_bytes_);
+  if (process >= 0) close(process);
+  return fail(ncclRemoteError,
+              where + " (process " + std::to_string(peer.door.pid) +
+                  ") is gone or cannot be reached: " + (file < 0 ? std::strerror(why) : "not its board"));
+}
+
+ncclResult_t Rma::find_target(const Put& put, Peer& peer, const std::atomic<bool>& given_up, uint64_t* address) {
+  const std::string where = std::string(put.function) + ": the window of " + rank_text(put.peer);
+  Board::Window& w = peer.board->windows[put.window];
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings().timeout_ms);
+  uint32_t state = Board::kNotYet;
+  for (Pause pause; (state = w.state.load(std::memory_order_acquire)) == Board::kNotYet;) {  // released in add_window()
+    if (!pause()) continue;
+    if (ended(peer.process)) return fail(ncclRemoteError, where + " is gone: its process has ended");
+    if (given_up) return fail(ncclInvalidUsage, where + ": the communicator was aborted or revoked");
+    if (std::chrono::steady_clock::now() > end) {
+      return fail(ncclRemoteError, where + " was not registered within " + std::to_string(settings().timeout_ms) +
+                                       " ms: all ranks register their windows in the same order");
+    }
+  }
+  if (state == Board::kGone) return fail(ncclInvalidUsage, where + " was deregistered");
+  if (w.on_device != 0) {
+    return fail(ncclInvalidUsage, where +
+                                      " is memory of a CUDA device: MoECCL's puts reach host memory: use ncclSend and "
+                                      "ncclRecv, or run this program with MOECCL_SHIM_MODE=nccl");
+  }
+  if (put.offset > w.bytes || put.n_bytes > w.bytes - put.offset) {
+    return fail(ncclInvalidArgument, where + " has " + std::to_string(w.bytes) + " bytes: offset " +
+                                         std::to_string(put.offset) + " and " + std::to_string(put.n_bytes) +
+                                         " bytes lie beyond it");
+  }
+  *address = w.address + put.offset;
+  return ncclSuccess;
+}
+
+ncclResult_t Rma::write(const Put& put, const Peer& peer, uint64_t address) {
+  if (put.n_bytes == 0) return ncclSuccess;
+  if (peer.door.pid == getpid()) {
+    std::memmove(reinterpret_cast<void*>(address), put.bytes, put.n_bytes);
+    return ncclSuccess;
+  }
+  const std::string where =
+      std::string(put.function) + ": " + rank_text(put.peer) + " (process " + std::to_string(peer.door.pid) + ")";
+  // A process that has ended or become another program is not written to.
+  uint64_t said = 0;
+  iovec mine = {&said, sizeof said}, its = {reinterpret_cast<void*>(peer.door.self), sizeof said};
+  errno = 0;
+  const bool same = !ended(peer.process) &&
+                    process_vm_readv(peer.door.pid, &mine, 1, &its, 1, 0) == static_cast<ssize_t>(sizeof said) &&
+                    said == peer.door.nonce;
+  if (!same && errno == EPERM) {
+    return fail(ncclSystemError, where +
+                                     " does not let this process write into it (process_vm_writev): set "
+                                     "kernel.yama.ptrace_scope to 0, or run both as one user with CAP_SYS_PTRACE");
+  }
+  if (!same) return fail(ncclRemoteError, where + " has ended or runs another program");
+  const auto* from = static_cast<const char*>(put.bytes);
+  for (size_t done = 0; done < put.n_bytes;) {
+    constexpr size_t kMost = size_t{1} << 30;  // the kernel takes less than 2 GiB at a time
+    const size_t n = std::min(put.n_bytes - done, kMost);
+    mine = {const_cast<char*>(from + done), n};
+    its = {reinterpret_cast<void*>(address + done), n};
+    const ssize_t went = process_vm_writev(peer.door.pid, &mine, 1, &its, 1, 0);
+    if (went < 0 && errno == EINTR) continue;
+    if (went <= 0) {
+      const std::string why = std::strerror(errno);
+      return fail(errno == EFAULT ? ncclInvalidUsage : ncclRemoteError,
+                  where + ": " + std::to_string(n) + " bytes cannot be written to its window (" + why +
+                      "): is the memory still there, and writable?");
+    }
+    done += static_cast<size_t>(went);
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t Rma::put(const Put& put, const std::atomic<bool>& given_up) {
+  Peer* peer = nullptr;
+  ncclResult_t result = reach(put.function, put.peer, &peer);
+  if (result != ncclSuccess) return result;
+  if (put.window < kWindows) {
+    uint64_t address = 0;
+    result = find_target(put, *peer, given_up, &address);
+    if (result == ncclSuccess) result = write(put, *peer, address);
+    if (result != ncclSuccess) return result;
+  }
+  // After the bytes; acquired in wait_for().
+  counter(*peer->board, rank_, put.signal, put.context).fetch_add(1, std::memory_order_release);
+  return ncclSuccess;
+}
+
+ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic<bool>& given_up) {
+  if (board_ == nullptr) return no_board("ncclWaitSignal");
+  Counter& count = counter(*board_, wanted.peer, wanted.sigIdx, wanted.ctx);
+  uint64_t before = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    uint64_t& taken = taken_[{wanted.peer, wanted.ctx * kSignals + wanted.sigIdx}];
+    before = taken;
+    taken += static_cast<uint64_t>(wanted.opCnt);
+  }
+  const uint64_t until = before + static_cast<uint64_t>(wanted.opCnt);
+  if (count.load(std::memory_order_acquire) >= until) return ncclSuccess;  // released in put()
+  // Who has signalled may have ended since; only whom there is something to wait for must be there.
+  Peer* peer = nullptr;
+  const ncclResult_t result = reach("ncclWaitSignal", wanted.peer, &peer);
+  if (result != ncclSuccess && result != ncclRemoteError) return result;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings().timeout_ms);
+  for (Pause pause; count.load(std::memory_order_acquire) < until;) {  // released in put()
+    if (!pause() && result == ncclSuccess) continue;
+    const bool gone = result != ncclSuccess || ended(peer->process);
+    const bool late = std::chrono::steady_clock::now() > end;
+    const uint64_t came = count.load(std::memory_order_acquire);
+    if (came >= until) break;  // it has signalled before it ended
+    if (!gone && !late && !given_up) continue;
+    const std::string where = "ncclWaitSignal: " + rank_text(wanted.peer) + " has sent " +
+                              std::to_string(came > before ? came - before : 0) + " of " +
+                              std::to_string(wanted.opCnt) + " signals (index " + std::to_string(wanted.sigIdx) +
+                              ", context " + std::to_string(wanted.ctx) + ")";
+    if (given_up) return fail(ncclInvalidUsage, where + ", and the communicator was aborted or revoked");
+    return fail(ncclRemoteError,
+                where + (gone ? ", and its process has ended"
+                              : " within " + std::to_string(settings().timeout_ms) + " ms (MOECCL_TIMEOUT_MS)"));
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t Rma::wait(std::span<const ncclWaitSignalDesc_t> signals, const std::atomic<bool>& given_up) {
+  for (const ncclWaitSignalDesc_t& s : signals) {
+    const ncclResult_t result = wait_for(s, given_up);
+    if (result != ncclSuccess) return result;
+  }
+  return ncclSuccess;
+}
+
+}  // namespace moeccl::shim

@@ -1,0 +1,88 @@
+// One-sided puts and signals between ranks of a host (ncclPutSignal, ncclSignal, ncclWaitSignal). The bytes go straight
+// into the peer's window, by memcpy within a process and by process_vm_writev between two; the signal is a counter in
+// memory that the ranks share. Nobody else's time is needed, and nothing is kept for those who never put.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shim/nccl/abi.h"
+
+namespace moeccl::shim {
+
+// Where a rank can be reached; ranks tell each other when the communicator is made. Fixed layout.
+struct Door {
+  uint64_t host = 0;   // equal where one rank can see the other's processes
+  uint64_t nonce = 0;  // in the rank's board and at `self`: who answers is the one that said it
+  uint64_t self = 0;   // address in its process
+  int32_t pid = 0;
+  int32_t file = -1;  // descriptor of its board; -1: it has none
+};
+
+class Rma {
+ public:
+  static constexpr int kSignals = 64, kContexts = 16;
+  static constexpr uint32_t kWindows = 1024;
+
+  Rma() = default;
+  ~Rma();
+  Rma(const Rma&) = delete;
+  Rma& operator=(const Rma&) = delete;
+
+  // Makes this rank's board. Without memory for it the rank cannot be reached, which its door says.
+  Door open(int n_ranks);
+  // All ranks' doors, after they have met.
+  void meet(int rank, std::vector<Door> doors);
+  bool reaches_all() const;
+
+  // The n-th window that a rank registers is one with the n-th of every other. Its number; kWindows: no number is left.
+  uint32_t add_window(void* buffer, size_t bytes, bool on_device);
+  void remove_window(uint32_t number);
+
+  struct Put {
+    const char* function = "";
+    int peer = 0, signal = 0, context = 0;
+    const void* bytes = nullptr;
+    size_t n_bytes = 0;
+    uint32_t window = kWindows;  // kWindows: the signal alone
+    size_t offset = 0;
+  };
+  // `given_up` ends a wait early: the communicator is being aborted.
+  ncclResult_t put(const Put& put, const std::atomic<bool>& given_up);
+  ncclResult_t wait(std::span<const ncclWaitSignalDesc_t> signals, const std::atomic<bool>& given_up);
+
+ private:
+  struct Board;
+  struct Peer {
+    Door door;
+    Board* board = nullptr;  // mapped at the first use
+    int process = -1;        // pidfd: readable when it has ended
+  };
+  using Counter = std::atomic<uint64_t>;
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  ncclResult_t reach(const char* function, int rank, Peer** peer);
+  ncclResult_t find_target(const Put& put, Peer& peer, const std::atomic<bool>& given_up, uint64_t* address);
+  ncclResult_t write(const Put& put, const Peer& peer, uint64_t address);
+  ncclResult_t wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic<bool>& given_up);
+  Counter& counter(Board& board, int from, int signal, int context) const;
+
+  int rank_ = 0, n_ranks_ = 0, file_ = -1;
+  uint64_t nonce_ = 0;
+  size_t board_bytes_ = 0;
+  Board* board_ = nullptr;
+  uint32_t n_windows_ = 0;
+  std::mutex mutex_;  // guards what is below, and n_windows_
+  std::vector<Peer> peers_;
+  std::map<std::pair<int, int>, uint64_t> taken_;  // by rank and place of the counter: signals that were waited for
+};
+
+}  // namespace moeccl::shim

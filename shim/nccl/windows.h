@@ -1,0 +1,11 @@
+// Windows that MoECCL serves (core_memory.cc).
+#pragma once
+
+#include "shim/nccl/abi.h"
+
+namespace moeccl::shim {
+
+// Whether `window` is a live one of this communicator; *number is its number under Rma then.
+bool find_window(ncclWindow_t window, ncclComm_t comm, uint32_t* number);
+
+}  // namespace moeccl::shim

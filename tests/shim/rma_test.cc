@@ -1,0 +1,317 @@
+// One-sided puts and signals through the shim: ncclPutSignal, ncclSignal, ncclWaitSignal between ranks of a host.
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tests/shim/nccl_ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+std::string last() { return ncclGetLastError(nullptr); }
+
+// A communicator with one window of so many bytes of ordinary memory on each rank.
+struct WithWindow {
+  WithWindow(Board& board, int n, int rank, size_t bytes) : memory(bytes) {
+    if (ncclCommInitRank(&comm, n, meet(board, rank), rank) != ncclSuccess ||
+        ncclCommWindowRegister(comm, memory.data(), bytes, &window, NCCL_WIN_COLL_SYMMETRIC) != ncclSuccess) {
+      ADD_FAILURE() << last();
+      _exit(1);
+    }
+  }
+  ~WithWindow() {
+    EXPECT_NCCL(ncclCommWindowDeregister(comm, window));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  }
+  WithWindow(const WithWindow&) = delete;
+  WithWindow& operator=(const WithWindow&) = delete;
+  ncclResult_t put(const void* bytes, size_t n, int peer, size_t offset, int signal = 0, int context = 0) const {
+    return ncclPutSignal(bytes, n, ncclUint8, peer, window, offset, signal, context, 0, comm, nullptr);
+  }
+  ncclResult_t wait(int peer, int times = 1, int signal = 0, int context = 0) const {
+    ncclWaitSignalDesc_t wanted = {times, peer, signal, context};
+    return ncclWaitSignal(1, &wanted, comm, nullptr);
+  }
+  std::vector<unsigned char> memory;
+  ncclComm_t comm = nullptr;
+  ncclWindow_t window = nullptr;
+};
+
+unsigned char pattern(int rank, int round, size_t i) {
+  return static_cast<unsigned char>(static_cast<size_t>(rank) * 77 + static_cast<size_t>(round) * 13 + i * 7);
+}
+
+// Each rank puts into its neighbour and waits for the other one; when the signal is there, all bytes are.
+void go_round(Board& board, int n, int rank, size_t bytes, int rounds) {
+  WithWindow w(board, n, rank, 2 * bytes + 3);
+  const int to = (rank + 1) % n, from = (rank + n - 1) % n;
+  std::vector<unsigned char> mine(bytes);
+  for (int round = 0; round < rounds; ++round) {
+    const size_t offset = round % 2 == 0 ? 3 : bytes + 3;
+    for (size_t i = 0; i < bytes; ++i) mine[i] = pattern(rank, round, i);
+    ASSERT_NCCL(w.put(mine.data(), bytes, to, offset));
+    ASSERT_NCCL(w.wait(from));
+    for (size_t i = 0; i < bytes; ++i) {
+      ASSERT_EQ(w.memory[offset + i], pattern(from, round, i)) << "round " << round << ", byte " << i;
+    }
+    // A half of the window is written again two rounds later, which must not be before it was read.
+    ASSERT_NCCL(ncclSignal(from, 1, 0, 0, w.comm, nullptr));
+    ASSERT_NCCL(w.wait(to, 1, 1));
+  }
+}
+
+TEST(ShimRma, BytesAreThereWhenTheSignalIs) {
+  for (const size_t bytes : {size_t{1}, size_t{8}, size_t{4099}, size_t{3} << 20}) {
+    Board* board = new_board();
+    in_processes(3, [&](int rank) { go_round(*board, 3, rank, bytes, bytes < 4096 ? 2000 : bytes < 65536 ? 500 : 5); });
+  }
+}
+
+TEST(ShimRma, RanksMayBeThreads) {
+  Board* board = new_board();
+  in_threads(3, [&](int rank) { go_round(*board, 3, rank, 1000, 300); });
+}
+
+TEST(ShimRma, SignalsAreCountedByRankIndexAndContext) {
+  Board* board = new_board();
+  in_processes(3, [&](int rank) {
+    WithWindow w(*board, 3, rank, 64);
+    if (rank != 0) {
+      for (int i = 0; i < 5; ++i) EXPECT_NCCL(ncclSignal(0, rank, 2, 0, w.comm, nullptr));
+      const unsigned char byte = static_cast<unsigned char>(40 + rank);
+      EXPECT_NCCL(w.put(&byte, 1, 0, static_cast<size_t>(rank), 63, 15));
+      return;
+    }
+    EXPECT_NCCL(w.wait(2, 5, 2, 2));
+    EXPECT_NCCL(w.wait(1, 3, 1, 2));
+    EXPECT_NCCL(w.wait(1, 2, 1, 2)) << "the rest of them";
+    ncclWaitSignalDesc_t both[] = {{1, 1, 63, 15}, {1, 2, 63, 15}};
+    EXPECT_NCCL(ncclWaitSignal(2, both, w.comm, nullptr));
+    EXPECT_EQ(w.memory[1], 41);
+    EXPECT_EQ(w.memory[2], 42);
+    EXPECT_NCCL(ncclWaitSignal(0, nullptr, w.comm, nullptr));
+    EXPECT_NCCL(w.wait(1, 0));
+    const unsigned char own = 9;
+    EXPECT_NCCL(w.put(&own, 1, 0, 5)) << "into one's own window";
+    EXPECT_NCCL(w.wait(0));
+    EXPECT_EQ(w.memory[5], 9);
+  });
+}
+
+// Memory of ncclMemAlloc, a second window, and typed counts.
+TEST(ShimRma, WindowsAreNumberedByTheirOrder) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    WithWindow w(*board, 2, rank, 8);
+    void* heap = nullptr;
+    ncclWindow_t second = nullptr;
+    ASSERT_NCCL(ncclMemAlloc(&heap, 1 << 16));
+    std::memset(heap, 0, 1 << 16);
+    ASSERT_NCCL(ncclCommWindowRegister(w.comm, heap, 1 << 16, &second, NCCL_WIN_COLL_SYMMETRIC));
+    const double values[3] = {1.5, 2.5, 100.0 + rank};
+    EXPECT_NCCL(ncclPutSignal(values, 3, ncclFloat64, 1 - rank, second, 80, 0, 0, 0, w.comm, nullptr));
+    EXPECT_NCCL(w.wait(1 - rank));
+    EXPECT_EQ(static_cast<double*>(heap)[12], 101.0 - rank);
+    EXPECT_EQ(w.memory, std::vector<unsigned char>(8));
+    ncclCommProperties_t properties{};
+    properties.size = sizeof properties;
+    properties.magic = NCCL_CONFIG_MAGIC;
+    EXPECT_NCCL(ncclCommQueryProperties(w.comm, &properties));
+    EXPECT_TRUE(properties.hostRmaSupport);
+    EXPECT_NE(properties.commHash, 0u);
+    // A window that has gone on the other rank is an error here, not a write into what lies there now.
+    EXPECT_NCCL(ncclCommWindowDeregister(w.comm, second));
+    EXPECT_NCCL(ncclSignal(1 - rank, 7, 0, 0, w.comm, nullptr));
+    EXPECT_NCCL(w.wait(1 - rank, 1, 7));
+    EXPECT_EQ(ncclPutSignal(values, 1, ncclFloat64, 1 - rank, second, 0, 0, 0, 0, w.comm, nullptr),
+              ncclInvalidArgument);
+    EXPECT_NCCL(ncclMemFree(heap));
+  });
+}
+
+// One thread that drives all ranks: in a group, puts go before waits, whatever their order.
+TEST(ShimRma, AGroupPutsBeforeItWaits) {
+  in_processes(1, [](int) {
+    constexpr int kRanks = 3;
+    ncclComm_t comms[kRanks];
+    ncclWindow_t windows[kRanks];
+    int32_t memory[kRanks] = {}, sums[kRanks] = {};
+    ASSERT_NCCL(ncclCommInitAll(comms, kRanks, nullptr));
+    for (int r = 0; r < kRanks; ++r)
+      ASSERT_NCCL(ncclCommWindowRegister(comms[r], &memory[r], 4, &windows[r], NCCL_WIN_COLL_SYMMETRIC));
+    const int32_t values[kRanks] = {10, 20, 30};
+    ASSERT_NCCL(ncclGroupStart());
+    for (int r = 0; r < kRanks; ++r) {
+      ncclWaitSignalDesc_t wanted = {1, (r + 1) % kRanks, 0, 0};
+      EXPECT_NCCL(ncclWaitSignal(1, &wanted, comms[r], nullptr));
+      EXPECT_NCCL(ncclPutSignal(&values[r], 1, ncclInt32, (r + 2) % kRanks, windows[r], 0, 0, 0, 0, comms[r], nullptr));
+      EXPECT_NCCL(ncclAllReduce(&values[r], &sums[r], 1, ncclInt32, ncclSum, comms[r], nullptr));
+    }
+    EXPECT_EQ(memory[0], 0);
+    ASSERT_NCCL(ncclGroupEnd());
+    EXPECT_EQ(memory[0], 20);
+    EXPECT_EQ(memory[1], 30);
+    EXPECT_EQ(memory[2], 10);
+    EXPECT_EQ(sums[1], 60);
+    // A call that fails its checks is the group's failure, and nothing of it happens.
+    ASSERT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(ncclPutSignal(&values[0], 1, ncclInt32, 1, windows[0], 0, 0, 0, 0, comms[0], nullptr));
+    EXPECT_EQ(ncclSignal(9, 0, 0, 0, comms[0], nullptr), ncclInvalidArgument);
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+    EXPECT_EQ(memory[1], 30);
+    // One thread that waits for itself outside of a group waits for ever: this one has put before.
+    for (int r = 0; r < kRanks; ++r) {
+      EXPECT_NCCL(ncclCommWindowDeregister(comms[r], windows[r]));
+      EXPECT_NCCL(ncclCommDestroy(comms[r]));
+    }
+  });
+}
+
+TEST(ShimRma, MistakesAreNamed) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    WithWindow w(*board, 2, rank, 16);
+    const unsigned char byte = 1;
+    const auto refused = [&](ncclResult_t result, const char* word) {
+      EXPECT_EQ(result, ncclInvalidArgument) << word;
+      EXPECT_NE(last().find(word), std::string::npos) << last();
+    };
+    refused(w.put(&byte, 1, 2, 0), "peer is 2: give 0 to 1");
+    refused(w.put(&byte, 1, 1 - rank, 0, 64), "sigIdx is 64");
+    refused(w.put(&byte, 1, 1 - rank, 0, 0, 16), "ctx is 16");
+    refused(w.put(&byte, 1, 1 - rank, 16), "offset 16 and 1 bytes lie beyond it");
+    refused(w.put(&byte, ~size_t{0}, 1 - rank, 8), "lie beyond it");
+    refused(w.put(nullptr, 1, 1 - rank, 0), "localbuff is NULL");
+    refused(ncclPutSignal(&byte, 1, ncclNumTypes, 0, w.window, 0, 0, 0, 0, w.comm, nullptr), "datatype is 12");
+    refused(ncclPutSignal(&byte, 1, ncclUint8, 0, nullptr, 0, 0, 0, 0, w.comm, nullptr), "peerWin is no window");
+    refused(ncclPutSignal(&byte, 1, ncclUint8, 0, w.window, 0, 0, 0, 1, w.comm, nullptr), "flags is 1");
+    refused(ncclSignal(-1, 0, 0, 0, w.comm, nullptr), "peer is -1");
+    refused(ncclWaitSignal(1, nullptr, w.comm, nullptr), "signalDescs is NULL");
+    refused(ncclWaitSignal(-1, nullptr, w.comm, nullptr), "nDesc is -1");
+    refused(w.wait(1 - rank, -2), "opCnt is -2");
+    EXPECT_NCCL(w.put(nullptr, 0, 1 - rank, 16)) << "nothing, at the end";
+    EXPECT_NCCL(w.wait(1 - rank));
+  });
+}
+
+int elapsed_ms(std::chrono::steady_clock::time_point start) {
+  return static_cast<int>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start).count());
+}
+
+TEST(ShimRma, ASignalThatDoesNotComeIsAnErrorInTime) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    setenv("MOECCL_TIMEOUT_MS", "300", 1);
+    WithWindow w(*board, 2, rank, 16);
+    if (rank == 1) {
+      EXPECT_NCCL(ncclSignal(0, 0, 0, 0, w.comm, nullptr));
+      while (board->counters[0] == 0) usleep(1000);
+      return;
+    }
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(w.wait(1, 3), ncclRemoteError);
+    EXPECT_GE(elapsed_ms(start), 290);
+    EXPECT_NE(last().find("rank 1 has sent 1 of 3 signals (index 0, context 0) within 300 ms"), std::string::npos)
+        << last();
+    board->counters[0] = 1;
+  });
+}
+
+// Rank 1 dies: who waits for it and who puts into it learns it long before the deadline.
+TEST(ShimRma, ADeadPeerIsNamed) {
+  Board* board = new_board();
+  const auto work = [&](int rank) {
+    ncclComm_t comm = nullptr;
+    ncclWindow_t window = nullptr;
+    unsigned char memory[64] = {};
+    ASSERT_NCCL(ncclCommInitRank(&comm, 3, meet(*board, rank), rank));
+    ASSERT_NCCL(ncclCommWindowRegister(comm, memory, sizeof memory, &window, 0));
+    ASSERT_NCCL(ncclPutSignal(memory, 1, ncclUint8, (rank + 1) % 3, window, 0, 0, 0, 0, comm, nullptr));
+    ncclWaitSignalDesc_t wanted = {1, (rank + 2) % 3, 0, 0};
+    ASSERT_NCCL(ncclWaitSignal(1, &wanted, comm, nullptr));
+    board->counters[0]++;
+    while (board->counters[0] < 3) usleep(1000);
+    if (rank == 1) kill(getpid(), SIGKILL);
+    const auto start = std::chrono::steady_clock::now();
+    if (rank == 2) {
+      wanted = {1, 1, 0, 0};
+      EXPECT_EQ(ncclWaitSignal(1, &wanted, comm, nullptr), ncclRemoteError);
+      EXPECT_NE(last().find("rank 1 has sent 0 of 1 signals"), std::string::npos) << last();
+      EXPECT_NE(last().find("its process has ended"), std::string::npos) << last();
+    } else {
+      ncclResult_t result = ncclSuccess;
+      while (result == ncclSuccess && elapsed_ms(start) < 10000)
+        result = ncclPutSignal(memory, 64, ncclUint8, 1, window, 0, 0, 0, 0, comm, nullptr);
+      EXPECT_EQ(result, ncclRemoteError);
+      EXPECT_NE(last().find("rank 1 (process"), std::string::npos) << last();
+    }
+    EXPECT_LT(elapsed_ms(start), 5000);
+    (void)ncclCommAbort(comm);
+  };
+  in_processes(3, work, {1});
+}
+
+TEST(ShimRma, ASignalOutlivesItsSender) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    WithWindow w(*board, 2, rank, 16);
+    const unsigned char byte = 7;
+    if (rank == 1) {
+      EXPECT_NCCL(w.put(&byte, 1, 0, 3));
+      board->counters[0] = getpid();
+      return;
+    }
+    while (board->counters[0] == 0) usleep(1000);
+    while (access(("/proc/" + std::to_string(board->counters[0]) + "/fd/0").c_str(), F_OK) == 0) usleep(1000);
+    EXPECT_NCCL(w.wait(1));
+    EXPECT_EQ(w.memory[3], 7);
+    EXPECT_EQ(w.wait(1), ncclRemoteError) << "and nothing more";
+  });
+}
+
+TEST(ShimRma, AnAbortEndsAWait) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    const auto start = std::chrono::steady_clock::now();
+    std::thread waiter([&] {
+      ncclWaitSignalDesc_t wanted = {1, 1 - rank, 0, 0};
+      EXPECT_EQ(ncclWaitSignal(1, &wanted, comm, nullptr), ncclInvalidUsage);
+    });
+    usleep(100000);
+    EXPECT_NCCL(ncclCommAbort(comm));
+    waiter.join();
+    EXPECT_LT(elapsed_ms(start), 5000);
+  });
+}
+
+// Rank 0 registers late: a put waits for it.
+TEST(ShimRma, APutWaitsForThePeersWindow) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr;
+    ncclWindow_t window = nullptr;
+    int32_t memory = 0;
+    const int32_t value = 5;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    if (rank == 0) usleep(200000);
+    ASSERT_NCCL(ncclCommWindowRegister(comm, &memory, 4, &window, 0));
+    if (rank == 1) {
+      EXPECT_NCCL(ncclPutSignal(&value, 1, ncclInt32, 0, window, 0, 0, 0, 0, comm, nullptr));
+    } else {
+      ncclWaitSignalDesc_t wanted = {1, 1, 0, 0};
+      EXPECT_NCCL(ncclWaitSignal(1, &wanted, comm, nullptr));
+      EXPECT_EQ(memory, 5);
+    }
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::testing
