@@ -283,7 +283,8 @@ int64_t PluginLink::unacknowledged_ms() {
 }
 
 void PluginLink::say_bye() {
-  bye_waits_ = true;
+  if (bye_taken_) return;
+  bye_said_ = bye_waits_ = true;
   board_waits_ = true;
   send_small();
 }

@@ -140,8 +140,8 @@ class PluginLink final : public Link, private PutTurns {
   std::array<Awaiting, kAwaiting> awaiting_;
   uint32_t first_awaiting_ = 0, n_awaiting_ = 0;
 
-  bool bye_seen_ = false;   // by the peer
-  bool bye_taken_ = false;  // the peer's: it says nothing any more
+  bool bye_said_ = false, bye_seen_ = false;  // by this rank, by the peer
+  bool bye_taken_ = false;                    // the peer's: it says nothing any more
   bool ending_ = false, in_ended_ = false, down_ = false;
   int64_t end_by_ns_ = 0;
   Status why_;

@@ -109,7 +109,8 @@ Status PluginLink::take_frame(const FrameHead& head, std::span<const std::byte> 
       *stalled = *stalled || n_awaiting_ > 0;
       if (*stalled) return {};
       bye_taken_ = true;
-      seen_waits_ = true;
+      // Where both leave at once nobody waits for an answer, and the peer may be gone before it comes.
+      seen_waits_ = !bye_said_;
       return {};
     case FrameType::kSeen:
       bye_seen_ = true;
