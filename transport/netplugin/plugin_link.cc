@@ -117,7 +117,7 @@ Result<PutState> PluginLink::put(uint64_t offset, const void* src, size_t bytes)
 Result<PutState> PluginLink::put_some(uint64_t offset, const void* src, size_t bytes) {
   const std::lock_guard lock(engine_.mutex_);
   // A put to a rank that is gone is lost; whoever needs that rank asks check_peer().
-  if (down_ || ending_ || bytes == 0) return PutState::kDone;
+  if (down_ || ending_ || bye_taken_ || bytes == 0) return PutState::kDone;
   const auto* from = static_cast<const std::byte*>(src);
   OpenPut* open = nullptr;
   for (uint32_t i = 0; i < n_open_; ++i) {
@@ -190,7 +190,7 @@ bool PluginLink::assign_pieces(OpenPut& p) {
 
 Status PluginLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
   const std::lock_guard lock(engine_.mutex_);
-  if (down_ || ending_) return {};
+  if (down_ || ending_ || bye_taken_) return {};
   // The puts of a rank that has failed are dropped, see put_some(): none of its signals may say that they arrived.
   if (own_.board->health.state.load(std::memory_order_relaxed) != 0) return {};
   words_[sig] = static_cast<uint64_t>(tag) << 32 | number;
@@ -241,6 +241,10 @@ void PluginLink::send_message() {
 void PluginLink::send_small() {
   if (down_ || ending_) return;
   std::byte payload[kMaxSmallFrame];
+  if (bye_taken_) {  // it hears nothing but the answer
+    new_words_ = 0;
+    board_waits_ = false;
+  }
   if ((new_words_ != 0 || board_waits_) && news_.any(*own_.board)) {
     if (!room(kMaxSmallFrame)) return;
     size_t n = 0;

@@ -1,0 +1,128 @@
+// Hosts that reach each other through a net plugin of NCCL's: what is chosen, and what is said when it is not.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "tests/support/fake_nets.h"
+#include "tests/support/hosts.h"
+#include "tests/support/ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+using tests::fake_net_file;
+
+// Variables for the processes of a test, which read them when they start.
+class Variables {
+ public:
+  Variables(std::initializer_list<std::pair<const char*, std::string>> values) {
+    for (const auto& [name, value] : values) {
+      names_.push_back(name);
+      setenv(name, value.c_str(), 1);
+    }
+  }
+  ~Variables() {
+    for (const char* name : names_) unsetenv(name);
+  }
+
+ private:
+  std::vector<const char*> names_;
+};
+
+#define MAKE_HOSTS(name, ...)                                               \
+  std::string why_not;                                                      \
+  const auto name = TestHosts::create(HostsOptions{__VA_ARGS__}, &why_not); \
+  if (name == nullptr) GTEST_SKIP() << why_not
+
+RankOptions on(const TestHosts& hosts) {
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.hosts = const_cast<TestHosts*>(&hosts);
+  return options;
+}
+
+std::string explain(moecclComm_t comm) {
+  char text[16384] = {};
+  size_t needed = 0;
+  EXPECT_EQ(moecclPlanExplain(comm, moecclOpAllReduce, 1024, moecclFloat32, text, sizeof(text), &needed),
+            moecclSuccess);
+  return text;
+}
+
+void check_sum(int rank, int n, moecclComm_t comm, size_t count) {
+  std::vector<int32_t> in(count), out(count);
+  for (size_t i = 0; i < count; ++i) in[i] = static_cast<int32_t>(i) * (rank + 1);
+  MOECCL_ASSERT_COMM_OK(moecclAllReduce(in.data(), out.data(), count, moecclInt32, moecclSum, comm, nullptr), comm);
+  for (size_t i = 0; i < count; ++i) ASSERT_EQ(out[i], static_cast<int32_t>(i) * n * (n + 1) / 2) << i;
+}
+
+// The network that explain names, after sums of several sizes.
+void expect_network(const char* network) {
+  MAKE_HOSTS(hosts, .weights = {2, 1});
+  run_ranks(
+      3,
+      [&](int rank, moecclComm_t comm) {
+        for (const size_t count : {1u, 5'000u, 400'000u}) check_sum(rank, 3, comm, count);
+        const std::string text = explain(comm);
+        EXPECT_NE(text.find(std::string("hosts are reached over ") + network), std::string::npos) << text;
+      },
+      on(*hosts));
+}
+
+TEST(Plugin, IsTakenBeforeTcpWhereAllRanksHaveOne) {
+  const Variables set = {{"MOECCL_NET_PLUGIN", fake_net_file("all")}};
+  expect_network("plugin");
+}
+
+TEST(Plugin, IsFoundByNcclsVariable) {
+  const Variables set = {{"NCCL_NET_PLUGIN", fake_net_file("v6")}, {"MOECCL_NET", "plugin:Fake"}};
+  expect_network("plugin");
+}
+
+TEST(Plugin, WithoutDevicesLeavesItToTheNextNetwork) {
+  const Variables set = {{"MOECCL_NET_PLUGIN", fake_net_file("v12")}, {"FAKE_NET", "devices=0"}};
+  expect_network("tcp");
+}
+
+TEST(Plugin, ThatIsNoneLeavesItToTheNextNetwork) {
+  const Variables set = {{"MOECCL_NET_PLUGIN", "surely-not-there"}};
+  expect_network("tcp");
+}
+
+// Without another network the reason is the error.
+TEST(Plugin, ThatIsForcedAndHasNoDevicesIsAnError) {
+  const Variables set = {
+      {"MOECCL_NET_PLUGIN", fake_net_file("v12")}, {"FAKE_NET", "devices=0"}, {"MOECCL_NET", "plugin:Fake"}};
+  MAKE_HOSTS(hosts, .weights = {1, 1});
+  RankOptions options = on(*hosts);
+  options.init = false;
+  run_ranks(
+      2,
+      [](int rank, moecclComm_t) {
+        moecclComm_t comm = nullptr;
+        EXPECT_NE(moecclCommInitRank(&comm, 2, unique_id(), rank), moecclSuccess);
+        const std::string why = moecclGetLastError(nullptr);
+        EXPECT_NE(why.find("devices says 0"), std::string::npos) << why;
+      },
+      options);
+}
+
+// Many communicators one after the other, some at once: uses of the plugin come and go.
+TEST(Plugin, ServesManyCommunicators) {
+  const Variables set = {{"MOECCL_NET_PLUGIN", fake_net_file("v12")}, {"FAKE_NET", "null=2"}};
+  MAKE_HOSTS(hosts, .weights = {2, 2});
+  run_ranks(
+      4,
+      [](int rank, moecclComm_t comm) {
+        for (int i = 0; i < 5; ++i) {
+          moecclComm_t part = nullptr;
+          MOECCL_ASSERT_COMM_OK(moecclCommSplit(comm, rank % 2, rank, &part, nullptr), comm);
+          check_sum(rank / 2, 2, part, 30'000);
+          check_sum(rank, 4, comm, 3'000);
+          MOECCL_ASSERT_OK(moecclCommDestroy(part));
+        }
+      },
+      on(*hosts));
+}
+
+}  // namespace
+}  // namespace moeccl::testing
