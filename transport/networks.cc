@@ -4,11 +4,13 @@
 #include "transport/netplugin/plugin_network.h"
 #include "transport/tcp/tcp_network.h"
 #include "transport/transport.h"
+#include "transport/verbs/verbs_network.h"
 
 namespace moeccl::transport {
 namespace {
 
 constexpr Network kNetworks[] = {
+    {"verbs", verbs::kCapabilities, verbs::probe, verbs::open},
     {"plugin", netplugin::kCapabilities, netplugin::probe, netplugin::open},
     {"tcp", tcp::kCapabilities, tcp::probe, tcp::open},
 };

@@ -13,6 +13,7 @@
 
 #include "tests/support/fabrics.h"
 #include "tests/support/fake_nets.h"
+#include "tests/support/fake_verbs.h"
 #include "tests/support/network_fabrics.h"
 #include "tests/support/shuffled_network.h"
 #include "transport/paced/paced_link.h"
@@ -180,9 +181,16 @@ std::unique_ptr<World> cuda_world(const std::string&, uint32_t) { return nullptr
 std::vector<std::string> transports() {
   std::vector<std::string> names = {"thread", "paced", kShuffledNetwork.name};
   for (const transport::Network& n : transport::networks()) names.emplace_back(n.name);
+  for (const transport::Network& n : fake_verbs::kNetworks) names.emplace_back(n.name);
   return names;
 }
 #endif
+
+const transport::Network& network_of(const std::string& name) {
+  for (const transport::Network& n : fake_verbs::kNetworks)
+    if (name == n.name) return n;
+  return name == kShuffledNetwork.name ? kShuffledNetwork : *transport::find_network(name);
+}
 
 class LinkContract : public ::testing::TestWithParam<std::string> {
  protected:
@@ -190,8 +198,7 @@ class LinkContract : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<World> world(uint32_t n) {
     if (GetParam() == "thread" || GetParam() == "paced") return std::make_unique<SharedWorld>(n, GetParam() == "paced");
     if (GetParam().starts_with("cuda")) return cuda_world(GetParam(), n);
-    const bool shuffled = GetParam() == kShuffledNetwork.name;
-    const transport::Network& network = shuffled ? kShuffledNetwork : *transport::find_network(GetParam());
+    const transport::Network& network = network_of(GetParam());
     const char* required = std::getenv("MOECCL_TEST_REQUIRE_NET");
     if (const transport::Probe probe = network.probe(); !probe.usable) {
       EXPECT_TRUE(required == nullptr || GetParam() != required) << probe.why_not;

@@ -1,0 +1,94 @@
+// transport/verbs on the fake libibverbs (fake_hardware/fake_ibv_control.h), as networks of a test: one queue pair,
+// many of them on two rails, and a wire that keeps no order.
+#pragma once
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "tests/support/fake_hardware/fake_ibv_control.h"
+#include "transport/verbs/verbs_network.h"
+
+namespace moeccl::tests {
+
+// Two RoCE devices of 100 Gbit/s: entries 0 are RoCE v1, 1 are v2 of an IPv4 address.
+inline constexpr const char* kTwoNics =
+    "nic mlx5_0 1; port 4 5 2 32 2; gid fe800000000000000000000000000001; gid 00000000000000000000ffff0a000001;"
+    "nic mlx5_1 2; port 4 5 2 32 2; gid fe800000000000000000000000000002; gid 00000000000000000000ffff0a000002";
+
+class FakeVerbs {
+ public:
+  static std::string library() {
+    std::error_code bad;
+    const auto here = std::filesystem::read_symlink("/proc/self/exe", bad).parent_path();
+    return here / "support/fake_hardware/libfake_ibverbs.so";
+  }
+  static const FakeVerbs& get() {
+    static const FakeVerbs fake;
+    return fake;
+  }
+  const fake::IbvControl& control() const { return *control_; }
+  fake::IbvCounts counts() const { return counts_(); }
+
+  // As if a user had set these; MOECCL_IB_LIBRARY is the fake's.
+  static transport::verbs::Settings settings(std::map<std::string, std::string> variables = {}) {
+    variables["MOECCL_IB_LIBRARY"] = library();
+    auto made = transport::verbs::read_settings([&](const char* name) {
+      const auto at = variables.find(name);
+      return at == variables.end() ? nullptr : at->second.c_str();
+    });
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return made.ok() ? *made : transport::verbs::Settings();
+  }
+  // The network as it is when nothing was asked of it.
+  void calm() const {
+    control().set_delay_us(0);
+    control().set_unordered(false);
+    control().refuse_regions(0);
+    control().set_inline(256);
+  }
+
+ private:
+  FakeVerbs() {
+    setenv("MOECCL_TEST_MACHINE", kTwoNics, 1);
+    void* const handle = dlopen(library().c_str(), RTLD_NOW | RTLD_LOCAL);
+    EXPECT_NE(handle, nullptr) << dlerror();
+    control_ = reinterpret_cast<const fake::IbvControl* (*)()>(dlsym(handle, "fake_ibv_control"))();
+    counts_ = reinterpret_cast<fake::IbvCounts (*)()>(dlsym(handle, "fake_ibv_counts"));
+  }
+  const fake::IbvControl* control_ = nullptr;
+  fake::IbvCounts (*counts_)() = nullptr;
+};
+
+namespace fake_verbs {
+
+inline transport::Probe probe() {
+  FakeVerbs::get().calm();
+  return transport::verbs::probe_with(FakeVerbs::settings());
+}
+inline auto one(const transport::NetworkOptions& o) {
+  return transport::verbs::open_with(o, FakeVerbs::settings({{"MOECCL_IB_HCA", "=mlx5_0"}}));
+}
+inline auto lanes(const transport::NetworkOptions& o) {
+  FakeVerbs::get().control().set_delay_us(30);
+  return transport::verbs::open_with(o, FakeVerbs::settings({{"MOECCL_IB_QPS_PER_CONNECTION", "3"}}));
+}
+inline auto unordered(const transport::NetworkOptions& o) {
+  FakeVerbs::get().control().set_delay_us(50);
+  FakeVerbs::get().control().set_unordered(true);
+  return transport::verbs::open_with(
+      o, FakeVerbs::settings({{"MOECCL_IB_QPS_PER_CONNECTION", "2"}, {"MOECCL_IB_ADAPTIVE_ROUTING", "1"}}));
+}
+
+inline constexpr transport::Network kNetworks[] = {
+    {"fake_verbs", transport::verbs::kCapabilities, probe, one},
+    {"fake_verbs_lanes", transport::verbs::kCapabilities, probe, lanes},
+    {"fake_verbs_unordered", transport::verbs::kCapabilities, probe, unordered},
+};
+
+}  // namespace fake_verbs
+}  // namespace moeccl::tests

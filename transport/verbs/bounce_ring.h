@@ -1,0 +1,62 @@
+// Registered memory of one link, taken and given back in order. Small puts and those from memory that no NIC may read
+// are copied to it; and what is packed there (Rooms) goes as it is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace moeccl::transport::verbs {
+
+// One thread at a time.
+class BounceRing {
+ public:
+  BounceRing() = default;
+  BounceRing(std::byte* base, size_t bytes, size_t most_pieces) : base_(base), bytes_(bytes) {
+    pieces_.resize(most_pieces);
+  }
+
+  // Contiguous; null while there is no such room. The same memory again until it is sent.
+  std::byte* take(size_t bytes);
+  // The beginning of what take() gave is under way as request `number` of a lane; the rest of it is still taken.
+  void sent(size_t bytes, uint32_t lane, uint64_t number);
+  // What was taken and not sent is free again.
+  void drop_taken() {
+    taken_ = nullptr;
+    taken_bytes_ = 0;
+  }
+  bool is_taken(const void* p, size_t bytes) const { return taken_ != nullptr && p == taken_ && bytes <= taken_bytes_; }
+  // The request that must be done before more room appears; lane and number.
+  struct Oldest {
+    uint32_t lane = 0;
+    uint64_t number = 0;  // 0: nothing is under way
+  };
+  Oldest oldest() const { return n_ == 0 ? Oldest{} : Oldest{pieces_[first_].lane, pieces_[first_].number}; }
+  // done(lane, number): whether the request has ended.
+  template <class Done>
+  void give_back(Done&& done) {
+    while (n_ > 0 && done(pieces_[first_].lane, pieces_[first_].number)) {
+      tail_ = pieces_[first_].end;
+      first_ = (first_ + 1) % pieces_.size();
+      --n_;
+    }
+    if (n_ == 0 && taken_ == nullptr) head_ = tail_ = 0;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  struct Piece {
+    size_t end = 0;  // offset behind it
+    uint32_t lane = 0;
+    uint64_t number = 0;
+  };
+  std::byte* base_ = nullptr;
+  size_t bytes_ = 0;
+  size_t head_ = 0, tail_ = 0;  // offsets: taken up to head_, free from tail_ on when everything is done
+  std::byte* taken_ = nullptr;
+  size_t taken_bytes_ = 0;
+  std::vector<Piece> pieces_;  // a ring, from first_ on
+  size_t first_ = 0, n_ = 0;
+};
+
+}  // namespace moeccl::transport::verbs

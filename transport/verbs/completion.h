@@ -1,0 +1,21 @@
+// What a failed request means for a person: whose NIC, which address, what the device said, and where to look.
+#pragma once
+
+#include <string>
+
+#include "src/driver/ibv_api.h"
+#include "transport/verbs/rail.h"
+
+namespace moeccl::transport::verbs {
+
+struct FarEnd {
+  uint32_t rank = 0;
+  std::string where;  // "10.0.0.2 (mlx5_0:1)"
+};
+
+// "mlx5_0:1 (10.0.0.1) to rank 2 at 10.0.0.2 (mlx5_1:1): transport retry counter exceeded (status 12, vendor 129): ..."
+Status completion_error(const Rail& rail, const FarEnd& peer, int status, uint32_t vendor, int64_t now_ns);
+// What to look at, "" where the status says all.
+const char* hint_of(int status);
+
+}  // namespace moeccl::transport::verbs

@@ -1,0 +1,96 @@
+#include "transport/verbs/offer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "transport/verbs/settings.h"
+
+namespace moeccl::transport::verbs {
+namespace {
+
+constexpr uint16_t kVersion = 1;
+constexpr size_t kMaxName = 63;
+
+}  // namespace
+
+PeerMemory Offer::memory_for(uint32_t rank) const {
+  PeerMemory m = memory;
+  m.signals += rank * kSigsPerPeer * sizeof(SignalLine);
+  m.copy += rank * sizeof(PeerCopy);
+  return m;
+}
+
+std::vector<std::byte> write_offer(const Offer& offer) {
+  Writer out;
+  out.u16(kVersion);
+  out.u16(static_cast<uint16_t>(offer.n_queues));
+  out.u8(offer.ordered ? 1 : 0);
+  out.u8(offer.memory.wants_records ? 1 : 0);
+  out.u32(sizeof(PeerCopy));
+  for (const uint64_t word :
+       {offer.memory.staging, offer.memory.staging_bytes, offer.memory.signals, offer.memory.copy})
+    out.u64(word);
+  out.u8(static_cast<uint8_t>(offer.rails.size()));
+  for (const OfferedRail& r : offer.rails) {
+    out.string(r.info.device);
+    for (const uint8_t byte :
+         {r.info.port, static_cast<uint8_t>(r.info.ethernet ? 1 : 0), static_cast<uint8_t>(r.info.needs_route ? 1 : 0),
+          r.info.mtu_code, static_cast<uint8_t>(r.info.gid.kind)})
+      out.u8(byte);
+    out.u16(r.info.lid);
+    out.f64(r.info.gbit);
+    out.raw(std::as_bytes(std::span(r.info.gid.gid.raw)));
+    for (const uint32_t key : {r.keys.staging, r.keys.signals, r.keys.copy}) out.u32(key);
+  }
+  out.u32(static_cast<uint32_t>(offer.queues.size()));
+  for (const QueueAddress& q : offer.queues) {
+    out.u32(q.number);
+    out.u32(q.first_packet);
+  }
+  return out.take();
+}
+
+Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from, uint32_t n_ranks) {
+  const Status unreadable =
+      error(moecclRemoteError,
+            "rank {} sent an offer of RDMA connections that this MoECCL cannot read: do all ranks run "
+            "the same MoECCL?",
+            from);
+  Reader in(bytes);
+  Offer o;
+  if (in.u16() != kVersion) return unreadable;
+  o.n_queues = in.u16();
+  o.ordered = in.u8() == 1;
+  o.memory.wants_records = in.u8() == 1;
+  if (in.u32() != sizeof(PeerCopy)) return unreadable;
+  for (uint64_t* word : {&o.memory.staging, &o.memory.staging_bytes, &o.memory.signals, &o.memory.copy})
+    *word = in.u64();
+  const size_t n_rails = in.u8();
+  if (o.n_queues < 1 || o.n_queues > kMaxQueuePairs || n_rails < 1 || n_rails > kMaxRails) return unreadable;
+  for (size_t i = 0; i < n_rails; ++i) {
+    OfferedRail r;
+    r.info.device = in.string(kMaxName);
+    r.info.port = in.u8();
+    r.info.ethernet = in.u8() == 1;
+    r.info.needs_route = in.u8() == 1;
+    r.info.mtu_code = std::clamp<uint8_t>(in.u8(), 1, 5);
+    r.info.gid.kind = static_cast<GidKind>(std::min<uint8_t>(in.u8(), static_cast<uint8_t>(GidKind::kRoceV2)));
+    r.info.lid = in.u16();
+    r.info.gbit = in.f64();
+    const auto gid = in.raw(sizeof(r.info.gid.gid.raw));
+    if (!gid.empty()) std::memcpy(r.info.gid.gid.raw, gid.data(), gid.size());
+    for (uint32_t* key : {&r.keys.staging, &r.keys.signals, &r.keys.copy}) *key = in.u32();
+    o.rails.push_back(std::move(r));
+  }
+  const size_t n = in.u32();
+  if (!in.ok() || n != n_ranks * n_rails * o.n_queues || in.left() != n * 2 * sizeof(uint32_t)) return unreadable;
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t number = in.u32(), first = in.u32();
+    if (number > 0xffffff || first > 0xffffff) return unreadable;
+    o.queues.push_back({number, first});
+  }
+  if (!in.done()) return unreadable;
+  return o;
+}
+
+}  // namespace moeccl::transport::verbs

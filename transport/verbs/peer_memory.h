@@ -1,0 +1,42 @@
+// What a rank's peers write to: its staging, the lines of its signals, and a copy of each peer's own words, which the
+// peer keeps fresh by one-sided writes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "transport/words.h"
+
+namespace moeccl::transport::verbs {
+
+inline constexpr uint32_t kMaxRails = 8;
+inline constexpr uint32_t kMaxLanes = 16;  // queue pairs to one peer, over all rails
+
+// A put that a peer has made, for receivers that must hear of puts (LocalMemory::arrivals).
+struct PutRecord {
+  std::atomic<uint64_t> offset, bytes;
+};
+inline constexpr uint32_t kPutRecords = 512;
+
+// One rank's words as it has written them here. Its writes of 8 bytes arrive whole; `seq` of an entry, `state` and
+// `n_puts` come after what they announce.
+struct PeerCopy {
+  Board board;
+  BlockWord blocks[2];
+  alignas(kLine) std::atomic<uint64_t> n_puts;  // records so far; record number n is at n % kPutRecords
+  PutRecord puts[kPutRecords];
+};
+
+// Of one rail: what its NIC must be shown to write there.
+struct PeerKeys {
+  uint32_t staging = 0, signals = 0, copy = 0;
+};
+// Where a peer keeps what this rank writes: addresses in its process.
+struct PeerMemory {
+  uint64_t staging = 0, staging_bytes = 0;
+  uint64_t signals = 0;  // the lines of this rank's signals, [kSigsPerPeer]
+  uint64_t copy = 0;     // the copy of this rank's words
+  bool wants_records = false;
+};
+
+}  // namespace moeccl::transport::verbs

@@ -1,0 +1,107 @@
+// One port of one RDMA device, opened: what all links of a rank share on it. Its name, its address and what is wrong
+// with it are told here, so that every error says which NIC it means.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/driver/ibv_api.h"
+#include "transport/verbs/gid.h"
+#include "transport/verbs/settings.h"
+
+namespace moeccl::transport::verbs {
+
+struct RailInfo {
+  std::string device;
+  uint8_t port = 1;
+  bool ethernet = false;
+  bool needs_route = false;  // a global route header although it is InfiniBand
+  GidChoice gid;
+  uint16_t lid = 0;
+  uint8_t mtu_code = 3;  // 1: 256 bytes, 2: 512, ... 5: 4096
+  double gbit = 0;       // 0: not known
+
+  std::string name() const { return format("{}:{}", device, port); }
+};
+
+// A port as the list of devices shows it.
+struct FoundRail {
+  driver::ibv_abi::Device* device = nullptr;
+  RailInfo info;
+  std::string problem;  // why it cannot be used; "": it can
+};
+
+// The list of devices of libibverbs; devices that were opened from it stay usable without it.
+class DeviceList {
+ public:
+  static Result<DeviceList> get(const driver::IbvApi& api);
+  DeviceList(DeviceList&& other) noexcept
+      : api_(other.api_), list_(std::exchange(other.list_, nullptr)), n_(other.n_) {}
+  DeviceList& operator=(DeviceList&&) = delete;
+  ~DeviceList();
+  // Every port that the settings admit, with what is wrong with it. InvalidArgument for a filter that leaves none.
+  Result<std::vector<FoundRail>> look(const Settings& settings) const;
+
+ private:
+  DeviceList(const driver::IbvApi& api, driver::ibv_abi::Device** list, int n) : api_(&api), list_(list), n_(n) {}
+  void look_at(driver::ibv_abi::Device* device, const Settings& settings, std::vector<FoundRail>* out) const;
+
+  const driver::IbvApi* api_;
+  driver::ibv_abi::Device** list_;
+  int n_;
+};
+
+// Those to use of what was found: usable, of one link layer (the one with the highest rate), and none slower than a
+// quarter of the fastest, in the order of their names. Unsupported says what is wrong with each.
+Result<std::vector<FoundRail>> choose_rails(std::vector<FoundRail> found);
+
+class Rail {
+ public:
+  // `api` outlives it.
+  static Result<std::unique_ptr<Rail>> open(const driver::IbvApi& api, const FoundRail& found);
+  ~Rail();
+  Rail(const Rail&) = delete;
+  Rail& operator=(const Rail&) = delete;
+
+  // Completions of so many requests that are under way at a time, as far as the device has them.
+  Status make_queue(uint32_t entries);
+  uint32_t queue_entries() const { return cq_ == nullptr ? 0 : static_cast<uint32_t>(cq_->cqe); }
+  int poll(std::span<driver::ibv_abi::Completion> out) {
+    return context_->ops.poll_cq(cq_, static_cast<int>(out.size()), out.data());
+  }
+
+  const driver::IbvApi& api() const { return *api_; }
+  const RailInfo& info() const { return info_; }
+  uint32_t max_message_bytes() const { return max_message_bytes_; }
+  uint32_t max_requests() const { return max_requests_; }
+  driver::ibv_abi::ProtectionDomain* pd() const { return pd_; }
+  driver::ibv_abi::CompletionQueue* queue() const { return cq_; }
+  driver::ibv_abi::Context* context() const { return context_; }
+
+  // Readable when take_events() has something to take.
+  int event_fd() const { return context_->async_fd; }
+  // Takes the events that wait. Never waits.
+  void take_events(int64_t now_ns);
+  // Success, or why nothing will arrive over this rail any more. A port that is down for less than kPortGraceMs may
+  // come back: its queue pairs send again what was lost meanwhile.
+  Status health(int64_t now_ns) const;
+  // "its port went down 1200 ms ago", for errors; "" when all is well.
+  std::string trouble(int64_t now_ns) const;
+
+ private:
+  Rail(const driver::IbvApi& api, RailInfo info) : api_(&api), info_(std::move(info)) {}
+
+  const driver::IbvApi* api_;
+  RailInfo info_;
+  driver::ibv_abi::Context* context_ = nullptr;
+  driver::ibv_abi::ProtectionDomain* pd_ = nullptr;
+  driver::ibv_abi::CompletionQueue* cq_ = nullptr;
+  uint32_t max_message_bytes_ = 0, max_requests_ = 0, max_entries_ = 0;
+  int64_t down_since_ns_ = 0;
+  std::string fatal_;  // "" while none
+};
+
+inline constexpr int64_t kPortGraceMs = 2000;
+
+}  // namespace moeccl::transport::verbs

@@ -1,0 +1,260 @@
+#include "transport/verbs/verbs_engine.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/driver/thread.h"
+
+namespace moeccl::transport::verbs {
+namespace {
+
+using driver::ibv_abi::Completion;
+
+// While operations run the thread looks this often after boards that no signal took along, and after what waits.
+constexpr int kLookEveryMs = 2;
+constexpr int kSleepMs = 1000;
+// What still waits for completions when a drive ends, a signal over several queue pairs, is waited for as long as a
+// round trip takes; then the thread looks after it, this often.
+constexpr int64_t kEndNs = 30'000;
+constexpr int64_t kQuickNs = 50'000;
+constexpr int64_t kSignEveryNs = 200'000'000;
+// For what a rank that leaves has still to say.
+constexpr int64_t kFarewellMs = 1000;
+constexpr size_t kCompletions = 16;  // taken at a time
+
+}  // namespace
+
+VerbsEngine::VerbsEngine(EngineParts parts, driver::WakeUp wake)
+    : parts_(std::move(parts)), regions_(parts_.regions.get()), wake_(std::move(wake)) {}
+
+Result<std::unique_ptr<VerbsEngine>> VerbsEngine::create(EngineParts parts) {
+  MOECCL_ASSIGN_OR_RETURN(driver::WakeUp wake, driver::WakeUp::create());
+  return std::unique_ptr<VerbsEngine>(new VerbsEngine(std::move(parts), std::move(wake)));
+}
+
+std::unique_ptr<VerbsLink> VerbsEngine::add(LinkSetting setting, std::vector<Lane> lanes) {
+  for (const Lane& lane : lanes) {
+    if (queues_.size() <= lane.pair->id()) queues_.resize(lane.pair->id() + 1);
+  }
+  auto link = std::make_unique<VerbsLink>(std::move(setting), std::move(lanes), *this);
+  for (auto* all : {&links_, &waiting_, &turn_of_}) all->reserve(links_.size() + 1);  // queue() never needs more
+  for (const Lane& lane : link->lanes_) queues_[lane.pair->id()] = {link.get(), link->index_of(lane)};
+  links_.push_back(link.get());
+  return link;
+}
+
+Status VerbsEngine::start() {
+  MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-verbs", [this] { run(); }));
+  return {};
+}
+
+VerbsEngine::~VerbsEngine() {
+  if (process_.forked()) {
+    // Devices and memory are the parent's, and so is the thread: nothing of them can be ended here.
+    new std::thread(std::move(thread_));
+    for (VerbsLink* link : links_) {
+      for (Lane& lane : link->lanes_) (void)lane.pair.release();
+      link->lanes_.clear();
+    }
+    for (auto& region : parts_.own) (void)region.release();
+    (void)parts_.regions.release();
+    for (auto& rail : parts_.rails) (void)rail.release();
+    (void)parts_.api.release();
+    return;
+  }
+  stop_.store(true, std::memory_order_release);
+  wake_.signal();
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard lock(mutex_);
+  shielded([&] {
+    for (VerbsLink* link : links_) link->abandon_puts();
+    tell_boards();
+    // A queue pair that ends takes with it what it has not sent: the last signals must have arrived before.
+    const Deadline deadline = Deadline::after_ms(kFarewellMs);
+    while (unsent() && !deadline.passed()) {
+      for (VerbsLink* link : links_) {
+        if (!link->down_) link->drain();
+      }
+      turn();
+      driver::sleep_ns(20'000);
+    }
+  });
+  for (VerbsLink* link : links_) link->release_all();
+  parts_.regions.reset();
+  parts_.own.clear();
+  parts_.rails.clear();
+}
+
+bool VerbsEngine::unsent() const {
+  return std::any_of(links_.begin(), links_.end(), [](const VerbsLink* l) {
+    // A peer that has left has ended its queue pairs: what goes there is never acknowledged.
+    return !l->down_ && !l->peer_left() && (l->waits() || !l->idle());
+  });
+}
+
+void VerbsEngine::queue(VerbsLink& link) {
+  if (link.queued_) return;
+  link.queued_ = true;
+  waiting_.push_back(&link);
+}
+
+void VerbsEngine::poll() {
+  std::array<Completion, kCompletions> came;
+  for (const auto& rail : parts_.rails) {
+    int n = static_cast<int>(kCompletions);
+    while (n == static_cast<int>(kCompletions)) {
+      n = rail->poll(came);
+      const int64_t now = n > 0 ? now_ns() : 0;
+      for (int i = 0; i < n; ++i) {
+        const Completion& c = came[static_cast<size_t>(i)];
+        const uint32_t id = QueuePair::id_of(c.wr_id);
+        if (id >= queues_.size() || queues_[id].link == nullptr || queues_[id].link->down_) continue;
+        VerbsLink& link = *queues_[id].link;
+        if (c.status == driver::ibv_abi::kSuccess) {
+          link.completed(queues_[id].lane, c.wr_id, now);
+        } else {
+          rail->take_events(now);
+          link.lose(completion_error(*rail, link.s_.far, c.status, c.vendor_err, now));
+        }
+      }
+    }
+  }
+}
+
+void VerbsEngine::turn() {
+  poll();
+  if (waiting_.empty()) return;
+  turn_of_.swap(waiting_);
+  for (VerbsLink* link : turn_of_) {
+    link->queued_ = false;
+    if (link->down_) continue;
+    if (link->board_waits_) link->tell_board();
+    link->send_words();
+  }
+  turn_of_.clear();
+}
+
+void VerbsEngine::tell_boards() {
+  board_is_new_.store(false, std::memory_order_relaxed);
+  for (VerbsLink* link : links_) {
+    if (link->down_ || link->peer_left() || !link->board_is_new()) continue;
+    if (link->failed_here()) link->abandon_puts();
+    link->tell_board();
+    link->send_words();
+  }
+}
+
+void VerbsEngine::look(bool events) {
+  const int64_t now = now_ns();
+  for (const auto& rail : parts_.rails) {
+    if (events) rail->take_events(now);
+    const Status health = rail->health(now);
+    if (health.ok()) continue;
+    for (VerbsLink* link : links_) {
+      const bool uses = std::any_of(link->lanes_.begin(), link->lanes_.end(),
+                                    [&](const Lane& l) { return parts_.rails[l.rail] == rail; });
+      if (uses) link->lose(health);
+    }
+  }
+  regions_->look_at_heaps();
+  const bool running = driving_.load(std::memory_order_relaxed) > 0 ||
+                       std::any_of(std::begin(running_), std::end(running_),
+                                   [](const auto& n) { return n.load(std::memory_order_relaxed) > 0; });
+  if (running && now - signs_ns_ > kSignEveryNs) {
+    signs_ns_ = now;
+    for (VerbsLink* link : links_) link->keep_alive();
+  }
+}
+
+void VerbsEngine::operation(uint32_t traffic_class, bool begins_now) {
+  const uint32_t c = order_class(traffic_class);
+  running_[c].fetch_add(begins_now ? 1 : -1, std::memory_order_relaxed);
+  if (begins_now) {
+    begins(*put_order_, c, now_ns());
+  } else {
+    ends(*put_order_, c);
+  }
+}
+
+void VerbsEngine::moved() {
+  int64_t now = 0;
+  for (uint32_t c = 0; c < kTrafficClasses; ++c) {
+    if (running_[c].load(std::memory_order_relaxed) <= 0) continue;
+    if (now == 0) now = now_ns();
+    moves(*put_order_, c, now);
+  }
+}
+
+void VerbsEngine::begin() {
+  driving_.fetch_add(1, std::memory_order_acq_rel);
+  if (asleep_.load(std::memory_order_acquire) && asleep_.exchange(false)) wake_.signal();
+}
+
+void VerbsEngine::end() {
+  bool more = true;
+  if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+    shielded([&] {
+      turn();
+      for (const int64_t until = waiting_.empty() ? 0 : now_ns() + kEndNs; !waiting_.empty() && now_ns() < until;)
+        turn();
+    });
+    more = !waiting_.empty();
+  }
+  driving_.fetch_sub(1, std::memory_order_acq_rel);
+  more = more || board_is_new_.load(std::memory_order_acquire);
+  if (more && asleep_.exchange(false)) wake_.signal();
+}
+
+void VerbsEngine::progress(uint32_t) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  shielded([&] { turn(); });
+}
+
+void VerbsEngine::board_changed(bool now) {
+  board_is_new_.store(true, std::memory_order_release);
+  if (now) {
+    const std::lock_guard lock(mutex_);
+    shielded([&] { tell_boards(); });
+  }
+  if (asleep_.load(std::memory_order_acquire) && asleep_.exchange(false)) wake_.signal();
+}
+
+void VerbsEngine::run() {
+  std::vector<pollfd> entries = {{wake_.fd(), POLLIN, 0}};
+  bool events = true;
+  for (const auto& rail : parts_.rails) entries.push_back({rail->event_fd(), POLLIN, 0});
+  while (!stop_.load(std::memory_order_acquire)) {
+    bool busy = driving_.load(std::memory_order_acquire) > 0, quick = false;
+    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+      shielded([&] {
+        look(events);
+        events = false;
+        if (board_is_new_.load(std::memory_order_acquire)) tell_boards();
+        turn();
+      });
+      quick = !busy && !waiting_.empty();
+      busy = busy || quick ||
+             std::any_of(links_.begin(), links_.end(), [](const VerbsLink* l) { return l->asked_since_ns_ != 0; });
+    } else {
+      busy = true;
+    }
+    asleep_.store(!busy);
+    // Whoever changed something before it saw that the thread sleeps is seen here.
+    if (!busy && (driving_.load() > 0 || board_is_new_.load())) busy = true;
+    const timespec wait = {busy ? 0 : kSleepMs / 1000, quick ? kQuickNs : busy ? kLookEveryMs * 1'000'000 : 0};
+    (void)::ppoll(entries.data(), entries.size(), &wait, nullptr);
+    asleep_.store(false);
+    if (entries[0].revents != 0) wake_.clear();
+    for (size_t i = 1; i < entries.size(); ++i) {
+      events = events || entries[i].revents != 0;
+      if ((entries[i].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) entries[i].fd = -1;  // says no more than that
+    }
+  }
+}
+
+}  // namespace moeccl::transport::verbs

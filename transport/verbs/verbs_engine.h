@@ -1,0 +1,93 @@
+// What the links of one rank share: rails, registered memory, completions. Whoever drives the rank's operations polls
+// between its own polls; a thread, which otherwise sleeps, takes the events of devices, finishes what a drive left
+// behind, and sends signs of life while operations run, so that a peer that is gone is noticed.
+//
+// Nothing of what arrives needs this rank: words and bytes land by themselves.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "src/driver/poller.h"
+#include "src/driver/process.h"
+#include "transport/common/put_order.h"
+#include "transport/verbs/verbs_link.h"
+
+namespace moeccl::transport::verbs {
+
+// What the engine keeps until it ends, in the order in which it was made.
+struct EngineParts {
+  std::unique_ptr<driver::IbvApi> api;
+  std::vector<std::unique_ptr<Rail>> rails;
+  std::unique_ptr<Regions> regions;
+  std::vector<std::unique_ptr<Region>> own;  // staging, signals, copies, rings
+};
+
+class VerbsEngine final : public Engine {
+ public:
+  static Result<std::unique_ptr<VerbsEngine>> create(EngineParts parts);
+  // Says to the peers what they do not know yet, as far as that goes within a second, and gives everything back. The
+  // links are of no use afterwards, and must be destroyed later.
+  ~VerbsEngine() override;
+
+  // Before start(); the caller owns the link. The ids of all queue pairs differ, and are small.
+  std::unique_ptr<VerbsLink> add(LinkSetting setting, std::vector<Lane> lanes);
+  Status start();
+
+  void begin() override;
+  void end() override;
+  void progress(uint32_t awaited = kAnyone) override;
+  void board_changed(bool now) override;
+  void operation(uint32_t traffic_class, bool begins) override;
+
+  // What the program registers: see Regions. Any thread.
+  Regions& regions() { return *regions_; }
+  // Instead of the process's: for tests, before the first operation.
+  void use_put_order(PutOrder& order) { put_order_ = &order; }
+
+ private:
+  friend class VerbsLink;
+  VerbsEngine(EngineParts parts, driver::WakeUp wake);
+
+  void run();  // the thread
+  template <class Body>
+  void shielded(Body&& body) noexcept {
+    try {
+      body();
+    } catch (const std::exception& e) {
+      for (VerbsLink* link : links_) link->lose(caught(e));
+    }
+  }
+  // Under the lock:
+  void poll();  // takes completions
+  void turn();  // completions, then what waited for them
+  void tell_boards();
+  void look(bool events);  // events, memory that went away, signs of life
+  void queue(VerbsLink& link);
+  bool unsent() const;  // something still has to be posted or completed, and somebody is there to take it
+  void moved();         // bytes of a link of this engine
+
+  struct Place {
+    VerbsLink* link = nullptr;
+    uint32_t lane = 0;
+  };
+  std::mutex mutex_;
+  EngineParts parts_;
+  Regions* regions_;
+  driver::WakeUp wake_;
+  std::vector<VerbsLink*> links_, waiting_, turn_of_;
+  std::vector<Place> queues_;  // by id
+  std::atomic<int> driving_{0};
+  std::atomic<bool> board_is_new_{false}, stop_{false}, asleep_{false};
+  int64_t signs_ns_ = 0;  // when signs of life were last sent
+  driver::ForkGuard process_;
+  PutOrder* put_order_ = &process_put_order();
+  std::atomic<int32_t> running_[kTrafficClasses] = {};  // operations of this rank, by class
+  std::thread thread_;
+};
+
+}  // namespace moeccl::transport::verbs

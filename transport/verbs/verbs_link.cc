@@ -1,0 +1,276 @@
+#include "transport/verbs/verbs_link.h"
+
+#include <algorithm>
+
+#include "src/base/clock.h"
+#include "transport/common/put_order.h"
+#include "transport/verbs/verbs_engine.h"
+
+namespace moeccl::transport::verbs {
+namespace {
+
+// A put is cut where several lanes share it: large enough that a request costs little beside its bytes.
+constexpr size_t kPiece = 64 << 10;
+// Copied puts go by pieces, so that the NIC sends one while the next is copied.
+constexpr size_t kCopyPiece = 32 << 10;
+// Some NICs drop what goes beyond their buffers when too much is under way on one queue pair (Broadcom, Pollara).
+constexpr uint64_t kMostUnderWay = 16 << 20;
+
+}  // namespace
+
+VerbsLink::VerbsLink(LinkSetting setting, std::vector<Lane> lanes, VerbsEngine& engine)
+    : s_(std::move(setting)), lanes_(std::move(lanes)), engine_(engine) {
+  size_t requests = 0;
+  uint32_t depth = ~0u;
+  for (const Lane& lane : lanes_) {
+    requests += lane.pair->depth();
+    depth = std::min(depth, lane.pair->depth());
+  }
+  ring_ = BounceRing(s_.ring, s_.ring_bytes, requests);
+  reserve_ = std::min(32u, depth / 2);
+  for (OpenPut& p : puts_) p.held.reserve(64);
+  peer_words_.board = &s_.copy->board;
+  peer_words_.blocks[0] = &s_.copy->blocks[0];
+  peer_words_.blocks[1] = &s_.copy->blocks[1];
+  parts_.rooms = this;
+  parts_.put_turns = this;
+  if (s_.own.arrivals != nullptr) parts_.one_sided = this;
+}
+
+VerbsLink::~VerbsLink() = default;
+
+void VerbsLink::lose(const Status& why) noexcept {
+  if (down_) return;
+  down_ = true;
+  pending_ = 0;
+  board_waits_ = false;
+  try {
+    down_text_ = why.message();
+  } catch (const std::bad_alloc&) {
+    down_text_ = "out of memory";
+  }
+}
+
+Status VerbsLink::check_peer() {
+  const std::lock_guard lock(engine_.mutex_);
+  if (!down_) return {};
+  const auto state = static_cast<RankState>(board().health.state.load(std::memory_order_acquire));
+  if (state != RankState::kRunning) return {};  // its own word says more
+  return error(moecclRemoteError, "lost rank {}: {}", s_.far.rank, down_text_);
+}
+
+int64_t VerbsLink::unacknowledged_ms() {
+  const std::lock_guard lock(engine_.mutex_);
+  return asked_since_ns_ == 0 ? 0 : (now_ns() - asked_since_ns_) / 1'000'000;
+}
+
+bool VerbsLink::may_put(uint32_t traffic_class, size_t bytes) {
+  if (!admitted_) admitted_ = may_go(*engine_.put_order_, traffic_class, bytes, now_ns());
+  return admitted_;
+}
+
+std::byte* VerbsLink::room(size_t bytes) {
+  const std::lock_guard lock(engine_.mutex_);
+  engine_.poll();
+  return take_room(bytes);
+}
+
+std::byte* VerbsLink::take_room(size_t bytes) {
+  reclaim();
+  std::byte* const room = ring_.take(bytes);
+  if (room == nullptr && !down_) {
+    const BounceRing::Oldest oldest = ring_.oldest();
+    if (oldest.number != 0) ask_for(lanes_[oldest.lane], oldest.number);
+  }
+  return room;
+}
+
+Result<PutState> VerbsLink::put(uint64_t offset, const void* src, size_t bytes) {
+  const Result<PutState> state = put_some(offset, src, bytes);
+  if (!state.ok() || *state == PutState::kDone) admitted_ = false;
+  if (!state.ok() || *state != PutState::kFull) engine_.moved();
+  return state;
+}
+
+Result<PutState> VerbsLink::put_some(uint64_t offset, const void* src, size_t bytes) {
+  const std::lock_guard lock(engine_.mutex_);
+  // A put to a rank that is gone is lost; whoever needs that rank asks check_peer().
+  if (down_ || bytes == 0) return PutState::kDone;
+  if (failed_here()) {
+    abandon_puts();
+    ring_.drop_taken();
+    return PutState::kDone;
+  }
+  if (offset > s_.peer.staging_bytes || bytes > s_.peer.staging_bytes - offset) {
+    return error(moecclInternalError, "a put of {} bytes to {} of rank {}'s staging, which has {}", bytes, offset,
+                 s_.far.rank, s_.peer.staging_bytes);
+  }
+  OpenPut* p = nullptr;
+  for (OpenPut& o : puts_) {
+    if (o.bytes == bytes && o.offset == offset && o.src == src && !o.abandoned) p = &o;
+  }
+  engine_.poll();
+  if (p == nullptr) p = open(offset, static_cast<const std::byte*>(src), bytes);
+  if (p == nullptr) return PutState::kFull;
+  const bool moved = post_pieces(*p);
+  flush();
+  if (down_ || finish(*p)) return PutState::kDone;
+  return moved ? PutState::kMoved : PutState::kFull;
+}
+
+VerbsLink::OpenPut* VerbsLink::open(uint64_t offset, const std::byte* src, size_t bytes) {
+  for (OpenPut& p : puts_) {
+    if (p.bytes != 0 && (!p.abandoned || !finish(p))) continue;
+    p.offset = offset;
+    p.src = src;
+    p.bytes = bytes;
+    p.posted = 0;
+    p.until = {};
+    p.recorded = p.abandoned = false;
+    // Of memory that cannot be registered the first piece says so (post_piece()).
+    p.from = ring_.is_taken(src, bytes) ? OpenPut::From::kRoom
+             : bytes <= s_.copy_bytes   ? OpenPut::From::kCopied
+                                        : OpenPut::From::kRegistered;
+    return &p;
+  }
+  return nullptr;
+}
+
+// The lane that has least under way for its weight, and room.
+Lane* VerbsLink::next_lane() {
+  Lane* best = nullptr;
+  const auto load = [](const Lane& l) { return static_cast<double>(l.pair->bytes_under_way()) / l.weight; };
+  for (Lane& lane : lanes_) {
+    if (lane.pair->room() <= reserve_ || lane.pair->bytes_under_way() >= kMostUnderWay) continue;
+    if (best == nullptr || load(lane) < load(*best)) best = &lane;
+  }
+  return best;
+}
+
+size_t VerbsLink::post_piece(OpenPut& p, Lane& lane, size_t wanted) {
+  const QueuePair::Target to{s_.peer.staging + p.offset + p.posted, lane.keys.staging};
+  const std::byte* const from = p.src + p.posted;
+  size_t n = std::min<size_t>(wanted, lane.pair->rail().max_message_bytes());
+  switch (p.from) {
+    case OpenPut::From::kRoom:
+      lane.pair->write(to, from, s_.rings->lkey(lane.rail), static_cast<uint32_t>(n), false);
+      ring_.sent(n, index_of(lane), lane.pair->posted());
+      return n;
+    case OpenPut::From::kRegistered: {
+      const Region* region = s_.own_staging->holds(from, n) ? s_.own_staging : nullptr;
+      if (region == nullptr) {
+        const Regions::Use use = engine_.regions_->use(from, n);
+        if (use.region == nullptr) {
+          p.from = OpenPut::From::kCopied;
+          return post_piece(p, lane, wanted);
+        }
+        p.held.push_back(use.region);
+        region = use.region;
+        n = use.bytes;
+      }
+      lane.pair->write(to, from, region->lkey(lane.rail), static_cast<uint32_t>(n), true);
+      p.until[index_of(lane)] = lane.pair->posted();
+      return n;
+    }
+    case OpenPut::From::kCopied:
+      break;
+  }
+  if (n <= lane.pair->inline_bytes()) {
+    lane.pair->write_small(to, from, static_cast<uint32_t>(n), false);
+    return n;
+  }
+  n = std::min(n, kCopyPiece);
+  std::byte* const room = take_room(n);
+  if (room == nullptr) return 0;
+  std::memcpy(room, from, n);
+  lane.pair->write(to, room, s_.rings->lkey(lane.rail), static_cast<uint32_t>(n), false);
+  ring_.sent(n, index_of(lane), lane.pair->posted());
+  return n;
+}
+
+bool VerbsLink::post_pieces(OpenPut& p) {
+  const size_t before = p.posted;
+  while (p.posted < p.bytes) {
+    Lane* const lane = next_lane();
+    if (lane == nullptr) break;
+    const size_t left = p.bytes - p.posted;
+    const size_t share = (p.bytes + lanes_.size() - 1) / lanes_.size();
+    const size_t n = post_piece(p, *lane, lanes_.size() == 1 ? left : std::min(left, std::max(kPiece, share)));
+    if (n == 0) break;
+    p.posted += n;
+    flush();  // the NIC begins while the next piece is prepared
+  }
+  if (p.posted == p.bytes && !p.recorded) p.recorded = !s_.peer.wants_records || record(p);
+  return p.posted > before;
+}
+
+bool VerbsLink::finish(OpenPut& p) {
+  if (!p.abandoned && (p.posted < p.bytes || !p.recorded)) return false;
+  if (!reached(p.until)) return false;
+  for (Region* region : p.held) engine_.regions_->release(region);
+  p.held.clear();
+  p.bytes = 0;
+  return true;
+}
+
+void VerbsLink::abandon_puts() {
+  for (OpenPut& p : puts_) p.abandoned = p.bytes != 0;
+}
+
+bool VerbsLink::reached(const Marks& marks) const {
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i].pair->completed() < marks[i]) return false;
+  }
+  return true;
+}
+
+void VerbsLink::reclaim() {
+  ring_.give_back([this](uint32_t lane, uint64_t number) { return lanes_[lane].pair->completed() >= number; });
+}
+
+void VerbsLink::ask_for(Lane& lane, uint64_t number) {
+  if (lane.pair->asked() >= number || lane.pair->room() == 0) return;
+  lane.pair->write({s_.peer.copy, lane.keys.copy}, nullptr, 0, 0, true);
+  flush();
+}
+
+void VerbsLink::flush() {
+  for (Lane& lane : lanes_) {
+    if (Status st = lane.pair->flush(); !st.ok()) lose(st);
+  }
+  note_asked();
+}
+
+void VerbsLink::note_asked() {
+  if (asked_since_ns_ != 0 || down_) return;
+  const bool any = std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& l) { return l.pair->awaits(); });
+  if (any) asked_since_ns_ = now_ns();
+}
+
+void VerbsLink::completed(uint32_t lane, uint64_t tag, int64_t now) {
+  lanes_[lane].pair->done(tag);
+  const bool any = std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& l) { return l.pair->awaits(); });
+  asked_since_ns_ = any ? now : 0;
+}
+
+bool VerbsLink::idle() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& l) { return l.pair->idle(); });
+}
+
+void VerbsLink::drain() {
+  for (Lane& lane : lanes_) {
+    if (!lane.pair->idle()) ask_for(lane, lane.pair->posted());
+  }
+}
+
+void VerbsLink::release_all() {
+  for (OpenPut& p : puts_) {
+    for (Region* region : p.held) engine_.regions_->release(region);
+    p.held.clear();
+    p.bytes = 0;
+  }
+  if (!down_) lose(error(moecclInternalError, "the engine has ended"));
+  lanes_.clear();
+}
+
+}  // namespace moeccl::transport::verbs

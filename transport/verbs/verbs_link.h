@@ -1,0 +1,153 @@
+// A link to a rank on another host over reliable queue pairs: one lane for each queue pair of each rail. Puts are RDMA
+// writes into the peer's staging, signals 8-byte writes into its lines.
+//
+// Puts go from registered memory as they are, and are done when the NIC has read them; others, and small ones, are
+// copied to registered memory and done at once. Several may be open at a time, known by their arguments.
+//
+// What may not overtake: a signal comes after all puts before it, and after the board's words of its time. One queue
+// pair of an ordered network keeps that itself. Otherwise a word waits until what it covers has completed on every lane
+// but the one that carries it (on an unordered network: on every lane). Words are state, not a queue: one that waits is
+// replaced by a newer one, so nothing here grows.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/driver/memory.h"
+#include "transport/transport.h"
+#include "transport/verbs/bounce_ring.h"
+#include "transport/verbs/peer_memory.h"
+#include "transport/verbs/queue_pair.h"
+#include "transport/verbs/regions.h"
+
+namespace moeccl::transport::verbs {
+
+class VerbsEngine;
+
+struct Lane {
+  std::unique_ptr<QueuePair> pair;
+  uint32_t rail = 0;
+  double weight = 1;  // of its rail's rate
+  PeerKeys keys;
+};
+
+struct LinkSetting {
+  LocalMemory own;
+  const Region* own_staging = nullptr;
+  FarEnd far;
+  PeerMemory peer;
+  bool ordered = true;
+  size_t copy_bytes = 0;     // up to here puts are copied
+  PeerCopy* copy = nullptr;  // of the peer's words, at this rank
+  std::byte* ring = nullptr;
+  size_t ring_bytes = 0;
+  const Region* rings = nullptr;  // holds the ring
+  // Holds copies and rings of all links. Links may be looked at after the engine has ended: it ends with whoever is
+  // last.
+  std::shared_ptr<driver::Mapping> memory;
+};
+
+class VerbsLink final : public Link, private Rooms, private PutTurns, private OneSidedArrivals {
+ public:
+  VerbsLink(LinkSetting setting, std::vector<Lane> lanes, VerbsEngine& engine);
+  ~VerbsLink() override;
+
+  const char* name() const override { return "verbs"; }
+  Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
+  Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
+  Status check_peer() override;
+  int64_t unacknowledged_ms() override;
+
+ private:
+  friend class VerbsEngine;
+
+  // Words that are written behind what they announce, in this order.
+  enum Word : uint32_t {
+    kSeq0 = 0,
+    kCompleted = kSeq0 + kEntries,
+    kHealth,
+    kPuts,
+    kSignal0,
+    kWords = kSignal0 + kSigsPerPeer
+  };
+  using Marks = std::array<uint64_t, kMaxLanes>;  // number of the last request on each lane
+  struct OpenPut {
+    uint64_t offset = 0;
+    const std::byte* src = nullptr;
+    size_t bytes = 0, posted = 0;  // bytes 0: free
+    enum class From : uint8_t { kRoom, kRegistered, kCopied } from = From::kCopied;
+    bool recorded = false;   // where the peer wants to hear of it
+    bool abandoned = false;  // nobody calls for it any more; the NICs may still read it
+    Marks until = {};
+    std::vector<Region*> held;
+  };
+
+  std::byte* room(size_t bytes) override;
+  size_t most() const override { return ring_.bytes() / 2; }
+  bool may_put(uint32_t traffic_class, size_t bytes) override;
+  Status catch_up() override;
+
+  // All below under the engine's lock.
+  void lose(const Status& why) noexcept;
+  bool peer_left() const {
+    return board().health.state.load(std::memory_order_acquire) != static_cast<uint32_t>(RankState::kRunning);
+  }
+  bool failed_here() const { return s_.own.board->health.state.load(std::memory_order_relaxed) != 0; }
+  Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes);
+  OpenPut* open(uint64_t offset, const std::byte* src, size_t bytes);
+  bool post_pieces(OpenPut& p);  // whether anything moved
+  size_t post_piece(OpenPut& p, Lane& lane, size_t wanted);
+  bool finish(OpenPut& p);        // whether the source may be reused; it is closed then
+  bool record(const OpenPut& p);  // false while there is no room
+  Lane* next_lane();
+  uint32_t index_of(const Lane& lane) const { return static_cast<uint32_t>(&lane - lanes_.data()); }
+  bool reached(const Marks& marks) const;
+  void reclaim();
+  std::byte* take_room(size_t bytes);  // of the ring; null, and a completion is asked for, while it is full
+  void ask_for(Lane& lane, uint64_t number);
+  void flush();  // hands over what the lanes have collected
+  void abandon_puts();
+
+  void set_word(Word w, uint64_t value);
+  void send_words();
+  Lane* lane_for(const Marks& marks, uint32_t slots);
+  QueuePair::Target target_of(Word w, const Lane& lane) const;
+  bool board_is_new() const;
+  void tell_board();
+  void write_all(Lane& lane, uint64_t address, const std::byte* from, size_t bytes);
+  void keep_alive();
+  bool waits() const { return !down_ && (pending_ != 0 || board_waits_); }
+  bool idle() const;
+  void drain();  // asks for the end of everything that is under way
+  void completed(uint32_t lane, uint64_t tag, int64_t now_ns);
+  void note_asked();
+  void release_all();  // queue pairs, regions: before the rails end
+
+  LinkSetting s_;
+  std::vector<Lane> lanes_;
+  VerbsEngine& engine_;
+  BounceRing ring_;
+  std::array<OpenPut, 16> puts_;
+  uint32_t reserve_ = 0;   // slots of a lane that puts leave to words
+  size_t next_asked_ = 0;  // the lane of the next sign of life
+  bool admitted_ = false;
+
+  std::array<uint64_t, kWords> words_ = {};
+  std::array<Marks, kWords> marks_ = {};
+  uint32_t pending_ = 0;  // bit mask of words_
+  uint64_t told_completed_ = 0, told_entry_ = 0;
+  uint32_t told_state_ = 0;
+  std::array<std::array<uint64_t, 3>, 2> told_blocks_ = {};
+  uint64_t n_records_ = 0;      // of own puts
+  uint64_t records_taken_ = 0;  // of the peer's
+  bool board_waits_ = false;
+  bool queued_ = false;  // in the engine's list
+  bool down_ = false;
+  int64_t asked_since_ns_ = 0;  // when the oldest completion that is missing was asked for, or the last one came
+  std::string down_text_;
+};
+
+}  // namespace moeccl::transport::verbs

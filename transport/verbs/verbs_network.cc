@@ -1,0 +1,287 @@
+#include "transport/verbs/verbs_network.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <map>
+
+#include "src/base/log.h"
+#include "transport/verbs/offer.h"
+#include "transport/verbs/verbs_engine.h"
+
+namespace moeccl::transport::verbs {
+namespace {
+
+// Until somebody measures: a small write between two hosts takes some 3 us, and RoCE v2 carries 4096 of 4166 bytes.
+constexpr double kAlphaNs = 3'000;
+constexpr double kPayload = 0.97;
+constexpr double kUnknownGbit = 10;
+
+// Requests under way on a queue pair; fewer where the completion queue of a rail could not hold those of all peers.
+constexpr uint32_t kDepth = 128, kLeastDepth = 16;
+// The words of a board go without a copy (see VerbsLink::tell_board()); less than this is not worth a NIC.
+constexpr uint32_t kInlineBytes = 128, kLeastInline = 32;
+
+// Up to here a put is copied and done at once. Measured in docs/verbs.md: where the copy takes as long as the round
+// trip for which a put from registered memory is held open.
+constexpr size_t kCopyBytes = 16 << 10;
+
+// Of the rings of all links together.
+constexpr size_t kRingBudget = 64 << 20, kLeastRing = 256 << 10, kMostRing = 4 << 20;
+
+// What a communicator registers at least: staging and rings.
+constexpr size_t kTrialBytes = 24 << 20;
+
+Status may_lock(std::span<const std::unique_ptr<Rail>> rails) {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur > 16 * kTrialBytes) return {};
+  MOECCL_ASSIGN_OR_RETURN(const driver::Mapping memory, driver::private_memory(kTrialBytes));
+  return Region::make(rails, memory.data(), memory.size(), driver::ibv_abi::kLocalWrite).status();
+}
+
+bool keeps_order(const Settings& settings, std::span<const std::unique_ptr<Rail>> rails) {
+  if (settings.adaptive_routing != AdaptiveRouting::kAutomatic)
+    return settings.adaptive_routing == AdaptiveRouting::kOff;
+  // Switches of InfiniBand route adaptively unless they are told not to; RoCE's only where somebody has set it up.
+  return std::all_of(rails.begin(), rails.end(), [](const auto& r) { return r->info().ethernet; });
+}
+
+struct Opened {
+  std::unique_ptr<driver::IbvApi> api;
+  std::vector<FoundRail> rails;
+  std::unique_ptr<DeviceList> list;
+};
+
+Result<Opened> look(const Settings& settings) {
+  if (settings.library == "none") return error(moecclUnsupported, "MOECCL_IB_LIBRARY is none");
+  MOECCL_ASSIGN_OR_RETURN(driver::IbvApi api, driver::IbvApi::load(settings.library));
+  MOECCL_TRY(api.complete());
+  Opened o;
+  o.api = std::make_unique<driver::IbvApi>(api);
+  MOECCL_ASSIGN_OR_RETURN(DeviceList list, DeviceList::get(*o.api));
+  o.list = std::make_unique<DeviceList>(std::move(list));
+  MOECCL_ASSIGN_OR_RETURN(std::vector<FoundRail> found, o.list->look(settings));
+  MOECCL_ASSIGN_OR_RETURN(o.rails, choose_rails(std::move(found)));
+  o.rails.resize(std::min<size_t>(o.rails.size(), kMaxRails));
+  return o;
+}
+
+std::string text_of(const RailInfo& r) {
+  return format("{} {} {}, {} Gbit/s, MTU {}", r.name(), r.ethernet ? verbs::text_of(r.gid.kind) : "InfiniBand",
+                verbs::text_of(r.gid.gid), r.gbit > 0 ? format("{:g}", r.gbit) : "unknown", 128u << r.mtu_code);
+}
+
+class VerbsEndpoint final : public Endpoint {
+ public:
+  VerbsEndpoint(const NetworkOptions& options, const Settings& settings) : options_(options), settings_(settings) {}
+
+  Status open() {
+    MOECCL_ASSIGN_OR_RETURN(Opened opened, look(settings_));
+    parts_.api = std::move(opened.api);
+    for (const FoundRail& found : opened.rails) {
+      MOECCL_ASSIGN_OR_RETURN(auto rail, Rail::open(*parts_.api, found));
+      parts_.rails.push_back(std::move(rail));
+    }
+    MOECCL_TRY(may_lock(parts_.rails));
+    n_queues_ = std::min<uint32_t>(settings_.queue_pairs, kMaxLanes / static_cast<uint32_t>(parts_.rails.size()));
+    return make_queues();
+  }
+
+  Status register_memory(const LocalMemory& own, std::span<const transport::Region> regions) override;
+  Result<std::vector<std::byte>> offer() override;
+  Result<NetworkLinks> connect(const LocalMemory& own, std::span<const transport::Region>,
+                               std::span<const std::vector<std::byte>> offers) override;
+
+ private:
+  enum Own : size_t { kStaging, kSignals, kCopies, kRings };
+
+  Status make_queues();
+  Status add_region(std::byte* base, size_t bytes, unsigned access) {
+    MOECCL_ASSIGN_OR_RETURN(auto region, Region::make(parts_.rails, base, bytes, access));
+    parts_.own.push_back(std::move(region));
+    return {};
+  }
+  Result<std::vector<Lane>> connect_lanes(uint32_t peer, const Offer& theirs);
+  PeerCopy* copies() const { return reinterpret_cast<PeerCopy*>(memory_->data()); }
+  size_t copies_bytes() const { return (options_.n_ranks() * sizeof(PeerCopy) + 4095) / 4096 * 4096; }
+
+  NetworkOptions options_;
+  Settings settings_;
+  uint32_t n_queues_ = 1;
+  size_t ring_bytes_ = 0, n_peers_ = 0;
+  std::shared_ptr<driver::Mapping> memory_;  // copies of the peers' words, then rings; outlives what reads it
+  EngineParts parts_;                        // before the queue pairs: they end first
+  Offer mine_;
+  std::vector<std::unique_ptr<QueuePair>> queues_;  // as Offer::queues; null for ranks of this host
+};
+
+Status VerbsEndpoint::make_queues() {
+  for (uint32_t r = 0; r < options_.n_ranks(); ++r) n_peers_ += options_.remote(r) ? 1 : 0;
+  const size_t per_rail = std::max<size_t>(1, n_peers_ * n_queues_);
+  uint32_t depth = kDepth;
+  for (const auto& rail : parts_.rails) {
+    MOECCL_TRY(rail->make_queue(static_cast<uint32_t>(std::min<size_t>(per_rail * kDepth, 1u << 24))));
+    depth = std::min(depth, static_cast<uint32_t>(rail->queue_entries() / per_rail));
+  }
+  if (depth < kLeastDepth) {
+    return error(moecclUnsupported, "{} has completion queues too short for {} queue pairs",
+                 parts_.rails[0]->info().name(), per_rail);
+  }
+  uint32_t id = 0;
+  for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
+    for (const auto& rail : parts_.rails) {
+      for (uint32_t q = 0; q < n_queues_; ++q) {
+        if (!options_.remote(r)) {
+          queues_.push_back(nullptr);
+          continue;
+        }
+        MOECCL_ASSIGN_OR_RETURN(auto queue, QueuePair::make(*rail, {depth, kInlineBytes, id++}));
+        if (queue->inline_bytes() < kLeastInline) {
+          return error(moecclUnsupported, "{} takes {} bytes of inline data: {} are needed", rail->info().name(),
+                       queue->inline_bytes(), kLeastInline);
+        }
+        queues_.push_back(std::move(queue));
+      }
+    }
+  }
+  return {};
+}
+
+Status VerbsEndpoint::register_memory(const LocalMemory& own, std::span<const transport::Region> regions) {
+  using namespace driver::ibv_abi;
+  ring_bytes_ = std::clamp(kRingBudget / std::max<size_t>(1, n_peers_), kLeastRing, kMostRing) / 4096 * 4096;
+  MOECCL_ASSIGN_OR_RETURN(driver::Mapping memory, driver::private_memory(copies_bytes() + n_peers_ * ring_bytes_));
+  memory_ = std::make_shared<driver::Mapping>(std::move(memory));
+  // What announces bytes is written in order; the bytes themselves may come in any.
+  constexpr unsigned kStrict = kLocalWrite | kRemoteWrite;
+  MOECCL_TRY(add_region(own.staging, own.staging_bytes, kStrict | kRelaxedOrdering));
+  const size_t signals = options_.n_ranks() * kSigsPerPeer * sizeof(SignalLine);
+  MOECCL_TRY(add_region(reinterpret_cast<std::byte*>(own.signals), signals, kStrict));
+  MOECCL_TRY(add_region(memory_->data(), copies_bytes(), kStrict));
+  MOECCL_TRY(add_region(memory_->data() + copies_bytes(), n_peers_ * ring_bytes_, kLocalWrite));
+  parts_.regions = std::make_unique<Regions>(parts_.rails);
+  for (const transport::Region& r : regions) parts_.regions->add_heap(r);
+  mine_.memory = {reinterpret_cast<uint64_t>(own.staging), own.staging_bytes, reinterpret_cast<uint64_t>(own.signals),
+                  reinterpret_cast<uint64_t>(memory_->data()), own.arrivals != nullptr};
+  return {};
+}
+
+Result<std::vector<std::byte>> VerbsEndpoint::offer() {
+  mine_.n_queues = n_queues_;
+  mine_.ordered = keeps_order(settings_, parts_.rails);
+  for (size_t i = 0; i < parts_.rails.size(); ++i) {
+    const auto key = [&](Own which) { return parts_.own[which]->rkey(i); };
+    mine_.rails.push_back({parts_.rails[i]->info(), {key(kStaging), key(kSignals), key(kCopies)}});
+  }
+  for (const auto& q : queues_) mine_.queues.push_back(q == nullptr ? QueueAddress{} : q->address());
+  return write_offer(mine_);
+}
+
+// Rails pair by their places: ranks of a rail-optimised cluster have as many, in the same order.
+Result<std::vector<Lane>> VerbsEndpoint::connect_lanes(uint32_t peer, const Offer& theirs) {
+  const size_t n_rails = std::min(mine_.rails.size(), theirs.rails.size());
+  const uint32_t n_queues = std::min(n_queues_, theirs.n_queues);
+  std::vector<Lane> lanes;
+  for (size_t i = 0; i < n_rails; ++i) {
+    const double rate = std::min(mine_.rails[i].info.gbit, theirs.rails[i].info.gbit);
+    for (uint32_t q = 0; q < n_queues; ++q) {
+      Lane lane;
+      lane.pair = std::move(queues_[(peer * mine_.rails.size() + i) * n_queues_ + q]);
+      lane.rail = static_cast<uint32_t>(i);
+      lane.weight = rate > 0 ? rate : 1;
+      lane.keys = theirs.rails[i].keys;
+      const ConnectOptions to{theirs.queue(options_.rank, i, q), theirs.rails[i].info,
+                              timeout_code(settings_, options_.timeout_ms)};
+      MOECCL_TRY(lane.pair->connect(settings_, to).with_context(format("connecting to rank {}", peer)));
+      lanes.push_back(std::move(lane));
+    }
+  }
+  return lanes;
+}
+
+Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<const transport::Region>,
+                                            std::span<const std::vector<std::byte>> offers) {
+  std::map<uint32_t, double> rate_of;  // by host
+  std::vector<Offer> theirs;
+  for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
+    MOECCL_ASSIGN_OR_RETURN(Offer offer, read_offer(offers[r], r, options_.n_ranks()));
+    double rate = 0;
+    for (const OfferedRail& rail : offer.rails) rate += rail.info.gbit > 0 ? rail.info.gbit : kUnknownGbit;
+    rate_of.emplace(options_.host_of[r], rate);
+    theirs.push_back(std::move(offer));
+  }
+  struct Peer {
+    uint32_t rank;
+    std::vector<Lane> lanes;
+  };
+  std::vector<Peer> peers;
+  for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
+    if (!options_.remote(r)) continue;
+    MOECCL_ASSIGN_OR_RETURN(std::vector<Lane> lanes, connect_lanes(r, theirs[r]));
+    peers.push_back({r, std::move(lanes)});
+  }
+  queues_.clear();  // of rails that a peer has not
+  const Region* const staging = parts_.own[kStaging].get();
+  const Region* const rings = parts_.own[kRings].get();
+  const bool ordered = mine_.ordered;
+  NetworkLinks made;
+  MOECCL_ASSIGN_OR_RETURN(auto engine, VerbsEngine::create(std::move(parts_)));
+  VerbsEngine& moves = *engine;
+  made.engine = std::move(engine);  // also when what follows fails it ends before its links
+  made.links.resize(options_.n_ranks());
+  std::byte* ring = memory_->data() + copies_bytes();
+  for (Peer& p : peers) {
+    const Offer& offer = theirs[p.rank];
+    LinkSetting setting;
+    setting.own = own;
+    setting.own_staging = staging;
+    setting.far = {p.rank, format("{} ({})", verbs::text_of(offer.rails[0].info.gid.gid), offer.rails[0].info.name())};
+    setting.peer = offer.memory_for(options_.rank);
+    setting.ordered = ordered && offer.ordered;
+    setting.copy_bytes = kCopyBytes;
+    setting.copy = copies() + p.rank;
+    setting.ring = ring;
+    setting.ring_bytes = ring_bytes_;
+    setting.rings = rings;
+    setting.memory = memory_;
+    ring += ring_bytes_;
+    log(LogLevel::kInfo, "rank {} reaches rank {} at {} over {} queue pairs{}", own.rank, p.rank, setting.far.where,
+        p.lanes.size(), setting.ordered ? "" : ", signals wait for completions");
+    made.links[p.rank] = moves.add(std::move(setting), std::move(p.lanes));
+  }
+  MOECCL_TRY(moves.start());
+  const auto slowest = std::min_element(rate_of.begin(), rate_of.end(),
+                                        [](const auto& a, const auto& b) { return a.second < b.second; });
+  made.alpha_ns = kAlphaNs;
+  made.bytes_per_ns = slowest->second * kPayload / 8;
+  return made;
+}
+
+}  // namespace
+
+Probe probe_with(const Settings& settings) {
+  const Result<Opened> opened = look(settings);
+  if (!opened.ok()) return {false, {}, opened.status().message()};
+  Probe p{true, {}, {}};
+  for (const FoundRail& r : opened.value().rails) p.found += (p.found.empty() ? "" : "; ") + text_of(r.info);
+  return p;
+}
+
+Probe probe() {
+  const Result<Settings> settings = process_settings();
+  return settings.ok() ? probe_with(settings.value()) : Probe{false, {}, settings.status().message()};
+}
+
+Result<std::unique_ptr<Endpoint>> open_with(const NetworkOptions& options, const Settings& settings) {
+  auto endpoint = std::make_unique<VerbsEndpoint>(options, settings);
+  MOECCL_TRY(endpoint->open());
+  return std::unique_ptr<Endpoint>(std::move(endpoint));
+}
+
+Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options) {
+  MOECCL_ASSIGN_OR_RETURN(const Settings settings, process_settings());
+  return open_with(options, settings);
+}
+
+}  // namespace moeccl::transport::verbs

@@ -1,0 +1,18 @@
+// InfiniBand and RoCE as a network: RDMA writes over reliable queue pairs, by libibverbs, which is opened at run time.
+#pragma once
+
+#include "transport/transport.h"
+#include "transport/verbs/settings.h"
+
+namespace moeccl::transport::verbs {
+
+// Where the wire does not keep the order (MOECCL_IB_ADAPTIVE_ROUTING) the links do.
+inline constexpr Capabilities kCapabilities = {.one_sided = true, .inline_words = true};
+Probe probe();
+Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options);
+
+// With settings other than the process's, for tests and tools.
+Probe probe_with(const Settings& settings);
+Result<std::unique_ptr<Endpoint>> open_with(const NetworkOptions& options, const Settings& settings);
+
+}  // namespace moeccl::transport::verbs

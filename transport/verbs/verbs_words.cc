@@ -1,0 +1,189 @@
+// The words of a link: signals, and what keeps the peer's copy of the own board fresh.
+#include <algorithm>
+
+#include "src/base/clock.h"
+#include "transport/verbs/verbs_engine.h"
+#include "transport/verbs/verbs_link.h"
+
+namespace moeccl::transport::verbs {
+namespace {
+
+constexpr uint64_t offset_of_entry(uint64_t seq) {
+  return offsetof(PeerCopy, board) + offsetof(Board, entries) + (seq % kEntries) * sizeof(Entry);
+}
+
+// Both in one word of 8 bytes: the state is never seen without its code.
+static_assert(offsetof(decltype(Board::health), state) == 0 && offsetof(decltype(Board::health), code) == 4);
+static_assert(offsetof(Entry, seq) == 0);
+static_assert(sizeof(BlockWord) == 24);
+
+uint64_t relaxed(const std::atomic<uint64_t>& w) { return w.load(std::memory_order_relaxed); }
+
+}  // namespace
+
+Status VerbsLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
+  const std::lock_guard lock(engine_.mutex_);
+  if (down_) return {};
+  // The puts of a rank that has failed are dropped, see put_some(): none of its signals may say that they arrived.
+  if (failed_here()) return {};
+  if (board_is_new()) tell_board();  // whoever sees a signal can compare what both ranks run
+  if (s_.peer.wants_records) set_word(kPuts, n_records_);
+  set_word(static_cast<Word>(kSignal0 + sig), static_cast<uint64_t>(tag) << 32 | number);
+  send_words();
+  return {};
+}
+
+void VerbsLink::set_word(Word w, uint64_t value) {
+  words_[w] = value;
+  pending_ |= 1u << w;
+  for (size_t i = 0; i < lanes_.size(); ++i) marks_[w][i] = lanes_[i].pair->posted();
+}
+
+QueuePair::Target VerbsLink::target_of(Word w, const Lane& lane) const {
+  if (w >= kSignal0) return {s_.peer.signals + (w - kSignal0) * sizeof(SignalLine), lane.keys.signals};
+  uint64_t at = offset_of_entry(w - kSeq0);
+  if (w == kCompleted) at = offsetof(PeerCopy, board) + offsetof(Board, progress);
+  if (w == kHealth) at = offsetof(PeerCopy, board) + offsetof(Board, health);
+  if (w == kPuts) at = offsetof(PeerCopy, n_puts);
+  return {s_.peer.copy + at, lane.keys.copy};
+}
+
+// A lane that may carry what must come after the marks, or null: then completions are asked for.
+Lane* VerbsLink::lane_for(const Marks& marks, uint32_t slots) {
+  for (Lane& lane : lanes_) {
+    if (lane.pair->room() < slots) continue;
+    bool free = true;
+    for (size_t i = 0; i < lanes_.size() && free; ++i) {
+      const bool keeps_order = s_.ordered && &lanes_[i] == &lane;
+      free = keeps_order || lanes_[i].pair->completed() >= marks[i];
+    }
+    if (free) return &lane;
+  }
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i].pair->completed() < marks[i]) ask_for(lanes_[i], marks[i]);
+  }
+  return nullptr;
+}
+
+void VerbsLink::send_words() {
+  bool held = false;  // a word that later ones may not overtake
+  for (uint32_t w = 0; w < kWords && pending_ >> w != 0 && !down_; ++w) {
+    if ((pending_ >> w & 1u) == 0) continue;
+    if (held) break;
+    Lane* const lane = lane_for(marks_[w], 1);
+    if (lane == nullptr) {
+      held = w < kSignal0;
+      continue;
+    }
+    lane->pair->write_small(target_of(static_cast<Word>(w), *lane), &words_[w], sizeof(uint64_t), false);
+    pending_ &= ~(1u << w);
+    for (uint32_t later = w + 1; w < kSignal0 && later < kWords; ++later)
+      marks_[later][index_of(*lane)] = lane->pair->posted();
+  }
+  flush();
+  if (pending_ != 0 && !down_) engine_.queue(*this);
+}
+
+bool VerbsLink::board_is_new() const {
+  const Board& b = *s_.own.board;
+  if (b.health.state.load(std::memory_order_acquire) != told_state_) return true;
+  if (b.progress.completed.load(std::memory_order_acquire) != told_completed_) return true;
+  for (const Entry& e : b.entries) {
+    if (e.seq.load(std::memory_order_acquire) > told_entry_) return true;
+  }
+  return false;
+}
+
+void VerbsLink::write_all(Lane& lane, uint64_t address, const std::byte* from, size_t bytes) {
+  const size_t most = lane.pair->inline_bytes() / sizeof(uint64_t) * sizeof(uint64_t);
+  for (size_t at = 0; at < bytes; at += most) {
+    const auto n = static_cast<uint32_t>(std::min(most, bytes - at));
+    lane.pair->write_small({address + at, lane.keys.copy}, from + at, n, false);
+  }
+}
+
+void VerbsLink::tell_board() {
+  const Board& b = *s_.own.board;
+  Lane* const lane = lane_for({}, std::min(24u, reserve_));
+  board_waits_ = lane == nullptr;
+  if (board_waits_) return engine_.queue(*this);
+  // The state is read first: with a failure goes everything that was finished before it.
+  const uint32_t state = b.health.state.load(std::memory_order_acquire);
+  const uint64_t completed = b.progress.completed.load(std::memory_order_acquire);
+  uint64_t newest = told_entry_;
+  for (const Entry& e : b.entries) newest = std::max(newest, e.seq.load(std::memory_order_acquire));
+  // One that is being written now goes the next time.
+  const uint64_t first = std::max(told_entry_ + 1, newest >= kEntries ? newest - kEntries + 1 : 1);
+  for (uint64_t seq = first; seq <= newest; ++seq) {
+    const Entry& e = b.entries[seq % kEntries];
+    if (e.seq.load(std::memory_order_acquire) != seq) continue;
+    const BlockWord& block = s_.own.blocks[seq % 2][s_.far.rank];
+    const uint64_t body[] = {relaxed(e.signature), relaxed(e.count),     relaxed(e.plan),   relaxed(e.input),
+                             relaxed(e.output),    relaxed(e.max_block), relaxed(e.history)};
+    const std::array<uint64_t, 3> blocks = {relaxed(block.count), relaxed(block.displacement), relaxed(block.expects)};
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (e.seq.load(std::memory_order_relaxed) != seq) continue;
+    // A word of an operation four before this one that still waits would announce this one's body as its own.
+    pending_ &= ~(1u << (kSeq0 + seq % kEntries));
+    write_all(*lane, s_.peer.copy + offset_of_entry(seq) + sizeof(uint64_t), reinterpret_cast<const std::byte*>(body),
+              sizeof(body));
+    if (blocks != told_blocks_[seq % 2]) {
+      write_all(*lane, s_.peer.copy + offsetof(PeerCopy, blocks) + (seq % 2) * sizeof(BlockWord),
+                reinterpret_cast<const std::byte*>(blocks.data()), sizeof(blocks));
+      told_blocks_[seq % 2] = blocks;
+    }
+    set_word(static_cast<Word>(kSeq0 + seq % kEntries), seq);
+    told_entry_ = seq;
+  }
+  if (completed != told_completed_) {
+    set_word(kCompleted, completed);
+    told_completed_ = completed;
+  }
+  if (state != told_state_) {
+    uint64_t text[kFailureText / 8];
+    for (size_t i = 0; i < kFailureText / 8; ++i) text[i] = relaxed(b.health.text[i]);
+    write_all(*lane, s_.peer.copy + offsetof(PeerCopy, board) + offsetof(Board, health) + sizeof(uint64_t),
+              reinterpret_cast<const std::byte*>(text), sizeof(text));
+    set_word(kHealth, state | static_cast<uint64_t>(b.health.code.load(std::memory_order_relaxed)) << 32);
+    told_state_ = state;
+  }
+}
+
+// A peer whose process is gone is only noticed when something is sent to it.
+void VerbsLink::keep_alive() {
+  if (down_ || asked_since_ns_ != 0) return;
+  Lane& lane = lanes_[next_asked_++ % lanes_.size()];
+  ask_for(lane, lane.pair->posted() + 1);
+}
+
+// It is covered by kPuts, which a signal sends before itself.
+bool VerbsLink::record(const OpenPut& p) {
+  Lane& lane = lanes_[0];
+  if (lane.pair->room() <= reserve_ / 2) return false;
+  const uint64_t words[2] = {p.offset, p.bytes};
+  const uint64_t at = offsetof(PeerCopy, puts) + n_records_ % kPutRecords * sizeof(PutRecord);
+  write_all(lane, s_.peer.copy + at, reinterpret_cast<const std::byte*>(words), sizeof(words));
+  ++n_records_;
+  return true;
+}
+
+Status VerbsLink::catch_up() {
+  // Acquire: what was put before the count was written is there.
+  const uint64_t n = s_.copy->n_puts.load(std::memory_order_acquire);
+  if (n - records_taken_ > kPutRecords) {
+    return error(moecclRemoteError, "rank {} made {} puts that this rank has not looked at: it keeps {}", s_.far.rank,
+                 n - records_taken_, kPutRecords);
+  }
+  for (; records_taken_ < n; ++records_taken_) {
+    const PutRecord& r = s_.copy->puts[records_taken_ % kPutRecords];
+    const uint64_t offset = r.offset.load(std::memory_order_relaxed), bytes = r.bytes.load(std::memory_order_relaxed);
+    const bool inside = offset <= s_.own.staging_bytes && bytes <= s_.own.staging_bytes - offset;
+    if (!inside || !s_.own.arrivals->arrived(s_.far.rank, offset, bytes)) {
+      return error(moecclRemoteError, "rank {} sent {}: do all ranks run the same MoECCL?", s_.far.rank,
+                   inside ? "more puts than an operation has" : "a put outside of the staging");
+    }
+  }
+  return {};
+}
+
+}  // namespace moeccl::transport::verbs
