@@ -2,6 +2,7 @@
 
 #include <sys/auxv.h>
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <string_view>
@@ -221,9 +222,8 @@ bool parse_bytes(std::string_view text, int64_t* bytes) {
 
 EnvParse parse_env(std::span<const char* const> variables) {
   constexpr std::string_view kPrefix = "MOECCL_";
-  constexpr std::string_view kTestPrefix = "MOECCL_TEST_";  // the tests' own, never the library's
-  constexpr std::string_view kShimPrefix = "MOECCL_SHIM_";  // read and checked by what lies in shim/
-  constexpr std::string_view kVerbsPrefix = "MOECCL_IB_";   // the same, transport/verbs/settings.h
+  // The tests' own, and what shim/, plugins/tuner and transport/verbs read and check themselves.
+  constexpr std::string_view kOthers[] = {"MOECCL_TEST_", "MOECCL_SHIM_", "MOECCL_TUNER_", "MOECCL_IB_"};
   EnvParse result;
   for (const char* entry : variables) {
     const std::string_view text = entry, name = text.substr(0, text.find('='));
@@ -242,7 +242,9 @@ EnvParse parse_env(std::span<const char* const> variables) {
     const std::string_view value = text.substr(equals + 1);
     const Variable* variable = find(name);
     if (variable == nullptr) {
-      if (name.starts_with(kTestPrefix) || name.starts_with(kShimPrefix) || name.starts_with(kVerbsPrefix)) continue;
+      const bool others =
+          std::any_of(std::begin(kOthers), std::end(kOthers), [&](std::string_view p) { return name.starts_with(p); });
+      if (others) continue;
       if (!unknown.empty()) unknown += ", ";
       unknown += name.substr(0, 64);
       continue;

@@ -38,9 +38,11 @@ TEST(ShimLater, AConfigOfAnyLaterVersionIsTaken) {
   });
 }
 
-TEST(ShimLater, ACommunicatorGrows) {
+// Two ranks, made larger: all collectives of the new communicator are those of its own ranks, and the old one still
+// works.
+void grow_to(int n) {
   Board* board = new_board();
-  in_processes(4, [&](int rank) {
+  in_processes(n, [&](int rank) {
     const ncclUniqueId id = meet(*board, rank);
     ncclComm_t comm = nullptr, grown = nullptr;
     if (rank < 2) {
@@ -56,20 +58,36 @@ TEST(ShimLater, ACommunicatorGrows) {
     if (comm != nullptr) {
       EXPECT_EQ(ncclCommGrow(comm, 2, nullptr, -1, &grown, nullptr), ncclInvalidArgument);
     }
-    ASSERT_NCCL(ncclCommGrow(comm, 4, rank == 0 ? nullptr : &more, rank < 2 ? -1 : rank, &grown, nullptr));
-    int n = 0, here = -1;
-    EXPECT_NCCL(ncclCommCount(grown, &n));
+    ASSERT_NCCL(ncclCommGrow(comm, n, rank == 0 ? nullptr : &more, rank < 2 ? -1 : rank, &grown, nullptr));
+    int n_ranks = 0, here = -1;
+    EXPECT_NCCL(ncclCommCount(grown, &n_ranks));
     EXPECT_NCCL(ncclCommUserRank(grown, &here));
-    EXPECT_EQ(n, 4);
+    EXPECT_EQ(n_ranks, n);
     EXPECT_EQ(here, rank);
-    int32_t bit = 1 << rank, bits = 0;
-    EXPECT_NCCL(ncclAllReduce(&bit, &bits, 1, ncclInt32, ncclSum, grown, nullptr));
-    EXPECT_EQ(bits, 0b1111);
-    EXPECT_NCCL(ncclCommDestroy(grown));
+    for (const size_t count : {size_t{1}, size_t{1000}, size_t{300000}}) {
+      std::vector<int32_t> in(count), out(count);
+      for (size_t i = 0; i < count; ++i) in[i] = static_cast<int32_t>(i) + 1000 * rank;
+      ASSERT_NCCL(ncclAllReduce(in.data(), out.data(), count, ncclInt32, ncclSum, grown, nullptr));
+      for (size_t i = 0; i < count; ++i) {
+        ASSERT_EQ(out[i], n * static_cast<int32_t>(i) + 1000 * n * (n - 1) / 2) << i;
+      }
+    }
+    std::vector<int32_t> all(static_cast<size_t>(n));
+    EXPECT_NCCL(ncclAllGather(&rank, all.data(), 1, ncclInt32, grown, nullptr));
+    for (int r = 0; r < n; ++r) EXPECT_EQ(all[static_cast<size_t>(r)], r);
     if (comm != nullptr) {
+      int32_t both = 0;
+      EXPECT_NCCL(ncclAllReduce(&rank, &both, 1, ncclInt32, ncclSum, comm, nullptr));
+      EXPECT_EQ(both, 1);
       EXPECT_NCCL(ncclCommDestroy(comm));
     }
+    EXPECT_NCCL(ncclCommDestroy(grown));
   });
+}
+
+TEST(ShimLater, ACommunicatorGrows) {
+  grow_to(3);
+  grow_to(4);
 }
 
 TEST(ShimLater, GrowingWantsOneId) {
@@ -140,6 +158,16 @@ TEST(ShimLater, WhatIsAskedAndWhatIsRefused) {
     EXPECT_EQ(pointer, buffer);
     EXPECT_EQ(ncclGetPeerDevicePointer(window, 0, 0, &pointer), ncclInvalidUsage);
     EXPECT_EQ(ncclGetLsaMultimemDevicePointer(window, 0, &pointer), ncclInvalidUsage);
+    EXPECT_EQ(ncclGetMultimemDevicePointer(window, 0, {}, &pointer), ncclInvalidUsage);
+    EXPECT_EQ(ncclGetLsaDevicePointer(window, 0, 0, &pointer), ncclInvalidUsage);
+    ncclCftLeId id_of = 0;
+    size_t offset_of = 0;
+    EXPECT_EQ(ncclGetMultimemDeviceLeInfo(window, 0, &id_of, &offset_of), ncclInvalidUsage);
+    EXPECT_EQ(ncclGetCftDeviceLeInfo(window, 0, 0, {1, 0, 1}, &id_of, &offset_of), ncclInvalidUsage);
+    EXPECT_EQ(ncclGetPeerDeviceLeInfo(window, 0, 0, &id_of, &offset_of), ncclInvalidUsage);
+    EXPECT_NE(last().find("ncclGetPeerDeviceLeInfo"), std::string::npos) << last();
+    EXPECT_EQ(ncclTeamCft(comm, NCCL_CFT_TEAM_FLAT).nRanks, 1);
+    EXPECT_EQ(ncclTeamCftMultimem(comm).nRanks, 1);
     EXPECT_NCCL(ncclCommWindowDeregister(comm, window));
     EXPECT_EQ(ncclWinGetUserPtr(comm, window, &pointer), ncclInvalidArgument);
     EXPECT_NCCL(ncclMemFree(buffer));
