@@ -89,6 +89,14 @@ TEST(Env, EmptyMeansUnset) {
   EXPECT_TRUE(p.warnings.empty());
 }
 
+TEST(Env, NcclsNameCountsWhereOursIsNotGiven) {
+  EXPECT_EQ(parse({"NCCL_NET_PLUGIN=ucx"}).env.net_plugin, "ucx");
+  EXPECT_EQ(parse({"MOECCL_NET_PLUGIN=ours", "NCCL_NET_PLUGIN=ucx"}).env.net_plugin, "ours");
+  EXPECT_EQ(parse({"NCCL_NET_PLUGIN=ucx", "MOECCL_NET_PLUGIN="}).env.net_plugin, "ucx");
+  const EnvParse other = parse({"NCCL_NET_PLUGIN=\x01", "NCCL_DEBUG=INFO", "NCCL_NET_PLUGIN"});
+  EXPECT_TRUE(other.status.ok() && other.warnings.empty() && other.env.net_plugin.empty());
+}
+
 TEST(Env, SecretsAreNeverShown) {
   const EnvParse p = parse({"MOECCL_SECRET=hunter2"});
   EXPECT_EQ(p.status.code(), moecclInvalidArgument);
