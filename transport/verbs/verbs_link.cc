@@ -33,6 +33,7 @@ VerbsLink::VerbsLink(LinkSetting setting, std::vector<Lane> lanes, VerbsEngine& 
   peer_words_.blocks[0] = &s_.copy->blocks[0];
   peer_words_.blocks[1] = &s_.copy->blocks[1];
   parts_.rooms = this;
+  parts_.posted_puts = this;
   parts_.put_turns = this;
   if (s_.own.arrivals != nullptr) parts_.one_sided = this;
 }
@@ -86,13 +87,39 @@ std::byte* VerbsLink::take_room(size_t bytes) {
 }
 
 Result<PutState> VerbsLink::put(uint64_t offset, const void* src, size_t bytes) {
-  const Result<PutState> state = put_some(offset, src, bytes);
+  const Result<PutState> state = put_some(offset, src, bytes, false);
   if (!state.ok() || *state == PutState::kDone) admitted_ = false;
   if (!state.ok() || *state != PutState::kFull) engine_.moved();
   return state;
 }
 
-Result<PutState> VerbsLink::put_some(uint64_t offset, const void* src, size_t bytes) {
+Result<PutState> VerbsLink::post(uint64_t offset, const void* src, size_t bytes) {
+  const Result<PutState> state = put_some(offset, src, bytes, true);
+  if (!state.ok() || *state == PutState::kDone) admitted_ = false;
+  if (!state.ok() || *state != PutState::kFull) engine_.moved();
+  return state;
+}
+
+bool VerbsLink::taken(uint64_t count) const {
+  if (n_taken_.load(std::memory_order_acquire) >= count) return true;
+  const std::lock_guard lock(engine_.mutex_);
+  if (down_) return true;
+  engine_.poll();
+  return n_taken_.load(std::memory_order_relaxed) >= count;
+}
+
+// Sources are read in the order in which completions come; what was posted first may end last.
+void VerbsLink::close_left() {
+  uint64_t oldest = n_posted_ + 1;
+  for (OpenPut& p : puts_) {
+    if (p.bytes == 0 || !p.left) continue;
+    const uint64_t number = p.number;
+    if (!finish(p)) oldest = std::min(oldest, number);
+  }
+  n_taken_.store(oldest - 1, std::memory_order_release);
+}
+
+Result<PutState> VerbsLink::put_some(uint64_t offset, const void* src, size_t bytes, bool stays) {
   const std::lock_guard lock(engine_.mutex_);
   // A put to a rank that is gone is lost; whoever needs that rank asks check_peer().
   if (down_ || bytes == 0) return PutState::kDone;
@@ -107,7 +134,7 @@ Result<PutState> VerbsLink::put_some(uint64_t offset, const void* src, size_t by
   }
   OpenPut* p = nullptr;
   for (OpenPut& o : puts_) {
-    if (o.bytes == bytes && o.offset == offset && o.src == src && !o.abandoned) p = &o;
+    if (o.bytes == bytes && o.offset == offset && o.src == src && !o.abandoned && !o.left) p = &o;
   }
   engine_.poll();
   if (p == nullptr) p = open(offset, static_cast<const std::byte*>(src), bytes);
@@ -115,6 +142,11 @@ Result<PutState> VerbsLink::put_some(uint64_t offset, const void* src, size_t by
   const bool moved = post_pieces(*p);
   flush();
   if (down_ || finish(*p)) return PutState::kDone;
+  if (stays && p->posted == p->bytes && p->recorded) {
+    p->left = true;
+    p->number = ++n_posted_;
+    return PutState::kDone;
+  }
   return moved ? PutState::kMoved : PutState::kFull;
 }
 
@@ -126,7 +158,7 @@ VerbsLink::OpenPut* VerbsLink::open(uint64_t offset, const std::byte* src, size_
     p.bytes = bytes;
     p.posted = 0;
     p.until = {};
-    p.recorded = p.abandoned = false;
+    p.recorded = p.left = p.abandoned = false;
     // Of memory that cannot be registered the first piece says so (post_piece()).
     p.from = ring_.is_taken(src, bytes) ? OpenPut::From::kRoom
              : bytes <= s_.copy_bytes   ? OpenPut::From::kCopied
@@ -214,7 +246,7 @@ bool VerbsLink::finish(OpenPut& p) {
 }
 
 void VerbsLink::abandon_puts() {
-  for (OpenPut& p : puts_) p.abandoned = p.bytes != 0;
+  for (OpenPut& p : puts_) p.abandoned = p.bytes != 0 && !p.left;
 }
 
 bool VerbsLink::reached(const Marks& marks) const {
@@ -251,6 +283,7 @@ void VerbsLink::completed(uint32_t lane, uint64_t tag, int64_t now) {
   lanes_[lane].pair->done(tag);
   const bool any = std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& l) { return l.pair->awaits(); });
   asked_since_ns_ = any ? now : 0;
+  if (n_taken_.load(std::memory_order_relaxed) < n_posted_) close_left();
 }
 
 bool VerbsLink::idle() const {

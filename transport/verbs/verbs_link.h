@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -50,7 +51,8 @@ struct LinkSetting {
   std::shared_ptr<driver::Mapping> memory;
 };
 
-class VerbsLink final : public Link, private Rooms, private PutTurns, private OneSidedArrivals {
+class VerbsLink final : public Link, private Rooms, private PostedPuts, private PutTurns,
+                        private OneSidedArrivals {
  public:
   VerbsLink(LinkSetting setting, std::vector<Lane> lanes, VerbsEngine& engine);
   ~VerbsLink() override;
@@ -80,6 +82,8 @@ class VerbsLink final : public Link, private Rooms, private PutTurns, private On
     size_t bytes = 0, posted = 0;  // bytes 0: free
     enum class From : uint8_t { kRoom, kRegistered, kCopied } from = From::kCopied;
     bool recorded = false;   // where the peer wants to hear of it
+    bool left = false;       // post() has said that all is under way: only taken() asks for its end
+    uint64_t number = 0;     // of posted puts; 0: none of them
     bool abandoned = false;  // nobody calls for it any more; the NICs may still read it
     Marks until = {};
     std::vector<Region*> held;
@@ -87,6 +91,9 @@ class VerbsLink final : public Link, private Rooms, private PutTurns, private On
 
   std::byte* room(size_t bytes) override;
   size_t most() const override { return ring_.bytes() / 2; }
+  Result<PutState> post(uint64_t offset, const void* src, size_t bytes) override;
+  uint64_t posted() const override { return n_posted_; }
+  bool taken(uint64_t count) const override;
   bool may_put(uint32_t traffic_class, size_t bytes) override;
   Status catch_up() override;
 
@@ -96,7 +103,8 @@ class VerbsLink final : public Link, private Rooms, private PutTurns, private On
     return board().health.state.load(std::memory_order_acquire) != static_cast<uint32_t>(RankState::kRunning);
   }
   bool failed_here() const { return s_.own.board->health.state.load(std::memory_order_relaxed) != 0; }
-  Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes);
+  Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes, bool stays);
+  void close_left();  // posted puts whose sources have been read
   OpenPut* open(uint64_t offset, const std::byte* src, size_t bytes);
   bool post_pieces(OpenPut& p);  // whether anything moved
   size_t post_piece(OpenPut& p, Lane& lane, size_t wanted);
@@ -130,7 +138,7 @@ class VerbsLink final : public Link, private Rooms, private PutTurns, private On
   std::vector<Lane> lanes_;
   VerbsEngine& engine_;
   BounceRing ring_;
-  std::array<OpenPut, 16> puts_;
+  std::array<OpenPut, 32> puts_;
   uint32_t reserve_ = 0;   // slots of a lane that puts leave to words
   size_t next_asked_ = 0;  // the lane of the next sign of life
   bool admitted_ = false;
@@ -144,6 +152,8 @@ class VerbsLink final : public Link, private Rooms, private PutTurns, private On
   uint64_t n_records_ = 0;      // of own puts
   uint64_t records_taken_ = 0;  // of the peer's
   bool board_waits_ = false;
+  uint64_t n_posted_ = 0;
+  std::atomic<uint64_t> n_taken_{0};  // of them; all before it too
   bool queued_ = false;  // in the engine's list
   bool down_ = false;
   int64_t asked_since_ns_ = 0;  // when the oldest completion that is missing was asked for, or the last one came
