@@ -51,8 +51,7 @@ struct LinkSetting {
   std::shared_ptr<driver::Mapping> memory;
 };
 
-class VerbsLink final : public Link, private Rooms, private PostedPuts, private PutTurns,
-                        private OneSidedArrivals {
+class VerbsLink final : public Link, private Rooms, private PostedPuts, private PutTurns, private OneSidedArrivals {
  public:
   VerbsLink(LinkSetting setting, std::vector<Lane> lanes, VerbsEngine& engine);
   ~VerbsLink() override;
@@ -154,7 +153,7 @@ class VerbsLink final : public Link, private Rooms, private PostedPuts, private 
   bool board_waits_ = false;
   uint64_t n_posted_ = 0;
   std::atomic<uint64_t> n_taken_{0};  // of them; all before it too
-  bool queued_ = false;  // in the engine's list
+  bool queued_ = false;               // in the engine's list
   bool down_ = false;
   int64_t asked_since_ns_ = 0;  // when the oldest completion that is missing was asked for, or the last one came
   std::string down_text_;

@@ -1,0 +1,387 @@
+// What is particular to transport/verbs, on the fake libibverbs: settings, addresses, errors that name their cause, and
+// that nothing is left behind. What every link promises is in link_contract_test.cc.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+
+#include "src/driver/ibv_abi.h"
+#include "tests/support/fake_verbs.h"
+#include "tests/support/network_fabrics.h"
+#include "transport/verbs/bounce_ring.h"
+#include "transport/verbs/gid.h"
+#include "transport/verbs/offer.h"
+#include "transport/verbs/rail.h"
+#include "transport/verbs/regions.h"
+
+namespace moeccl::tests {
+namespace {
+
+using namespace transport::verbs;
+using transport::PutState;
+namespace abi = driver::ibv_abi;
+
+Result<Settings> given(std::map<std::string, std::string> variables) {
+  return read_settings([&](const char* name) {
+    const auto at = variables.find(name);
+    return at == variables.end() ? nullptr : at->second.c_str();
+  });
+}
+
+TEST(VerbsSettings, OursCountBeforeNcclsAndBothAreRead) {
+  const auto s = given({{"MOECCL_IB_TC", "106"},
+                        {"NCCL_IB_TC", "1"},
+                        {"NCCL_IB_GID_INDEX", "3"},
+                        {"NCCL_IB_SL", "5"},
+                        {"NCCL_IB_TIMEOUT", "22"},
+                        {"NCCL_IB_RETRY_CNT", "6"},
+                        {"NCCL_IB_PKEY", "2"},
+                        {"NCCL_IB_QPS_PER_CONNECTION", "4"},
+                        {"NCCL_IB_ADAPTIVE_ROUTING", "1"},
+                        {"NCCL_IB_LIBRARY", "/no/alias"},
+                        {"MOECCL_IB_SL", ""}});
+  ASSERT_TRUE(s.ok());
+  EXPECT_EQ(s.value().traffic_class, 106);
+  EXPECT_EQ(s.value().gid_index, 3);
+  EXPECT_EQ(s.value().service_level, 5);
+  EXPECT_EQ(timeout_code(s.value(), 1000), 22) << "what a user says counts";
+  EXPECT_EQ(s.value().retry_count, 6);
+  EXPECT_EQ(s.value().pkey_index, 2);
+  EXPECT_EQ(s.value().queue_pairs, 4u);
+  EXPECT_EQ(s.value().adaptive_routing, AdaptiveRouting::kOn);
+  EXPECT_EQ(s.value().library, "");
+}
+
+TEST(VerbsSettings, RetriesEndWithinHalfOfAnOperationsTimeout) {
+  const Settings s;
+  EXPECT_EQ(timeout_code(s, 600'000), 20);
+  for (const int64_t ms : {2'000, 5'000, 20'000, 60'000}) {
+    const double all_ms = 0.004096 * static_cast<double>(1u << timeout_code(s, ms)) * 8;
+    EXPECT_LE(all_ms, static_cast<double>(ms) / 2);
+    EXPECT_GT(all_ms * 2, static_cast<double>(ms) / 2) << "but not earlier than it must";
+  }
+}
+
+TEST(VerbsSettings, WhatIsNotAcceptedNamesTheVariable) {
+  const std::pair<const char*, const char*> bad[] = {
+      {"MOECCL_IB_TC", "256"},      {"NCCL_IB_SL", "16"},          {"NCCL_IB_TIMEOUT", "0"},
+      {"MOECCL_IB_RETRY_CNT", "8"}, {"MOECCL_IB_PKEY", "-1"},      {"NCCL_IB_GID_INDEX", "x"},
+      {"NCCL_IB_HCA", "^"},         {"MOECCL_IB_HCA", "mlx5_0:x"}, {"MOECCL_IB_QPS_PER_CONNECTION", "9"}};
+  for (const auto& [name, value] : bad) {
+    const auto s = given({{name, value}});
+    ASSERT_FALSE(s.ok()) << name;
+    EXPECT_EQ(s.status().code(), moecclInvalidArgument);
+    EXPECT_NE(s.status().message().find(name), std::string::npos) << s.status().message();
+    EXPECT_NE(s.status().message().find(value), std::string::npos) << s.status().message();
+  }
+}
+
+TEST(VerbsSettings, TheFilterOfDevicesReadsNcclsSyntax) {
+  const auto admits = [](const char* text, const char* device, uint32_t port) {
+    return HcaFilter::parse(text)->admits(device, port);
+  };
+  EXPECT_TRUE(admits("", "mlx5_3", 1));
+  EXPECT_TRUE(admits("mlx5", "mlx5_10", 2));
+  EXPECT_FALSE(admits("mlx5", "bnxt_re0", 1));
+  EXPECT_TRUE(admits("mlx5_1", "mlx5_10", 1)) << "a prefix";
+  EXPECT_FALSE(admits("=mlx5_1", "mlx5_10", 1));
+  EXPECT_TRUE(admits("=mlx5_1:2,mlx5_3", "mlx5_1", 2));
+  EXPECT_FALSE(admits("=mlx5_1:2,mlx5_3", "mlx5_1", 1));
+  EXPECT_FALSE(admits("^mlx5_1", "mlx5_10", 1));
+  EXPECT_TRUE(admits("^=mlx5_1", "mlx5_10", 1));
+  EXPECT_FALSE(admits("^=mlx5_1:1", "mlx5_1", 1));
+  EXPECT_TRUE(admits("^=mlx5_1:1", "mlx5_1", 2));
+}
+
+GidChoice gid(uint32_t index, GidKind kind, std::initializer_list<int> last) {
+  GidChoice g;
+  g.index = index;
+  g.kind = kind;
+  size_t at = 16 - last.size();
+  for (const int b : last) g.gid.raw[at++] = static_cast<uint8_t>(b);
+  return g;
+}
+
+TEST(VerbsGid, IsTheRoutableOneOfRoceV2) {
+  GidChoice link_v1 = gid(0, GidKind::kRoceV1, {1}), link_v2 = gid(1, GidKind::kRoceV2, {1});
+  for (GidChoice* g : {&link_v1, &link_v2}) {
+    g->gid.raw[0] = 0xfe;
+    g->gid.raw[1] = 0x80;
+  }
+  GidChoice ip6 = gid(4, GidKind::kRoceV2, {9});
+  ip6.gid.raw[0] = 0x20;
+  const GidChoice table[] = {link_v1,
+                             link_v2,
+                             gid(2, GidKind::kRoceV1, {255, 255, 10, 0, 0, 1}),
+                             gid(3, GidKind::kRoceV2, {255, 255, 10, 0, 0, 1}),
+                             ip6,
+                             gid(5, GidKind::kRoceV2, {255, 255, 169, 254, 0, 1})};
+  EXPECT_EQ(choose_gid(table, true, -1)->index, 3u);
+  EXPECT_EQ(text_of(choose_gid(table, true, -1)->gid), "10.0.0.1");
+  const GidChoice without_ip4[] = {link_v1, link_v2, ip6};
+  EXPECT_EQ(choose_gid(without_ip4, true, -1)->index, 4u) << "a host of IPv6 alone";
+  const GidChoice local[] = {link_v1, link_v2};
+  EXPECT_EQ(choose_gid(local, true, -1)->index, 1u) << "one wire needs no router";
+  EXPECT_EQ(choose_gid(table, true, 2)->index, 2u) << "as the user says";
+  EXPECT_EQ(choose_gid(table, false, -1)->index, 0u);
+  const auto missing = choose_gid(local, true, 3);
+  ASSERT_FALSE(missing.ok());
+  EXPECT_NE(missing.status().message().find("MOECCL_IB_GID_INDEX is 3"), std::string::npos);
+  EXPECT_NE(missing.status().message().find("1 (fe80"), std::string::npos) << "says what there is";
+  EXPECT_FALSE(choose_gid({}, true, -1).ok());
+}
+
+TEST(VerbsRing, GivesEachByteToOneAndInOrder) {
+  std::vector<std::byte> memory(1024);
+  BounceRing ring(memory.data(), memory.size(), 64);
+  std::vector<bool> done(10'000);
+  std::deque<std::pair<std::byte*, size_t>> used;
+  uint64_t number = 0, ended = 0;
+  uint32_t random = 1;
+  for (int i = 0; i < 5000; ++i) {
+    random = random * 1664525u + 1013904223u;
+    const size_t bytes = 1 + (random >> 8) % 400;
+    std::byte* const room = ring.take(bytes);
+    if (room != nullptr) {
+      ASSERT_GE(room, memory.data());
+      ASSERT_LE(room + bytes, memory.data() + memory.size());
+      for (const auto& [base, length] : used) ASSERT_TRUE(room + bytes <= base || base + length <= room);
+      ring.sent(bytes, 0, ++number);
+      used.emplace_back(room, bytes);
+    }
+    if (room == nullptr || (random >> 20) % 3 == 0) {
+      ASSERT_FALSE(used.empty()) << "an empty ring has room";
+      used.pop_front();
+      ++ended;
+      ring.give_back([&](uint32_t, uint64_t n) { return n <= ended; });
+    }
+  }
+  EXPECT_GT(number, 2000u);
+  EXPECT_EQ(ring.take(1025), nullptr);
+}
+
+// Every test leaves the fake's machine as it was found: nothing registered, no queue pair.
+class Verbs : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fake().calm();
+    before_ = fake().counts();
+  }
+  void TearDown() override {
+    fake().calm();
+    const fake::IbvCounts now = fake().counts();
+    EXPECT_EQ(now.pairs, before_.pairs);
+    EXPECT_EQ(now.regions, before_.regions);
+    EXPECT_EQ(now.queues, before_.queues);
+    EXPECT_EQ(now.domains, before_.domains);
+    EXPECT_EQ(now.contexts, before_.contexts);
+    EXPECT_EQ(now.pinned_bytes, before_.pinned_bytes);
+    EXPECT_EQ(now.overruns, before_.overruns) << "a queue was filled beyond its depth";
+  }
+  static const FakeVerbs& fake() { return FakeVerbs::get(); }
+  static Status put(exec::Fabric& f, uint32_t to, uint64_t offset, const void* src, size_t bytes) {
+    for (const Deadline d = Deadline::after_ms(patient_ms(20'000)); !d.passed();) {
+      const Result<PutState> state = f.link(to).put(offset, src, bytes);
+      if (!state.ok()) return state.status();
+      if (*state == PutState::kDone) return {};
+      f.engine->progress();
+    }
+    return error(moecclTimeout, "the put does not end");
+  }
+  static bool until(exec::Fabric& f, const std::function<bool()>& done) {
+    for (const Deadline d = Deadline::after_ms(patient_ms(20'000)); !d.passed();) {
+      if (done()) return true;
+      f.engine->progress();
+      std::this_thread::yield();
+    }
+    return false;
+  }
+  static std::string lost(exec::Fabric& f, uint32_t peer) {
+    EXPECT_TRUE(until(f, [&] { return !f.link(peer).check_peer().ok(); }));
+    return f.link(peer).check_peer().message();
+  }
+  static bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+  fake::IbvCounts before_ = {};
+};
+
+TEST_F(Verbs, ThousandsOfPutsNeverFillAQueueBeyondItsDepth) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[1], 2);  // three queue pairs on each of two rails
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  std::vector<std::byte> data(1 << 20, std::byte{5});
+  uint32_t random = 1;
+  ranks[0].engine->begin();
+  for (uint32_t i = 1; i <= 3000; ++i) {
+    random = random * 1664525u + 1013904223u;
+    const size_t bytes = i % 50 == 0 ? 1 + random % data.size() : 1 + (random >> 8) % 2000;
+    ASSERT_TRUE(put(ranks[0], 1, 0, data.data(), bytes).ok());
+    if (i % 3 == 0) {
+      ASSERT_TRUE(ranks[0].link(1).signal(0, i, 1).ok());
+    }
+  }
+  ASSERT_TRUE(until(ranks[0], [&] { return (ranks[1].own->signal(0, 0).word.load() & 0xffffffff) == 3000; }));
+  ranks[0].engine->end();
+  EXPECT_GT(fake().counts().most_under_way, 20u) << "and it was used";
+}
+
+TEST_F(Verbs, AFailedRequestNamesNicAddressRankStatusAndWhatToLookAt) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  fake().control().fail_next(0, abi::kRetryExceeded, 129);
+  ASSERT_TRUE(ranks[0].link(1).signal(0, 1, 1).ok()) << "what went wrong is told by check_peer()";
+  const std::string why = lost(ranks[0], 1);
+  for (const char* part : {"rank 1", "mlx5_0:1", "10.0.0.1", "transport retry counter exceeded", "status 12",
+                           "vendor 129", "MOECCL_IB_GID_INDEX"}) {
+    EXPECT_TRUE(has(why, part)) << part << " in " << why;
+  }
+  std::byte data[64] = {};
+  EXPECT_TRUE(put(ranks[0], 1, 0, data, sizeof(data)).ok()) << "a put to a rank that is gone is lost";
+}
+
+TEST_F(Verbs, ARegionThatWasInvalidatedIsAnError) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  fake().control().invalidate_keys();
+  std::vector<std::byte> data(100'000);
+  ASSERT_TRUE(put(ranks[0], 1, 0, data.data(), data.size()).ok());
+  ASSERT_TRUE(ranks[0].link(1).signal(0, 1, 1).ok());
+  const std::string why = lost(ranks[0], 1);
+  EXPECT_TRUE(has(why, "status 10") && has(why, "vendor 136") && has(why, "a region was taken back")) << why;
+  EXPECT_EQ(ranks[1].own->signal(0, 0).word.load(), 0u) << "its signal must not come";
+}
+
+// A process that was killed: its queue pairs are gone, and this rank only waits.
+TEST_F(Verbs, ADeadPeerIsNoticedByOneThatOnlyWaits) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 3);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  ranks[1].engine = nullptr;
+  ranks[0].engine->begin();
+  const std::string why = lost(ranks[0], 1);
+  EXPECT_TRUE(has(why, "lost rank 1") && has(why, "status 12")) << why;
+  EXPECT_TRUE(ranks[0].link(2).check_peer().ok());
+  ranks[0].engine->end();
+}
+
+TEST_F(Verbs, APortThatStaysDownEndsItsLinksAndOneThatComesBackDoesNot) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  fake().control().raise("mlx5_0", abi::kEventPortError, 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  fake().control().raise("mlx5_0", abi::kEventPortActive, 1);
+  fake().control().raise("mlx5_0", abi::kEventPortError, 2);  // another port
+  std::this_thread::sleep_for(std::chrono::milliseconds(kPortGraceMs + 300));
+  EXPECT_TRUE(ranks[0].link(1).check_peer().ok());
+  fake().control().raise("mlx5_0", abi::kEventPortError, 1);
+  ranks[0].engine->begin();
+  const std::string why = lost(ranks[0], 1);
+  EXPECT_TRUE(has(why, "mlx5_0:1") && has(why, "its port went down")) << why;
+  ranks[0].engine->end();
+}
+
+TEST_F(Verbs, AFatalErrorOfTheDeviceEndsItsLinksAtOnce) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  fake().control().raise("mlx5_0", abi::kEventDeviceFatal, 0);
+  EXPECT_TRUE(has(lost(ranks[0], 1), "fatal error"));
+}
+
+TEST_F(Verbs, RefusedMemoryNamesTheLimitAndLeavesNothing) {
+  fake().control().refuse_regions(ENOMEM);
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_FALSE(ranks.status.ok());
+  EXPECT_TRUE(has(ranks.status.message(), "ulimit -l")) << ranks.status.message();
+}
+
+TEST_F(Verbs, LittleInlineDataIsEnough) {
+  fake().control().set_inline(32);
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  ranks[0].publish_state(transport::RankState::kFailed, moecclInvalidArgument, "a reason of some length, in words");
+  ASSERT_TRUE(until(ranks[1], [&] { return ranks[1].link(0).board().health.state.load() != 0; }));
+}
+
+TEST_F(Verbs, TruncatedOffersAreErrors) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok());
+  Offer o;
+  o.rails.push_back({});
+  o.rails[0].info.device = "mlx5_0";
+  o.queues = {{1, 2}, {3, 4}};
+  const auto bytes = write_offer(o);
+  ASSERT_TRUE(read_offer(bytes, 0, 2).ok());
+  for (size_t n = 0; n < bytes.size(); ++n) {
+    EXPECT_FALSE(read_offer(std::span(bytes).first(n), 0, 2).ok()) << n << " bytes";
+  }
+  EXPECT_FALSE(read_offer(bytes, 0, 3).ok()) << "a row for each rank";
+  auto longer = bytes;
+  longer.push_back({});
+  EXPECT_FALSE(read_offer(longer, 0, 2).ok());
+}
+
+// The heap's pages that a NIC holds are not the program's any more once its generation has changed.
+TEST_F(Verbs, HeapMemoryIsRegisteredOnceAndAgainAfterPagesWentAway) {
+  auto api = driver::IbvApi::load(FakeVerbs::library());
+  ASSERT_TRUE(api.ok());
+  const auto list = DeviceList::get(*api);
+  auto found = list.value().look(FakeVerbs::settings());
+  ASSERT_TRUE(found.ok());
+  std::vector<std::unique_ptr<Rail>> rails;
+  for (const FoundRail& f : *found) rails.push_back(std::move(*Rail::open(*api, f)));
+  ASSERT_EQ(rails.size(), 2u);
+  {
+    std::vector<std::byte> memory(3 * Regions::kGranule + 1000);
+    std::atomic<uint64_t> generation{0};
+    Regions regions(rails);
+    regions.add_heap({memory.data(), memory.size(), &generation});
+    const auto first = regions.use(memory.data() + 100, 5000);
+    ASSERT_NE(first.region, nullptr);
+    EXPECT_EQ(first.bytes, 5000u);
+    EXPECT_EQ(regions.use(memory.data() + Regions::kGranule - 10, 5000).bytes, 10u) << "up to the end of a granule";
+    EXPECT_EQ(regions.registered(), 1u);
+    const auto last = regions.use(memory.data() + memory.size() - 5, 5);
+    EXPECT_EQ(last.region->bytes(), 1000u);
+    regions.release(last.region);
+    EXPECT_EQ(regions.use(memory.data() + memory.size(), 1).region, nullptr);
+    generation.fetch_add(1);
+    const auto again = regions.use(memory.data() + 100, 5000);
+    ASSERT_NE(again.region, nullptr);
+    EXPECT_NE(again.region, first.region) << "the old pages must not be read";
+    EXPECT_EQ(regions.registered(), 2u) << "the old region while requests use it; the unused one is gone";
+    regions.release(first.region);
+    regions.release(first.region);
+    EXPECT_EQ(regions.registered(), 1u);
+    regions.release(again.region);
+
+    std::vector<std::byte> lent(20'000);
+    EXPECT_EQ(regions.use(lent.data(), 10).region, nullptr) << "nobody says when it ends";
+    regions.lend(lent.data(), lent.size());
+    const auto use = regions.use(lent.data() + 50, 19'000);
+    ASSERT_NE(use.region, nullptr);
+    regions.take_back(lent.data(), lent.size());
+    EXPECT_EQ(regions.use(lent.data() + 50, 10).region, nullptr);
+    regions.release(use.region);
+    EXPECT_EQ(regions.registered(), 1u);
+  }
+}
+
+TEST_F(Verbs, TheProbeSaysWhatItFindsAndWhyNot) {
+  const auto found = probe_with(FakeVerbs::settings());
+  EXPECT_TRUE(found.usable);
+  EXPECT_TRUE(has(found.found, "mlx5_0:1 RoCE v2 10.0.0.1, 100 Gbit/s")) << found.found;
+  EXPECT_TRUE(has(found.found, "mlx5_1:1")) << found.found;
+  const auto none = probe_with(FakeVerbs::settings({{"NCCL_IB_HCA", "=mlx5_7"}}));
+  EXPECT_FALSE(none.usable);
+  EXPECT_TRUE(has(none.why_not, "NCCL_IB_HCA==mlx5_7") && has(none.why_not, "mlx5_0, mlx5_1")) << none.why_not;
+  Settings missing;
+  missing.library = "/nonexistent/libibverbs.so";
+  EXPECT_FALSE(probe_with(missing).usable);
+  setenv("MOECCL_TEST_MACHINE", "nic mlx5_0 1; port 1 5 2 32 2", 1);
+  const auto down = probe_with(FakeVerbs::settings());
+  setenv("MOECCL_TEST_MACHINE", kTwoNics, 1);
+  EXPECT_FALSE(down.usable);
+  EXPECT_TRUE(has(down.why_not, "mlx5_0:1: its port is not active")) << down.why_not;
+}
+
+}  // namespace
+}  // namespace moeccl::tests
