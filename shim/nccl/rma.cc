@@ -67,7 +67,7 @@ bool ended(int process) {
 
 }  // namespace
 
-// What the ranks of a host share of one rank. Zero at first; counters of all ranks follow it.
+// What the ranks of a host share of one rank. Zero at first; a From for each rank follows it.
 struct Rma::Board {
   struct Window {
     std::atomic<uint32_t> state;  // released when the rest is there or the window is gone
@@ -78,25 +78,35 @@ struct Rma::Board {
   uint64_t nonce;
   Window windows[kWindows];
 };
+struct Rma::From {
+  struct Parcel {
+    uint32_t window;
+    int32_t file;  // descriptor of its sender
+    uint64_t offset, bytes;
+  };
+  std::atomic<uint64_t> signals[kContexts][kSignals];
+  std::atomic<uint64_t> posted, fetched;  // parcels; each released by the side that raises it
+  Parcel parcels[kParcels];
+};
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
 Rma::~Rma() {
   if (board_ != nullptr) {
-    for (auto& w : board_->windows)
-      w.state.store(Board::kGone, std::memory_order_release);  // acquired in find_target()
-    munmap(board_, board_bytes_);
+    // Acquired in find_target().
+    for (auto& w : board_->windows) w.state.store(Board::kGone, std::memory_order_release);
   }
-  for (const Peer& p : peers_) {
-    if (p.board != nullptr) munmap(p.board, board_bytes_);
-    if (p.process >= 0) close(p.process);
+  for (const auto& p : peers_) {
+    if (p->board != nullptr && p->board != board_) munmap(p->board, board_bytes_);
+    if (p->process >= 0) close(p->process);
+    for (const int file : p->files) close(file);
   }
+  if (board_ != nullptr) munmap(board_, board_bytes_);
   if (file_ >= 0) close(file_);
 }
 
 Door Rma::open(int n_ranks) {
   n_ranks_ = n_ranks;
-  const size_t counters = static_cast<size_t>(n_ranks) * kSignals * kContexts;
-  board_bytes_ = sizeof(Board) + counters * sizeof(Counter);
+  board_bytes_ = sizeof(Board) + static_cast<size_t>(n_ranks) * sizeof(From);
   Door door{.host = host_id(), .self = reinterpret_cast<uint64_t>(&nonce_), .pid = getpid()};
   if (getrandom(&nonce_, sizeof nonce_, 0) != static_cast<ssize_t>(sizeof nonce_)) return door;
   file_ = memfd_create("moeccl-shim-rma", MFD_CLOEXEC);
@@ -114,13 +124,17 @@ Door Rma::open(int n_ranks) {
 void Rma::meet(int rank, std::vector<Door> doors) {
   rank_ = rank;
   peers_.clear();
-  for (const Door& d : doors) peers_.push_back({.door = d});
+  for (const Door& d : doors) {
+    peers_.push_back(std::make_unique<Peer>());
+    peers_.back()->door = d;
+  }
 }
 
 bool Rma::reaches_all() const {
-  return !peers_.empty() && std::all_of(peers_.begin(), peers_.end(), [&](const Peer& p) {
-    return p.door.file >= 0 && p.door.host != 0 && p.door.host == peers_[static_cast<size_t>(rank_)].door.host;
-  });
+  if (peers_.empty()) return false;
+  const uint64_t host = peers_[static_cast<size_t>(rank_)]->door.host;
+  return host != 0 && std::all_of(peers_.begin(), peers_.end(),
+                                  [&](const auto& p) { return p->door.file >= 0 && p->door.host == host; });
 }
 
 uint32_t Rma::add_window(void* buffer, size_t bytes, bool on_device) {
@@ -140,21 +154,17 @@ void Rma::remove_window(uint32_t number) {
   board_->windows[number].state.store(Board::kGone, std::memory_order_release);  // acquired in find_target()
 }
 
-Rma::Counter& Rma::counter(Board& board, int from, int signal, int context) const {
-  auto* counters = reinterpret_cast<Counter*>(&board + 1);
-  return counters[(static_cast<size_t>(from) * kContexts + static_cast<size_t>(context)) * kSignals +
-                  static_cast<size_t>(signal)];
-}
+Rma::From& Rma::of(Board& board, int rank) { return reinterpret_cast<From*>(&board + 1)[rank]; }
 
 ncclResult_t Rma::reach(const char* function, int rank, Peer** found) {
   const std::string where = std::string(function) + ": " + rank_text(rank);
   const std::lock_guard lock(mutex_);
   if (board_ == nullptr) return no_board(function);
-  Peer& peer = peers_[static_cast<size_t>(rank)];
+  Peer& peer = *peers_[static_cast<size_t>(rank)];
   *found = &peer;
   if (rank == rank_) peer.board = board_;
   if (peer.board != nullptr) return ncclSuccess;
-  if (peer.door.file < 0 || peer.door.host == 0 || peer.door.host != peers_[static_cast<size_t>(rank_)].door.host) {
+  if (peer.door.file < 0 || peer.door.host == 0 || peer.door.host != peers_[static_cast<size_t>(rank_)]->door.host) {
     return fail(ncclInvalidUsage,
                 where +
                     " is on another host or in another container: MoECCL's puts reach ranks of one "
@@ -213,14 +223,19 @@ ncclResult_t Rma::find_target(const Put& put, Peer& peer, const std::atomic<bool
   return ncclSuccess;
 }
 
-ncclResult_t Rma::write(const Put& put, const Peer& peer, uint64_t address) {
-  if (put.n_bytes == 0) return ncclSuccess;
+// Sets peer.fetches, and writes nothing, where the system forbids to.
+ncclResult_t Rma::write(const Put& put, Peer& peer, uint64_t address) {
   if (peer.door.pid == getpid()) {
     std::memmove(reinterpret_cast<void*>(address), put.bytes, put.n_bytes);
     return ncclSuccess;
   }
   const std::string where =
       std::string(put.function) + ": " + rank_text(put.peer) + " (process " + std::to_string(peer.door.pid) + ")";
+  const auto forbidden = [&] {
+    if (errno != EPERM && errno != ENOSYS) return false;
+    peer.fetches = true;
+    return true;
+  };
   // A process that has ended or become another program is not written to.
   uint64_t said = 0;
   iovec mine = {&said, sizeof said}, its = {reinterpret_cast<void*>(peer.door.self), sizeof said};
@@ -228,11 +243,7 @@ ncclResult_t Rma::write(const Put& put, const Peer& peer, uint64_t address) {
   const bool same = !ended(peer.process) &&
                     process_vm_readv(peer.door.pid, &mine, 1, &its, 1, 0) == static_cast<ssize_t>(sizeof said) &&
                     said == peer.door.nonce;
-  if (!same && errno == EPERM) {
-    return fail(ncclSystemError, where +
-                                     " does not let this process write into it (process_vm_writev): set "
-                                     "kernel.yama.ptrace_scope to 0, or run both as one user with CAP_SYS_PTRACE");
-  }
+  if (!same && forbidden()) return ncclSuccess;
   if (!same) return fail(ncclRemoteError, where + " has ended or runs another program");
   const auto* from = static_cast<const char*>(put.bytes);
   for (size_t done = 0; done < put.n_bytes;) {
@@ -242,6 +253,7 @@ ncclResult_t Rma::write(const Put& put, const Peer& peer, uint64_t address) {
     its = {reinterpret_cast<void*>(address + done), n};
     const ssize_t went = process_vm_writev(peer.door.pid, &mine, 1, &its, 1, 0);
     if (went < 0 && errno == EINTR) continue;
+    if (went < 0 && forbidden()) return ncclSuccess;
     if (went <= 0) {
       const std::string why = std::strerror(errno);
       return fail(errno == EFAULT ? ncclInvalidUsage : ncclRemoteError,
@@ -253,6 +265,92 @@ ncclResult_t Rma::write(const Put& put, const Peer& peer, uint64_t address) {
   return ncclSuccess;
 }
 
+// Leaves a parcel for the peer. *posted stays false when it has too many already. Under the lock.
+ncclResult_t Rma::post(const Put& put, Peer& peer, bool* posted) {
+  From& box = of(*peer.board, rank_);
+  const uint64_t n = box.posted.load(std::memory_order_relaxed);
+  const uint64_t fetched = box.fetched.load(std::memory_order_acquire);  // released in fetch()
+  while (peer.closed < fetched) {
+    close(peer.files.front());
+    peer.files.erase(peer.files.begin());
+    ++peer.closed;
+  }
+  if (n - fetched == kParcels) return ncclSuccess;
+  const int file = memfd_create("moeccl-shim-put", MFD_CLOEXEC);
+  bool good = file >= 0 && fchmod(file, 0600) == 0;
+  for (size_t done = 0; good && done < put.n_bytes;) {
+    const ssize_t went = ::write(file, static_cast<const char*>(put.bytes) + done, put.n_bytes - done);
+    if (went < 0 && errno == EINTR) continue;
+    good = went > 0;
+    if (good) done += static_cast<size_t>(went);
+  }
+  if (!good) {
+    const std::string why = std::strerror(errno);
+    if (file >= 0) close(file);
+    return fail(ncclSystemError, std::string(put.function) + ": " + std::to_string(put.n_bytes) + " bytes for " +
+                                     rank_text(put.peer) + " find no memory (memfd_create): " + why);
+  }
+  peer.files.push_back(file);
+  box.parcels[n % kParcels] = {put.window, file, put.offset, put.n_bytes};
+  box.posted.store(n + 1, std::memory_order_release);  // acquired in fetch()
+  *posted = true;
+  return ncclSuccess;
+}
+
+ncclResult_t Rma::leave(const Put& put, Peer& peer, const std::atomic<bool>& given_up) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings().timeout_ms);
+  for (Pause pause;;) {
+    bool posted = false;
+    {
+      const std::lock_guard lock(mutex_);
+      const ncclResult_t result = post(put, peer, &posted);
+      if (result != ncclSuccess || posted) return result;
+    }
+    if (!pause()) continue;
+    const std::string where = std::string(put.function) + ": " + rank_text(put.peer);
+    if (ended(peer.process)) return fail(ncclRemoteError, where + " is gone: its process has ended");
+    if (given_up) return fail(ncclInvalidUsage, where + ": the communicator was aborted or revoked");
+    if (std::chrono::steady_clock::now() > end) {
+      return fail(ncclRemoteError, where + " has not fetched " + std::to_string(kParcels) + " puts within " +
+                                       std::to_string(settings().timeout_ms) +
+                                       " ms: this system does not let processes write into one another "
+                                       "(kernel.yama.ptrace_scope, seccomp), so it has to call ncclWaitSignal");
+    }
+  }
+}
+
+// Fetches what rank `from` has left here, before its signals are said to have come.
+ncclResult_t Rma::fetch(int from) {
+  From& box = of(*board_, from);
+  const std::lock_guard lock(mutex_);
+  uint64_t n = box.fetched.load(std::memory_order_relaxed);
+  for (; n < box.posted.load(std::memory_order_acquire); ++n) {  // released in post()
+    const From::Parcel p = box.parcels[n % kParcels];
+    const Board::Window* w = p.window < n_windows_ ? &board_->windows[p.window] : nullptr;
+    const bool fits = w != nullptr && w->state.load(std::memory_order_relaxed) == Board::kLive &&
+                      p.offset <= w->bytes && p.bytes <= w->bytes - p.offset;
+    const Door& door = peers_[static_cast<size_t>(from)]->door;
+    const std::string path = "/proc/" + std::to_string(door.pid) + "/fd/" + std::to_string(p.file);
+    const int file = fits ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC) : -1;
+    uint64_t done = 0;
+    while (file >= 0 && done < p.bytes) {
+      const ssize_t went =
+          pread(file, reinterpret_cast<char*>(w->address + p.offset) + done, p.bytes - done, static_cast<off_t>(done));
+      if (went < 0 && errno == EINTR) continue;
+      if (went <= 0) break;
+      done += static_cast<uint64_t>(went);
+    }
+    if (file >= 0) close(file);
+    box.fetched.store(n + 1, std::memory_order_release);  // acquired in post()
+    if (file >= 0 && done == p.bytes) continue;
+    return fail(fits ? ncclRemoteError : ncclInvalidUsage,
+                "ncclWaitSignal: " + std::to_string(p.bytes) + " bytes of " + rank_text(from) +
+                    (fits ? " cannot be fetched: its process has ended or freed its communicator too early"
+                          : " were for a window that was deregistered"));
+  }
+  return ncclSuccess;
+}
+
 ncclResult_t Rma::put(const Put& put, const std::atomic<bool>& given_up) {
   Peer* peer = nullptr;
   ncclResult_t result = reach(put.function, put.peer, &peer);
@@ -260,17 +358,18 @@ ncclResult_t Rma::put(const Put& put, const std::atomic<bool>& given_up) {
   if (put.window < kWindows) {
     uint64_t address = 0;
     result = find_target(put, *peer, given_up, &address);
-    if (result == ncclSuccess) result = write(put, *peer, address);
+    if (result == ncclSuccess && put.n_bytes > 0 && !peer->fetches) result = write(put, *peer, address);
+    if (result == ncclSuccess && put.n_bytes > 0 && peer->fetches) result = leave(put, *peer, given_up);
     if (result != ncclSuccess) return result;
   }
   // After the bytes; acquired in wait_for().
-  counter(*peer->board, rank_, put.signal, put.context).fetch_add(1, std::memory_order_release);
+  of(*peer->board, rank_).signals[put.context][put.signal].fetch_add(1, std::memory_order_release);
   return ncclSuccess;
 }
 
 ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic<bool>& given_up) {
   if (board_ == nullptr) return no_board("ncclWaitSignal");
-  Counter& count = counter(*board_, wanted.peer, wanted.sigIdx, wanted.ctx);
+  std::atomic<uint64_t>& count = of(*board_, wanted.peer).signals[wanted.ctx][wanted.sigIdx];
   uint64_t before = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -279,7 +378,7 @@ ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic
     taken += static_cast<uint64_t>(wanted.opCnt);
   }
   const uint64_t until = before + static_cast<uint64_t>(wanted.opCnt);
-  if (count.load(std::memory_order_acquire) >= until) return ncclSuccess;  // released in put()
+  if (count.load(std::memory_order_acquire) >= until) return fetch(wanted.peer);  // released in put()
   // Who has signalled may have ended since; only whom there is something to wait for must be there.
   Peer* peer = nullptr;
   const ncclResult_t result = reach("ncclWaitSignal", wanted.peer, &peer);
@@ -301,7 +400,7 @@ ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic
                 where + (gone ? ", and its process has ended"
                               : " within " + std::to_string(settings().timeout_ms) + " ms (MOECCL_TIMEOUT_MS)"));
   }
-  return ncclSuccess;
+  return fetch(wanted.peer);
 }
 
 ncclResult_t Rma::wait(std::span<const ncclWaitSignalDesc_t> signals, const std::atomic<bool>& given_up) {

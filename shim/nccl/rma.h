@@ -1,6 +1,8 @@
 // One-sided puts and signals between ranks of a host (ncclPutSignal, ncclSignal, ncclWaitSignal). The bytes go straight
 // into the peer's window, by memcpy within a process and by process_vm_writev between two; the signal is a counter in
-// memory that the ranks share. Nobody else's time is needed, and nothing is kept for those who never put.
+// memory that the ranks share. Nobody else's time is needed, and nothing is kept for those who never put. Where the
+// system forbids that (kernel.yama.ptrace_scope, a container's seccomp), the bytes lie in a file of memory until the
+// peer waits for the signal and fetches them.
 #pragma once
 
 #include <sys/types.h>
@@ -9,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -31,6 +34,7 @@ class Rma {
  public:
   static constexpr int kSignals = 64, kContexts = 16;
   static constexpr uint32_t kWindows = 1024;
+  static constexpr uint64_t kParcels = 256;  // puts that the peer has not fetched, where it has to
 
   Rma() = default;
   ~Rma();
@@ -61,19 +65,25 @@ class Rma {
 
  private:
   struct Board;
+  struct From;  // what a board has of one rank
   struct Peer {
     Door door;
-    Board* board = nullptr;  // mapped at the first use
-    int process = -1;        // pidfd: readable when it has ended
+    Board* board = nullptr;            // mapped at the first use
+    int process = -1;                  // pidfd: readable when it has ended
+    std::atomic<bool> fetches{false};  // it cannot be written to
+    std::vector<int> files;            // parcels that it has not fetched, oldest first
+    uint64_t closed = 0;               // parcels whose files are closed
   };
-  using Counter = std::atomic<uint64_t>;
   using Deadline = std::chrono::steady_clock::time_point;
 
   ncclResult_t reach(const char* function, int rank, Peer** peer);
   ncclResult_t find_target(const Put& put, Peer& peer, const std::atomic<bool>& given_up, uint64_t* address);
-  ncclResult_t write(const Put& put, const Peer& peer, uint64_t address);
+  ncclResult_t write(const Put& put, Peer& peer, uint64_t address);
+  ncclResult_t leave(const Put& put, Peer& peer, const std::atomic<bool>& given_up);
+  ncclResult_t post(const Put& put, Peer& peer, bool* posted);
+  ncclResult_t fetch(int from);
   ncclResult_t wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic<bool>& given_up);
-  Counter& counter(Board& board, int from, int signal, int context) const;
+  static From& of(Board& board, int rank);
 
   int rank_ = 0, n_ranks_ = 0, file_ = -1;
   uint64_t nonce_ = 0;
@@ -81,7 +91,7 @@ class Rma {
   Board* board_ = nullptr;
   uint32_t n_windows_ = 0;
   std::mutex mutex_;  // guards what is below, and n_windows_
-  std::vector<Peer> peers_;
+  std::vector<std::unique_ptr<Peer>> peers_;
   std::map<std::pair<int, int>, uint64_t> taken_;  // by rank and place of the counter: signals that were waited for
 };
 

@@ -1,7 +1,13 @@
 // One-sided puts and signals through the shim: ncclPutSignal, ncclSignal, ncclWaitSignal between ranks of a host.
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -69,6 +75,52 @@ TEST(ShimRma, BytesAreThereWhenTheSignalIs) {
     Board* board = new_board();
     in_processes(3, [&](int rank) { go_round(*board, 3, rank, bytes, bytes < 4096 ? 2000 : bytes < 65536 ? 500 : 5); });
   }
+}
+
+// As in a container, or where kernel.yama.ptrace_scope is 1: no process may write into another one.
+void forbid_writing() {
+  sock_filter steps[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_process_vm_writev, 0, 1),
+                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program = {std::size(steps), steps};
+  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+  const iovec none = {nullptr, 0};
+  ASSERT_EQ(process_vm_writev(getpid(), &none, 1, &none, 1, 0), -1);
+}
+
+TEST(ShimRma, BytesAreFetchedWhereProcessesAreClosed) {
+  for (const size_t bytes : {size_t{1}, size_t{4099}, size_t{3} << 20}) {
+    Board* board = new_board();
+    in_processes(3, [&](int rank) {
+      forbid_writing();
+      go_round(*board, 3, rank, bytes, bytes < 65536 ? 500 : 5);
+    });
+  }
+}
+
+TEST(ShimRma, APeerThatNeverFetchesIsNamed) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    forbid_writing();
+    setenv("MOECCL_TIMEOUT_MS", "300", 1);
+    WithWindow w(*board, 2, rank, 16);
+    if (rank == 0) {
+      const unsigned char byte = 3;
+      for (int i = 0; i < 256; ++i) ASSERT_NCCL(w.put(&byte, 1, 1, 0));
+      EXPECT_EQ(w.put(&byte, 1, 1, 0), ncclRemoteError);
+      EXPECT_NE(last().find("rank 1 has not fetched 256 puts within 300 ms"), std::string::npos) << last();
+      board->counters[0] = 1;
+    }
+    while (board->counters[0] == 0) usleep(1000);
+    if (rank == 1) {
+      EXPECT_NCCL(w.wait(0, 256));
+      EXPECT_EQ(w.memory[0], 3);
+      board->counters[1] = 1;
+    }
+    while (board->counters[1] == 0) usleep(1000);
+  });
 }
 
 TEST(ShimRma, RanksMayBeThreads) {
