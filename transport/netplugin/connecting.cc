@@ -76,9 +76,15 @@ bootstrap::Key proof_of(const bootstrap::Key& key, const bootstrap::Key& nonce, 
 
 Connecting::Connecting(std::shared_ptr<PluginUse> use, const NetworkOptions& options)
     : use_(std::move(use)), options_(options) {
+  size_t local_rank = 0;
   for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
-    if (options_.remote(r)) remote_.push_back(r);
+    if (options_.remote(r)) {
+      remote_.push_back(r);
+    } else if (r < options_.rank) {
+      ++local_rank;
+    }
   }
+  devices_ = choose_rails(use_->devices(), local_rank);
 }
 
 Connecting::~Connecting() {
@@ -105,17 +111,16 @@ void Connecting::close_listeners() {
 }
 
 Status Connecting::listen() {
-  const auto& devices = use_->devices();
   own_.plugin = use_->api().name();
   MOECCL_ASSIGN_OR_RETURN(own_.nonce, bootstrap::random_key());
-  for (size_t i = 0; i < std::min<size_t>(devices.size(), kMaxRails); ++i) {
-    const double rate = static_cast<double>(devices[i].is.mbit_per_s);
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    const double rate = static_cast<double>(devices_[i].is.mbit_per_s);
     own_.rails.push_back(rate > 0 ? rate : 1);
-    own_.mbit_per_s += static_cast<uint64_t>(devices[i].is.mbit_per_s);
+    own_.mbit_per_s += static_cast<uint64_t>(devices_[i].is.mbit_per_s);
     const auto needed = static_cast<int64_t>(remote_.size() * (i == 0 ? 4 : 2));
-    if (devices[i].is.max_comms > 0 && needed > devices[i].is.max_comms) {
+    if (devices_[i].is.max_comms > 0 && needed > devices_[i].is.max_comms) {
       return error(moecclUnsupported, "net plugin {}: {} takes {} comms, {} are needed for {} ranks of other hosts",
-                   use_->api().text(), devices[i].is.name, devices[i].is.max_comms, needed, remote_.size());
+                   use_->api().text(), devices_[i].is.name, devices_[i].is.max_comms, needed, remote_.size());
     }
   }
   for (const uint32_t r : remote_) {
@@ -124,7 +129,7 @@ Status Connecting::listen() {
     p.rank = r;
     rows_.emplace_back();
     for (size_t c = 0; c <= own_.rails.size(); ++c) {
-      const PluginUse::Device& device = devices[c == 0 ? 0 : c - 1];
+      const PluginUse::Device& device = devices_[c == 0 ? 0 : c - 1];
       Handle handle = {};
       MOECCL_ASSIGN_OR_RETURN(const Comm listener, use_->api().listen(use_->context(), device.number, &handle));
       p.listeners.push_back(listener);
@@ -151,7 +156,7 @@ Status Connecting::read_offers(std::span<const std::vector<std::byte>> offers) {
     }
     const size_t rails = std::min(own_.rails.size(), p->offer.rails.size());
     p->comms.rank = p->rank;
-    p->comms.where = format("{} {}", own_.plugin, use_->devices()[0].is.name);
+    p->comms.where = format("{} {}", own_.plugin, devices_[0].is.name);
     p->comms.pairs.resize(1 + rails);
     for (size_t i = 0; i < rails; ++i) p->comms.pairs[1 + i].weight = std::min(own_.rails[i], p->offer.rails[i]);
   }
@@ -262,7 +267,7 @@ Status Connecting::connect_to(Peer& p, bool* moved) {
   for (size_t c = 0; c < p.comms.pairs.size() && !stopped(); ++c) {
     Comm& out = p.comms.pairs[c].out;
     if (out != nullptr) continue;
-    const int device = use_->devices()[c == 0 ? 0 : c - 1].number;
+    const int device = devices_[c == 0 ? 0 : c - 1].number;
     Result<Comm> made = use_->api().connect(use_->context(), device, abi::kUndefined, &p.offer.handles[c]);
     if (!made.ok()) return std::move(made).status().with_context(format("rank {}", p.rank));
     out = *made;

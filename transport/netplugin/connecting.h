@@ -74,6 +74,7 @@ class Connecting : public std::enable_shared_from_this<Connecting> {
 
   std::shared_ptr<PluginUse> use_;
   NetworkOptions options_;
+  std::vector<PluginUse::Device> devices_;  // of the rails
   std::vector<uint32_t> remote_;
   Offer own_;
   std::vector<std::vector<Handle>> rows_;  // by place in remote_

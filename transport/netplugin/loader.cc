@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kMaxPlugins = 14;  // of a list, as in NCCL
 constexpr size_t kMaxName = 254;
+constexpr int64_t kSlowest = 4;  // a rail may be this many times slower than the best one
 
 bool same_name(const std::string& a, const std::string& b) { return strcasecmp(a.c_str(), b.c_str()) == 0; }
 
@@ -82,9 +83,6 @@ Registry& registry() {
 Result<PluginUse> try_plugin(NetApi& api, const PluginChoice& choice) {
   MOECCL_ASSIGN_OR_RETURN(void* const context, api.init(choice.comm_id, choice.traffic_class));
   PluginUse use(api, context);  // from here on finalize() is called, also when there are no devices
-  if (!choice.wanted.empty() && !same_name(api.name(), choice.wanted)) {
-    return error(moecclUnsupported, "its name became {}", api.name());
-  }
   MOECCL_TRY(use.find_devices());
   return use;
 }
@@ -126,6 +124,8 @@ Status PluginUse::find_devices() {
     MOECCL_ASSIGN_OR_RETURN(DeviceProperties is, api_->properties(i));
     if (is.device_type != abi::kDeviceHost) {
       why_not += format("; {} wants to be driven by a GPU (type {})", is.name, is.device_type);
+    } else if (is.max_bytes < kPieceBytes) {
+      why_not += format("; {} takes at most {} bytes at once, {} are needed", is.name, is.max_bytes, kPieceBytes);
     } else if ((is.ptr_support & abi::kPtrHost) == 0) {
       why_not += format("; {} takes no host memory", is.name);
     } else {
@@ -134,6 +134,17 @@ Status PluginUse::find_devices() {
   }
   if (!devices_.empty()) return {};
   return error(moecclUnsupported, "net plugin {}: none of its {} devices serves{}", api_->text(), n, why_not);
+}
+
+std::vector<PluginUse::Device> choose_rails(std::vector<PluginUse::Device> devices, size_t local_rank) {
+  int64_t best = 0;
+  for (const PluginUse::Device& d : devices) best = std::max(best, d.is.mbit_per_s);
+  std::erase_if(devices, [&](const PluginUse::Device& d) { return d.is.mbit_per_s * kSlowest < best; });
+  if (devices.size() <= kMaxRails) return devices;
+  const size_t first = local_rank * kMaxRails % devices.size();
+  std::rotate(devices.begin(), devices.begin() + static_cast<ptrdiff_t>(first), devices.end());
+  devices.resize(kMaxRails);
+  return devices;
 }
 
 Result<PluginUse> use_plugin(const PluginChoice& choice) {
@@ -151,13 +162,11 @@ Result<PluginUse> use_plugin(const PluginChoice& choice) {
       note(l.why_not);
       continue;
     }
-    if (!choice.wanted.empty() && !same_name(l.api->name(), choice.wanted) && entry != choice.wanted) {
+    if (!choice.wanted.empty() && !l.api->is_called(choice.wanted) && entry != choice.wanted) {
       note(format("its plugin's name is {}", l.api->name()));
       continue;
     }
-    PluginChoice of_this = choice;
-    if (entry == choice.wanted) of_this.wanted.clear();
-    Result<PluginUse> use = try_plugin(*l.api, of_this);
+    Result<PluginUse> use = try_plugin(*l.api, choice);
     if (use.ok()) return use;
     note(use.status().message());
   }

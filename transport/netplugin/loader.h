@@ -48,6 +48,15 @@ class PluginUse {
   std::vector<Device> devices_;
 };
 
+// A device must take so much at once: a large put is cut into such pieces, small enough to keep all rails busy while
+// the next one is copied.
+inline constexpr size_t kPieceBytes = 256 << 10;
+
+// The rails of one rank, at most kMaxRails: the fastest devices, those with less than a quarter of the best one's rate
+// left out. Where there are more, the ranks of a host take different ones, the n-th rank of each host the same.
+inline constexpr size_t kMaxRails = 4;
+std::vector<PluginUse::Device> choose_rails(std::vector<PluginUse::Device> devices, size_t local_rank);
+
 struct PluginChoice {
   std::string list = {};    // MOECCL_NET_PLUGIN
   std::string wanted = {};  // MOECCL_NET=plugin:<wanted>, compared with the plugins' names; empty: any

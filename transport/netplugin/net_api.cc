@@ -1,6 +1,8 @@
 #include "transport/netplugin/net_api.h"
 
+#include <strings.h>
 #include <algorithm>
+
 #include <climits>
 #include <concepts>
 #include <cstdarg>
@@ -85,9 +87,12 @@ class Adapter final : public NetApi {
       }
       if (!initialised_->ok()) return *initialised_;
     }
-    // Only now: init may have written them.
-    std::memcpy(static_cast<void*>(&net_), exported_, sizeof(net_));
-    if (net_.name != nullptr) name_ = net_.name;
+    // Only now: init may have written them. Once: other communicators use them already.
+    if (!read_) {
+      std::memcpy(static_cast<void*>(&net_), exported_, sizeof(net_));
+      if (net_.name != nullptr) name_ = net_.name;
+      read_ = true;
+    }
     return context;
   }
 
@@ -293,6 +298,7 @@ class Adapter final : public NetApi {
   const Net* exported_;
   Net net_ = {};
   std::mutex mutex_;  // of init
+  bool read_ = false;
   std::optional<Status> initialised_;
 };
 
@@ -304,6 +310,10 @@ std::unique_ptr<NetApi> make(int version, const void* structure, std::string lib
 }  // namespace
 
 std::string NetApi::text() const { return format("{} ({}, v{})", name_, library_, version_); }
+
+bool NetApi::is_called(const std::string& name) const {
+  return strcasecmp(name_.c_str(), name.c_str()) == 0 || strcasecmp(exported_name_.c_str(), name.c_str()) == 0;
+}
 
 Status NetApi::missing(const char* call) const {
   return error(moecclUnsupported,

@@ -45,6 +45,8 @@ class NetApi {
   const std::string& library() const { return library_; }  // the file
   int version() const { return version_; }
   std::string text() const;  // "FastSocket (libnccl-net.so, v6)"
+  // Case does not count; a plugin that renames itself in init goes by both names.
+  bool is_called(const std::string& name) const;
   // Most requests of a comm that are under way at once.
   int max_requests() const { return version_ == 6 ? 8 : 32; }
 
@@ -75,13 +77,13 @@ class NetApi {
 
  protected:
   NetApi(int version, std::string library, std::string name)
-      : version_(version), library_(std::move(library)), name_(std::move(name)) {}
+      : version_(version), library_(std::move(library)), exported_name_(name), name_(std::move(name)) {}
   // nullptr: the plugin lacks the call.
   Status missing(const char* call) const;
   Status failed(const char* call, abi::Code code) const;
 
   int version_;
-  std::string library_, name_;
+  std::string library_, exported_name_, name_;
 };
 
 // What is behind the symbol ncclNetPlugin_v<version>, which stays where it is. `structure` may be written by others.

@@ -46,8 +46,12 @@ Status PluginLink::open() {
   for (Rail& r : rails_) {
     const BouncePool& pool = engine_.pool();
     MOECCL_ASSIGN_OR_RETURN(r.pool, api.register_memory(r.out.comm(), pool.base(), pool.bytes(), abi::kPtrHost));
-    MOECCL_ASSIGN_OR_RETURN(r.staging,
-                            api.register_memory(r.in.comm(), own_.staging, own_.staging_bytes, memory_type_));
+    Result<Memory> staging = api.register_memory(r.in.comm(), own_.staging, own_.staging_bytes, memory_type_);
+    if (!staging.ok()) {
+      return std::move(staging).status().with_context(
+          format("{} bytes of staging (MOECCL_STAGING_BYTES, ulimit -l)", own_.staging_bytes));
+    }
+    r.staging = *staging;
   }
   for (uint32_t i = 0; i < kBuffers; ++i)
     in_.add({buffers_.data() + kHalf + i * kMessageBytes, kMessageBytes, in_memory_, i});

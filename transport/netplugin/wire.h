@@ -18,17 +18,15 @@
 
 #include "src/bootstrap/unique_id.h"
 #include "transport/common/board_wire.h"
+#include "transport/netplugin/loader.h"
 
 namespace moeccl::transport::netplugin {
 
 inline constexpr uint16_t kWireVersion = 1;
-inline constexpr uint32_t kMaxRails = 4;
 
 inline constexpr size_t kMessageBytes = 16 << 10;
 // Up to here a put travels in a frame: what a copy at the receiver costs is less than a second message.
 inline constexpr size_t kInlinePut = 10 << 10;
-// Larger ones are cut: small enough to keep all rails busy while the next piece is copied.
-inline constexpr size_t kPieceBytes = 256 << 10;
 
 struct MessageHead {
   uint32_t bytes;  // of the frames behind it; 0: the message only says what was taken

@@ -38,6 +38,26 @@ TEST(NetPluginSearch, SaysWhatWasTriedAndWhy) {
   EXPECT_TRUE(says(other.status(), "ncclNetPlugin_v6 to ncclNetPlugin_v12")) << other.status().message();
 }
 
+TEST(NetPluginRails, AreTheFastestAndDifferentForTheRanksOfAHost) {
+  const auto devices = [](std::vector<int64_t> rates) {
+    std::vector<PluginUse::Device> all;
+    for (const int64_t r : rates) all.push_back({static_cast<int>(all.size()), {}}), all.back().is.mbit_per_s = r;
+    return all;
+  };
+  const auto numbers = [](const std::vector<PluginUse::Device>& rails) {
+    std::vector<int> all;
+    for (const PluginUse::Device& d : rails) all.push_back(d.number);
+    return all;
+  };
+  using Numbers = std::vector<int>;
+  EXPECT_EQ(numbers(choose_rails(devices({0}), 3)), Numbers{0});
+  EXPECT_EQ(numbers(choose_rails(devices({1000, 100'000, 25'000, 24'000}), 0)), (Numbers{1, 2}));
+  const auto eight = devices(std::vector<int64_t>(8, 400'000));
+  EXPECT_EQ(numbers(choose_rails(eight, 0)), (Numbers{0, 1, 2, 3}));
+  EXPECT_EQ(numbers(choose_rails(eight, 1)), (Numbers{4, 5, 6, 7}));
+  EXPECT_EQ(numbers(choose_rails(eight, 2)), (Numbers{0, 1, 2, 3}));
+}
+
 class EveryVersion : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(NetPlugin, EveryVersion,
                          ::testing::Values("all", "v6", "v7", "v8", "v9", "v10", "v11", "v12"));
@@ -107,6 +127,9 @@ TEST_P(EveryVersion, WithoutDevicesIsFinalizedAndLeftOut) {
 TEST(NetPlugin, IsChosenByItsName) {
   const FakeNet fake("v12"), overwritten("v8");
   EXPECT_TRUE(use_plugin({.list = fake.file(), .wanted = "fake"}).ok()) << "case does not count";
+  // Before and after it has renamed itself.
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(use_plugin({.list = overwritten.file(), .wanted = "Fake"}).ok());
+  EXPECT_TRUE(use_plugin({.list = overwritten.file(), .wanted = "FakeOverwritten"}).ok());
   const Result<PluginUse> other = use_plugin({.list = fake.file(), .wanted = "AWS Libfabric"});
   ASSERT_FALSE(other.ok());
   EXPECT_TRUE(says(other.status(), "name is Fake") && says(other.status(), "AWS Libfabric"))
