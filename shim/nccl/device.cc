@@ -25,7 +25,9 @@ struct Driver {
   int (*release)(uint64_t) = nullptr;
   int (*create_stream)(void**, unsigned) = nullptr;
   int (*destroy_stream)(void*) = nullptr;
-  int (*record_event)(void*, void*) = nullptr;  // null in drivers that are too old to matter
+  int (*copy_to_device)(uint64_t, const void*, size_t,
+                        void*) = nullptr;  // these two: null in drivers too old to matter
+  int (*record_event)(void*, void*) = nullptr;
   bool usable = false;
 };
 
@@ -54,6 +56,7 @@ const Driver& driver() {
     if (library == nullptr) return d;
     int devices = 0;
     (void)find(library, "cuEventRecord", d.record_event);
+    (void)find(library, "cuMemcpyHtoDAsync_v2", d.copy_to_device);
     d.usable = find(library, "cuInit", d.init) && find(library, "cuDeviceGetCount", d.device_count) &&
                find(library, "cuCtxGetDevice", d.context_device) &&
                find(library, "cuDevicePrimaryCtxRetain", d.retain_primary) &&
@@ -98,6 +101,12 @@ bool owns(const void* pointer) {
 bool read(void* to, const void* from, size_t bytes, void* stream) {
   return present() && driver().copy_to_host(to, reinterpret_cast<uint64_t>(from), bytes, stream) == 0 &&
          driver().synchronize(stream) == 0;
+}
+
+bool write(void* to, const void* from, size_t bytes) {
+  return present() && driver().copy_to_device != nullptr &&
+         driver().copy_to_device(reinterpret_cast<uint64_t>(to), from, bytes, nullptr) == 0 &&
+         driver().synchronize(nullptr) == 0;
 }
 
 bool synchronize(void* stream) { return present() && driver().synchronize(stream) == 0; }

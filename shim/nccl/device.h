@@ -18,6 +18,8 @@ bool owns(const void* pointer);
 // Copies bytes of device memory to the host, after what is on the stream before. False on failure.
 bool read(void* to, const void* from, size_t bytes, void* stream);
 
+// The same the other way, at once.
+bool write(void* to, const void* from, size_t bytes);
 // Waits for what is on a stream of CUDA's. False without CUDA, and for what is no such stream.
 bool synchronize(void* stream);
 // Records a CUDA event on the stream. False without CUDA.

@@ -16,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "shim/nccl/device.h"
 #include "shim/nccl/settings.h"
 
 namespace moeccl::shim {
@@ -194,7 +195,8 @@ ncclResult_t Rma::reach(const char* function, int rank, Peer** found) {
                   ") is gone or cannot be reached: " + (file < 0 ? std::strerror(why) : "not its board"));
 }
 
-ncclResult_t Rma::find_target(const Put& put, Peer& peer, const std::atomic<bool>& given_up, uint64_t* address) {
+ncclResult_t Rma::find_target(const Put& put, Peer& peer, const std::atomic<bool>& given_up, uint64_t* address,
+                              bool* on_device) {
   const std::string where = std::string(put.function) + ": the window of " + rank_text(put.peer);
   Board::Window& w = peer.board->windows[put.window];
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(settings().timeout_ms);
@@ -209,17 +211,13 @@ ncclResult_t Rma::find_target(const Put& put, Peer& peer, const std::atomic<bool
     }
   }
   if (state == Board::kGone) return fail(ncclInvalidUsage, where + " was deregistered");
-  if (w.on_device != 0) {
-    return fail(ncclInvalidUsage, where +
-                                      " is memory of a CUDA device: MoECCL's puts reach host memory: use ncclSend and "
-                                      "ncclRecv, or run this program with MOECCL_SHIM_MODE=nccl");
-  }
   if (put.offset > w.bytes || put.n_bytes > w.bytes - put.offset) {
     return fail(ncclInvalidArgument, where + " has " + std::to_string(w.bytes) + " bytes: offset " +
                                          std::to_string(put.offset) + " and " + std::to_string(put.n_bytes) +
                                          " bytes lie beyond it");
   }
   *address = w.address + put.offset;
+  *on_device = w.on_device != 0;
   return ncclSuccess;
 }
 
@@ -311,10 +309,11 @@ ncclResult_t Rma::leave(const Put& put, Peer& peer, const std::atomic<bool>& giv
     if (ended(peer.process)) return fail(ncclRemoteError, where + " is gone: its process has ended");
     if (given_up) return fail(ncclInvalidUsage, where + ": the communicator was aborted or revoked");
     if (std::chrono::steady_clock::now() > end) {
-      return fail(ncclRemoteError, where + " has not fetched " + std::to_string(kParcels) + " puts within " +
-                                       std::to_string(settings().timeout_ms) +
-                                       " ms: this system does not let processes write into one another "
-                                       "(kernel.yama.ptrace_scope, seccomp), so it has to call ncclWaitSignal");
+      return fail(ncclRemoteError,
+                  where + " has not fetched " + std::to_string(kParcels) + " puts within " +
+                      std::to_string(settings().timeout_ms) +
+                      " ms: windows on a device, and all where processes may not write into one another "
+                      "(kernel.yama.ptrace_scope, seccomp), get their bytes in ncclWaitSignal");
     }
   }
 }
@@ -332,15 +331,21 @@ ncclResult_t Rma::fetch(int from) {
     const Door& door = peers_[static_cast<size_t>(from)]->door;
     const std::string path = "/proc/" + std::to_string(door.pid) + "/fd/" + std::to_string(p.file);
     const int file = fits ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC) : -1;
+    std::vector<char> for_device(fits && w->on_device != 0 ? p.bytes : 0);
+    char* to = !fits ? nullptr : w->on_device != 0 ? for_device.data() : reinterpret_cast<char*>(w->address + p.offset);
     uint64_t done = 0;
     while (file >= 0 && done < p.bytes) {
-      const ssize_t went =
-          pread(file, reinterpret_cast<char*>(w->address + p.offset) + done, p.bytes - done, static_cast<off_t>(done));
+      const ssize_t went = pread(file, to + done, p.bytes - done, static_cast<off_t>(done));
       if (went < 0 && errno == EINTR) continue;
       if (went <= 0) break;
       done += static_cast<uint64_t>(went);
     }
     if (file >= 0) close(file);
+    if (done == p.bytes && !for_device.empty() &&
+        !device::write(reinterpret_cast<void*>(w->address + p.offset), to, p.bytes)) {
+      return fail(ncclUnhandledCudaError, "ncclWaitSignal: " + std::to_string(p.bytes) + " bytes of " +
+                                              rank_text(from) + " cannot be copied into a window on the device");
+    }
     box.fetched.store(n + 1, std::memory_order_release);  // acquired in post()
     if (file >= 0 && done == p.bytes) continue;
     return fail(fits ? ncclRemoteError : ncclInvalidUsage,
@@ -357,9 +362,13 @@ ncclResult_t Rma::put(const Put& put, const std::atomic<bool>& given_up) {
   if (result != ncclSuccess) return result;
   if (put.window < kWindows) {
     uint64_t address = 0;
-    result = find_target(put, *peer, given_up, &address);
-    if (result == ncclSuccess && put.n_bytes > 0 && !peer->fetches) result = write(put, *peer, address);
-    if (result == ncclSuccess && put.n_bytes > 0 && peer->fetches) result = leave(put, *peer, given_up);
+    bool on_device = false;
+    result = find_target(put, *peer, given_up, &address, &on_device);
+    // A device's memory is its own process's to write.
+    const bool writes = put.n_bytes > 0 && !on_device;
+    if (result == ncclSuccess && writes && !peer->fetches) result = write(put, *peer, address);
+    const bool leaves = put.n_bytes > 0 && (on_device || peer->fetches);
+    if (result == ncclSuccess && leaves) result = leave(put, *peer, given_up);
     if (result != ncclSuccess) return result;
   }
   // After the bytes; acquired in wait_for().

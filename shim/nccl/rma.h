@@ -1,8 +1,8 @@
 // One-sided puts and signals between ranks of a host (ncclPutSignal, ncclSignal, ncclWaitSignal). The bytes go straight
 // into the peer's window, by memcpy within a process and by process_vm_writev between two; the signal is a counter in
 // memory that the ranks share. Nobody else's time is needed, and nothing is kept for those who never put. Where the
-// system forbids that (kernel.yama.ptrace_scope, a container's seccomp), the bytes lie in a file of memory until the
-// peer waits for the signal and fetches them.
+// system forbids that (kernel.yama.ptrace_scope, a container's seccomp), and for windows on a device, the bytes lie in
+// a file of memory until the peer waits for the signal and fetches them.
 #pragma once
 
 #include <sys/types.h>
@@ -77,7 +77,8 @@ class Rma {
   using Deadline = std::chrono::steady_clock::time_point;
 
   ncclResult_t reach(const char* function, int rank, Peer** peer);
-  ncclResult_t find_target(const Put& put, Peer& peer, const std::atomic<bool>& given_up, uint64_t* address);
+  ncclResult_t find_target(const Put& put, Peer& peer, const std::atomic<bool>& given_up, uint64_t* address,
+                           bool* on_device);
   ncclResult_t write(const Put& put, Peer& peer, uint64_t address);
   ncclResult_t leave(const Put& put, Peer& peer, const std::atomic<bool>& given_up);
   ncclResult_t post(const Put& put, Peer& peer, bool* posted);

@@ -46,5 +46,48 @@ TEST(ShimDevice, CollectivesOnDeviceMemoryAndStreams) {
   });
 }
 
+// Puts from device memory into a window of device memory, which the peer fetches when it waits.
+TEST(ShimDevice, PutsReachWindowsOfDeviceMemory) {
+  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  constexpr int kRanks = 2;
+  constexpr size_t kCount = 1003;
+  Board* board = new_board();
+  in_processes(kRanks, [&](int rank) {
+    const ncclUniqueId id = meet(*board, rank);
+    CudaDevice device;
+    ASSERT_TRUE(device.ok());
+    ncclComm_t comm = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, kRanks, id, rank));
+    auto* stream = static_cast<cudaStream_t>(device.make_stream());
+    void* memory = nullptr;
+    ncclWindow_t window = nullptr;
+    const size_t bytes = kCount * sizeof(float);
+    ASSERT_NCCL(ncclMemAlloc(&memory, 2 * bytes));
+    ASSERT_NCCL(ncclCommWindowRegister(comm, memory, 2 * bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
+    std::vector<float> in(kCount), out(kCount);
+    for (int round = 0; round < 3; ++round) {
+      for (size_t i = 0; i < kCount; ++i)
+        in[i] = static_cast<float>(i) + 1000.0f * static_cast<float>(round + 3 * rank);
+      void* source = device.allocate(bytes);
+      device.upload(source, in.data(), bytes, stream);
+      ASSERT_NCCL(ncclPutSignal(source, kCount, ncclFloat32, 1 - rank, window, bytes, 0, 0, 0, comm, stream));
+      ncclWaitSignalDesc_t wanted = {1, 1 - rank, 0, 0};
+      ASSERT_NCCL(ncclWaitSignal(1, &wanted, comm, stream));
+      device.download(out.data(), static_cast<char*>(memory) + bytes, bytes, stream);
+      for (size_t i = 0; i < kCount; ++i) {
+        ASSERT_EQ(out[i], static_cast<float>(i) + 1000.0f * static_cast<float>(round + 3 * (1 - rank))) << i;
+      }
+      device.release(source);
+      ASSERT_NCCL(ncclSignal(1 - rank, 1, 0, 0, comm, stream));
+      wanted.sigIdx = 1;
+      ASSERT_NCCL(ncclWaitSignal(1, &wanted, comm, stream));
+    }
+    EXPECT_NCCL(ncclCommWindowDeregister(comm, window));
+    EXPECT_NCCL(ncclMemFree(memory));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+    device.end_stream(stream);
+  });
+}
+
 }  // namespace
 }  // namespace moeccl::testing
