@@ -139,11 +139,35 @@ void examine_port(Findings& f, const Node& nic, const Port& port) {
   }
 }
 
+// What breaks RDMA although the port is active.
+void examine_rdma_port(Findings& f, const Node& nic, const Port& port) {
+  if (port.state == PortState::kDown) return;
+  const std::string at = format("{} port {}", label(nic), port.number);
+  const bool ethernet = port.layer == LinkLayer::kEthernet;
+  if (port.gid.empty()) {
+    f.problem(at + " has no GID: no queue pair can be connected", ethernet
+                                                                      ? "give its interface an IP address (ip addr add)"
+                                                                      : "look at the subnet manager (sminfo, ibstat)");
+  }
+  if (ethernet && port.mtu_bytes > 0 && port.mtu_bytes < 4200) {
+    f.note(format("{}: an mtu of {} makes RDMA packets smaller than 4096 bytes", at, port.mtu_bytes),
+           "ip link set <its interface> mtu 4200 or more on all hosts, if the switches carry it");
+  }
+  if (port.layer == LinkLayer::kInfiniband) {
+    f.note(at + ": adaptive routing may change the order of writes, so signals wait for completions",
+           "MOECCL_IB_ADAPTIVE_ROUTING=0 where the fabric routes statically");
+  }
+}
+
 Findings network(const Graph& graph, const HostLimits& l) {
   Findings f("network");
   const auto nics = graph.of_kind(NodeKind::kNic);
-  for (const Node* nic : nics)
-    for (const Port& port : nic->ports) examine_port(f, *nic, port);
+  for (const Node* nic : nics) {
+    for (const Port& port : nic->ports) {
+      examine_port(f, *nic, port);
+      if (told_by(*nic, "verbs")) examine_rdma_port(f, *nic, port);
+    }
+  }
   if (nics.empty()) f.note("no network interface but loopback: ranks reach this host alone", "attach a network");
   const bool rdma_card = std::any_of(nics.begin(), nics.end(), [](const Node* n) {
     return std::any_of(n->os_devices.begin(), n->os_devices.end(),

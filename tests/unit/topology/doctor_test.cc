@@ -177,6 +177,35 @@ TEST(Doctor, PortsThatCannotRunAtTheirRate) {
   EXPECT_NE(find(small, "small for this rate")->fix.find("ip link set eth0 mtu 9000"), std::string::npos);
 }
 
+TEST(Doctor, WhatBreaksRdmaOnAnActivePort) {
+  Discovery d;
+  d.graph = fixture("sub_numa");
+  Node* nic = d.graph.find("pci:0000:19:00.0");
+  ASSERT_NE(nic, nullptr);
+  Port& port = nic->ports[0];
+  port.state = PortState::kUp;
+  port.layer = LinkLayer::kEthernet;
+  port.mtu_bytes = 1500;
+  port.gid = "";
+  const driver::HostLimits l = good_limits();
+  EXPECT_EQ(find(examine({&d, &l, 2, false}), "no GID"), nullptr) << "no RDMA device";
+  nic->sources.push_back("verbs");
+  const auto broken = examine({&d, &l, 2, false});
+  ASSERT_NE(find(broken, "no GID"), nullptr);
+  EXPECT_EQ(find(broken, "no GID")->verdict, Verdict::kProblem);
+  EXPECT_NE(find(broken, "smaller than 4096 bytes"), nullptr);
+  port.gid = "fe80::1";
+  port.mtu_bytes = 9000;
+  const auto good = examine({&d, &l, 2, false});
+  EXPECT_EQ(find(good, "no GID"), nullptr);
+  EXPECT_EQ(find(good, "smaller than 4096 bytes"), nullptr);
+  EXPECT_EQ(find(good, "adaptive routing"), nullptr);
+  port.layer = LinkLayer::kInfiniband;
+  const auto infiniband = examine({&d, &l, 2, false});
+  ASSERT_NE(find(infiniband, "adaptive routing"), nullptr);
+  EXPECT_NE(find(infiniband, "adaptive routing")->fix.find("MOECCL_IB_ADAPTIVE_ROUTING=0"), std::string::npos);
+}
+
 // On this machine, whatever it is: the page is whole and the trial of process_vm_readv gives an answer.
 TEST(Doctor, ThisHost) {
   const auto& host = discover_host();
