@@ -6,6 +6,7 @@
 #include <charconv>
 #include <limits>
 #include <string_view>
+#include <type_traits>
 
 #include "src/base/log.h"
 
@@ -16,12 +17,6 @@ namespace {
 
 constexpr int64_t kMaxMs = std::numeric_limits<int32_t>::max();  // moecclConfig_t holds milliseconds in 32 bits
 
-bool parse_flag(std::string_view text, bool* flag) {
-  if (text != "0" && text != "1") return false;
-  *flag = text == "1";
-  return true;
-}
-
 bool parse_integer(std::string_view text, int64_t low, int64_t high, int64_t* value) {
   int64_t parsed = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), parsed);
@@ -30,24 +25,62 @@ bool parse_integer(std::string_view text, int64_t low, int64_t high, int64_t* va
   return true;
 }
 
-bool parse_level(std::string_view text, LogLevel* level) {
+// Readers of one field each. They leave it alone when they refuse.
+
+bool parse_level(std::string_view text, Env* e) {
   constexpr std::string_view kNames[] = {"ERROR", "WARN", "INFO", "TRACE"};
-  for (size_t i = 0; i < std::size(kNames); ++i) {
-    if (text == kNames[i]) {
-      *level = static_cast<LogLevel>(i);
-      return true;
-    }
-  }
-  return false;
+  const auto* const found = std::find(std::begin(kNames), std::end(kNames), text);
+  if (found != std::end(kNames)) e->log_level = static_cast<LogLevel>(found - std::begin(kNames));
+  return found != std::end(kNames);
+}
+
+template <bool Env::*kField>
+bool flag(std::string_view text, Env* e) {
+  if (text != "0" && text != "1") return false;
+  e->*kField = text == "1";
+  return true;
+}
+
+template <auto kField, int64_t kLow, int64_t kHigh>
+bool integer(std::string_view text, Env* e) {
+  int64_t value = 0;
+  if (!parse_integer(text, kLow, kHigh, &value)) return false;
+  e->*kField = static_cast<std::remove_reference_t<decltype(e->*kField)>>(value);
+  return true;
+}
+
+template <int64_t Env::*kField, int64_t kLow = 0, int64_t kHigh = std::numeric_limits<int64_t>::max()>
+bool bytes(std::string_view text, Env* e) {
+  int64_t value = 0;
+  if (!parse_bytes(text, &value) || value < kLow || value > kHigh) return false;
+  e->*kField = value;
+  return true;
 }
 
 // Words that are read later by who uses them; here only what no reader could want.
-bool parse_text(std::string_view text, std::string* value) {
-  if (text.size() > 4096) return false;
-  for (const char c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n') return false;
-  }
-  *value = text;
+template <std::string Env::*kField, size_t kMost = 4096>
+bool words(std::string_view text, Env* e) {
+  const auto bad = [](char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n'; };
+  if (text.size() > kMost || std::any_of(text.begin(), text.end(), bad)) return false;
+  e->*kField = text;
+  return true;
+}
+
+bool parse_heap(std::string_view text, Env* e) {
+  int64_t value = 0;
+  if (parse_bytes(text, &value) && value == 0) return true;
+  return bytes<&Env::heap_bytes, int64_t{16} << 20, int64_t{1} << 40>(text, e);
+}
+
+bool parse_net(std::string_view text, Env* e) {
+  const bool known = text == "verbs" || text == "tcp" || text == "plugin" ||
+                     (text.starts_with("plugin:") && text.size() > 7 && text.size() <= 64);
+  return known && words<&Env::net>(text, e);
+}
+
+bool parse_secret(std::string_view text, Env* e) {
+  if (text.size() < 16 || text.size() > 4096) return false;  // shorter ones can be guessed
+  e->secret = text;
   return true;
 }
 
@@ -60,94 +93,41 @@ struct Variable {
 };
 
 constexpr Variable kVariables[] = {
-    {"MOECCL_TIMEOUT_MS", "milliseconds, 1 to 2147483647",
-     [](std::string_view t, Env* e) { return parse_integer(t, 1, kMaxMs, &e->timeout_ms); }},
-    {"MOECCL_INIT_TIMEOUT_MS", "milliseconds, 1 to 2147483647",
-     [](std::string_view t, Env* e) { return parse_integer(t, 1, kMaxMs, &e->init_timeout_ms); }},
+    {"MOECCL_TIMEOUT_MS", "milliseconds, 1 to 2147483647", integer<&Env::timeout_ms, 1, kMaxMs>},
+    {"MOECCL_INIT_TIMEOUT_MS", "milliseconds, 1 to 2147483647", integer<&Env::init_timeout_ms, 1, kMaxMs>},
     {"MOECCL_STAGING_BYTES", "bytes with an optional K, M or G, 64K to 1024G",
-     [](std::string_view t, Env* e) {
-       int64_t bytes = 0;
-       if (!parse_bytes(t, &bytes) || bytes < (int64_t{64} << 10) || bytes > (int64_t{1} << 40)) return false;
-       e->staging_bytes = bytes;
-       return true;
-     }},
-    {"MOECCL_HEAP_BYTES", "bytes with an optional K, M or G, 16M to 1024G; 0 for automatic",
-     [](std::string_view t, Env* e) {
-       int64_t bytes = 0;
-       if (!parse_bytes(t, &bytes) || (bytes > 0 && bytes < (int64_t{16} << 20)) || bytes > (int64_t{1} << 40))
-         return false;
-       e->heap_bytes = bytes;
-       return true;
-     }},
-    {"MOECCL_MOE_MEMORY_CAP", "bytes with an optional K, M or G; 0 for no cap",
-     [](std::string_view t, Env* e) { return parse_bytes(t, &e->moe_memory_cap); }},
-    {"MOECCL_DEBUG", "ERROR, WARN, INFO or TRACE",
-     [](std::string_view t, Env* e) { return parse_level(t, &e->log_level); }},
-    {"MOECCL_PLAN", "algorithm names, at most 4096 printable characters",
-     [](std::string_view t, Env* e) { return parse_text(t, &e->plan); }},
-    {"MOECCL_PROFILE", "a file name, at most 4096 printable characters",
-     [](std::string_view t, Env* e) { return parse_text(t, &e->profile); }},
-    {"MOECCL_CALIBRATE", "milliseconds, 0 to 3600000; 0 for never",
-     [](std::string_view t, Env* e) { return parse_integer(t, 0, 3'600'000, &e->calibrate_ms); }},
-    {"MOECCL_KERNELS", "the name of a kernel table, at most 4096 printable characters",
-     [](std::string_view t, Env* e) { return parse_text(t, &e->kernels); }},
+     bytes<&Env::staging_bytes, int64_t{64} << 10, int64_t{1} << 40>},
+    {"MOECCL_HEAP_BYTES", "bytes with an optional K, M or G, 16M to 1024G; 0 for automatic", parse_heap},
+    {"MOECCL_MOE_MEMORY_CAP", "bytes with an optional K, M or G; 0 for no cap", bytes<&Env::moe_memory_cap>},
+    {"MOECCL_DEBUG", "ERROR, WARN, INFO or TRACE", parse_level},
+    {"MOECCL_PLAN", "algorithm names, at most 4096 printable characters", words<&Env::plan>},
+    {"MOECCL_PROFILE", "a file name, at most 4096 printable characters", words<&Env::profile>},
+    {"MOECCL_CALIBRATE", "milliseconds, 0 to 3600000; 0 for never", integer<&Env::calibrate_ms, 0, 3'600'000>},
+    {"MOECCL_KERNELS", "the name of a kernel table, at most 4096 printable characters", words<&Env::kernels>},
     {"MOECCL_TOPOLOGY", "a synthetic topology or a file name, at most 4096 printable characters",
-     [](std::string_view t, Env* e) { return parse_text(t, &e->topology); }},
-    {"MOECCL_SECRET", "16 to 4096 characters",
-     [](std::string_view t, Env* e) {
-       if (t.size() < 16 || t.size() > 4096) return false;  // shorter ones can be guessed
-       e->secret = t;
-       return true;
-     },
-     true},
-    {"MOECCL_SECRET_FILE", "a file name, at most 4096 printable characters",
-     [](std::string_view t, Env* e) { return parse_text(t, &e->secret_file); }},
+     words<&Env::topology>},
+    {"MOECCL_SECRET", "16 to 4096 characters", parse_secret, true},
+    {"MOECCL_SECRET_FILE", "a file name, at most 4096 printable characters", words<&Env::secret_file>},
     {"MOECCL_SOCKET_ADDR", "ip or ip:port of an interface of this host, [ip6]:port for IPv6",
-     [](std::string_view t, Env* e) { return t.size() <= 64 && parse_text(t, &e->socket_addr); }},
-    {"MOECCL_NET", "verbs, tcp, plugin or plugin:NAME",
-     [](std::string_view t, Env* e) {
-       const bool known = t.empty() || t == "verbs" || t == "tcp" || t == "plugin" ||
-                          (t.starts_with("plugin:") && t.size() > 7 && t.size() <= 64);
-       return known && parse_text(t, &e->net);
-     }},
-    {"MOECCL_NET_PLUGIN", "a comma list of net plugins, or none",
-     [](std::string_view t, Env* e) { return parse_text(t, &e->net_plugin); }, false, "NCCL_NET_PLUGIN"},
+     words<&Env::socket_addr, 64>},
+    {"MOECCL_NET", "verbs, tcp, plugin or plugin:NAME", parse_net},
+    {"MOECCL_NET_PLUGIN", "a comma list of net plugins, or none", words<&Env::net_plugin>, false, "NCCL_NET_PLUGIN"},
     {"MOECCL_SOCKET_IFNAME", "interface names, eth0,eth1, or ^eth0,eth1 for all others",
-     [](std::string_view t, Env* e) { return t.size() <= 1024 && parse_text(t, &e->socket_ifname); }},
+     words<&Env::socket_ifname, 1024>},
     {"MOECCL_SOCKET_STREAMS", "connections per peer and interface, 1 to 8; 0 for automatic",
-     [](std::string_view t, Env* e) {
-       int64_t n = 0;
-       if (!parse_integer(t, 0, 8, &n)) return false;
-       e->socket_streams = static_cast<int32_t>(n);
-       return true;
-     }},
+     integer<&Env::socket_streams, 0, 8>},
     {"MOECCL_SOCKET_CONGESTION", "a congestion control of net.ipv4.tcp_allowed_congestion_control, or system",
-     [](std::string_view t, Env* e) { return t.size() < 16 && parse_text(t, &e->socket_congestion); }},
-    {"MOECCL_SPIN_US", "microseconds, 0 to 1000000; -1 for automatic",
-     [](std::string_view t, Env* e) {
-       int64_t us = 0;
-       if (!parse_integer(t, -1, 1'000'000, &us)) return false;
-       e->spin_us = static_cast<int32_t>(us);
-       return true;
-     }},
-    {"MOECCL_CUDA_DRIVER", "the absolute path of a CUDA driver library, or none",
-     [](std::string_view t, Env* e) { return parse_text(t, &e->cuda_driver); }},
-    {"MOECCL_CUDA_SMS", "multiprocessors, 1 to 1024; 0 for automatic",
-     [](std::string_view t, Env* e) {
-       int64_t sms = 0;
-       if (!parse_integer(t, 0, 1024, &sms)) return false;
-       e->cuda_sms = static_cast<int32_t>(sms);
-       return true;
-     }},
-    {"MOECCL_CUDA_IPC", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->cuda_ipc); }},
-    {"MOECCL_CHECK_PLANS", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->check_plans); }},
-    {"MOECCL_TRIALS", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->trials); }},
-    {"MOECCL_CUDA_PERSISTENT", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->cuda_persistent); }},
-    {"MOECCL_CUDA_PERSISTENT_BYTES", "bytes with an optional K, M or G",
-     [](std::string_view t, Env* e) { return parse_bytes(t, &e->cuda_persistent_bytes); }},
-    {"MOECCL_HOST_ID", "a name of at most 64 printable characters",
-     [](std::string_view t, Env* e) { return t.size() <= 64 && parse_text(t, &e->host_id); }},
-    {"MOECCL_NO_CMA", "0 or 1", [](std::string_view t, Env* e) { return parse_flag(t, &e->no_cma); }},
+     words<&Env::socket_congestion, 15>},
+    {"MOECCL_SPIN_US", "microseconds, 0 to 1000000; -1 for automatic", integer<&Env::spin_us, -1, 1'000'000>},
+    {"MOECCL_CUDA_DRIVER", "the absolute path of a CUDA driver library, or none", words<&Env::cuda_driver>},
+    {"MOECCL_CUDA_SMS", "multiprocessors, 1 to 1024; 0 for automatic", integer<&Env::cuda_sms, 0, 1024>},
+    {"MOECCL_CUDA_IPC", "0 or 1", flag<&Env::cuda_ipc>},
+    {"MOECCL_CHECK_PLANS", "0 or 1", flag<&Env::check_plans>},
+    {"MOECCL_TRIALS", "0 or 1", flag<&Env::trials>},
+    {"MOECCL_CUDA_PERSISTENT", "0 or 1", flag<&Env::cuda_persistent>},
+    {"MOECCL_CUDA_PERSISTENT_BYTES", "bytes with an optional K, M or G", bytes<&Env::cuda_persistent_bytes>},
+    {"MOECCL_HOST_ID", "a name of at most 64 printable characters", words<&Env::host_id, 64>},
+    {"MOECCL_NO_CMA", "0 or 1", flag<&Env::no_cma>},
 };
 
 std::string known_names() {
@@ -194,25 +174,9 @@ const EnvParse& parsed() {
 }  // namespace
 
 bool parse_bytes(std::string_view text, int64_t* bytes) {
-  int shift = 0;
-  if (!text.empty()) {
-    switch (text.back()) {
-      case 'k':
-      case 'K':
-        shift = 10;
-        break;
-      case 'm':
-      case 'M':
-        shift = 20;
-        break;
-      case 'g':
-      case 'G':
-        shift = 30;
-        break;
-      default:
-        break;
-    }
-  }
+  constexpr std::string_view kUnits = "kKmMgG";
+  const size_t unit = text.empty() ? std::string_view::npos : kUnits.find(text.back());
+  const int shift = unit == std::string_view::npos ? 0 : 10 * static_cast<int>(1 + unit / 2);
   if (shift > 0) text.remove_suffix(1);
   int64_t value = 0;
   if (!parse_integer(text, 0, std::numeric_limits<int64_t>::max() >> shift, &value)) return false;
