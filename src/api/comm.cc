@@ -34,8 +34,7 @@ Status join(const moecclUniqueId& id, int n_ranks, int rank, const comm::Config&
 }
 
 Status init_rank(moecclComm_t* out, int n_ranks, const moecclUniqueId& id, int rank, const moecclConfig_t* given) {
-  if (out == nullptr) return api::null_argument("comm", "the address of a moecclComm_t");
-  *out = nullptr;
+  MOECCL_TRY(api::clear(out, "comm", "the address of a moecclComm_t"));
   if (n_ranks < 1 || n_ranks > bootstrap::kMaxRanks) {
     return error(moecclInvalidArgument, "n_ranks is {}: give 1 to {}", n_ranks, bootstrap::kMaxRanks);
   }
@@ -62,14 +61,23 @@ Status init_all(moecclComm_t* comms, int n_ranks, const moecclConfig_t* given) {
 }
 
 Status init_env(moecclComm_t* out, const moecclConfig_t* given) {
-  if (out == nullptr) return api::null_argument("comm", "the address of a moecclComm_t");
-  *out = nullptr;
+  MOECCL_TRY(api::clear(out, "comm", "the address of a moecclComm_t"));
   MOECCL_TRY(api::outside_groups("moecclCommInitEnv"));
   MOECCL_ASSIGN_OR_RETURN(const comm::Config config, comm::Config::from(given));
   MOECCL_ASSIGN_OR_RETURN(const bootstrap::LauncherInfo info, bootstrap::detect_launcher());
   moecclUniqueId id;
   MOECCL_ASSIGN_OR_RETURN(id, bootstrap::meet_from_environment(info, Deadline::after_ms(config.init_timeout_ms)));
   return join(id, info.n_ranks, info.rank, config, out);
+}
+
+// One figure of a communicator.
+template <class T, class Figure>
+moecclResult_t ask(moecclComm_t handle, T* out, const char* name, const char* wanted, Figure figure) {
+  return with_comm(handle, [&](Communicator& comm) -> Status {
+    MOECCL_TRY(api::require(out, name, wanted));
+    *out = static_cast<T>((comm.*figure)());
+    return {};
+  });
 }
 
 // As with_comm(), for calls of any thread: the owner may destroy the communicator meanwhile.
@@ -112,8 +120,7 @@ moecclResult_t moecclCommSplit(moecclComm_t handle, int color, int key, moecclCo
                                const moecclConfig_t* config) {
   return with_comm(handle, [&](Communicator& comm) -> Status {
     MOECCL_TRY(api::outside_groups("moecclCommSplit"));
-    if (new_comm == nullptr) return api::null_argument("new_comm", "the address of a moecclComm_t");
-    *new_comm = nullptr;
+    MOECCL_TRY(api::clear(new_comm, "new_comm", "the address of a moecclComm_t"));
     MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> made, comm::split(comm, color, key, config));
     if (made == nullptr) return {};
     MOECCL_ASSIGN_OR_RETURN(*new_comm, CommTable::get().add(std::move(made)));
@@ -166,33 +173,20 @@ moecclResult_t moecclCommSetPriority(moecclComm_t handle, int priority) {
 }
 
 moecclResult_t moecclCommCount(moecclComm_t handle, int* count) {
-  return with_comm(handle, [&](Communicator& comm) -> Status {
-    if (count == nullptr) return api::null_argument("count", "the address of an int");
-    *count = static_cast<int>(comm.n_ranks());
-    return {};
-  });
+  return ask(handle, count, "count", "the address of an int", &Communicator::n_ranks);
 }
 
 moecclResult_t moecclCommUserRank(moecclComm_t handle, int* rank) {
-  return with_comm(handle, [&](Communicator& comm) -> Status {
-    if (rank == nullptr) return api::null_argument("rank", "the address of an int");
-    *rank = static_cast<int>(comm.rank());
-    return {};
-  });
+  return ask(handle, rank, "rank", "the address of an int", &Communicator::rank);
 }
 
 moecclResult_t moecclCommMemoryUsage(moecclComm_t handle, size_t* bytes) {
-  return with_comm(handle, [&](Communicator& comm) -> Status {
-    if (bytes == nullptr) return api::null_argument("bytes", "the address of a size_t");
-    *bytes = comm.memory_bytes();
-    return {};
-  });
+  return ask(handle, bytes, "bytes", "the address of a size_t", &Communicator::memory_bytes);
 }
 
 moecclResult_t moecclMemAlloc(void** ptr, size_t bytes) {
   return api::guarded(nullptr, [&]() -> Status {
-    if (ptr == nullptr) return api::null_argument("ptr", "the address of a pointer");
-    *ptr = nullptr;
+    MOECCL_TRY(api::clear(ptr, "ptr", "the address of a pointer"));
     MOECCL_ASSIGN_OR_RETURN(comm::SymmetricHeap * heap, comm::SymmetricHeap::process_heap());
     MOECCL_ASSIGN_OR_RETURN(*ptr, heap->allocate(bytes));
     return {};
@@ -209,8 +203,7 @@ moecclResult_t moecclMemFree(void* ptr) {
 
 moecclResult_t moecclCommRegister(moecclComm_t handle, void* ptr, size_t bytes, void** registration) {
   return with_comm(handle, [&](Communicator& comm) -> Status {
-    if (registration == nullptr) return api::null_argument("handle", "the address of a pointer");
-    *registration = nullptr;
+    MOECCL_TRY(api::clear(registration, "handle", "the address of a pointer"));
     MOECCL_ASSIGN_OR_RETURN(*registration, comm.announce(ptr, bytes));
     return {};
   });
@@ -222,8 +215,7 @@ moecclResult_t moecclCommDeregister(moecclComm_t handle, void* registration) {
 
 moecclResult_t moecclStreamCreate(moecclStream_t* stream) {
   return api::guarded(nullptr, [&]() -> Status {
-    if (stream == nullptr) return api::null_argument("stream", "the address of a moecclStream_t");
-    *stream = nullptr;
+    MOECCL_TRY(api::clear(stream, "stream", "the address of a moecclStream_t"));
     MOECCL_ASSIGN_OR_RETURN(*stream, StreamTable::get().add(std::make_unique<comm::HostStream>()));
     return {};
   });

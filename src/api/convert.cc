@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <new>
 
 #include "src/base/data_type.h"
+#include "src/base/names.h"
 #include "src/base/per_thread.h"
 #include "src/comm/cuda_stream.h"
 
@@ -120,33 +122,12 @@ void copy_text(const std::string& text, char* out, size_t out_bytes, size_t* nee
 using namespace moeccl;
 
 const char* moecclGetErrorString(moecclResult_t result) {
-  switch (result) {
-    case moecclSuccess:
-      return "moecclSuccess";
-    case moecclSystemError:
-      return "moecclSystemError";
-    case moecclInternalError:
-      return "moecclInternalError";
-    case moecclInvalidArgument:
-      return "moecclInvalidArgument";
-    case moecclInvalidUsage:
-      return "moecclInvalidUsage";
-    case moecclRemoteError:
-      return "moecclRemoteError";
-    case moecclInProgress:
-      return "moecclInProgress";
-    case moecclTimeout:
-      return "moecclTimeout";
-    case moecclAborted:
-      return "moecclAborted";
-    case moecclMismatch:
-      return "moecclMismatch";
-    case moecclOutOfMemory:
-      return "moecclOutOfMemory";
-    case moecclUnsupported:
-      return "moecclUnsupported";
-  }
-  return "unknown result code";
+  static constexpr const char* kNames[] = {"moecclSuccess",         "moecclSystemError",  "moecclInternalError",
+                                           "moecclInvalidArgument", "moecclInvalidUsage", "moecclRemoteError",
+                                           "moecclInProgress",      "moecclTimeout",      "moecclAborted",
+                                           "moecclMismatch",        "moecclOutOfMemory",  "moecclUnsupported"};
+  static_assert(moecclUnsupported + 1 == std::size(kNames));
+  return name_among(kNames, result, "unknown result code");
 }
 
 namespace {

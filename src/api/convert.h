@@ -52,7 +52,7 @@ Status destroy(HandleTable<T, H, kKind>& table, H handle, const char* name, cons
   if (handle == nullptr) return {};
   auto taken = table.take(handle);
   if (!taken) return error(moecclInvalidArgument, "{} is not a live {}: was it destroyed before?", name, kind);
-  return taken.inherited() ? Status() : before(*taken.operator->());
+  return taken.inherited() ? Status() : before(*taken.get());
 }
 template <class T, class H, uint64_t kKind>
 Status destroy(HandleTable<T, H, kKind>& table, H handle, const char* name, const char* kind) {
@@ -89,7 +89,21 @@ moecclResult_t with_comm(moecclComm_t handle, Body&& body, const char* whose = n
 // NULL is the blocking stream: *stream null.
 Status find_stream(moecclStream_t handle, comm::Stream** stream);
 Status null_argument(const char* name, const char* wanted);
+inline Status require(const void* pointer, const char* name, const char* wanted) {
+  return pointer == nullptr ? null_argument(name, wanted) : Status();
+}
+// Where a call puts what it makes: NULL until it succeeds. type: of what `out` is the address of.
+template <class T>
+Status clear(T** out, const char* name, const char* type) {
+  MOECCL_TRY(require(out, name, type));
+  *out = nullptr;
+  return {};
+}
 // Copies a page for a person as snprintf does.
 void copy_text(const std::string& text, char* out, size_t out_bytes, size_t* needed);
+inline Status give_text(const Result<std::string>& page, char* out, size_t out_bytes, size_t* needed) {
+  if (page.ok()) copy_text(page.value(), out, out_bytes, needed);
+  return page.status();
+}
 
 }  // namespace moeccl::api

@@ -112,8 +112,6 @@ moecclResult_t moecclExpertExplain(moecclComm_t comm, moecclOp_t op, size_t coun
     call.count = count;
     call.type = type;
     call.placement = placement;
-    MOECCL_ASSIGN_OR_RETURN(const std::string page, comm::explain_expert_call(c, call));
-    api::copy_text(page, text, text_bytes, needed);
-    return {};
+    return api::give_text(comm::explain_expert_call(c, call), text, text_bytes, needed);
   });
 }

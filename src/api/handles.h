@@ -16,6 +16,19 @@ namespace moeccl::api {
 template <class T, class H, uint64_t kKind>
 class HandleTable {
   struct Slot;
+  static void unpin(Slot& slot) {
+    if (slot.pins.fetch_sub(1) == 1) slot.pins.notify_all();
+  }
+  static void leave(Slot& slot) {
+    if (slot.born != driver::process_number()) {
+      slot.handle.store(0);  // the slot stays in use, which also keeps the object in the sight of leak checkers
+      return;
+    }
+    slot.handle.store(0);
+    for (uint32_t pins = slot.pins.load(); pins != 0; pins = slot.pins.load()) slot.pins.wait(pins);
+    delete slot.object.exchange(nullptr, std::memory_order_relaxed);
+    slot.used.store(false, std::memory_order_release);  // pairs with the acquire in add()
+  }
 
  public:
   static constexpr uint32_t kSlots = 1u << 14;
@@ -53,22 +66,27 @@ class HandleTable {
   // threads are not here.
   bool inherited(H handle) const { return slot_of(handle).born != driver::process_number(); }
 
-  // For any thread: the object stays until the pin goes. Empty when the handle is not a live one, or was made before
-  // this process was forked.
-  class Pin {
+  // What ends with `kEnd` of the slot.
+  template <void (*kEnd)(Slot&)>
+  class Hold {
    public:
-    Pin() = default;
-    explicit Pin(Slot& slot) : slot_(&slot) {}
-    Pin(Pin&& other) noexcept : slot_(std::exchange(other.slot_, nullptr)) {}
-    Pin& operator=(Pin&&) = delete;
-    ~Pin() {
-      if (slot_ != nullptr) unpin(*slot_);
+    Hold() = default;
+    explicit Hold(Slot& slot) : slot_(&slot) {}
+    Hold(Hold&& other) noexcept : slot_(std::exchange(other.slot_, nullptr)) {}
+    Hold& operator=(Hold&&) = delete;
+    ~Hold() {
+      if (slot_ != nullptr) kEnd(*slot_);
     }
+    explicit operator bool() const { return slot_ != nullptr; }
     T* get() const { return slot_ != nullptr ? slot_->object.load(std::memory_order_relaxed) : nullptr; }
+    bool inherited() const { return slot_->born != driver::process_number(); }
 
    private:
     Slot* slot_ = nullptr;
   };
+  // For any thread: the object stays until the pin goes. Empty when the handle is not a live one, or was made before
+  // this process was forked.
+  using Pin = Hold<unpin>;
   Pin pin(H handle) {
     const auto value = reinterpret_cast<uint64_t>(handle);
     if ((value & (kLeaving | 0xff)) != kKind) return {};
@@ -86,22 +104,7 @@ class HandleTable {
   // What was taken out of the table: its handle is dead for find(). Pins are still given until this goes, so that a
   // wait of the owner's can be ended by moecclCommAbort(); then they are waited for and the object is destroyed. One
   // that was made before this process was forked is left alone.
-  class Taken {
-   public:
-    Taken() = default;
-    explicit Taken(Slot& slot) : slot_(&slot) {}
-    Taken(Taken&& other) noexcept : slot_(std::exchange(other.slot_, nullptr)) {}
-    Taken& operator=(Taken&&) = delete;
-    ~Taken() {
-      if (slot_ != nullptr) leave(*slot_);
-    }
-    explicit operator bool() const { return slot_ != nullptr; }
-    T* operator->() const { return slot_->object.load(std::memory_order_relaxed); }
-    bool inherited() const { return slot_->born != driver::process_number(); }
-
-   private:
-    Slot* slot_ = nullptr;
-  };
+  using Taken = Hold<leave>;
   Taken take(H handle) {
     if (find(handle) == nullptr) return {};
     Slot& slot = slot_of(handle);
@@ -123,20 +126,6 @@ class HandleTable {
 
   Slot& slot_of(H handle) { return slots_[reinterpret_cast<uint64_t>(handle) >> 8 & (kSlots - 1)]; }
   const Slot& slot_of(H handle) const { return slots_[reinterpret_cast<uint64_t>(handle) >> 8 & (kSlots - 1)]; }
-  static void unpin(Slot& slot) {
-    if (slot.pins.fetch_sub(1) == 1) slot.pins.notify_all();
-  }
-  static void leave(Slot& slot) {
-    if (slot.born != driver::process_number()) {
-      slot.handle.store(0);  // the slot stays in use, which also keeps the object in the sight of leak checkers
-      return;
-    }
-    slot.handle.store(0);
-    for (uint32_t pins = slot.pins.load(); pins != 0; pins = slot.pins.load()) slot.pins.wait(pins);
-    delete slot.object.exchange(nullptr, std::memory_order_relaxed);
-    slot.used.store(false, std::memory_order_release);  // pairs with the acquire in add()
-  }
-
   std::atomic<uint32_t> next_{0};
   Slot slots_[kSlots];
 };

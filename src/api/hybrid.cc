@@ -37,8 +37,7 @@ Status create_layer(const comm::Hybrid& hybrid, moecclMoe_t* moe, moecclComm_t c
 moecclResult_t moecclHybridCreate(moecclHybrid_t* hybrid, moecclComm_t comm_handle,
                                   const moecclHybridConfig_t* config) {
   return api::with_comm(comm_handle, [&](Communicator& comm) -> Status {
-    if (hybrid == nullptr) return api::null_argument("hybrid", "the address of a moecclHybrid_t");
-    *hybrid = nullptr;
+    MOECCL_TRY(api::clear(hybrid, "hybrid", "the address of a moecclHybrid_t"));
     MOECCL_TRY(api::outside_groups("moecclHybridCreate"));
     auto handle = std::make_unique<HybridHandle>();
     handle->comm_handle = comm_handle;
@@ -90,9 +89,7 @@ moecclResult_t moecclHybridReduce(moecclHybrid_t hybrid, const void* held, void*
 moecclResult_t moecclHybridExplain(moecclHybrid_t hybrid, size_t expert_bytes, char* text, size_t text_bytes,
                                    size_t* needed) {
   return with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator&) -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const std::string page, h.explain(expert_bytes));
-    api::copy_text(page, text, text_bytes, needed);
-    return {};
+    return api::give_text(h.explain(expert_bytes), text, text_bytes, needed);
   });
 }
 

@@ -33,8 +33,7 @@ moecclResult_t with_migration(moecclMigration_t handle, Body&& body) {
 moecclResult_t moecclMigrationCreate(moecclMigration_t* migration, moecclHybrid_t hybrid, moecclComm_t comm_handle,
                                      const moecclMigrationConfig_t* config) {
   return api::with_hybrid(hybrid, [&](comm::Hybrid& h, Communicator& own_comm) -> Status {
-    if (migration == nullptr) return api::null_argument("migration", "the address of a moecclMigration_t");
-    *migration = nullptr;
+    MOECCL_TRY(api::clear(migration, "migration", "the address of a moecclMigration_t"));
     MOECCL_TRY(api::outside_groups("moecclMigrationCreate"));
     Communicator* comm = &own_comm;
     auto handle = std::make_unique<MigrationHandle>();

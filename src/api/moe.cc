@@ -96,18 +96,12 @@ Status update(comm::MoeRouting& routing, Communicator& comm, const int32_t* inde
   return routing.update(index, weight, n_tokens);
 }
 
-// The gradient of the weights is gathered on the host.
-Status combine_backward(comm::MoeRouting& routing, Communicator& comm, comm::MoeRouting::CombineGradients g,
-                        moecclStream_t stream) {
-  if (g.grad_weight == nullptr || !comm.is_device_memory(g.grad_weight)) return routing.combine_backward(g, stream);
+// T * k of the last update.
+Result<size_t> n_weights(const comm::MoeRouting& routing) {
   moecclRoutingInfo_t info{};
   info.size = sizeof(info);
   MOECCL_TRY(routing.info(&info));
-  std::vector<float> weights(info.n_tokens * routing.layer().config().shape.top_k + 1);
-  float* device = g.grad_weight;
-  g.grad_weight = weights.data();
-  MOECCL_TRY(routing.combine_backward(g, stream));
-  return comm.copy_across(device, weights.data(), (weights.size() - 1) * sizeof(float));
+  return info.n_tokens * routing.layer().config().shape.top_k;
 }
 
 }  // namespace
@@ -127,8 +121,7 @@ moecclResult_t moecclMoeQuerySize(const moecclMoeConfig_t* config, int n_ranks, 
 
 Status api::create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, Communicator& comm, const moecclMoeConfig_t* config,
                        std::shared_ptr<const algo::Domains> domains) {
-  if (moe == nullptr) return api::null_argument("moe", "the address of a moecclMoe_t");
-  *moe = nullptr;
+  MOECCL_TRY(api::clear(moe, "moe", "the address of a moecclMoe_t"));
   MOECCL_TRY(api::outside_groups("the creation of a layer"));
   auto layer = std::make_shared<Layer>(comm_handle, comm);
   // moecclPlanForce and MOECCL_PLAN name an algorithm for layers that leave the choice open.
@@ -155,8 +148,7 @@ moecclResult_t moecclMoeDestroy(moecclMoe_t moe) {
 moecclResult_t moecclRoutingCreate(moecclRouting_t* routing, moecclMoe_t moe, const int32_t* topk_index,
                                    const float* topk_weight, size_t n_tokens) {
   return api::with_layer(moe, [&](const std::shared_ptr<Layer>& layer, Communicator& comm) -> Status {
-    if (routing == nullptr) return api::null_argument("routing", "the address of a moecclRouting_t");
-    *routing = nullptr;
+    MOECCL_TRY(api::clear(routing, "routing", "the address of a moecclRouting_t"));
     auto made = std::make_unique<RoutingHandle>(layer);
     MOECCL_TRY(update(made->routing, comm, topk_index, topk_weight, n_tokens));
     MOECCL_ASSIGN_OR_RETURN(*routing, RoutingTable::get().add(std::move(made)));
@@ -219,14 +211,13 @@ moecclResult_t moecclDispatchBackward(moecclRouting_t routing, const void* grad_
 moecclResult_t moecclCombineBackward(moecclRouting_t routing, const void* grad_out, void* grad_in, const void* in,
                                      float* grad_weight, moecclStream_t stream) {
   return with_routing(routing, [&](comm::MoeRouting& r, Communicator& comm) {
-    return combine_backward(r, comm, {grad_out, grad_in, in, grad_weight}, stream);
+    const auto n = [&] { return n_weights(r); };
+    return api::combine_backward(r, comm, {grad_out, grad_in, in, grad_weight}, n, stream);
   });
 }
 
 moecclResult_t moecclMoeExplain(moecclRouting_t routing, char* text, size_t text_bytes, size_t* needed) {
   return with_routing(routing, [&](comm::MoeRouting& r, Communicator&) -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const std::string page, r.explain());
-    api::copy_text(page, text, text_bytes, needed);
-    return {};
+    return api::give_text(r.explain(), text, text_bytes, needed);
   });
 }

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "src/api/convert.h"
 #include "src/moe/communicator_host.h"
@@ -36,6 +37,18 @@ moecclResult_t with_layer(moecclMoe_t moe, Body&& body) {
   const std::shared_ptr<Layer>& layer = found.value()->layer;
   return with_comm(
       layer->comm_handle, [&](comm::Communicator& comm) { return body(layer, comm); }, "the layer's");
+}
+
+// A backward pass of combine; the gradient of the weights, n_weights() of them, is gathered on the host.
+template <class Object, class Count>
+Status combine_backward(Object& object, comm::Communicator& comm, comm::MoeRouting::CombineGradients g,
+                        Count&& n_weights, moecclStream_t stream) {
+  if (g.grad_weight == nullptr || !comm.is_device_memory(g.grad_weight)) return object.combine_backward(g, stream);
+  MOECCL_ASSIGN_OR_RETURN(const size_t n, n_weights());
+  std::vector<float> weights(n + 1);
+  float* device = std::exchange(g.grad_weight, weights.data());
+  MOECCL_TRY(object.combine_backward(g, stream));
+  return comm.copy_across(device, weights.data(), n * sizeof(float));
 }
 
 // What still runs on streams uses the handle's tables. A communicator that is gone runs nothing.

@@ -150,16 +150,13 @@ moecclResult_t moecclPlanQuery(moecclComm_t handle, moecclOp_t op, size_t count,
 moecclResult_t moecclPlanExplain(moecclComm_t handle, moecclOp_t op, size_t count, moecclDataType_t type, char* text,
                                  size_t text_bytes, size_t* needed) {
   return with_comm(handle, [&](Communicator& c) -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const std::string made, page(c, op, count, type));
-    api::copy_text(made, text, text_bytes, needed);
-    return {};
+    return api::give_text(page(c, op, count, type), text, text_bytes, needed);
   });
 }
 
 moecclResult_t moecclPlanForce(moecclComm_t handle, moecclOp_t op, const char* algorithm) {
   return with_comm(handle, [&](Communicator& c) -> Status {
-    const auto i = static_cast<int>(op);
-    if (i < 0 || i >= MOECCL_NUM_OPS) return error(moecclInvalidArgument, "op is {}: give a moecclOp_t", i);
+    MOECCL_TRY(check_number(op));
     return c.force(op, algorithm == nullptr ? "" : algorithm);
   });
 }

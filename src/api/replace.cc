@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "src/api/moe_handles.h"
-#include "src/api/solve_args.h"
 #include "src/base/adopt.h"
 #include "src/moe/moe_replace.h"
 
@@ -37,24 +36,12 @@ moecclResult_t with_replacement(moecclReplacement_t handle, Body&& body, bool be
   return api::with_comm(r.layer->comm_handle, checked, "the replacement's");
 }
 
-// The gradient of the weights is gathered on the host.
-Status backward(MoeReplacement& r, Communicator& comm, comm::MoeRouting::CombineGradients g, size_t n_weights,
-                moecclStream_t stream) {
-  if (g.grad_weight == nullptr || !comm.is_device_memory(g.grad_weight)) return r.combine_backward(g, stream);
-  std::vector<float> weights(n_weights + 1);
-  float* device = g.grad_weight;
-  g.grad_weight = weights.data();
-  MOECCL_TRY(r.combine_backward(g, stream));
-  return comm.copy_across(device, weights.data(), n_weights * sizeof(float));
-}
-
 }  // namespace
 
 moecclResult_t moecclReplaceCreate(moecclReplacement_t* replacement, moecclMoe_t moe,
                                    const moecclReplaceConfig_t* config) {
   return api::with_layer(moe, [&](const std::shared_ptr<api::Layer>& layer, Communicator&) -> Status {
-    MOECCL_TRY(api::require(replacement, "replacement", "the address of a moecclReplacement_t"));
-    *replacement = nullptr;
+    MOECCL_TRY(api::clear(replacement, "replacement", "the address of a moecclReplacement_t"));
     MOECCL_TRY(api::outside_groups("moecclReplaceCreate"));
     MOECCL_ASSIGN_OR_RETURN(const moecclReplaceConfig_t full, adopt(config, "config"));
     auto made = std::make_unique<ReplacementHandle>(ReplacementHandle{layer, nullptr, nullptr});
@@ -104,7 +91,8 @@ moecclResult_t moecclReplaceCombine(moecclReplacement_t replacement, const void*
 moecclResult_t moecclReplaceCombineBackward(moecclReplacement_t replacement, const void* grad_out, void* grad_in,
                                             const void* in, float* grad_weight, moecclStream_t stream) {
   return with_replacement(replacement, [&](MoeReplacement& r, Communicator& comm) {
-    return backward(r, comm, {grad_out, grad_in, in, grad_weight}, r.n_choices(), stream);
+    const auto n_weights = [&]() -> Result<size_t> { return r.n_choices(); };
+    return api::combine_backward(r, comm, {grad_out, grad_in, in, grad_weight}, n_weights, stream);
   });
 }
 

@@ -12,8 +12,6 @@ moecclResult_t moecclSimulate(const moecclSimulateConfig_t* config, char* text, 
     MOECCL_ASSIGN_OR_RETURN(const moecclSimulateConfig_t mine, adopt(config, "config"));
     const auto i = static_cast<int>(mine.op);
     if (i < 0 || i >= MOECCL_NUM_OPS) return error(moecclInvalidArgument, "op is {}: give a moecclOp_t", i);
-    MOECCL_ASSIGN_OR_RETURN(const std::string page, comm::simulate(mine));
-    api::copy_text(page, text, text_bytes, needed);
-    return {};
+    return api::give_text(comm::simulate(mine), text, text_bytes, needed);
   });
 }

@@ -181,8 +181,7 @@ moecclResult_t moecclSampleSolverCreate(moecclSampleSolver_t* solver) {
 moecclResult_t moecclSampleSolverSubmit(moecclSampleSolver_t handle, const moecclSampleProblem_t* problem) {
   return api::guarded(nullptr, [&]() -> Status {
     MOECCL_ASSIGN_OR_RETURN(BackgroundSolver * solver, find(handle));
-    MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t given, adopt(problem, "problem"));
-    MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, solve::checked(given));
+    MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, api::take(problem, solve::checked));
     solver->submit(p);
     return {};
   });

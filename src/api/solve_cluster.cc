@@ -7,19 +7,6 @@
 
 using namespace moeccl;
 
-namespace {
-
-Result<moecclDomainProblem_t> take(const moecclDomainProblem_t* problem) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t p, adopt(problem, "problem"));
-  return solve::checked(p);
-}
-Result<moecclChunkProblem_t> take(const moecclChunkProblem_t* problem) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclChunkProblem_t p, adopt(problem, "problem"));
-  return solve::checked(p);
-}
-
-}  // namespace
-
 moecclResult_t moecclDomainProportion(int32_t n_workers, double bandwidth, double pre_expert_s, double data_bytes,
                                       double expert_bytes, double* p, double* latency_s) {
   return api::guarded(nullptr, [&]() -> Status {
@@ -34,7 +21,7 @@ moecclResult_t moecclDomainProportion(int32_t n_workers, double bandwidth, doubl
 
 moecclResult_t moecclSolveDomains(const moecclDomainProblem_t* problem, int32_t* domain, moecclDomainAnswer_t* answer) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t p, take(problem));
+    MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t p, api::take(problem, solve::checked));
     MOECCL_TRY(api::require(domain, "domain", "room for n_levels sizes"));
     MOECCL_TRY(api::check_answer(answer));
     moecclDomainAnswer_t made{};
@@ -46,7 +33,7 @@ moecclResult_t moecclSolveDomains(const moecclDomainProblem_t* problem, int32_t*
 
 moecclResult_t moecclDomainLatency(const moecclDomainProblem_t* problem, const int32_t* domain, double* s) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t p, take(problem));
+    MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t p, api::take(problem, solve::checked));
     MOECCL_TRY(api::require(domain, "domain", "n_levels sizes"));
     MOECCL_TRY(api::require(s, "s", "the address of a double"));
     MOECCL_TRY(solve::check_domain(p, domain));
@@ -57,7 +44,7 @@ moecclResult_t moecclDomainLatency(const moecclDomainProblem_t* problem, const i
 
 moecclResult_t moecclDomainLocate(const moecclDomainProblem_t* problem, int64_t gpu, int32_t* location) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t p, take(problem));
+    MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t p, api::take(problem, solve::checked));
     MOECCL_TRY(api::require(location, "location", "room for n_levels numbers"));
     return solve::locate(p, gpu, location);
   });
@@ -66,7 +53,7 @@ moecclResult_t moecclDomainLocate(const moecclDomainProblem_t* problem, int64_t 
 moecclResult_t moecclDomainLink(const moecclDomainProblem_t* problem, const int32_t* domain, int32_t level,
                                 int64_t gpu_m, int64_t gpu_n, moecclDomainLink_t* link) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t p, take(problem));
+    MOECCL_ASSIGN_OR_RETURN(const moecclDomainProblem_t p, api::take(problem, solve::checked));
     MOECCL_TRY(api::require(domain, "domain", "n_levels sizes"));
     MOECCL_TRY(api::require(link, "link", "the address of a moecclDomainLink_t"));
     MOECCL_TRY(solve::check_domain(p, domain));
@@ -77,7 +64,7 @@ moecclResult_t moecclDomainLink(const moecclDomainProblem_t* problem, const int3
 
 moecclResult_t moecclSolveChunks(const moecclChunkProblem_t* problem, moecclChunkAnswer_t* answer) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclChunkProblem_t p, take(problem));
+    MOECCL_ASSIGN_OR_RETURN(const moecclChunkProblem_t p, api::take(problem, solve::checked));
     MOECCL_TRY(api::require(answer, "answer", "the address of a moecclChunkAnswer_t"));
     MOECCL_TRY(api::check_answer(answer));
     moecclChunkAnswer_t made{};
@@ -90,7 +77,7 @@ moecclResult_t moecclSolveChunks(const moecclChunkProblem_t* problem, moecclChun
 moecclResult_t moecclChunkTime(const moecclChunkProblem_t* problem, moecclChunkStrategy_t strategy, int32_t n_chunks,
                                double* us) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclChunkProblem_t p, take(problem));
+    MOECCL_ASSIGN_OR_RETURN(const moecclChunkProblem_t p, api::take(problem, solve::checked));
     MOECCL_TRY(api::require(us, "us", "the address of a double"));
     if (solve::raw(strategy) < 0 || solve::raw(strategy) > moecclChunkO3)
       return error(moecclInvalidArgument, "strategy is {}: give a moecclChunkStrategy_t", solve::raw(strategy));

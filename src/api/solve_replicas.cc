@@ -1,5 +1,6 @@
 // Entry points of expert replication.
 #include "src/api/solve_args.h"
+#include "src/solve/checks.h"
 #include "src/solve/replica_place.h"
 #include "src/solve/replicate.h"
 
@@ -10,11 +11,6 @@ namespace {
 Status check_factor(double capacity_factor) {
   if (capacity_factor > 0 && capacity_factor <= 1e9) return {};
   return error(moecclInvalidArgument, "capacity_factor is {}: give a number above 0", capacity_factor);
-}
-
-Result<moecclReplicaProblem_t> take(const moecclReplicaProblem_t* problem) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclReplicaProblem_t p, adopt(problem, "problem"));
-  return solve::checked(p);
 }
 
 }  // namespace
@@ -54,7 +50,7 @@ moecclResult_t moecclReplicaDrops(const double* popularity, const int32_t* count
 moecclResult_t moecclSolveReplicas(const moecclReplicaProblem_t* problem, int32_t* slot_expert,
                                    moecclReplicaAnswer_t* answer) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclReplicaProblem_t p, take(problem));
+    MOECCL_ASSIGN_OR_RETURN(const moecclReplicaProblem_t p, api::take(problem, solve::checked));
     MOECCL_TRY(api::require(slot_expert, "slot_expert", "room for n_ranks * slots_per_rank experts"));
     MOECCL_TRY(api::check_answer(answer));
     moecclReplicaAnswer_t made{};
@@ -66,7 +62,7 @@ moecclResult_t moecclSolveReplicas(const moecclReplicaProblem_t* problem, int32_
 
 moecclResult_t moecclReplicaSplit(const moecclReplicaProblem_t* problem, const int32_t* slot_expert, int32_t* split) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclReplicaProblem_t p, take(problem));
+    MOECCL_ASSIGN_OR_RETURN(const moecclReplicaProblem_t p, api::take(problem, solve::checked));
     MOECCL_TRY(api::require(slot_expert, "slot_expert", "the expert of each slot"));
     MOECCL_TRY(api::require(split, "split", "room for [n_slots][n_ranks] counts"));
     MOECCL_TRY(solve::check_slots(slot_expert, p.n_ranks * p.slots_per_rank, p.n_experts));
@@ -80,12 +76,9 @@ moecclResult_t moecclGradSources(const int32_t* slot_expert, int32_t n_experts, 
   return api::guarded(nullptr, [&]() -> Status {
     MOECCL_TRY(api::require(slot_expert, "slot_expert", "the expert of each slot"));
     MOECCL_TRY(api::require(source, "source", "room for [n_experts][n_ranks] ranks"));
-    if (n_experts < 1 || n_experts > 65535)
-      return error(moecclInvalidArgument, "n_experts is {}: between 1 and 65535 are possible", n_experts);
-    if (n_ranks < 1 || n_ranks > 1 << 16)
-      return error(moecclInvalidArgument, "n_ranks is {}: between 1 and {} are possible", n_ranks, 1 << 16);
-    if (slots_per_rank < 1 || slots_per_rank > 1024)
-      return error(moecclInvalidArgument, "slots_per_rank is {}: between 1 and 1024 are possible", slots_per_rank);
+    MOECCL_TRY(solve::between("n_experts", n_experts, 1, 65535));
+    MOECCL_TRY(solve::between("n_ranks", n_ranks, 1, 1 << 16));
+    MOECCL_TRY(solve::between("slots_per_rank", slots_per_rank, 1, 1024));
     MOECCL_TRY(solve::check_slots(slot_expert, n_ranks * slots_per_rank, n_experts));
     solve::grad_sources(slot_expert, n_experts, n_ranks, slots_per_rank, source, sends);
     return {};

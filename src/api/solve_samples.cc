@@ -3,6 +3,7 @@
 
 #include "src/api/solve_args.h"
 #include "src/solve/assignment.h"
+#include "src/solve/checks.h"
 #include "src/solve/predict.h"
 #include "src/solve/sample.h"
 
@@ -10,14 +11,9 @@ using namespace moeccl;
 
 namespace {
 
-Result<moecclSampleProblem_t> take(const moecclSampleProblem_t* problem) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, adopt(problem, "problem"));
-  return solve::checked(p);
-}
-
 Status solve_into(const moecclSampleProblem_t* problem, int32_t* placement, moecclSampleAnswer_t* answer,
                   void* workspace, size_t workspace_bytes) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, take(problem));
+  MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, api::take(problem, solve::checked));
   if (p.n_samples > 0) MOECCL_TRY(api::require(placement, "placement", "room for n_samples devices"));
   MOECCL_TRY(api::check_answer(answer));
   MOECCL_ASSIGN_OR_RETURN(auto w, solve::Workspace::make(workspace, workspace_bytes, solve::sample_bytes(p),
@@ -29,7 +25,7 @@ Status solve_into(const moecclSampleProblem_t* problem, int32_t* placement, moec
 }
 
 Status evaluate(const moecclSampleProblem_t* problem, const int32_t* placement, moecclSampleAnswer_t* answer) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, take(problem));
+  MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, api::take(problem, solve::checked));
   if (p.n_samples > 0) MOECCL_TRY(api::require(placement, "placement", "n_samples devices"));
   MOECCL_TRY(api::require(answer, "answer", "the address of a moecclSampleAnswer_t"));
   MOECCL_TRY(api::check_answer(answer));
@@ -42,10 +38,8 @@ Status evaluate(const moecclSampleProblem_t* problem, const int32_t* placement, 
 }
 
 Status check_bins(int32_t n_items, int32_t n_bins) {
-  if (n_items < 0 || n_items > 1 << 28)
-    return error(moecclInvalidArgument, "n_items is {}: between 0 and {} are possible", n_items, 1 << 28);
-  if (n_bins < 1 || n_bins > 1 << 15)
-    return error(moecclInvalidArgument, "n_bins is {}: between 1 and {} are possible", n_bins, 1 << 15);
+  MOECCL_TRY(solve::between("n_items", n_items, 0, 1 << 28));
+  MOECCL_TRY(solve::between("n_bins", n_bins, 1, 1 << 15));
   return {};
 }
 
@@ -73,12 +67,7 @@ moecclResult_t moecclSolveSamples(const moecclSampleProblem_t* problem, int32_t*
 }
 
 moecclResult_t moecclSolveSamplesWorkspace(const moecclSampleProblem_t* problem, size_t* bytes) {
-  return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_TRY(api::require(bytes, "bytes", "the address of a size_t"));
-    MOECCL_ASSIGN_OR_RETURN(const moecclSampleProblem_t p, take(problem));
-    *bytes = solve::sample_bytes(p);
-    return {};
-  });
+  return api::query_size(problem, solve::checked, solve::sample_bytes, bytes);
 }
 
 moecclResult_t moecclEvaluateSamples(const moecclSampleProblem_t* problem, const int32_t* placement,

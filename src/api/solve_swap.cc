@@ -2,20 +2,16 @@
 #include <vector>
 
 #include "src/api/solve_args.h"
+#include "src/solve/checks.h"
 #include "src/solve/swap.h"
 
 using namespace moeccl;
 
 namespace {
 
-Result<moecclSwapProblem_t> take(const moecclSwapProblem_t* problem) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, adopt(problem, "problem"));
-  return solve::checked(p);
-}
-
 Status best_swap(const moecclSwapProblem_t* problem, const int32_t* counts, int32_t* pair, moecclSwapAnswer_t* answer,
                  void* workspace, size_t workspace_bytes) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, take(problem));
+  MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, api::take(problem, solve::checked));
   MOECCL_TRY(api::require(counts, "counts", "what moecclSwapCount filled"));
   MOECCL_TRY(api::require(pair, "pair", "room for two experts"));
   MOECCL_TRY(api::check_answer(answer));
@@ -28,11 +24,10 @@ Status best_swap(const moecclSwapProblem_t* problem, const int32_t* counts, int3
 }
 
 Status table(const moecclSwapProblem_t* problem, const int32_t* counts, int32_t level, int32_t* z) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, take(problem));
+  MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, api::take(problem, solve::checked));
   MOECCL_TRY(api::require(counts, "counts", "what moecclSwapCount filled"));
   MOECCL_TRY(api::require(z, "z", "room for [E][E][U] counts"));
-  if (level < 0 || level >= p.n_levels)
-    return error(moecclInvalidArgument, "level is {}: between 0 and {} are possible", level, p.n_levels - 1);
+  MOECCL_TRY(solve::between("level", level, 0, p.n_levels - 1));
   const solve::SwapLayout layout(p);
   const solve::SwapLevel counted(layout, counts, level);
   const size_t experts = layout.experts, groups = layout.groups(level);
@@ -54,7 +49,7 @@ Status table(const moecclSwapProblem_t* problem, const int32_t* counts, int32_t 
 
 Status sequence(const moecclSwapProblem_t* problem, const int32_t* topk, int64_t n_tokens, int32_t max_swaps,
                 int32_t* pairs, int32_t* placement, moecclSwapAnswer_t* answer) {
-  MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, take(problem));
+  MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, api::take(problem, solve::checked));
   MOECCL_TRY(solve::check_topk(p, topk, n_tokens));
   if (max_swaps < 0) return error(moecclInvalidArgument, "max_swaps is {}: give 0 or more", max_swaps);
   if (max_swaps > 0) MOECCL_TRY(api::require(pairs, "pairs", "room for max_swaps pairs"));
@@ -71,7 +66,7 @@ Status sequence(const moecclSwapProblem_t* problem, const int32_t* topk, int64_t
 moecclResult_t moecclSwapCountsLength(const moecclSwapProblem_t* problem, size_t* n) {
   return api::guarded(nullptr, [&]() -> Status {
     MOECCL_TRY(api::require(n, "n", "the address of a size_t"));
-    MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, take(problem));
+    MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, api::take(problem, solve::checked));
     *n = solve::SwapLayout(p).length;
     return {};
   });
@@ -80,7 +75,7 @@ moecclResult_t moecclSwapCountsLength(const moecclSwapProblem_t* problem, size_t
 moecclResult_t moecclSwapCount(const moecclSwapProblem_t* problem, const int32_t* topk, int64_t n_tokens,
                                int32_t* counts, void* workspace, size_t workspace_bytes) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, take(problem));
+    MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, api::take(problem, solve::checked));
     MOECCL_TRY(api::require(counts, "counts", "room for moecclSwapCountsLength numbers"));
     MOECCL_TRY(solve::check_topk(p, topk, n_tokens));
     MOECCL_ASSIGN_OR_RETURN(auto w, solve::Workspace::make(workspace, workspace_bytes, solve::swap_count_bytes(p),
@@ -91,12 +86,7 @@ moecclResult_t moecclSwapCount(const moecclSwapProblem_t* problem, const int32_t
 }
 
 moecclResult_t moecclSwapCountWorkspace(const moecclSwapProblem_t* problem, size_t* bytes) {
-  return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_TRY(api::require(bytes, "bytes", "the address of a size_t"));
-    MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, take(problem));
-    *bytes = solve::swap_count_bytes(p);
-    return {};
-  });
+  return api::query_size(problem, solve::checked, solve::swap_count_bytes, bytes);
 }
 
 moecclResult_t moecclSwapTable(const moecclSwapProblem_t* problem, const int32_t* counts, int32_t level, int32_t* z) {
@@ -109,12 +99,7 @@ moecclResult_t moecclSolveSwap(const moecclSwapProblem_t* problem, const int32_t
 }
 
 moecclResult_t moecclSolveSwapWorkspace(const moecclSwapProblem_t* problem, size_t* bytes) {
-  return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_TRY(api::require(bytes, "bytes", "the address of a size_t"));
-    MOECCL_ASSIGN_OR_RETURN(const moecclSwapProblem_t p, take(problem));
-    *bytes = solve::swap_solve_bytes(p);
-    return {};
-  });
+  return api::query_size(problem, solve::checked, solve::swap_solve_bytes, bytes);
 }
 
 moecclResult_t moecclSolveSwapSequence(const moecclSwapProblem_t* problem, const int32_t* topk, int64_t n_tokens,

@@ -86,10 +86,8 @@ Status doctor(int n_ranks, std::string* page, int* n_bad) {
 moecclResult_t moecclTopologyDescribe(const char* source, moecclTopologyFormat_t wanted, char* text, size_t text_bytes,
                                       size_t* needed) {
   return api::guarded(nullptr, [&]() -> Status {
-    MOECCL_ASSIGN_OR_RETURN(const std::string made,
-                            describe(source == nullptr ? "" : source, static_cast<int>(wanted)));
-    api::copy_text(made, text, text_bytes, needed);
-    return {};
+    return api::give_text(describe(source == nullptr ? "" : source, static_cast<int>(wanted)), text, text_bytes,
+                          needed);
   });
 }
 

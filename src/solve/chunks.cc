@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
+
+#include "src/solve/checks.h"
 
 namespace moeccl::solve {
 namespace {
@@ -51,27 +52,18 @@ Times chunk_times(const moecclChunkProblem_t& p, int32_t n) {
 
 Result<moecclChunkProblem_t> checked(const moecclChunkProblem_t& given) {
   moecclChunkProblem_t p = given;
-  const std::pair<const char*, double> positive[] = {{"bytes", p.bytes},
-                                                     {"inter_bandwidth", p.inter_bandwidth},
-                                                     {"intra_bandwidth", p.intra_bandwidth},
-                                                     {"copy_bandwidth", p.copy_bandwidth}};
-  for (const auto& [name, value] : positive)
-    if (!(value > 0) || value > 1e30)
-      return error(moecclInvalidArgument, "problem.{} is {}: give a number above 0", name, value);
-  for (const auto& [name, value] : {std::pair{"min_bytes", p.min_bytes}, std::pair{"start_us", p.start_us}})
-    if (!(value >= 0) || value > 1e30)
-      return error(moecclInvalidArgument, "problem.{} is {}: give 0 or more", name, value);
-  for (const auto& [name, value] : {std::pair{"tensor", p.tensor}, std::pair{"expert", p.expert}})
-    if (value < 1 || value > 1 << 20)
-      return error(moecclInvalidArgument, "problem.{} is {}: between 1 and {} are possible", name, value, 1 << 20);
-  if (p.max_chunks < 0 || p.max_chunks > 1 << 20)
-    return error(moecclInvalidArgument, "problem.max_chunks is {}: between 0 and {} are possible", p.max_chunks,
-                 1 << 20);
+  MOECCL_TRY(above_0({{"problem.bytes", p.bytes},
+                      {"problem.inter_bandwidth", p.inter_bandwidth},
+                      {"problem.intra_bandwidth", p.intra_bandwidth},
+                      {"problem.copy_bandwidth", p.copy_bandwidth}}));
+  MOECCL_TRY(at_least_0({{"problem.min_bytes", p.min_bytes}, {"problem.start_us", p.start_us}}));
+  MOECCL_TRY(between("problem.tensor", p.tensor, 1, 1 << 20));
+  MOECCL_TRY(between("problem.expert", p.expert, 1, 1 << 20));
+  MOECCL_TRY(between("problem.max_chunks", p.max_chunks, 0, 1 << 20));
   MOECCL_TRY(check_curve("inter", p.inter));
   MOECCL_TRY(check_curve("intra", p.intra));
   MOECCL_TRY(check_curve("copy", p.copy));
-  if (!std::isfinite(p.min_gain) || p.min_gain > 1)
-    return error(moecclInvalidArgument, "problem.min_gain is {}: give a share below 1", p.min_gain);
+  MOECCL_TRY(gain_share(p.min_gain));
   if (p.min_bytes == 0) p.min_bytes = kMinBytes;
   if (p.max_chunks == 0) p.max_chunks = kMaxChunks;
   return p;

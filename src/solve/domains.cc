@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "src/solve/checks.h"
+
 namespace moeccl::solve {
 namespace {
 
@@ -154,9 +156,7 @@ void search(const Model& model, int32_t* domain) {
 
 Result<moecclDomainProblem_t> checked(const moecclDomainProblem_t& given) {
   moecclDomainProblem_t p = given;
-  if (p.n_levels < 1 || p.n_levels > kMostLevels)
-    return error(moecclInvalidArgument, "problem.n_levels is {}: between 1 and {} are possible", p.n_levels,
-                 kMostLevels);
+  MOECCL_TRY(between("problem.n_levels", p.n_levels, 1, kMostLevels));
   if (p.scale == nullptr && p.sizes == nullptr)
     return error(moecclInvalidArgument, "problem.scale is NULL: give the sub-workers of each level, or sizes");
   if (p.bandwidth == nullptr)
@@ -165,17 +165,13 @@ Result<moecclDomainProblem_t> checked(const moecclDomainProblem_t& given) {
   for (int32_t l = 0; l < p.n_levels; ++l)
     if (!(p.bandwidth[l] > 0) || p.bandwidth[l] > 1e30)
       return error(moecclInvalidArgument, "problem.bandwidth[{}] is {}: give bytes a second", l, p.bandwidth[l]);
-  const std::pair<const char*, double> numbers[] = {{"data_bytes", p.data_bytes},
-                                                    {"expert_bytes", p.expert_bytes},
-                                                    {"pre_expert_s", p.pre_expert_s},
-                                                    {"compression", p.compression}};
-  for (const auto& [name, value] : numbers)
-    if (!(value >= 0) || value > 1e30)
-      return error(moecclInvalidArgument, "problem.{} is {}: give 0 or more", name, value);
+  MOECCL_TRY(at_least_0({{"problem.data_bytes", p.data_bytes},
+                         {"problem.expert_bytes", p.expert_bytes},
+                         {"problem.pre_expert_s", p.pre_expert_s},
+                         {"problem.compression", p.compression}}));
   if (p.compression != 0 && p.compression < 1)
     return error(moecclInvalidArgument, "problem.compression is {}: a ratio of 1 or more, or 0", p.compression);
-  if (!std::isfinite(p.min_gain) || p.min_gain > 1)
-    return error(moecclInvalidArgument, "problem.min_gain is {}: give a share below 1", p.min_gain);
+  MOECCL_TRY(gain_share(p.min_gain));
   if (p.compression == 0) p.compression = 1;
   return p;
 }
@@ -191,11 +187,7 @@ Status check(const OneLevel& v) {
   if (!(v.workers >= 2)) return error(moecclInvalidArgument, "n_workers is {}: give 2 or more", v.workers);
   if (!(v.bandwidth > 0) || v.bandwidth > 1e30)
     return error(moecclInvalidArgument, "bandwidth is {}: give bytes a second", v.bandwidth);
-  const std::pair<const char*, double> numbers[] = {
-      {"pre_expert_s", v.pre_expert_s}, {"data_bytes", v.data_bytes}, {"expert_bytes", v.expert_bytes}};
-  for (const auto& [name, value] : numbers)
-    if (!(value >= 0) || value > 1e30) return error(moecclInvalidArgument, "{} is {}: give 0 or more", name, value);
-  return {};
+  return at_least_0({{"pre_expert_s", v.pre_expert_s}, {"data_bytes", v.data_bytes}, {"expert_bytes", v.expert_bytes}});
 }
 
 double best_proportion(const OneLevel& v) {
@@ -231,8 +223,7 @@ void solve_domains(const moecclDomainProblem_t& p, int32_t* domain, moecclDomain
 
 Status locate(const moecclDomainProblem_t& p, int64_t gpu, int32_t* location) {
   const std::vector<LevelSizes> levels = levels_of(p);
-  if (gpu < 0 || gpu >= levels.back().workers())
-    return error(moecclInvalidArgument, "gpu is {}: between 0 and {} are possible", gpu, levels.back().workers() - 1);
+  MOECCL_TRY(between("gpu", gpu, 0, levels.back().workers() - 1));
   // From the innermost level out: which parent, and which of its sub-workers. Even levels give Eq. 13's remainders.
   int64_t worker = gpu;
   for (size_t l = levels.size(); l-- > 0;) {
@@ -251,8 +242,7 @@ Status locate(const moecclDomainProblem_t& p, int64_t gpu, int32_t* location) {
 
 Result<moecclDomainLink_t> link_at(const moecclDomainProblem_t& p, const int32_t* domain, int32_t level, int64_t m,
                                    int64_t n) {
-  if (level < 0 || level >= p.n_levels)
-    return error(moecclInvalidArgument, "level is {}: between 0 and {} are possible", level, p.n_levels - 1);
+  MOECCL_TRY(between("level", level, 0, p.n_levels - 1));
   int32_t at_m[kMostLevels], at_n[kMostLevels];
   MOECCL_TRY(locate(p, m, at_m));
   MOECCL_TRY(locate(p, n, at_n));

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <tuple>
-#include <utility>
 
 #include "src/solve/arena.h"
+#include "src/solve/checks.h"
 
 namespace moeccl::solve {
 namespace {
@@ -51,31 +50,23 @@ double activation_bytes(const moecclLayoutProblem_t& p, double t, double c) {
 }  // namespace
 
 Status check(const moecclLayoutProblem_t& p) {
-  const std::tuple<const char*, int64_t, int64_t> integers[] = {
-      {"n_gpus", p.n_gpus, 1 << 20},          {"gpus_per_node", p.gpus_per_node, 1 << 16},
-      {"n_layers", p.n_layers, 1 << 16},      {"n_heads", p.n_heads, 1 << 16},
-      {"n_experts", p.n_experts, 1 << 16},    {"top_k", p.top_k, p.n_experts},
-      {"hidden", p.hidden, int64_t{1} << 24}, {"sequence", p.sequence, int64_t{1} << 32}};
-  for (const auto& [name, value, most] : integers)
-    if (value < 1 || value > most)
-      return error(moecclInvalidArgument, "problem.{} is {}: between 1 and {} are possible", name, value, most);
-  const std::pair<const char*, double> positive[] = {
-      {"gpu_bytes", p.gpu_bytes}, {"intra_bandwidth", p.intra_bandwidth}, {"inter_bandwidth", p.inter_bandwidth}};
-  for (const auto& [name, value] : positive)
-    if (!(value > 0) || value > 1e30)
-      return error(moecclInvalidArgument, "problem.{} is {}: give a number above 0", name, value);
-  const std::pair<const char*, double> sizes[] = {{"dense_parameters", p.dense_parameters},
-                                                  {"moe_parameters", p.moe_parameters}};
-  for (const auto& [name, value] : sizes)
-    if (!(value >= 0) || value > 1e30)
-      return error(moecclInvalidArgument, "problem.{} is {}: give 0 or more", name, value);
-  if (p.micro_batch < 0 || p.micro_batch > 1 << 20)
-    return error(moecclInvalidArgument, "problem.micro_batch is {}: between 0 and {} are possible", p.micro_batch,
-                 1 << 20);
+  MOECCL_TRY(between("problem.n_gpus", p.n_gpus, 1, 1 << 20));
+  MOECCL_TRY(between("problem.gpus_per_node", p.gpus_per_node, 1, 1 << 16));
+  MOECCL_TRY(between("problem.n_layers", p.n_layers, 1, 1 << 16));
+  MOECCL_TRY(between("problem.n_heads", p.n_heads, 1, 1 << 16));
+  MOECCL_TRY(between("problem.n_experts", p.n_experts, 1, 1 << 16));
+  MOECCL_TRY(between("problem.top_k", p.top_k, 1, p.n_experts));
+  MOECCL_TRY(between("problem.hidden", p.hidden, 1, int64_t{1} << 24));
+  MOECCL_TRY(between("problem.sequence", p.sequence, 1, int64_t{1} << 32));
+  MOECCL_TRY(above_0({{"problem.gpu_bytes", p.gpu_bytes},
+                      {"problem.intra_bandwidth", p.intra_bandwidth},
+                      {"problem.inter_bandwidth", p.inter_bandwidth}}));
+  MOECCL_TRY(
+      at_least_0({{"problem.dense_parameters", p.dense_parameters}, {"problem.moe_parameters", p.moe_parameters}}));
+  MOECCL_TRY(between("problem.micro_batch", p.micro_batch, 0, 1 << 20));
   if (p.global_batch < 0)
     return error(moecclInvalidArgument, "problem.global_batch is {}: give 0 or more", p.global_batch);
-  if (p.zero_stage < 0 || p.zero_stage > 3)
-    return error(moecclInvalidArgument, "problem.zero_stage is {}: between 0 and 3 are possible", p.zero_stage);
+  MOECCL_TRY(between("problem.zero_stage", p.zero_stage, 0, 3));
   if (raw(p.recompute) < 0 || raw(p.recompute) > moecclRecomputeFull)
     return error(moecclInvalidArgument, "problem.recompute is {}: give a moecclRecompute_t", raw(p.recompute));
   if (p.recompute != moecclRecomputeNone && !p.sequence_parallel)

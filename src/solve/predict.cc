@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "src/solve/checks.h"
+
 namespace moeccl::solve {
 namespace {
 
@@ -31,8 +33,7 @@ Status update_predictor(double* joint, int32_t n_now, int32_t n_next, double dec
     return error(moecclInvalidArgument, "decay is {}: give 0 (forget all) to 1 (forget nothing)", decay);
   if (t.n_tokens < 0 || t.n_tokens > int64_t{1} << 40)
     return error(moecclInvalidArgument, "n_tokens is {}: give 0 or more", t.n_tokens);
-  if (t.top_k < 1 || t.top_k > 64)
-    return error(moecclInvalidArgument, "top_k is {}: between 1 and 64 are possible", t.top_k);
+  MOECCL_TRY(between("top_k", t.top_k, 1, 64));
   MOECCL_TRY(check_index("topk_now", t.now, t.n_tokens * t.top_k, n_now));
   MOECCL_TRY(check_index("topk_next", t.next, t.n_tokens * t.top_k, n_next));
   const auto next = static_cast<size_t>(n_next);

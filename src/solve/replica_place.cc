@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/base/random.h"
+#include "src/solve/checks.h"
 #include "src/solve/replicate.h"
 #include "src/solve/sample.h"
 
@@ -232,29 +233,18 @@ std::vector<int32_t> counts_of(const Machine& m) {
 }
 
 Status check_shape(const moecclReplicaProblem_t& p) {
-  if (p.n_experts < 1 || p.n_experts > 65535)
-    return error(moecclInvalidArgument, "problem.n_experts is {}: between 1 and 65535 are possible", p.n_experts);
-  if (p.n_ranks < 1 || p.n_ranks > 1 << 16)
-    return error(moecclInvalidArgument, "problem.n_ranks is {}: between 1 and {} are possible", p.n_ranks, 1 << 16);
-  if (p.slots_per_rank < 1 || p.slots_per_rank > 1024)
-    return error(moecclInvalidArgument, "problem.slots_per_rank is {}: between 1 and 1024 are possible",
-                 p.slots_per_rank);
+  MOECCL_TRY(between("problem.n_experts", p.n_experts, 1, 65535));
+  MOECCL_TRY(between("problem.n_ranks", p.n_ranks, 1, 1 << 16));
+  MOECCL_TRY(between("problem.slots_per_rank", p.slots_per_rank, 1, 1024));
   if (p.n_experts > int64_t{p.n_ranks} * p.slots_per_rank)
     return error(moecclInvalidArgument, "problem.slots_per_rank is {}: {} experts do not fit into {} slots",
                  p.slots_per_rank, p.n_experts, int64_t{p.n_ranks} * p.slots_per_rank);
   if (p.n_nodes < 1 || p.n_nodes > p.n_ranks)
     return error(moecclInvalidArgument, "problem.n_nodes is {}: between 1 and n_ranks ({}) are possible", p.n_nodes,
                  p.n_ranks);
-  for (int32_t r = 0; p.rank_node != nullptr && r < p.n_ranks; ++r)
-    if (p.rank_node[r] < 0 || p.rank_node[r] >= p.n_nodes)
-      return error(moecclInvalidArgument, "problem.rank_node[{}] is {}: between 0 and {} are possible", r,
-                   p.rank_node[r], p.n_nodes - 1);
-  for (const auto& [name, value] : {std::pair{"beta_inter_us", p.beta_inter_us}, std::pair{"compute_us", p.compute_us}})
-    if (!(value >= 0) || value > 1e12)
-      return error(moecclInvalidArgument, "problem.{} is {}: give a time of 0 or more", name, value);
-  if (!std::isfinite(p.min_gain) || p.min_gain > 1)
-    return error(moecclInvalidArgument, "problem.min_gain is {}: give a share below 1", p.min_gain);
-  return {};
+  MOECCL_TRY(indices("problem.rank_node", p.rank_node, p.n_ranks, p.n_nodes));
+  MOECCL_TRY(times({{"problem.beta_inter_us", p.beta_inter_us}, {"problem.compute_us", p.compute_us}}));
+  return gain_share(p.min_gain);
 }
 
 Status check_counts(const moecclReplicaProblem_t& p) {

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "src/solve/checks.h"
+
 namespace moeccl::solve {
 namespace {
 
@@ -34,8 +36,7 @@ double total_of(const double* popularity, int32_t n) {
 }  // namespace
 
 Status check_popularity(const double* popularity, int32_t n_experts, int32_t n_slots) {
-  if (n_experts < 1 || n_experts > 65535)
-    return error(moecclInvalidArgument, "n_experts is {}: between 1 and 65535 are possible", n_experts);
+  MOECCL_TRY(between("n_experts", n_experts, 1, 65535));
   if (n_slots < n_experts || n_slots > 1 << 26)
     return error(moecclInvalidArgument, "n_slots is {}: each of the {} experts needs one, and at most {} are possible",
                  n_slots, n_experts, 1 << 26);
@@ -155,9 +156,7 @@ Status replica_comm_time(const moecclReplicaCost_t& c, double* static_s, double*
   if (c.n_experts < 1 || c.n_experts > int64_t{c.n_ranks} * c.slots_per_rank)
     return error(moecclInvalidArgument, "cost.n_experts is {}: between 1 and the {} slots are possible", c.n_experts,
                  int64_t{c.n_ranks} * c.slots_per_rank);
-  for (const auto& [name, value] : {std::pair{"grad_bytes", c.grad_bytes}, std::pair{"weight_bytes", c.weight_bytes}})
-    if (!(value >= 0) || value > 1e30)
-      return error(moecclInvalidArgument, "cost.{} is {}: give 0 or more", name, value);
+  MOECCL_TRY(at_least_0({{"cost.grad_bytes", c.grad_bytes}, {"cost.weight_bytes", c.weight_bytes}}));
   for (const auto& [name, value] :
        {std::pair{"pci_bandwidth", c.pci_bandwidth}, std::pair{"net_bandwidth", c.net_bandwidth}})
     if (!(value > 0) || value > 1e30)

@@ -1,11 +1,11 @@
 #include "src/solve/sample.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "src/solve/assignment.h"
+#include "src/solve/checks.h"
 #include "src/solve/sample_cost.h"
 
 namespace moeccl::solve {
@@ -17,42 +17,20 @@ constexpr int64_t kDefaultPairs = 65536;  // about a millisecond
 constexpr double kBetaIntra = 4096 / 400e9 * 1e6, kBetaInter = 4096 / 100e9 * 1e6;
 
 Status check_shape(const moecclSampleProblem_t& p) {
-  const auto between = [](const char* name, int32_t value, int32_t least, int32_t most) -> Status {
-    if (value >= least && value <= most) return {};
-    return error(moecclInvalidArgument, "problem.{} is {}: between {} and {} are possible", name, value, least, most);
-  };
-  MOECCL_TRY(between("n_samples", p.n_samples, 0, 1 << 24));
-  MOECCL_TRY(between("n_experts", p.n_experts, 1, 65535));
-  MOECCL_TRY(between("n_devices", p.n_devices, 1, 1 << 15));
-  MOECCL_TRY(between("n_nodes", p.n_nodes, 1, p.n_devices));
+  MOECCL_TRY(between("problem.n_samples", p.n_samples, 0, 1 << 24));
+  MOECCL_TRY(between("problem.n_experts", p.n_experts, 1, 65535));
+  MOECCL_TRY(between("problem.n_devices", p.n_devices, 1, 1 << 15));
+  MOECCL_TRY(between("problem.n_nodes", p.n_nodes, 1, p.n_devices));
   if (p.num_gather == nullptr && p.n_samples > 0)
     return error(moecclInvalidArgument, "problem.num_gather is NULL: give counts[n_samples][n_experts]");
-  return {};
-}
-
-Status check_times(const moecclSampleProblem_t& p) {
-  const struct {
-    const char* name;
-    double value;
-  } times[] = {{"alpha_intra_us", p.alpha_intra_us},
-               {"alpha_inter_us", p.alpha_inter_us},
-               {"beta_intra_us", p.beta_intra_us},
-               {"beta_inter_us", p.beta_inter_us}};
-  for (const auto& t : times)
-    if (!(t.value >= 0) || t.value > 1e12)
-      return error(moecclInvalidArgument, "problem.{} is {}: give a time of 0 or more", t.name, t.value);
-  if (!std::isfinite(p.min_gain) || p.min_gain > 1)
-    return error(moecclInvalidArgument, "problem.min_gain is {}: give a share below 1", p.min_gain);
-  return {};
-}
-
-Status check_map(const char* name, const int32_t* map, int32_t n, int32_t bound) {
-  if (map == nullptr) return {};
-  for (int32_t i = 0; i < n; ++i)
-    if (map[i] < 0 || map[i] >= bound)
-      return error(moecclInvalidArgument, "problem.{}[{}] is {}: between 0 and {} are possible", name, i, map[i],
-                   bound - 1);
-  return {};
+  MOECCL_TRY(times({{"problem.alpha_intra_us", p.alpha_intra_us},
+                    {"problem.alpha_inter_us", p.alpha_inter_us},
+                    {"problem.beta_intra_us", p.beta_intra_us},
+                    {"problem.beta_inter_us", p.beta_inter_us}}));
+  MOECCL_TRY(gain_share(p.min_gain));
+  MOECCL_TRY(indices("problem.expert_device", p.expert_device, p.n_experts, p.n_devices));
+  MOECCL_TRY(indices("problem.device_node", p.device_node, p.n_devices, p.n_nodes));
+  return indices("problem.current", p.current, p.n_samples, p.n_devices);
 }
 
 // A sample's tokens of both operations are costs of the assignment together: below 2^30.
@@ -186,10 +164,6 @@ void end(Work& w, const int32_t* placement, moecclSampleAnswer_t* a) {
 Result<moecclSampleProblem_t> checked(const moecclSampleProblem_t& given) {
   moecclSampleProblem_t p = given;
   MOECCL_TRY(check_shape(p));
-  MOECCL_TRY(check_times(p));
-  MOECCL_TRY(check_map("expert_device", p.expert_device, p.n_experts, p.n_devices));
-  MOECCL_TRY(check_map("device_node", p.device_node, p.n_devices, p.n_nodes));
-  MOECCL_TRY(check_map("current", p.current, p.n_samples, p.n_devices));
   MOECCL_TRY(check_counts(p));
   if (p.beta_intra_us == 0 && p.beta_inter_us == 0) p.beta_intra_us = kBetaIntra, p.beta_inter_us = kBetaInter;
   if (p.min_gain == 0) p.min_gain = kDefaultGain;

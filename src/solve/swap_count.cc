@@ -2,6 +2,8 @@
 #include <cmath>
 #include <vector>
 
+#include "src/solve/checks.h"
+
 #include "src/solve/swap.h"
 
 // Row sums want vectors, see assignment.cc.
@@ -114,8 +116,7 @@ Status check_numbers(const moecclSwapProblem_t& p) {
                    n.value);
   if (p.gamma != 0 && (p.gamma < 1 || p.gamma > 1000))
     return error(moecclInvalidArgument, "problem.gamma is {}: between 1 and 1000 are possible", p.gamma);
-  if (!std::isfinite(p.min_gain) || p.min_gain > 1)
-    return error(moecclInvalidArgument, "problem.min_gain is {}: give a share below 1", p.min_gain);
+  MOECCL_TRY(gain_share(p.min_gain));
   if (p.dimension < 0 || p.dimension > p.n_levels)
     return error(moecclInvalidArgument, "problem.dimension is {}: between 1 and {} (n_levels), or 0", p.dimension,
                  p.n_levels);
@@ -174,13 +175,11 @@ Status check_nesting(const moecclSwapProblem_t& p) {
 
 Result<moecclSwapProblem_t> checked(const moecclSwapProblem_t& given) {
   moecclSwapProblem_t p = given;
-  if (p.n_experts < 1 || p.n_experts > 8192)
-    return error(moecclInvalidArgument, "problem.n_experts is {}: between 1 and 8192 are possible", p.n_experts);
+  MOECCL_TRY(between("problem.n_experts", p.n_experts, 1, 8192));
   if (p.top_k < 1 || p.top_k > std::min(kMostTopK, p.n_experts))
     return error(moecclInvalidArgument, "problem.top_k is {}: between 1 and {} are possible", p.top_k,
                  std::min(kMostTopK, p.n_experts));
-  if (p.n_levels < 1 || p.n_levels > 8)
-    return error(moecclInvalidArgument, "problem.n_levels is {}: between 1 and 8 are possible", p.n_levels);
+  MOECCL_TRY(between("problem.n_levels", p.n_levels, 1, 8));
   if (p.n_groups == nullptr)
     return error(moecclInvalidArgument, "problem.n_groups is NULL: give the groups of each level");
   MOECCL_TRY(check_levels(p));
@@ -193,8 +192,7 @@ Result<moecclSwapProblem_t> checked(const moecclSwapProblem_t& given) {
 }
 
 Status check_topk(const moecclSwapProblem_t& p, const int32_t* topk, int64_t n_tokens) {
-  if (n_tokens < 0 || n_tokens > INT32_MAX)
-    return error(moecclInvalidArgument, "n_tokens is {}: between 0 and {} are possible", n_tokens, INT32_MAX);
+  MOECCL_TRY(between("n_tokens", n_tokens, 0, INT32_MAX));
   if (n_tokens > 0 && topk == nullptr)
     return error(moecclInvalidArgument, "topk is NULL: give experts[n_tokens][top_k]");
   for (int64_t t = 0; t < n_tokens; ++t) {

@@ -1,0 +1,49 @@
+// What the solvers check alike. `name` is the caller's: "problem.n_ranks".
+#pragma once
+
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+
+#include "src/base/status.h"
+
+namespace moeccl::solve {
+
+inline Status between(const char* name, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return {};
+  return error(moecclInvalidArgument, "{} is {}: between {} and {} are possible", name, value, least, most);
+}
+
+// map[n], each below `bound`.
+inline Status indices(const char* name, const int32_t* map, int32_t n, int32_t bound) {
+  for (int32_t i = 0; map != nullptr && i < n; ++i)
+    if (map[i] < 0 || map[i] >= bound)
+      return error(moecclInvalidArgument, "{}[{}] is {}: between 0 and {} are possible", name, i, map[i], bound - 1);
+  return {};
+}
+
+struct Number {
+  const char* name;
+  double value;
+};
+inline Status at_least_0(std::initializer_list<Number> numbers, double most = 1e30, const char* wanted = "0 or more") {
+  for (const Number& n : numbers)
+    if (!(n.value >= 0) || n.value > most)
+      return error(moecclInvalidArgument, "{} is {}: give {}", n.name, n.value, wanted);
+  return {};
+}
+inline Status above_0(std::initializer_list<Number> numbers) {
+  for (const Number& n : numbers)
+    if (!(n.value > 0) || n.value > 1e30)
+      return error(moecclInvalidArgument, "{} is {}: give a number above 0", n.name, n.value);
+  return {};
+}
+inline Status times(std::initializer_list<Number> numbers) { return at_least_0(numbers, 1e12, "a time of 0 or more"); }
+
+// problem.min_gain of every solver.
+inline Status gain_share(double min_gain) {
+  if (std::isfinite(min_gain) && min_gain <= 1) return {};
+  return error(moecclInvalidArgument, "problem.min_gain is {}: give a share below 1", min_gain);
+}
+
+}  // namespace moeccl::solve
