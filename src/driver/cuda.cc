@@ -19,63 +19,15 @@ struct Opened {
   void* library = nullptr;
 };
 
-template <class F>
-bool resolve(void* library, const char* name, F* function, std::string* why) {
-  *function = reinterpret_cast<F>(dlsym(library, name));
-  if (*function == nullptr) *why = format("the CUDA driver lacks {}: it is too old", name);
-  return *function != nullptr;
-}
-
 bool resolve_all(void* library, Driver& t, std::string* why) {
-#define MOECCL_CU(name) \
-  if (!resolve(library, #name, &t.name, why)) return false;
-  MOECCL_CU(cuInit)
-  MOECCL_CU(cuDriverGetVersion)
-  MOECCL_CU(cuGetErrorString)
-  MOECCL_CU(cuDeviceGetCount)
-  MOECCL_CU(cuDeviceGet)
-  MOECCL_CU(cuDeviceGetAttribute)
-  MOECCL_CU(cuDeviceGetName)
-  MOECCL_CU(cuDeviceGetUuid_v2)
-  MOECCL_CU(cuDevicePrimaryCtxRetain)
-  MOECCL_CU(cuCtxGetCurrent)
-  MOECCL_CU(cuCtxSetCurrent)
-  MOECCL_CU(cuCtxGetDevice)
-  MOECCL_CU(cuDeviceCanAccessPeer)
-  MOECCL_CU(cuCtxEnablePeerAccess)
-  MOECCL_CU(cuMemAlloc_v2)
-  MOECCL_CU(cuMemFree_v2)
-  MOECCL_CU(cuMemHostAlloc)
-  MOECCL_CU(cuMemFreeHost)
-  MOECCL_CU(cuMemHostRegister_v2)
-  MOECCL_CU(cuMemHostUnregister)
-  MOECCL_CU(cuMemHostGetDevicePointer_v2)
-  MOECCL_CU(cuPointerGetAttribute)
-  MOECCL_CU(cuMemcpyAsync)
-  MOECCL_CU(cuMemcpyHtoDAsync_v2)
-  MOECCL_CU(cuMemcpyDtoHAsync_v2)
-  MOECCL_CU(cuMemsetD8Async)
-  MOECCL_CU(cuStreamCreate)
-  MOECCL_CU(cuStreamDestroy_v2)
-  MOECCL_CU(cuStreamSynchronize)
-  MOECCL_CU(cuStreamQuery)
-  MOECCL_CU(cuStreamWaitEvent)
-  MOECCL_CU(cuStreamIsCapturing)
-  MOECCL_CU(cuStreamWriteValue64_v2)
-  MOECCL_CU(cuStreamWaitValue64_v2)
-  MOECCL_CU(cuEventCreate)
-  MOECCL_CU(cuEventDestroy_v2)
-  MOECCL_CU(cuEventRecord)
-  MOECCL_CU(cuEventQuery)
-  MOECCL_CU(cuModuleLoadData)
-  MOECCL_CU(cuModuleUnload)
-  MOECCL_CU(cuModuleGetFunction)
-  MOECCL_CU(cuLaunchKernel)
-  MOECCL_CU(cuIpcGetMemHandle)
-  MOECCL_CU(cuIpcOpenMemHandle_v2)
-  MOECCL_CU(cuIpcCloseMemHandle)
-#undef MOECCL_CU
-  return true;
+  const auto resolve = [&](const char* name, auto* function) {
+    *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(dlsym(library, name));
+    if (*function == nullptr) *why = format("the CUDA driver lacks {}: it is too old", name);
+    return *function != nullptr;
+  };
+#define MOECCL_RESOLVE(name, ...) &&resolve(#name, &t.name)
+  return true MOECCL_CUDA_FUNCTIONS(MOECCL_RESOLVE);
+#undef MOECCL_RESOLVE
 }
 
 Opened open_driver() {

@@ -32,54 +32,58 @@ enum Attribute : int {
 enum MemoryType : unsigned { kHostMemory = 1, kDeviceMemory = 2, kUnifiedMemory = 4 };
 inline constexpr int kNotReady = 600, kAlreadyRegistered = 712, kPeerAlreadyEnabled = 704;
 
-// The driver's functions by their own names. Each returns 0 or an error number.
+// The driver's functions by their own names, with what they take. Each returns 0 or an error number.
+#define MOECCL_CUDA_FUNCTIONS(F)                                                                                    \
+  F(cuInit, unsigned)                                                                                               \
+  F(cuDriverGetVersion, int*)                                                                                       \
+  F(cuGetErrorString, int, const char**)                                                                            \
+  F(cuDeviceGetCount, int*)                                                                                         \
+  F(cuDeviceGet, int*, int)                                                                                         \
+  F(cuDeviceGetAttribute, int*, int, int)                                                                           \
+  F(cuDeviceGetName, char*, int, int)                                                                               \
+  F(cuDeviceGetUuid_v2, void*, int)                                                                                 \
+  F(cuDevicePrimaryCtxRetain, Context*, int)                                                                        \
+  F(cuCtxGetCurrent, Context*)                                                                                      \
+  F(cuCtxSetCurrent, Context)                                                                                       \
+  F(cuCtxGetDevice, int*)                                                                                           \
+  F(cuDeviceCanAccessPeer, int*, int, int)                                                                          \
+  F(cuCtxEnablePeerAccess, Context, unsigned)                                                                       \
+  F(cuMemAlloc_v2, Pointer*, size_t)                                                                                \
+  F(cuMemFree_v2, Pointer)                                                                                          \
+  F(cuMemHostAlloc, void**, size_t, unsigned)                                                                       \
+  F(cuMemFreeHost, void*)                                                                                           \
+  F(cuMemHostRegister_v2, void*, size_t, unsigned)                                                                  \
+  F(cuMemHostUnregister, void*)                                                                                     \
+  F(cuMemHostGetDevicePointer_v2, Pointer*, void*, unsigned)                                                        \
+  F(cuPointerGetAttribute, void*, int, Pointer)                                                                     \
+  F(cuMemcpyAsync, Pointer, Pointer, size_t, Stream)                                                                \
+  F(cuMemcpyHtoDAsync_v2, Pointer, const void*, size_t, Stream)                                                     \
+  F(cuMemcpyDtoHAsync_v2, void*, Pointer, size_t, Stream)                                                           \
+  F(cuMemsetD8Async, Pointer, unsigned char, size_t, Stream)                                                        \
+  F(cuStreamCreate, Stream*, unsigned)                                                                              \
+  F(cuStreamDestroy_v2, Stream)                                                                                     \
+  F(cuStreamSynchronize, Stream)                                                                                    \
+  F(cuStreamQuery, Stream)                                                                                          \
+  F(cuStreamWaitEvent, Stream, Event, unsigned)                                                                     \
+  F(cuStreamIsCapturing, Stream, int*)                                                                              \
+  F(cuStreamWriteValue64_v2, Stream, Pointer, uint64_t, unsigned)                                                   \
+  F(cuStreamWaitValue64_v2, Stream, Pointer, uint64_t, unsigned)                                                    \
+  F(cuEventCreate, Event*, unsigned)                                                                                \
+  F(cuEventDestroy_v2, Event)                                                                                       \
+  F(cuEventRecord, Event, Stream)                                                                                   \
+  F(cuEventQuery, Event)                                                                                            \
+  F(cuModuleLoadData, Module*, const void*)                                                                         \
+  F(cuModuleUnload, Module)                                                                                         \
+  F(cuModuleGetFunction, Function*, Module, const char*)                                                            \
+  F(cuLaunchKernel, Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, \
+    void**)                                                                                                         \
+  F(cuIpcGetMemHandle, IpcHandle*, Pointer)                                                                         \
+  F(cuIpcOpenMemHandle_v2, Pointer*, IpcHandle, unsigned)                                                           \
+  F(cuIpcCloseMemHandle, Pointer)
 struct Driver {
-  int (*cuInit)(unsigned);
-  int (*cuDriverGetVersion)(int*);
-  int (*cuGetErrorString)(int, const char**);
-  int (*cuDeviceGetCount)(int*);
-  int (*cuDeviceGet)(int*, int);
-  int (*cuDeviceGetAttribute)(int*, int, int);
-  int (*cuDeviceGetName)(char*, int, int);
-  int (*cuDeviceGetUuid_v2)(void*, int);
-  int (*cuDevicePrimaryCtxRetain)(Context*, int);
-  int (*cuCtxGetCurrent)(Context*);
-  int (*cuCtxSetCurrent)(Context);
-  int (*cuCtxGetDevice)(int*);
-  int (*cuDeviceCanAccessPeer)(int*, int, int);
-  int (*cuCtxEnablePeerAccess)(Context, unsigned);
-  int (*cuMemAlloc_v2)(Pointer*, size_t);
-  int (*cuMemFree_v2)(Pointer);
-  int (*cuMemHostAlloc)(void**, size_t, unsigned);
-  int (*cuMemFreeHost)(void*);
-  int (*cuMemHostRegister_v2)(void*, size_t, unsigned);
-  int (*cuMemHostUnregister)(void*);
-  int (*cuMemHostGetDevicePointer_v2)(Pointer*, void*, unsigned);
-  int (*cuPointerGetAttribute)(void*, int, Pointer);
-  int (*cuMemcpyAsync)(Pointer, Pointer, size_t, Stream);
-  int (*cuMemcpyHtoDAsync_v2)(Pointer, const void*, size_t, Stream);
-  int (*cuMemcpyDtoHAsync_v2)(void*, Pointer, size_t, Stream);
-  int (*cuMemsetD8Async)(Pointer, unsigned char, size_t, Stream);
-  int (*cuStreamCreate)(Stream*, unsigned);
-  int (*cuStreamDestroy_v2)(Stream);
-  int (*cuStreamSynchronize)(Stream);
-  int (*cuStreamQuery)(Stream);
-  int (*cuStreamWaitEvent)(Stream, Event, unsigned);
-  int (*cuStreamIsCapturing)(Stream, int*);
-  int (*cuStreamWriteValue64_v2)(Stream, Pointer, uint64_t, unsigned);
-  int (*cuStreamWaitValue64_v2)(Stream, Pointer, uint64_t, unsigned);
-  int (*cuEventCreate)(Event*, unsigned);
-  int (*cuEventDestroy_v2)(Event);
-  int (*cuEventRecord)(Event, Stream);
-  int (*cuEventQuery)(Event);
-  int (*cuModuleLoadData)(Module*, const void*);
-  int (*cuModuleUnload)(Module);
-  int (*cuModuleGetFunction)(Function*, Module, const char*);
-  int (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**,
-                        void**);
-  int (*cuIpcGetMemHandle)(IpcHandle*, Pointer);
-  int (*cuIpcOpenMemHandle_v2)(Pointer*, IpcHandle, unsigned);
-  int (*cuIpcCloseMemHandle)(Pointer);
+#define MOECCL_CUDA_FUNCTION(name, ...) int (*name)(__VA_ARGS__);
+  MOECCL_CUDA_FUNCTIONS(MOECCL_CUDA_FUNCTION)
+#undef MOECCL_CUDA_FUNCTION
 };
 
 // The driver, opened once for the process (MOECCL_CUDA_DRIVER or libcuda.so.1); or why there is none.

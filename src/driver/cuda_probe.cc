@@ -25,16 +25,10 @@ struct Functions {
   int (*error_name)(int, const char**);
 
   Status load(const DynamicLibrary& l) {
-    MOECCL_TRY(l.resolve("cuInit", &init));
-    MOECCL_TRY(l.resolve("cuDriverGetVersion", &version));
-    MOECCL_TRY(l.resolve("cuDeviceGetCount", &count));
-    MOECCL_TRY(l.resolve("cuDeviceGet", &get));
-    MOECCL_TRY(l.resolve("cuDeviceGetName", &name));
-    MOECCL_TRY(l.resolve("cuDeviceGetPCIBusId", &pci));
-    MOECCL_TRY(l.resolve("cuDeviceTotalMem_v2", &memory));
-    MOECCL_TRY(l.resolve("cuDeviceGetAttribute", &attribute));
-    MOECCL_TRY(l.resolve("cuDeviceCanAccessPeer", &can_access));
-    return l.resolve("cuGetErrorName", &error_name);
+    return l.resolve("cuInit", &init, "cuDriverGetVersion", &version, "cuDeviceGetCount", &count, "cuDeviceGet", &get,
+                     "cuDeviceGetName", &name, "cuDeviceGetPCIBusId", &pci, "cuDeviceTotalMem_v2", &memory,
+                     "cuDeviceGetAttribute", &attribute, "cuDeviceCanAccessPeer", &can_access, "cuGetErrorName",
+                     &error_name);
   }
   std::string error_text(int rc) const {
     const char* text = nullptr;

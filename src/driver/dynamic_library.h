@@ -33,6 +33,18 @@ class DynamicLibrary {
     return error(moecclUnsupported, "{} has no function {}: it is too old or another library of that name", name_,
                  symbol_name);
   }
+  // The same for several: name, function, name, function, ...
+  template <class Function, class... More>
+  Status resolve(const char* symbol_name, Function** function, const char* next, More... more) const {
+    MOECCL_TRY(resolve(symbol_name, function));
+    return resolve(next, more...);
+  }
+  // Null where the library has none.
+  template <class Function, class... More>
+  void maybe(const char* symbol_name, Function** function, More... more) const {
+    *function = reinterpret_cast<Function*>(symbol(symbol_name));
+    if constexpr (sizeof...(more) > 0) maybe(more...);
+  }
   // Never closed: libraries that start threads or keep state do not survive dlclose.
   void keep() { handle_ = nullptr; }
 

@@ -24,14 +24,11 @@ struct Functions {
   void (*destroy)(Topology*);
 
   Status resolve(const DynamicLibrary& l) {
-    MOECCL_TRY(l.resolve("hwloc_get_api_version", &api_version));
-    MOECCL_TRY(l.resolve("hwloc_topology_init", &init));
-    MOECCL_TRY(l.resolve("hwloc_topology_set_io_types_filter", &io_filter));
-    MOECCL_TRY(l.resolve("hwloc_topology_load", &load));
-    MOECCL_TRY(l.resolve("hwloc_topology_export_xmlbuffer", &export_xml));
-    MOECCL_TRY(l.resolve("hwloc_free_xmlbuffer", &free_xml));
-    components = reinterpret_cast<decltype(components)>(l.symbol("hwloc_topology_set_components"));
-    return l.resolve("hwloc_topology_destroy", &destroy);
+    l.maybe("hwloc_topology_set_components", &components);
+    return l.resolve("hwloc_get_api_version", &api_version, "hwloc_topology_init", &init,
+                     "hwloc_topology_set_io_types_filter", &io_filter, "hwloc_topology_load", &load,
+                     "hwloc_topology_export_xmlbuffer", &export_xml, "hwloc_free_xmlbuffer", &free_xml,
+                     "hwloc_topology_destroy", &destroy);
   }
 };
 

@@ -42,30 +42,15 @@ struct Functions {
   int (*link_remote_type)(Device*, unsigned, int*);
   int (*p2p)(Device*, Device*, int, int*);
 
-  template <class Function>
-  static void maybe(const DynamicLibrary& library, const char* name, Function** function) {
-    *function = reinterpret_cast<Function*>(library.symbol(name));
-  }
   Status load(const DynamicLibrary& l) {
-    MOECCL_TRY(l.resolve("nvmlInit_v2", &init));
-    MOECCL_TRY(l.resolve("nvmlShutdown", &shutdown));
-    MOECCL_TRY(l.resolve("nvmlErrorString", &error_string));
-    MOECCL_TRY(l.resolve("nvmlDeviceGetCount_v2", &count));
-    MOECCL_TRY(l.resolve("nvmlDeviceGetHandleByIndex_v2", &handle));
-    MOECCL_TRY(l.resolve("nvmlDeviceGetName", &name));
-    MOECCL_TRY(l.resolve("nvmlDeviceGetPciInfo_v3", &pci));
-    maybe(l, "nvmlSystemGetDriverVersion", &driver_version);
-    maybe(l, "nvmlDeviceGetUUID", &uuid);
-    maybe(l, "nvmlDeviceGetMemoryInfo", &memory);
-    maybe(l, "nvmlDeviceGetCudaComputeCapability", &capability);
-    maybe(l, "nvmlDeviceGetMaxPcieLinkGeneration", &pcie_generation);
-    maybe(l, "nvmlDeviceGetMaxPcieLinkWidth", &pcie_width);
-    maybe(l, "nvmlDeviceGetNvLinkState", &link_state);
-    maybe(l, "nvmlDeviceGetNvLinkVersion", &link_version);
-    maybe(l, "nvmlDeviceGetNvLinkRemotePciInfo_v2", &link_remote_pci);
-    maybe(l, "nvmlDeviceGetNvLinkRemoteDeviceType", &link_remote_type);
-    maybe(l, "nvmlDeviceGetP2PStatus", &p2p);
-    return {};
+    l.maybe("nvmlSystemGetDriverVersion", &driver_version, "nvmlDeviceGetUUID", &uuid, "nvmlDeviceGetMemoryInfo",
+            &memory, "nvmlDeviceGetCudaComputeCapability", &capability, "nvmlDeviceGetMaxPcieLinkGeneration",
+            &pcie_generation, "nvmlDeviceGetMaxPcieLinkWidth", &pcie_width, "nvmlDeviceGetNvLinkState", &link_state,
+            "nvmlDeviceGetNvLinkVersion", &link_version, "nvmlDeviceGetNvLinkRemotePciInfo_v2", &link_remote_pci,
+            "nvmlDeviceGetNvLinkRemoteDeviceType", &link_remote_type, "nvmlDeviceGetP2PStatus", &p2p);
+    return l.resolve("nvmlInit_v2", &init, "nvmlShutdown", &shutdown, "nvmlErrorString", &error_string,
+                     "nvmlDeviceGetCount_v2", &count, "nvmlDeviceGetHandleByIndex_v2", &handle, "nvmlDeviceGetName",
+                     &name, "nvmlDeviceGetPciInfo_v3", &pci);
   }
 };
 

@@ -145,24 +145,26 @@ Status CudaRouting::finish() {
   return std::exchange(status_, Status());
 }
 
+Status launch_route_order(const exec::StreamEngine& engine, cuda::Stream stream, const RouteOrderKernelArgs& order,
+                          const RouteKernelArgs& lists, const RouteDropKernelArgs& drop) {
+  MOECCL_TRY(engine.launch_on(stream, "moeccl_route_order", &order, size_t{order.n_tokens} * order.top_k));
+  if (drop.capacity == 0) return {};
+  const size_t tiles = size_t{lists.n_tiles} * kRouteTile;
+  MOECCL_TRY(engine.launch_on(stream, "moeccl_route_count", &lists, tiles));
+  MOECCL_TRY(engine.launch_on(stream, "moeccl_route_scan", &lists, 1));
+  MOECCL_TRY(engine.launch_on(stream, "moeccl_route_fill", &lists, tiles));
+  return engine.launch_on(stream, "moeccl_route_drop", &drop, size_t{drop.n_experts} * 256);
+}
+
 void CudaRouting::launch(exec::StreamEngine& engine, const char* kernel, const void* args, size_t n_threads) {
-  constexpr unsigned kThreads = 256;
-  const size_t most = size_t{engine.sm_limit()} * 2;
-  const auto blocks = static_cast<unsigned>(std::clamp<size_t>((n_threads + kThreads - 1) / kThreads, 1, most));
-  void* parameters[] = {const_cast<void*>(args)};
-  note(cuda::driver()->cuLaunchKernel(engine.function(kernel), blocks, 1, 1, kThreads, 1, 1, 0, stream_, parameters,
-                                      nullptr),
-       kernel);
+  if (status_.ok()) status_ = engine.launch_on(stream_, kernel, args, n_threads);
 }
 
 void CudaRouting::launch_order(exec::StreamEngine& engine) {
   const auto n_tokens = static_cast<uint32_t>(topk_.n_tokens);
   const uint32_t top_k = s_.shape->top_k, n_experts = s_.placement->n_experts();
-  const size_t choices = size_t{n_tokens} * top_k;
-  RouteOrderKernelArgs order{topk_.index, at<uint32_t>(position_), n_tokens,          top_k,
-                             n_experts,   at<uint32_t>(key_),      at<uint32_t>(bad_)};
-  launch(engine, "moeccl_route_order", &order, choices);
-  if (s_.shape->capacity == 0) return;
+  const RouteOrderKernelArgs order{topk_.index, at<uint32_t>(position_), n_tokens,          top_k,
+                                   n_experts,   at<uint32_t>(key_),      at<uint32_t>(bad_)};
   RouteKernelArgs lists{};
   lists.topk = topk_.index;
   lists.map = at<int32_t>(identity_);
@@ -175,12 +177,9 @@ void CudaRouting::launch_order(exec::StreamEngine& engine) {
   lists.first = at<uint32_t>(drop_first_);
   lists.list = at<uint32_t>(drop_list_);
   lists.bad = at<uint32_t>(bad_);
-  launch(engine, "moeccl_route_count", &lists, size_t{lists.n_tiles} * kRouteTile);
-  launch(engine, "moeccl_route_scan", &lists, 1);
-  launch(engine, "moeccl_route_fill", &lists, size_t{lists.n_tiles} * kRouteTile);
-  RouteDropKernelArgs drop{lists.first, lists.list,         order.position, n_experts,
-                           top_k,       s_.shape->capacity, order.key,      at<int32_t>(drop_counts_)};
-  launch(engine, "moeccl_route_drop", &drop, size_t{n_experts} * 256);
+  const RouteDropKernelArgs drop{lists.first, lists.list,         order.position, n_experts,
+                                 top_k,       s_.shape->capacity, order.key,      at<int32_t>(drop_counts_)};
+  if (status_.ok()) status_ = launch_route_order(engine, stream_, order, lists, drop);
 }
 
 namespace {

@@ -11,12 +11,18 @@
 #include <span>
 #include <vector>
 
+#include "kernels/cuda/args.h"
 #include "kernels/cuda/route_args.h"
 #include "src/driver/cuda.h"
 #include "src/exec/cuda/stream_engine.h"
 #include "src/routing/routing.h"
 
 namespace moeccl::comm {
+
+// Puts choices into canonical order and drops those beyond drop.capacity; 0: no capacity, and no lists.
+Status launch_route_order(const exec::StreamEngine& engine, driver::cuda::Stream stream,
+                          const moeccl::cuda::RouteOrderKernelArgs& order, const moeccl::cuda::RouteKernelArgs& lists,
+                          const moeccl::cuda::RouteDropKernelArgs& drop);
 
 class CudaRouting {
  public:

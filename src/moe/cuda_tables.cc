@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "src/driver/thread.h"
+#include "src/moe/cuda_routing.h"
 
 namespace moeccl::comm {
 
@@ -52,16 +53,6 @@ void CudaTables::wait() const {
   while (cuda::driver()->cuEventQuery(made_) == cuda::kNotReady) driver::sleep_ns(20'000);
 }
 
-Status CudaTables::launch(const exec::StreamEngine& engine, cuda::Stream stream, const char* kernel, const void* args,
-                          size_t n_threads) const {
-  const size_t most = size_t{engine.sm_limit()} * 2;
-  const auto blocks = static_cast<unsigned>(std::clamp<size_t>((n_threads + kThreads - 1) / kThreads, 1, most));
-  void* parameters[] = {const_cast<void*>(args)};
-  return cuda::check(cuda::driver()->cuLaunchKernel(engine.function(kernel), blocks, 1, 1, kThreads, 1, 1, 0, stream,
-                                                    parameters, nullptr),
-                     kernel);
-}
-
 Status CudaTables::pack(const exec::StreamEngine& engine, cuda::Stream stream, const StreamChoices& choices) {
   const cuda::Current current(context_);
   std::byte* base = memory_.data();
@@ -71,20 +62,9 @@ Status CudaTables::pack(const exec::StreamEngine& engine, cuda::Stream stream, c
   own.n_tokens = choices.counted;
   own.most_tokens = choices.n_tokens;
   const auto n = static_cast<uint32_t>(choices.n_tokens);
-  const size_t all = size_t{n} * own.top_k;
-  MOECCL_TRY(launch(engine, stream, "moeccl_table_take", &own, all));
-  const RouteOrderKernelArgs order = plan_.order(base, n);
-  MOECCL_TRY(launch(engine, stream, "moeccl_route_order", &order, all));
-  if (capacity_ > 0) {
-    const RouteKernelArgs lists = plan_.lists(base, n);
-    const size_t tiles = size_t{lists.n_tiles} * kRouteTile;
-    MOECCL_TRY(launch(engine, stream, "moeccl_route_count", &lists, tiles));
-    MOECCL_TRY(launch(engine, stream, "moeccl_route_scan", &lists, 1));
-    MOECCL_TRY(launch(engine, stream, "moeccl_route_fill", &lists, tiles));
-    const RouteDropKernelArgs drop = plan_.drop(base);
-    MOECCL_TRY(launch(engine, stream, "moeccl_route_drop", &drop, size_t{drop.n_experts} * kThreads));
-  }
-  return launch(engine, stream, "moeccl_table_pack", &own, n);
+  MOECCL_TRY(engine.launch_on(stream, "moeccl_table_take", &own, size_t{n} * own.top_k));
+  MOECCL_TRY(launch_route_order(engine, stream, plan_.order(base, n), plan_.lists(base, n), plan_.drop(base)));
+  return engine.launch_on(stream, "moeccl_table_pack", &own, n);
 }
 
 Status CudaTables::make(const exec::StreamEngine& engine, cuda::Stream stream, bool captured, bool weighted,
@@ -96,10 +76,10 @@ Status CudaTables::make(const exec::StreamEngine& engine, cuda::Stream stream, b
   a.counts = target.counts;
   a.expert_offsets = target.expert_offsets;
   a.expert_counts = target.expert_counts;
-  MOECCL_TRY(launch(engine, stream, "moeccl_table_count", &a, plan_.n_tiles()));
-  MOECCL_TRY(launch(engine, stream, "moeccl_table_scan", &a, size_t{plan_.n_counters()} * kThreads));
-  MOECCL_TRY(launch(engine, stream, "moeccl_table_blocks", &a, size_t{a.is.n_sources} * a.is.n_chunks));
-  MOECCL_TRY(launch(engine, stream, "moeccl_table_fill", &a, plan_.n_tiles()));
+  MOECCL_TRY(engine.launch_on(stream, "moeccl_table_count", &a, plan_.n_tiles()));
+  MOECCL_TRY(engine.launch_on(stream, "moeccl_table_scan", &a, size_t{plan_.n_counters()} * kThreads));
+  MOECCL_TRY(engine.launch_on(stream, "moeccl_table_blocks", &a, size_t{a.is.n_sources} * a.is.n_chunks));
+  MOECCL_TRY(engine.launch_on(stream, "moeccl_table_fill", &a, plan_.n_tiles()));
   if (captured) return {};
   return cuda::check(cuda::driver()->cuEventRecord(made_, stream), "a routing's update on a stream");
 }

@@ -54,12 +54,8 @@ class CudaTables {
   size_t memory_bytes() const { return memory_.bytes(); }
 
  private:
-  CudaTables(const exec::TablePlan::Layer& setting, size_t candidate)
-      : capacity_(setting.shape->capacity), plan_(setting), candidate_(candidate) {}
-  Status launch(const exec::StreamEngine& engine, driver::cuda::Stream stream, const char* kernel, const void* args,
-                size_t n_threads) const;
+  CudaTables(const exec::TablePlan::Layer& setting, size_t candidate) : plan_(setting), candidate_(candidate) {}
 
-  uint32_t capacity_;
   exec::TablePlan plan_;
   size_t candidate_;
   driver::cuda::Context context_ = nullptr;

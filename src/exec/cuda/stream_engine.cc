@@ -157,6 +157,15 @@ void StreamEngine::launch(const std::string& kernel, const void* args, size_t wo
                    kernel));
 }
 
+Status StreamEngine::launch_on(cuda::Stream stream, const char* kernel, const void* args, size_t n_threads) const {
+  const size_t most = size_t{sm_limit_} * 2;
+  const auto blocks = static_cast<unsigned>(std::clamp<size_t>((n_threads + kThreads - 1) / kThreads, 1, most));
+  void* parameters[] = {const_cast<void*>(args)};
+  return cuda::check(
+      cuda::driver()->cuLaunchKernel(function(kernel), blocks, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr),
+      kernel);
+}
+
 void StreamEngine::copy(void* dst, const void* src, size_t bytes) {
   if (bytes == 0) return;
   if (bytes >= kCopyEngineBytes) {

@@ -54,6 +54,8 @@ class StreamEngine {
   // Device memory with the same lifetime.
   void* scratch(size_t bytes);
   void launch(const std::string& kernel, const void* args, size_t work_bytes);
+  // The same kernels on another stream, a thread for each of `n_threads` things. Any thread.
+  Status launch_on(driver::cuda::Stream stream, const char* kernel, const void* args, size_t n_threads) const;
   // The kernel `name`_`type`, for launches on other streams. Any thread.
   driver::cuda::Function function(const char* name, int type) const;
   driver::cuda::Function function(const char* name) const;  // one without types

@@ -57,12 +57,35 @@ size_t TablePlan::take(size_t bytes) {
   return at;
 }
 
-template <class T>
-size_t TablePlan::constant(const std::vector<T>& values) {
-  const size_t at = take(values.size() * sizeof(T));
+template <class T, class... Others>
+void TablePlan::place(size_t n, T*& field, Others*&... others) {
+  field = reinterpret_cast<T*>(take(n * sizeof(T)));
+  ((others = field), ...);
+  const auto note = [&](const void* at) {
+    fields_.push_back(static_cast<size_t>(static_cast<const std::byte*>(at) - reinterpret_cast<std::byte*>(&args_)));
+  };
+  note(&field);
+  (note(&others), ...);
+}
+
+template <class T, class... Others>
+void TablePlan::constant(const std::vector<T>& values, const T*& field, Others*&... others) {
+  const size_t from = end_;
+  place(values.size(), field, others...);
   constants_.resize(end_);
-  if (!values.empty()) std::memcpy(constants_.data() + at, values.data(), values.size() * sizeof(T));
-  return at;
+  if (!values.empty()) std::memcpy(constants_.data() + from, values.data(), values.size() * sizeof(T));
+}
+
+TablePlan::Args TablePlan::at(std::byte* base) const {
+  Args args = args_;
+  for (const size_t field : fields_) {
+    std::byte* place = nullptr;
+    std::byte* const pointer = reinterpret_cast<std::byte*>(&args) + field;
+    std::memcpy(&place, pointer, sizeof(place));
+    place = base + reinterpret_cast<size_t>(place);
+    std::memcpy(pointer, &place, sizeof(place));
+  }
+  return args;
 }
 
 // By expert, one bit for each origin whose choices of it this rank handles.
@@ -87,14 +110,14 @@ std::vector<uint64_t> TablePlan::passes() const {
 void TablePlan::lay_out_constants() {
   const algo::RankPaths& p = *s_.rank;
   const uint32_t n = is_.n_ranks;
-  passes_ = constant(passes());
-  way_ = constant(p.way);
-  owner_ = constant(p.placement.owner);
-  local_index_ = constant(p.placement.local_index);
+  constant(passes(), is_.passes);
+  constant(p.way, is_.way);
+  constant(p.placement.owner, is_.owner);
+  constant(p.placement.local_index, is_.local_index);
   std::vector<uint32_t> level(size_t{n} * n);
   for (uint32_t a = 0; a < n; ++a)
     for (uint32_t b = 0; b < n; ++b) level[size_t{a} * n + b] = p.tree.depth() - p.tree.level_between(a, b);
-  level_ = constant(level);
+  constant(level, is_.level);
   std::vector<uint32_t> origin{p.rank}, source{0}, first{0, 1};
   for (uint32_t i = 0; i < p.edges.in.size(); ++i) {
     for (const uint32_t o : p.edges.in[i].origins) origin.push_back(o), source.push_back(1 + i);
@@ -105,38 +128,45 @@ void TablePlan::lay_out_constants() {
     order[i] =
         static_cast<uint32_t>(std::count_if(origin.begin(), origin.end(), [&](uint32_t o) { return o < origin[i]; }));
   is_.n_places = static_cast<uint32_t>(origin.size());
-  place_origin_ = constant(origin);
-  place_source_ = constant(source);
-  place_order_ = constant(order);
-  source_first_ = constant(first);
-  first_out_ = constant(p.lists.first_out);
-  gather_first_ = constant(p.lists.gather_first);
+  constant(origin, is_.place_origin);
+  constant(source, is_.place_source);
+  constant(order, is_.place_order);
+  constant(first, is_.source_first);
+  constant(p.lists.first_out, is_.first_out);
+  constant(p.lists.gather_first, is_.gather_first);
   const size_t padding = is_.expert_major != 0 ? size_t{is_.n_local} * (is_.align_rows - 1) : 0;
-  zeros_of_ = constant(std::vector<uint64_t>(padding + 1, 0));
-  position_ = constant(s_.order->position);
-  expert_ = constant(std::vector<uint32_t>(s_.order->expert.begin(), s_.order->expert.end()));
-  std::vector<uint32_t> identity(s_.shape->capacity > 0 ? is_.n_experts : 0);
+  constant(std::vector<uint64_t>(padding + 1, 0), is_.zeros);
+  constant(s_.order->position, args_.order.position, args_.drop.position);
+  constant(std::vector<uint32_t>(s_.order->expert.begin(), s_.order->expert.end()), args_.own.expert);
+  std::vector<int32_t> identity(s_.shape->capacity > 0 ? is_.n_experts : 0);
   std::iota(identity.begin(), identity.end(), 0);
-  identity_ = constant(identity);
+  constant(identity, args_.lists.map);
 }
 
 void TablePlan::lay_out_own() {
+  auto& [own, order, lists, drop, tables] = args_;
   const size_t tokens = is_.max_tokens, choices = tokens * is_.top_k;
-  choices_ = take(choices * sizeof(int32_t));
-  key_ = take(choices * sizeof(uint32_t));
-  bad_ = take(sizeof(uint32_t));
+  own.top_k = order.top_k = lists.top_k = drop.top_k = is_.top_k;
+  order.n_experts = lists.n_experts = lists.n_slots = drop.n_experts = is_.n_experts;
+  lists.n_maps = 1;
+  drop.capacity = s_.shape->capacity;
+  place(choices, own.choices, order.topk, lists.topk);
+  place(choices, drop.key, order.key, own.key);
+  place(1, own.bad, order.bad, lists.bad);
   if (s_.shape->capacity > 0) {
-    drop_tile_ = take((tokens + kRouteTile - 1) / kRouteTile * is_.n_experts * sizeof(uint32_t));
-    drop_first_ = take((size_t{is_.n_experts} + 1) * sizeof(uint32_t));
-    drop_list_ = take(choices * sizeof(uint32_t));
-    drop_counts_ = take(is_.n_experts * sizeof(int32_t));
+    place((tokens + kRouteTile - 1) / kRouteTile * is_.n_experts, lists.tile_count);
+    place(size_t{is_.n_experts} + 1, lists.first, drop.first);
+    place(choices, lists.list, drop.list);
+    place(is_.n_experts, drop.drop_counts);
   }
   const auto aligned = [](size_t bytes) { return (bytes + 15) / 16 * 16; };
-  expert_at_ = aligned(sizeof(TableBlock));
-  weight_at_ = expert_at_ + aligned(choices * sizeof(uint16_t));
-  block_bytes_ = weight_at_ + aligned(choices * sizeof(float));
-  own_block_ = take(block_bytes_);
-  blocks_ = take(block_bytes_ * is_.n_ranks);
+  own.expert_at = tables.expert_at = aligned(sizeof(TableBlock));
+  own.weight_at = tables.weight_at = own.expert_at + aligned(choices * sizeof(uint16_t));
+  tables.block_bytes = block_bytes_ = own.weight_at + aligned(choices * sizeof(float));
+  own_block_ = end_;
+  place(block_bytes_, own.block);
+  blocks_ = end_;
+  place(block_bytes_ * is_.n_ranks, tables.blocks);
 }
 
 // A choice that comes by is at most one gathered row, one scattered row, one term and one sum; an own token one sum.
@@ -147,112 +177,35 @@ void TablePlan::lay_out_tables() {
         static_cast<uint32_t>(std::max<uint64_t>(1, (chunk_tokens + is_.tile_tokens - 1) / is_.tile_tokens));
     if (is_.tiles_per_chunk == 1 || uint64_t{n_tiles()} * n_counters() <= kMostCounters) break;
   }
-  counter_ = take(size_t{n_tiles()} * n_counters() * sizeof(uint32_t));
-  total_ = take(n_counters() * sizeof(uint32_t));
-  chunk_first_ = take((2 * size_t{is_.n_out} + is_.n_sources) * is_.n_chunks * sizeof(uint32_t));
-  list_first_ = take(is_.n_out * sizeof(uint32_t));
+  TablesKernelArgs& a = args_.tables;
+  place(size_t{n_tiles()} * n_counters(), a.counter);
+  place(n_counters(), a.total);
+  place((2 * size_t{is_.n_out} + is_.n_sources) * is_.n_chunks, a.chunk_first);
+  place(is_.n_out, a.list_first);
   const size_t choices = size_t{is_.n_places} * is_.max_tokens * is_.top_k;
-  gather_src_ = take(choices * sizeof(uint32_t));
-  scatter_src_ = take(choices * sizeof(uint32_t));
-  scatter_dst_ = take(choices * sizeof(uint32_t));
-  scatter_weight_ = take(choices * sizeof(float));
-  term_ = take(choices * sizeof(RowTermBits));
-  term_weight_ = take(choices * sizeof(float));
-  offset_ = take((choices + is_.max_tokens + 1) * sizeof(uint64_t));
-  padding_ = take(is_.expert_major != 0 ? size_t{is_.n_local} * (is_.align_rows - 1) * sizeof(uint32_t) : 0);
-  rows_ = take(size_t{s_.rank->lists.n_rows()} * is_.n_chunks * sizeof(WalkRowBlock));
-  zeros_ = take(size_t{is_.n_chunks} * sizeof(WalkSumBlock));
-  sums_ = take(size_t{is_.n_sources} * is_.n_chunks * sizeof(WalkSumBlock));
-}
-
-namespace {
-
-template <class T>
-T* at(std::byte* base, size_t offset) {
-  return reinterpret_cast<T*>(base + offset);
-}
-
-}  // namespace
-
-TableOwnKernelArgs TablePlan::own(std::byte* base) const {
-  TableOwnKernelArgs a{};
-  a.top_k = is_.top_k;
-  a.choices = at<int32_t>(base, choices_);
-  a.bad = at<uint32_t>(base, bad_);
-  a.key = at<uint32_t>(base, key_);
-  a.expert = at<uint32_t>(base, expert_);
-  a.block = at<uint8_t>(base, own_block_);
-  a.expert_at = expert_at_;
-  a.weight_at = weight_at_;
-  return a;
+  place(choices, a.gather_src);
+  place(choices, a.scatter_src);
+  place(choices, a.scatter_dst);
+  place(choices, a.scatter_weight);
+  place(choices, a.term);
+  place(choices, a.term_weight);
+  place(choices + is_.max_tokens + 1, a.offset);
+  place(is_.expert_major != 0 ? size_t{is_.n_local} * (is_.align_rows - 1) : 0, a.padding);
+  place(size_t{s_.rank->lists.n_rows()} * is_.n_chunks, a.rows);
+  place(is_.n_chunks, a.zeros);
+  place(size_t{is_.n_sources} * is_.n_chunks, a.sums);
 }
 
 RouteOrderKernelArgs TablePlan::order(std::byte* base, uint32_t n_tokens) const {
-  return {at<int32_t>(base, choices_), at<uint32_t>(base, position_), n_tokens, is_.top_k, is_.n_experts,
-          at<uint32_t>(base, key_),    at<uint32_t>(base, bad_)};
-}
-
-RouteKernelArgs TablePlan::lists(std::byte* base, uint32_t n_tokens) const {
-  RouteKernelArgs a{};
-  a.topk = at<int32_t>(base, choices_);
-  a.map = at<int32_t>(base, identity_);
+  RouteOrderKernelArgs a = at(base).order;
   a.n_tokens = n_tokens;
-  a.top_k = is_.top_k;
-  a.n_experts = a.n_slots = is_.n_experts;
-  a.n_maps = 1;
-  a.n_tiles = (n_tokens + kRouteTile - 1) / kRouteTile;
-  a.tile_count = at<uint32_t>(base, drop_tile_);
-  a.first = at<uint32_t>(base, drop_first_);
-  a.list = at<uint32_t>(base, drop_list_);
-  a.bad = at<uint32_t>(base, bad_);
   return a;
 }
 
-RouteDropKernelArgs TablePlan::drop(std::byte* base) const {
-  return {at<uint32_t>(base, drop_first_),
-          at<uint32_t>(base, drop_list_),
-          at<uint32_t>(base, position_),
-          is_.n_experts,
-          is_.top_k,
-          s_.shape->capacity,
-          at<uint32_t>(base, key_),
-          at<int32_t>(base, drop_counts_)};
-}
-
-TablesKernelArgs TablePlan::tables(std::byte* base) const {
-  TablesKernelArgs a{};
-  a.is = is_;
-  a.is.passes = at<uint64_t>(base, passes_);
-  a.is.way = at<int32_t>(base, way_);
-  a.is.owner = at<uint32_t>(base, owner_);
-  a.is.local_index = at<uint32_t>(base, local_index_);
-  a.is.level = at<uint32_t>(base, level_);
-  a.is.place_origin = at<uint32_t>(base, place_origin_);
-  a.is.place_source = at<uint32_t>(base, place_source_);
-  a.is.place_order = at<uint32_t>(base, place_order_);
-  a.is.source_first = at<uint32_t>(base, source_first_);
-  a.is.first_out = at<uint32_t>(base, first_out_);
-  a.is.gather_first = at<uint32_t>(base, gather_first_);
-  a.is.zeros = at<uint64_t>(base, zeros_of_);
-  a.blocks = at<uint8_t>(base, blocks_);
-  a.block_bytes = block_bytes_;
-  a.expert_at = expert_at_;
-  a.weight_at = weight_at_;
-  a.counter = at<uint32_t>(base, counter_);
-  a.total = at<uint32_t>(base, total_);
-  a.chunk_first = at<uint32_t>(base, chunk_first_);
-  a.list_first = at<uint32_t>(base, list_first_);
-  a.gather_src = at<uint32_t>(base, gather_src_);
-  a.scatter_src = at<uint32_t>(base, scatter_src_);
-  a.scatter_dst = at<uint32_t>(base, scatter_dst_);
-  a.scatter_weight = at<float>(base, scatter_weight_);
-  a.padding = at<uint32_t>(base, padding_);
-  a.term_weight = at<float>(base, term_weight_);
-  a.offset = at<uint64_t>(base, offset_);
-  a.term = at<RowTermBits>(base, term_);
-  a.rows = at<WalkRowBlock>(base, rows_);
-  a.zeros = at<WalkSumBlock>(base, zeros_);
-  a.sums = at<WalkSumBlock>(base, sums_);
+RouteKernelArgs TablePlan::lists(std::byte* base, uint32_t n_tokens) const {
+  RouteKernelArgs a = at(base).lists;
+  a.n_tokens = n_tokens;
+  a.n_tiles = (n_tokens + kRouteTile - 1) / kRouteTile;
   return a;
 }
 

@@ -27,6 +27,8 @@ class TablePlan {
   };
   // What it points to outlives this.
   explicit TablePlan(const Layer& setting);
+  TablePlan(const TablePlan&) = delete;
+  TablePlan& operator=(const TablePlan&) = delete;
 
   // Chunks that suffice for every routing, and let the hops of a full one overlap. The same on all ranks. slot_rows has
   // room for one token of each origin.
@@ -41,20 +43,32 @@ class TablePlan {
   // Addresses with the image at `base`.
   std::byte* own_block(std::byte* base) const { return base + own_block_; }
   std::byte* blocks(std::byte* base) const { return base + blocks_; }
-  cuda::TableOwnKernelArgs own(std::byte* base) const;  // without the caller's buffers
+  cuda::TableOwnKernelArgs own(std::byte* base) const { return at(base).own; }  // without the caller's buffers
   cuda::RouteOrderKernelArgs order(std::byte* base, uint32_t n_tokens) const;
   cuda::RouteKernelArgs lists(std::byte* base, uint32_t n_tokens) const;  // for capacity
-  cuda::RouteDropKernelArgs drop(std::byte* base) const;
+  cuda::RouteDropKernelArgs drop(std::byte* base) const { return at(base).drop; }
   // head and what describes the routing as a whole lie elsewhere.
-  cuda::TablesKernelArgs tables(std::byte* base) const;
+  cuda::TablesKernelArgs tables(std::byte* base) const { return at(base).tables; }
   uint32_t n_tiles() const { return is_.n_places * is_.n_chunks * is_.tiles_per_chunk; }
   uint32_t n_counters() const {
     return 2 * is_.n_out + static_cast<uint32_t>(cuda::TableCounter::kKinds) + 1 + is_.n_local;
   }
 
  private:
-  template <class T>
-  size_t constant(const std::vector<T>& values);
+  // The kernels' arguments. Until at() has moved them, pointers hold places in the image, counted from its beginning.
+  struct Args {
+    cuda::TableOwnKernelArgs own{};
+    cuda::RouteOrderKernelArgs order{};
+    cuda::RouteKernelArgs lists{};
+    cuda::RouteDropKernelArgs drop{};
+    cuda::TablesKernelArgs tables{};
+  };
+  Args at(std::byte* base) const;
+  // Room for n elements; `field`, and `others` as well, point there.
+  template <class T, class... Others>
+  void place(size_t n, T*& field, Others*&... others);
+  template <class T, class... Others>
+  void constant(const std::vector<T>& values, const T*& field, Others*&... others);
   void lay_out_constants();
   void lay_out_own();
   void lay_out_tables();
@@ -62,18 +76,11 @@ class TablePlan {
   size_t take(size_t bytes);
 
   Layer s_;
-  cuda::TableConstants is_{};  // numbers
+  Args args_;
+  cuda::TableConstants& is_ = args_.tables.is;
+  std::vector<size_t> fields_;  // byte offsets in args_ of the pointers into the image
   std::vector<std::byte> constants_;
-  size_t end_ = 0, block_bytes_ = 0, expert_at_ = 0, weight_at_ = 0;
-  // Byte offsets.
-  size_t passes_ = 0, way_ = 0, owner_ = 0, local_index_ = 0, level_ = 0, place_origin_ = 0, place_source_ = 0,
-         place_order_ = 0, source_first_ = 0, first_out_ = 0, gather_first_ = 0, zeros_of_ = 0, position_ = 0,
-         expert_ = 0, identity_ = 0;
-  size_t choices_ = 0, key_ = 0, bad_ = 0, drop_tile_ = 0, drop_first_ = 0, drop_list_ = 0, drop_counts_ = 0,
-         own_block_ = 0, blocks_ = 0;
-  size_t counter_ = 0, total_ = 0, chunk_first_ = 0, list_first_ = 0, gather_src_ = 0, scatter_src_ = 0,
-         scatter_dst_ = 0, padding_ = 0, scatter_weight_ = 0, term_weight_ = 0, offset_ = 0, term_ = 0, rows_ = 0,
-         zeros_ = 0, sums_ = 0;
+  size_t end_ = 0, block_bytes_ = 0, own_block_ = 0, blocks_ = 0;
 };
 
 }  // namespace moeccl::exec
