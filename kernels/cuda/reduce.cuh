@@ -10,7 +10,7 @@ namespace moeccl::cuda {
 template <class E>
 MOECCL_DEVICE typename E::Acc scale_as(const ScalarBits& s) {
   using Acc = typename E::Acc;
-  if constexpr (E::kFamily != Family::kFloat)
+  if constexpr (!E::kIsFloat)
     return static_cast<Acc>(s.u64);
   else if constexpr (sizeof(Acc) == 8)
     return s.f64;
@@ -26,19 +26,19 @@ MOECCL_DEVICE void reduce_element(const ReduceKernelArgs& a, size_t i) {
   for (uint32_t k = 0; k < a.n_srcs; ++k) {
     Acc v = E::load(load_any<Stored>(at(a.srcs[k], i * sizeof(Stored))));
     if constexpr (kOp == Op::kSum) {
-      if (a.scaled) v = multiply<E>(v, scale_as<E>(a.scales[k]));
+      if (a.scaled) v = multiply(v, scale_as<E>(a.scales[k]));
     }
     acc = k == 0 ? v : combine<E, kOp>(acc, v);
   }
   if constexpr (kOp == Op::kSum) {
-    if (a.divisor > 1) acc = divide<E>(acc, a.divisor);
+    if (a.divisor > 1) acc = divide(acc, a.divisor);
   }
   store_any<Stored>(at(a.dst, i * sizeof(Stored)), E::round(acc));
 }
 
 // Scales and divisors come with sums only; those of integers are rare and slow, and go element by element.
 template <class E, Op kOp>
-inline constexpr bool kArithmeticInPacks = kOp == Op::kSum&& E::kFamily == Family::kFloat;
+inline constexpr bool kArithmeticInPacks = kOp == Op::kSum&& E::kIsFloat;
 
 template <class E, Op kOp>
 MOECCL_DEVICE void reduce_pack(const ReduceKernelArgs& a, size_t bytes) {
@@ -55,7 +55,7 @@ MOECCL_DEVICE void reduce_pack(const ReduceKernelArgs& a, size_t bytes) {
     for (uint32_t j = 0; j < kN; ++j) {
       Acc v = E::load(p.element[j]);
       if constexpr (kArithmeticInPacks<E, kOp>) {
-        if (a.scaled) v = multiply<E>(v, scale);
+        if (a.scaled) v = multiply(v, scale);
       }
       acc[j] = k == 0 ? v : combine<E, kOp>(acc[j], v);
     }
@@ -64,7 +64,7 @@ MOECCL_DEVICE void reduce_pack(const ReduceKernelArgs& a, size_t bytes) {
   MOECCL_UNROLL
   for (uint32_t j = 0; j < kN; ++j) {
     if constexpr (kArithmeticInPacks<E, kOp>) {
-      if (a.divisor > 1) acc[j] = divide<E>(acc[j], a.divisor);
+      if (a.divisor > 1) acc[j] = divide(acc[j], a.divisor);
     }
     out.element[j] = E::round(acc[j]);
   }

@@ -21,13 +21,13 @@ MOECCL_DEVICE void scale_rows(const RowsKernelArgs& a, const Team& team) {
     const uint8_t* src = at(a.src, pick(a.src_index, a.src_first, row) * a.row_bytes + begin);
     const float weight = a.weights[row];
     if (!packs) {
-      store_any<Stored>(dst, E::round(weigh<E>(E::load(load_any<Stored>(src)), weight)));
+      store_any<Stored>(dst, E::round(weigh(E::load(load_any<Stored>(src)), weight)));
       continue;
     }
     Pack<E> p;
     p.vec = *reinterpret_cast<const Vec16*>(src);
     MOECCL_UNROLL
-    for (uint32_t j = 0; j < kN; ++j) p.element[j] = E::round(weigh<E>(E::load(p.element[j]), weight));
+    for (uint32_t j = 0; j < kN; ++j) p.element[j] = E::round(weigh(E::load(p.element[j]), weight));
     *reinterpret_cast<Vec16*>(dst) = p.vec;
   }
 }
@@ -35,7 +35,7 @@ MOECCL_DEVICE void scale_rows(const RowsKernelArgs& a, const Team& team) {
 // -0 is the identity of float addition, see ColumnSum in kernels/host/reference.cc.
 template <class E>
 MOECCL_DEVICE typename E::Acc empty_sum() {
-  return static_cast<typename E::Acc>(E::kFamily == Family::kFloat ? -0.0 : 0.0);
+  return static_cast<typename E::Acc>(E::kIsFloat ? -0.0 : 0.0);
 }
 
 // One column of one row, with the nested groups of deterministic mode.
@@ -51,14 +51,14 @@ MOECCL_DEVICE typename E::Stored sum_column(const ReduceRowsKernelArgs& a, uint6
     const RowTermBits term = a.terms[t];
     Acc v = E::load(load_any<Stored>(
         at(a.bases[term.segment], (static_cast<size_t>(term.row) * a.row_elements + column) * sizeof(Stored))));
-    if (a.weights) v = weigh<E>(v, a.weights[t]);
-    group[kGroups - 1] = add<E>(group[kGroups - 1], v);
+    if (a.weights) v = weigh(v, a.weights[t]);
+    group[kGroups - 1] = add(group[kGroups - 1], v);
     // After the last term of a row all groups are closed. Unrolled, so that the accumulators stay in registers.
     const int close = !a.grouped ? 0 : t + 1 == end ? kGroups : term.close;
     MOECCL_UNROLL
     for (int g = kGroups - 1; g > 0; --g) {
       if (kGroups - 1 - g >= close) continue;
-      group[g - 1] = add<E>(group[g - 1], E::load(E::round(group[g])));
+      group[g - 1] = add(group[g - 1], E::load(E::round(group[g])));
       group[g] = empty_sum<E>();
     }
   }
@@ -75,7 +75,7 @@ MOECCL_DEVICE Vec16 sum_pack(const ReduceRowsKernelArgs& a, uint64_t begin, uint
   Acc acc[kN];
   MOECCL_UNROLL
   for (uint32_t j = 0; j < kN; ++j) acc[j] = empty_sum<E>();
-  [[maybe_unused]] constexpr int kTerms = E::kFamily != Family::kFloat && kN == 16 ? 1 : 4;
+  [[maybe_unused]] constexpr int kTerms = !E::kIsFloat && kN == 16 ? 1 : 4;
   MOECCL_UNROLL_TERMS
   for (uint64_t t = begin; t < end; ++t) {
     const RowTermBits term = a.terms[t];
@@ -85,7 +85,7 @@ MOECCL_DEVICE Vec16 sum_pack(const ReduceRowsKernelArgs& a, uint64_t begin, uint
     MOECCL_UNROLL
     for (uint32_t j = 0; j < kN; ++j) {
       const Acc v = E::load(p.element[j]);
-      acc[j] = add<E>(acc[j], a.weights ? weigh<E>(v, weight) : v);
+      acc[j] = add(acc[j], a.weights ? weigh(v, weight) : v);
     }
   }
   Pack<E> out;
@@ -118,8 +118,7 @@ MOECCL_DEVICE void reduce_rows(const ReduceRowsKernelArgs& a, const Team& team) 
 template <class E>
 MOECCL_DEVICE void dot_rows(const DotRowsKernelArgs& a, const Team& team) {
   using Stored = typename E::Stored;
-  using Sum =
-      typename std::conditional<sizeof(typename E::Acc) == 4 && E::kFamily == Family::kFloat, float, double>::type;
+  using Sum = typename std::conditional<sizeof(typename E::Acc) == 4 && E::kIsFloat, float, double>::type;
   const size_t row_bytes = a.row_elements * sizeof(Stored);
   const size_t rounds = (a.count + team.n_warps() - 1) / team.n_warps();
   for (size_t round = 0; round < rounds; ++round) {

@@ -49,16 +49,6 @@ void scale_copy(void* dst, const void* src, size_t count, Scalar scale) {
   reduce<E, ReduceOp::kSum>({.dst = dst, .srcs = &src, .scales = &scale, .count = count, .n_srcs = 1});
 }
 
-// weight * v in the arithmetic of rows: the accumulator's for floats, double for integers.
-template <class E>
-typename E::Acc weigh(typename E::Acc v, float weight) {
-  using Acc = typename E::Acc;
-  if constexpr (E::kIsFloat)
-    return static_cast<Acc>(weight) * v;
-  else
-    return truncate_wide<Acc>(static_cast<double>(weight) * static_cast<double>(v));
-}
-
 template <class E>
 void scale_rows(const ScaleRowsArgs& a) {
   const CopyRowsArgs& rows = a.rows;
@@ -66,7 +56,7 @@ void scale_rows(const ScaleRowsArgs& a) {
   for (size_t i = 0; i < rows.count; ++i) {
     std::byte* dst = at(rows.dst, pick(rows.dst_index, rows.dst_first, i) * rows.row_bytes);
     const std::byte* src = at(rows.src, pick(rows.src_index, rows.src_first, i) * rows.row_bytes);
-    for (size_t j = 0; j < n; ++j) store_at<E>(dst, j, E::round(weigh<E>(load_at<E>(src, j), a.weights[i])));
+    for (size_t j = 0; j < n; ++j) store_at<E>(dst, j, E::round(weigh(load_at<E>(src, j), a.weights[i])));
   }
 }
 
@@ -97,7 +87,7 @@ typename E::Stored sum_column(const ReduceRowsArgs& a, uint64_t begin, uint64_t 
   for (uint64_t t = begin; t < end; ++t) {
     const RowTerm& term = a.terms[t];
     typename E::Acc v = load_at<E>(a.bases[term.segment], term.row * a.row_elements + column);
-    if (a.weights) v = weigh<E>(v, a.weights[t]);
+    if (a.weights) v = weigh(v, a.weights[t]);
     sum.add_term(v);
     if (a.grouped) sum.close(term.close);
   }
