@@ -9,24 +9,17 @@
 // Input is [held experts][count], Output [own experts][count]; both by ascending expert number.
 #pragma once
 
-#include "src/algo/builder.h"
-#include "src/plan/checker.h"
-#include "src/routing/domains.h"
+#include "src/algo/expert_exchange.h"
 
 namespace moeccl::algo {
 
-class ExpertReturn {
+class ExpertReturn : public ExpertExchangePlan {
  public:
   // Both live as long as this object. Fails when the staging is too small. Deterministic: always staged.
   static Result<ExpertReturn> make(const Domains& domains, const Placement& homes, const ExpertExchange& settings);
 
-  const char* name() const { return direct_ ? "direct" : "staged"; }
-  const Shape& shape() const { return shape_; }
-  Chunking chunking() const;
   Program build(uint32_t rank) const;
-  uint64_t hash() const;
   plan::Plan build_all() const;
-  plan::BlockExpectation expectation() const;
 
  private:
   ExpertReturn(const Domains& domains, const Placement& homes, const ExpertExchange& settings);
@@ -41,18 +34,9 @@ class ExpertReturn {
     uint32_t from = 0, level = 0, first_slot = 0;
     std::vector<uint32_t> experts;
   };
-  std::vector<uint32_t> experts_of(uint32_t rank, uint32_t level) const;
-  uint32_t in_block(uint32_t rank, uint32_t expert) const;
   uint32_t most_sources() const;
-  Program build_direct(uint32_t rank) const;
   Program build_staged(uint32_t rank) const;
 
-  const Domains& domains_;
-  const Placement& homes_;
-  Shape shape_;
-  Layout layout_;
-  bool direct_ = false;
-  std::vector<std::vector<uint32_t>> held_;     // [n_ranks] experts, ascending
   std::vector<std::vector<uint32_t>> holders_;  // [n_ranks as home] ranks that hold its experts, ascending
   std::vector<std::vector<Giving>> givings_;    // [n_ranks]
   std::vector<std::vector<Taking>> takings_;    // [n_ranks] by level, then rank

@@ -31,8 +31,8 @@ class AllReduceWriter {
       : nodes_(tree),
         b_(b),
         rank_(rank),
-        node_(nodes_.node_of[rank]),
-        row_(nodes_.index_of[rank]),
+        node_(nodes_.node_of(rank)),
+        row_(nodes_.index_of(rank)),
         n_owners_(nodes_.smallest()) {}
 
   // In place: all inputs of a part have been read when its result comes. kDone closes the circle of credits: a rank's
@@ -52,7 +52,7 @@ class AllReduceWriter {
     return part(ref, row * nodes_.n_nodes() + node, n_owners_ * nodes_.n_nodes());
   }
   uint32_t rail(uint32_t distance) const { return (node_ + distance) % nodes_.n_nodes(); }
-  uint32_t owner(uint32_t node) const { return nodes_.members[node][row_]; }
+  uint32_t owner(uint32_t node) const { return nodes_.members(node)[row_]; }
   // Slots: inputs of the node's members; sums of the other nodes; results.
   uint32_t rail_slot(uint32_t node) const { return nodes_.largest() + node; }
   uint32_t result_slot() const { return nodes_.largest() + nodes_.n_nodes(); }
@@ -61,7 +61,7 @@ class AllReduceWriter {
     b_.lane(LaneKind::kIntra);
     b_.wait(rank_, kDone, b_.depth());
     for (const uint32_t p : nodes_.local_peers(rank_)) {
-      const uint32_t row = nodes_.index_of[p];
+      const uint32_t row = nodes_.index_of(p);
       if (row >= n_owners_) continue;
       for (uint32_t g = 0; g < nodes_.n_nodes(); ++g)
         b_.put(part_of(slot(p, row_), row, g), part_of(in(rank_), row, g));
@@ -78,8 +78,8 @@ class AllReduceWriter {
     for (uint32_t i = 1; i <= nodes_.n_nodes(); ++i) {
       const uint32_t g = rail(i);
       std::vector<Ref> srcs;
-      for (const uint32_t p : nodes_.members[node_])
-        srcs.push_back(part_of(p == rank_ ? in(rank_) : slot(rank_, nodes_.index_of[p]), row_, g));
+      for (const uint32_t p : nodes_.members(node_))
+        srcs.push_back(part_of(p == rank_ ? in(rank_) : slot(rank_, nodes_.index_of(p)), row_, g));
       const Ref sum = part_of(slot(rank_, row_), row_, g);
       partial_sum(b_, sum, srcs);
       if (g == node_) continue;
@@ -127,7 +127,7 @@ class AllReduceWriter {
     b_.lane(LaneKind::kCopy);
     for (uint32_t i = 0; i < nodes_.n_nodes(); ++i) {
       for (const uint32_t p : nodes_.local_peers(rank_)) {
-        const uint32_t row = nodes_.index_of[p];
+        const uint32_t row = nodes_.index_of(p);
         if (row >= n_owners_) continue;
         const uint32_t g = rail(nodes_.n_nodes() - i);  // in the order in which owners spread them
         b_.wait(p, kResult);
@@ -150,7 +150,7 @@ void all_reduce(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t
 // Each block goes once to each other node, to the rank that stands for its owner there, which passes it on.
 void all_gather(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
   const Nodes nodes(tree);
-  const uint32_t node = nodes.node_of[rank], n_nodes = nodes.n_nodes();
+  const uint32_t node = nodes.node_of(rank), n_nodes = nodes.n_nodes();
   const std::vector<uint32_t> peers = nodes.local_peers(rank);
   for (uint32_t i = 1; i < n_nodes; ++i) {
     const uint32_t relay = nodes.relay((node + i) % n_nodes, rank);
@@ -184,9 +184,9 @@ void all_gather(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t
 
 // Slots: first those of the relay, then the inputs of the node's members, then the sums of other nodes.
 uint32_t relay_slot(const Nodes& nodes, uint32_t relay, uint32_t k, uint32_t member) {
-  return k * nodes.size(nodes.node_of[relay]) + member;
+  return k * nodes.size(nodes.node_of(relay)) + member;
 }
-uint32_t member_slot(const Nodes& nodes, uint32_t rank) { return nodes.relay_slots() + nodes.index_of[rank]; }
+uint32_t member_slot(const Nodes& nodes, uint32_t rank) { return nodes.relay_slots() + nodes.index_of(rank); }
 uint32_t node_slot(const Nodes& nodes, uint32_t node) { return nodes.relay_slots() + nodes.largest() + node; }
 
 // Inputs to the local peer that owns their block, or stands for its owner in another node.
@@ -194,7 +194,7 @@ void send_inputs(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
   for (const uint32_t p : nodes.local_peers(rank)) {
     const std::vector<uint32_t> relayed = nodes.relayed_by(p);
     for (uint32_t k = 0; k < relayed.size(); ++k)
-      b.put(slot(p, relay_slot(nodes, p, k, nodes.index_of[rank])), in(rank, relayed[k]));
+      b.put(slot(p, relay_slot(nodes, p, k, nodes.index_of(rank))), in(rank, relayed[k]));
     b.put(slot(p, member_slot(nodes, rank)), in(rank, p));
     b.signal(p, kSum);
   }
@@ -202,15 +202,15 @@ void send_inputs(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
 
 // The node's sum of each block that this rank relays, to its owner.
 void send_sums(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
-  const uint32_t node = nodes.node_of[rank];
+  const uint32_t node = nodes.node_of(rank);
   const std::vector<uint32_t> relayed = nodes.relayed_by(rank);
   for (uint32_t k = 0; k < relayed.size(); ++k) {
     Ref sum = in(rank, relayed[k]);
     if (nodes.size(node) > 1) {
       std::vector<Ref> srcs;
       for (uint32_t i = 0; i < nodes.size(node); ++i)
-        srcs.push_back(i == nodes.index_of[rank] ? sum : slot(rank, relay_slot(nodes, rank, k, i)));
-      sum = slot(rank, relay_slot(nodes, rank, k, nodes.index_of[rank]));
+        srcs.push_back(i == nodes.index_of(rank) ? sum : slot(rank, relay_slot(nodes, rank, k, i)));
+      sum = slot(rank, relay_slot(nodes, rank, k, nodes.index_of(rank)));
       b.reduce(sum, srcs, false);
     }
     b.put(slot(relayed[k], node_slot(nodes, node)), sum);
@@ -221,12 +221,12 @@ void send_sums(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
 // Each node sends one sum of each block, from the rank that stands for its owner.
 void reduce_scatter(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
   const Nodes nodes(tree);
-  const uint32_t node = nodes.node_of[rank], n_nodes = nodes.n_nodes();
+  const uint32_t node = nodes.node_of(rank), n_nodes = nodes.n_nodes();
   send_inputs(b, nodes, rank);
   for (const uint32_t p : nodes.local_peers(rank)) b.wait(p, kSum);
   send_sums(b, nodes, rank);
   std::vector<Ref> srcs;
-  for (const uint32_t p : nodes.members[node])
+  for (const uint32_t p : nodes.members(node))
     srcs.push_back(p == rank ? in(rank, rank) : slot(rank, member_slot(nodes, p)));
   for (uint32_t i = 1; i < n_nodes; ++i) {
     const uint32_t other = (node + n_nodes - i) % n_nodes;

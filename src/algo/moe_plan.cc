@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "src/algo/builder.h"
+#include "src/base/hash.h"
 #include "src/routing/domains.h"
 
 namespace moeccl::algo {
@@ -183,36 +184,12 @@ Program build_combine(const Paths& paths, const RankRows& rank, const MoePlanSha
   return CombineBuilder(paths, rank, shape).build();
 }
 
-plan::Plan build_moe_plan(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
-                          const MoePlanShape& shape, const Domains* domains) {
-  plan::Plan plan;
-  plan.algorithm = paths.algorithm().name();
-  plan.shape.op = op;
-  plan.shape.n_ranks = paths.n_ranks();
-  for (uint32_t r = 0; r < paths.n_ranks(); ++r) {
-    const Placement seen = domains == nullptr ? placement : domains->seen_from(r, placement);
-    const RankPaths rank(paths, tree, seen, r);
-    plan.programs.push_back(op == moecclOpDispatch ? build_dispatch(paths, rank, shape)
-                                                   : build_combine(paths, rank, shape));
-  }
-  return plan;
-}
-
 uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
                        const MoePlanShape& shape, uint32_t n_chunks, uint64_t slot_rows) {
   uint64_t hash = tree.hash();
-  const auto add = [&](uint64_t word) {
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
-    hash ^= hash >> 29;
-  };
-  add(static_cast<uint64_t>(op));
-  add(static_cast<uint64_t>(paths.algorithm().kind));
-  add(paths.algorithm().dims);
-  add(shape.n_slots);
-  add(shape.depth);
-  add(shape.expert_major);
-  add(n_chunks);
-  add(slot_rows);
+  const auto add = [&](uint64_t word) { hash = hash_combine(hash, word); };
+  add(static_cast<uint64_t>(op)), add(static_cast<uint64_t>(paths.algorithm().kind)), add(paths.algorithm().dims);
+  add(shape.n_slots), add(shape.depth), add(shape.expert_major), add(n_chunks), add(slot_rows);
   for (const uint32_t owner : placement.owner) add(owner);
   if (paths.domains_hash() != 0) add(paths.domains_hash());
   return hash;

@@ -22,9 +22,6 @@ MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major);
 
 plan::Program build_dispatch(const Paths& paths, const RankRows& rank, const MoePlanShape& shape);
 plan::Program build_combine(const Paths& paths, const RankRows& rank, const MoePlanShape& shape);
-// All ranks; for readers. placement: where experts are at home.
-plan::Plan build_moe_plan(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
-                          const MoePlanShape& shape, const Domains* domains = nullptr);
 // Equal on ranks that would build the same.
 uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
                        const MoePlanShape& shape, uint32_t n_chunks, uint64_t slot_rows);

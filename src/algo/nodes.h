@@ -1,5 +1,4 @@
-// The outermost groups of a tree ("nodes") as two-level algorithms use them; equal to LevelTree::counterpart, but
-// tabled.
+// The outermost groups of a tree ("nodes") as two-level algorithms use them.
 #pragma once
 
 #include <algorithm>
@@ -9,49 +8,42 @@
 
 namespace moeccl::algo {
 
-struct Nodes {
-  std::vector<std::vector<uint32_t>> members;  // [nodes] ranks, ascending
-  std::vector<uint32_t> node_of, index_of;     // [ranks] node, position in it
-
+class Nodes : public plan::Groups {
+ public:
   explicit Nodes(const LevelTree& tree) : Nodes(tree.levels.front().group_of_rank, tree.levels.front().n_groups) {}
-  Nodes(const std::vector<uint32_t>& group_of_rank, uint32_t n_groups) : node_of(group_of_rank) {
-    members.resize(n_groups);
-    for (uint32_t rank = 0; rank < node_of.size(); ++rank) {
-      index_of.push_back(static_cast<uint32_t>(members[node_of[rank]].size()));
-      members[node_of[rank]].push_back(rank);
-    }
-  }
+  Nodes(const std::vector<uint32_t>& group_of_rank, uint32_t n_groups)
+      : Groups(group_of_rank, n_groups), n_nodes_(n_groups), node_of_(group_of_rank) {}
 
-  uint32_t n_nodes() const { return static_cast<uint32_t>(members.size()); }
-  uint32_t size(uint32_t node) const { return static_cast<uint32_t>(members[node].size()); }
+  uint32_t n_nodes() const { return n_nodes_; }
+  uint32_t node_of(uint32_t rank) const { return node_of_[rank]; }
   uint32_t largest() const {
     uint32_t most = 0;
-    for (const auto& ranks : members) most = std::max(most, static_cast<uint32_t>(ranks.size()));
+    for (uint32_t node = 0; node < n_nodes_; ++node) most = std::max(most, size(node));
     return most;
   }
   uint32_t smallest() const {
     uint32_t least = ~0u;
-    for (const auto& ranks : members) least = std::min(least, static_cast<uint32_t>(ranks.size()));
+    for (uint32_t node = 0; node < n_nodes_; ++node) least = std::min(least, size(node));
     return least;
   }
   // The rank of `node` that handles what goes to or comes from `rank` of another node.
-  uint32_t relay(uint32_t node, uint32_t rank) const { return members[node][index_of[rank] % size(node)]; }
+  uint32_t relay(uint32_t node, uint32_t rank) const { return counterpart(rank, node); }
   // The ranks of other nodes for which `rank` is the relay of its node, node by node from the next one on, so that not
   // all send to the same node at once.
   std::vector<uint32_t> relayed_by(uint32_t rank) const {
     std::vector<uint32_t> ranks;
-    const uint32_t node = node_of[rank], step = size(node);
+    const uint32_t node = node_of(rank), step = size(node);
     for (uint32_t i = 1; i < n_nodes(); ++i) {
-      const auto& others = members[(node + i) % n_nodes()];
-      for (uint32_t k = index_of[rank]; k < others.size(); k += step) ranks.push_back(others[k]);
+      const std::span<const uint32_t> others = members((node + i) % n_nodes());
+      for (uint32_t k = index_of(rank); k < others.size(); k += step) ranks.push_back(others[k]);
     }
     return ranks;
   }
   // The other members of the rank's node, from the next one on; peers()[i] of all ranks form a permutation.
   std::vector<uint32_t> local_peers(uint32_t rank) const {
     std::vector<uint32_t> ranks;
-    const auto& mine = members[node_of[rank]];
-    for (uint32_t i = 1; i < mine.size(); ++i) ranks.push_back(mine[(index_of[rank] + i) % mine.size()]);
+    const std::span<const uint32_t> mine = members(node_of(rank));
+    for (uint32_t i = 1; i < mine.size(); ++i) ranks.push_back(mine[(index_of(rank) + i) % mine.size()]);
     return ranks;
   }
   // The most slots that any rank needs, as a relay, for one block from each member of its node to each relayed rank.
@@ -65,6 +57,10 @@ struct Nodes {
     }
     return most;
   }
+
+ private:
+  uint32_t n_nodes_;
+  std::vector<uint32_t> node_of_;  // [n_ranks]
 };
 
 }  // namespace moeccl::algo

@@ -54,12 +54,12 @@ Result<ReplicaMove> ReplicaMove::make(const ReplicaPlacement& placement, const S
     most_senders = std::max(most_senders, senders);
   }
   Shape& shape = m.shape_;
-  shape.op = settings.op;
-  shape.n_ranks = n;
-  shape.count = most;
-  shape.element_bytes = settings.element_bytes;
-  shape.reach = settings.reach;
-  shape.staging_bytes = settings.staging_bytes;
+  shape = {.op = settings.op,
+           .n_ranks = n,
+           .count = most,
+           .element_bytes = settings.element_bytes,
+           .reach = settings.reach,
+           .staging_bytes = settings.staging_bytes};
   m.layout_ = {most_senders, tuning::kOverlap};
   MOECCL_TRY(chunks_fit(shape, m.layout_));
   m.chunking_ = cut(shape, m.layout_, tuning::kExpertMove);

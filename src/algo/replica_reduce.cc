@@ -5,6 +5,7 @@
 #include "src/algo/tuning.h"
 #include "src/algo/whole_plan.h"
 #include "src/base/hash.h"
+#include "src/base/names.h"
 
 namespace moeccl::algo {
 
@@ -33,15 +34,8 @@ class Peers {
 }  // namespace
 
 const char* reduce_kind_name(ReduceKind kind) {
-  switch (kind) {
-    case ReduceKind::kDirect:
-      return "direct";
-    case ReduceKind::kFlat:
-      return "flat";
-    case ReduceKind::kNodes:
-      break;
-  }
-  return "nodes";
+  static constexpr const char* kNames[] = {"direct", "flat", "nodes"};
+  return name_among(kNames, kind);
 }
 
 Status ReplicaReduce::applies(ReduceKind kind, const plan::Reach& reach, const LevelTree& tree) {

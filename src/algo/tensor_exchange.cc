@@ -62,15 +62,15 @@ class Writer {
         v_(v),
         b_(b),
         rank_(rank),
-        node_(nodes_.node_of[rank]),
-        index_(nodes_.index_of[rank]),
+        node_(nodes_.node_of(rank)),
+        index_(nodes_.index_of(rank)),
         t_(nodes_.size(node_)),
         peers_(nodes_.local_peers(rank)) {
     for (uint32_t i = 1; i < nodes_.n_nodes(); ++i) {
       const uint32_t d = (node_ + i) % nodes_.n_nodes();
-      for (uint32_t k = index_; k < nodes_.size(d); k += t_) receivers_.push_back({nodes_.members[d][k], d, k});
+      for (uint32_t k = index_; k < nodes_.size(d); k += t_) receivers_.push_back({nodes_.members(d)[k], d, k});
       const uint32_t s = (node_ + nodes_.n_nodes() - i) % nodes_.n_nodes();
-      senders_.push_back({nodes_.members[s][index_ % nodes_.size(s)], s});
+      senders_.push_back({nodes_.members(s)[index_ % nodes_.size(s)], s});
     }
   }
 
@@ -113,7 +113,7 @@ class Writer {
 
   // Where `rank` keeps the block of `node`; of the own one only when it is gathered.
   Ref slot_of(uint32_t rank, uint32_t node) const {
-    const bool skip = !gathers_own(v_) && node > nodes_.node_of[rank];
+    const bool skip = !gathers_own(v_) && node > nodes_.node_of(rank);
     return slot(rank, skip ? node - 1 : node);
   }
 
@@ -154,7 +154,7 @@ class Writer {
     if (gathers_own(v_)) {
       b_.copy(mine(out(rank_, node_)), mine(in(rank_, node_)));
       for (const uint32_t p : peers_) {
-        const uint32_t k = nodes_.index_of[p];
+        const uint32_t k = nodes_.index_of(p);
         b_.copy(part(out(rank_, node_), k, t_), part(slot_of(rank_, node_), k, t_));
       }
     }

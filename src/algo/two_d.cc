@@ -14,7 +14,7 @@ constexpr uint32_t kRemote = 0;  // between ranks of different nodes: other pair
 
 // Slot s < n: the block from rank s. Behind them, at a relay: from member i of its node for its k-th relayed rank.
 uint32_t relay_slot(const Nodes& nodes, uint32_t relay, uint32_t k, uint32_t member) {
-  return static_cast<uint32_t>(nodes.node_of.size()) + k * nodes.size(nodes.node_of[relay]) + member;
+  return nodes.n_ranks() + k * nodes.size(nodes.node_of(relay)) + member;
 }
 
 Layout layout(const Shape& shape, const LevelTree& tree) {
@@ -26,7 +26,7 @@ void send_local(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
   for (const uint32_t p : nodes.local_peers(rank)) {
     const std::vector<uint32_t> relayed = nodes.relayed_by(p);
     for (uint32_t k = 0; k < relayed.size(); ++k)
-      b.put(slot(p, relay_slot(nodes, p, k, nodes.index_of[rank])), in(rank, relayed[k]));
+      b.put(slot(p, relay_slot(nodes, p, k, nodes.index_of(rank))), in(rank, relayed[k]));
     b.put(slot(p, rank), in(rank, p));
     b.signal(p, kLocal);
   }
@@ -34,7 +34,7 @@ void send_local(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
 
 void send_remote(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
   const std::vector<uint32_t> relayed = nodes.relayed_by(rank);
-  const auto& members = nodes.members[nodes.node_of[rank]];
+  const auto& members = nodes.members(nodes.node_of(rank));
   for (uint32_t k = 0; k < relayed.size(); ++k) {
     for (uint32_t i = 0; i < members.size(); ++i)
       b.put(slot(relayed[k], members[i]),
@@ -47,7 +47,7 @@ void send_remote(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
 // finished chunk c; a relay's kRemote says so for its whole node.
 void all_to_all(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
   const Nodes nodes(tree);
-  const uint32_t node = nodes.node_of[rank];
+  const uint32_t node = nodes.node_of(rank);
   const std::vector<uint32_t> peers = nodes.local_peers(rank);
   send_local(b, nodes, rank);
   for (const uint32_t p : peers) b.wait(p, kLocal);
@@ -57,7 +57,7 @@ void all_to_all(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t
   for (uint32_t i = 1; i < nodes.n_nodes(); ++i) {
     const uint32_t other = (node + nodes.n_nodes() - i) % nodes.n_nodes();
     b.wait(nodes.relay(other, rank), kRemote);
-    for (const uint32_t p : nodes.members[other]) b.copy(out(rank, p), slot(rank, p));
+    for (const uint32_t p : nodes.members(other)) b.copy(out(rank, p), slot(rank, p));
   }
 }
 

@@ -44,7 +44,6 @@ class Root {
   static void detach(std::unique_ptr<Root> root);
 
   const moecclUniqueId& id() const;
-  bool running() const;  // false once the thread has ended by itself
 
  private:
   struct Shared;
@@ -89,7 +88,6 @@ class Session {
   ~Session();
 
   int rank() const;
-  int n_ranks() const;
   bool over_unix() const;               // only then can file descriptors be exchanged
   std::span<const Peer> peers() const;  // [n_ranks]
 

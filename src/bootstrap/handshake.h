@@ -116,7 +116,6 @@ std::string version_text(const Party& party);
 // Blocking, over a connected socket. watch: see driver::recv_exact. RemoteError: the peer closed without a word.
 Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline,
                                        int watch = -1);
-Result<Authenticated> server_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline);
 
 // HMAC-SHA256(key, label): an independent key for another purpose.
 Key derive_key(std::span<const std::byte> key, std::string_view label);

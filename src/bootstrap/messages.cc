@@ -2,21 +2,14 @@
 
 #include <algorithm>
 
+#include "src/base/names.h"
+
 namespace moeccl::bootstrap {
 
 const char* round_name(uint16_t type) {
-  switch (type) {
-    case kJoin:
-      return "join";
-    case kGather:
-      return "all_gather";
-    case kBarrier:
-      return "barrier";
-    case kFds:
-      return "all_gather_fds";
-    default:
-      return "unknown";
-  }
+  static constexpr const char* kNames[] = {"unknown", "join", "all_gather", "barrier", "all_gather_fds"};
+  static_assert(kJoin == 1 && kGather == 2 && kBarrier == 3 && kFds == 4);
+  return name_among(kNames, type);
 }
 
 std::vector<std::byte> encode_failure(const Status& failure) {

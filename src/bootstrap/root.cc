@@ -1,5 +1,4 @@
 // Root: makes the id and the listener, and runs a RootServer on a thread of its own.
-#include <atomic>
 #include <thread>
 
 #include "src/base/env.h"
@@ -34,7 +33,6 @@ Result<driver::SocketAddress> own_address(const std::string& text) {
 struct Root::Shared {
   explicit Shared(driver::WakeUp wake) : stop(std::move(wake)) {}
   driver::WakeUp stop;
-  std::atomic<bool> running{true};
   moecclUniqueId id = {};
   driver::ForkGuard process;
   std::thread thread;
@@ -70,8 +68,7 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
     const Status ran = contained([&] { return server->run(), Status(); });
     // The meeting is over: every rank that waits for it sees its connection close.
     if (!ran.ok()) log(LogLevel::kError, "bootstrap: the meeting point has failed: {}", ran.message());
-    server.reset();                                           // sockets close before running turns false
-    shared->running.store(false, std::memory_order_release);  // pairs with the acquire in running()
+    server.reset();
   };
   MOECCL_ASSIGN_OR_RETURN(shared->thread, driver::start_thread("moeccl-root", std::move(body)));
   return std::unique_ptr<Root>(new Root(std::move(shared)));
@@ -94,7 +91,6 @@ void Root::detach(std::unique_ptr<Root> root) {
 }
 
 const moecclUniqueId& Root::id() const { return shared_->id; }
-bool Root::running() const { return shared_->running.load(std::memory_order_acquire); }
 
 Result<moecclUniqueId> make_unique_id() { return make_unique_id(""); }
 

@@ -18,9 +18,7 @@ std::string process_text(const Peer& peer) { return peer.pid > 0 ? format(" (pro
 
 }  // namespace
 
-std::string RootServer::who(int rank) const {
-  return format("rank {}{}", rank, process_text(members_[static_cast<size_t>(rank)].peer));
-}
+std::string RootServer::who(int rank) const { return format("rank {}{}", rank, process_text(member_of(rank).peer)); }
 
 // A connection has proved that it holds the key and says which rank it is.
 void RootServer::admit(Id id, Connection* c, const Party& party) {
@@ -81,10 +79,10 @@ void RootServer::on_process_end(int32_t pid) {
 }
 
 void RootServer::on_lost(Id id, const Status& why) {
-  const auto found = connections_.find(id);
-  if (found == connections_.end()) return;
-  const int rank = found->second->rank;
-  const bool in_order = rank < 0 || members_[static_cast<size_t>(rank)].left;
+  const Connection* c = find(id);
+  if (c == nullptr) return;
+  const int rank = c->rank;
+  const bool in_order = rank < 0 || member_of(rank).left;
   drop(id);
   if (in_order || !failure_.ok()) return;
   fail(error(moecclRemoteError, "{} {} before all ranks were connected{}{}", who(rank),
@@ -92,11 +90,10 @@ void RootServer::on_lost(Id id, const Status& why) {
 }
 
 void RootServer::on_message(Id id, ControlMessage message) {
-  const auto found = connections_.find(id);
-  if (found == connections_.end()) return;
-  Connection* c = found->second.get();
+  Connection* c = find(id);
+  if (c == nullptr) return;
   if (c->rank < 0) return;  // was refused
-  Member& member = members_[static_cast<size_t>(c->rank)];
+  Member& member = member_of(c->rank);
   switch (message.type) {
     case kLeave:
       member.left = true;
@@ -126,7 +123,7 @@ bool RootServer::accept_part(Connection* c, const ControlMessage& message, Reade
   const Deadline deadline = deadline_of(body->u32());
   const bool known = message.type >= kJoin && message.type <= kFds;
   const bool in_turn = (message.type == kJoin) != joined_;
-  Member& member = members_[static_cast<size_t>(c->rank)];
+  Member& member = member_of(c->rank);
   if (!body->ok() || !known || !in_turn || member.contributed) {
     fail(error(moecclInternalError, "{} sent a message out of turn", who(c->rank)));
     return false;
@@ -162,7 +159,7 @@ void RootServer::contribute(Id, Connection* c, ControlMessage message) {
   const std::span<const std::byte> rest = body.raw(body.left());
   if (message.type == kJoin) {
     Reader process(rest);
-    members_[static_cast<size_t>(c->rank)].in_own_process = process.u64() == driver::this_process().random;
+    member_of(c->rank).in_own_process = process.u64() == driver::this_process().random;
   }
   if (message.type == kGather) {
     round_.n_bytes += rest.size();
@@ -191,10 +188,10 @@ void RootServer::forward_fds(int src_rank, const RankSet& wanted_by, std::vector
   const auto payload = std::make_shared<const SharedPayload>(w.take());
   for (size_t rank = 0; rank < members_.size(); ++rank) {
     if (!wanted_by[rank] || static_cast<int>(rank) == src_rank) continue;
-    const auto found = connections_.find(members_[rank].connection);
-    if (found == connections_.end()) continue;  // its loss is about to be noticed
-    found->second->queue(kFdsOf, payload, shared);
-    flush(found->first);
+    Connection* c = find(members_[rank].connection);
+    if (c == nullptr) continue;  // its loss is about to be noticed
+    c->queue(kFdsOf, payload, shared);
+    flush(members_[rank].connection);
   }
 }
 
@@ -219,10 +216,10 @@ void RootServer::finish_round() {
   // This process's own ranks last: they may end it, and this root, as soon as they know.
   for (const bool own : {false, true}) {
     for (const Member& m : members_) {
-      const auto found = connections_.find(m.connection);
-      if (m.in_own_process != own || found == connections_.end()) continue;
-      found->second->queue(kDone, payload);
-      flush(found->first);
+      Connection* c = find(m.connection);
+      if (m.in_own_process != own || c == nullptr) continue;
+      c->queue(kDone, payload);
+      flush(m.connection);
     }
   }
 }
@@ -272,10 +269,10 @@ void RootServer::fail(const Status& why, Id refused) {
 }
 
 void RootServer::tell_failure(Id id) {
-  const auto found = connections_.find(id);
-  if (found == connections_.end()) return;
-  if (found->second->rank >= 0) members_[static_cast<size_t>(found->second->rank)].told = true;
-  found->second->queue(kFailed, failure_payload_);
+  Connection* c = find(id);
+  if (c == nullptr) return;
+  if (c->rank >= 0) member_of(c->rank).told = true;
+  c->queue(kFailed, failure_payload_);
   flush(id);
 }
 

@@ -39,6 +39,11 @@ Result<std::unique_ptr<RootServer>> RootServer::create(const Config& config, Fd 
       new RootServer(config, std::move(listener), std::move(handouts), stop, std::move(poller)));
 }
 
+Connection* RootServer::find(Id id) const {
+  const auto found = connections_.find(id);
+  return found == connections_.end() ? nullptr : found->second.get();
+}
+
 void RootServer::run() {
   while (!finished()) {
     Result<std::span<const epoll_event>> events = poller_.wait(next_deadline());
@@ -165,9 +170,8 @@ void RootServer::accept_some() {
 }
 
 void RootServer::on_readable(Id id) {
-  const auto found = connections_.find(id);
-  if (found == connections_.end()) return;
-  Connection* c = found->second.get();
+  Connection* c = find(id);
+  if (c == nullptr) return;
   if (c->state == Connection::State::kMember) return read_all(id);
   HandshakeFrame frame;
   switch (c->read_handshake(&frame)) {
@@ -211,11 +215,11 @@ void RootServer::on_handshake(Id id, Connection* c, const HandshakeFrame& frame)
 
 void RootServer::read_all(Id id) {
   for (;;) {
-    const auto found = connections_.find(id);
-    if (found == connections_.end()) return;
+    Connection* c = find(id);
+    if (c == nullptr) return;
     ControlMessage message;
     Status why;
-    switch (found->second->read_message(&message, &why)) {
+    switch (c->read_message(&message, &why)) {
       case Connection::Found::kMessage:
         on_message(id, std::move(message));
         break;
@@ -228,9 +232,8 @@ void RootServer::read_all(Id id) {
 }
 
 void RootServer::flush(Id id) {
-  const auto found = connections_.find(id);
-  if (found == connections_.end()) return;
-  Connection* c = found->second.get();
+  Connection* c = find(id);
+  if (c == nullptr) return;
   const Connection::Flushed flushed = c->flush();
   if (flushed == Connection::Flushed::kBroken) {
     if (c->state != Connection::State::kMember) return drop(id);
@@ -244,15 +247,12 @@ void RootServer::flush(Id id) {
 }
 
 void RootServer::drop(Id id) {
-  const auto found = connections_.find(id);
-  if (found == connections_.end()) return;
-  Connection* c = found->second.get();
+  Connection* c = find(id);
+  if (c == nullptr) return;
   lobby_.leave(id);
   poller_.remove(c->fd());
-  if (c->rank >= 0 && members_[static_cast<size_t>(c->rank)].connection == id) {
-    members_[static_cast<size_t>(c->rank)].connection = 0;
-  }
-  connections_.erase(found);
+  if (c->rank >= 0 && member_of(c->rank).connection == id) member_of(c->rank).connection = 0;
+  connections_.erase(id);
 }
 
 }  // namespace moeccl::bootstrap

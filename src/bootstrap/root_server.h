@@ -41,6 +41,25 @@ class RootServer {
   using Id = uint64_t;  // of a connection: never reused, so that a late event finds nothing
   enum Tag : uint64_t { kListener = 0, kStop = 1, kHandout = 2, kFirstConnection = 16, kProcess = uint64_t{1} << 63 };
 
+  struct Member {
+    Id connection = 0;  // 0: has not come, or is gone
+    bool came = false;
+    bool left = false;  // in order
+    bool told = false;  // of the failure
+    bool contributed = false;
+    bool in_own_process = false;  // that of this root
+    Peer peer;
+  };
+  struct Round {
+    uint16_t type = 0;  // 0: nobody has begun
+    int first_rank = -1;
+    int n_contributed = 0;
+    Deadline deadline = Deadline::never();
+    int deadline_rank = -1;  // whose time it is
+    size_t n_bytes = 0;
+    std::vector<std::vector<std::byte>> blobs;
+  };
+
   RootServer(const Config& config, Fd listener, std::vector<HandoutListener> handouts, int stop, driver::Poller poller);
 
   // root_server.cc: connections.
@@ -75,25 +94,9 @@ class RootServer {
   void fail(const Status& why, Id refused = 0);
   void tell_failure(Id id);
   std::string who(int rank) const;
-
-  struct Member {
-    Id connection = 0;  // 0: has not come, or is gone
-    bool came = false;
-    bool left = false;  // in order
-    bool told = false;  // of the failure
-    bool contributed = false;
-    bool in_own_process = false;  // that of this root
-    Peer peer;
-  };
-  struct Round {
-    uint16_t type = 0;  // 0: nobody has begun
-    int first_rank = -1;
-    int n_contributed = 0;
-    Deadline deadline = Deadline::never();
-    int deadline_rank = -1;  // whose time it is
-    size_t n_bytes = 0;
-    std::vector<std::vector<std::byte>> blobs;
-  };
+  Connection* find(Id id) const;  // null: it is gone
+  Member& member_of(int rank) { return members_[static_cast<size_t>(rank)]; }
+  const Member& member_of(int rank) const { return members_[static_cast<size_t>(rank)]; }
 
   Config config_;
   Fd listener_;

@@ -57,6 +57,7 @@ struct Session::Impl {
   Result<Message> next_message(Deadline deadline);
   Status usable() const;
   Status fail(Status why);
+  void end(uint16_t type, std::span<const std::byte> payload);  // with a last message
   Status lost_root() const;
   Result<std::vector<std::byte>> round(uint16_t type, std::span<const std::byte> body, std::span<const int> fds,
                                        Deadline deadline, std::vector<std::vector<Fd>>* fds_of = nullptr);
@@ -306,7 +307,6 @@ Session::~Session() {
 }
 
 int Session::rank() const { return impl_->rank; }
-int Session::n_ranks() const { return impl_->n_ranks; }
 bool Session::over_unix() const { return impl_->over_unix; }
 std::span<const Peer> Session::peers() const { return impl_->peers; }
 
@@ -358,18 +358,14 @@ Status Session::news(int64_t wait_ms) {
   return impl_->fail(error(moecclRemoteError, "the meeting point spoke between rounds"));
 }
 
-void Session::close() {
-  if (!impl_->usable().ok()) return;
-  static_cast<void>(impl_->send(kLeave, {}, {}, Deadline::after_ms(kReasonMs)));
-  impl_->closed = true;
-  impl_->fd.reset();
+void Session::Impl::end(uint16_t type, std::span<const std::byte> payload) {
+  if (!usable().ok()) return;
+  static_cast<void>(send(type, payload, {}, Deadline::after_ms(kReasonMs)));
+  closed = true;
+  fd.reset();
 }
 
-void Session::abandon(const Status& why) {
-  if (!impl_->usable().ok()) return;
-  static_cast<void>(impl_->send(kAbandon, encode_failure(why), {}, Deadline::after_ms(kReasonMs)));
-  impl_->closed = true;
-  impl_->fd.reset();
-}
+void Session::close() { impl_->end(kLeave, {}); }
+void Session::abandon(const Status& why) { impl_->end(kAbandon, encode_failure(why)); }
 
 }  // namespace moeccl::bootstrap

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "src/base/data_type.h"
@@ -22,37 +23,24 @@ bool writes_recv(const CollectiveCall& c, uint32_t rank) {
 }
 
 Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation& op, bool* scaled) {
-  *scaled = false;
-  switch (c.reduce) {
-    case moecclSum:
-      op.reduce = kernels::ReduceOp::kSum;
-      break;
-    case moecclProd:
-      op.reduce = kernels::ReduceOp::kProd;
-      break;
-    case moecclMax:
-      op.reduce = kernels::ReduceOp::kMax;
-      break;
-    case moecclMin:
-      op.reduce = kernels::ReduceOp::kMin;
-      break;
-    case moecclAvg:
-      op.reduce = kernels::ReduceOp::kSum;
-      op.divisor = comm.n_ranks();
-      break;
-    default: {
-      const auto i = static_cast<size_t>(c.reduce) - MOECCL_NUM_REDUCTIONS;
-      if (c.reduce < 0 || i >= comm.premuls.size() || !comm.premuls[i].used) {
-        return bad(c.op, "op", format("{}", c.reduce),
-                   "a built-in operator or one of moecclRedOpCreatePreMulSum of this communicator");
-      }
-      if (comm.premuls[i].type != c.type) {
-        return bad(c.op, "type", type_name(c.type),
-                   format("{}, the type of the operator's scalar", type_name(comm.premuls[i].type)));
-      }
-      op.scale = comm.premuls[i].scalar;
-      *scaled = true;
-    }
+  using kernels::ReduceOp;
+  // Avg is a sum that is divided.
+  static constexpr ReduceOp kBuiltIn[] = {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMax, ReduceOp::kMin,
+                                          ReduceOp::kSum};
+  static_assert(std::size(kBuiltIn) == MOECCL_NUM_REDUCTIONS && moecclProd == 1 && moecclMax == 2 && moecclMin == 3);
+  const auto i = static_cast<size_t>(c.reduce) - MOECCL_NUM_REDUCTIONS;
+  *scaled = c.reduce < 0 || c.reduce >= MOECCL_NUM_REDUCTIONS;
+  if (!*scaled) {
+    op.reduce = kBuiltIn[c.reduce];
+    if (c.reduce == moecclAvg) op.divisor = comm.n_ranks();
+  } else if (c.reduce < 0 || i >= comm.premuls.size() || !comm.premuls[i].used) {
+    return bad(c.op, "op", format("{}", c.reduce),
+               "a built-in operator or one of moecclRedOpCreatePreMulSum of this communicator");
+  } else if (comm.premuls[i].type != c.type) {
+    return bad(c.op, "type", type_name(c.type),
+               format("{}, the type of the operator's scalar", type_name(comm.premuls[i].type)));
+  } else {
+    op.scale = comm.premuls[i].scalar;
   }
   op.signature.reduce = static_cast<uint8_t>(*scaled ? exec::kPreMulSum : c.reduce);
   return {};

@@ -156,7 +156,7 @@ Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bo
   const uint64_t blocks = std::max(plan::in_blocks(key.op, n_ranks_), plan::out_blocks(key.op, n_ranks_));
   if (walk != nullptr && !walk->takes(key.count * key.element_bytes * blocks)) walk = nullptr;
   if (walk != nullptr) op.runner = &walk->runner();
-  Selector& selector = walk != nullptr ? walk->selector() : op.on_device() ? cuda_->selector() : *selector_;
+  Selector& selector = walk != nullptr ? walk->selector() : selector_for(op.on_device());
   std::shared_ptr<PlanSlot> made;
   const std::shared_ptr<PlanSlot>* found = selector.again(key);
   if (found == nullptr) {

@@ -48,6 +48,8 @@ class Communicator {
 
   // CUDA memory; null when ranks joined without CUDA.
   CudaSide* cuda() const { return cuda_.get(); }
+  // Of one kind of memory; the persistent kernel has a selector of its own.
+  Selector& selector_for(bool on_device) const { return on_device ? cuda_->selector() : *selector_; }
   exec::Fabric& fabric_for(bool on_device) { return on_device ? cuda_->fabric() : *fabric_; }
   // Between host and CUDA memory, for the small tables that the host works on. Waits.
   bool is_device_memory(const void* p) const;

@@ -104,15 +104,6 @@ Result<Fd> open_pidfd(pid_t pid) {
   return system_error(format("pidfd_open of process {}", pid), errno);
 }
 
-bool alive(int pidfd) {
-  pollfd entry = {pidfd, POLLIN, 0};
-  int n;
-  do {
-    n = ::poll(&entry, 1, 0);
-  } while (n < 0 && errno == EINTR);
-  return n == 0;
-}
-
 Result<int> life_line() {
   // As in this_process(): no lock, and a node for each process that asks.
   struct Node {

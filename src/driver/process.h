@@ -42,8 +42,6 @@ ProcessIdentity this_process();
 // A descriptor that becomes readable when the process ends. RemoteError when it has ended already; Unsupported on
 // kernels before 5.3. Works within one pid namespace.
 Result<Fd> open_pidfd(pid_t pid);
-// Whether the process of this pidfd still runs; a zombie does not.
-bool alive(int pidfd);
 
 // A descriptor for other processes of this host, in which they see the end of this process and also that it executes
 // another program, which its pidfd hides. This process's own for all its life; a forked child makes another one.

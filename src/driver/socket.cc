@@ -111,23 +111,6 @@ Result<Fd> accept_now(int listener) {
   }
 }
 
-Result<Fd> accept_until(int listener, Deadline deadline) {
-  for (;;) {
-    MOECCL_ASSIGN_OR_RETURN(Fd fd, accept_now(listener));
-    if (fd) return fd;
-    MOECCL_ASSIGN_OR_RETURN(const bool watched, wait_fd(listener, POLLIN, deadline));
-    static_cast<void>(watched);
-  }
-}
-
-Result<std::pair<Fd, Fd>> socket_pair() {
-  int fds[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) {
-    return system_error("socketpair", errno);
-  }
-  return std::pair<Fd, Fd>(Fd(fds[0]), Fd(fds[1]));
-}
-
 Result<bool> wait_fd(int fd, short events, Deadline deadline, int watch) {
   pollfd entries[2] = {{fd, events, 0}, {watch, POLLIN, 0}};
   const nfds_t n_entries = watch >= 0 ? 2 : 1;

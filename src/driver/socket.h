@@ -60,8 +60,6 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Soc
                       const std::string& congestion = {}, int watch = -1);
 // A waiting connection, or an empty Fd when there is none.
 Result<Fd> accept_now(int listener);
-Result<Fd> accept_until(int listener, Deadline deadline);
-Result<std::pair<Fd, Fd>> socket_pair();
 
 // Blocking transfers. `watch` is a further descriptor (a pidfd of the peer) whose readability ends the wait as if the
 // peer had closed, after what has already arrived was taken; -1: none.

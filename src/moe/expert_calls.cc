@@ -61,7 +61,7 @@ struct Side {
 };
 
 Side side_of(Communicator& comm, bool cuda) {
-  return {cuda ? comm.cuda()->selector() : comm.selector(), comm.fabric_for(cuda).half_bytes, cuda};
+  return {comm.selector_for(cuda), comm.fabric_for(cuda).half_bytes, cuda};
 }
 
 // A kernel adds up a bounded number of tensors at once: own replicas and the other ranks' sums, or all replicas.

@@ -7,6 +7,7 @@
 #include "src/base/adopt.h"
 #include "src/base/hash.h"
 #include "src/comm/split.h"
+#include "src/moe/creation.h"
 #include "src/plan/cost.h"
 #include "src/plan/printer.h"
 #include "src/solve/domains.h"
@@ -82,6 +83,12 @@ Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecc
   return std::vector<uint32_t>(sizes.begin(), sizes.end());
 }
 
+uint64_t placement_hash(const algo::Placement& homes, const algo::Domains& domains) {
+  uint64_t hash = domains.hash();
+  for (const uint32_t owner : homes.owner) hash = hash_combine(hash, owner);
+  return hash;
+}
+
 // What ranks tell each other before they agree.
 struct HybridAnswer {
   uint64_t hash = 0;
@@ -91,13 +98,9 @@ struct HybridAnswer {
 };
 
 Status agree(Communicator& comm, const HybridAnswer& mine, const Status& own) {
-  std::vector<HybridAnswer> all(comm.n_ranks());
-  MOECCL_TRY(all_gather_bytes(comm, &mine, sizeof(mine), all.data()));
-  MOECCL_TRY(own);
-  for (uint32_t r = 0; r < all.size(); ++r)
-    if (all[r].code != moecclSuccess)
-      return error(moecclRemoteError, "rank {} could not create the hybrid placement ({}): see its own error", r,
-                   moecclGetErrorString(static_cast<moecclResult_t>(all[r].code)));
+  const auto all_gather = [&](const void* from, size_t n, void* to) { return all_gather_bytes(comm, from, n, to); };
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<HybridAnswer> all, gather_answers(comm.n_ranks(), all_gather, mine, own,
+                                                                              "could not create the hybrid placement"));
   for (uint32_t r = 0; r < all.size(); ++r) {
     if (all[r].hash == all[0].hash) continue;
     for (uint32_t l = 0; l < MOECCL_MAX_LEVELS; ++l)
@@ -113,15 +116,6 @@ Status agree(Communicator& comm, const HybridAnswer& mine, const Status& own) {
 }
 
 }  // namespace
-
-struct Hybrid::Planned {
-  uint64_t expert_bytes = 0;
-  uint32_t element_bytes = 1;
-  bool cuda = false;
-  plan::Program program;
-  exec::Choice choice;
-  exec::Operation::Measured measured;
-};
 
 Hybrid::Hybrid(Communicator& comm, algo::Placement homes, std::shared_ptr<const algo::Domains> domains)
     : comm_(comm), homes_(std::move(homes)), domains_(std::move(domains)) {
@@ -161,8 +155,7 @@ Result<std::unique_ptr<Hybrid>> Hybrid::create(Communicator& comm, const moecclH
   HybridAnswer mine;
   mine.code = own.code();
   if (own.ok()) {
-    mine.hash = domains->hash();
-    for (const uint32_t owner : homes.owner) mine.hash = hash_combine(mine.hash, owner);
+    mine.hash = placement_hash(homes, *domains);
     std::copy(domains->sizes().begin(), domains->sizes().end(), mine.domain);
   }
   MOECCL_TRY(agree(comm, mine, own));
@@ -172,28 +165,13 @@ Result<std::unique_ptr<Hybrid>> Hybrid::create(Communicator& comm, const moecclH
 }
 
 algo::ExpertExchange Hybrid::exchange_of(uint64_t count, uint32_t element_bytes, bool cuda) const {
-  const Selector& selector = cuda ? comm_.cuda()->selector() : comm_.selector();
-  const plan::Shape shape = selector.shape_of(PlanKey{}, false);
+  const plan::Shape shape = comm_.selector_for(cuda).shape_of(PlanKey{}, false);
   return {count,
           element_bytes,
           shape.reach,
           comm_.fabric_for(cuda).half_bytes,
           shape.deterministic,
           cuda ? moeccl::cuda::kMaxSources : 0};
-}
-
-Result<std::shared_ptr<Hybrid::Planned>> Hybrid::plan_for(uint64_t expert_bytes, bool cuda) {
-  const std::lock_guard lock(mutex_);
-  if (planned_ != nullptr && planned_->expert_bytes == expert_bytes && planned_->cuda == cuda) return planned_;
-  MOECCL_ASSIGN_OR_RETURN(const algo::ExpertGather gather,
-                          algo::ExpertGather::make(*domains_, homes_, exchange_of(expert_bytes, 1, cuda)));
-  auto made = std::make_shared<Planned>();
-  made->expert_bytes = expert_bytes;
-  made->cuda = cuda;
-  made->program = gather.build(comm_.rank());
-  made->choice = {&made->program, gather.chunking(), gather.name(), gather.hash()};
-  planned_ = made;
-  return made;
 }
 
 Status Hybrid::check_buffers(const void* own, const void* held, uint64_t expert_bytes) const {
@@ -209,80 +187,61 @@ Status Hybrid::check_buffers(const void* own, const void* held, uint64_t expert_
   return {};
 }
 
+template <class Exchange>
+Status Hybrid::prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const void* in, void* out, uint64_t count,
+                       moecclDataType_t type, exec::Operation& op) {
+  const auto element_bytes = static_cast<uint32_t>(moecclTypeSize(type));
+  MOECCL_ASSIGN_OR_RETURN(op.runner, comm_.place(in, out));
+  const bool cuda = op.on_device();
+  const auto make = [&]() -> Result<Selector::Made> {
+    MOECCL_ASSIGN_OR_RETURN(const Exchange exchange,
+                            Exchange::make(*domains_, homes_, exchange_of(count, element_bytes, cuda)));
+    return Selector::Made{exchange.build(comm_.rank()), exchange.chunking(), exchange.name(), exchange.hash()};
+  };
+  MOECCL_ASSIGN_OR_RETURN(
+      const std::shared_ptr<PlanSlot> slot,
+      comm_.selector_for(cuda).only({kind, 0, count, element_bytes, false}, placement_hash(homes_, *domains_), make));
+  {
+    const std::lock_guard lock(mutex_);
+    last = slot;
+  }
+  op.signature.op = kind;
+  op.signature.type = type;
+  op.signature.count = count;
+  op.signature.plan = slot->signature;
+  op.priority = comm_.priority_of(kind);
+  op.choice = slot->choice;
+  op.binding.count = count;
+  op.input = in;
+  op.output = out;
+  op.element_bytes = element_bytes;
+  op.measured = &slot->measured;
+  op.keep = slot;
+  return {};
+}
+
 Status Hybrid::prepare_gather(const void* own, void* held, uint64_t expert_bytes, exec::Operation& op) {
   MOECCL_TRY(comm_.usable());
   if (expert_bytes > kMostExpertBytes)
     return error(moecclInvalidArgument, "expert_bytes is {}: give the bytes of one expert, at most 2^40", expert_bytes);
   MOECCL_TRY(check_buffers(own, held, expert_bytes));
-  MOECCL_ASSIGN_OR_RETURN(op.runner, comm_.place(own, held));
-  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned, plan_for(expert_bytes, op.on_device()));
-  op.signature.op = moecclOpExpertGather;
-  op.signature.type = moecclUint8;
-  op.signature.count = expert_bytes;
-  op.signature.plan = planned->choice.plan_hash;
-  op.choice = planned->choice;
-  op.binding.count = expert_bytes;
-  op.input = own;
-  op.output = held;
-  op.element_bytes = 1;
-  op.measured = &planned->measured;
-  op.keep = planned;
-  return {};
-}
-
-Result<std::shared_ptr<Hybrid::Planned>> Hybrid::return_plan_for(uint64_t count, uint32_t element_bytes, bool cuda) {
-  const std::lock_guard lock(mutex_);
-  const uint64_t bytes = count * element_bytes;
-  const auto serves = [&](const Planned& p) {
-    return p.expert_bytes == bytes && p.element_bytes == element_bytes && p.cuda == cuda;
-  };
-  if (planned_return_ != nullptr && serves(*planned_return_)) return planned_return_;
-  MOECCL_ASSIGN_OR_RETURN(const algo::ExpertReturn back,
-                          algo::ExpertReturn::make(*domains_, homes_, exchange_of(count, element_bytes, cuda)));
-  auto made = std::make_shared<Planned>();
-  made->expert_bytes = bytes;
-  made->element_bytes = element_bytes;
-  made->cuda = cuda;
-  made->program = back.build(comm_.rank());
-  made->choice = {&made->program, back.chunking(), back.name(), back.hash()};
-  planned_return_ = made;
-  return made;
+  return prepare<algo::ExpertGather>(gathered_, moecclOpExpertGather, own, held, expert_bytes, moecclUint8, op);
 }
 
 Status Hybrid::prepare_reduce(const void* held, void* own, uint64_t count, moecclDataType_t type, exec::Operation& op) {
   MOECCL_TRY(comm_.usable());
-  const auto element_bytes = static_cast<uint32_t>(moecclTypeSize(type));
+  const size_t element_bytes = moecclTypeSize(type);
   if (element_bytes == 0)
     return error(moecclInvalidArgument, "type is {}: give a moecclDataType_t", static_cast<int>(type));
   if (count > kMostExpertBytes / element_bytes)
     return error(moecclInvalidArgument, "count is {}: give the elements of one expert, at most 2^40 bytes", count);
   MOECCL_TRY(check_buffers(own, held, count * element_bytes));
-  MOECCL_ASSIGN_OR_RETURN(op.runner, comm_.place(held, own));
-  MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<Planned> planned,
-                          return_plan_for(count, element_bytes, op.on_device()));
-  op.signature.op = moecclOpExpertReduce;
-  op.signature.type = type;
-  op.signature.count = count;
-  op.signature.plan = planned->choice.plan_hash;
-  op.priority = comm_.priority_of(moecclOpExpertReduce);
-  op.choice = planned->choice;
-  op.binding.count = count;
-  op.input = held;
-  op.output = own;
-  op.element_bytes = element_bytes;
-  op.measured = &planned->measured;
-  op.keep = planned;
-  return {};
+  return prepare<algo::ExpertReturn>(returned_, moecclOpExpertReduce, held, own, count, type, op);
 }
 
-double Hybrid::measured_us() const {
+double Hybrid::measured_ns(const std::shared_ptr<PlanSlot>& last) const {
   const std::lock_guard lock(mutex_);
-  return planned_ == nullptr ? 0 : planned_->measured.ns.load(std::memory_order_relaxed) / 1e3;
-}
-
-double Hybrid::return_measured_us() const {
-  const std::lock_guard lock(mutex_);
-  return planned_return_ == nullptr ? 0 : planned_return_->measured.ns.load(std::memory_order_relaxed) / 1e3;
+  return last == nullptr ? 0 : static_cast<double>(last->measured.ns.load(std::memory_order_relaxed));
 }
 
 Status Hybrid::info(moecclHybridInfo_t* out) const {
@@ -300,14 +259,23 @@ Status Hybrid::info(moecclHybridInfo_t* out) const {
   info.after_us = answer_.after_us;
   info.all_gather_us = answer_.all_gather_us;
   info.all_to_all_us = answer_.all_to_all_us;
-  info.measured_gather_us = measured_us();
+  info.measured_gather_us = measured_ns(gathered_) / 1e3;
   give(info, out);
   return {};
 }
 
+template <class Exchange>
+Result<std::string> Hybrid::explain_plan(uint64_t count, uint32_t element_bytes, double measured) const {
+  MOECCL_ASSIGN_OR_RETURN(const Exchange exchange,
+                          Exchange::make(*domains_, homes_, exchange_of(count, element_bytes, false)));
+  const plan::Plan plan = exchange.build_all();
+  const plan::Cost cost = plan::price(plan, comm_.tree(), comm_.selector().profile());
+  const std::vector<plan::PlanCandidate> candidates{{plan.algorithm, cost.total_ns, ""}};
+  return plan::explain(
+      {plan, comm_.tree(), cost, comm_.rank(), "for these domains", candidates, measured, comm_.paced()});
+}
+
 Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {
-  MOECCL_ASSIGN_OR_RETURN(const algo::ExpertGather gather,
-                          algo::ExpertGather::make(*domains_, homes_, exchange_of(expert_bytes, 1, false)));
   std::string page = "expert domains";
   for (size_t l = 0; l < domains_->sizes().size(); ++l)
     page += format("{} {} of level {}", l == 0 ? ":" : ",", domains_->sizes()[l], comm_.tree().levels[l].name);
@@ -316,21 +284,12 @@ Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {
     page += format("stream model: {} an iteration (AllGather {}, both AlltoAlls {}); plain expert parallelism {}\n",
                    plan::time_text(answer_.after_us * 1e3), plan::time_text(answer_.all_gather_us * 1e3),
                    plan::time_text(answer_.all_to_all_us * 1e3), plan::time_text(answer_.before_us * 1e3));
-  const plan::Plan plan = gather.build_all();
-  const plan::Cost cost = plan::price(plan, comm_.tree(), comm_.selector().profile());
-  const double measured_ns = measured_us() * 1e3;
-  const std::vector<plan::PlanCandidate> candidates{{plan.algorithm, cost.total_ns, ""}};
-  page += plan::explain(
-      {plan, comm_.tree(), cost, comm_.rank(), "for these domains", candidates, measured_ns, comm_.paced()});
+  MOECCL_ASSIGN_OR_RETURN(const std::string there,
+                          explain_plan<algo::ExpertGather>(expert_bytes, 1, measured_ns(gathered_)));
   MOECCL_ASSIGN_OR_RETURN(
-      const algo::ExpertReturn back,
-      algo::ExpertReturn::make(*domains_, homes_, exchange_of(expert_bytes / sizeof(float), sizeof(float), false)));
-  const plan::Plan way_back = back.build_all();
-  const plan::Cost back_cost = plan::price(way_back, comm_.tree(), comm_.selector().profile());
-  const std::vector<plan::PlanCandidate> way_back_candidates{{way_back.algorithm, back_cost.total_ns, ""}};
-  return page + "\n" +
-         plan::explain({way_back, comm_.tree(), back_cost, comm_.rank(), "for these domains", way_back_candidates,
-                        return_measured_us() * 1e3, comm_.paced()});
+      const std::string back,
+      explain_plan<algo::ExpertReturn>(expert_bytes / sizeof(float), sizeof(float), measured_ns(returned_)));
+  return page + there + "\n" + back;
 }
 
 }  // namespace moeccl::comm

@@ -42,12 +42,15 @@ class Hybrid {
   GroupHolds& group_holds() { return group_holds_; }
 
  private:
-  struct Planned;  // one size's plan on this rank
   algo::ExpertExchange exchange_of(uint64_t count, uint32_t element_bytes, bool cuda) const;
-  Result<std::shared_ptr<Planned>> plan_for(uint64_t expert_bytes, bool cuda);
-  Result<std::shared_ptr<Planned>> return_plan_for(uint64_t count, uint32_t element_bytes, bool cuda);
+  // Exchange: algo::ExpertGather or ExpertReturn; last: its last plan.
+  template <class Exchange>
+  Status prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const void* in, void* out, uint64_t count,
+                 moecclDataType_t type, exec::Operation& op);
+  template <class Exchange>
+  Result<std::string> explain_plan(uint64_t count, uint32_t element_bytes, double measured_ns) const;
   Status check_buffers(const void* own, const void* held, uint64_t expert_bytes) const;
-  double measured_us() const, return_measured_us() const;
+  double measured_ns(const std::shared_ptr<PlanSlot>& last) const;
 
   Communicator& comm_;
   algo::Placement homes_;
@@ -56,8 +59,8 @@ class Hybrid {
   moecclDomainAnswer_t answer_{};  // of the model; zero without figures
   uint32_t gather_links_ = 0, token_links_ = 0;
   GroupHolds group_holds_;
-  mutable std::mutex mutex_;  // of both plans: streams' threads note their times while calls are made
-  std::shared_ptr<Planned> planned_, planned_return_;
+  mutable std::mutex mutex_;  // of both plans: times are asked for while calls are made
+  std::shared_ptr<PlanSlot> gathered_, returned_;
 };
 
 }  // namespace moeccl::comm

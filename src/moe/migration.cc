@@ -61,10 +61,10 @@ Result<std::unique_ptr<Migration>> Migration::create(const Hybrid& hybrid, Commu
     mine = {{static_cast<double>(config->count), static_cast<double>(config->type), config->ratio,
              static_cast<double>(config->n_layers), static_cast<double>(config->depth), domains}};
   }
-  std::vector<AgreedFields<std::size(kFields)>> all(comm.n_ranks());
-  MOECCL_TRY(all_gather_bytes(comm, &mine, sizeof(mine), all.data()));
-  if (!config.ok()) return config.status();
-  MOECCL_TRY(compare("moecclMigrationCreate", kFields, std::span<const AgreedFields<std::size(kFields)>>(all)));
+  const auto all_gather = [&](const void* from, size_t n, void* to) { return all_gather_bytes(comm, from, n, to); };
+  MOECCL_ASSIGN_OR_RETURN(const auto all, gather_answers(comm.n_ranks(), all_gather, mine, config.status(),
+                                                         "fails in moecclMigrationCreate"));
+  MOECCL_TRY(compare("moecclMigrationCreate", kFields, all));
   return std::unique_ptr<Migration>(new Migration(hybrid, comm, *config));
 }
 

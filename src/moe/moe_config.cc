@@ -6,6 +6,7 @@
 
 #include "src/base/adopt.h"
 #include "src/base/env.h"
+#include "src/base/hash.h"
 #include "src/exec/cuda/row_tables.h"
 #include "src/exec/cuda/table_plan.h"
 #include "src/moe/cuda_routing.h"
@@ -118,11 +119,8 @@ Result<MoeConfig> MoeConfig::from(const moecclMoeConfig_t* given, const plan::Le
 }
 
 uint64_t MoeConfig::hash() const {
-  uint64_t h = 0xcbf29ce484222325ull;
-  const auto add = [&](uint64_t word) {
-    h = (h ^ word) * 0x9e3779b97f4a7c15ull;
-    h ^= h >> 29;
-  };
+  uint64_t h = 0;
+  const auto add = [&](uint64_t word) { h = hash_combine(h, word); };
   add(shape.top_k), add(shape.row_bytes), add(shape.max_tokens), add(shape.capacity), add(shape.expert_major);
   add(shape.align_rows), add(shape.grouped), add(static_cast<uint64_t>(type)), add(memory_cap);
   add(scale_bytes), add(scaled_row_bytes), add(trials);

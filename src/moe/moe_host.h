@@ -11,6 +11,7 @@
 #include "src/base/status.h"
 #include "src/driver/cuda.h"
 #include "src/exec/operation.h"
+#include "src/moe/creation.h"
 #include "src/plan/levels.h"
 #include "src/plan/profile.h"
 
@@ -94,5 +95,12 @@ class MoeHost {
     return {};
   }
 };
+
+// gather_answers() over a host.
+template <class Answer>
+Result<std::vector<Answer>> answers_of(MoeHost& host, const Answer& mine, const Status& own, const std::string& what) {
+  const auto all_gather = [&](const void* from, size_t bytes, void* to) { return host.all_gather(from, bytes, to); };
+  return gather_answers(host.n_ranks(), all_gather, mine, own, what);
+}
 
 }  // namespace moeccl::comm

@@ -62,13 +62,7 @@ Status agree_with_communicator(const moecclMoeConfig_t& given, const MoeHost& ho
   return {};
 }
 
-// All ranks see all answers, so they fail or go on together.
-Status compare(const std::vector<LayerAnswer>& all, uint32_t rank, const Status& own) {
-  if (!own.ok()) return own;
-  for (uint32_t r = 0; r < all.size(); ++r)
-    if (all[r].code != moecclSuccess)
-      return error(moecclRemoteError, "rank {} could not create the layer ({}): see its own error", r,
-                   moecclGetErrorString(static_cast<moecclResult_t>(all[r].code)));
+Status compare(const std::vector<LayerAnswer>& all, uint32_t rank) {
   for (uint32_t r = 0; r < all.size(); ++r) {
     if (all[r].hash == all[0].hash && all[r].staging == all[0].staging) continue;
     for (size_t i = 0; i < std::size(kFields); ++i) {
@@ -103,9 +97,8 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::create(MoeHost& host, const moecclMo
   LayerAnswer mine;
   if (own.ok()) mine = answer_of(*config, *full, host.staging_bytes());
   mine.code = own.code();
-  std::vector<LayerAnswer> all(host.n_ranks());
-  MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
-  MOECCL_TRY(compare(all, host.rank(), own));
+  MOECCL_ASSIGN_OR_RETURN(const auto all, answers_of(host, mine, own, "could not create the layer"));
+  MOECCL_TRY(compare(all, host.rank()));
   std::unique_ptr<MoeLayer> layer(new MoeLayer(host, std::move(*config)));
   size_t flat = fit.size();
   for (const algo::MoeAlgorithm& a : fit) {
@@ -184,51 +177,51 @@ Status MoeRouting::needs_elements(const char* what) const {
                what, config.shape.row_bytes, element);
 }
 
-namespace {
-
 Status needs_buffer(const char* what, const char* name, const void* buffer, uint64_t rows) {
   if (buffer || rows == 0) return {};
   return error(moecclInvalidArgument, "{}: {} is NULL: give a buffer of {} rows", what, name, rows);
 }
 
-}  // namespace
+std::unique_ptr<exec::Operation> rows_operation(const MoeHost& host, const MoeConfig& config, const MoeCandidate& plan,
+                                                const RowsCall& call) {
+  const bool dispatches = call.kind == moecclOpDispatch;
+  auto op = std::make_unique<exec::Operation>();
+  op->binding = algo::moe_binding(config.shape, call.n_chunks, plan.slots.slot_rows);
+  op->signature.op = call.kind;
+  // A dispatch without weights moves bytes, of any row length.
+  op->signature.type = dispatches && !call.weighted ? moecclUint8 : config.type;
+  op->signature.plan = hash_combine(algo::moe_plan_hash(call.kind, plan.paths, host.tree(), config.placement,
+                                                        plan.slots.plan, call.n_chunks, plan.slots.slot_rows),
+                                    call.mark);
+  op->choice = {dispatches ? &plan.dispatch : &plan.combine, op->binding.chunking, plan.name.c_str(),
+                op->signature.plan, dispatches ? plan.dispatch_hash : plan.combine_hash};
+  op->element_bytes = op->binding.element_bytes;
+  op->grouped = config.shape.grouped;
+  return op;
+}
+
+void bind_lists(exec::Operation& op, const algo::RoutingTables& tables, bool weighted) {
+  if (op.signature.op == moecclOpDispatch) op.binding.rows = tables.dispatch_rows(weighted);
+  op.binding.sums = op.signature.op == moecclOpDispatch ? tables.dispatch_sums() : tables.combine_sums(weighted);
+}
 
 Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream,
                        exec::Operation::Measured& measured, const exec::Operation::Scales* scales) {
   const MoeConfig& config = layer_.config();
-  const MoeCandidate& plan = *layer_.candidates()[chosen_];
-  const bool dispatches = kind == moecclOpDispatch;
-  const uint32_t n_chunks = on_device_ ? cuda_tables_->n_chunks() : tables_.n_chunks();
-  auto op = std::make_unique<exec::Operation>();
-  op->binding = algo::moe_binding(config.shape, n_chunks, plan.slots.slot_rows);
-  if (on_device_) {
-    op->rows.in_tables_alone = true;
-  } else if (dispatches) {
-    op->binding.rows = tables_.dispatch_rows(weighted);
-    op->binding.sums = tables_.dispatch_sums();
-  } else {
-    op->binding.sums = tables_.combine_sums(weighted);
-  }
-  uint64_t hash = algo::moe_plan_hash(kind, plan.paths, layer_.host().tree(), config.placement, plan.slots.plan,
-                                      n_chunks, plan.slots.slot_rows);
-  // A rank that runs another routing, perhaps of another layer, or a backward pass is told before rows move.
-  hash = hash_combine(hash, 2 * number_ + (weighted ? 1 : 0));
+  // A rank that runs another routing, perhaps of another layer, or a backward pass is told.
+  auto op = rows_operation(
+      layer_.host(), config, *layer_.candidates()[chosen_],
+      {kind, weighted, on_device_ ? cuda_tables_->n_chunks() : tables_.n_chunks(), 2 * number_ + (weighted ? 1 : 0)});
+  op->rows.in_tables_alone = on_device_;
+  if (!on_device_) bind_lists(*op, tables_, weighted);
   if (scales != nullptr) {
     op->scales = *scales;
     op->scales.bytes = static_cast<uint32_t>(config.scale_bytes);
-    op->binding.element_bytes = static_cast<uint32_t>(config.shape.scaled_bytes);
-    hash = hash_combine(hash, config.scale_bytes);
+    op->element_bytes = op->binding.element_bytes = static_cast<uint32_t>(config.shape.scaled_bytes);
+    op->signature.plan = op->choice.plan_hash = hash_combine(op->signature.plan, config.scale_bytes);
   }
-  op->signature.op = kind;
-  // A dispatch without weights moves bytes, of any row length.
-  op->signature.type = dispatches && !weighted ? moecclUint8 : config.type;
-  op->signature.plan = hash;
-  op->choice = {dispatches ? &plan.dispatch : &plan.combine, op->binding.chunking, plan.name.c_str(), hash,
-                dispatches ? plan.dispatch_hash : plan.combine_hash};
   op->input = in;
   op->output = out;
-  op->element_bytes = op->binding.element_bytes;
-  op->grouped = config.shape.grouped;
   op->measured = &measured;
   if (device_tables_ != nullptr) {
     op->rows.tables = device_tables_->device();

@@ -31,6 +31,18 @@ struct MoeCandidate {
   uint64_t dispatch_hash, combine_hash;  // of these programs
 };
 
+// A dispatch or combine by a candidate's plan: all but its buffers, its lists and what the communicator knows.
+struct RowsCall {
+  moecclOp_t kind = moecclOpDispatch;
+  bool weighted = false;
+  uint32_t n_chunks = 1;
+  uint64_t mark = 0;  // ranks that give different ones are told before rows move
+};
+std::unique_ptr<exec::Operation> rows_operation(const MoeHost& host, const MoeConfig& config, const MoeCandidate& plan,
+                                                const RowsCall& call);
+void bind_lists(exec::Operation& op, const algo::RoutingTables& tables, bool weighted);
+Status needs_buffer(const char* what, const char* name, const void* buffer, uint64_t rows);
+
 // What one update's operations took on this rank.
 struct MoeStep {
   uint64_t number = 0;  // of the update; 0: none
@@ -141,7 +153,7 @@ class MoeRouting {
   Status check_arguments(const int32_t* topk_index, uint64_t n_tokens) const;
   Status greet(const Status& own);
   Status choose(const std::byte* greetings, size_t bytes);
-  Status agree_on_weights(const std::byte* greetings, size_t bytes);
+  Status agree_on_weights(std::span<const Hello> hellos);
   // What the operations of the last update took, to the layer. None of them is under way.
   void keep_step();
   Status exchange_records();
@@ -150,7 +162,7 @@ class MoeRouting {
   void note_step(const MoeStep& step, std::span<const Agreement> all);
   Status agree();
   Status update_all(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
-  Status keep_captured(const std::byte* greetings, size_t bytes);
+  Status keep_captured(std::span<const Hello> hellos);
   Status bring_tables();
   Status upload_tables();
   Status all_ready(const Status& own, const char* what);

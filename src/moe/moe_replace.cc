@@ -8,7 +8,6 @@
 
 #include "src/base/clock.h"
 #include "src/base/hash.h"
-#include "src/moe/creation.h"
 #include "src/solve/sample.h"
 
 namespace moeccl::comm {
@@ -83,10 +82,8 @@ Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, 
        static_cast<double>(config.residual != 0), static_cast<double>(config.use_next != 0), config.min_gain,
        static_cast<double>(config.refine_pairs)},
       own.code()};
-  std::vector<AgreedFields<std::size(kFields)>> all(host.n_ranks());
-  MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
-  MOECCL_TRY(own);
-  MOECCL_TRY(compare("moecclReplaceCreate", kFields, std::span<const AgreedFields<std::size(kFields)>>(all)));
+  MOECCL_ASSIGN_OR_RETURN(const auto all, answers_of(host, mine, own, "fails in moecclReplaceCreate"));
+  MOECCL_TRY(compare("moecclReplaceCreate", kFields, all));
   return made;
 }
 
@@ -179,9 +176,7 @@ Status MoeReplacement::exchange(const Status& own, const int32_t* next, const in
   for (uint32_t r = 0; r < n; ++r) {
     Hello theirs;
     std::memcpy(&theirs, all.data() + r * stride, sizeof(theirs));
-    if (theirs.code != moecclSuccess)
-      return error(moecclRemoteError, "rank {} could not begin re-placing ({}): see its own error", r,
-                   moecclGetErrorString(static_cast<moecclResult_t>(theirs.code)));
+    if (theirs.code != moecclSuccess) return failed_there(r, "could not begin re-placing", theirs.code);
     if (theirs.hash != hello.hash)
       return error(moecclMismatch, "rank {} gives another placement than rank {}: it must be the same on all ranks", r,
                    host.rank());

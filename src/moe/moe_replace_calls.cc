@@ -35,45 +35,21 @@ size_t MoeReplacement::n_choices() const {
   return routing_ == nullptr ? 0 : tokens_of_[layer_.host().rank()] * moe_config_.shape.top_k;
 }
 
-namespace {
-
-Status needs(const char* what, const char* name, const void* buffer, uint64_t rows) {
-  if (buffer != nullptr || rows == 0) return {};
-  return error(moecclInvalidArgument, "{}: {} is NULL: give a buffer of {} rows", what, name, rows);
-}
-
-}  // namespace
-
 Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream) {
-  const MoeCandidate& plan = *candidates_[routing_->chosen_];
-  const bool combines = kind == moecclOpCombine;
-  auto op = std::make_unique<exec::Operation>();
-  op->binding = algo::moe_binding(moe_config_.shape, tables_.n_chunks(), plan.slots.slot_rows);
-  if (combines) {
-    op->binding.sums = tables_.combine_sums(true);
-  } else {
-    op->binding.rows = tables_.dispatch_rows(weighted);
-    op->binding.sums = tables_.dispatch_sums();
-  }
-  op->signature.op = kind;
-  op->signature.type = !combines && !weighted ? moecclUint8 : moe_config_.type;
-  // Ranks that came to different placements, or of which one combines plainly, are told before rows move.
-  op->signature.plan = hash_combine(algo::moe_plan_hash(kind, plan.paths, layer_.host().tree(), moe_config_.placement,
-                                                        plan.slots.plan, tables_.n_chunks(), plan.slots.slot_rows),
-                                    hash_combine(placement_hash_, number_));
-  op->choice = {combines ? &plan.combine : &plan.dispatch, op->binding.chunking, plan.name.c_str(), op->signature.plan};
+  // Ranks that came to different placements, or of which one combines plainly, are told.
+  auto op = rows_operation(layer_.host(), moe_config_, *candidates_[routing_->chosen_],
+                           {kind, weighted, tables_.n_chunks(), hash_combine(placement_hash_, number_)});
+  bind_lists(*op, tables_, weighted);
   op->input = in;
   op->output = out;
-  op->element_bytes = op->binding.element_bytes;
-  op->grouped = moe_config_.shape.grouped;
-  op->measured = combines ? &measured_ : &measured_backward_;
+  op->measured = kind == moecclOpCombine ? &measured_ : &measured_backward_;
   return layer_.host().run(std::move(op), stream);
 }
 
 Status MoeReplacement::combine(const void* in, void* out, moecclStream_t stream) {
   MOECCL_TRY(ready("re-placing combine"));
-  MOECCL_TRY(needs("re-placing combine", "in", in, rows_.n_rows));
-  MOECCL_TRY(needs("re-placing combine", "out", out, tokens_of_[layer_.host().rank()]));
+  MOECCL_TRY(needs_buffer("re-placing combine", "in", in, rows_.n_rows));
+  MOECCL_TRY(needs_buffer("re-placing combine", "out", out, tokens_of_[layer_.host().rank()]));
   return run(moecclOpCombine, true, in, out, stream);
 }
 
@@ -83,14 +59,14 @@ Status MoeReplacement::combine_backward(const MoeRouting::CombineGradients& g, m
   const uint64_t n_tokens = tokens_of_[layer_.host().rank()];
   const bool expert_major = moe_config_.shape.expert_major;
   const bool wants_weights = g.grad_weight || (expert_major && n_tokens == 0 && g.in);
-  MOECCL_TRY(needs(kWhat, "grad_out", g.grad_out, n_tokens));
-  MOECCL_TRY(needs(kWhat, "grad_in", g.grad_in, rows_.n_rows));
+  MOECCL_TRY(needs_buffer(kWhat, "grad_out", g.grad_out, n_tokens));
+  MOECCL_TRY(needs_buffer(kWhat, "grad_in", g.grad_in, rows_.n_rows));
   if (wants_weights && !expert_major)
     return error(moecclInvalidArgument,
                  "{}: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL",
                  kWhat);
   if (!wants_weights) return run(moecclOpDispatch, expert_major && tables_.weighted(), g.grad_out, g.grad_in, stream);
-  MOECCL_TRY(needs(kWhat, "in", g.in, rows_.n_rows));
+  MOECCL_TRY(needs_buffer(kWhat, "in", g.in, rows_.n_rows));
   // Products need the rows as they were sent; they go to the ranks that brought the tokens, whose gates chose.
   MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream));
   if (stream) {
@@ -144,9 +120,9 @@ Status MoeReplacement::residual(const void* x, const void* dispatched, void* in)
   MOECCL_TRY(usable("residual"));
   if (!config_.residual)
     return error(moecclInvalidUsage, "the replacement was created without config.residual: set it to 1");
-  MOECCL_TRY(needs("residual", "in", in, rows_.n_rows));
-  MOECCL_TRY(needs("residual", "dispatched", dispatched, rows_.of_rows.size()));
-  MOECCL_TRY(needs("residual", "x", x, rows_.of_tokens.size()));
+  MOECCL_TRY(needs_buffer("residual", "in", in, rows_.n_rows));
+  MOECCL_TRY(needs_buffer("residual", "dispatched", dispatched, rows_.of_rows.size()));
+  MOECCL_TRY(needs_buffer("residual", "x", x, rows_.of_tokens.size()));
   MOECCL_TRY(move_rows(rows_.of_rows, dispatched, in, !moe_config_.shape.expert_major));
   return move_rows(rows_.of_tokens, x, in, false);
 }
@@ -155,7 +131,7 @@ Status MoeReplacement::residual_backward(const void* grad_in, void* grad_dispatc
   MOECCL_TRY(usable("residual's backward"));
   if (!config_.residual)
     return error(moecclInvalidUsage, "the replacement was created without config.residual: set it to 1");
-  MOECCL_TRY(needs("residual's backward", "grad_in", grad_in, rows_.n_rows));
+  MOECCL_TRY(needs_buffer("residual's backward", "grad_in", grad_in, rows_.n_rows));
   const auto back = [](const std::vector<algo::ResidualRows::Move>& moves) {
     std::vector<algo::ResidualRows::Move> mirror;
     for (const auto& m : moves) mirror.push_back({m.to, m.from});

@@ -33,10 +33,7 @@ struct MoeRouting::Agreement {
 
 namespace {
 
-Status remote(uint32_t rank, int32_t code) {
-  return error(moecclRemoteError, "rank {} could not update its routing ({}): see its own error", rank,
-               moecclGetErrorString(static_cast<moecclResult_t>(code)));
-}
+constexpr const char* kFails = "could not update its routing";
 
 // Rows that ranks say to put on the links: no more than a row for each choice and hop.
 Status check_counts(const std::vector<algo::LevelCount>& counts, const std::vector<uint64_t>& tokens_of, uint64_t top_k,
@@ -138,13 +135,12 @@ Status MoeRouting::greet(const Status& own) {
 }
 
 // A rank without tokens has no weights to give; all others must be alike. All ranks see all answers and fail together.
-Status MoeRouting::agree_on_weights(const std::byte* greetings, size_t bytes) {
+Status MoeRouting::agree_on_weights(std::span<const Hello> hellos) {
   weighted_ = false;
   bool known = false;
   uint32_t first = 0;
-  for (uint32_t r = 0; r < layer_.host().n_ranks(); ++r) {
-    Hello hello;
-    std::memcpy(&hello, greetings + r * bytes, sizeof(hello));
+  for (uint32_t r = 0; r < hellos.size(); ++r) {
+    const Hello& hello = hellos[r];
     if (hello.n_tokens == 0) continue;
     if (known && (hello.weighted != 0) != weighted_)
       return error(moecclMismatch, "rank {} gives {}, rank {} {}: topk_weight must be NULL on all ranks or on none",
@@ -161,16 +157,17 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   MoeHost& host = layer_.host();
   const uint32_t n = host.n_ranks(), depth = host.tree().depth();
   tokens_of_.resize(n);
-  Hello hello;
+  std::vector<Hello> hellos(n);
   for (uint32_t r = 0; r < n; ++r) {
+    Hello& hello = hellos[r];
     std::memcpy(&hello, greetings + r * bytes, sizeof(hello));
-    if (hello.code != moecclSuccess) return remote(r, hello.code);
+    if (hello.code != moecclSuccess) return failed_there(r, kFails, hello.code);
     if (hello.n_tokens > layer_.config().shape.max_tokens)
       return error(moecclRemoteError, "rank {} says that it brings {} tokens: the layer was created with max_tokens {}",
                    r, hello.n_tokens, layer_.config().shape.max_tokens);
     tokens_of_[r] = hello.n_tokens;
   }
-  MOECCL_TRY(agree_on_weights(greetings, bytes));
+  MOECCL_TRY(agree_on_weights(hellos));
   prices_.clear();
   std::vector<double> both_us;
   std::memcpy(guesses_.data(), greetings + sizeof(Hello), guesses_.size() * sizeof(float));
@@ -189,16 +186,14 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
     both_us.push_back(prices_.back().both_us());
   }
   chosen_ = layer_.pick(both_us, guesses_);
-  return keep_captured(greetings, bytes);
+  return keep_captured(hellos);
 }
 
 // A graph replays the plan that it has captured, so updates keep to that one. All ranks see all answers.
-Status MoeRouting::keep_captured(const std::byte* greetings, size_t bytes) {
-  uint64_t tokens = 0;
-  for (const uint64_t n : tokens_of_) tokens += n;
-  for (uint32_t r = 0; r < layer_.host().n_ranks(); ++r) {
-    Hello hello;
-    std::memcpy(&hello, greetings + r * bytes, sizeof(hello));
+Status MoeRouting::keep_captured(std::span<const Hello> hellos) {
+  const uint64_t tokens = std::accumulate(tokens_of_.begin(), tokens_of_.end(), uint64_t{0});
+  for (uint32_t r = 0; r < hellos.size(); ++r) {
+    const Hello& hello = hellos[r];
     if (hello.captured == 0) continue;
     if (hello.captured > layer_.candidates().size())
       return error(moecclRemoteError, "rank {} sent a routing's plan that does not exist", r);
@@ -236,7 +231,7 @@ Status MoeRouting::exchange_records() {
   MOECCL_TRY(host.all_gather(mine.data(), n * sizeof(uint64_t), sizes.data()));
   MOECCL_TRY(own);
   for (uint32_t r = 0; r < n; ++r)
-    if (sizes[size_t{r} * n] == kFailed) return remote(r, moecclRemoteError);
+    if (sizes[size_t{r} * n] == kFailed) return failed_there(r, kFails, moecclRemoteError);
   received_bytes_.resize(n);
   size_t total = 0;
   const uint64_t top_k = layer_.config().shape.top_k;
@@ -300,13 +295,10 @@ Status MoeRouting::agree() {
   const MoeStep step = layer_.take_step();
   mine.step_number = step.number;
   mine.step_took_us = step.took_us;
-  std::vector<Agreement> all(host.n_ranks());
-  MOECCL_TRY(host.all_gather(&mine, sizeof(mine), all.data()));
-  MOECCL_TRY(own);
+  MOECCL_ASSIGN_OR_RETURN(const std::vector<Agreement> all, answers_of(host, mine, own, kFails));
   uint32_t chunks = 1;
   uint64_t largest = 0;
   for (uint32_t r = 0; r < host.n_ranks(); ++r) {
-    if (all[r].code != moecclSuccess) return remote(r, all[r].code);
     if (all[r].needed_bytes > 0)
       return error(moecclOutOfMemory, "rank {} needs {} bytes for this routing, memory_cap_bytes allows {}", r,
                    all[r].needed_bytes, layer_.config().memory_cap);
@@ -391,16 +383,10 @@ Status MoeRouting::bring_tables() {
 
 // All ranks leave with the same verdict.
 Status MoeRouting::all_ready(const Status& own, const char* what) {
-  const int32_t mine = own.code();
-  std::vector<int32_t> all(layer_.host().n_ranks());
-  MOECCL_TRY(layer_.host().all_gather(&mine, sizeof(mine), all.data()));
-  MOECCL_TRY(own);
-  for (uint32_t r = 0; r < all.size(); ++r) {
-    if (all[r] == moecclSuccess) continue;
-    return error(moecclRemoteError, "rank {} could not {} ({}): see its own error", r, what,
-                 moecclGetErrorString(static_cast<moecclResult_t>(all[r])));
-  }
-  return {};
+  struct Ready {
+    int32_t code;
+  };
+  return answers_of(layer_.host(), Ready{own.code()}, own, format("could not {}", what)).status();
 }
 
 Status MoeRouting::upload_tables() {

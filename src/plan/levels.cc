@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 namespace moeccl::plan {
 
@@ -73,17 +74,22 @@ Status validate_refinement(const Level& outer, const Level& inner) {
 
 }  // namespace
 
+Groups::Groups(const std::vector<uint32_t>& group_of_rank, uint32_t n_groups)
+    : first_(n_groups + 1, 0), member_(group_of_rank.size()), index_(group_of_rank.size()) {
+  for (const uint32_t group : group_of_rank) ++first_[group + 1];
+  std::partial_sum(first_.begin(), first_.end(), first_.begin());
+  std::vector<uint32_t> filled(n_groups, 0);
+  for (uint32_t rank = 0; rank < group_of_rank.size(); ++rank) {
+    const uint32_t group = group_of_rank[rank];
+    index_[rank] = filled[group]++;
+    member_[first_[group] + index_[rank]] = rank;
+  }
+}
+
 uint32_t LevelTree::level_between(uint32_t a, uint32_t b) const {
   for (uint32_t l = 0; l < depth(); ++l)
     if (levels[l].group_of_rank[a] != levels[l].group_of_rank[b]) return l;
   return depth();
-}
-
-std::vector<uint32_t> LevelTree::members(uint32_t level, uint32_t group) const {
-  std::vector<uint32_t> ranks;
-  for (uint32_t r = 0; r < n_ranks; ++r)
-    if (levels[level].group_of_rank[r] == group) ranks.push_back(r);
-  return ranks;
 }
 
 std::vector<uint32_t> LevelTree::tensor_groups() const {
@@ -153,16 +159,6 @@ LevelTree LevelTree::truncated(uint32_t d) const {
   for (uint32_t l = 0; l + 1 < d && l + 1 < depth(); ++l) tree.levels.push_back(levels[l]);
   tree.levels.push_back(levels.back());
   return tree;
-}
-
-uint32_t LevelTree::counterpart(uint32_t rank, uint32_t level, uint32_t group) const {
-  const std::vector<uint32_t>& group_of = levels[level].group_of_rank;
-  uint32_t position = 0, size = 0;
-  for (uint32_t r = 0; r < rank; ++r) position += group_of[r] == group_of[rank];
-  for (uint32_t r = 0; r < n_ranks; ++r) size += group_of[r] == group;
-  uint32_t skip = position % size;
-  for (uint32_t r = 0;; ++r)
-    if (group_of[r] == group && skip-- == 0) return r;
 }
 
 uint64_t LevelTree::hash() const {

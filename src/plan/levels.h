@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,29 @@ struct Level {
   std::string network = {};  // where the groups are hosts: what carries the data between them, for explain
 };
 
+// The ranks of each group of a level.
+class Groups {
+ public:
+  explicit Groups(const Level& level) : Groups(level.group_of_rank, level.n_groups) {}
+  Groups(const std::vector<uint32_t>& group_of_rank, uint32_t n_groups);
+
+  std::span<const uint32_t> members(uint32_t group) const {  // ascending
+    return {member_.data() + first_[group], first_[group + 1] - first_[group]};
+  }
+  uint32_t size(uint32_t group) const { return first_[group + 1] - first_[group]; }
+  uint32_t n_ranks() const { return static_cast<uint32_t>(member_.size()); }
+  uint32_t index_of(uint32_t rank) const { return index_[rank]; }  // among its group's members
+  // The member of `group` that stands for `rank`: at the same position, modulo the group's size. With even groups this
+  // is the peer of equal index of hierarchical AlltoAll.
+  uint32_t counterpart(uint32_t rank, uint32_t group) const {
+    return member_[first_[group] + index_[rank] % size(group)];
+  }
+
+ private:
+  std::vector<uint32_t> first_, member_;  // [n_groups + 1], [n_ranks]
+  std::vector<uint32_t> index_;           // [n_ranks]
+};
+
 // One level above the ranks, as sizes of its groups, see LevelTree::from_sizes.
 struct LevelSizes {
   std::string name;
@@ -40,8 +64,6 @@ struct LevelTree {
   uint32_t depth() const { return static_cast<uint32_t>(levels.size()); }
   // The outermost level at which a and b are in different groups; depth() when a == b.
   uint32_t level_between(uint32_t a, uint32_t b) const;
-  // Ranks of a group, ascending.
-  std::vector<uint32_t> members(uint32_t level, uint32_t group) const;
   // The groups of the innermost level above the ranks, which hold equal data under tensor parallelism (pipeline.h); one
   // group when there is none.
   std::vector<uint32_t> tensor_groups() const;  // [n_ranks]
@@ -57,10 +79,6 @@ struct LevelTree {
   Status validate() const;
   // The tree with only the first d-1 levels and the rank level: the dimensions of HDd-AlltoAll (HierMoE Section III-A).
   LevelTree truncated(uint32_t d) const;
-  // Of the members of `rank`'s group at `level`, the one that stands for `rank` in `group` of the same level: the
-  // member at the same position, modulo the group's size. With even groups this is the peer of equal index of
-  // hierarchical AlltoAll.
-  uint32_t counterpart(uint32_t rank, uint32_t level, uint32_t group) const;
   // A number that differs when trees differ.
   uint64_t hash() const;
 };

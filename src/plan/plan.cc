@@ -2,42 +2,19 @@
 
 #include <algorithm>
 
+#include "src/base/names.h"
+
 namespace moeccl::plan {
 
 const char* step_kind_name(StepKind kind) {
-  switch (kind) {
-    case StepKind::kPut:
-      return "put";
-    case StepKind::kSignal:
-      return "signal";
-    case StepKind::kWait:
-      return "wait";
-    case StepKind::kCopy:
-      return "copy";
-    case StepKind::kReduce:
-      return "reduce";
-    case StepKind::kGatherRows:
-      return "gather-rows";
-    case StepKind::kScatterRows:
-      return "scatter-rows";
-    case StepKind::kReduceRows:
-      return "reduce-rows";
-  }
-  return "unknown";
+  static constexpr const char* kNames[kNumStepKinds] = {"put",    "signal",      "wait",         "copy",
+                                                        "reduce", "gather-rows", "scatter-rows", "reduce-rows"};
+  return name_among(kNames, kind);
 }
 
 const char* lane_kind_name(LaneKind kind) {
-  switch (kind) {
-    case LaneKind::kMain:
-      return "main";
-    case LaneKind::kInter:
-      return "inter";
-    case LaneKind::kIntra:
-      return "intra";
-    case LaneKind::kCopy:
-      return "copy";
-  }
-  return "unknown";
+  static constexpr const char* kNames[] = {"main", "inter", "intra", "copy"};
+  return name_among(kNames, kind);
 }
 
 namespace {

@@ -135,8 +135,8 @@ struct Shape {
   uint32_t most_in_blocks = 0, most_out_blocks = 0;
   // TensorAllToAll: [n_ranks] groups of ranks whose Inputs are equal; build_all() and build_for() fill it from the
   // tree.
-  std::vector<uint32_t> group_of;
-  PipelineChunks pipeline_chunks;
+  std::vector<uint32_t> group_of = {};
+  PipelineChunks pipeline_chunks = {};
 };
 
 // Blocks of the user's buffers, each of `count` elements.

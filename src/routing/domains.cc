@@ -23,18 +23,12 @@ Domains::Domains(const plan::LevelTree& tree, std::vector<uint32_t> sizes) : tre
     const plan::Level& level = tree_.levels[l];
     std::vector<Place>& places = places_.emplace_back(level.n_groups);
     auto& groups = groups_.emplace_back(l == 0 ? 1 : tree_.levels[l - 1].n_groups);
-    auto& members = members_.emplace_back(level.n_groups);
-    std::vector<uint32_t>& position = position_.emplace_back(n);
+    const plan::Groups& ranks = ranks_.emplace_back(level);
     // Groups are numbered in the order of their first ranks, so each parent's come ascending.
-    for (uint32_t r = 0; r < n; ++r) {
-      const uint32_t group = level.group_of_rank[r];
-      const uint32_t parent = l == 0 ? 0 : tree_.levels[l - 1].group_of_rank[r];
-      if (members[group].empty()) {
-        places[group] = {parent, static_cast<uint32_t>(groups[parent].size())};
-        groups[parent].push_back(group);
-      }
-      position[r] = static_cast<uint32_t>(members[group].size());
-      members[group].push_back(r);
+    for (uint32_t group = 0; group < level.n_groups; ++group) {
+      const uint32_t parent = l == 0 ? 0 : tree_.levels[l - 1].group_of_rank[ranks.members(group)[0]];
+      places[group] = {parent, static_cast<uint32_t>(groups[parent].size())};
+      groups[parent].push_back(group);
     }
   }
   held_.resize(size_t{depth + 1} * n);
@@ -45,7 +39,7 @@ Domains::Domains(const plan::LevelTree& tree, std::vector<uint32_t> sizes) : tre
       const uint32_t own = tree_.levels[l].group_of_rank[from];
       for (const uint32_t group : groups_[l][places_[l][own].parent]) {
         if (group == own || domain_of(l, group) != domain_of(l, own)) continue;
-        const uint32_t to = counterpart(from, l, group);
+        const uint32_t to = ranks_[l].counterpart(from, group);
         sends_.push_back({from, to, l});
         std::vector<uint32_t>& there = held_[size_t{l + 1} * n + to];
         there.insert(there.end(), held(from, l).begin(), held(from, l).end());
@@ -70,9 +64,9 @@ uint32_t Domains::holder(uint32_t rank, uint32_t home) const {
       const uint32_t first = domain_of(l, there) * sizes_[l];
       const uint32_t size = std::min<uint32_t>(sizes_[l], static_cast<uint32_t>(groups.size()) - first);
       target = groups[first + places_[l][here].index % sizes_[l] % size];
-      at = counterpart(at, l, target);
+      at = ranks_[l].counterpart(at, target);
     }
-    if (target != there) home = counterpart(home, l, target);
+    if (target != there) home = ranks_[l].counterpart(home, target);
   }
   return at;
 }

@@ -1,27 +1,15 @@
 // Expert domains on any tree (HybridEP, Section IV-A): at every level the groups of one parent stand in domains of
 // S_ED groups. Inside a domain the experts are gathered, between domains the tokens travel, always to the group of the
 // same offset (Algorithm 1). On an even tree a rank ends with the experts of the box that its domains span; on an
-// uneven one the member that stands for a rank (LevelTree::counterpart) takes the place of one that does not exist.
+// uneven one the member that stands for a rank (Groups::counterpart) takes the place of one that does not exist.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "src/plan/plan.h"
 #include "src/routing/routing_paths.h"
 
 namespace moeccl::algo {
-
-// A call that moves whole experts inside their domains: ExpertGather, ExpertReturn.
-struct ExpertExchange {
-  uint64_t count = 0;  // elements of an expert
-  uint32_t element_bytes = 1;
-  plan::Reach reach;
-  uint64_t staging_bytes = 0;
-  // Of what is summed.
-  bool deterministic = false;  // the same bits whatever can be reached
-  uint32_t most_sources = 0;   // that one reduction may have; 0: any number
-};
 
 class Domains {
  public:
@@ -61,18 +49,12 @@ class Domains {
     uint32_t parent = 0, index = 0;
   };
   uint32_t domain_of(uint32_t level, uint32_t group) const { return places_[level][group].index / sizes_[level]; }
-  // LevelTree::counterpart without its scan.
-  uint32_t counterpart(uint32_t rank, uint32_t level, uint32_t group) const {
-    const std::vector<uint32_t>& there = members_[level][group];
-    return there[position_[level][rank] % there.size()];
-  }
 
   plan::LevelTree tree_;
   std::vector<uint32_t> sizes_;
-  std::vector<std::vector<Place>> places_;                   // [level][group]
-  std::vector<std::vector<std::vector<uint32_t>>> groups_;   // [level][parent] in order
-  std::vector<std::vector<std::vector<uint32_t>>> members_;  // [level][group] ranks, ascending
-  std::vector<std::vector<uint32_t>> position_;              // [level][rank] among its group's members
+  std::vector<std::vector<Place>> places_;                  // [level][group]
+  std::vector<std::vector<std::vector<uint32_t>>> groups_;  // [level][parent] in order
+  std::vector<plan::Groups> ranks_;                         // [level]
   std::vector<Send> sends_;
   std::vector<std::vector<uint32_t>> held_;  // [depth + 1][n_ranks]
 };

@@ -8,23 +8,6 @@ namespace moeccl::algo {
 
 namespace {
 
-// Ranks after `from` on the way to each rank that owns experts, that rank last.
-class Ways {
- public:
-  Ways(const Paths& paths, const Placement& placement, uint32_t from) : first_(1, 0) {
-    for (uint32_t x = 0; x < paths.n_ranks(); ++x) {
-      for (uint32_t at = from; at != x && placement.n_local(x) > 0;) hop_.push_back(at = paths.next(at, x));
-      first_.push_back(static_cast<uint32_t>(hop_.size()));
-    }
-  }
-  std::span<const uint32_t> to(uint32_t rank) const {
-    return {hop_.data() + first_[rank], first_[rank + 1] - first_[rank]};
-  }
-
- private:
-  std::vector<uint32_t> first_, hop_;
-};
-
 // The rows of the fullest block of any edge when tokens are cut into n_chunks.
 class BlockCounter {
  public:

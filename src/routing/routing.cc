@@ -170,23 +170,17 @@ size_t message_words(size_t records, size_t choices, size_t weights) {
 
 void RecordWriter::prepare(const Paths& paths, const Placement& placement, uint32_t rank) {
   rank_ = rank;
-  way_first_.assign(1, 0);
-  way_.clear();
-  for (uint32_t x = 0; x < paths.n_ranks(); ++x) {
-    for (uint32_t at = rank; at != x && placement.n_local(x) > 0;) way_.push_back(at = paths.next(at, x));
-    way_first_.push_back(static_cast<uint32_t>(way_.size()));
-  }
+  ways_ = Ways(paths, placement, rank);
 }
 
 void RecordWriter::count(const Placement& placement, const OwnChoices& own) {
-  const size_t n_ranks = way_first_.size() - 1;
-  cursors_.assign(n_ranks, {});
+  cursors_.assign(ways_.n_ranks(), {});
   size_t i = 0;
   for (uint32_t t = 0; t < own.n_tokens; ++t) {
     for (uint32_t k = 0; k < own.n_experts[t]; ++k, ++i) {
       const uint32_t owner = placement.owner[own.expert[i]];
-      for (uint32_t w = way_first_[owner]; w < way_first_[owner + 1]; ++w) {
-        Cursor& c = cursors_[way_[w]];
+      for (const uint32_t to : ways_.to(owner)) {
+        Cursor& c = cursors_[to];
         ++c.choices;
         c.records += c.last_token != t;
         c.last_token = t;
@@ -246,8 +240,8 @@ void RecordWriter::write(const Placement& placement, const OwnChoices& own) {
   for (uint32_t t = 0; t < own.n_tokens; ++t) {
     for (uint32_t k = 0; k < own.n_experts[t]; ++k, ++i) {
       const uint32_t owner = placement.owner[own.expert[i]];
-      for (uint32_t w = way_first_[owner]; w < way_first_[owner + 1]; ++w) {
-        Cursor& c = cursors_[way_[w]];
+      for (const uint32_t to : ways_.to(owner)) {
+        Cursor& c = cursors_[to];
         if (c.last_token != t) {
           *c.token++ = t;
           ++c.n_experts;

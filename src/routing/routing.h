@@ -119,7 +119,7 @@ class RecordWriter {
   void group_by_owner(const Placement& placement, const OwnChoices& own);
 
   uint32_t rank_ = 0;
-  std::vector<uint32_t> way_first_, way_;  // ranks after the origin on the way to each target, the target last
+  Ways ways_;
   std::vector<Cursor> cursors_;
   std::vector<uint32_t> words_;
   std::vector<size_t> bytes_;

@@ -10,7 +10,7 @@ namespace moeccl::algo {
 namespace {
 
 // Ranks of one parent group by (position in their own group) modulo a group's size: those for which a member of a group
-// of that size stands (LevelTree::counterpart). One table for each size that occurs, so n ranks cost n * sqrt(n) at
+// of that size stands (Groups::counterpart). One table for each size that occurs, so n ranks cost n * sqrt(n) at
 // worst, where all groups differ.
 class ByPosition {
  public:

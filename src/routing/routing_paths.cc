@@ -40,15 +40,7 @@ Result<Placement> Placement::make(int64_t n_experts, uint32_t n_ranks, const int
 }
 
 std::string MoeAlgorithm::name() const {
-  switch (kind) {
-    case PathKind::kFlat:
-      return "flat";
-    case PathKind::k2dh:
-      return "2dh";
-    case PathKind::kHier:
-      return format("hier:{}", dims);
-  }
-  return "unknown";
+  return kind == PathKind::kFlat ? "flat" : kind == PathKind::k2dh ? "2dh" : format("hier:{}", dims);
 }
 
 std::vector<MoeAlgorithm> moe_candidates(const plan::LevelTree& tree) {
@@ -83,19 +75,10 @@ Paths::Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placemen
   n_hops_ = tree_.depth();
   const uint32_t n = tree_.n_ranks;
   for (const plan::Level& level : tree_.levels) {
-    std::vector<uint32_t>& first = first_.emplace_back(level.n_groups + 1, 0);
-    for (uint32_t r = 0; r < n; ++r) ++first[level.group_of_rank[r] + 1];
-    std::partial_sum(first.begin(), first.end(), first.begin());
-    std::vector<uint32_t>& member = member_.emplace_back(n);
-    std::vector<uint32_t>& position = position_.emplace_back(n);
+    ranks_.emplace_back(level);
     std::vector<bool>& serves = serves_.emplace_back(level.n_groups, false);
-    std::vector<uint32_t> filled(level.n_groups, 0);
-    for (uint32_t r = 0; r < n; ++r) {
-      const uint32_t group = level.group_of_rank[r];
-      position[r] = filled[group]++;
-      member[first[group] + position[r]] = r;
-      if (placement.n_local(r) > 0) serves[group] = true;
-    }
+    for (uint32_t r = 0; r < n; ++r)
+      if (placement.n_local(r) > 0) serves[level.group_of_rank[r]] = true;
   }
   if (domains != nullptr && !domains->plain()) find_domain_edges(placement, *domains);
   find_degrees();
@@ -114,21 +97,15 @@ void Paths::find_domain_edges(const Placement& placement, const Domains& domains
   }
 }
 
-// LevelTree::counterpart without its scan.
-uint32_t Paths::counterpart(uint32_t rank, uint32_t level, uint32_t group) const {
-  const uint32_t first = first_[level][group], size = first_[level][group + 1] - first;
-  return member_[level][first + position_[level][rank] % size];
-}
-
 uint32_t Paths::next(uint32_t holder, uint32_t target) const {
   if (algorithm_.kind == PathKind::k2dh) {
     const std::vector<uint32_t>& node = tree_.levels[0].group_of_rank;
     if (node[holder] == node[target]) return target;
-    const uint32_t relay = counterpart(target, 0, node[holder]);
+    const uint32_t relay = ranks_[0].counterpart(target, node[holder]);
     return relay == holder ? target : relay;
   }
   const uint32_t level = tree_.level_between(holder, target);
-  return counterpart(holder, level, tree_.levels[level].group_of_rank[target]);
+  return ranks_[level].counterpart(holder, tree_.levels[level].group_of_rank[target]);
 }
 
 uint32_t Paths::hop(uint32_t from, uint32_t to) const {
@@ -143,10 +120,10 @@ bool Paths::edge(uint32_t from, uint32_t to) const {
   const uint32_t last = tree_.depth() - 1;
   if (algorithm_.kind == PathKind::k2dh) {
     if (level == last) return serves_[last][to] || relays_[to];
-    return serves_[last][to] && counterpart(to, 0, tree_.levels[0].group_of_rank[from]) == from;
+    return serves_[last][to] && ranks_[0].counterpart(to, tree_.levels[0].group_of_rank[from]) == from;
   }
   const uint32_t group = tree_.levels[level].group_of_rank[to];
-  return serves_[level][group] && counterpart(from, level, group) == to;
+  return serves_[level][group] && ranks_[level].counterpart(from, group) == to;
 }
 
 std::vector<uint32_t> Paths::incoming(uint32_t rank) const {
@@ -185,6 +162,13 @@ RankEdges Paths::edges(uint32_t rank) const {
   }
   for (const uint32_t p : outgoing(rank)) result.out.push_back({p, hop(rank, p), index_of(incoming(p)), {}});
   return result;
+}
+
+Ways::Ways(const Paths& paths, const Placement& placement, uint32_t from) {
+  for (uint32_t x = 0; x < paths.n_ranks(); ++x) {
+    for (uint32_t at = from; at != x && placement.n_local(x) > 0;) hop_.push_back(at = paths.next(at, x));
+    first_.push_back(static_cast<uint32_t>(hop_.size()));
+  }
 }
 
 CanonicalOrder::CanonicalOrder(const plan::LevelTree& tree, const Placement& placement) {

@@ -94,7 +94,6 @@ class Paths {
   uint64_t domains_hash() const { return domains_hash_; }
 
  private:
-  uint32_t counterpart(uint32_t rank, uint32_t level, uint32_t group) const;
   std::vector<uint32_t> incoming(uint32_t rank) const;
   std::vector<uint32_t> outgoing(uint32_t rank) const;
   void append_origins(uint32_t from, uint32_t to, std::vector<uint32_t>& origins) const;
@@ -111,13 +110,26 @@ class Paths {
   MoeAlgorithm algorithm_;
   plan::LevelTree tree_;  // truncated to the algorithm's dimensions
   uint32_t n_hops_ = 1;
-  std::vector<std::vector<uint32_t>> position_;        // [level][rank] among the ranks of its group
-  std::vector<std::vector<uint32_t>> first_, member_;  // [level]: ranks of a group, ascending
-  std::vector<std::vector<bool>> serves_;              // [level][group]: has experts
-  std::vector<bool> relays_;                           // k2dh: counterpart of a rank with experts of another node
-  std::vector<bool> domain_edges_;                     // [from][to]; empty without domains
+  std::vector<plan::Groups> ranks_;        // [level]
+  std::vector<std::vector<bool>> serves_;  // [level][group]: has experts
+  std::vector<bool> relays_;               // k2dh: counterpart of a rank with experts of another node
+  std::vector<bool> domain_edges_;         // [from][to]; empty without domains
   uint64_t domains_hash_ = 0;
   uint32_t max_in_ = 0, max_out_ = 0, max_origins_ = 1;
+};
+
+// The ranks after `from` on the way to each rank that owns experts, that rank last.
+class Ways {
+ public:
+  Ways() = default;
+  Ways(const Paths& paths, const Placement& placement, uint32_t from);
+  std::span<const uint32_t> to(uint32_t rank) const {
+    return {hop_.data() + first_[rank], first_[rank + 1] - first_[rank]};
+  }
+  uint32_t n_ranks() const { return static_cast<uint32_t>(first_.size() - 1); }
+
+ private:
+  std::vector<uint32_t> first_{0}, hop_;
 };
 
 // The order in which sums are formed, equal for all algorithms: experts by (outermost group, ..., rank, expert). A

@@ -550,6 +550,21 @@ Result<std::shared_ptr<PlanSlot>> Selector::find_or_build(const PlanKey& key) {
   return made;
 }
 
+Result<std::shared_ptr<PlanSlot>> Selector::only(const PlanKey& key, uint64_t problem,
+                                                 const std::function<Result<Made>()>& make) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t h = hash_combine(key_hash(key), problem);
+  if (const auto it = slots_.find(h); it != slots_.end() && it->second->key == key) return it->second;
+  MOECCL_ASSIGN_OR_RETURN(Made made, make());
+  auto slot = std::make_shared<PlanSlot>();
+  slot->key = key;
+  slot->staged.programs.push_back(std::move(made.program));
+  slot->choice = {&slot->staged.programs.back(), made.chunking, made.algorithm, made.hash};
+  slot->signature = made.hash;
+  keep(h, slot);
+  return slot;
+}
+
 void Selector::observe(const exec::Timing& t) {
   const std::lock_guard lock(mutex_);
   if (!has_plan_fits_ || pinned_ != nullptr) return;

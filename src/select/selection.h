@@ -119,6 +119,15 @@ class Selector {
     std::function<plan::Plan()> build_all;
   };
   const char* cheapest(uint64_t problem_class, std::span<const Offer> offers) const;
+  // One that has no rivals, kept as the others are; `problem` tells routings or placements apart.
+  struct Made {
+    plan::Program program;  // of this rank
+    plan::Chunking chunking;
+    const char* algorithm;
+    uint64_t hash;
+  };
+  Result<std::shared_ptr<PlanSlot>> only(const PlanKey& key, uint64_t problem,
+                                         const std::function<Result<Made>()>& make);
   // What calibration measured for this plan, interpolated; 0 when it did not.
   double measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const;
   // One algorithm's plan, which applies, outside the cache: exactly what get() would give if it chose this one.

@@ -181,13 +181,6 @@ class Objective {
 
 }  // namespace
 
-double maximum(const moecclSwapProblem_t& p, const double* x, size_t n) {
-  const Terms t = terms_of(p, *std::max_element(x, x + n));
-  double joined = t.none();
-  for (size_t i = 0; i < n; ++i) joined = t.join(joined, t.term(x[i]));
-  return t.finish(joined);
-}
-
 size_t swap_solve_bytes(const moecclSwapProblem_t& p) {
   Arena measure;
   const Objective laid_out(p, nullptr, measure);

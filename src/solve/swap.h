@@ -71,7 +71,4 @@ void solve_swap(const moecclSwapProblem_t& problem, const int32_t* counts, int32
 void solve_swap_sequence(const moecclSwapProblem_t& problem, const int32_t* topk, int64_t n_tokens, int32_t max_swaps,
                          int32_t* pairs, int32_t* placement, moecclSwapAnswer_t* answer);
 
-// Eq. 11, max or ln sum exp of x[n].
-double maximum(const moecclSwapProblem_t& problem, const double* x, size_t n);
-
 }  // namespace moeccl::solve

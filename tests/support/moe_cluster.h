@@ -10,6 +10,7 @@
 
 #include "src/algo/moe_plan.h"
 #include "src/routing/domains.h"
+#include "tests/support/moe_plan.h"
 
 namespace moeccl::test {
 

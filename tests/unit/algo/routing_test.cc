@@ -126,21 +126,21 @@ TEST(PathsTest, EveryPathEndsAndUsesTheListedEdgesInOrderOfHops) {
   }
 }
 
-// The hops of a row, found with LevelTree::counterpart alone.
+// The hops of a row, found with Groups::counterpart alone.
 std::vector<std::pair<uint32_t, uint32_t>> way(const plan::LevelTree& tree, const MoeAlgorithm& a, uint32_t o,
                                                uint32_t x) {
   std::vector<std::pair<uint32_t, uint32_t>> hops;
   const plan::LevelTree cut = tree.truncated(a.kind == PathKind::k2dh ? 2 : a.dims);
   uint32_t at = o;
   if (a.kind == PathKind::k2dh && cut.level_between(o, x) == 0) {
-    const uint32_t relay = cut.counterpart(x, 0, cut.levels[0].group_of_rank[o]);
+    const uint32_t relay = plan::Groups(cut.levels[0]).counterpart(x, cut.levels[0].group_of_rank[o]);
     if (relay != o) hops.push_back({o, relay});
     hops.push_back({relay, x});
     return hops;
   }
   while (at != x) {
     const uint32_t level = cut.level_between(at, x);
-    const uint32_t to = cut.counterpart(at, level, cut.levels[level].group_of_rank[x]);
+    const uint32_t to = plan::Groups(cut.levels[level]).counterpart(at, cut.levels[level].group_of_rank[x]);
     hops.push_back({at, to});
     at = to;
   }

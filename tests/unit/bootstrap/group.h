@@ -15,6 +15,7 @@
 #include "src/base/clock.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/driver/socket.h"
+#include "tests/support/sockets.h"
 #include "tests/support/timing.h"
 
 namespace moeccl::bootstrap {
@@ -32,7 +33,7 @@ inline std::unique_ptr<Root> start_root(int64_t timeout_ms = patient_ms(20'000),
 }
 
 inline std::pair<Fd, Fd> make_pair_of_sockets() {
-  Result<std::pair<Fd, Fd>> pair = driver::socket_pair();
+  Result<std::pair<Fd, Fd>> pair = tests::socket_pair();
   EXPECT_TRUE(pair.ok()) << pair.status().message();
   return std::move(*pair);
 }

@@ -12,6 +12,7 @@
 
 #include "src/bootstrap/unique_id.h"
 #include "src/driver/socket.h"
+#include "tests/support/sockets.h"
 #include "tests/unit/bootstrap/group.h"
 
 namespace moeccl::bootstrap {
@@ -36,7 +37,7 @@ struct Folder {
 
 // What a root does.
 void give(const HandoutListener& listener, const moecclUniqueId& id) {
-  const Result<Fd> fd = driver::accept_until(listener.fd(), soon());
+  const Result<Fd> fd = tests::accept_until(listener.fd(), soon());
   ASSERT_TRUE(fd.ok()) << fd.status().message();
   ASSERT_TRUE(driver::send_all(fd.value().get(), std::as_bytes(std::span(id.internal)), soon()).ok());
 }
@@ -99,7 +100,7 @@ TEST(Handout, AnotherUserAtTheNameHoldsNobodyUp) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs a second user";
   const Folder folder;
   const std::string name = name_of("squatted");
-  auto there = std::move(*driver::socket_pair());
+  auto there = std::move(*tests::socket_pair());
   Children squatter;
   squatter.start([&] {
     if (::setresuid(65534, 65534, 65534) != 0) return 1;

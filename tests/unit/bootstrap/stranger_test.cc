@@ -7,6 +7,7 @@
 #include "src/base/random.h"
 #include "src/bootstrap/handshake.h"
 #include "src/driver/socket.h"
+#include "tests/support/sockets.h"
 #include "tests/unit/bootstrap/group.h"
 
 namespace moeccl::bootstrap {
@@ -148,7 +149,7 @@ TEST(Attackers, AServerWithoutTheKeyGetsNoProof) {
   id.address = driver::local_address(listener->get()).value();
   id.key = random_key().value();
   std::thread impostor([&] {
-    Result<Fd> fd = driver::accept_until(listener->get(), soon());
+    Result<Fd> fd = tests::accept_until(listener->get(), soon());
     HandshakeFrame frame;
     ASSERT_TRUE(driver::recv_exact(fd->get(), frame, soon()).ok());
     const Key wrong_key = derive_key(id.key, "another");
@@ -172,7 +173,7 @@ TEST(Attackers, ChangedControlFramesEndTheGroup) {
   UniqueId tapped = *real;
   tapped.address = driver::local_address(listener->get()).value();
   std::thread middle([&] {
-    Result<Fd> client = driver::accept_until(listener->get(), soon());
+    Result<Fd> client = tests::accept_until(listener->get(), soon());
     Result<Fd> server = driver::connect_to(real->address, soon());
     ASSERT_TRUE(client.ok() && server.ok());
     size_t n_up = 0;

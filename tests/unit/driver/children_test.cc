@@ -11,6 +11,7 @@
 
 #include "src/driver/process.h"
 #include "src/driver/socket.h"
+#include "tests/support/sockets.h"
 #include "tests/support/timing.h"
 
 namespace moeccl::driver {
@@ -25,7 +26,7 @@ Pair connected() {
   Pair p;
   p.listener = std::move(*listen_at(*parse_ip_address("127.0.0.1")));
   p.client = std::move(*connect_to(*local_address(p.listener.get()), soon()));
-  p.server = std::move(*accept_until(p.listener.get(), soon()));
+  p.server = std::move(*tests::accept_until(p.listener.get(), soon()));
   return p;
 }
 
@@ -141,8 +142,8 @@ TEST(Children, DoNotKeepWhatIsMadeWhileTheyAre) {
 
 TEST(ProcessWatch, SeesTheEndAndAnotherProgram) {
   for (const bool exec : {false, true}) {
-    auto to_parent = std::move(*socket_pair());
-    auto to_child = std::move(*socket_pair());
+    auto to_parent = std::move(*tests::socket_pair());
+    auto to_child = std::move(*tests::socket_pair());
     const pid_t child = ::fork();
     if (child == 0) {
       const Result<int> line = life_line();

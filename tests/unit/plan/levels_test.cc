@@ -15,6 +15,11 @@ LevelTree tree_of(const std::vector<LevelSizes>& upper) {
 
 using Ranks = std::vector<uint32_t>;
 
+Ranks members(const LevelTree& tree, uint32_t level, uint32_t group) {
+  const Groups groups(tree.levels[level]);
+  return {groups.members(group).begin(), groups.members(group).end()};
+}
+
 TEST(Levels, FlatTreeIsOneLevelOfRanks) {
   const LevelTree tree = LevelTree::flat(5);
   EXPECT_TRUE(tree.validate().ok());
@@ -27,8 +32,8 @@ TEST(Levels, UnequalNodesHoldTheirRanksInOrder) {
   const LevelTree tree = tree_of({{"node", {}, {7, 8}}});
   EXPECT_EQ(tree.n_ranks, 15u);
   EXPECT_EQ(tree.depth(), 2u);
-  EXPECT_EQ(tree.members(0, 0), (Ranks{0, 1, 2, 3, 4, 5, 6}));
-  EXPECT_EQ(tree.members(0, 1).front(), 7u);
+  EXPECT_EQ(members(tree, 0, 0), (Ranks{0, 1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(members(tree, 0, 1).front(), 7u);
   EXPECT_EQ(tree.level_between(6, 7), 0u);
   EXPECT_EQ(tree.level_between(7, 8), 1u);
 }
@@ -36,8 +41,8 @@ TEST(Levels, UnequalNodesHoldTheirRanksInOrder) {
 TEST(Levels, DeeperSizesCountGroupsOfTheNextLevel) {
   const LevelTree tree = tree_of({{"dc", {}, {2, 3}}, {"node", {}, {4, 1, 2, 2, 3}}});
   EXPECT_EQ(tree.n_ranks, 12u);
-  EXPECT_EQ(tree.members(0, 0), (Ranks{0, 1, 2, 3, 4}));
-  EXPECT_EQ(tree.members(1, 4), (Ranks{9, 10, 11}));
+  EXPECT_EQ(members(tree, 0, 0), (Ranks{0, 1, 2, 3, 4}));
+  EXPECT_EQ(members(tree, 1, 4), (Ranks{9, 10, 11}));
   EXPECT_EQ(tree.level_between(4, 5), 0u);
   EXPECT_EQ(tree.level_between(3, 4), 1u);
   EXPECT_EQ(tree.level_between(0, 3), 2u);
@@ -83,10 +88,11 @@ TEST(Levels, TruncatedKeepsOuterLevelsAndRanks) {
 
 TEST(Levels, CounterpartHasTheSamePositionModuloTheSize) {
   const LevelTree tree = tree_of({{"node", {}, {4, 3}}});
-  EXPECT_EQ(tree.counterpart(2, 0, 1), 6u);
-  EXPECT_EQ(tree.counterpart(3, 0, 1), 4u);
-  EXPECT_EQ(tree.counterpart(6, 0, 0), 2u);
-  EXPECT_EQ(tree.counterpart(2, 0, 0), 2u);
+  const Groups nodes(tree.levels[0]);
+  EXPECT_EQ(nodes.counterpart(2, 1), 6u);
+  EXPECT_EQ(nodes.counterpart(3, 1), 4u);
+  EXPECT_EQ(nodes.counterpart(6, 0), 2u);
+  EXPECT_EQ(nodes.counterpart(2, 0), 2u);
 }
 
 TEST(Levels, HashTellsTreesApart) {

@@ -75,8 +75,7 @@ TEST(FixtureLevels, NvlinkAcrossSocketsHidesThem) {
   ASSERT_TRUE(tree.ok());
   ASSERT_EQ(tree.value().depth(), 2u);
   EXPECT_EQ(tree.value().levels[0].name, "island");
-  EXPECT_EQ(tree.value().members(0, 0), (std::vector<uint32_t>{0, 2}));
-  EXPECT_EQ(tree.value().members(0, 1), (std::vector<uint32_t>{1, 3}));
+  EXPECT_EQ(tree.value().levels[0].group_of_rank, (std::vector<uint32_t>{0, 1, 0, 1}));
 }
 
 TEST(FixtureLevels, RanksOfProcessorsAndSharedGpus) {

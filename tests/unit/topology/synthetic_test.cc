@@ -17,7 +17,8 @@ LevelTree parse(const std::string& text, uint32_t n_ranks = 0) {
 
 std::vector<size_t> sizes(const LevelTree& tree, uint32_t level) {
   std::vector<size_t> all;
-  for (uint32_t g = 0; g < tree.levels[level].n_groups; ++g) all.push_back(tree.members(level, g).size());
+  const plan::Groups groups(tree.levels[level]);
+  for (uint32_t g = 0; g < tree.levels[level].n_groups; ++g) all.push_back(groups.size(g));
   return all;
 }
 

@@ -11,6 +11,7 @@
 #include "src/bootstrap/handshake.h"
 #include "src/driver/socket.h"
 #include "tests/support/ranks.h"
+#include "tests/support/sockets.h"
 #include "transport/tcp/mesh.h"
 #include "transport/tcp/tcp_engine.h"
 
@@ -63,8 +64,8 @@ TEST(TcpMesh, StrangersDoNotDisturbThePeers) {
 // More silent strangers than the process may have descriptors, at the port before the peers come.
 TEST(TcpMesh, AFloodOfStrangersTakesNoDescriptorsFromTheRank) {
   constexpr int kStrangers = 600, kDescriptors = 256;
-  auto port = std::move(*driver::socket_pair());
-  auto go = std::move(*driver::socket_pair());
+  auto port = std::move(*tests::socket_pair());
+  auto go = std::move(*tests::socket_pair());
   const Deadline deadline = Deadline::after_ms(tests::patient_ms(20'000));
   const pid_t child = fork();
   if (child == 0) {

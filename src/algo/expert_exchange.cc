@@ -1,0 +1,65 @@
+#include "src/algo/expert_exchange.h"
+
+#include <algorithm>
+
+#include "src/algo/tuning.h"
+#include "src/base/hash.h"
+
+namespace moeccl::algo {
+
+ExpertExchangePlan::ExpertExchangePlan(moecclOp_t op, const Domains& domains, const Placement& homes,
+                                       const ExpertExchange& call)
+    : domains_(domains), homes_(homes) {
+  uint32_t most_own = 1, most_held = 1;
+  for (uint32_t r = 0; r < domains.n_ranks(); ++r) {
+    std::vector<uint32_t>& held = held_.emplace_back(experts_of(r, domains.tree().depth()));
+    std::sort(held.begin(), held.end());
+    most_own = std::max(most_own, homes.n_local(r));
+    most_held = std::max(most_held, static_cast<uint32_t>(held.size()));
+  }
+  const bool gathers = op == moecclOpExpertGather;
+  shape_ = {.op = op,
+            .n_ranks = domains.n_ranks(),
+            .count = call.count,
+            .element_bytes = call.element_bytes,
+            .deterministic = call.deterministic && !gathers,
+            .reach = call.reach,
+            .staging_bytes = call.staging_bytes,
+            .most_in_blocks = gathers ? most_own : most_held,
+            .most_out_blocks = gathers ? most_held : most_own};
+}
+
+void ExpertExchangePlan::set_layout(bool direct, uint32_t slots, uint64_t direct_bytes, uint64_t staged_bytes) {
+  direct_ = direct;
+  layout_ = direct ? Layout{0, 1} : Layout{slots, tuning::kOverlap};
+  chunk_bytes_ = direct ? direct_bytes : staged_bytes;
+}
+
+std::vector<uint32_t> ExpertExchangePlan::experts_of(uint32_t rank, uint32_t level) const {
+  std::vector<uint32_t> experts;
+  for (const uint32_t home : domains_.held(rank, level)) {
+    const std::span<const uint32_t> own = homes_.experts_of(home);
+    experts.insert(experts.end(), own.begin(), own.end());
+  }
+  return experts;
+}
+
+uint32_t ExpertExchangePlan::held_block(uint32_t rank, uint32_t expert) const {
+  const std::vector<uint32_t>& all = held_[rank];
+  return static_cast<uint32_t>(std::lower_bound(all.begin(), all.end(), expert) - all.begin());
+}
+
+bool ExpertExchangePlan::holds(uint32_t holder, uint32_t home) const {
+  const std::vector<uint32_t>& homes = domains_.held(holder, domains_.tree().depth());
+  return homes_.n_local(home) > 0 && std::find(homes.begin(), homes.end(), home) != homes.end();
+}
+
+uint64_t ExpertExchangePlan::hash() const {
+  const uint64_t kind = (shape_.op == moecclOpExpertReduce ? 2 : 0) + (direct_ ? 1 : 0);
+  uint64_t h = hash_combine(domains_.hash(), kind);
+  for (const uint32_t home : homes_.owner) h = hash_combine(h, home);
+  h = hash_combine(hash_combine(h, shape_.count), shape_.element_bytes);
+  return hash_combine(hash_combine(h, chunking().chunk), layout_.n_slots * uint64_t{16} + layout_.depth);
+}
+
+}  // namespace moeccl::algo

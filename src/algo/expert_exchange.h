@@ -1,0 +1,77 @@
+// What bringing experts into their domains (ExpertGather) and summing their gradients on the way back (ExpertReturn)
+// have in common: who holds which experts, the call's shape, and the reading of peers' buffers.
+#pragma once
+
+#include "src/algo/builder.h"
+#include "src/routing/domains.h"
+
+namespace moeccl::algo {
+
+struct ExpertExchange {
+  uint64_t count = 0;  // elements of an expert
+  uint32_t element_bytes = 1;
+  plan::Reach reach;
+  uint64_t staging_bytes = 0;
+  // Of what is summed.
+  bool deterministic = false;  // the same bits whatever can be reached
+  uint32_t most_sources = 0;   // that one reduction may have; 0: any number
+};
+
+class ExpertExchangePlan {
+ public:
+  // "direct": peers' buffers are read, each expert at once from where it is; else "staged".
+  const char* name() const { return direct_ ? "direct" : "staged"; }
+  const Shape& shape() const { return shape_; }
+  const Placement& homes() const { return homes_; }
+  Chunking chunking() const { return cut(shape_, layout_, chunk_bytes_); }
+  uint64_t hash() const;
+  // The experts that a rank holds once they are gathered, ascending.
+  const std::vector<uint32_t>& held(uint32_t rank) const { return held_[rank]; }
+
+ protected:
+  // Signals. A pair of ranks meets at one level only, so one for data and one for freed slots serve all levels; the
+  // third is order between a rank's own lanes.
+  enum Sig : uint32_t { kData, kCredit, kForwarded };
+  static constexpr uint32_t kMostBlocks = 1 << 15;  // slots and blocks are 16-bit numbers in plans
+
+  ExpertExchangePlan(moecclOp_t op, const Domains& domains, const Placement& homes, const ExpertExchange& call);
+  // The experts that a rank holds before the AllGather of `level`, in the order in which they came.
+  std::vector<uint32_t> experts_of(uint32_t rank, uint32_t level) const;
+  // Where an expert stands among those that the rank holds.
+  uint32_t held_block(uint32_t rank, uint32_t expert) const;
+  bool holds(uint32_t holder, uint32_t home) const;
+  // "direct" when it may be, with chunks of direct_bytes; else staged_bytes through `slots` slots of the staging.
+  void set_layout(bool direct, uint32_t slots, uint64_t direct_bytes, uint64_t staged_bytes);
+  // One rank's program when `reads(reader, source)` says who reads whose Input: `move(builder, sources)` adds the steps
+  // of a chunk. Nobody reads before the source has entered, and none leaves before its readers are done.
+  template <class Reads, class Move>
+  Program build_direct(uint32_t rank, Reads&& reads, Move&& move) const {
+    ProgramBuilder b(shape_, rank, layout_);
+    std::vector<uint32_t> readers, sources;
+    for (uint32_t i = 1; i < shape_.n_ranks; ++i) {
+      if (reads(b.after(i), rank)) readers.push_back(b.after(i));
+      if (reads(rank, b.before(i))) sources.push_back(b.before(i));
+    }
+    b.when(When::kFirst);
+    for (const uint32_t r : readers) b.signal(r, kData);
+    for (const uint32_t s : sources) b.wait(s, kData);
+    b.when(When::kEvery);
+    move(b, sources);
+    b.when(When::kLast);
+    for (const uint32_t s : sources) b.signal(s, kCredit);
+    for (const uint32_t r : readers) b.wait(r, kCredit);
+    return std::move(b).finish();
+  }
+
+  const Domains& domains_;
+  const Placement& homes_;
+  Shape shape_;
+  Layout layout_;
+  bool direct_ = false;
+
+ private:
+  uint64_t chunk_bytes_ = 0;
+  std::vector<std::vector<uint32_t>> held_;  // [n_ranks]
+};
+
+}  // namespace moeccl::algo
