@@ -170,6 +170,10 @@ Result<PluginUse> use_plugin(const PluginChoice& choice) {
     if (use.ok()) return use;
     note(use.status().message());
   }
+  if (choice.list.empty() && choice.wanted.empty() && registry().get(entries[0]).api == nullptr) {
+    return error(moecclUnsupported, "there is no {} here, and MOECCL_NET_PLUGIN names no other plugin ({})", entries[0],
+                 registry().get(entries[0]).why_not);
+  }
   if (entries.empty()) return error(moecclUnsupported, "MOECCL_NET_PLUGIN is \"{}\": it names no plugin", choice.list);
   return error(moecclUnsupported, "no net plugin{} can be used: {}",
                choice.wanted.empty() ? "" : format(" named {}", choice.wanted), why_not);

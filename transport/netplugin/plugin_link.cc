@@ -20,7 +20,8 @@ constexpr uint32_t kPiecesPerRail = CommQueue::kDepth;
 }  // namespace
 
 PluginLink::PluginLink(const LocalMemory& own, PeerComms peer, int memory_type, PluginEngine& engine)
-    : own_(own),
+    : name_("plugin " + engine.api().name()),
+      own_(own),
       peer_(std::move(peer)),
       engine_(engine),
       memory_type_(memory_type),

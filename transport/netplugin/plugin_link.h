@@ -38,7 +38,7 @@ class PluginLink final : public Link, private PutTurns {
   // memory_type: abi::kPtr*, of the staging.
   PluginLink(const LocalMemory& own, PeerComms peer, int memory_type, PluginEngine& engine);
 
-  const char* name() const override { return "plugin"; }
+  const char* name() const override { return name_.c_str(); }  // "plugin FastSocket"
   Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
   Status check_peer() override;
@@ -104,6 +104,7 @@ class PluginLink final : public Link, private PutTurns {
   void apply(const Awaiting& a);
   bool apply_due();
 
+  std::string name_;
   LocalMemory own_;
   PeerComms peer_;
   PluginEngine& engine_;
