@@ -104,13 +104,13 @@ TEST(ShimRma, APeerThatNeverFetchesIsNamed) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {
     forbid_writing();
-    setenv("MOECCL_TIMEOUT_MS", "300", 1);
+    setenv("MOECCL_TIMEOUT_MS", "2000", 1);
     WithWindow w(*board, 2, rank, 16);
     if (rank == 0) {
       const unsigned char byte = 3;
       for (int i = 0; i < 256; ++i) ASSERT_NCCL(w.put(&byte, 1, 1, 0));
       EXPECT_EQ(w.put(&byte, 1, 1, 0), ncclRemoteError);
-      EXPECT_NE(last().find("rank 1 has not fetched 256 puts within 300 ms"), std::string::npos) << last();
+      EXPECT_NE(last().find("rank 1 has not fetched 256 puts within 2000 ms"), std::string::npos) << last();
       board->counters[0] = 1;
     }
     while (board->counters[0] == 0) usleep(1000);
@@ -258,7 +258,7 @@ int elapsed_ms(std::chrono::steady_clock::time_point start) {
 TEST(ShimRma, ASignalThatDoesNotComeIsAnErrorInTime) {
   Board* board = new_board();
   in_processes(2, [&](int rank) {
-    setenv("MOECCL_TIMEOUT_MS", "300", 1);
+    setenv("MOECCL_TIMEOUT_MS", "2000", 1);
     WithWindow w(*board, 2, rank, 16);
     if (rank == 1) {
       EXPECT_NCCL(ncclSignal(0, 0, 0, 0, w.comm, nullptr));
@@ -267,8 +267,8 @@ TEST(ShimRma, ASignalThatDoesNotComeIsAnErrorInTime) {
     }
     const auto start = std::chrono::steady_clock::now();
     EXPECT_EQ(w.wait(1, 3), ncclRemoteError);
-    EXPECT_GE(elapsed_ms(start), 290);
-    EXPECT_NE(last().find("rank 1 has sent 1 of 3 signals (index 0, context 0) within 300 ms"), std::string::npos)
+    EXPECT_GE(elapsed_ms(start), 1990);
+    EXPECT_NE(last().find("rank 1 has sent 1 of 3 signals (index 0, context 0) within 2000 ms"), std::string::npos)
         << last();
     board->counters[0] = 1;
   });
@@ -332,14 +332,21 @@ TEST(ShimRma, AnAbortEndsAWait) {
     ncclComm_t comm = nullptr;
     ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
     const auto start = std::chrono::steady_clock::now();
+    std::atomic<bool> waits{false};
     std::thread waiter([&] {
       ncclWaitSignalDesc_t wanted = {1, 1 - rank, 0, 0};
-      EXPECT_EQ(ncclWaitSignal(1, &wanted, comm, nullptr), ncclInvalidUsage);
+      waits = true;
+      const ncclResult_t result = ncclWaitSignal(1, &wanted, comm, nullptr);
+      // On a loaded machine the abort may come first: then there is no such communicator any longer.
+      EXPECT_TRUE(result == ncclInvalidUsage || result == ncclInvalidArgument) << result;
     });
+    while (!waits) usleep(1000);
     usleep(100000);
     EXPECT_NCCL(ncclCommAbort(comm));
     waiter.join();
     EXPECT_LT(elapsed_ms(start), 5000);
+    board->counters[0]++;  // who ends first would end the other one's wait
+    while (board->counters[0] < 2) usleep(1000);
   });
 }
 
