@@ -140,7 +140,11 @@ Result<PutState> VerbsLink::put_some(uint64_t offset, const void* src, size_t by
   if (p == nullptr) p = open(offset, static_cast<const std::byte*>(src), bytes);
   if (p == nullptr) return PutState::kFull;
   const bool moved = post_pieces(*p);
-  flush();
+  if (p->from == OpenPut::From::kCopied && bytes <= lanes_[0].pair->inline_bytes()) {
+    engine_.queue(*this);  // the signal behind it hands both over with one call, or else the next look
+  } else {
+    flush();
+  }
   if (down_ || finish(*p)) return PutState::kDone;
   if (stays && p->posted == p->bytes && p->recorded) {
     p->left = true;
@@ -230,7 +234,7 @@ bool VerbsLink::post_pieces(OpenPut& p) {
     const size_t n = post_piece(p, *lane, lanes_.size() == 1 ? left : std::min(left, std::max(kPiece, share)));
     if (n == 0) break;
     p.posted += n;
-    flush();  // the NIC begins while the next piece is prepared
+    if (p.posted < p.bytes) flush();  // the NIC begins while the next piece is prepared
   }
   if (p.posted == p.bytes && !p.recorded) p.recorded = !s_.peer.wants_records || record(p);
   return p.posted > before;
