@@ -49,6 +49,7 @@ const World kWorlds[] = {
     {16, RankMode::kThreads, "", false, 1 << 20},
     {16, RankMode::kProcesses, "node:2 socket:2 gpu:4", false, 0},
     {16, RankMode::kMixed, "node:4 gpu:4", false, 0},
+    {4, RankMode::kProcesses, "", false, 256 << 10},  // at the end: the others keep their names and cases
 };
 
 // One rank's memory for all of a world's cases.

@@ -43,6 +43,7 @@ const Shape kShapes[] = {
     {"ExpertsRoundRobin", 8, kM, "dc:2 gpu:4", {2, 4}, 20, 5, 16, 40, true},
     {"NoTokensAtAll", 4, kP, "", {2}, 8, 2, 0, 31},
     {"LargeExperts", 4, kP, "dc:2 gpu:2", {2, 2}, 4, 2, 8, 300'001},
+    {"TwoHostsOfOne", 2, kP, "node:2 gpu:1", {2, 1}, 6, 2, 20, 33},
     {"SixteenRanks", 16, kT, "dc:4 gpu:4", {2, 2}, 32, 8, 12, 21},
     {"PutsOnly", 8, kT, "dc:2(bw=8GB/s,lat=10us) gpu:4", {2, 1}, 16, 3, 12, 5001, false, true},
 };

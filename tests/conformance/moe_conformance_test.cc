@@ -43,6 +43,7 @@ const MoeShape kShapes[] = {
     {"CapacityDrops", 4, kP, "node:2 gpu:2", 64, moecclFloat32, 4, 8, 40, kEven, kSkewed, kDefault, 0, 5},
     {"CapacityAndAlignment", 5, kT, "", 64, moecclBfloat16, 2, 11, 40, kRagged, kOneExpert, kRoundRobin, 4, 3},
     {"SixteenRanks", 16, kT, "node:4 gpu:4", 64, moecclBfloat16, 8, 64, 12},
+    {"TwoHostsOfOne", 2, kP, "node:2 gpu:1", 64, moecclFloat32, 3, 6, 30, kRagged},
 };
 
 std::vector<int> groups_of_level_0(const MoeShape& shape) {

@@ -26,6 +26,7 @@ std::ostream& operator<<(std::ostream& out, const Shape& s) { return out << s.na
 const Shape kShapes[] = {
     {"OneRank", 1, RankMode::kThreads, "", 2, 4, 7, 3, {4}},
     {"TwoNodesOfTwo", 4, RankMode::kProcesses, "node:2 gpu:2", 3, 8, 16, 5, {4, 4, 4, 4}},
+    {"TwoHostsOfOne", 2, RankMode::kProcesses, "node:2 gpu:1", 2, 6, 8, 3, {3, 2}},
     {"Uneven3And4", 7, RankMode::kMixed, "node:2 gpu:3+4", 2, 10, 9, 2, {3, 0, 5, 1, 4, 0, 6}},
     {"ExpertsOnTwoRanks", 5, RankMode::kThreads, "node:2 gpu:2+3", 2, 6, 33, 4, {2, 3, 0, 4, 1}, {1, 4, 1, 4, 4, 1}},
     {"NoTokensAtAll", 3, RankMode::kThreads, "", 2, 6, 8, 4, {0, 0, 0}},

@@ -15,8 +15,8 @@ import xml.etree.ElementTree as tree
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
-# What every program of ours gets: the network between the hosts, and limits for a processor that is interpreted.
-COMMON = {"MOECCL_TEST_PATIENCE": "5"}
+# What every program gets: the network between the hosts, and limits for a processor that is interpreted.
+COMMON = {"MOECCL_NET": "verbs", "MOECCL_TEST_REQUIRE_NET": "verbs", "MOECCL_TEST_PATIENCE": "5"}
 
 
 class Program:
@@ -26,7 +26,7 @@ class Program:
 
     def __init__(self, name, command, hosts="", filter="", limit_s=120, **environment):
         self.name, self.limit_s = name, limit_s
-        self.script = command[0].startswith("tests/rdma/")
+        self.script = (ROOT / command[0]).exists()
         self.command = command
         self.environment = COMMON | ({"MOECCL_TEST_HOSTS": hosts} if hosts else {}) | environment
         self.filter = filter
@@ -34,7 +34,7 @@ class Program:
     def line(self, build, out):
         """The shell's line that runs it; what it prints and how it ended go to files of `out`."""
         base = ROOT if self.script else build
-        words = [str(base / self.command[0]), *self.command[1:]]
+        words = [str(base / self.command[0])] + [str(build) if word == "BUILD" else word for word in self.command[1:]]
         if not self.script:
             words += [f"--gtest_output=xml:{out / self.name}.xml"] + ([f"--gtest_filter={self.filter}"] if self.filter else [])
         given = [f"{name}={value}" for name, value in self.environment.items()]
@@ -44,17 +44,33 @@ class Program:
                 f"echo $? $started $(date +%s.%N) >{files}.ended\n")
 
 
-def conformance(hosts):
-    """All collectives and MoE with processes of both hosts."""
-    return [
-        Program(f"conformance_{hosts}", ["tests/conformance_test"], hosts, "*_2processes:*_4processes:*_8mixed", MOECCL_TEST_SCALE="0.1"),
-    ]
+def conformance(hosts, worlds, **shapes):
+    """Two hundred random cases of all collectives, and the features that take several calls."""
+    of_features = [Program(f"{name}_{hosts}", [f"tests/{name}_conformance_test"], hosts, shapes[name]) for name in shapes]
+    return [Program(f"plain_{hosts}", ["tests/conformance_test"], hosts, worlds, MOECCL_TEST_SCALE="1.5")] + of_features
 
 
 GROUPS = {
-    "smoke": [Program(f"smoke_{case}", ["tests/rdma/smoke", case]) for case in ["devices", "pingpong", "write", "cable"]],
-    "conformance": conformance("1+1") + conformance("2+2") + conformance("3+1"),
+    "links": [Program(f"smoke_{case}", ["tests/rdma/smoke", case]) for case in ["devices", "pingpong", "write", "cable"]] +
+             [Program("link_contract", ["tests/unit_transport"], filter="*LinkContract*/verbs", NCCL_IB_HCA="rxe0")],
+    # Shapes that are small: each MoE shape runs both layouts, forward and backward, with every algorithm.
+    "conformance":
+        conformance("1+1", "*_2processes", moe="*TwoHostsOfOne", experts="*TwoRanks", hybrid="*TwoHostsOfOne", replace="*TwoHostsOfOne") +
+        conformance("2+2", "*_4processes", moe="*ChoicesLeftEmpty:*CapacityDrops", experts="*ManyChunks", hybrid="*LargeExperts",
+                    replace="*TwoNodesOfTwo", migration="*FiftyTimes") +
+        conformance("3+1", "*_4processes", moe="*ChoicesLeftEmpty:*NoTokensOnSomeRanks", experts="*ManyChunks", hybrid="*BothLevels",
+                    replace="*TwoNodesOfTwo"),
+    # The limits here are the promise: no patience but what the caller asks for. MOECCL_TEST_SCALE=1 kills 50 ranks, pulls 10
+    # cables and freezes 5 ranks.
+    "faults": [Program("faults", ["tests/rdma/rdma_fault_test"], limit_s=400,
+                       MOECCL_TEST_PATIENCE=os.environ.get("MOECCL_FAULT_PATIENCE", "1"),
+                       MOECCL_TEST_SCALE=os.environ.get("MOECCL_TEST_SCALE", "0.2"))],
+    "rates": [Program(f"{what}_{bytes}", ["tests/rdma/rates", "BUILD", what, str(bytes)])
+              for what, bytes in [("bandwidth", 1 << k) for k in (16, 18, 20, 22)] + [("latency", 8)]],
 }
+
+# Not among the tests: times of a machine that others use too.
+BY_HAND = ["rates"]
 
 
 def run(build, group, programs, out):
@@ -78,7 +94,7 @@ def suites_of(program, out):
         code, seconds = int(status), float(end) - float(begin)
     log = out / f"{program.name}.log"
     text = log.read_text(errors="replace") if log.exists() else "it was not started\n"
-    how = "has no end" if code is None else f"ended with {code}"
+    how = "did not end, or was not run" if code is None else f"ended with {code}"
     print(f"  {program.name}: {how}, {seconds:.1f} s")
     suites = []
     if report.exists() and not program.script:
@@ -106,6 +122,9 @@ def suites_of(program, out):
 
 
 def main(arguments):
+    if arguments == ["--groups"]:
+        print(" ".join(group for group in GROUPS if group not in BY_HAND))
+        return 0
     build, group, *rest = arguments
     build = pathlib.Path(build).resolve()
     report = [a.removeprefix("--gtest_output=xml:") for a in rest if a.startswith("--gtest_output=xml:")]

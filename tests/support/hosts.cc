@@ -156,9 +156,14 @@ std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::s
 
 TestHosts::~TestHosts() {
   // The next test finds them as they were.
-  for (int host = 0; rdma_ && host < n(); ++host) {
+  for (int host = 0; rdma_ && touched_ && host < n(); ++host) {
     run(host, "tc qdisc del dev eth0 root 2>/dev/null; true");
     plug_in(host, "up");
+  }
+  for (int host = 0; rdma_ && touched_ && host < n(); ++host) {
+    run(host, "for i in $(seq 100); do ip link show eth0 | grep -q 'state UP' && exit; sleep 0.05; done; exit 1");
+    const std::string up = print("grep -q ACTIVE /sys/class/infiniband/rxe%d/ports/1/state", host);
+    shell("/proc/1/ns/net", "for i in $(seq 100); do " + up + " && exit; sleep 0.05; done; exit 1");
   }
   for (const pid_t holder : holders_) kill(holder, SIGKILL), waitpid(holder, nullptr, 0);
 }
@@ -187,6 +192,7 @@ bool TestHosts::enter(int host) const {
 }
 
 bool TestHosts::run(int host, const std::string& command) const {
+  touched_ = true;
   std::string output;
   if (shell(spaces_[static_cast<size_t>(host)], command, &output)) return true;
   fprintf(stderr, "on host %d: %s: %s\n", host, command.c_str(), output.c_str());
@@ -194,10 +200,16 @@ bool TestHosts::run(int host, const std::string& command) const {
 }
 
 // The cable of RDMA lies in the machine's first namespace, see tools/rdma_vm/network.
-bool TestHosts::plug_in(int host, const char* state) const {
-  return run(host, print("ip link set eth0 %s", state)) &&
-         (!rdma_ || shell("/proc/1/ns/net", print("ip link set rdma%d %s", host, state)));
+bool TestHosts::plug_in_rdma(int host, const char* state) const {
+  touched_ = true;
+  return rdma_ && shell("/proc/1/ns/net", print("ip link set rdma%d %s", host, state));
 }
+
+bool TestHosts::plug_in(int host, const char* state) const {
+  return run(host, print("ip link set eth0 %s", state)) && (!rdma_ || plug_in_rdma(host, state));
+}
+
+bool TestHosts::pull_rdma_cable(int host) const { return plug_in_rdma(host, "down"); }
 
 bool TestHosts::pull_cable(int host) const { return plug_in(host, "down"); }
 

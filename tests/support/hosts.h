@@ -12,6 +12,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,6 +45,8 @@ class TestHosts {
   bool run(int host, const std::string& command) const;
   // Cuts the host off: both ways, or what it sends only.
   bool pull_cable(int host) const;
+  // That of RDMA alone, in tools/rdma-vm's machine.
+  bool pull_rdma_cable(int host) const;
   bool drop_what_it_sends(int host) const { return run(host, "tc qdisc replace dev eth0 root blackhole"); }
   // Bytes that the host's interface has sent since it was made, frames and all.
   int64_t sent_bytes(int host, int interface = 0) const;
@@ -52,10 +55,12 @@ class TestHosts {
   TestHosts(std::vector<int> weights) : weights_(std::move(weights)) {}
   std::vector<int> weights_;
   bool plug_in(int host, const char* state) const;
+  bool plug_in_rdma(int host, const char* state) const;
   bool named_ = false;
-  bool rdma_ = false;                // the hosts of tools/rdma-vm
-  std::vector<pid_t> holders_;       // of the hosts, then of the switch
-  std::vector<std::string> spaces_;  // of the hosts, then of the switch: the files of their namespaces
+  bool rdma_ = false;                          // the hosts of tools/rdma-vm
+  mutable std::atomic<bool> touched_ = false;  // a command ran there
+  std::vector<pid_t> holders_;                 // of the hosts, then of the switch
+  std::vector<std::string> spaces_;            // of the hosts, then of the switch: the files of their namespaces
 };
 
 // Bytes of payload that the calling rank's host has sent over eth0: what Linux counts, less the 66 bytes of Ethernet,

@@ -1,0 +1,211 @@
+// A rank is killed, a cable is pulled, a rank freezes, each in the middle of operations between two hosts: every
+// survivor returns an error that names a culprit, within the communicator's timeout and 2 s, and nothing is left
+// behind: no process, no shared memory, no queue pair, region or completion queue. Runs in tools/rdma-vm's machine,
+// over the network that MOECCL_NET says.
+#include <dirent.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cctype>
+#include <cstdlib>
+#include <fstream>
+#include <random>
+#include <set>
+
+#include "tests/support/hosts.h"
+#include "tests/support/ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+constexpr int kTimeoutMs = 1000;
+constexpr int kSlackMs = 2000;
+
+int processes_like_this() {
+  const auto name_of = [](const std::string& pid) {
+    std::string name;
+    std::ifstream("/proc/" + pid + "/comm") >> name;
+    return name;
+  };
+  const std::string name = name_of("self");
+  int n = 0;
+  DIR* processes = opendir("/proc");
+  if (processes == nullptr) return -1;
+  while (const dirent* entry = readdir(processes))
+    n += isdigit(static_cast<unsigned char>(entry->d_name[0])) != 0 && name_of(entry->d_name) == name;
+  closedir(processes);
+  return n;
+}
+
+// What there is of things that a rank can leave behind: shared memory, objects of RDMA, processes of this test.
+std::string leftovers() {
+  std::string text;
+  DIR* shared = opendir("/dev/shm");
+  if (shared == nullptr) return "no /dev/shm";
+  std::set<std::string> names;
+  while (const dirent* entry = readdir(shared)) names.insert(entry->d_name);
+  closedir(shared);
+  for (const std::string& name : names) text += name + " ";
+  text += std::to_string(processes_like_this()) + " processes\n";
+  FILE* pipe = popen("rdma resource show 2>&1", "r");
+  if (pipe == nullptr) return "no shell";
+  std::array<char, 512> line;
+  while (fgets(line.data(), line.size(), pipe) != nullptr) text += line.data();
+  pclose(pipe);
+  return text;
+}
+
+struct Outcome {
+  std::atomic<int64_t> event_ms, latest_ms;
+  std::atomic<int> ended;
+};
+
+enum class Fault { kKill, kCable, kRdmaCable, kFreeze };
+
+// One draw: n ranks on two hosts, what they call, who fails and when.
+struct Trial {
+  Fault fault = Fault::kKill;
+  int n = 2, victim = 0, delay_us = 0;
+  moecclOp_t op = moecclOpAllReduce;
+  size_t count = 1;
+  bool on_host_of_victim(int rank) const { return rank * 2 / n == victim * 2 / n; }
+  // Who may be blamed: the victim; with a cable, the ranks beyond it. A rank that waits for its own host alone is told
+  // by others, and hears of some rank beyond.
+  bool culprit(int rank, int by) const {
+    if (fault == Fault::kKill || fault == Fault::kFreeze) return rank == victim;
+    return rank * 2 / n != by * 2 / n;
+  }
+};
+
+Trial draw(Fault fault, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  static constexpr moecclOp_t kOps[] = {moecclOpAllReduce, moecclOpAllGather, moecclOpAllToAll};
+  Trial t{.fault = fault, .n = random() % 5 == 0 ? 4 : 2};
+  t.victim = static_cast<int>(random() % static_cast<uint64_t>(t.n));
+  t.delay_us = static_cast<int>(random() % 100'000);
+  t.op = kOps[random() % 3];
+  t.count = size_t{1} << (random() % 18);
+  return t;
+}
+
+moecclResult_t call(const Trial& t, const std::vector<float>& in, std::vector<float>& out, moecclComm_t comm) {
+  switch (t.op) {
+    case moecclOpAllGather:
+      return moecclAllGather(in.data(), out.data(), t.count, moecclFloat32, comm, nullptr);
+    case moecclOpAllToAll:
+      return moecclAllToAll(in.data(), out.data(), t.count, moecclFloat32, comm, nullptr);
+    default:
+      return moecclAllReduce(in.data(), out.data(), t.count, moecclFloat32, moecclSum, comm, nullptr);
+  }
+}
+
+void survive(const Trial& t, int rank, moecclComm_t comm, Outcome& outcome) {
+  const std::vector<float> in(t.count * static_cast<size_t>(t.n), 1);
+  std::vector<float> out(in.size());
+  moecclResult_t result = moecclSuccess;
+  const int64_t start = now_ms();
+  while (result == moecclSuccess && now_ms() - start < patient_ms(20'000)) result = call(t, in, out, comm);
+  const int64_t end = fair_now_ms();
+  const std::string said = moecclGetLastError(comm);
+  ASSERT_NE(result, moecclSuccess);
+  bool named = false;
+  for (int r = 0; r < t.n; ++r) {
+    named = named || (t.culprit(r, rank) && said.find("rank " + std::to_string(r)) != std::string::npos);
+  }
+  EXPECT_TRUE(named) << said;
+  const int64_t event = outcome.event_ms.load();
+  EXPECT_GT(event, 0) << "it failed before anything had happened: " << said;
+  EXPECT_LE(end - event, kTimeoutMs + patient_ms(kSlackMs)) << said;
+  int64_t latest = outcome.latest_ms.load();
+  while (latest < end && !outcome.latest_ms.compare_exchange_weak(latest, end)) {
+  }
+  ++outcome.ended;
+}
+
+void strike(const Trial& t, const TestHosts& hosts, pid_t victim, Outcome& outcome) {
+  usleep(static_cast<useconds_t>(t.delay_us));
+  outcome.event_ms = fair_now_ms();
+  const int host = t.victim * 2 / t.n;
+  switch (t.fault) {
+    case Fault::kKill:
+      kill(victim, SIGKILL);
+      break;
+    case Fault::kCable:
+      EXPECT_TRUE(hosts.pull_cable(host));
+      break;
+    case Fault::kRdmaCable:
+      EXPECT_TRUE(hosts.pull_rdma_cable(host));
+      break;
+    case Fault::kFreeze:
+      kill(victim, SIGSTOP);
+      // Until nobody waits for it any more: then it goes, and its own memory with it.
+      for (int64_t began = now_ms(); outcome.ended < t.n - 1 && now_ms() - began < patient_ms(20'000);) usleep(5'000);
+      kill(victim, SIGKILL);
+      break;
+  }
+}
+
+// Returns how long after the event the last rank returned.
+int64_t run_trial(const Trial& t, const std::string& before) {
+  std::string why;
+  const auto hosts = TestHosts::create({.weights = {1, 1}}, &why);
+  EXPECT_NE(hosts, nullptr) << why;
+  if (hosts == nullptr) return 0;
+  const Shared<Outcome> outcome;
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.hosts = hosts.get();
+  options.config.timeout_ms = kTimeoutMs;
+  options.check_leaks = false;
+  const bool dies = t.fault == Fault::kKill || t.fault == Fault::kFreeze;
+  if (dies) options.may_die = {t.victim};
+  options.on_running = [&](const std::vector<pid_t>& pids) {
+    strike(t, *hosts, pids[static_cast<size_t>(t.victim)], *outcome);
+  };
+  run_ranks(
+      t.n,
+      [&](int rank, moecclComm_t comm) {
+        survive(t, rank, comm, *outcome);
+        MOECCL_EXPECT_OK(moecclCommAbort(comm));
+      },
+      options);
+  EXPECT_EQ(outcome->ended, dies ? t.n - 1 : t.n);
+  std::string after = leftovers();
+  for (int i = 0; i < 20 && after != before; ++i) usleep(100'000), after = leftovers();
+  EXPECT_EQ(after, before) << "left behind";
+  return outcome->latest_ms - outcome->event_ms;
+}
+
+void run_trials(int n, Fault first, Fault second) {
+  int64_t longest = 0;
+  fair_now_ms();  // has a process of its own from the first call on
+  const std::string before = leftovers();
+  for (int i = 0; i < n; ++i) {
+    const Trial t = draw(i % 2 == 0 ? first : second, test_seed() * 1000 + static_cast<uint64_t>(i));
+    SCOPED_TRACE(::testing::Message() << "trial " << i << ": " << t.n << " ranks, victim " << t.victim << ", op "
+                                      << t.op << ", " << t.count << " elements");
+    longest = std::max(longest, run_trial(t, before));
+    if (::testing::Test::HasFailure()) return;
+  }
+  printf("[          ] %d trials; the last rank returned at most %lld ms after the event, timeout %d ms\n", n,
+         static_cast<long long>(longest), kTimeoutMs);
+}
+
+bool over_rdma() {
+  const char* net = getenv("MOECCL_NET");
+  return net != nullptr && std::string(net) == "verbs";
+}
+
+TEST(RdmaFault, ARankIsKilled) { run_trials(scaled(50), Fault::kKill, Fault::kKill); }
+
+// The network of the data alone, then every network: what finds the peer gone differs.
+TEST(RdmaFault, ACableIsPulled) {
+  run_trials(scaled(10), Fault::kCable, over_rdma() ? Fault::kRdmaCable : Fault::kCable);
+}
+
+TEST(RdmaFault, ARankFreezes) { run_trials(scaled(5), Fault::kFreeze, Fault::kFreeze); }
+
+}  // namespace
+}  // namespace moeccl::testing
