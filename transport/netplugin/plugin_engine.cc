@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "src/base/clock.h"
+#include "src/base/log.h"
 #include "src/driver/thread.h"
 
 namespace moeccl::transport::netplugin {
@@ -82,6 +83,11 @@ void PluginEngine::say_farewell() {
   const auto heard = [](const PluginLink* l) { return l->down_ || l->ending_ || (l->bye_seen_ && !l->unsent()); };
   while (!std::all_of(links_.begin(), links_.end(), heard) && !deadline.passed()) {
     if (!turn()) driver::sleep_ns(kShortest_ns);
+  }
+  for (const PluginLink* link : links_) {
+    if (heard(link)) continue;
+    log(LogLevel::kInfo, "rank {} leaves without rank {}'s answer within {} ms", link->own_.rank, link->peer_.rank,
+        kFarewellMs);
   }
 }
 
