@@ -6,6 +6,7 @@
 #include "tests/support/fake_nets.h"
 #include "tests/support/hosts.h"
 #include "tests/support/ranks.h"
+#include "tests/support/timing.h"
 
 namespace moeccl::testing {
 namespace {
@@ -102,6 +103,25 @@ TEST(Plugin, ThatIsForcedAndHasNoDevicesIsAnError) {
         EXPECT_NE(moecclCommInitRank(&comm, 2, unique_id(), rank), moecclSuccess);
         const std::string why = moecclGetLastError(nullptr);
         EXPECT_NE(why.find("devices says 0"), std::string::npos) << why;
+      },
+      options);
+}
+
+// A connection that breaks in the middle of a message ends the operation on every rank, not only where it broke.
+TEST(Plugin, ThatBreaksInAMessageEndsTheOperationEverywhere) {
+  const Variables set = {{"MOECCL_NET_PLUGIN", fake_net_file("v12")}, {"FAKE_NET", "fail=150"}};
+  MAKE_HOSTS(hosts, .weights = {2, 1});
+  RankOptions options = on(*hosts);
+  options.config.timeout_ms = static_cast<int32_t>(tests::patient_ms(8'000));
+  run_ranks(
+      3,
+      [&](int, moecclComm_t comm) {
+        std::vector<float> in(60'000, 1), out(60'000);
+        moecclResult_t result = moecclSuccess;
+        for (int i = 0; i < 2'000 && result == moecclSuccess; ++i)
+          result = moecclAllReduce(in.data(), out.data(), in.size(), moecclFloat32, moecclSum, comm, nullptr);
+        EXPECT_EQ(result, moecclRemoteError) << moecclGetLastError(comm);
+        EXPECT_NE(std::string(moecclGetLastError(comm)).find("rank"), std::string::npos);
       },
       options);
 }
