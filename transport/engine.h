@@ -1,6 +1,7 @@
 // What moves the bytes of links that cannot do so alone.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "src/base/status.h"
@@ -29,6 +30,10 @@ class Engine {
   // An operation of the class begins or ends: what it moves over lines that are shared comes before less urgent ones'.
   // Any thread; several may be under way.
   virtual void operation(uint32_t traffic_class, bool begins) = 0;
+  // Memory that the program will put from again and again, until it takes it back with the same arguments: a network
+  // whose NICs must know it may register it. Any thread.
+  virtual void lend(std::byte* base, size_t bytes) { (void)base, (void)bytes; }
+  virtual void take_back(std::byte* base, size_t bytes) { (void)base, (void)bytes; }
   // Whether nothing waits for this rank's own stream, or why it never will. While it does, somebody must drive the
   // engine.
   virtual Result<bool> drained() const { return true; }

@@ -254,15 +254,21 @@ Result<void*> Communicator::announce(const void* ptr, size_t bytes) {
   const auto begin = reinterpret_cast<uint64_t>(ptr);
   if (ptr == nullptr || bytes == 0 || begin >= kAddressEnd || bytes > kAddressEnd - begin)
     return error(moecclInvalidArgument, "ptr is {} and bytes {}: give memory to register", ptr, bytes);
-  // Nothing needs pinning so far: a handle only stands for its call. The low byte tells it from other handles.
+  // Where no network needs it a handle only stands for its call. The low byte tells it from other handles.
   static std::atomic<uint64_t> made{0};
   void* const registration = reinterpret_cast<void*>(++made << 8 | 0xCA);
-  registrations_.insert(registration);
+  auto* const base = static_cast<std::byte*>(const_cast<void*>(ptr));
+  registrations_.emplace(registration, std::pair(base, bytes));
+  if (fabric_->engine != nullptr) fabric_->engine->lend(base, bytes);
   return registration;
 }
 
 Status Communicator::forget(void* registration) {
-  if (registrations_.erase(registration) > 0) return {};
+  if (const auto at = registrations_.find(registration); at != registrations_.end()) {
+    if (fabric_->engine != nullptr) fabric_->engine->take_back(at->second.first, at->second.second);
+    registrations_.erase(at);
+    return {};
+  }
   return error(moecclInvalidArgument,
                "handle is {}: give one of moecclCommRegister on this communicator, and each once", registration);
 }

@@ -4,10 +4,10 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -160,7 +160,7 @@ class Communicator {
   std::string address_;
   const driver::Birth birth_;
   GroupHolds group_holds_;
-  std::set<void*> registrations_;
+  std::map<void*, std::pair<std::byte*, size_t>> registrations_;  // by handle
   std::unique_ptr<exec::Fabric> fabric_;
   std::unique_ptr<exec::Runner> host_runner_, eager_runner_;
   std::shared_ptr<const SharedUplinks> uplinks_;

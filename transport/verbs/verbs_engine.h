@@ -44,8 +44,9 @@ class VerbsEngine final : public Engine {
   void board_changed(bool now) override;
   void operation(uint32_t traffic_class, bool begins) override;
 
-  // What the program registers: see Regions. Any thread.
-  Regions& regions() { return *regions_; }
+  void lend(std::byte* base, size_t bytes) override { regions_->lend(base, bytes); }
+  void take_back(std::byte* base, size_t bytes) override { regions_->take_back(base, bytes); }
+
   // Instead of the process's: for tests, before the first operation.
   void use_put_order(PutOrder& order) { put_order_ = &order; }
 

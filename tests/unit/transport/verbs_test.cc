@@ -365,6 +365,25 @@ TEST_F(Verbs, HeapMemoryIsRegisteredOnceAndAgainAfterPagesWentAway) {
   }
 }
 
+TEST_F(Verbs, LentMemoryIsReadWhereItLiesUntilItIsTakenBack) {
+  NetworkFabrics ranks(fake_verbs::kNetworks[0], 2);
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  std::vector<std::byte> data(1 << 20);
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 7 + i / 256);
+  const int regions = fake().counts().regions;
+  ASSERT_TRUE(put(ranks[0], 1, 0, data.data(), data.size()).ok());
+  EXPECT_EQ(fake().counts().regions, regions) << "copied";
+  ranks[0].engine->lend(data.data(), data.size());
+  const uint64_t requests = fake().counts().requests;
+  ASSERT_TRUE(put(ranks[0], 1, 1 << 20, data.data(), data.size()).ok());
+  EXPECT_EQ(fake().counts().regions, regions + 1);
+  EXPECT_EQ(fake().counts().requests, requests + 1) << "one request, no pieces of a ring";
+  for (const size_t at : {size_t{0}, data.size()})
+    EXPECT_EQ(std::memcmp(ranks[1].own->staging() + at, data.data(), data.size()), 0);
+  ranks[0].engine->take_back(data.data(), data.size());
+  EXPECT_EQ(fake().counts().regions, regions);
+}
+
 TEST_F(Verbs, TheProbeSaysWhatItFindsAndWhyNot) {
   const auto found = probe_with(FakeVerbs::settings());
   EXPECT_TRUE(found.usable);
