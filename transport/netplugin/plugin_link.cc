@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kLastWords_ns = 1'000'000'000;
 // So long what was taken may stay unsaid.
 constexpr int64_t kAnswer_ns = 50'000'000;
+// So many messages keep the peer busy.
+constexpr uint32_t kUnderWay = 2;
 // Pieces that one rail may have under way, so that one put does not take all of the pool.
 constexpr uint32_t kPiecesPerRail = CommQueue::kDepth;
 
@@ -149,7 +151,8 @@ Result<PutState> PluginLink::put_some(uint64_t offset, const void* src, size_t b
   if (ending_ || down_) return PutState::kDone;
   const bool assigned = assign_pieces(*open);
   if (assigned) {
-    flush();
+    // While messages are under way the next one may as well gather more; a turn sends it when they are done.
+    if (out_.size() < kUnderWay) flush();
     if (Status s = turn_sends(&moved); !s.ok()) end(s);
     if (ending_ || down_) return PutState::kDone;
   }
@@ -333,7 +336,7 @@ bool PluginLink::turn() {
   if (down_) return true;
   if (!ending_) {
     send_small();
-    flush();
+    if (out_.size() < kUnderWay) flush();
     answer();
     if (Status s = turn_sends(&moved); !s.ok()) end(s);
     if (bye_taken_ && !unsent()) lose(error(moecclRemoteError, "it has left"));
