@@ -24,9 +24,9 @@ namespace moeccl::transport::netplugin {
 
 inline constexpr uint16_t kWireVersion = 1;
 
-inline constexpr size_t kMessageBytes = 16 << 10;
+inline constexpr size_t kMessageBytes = 24 << 10;
 // Up to here a put travels in a frame: what a copy at the receiver costs is less than a second message.
-inline constexpr size_t kInlinePut = 10 << 10;
+inline constexpr size_t kInlinePut = 17 << 10;
 
 struct MessageHead {
   uint32_t bytes;  // of the frames behind it; 0: the message only says what was taken
