@@ -62,7 +62,7 @@ GROUPS = {
                     replace="*TwoNodesOfTwo"),
     # The limits here are the promise: no patience but what the caller asks for. MOECCL_TEST_SCALE=1 kills 50 ranks, pulls 10
     # cables and freezes 5 ranks.
-    "faults": [Program("faults", ["tests/rdma/rdma_fault_test"], limit_s=400,
+    "faults": [Program("faults", ["tests/rdma/rdma_fault_test"], limit_s=600,
                        MOECCL_TEST_PATIENCE=os.environ.get("MOECCL_FAULT_PATIENCE", "1"),
                        MOECCL_TEST_SCALE=os.environ.get("MOECCL_TEST_SCALE", "0.2"))],
     "rates": [Program("rates", ["tests/rdma/rates", "BUILD"], limit_s=400)],

@@ -199,10 +199,10 @@ bool TestHosts::run(int host, const std::string& command) const {
   return false;
 }
 
-// The cable of RDMA lies in the machine's first namespace, see tools/rdma_vm/network.
+// The cable of RDMA lies in the machine's first namespace, see tools/rdma_vm/cable.
 bool TestHosts::plug_in_rdma(int host, const char* state) const {
   touched_ = true;
-  return rdma_ && shell("/proc/1/ns/net", print("ip link set rdma%d %s", host, state));
+  return rdma_ && shell("/proc/1/ns/net", print("cable %d %s", host, state));
 }
 
 bool TestHosts::plug_in(int host, const char* state) const {
