@@ -18,7 +18,7 @@ struct Shape {
   const char* name;
   int n;
   RankMode mode;
-  const char* topology;
+  const char* topology;  // "": one level
   std::vector<int32_t> domain;
   int n_experts, top_k;
   size_t tokens;    // rank r brings (tokens * (r + 1)) / n; 0: none anywhere
@@ -183,7 +183,9 @@ class HybridConformance : public ::testing::TestWithParam<Shape> {};
 TEST_P(HybridConformance, EveryChoiceIsComputedOnceByAHolderOfItsExpert) {
   const Shape& shape = GetParam();
   RankOptions options{.mode = shape.mode};
-  options.config.topology = *shape.topology != '\0' ? shape.topology : nullptr;
+  // Named, so that ranks on several hosts have no level more.
+  const std::string one_level = "gpu:" + std::to_string(shape.n);
+  options.config.topology = *shape.topology != '\0' ? shape.topology : one_level.c_str();
   options.config.pace = shape.pace;
   run_ranks(
       shape.n,
@@ -234,54 +236,57 @@ TEST(HybridTraffic, MessagesOfRealRunsAreThoseOfTableVII) {
     int32_t size;
     uint64_t tokens, gather;
   } rows[] = {{1, 56, 0}, {2, 24, 8}, {4, 8, 24}, {8, 0, 56}};
+  RankOptions options{.mode = kP};
+  options.config.topology = "gpu:8";
   for (const auto& row : rows) {
-    run_ranks(8,
-              [&](int rank, moecclComm_t comm) {
-                moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
-                config.n_experts = 8;
-                config.n_levels = 1;
-                config.domain = &row.size;
-                moecclHybrid_t hybrid = nullptr;
-                MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
-                moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
-                layer.hidden_bytes = 64;
-                layer.top_k = 1;
-                layer.max_tokens = 8;
-                moecclMoe_t moe = nullptr;
-                MOECCL_ASSERT_COMM_OK(moecclHybridMoeCreate(&moe, hybrid, comm, &layer), comm);
-                const int32_t index[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-                moecclRouting_t routing = nullptr;
-                MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index, nullptr, 8), comm);
-                moecclRoutingInfo_t rows_info{};
-                rows_info.size = sizeof(rows_info);
-                MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(routing, &rows_info), comm);
-                std::vector<char> in(8 * 64), out(rows_info.n_rows * 64 + 1), own(100), held(800);
-                const auto messages = [&] {
-                  moecclTraffic_t to[8];
-                  EXPECT_EQ(moecclCommTraffic(comm, to, 8), moecclSuccess);
-                  uint64_t sum = 0;
-                  for (const moecclTraffic_t& t : to) sum += t.messages;
-                  return sum;
-                };
-                const auto of_all_ranks = [&](uint64_t mine) {
-                  uint64_t sum = 0;
-                  EXPECT_EQ(moecclAllReduce(&mine, &sum, 1, moecclUint64, moecclSum, comm, nullptr), moecclSuccess);
-                  return sum;
-                };
-                uint64_t before = messages();
-                MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, in.data(), out.data(), nullptr), comm);
-                const uint64_t tokens = messages() - before;
-                EXPECT_EQ(of_all_ranks(tokens), row.tokens) << "domains of " << row.size;
-                before = messages();
-                MOECCL_ASSERT_COMM_OK(moecclHybridGather(hybrid, own.data(), held.data(), 100, nullptr), comm);
-                const uint64_t gather = messages() - before;
-                EXPECT_EQ(of_all_ranks(gather), row.gather) << "domains of " << row.size;
-                MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
-                MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
-                MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
-                (void)rank;
-              },
-              {.mode = kP});
+    run_ranks(
+        8,
+        [&](int rank, moecclComm_t comm) {
+          moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
+          config.n_experts = 8;
+          config.n_levels = 1;
+          config.domain = &row.size;
+          moecclHybrid_t hybrid = nullptr;
+          MOECCL_ASSERT_COMM_OK(moecclHybridCreate(&hybrid, comm, &config), comm);
+          moecclMoeConfig_t layer = MOECCL_MOE_CONFIG_INIT;
+          layer.hidden_bytes = 64;
+          layer.top_k = 1;
+          layer.max_tokens = 8;
+          moecclMoe_t moe = nullptr;
+          MOECCL_ASSERT_COMM_OK(moecclHybridMoeCreate(&moe, hybrid, comm, &layer), comm);
+          const int32_t index[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+          moecclRouting_t routing = nullptr;
+          MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index, nullptr, 8), comm);
+          moecclRoutingInfo_t rows_info{};
+          rows_info.size = sizeof(rows_info);
+          MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(routing, &rows_info), comm);
+          std::vector<char> in(8 * 64), out(rows_info.n_rows * 64 + 1), own(100), held(800);
+          const auto messages = [&] {
+            moecclTraffic_t to[8];
+            EXPECT_EQ(moecclCommTraffic(comm, to, 8), moecclSuccess);
+            uint64_t sum = 0;
+            for (const moecclTraffic_t& t : to) sum += t.messages;
+            return sum;
+          };
+          const auto of_all_ranks = [&](uint64_t mine) {
+            uint64_t sum = 0;
+            EXPECT_EQ(moecclAllReduce(&mine, &sum, 1, moecclUint64, moecclSum, comm, nullptr), moecclSuccess);
+            return sum;
+          };
+          uint64_t before = messages();
+          MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, in.data(), out.data(), nullptr), comm);
+          const uint64_t tokens = messages() - before;
+          EXPECT_EQ(of_all_ranks(tokens), row.tokens) << "domains of " << row.size;
+          before = messages();
+          MOECCL_ASSERT_COMM_OK(moecclHybridGather(hybrid, own.data(), held.data(), 100, nullptr), comm);
+          const uint64_t gather = messages() - before;
+          EXPECT_EQ(of_all_ranks(gather), row.gather) << "domains of " << row.size;
+          MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
+          MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+          MOECCL_EXPECT_OK(moecclHybridDestroy(hybrid));
+          (void)rank;
+        },
+        options);
   }
 }
 
