@@ -185,6 +185,7 @@ void check(Rank& r, const std::byte* src, size_t bytes) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  setvbuf(stdout, nullptr, _IOLBF, 0);
   const transport::Network* const network = argc > 1 ? transport::find_network(argv[1]) : nullptr;
   if (network == nullptr || (argc != 2 && argc != 4)) fail("bench_link NETWORK [DEVICE0 DEVICE1]");
   int up[2], down[2];
