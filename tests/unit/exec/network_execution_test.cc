@@ -6,6 +6,7 @@
 #include <mutex>
 #include <random>
 
+#include "tests/support/fake_verbs.h"
 #include "tests/support/network_fabrics.h"
 #include "tests/support/run_algorithm.h"
 #include "tests/support/shuffled_network.h"
@@ -14,8 +15,8 @@ namespace moeccl::tests {
 namespace {
 
 // Operations of all kinds by all algorithms that need no memory of their peers. The first that went wrong; "": none.
-std::string operations_over_shuffled(uint32_t n, uint32_t n_operations, uint32_t* n_done) {
-  NetworkFabrics fabrics(kShuffledNetwork, n);
+std::string operations_over(const transport::Network& network, uint32_t n, uint32_t n_operations, uint32_t* n_done) {
+  NetworkFabrics fabrics(network, n);
   EXPECT_TRUE(fabrics.status.ok()) << fabrics.status.message();
   const plan::LevelTree tree = plan::LevelTree::flat(n);
   struct Job {
@@ -60,15 +61,27 @@ std::string operations_over_shuffled(uint32_t n, uint32_t n_operations, uint32_t
 
 TEST(ShuffledNetwork, TenThousandOperationsAreRight) {
   uint32_t done = 0;
-  EXPECT_EQ(operations_over_shuffled(3, 10'000, &done), "");
+  EXPECT_EQ(operations_over(kShuffledNetwork, 3, 10'000, &done), "");
   EXPECT_EQ(done, 10'000u);
+}
+
+// RDMA whose queue pairs overtake each other, and whose writes arrive in any order.
+TEST(FakeVerbs, OperationsAreRight) {
+  for (const transport::Network& network : fake_verbs::kNetworks) {
+    FakeVerbs::get().calm();
+    const uint32_t n = std::string_view(network.name) == "fake_verbs_unordered" ? 10'000 : 2'000;
+    uint32_t done = 0;
+    EXPECT_EQ(operations_over(network, 3, n, &done), "") << network.name;
+    EXPECT_EQ(done, n) << network.name;
+  }
+  FakeVerbs::get().calm();
 }
 
 // The same with sources that are given back too early.
 TEST(ShuffledNetwork, SourcesThatDoNotStayAreFound) {
   ShuffledNetwork::sources_stay() = false;
   uint32_t done = 0;
-  const std::string wrong = operations_over_shuffled(3, 2'000, &done);
+  const std::string wrong = operations_over(kShuffledNetwork, 3, 2'000, &done);
   ShuffledNetwork::sources_stay() = true;
   EXPECT_NE(wrong, "") << "2000 operations were right, although their sources were overwritten under way";
 }
@@ -77,7 +90,7 @@ TEST(ShuffledNetwork, SourcesThatDoNotStayAreFound) {
 TEST(ShuffledNetwork, SignalsThatDoNotWaitAreFound) {
   ShuffledNetwork::signals_wait() = false;
   uint32_t done = 0;
-  const std::string wrong = operations_over_shuffled(3, 2'000, &done);
+  const std::string wrong = operations_over(kShuffledNetwork, 3, 2'000, &done);
   ShuffledNetwork::signals_wait() = true;
   EXPECT_NE(wrong, "") << "2000 operations were right, although their signals went ahead of their data";
 }
