@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "src/driver/process.h"
-#include "transport/common/put_order.h"
+#include "transport/common/ordered_engine.h"
 #include "transport/netplugin/bounce_pool.h"
 #include "transport/netplugin/loader.h"
 #include "transport/netplugin/plugin_link.h"
 
 namespace moeccl::transport::netplugin {
 
-class PluginEngine final : public Engine {
+class PluginEngine final : public OrderedEngine {
  public:
   static Result<std::unique_ptr<PluginEngine>> create(std::shared_ptr<PluginUse> use, size_t n_links, size_t n_rails);
   // Says to the peers what they do not know yet and waits, for a second at most, until they have heard it; closes all
@@ -35,13 +35,10 @@ class PluginEngine final : public Engine {
   void end() override;
   void progress(uint32_t awaited = kAnyone) override;
   void board_changed(bool now) override;
-  void operation(uint32_t traffic_class, bool begins) override;
 
   NetApi& api() { return use_->api(); }
   BouncePool& pool() { return pool_; }
   bool pieces_only(uint32_t rank) const { return pieces_only_[rank]; }
-  // Instead of the process's: for tests, before the first operation.
-  void use_put_order(PutOrder& order) { put_order_ = &order; }
 
  private:
   friend class PluginLink;
@@ -63,7 +60,6 @@ class PluginEngine final : public Engine {
   bool unsent() const;
   void say_farewell();
   void wake();
-  void moved();  // bytes of a link of this engine
 
   std::mutex mutex_;
   std::shared_ptr<PluginUse> use_;
@@ -78,8 +74,6 @@ class PluginEngine final : public Engine {
   std::condition_variable sleep_;
   bool woken_ = false;  // under sleep_mutex_
   driver::ForkGuard process_;
-  PutOrder* put_order_ = &process_put_order();
-  std::atomic<int32_t> running_[kTrafficClasses] = {};  // operations of this rank, by class
   std::thread thread_;
 };
 

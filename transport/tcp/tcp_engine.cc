@@ -179,26 +179,6 @@ void TcpEngine::tell_boards() {
   }
 }
 
-void TcpEngine::operation(uint32_t traffic_class, bool begins_now) {
-  const uint32_t c = order_class(traffic_class);
-  running_[c].fetch_add(begins_now ? 1 : -1, std::memory_order_relaxed);
-  if (begins_now) {
-    begins(*put_order_, c, now_ns());
-  } else {
-    ends(*put_order_, c);
-  }
-}
-
-// What arrives belongs to an operation as what is sent does: a rank that only takes rows keeps the line, too.
-void TcpEngine::moved() {
-  int64_t now = 0;
-  for (uint32_t c = 0; c < kTrafficClasses; ++c) {
-    if (running_[c].load(std::memory_order_relaxed) <= 0) continue;
-    if (now == 0) now = now_ns();
-    moves(*put_order_, c, now);
-  }
-}
-
 void TcpEngine::begin() {
   driving_.fetch_add(1, std::memory_order_acq_rel);
   drives_.fetch_add(1, std::memory_order_relaxed);

@@ -14,12 +14,12 @@
 
 #include "src/driver/poller.h"
 #include "src/driver/process.h"
-#include "transport/common/put_order.h"
+#include "transport/common/ordered_engine.h"
 #include "transport/tcp/tcp_link.h"
 
 namespace moeccl::transport::tcp {
 
-class TcpEngine final : public Engine {
+class TcpEngine final : public OrderedEngine {
  public:
   static Result<std::unique_ptr<TcpEngine>> create();
   // Says to the peers what they do not know yet, as far as the sockets take it within a second, and closes. The links
@@ -35,10 +35,6 @@ class TcpEngine final : public Engine {
   void end() override;
   void progress(uint32_t awaited = kAnyone) override;
   void board_changed(bool now) override;
-  void operation(uint32_t traffic_class, bool begins) override;
-
-  // Instead of the process's: for tests, before the first operation.
-  void use_put_order(PutOrder& order) { put_order_ = &order; }
 
  private:
   friend class TcpLink;
@@ -64,7 +60,6 @@ class TcpEngine final : public Engine {
   void queue(TcpLink& link);
   bool unsent() const;
   bool unacknowledged() const;
-  void moved();  // bytes of a link of this engine
 
   std::mutex mutex_;
   driver::Poller poller_;
@@ -78,8 +73,6 @@ class TcpEngine final : public Engine {
   std::atomic<bool> board_is_new_{false}, stop_{false};
   std::atomic<bool> asleep_{false};  // the thread waits for sockets alone
   driver::ForkGuard process_;
-  PutOrder* put_order_ = &process_put_order();
-  std::atomic<int32_t> running_[kTrafficClasses] = {};  // operations of this rank, by class
   std::thread thread_;
 };
 

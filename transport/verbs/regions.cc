@@ -48,21 +48,6 @@ Result<std::unique_ptr<Region>> Region::make(std::span<const std::unique_ptr<Rai
   return region;
 }
 
-Result<std::unique_ptr<Region>> Region::make_of_device(std::span<const std::unique_ptr<Rail>> rails, std::byte* base,
-                                                       size_t bytes, int dmabuf, uint64_t offset, unsigned access) {
-  std::unique_ptr<Region> region(new Region(rails, base, bytes));
-  for (const auto& rail : rails) {
-    const driver::IbvApi& api = rail->api();
-    if (api.reg_dmabuf_mr == nullptr)
-      return error(moecclUnsupported, "libibverbs has no ibv_reg_dmabuf_mr: it is older than rdma-core 34");
-    MemoryRegion* const part = api.reg_dmabuf_mr(rail->pd(), offset, bytes, reinterpret_cast<uint64_t>(base), dmabuf,
-                                                 static_cast<int>(access & ~kRelaxedOrdering));
-    if (part == nullptr) return refused(*rail, bytes, errno);
-    region->parts_.push_back(part);
-  }
-  return region;
-}
-
 Region::~Region() {
   for (size_t i = 0; i < parts_.size(); ++i) (void)rails_[i]->api().dereg_mr(parts_[i]);
 }

@@ -27,9 +27,6 @@ class Region {
   // access: of ibv_abi. Relaxed ordering is asked for where the library knows it, and is left out where it does not.
   static Result<std::unique_ptr<Region>> make(std::span<const std::unique_ptr<Rail>> rails, std::byte* base,
                                               size_t bytes, unsigned access);
-  // The same of device memory behind a dma-buf descriptor; `base` is its address there.
-  static Result<std::unique_ptr<Region>> make_of_device(std::span<const std::unique_ptr<Rail>> rails, std::byte* base,
-                                                        size_t bytes, int dmabuf, uint64_t offset, unsigned access);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;

@@ -161,31 +161,10 @@ void VerbsEngine::look(bool events) {
     }
   }
   regions_->look_at_heaps();
-  const bool running = driving_.load(std::memory_order_relaxed) > 0 ||
-                       std::any_of(std::begin(running_), std::end(running_),
-                                   [](const auto& n) { return n.load(std::memory_order_relaxed) > 0; });
+  const bool running = driving_.load(std::memory_order_relaxed) > 0 || any_runs();
   if (running && now - signs_ns_ > kSignEveryNs) {
     signs_ns_ = now;
     for (VerbsLink* link : links_) link->keep_alive();
-  }
-}
-
-void VerbsEngine::operation(uint32_t traffic_class, bool begins_now) {
-  const uint32_t c = order_class(traffic_class);
-  running_[c].fetch_add(begins_now ? 1 : -1, std::memory_order_relaxed);
-  if (begins_now) {
-    begins(*put_order_, c, now_ns());
-  } else {
-    ends(*put_order_, c);
-  }
-}
-
-void VerbsEngine::moved() {
-  int64_t now = 0;
-  for (uint32_t c = 0; c < kTrafficClasses; ++c) {
-    if (running_[c].load(std::memory_order_relaxed) <= 0) continue;
-    if (now == 0) now = now_ns();
-    moves(*put_order_, c, now);
   }
 }
 

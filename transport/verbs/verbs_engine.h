@@ -14,7 +14,7 @@
 
 #include "src/driver/poller.h"
 #include "src/driver/process.h"
-#include "transport/common/put_order.h"
+#include "transport/common/ordered_engine.h"
 #include "transport/verbs/verbs_link.h"
 
 namespace moeccl::transport::verbs {
@@ -27,7 +27,7 @@ struct EngineParts {
   std::vector<std::unique_ptr<Region>> own;  // staging, signals, copies, rings
 };
 
-class VerbsEngine final : public Engine {
+class VerbsEngine final : public OrderedEngine {
  public:
   static Result<std::unique_ptr<VerbsEngine>> create(EngineParts parts);
   // Says to the peers what they do not know yet, as far as that goes within a second, and gives everything back. The
@@ -42,13 +42,9 @@ class VerbsEngine final : public Engine {
   void end() override;
   void progress(uint32_t awaited = kAnyone) override;
   void board_changed(bool now) override;
-  void operation(uint32_t traffic_class, bool begins) override;
 
   void lend(std::byte* base, size_t bytes) override { regions_->lend(base, bytes); }
   void take_back(std::byte* base, size_t bytes) override { regions_->take_back(base, bytes); }
-
-  // Instead of the process's: for tests, before the first operation.
-  void use_put_order(PutOrder& order) { put_order_ = &order; }
 
  private:
   friend class VerbsLink;
@@ -70,7 +66,6 @@ class VerbsEngine final : public Engine {
   void look(bool events);  // events, memory that went away, signs of life
   void queue(VerbsLink& link);
   bool unsent() const;  // something still has to be posted or completed, and somebody is there to take it
-  void moved();         // bytes of a link of this engine
 
   struct Place {
     VerbsLink* link = nullptr;
@@ -86,8 +81,6 @@ class VerbsEngine final : public Engine {
   std::atomic<bool> board_is_new_{false}, stop_{false}, asleep_{false};
   int64_t signs_ns_ = 0;  // when signs of life were last sent
   driver::ForkGuard process_;
-  PutOrder* put_order_ = &process_put_order();
-  std::atomic<int32_t> running_[kTrafficClasses] = {};  // operations of this rank, by class
   std::thread thread_;
 };
 

@@ -66,7 +66,7 @@ int64_t VerbsLink::unacknowledged_ms() {
 }
 
 bool VerbsLink::may_put(uint32_t traffic_class, size_t bytes) {
-  if (!admitted_) admitted_ = may_go(*engine_.put_order_, traffic_class, bytes, now_ns());
+  if (!admitted_) admitted_ = engine_.lets_go(traffic_class, bytes);
   return admitted_;
 }
 

@@ -144,7 +144,8 @@ class VerbsLink final : public Link, private Rooms, private PostedPuts, private 
 
   std::array<uint64_t, kWords> words_ = {};
   std::array<Marks, kWords> marks_ = {};
-  uint32_t pending_ = 0;  // bit mask of words_
+  uint32_t pending_ = 0;                     // bit mask of words_
+  std::array<Marks, kEntries> bodies_ = {};  // the last write of each entry's body, and of its blocks
   uint64_t told_completed_ = 0, told_entry_ = 0;
   uint32_t told_state_ = 0;
   std::array<std::array<uint64_t, 3>, 2> told_blocks_ = {};

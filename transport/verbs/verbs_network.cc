@@ -23,8 +23,8 @@ constexpr uint32_t kDepth = 128, kLeastDepth = 16;
 // The words of a board go without a copy (see VerbsLink::tell_board()); less than this is not worth a NIC.
 constexpr uint32_t kInlineBytes = 128, kLeastInline = 32;
 
-// Up to here a put is copied and done at once. Measured in docs/verbs.md: where the copy takes as long as the round
-// trip for which a put from registered memory is held open.
+// Up to here a put is copied and done at once: where the copy takes about as long as the round trip for which a put
+// from registered memory is held open. Reckoned for a NIC, as none was there to measure (docs/verbs.md).
 constexpr size_t kCopyBytes = 16 << 10;
 
 // Of the rings of all links together.

@@ -69,7 +69,8 @@ void VerbsLink::send_words() {
   bool held = false;  // a word that later ones may not overtake
   for (uint32_t w = 0; w < kWords && pending_ >> w != 0 && !down_; ++w) {
     if ((pending_ >> w & 1u) == 0) continue;
-    if (held) break;
+    // Not before the board of its time, where that is still to be told.
+    if (held || (w >= kSignal0 && board_waits_)) break;
     Lane* const lane = lane_for(marks_[w], 1);
     if (lane == nullptr) {
       held = w < kSignal0;
@@ -104,7 +105,8 @@ void VerbsLink::write_all(Lane& lane, uint64_t address, const std::byte* from, s
 
 void VerbsLink::tell_board() {
   const Board& b = *s_.own.board;
-  Lane* const lane = lane_for({}, std::min(24u, reserve_));
+  const uint32_t slots = std::min(24u, reserve_);
+  Lane* lane = lane_for({}, slots);
   board_waits_ = lane == nullptr;
   if (board_waits_) return engine_.queue(*this);
   // The state is read first: with a failure goes everything that was finished before it.
@@ -123,7 +125,17 @@ void VerbsLink::tell_board() {
     const std::array<uint64_t, 3> blocks = {relaxed(block.count), relaxed(block.displacement), relaxed(block.expects)};
     std::atomic_thread_fence(std::memory_order_acquire);
     if (e.seq.load(std::memory_order_relaxed) != seq) continue;
-    // A word of an operation four before this one that still waits would announce this one's body as its own.
+    // What was written to the same place before must not come after it: the body of the operation four before, whose
+    // word still waits perhaps, and the blocks of the one two before.
+    Marks before = bodies_[seq % kEntries];
+    for (size_t i = 0; i < lanes_.size(); ++i) before[i] = std::max(before[i], bodies_[(seq + 2) % kEntries][i]);
+    Lane* const behind = lane_for(before, slots);
+    if (behind == nullptr) {
+      board_waits_ = true;
+      return engine_.queue(*this);
+    }
+    lane = behind;
+    // That word would announce this one's body as its own.
     pending_ &= ~(1u << (kSeq0 + seq % kEntries));
     write_all(*lane, s_.peer.copy + offset_of_entry(seq) + sizeof(uint64_t), reinterpret_cast<const std::byte*>(body),
               sizeof(body));
@@ -132,6 +144,7 @@ void VerbsLink::tell_board() {
                 reinterpret_cast<const std::byte*>(blocks.data()), sizeof(blocks));
       told_blocks_[seq % 2] = blocks;
     }
+    bodies_[seq % kEntries][index_of(*lane)] = lane->pair->posted();
     set_word(static_cast<Word>(kSeq0 + seq % kEntries), seq);
     told_entry_ = seq;
   }
