@@ -52,7 +52,7 @@ def conformance(hosts, worlds, **shapes):
 
 GROUPS = {
     "links": [Program(f"smoke_{case}", ["tests/rdma/smoke", case]) for case in ["devices", "pingpong", "write", "cable"]] +
-             [Program("link_contract", ["tests/unit_transport"], filter="*LinkContract*/verbs", NCCL_IB_HCA="rxe0")],
+             [Program("link_contract", ["tests/unit_transport"], filter="*LinkContract*/verbs:VerbsOnADevice*", NCCL_IB_HCA="rxe0")],
     # Shapes that are small: each MoE shape runs both layouts, forward and backward, with every algorithm.
     "conformance":
         conformance("1+1", "*_2processes", moe="*TwoHostsOfOne", experts="*TwoRanks", hybrid="*TwoHostsOfOne", replace="*TwoHostsOfOne") +

@@ -2,6 +2,7 @@
 // test's own.
 #pragma once
 
+#include <functional>
 #include <latch>
 #include <memory>
 #include <thread>
@@ -16,10 +17,13 @@ namespace moeccl::tests {
 
 class NetworkFabrics {
  public:
+  using Offers = std::vector<std::vector<std::byte>>;
+  // What `reader` takes for the ranks' offers instead of them.
+  using Tamper = std::function<void(uint32_t reader, Offers& offers)>;
   // arrivals: [n], who hears of puts to each rank; empty: nobody.
   explicit NetworkFabrics(const transport::Network& network, uint32_t n, uint64_t staging_bytes = 4 << 20,
-                          const std::vector<transport::Arrivals*>& arrivals = {}) {
-    std::vector<std::vector<std::byte>> offers(n);
+                          const std::vector<transport::Arrivals*>& arrivals = {}, const Tamper& tamper = {}) {
+    Offers offers(n);
     std::vector<Status> statuses(n);
     std::latch offered(n);
     for (uint32_t r = 0; r < n; ++r) {
@@ -38,7 +42,9 @@ class NetworkFabrics {
           if (offer.ok()) offers[r] = std::move(*offer);
         }
         offered.arrive_and_wait();
-        if (statuses[r].ok()) statuses[r] = connect(**endpoint, *fabrics_[r], offers);
+        Offers read = offers;
+        if (tamper) tamper(r, read);
+        if (statuses[r].ok()) statuses[r] = connect(**endpoint, *fabrics_[r], read);
       });
     }
     for (auto& t : threads) t.join();
@@ -86,8 +92,7 @@ class NetworkFabrics {
     return memory;
   }
 
-  static Status connect(transport::Endpoint& endpoint, exec::Fabric& f,
-                        const std::vector<std::vector<std::byte>>& offers) {
+  static Status connect(transport::Endpoint& endpoint, exec::Fabric& f, const Offers& offers) {
     MOECCL_ASSIGN_OR_RETURN(transport::NetworkLinks made, endpoint.connect(memory_of(f), {}, offers));
     f.links = std::move(made.links);
     f.engine = std::move(made.engine);
