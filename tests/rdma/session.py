@@ -65,7 +65,7 @@ GROUPS = {
     "faults": [Program("faults", ["tests/rdma/rdma_fault_test"], limit_s=600,
                        MOECCL_TEST_PATIENCE=os.environ.get("MOECCL_FAULT_PATIENCE", "1"),
                        MOECCL_TEST_SCALE=os.environ.get("MOECCL_TEST_SCALE", "0.2"))],
-    "rates": [Program("rates", ["tests/rdma/rates", "BUILD"], limit_s=400)],
+    "rates": [Program(name, [f"tests/rdma/{name}", "BUILD"], limit_s=400) for name in ["rates", "dispatch"]],
 }
 
 # Not among the tests: times of a machine that others use too.
