@@ -14,6 +14,14 @@
 namespace moeccl::tests {
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+// Sanitizers look at each operation, and take ten times as long for it.
+constexpr uint32_t kMany = kSanitized ? 1'000 : 10'000;
+
 // Operations of all kinds by all algorithms that need no memory of their peers. The first that went wrong; "": none.
 std::string operations_over(const transport::Network& network, uint32_t n, uint32_t n_operations, uint32_t* n_done) {
   NetworkFabrics fabrics(network, n);
@@ -61,15 +69,15 @@ std::string operations_over(const transport::Network& network, uint32_t n, uint3
 
 TEST(ShuffledNetwork, TenThousandOperationsAreRight) {
   uint32_t done = 0;
-  EXPECT_EQ(operations_over(kShuffledNetwork, 3, 10'000, &done), "");
-  EXPECT_EQ(done, 10'000u);
+  EXPECT_EQ(operations_over(kShuffledNetwork, 3, kMany, &done), "");
+  EXPECT_EQ(done, kMany);
 }
 
 // RDMA whose queue pairs overtake each other, and whose writes arrive in any order.
 TEST(FakeVerbs, OperationsAreRight) {
   for (const transport::Network& network : fake_verbs::kNetworks) {
     FakeVerbs::get().calm();
-    const uint32_t n = std::string_view(network.name) == "fake_verbs_unordered" ? 10'000 : 2'000;
+    const uint32_t n = std::string_view(network.name) == "fake_verbs_unordered" ? kMany : kMany / 5;
     uint32_t done = 0;
     EXPECT_EQ(operations_over(network, 3, n, &done), "") << network.name;
     EXPECT_EQ(done, n) << network.name;
@@ -79,6 +87,7 @@ TEST(FakeVerbs, OperationsAreRight) {
 
 // The same with sources that are given back too early.
 TEST(ShuffledNetwork, SourcesThatDoNotStayAreFound) {
+  if (kSanitized) GTEST_SKIP() << "the network reads memory that is not its own any more: a sanitizer ends it";
   ShuffledNetwork::sources_stay() = false;
   uint32_t done = 0;
   const std::string wrong = operations_over(kShuffledNetwork, 3, 2'000, &done);
