@@ -1,8 +1,7 @@
 # Sourced before tests of build-asan and build-tsan: any report ends the process, so that the test sees it.
 export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:abort_on_error=0
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-# die_after_fork: tests fork a rank while threads of a net plugin, which cannot be ended, may still be there.
-export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:exitcode=66:die_after_fork=0
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:exitcode=66
 export LSAN_OPTIONS=report_objects=0
 # Reduced size, for tools/test and .ci/run: test_scale() is 0.1 under sanitizers, and these cases are left out because each
 # takes a minute or more there and runs no code that the smaller ones do not. tools/sanitize runs everything.

@@ -155,10 +155,13 @@ class Connector {
     return {};
   }
 
-  // On the level whose groups are the hosts, where the tree has one.
+  // On the outermost level whose groups are the hosts, where the tree has one.
   void name_network() {
-    for (plan::Level& l : m_.tree.levels)
-      if (l.group_of_rank == hosts_->host_of && hosts_->n() > 1) l.network = network_text_;
+    for (plan::Level& l : m_.tree.levels) {
+      if (l.group_of_rank != hosts_->host_of) continue;
+      l.network = network_text_;
+      return;
+    }
   }
 
   // A file's contents, and what is found on a host, may differ from rank to rank though the text that names them does

@@ -97,6 +97,7 @@ TEST(ShuffledNetwork, SourcesThatDoNotStayAreFound) {
 
 // The same with signals that do not wait for what they cover: what the test above rests on.
 TEST(ShuffledNetwork, SignalsThatDoNotWaitAreFound) {
+  if (kSanitized) GTEST_SKIP() << "data races with whoever reads it: a sanitizer ends it";
   ShuffledNetwork::signals_wait() = false;
   uint32_t done = 0;
   const std::string wrong = operations_over(kShuffledNetwork, 3, 2'000, &done);

@@ -63,6 +63,9 @@ TEST(TcpMesh, StrangersDoNotDisturbThePeers) {
 
 // More silent strangers than the process may have descriptors, at the port before the peers come.
 TEST(TcpMesh, AFloodOfStrangersTakesNoDescriptorsFromTheRank) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "it forks and starts threads, beside threads that a net plugin has left behind";
+#endif
   constexpr int kStrangers = 600, kDescriptors = 256;
   auto port = std::move(*tests::socket_pair());
   auto go = std::move(*tests::socket_pair());
