@@ -209,6 +209,7 @@ class Verbs : public ::testing::Test {
 TEST_F(Verbs, ThousandsOfPutsNeverFillAQueueBeyondItsDepth) {
   NetworkFabrics ranks(fake_verbs::kNetworks[1], 2);  // three queue pairs on each of two rails
   ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  fake().control().set_delay_us(2000);  // so that requests pile up, however slow this rank is
   std::vector<std::byte> data(1 << 20, std::byte{5});
   uint32_t random = 1;
   ranks[0].engine->begin();
