@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One MoE layer on four ranks, which are threads here: each rank sends its tokens to the two experts that they chose,
  * the experts (here: multiply by ten) run, and every token gets the weighted sum of its experts' outputs. */
 #include <moeccl/moeccl.h>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Each rank contributes its number; all print the sum: mpirun -n 4 python3 examples/python_allreduce.py (docs/python.md)."""
 import array
 

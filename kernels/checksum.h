@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checksum that many threads can form together, the same on host and device: a sum over 64-bit words, each mixed with
 // its place; the last one is filled up with zeros. It finds what differs by mistake; it is no defence against forgery.
 #pragma once

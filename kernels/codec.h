@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The residual codec of experts (HybridEP, Section IV-B): an expert is what all experts share plus a residual, of which
 // only the largest elements are kept, as values and indices. Reference and overlays give the same bytes.
 //

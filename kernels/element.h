@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an element of each data type is, and the arithmetic of its accumulator: one text for host and device, to the
 // bit. On the device it is compiled without contraction (-fmad=false) and without flushing subnormals. Never include
 // this in an overlay (see float_formats.h).

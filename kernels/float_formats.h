@@ -1,5 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scalar conversions of the 8- and 16-bit float formats: the definition that every table follows.
-// All roundings are to nearest even. A NaN stays a NaN; its payload is not kept.
+// All roundings are to nearest even. A NaN stays a NaN; its payload is not kept, its sign only here.
 //   fp16, bf16, fp8 e5m2: as IEEE 754, what does not fit becomes infinity and infinities pass unchanged.
 //   fp8 e4m3 (OCP "fn": no infinities, NaN is 0x7f and 0xff): what does not fit, infinities included, becomes +-448,
 //   as with CUDA's __NV_SATFINITE.

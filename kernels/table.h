@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels that executors call: pointers and counts, never ranks. kernels/host/reference.cc is their definition;
 // overlays (AVX2, AVX-512) replace entries and are held to the reference by tests/unit/kernels/contract_test.cc.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times MoNTA's strategies for the AllToAll of tensor-parallel data (moecclTensorAllToAll) beside the paper's equations
 // with the efficiencies that these links reach, after checking every byte, and shows when each lane was busy.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Uneven all-to-all: a generated pattern in which more distant ranks get more, or a matrix of bytes from a file. As in
 // nccl-tests, NCCL_TESTS_ALLTOALLV_SPREAD (0 even .. 1 by distance, the default), _MATRIX_FILE (or --matrix) and
 // _MATRIX_SCALE choose.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times the host kernels of every table that this processor runs. Each case checks its result against the reference
 // before it is timed. Bytes counted are those read and written once each (not the read-for-ownership of ordinary
 // stores).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One link between two processes, beneath all collectives: the rate of puts and the latency of an 8-byte put with its
 // signal, as ib_write_bw and ib_write_lat measure a write.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MoECCL beside Gloo over TCP on the loopback: perf/compare_gloo --procs 4
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MoECCL beside MPI: mpirun -n 4 --oversubscribe perf/compare_mpi
 // The C interface only: the C++ one, removed in MPI-3, does not compile without warnings.
 #define OMPI_SKIP_MPICXX 1

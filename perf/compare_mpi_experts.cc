@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AllReduce over replicated experts beside what a program does without this library: replicas of a rank added up by
 // hand, MPI_Allreduce on a communicator for each expert's ranks, one after another, and copied back. Creating those
 // communicators is timed apart.

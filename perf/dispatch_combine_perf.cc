@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times MoE dispatch and combine by several algorithms in turns, after checking every row and value.
 #include <cstdio>
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times the collectives of replicated experts: all experts in one call against one AllReduce after another on a
 // communicator for each expert's ranks, whose creation is timed apart; collecting gradients and placing weights.
 #include <moeccl/moeccl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hybrid placement (HybridEP): the messages of Table VII, iteration time over domain sizes beside the model's minimum,
 // and hybrid against the flat AlltoAll between data centres (Table V). What it times runs on paced links: EMULATED.
 #include <moeccl/moeccl.h>

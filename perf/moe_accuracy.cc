@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How well `auto` chooses among the plans of a MoE layer: a grid of paced trees, so that all is EMULATED. At each point
 // every forced plan, `auto`, and flat a second time run in alternating rounds; the slowest rank's median counts. Ends
 // with 0 when the limits hold, 1 when one does not, 2 when a point could not be measured. --help, docs/performance.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Does `auto` follow when the best plan of a layer changes? One layer takes the same shape step after step on a paced
 // (EMULATED) tree, through three phases; the middle one has another best plan than the first and the last. Every step
 // is run by `auto` and by each forced plan in turn. The oracle is each phase's best forced plan, from the phase's first

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The benchmarks of the standard collectives but AllToAllv, a row each; every binary is built with its row's name.
 #include <cstring>
 

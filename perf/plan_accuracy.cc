@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How well plans are chosen: calibrates, then measures every algorithm at sizes between those that were calibrated, and
 // compares predictions with times, and the choice with the best. Ends with
 //   regret geomean=G worst=W error_median=E r2_min=R points=N

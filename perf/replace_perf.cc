@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times the re-placing combine (NetMoE) against a plain combine of the same bytes: one of a routing whose tokens are
 // already where the solver wants them. Every value is checked, and bytes between nodes as the solver predicts them are
 // put beside those that the ranks' lists send.

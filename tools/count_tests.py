@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts the cases of a JUnit file that `meson test` wrote. Prints a line for each failed case, then `PASSED FAILED SKIPPED`.
 
 A gtest program counts each of its cases; one that died before it could report, and each script, counts as one."""

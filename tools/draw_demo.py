@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws the JSON of dispatch_combine_perf: time and bytes per level for each algorithm, as SVG, and says what one sees.
 
   draw_demo.py IN.json OUT.svg"""
@@ -5,7 +6,9 @@ import html
 import json
 import sys
 
-WIDTH, BAR, GAP, LEFT, CHART = 860, 22, 34, 90, 310
+WIDTH, BAR, GAP = 800, 24, 42
+# A panel: where its bars begin, and how long the longest one is. What is left behind it is for the bar's label.
+NAMES, TIME, TIME_LENGTH, BYTES, BYTES_LENGTH = 112, 124, 210, 440, 170
 COLORS = {"time": "#2f6db5", "predicted": "#9db8d9", "outer": "#c8553d", "inner": "#e8b89b"}
 
 
@@ -35,30 +38,42 @@ def label(result):
     return result["algo"] if plan == result["algo"] else f'{result["algo"]} ({plan})'
 
 
+def key(page, x, y, entries):
+    """Small squares with what their colours mean, in a row."""
+    for color, words in entries:
+        page.bar(x, y - 10, 11, 11, COLORS[color])
+        page.text(x + 16, y, words, 12, color="#444")
+        x += 32 + 6.6 * len(words)
+
+
 def draw(results, emulated):
     page = Page()
     page.text(20, 30, "Dispatch + combine of one MoE layer" + (" (EMULATED links)" if emulated else ""), 18, weight="bold")
-    page.text(20, 50, "8 ranks as 2 nodes x 4, 512 tokens a rank, hidden 7168 bf16, top-8 of 256 experts", 12, color="#666")
-    page.text(LEFT + 30, 80, "time, median (pale: predicted)", 13, weight="bold")
-    page.text(LEFT + CHART + 110, 80, "bytes a rank sends between nodes / within", 13, weight="bold")
+    page.text(20, 52, "8 ranks as 2 nodes x 4, 512 tokens a rank, hidden 7168 bf16, top-8 of 256 experts", 13, color="#555")
+    page.text(TIME, 86, "Median time", 14, weight="bold")
+    key(page, TIME, 106, [("time", "measured"), ("predicted", "predicted")])
+    page.text(BYTES, 86, "MB that all ranks send in one dispatch", 14, weight="bold")
+    levels = results[0]["levels"]
+    key(page, BYTES, 106, [("outer", f"between {levels[0]['name']}s")] + [("inner", "inside")] * (len(levels) > 1))
     slowest = max(max(r["time_us"]["p50"], r.get("predicted_us") or 0) for r in results)
     most = max(sum(level["bytes"] for level in r["levels"]) for r in results) or 1
-    y = 95
+    y = 124
     for r in results:
-        page.text(LEFT + 20, y + 15, label(r), anchor="end")
+        page.text(NAMES, y + 17, label(r), anchor="end")
         time = r["time_us"]["p50"]
-        page.bar(LEFT + 30, y, CHART * time / slowest * 0.8, BAR - 7, COLORS["time"])
+        page.bar(TIME, y, TIME_LENGTH * time / slowest, BAR - 8, COLORS["time"])
         if r.get("predicted_us"):
-            page.bar(LEFT + 30, y + BAR - 6, CHART * r["predicted_us"] / slowest * 0.8, 6, COLORS["predicted"])
-        page.text(LEFT + 36 + CHART * time / slowest * 0.8, y + 13, f"{time / 1000:.0f} ms", 12)
-        x = LEFT + CHART + 110
+            page.bar(TIME, y + BAR - 7, TIME_LENGTH * r["predicted_us"] / slowest, 7, COLORS["predicted"])
+        page.text(TIME + 6 + TIME_LENGTH * time / slowest, y + 13, f"{time / 1000:.0f} ms")
+        x = BYTES
         for i, level in enumerate(r["levels"]):
-            width = CHART * level["bytes"] / most * 0.8
+            width = BYTES_LENGTH * level["bytes"] / most
             page.bar(x, y, width, BAR, COLORS["outer" if i == 0 else "inner"])
-            x += width + 1
-        page.text(x + 5, y + 15, f"{outer_bytes(r) / 1e6:.0f} MB between nodes", 12)
+            x += max(width, 1) + 1
+        inside = sum(level["bytes"] for level in r["levels"]) - outer_bytes(r)
+        page.text(x + 6, y + 17, f"{outer_bytes(r) / 1e6:.1f} + {inside / 1e6:.1f} MB")
         y += GAP
-    return page.svg(y + 15)
+    return page.svg(y + 4)
 
 
 def explain(results):
@@ -71,7 +86,7 @@ def explain(results):
     faster = flat["time_us"]["p50"] / hier["time_us"]["p50"]
     print(f"All algorithms deliver the same rows, but flat and 2dh carry a token across the slow link once for each of its "
           f"eight choices and hier:2 once for each node: {outer_bytes(hier) / 1e6:.0f} MB instead of "
-          f"{outer_bytes(flat) / 1e6:.0f} MB a rank, {fewer:.1f}x fewer.")
+          f"{outer_bytes(flat) / 1e6:.0f} MB in one dispatch of all ranks, {fewer:.1f}x fewer.")
     auto = by_name.get("auto")
     chosen = f', and auto chose {auto.get("plan") or "?"} by price before it ran' if auto else ""
     print(f"Dispatch and combine are {faster:.1f}x faster for it{chosen}.")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Shared by the scripts of this folder: `. "$(dirname "$(readlink -f "$0")")/lib.sh"`. Leaves the caller in the repository.
 # Progress goes to the terminal when there is one; nobody else sees it.
 set -u

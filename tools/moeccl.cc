@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command `moeccl`: what a person asks of the library without writing a program. It sees the public headers alone.
 #include <moeccl/moeccl.h>
 
@@ -8,6 +9,7 @@
 
 #include "tools/moeccl_calibrate.h"
 #include "tools/moeccl_simulate.h"
+#include "tools/moeccl_status.h"
 #include "tools/moeccl_topo.h"
 #include "tools/solve.h"
 
@@ -140,6 +142,8 @@ int main(int argc, char** argv) {
   tools::add_solve(app, solve);
   const CLI::App* simulate = add_simulate(app);
   const CLI::App* calibrate = add_calibrate(app);
+  const CLI::App* status = add_status(app);
+  const CLI::App* postmortem = add_postmortem(app);
 
   CLI11_PARSE(app, argc, argv);
   if (*topo) return run_topo();
@@ -150,6 +154,8 @@ int main(int argc, char** argv) {
   }
   if (*simulate) return run_simulate();
   if (*calibrate) return run_calibrate();
+  if (*status) return run_status();
+  if (*postmortem) return run_postmortem();
   if (*version) {
     int number = 0;
     if (moecclGetVersion(&number) != moecclSuccess) return fail("version");

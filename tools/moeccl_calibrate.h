@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `moeccl calibrate`: measures this machine's links and plans and writes the profile.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The subcommand `moeccl simulate`.
 #ifndef TOOLS_MOECCL_SIMULATE_H_
 #define TOOLS_MOECCL_SIMULATE_H_

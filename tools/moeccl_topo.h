@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `moeccl topo` and `moeccl doctor`.
 #pragma once
 

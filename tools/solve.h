@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `moeccl solve ...`: the placement solvers on a recorded routing (perf/TRACE.md), with traffic, balance and predicted
 // time before and after.
 #pragma once

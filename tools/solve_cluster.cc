@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `moeccl solve domains|chunks|layout`: what is decided once for a cluster.
 #include "tools/solve.h"
 

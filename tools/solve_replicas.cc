@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `moeccl solve replicate`: replicas by popularity and where they stand.
 #include <numeric>
 

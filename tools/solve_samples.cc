@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `moeccl solve sample`: NetMoE's sample placement.
 #include <chrono>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `moeccl solve swap`: HierMoE's expert swap.
 #include "tools/solve.h"
 

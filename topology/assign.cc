@@ -1,8 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "topology/assign.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+
+#include "topology/tree.h"
 
 namespace moeccl::topology {
 
@@ -242,6 +246,20 @@ std::vector<AssignChoice> assign(const AssignProblem& problem) {
   return choices;
 }
 
+namespace {
+
+AssignProblem problem_of(const Graph& graph, std::span<const Node* const> users, std::span<const Node* const> nics) {
+  AssignProblem problem;
+  for (const Node* nic : nics) problem.nic_bytes_per_ns.push_back(topology::nic_bytes_per_ns(*nic));
+  for (const Node* user : users) {
+    problem.paths.emplace_back();
+    for (const Node* nic : nics) problem.paths.back().push_back(crossing(graph, *user, *nic));
+  }
+  return problem;
+}
+
+}  // namespace
+
 NicAssignment assign_nics(const Graph& graph) {
   NicAssignment result;
   result.users = graph.of_kind(NodeKind::kGpu);
@@ -254,15 +272,28 @@ NicAssignment assign_nics(const Graph& graph) {
     std::erase_if(result.nics, [](const Node* nic) { return !nic->id.starts_with("pci:"); });
   if (result.users.size() > kMaxSide) result.users.resize(kMaxSide);
   if (result.nics.size() > kMaxSide) result.nics.resize(kMaxSide);
-  if (result.nics.empty()) return result;
-  AssignProblem problem;
-  for (const Node* nic : result.nics) problem.nic_bytes_per_ns.push_back(topology::nic_bytes_per_ns(*nic));
-  for (const Node* user : result.users) {
-    problem.paths.emplace_back();
-    for (const Node* nic : result.nics) problem.paths.back().push_back(crossing(graph, *user, *nic));
-  }
-  result.choices = assign(problem);
+  if (!result.nics.empty()) result.choices = assign(problem_of(graph, result.users, result.nics));
   return result;
+}
+
+std::vector<uint32_t> devices_of_rank(const Graph& graph, std::span<const std::string> devices, uint32_t rank,
+                                      uint32_t n_ranks) {
+  std::vector<uint32_t> own(devices.size());
+  std::iota(own.begin(), own.end(), 0u);
+  std::vector<const Node*> users, nics;
+  for (const std::string& device : devices) {
+    for (const Node* nic : graph.of_kind(NodeKind::kNic)) {
+      const auto& names = nic->os_devices;
+      if (std::find(names.begin(), names.end(), device) == names.end()) continue;
+      nics.push_back(nic);
+      break;
+    }
+  }
+  if (nics.size() != devices.size()) return own;
+  for (const Seat& seat : default_seats(graph, 0, n_ranks)) users.push_back(graph.find(seat.node));
+  const bool known = std::find(users.begin(), users.end(), nullptr) == users.end();
+  if (!known || rank >= users.size() || users.size() > kMaxSide || nics.size() > kMaxSide) return own;
+  return assign(problem_of(graph, users, nics))[rank].nics;
 }
 
 }  // namespace moeccl::topology

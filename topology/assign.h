@@ -1,8 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which NIC each GPU uses, decided for the whole host at once: first come would give the near NIC to whoever asks first
 // and leave the last GPU with a NIC on the other socket, or with a crowded one.
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "topology/graph.h"
@@ -42,5 +45,11 @@ struct NicAssignment {
   std::vector<AssignChoice> choices;     // of each user; empty when there are no NICs
 };
 NicAssignment assign_nics(const Graph& graph);
+
+// Which of these devices ("mlx5_0") a rank uses, nearest first: its own share of them where all n_ranks of the host use
+// some, each where default_seats() places it. Positions in `devices`; all, in their order, where the graph does not
+// know them.
+std::vector<uint32_t> devices_of_rank(const Graph& graph, std::span<const std::string> devices, uint32_t rank,
+                                      uint32_t n_ranks);
 
 }  // namespace moeccl::topology

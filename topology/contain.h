@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who contains whom, from sets of processors: what probes that see processors share.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The machine found by all probes, or read from a file or a text: what others of the house ask.
 #pragma once
 

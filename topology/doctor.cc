@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "topology/doctor.h"
 
 #include <algorithm>
@@ -209,7 +210,8 @@ void multi_process(const driver::Mps& mps, uint32_t n_gpus, uint32_t n_ranks, Fi
   }
 }
 
-Findings gpus(const Graph& graph, const HostLimits& l, uint32_t n_ranks) {
+// takes_dmabuf: NICs do.
+Findings gpus(const Graph& graph, const HostLimits& l, uint32_t n_ranks, bool takes_dmabuf) {
   Findings f("gpus");
   const auto all = graph.of_kind(NodeKind::kGpu);
   if (all.empty()) {
@@ -231,8 +233,8 @@ Findings gpus(const Graph& graph, const HostLimits& l, uint32_t n_ranks) {
   multi_process(l.mps, static_cast<uint32_t>(all.size()), n_ranks, f);
   const bool rdma =
       std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& n) { return told_by(n, "verbs"); });
-  if (rdma && !l.peer_memory)
-    f.note("nvidia_peermem is not loaded: RDMA goes through host memory unless DMA-BUF works",
+  if (rdma && !l.peer_memory && !takes_dmabuf)
+    f.note("nvidia_peermem is not loaded and the NICs take no dma-buf: RDMA of CUDA memory goes through host memory",
            "modprobe nvidia_peermem");
   return f;
 }
@@ -327,7 +329,10 @@ std::vector<Finding> examine(const DoctorFacts& facts) {
   found(*facts.discovery).append_to(all);
   limits(*facts.limits, graph, facts.reads_disabled).append_to(all);
   network(graph, *facts.limits).append_to(all);
-  gpus(graph, *facts.limits, facts.n_ranks).append_to(all);
+  const bool takes_dmabuf = std::any_of(facts.networks.begin(), facts.networks.end(), [](const NetworkFacts& n) {
+    return n.usable && n.text.find("dma-buf") != std::string::npos;
+  });
+  gpus(graph, *facts.limits, facts.n_ranks, takes_dmabuf).append_to(all);
   return all;
 }
 

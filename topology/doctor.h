@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One page for a person: what was found here, what limits there are, which transport each pair of ranks would use and
 // why not a better one, each problem with its fix. Facts come in as arguments, so that every page can be tested.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A host as plain data: nodes (host, sockets, NUMA domains, last-level caches, PCI switches, GPUs, NICs) in a tree of
 // containment, and links beside the tree (NVLink, between sockets). Probes make partial graphs, merge() (merge.h) makes
 // one of them; everything here is a function of its arguments.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A topology as hwloc writes it (lstopo --of xml, version 2 of the format), read without hwloc: so errors have lines,
 // and files of other machines work where hwloc is absent. The probe of hwloc exports into the same text.
 #pragma once

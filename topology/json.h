@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Topologies in our own file: JSON with a version and units, that a person can write. One entry of "hosts" for each
 // kind of host:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several probes' partial graphs, made one.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one rule by which two ranks reach each other's host memory: src/world/connect.cc makes links by it, and
 // `moeccl doctor` tells it to a person. Pure.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/driver/hwloc.h"
 #include "topology/hwloc_xml.h"
 #include "topology/probes.h"

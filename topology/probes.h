@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One probe a source, each in its own file, all alike: what this source knows of the host as a partial graph, or the
 // reason why it knows nothing. merge() makes one graph of them.
 #pragma once

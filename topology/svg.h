@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A topology as a picture: boxes within boxes, NVLink as lines, each GPU's NIC as a dashed line.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Topologies written as text, such as "dc:2(bw=1.25GB/s,lat=5ms) node:4 gpu:8".
 //
 //   text   = level { space level }               outermost first, at most 8; the last level is the ranks

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A topology for people: as text and as a picture.
 #pragma once
 

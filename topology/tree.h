@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From graphs of hosts to the tree of levels that planners use.
 #pragma once
 

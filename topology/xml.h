@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of XML that hwloc writes: one tree of elements with attributes and text. Comments, processing instructions
 // and a document type without an internal part are skipped; the five named entities and numeric ones are known. No
 // namespaces, no CDATA, no entities of one's own.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What moves the bytes of links that cannot do so alone.
 #pragma once
 
@@ -34,6 +35,9 @@ class Engine {
   // whose NICs must know it may register it. Any thread.
   virtual void lend(std::byte* base, size_t bytes) { (void)base, (void)bytes; }
   virtual void take_back(std::byte* base, size_t bytes) { (void)base, (void)bytes; }
+  // After signals of peers were seen, where they put into device memory (DeviceMemory::landing): what they have put
+  // before will be there for kernels that start from now on.
+  virtual Status flush() { return {}; }
   // Whether nothing waits for this rank's own stream, or why it never will. While it does, somebody must drive the
   // engine.
   virtual Result<bool> drained() const { return true; }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's end towards one peer: one-sided puts into the peer's staging, signals, and the peer's own words. What only
 // some transports can do is a part of the link, which is null where the link has none.
 //

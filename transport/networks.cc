@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The networks between hosts, best first: a new one is its folder and a line here.
 #include <algorithm>
 

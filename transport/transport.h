@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The transport contract. words.h: what ranks show each other in memory. link.h: one rank's end towards one peer.
 // engine.h: what moves bytes. Here: what a transport is, and how a rank connects to ranks on other hosts.
 //
@@ -5,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,6 +20,10 @@
 #include "transport/link.h"
 #include "transport/words.h"
 
+namespace moeccl::driver::cuda {
+struct OpaqueContext;  // cuda.h
+}
+
 namespace moeccl::transport {
 
 // What a transport can do beyond puts and signals.
@@ -27,7 +33,7 @@ struct Capabilities {
   bool reads = false;      // Link::reads(), where the system allows it
   bool one_sided = false;  // bytes land without the receiver's CPU: see Link::one_sided()
   bool inline_words = false;   // a signal costs no more than its words: nothing is registered or copied for it
-  bool device_memory = false;  // puts to and from CUDA memory without a bounce
+  bool device_memory = false;  // Endpoint::register_device(), where the system allows it
   bool needs_pump = false;     // an Engine must be driven while something is under way
 };
 
@@ -47,6 +53,14 @@ struct Region {
   const std::atomic<uint64_t>* generation = nullptr;
 };
 
+// Memory of this rank's GPU, for a network whose NICs reach it themselves. Each begins a page, and the rest of its last
+// page belongs to it.
+struct DeviceMemory {
+  driver::cuda::OpaqueContext* context = nullptr;  // null: there is none
+  std::span<std::byte> landing;  // what peers put to the first bytes of the staging lands here instead
+  std::span<std::byte> source;   // puts are made from here
+};
+
 struct NetworkOptions {
   uint32_t rank = 0;
   std::vector<uint32_t> host_of;  // [n_ranks]; links go to the ranks of other hosts
@@ -57,6 +71,9 @@ struct NetworkOptions {
   Deadline deadline;         // of connecting
   bool one_machine = false;  // MOECCL_HOST_ID: the "hosts" are network namespaces, or nothing at all, of one machine
   std::string plugin;        // of NCCL's: the name that MOECCL_NET gives; empty: any
+  // Which of this host's devices the rank uses where the user does not say, nearest first: positions in what it is
+  // given. Empty: all.
+  std::function<std::vector<uint32_t>(std::span<const std::string> devices)> nearest;
 
   uint32_t n_ranks() const { return static_cast<uint32_t>(host_of.size()); }
   bool remote(uint32_t r) const { return host_of[r] != host_of[rank]; }
@@ -83,6 +100,14 @@ class Endpoint {
     (void)own, (void)regions;
     return {};
   }
+  // Before offer(): NICs read and write this memory; tells how ("dma-buf"). Unsupported says why they do not: then puts
+  // land in the staging that register_memory() had.
+  virtual Result<std::string> register_device(const DeviceMemory& memory) {
+    (void)memory;
+    return error(moecclUnsupported, "this network reaches host memory only");
+  }
+  // Takes that back: some rank's NICs do not.
+  virtual void forget_device() {}
   // What all ranks must hear of this one before they connect. It may hold a row for each peer.
   virtual Result<std::vector<std::byte>> offer() = 0;
   // offers: of all ranks, [n_ranks]; their contents are checked. `own` and `regions` stay where they are until the

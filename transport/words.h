@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory that ranks show each other, whatever moves the bytes: boards, signals, blocks, outboxes. What a rank
 // publishes about itself and the signals that it receives are plain words: in its own shared segment, or in memory into
 // which a transport deposits what arrives. Waiting is polling those words.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The MoE layer in its variants. Each does the same to the model: out = x + sum of weight * expert(x), and back.
 #pragma once
 

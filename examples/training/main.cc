@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains a small MoE layer on CPU ranks once with each of MoECCL's expert-parallel features, on the same data from the
 // same start, and compares the loss curves: docs/training-example.md.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The model without any communication: y = (x + MoE(x)) Wh with x = a Wi, two-layer experts, top-2 softmax gate.
 //
 // Gradients are summed in fixed point: integers add up to the same number in any order, so training takes the same

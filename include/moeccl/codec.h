@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Experts made small enough to migrate at every step (HybridEP, Section IV-B): a shared expert, which every rank holds,
  * plus the largest elements of the residual, as values and indices. Conventions: types.h. None of the encode and decode
  * calls is collective or waits; they may run on any thread. Only moecclFloat32 and moecclBfloat16. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Standard collectives. Shapes in [brackets] are in elements, n is the communicator's size. Conventions: types.h.
  *
  * All ranks of a communicator call the same operation with the same count, type, operator and root, in the same order;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Communicators, memory, streams and groups. Conventions: types.h. */
 #ifndef MOECCL_COMM_H_
 #define MOECCL_COMM_H_
@@ -128,8 +129,9 @@ MOECCL_API moecclResult_t moecclGroupEnd(void);
 /* Abandons all of the thread's open groups: nothing that they hold is issued. The end of the thread does the same. */
 MOECCL_API moecclResult_t moecclGroupCancel(void);
 
-/* An operator that multiplies each rank's input by *scalar (one element of `type`, read at once) and sums. Each rank
- * may give its own scalar. */
+/* An operator that multiplies each rank's input by *scalar (one element of `type`) and sums. Each rank may give its own
+ * scalar. In host memory it is read at once. In memory of a CUDA device each operation reads it when it runs, after
+ * what its stream had before, and a graph at every replay; buffers must be CUDA memory then. */
 MOECCL_API moecclResult_t moecclRedOpCreatePreMulSum(moecclRedOp_t* op, const void* scalar, moecclDataType_t type,
                                                      moecclComm_t comm);
 MOECCL_API moecclResult_t moecclRedOpDestroy(moecclRedOp_t op, moecclComm_t comm);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Replicated experts: gradients and weights of experts that have any number of replicas on any ranks, several on one
  * rank included, under a placement that may change at every call ("Accelerating MoE Training with Adaptive Expert
  * Replication"). Conventions: types.h.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Hybrid expert and data transmission (HybridEP): inside an expert domain the experts travel, between domains the
  * tokens do, always to the rank of the same offset (Algorithm 1). A domain of size 1 at every level is plain expert
  * parallelism. Conventions: types.h.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Asynchronous migration of experts inside their domains (HybridEP, Section IV-B, Fig. 10): each layer has a send queue
  * of encoded experts and a receive queue of gathered ones, and the gather runs on a thread of the library while the
  * caller computes. Conventions: types.h.

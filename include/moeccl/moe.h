@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Mixture-of-Experts: dispatch and combine of tokens by top-k routing, deduplicated at every level of the topology
  * (HierMoE, Section III). Conventions: types.h.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* MoECCL: collective communication for Mixture-of-Experts training. This header includes all the others. */
 #ifndef MOECCL_MOECCL_H_
 #define MOECCL_MOECCL_H_
@@ -15,6 +16,7 @@
 #include <moeccl/replace.h>
 #include <moeccl/simulate.h>
 #include <moeccl/solve.h>
+#include <moeccl/status.h>
 #include <moeccl/topology.h>
 #include <moeccl/types.h>
 #include <moeccl/version.h>

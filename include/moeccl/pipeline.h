@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tensor-parallel AllToAll (MoNTA): exchange between nodes of data that all ranks of a node hold alike, as activations
  * are under tensor parallelism, and when each lane of a plan was busy. Conventions: types.h.

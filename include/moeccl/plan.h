@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plans: which algorithm runs an operation, why, and how to force another. Conventions: types.h. */
 #ifndef MOECCL_PLAN_H_
 #define MOECCL_PLAN_H_

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Profiles: what this machine's links and plans cost, as measured. Conventions: types.h. */
 #ifndef MOECCL_PROFILE_H_
 #define MOECCL_PROFILE_H_

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Re-placing combine: combine brings each sample (a run of consecutive tokens of a rank) not back to where it came from
  * but to the rank where this layer's combine and the next layer's dispatch cross the fewest slow links (NetMoE).
  * Conventions: types.h. Example: examples/training.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Simulation: what an operation would take on a cluster that nobody here has. Conventions: types.h. */
 #ifndef MOECCL_SIMULATE_H_
 #define MOECCL_SIMULATE_H_

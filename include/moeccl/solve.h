@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Placement solvers: what to put where, fast enough for every iteration. Conventions: types.h.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Topology: what machine this is, and whether it is well set up. Conventions: types.h. No communicator is needed, and
  * nothing here is collective. */
 #ifndef MOECCL_TOPOLOGY_H_

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * MoECCL: result codes, data types, reduction operators and handles.
  *

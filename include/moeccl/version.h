@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The version of these headers; moecclGetVersion() gives the version of the library that is loaded. */
 #ifndef MOECCL_VERSION_H_
 #define MOECCL_VERSION_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments of the CUDA kernels, one packed struct each, shared by host and device. What a kernel computes is defined
 // by the host table's entry of the same name (kernels/table.h). Pointers are addresses that the device can use.
 #pragma once

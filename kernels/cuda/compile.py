@@ -1,31 +1,111 @@
 #!/usr/bin/env python3
-"""Compiles one .cu to a fatbin for all targets and notes what ptxas says of registers, stack and spills.
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles one .cu to a fatbin for all targets, and notes what ptxas and the disassembler say of every kernel.
 
-  compile.py NVCC SOURCE_ROOT INPUT.cu OUTPUT.fatbin OUTPUT.ptxas DEPFILE
+  compile.py NVCC PTXAS SOURCE_ROOT INPUT.cu OUTPUT.fatbin OUTPUT.ptxas DEPFILE
+  compile.py --origin NVCC PTXAS   prints which driver the images need (as cuDriverGetVersion counts) and who made them
+  compile.py --find-ptxas NVCC     prints a ptxas of CUDA 12 that lies about, or nothing
 
-Each line of OUTPUT.ptxas: kernel target registers stack_bytes spill_store_bytes spill_load_bytes shared_bytes"""
+A driver loads what a toolkit of its own major version made: cubins of CUDA 13 (ELF ABI 8, and zstd in the fatbin) need
+R580, those of CUDA 12 (ABI 7, LZ4) R525. PTXAS is a ptxas of CUDA 12, beside an nvcc of CUDA 13; empty: nvcc's own. PTX
+is then given the oldest version that its target has, and ptxas refuses what that version does not know.
+
+Each line of OUTPUT.ptxas: kernel target registers stack_bytes spill_store_bytes spill_load_bytes shared_bytes batches.
+A batch is at least four 16-byte loads from global memory in flight before the first of them is used; "-" where no
+cuobjdump was found."""
+import glob
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 
-TARGETS = ("80", "90", "100")
+TARGETS = {"80": "8.0", "90": "8.0", "100": "8.6"}  # and the version of PTX
 PTX = "100"  # for what is newer than the targets
+BATCH = 4
 
 
 def main():
-    nvcc, root, source, fatbin, report, depfile = sys.argv[1:]
-    command = [nvcc, "-std=c++20", "-O3", "-fmad=false", "-I", root, "-Werror", "all-warnings", "-Xptxas", "-v", "-fatbin", "-Xfatbin", "-compress-all",
-               "-MD", "-MF", depfile, "-MT", fatbin, "-o", fatbin, source]
-    for target in TARGETS:
-        command += ["-gencode", f"arch=compute_{target},code=sm_{target}"]
-    command += ["-gencode", f"arch=compute_{PTX},code=compute_{PTX}"]
+    if sys.argv[1] == "--origin":
+        print(origin(*sys.argv[2:]))
+        return 0
+    if sys.argv[1] == "--find-ptxas":
+        print(find_ptxas(sys.argv[2]))
+        return 0
+    nvcc, ptxas, root, source, fatbin, report, depfile = sys.argv[1:]
+    front = [nvcc, "-std=c++20", "-O3", "-fmad=false", "-I", root, "-Werror", "all-warnings"]
+    depend = ["-MD", "-MF", depfile, "-MT", fatbin]
+    text = with_ptxas(front, depend, ptxas, source, fatbin) if ptxas else with_nvcc(front, depend, source, fatbin)
+    batches = loads_in_flight(nvcc, fatbin)
+    with open(report, "w", encoding="utf-8") as out:
+        for kernel, target, figures in lines(text):
+            count = "-" if batches is None else batches.get((kernel, target), 0)
+            out.write(f"{kernel} {target} {figures} {count}\n")
+    return 0
+
+
+def run(command):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.stderr.write(done.stdout + done.stderr)
-        return 1
-    with open(report, "w", encoding="utf-8") as out:
-        out.write("\n".join(lines(done.stderr)) + "\n")
-    return 0
+        sys.stderr.write(" ".join(command) + "\n" + done.stdout + done.stderr)
+        sys.exit(1)
+    return done.stdout + done.stderr
+
+
+def with_nvcc(front, depend, source, fatbin):
+    command = front + depend + ["-Xptxas", "-v", "-fatbin", "-Xfatbin", "-compress-all", "-o", fatbin, source]
+    for target in TARGETS:
+        command += ["-gencode", f"arch=compute_{target},code=sm_{target}"]
+    return run(command + ["-gencode", f"arch=compute_{PTX},code=compute_{PTX}"])
+
+
+def with_ptxas(front, depend, ptxas, source, fatbin):
+    with tempfile.TemporaryDirectory() as folder:
+        said, images = "", []
+        for target, version in TARGETS.items():
+            ptx, cubin = f"{folder}/{target}.ptx", f"{folder}/{target}.cubin"
+            run(front + depend + ["-arch", f"compute_{target}", "-ptx", "-o", ptx, source])
+            with open(ptx, encoding="utf-8") as text:
+                lower = re.sub(r"^\.version .*$", f".version {version}", text.read(), count=1, flags=re.M)
+            with open(ptx, "w", encoding="utf-8") as text:
+                text.write(lower)
+            said += run([ptxas, "--warning-as-error", "-arch", f"sm_{target}", "-O3", "-v", "--fmad", "false", ptx, "-o", cubin])
+            images.append(f"--image3=kind=elf,sm={target},file={cubin}")
+        images.append(f"--image3=kind=ptx,sm={PTX},file={folder}/{PTX}.ptx")
+        # LZ4, which every driver unpacks; the default is zstd. -compress-all: PTX as well.
+        run([beside(front[0], "fatbinary"), f"--create={fatbin}", "-64", "--compress-mode=speed", "--compress-all"] + images)
+        return said
+
+
+def beside(nvcc, tool):
+    return os.path.join(os.path.dirname(os.path.realpath(shutil.which(nvcc) or nvcc)), tool)
+
+
+def version_of(tool):
+    found = re.search(r"V(\d+)\.(\d+)\.(\d+)", run([tool, "--version"]))
+    return tuple(map(int, found.groups()))
+
+
+def origin(nvcc, ptxas):
+    made = version_of(nvcc)
+    by, major = "nvcc " + ".".join(map(str, made)), made[0]
+    if ptxas:
+        assembler = version_of(ptxas)
+        by, major = by + " with ptxas " + ".".join(map(str, assembler)), assembler[0]
+    return f"{major * 1000} {by}"
+
+
+def find_ptxas(nvcc):
+    """Of CUDA 12, from 12.8 on (sm_100): beside nvcc's toolkit, or the wheel nvidia-cuda-nvcc-cu12."""
+    if version_of(nvcc)[0] < 13:
+        return ""
+    places = glob.glob("/usr/local/cuda-12*/bin/ptxas")
+    places += [path + "/nvidia/cuda_nvcc/bin/ptxas" for path in sys.path]
+    for path in places:
+        if os.access(path, os.X_OK) and (12, 8) <= version_of(path)[:2] < (13, 0):
+            return path
+    return ""
 
 
 def lines(text):
@@ -38,8 +118,34 @@ def lines(text):
             stack = m.groups()
         elif (m := re.search(r"Used (\d+) registers", line)) and kernel:
             shared = re.search(r"(\d+) bytes smem", line)
-            yield f"{kernel} {target} {m.group(1)} {' '.join(map(str, stack))} {shared.group(1) if shared else 0}"
+            yield kernel, target, f"{m.group(1)} {' '.join(map(str, stack))} {shared.group(1) if shared else 0}"
             kernel = None
+
+
+def loads_in_flight(nvcc, fatbin):
+    tools = [beside(nvcc, "cuobjdump"), shutil.which("cuobjdump") or ""]
+    tools += [path for place in sys.path for path in glob.glob(place + "/nvidia/cu*/bin/cuobjdump")]
+    tool = next((t for t in tools if t and os.access(t, os.X_OK)), None)
+    return count_batches(run([tool, "-sass", fatbin])) if tool else None
+
+
+def count_batches(sass):
+    """How many batches each function has. Loads stay in flight until an instruction names one of their registers."""
+    batches, kernel, target, waiting, n = {}, None, None, set(), 0
+    for line in sass.splitlines():
+        if m := re.match(r"\s*arch = sm_(\w+)", line):
+            target = m.group(1)
+        elif m := re.search(r"Function : (\w+)", line):
+            kernel, waiting, n = (m.group(1), target), set(), 0
+        elif m := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);", line):
+            registers = [int(r) for r in re.findall(r"\bR(\d+)\b", m.group(2))]
+            if m.group(1).startswith("LDG.E.128"):
+                waiting |= {registers[0] + i for i in range(4)}
+                n += 1
+            elif waiting & set(registers) or m.group(1) == "EXIT":
+                batches[kernel] = batches.get(kernel, 0) + (n >= BATCH)
+                waiting, n = set(), 0
+    return batches
 
 
 if __name__ == "__main__":

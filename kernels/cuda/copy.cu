@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points: bytes, rows of bytes.
 #include "kernels/cuda/copy.cuh"
 

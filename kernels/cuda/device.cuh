@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a kernel may ask of the machine: threads, barriers, shuffles, atomics, flags. Kernels use these names only, so
 // the same sources run on a GPU (nvcc) and, under the launch emulation of tests/support/cuda_emulation, on a CPU.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The elements of kernels/element.h as the device names and finds them.
 #pragma once
 
@@ -15,7 +16,10 @@ using kernels::Native;
 using kernels::SmallFloat;
 using kernels::weigh;
 
-// fp16 has conversions in hardware, with the same results.
+// fp16 has conversions in hardware, with the same results but for NaNs: the hardware gives 0x7fff for each of them, the
+// host keeps the sign. So whoever compares device and host takes any NaN for any other (kernels/float_formats.h), as
+// the sums of a GPU need anyway: they make one NaN, 0x7fffffff, where a CPU hands on an operand's. The emulation does
+// as the hardware does, so that a comparison by bits shows without a GPU.
 struct Half {
 #if defined(__CUDACC__)
   static MOECCL_DEVICE float decode(uint32_t bits) {
@@ -30,7 +34,40 @@ struct Half {
   }
 #else
   static float decode(uint32_t bits) { return kernels::Fp16::decode(bits); }
-  static uint32_t encode(float value) { return kernels::Fp16::encode(value); }
+  static uint32_t encode(float value) { return value != value ? 0x7fff : kernels::Fp16::encode(value); }
+#endif
+};
+
+// fp8 e4m3 has conversions in hardware from sm_89 on (of the images: sm_90 and sm_100), NaNs as above. They take two
+// elements at once, and the second one is not used here. e5m2 has them too, but they saturate where ours overflow, and
+// the arithmetic of SmallFloat needs no more registers.
+struct E4m3 {
+  using Exact = SmallFloat<4, 3, false>;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  static MOECCL_DEVICE float decode(uint32_t bits) {
+    float f;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        ".reg .b32 both;\n"
+        "cvt.rn.f16x2.e4m3x2 both, %1;\n"
+        "mov.b32 {low, high}, both;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "}"
+        : "=f"(f)
+        : "h"(static_cast<unsigned short>(bits)));
+    return f;
+  }
+  static MOECCL_DEVICE uint32_t encode(float value) {
+    unsigned short two;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(0.0f), "f"(value));
+    return two;
+  }
+#elif defined(__CUDACC__)
+  static MOECCL_DEVICE float decode(uint32_t bits) { return Exact::decode(bits); }
+  static MOECCL_DEVICE uint32_t encode(float value) { return Exact::encode(value); }
+#else
+  static float decode(uint32_t bits) { return Exact::decode(bits); }
+  static uint32_t encode(float value) { return value != value ? 0x7f : Exact::encode(value); }
 #endif
 };
 
@@ -44,7 +81,7 @@ using Float16 = Narrow<Half, uint16_t>;
 using Float32 = Native<float>;
 using Float64 = Native<double>;
 using Bfloat16 = Narrow<Bf16, uint16_t>;
-using Float8e4m3 = Narrow<SmallFloat<4, 3, false>, uint8_t>;
+using Float8e4m3 = Narrow<E4m3, uint8_t>;
 using Float8e5m2 = Narrow<SmallFloat<5, 2, true>, uint8_t>;
 
 // The types in the order of moecclDataType_t, for instantiation.

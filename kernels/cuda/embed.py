@@ -1,14 +1,25 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Puts fatbins into the library: writes images.S (.incbin) and image_list.cc, the table of kernels/cuda/image.h.
 
-  embed.py IMAGES.S IMAGE_LIST.CC [FATBIN...]"""
+  embed.py [--function NAME] [--origin ORIGIN] IMAGES.S IMAGE_LIST.CC [FATBIN...]
+
+The table's function is moeccl::cuda::images(), or NAME(). ORIGIN, what compile.py --origin prints: image_origin()."""
 import hashlib
 import os
 import sys
 
 
 def main():
-    assembly, table, fatbins = sys.argv[1], sys.argv[2], sys.argv[3:]
+    arguments, function = sys.argv[1:], "images"
+    if arguments[0] == "--function":
+        function, arguments = arguments[1], arguments[2:]
+    origin = ""
+    if arguments[0] == "--origin":
+        driver, made_by = arguments[1].split(" ", 1)
+        origin = f'ImageOrigin image_origin() {{ return {{{driver}, "{made_by}"}}; }}\n\n'
+        arguments = arguments[2:]
+    assembly, table, fatbins = arguments[0], arguments[1], arguments[2:]
     s = ["/* Written by kernels/cuda/embed.py. */"]
     declarations, rows = [], []
     for path in fatbins:
@@ -28,8 +39,9 @@ def main():
         out.write("\n".join(s) + "\n")
     with open(table, "w", encoding="utf-8") as out:
         out.write("// Written by kernels/cuda/embed.py.\n#include \"kernels/cuda/image.h\"\n\nextern \"C\" {\n")
-        out.write("\n".join(declarations) + "\n}\n\nnamespace moeccl::cuda {\n\nstd::vector<Image> images() {\n  return {\n")
-        out.write("\n".join(rows) + "\n  };\n}\n\n}  // namespace moeccl::cuda\n")
+        out.write("\n".join(declarations) + "\n}\n\nnamespace moeccl::cuda {\n\n"
+                  f"std::vector<Image> {function}();\nstd::vector<Image> {function}() {{\n  return {{\n")
+        out.write("\n".join(rows) + "\n  };\n}\n\n" + origin + "}  // namespace moeccl::cuda\n")
     return 0
 
 

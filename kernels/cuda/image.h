@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The compiled kernels that this build of the library carries, for the driver to load. None when it was built without
 // nvcc.
 #pragma once
@@ -11,5 +12,13 @@ struct Image {
   const unsigned char *begin, *end;
 };
 std::vector<Image> images();
+
+// Which driver loads them at least, as cuDriverGetVersion counts (12000: CUDA 12.0, R525; 13000: R580), and who made
+// them.
+struct ImageOrigin {
+  int driver;
+  const char* made_by;
+};
+ImageOrigin image_origin();
 
 }  // namespace moeccl::cuda

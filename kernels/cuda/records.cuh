@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank's own choices on the device: canonical order, capacity, rows on every level's links, records for the peers.
 // See route_args.h. The result does not depend on the order in which blocks or threads run.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points: routing.
 #include "kernels/cuda/records.cuh"
 #include "kernels/cuda/route.cuh"

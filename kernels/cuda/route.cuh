@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Routing on the device: counts, prefix sums and row lists of every map's groups; see RouteKernelArgs. The result does
 // not depend on the order in which blocks or threads run.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments of the kernels that turn a rank's own top-k choices into what it tells the other ranks: counts of the rows
 // on every level's links, and the records of src/routing/routing.h. The definitions are OwnChoices::assign, count_rows
 // and RecordWriter::write there; what these kernels leave is equal to theirs byte for byte.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points: rows with arithmetic, one kernel for each type.
 #include "kernels/cuda/rows.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows with arithmetic: weighted copies, weighted sums (combine), products (gradients of weights).
 #pragma once
 

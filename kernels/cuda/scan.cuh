@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prefix sums over the lanes of a warp and over the threads of a block.
 #pragma once
 

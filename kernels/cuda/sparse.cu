@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points: top-k residual coding of the float types that gradients and experts travel in.
 #include "kernels/cuda/sparse.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Top-k residual coding and its inverse; what they compute is said in args.h. One block for each segment.
 #pragma once
 

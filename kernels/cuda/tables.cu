@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points: a routing's tables out of all ranks' choices.
 #include "kernels/cuda/tables.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A routing's tables out of all ranks' choices, held to algo::RoutingTables list by list: see tables_args.h. The result
 // does not depend on the order in which blocks or threads run.
 #pragma once

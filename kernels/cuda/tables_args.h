@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments of the kernels that make a routing's tables (walk_rows_args.h) on the device, out of all ranks' choices:
 // what algo::RoutingTables makes on the host out of records, list by list. Each rank gets every rank's kept choices (an
 // AllGather of blocks) and takes out of them what comes by: the records that it would otherwise have been sent.

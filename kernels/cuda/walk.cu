@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points: a rank's whole program in one launch, for the type that its reductions have (any type for the others).
 #include "kernels/cuda/walk.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One launch runs a rank's whole program: its blocks are the teams of the program's lanes, and ranks meet by flags in
 // each other's device memory. All ranks' kernels must be resident together, which the host ensures before it launches
 // any (world/kernel_side). Every wait has an end: the deadline, the host's word to stop, or a peer that called
@@ -19,10 +20,13 @@ namespace moeccl::cuda {
 // The entry for peers, and the right to use their staging: they have finished the operation before the last.
 // `splits`: what AllToAllv exchanges, own [n_ranks].
 MOECCL_DEVICE bool walk_enter(const WalkArgs& a, WalkShared& s, WalkState& w, const WalkSplit* splits = nullptr) {
-  if (load_acquire_device(&a.header->failed) != 0) return false;
-  if (thread_index() == 0) s.failed = 0;
+  // One thread looks for all: another block may fail meanwhile, and threads that saw different words would part before
+  // the next barrier.
+  if (thread_index() == 0) s.failed = load_acquire_device(&a.header->failed);
   block_sync();
+  if (s.failed != 0) return false;
   if (block_index() == 0) {
+    block_sync();  // all have read it
     if (thread_index() == 0) {
       WalkEntry& e = a.header->entries[w.seq % kWalkEntries];
       store_relaxed_system(&e.history, w.history);
@@ -164,7 +168,7 @@ MOECCL_DEVICE void walk_piece(const WalkArgs& a, WalkShared& s, const WalkState&
   for (uint32_t i = thread_index(); i < step.n_srcs; i += block_threads()) {
     const WalkRef& ref = w.refs[step.first_src + i];
     s.reduce.srcs[i] = walk_resolve(a, w, ref, chunk).data + first * a.element_bytes;
-    s.reduce.scales[i] = scales(ref) ? a.scale : a.unit;
+    s.reduce.scales[i] = !scales(ref) ? a.unit : a.scale_at != nullptr ? scale_from<E>(a.scale_at) : a.scale;
   }
   if (thread_index() == 0) {
     s.reduce.dst = dst.data;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What host and device share of the persistent kernel: a rank's program as flat records, its header, which peers write
 // flags into, and what one launch needs beside them. A program holds no pointers and no counts: one serves all buffers,
 // and a launch that a CUDA graph replays finds its numbers in the header, where every operation leaves them.
@@ -102,7 +103,7 @@ struct WalkReport {
 };
 
 struct WalkArgs {
-  // The program, in page-locked host memory: read once into shared memory when it fits.
+  // The program, on the device or still in page-locked host memory: read once into shared memory when it fits.
   const WalkLane* lanes;
   const WalkStep* steps;
   const WalkRef* refs;
@@ -122,6 +123,7 @@ struct WalkArgs {
   uint32_t n_chunks, depth, n_slots, element_bytes;
   uint32_t op, divisor, scaled;
   ScalarBits scale, unit;
+  const void* scale_at;  // one element in device memory, in the place of `scale`; null: `scale` holds
 };
 
 }  // namespace moeccl::cuda

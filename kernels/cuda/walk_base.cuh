@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What all parts of the persistent kernel (walk.cuh) need: its state, failures, waits and barriers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The persistent kernel and ranks on other hosts (walk_net_args.h): what lanes give to the rank's proxy, and the lane
 // that takes what the network has brought.
 //

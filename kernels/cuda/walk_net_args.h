@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the persistent kernel and its rank's proxy (exec/cuda/kernel_proxy.h) share where some ranks are on other hosts.
 // All of it but the state is page-locked host memory.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points: the persistent kernel for dispatch and combine, and for AllToAllv.
 #include "kernels/cuda/walk_rows.cuh"
 

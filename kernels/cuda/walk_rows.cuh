@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The persistent kernel (walk.cuh) for rows and for blocks of unequal sizes. How many chunks there are is not the
 // launch's to say: the routing's tables do, or all ranks' entries.
 #pragma once

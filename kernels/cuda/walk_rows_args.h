@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What host and device share of the persistent kernel for operations whose sizes differ between ranks and steps:
 // dispatch, combine and their backwards, whose row lists lie in device memory with their routing, and AllToAllv, whose
 // sizes travel in the launch.

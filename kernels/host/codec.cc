@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The codec but for its inner loop, and the reference of that loop.
 #include "kernels/codec.h"
 

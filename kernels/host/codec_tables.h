@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The codec tables that select_codec() chooses from.
 #pragma once
 

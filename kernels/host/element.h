@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The elements of kernels/element.h as the reference kernels name and find them. Never include this in an overlay (see
 // float_formats.h).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The definition of every kernel, one element at a time. Overlays must give the same bits (any NaN for any NaN).
 #include <atomic>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 
 #if defined(MOECCL_KERNELS_X86)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One register of elements of each data type, for the overlays: how it is loaded into its accumulators and rounded
 // back.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The scan of the codec for the overlays. As in simd_batch.h, everything is local to the overlay by its Isa, and no
 // inline function of the standard library is called.
 //

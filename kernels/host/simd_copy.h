@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // copy, copy_stream and copy_rows of the overlays.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reduce and scale_copy of the overlays. Each source is read once, dst and each copy are written once: a block of
 // kUnroll registers runs through all sources before the next block starts.
 #pragma once

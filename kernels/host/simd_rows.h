@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // scale_rows, reduce_rows and dot_rows of the overlays, for the float types. Integer rows are left to the reference.
 #pragma once
 

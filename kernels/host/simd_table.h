@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of an overlay: the reference's, with every entry replaced that vectors make faster.
 #pragma once
 

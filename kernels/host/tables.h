@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tables that select() chooses from. An overlay's function may be called only on a processor that has its
 // instructions.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory for operations: from moecclMemAlloc, malloc, or a GPU's, which has a copy on the host to be filled and
 // checked.
 #ifndef PERF_COMMON_BUFFER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What all perf programs share on the command line. Includes CLI11: only files that parse options include this.
 #ifndef PERF_COMMON_CLI_H_
 #define PERF_COMMON_CLI_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What distinguishes one *_perf binary from another: shapes, the call, and what must arrive.
 #ifndef PERF_COMMON_COLLECTIVE_H_
 #define PERF_COMMON_COLLECTIVE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data types of moeccl/types.h as the perf tools see them: the library's names, sizes, and which numbers are exact.
 #ifndef PERF_COMMON_DATA_TYPES_H_
 #define PERF_COMMON_DATA_TYPES_H_

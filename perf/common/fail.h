@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a perf program fails: at once, with one sentence, without waiting for other ranks.
 #ifndef PERF_COMMON_FAIL_H_
 #define PERF_COMMON_FAIL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the benchmarks need of a GPU, by the CUDA driver opened at run time: MOECCL_CUDA_DRIVER, or libcuda.so.1. Every
 // function but likely() ends the program with a sentence when there is no device.
 #ifndef PERF_COMMON_GPU_H_

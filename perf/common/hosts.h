@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two hosts on one machine: network namespaces joined by a veth pair whose rate tbf limits both ways. EMULATED as a
 // network: the hosts share this machine's memory, each has half of its cores. Needs root, ip and tc; each host is gone
 // with this process.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "perf/common/job.h"
 
 #include <moeccl/collectives.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where ranks come from: a launcher's environment, forked processes and threads, in any mix.
 #ifndef PERF_COMMON_JOB_H_
 #define PERF_COMMON_JOB_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Seeded test data whose results are known without communicating: every buffer repeats a table of kPeriod elements, so
 // that filling and checking run at the speed of memory, and every sum and product is exact in its type, in any order.
 #ifndef PERF_COMMON_PATTERN_H_

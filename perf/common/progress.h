@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One line of progress on a terminal, nothing when the output is piped.
 #ifndef PERF_COMMON_PROGRESS_H_
 #define PERF_COMMON_PROGRESS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Everything that one run of a *_perf binary measured, as plain data, and its JSON.
 #ifndef PERF_COMMON_RECORD_H_
 #define PERF_COMMON_RECORD_H_

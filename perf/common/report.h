@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a *_perf binary prints and writes: nccl-tests' table, its JSON (version 3) and a plot. Processes that do not
 // lead have one too, for the exit status; it is silent.
 #ifndef PERF_COMMON_REPORT_H_

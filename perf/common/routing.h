@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Top-k routings to measure with: made from a seed, or read from a trace (perf/TRACE.md).
 #ifndef PERF_COMMON_ROUTING_H_
 #define PERF_COMMON_ROUTING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Figures over samples. Percentiles are nearest-rank, as in nccl-tests.
 #ifndef PERF_COMMON_STATS_H_
 #define PERF_COMMON_STATS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "perf/common/svg.h"
 
 #include <algorithm>
@@ -10,10 +11,12 @@
 namespace perf {
 namespace {
 
-constexpr double kWidth = 820, kHeight = 380;                        // of one chart
-constexpr double kLeft = 80, kRight = 230, kTop = 46, kBottom = 56;  // around the plotting area
-constexpr double kPlotWidth = kWidth - kLeft - kRight, kPlotHeight = kHeight - kTop - kBottom;
-constexpr double kHeading = 44;
+constexpr double kWidth = 820, kHeight = 380;          // of one chart
+constexpr double kLeft = 80, kTop = 46, kBottom = 56;  // around the plotting area
+constexpr double kPlotHeight = kHeight - kTop - kBottom;
+constexpr double kHeading = 44, kNoteLine = 16;
+constexpr double kMostBarWidth = 46;
+constexpr size_t kNoteCharacters = 115;  // of a line of the note: 6.4 pixels each at size 12
 // Okabe and Ito's palette, which colour-blind readers can tell apart.
 constexpr std::array kColours = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
 
@@ -34,9 +37,23 @@ std::string escape(const std::string& text) {
   return out;
 }
 
+// What the charts of a page have in common: room on the right for the longest name of the legends.
+struct Layout {
+  double plot_width = 0;
+
+  Layout(const std::vector<LineChart>& lines, const std::vector<BarChart>& bars) {
+    size_t longest = 0;
+    for (const LineChart& chart : lines)
+      for (const Series& series : chart.series) longest = std::max(longest, series.name.size());
+    for (const BarChart& chart : bars)
+      for (const std::string& name : chart.series) longest = std::max(longest, name.size());
+    plot_width = kWidth - kLeft - std::min(44 + 7.4 * static_cast<double>(longest), 330.0);
+  }
+};
+
 struct TextStyle {
   const char* anchor = "start";
-  int size = 12;
+  int size = 13;
   bool bold = false;
   bool upright = true;  // false: rotated to read upwards
 };
@@ -52,28 +69,39 @@ void line(std::ostream& out, double x1, double y1, double x2, double y2, const c
   out << "<line x1='" << x1 << "' y1='" << y1 << "' x2='" << x2 << "' y2='" << y2 << "' stroke='" << stroke << "'/>\n";
 }
 
-void frame(std::ostream& out, const std::string& title, const std::string& x_label, const std::string& y_label) {
+void frame(std::ostream& out, const Layout& layout, const std::string& title, const std::string& x_label,
+           const std::string& y_label) {
   text(out, kLeft, 26, title, {.size = 15, .bold = true});
-  text(out, kLeft + kPlotWidth / 2, kHeight - 12, x_label, {.anchor = "middle"});
+  text(out, kLeft + layout.plot_width / 2, kHeight - 14, x_label, {.anchor = "middle"});
   text(out, 20, kTop + kPlotHeight / 2, y_label, {.anchor = "middle", .upright = false});
-  out << "<rect x='" << kLeft << "' y='" << kTop << "' width='" << kPlotWidth << "' height='" << kPlotHeight
+  out << "<rect x='" << kLeft << "' y='" << kTop << "' width='" << layout.plot_width << "' height='" << kPlotHeight
       << "' fill='none' stroke='#444'/>\n";
 }
 
-void legend(std::ostream& out, const std::vector<std::string>& names) {
+void legend(std::ostream& out, const Layout& layout, const std::vector<std::string>& names) {
   for (size_t i = 0; i < names.size(); i++) {
-    const double y = kTop + 14 + 20 * static_cast<double>(i), x = kLeft + kPlotWidth + 16;
+    const double y = kTop + 14 + 20 * static_cast<double>(i), x = kLeft + layout.plot_width + 14;
     out << "<rect x='" << x << "' y='" << y - 9 << "' width='14' height='10' fill='" << colour(i) << "'/>\n";
     text(out, x + 20, y, names[i]);
   }
 }
 
-// A logarithmic axis: `base` to the powers low .. high.
-struct LogAxis {
-  double base = 10;
-  int low = 0, high = 1;
+// 1, 2 or 5 times a power of ten: at most about six ticks over `length`.
+double nice_step(double length) {
+  const double raw = length / 5, power = std::pow(10, std::floor(std::log10(raw)));
+  for (const double factor : {1.0, 2.0, 5.0})
+    if (raw <= factor * power) return factor * power;
+  return 10 * power;
+}
 
-  LogAxis(const LineChart& chart, bool is_x) : base(is_x && chart.x_is_bytes ? 2 : 10) {
+// Begins and ends at a tick, as close to the data as ticks are: powers of two for bytes, even steps for values within a
+// factor of ten, and 1, 2 and 5 times powers of ten for others (powers and both ends where these are many).
+struct Axis {
+  double low = 1, high = 10;
+  bool logarithmic = true;
+  std::vector<double> ticks;
+
+  Axis(const LineChart& chart, bool is_x) {
     double smallest = HUGE_VAL, largest = 0;
     for (const Series& s : chart.series)
       for (size_t i = 0; i < s.x.size(); i++) {
@@ -81,39 +109,79 @@ struct LogAxis {
         smallest = std::min(smallest, is_x ? s.x[i] : s.y[i]);
         largest = std::max(largest, is_x ? s.x[i] : s.y[i]);
       }
-    if (largest == 0) return;
-    low = static_cast<int>(std::floor(std::log(smallest) / std::log(base) + 1e-9));
-    high = std::max(low + 1, static_cast<int>(std::ceil(std::log(largest) / std::log(base) - 1e-9)));
+    if (largest == 0) smallest = 1, largest = 100;
+    if (is_x && chart.x_is_bytes)
+      powers_of_two(smallest, largest);
+    else if (largest <= 10 * smallest)
+      even_steps(smallest, largest);
+    else
+      decades(smallest, largest);
+    low = ticks.front();
+    high = ticks.back();
+    if (!(is_x && chart.x_is_bytes) && ticks.size() > 9)
+      std::erase_if(ticks, [&](double t) { return !power_of_ten(t) && t != low && t != high; });
   }
-  double at(double value) const { return (std::log(value) / std::log(base) - low) / (high - low); }
-  int step() const { return std::max(1, (high - low + 11) / 12); }
+  double at(double value) const {
+    return logarithmic ? std::log(value / low) / std::log(high / low) : (value - low) / (high - low);
+  }
+
+ private:
+  static bool power_of_ten(double value) {
+    const double exponent = std::log10(value);
+    return std::fabs(exponent - std::round(exponent)) < 1e-6;
+  }
+  void powers_of_two(double smallest, double largest) {
+    const int first = static_cast<int>(std::floor(std::log2(smallest) + 1e-9));
+    const int last = std::max(first + 1, static_cast<int>(std::ceil(std::log2(largest) - 1e-9)));
+    const int step = std::max(1, (last - first + 11) / 12);
+    for (int power = first; power < last + step; power += step) ticks.push_back(std::exp2(power));
+  }
+  void even_steps(double smallest, double largest) {
+    logarithmic = false;
+    const double step = nice_step(largest > smallest ? largest - smallest : smallest);
+    const double first = std::floor(smallest / step + 1e-9);
+    const double last = std::max(first + 1, std::ceil(largest / step - 1e-9));
+    for (double n = first; n <= last; n += 1) ticks.push_back(n * step);
+  }
+  void decades(double smallest, double largest) {
+    double decade = std::pow(10, std::floor(std::log10(smallest) + 1e-9));
+    for (; ticks.empty() || ticks.back() < largest * (1 - 1e-9); decade *= 10)
+      for (const double factor : {1.0, 2.0, 5.0}) {
+        const double tick = factor * decade;
+        if (tick <= smallest * (1 + 1e-9))
+          ticks.assign(1, tick);
+        else if (ticks.empty() || ticks.back() < largest * (1 - 1e-9))
+          ticks.push_back(tick);
+      }
+  }
 };
 
-void draw_grid(std::ostream& out, const LogAxis& x, const LogAxis& y, bool x_is_bytes) {
-  for (int power = x.low; power <= x.high; power += x.step()) {
-    const double value = std::pow(x.base, power), at = kLeft + kPlotWidth * x.at(value);
+void draw_grid(std::ostream& out, const Layout& layout, const Axis& x, const Axis& y, bool x_is_bytes) {
+  for (const double value : x.ticks) {
+    const double at = kLeft + layout.plot_width * x.at(value);
     line(out, at, kTop, at, kTop + kPlotHeight, "#ddd");
     text(out, at, kTop + kPlotHeight + 16, x_is_bytes ? size_text(value) : number_text(value),
-         {.anchor = "middle", .size = 11});
+         {.anchor = "middle", .size = 12});
   }
-  for (int power = y.low; power <= y.high; power += y.step()) {
-    const double value = std::pow(y.base, power), at = kTop + kPlotHeight * (1 - y.at(value));
-    line(out, kLeft, at, kLeft + kPlotWidth, at, "#ddd");
-    text(out, kLeft - 6, at + 4, number_text(value), {.anchor = "end", .size = 11});
+  for (const double value : y.ticks) {
+    const double at = kTop + kPlotHeight * (1 - y.at(value));
+    line(out, kLeft, at, kLeft + layout.plot_width, at, "#ddd");
+    text(out, kLeft - 6, at + 4, number_text(value), {.anchor = "end", .size = 12});
   }
 }
 
-void draw(std::ostream& out, const LineChart& chart) {
-  const LogAxis x(chart, true), y(chart, false);
-  draw_grid(out, x, y, chart.x_is_bytes);
-  frame(out, chart.title, chart.x_label, chart.y_label);
+void draw(std::ostream& out, const Layout& layout, const LineChart& chart) {
+  const Axis x(chart, true), y(chart, false);
+  draw_grid(out, layout, x, y, chart.x_is_bytes);
+  frame(out, layout, chart.title, chart.x_label, chart.y_label);
   std::vector<std::string> names;
   for (size_t s = 0; s < chart.series.size(); s++) {
     const Series& series = chart.series[s];
     std::ostringstream points, dots;
     for (size_t i = 0; i < series.x.size(); i++) {
       if (!(series.x[i] > 0 && series.y[i] > 0)) continue;
-      const double px = kLeft + kPlotWidth * x.at(series.x[i]), py = kTop + kPlotHeight * (1 - y.at(series.y[i]));
+      const double px = kLeft + layout.plot_width * x.at(series.x[i]),
+                   py = kTop + kPlotHeight * (1 - y.at(series.y[i]));
       points << px << ',' << py << ' ';
       dots << "<circle cx='" << px << "' cy='" << py << "' r='2.6' fill='" << colour(s) << "'><title>"
            << (chart.x_is_bytes ? size_text(series.x[i]) : number_text(series.x[i])) << ": " << number_text(series.y[i])
@@ -125,18 +193,10 @@ void draw(std::ostream& out, const LineChart& chart) {
     out << dots.str();
     names.push_back(series.name);
   }
-  legend(out, names);
+  legend(out, layout, names);
 }
 
-// 1, 2 or 5 times a power of ten: at most about six ticks up to `largest`.
-double nice_step(double largest) {
-  const double raw = largest / 5, power = std::pow(10, std::floor(std::log10(raw)));
-  for (const double factor : {1.0, 2.0, 5.0})
-    if (raw <= factor * power) return factor * power;
-  return 10 * power;
-}
-
-void draw(std::ostream& out, const BarChart& chart) {
+void draw(std::ostream& out, const Layout& layout, const BarChart& chart) {
   double largest = 0;
   for (const auto& row : chart.values)
     for (const double v : row) largest = std::max(largest, v);
@@ -144,23 +204,35 @@ void draw(std::ostream& out, const BarChart& chart) {
   const double step = nice_step(largest), top = std::ceil(largest / step) * step;
   for (double tick = 0; tick <= top * 1.0001; tick += step) {
     const double at = kTop + kPlotHeight * (1 - tick / top);
-    line(out, kLeft, at, kLeft + kPlotWidth, at, "#ddd");
-    text(out, kLeft - 6, at + 4, number_text(tick), {.anchor = "end", .size = 11});
+    line(out, kLeft, at, kLeft + layout.plot_width, at, "#ddd");
+    text(out, kLeft - 6, at + 4, number_text(tick), {.anchor = "end", .size = 12});
   }
-  const double group = kPlotWidth / static_cast<double>(std::max<size_t>(1, chart.categories.size()));
-  const double bar = group * 0.8 / static_cast<double>(std::max<size_t>(1, chart.series.size()));
+  const double n_series = static_cast<double>(std::max<size_t>(1, chart.series.size()));
+  const double group = layout.plot_width / static_cast<double>(std::max<size_t>(1, chart.categories.size()));
+  const double bar = std::min(group * 0.8 / n_series, kMostBarWidth);
   for (size_t c = 0; c < chart.categories.size(); c++) {
-    const double left = kLeft + group * (static_cast<double>(c) + 0.1);
+    const double middle = kLeft + group * (static_cast<double>(c) + 0.5), left = middle - bar * n_series / 2;
     for (size_t s = 0; s < chart.series.size(); s++) {
       const double value = chart.values[s][c], height = kPlotHeight * value / top;
       out << "<rect x='" << left + bar * static_cast<double>(s) << "' y='" << kTop + kPlotHeight - height << "' width='"
           << bar * 0.94 << "' height='" << height << "' fill='" << colour(s) << "'><title>"
           << escape(chart.series[s] + ", " + chart.categories[c]) << ": " << number_text(value) << "</title></rect>\n";
     }
-    text(out, left + group * 0.4, kTop + kPlotHeight + 16, chart.categories[c], {.anchor = "middle"});
+    text(out, middle, kTop + kPlotHeight + 17, chart.categories[c], {.anchor = "middle"});
   }
-  frame(out, chart.title, "", chart.y_label);
-  legend(out, chart.series);
+  frame(out, layout, chart.title, "", chart.y_label);
+  legend(out, layout, chart.series);
+}
+
+// Words in lines that fit between the margins.
+std::vector<std::string> note_lines(const std::string& note) {
+  std::istringstream words(note);
+  std::vector<std::string> lines(1);
+  for (std::string word; words >> word;) {
+    if (!lines.back().empty() && lines.back().size() + word.size() >= kNoteCharacters) lines.emplace_back();
+    lines.back() += (lines.back().empty() ? "" : " ") + word;
+  }
+  return lines;
 }
 
 }  // namespace
@@ -189,7 +261,10 @@ std::string size_text(double bytes) {
 std::string svg_page(const std::string& heading, const std::string& note, const std::vector<LineChart>& lines,
                      const std::vector<BarChart>& bars) {
   const double charts = static_cast<double>(lines.size() + bars.size());
-  const double height = kHeading + charts * kHeight + 24;
+  const std::vector<std::string> small_print = note_lines(note);
+  const double notes = kHeading + charts * kHeight + 14;
+  const double height = notes + kNoteLine * static_cast<double>(small_print.size());
+  const Layout layout(lines, bars);
   std::ostringstream out;
   out << "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 " << kWidth << ' ' << height << "' width='" << kWidth
       << "' height='" << height
@@ -198,13 +273,14 @@ std::string svg_page(const std::string& heading, const std::string& note, const 
   double y = kHeading;
   const auto place = [&](const auto& chart) {
     out << "<g transform='translate(0 " << y << ")'>\n";
-    draw(out, chart);
+    draw(out, layout, chart);
     out << "</g>\n";
     y += kHeight;
   };
   for (const LineChart& chart : lines) place(chart);
   for (const BarChart& chart : bars) place(chart);
-  text(out, kLeft, height - 10, note, {.size = 11});
+  for (size_t i = 0; i < small_print.size(); i++)
+    text(out, kLeft, notes + kNoteLine * static_cast<double>(i), small_print[i], {.size = 12});
   out << "</svg>\n";
   return out.str();
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small charts as SVG text, without a library.
 #ifndef PERF_COMMON_SVG_H_
 #define PERF_COMMON_SVG_H_
@@ -12,7 +13,8 @@ struct Series {
   std::vector<double> x, y;
   bool joined = true;  // false: dots without a line
 };
-// Lines over two logarithmic axes; points that are not positive are left out.
+// Lines over two axes that begin where the data begins. An axis is logarithmic, but linear where its values lie within
+// a factor of ten and are no bytes. Points that are not positive are left out.
 struct LineChart {
   std::string title, x_label, y_label;
   bool x_is_bytes = true;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ranks that one thread drives, and what they do together beside the measured operation: meet and share figures.
 #ifndef PERF_COMMON_TEAM_H_
 #define PERF_COMMON_TEAM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's part of hybrid_perf: an iteration of a MoE layer whose experts travel inside domains and whose tokens
 // travel between them, checked and timed; and the messages that it takes.
 #ifndef PERF_HYBRID_HYBRID_BENCH_H_

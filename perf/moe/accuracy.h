@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How well `auto` chooses among the plans of a MoE layer: what was measured at each point, and what is said of it.
 // Pure.
 #ifndef PERF_MOE_ACCURACY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer whose best plan changes while it runs: what was measured, and how well `auto` followed. Pure.
 #ifndef PERF_MOE_DRIFT_H_
 #define PERF_MOE_DRIFT_H_

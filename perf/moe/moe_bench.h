@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks and times the algorithms on one rank.
 #ifndef PERF_MOE_MOE_BENCH_H_
 #define PERF_MOE_MOE_BENCH_H_

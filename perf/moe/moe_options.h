@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command line of dispatch_combine_perf, and the routing of all ranks that it describes.
 #ifndef PERF_MOE_MOE_OPTIONS_H_
 #define PERF_MOE_MOE_OPTIONS_H_

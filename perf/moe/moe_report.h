@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What dispatch_combine_perf prints and writes.
 #ifndef PERF_MOE_MOE_REPORT_H_
 #define PERF_MOE_MOE_REPORT_H_

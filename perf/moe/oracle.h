@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What dispatch and combine must give, worked out locally on each rank from the routing of all ranks.
 //
 // Rows carry small integers and weights are 1 or 1/2, chosen so that every sum over a token's experts is exact in the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Placements of replicated experts for benchmarks.
 #ifndef PERF_MOE_PLACEMENTS_H_
 #define PERF_MOE_PLACEMENTS_H_

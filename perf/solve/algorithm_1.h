@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The adaptive replication paper's Algorithm 1 as its listing has it: what the library's counts are held to, and timed
 // beside.
 #pragma once

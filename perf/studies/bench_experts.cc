@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The floor under moecclExpertAllReduce where ranks reach each other's buffers: the same sums of the same placement,
 // each slot read once and written once, by one pinned thread a core with equal shares. No ranks, plans, signals or
 // waiting.

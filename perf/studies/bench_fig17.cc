@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Draws HybridEP's Fig. 17 from the model: speed-up over plain expert parallelism against the number of data centres,
 // at a fixed domain size and at a fixed p, for several bandwidths. The configuration is in docs/solvers.md.
 //   bench_fig17 docs/hybridep_fig17.svg

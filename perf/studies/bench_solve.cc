@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times the placement solvers on one core beside the papers' own methods, compiled here: Kuhn-Munkres on the expanded
 // matrix (NetMoE), the update for every token and expert (HierMoE), Algorithm 1's loops (adaptive replication). One
 // line each:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an expert-parallel dispatch costs while a data-parallel AllReduce is in flight on the same paced lanes: alone,
 // by class (EP before DP, MoNTA's communication priorities), and with both in one class. --real: over the links that
 // are there, such as TCP between two hosts (perf/compare_net --rate 1gbit --run build/perf/priority_perf --real).

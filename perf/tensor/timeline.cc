@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "perf/tensor/timeline.h"
 
 #include <algorithm>
@@ -81,7 +82,7 @@ LaneUse lane_use(const std::vector<RankSpan>& spans, moecclLaneKind_t lane, cons
 
 std::string timeline_svg(const std::string& title, const std::string& note, const std::vector<TimelineRow>& rows,
                          const std::vector<int>& group_of) {
-  constexpr double kWidth = 900, kLeft = 130, kRight = 30, kBar = 16, kTop = 70, kGap = 18;
+  constexpr double kWidth = 900, kLeft = 130, kRight = 90, kBar = 16, kTop = 70, kGap = 18;
   constexpr const char* kColours[] = {"#999999", "#0072B2", "#009E73", "#D55E00"};
   constexpr moecclLaneKind_t kLanes[] = {moecclLaneInter, moecclLaneIntra, moecclLaneCopy};
   double most_us = 1;

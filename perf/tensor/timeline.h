@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lane timelines of all ranks of a run, and what follows from them.
 #ifndef PERF_TENSOR_TIMELINE_H_
 #define PERF_TENSOR_TIMELINE_H_

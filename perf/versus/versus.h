@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times MoECCL and another library in turns, in the same processes and on the same buffers.
 #ifndef PERF_VERSUS_VERSUS_H_
 #define PERF_VERSUS_VERSUS_H_

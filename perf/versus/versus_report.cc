@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command line and the output of the comparisons.
 #include <CLI/CLI.hpp>
 #include <cmath>

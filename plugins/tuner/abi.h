@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL's interface of tuner plugins, versions 3 to 7 (NCCL 2.22 to 2.32), declared by hand: layouts and values that
 // NCCL relies on. Results and functions of collectives are plain ints here.
 #pragma once

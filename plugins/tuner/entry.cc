@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What NCCL loads: the structures ncclTunerPlugin_v3 to _v7. No function returns an error or lets anything be thrown
 // out of it, because NCCL hands a tuner's error to the program: what this tuner cannot do leaves NCCL's own choice.
 #include <exception>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a profile knows of the links between hosts, which NCCL takes for one network of one speed.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What NCCL's algorithms take over measured links: an alpha-beta price of each, level by level (docs/plugins.md).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One communicator's tuner: what it knows when NCCL asks, and what it then writes.
 #pragma once
 

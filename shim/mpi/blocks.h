@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program's buffer as plain bytes: itself when its type is contiguous, otherwise packed into memory of its own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The MoECCL communicator behind an MPI communicator.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The collectives: what MoECCL runs, and what stays MPI's.
 //
 // Ranks must decide alike. For reductions MPI asks for the same count, type and operator on all ranks, so a look at

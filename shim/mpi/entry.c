@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a preloaded MPI program finds before its MPI library: a few collectives. Needs libc alone and no MPI: in a
  * program without MPI nothing of this is called. The first call loads the core; without it, or in trouble, calls go to

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How the exported MPI functions (entry.c) reach the core, which is loaded by the first of their calls. */
 #ifndef MOECCL_SHIM_MPI_TABLE_H_
 #define MOECCL_SHIM_MPI_TABLE_H_

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * NCCL's binary interface as of 2.32.3, declared by hand: names, values and layouts that programs built against NCCL's
  * own header rely on. tests/shim compares every size, offset, value and signature with nccl.h where one is installed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a program asks of a single call: ncclCollConfig_t, of the nccl<Collective>Config functions of NCCL 2.31 and
 // later.
 #pragma once

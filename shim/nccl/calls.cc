@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One call, handed to MoECCL or to NCCL.
 #include "shim/nccl/device.h"
 #include "shim/nccl/group.h"
@@ -9,8 +10,18 @@ namespace {
 
 bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
 
-// MoECCL's streams are opaque handles as well: the number is passed through as it is.
-moecclStream_t stream_of(const Call& call) { return reinterpret_cast<moecclStream_t>(call.stream); }
+// MoECCL's streams are opaque handles as well: the number is passed through as it is. NULL, which blocks in MoECCL, is
+// the legacy default stream for NCCL: PyTorch's synchronous collectives run on it. Ranks that are threads of one
+// process on one device have this stream in common: a rank's operation would wait there for one that comes after it, so
+// for them NULL blocks.
+moecclStream_t stream_of(const Call& call, const Comm& comm) {
+  constexpr uintptr_t kLegacy = 1;  // CU_STREAM_LEGACY
+  if (call.stream != nullptr || comm.shares_device || !moeccl_serves_cuda() ||
+      !(device::names(call.send) || device::names(call.recv))) {
+    return reinterpret_cast<moecclStream_t>(call.stream);
+  }
+  return reinterpret_cast<moecclStream_t>(kLegacy);
+}
 
 // A host that reads memory of a device dies: say so instead.
 ncclResult_t check_memory(const Call& call) {
@@ -25,7 +36,8 @@ ncclResult_t check_memory(const Call& call) {
   return ncclSuccess;
 }
 
-// MoECCL's operator for one call. A scalar in device-visible memory is read now, into an operator of the call's own.
+// MoECCL's operator for one call. ncclScalarDevice with memory that the host has too (MoECCL reads the device's when
+// the operation runs): read now, into an operator of the call's own.
 class Operator {
  public:
   Operator(const Call& call, Comm& comm) : comm_(comm) {
@@ -44,16 +56,8 @@ class Operator {
     }
     op = entry.made;
     if (entry.scalar == nullptr) return;
-    alignas(8) unsigned char value[8] = {};
-    const void* scalar = entry.scalar;
-    if (device::owns(scalar)) {
-      if (!device::read(value, scalar, moecclTypeSize(static_cast<moecclDataType_t>(entry.type)), call.stream)) {
-        result = fail(ncclUnhandledCudaError, std::string(call.function) + ": the operator's scalar cannot be read");
-        return;
-      }
-      scalar = value;
-    }
-    result = from_moeccl(moecclRedOpCreatePreMulSum(&op, scalar, static_cast<moecclDataType_t>(entry.type), comm.ours));
+    result = from_moeccl(
+        moecclRedOpCreatePreMulSum(&op, entry.scalar, static_cast<moecclDataType_t>(entry.type), comm.ours));
     made_ = result == ncclSuccess;
   }
   ~Operator() {
@@ -70,9 +74,10 @@ class Operator {
   bool made_ = false;
 };
 
-moecclResult_t run_ours(const Call& c, moecclRedOp_t op, moecclComm_t comm) {
+moecclResult_t run_ours(const Call& c, moecclRedOp_t op, const Comm& in) {
   const auto type = static_cast<moecclDataType_t>(c.type);
-  moecclStream_t stream = stream_of(c);
+  const moecclComm_t comm = in.ours;
+  moecclStream_t stream = stream_of(c, in);
   switch (c.kind) {
     case Kind::kAllReduce:
       return moecclAllReduce(c.send, c.recv, c.count, type, op, comm, stream);
@@ -136,7 +141,7 @@ ncclResult_t issue_ours(const Call& call, Comm& comm) {
   if (ready != ncclSuccess) return ready;
   const Operator op(call, comm);
   if (op.result != ncclSuccess) return op.result;
-  return from_moeccl(run_ours(call, op.op, comm.ours));
+  return from_moeccl(run_ours(call, op.op, comm));
 }
 
 namespace {

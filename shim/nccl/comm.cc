@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "shim/nccl/comm.h"
 
 #include <chrono>
@@ -89,6 +90,11 @@ ncclResult_t resolve(const char* function, ncclComm_t handle, Target* target, Ne
                 std::string(function) + (state == ncclInProgress
                                              ? ": the communicator is still being made: ask ncclCommGetAsyncError first"
                                              : ": the communicator could not be made: abort it"));
+  }
+  if (need == Need::kUsable && held->children.load(std::memory_order_acquire) > 0) {  // released by who made them
+    return fail(ncclInvalidArgument, std::string(function) +
+                                         ": another communicator is being made from this one: wait until "
+                                         "ncclCommGetAsyncError on it no longer says ncclInProgress");
   }
   if (need == Need::kUsable && held->suspended) {
     return fail(ncclInvalidUsage,

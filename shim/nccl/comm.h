@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an ncclComm_t of the shim stands for, and who is using it.
 #pragma once
 
@@ -21,13 +22,15 @@ struct Comm {
   moecclComm_t ours = nullptr;
   ncclComm_t real = nullptr;  // set: everything is forwarded to it
   int rank = -1, n_ranks = 0;
-  int device = -1;  // CUDA ordinal, -1 without one
+  int device = -1;             // CUDA ordinal, -1 without one
+  bool shares_device = false;  // with another rank, a thread of this process
   bool blocking = true;
   std::string name;
   std::array<unsigned char, 16> seed{};  // the same random bytes on all ranks: survivors meet under a name made of them
 
   // ncclInProgress while it is being made in the background, then how that ended.
   std::atomic<ncclResult_t> state{ncclSuccess};
+  std::atomic<int> children{0};  // made from this one in the background, now
   std::atomic<bool> revoked{false};
   std::atomic<bool> suspended{false};
   std::atomic<bool> given_up{false};    // aborted, revoked or destroyed: nobody waits on it any longer
@@ -39,8 +42,8 @@ struct Comm {
   // Operators of ncclRedOpCreatePreMulSum, by number - ncclNumOps.
   struct PreMul {
     bool used = false;
-    moecclRedOp_t made = 0;        // host scalar: MoECCL's operator
-    const void* scalar = nullptr;  // device scalar: read when a collective is called
+    moecclRedOp_t made = 0;        // MoECCL's operator; or
+    const void* scalar = nullptr;  // ncclScalarDevice in host memory: read when a collective is called
     ncclDataType_t type = ncclFloat32;
   };
   std::mutex mutex;        // guards what is below

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The core's table, and the functions that concern no communicator in particular.
 #include "shim/nccl/core.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL's functions as the shim means them: one for each line of functions.def, in core_*.cc.
 #pragma once
 

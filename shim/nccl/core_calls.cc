@@ -1,4 +1,5 @@
-// Collectives and messages: each becomes a Call.
+// SPDX-License-Identifier: Apache-2.0
+// Collectives and messages: each becomes a Call. A collective is one whose config (core_config.cc) is missing.
 #include "shim/nccl/core.h"
 #include "shim/nccl/group.h"
 
@@ -6,29 +7,12 @@ namespace moeccl::shim::core {
 
 ncclResult_t AllReduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                        cudaStream_t stream) {
-  return submit({.kind = Kind::kAllReduce,
-                 .function = "ncclAllReduce",
-                 .send = send,
-                 .recv = recv,
-                 .count = count,
-                 .type = type,
-                 .op = op,
-                 .comm = comm,
-                 .stream = stream});
+  return AllReduceConfig(send, recv, count, type, op, comm, stream, nullptr);
 }
 
 ncclResult_t Reduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                     ncclComm_t comm, cudaStream_t stream) {
-  return submit({.kind = Kind::kReduce,
-                 .function = "ncclReduce",
-                 .send = send,
-                 .recv = recv,
-                 .count = count,
-                 .type = type,
-                 .op = op,
-                 .peer = root,
-                 .comm = comm,
-                 .stream = stream});
+  return ReduceConfig(send, recv, count, type, op, root, comm, stream, nullptr);
 }
 
 ncclResult_t Bcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
@@ -45,78 +29,32 @@ ncclResult_t Bcast(void* buffer, size_t count, ncclDataType_t type, int root, nc
 
 ncclResult_t Broadcast(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                        cudaStream_t stream) {
-  return submit({.kind = Kind::kBroadcast,
-                 .function = "ncclBroadcast",
-                 .send = send,
-                 .recv = recv,
-                 .count = count,
-                 .type = type,
-                 .peer = root,
-                 .comm = comm,
-                 .stream = stream});
+  return BroadcastConfig(send, recv, count, type, root, comm, stream, nullptr);
 }
 
 ncclResult_t AllGather(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
                        cudaStream_t stream) {
-  return submit({.kind = Kind::kAllGather,
-                 .function = "ncclAllGather",
-                 .send = send,
-                 .recv = recv,
-                 .count = count,
-                 .type = type,
-                 .comm = comm,
-                 .stream = stream});
+  return AllGatherConfig(send, recv, count, type, comm, stream, nullptr);
 }
 
 ncclResult_t ReduceScatter(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  return submit({.kind = Kind::kReduceScatter,
-                 .function = "ncclReduceScatter",
-                 .send = send,
-                 .recv = recv,
-                 .count = count,
-                 .type = type,
-                 .op = op,
-                 .comm = comm,
-                 .stream = stream});
+  return ReduceScatterConfig(send, recv, count, type, op, comm, stream, nullptr);
 }
 
 ncclResult_t AlltoAll(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
                       cudaStream_t stream) {
-  return submit({.kind = Kind::kAllToAll,
-                 .function = "ncclAlltoAll",
-                 .send = send,
-                 .recv = recv,
-                 .count = count,
-                 .type = type,
-                 .comm = comm,
-                 .stream = stream});
+  return AlltoAllConfig(send, recv, count, type, comm, stream, nullptr);
 }
 
 ncclResult_t Gather(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                     cudaStream_t stream) {
-  return submit({.kind = Kind::kGather,
-                 .function = "ncclGather",
-                 .send = send,
-                 .recv = recv,
-                 .count = count,
-                 .type = type,
-                 .peer = root,
-                 .comm = comm,
-                 .stream = stream});
+  return GatherConfig(send, recv, count, type, root, comm, stream, nullptr);
 }
 
 ncclResult_t Scatter(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                      cudaStream_t stream) {
-  return submit({.kind = Kind::kScatter,
-                 .function = "ncclScatter",
-                 .send = send,
-                 .recv = recv,
-                 .count = count,
-                 .type = type,
-                 .peer = root,
-                 .comm = comm,
-                 .stream = stream});
+  return ScatterConfig(send, recv, count, type, root, comm, stream, nullptr);
 }
 
 ncclResult_t Send(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communicators: making, splitting, shrinking, ending and asking.
 #include <algorithm>
 #include <cstring>
@@ -189,7 +190,7 @@ ncclResult_t CommAbort(ncclComm_t comm) { return end(comm, "ncclCommAbort", true
 
 ncclResult_t CommRevoke(ncclComm_t comm, int flags) {
   Target target;
-  const ncclResult_t result = resolve("ncclCommRevoke", comm, &target);
+  const ncclResult_t result = resolve("ncclCommRevoke", comm, &target, Need::kMade);
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommRevoke, target.real, flags);
   if (flags != NCCL_REVOKE_DEFAULT) return fail(ncclInvalidArgument, "ncclCommRevoke: give NCCL_REVOKE_DEFAULT");
@@ -217,12 +218,12 @@ ncclResult_t CommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncc
   CommPtr made = new_comm(config, target.ours->device);
   if (!config.set) made->blocking = target.ours->blocking;
   made->name = config.name;
-  // The job keeps the parent in use until it has ended.
-  return start({made, out, [parent = std::make_shared<Held>(std::move(target.ours)), color, key](Comm& c) {
-                  const ncclResult_t done = split(**parent, color, key, c);
-                  *parent = Held();
-                  return done;
-                }});
+  const auto parent = std::make_shared<Held>(std::move(target.ours));
+  return start({.comm = made,
+                .out = out,
+                .work = [parent, color, key](Comm& c) { return split(**parent, color, key, c); },
+                .parent = parent,
+                .joins = color != NCCL_SPLIT_NOCOLOR});
 }
 
 ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm_t* out, ncclConfig_t* given,
@@ -258,11 +259,11 @@ ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm
   CommPtr made = new_comm(config, target.ours->device);
   if (!config.set) made->blocking = target.ours->blocking;
   made->name = config.name;
-  return start({made, out, [parent = std::make_shared<Held>(std::move(target.ours)), stay, parent_works](Comm& c) {
-                  const ncclResult_t done = meet_again(**parent, stay, parent_works, c);
-                  *parent = Held();
-                  return done;
-                }});
+  const auto parent = std::make_shared<Held>(std::move(target.ours));
+  return start({.comm = made,
+                .out = out,
+                .work = [parent, stay, parent_works](Comm& c) { return meet_again(**parent, stay, parent_works, c); },
+                .parent = parent});
 }
 
 ncclResult_t CommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {
@@ -305,11 +306,11 @@ ncclResult_t CommGrow(ncclComm_t comm, int n_ranks, const ncclUniqueId* id, int 
   if (!config.set) made->blocking = target.ours->blocking;
   KnownId mine;
   if (id != nullptr) mine = {1, *id};
-  return start({made, out, [parent = std::make_shared<Held>(std::move(target.ours)), n_ranks, mine, config](Comm& c) {
-                  const ncclResult_t done = grow(**parent, n_ranks, mine, config, c);
-                  *parent = Held();
-                  return done;
-                }});
+  const auto parent = std::make_shared<Held>(std::move(target.ours));
+  return start({.comm = made,
+                .out = out,
+                .work = [parent, n_ranks, mine, config](Comm& c) { return grow(**parent, n_ranks, mine, config, c); },
+                .parent = parent});
 }
 
 ncclResult_t CommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
@@ -319,6 +320,7 @@ ncclResult_t CommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommGetAsyncError, target.real, out);
   *out = target.ours->state.load(std::memory_order_acquire);  // released by who made it
+  if (*out == ncclSuccess && target.ours->children.load(std::memory_order_acquire) > 0) *out = ncclInProgress;
   if (*out != ncclSuccess || target.ours->revoked) return ncclSuccess;
   moecclResult_t state = moecclSuccess;
   const ncclResult_t asked = from_moeccl(moecclCommGetAsyncError(target.ours->ours, &state));

@@ -1,4 +1,5 @@
-// Collectives with a config of their own (NCCL 2.31 and later), and what 2.32 has added.
+// SPDX-License-Identifier: Apache-2.0
+// Collectives with a config of their own (NCCL 2.31 and later), or without one; and what 2.32 has added.
 #include "shim/nccl/core.h"
 #include "shim/nccl/group.h"
 #include "shim/nccl/join.h"
@@ -9,7 +10,7 @@ namespace moeccl::shim::core {
 ncclResult_t AllReduceConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
                              ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config) {
   return submit({.kind = Kind::kAllReduce,
-                 .function = "ncclAllReduceConfig",
+                 .function = config == nullptr ? "ncclAllReduce" : "ncclAllReduceConfig",
                  .send = send,
                  .recv = recv,
                  .count = count,
@@ -23,7 +24,7 @@ ncclResult_t AllReduceConfig(const void* send, void* recv, size_t count, ncclDat
 ncclResult_t ReduceConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                           ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config) {
   return submit({.kind = Kind::kReduce,
-                 .function = "ncclReduceConfig",
+                 .function = config == nullptr ? "ncclReduce" : "ncclReduceConfig",
                  .send = send,
                  .recv = recv,
                  .count = count,
@@ -38,7 +39,7 @@ ncclResult_t ReduceConfig(const void* send, void* recv, size_t count, ncclDataTy
 ncclResult_t BroadcastConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                              cudaStream_t stream, const ncclCollConfig_t* config) {
   return submit({.kind = Kind::kBroadcast,
-                 .function = "ncclBroadcastConfig",
+                 .function = config == nullptr ? "ncclBroadcast" : "ncclBroadcastConfig",
                  .send = send,
                  .recv = recv,
                  .count = count,
@@ -52,12 +53,11 @@ ncclResult_t BroadcastConfig(const void* send, void* recv, size_t count, ncclDat
 ncclResult_t AllGatherConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
                              cudaStream_t stream, const ncclCollConfig_t* config) {
   return submit({.kind = Kind::kAllGather,
-                 .function = "ncclAllGatherConfig",
+                 .function = config == nullptr ? "ncclAllGather" : "ncclAllGatherConfig",
                  .send = send,
                  .recv = recv,
                  .count = count,
                  .type = type,
-
                  .comm = comm,
                  .stream = stream},
                 config);
@@ -66,7 +66,7 @@ ncclResult_t AllGatherConfig(const void* send, void* recv, size_t count, ncclDat
 ncclResult_t ReduceScatterConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                  ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config) {
   return submit({.kind = Kind::kReduceScatter,
-                 .function = "ncclReduceScatterConfig",
+                 .function = config == nullptr ? "ncclReduceScatter" : "ncclReduceScatterConfig",
                  .send = send,
                  .recv = recv,
                  .count = count,
@@ -80,12 +80,11 @@ ncclResult_t ReduceScatterConfig(const void* send, void* recv, size_t count, ncc
 ncclResult_t AlltoAllConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
                             cudaStream_t stream, const ncclCollConfig_t* config) {
   return submit({.kind = Kind::kAllToAll,
-                 .function = "ncclAlltoAllConfig",
+                 .function = config == nullptr ? "ncclAlltoAll" : "ncclAlltoAllConfig",
                  .send = send,
                  .recv = recv,
                  .count = count,
                  .type = type,
-
                  .comm = comm,
                  .stream = stream},
                 config);
@@ -94,7 +93,7 @@ ncclResult_t AlltoAllConfig(const void* send, void* recv, size_t count, ncclData
 ncclResult_t GatherConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                           cudaStream_t stream, const ncclCollConfig_t* config) {
   return submit({.kind = Kind::kGather,
-                 .function = "ncclGatherConfig",
+                 .function = config == nullptr ? "ncclGather" : "ncclGatherConfig",
                  .send = send,
                  .recv = recv,
                  .count = count,
@@ -108,7 +107,7 @@ ncclResult_t GatherConfig(const void* send, void* recv, size_t count, ncclDataTy
 ncclResult_t ScatterConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream, const ncclCollConfig_t* config) {
   return submit({.kind = Kind::kScatter,
-                 .function = "ncclScatterConfig",
+                 .function = config == nullptr ? "ncclScatter" : "ncclScatterConfig",
                  .send = send,
                  .recv = recv,
                  .count = count,

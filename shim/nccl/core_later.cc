@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What NCCL 2.29 and 2.30 have added and no other file is the place for: suspension, properties and the
 // runtime's parameters.
 #include <algorithm>

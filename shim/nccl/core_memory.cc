@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory, registrations, windows, operators with a scalar, and the host side of NCCL's device interface.
 #include <mutex>
 #include <unordered_map>
@@ -202,7 +203,7 @@ ncclResult_t RedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t 
     return MOECCL_FORWARD(RedOpCreatePreMulSum, op, scalar, type, residence, target.real);
   }
   Comm::PreMul made{.used = true, .type = type};
-  if (residence == ncclScalarDevice) {
+  if (residence == ncclScalarDevice && !device::names(scalar)) {
     if (moecclTypeSize(static_cast<moecclDataType_t>(type)) == 0) {
       return fail(ncclInvalidArgument, "ncclRedOpCreatePreMulSum: datatype is " + std::to_string(type) + ": give one");
     }

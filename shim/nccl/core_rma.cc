@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One-sided puts and signals (NCCL 2.29 and later), between ranks of a host.
 #include <memory>
 #include <vector>

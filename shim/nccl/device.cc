@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "shim/nccl/device.h"
 
 #include <dlfcn.h>
@@ -73,6 +74,11 @@ const Driver& driver() {
   return found;
 }
 
+bool use(int ordinal) {
+  void* context = nullptr;
+  return driver().retain_primary(&context, ordinal) == 0 && driver().set_context(context) == 0;
+}
+
 }  // namespace
 
 bool present() { return driver().usable; }
@@ -83,19 +89,26 @@ int current() {
   return driver().context_device(&ordinal) == 0 ? ordinal : 0;
 }
 
-bool use(int ordinal) {
-  if (ordinal < 0 || !present()) return true;
-  void* context = nullptr;
-  return driver().retain_primary(&context, ordinal) == 0 && driver().set_context(context) == 0;
+Current::Current(int ordinal) {
+  if (ordinal < 0 || !present()) return;
+  ok_ = driver().context(&before_) == 0 && use(ordinal);
+}
+
+Current::~Current() {
+  if (before_ != nullptr) (void)driver().set_context(before_);
+}
+
+bool names(const void* pointer) {
+  if (pointer == nullptr || !present()) return false;
+  unsigned type = 0;
+  return driver().pointer_attribute(&type, kMemoryType, reinterpret_cast<uint64_t>(pointer)) == 0 &&
+         type == kTypeDevice;
 }
 
 bool owns(const void* pointer) {
-  if (pointer == nullptr || !present()) return false;
-  const auto address = reinterpret_cast<uint64_t>(pointer);
-  unsigned type = 0;
-  if (driver().pointer_attribute(&type, kMemoryType, address) != 0 || type != kTypeDevice) return false;
+  if (!names(pointer)) return false;
   unsigned managed = 0;
-  return driver().pointer_attribute(&managed, kIsManaged, address) != 0 || managed == 0;
+  return driver().pointer_attribute(&managed, kIsManaged, reinterpret_cast<uint64_t>(pointer)) != 0 || managed == 0;
 }
 
 bool read(void* to, const void* from, size_t bytes, void* stream) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The little that the shim must know of CUDA: whether there are devices, which one is current, what a pointer names.
 // Through the driver library, if it is there; the shim needs no CUDA to build or run.
 #pragma once
@@ -11,8 +12,22 @@ bool present();
 // The ordinal of the calling thread's current device; 0, the CUDA runtime's default, when none was chosen; -1 without
 // CUDA.
 int current();
-// Makes the device current for the calling thread. False when it cannot; ordinal < 0 is nothing to do.
-bool use(int ordinal);
+// Makes the device current for the calling thread while this lives. The device that was current before comes back; a
+// thread that had none keeps this one, as after a call of the CUDA runtime. Ordinal < 0 is nothing to do.
+class Current {
+ public:
+  explicit Current(int ordinal);
+  ~Current();
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  bool ok() const { return ok_; }
+
+ private:
+  void* before_ = nullptr;
+  bool ok_ = true;
+};
+// Whether it is memory of a device, managed memory too.
+bool names(const void* pointer);
 // Whether the host cannot read `pointer`: memory of a device that is not managed.
 bool owns(const void* pointer);
 // Copies bytes of device memory to the host, after what is on the stream before. False on failure.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a preloaded program sees: NCCL's symbols, and nothing else. This library needs libc alone, has no constructor
  * and starts no thread; the core, and with it MoECCL and the C++ library, is loaded by the first NCCL call. So a

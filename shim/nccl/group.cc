@@ -1,9 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "shim/nccl/group.h"
 
 #include <algorithm>
 #include <thread>
 #include <utility>
 
+#include "shim/nccl/device.h"
 #include "shim/nccl/real.h"
 
 namespace moeccl::shim {
@@ -33,9 +35,21 @@ void refuse(const Job& job) {
   *job.out = nullptr;
 }
 
+// MoECCL serves the memory of the device that is current where a communicator is made; a helper thread has none.
+ncclResult_t make(const Job& job) {
+  const device::Current current(job.comm->device);
+  if (!current.ok()) {
+    return fail(ncclUnhandledCudaError, "CUDA device " + std::to_string(job.comm->device) + " cannot be used");
+  }
+  const ncclResult_t result = contained([&] { return job.work(*job.comm); });
+  // Its default stream may hold up what is on its parent's.
+  if (job.parent != nullptr && (*job.parent)->shares_device) job.comm->shares_device = true;
+  return result;
+}
+
 // Runs one job to its end and gives the program's variable its final value.
 ncclResult_t run(const Job& job) {
-  const ncclResult_t result = contained([&] { return job.work(*job.comm); });
+  const ncclResult_t result = make(job);
   const bool joined = job.comm->ours != nullptr || job.comm->real != nullptr;
   if (result != ncclSuccess || !joined) refuse(job);
   job.comm->state.store(result, std::memory_order_release);  // acquired in resolve()
@@ -44,9 +58,16 @@ ncclResult_t run(const Job& job) {
 
 void run_in_background(const Job& job) {
   job.comm->state.store(ncclInProgress, std::memory_order_relaxed);
-  const auto background = [job] {
+  // Nothing else may run on the parent meanwhile: its ranks would not agree on the order.
+  if (job.parent != nullptr) (*job.parent)->children.fetch_add(1, std::memory_order_relaxed);
+  const auto ended = [job] {
+    if (job.parent != nullptr)
+      (*job.parent)->children.fetch_sub(1, std::memory_order_release);  // acquired in resolve()
+  };
+  const auto background = [job, ended] {
     Comm& comm = *job.comm;
-    const ncclResult_t result = contained([&] { return job.work(comm); });
+    const ncclResult_t result = make(job);
+    ended();
     // The program learns of a failure by ncclCommGetAsyncError, so the handle stays until it is aborted.
     const std::lock_guard lock(comm.mutex);
     comm.state.store(result, std::memory_order_release);  // acquired in resolve()
@@ -56,6 +77,7 @@ void run_in_background(const Job& job) {
     std::thread(background).detach();
   } catch (const std::exception& e) {
     job.comm->state.store(fail_thrown(e), std::memory_order_release);
+    ended();
   }
 }
 
@@ -171,7 +193,7 @@ ncclResult_t submit(Call call, const ncclCollConfig_t* config) {
 }
 
 ncclResult_t start(Job job) {
-  *job.out = publish(job.comm);
+  *job.out = job.joins ? publish(job.comm) : nullptr;
   if (group.depth > 0) {
     job.comm->state.store(ncclInProgress, std::memory_order_relaxed);
     group.jobs.push_back(std::move(job));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls, and their way to a library: at once, or together at the outermost ncclGroupEnd.
 #pragma once
 
@@ -51,6 +52,9 @@ struct Job {
   CommPtr comm;
   ncclComm_t* out = nullptr;  // the program's variable; NULL when it fails, or when `comm` joins nothing
   std::function<ncclResult_t(Comm&)> work;
+  // What it is made from: in use until the job has ended, and in progress while the job runs in the background.
+  std::shared_ptr<Held> parent = {};
+  bool joins = true;  // false: this rank takes part in a split and gets no communicator
 };
 // Runs it now, in the background when the communicator does not block (ncclInProgress), or at the end of the thread's
 // group, where several jobs run side by side. Publishes comm and sets *out first.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "shim/nccl/join.h"
 
 #include <sys/random.h>
@@ -18,27 +19,39 @@ namespace {
 
 // What ranks tell each other first. Fixed layout: the ranks may run different builds of the shim.
 struct Hello {
-  uint32_t version = 2;
+  uint32_t version = 3;
   uint8_t wants_nccl = 0;  // this rank's memory is for NCCL
   uint8_t insists = 0;     // because its user said so
   uint8_t has_nccl = 0;    // and it has one
   uint8_t zero = 0;
   unsigned char seed[16] = {};  // rank 0's counts
   Door door;
+  uint64_t place = 0;  // the same in ranks that are threads of one process on one device; 0: no device
 };
-static_assert(sizeof(Hello) == 56);
+static_assert(sizeof(Hello) == 64);
+
+uint64_t place_of(int device) {
+  static const uint64_t process = [] {
+    uint64_t random = 0;
+    return getrandom(&random, sizeof random, 0) == static_cast<ssize_t>(sizeof random) ? random : 0;
+  }();
+  return device < 0 ? 0 : process + 1 + static_cast<uint64_t>(device);
+}
 
 ncclResult_t exchange(Comm& comm, Hello mine, std::vector<Hello>& all) {
   if (getrandom(mine.seed, sizeof mine.seed, 0) != static_cast<ssize_t>(sizeof mine.seed)) {
     return fail(ncclSystemError, "the kernel gives no random bytes (getrandom)");
   }
   mine.door = comm.rma.open(comm.n_ranks);
+  mine.place = place_of(comm.device);
   all.resize(static_cast<size_t>(comm.n_ranks));
   const ncclResult_t result =
       from_moeccl(moecclAllGather(&mine, all.data(), sizeof mine, moecclUint8, comm.ours, nullptr));
   if (result != ncclSuccess) return result;
   std::vector<Door> doors;
   for (const Hello& h : all) doors.push_back(h.door);
+  const auto here = [&](const Hello& h) { return h.place != 0 && h.place == mine.place; };
+  comm.shares_device = std::count_if(all.begin(), all.end(), here) > 1;
   comm.rma.meet(comm.rank, std::move(doors));
   std::copy(std::begin(all[0].seed), std::end(all[0].seed), comm.seed.begin());
   return ncclSuccess;
@@ -150,9 +163,6 @@ ncclResult_t adopt(Comm& comm) {
 }
 
 ncclResult_t join(Comm& comm, int n_ranks, const ncclUniqueId& id, int rank, InitConfig config) {
-  if (!device::use(comm.device)) {
-    return fail(ncclUnhandledCudaError, "CUDA device " + std::to_string(comm.device) + " cannot be used");
-  }
   moecclUniqueId meeting;
   static_assert(sizeof meeting == sizeof id);
   std::memcpy(&meeting, &id, sizeof meeting);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How communicators come to be: joining, deciding together which library serves, and meeting again after a loss.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How some ranks of a communicator agree on the id of a new one without the others.
 #pragma once
 

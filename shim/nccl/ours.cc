@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "shim/nccl/ours.h"
 
 #include <moeccl/moeccl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What this MoECCL can do for a program written for NCCL.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The real NCCL, when this machine has one: found, opened beside the shim and never mixed with it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One-sided puts and signals between ranks of a host (ncclPutSignal, ncclSignal, ncclWaitSignal). The bytes go straight
 // into the peer's window, by memcpy within a process and by process_vm_writev between two; the signal is a counter in
 // memory that the ranks share. Nobody else's time is needed, and nothing is kept for those who never put. Where the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the environment and the user of the shim say: settings, notices and the last error.
 #pragma once
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How the exported entry points (entry.c) reach the shim behind them (the core, loaded at the first NCCL call). */
 #ifndef MOECCL_SHIM_NCCL_TABLE_H_
 #define MOECCL_SHIM_NCCL_TABLE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Windows that MoECCL serves (core_memory.cc).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An algorithm is a row: what it needs, its staging, how large its chunks are, and the steps of a rank. All are pure
 // functions of the shape and the tree; what a plan costs is computed from its steps by src/plan/cost.h. To add one: a
 // new file with its rows and one line in families.h; tests/unit/algo/proof_test.cc proves it. docs/contributing.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What all plan builders share: a writer of programs, the cut into chunks, and reasons not to apply.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buffers that peers can reach: one pass over the data, no staging in between. Ranks meet before (all buffers are
 // ready) and after (nobody touches them any more). Reductions need views; moves need reads and, where pushing is
 // faster, use views.

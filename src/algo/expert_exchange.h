@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What bringing experts into their domains (ExpertGather) and summing their gradients on the way back (ExpertReturn)
 // have in common: who holds which experts, the call's shape, and the reading of peers' buffers.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AllGather of experts inside their domains (HybridEP, Section IV-A), level after level, as one plan. Outer levels come
 // first and inner ones pass on what came: over each link of Algorithm 1 goes one message a chunk, with all that its
 // sender holds.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The way back of ExpertGather: gradients that the ranks of a domain computed for gathered experts are summed at each
 // expert's owner (HybridEP's backward), as one plan.
 //

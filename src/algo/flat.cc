@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every rank puts what each peer needs straight into that peer's staging: the fewest steps where staging can only be
 // written, as between hosts. Sums are one reduction in rank order. With two rotations a peer's data of chunk c + 1
 // proves that it is done with chunk c.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exchanges between ranks whose numbers differ in one bit need a power of two of them. Of other numbers the first few
 // pair up: one of each pair adds its input to the other's before, and gets the result after.
 #pragma once

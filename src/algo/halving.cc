@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recursive halving and doubling (Rabenseifner): partners whose numbers differ in one bit exchange halves of what is
 // left to sum, until each rank has summed one part; then the results double on the way back. The bytes of a ring in
 // 2 log2(n) exchanges instead of 2 (n - 1). Ranks beyond a power of two fold onto others first, as in rd.cc.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two levels: sum or spread inside a node, and let each byte cross between nodes as seldom as possible. All by puts.
 // Nodes may be unequal.
 #include "src/algo/families.h"

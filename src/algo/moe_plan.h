@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans of dispatch and combine for every MoE algorithm. They depend on the paths alone, not on a routing: the lists
 // that their row steps name (RowLists) are bound per routing by RoutingTables.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatch and combine of thousands of ranks, priced from counts: the programs of moe_plan.h for all ranks under the
 // clock of plan/cost.h, each chunk with its even share of the rows that a routing sends.
 #pragma once

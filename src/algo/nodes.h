@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The outermost groups of a tree ("nodes") as two-level algorithms use them.
 #pragma once
 

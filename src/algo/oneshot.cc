@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small messages: every rank stages its whole message, signals once, and reads what it needs from its peers' staging.
 // There is no second synchronisation: the next operation stages elsewhere (see Memory in plan.h).
 #include "src/algo/families.h"

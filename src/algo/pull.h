@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exchanges with one synchronisation per chunk: every rank stages its data once and all pull what they need. With
 // one chunk this is `oneshot`; with two rotations a chunk's signal also says that the chunk before it was read:
 // `staged`.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recursive doubling: log2(n) exchanges of the whole message with the rank whose number differs in one bit.
 #include "src/algo/builder.h"
 #include "src/algo/families.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moves shards of experts between ranks and slots, each rank to each other directly, in one plan over all experts.
 //
 // Collect (Algorithm 2): rank d gets shard d of every expert's gradient from one of its replicas, balanced over them.

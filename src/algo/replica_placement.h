@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which expert each slot of each rank holds: the placement of replicated experts (adaptive replication, Section 3.4).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AllReduce over the replicas of every expert, wherever their slots are, as one plan (adaptive replication, Section
 // 4.1). A rank with several replicas adds them up first and takes part once; the ranks that hold an expert need no
 // communicator of their own: they are what the placement says, at every call.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rings: each rank puts into the staging of the next one only, so every link carries the least bytes, in n - 1 steps.
 // Needs no views. A message that has gone round the ring proves that the next rank has begun the chunk: with two
 // rotations no credits are needed. Only the open chain of Broadcast returns some.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Private buffers of ranks on one host: data passes through the staging chunk by chunk, so that the second copy finds
 // it in the cache. Lanes let a rank work ahead instead of waiting: where ranks outnumber cores, a wait costs a context
 // switch.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AllToAll between the nodes of a cluster of data that all ranks of a node hold alike (tensor parallelism): MoNTA's
 // variants. Block d of the Input goes to every rank of node d; t ranks in a node, e nodes, I = e blocks.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Binomial trees: log2(n) steps of the whole message, by puts into the parent's or the children's staging.
 #include "src/algo/builder.h"
 #include "src/algo/families.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every size that an algorithm chooses stands here. Bytes of one chunk of one block, and rotations of the staging.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two-dimensional AllToAll (Tutel, Section 3.4): blocks for another node first go to the rank of the own node that
 // stands for their destination, which sends what it has collected in one message. Each pair of nodes exchanges n/node
 // messages of a node's blocks instead of n of one block. Nodes may be unequal: a rank of a small node relays for

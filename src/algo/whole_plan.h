@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan of all ranks from a builder that makes one rank's program at a time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points of collectives.h.
 #include "moeccl/collectives.h"
 #include "moeccl/pipeline.h"
@@ -34,7 +35,7 @@ moecclResult_t message(const void* data, size_t count, moecclDataType_t type, in
   if (comm == nullptr) return unknown(comm_handle);
   return api::member_of_group(api::guarded(comm, [&]() -> Status {
     comm::Call made{.comm = comm};
-    MOECCL_TRY(api::find_stream(stream_handle, &made.stream));
+    MOECCL_TRY(api::find_stream(stream_handle, comm, &made.stream));
     MOECCL_TRY(comm::prepare_message(*comm, data, count, type, peer, is_send, made.message));
     return comm::issue(std::move(made));
   }));

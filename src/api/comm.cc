@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points of comm.h.
 #include "moeccl/comm.h"
 
@@ -224,7 +225,7 @@ moecclResult_t moecclStreamCreate(moecclStream_t* stream) {
 moecclResult_t moecclStreamSynchronize(moecclStream_t handle) {
   return api::guarded(nullptr, [&]() -> Status {
     comm::Stream* stream = nullptr;
-    MOECCL_TRY(api::find_stream(handle, &stream));
+    MOECCL_TRY(api::find_stream(handle, nullptr, &stream));
     return stream == nullptr ? Status() : stream->synchronize();  // calls on the NULL stream have finished
   });
 }

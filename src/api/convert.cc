@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/api/convert.h"
 
 #include <algorithm>
@@ -91,15 +92,17 @@ bool may_be_cuda_stream(moecclStream_t handle) {
 
 }  // namespace
 
-Status find_stream(moecclStream_t handle, comm::Stream** stream) {
+Status find_stream(moecclStream_t handle, const comm::Communicator* comm, comm::Stream** stream) {
   *stream = nullptr;
   if (handle == nullptr) return {};
   if (comm::HostStream* found = StreamTable::get().find(handle); found != nullptr) {
     *stream = found;
     return found->ready();
   }
-  if (may_be_cuda_stream(handle) && driver::cuda::current_context() != nullptr) {
-    MOECCL_ASSIGN_OR_RETURN(*stream, comm::CudaStream::of(reinterpret_cast<driver::cuda::Stream>(handle)));
+  const comm::CudaSide* cuda = comm != nullptr ? comm->cuda() : nullptr;
+  if (may_be_cuda_stream(handle) && (cuda != nullptr || driver::cuda::current_context() != nullptr)) {
+    MOECCL_ASSIGN_OR_RETURN(*stream, comm::CudaStream::of(reinterpret_cast<driver::cuda::Stream>(handle),
+                                                          cuda != nullptr ? cuda->context() : nullptr));
     return {};
   }
   return error(moecclInvalidArgument, "stream is not a live stream: give NULL or one of moecclStreamCreate");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every C entry point does: find the handle, call, map Status to a code, keep the sentence.
 #pragma once
 
@@ -86,8 +87,8 @@ moecclResult_t with_comm(moecclComm_t handle, Body&& body, const char* whose = n
     return finish(whose == nullptr ? std::move(s) : std::move(s).with_context(format("{} communicator", whose)));
   return guarded(comm, [&]() -> Status { return body(*comm); });
 }
-// NULL is the blocking stream: *stream null.
-Status find_stream(moecclStream_t handle, comm::Stream** stream);
+// NULL is the blocking stream: *stream null. comm: the communicator that is to use it; null: none.
+Status find_stream(moecclStream_t handle, const comm::Communicator* comm, comm::Stream** stream);
 Status null_argument(const char* name, const char* wanted);
 inline Status require(const void* pointer, const char* name, const char* wanted) {
   return pointer == nullptr ? null_argument(name, wanted) : Status();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handles that C callers hold. A handle is a number, not an address: the slot and the generation of what it names, so
 // that a stale, doubled or foreign handle is found out instead of followed.
 #pragma once

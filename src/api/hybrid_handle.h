@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The handle of a hybrid placement, for all who take one.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a prepared operation to its run: at once, on a stream, or with its group.
 #pragma once
 
@@ -15,7 +16,7 @@ namespace moeccl::api {
 template <class Prepare>
 Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::GroupHolds* maker, Prepare&& prepare) {
   comm::Call call{.comm = &comm, .operation = std::make_unique<exec::Operation>(), .maker = maker};
-  MOECCL_TRY(find_stream(stream_handle, &call.stream));
+  MOECCL_TRY(find_stream(stream_handle, &comm, &call.stream));
   MOECCL_TRY(prepare(*call.operation));
   return comm::issue(std::move(call));
 }
@@ -24,7 +25,7 @@ Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::Group
 inline Status issue_on_device(comm::Communicator& comm, moecclStream_t stream_handle,
                               std::function<void(const kernels::KernelTable&)> body) {
   comm::Stream* stream = nullptr;
-  MOECCL_TRY(find_stream(stream_handle, &stream));
+  MOECCL_TRY(find_stream(stream_handle, &comm, &stream));
   if (stream == nullptr) return comm.run_on_device(comm.take_ticket(), body);
   MOECCL_TRY(stream->ready());
   return comm::enqueue_in_turn(

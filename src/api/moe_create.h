@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The way of moecclMoeCreate, for layers with expert domains too.
 #pragma once
 

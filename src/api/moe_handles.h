@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layers and routings as C callers hold them.
 #pragma once
 

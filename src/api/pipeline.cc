@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points of pipeline.h, but for the exchange itself, which goes the way of all collectives.
 #include "moeccl/pipeline.h"
 

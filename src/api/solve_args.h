@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the solvers' entry points share: problems, answers and sizes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sample placement on a thread of its own, with a deadline (NetMoE Algorithm 1, line 9).
 #include <chrono>
 #include <condition_variable>

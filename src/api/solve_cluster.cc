@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points of the solvers that look at a cluster once: hybrid domains, pipeline chunks, layout.
 #include "src/api/solve_args.h"
 #include "src/solve/arena.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points of expert replication.
 #include "src/api/solve_args.h"
 #include "src/solve/checks.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Structs that begin with their size and grow at their end: those of an older caller, and those of a newer one.
 #pragma once
 

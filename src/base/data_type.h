@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is known of each data type, in the order of moecclDataType_t.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/base/env.h"
 
 #include <sys/auxv.h>
@@ -127,8 +128,40 @@ constexpr Variable kVariables[] = {
     {"MOECCL_CUDA_PERSISTENT", "0 or 1", flag<&Env::cuda_persistent>},
     {"MOECCL_CUDA_PERSISTENT_BYTES", "bytes with an optional K, M or G", bytes<&Env::cuda_persistent_bytes>},
     {"MOECCL_HOST_ID", "a name of at most 64 printable characters", words<&Env::host_id, 64>},
+    {"MOECCL_DUMP", "a file name, at most 4096 printable characters", words<&Env::dump>},
     {"MOECCL_NO_CMA", "0 or 1", flag<&Env::no_cma>},
 };
+
+// Read elsewhere: the tests' own, and what shim/, plugins/tuner and transport/verbs read and check themselves. Rows for
+// docs/variables.md: variable | its reader | what it accepts | its default | what it does.
+//   MOECCL_IB_HCA | InfiniBand and RoCE | names of RDMA devices, mlx5_0:1,mlx5_1; =name for exact ones, ^name for all
+//     others | empty | Which RDMA devices and ports carry data. Empty: those that the topology assigns to the rank.
+//     NCCL_IB_HCA counts where this one is not set; so for all variables of this section but MOECCL_IB_LIBRARY.
+//   MOECCL_IB_GID_INDEX | InfiniBand and RoCE | an index of the port's table of GIDs, 0 to 255; -1 for automatic | -1 |
+//     Which address of the port is used. Automatic takes RoCE v2 before v1, routable before link-local, IPv4 before
+//     IPv6.
+//   MOECCL_IB_TC | InfiniBand and RoCE | a traffic class, 0 to 255 | 0 | The traffic class of the global route header.
+//   MOECCL_IB_SL | InfiniBand and RoCE | a service level, 0 to 15 | 0 | The service level of all queue pairs.
+//   MOECCL_IB_TIMEOUT | InfiniBand and RoCE | 1 to 31, for 4.096 us * 2^value | the largest up to 20 with which all
+//     retries end within half of MOECCL_TIMEOUT_MS | How long the NIC waits for an acknowledgement.
+//   MOECCL_IB_RETRY_CNT | InfiniBand and RoCE | 0 to 7 | 7 | How often the NIC sends again before the link is lost.
+//   MOECCL_IB_PKEY | InfiniBand and RoCE | an index of the port's table of partition keys, 0 to 65535 | 0 | The
+//     partition, which both ends of a link must share.
+//   MOECCL_IB_QPS_PER_CONNECTION | InfiniBand and RoCE | queue pairs, 1 to 8 | 1 | Queue pairs to each peer and port.
+//   MOECCL_IB_ADAPTIVE_ROUTING | InfiniBand and RoCE | 0, 1 or -1 for automatic | -1 | Whether the network may deliver
+//     out of order. Automatic: 1 on InfiniBand, 0 on RoCE. With 1 a signal waits until its data has arrived.
+//   MOECCL_IB_LIBRARY | InfiniBand and RoCE | a path, or none | empty | The library to open instead of
+//     libibverbs.so.1; none turns RDMA off.
+//   MOECCL_SHIM_MODE | shims for NCCL and MPI programs | auto, moeccl or nccl | auto | Which library serves an NCCL
+//     program. auto takes MoECCL, and NCCL for jobs whose memory MoECCL cannot serve.
+//   MOECCL_SHIM_NCCL | shims for NCCL and MPI programs | an absolute path | empty | The real NCCL. Empty: what the
+//     program's own search path finds.
+//   MOECCL_SHIM_VERSION | shims for NCCL and MPI programs | 2.28.9 or 22809, from 2.9.0 on | 23203 | What
+//     ncclGetVersion answers, for programs that choose by it what they call.
+//   MOECCL_SHIM_QUIET | shims for NCCL and MPI programs | 0 or 1 | 0 | With 1 rank 0 does not say what was taken over.
+//   MOECCL_SHIM_MPI | shims for NCCL and MPI programs | on, always or off | on | When the MPI shim takes over a
+//     communicator: at its ninth collective, at its first, or never.
+//   MOECCL_TUNER_RAILS | the tuner for NCCL | 1 to 64 | 1 | How many links of the measured kind a host uses at a time.
 
 std::string known_names() {
   std::string names;
@@ -150,7 +183,7 @@ const Variable* find(std::string_view name) {
 // user likes.
 bool names_file(std::string_view variable) {
   for (const std::string_view name : {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY=",
-                                      "MOECCL_SECRET_FILE=", "MOECCL_NET_PLUGIN=", "NCCL_NET_PLUGIN="})
+                                      "MOECCL_SECRET_FILE=", "MOECCL_NET_PLUGIN=", "NCCL_NET_PLUGIN=", "MOECCL_DUMP="})
     if (variable.starts_with(name)) return true;
   return false;
 }
@@ -186,7 +219,7 @@ bool parse_bytes(std::string_view text, int64_t* bytes) {
 
 EnvParse parse_env(std::span<const char* const> variables) {
   constexpr std::string_view kPrefix = "MOECCL_";
-  // The tests' own, and what shim/, plugins/tuner and transport/verbs read and check themselves.
+  // The tests' own, and those of the comment above.
   constexpr std::string_view kOthers[] = {"MOECCL_TEST_", "MOECCL_SHIM_", "MOECCL_TUNER_", "MOECCL_IB_"};
   EnvParse result;
   for (const char* entry : variables) {

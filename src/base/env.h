@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every MOECCL_ variable of the environment, read once. To add one: a field here, a row of the table in env.cc.
 #pragma once
 
@@ -83,6 +84,9 @@ struct Env {
   // MOECCL_HOST_ID: ranks that give different names count as ranks of different hosts, wherever they run; for trying
   // out on one machine what several would do. Empty: what the system says.
   std::string host_id;
+  // MOECCL_DUMP: where a process writes what its communicators did and waited for when one of them fails: a path, to
+  // which ".HOST.PID.json" is appended, or in which %h and %p are replaced. Empty: nowhere.
+  std::string dump;
   // MOECCL_NO_CMA: 1 keeps process_vm_readv/writev out of the shared-memory transport.
   bool no_cma = false;
 };

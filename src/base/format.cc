@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/base/format.h"
 
 #define FMT_HEADER_ONLY 1

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Text formatting. Only fmt/core.h is included here, so that fmt's code is compiled once, in format.cc, into the
 // library.
 #pragma once

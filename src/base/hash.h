@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A fast 64-bit hash for agreement and look-up (plan hashes, names, checksums). Not for secrets: see handshake.h.
 #pragma once
 

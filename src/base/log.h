@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One line on stderr: "moeccl: 1234 WARN text". Lines are written whole, so those of many threads do not mix.
 #pragma once
 

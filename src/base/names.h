@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names of an enum's values, in their order.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One T for each thread, made at its first use and destroyed with the thread. For what a thread_local with a destructor
 // would do, if glibc did not end the process where there is no memory to register that destructor.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/base/random.h"
 
 #include <sys/random.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Randomness: the kernel's for keys and nonces, a small seeded generator for everything that must be repeatable.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors are values with a sentence: what was tried, on what, and what to do.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The processor's cycle counter: for what is timed at every operation, at half the price of clock_gettime. Figures for
 // people only; deadlines use clock.h.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Libraries that the environment names: code from a variable is loaded only when nobody but the user and the system's
 // administrator could have put it there. Alone in a header, because the library, the shims and the tools share the rule
 // and nothing else.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Little-endian encoding of small messages. A Reader never reads outside its bytes: what is missing reads as zero or
 // empty and ok() turns false for good, so that a message is read in full and checked once.
 #pragma once

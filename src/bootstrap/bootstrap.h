@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rendezvous: n ranks meet at a Root, each through a Session, prove that they hold the id's key, and exchange small
 // blobs and file descriptors until they can reach each other themselves. A rank that dies, fails, is missing or doubled
 // makes all others fail within a second, with a sentence that names it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One connection as its root sees it: bytes in, frames out of them; frames in, bytes out. Knows no group.
 #pragma once
 

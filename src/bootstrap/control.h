@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Control frames, after the handshake: a head of fixed size that is checked before anything else is believed, then the
 // payload. Head: payload bytes u32, type u16, descriptors u16, sequence number u64, BLAKE2b of the payload, HMAC-SHA256
 // of all this with the direction's key. A payload that goes to many ranks is hashed once and sealed for each.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where ranks of one host that a launcher gave nothing but a number find rank 0, and the unique id with it. Two places
 // under one name: a socket in a folder that only this user can write, where no other user can be first; and an abstract
 // socket, for ranks in containers that share the network but no folder, who look at the listener's user.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/bootstrap/handshake.h"
 
 #include <sodium.h>
@@ -115,6 +116,13 @@ std::string version_text(const Party& party) {
 }
 
 Key derive_key(std::span<const std::byte> key, std::string_view label) { return mac_of(key, label, {}); }
+
+uint64_t public_number(const Key& key) {
+  const Key derived = derive_key(key, "moeccl public number");
+  uint64_t number;
+  std::memcpy(&number, derived.data(), sizeof(number));
+  return number;
+}
 
 ClientHandshake::ClientHandshake(const Key& key, const Party& self, const Nonce& nonce)
     : key_(key), self_(self), hello_(frame_of(kHello, self, nonce)) {

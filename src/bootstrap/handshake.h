@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who may speak, proved by HMAC-SHA256 with a shared 256-bit key. Three frames of one fixed size:
 //
 //   client -> server  hello      role, rank, n_ranks, versions, client nonce
@@ -119,5 +120,7 @@ Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self
 
 // HMAC-SHA256(key, label): an independent key for another purpose.
 Key derive_key(std::span<const std::byte> key, std::string_view label);
+// A number that tells one key from another and does not give it away, for logs and dumps.
+uint64_t public_number(const Key& key);
 
 }  // namespace moeccl::bootstrap

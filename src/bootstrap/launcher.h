@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that were started by torchrun, mpirun, hydra or srun meet without an id in the application's hands.
 #pragma once
 

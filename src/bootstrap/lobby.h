@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connections that have not proved yet that they belong here, at a port that anybody can reach. They cost little and
 // delay nobody: a fixed number may wait at once, each has a deadline, and the oldest that has not said anything yet
 // makes room for the next. Time is an argument; the owner keeps the connections themselves.

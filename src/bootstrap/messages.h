@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a Session and its Root say to each other in control frames.
 #pragma once
 

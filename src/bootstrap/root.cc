@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Root: makes the id and the listener, and runs a RootServer on a thread of its own.
 #include <thread>
 

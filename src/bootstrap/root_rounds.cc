@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The group at a root: who has come, whose part of the round is here, who failed.
 #include <unistd.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The work of a Root's thread: one poll loop over listeners, strangers, members and their processes.
 //
 // Strangers are served beside the ranks and delay nobody (see lobby.h).

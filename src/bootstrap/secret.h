@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The secret that admits the ranks of a job to several hosts, and the key that it gives.
 #pragma once
 

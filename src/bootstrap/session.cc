@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Session: a rank's end of the rendezvous.
 #include <poll.h>
 #include <unistd.h>

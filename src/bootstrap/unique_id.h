@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a moecclUniqueId holds: where the ranks meet and the key that admits them.
 #pragma once
 

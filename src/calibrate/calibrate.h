@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures what plans and links cost, through the communicator's own executor and links, and gives all ranks the same
 // profile.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The measuring part of calibration: times plans and links through the communicator's own calls, with all ranks seeing
 // the same numbers.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What cores and memory do with bytes: the rates under which plans' copies and sums are priced.
 #include <algorithm>
 #include <vector>

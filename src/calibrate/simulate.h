@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // moecclSimulate without its C form: candidates on a topology, priced by simulation, as a page.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/comm/collective.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 
 #include "src/base/data_type.h"
 #include "src/base/hash.h"
+#include "src/driver/cuda.h"
 
 namespace moeccl::comm {
 namespace {
@@ -41,6 +43,7 @@ Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation
                format("{}, the type of the operator's scalar", type_name(comm.premuls[i].type)));
   } else {
     op.scale = comm.premuls[i].scalar;
+    op.scale_at = comm.premuls[i].scalar_at;
   }
   op.signature.reduce = static_cast<uint8_t>(*scaled ? exec::kPreMulSum : c.reduce);
   return {};
@@ -190,8 +193,11 @@ Status prepare_collective(Communicator& comm, const CollectiveCall& c, exec::Ope
   MOECCL_TRY(check_overlap(comm, c, c.count * op.element_bytes, in_bytes, out_bytes));
   op.input = c.send;
   op.output = c.recv;
-  MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr,
-                                                out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr));
+  MOECCL_ASSIGN_OR_RETURN(
+      op.runner, comm.place(in_bytes > 0 && reads_send(c, comm.rank()) ? c.send : nullptr,
+                            out_bytes > 0 && writes_recv(c, comm.rank()) ? c.recv : nullptr, {in_bytes, out_bytes}));
+  if (op.scale_at != nullptr && !op.on_device())
+    return bad(c.op, "op", "an operator whose scalar is CUDA memory", "buffers of CUDA memory with it");
   if (plan::facts(c.op).private_sizes && op.on_device() && comm.cuda()->kernel_side() != nullptr)
     return prepare_splits(comm, op);
   const bool in_place = c.op == moecclOpAllToAll && c.send == c.recv && in_bytes > 0;
@@ -236,7 +242,7 @@ Status prepare_message(Communicator& comm, const void* data, size_t count, moecc
              is_send,
              nullptr,
              type};
-  MOECCL_ASSIGN_OR_RETURN(message.runner, comm.place(count > 0 ? data : nullptr, nullptr));
+  MOECCL_ASSIGN_OR_RETURN(message.runner, comm.place(count > 0 ? data : nullptr, nullptr, {message.bytes}));
   return {};
 }
 
@@ -248,7 +254,11 @@ Status create_premul(Communicator& comm, const void* scalar, moecclDataType_t ty
   Communicator::PreMul p;
   p.used = true;
   p.type = type;
-  p.scalar = kernels::scalar_from(scalar, type);
+  if (!comm.runs_on_host() && driver::cuda::pointed(scalar).on_device()) {
+    p.scalar_at = scalar;
+  } else {
+    p.scalar = kernels::scalar_from(scalar, type);
+  }
   auto free = std::find_if(comm.premuls.begin(), comm.premuls.end(), [](const auto& q) { return !q.used; });
   if (free == comm.premuls.end()) free = comm.premuls.insert(free, p);
   *free = p;

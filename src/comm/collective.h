@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a C call's arguments to a prepared operation: checks first, with sentences that name argument, value and remedy.
 #pragma once
 

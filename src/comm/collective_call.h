@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A collective as a C caller asks for it, and what is kept of one for when it comes again.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/comm/communicator.h"
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include "src/comm/cuda_stream.h"
 #include "src/driver/thread.h"
 #include "src/exec/cuda/runners.h"
+#include "src/exec/cuda/stream_work.h"
 
 namespace moeccl::comm {
 
@@ -115,7 +117,7 @@ Status Communicator::force(moecclOp_t op, const std::string& algorithm) {
 }
 
 bool Communicator::is_device_memory(const void* p) const {
-  return cuda_ != nullptr && driver::cuda::memory_type(p) >= driver::cuda::kDeviceMemory;
+  return cuda_ != nullptr && driver::cuda::pointed(p).on_device();
 }
 
 Status Communicator::copy_across(void* dst, const void* src, size_t bytes) {
@@ -130,10 +132,10 @@ Status Communicator::copy_across(void* dst, const void* src, size_t bytes) {
   return driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream");
 }
 
-Result<exec::Runner*> Communicator::place(const void* a, const void* b) {
+Result<exec::Runner*> Communicator::place(const void* a, const void* b, Direct direct) {
   if (cuda_ == nullptr && why_no_cuda_.empty()) return host_runner_.get();
-  const unsigned types[] = {driver::cuda::memory_type(a), driver::cuda::memory_type(b)};
-  bool on_device = std::max(types[0], types[1]) >= driver::cuda::kDeviceMemory;
+  const driver::cuda::Pointed at_a = driver::cuda::pointed(a), at_b = b == a ? at_a : driver::cuda::pointed(b);
+  bool on_device = at_a.on_device() || at_b.on_device();
   if (cuda_ == nullptr) {
     if (!on_device) return host_runner_.get();
     return error(moecclUnsupported, "a buffer is CUDA memory, but this communicator has no CUDA side: {}",
@@ -141,12 +143,15 @@ Result<exec::Runner*> Communicator::place(const void* a, const void* b) {
   }
   if (a == nullptr && b == nullptr) on_device = cuda_->used_last;
   cuda_->used_last = on_device;
-  if (on_device && ((a != nullptr && types[0] == 0) || (b != nullptr && types[1] == 0))) {
+  if (on_device && ((a != nullptr && at_a.type == 0) || (b != nullptr && at_b.type == 0))) {
     return error(moecclInvalidArgument,
                  "one buffer is CUDA memory and the other ordinary host memory: give two of a kind (page-locked memory "
                  "goes with both)");
   }
-  return on_device ? &cuda_->runner() : host_runner_.get();
+  if (!on_device) return host_runner_.get();
+  MOECCL_TRY(cuda_->open_to_peers(a, direct.a_bytes, at_a));
+  if (b != a || direct.b_bytes > direct.a_bytes) MOECCL_TRY(cuda_->open_to_peers(b, direct.b_bytes, at_b));
+  return &cuda_->runner();
 }
 
 Status Communicator::prepare(exec::Operation& op, uint32_t root, bool scaled, bool in_place) {
@@ -240,6 +245,7 @@ Status Communicator::run_on_device(uint64_t ticket, const std::function<void(con
     }
     return cuda_->runner().end(std::move(ran));
   });
+  if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) work->end(status);
   if (!status.ok()) set_last_error(status.message());
   return status;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's membership: everything that its operations need, and their order.
 #pragma once
 
@@ -55,8 +56,13 @@ class Communicator {
   bool is_device_memory(const void* p) const;
   Status copy_across(void* dst, const void* src, size_t bytes);
   // What runs an operation, step by step, on the kind of memory that a call's buffers are. Null ones say nothing, and a
-  // call without any uses what the last one did.
-  Result<exec::Runner*> place(const void* a, const void* b);
+  // call without any uses what the last one did. Of CUDA buffers so many bytes are opened to kernels of this process's
+  // other ranks, which use them directly.
+  struct Direct {
+    size_t a_bytes = 0, b_bytes = 0;
+  };
+  Result<exec::Runner*> place(const void* a, const void* b, Direct direct);
+  Result<exec::Runner*> place(const void* a, const void* b) { return place(a, b, Direct()); }
   const plan::LevelTree& tree() const { return selector_->tree(); }
   bool paced() const { return config_.pace; }
   const std::shared_ptr<const SharedUplinks>& uplinks() const { return uplinks_; }
@@ -140,6 +146,7 @@ class Communicator {
     bool used = false;
     moecclDataType_t type = moecclFloat32;
     kernels::Scalar scalar{};
+    const void* scalar_at = nullptr;  // in CUDA memory: read by each operation
   };
   std::vector<PreMul> premuls;
 

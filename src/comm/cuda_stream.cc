@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/comm/cuda_stream.h"
 
 #include <algorithm>
@@ -13,8 +14,10 @@ namespace cuda = driver::cuda;
 namespace {
 
 // Words for many streams at once: an allocation may wait for the device, and a stream that waits for us would hold it
-// up. Called under the lock of the table of streams.
+// up.
 Result<uint64_t*> take_word(cuda::Context context) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   constexpr size_t kPage = 64 << 10, kStride = 64;
   struct Page {
     cuda::Memory memory;
@@ -36,21 +39,24 @@ Result<uint64_t*> take_word(cuda::Context context) {
 
 }  // namespace
 
-Result<CudaStream*> CudaStream::of(cuda::Stream stream) {
+Result<CudaStream*> CudaStream::of(cuda::Stream stream, cuda::Context wanted) {
   static std::mutex mutex;
   static auto* const streams = new std::map<std::pair<cuda::Context, cuda::Stream>, std::unique_ptr<CudaStream>>;
-  const cuda::Context context = cuda::current_context();
+  cuda::Context context = wanted != nullptr ? wanted : cuda::current_context();
+  const bool named = reinterpret_cast<uintptr_t>(stream) > 2;  // 1 and 2 are the default streams of any context
+  if (named) MOECCL_TRY(cuda::check(cuda::driver()->cuStreamGetCtx(stream, &context), "the given CUDA stream"));
   if (context == nullptr) {
     return error(moecclInvalidUsage,
                  "a CUDA stream was given, but no CUDA context is current on this thread: call cudaSetDevice first");
   }
+  if (wanted != nullptr && context != wanted) {
+    return error(moecclInvalidUsage,
+                 "stream belongs to another CUDA context than the communicator's: give a stream that was made on the "
+                 "device that was current when the communicator was initialised");
+  }
   const std::lock_guard lock(mutex);
   std::unique_ptr<CudaStream>& slot = (*streams)[{context, stream}];
-  if (slot == nullptr) {
-    std::unique_ptr<CudaStream> made(new CudaStream(context, stream));
-    MOECCL_ASSIGN_OR_RETURN(made->done_, take_word(context));
-    slot = std::move(made);
-  }
+  if (slot == nullptr) slot.reset(new CudaStream(context, stream));
   return slot.get();
 }
 
@@ -85,10 +91,7 @@ Result<cuda::Event> CudaStream::take_event() {
 
 Stream::Work CudaStream::hold(std::function<Status()> work) {
   auto put = std::make_shared<CudaPut>();
-  Work held = proxy_.hold([this, put, work = std::move(work)]() -> Status {
-    Status s = run(put->number, put->status.ok() ? put->ready : nullptr, work);
-    return put->status.ok() ? std::move(s) : std::move(put->status);
-  });
+  Work held = proxy_.hold([this, put, work = std::move(work)] { return run(*put, work); });
   held.on_cuda = std::move(put);
   return held;
 }
@@ -96,39 +99,58 @@ Stream::Work CudaStream::hold(std::function<Status()> work) {
 Status CudaStream::enqueue(Work work) {
   const cuda::Current current(context_);
   CudaPut& put = *work.on_cuda;
-  {
-    const std::lock_guard lock(mutex_);
-    put.number = ++put_;
-  }
   put.status = contained([&]() -> Status {
+    if (done_ == nullptr) {
+      MOECCL_ASSIGN_OR_RETURN(done_, take_word(context_));
+    }
     MOECCL_ASSIGN_OR_RETURN(put.ready, take_event());
     MOECCL_TRY(cuda::check(cuda::driver()->cuEventRecord(put.ready, stream_), "the given CUDA stream"));
+    {
+      const std::lock_guard lock(mutex_);
+      put.number = ++put_;
+    }
     constexpr unsigned kGreaterOrEqual = 0;
     return cuda::check(cuda::driver()->cuStreamWaitValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(done_),
                                                               put.number, kGreaterOrEqual),
                        "the given CUDA stream");
   });
-  // The work runs in any case: it holds a turn of its communicators.
-  return proxy_.enqueue(std::move(work));
+  // The work runs in any case, because it holds a turn of its communicators; after a failure it starts nothing and
+  // tells the peers.
+  Status status = put.status;
+  (void)proxy_.enqueue(std::move(work));
+  return status;
 }
 
-Status CudaStream::run(uint64_t number, cuda::Event ready, const std::function<Status()>& work) {
+Status CudaStream::run(const CudaPut& put, const std::function<Status()>& work) {
   const cuda::Current current(context_);
   exec::StreamWork now;
-  now.ready = ready;
+  now.ready = put.ready;
+  now.put = put.status;
+  now.tell = [&](Status& status) {
+    // Engines other than the one that tells the stream are waited for.
+    exec::StreamEngine* writer = status.ok() && now.engines.size() == 1 ? now.engines[0] : nullptr;
+    for (exec::StreamEngine* e : now.engines) {
+      if (e == writer) continue;
+      if (Status s = e->synchronize(); status.ok() && !s.ok()) status = std::move(s);
+    }
+    if (put.number > 0) tell(put.number, writer);
+  };
   Status status = contained([&] {
     const exec::StreamWork::Scope scope(now);
     return work();
   });
-  // One store for each number, in order: engines other than the last writer's are waited for.
-  exec::StreamEngine* writer = status.ok() && now.engines.size() == 1 ? now.engines[0] : nullptr;
-  const std::atomic_ref done(*done_);
-  for (exec::StreamEngine* e : now.engines) {
-    if (e == writer) continue;
-    if (Status s = e->synchronize(); status.ok() && !s.ok()) status = std::move(s);
+  now.end(status);
+  if (put.ready != nullptr) {
+    const std::lock_guard lock(mutex_);
+    free_events_.push_back(put.ready);
   }
-  // An engine's stores come in order; when another writes, what the last one stored must be there. It comes: an engine
-  // ends only when its stream is empty.
+  return status;
+}
+
+// One store for each number, in order. An engine's stores come in order; when another writes, what the last one stored
+// must be there. It comes: an engine ends only when its stream is empty.
+void CudaStream::tell(uint64_t number, exec::StreamEngine* writer) {
+  const std::atomic_ref done(*done_);
   while ((writer == nullptr || writer != last_) && done.load(std::memory_order_acquire) + 1 < number)
     driver::sleep_ns(20'000);
   last_ = writer;
@@ -137,11 +159,6 @@ Status CudaStream::run(uint64_t number, cuda::Event ready, const std::function<S
   } else {
     done.store(number, std::memory_order_release);
   }
-  if (ready != nullptr) {
-    const std::lock_guard lock(mutex_);
-    free_events_.push_back(ready);
-  }
-  return status;
 }
 
 Status CudaStream::synchronize() {

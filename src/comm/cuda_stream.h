@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The caller's CUDA stream: operations take their turn in it without the host waiting. A thread (the proxy) runs what
 // is put on it; the stream waits, on the device, for a word that says how many have run.
 #pragma once
@@ -13,16 +14,17 @@ namespace moeccl::comm {
 
 // Where a piece of work stands on the caller's stream.
 struct CudaPut {
-  uint64_t number = 0;
+  uint64_t number = 0;  // what the stream waits for; 0: it does not
   driver::cuda::Event ready = nullptr;
   Status status;  // of putting it there
 };
 
 class CudaStream final : public Stream {
  public:
-  // The object for the caller's stream; streams live as long as the process because their handles come again.
-  // InvalidUsage when no CUDA context is current.
-  static Result<CudaStream*> of(driver::cuda::Stream stream);
+  // The object for the caller's stream; streams live as long as the process because their handles come again. wanted:
+  // the context of the communicator that uses it, whose default stream the names 1 and 2 mean; null: the context that
+  // is current on this thread. InvalidUsage when there is none, or when the stream belongs to another context.
+  static Result<CudaStream*> of(driver::cuda::Stream stream, driver::cuda::Context wanted);
 
   Status ready() override;
   CudaStream* as_cuda() override { return this; }
@@ -38,12 +40,13 @@ class CudaStream final : public Stream {
 
  private:
   CudaStream(driver::cuda::Context context, driver::cuda::Stream stream) : context_(context), stream_(stream) {}
-  Status run(uint64_t number, driver::cuda::Event ready, const std::function<Status()>& work);
+  Status run(const CudaPut& put, const std::function<Status()>& work);
+  void tell(uint64_t number, exec::StreamEngine* writer);
   Result<driver::cuda::Event> take_event();
 
   driver::cuda::Context context_;
   driver::cuda::Stream stream_;
-  uint64_t* done_ = nullptr;    // in page-locked memory: how many have run
+  uint64_t* done_ = nullptr;    // in page-locked memory, from the first work of a thread: how many have run
   const void* last_ = nullptr;  // the engine that stored it last; compared, never followed
   std::mutex mutex_;
   uint64_t put_ = 0;

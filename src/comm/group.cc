@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/comm/group.h"
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include "src/base/per_thread.h"
 #include "src/comm/cuda_stream.h"
 #include "src/driver/thread.h"
+#include "src/exec/cuda/stream_work.h"
 
 namespace moeccl::comm {
 namespace {
@@ -98,6 +100,7 @@ Status in_turns(const Batch& batch, Body&& body) {
     threw = false;
     return s;
   });
+  if (exec::StreamWork* work = exec::StreamWork::current(); work != nullptr) work->end(status);
   for (const auto& [comm, ticket] : batch.turns) {
     if (threw) comm->break_off(status);  // peers would wait for the rest
     if (!status.ok()) comm->set_last_error(status.message());

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls that are issued together, and the way of every call to its run: on this thread, or on a stream's.
 #pragma once
 

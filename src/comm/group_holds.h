@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many calls of open groups use an object: it must not be destroyed before they have been issued or dropped.
 #pragma once
 

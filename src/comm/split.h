@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // New communicators from parts of one.
 #pragma once
 

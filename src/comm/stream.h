@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams: what is put on one runs in order, later. A host stream is a thread; the caller's CUDA streams are in
 // cuda_stream.h.
 #pragma once

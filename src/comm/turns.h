@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns by ticket: what was called first runs first, whatever thread it runs on. After the last turn has ended, its
 // waiter may destroy this object at once, although the thread that ended it may not yet have returned from end().
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Descriptors that tell others whether this process lives. The other side of a socket or a pipe sees its end when the
 // last copy is closed, and a child made by fork() has copies of all: a rank whose data loader lives on would seem alive
 // after its death. So a child lets go of these before fork() returns in it. Children that execute another program

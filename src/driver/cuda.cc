@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/driver/cuda.h"
 
 #include <dlfcn.h>
 
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "src/base/env.h"
@@ -74,8 +76,6 @@ const Opened& opened() {
 }  // namespace
 
 const Driver* driver() { return opened().present ? &opened().table : nullptr; }
-// For what only some drivers have (cuda_vmm.cc).
-void* driver_symbol(const char* name);
 void* driver_symbol(const char* name) { return opened().present ? dlsym(opened().library, name) : nullptr; }
 const std::string& why_absent() { return opened().why; }
 bool emulated() { return opened().emulated; }
@@ -100,23 +100,31 @@ Context current_context() {
   return context;
 }
 
-unsigned memory_type(const void* pointer) {
-  if (driver() == nullptr || pointer == nullptr) return 0;
-  constexpr int kMemoryType = 2, kIsManaged = 8;
-  unsigned type = 0, managed = 0;
-  const auto address = reinterpret_cast<Pointer>(pointer);
-  if (driver()->cuPointerGetAttribute(&type, kMemoryType, address) != 0) return 0;
-  if (driver()->cuPointerGetAttribute(&managed, kIsManaged, address) == 0 && managed != 0) return kUnifiedMemory;
-  return type;
+Pointed pointed(const void* pointer) {
+  if (driver() == nullptr || pointer == nullptr) return {};
+  // Numbers of the driver's interface: memory type, managed, covered by peer access (legacy IPC), pool, bytes and base
+  // of the mapping.
+  int attributes[] = {2, 8, 10, 17, 18, 19};
+  uint64_t managed = 0, for_peers = 0;  // one byte each
+  Pointed p;
+  void* out[] = {&p.type, &managed, &for_peers, &p.pool, &p.mapping_bytes, &p.mapping};
+  static_assert(std::size(attributes) == std::size(out));
+  if (driver()->cuPointerGetAttributes(std::size(attributes), attributes, out, reinterpret_cast<Pointer>(pointer)) != 0)
+    return {};
+  if (managed != 0) p.type = kUnifiedMemory;
+  p.for_peers = for_peers != 0;
+  return p;
 }
 
 Current::Current(Context context) {
+  (void)driver()->cuThreadExchangeStreamCaptureMode(&capture_mode_);
   if (driver()->cuCtxGetCurrent(&before_) != 0) before_ = nullptr;
   if (before_ == context) return;
   changed_ = driver()->cuCtxSetCurrent(context) == 0;
 }
 Current::~Current() {
   if (changed_) (void)driver()->cuCtxSetCurrent(before_);
+  (void)driver()->cuThreadExchangeStreamCaptureMode(&capture_mode_);
 }
 
 Memory& Memory::operator=(Memory&& other) noexcept {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA through its driver library, opened at run time: nothing of CUDA is needed to build, link or load MoECCL. The
 // declarations here are our own; their numbers are those of the driver's stable interface.
 #pragma once
@@ -55,12 +56,16 @@ inline constexpr int kNotReady = 600, kAlreadyRegistered = 712, kPeerAlreadyEnab
   F(cuMemHostRegister_v2, void*, size_t, unsigned)                                                                  \
   F(cuMemHostUnregister, void*)                                                                                     \
   F(cuMemHostGetDevicePointer_v2, Pointer*, void*, unsigned)                                                        \
-  F(cuPointerGetAttribute, void*, int, Pointer)                                                                     \
+  F(cuPointerGetAttributes, unsigned, int*, void**, Pointer)                                                        \
   F(cuMemcpyAsync, Pointer, Pointer, size_t, Stream)                                                                \
   F(cuMemcpyHtoDAsync_v2, Pointer, const void*, size_t, Stream)                                                     \
   F(cuMemcpyDtoHAsync_v2, void*, Pointer, size_t, Stream)                                                           \
   F(cuMemsetD8Async, Pointer, unsigned char, size_t, Stream)                                                        \
+  F(cuThreadExchangeStreamCaptureMode, int*)                                                                        \
+  F(cuCtxGetStreamPriorityRange, int*, int*)                                                                        \
   F(cuStreamCreate, Stream*, unsigned)                                                                              \
+  F(cuStreamCreateWithPriority, Stream*, unsigned, int)                                                             \
+  F(cuStreamGetCtx, Stream, Context*)                                                                               \
   F(cuStreamDestroy_v2, Stream)                                                                                     \
   F(cuStreamSynchronize, Stream)                                                                                    \
   F(cuStreamQuery, Stream)                                                                                          \
@@ -72,9 +77,11 @@ inline constexpr int kNotReady = 600, kAlreadyRegistered = 712, kPeerAlreadyEnab
   F(cuEventDestroy_v2, Event)                                                                                       \
   F(cuEventRecord, Event, Stream)                                                                                   \
   F(cuEventQuery, Event)                                                                                            \
-  F(cuModuleLoadData, Module*, const void*)                                                                         \
+  F(cuModuleLoadDataEx, Module*, const void*, unsigned, int*, void**)                                               \
   F(cuModuleUnload, Module)                                                                                         \
   F(cuModuleGetFunction, Function*, Module, const char*)                                                            \
+  F(cuFuncGetAttribute, int*, int, Function)                                                                        \
+  F(cuOccupancyMaxActiveBlocksPerMultiprocessor, int*, Function, int, size_t)                                       \
   F(cuLaunchKernel, Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, \
     void**)                                                                                                         \
   F(cuIpcGetMemHandle, IpcHandle*, Pointer)                                                                         \
@@ -88,6 +95,8 @@ struct Driver {
 
 // The driver, opened once for the process (MOECCL_CUDA_DRIVER or libcuda.so.1); or why there is none.
 const Driver* driver();
+// A function that only some drivers have: its address, or null.
+void* driver_symbol(const char* name);
 const std::string& why_absent();
 // Whether the driver is the tests' emulation, which brings its own kernels.
 bool emulated();
@@ -97,10 +106,20 @@ Status check(int result, const std::string& what);
 
 // The context that is current on this thread, or null; never starts CUDA by itself.
 Context current_context();
-// What a pointer is to the driver: 0 for ordinary host memory.
-unsigned memory_type(const void* pointer);
+// What the driver says of an address, in one call.
+struct Pointed {
+  uint64_t type = 0;  // a MemoryType, or 0 for ordinary host memory
+  // Peer access covers it. Otherwise it is of a pool or, as the part of a mapping by cuMemMap, has a list of devices.
+  bool for_peers = false;
+  void* pool = nullptr;
+  Pointer mapping = 0;
+  size_t mapping_bytes = 0;
+  bool on_device() const { return type >= kDeviceMemory; }
+};
+Pointed pointed(const void* pointer);
 
-// Makes a context current on this thread while it lives.
+// Makes a context current on this thread while it lives. What the library itself allocates and asks meanwhile is no
+// part of a graph that some thread captures, and must not end the capture (CU_STREAM_CAPTURE_MODE_RELAXED).
 class Current {
  public:
   explicit Current(Context context);
@@ -111,6 +130,7 @@ class Current {
  private:
   Context before_ = nullptr;
   bool changed_ = false;
+  int capture_mode_ = 2;  // relaxed; then the thread's own
 };
 
 // Memory of the current context's device, zeroed; freed with its owner, whatever thread that is.

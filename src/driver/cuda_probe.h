@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the CUDA driver says of the GPUs, for a report. cuInit leaves state that a forked child cannot use: call this
 // from short-lived programs (moeccl doctor), not from a library's initialization; NVML answers there.
 #pragma once

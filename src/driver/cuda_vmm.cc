@@ -1,16 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/driver/cuda_vmm.h"
 
 #include <utility>
+#include <vector>
 
 namespace moeccl::driver::cuda {
-
-// Of cuda.cc: an address in the opened driver; null when it has none.
-void* driver_symbol(const char* name);
 
 namespace {
 
 // The numbers and layouts of the driver's interface.
-constexpr int kPinned = 1, kOnDevice = 1, kDescriptor = 1, kReadWrite = 3, kDescriptorsSupported = 103;
+constexpr int kPinned = 1, kOnDevice = 1, kDescriptor = 1, kReadWrite = 3, kDescriptorsSupported = 103,
+              kRdmaSupported = 110;
 struct Location {
   int type = kOnDevice;
   int id = 0;
@@ -40,6 +40,7 @@ struct Functions {
   int (*set_access)(Pointer, size_t, const Access*, size_t);
   int (*export_handle)(void*, uint64_t, int, unsigned long long);
   int (*import_handle)(uint64_t*, void*, int);
+  int (*set_pool_access)(void*, const Access*, size_t);
 };
 
 // Null when the driver lacks one of them.
@@ -61,6 +62,7 @@ const Functions* functions() {
     find("cuMemSetAccess", &f->set_access);
     find("cuMemExportToShareableHandle", &f->export_handle);
     find("cuMemImportFromShareableHandle", &f->import_handle);
+    find("cuMemPoolSetAccess", &f->set_pool_access);
     if (!whole) delete f;
     return whole ? f : nullptr;
   }();
@@ -69,7 +71,7 @@ const Functions* functions() {
 
 Result<int> able_device() {
   if (functions() == nullptr)
-    return error(moecclUnsupported, "the CUDA driver has no virtual memory management: it is older than CUDA 11.0");
+    return error(moecclUnsupported, "the CUDA driver has no virtual memory management: it is older than CUDA 11.2");
   int device = 0, able = 0;
   MOECCL_TRY(check(driver()->cuCtxGetDevice(&device), "the context's device"));
   if (driver()->cuDeviceGetAttribute(&able, kDescriptorsSupported, device) != 0 || able == 0)
@@ -112,6 +114,8 @@ Result<VirtualMemory> VirtualMemory::create(Context context, size_t bytes) {
   const Functions& f = *functions();
   Properties properties;
   properties.location.id = device;
+  int for_rdma = 0;
+  properties.for_rdma = driver()->cuDeviceGetAttribute(&for_rdma, kRdmaSupported, device) == 0 && for_rdma != 0;
   size_t unit = 0;
   MOECCL_TRY(check(f.granularity(&unit, &properties, 0), "the granularity of device memory"));
   VirtualMemory m;
@@ -151,6 +155,24 @@ Status allow_access(const void* data, size_t mapped_bytes) {
   const Access access{{kOnDevice, device}};
   return check(functions()->set_access(reinterpret_cast<Pointer>(data), mapped_bytes, &access, 1),
                "access to another device's memory");
+}
+
+Status allow_peers(const void* buffer, size_t bytes, const Pointed& what, std::span<const int> devices) {
+  if (bytes == 0 || what.for_peers || what.type != kDeviceMemory) return {};
+  std::vector<Access> access;
+  for (const int device : devices) access.push_back({{kOnDevice, device}});
+  const std::string why = format("access of other devices to a buffer at {}, which their kernels read", buffer);
+  if (functions() == nullptr) return error(moecclUnsupported, "{}: the CUDA driver is older than CUDA 11.2", why);
+  if (what.pool != nullptr) return check(functions()->set_pool_access(what.pool, access.data(), access.size()), why);
+  const auto begin = reinterpret_cast<Pointer>(buffer), end = begin + bytes;
+  Pointed part = what;
+  for (Pointer p = begin; p < end;) {
+    if (p > begin) part = pointed(reinterpret_cast<const void*>(p));
+    if (part.mapping + part.mapping_bytes <= p) return {};
+    MOECCL_TRY(check(functions()->set_access(part.mapping, part.mapping_bytes, access.data(), access.size()), why));
+    p = part.mapping + part.mapping_bytes;
+  }
+  return {};
 }
 
 }  // namespace moeccl::driver::cuda

@@ -1,7 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory that other processes open through a file descriptor (cuMemCreate and cuMemMap). Unlike memory of
 // cuMemAlloc, whose IPC handles work only for processes that see each other's numbers, it goes wherever a descriptor
 // goes, as all other memory that ranks of a host share.
 #pragma once
+
+#include <span>
 
 #include "src/base/fd.h"
 #include "src/driver/cuda.h"
@@ -37,5 +40,8 @@ class VirtualMemory {
 
 // Lets the current context's device use such memory of this process that was made for another device.
 Status allow_access(const void* data, size_t mapped_bytes);
+// Lets kernels of the given devices use a caller's buffer of this process as they use memory of cuMemAlloc, which peer
+// access covers: memory of a pool or of cuMemMap has its own list of devices. what: pointed(buffer).
+Status allow_peers(const void* buffer, size_t bytes, const Pointed& what, std::span<const int> devices);
 
 }  // namespace moeccl::driver::cuda

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Libraries that a machine may lack, opened when they are asked for.
 #pragma once
 

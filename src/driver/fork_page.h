@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which process this is, counted over forks: what was made before a fork is known in the child, which must not follow
 // it. A page that the kernel wipes in children answers with one load, where getpid() would cost a system call in every
 // operation.

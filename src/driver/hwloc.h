@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // This machine as hwloc sees it, in hwloc's XML. The library is opened when asked for and through functions of plain
 // types alone, so that it is needed neither to build nor to run.
 #pragma once

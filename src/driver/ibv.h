@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RDMA devices by libibverbs, which is opened when asked for. Reads only: no memory is registered, no queue is made.
 #pragma once
 

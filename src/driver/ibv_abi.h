@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The structures of libibverbs (ABI 1.1) that the probe and transport/verbs use, declared here so that no header of
 // rdma-core is needed to build; tests/unit/driver/ibv_abi_test.cc compares them with those headers where they are
 // installed. tests/support/fake_hardware/fake_ibverbs*.cc are built against them too.

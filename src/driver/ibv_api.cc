@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/driver/ibv_api.h"
 
 #include "src/driver/dynamic_library.h"
@@ -34,6 +35,7 @@ Result<IbvApi> IbvApi::load(const std::string& path) {
   may("ibv_ack_async_event", &api.ack_async_event);
   may("ibv_wc_status_str", &api.wc_status_str);
   may("ibv_reg_mr_iova2", &api.reg_mr_iova2);
+  may("ibv_reg_dmabuf_mr", &api.reg_dmabuf_mr);
   may("_ibv_query_gid_ex", &api.query_gid_ex);
   library.keep();
   if (!status.ok()) return status;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of libibverbs, which is opened when asked for. The calls of the data path (post_send, poll_cq) are not
 // among them: each open device has its own, see ibv_abi::ContextOps.
 #pragma once
@@ -30,8 +31,10 @@ struct IbvApi {
   int (*get_async_event)(ibv_abi::Context*, ibv_abi::AsyncEvent*);
   void (*ack_async_event)(ibv_abi::AsyncEvent*);
   const char* (*wc_status_str)(int);
-  // Null where rdma-core is older: optional access flags (28), types of GIDs (34).
+  // Null where rdma-core is older: optional access flags (28), types of GIDs and dma-buf (34).
   ibv_abi::MemoryRegion* (*reg_mr_iova2)(ibv_abi::ProtectionDomain*, void*, size_t, uint64_t iova, unsigned access);
+  ibv_abi::MemoryRegion* (*reg_dmabuf_mr)(ibv_abi::ProtectionDomain*, uint64_t offset, size_t, uint64_t iova, int fd,
+                                          int access);
   int (*query_gid_ex)(ibv_abi::Context*, uint32_t port, uint32_t index, ibv_abi::GidEntry*, uint32_t flags,
                       size_t entry_bytes);
 

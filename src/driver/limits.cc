@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/driver/limits.h"
 
 #include <sched.h>
@@ -150,7 +151,8 @@ HostLimits host_limits(const std::string& root) {
   l.nvidia_module = files.read("proc/driver/nvidia/version");
   l.nvidia_module = l.nvidia_module.substr(0, l.nvidia_module.find('\n'));
   const std::string modules = format("\n{}", files.read("proc/modules"));
-  l.peer_memory = modules.find("\nnvidia_peermem ") != std::string::npos;
+  l.peer_memory =
+      modules.find("\nnvidia_peermem ") != std::string::npos || modules.find("\nnv_peer_mem ") != std::string::npos;
   l.infiniband_dev = files.exists("dev/infiniband");
   l.mps = find_mps(root);
   return l;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What this process may do here, for a report: limits, permissions, what the kernel has loaded. Reads only, except that
 // two short-lived children try to read each other's memory.
 #pragma once
@@ -31,7 +32,7 @@ struct HostLimits {
   uint64_t n_huge_pages = 0, n_free_huge_pages = 0, huge_page_bytes = 0;
 
   std::string nvidia_module;    // /proc/driver/nvidia/version, first line; "" when the module is not loaded
-  bool peer_memory = false;     // nvidia_peermem: RDMA from GPU memory
+  bool peer_memory = false;     // nvidia_peermem, once nv_peer_mem: RDMA from GPU memory
   bool infiniband_dev = false;  // /dev/infiniband
   Mps mps;
 };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/driver/memory.h"
 
 #include <fcntl.h>
@@ -96,6 +97,8 @@ Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes, bool populate) 
   }
   return Mapping(base, expected_bytes);
 }
+
+void leave_out_of_cores(const Mapping& mapping) { (void)madvise(mapping.data(), mapping.size(), MADV_DONTDUMP); }
 
 void enter_pages(const Mapping& mapping) {
   (void)madvise(mapping.data(), mapping.size(), MADV_POPULATE_WRITE);  // Linux 5.14; else the first use enters them

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory from the kernel: sealed shared segments, and copying from another process.
 #pragma once
 
@@ -35,6 +36,8 @@ Result<Fd> shared_segment(const std::string& name, size_t bytes, bool reserve);
 // shorter, or whose size is not sealed.
 // `populate` enters its pages into the page table now rather than one fault each at first use.
 Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes, bool populate = false);
+// Keeps a mapping out of core files. A failure is none: the core is larger.
+void leave_out_of_cores(const Mapping& mapping);
 // Enters the pages of a mapping into the page table, as `populate` does.
 void enter_pages(const Mapping& mapping);
 // Private zeroed memory, on huge pages where the kernel gives them.

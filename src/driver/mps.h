@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA's Multi-Process Service as its files show it: processes that share a GPU run their kernels side by side under
 // it, and take turns without. What counts for a rank is what its driver says of its device (cuda::kMpsEnabled); this is
 // for a report, and asks no driver.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NVIDIA GPUs by NVML, opened when asked for. Reads only and touches no CUDA context, so it is safe before fork().
 #pragma once
 

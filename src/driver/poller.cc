@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/driver/poller.h"
 
 #include <sys/eventfd.h>

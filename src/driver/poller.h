@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // epoll: many descriptors in one wait, at a cost that grows with those that are ready.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which host and which process this is, and whether another process still lives.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sockets: UNIX and TCP; every wait has a deadline; no SIGPIPE; EINTR is survived. All
 // sockets made here are non-blocking and close-on-exec, and no child of fork() keeps those that listen or connect (see
 // children.h). Codes: Timeout when the deadline passed, RemoteError when the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Addresses: parsing, printing, and which of them are this host's.
 #include <arpa/inet.h>
 #include <ifaddrs.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/driver/sysfs.h"
 
 #include <arpa/inet.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernel tells in /sys: processors, PCI devices, network interfaces. Another root can be given, so that
 // machines that are not here can be read from a copy.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernel tells of a connection. Apart from socket.cc, because linux/tcp.h, which knows more fields, and
 // netinet/tcp.h exclude each other.
 #include <linux/sockios.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/driver/thread.h"
 
 #include <pthread.h>
@@ -40,6 +41,8 @@ void sleep_ns(int64_t ns) {
   const timespec time{ns / 1'000'000'000, ns % 1'000'000'000};
   (void)::nanosleep(&time, nullptr);
 }
+
+int thread_number() { return static_cast<int>(gettid()); }
 
 int configured_cores() { return static_cast<int>(sysconf(_SC_NPROCESSORS_CONF)); }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads of the library: named, and with every signal blocked, so that the application's handlers run on its own
 // threads.
 #pragma once
@@ -14,6 +15,9 @@ namespace moeccl::driver {
 Result<std::thread> start_thread(const char* name, std::function<void()> body);
 
 void sleep_ns(int64_t ns);
+
+// The kernel's number of the calling thread, as /proc/PID/task and debuggers show it.
+int thread_number();
 
 // Of the machine, whatever this process is allowed.
 int configured_cores();

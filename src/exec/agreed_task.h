@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every operation that all ranks call alike has in common: its place in the order of operations, the entry that
 // peers can read, and how a disagreement is found and named.
 #pragma once
@@ -17,6 +18,7 @@ class AgreedTask : public Task {
   AgreedTask(Fabric& fabric, const Operation& op, bool eager = false) : Task(fabric), op_(op), eager_(eager) {}
 
   Status diagnose() override;
+  uint64_t sequence() const override { return sequence_; }
   bool needs(uint32_t peer) const override;
 
  protected:

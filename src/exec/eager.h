@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small operations: the plan `oneshot` without its steps. Every rank puts what it gives into its own outbox, one line
 // for all peers, and takes what it needs out of theirs; data and signal arrive together. Which operations run so
 // follows from their shape alone, so all ranks agree. Only the sizes of an AllToAllv are private: there each rank says

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/exec/execution.h"
 
 #include <algorithm>
@@ -28,6 +29,7 @@ constexpr int64_t kStoresEnd_ns = 100'000'000, kThreadsEnd_ns = 1'000'000'000;
 
 Execution::Execution(Fabric& fabric, const Operation& op)
     : AgreedTask(fabric, op),
+      scale_(op.scale),
       scratch_(fabric.execution),
       lanes_(scratch_.lanes),
       peers_(scratch_.peers),

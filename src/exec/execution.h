@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The host executor: runs one rank's program on host memory.
 #pragma once
 
@@ -21,6 +22,9 @@ class Execution final : public AgreedTask {
 
   // For an operation that `begun` has entered on all ranks.
   Execution(const AgreedTask& begun, const Operation& op);
+
+  // Before the first poll: the operation's scale was read from where `scale_at` points.
+  void scale_by(kernels::Scalar scale) { scale_ = scale; }
 
   Progress poll() override;
   uint32_t awaits() const override {
@@ -106,6 +110,7 @@ class Execution final : public AgreedTask {
 
   Choice choice_;
   plan::Binding binding_;
+  kernels::Scalar scale_;
   Phase phase_ = Phase::kNew;
   uint32_t agreed_ = 0;  // peers [0, agreed_) have been looked at
   bool all_reachable_ = true;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each kind of step does on the host.
 #include <algorithm>
 #include <cstring>
@@ -262,7 +263,7 @@ Progress Execution::copy(const Step& s, uint32_t chunk) {
       bool packed = false;
       std::byte* scratch = scratch_for(s, chunk, bytes, &packed);
       if (scratch == nullptr) return Progress::kBlocked;
-      if (!packed) k.scale_copy[op_.signature.type](scratch, from, n, op_.scale);
+      if (!packed) k.scale_copy[op_.signature.type](scratch, from, n, scale_);
       from = scratch;
     }
     return put(s.dst.rank, half_ + dst.offset * op_.element_bytes, from, bytes);
@@ -270,7 +271,7 @@ Progress Execution::copy(const Step& s, uint32_t chunk) {
   account(src_ref.rank, bytes, false);
   account(s.dst.rank, bytes, true);
   if (scale) {
-    k.scale_copy[op_.signature.type](to, from, n, op_.scale);
+    k.scale_copy[op_.signature.type](to, from, n, scale_);
   } else if (to != from) {
     (uses_stream(s.dst, bytes) ? k.copy_stream : k.copy)(to, from, bytes);
   }
@@ -305,7 +306,7 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
     account(ref.rank, bytes, false);
     if (op_.scaled) {
       const bool own_input = ref.rank == f.rank && ref.buffer == Buffer::kInput;
-      scales_[i] = own_input ? op_.scale : unit_scale(op_.signature.type);
+      scales_[i] = own_input ? scale_ : unit_scale(op_.signature.type);
       any_scaled = any_scaled || own_input;
     }
   }

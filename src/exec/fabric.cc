@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/exec/fabric.h"
 
 #include <algorithm>
@@ -18,13 +19,15 @@ Fabric::Fabric(uint32_t own_rank, uint32_t ranks, uint64_t staging_bytes)
       awaited(sent),
       entered(ranks, 0),
       finished(ranks, 0),
-      traffic(ranks) {}
+      traffic(ranks),
+      listed_({rank, n_ranks, &cuda, recorder.page(), entered.data(), finished.data()}) {}
 
 void Fabric::fail(const Status& status) noexcept {
   {
     const std::lock_guard lock(failure_mutex_);
     if (!failure_.ok()) return;
     failure_ = contained([&] { return status; });
+    recorder.note_failure(status.code(), status.message());
   }
   failed_.store(true, std::memory_order_release);
   const auto state = status.code() == moecclAborted ? transport::RankState::kAborted : transport::RankState::kFailed;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a communicator gives its executors: links, own memory, counters, health and the flight recorder.
 #pragma once
 
@@ -11,6 +12,7 @@
 
 #include "kernels/table.h"
 #include "src/base/clock.h"
+#include "src/exec/flight_directory.h"
 #include "src/exec/recorder.h"
 #include "src/exec/shared_heap.h"
 #include "transport/shm/segment.h"
@@ -110,6 +112,7 @@ struct Fabric {
   std::byte* staging = nullptr;
   std::function<void(uint64_t sequence)> publish_completed;
   transport::Arrivals* arrivals = nullptr;  // hears of puts over the network from when it connects; may be null
+  transport::DeviceMemory device_memory;    // what NICs may reach themselves; then nobody hears of puts
 
   // Numbers of signals so far, mod 2^32; [peer * kSigsPerPeer + sig].
   std::vector<uint32_t> sent, awaited;
@@ -163,6 +166,7 @@ struct Fabric {
   mutable std::mutex failure_mutex_;
   Status failure_;
   std::atomic<bool> failed_{false};
+  FlightEntry listed_;  // the last: gone before what it points to
 };
 
 }  // namespace moeccl::exec

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When each lane of a plan was busy with each chunk: what a timeline is drawn from.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Send and Recv. Messages of a pair of ranks and direction follow one another through the pair's message slots; each
 // begins with a header that says its size, so that a receiver that expects another size says so. Large messages whose
 // memory the receiver can reach are copied once, by the receiver, from where they lie.

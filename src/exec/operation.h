@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One operation as an executor gets it: a program, its binding and the caller's buffers.
 #pragma once
 
@@ -81,6 +82,8 @@ struct Operation {
   uint32_t divisor = 0;  // Avg
   bool scaled = false;   // premulsum
   kernels::Scalar scale{};
+  // The scale as one element of CUDA memory, read when the operation runs; null: `scale` holds it.
+  const void* scale_at = nullptr;
   bool grouped = false;  // deterministic row sums
   uint8_t priority = 0;  // of the call, a moecclPriority_t; 0: by operation
   // Rows with scales: element_bytes counts both, and a slot holds its rows first, then their scales.
@@ -121,6 +124,7 @@ struct Operation {
     epoch = 0;
     reduce = kernels::ReduceOp::kSum;
     divisor = 0;
+    scale_at = nullptr;
     output_bytes = 0;
     grouped = false;
     ran = nullptr;

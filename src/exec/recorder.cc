@@ -1,42 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/exec/recorder.h"
 
 #include <algorithm>
+#include <ctime>
 
 #include "src/base/data_type.h"
 #include "src/base/ticks.h"
 
 namespace moeccl::exec {
 
+void Recorder::introduce(uint32_t rank, uint32_t n_ranks, uint64_t group, std::string_view name, bool on_cuda_memory) {
+  FlightPage& p = *slot_;
+  p.rank = rank;
+  p.n_ranks = n_ranks;
+  p.group = group;
+  p.on_cuda_memory = on_cuda_memory ? 1 : 0;
+  copy_text(p.name, name);
+  p.bytes = sizeof(FlightPage);
+  p.magic.store(FlightPage::kMagic, std::memory_order_release);
+}
+
 size_t Recorder::begin(uint64_t sequence, const Signature& signature) {
-  Record& r = records_[count_++ % kRecords];
+  FlightPage& p = *slot_;
+  const size_t at = p.count++ % kRecords;
+  FlightRecord& r = p.records[at];
   r.sequence = sequence;
-  r.signature = signature;
-  r.algorithm = "";
-  r.state = Record::State::kRunning;
+  r.count = signature.count;
+  r.root = signature.root;
+  r.op = static_cast<uint8_t>(signature.op);
+  r.type = static_cast<uint8_t>(signature.type);
+  r.reduce = signature.reduce;
+  r.has_plan = 0;
+  r.state = State::kRunning;
   r.start = Ticks::now();
-  return count_;
+  return p.count;
+}
+
+void Recorder::chose(const char* algorithm) {
+  const size_t at = (slot_->count + kRecords - 1) % kRecords;
+  slot_->records[at].has_plan = 1;
+  if (names_[at] == algorithm) return;  // as in the operation before the last kRecords: its text is still there
+  names_[at] = algorithm;
+  copy_text(slot_->records[at].algorithm, algorithm);
 }
 
 int64_t Recorder::end(size_t number, bool failed) {
-  if (number == 0 || number + kRecords <= count_) return 0;
-  Record& r = records_[(number - 1) % kRecords];
+  if (number == 0 || number + kRecords <= slot_->count) return 0;
+  FlightRecord& r = slot_->records[(number - 1) % kRecords];
   r.end = Ticks::now();
-  r.state = failed ? Record::State::kFailed : Record::State::kDone;
+  r.state = failed ? State::kFailed : State::kDone;
   return Ticks::to_ns(r.end - r.start);
+}
+
+void Recorder::note_wait(const FlightWait& wait) {
+  if (slot_->n_waits < FlightPage::kWaits) slot_->waits[slot_->n_waits++] = wait;
+}
+
+void Recorder::note_failure(Code code, std::string_view sentence) {
+  timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  slot_->code = code;
+  copy_text(slot_->failure, sentence);
+  slot_->failed_unix_ns = int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
 std::vector<std::string> Recorder::lines(size_t most) const {
   std::vector<std::string> out;
-  const size_t n = std::min({most, count_, kRecords});
+  const FlightPage& p = *slot_;
+  const size_t n = std::min({most, static_cast<size_t>(p.count), kRecords});
   const int64_t now = Ticks::now();
-  for (size_t i = count_ - n; i < count_; ++i) {
-    const Record& r = records_[i % kRecords];
-    const bool running = r.state == Record::State::kRunning;
-    const char* state = running ? "RUNNING" : r.state == Record::State::kFailed ? "FAILED" : "done";
-    std::string line =
-        format("#{} {} count {} {} {} plan {} {}", r.sequence, op_name(r.signature.op), r.signature.count,
-               type_name(r.signature.type), reduce_name(r.signature.reduce), r.algorithm, state);
-    if (r.state != Record::State::kDoneUntimed)
+  for (size_t i = p.count - n; i < p.count; ++i) {
+    const FlightRecord& r = p.records[i % kRecords];
+    const bool running = r.state == State::kRunning;
+    const char* state = running ? "RUNNING" : r.state == State::kFailed ? "FAILED" : "done";
+    std::string line = format("#{} {} count {} {} {} plan {} {}", r.sequence, op_name(static_cast<moecclOp_t>(r.op)),
+                              r.count, type_name(static_cast<moecclDataType_t>(r.type)), reduce_name(r.reduce),
+                              r.has_plan != 0 ? r.algorithm : "", state);
+    if (r.state != State::kDoneUntimed)
       line += format(" {:.3f} ms", static_cast<double>(Ticks::to_ns((running ? now : r.end) - r.start)) / 1e6);
     line += format(", {:.3f} s ago", static_cast<double>(Ticks::to_ns(now - r.start)) / 1e9);
     out.push_back(std::move(line));

@@ -1,40 +1,47 @@
-// The flight recorder: the last operations of a rank with their state, always on, printed when something goes wrong.
+// SPDX-License-Identifier: Apache-2.0
+// The flight recorder: the last operations of a rank with their state, and what it waits for; always on, printed when
+// something goes wrong, and readable from outside (flight.h).
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "src/exec/flight.h"
 #include "src/exec/operation.h"
 
 namespace moeccl::exec {
 
-struct Record {
-  uint64_t sequence = 0;  // 0: unused, or Send/Recv which have none
-  Signature signature;
-  const char* algorithm = "";
-  int64_t start = 0, end = 0;  // Ticks; end: of timed ones that have ended
-  enum class State : uint8_t { kRunning, kDone, kDoneUntimed, kFailed } state = State::kRunning;
-};
-
 class Recorder {
  public:
-  static constexpr size_t kRecords = 64;
+  using State = FlightRecord::State;
+  static constexpr size_t kRecords = FlightPage::kRecords;
+
+  // Whose it is. From now on others can see it. group: of all its ranks, and of no other communicator.
+  void introduce(uint32_t rank, uint32_t n_ranks, uint64_t group, std::string_view name, bool on_cuda_memory);
 
   // Called by the rank's executing thread. The record's number, for operations beside which others may begin; from 1.
   size_t begin(uint64_t sequence, const Signature& signature);
-  void chose(const char* algorithm) { newest().algorithm = algorithm; }
-  int64_t end(bool failed) { return end(count_, failed); }  // of the newest; ns since its begin
-  int64_t end(size_t number, bool failed);                  // nothing when newer records have taken its place
-  void end_untimed() { newest().state = Record::State::kDoneUntimed; }
+  void chose(const char* algorithm);
+  int64_t end(bool failed) { return end(slot_->count, failed); }  // of the newest; ns since its begin
+  int64_t end(size_t number, bool failed);                        // nothing when newer records have taken its place
+  void end_untimed() { newest().state = State::kDoneUntimed; }
+  // One more task that has been blocked for a while; only the first FlightPage::kWaits are kept.
+  void note_wait(const FlightWait& wait);
+  bool has_waits() const { return slot_->n_waits > 0; }
+  void clear_waits() { slot_->n_waits = 0; }
+  void note_failure(Code code, std::string_view sentence);
   // The last `most` operations, oldest first, one line each.
   std::vector<std::string> lines(size_t most) const;
 
+  const FlightPage* page() const { return &*slot_; }
+
  private:
-  Record& newest() { return records_[(count_ + kRecords - 1) % kRecords]; }
-  std::array<Record, kRecords> records_;
-  size_t count_ = 0;
+  FlightRecord& newest() { return slot_->records[(slot_->count + kRecords - 1) % kRecords]; }
+  FlightSlot slot_;
+  std::array<const char*, kRecords> names_{};  // what the records' algorithms were copied from
 };
 
 }  // namespace moeccl::exec

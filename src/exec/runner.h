@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How operations run: as an eager exchange, as the steps of a plan on host memory or on CUDA memory, or as one
 // persistent kernel. A communicator has one runner for each way that it can take; an operation gets its runner when it
 // is prepared, the same way on all ranks.

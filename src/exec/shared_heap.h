@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that processes of the host map and store into, as far as executors must know: what may no longer be reached.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/exec/task.h"
 
 #include <immintrin.h>
@@ -28,6 +29,8 @@ constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 300'000, kMakeRoomEv
 // A rank that fails or aborts has perhaps finished this operation, and then all others may be able to. Those that have
 // not moved for so long cannot: another rank is stuck.
 constexpr int64_t kLastChance_ns = 200'000'000;
+// A wait that lasts is noted for those who look from outside.
+constexpr int64_t kNoteAfter_ns = 10'000'000, kNoteEvery_ns = 100'000'000;
 constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts holds an acknowledgement
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
 // A rank that did not run for so long was itself stopped (a debugger, a batch system, a paused virtual machine),
@@ -59,6 +62,22 @@ Status timed_out(Task& task) {
   f.log_recorder();
   return error(moecclTimeout, "{} did not finish within {} ms; unresponsive: {}", task.describe(), f.timeout_ms,
                late.empty() ? "none known" : late);
+}
+
+void note_wait(Task& task, int64_t since_ns) {
+  Fabric& f = task.fabric();
+  FlightWait wait;
+  wait.since_ns = since_ns;
+  wait.sequence = task.sequence();
+  wait.thread = driver::thread_number();
+  wait.awaits = task.awaits();
+  for (uint32_t p = 0; p < f.n_ranks; ++p) {
+    if (p == f.rank || !task.needs(p)) continue;
+    if (wait.n_peers < FlightWait::kPeers) wait.peers[wait.n_peers] = p;
+    ++wait.n_peers;
+  }
+  copy_text(wait.text, task.describe());
+  f.recorder.note_wait(wait);
 }
 
 }  // namespace
@@ -152,6 +171,12 @@ class Patience {
   }
   int64_t since() const { return since_; }
   int64_t now() const { return now_; }
+  // After wait() has returned true: whether the waits are to be noted, and that they are.
+  bool is_long() {
+    if (now_ - since_ < kNoteAfter_ns || now_ - noted_ < kNoteEvery_ns) return false;
+    noted_ = now_;
+    return true;
+  }
   int64_t& alive() { return alive_; }
 
  private:
@@ -185,7 +210,7 @@ class Patience {
   bool beside_peer_ = false;
   int64_t shared_ = 0;  // when somebody else last ran on this core
   uint64_t polls_ = 0;
-  int64_t since_ = 0, now_ = 0, checked_ = 0, alive_ = 0;
+  int64_t since_ = 0, now_ = 0, checked_ = 0, alive_ = 0, noted_ = 0;
 };
 
 }  // namespace
@@ -227,8 +252,12 @@ void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns) {
 }
 
 Status give_up(Task& task, const Status& status) {
-  task.fabric().fail(status);
-  Status first = contained([&] { return task.fabric().failure(); });
+  Fabric& f = task.fabric();
+  const bool is_first = !f.failed();
+  if (is_first && !f.recorder.has_waits()) (void)contained([&] { return note_wait(task, now_ns()), Status(); });
+  f.fail(status);
+  if (is_first) dump_flight();
+  Status first = contained([&] { return f.failure(); });
   (void)contained([&] { return task.abandon(), Status(); });
   return first;
 }
@@ -253,7 +282,11 @@ Status drive(std::span<Task* const> tasks) {
     if (first.ok()) first = std::move(status);
   };
   const Engines engines(tasks);
-  bool fresh = true;
+  bool fresh = true, noted = false;
+  const auto forget_waits = [&] {
+    for (Task* const task : tasks) task->fabric().recorder.clear_waits();
+    noted = false;
+  };
   Patience patience(tasks[0]->fabric());
   while (left > 0) {
     bool moved = false;
@@ -269,9 +302,16 @@ Status drive(std::span<Task* const> tasks) {
     }
     if (moved) {
       patience.reset();
+      if (noted) forget_waits();
       continue;
     }
     if (!patience.wait()) continue;
+    if (patience.is_long()) {
+      forget_waits();
+      for (size_t i = 0; i < tasks.size(); ++i)
+        if (!ended[i]) (void)contained([&] { return note_wait(*tasks[i], patience.since()), Status(); });
+      noted = true;
+    }
     for (size_t i = 0; i < tasks.size(); ++i) {
       if (ended[i]) continue;
       Status s = contained([&] { return check_health(*tasks[i], patience.since(), patience.now(), patience.alive()); });
@@ -287,6 +327,7 @@ Status drive(std::span<Task* const> tasks) {
       }
     }
   }
+  if (noted && first.ok()) forget_waits();
   return first;
 }
 

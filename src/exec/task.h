@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tasks: pieces of work that one thread drives side by side by polling, so that one thread may serve several ranks and
 // a group's sends and receives cannot block each other.
 #pragma once
@@ -25,6 +26,8 @@ class Task {
   virtual Progress poll() = 0;
   // Looks, when blocked for a while, for reasons that a poll cannot see: a peer that calls something else.
   virtual Status diagnose() = 0;
+  // The operation's number in its communicator; 0: Send/Recv, which have none.
+  virtual uint64_t sequence() const { return 0; }
   // For messages: what it is and what it waits for, naming ranks.
   virtual std::string describe() const = 0;
   // After the communicator's timeout: how much longer what runs elsewhere may take to say where it waits.

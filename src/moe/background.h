@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One piece of work at a time on a thread of its own.
 #pragma once
 

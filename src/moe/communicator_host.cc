@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/moe/communicator_host.h"
 
 #include <memory>
@@ -52,7 +53,7 @@ Status CommunicatorHost::run(std::unique_ptr<exec::Operation> op, moecclStream_t
         "dispatch and combine cannot be part of a group: call them outside moecclGroupStart and moecclGroupEnd");
   }
   Call call{.comm = &comm_};
-  MOECCL_TRY(find_stream_(stream, &call.stream));
+  MOECCL_TRY(find_stream_(stream, &comm_, &call.stream));
   op->priority = comm_.priority_of(op->signature.op);
   MOECCL_ASSIGN_OR_RETURN(op->runner, comm_.place(op->input, op->output));
   if (const auto& scales = op->scales; scales.input != nullptr || scales.output != nullptr) {
@@ -90,7 +91,7 @@ exec::PersistentKernel* CommunicatorHost::kernel(uint64_t staging_bytes) {
 Result<MoeHost::OnStream> CommunicatorHost::on_stream(moecclStream_t stream_handle) {
   MOECCL_TRY(comm_.usable());
   Stream* stream = nullptr;
-  MOECCL_TRY(find_stream_(stream_handle, &stream));
+  MOECCL_TRY(find_stream_(stream_handle, &comm_, &stream));
   CudaStream* cuda = stream != nullptr ? stream->as_cuda() : nullptr;
   if (cuda == nullptr)
     return error(moecclInvalidArgument,
@@ -108,7 +109,7 @@ Result<MoeHost::OnStream> CommunicatorHost::on_stream(moecclStream_t stream_hand
 
 Status CommunicatorHost::all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream_handle) {
   Call call{.comm = &comm_, .operation = std::make_unique<exec::Operation>()};
-  MOECCL_TRY(find_stream_(stream_handle, &call.stream));
+  MOECCL_TRY(find_stream_(stream_handle, &comm_, &call.stream));
   MOECCL_TRY(prepare_collective(
       comm_, {.op = moecclOpAllGather, .send = send, .recv = recv, .count = bytes, .type = moecclUint8},
       *call.operation));
@@ -124,7 +125,7 @@ Status CommunicatorHost::all_gather_on(const void* send, void* recv, size_t byte
 
 Status CommunicatorHost::needs_host(moecclStream_t stream_handle) {
   Stream* stream = nullptr;
-  MOECCL_TRY(find_stream_(stream_handle, &stream));
+  MOECCL_TRY(find_stream_(stream_handle, &comm_, &stream));
   return stream != nullptr ? stream->ready() : Status();
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A communicator as the host of MoE layers.
 #pragma once
 
@@ -13,7 +14,7 @@ namespace moeccl::comm {
 class CommunicatorHost final : public MoeHost {
  public:
   // `find_stream` turns a C handle into a stream, null for the blocking one.
-  using FindStream = Status (*)(moecclStream_t, Stream**);
+  using FindStream = Status (*)(moecclStream_t, const Communicator*, Stream**);
   CommunicatorHost(Communicator& comm, FindStream find_stream);
 
   Communicator& communicator() const { return comm_; }

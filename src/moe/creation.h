@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What ranks that do something together tell each other: whether they can, and the fields that must be the same.
 #pragma once
 

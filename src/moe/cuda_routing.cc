@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/moe/cuda_routing.h"
 
 #include <algorithm>
@@ -6,6 +7,8 @@
 
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/route_args.h"
+
+#include "src/exec/cuda/urgent_stream.h"
 
 namespace moeccl::comm {
 
@@ -43,8 +46,7 @@ Result<std::unique_ptr<CudaRouting>> CudaRouting::create(exec::StreamEngine& eng
         "routing on the device of {} tokens a rank with top_k {}: records of up to {} bytes, at most 16 GiB are "
         "possible; give topk_index in host memory or fewer tokens a step",
         setting.shape->max_tokens, setting.shape->top_k, r->end_ - r->words_);
-  constexpr unsigned kNonBlocking = 1;
-  MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreate(&r->stream_, kNonBlocking), "a CUDA stream for routing"));
+  MOECCL_ASSIGN_OR_RETURN(r->stream_, exec::create_urgent_stream(engine.context()));
   MOECCL_ASSIGN_OR_RETURN(r->device_, cuda::Memory::device(engine.context(), r->end_));
   MOECCL_ASSIGN_OR_RETURN(r->pinned_, cuda::Memory::pinned(engine.context(), r->pinned_bytes()));
   MOECCL_TRY(r->upload_tables());
@@ -232,7 +234,7 @@ Status CudaRouting::assign(exec::StreamEngine& engine, const algo::TopK& topk) {
   topk_ = topk;
   // Routing calls have no stream: what the default one still does comes before.
   MOECCL_TRY(cuda::check(d.cuStreamSynchronize(nullptr), "the default stream"));
-  if (topk.weight != nullptr && cuda::memory_type(topk.weight) < cuda::kDeviceMemory) {
+  if (topk.weight != nullptr && !cuda::pointed(topk.weight).on_device()) {
     // Through page-locked memory that nothing uses yet.
     const size_t bytes = topk.n_tokens * s_.shape->top_k * sizeof(float);
     std::byte* staged = pinned_.data() + (own_weight_ - summary_);

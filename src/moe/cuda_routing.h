@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank's own choices in device memory: kernels (kernels/cuda/route_args.h) put them in canonical order, apply the
 // capacity, count rows on every level's links for all candidates, and write the records for the peers. What comes to
 // the host: counts, then the records and this rank's kept choices, both of which host exchanges and tables need.

@@ -1,9 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/moe/cuda_tables.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "src/driver/thread.h"
+#include "src/exec/cuda/urgent_stream.h"
 #include "src/moe/cuda_routing.h"
 
 namespace moeccl::comm {
@@ -27,10 +29,9 @@ Result<std::unique_ptr<CudaTables>> CudaTables::create(cuda::Context context, co
   MOECCL_ASSIGN_OR_RETURN(const cuda::Memory staged, cuda::Memory::pinned(context, constants.size()));
   std::memcpy(staged.data(), constants.data(), constants.size());
   const cuda::Driver& d = *cuda::driver();
-  cuda::Stream stream = nullptr;
-  constexpr unsigned kNonBlocking = 1, kDisableTiming = 2;
+  constexpr unsigned kDisableTiming = 2;
   MOECCL_TRY(cuda::check(d.cuEventCreate(&t->made_, kDisableTiming), "a CUDA event"));
-  MOECCL_TRY(cuda::check(d.cuStreamCreate(&stream, kNonBlocking), "a CUDA stream"));
+  MOECCL_ASSIGN_OR_RETURN(const cuda::Stream stream, exec::create_urgent_stream(context));
   Status status = cuda::check(d.cuMemcpyHtoDAsync_v2(reinterpret_cast<cuda::Pointer>(t->memory_.data()), staged.data(),
                                                      constants.size(), stream),
                               "a plan's tables to the device");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A routing's tables made on the device, in the order of the caller's stream and without the host: kernels
 // (kernels/cuda/tables_args.h) put this rank's choices into a block, an AllGather brings every rank all blocks, kernels
 // make the tables. A CUDA graph can replay all of it, because nothing in a launch depends on the choices.

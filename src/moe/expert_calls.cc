@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/moe/expert_calls.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a C call on replicated experts to a prepared operation: checks first, then the plan of its placement.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who holds which experts besides their owner (HybridEP), and the gather that brings them there: the contract of
 // moeccl/hybrid.h without its handles.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Queues of experts that travel while the caller computes: the contract of moeccl/migrate.h without its handles.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A MoE layer's configuration, checked, and the bounds on memory that follow from it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The page that moecclMoeExplain writes.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a MoE layer needs of a communicator. An interface, so that layers are tested on hosts without one.
 #pragma once
 

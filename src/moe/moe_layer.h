@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MoE layers and routings over a MoeHost: the contract of moeccl/moe.h without its handles.
 #pragma once
 

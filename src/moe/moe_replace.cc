@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A step of the re-placing combine: what ranks tell each other at its beginning, and the background thread's part.
 #include "src/moe/moe_replace.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Re-placing combine over a MoeHost: the contract of moeccl/replace.h without its handles.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calls of a re-placing step, once begun.
 #include <algorithm>
 #include <cstring>

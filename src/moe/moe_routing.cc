@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A routing's update: five steps, each of which all ranks leave with the same verdict.
 #include <algorithm>
 #include <bit>

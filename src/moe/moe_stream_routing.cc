@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A routing's update in the order of a CUDA stream, and what the device knows of a routing.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns the extents of a plan into ranges. Executors, checker and cost model share this one definition.
 #pragma once
 

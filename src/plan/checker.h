@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Proves a plan by running the programs of all ranks over symbols instead of numbers. An accepted plan leaves the right
 // value in every Output element, on any machine speed: each pair of accesses of which one writes is ordered by signals.
 // It also wastes nothing: no element is moved or reduced without being used.

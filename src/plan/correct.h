@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Corrects a profile from what operations took. Pure and bounded: the same observations in the same order give the same
 // profile on every rank.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Predicts how long a plan takes: runs the programs of all ranks on a clock. A rank is one thread that works through
 // its lanes; ranks of a host share its cores and give them up where they wait; a group's uplink carries one transfer at
 // a time in each direction. A signal arrives when the bytes put before it have crossed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The discrete-event run behind price(): all programs of a plan on a clock.
 #pragma once
 

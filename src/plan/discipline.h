@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules of plan.h that can be read off the programs without running them. The checker's first pass.
 #pragma once
 

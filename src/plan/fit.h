@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lines through measured times: HierMoE fits alpha and beta of every level so (Fig. 9).
 #pragma once
 

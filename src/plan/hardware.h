@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Constants for hardware on which nothing was measured: what a price takes where no profile says more.
 #pragma once
 

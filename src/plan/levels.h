@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The topology as planners see it: a tree of levels, outermost first, whose last level is the ranks themselves.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the readers of plans may ask about an operation: one row for each, in the order of moecclOp_t.
 #pragma once
 

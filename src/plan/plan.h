@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan language. A collective is a plan: for each rank a program of small steps on a few lanes, the body of a loop
 // over chunks. It holds no pointers and no counts: steps name buffers and extents, which a Binding turns into ranges
 // when it runs. Executors run it, cost.h prices it, checker.h proves it, printer.h explains it.

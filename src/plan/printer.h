@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Explains a plan to a person: which one, why, what it costs, and the steps of one rank.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the machine does in a nanosecond: the numbers under which cost.h prices a plan. The defaults are those of a
 // 2-core EPYC virtual machine (docs/decisions.md); calibration replaces them.
 #pragma once

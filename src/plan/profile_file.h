@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The profile as a file: versioned JSON that a person can read and edit, with units in its names (docs/calibration.md).
 #pragma once
 

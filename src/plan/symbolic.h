@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parts of the checker: symbolic values, vector clocks, and memory that knows who touched it when.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The checker's second pass: runs all programs of a plan over symbols, with a vector clock per lane.
 #pragma once
 

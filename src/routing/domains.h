@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expert domains on any tree (HybridEP, Section IV-A): at every level the groups of one parent stand in domains of
 // S_ED groups. Inside a domain the experts are gathered, between domains the tokens travel, always to the group of the
 // same offset (Algorithm 1). On an even tree a rank ends with the experts of the box that its domains span; on an

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HierMoE's own performance model in closed form (Eq. 1-6): what a routing costs under measured alpha and beta of whole
 // AlltoAlls. moe_price.h prices the same traffic step by step instead.
 #pragma once

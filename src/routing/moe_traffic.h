@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many rows every pair of ranks exchanges under an algorithm: the counts of HierMoE Eq. 7 for all ranks at once, in
 // O(D T K). The prices of simulated plans and the closed form of Eq. 1-6 read them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Combine that delivers samples to other homes (NetMoE, Section 3): the pure part. A sample is a run of consecutive
 // tokens of a rank; homes are the ranks that samples go to.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The records and the cut of a routing whose tokens begin at other homes.
 #include <algorithm>
 #include <bit>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's own choices and what it tells the others. The origin of a token knows the whole way of its rows
 // (routing_paths.h), so it writes one record for each rank that handles the token, owner or forwarder, and one
 // all-to-all carries them all.

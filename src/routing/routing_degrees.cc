@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many neighbours a rank has in the paths of an algorithm, at most, and how many origins share a block. Counted by
 // classes of ranks, so that a layer of 65536 ranks is checked in milliseconds; edges() lists the neighbours themselves.
 #include <algorithm>

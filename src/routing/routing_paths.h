@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where experts live and which way rows go. Every rank computes the same from (placement, tree, algorithm), so the
 // origin of a token knows every rank that will touch it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Routings to simulate with: made from a seed, or a step of a recorded trace (perf/TRACE.md). Pure: the bytes of a
 // trace are an argument.
 #pragma once

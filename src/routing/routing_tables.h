@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a routing means on one rank: the row lists of every hop and chunk for dispatch and their mirror for combine, and
 // the arrays of moecclRoutingInfo_t. Lists are numbered by RowLists, which the plans (moe_plan.h) use too.
 //

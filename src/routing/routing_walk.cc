@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pass that fills the lists of RoutingTables: chunk by chunk, source by source, origin by origin, token by token.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Into how many chunks a TensorAllToAll is cut: MoNTA's solver (src/solve/chunks.h), fed from the tree and the profile.
 #pragma once
 

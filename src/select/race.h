@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A MoE layer's candidates against each other, in the program's own steps. A price says what a step's rows cost on
 // links and cores as the profile has them; the race says how much longer each candidate really takes, and notices when
 // that changes. Rank 0's guesses travel with the exchange that every update makes anyway, so all ranks choose alike.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Algorithm 1 of HierMoE: which algorithm carries a routing at the least cost.
 #pragma once
 

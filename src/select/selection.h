@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which plan runs: candidates, their prices, forced choices and the plan cache.
 #pragma once
 

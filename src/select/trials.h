@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans whose predictions lie close together are tried in the program's own operations. The first operations of a class
 // (operation, root or not, size class) run them in turns; then every rank tells in one word what each took, all ranks
 // read all words at the same place in the order of operations, and all go on with the fastest. A prediction cannot say

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scratch memory of a solver: pieces cut one after another from one block. Without a block it only measures, so that
 // the same code that lays out the memory also says how much there must be.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Balanced assignment as a transportation problem: items with a cost for each bin, bins that take exactly their
 // capacity. NetMoE (Eq. 6, 7, 10) copies each bin capacity times and runs Kuhn-Munkres in O(items^3); here bins stay
 // single and paths are searched in the graph of bins, where the length of u -> v is the least price of moving one item.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the solvers check alike. `name` is the caller's: "problem.n_ranks".
 #pragma once
 

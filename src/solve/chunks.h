@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Into how many chunks an AlltoAll under tensor parallelism is cut, and which of MoNTA's strategies runs it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expert domains: within one the experts travel (AllGather), between them the tokens do (AlltoAll). HybridEP, Sections
 // III and IV.
 #pragma once

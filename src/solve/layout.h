@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which tensor, expert, context, pipeline and data parallel degrees fit into the GPUs' memory, and what they
 // communicate (MoNTA, Tables 3 and 4 and cluster expansion).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The next layer's routing from running statistics of pairs of experts that the same token chose (NetMoE Section 3.3).
 #pragma once
 

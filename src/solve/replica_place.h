@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where replicas stand and whom they serve: adaptive replication's contiguous placement, and one that also looks at the
 // nodes that tokens come from and at the fullest rank.
 #pragma once

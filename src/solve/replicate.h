@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many replicas each expert gets, and what that costs (adaptive expert replication, Sections 3 and 4).
 #pragma once
 

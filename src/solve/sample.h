@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sample placement (NetMoE, Section 3): which device each sample goes to when the gather of one layer brings it back.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What placements of samples cost: NetMoE Eq. 1 to 5, with the maximum over nodes as well as over channels.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expert swap (HierMoE, Section IV): which two experts to exchange so that the fullest groups get fewer tokens, counted
 // without duplicates at every level.
 //

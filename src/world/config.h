@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A communicator's configuration after defaults, environment and checks.
 #pragma once
 

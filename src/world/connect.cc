@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a unique id to links: who is where, segments and heaps mapped, links made.
 #include <algorithm>
 #include <bit>
@@ -160,6 +161,11 @@ class Connector {
     for (plan::Level& l : m_.tree.levels) {
       if (l.group_of_rank != hosts_->host_of) continue;
       l.network = network_text_;
+      // A topology that says nothing of its links: what the network knows is better than nothing.
+      if (hosts_->n() > 1 && l.link.bytes_per_ns <= 0 && l.link.alpha_ns <= 0) {
+        l.link = node_link_;
+        m_.host_level = static_cast<int>(&l - m_.tree.levels.data());
+      }
       return;
     }
   }
@@ -295,6 +301,7 @@ class Connector {
     f.heap_bytes = heap_->bytes();
     f.shared_heap = heap_;
     f.timeout_ms = config_.timeout_ms;
+    f.recorder.introduce(rank_, n_, bootstrap::public_number(link_key_), config_.name, false);
     m_.ranks_on_host = static_cast<uint32_t>(hosts_->around(rank_).size());
     m_.cores_on_host = cores_of(hosts_->around(rank_));
     m_.cores = 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/world/cuda_side.h"
 
 #include <algorithm>
@@ -32,7 +33,7 @@ struct Introduction {
   int32_t device = 0;
   char uuid[16] = {};
   cuda::IpcHandle handle{};
-  char why[164] = {};  // fills the struct: its bytes travel
+  char why[484] = {};  // room for the log of a driver that refuses the kernels; fills the struct: its bytes travel
 };
 
 // A GPU beside the host's defaults, as far as can be said without having measured one: device memory at the rate of a
@@ -54,7 +55,7 @@ plan::Profile device_profile(uint32_t n_ranks) {
 class CudaSide::Connector {
  public:
   Connector(bootstrap::Session& session, HostSession& host_session, const Neighbours& n)
-      : session_(session), host_session_(host_session), n_(n), side_(new CudaSide(n)) {}
+      : session_(session), host_session_(host_session), n_(n), tree_(*n.tree), side_(new CudaSide(n)) {}
 
   Result<std::unique_ptr<CudaSide>> connect(std::string* why) {
     own_.asked = n_.config->cuda_context != nullptr;
@@ -114,7 +115,10 @@ class CudaSide::Connector {
       log(LogLevel::kInfo, "rank {}: device memory is shared by IPC handles, because not by descriptors: {}", n_.rank,
           made.status().message());
     }
-    MOECCL_ASSIGN_OR_RETURN(side_->staging_, cuda::Memory::device(context, n_.shape.staging_bytes));
+    // A NIC registers whole pages: large allocations share none with others.
+    constexpr size_t kBlock = size_t{2} << 20;
+    const size_t block = several_hosts() ? kBlock : 1, bytes = (n_.shape.staging_bytes + block - 1) / block * block;
+    MOECCL_ASSIGN_OR_RETURN(side_->staging_, cuda::Memory::device(context, bytes));
     own_.staging = reinterpret_cast<uint64_t>(side_->staging_.data());
     if (one_process()) return {};
     auto handle = transport::cuda_ipc::export_memory(context, side_->staging_.data());
@@ -285,6 +289,7 @@ class CudaSide::Connector {
     f.name = n_.config->name;
     f.own = own_segment_;
     f.timeout_ms = n_.config->timeout_ms;
+    f.recorder.introduce(n_.rank, n_.n_ranks, bootstrap::public_number(n_.link_key), n_.config->name, true);
     f.kernels = &exec::StreamEngine::table();
     f.staging = device ? reinterpret_cast<std::byte*>(own_.staging) : nullptr;
     CudaSide* side = side_.get();
@@ -318,8 +323,15 @@ class CudaSide::Connector {
     plan::Reach reach;
     reach.staging = !several_hosts();
     reach.views = reach.reads = !several_hosts() && one_process() && device;
+    for (const uint32_t r : here()) {
+      const int other = all_[r].device;
+      auto& known = side_->peer_devices_;
+      if (device && same_process(r) && other != own_.device &&
+          std::find(known.begin(), known.end(), other) == known.end())
+        known.push_back(other);
+    }
     side_->selector_ = std::make_unique<Selector>(
-        Selector::Setting{n_.rank, *n_.tree, reach, false, false, n_.config->deterministic, f.half_bytes, profile()});
+        Selector::Setting{n_.rank, tree_, reach, false, false, n_.config->deterministic, f.half_bytes, profile()});
     return side_->selector_->force_from_text(n_.config->plan);
   }
 
@@ -329,7 +341,8 @@ class CudaSide::Connector {
     return p;
   }
 
-  // Connections of their own to the ranks of other hosts, through page-locked memory.
+  // Connections of their own to the ranks of other hosts: to device memory where all ranks' NICs reach it, else through
+  // page-locked memory.
   Status connect_network(bool device) {
     exec::Fabric& f = side_->fabric_;
     transport::cuda_net::CudaNet::Staging s;
@@ -342,7 +355,13 @@ class CudaSide::Connector {
     s.n_ranks = n_.n_ranks;
     MOECCL_ASSIGN_OR_RETURN(auto net, transport::cuda_net::CudaNet::create(s));
     f.arrivals = net.get();
-    MOECCL_TRY(connect_hosts(session_, n_.network, *n_.hosts, n_.cuda_link_key(), *n_.config, f, n_.deadline).status());
+    if (device && n_.network->can.device_memory) {
+      MOECCL_ASSIGN_OR_RETURN(f.device_memory, net->device_memory());
+    }
+    MOECCL_ASSIGN_OR_RETURN(const NetworkResult made, connect_hosts(session_, n_.network, *n_.hosts, n_.cuda_link_key(),
+                                                                    *n_.config, f, n_.deadline));
+    MOECCL_TRY(net->use(!made.device.empty()));
+    say_how(made);
     net->set_engine(std::move(f.engine));
     for (uint32_t r = 0; r < n_.n_ranks; ++r) {
       if (!n_.hosts->together(r, n_.rank)) f.links[r] = net->wrap(r, std::move(f.links[r]));
@@ -350,6 +369,15 @@ class CudaSide::Connector {
     side_->net_ = net.get();
     f.engine = std::move(net);
     return {};
+  }
+
+  // For the log, and for explain where it names the network.
+  void say_how(const NetworkResult& made) {
+    std::string text = made.device.empty() ? "CUDA memory through page-locked memory" : "CUDA memory by " + made.device;
+    if (!made.why_no_device.empty()) text += format(" ({})", made.why_no_device);
+    log(LogLevel::kInfo, "rank {}: {} between hosts, {}", n_.rank, made.network->name, text);
+    for (plan::Level& l : tree_.levels)
+      if (!l.network.empty()) l.network += "; " + text;
   }
 
   Status make_kernel_side() {
@@ -367,6 +395,7 @@ class CudaSide::Connector {
   bootstrap::Session& session_;
   HostSession& host_session_;
   const Neighbours& n_;
+  plan::LevelTree tree_;  // says of the network how it reaches CUDA memory
   std::unique_ptr<CudaSide> side_;
   std::shared_ptr<Segment> own_segment_;
   std::vector<transport::cuda_ipc::Opened> opened_;
@@ -404,6 +433,12 @@ CudaSide::~CudaSide() {
   fabric_.links.clear();
   segments_.clear();
   fabric_.own = nullptr;
+}
+
+Status CudaSide::open_to_peers(const void* buffer, size_t bytes, const cuda::Pointed& what) const {
+  if (peer_devices_.empty() || bytes == 0) return {};
+  const cuda::Current current(context());
+  return cuda::allow_peers(buffer, bytes, what, peer_devices_);
 }
 
 size_t CudaSide::memory_bytes() const {

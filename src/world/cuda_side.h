@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A communicator's side for CUDA memory: links, staging, counters and plans of its own, beside those for host memory,
 // so that operations on either kind keep their own order of staging halves and signals. It exists when every rank had a
 // CUDA context when it joined.
@@ -27,12 +28,16 @@ class CudaSide {
 
   exec::Fabric& fabric() { return fabric_; }
   exec::StreamEngine& engine() { return *engine_; }
+  driver::cuda::Context context() const { return engine_->context(); }
   exec::Runner& runner() { return *runner_; }
   Selector& selector() { return *selector_; }
   size_t memory_bytes() const;
   // The persistent kernel; null: why_no_kernel() says why.
   KernelSide* kernel_side() { return kernel_side_.get(); }
   const std::string& why_no_kernel() const { return why_no_kernel_; }
+
+  // For a buffer that kernels of this process's other ranks may use directly, on other devices. what: pointed(buffer).
+  Status open_to_peers(const void* buffer, size_t bytes, const driver::cuda::Pointed& what) const;
 
   // Whether the last call used CUDA memory: a call without buffers follows it.
   bool used_last = false;
@@ -42,6 +47,7 @@ class CudaSide {
   explicit CudaSide(const Neighbours& n);
 
   std::unique_ptr<exec::StreamEngine> engine_;
+  std::vector<int> peer_devices_;  // of ranks that use this rank's buffers directly
   // Device memory, unless ranks reach each other's host memory alone; shared_ where other processes open it.
   driver::cuda::Memory staging_;
   driver::cuda::VirtualMemory shared_;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The symmetric heap: memory that every process of the host maps, handed out by moecclMemAlloc. One sealed segment per
 // process, as large as the machine's memory in addresses (less under a limit of addresses, or as MOECCL_HEAP_BYTES
 // says); pages exist only where something is allocated.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which ranks share a host, and the rendezvous of those that do.
 #pragma once
 

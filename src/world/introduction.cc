@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/world/introduction.h"
 
 #include "src/base/env.h"

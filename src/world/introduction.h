@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a rank says of itself when the ranks of a communicator meet.
 #pragma once
 

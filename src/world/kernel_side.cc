@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/world/kernel_side.h"
 
 #include <algorithm>
@@ -19,10 +20,12 @@ namespace cuda = driver::cuda;
 
 namespace {
 
-// Blocks of persistent kernels that a device holds at once: kernels promise two on a multiprocessor. Each communicator
-// takes a share of what is free, so that later ones find room; nobody takes what would keep another's kernel waiting
-// outside while it is waited for.
-constexpr uint32_t kBlocksPerSm = 2, kLeastBlocks = 4;
+// Blocks of persistent kernels that a device holds at once: kernels promise two on a multiprocessor. Blocks are never
+// shared: kernels of two communicators may wait for each other through ranks that run them in another order, so all
+// must be resident at once. Programs take 10 to 30 communicators: each gets a small share of what is free.
+constexpr uint32_t kBlocksPerSm = 2, kUsualBlocks = 16, kShares = 16;
+// Every program can start: a block for each lane, and one for what the network brings.
+constexpr uint32_t kLeastBlocks = moeccl::cuda::kWalkMostLanes + 1;
 
 class ReservedBlocks {
  public:
@@ -30,23 +33,30 @@ class ReservedBlocks {
     static constinit driver::PerProcess<ReservedBlocks> all;
     return all.get();
   }
-  uint32_t take(const std::string& uuid, uint32_t capacity, uint32_t want, uint32_t ranks_here) {
+  // At most `want`, at least kLeastBlocks; 0 where there are not so many. `shares`: what is free serves so many more.
+  // `processes`: how many have a part of the device, each its own account; the most that any communicator knew counts.
+  uint32_t take(const std::string& uuid, uint32_t capacity, uint32_t want, uint32_t shares, uint32_t processes) {
     const std::lock_guard lock(mutex_);
-    uint32_t& used = used_[uuid];
-    const uint32_t free = capacity - std::min(capacity, used);
-    const uint32_t blocks = std::min(want, free / (ranks_here + 1));
-    if (blocks < kLeastBlocks) return 0;
-    used += blocks;
+    Device& device = devices_[uuid];
+    device.processes = std::max(device.processes, processes);
+    capacity /= device.processes;
+    const uint32_t free = capacity - std::min(capacity, device.used);
+    if (free < kLeastBlocks || want < kLeastBlocks) return 0;
+    const uint32_t blocks = std::clamp(free / shares, kLeastBlocks, want);
+    device.used += blocks;
     return blocks;
   }
   void give_back(const std::string& uuid, uint32_t blocks) {
     const std::lock_guard lock(mutex_);
-    used_[uuid] -= blocks;
+    devices_[uuid].used -= blocks;
   }
 
  private:
+  struct Device {
+    uint32_t used = 0, processes = 1;
+  };
   std::mutex mutex_;
-  std::map<std::string, uint32_t> used_;
+  std::map<std::string, Device> devices_;
 };
 
 // Work of more streams than this may share a hardware queue, where a kernel that waits holds up the one it waits for.
@@ -140,11 +150,17 @@ class Joining {
     const cuda::Current current(s_.engine.context());
     MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetAttribute(&sms, cuda::kMultiprocessors, s_.seats[rank_].device),
                            "the device's multiprocessors"));
-    // Each process keeps its own account of the device: under MPS each has its share.
-    const uint32_t capacity = static_cast<uint32_t>(std::max(1, sms)) * kBlocksPerSm / processes_here();
-    const uint32_t blocks =
-        ReservedBlocks::get().take(s_.seats[rank_].uuid, capacity, s_.engine.sm_limit() * kBlocksPerSm, here);
+    const uint32_t capacity = static_cast<uint32_t>(std::max(1, sms)) * kBlocksPerSm;
+    // Whoever sets a limit on multiprocessors gets it, and half of what is free at most.
+    const bool limited = n_.config->cuda_sms > 0;
+    const uint32_t want = limited ? s_.engine.sm_limit() * kBlocksPerSm : kUsualBlocks;
+    const uint32_t blocks = ReservedBlocks::get().take(s_.seats[rank_].uuid, capacity, want,
+                                                       limited ? here + 1 : here * kShares, processes_here());
     if (blocks > 0) return blocks;
+    if (want < kLeastBlocks) {
+      return error(moecclUnsupported, "MOECCL_CUDA_SMS={} is too few: the persistent kernel takes {} multiprocessors",
+                   s_.engine.sm_limit(), kLeastBlocks / kBlocksPerSm);
+    }
     return error(moecclUnsupported, "its device has no room left for another communicator's persistent kernels");
   }
 

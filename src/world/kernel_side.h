@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether, and how, a communicator's standard collectives on CUDA memory run as one persistent kernel a rank
 // (exec/cuda/persistent_kernel.h). Its kernels spin on each other's flags, so all must be resident together: ranks that
 // share a device are threads of one process, or of processes that share it through the Multi-Process Service (without

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a rank becomes a member of a communicator: from a unique id to links.
 #pragma once
 
@@ -31,7 +32,7 @@ struct Membership {
   bool heap_reach = false;  // of the symmetric heap
   uint32_t ranks_on_host = 1, cores_on_host = 1;
   uint32_t cores = 1;   // of all hosts
-  int host_level = -1;  // of the tree, whose groups are hosts; -1: one host, or a topology of the user's
+  int host_level = -1;  // of the tree, whose groups are hosts; -1: one host, or a topology of the user's that has links
   std::string address;  // of this host, where ranks on other hosts reach it; empty: all ranks are here
   std::unique_ptr<exec::Fabric> fabric;
   std::shared_ptr<const SharedUplinks> uplinks;  // null: not paced

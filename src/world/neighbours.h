@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What connect() has found out of all ranks before it asks for CUDA.
 #pragma once
 

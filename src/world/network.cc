@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/world/network.h"
 
 #include <algorithm>
@@ -7,6 +8,8 @@
 #include "src/base/wire.h"
 #include "src/bootstrap/handshake.h"
 #include "src/driver/interface.h"
+#include "topology/assign.h"
+#include "topology/discover.h"
 #include "transport/common/rails.h"
 
 namespace moeccl::comm {
@@ -18,6 +21,7 @@ using transport::NetworkLinks;
 using transport::NetworkOptions;
 
 constexpr int64_t kNewsMs = 200;
+constexpr size_t kMaxWhy = 1000;  // bytes of a sentence that travels
 constexpr std::string_view kPlugin = "plugin";
 
 NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts, uint32_t rank,
@@ -30,6 +34,12 @@ NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts,
   o.news = session.news_fd();
   o.deadline = deadline;
   o.one_machine = !env().host_id.empty();
+  o.nearest = [at = hosts.index_of[rank], n = static_cast<uint32_t>(hosts.around(rank).size())](
+                  std::span<const std::string> devices) -> std::vector<uint32_t> {
+    static const topology::Graph nothing;
+    const Result<topology::Discovery>& host = topology::discover_host();
+    return topology::devices_of_rank(host.ok() ? host->graph : nothing, devices, at, n);
+  };
   const std::string& wanted = env().net;
   if (wanted.starts_with(kPlugin) && wanted.size() > kPlugin.size()) o.plugin = wanted.substr(kPlugin.size() + 1);
   return o;
@@ -39,6 +49,29 @@ NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts,
 bool wanted(const Network& network) {
   const std::string& text = env().net;
   return text.empty() || text == network.name || (text.starts_with("plugin:") && network.name == kPlugin);
+}
+
+// NICs reach the device memory of all ranks, or of none, so that a peer's link is as one's own. Why not, if so.
+Result<std::string> agree_on_device(bootstrap::Session& session, Endpoint& endpoint,
+                                    const transport::DeviceMemory& memory, Deadline deadline) {
+  const Result<std::string> own = endpoint.register_device(memory);
+  Writer out;
+  out.u8(own.ok() ? 1 : 0);
+  out.string((own.ok() ? *own : own.status().message()).substr(0, kMaxWhy));
+  MOECCL_ASSIGN_OR_RETURN(const auto words, session.all_gather(out.view(), deadline));
+  std::string ways;
+  for (uint32_t r = 0; r < words.size(); ++r) {
+    Reader in(words[r]);
+    const bool able = in.u8() == 1;
+    const std::string text = in.string(kMaxWhy);
+    if (!in.done()) return error(moecclRemoteError, "rank {} said nothing of its GPU and its NICs", r);
+    if (!able) {
+      endpoint.forget_device();
+      return error(moecclUnsupported, "rank {}: {}", r, text);
+    }
+    if (ways.find(text) == std::string::npos) ways += (ways.empty() ? "" : " and ") + text;
+  }
+  return ways;
 }
 
 Result<NetworkLinks> connect_endpoint(bootstrap::Session& session, Endpoint& endpoint,
@@ -75,8 +108,6 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
     const bool last = i + 1 == all.size();
     // What is taken when nothing else works is opened only then: its failure is the communicator's.
     Status status = last ? Status() : contained([&]() -> Status {
-      if (const transport::Probe probe = all[i].probe(); !probe.usable)
-        return error(moecclUnsupported, "{}", probe.why_not);
       MOECCL_ASSIGN_OR_RETURN(open[i], all[i].open(options));
       return {};
     });
@@ -86,7 +117,7 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
       mine.why += format("{}{}: {}", mine.why.empty() ? "" : "; ", all[i].name, status.message());
     }
   }
-  mine.why.resize(std::min<size_t>(mine.why.size(), 1000));
+  mine.why.resize(std::min(mine.why.size(), kMaxWhy));
   Writer out;
   out.u64(mine.mask);
   out.string(mine.why);
@@ -95,7 +126,7 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
   uint64_t common = ~uint64_t{0};
   for (uint32_t r = 0; r < blobs.size(); ++r) {
     Reader in(blobs[r]);
-    Usable theirs{in.u64(), in.string(1000)};
+    Usable theirs{in.u64(), in.string(kMaxWhy)};
     if (!in.done()) return error(moecclRemoteError, "rank {} sent a list of networks that this MoECCL cannot read", r);
     common &= theirs.mask;
     if (!theirs.why.empty() && chosen.why.empty()) chosen.why = format("rank {} has no {}", r, theirs.why);
@@ -145,6 +176,16 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* 
   if (chosen.endpoint == nullptr) {
     MOECCL_ASSIGN_OR_RETURN(chosen.endpoint, network->open(options));
   }
+  NetworkResult result{network, std::move(chosen.why), {}, {}, {}, {}};
+  if (fabric.device_memory.context != nullptr) {
+    Result<std::string> ways = agree_on_device(session, *chosen.endpoint, fabric.device_memory, deadline);
+    if (ways.status().code() == moecclUnsupported) {
+      result.why_no_device = ways.status().message();
+    } else {
+      MOECCL_ASSIGN_OR_RETURN(result.device, std::move(ways));
+      memory.arrivals = nullptr;  // what lands there is nobody's to copy
+    }
+  }
   std::vector<transport::Region> regions;
   if (fabric.heap != nullptr) {
     const bool shrinks = fabric.shared_heap != nullptr;
@@ -154,7 +195,7 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* 
   for (uint32_t r = 0; r < fabric.n_ranks; ++r)
     if (wires.links[r] != nullptr) fabric.links[r] = std::move(wires.links[r]);
   fabric.engine = std::move(wires.engine);
-  NetworkResult result{network, std::move(chosen.why), {}, {wires.alpha_ns, wires.bytes_per_ns}};
+  result.node_link = {wires.alpha_ns, wires.bytes_per_ns};
   MOECCL_ASSIGN_OR_RETURN(result.address, meeting_address());
   return result;
 }

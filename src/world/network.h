@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ranks on other hosts: a network that all ranks can use is chosen, and links are made over it.
 #pragma once
 
@@ -20,6 +21,9 @@ struct NetworkResult {
   std::string why;                              // why none of those before it in the list; empty: it is the first
   std::string address;                          // of this host towards the others: "10.0.0.1", "[fe80::1]"
   plan::LinkCost node_link;                     // the slowest host's uplink, the same on all ranks
+  // How NICs reach Fabric::device_memory, the same on all ranks ("dma-buf"); empty: they do not, and why_no_device says
+  // why.
+  std::string device, why_no_device;
 };
 
 // Connections of one rank to all ranks on other hosts, for what `memory` holds. All ranks call it together, with the

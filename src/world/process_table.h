@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the ranks of one process share while they connect: each other's segments, and one mapping of each foreign
 // segment and heap.
 #pragma once
@@ -44,6 +45,7 @@ class ProcessTable {
     const auto it = heaps_.find(process);
     if (it != heaps_.end()) return it->second.data();
     MOECCL_ASSIGN_OR_RETURN(driver::Mapping mapping, driver::map_segment(fd, bytes));
+    driver::leave_out_of_cores(mapping);
     return heaps_.emplace(process, std::move(mapping)).first->second.data();
   }
   std::byte* find_heap(uint64_t process) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The uplinks that a communicator's paced links cross, and how one that is split from another shares them.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tests/abi/grow.py OUTPUT HEADER...: copies of the headers in which each struct with a size has one field more."""
 import os
 import re

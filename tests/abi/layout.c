@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The layout of version 0.1, compiled with its own headers and with the present ones: offsets and numbers stay, a
  * struct with a size may grow, others may not. */
 #include <moeccl/moeccl.h>

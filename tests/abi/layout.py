@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the public headers of a folder lay down for compiled programs: structs with the offsets of their fields, and the
 numbers of enumerators. As a program: writes them as the static assertions that freeze a release,
 

@@ -1,14 +1,13 @@
-"""The layouts of the public headers: growth beside version 0.1, and what bindings/python/moeccl.py says of them."""
-import ctypes
+# SPDX-License-Identifier: Apache-2.0
+"""The layouts of the public headers: growth beside version 0.1. (Python's are checked when they are generated.)"""
 import os
 import sys
 import unittest
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path[:0] = [HERE, os.path.join(ROOT, "bindings/python")]
+sys.path[:0] = [HERE]
 import layout  # noqa: E402
-import moeccl  # noqa: E402
 
 
 class Layout(unittest.TestCase):
@@ -31,30 +30,6 @@ class Layout(unittest.TestCase):
         for name, new in self.present["structs"].items():
             if "size" in new["fields"]:
                 self.assertIn(f"MOECCL_SIZED({name}, ", rows)
-
-    def test_python_lays_structs_out_as_c_does(self):
-        kinds = {"moeccl" + name.lstrip("_") + end: kind for name, kind in vars(moeccl).items()
-                 if isinstance(kind, type) and issubclass(kind, ctypes.Structure) for end in ("", "_t")}
-        checked = 0
-        for name, struct in self.present["structs"].items():
-            kind = kinds.get(name)
-            if kind is None:
-                continue
-            checked += 1
-            fields = {f: [getattr(kind, f).offset, getattr(kind, f).size] for f, *_ in kind._fields_}
-            self.assertEqual(fields, struct["fields"], name)
-            self.assertEqual(ctypes.sizeof(kind), struct["size"], name)
-        self.assertGreaterEqual(checked, 5)
-
-    def test_python_numbers_are_the_headers(self):
-        numbers = {name.lower(): value for name, value in self.present["enumerators"].items()}
-        checked = 0
-        for name, value in vars(moeccl).items():
-            want = numbers.get("moeccl" + name.replace("_", "").lower()) if name.isupper() and name[0] != "_" else None
-            if want is not None:
-                self.assertEqual(value, want, name)
-                checked += 1
-        self.assertGreaterEqual(checked, 17)
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Makes every call that takes a struct with a size, on two ranks that are threads. Compiled against the headers of some
  * version and run with the library of another one. ABI_GROWN: the headers have one field more in each of these structs;
  * the argument "unknown" says that the library does not know that field. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers that no machine has are refused at once, with the limit, and before anything is allocated for them.
 #include <gtest/gtest.h>
 

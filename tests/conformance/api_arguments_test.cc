@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Wrong arguments are a code and a sentence, never a crash, and leave the communicator usable.
 #include <gtest/gtest.h>
 

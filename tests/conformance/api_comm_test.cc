@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The life of communicators: init in every way, split, finalize, memory, streams and plans.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forked children: what the parent made is refused or forgotten there, never waited for; what the child makes works.
 // And processes that end while operations run.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random calls of the public interface: dead, stale and foreign handles, numbers of all kinds, groups that are left
 // open, streams, forks, and threads that abort and ask for errors while owners destroy. Every call must come back, with
 // a code that is not moecclInternalError and, when it failed, a sentence; the sanitizers watch the rest.

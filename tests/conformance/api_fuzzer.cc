@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calls that api_fuzz_test.cc makes.
 #include "tests/conformance/api_fuzzer.h"
 

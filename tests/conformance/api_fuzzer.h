@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random calls of the public interface on one process, and what must hold after each: see api_fuzz_test.cc.
 #pragma once
 

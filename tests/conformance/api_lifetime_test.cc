@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handles in groups, beside other threads, after a fork and at the end of the program: errors, never a crash or a hang.
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Send and Recv, groups and streams.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers that no program means: sizes that no memory has and enumerators that do not exist are refused with a
 // sentence.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random calls of the standard collectives. Every rank draws the same calls from the same seed.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The codec and the shared expert through the C interface.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random calls of the standard collectives against a naive reference: operation x type x operator x count x place x
 // root x ranks x threads/processes x topology x memory x deterministic x forced plan.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deterministic mode: the same bits by every plan and in every run, with values whose sums do depend on their order.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements of every data type for the naive references, written without looking at the library's kernels: numbers that
 // stay exact under any order of reduction, so that a wrong value is wrong and never "rounding".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replicated experts through the C interface, against sums formed one by one: random placements that change at every
 // call, several replicas in a rank, ranks without slots, odd sizes, 1 to 16 ranks.
 #include <gtest/gtest.h>

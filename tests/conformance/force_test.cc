@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What becomes of a forced algorithm that does not apply: to this call, or ever.
 #include <fcntl.h>
 #include <gtest/gtest.h>

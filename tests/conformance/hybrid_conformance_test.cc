@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hybrid placement through the C interface: experts are gathered, tokens dispatched, each row multiplied by what the
 // gathered expert holds, and combined. What comes back is right only when every choice was computed once, by a rank
 // that had got that expert's bytes.

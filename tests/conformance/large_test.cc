@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // More than 2^31 elements: counts and offsets are 64 bits wide all the way through. Two process ranks with one buffer
 // of 2 GiB each; skipped where memory is short and under sanitizers.
 #include <gtest/gtest.h>

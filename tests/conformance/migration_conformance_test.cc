@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Migration of experts through the C interface: what arrives is what was sent (exactly, or as the codec says), an epoch
 // is switched on all ranks or on none, and misuse has a sentence.
 #include <gtest/gtest.h>

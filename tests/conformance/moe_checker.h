@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs one routing's operations on a rank and holds every byte against MoeReference.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatch, combine and both backwards against the definition, for the shapes that break such libraries: no tokens,
 // ranks without experts, odd row sizes, all tokens to one expert, uneven nodes; in both layouts, by every algorithm.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer and its routing hold no more memory than moecclMoeQuerySize says, whatever the routing. Counted by malloc in
 // a process that holds one rank, so it includes what the library's own accounting might forget.
 #include <gtest/gtest.h>

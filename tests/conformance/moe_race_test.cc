@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer that is updated step after step tries plans whose prices lie close: all ranks together, with right results.
 #include <gtest/gtest.h>
 

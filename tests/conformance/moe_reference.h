@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatch and combine by definition: every rank computes all ranks' routing from the seed and looks up what it must
 // get.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows with scales: scaled dispatch brings what a dispatch of rows and scales side by side brings, on every layout,
 // algorithm and kind of rank, and refuses what it cannot do with a remedy.
 #include <gtest/gtest.h>

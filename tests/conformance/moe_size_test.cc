@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // moecclMoeCheck, moecclMoeQuerySize and moecclMoeCreate accept and refuse the same layers, and a layer runs with a cap
 // of exactly what moecclMoeQuerySize says.
 #include <gtest/gtest.h>

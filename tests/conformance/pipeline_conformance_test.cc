@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // moecclTensorAllToAll: every algorithm gives the reference's bits, on even and uneven nodes, threads and processes,
 // odd sizes and none; there and back is the identity; what can be refused is refused with a sentence.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Profiles through the C interface: measuring, files, MOECCL_PROFILE and MOECCL_CALIBRATE, and that all ranks agree or
 // all fail alike.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls that come again alike: what is kept of a small one never stands in for what differs this time.
 #include <gtest/gtest.h>
 

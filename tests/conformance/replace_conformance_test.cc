@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The re-placing combine through the C interface, against sums formed one by one: every algorithm and layout, with and
 // without residual, uneven nodes, ranks without tokens or experts, odd rows; its backward; and what must be refused.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C interface of topology.h, and communicators whose topology comes from a file.
 #include <gtest/gtest.h>
 #include <moeccl/moeccl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans that are tried in the program's own operations, through the C interface: results are right all the while, all
 // ranks end with the same plan, whatever they do in between.
 #include <gtest/gtest.h>

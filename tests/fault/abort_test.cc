@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Abort from another thread at random points: it and the operation return within 1 s, and the peers learn who it was.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communicators under a limit of addresses (ulimit -v), as batch systems set it.
 #include <gtest/gtest.h>
 #include <sys/resource.h>

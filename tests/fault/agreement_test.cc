@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An operation that one rank reports done is not reported failed by another because of what happened later: a failure
 // in the next operation, a rank that left after its part, an abort afterwards (scoreboard line 10).
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // After a fault nothing wrong is called success, and nothing is written late. Ranks run random operations on data that
 // they can predict until a fault ends them: one is killed, stopped and continued, aborts, or its connections are cut.
 // Every operation that returned success holds the right data; memory that a failed call has given back stays as its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A message whose sender fails for another reason while it is under way: the receiver gets an error, or all of the
 // right data. The sender's group holds a second member that does not match its partner, or the sender is killed or
 // aborts. MOECCL_TEST_GROUP_TRIALS sets how many trials of each kind.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that are lost while a group comes about: at init between hosts, at a split, for want of descriptors. The others
 // hear of it at once, by the rank's own number.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kill -9 of a random process rank at a random point of a running collective: every survivor returns an error that
 // names it within 2 s, /dev/shm is as it was, no process is left. MOECCL_TEST_KILLS sets how many (default 20; the full
 // run is tools/fault-kill 200).

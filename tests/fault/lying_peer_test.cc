@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process that writes what it likes into the control words that ranks of a host share: boards, entries, signals,
 // outboxes, block words, message slots. The others may fail, or wait for their timeout, or get wrong data; they may not
 // crash. Run with the address sanitizer it also says that they read and write nothing that is not theirs.

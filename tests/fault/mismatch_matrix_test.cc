@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every collective, in each of its fields, on one host and between two, from no element to megabytes: one rank calls
 // something else. Whoever must see that in the operation itself gets moecclMismatch there, all others by their second
 // next call; the sentence names two ranks and the field. docs/mismatches.md says the same in a table.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that disagree get moecclMismatch within 2 s, with a sentence that names both and the field; nobody hangs.
 #include <gtest/gtest.h>
 

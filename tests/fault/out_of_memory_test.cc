@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One allocation of a process fails, any one: the rank that it belongs to gets an error, its peers hear of it at once
 // instead of waiting for the deadline, and nothing aborts or hangs (scoreboard line 15). MOECCL_TEST_SCALE tries more
 // of them; from about 100 on every one.

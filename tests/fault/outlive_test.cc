@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank that is gone although something of its process lives on: a worker that it forked, as data loaders do, or
 // another program that its process executes. The others are told within 1 s, and no operation of theirs that returned
 // success has wrong data.

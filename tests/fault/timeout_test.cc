@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank that never comes: the others end within the timeout + 1 s, and the sentence names operation and missing ranks.
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes as what a peer of the bootstrap sends: payloads of messages, heads of control frames, handshake frames.
 #include <algorithm>
 #include <cstring>

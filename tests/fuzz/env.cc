@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any environment: each variable is taken, or refused with a sentence that does not tell the secret.
 #include "src/base/env.h"
 

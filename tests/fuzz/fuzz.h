@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the fuzz targets of this folder share: one target a file, built and run by tools/fuzz with libFuzzer.
 #pragma once
 

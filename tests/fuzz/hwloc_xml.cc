@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any XML: refused with its place, or a graph that merges, prints, and has levels.
 #include "topology/hwloc_xml.h"
 

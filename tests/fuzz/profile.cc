@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any JSON as a measured profile: refused with its place, or a profile that comes back from its own text.
 #include "src/plan/profile_file.h"
 

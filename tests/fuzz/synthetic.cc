@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any synthetic topology: refused with its position, or a valid tree that comes back from its own text.
 #include "topology/synthetic.h"
 

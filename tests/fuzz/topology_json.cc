@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any JSON: refused with its place, or hosts that come back from their own text.
 #include "topology/json.h"
 

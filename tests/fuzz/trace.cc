@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any file as a routing trace (perf/TRACE.md): refused with a sentence, or a trace whose experts are in range.
 #include <sys/mman.h>
 #include <unistd.h>

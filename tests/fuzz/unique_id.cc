@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any 128 bytes as a unique id: refused, or they are what encoding gives. The checksum is mended for half of the
 // inputs: it finds accidents, and hides nothing.
 #include "src/bootstrap/unique_id.h"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The comment check finds what it is there for, and nothing else."""
 import os
 import subprocess

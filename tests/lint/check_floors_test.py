@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The floor check finds what it is there for: each rule is broken once in a small tree of its own."""
 import os
 import subprocess
@@ -25,14 +26,14 @@ TREE = {
 }
 
 
-def findings(extra):
+def findings(extra, only=("includes", "length")):
     with tempfile.TemporaryDirectory() as root:
         for name, text in {**TREE, **extra}.items():
             path = os.path.join(root, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "w", encoding="utf-8") as f:
                 f.write(text)
-        command = [sys.executable, CHECK, "--root", root, "--only", "includes", "--only", "length"]
+        command = [sys.executable, CHECK, "--root", root] + [word for name in only for word in ("--only", name)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout
 
@@ -51,6 +52,18 @@ class CheckFloors(unittest.TestCase):
 
     def test_a_good_tree_passes(self):
         self.assertEqual(findings({}), (0, ""))
+
+    def test_licence(self):
+        licence = "SPDX-License-Identifier: Apache-2.0"
+        good = {name: f"// {licence}\n{text}" for name, text in TREE.items()}
+        good |= {"a.py": f"# {licence}\n", "tools/run": f"#!/bin/sh\n# {licence}\ntrue\n", "meson.build": f"# {licence}\n",
+                 "docs/page.md": "# Page\n", "tests/abi/v0.1/moeccl/a.h": "int x;\n"}
+        self.assertEqual(findings(good, ["licence"]), (0, ""))
+        for name, text in {"src/base/new.cc": "int x;\n", "new.py": "", "tools/new": "#!/bin/sh\ntrue\n", "new/meson.build": "x = 1\n",
+                           "tests/abi/new.h": f"int x;\n\n// {licence}\n"}.items():
+            code, out = findings({**good, name: text}, ["licence"])
+            self.assertEqual((code, len(out.splitlines())), (1, 1), out)
+            self.assertIn(name, out)
 
     def test_upstairs(self):
         self.broken("src/base/x.cc", '#include "src/exec/host.h"\n', "downstairs")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scripts that count tests and draw the demo, on small inputs."""
 import copy
 import json
@@ -66,6 +67,25 @@ class Scripts(unittest.TestCase):
             self.assertIn(word, words)
         self.assertIn("4.0x fewer", out)
         self.assertIn("5.0x faster", out)
+
+    def test_demo_draws_inside_the_frame(self):
+        wide = copy.deepcopy(RESULTS)
+        for r in wide["results"]:
+            r["time_us"]["p50"], r["predicted_us"] = 98765432, 300
+            for level in r["levels"]:
+                level["bytes"] = 98765432100
+        svg = self.draw(wide)[3]
+        width = float(svg.get("width"))
+        columns = {}
+        for text in svg.iter("{http://www.w3.org/2000/svg}text"):
+            if text.get("text-anchor") == "start":
+                left, right = float(text.get("x")), float(text.get("x")) + 0.58 * float(text.get("font-size")) * len(text.text)
+                self.assertLessEqual(right, width, text.text)
+                columns.setdefault(text.get("y"), []).append((left, right, text.text))
+        for row in columns.values():
+            row.sort()
+            for (_, right, words), (left, _, _) in zip(row, row[1:]):
+                self.assertLessEqual(right, left, words)
 
     def test_demo_fails_on_wrong_values(self):
         wrong = copy.deepcopy(RESULTS)

@@ -1,6 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communicators whose ranks live on several hosts: how they come about, what they know, and what ends them.
-#include "tests/support/hosts.h"
-
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -11,22 +10,10 @@
 #include <cstring>
 #include <sstream>
 
-#include "tests/support/ranks.h"
+#include "tests/support/ranks_on_hosts.h"
 
 namespace moeccl::testing {
 namespace {
-
-// Hosts for one test, or the reason to skip it.
-#define MAKE_HOSTS(name, ...)                                               \
-  std::string why_not;                                                      \
-  const auto name = TestHosts::create(HostsOptions{__VA_ARGS__}, &why_not); \
-  if (name == nullptr) GTEST_SKIP() << why_not
-
-RankOptions on(const TestHosts& hosts) {
-  RankOptions options{.mode = RankMode::kProcesses};
-  options.hosts = const_cast<TestHosts*>(&hosts);
-  return options;
-}
 
 // Bytes between hosts as `explain` has them, of all ranks: "  node           128.00 MiB, ...".
 double planned_bytes(const std::string& text) {
@@ -67,6 +54,24 @@ TEST(Hosts, BecomeTheTopologysNodes) {
         EXPECT_NE(text.find("hosts are reached over tcp"), std::string::npos) << text;
       },
       on(*hosts));
+}
+
+// A topology that has no figures: the network's, where its level is the hosts'.
+TEST(Hosts, FillATopologyThatSaysNothingOfItsLinks) {
+  MAKE_HOSTS(hosts, .weights = {2, 2});
+  for (const bool figures : {false, true}) {
+    RankOptions options = on(*hosts);
+    options.config.topology = figures ? "node:2(bw=9.55Gbit/s,lat=25us) gpu:2" : "node:2 gpu:2";
+    run_ranks(
+        4,
+        [&](int rank, moecclComm_t comm) {
+          check_all_reduce(rank, 4, comm, 10'000);
+          const std::string text = explain(comm, moecclOpAllReduce, 1 << 20, moecclFloat32);
+          EXPECT_NE(text.find("links from the topology"), std::string::npos) << text;
+          EXPECT_NE(text.find("hosts are reached over tcp"), std::string::npos) << text;
+        },
+        options);
+  }
 }
 
 TEST(Hosts, WithSeveralInterfacesUseAllOfThem) {

@@ -1,11 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hosts that reach each other through a net plugin of NCCL's: what is chosen, and what is said when it is not.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
 #include "tests/support/fake_nets.h"
-#include "tests/support/hosts.h"
-#include "tests/support/ranks.h"
+#include "tests/support/ranks_on_hosts.h"
 #include "tests/support/timing.h"
 
 namespace moeccl::testing {
@@ -29,17 +29,6 @@ class Variables {
  private:
   std::vector<const char*> names_;
 };
-
-#define MAKE_HOSTS(name, ...)                                               \
-  std::string why_not;                                                      \
-  const auto name = TestHosts::create(HostsOptions{__VA_ARGS__}, &why_not); \
-  if (name == nullptr) GTEST_SKIP() << why_not
-
-RankOptions on(const TestHosts& hosts) {
-  RankOptions options{.mode = RankMode::kProcesses};
-  options.hosts = const_cast<TestHosts*>(&hosts);
-  return options;
-}
 
 std::string explain(moecclComm_t comm) {
   char text[16384] = {};

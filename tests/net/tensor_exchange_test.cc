@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MoNTA's strategies between hosts: 2 hosts of t = 4 ranks, a shaped line between them.
 #include <gtest/gtest.h>
 #include <moeccl/pipeline.h>

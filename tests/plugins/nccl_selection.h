@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What NCCL itself would choose: its model of costs (2.30's, as its source states it), for a machine as NCCL finds it.
 // Nothing of the tuner's own code is in here.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loads the tuner as NCCL does: opens the file, looks for the structures from the newest version on.
 #pragma once
 

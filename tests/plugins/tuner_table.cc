@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tuner would change of NCCL's own selection: tuner_table PLUGIN PROFILES prints a table for each of the
 // profiles of tests/fixtures/tuner, with the machine that NCCL would take such hosts for.
 #include <algorithm>

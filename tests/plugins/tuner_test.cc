@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tuner as NCCL loads and asks it, on 1 to 512 hosts, in all versions of the interface.
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,11 +1,11 @@
-"""bindings/python/moeccl.py against known results: thread ranks and processes; NumPy where it is installed."""
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package against known results: thread ranks and processes; NumPy where it is installed."""
 import array
 import gc
-import multiprocessing
-import threading
 import unittest
 
 import moeccl
+from ranks import in_processes, in_threads
 
 try:
     import numpy
@@ -13,36 +13,10 @@ except ImportError:
     numpy = None
 
 
-def in_threads(n, work, **options):
-    comms, failures = moeccl.init_all(n, **options), []
-
-    def run(comm):
-        try:
-            work(comm)
-        except BaseException as failure:  # the others must not wait for this rank
-            failures.append(failure)
-            comm.abort()
-
-    threads = [threading.Thread(target=run, args=(c,)) for c in comms]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    for c in comms:
-        try:
-            c.close()
-        except moeccl.Error:
-            pass
-    if failures:
-        raise failures[0]
-
-
-def process_rank(n, rank, ids, results):
-    comm = moeccl.Comm(n, moeccl.UniqueId.from_bytes(ids), rank, timeout_ms=20000)
-    x = array.array("q", [rank + 1])
+def sum_of_ranks(comm):
+    x = array.array("q", [comm.rank + 1])
     comm.all_reduce(x)
-    comm.close()
-    results.put(x[0])
+    return x[0]
 
 
 class Collectives(unittest.TestCase):
@@ -93,14 +67,7 @@ class Collectives(unittest.TestCase):
         in_threads(n, work)
 
     def test_processes(self):
-        context = multiprocessing.get_context("spawn")
-        results, ids = context.Queue(), bytes(moeccl.unique_id())
-        ranks = [context.Process(target=process_rank, args=(2, r, ids, results)) for r in range(2)]
-        for p in ranks:
-            p.start()
-        self.assertEqual([results.get(timeout=60) for _ in ranks], [3, 3])
-        for p in ranks:
-            p.join()
+        self.assertEqual(in_processes(2, sum_of_ranks), [3, 3])
 
     def test_mistakes_are_named(self):
         def work(comm):

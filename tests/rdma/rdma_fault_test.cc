@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank is killed, a cable is pulled, a rank freezes, each in the middle of operations between two hosts: every
 // survivor returns an error that names a culprit, within the communicator's timeout and 2 s, and nothing is left
 // behind: no process, no shared memory, no queue pair, region or completion queue. Runs in tools/rdma-vm's machine,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the programs of a group below in one machine of tools/rdma-vm, and reports the cases of all of them as one gtest
 program would: `session.py BUILD_DIR GROUP [--gtest_output=xml:FILE]`. Exit code 77: the machine cannot be had here.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints NCCL's sizes, offsets and values: built once with the shim's declarations and once, where it is installed,
 // with NCCL's own header (MOECCL_REAL_NCCL); a test compares the two. With NCCL's header it also checks every signature
 // of the shim's list while compiling.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An ordinary NCCL program on host memory, served by the preloaded shim: every collective, many types, 2 to 4 ranks.
 #include <numeric>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communicators of an NCCL program under the shim: making them in every way, losing ranks, operators, errors.
 #include <signal.h>
 
@@ -49,6 +50,40 @@ TEST(ShimComm, OneThreadMakesAllRanksInAGroup) {
     EXPECT_NCCL(ncclCommUserRank(parts[2], &rank));
     EXPECT_EQ(rank, 0) << "ordered by key";
     for (ncclComm_t c : {parts[0], parts[2], comms[0], comms[1], comms[2]}) EXPECT_NCCL(ncclCommDestroy(c));
+  });
+}
+
+// As NCCL's: whoever polls the parent, as PyTorch does, goes on only when the split is over on this rank.
+TEST(ShimComm, ASplitInTheBackgroundHoldsItsParent) {
+  Board* board = new_board();
+  in_processes(2, [&](int rank) {
+    ncclComm_t comm = nullptr, half = nullptr;
+    ASSERT_NCCL(ncclCommInitRank(&comm, 2, meet(*board, rank), rank));
+    while (rank == 1 && board->counters[0].load() == 0) usleep(1000);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    EXPECT_EQ(ncclCommSplit(comm, rank == 1 ? NCCL_SPLIT_NOCOLOR : 0, 0, &half, &config), ncclInProgress);
+    EXPECT_EQ(half == nullptr, rank == 1) << "which joins none";
+    ncclResult_t state = ncclSuccess;
+    if (rank == 0) {
+      EXPECT_NCCL(ncclCommGetAsyncError(comm, &state));
+      EXPECT_EQ(state, ncclInProgress);
+      int32_t one = 1;
+      EXPECT_EQ(ncclAllReduce(&one, &one, 1, ncclInt32, ncclSum, comm, nullptr), ncclInvalidArgument);
+      board->counters[0].store(1);
+    }
+    do {
+      EXPECT_NCCL(ncclCommGetAsyncError(comm, &state));
+      usleep(1000);
+    } while (state == ncclInProgress);
+    expect_ranks(comm, 2, 1 << rank, 3);
+    if (rank == 0) {
+      do EXPECT_NCCL(ncclCommGetAsyncError(half, &state));
+      while (state == ncclInProgress);
+      expect_ranks(half, 1, 1, 1);
+      EXPECT_NCCL(ncclCommDestroy(half));
+    }
+    EXPECT_NCCL(ncclCommDestroy(comm));
   });
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL programs on CUDA memory, served by MoECCL itself: with the driver that MOECCL_CUDA_DRIVER names (here the
 // emulated one, which runs MoECCL's kernels on the CPU), or the real one.
 #include "tests/shim/nccl_ranks.h"
@@ -86,6 +87,60 @@ TEST(ShimDevice, PutsReachWindowsOfDeviceMemory) {
     EXPECT_NCCL(ncclMemFree(memory));
     EXPECT_NCCL(ncclCommDestroy(comm));
     device.end_stream(stream);
+  });
+}
+
+// Sums 1, 2, .. of the communicator's ranks, in memory of the current device.
+void expect_device_sum(CudaDevice& device, ncclComm_t comm) {
+  int n = 0, rank = -1;
+  ASSERT_NCCL(ncclCommCount(comm, &n));
+  ASSERT_NCCL(ncclCommUserRank(comm, &rank));
+  auto* stream = static_cast<cudaStream_t>(device.make_stream());
+  const int32_t mine = rank + 1;
+  int32_t sum = 0;
+  void* word = device.allocate(sizeof mine);
+  device.upload(word, &mine, sizeof mine, stream);
+  EXPECT_NCCL(ncclAllReduce(word, word, 1, ncclInt32, ncclSum, comm, stream));
+  device.download(&sum, word, sizeof sum, stream);
+  EXPECT_EQ(sum, n * (n + 1) / 2);
+  device.release(word);
+  device.end_stream(stream);
+}
+
+// Helper threads make these: at the end of a group, and in the background.
+TEST(ShimDevice, WhatHelperThreadsMakeServesDeviceMemory) {
+  if (!CudaDevice().ok()) GTEST_SKIP() << "no CUDA device";
+  constexpr int kRanks = 3;
+  Board* board = new_board();
+  in_processes(kRanks, [&](int rank) {
+    const ncclUniqueId id = meet(*board, rank);
+    CudaDevice device;
+    ASSERT_TRUE(device.ok());
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comm = nullptr, pair = nullptr, shrunk = nullptr, grouped = nullptr;
+    EXPECT_EQ(ncclCommInitRankConfig(&comm, kRanks, id, rank, &config), ncclInProgress);
+    ASSERT_EQ(wait_ready(comm), ncclSuccess);
+    expect_device_sum(device, comm);
+
+    EXPECT_EQ(ncclCommSplit(comm, rank == 2 ? NCCL_SPLIT_NOCOLOR : 0, 0, &pair, &config), ncclInProgress);
+    ASSERT_EQ(wait_ready(comm), ncclSuccess);
+    EXPECT_EQ(pair == nullptr, rank == 2);
+    if (rank < 2) {
+      ASSERT_EQ(wait_ready(pair), ncclSuccess);
+      expect_device_sum(device, pair);
+      int excluded = 2;
+      EXPECT_EQ(ncclCommShrink(comm, &excluded, 1, &shrunk, &config, NCCL_SHRINK_DEFAULT), ncclInProgress);
+      ASSERT_EQ(wait_ready(comm), ncclSuccess);
+      ASSERT_EQ(wait_ready(shrunk), ncclSuccess);
+      expect_device_sum(device, shrunk);
+      ASSERT_NCCL(ncclGroupStart());
+      ncclConfig_t blocking = NCCL_CONFIG_INITIALIZER;
+      ASSERT_NCCL(ncclCommSplit(pair, 0, -rank, &grouped, &blocking));
+      ASSERT_NCCL(ncclGroupEnd());
+      expect_device_sum(device, grouped);
+    }
+    for (ncclComm_t c : {grouped, shrunk, pair, comm}) EXPECT_NCCL(ncclCommDestroy(c));
   });
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Under tools/gpu/device_wrap.c a program that wants five devices finds them on two. */
 #include <stdio.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A CUDA driver that has one device and can allocate on it, and no more: a machine whose memory this MoECCL cannot
  * serve. Its memory may not be touched by the host, which dies when it does. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */

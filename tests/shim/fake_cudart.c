@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A CUDA runtime with two devices, for tools/gpu/device_wrap.c. */
 #define EXPORT __attribute__((visibility("default")))
 static _Thread_local int current;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A stand-in for NCCL: the library that the test programs link to, as ordinary programs link to NCCL's, and the one
  * that the shim forwards to. It communicates nothing; it counts its calls and leaves marks that the tests look for.

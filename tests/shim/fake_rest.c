@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every function of NCCL, weak: those that fake_nccl.c does not define count their calls and fail, which is their mark.
  */
 #include "shim/nccl/table.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the shim hands to the real NCCL (here the stand-in of fake_nccl.c): single functions, whole jobs, and how all
 // ranks come to the same decision.
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What NCCL has added after 2.28: what MoECCL serves of it, and what it refuses with a sentence.
 #include <dlfcn.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An ordinary MPI program: the collectives that the shim serves, in their plain, in-place and derived-type forms, with
  * results that are known. Prints "rank R of N: all right" or what was wrong. */
 #include <mpi.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks of an ordinary NCCL program, for tests that run under the preloaded shim: processes, or threads of one process.
 // The test process itself never calls NCCL; whatever does lives in a forked child under an alarm.
 #pragma once
@@ -70,6 +71,16 @@ inline void in_threads(int n, const std::function<void(int rank)>& work) {
     for (int r = 0; r < n; ++r) threads.emplace_back([&, r] { work(r); });
     for (std::thread& t : threads) t.join();
   });
+}
+
+// The state of a communicator that does not block, once it is no longer in progress.
+inline ncclResult_t wait_ready(ncclComm_t comm) {
+  ncclResult_t state = ncclInProgress;
+  while (state == ncclInProgress) {
+    EXPECT_EQ(ncclCommGetAsyncError(comm, &state), ncclSuccess) << ncclGetLastError(nullptr);
+    usleep(100);
+  }
+  return state;
 }
 
 }  // namespace moeccl::testing

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shim preloaded into programs that know nothing of NCCL, what it prints in those that do, and its symbols.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -130,6 +131,19 @@ TEST(ShimSymbols, AreExactlyTheList) {
   std::set<std::string> wanted = lines(std::ifstream(kFixture));
   EXPECT_EQ(wanted.size(), 196u);
   EXPECT_EQ(exported, wanted);
+}
+
+// PyTorch calls nothing that the shim lacks: what it imports of NCCL, as a list with its version.
+TEST(ShimSymbols, HoldAllThatPytorchCalls) {
+  const Outcome nm = shell("nm -D --defined-only " + kShim + " | awk '{print $3}'");
+  const std::set<std::string> exported = lines(std::istringstream(nm.text));
+  size_t n = 0;
+  for (const std::string& name : lines(std::ifstream(from_environment("MOECCL_TEST_TORCH_SYMBOLS")))) {
+    if (name.starts_with('#')) continue;
+    ++n;
+    EXPECT_TRUE(exported.contains(name)) << name;
+  }
+  EXPECT_EQ(n, 51u);
 }
 
 // nccl.h's functions where it is installed, and whatever the installed library exports by a public name.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A small NCCL program as a user writes it: `program RANKS TIMES` sums 1..RANKS in one process, TIMES times, each over
  * new communicators. */
 #include <stdio.h>

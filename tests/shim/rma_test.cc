@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One-sided puts and signals through the shim: ncclPutSignal, ncclSignal, ncclWaitSignal between ranks of a host.
 #include <linux/filter.h>
 #include <linux/seccomp.h>

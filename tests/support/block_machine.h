@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a plan of blocks on numbers, in interleavings drawn from seeds: an independent judge of what the checker
 // accepts. Elements of Inputs are random 64-bit numbers, sums wrap, final_reduce adds a constant, fresh memory is
 // random garbage.

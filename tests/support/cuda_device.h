@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA for tests, by the driver's own functions: the real driver's, or the emulation's that MOECCL_CUDA_DRIVER names.
 #pragma once
 
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -27,8 +29,10 @@ class CudaDevice {
           call<int(int*, int)>("cuDeviceGet", &device, ordinal % n) == 0 &&
           call<int(void**, int)>("cuDevicePrimaryCtxRetain", &context, device) == 0 &&
           call<int(void*)>("cuCtxSetCurrent", context) == 0;
+    context_ = context;
   }
   bool ok() const { return ok_; }
+  void make_current() { EXPECT_EQ((call<int(void*)>("cuCtxSetCurrent", context_)), 0); }
 
   // Whether processes share the device through MPS, so that their kernels run side by side.
   bool shared_by_mps() {
@@ -40,11 +44,23 @@ class CudaDevice {
   bool emulated() { return dlsym(library_, "moeccl_emulated_driver") != nullptr; }
   // The emulation's: how many kernels of this process have started, those of graphs too.
   int launches() { return call<int()>("moeccl_emulated_launches"); }
+  // The emulation's: bytes of programs that this process' persistent kernels read across the bus.
+  int program_bytes() { return call<int()>("moeccl_emulated_program_bytes"); }
   // The emulation's: how often this process opened another one's memory by a file descriptor.
   int opened_by_descriptor() { return call<int()>("moeccl_emulated_imports"); }
 
+  // The emulation's: how often this process, or this thread, has called the driver's function; null: any function.
+  uint64_t calls(const char* function) { return count("moeccl_emulated_calls", function); }
+  uint64_t own_calls(const char* function) { return count("moeccl_emulated_own_calls", function); }
+
   // The emulation's: how often this thread waited for the device, took memory of it, or copied to or from it.
   int host_waits() { return call<int()>("moeccl_emulated_host_waits"); }
+
+  // The emulation's: the process's next call of the driver's function fails with `error`.
+  void refuse(const char* function, int error) {
+    auto* f = reinterpret_cast<void (*)(const char*, int, int)>(dlsym(library_, "moeccl_emulated_refuse"));
+    if (f != nullptr) f(function, error, 1);
+  }
 
   // Memory of cuMemMap, as allocators with growing segments give it. Released with release_mapped().
   void* allocate_mapped(size_t bytes) {
@@ -82,6 +98,16 @@ class CudaDevice {
     EXPECT_EQ((call<int(uint64_t, size_t)>("cuMemAddressFree", address, mapped_bytes_)), 0);
   }
 
+  // Memory of the device's default pool, as cudaMallocAsync gives it.
+  void* allocate_from_pool(size_t bytes, void* stream) {
+    uint64_t p = 0;
+    EXPECT_EQ((call<int(uint64_t*, size_t, void*)>("cuMemAllocAsync", &p, bytes, stream)), 0);
+    return reinterpret_cast<void*>(p);
+  }
+  void release_to_pool(void* p, void* stream) {
+    EXPECT_EQ((call<int(uint64_t, void*)>("cuMemFreeAsync", reinterpret_cast<uint64_t>(p), stream)), 0);
+  }
+
   void* allocate(size_t bytes) {
     uint64_t p = 0;
     EXPECT_EQ((call<int(uint64_t*, size_t)>("cuMemAlloc_v2", &p, bytes == 0 ? 1 : bytes)), 0);
@@ -103,6 +129,11 @@ class CudaDevice {
     }
     synchronize(stream);
   }
+  void copy(void* to, const void* from, size_t bytes, void* stream) {
+    EXPECT_EQ((call<int(uint64_t, uint64_t, size_t, void*)>("cuMemcpyAsync", reinterpret_cast<uint64_t>(to),
+                                                            reinterpret_cast<uint64_t>(from), bytes, stream)),
+              0);
+  }
   void* make_stream() {
     void* s = nullptr;
     EXPECT_EQ((call<int(void**, unsigned)>("cuStreamCreate", &s, 1u)), 0);
@@ -110,7 +141,39 @@ class CudaDevice {
   }
   void end_stream(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamDestroy_v2", s)), 0); }
   void synchronize(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamSynchronize", s)), 0); }
-  void begin_capture(void* s) { EXPECT_EQ((call<int(void*, int)>("cuStreamBeginCapture_v2", s, 2)), 0); }
+  // A word of page-locked memory, zero, and a stream that waits until it is at least `value`.
+  uint64_t* make_word() {
+    void* p = nullptr;
+    EXPECT_EQ((call<int(void**, size_t, unsigned)>("cuMemHostAlloc", &p, sizeof(uint64_t), 2u)), 0);
+    return new (p) uint64_t(0);
+  }
+  void end_word(uint64_t* word) { EXPECT_EQ(call<int(void*)>("cuMemFreeHost", word), 0); }
+  void hold(void* s, const uint64_t* word, uint64_t value) {
+    EXPECT_EQ((call<int(void*, uint64_t, uint64_t, unsigned)>("cuStreamWaitValue64_v2", s,
+                                                              reinterpret_cast<uint64_t>(word), value, 0u)),
+              0);
+  }
+  // mode: 0 global, 1 of this thread, 2 relaxed, as CUstreamCaptureMode.
+  void begin_capture(void* s, int mode = 2) {
+    EXPECT_EQ((call<int(void*, int)>("cuStreamBeginCapture_v2", s, mode)), 0);
+  }
+  // Of this thread, for captures of others; the mode that it had before.
+  int exchange_capture_mode(int mode) {
+    int other = mode;
+    EXPECT_EQ(call<int(int*)>("cuThreadExchangeStreamCaptureMode", &other), 0);
+    return other;
+  }
+  void* make_event() {
+    void* e = nullptr;
+    EXPECT_EQ((call<int(void**, unsigned)>("cuEventCreate", &e, 2u)), 0);
+    return e;
+  }
+  void end_event(void* e) { EXPECT_EQ(call<int(void*)>("cuEventDestroy_v2", e), 0); }
+  void record(void* e, void* s) { EXPECT_EQ((call<int(void*, void*)>("cuEventRecord", e, s)), 0); }
+  void wait_event(void* s, void* e) {
+    EXPECT_EQ((call<int(void*, void*, unsigned)>("cuStreamWaitEvent", s, e, 0u)), 0);
+  }
+  int query(void* e) { return call<int(void*)>("cuEventQuery", e); }  // the driver's result
   void* end_capture(void* s) {
     void* graph = nullptr;
     (void)call<int(void*, void**)>("cuStreamEndCapture", s, &graph);
@@ -133,21 +196,33 @@ class CudaDevice {
   }
 
  private:
+  uint64_t count(const char* counter, const char* function) {
+    auto* f = reinterpret_cast<uint64_t (*)(const char*)>(dlsym(library_, counter));
+    return f == nullptr ? 0 : f(function);
+  }
   template <class F, class... Args>
   int call(const char* name, Args... args) {
     auto* f = reinterpret_cast<F*>(dlsym(library_, name));
     return f == nullptr ? -1 : f(args...);
   }
   void* library_ = nullptr;
+  void* context_ = nullptr;
   bool ok_ = false;
   size_t mapped_bytes_ = 0;  // of the last allocate_mapped()
 };
 
-// A buffer on the device and its copy on the host.
+// A buffer on the device and its copy on the host. It is of the device's pool: cuMemAlloc and cuMemFree may wait for
+// all kernels of the device, and one of another thread's rank may be waiting for this rank.
 class DeviceBuffer {
  public:
-  DeviceBuffer(CudaDevice& device, size_t bytes) : device_(device), bytes_(bytes), data_(device.allocate(bytes)) {}
-  ~DeviceBuffer() { device_.release(data_); }
+  DeviceBuffer(CudaDevice& device, size_t bytes) : device_(device), bytes_(bytes), stream_(device.make_stream()) {
+    data_ = device_.allocate_from_pool(bytes == 0 ? 1 : bytes, stream_);
+    device_.synchronize(stream_);
+  }
+  ~DeviceBuffer() {
+    device_.release_to_pool(data_, stream_);
+    device_.end_stream(stream_);
+  }
   DeviceBuffer(const DeviceBuffer&) = delete;
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
   void* data() const { return data_; }
@@ -163,7 +238,7 @@ class DeviceBuffer {
  private:
   CudaDevice& device_;
   size_t bytes_;
-  void* data_;
+  void *stream_, *data_ = nullptr;
 };
 
 }  // namespace moeccl::testing

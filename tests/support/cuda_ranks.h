@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks of a communicator whose buffers lie on a device.
 #pragma once
 
@@ -27,8 +28,8 @@ inline std::vector<char> floats(size_t n, float value) {
 // For ranks that join on a device themselves.
 inline RankOptions device_options(RankMode mode, int deadline_ms = 120'000, int timeout_ms = 60'000) {
   RankOptions options{.mode = mode, .deadline_ms = deadline_ms, .init = false};
-  options.config.timeout_ms = timeout_ms;
-  options.config.init_timeout_ms = 60'000;
+  options.config.timeout_ms = capped_ms(timeout_ms);
+  options.config.init_timeout_ms = capped_ms(60'000);
   return options;
 }
 

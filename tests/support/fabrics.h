@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fabrics of n ranks in one process without a communicator: executors alone under test.
 #pragma once
 

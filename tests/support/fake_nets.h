@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fake net plugins (tests/support/fake_net) of this build, and their scripts.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // transport/verbs on the fake libibverbs (fake_hardware/fake_ibv_control.h), as networks of a test: one queue pair,
 // many of them on two rails, and a wire that keeps no order.
 #pragma once
@@ -25,7 +26,9 @@ class FakeVerbs {
   static std::string library() {
     std::error_code bad;
     const auto here = std::filesystem::read_symlink("/proc/self/exe", bad).parent_path();
-    return here / "support/fake_hardware/libfake_ibverbs.so";
+    // Test programs lie in tests/ or in a folder of tests/support/.
+    const auto own = here / "support/fake_hardware/libfake_ibverbs.so";
+    return std::filesystem::exists(own, bad) ? own : here.parent_path() / "fake_hardware/libfake_ibverbs.so";
   }
   static const FakeVerbs& get() {
     static const FakeVerbs fake;
@@ -50,6 +53,20 @@ class FakeVerbs {
     control().set_unordered(false);
     control().refuse_regions(0);
     control().set_inline(256);
+    control().set_device_memory(true, true);
+    control().set_late_device(false);
+  }
+  // Nothing registered that was not there before, no queue pair, and no queue filled beyond its depth.
+  void expect_as(const fake::IbvCounts& before) const {
+    const fake::IbvCounts now = counts();
+    EXPECT_EQ(now.pairs, before.pairs);
+    EXPECT_EQ(now.regions, before.regions);
+    EXPECT_EQ(now.device_regions, before.device_regions);
+    EXPECT_EQ(now.queues, before.queues);
+    EXPECT_EQ(now.domains, before.domains);
+    EXPECT_EQ(now.contexts, before.contexts);
+    EXPECT_EQ(now.pinned_bytes, before.pinned_bytes);
+    EXPECT_EQ(now.overruns, before.overruns);
   }
 
  private:

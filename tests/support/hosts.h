@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hosts for tests: network namespaces, joined by veth pairs over a bridge in a namespace of its own. Each lives as long
 // as a child process that holds it, so nothing is left behind however the test ends. Needs root, ip and tc.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the programs of all ranks of a plan of rows in one thread, on real bytes, with the reference kernels. Lanes
 // advance in an order drawn from a seed, so that a missing signal shows as wrong bytes for some seed.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All ranks of a MoE routing in one thread: trees, random choices, the exchange of records, and the tables of every
 // rank.
 #pragma once

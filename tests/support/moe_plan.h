@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan of dispatch or combine of all ranks, for the readers of plans. placement: where experts are at home.
 #pragma once
 

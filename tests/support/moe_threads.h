@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A MoeHost for n ranks that are threads of the test; plans are run by the interpreter.
 #pragma once
 

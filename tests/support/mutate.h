@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One random change to one rank's program: what a slip in a plan builder looks like. The checker must find it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fabrics of n ranks in one process, each as if on a host of its own, over any network of transport/networks.cc or of a
 // test's own.
 #pragma once
@@ -20,15 +21,16 @@ class NetworkFabrics {
   using Offers = std::vector<std::vector<std::byte>>;
   // What `reader` takes for the ranks' offers instead of them.
   using Tamper = std::function<void(uint32_t reader, Offers& offers)>;
-  // arrivals: [n], who hears of puts to each rank; empty: nobody.
+  // Completes a rank before it connects: who hears of puts to it, which device memory it has.
+  using Prepare = std::function<void(exec::Fabric&)>;
   explicit NetworkFabrics(const transport::Network& network, uint32_t n, uint64_t staging_bytes = 4 << 20,
-                          const std::vector<transport::Arrivals*>& arrivals = {}, const Tamper& tamper = {}) {
+                          const Prepare& prepare = {}, const Tamper& tamper = {}) {
     Offers offers(n);
     std::vector<Status> statuses(n);
     std::latch offered(n);
     for (uint32_t r = 0; r < n; ++r) {
       fabrics_.push_back(make(n, r, staging_bytes));
-      if (!arrivals.empty()) fabrics_[r]->arrivals = arrivals[r];
+      if (prepare) prepare(*fabrics_[r]);
     }
     std::vector<std::thread> threads;
     for (uint32_t r = 0; r < n; ++r) {
@@ -37,6 +39,8 @@ class NetworkFabrics {
         statuses[r] = endpoint.status();
         if (endpoint.ok()) {
           statuses[r] = (*endpoint)->register_memory(memory_of(*fabrics_[r]), {});
+          if (statuses[r].ok() && fabrics_[r]->device_memory.context != nullptr)
+            statuses[r] = (*endpoint)->register_device(fabrics_[r]->device_memory).status();
           auto offer = statuses[r].ok() ? (*endpoint)->offer() : statuses[r];
           statuses[r] = offer.status();
           if (offer.ok()) offers[r] = std::move(*offer);
@@ -88,7 +92,7 @@ class NetworkFabrics {
 
   static transport::LocalMemory memory_of(const exec::Fabric& f) {
     transport::LocalMemory memory = f.own->memory(f.rank);
-    memory.arrivals = f.arrivals;
+    if (f.device_memory.context == nullptr) memory.arrivals = f.arrivals;
     return memory;
   }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks for tests: threads of one process, processes, or both at once. The test process itself never touches the
 // library: even thread ranks live in a forked child, so every call of run_ranks starts from a clean process, a crash or
 // a kill is a failure with a rank's name on it, and nothing can hang the test (a hard deadline kills what is left).
@@ -27,6 +28,7 @@
 
 namespace moeccl::testing {
 
+using tests::capped_ms;
 using tests::fair_now_ms;
 using tests::free_port;
 using tests::now_ms;

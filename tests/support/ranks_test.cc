@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The helper itself: what a rank finds reaches the test with the rank's name, and nothing hangs.
 #include "tests/support/ranks.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a rank found, on its way through a pipe to the test. One rank's report is one message, so ranks never
 // interleave.
 #pragma once

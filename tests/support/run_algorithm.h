@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's part of a collective by one algorithm, with real bytes, held to what the C header promises.
 #pragma once
 

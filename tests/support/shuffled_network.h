@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A network that keeps no order: what is put arrives in pieces, late, and in any order, moved by a thread of its own.
 // Its links do what the contract asks of such a network (Capabilities::ordered is false): a signal, or news of the
 // board, waits until what it covers has arrived. Posted puts are read from where they lie when they arrive. Ranks are

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fabrics of n ranks in one process that reach each other over TCP on loopback: each rank as if on a host of its own.
 #pragma once
 

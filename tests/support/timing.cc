@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/timing.h"
 
 #include <netinet/in.h>
@@ -66,6 +67,11 @@ double patience() {
   return (asked >= 1 ? asked : 1.0) * (MOECCL_TEST_SANITIZED ? 5.0 : 1.0);
 }
 int64_t patient_ms(int64_t limit_ms) { return static_cast<int64_t>(static_cast<double>(limit_ms) * patience()); }
+int32_t capped_ms(int32_t timeout_ms) {
+  const char* text = getenv("MOECCL_TIMEOUT_MS");
+  const int cap = text == nullptr ? 0 : atoi(text);
+  return cap > 0 && cap < timeout_ms ? cap : timeout_ms;
+}
 
 int free_port() {
   // 20000..32767 lies below Linux's ephemeral ports (32768..60999).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Time limits that hold on a busy machine, and a port that is free on it.
 // A test of "within 1 s" is about the library, not about who else uses the
 // machine, so three things are taken out of it:
@@ -22,6 +23,9 @@ int64_t fair_now_ms();
 double patience();
 // A limit, multiplied. Also for timeouts that are expected not to pass.
 int64_t patient_ms(int64_t limit_ms);
+// A communicator's timeout that only guards against hanging, cut to MOECCL_TIMEOUT_MS where that is set:
+// tools/gpu-check has less time for a whole step.
+int32_t capped_ms(int32_t timeout_ms);
 
 // A TCP port of 127.0.0.1 that nobody listened at a moment ago, from outside the range that the kernel gives to others.
 int free_port();

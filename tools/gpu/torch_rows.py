@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's index_select and index_add on rows of 7168 bf16, beside which bench_cuda's gather and weighted sum are to be
 read: GB/s of the bytes that each must move. Needs PyTorch with CUDA."""
 import torch

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small model with data-parallel processes that all sit on device 0, with backend nccl under the shim, and again
 with backend gloo on the CPU: the losses and the weights must agree.
 

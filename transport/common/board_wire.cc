@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/common/board_wire.h"
 
 #include <algorithm>
@@ -10,13 +11,45 @@ uint64_t word(const std::atomic<uint64_t>& w) { return w.load(std::memory_order_
 
 }  // namespace
 
-bool BoardNews::any(const Board& b) const {
-  if (b.health.state.load(std::memory_order_acquire) != told_state_) return true;
-  if (b.progress.completed.load(std::memory_order_acquire) != told_completed_) return true;
-  for (const Entry& e : b.entries) {
-    if (e.seq.load(std::memory_order_acquire) > told_entry_) return true;
+bool Told::lacks(const Board& b) const {
+  if (b.health.state.load(std::memory_order_acquire) != state) return true;
+  if (b.progress.completed.load(std::memory_order_acquire) != completed) return true;
+  return std::any_of(std::begin(b.entries), std::end(b.entries),
+                     [&](const Entry& e) { return e.seq.load(std::memory_order_acquire) > entry; });
+}
+
+Told::Entries Told::missing(const Board& b) const {
+  uint64_t newest = entry;
+  for (const Entry& e : b.entries) newest = std::max(newest, e.seq.load(std::memory_order_acquire));
+  return {std::max(entry + 1, newest >= kEntries ? newest - kEntries + 1 : 1), newest};
+}
+
+bool snapshot(const LocalMemory& own, uint64_t seq, uint32_t peer, WireEntry* out) {
+  const Entry& e = own.board->entries[seq % kEntries];
+  if (e.seq.load(std::memory_order_acquire) != seq) return false;
+  const BlockWord& block = own.blocks[seq % 2][peer];
+  *out = {seq,
+          word(e.signature),
+          word(e.count),
+          word(e.plan),
+          word(e.input),
+          word(e.output),
+          word(e.max_block),
+          word(e.history),
+          word(block.count),
+          word(block.displacement),
+          word(block.expects)};
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return e.seq.load(std::memory_order_relaxed) == seq;
+}
+
+WireHealth snapshot(const Board& own, uint32_t state) {
+  WireHealth health{state, own.health.code.load(std::memory_order_relaxed), {}};
+  for (size_t i = 0; i < kFailureText / 8; ++i) {
+    const uint64_t text = word(own.health.text[i]);
+    std::memcpy(health.text + 8 * i, &text, 8);
   }
-  return false;
+  return health;
 }
 
 BoardParts BoardNews::write(const LocalMemory& own, uint32_t peer, std::byte* out, size_t* bytes) {
@@ -29,43 +62,20 @@ BoardParts BoardNews::write(const LocalMemory& own, uint32_t peer, std::byte* ou
   };
   // The state is read first: with a failure goes everything that was finished before it.
   const uint32_t state = b.health.state.load(std::memory_order_acquire);
-  const uint64_t completed = b.progress.completed.load(std::memory_order_acquire);
-  add(completed);
-  told_completed_ = completed;
-  // Entries in their order; one that is being written now goes with the next frame.
-  uint64_t newest = told_entry_;
-  for (const Entry& e : b.entries) newest = std::max(newest, e.seq.load(std::memory_order_acquire));
-  const uint64_t first = std::max(told_entry_ + 1, newest >= kEntries ? newest - kEntries + 1 : 1);
-  for (uint64_t seq = first; seq <= newest; ++seq) {
-    const Entry& e = b.entries[seq % kEntries];
-    if (e.seq.load(std::memory_order_acquire) != seq) continue;
-    const BlockWord& block = own.blocks[seq % 2][peer];
-    const WireEntry entry{seq,
-                          word(e.signature),
-                          word(e.count),
-                          word(e.plan),
-                          word(e.input),
-                          word(e.output),
-                          word(e.max_block),
-                          word(e.history),
-                          word(block.count),
-                          word(block.displacement),
-                          word(block.expects)};
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (e.seq.load(std::memory_order_relaxed) != seq) continue;
+  told_.completed = b.progress.completed.load(std::memory_order_acquire);
+  add(told_.completed);
+  const Told::Entries missing = told_.missing(b);
+  for (uint64_t seq = missing.first; seq <= missing.last; ++seq) {
+    WireEntry entry;
+    if (!snapshot(own, seq, peer, &entry)) continue;
     add(entry);
     ++parts.n_entries;
-    told_entry_ = seq;
+    told_.entry = seq;
   }
-  if (state != told_state_) {
-    WireHealth health{state, b.health.code.load(std::memory_order_relaxed), {}};
-    for (size_t i = 0; i < kFailureText / 8; ++i) {
-      const uint64_t text = word(b.health.text[i]);
-      std::memcpy(health.text + 8 * i, &text, 8);
-    }
-    add(health);
+  if (state != told_.state) {
+    add(snapshot(b, state));
     parts.health = true;
-    told_state_ = state;
+    told_.state = state;
   }
   *bytes = n;
   return parts;

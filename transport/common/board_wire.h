@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a rank's board travels to a peer that cannot read it in memory, and the peer's copy of it. Only what is new is
 // sent; a payload is
 //
@@ -35,17 +36,33 @@ struct BoardParts {
   bool health = false;
 };
 
-// What one peer knows of the own board. One thread at a time.
+// What one peer knows of the own board.
+struct Told {
+  uint64_t completed = 0, entry = 0;
+  uint32_t state = 0;
+
+  bool lacks(const Board& own) const;
+  // Entries that it does not know and that are still there: [first, last].
+  struct Entries {
+    uint64_t first, last;
+  };
+  Entries missing(const Board& own) const;
+};
+// Entry `seq` and the block word towards `peer`. False: it is being written now, and goes the next time.
+bool snapshot(const LocalMemory& own, uint64_t seq, uint32_t peer, WireEntry* out);
+// state: as it was read before all else.
+WireHealth snapshot(const Board& own, uint32_t state);
+
+// What is new of the own board for one peer. One thread at a time.
 class BoardNews {
  public:
-  bool any(const Board& own) const;
+  bool any(const Board& own) const { return told_.lacks(own); }
   // Writes what is new for `peer` to `out` (kMaxBoardBytes), and how many bytes that are to *bytes; from now on the
   // peer knows it.
   BoardParts write(const LocalMemory& own, uint32_t peer, std::byte* out, size_t* bytes);
 
  private:
-  uint64_t told_completed_ = 0, told_entry_ = 0;
-  uint32_t told_state_ = 0;
+  Told told_;
 };
 
 // A peer's board as it told it. take() in one thread at a time; any thread reads the words.

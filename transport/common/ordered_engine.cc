@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/common/ordered_engine.h"
 
 #include "src/base/clock.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which of a process's communicators may put next. Their sockets end in the same line, whose queue is the kernel's:
 // what is in it cannot be overtaken. So a less urgent class is held back before its next put, for as long as an
 // operation of a more urgent one is moving; what is under way goes on. Time is an argument, so that tests have a clock

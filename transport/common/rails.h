@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which interfaces carry the data between two hosts. Pure, but for the question where a route leads, which is passed
 // in.
 #pragma once

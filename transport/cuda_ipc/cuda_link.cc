@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/cuda_ipc/cuda_link.h"
 
 #include <utility>

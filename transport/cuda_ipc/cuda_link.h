@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A link between ranks whose buffers are CUDA memory: the peer's staging is device memory (direct for threads of one
 // process, through a file descriptor or an IPC handle between processes) or host memory that both devices reach;
 // signals are stores that this rank's stream makes when all it did before is done. Words and messages' headers stay in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Page-locked memory between a device and a network: room for puts, taken in order, given back in any. Pure.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/cuda_net/cuda_net.h"
 
 #include <algorithm>
@@ -13,7 +14,8 @@ namespace {
 // A large put crosses the bus and the wire in pieces of this size, so that both are busy: at 25 GB/s a copy of one
 // takes 20 us, about what starting it and seeing its end costs.
 constexpr size_t kPiece = 512 << 10;
-constexpr size_t kWordBytes = 256;
+constexpr size_t kWordBytes = 256, kWordsBytes = 64 << 10;
+constexpr size_t kBlock = size_t{2} << 20;  // an allocation of so many bytes begins a page, and shares none
 // Ranges of one peer between two looks: a plan has at most kMostSlots slots, each put in some pieces.
 constexpr size_t kMostRanges = 1 << 16;
 // Pieces that come over several connections are put together as long as not more than these are open.
@@ -23,10 +25,24 @@ constexpr size_t kOpenRanges = 16;
 
 Result<std::unique_ptr<CudaNet>> CudaNet::create(const Staging& setting) {
   std::unique_ptr<CudaNet> net(new CudaNet(setting));
-  const size_t bounce = (setting.most_put_bytes + 255) / 256 * 256;
-  MOECCL_ASSIGN_OR_RETURN(net->pinned_, cuda::Memory::pinned(setting.context, kWordBytes + bounce));
-  net->bounce_.use(net->pinned_.data() + kWordBytes, bounce);
+  MOECCL_ASSIGN_OR_RETURN(net->words_, cuda::Memory::pinned(setting.context, kWordBytes + kWordsBytes));
+  net->host_bounce_.use(net->words_.data() + kWordBytes, kWordsBytes);
   return net;
+}
+
+Result<DeviceMemory> CudaNet::device_memory() {
+  const size_t bytes = (s_.most_put_bytes + kBlock - 1) / kBlock * kBlock;
+  MOECCL_ASSIGN_OR_RETURN(memory_, cuda::Memory::device(s_.context, bytes));
+  return DeviceMemory{s_.context, {s_.device_staging, s_.staging_bytes}, {memory_.data(), memory_.bytes()}};
+}
+
+Status CudaNet::use(bool direct) {
+  direct_ = direct;
+  if (!direct) {
+    MOECCL_ASSIGN_OR_RETURN(memory_, cuda::Memory::pinned(s_.context, (s_.most_put_bytes + 255) / 256 * 256));
+  }
+  bounce_.use(memory_.data(), memory_.bytes());
+  return {};
 }
 
 CudaNet::~CudaNet() = default;
@@ -40,14 +56,14 @@ std::unique_ptr<Link> CudaNet::wrap(uint32_t rank, std::unique_ptr<Link> link) {
 uint64_t CudaNet::passed() const {
   // Acquire: pairs with the stream's store, which is preceded by a fence for the whole system; the copies before it are
   // visible to whoever sends them.
-  return std::atomic_ref(*reinterpret_cast<uint64_t*>(pinned_.data())).load(std::memory_order_acquire);
+  return std::atomic_ref(*reinterpret_cast<uint64_t*>(words_.data())).load(std::memory_order_acquire);
 }
 
 Status CudaNet::mark() {
   if (!unmarked_) return {};
   unmarked_ = false;
   return cuda::check(
-      cuda::driver()->cuStreamWriteValue64_v2(s_.stream, reinterpret_cast<cuda::Pointer>(pinned_.data()), ++marked_, 0),
+      cuda::driver()->cuStreamWriteValue64_v2(s_.stream, reinterpret_cast<cuda::Pointer>(words_.data()), ++marked_, 0),
       "a stream's word for the network");
 }
 
@@ -102,6 +118,7 @@ void CudaNet::progress(uint32_t awaited) {
 void CudaNet::drop() {
   for (CudaNetLink* link : links_) link->drop();
   bounce_.give_back_all();
+  host_bounce_.give_back_all();
   board_waits_ = false;
 }
 
@@ -121,7 +138,13 @@ bool CudaNet::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
   return true;
 }
 
+std::byte* CudaNet::take(size_t bytes) {
+  for (CudaNetLink* link : links_) link->reclaim();
+  return bounce_.take(bytes);
+}
+
 Status CudaNet::settle(uint32_t rank, Link& link) {
+  if (direct_) return inner_->flush();
   if (OneSidedArrivals* one_sided = link.one_sided(); one_sided != nullptr) MOECCL_TRY(one_sided->catch_up());
   {
     const std::lock_guard lock(mutex_);
@@ -137,7 +160,10 @@ Status CudaNet::settle(uint32_t rank, Link& link) {
 }
 
 CudaNetLink::CudaNetLink(CudaNet& net, uint32_t rank, std::unique_ptr<Link> link)
-    : net_(net), rank_(rank), link_(std::move(link)), name_(std::string("cuda over ") + link_->name()) {
+    : net_(net),
+      rank_(rank),
+      link_(std::move(link)),
+      name_(std::string(net.direct_ ? "cuda directly over " : "cuda over ") + link_->name()) {
   peer_words_ = {&link_->board(), {&link_->block(0), &link_->block(1)}};
   parts_.rooms = this;
   parts_.device = this;
@@ -154,19 +180,27 @@ void CudaNetLink::push(const Waiting& w) {
 void CudaNetLink::drop() {
   waiting_.clear();
   first_ = 0;
+  leaving_.clear();
   room_ = nullptr;
+}
+
+void CudaNetLink::reclaim() {
+  while (!leaving_.empty() && link_->posted_puts()->taken(leaving_.front().first)) {
+    net_.bounce_.give_back(leaving_.front().second);
+    leaving_.pop_front();
+  }
 }
 
 std::byte* CudaNetLink::room(size_t bytes) {
   if (room_ != nullptr) net_.bounce_.give_back(room_);  // whoever packed it did not put it: it is packed anew
-  return room_ = net_.bounce_.take(bytes);
+  return room_ = net_.take(bytes);
 }
 
 Result<PutState> CudaNetLink::put(uint64_t offset, const void* src, size_t bytes) {
   MOECCL_TRY(Status(net_.status_));
   const bool packed = src == room_ && src != nullptr;
   if (bytes == 0) return PutState::kDone;
-  std::byte* const to = packed ? std::exchange(room_, nullptr) : net_.bounce_.take(bytes);
+  std::byte* const to = packed ? std::exchange(room_, nullptr) : net_.take(bytes);
   if (to == nullptr) return PutState::kFull;
   for (size_t at = 0; at < bytes;) {
     const size_t n = packed ? bytes : std::min(kPiece, bytes - at);
@@ -184,10 +218,10 @@ Result<PutState> CudaNetLink::put(uint64_t offset, const void* src, size_t bytes
 }
 
 Result<PutState> CudaNetLink::put_words(uint64_t offset, const void* src, size_t bytes) {
-  std::byte* const to = net_.bounce_.take(bytes);
+  std::byte* const to = net_.host_bounce_.take(bytes);
   if (to == nullptr) return PutState::kFull;
   std::memcpy(to, src, bytes);
-  push({.offset = offset, .src = to, .bytes = bytes, .give_back = to});
+  push({.offset = offset, .src = to, .bytes = bytes, .give_back = to, .words = true});
   return PutState::kDone;
 }
 
@@ -201,13 +235,19 @@ bool CudaNetLink::pump(uint64_t passed) {
     const Waiting& w = waiting_[first_];
     if (w.ticket > passed) return true;
     if (w.src != nullptr) {
-      const Result<PutState> state = link_->put(w.offset, w.src, w.bytes);
+      PostedPuts* const posts = net_.direct_ && !w.words ? link_->posted_puts() : nullptr;
+      const Result<PutState> state =
+          posts != nullptr ? posts->post(w.offset, w.src, w.bytes) : link_->put(w.offset, w.src, w.bytes);
       if (!state.ok()) {
         net_.status_ = state.status();
         return false;
       }
       if (*state != PutState::kDone) return true;
-      if (w.give_back != nullptr) net_.bounce_.give_back(w.give_back);
+      if (w.give_back != nullptr && posts != nullptr) {
+        leaving_.emplace_back(posts->posted(), w.give_back);
+      } else if (w.give_back != nullptr) {
+        (w.words ? net_.host_bounce_ : net_.bounce_).give_back(w.give_back);
+      }
     } else {
       // A failed rank's put is lost without a word: its signal must not say that it came.
       if (net_.failed()) return false;

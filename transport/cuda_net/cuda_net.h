@@ -1,16 +1,21 @@
-// Ranks of other hosts for CUDA memory: any network's links, reached through page-locked memory.
+// SPDX-License-Identifier: Apache-2.0
+// Ranks of other hosts for CUDA memory, over any network's links.
 //
-//   out: the stream copies (or a kernel packs) what is put into page-locked memory, and stores a number into a word
-//   when it
-//        has; whoever drives the operation polls the word, and only then puts the piece over the network. A signal
+//   out: the stream copies (or a kernel packs) what is put into a bounce memory, and stores a number into a word when
+//        it has; whoever drives the operation polls the word, and only then puts the piece over the network. A signal
 //        goes the same way: it is sent when the stream has done all that was started before it.
 //   in:  the network puts into the page-locked staging. When a signal is seen, the stream copies what came before it
 //        to the same place of the staging on the device, where kernels find it as if a neighbour had put it there.
+//
+// Where NICs reach the GPU's memory the bounce memory lies there, peers put into the staging on the device, and a
+// signal's data only have to be flushed. Puts do not leave from where the program has them: its next kernel may
+// overwrite that, and a copy on the device takes a fraction of what the NIC takes.
 //
 // The device's stream is never waited for but by polling, and never waits for a peer.
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -37,6 +42,10 @@ class CudaNet final : public Engine, public Arrivals {
     uint32_t n_ranks = 0;
   };
   static Result<std::unique_ptr<CudaNet>> create(const Staging& setting);
+  // For a network that may reach it: takes the bounce memory from the device.
+  Result<DeviceMemory> device_memory();
+  // How it came, before links are wrapped: the network reaches that memory, or only page-locked memory.
+  Status use(bool direct);
   ~CudaNet() override;
 
   // The network's, before the first operation; its links go through wrap().
@@ -44,7 +53,7 @@ class CudaNet final : public Engine, public Arrivals {
   std::unique_ptr<Link> wrap(uint32_t rank, std::unique_ptr<Link> link);
   // The stream will store to the board, as the last that it was given so far: peers are told when it has.
   Status tell_board();
-  size_t memory_bytes() const { return pinned_.bytes(); }
+  size_t memory_bytes() const { return words_.bytes() + memory_.bytes(); }
 
   void begin() override { inner_->begin(); }
   void end() override { inner_->end(); }
@@ -73,11 +82,14 @@ class CudaNet final : public Engine, public Arrivals {
   bool failed() const { return s_.own.board->health.state.load(std::memory_order_acquire) != 0; }
   Status copy(std::byte* dst, const std::byte* src, size_t bytes, const char* what);
   Status settle(uint32_t rank, Link& link);
+  std::byte* take(size_t bytes);
   void drop();  // of a rank that has failed: nothing more leaves it
 
   Staging s_;
-  driver::cuda::Memory pinned_;  // the word, then the bounce memory
-  Bounce bounce_;
+  driver::cuda::Memory words_;   // page-locked: the stream's number, then what put_words() sends
+  driver::cuda::Memory memory_;  // of bounce_
+  Bounce host_bounce_, bounce_;
+  bool direct_ = false;
   bool unmarked_ = false;
   uint64_t marked_ = 0;
   Status status_;  // the first failure of progress(); stays
@@ -109,6 +121,7 @@ class CudaNetLink final : public Link, private Rooms, private DeviceSide {
   Result<PutState> put_words(uint64_t offset, const void* src, size_t bytes) override;
   Status settle() override { return net_.settle(rank_, *link_); }
   bool sent_all() const override { return first_ == waiting_.size(); }
+  void reclaim();  // rooms whose bytes have left
   // A put, or a signal (src is null), that may go when the stream has stored `ticket`.
   struct Waiting {
     uint64_t ticket = 0;
@@ -116,6 +129,7 @@ class CudaNetLink final : public Link, private Rooms, private DeviceSide {
     const std::byte* src = nullptr;
     size_t bytes = 0;
     const std::byte* give_back = nullptr;  // room of the bounce memory, after it
+    bool words = false;                    // of the host's
     uint32_t sig = 0, number = 0, tag = 0;
   };
   void push(const Waiting& w);
@@ -128,6 +142,8 @@ class CudaNetLink final : public Link, private Rooms, private DeviceSide {
   std::string name_;
   std::vector<Waiting> waiting_;  // from first_ on
   size_t first_ = 0;
+  // Rooms from which the network still takes, with the number of posted puts that ends it; in order.
+  std::deque<std::pair<uint64_t, const std::byte*>> leaving_;
   std::byte* room_ = nullptr;  // given to be packed, not put yet
 };
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The binary interface of NCCL's net plugins, versions 6 to 12, as a host needs it: our own declarations of what a
 // plugin exports as `ncclNetPlugin_v6` .. `ncclNetPlugin_v12`. The layouts are facts (tests/unit/transport/
 // netplugin_abi_test.cc pins each offset); what the calls mean is said once, at the newest version.

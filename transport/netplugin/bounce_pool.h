@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that a rank's large puts go from: copied, so that a put is done when it has been copied, and an operation that
 // fails leaves nobody reading memory that is not the library's. One thread at a time.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/netplugin/comm_queue.h"
 
 namespace moeccl::transport::netplugin {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The transfers of one comm of a plugin: added in order, posted as far as the plugin takes them, told when they are
 // done, the oldest first. One thread at a time.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How ranks meet through a net plugin: each listens for each peer, the handles travel over the authenticated bootstrap,
 // and the first message of every comm proves who sends on it.
 //

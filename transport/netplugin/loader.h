@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which net plugins this process has: NCCL's own rules of where they lie and which of a library's versions is taken.
 //
 // A library stays loaded for the life of the process: plugins keep threads. Safe for threads.

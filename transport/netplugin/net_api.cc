@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/netplugin/net_api.h"
 
 #include <strings.h>

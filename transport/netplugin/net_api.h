@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One net plugin with the newest version's meaning, whatever version it speaks. Function pointers are read after init:
 // some plugins export a name and init alone and fill in the rest there.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moves the bytes of one rank's links through a net plugin: by the thread that drives the rank's operations, between
 // its polls; and, when no thread does, by a thread of its own. A plugin has nothing to sleep on, so that thread looks
 // again and again, less often while nothing comes. One lock protects links and the plugin's comms.
@@ -45,15 +46,8 @@ class PluginEngine final : public OrderedEngine {
   explicit PluginEngine(std::shared_ptr<PluginUse> use) : use_(std::move(use)) {}
 
   void run();  // the thread
-  // Under the lock: nothing is thrown out of it; links whose state is unknown then are lost.
-  template <class Body>
-  void shielded(Body&& body) noexcept {
-    try {
-      body();
-    } catch (const std::exception& e) {
-      const Status why = caught(e);
-      for (PluginLink* link : links_) link->lose(why);
-    }
+  void lose_all(const Status& why) noexcept override {
+    for (PluginLink* link : links_) link->lose(why);
   }
   bool turn();         // under the lock: every link; whether something moved
   void tell_boards();  // under the lock
@@ -61,7 +55,6 @@ class PluginEngine final : public OrderedEngine {
   void say_farewell();
   void wake();
 
-  std::mutex mutex_;
   std::shared_ptr<PluginUse> use_;
   BouncePool pool_;
   std::vector<PluginLink*> links_, link_of_rank_;

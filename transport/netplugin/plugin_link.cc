@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/netplugin/plugin_link.h"
 
 #include <algorithm>
@@ -22,7 +23,8 @@ constexpr uint32_t kPiecesPerRail = CommQueue::kDepth;
 }  // namespace
 
 PluginLink::PluginLink(const LocalMemory& own, PeerComms peer, int memory_type, PluginEngine& engine)
-    : name_("plugin " + engine.api().name()),
+    : OrderedLink(engine, format("the connection to rank {} at {}", peer.rank, peer.where)),
+      name_("plugin " + engine.api().name()),
       own_(own),
       peer_(std::move(peer)),
       engine_(engine),
@@ -37,7 +39,6 @@ PluginLink::PluginLink(const LocalMemory& own, PeerComms peer, int memory_type, 
     rails_.back().weight = p.weight;
   }
   peer_words_ = {&copy_->board, {&copy_->blocks[0], &copy_->blocks[1]}};
-  parts_.put_turns = this;
 }
 
 Status PluginLink::open() {
@@ -82,43 +83,12 @@ void PluginLink::close() {
   down_ = true;
 }
 
-void PluginLink::lose(const Status& why) noexcept {
-  if (down_) return;
-  down_ = true;
-  n_open_ = 0;
-  try {
-    down_text_ = why.message();
-  } catch (const std::bad_alloc&) {
-    down_text_ = "out of memory";  // so short that it takes none
-  }
-}
-
 void PluginLink::end(const Status& why) {
   if (ending_ || down_) return;
   ending_ = true;
   why_ = why;
   n_open_ = 0;
   end_by_ns_ = now_ns() + kLastWords_ns;
-}
-
-Status PluginLink::check_peer() {
-  const std::lock_guard lock(engine_.mutex_);
-  if (!down_) return {};
-  const auto state = static_cast<RankState>(copy_->board.health.state.load(std::memory_order_acquire));
-  if (state != RankState::kRunning) return {};  // its own word says more
-  return error(moecclRemoteError, "lost the connection to rank {} at {}: {}", peer_.rank, peer_.where, down_text_);
-}
-
-bool PluginLink::may_put(uint32_t traffic_class, size_t bytes) {
-  if (!admitted_) admitted_ = engine_.lets_go(traffic_class, bytes);
-  return admitted_;
-}
-
-Result<PutState> PluginLink::put(uint64_t offset, const void* src, size_t bytes) {
-  const Result<PutState> state = put_some(offset, src, bytes);
-  if (!state.ok() || *state == PutState::kDone) admitted_ = false;
-  if (!state.ok() || *state != PutState::kFull) engine_.moved();
-  return state;
 }
 
 Result<PutState> PluginLink::put_some(uint64_t offset, const void* src, size_t bytes) {

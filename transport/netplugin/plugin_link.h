@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A link to a rank on another host through a net plugin: one comm each way for frames and one for each rail, receives
 // posted ahead, a copy of the peer's board.
 //
@@ -14,6 +15,7 @@
 
 #include "src/driver/memory.h"
 #include "transport/common/board_wire.h"
+#include "transport/common/ordered_link.h"
 #include "transport/netplugin/comm_queue.h"
 #include "transport/netplugin/wire.h"
 #include "transport/transport.h"
@@ -33,15 +35,13 @@ struct PeerComms {
   std::vector<Pair> pairs;
 };
 
-class PluginLink final : public Link, private PutTurns {
+class PluginLink final : public OrderedLink {
  public:
   // memory_type: abi::kPtr*, of the staging.
   PluginLink(const LocalMemory& own, PeerComms peer, int memory_type, PluginEngine& engine);
 
   const char* name() const override { return name_.c_str(); }  // "plugin FastSocket"
-  Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
-  Status check_peer() override;
   // Its engine answers within kAnswer_ns as long as the process runs.
   int64_t unacknowledged_ms() override;
 
@@ -69,14 +69,13 @@ class PluginLink final : public Link, private PutTurns {
     uint32_t mask = 0;
   };
 
-  bool may_put(uint32_t traffic_class, size_t bytes) override;
+  Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes) override;
   // All below under the engine's lock.
   Status open();  // registers, posts the first receives
   void close();   // the comms
   bool turn();    // whether anything moved
-  void lose(const Status& why) noexcept;
+  void let_go() noexcept override { n_open_ = 0; }
   void end(const Status& why);  // after what has come was read, for a while
-  Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes);
   bool assign_pieces(OpenPut& p);
   Rail* next_rail();
   void abandon_puts() { n_open_ = 0; }
@@ -125,7 +124,6 @@ class PluginLink final : public Link, private PutTurns {
   int64_t unanswered_since_ns_ = 0;          // 0: nothing is
   std::array<OpenPut, kOpenPuts> open_;
   uint32_t n_open_ = 0;
-  bool admitted_ = false;  // the put that is called now may go to its end; of the thread that puts
   std::array<uint64_t, kSigsPerPeer> words_ = {};
   uint32_t new_words_ = 0;    // bit mask of words_ that wait
   bool board_waits_ = false;  // to be sent as soon as there is room
@@ -143,10 +141,9 @@ class PluginLink final : public Link, private PutTurns {
 
   bool bye_said_ = false, bye_seen_ = false;  // by this rank, by the peer
   bool bye_taken_ = false;                    // the peer's: it says nothing any more
-  bool ending_ = false, in_ended_ = false, down_ = false;
+  bool ending_ = false, in_ended_ = false;
   int64_t end_by_ns_ = 0;
   Status why_;
-  std::string down_text_;
 };
 
 }  // namespace moeccl::transport::netplugin

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/netplugin/plugin_network.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/bootstrap/handshake.h"
+#include "transport/common/uplink.h"
 #include "transport/netplugin/connecting.h"
 #include "transport/netplugin/plugin_engine.h"
 
@@ -33,7 +35,7 @@ class PluginEndpoint final : public Endpoint {
 
   Result<NetworkLinks> connect(const LocalMemory& own, std::span<const Region>,
                                std::span<const std::vector<std::byte>> offers) override {
-    MOECCL_ASSIGN_OR_RETURN(const double rate, slowest_uplink(offers));
+    MOECCL_ASSIGN_OR_RETURN(const std::vector<double> uplinks, read_uplinks(offers));
     MOECCL_ASSIGN_OR_RETURN(std::vector<PeerComms> peers, connecting_->connect(offers));
     connecting_ = nullptr;
     NetworkLinks made;
@@ -66,14 +68,14 @@ class PluginEndpoint final : public Endpoint {
     MOECCL_TRY(std::move(status));
     MOECCL_TRY(moves.start());
     made.alpha_ns = kAlphaNs;
-    made.bytes_per_ns = rate;
+    made.bytes_per_ns = slowest_uplink(options_.host_of, uplinks);
     return made;
   }
 
  private:
-  // A host's uplink as its first rank offers it; of unequal hosts the slowest counts.
-  Result<double> slowest_uplink(std::span<const std::vector<std::byte>> offers) {
-    std::map<uint32_t, uint64_t> rate_of;
+  // The uplink that each rank offers.
+  Result<std::vector<double>> read_uplinks(std::span<const std::vector<std::byte>> offers) {
+    std::vector<double> uplinks;
     for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
       Offer o;
       std::vector<uint32_t> remote;
@@ -84,11 +86,9 @@ class PluginEndpoint final : public Endpoint {
         return error(moecclRemoteError, "rank {} sent an offer of a net plugin that this MoECCL cannot read", r);
       }
       if (o.pieces_only) pieces_only_.emplace(r, true);
-      rate_of.emplace(options_.host_of[r], o.mbit_per_s > 0 ? o.mbit_per_s : kUnknownMbit);
+      uplinks.push_back(static_cast<double>(o.mbit_per_s > 0 ? o.mbit_per_s : kUnknownMbit) * kPayload / 8000);
     }
-    const auto slowest = std::min_element(rate_of.begin(), rate_of.end(),
-                                          [](const auto& a, const auto& b) { return a.second < b.second; });
-    return static_cast<double>(slowest->second) * kPayload / 8000;
+    return uplinks;
   }
 
   NetworkOptions options_;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL's net plugins as a network: the first of MOECCL_NET_PLUGIN that has devices (docs/plugins.md).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The receiving half of a link: what comes is checked against the own bounds before a byte of it is used.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What two ranks say to each other through a net plugin, whose connections carry messages one way. Between two ranks
 // there are, each way, one comm for messages of frames and one for each rail; all begin with a Proof.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who may use an uplink next: transfers of several communicators share a group's uplink, and the higher class goes
 // first, chunk by chunk. Pure: time is an argument, the words are anybody's.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Slows a link whose signals this rank writes itself to the alpha-beta figures of a topology level, so that one machine
 // can stand for a cluster. Whatever is timed over it is EMULATED. A signal becomes visible when all bytes before it
 // would have crossed both groups' uplinks: uplinks are shared by the ranks of a group, and by

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank's segment: its board, the signals that its peers send it, and its staging, in one shared mapping.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Links between ranks of one host: threads of one process and processes.
 #pragma once
 

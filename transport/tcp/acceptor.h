@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The accepting side of the mesh: takes connections of several ranks at once and lets no stranger hold up the others.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connects this rank to all ranks on other hosts. Of each pair the higher rank connects and the lower one accepts; both
 // prove that they hold the communicator's key before anything else is believed. All ranks do this at the same time.
 #pragma once

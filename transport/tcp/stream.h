@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One TCP connection: a small buffer of frames to send, at most one payload that is sent from where it lies, and a
 // small buffer of what has arrived. Never waits. Not safe for threads: the engine's lock protects it.
 #pragma once

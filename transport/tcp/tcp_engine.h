@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moves the bytes of one rank's TCP links: by the thread that drives the rank's operations, between its polls; and,
 // when no thread does, by a thread of its own, which otherwise sleeps. One lock protects links and sockets.
 //
@@ -41,16 +42,7 @@ class TcpEngine final : public OrderedEngine {
   TcpEngine(driver::Poller poller, driver::WakeUp wake) : poller_(std::move(poller)), wake_(std::move(wake)) {}
 
   void run();  // the thread
-  // Under the lock: nothing is thrown out of it; links whose state is unknown then are lost.
-  template <class Body>
-  void shielded(Body&& body) noexcept {
-    try {
-      body();
-    } catch (const std::exception& e) {
-      lose_all(caught(e));
-    }
-  }
-  void lose_all(const Status& why) noexcept;
+  void lose_all(const Status& why) noexcept override;
   void progress_locked(uint32_t awaited);
   void turn();            // under the lock: events, then every link that can go on
   void drop_satisfied();  // under the lock: of ready_, links that have nothing left to do
@@ -61,7 +53,6 @@ class TcpEngine final : public OrderedEngine {
   bool unsent() const;
   bool unacknowledged() const;
 
-  std::mutex mutex_;
   driver::Poller poller_;
   driver::WakeUp wake_;
   std::vector<TcpLink*> links_, link_of_rank_;

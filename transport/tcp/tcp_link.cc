@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/tcp/tcp_link.h"
 
 #include <algorithm>
@@ -32,22 +33,13 @@ Status protocol_error(uint32_t rank, const char* what) {
 }  // namespace
 
 TcpLink::TcpLink(const LocalMemory& own, TcpPeer peer, TcpEngine& engine)
-    : own_(own), peer_(std::move(peer)), engine_(engine), copy_(std::make_unique<BoardCopy>()) {
+    : OrderedLink(engine, format("the connection to rank {} at {}", peer.rank, peer.where)),
+      own_(own),
+      peer_(std::move(peer)),
+      engine_(engine),
+      copy_(std::make_unique<BoardCopy>()) {
   peer_words_ = {&copy_->board, {&copy_->blocks[0], &copy_->blocks[1]}};
   parts_.landings = this;
-  parts_.put_turns = this;
-}
-
-void TcpLink::lose(const Status& why) noexcept {
-  if (down_) return;
-  down_ = true;
-  try {
-    down_text_ = why.message();
-  } catch (const std::bad_alloc&) {
-    down_text_ = "out of memory";  // so short that it takes none
-  }
-  put_.active = false;
-  // Not closed here: the poller still knows the descriptors, and their numbers must not go to others.
 }
 
 // The other side has gone, perhaps because it had finished: what it said before is still in the sockets.
@@ -59,14 +51,6 @@ void TcpLink::end(const Status& why) {
     while (!down_ && peer_.streams[i].readable && !peer_.streams[i].stalled) receive(i);
   }
   lose(why);
-}
-
-Status TcpLink::check_peer() {
-  const std::lock_guard lock(engine_.mutex_);
-  if (!down_) return {};
-  const auto state = static_cast<RankState>(copy_->board.health.state.load(std::memory_order_acquire));
-  if (state != RankState::kRunning) return {};  // its own word says more
-  return error(moecclRemoteError, "lost the connection to rank {} at {}: {}", peer_.rank, peer_.where, down_text_);
 }
 
 int64_t TcpLink::unacknowledged_ms() {
@@ -110,18 +94,6 @@ bool TcpLink::assign_pieces(size_t* moved) {
     *moved += *sent;
   }
   return true;
-}
-
-bool TcpLink::may_put(uint32_t traffic_class, size_t bytes) {
-  if (!admitted_) admitted_ = engine_.lets_go(traffic_class, bytes);
-  return admitted_;
-}
-
-Result<PutState> TcpLink::put(uint64_t offset, const void* src, size_t bytes) {
-  const Result<PutState> state = put_some(offset, src, bytes);
-  if (!state.ok() || *state == PutState::kDone) admitted_ = false;
-  if (!state.ok() || *state != PutState::kFull) engine_.moved();
-  return state;
 }
 
 Result<PutState> TcpLink::put_some(uint64_t offset, const void* src, size_t bytes) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A link to a rank on another host: several connections, a copy of the peer's board, and what waits to be sent.
 //
 // Puts go from the caller's memory to the sockets, as far as these take them; small ones through a buffer, so that they
@@ -10,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "transport/common/board_wire.h"
+#include "transport/common/ordered_link.h"
 #include "transport/tcp/stream.h"
 #include "transport/tcp/wire.h"
 #include "transport/transport.h"
@@ -25,28 +28,24 @@ struct TcpPeer {
   bool may_change_congestion = false;  // MOECCL_SOCKET_CONGESTION does not say which
 };
 
-class TcpLink final : public Link, private Landings, private PutTurns {
+class TcpLink final : public OrderedLink, private Landings {
  public:
   TcpLink(const LocalMemory& own, TcpPeer peer, TcpEngine& engine);
 
   const char* name() const override { return "tcp"; }
-  Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
-  // A connection that broke while the peer took part; not one that ended when the peer had left.
-  Status check_peer() override;
   int64_t unacknowledged_ms() override;
 
  private:
   friend class TcpEngine;
 
-  bool may_put(uint32_t traffic_class, size_t bytes) override;
   // Where the whole range comes as one put of one connection; with several connections puts are cut.
   void land(uint64_t offset, size_t bytes, std::byte* dst) override;
   bool landed(uint64_t offset) override;
   void land_nothing() override;
-  Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes);
+  Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes) override;
   // All below under the engine's lock.
-  void lose(const Status& why) noexcept;
+  void let_go() noexcept override { put_.active = false; }
   void end(const Status& why);  // after reading what has come
   void send_small();            // signals and the board, if any wait and there is room
   void append_board();          // what is new of the board
@@ -83,14 +82,12 @@ class TcpLink final : public Link, private Landings, private PutTurns {
     bool used = false;  // the put goes there, or has gone
   };
   std::array<Landing, 4> landings_;
-  bool admitted_ = false;  // the put that is called now may go to its end; of the thread that puts
   std::array<uint64_t, kSigsPerPeer> words_ = {};
   uint32_t new_words_ = 0;                        // bit mask of words_ that wait
   std::array<uint64_t, kMaxStreams> marks_ = {};  // put bytes on each stream before the newest signal
   BoardNews news_;                                // of the own board
   bool board_waits_ = false;                      // to be sent as soon as there is room
-  bool ending_ = false, down_ = false, queued_ = false;
-  std::string down_text_;
+  bool ending_ = false, queued_ = false;
 };
 
 }  // namespace moeccl::transport::tcp

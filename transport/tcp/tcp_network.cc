@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/tcp/tcp_network.h"
 
-#include <algorithm>
 #include <map>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/driver/interface.h"
+#include "transport/common/uplink.h"
 #include "transport/tcp/mesh.h"
 #include "transport/tcp/tcp_engine.h"
 
@@ -23,17 +24,11 @@ Result<std::vector<Nic>> own_nics() {
   return choose_nics(interfaces, env().socket_ifname);
 }
 
-// A host's uplink is the sum of its interfaces, as its first rank offers them; of unequal hosts the slowest counts.
-double slowest_uplink(const std::vector<uint32_t>& host_of, const std::vector<std::vector<Nic>>& nics) {
-  std::map<uint32_t, int64_t> rate_of;
-  for (uint32_t r = 0; r < host_of.size(); ++r) {
-    int64_t rate = 0;
-    for (const Nic& n : nics[r]) rate += n.mbit_per_s;
-    rate_of.emplace(host_of[r], rate > 0 ? rate : kUnknownMbit);
-  }
-  const auto slowest = std::min_element(rate_of.begin(), rate_of.end(),
-                                        [](const auto& a, const auto& b) { return a.second < b.second; });
-  return static_cast<double>(slowest->second) * kPayload / 8000;
+// A host's uplink is the sum of its interfaces.
+double uplink(const std::vector<Nic>& nics) {
+  int64_t rate = 0;
+  for (const Nic& n : nics) rate += n.mbit_per_s;
+  return static_cast<double>(rate > 0 ? rate : kUnknownMbit) * kPayload / 8000;
 }
 
 class TcpEndpoint final : public Endpoint {
@@ -49,15 +44,16 @@ class TcpEndpoint final : public Endpoint {
 
   Result<NetworkLinks> connect(const LocalMemory& own, std::span<const Region>,
                                std::span<const std::vector<std::byte>> offers) override {
-    std::vector<std::vector<Nic>> nics;
+    std::vector<double> uplinks;
     std::map<uint32_t, std::vector<Nic>> others;
     for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
       Reader in(offers[r]);
-      nics.push_back(read_nics(in));
-      if (!in.done() || nics.back().empty()) {
+      std::vector<Nic> nics = read_nics(in);
+      if (!in.done() || nics.empty()) {
         return error(moecclRemoteError, "rank {} sent a list of interfaces that this MoECCL cannot read", r);
       }
-      if (options_.remote(r)) others.emplace(r, nics.back());
+      uplinks.push_back(uplink(nics));
+      if (options_.remote(r)) others.emplace(r, std::move(nics));
     }
     MOECCL_ASSIGN_OR_RETURN(std::vector<TcpPeer> peers, mesh_->connect(others));
     MOECCL_ASSIGN_OR_RETURN(auto engine, TcpEngine::create());
@@ -73,7 +69,7 @@ class TcpEndpoint final : public Endpoint {
     }
     MOECCL_TRY(moves.start());
     made.alpha_ns = kAlphaNs;
-    made.bytes_per_ns = slowest_uplink(options_.host_of, nics);
+    made.bytes_per_ns = slowest_uplink(options_.host_of, uplinks);
     return made;
   }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TCP as a network: sockets on the interfaces that this host offers, an engine that moves their bytes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Frames between two ranks, after the handshake. All numbers little-endian. A head, then its payload:
 //
 //   put      `bytes` bytes for `offset` of the receiver's staging; on any stream

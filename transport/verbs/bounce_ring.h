@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Registered memory of one link, taken and given back in order. Small puts and those from memory that no NIC may read
 // are copied to it; and what is packed there (Rooms) goes as it is.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a failed request means for a person: whose NIC, which address, what the device said, and where to look.
 #pragma once
 

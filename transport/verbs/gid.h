@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which entry of a port's table of GIDs the queue pairs use. A table of RoCE holds each address several times: once for
 // RoCE v1, once for v2, link-local and routable ones. The wrong one connects and then exceeds its retries.
 #pragma once

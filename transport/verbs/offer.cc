@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/verbs/offer.h"
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 namespace moeccl::transport::verbs {
 namespace {
 
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;
 constexpr size_t kMaxName = 63;
 
 }  // namespace
@@ -27,8 +28,8 @@ std::vector<std::byte> write_offer(const Offer& offer) {
   out.u8(offer.ordered ? 1 : 0);
   out.u8(offer.memory.wants_records ? 1 : 0);
   out.u32(sizeof(PeerCopy));
-  for (const uint64_t word :
-       {offer.memory.staging, offer.memory.staging_bytes, offer.memory.signals, offer.memory.copy})
+  for (const uint64_t word : {offer.memory.staging, offer.memory.staging_bytes, offer.memory.signals, offer.memory.copy,
+                              offer.memory.device, offer.memory.device_bytes})
     out.u64(word);
   out.u8(static_cast<uint8_t>(offer.rails.size()));
   for (const OfferedRail& r : offer.rails) {
@@ -41,6 +42,7 @@ std::vector<std::byte> write_offer(const Offer& offer) {
     out.f64(r.info.gbit);
     out.raw(std::as_bytes(std::span(r.info.gid.gid.raw)));
     for (const uint32_t key : {r.keys.staging, r.keys.signals, r.keys.copy}) out.u32(key);
+    for (const uint32_t key : r.keys.device) out.u32(key);
   }
   out.u32(static_cast<uint32_t>(offer.queues.size()));
   for (const QueueAddress& q : offer.queues) {
@@ -63,8 +65,11 @@ Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from, uint32
   o.ordered = in.u8() == 1;
   o.memory.wants_records = in.u8() == 1;
   if (in.u32() != sizeof(PeerCopy)) return unreadable;
-  for (uint64_t* word : {&o.memory.staging, &o.memory.staging_bytes, &o.memory.signals, &o.memory.copy})
+  for (uint64_t* word : {&o.memory.staging, &o.memory.staging_bytes, &o.memory.signals, &o.memory.copy,
+                         &o.memory.device, &o.memory.device_bytes})
     *word = in.u64();
+  const uint64_t n_pieces = o.memory.device_bytes / kDevicePiece + (o.memory.device_bytes % kDevicePiece != 0 ? 1 : 0);
+  if (n_pieces > kMaxDevicePieces) return unreadable;
   const size_t n_rails = in.u8();
   if (o.n_queues < 1 || o.n_queues > kMaxQueuePairs || n_rails < 1 || n_rails > kMaxRails) return unreadable;
   for (size_t i = 0; i < n_rails; ++i) {
@@ -80,6 +85,7 @@ Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from, uint32
     const auto gid = in.raw(sizeof(r.info.gid.gid.raw));
     if (!gid.empty()) std::memcpy(r.info.gid.gid.raw, gid.data(), gid.size());
     for (uint32_t* key : {&r.keys.staging, &r.keys.signals, &r.keys.copy}) *key = in.u32();
+    for (uint64_t p = 0; p < n_pieces; ++p) r.keys.device.push_back(in.u32());
     o.rails.push_back(std::move(r));
   }
   const size_t n = in.u32();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a rank tells the others before they connect. All of it is checked when it is read.
 #pragma once
 

@@ -1,9 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a rank's peers write to: its staging, the lines of its signals, and a copy of each peer's own words, which the
 // peer keeps fresh by one-sided writes.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "transport/words.h"
 
@@ -11,6 +13,9 @@ namespace moeccl::transport::verbs {
 
 inline constexpr uint32_t kMaxRails = 8;
 inline constexpr uint32_t kMaxLanes = 16;  // queue pairs to one peer, over all rails
+// Of device memory one region holds at most so much: more than 2 GiB is not mapped where there is an IOMMU.
+inline constexpr uint64_t kDevicePiece = uint64_t{2} << 30;
+inline constexpr uint32_t kMaxDevicePieces = 64;
 
 // A put that a peer has made, for receivers that must hear of puts (LocalMemory::arrivals).
 struct PutRecord {
@@ -30,6 +35,7 @@ struct PeerCopy {
 // Of one rail: what its NIC must be shown to write there.
 struct PeerKeys {
   uint32_t staging = 0, signals = 0, copy = 0;
+  std::vector<uint32_t> device;  // of PeerMemory::device, by pieces of kDevicePiece
 };
 // Where a peer keeps what this rank writes: addresses in its process.
 struct PeerMemory {
@@ -37,6 +43,7 @@ struct PeerMemory {
   uint64_t signals = 0;  // the lines of this rank's signals, [kSigsPerPeer]
   uint64_t copy = 0;     // the copy of this rank's words
   bool wants_records = false;
+  uint64_t device = 0, device_bytes = 0;  // puts to the first device_bytes of the staging go there instead
 };
 
 }  // namespace moeccl::transport::verbs

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/verbs/queue_pair.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <random>
 
+#include "src/base/random.h"
 #include "src/driver/thread.h"
 
 namespace moeccl::transport::verbs {
@@ -19,11 +20,6 @@ constexpr uint8_t kRnrRetry = 7, kRnrTimer = 12, kHopLimit = 255;
 // A NIC that looks for its peer's hardware address may take a while (RoCE, NVIDIA/nccl #1672).
 constexpr int kTries = 10;
 constexpr int64_t kRetryNs = 100'000'000;
-
-uint32_t random_packet_number() {
-  std::random_device source;  // so that packets of an earlier connection of the same numbers are not taken for its own
-  return source() & 0xffffff;
-}
 
 }  // namespace
 
@@ -53,7 +49,9 @@ Result<std::unique_ptr<QueuePair>> QueuePair::make(Rail& rail, const QueueOption
   q->id_ = options.id;
   q->depth_ = wanted;
   q->bytes_until_.resize(wanted);
-  q->address_ = {q->pair_->qp_num, random_packet_number()};
+  uint32_t first = 0;  // random, so that packets of an earlier connection of the same numbers are not taken for its own
+  MOECCL_TRY(random_bytes(&first, sizeof(first)));
+  q->address_ = {q->pair_->qp_num, first & 0xffffff};
   return q;
 }
 

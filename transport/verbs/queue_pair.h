@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One reliable connection of a rail to a peer, with what is under way on it. Requests are numbered from 1; a completion
 // says that all up to its number are done. Only every so many-th asks for one, or where somebody needs it; so the queue
 // never holds more than it was made for.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/verbs/rail.h"
 
 #include <fcntl.h>
@@ -56,6 +57,17 @@ std::string where(const FoundRail& r) { return format("{}: {}", r.info.name(), r
 
 }  // namespace
 
+// Registering a descriptor that is none fails for want of the descriptor, or for want of the call.
+Status takes_dmabuf(const driver::IbvApi& api, ProtectionDomain* pd) {
+  if (api.reg_dmabuf_mr == nullptr)
+    return error(moecclUnsupported, "libibverbs is older than rdma-core 34 and knows no dma-buf");
+  errno = 0;
+  MemoryRegion* const region = api.reg_dmabuf_mr(pd, 0, 0, 0, -1, 0);
+  if (region != nullptr) (void)api.dereg_mr(region);
+  if (errno != EOPNOTSUPP && errno != EPROTONOSUPPORT) return {};
+  return error(moecclUnsupported, "the NIC's driver takes no dma-buf: {}", std::strerror(errno));
+}
+
 Result<DeviceList> DeviceList::get(const driver::IbvApi& api) {
   int n = 0;
   Device** const list = api.get_device_list(&n);
@@ -86,6 +98,10 @@ void DeviceList::look_at(Device* device, const Settings& settings, std::vector<F
   if (const int rc = api_->query_device(context, &attr); rc != 0) {
     rail.problem = format("ibv_query_device fails: {}", std::strerror(rc));
     out->push_back(rail);
+  }
+  if (ProtectionDomain* const pd = api_->alloc_pd(context); pd != nullptr) {
+    rail.info.dmabuf = takes_dmabuf(*api_, pd).ok();
+    (void)api_->dealloc_pd(pd);
   }
   for (uint32_t p = 1; p <= attr.phys_port_cnt && p < 255; ++p) {
     if (!settings.hca.admits(name, p)) continue;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One port of one RDMA device, opened: what all links of a rank share on it. Its name, its address and what is wrong
 // with it are told here, so that every error says which NIC it means.
 #pragma once
@@ -21,6 +22,7 @@ struct RailInfo {
   uint16_t lid = 0;
   uint8_t mtu_code = 3;  // 1: 256 bytes, 2: 512, ... 5: 4096
   double gbit = 0;       // 0: not known
+  bool dmabuf = false;   // its driver takes dma-buf
 
   std::string name() const { return format("{}:{}", device, port); }
 };
@@ -31,6 +33,9 @@ struct FoundRail {
   RailInfo info;
   std::string problem;  // why it cannot be used; "": it can
 };
+
+// Success, or why library or kernel register no dma-buf.
+Status takes_dmabuf(const driver::IbvApi& api, driver::ibv_abi::ProtectionDomain* pd);
 
 // The list of devices of libibverbs; devices that were opened from it stay usable without it.
 class DeviceList {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/verbs/regions.h"
 
 #include <sys/resource.h>
@@ -34,14 +35,19 @@ Status refused(const Rail& rail, size_t bytes, int code) {
 }  // namespace
 
 Result<std::unique_ptr<Region>> Region::make(std::span<const std::unique_ptr<Rail>> rails, std::byte* base,
-                                             size_t bytes, unsigned access) {
+                                             size_t bytes, unsigned access, int dmabuf) {
   std::unique_ptr<Region> region(new Region(rails, base, bytes));
   for (const auto& rail : rails) {
     const driver::IbvApi& api = rail->api();
     MemoryRegion* part = nullptr;
-    if ((access & kRelaxedOrdering) != 0 && api.reg_mr_iova2 != nullptr)
-      part = api.reg_mr_iova2(rail->pd(), base, bytes, reinterpret_cast<uint64_t>(base), access);
-    if (part == nullptr) part = api.reg_mr(rail->pd(), base, bytes, static_cast<int>(access & ~kRelaxedOrdering));
+    const auto address = reinterpret_cast<uint64_t>(base);
+    if (dmabuf >= 0) {
+      part = api.reg_dmabuf_mr(rail->pd(), 0, bytes, address, dmabuf, static_cast<int>(access));
+    } else if ((access & kRelaxedOrdering) != 0 && api.reg_mr_iova2 != nullptr) {
+      part = api.reg_mr_iova2(rail->pd(), base, bytes, address, access);
+    }
+    if (part == nullptr && dmabuf < 0)
+      part = api.reg_mr(rail->pd(), base, bytes, static_cast<int>(access & ~kRelaxedOrdering));
     if (part == nullptr) return refused(*rail, bytes, errno);
     region->parts_.push_back(part);
   }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that the NICs of a rank may read from. A region pins pages: it goes on meaning those pages after the program
 // has unmapped them and others lie at their addresses, and a library cannot see that without hooking the program's
 // allocator. So only memory whose end is told to MoECCL is kept registered: its own, the symmetric heap's, whose
@@ -25,8 +26,9 @@ namespace moeccl::transport::verbs {
 class Region {
  public:
   // access: of ibv_abi. Relaxed ordering is asked for where the library knows it, and is left out where it does not.
+  // dmabuf: the memory is this file's, from its begin on; -1: it is mapped here, or a kernel module knows it.
   static Result<std::unique_ptr<Region>> make(std::span<const std::unique_ptr<Rail>> rails, std::byte* base,
-                                              size_t bytes, unsigned access);
+                                              size_t bytes, unsigned access, int dmabuf = -1);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What users set about RDMA: MOECCL_IB_* variables, each with NCCL's NCCL_IB_* of the same ending as an alias, which
 // counts where ours is not set. docs/verbs.md lists them.
 #pragma once

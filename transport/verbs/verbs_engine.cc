@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/verbs/verbs_engine.h"
 
 #include <poll.h>
@@ -25,6 +26,8 @@ constexpr int64_t kSignEveryNs = 200'000'000;
 // For what a rank that leaves has still to say.
 constexpr int64_t kFarewellMs = 1000;
 constexpr size_t kCompletions = 16;  // taken at a time
+// A flush takes about as long as a read over the bus; a device that has gone says so earlier than this.
+constexpr int64_t kFlushMs = 2000;
 
 }  // namespace
 
@@ -61,6 +64,7 @@ VerbsEngine::~VerbsEngine() {
       link->lanes_.clear();
     }
     for (auto& region : parts_.own) (void)region.release();
+    (void)parts_.device.release();
     (void)parts_.regions.release();
     for (auto& rail : parts_.rails) (void)rail.release();
     (void)parts_.api.release();
@@ -84,6 +88,7 @@ VerbsEngine::~VerbsEngine() {
     }
   });
   for (VerbsLink* link : links_) link->release_all();
+  parts_.device.reset();
   parts_.regions.reset();
   parts_.own.clear();
   parts_.rails.clear();
@@ -112,6 +117,7 @@ void VerbsEngine::poll() {
       for (int i = 0; i < n; ++i) {
         const Completion& c = came[static_cast<size_t>(i)];
         const uint32_t id = QueuePair::id_of(c.wr_id);
+        if (parts_.device != nullptr) parts_.device->completed(c);
         if (id >= queues_.size() || queues_[id].link == nullptr || queues_[id].link->down_) continue;
         VerbsLink& link = *queues_[id].link;
         if (c.status == driver::ibv_abi::kSuccess) {
@@ -123,6 +129,14 @@ void VerbsEngine::poll() {
       }
     }
   }
+}
+
+Status VerbsEngine::flush() {
+  if (parts_.device == nullptr) return {};
+  const std::lock_guard lock(mutex_);
+  MOECCL_TRY(parts_.device->begin_flush());
+  for (const Deadline deadline = Deadline::after_ms(kFlushMs); parts_.device->flushing() && !deadline.passed();) poll();
+  return parts_.device->end_flush();
 }
 
 void VerbsEngine::turn() {
@@ -141,7 +155,7 @@ void VerbsEngine::turn() {
 void VerbsEngine::tell_boards() {
   board_is_new_.store(false, std::memory_order_relaxed);
   for (VerbsLink* link : links_) {
-    if (link->down_ || link->peer_left() || !link->board_is_new()) continue;
+    if (link->down_ || link->peer_left() || !link->told_.lacks(*link->s_.own.board)) continue;
     if (link->failed_here()) link->abandon_puts();
     link->tell_board();
     link->send_words();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the links of one rank share: rails, registered memory, completions. Whoever drives the rank's operations polls
 // between its own polls; a thread, which otherwise sleeps, takes the events of devices, finishes what a drive left
 // behind, and sends signs of life while operations run, so that a peer that is gone is noticed.
@@ -25,6 +26,7 @@ struct EngineParts {
   std::vector<std::unique_ptr<Rail>> rails;
   std::unique_ptr<Regions> regions;
   std::vector<std::unique_ptr<Region>> own;  // staging, signals, copies, rings
+  std::unique_ptr<DeviceRegions> device;     // null: CUDA memory is not reached
 };
 
 class VerbsEngine final : public OrderedEngine {
@@ -42,6 +44,7 @@ class VerbsEngine final : public OrderedEngine {
   void end() override;
   void progress(uint32_t awaited = kAnyone) override;
   void board_changed(bool now) override;
+  Status flush() override;
 
   void lend(std::byte* base, size_t bytes) override { regions_->lend(base, bytes); }
   void take_back(std::byte* base, size_t bytes) override { regions_->take_back(base, bytes); }
@@ -51,13 +54,8 @@ class VerbsEngine final : public OrderedEngine {
   VerbsEngine(EngineParts parts, driver::WakeUp wake);
 
   void run();  // the thread
-  template <class Body>
-  void shielded(Body&& body) noexcept {
-    try {
-      body();
-    } catch (const std::exception& e) {
-      for (VerbsLink* link : links_) link->lose(caught(e));
-    }
+  void lose_all(const Status& why) noexcept override {
+    for (VerbsLink* link : links_) link->lose(why);
   }
   // Under the lock:
   void poll();  // takes completions
@@ -71,7 +69,6 @@ class VerbsEngine final : public OrderedEngine {
     VerbsLink* link = nullptr;
     uint32_t lane = 0;
   };
-  std::mutex mutex_;
   EngineParts parts_;
   Regions* regions_;
   driver::WakeUp wake_;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/verbs/verbs_link.h"
 
 #include <algorithm>
@@ -19,7 +20,10 @@ constexpr uint64_t kMostUnderWay = 16 << 20;
 }  // namespace
 
 VerbsLink::VerbsLink(LinkSetting setting, std::vector<Lane> lanes, VerbsEngine& engine)
-    : s_(std::move(setting)), lanes_(std::move(lanes)), engine_(engine) {
+    : OrderedLink(engine, format("rank {}", setting.far.rank)),
+      s_(std::move(setting)),
+      lanes_(std::move(lanes)),
+      engine_(engine) {
   size_t requests = 0;
   uint32_t depth = ~0u;
   for (const Lane& lane : lanes_) {
@@ -34,40 +38,19 @@ VerbsLink::VerbsLink(LinkSetting setting, std::vector<Lane> lanes, VerbsEngine& 
   peer_words_.blocks[1] = &s_.copy->blocks[1];
   parts_.rooms = this;
   parts_.posted_puts = this;
-  parts_.put_turns = this;
   if (s_.own.arrivals != nullptr) parts_.one_sided = this;
 }
 
 VerbsLink::~VerbsLink() = default;
 
-void VerbsLink::lose(const Status& why) noexcept {
-  if (down_) return;
-  down_ = true;
+void VerbsLink::let_go() noexcept {
   pending_ = 0;
   board_waits_ = false;
-  try {
-    down_text_ = why.message();
-  } catch (const std::bad_alloc&) {
-    down_text_ = "out of memory";
-  }
-}
-
-Status VerbsLink::check_peer() {
-  const std::lock_guard lock(engine_.mutex_);
-  if (!down_) return {};
-  const auto state = static_cast<RankState>(board().health.state.load(std::memory_order_acquire));
-  if (state != RankState::kRunning) return {};  // its own word says more
-  return error(moecclRemoteError, "lost rank {}: {}", s_.far.rank, down_text_);
 }
 
 int64_t VerbsLink::unacknowledged_ms() {
   const std::lock_guard lock(engine_.mutex_);
   return asked_since_ns_ == 0 ? 0 : (now_ns() - asked_since_ns_) / 1'000'000;
-}
-
-bool VerbsLink::may_put(uint32_t traffic_class, size_t bytes) {
-  if (!admitted_) admitted_ = engine_.lets_go(traffic_class, bytes);
-  return admitted_;
 }
 
 std::byte* VerbsLink::room(size_t bytes) {
@@ -84,20 +67,6 @@ std::byte* VerbsLink::take_room(size_t bytes) {
     if (oldest.number != 0) ask_for(lanes_[oldest.lane], oldest.number);
   }
   return room;
-}
-
-Result<PutState> VerbsLink::put(uint64_t offset, const void* src, size_t bytes) {
-  const Result<PutState> state = put_some(offset, src, bytes, false);
-  if (!state.ok() || *state == PutState::kDone) admitted_ = false;
-  if (!state.ok() || *state != PutState::kFull) engine_.moved();
-  return state;
-}
-
-Result<PutState> VerbsLink::post(uint64_t offset, const void* src, size_t bytes) {
-  const Result<PutState> state = put_some(offset, src, bytes, true);
-  if (!state.ok() || *state == PutState::kDone) admitted_ = false;
-  if (!state.ok() || *state != PutState::kFull) engine_.moved();
-  return state;
 }
 
 bool VerbsLink::taken(uint64_t count) const {
@@ -119,7 +88,7 @@ void VerbsLink::close_left() {
   n_taken_.store(oldest - 1, std::memory_order_release);
 }
 
-Result<PutState> VerbsLink::put_some(uint64_t offset, const void* src, size_t bytes, bool stays) {
+Result<PutState> VerbsLink::post_some(uint64_t offset, const void* src, size_t bytes, bool stays) {
   const std::lock_guard lock(engine_.mutex_);
   // A put to a rank that is gone is lost; whoever needs that rank asks check_peer().
   if (down_ || bytes == 0) return PutState::kDone;
@@ -164,9 +133,9 @@ VerbsLink::OpenPut* VerbsLink::open(uint64_t offset, const std::byte* src, size_
     p.until = {};
     p.recorded = p.left = p.abandoned = false;
     // Of memory that cannot be registered the first piece says so (post_piece()).
-    p.from = ring_.is_taken(src, bytes) ? OpenPut::From::kRoom
-             : bytes <= s_.copy_bytes   ? OpenPut::From::kCopied
-                                        : OpenPut::From::kRegistered;
+    p.from = ring_.is_taken(src, bytes)                           ? OpenPut::From::kRoom
+             : bytes <= s_.copy_bytes && !from_device(src, bytes) ? OpenPut::From::kCopied
+                                                                  : OpenPut::From::kRegistered;
     return &p;
   }
   return nullptr;
@@ -183,10 +152,17 @@ Lane* VerbsLink::next_lane() {
   return best;
 }
 
+// Where byte `at` of the peer's staging lies, and how many of *bytes lie there in one region.
+QueuePair::Target VerbsLink::place(uint64_t at, const Lane& lane, size_t* bytes) const {
+  if (at >= s_.peer.device_bytes) return {s_.peer.staging + at, lane.keys.staging};
+  *bytes = std::min({*bytes, s_.peer.device_bytes - at, kDevicePiece - at % kDevicePiece});
+  return {s_.peer.device + at, lane.keys.device[at / kDevicePiece]};
+}
+
 size_t VerbsLink::post_piece(OpenPut& p, Lane& lane, size_t wanted) {
-  const QueuePair::Target to{s_.peer.staging + p.offset + p.posted, lane.keys.staging};
   const std::byte* const from = p.src + p.posted;
   size_t n = std::min<size_t>(wanted, lane.pair->rail().max_message_bytes());
+  const QueuePair::Target to = place(p.offset + p.posted, lane, &n);
   switch (p.from) {
     case OpenPut::From::kRoom:
       lane.pair->write(to, from, s_.rings->lkey(lane.rail), static_cast<uint32_t>(n), false);
@@ -194,6 +170,7 @@ size_t VerbsLink::post_piece(OpenPut& p, Lane& lane, size_t wanted) {
       return n;
     case OpenPut::From::kRegistered: {
       const Region* region = s_.own_staging->holds(from, n) ? s_.own_staging : nullptr;
+      if (region == nullptr && s_.device != nullptr) region = s_.device->source(from, &n);
       if (region == nullptr) {
         const Regions::Use use = engine_.regions_->use(from, n);
         if (use.region == nullptr) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A link to a rank on another host over reliable queue pairs: one lane for each queue pair of each rail. Puts are RDMA
 // writes into the peer's staging, signals 8-byte writes into its lines.
 //
@@ -18,8 +19,11 @@
 #include <vector>
 
 #include "src/driver/memory.h"
+#include "transport/common/board_wire.h"
+#include "transport/common/ordered_link.h"
 #include "transport/transport.h"
 #include "transport/verbs/bounce_ring.h"
+#include "transport/verbs/device_regions.h"
 #include "transport/verbs/peer_memory.h"
 #include "transport/verbs/queue_pair.h"
 #include "transport/verbs/regions.h"
@@ -38,6 +42,7 @@ struct Lane {
 struct LinkSetting {
   LocalMemory own;
   const Region* own_staging = nullptr;
+  const DeviceRegions* device = nullptr;  // null: puts come from host memory
   FarEnd far;
   PeerMemory peer;
   bool ordered = true;
@@ -51,15 +56,13 @@ struct LinkSetting {
   std::shared_ptr<driver::Mapping> memory;
 };
 
-class VerbsLink final : public Link, private Rooms, private PostedPuts, private PutTurns, private OneSidedArrivals {
+class VerbsLink final : public OrderedLink, private Rooms, private PostedPuts, private OneSidedArrivals {
  public:
   VerbsLink(LinkSetting setting, std::vector<Lane> lanes, VerbsEngine& engine);
   ~VerbsLink() override;
 
   const char* name() const override { return "verbs"; }
-  Result<PutState> put(uint64_t offset, const void* src, size_t bytes) override;
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
-  Status check_peer() override;
   int64_t unacknowledged_ms() override;
 
  private:
@@ -90,19 +93,23 @@ class VerbsLink final : public Link, private Rooms, private PostedPuts, private 
 
   std::byte* room(size_t bytes) override;
   size_t most() const override { return ring_.bytes() / 2; }
-  Result<PutState> post(uint64_t offset, const void* src, size_t bytes) override;
+  Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes) override {
+    return post_some(offset, src, bytes, false);
+  }
+  Result<PutState> post(uint64_t offset, const void* src, size_t bytes) override {
+    return counted(post_some(offset, src, bytes, true));
+  }
   uint64_t posted() const override { return n_posted_; }
   bool taken(uint64_t count) const override;
-  bool may_put(uint32_t traffic_class, size_t bytes) override;
   Status catch_up() override;
 
   // All below under the engine's lock.
-  void lose(const Status& why) noexcept;
+  void let_go() noexcept override;
   bool peer_left() const {
     return board().health.state.load(std::memory_order_acquire) != static_cast<uint32_t>(RankState::kRunning);
   }
   bool failed_here() const { return s_.own.board->health.state.load(std::memory_order_relaxed) != 0; }
-  Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes, bool stays);
+  Result<PutState> post_some(uint64_t offset, const void* src, size_t bytes, bool stays);
   void close_left();  // posted puts whose sources have been read
   OpenPut* open(uint64_t offset, const std::byte* src, size_t bytes);
   bool post_pieces(OpenPut& p);  // whether anything moved
@@ -122,7 +129,10 @@ class VerbsLink final : public Link, private Rooms, private PostedPuts, private 
   void send_words();
   Lane* lane_for(const Marks& marks, uint32_t slots);
   QueuePair::Target target_of(Word w, const Lane& lane) const;
-  bool board_is_new() const;
+  QueuePair::Target place(uint64_t at, const Lane& lane, size_t* bytes) const;
+  bool from_device(const void* src, size_t bytes) const {
+    return s_.device != nullptr && s_.device->source(src, &bytes) != nullptr;
+  }
   void tell_board();
   void write_all(Lane& lane, uint64_t address, const std::byte* from, size_t bytes);
   void keep_alive();
@@ -140,14 +150,12 @@ class VerbsLink final : public Link, private Rooms, private PostedPuts, private 
   std::array<OpenPut, 32> puts_;
   uint32_t reserve_ = 0;   // slots of a lane that puts leave to words
   size_t next_asked_ = 0;  // the lane of the next sign of life
-  bool admitted_ = false;
 
   std::array<uint64_t, kWords> words_ = {};
   std::array<Marks, kWords> marks_ = {};
   uint32_t pending_ = 0;                     // bit mask of words_
   std::array<Marks, kEntries> bodies_ = {};  // the last write of each entry's body, and of its blocks
-  uint64_t told_completed_ = 0, told_entry_ = 0;
-  uint32_t told_state_ = 0;
+  Told told_;                                // of the own board
   std::array<std::array<uint64_t, 3>, 2> told_blocks_ = {};
   uint64_t n_records_ = 0;      // of own puts
   uint64_t records_taken_ = 0;  // of the peer's
@@ -155,9 +163,7 @@ class VerbsLink final : public Link, private Rooms, private PostedPuts, private 
   uint64_t n_posted_ = 0;
   std::atomic<uint64_t> n_taken_{0};  // of them; all before it too
   bool queued_ = false;               // in the engine's list
-  bool down_ = false;
-  int64_t asked_since_ns_ = 0;  // when the oldest completion that is missing was asked for, or the last one came
-  std::string down_text_;
+  int64_t asked_since_ns_ = 0;        // when the oldest completion that is missing was asked for, or the last one came
 };
 
 }  // namespace moeccl::transport::verbs

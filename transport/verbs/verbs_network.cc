@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/verbs/verbs_network.h"
 
 #include <sys/mman.h>
@@ -5,8 +6,10 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "src/base/log.h"
+#include "transport/common/uplink.h"
 #include "transport/verbs/offer.h"
 #include "transport/verbs/verbs_engine.h"
 
@@ -68,8 +71,9 @@ Result<Opened> look(const Settings& settings) {
 }
 
 std::string text_of(const RailInfo& r) {
-  return format("{} {} {}, {} Gbit/s, MTU {}", r.name(), r.ethernet ? verbs::text_of(r.gid.kind) : "InfiniBand",
-                verbs::text_of(r.gid.gid), r.gbit > 0 ? format("{:g}", r.gbit) : "unknown", 128u << r.mtu_code);
+  return format("{} {} {}, {} Gbit/s, MTU {}{}", r.name(), r.ethernet ? verbs::text_of(r.gid.kind) : "InfiniBand",
+                verbs::text_of(r.gid.gid), r.gbit > 0 ? format("{:g}", r.gbit) : "unknown", 128u << r.mtu_code,
+                r.dmabuf ? ", dma-buf" : "");
 }
 
 class VerbsEndpoint final : public Endpoint {
@@ -79,7 +83,7 @@ class VerbsEndpoint final : public Endpoint {
   Status open() {
     MOECCL_ASSIGN_OR_RETURN(Opened opened, look(settings_));
     parts_.api = std::move(opened.api);
-    for (const FoundRail& found : opened.rails) {
+    for (const FoundRail& found : own_rails(std::move(opened.rails))) {
       MOECCL_ASSIGN_OR_RETURN(auto rail, Rail::open(*parts_.api, found));
       parts_.rails.push_back(std::move(rail));
     }
@@ -89,6 +93,8 @@ class VerbsEndpoint final : public Endpoint {
   }
 
   Status register_memory(const LocalMemory& own, std::span<const transport::Region> regions) override;
+  Result<std::string> register_device(const DeviceMemory& memory) override;
+  void forget_device() override { parts_.device = nullptr; }
   Result<std::vector<std::byte>> offer() override;
   Result<NetworkLinks> connect(const LocalMemory& own, std::span<const transport::Region>,
                                std::span<const std::vector<std::byte>> offers) override;
@@ -97,6 +103,7 @@ class VerbsEndpoint final : public Endpoint {
   enum Own : size_t { kStaging, kSignals, kCopies, kRings };
 
   Status make_queues();
+  std::vector<FoundRail> own_rails(std::vector<FoundRail> found) const;
   Status add_region(std::byte* base, size_t bytes, unsigned access) {
     MOECCL_ASSIGN_OR_RETURN(auto region, Region::make(parts_.rails, base, bytes, access));
     parts_.own.push_back(std::move(region));
@@ -116,13 +123,28 @@ class VerbsEndpoint final : public Endpoint {
   std::vector<std::unique_ptr<QueuePair>> queues_;  // as Offer::queues; null for ranks of this host
 };
 
+// The NICs near this rank, the nearest first; what a user names is used as it is.
+std::vector<FoundRail> VerbsEndpoint::own_rails(std::vector<FoundRail> found) const {
+  if (!settings_.hca_text.empty() || !options_.nearest) return found;
+  std::vector<std::string> devices;
+  for (const FoundRail& r : found)
+    if (devices.empty() || devices.back() != r.info.device) devices.push_back(r.info.device);
+  std::vector<FoundRail> own;
+  for (const uint32_t d : options_.nearest(devices)) {
+    for (const FoundRail& r : found)
+      if (d < devices.size() && r.info.device == devices[d]) own.push_back(r);
+  }
+  return own.empty() ? found : own;
+}
+
 Status VerbsEndpoint::make_queues() {
   for (uint32_t r = 0; r < options_.n_ranks(); ++r) n_peers_ += options_.remote(r) ? 1 : 0;
   const size_t per_rail = std::max<size_t>(1, n_peers_ * n_queues_);
   uint32_t depth = kDepth;
   for (const auto& rail : parts_.rails) {
-    MOECCL_TRY(rail->make_queue(static_cast<uint32_t>(std::min<size_t>(per_rail * kDepth, 1u << 24))));
-    depth = std::min(depth, static_cast<uint32_t>(rail->queue_entries() / per_rail));
+    MOECCL_TRY(rail->make_queue(static_cast<uint32_t>(std::min<size_t>(per_rail * kDepth + kFlushDepth, 1u << 24))));
+    const uint32_t entries = rail->queue_entries() - std::min(rail->queue_entries(), kFlushDepth);
+    depth = std::min(depth, static_cast<uint32_t>(entries / per_rail));
   }
   if (depth < kLeastDepth) {
     return error(moecclUnsupported, "{} has completion queues too short for {} queue pairs",
@@ -167,18 +189,32 @@ Status VerbsEndpoint::register_memory(const LocalMemory& own, std::span<const tr
   return {};
 }
 
+Result<std::string> VerbsEndpoint::register_device(const DeviceMemory& memory) {
+  MOECCL_ASSIGN_OR_RETURN(parts_.device, DeviceRegions::make(parts_.rails, memory));
+  MOECCL_TRY(parts_.device->connect_flush(settings_, timeout_code(settings_, options_.timeout_ms),
+                                          static_cast<uint32_t>(queues_.size())));
+  return std::string(parts_.device->way());
+}
+
 Result<std::vector<std::byte>> VerbsEndpoint::offer() {
+  if (parts_.device != nullptr) {
+    mine_.memory.device = parts_.device->landing();
+    mine_.memory.device_bytes = parts_.device->landing_bytes();
+  }
   mine_.n_queues = n_queues_;
   mine_.ordered = keeps_order(settings_, parts_.rails);
   for (size_t i = 0; i < parts_.rails.size(); ++i) {
     const auto key = [&](Own which) { return parts_.own[which]->rkey(i); };
-    mine_.rails.push_back({parts_.rails[i]->info(), {key(kStaging), key(kSignals), key(kCopies)}});
+    PeerKeys keys{key(kStaging), key(kSignals), key(kCopies), {}};
+    if (parts_.device != nullptr) keys.device = parts_.device->landing_keys(i);
+    mine_.rails.push_back({parts_.rails[i]->info(), std::move(keys)});
   }
   for (const auto& q : queues_) mine_.queues.push_back(q == nullptr ? QueueAddress{} : q->address());
   return write_offer(mine_);
 }
 
-// Rails pair by their places: ranks of a rail-optimised cluster have as many, in the same order.
+// Rails pair by their places: each rank's nearest first. So in a rail-optimised cluster the traffic of ranks in the
+// same place of their hosts stays on one rail.
 Result<std::vector<Lane>> VerbsEndpoint::connect_lanes(uint32_t peer, const Offer& theirs) {
   const size_t n_rails = std::min(mine_.rails.size(), theirs.rails.size());
   const uint32_t n_queues = std::min(n_queues_, theirs.n_queues);
@@ -202,13 +238,12 @@ Result<std::vector<Lane>> VerbsEndpoint::connect_lanes(uint32_t peer, const Offe
 
 Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<const transport::Region>,
                                             std::span<const std::vector<std::byte>> offers) {
-  std::map<uint32_t, double> rate_of;  // by host
+  std::map<uint32_t, std::map<std::string, double>> nics_of_host;
   std::vector<Offer> theirs;
   for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
     MOECCL_ASSIGN_OR_RETURN(Offer offer, read_offer(offers[r], r, options_.n_ranks()));
-    double rate = 0;
-    for (const OfferedRail& rail : offer.rails) rate += rail.info.gbit > 0 ? rail.info.gbit : kUnknownGbit;
-    rate_of.emplace(options_.host_of[r], rate);
+    for (const OfferedRail& rail : offer.rails)
+      nics_of_host[options_.host_of[r]][rail.info.name()] = rail.info.gbit > 0 ? rail.info.gbit : kUnknownGbit;
     theirs.push_back(std::move(offer));
   }
   struct Peer {
@@ -224,6 +259,7 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
   queues_.clear();  // of rails that a peer has not
   const Region* const staging = parts_.own[kStaging].get();
   const Region* const rings = parts_.own[kRings].get();
+  const DeviceRegions* const device = parts_.device.get();
   const bool ordered = mine_.ordered;
   NetworkLinks made;
   MOECCL_ASSIGN_OR_RETURN(auto engine, VerbsEngine::create(std::move(parts_)));
@@ -236,6 +272,7 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
     LinkSetting setting;
     setting.own = own;
     setting.own_staging = staging;
+    setting.device = device;
     setting.far = {p.rank, format("{} ({})", verbs::text_of(offer.rails[0].info.gid.gid), offer.rails[0].info.name())};
     setting.peer = offer.memory_for(options_.rank);
     setting.ordered = ordered && offer.ordered;
@@ -251,10 +288,15 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
     made.links[p.rank] = moves.add(std::move(setting), std::move(p.lanes));
   }
   MOECCL_TRY(moves.start());
-  const auto slowest = std::min_element(rate_of.begin(), rate_of.end(),
-                                        [](const auto& a, const auto& b) { return a.second < b.second; });
+  std::vector<double> uplinks;  // by rank: its host's NICs, whichever ranks use them
+  for (const uint32_t host : options_.host_of) {
+    const auto& nics = nics_of_host[host];
+    const double gbit =
+        std::accumulate(nics.begin(), nics.end(), 0.0, [](double sum, const auto& nic) { return sum + nic.second; });
+    uplinks.push_back(gbit * kPayload / 8);
+  }
   made.alpha_ns = kAlphaNs;
-  made.bytes_per_ns = slowest->second * kPayload / 8;
+  made.bytes_per_ns = slowest_uplink(options_.host_of, uplinks);
   return made;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The words of a link: signals, and what keeps the peer's copy of the own board fresh.
 #include <algorithm>
 
@@ -17,7 +18,11 @@ static_assert(offsetof(decltype(Board::health), state) == 0 && offsetof(decltype
 static_assert(offsetof(Entry, seq) == 0);
 static_assert(sizeof(BlockWord) == 24);
 
-uint64_t relaxed(const std::atomic<uint64_t>& w) { return w.load(std::memory_order_relaxed); }
+// The words of an Entry behind its seq are those of a WireEntry.
+constexpr size_t kBodyBytes = sizeof(Entry) - sizeof(uint64_t);
+static_assert(offsetof(WireEntry, block_count) - offsetof(WireEntry, signature) == kBodyBytes);
+
+const std::byte* bytes_at(const void* p) { return static_cast<const std::byte*>(p); }
 
 }  // namespace
 
@@ -26,7 +31,7 @@ Status VerbsLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
   if (down_) return {};
   // The puts of a rank that has failed are dropped, see put_some(): none of its signals may say that they arrived.
   if (failed_here()) return {};
-  if (board_is_new()) tell_board();  // whoever sees a signal can compare what both ranks run
+  if (told_.lacks(*s_.own.board)) tell_board();  // whoever sees a signal can compare what both ranks run
   if (s_.peer.wants_records) set_word(kPuts, n_records_);
   set_word(static_cast<Word>(kSignal0 + sig), static_cast<uint64_t>(tag) << 32 | number);
   send_words();
@@ -85,16 +90,6 @@ void VerbsLink::send_words() {
   if (pending_ != 0 && !down_) engine_.queue(*this);
 }
 
-bool VerbsLink::board_is_new() const {
-  const Board& b = *s_.own.board;
-  if (b.health.state.load(std::memory_order_acquire) != told_state_) return true;
-  if (b.progress.completed.load(std::memory_order_acquire) != told_completed_) return true;
-  for (const Entry& e : b.entries) {
-    if (e.seq.load(std::memory_order_acquire) > told_entry_) return true;
-  }
-  return false;
-}
-
 void VerbsLink::write_all(Lane& lane, uint64_t address, const std::byte* from, size_t bytes) {
   const size_t most = lane.pair->inline_bytes() / sizeof(uint64_t) * sizeof(uint64_t);
   for (size_t at = 0; at < bytes; at += most) {
@@ -112,19 +107,10 @@ void VerbsLink::tell_board() {
   // The state is read first: with a failure goes everything that was finished before it.
   const uint32_t state = b.health.state.load(std::memory_order_acquire);
   const uint64_t completed = b.progress.completed.load(std::memory_order_acquire);
-  uint64_t newest = told_entry_;
-  for (const Entry& e : b.entries) newest = std::max(newest, e.seq.load(std::memory_order_acquire));
-  // One that is being written now goes the next time.
-  const uint64_t first = std::max(told_entry_ + 1, newest >= kEntries ? newest - kEntries + 1 : 1);
-  for (uint64_t seq = first; seq <= newest; ++seq) {
-    const Entry& e = b.entries[seq % kEntries];
-    if (e.seq.load(std::memory_order_acquire) != seq) continue;
-    const BlockWord& block = s_.own.blocks[seq % 2][s_.far.rank];
-    const uint64_t body[] = {relaxed(e.signature), relaxed(e.count),     relaxed(e.plan),   relaxed(e.input),
-                             relaxed(e.output),    relaxed(e.max_block), relaxed(e.history)};
-    const std::array<uint64_t, 3> blocks = {relaxed(block.count), relaxed(block.displacement), relaxed(block.expects)};
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (e.seq.load(std::memory_order_relaxed) != seq) continue;
+  const Told::Entries missing = told_.missing(b);
+  for (uint64_t seq = missing.first; seq <= missing.last; ++seq) {
+    WireEntry entry;
+    if (!snapshot(s_.own, seq, s_.far.rank, &entry)) continue;
     // What was written to the same place before must not come after it: the body of the operation four before, whose
     // word still waits perhaps, and the blocks of the one two before.
     Marks before = bodies_[seq % kEntries];
@@ -137,28 +123,27 @@ void VerbsLink::tell_board() {
     lane = behind;
     // That word would announce this one's body as its own.
     pending_ &= ~(1u << (kSeq0 + seq % kEntries));
-    write_all(*lane, s_.peer.copy + offset_of_entry(seq) + sizeof(uint64_t), reinterpret_cast<const std::byte*>(body),
-              sizeof(body));
+    write_all(*lane, s_.peer.copy + offset_of_entry(seq) + sizeof(uint64_t), bytes_at(&entry.signature), kBodyBytes);
+    const std::array<uint64_t, 3> blocks = {entry.block_count, entry.block_displacement, entry.block_expects};
     if (blocks != told_blocks_[seq % 2]) {
       write_all(*lane, s_.peer.copy + offsetof(PeerCopy, blocks) + (seq % 2) * sizeof(BlockWord),
-                reinterpret_cast<const std::byte*>(blocks.data()), sizeof(blocks));
+                bytes_at(blocks.data()), sizeof(blocks));
       told_blocks_[seq % 2] = blocks;
     }
     bodies_[seq % kEntries][index_of(*lane)] = lane->pair->posted();
     set_word(static_cast<Word>(kSeq0 + seq % kEntries), seq);
-    told_entry_ = seq;
+    told_.entry = seq;
   }
-  if (completed != told_completed_) {
+  if (completed != told_.completed) {
     set_word(kCompleted, completed);
-    told_completed_ = completed;
+    told_.completed = completed;
   }
-  if (state != told_state_) {
-    uint64_t text[kFailureText / 8];
-    for (size_t i = 0; i < kFailureText / 8; ++i) text[i] = relaxed(b.health.text[i]);
+  if (state != told_.state) {
+    const WireHealth health = snapshot(b, state);
     write_all(*lane, s_.peer.copy + offsetof(PeerCopy, board) + offsetof(Board, health) + sizeof(uint64_t),
-              reinterpret_cast<const std::byte*>(text), sizeof(text));
-    set_word(kHealth, state | static_cast<uint64_t>(b.health.code.load(std::memory_order_relaxed)) << 32);
-    told_state_ = state;
+              bytes_at(health.text), sizeof(health.text));
+    set_word(kHealth, state | static_cast<uint64_t>(health.code) << 32);
+    told_.state = state;
   }
 }
 
@@ -175,7 +160,7 @@ bool VerbsLink::record(const OpenPut& p) {
   if (lane.pair->room() <= reserve_ / 2) return false;
   const uint64_t words[2] = {p.offset, p.bytes};
   const uint64_t at = offsetof(PeerCopy, puts) + n_records_ % kPutRecords * sizeof(PutRecord);
-  write_all(lane, s_.peer.copy + at, reinterpret_cast<const std::byte*>(words), sizeof(words));
+  write_all(lane, s_.peer.copy + at, bytes_at(words), sizeof(words));
   ++n_records_;
   return true;
 }

@@ -1,9 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/cuda_codec.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
+
+#include "src/exec/cuda/urgent_stream.h"
 
 namespace moeccl::exec {
 
@@ -33,8 +36,7 @@ CudaCodec::CudaCodec(StreamEngine& engine, const kernels::CodecShape& shape)
 Result<std::unique_ptr<CudaCodec>> CudaCodec::create(StreamEngine& engine, const kernels::CodecShape& shape) {
   std::unique_ptr<CudaCodec> c(new CudaCodec(engine, shape));
   const cuda::Current current(engine.context());
-  constexpr unsigned kNonBlocking = 1;
-  MOECCL_TRY(cuda::check(cuda::driver()->cuStreamCreate(&c->stream_, kNonBlocking), "a CUDA stream for the codec"));
+  MOECCL_ASSIGN_OR_RETURN(c->stream_, create_urgent_stream(engine.context()));
   const size_t bytes = std::max(c->n_blocks_ * sizeof(moeccl::cuda::CodecError), kChecksumBlocks * sizeof(uint64_t));
   MOECCL_ASSIGN_OR_RETURN(c->device_, cuda::Memory::device(engine.context(), bytes));
   MOECCL_ASSIGN_OR_RETURN(c->pinned_, cuda::Memory::pinned(engine.context(), bytes));
@@ -55,12 +57,8 @@ void CudaCodec::note(int result, const char* what) {
 void CudaCodec::after_default_stream() { note(cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"); }
 
 void CudaCodec::launch(const char* kernel, const void* args, size_t blocks) {
-  const size_t most = size_t{engine_.sm_limit()} * 2;
-  const auto grid = static_cast<unsigned>(std::clamp<size_t>(blocks, 1, most));
-  void* parameters[] = {const_cast<void*>(args)};
-  note(cuda::driver()->cuLaunchKernel(engine_.function(kernel), grid, 1, 1, kThreads, 1, 1, 0, stream_, parameters,
-                                      nullptr),
-       kernel);
+  Status launched = engine_.launch_blocks(stream_, kernel, args, blocks);
+  if (status_.ok()) status_ = std::move(launched);
 }
 
 void CudaCodec::download(size_t bytes) {

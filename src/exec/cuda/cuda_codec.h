@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The residual codec on device memory, byte for byte the host's: kernels on a stream of its own, so that it does not
 // meet the proxy that drives operations. What errors say of the loss may differ from the host's in the last digits.
 #pragma once

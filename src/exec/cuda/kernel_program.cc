@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/kernel_program.h"
 
 #include <algorithm>

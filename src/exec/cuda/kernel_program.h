@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank's program as the persistent kernel reads it (kernels/cuda/walk_args.h): flat records, with a mark where the
 // blocks of a lane must meet because a step uses memory that an earlier one of the lane has used. A pure function of
 // the program.

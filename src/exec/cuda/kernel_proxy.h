@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The network of a persistent kernel some of whose ranks are on other hosts (kernels/cuda/walk_net_args.h). A thread
 // takes what the kernel's lanes give, puts it over links of its own, and tells the kernel what has arrived. It needs no
 // call on the host for an operation: a launch that a graph replays counts on where the one before it stopped.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/persistent_kernel.h"
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/driver/thread.h"
+#include "src/exec/cuda/urgent_stream.h"
 
 namespace moeccl::exec {
 
@@ -27,6 +29,11 @@ constexpr uint32_t kThreads = 256;
 // What a rank of another host has launched and ended comes over other connections than its entries and that it has
 // left: it has a second to tell of both.
 constexpr int64_t kBoth_ns = 1'000'000'000;
+// In page-locked memory, behind the report.
+constexpr size_t kUploadedAt = (sizeof(WalkReport) + 63) / 64 * 64;
+// A graph keeps for good what it captured: worth a wait, once for each program, for the copy on the device. It takes
+// some 20 us unless the device's channel is held up.
+constexpr int64_t kCapturedUpload_ns = 100'000'000;
 // A block is worth having for this much of the message: as in stream_engine.cc.
 constexpr uint64_t kBlockBytes = uint64_t{kThreads} * 64;
 
@@ -99,13 +106,20 @@ Result<std::unique_ptr<PersistentKernel>> PersistentKernel::create(StreamEngine&
   const size_t bytes = w->net_at() + sizeof(moeccl::cuda::WalkNetState);
   MOECCL_ASSIGN_OR_RETURN(w->memory_, driver_cuda::Memory::device(engine.context(), bytes));
   MOECCL_ASSIGN_OR_RETURN(w->pinned_, driver_cuda::Memory::pinned(engine.context(), kPinnedBytes));
-  w->programs_from_ = w->used_ = (sizeof(WalkReport) + 63) / 64 * 64;
+  MOECCL_ASSIGN_OR_RETURN(w->programs_, driver_cuda::Memory::device(engine.context(), kPinnedBytes));
+  w->programs_from_ = w->used_ = kUploadedAt + 64;
   constexpr unsigned kDisableTiming = 2;
+  MOECCL_ASSIGN_OR_RETURN(w->upload_stream_, create_urgent_stream(engine.context()));
   MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuEventCreate(&w->event_, kDisableTiming), "a CUDA event"));
   return w;
 }
 
 PersistentKernel::~PersistentKernel() {
+  if (upload_stream_ != nullptr) {
+    const driver_cuda::Current current(engine_.context());
+    (void)driver_cuda::driver()->cuStreamSynchronize(upload_stream_);
+    (void)driver_cuda::driver()->cuStreamDestroy_v2(upload_stream_);
+  }
   if (event_ == nullptr) return;
   stop();  // a kernel that still waits for a peer ends now, and with it the stream that it is on
   const driver_cuda::Current current(engine_.context());
@@ -155,7 +169,8 @@ bool PersistentKernel::has_ended(uint32_t peer, uint64_t number) const {
   return fabric_->link(peer).board().progress.walked.load(std::memory_order_acquire) >= number;
 }
 
-// Programs lie in page-locked memory, so that a new one needs no copy and no stream. They are few: what differs between
+// Programs lie in page-locked memory, so that a new one can run at once and in a capture, and soon afterwards on the
+// device, where blocks read them without crossing the bus three times in turn. They are few: what differs between
 // counts travels in the launch. When the memory is full, all but those of graphs go, once nothing runs.
 Result<PersistentKernel::Placed*> PersistentKernel::place(const Operation& op) {
   const uint64_t key = op.choice.program_hash;
@@ -180,9 +195,11 @@ Result<PersistentKernel::Placed*> PersistentKernel::place(const Operation& op) {
     }
     std::byte* base = pinned_.data() + used_;
     std::memcpy(base, image.data(), image.size());
+    MOECCL_TRY(upload(base, image.size()));
     used_ += (image.size() + 63) / 64 * 64;
     Placed p;
     p.program = {};
+    p.upload = uploads_;
     p.program.lanes = reinterpret_cast<const moeccl::cuda::WalkLane*>(base + at.lanes);
     p.program.steps = reinterpret_cast<const moeccl::cuda::WalkStep*>(base + at.steps);
     p.program.refs = reinterpret_cast<const moeccl::cuda::WalkRef*>(base + at.refs);
@@ -195,6 +212,44 @@ Result<PersistentKernel::Placed*> PersistentKernel::place(const Operation& op) {
   }
   if (key != 0) known_.emplace(key, &it->second);
   return &it->second;
+}
+
+// On a stream of its own, which nothing waits for, also while another is being captured. It is urgent: in a hardware
+// channel with a caller's stream the program would come after what that stream waits for.
+Status PersistentKernel::upload(std::byte* at, size_t bytes) {
+  const driver_cuda::Driver& d = *driver_cuda::driver();
+  const auto address = [](const void* p) { return reinterpret_cast<driver_cuda::Pointer>(p); };
+  MOECCL_TRY(driver_cuda::check(
+      d.cuMemcpyAsync(address(programs_.data() + (at - pinned_.data())), address(at), bytes, upload_stream_),
+      "a program to the device"));
+  // All that the stream did before is visible to everyone before the number is; uploaded() is read with acquire, before
+  // the launch that reads the copy.
+  return driver_cuda::check(d.cuStreamWriteValue64_v2(upload_stream_, address(&uploaded()), ++uploads_, 0),
+                            "a program to the device");
+}
+
+const std::atomic<uint64_t>& PersistentKernel::uploaded() const {
+  return *reinterpret_cast<const std::atomic<uint64_t>*>(pinned_.data() + kUploadedAt);
+}
+
+// With the program on the device once it is there.
+WalkArgs PersistentKernel::program_of(const Placed& placed, bool captured) const {
+  WalkArgs a = placed.program;
+  const auto there = [&] { return uploaded().load(std::memory_order_acquire) >= placed.upload; };
+  if (captured && !there()) {
+    const int64_t until = now_ns() + kCapturedUpload_ns;
+    while (!there() && now_ns() < until) driver::sleep_ns(10'000);
+  }
+  if (!there()) return a;
+  const auto move = [&](auto*& part) {
+    const auto offset = reinterpret_cast<const std::byte*>(part) - pinned_.data();
+    part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(programs_.data() + offset);
+  };
+  move(a.lanes);
+  move(a.steps);
+  move(a.refs);
+  move(a.totals);
+  return a;
 }
 
 // What all launches say alike.
@@ -228,6 +283,7 @@ void PersistentKernel::fill(const Operation& op, WalkArgs& a) const {
   a.divisor = op.divisor;
   a.scaled = op.scaled;
   a.scale = bits(op.scale);
+  a.scale_at = op.scale_at;
   a.unit = bits(unit_scale(op.signature.type));
 }
 
@@ -303,14 +359,7 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
   const driver_cuda::Current current(engine_.context());
   const std::lock_guard lock(mutex_);
   MOECCL_ASSIGN_OR_RETURN(Placed * placed, place(op));
-  WalkArgs a = placed->program;
-  if (lanes_of(a) > most_blocks_) {
-    return error(
-        moecclUnsupported,
-        "plan {} has {} lanes and the persistent kernel {} blocks: allow more multiprocessors (MOECCL_CUDA_SMS) or "
-        "set MOECCL_CUDA_PERSISTENT=0 on all ranks",
-        op.choice.algorithm, lanes_of(a), most_blocks_);
-  }
+  WalkArgs a = program_of(*placed, number == nullptr);
   fill(op, a);
   const driver_cuda::Driver& d = *driver_cuda::driver();
   uint64_t next = 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The persistent kernel of one rank: its device memory (flags and staging), which peers' kernels reach, and launches
 // that run a whole program each (kernels/cuda/walk.cuh). A launch goes on any stream and returns at once; KernelTask
 // watches its end on the host, so that deadlines, aborts and lost peers end it as they end every operation.
@@ -18,7 +19,7 @@ namespace moeccl::exec {
 
 class PersistentKernel {
  public:
-  // half_bytes: staging of one operation; most_blocks: of a launch.
+  // half_bytes: staging of one operation; most_blocks: of a launch, more than kWalkMostLanes.
   static Result<std::unique_ptr<PersistentKernel>> create(StreamEngine& engine, uint32_t n_ranks, uint64_t half_bytes,
                                                           uint32_t most_blocks);
   std::byte* memory() const { return memory_.data(); }
@@ -60,17 +61,21 @@ class PersistentKernel {
   // The most bytes of a row with its scales: to another host it goes in one piece.
   uint64_t most_row_bytes() const { return proxy_ != nullptr ? proxy_->net().cell_bytes : ~uint64_t{0}; }
   size_t memory_bytes() const {
-    return memory_.bytes() + pinned_.bytes() + (proxy_ != nullptr ? proxy_->memory_bytes() : 0);
+    return memory_.bytes() + pinned_.bytes() + programs_.bytes() + (proxy_ != nullptr ? proxy_->memory_bytes() : 0);
   }
   StreamEngine& engine() const { return engine_; }
 
  private:
   explicit PersistentKernel(StreamEngine& engine) : engine_(engine) {}
   struct Placed {
-    moeccl::cuda::WalkArgs program;  // its first fields
+    moeccl::cuda::WalkArgs program;  // its first fields, in page-locked memory
+    uint64_t upload = 0;             // when uploaded() has come so far it lies at the same place of programs_
     bool captured = false;
   };
   Result<Placed*> place(const Operation& op);
+  Status upload(std::byte* at, size_t bytes);
+  moeccl::cuda::WalkArgs program_of(const Placed& placed, bool captured) const;
+  const std::atomic<uint64_t>& uploaded() const;
   void fill(const Operation& op, moeccl::cuda::WalkArgs& a) const;
   Status start(const Operation& op, const moeccl::cuda::WalkArgs& a, driver::cuda::Stream stream) const;
   size_t peers_at() const { return moeccl::cuda::walk_header_bytes(n_ranks_) + 2 * half_bytes_; }
@@ -87,7 +92,10 @@ class PersistentKernel {
   uint32_t n_ranks_ = 1, most_blocks_ = 1;
   uint64_t half_bytes_ = 0;
   driver::cuda::Memory memory_;  // header, staging, table of peers, splits, counts of the network's queues
-  driver::cuda::Memory pinned_;  // report, programs
+  driver::cuda::Memory pinned_;  // report, number of uploads, programs
+  driver::cuda::Memory programs_;
+  driver::cuda::Stream upload_stream_ = nullptr;
+  uint64_t uploads_ = 0;
   size_t programs_from_ = 0, used_ = 0;
   std::mutex mutex_;
   std::unordered_map<uint64_t, Placed> placed_;  // by the program's bytes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A routing's row lists in the form in which the persistent kernel reads them (kernels/cuda/walk_rows_args.h).
 #pragma once
 

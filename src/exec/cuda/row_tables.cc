@@ -1,6 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/row_tables.h"
 
 #include <cstring>
+
+#include "src/exec/cuda/urgent_stream.h"
 
 namespace moeccl::exec {
 
@@ -17,8 +20,7 @@ Result<std::unique_ptr<RowTables>> RowTables::create(driver_cuda::Context contex
   std::unique_ptr<RowTables> t(new RowTables);
   t->context_ = context;
   const driver_cuda::Current current(context);
-  constexpr unsigned kNonBlocking = 1;
-  MOECCL_TRY(driver_cuda::check(driver_cuda::driver()->cuStreamCreate(&t->stream_, kNonBlocking), "a CUDA stream"));
+  MOECCL_ASSIGN_OR_RETURN(t->stream_, create_urgent_stream(context));
   return t;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A routing's row lists in device memory, for the persistent kernel: brought there once for each routing. Their head
 // keeps its address for as long as this lives, so that a launch in a CUDA graph finds the lists of the last update.
 #pragma once

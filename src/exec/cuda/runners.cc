@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/runners.h"
 
 #include "src/exec/cuda/persistent_kernel.h"
@@ -61,7 +62,9 @@ class HostRunner : public Runner {
   using Runner::Runner;
   Status begin() override {
     const StreamWork* work = StreamWork::current();
-    return work != nullptr ? work->wait_ready() : Status();
+    Status status = work != nullptr ? work->wait_ready() : Status();
+    if (!status.ok()) fabric().fail(status);  // peers are told, although nothing was started
+    return status;
   }
   Status end(Status status) override { return status; }
   Status run(const Operation& op) override {
@@ -89,6 +92,7 @@ class StreamRunner : public Runner {
   Status begin() override {
     const driver::cuda::Current current(engine_.context());
     if (StreamWork* work = StreamWork::current(); work != nullptr) {
+      MOECCL_TRY(Status(work->put));
       if (work->ready != nullptr) engine_.after(work->ready);
       work->add(&engine_);
     } else {
@@ -111,7 +115,11 @@ class StreamRunner : public Runner {
     if (status.ok()) status = drive(*driven(task(op)));
     return end(std::move(status));
   }
-  std::unique_ptr<Task> task(const Operation& op) override { return std::make_unique<Execution>(fabric(), op); }
+  std::unique_ptr<Task> task(const Operation& op) override {
+    auto execution = std::make_unique<Execution>(fabric(), op);
+    if (op.scale_at != nullptr) execution->scale_by(engine_.read_scalar(op.scale_at, op.signature.type));
+    return execution;
+  }
   std::unique_ptr<Task> driven(std::unique_ptr<Task> task) override {
     return std::make_unique<StreamTask>(std::move(task), engine_);
   }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The four ways of an operation (src/exec/runner.h). What a runner is given outlives it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/stream_engine.h"
 
 #include <algorithm>
@@ -5,6 +6,7 @@
 
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/image.h"
+#include "src/exec/cuda/urgent_stream.h"
 
 namespace moeccl::exec {
 
@@ -52,6 +54,24 @@ constexpr const char* kPlainKernels[] = {"moeccl_copy",
 constexpr const char* kTypedKernels[] = {"moeccl_reduce", "moeccl_scale_rows", "moeccl_reduce_rows", "moeccl_dot_rows",
                                          "moeccl_walk"};
 
+Result<cuda::ModuleSet> all_kernels() {
+  const moeccl::cuda::ImageOrigin origin = moeccl::cuda::image_origin();
+  cuda::ModuleSet set;
+  set.block_threads = kThreads;
+  set.least_driver = std::max(12000, origin.driver);
+  set.made_by = origin.made_by;
+  for (const moeccl::cuda::Image& image : moeccl::cuda::images()) set.images.push_back({image.name, image.begin});
+  if (cuda::emulated()) set.images = {{"emulated", nullptr}};
+  if (set.images.empty()) {
+    return error(moecclUnsupported,
+                 "this MoECCL was built without nvcc and has no CUDA kernels: build it with -Dcuda=enabled");
+  }
+  set.functions.assign(std::begin(kPlainKernels), std::end(kPlainKernels));
+  for (const char* name : kTypedKernels)
+    for (int type = 0; type < MOECCL_NUM_DATA_TYPES; ++type) set.functions.push_back(format("{}_{}", name, type));
+  return set;
+}
+
 }  // namespace
 
 StreamEngine::Scope::Scope(StreamEngine& engine) : before_(current_engine), current_(engine.context_) {
@@ -64,6 +84,9 @@ Result<std::unique_ptr<StreamEngine>> StreamEngine::create(cuda::Context context
   const cuda::Current current(context);
   const cuda::Driver& d = *cuda::driver();
   e->context_ = context;
+  // First: a driver that is too old for the kernels must not be blamed for something else that it lacks.
+  MOECCL_ASSIGN_OR_RETURN(const cuda::ModuleSet kernels, all_kernels());
+  MOECCL_ASSIGN_OR_RETURN(e->modules_, cuda::Modules::of(context, kernels));
   int device = 0, sms = 0, words = 0;
   MOECCL_TRY(cuda::check(d.cuCtxGetDevice(&device), "the context's device"));
   MOECCL_TRY(cuda::check(d.cuDeviceGetAttribute(&sms, cuda::kMultiprocessors, device), "the device's multiprocessors"));
@@ -75,11 +98,9 @@ Result<std::unique_ptr<StreamEngine>> StreamEngine::create(cuda::Context context
   }
   const auto all = static_cast<uint32_t>(std::max(1, sms));
   e->sm_limit_ = sm_limit > 0 ? std::min(sm_limit, all) : std::max(std::min(16u, all), all / 8);
-  constexpr unsigned kNonBlocking = 1;
-  MOECCL_TRY(cuda::check(d.cuStreamCreate(&e->stream_, kNonBlocking), "a CUDA stream"));
+  MOECCL_ASSIGN_OR_RETURN(e->stream_, create_urgent_stream(context));
   MOECCL_ASSIGN_OR_RETURN(e->pinned_, cuda::Memory::pinned(context, kRingBytes));
   MOECCL_ASSIGN_OR_RETURN(e->device_, cuda::Memory::device(context, kRingBytes));
-  MOECCL_TRY(e->load_kernels());
   return e;
 }
 
@@ -88,37 +109,6 @@ StreamEngine::~StreamEngine() {
   const cuda::Current current(context_);
   (void)cuda::driver()->cuStreamSynchronize(stream_);
   (void)cuda::driver()->cuStreamDestroy_v2(stream_);
-  for (const cuda::Module m : modules_) (void)cuda::driver()->cuModuleUnload(m);
-}
-
-// All at once: loading one later could wait for the device while a user's stream waits for us.
-Status StreamEngine::load_kernels() {
-  const cuda::Driver& d = *cuda::driver();
-  std::vector<moeccl::cuda::Image> images = moeccl::cuda::images();
-  if (cuda::emulated()) images = {{"emulated", nullptr, nullptr}};
-  if (images.empty()) {
-    return error(moecclUnsupported,
-                 "this MoECCL was built without nvcc and has no CUDA kernels: build it with -Dcuda=enabled");
-  }
-  for (const auto& image : images) {
-    cuda::Module module = nullptr;
-    MOECCL_TRY(cuda::check(d.cuModuleLoadData(&module, image.begin), format("loading CUDA kernels ({})", image.name)));
-    modules_.push_back(module);
-  }
-  const auto find = [&](const std::string& name) -> Status {
-    for (const cuda::Module m : modules_) {
-      cuda::Function f = nullptr;
-      if (d.cuModuleGetFunction(&f, m, name.c_str()) != 0) continue;
-      functions_[name] = f;
-      return {};
-    }
-    return error(moecclInternalError, "the CUDA kernel {} is in no image of this library", name);
-  };
-  for (const char* name : kPlainKernels) MOECCL_TRY(find(name));
-  for (const char* name : kTypedKernels) {
-    for (int type = 0; type < MOECCL_NUM_DATA_TYPES; ++type) MOECCL_TRY(find(format("{}_{}", name, type)));
-  }
-  return {};
 }
 
 void StreamEngine::note(Status status) {
@@ -143,27 +133,28 @@ Status StreamEngine::synchronize() {
 }
 
 cuda::Function StreamEngine::function(const char* name, int type) const {
-  return functions_.at(format("{}_{}", name, type));
+  return modules_->kernel(format("{}_{}", name, type)).function;
 }
 
-cuda::Function StreamEngine::function(const char* name) const { return functions_.find(name)->second; }
+cuda::Function StreamEngine::function(const char* name) const { return modules_->kernel(name).function; }
+
+Status StreamEngine::launch_blocks(cuda::Stream stream, const std::string& name, const void* args,
+                                   size_t blocks) const {
+  const cuda::Kernel& kernel = modules_->kernel(name);
+  const size_t most = size_t{sm_limit_} * kernel.blocks_on_sm;  // that fit at once
+  void* parameters[] = {const_cast<void*>(args)};
+  return cuda::check(
+      cuda::driver()->cuLaunchKernel(kernel.function, static_cast<unsigned>(std::clamp<size_t>(blocks, 1, most)), 1, 1,
+                                     kThreads, 1, 1, 0, stream, parameters, nullptr),
+      name);
+}
 
 void StreamEngine::launch(const std::string& kernel, const void* args, size_t work_bytes) {
-  const size_t most = size_t{sm_limit_} * 2;  // blocks that fit at once: kernels promise two on a multiprocessor
-  const auto blocks = static_cast<unsigned>(std::clamp<size_t>((work_bytes + kBlockBytes - 1) / kBlockBytes, 1, most));
-  void* parameters[] = {const_cast<void*>(args)};
-  note(cuda::check(cuda::driver()->cuLaunchKernel(functions_.at(kernel), blocks, 1, 1, kThreads, 1, 1, 0, stream_,
-                                                  parameters, nullptr),
-                   kernel));
+  note(launch_blocks(stream_, kernel, args, (work_bytes + kBlockBytes - 1) / kBlockBytes));
 }
 
 Status StreamEngine::launch_on(cuda::Stream stream, const char* kernel, const void* args, size_t n_threads) const {
-  const size_t most = size_t{sm_limit_} * 2;
-  const auto blocks = static_cast<unsigned>(std::clamp<size_t>((n_threads + kThreads - 1) / kThreads, 1, most));
-  void* parameters[] = {const_cast<void*>(args)};
-  return cuda::check(
-      cuda::driver()->cuLaunchKernel(function(kernel), blocks, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr),
-      kernel);
+  return launch_blocks(stream, kernel, args, (n_threads + kThreads - 1) / kThreads);
 }
 
 void StreamEngine::copy(void* dst, const void* src, size_t bytes) {
@@ -180,6 +171,16 @@ void StreamEngine::copy(void* dst, const void* src, size_t bytes) {
 
 void StreamEngine::clear(void* dst, size_t bytes) {
   note(cuda::check(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(dst), 0, bytes, stream_), "zeros"));
+}
+
+kernels::Scalar StreamEngine::read_scalar(const void* element, moecclDataType_t type) {
+  const cuda::Current current(context_);
+  alignas(8) std::byte value[8] = {};
+  note(cuda::check(cuda::driver()->cuMemcpyDtoHAsync_v2(value, reinterpret_cast<cuda::Pointer>(element),
+                                                        moecclTypeSize(type), stream_),
+                   "the operator's scalar"));
+  (void)synchronize();
+  return kernels::scalar_from(value, type);
 }
 
 // Nothing is allocated here: an allocation may wait for the device, and with it for a caller's stream that waits for

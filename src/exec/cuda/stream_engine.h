@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's work on a CUDA device: a stream of its own, the kernels, and the memory through which lists get there. The
 // rank's proxy (any thread, one at a time) runs the plan's control flow on the host and launches each step; a signal is
 // a store that the stream makes when all steps before it are done, so neither the proxy nor a kernel ever waits for a
@@ -5,13 +6,12 @@
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/table.h"
-#include "src/driver/cuda.h"
+#include "src/driver/cuda_modules.h"
 
 namespace moeccl::exec {
 
@@ -49,6 +49,8 @@ class StreamEngine {
 
   void copy(void* dst, const void* src, size_t bytes);
   void clear(void* dst, size_t bytes);  // to zeros
+  // One element of device memory, when the stream has come here. Waits on the host; a failure is noted.
+  kernels::Scalar read_scalar(const void* element, moecclDataType_t type);
   // A copy of host memory at an address that kernels can read until the stream has passed this point.
   const void* upload(const void* host, size_t bytes);
   // Device memory with the same lifetime.
@@ -56,6 +58,8 @@ class StreamEngine {
   void launch(const std::string& kernel, const void* args, size_t work_bytes);
   // The same kernels on another stream, a thread for each of `n_threads` things. Any thread.
   Status launch_on(driver::cuda::Stream stream, const char* kernel, const void* args, size_t n_threads) const;
+  // So many blocks of 256 threads, or as many as fit on the engine's multiprocessors at once. Any thread.
+  Status launch_blocks(driver::cuda::Stream stream, const std::string& name, const void* args, size_t blocks) const;
   // The kernel `name`_`type`, for launches on other streams. Any thread.
   driver::cuda::Function function(const char* name, int type) const;
   driver::cuda::Function function(const char* name) const;  // one without types
@@ -64,15 +68,13 @@ class StreamEngine {
 
  private:
   StreamEngine() = default;
-  Status load_kernels();
   // Room in both rings; waits for the stream when they are full.
   bool reserve(size_t bytes, size_t* offset);
 
   driver::cuda::Context context_ = nullptr;
   driver::cuda::Stream stream_ = nullptr;
   uint32_t sm_limit_ = 1;
-  std::vector<driver::cuda::Module> modules_;
-  std::map<std::string, driver::cuda::Function, std::less<>> functions_;
+  std::shared_ptr<const driver::cuda::Modules> modules_;  // of the context: shared with its other engines
   driver::cuda::Memory pinned_,
       device_;  // rings of the same size: what lies in one goes to the same place of the other
   size_t used_ = 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/exec/cuda/stream_work.h"
 
 #include <algorithm>
@@ -18,7 +19,7 @@ StreamWork* StreamWork::current() { return current_work; }
 StreamWork::Scope::Scope(StreamWork& work) { current_work = &work; }
 StreamWork::Scope::~Scope() { current_work = nullptr; }
 Status StreamWork::wait_ready() const {
-  if (ready == nullptr) return {};
+  if (!put.ok() || ready == nullptr) return put;
   int rc = 0;
   while ((rc = cuda::driver()->cuEventQuery(ready)) == cuda::kNotReady) driver::sleep_ns(20'000);
   return cuda::check(rc, "the given CUDA stream");

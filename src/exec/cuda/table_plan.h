@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernels of kernels/cuda/tables_args.h need to know of a routing's plan on one rank, and where everything
 // lies in one piece of device memory, for any routing of the layer: a pure function of the plan.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the sources of kernels/cuda on a CPU. A launch runs its blocks one after another, or each on an OS thread of its
 // own (for kernels whose blocks wait for each other or for other kernels); the threads of a block are fibers that
 // switch at barriers, warp operations and pauses, in an order that a seed turns, so that what depends on luck shows. A
@@ -9,6 +10,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <source_location>
 #include <string>
 #include <type_traits>
 
@@ -22,7 +25,9 @@ struct Place {
 };
 extern constinit thread_local Place place;
 
-void block_sync();
+// All threads of a block come to a barrier from one place in the source: a block that mixes two barriers ends the
+// process.
+void block_sync(const std::source_location& at);
 // Deposits a value, waits for all lanes of the warp, returns that of `lane`.
 uint64_t exchange(uint64_t value, uint32_t lane);
 uint32_t vote(bool value);
@@ -44,10 +49,16 @@ const Kernel& kernel_at(size_t i);
 
 struct Launch {
   uint32_t blocks = 1, threads = 256;
-  bool concurrent = false;  // blocks on OS threads of their own
-  uint64_t seed = 0;        // turns the order of threads
+  bool concurrent = false;                   // blocks on OS threads of their own
+  uint64_t seed = 0;                         // turns the order of threads
+  const std::atomic<int>* failed = nullptr;  // no longer 0: the kernel ends where it is
+  std::function<std::shared_ptr<void>()> on_thread =
+      nullptr;  // what it gives lives while a thread of its own runs a block
 };
 void launch(const Kernel& kernel, const void* args, const Launch& how);
+// From a signal handler: whether this thread runs a kernel, and to leave it for good.
+bool in_kernel();
+void abandon();
 
 }  // namespace moeccl::emulation
 
@@ -73,7 +84,7 @@ inline uint32_t thread_index() { return emulation::place.thread; }
 inline uint32_t block_threads() { return emulation::place.n_threads; }
 inline uint32_t block_index() { return emulation::place.block; }
 inline uint32_t grid_blocks() { return emulation::place.n_blocks; }
-inline void block_sync() { emulation::block_sync(); }
+inline void block_sync(const std::source_location& at = std::source_location::current()) { emulation::block_sync(at); }
 inline void warp_sync() { (void)emulation::vote(true); }
 
 template <class T>

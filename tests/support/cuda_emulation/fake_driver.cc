@@ -1,428 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
 // A CUDA driver without a GPU: the functions that MoECCL uses (src/driver/cuda.h), with kernels run by the launch
-// emulation. Loaded by MOECCL_CUDA_DRIVER=<this library>; tests call it by the same names as the real one.
+// emulation. Loaded by MOECCL_CUDA_DRIVER=<this library>; tests call it by the same names as the real one. This file
+// has devices and contexts; fake_driver_*.cc the rest, by subject.
+//   Every device has one context, its primary one. Streams, events, modules and memory belong to the context that was
+//   current when they were made, and calls without a current one are refused, as by a driver.
 //   Streams are threads; they run what is put on them in order, late on purpose when MOECCL_TEST_CUDA_DELAY_US is set.
-//   Device memory is a shared file, so that other processes open it by its handle. It is inaccessible to the process
-//   (most of the time) but while a stream works: host code that follows a device pointer crashes, as it would with a
-//   GPU. A capturing stream keeps what is put on it; the graph puts it all on the stream that it is launched on.
+//   A capturing stream keeps what is put on it; the graph puts it all on the stream that it is launched on. What is
+//   forbidden beside a capture is refused, and ends the capture.
+//   Device memory is a shared file, so that other processes open it by its handle. Only work on a stream touches it:
+//   host code that follows a device pointer crashes, as it would with a GPU. A kernel that touches what its device does
+//   not reach fails its context for good (700). Both hold where the processor has protection keys; elsewhere memory is
+//   merely closed most of the time that no stream works, to everybody alike.
+// Rules of a driver that the library does not keep yet, each with a variable that makes it hold:
+//   MOECCL_TEST_CUDA_CHANNELS=1: the streams of a context share CUDA_DEVICE_MAX_CONNECTIONS hardware channels (8) for
+//   each priority, and kernels wait for room on the device.
+//   MOECCL_TEST_CUDA_IMPLICIT_SYNC (0 turns it off): freeing, page-locking, unloading and closing wait for all streams
+//   of the context, copies with pageable memory for their own. MOECCL_TEST_CUDA_LAZY_LOADING (0 turns it off): what
+//   loads a function (its first launch, or asking for its attributes) waits for the kernels that run.
+// What a test may choose:
+//   MOECCL_TEST_CUDA_REACH=0, MOECCL_TEST_CUDA_KEYS=0: kernels reach all devices' memory; without protection keys.
 //   MOECCL_TEST_CUDA_MPS=1: processes share devices through MPS. (Kernels here always run side by side.)
 //   MOECCL_TEST_CUDA_NO_VMM=1: no memory by file descriptors.
 //   MOECCL_TEST_CUDA_DEVICES: how many devices there are (1); each has 64 multiprocessors.
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <condition_variable>
-#include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <functional>
-#include <map>
-#include <mutex>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "tests/support/cuda_emulation/cuda_emulation.h"
+//   MOECCL_TEST_CUDA_NO_PEERS=1: no device reaches another one's memory.
+//   MOECCL_TEST_CUDA_IMAGE_ERROR=<n>: every module is refused with this error, and a line in the linker's log.
+//   MOECCL_TEST_CUDA_DRIVER_VERSION: what cuDriverGetVersion says (13000).
 #include "tests/support/cuda_emulation/fake_driver.h"
 
-namespace moeccl::emulation::driver {
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
 
-Machine& machine() {
-  static auto* m = new Machine;
-  return *m;
+#include "tests/support/cuda_emulation/stream.h"
+
+namespace moeccl::emulation::driver {
+namespace {
+
+thread_local Context* current = nullptr;
+thread_local int host_waits = 0;
+
+constexpr size_t kMostFunctions = 256;
+thread_local std::array<uint64_t, kMostFunctions> own_calls{};  // by CallCount's index
+
+struct Calls {
+  std::mutex mutex;
+  std::vector<const CallCount*> known;                 // by index
+  std::map<std::string, std::pair<int, int>> refused;  // error, and how often still
+};
+Calls& calls() {
+  static auto* const all = new Calls;
+  return *all;
 }
 
-int map_device(int fd, size_t bytes, uint64_t* out, const Allocation& as) {
-  void* p = mmap(nullptr, bytes, PROT_NONE, MAP_SHARED, fd, 0);
-  if (p == MAP_FAILED) return kOutOfMemory;
-  const std::lock_guard lock(machine().mutex);
-  machine().device[reinterpret_cast<uint64_t>(p)] = as;
-  if (machine().open) (void)mprotect(p, bytes, PROT_READ | PROT_WRITE);
-  *out = reinterpret_cast<uint64_t>(p);
-  return kOk;
+}  // namespace
+
+void CallCount::add() {
+  n_.fetch_add(1, std::memory_order_relaxed);
+  int i = index_.load(std::memory_order_acquire);
+  if (i < 0) {
+    const std::lock_guard lock(calls().mutex);
+    if (index_ < 0) {
+      calls().known.push_back(this);
+      index_.store(static_cast<int>(calls().known.size()) - 1, std::memory_order_release);
+    }
+    i = index_;
+  }
+  ++own_calls[static_cast<size_t>(i) % kMostFunctions];
+}
+
+uint64_t CallCount::of(const char* name, bool own_thread) {
+  uint64_t n = 0;
+  const std::lock_guard lock(calls().mutex);
+  for (size_t i = 0; i < calls().known.size(); ++i) {
+    const CallCount& c = *calls().known[i];
+    if (name == nullptr || std::strcmp(name, c.name_) == 0)
+      n += own_thread ? own_calls[i % kMostFunctions] : c.n_.load();
+  }
+  return n;
+}
+
+int refusal(const char* function) {
+  const std::lock_guard lock(calls().mutex);
+  const auto it = calls().refused.find(function);
+  return it == calls().refused.end() || it->second.second-- <= 0 ? kOk : it->second.first;
+}
+
+void count_host_wait() { ++host_waits; }
+
+bool rule(const char* name, bool usual) {
+  const char* set = std::getenv((std::string("MOECCL_TEST_CUDA_") + name).c_str());
+  return set == nullptr ? usual : std::strcmp(set, "0") != 0;
+}
+
+int n_devices() {
+  const char* n = std::getenv("MOECCL_TEST_CUDA_DEVICES");
+  return n == nullptr ? 1 : std::clamp(std::atoi(n), 1, kMostDevices);
+}
+
+Context::Context(int its_device) : device(its_device), channels(std::make_shared<Channels>()) {
+  shares_channels = rule("CHANNELS", false);
+  if (!shares_channels) {
+    channels->n = ~size_t{0};
+  } else if (const char* set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"); set != nullptr)
+    channels->n = static_cast<size_t>(std::clamp(std::atoi(set), 1, 32));
+}
+
+std::vector<std::shared_ptr<Stream>> Context::all_streams() {
+  const std::lock_guard lock(mutex);
+  return streams;
+}
+
+void Context::drain() {
+  for (const auto& s : all_streams()) s->wait_for(s->submitted());
+}
+
+void Context::drain_kernels() {
+  for (const auto& s : all_streams()) s->wait_for_kernel();
+}
+
+void synchronizes(Context& context) {
+  if (rule("IMPLICIT_SYNC")) context.drain();
+}
+
+Context* context_of_device(int device) {
+  static auto* const mutex = new std::mutex;
+  static auto* const all = new std::array<Context*, kMostDevices>{};
+  const std::lock_guard lock(*mutex);
+  Context*& c = (*all)[static_cast<size_t>(device)];
+  if (c == nullptr) c = new Context(device);
+  return c;
+}
+
+Context* current_context() { return current; }
+
+bool is_context(const void* context) {
+  for (int d = 0; d < kMostDevices; ++d)
+    if (context_of_device(d) == context) return true;
+  return false;
 }
 
 }  // namespace moeccl::emulation::driver
 
 using namespace moeccl::emulation::driver;
 
-namespace {
-
-using moeccl::emulation::Kernel;
-
-// Device memory may be touched while one lives.
-class Access {
- public:
-  Access() {
-    const std::lock_guard lock(machine().mutex);
-    if (machine().users++ == 0 && !std::exchange(machine().open, true)) protect(PROT_READ | PROT_WRITE);
-  }
-  ~Access() {
-    const std::lock_guard lock(machine().mutex);
-    if (--machine().users > 0) return;
-    // Changing the pages of all allocations is slow: at first always, then at every eighth rest, which is often enough
-    // to catch host code that follows a device pointer.
-    if (++machine().rests > 64 && machine().rests % 8 != 0) return;
-    machine().open = false;
-    protect(PROT_NONE);
-  }
-  static void protect(int how) {
-    for (const auto& [base, a] : machine().device)
-      (void)mprotect(reinterpret_cast<void*>(base), a.bytes, a.accessible ? how : PROT_NONE);
-  }
-};
-
-struct FakeEvent {
-  std::mutex mutex;
-  std::condition_variable changed;
-  uint64_t recorded = 0, reached = 0;
-};
-
-using Graph = std::vector<std::function<void()>>;
-
-class FakeStream {
- public:
-  FakeStream() : thread_([this] { loop(); }) {}
-  ~FakeStream() {
-    {
-      const std::lock_guard lock(mutex_);
-      ending_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  void put(std::function<void()> work) {
-    const std::lock_guard lock(mutex_);
-    if (graph != nullptr) {
-      graph->push_back(std::move(work));
-      return;
-    }
-    queue_.push_back(std::move(work));
-    ++put_;
-    changed_.notify_all();
-  }
-  void synchronize() {
-    std::unique_lock lock(mutex_);
-    const uint64_t until = put_;
-    changed_.wait(lock, [&] { return run_ >= until; });
-  }
-  bool idle() {
-    const std::lock_guard lock(mutex_);
-    return run_ == put_;
-  }
-  Graph* graph = nullptr;  // being captured
-
- private:
-  void loop() {
-    const char* delay = std::getenv("MOECCL_TEST_CUDA_DELAY_US");
-    const long delay_us = delay == nullptr ? 0 : std::atol(delay);
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return ending_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      std::function<void()> work = std::move(queue_.front());
-      queue_.pop_front();
-      lock.unlock();
-      if (delay_us > 0) usleep(static_cast<useconds_t>(delay_us));
-      work();
-      lock.lock();
-      ++run_;
-      changed_.notify_all();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
-  uint64_t put_ = 0, run_ = 0;
-  bool ending_ = false;
-  std::thread thread_;
-};
-
-FakeStream& default_stream() {
-  static auto* s = new FakeStream;
-  return *s;
-}
-// 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are one stream here.
-FakeStream& of(void* stream) {
-  return reinterpret_cast<uintptr_t>(stream) <= 2 ? default_stream() : *static_cast<FakeStream*>(stream);
-}
-
-int n_devices() {
-  const char* n = std::getenv("MOECCL_TEST_CUDA_DEVICES");
-  return n == nullptr ? 1 : std::atoi(n);
-}
-int contexts[64];  // their addresses are the contexts
-std::atomic<int> launches{0};
-thread_local int* current = nullptr;
-
-size_t pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
-
-void copy_now(uint64_t dst, uint64_t src, size_t bytes) {
-  const Access access;
-  std::memmove(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), bytes);
-}
-
-}  // namespace
-
 EXPORT const int moeccl_emulated_driver = 1;
-
-// For tests: how many kernels of this process have started, those of graphs too.
-EXPORT int moeccl_emulated_launches() { return launches.load(); }
 
 // For tests: how often the calling thread waited for the device, took or gave back memory, or had data cross between
 // host and device.
-namespace {
-thread_local int host_waits = 0;
-}
 EXPORT int moeccl_emulated_host_waits() { return host_waits; }
 
-EXPORT int cuInit(unsigned) { return kOk; }
-EXPORT int cuDriverGetVersion(int* v) { return *v = 13000, kOk; }
-EXPORT int cuGetErrorString(int error, const char** text) {
-  switch (error) {
-    case kInvalidValue:
-      return *text = "invalid argument", kOk;
-    case kOutOfMemory:
-      return *text = "out of memory", kOk;
-    case kInvalidContext:
-      return *text = "invalid device context", kOk;
-    case kNotFound:
-      return *text = "named symbol not found", kOk;
-    default:
-      return *text = "unknown error", kOk;
-  }
+// For tests: how often the process, or the calling thread, has called the function of this name; null: all together.
+EXPORT uint64_t moeccl_emulated_calls(const char* name) { return CallCount::of(name, false); }
+EXPORT uint64_t moeccl_emulated_own_calls(const char* name) { return CallCount::of(name, true); }
+
+// For tests: the process's next `times` calls of the function of this name fail with `error`.
+EXPORT void moeccl_emulated_refuse(const char* name, int error, int times) {
+  const std::lock_guard lock(calls().mutex);
+  calls().refused[name] = {error, times};
 }
-EXPORT int cuDeviceGetCount(int* n) { return *n = n_devices(), kOk; }
+
+EXPORT int cuInit(unsigned flags) {
+  MOECCL_CALL();
+  return flags == 0 ? kOk : kInvalidValue;
+}
+EXPORT int cuDriverGetVersion(int* v) {
+  MOECCL_CALL();
+  const char* set = std::getenv("MOECCL_TEST_CUDA_DRIVER_VERSION");
+  return *v = set == nullptr ? 13000 : std::atoi(set), kOk;
+}
+namespace {
+struct ErrorText {
+  int number;
+  const char *name, *words;
+};
+constexpr ErrorText kErrors[] = {
+    {kOk, "CUDA_SUCCESS", "no error"},
+    {kInvalidValue, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {kNoBinary, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
+    {kPeerUnsupported, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported between these two devices"},
+    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain."},
+    {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {kIllegalState, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
+    {kNotFound, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {kNotReady, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {kPeerAlreadyEnabled, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled"},
+    {kPeerNotEnabled, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "peer access has not been enabled"},
+    {kAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+     "part or all of the requested memory range is already mapped"},
+    {kNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+     "pointer does not correspond to a registered memory region"},
+    {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {kCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+     "operation failed due to a previous error during capture"},
+    {kCaptureMerge, "CUDA_ERROR_STREAM_CAPTURE_MERGE",
+     "operation would result in a merge of separate capture sequences"},
+    {kCaptureUnmatched, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not ended in the same stream as it began"},
+    {kCaptureUnjoined, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work"},
+    {kCaptureIsolation, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+     "dependency created on uncaptured work in another stream"},
+    {kCaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT",
+     "operation not permitted on an event last recorded in a capturing stream"},
+    {kCaptureWrongThread, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+     "attempt to terminate a thread-local capture sequence from another thread"}};
+const ErrorText* error_text(int number) {
+  const auto* const it =
+      std::find_if(std::begin(kErrors), std::end(kErrors), [&](const ErrorText& e) { return e.number == number; });
+  return it == std::end(kErrors) ? nullptr : it;
+}
+}  // namespace
+EXPORT int cuGetErrorString(int error, const char** text) {
+  MOECCL_CALL();
+  const ErrorText* const e = error_text(error);
+  return *text = e != nullptr ? e->words : nullptr, e != nullptr ? kOk : kInvalidValue;
+}
+EXPORT int cuGetErrorName(int error, const char** text) {
+  MOECCL_CALL();
+  const ErrorText* const e = error_text(error);
+  return *text = e != nullptr ? e->name : nullptr, e != nullptr ? kOk : kInvalidValue;
+}
+EXPORT int cuDeviceGetCount(int* n) {
+  MOECCL_CALL();
+  return *n = n_devices(), kOk;
+}
 EXPORT int cuDeviceGet(int* device, int ordinal) {
-  if (ordinal < 0 || ordinal >= n_devices()) return kInvalidValue;
+  MOECCL_CALL();
+  if (ordinal < 0 || ordinal >= n_devices()) return kInvalidDevice;
   return *device = ordinal, kOk;
 }
-EXPORT int cuDeviceGetAttribute(int* value, int attribute, int) {
+EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  MOECCL_CALL();
+  if (device < 0 || device >= n_devices()) return kInvalidDevice;
   const char* mps = std::getenv("MOECCL_TEST_CUDA_MPS");
-  *value = attribute == 16    ? 64
-           : attribute == 75  ? 9
-           : attribute == 76  ? 0
-           : attribute == 103 ? std::getenv("MOECCL_TEST_CUDA_NO_VMM") == nullptr
-           : attribute == 133 ? mps != nullptr && *mps == '1'
-                              : 1;
-  return kOk;
+  switch (attribute) {
+    case 1:  // threads of a block
+      return *value = 1024, kOk;
+    case 10:  // threads of a warp
+      return *value = 32, kOk;
+    case 16:  // multiprocessors
+      return *value = static_cast<int>(Room::kSms), kOk;
+    case 18:  // integrated
+    case 20:  // compute mode
+    case 34:  // PCI device
+    case 35:  // TCC
+    case 50:  // PCI domain
+    case 76:  // compute capability, minor
+      return *value = 0, kOk;
+    case 33:  // PCI bus
+      return *value = device + 1, kOk;
+    case 39:  // threads of a multiprocessor
+      return *value = static_cast<int>(Room::kThreads), kOk;
+    case 75:  // compute capability, major
+      return *value = 9, kOk;
+    case 81:  // shared memory of a multiprocessor
+      return *value = 228 << 10, kOk;
+    case 82:  // registers of a multiprocessor
+      return *value = static_cast<int>(Room::kRegisters), kOk;
+    case 103:  // handles that are file descriptors
+      return *value = std::getenv("MOECCL_TEST_CUDA_NO_VMM") == nullptr, kOk;
+    case 110:  // NICs: fake_driver_rdma.cc
+    case 116:
+    case 117:
+    case 118:
+    case 124:
+      return *value = rdma_attribute(attribute), kOk;
+    case 133:  // MPS
+      return *value = mps != nullptr && *mps == '1', kOk;
+    default:
+      return *value = 1, kOk;
+  }
 }
 EXPORT int cuDeviceGetName(char* name, int bytes, int) {
-  std::strncpy(name, "emulated device", static_cast<size_t>(bytes));
+  MOECCL_CALL();
+  std::snprintf(name, static_cast<size_t>(bytes), "emulated device");
   return kOk;
 }
 EXPORT int cuDeviceGetUuid_v2(void* uuid, int device) {
+  MOECCL_CALL();
   std::memset(uuid, device + 1, 16);
   return kOk;
 }
-EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = &contexts[device], kOk; }
-EXPORT int cuCtxGetCurrent(void** context) { return *context = current, kOk; }
-EXPORT int cuCtxSetCurrent(void* context) { return current = static_cast<int*>(context), kOk; }
+EXPORT int cuDeviceGetPCIBusId(char* text, int bytes, int device) {
+  MOECCL_CALL();
+  if (device < 0 || device >= n_devices()) return kInvalidDevice;
+  std::snprintf(text, static_cast<size_t>(bytes), "0000:%02x:00.0", static_cast<unsigned>(device + 1));
+  return kOk;
+}
+EXPORT int cuDeviceTotalMem_v2(size_t* bytes, int) {
+  MOECCL_CALL();
+  return *bytes = size_t{80} << 30, kOk;
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {
+  MOECCL_CALL();
+  if (device < 0 || device >= n_devices()) return kInvalidDevice;
+  Context* const c = context_of_device(device);
+  const std::lock_guard lock(c->mutex);
+  ++c->retained;
+  return *context = c, kOk;
+}
+// The context stays, whoever lets go of it.
+EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
+  MOECCL_CALL();
+  if (device < 0 || device >= n_devices()) return kInvalidDevice;
+  Context* const c = context_of_device(device);
+  const std::lock_guard lock(c->mutex);
+  if (c->retained == 0) return kInvalidContext;
+  return --c->retained, kOk;
+}
+EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  MOECCL_CALL();
+  if (device < 0 || device >= n_devices()) return kInvalidDevice;
+  Context* const c = context_of_device(device);
+  const std::lock_guard lock(c->mutex);
+  return *flags = 0, *active = c->retained > 0, kOk;
+}
+EXPORT int cuCtxGetCurrent(void** context) {
+  MOECCL_CALL();
+  return *context = current, kOk;
+}
+EXPORT int cuCtxSetCurrent(void* context) {
+  MOECCL_CALL();
+  if (context != nullptr && !is_context(context)) return kInvalidContext;
+  return current = static_cast<Context*>(context), kOk;
+}
+namespace {
+thread_local std::vector<Context*> below;  // contexts that were pushed away
+}
+EXPORT int cuCtxPushCurrent_v2(void* context) {
+  MOECCL_CALL();
+  if (!is_context(context)) return kInvalidContext;
+  below.push_back(std::exchange(current, static_cast<Context*>(context)));
+  return kOk;
+}
+EXPORT int cuCtxPopCurrent_v2(void** context) {
+  MOECCL_CALL();
+  if (current == nullptr) return kInvalidContext;
+  if (context != nullptr) *context = current;
+  current = below.empty() ? nullptr : below.back();
+  if (!below.empty()) below.pop_back();
+  return kOk;
+}
 EXPORT int cuCtxGetDevice(int* device) {
+  MOECCL_CALL();
   if (current == nullptr) return kInvalidContext;
-  return *device = static_cast<int>(current - contexts), kOk;
+  return *device = current->device, kOk;
 }
-EXPORT int cuDeviceCanAccessPeer(int* can, int a, int b) { return *can = a != b, kOk; }
-EXPORT int cuCtxEnablePeerAccess(void*, unsigned) { return kOk; }
-
-EXPORT int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
-  ++host_waits;
+EXPORT int cuCtxGetFlags(unsigned* flags) {
+  MOECCL_CALL();
   if (current == nullptr) return kInvalidContext;
-  if (bytes == 0 || bytes > (size_t{1} << 36)) return bytes == 0 ? kInvalidValue : kOutOfMemory;
-  Allocation a;
-  a.bytes = pages(bytes);
-  a.fd = memfd_create("emulated-device-memory", MFD_CLOEXEC);
-  if (a.fd < 0 || ftruncate(a.fd, static_cast<off_t>(a.bytes)) != 0) return kOutOfMemory;
-  return map_device(a.fd, a.bytes, out, a);
+  return *flags = 0, kOk;
 }
-EXPORT int cuMemFree_v2(uint64_t p) {
-  ++host_waits;
-  const std::lock_guard lock(machine().mutex);
-  const auto it = machine().device.find(p);
-  if (it == machine().device.end() || it->second.opened > 0 || it->second.mapped) return kInvalidValue;
-  munmap(reinterpret_cast<void*>(p), it->second.bytes);
-  close(it->second.fd);
-  machine().device.erase(it);
-  return kOk;
+EXPORT int cuCtxGetId(void* context, unsigned long long* id) {
+  MOECCL_CALL();
+  if (context == nullptr) context = current;
+  if (!is_context(context)) return kInvalidContext;
+  return *id = static_cast<unsigned long long>(static_cast<Context*>(context)->device) + 1, kOk;
 }
-EXPORT int cuMemHostAlloc(void** p, size_t bytes, unsigned) {
-  ++host_waits;
-  *p = mmap(nullptr, pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  const std::lock_guard lock(machine().mutex);
-  machine().pinned[reinterpret_cast<uint64_t>(*p)] = pages(bytes);
-  return kOk;
-}
-EXPORT int cuMemFreeHost(void* p) {
-  const std::lock_guard lock(machine().mutex);
-  const auto it = machine().pinned.find(reinterpret_cast<uint64_t>(p));
-  if (it == machine().pinned.end()) return kInvalidValue;
-  munmap(p, it->second);
-  machine().pinned.erase(it);
-  return kOk;
-}
-EXPORT int cuMemHostRegister_v2(void* p, size_t bytes, unsigned) {
-  const std::lock_guard lock(machine().mutex);
-  return machine().pinned.emplace(reinterpret_cast<uint64_t>(p), bytes).second ? kOk : kAlreadyRegistered;
-}
-EXPORT int cuMemHostUnregister(void* p) {
-  const std::lock_guard lock(machine().mutex);
-  return machine().pinned.erase(reinterpret_cast<uint64_t>(p)) > 0 ? kOk : kNotRegistered;
-}
-EXPORT int cuMemHostGetDevicePointer_v2(uint64_t* out, void* p, unsigned) {
-  const std::lock_guard lock(machine().mutex);
-  auto it = machine().pinned.upper_bound(reinterpret_cast<uint64_t>(p));
-  if (it == machine().pinned.begin()) return kInvalidValue;
-  --it;
-  if (reinterpret_cast<uint64_t>(p) >= it->first + it->second) return kInvalidValue;
-  return *out = reinterpret_cast<uint64_t>(p), kOk;
-}
-EXPORT int cuPointerGetAttribute(void* out, int attribute, uint64_t p) {
-  const std::lock_guard lock(machine().mutex);
-  const auto inside = [&](const auto& map, auto size) {
-    auto it = map.upper_bound(p);
-    if (it == map.begin()) return false;
-    --it;
-    return p < it->first + size(it->second);
-  };
-  const bool device = inside(machine().device, [](const Allocation& a) { return a.bytes; });
-  if (!device && !inside(machine().pinned, [](size_t bytes) { return bytes; })) return kInvalidValue;
-  *static_cast<unsigned*>(out) = attribute == 2 ? (device ? 2u : 1u) : 0u;
-  return kOk;
+EXPORT int cuCtxSynchronize() {
+  count_host_wait();
+  MOECCL_IN_CONTEXT(context);
+  if (const int rc = refuse_capturing_context(context); rc != kOk) return rc;
+  context->drain();
+  return context->failed.load();
 }
 
-EXPORT int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void* stream) {
-  of(stream).put([=] { copy_now(dst, src, bytes); });
-  return kOk;
+EXPORT int cuDeviceCanAccessPeer(int* can, int a, int b) {
+  MOECCL_CALL();
+  if (a < 0 || b < 0 || a >= n_devices() || b >= n_devices()) return kInvalidDevice;
+  return *can = a != b && !rule("NO_PEERS", false), kOk;
 }
-EXPORT int cuMemcpyHtoDAsync_v2(uint64_t dst, const void* src, size_t bytes, void* stream) {
-  ++host_waits;
-  return cuMemcpyAsync(dst, reinterpret_cast<uint64_t>(src), bytes, stream);
+EXPORT int cuDeviceGetP2PAttribute(int* value, int attribute, int a, int b) {
+  MOECCL_CALL();
+  if (a < 0 || b < 0 || a >= n_devices() || b >= n_devices() || a == b) return kInvalidDevice;
+  return *value = attribute == 1 ? 0 : !rule("NO_PEERS", false), kOk;
 }
-EXPORT int cuMemcpyDtoHAsync_v2(void* dst, uint64_t src, size_t bytes, void* stream) {
-  ++host_waits;
-  return cuMemcpyAsync(reinterpret_cast<uint64_t>(dst), src, bytes, stream);
-}
-EXPORT int cuMemsetD8Async(uint64_t dst, unsigned char value, size_t bytes, void* stream) {
-  of(stream).put([=] {
-    const Access access;
-    std::memset(reinterpret_cast<void*>(dst), value, bytes);
-  });
-  return kOk;
-}
-
-EXPORT int cuStreamCreate(void** stream, unsigned) { return *stream = new FakeStream, kOk; }
-EXPORT int cuStreamDestroy_v2(void* stream) {
-  delete static_cast<FakeStream*>(stream);
-  return kOk;
-}
-EXPORT int cuStreamSynchronize(void* stream) {
-  ++host_waits;
-  return of(stream).synchronize(), kOk;
-}
-EXPORT int cuStreamQuery(void* stream) {
-  ++host_waits;
-  return of(stream).idle() ? kOk : kNotReady;
-}
-EXPORT int cuStreamIsCapturing(void* stream, int* status) { return *status = of(stream).graph != nullptr, kOk; }
-EXPORT int cuStreamBeginCapture_v2(void* stream, int) { return of(stream).graph = new Graph, kOk; }
-EXPORT int cuStreamEndCapture(void* stream, void** graph) {
-  *graph = of(stream).graph;
-  return of(stream).graph = nullptr, kOk;
-}
-EXPORT int cuGraphInstantiateWithFlags(void** instance, void* graph, unsigned long long) {
-  return *instance = new Graph(*static_cast<Graph*>(graph)), kOk;
-}
-EXPORT int cuGraphLaunch(void* instance, void* stream) {
-  for (const auto& work : *static_cast<Graph*>(instance)) of(stream).put(work);
-  return kOk;
-}
-EXPORT int cuGraphGetNodes(void* graph, void**, size_t* n) { return *n = static_cast<Graph*>(graph)->size(), kOk; }
-EXPORT int cuGraphDestroy(void* graph) {
-  delete static_cast<Graph*>(graph);
-  return kOk;
-}
-EXPORT int cuGraphExecDestroy(void* instance) { return cuGraphDestroy(instance); }
-EXPORT int cuStreamWriteValue64_v2(void* stream, uint64_t address, uint64_t value, unsigned) {
-  of(stream).put([=] {
-    const Access access;
-    moeccl::cuda::store_release_system(reinterpret_cast<uint64_t*>(address), value);
-  });
-  return kOk;
-}
-EXPORT int cuStreamWaitValue64_v2(void* stream, uint64_t address, uint64_t value, unsigned) {
-  of(stream).put([=] {
-    const auto* word = reinterpret_cast<const uint64_t*>(address);
-    while (static_cast<int64_t>(moeccl::cuda::load_acquire_system(word) - value) < 0) usleep(50);
-  });
-  return kOk;
-}
-
-EXPORT int cuEventCreate(void** event, unsigned) { return *event = new FakeEvent, kOk; }
-EXPORT int cuEventDestroy_v2(void* event) {
-  delete static_cast<FakeEvent*>(event);
-  return kOk;
-}
-EXPORT int cuEventRecord(void* event, void* stream) {
-  auto* e = static_cast<FakeEvent*>(event);
-  uint64_t number = 0;
-  {
-    const std::lock_guard lock(e->mutex);
-    number = ++e->recorded;
+// The current context from now on reaches memory of the other's device: what cuMemAlloc gives there, and has given.
+namespace {
+void set_peer(int owner, int reader, bool may) {
+  Machine& m = machine();
+  const uint32_t bit = 1u << reader;
+  m.peers[owner] = may ? m.peers[owner] | bit : m.peers[owner] & ~bit;
+  for (auto& [base, a] : m.device) {
+    if (a.device != owner || a.mapped || a.opened > 0 || a.pool != nullptr) continue;
+    a.access = may ? a.access | bit : a.access & ~bit;
+    protect(base, a);
   }
-  of(stream).put([=] {
-    const std::lock_guard lock(e->mutex);
-    e->reached = number;
-    e->changed.notify_all();
-  });
-  return kOk;
 }
-EXPORT int cuEventQuery(void* event) {
-  ++host_waits;
-  auto* e = static_cast<FakeEvent*>(event);
-  const std::lock_guard lock(e->mutex);
-  return e->reached >= e->recorded ? kOk : kNotReady;
+}  // namespace
+EXPORT int cuCtxEnablePeerAccess(void* peer, unsigned flags) {
+  MOECCL_IN_CONTEXT(context);
+  if (flags != 0) return kInvalidValue;
+  if (!is_context(peer) || peer == context) return kInvalidContext;
+  if (rule("NO_PEERS", false)) return kPeerUnsupported;
+  const int owner = static_cast<Context*>(peer)->device;
+  const std::lock_guard lock(machine().mutex);
+  if ((machine().peers[owner] >> context->device & 1u) != 0) return kPeerAlreadyEnabled;
+  return set_peer(owner, context->device, true), kOk;
 }
-EXPORT int cuStreamWaitEvent(void* stream, void* event, unsigned) {
-  auto* e = static_cast<FakeEvent*>(event);
-  uint64_t number = 0;
-  {
-    const std::lock_guard lock(e->mutex);
-    number = e->recorded;
-  }
-  of(stream).put([=] {
-    std::unique_lock lock(e->mutex);
-    e->changed.wait(lock, [&] { return e->reached >= number; });
-  });
-  return kOk;
-}
-
-EXPORT int cuModuleLoadData(void** module, const void*) { return *module = &machine(), kOk; }
-EXPORT int cuModuleUnload(void*) { return kOk; }
-EXPORT int cuModuleGetFunction(void** function, void*, const char* name) {
-  const Kernel* k = moeccl::emulation::find_kernel(name);
-  if (k == nullptr) return kNotFound;
-  return *function = const_cast<Kernel*>(k), kOk;
-}
-EXPORT int cuLaunchKernel(void* function, unsigned grid_x, unsigned, unsigned, unsigned block_x, unsigned, unsigned,
-                          unsigned, void* stream, void** parameters, void**) {
-  const auto* kernel = static_cast<const Kernel*>(function);
-  std::vector<char> args(static_cast<const char*>(parameters[0]),
-                         static_cast<const char*>(parameters[0]) + kernel->bytes);
-  of(stream).put([=] {
-    ++launches;
-    const Access access;
-    alignas(64) char copy[8192];
-    if (args.size() > sizeof(copy)) std::abort();
-    std::memcpy(copy, args.data(), args.size());
-    moeccl::emulation::Launch how;
-    how.blocks = grid_x;
-    how.threads = block_x;
-    how.seed = args.size() + grid_x;
-    how.concurrent = std::strncmp(kernel->name, "moeccl_walk", 11) == 0;  // its blocks wait for each other
-    moeccl::emulation::launch(*kernel, copy, how);
-  });
-  return kOk;
+EXPORT int cuCtxDisablePeerAccess(void* peer) {
+  MOECCL_IN_CONTEXT(context);
+  if (!is_context(peer)) return kInvalidContext;
+  const int owner = static_cast<Context*>(peer)->device;
+  const std::lock_guard lock(machine().mutex);
+  if ((machine().peers[owner] >> context->device & 1u) == 0) return kPeerNotEnabled;
+  return set_peer(owner, context->device, false), kOk;
 }

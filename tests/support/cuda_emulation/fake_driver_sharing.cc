@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The emulated driver's memory between processes: IPC handles, and objects that travel as file descriptors.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -5,7 +6,9 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "tests/support/cuda_emulation/fake_driver.h"
 
@@ -13,17 +16,19 @@ using namespace moeccl::emulation::driver;
 
 namespace {
 struct Handle {
-  int pid, fd;
+  int pid, fd, device;
   uint64_t bytes;
 };
 }  // namespace
 
 EXPORT int cuIpcGetMemHandle(void* handle, uint64_t p) {
+  MOECCL_IN_CONTEXT(context);
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().device.find(p);
-  // As the real one: memory of cuMemMap has no such handle.
-  if (it == machine().device.end() || it->second.mapped) return kInvalidValue;
-  const Handle h{getpid(), it->second.fd, it->second.bytes};
+  // As the real one: memory of cuMemMap and of pools has no such handle, nor is one passed on.
+  if (it == machine().device.end() || it->second.mapped || it->second.pool != nullptr || it->second.opened > 0)
+    return kInvalidValue;
+  const Handle h{getpid(), it->second.fd, it->second.device, it->second.bytes};
   std::memset(handle, 0, 64);
   std::memcpy(handle, &h, sizeof(h));
   return kOk;
@@ -32,13 +37,16 @@ struct HandleBytes {
   char bytes[64];
 };
 EXPORT int cuIpcOpenMemHandle_v2(uint64_t* out, HandleBytes handle, unsigned) {
+  MOECCL_IN_CONTEXT(context);
   Handle h{};
   std::memcpy(&h, handle.bytes, sizeof(h));
+  MOECCL_UNSAFE();
   if (h.pid == getpid()) return kInvalidContext;  // as the real one: a process does not open its own
   {
     const std::lock_guard lock(machine().mutex);
     for (auto& [base, a] : machine().device) {
-      if (a.opened == 0 || a.source_pid != h.pid || a.source_fd != h.fd) continue;
+      const bool same = a.opened > 0 && a.source_pid == h.pid && a.source_fd == h.fd && a.opener == context->device;
+      if (!same) continue;
       ++a.opened;
       return *out = base, kOk;
     }
@@ -50,12 +58,18 @@ EXPORT int cuIpcOpenMemHandle_v2(uint64_t* out, HandleBytes handle, unsigned) {
   Allocation a;
   a.bytes = h.bytes;
   a.fd = fd;
+  a.device = h.device;
+  a.opener = context->device;
+  a.access = 1u << context->device;
   a.opened = 1;
   a.source_pid = h.pid;
   a.source_fd = h.fd;
   return map_device(fd, h.bytes, out, a);
 }
 EXPORT int cuIpcCloseMemHandle(uint64_t p) {
+  MOECCL_IN_CONTEXT(context);
+  MOECCL_UNSAFE();
+  synchronizes(*context);
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().device.find(p);
   if (it == machine().device.end() || it->second.opened == 0) return kInvalidValue;
@@ -69,8 +83,10 @@ EXPORT int cuIpcCloseMemHandle(uint64_t p) {
 // Memory by file descriptors: an object is a shared file, a range of addresses holds one or nothing.
 namespace {
 constexpr size_t kUnit = size_t{2} << 20;
+const std::string kObjectName = "emulated-device-object-";
 struct Objects {
   std::map<uint64_t, int> fd;         // by handle
+  std::map<uint64_t, int> device;     // by handle: where it lies
   std::map<uint64_t, size_t> ranges;  // reserved addresses
   uint64_t next = 1;
   int imported = 0;
@@ -79,9 +95,10 @@ Objects& objects() {
   static auto* o = new Objects;
   return *o;
 }
-uint64_t add_object(int fd) {
+uint64_t add_object(int fd, int device) {
   const uint64_t handle = objects().next++;
   objects().fd[handle] = fd;
+  objects().device[handle] = device;
   return handle;
 }
 }  // namespace
@@ -91,15 +108,23 @@ EXPORT int moeccl_emulated_imports() {
   const std::lock_guard lock(machine().mutex);
   return objects().imported;
 }
-EXPORT int cuMemGetAllocationGranularity(size_t* unit, const void*, int) { return *unit = kUnit, kOk; }
-EXPORT int cuMemCreate(uint64_t* handle, size_t bytes, const void*, unsigned long long) {
+EXPORT int cuMemGetAllocationGranularity(size_t* unit, const void*, int) {
+  MOECCL_CALL();
+  return *unit = kUnit, kOk;
+}
+EXPORT int cuMemCreate(uint64_t* handle, size_t bytes, const void* properties, unsigned long long) {
+  MOECCL_CALL();
   if (bytes == 0 || bytes % kUnit != 0) return kInvalidValue;
-  const int fd = memfd_create("emulated-device-object", MFD_CLOEXEC);
+  const int device = static_cast<const int*>(properties)[3];  // behind type, handles and the kind of place
+  if (device < 0 || device >= n_devices()) return kInvalidDevice;
+  // The name says where it lies, to other processes too.
+  const int fd = memfd_create((kObjectName + std::to_string(device)).c_str(), MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return kOutOfMemory;
   const std::lock_guard lock(machine().mutex);
-  return *handle = add_object(fd), kOk;
+  return *handle = add_object(fd, device), kOk;
 }
 EXPORT int cuMemRelease(uint64_t handle) {
+  MOECCL_CALL();
   const std::lock_guard lock(machine().mutex);
   const auto it = objects().fd.find(handle);
   if (it == objects().fd.end()) return kInvalidValue;
@@ -108,6 +133,7 @@ EXPORT int cuMemRelease(uint64_t handle) {
   return kOk;
 }
 EXPORT int cuMemAddressReserve(uint64_t* out, size_t bytes, size_t, uint64_t, unsigned long long) {
+  MOECCL_CALL();
   if (bytes == 0 || bytes % kUnit != 0) return kInvalidValue;
   void* p = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return kOutOfMemory;
@@ -116,6 +142,7 @@ EXPORT int cuMemAddressReserve(uint64_t* out, size_t bytes, size_t, uint64_t, un
   return kOk;
 }
 EXPORT int cuMemAddressFree(uint64_t p, size_t bytes) {
+  MOECCL_CALL();
   const std::lock_guard lock(machine().mutex);
   const auto it = objects().ranges.find(p);
   if (it == objects().ranges.end() || it->second != bytes || machine().device.count(p) > 0) return kInvalidValue;
@@ -124,6 +151,7 @@ EXPORT int cuMemAddressFree(uint64_t p, size_t bytes) {
   return kOk;
 }
 EXPORT int cuMemMap(uint64_t p, size_t bytes, size_t offset, uint64_t handle, unsigned long long) {
+  MOECCL_CALL();
   const std::lock_guard lock(machine().mutex);
   const auto object = objects().fd.find(handle);
   const auto range = objects().ranges.find(p);
@@ -136,28 +164,41 @@ EXPORT int cuMemMap(uint64_t p, size_t bytes, size_t offset, uint64_t handle, un
   Allocation a;
   a.bytes = bytes;
   a.mapped = true;
-  a.accessible = false;
+  a.fd = fcntl(object->second, F_DUPFD_CLOEXEC, 0);
+  a.device = objects().device[handle];
   machine().device[p] = a;
   return kOk;
 }
 EXPORT int cuMemUnmap(uint64_t p, size_t bytes) {
+  MOECCL_CALL();
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().device.find(p);
   if (it == machine().device.end() || !it->second.mapped || it->second.bytes != bytes) return kInvalidValue;
+  close(it->second.fd);
   machine().device.erase(it);
   (void)mmap(reinterpret_cast<void*>(p), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
              0);
   return kOk;
 }
-EXPORT int cuMemSetAccess(uint64_t p, size_t bytes, const void*, size_t) {
+EXPORT int cuMemSetAccess(uint64_t p, size_t bytes, const void* list, size_t n) {
+  MOECCL_CALL();
   const std::lock_guard lock(machine().mutex);
   const auto it = machine().device.find(p);
   if (it == machine().device.end() || !it->second.mapped || it->second.bytes != bytes) return kInvalidValue;
-  it->second.accessible = true;
-  if (machine().open) (void)mprotect(reinterpret_cast<void*>(p), bytes, PROT_READ | PROT_WRITE);
+  struct AccessTo {
+    int type, id, flags;
+  };
+  for (size_t i = 0; i < n; ++i) {
+    const AccessTo& a = static_cast<const AccessTo*>(list)[i];
+    if (a.id < 0 || a.id >= n_devices()) return kInvalidDevice;
+    const uint32_t bit = 1u << a.id;
+    it->second.access = a.flags != 0 ? it->second.access | bit : it->second.access & ~bit;
+  }
+  protect(p, it->second);
   return kOk;
 }
 EXPORT int cuMemExportToShareableHandle(void* out, uint64_t handle, int type, unsigned long long) {
+  MOECCL_CALL();
   const std::lock_guard lock(machine().mutex);
   const auto it = objects().fd.find(handle);
   if (it == objects().fd.end() || type != 1) return kInvalidValue;
@@ -167,10 +208,16 @@ EXPORT int cuMemExportToShareableHandle(void* out, uint64_t handle, int type, un
   return kOk;
 }
 EXPORT int cuMemImportFromShareableHandle(uint64_t* handle, void* descriptor, int type) {
+  MOECCL_CALL();
   if (type != 1) return kInvalidValue;
+  // The descriptor itself stands where an address would.
   const int fd = fcntl(static_cast<int>(reinterpret_cast<intptr_t>(descriptor)), F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return kInvalidValue;
   const std::lock_guard lock(machine().mutex);
   ++objects().imported;
-  return *handle = add_object(fd), kOk;
+  char name[128] = {};
+  (void)!readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), name, sizeof(name) - 1);
+  const char* const place = std::strstr(name, kObjectName.c_str());
+  if (place == nullptr) return close(fd), kInvalidValue;
+  return *handle = add_object(fd, std::atoi(place + kObjectName.size())), kOk;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads of control that switch by hand: a stack each, all on one OS thread.
 #pragma once
 

@@ -1,4 +1,6 @@
-// All kernels of kernels/cuda, compiled for the launch emulation.
+// SPDX-License-Identifier: Apache-2.0
+// All kernels of kernels/cuda and of the ladder, compiled for the launch emulation.
+#include "tests/gpu/ladder/kernels.cu"
 #include "kernels/cuda/copy.cu"
 #include "kernels/cuda/reduce.cu"
 #include "kernels/cuda/route.cu"

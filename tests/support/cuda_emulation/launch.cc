@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks, warps, barriers and the order of threads.
 #include <sched.h>
 #include <time.h>
@@ -5,6 +6,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -43,6 +45,7 @@ const Kernel& kernel_at(size_t i) { return kernels()[i]; }
 // A barrier of the threads that have not ended. Values travel in two alternating sets: nobody can be two rounds ahead.
 struct Meeting {
   uint32_t arrived = 0, round = 0, members = 0;
+  std::source_location place;  // of the block's barriers: where the first thread of the round stands
   uint64_t value[2][kWarp] = {};
 };
 
@@ -61,9 +64,11 @@ struct Block {
   Meeting all;
   std::vector<Meeting> warps;
   uint32_t n_threads = 0;
+  bool abandoned = false;  // by a thread that does not come back
 
   void run(const Kernel& kernel_to_run, const void* its_args, uint32_t block, const Launch& how);
   [[noreturn]] void deadlock() const;
+  void check_place(const std::source_location& at);
   void wait(Meeting& meeting, const char* what);
   void leave(Meeting& meeting) {
     --meeting.members;
@@ -84,6 +89,15 @@ void Block::deadlock() const {
   std::abort();
 }
 
+// On a GPU both would count as one barrier, and threads would run on with what others have not yet written.
+void Block::check_place(const std::source_location& at) {
+  if (all.arrived == 0) all.place = at;
+  if (all.place.line() == at.line() && std::strcmp(all.place.file_name(), at.file_name()) == 0) return;
+  std::fprintf(stderr, "emulated kernel %s: threads of a block stand at different barriers: %s:%u and %s:%u\n",
+               kernel->name, all.place.file_name(), all.place.line(), at.file_name(), at.line());
+  std::abort();
+}
+
 void Block::wait(Meeting& meeting, const char* what) {
   Thread& self = *threads[place.thread];
   if (++meeting.arrived == meeting.members) {
@@ -96,6 +110,15 @@ void Block::wait(Meeting& meeting, const char* what) {
   self.what = what;
   self.fiber.yield();
   self.waits_for = nullptr;
+}
+
+static thread_local Block::Thread* running = nullptr;
+
+bool in_kernel() { return running != nullptr; }
+
+void abandon() {
+  place.owner->abandoned = true;
+  running->fiber.yield();
 }
 
 void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t block, const Launch& how) {
@@ -123,6 +146,11 @@ void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t bloc
   // The order of threads turns with the seed and reverses every second round.
   uint64_t turn = how.seed * 0x9e3779b97f4a7c15ull >> 32;
   for (uint32_t left = n_threads; left > 0; turn = turn * 2862933555777941757ull + 3037000493ull) {
+    if (abandoned || (how.failed != nullptr && how.failed->load(std::memory_order_relaxed) != 0)) {
+      threads.clear();  // stacks that nobody returns to
+      abandoned = false;
+      break;
+    }
     bool moved = false, paused = false;
     const auto first = static_cast<uint32_t>((turn >> 33) % n_threads);
     for (uint32_t i = 0; i < n_threads; ++i) {
@@ -131,7 +159,10 @@ void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t bloc
       if (!th.fiber.running() || (th.waits_for != nullptr && *th.waits_for == th.round)) continue;
       th.paused = false;
       place = th.place;
+      running = &th;
       th.fiber.resume();
+      running = nullptr;
+      if (abandoned) break;
       if (th.paused) {
         paused = true;
         continue;
@@ -139,12 +170,15 @@ void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t bloc
       moved = true;
       left -= th.fiber.running() ? 0 : 1;
     }
-    if (!moved && !paused) deadlock();
+    if (!moved && !paused && !abandoned) deadlock();
     if (!moved) sched_yield();  // somebody outside of this block is waited for
   }
 }
 
-void block_sync() { place.owner->wait(place.owner->all, "block barrier"); }
+void block_sync(const std::source_location& at) {
+  place.owner->check_place(at);
+  place.owner->wait(place.owner->all, "block barrier");
+}
 
 uint64_t exchange(uint64_t value, uint32_t lane) {
   Block& b = *place.owner;
@@ -237,7 +271,10 @@ void launch(const Kernel& kernel, const void* args, const Launch& how) {
   std::vector<std::function<void()>> jobs;
   for (uint32_t b = 0; b < how.blocks; ++b) {
     jobs.emplace_back([&, b] {
-      own_block().run(kernel, args, b, how);
+      {
+        const std::shared_ptr<void> held = how.on_thread ? how.on_thread() : nullptr;
+        own_block().run(kernel, args, b, how);
+      }
       const std::lock_guard lock(mutex);
       if (--left == 0) done.notify_one();
     });

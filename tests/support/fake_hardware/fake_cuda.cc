@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands for libcuda.so.1 as far as the probe asks: see script.h.
 #include <cstdio>
 

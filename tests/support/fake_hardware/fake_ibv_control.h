@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a test may ask of the fake libibverbs beyond the machine that script.h describes: how its network behaves, what
 // fails, and what is still there. Found in the library by name: fake_ibv_control() and fake_ibv_counts(). Its queue
 // pairs connect threads of one process.
@@ -24,9 +25,19 @@ struct IbvControl {
   void (*refuse_regions)(int error);
   // Inline data that queue pairs have at most; larger wishes are refused.
   void (*set_inline)(uint32_t bytes);
+  // Memory of the emulated CUDA driver: whether registrations by dma-buf work (else: EOPNOTSUPP), and by address, as
+  // nvidia-peermem does it (else: EFAULT).
+  void (*set_device_memory)(bool dmabuf, bool peermem);
+  // What is written there stays on the bus until the same NIC reads from there, or flush_device(): its completion, and
+  // words that it writes to host memory, come first.
+  void (*set_late_device)(bool);
+  void (*flush_device)();
 };
 struct IbvCounts {
   int contexts, domains, queues, pairs, regions;
+  int device_regions;                          // of them: memory of the emulated CUDA driver
+  uint64_t device_bytes_in, device_bytes_out;  // written there, and read from there to be sent
+  uint64_t late;                               // writes that waited for a flush
   size_t pinned_bytes;
   uint64_t requests, completions, bytes;
   uint32_t most_under_way;  // requests on one queue pair

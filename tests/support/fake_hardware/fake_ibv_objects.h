@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Of the fake libibverbs, shared by its files.
 #pragma once
 

@@ -1,4 +1,5 @@
-// Stands for libibverbs.so.1: see script.h. What moves data is in fake_ibverbs_data.cc.
+// SPDX-License-Identifier: Apache-2.0
+// Stands for libibverbs.so.1: see script.h. What moves data is in fake_ibverbs_network.cc.
 #include <fcntl.h>
 #include <unistd.h>
 

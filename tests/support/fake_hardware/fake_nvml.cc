@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands for libnvidia-ml.so.1: see script.h.
 #include <cctype>
 #include <cstdio>

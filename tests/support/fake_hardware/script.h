@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The machine that the fake libraries pretend, from MOECCL_TEST_MACHINE: commands separated by ';', words by spaces.
 //
 //   gpu PCI NAME GIB GENERATION LANES        in NVML's and CUDA's order; '_' in NAME stands for a space

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/fake_net/fake_net.h"
 
 #include <arpa/inet.h>

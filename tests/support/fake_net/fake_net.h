@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A net plugin of our own, for tests: sends over TCP between the processes of one machine or its namespaces, obeys the
 // rules of NCCL's plugins strictly (requests tested in order, at most 8 or 32 of them, registered memory alone, a
 // receive as large as what comes), and misbehaves as it is told.

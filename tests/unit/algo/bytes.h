@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts what a rank's program moves, from its steps: the numbers of docs/algorithms.md.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What holds for every exchange of experts inside their domains, there and back. A test file names its builder:
 //   INSTANTIATE_TYPED_TEST_SUITE_P(Gather, ExpertExchangeTest, algo::ExpertGather);
 #pragma once

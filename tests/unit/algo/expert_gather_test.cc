@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/algo/expert_gather.h"
 
 #include "src/plan/cost.h"

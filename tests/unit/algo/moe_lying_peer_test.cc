@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A peer that lies in what ranks tell each other about a routing and about a re-placing step: whatever it says, an
 // honest rank ends with an error, or with lists that stay inside its buffers and slots. The words of a real step are
 // recorded on one rank and given to it again, changed.

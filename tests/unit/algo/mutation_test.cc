@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The proofs mean something: a plan with any one synchronisation, move or rotation taken away is rejected. That also
 // shows that algorithms hold nothing to spare.
 #include <gtest/gtest.h>

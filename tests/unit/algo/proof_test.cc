@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every algorithm of every operation, proved by the checker on 1 to 33 ranks, several trees, roots, counts and numbers
 // of chunks. A new algorithm is covered by its line in the registry.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/routing/replace.h"
 
 #include "src/algo/moe_plan.h"

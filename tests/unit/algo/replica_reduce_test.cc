@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/algo/replica_reduce.h"
 
 #include "src/plan/checker.h"

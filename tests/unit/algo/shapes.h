@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shapes and trees on which algorithms are proved. Elements are as large as a line, so that parts are as fine as
 // one element.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handles are numbers: stale, doubled and foreign ones are found out, and a pinned object outlives its owner's destroy.
 #include "src/api/handles.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the others are told when a rank is missing, doubled, different, dead or at odds: always who, always soon.
 #include <sys/prctl.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks for bootstrap tests: threads, or forked children that are always reaped.
 #pragma once
 

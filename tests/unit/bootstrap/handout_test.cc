@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How ranks of one host find rank 0: never another user in its place.
 #include "src/bootstrap/handout.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who makes room at a door where strangers wait. Time is an argument.
 #include "src/bootstrap/lobby.h"
 

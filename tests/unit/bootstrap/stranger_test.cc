@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strangers at the door of a root: they are never let in and hold nobody up.
 #include <poll.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replicated experts on CUDA memory give the bits of host memory: placements that change at every call, several
 // replicas in a rank, ranks without slots, odd sizes and none. Also popularity and the shared expert.
 #include <algorithm>

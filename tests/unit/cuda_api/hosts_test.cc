@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA memory whose ranks are on several hosts: what goes wrong is told as on host memory. (That all calls give the
 // right bits there is shown by the other tests of this program, which the suite `net` runs on hosts:
 // tests/meson.build.)

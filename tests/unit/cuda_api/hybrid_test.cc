@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gathered experts, their layer's dispatch and combine, and the re-placing combine on CUDA memory give the bits of host
 // memory.
 #include <random>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kinds of device memory: what processes open of each other, and what callers may give.
 #include "tests/support/cuda_ranks.h"
 
@@ -24,8 +25,8 @@ void sum_and_gather(CudaDevice& device, moecclComm_t comm, int rank, void* in, v
 // by_descriptor: what is expected of processes that share memory.
 void run_world(RankMode mode, bool by_descriptor, bool mapped_buffers) {
   RankOptions options{.mode = mode, .deadline_ms = 90'000, .init = false};
-  options.config.timeout_ms = 40'000;
-  options.config.init_timeout_ms = 60'000;
+  options.config.timeout_ms = capped_ms(40'000);
+  options.config.init_timeout_ms = capped_ms(60'000);
   run_ranks(
       kRanks,
       [&](int rank, moecclComm_t) {
@@ -59,6 +60,97 @@ TEST(CudaMemory, IpcHandlesServeWhereThereAreNoDescriptors) {
 // Memory of which no IPC handle exists, such as that of PyTorch's expandable segments.
 TEST(CudaMemory, BuffersOfMappedMemoryServeProcesses) { run_world(RankMode::kProcesses, true, true); }
 TEST(CudaMemory, BuffersOfMappedMemoryServeThreads) { run_world(RankMode::kThreads, false, true); }
+
+// Thread ranks on three devices use each other's buffers directly. Peer access covers memory of cuMemAlloc alone: what
+// callers have of a pool, or mapped for their own device, is opened to the others by the call.
+void on_three_devices(bool from_pool, const char* persistent) {
+  setenv("MOECCL_TEST_CUDA_DEVICES", "3", 1);
+  setenv("MOECCL_CUDA_PERSISTENT", persistent, 1);
+  const RankOptions options = device_options(RankMode::kThreads);
+  run_ranks(
+      kRanks,
+      [&](int rank, moecclComm_t) {
+        CudaDevice device(rank);
+        moecclComm_t comm = join(rank, kRanks, device, options);
+        ASSERT_NE(comm, nullptr);
+        const size_t bytes = kRanks * kCount * 4;
+        void* in = from_pool ? device.allocate_from_pool(bytes, nullptr) : device.allocate_mapped(bytes);
+        void* out = from_pool ? device.allocate_from_pool(bytes, nullptr) : device.allocate_mapped(bytes);
+        sum_and_gather(device, comm, rank, in, out);
+        const int to = (rank + 1) % kRanks, from = (rank + kRanks - 1) % kRanks;
+        MOECCL_EXPECT_OK(moecclGroupStart());
+        MOECCL_EXPECT_OK(moecclSend(in, kCount, moecclFloat32, to, comm, nullptr));
+        MOECCL_EXPECT_OK(moecclRecv(out, kCount, moecclFloat32, from, comm, nullptr));
+        MOECCL_EXPECT_OK(moecclGroupEnd());
+        std::vector<float> first(1);
+        device.download(first.data(), out, 4);
+        EXPECT_EQ(first[0], static_cast<float>(100 * from));
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        for (void* p : {in, out}) from_pool ? device.release_to_pool(p, nullptr) : device.release_mapped(p);
+      },
+      options);
+  unsetenv("MOECCL_TEST_CUDA_DEVICES");
+  unsetenv("MOECCL_CUDA_PERSISTENT");
+}
+TEST(CudaMemory, OfAPoolServesRanksOnOtherDevices) { on_three_devices(true, "1"); }
+TEST(CudaMemory, OfAPoolServesRanksOnOtherDevicesStepByStep) { on_three_devices(true, "0"); }
+TEST(CudaMemory, MappedForOneDeviceServesRanksOnOthers) { on_three_devices(false, "1"); }
+TEST(CudaMemory, MappedForOneDeviceServesRanksOnOthersStepByStep) { on_three_devices(false, "0"); }
+
+// A query of the driver costs about a microsecond: one tells all that a call wants to know of a buffer.
+void ask_once(const char* n_devices) {
+  setenv("MOECCL_TEST_CUDA_DEVICES", n_devices, 1);
+  const RankOptions options = device_options(RankMode::kThreads);
+  const auto body = [&](int rank, moecclComm_t) {
+    CudaDevice device(rank);
+    if (!device.emulated()) return;
+    moecclComm_t comm = join(rank, 2, device, options);
+    ASSERT_NE(comm, nullptr);
+    void* stream = device.make_stream();
+    {
+      DeviceBuffer in(device, kCount * 4), out(device, kCount * 4);
+      const auto queries = [&] {
+        return device.own_calls("cuPointerGetAttribute") + device.own_calls("cuPointerGetAttributes");
+      };
+      const auto asked_by = [&](const char* what, const std::function<moecclResult_t()>& call) {
+        MOECCL_EXPECT_OK(call());  // the first one of a stream also makes what later ones use
+        device.synchronize(stream);
+        const uint64_t before = queries(), all = device.own_calls(nullptr);
+        MOECCL_EXPECT_OK(call());
+        const uint64_t asked = queries() - before;
+        std::printf("rank %d, %s: %llu calls of the driver by the caller, %llu of them about pointers\n", rank, what,
+                    static_cast<unsigned long long>(device.own_calls(nullptr) - all),
+                    static_cast<unsigned long long>(asked));
+        device.synchronize(stream);
+        return asked;
+      };
+      EXPECT_EQ(asked_by("AllReduce",
+                         [&] {
+                           return moecclAllReduce(in.data(), out.data(), kCount, moecclFloat32, moecclSum, comm,
+                                                  as_stream(stream));
+                         }),
+                2u);
+      EXPECT_EQ(asked_by("AllReduce in place",
+                         [&] {
+                           return moecclAllReduce(in.data(), in.data(), kCount, moecclFloat32, moecclSum, comm,
+                                                  as_stream(stream));
+                         }),
+                1u);
+      EXPECT_EQ(asked_by("Send or Recv",
+                         [&] {
+                           return rank == 0 ? moecclSend(in.data(), kCount, moecclFloat32, 1, comm, as_stream(stream))
+                                            : moecclRecv(out.data(), kCount, moecclFloat32, 0, comm, as_stream(stream));
+                         }),
+                1u);
+    }
+    MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+    device.end_stream(stream);
+  };
+  run_ranks(2, body, options);
+  unsetenv("MOECCL_TEST_CUDA_DEVICES");
+}
+TEST(CudaMemory, IsAskedAboutOnceForEachBuffer) { ask_once("1"); }
+TEST(CudaMemory, OnSeveralDevicesIsAskedAboutOnceForEachBuffer) { ask_once("2"); }
 
 }  // namespace
 }  // namespace moeccl::testing

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatch, combine and both backwards on CUDA memory give the bits of host memory.
 #include <random>
 
@@ -30,8 +31,8 @@ TEST_P(CudaMoe, EveryDirectionGivesTheBitsOfHostMemory) {
   RankOptions options{.mode = w.mode, .deadline_ms = 120'000, .init = false};
   options.config.topology = w.topology;
   options.config.deterministic = w.deterministic ? 1 : 0;
-  options.config.timeout_ms = 60'000;
-  options.config.init_timeout_ms = 60'000;
+  options.config.timeout_ms = capped_ms(60'000);
+  options.config.init_timeout_ms = capped_ms(60'000);
   run_ranks(
       w.n,
       [&](int rank, moecclComm_t) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Routings of choices in CUDA memory: every table and every error is that of the same choices in host memory.
 #include <algorithm>
 #include <random>
@@ -51,8 +52,8 @@ struct RoutingWorld {
 RankOptions options_of(const RoutingWorld& w) {
   RankOptions options{.mode = w.mode, .deadline_ms = 120'000, .init = false};
   options.config.topology = w.topology;
-  options.config.timeout_ms = 60'000;
-  options.config.init_timeout_ms = 60'000;
+  options.config.timeout_ms = capped_ms(60'000);
+  options.config.init_timeout_ms = capped_ms(60'000);
   return options;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Routings that are updated in a stream's order: tables made on the device give the results of those made on the host,
 // in a captured graph too, and the host waits for nothing.
 #include <algorithm>
@@ -27,8 +28,8 @@ moecclStream_t handle(void* stream) { return reinterpret_cast<moecclStream_t>(st
 RankOptions options_of(const char* topology) {
   RankOptions options{.mode = RankMode::kThreads, .deadline_ms = 120'000, .init = false};
   options.config.topology = topology;
-  options.config.timeout_ms = 60'000;
-  options.config.init_timeout_ms = 60'000;
+  options.config.timeout_ms = capped_ms(60'000);
+  options.config.init_timeout_ms = capped_ms(60'000);
   return options;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The persistent kernel of ranks on several hosts: what goes to another host passes through the rank's proxy. Named
 // hosts, so that this runs wherever there is a device; their processes must share it through MPS. That all collectives
 // give the right bits there is shown by collectives_test.cc on hosts (net_cuda_walk_*).

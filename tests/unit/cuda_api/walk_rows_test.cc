@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatch, combine, both backwards and AllToAllv on the persistent kernel: results are those of host memory, bit for
 // bit, in graphs too; failures end with a sentence.
 #include <chrono>
@@ -13,8 +14,8 @@ namespace {
 RankOptions row_options(const char* topology) {
   RankOptions options{.mode = RankMode::kThreads, .deadline_ms = 120'000, .init = false};
   options.config.topology = topology;
-  options.config.timeout_ms = 60'000;
-  options.config.init_timeout_ms = 60'000;
+  options.config.timeout_ms = capped_ms(60'000);
+  options.config.init_timeout_ms = capped_ms(60'000);
   return options;
 }
 

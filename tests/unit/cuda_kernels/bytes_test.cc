@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies, row copies and reductions of kernels/cuda under emulation, held to the host reference.
 #include <numeric>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The launch emulation itself: what the kernels' tests rely on.
 #include <gtest/gtest.h>
 
@@ -54,6 +55,15 @@ MOECCL_KERNEL(test_divergent, FlagArgs) {
   }
 }
 
+// Both halves reach a barrier, each its own.
+MOECCL_KERNEL(test_two_barriers, FlagArgs) {
+  if (cuda::thread_index() % 2 == 0)
+    cuda::block_sync();
+  else
+    cuda::block_sync();
+  if (a.order != nullptr) a.order[0] = 1;
+}
+
 const Kernel& kernel(const char* name) { return *find_kernel(name); }
 
 TEST(Emulation, BarriersHoldEveryThreadInEveryOrder) {
@@ -82,6 +92,13 @@ TEST(EmulationDeathTest, ABarrierThatSomeThreadsNeverReachEndsTheProcess) {
   uint32_t order[2] = {};
   const FlagArgs args{nullptr, order};
   EXPECT_DEATH(launch(kernel("test_divergent"), &args, {.threads = 32}), "test_divergent: a block waits for ever");
+}
+
+TEST(EmulationDeathTest, ABlockWhoseThreadsStandAtDifferentBarriersEndsTheProcess) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  uint32_t order[2] = {};
+  const FlagArgs args{nullptr, order};
+  EXPECT_DEATH(launch(kernel("test_two_barriers"), &args, {.threads = 32}), "at different barriers");
 }
 
 }  // namespace

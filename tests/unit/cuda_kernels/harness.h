@@ -1,7 +1,10 @@
-// Runs a CUDA kernel on the CPU with a random shape of launch, for comparison with the host reference.
+// SPDX-License-Identifier: Apache-2.0
+// Runs a CUDA kernel with a random shape of launch, for comparison with the host reference: on the CPU, or where
+// tests/gpu builds these tests, by the driver.
 #pragma once
 
 #include "kernels/cuda/args.h"
+#include "tests/gpu/kernels_on_driver.h"
 #include "tests/support/cuda_emulation/cuda_emulation.h"
 #include "tests/unit/kernels/kernel_test_util.h"
 
@@ -22,14 +25,18 @@ inline int& shapes_run() {
 
 template <class Args>
 void run_kernel(const std::string& name, const Args& args, Random& random, uint32_t blocks = 0) {
-  const emulation::Kernel* kernel = emulation::find_kernel(name);
-  ASSERT_NE(kernel, nullptr) << name;
-  ASSERT_EQ(kernel->bytes, sizeof(args)) << name;
   emulation::Launch how;
   how.blocks = blocks > 0 ? blocks : static_cast<uint32_t>(1 + random.below(3));
   how.threads = 32u << random.below(random.chance(20) ? 4 : 2);
   how.seed = random.bits();
+#ifdef MOECCL_TEST_ON_DRIVER
+  on_driver::launch(name, &args, sizeof(args), how.blocks, how.threads);
+#else
+  const emulation::Kernel* kernel = emulation::find_kernel(name);
+  ASSERT_NE(kernel, nullptr) << name;
+  ASSERT_EQ(kernel->bytes, sizeof(args)) << name;
   emulation::launch(*kernel, &args, how);
+#endif
   ++shapes_run();
 }
 

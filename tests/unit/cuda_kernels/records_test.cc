@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank's own choices, counts of rows on the links and records for the peers, held byte for byte to
 // src/routing/routing.h.
 #include <set>

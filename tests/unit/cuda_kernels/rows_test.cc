@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weighted rows, row sums and products of kernels/cuda under emulation, held to the host reference.
 #include <algorithm>
 

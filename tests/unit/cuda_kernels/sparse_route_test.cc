@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Top-k residual coding and routing of kernels/cuda under emulation, held to plain definitions.
 #include <algorithm>
 #include <bit>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A routing's tables made by kernels out of all ranks' choices, held list by list to algo::RoutingTables, which makes
 // them out of records: random routings on every tree, with every algorithm.
 #include "src/exec/cuda/table_plan.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The persistent kernel and ranks on other hosts: every rank elsewhere, and one thread that is all their proxies and
 // the network. That the library's own proxy does the same is shown by cuda_api.
 #include <gtest/gtest.h>

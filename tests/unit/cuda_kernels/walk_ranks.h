@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks of the persistent kernel in one process: their memory, their arguments and a launch of all kernels at once.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The persistent kernel for rows, with the plans and tables of random routings on uneven trees: dispatch and combine
 // give what the interpreter of plans gives with the reference kernels, in buffers of the very size.
 #include <gtest/gtest.h>

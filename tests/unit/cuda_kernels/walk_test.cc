@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The persistent kernel: ranks' kernels side by side, each rank a thread, each block one too. Programs are written by
 // hand here; those of the plans run in cuda_api.
 #include <gtest/gtest.h>
@@ -7,6 +8,7 @@
 #include <memory>
 #include <thread>
 
+#include "kernels/cuda/walk.cuh"
 #include "tests/unit/cuda_kernels/walk_ranks.h"
 
 namespace moeccl::cuda {
@@ -180,6 +182,28 @@ TEST(Walk, ARankThatNeverComesIsADeadlineThatNamesIt) {
   args[0].timeout_ns = 600'000'000'000ull;
   run_walks("moeccl_walk_7", args, {1}, 4);
   EXPECT_EQ(w.rank(0).completed, 2u);
+}
+
+// `failed` changes at any time, by other blocks: here between what the block's first and last threads do.
+MOECCL_KERNEL(test_walk_enter, WalkArgs) {
+  MOECCL_SHARED WalkShared s;
+  WalkState w = walk_begin(a, s);
+  if (thread_index() == 100) atomic_or(&a.header->failed, 1);
+  static_cast<uint8_t*>(a.output)[thread_index()] = walk_enter(a, s, w);
+}
+
+// Without one reading for all, threads part: the emulation ends the process when they come to different barriers.
+TEST(Walk, AFailureDuringTheStartIsSeenByAllThreadsOfABlockOrByNone) {
+  World w(1, 4096);
+  w.all_reduce_program();
+  w.rank(0).in.assign(40, 1), w.rank(0).out.assign(256, 0xab);
+  const emulation::Kernel* kernel = emulation::find_kernel("test_walk_enter");
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    w.rank(0).head().failed = 0;
+    const WalkArgs args = w.args(0, 10, 4, 10);
+    emulation::launch(*kernel, &args, {.blocks = 1, .threads = 256, .seed = seed});
+    for (const uint8_t entered : w.rank(0).out) ASSERT_EQ(entered, w.rank(0).out[0]) << "seed " << seed;
+  }
 }
 
 TEST(Walk, RanksThatRunDifferentOperationsFindOut) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a child of fork() keeps of the library's sockets: nothing that others would take for a sign of life.
 #include "src/driver/children.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What was made before a fork is known in the child, and what the child makes is not taken for its parent's.
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The structures that src/driver/ibv_abi.h declares anew, against rdma-core's headers where they are installed.
 #include <gtest/gtest.h>
 

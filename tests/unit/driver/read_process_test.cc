@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process number says little about whose memory it is: the stamp does.
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared memory is reserved although a timer interrupts the reservation all the time, and lies whole in the file.
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Programs for the persistent kernel: where a lane's blocks meet, what runs together, what is refused.
 #include "src/exec/cuda/kernel_program.h"
 

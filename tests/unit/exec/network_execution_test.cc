@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives over a network that keeps no order.
 #include <gtest/gtest.h>
 

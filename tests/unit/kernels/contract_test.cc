@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Holds copy, reduce and scale_copy of every overlay to the reference. Rows: rows_contract_test.cc.
 #include "tests/unit/kernels/kernel_test_util.h"
 

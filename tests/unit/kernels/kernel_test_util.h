@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random buffers with guarded ends, and comparison by bits, for the kernel tests.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Holds the reference to what it claims: conversions against the formats' own definition, kernels against sums worked
 // out in double or by hand.
 #include <algorithm>

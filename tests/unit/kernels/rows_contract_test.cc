@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Holds the row kernels of every overlay to the reference: copy_rows, scale_rows, reduce_rows, dot_rows.
 #include <algorithm>
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "perf/moe/oracle.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "perf/common/svg.h"
 
 #include <gtest/gtest.h>
@@ -30,6 +31,54 @@ TEST(Svg, SeriesThatAreNotJoinedHaveDotsAlone) {
   const std::string svg = svg_page("heading", "note", {chart}, {});
   EXPECT_EQ(occurrences(svg, "<polyline"), 0u);
   EXPECT_EQ(occurrences(svg, "<circle"), 3u);
+}
+
+// The x of each circle.
+std::vector<double> places(const std::string& svg) {
+  std::vector<double> x;
+  for (size_t at = svg.find("<circle cx='"); at != std::string::npos; at = svg.find("<circle cx='", at + 1))
+    x.push_back(std::stod(svg.substr(at + 12)));
+  return x;
+}
+
+TEST(Svg, AxesBeginAndEndWhereTheDataDoes) {
+  const auto drawn = [](std::vector<double> x, bool bytes) {
+    const std::vector<double> y(x.size(), 3);
+    return svg_page("h", "",
+                    {{.title = "t", .x_label = "x", .y_label = "y", .x_is_bytes = bytes, .series = {{"a", x, y}}}}, {});
+  };
+  for (const auto& [x, bytes] : {std::pair<std::vector<double>, bool>{{500, 750, 1000}, false},
+                                 {{8, 64, 1024}, true},
+                                 {{20, 300, 5000}, false}}) {
+    const std::string svg = drawn(x, bytes);
+    const std::vector<double> at = places(svg);
+    ASSERT_EQ(at.size(), 3u);
+    EXPECT_NEAR(at.front(), 80, 0.1) << x[0];
+    const double width = std::stod(svg.substr(svg.find("<rect x='80' y='46' width='") + 27));
+    EXPECT_NEAR(at.back(), 80 + width, 0.1) << x[0];
+  }
+  EXPECT_NE(drawn({500, 1000}, false).find(">600<"), std::string::npos);
+  EXPECT_NE(drawn({500, 1000}, false).find(">1000<"), std::string::npos);
+  EXPECT_NE(drawn({20, 5000}, false).find(">50<"), std::string::npos);
+  EXPECT_EQ(drawn({3, 3}, false).find("nan"), std::string::npos);
+}
+
+TEST(Svg, NamesAndNotesStayInsideThePage) {
+  const std::string svg = svg_page(
+      "h", std::string(40, 'w') + " " + std::string(60, 'x') + " " + std::string(70, 'z'),
+      {{.title = "t", .x_label = "x", .y_label = "y", .series = {{"codec 50x, shared expert", {8}, {1}}}}}, {});
+  const size_t name = svg.find(">codec 50x");
+  const double x = std::stod(svg.substr(svg.rfind("<text x='", name) + 9));
+  EXPECT_LT(x + 24 * 7, 820);  // 7 pixels a character
+  EXPECT_EQ(svg.find("x z"), std::string::npos);
+  EXPECT_NE(svg.find(">" + std::string(70, 'z') + "<"), std::string::npos);
+}
+
+TEST(Svg, FewBarsAreNotWide) {
+  const BarChart chart = {.title = "t", .y_label = "ms", .categories = {"only"}, .series = {"x"}, .values = {{1}}};
+  const std::string svg = svg_page("h", "", {}, {chart});
+  const size_t bar = svg.rfind("<rect x='", svg.find("<title>"));
+  EXPECT_LE(std::stod(svg.substr(svg.find("width='", bar) + 7)), 46);
 }
 
 TEST(Svg, ChartsWithoutPointsAreStillPages) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small plans written by hand, as the language's examples and as the checker's and the cost model's test pieces.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Damages the plans of all algorithms, one change at a time: the checker must refuse each. What it accepts must be a
 // change after which the same values still flow: another order of independent steps (swaps, lags), or reading another
 // rank's copy of the same value, where reach allows it. Such a plan must then work in any interleaving, on numbers.

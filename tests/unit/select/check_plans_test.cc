@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MOECCL_CHECK_PLANS=1: a plan is proved when it is chosen for the first time, and a wrong one is refused. The
 // environment is read once a process, so this file runs twice: with the variable (tests/meson.build) and without.
 #include <gtest/gtest.h>

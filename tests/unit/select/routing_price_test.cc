@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the plan of a routing costs: latencies of hops that wait for one another, bytes, and the cores that pack rows.
 #include "src/select/routing_price.h"
 

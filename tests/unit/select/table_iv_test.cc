@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HierMoE's Table IV on links with the figures of Fig. 9: the plan that a layer takes by the price of its routing is
 // nearly the best one under the clock that runs every plan's steps.
 #include <gtest/gtest.h>

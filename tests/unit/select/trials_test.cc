@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trials with ranks that are objects of one thread: the same operations in the same order, each rank with times of its
 // own.
 #include "src/select/trials.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The background solver: deadlines, older answers, and the current placement when nothing better is known.
 #include <gtest/gtest.h>
 

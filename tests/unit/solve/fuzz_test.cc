@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random calls of every solver's entry point, sensible and senseless arguments mixed: no crash, no sanitizer report,
 // and every refusal names something. MOECCL_TEST_SCALE multiplies the 20,000 calls; 50 gives the million.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "topology/assign.h"
 
 #include <gtest/gtest.h>
@@ -123,6 +124,31 @@ TEST(Assign, DownPortsAreNotUsed) {
   for (const Node* nic : a.nics) EXPECT_NE(nic->id, "pci:0000:99:00.0");
   for (size_t i = 0; i < 8; ++i)
     EXPECT_EQ(crossing(graph, *a.users[i], *a.nics[a.choices[i].nics[0]]).distance, Distance::kSwitch) << i;
+}
+
+std::vector<std::string> own(const Graph& graph, const std::vector<std::string>& devices, uint32_t rank, uint32_t n) {
+  std::vector<std::string> names;
+  for (const uint32_t d : devices_of_rank(graph, devices, rank, n)) names.push_back(devices[d]);
+  return names;
+}
+
+TEST(DevicesOfRank, AreThoseNearItsSeatAndSpreadOverEqualOnes) {
+  using Names = std::vector<std::string>;
+  const Graph dgx = fixture("dgx"), shared = fixture("shared_nics"), sub_numa = fixture("sub_numa");
+  Names rails;
+  for (int i = 7; i >= 0; --i) rails.push_back("mlx5_" + std::to_string(i));  // whatever order they are found in
+  for (uint32_t r = 0; r < 8; ++r) EXPECT_EQ(own(dgx, rails, r, 8), Names{"mlx5_" + std::to_string(r)});
+  EXPECT_EQ(own(dgx, rails, 0, 1), Names{"mlx5_0"}) << "the others are behind other switches";
+  for (uint32_t r = 0; r < 8; ++r)
+    EXPECT_EQ(own(shared, {"mlx5_0", "mlx5_1"}, r, 8), Names{r < 4 ? "mlx5_0" : "mlx5_1"}) << r;
+  EXPECT_EQ(own(shared, {"mlx5_0", "mlx5_1"}, 0, 1), (Names{"mlx5_0", "mlx5_1"})) << "both are equally near";
+  EXPECT_EQ(own(shared, {"mlx5_1"}, 2, 8), Names{"mlx5_1"}) << "all that the user allows";
+}
+
+TEST(DevicesOfRank, AreAllWhereTheGraphDoesNotKnowThem) {
+  EXPECT_EQ(devices_of_rank(fixture("dgx"), std::vector<std::string>{"rxe0", "rxe1"}, 0, 2),
+            (std::vector<uint32_t>{0, 1}));
+  EXPECT_EQ(devices_of_rank(Graph(), std::vector<std::string>{"mlx5_0"}, 3, 2), (std::vector<uint32_t>{0}));
 }
 
 }  // namespace

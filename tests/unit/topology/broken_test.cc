@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files that are cut, damaged or nonsense: each is refused with the file's name and a line, and none crashes.
 #include <gtest/gtest.h>
 

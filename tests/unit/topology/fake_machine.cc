@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/topology/fake_machine.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A machine that is not here: a copy of /sys in a temporary folder, and a script for the fake libraries.
 #pragma once
 

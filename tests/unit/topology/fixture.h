@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fixtures by name: tests/fixtures/topology/NAME.xml, read and merged.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Machines that were seen, or made up to be awkward (tests/fixtures/topology/make): each has its expected text.
 // MOECCL_TEST_UPDATE=1 writes the texts anew, to be read before they are committed.
 #include <gtest/gtest.h>

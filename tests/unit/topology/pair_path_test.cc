@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "topology/pair_path.h"
 
 #include <gtest/gtest.h>

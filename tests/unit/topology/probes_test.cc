@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The probes that dlopen, run for real against libraries that pretend hardware (tests/support/fake_hardware).
 #include "topology/probes.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order in which an uplink serves classes, on a clock of our own.
 #include "transport/paced/arbiter.h"
 

@@ -1,9 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a link promises to the executor, whatever moves the bytes: the same cases on every transport.
 //
 // Networks come from transport/networks.cc; one that this machine cannot use is skipped with its reason, and fails
 // instead when MOECCL_TEST_REQUIRE_NET names it. Beside them: memory that ranks share, the same behind a paced uplink,
 // and a network that keeps no order at all. Built with MOECCL_TEST_CUDA_LINKS it runs on CUDA memory of the emulated
-// driver instead: ranks of one host, and ranks of several over TCP.
+// driver instead: ranks of one host, and ranks of several over TCP and over verbs on the fake libibverbs, through
+// page-locked memory and with NICs that reach the device, whose writes come late.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -20,6 +22,7 @@
 #ifdef MOECCL_TEST_CUDA_LINKS
 #include "src/exec/cuda/stream_engine.h"
 #include "tests/support/cuda_device.h"
+#include "tests/support/emulated_memory.h"
 #include "transport/cuda_ipc/cuda_link.h"
 #include "transport/cuda_net/cuda_net.h"
 #endif
@@ -50,6 +53,10 @@ class World {
   virtual void settle(uint32_t, uint32_t) {}
   // What the rank's stream was given is done.
   virtual void synchronize(uint32_t) {}
+  // As whatever runs on the rank's memory packs a room.
+  virtual void pack(uint32_t, std::byte* room, const void* data, size_t bytes) { std::memcpy(room, data, bytes); }
+  // Before another thread than the test's works for a rank.
+  virtual void enter() {}
 };
 
 class SharedWorld final : public World {
@@ -93,17 +100,19 @@ class NetworkWorld final : public World {
 // Memory of the emulated device is memory of the process.
 class CudaWorld final : public World {
  public:
-  CudaWorld(uint32_t n, bool several_hosts) : device_(0), forwards_(n) {
+  // network: between the ranks, each a host of its own; null: they share one.
+  CudaWorld(uint32_t n, const transport::Network* network, bool direct) : device_(0) {
     const auto* driver = driver::cuda::driver();
     EXPECT_TRUE(device_.ok() && device_.emulated() && driver != nullptr);
-    driver::cuda::Context context = nullptr;
-    EXPECT_EQ(driver->cuCtxGetCurrent(&context), 0);
-    for (uint32_t r = 0; r < n; ++r) streams_.push_back(std::move(*exec::StreamEngine::create(context, 0)));
-    if (several_hosts) {
-      connect_hosts(n, context);
+    EXPECT_EQ(driver->cuCtxGetCurrent(&context_), 0);
+    for (uint32_t r = 0; r < n; ++r) streams_.push_back(std::move(*exec::StreamEngine::create(context_, 0)));
+    if (network != nullptr) {
+      connect_hosts(n, context_, *network, direct);
     } else {
       here_.emplace(n);
       for (uint32_t r = 0; r < n; ++r) {
+        transport::shm::Segment& own = *(*here_)[r].own;
+        EXPECT_EQ(driver->cuMemHostRegister_v2(own.base(), own.bytes(), 0), 0);  // streams store signals there
         for (uint32_t p = 0; p < n; ++p) {
           if (p == r) continue;
           transport::cuda_ipc::CudaPeer peer;
@@ -118,14 +127,23 @@ class CudaWorld final : public World {
   }
   ~CudaWorld() override {
     for (auto& s : streams_) (void)s->synchronize();
+    for (uint32_t r = 0; here_ && r < here_->n(); ++r)
+      (void)driver::cuda::driver()->cuMemHostUnregister((*here_)[r].own->base());
   }
+  void pack(uint32_t rank, std::byte* room, const void* data, size_t bytes) override {
+    EXPECT_EQ(driver::cuda::driver()->cuMemcpyHtoDAsync_v2(reinterpret_cast<driver::cuda::Pointer>(room), data, bytes,
+                                                           streams_[rank]->stream()),
+              0);
+    synchronize(rank);
+  }
+  void enter() override { EXPECT_EQ(driver::cuda::driver()->cuCtxSetCurrent(context_), 0); }
   exec::Fabric& operator[](uint32_t rank) override { return here_ ? (*here_)[rank] : (*away_)[rank]; }
   void end(uint32_t rank) override {
     (*this)[rank].engine = nullptr;
     (*this)[rank].links.clear();
   }
   bool network() const override { return away_.has_value(); }
-  std::byte* staging(uint32_t rank) override { return here_ ? World::staging(rank) : memory_[rank].data(); }
+  std::byte* staging(uint32_t rank) override { return here_ ? World::staging(rank) : memory_[rank].seen(); }
   void settle(uint32_t rank, uint32_t from) override {
     if (auto* device = (*this)[rank].link(from).device(); device != nullptr) {
       EXPECT_TRUE(device->settle().ok());
@@ -135,46 +153,63 @@ class CudaWorld final : public World {
   void synchronize(uint32_t rank) override { EXPECT_TRUE(streams_[rank]->synchronize().ok()); }
 
  private:
-  struct Forward final : transport::Arrivals {
-    transport::Arrivals* to = nullptr;
-    bool arrived(uint32_t src, uint64_t offset, uint64_t bytes) override { return to->arrived(src, offset, bytes); }
-  };
-  void connect_hosts(uint32_t n, driver::cuda::Context context) {
-    std::vector<transport::Arrivals*> arrivals;
-    for (Forward& f : forwards_) arrivals.push_back(&f);
-    away_.emplace(*transport::find_network("tcp"), n, 4 << 20, arrivals);
-    EXPECT_TRUE(away_->status.ok()) << away_->status.message();
-    memory_.assign(n, std::vector<std::byte>(4 << 20));
-    for (uint32_t r = 0; r < n; ++r) {
-      exec::Fabric& f = (*away_)[r];
+  void connect_hosts(uint32_t n, driver::cuda::Context context, const transport::Network& network, bool direct) {
+    std::vector<std::unique_ptr<transport::cuda_net::CudaNet>> nets;
+    memory_.resize(n);
+    const auto prepare = [&](exec::Fabric& f) {
+      memory_[f.rank] = EmulatedMemory(context, kStaging);
       transport::cuda_net::CudaNet::Staging s;
       s.context = context;
-      s.stream = streams_[r]->stream();
-      s.own = f.own->memory(r);
-      s.staging_bytes = 4 << 20;
-      s.device_staging = memory_[r].data();
+      s.stream = streams_[f.rank]->stream();
+      s.own = f.own->memory(f.rank);
+      s.staging_bytes = kStaging;
+      s.device_staging = memory_[f.rank].device();
       s.most_put_bytes = 2 << 20;
       s.n_ranks = n;
-      auto net = std::move(*transport::cuda_net::CudaNet::create(s));
-      forwards_[r].to = net.get();
-      net->set_engine(std::move(f.engine));
+      nets.push_back(std::move(*transport::cuda_net::CudaNet::create(s)));
+      f.arrivals = nets.back().get();
+      if (direct) f.device_memory = *nets.back()->device_memory();
+    };
+    away_.emplace(network, n, kStaging, prepare);
+    EXPECT_TRUE(away_->status.ok()) << away_->status.message();
+    for (uint32_t r = 0; r < n; ++r) {
+      exec::Fabric& f = (*away_)[r];
+      EXPECT_TRUE(nets[r]->use(direct).ok());
+      nets[r]->set_engine(std::move(f.engine));
       for (uint32_t p = 0; p < n; ++p)
-        if (p != r) f.links[p] = net->wrap(p, std::move(f.links[p]));
-      f.engine = std::move(net);
+        if (p != r && f.links[p] != nullptr) f.links[p] = nets[r]->wrap(p, std::move(f.links[p]));
+      f.engine = std::move(nets[r]);
     }
   }
 
+  static constexpr size_t kStaging = 4 << 20;
   moeccl::testing::CudaDevice device_;
+  driver::cuda::Context context_ = nullptr;
   std::vector<std::unique_ptr<exec::StreamEngine>> streams_;
-  std::vector<Forward> forwards_;
-  std::vector<std::vector<std::byte>> memory_;  // of the device
+  std::vector<EmulatedMemory> memory_;
   std::optional<Fabrics> here_;
   std::optional<NetworkFabrics> away_;
 };
 
-std::vector<std::string> transports() { return {"cuda", "cuda_over_tcp"}; }
+std::vector<std::string> transports() {
+  return {"cuda",
+          "cuda_over_tcp",
+          "cuda_over_verbs",
+          "cuda_over_verbs_dmabuf",
+          "cuda_over_verbs_dmabuf_lanes",
+          "cuda_over_verbs_dmabuf_unordered",
+          "cuda_over_verbs_peermem"};
+}
 std::unique_ptr<World> cuda_world(const std::string& name, uint32_t n) {
-  return std::make_unique<CudaWorld>(n, name == "cuda_over_tcp");
+  if (name == "cuda") return std::make_unique<CudaWorld>(n, nullptr, false);
+  if (name == "cuda_over_tcp") return std::make_unique<CudaWorld>(n, transport::find_network("tcp"), false);
+  (void)fake_verbs::probe();
+  const bool direct = name != "cuda_over_verbs", dmabuf = name.find("dmabuf") != std::string::npos;
+  setenv("MOECCL_TEST_CUDA_RDMA", dmabuf ? "dmabuf" : "peermem", 1);
+  FakeVerbs::get().control().set_device_memory(dmabuf, !dmabuf);
+  FakeVerbs::get().control().set_late_device(direct);
+  const size_t which = name.ends_with("lanes") ? 1 : name.ends_with("unordered") ? 2 : 0;
+  return std::make_unique<CudaWorld>(n, &fake_verbs::kNetworks[which], direct);
 }
 #else
 std::unique_ptr<World> cuda_world(const std::string&, uint32_t) { return nullptr; }
@@ -394,6 +429,7 @@ TEST_P(LinkContract, ManyPutsOfAnySizeComeBeforeTheirSignal) {
   std::vector<std::thread> threads;
   for (const uint32_t me : {0u, 1u}) {
     threads.emplace_back([&, me] {
+      ranks.enter();
       exec::Fabric& f = ranks[me];
       const uint32_t other = 1 - me;
       Driving drive(f);
@@ -435,6 +471,7 @@ TEST_P(LinkContract, PutsOfSeveralCallersBesideEachOtherAllEnd) {
   for (uint32_t c = 0; c < kCallers; ++c) data.push_back(pattern(kBytes, c));
   Driving drive(ranks[0]);
   std::thread receiver([&] {
+    ranks.enter();
     Driving drives(ranks[1]);
     EXPECT_TRUE(drives.until([&] { return seen(ranks[1], 0, 0, 1); }));
   });
@@ -498,7 +535,7 @@ TEST_P(LinkContract, WhatIsPackedIntoALinksRoomGoesAsItIs) {
     const uint64_t at = (number % 8) * 256'000;
     std::byte* room = nullptr;
     ASSERT_TRUE(drive.until([&] { return (room = rooms->room(data.size())) != nullptr; })) << number;
-    std::memcpy(room, data.data(), data.size());
+    ranks.pack(0, room, data.data(), data.size());
     const auto state = ranks[0].link(1).put(at, room, data.size());
     ASSERT_TRUE(state.ok());
     ASSERT_EQ(*state, PutState::kDone) << "the link owns the room until it has gone";
@@ -559,6 +596,27 @@ TEST_P(LinkContract, ARankThatHasFailedTellsNobodyThatItsDataCame) {
       [&] { return ranks[1].link(0).board().health.state.load() == static_cast<uint32_t>(RankState::kFailed); }));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(seen(ranks[1], 0, 5, 1));
+}
+
+// What a network says that it can do is what its links have.
+TEST_P(LinkContract, CapabilitiesAreThePartsOfTheLinks) {
+  if (GetParam() == "thread" || GetParam() == "paced" || GetParam().starts_with("cuda")) GTEST_SKIP() << "no network";
+  const transport::Network& network = network_of(GetParam());
+  if (const transport::Probe probe = network.probe(); !probe.usable) GTEST_SKIP() << probe.why_not;
+  struct Nobody final : transport::Arrivals {
+    bool arrived(uint32_t, uint64_t, uint64_t) override { return true; }
+  } nobody;
+  NetworkFabrics ranks(network, 2, 4 << 20, [&](exec::Fabric& f) { f.arrivals = &nobody; });
+  ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+  for (const uint32_t r : {0u, 1u}) {
+    const transport::Link& link = ranks[r].link(1 - r);
+    EXPECT_EQ(network.can.views, link.view().staging != nullptr);
+    EXPECT_EQ(network.can.reads, link.reads() != nullptr);
+    EXPECT_EQ(network.can.one_sided, link.one_sided() != nullptr) << "who hears of puts that nobody receives?";
+    EXPECT_EQ(link.device(), nullptr) << "that is what cuda_net adds";
+    EXPECT_FALSE(network.can.one_sided && network.can.needs_pump) << "bytes that land without a CPU need none";
+    EXPECT_TRUE(!network.can.needs_pump || ranks[r].engine != nullptr);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LinkContract, ::testing::ValuesIn(transports()),

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layouts of NCCL's net plugins, as its headers of 2.12 to 2.32 have them: facts that must not move.
 #include <gtest/gtest.h>
 

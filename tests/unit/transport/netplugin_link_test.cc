@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Links through a net plugin that behaves as plugins do: every version, and each trap that real ones have set.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finding a net plugin and making one interface of seven.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A peer that holds the key and lies: what it announces is checked against this rank's own bounds.
 #include <gtest/gtest.h>
 

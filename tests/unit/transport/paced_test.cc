@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/paced/paced_link.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order in which a process's communicators put on TCP links: on a clock of our own, then over loopback.
 #include "transport/common/put_order.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two to four ranks over loopback: what a link promises to the executor.
 #include <gtest/gtest.h>
 

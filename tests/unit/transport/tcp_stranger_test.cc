@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What comes over the network is not believed: strangers, wrong keys, frames that lie.
 #include <gtest/gtest.h>
 #include <sys/resource.h>

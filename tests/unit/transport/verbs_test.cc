@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is particular to transport/verbs, on the fake libibverbs: settings, addresses, errors that name their cause, and
 // that nothing is left behind. What every link promises is in link_contract_test.cc.
 #include <gtest/gtest.h>
@@ -171,14 +172,7 @@ class Verbs : public ::testing::Test {
   }
   void TearDown() override {
     fake().calm();
-    const fake::IbvCounts now = fake().counts();
-    EXPECT_EQ(now.pairs, before_.pairs);
-    EXPECT_EQ(now.regions, before_.regions);
-    EXPECT_EQ(now.queues, before_.queues);
-    EXPECT_EQ(now.domains, before_.domains);
-    EXPECT_EQ(now.contexts, before_.contexts);
-    EXPECT_EQ(now.pinned_bytes, before_.pinned_bytes);
-    EXPECT_EQ(now.overruns, before_.overruns) << "a queue was filled beyond its depth";
+    fake().expect_as(before_);
   }
   static const FakeVerbs& fake() { return FakeVerbs::get(); }
   static Status put(exec::Fabric& f, uint32_t to, uint64_t offset, const void* src, size_t bytes) {
@@ -278,6 +272,46 @@ TEST_F(Verbs, APortThatStaysDownEndsItsLinksAndOneThatComesBackDoesNot) {
   const std::string why = lost(ranks[0], 1);
   EXPECT_TRUE(has(why, "mlx5_0:1") && has(why, "its port went down")) << why;
   ranks[0].engine->end();
+}
+
+// Four NICs, of which rank 0 is near the last two and rank 1 near the third alone.
+TEST_F(Verbs, ARankUsesTheNicsNearItAndPairsItsNearestFirst) {
+  (void)fake();
+  setenv("MOECCL_TEST_MACHINE",
+         (std::string(kTwoNics) + ";nic mlx5_2 3; port 4 5 2 32 2; gid 00000000000000000000ffff0a000003;gid "
+                                  "00000000000000000000ffff0a000003;nic mlx5_3 4; port 4 5 2 32 2; gid "
+                                  "00000000000000000000ffff0a000004;gid 00000000000000000000ffff0a000004")
+             .c_str(),
+         1);
+  const auto network = [](const transport::NetworkOptions& given) {
+    transport::NetworkOptions o = given;
+    o.nearest = [rank = o.rank](std::span<const std::string> devices) -> std::vector<uint32_t> {
+      EXPECT_EQ(devices.size(), 4u);
+      return rank == 0 ? std::vector<uint32_t>{3, 2} : std::vector<uint32_t>{2};
+    };
+    return open_with(o, FakeVerbs::settings());
+  };
+  {
+    NetworkFabrics ranks({"near", kCapabilities, fake_verbs::probe, network}, 2);
+    setenv("MOECCL_TEST_MACHINE", kTwoNics, 1);
+    ASSERT_TRUE(ranks.status.ok()) << ranks.status.message();
+    EXPECT_EQ(fake().counts().pairs, before_.pairs + 2) << "one rail: rank 0's nearest and rank 1's";
+    const std::vector<std::byte> data(100'000, std::byte{7});
+    ASSERT_TRUE(put(ranks[0], 1, 0, data.data(), data.size()).ok());
+    fake().control().raise("mlx5_0", abi::kEventDeviceFatal, 1);
+    EXPECT_TRUE(ranks[0].link(1).check_peer().ok());
+    fake().control().raise("mlx5_3", abi::kEventDeviceFatal, 1);
+    EXPECT_TRUE(has(lost(ranks[0], 1), "mlx5_3:1")) << lost(ranks[0], 1);
+  }
+  // What the user names is used as it is.
+  const auto named = [](const transport::NetworkOptions& given) {
+    transport::NetworkOptions o = given;
+    o.nearest = [](std::span<const std::string>) { return std::vector<uint32_t>{1}; };
+    return open_with(o, FakeVerbs::settings({{"MOECCL_IB_HCA", "mlx5"}}));
+  };
+  NetworkFabrics ranks({"named", kCapabilities, fake_verbs::probe, named}, 2);
+  ASSERT_TRUE(ranks.status.ok());
+  EXPECT_EQ(fake().counts().pairs, before_.pairs + 4);
 }
 
 TEST_F(Verbs, AFatalErrorOfTheDeviceEndsItsLinksAtOnce) {
@@ -390,6 +424,9 @@ TEST_F(Verbs, TheProbeSaysWhatItFindsAndWhyNot) {
   EXPECT_TRUE(found.usable);
   EXPECT_TRUE(has(found.found, "mlx5_0:1 RoCE v2 10.0.0.1, 100 Gbit/s")) << found.found;
   EXPECT_TRUE(has(found.found, "mlx5_1:1")) << found.found;
+  EXPECT_TRUE(has(found.found, "dma-buf")) << found.found;
+  fake().control().set_device_memory(false, true);
+  EXPECT_FALSE(has(probe_with(FakeVerbs::settings()).found, "dma-buf"));
   const auto none = probe_with(FakeVerbs::settings({{"NCCL_IB_HCA", "=mlx5_7"}}));
   EXPECT_FALSE(none.usable);
   EXPECT_TRUE(has(none.why_not, "NCCL_IB_HCA==mlx5_7") && has(none.why_not, "mlx5_0, mlx5_1")) << none.why_not;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connections between hosts that do not come about.
 #include "src/world/network.h"
 

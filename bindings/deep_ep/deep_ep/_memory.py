@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory for results, used again: fresh pages cost several times what the rows in them cost to move.
+
+On 4 processes that dispatch 4096 tokens of 2048 bfloat16 each, into 60 MB each, a dispatch takes 12 ms of a core's time
+in memory used before and 61 ms in new memory (docs/deepep.md)."""
+import collections
+import ctypes
+import weakref
+
+import torch
+
+_LEAST = 1 << 20  # smaller tensors come from torch, whose allocator keeps such memory
+
+
+def _room(n_bytes):
+    """n_bytes rounded up to one of eight sizes for each power of two, so that steps of about one size share memory."""
+    step = 1 << (n_bytes.bit_length() - 4)
+    return -(-n_bytes // step) * step
+
+
+class Memory:
+    """Blocks that go out as tensors and come back when the last view of the tensor is gone. It never holds more, lent
+    and free together, than was lent at once."""
+
+    def __init__(self):
+        self._free = []  # the longest unused first
+        self._returned = collections.deque()  # by whichever thread drops a tensor
+        self._lent, self._kept, self._most = 0, 0, 0
+
+    def empty(self, shape, dtype):
+        """An uninitialised CPU tensor."""
+        n_bytes = dtype.itemsize
+        for extent in shape:
+            n_bytes *= extent
+        if n_bytes < _LEAST:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        block = self._take(_room(n_bytes))
+        owner = (ctypes.c_uint8 * n_bytes).from_address(block.data_ptr())
+        weakref.finalize(owner, self._returned.append, block).atexit = False
+        return torch.frombuffer(owner, dtype=dtype).view(shape)  # its storage holds the owner
+
+    def drop(self):
+        """Frees what is not lent."""
+        self._collect()
+        self._free, self._kept = [], 0
+
+    def _collect(self):
+        while self._returned:
+            block = self._returned.popleft()
+            self._free.append(block)
+            self._lent -= block.numel()
+            self._kept += block.numel()
+
+    def _take(self, room):
+        self._collect()
+        for at in range(len(self._free) - 1, -1, -1):
+            if self._free[at].numel() == room:
+                block = self._free.pop(at)
+                self._kept -= room
+                break
+        else:
+            block = torch.empty(room, dtype=torch.uint8, device="cpu")
+        self._lent += room
+        self._most = max(self._most, self._lent)
+        while self._free and self._lent + self._kept > self._most:
+            self._kept -= self._free.pop(0).numel()
+        return block

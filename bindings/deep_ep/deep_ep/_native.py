@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MoECCL as the calls here need it: a communicator, its layers and their routings, over tensors' addresses."""
+import collections
+import ctypes
+import typing
+
+import moeccl
+import torch
+from moeccl import _abi
+from moeccl._errors import check
+from moeccl._library import lib
+
+TYPES = {torch.bfloat16: moeccl.BFLOAT16, torch.float16: moeccl.FLOAT16, torch.float32: moeccl.FLOAT32,
+         torch.float64: moeccl.FLOAT64}
+ROWS, EXPERT_MAJOR = moeccl.ROWS, moeccl.EXPERT_MAJOR
+MOST_CHOICES = 64  # top_k of a layer, moecclMoeConfig_t
+
+
+def _address(tensor):
+    return tensor.data_ptr() if tensor is not None else None
+
+
+def int32_tensor(pointer, n):
+    """A copy of n numbers of a C array, n > 0."""
+    array = (ctypes.c_int32 * n).from_address(ctypes.addressof(pointer.contents))
+    return torch.frombuffer(array, dtype=torch.int32).clone()
+
+
+class Shape(typing.NamedTuple):
+    """What makes a layer: the same numbers on all ranks."""
+    row_bytes: int
+    type: int
+    top_k: int
+    n_experts: int
+    max_tokens: int
+    layout: int
+    scale_bytes: int = 0
+    scaled_row_bytes: int = 0
+
+    def config(self):
+        config = _abi.moecclMoeConfig_t()
+        config.hidden_bytes, config.type, config.top_k = self.row_bytes, self.type, self.top_k
+        config.n_experts, config.max_tokens, config.layout = self.n_experts, self.max_tokens, self.layout
+        config.scale_bytes, config.scaled_row_bytes = self.scale_bytes, self.scaled_row_bytes
+        return config
+
+
+def query_bytes(shape, n_ranks):
+    """The most bytes that a layer of this shape holds on a rank."""
+    found = ctypes.c_size_t()
+    check(lib.moecclMoeQuerySize(ctypes.byref(shape.config()), n_ranks, None, ctypes.byref(found)))
+    return found.value
+
+
+class Routing:
+    """One routing, lent by its layer and given back when nobody holds it any more."""
+
+    def __init__(self, layer, raw):
+        self.layer, self._raw = layer, raw
+
+    def __del__(self):
+        self.layer.spare.append(self._raw)
+
+    @property
+    def shape(self):
+        return self.layer.shape
+
+    def update(self, index, weight=None):
+        """Collective. index: int32 [T, top_k]; weight: float32 of the same shape or None."""
+        self.layer.check(lib.moecclRoutingUpdate(self._raw, _address(index), _address(weight), index.size(0)))
+
+    def info(self):
+        info = _abi.moecclRoutingInfo_t()
+        self.layer.check(lib.moecclRoutingGetInfo(self._raw, ctypes.byref(info)))
+        return info
+
+    def dispatch(self, rows, out):
+        self.layer.check(lib.moecclDispatch(self._raw, _address(rows), _address(out), None))
+
+    def dispatch_scaled(self, rows, scales, out, out_scales):
+        self.layer.check(lib.moecclDispatchScaled(self._raw, _address(rows), _address(scales), _address(out),
+                                                  _address(out_scales), None))
+
+    def combine(self, rows, out):
+        self.layer.check(lib.moecclCombine(self._raw, _address(rows), _address(out), None))
+
+
+class Layer:
+    """A layer and the routings that it has made."""
+
+    def __init__(self, owner, shape):
+        self.shape, self.spare, self._owner = shape, collections.deque(), owner
+        self._made, self._raw = [], ctypes.c_void_p()
+        config = shape.config()
+        self.check(lib.moecclMoeCreate(ctypes.byref(self._raw), owner.raw, ctypes.byref(config)))
+
+    def check(self, code):
+        self._owner.check(code)
+
+    def routing(self, index, weight=None):
+        """Collective: a routing of these choices."""
+        try:
+            routing = Routing(self, self.spare.pop())
+        except IndexError:
+            raw = ctypes.c_void_p()
+            self.check(lib.moecclRoutingCreate(ctypes.byref(raw), self._raw, _address(index), _address(weight),
+                                               index.size(0)))
+            self._made.append(raw)
+            return Routing(self, raw)
+        routing.update(index, weight)
+        return routing
+
+    def close(self):
+        for raw in self._made:
+            lib.moecclRoutingDestroy(raw)
+        lib.moecclMoeDestroy(self._raw)
+        self._made = []
+
+
+class Communicator:
+    """This rank's communicator, its layers by their shape, and the two collectives that carry what layers do not."""
+
+    def __init__(self, n_ranks, rank, id):
+        self.comm = moeccl.Comm(n_ranks, id, rank, name="deep_ep")
+        self.size, self.rank, self._layers = n_ranks, rank, {}
+        self._max_tokens, self._scratch = 64, torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    @property
+    def raw(self):
+        if self.comm is None:
+            raise RuntimeError("the Buffer was destroyed: make a new one")
+        return self.comm.handle
+
+    def check(self, code):
+        check(code, self.comm.handle if self.comm is not None else None)
+
+    def layer(self, shape):
+        """Collective where the shape is new."""
+        found = self._layers.get(shape)
+        if found is None:
+            found = self._layers[shape] = Layer(self, shape)
+        return found
+
+    def room_for(self, n_tokens):
+        """max_tokens of layers for steps of n_tokens, which all ranks give alike: seldom another number than before."""
+        while self._max_tokens < n_tokens:
+            self._max_tokens *= 2
+        return self._max_tokens
+
+    def scratch(self, n_rows, columns, dtype):
+        """An uninitialised tensor until the next call of this."""
+        size = n_rows * columns * dtype.itemsize
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
+        return self._scratch[:size].view(dtype).view(n_rows, columns)
+
+    def all_to_all(self, send):
+        """send[size, n] int32; block r goes to rank r."""
+        recv = torch.empty_like(send)
+        self.check(lib.moecclAllToAll(_address(send), _address(recv), send.size(1), moeccl.INT32, self.raw,
+                                      None))
+        return recv
+
+    def all_to_all_v(self, send, send_counts, recv, recv_counts):
+        """Rows of float32: send_counts[r] of them go to rank r."""
+        width, arrays = send.size(1), []
+        for counts in (send_counts, recv_counts):
+            elements = [c * width for c in counts]
+            starts = [sum(elements[:r]) for r in range(self.size)]
+            arrays.append([(ctypes.c_size_t * self.size)(*elements), (ctypes.c_size_t * self.size)(*starts)])
+        self.check(lib.moecclAllToAllv(_address(send), *arrays[0], _address(recv), *arrays[1], moeccl.FLOAT32,
+                                       self.raw, None))
+
+    def close(self):
+        if self.comm is None:
+            return
+        for layer in self._layers.values():
+            layer.close()
+        comm, self.comm, self._layers = self.comm, None, {}
+        comm.close()

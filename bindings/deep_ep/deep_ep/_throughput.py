@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dispatch and combine of V1's high-throughput calls: one row for each pair of a token and a rank that it goes to.
+
+The routing of a MoECCL layer in the Rows layout, whose "experts" are the ranks: is_token_in_rank says all. So there are
+no limits on experts or top-k, tokens cross each level of the topology once, and sums form on the way back. Scales of
+fp8 rows, choices and their weights travel beside their rows, as the layer's scales."""
+import torch
+
+from . import _native
+
+_HEADER = ("dtype of x", "columns of x", "bytes of scales a row", "columns of topk_idx")
+_N_TOKENS, _FAN, _WORST = len(_HEADER), len(_HEADER) + 1, len(_HEADER) + 2
+_FIELDS = len(_HEADER) + 3
+_DTYPES = {kind: number for number, kind in enumerate(
+    (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2))}
+
+
+class Handle(tuple):
+    """What dispatch returns for combine and cached dispatches: V1's tuple and the routing that belongs to it.
+
+    On one host (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx,
+    is_token_in_rank, send_head); on several V1's ten items, the fourth-last recv_gbl_rank_prefix_sum. None stands for
+    what only V1's kernels read."""
+    state = None
+
+
+class State:
+    """The routing behind a handle."""
+
+    def __init__(self, is_token_in_rank):
+        self.is_token_in_rank = is_token_in_rank
+        self.n_tokens = is_token_in_rank.size(0)
+        self.n_rows, self.n_out = 0, 0  # rows received, and rows of the tensors that hold them
+        self.index, self.max_tokens = None, 0
+        self.sent, self.received = [], []  # rows to and from each rank
+        self.routings = []  # on layers for different rows, of the same choices
+
+    def routing(self, comm, row_bytes, type_, scaled_row_bytes=0, scale_bytes=0):
+        """A routing for rows of this kind; collective where there is none yet."""
+        for found in self.routings:
+            shape = found.shape
+            if (shape.row_bytes, shape.type) != (row_bytes, type_):
+                continue
+            if not scale_bytes or (shape.scaled_row_bytes, shape.scale_bytes) == (scaled_row_bytes, scale_bytes):
+                return found
+        layer = comm.layer(_native.Shape(row_bytes, type_, self.index.size(1), comm.size, self.max_tokens,
+                                         _native.ROWS, scale_bytes, scaled_row_bytes))
+        made = layer.routing(self.index)
+        self.routings.append(made)
+        return made
+
+
+def _round_up(n):
+    return 1 << (n - 1).bit_length() if n > 1 else 1
+
+
+def _choices(is_token_in_rank, fan):
+    """int32 [T, fan]: the ranks that each token goes to, -1 for none."""
+    n_ranks = is_token_in_rank.size(1)
+    ranks = torch.arange(n_ranks, dtype=torch.int32, device="cpu")
+    index = torch.where(is_token_in_rank, ranks, ranks.new_full((), -1))
+    return index if fan == n_ranks else index.topk(fan, dim=1).values.contiguous()
+
+
+class Rows:
+    """The rows of one dispatch: x, with the bytes that travel beside each row packed into one tensor."""
+
+    def __init__(self, x, topk_idx=None, topk_weights=None):
+        self.x, self.scales = x if isinstance(x, tuple) else (x, None)
+        self.x = self.x.contiguous()
+        self.topk_idx, self.topk_weights = topk_idx, topk_weights
+        self.parts = []
+        if self.scales is not None:
+            self.parts.append(self.scales.contiguous())
+        if topk_idx is not None:
+            self.parts += [topk_idx.to(torch.int32).contiguous(), topk_weights.contiguous()]
+        self.widths = [p.size(1) * p.element_size() for p in self.parts]
+        self.scale_bytes = sum(self.widths)
+        fp8 = self.x.element_size() == 1
+        # The layer sums bfloat16 where rows are quantised, so that combine uses the same routing.
+        self.type = _native.TYPES[torch.bfloat16 if fp8 else self.x.dtype]
+        self.row_bytes = self.x.size(1) * (2 if fp8 else self.x.element_size())
+        self.scaled_row_bytes = self.x.size(1) * self.x.element_size() if self.parts else 0
+
+    def header(self, fan, worst):
+        top_k = self.topk_idx.size(1) if self.topk_idx is not None else -1
+        scales = self.widths[0] if self.scales is not None else 0
+        return [_DTYPES[self.x.dtype], self.x.size(1), scales, top_k, self.x.size(0), fan, worst]
+
+    def routing(self, comm, state):
+        return state.routing(comm, self.row_bytes, self.type, self.scaled_row_bytes, self.scale_bytes)
+
+    def outputs(self, memory, n_out):
+        """The tensors that a dispatch of n_out rows fills: rows, scales, choices, weights."""
+        return [part if part is None else memory.empty((n_out, part.size(1)), part.dtype)
+                for part in (self.x, self.scales, self.topk_idx, self.topk_weights)]
+
+    def move(self, comm, state, outputs, n_local):
+        """Sends the rows and fills the outputs; rows beyond those received are zeros without choices."""
+        n = state.n_rows
+        routing, (out, scales, idx, weights) = self.routing(comm, state), outputs
+        if not self.parts:
+            routing.dispatch(self.x, out)
+        else:
+            beside = torch.cat([p.view(torch.uint8) for p in self.parts], dim=1)
+            received = comm.scratch(n, self.scale_bytes, torch.uint8)
+            routing.dispatch_scaled(self.x, beside, out, received)
+            pieces = [p.contiguous() for p in received.split(self.widths, dim=1)]
+            if scales is not None:
+                scales[:n].copy_(pieces.pop(0).view(scales.dtype))
+            if idx is not None:
+                local = pieces[0].view(torch.int32) - comm.rank * n_local
+                elsewhere = (local < 0) | (local >= n_local)
+                idx[:n].copy_(local.masked_fill_(elsewhere, -1))
+                weights[:n].copy_(pieces[1].view(torch.float32).masked_fill_(elsewhere, 0))
+        for tensor, rest in ((out, 0), (scales, 0), (idx, -1), (weights, 0)):
+            if tensor is not None and tensor.size(0) > n:
+                tensor[n:].view(torch.uint8 if rest == 0 else tensor.dtype).fill_(rest)
+
+
+def agree(comm, rows, state, num_tokens_per_expert, worst):
+    """Exchanges what ranks must know of each other before rows move. Collective.
+
+    Returns (int32 [ranks, ranks]: tokens from each rank to each, tokens for each of this rank's experts)."""
+    counts = state.is_token_in_rank.sum(dim=0, dtype=torch.int32)
+    fan = int(state.is_token_in_rank.sum(dim=1).max()) if state.n_tokens else 0
+    n_local = num_tokens_per_expert.numel() // comm.size
+    send = torch.empty((comm.size, _FIELDS + comm.size + n_local), dtype=torch.int32, device="cpu")
+    send[:, :_FIELDS] = torch.tensor(rows.header(fan, worst), dtype=torch.int32, device="cpu")
+    send[:, _FIELDS:_FIELDS + comm.size] = counts
+    send[:, _FIELDS + comm.size:] = num_tokens_per_expert.view(comm.size, n_local)
+    recv = comm.all_to_all(send)
+    headers = recv[:, :_FIELDS].tolist()
+    for field, name in enumerate(_HEADER):
+        for rank, header in enumerate(headers):
+            if header[field] != headers[0][field]:
+                raise ValueError(f"dispatch: ranks 0 and {rank} differ in the {name}, {headers[0][field]} and "
+                                 f"{header[field]}: give the same on all ranks")
+    matrix = recv[:, _FIELDS:_FIELDS + comm.size].contiguous()
+    totals = matrix.sum(dim=0).tolist()
+    for rank, header in enumerate(headers):
+        if 0 < header[_WORST] < totals[rank]:
+            raise ValueError(f"num_worst_tokens of rank {rank} is {header[_WORST]}, and {totals[rank]} tokens go there: "
+                             "give the tokens of all ranks together")
+    widest = max(header[_FAN] for header in headers)
+    if widest > _native.MOST_CHOICES:
+        raise ValueError(f"a token goes to {widest} ranks: MoECCL sends one to at most {_native.MOST_CHOICES}")
+    state.index = _choices(state.is_token_in_rank, min(comm.size, _round_up(widest)))
+    state.max_tokens = comm.room_for(max(header[_N_TOKENS] for header in headers))
+    state.sent, state.received = counts.tolist(), matrix[:, comm.rank].tolist()
+    state.n_rows = sum(state.received)
+    return matrix, recv[:, _FIELDS + comm.size:].sum(dim=0, dtype=torch.int32).tolist()
+
+
+def source_rows(comm, rows, state, out):
+    """out[:n_rows] = the number of each row's token on its source."""
+    info = rows.routing(comm, state).info()
+    if info.n_rows != state.n_rows:
+        raise RuntimeError(f"the routing has {info.n_rows} rows, the ranks announced {state.n_rows}")
+    if state.n_rows:
+        out[:state.n_rows] = _native.int32_tensor(info.row_token, state.n_rows)
+
+
+def combine_weights(comm, state, weights):
+    """float32 [T, k]: for each token the sum over its rows of weights[n_rows, k]. Collective."""
+    weights = weights[:state.n_rows].contiguous()
+    back = torch.empty((sum(state.sent), weights.size(1)), dtype=torch.float32, device="cpu")
+    comm.all_to_all_v(weights, state.received, back, state.sent)
+    tokens = state.is_token_in_rank.t().nonzero()[:, 1]  # in the order of (rank, token), as they come back
+    return torch.zeros((state.n_tokens, weights.size(1)), dtype=torch.float32, device="cpu").index_add_(0, tokens, back)
+
+
+def combine_rows(comm, state, x, biases, out):
+    """out[T, H] = for each token the sum over its rows of x, and of the biases. Collective."""
+    x = x[:state.n_rows].contiguous()
+    state.routing(comm, x.size(1) * x.element_size(), _native.TYPES[x.dtype]).combine(x, out)
+    if biases:
+        total = out.float()
+        for bias in biases:
+            total += bias.float()
+        out.copy_(total)

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffer: the calls of DeepEP's V1 interface."""
+import os
+import socket
+import weakref
+
+import moeccl
+import torch
+
+from . import _low_latency, _native, _throughput
+from ._check import (check_choices, check_group, check_layout, check_low_latency, check_rows, cpu, require,
+                     unpack_bias)
+from ._memory import Memory
+from ._stream import CommStream
+from .config import Config
+from .utils import EventHandle, EventOverlap
+
+
+def _host():
+    """A name for this machine that other machines do not have; MOECCL_HOST_ID overrides it, as it does in MoECCL."""
+    named = os.environ.get("MOECCL_HOST_ID")
+    if named:
+        return named
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return f"{socket.gethostname()} {boot.read().strip()}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _close(stream, comm):
+    stream.stop()
+    comm.close()
+
+
+class Buffer:
+    """Expert-parallel dispatch and combine over MoECCL.
+
+    Attributes as in DeepEP: rank, group_size, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode,
+    explicitly_destroy; num_sms for all Buffers. One thread uses a Buffer at a time; all ranks make the same calls in
+    the same order. Tensors are CPU tensors; bad arguments raise TypeError, ValueError or RuntimeError before anything
+    is sent, and what fails between ranks raises moeccl.Error with MoECCL's sentence."""
+
+    num_sms = 20
+
+    def __init__(self, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24,
+                 allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, explicitly_destroy=False,
+                 enable_shrink=False, comm=None):
+        """Collective. group: a torch.distributed process group; without one, comm: an mpi4py communicator.
+
+        MoECCL reserves memory and chooses transports itself: num_nvl_bytes, num_rdma_bytes, num_qps_per_rank,
+        allow_nvlink_for_low_latency_mode and allow_mnnvl are kept and have no effect. With explicitly_destroy
+        False the communicator also ends with the Buffer."""
+        if enable_shrink:
+            raise NotImplementedError("enable_shrink: MoECCL has no masks of ranks; a lost rank fails the call with its "
+                                      "name. Leave enable_shrink False")
+        self.rank, self.group_size, gather = check_group(group, comm)
+        self.group = group if group is not None else comm
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
+        told = gather((bytes(moeccl.unique_id()) if self.rank == 0 else None, _host()))
+        hosts = list(dict.fromkeys(host for _, host in told))
+        self._host_of = [hosts.index(host) for _, host in told]
+        self._n_hosts = len(hosts)
+        self._comm = _native.Communicator(self.group_size, self.rank, told[0][0])
+        self._stream, self._memory = CommStream(), Memory()
+        self._two = {}  # low-latency results: two by shape
+        self._next_combine = {}
+        self._end = weakref.finalize(self, _close, self._stream, self._comm)
+
+    def destroy(self):
+        """Waits for this rank's calls and ends the communicator. Not collective; the Buffer cannot be used again."""
+        self._two, self._next_combine = {}, {}
+        self._memory.drop()
+        self._end()
+
+    @staticmethod
+    def is_sm90_compiled():
+        """Whether rows may be fp8: they may."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms):
+        """Kept in Buffer.num_sms, for configs; calls on CPU tensors use no SMs."""
+        require(new_num_sms % 2 == 0, ValueError, "new_num_sms is {}: give an even number", new_num_sms)
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture():
+        """An event that stands for the caller's work so far."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts):
+        """Bytes that low-latency calls of this shape hold on a rank: the two results, and MoECCL's tables and staging
+        with up to 8 choices a token."""
+        check_low_latency(num_max_dispatch_tokens_per_rank, hidden, num_experts, num_ranks)
+        results = 2 * num_experts * num_max_dispatch_tokens_per_rank * hidden * 2
+        return results + _native.query_bytes(_native.Shape(
+            2 * hidden, _native.TYPES[torch.bfloat16], min(8, num_experts), num_experts,
+            num_max_dispatch_tokens_per_rank, _native.EXPERT_MAJOR), num_ranks)
+
+    def get_comm_stream(self):
+        """A CPU stream, for callers that pass it on. Calls run on a thread of the Buffer's; wait by their events."""
+        return torch.cpu.Stream()
+
+    def get_local_buffer_tensor(self, dtype, size=None, offset=0, use_rdma_buffer=False):
+        """Not here: MoECCL's staging is no memory of the caller's. Raises NotImplementedError."""
+        raise NotImplementedError("get_local_buffer_tensor: MoECCL's staging cannot be seen from outside; for low-latency "
+                                  "combines without a copy use get_next_low_latency_combine_buffer")
+
+    @staticmethod
+    def get_dispatch_config(num_ranks):
+        """A Config for any number of ranks: MoECCL plans by the topology, not by it."""
+        require(num_ranks >= 1, ValueError, "num_ranks is {}: give 1 or more", num_ranks)
+        return Config(Buffer.num_sms)
+
+    get_combine_config = get_dispatch_config
+
+    def get_dispatch_layout(self, topk_idx, num_experts, previous_event=None, async_finish=False,
+                            allocate_on_comm_stream=False):
+        """Where tokens go. topk_idx: [T, k] int64 (int32 too), -1 for no choice. Not collective.
+
+        Returns (tokens per rank int32 [ranks], per host int32 [hosts] or None for one host, per expert int32
+        [num_experts], is_token_in_rank bool [T, ranks], event)."""
+        cpu("topk_idx", topk_idx)
+        check_choices(topk_idx, num_experts, self.group_size)
+        n, ranks = topk_idx.size(0), self.group_size
+        in_rank = torch.zeros((n, ranks), dtype=torch.bool, device="cpu")
+        per_rank = torch.zeros(ranks, dtype=torch.int32, device="cpu")
+        per_expert = torch.zeros(num_experts, dtype=torch.int32, device="cpu")
+        per_host = torch.zeros(self._n_hosts, dtype=torch.int32, device="cpu") if self._n_hosts > 1 else None
+
+        def work():
+            index = topk_idx.long() + 1  # 0: no choice
+            marked = torch.zeros((n, ranks + 1), dtype=torch.bool, device="cpu")
+            marked.scatter_(1, (index + num_experts // ranks - 1) // (num_experts // ranks), True)
+            in_rank.copy_(marked[:, 1:])
+            per_rank.copy_(in_rank.sum(dim=0))
+            per_expert.copy_(torch.bincount(index.view(-1), minlength=num_experts + 1)[1:])
+            if per_host is not None:
+                hosts = torch.tensor(self._host_of, device="cpu")
+                for host in range(self._n_hosts):
+                    per_host[host] = in_rank[:, hosts == host].any(dim=1).sum()
+
+        event = self._run(work, previous_event, async_finish)
+        return per_rank, per_host, per_expert, in_rank, event
+
+    def dispatch(self, x, handle=None, num_tokens_per_rank=None, num_tokens_per_rdma_rank=None, is_token_in_rank=None,
+                 num_tokens_per_expert=None, topk_idx=None, topk_weights=None, expert_alignment=1, num_worst_tokens=0,
+                 config=None, previous_event=None, async_finish=False, allocate_on_comm_stream=False):
+        """Sends each token once to each rank that it goes to. Collective.
+
+        x: [T, hidden] of bfloat16, float16, float32 or float64, or (rows [T, hidden] of fp8, scales [T, n]).
+        num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: get_dispatch_layout's. topk_idx [T, k] and
+        topk_weights float32 [T, k]: both or neither. handle: of an earlier dispatch, whose rows x takes again; then
+        nothing else describes the routing. num_worst_tokens: rows of the results, however many arrive; the call then
+        waits for no other rank when async_finish is set.
+
+        Returns (rows in the order of source rank and token, as x; recv_topk_idx with this rank's expert numbers and
+        -1 for others; recv_topk_weights, 0 there; tokens for each local expert, rounded up to expert_alignment, or []
+        with num_worst_tokens; handle; event). With a handle all but the first and last are None."""
+        rows = check_rows(x, topk_idx, topk_weights)
+        if handle is not None:
+            require(topk_idx is None and topk_weights is None, ValueError,
+                    "topk_idx and topk_weights belong to the dispatch that made the handle: leave them out")
+            return self._dispatch_again(rows, self._state(handle, "dispatch"), previous_event, async_finish)
+        check_layout(rows, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, self.group_size)
+        require(expert_alignment >= 1, ValueError, "expert_alignment is {}: give 1 or more", expert_alignment)
+        require(num_worst_tokens >= 0, ValueError, "num_worst_tokens is {}: give 0 or more", num_worst_tokens)
+        if topk_idx is not None:
+            check_choices(topk_idx, num_tokens_per_expert.numel(), self.group_size)
+        state = _throughput.State(is_token_in_rank)
+        n_local = num_tokens_per_expert.numel() // self.group_size
+        prefix = torch.empty((self.group_size, self.group_size), dtype=torch.int32, device="cpu")
+        per_expert = []
+
+        def prepare():
+            matrix, counts = _throughput.agree(self._comm, rows, state, num_tokens_per_expert, num_worst_tokens)
+            prefix.copy_(matrix.cumsum(0))
+            per_expert.extend(-(-c // expert_alignment) * expert_alignment for c in counts)
+            rows.routing(self._comm, state)
+
+        def move():
+            rows.move(self._comm, state, outputs, n_local)
+            _throughput.source_rows(self._comm, rows, state, source)
+
+        def both():
+            prepare()
+            move()
+
+        if not num_worst_tokens:
+            self._run(prepare, previous_event, False)
+        state.n_out = num_worst_tokens or state.n_rows
+        outputs = rows.outputs(self._memory, state.n_out)
+        source = torch.full((state.n_out, ), -1, dtype=torch.int32, device="cpu")
+        event = self._run(both if num_worst_tokens else move, previous_event, async_finish)
+        received, scales, idx, weights = outputs
+        made = self._handle(state, prefix, source, num_tokens_per_rank)
+        return (received if scales is None else (received, scales), idx, weights,
+                [] if num_worst_tokens else per_expert, made, event)
+
+    def _dispatch_again(self, rows, state, previous_event, async_finish):
+        require(rows.x.size(0) == state.n_tokens, ValueError,
+                "x has {} rows: the handle's dispatch had {}, give as many", rows.x.size(0), state.n_tokens)
+        outputs = rows.outputs(self._memory, state.n_out)
+        event = self._run(lambda: rows.move(self._comm, state, outputs, 0), previous_event, async_finish)
+        received, scales, _, _ = outputs
+        return (received if scales is None else (received, scales)), None, None, None, None, event
+
+    def _handle(self, state, prefix, source, num_tokens_per_rank):
+        if self._n_hosts > 1:
+            made = _throughput.Handle((state.is_token_in_rank, None, None, None, None, None, prefix[:, self.rank],
+                                       source, None, None))
+        else:
+            made = _throughput.Handle((prefix, num_tokens_per_rank.view(-1, 1), None, source, state.is_token_in_rank,
+                                       None))
+        made.state = state
+        return made
+
+    def _state(self, handle, call, kind=_throughput.Handle):
+        if not isinstance(handle, kind):
+            raise TypeError(f"{call}: handle is a {type(handle).__name__}: give what "
+                            f"{'dispatch' if kind is _throughput.Handle else 'low_latency_dispatch'} returned, unchanged")
+        return handle.state
+
+    def combine(self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None, async_finish=False,
+                allocate_on_comm_stream=False):
+        """Sums each token's rows, without weights. Collective.
+
+        x: [rows of the handle's dispatch, hidden] of bfloat16, float16, float32 or float64; hidden and type may be
+        others than in dispatch. topk_weights: float32 [rows, k] or None, on all ranks alike. bias: None, one tensor
+        [T, hidden] or a tuple of two, which are added.
+
+        Returns ([T, hidden], zeros for a token that went nowhere; the sums of topk_weights float32 [T, k] or None;
+        event)."""
+        state = self._state(handle, "combine")
+        check_rows(x, combine=True)
+        biases = unpack_bias(bias, x, state.n_tokens)
+        require(x.size(0) in (state.n_rows, state.n_out), ValueError,
+                "x has {} rows: the handle's dispatch brought {}, give as many", x.size(0), state.n_rows)
+        out = self._memory.empty((state.n_tokens, x.size(1)), x.dtype)
+        out_weights = None
+        if topk_weights is not None:
+            cpu("topk_weights", topk_weights)
+            require(topk_weights.dtype == torch.float32 and topk_weights.shape[:1] == x.shape[:1] and
+                    topk_weights.dim() == 2, ValueError, "topk_weights is {} {}: give float32 [{}, k]",
+                    topk_weights.dtype, list(topk_weights.shape), x.size(0))
+            out_weights = topk_weights.new_empty((state.n_tokens, topk_weights.size(1)))
+
+        def work():
+            _throughput.combine_rows(self._comm, state, x, biases, out)
+            if topk_weights is not None:
+                out_weights.copy_(_throughput.combine_weights(self._comm, state, topk_weights))
+
+        return out, out_weights, self._run(work, previous_event, async_finish)
+
+    def internode_dispatch(self, x, handle=None, num_tokens_per_rank=None, num_tokens_per_rdma_rank=None,
+                           is_token_in_rank=None, num_tokens_per_expert=None, topk_idx=None, topk_weights=None,
+                           expert_alignment=1, config=None, previous_event=None, async_finish=False,
+                           allocate_on_comm_stream=False):
+        """dispatch: MoECCL plans by the hosts that there are."""
+        return self.dispatch(x, handle, num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank,
+                             num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, 0, config, previous_event,
+                             async_finish, allocate_on_comm_stream)
+
+    def internode_combine(self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None,
+                          async_finish=False, allocate_on_comm_stream=False):
+        """combine: MoECCL plans by the hosts that there are."""
+        return self.combine(x, handle, topk_weights, bias, config, previous_event, async_finish,
+                            allocate_on_comm_stream)
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank, hidden, num_experts):
+        """Frees the memory for results that the Buffer keeps; MoECCL needs no zeros in it."""
+        check_low_latency(num_max_dispatch_tokens_per_rank, hidden, num_experts, self.group_size)
+        self._stream.drain()
+        self._memory.drop()
+        self._two, self._next_combine = {}, {}
+
+    def low_latency_dispatch(self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
+                             cumulative_local_expert_recv_stats=None, dispatch_wait_recv_cost_stats=None, use_fp8=True,
+                             round_scale=False, use_ue8m0=False, async_finish=False, return_recv_hook=False):
+        """Sends each token to its experts. Collective.
+
+        x: bfloat16 [T, hidden], T at most num_max_dispatch_tokens_per_rank; topk_idx: int64 (int32 too) [T, k], -1
+        for no choice. cumulative_local_expert_recv_stats: int32 [local experts], counts are added.
+
+        Returns (rows [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden] of bfloat16, or with use_fp8
+        (rows of fp8, scales); rows of each expert int32 [local experts]; handle; event; hook). Each expert's rows are
+        in the order of source rank and token; handle[0][expert, row] is the token, handle[1][expert, rank] is
+        begin << 32 | count. Rows lie in one of two buffers: the results of the second call before are overwritten.
+        With return_recv_hook the results are there after hook()."""
+        self._low_latency("low_latency_dispatch", async_finish, return_recv_hook)
+        most = num_max_dispatch_tokens_per_rank
+        check_low_latency(most, x.size(1) if x.dim() == 2 else 0, num_experts, self.group_size, x, topk_idx,
+                          use_fp8, round_scale, use_ue8m0)
+        if dispatch_wait_recv_cost_stats is not None:
+            raise NotImplementedError("dispatch_wait_recv_cost_stats: MoECCL does not measure waits by source; give None "
+                                      "and see MOECCL_PROFILE's and the flight recorder's times")
+        check_choices(topk_idx, num_experts, self.group_size)
+        state = _low_latency.State(topk_idx.to(torch.int32).contiguous(), most, x.size(1), num_experts, self.group_size)
+        out = _low_latency.Outputs(state, self.group_size, *self._next_buffers(state, use_fp8, use_ue8m0))
+
+        def work():
+            _low_latency.dispatch(self._comm, state, x.contiguous(), out, round_scale)
+            if cumulative_local_expert_recv_stats is not None:
+                cumulative_local_expert_recv_stats.add_(out.count)
+
+        event = self._run(work, None, async_finish or return_recv_hook)
+        handle = _low_latency.Handle((out.source, out.range, most, x.size(1), num_experts))
+        handle.state = state
+        return ((out.rows, out.scales) if use_fp8 else out.rows, out.count, handle, *self._later(event, return_recv_hook))
+
+    def low_latency_combine(self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False,
+                            async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None):
+        """Sums each token's rows, with weights. Collective.
+
+        x: bfloat16, shaped as low_latency_dispatch's rows; with zero_copy what get_next_low_latency_combine_buffer gave
+        is used in its place. topk_idx: dispatch's; a choice that is -1 only here counts nothing. topk_weights:
+        float32 [T, k]. out: bfloat16 [T, hidden] for the result, or None. use_logfmt has no effect: rows travel as
+        bfloat16.
+
+        Returns ([T, hidden] bfloat16, event, hook)."""
+        self._low_latency("low_latency_combine", async_finish, return_recv_hook)
+        state = self._state(handle, "low_latency_combine", _low_latency.Handle)
+        if combine_wait_recv_cost_stats is not None:
+            raise NotImplementedError("combine_wait_recv_cost_stats: MoECCL does not measure waits by source; give None")
+        if zero_copy:
+            x = self.get_next_low_latency_combine_buffer(handle)
+        weights = _low_latency.check_combine(state, x, topk_idx, topk_weights, out)
+        if out is None:
+            out = self._memory.empty((state.index.size(0), state.hidden), torch.bfloat16)
+        event = self._run(lambda: _low_latency.combine(self._comm, state, x, weights, out), None,
+                          async_finish or return_recv_hook)
+        return (out, *self._later(event, return_recv_hook))
+
+    def get_next_low_latency_combine_buffer(self, handle):
+        """The bfloat16 tensor, shaped as low_latency_dispatch's rows, that the next low_latency_combine with zero_copy
+        reads."""
+        state = self._state(handle, "get_next_low_latency_combine_buffer", _low_latency.Handle)
+        shape = (state.n_local, state.room, state.hidden)
+        if shape not in self._next_combine:
+            self._next_combine[shape] = torch.zeros(shape, dtype=torch.bfloat16, device="cpu")
+        return self._next_combine[shape]
+
+    def _next_buffers(self, state, use_fp8, use_ue8m0):
+        pair = self._two.setdefault((state.n_local, state.room, state.hidden, use_fp8, use_ue8m0), [])
+        if len(pair) < 2:
+            pair.append(_low_latency.buffers(state, use_fp8, use_ue8m0))
+            return pair[-1]
+        pair.reverse()
+        return pair[1]
+
+    def _low_latency(self, call, async_finish, return_recv_hook):
+        require(self.low_latency_mode, RuntimeError, "{}: make the Buffer with low_latency_mode=True", call)
+        require(not (async_finish and return_recv_hook), ValueError,
+                "{}: give async_finish or return_recv_hook, not both", call)
+
+    def _run(self, work, previous_event, asynchronous):
+        previous = getattr(previous_event, "event", None)
+        self._comm.raw  # a destroyed Buffer says so here
+        return EventOverlap(self._stream.run(work, previous, asynchronous))
+
+    @staticmethod
+    def _later(event, return_recv_hook):
+        """(event, hook) of a low-latency call."""
+        return (EventOverlap(None), event.event.current_stream_wait) if return_recv_hook else (event, None)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MoECCL from Python: the C interface over buffers (torch tensors, NumPy and CUDA arrays, array.array, bytearray), by ctypes alone.
+
+    import moeccl, numpy as np
+    comm = moeccl.Comm.from_env()              # under mpirun, torchrun or srun; or Comm(n_ranks, id, rank)
+    x = np.ones(1024, np.float32)
+    comm.all_reduce(x)                         # in place
+    comm.all_gather(x, out)                    # out[n_ranks, 1024]
+
+Buffers are C-contiguous; their element type is taken from the buffer (`type=` overrides it: bfloat16 in a uint16 array).
+Counts are the sizes of the buffers, so that they cannot disagree with them; a buffer of another size or type than the
+call needs raises ValueError or TypeError before anything is sent. A call without a stream blocks, without holding
+the interpreter lock: thread ranks run side by side. Failures raise moeccl.Error with MoECCL's sentence and `.code`. The
+library is found in LIBMOECCL, beside the package, or by the dynamic linker. docs/python.md."""
+from . import codec, experts, hybrid, migrate, pipeline, plan, replace, solve
+from ._errors import Error
+from .codec import Codec, shared_expert
+from .comm import Comm, UniqueId, init_all, unique_id, version
+from .constants import (AVG, BFLOAT16, EXPERT_MAJOR, FLOAT8E4M3, FLOAT8E5M2, FLOAT16, FLOAT32, FLOAT64, ID_BYTES, INT8, INT32, INT64,
+                        MAX, MAX_LEVELS, MIN, PRIORITY_AUTO, PRIORITY_CP, PRIORITY_DP, PRIORITY_EP, PRIORITY_PP, PROD, ROWS, SUM, UINT8, UINT32, UINT64)
+from .experts import Placement
+from .hybrid import Hybrid
+from .memory import RedOp, Registration, mem_alloc
+from .migrate import Migration
+from .moe import Moe, Routing
+from .replace import Replacement
+from .streams import Stream, group
+
+__all__ = ["AVG", "BFLOAT16", "Codec", "Comm", "EXPERT_MAJOR", "Error", "FLOAT16", "FLOAT32", "FLOAT64", "FLOAT8E4M3", "FLOAT8E5M2",
+           "Hybrid", "ID_BYTES", "INT32", "INT64", "INT8", "MAX", "MAX_LEVELS", "MIN", "Migration", "Moe", "PRIORITY_AUTO", "PRIORITY_CP",
+           "PRIORITY_DP", "PRIORITY_EP", "PRIORITY_PP", "PROD", "Placement", "ROWS", "RedOp", "Registration", "Replacement", "Routing",
+           "SUM", "Stream", "UINT32", "UINT64", "UINT8", "UniqueId", "codec", "experts", "group", "hybrid", "init_all", "mem_alloc",
+           "migrate", "pipeline", "plan", "replace", "shared_expert", "solve", "unique_id", "version"]

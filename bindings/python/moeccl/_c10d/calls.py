@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torch's collectives as calls of the library: which, on which memory, and what is to be done before and after.
+
+Each function gives (calls, after, outputs): calls are (function of the library, its arguments but for the stream), `after`
+is what remains to be done when they have run, or None. A tensor with gaps goes through a dense copy; a list of tensors that
+lie one behind another in one storage is used as it lies."""
+import ctypes
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import torch
+
+from .. import _abi
+from .._library import lib
+from .kinds import BITWISE, TYPES, as_moved, kind_of, reduction
+
+Call = Tuple[Any, ...]
+After = Optional[Callable[[], None]]
+Made = Tuple[List[Call], After]
+
+_NOTHING: After = None
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def room_for(tensor: torch.Tensor) -> Tuple[torch.Tensor, After]:
+    """Dense memory for an output, and the copy from there to where it belongs."""
+    if tensor.is_contiguous():
+        return tensor, None
+    made = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return made, lambda: tensor.copy_(made)
+
+
+def one_behind_another(tensors: Sequence[torch.Tensor]) -> Optional[torch.Tensor]:
+    """The tensors as one flat view, where they lie so."""
+    first = tensors[0]
+    at, total, storage = first.data_ptr(), 0, first.untyped_storage().data_ptr()
+    for t in tensors:
+        if t.data_ptr() != at + total * first.element_size() or not t.is_contiguous() or t.dtype != first.dtype or \
+                t.untyped_storage().data_ptr() != storage:
+            return None
+        total += t.numel()
+    if total == 0:
+        return None
+    return first.detach().as_strided((total,), (1,))
+
+
+def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensors one behind another, for reading."""
+    view = one_behind_another(tensors)
+    return view if view is not None else torch.cat([t.detach().reshape(-1) for t in tensors])
+
+
+def flat_room(tensors: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, After]:
+    """Memory for outputs one behind another, and the copies to where they belong."""
+    view = one_behind_another(tensors)
+    if view is not None:
+        return view, None
+    made = torch.empty(sum(t.numel() for t in tensors), dtype=tensors[0].dtype, device=tensors[0].device)
+
+    def copies() -> None:
+        at = 0
+        for t in tensors:
+            t.copy_(made[at:at + t.numel()].view(t.shape))
+            at += t.numel()
+
+    return made, copies
+
+
+def both(first: After, second: After) -> After:
+    if first is None or second is None:
+        return second if first is None else first
+    one, other = first, second
+
+    def run() -> None:
+        one()
+        other()
+
+    return run
+
+
+def same(call: str, tensors: Sequence[torch.Tensor], numel: Optional[int] = None) -> None:
+    """All of one type, on one device, and of one size."""
+    first = tensors[0]
+    for t in tensors:
+        if t.dtype != first.dtype:
+            raise ValueError(f"{call}: tensors of {first.dtype} and {t.dtype}: give tensors of one type")
+        if t.device != first.device:
+            raise ValueError(f"{call}: tensors on {first.device} and {t.device}: give tensors on one device")
+        if numel is not None and t.numel() != numel:
+            raise ValueError(f"{call}: a tensor has {t.numel()} elements where {numel} are needed: give tensors of one size")
+
+
+def _blocks(call: str, whole: torch.Tensor, part: torch.Tensor, size: int, names: Tuple[str, str]) -> None:
+    same(call, (whole, part))
+    if whole.numel() != part.numel() * size:
+        raise ValueError(f"{call}: {names[0]} has {whole.numel()} elements and {names[1]} {part.numel()}: {names[0]} holds one "
+                         f"{names[1]} for each of the {size} ranks")
+
+
+class Reduced:
+    """A tensor as the library can reduce it: `source` goes in, `target` takes the result, `after` brings it home."""
+
+    def __init__(self, call: str, op: Any, source: torch.Tensor, target: Optional[torch.Tensor]) -> None:
+        self.op, as_type = reduction(call, op, source.dtype)
+        self.bare = kind_of(op)
+        self.premul = op.factor if self.op is None and self.bare not in BITWISE else None
+        self.bitwise = None if self.op is not None or self.premul is not None else BITWISE[self.bare]
+        if source.dtype.is_complex:
+            source = torch.view_as_real(source.resolve_conj())
+            target = None if target is None else torch.view_as_real(target)
+        self.after: After = None
+        if as_type is None:
+            same_memory = target is source or target is not None and target.data_ptr() == source.data_ptr() and \
+                target.numel() == source.numel()
+            self.source = dense(source)
+            self.target: Any = None
+            if target is not None:
+                self.target, self.after = room_for(target)
+                if same_memory and self.after is not None:
+                    self.target = self.source  # a dense copy, reduced in place
+                    made, out = self.source, target
+                    self.after = lambda: out.copy_(made)
+        else:
+            self.source = source.to(as_type).contiguous()
+            self.target = None
+            if target is not None:
+                self.target = made = self.source if target.numel() == source.numel() else torch.empty(
+                    target.shape, dtype=as_type, device=target.device)
+                home = target
+                self.after = lambda: home.copy_(made)
+        self.type = TYPES.get(self.source.dtype, _abi.moecclUint8)  # the bitwise ones move what the library cannot reduce
+
+
+def broadcast(handle: int, rank: int, size: int, tensor: torch.Tensor, root: int) -> Made:
+    room, after = (dense(tensor), None) if rank == root else room_for(tensor)
+    count, kind = as_moved(room)
+    at = room.data_ptr()
+    return [(lib.moecclBroadcast, at, at, count, kind, root, handle, room)], after
+
+
+def all_gather(handle: int, target: torch.Tensor, source: torch.Tensor) -> Call:
+    count, kind = as_moved(source)
+    return (lib.moecclAllGather, source.data_ptr(), target.data_ptr(), count, kind, handle, (source, target))
+
+
+def all_gather_single(handle: int, size: int, target: torch.Tensor, source: torch.Tensor) -> Made:
+    _blocks("all_gather_single", target, source, size, ("output", "input"))
+    room, after = room_for(target)
+    return [all_gather(handle, room, dense(source))], after
+
+
+def all_gather_list(handle: int, size: int, targets: Sequence[torch.Tensor], source: torch.Tensor) -> Made:
+    if len(targets) != size:
+        raise ValueError(f"all_gather: {len(targets)} output tensors for {size} ranks: give one for each")
+    same("all_gather", [source, *targets], source.numel())
+    room, after = flat_room(targets)
+    return [all_gather(handle, room, dense(source))], after
+
+
+def gather(handle: int, rank: int, size: int, targets: Optional[Sequence[torch.Tensor]], source: torch.Tensor, root: int) -> Made:
+    """targets: on the root, one for each rank, or one that holds them all; None elsewhere."""
+    room, after = None, _NOTHING
+    if rank == root:
+        if targets is None or len(targets) not in (1, size):
+            raise ValueError(f"gather: {0 if targets is None else len(targets)} output tensors on the root: give {size}, one for "
+                             "each rank")
+        if len(targets) == 1 and size > 1 or targets[0].numel() != source.numel():
+            _blocks("gather", targets[0], source, size, ("output", "input"))
+            room, after = room_for(targets[0])
+        else:
+            same("gather", [source, *targets], source.numel())
+            room, after = flat_room(targets)
+    source = dense(source)
+    count, kind = as_moved(source)
+    return [(lib.moecclGather, source.data_ptr(), None if room is None else room.data_ptr(), count, kind, root, handle,
+             (source, room))], after
+
+
+def scatter(handle: int, rank: int, size: int, target: torch.Tensor, sources: Optional[Sequence[torch.Tensor]], root: int) -> Made:
+    whole = None
+    if rank == root:
+        if sources is None or len(sources) != size:
+            raise ValueError(f"scatter: {0 if sources is None else len(sources)} input tensors on the root: give {size}, one for "
+                             "each rank")
+        same("scatter", [target, *sources], target.numel())
+        whole = flat(sources)
+    room, after = room_for(target)
+    count, kind = as_moved(room)
+    return [(lib.moecclScatter, None if whole is None else whole.data_ptr(), room.data_ptr(), count, kind, root, handle,
+             (whole, room))], after
+
+
+def all_to_all_even(handle: int, size: int, target: torch.Tensor, source: torch.Tensor) -> Call:
+    count, kind = as_moved(source)
+    return (lib.moecclAllToAll, source.data_ptr(), target.data_ptr(), count // size, kind, handle, (source, target))
+
+
+def all_to_all(handle: int, size: int, target: torch.Tensor, source: torch.Tensor, recv: Sequence[int],
+               send: Sequence[int]) -> Call:
+    """Dense blocks one behind another; recv and send: their elements, by rank."""
+    scale = 1 if source.dtype in TYPES else source.element_size()
+    kind = as_moved(source)[1]
+    array = _arrays(size)
+    counts = []
+    for elements in (send, recv):
+        at, starts = 0, []
+        for n in elements:
+            starts.append(at)
+            at += n * scale
+        counts += [array(*(n * scale for n in elements)), array(*starts)]
+    return (lib.moecclAllToAllv, source.data_ptr(), counts[0], counts[1], target.data_ptr(), counts[2], counts[3], kind, handle,
+            (source, target, counts))
+
+
+def _arrays(size: int) -> Any:
+    return ctypes.c_size_t * size
+
+
+def all_to_all_single(handle: int, size: int, target: torch.Tensor, source: torch.Tensor, recv: Sequence[int],
+                      send: Sequence[int]) -> Made:
+    same("all_to_all_single", (target, source))
+    room, after = room_for(target)
+    source = dense(source)
+    if not recv and not send:
+        for name, t in (("input", source), ("output", target)):
+            if t.numel() % size or t.dim() > 0 and t.shape[0] % size:
+                raise ValueError(f"all_to_all_single: {name} of shape {tuple(t.shape)} for {size} ranks: give a first dimension "
+                                 "that they divide, or split sizes")
+        if source.numel() == target.numel():
+            return [all_to_all_even(handle, size, room, source)], after
+    sides = []
+    for name, t, rows in (("output", target, recv), ("input", source, send)):
+        length = t.shape[0] if t.dim() > 0 else 1
+        rows = list(rows) if rows else [length // size] * size
+        if len(rows) != size or sum(rows) != length or min(rows) < 0:
+            raise ValueError(f"all_to_all_single: {name}_split_sizes are {rows} for {size} ranks and {length} rows: give one for each "
+                             "rank, whose sum is the number of rows")
+        row = t.numel() // length if length else 0
+        sides.append([n * row for n in rows])
+    return [all_to_all(handle, size, room, source, sides[0], sides[1])], after
+
+
+def all_to_all_list(handle: int, size: int, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Made:
+    if len(targets) != size or len(sources) != size:
+        raise ValueError(f"all_to_all: {len(targets)} output and {len(sources)} input tensors for {size} ranks: give one for each")
+    same("all_to_all", [*targets, *sources])
+    room, after = flat_room(targets)
+    return [all_to_all(handle, size, room, flat(sources), [t.numel() for t in targets], [t.numel() for t in sources])], after

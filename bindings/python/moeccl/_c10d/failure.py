@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failures as exceptions that torch's users expect, with the library's sentence."""
+from typing import Any, Optional
+
+import torch.distributed as dist
+
+from .. import _abi
+from .._errors import Error as _Error
+from .._library import lib
+
+_Base: Any = getattr(dist, "DistBackendError", RuntimeError)
+
+
+class BackendError(_Error, _Base):
+    """A failed operation of the backend: a moeccl.Error (`code`, `name`) that is torch's DistBackendError too."""
+
+
+def failure(what: str, code: int, comm: Optional[int]) -> BackendError:
+    """Of a call that returned `code` just now."""
+    passed = "the timeout passed: " if code == _abi.moecclTimeout else ""
+    return BackendError(code, f"{what}: {passed}{lib.moecclGetLastError(comm).decode(errors='replace')}")
+
+
+def expired(what: str, ms: float, remedy: str) -> BackendError:
+    return BackendError(_abi.moecclTimeout, f"{what} did not finish within {ms:.0f} ms: {remedy}")
+
+
+def milliseconds(timeout: Any) -> Optional[float]:
+    """A timedelta's; None for none and for those that stand for "as the group has it"."""
+    if timeout is None:
+        return None
+    ms = timeout.total_seconds() * 1000
+    return ms if ms > 0 else None
+
+
+__all__ = ["BackendError", "expired", "failure", "milliseconds"]

@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Point to point with tags and receives from any rank, over the library's sends and receives.
+
+The library matches messages of a pair in the order of their calls, and runs one operation of a communicator at a time. Here
+each direction of a pair is a channel: a communicator of two, made at the first message, and a thread at each end. A message is
+a header (tag, bytes, and the data when it is small), the data, and a byte back when the receiver has it. The receiver's thread
+works only while somebody waits for a message; those with another tag it keeps until their receive is posted. So sends and
+receives of any order, tags included, cannot block one another, and a send has ended when its data has arrived."""
+import ctypes
+import struct
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+
+import torch
+
+from .. import _abi
+from .._library import lib
+from ..comm import unique_id
+from .failure import BackendError, expired, failure
+from .meeting import await_key, clamp_ms, join, own_connection
+from .work import Work
+
+_HEADER = struct.Struct("<qq")
+_SLOT = 1024  # of a header with its data: one message where two would take twice as long
+_INLINE = _SLOT - _HEADER.size
+_BYTE = _abi.moecclUint8
+_MOST_MS = 2**31 - 1
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class MessageWork(Work):
+    """A send or a receive. `tensor`: dense memory; `target`: where a receive's data goes afterwards, if elsewhere."""
+
+    def __init__(self, owner: "Messages", what: str, sends: bool, tensor: torch.Tensor, peer: Optional[int], tag: int,
+                 target: Optional[torch.Tensor] = None) -> None:
+        super().__init__(what, [tensor if target is None else target])
+        self.owner, self.sends, self.tensor, self.peer, self.tag, self._target = owner, sends, tensor, peer, tag, target
+        self.limit_ms = owner.timeout_ms
+        self._deadline = time.monotonic() + self.limit_ms / 1000
+
+    def arrived(self, source: int) -> None:
+        self.source = source
+        try:
+            if self._target is not None:
+                with torch.no_grad():
+                    self._target.copy_(self.tensor)
+        except Exception as raised:  # the copy's failure belongs to whoever waits
+            self.end(raised)
+            return
+        self.end()
+
+    def _wait(self, ms: Optional[float]) -> None:
+        left = max(0.0, self._deadline - time.monotonic()) * 1000
+        if ms is not None and ms < left:
+            super()._wait(ms)
+            return
+        with self._ended:
+            if self._ended.wait_for(lambda: self.done, left / 1000):
+                return
+        self.end(expired(self.what, self.limit_ms, "look for a peer that did not make the matching call"))
+        self.owner.expire(self)
+
+
+class _Channel:
+    """One direction of a pair, at one of its ends: a communicator of two whose rank 0 sends, and the thread that uses it."""
+
+    def __init__(self, owner: "Messages", sender: int, receiver: int) -> None:
+        self.owner, self.sender, self.receiver = owner, sender, receiver
+        self.comm: Optional[int] = None
+        self.dead: Optional[BaseException] = None
+        self.slot = ctypes.create_string_buffer(_SLOT)
+        self.thread: Optional[threading.Thread] = None
+
+    def start(self, body: Any) -> None:
+        self.thread = threading.Thread(target=self._run, args=(body,), name="moeccl-messages", daemon=True)
+        self.thread.start()
+
+    def _run(self, body: Any) -> None:
+        try:
+            body()
+        except BaseException as raised:  # whatever it is, those who wait on the channel must hear of it
+            self.owner.died(self, raised)
+        finally:
+            with self.owner.changed:
+                comm, self.comm = self.comm, None
+            if comm is not None:
+                lib.moecclCommDestroy(comm)
+
+    def connect(self, sends: bool, give_up: Any) -> bool:
+        """Both ends come to the store first, so that neither waits in the library for one that does not come."""
+        o = self.owner
+        key = f"{o.key}/{self.sender}-{self.receiver}"
+        what = f"connecting rank {self.sender} to rank {self.receiver} for messages"
+        config = _abi.moecclConfig_t()
+        config.timeout_ms = _MOST_MS  # each work has its own deadline
+        config.init_timeout_ms = clamp_ms(o.timeout_ms)
+        config.staging_bytes, config.name = 1 << 16, b"messages"
+        config.priority = o.priority
+        if sends:
+            if await_key(o.store, f"{key}/wanted", what, _MOST_MS, o.unless_broken(give_up)) is None:
+                return False
+            made: Any = unique_id()
+            o.store.set(f"{key}/id", bytes(made))
+        else:
+            o.store.set(f"{key}/wanted", b"1")
+            made = await_key(o.store, f"{key}/id", what, _MOST_MS, o.unless_broken(give_up))
+            if made is None:
+                return False
+        comm = join(made, 2, 0 if sends else 1, config)
+        with o.changed:
+            self.comm = comm
+            closing = o.closed
+        if closing:
+            lib.moecclCommAbort(comm)
+        return True
+
+    def move(self, send: bool, where: Any, count: int) -> None:
+        call = lib.moecclSend if send else lib.moecclRecv
+        code = call(where, count, _BYTE, 1 if self.comm_is_sender else 0, self.comm, None)
+        if code != 0:
+            raise failure(f"a message from rank {self.sender} to rank {self.receiver}", code, self.comm)
+
+    comm_is_sender = True
+
+    def abort(self) -> None:
+        if self.comm is not None:
+            lib.moecclCommAbort(self.comm)
+
+
+class _Outgoing(_Channel):
+    def __init__(self, owner: "Messages", receiver: int) -> None:
+        super().__init__(owner, owner.rank, receiver)
+        self.queue: Deque[MessageWork] = deque()
+        self.start(self._loop)
+
+    def _loop(self) -> None:
+        changed = self.owner.changed
+        if not self.connect(True, lambda: self.owner.closed):
+            return
+        while True:
+            with changed:
+                while not self.queue and not self.owner.closed:
+                    changed.wait()
+                if not self.queue:
+                    return
+                work = self.queue[0]
+            self._send(work)
+            with changed:
+                if self.queue and self.queue[0] is work:
+                    self.queue.popleft()
+            work.end()
+
+    def _send(self, work: MessageWork) -> None:
+        n = _bytes_of(work.tensor)
+        _HEADER.pack_into(self.slot, 0, work.tag, n)
+        if 0 < n <= _INLINE:
+            ctypes.memmove(ctypes.addressof(self.slot) + _HEADER.size, work.tensor.data_ptr(), n)
+        self.move(True, self.slot, _SLOT)
+        if n > _INLINE:
+            self.move(True, work.tensor.data_ptr(), n)
+        self.move(False, self.slot, 1)
+
+
+class _Incoming(_Channel):
+    comm_is_sender = False
+
+    def __init__(self, owner: "Messages", sender: int) -> None:
+        super().__init__(owner, sender, owner.rank)
+        self.kept: Deque[Tuple[int, Any]] = deque()  # messages that nobody has asked for yet
+        self.start(self._loop)
+
+    def _loop(self) -> None:
+        o = self.owner
+        with o.changed:
+            while not o.wanted(self.sender) and not o.closed:
+                o.changed.wait()
+        while not self.connect(False, lambda: o.closed or not o.wanted(self.sender)):
+            with o.changed:
+                while not o.wanted(self.sender) and not o.closed:
+                    o.changed.wait()
+                if o.closed:
+                    return
+        while True:
+            with o.changed:
+                while not o.wanted(self.sender) and not o.closed:
+                    o.changed.wait()
+                if o.closed:
+                    return
+            self._receive()
+
+    def _receive(self) -> None:
+        o = self.owner
+        self.move(False, self.slot, _SLOT)
+        tag, n = _HEADER.unpack_from(self.slot)
+        with o.changed:
+            work = o.match(self.sender, tag)
+        fits = work is not None and _bytes_of(work.tensor) == n
+        if work is not None and fits:
+            where = work.tensor.data_ptr()
+        else:
+            spare = torch.empty(n, dtype=torch.uint8)
+            where = spare.data_ptr()
+        if n > _INLINE:
+            try:
+                self.move(False, where, n)
+            except BaseException as raised:
+                if work is not None:
+                    work.end(raised)
+                raise
+        elif n > 0:
+            ctypes.memmove(where, ctypes.addressof(self.slot) + _HEADER.size, n)
+        self.move(True, self.slot, 1)
+        if work is None:
+            with o.changed:
+                work = o.match(self.sender, tag)  # may have been posted meanwhile
+                if work is None:
+                    self.kept.append((tag, spare))
+                    return
+            fits = False
+        if fits:
+            work.arrived(self.sender)
+        else:
+            o.hand_over(work, self.sender, spare)
+
+
+class Messages:
+    """A rank's sends and receives."""
+
+    def __init__(self, store: Any, key: str, rank: int, size: int, timeout_ms: float, priority: int,
+                 failed: Callable[[], Optional[Exception]]) -> None:
+        """failed(): what has broken the group, which those who wait for a peer to come to the store hear of."""
+        self._failed = failed
+        self.store, self.key, self.rank, self.size = own_connection(store), key, rank, size
+        self.timeout_ms, self.priority = timeout_ms, priority
+        self.changed = threading.Condition()
+        self.closed = False
+        self._outgoing: Dict[int, _Outgoing] = {}
+        self._incoming: Dict[int, _Incoming] = {}
+        self._posted: List[MessageWork] = []  # receives, in the order of their calls
+        self._own: Deque[Tuple[int, Any]] = deque()  # messages to itself
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
+        what = f"send of {_bytes_of(tensor)} bytes to rank {peer} with tag {tag}"
+        self._check(what, peer)
+        work = MessageWork(self, what, True, tensor.contiguous(), peer, tag)
+        if peer == self.rank:
+            copy = work.tensor.clone().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+            with self.changed:
+                receive = self.match(self.rank, tag)
+                if receive is None:
+                    self._own.append((tag, copy))
+            if receive is not None:
+                self.hand_over(receive, self.rank, copy)
+            work.end()
+            return work
+        with self.changed:
+            channel = self._outgoing.get(peer)
+            if channel is None:
+                channel = self._outgoing[peer] = _Outgoing(self, peer)
+            dead = channel.dead
+            if dead is None:
+                channel.queue.append(work)
+                self.changed.notify_all()
+        if dead is not None:
+            work.end(dead)
+        return work
+
+    def receive(self, tensor: torch.Tensor, peer: Optional[int], tag: int) -> Work:
+        """peer None: from whichever rank sends first."""
+        whom = "any rank" if peer is None else f"rank {peer}"
+        what = f"receive of {_bytes_of(tensor)} bytes from {whom} with tag {tag}"
+        if peer is not None:
+            self._check(what, peer)
+        dense = tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        work = MessageWork(self, what, False, dense, peer, tag, None if dense is tensor else tensor)
+        with self.changed:
+            found = self._take_kept(work)
+            dead = None
+            if found is None:
+                peers = [p for p in range(self.size) if p != self.rank] if peer is None else [peer]
+                for p in peers:
+                    if p != self.rank and p not in self._incoming:
+                        self._incoming[p] = _Incoming(self, p)
+                fallen = [self._incoming[p].dead for p in peers if p != self.rank]
+                if fallen and all(d is not None for d in fallen):
+                    dead = fallen[0]
+                else:
+                    self._posted.append(work)
+                    self.changed.notify_all()
+        if found is not None:
+            self.hand_over(work, *found)
+        elif dead is not None:
+            work.end(dead)
+        return work
+
+    def _check(self, what: str, peer: int) -> None:
+        if not 0 <= peer < self.size:
+            raise ValueError(f"{what}: give a rank from 0 to {self.size - 1}")
+        if self.closed:
+            raise RuntimeError(f"{what}: the group is closed: make a new one")
+
+    def unless_broken(self, give_up: Callable[[], bool]) -> Callable[[], bool]:
+        def ask() -> bool:
+            error = None if self.closed else self._failed()
+            if error is not None:
+                raise error
+            return give_up()
+
+        return ask
+
+    # Under `changed`.
+
+    def wanted(self, sender: int) -> bool:
+        return any(w.peer is None or w.peer == sender for w in self._posted)
+
+    def match(self, sender: int, tag: int) -> Optional[MessageWork]:
+        for i, work in enumerate(self._posted):
+            if work.tag == tag and (work.peer is None or work.peer == sender):
+                work.peer = sender
+                return self._posted.pop(i)
+        return None
+
+    def _take_kept(self, work: MessageWork) -> Optional[Tuple[int, Any]]:
+        sources = range(self.size) if work.peer is None else [work.peer]
+        for source in sources:
+            channel = self._incoming.get(source)
+            kept = self._own if source == self.rank else channel.kept if channel is not None else ()
+            for i, (tag, data) in enumerate(kept):
+                if tag == work.tag:
+                    del kept[i]  # type: ignore[arg-type]
+                    return source, data
+        return None
+
+    def hand_over(self, work: MessageWork, source: int, data: torch.Tensor) -> None:
+        """A message that lies in memory of ours."""
+        n = _bytes_of(work.tensor)
+        if n != data.numel():
+            text = f"{work.what}: rank {source} sent {data.numel()} bytes: give a tensor of the sender's size"
+            work.end(BackendError(_abi.moecclMismatch, text))
+            return
+        if n > 0:
+            ctypes.memmove(work.tensor.data_ptr(), data.data_ptr(), n)
+        work.arrived(source)
+
+    def died(self, channel: _Channel, error: BaseException) -> None:
+        """The channel's thread has ended with an error."""
+        with self.changed:
+            channel.dead = error
+            if isinstance(channel, _Outgoing):
+                ended = list(channel.queue)
+                channel.queue.clear()
+            else:
+                alive = any(c.dead is None for c in self._incoming.values())
+                ended = [w for w in self._posted if w.peer == channel.sender or w.peer is None and not alive]
+                self._posted = [w for w in self._posted if w not in ended]
+        for work in ended:
+            work.end(error)
+
+    def expire(self, work: MessageWork) -> None:
+        """Its time has passed."""
+        with self.changed:
+            if work in self._posted:  # nothing of it has arrived: the channel is as good as before
+                self._posted.remove(work)
+                return
+            if not work.sends:
+                channel: Any = self._incoming.get(work.peer) if work.peer is not None else None
+            else:
+                channel = self._outgoing.get(work.peer if work.peer is not None else -1)
+                if channel is not None and work in channel.queue and (channel.comm is None or work is not channel.queue[0]):
+                    channel.queue.remove(work)
+                    return
+        if channel is not None:
+            channel.abort()
+
+    def abort(self) -> None:
+        with self.changed:
+            self.closed = True
+            channels: List[Any] = list(self._outgoing.values()) + list(self._incoming.values())
+            works = self._posted + [w for c in self._outgoing.values() for w in c.queue]
+            self._posted = []
+            self.changed.notify_all()
+        for channel in channels:
+            channel.abort()
+        for work in works:
+            work.end(BackendError(_abi.moecclAborted, f"{work.what}: the group was aborted or closed"))
+
+    def close(self) -> None:
+        """Ends everything. Sends that have not been waited for end with an error."""
+        self.abort()
+        for channel in [*self._outgoing.values(), *self._incoming.values()]:
+            thread = channel.thread
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(timeout=10)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torch's reductions as calls of the library; see calls.py.
+
+BAND, BOR and BXOR, which the library does not have, are a gather of all ranks' tensors (or an exchange of blocks) and a
+reduction by this rank: n times the memory of the result."""
+import ctypes
+from typing import Any, List, Sequence, Tuple
+
+import torch
+
+from .._errors import check
+from .._library import lib
+from .calls import After, Call, Made, Reduced, all_gather, all_to_all_even, both, flat
+from .kinds import as_moved
+
+
+class _Operator:
+    """The library's number of an operator; one of PREMUL_SUM is made for the call, which reads it at once."""
+
+    def __init__(self, r: Reduced, handle: int) -> None:
+        self._handle, self.made = handle, False
+        if r.op is not None:
+            self.number: int = r.op
+            return
+        factor = r.premul.to(r.source.dtype) if isinstance(r.premul, torch.Tensor) else torch.tensor(r.premul, dtype=r.source.dtype)
+        if factor.numel() != 1:
+            raise ValueError(f"PREMUL_SUM: a factor of {factor.numel()} elements: give one number")
+        factor, op = factor.reshape(()).cpu(), ctypes.c_int32()
+        check(lib.moecclRedOpCreatePreMulSum(ctypes.byref(op), factor.data_ptr(), r.type, handle), handle)
+        self.number, self.made = op.value, True
+
+    def __del__(self) -> None:
+        if self.made:
+            lib.moecclRedOpDestroy(self.number, self._handle)
+
+
+def _fold(r: Reduced, parts: torch.Tensor, into: torch.Tensor) -> None:
+    rows = parts.view(-1, into.numel())
+    out = into.view(-1)
+    out.copy_(rows[0])
+    for row in rows[1:]:
+        r.bitwise(out, row, out=out)
+
+
+def all_reduce(handle: int, size: int, call: str, tensor: torch.Tensor, op: Any) -> Made:
+    r = Reduced(call, op, tensor, tensor)
+    if r.bitwise is not None:
+        parts = torch.empty(size * r.source.numel(), dtype=r.source.dtype, device=r.source.device)
+        return [all_gather(handle, parts, r.source)], both(lambda: _fold(r, parts, r.target), r.after)
+    operator = _Operator(r, handle)
+    return [(lib.moecclAllReduce, r.source.data_ptr(), r.target.data_ptr(), r.source.numel(), r.type, operator.number, handle,
+             (r.source, r.target, operator))], r.after
+
+
+def all_reduce_coalesced(handle: int, size: int, tensors: Sequence[torch.Tensor], op: Any, most_bytes: int) -> Made:
+    """Small tensors of one type go together."""
+    first = tensors[0]
+    total = sum(t.numel() for t in tensors)
+    if len(tensors) > 1 and total * first.element_size() <= most_bytes and all(t.dtype == first.dtype for t in tensors):
+        together = torch.cat([t.detach().reshape(-1) for t in tensors])
+        calls, after = all_reduce(handle, size, "all_reduce_coalesced", together, op)
+
+        def home() -> None:
+            at = 0
+            for t in tensors:
+                t.copy_(together[at:at + t.numel()].view(t.shape))
+                at += t.numel()
+
+        return calls, both(after, home)
+    every: List[Call] = []
+    last: After = None
+    for t in tensors:
+        calls, after = all_reduce(handle, size, "all_reduce_coalesced", t, op)
+        every += calls
+        last = both(last, after)
+    return every, last
+
+
+def reduce(handle: int, rank: int, size: int, tensor: torch.Tensor, op: Any, root: int) -> Made:
+    r = Reduced("reduce", op, tensor, tensor if rank == root else None)
+    target = None if r.target is None else r.target.data_ptr()
+    if r.bitwise is not None:
+        parts = torch.empty(size * r.source.numel() if rank == root else 0, dtype=r.source.dtype, device=r.source.device)
+        count, kind = as_moved(r.source)
+        call = (lib.moecclGather, r.source.data_ptr(), parts.data_ptr() if rank == root else None, count, kind, root, handle,
+                (r.source, parts))
+        return [call], both(lambda: _fold(r, parts, r.target), r.after) if rank == root else None
+    operator = _Operator(r, handle)
+    return [(lib.moecclReduce, r.source.data_ptr(), target, r.source.numel(), r.type, operator.number, root, handle,
+             (r.source, r.target, operator))], r.after
+
+
+def reduce_scatter(handle: int, size: int, call: str, target: torch.Tensor, source: torch.Tensor, op: Any) -> Made:
+    """source: [size, ...] of target's size, one block behind another."""
+    if source.dtype != target.dtype:
+        raise ValueError(f"{call}: input of {source.dtype} and output of {target.dtype}: give tensors of one type")
+    if source.numel() != target.numel() * size:
+        raise ValueError(f"{call}: input has {source.numel()} elements and output {target.numel()}: the input holds one output for "
+                         f"each of the {size} ranks")
+    r = Reduced(call, op, source, target)
+    if r.bitwise is not None:
+        parts = torch.empty(r.source.numel(), dtype=r.source.dtype, device=r.source.device)
+        return [all_to_all_even(handle, size, parts, r.source)], both(lambda: _fold(r, parts, r.target), r.after)
+    operator = _Operator(r, handle)
+    return [(lib.moecclReduceScatter, r.source.data_ptr(), r.target.data_ptr(), r.target.numel(), r.type, operator.number, handle,
+             (r.source, r.target, operator))], r.after
+
+
+def reduce_scatter_list(handle: int, size: int, target: torch.Tensor, sources: Sequence[torch.Tensor], op: Any) -> Made:
+    if len(sources) != size:
+        raise ValueError(f"reduce_scatter: {len(sources)} input tensors for {size} ranks: give one for each")
+    for t in sources:
+        if t.numel() != target.numel() or t.dtype != target.dtype:
+            raise ValueError(f"reduce_scatter: an input tensor of {t.numel()} {t.dtype}, an output of {target.numel()} {target.dtype}: "
+                             "give tensors of one size and type")
+    return reduce_scatter(handle, size, "reduce_scatter", target, flat(sources), op)
+
+
+def sparse_sizes(tensor: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A coalesced sparse tensor's indices, values, and how many there are."""
+    tensor = tensor.coalesce()
+    return tensor.indices().contiguous(), tensor.values().contiguous(), torch.tensor([tensor.indices().shape[1]])

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Works: what an asynchronous call gives back.
+
+An operation runs on a host stream of the library from the moment of the call. Whatever Python has to do at its end (copies
+into tensors with gaps, the future) is done once, by the thread that asks first: one in wait(), or the watcher, a thread that
+is started when somebody wants a future or polls is_completed()."""
+import ctypes
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Deque, List, Optional
+
+import torch
+from torch._C._distributed_c10d import Work as _TorchWork
+
+from .._errors import check
+from .._library import lib
+from .failure import expired, failure, milliseconds
+
+_MOST_IN_FLIGHT = 128
+
+
+class Work(_TorchWork):
+    """An operation. What completes it is a subclass's."""
+
+    def __init__(self, what: str, outputs: Any, source: int = -1) -> None:
+        super().__init__()
+        self.what, self.outputs, self.source = what, outputs, source
+        self.done = False
+        self.error: Optional[BaseException] = None
+        self._ended = threading.Condition(threading.Lock())
+        self._future: Any = None
+        self._on_end: List[Callable[[], None]] = []
+
+    def end(self, error: Optional[BaseException] = None) -> None:
+        """The operation has ended; the first end counts."""
+        with self._ended:
+            if self.done:
+                return
+            self.error, self.done = error, True
+            future = self._future
+            self._ended.notify_all()
+        if future is not None:
+            self._settle(future)
+
+    def _settle(self, future: Any) -> None:
+        if self.error is None:
+            future.set_result(self.outputs)
+        else:
+            future.set_exception(self.error)
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Blocks until the operation has ended, at most `timeout`; raises its failure."""
+        if not self.done:
+            self._wait(milliseconds(timeout))
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def _wait(self, ms: Optional[float]) -> None:
+        with self._ended:
+            if not self._ended.wait_for(lambda: self.done, None if ms is None else ms / 1000):
+                raise expired(f"{self.what}: wait()", ms or 0, "the operation goes on; wait longer, or abort the group")
+
+    def watch(self) -> None:
+        """Sees to it that the work ends although nobody waits for it."""
+
+    def is_completed(self) -> bool:
+        if not self.done:
+            self.watch()
+        return self.done
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.error is None
+
+    def exception(self) -> Optional[BaseException]:
+        return self.error if self.is_completed() else None
+
+    def result(self) -> Any:
+        self.wait()
+        return self.outputs
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        if self.source < 0:
+            raise RuntimeError(f"{self.what} has no source rank: only a receive has one, when it has ended")
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A torch.futures.Future of the output tensors."""
+        with self._ended:
+            made = self._future is None
+            if made:
+                self._future = torch.futures.Future()
+            done = self.done
+        if made and done:
+            self._settle(self._future)
+        elif not done:
+            self.watch()
+        return self._future
+
+
+class DoneWork(Work):
+    """An operation that ended before its call returned."""
+
+    def __init__(self, what: str, outputs: Any) -> None:
+        super().__init__(what, outputs)
+        self.done = True
+
+
+class StreamWork(Work):
+    """An operation on a host stream that has nothing else on it."""
+
+    def __init__(self, pool: "Streams", what: str, outputs: Any, comm: int, keep: Any, after: Optional[Callable[[], None]],
+                 limit_ms: Optional[float]) -> None:
+        super().__init__(what, outputs)
+        self._pool, self._comm, self._keep, self._after = pool, comm, keep, after
+        self._stream: Optional[int] = pool.take()
+        self._finishing = threading.Lock()
+        self._deadline = None if limit_ms is None else time.monotonic() + limit_ms / 1000
+        self._limit_ms = limit_ms
+        self._refused: Optional[BaseException] = None
+
+    @property
+    def stream(self) -> Optional[int]:
+        return self._stream
+
+    def issued(self, error: Optional[BaseException]) -> None:
+        """All its calls are on the stream; `error`: the one that was refused, which ends the work when the others have run."""
+        self._refused = error
+        self._pool.add(self)
+
+    def finish(self) -> None:
+        """Waits for the stream and ends the work, on this thread."""
+        with self._finishing:
+            if self.done:
+                return
+            error = self._refused
+            code = lib.moecclStreamSynchronize(self._stream)
+            self._pool.give_back(self._stream)
+            self._stream = None
+            if code != 0 and error is None:
+                error = failure(self.what, code, self._comm)
+            if error is None and self._after is not None:
+                try:
+                    with torch.no_grad():
+                        self._after()
+                except Exception as raised:  # of a copy: it is the work's failure, whichever thread ends it
+                    error = raised
+            self._keep = self._after = None
+            self.end(error)
+
+    def _wait(self, ms: Optional[float]) -> None:
+        if ms is None and self._deadline is None:
+            self.finish()
+            return
+        self.watch()
+        left = float("inf") if self._deadline is None else max(0.0, self._deadline - time.monotonic()) * 1000
+        if ms is not None and ms < left:
+            super()._wait(ms)
+            return
+        with self._ended:
+            if self._ended.wait_for(lambda: self.done, left / 1000):
+                return
+        text = "the group's timeout passed, so it is aborted; look for a rank that did not make this call"
+        self.end(expired(self.what, self._limit_ms or 0, text))
+        lib.moecclCommAbort(self._comm)
+
+    def watch(self) -> None:
+        self._pool.watch()
+
+
+class Streams:
+    """A group's host streams, one for each operation in flight, and the operations on them in the order of their calls."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: List[int] = []
+        self._all: List[int] = []
+        self._works: Deque[StreamWork] = deque()
+        self._there = threading.Condition(self._lock)
+        self._watcher: Optional[threading.Thread] = None
+        self._closed = False
+
+    def take(self) -> int:
+        while True:
+            with self._lock:
+                while self._works and self._works[0].done:
+                    self._works.popleft()
+                if self._free:
+                    return self._free.pop()
+                oldest = self._works[0] if len(self._all) >= _MOST_IN_FLIGHT and self._works else None
+            if oldest is None:
+                break
+            oldest.finish()
+        made = ctypes.c_void_p()
+        check(lib.moecclStreamCreate(ctypes.byref(made)))
+        with self._lock:
+            self._all.append(made.value or 0)
+        return made.value or 0
+
+    def give_back(self, stream: Optional[int]) -> None:
+        with self._lock:
+            if stream is not None:
+                self._free.append(stream)
+
+    def add(self, work: StreamWork) -> None:
+        with self._lock:
+            self._works.append(work)
+            if self._watcher is not None:
+                self._there.notify()
+
+    def watch(self) -> None:
+        with self._lock:
+            if self._watcher is None and not self._closed:
+                self._watcher = threading.Thread(target=self._loop, name="moeccl-watcher", daemon=True)
+                self._watcher.start()
+
+    def _loop(self) -> None:
+        while True:
+            with self._lock:
+                while self._works and self._works[0].done:
+                    self._works.popleft()
+                while not self._works and not self._closed:
+                    self._there.wait()
+                if not self._works:
+                    return
+                work = self._works[0]
+            work.finish()
+
+    def busy(self) -> bool:
+        with self._lock:
+            return any(not work.done for work in self._works)
+
+    def close(self) -> None:
+        """Finishes what is in flight, ends the watcher and frees the streams."""
+        with self._lock:
+            works, self._closed = list(self._works), True
+            self._there.notify_all()
+        for work in works:
+            work.finish()
+        watcher = self._watcher
+        if watcher is not None and watcher is not threading.current_thread():
+            watcher.join()
+        with self._lock:
+            streams, self._all, self._free = self._all, [], []
+        for stream in streams:
+            lib.moecclStreamDestroy(stream)

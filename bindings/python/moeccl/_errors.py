@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failures of the library as exceptions, and the checks of arguments that ctypes would cut to size."""
+import operator
+from typing import Any, Optional, Tuple
+
+from ._library import lib
+
+INT32 = (-2**31, 2**31 - 1)
+INT64 = (-2**63, 2**63 - 1)
+SIZE = (0, 2**64 - 1)
+
+
+class Error(RuntimeError):
+    """A failed call: str() is MoECCL's sentence, `code` its moecclResult_t, `name` the code's name."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        self.code = code
+        self.name: str = lib.moecclGetErrorString(code).decode()
+        super().__init__(f"{self.name}: {sentence}")
+
+    def __reduce__(self) -> Any:
+        return _again, (self.code, self.name, str(self))
+
+
+Error.__module__ = "moeccl"
+
+
+def _again(code: int, name: str, whole: str) -> Error:
+    """The error that another process raised and sent here."""
+    error = Error.__new__(Error, whole)
+    error.code, error.name = code, name
+    return error
+
+
+def check(code: int, comm: Optional[int] = None) -> None:
+    """Raises the failure of a call on a communicator's handle, or of this thread without one."""
+    if code != 0:
+        raise Error(code, lib.moecclGetLastError(comm).decode(errors="replace"))
+
+
+def number(name: str, value: Any, limits: Tuple[int, int] = INT32) -> int:
+    """A whole number that fits where C has it: ctypes would cut what does not."""
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}: give a whole number") from None
+    if not limits[0] <= whole <= limits[1]:
+        raise ValueError(f"{name} is {whole}: give a number from {limits[0]} to {limits[1]}")
+    return whole
+
+
+def text(name: str, value: Any) -> Optional[bytes]:
+    """A text for a const char*; None stays None."""
+    encoded = value.encode() if isinstance(value, str) else value
+    if encoded is not None and (not isinstance(encoded, bytes) or b"\0" in encoded):
+        raise TypeError(f"{name} is {value!r}: give a text without NUL")
+    return encoded

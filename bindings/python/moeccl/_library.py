@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds libmoeccl and loads it: LIBMOECCL, beside the package (wheel, build folder, prefix), then the dynamic linker."""
+import ctypes
+import os
+
+from . import _abi
+
+
+def _load() -> ctypes.CDLL:
+    here = os.path.dirname(os.path.realpath(__file__))
+    named = os.environ.get("LIBMOECCL")  # not MOECCL_...: the library would warn of a variable that it does not know
+    soname = f"libmoeccl.so.{_abi.MOECCL_VERSION_MAJOR}"
+    # In a build folder and in a prefix's lib/python3.N/site-packages the library lies three folders up.
+    beside = [os.path.join(here, soname), os.path.join(here, "..", "..", "..", soname)]
+    tried = [named] if named else [p for p in beside if os.path.exists(p)] + [soname, "libmoeccl.so"]
+    failures = []
+    for name in tried:
+        try:
+            loaded = ctypes.CDLL(name)
+        except OSError as failure:
+            failures.append(str(failure))
+            continue
+        try:
+            _abi.declare(loaded)
+        except AttributeError as failure:
+            raise ImportError(f"{name} is older than this Python package ({failure}): name a newer one in LIBMOECCL") from None
+        return loaded
+    raise ImportError(f"libmoeccl is not found ({'; '.join(failures)}): name its file in LIBMOECCL")
+
+
+lib = _load()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed's backend "moeccl".
+
+    import torch.distributed as dist
+    import moeccl.distributed              # not needed where moeccl is installed and torch is 2.14 or newer
+    dist.init_process_group("moeccl")      # under torchrun
+
+A group of CPU tensors, and of CUDA tensors where torch has CUDA. `moeccl.distributed.Options(...)` are its pg_options.
+docs/pytorch.md says what is supported, and what differs from gloo and nccl."""
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ._c10d.backend import Backend, Options
+from ._c10d.failure import BackendError
+from ._c10d.group import Group
+
+NAME = "moeccl"
+
+
+def _devices() -> Any:
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def _create(given: Any, pg_options: Any) -> Any:
+    """A group for init_process_group(), or a backend where it is one of several or torch wraps it."""
+    if pg_options is None:
+        pg_options = Options(given.timeout)
+    elif not isinstance(pg_options, dist.distributed_c10d.C10DBackend.Options):
+        raise TypeError(f"pg_options is a {type(pg_options).__name__}: give moeccl.distributed.Options")
+    pg_options._timeout = given.timeout
+    pg_options.global_ranks_in_group = given.global_ranks_in_group
+    pg_options.group_name = given.group_id
+    backend = Backend(given.store, given.group_rank, given.group_size, pg_options, given.group_id)
+    if not getattr(pg_options, "direct", True) or _torch_looks() or not _is_alone(given):
+        return backend
+    return Group(given.store, backend, [torch.device(d) for d in _devices()])
+
+
+def _torch_looks() -> bool:
+    """Whether torch was asked to look at every call: it wraps the backend, or hangs a check for NaNs into the group."""
+    return dist.get_debug_level() == dist.DebugLevel.DETAIL or os.environ.get("TORCH_DIST_NAN_CHECK") == "1"
+
+
+def _is_alone(given: Any) -> bool:
+    """Whether torch makes the group for this backend alone. Of several, as in "cpu:moeccl,cuda:nccl", the group's default is that
+    of the accelerator."""
+    outer = getattr(given, "process_group", None)
+    try:
+        return outer is not None and outer.name() == "custom"
+    except RuntimeError:
+        return False
+
+
+def register() -> None:
+    """Makes "moeccl" known to torch; its entry point, and done by this import."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=_devices())
+
+
+register()
+
+__all__ = ["Backend", "BackendError", "Group", "Options", "register"]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicated experts: gradients and weights of experts with any number of replicas on any ranks (include/moeccl/experts.h).
+
+Expert tensors all have `count` elements. A rank's buffer of slots is [slots, count], of shards [n_experts, shard(count, n_ranks)]."""
+import array
+import ctypes
+from typing import Any, List, Optional, Sequence, Union
+
+from . import _abi
+from ._arrays import Given, made, set_array
+from ._buffers import Buffer, common_type, type_size
+from ._errors import SIZE, check, number
+from ._library import lib
+from ._pages import page
+from .comm import Comm
+from .constants import FLOAT32, SUM
+from .plan import op_number
+from .streams import give_back, stream_handle
+
+_byref = ctypes.byref
+
+
+class Placement:
+    """Which expert each slot holds. slot_expert: [sum of slots], rank after rank; -1 for an empty slot.
+
+    slots_per_rank of every rank, or slot_counts [n_ranks]. Read before a call returns."""
+
+    def __init__(self, n_experts: int, slot_expert: Any, slots_per_rank: int = 0, slot_counts: Optional[Sequence[int]] = None) -> None:
+        self.struct, self._keep = _abi.moecclPlacement_t(), []  # type: ignore[var-annotated]
+        self.struct.n_experts = number("n_experts", n_experts)
+        self.struct.slots_per_rank = number("slots_per_rank", slots_per_rank)
+        set_array(self.struct, self._keep, "slot_counts", slot_counts, ctypes.c_int32, None)
+        set_array(self.struct, self._keep, "slot_expert", slot_expert, ctypes.c_int32, None)
+        self.n_experts: int = self.struct.n_experts
+        self._counts = list(slot_counts) if slot_counts is not None else None
+        self._slots = self._keep[1].count
+
+    def slots(self, n_ranks: int, rank: int) -> int:
+        """Slots of a rank; ValueError where the placement is not one for n_ranks ranks."""
+        counts = self._counts if self._counts is not None else [self.struct.slots_per_rank] * n_ranks
+        if len(counts) != n_ranks or sum(counts) != self._slots:
+            raise ValueError(f"slot_expert has {self._slots} slots: {n_ranks} ranks with {counts} slots need {sum(counts)}")
+        return int(counts[rank])
+
+
+def shard(count: int, n_ranks: int) -> int:
+    """Elements of one rank's part of an expert of `count` elements."""
+    return int(lib.moecclExpertShard(number("count", count, SIZE), number("n_ranks", n_ranks)))
+
+
+def popularity(comm: Comm, topk_index: Any, n_experts: int) -> "array.array[int]":
+    """[n_experts] (int64): how often each expert stands in all ranks' topk_index (int32); -1 is not counted. Collective."""
+    given = Given("topk_index", topk_index, ctypes.c_int32)
+    n_experts = number("n_experts", n_experts, (1, 2**31 - 1))
+    counts = made(ctypes.c_int64, n_experts)
+    comm._check(lib.moecclExpertPopularity(given.address, given.count, n_experts, counts.buffer_info()[0], comm._handle, None))
+    return counts
+
+
+def _run(comm: Comm, function: str, placement: Placement, first: Any, second: Any, slots_at: Any, count: Optional[int],
+         type_: Optional[int], op: Any, stream: Any) -> None:
+    """slots_at: which of the two buffers hold slots; the other holds shards."""
+    buffers = [Buffer(first), Buffer(second, True)]
+    try:
+        kind = common_type(function, buffers, type_)
+        slots = placement.slots(comm.size, comm.rank)
+        if count is None:
+            lent = next((b for b, is_slots in zip(buffers, slots_at) if is_slots and b.present), None)
+            if lent is None or slots == 0:
+                raise ValueError(f"{function}: this rank has no slots, give count=, the elements of an expert")
+            count = lent.count(kind) // slots
+        count = number("count", count, SIZE)
+        for buffer, is_slots in zip(buffers, slots_at):
+            wanted = slots * count if is_slots else placement.n_experts * shard(count, comm.size)
+            if buffer.count(kind) != wanted:
+                raise ValueError(f"{function}: a buffer of {'slots' if is_slots else 'shards'} has {buffer.count(kind)} elements, "
+                                 f"{wanted} are needed for experts of {count}")
+        tail = [] if op is None else [number("op", op)]
+        comm._check(getattr(lib, function)(buffers[0].data, buffers[1].data, count, kind, *tail, _byref(placement.struct), comm._handle,
+                                           stream_handle(stream)))
+    finally:
+        give_back(buffers, stream)
+
+
+def all_reduce(comm: Comm, placement: Placement, send: Any, recv: Any = None, op: int = SUM, count: Optional[int] = None,
+               type: Optional[int] = None, stream: Any = None) -> None:
+    """recv[slots, count]: for each slot the sum (or AVG) of send[slots, count] over all replicas of its expert.
+
+    Without recv in place. Empty slots of recv are not written. count is needed where a rank has no slots."""
+    _run(comm, "moecclExpertAllReduce", placement, send, send if recv is None else recv, (True, True), count, type, op, stream)
+
+
+def collect_gradients(comm: Comm, placement: Placement, slots: Any, shards: Any, count: Optional[int] = None,
+                      type: Optional[int] = None, stream: Any = None) -> None:
+    """shards[n_experts, shard]: part `rank` of every expert's tensor, from one of its replicas in slots[slots, count]."""
+    _run(comm, "moecclCollectGradients", placement, slots, shards, (True, False), count, type, None, stream)
+
+
+def place_weights(comm: Comm, placement: Placement, shards: Any, slots: Any, count: Optional[int] = None,
+                  type: Optional[int] = None, stream: Any = None) -> None:
+    """slots[slots, count]: the weights of each slot's expert, from the shards of all ranks. Empty slots are not written."""
+    _run(comm, "moecclPlaceWeights", placement, shards, slots, (False, True), count, type, None, stream)
+
+
+def gradient_source(placement: Placement, n_ranks: int, expert: int, rank: int) -> int:
+    """The rank from which collect_gradients() takes the shard of `rank` of an expert. Not collective."""
+    source = ctypes.c_int()
+    placement.slots(number("n_ranks", n_ranks), 0)
+    check(lib.moecclGradientSource(_byref(placement.struct), n_ranks, number("expert", expert), number("rank", rank),
+                                   _byref(source)))
+    return source.value
+
+
+def explain(comm: Comm, op: Union[str, int], count: int, placement: Placement, type: int = FLOAT32) -> str:
+    """A page for a person about "expert_allreduce", "collect_gradients" or "place_weights". Not collective."""
+    type_size(type)
+    placement.slots(comm.size, comm.rank)
+    return page(lambda *room: lib.moecclExpertExplain(comm._handle, op_number(op), number("count", count, SIZE), type,
+                                                      _byref(placement.struct), *room), comm)
+
+
+__all__: List[str] = ["Placement", "all_reduce", "collect_gradients", "explain", "gradient_source", "place_weights", "popularity", "shard"]

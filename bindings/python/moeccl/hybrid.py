@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hybrid expert and data transmission: inside a domain the experts travel, between domains the tokens (include/moeccl/hybrid.h)."""
+import ctypes
+from typing import Any, Optional, Sequence
+
+from . import _abi
+from ._abi import HybridInfo
+from ._arrays import record, set_array
+from ._buffers import Buffer, common_type
+from ._errors import SIZE, check, number
+from ._library import lib
+from ._pages import page
+from .comm import Comm
+from .moe import Moe, _config
+from .streams import give_back, stream_handle
+
+_byref = ctypes.byref
+
+
+class Hybrid:
+    """Who holds which experts besides their owner. Collective: all ranks give the same.
+
+    expert_rank: [n_experts] owners, None: contiguous. domain: sizes of the expert domains of each level of the topology, outermost
+    first; None: those of least latency by the stream model, from data_bytes (a rank's tokens times top_k times row), expert_bytes
+    (all experts of a rank), pre_expert_s (seconds of computation before the experts), compression and min_gain."""
+
+    def __init__(self, comm: Comm, n_experts: int, expert_rank: Optional[Sequence[int]] = None, domain: Optional[Sequence[int]] = None,
+                 data_bytes: float = 0, expert_bytes: float = 0, pre_expert_s: float = 0, compression: float = 0,
+                 min_gain: float = 0) -> None:
+        config, keep = _abi.moecclHybridConfig_t(), []  # type: ignore[var-annotated]
+        config.n_experts = number("n_experts", n_experts)
+        set_array(config, keep, "expert_rank", expert_rank, ctypes.c_int32, (n_experts,))
+        if domain is not None:
+            config.n_levels = len(domain)
+            set_array(config, keep, "domain", list(domain), ctypes.c_int32, None)
+        config.data_bytes, config.expert_bytes, config.pre_expert_s = data_bytes, expert_bytes, pre_expert_s
+        config.compression, config.min_gain = compression, min_gain
+        self.comm, self.n_experts = comm, config.n_experts
+        handle = ctypes.c_void_p()
+        comm._check(lib.moecclHybridCreate(_byref(handle), comm._handle, _byref(config)))
+        self._handle: Optional[int] = handle.value
+        info = self.info()
+        self.n_own, self.n_held = info.n_own, info.n_held
+
+    @property
+    def handle(self) -> int:
+        """The moecclHybrid_t as a number; 0 when it is closed."""
+        return self._handle or 0
+
+    def info(self) -> HybridInfo:
+        """Domains, own and held experts, links, and the model's latency."""
+        info = _abi.moecclHybridInfo_t()
+        self.comm._check(lib.moecclHybridGetInfo(self._handle, _byref(info)))
+        return record(HybridInfo, info, domain=tuple(info.domain[:info.n_levels]), own_experts=tuple(info.own_experts[:info.n_own]),
+                      held_experts=tuple(info.held_experts[:info.n_held]))
+
+    def moe(self, hidden_bytes: int, top_k: int, max_tokens: int, comm: Optional[Comm] = None, **options: Any) -> Moe:
+        """A MoE layer whose tokens go to the holder that Algorithm 1 names. Arguments: Moe's, but n_experts and expert_rank.
+
+        comm: another communicator of the same ranks, so that tokens and experts may be under way at once. Collective."""
+        if "expert_rank" in options or "n_experts" in options:
+            raise TypeError("n_experts and expert_rank are the hybrid's: leave them out")
+        config = _config(hidden_bytes, self.n_experts, top_k, max_tokens, **options)
+        comm = comm or self.comm
+        handle = ctypes.c_void_p()
+        comm._check(lib.moecclHybridMoeCreate(_byref(handle), self._handle, comm._handle, _byref(config)))
+        return Moe._of(comm, handle.value, config)
+
+    def gather(self, own: Any, held: Any, stream: Any = None) -> None:
+        """held[n_held, expert] = the experts of this rank's domain, from all ranks' own[n_own, expert]. Collective."""
+        buffers = [Buffer(own), Buffer(held, True)]
+        try:
+            n_bytes, rest = divmod(buffers[1].bytes, max(1, self.n_held))
+            if rest or buffers[0].bytes != n_bytes * self.n_own:
+                raise ValueError(f"own has {buffers[0].bytes} bytes for {self.n_own} experts and held {buffers[1].bytes} for "
+                                 f"{self.n_held}: give experts of one size")
+            self.comm._check(lib.moecclHybridGather(self._handle, buffers[0].data, buffers[1].data, n_bytes, stream_handle(stream)))
+        finally:
+            give_back(buffers, stream)
+
+    def reduce(self, held: Any, own: Any, type: Optional[int] = None, stream: Any = None) -> None:
+        """own[n_own, expert] = the sums over all ranks that hold an expert of their held[n_held, expert]. Collective."""
+        buffers = [Buffer(held), Buffer(own, True)]
+        try:
+            kind = common_type("moecclHybridReduce", buffers, type, True)
+            count, rest = divmod(buffers[0].count(kind), max(1, self.n_held))
+            if rest or buffers[1].count(kind) != count * self.n_own:
+                raise ValueError(f"held has {buffers[0].count(kind)} elements for {self.n_held} experts and own {buffers[1].count(kind)} "
+                                 f"for {self.n_own}: give experts of one size")
+            self.comm._check(lib.moecclHybridReduce(self._handle, buffers[0].data, buffers[1].data, count, kind, stream_handle(stream)))
+        finally:
+            give_back(buffers, stream)
+
+    def explain(self, expert_bytes: int) -> str:
+        """A page for a person: domains, latency, and the plans of gather and reduce. Not collective."""
+        return page(lambda *room: lib.moecclHybridExplain(self._handle, number("expert_bytes", expert_bytes, SIZE), *room), self.comm)
+
+    def close(self) -> None:
+        """Frees it; layers made from it live on."""
+        if self._handle is not None:
+            check(lib.moecclHybridDestroy(self._handle))
+            self._handle = None

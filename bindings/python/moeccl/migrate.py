@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous migration of experts inside their domains (include/moeccl/migrate.h).
+
+send() after the optimizer's step, begin() before the layer's attention, wait() where the experts are needed."""
+import ctypes
+from typing import Any, List, Optional
+
+from . import _abi
+from ._abi import CodecError, MigrationInfo
+from ._arrays import record
+from ._buffers import Buffer, type_size
+from ._errors import SIZE, check, number
+from ._library import lib
+from .comm import Comm
+from .constants import FLOAT32
+from .hybrid import Hybrid
+
+_byref = ctypes.byref
+
+
+class Migration:
+    """The queues of a model's layers. Collective: all ranks give the same. Used by one thread at a time.
+
+    count: elements of an expert. ratio: of the codec; 0: 50; 1: experts travel as they are, without shared expert. comm: another
+    communicator of the hybrid's ranks, where dispatch and gather shall be under way at once. depth: entries of each queue."""
+
+    def __init__(self, hybrid: Hybrid, count: int, type: int = FLOAT32, ratio: float = 0, n_layers: int = 1, depth: int = 0,
+                 comm: Optional[Comm] = None) -> None:
+        config = _abi.moecclMigrationConfig_t()
+        size = type_size(type)
+        config.count, config.type, config.ratio = number("count", count, SIZE), type, ratio
+        config.n_layers, config.depth = number("n_layers", n_layers), number("depth", depth)
+        self._comm, self._n_own, self._n_held, self._expert, self._ratio = comm or hybrid.comm, hybrid.n_own, hybrid.n_held, count * size, ratio
+        handle = ctypes.c_void_p()
+        self._comm._check(lib.moecclMigrationCreate(_byref(handle), hybrid._handle, comm._handle if comm else None, _byref(config)))
+        self._handle: Optional[int] = handle.value
+
+    @property
+    def handle(self) -> int:
+        """The moecclMigration_t as a number; 0 when it is closed."""
+        return self._handle or 0
+
+    def info(self, layer: int = 0) -> MigrationInfo:
+        """The layer's epoch (switches so far), its queues, and bytes on the wire and in memory."""
+        info = _abi.moecclMigrationInfo_t()
+        self._comm._check(lib.moecclMigrationGetInfo(self._handle, number("layer", layer), _byref(info)))
+        return record(MigrationInfo, info)
+
+    def _fits(self, name: str, buffer: Buffer, experts: int) -> None:
+        if buffer.bytes != experts * self._expert:
+            raise ValueError(f"{name} has {buffer.bytes} bytes: {experts} experts of {self._expert} bytes are {experts * self._expert}")
+
+    def send(self, experts: Any, shared: Any = None, layer: int = 0) -> List[CodecError]:
+        """Appends experts[n_own, count] to the layer's send queue and says what encoding lost of each. Local.
+
+        shared[count]: what the residual is taken to; None with ratio 1. Everything is read before it returns."""
+        given, base = Buffer(experts), Buffer(shared)
+        errors = (_abi.moecclCodecError_t * max(1, self._n_own))()
+        try:
+            self._fits("experts", given, self._n_own)
+            if base.present or self._ratio != 1:
+                self._fits("shared", base, 1)
+            self._comm._check(lib.moecclMigrationSend(self._handle, number("layer", layer), given.data, base.data, errors))
+        finally:
+            given.release()
+            base.release()
+        return [record(CodecError, e) for e in errors[:self._n_own]]
+
+    def begin(self, layer: int = 0) -> None:
+        """Starts the gather of the oldest entry of the send queue; returns at once. Collective, in one order on all ranks."""
+        self._comm._check(lib.moecclMigrationBegin(self._handle, number("layer", layer)))
+
+    def test(self, layer: int = 0) -> bool:
+        """Whether wait() would not block."""
+        done = ctypes.c_int()
+        self._comm._check(lib.moecclMigrationTest(self._handle, number("layer", layer), _byref(done)))
+        return bool(done.value)
+
+    def wait(self, held: Any, shared: Any = None, layer: int = 0) -> int:
+        """Waits for the oldest gather, writes held[n_held, count] and returns the new epoch: on all ranks, or on none."""
+        out, base, epoch = Buffer(held, True), Buffer(shared), ctypes.c_uint64()
+        try:
+            self._fits("held", out, self._n_held)
+            if base.present or self._ratio != 1:
+                self._fits("shared", base, 1)
+            self._comm._check(lib.moecclMigrationWait(self._handle, number("layer", layer), base.data, out.data, _byref(epoch)))
+        finally:
+            out.release()
+            base.release()
+        return epoch.value
+
+    def close(self) -> None:
+        """Waits for what has begun and frees the queues."""
+        if self._handle is not None:
+            check(lib.moecclMigrationDestroy(self._handle))
+            self._handle = None

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor-parallel AllToAll between nodes, and when each lane of a plan was busy (include/moeccl/pipeline.h)."""
+import ctypes
+from typing import Any, List, Optional, Union
+
+from . import _abi
+from ._abi import LaneSpan, TensorGroups
+from ._arrays import record
+from ._buffers import type_size
+from ._errors import SIZE, number
+from ._library import lib
+from .comm import Comm
+from .constants import FLOAT32
+from .plan import op_number
+
+
+def tensor_groups(comm: Comm) -> TensorGroups:
+    """How the communicator's topology groups its ranks: n_groups, this rank's group and index, n_ranks of the group."""
+    groups = _abi.moecclTensorGroups_t()
+    comm._check(lib.moecclTensorGroups(comm._handle, ctypes.byref(groups)))
+    return record(TensorGroups, groups)
+
+
+def tensor_all_to_all(comm: Comm, send: Any, recv: Any, type: Optional[int] = None, stream: Any = None) -> None:
+    """recv[n_groups, ...]: block g is block `own group` of group g's send[n_groups, ...]; ranks of a group send alike."""
+    blocks = tensor_groups(comm).n_groups
+    comm._run("moecclTensorAllToAll", send, recv, (blocks, blocks), type, None, None, stream)
+
+
+def timeline(comm: Comm, count: int, op: Union[str, int] = "tensor_alltoall", type: int = FLOAT32) -> List[LaneSpan]:
+    """When lanes were busy with chunks in the last run of that plan on this rank, in us from its start; empty before one."""
+    type_size(type)
+    n, given = ctypes.c_size_t(), (comm._handle, op_number(op), number("count", count, SIZE), type)
+    comm._check(lib.moecclPlanTimeline(*given, None, 0, ctypes.byref(n)))
+    spans = (_abi.moecclLaneSpan_t * max(1, n.value))()
+    comm._check(lib.moecclPlanTimeline(*given, spans, n.value, ctypes.byref(n)))
+    return [record(LaneSpan, span) for span in spans[:n.value]]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: which algorithm runs an operation, why, and how to force another (include/moeccl/plan.h).
+
+Operations are named as messages spell them ("allreduce", "reduce_scatter", "dispatch"), or by their number. count and type are those of
+the operation's own call."""
+import ctypes
+import json
+from typing import Any, Dict, List, Optional, Union
+
+from . import _abi
+from ._abi import PlanInfo
+from ._arrays import record
+from ._buffers import type_size
+from ._errors import SIZE, check, number, text
+from ._library import lib
+from ._pages import page
+from .comm import Comm
+from .constants import FLOAT32
+
+OPS: Dict[str, int] = {lib.moecclOpName(n).decode(): n for n in range(_abi.MOECCL_NUM_OPS)}
+
+
+def op_number(op: Union[str, int]) -> int:
+    """The moecclOp_t of a name; numbers stay."""
+    if isinstance(op, str):
+        if op not in OPS:
+            raise ValueError(f"op is {op!r}: there are {', '.join(OPS)}")
+        return OPS[op]
+    return number("op", op)
+
+
+def algorithms(op: Union[str, int]) -> List[str]:
+    """The algorithms that force() knows for an operation."""
+    listed = page(lambda *room: lib.moecclPlanList(op_number(op), *room))
+    return listed.split(",") if listed else []
+
+
+def query(comm: Comm, op: Union[str, int], count: int, type: int = FLOAT32) -> PlanInfo:
+    """The plan that would run the operation: algorithm, predicted and measured time, bytes, steps. Not collective."""
+    info = _abi.moecclPlanInfo_t()
+    type_size(type)
+    comm._check(lib.moecclPlanQuery(comm._handle, op_number(op), number("count", count, SIZE), type, ctypes.byref(info)))
+    return record(PlanInfo, info)
+
+
+def explain(comm: Comm, op: Union[str, int], count: int, type: int = FLOAT32) -> str:
+    """A page for a person: candidates and predicted times, the choice, bytes per level, this rank's steps. Not collective."""
+    type_size(type)
+    return page(lambda *room: lib.moecclPlanExplain(comm._handle, op_number(op), number("count", count, SIZE), type, *room), comm)
+
+
+def prove(comm: Comm, op: Union[str, int], count: int, type: int = FLOAT32) -> None:
+    """Proves that the plan ends with the right bytes on every rank; Error (moecclInternalError) names rank, lane and step."""
+    type_size(type)
+    comm._check(lib.moecclPlanProve(comm._handle, op_number(op), number("count", count, SIZE), type))
+
+
+def force(comm: Comm, op: Union[str, int], algorithm: Optional[str]) -> None:
+    """Runs every call to which it applies by that algorithm; None or "auto": the choice by price. The same on all ranks."""
+    comm._check(lib.moecclPlanForce(comm._handle, op_number(op), text("algorithm", algorithm)))
+
+
+def calibrate(comm: Comm, budget_ms: float = 0, max_bytes: int = 0) -> None:
+    """Measures plans and links for about budget_ms milliseconds (0: 20000) and uses the result. Collective; blocks."""
+    comm._check(lib.moecclCalibrate(comm._handle, float(budget_ms), number("max_bytes", max_bytes, SIZE)))
+
+
+def load_profile(comm: Comm, path: Any) -> None:
+    """Uses a profile file from the next operation on. Collective: all ranks read the same profile."""
+    comm._check(lib.moecclProfileLoad(comm._handle, text("path", str(path))))
+
+
+def save_profile(comm: Comm, path: Any) -> None:
+    """Writes the profile in use, as JSON. Not collective."""
+    comm._check(lib.moecclProfileSave(comm._handle, text("path", str(path))))
+
+
+def describe_topology(source: Optional[str] = None, format: str = "text") -> str:
+    """What machine this is. source: None finds this host; else a file or a synthetic text ("node:2 gpu:8").
+
+    format: "text", "json", "svg" or "levels"; of a synthetic text "text" and "levels" alone."""
+    formats = {"text": _abi.moecclTopologyText, "json": _abi.moecclTopologyJson, "svg": _abi.moecclTopologySvg,
+               "levels": _abi.moecclTopologyLevels}
+    if format not in formats:
+        raise ValueError(f"format is {format!r}: there are {', '.join(formats)}")
+    return page(lambda *room: lib.moecclTopologyDescribe(text("source", source), formats[format], *room))
+
+
+def doctor(n_ranks: int = 0) -> str:
+    """A page for a person: what was found here, which transport each pair of ranks would use, each problem with its fix.
+
+    Starts two short-lived processes and initializes CUDA where it is present: for a program of its own."""
+    room = ctypes.create_string_buffer(1 << 20)
+    check(lib.moecclDoctor(number("n_ranks", n_ranks), room, len(room), None, None))
+    return room.value.decode(errors="replace")
+
+
+def status(pid: int = 0) -> Dict[str, Any]:
+    """What the communicators of a process of this host do and wait for, also of one that hangs; 0: the calling process.
+
+    The keys are those of moecclStatus (include/moeccl/status.h). Error with code moecclRemoteError when there is no such process, it may
+    not be looked at, or it has made no communicator."""
+    answer: Dict[str, Any] = json.loads(page(lambda *room: lib.moecclStatus(number("pid", pid), *room)))
+    return answer
+
+
+def simulate(topology: str, op: Union[str, int] = "dispatch", **options: Any) -> str:
+    """What an operation would take on a cluster that nobody here has: a page, or JSON with json=1. All times are EMULATED.
+
+    Options: profile, algorithm, json, count, type, one_host, hidden_bytes, tokens_per_rank, top_k, n_experts, routing, seed,
+    expert_rank, domain (lists), as in moecclSimulateConfig_t (include/moeccl/simulate.h)."""
+    from ._arrays import set_array
+    from .comm import fill
+    config, keep = _abi.moecclSimulateConfig_t(), []  # type: ignore[var-annotated]
+    for name in ("expert_rank", "domain"):
+        values = options.pop(name, None)
+        if values is not None:
+            values = list(values)
+            if name == "domain":
+                config.n_levels = len(values)
+            elif len(values) != options.get("n_experts", len(values)):
+                raise ValueError(f"expert_rank has {len(values)} ranks for {options['n_experts']} experts: give one for each")
+            else:
+                config.n_experts = len(values)
+            set_array(config, keep, name, values, ctypes.c_int32, None)
+    fill(config, {"topology": topology, "op": op_number(op), **options}, ("reserved", "expert_rank", "domain", "n_levels"))
+    return page(lambda *room: lib.moecclSimulate(ctypes.byref(config), *room))

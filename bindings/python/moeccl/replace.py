@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Re-placing combine: samples go to the rank where this layer's combine and the next dispatch cross the fewest slow links
+(include/moeccl/replace.h). T and R as in moeccl.moe; rows of combine's input: rows()."""
+import ctypes
+from typing import Any, Optional, Tuple
+
+from . import _abi
+from ._abi import ReplaceInfo
+from ._arrays import Given, record
+from ._buffers import Buffer
+from ._errors import INT64, SIZE, check, number
+from ._library import lib
+from .constants import FLOAT32
+from .moe import Moe, Routing
+from .streams import give_back, stream_handle
+
+_byref = ctypes.byref
+MODES = {"solve": _abi.moecclReplaceSolve, "keep": _abi.moecclReplaceKeep, "given": _abi.moecclReplaceGiven}
+
+
+class Replacement:
+    """A layer's re-placing combine. Collective: all ranks give the same.
+
+    sample_tokens: tokens of a sample; each rank's tokens are a multiple. mode: "solve", "keep" or "given". residual: combine's input has
+    rows for a residual connection. use_next: begin() gets the next layer's counts. min_gain, refine_pairs: as in solve.samples()."""
+
+    def __init__(self, moe: Moe, sample_tokens: int = 1, mode: str = "solve", residual: bool = False, use_next: bool = False,
+                 min_gain: float = 0, refine_pairs: int = 0) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode is {mode!r}: there are {', '.join(MODES)}")
+        config = _abi.moecclReplaceConfig_t()
+        config.sample_tokens, config.mode = number("sample_tokens", sample_tokens, SIZE), MODES[mode]
+        config.residual, config.use_next, config.min_gain = int(residual), int(use_next), min_gain
+        config.refine_pairs = number("refine_pairs", refine_pairs, INT64)
+        self._moe, self._comm, self._routing = moe, moe.comm, None  # type: Moe, Any, Optional[Routing]
+        self._sample_tokens = config.sample_tokens
+        handle = ctypes.c_void_p()
+        self._comm._check(lib.moecclReplaceCreate(_byref(handle), moe._handle, _byref(config)))
+        self._handle: Optional[int] = handle.value
+
+    @property
+    def handle(self) -> int:
+        """The moecclReplacement_t as a number; 0 when it is closed."""
+        return self._handle or 0
+
+    def begin(self, routing: Routing, next_counts: Any = None, placement: Any = None) -> None:
+        """Every rank learns all choices, and a thread begins to solve. Once a step, after the routing. Collective.
+
+        next_counts: int32 [samples of this rank, n_experts], with use_next. placement: int32 [samples of all ranks], mode "given".
+        The routing must not be updated or closed before the step's last call here."""
+        n_samples = routing.n_tokens // self._sample_tokens
+        following = Given("next_counts", next_counts, ctypes.c_int32, (n_samples, self._moe.n_experts) if next_counts is not None else None)
+        homes = Given("placement", placement, ctypes.c_int32)
+        self._comm._check(lib.moecclReplaceBegin(self._handle, routing._handle, following.address, homes.address))
+        self._routing = routing
+
+    def rows(self) -> int:
+        """Rows of combine's input in this step: those of dispatch's output, then the residual's. Does not wait."""
+        n_rows = ctypes.c_size_t()
+        self._comm._check(lib.moecclReplaceRows(self._handle, _byref(n_rows)))
+        return n_rows.value
+
+    def _run(self, function: str, stream: Any, streamed: bool, *given: Tuple[str, Any, bool, int]) -> None:
+        """given: (name, buffer, whether it is written, rows)."""
+        buffers = [Buffer(thing, written) for _, thing, written, _ in given]
+        try:
+            for (name, thing, _, rows), buffer in zip(given, buffers):
+                row = 4 * self._moe.top_k if name == "grad_weight" else self._moe.row_bytes
+                if (thing is not None or rows) and buffer.bytes != rows * row and not (thing is None and name in _MAY_BE_NONE):
+                    raise ValueError(f"{function}: {name} has {buffer.bytes} bytes, {rows} rows of {row} bytes are {rows * row}")
+            tail = (stream_handle(stream),) if streamed else ()
+            self._comm._check(getattr(lib, function)(self._handle, *[b.data for b in buffers], *tail))
+        finally:
+            give_back(buffers, stream)
+
+    def _step(self) -> Routing:
+        if self._routing is None:
+            raise ValueError("begin() comes first in a step")
+        return self._routing
+
+    def residual(self, x: Any, dispatched: Any, rows: Any) -> None:
+        """Puts the residual into combine's input rows[rows(), ...]: x[T, ...] and what dispatch gave, dispatched[R, ...].
+
+        With EXPERT_MAJOR the rows behind the first R; with ROWS also adds to those, so the experts' outputs are there before."""
+        r = self._step()
+        self._run("moecclReplaceResidual", None, False, ("x", x, False, r.n_tokens), ("dispatched", dispatched, False, r.n_rows),
+                  ("rows", rows, True, self.rows()))
+
+    def combine(self, rows: Any, tokens: Any, stream: Any = None) -> None:
+        """tokens[T, ...] of the samples that are here now, from rows[rows(), ...]. Waits for the solver. Collective."""
+        self._run("moecclReplaceCombine", stream, True, ("rows", rows, False, self.rows()), ("tokens", tokens, True, self._step().n_tokens))
+
+    def combine_backward(self, grad_tokens: Any, grad_rows: Any, rows: Any = None, grad_weight: Any = None, stream: Any = None) -> None:
+        """combine's backward: grad_tokens[T, ...] of the tokens that are here now, grad_rows[rows(), ...], and with rows and
+        grad_weight[T, top_k] (float32) the gradient of the weights of the tokens that this rank brought."""
+        n, r = self.rows(), self._step()
+        if grad_weight is not None and Buffer(grad_weight).own_type() != FLOAT32:
+            raise TypeError("grad_weight holds float32")
+        self._run("moecclReplaceCombineBackward", stream, True, ("grad_tokens", grad_tokens, False, r.n_tokens),
+                  ("grad_rows", grad_rows, True, n), ("rows", rows, False, n), ("grad_weight", grad_weight, True, r.n_tokens))
+
+    def residual_backward(self, grad_rows: Any, grad_dispatched: Any = None, grad_x: Any = None) -> None:
+        """Adds the residual's rows of grad_rows[rows(), ...] to grad_dispatched[R, ...] (before Routing.dispatch_backward) and to
+        grad_x[T, ...] (after it); either may be None."""
+        r = self._step()
+        self._run("moecclReplaceResidualBackward", None, False, ("grad_rows", grad_rows, False, self.rows()),
+                  ("grad_dispatched", grad_dispatched, True, r.n_rows), ("grad_x", grad_x, True, r.n_tokens))
+
+    def info(self) -> ReplaceInfo:
+        """What was decided: placement, the samples that are here now, bytes between nodes, times. Waits for the solver."""
+        info = _abi.moecclReplaceInfo_t()
+        self._comm._check(lib.moecclReplaceGetInfo(self._handle, _byref(info)))
+        return record(ReplaceInfo, info, placement=tuple(info.placement[:info.n_samples]),
+                      local_samples=tuple(info.local_samples[:info.n_local]))
+
+    def close(self) -> None:
+        """Frees it."""
+        if self._handle is not None:
+            check(lib.moecclReplaceDestroy(self._handle))
+            self._handle = None
+
+
+_MAY_BE_NONE = ("grad_dispatched", "grad_x", "grad_weight", "rows")

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams, groups, and who holds the buffers of a call until it has run."""
+import contextlib
+import ctypes
+import threading
+from typing import Any, Iterator, List, Optional, Sequence
+
+from ._buffers import Buffer
+from ._errors import check, number, SIZE
+from ._library import lib
+
+
+class _Open(threading.local):
+    """The calling thread's open group and the buffers lent to it."""
+    depth = 0
+
+    def __init__(self) -> None:
+        self.lent: List[Any] = []
+
+
+_open = _Open()
+
+
+def in_group() -> bool:
+    """Whether this thread has a group open."""
+    return _open.depth > 0
+
+
+class Stream:
+    """A host stream: calls with it return at once and run in order on its own thread.
+
+    Their buffers stay lent (and alive) until synchronize(), which raises the first failure since the last one. Leaving a
+    `with` block synchronizes and closes."""
+
+    def __init__(self) -> None:
+        made = ctypes.c_void_p()
+        check(lib.moecclStreamCreate(ctypes.byref(made)))
+        self._handle: Optional[int] = made.value
+        self._lent: List[Any] = []
+
+    @property
+    def handle(self) -> int:
+        """The moecclStream_t; 0 when it is closed."""
+        return self._handle or 0
+
+    def synchronize(self) -> None:
+        """Waits for the calls that were made with this stream, then gives their buffers back."""
+        lent = self._lent
+        count = len(lent)
+        try:
+            check(lib.moecclStreamSynchronize(self._live()))
+        finally:
+            done = lent[:count]  # another thread may have lent more meanwhile
+            del lent[:count]
+            for thing in done:
+                thing.release()
+
+    def _live(self) -> int:
+        if self._handle is None:
+            raise ValueError("the stream is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Finishes the stream's calls and frees it."""
+        if self._handle is not None:
+            check(lib.moecclStreamDestroy(self._handle))  # refused while a group holds calls on it
+            self._handle = None
+            lent, self._lent = self._lent, []
+            for thing in lent:
+                thing.release()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        try:
+            self.synchronize()
+        except Exception:
+            if kind is None:  # else the exception that is under way says more
+                raise
+        finally:
+            self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            lib.moecclStreamDestroy(self._handle)
+
+
+def stream_handle(stream: Any) -> Optional[int]:
+    """The moecclStream_t of a Stream, a CUDA stream (torch's, CuPy's, or its number), or None."""
+    if stream is None:
+        return None
+    if isinstance(stream, Stream):
+        return stream._live()
+    for name in ("cuda_stream", "ptr"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    return number("stream", stream, SIZE)
+
+
+def give_back(buffers: Sequence[Any], stream: Any = None) -> None:
+    """Releases a call's buffers when it has run: now, at the end of the group, or when its stream is synchronized."""
+    if isinstance(stream, Stream):
+        stream._lent.extend(buffers)
+        return
+    if _open.depth:  # the group's end uses them
+        _open.lent.extend(buffers)
+        return
+    # What a CUDA stream uses is kept by its owner, as with every other call on that stream.
+    for buffer in buffers:
+        buffer.release()
+
+
+@contextlib.contextmanager
+def group() -> Iterator[None]:
+    """Calls inside are issued together at its end: sends and receives in any order, several ranks from one thread.
+
+    An exception that leaves the outermost group abandons it: nothing is issued."""
+    check(lib.moecclGroupStart())
+    _open.depth += 1
+    end = lib.moecclGroupEnd
+    try:
+        yield
+    except BaseException:
+        if _open.depth == 1:
+            end = lib.moecclGroupCancel
+        raise
+    finally:
+        _open.depth -= 1
+        code = end()
+        if _open.depth == 0:
+            lent, _open.lent = _open.lent, []
+            for thing in lent:
+                thing.release()
+    check(code)
+
+
+__all__ = ["Buffer", "Stream", "group"]

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixture-of-Experts for PyTorch: dispatch and combine with gradients, and a layer that uses them. docs/pytorch-moe.md."""
+from .. import distributed as _distributed  # makes the backend "moeccl" known, where it is not installed too
+from ._group import close, comm_of
+from .expert_parallel import ExpertParallel, Handle
+from .experts import MLP, Experts, expert_parameters, ignore_experts
+from .layer import MoELayer, Router, rebalance, set_aux_loss_scale
+
+__all__ = ["ExpertParallel", "Experts", "Handle", "MLP", "MoELayer", "Router", "close", "comm_of", "expert_parameters",
+           "ignore_experts", "rebalance", "set_aux_loss_scale"]

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the C interface on tensors: their memory goes to the library as it is, without a copy."""
+import ctypes
+
+import torch
+
+import moeccl
+from moeccl import _abi, _library
+
+DTYPES = {
+    torch.float32: _abi.moecclFloat32, torch.float64: _abi.moecclFloat64, torch.float16: _abi.moecclFloat16,
+    torch.bfloat16: _abi.moecclBfloat16, torch.int64: _abi.moecclInt64, torch.int32: _abi.moecclInt32,
+    torch.int8: _abi.moecclInt8, torch.uint8: _abi.moecclUint8,
+}
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that combine sums
+
+
+def call(comm, name, *arguments):
+    """Calls the C function `name`; a failure raises moeccl.Error with the communicator's sentence."""
+    code = getattr(_library.lib, name)(*arguments)
+    if code != 0:
+        sentence = _library.lib.moecclGetLastError(comm.handle if comm is not None else None)
+        raise moeccl.Error(code, sentence.decode(errors="replace"))
+
+
+def dtype_of(tensor):
+    """The library's number for a tensor's elements."""
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"the tensor holds {tensor.dtype}: give one of {', '.join(str(d) for d in DTYPES)}")
+    return DTYPES[tensor.dtype]
+
+
+def memory(tensor):
+    """The address of a contiguous tensor, which a name must keep alive until the call is over."""
+    assert tensor.is_contiguous()
+    return tensor.data_ptr() or None
+
+
+def stream_of(tensor):
+    """None, with which a call blocks; for a CUDA tensor its device's current stream."""
+    if tensor.is_cuda:
+        return ctypes.c_void_p(torch.cuda.current_stream(tensor.device).cuda_stream)
+    return None
+
+
+def int32s(values):
+    """An array of C's int32_t."""
+    values = [int(v) for v in values]
+    return (ctypes.c_int32 * len(values))(*values)
+
+
+def int32s_of(tensor):
+    """An int32 CPU tensor's memory as the pointer that a C structure holds; the tensor must outlive it."""
+    assert tensor.dtype == torch.int32 and tensor.is_contiguous() and not tensor.is_cuda
+    return ctypes.cast(tensor.data_ptr(), ctypes.POINTER(ctypes.c_int32))
+
+
+def listed(pointer, n):
+    """n numbers behind a C pointer."""
+    return [int(v) for v in pointer[:n]] if n else []
+
+
+class Owned:
+    """A handle of the library with the name of its Destroy function; it is destroyed with this object."""
+
+    def __init__(self, comm, create, destroy, *arguments):
+        self._destroy, self._handle = destroy, ctypes.c_void_p()
+        self.comm = comm
+        call(comm, create, ctypes.byref(self._handle), *arguments)
+        self.handle = self._handle.value
+
+    def close(self):
+        handle, self._handle = self._handle, None
+        if handle is not None and handle.value:
+            getattr(_library.lib, self._destroy)(handle)
+
+    def __del__(self):
+        if getattr(self, "_handle", None) is not None and _library is not None and _library.lib is not None:
+            self.close()

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A communicator for a torch.distributed group."""
+import weakref
+
+import torch
+import torch.distributed as dist
+
+import moeccl
+
+_made = weakref.WeakKeyDictionary()  # of each process group: {options: Comm}
+_options = weakref.WeakKeyDictionary()  # of each Comm that was made here
+
+
+def _group_of(group):
+    if group is None:
+        if not dist.is_initialized():
+            return None
+        return dist.group.WORLD
+    return group
+
+
+def _send_id(group):
+    """The id of a new communicator, made by the group's first rank and sent over the group."""
+    rank, first = dist.get_rank(group), dist.get_global_rank(group, 0)
+    given = [bytes(moeccl.unique_id()) if rank == 0 else None]
+    dist.broadcast_object_list(given, src=first, group=group)
+    return moeccl.UniqueId.from_bytes(given[0])
+
+
+def comm_of(group=None, **options):
+    """The communicator that MoE layers over `group` share: a torch ProcessGroup of any backend, or a moeccl.Comm.
+
+    None is the default group; without torch.distributed it is a communicator of this process alone. The first call for a group is
+    collective. The communicator is not the one of a group of backend "moeccl", so that a dispatch may be under way beside
+    that group's own operations. Options are moeccl.Comm's: topology, pace, timeout_ms, staging_bytes, deterministic."""
+    if isinstance(group, moeccl.Comm):
+        if options:
+            raise ValueError(f"options {', '.join(options)} belong to a communicator that is made here, and group is one "
+                             "already: give them to moeccl.Comm")
+        return group
+    group = _group_of(group)
+    key = tuple(sorted(options.items()))
+    if group is None:
+        comm = moeccl.Comm(1, moeccl.unique_id(), 0, **options)
+        _options[comm] = options
+        return comm
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group is a {type(group).__name__}: give a torch.distributed ProcessGroup, a moeccl.Comm or None")
+    made = _made.setdefault(group, {})
+    if key not in made:
+        made[key] = moeccl.Comm(dist.get_world_size(group), _send_id(group), dist.get_rank(group), **options)
+        _options[made[key]] = options
+    return made[key]
+
+
+def beside(comm):
+    """A communicator of the same ranks and topology, so that two operations may be under way at once; `comm` itself where it
+    was not made by comm_of(), which knows its topology. Collective."""
+    if comm not in _options:
+        return comm
+    options = _options[comm]
+    # Paced lanes are shared with `comm`; else the topology is given again.
+    return comm.split(0, comm.rank, **({"pace": 1} if options.get("pace") else {k: options[k] for k in ("topology",) if k in options}))
+
+
+def close(group=None):
+    """Closes the communicators that comm_of() made for `group`. Call it when training is over, before destroy_process_group()."""
+    for comm in _made.pop(_group_of(group), {}).values():
+        comm.close()
+
+
+def largest(comm, value):
+    """The largest of all ranks' numbers. Collective."""
+    number = torch.tensor([value], dtype=torch.int64)
+    comm.all_reduce(number, op=moeccl.MAX)
+    return int(number)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatch and combine of tokens over the experts of all ranks, with gradients."""
+import ctypes
+
+import torch
+
+from moeccl import _abi
+from ._calls import DTYPES, FLOATS, Owned, call, int32s, listed
+from ._group import comm_of, largest
+from .functions import Combine, Dispatch
+
+
+class Handle:
+    """One step's routing, shared by forward and backward; it lives as long as the graph needs it.
+
+    n_tokens:           tokens of this rank, T
+    n_rows:             rows that its experts got, R, padding included
+    local_experts:      numbers of the experts of this rank, ascending: the order of the groups of rows
+    tokens_per_expert:  tokens of each of them, without padding
+    rows_per_expert:    rows of its group, padding included: rows.split(handle.rows_per_expert)
+    n_dropped:          choices of this rank that capacity dropped
+    algorithm:          the plan that runs, such as "hier:2"
+    """
+
+    def __init__(self, layer, routing, weights):
+        self.layer, self._routing, self.weights = layer, routing, weights
+        info = self.info()
+        n = info.n_local_experts
+        self.n_tokens, self.n_rows, self.n_dropped = info.n_tokens, info.n_rows, int(info.n_dropped)
+        self.local_experts = listed(info.local_experts, n)
+        self.tokens_per_expert = listed(info.expert_counts, n)
+        offsets = listed(info.expert_offsets, n + 1)
+        self.rows_per_expert = [b - a for a, b in zip(offsets, offsets[1:])]
+        self.algorithm = info.algorithm.decode()
+
+    @property
+    def comm(self):
+        return self.layer.comm
+
+    @property
+    def routing(self):
+        return self._routing.handle
+
+    def info(self):
+        """The C structure moecclRoutingInfo_t, whose pointers live as long as this handle: levels, bytes, times."""
+        info = _abi.moecclRoutingInfo_t()
+        call(self.comm, "moecclRoutingGetInfo", self.routing, ctypes.byref(info))
+        return info
+
+    def explain(self):
+        """A page for a person: candidates, the choice and why, rows and bytes of each level, predicted and measured times."""
+        needed = ctypes.c_size_t()
+        call(self.comm, "moecclMoeExplain", self.routing, None, 0, ctypes.byref(needed))
+        text = ctypes.create_string_buffer(needed.value)
+        call(self.comm, "moecclMoeExplain", self.routing, text, needed.value, None)
+        return text.value.decode()
+
+    def __del__(self):
+        if hasattr(self, "_routing"):
+            self.layer.give_back(self._routing)
+
+
+class Layer(Owned):
+    """A MoE layer of the C interface for one element type, with the routings that no step holds: the next one takes their memory."""
+
+    def __init__(self, comm, config, hybrid=None):
+        self.top_k, self._free = config.top_k, []
+        if hybrid is None:
+            super().__init__(comm, "moecclMoeCreate", "moecclMoeDestroy", comm.handle, ctypes.byref(config))
+        else:
+            super().__init__(comm, "moecclHybridMoeCreate", "moecclMoeDestroy", hybrid, comm.handle, ctypes.byref(config))
+
+    def route(self, index, weights):
+        """A Handle for index[T, k] (int32) and weights[T, k], or None for ones. Collective."""
+        index = index.contiguous()
+        values = None if weights is None else weights.detach().to(torch.float32).contiguous()
+        arguments = (index.data_ptr(), None if values is None else values.data_ptr(), index.shape[0])
+        if self._free:
+            routing = self._free.pop()
+            call(self.comm, "moecclRoutingUpdate", routing.handle, *arguments)
+        else:
+            routing = Owned(self.comm, "moecclRoutingCreate", "moecclRoutingDestroy", self.handle, *arguments)
+        return Handle(self, routing, weights)
+
+    def give_back(self, routing):
+        if self._handle is not None:
+            self._free.append(routing)
+
+    def close(self):
+        for routing in self._free:
+            routing.close()
+        self._free = []
+        super().close()
+
+
+class ExpertParallel:
+    """Sends tokens to the ranks of their experts and brings the weighted results back; gradients flow through both.
+
+        ep = ExpertParallel(n_experts=64, top_k=8, hidden=1024, max_tokens=4096)          # on every rank
+        rows, counts, handle = ep.dispatch(x, topk_idx, topk_weights)
+        out = torch.cat([expert(part) for expert, part in zip(my_experts, rows.split(counts))])
+        y = ep.combine(out, handle)                                   # y[t] = sum over k of weight[t, k] * expert(x[t])
+
+    n_experts:    experts of all ranks; expert_rank[n_experts] gives the owner of each, None: contiguous, as even as possible
+    top_k:        experts of a token, at most 64
+    hidden:       elements of a token's row
+    group:        a ProcessGroup of any backend, a moeccl.Comm, or None for the default group
+    max_tokens:   most tokens that any rank brings to a step; None: the most of the first step, in which the ranks agree on it
+    capacity:     most tokens that one rank sends to one expert, the rest is dropped and counted; 0: no limit
+    align_rows:   each expert's rows begin at a multiple of this, padded with zeros
+    algorithm:    "auto" chooses the levels at which tokens are deduplicated (HierMoE) for each routing, or "flat", "hier:2", ...
+    trials:       -1: prices alone choose the plan, so that equal routings run by equal plans
+    comm_options: of the communicator that is made for the group (topology, pace, timeout_ms, deterministic, ...)
+
+    The element type is that of the rows: float32, bfloat16, float16 or float64. dispatch and combine are collective, and so
+    are their backward passes: every rank runs the same sequence of them. A rank may bring no tokens."""
+
+    def __init__(self, n_experts, top_k, hidden, group=None, max_tokens=None, *, expert_rank=None, capacity=0, align_rows=1,
+                 algorithm="auto", memory_cap_bytes=0, trials=0, comm_options=None):
+        for name, value, least in (("n_experts", n_experts, 1), ("top_k", top_k, 1), ("hidden", hidden, 1),
+                                   ("align_rows", align_rows, 1), ("capacity", capacity, 0)):
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} is {value!r}: give a whole number from {least}")
+        if top_k > min(64, n_experts):
+            raise ValueError(f"top_k is {top_k}: give at most {min(64, n_experts)}, the experts are {n_experts}")
+        if expert_rank is not None and len(expert_rank) != n_experts:
+            raise ValueError(f"expert_rank has {len(expert_rank)} ranks for {n_experts} experts: give one for each")
+        self.comm = comm_of(group, **(comm_options or {}))
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self.n_experts, self.top_k, self.hidden, self.max_tokens = n_experts, top_k, hidden, max_tokens
+        self._owners = None if expert_rank is None else int32s(expert_rank)
+        self._options = {"capacity": capacity, "align_rows": align_rows, "algorithm": (algorithm or "auto").encode(),
+                         "memory_cap_bytes": memory_cap_bytes, "trials": trials}
+        self._layers, self._hybrid = {}, None
+
+    @property
+    def local_experts(self):
+        """The numbers of this rank's experts, ascending."""
+        if self._owners is not None:
+            return [e for e, r in enumerate(self._owners) if r == self.rank]
+        share, more = divmod(self.n_experts, self.size)
+        first = self.rank * share + min(self.rank, more)
+        return list(range(first, first + share + (self.rank < more)))
+
+    def layer(self, dtype, n_tokens=0):
+        """The C layer for rows of `dtype`; its first use is collective."""
+        if dtype not in self._layers:
+            if self.max_tokens is None:
+                self.max_tokens = max(1, largest(self.comm, n_tokens))
+            config = _abi.moecclMoeConfig_t(
+                hidden_bytes=self.hidden * dtype.itemsize, type=DTYPES[dtype], top_k=self.top_k, n_experts=self.n_experts,
+                max_tokens=self.max_tokens, layout=_abi.moecclLayoutExpertMajor, **self._options)
+            if self._owners is not None:
+                config.expert_rank = self._owners
+            self._layers[dtype] = Layer(self.comm, config, self._hybrid)
+        return self._layers[dtype]
+
+    def _checked(self, x, topk_idx, topk_weights):
+        if x.dim() != 2 or x.shape[1] != self.hidden:
+            raise ValueError(f"x has shape {tuple(x.shape)}: give [tokens, {self.hidden}]")
+        if x.dtype not in FLOATS:
+            raise TypeError(f"x holds {x.dtype}: give one of {', '.join(str(d) for d in FLOATS)}")
+        shape = (x.shape[0], self.top_k)
+        for name, given in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
+            if given is not None and tuple(given.shape) != shape:
+                raise ValueError(f"{name} has shape {tuple(given.shape)}: give {list(shape)}, as x and top_k say")
+        if topk_idx.is_floating_point() or topk_idx.is_complex() or topk_idx.dtype == torch.bool:
+            raise TypeError(f"topk_idx holds {topk_idx.dtype}: give whole numbers, -1 for no expert")
+        if topk_weights is not None and not topk_weights.is_floating_point():
+            raise TypeError(f"topk_weights holds {topk_weights.dtype}: give floating point numbers")
+
+    def route(self, topk_idx, topk_weights, dtype):
+        """One step's routing, without moving any rows. Collective."""
+        return self.layer(dtype, topk_idx.shape[0]).route(topk_idx.to(torch.int32), topk_weights)
+
+    def dispatch(self, x, topk_idx, topk_weights=None):
+        """rows[R, hidden], the number of rows of each local expert, and the step's Handle.
+
+        x[T, hidden]; topk_idx[T, k]: the experts of each token, distinct, -1 for none; topk_weights[T, k] or None for ones.
+        Rows lie expert by expert, each expert's by (source rank, token). Weights act, and get their gradients, in combine()."""
+        self._checked(x, topk_idx, topk_weights)
+        handle = self.route(topk_idx, topk_weights, x.dtype)
+        rows = Dispatch.apply(x, handle)
+        return rows, handle.rows_per_expert, handle
+
+    def combine(self, rows, handle):
+        """y[T, hidden] = for each token the weighted sum of its experts' rows[R, hidden]."""
+        if tuple(rows.shape) != (handle.n_rows, self.hidden):
+            raise ValueError(f"rows have shape {tuple(rows.shape)}: give {[handle.n_rows, self.hidden]}, as dispatch did")
+        if rows.dtype not in self._layers or self._layers[rows.dtype] is not handle.layer:
+            raise TypeError(f"rows hold {rows.dtype}, and dispatch moved another type: cast the experts' results to it")
+        return Combine.apply(rows, handle.weights, handle)
+
+    def close(self):
+        """Frees the layers of the C interface; the communicator stays."""
+        for layer in self._layers.values():
+            layer.close()
+        self._layers = {}

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experts of a rank: any module, its parameters stacked over the experts."""
+import torch
+from torch import nn
+from torch.func import functional_call
+
+ACTIVATIONS = {"gelu": nn.functional.gelu, "relu": nn.functional.relu, "silu": nn.functional.silu}
+
+
+class MLP(nn.Module):
+    """Two linear layers, or with activation "swiglu" three: (silu(x W) * (x V)) U."""
+
+    def __init__(self, hidden, ffn, activation="gelu", bias=False, device=None, dtype=None):
+        super().__init__()
+        if activation not in (*ACTIVATIONS, "swiglu"):
+            raise ValueError(f"activation is {activation!r}: give one of {', '.join(ACTIVATIONS)} or swiglu")
+        self.activation = activation
+        kind = {"bias": bias, "device": device, "dtype": dtype}
+        self.up = nn.Linear(hidden, 2 * ffn if activation == "swiglu" else ffn, **kind)
+        self.down = nn.Linear(ffn, hidden, **kind)
+
+    def forward(self, x):
+        x = self.up(x)
+        if self.activation == "swiglu":
+            gate, x = x.chunk(2, dim=-1)
+            return self.down(nn.functional.silu(gate) * x)
+        return self.down(ACTIVATIONS[self.activation](x))
+
+
+class Experts(nn.Module):
+    """The experts in this rank's slots: each parameter of `make()` is one tensor [slots, ...] here, its name with "__" for ".".
+
+    Expert e is made with the seed `seed` + e, so that it is the same expert wherever it lies. The parameters are marked with
+    `moeccl_expert`: DDP and FSDP leave them alone (ignore_experts, expert_parameters)."""
+
+    def __init__(self, make, numbers, seed):
+        super().__init__()
+        modules = []
+        with torch.random.fork_rng(devices=[]):
+            for number in numbers or [0]:  # a rank without experts still knows what they look like
+                torch.manual_seed(seed + number)
+                modules.append(make())
+        if any(True for _ in modules[0].buffers()):
+            raise ValueError("the expert module has buffers: an expert is its parameters alone")
+        self._names, self.n_slots = {}, len(numbers)
+        for name, first in modules[0].named_parameters():
+            stacked = torch.stack([dict(m.named_parameters())[name].detach() for m in modules[:len(numbers)]]) if numbers \
+                else first.detach().new_empty((0, *first.shape))
+            mine = name.replace(".", "__")
+            self._names[name] = mine
+            self.register_parameter(mine, nn.Parameter(stacked, requires_grad=first.requires_grad))
+            getattr(self, mine).moeccl_expert = True
+        # In a tuple, so that it is no submodule: its own parameters are never used.
+        self._form = (modules[0].to("meta"),)
+
+    def stacked(self):
+        """The parameters [slots, ...], in the order of the expert module's."""
+        return [getattr(self, mine) for mine in self._names.values()]
+
+    def forward(self, rows, rows_per_expert, weights=None):
+        """The experts' results for rows[R, hidden], rows_per_expert[slots]; `weights`: those to use instead of stacked().
+
+        An expert without rows runs too, on none of them, so that its parameters have gradients on every rank."""
+        weights = [w.unbind(0) for w in (self.stacked() if weights is None else weights)]
+        if not rows_per_expert:
+            return rows
+        form = self._form[0].train(self.training)
+        done = [functional_call(form, {name: w[i] for name, w in zip(self._names, weights)}, (part,))
+                for i, part in enumerate(rows.split(rows_per_expert))]
+        return torch.cat(done)
+
+
+def expert_parameters(module):
+    """The parameters of all experts in `module`, which belong to this rank alone. For FSDP2: fully_shard(model,
+    ignored_params=set(expert_parameters(model)))."""
+    return [p for p in module.parameters() if getattr(p, "moeccl_expert", False)]
+
+
+def ignore_experts(module):
+    """Lets DistributedDataParallel leave the experts of `module` alone; returns it: DDP(ignore_experts(model))."""
+    names = [name for name, p in module.named_parameters() if getattr(p, "moeccl_expert", False)]
+    known = getattr(module, "_ddp_params_and_buffers_to_ignore", [])
+    module._ddp_params_and_buffers_to_ignore = list(dict.fromkeys([*known, *names]))
+    return module

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatch and combine as autograd functions. Each backward is a collective of its own, over the forward's routing."""
+import torch
+from torch.autograd.function import once_differentiable
+
+from ._calls import call, memory, stream_of
+
+
+class Dispatch(torch.autograd.Function):
+    """x[T, hidden] -> rows[R, hidden]; backward: moecclDispatchBackward."""
+
+    @staticmethod
+    def forward(ctx, x, handle):
+        x = x.contiguous()
+        ctx.handle = handle
+        rows = x.new_empty((handle.n_rows, x.shape[1]))
+        call(handle.comm, "moecclDispatch", handle.routing, memory(x), memory(rows), stream_of(x))
+        return rows
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_rows):
+        handle, grad_rows = ctx.handle, grad_rows.contiguous()
+        grad_x = grad_rows.new_empty((handle.n_tokens, grad_rows.shape[1]))
+        call(handle.comm, "moecclDispatchBackward", handle.routing, memory(grad_rows), memory(grad_x), stream_of(grad_rows))
+        return grad_x, None
+
+
+def combine_gradients(ctx, grad_out, function, n_rows, first):
+    """Gradients of combine's rows and, when they are wanted, of its weights; `first`: the C function's first argument."""
+    handle, grad_out = ctx.handle, grad_out.contiguous()
+    grad_rows = grad_out.new_empty((n_rows, grad_out.shape[1]))
+    rows = weights = None
+    if ctx.weighted:
+        (rows,) = ctx.saved_tensors
+        weights = torch.empty((max(1, handle.n_tokens), handle.layer.top_k), dtype=torch.float32)  # without tokens not NULL either
+    call(handle.comm, function, first, memory(grad_out), memory(grad_rows), None if rows is None else memory(rows),
+         None if weights is None else memory(weights), stream_of(grad_out))
+    if weights is not None:
+        weights = weights[:handle.n_tokens].to(device=grad_out.device, dtype=ctx.weight_dtype)
+    return grad_rows, weights
+
+
+class Combine(torch.autograd.Function):
+    """rows[R, hidden] and the routing's weights[T, k] -> y[T, hidden]; backward: moecclCombineBackward, with both gradients."""
+
+    @staticmethod
+    def forward(ctx, rows, weights, handle):
+        rows = rows.contiguous()
+        ctx.handle, ctx.weighted = handle, ctx.needs_input_grad[1]
+        if ctx.weighted:
+            ctx.save_for_backward(rows)
+            ctx.weight_dtype = weights.dtype
+        y = rows.new_empty((handle.n_tokens, rows.shape[1]))
+        call(handle.comm, "moecclCombine", handle.routing, memory(rows), memory(y), stream_of(rows))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_y):
+        grad_rows, grad_weights = combine_gradients(ctx, grad_y, "moecclCombineBackward", ctx.handle.n_rows, ctx.handle.routing)
+        return grad_rows, grad_weights, None

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A MoE layer as a module: router, experts over the ranks of a group, and what the papers add as options."""
+import math
+
+import torch
+from torch import nn
+
+from moeccl import _abi
+from ._group import comm_of
+from .expert_parallel import ExpertParallel
+from .experts import MLP, Experts
+from .placement import Fixed, Hybrid, Replicated, Swapped
+from .replace import ReplaceCombine, Replacing, follow
+
+_loss_scale = [1.0]
+
+
+def set_aux_loss_scale(scale):
+    """What auxiliary losses' gradients are multiplied by, where the loss is: a GradScaler's scale, or 1 over the micro-batches."""
+    _loss_scale[0] = float(scale)
+
+
+class _Attach(torch.autograd.Function):
+    """y as it is; backward also starts the auxiliary loss's own gradient, as if it had been added to the loss."""
+
+    @staticmethod
+    def forward(ctx, y, loss):
+        ctx.save_for_backward(loss)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (loss,) = ctx.saved_tensors
+        return grad, torch.full_like(loss, _loss_scale[0])
+
+
+class Router(nn.Module):
+    """Scores of all experts in float32, the top-k of their softmax, and the load-balancing loss of Switch Transformers."""
+
+    def __init__(self, hidden, n_experts, top_k, normalize=True, device=None, dtype=None):
+        super().__init__()
+        self.linear = nn.Linear(hidden, n_experts, bias=False, device=device, dtype=dtype)
+        self.top_k, self.normalize = top_k, normalize
+
+    def forward(self, x):
+        """weights[T, k], experts[T, k] and the loss: experts times the sum over them of share of choices and mean probability."""
+        with torch.autocast(x.device.type, enabled=False):
+            probabilities = torch.softmax(nn.functional.linear(x.float(), self.linear.weight.float()), dim=-1)
+        weights, index = probabilities.topk(self.top_k, dim=-1)
+        if self.normalize and self.top_k > 1:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        n_experts = probabilities.shape[-1]
+        share = torch.bincount(index.reshape(-1), minlength=n_experts) / max(1, index.numel())
+        loss = n_experts * (share * (probabilities.sum(0) / max(1, x.shape[0]))).sum()
+        return weights, index, loss
+
+
+class MoELayer(nn.Module):
+    """x[..., hidden] -> the same shape: each token's top-k experts, on whatever rank they are, weighted and summed.
+
+        self.ffn = moeccl.torch.MoELayer(hidden=256, n_experts=8, top_k=2, ffn=1024)     # instead of the dense block
+
+    hidden, n_experts, top_k, group, max_tokens, align_rows, algorithm, trials, comm_options: as for ExpertParallel
+    ffn:             inner width of the experts, of `activation` "gelu", "relu", "silu" or "swiglu", with `bias` or without
+    expert:          instead of ffn, a function without arguments that makes one expert, a module of rows[R, hidden]
+    shared_expert:   a module that every token passes too, or its inner width; each rank has it, as any dense layer
+    aux_loss_weight: of the load-balancing loss. It joins the backward pass by itself (set_aux_loss_scale); `aux_loss` has its value
+    capacity_factor: times top_k * max_tokens / n_experts: most tokens that one rank sends to one expert; None: no limit
+    average:         gradients of experts are divided by the number of ranks, as DDP and FSDP do with all others
+    expert_data_group: the group of ranks that hold the same experts, when the job has several expert-parallel groups: gradients
+                     of experts are summed over it too
+    seed:            expert e is initialised from seed + e; None: from torch's generator, equal where the ranks' are
+
+    Of the papers, one of the first three:
+    swap:            True: rebalance() exchanges the two experts whose exchange makes tokens travel least (HierMoE).
+                     swap_levels: groups of ranks at each level, outermost first; None: the ranks alone
+    replica_slots:   slots of each rank, more than its share of experts: popular ones get replicas, which rebalance() places anew
+                     (adaptive replication). n_nodes: over which replicas' traffic is balanced
+    domains:         S_ED of each level of the communicator's topology, outermost first: experts travel inside domains, tokens
+                     between them (HybridEP). codec_ratio: above 1, experts travel compressed, which changes results
+    sample_tokens:   tokens of a sample: y = x + experts(norm(x)) for the samples that are best placed here (NetMoE), with the
+                     `norm` that is otherwise the caller's. Labels go along: `layer.follow(labels)`
+    """
+
+    def __init__(self, hidden, n_experts, top_k, ffn=None, *, group=None, expert=None, activation="gelu", bias=False,
+                 shared_expert=None, max_tokens=None, normalize=True, aux_loss_weight=0.01, capacity_factor=None, align_rows=1,
+                 algorithm="auto", trials=0, average=True, expert_data_group=None, seed=None, device=None, dtype=None,
+                 swap=False, swap_levels=None, replica_slots=0, n_nodes=1, domains=None, codec_ratio=1, sample_tokens=0, norm=None,
+                 comm_options=None):
+        super().__init__()
+        if (ffn is None) == (expert is None):
+            raise ValueError("give ffn, the inner width of the experts, or expert, which makes one: one of the two")
+        chosen = [name for name, on in (("swap", swap), ("replica_slots", replica_slots), ("domains", domains)) if on]
+        if len(chosen) > 1:
+            raise ValueError(f"{' and '.join(chosen)} say differently where experts are: give one of them")
+        if codec_ratio != 1 and not domains:
+            raise ValueError(f"codec_ratio is {codec_ratio} without domains, in which experts would travel: give domains")
+        if sample_tokens and (domains or shared_expert is not None):
+            raise ValueError("sample_tokens cannot go with domains or a shared expert: their sums are at the old homes")
+        if norm is not None and not sample_tokens:
+            raise ValueError("norm is for sample_tokens, where the layer adds the residual: apply it before the layer")
+        if capacity_factor is not None and max_tokens is None:
+            raise ValueError("capacity_factor counts from max_tokens: give that too")
+        self.hidden, self.n_experts, self.top_k, self.aux_loss_weight = hidden, n_experts, top_k, aux_loss_weight
+        self.comm = comm_of(group, **(comm_options or {}))
+        kind = {"device": device, "dtype": dtype}
+        self.router = Router(hidden, n_experts, top_k, normalize, **kind)
+        self.placement = self._place(swap, swap_levels, replica_slots, n_nodes, domains, codec_ratio, dtype)
+        capacity = 0 if capacity_factor is None else max(1, math.ceil(capacity_factor * top_k * max_tokens / n_experts))
+        self.ep = ExpertParallel(self.placement.n_slots, top_k, hidden, self.comm, max_tokens, capacity=capacity,
+                                 expert_rank=self.placement.owners(), align_rows=align_rows, algorithm=algorithm, trials=trials)
+        self.ep._hybrid = self.placement.hybrid
+        if seed is None:
+            seed = int(torch.randint(0, 2**31, (1,)))  # one draw, so that ranks with equal generators keep them equal
+        make = expert or (lambda: MLP(hidden, ffn, activation, bias, **kind))
+        self.experts = Experts(make, self.placement.numbers(self.ep.local_experts), seed)
+        if isinstance(shared_expert, int):
+            shared_expert = MLP(hidden, shared_expert, activation, bias, **kind)
+        self.shared_expert, self.norm = shared_expert, norm
+        self._replacing = Replacing(sample_tokens, _abi.moecclReplaceSolve) if sample_tokens else None
+        self._average, self._data_group = average, expert_data_group
+        for parameter in self.experts.stacked():
+            if parameter.requires_grad:
+                parameter.register_hook(self._finish_gradient)
+        self.aux_loss, self.handle, self.step = None, None, None
+
+    def _place(self, swap, levels, slots, n_nodes, domains, ratio, dtype):
+        if swap:
+            size = (dtype or torch.get_default_dtype()).itemsize
+            return Swapped(self.n_experts, self.comm, self.top_k, self.hidden * size, levels)
+        if slots:
+            return Replicated(self.n_experts, self.comm, slots, n_nodes)
+        if domains:
+            return Hybrid(self.n_experts, self.comm, domains, ratio)
+        return Fixed(self.n_experts, self.comm)
+
+    def _finish_gradient(self, grad):
+        """Inside the backward pass, on all ranks in the same order."""
+        grad = self.placement.reduce(grad)
+        ranks = self.comm.size
+        if self._data_group is not None:
+            grad = grad.clone()
+            torch.distributed.all_reduce(grad, group=self._data_group)
+            ranks *= torch.distributed.get_world_size(self._data_group)
+        return grad / ranks if self._average else grad
+
+    def forward(self, x):
+        tokens = x.reshape(-1, self.hidden)
+        self.handle = self.step = None  # their memory is for this step, unless its backward is to come
+        self.placement.begin(self.experts)
+        seen = tokens if self.norm is None else self.norm(tokens)
+        weights, index, loss = self.router(seen)
+        slots = self.placement.slots(index)
+        rows, counts, handle = self.ep.dispatch(tokens, slots, weights)
+        step = self._replacing.begin(handle) if self._replacing else None
+        shared = self.shared_expert(tokens) if self.shared_expert is not None else None
+        out = self.experts(rows if self.norm is None else self.norm(rows), counts, self.placement.weights(self.experts))
+        out = out.to(rows.dtype)
+        if step is not None:
+            y = ReplaceCombine.apply(out, rows, tokens, handle.weights, step)
+        else:
+            y = self.ep.combine(out, handle)
+        if shared is not None:
+            y = y + shared
+        self.aux_loss, self.step = loss.detach(), step
+        self.handle = handle
+        if self.aux_loss_weight and torch.is_grad_enabled():
+            y = _Attach.apply(y, self.aux_loss_weight * loss)
+        return y.view(x.shape)
+
+    def follow(self, tensor):
+        """Labels, masks or positions [samples or tokens, ...] of the samples that the last forward brought here. Collective."""
+        if self.step is None:
+            raise RuntimeError("follow() is for a layer with sample_tokens, after its forward")
+        return follow(self.step, tensor)
+
+    def rebalance(self, optimizer=None):
+        """Between steps: moves experts, with what the optimizer keeps of them, where the tokens of the last steps want them; the
+        number of slots that changed. Results stay the same. Collective."""
+        with torch.no_grad():
+            return self.placement.rebalance(self.experts, optimizer)
+
+
+def rebalance(model, optimizer=None):
+    """MoELayer.rebalance() of all MoE layers in `model`; how many slots changed. Collective."""
+    return sum(m.rebalance(optimizer) for m in model.modules() if isinstance(m, MoELayer))

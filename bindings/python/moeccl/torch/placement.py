@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds which experts: each on one rank, in slots that change places, in several replicas, or in expert domains."""
+import ctypes
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from moeccl import _abi, _library
+from ._calls import Owned, call, dtype_of, int32s, int32s_of, listed, memory
+from ._group import beside
+
+
+def moving(experts, optimizer):
+    """All tensors [slots, ...] that belong to the experts: parameters, and the optimizer's of the same shape."""
+    found = []
+    for parameter in experts.stacked():
+        found.append(parameter.data)
+        if optimizer is not None:
+            state = optimizer.state.get(parameter, {})
+            found += [v for v in state.values() if torch.is_tensor(v) and v.shape == parameter.shape]
+    return [t for t in found if t.numel()]
+
+
+class Fixed:
+    """Each expert on one rank for ever."""
+    hybrid = None
+
+    def __init__(self, n_experts, comm):
+        self.n_experts, self.comm, self.n_slots = n_experts, comm, n_experts
+
+    def owners(self):
+        """The rank of each slot; None: contiguous, as even as possible."""
+        return None
+
+    def numbers(self, local_slots):
+        """The experts in this rank's slots at the start."""
+        return local_slots
+
+    def slots(self, index):
+        """The slots of chosen experts index[T, k]."""
+        return index
+
+    def reduce(self, grad):
+        """The gradient [slots, ...] of a parameter, summed over all that hold the same experts."""
+        return grad
+
+    def begin(self, experts):
+        """Before the step's routing: brings experts on their way."""
+
+    def weights(self, experts):
+        """The parameters to run the experts with; None: their own."""
+
+    def rebalance(self, experts, optimizer):
+        """Between steps: how many experts have moved. Collective."""
+        return 0
+
+
+class Swapped(Fixed):
+    """HierMoE's expert swap: rebalance() lets the two experts change places whose exchange makes the tokens of the last steps
+    travel least, the optimizer's memory with them."""
+
+    def __init__(self, n_experts, comm, top_k, row_bytes, levels):
+        super().__init__(n_experts, comm)
+        if n_experts % comm.size:
+            raise ValueError(f"swap: n_experts is {n_experts}: give a multiple of the {comm.size} ranks")
+        self.top_k, self.row_bytes = top_k, row_bytes
+        self.levels = [int(v) for v in (levels or [comm.size])]
+        if self.levels[-1] != comm.size or any(b % a for a, b in zip(self.levels, self.levels[1:])):
+            raise ValueError(f"swap_levels is {levels}: give the groups of each level, outermost first, the last one {comm.size}")
+        self.slot_of = torch.arange(n_experts, dtype=torch.int32)
+        self._seen = []
+
+    def slots(self, index):
+        if torch.is_grad_enabled():
+            self._seen = self._seen[-7:] + [index.detach().to(device="cpu", dtype=torch.int32)]
+        return self.slot_of.to(index.device)[index.clamp(min=0).long()].where(index >= 0, -1)
+
+    def _solve(self):
+        """The best pair of experts, the same on all ranks; None when no pair gains."""
+        problem = _abi.moecclSwapProblem_t(n_experts=self.n_experts, top_k=self.top_k, n_levels=len(self.levels),
+                                           row_bytes=self.row_bytes)
+        groups = int32s(self.levels)
+        problem.n_groups, problem.placement = groups, int32s_of(self.slot_of)
+        n = ctypes.c_size_t()
+        call(None, "moecclSwapCountsLength", ctypes.byref(problem), ctypes.byref(n))
+        counts = torch.zeros(n.value, dtype=torch.int32)
+        topk = torch.cat(self._seen) if self._seen else torch.zeros((0, self.top_k), dtype=torch.int32)
+        call(None, "moecclSwapCount", ctypes.byref(problem), topk.data_ptr() or None, topk.shape[0], memory(counts), None, 0)
+        call(self.comm, "moecclAllReduce", memory(counts), memory(counts), n.value, _abi.moecclInt32, _abi.moecclSum,
+             self.comm.handle, None)
+        pair, answer = (ctypes.c_int32 * 2)(), _abi.moecclSwapAnswer_t()
+        call(None, "moecclSolveSwap", ctypes.byref(problem), memory(counts), pair, ctypes.byref(answer), None, 0)
+        return None if pair[0] < 0 else (pair[0], pair[1])
+
+    def rebalance(self, experts, optimizer):
+        pair = self._solve()
+        self._seen = []
+        if pair is None:
+            return 0
+        a, b = (int(self.slot_of[e]) for e in pair)
+        self._exchange(a, b, moving(experts, optimizer))
+        self.slot_of[pair[0]], self.slot_of[pair[1]] = b, a
+        return 2
+
+    def _exchange(self, a, b, tensors):
+        share = self.n_experts // self.comm.size
+        here = [s for s in (a, b) if s // share == self.comm.rank]
+        if len(here) == 2:
+            for t in tensors:
+                t[[a % share, b % share]] = t[[b % share, a % share]]
+        elif here:
+            mine, peer = here[0] % share, (b if here[0] == a else a) // share
+            given = [t[mine].contiguous() for t in tensors]
+            got = [torch.empty_like(g) for g in given]
+            call(None, "moecclGroupStart")
+            try:
+                for g, r in zip(given, got):
+                    kind = dtype_of(g)
+                    call(self.comm, "moecclSend", memory(g), g.numel(), kind, peer, self.comm.handle, None)
+                    call(self.comm, "moecclRecv", memory(r), r.numel(), kind, peer, self.comm.handle, None)
+            except BaseException:
+                _library.lib.moecclGroupCancel()
+                raise
+            call(self.comm, "moecclGroupEnd")
+            for t, r in zip(tensors, got):
+                t[mine] = r
+
+
+class Replicated(Fixed):
+    """Adaptive replication: popular experts lie in several slots. Gradients are summed over replicas inside the backward pass;
+    rebalance() places the replicas anew by what the tokens of the last steps chose."""
+
+    def __init__(self, n_experts, comm, slots_per_rank, n_nodes):
+        super().__init__(n_experts, comm)
+        self.per_rank, self.n_nodes = slots_per_rank, n_nodes
+        self.n_slots = slots_per_rank * comm.size
+        if self.n_slots < n_experts:
+            raise ValueError(f"replica_slots is {slots_per_rank}: {comm.size} ranks then have {self.n_slots} slots for {n_experts} "
+                             f"experts: give at least {-(-n_experts // comm.size)}")
+        alike, counts = torch.ones(n_experts, dtype=torch.float64), torch.empty(n_experts, dtype=torch.int32)
+        call(None, "moecclReplicaCounts", memory(alike), n_experts, self.n_slots, memory(counts))
+        self._demand = torch.zeros(n_experts, dtype=torch.int64)
+        self._place(torch.repeat_interleave(torch.arange(n_experts, dtype=torch.int32), counts))
+
+    def _place(self, slot_expert):
+        self.slot_expert = slot_expert.to(torch.int32).contiguous()
+        self.placement = _abi.moecclPlacement_t(n_experts=self.n_experts, slots_per_rank=self.per_rank)
+        self.placement.slot_expert = int32s_of(self.slot_expert)
+        order = torch.argsort(self.slot_expert, stable=True)
+        self._count = torch.bincount(self.slot_expert, minlength=self.n_experts)
+        first = torch.cumsum(self._count, 0) - self._count
+        column = torch.arange(int(self._count.max())).expand(self.n_experts, -1)
+        self._slots = order[(first[:, None] + column % self._count[:, None])]  # [experts][replica], in turn
+        near = torch.full((self.n_experts,), -1)
+        mine = torch.arange(self.comm.rank * self.per_rank, (self.comm.rank + 1) * self.per_rank)
+        near[self.slot_expert[mine].long()] = mine
+        self._near = near
+
+    def owners(self):
+        return [s // self.per_rank for s in range(self.n_slots)]
+
+    def numbers(self, local_slots):
+        return [int(self.slot_expert[s]) for s in local_slots]
+
+    def slots(self, index):
+        """A replica on this rank where there is one, else the replicas in turn."""
+        experts = index.detach().cpu().clamp(min=0).long()
+        chosen = index.detach().cpu() >= 0
+        if torch.is_grad_enabled():
+            self._demand += torch.bincount(experts[chosen], minlength=self.n_experts)
+        turn = (torch.arange(index.shape[0])[:, None] + self.comm.rank) % self._count[experts]
+        near = self._near[experts]
+        return torch.where(near >= 0, near, self._slots[experts, turn]).where(chosen, -1).to(index.device)
+
+    def reduce(self, grad):
+        grad, total = grad.contiguous(), torch.empty_like(grad)
+        call(self.comm, "moecclExpertAllReduce", memory(grad), memory(total), grad[0].numel(), dtype_of(grad), _abi.moecclSum,
+             ctypes.byref(self.placement), self.comm.handle, None)
+        return total
+
+    def rebalance(self, experts, optimizer):
+        size = self.comm.size
+        mine = self._demand.clamp(max=2**31 - 1).to(torch.int32)
+        demand = torch.empty((size, self.n_experts), dtype=torch.int32)
+        call(self.comm, "moecclAllGather", memory(mine), memory(demand), self.n_experts, _abi.moecclInt32, self.comm.handle, None)
+        self._demand.zero_()
+        if not demand.any():
+            return 0
+        problem = _abi.moecclReplicaProblem_t(n_experts=self.n_experts, n_ranks=size, slots_per_rank=self.per_rank,
+                                              n_nodes=self.n_nodes)
+        problem.demand = int32s_of(demand)
+        slot_expert, answer = torch.empty(self.n_slots, dtype=torch.int32), _abi.moecclReplicaAnswer_t()
+        call(None, "moecclSolveReplicas", ctypes.byref(problem), memory(slot_expert), ctypes.byref(answer))
+        moved = int((slot_expert != self.slot_expert).sum())
+        if moved:
+            before, kept = self.placement, self.slot_expert  # `before` points into `kept`
+            self._place(slot_expert)
+            for tensor in moving(experts, optimizer):
+                self._move(tensor, before)
+            del kept
+        return moved
+
+    def _move(self, tensor, before):
+        """tensor[slots, ...] from one placement to the next: cut into a shard for each rank, and put together again."""
+        held = tensor.contiguous()
+        count = held[0].numel()
+        shards = torch.empty((self.n_experts, _library.lib.moecclExpertShard(count, self.comm.size)), dtype=tensor.dtype)
+        tail = (count, dtype_of(held))
+        call(self.comm, "moecclCollectGradients", memory(held), memory(shards), *tail, ctypes.byref(before), self.comm.handle, None)
+        call(self.comm, "moecclPlaceWeights", memory(shards), memory(held), *tail, ctypes.byref(self.placement), self.comm.handle, None)
+        if held is not tensor:
+            tensor.copy_(held)
+
+
+class Hybrid(Fixed):
+    """HybridEP: inside an expert domain the experts travel, between domains the tokens do. The gather of a step's experts runs on
+    a thread of the library and a communicator of its own, beside the router and dispatch; with `ratio` above 1 they travel as
+    a shared expert's largest differences. Backward brings the gradients of held experts to their owners."""
+
+    def __init__(self, n_experts, comm, domains, ratio):
+        super().__init__(n_experts, comm)
+        self.ratio, self._migration, self._shared = float(ratio), None, None
+        self.experts_comm = beside(comm)
+        config = _abi.moecclHybridConfig_t(n_experts=n_experts, n_levels=len(domains))
+        sizes = int32s(domains)
+        config.domain = sizes
+        self._owned = Owned(comm, "moecclHybridCreate", "moecclHybridDestroy", comm.handle, ctypes.byref(config))
+        self.hybrid = self._owned.handle
+        info = _abi.moecclHybridInfo_t()
+        call(comm, "moecclHybridGetInfo", self.hybrid, ctypes.byref(info))
+        self.own, self.held = listed(info.own_experts, info.n_own), listed(info.held_experts, info.n_held)
+
+    def numbers(self, local_slots):
+        return self.own
+
+    def begin(self, experts):
+        flat = flatten([p.detach() for p in experts.stacked()])
+        count, kind = flat.shape[1], dtype_of(flat)
+        if self._migration is None:
+            config = _abi.moecclMigrationConfig_t(count=count, type=kind, ratio=self.ratio)
+            self._migration = Owned(self.comm, "moecclMigrationCreate", "moecclMigrationDestroy", self.hybrid,
+                                    self.experts_comm.handle, ctypes.byref(config))
+        if self.ratio != 1:
+            self._shared = flat.new_empty(count)
+            call(self.comm, "moecclSharedExpert", memory(flat), flat.shape[0], self.n_experts, memory(self._shared), count, kind,
+                 self.comm.handle, None)
+        call(self.comm, "moecclMigrationSend", self._migration.handle, 0, memory(flat), self._shared_memory(), None)
+        call(self.experts_comm, "moecclMigrationBegin", self._migration.handle, 0)
+
+    def _shared_memory(self):
+        return None if self._shared is None else memory(self._shared)
+
+    def weights(self, experts):
+        return Held.apply(self, *experts.stacked())
+
+    def wait(self, like, count):
+        """The experts of this rank's domain, [held, count], when their gather has ended."""
+        held = like.new_empty((len(self.held), count))
+        call(self.experts_comm, "moecclMigrationWait", self._migration.handle, 0, self._shared_memory(), memory(held), None)
+        return held
+
+    def sum_at_owners(self, grad):
+        """[own, count]: for each own expert the sum of the gradients [held, count] of all ranks that hold it."""
+        own = grad.new_empty((len(self.own), grad.shape[1]))
+        call(self.comm, "moecclHybridReduce", self.hybrid, memory(grad), memory(own), grad.shape[1], dtype_of(grad), None)
+        return own
+
+
+def flatten(tensors):
+    """[n, elements of all] from tensors [n, ...]."""
+    return torch.cat([t.reshape(t.shape[0], t.shape[1:].numel()) for t in tensors], dim=1).contiguous()
+
+
+def unflatten(flat, shapes):
+    """The way back, without a copy: tensors [n, *shape]."""
+    sizes = [shape.numel() for shape in shapes]
+    return [part.view(flat.shape[0], *shape) for part, shape in zip(flat.split(sizes, dim=1), shapes)]
+
+
+class Held(torch.autograd.Function):
+    """own experts -> the experts of this rank's domain; backward: moecclHybridReduce. The codec counts as exact."""
+
+    @staticmethod
+    def forward(ctx, holder, *own):
+        ctx.holder, ctx.shapes = holder, [p.shape[1:] for p in own]
+        return tuple(unflatten(holder.wait(own[0], sum(s.numel() for s in ctx.shapes)), ctx.shapes))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        return None, *unflatten(ctx.holder.sum_at_owners(flatten(grads)), ctx.shapes)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Re-placing combine (NetMoE): combine brings samples to where they cross the fewest slow links, not back to where they were."""
+import ctypes
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from moeccl import _abi
+from ._calls import Owned, call, listed, memory, stream_of
+from .functions import combine_gradients
+
+
+class Step:
+    """One step's decision: which samples are on this rank after combine. `local_samples` are numbered in the order of ranks."""
+
+    def __init__(self, owner, replacement, handle):
+        self._owner, self._replacement, self.handle = owner, replacement, handle
+        self.comm = handle.comm
+
+    @property
+    def replacement(self):
+        return self._replacement.handle
+
+    def rows(self):
+        n = ctypes.c_size_t()
+        call(self.comm, "moecclReplaceRows", self.replacement, ctypes.byref(n))
+        return n.value
+
+    def decide(self):
+        """Waits for the solver and reads what it decided."""
+        info = _abi.moecclReplaceInfo_t()
+        call(self.comm, "moecclReplaceGetInfo", self.replacement, ctypes.byref(info))
+        self.local_samples, self.n_samples = listed(info.local_samples, info.n_local), info.n_samples
+        self.moved, self.kept = info.moved, bool(info.keep)
+        self.node_bytes_before, self.node_bytes_after = info.node_bytes_before, info.node_bytes_after
+
+    def __del__(self):
+        if hasattr(self, "_owner"):
+            self._owner.append(self._replacement)
+
+
+class Replacing:
+    """The replacements of one layer: those that no step holds serve the next one."""
+
+    def __init__(self, sample_tokens, mode):
+        self.sample_tokens = sample_tokens
+        self._mode = mode
+        self._free = {}  # of each layer of the C interface
+
+    def begin(self, handle):
+        """Collective: all ranks learn all choices, and the solver's thread begins."""
+        free = self._free.setdefault(handle.layer, [])
+        if not free:
+            config = _abi.moecclReplaceConfig_t(sample_tokens=self.sample_tokens, residual=1, mode=self._mode)
+            free.append(Owned(handle.comm, "moecclReplaceCreate", "moecclReplaceDestroy", handle.layer.handle, ctypes.byref(config)))
+        step = Step(free, free.pop(), handle)
+        call(handle.comm, "moecclReplaceBegin", step.replacement, handle.routing, None, None)
+        return step
+
+
+class ReplaceCombine(torch.autograd.Function):
+    """y[R], dispatched[R], x[T], weights[T, k] -> x + combine(y) for the tokens that are here now."""
+
+    @staticmethod
+    def forward(ctx, y, dispatched, x, weights, step):
+        handle = step.handle
+        given = y.new_zeros((step.rows(), y.shape[1]))
+        given[:handle.n_rows] = y
+        x, dispatched = x.contiguous(), dispatched.contiguous()
+        call(step.comm, "moecclReplaceResidual", step.replacement, memory(x), memory(dispatched), memory(given))
+        out = torch.empty_like(x)
+        call(step.comm, "moecclReplaceCombine", step.replacement, memory(given), memory(out), stream_of(out))
+        step.decide()
+        ctx.step, ctx.handle, ctx.n_rows = step, handle, given.shape[0]
+        ctx.weighted = ctx.needs_input_grad[3]
+        if ctx.weighted:
+            ctx.save_for_backward(given)
+            ctx.weight_dtype = weights.dtype
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_out):
+        step, handle = ctx.step, ctx.handle
+        grad, grad_weights = combine_gradients(ctx, grad_out, "moecclReplaceCombineBackward", ctx.n_rows, step.replacement)
+        grad_dispatched = grad.new_zeros((handle.n_rows, grad.shape[1]))
+        grad_x = grad.new_zeros((handle.n_tokens, grad.shape[1]))
+        call(step.comm, "moecclReplaceResidualBackward", step.replacement, memory(grad), memory(grad_dispatched), None)
+        call(step.comm, "moecclReplaceResidualBackward", step.replacement, memory(grad), None, memory(grad_x))
+        return grad[:handle.n_rows], grad_dispatched, grad_x, grad_weights, None
+
+
+def follow(step, tensor):
+    """The samples of `tensor` that are on this rank after the step: tensor[samples or tokens, ...] of all ranks, gathered and
+    picked. For labels, masks and positions; no gradient flows. Collective."""
+    size, rank_samples = step.comm.size, len(step.local_samples)
+    flat = tensor.detach().contiguous().view(rank_samples, -1)
+    flat = flat.view(torch.uint8).view(rank_samples, -1)
+    every = flat.new_empty((step.n_samples, flat.shape[1]))
+    if step.n_samples != size * rank_samples:
+        raise ValueError(f"{rank_samples} samples here and {step.n_samples} on {size} ranks: follow() needs as many on every rank")
+    call(step.comm, "moecclAllGather", memory(flat), memory(every), flat.numel(), _abi.moecclUint8, step.comm.handle, None)
+    return every[step.local_samples].view(-1).view(tensor.dtype).view(tensor.shape)

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/exec/flight.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "moeccl/moeccl.h"
+#include "src/base/env.h"
+#include "src/base/log.h"
+#include "src/base/ticks.h"
+#include "src/driver/file.h"
+#include "src/driver/memory.h"
+#include "src/driver/process.h"
+#include "src/exec/operation.h"
+
+namespace moeccl::exec {
+namespace {
+
+constexpr size_t kPages = 512;
+constexpr size_t kPageBytes = (sizeof(FlightPage) + 4095) / 4096 * 4096;
+constexpr char kFile[] = "moeccl-flight";
+
+// The process's file. Pages are taken by the lowest number that is free.
+struct Store {
+  std::mutex mutex, dump;
+  Fd fd;
+  driver::Mapping mapping;
+  std::vector<bool> taken;
+  bool tried = false;
+
+  FlightPage* take() {
+    const std::lock_guard lock(mutex);
+    if (!std::exchange(tried, true)) {
+      auto made = driver::shared_segment(kFile, kPages * kPageBytes, false);
+      if (!made.ok()) return nullptr;
+      auto mapped = driver::map_segment(*made, kPages * kPageBytes);
+      if (!mapped.ok()) return nullptr;
+      fd = std::move(*made);
+      mapping = std::move(*mapped);
+      taken.resize(kPages);
+    }
+    const auto free = std::find(taken.begin(), taken.end(), false);
+    if (free == taken.end()) return nullptr;
+    const auto i = static_cast<size_t>(free - taken.begin());
+    // Now, so that no store into it can fail later.
+    if (!driver::reserve_pages(fd, i * kPageBytes, kPageBytes).ok()) return nullptr;
+    *free = true;
+    return new (mapping.data() + i * kPageBytes) FlightPage;
+  }
+  void give_back(FlightPage* page) {
+    const std::lock_guard lock(mutex);
+    page->magic.store(0, std::memory_order_release);
+    const auto offset = static_cast<size_t>(reinterpret_cast<std::byte*>(page) - mapping.data());
+    driver::release_pages(fd, offset, kPageBytes);
+    taken[offset / kPageBytes] = false;
+  }
+};
+
+Store& store() {
+  static driver::PerProcess<Store> stores;
+  return stores.get();
+}
+
+int64_t unix_ns() {
+  timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+// What was read of somebody else's memory: ended inside its room, one line.
+template <size_t N>
+std::string text_of(const char (&from)[N]) {
+  std::string text(from, strnlen(from, N));
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
+  return text;
+}
+
+double ms(int64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+nlohmann::json json_of(const FlightRecord& r, int64_t now) {
+  const auto op = static_cast<moecclOp_t>(r.op);
+  const bool running = r.state == FlightRecord::State::kRunning;
+  nlohmann::json j{{"sequence", r.sequence},
+                   {"op", op_name(op)},
+                   {"count", r.count},
+                   {"type", moecclTypeName(static_cast<moecclDataType_t>(r.type))},
+                   {"reduce", reduce_name(r.reduce)},
+                   {r.sequence == 0 ? "peer" : "root", r.root},
+                   {"plan", r.has_plan != 0 ? text_of(r.algorithm) : ""},
+                   {"state", running                                   ? "running"
+                             : r.state == FlightRecord::State::kFailed ? "failed"
+                                                                       : "done"},
+                   {"began_ms_ago", ms(Ticks::to_ns(now - r.start))}};
+  if (r.state != FlightRecord::State::kDoneUntimed) j["took_ms"] = ms(Ticks::to_ns((running ? now : r.end) - r.start));
+  return j;
+}
+
+nlohmann::json json_of(const FlightPage& p) {
+  const int64_t now = Ticks::now(), now_monotonic = now_ns();
+  nlohmann::json j{{"group", format("{:016x}", p.group)},
+                   {"name", text_of(p.name)},
+                   {"memory", p.on_cuda_memory != 0 ? "CUDA" : "host"},
+                   {"rank", p.rank},
+                   {"n_ranks", p.n_ranks},
+                   {"state", p.failed_unix_ns == 0 ? "running" : "failed"},
+                   {"operations", nlohmann::json::array()},
+                   {"waits", nlohmann::json::array()}};
+  if (p.failed_unix_ns != 0) {
+    j["code"] = moecclGetErrorString(static_cast<moecclResult_t>(p.code));
+    j["failure"] = text_of(p.failure);
+    j["failed_unix_ms"] = p.failed_unix_ns / 1'000'000;
+  }
+  const uint64_t n = std::min<uint64_t>(p.count, FlightPage::kRecords);
+  for (uint64_t i = p.count - n; i < p.count; ++i)
+    j["operations"].push_back(json_of(p.records[i % FlightPage::kRecords], now));
+  for (uint32_t i = 0; i < std::min(p.n_waits, FlightPage::kWaits); ++i) {
+    const FlightWait& w = p.waits[i];
+    const auto* peers = w.peers;
+    nlohmann::json wait{{"what", text_of(w.text)},
+                        {"sequence", w.sequence},
+                        {"thread", w.thread},
+                        {"blocked_ms", ms(now_monotonic - w.since_ns)},
+                        {"for", std::vector<uint32_t>(peers, peers + std::min(w.n_peers, FlightWait::kPeers))},
+                        {"for_total", w.n_peers}};
+    if (w.awaits < p.n_ranks) wait["awaits"] = w.awaits;
+    j["waits"].push_back(std::move(wait));
+  }
+  return j;
+}
+
+// All pages of a file; one that changes meanwhile is half old, which a person can bear.
+Result<std::string> read_all(int fd, int pid) {
+  nlohmann::json all{{"format", "moeccl-status"},
+                     {"version", 1},
+                     {"host", driver::host_identity().hostname},
+                     {"host_id", format("{:016x}", driver::host_identity().hash())},
+                     {"pid", pid},
+                     {"written_unix_ms", unix_ns() / 1'000'000},
+                     {"communicators", nlohmann::json::array()}};
+  const auto page = std::make_unique<FlightPage>();
+  const std::span<std::byte> bytes(reinterpret_cast<std::byte*>(page.get()), sizeof(FlightPage));
+  for (size_t i = 0; i < kPages; ++i) {
+    ssize_t n = 0;
+    do {
+      n = pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(i * kPageBytes));
+    } while (n < 0 && errno == EINTR);
+    if (n < static_cast<ssize_t>(bytes.size())) break;
+    if (page->magic.load() != FlightPage::kMagic || page->bytes != sizeof(FlightPage)) continue;
+    all["communicators"].push_back(json_of(*page));
+  }
+  return all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+Result<Fd> open_of(int pid) {
+  const std::string folder = format("/proc/{}/fd", pid);
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(opendir(folder.c_str()), closedir);
+  if (dir == nullptr) {
+    if (errno == ENOENT) return error(moecclRemoteError, "pid {}: there is no such process on this host", pid);
+    return error(moecclRemoteError, "pid {}: this user may not look at it ({}): ask as its owner or as root", pid,
+                 std::strerror(errno));
+  }
+  while (const dirent* entry = readdir(dir.get())) {
+    char target[64] = {};
+    const std::string path = folder + "/" + entry->d_name;
+    if (readlink(path.c_str(), target, sizeof(target) - 1) <= 0) continue;
+    if (!std::string_view(target).starts_with(format("/memfd:{}", kFile))) continue;
+    Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (fd.get() >= 0) return fd;
+    return error(moecclRemoteError, "pid {}: its flight recorder cannot be opened ({})", pid, std::strerror(errno));
+  }
+  return error(moecclRemoteError, "pid {}: it has made no MoECCL communicator", pid);
+}
+
+}  // namespace
+
+FlightSlot::FlightSlot() : page_(store().take()), shared_(page_ != nullptr) {
+  if (!shared_) page_ = new FlightPage;
+}
+
+FlightSlot::~FlightSlot() {
+  if (!shared_) {
+    delete page_;
+  } else if (birth_.here()) {
+    store().give_back(page_);
+  }
+}
+
+Result<std::string> flight_json(int pid) {
+  if (pid < 0) return error(moecclInvalidArgument, "pid is {}: give a process's number, or 0 for this one", pid);
+  if (pid == 0 || pid == getpid()) {
+    Store& own = store();
+    const std::lock_guard lock(own.mutex);
+    return read_all(own.fd.get(), getpid());
+  }
+  MOECCL_ASSIGN_OR_RETURN(const Fd fd, open_of(pid));
+  return read_all(fd.get(), pid);
+}
+
+std::string dump_path(const std::string& named, const std::string& host, int pid) {
+  std::string path;
+  bool replaced = false;
+  for (size_t i = 0; i < named.size(); ++i) {
+    const char next = i + 1 < named.size() && named[i] == '%' ? named[i + 1] : 0;
+    if (next == 'h' || next == 'p') {
+      path += next == 'h' ? host : std::to_string(pid);
+      replaced = true;
+      ++i;
+    } else {
+      path += named[i];
+    }
+  }
+  return replaced ? path : format("{}.{}.{}.json", named, host, pid);
+}
+
+void dump_flight() noexcept {
+  if (env().dump.empty()) return;
+  const Status status = contained([]() -> Status {
+    Store& own = store();
+    const std::lock_guard lock(own.dump);
+    MOECCL_ASSIGN_OR_RETURN(const std::string text, flight_json(0));
+    return driver::replace_file(dump_path(env().dump, driver::host_identity().hostname, getpid()), text);
+  });
+  if (!status.ok()) log(LogLevel::kError, "MOECCL_DUMP={}: {}", env().dump, status.message());
+}
+
+}  // namespace moeccl::exec

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flight recorder's memory. All communicators of a process write into one anonymous shared file, so that somebody
+// else can read what a process does that does not answer any more: /proc/PID/fd shows the file to its owner.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/base/status.h"
+#include "src/driver/fork_page.h"
+
+namespace moeccl::exec {
+
+// Plain numbers and texts, the same in every process; a reader checks kMagic and bytes, and trusts nothing.
+struct FlightRecord {
+  uint64_t sequence = 0;  // 0: unused, or Send/Recv which have none
+  uint64_t count = 0;
+  int64_t start = 0, end = 0;  // Ticks; end: of timed ones that have ended
+  uint32_t root = 0;           // of Send/Recv: the peer
+  uint8_t op = 0, type = 0, reduce = 0;
+  enum class State : uint8_t { kRunning, kDone, kDoneUntimed, kFailed } state = State::kRunning;
+  uint8_t has_plan = 0;
+  char algorithm[23] = {};
+};
+
+// What one blocked task waits for.
+struct FlightWait {
+  static constexpr uint32_t kPeers = 32;
+  int64_t since_ns = 0;   // now_ns()
+  uint64_t sequence = 0;  // of the operation; 0: Send/Recv
+  int32_t thread = 0;     // gettid()
+  uint32_t awaits = 0;    // the only rank that can let it go on; ~0: not known
+  uint32_t n_peers = 0;   // ranks that have not taken all of their part
+  uint32_t peers[kPeers] = {};
+  char text[216] = {};
+};
+
+struct FlightPage {
+  static constexpr uint64_t kMagic = 0x3130'5448'4749'4c46u;  // "FLIGHT01"
+  static constexpr uint32_t kRecords = 64, kWaits = 8;
+  std::atomic<uint64_t> magic{0};  // 0: nobody's
+  uint32_t bytes = 0;
+  uint32_t rank = 0, n_ranks = 0;
+  uint32_t on_cuda_memory = 0;
+  uint64_t group = 0;  // the same on all ranks of a communicator, and no other's
+  char name[64] = {};
+  int64_t failed_unix_ns = 0;  // 0: has not failed
+  int32_t code = 0;
+  uint32_t n_waits = 0;
+  char failure[480] = {};
+  uint64_t count = 0;  // of records so far
+  FlightWait waits[kWaits];
+  std::array<FlightRecord, kRecords> records;
+};
+
+// A page of the process's, or of its own memory where there is none left; given back at the end.
+class FlightSlot {
+ public:
+  FlightSlot();
+  ~FlightSlot();
+  FlightSlot(const FlightSlot&) = delete;
+  FlightSlot& operator=(const FlightSlot&) = delete;
+  FlightPage* operator->() const { return page_; }
+  FlightPage& operator*() const { return *page_; }
+
+ private:
+  const driver::Birth birth_;
+  FlightPage* page_;
+  bool shared_;
+};
+
+// Copies `text`, cut to fit, with a zero behind it.
+template <size_t N>
+void copy_text(char (&to)[N], std::string_view text) {
+  to[text.copy(to, N - 1)] = 0;
+}
+
+// JSON of all communicators of a process of this host, 0 for this one: include/moeccl/status.h says what it holds.
+// RemoteError: no such process, not allowed to look, or it has no communicator.
+Result<std::string> flight_json(int pid);
+// This process's into the file that MOECCL_DUMP names, if it names one. Failures are logged.
+void dump_flight() noexcept;
+// "/tmp/job" -> "/tmp/job.HOST.PID.json"; where the name holds %h or %p, these alone are replaced.
+std::string dump_path(const std::string& named, const std::string& host, int pid);
+
+}  // namespace moeccl::exec

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// What streams and calls wait for.
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <thread>
+#include <vector>
+
+#include "kernels/cuda/image.h"
+#include "src/base/clock.h"
+#include "tests/gpu/ladder/ladder.h"
+
+namespace moeccl::ladder {
+namespace {
+
+using WithPriority = int(cu::Stream*, unsigned, int);
+using Priorities = int(int*, int*);
+
+// 64 streams of a user each wait for a word that the engine's stream stores: how many never see it, because both lie in
+// one queue of the hardware.
+Result<std::string> waits(bool high) {
+  MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());
+  constexpr size_t kStreams = 64;
+  constexpr int kPatienceMs = 20;
+  MOECCL_ASSIGN_OR_RETURN(const cu::Memory flags, device.pinned(kStreams * 8));
+  cu::Stream engine = nullptr;
+  if (high) {
+    auto* const create = symbol<WithPriority>("cuStreamCreateWithPriority");
+    auto* const range = symbol<Priorities>("cuCtxGetStreamPriorityRange");
+    if (create == nullptr || range == nullptr) return error(moecclUnsupported, "the driver has no stream priorities");
+    int least = 0, greatest = 0;
+    MOECCL_TRY(cu::check(range(&least, &greatest), "the priorities of streams"));
+    MOECCL_TRY(cu::check(create(&engine, 1, greatest), "a stream of the highest priority"));
+  } else {
+    MOECCL_ASSIGN_OR_RETURN(engine, device.stream());
+  }
+  std::vector<cu::Stream> users(kStreams);
+  for (cu::Stream& s : users) {
+    MOECCL_ASSIGN_OR_RETURN(s, device.stream());
+  }
+  const auto store = [&](size_t i, uint64_t value) {
+    return cu::check(
+        device.d().cuStreamWriteValue64_v2(engine, reinterpret_cast<cu::Pointer>(words(flags) + i), value, 0),
+        "a store by the engine's stream");
+  };
+  const auto wait = [&](size_t i, uint64_t value) {
+    return cu::check(
+        device.d().cuStreamWaitValue64_v2(users[i], reinterpret_cast<cu::Pointer>(words(flags) + i), value, 0),
+        "a wait of a user's stream");
+  };
+  const auto free_all = [&](uint64_t value) {
+    for (size_t i = 0; i < kStreams; ++i) write_word(words(flags) + i, value);
+    (void)device.d().cuStreamSynchronize(engine);
+    for (const cu::Stream s : users) (void)device.d().cuStreamSynchronize(s);
+  };
+  // A busy machine is late, which is not held up: the first ones get more time.
+  int grace_ms = 1500;
+  const auto comes = [&](size_t i, int ms) {
+    if (ends_within(device, users[i], ms)) return true;
+    const int64_t since = now_ns();
+    const bool late = ends_within(device, users[i], std::min(grace_ms, 400));
+    grace_ms -= static_cast<int>((now_ns() - since) / 1'000'000);
+    grace_ms = std::max(grace_ms, 0);
+    return late;
+  };
+  size_t alone = 0, together = 0;
+  for (size_t i = 0; i < kStreams; ++i) {
+    MOECCL_TRY(wait(i, 1));
+    MOECCL_TRY(store(i, 1));
+    if (comes(i, kPatienceMs)) continue;
+    ++alone;
+    std::fprintf(stderr, "stream %zu alone: its wait holds up the store\n", i);
+    write_word(words(flags) + i, 1);
+    (void)device.d().cuStreamSynchronize(users[i]);
+    (void)device.d().cuStreamSynchronize(engine);
+  }
+  free_all(1);
+  for (size_t i = 0; i < kStreams; ++i) MOECCL_TRY(wait(i, 2));
+  for (size_t i = 0; i < kStreams; ++i) MOECCL_TRY(store(i, 2));
+  const int64_t until = now_ns() + int64_t{10} * kPatienceMs * 1'000'000;
+  for (size_t i = 0; i < kStreams; ++i) {
+    const auto left = static_cast<int>(std::max<int64_t>(0, (until - now_ns()) / 1'000'000));
+    if (!comes(i, left)) ++together;
+  }
+  free_all(2);
+  const std::string line =
+      format("{} of {} waits hold up their store one at a time, {} when all wait", alone, kStreams, together);
+  // The library's engine has the highest priority: this is what it rests on.
+  if (high && alone + together > 0) return error(moecclInternalError, "{}", line);
+  return line;
+}
+
+// A kernel that spins until it is told to end, and at most kSpinMs.
+constexpr int64_t kSpinMs = 150;
+class Spinning {
+ public:
+  static Result<std::unique_ptr<Spinning>> on(const Device& device, cu::Stream stream) {
+    std::unique_ptr<Spinning> s(new Spinning{device, stream});
+    MOECCL_ASSIGN_OR_RETURN(s->words_, device.pinned(64));
+    MOECCL_ASSIGN_OR_RETURN(s->kernel_, device.kernel("moeccl_ladder_spin"));
+    return s;
+  }
+  Status start() {
+    write_word(words(words_), 0);
+    write_word(words(words_) + 1, 0);
+    MOECCL_TRY(device_.launch(kernel_, stream_, SpinArgs{words(words_), words(words_) + 1, kSpinMs * 1'000'000}));
+    for (const int64_t until = now_ns() + 1'000'000'000; read_word(words(words_)) == 0;) {
+      if (now_ns() > until) return error(moecclSystemError, "a kernel has not started after 1 s");
+    }
+    return {};
+  }
+  Status end() {
+    write_word(words(words_) + 1, 1);
+    return cu::check(device_.d().cuStreamSynchronize(stream_), "the spinning kernel");
+  }
+
+ private:
+  Spinning(const Device& device, cu::Stream stream) : device_(device), stream_(stream) {}
+  const Device& device_;
+  cu::Stream stream_;
+  cu::Memory words_;
+  cu::Function kernel_ = nullptr;
+};
+
+struct Call {
+  const char* name;
+  std::function<int()> make;
+};
+
+}  // namespace
+
+Result<std::string> waits_default() { return waits(false); }
+Result<std::string> waits_high() { return waits(true); }
+
+// Findings, not judgements: docs/cuda.md says what the library expects.
+Result<std::string> calls_beside_a_kernel() {
+  MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());
+  const cu::Driver& d = device.d();
+  MOECCL_ASSIGN_OR_RETURN(const cu::Stream stream, device.stream());
+  MOECCL_ASSIGN_OR_RETURN(const auto spinning, Spinning::on(device, stream));
+  MOECCL_ASSIGN_OR_RETURN(const cu::Stream other, device.stream());
+  const void* image = cu::emulated() || moeccl::cuda::images().empty() ? nullptr : moeccl::cuda::images()[0].begin;
+  cu::Pointer memory = 0;
+  void* host = nullptr;
+  cu::Module module = nullptr;
+  cu::Stream fresh = nullptr;
+  cu::Event event = nullptr;
+  static char page[8192];
+  void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(page) + 4095) / 4096 * 4096);
+  constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
+  const std::vector<Call> calls = {
+      {"MemAlloc", [&] { return d.cuMemAlloc_v2(&memory, 1 << 20); }},
+      {"MemFree", [&] { return d.cuMemFree_v2(memory); }},
+      {"HostAlloc", [&] { return d.cuMemHostAlloc(&host, 1 << 16, 3); }},
+      {"FreeHost", [&] { return d.cuMemFreeHost(host); }},
+      {"HostRegister", [&] { return d.cuMemHostRegister_v2(aligned, 4096, 3); }},
+      {"HostUnregister", [&] { return d.cuMemHostUnregister(aligned); }},
+      {"ModuleLoad", [&] { return d.cuModuleLoadDataEx(&module, image, 0, nullptr, nullptr); }},
+      {"ModuleUnload", [&] { return d.cuModuleUnload(module); }},
+      {"StreamCreate", [&] { return d.cuStreamCreate(&fresh, kNonBlocking); }},
+      {"StreamDestroy", [&] { return d.cuStreamDestroy_v2(fresh); }},
+      {"EventCreate", [&] { return d.cuEventCreate(&event, kNoTiming); }},
+      {"EventRecord", [&] { return d.cuEventRecord(event, other); }},
+      {"EventDestroy", [&] { return d.cuEventDestroy_v2(event); }},
+  };
+  std::string waiting, refused;
+  for (const Call& call : calls) {
+    MOECCL_TRY(spinning->start());
+    const int64_t since = now_ns();
+    const int result = call.make();
+    const double ms = milliseconds_of(now_ns() - since);
+    MOECCL_TRY(spinning->end());
+    std::fprintf(stderr, "%-16s %8.2f ms, result %d\n", call.name, ms, result);
+    if (result != 0) refused += format(" {} ({})", call.name, result);
+    if (ms > kSpinMs * 0.6) waiting += format(" {}", call.name);
+  }
+  if (!refused.empty()) return error(moecclSystemError, "refused:{}", refused);
+  return waiting.empty() ? std::string("none waits for the kernel") : format("these wait for the kernel:{}", waiting);
+}
+
+Result<std::string> calls_in_captures() {
+  MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());
+  const cu::Driver& d = device.d();
+  auto* const begin = symbol<int(cu::Stream, int)>("cuStreamBeginCapture_v2");
+  auto* const end = symbol<int(cu::Stream, void**)>("cuStreamEndCapture");
+  auto* const destroy = symbol<int(void*)>("cuGraphDestroy");
+  auto* const exchange = symbol<int(int*)>("cuThreadExchangeStreamCaptureMode");
+  if (begin == nullptr || end == nullptr || destroy == nullptr)
+    return error(moecclUnsupported, "the driver has no captures");
+  MOECCL_ASSIGN_OR_RETURN(const cu::Stream other, device.stream());
+  cu::Event event = nullptr;
+  MOECCL_TRY(cu::check(d.cuEventCreate(&event, 2), "an event"));
+  MOECCL_TRY(cu::check(d.cuEventRecord(event, other), "an event"));
+  MOECCL_TRY(cu::check(d.cuStreamSynchronize(other), "an event"));
+  void* host = nullptr;
+  const std::vector<Call> calls = {{"HostAlloc", [&] { return d.cuMemHostAlloc(&host, 4096, 3); }},
+                                   {"EventQuery", [&] { return d.cuEventQuery(event); }},
+                                   {"StreamSynchronize", [&] { return d.cuStreamSynchronize(other); }}};
+  std::string line;
+  const char* const modes[] = {"global", "thread", "relaxed"};
+  for (int mode = 0; mode < 3; ++mode) {
+    std::string said;
+    // On the capturing thread; on another one; on the capturing one after it has exchanged its mode for relaxed.
+    for (const int where : {0, 1, 2}) {
+      if (where == 2 && exchange == nullptr) continue;
+      for (const Call& call : calls) {
+        MOECCL_ASSIGN_OR_RETURN(const cu::Stream captured, device.stream());
+        MOECCL_TRY(cu::check(begin(captured, mode), "the beginning of a capture"));
+        int result = 0;
+        if (where == 1) {
+          std::thread([&] {
+            (void)d.cuCtxSetCurrent(device.context());  // cu::Current would allow what captures forbid
+            result = call.make();
+          }).join();
+        } else {
+          int as = 2;
+          if (where == 2) (void)exchange(&as);
+          result = call.make();
+          if (where == 2) (void)exchange(&as);
+        }
+        void* graph = nullptr;
+        const int ended = end(captured, &graph);
+        if (graph != nullptr) (void)destroy(graph);
+        if (result == 0 && host != nullptr) (void)d.cuMemFreeHost(std::exchange(host, nullptr));
+        (void)d.cuStreamDestroy_v2(captured);
+        const char* const places[] = {"same thread", "other thread", "exchanged"};
+        std::fprintf(stderr, "%-8s %-12s %-18s result %d, the capture ends with %d\n", modes[mode], places[where],
+                     call.name, result, ended);
+        if (result != 0 || ended != 0)
+          said += format(" {}{} {}/{}", call.name,
+                         where == 0   ? ""
+                         : where == 1 ? "(other)"
+                                      : "(exchanged)",
+                         result, ended);
+      }
+    }
+    line += format("{}{}:{}", line.empty() ? "" : "; ", modes[mode], said.empty() ? " all allowed" : said);
+  }
+  return line;
+}
+
+}  // namespace moeccl::ladder

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers with all their backwards, replicated experts, hybrid domains, the codec, migration and re-placing combine."""
+import array
+import unittest
+
+import moeccl
+from ranks import in_processes, in_threads
+
+TOKENS, HIDDEN, EXPERTS, TOP_K = 6, 4, 4, 2
+
+
+def floats(n, value=0.0):
+    return array.array("f", [value] * n)
+
+
+def choices(rank, tokens=TOKENS):
+    return array.array("i", [(rank + t + 2 * j) % EXPERTS for t in range(tokens) for j in range(TOP_K)])
+
+
+def layer(comm, **options):
+    return moeccl.Moe(comm, 4 * HIDDEN, n_experts=EXPERTS, top_k=TOP_K, max_tokens=TOKENS, **options)
+
+
+def forward_and_back(comm):
+    """All four operations, blocking and then on a stream; the gradients of tokens and weights."""
+    moe = layer(comm)
+    weight = array.array("f", [0.25, 0.5] * TOKENS)
+    routing = moe.routing(choices(comm.rank), weight)
+    tokens = array.array("f", [100.0 * comm.rank + t + h for t in range(TOKENS) for h in range(HIDDEN)])
+    out = []
+    for stream in (None, moeccl.Stream()):
+        rows, result = floats(routing.n_rows * HIDDEN), floats(TOKENS * HIDDEN)
+        routing.dispatch(tokens, rows, stream=stream)
+        routing.combine(rows, result, stream=stream)
+        grad_rows, grad_tokens = floats(routing.n_rows * HIDDEN), floats(TOKENS * HIDDEN)
+        grad_weight = floats(TOKENS * TOP_K)
+        ones = floats(TOKENS * HIDDEN, 1.0)
+        routing.combine_backward(ones, grad_rows, rows, grad_weight, stream=stream)
+        routing.dispatch_backward(grad_rows, grad_tokens, stream=stream)
+        if stream is not None:
+            stream.synchronize()
+            stream.close()
+        out.append((list(result), list(grad_tokens), list(grad_weight)))
+    if out[0] != out[1]:
+        raise AssertionError(f"a stream gives {out[1]}, blocking calls {out[0]}")
+    result, grad_tokens, grad_weight = out[0]
+    sums = [sum(tokens[HIDDEN * t:HIDDEN * (t + 1)]) for t in range(TOKENS)]
+    page = routing.explain()
+    return (result == [0.75 * v for v in tokens], grad_tokens == [0.75] * len(tokens),
+            grad_weight == [s for s in sums for _ in range(TOP_K)], "dispatch" in page)
+
+
+class Layer(unittest.TestCase):
+    def test_forward_and_back(self):
+        for ranks in (1, 2):
+            self.assertEqual(in_processes(ranks, forward_and_back), [(True,) * 4] * ranks)
+
+    def test_updates_reuse_a_routing(self):
+        def work(comm):
+            moe = layer(comm)
+            routing = moe.routing(choices(comm.rank))
+            for tokens in (0, 3, TOKENS):
+                routing.update(choices(comm.rank + 1, tokens))
+                self.assertEqual(routing.n_tokens, tokens)
+                rows, mine, back = floats(routing.n_rows * HIDDEN), floats(tokens * HIDDEN, 3.0), floats(tokens * HIDDEN)
+                routing.dispatch(mine, rows)
+                routing.combine(rows, back)
+                self.assertEqual(list(back), [6.0] * len(back))
+                weights = floats(tokens * TOP_K)
+                routing.combine_backward(mine, floats(routing.n_rows * HIDDEN), rows, weights)
+                self.assertEqual(list(weights), [36.0] * len(weights))
+            with self.assertRaisesRegex(ValueError, "grad_weight has 4 bytes"):
+                routing.combine_backward(mine, rows, rows, floats(1))
+            with self.assertRaisesRegex(ValueError, "rows has 0 bytes"):
+                routing.combine_backward(mine, rows, None, weights)
+            with self.assertRaises(moeccl.Error) as caught:
+                routing.device_info()
+            self.assertEqual(caught.exception.name, "moecclUnsupported")
+
+        in_threads(2, work)
+
+    def test_scales_travel_with_their_rows(self):
+        def work(comm):
+            moe = moeccl.Moe(comm, 2 * HIDDEN, n_experts=EXPERTS, top_k=TOP_K, max_tokens=TOKENS, type=moeccl.BFLOAT16,
+                             scaled_row_bytes=HIDDEN, scale_bytes=4)
+            routing = moe.routing(choices(comm.rank))
+            fp8 = bytes(16 * comm.rank + t for t in range(TOKENS) for _ in range(HIDDEN))
+            scales = array.array("f", [16.0 * comm.rank + t for t in range(TOKENS)])
+            rows, row_scales = bytearray(routing.n_rows * HIDDEN), floats(routing.n_rows)
+            routing.dispatch_scaled(fp8, scales, rows, row_scales)
+            self.assertEqual([rows[HIDDEN * r] for r in range(routing.n_rows)], [int(s) for s in row_scales])
+            self.assertTrue(any(row_scales))
+            with self.assertRaisesRegex(ValueError, "scales has 4 bytes"):
+                routing.dispatch_scaled(fp8, floats(1), rows, row_scales)
+
+        in_threads(2, work)
+
+    def test_shapes_are_checked_without_a_communicator(self):
+        shape = {"hidden_bytes": 16, "n_experts": 8, "top_k": 2, "max_tokens": 64}
+        moeccl.Moe.check(4, "node:2 gpu:2", **shape)
+        self.assertGreater(moeccl.Moe.query_size(4, **shape), 0)
+        with self.assertRaisesRegex(moeccl.Error, "top_k"):
+            moeccl.Moe.check(4, **{**shape, "top_k": 9})
+
+
+class Experts(unittest.TestCase):
+    def test_replicas_get_the_sum_of_their_gradients(self):
+        placement = moeccl.Placement(3, [0, 1, 1, 2], slots_per_rank=2)
+        count = 5
+
+        def work(comm):
+            mine = array.array("f", [10.0 * comm.rank + 1] * count + [10.0 * comm.rank + 2] * count)
+            moeccl.experts.all_reduce(comm, placement, mine)
+            self.assertEqual(list(mine), [1.0] * 5 + [13.0] * 5 if comm.rank == 0 else [13.0] * 5 + [12.0] * 5)
+            part = moeccl.experts.shard(count, 2)
+            shards = floats(3 * part)
+            moeccl.experts.collect_gradients(comm, placement, mine, shards)
+            self.assertEqual([shards[e * part] for e in range(3)], [1.0, 13.0, 12.0])
+            other = moeccl.Placement(3, [[2, 2], [1, 0]], slots_per_rank=2)
+            slots = floats(2 * count)
+            moeccl.experts.place_weights(comm, other, shards, slots)
+            self.assertEqual(list(slots), [12.0] * 10 if comm.rank == 0 else [13.0] * 5 + [1.0] * 5)
+            self.assertEqual(list(moeccl.experts.popularity(comm, array.array("i", [comm.rank, 2, -1]), 3)), [1, 1, 2])
+            self.assertIn(moeccl.experts.gradient_source(placement, 2, 1, 0), (0, 1))
+            self.assertIn("bytes", moeccl.experts.explain(comm, "expert_allreduce", count, placement))
+            with self.assertRaisesRegex(ValueError, "slot_expert has 3 slots"):
+                moeccl.experts.all_reduce(comm, moeccl.Placement(3, [0, 1, 2], slots_per_rank=2), mine)
+            with self.assertRaisesRegex(ValueError, "a buffer of shards has 1 elements"):
+                moeccl.experts.collect_gradients(comm, placement, mine, floats(1))
+
+        in_threads(2, work)
+
+    def test_uneven_slots(self):
+        placement = moeccl.Placement(2, [0, 1, 1], slot_counts=[3, 0])
+
+        def work(comm):
+            mine = floats(9, 2.0) if comm.rank == 0 else floats(0)
+            moeccl.experts.all_reduce(comm, placement, mine, op=moeccl.AVG, count=3)
+            self.assertEqual(list(mine), [2.0] * len(mine))
+            if comm.rank == 1:
+                with self.assertRaisesRegex(ValueError, "give count="):
+                    moeccl.experts.all_reduce(comm, placement, mine)
+
+        in_threads(2, work)
+
+
+def hybrid_round(comm):
+    """Experts of a domain of two gathered, tokens to their holders, gradients summed at the owners."""
+    with_hybrid = moeccl.Hybrid(comm, EXPERTS, domain=[comm.size])
+    info = with_hybrid.info()
+    own = floats(3 * with_hybrid.n_own, comm.rank + 1.0)
+    held = floats(3 * with_hybrid.n_held)
+    with_hybrid.gather(own, held)
+    per_rank = EXPERTS // comm.size
+    expected = [e // per_rank + 1.0 for e in info.held_experts for _ in range(3)]
+    moe = with_hybrid.moe(4 * HIDDEN, TOP_K, TOKENS)
+    routing = moe.routing(choices(comm.rank))
+    rows, back = floats(routing.n_rows * HIDDEN), floats(TOKENS * HIDDEN)
+    routing.dispatch(floats(TOKENS * HIDDEN, 2.0), rows)
+    routing.combine(rows, back)
+    grads = floats(3 * with_hybrid.n_own)
+    with_hybrid.reduce(held, grads)
+    page = with_hybrid.explain(12)
+    out = (list(held) == expected, list(back) == [4.0] * len(back), list(grads) == [comm.size * v for v in own],
+           info.n_own == per_rank, info.n_held == EXPERTS, len(page) > 100)
+    for thing in (routing, moe, with_hybrid):
+        thing.close()
+    return out
+
+
+def migrate(comm):
+    """Two epochs of one layer's experts, encoded; and what is refused."""
+    count = 1000
+    with_hybrid = moeccl.Hybrid(comm, EXPERTS, domain=[comm.size])
+    shared = floats(count)
+    experts = floats(count * with_hybrid.n_own)
+    for i in range(with_hybrid.n_own):
+        experts[count * i + 7] = 1.0 + with_hybrid.info().own_experts[i]
+    moeccl.shared_expert(comm, floats(count * with_hybrid.n_own), with_hybrid.n_own, EXPERTS, shared)
+    queue = moeccl.Migration(with_hybrid, count, n_layers=2)
+    errors = queue.send(experts, shared, layer=1)
+    before = queue.info(1)
+    queue.begin(1)
+    held = floats(count * with_hybrid.n_held)
+    epoch = queue.wait(held, shared, layer=1)
+    right = all(held[count * i + 7] == 1.0 + e for i, e in enumerate(with_hybrid.info().held_experts))
+    refused = 0
+    for wrong in (lambda: queue.send(experts[:-1], shared), lambda: queue.send(experts), lambda: queue.wait(floats(3), shared)):
+        try:
+            wrong()
+        except ValueError:
+            refused += 1
+    try:
+        queue.begin(0)
+    except moeccl.Error as failure:
+        refused += failure.name == "moecclInvalidUsage"
+    out = (len(errors) == with_hybrid.n_own and errors[0].max_dropped == 0, before.to_send == 1, epoch == 1, right, queue.info(1).epoch == 1,
+           refused == 4, queue.info(1).expert_bytes < 4 * count)
+    queue.close()
+    return out
+
+
+def replace(comm, mode="solve"):
+    """Samples move to other homes and back: sums and gradients are those of the tokens that came."""
+    moe = layer(comm)
+    plan = moeccl.Replacement(moe, sample_tokens=2, mode=mode, residual=True)
+    routing = moe.routing(choices(comm.rank))
+    per_rank = TOKENS // 2
+    homes = [(s + 1) % comm.size for s in range(per_rank * comm.size)] if mode == "given" else None
+    if homes is not None:
+        homes = [1 - s // per_rank for s in range(per_rank * comm.size)]
+    plan.begin(routing, placement=homes)
+    x = array.array("f", [100.0 * comm.rank + t for t in range(TOKENS) for _ in range(HIDDEN)])
+    dispatched = floats(routing.n_rows * HIDDEN)
+    routing.dispatch(x, dispatched)
+    rows = floats(plan.rows() * HIDDEN)
+    rows[:len(dispatched)] = dispatched  # experts that do nothing
+    plan.residual(x, dispatched, rows)
+    out = floats(TOKENS * HIDDEN)
+    plan.combine(rows, out)
+    info = plan.info()
+    here = [t for s in info.local_samples for t in range(2 * s, 2 * s + 2)]
+    came = [100.0 * (t // TOKENS) + t % TOKENS for t in here for _ in range(HIDDEN)]
+    grad_rows, grad_weight = floats(len(rows)), floats(TOKENS * TOP_K)
+    plan.combine_backward(floats(TOKENS * HIDDEN, 1.0), grad_rows, rows, grad_weight)
+    grad_dispatched, grad_x = array.array("f", grad_rows[:len(dispatched)]), floats(TOKENS * HIDDEN)
+    plan.residual_backward(grad_rows, grad_dispatched)
+    routing.dispatch_backward(grad_dispatched, grad_x)
+    plan.residual_backward(grad_rows, None, grad_x)
+    sums = [HIDDEN * x[HIDDEN * t] for t in range(TOKENS) for _ in range(TOP_K)]
+    answer = ([v for v in out] == [3.0 * v for v in came], list(grad_x) == [3.0] * len(grad_x), list(grad_weight) == sums,
+              len(info.placement) == per_rank * comm.size and (homes is None or list(info.placement) == homes))
+    plan.close()
+    return answer
+
+
+def replace_given(comm):
+    return replace(comm, "given")
+
+
+class Hybrid(unittest.TestCase):
+    def test_experts_travel_inside_a_domain(self):
+        self.assertEqual(in_processes(2, hybrid_round), [(True,) * 6] * 2)
+        in_threads(2, lambda comm: self.assertEqual(hybrid_round(comm), (True,) * 6))
+
+    def test_experts_migrate_behind_the_computation(self):
+        self.assertEqual(in_processes(2, migrate), [(True,) * 7] * 2)
+
+    def test_samples_change_their_homes(self):
+        for work in (replace, replace_given):
+            self.assertEqual(in_processes(2, work), [(True,) * 4] * 2)
+
+    def test_codec(self):
+        codec = moeccl.Codec(1000, ratio=20)
+        expert, shared = floats(1000, 1.0), floats(1000, 1.0)
+        expert[3], encoded, out = 9.0, bytearray(codec.bytes), floats(1000)
+        self.assertEqual(codec.encode(expert, shared, encoded).max_dropped, 0.0)
+        codec.decode(encoded, shared, out)
+        self.assertEqual(out, expert)
+        with self.assertRaises(moeccl.Error):
+            codec.decode(bytes(codec.bytes), shared, out)
+        with self.assertRaisesRegex(ValueError, "encoded has 3 bytes"):
+            codec.decode(b"abc", shared, out)
+
+
+if __name__ == "__main__":
+    unittest.main()

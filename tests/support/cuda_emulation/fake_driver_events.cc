@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// The emulated driver's events: an event belongs to the context that was current when it was made.
+#include "tests/support/cuda_emulation/cuda_emulation.h"
+#include "tests/support/cuda_emulation/stream.h"
+
+namespace moeccl::emulation::driver {
+
+Handles<Event>& events() {
+  static auto* const all = new Handles<Event>;
+  return *all;
+}
+
+}  // namespace moeccl::emulation::driver
+
+using namespace moeccl::emulation::driver;
+
+EXPORT int cuEventCreate(void** event, unsigned flags) {
+  MOECCL_IN_CONTEXT(context);
+  constexpr unsigned kDisableTiming = 2;
+  auto e = std::make_shared<Event>();
+  e->context = context;
+  e->timed = (flags & kDisableTiming) == 0;
+  *event = events().add(std::move(e));
+  return kOk;
+}
+EXPORT int cuEventDestroy_v2(void* event) {
+  MOECCL_IN_CONTEXT(context);
+  return events().remove(event) != nullptr ? kOk : kInvalidHandle;
+}
+EXPORT int cuEventRecord(void* event, void* stream) {
+  MOECCL_IN_CONTEXT(context);
+  const std::shared_ptr<Event> e = events().find(event);
+  const std::shared_ptr<Stream> s = stream_of(stream);
+  if (e == nullptr || s == nullptr || e->context != s->context) return kInvalidHandle;
+  bool captured = false;
+  if (const int rc = capture_record(s, *e, &captured); rc != kOk || captured) return rc;
+  uint64_t number = 0;
+  {
+    const std::lock_guard lock(e->mutex);
+    number = ++e->recorded;
+  }
+  Item item;
+  item.run = [e, number] {
+    const std::lock_guard lock(e->mutex);
+    e->reached = number;
+    e->time_ns = moeccl::emulation::now_ns();
+    e->changed.notify_all();
+  };
+  return put(s, std::move(item));
+}
+// The event that the host asks for; kOk, or why it may not.
+static int find_for_host(void* event, std::shared_ptr<Event>* found) {
+  count_host_wait();
+  *found = events().find(event);
+  if (*found == nullptr) return kInvalidHandle;
+  if (const int rc = refuse_captured(**found); rc != kOk) return rc;
+  MOECCL_UNSAFE();
+  return kOk;
+}
+EXPORT int cuEventQuery(void* event) {
+  MOECCL_IN_CONTEXT(context);
+  std::shared_ptr<Event> e;
+  if (const int rc = find_for_host(event, &e); rc != kOk) return rc;
+  if (e->context->failed != 0) return e->context->failed.load();
+  const std::lock_guard lock(e->mutex);
+  return e->reached >= e->recorded ? kOk : kNotReady;
+}
+EXPORT int cuEventSynchronize(void* event) {
+  MOECCL_IN_CONTEXT(context);
+  std::shared_ptr<Event> e;
+  if (const int rc = find_for_host(event, &e); rc != kOk) return rc;
+  std::unique_lock lock(e->mutex);
+  const uint64_t number = e->recorded;
+  while (e->reached < number && e->context->failed == 0) e->changed.wait_for(lock, std::chrono::milliseconds(20));
+  return e->context->failed.load();
+}
+EXPORT int cuEventElapsedTime(float* milliseconds, void* first, void* second) {
+  MOECCL_IN_CONTEXT(context);
+  const std::shared_ptr<Event> a = events().find(first), b = events().find(second);
+  if (a == nullptr || b == nullptr || !a->timed || !b->timed) return kInvalidHandle;
+  const std::scoped_lock lock(a->mutex, b->mutex);
+  if (a->recorded == 0 || b->recorded == 0) return kInvalidHandle;
+  if (a->reached < a->recorded || b->reached < b->recorded) return kNotReady;
+  *milliseconds = static_cast<float>(static_cast<int64_t>(b->time_ns - a->time_ns)) * 1e-6f;
+  return kOk;
+}
+EXPORT int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  MOECCL_IN_CONTEXT(context);
+  const std::shared_ptr<Event> e = events().find(event);
+  const std::shared_ptr<Stream> s = stream_of(stream);
+  if (e == nullptr || s == nullptr) return kInvalidHandle;
+  bool captured = false;
+  if (const int rc = capture_wait(s, *e, &captured); rc != kOk || captured) return rc;
+  uint64_t number = 0;
+  {
+    const std::lock_guard lock(e->mutex);
+    number = e->recorded;
+    if (e->reached >= number) return kOk;
+  }
+  Item item;
+  item.kind = Item::kWait;
+  item.run = [e, number, own = s->context] {
+    std::unique_lock lock(e->mutex);
+    while (e->reached < number && own->failed == 0 && e->context->failed == 0)
+      e->changed.wait_for(lock, std::chrono::milliseconds(20));
+  };
+  return put(s, std::move(item));
+}

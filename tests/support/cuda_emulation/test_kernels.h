@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels for tests of the emulated driver; no GPU has them.
+#pragma once
+
+#include <cstdint>
+
+namespace moeccl::emulation {
+
+// emulated_spin: runs until the word is at least the value. emulated_spin_together: its blocks need room all at once.
+struct SpinArgs {
+  const uint64_t* word;
+  uint64_t value;
+};
+// emulated_store: puts the value there.
+struct StoreArgs {
+  uint64_t* to;
+  uint64_t value;
+};
+
+}  // namespace moeccl::emulation

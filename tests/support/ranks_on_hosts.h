@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hosts for one test, and ranks as processes on them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "tests/support/hosts.h"
+#include "tests/support/ranks.h"
+
+// const std::unique_ptr<TestHosts> name; the test is skipped, with the reason, where there can be none.
+#define MAKE_HOSTS(name, ...)                                               \
+  std::string why_not;                                                      \
+  const auto name = TestHosts::create(HostsOptions{__VA_ARGS__}, &why_not); \
+  if (name == nullptr) GTEST_SKIP() << why_not
+
+namespace moeccl::testing {
+
+inline RankOptions on(const TestHosts& hosts) {
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.hosts = const_cast<TestHosts*>(&hosts);
+  return options;
+}
+
+}  // namespace moeccl::testing

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every collective beside gloo's result: types, operators, gaps, empty tensors, synchronous and not."""
+import torch
+import torch.distributed as dist
+from support import gloo, raises, same, test
+
+OPS = [dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX, dist.ReduceOp.MIN]
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTS = [torch.int8, torch.uint8, torch.int32, torch.int64]
+
+
+def values(shape, dtype, rank, seed=0):
+    made = torch.Generator().manual_seed(1000 * seed + rank)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=made).bool()
+    if dtype.is_complex:
+        return torch.complex(torch.randn(shape, generator=made), torch.randn(shape, generator=made)).to(dtype)
+    if dtype.is_floating_point:
+        return torch.randint(-3, 4, shape, generator=made).to(dtype)
+    return torch.randint(0, 4, shape, generator=made).to(dtype)
+
+
+def with_gaps(tensor):
+    wide = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)
+    wide[..., 0] = tensor
+    return wide[..., 0]
+
+
+def both_ways(call):
+    """call(async_op): the same with and without."""
+    call(False)
+    work = call(True)
+    assert work.wait()
+    assert work.is_completed() and work.exception() is None
+
+
+@test()
+def all_reduce(rank, size, _):
+    other = gloo()
+    for dtype in FLOATS + INTS:
+        for op in OPS:
+            for shape in ((1,), (7,), (3, 5), (10007,), (0,)):
+                mine = values(shape, dtype, rank)
+                theirs = mine.clone()
+                dist.all_reduce(mine, op)
+                dist.all_reduce(theirs, op, group=other)
+                same(mine, theirs, f"{dtype} {op} {shape}")
+    for dtype in (torch.complex64, torch.complex128):
+        mine = values((5,), dtype, rank)
+        theirs = mine.clone()
+        dist.all_reduce(mine)
+        dist.all_reduce(theirs, group=other)
+        same(mine, theirs, str(dtype))
+    gaps = with_gaps(values((4, 3), torch.float32, rank))
+    theirs = gaps.contiguous().clone()
+    dist.all_reduce(theirs, group=other)
+    work = dist.all_reduce(gaps, async_op=True)
+    work.wait()
+    same(gaps.contiguous(), theirs, "gaps")
+    assert not gaps.is_contiguous() or size == 0
+    column = values((4, 3), torch.float32, rank).t()
+    theirs = column.contiguous().clone()
+    dist.all_reduce(column)
+    dist.all_reduce(theirs, group=other)
+    same(column.contiguous(), theirs, "transposed")
+
+
+@test()
+def all_reduce_what_gloo_lacks(rank, size, _):
+    every = [values((9,), torch.float32, r) for r in range(size)]
+    mine = every[rank].clone()
+    dist.all_reduce(mine, dist.ReduceOp.AVG)
+    same(mine, torch.stack(every).mean(0), "AVG")
+    mine = every[rank].clone()
+    dist.all_reduce(mine, dist._make_nccl_premul_sum(0.5))
+    same(mine, 0.5 * torch.stack(every).sum(0), "PREMUL_SUM of a number")
+    mine = every[rank].double()
+    dist.all_reduce(mine, dist._make_nccl_premul_sum(torch.tensor([2.0])))
+    same(mine, 2 * torch.stack(every).sum(0).double(), "PREMUL_SUM of a tensor")
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        mine = every[rank].to(dtype)
+        dist.all_reduce(mine, dist.ReduceOp.MAX)
+        same(mine.float(), torch.stack(every).max(0).values, str(dtype))
+    for dtype in (torch.int16, torch.uint16, torch.uint32, torch.uint64):
+        whole = [values((9,), torch.int64, r) for r in range(size)]
+        mine = whole[rank].to(dtype)
+        dist.all_reduce(mine)
+        same(mine.to(torch.int64), torch.stack(whole).sum(0), str(dtype))
+    truths = [values((9,), torch.bool, r) for r in range(size)]
+    for op, fold in ((dist.ReduceOp.SUM, torch.any), (dist.ReduceOp.MAX, torch.any), (dist.ReduceOp.MIN, torch.all),
+                     (dist.ReduceOp.PRODUCT, torch.all), (dist.ReduceOp.BAND, torch.all), (dist.ReduceOp.BOR, torch.any)):
+        mine = truths[rank].clone()
+        dist.all_reduce(mine, op)
+        same(mine, fold(torch.stack(truths), 0), f"bool {op}")
+    mine = truths[rank].clone()
+    dist.all_reduce(mine, dist.ReduceOp.BXOR)
+    same(mine, torch.stack(truths).sum(0) % 2 == 1, "bool BXOR")
+
+
+@test()
+def bitwise(rank, size, _):
+    every = [values((2 * size,), torch.int64, r, 5) * 37 for r in range(size)]
+    for op, fold in ((dist.ReduceOp.BAND, torch.bitwise_and), (dist.ReduceOp.BOR, torch.bitwise_or),
+                     (dist.ReduceOp.BXOR, torch.bitwise_xor)):
+        for dtype in (torch.int64, torch.int32, torch.uint8, torch.int16):
+            right = every[0].to(dtype)
+            for other in every[1:]:
+                right = fold(right, other.to(dtype))
+            mine = every[rank].to(dtype, copy=True)
+            dist.all_reduce(mine, op)
+            same(mine, right, f"{op} {dtype}")
+            mine = every[rank].to(dtype, copy=True)
+            dist.reduce(mine, size - 1, op)
+            same(mine, right if rank == size - 1 else every[rank].to(dtype), f"reduce {op} {dtype}")
+            out = torch.zeros(2, dtype=dtype)
+            dist.reduce_scatter_tensor(out, every[rank].to(dtype), op)
+            same(out, right[2 * rank:2 * rank + 2], f"reduce_scatter {op} {dtype}")
+
+
+@test()
+def broadcast_and_reduce(rank, size, _):
+    other = gloo()
+    for dtype in FLOATS + INTS + [torch.complex64, torch.bool, torch.int16, torch.float8_e5m2]:
+        for root in {0, size - 1}:
+            mine = values((3, 4), torch.float32, rank).to(dtype)
+            right = values((3, 4), torch.float32, root).to(dtype)
+            dist.broadcast(mine, root)
+            same(mine.float() if dtype is torch.float8_e5m2 else mine, right.float() if dtype is torch.float8_e5m2 else right, f"{dtype}")
+            gaps = with_gaps(values((3, 4), torch.float32, rank).to(dtype))
+            dist.broadcast(gaps, root, async_op=True).wait()
+            assert gaps.contiguous().view(torch.uint8).equal(right.contiguous().view(torch.uint8)), f"gaps {dtype}"
+    for dtype in FLOATS + INTS:
+        for op in OPS:
+            mine = values((11,), dtype, rank)
+            theirs = mine.clone()
+            dist.reduce(mine, size - 1, op)
+            dist.reduce(theirs, size - 1, op, group=other)
+            if rank == size - 1:
+                same(mine, theirs, f"{dtype} {op}")
+            else:
+                same(mine, values((11,), dtype, rank), "what is not the root's stays")
+
+
+@test()
+def gathers(rank, size, _):
+    for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.int16):
+        every = [values((3, 2), dtype, r) for r in range(size)]
+
+        def lists(async_op):
+            out = [torch.zeros(3, 2, dtype=dtype) for _ in range(size)]
+            work = dist.all_gather(out, every[rank], async_op=async_op)
+            if work is not None:
+                work.wait()
+            same(out, every, f"all_gather {dtype}")
+            return work
+
+        both_ways(lists)
+        out = torch.zeros(3 * size, 2, dtype=dtype)
+        dist.all_gather_into_tensor(out, with_gaps(every[rank]))
+        same(out, torch.cat(every), f"into a tensor {dtype}")
+        wide = with_gaps(torch.zeros(3 * size, 2, dtype=dtype))
+        dist.all_gather_into_tensor(wide, every[rank], async_op=True).wait()
+        same(wide.contiguous(), torch.cat(every), "into gaps")
+        whole = torch.zeros(3 * size, 2, dtype=dtype)
+        whole[3 * rank:3 * rank + 3] = every[rank]
+        dist.all_gather_into_tensor(whole, whole[3 * rank:3 * rank + 3])
+        same(whole, torch.cat(every), "in place")
+        pieces = list(torch.zeros(3 * size, 2, dtype=dtype).chunk(size))
+        dist.all_gather(pieces, every[rank])
+        same(pieces, every, "pieces of one tensor")
+        for root in {0, size - 1}:
+            out = [torch.zeros(3, 2, dtype=dtype) for _ in range(size)] if rank == root else None
+            dist.gather(every[rank], out, dst=root)
+            if rank == root:
+                same(out, every, "gather")
+            got = with_gaps(torch.zeros(3, 2, dtype=dtype))
+            dist.scatter(got, [every[root] * (r + 1) if dtype is not torch.bool else every[r] for r in range(size)] if rank == root else None,
+                         src=root, async_op=True).wait()
+            same(got.contiguous(), every[root] * (rank + 1) if dtype is not torch.bool else every[rank], "scatter")
+    empty = [torch.zeros(0, 4) for _ in range(size)]
+    dist.all_gather(empty, torch.zeros(0, 4))
+
+
+@test()
+def reduce_scatters(rank, size, _):
+    for dtype in FLOATS + INTS:
+        every = [values((size, 5), dtype, r) for r in range(size)]
+        right = torch.stack(every).float().sum(0)[rank].to(dtype)
+        for async_op in (False, True):
+            out = torch.zeros(5, dtype=dtype)
+            work = dist.reduce_scatter(out, list(every[rank]), async_op=async_op)
+            if async_op:
+                work.wait()
+            same(out, right, f"list {dtype}")
+            out = with_gaps(torch.zeros(5, dtype=dtype))
+            work = dist.reduce_scatter_tensor(out, with_gaps(every[rank]).reshape(-1), async_op=async_op)
+            if async_op:
+                work.wait()
+            same(out.contiguous(), right, f"tensor {dtype}")
+    average = torch.zeros(5)
+    dist.reduce_scatter_tensor(average, torch.full((5 * size,), float(rank)), dist.ReduceOp.AVG)
+    same(average, torch.full((5,), (size - 1) / 2), "AVG")
+
+
+@test()
+def all_to_alls(rank, size, _):
+    for dtype in (torch.float32, torch.int64, torch.complex64, torch.bool, torch.int16):
+        every = [values((size, 3), dtype, r) for r in range(size)]
+        right = torch.stack([e[rank] for e in every])
+        out = torch.zeros(size, 3, dtype=dtype)
+        dist.all_to_all_single(out, every[rank])
+        same(out, right, f"even {dtype}")
+        rows = [[(r + 2 * s) % 3 for s in range(size)] for r in range(size)]  # rank r sends rows[r][s] rows to s
+        source = torch.cat([torch.full((rows[rank][s], 2), 10 * rank + s).to(dtype) for s in range(size)])
+        wanted = torch.cat([torch.full((rows[r][rank], 2), 10 * r + rank).to(dtype) for r in range(size)])
+        takes = [rows[r][rank] for r in range(size)]
+        for async_op in (False, True):
+            out = with_gaps(torch.zeros(sum(takes), 2, dtype=dtype))
+            work = dist.all_to_all_single(out, source, takes, rows[rank], async_op=async_op)
+            if async_op:
+                work.wait()
+            same(out.contiguous(), wanted, f"uneven {dtype}")
+        outs = [torch.zeros(n, 2, dtype=dtype) for n in takes]
+        dist.all_to_all(outs, list(source.split(rows[rank])))
+        same(torch.cat(outs), wanted, f"lists {dtype}")
+
+
+@test()
+def coalesced(rank, size, _):
+    tensors = [values((n,), torch.float32, rank, n) for n in (3, 1, 70000)] + [torch.full((4,), rank + 1)]
+    right = [sum(values((n,), torch.float32, r, n) for r in range(size)) for n in (3, 1, 70000)]
+    right.append(torch.full((4,), size * (size + 1) // 2))
+    options = dist.AllreduceCoalescedOptions()
+    dist.distributed_c10d._get_default_group().allreduce_coalesced(tensors, options).wait()
+    same(tensors, right, "allreduce_coalesced")
+    few = [torch.full((3,), float(rank)), with_gaps(torch.full((2,), 2.0 * rank))]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for t in few:
+            dist.all_reduce(t)
+    manager.wait()
+    total = size * (size - 1) / 2
+    same([t.contiguous() for t in few], [torch.full((3,), total), torch.full((2,), 2 * total)], "coalescing manager")
+    outs, parts = [torch.zeros(2 * size), torch.zeros(size)], [torch.full((2,), 1.0 + rank), torch.full((1,), 5.0 * rank)]
+    with dist._coalescing_manager():
+        for o, p in zip(outs, parts):
+            dist.all_gather_into_tensor(o, p)
+    same(outs, [torch.arange(1.0, size + 1).repeat_interleave(2), 5 * torch.arange(0.0, size)], "gathers")
+    outs = [torch.zeros(2), torch.zeros(1)]
+    with dist._coalescing_manager():
+        dist.reduce_scatter_tensor(outs[0], torch.ones(2 * size))
+        dist.reduce_scatter_tensor(outs[1], torch.arange(float(size)))
+    same(outs, [torch.full((2,), float(size)), torch.full((1,), float(size * rank))], "reduce_scatters")
+
+
+@test()
+def sparse(rank, size, _):
+    index = torch.tensor([[0, rank + 1, rank + 1], [rank, 0, 0]])
+    mine = torch.sparse_coo_tensor(index, torch.tensor([1.0, 2.0, 3.0]), (6, 5))
+    right = sum(torch.sparse_coo_tensor(torch.tensor([[0, r + 1, r + 1], [r, 0, 0]]), torch.tensor([1.0, 2.0, 3.0]), (6, 5)).to_dense()
+                for r in range(size))
+    dist.all_reduce(mine)
+    same(mine.to_dense(), right, "sparse")
+
+
+@test()
+def objects(rank, size, _):
+    every = [None] * size
+    dist.all_gather_object(every, {"rank": rank, "text": "x" * (100 * rank)})
+    assert [e["rank"] for e in every] == list(range(size))
+    said = [rank, "a" * rank]
+    dist.broadcast_object_list(said, src=size - 1)
+    assert said == [size - 1, "a" * (size - 1)]
+    out = [None]
+    dist.scatter_object_list(out, [f"for {r}" for r in range(size)] if rank == 0 else None)
+    assert out == [f"for {rank}"]
+
+
+@test()
+def functional(rank, size, _):
+    import torch.distributed._functional_collectives as fc
+    group = dist.group.WORLD
+    same(fc.wait_tensor(fc.all_reduce(torch.ones(3) * rank, "sum", group)), torch.full((3,), size * (size - 1) / 2))
+    same(fc.wait_tensor(fc.all_gather_tensor(torch.full((2,), float(rank)), 0, group)), torch.arange(float(size)).repeat_interleave(2))
+    same(fc.wait_tensor(fc.reduce_scatter_tensor(torch.ones(2 * size), "sum", 0, group)), torch.full((2,), float(size)))
+    even = fc.wait_tensor(fc.all_to_all_single(torch.arange(float(size)) + 10 * rank, None, None, group))
+    same(even, 10 * torch.arange(float(size)) + rank)
+
+
+@test(2)
+def refusals(rank, size, _):
+    raises(TypeError, ["BAND", "float32", "integers"], lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))
+    group = dist.distributed_c10d._get_default_group()
+    raises(ValueError, ["output", "4", "2 ranks"], lambda: dist.all_gather_into_tensor(torch.zeros(4), torch.zeros(4)))
+    raises(ValueError, ["split"], lambda: dist.all_to_all_single(torch.zeros(3), torch.zeros(3)))
+    raises(ValueError, ["meta"], lambda: group.allreduce([torch.zeros(3, device="meta")]))
+    raises(TypeError, ["whole_number", "topology"], lambda: dist.new_group(pg_options=__import__("moeccl").distributed.Options(whole_number=1)))
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    raises(RuntimeError, ["source"], work.source_rank)
+    work.wait()
+    dist.barrier()

@@ -1,0 +1,599 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of bindings/deep_ep: every call against a dense reference, on 2 and 4 processes, and on 4 that count as two hosts."""
+import multiprocessing
+import os
+import tempfile
+import traceback
+import unittest
+
+import with_torch  # noqa: F401 (skips where there is no torch)
+import torch
+import torch.distributed as dist
+
+SECONDS = 300  # that a case may take
+
+
+def inputs(rank, n, hidden, n_experts, top_k, dtype=torch.bfloat16, holes=True, seed=0):
+    """What a rank brings: every rank can compute what all others do."""
+    random = torch.Generator().manual_seed(1000 * seed + rank)
+    x = torch.randn((n, hidden), generator=random).to(dtype)
+    idx = torch.rand((n, n_experts), generator=random).topk(top_k, dim=1).indices
+    if holes and n:
+        idx[torch.rand((n, top_k), generator=random) < 0.2] = -1
+        idx[0] = -1
+    return x, idx, torch.rand((n, top_k), generator=random)
+
+
+def in_rank_of(idx, n_experts, n_ranks):
+    owner = torch.where(idx >= 0, idx // (n_experts // n_ranks), -1)
+    return torch.stack([(owner == r).any(dim=1) for r in range(n_ranks)], dim=1)
+
+
+def expected_dispatch(all_inputs, rank, n_experts):
+    """(rows, local choices, weights, source rank, token) that this rank gets, in order."""
+    n_ranks, n_local = len(all_inputs), n_experts // len(all_inputs)
+    parts = [[], [], [], [], []]
+    for source, (x, idx, weights) in enumerate(all_inputs):
+        here = in_rank_of(idx, n_experts, n_ranks)[:, rank]
+        local = idx[here] - rank * n_local
+        own = (local >= 0) & (local < n_local)
+        tokens = here.nonzero()[:, 0]
+        for part, value in zip(parts, (x[here], torch.where(own, local, -1), torch.where(own, weights[here], 0.0),
+                                       torch.full_like(tokens, source), tokens)):
+            part.append(value)
+    return [torch.cat(part) for part in parts]
+
+
+def close(got, expected, tolerance):
+    assert got.shape == expected.shape, f"{got.shape} and {expected.shape}"
+    if got.numel():
+        worst = ((got.double() - expected.double()).abs() / (1 + expected.double().abs())).max().item()
+        assert worst <= tolerance, f"differs by {worst}, {tolerance} is allowed"
+
+
+def same(got, expected):
+    assert got.shape == expected.shape and got.dtype == expected.dtype, f"{got.dtype} {got.shape}, {expected.dtype} {expected.shape}"
+    assert torch.equal(got.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
+
+
+def raises(kind, words, call):
+    try:
+        call()
+    except kind as failure:
+        assert words in str(failure), f"{failure} does not say {words!r}"
+        return
+    raise AssertionError(f"{kind.__name__} with {words!r} was not raised")
+
+
+class Case:
+    """A rank's view of one case: its inputs, everybody's, and the usual calls."""
+
+    def __init__(self, buffer, n_tokens, hidden=64, n_experts=16, top_k=4, **more):
+        self.buffer, self.rank, self.n_ranks, self.n_experts = buffer, buffer.rank, buffer.group_size, n_experts
+        counts = n_tokens if isinstance(n_tokens, list) else [n_tokens] * self.n_ranks
+        self.all = [inputs(r, counts[r], hidden, n_experts, top_k, **more) for r in range(self.n_ranks)]
+        self.x, self.idx, self.weights = self.all[self.rank]
+
+    def layout(self):
+        per_rank, per_host, per_expert, in_rank, _ = self.buffer.get_dispatch_layout(self.idx, self.n_experts)
+        return {"num_tokens_per_rank": per_rank, "num_tokens_per_rdma_rank": per_host, "is_token_in_rank": in_rank,
+                "num_tokens_per_expert": per_expert}
+
+    def dispatch(self, x=None, **more):
+        return self.buffer.dispatch(self.x if x is None else x, topk_idx=self.idx, topk_weights=self.weights, **self.layout(),
+                                    **more)
+
+    def expected(self):
+        return expected_dispatch(self.all, self.rank, self.n_experts)
+
+    def expected_counts(self):
+        n_local = self.n_experts // self.n_ranks
+        idx = torch.cat([i.reshape(-1) for _, i, _ in self.all])
+        return [(idx == e).sum().item() for e in range(self.rank * n_local, (self.rank + 1) * n_local)]
+
+    def check(self, result):
+        """The result of a dispatch is what it must be."""
+        rows, idx, weights, counts, handle, _ = result
+        expected = self.expected()
+        same(rows, expected[0])
+        same(idx, expected[1])
+        same(weights, expected[2])
+        assert counts == self.expected_counts(), f"{counts} and {self.expected_counts()}"
+        return handle
+
+    def check_combine(self, handle, dtype=None, tolerance=0.02):
+        """combine of rows that each rank has multiplied by its number."""
+        dtype = dtype or self.x.dtype
+        rows, idx, weights, _, _ = self.expected()
+        out, out_weights, _ = self.buffer.combine((rows * (self.rank + 1)).to(dtype), handle, topk_weights=weights)
+        factor = (in_rank_of(self.idx, self.n_experts, self.n_ranks) * torch.arange(1, self.n_ranks + 1)).sum(1, keepdim=True)
+        close(out, (self.x.to(dtype) * factor).to(dtype), tolerance)
+        same(out_weights, torch.where(self.idx >= 0, self.weights, 0.0))
+
+
+# Each case runs on all ranks, in this process a Buffer and its number.
+
+
+def layout_counts_tokens_once_a_rank(buffer):
+    case = Case(buffer, 37)
+    layout, in_rank = case.layout(), in_rank_of(case.idx, 16, buffer.group_size)
+    same(layout["is_token_in_rank"], in_rank)
+    same(layout["num_tokens_per_rank"], in_rank.sum(0).int())
+    same(layout["num_tokens_per_expert"], torch.stack([(case.idx == e).sum() for e in range(16)]).int())
+    hosts = torch.tensor(HOST_OF(buffer))
+    if hosts.max() == 0:
+        assert layout["num_tokens_per_rdma_rank"] is None
+    else:
+        same(layout["num_tokens_per_rdma_rank"], torch.stack([in_rank[:, hosts == h].any(1).sum() for h in range(2)]).int())
+
+
+def HOST_OF(buffer):
+    return [r // 2 if os.environ.get("MOECCL_HOST_ID") else 0 for r in range(buffer.group_size)]
+
+
+def dispatch_and_combine_in_every_type(buffer):
+    for dtype, tolerance in ((torch.bfloat16, 0.02), (torch.float16, 0.002), (torch.float32, 1e-6), (torch.float64, 1e-14)):
+        case = Case(buffer, 50, dtype=dtype)
+        case.check_combine(case.check(case.dispatch()), tolerance=tolerance)
+
+
+def handle_says_where_rows_come_from(buffer):
+    case = Case(buffer, [5 + 7 * r for r in range(buffer.group_size)])
+    handle = case.check(case.dispatch())
+    sent = torch.stack([in_rank_of(i, 16, buffer.group_size).sum(0) for _, i, _ in case.all])
+    ends = sent.cumsum(0).int()
+    if max(HOST_OF(buffer)) == 0:
+        assert len(handle) == 6
+        same(handle[0], ends)
+    else:
+        assert len(handle) == 10
+        same(handle[-4], ends[:, buffer.rank])
+    tokens = handle[3] if max(HOST_OF(buffer)) == 0 else handle[7]
+    same(tokens, case.expected()[4].int())
+
+
+def ranks_without_tokens(buffer):
+    n = buffer.group_size
+    for counts in ([0] + [20] * (n - 1), [20] + [0] * (n - 1), [0] * n):
+        case = Case(buffer, counts)
+        case.check_combine(case.check(case.dispatch()))
+
+
+def ranks_that_receive_nothing(buffer):
+    case = Case(buffer, 30, holes=False)
+    n_local = 16 // buffer.group_size
+    case.all = [(x, idx % n_local, w) for x, idx, w in case.all]  # every expert is rank 0's
+    for x, idx, w in case.all:
+        idx[:, 1:] = -1
+    case.x, case.idx, case.weights = case.all[buffer.rank]
+    rows, idx, weights, counts, handle, _ = case.dispatch()
+    assert rows.size(0) == (30 * buffer.group_size if buffer.rank == 0 else 0) and counts == case.expected_counts()
+    case.check_combine(handle)
+
+
+def large_shapes(buffer):
+    for hidden, n_experts, top_k in ((8192, 16, 4), (64, 1024, 8), (64, 64, 33), (7, 16, 16)):
+        case = Case(buffer, 24, hidden, n_experts, top_k)
+        case.check_combine(case.check(case.dispatch()))
+
+
+def steps_of_other_sizes(buffer):
+    for step, n in enumerate((10, 300, 3, 0, 129, 2000, 64)):
+        case = Case(buffer, [(n + 13 * r) % 2048 for r in range(buffer.group_size)], seed=step)
+        case.check_combine(case.check(case.dispatch()))
+
+
+def without_choices(buffer):
+    case = Case(buffer, 40)
+    rows, idx, weights, counts, handle, _ = buffer.dispatch(case.x, **case.layout())
+    same(rows, case.expected()[0])
+    assert idx is None and weights is None and counts == case.expected_counts()
+    case.check_combine(handle)
+
+
+def worst_tokens(buffer):
+    case = Case(buffer, 32)
+    for asynchronous in (False, True):
+        worst = 32 * buffer.group_size + 5
+        rows, idx, weights, counts, handle, event = case.dispatch(num_worst_tokens=worst, async_finish=asynchronous)
+        if asynchronous:
+            event.current_stream_wait()
+        expected = case.expected()
+        n = expected[0].size(0)
+        assert counts == [] and rows.size(0) == idx.size(0) == weights.size(0) == worst
+        for got, right in zip((rows, idx, weights), expected):
+            same(got[:n], right)
+        assert (idx[n:] == -1).all() and (rows[n:] == 0).all() and (weights[n:] == 0).all()
+        again = buffer.dispatch(case.x, handle=handle)[0]
+        assert again.size(0) == worst
+        same(again[:n], expected[0])
+        padded = rows.clone()
+        padded[n:] = float("nan")
+        out, _, _ = buffer.combine(padded, handle)
+        close(out, case.x.float() * in_rank_of(case.idx, 16, buffer.group_size).sum(1, keepdim=True), 0.02)
+    raises(ValueError, "num_worst_tokens of rank 0 is 1,", lambda: case.dispatch(num_worst_tokens=1))
+    case.check(case.dispatch())  # the refusal was everybody's: the next call works
+
+
+def alignment_rounds_counts_up(buffer):
+    case = Case(buffer, 33)
+    rows, _, _, counts, _, _ = case.dispatch(expert_alignment=16)
+    assert counts == [-(-c // 16) * 16 for c in case.expected_counts()]
+    same(rows, case.expected()[0])
+
+
+def cached_dispatch(buffer):
+    case = Case(buffer, 40)
+    handle = case.check(case.dispatch())
+    other = [(x + 1, i, w) for x, i, w in case.all]
+    for dtype in (torch.bfloat16, torch.float32):
+        again = [(x.to(dtype), i, w) for x, i, w in other]
+        rows, idx, weights, counts, none, _ = buffer.dispatch(again[buffer.rank][0], handle=handle)
+        assert idx is weights is counts is none is None
+        same(rows, expected_dispatch(again, buffer.rank, 16)[0])
+        case.check_combine(handle, dtype)
+    x8, scales = fp8_of(case.x)
+    rows, got_scales = buffer.dispatch((x8, scales), handle=handle)[0]
+    check_fp8(case, rows, got_scales)
+    case.check_combine(handle)
+
+
+def fp8_of(x):
+    return x.to(torch.float8_e4m3fn), x[:, :8].float().contiguous()
+
+
+def check_fp8(case, rows, scales):
+    pairs = [fp8_of(x) for x, _, _ in case.all]
+    for part, got in enumerate((rows, scales)):
+        same(got, expected_dispatch([(pairs[r][part], i, w) for r, (_, i, w) in enumerate(case.all)], case.rank, 16)[0])
+
+
+def fp8_rows_and_scales(buffer):
+    case = Case(buffer, 40)
+    x8, scales = fp8_of(case.x)
+    columns = scales.t().contiguous().t()  # scales may lie column by column
+    (rows, got_scales), idx, weights, counts, handle, _ = case.dispatch(x=(x8, columns))
+    check_fp8(case, rows, got_scales)
+    expected = case.expected()
+    same(idx, expected[1])
+    same(weights, expected[2])
+    case.check_combine(handle)
+
+
+def biases_are_added(buffer):
+    case = Case(buffer, 20)
+    handle = case.check(case.dispatch())
+    rows = case.expected()[0]
+    bias = [torch.full_like(case.x, value) for value in (3.0, 40.0)]
+    plain = buffer.combine(rows, handle)[0]
+    for given, total in ((None, 0.0), (bias[0], 3.0), (tuple(bias), 43.0)):
+        out, none, _ = buffer.combine(rows, handle, bias=given)
+        assert none is None
+        close(out, plain.float() + total, 0.02)
+
+
+def asynchronous_calls(buffer):
+    first, second = Case(buffer, 60, seed=1), Case(buffer, 30, seed=2)
+    results = [case.dispatch(async_finish=True, previous_event=buffer.capture()) for case in (first, second)]
+    outs = [buffer.combine(r[0], r[4], topk_weights=r[2], async_finish=True, previous_event=r[5]) for r in results]
+    for case, result, (out, weights, event) in zip((first, second), results, outs):
+        with event:
+            pass
+        case.check(result)
+        close(out, case.x.float() * in_rank_of(case.idx, 16, buffer.group_size).sum(1, keepdim=True), 0.02)
+        same(weights, torch.where(case.idx >= 0, case.weights, 0.0))
+    raises(RuntimeError, "without async_finish", first.dispatch()[5].current_stream_wait)
+
+
+def many_handles_live_together(buffer):
+    cases = [Case(buffer, 10 + i, seed=i) for i in range(6)]
+    handles = [case.check(case.dispatch()) for case in cases]
+    for case, handle in reversed(list(zip(cases, handles))):
+        case.check_combine(handle)
+    del handles, handle
+    for case in cases:
+        case.check_combine(case.check(case.dispatch()))
+
+
+def memory_of_results_is_used_again(buffer):
+    case = Case(buffer, 300, hidden=2048, seed=3)
+    rows = case.dispatch()[0]
+    address, part = rows.data_ptr(), rows[3:5]
+    kept = part.clone()
+    del rows
+    again = case.dispatch()[0]
+    assert again.data_ptr() != address and torch.equal(part, kept)  # a view is enough to keep it
+    del part
+    third = case.dispatch()
+    assert third[0].data_ptr() == address
+    case.check_combine(case.check(third))
+
+
+def ranks_that_differ_are_told(buffer):
+    mine = Case(buffer, 12, hidden=64 if buffer.rank else 32)
+    raises(ValueError, "differ in the columns of x", mine.dispatch)
+    case = Case(buffer, 12)
+    raises(ValueError, "differ in the columns of topk_idx",
+           lambda: case.dispatch() if buffer.rank else buffer.dispatch(case.x, **case.layout()))
+    case.check_combine(case.check(case.dispatch()))
+
+
+def bad_arguments_are_named(buffer):
+    case = Case(buffer, 12)
+    layout, handle = case.layout(), case.check(case.dispatch())
+    with_layout = lambda **more: lambda: buffer.dispatch(more.pop("x", case.x), **{**layout, **more})  # noqa: E731
+    n = buffer.group_size
+    for kind, words, call in (
+            (ValueError, "num_experts is 15", lambda: buffer.get_dispatch_layout(case.idx, 15)),
+            (ValueError, "topk_idx holds", lambda: buffer.get_dispatch_layout(case.idx + 5, 16)),
+            (TypeError, "topk_idx is torch.float32", lambda: buffer.get_dispatch_layout(case.idx.float(), 16)),
+            (TypeError, "x is a list", with_layout(x=[1])),
+            (TypeError, "x is torch.int64", with_layout(x=case.x.long())),
+            (ValueError, "x is torch.bfloat16 [768]", with_layout(x=case.x.view(-1))),
+            (TypeError, "x lies on meta", with_layout(x=case.x.to("meta"))),
+            (TypeError, "x[0] is torch.bfloat16", with_layout(x=(case.x, case.x))),
+            (ValueError, "x[1] is [64]", with_layout(x=(case.x.to(torch.float8_e4m3fn), torch.ones(64)))),
+            (ValueError, "topk_weights is None", with_layout(topk_idx=case.idx)),
+            (ValueError, "topk_weights is torch.float32 [12, 3]", with_layout(topk_idx=case.idx, topk_weights=torch.ones(12, 3))),
+            (ValueError, "is_token_in_rank is None", with_layout(is_token_in_rank=None)),
+            (ValueError, f"is_token_in_rank is torch.bool [{n}, 12]", with_layout(is_token_in_rank=layout["is_token_in_rank"].t())),
+            (ValueError, "expert_alignment is 0", with_layout(expert_alignment=0)),
+            (ValueError, "num_worst_tokens is -1", with_layout(num_worst_tokens=-1)),
+            (ValueError, "belong to the dispatch that made", lambda: buffer.dispatch(
+                case.x, handle=handle, topk_idx=case.idx, topk_weights=case.weights)),
+            (ValueError, "x has 3 rows", lambda: buffer.dispatch(case.x[:3], handle=handle)),
+            (TypeError, "handle is a tuple", lambda: buffer.combine(case.x, tuple(handle))),
+            (ValueError, "give as many", lambda: buffer.combine(torch.zeros(999, 64), handle)),
+            (ValueError, "bias is torch.bfloat16 [1, 64]", lambda: buffer.combine(case.expected()[0], handle, bias=case.x[:1])),
+            (ValueError, "bias is a tuple of 3", lambda: buffer.combine(case.expected()[0], handle, bias=(case.x, ) * 3)),
+            (ValueError, "topk_weights is torch.float64", lambda: buffer.combine(
+                case.expected()[0], handle, topk_weights=case.expected()[2].double())),
+            (ValueError, "x has 12 tokens", lambda: buffer.low_latency_dispatch(case.x, case.idx, 11, 16)),
+            (ValueError, "x has 64 columns: use_fp8", lambda: buffer.low_latency_dispatch(case.x, case.idx, 12, 16)),
+            (ValueError, "use_ue8m0 is True", lambda: buffer.low_latency_dispatch(case.x, case.idx, 12, 16, use_ue8m0=True)),
+            (ValueError, "not both", lambda: buffer.low_latency_dispatch(
+                case.x, case.idx, 12, 16, async_finish=True, return_recv_hook=True)),
+            (NotImplementedError, "dispatch_wait_recv_cost_stats", lambda: buffer.low_latency_dispatch(
+                case.x, case.idx, 12, 16, dispatch_wait_recv_cost_stats=case.weights, use_fp8=False)),
+            (NotImplementedError, "get_local_buffer_tensor", lambda: buffer.get_local_buffer_tensor(torch.int8)),
+            (ValueError, "new_num_sms is 3", lambda: buffer.set_num_sms(3)),
+            (ValueError, "num_max_nvl_chunked_send_tokens is 9", lambda: DEEP_EP().Config(20, 9, 9))):
+        raises(kind, words, call)
+    case.check_combine(handle)
+
+
+def DEEP_EP():
+    import deep_ep
+    return deep_ep
+
+
+def back_from_fp8(rows, scales):
+    if scales.dtype == torch.int32:
+        scales = (scales.contiguous().view(torch.uint8).to(torch.int32) << 23).view(torch.float32)
+    groups = rows.float().view(*rows.shape[:-1], -1, 128) * scales.unsqueeze(-1)
+    return groups.view(rows.shape).bfloat16()
+
+
+def low_latency(buffer, counts, hidden, n_experts, top_k, hook=False, asynchronous=False, **kinds):
+    """One dispatch and combine against the reference; most = 64."""
+    case, most = Case(buffer, counts, hidden, n_experts, top_k), 64
+    n, n_local = buffer.group_size, n_experts // buffer.group_size
+    stats = torch.ones(n_local, dtype=torch.int32)
+    later = {"return_recv_hook": hook, "async_finish": asynchronous}
+
+    def wait(event, hooked):
+        hooked() if hook else event.current_stream_wait() if asynchronous else None
+
+    recv, count, handle, event, hooked = buffer.low_latency_dispatch(
+        case.x, case.idx, most, n_experts, cumulative_local_expert_recv_stats=stats, **kinds, **later)
+    wait(event, hooked)
+    rows = back_from_fp8(*recv) if kinds["use_fp8"] else recv
+    assert rows.shape == (n_local, n * most, hidden) and count.dtype == torch.int32
+    same(stats, count + 1)
+    for local in range(n_local):
+        at = 0
+        for source, (x, idx, _) in enumerate(case.all):
+            tokens = (idx == buffer.rank * n_local + local).any(1).nonzero()[:, 0]
+            packed = handle[1][local, source].item()
+            assert (packed >> 32, packed & 0xffffffff) == (at, len(tokens)), f"{packed >> 32} {packed & 0xffffffff} {at} {len(tokens)}"
+            same(handle[0][local, at:at + len(tokens)], tokens.int())
+            close(rows[local, at:at + len(tokens)], x[tokens], 0.07 if kinds["use_fp8"] else 0)
+            at += len(tokens)
+        assert count[local] == at
+    weighted = torch.where(case.idx >= 0, case.weights, 0.0).sum(1, keepdim=True) * case.x.float()
+    out, event, hooked = buffer.low_latency_combine(rows, case.idx, case.weights, handle, **later)
+    wait(event, hooked)
+    close(out, weighted, 0.08 if kinds["use_fp8"] else 0.02)
+    return case, rows, handle, weighted
+
+
+def low_latency_in_every_form(buffer):
+    for number, kinds in enumerate(({"use_fp8": False}, {"use_fp8": True}, {"use_fp8": True, "round_scale": True},
+                                    {"use_fp8": True, "round_scale": True, "use_ue8m0": True})):
+        for hook, asynchronous in ((False, False), (True, False), (False, True)):
+            low_latency(buffer, [20 + r for r in range(buffer.group_size)], 1024, 16, 4, hook, asynchronous, **kinds)
+
+
+def low_latency_with_odd_shapes(buffer):
+    n = buffer.group_size
+    for use_fp8 in (False, True):
+        for counts, hidden, n_experts, top_k in (
+                ([0] + [20] * (n - 1), 128, 16, 4), ([0] * n, 128, 16, 4), (64, 128, 16, 12), (3, 8192, 16, 4), (9, 128, 1024, 8)):
+            low_latency(buffer, counts, hidden, n_experts, top_k, use_fp8=use_fp8)
+
+
+def low_latency_combine_options(buffer):
+    case, rows, handle, weighted = low_latency(buffer, 16, 128, 16, 4, use_fp8=False)
+    out = torch.full_like(case.x, float("nan"))
+    got, _, _ = buffer.low_latency_combine(rows, case.idx, case.weights, handle, out=out, use_logfmt=True)
+    assert got is out
+    close(out, weighted, 0.02)
+    buffer.get_next_low_latency_combine_buffer(handle)[:] = rows * 2
+    close(buffer.low_latency_combine(rows, case.idx, case.weights, handle, zero_copy=True)[0], 2 * weighted, 0.02)
+    fewer = case.idx.clone()
+    fewer[:, 1] = -1
+    part = torch.where(fewer >= 0, case.weights, 0.0).sum(1, keepdim=True) * case.x.float()
+    close(buffer.low_latency_combine(rows, fewer, case.weights, handle)[0], part, 0.02)
+    other = case.idx.clone()
+    other[5] = (case.idx[5] + 1).clamp(min=1) % 16
+    raises(ValueError, "topk_idx[5][0] is", lambda: buffer.low_latency_combine(rows, other, case.weights, handle))
+    raises(TypeError, "handle is a tuple", lambda: buffer.low_latency_combine(rows, case.idx, case.weights, tuple(handle)))
+
+
+def low_latency_has_two_buffers(buffer):
+    case = Case(buffer, 16, 128)
+    call = lambda x: buffer.low_latency_dispatch(x, case.idx, 16, 16, use_fp8=False)[0]  # noqa: E731
+    first, second = call(case.x), call(case.x * 2)
+    assert first.data_ptr() != second.data_ptr()
+    kept = first.clone()
+    assert torch.equal(kept, first) and call(case.x * 3).data_ptr() == first.data_ptr()
+    buffer.clean_low_latency_buffer(16, 128, 16)
+    call(case.x)
+
+
+def low_latency_needs_its_mode(buffer):
+    plain = DEEP_EP().Buffer(buffer.group, explicitly_destroy=True)
+    case = Case(plain, 4)
+    raises(RuntimeError, "low_latency_mode=True", lambda: plain.low_latency_dispatch(case.x, case.idx, 4, 16))
+    case.check_combine(case.check(case.dispatch()))
+    plain.destroy()
+    raises(RuntimeError, "was destroyed", lambda: case.dispatch())
+
+
+class LikeMpi:
+    """What Buffer asks of an mpi4py communicator."""
+
+    def __init__(self, group):
+        self.group = group
+
+    def Get_rank(self):
+        return self.group.rank()
+
+    def Get_size(self):
+        return self.group.size()
+
+    def allgather(self, thing):
+        told = [None] * self.group.size()
+        dist.all_gather_object(told, thing, self.group)
+        return told
+
+
+def made_and_dropped(buffer):
+    """By an MPI communicator; without destroy() the communicator ends with the Buffer, and others work on."""
+    for _ in range(3):
+        other = DEEP_EP().Buffer(None, comm=LikeMpi(buffer.group))
+        case = Case(other, 8)
+        case.check_combine(case.check(case.dispatch()))
+        del other, case
+    raises(ValueError, "group and comm are None", lambda: DEEP_EP().Buffer(None))
+    raises(NotImplementedError, "enable_shrink", lambda: DEEP_EP().Buffer(buffer.group, enable_shrink=True))
+
+
+def sizes_and_streams(buffer):
+    deep_ep = DEEP_EP()
+    config = deep_ep.Buffer.get_dispatch_config(buffer.group_size)
+    assert config.get_nvl_buffer_size_hint(8192, 4) > config.get_nvl_buffer_size_hint(4096, 4) > 0
+    assert config.get_rdma_buffer_size_hint(8192, 4) == 0 < config.get_rdma_buffer_size_hint(8192, 16)
+    small, large = (deep_ep.Buffer.get_low_latency_rdma_size_hint(n, 512, 4, 16) for n in (16, 128))
+    assert large - small >= 2 * 16 * (128 - 16) * 512 * 2 and small > 0
+    before = deep_ep.Buffer.num_sms
+    deep_ep.Buffer.set_num_sms(8)
+    assert deep_ep.Buffer.get_combine_config(5).num_sms == 8
+    deep_ep.Buffer.set_num_sms(before)
+    assert buffer.get_comm_stream() is not None and deep_ep.Buffer.is_sm90_compiled()
+    assert deep_ep.topk_idx_t == torch.int64
+    from deep_ep.utils import EventHandle, EventOverlap
+    EventOverlap(EventHandle()).current_stream_wait()
+
+
+CASES = [value for name, value in list(globals().items())
+         if callable(value) and getattr(value, "__code__", None) and value.__code__.co_varnames[:1] == ("buffer", ) and
+         value.__code__.co_argcount == 1 and name.islower()]
+
+
+def serve(rank, n_ranks, meeting, hosts, pipe):
+    """A rank: runs the cases whose names come and says how they went."""
+    if hosts:
+        os.environ["MOECCL_HOST_ID"] = f"host{rank // 2}"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", world_size=n_ranks, rank=rank)
+    buffer = DEEP_EP().Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
+    for name in iter(pipe.recv, None):
+        try:
+            globals()[name](buffer)
+            pipe.send(None)
+        except BaseException:
+            pipe.send(f"rank {rank}: {traceback.format_exc()}")
+    buffer.destroy()
+    dist.destroy_process_group()
+    pipe.send("ended")
+
+
+class Ranks(unittest.TestCase):
+    n_ranks, hosts = 0, False
+
+    @classmethod
+    def setUpClass(cls):
+        context = multiprocessing.get_context("fork")
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.ranks = []
+        for rank in range(cls.n_ranks):
+            here, there = context.Pipe()
+            process = context.Process(target=serve, args=(rank, cls.n_ranks, cls.folder.name + "/meeting", cls.hosts, there))
+            process.start()
+            there.close()
+            cls.ranks.append((process, here))
+
+    @classmethod
+    def answers(cls):
+        told = []
+        for process, pipe in cls.ranks:
+            try:
+                told.append(pipe.recv() if pipe.poll(SECONDS) else f"no answer in {SECONDS} s")
+            except EOFError:
+                told.append(f"the process ended with {process.exitcode}")
+        return told
+
+    @classmethod
+    def tearDownClass(cls):
+        try:
+            for _, pipe in cls.ranks:
+                pipe.send(None)
+            told = cls.answers()
+            assert told == ["ended"] * cls.n_ranks, told
+        except BrokenPipeError:
+            pass  # a case has reported that a rank ended
+        finally:
+            for process, _ in cls.ranks:
+                process.join(10)
+                if process.is_alive():
+                    process.kill()
+            cls.folder.cleanup()
+
+    def run_case(self, name):
+        for _, pipe in self.ranks:
+            pipe.send(name)
+        failures = [told for told in self.answers() if told is not None]
+        if failures:
+            self.fail("\n".join(failures))
+
+
+class TwoRanks(Ranks):
+    n_ranks = 2
+
+
+class FourRanks(Ranks):
+    n_ranks = 4
+
+
+class FourRanksOnTwoHosts(Ranks):
+    n_ranks, hosts = 4, True
+
+
+for world in (TwoRanks, FourRanks, FourRanksOnTwoHosts):
+    for one in CASES:
+        setattr(world, "test_" + one.__name__, lambda self, name=one.__name__: self.run_case(name))
+del Ranks, world  # neither is a test of its own
+
+if __name__ == "__main__":
+    unittest.main()

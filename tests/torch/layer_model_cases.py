@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of layer_test.py about MoELayer: the same losses as one process that has all experts and all tokens."""
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import moeccl
+import moeccl.torch as mt
+from layer_cases import gathered
+
+HIDDEN, TOKENS, SAMPLE = 16, 24, 6
+EXPERTS = 8
+_alone = []
+
+
+def alone():
+    """A communicator of this process: a layer over it has all experts."""
+    if not _alone:
+        _alone.append(moeccl.Comm(1, moeccl.unique_id(), 0))
+    return _alone[0]
+
+
+class Model(nn.Module):
+    """Two residual MoE blocks between two linear layers."""
+
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inp, self.head = nn.Linear(5, HIDDEN), nn.Linear(HIDDEN, 1)
+        self.inside = bool(options.get("sample_tokens"))  # the layer adds the residual
+        self.norms = nn.ModuleList(nn.LayerNorm(HIDDEN) for _ in range(2))
+        options = {"aux_loss_weight": 0, "ffn": 32, **options}
+        self.layers = nn.ModuleList(
+            mt.MoELayer(HIDDEN, EXPERTS, 2, trials=-1, **options, **({"norm": norm} if self.inside else {})) for norm in self.norms)
+
+    def forward(self, x, target):
+        h = self.inp(x)
+        for norm, layer in zip(self.norms, self.layers):
+            if self.inside:
+                h = layer(h)
+                target = layer.follow(target)
+            else:
+                h = h + layer(norm(h))
+        return (self.head(torch.tanh(h)).squeeze(-1) - target).square().mean()
+
+
+def batch(step, rank):
+    """Each rank's tokens prefer other experts than the next one's: there is something to move."""
+    g = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn((TOKENS, 5), generator=g) + torch.randn((1, 5), generator=torch.Generator().manual_seed(rank))
+    return x, x.sin().sum(-1) + 0.1 * torch.randn(TOKENS, generator=g)
+
+
+def reference(n, steps, lr=1e-2, **options):
+    """Losses and the trained model of one process with the batches of all ranks."""
+    model = Model(group=alone(), average=False, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    losses = []
+    for step in range(steps):
+        x, target = (torch.cat(parts) for parts in zip(*(batch(step, r) for r in range(n))))
+        optimizer.zero_grad()
+        loss = model(x, target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model
+
+
+def mean(value):
+    value = torch.tensor([value])
+    dist.all_reduce(value)
+    return value.item() / dist.get_world_size()
+
+
+def train(rank, steps, rebalance_every=0, wrap=lambda m: DistributedDataParallel(mt.ignore_experts(m)), micro_batches=1,
+          lr=1e-2, **options):
+    """The same on all ranks: losses, the model, and how many slots changed their expert."""
+    model = Model(**options)
+    wrapped = wrap(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=lr)
+    losses, moved = [], 0
+    for step in range(steps):
+        x, target = batch(step, rank)
+        optimizer.zero_grad()
+        total = 0.0
+        for part, wanted in zip(x.chunk(micro_batches), target.chunk(micro_batches)):
+            loss = wrapped(part, wanted) / micro_batches
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        losses.append(mean(total))
+        if rebalance_every and step % rebalance_every == rebalance_every - 1:
+            moved += mt.rebalance(model, optimizer)
+    return losses, model, moved
+
+
+def same(losses, expected, tolerance=2e-5):
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=tolerance, atol=tolerance)
+    assert max(expected) > 1.05 * min(expected), "the model learned nothing, so equal losses say nothing"
+
+
+def case_layer_is_its_formula(rank, n):
+    torch.manual_seed(0)
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 3, ffn=32, shared_expert=20, activation="swiglu", bias=True, max_tokens=64)
+    x = torch.randn(2, TOKENS // 2, HIDDEN, requires_grad=True)
+    y = layer(x)
+    probabilities = torch.softmax(x.reshape(-1, HIDDEN) @ layer.router.linear.weight.T, -1)
+    weights, index = probabilities.topk(3)
+    weights = weights / weights.sum(-1, keepdim=True)
+    # All ranks' experts, made as the layer makes its own.
+    every = [None] * n
+    dist.all_gather_object(every, dict(zip(layer.ep.local_experts, zip(*[p.detach().unbind(0) for p in layer.experts.stacked()]))))
+    every = {e: p for part in every for e, p in part.items()}
+    expected = layer.shared_expert(x.reshape(-1, HIDDEN))
+    form = mt.MLP(HIDDEN, 32, "swiglu", True)
+    for k in range(3):
+        part = torch.stack([torch.func.functional_call(form, dict(zip(dict(form.named_parameters()), every[int(e)])), (row,))
+                            for e, row in zip(index[:, k], x.reshape(-1, HIDDEN))])
+        expected = expected + weights[:, k:k + 1] * part
+    torch.testing.assert_close(y.reshape(-1, HIDDEN), expected, rtol=1e-5, atol=1e-5)
+    given = torch.randn_like(y)
+    (wanted,) = torch.autograd.grad((expected.view_as(y) * given).sum(), x)
+    layer.aux_loss_weight = 0
+    (got,) = torch.autograd.grad((layer(x) * given).sum(), x)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def case_trains_as_one_process(rank, n):
+    losses, model, _ = train(rank, 8, shared_expert=20)
+    expected, whole = reference(n, 8, shared_expert=20)
+    same(losses, expected)
+    for mine, all_of_them in zip(model.layers, whole.layers):
+        for a, b in zip(mine.experts.stacked(), all_of_them.experts.stacked()):
+            torch.testing.assert_close(a, b[mine.ep.local_experts], rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(mine.router.linear.weight, all_of_them.router.linear.weight, rtol=1e-3, atol=2e-4)
+
+
+def case_any_module_is_an_expert(rank, n):
+    def make():
+        return nn.Sequential(nn.Linear(HIDDEN, 12), nn.Tanh(), nn.Linear(12, HIDDEN))
+
+    torch.manual_seed(3)
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, expert=make, max_tokens=TOKENS, seed=5)
+    whole = mt.MoELayer(HIDDEN, EXPERTS, 2, expert=make, max_tokens=TOKENS, seed=5, group=alone())
+    whole.router.load_state_dict(layer.router.state_dict())
+    x = torch.randn(TOKENS, HIDDEN)
+    torch.testing.assert_close(layer(x), whole(x), rtol=1e-5, atol=1e-6)
+
+
+def case_micro_batches_and_checkpointing(rank, n):
+    same(train(rank, 6, micro_batches=2)[0], reference(n, 6)[0])
+    torch.manual_seed(1)
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32)
+    x = torch.randn(TOKENS, HIDDEN)
+    grads = []
+    for recompute in (False, True):
+        given = x.clone().requires_grad_()
+        y = torch.utils.checkpoint.checkpoint(layer, given, use_reentrant=False) if recompute else layer(given)
+        y.square().sum().backward()
+        grads.append(given.grad)
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+def case_fsdp2_wraps_the_rest(rank, n):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cpu", (n,))
+
+    def wrap(model):
+        return fully_shard(model, mesh=mesh, ignored_params=set(mt.expert_parameters(model)))
+
+    losses, model, _ = train(rank, 6, wrap=wrap)
+    assert type(model.head.weight).__name__ == "DTensor" and type(model.layers[0].experts.stacked()[0]) is nn.Parameter
+    same(losses, reference(n, 6)[0])
+
+
+def case_expert_swap_keeps_the_loss(rank, n):
+    losses, _, moved = train(rank, 9, rebalance_every=2, swap=True)
+    assert moved > 0, "nothing was swapped"
+    same(losses, reference(n, 9)[0])
+
+
+def case_replicas_keep_the_loss(rank, n):
+    losses, model, moved = train(rank, 9, rebalance_every=2, replica_slots=2 * EXPERTS // n + 1)
+    assert moved > 0, "no replica moved"
+    same(losses, reference(n, 9)[0])
+    for layer in model.layers:  # replicas of an expert are the same bits
+        for stacked in layer.experts.stacked():
+            every = [torch.empty_like(stacked) for _ in range(n)]
+            dist.all_gather(every, stacked.detach().contiguous())
+            for e in range(EXPERTS):
+                copies = torch.cat(every)[layer.placement.slot_expert == e]
+                assert len(copies) > 0 and copies.eq(copies[0]).all()
+
+
+def case_expert_domains_keep_the_loss(rank, n):
+    options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
+    for domains in ([[2, 1], [1, 2], [2, 2]] if n > 2 else [[2], [1]]):
+        losses, model, _ = train(rank, 6, domains=domains, comm_options=options)
+        held = len(model.layers[0].placement.held)
+        assert held == EXPERTS // n * (domains[0] * (domains[1] if n > 2 else 1)), held
+        same(losses, reference(n, 6)[0])
+
+
+def near_expert():
+    """An expert that differs little from all others, as those of a dense model made sparse."""
+    noise = torch.random.get_rng_state()
+    torch.manual_seed(77)
+    made = mt.MLP(HIDDEN, 32)
+    torch.random.set_rng_state(noise)
+    with torch.no_grad():
+        for p in made.parameters():
+            p += 0.02 * torch.randn_like(p)
+    return made
+
+
+def kept_by_codec(experts, ratio):
+    """What the codec leaves of experts [E, count] (one block): their mean, and the largest differences from it."""
+    mean_of_all = experts.mean(0)
+    rest = experts - mean_of_all
+    least = rest.abs().topk(int(experts.shape[1] * 4 / (ratio * 6)), dim=1).values[:, -1:]
+    return mean_of_all + torch.where(rest.abs() >= least, rest, torch.zeros_like(rest))
+
+
+def case_the_codec_keeps_the_largest_differences(rank, n):
+    options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
+    kind = {"ffn": None, "expert": near_expert, "domains": [2, 1][:1 if n == 2 else 2], "comm_options": options}
+    losses, model, _ = train(rank, 6, lr=1e-3, codec_ratio=5, **kind)
+    expected, whole = reference(n, 6, lr=1e-3, ffn=None, expert=near_expert)
+    same(losses, expected, 0.02)
+    layer = model.layers[0]
+    layer.placement.begin(layer.experts)
+    held = torch.cat([w.flatten(1) for w in layer.placement.weights(layer.experts)], dim=1)
+    own = torch.cat([w.detach().flatten(1) for w in layer.experts.stacked()], dim=1)
+    every = torch.cat(gathered(own))
+    torch.testing.assert_close(held.detach(), kept_by_codec(every, 5)[layer.placement.held], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(held.detach(), every[layer.placement.held], atol=1e-4)
+
+
+def case_replaced_samples_keep_the_loss(rank, n):
+    options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
+    losses, model, _ = train(rank, 8, sample_tokens=SAMPLE, comm_options=options)
+    same(losses, reference(n, 8, sample_tokens=SAMPLE)[0])
+    moved = [layer.step.moved for layer in model.layers if layer.step]
+    assert n == 2 or any(moved), "no sample moved, so nothing was followed"
+
+
+def case_balancing_loss_has_its_gradient(rank, n):
+    torch.manual_seed(0)
+    layer = mt.MoELayer(HIDDEN, EXPERTS, 2, ffn=32, aux_loss_weight=0.5, max_tokens=TOKENS)
+    x = torch.randn(TOKENS, HIDDEN)
+    (0 * layer(x)).sum().backward()
+    got = layer.router.linear.weight.grad.clone()
+    layer.zero_grad()
+    _, _, loss = layer.router(x)
+    (0.5 * loss).backward()
+    torch.testing.assert_close(got, layer.router.linear.weight.grad)
+    assert got.abs().max() > 0 and abs(layer.aux_loss.item() - loss.item()) < 1e-6
+    with torch.no_grad():
+        layer(x)
+
+
+def case_wrong_options_are_named(rank, n):
+    for options, said in (({}, "give ffn"), ({"ffn": 8, "swap": True, "domains": [2]}, "swap and domains"),
+                          ({"ffn": 8, "codec_ratio": 50}, "codec_ratio is 50"), ({"ffn": 8, "norm": nn.Identity()}, "norm"),
+                          ({"ffn": 8, "sample_tokens": 2, "shared_expert": 8}, "sample_tokens"),
+                          ({"ffn": 8, "capacity_factor": 1.0}, "max_tokens"), ({"ffn": 8, "replica_slots": 1}, "replica_slots is 1"),
+                          ({"ffn": 8, "activation": "sine"}, "sine"), ({"ffn": 8, "swap": True, "swap_levels": [3]}, "swap_levels is [3]"),
+                          ({"expert": lambda: nn.BatchNorm1d(4)}, "buffers")):
+        try:
+            mt.MoELayer(4, EXPERTS, 2, **options)
+        except ValueError as error:
+            assert said in str(error), (said, error)
+        else:
+            raise AssertionError(f"{options} were taken")

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a newcomer does first: init_process_group("moeccl") without an import where the package is installed, and the README's example."""
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+import unittest
+
+HERE = os.path.dirname(os.path.realpath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, HERE)
+import with_torch  # noqa: E402,F401
+
+PROGRAM = """
+import torch, torch.distributed as dist
+dist.init_process_group("moeccl")
+x = torch.full((4,), dist.get_rank() + 1.0)
+dist.all_reduce(x)
+print(f"{dist.get_backend()} {x.tolist()} in rank {dist.get_rank()}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def torchrun(n, program, **environment):
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", program], check=False,
+                          capture_output=True, text=True, timeout=200, env=os.environ | environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Start(unittest.TestCase):
+    def test_the_entry_point_makes_the_backend_known(self):
+        with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
+            entry = tomllib.load(file)["project"]["entry-points"]["torch.distributed.backends"]
+        with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as elsewhere:
+            installed = os.path.join(place, "moeccl-0.1.0.dist-info")
+            os.mkdir(installed)
+            with open(os.path.join(installed, "METADATA"), "w", encoding="utf-8") as file:
+                file.write("Metadata-Version: 2.1\nName: moeccl\nVersion: 0.1.0\n")
+            with open(os.path.join(installed, "entry_points.txt"), "w", encoding="utf-8") as file:
+                file.write("[torch.distributed.backends]\n" + "".join(f"{name} = {where}\n" for name, where in entry.items()))
+            program = os.path.join(elsewhere, "program.py")  # python looks beside it too
+            with open(program, "w", encoding="utf-8") as file:
+                file.write(PROGRAM)
+            path = os.environ.get("PYTHONPATH", "")
+            code, said, errors = torchrun(2, program, PYTHONPATH=f"{path}:{place}")
+            self.assertEqual(code, 0, errors)
+            self.assertEqual(sorted(said.splitlines()), [f"moeccl [3.0, 3.0, 3.0, 3.0] in rank {r}" for r in range(2)])
+            code, _, errors = torchrun(2, program)
+            self.assertNotEqual(code, 0, "the backend is known without its entry point: this test shows nothing")
+
+    def test_the_readmes_example(self):
+        code, said, errors = torchrun(4, os.path.join(ROOT, "examples/first_layer.py"))
+        self.assertEqual(code, 0, errors)
+        self.assertEqual(sum(said.count(f"rank {r}: |gradient of x| = 0.0") for r in range(4)), 4, said)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests by name, and a gloo group beside the group under test."""
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.testing
+
+TESTS = []
+
+
+class Test:
+    def __init__(self, body, sizes, init, status):
+        self.body, self.sizes, self.init, self.status = body, sizes, init, status
+        self.name, self.module = body.__name__, body.__module__
+
+
+def test(*sizes, init=True, status=None):
+    """init: in a group of all ranks already. status: by rank, where it is not 0."""
+    def add(body):
+        TESTS.append(Test(body, sizes or (1, 2, 3, 4), init, status or {}))
+        return body
+    return add
+
+
+def gloo():
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+
+
+def same(mine, other, what=""):
+    torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6, equal_nan=True, msg=lambda m: f"{what}: {m}")
+
+
+def raises(kinds, words, body):
+    """body() raises one of these with all of the words in its sentence."""
+    try:
+        body()
+    except kinds as failure:
+        text = str(failure)
+        for word in words:
+            assert word in text, f"{word!r} is not in: {text}"
+        return failure
+    raise AssertionError(f"nothing was raised; expected {kinds} with {words}")

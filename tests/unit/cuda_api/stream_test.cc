@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// The caller's CUDA streams: first used while graphs are captured, of several devices, more than the hardware has
+// channels, and of a driver that refuses.
+#include <chrono>
+#include <thread>
+
+#include "tests/support/cuda_ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+constexpr size_t kCount = 3000;
+
+// CU_STREAM_CAPTURE_MODE_GLOBAL, _THREAD_LOCAL and _RELAXED. torch.cuda.graph captures in the first.
+class CudaCapture : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Modes, CudaCapture, ::testing::Values(0, 1, 2));
+
+// What a test allocates or waits for would end another thread rank's capture in the first mode: ranks begin and end
+// together. A blocking call of the library itself does not.
+void meet(moecclComm_t comm, const DeviceBuffer& word) {
+  MOECCL_EXPECT_OK(moecclAllReduce(word.data(), word.data(), 1, moecclFloat32, moecclMax, comm, nullptr));
+}
+
+TEST_P(CudaCapture, MayBeginOnAStreamThatWasNeverUsed) {
+  run_on_devices(2, device_options(RankMode::kThreads), [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+    DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), word(device, 4);
+    in.put(floats(kCount, 2));
+    meet(comm, word);
+    device.begin_capture(stream, GetParam());
+    MOECCL_EXPECT_OK(moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+    void* graph = device.end_capture(stream);
+    meet(comm, word);
+    ASSERT_NE(graph, nullptr);
+    void* instance = device.instantiate(graph);
+    for (int replay = 0; replay < 2; ++replay) device.launch_graph(instance, stream);
+    EXPECT_EQ(sum.get(stream), floats(kCount, 4));
+    MOECCL_EXPECT_OK(moecclStreamSynchronize(as_stream(stream)));
+    device.end_graph(graph, instance);
+  });
+}
+
+// What the library allocates and asks for other operations is no part of a graph that some thread captures.
+TEST_P(CudaCapture, IsNotEndedByOperationsOnOtherStreams) {
+  run_on_devices(
+      2, device_options(RankMode::kThreads), [](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+        DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4), came(device, kCount * 4), word(device, 4);
+        in.put(floats(kCount, 2));
+        void* other = device.make_stream();
+        meet(comm, word);
+        device.begin_capture(stream, GetParam());
+        MOECCL_EXPECT_OK(
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+        // Driven by a thread of the library, which looks at events and waits for its stream meanwhile.
+        MOECCL_EXPECT_OK(moecclGroupStart());
+        MOECCL_EXPECT_OK(moecclSend(in.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(other)));
+        MOECCL_EXPECT_OK(moecclRecv(came.data(), kCount, moecclFloat32, 1 - rank, comm, as_stream(other)));
+        MOECCL_EXPECT_OK(moecclGroupEnd());
+        moecclResult_t state = moecclInProgress;
+        while (moecclCommGetAsyncError(comm, &state) == moecclSuccess && state == moecclInProgress)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        EXPECT_EQ(state, moecclSuccess) << moecclGetLastError(comm);
+        void* graph = device.end_capture(stream);
+        meet(comm, word);
+        ASSERT_NE(graph, nullptr);
+        EXPECT_EQ(came.get(other), floats(kCount, 2));
+        void* instance = device.instantiate(graph);
+        device.launch_graph(instance, stream);
+        EXPECT_EQ(sum.get(stream), floats(kCount, 4));
+        device.end_graph(graph, instance);
+        device.end_stream(other);
+      });
+}
+
+// One thread joins as all ranks, each on a device of its own where there are so many, and works with another device
+// current than the communicator's.
+void one_thread(int n, bool named_streams) {
+  run_ranks(
+      1,
+      [=](int, moecclComm_t) {
+        std::vector<std::unique_ptr<CudaDevice>> devices;
+        std::vector<void*> streams;
+        std::vector<moecclComm_t> comms(static_cast<size_t>(n));
+        moecclUniqueId id;
+        MOECCL_ASSERT_OK(moecclGetUniqueId(&id));
+        MOECCL_ASSERT_OK(moecclGroupStart());
+        moecclConfig_t config = device_options(RankMode::kThreads).config;
+        for (int r = 0; r < n; ++r) {
+          devices.push_back(std::make_unique<CudaDevice>(r));
+          ASSERT_TRUE(devices.back()->ok());
+          streams.push_back(named_streams ? reinterpret_cast<void*>(1) : devices.back()->make_stream());
+          MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comms[static_cast<size_t>(r)], n, id, r, &config));
+        }
+        MOECCL_ASSERT_OK(moecclGroupEnd());
+        std::vector<std::unique_ptr<DeviceBuffer>> in, out;
+        for (int r = 0; r < n; ++r) {
+          devices[static_cast<size_t>(r)]->make_current();
+          in.push_back(std::make_unique<DeviceBuffer>(*devices[static_cast<size_t>(r)], kCount * 4));
+          out.push_back(std::make_unique<DeviceBuffer>(*devices[static_cast<size_t>(r)], kCount * 4));
+          in.back()->put(floats(kCount, static_cast<float>(r)), nullptr);
+        }
+        for (int round = 0; round < 3; ++round) {
+          MOECCL_ASSERT_OK(moecclGroupStart());
+          for (size_t r = 0; r < comms.size(); ++r) {
+            if (round == 1) {  // driven by a thread of the library
+              const int to = static_cast<int>(r + 1) % n, from = static_cast<int>(r + comms.size() - 1) % n;
+              MOECCL_EXPECT_OK(moecclSend(in[r]->data(), kCount, moecclFloat32, to, comms[r], as_stream(streams[r])));
+              MOECCL_EXPECT_OK(
+                  moecclRecv(out[r]->data(), kCount, moecclFloat32, from, comms[r], as_stream(streams[r])));
+              continue;
+            }
+            MOECCL_EXPECT_OK(moecclAllReduce(in[r]->data(), out[r]->data(), kCount, moecclFloat32, moecclSum, comms[r],
+                                             as_stream(streams[r])));
+          }
+          MOECCL_ASSERT_OK(moecclGroupEnd());
+          for (size_t r = 0; r < comms.size(); ++r) {
+            devices[r]->make_current();
+            const auto before = static_cast<float>((r + comms.size() - 1) % comms.size());
+            const float want = round == 1 ? before : static_cast<float>(n * (n - 1) / 2);
+            EXPECT_EQ(out[r]->get(streams[r]), floats(kCount, want)) << "rank " << r << ", round " << round;
+          }
+        }
+        for (size_t r = 0; r < comms.size(); ++r) {
+          devices[r]->make_current();
+          MOECCL_EXPECT_OK(moecclCommFinalize(comms[r]));
+        }
+        for (size_t r = 0; r < comms.size(); ++r) {
+          devices[r]->make_current();
+          in[r] = nullptr, out[r] = nullptr;
+          MOECCL_EXPECT_OK(moecclCommDestroy(comms[r]));
+          if (!named_streams) devices[r]->end_stream(streams[r]);
+        }
+      },
+      device_options(RankMode::kProcesses));
+}
+
+class CudaStreams : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    unsetenv("MOECCL_TEST_CUDA_DEVICES");
+    unsetenv("MOECCL_CUDA_PERSISTENT");
+    unsetenv("MOECCL_TEST_CUDA_CHANNELS");
+    unsetenv("MOECCL_TEST_CUDA_FAIL");
+  }
+};
+
+TEST_F(CudaStreams, OneThreadMayWorkOnSeveralDevices) {
+  setenv("MOECCL_TEST_CUDA_DEVICES", "4", 1);
+  one_thread(4, false);
+}
+TEST_F(CudaStreams, TheDefaultStreamIsThatOfTheCommunicatorsDevice) {
+  setenv("MOECCL_TEST_CUDA_DEVICES", "4", 1);
+  one_thread(4, true);
+}
+TEST_F(CudaStreams, OneThreadMayWorkOnSeveralDevicesStepByStep) {
+  setenv("MOECCL_TEST_CUDA_DEVICES", "4", 1);
+  setenv("MOECCL_CUDA_PERSISTENT", "0", 1);
+  one_thread(4, false);
+}
+
+TEST_F(CudaStreams, OfAnotherDeviceAreRefused) {
+  setenv("MOECCL_TEST_CUDA_DEVICES", "2", 1);
+  run_on_devices(2, device_options(RankMode::kProcesses), [](int, moecclComm_t comm, CudaDevice& device, void* stream) {
+    if (!device.emulated()) GTEST_SKIP() << "needs a second device";
+    CudaDevice second(1);
+    void* foreign = second.make_stream();
+    device.make_current();
+    DeviceBuffer in(device, 64), out(device, 64);
+    EXPECT_EQ(moecclAllReduce(in.data(), out.data(), 16, moecclFloat32, moecclSum, comm, as_stream(foreign)),
+              moecclInvalidUsage);
+    EXPECT_NE(std::string(moecclGetLastError(comm)).find("stream belongs to another CUDA context"), std::string::npos)
+        << moecclGetLastError(comm);
+    MOECCL_EXPECT_OK(moecclAllReduce(in.data(), out.data(), 16, moecclFloat32, moecclSum, comm, as_stream(stream)));
+    device.synchronize(stream);
+    second.end_stream(foreign);
+  });
+}
+
+// What cannot take its place in the caller's stream must not run without it, and must not be a success.
+void refused_by_the_driver(const char* function) {
+  // Processes of one device are driven step by step.
+  run_on_devices(
+      2, device_options(RankMode::kProcesses), [=](int rank, moecclComm_t& comm, CudaDevice& device, void* stream) {
+        if (!device.emulated()) GTEST_SKIP() << "needs a driver that fails on purpose";
+        DeviceBuffer in(device, kCount * 4), sum(device, kCount * 4);
+        in.put(floats(kCount, 1));
+        MOECCL_EXPECT_OK(
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclSum, comm, as_stream(stream)));
+        EXPECT_EQ(sum.get(stream), floats(kCount, 2));
+        if (rank == 0) device.refuse(function, 999);
+        const moecclResult_t called =
+            moecclAllReduce(in.data(), sum.data(), kCount, moecclFloat32, moecclMax, comm, as_stream(stream));
+        if (rank == 0) {
+          EXPECT_EQ(called, moecclSystemError);
+        }
+        moecclResult_t state = moecclSuccess;
+        const std::string said = failure_of(comm, &state);
+        EXPECT_NE(state, moecclSuccess);
+        EXPECT_NE(said.find("the given CUDA stream"), std::string::npos) << said;
+        EXPECT_NE(said.find("(999)"), std::string::npos) << said;
+        device.synchronize(stream);  // does not hang
+        EXPECT_EQ(sum.get(stream), floats(kCount, 2)) << "the refused operation has run";
+        MOECCL_EXPECT_OK(moecclCommAbort(comm));
+        comm = nullptr;
+      });
+}
+TEST_F(CudaStreams, ThatCannotRecordAnEventFailAllRanks) { refused_by_the_driver("cuEventRecord"); }
+TEST_F(CudaStreams, ThatCannotWaitFailAllRanks) { refused_by_the_driver("cuStreamWaitValue64_v2"); }
+
+// A hardware channel runs what is put on its streams in turn: a caller's stream that waits for an operation must not
+// stand before the library's own.
+TEST_F(CudaStreams, MoreThanTheChannelsOfADeviceDoNotHoldUpAnOperation) {
+  setenv("MOECCL_TEST_CUDA_CHANNELS", "1", 1);
+  run_on_devices(2, device_options(RankMode::kProcesses), [](int, moecclComm_t comm, CudaDevice& device, void*) {
+    DeviceBuffer in(device, kCount * 4);
+    in.put(floats(kCount, 1));
+    std::vector<void*> streams;
+    std::vector<std::unique_ptr<DeviceBuffer>> sums;
+    for (int i = 0; i < 40; ++i) {
+      streams.push_back(device.make_stream());
+      sums.push_back(std::make_unique<DeviceBuffer>(device, kCount * 4));
+      MOECCL_EXPECT_OK(moecclAllReduce(in.data(), sums.back()->data(), kCount, moecclFloat32, moecclSum, comm,
+                                       as_stream(streams.back())));
+    }
+    for (size_t i = 0; i < streams.size(); ++i) {
+      EXPECT_EQ(sums[i]->get(streams[i]), floats(kCount, 2));
+      device.end_stream(streams[i]);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace moeccl::testing

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/moeccl_status.h"
+
+#include <moeccl/moeccl.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tools/postmortem.h"
+
+namespace {
+
+struct Options {
+  std::vector<int> pids;
+  std::vector<std::string> files;
+  bool json = false;
+} options;
+
+bool status_of(int pid, std::string* text) {
+  for (size_t needed = 1 << 16;;) {  // what it does meanwhile may make it longer
+    text->resize(needed);
+    const size_t room = needed;
+    if (moecclStatus(pid, text->data(), text->size(), &needed) != moecclSuccess) return false;
+    if (needed > room) continue;
+    text->resize(needed - 1);
+    return true;
+  }
+}
+
+// Whether a culprit is named.
+bool print(tools::PostMortem& all) {
+  bool found = false;
+  std::fputs(all.report(&found).c_str(), stdout);
+  return found;
+}
+
+}  // namespace
+
+CLI::App* add_status(CLI::App& app) {
+  CLI::App* status = app.add_subcommand("status", "what the communicators of running processes do and wait for");
+  status->add_option("pid", options.pids, "processes of this host")->required()->check(CLI::PositiveNumber);
+  status->add_flag("--json", options.json, "as moecclStatus writes it, a process a document");
+  return status;
+}
+
+CLI::App* add_postmortem(CLI::App& app) {
+  CLI::App* postmortem =
+      app.add_subcommand("postmortem", "who waited for whom, from the files that MOECCL_DUMP had written");
+  postmortem->add_option("files", options.files, "of all processes of the job that left one")
+      ->required()
+      ->check(CLI::ExistingFile);
+  return postmortem;
+}
+
+int run_status() {
+  tools::PostMortem all;
+  for (const int pid : options.pids) {
+    std::string text;
+    if (!status_of(pid, &text)) {
+      std::fprintf(stderr, "status: %s\n", moecclGetLastError(nullptr));
+      return 1;
+    }
+    if (options.json)
+      std::printf("%s\n", text.c_str());
+    else
+      all.add(text);
+  }
+  if (!options.json) (void)print(all);
+  return 0;
+}
+
+int run_postmortem() {
+  tools::PostMortem all;
+  for (const std::string& path : options.files) {
+    std::ifstream file(path);
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    try {
+      all.add(text);
+    } catch (const std::runtime_error& e) {
+      std::fprintf(stderr, "postmortem: %s %s\n", path.c_str(), e.what());
+      return 2;
+    }
+  }
+  return print(all) ? 0 : 1;
+}

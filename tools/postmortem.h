@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// What several processes say of themselves (moecclStatus), put together: who waited for whom, and who is the culprit.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace tools {
+
+struct Call {
+  uint64_t sequence = 0, count = 0;
+  uint32_t place = 0;  // the root; of Send/Recv the peer
+  std::string op, type, reduce, plan, state;
+  double began_ms = 0;  // Unix time
+  double ended_ms = 0;  // 0: it has not, or nobody measured
+
+  bool is_send() const { return sequence == 0 && plan == "send"; }
+  std::string text() const;  // "allreduce #58 (count 4096, float32, sum)"
+  bool same_call(const Call& other) const;
+};
+
+struct Wait {
+  std::string what;
+  uint64_t sequence = 0;
+  int thread = 0;
+  double blocked_ms = 0;
+  std::vector<uint32_t> peers;
+  int64_t awaits = -1;  // the only rank that can let it go on; -1: not known
+};
+
+// One rank of one communicator.
+struct Member {
+  std::string process, host;  // process: of which host and number, "3f2a:123"
+  int pid = 0;
+  uint32_t rank = 0, n_ranks = 0;
+  bool failed = false;
+  double failed_ms = 0, written_ms = 0;
+  std::string code, failure;
+  std::vector<Call> calls;
+  std::vector<Wait> waits;
+
+  const Call* newest() const;  // of those with numbers; null: none
+  const Call* call(uint64_t sequence) const;
+};
+
+struct Group {
+  std::string id, name, memory;
+  uint32_t n_ranks = 0;
+  std::map<uint32_t, Member> members;  // by rank; those whose process said something
+
+  std::string title() const;
+};
+
+class PostMortem {
+ public:
+  // One process. Throws std::runtime_error with a sentence when `text` is no status.
+  void add(const std::string& text);
+  // What has happened, for a person. found: whether a culprit is named.
+  std::string report(bool* found);
+
+ private:
+  struct Node {  // a wait
+    const Group* group = nullptr;
+    const Member* member = nullptr;
+    const Wait* wait = nullptr;
+  };
+  // Why `rank` keeps `node` waiting: a finding, or the waits that it is in itself. Nothing: it does its part.
+  void follow(const Node& node, uint32_t rank, std::map<std::string, std::vector<std::string>>& culprits,
+              std::vector<size_t>& next);
+  void find_differences(std::vector<std::string>& lines) const;
+  std::string first_failure() const;
+  std::string cycle(const std::vector<std::vector<size_t>>& edges) const;
+  std::string stuck_links() const;
+
+  std::vector<Group> groups_;
+  std::vector<Node> nodes_;
+};
+
+}  // namespace tools
