@@ -43,6 +43,24 @@ class Scripts(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertEqual(out.splitlines(), ["FAILED: A.fails", "FAILED: A.dies", "skipped: A.skips", "1 2 1"])
 
+    def test_a_second_run_takes_the_place_of_the_first_and_is_said(self):
+        first = """<testsuites><testsuite name="moeccl.moeccl:unit / unit_a.S"><testcase classname="S" name="x"><failure/></testcase>
+<testcase classname="S" name="y"/></testsuite><testsuite name="moeccl"><testcase classname="moeccl" name="moeccl:lint / b"><error/></testcase>
+<testcase classname="moeccl" name="moeccl:lint / c"/></testsuite></testsuites>"""
+        again = """<testsuites><testsuite name="moeccl.moeccl:unit / unit_a.S"><testcase classname="S" name="x"/>
+<testcase classname="S" name="y"/></testsuite><testsuite name="moeccl"><testcase classname="moeccl" name="moeccl:lint / b"><error/></testcase>
+</testsuite></testsuites>"""
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [os.path.join(folder, name) for name in ("first.xml", "again.xml")]
+            for path, text in zip(paths, (first, again)):
+                with open(path, "w", encoding="utf-8") as f:
+                    f.write(text)
+            self.assertEqual(self.run_script("count_tests.py", "--failed", paths[0])[1].split(), ["unit_a", "b"])
+            self.assertEqual(self.run_script("count_tests.py", "--failed", paths[0] + "x")[1].split(), [])
+            out = self.run_script("count_tests.py", *paths)[1].splitlines()
+        self.assertEqual(out, ["unsteady: moeccl:unit / unit_a failed (x) and passed when it ran again alone",
+                               "FAILED: moeccl.moeccl:lint / b", "3 1 0"])
+
     def test_count_of_nothing_is_a_failure(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "log.xml")

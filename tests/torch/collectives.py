@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every collective beside gloo's result: types, operators, gaps, empty tensors, synchronous and not."""
+import numpy
 import torch
 import torch.distributed as dist
 from support import gloo, raises, same, test
@@ -220,6 +221,9 @@ def all_to_alls(rank, size, _):
             if async_op:
                 work.wait()
             same(out.contiguous(), wanted, f"uneven {dtype}")
+        out = torch.zeros(sum(takes), 2, dtype=dtype)
+        dist.all_to_all_single(out, source, numpy.array(takes), numpy.array(rows[rank]))
+        same(out, wanted, f"sizes in arrays {dtype}")
         outs = [torch.zeros(n, 2, dtype=dtype) for n in takes]
         dist.all_to_all(outs, list(source.split(rows[rank])))
         same(torch.cat(outs), wanted, f"lists {dtype}")

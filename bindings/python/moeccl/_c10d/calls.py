@@ -223,6 +223,8 @@ def all_to_all_single(handle: int, size: int, target: torch.Tensor, source: torc
     same("all_to_all_single", (target, source))
     room, after = room_for(target)
     source = dense(source)
+    # An array will do as well, as torch's own backends take one.
+    recv, send = ([] if rows is None else [int(n) for n in rows] for rows in (recv, send))
     if not recv and not send:
         for name, t in (("input", source), ("output", target)):
             if t.numel() % size or t.dim() > 0 and t.shape[0] % size:

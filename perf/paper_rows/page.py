@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges rows by their rules, and writes docs/papers.json, docs/papers.md and docs/papers.svg."""
+import html
+import json
+import math
+import os
+import datetime
+
+DOCS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), "docs")
+RECORD = os.path.join(DOCS, "papers.json")
+
+
+def holds(rule, paper, ours):
+    """A rule is ["within", share], ["points", difference], ["at least", figure], ["at most", figure] or ["equal"]."""
+    kind = rule[0]
+    if kind == "equal":
+        return ours == paper
+    if kind == "within":
+        return abs(ours - paper) <= rule[1] * abs(paper)
+    if kind == "points":
+        return abs(ours - paper) <= rule[1]
+    if kind == "at least":
+        return ours >= rule[1]
+    if kind == "at most":
+        return ours <= rule[1]
+    raise ValueError(f"unknown rule {rule!r}")
+
+
+def rule_text(rule):
+    kind = rule[0]
+    if kind == "equal":
+        return "equal"
+    if kind == "within":
+        return f"within {100 * rule[1]:g} %"
+    if kind == "points":
+        return f"within {rule[1]:g}"
+    return f"{kind} {rule[1]:g}"
+
+
+def text(value):
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+    return "-" if value is None else str(value)
+
+
+def judged(row):
+    """The row with its verdict. Every row must say all that the page shows."""
+    missing = [name for name in ("paper", "item", "paper_value", "ours", "rule", "how", "command") if name not in row]
+    if missing:
+        raise ValueError(f"a row lacks {', '.join(missing)}: {row}")
+    verdict = "holds" if holds(row["rule"], row["paper_value"], row["ours"]) else "differs"
+    if verdict == "differs" and not row.get("why"):
+        raise ValueError(f'{row["item"]}: differs ({text(row["ours"])} beside {text(row["paper_value"])}) and says not why')
+    return row | {"verdict": verdict}
+
+
+def key(row):
+    return row["paper"], row["item"]
+
+
+def read():
+    if not os.path.exists(RECORD):
+        return []
+    with open(RECORD, encoding="utf-8") as f:
+        return json.load(f)["rows"]
+
+
+def merged(known, rows):
+    """The rows of the record, with those that were computed now in their places."""
+    new = {key(row): row for row in rows}
+    return [new.pop(k, row) for k, row in known.items()] + list(new.values())
+
+
+def write(rows):
+    papers = list(dict.fromkeys(row["paper"] for row in rows))
+    rows = [row for paper in papers for row in rows if row["paper"] == paper]
+    with open(RECORD, "w", encoding="utf-8") as f:
+        json.dump({"date": datetime.date.today().isoformat(), "rows": rows}, f, indent=1)
+        f.write("\n")
+    with open(os.path.join(DOCS, "papers.md"), "w", encoding="utf-8") as f:
+        f.write(page(rows, papers))
+    with open(os.path.join(DOCS, "papers.svg"), "w", encoding="utf-8") as f:
+        f.write(picture(rows))
+
+
+def page(rows, papers):
+    n = sum(row["verdict"] == "holds" for row in rows)
+    lines = ["# The five papers beside this library", "",
+             "This page lists results of the five papers, what this library gives for each, how that was obtained, and whether it agrees.",
+             "`perf/papers --write` writes it; `perf/papers` computes it again and fails when a row that holds here holds no longer.", "",
+             f"{n} of {len(rows)} rows hold ({datetime.date.today().isoformat()}). \"Run\" means ranks of one CPU host, on paced links where the",
+             "item names bandwidths; \"simulated\" means the plan's steps under the cost reader; \"solved\" means the answer of a solver on data of",
+             "the paper's size; \"closed form\" means the paper's equation, evaluated by the library. A row holds when it keeps the rule of its line.", "",
+             "![The library's figure over the paper's, row by row](papers.svg)", ""]
+    for paper in papers:
+        mine = [row for row in rows if row["paper"] == paper]
+        lines += [f"## {paper}", "", "| item | paper | ours | rule | verdict | how |", "|-|-|-|-|-|-|"]
+        for row in mine:
+            lines.append(f'| {row["item"]} | {text(row["paper_value"])} | {text(row["ours"])} | {rule_text(row["rule"])} | '
+                         f'{row["verdict"]} | {row["how"]} |')
+        commands = list(dict.fromkeys(row["command"] for row in mine))
+        lines += ["", "Commands: " + ", ".join(f"`{c}`" for c in commands) + ".", ""]
+        why = [row for row in mine if row.get("why")]
+        lines += [f'- {row["item"]}: {row["why"]}' for row in why] + ([""] if why else [])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def picture(rows):
+    """A point for each row whose two figures have a ratio: ours over the paper's, on a logarithmic axis."""
+    drawn = [row for row in rows if all(isinstance(row[n], (int, float)) and row[n] > 0 for n in ("paper_value", "ours"))]
+    step, top, left, right, width = 17, 74, 330, 40, 800
+    height = top + step * (len(drawn) + len({r["paper"] for r in drawn})) + 46
+    ratios = [row["ours"] / row["paper_value"] for row in drawn] or [1]
+    low, high = math.log2(min(0.5, *ratios)), math.log2(max(2, *ratios))
+    if high - low > 8:  # a solver that is a thousand times faster is drawn at the edge
+        low, high = max(low, -4), min(high, 4)
+
+    def x(ratio):
+        at = (min(max(math.log2(ratio), low), high) - low) / (high - low)
+        return left + at * (width - left - right)
+
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+             'font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>',
+             '<text x="20" y="28" font-size="17" font-weight="bold">Our figure over the paper\'s</text>',
+             '<text x="20" y="48" font-size="12" fill="#555">filled: the row keeps its rule; open: it does not. The band is 10 % to each side.</text>']
+    bottom = height - 40
+    parts.append(f'<rect x="{x(1 / 1.1):.1f}" y="{top - 10}" width="{x(1.1) - x(1 / 1.1):.1f}" height="{bottom - top + 10}" fill="#e8f0e8"/>')
+    for power in range(math.ceil(low), math.floor(high) + 1):
+        parts.append(f'<line x1="{x(2 ** power):.1f}" x2="{x(2 ** power):.1f}" y1="{top - 10}" y2="{bottom}" stroke="#ddd"/>')
+        label = f"{2 ** power:g}" if power >= 0 else f"1/{2 ** -power}"
+        parts.append(f'<text x="{x(2 ** power):.1f}" y="{bottom + 18}" font-size="11" text-anchor="middle" fill="#444">{label}</text>')
+    y, paper = top, None
+    for row, ratio in zip(drawn, ratios):
+        if row["paper"] != paper:
+            paper = row["paper"]
+            parts.append(f'<text x="20" y="{y + 4}" font-size="12" font-weight="bold">{html.escape(paper)}</text>')
+            y += step
+        good = row["verdict"] == "holds"
+        parts.append(f'<text x="{left - 12}" y="{y + 4}" font-size="11" text-anchor="end" fill="#222">{html.escape(row["item"][:52])}</text>')
+        parts.append(f'<circle cx="{x(ratio):.1f}" cy="{y}" r="4.5" fill="{"#2f6db5" if good else "white"}" stroke="{"#2f6db5" if good else "#c8553d"}" '
+                     'stroke-width="1.6"/>')
+        y += step
+    return "\n".join(parts) + "\n</svg>\n"

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf/papers' rules, and what it refuses: rows without a reason, and rows that held before."""
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "../.."))
+from perf.paper_rows.page import holds, judged, merged, picture, text  # noqa: E402
+
+ROW = {"paper": "P", "item": "Table 1", "paper_value": 2.0, "ours": 2.1, "rule": ["within", 0.1], "how": "run", "command": "x"}
+
+
+class Papers(unittest.TestCase):
+    def test_rules(self):
+        self.assertTrue(holds(["within", 0.1], 2.0, 2.19))
+        self.assertFalse(holds(["within", 0.1], 2.0, 2.21))
+        self.assertTrue(holds(["within", 0.1], -2.0, -2.1))
+        self.assertFalse(holds(["points", 5], 40, 45.5))
+        self.assertTrue(holds(["at least", 1.2], 1.5, 1.2))
+        self.assertFalse(holds(["at most", 1.2], 1.5, 1.3))
+        self.assertFalse(holds(["equal"], [1, 2], [1, 3]))
+        with self.assertRaises(ValueError):
+            holds(["nearly"], 1, 1)
+
+    def test_a_row_that_differs_says_why(self):
+        self.assertEqual(judged(ROW)["verdict"], "holds")
+        with self.assertRaisesRegex(ValueError, "says not why"):
+            judged(ROW | {"ours": 3.0})
+        self.assertEqual(judged(ROW | {"ours": 3.0, "why": "another cluster"})["verdict"], "differs")
+        with self.assertRaisesRegex(ValueError, "lacks rule"):
+            judged({k: v for k, v in ROW.items() if k != "rule"})
+
+    def test_new_rows_take_the_place_of_old_ones(self):
+        old = {("P", "Table 1"): ROW, ("P", "Table 2"): ROW | {"item": "Table 2"}}
+        rows = merged(old, [ROW | {"ours": 2.0}, ROW | {"item": "Table 3"}])
+        self.assertEqual([(r["item"], r["ours"]) for r in rows], [("Table 1", 2.0), ("Table 2", 2.1), ("Table 3", 2.1)])
+
+    def test_the_picture_has_a_point_for_each_ratio(self):
+        drawn = picture([judged(ROW), judged(ROW | {"ours": -1.0, "why": "a sign"}), judged(ROW | {"rule": ["equal"], "ours": 2.0})])
+        self.assertEqual(drawn.count("<circle"), 2)
+        self.assertEqual(text(1234.5), "1234")
+
+
+if __name__ == "__main__":
+    unittest.main()
