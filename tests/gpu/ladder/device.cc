@@ -2,7 +2,9 @@
 // The device as all rungs use it.
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 
 #include "kernels/cuda/image.h"
 #include "src/base/clock.h"
@@ -64,6 +66,11 @@ uint64_t read_word(const uint64_t* word) {
   return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
 }
 void write_word(uint64_t* word, uint64_t value) { std::atomic_ref(*word).store(value, std::memory_order_release); }
+
+int patience() {
+  const char* text = std::getenv("MOECCL_TEST_PATIENCE");
+  return std::max(1, text == nullptr ? 1 : std::atoi(text));
+}
 
 bool ends_within(const Device& device, cu::Stream stream, int milliseconds) {
   const int64_t until = now_ns() + int64_t{milliseconds} * 1'000'000;

@@ -84,8 +84,7 @@ std::string seconds_text(int64_t since) { return format("{:.1f}", static_cast<do
 // Starts this program again for one rung; its process group ends with it.
 bool run(const Rung& rung, const std::string& logs) {
   constexpr int64_t kLimitMs = 5000, kEndMs = 1000;
-  const char* patience = std::getenv("MOECCL_TEST_PATIENCE");
-  const int64_t limit_ms = kLimitMs * std::max(1, patience == nullptr ? 1 : std::atoi(patience));
+  const int64_t limit_ms = kLimitMs * patience();
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return false;
   Fd from(ends[0]), to(ends[1]);

@@ -59,6 +59,8 @@ F* symbol(const char* name) {
 
 // A word of page-locked memory, as host and device see it.
 inline uint64_t* words(const cu::Memory& m) { return reinterpret_cast<uint64_t*>(m.data()); }
+// Multiplies limits of time: MOECCL_TEST_PATIENCE, at least 1.
+int patience();
 uint64_t read_word(const uint64_t* word);
 void write_word(uint64_t* word, uint64_t value);
 // Polls until the stream has nothing left, or the time is over.

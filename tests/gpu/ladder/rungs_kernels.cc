@@ -13,7 +13,7 @@
 namespace moeccl::ladder {
 namespace {
 
-constexpr uint64_t kMostNs = 1'000'000'000;
+const uint64_t most_ns = 1'000'000'000 * static_cast<uint64_t>(patience());
 
 Status synchronize(const Device& device, cu::Stream s, const char* what) {
   return cu::check(device.d().cuStreamSynchronize(s), what);
@@ -31,7 +31,7 @@ Result<double> shake(const Device& device, const cu::Memory& through) {
   }
   uint64_t* const w = words(through);
   for (const int i : {0, 1})
-    MOECCL_TRY(device.launch(f, s[i], ShakeArgs{w + 16 * i, w + 16 * (1 - i), rounds, kMostNs, words(done) + 2 * i}));
+    MOECCL_TRY(device.launch(f, s[i], ShakeArgs{w + 16 * i, w + 16 * (1 - i), rounds, most_ns, words(done) + 2 * i}));
   for (const cu::Stream stream : s) MOECCL_TRY(synchronize(device, stream, "two kernels that wait for each other"));
   for (const int i : {0, 2}) {
     if (read_word(words(done) + i) != rounds)
@@ -56,7 +56,7 @@ Result<double> meet(const Device& device, unsigned blocks, uint64_t rounds) {
   MOECCL_ASSIGN_OR_RETURN(const cu::Memory counter, device.memory(64));
   MOECCL_ASSIGN_OR_RETURN(const cu::Memory done, device.pinned(64));
   MOECCL_ASSIGN_OR_RETURN(const cu::Stream s, device.stream());
-  MOECCL_TRY(device.launch(f, s, MeetArgs{reinterpret_cast<uint32_t*>(counter.data()), rounds, kMostNs, words(done)},
+  MOECCL_TRY(device.launch(f, s, MeetArgs{reinterpret_cast<uint32_t*>(counter.data()), rounds, most_ns, words(done)},
                            blocks, 256));
   MOECCL_TRY(synchronize(device, s, "blocks that meet"));
   if (read_word(words(done)) != rounds)
@@ -92,7 +92,7 @@ Result<std::string> clock_ticks() {
   MOECCL_ASSIGN_OR_RETURN(const cu::Function f, device.kernel("moeccl_ladder_ticks"));
   MOECCL_ASSIGN_OR_RETURN(const cu::Memory values, device.pinned(kValues * 8));
   MOECCL_ASSIGN_OR_RETURN(const cu::Stream s, device.stream());
-  MOECCL_TRY(device.launch(f, s, TicksArgs{words(values), kValues, kMostNs}));
+  MOECCL_TRY(device.launch(f, s, TicksArgs{words(values), kValues, most_ns}));
   MOECCL_TRY(synchronize(device, s, "the device's clock"));
   std::vector<uint64_t> steps;
   for (uint64_t i = 1; i < kValues; ++i) {

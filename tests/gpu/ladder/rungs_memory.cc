@@ -143,7 +143,7 @@ Result<std::string> write_to_memfd() {
   MOECCL_ASSIGN_OR_RETURN(const cu::Stream stream, device.stream());
   const auto* const word = reinterpret_cast<const uint64_t*>(seen.data());
   const auto arrives = [&](const uint64_t* at, uint64_t value) {
-    for (const int64_t until = now_ns() + 1'000'000'000; read_word(at) != value;) {
+    for (const int64_t until = now_ns() + int64_t{1'000'000'000} * patience(); read_word(at) != value;) {
       if (now_ns() > until) return false;
     }
     return true;
@@ -152,7 +152,8 @@ Result<std::string> write_to_memfd() {
   for (uint64_t i = 1; i <= 200; ++i) {
     const int64_t since = now_ns();
     MOECCL_TRY(cu::check(device.d().cuStreamWriteValue64_v2(stream, p, i, 0), "a store by the stream"));
-    if (!arrives(word, i)) return error(moecclSystemError, "the stream's store of {} has not come after 1 s", i);
+    if (!arrives(word, i))
+      return error(moecclSystemError, "the stream's store of {} has not come after {} s", i, patience());
     ns.push_back(now_ns() - since);
   }
   std::sort(ns.begin(), ns.end());
@@ -161,7 +162,7 @@ Result<std::string> write_to_memfd() {
   auto* const host = reinterpret_cast<uint64_t*>(given.data());
   write_word(host + 2, 1);
   MOECCL_TRY(device.launch(spin, stream, SpinArgs{host + 1, host + 2, 100'000'000}));
-  if (!arrives(word + 1, 1)) return error(moecclSystemError, "a kernel's store has not come after 1 s");
+  if (!arrives(word + 1, 1)) return error(moecclSystemError, "a kernel's store has not come after {} s", patience());
   MOECCL_TRY(cu::check(device.d().cuStreamSynchronize(stream), "the kernel"));
   MOECCL_TRY(cu::check(device.d().cuMemHostUnregister(given.data()), "taking a memfd back"));
   return format("stream to host {:.1f} us (median of {}), {:.1f} at worst",

@@ -22,7 +22,7 @@ using Priorities = int(int*, int*);
 Result<std::string> waits(bool high) {
   MOECCL_ASSIGN_OR_RETURN(const Device device, Device::open());
   constexpr size_t kStreams = 64;
-  constexpr int kPatienceMs = 20;
+  const int comes_ms = 20 * patience();
   MOECCL_ASSIGN_OR_RETURN(const cu::Memory flags, device.pinned(kStreams * 8));
   cu::Stream engine = nullptr;
   if (high) {
@@ -55,11 +55,11 @@ Result<std::string> waits(bool high) {
     for (const cu::Stream s : users) (void)device.d().cuStreamSynchronize(s);
   };
   // A busy machine is late, which is not held up: the first ones get more time.
-  int grace_ms = 1500;
+  int grace_ms = 1500 * patience();
   const auto comes = [&](size_t i, int ms) {
     if (ends_within(device, users[i], ms)) return true;
     const int64_t since = now_ns();
-    const bool late = ends_within(device, users[i], std::min(grace_ms, 400));
+    const bool late = ends_within(device, users[i], std::min(grace_ms, 400 * patience()));
     grace_ms -= static_cast<int>((now_ns() - since) / 1'000'000);
     grace_ms = std::max(grace_ms, 0);
     return late;
@@ -68,7 +68,7 @@ Result<std::string> waits(bool high) {
   for (size_t i = 0; i < kStreams; ++i) {
     MOECCL_TRY(wait(i, 1));
     MOECCL_TRY(store(i, 1));
-    if (comes(i, kPatienceMs)) continue;
+    if (comes(i, comes_ms)) continue;
     ++alone;
     std::fprintf(stderr, "stream %zu alone: its wait holds up the store\n", i);
     write_word(words(flags) + i, 1);
@@ -78,7 +78,7 @@ Result<std::string> waits(bool high) {
   free_all(1);
   for (size_t i = 0; i < kStreams; ++i) MOECCL_TRY(wait(i, 2));
   for (size_t i = 0; i < kStreams; ++i) MOECCL_TRY(store(i, 2));
-  const int64_t until = now_ns() + int64_t{10} * kPatienceMs * 1'000'000;
+  const int64_t until = now_ns() + int64_t{10} * comes_ms * 1'000'000;
   for (size_t i = 0; i < kStreams; ++i) {
     const auto left = static_cast<int>(std::max<int64_t>(0, (until - now_ns()) / 1'000'000));
     if (!comes(i, left)) ++together;
@@ -105,8 +105,8 @@ class Spinning {
     write_word(words(words_), 0);
     write_word(words(words_) + 1, 0);
     MOECCL_TRY(device_.launch(kernel_, stream_, SpinArgs{words(words_), words(words_) + 1, kSpinMs * 1'000'000}));
-    for (const int64_t until = now_ns() + 1'000'000'000; read_word(words(words_)) == 0;) {
-      if (now_ns() > until) return error(moecclSystemError, "a kernel has not started after 1 s");
+    for (const int64_t until = now_ns() + int64_t{1'000'000'000} * patience(); read_word(words(words_)) == 0;) {
+      if (now_ns() > until) return error(moecclSystemError, "a kernel has not started after {} s", patience());
     }
     return {};
   }
