@@ -4,6 +4,7 @@
  * Replication"). Conventions: types.h.
  *
  *   moecclExpertPopularity   tokens per expert over all ranks, from which the next placement is computed
+ *   moecclChooseReplicas     the same, and the replica that serves each choice of a token, within the slots' capacity
  *   moecclExpertAllReduce    gradients: every replica gets the sum (or mean) over all replicas of its expert
  *   moecclCollectGradients   each rank gets its shard of every expert's gradient, for a uniformly sharded optimizer
  *   moecclPlaceWeights       the way back: every slot of the (new) placement gets its expert's weights
@@ -69,7 +70,36 @@ MOECCL_API moecclResult_t moecclGradientSource(const moecclPlacement_t* placemen
 MOECCL_API moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choices, int n_experts,
                                                  int64_t* counts, moecclComm_t comm, moecclStream_t stream);
 
-/* A page for a person about one of the calls above (op: moecclOpExpertAllReduce, moecclOpCollectGradients or
+/* How tokens are shared among replicas. The same on all ranks. */
+typedef struct {
+  size_t size;                        /* sizeof(moecclReplicaDispatch_t) */
+  const moecclPlacement_t* placement; /* with a slot for each expert that a token chooses */
+  int32_t top_k;                      /* choices of a token, 1..64 */
+  int32_t slot_capacity;              /* most tokens that one slot takes, of all ranks together; 0: no limit.
+                                         Section 3.4: capacity_factor * tokens * top_k / slots */
+} moecclReplicaDispatch_t;
+#define MOECCL_REPLICA_DISPATCH_INIT \
+  { sizeof(moecclReplicaDispatch_t), NULL, 0, 0 }
+
+/* slot_index[n_tokens][top_k]: the slot that each choice of topk_index[n_tokens][top_k] goes to, counted through all
+ * ranks as in slot_expert; -1 where topk_index is -1 and where the choice is dropped (Section 3.2, steps 1 and 2). For
+ * moecclRoutingCreate or -Update of a layer with an expert for each slot (n_experts: all slots; expert_rank: the rank
+ * of each, NULL with equal slots), which serves every placement: a dropped choice has no row, adds nothing to combine
+ * and has gradient 0.
+ *
+ * The loads of an expert's slots differ by one token at most. A rank's tokens go to its own slots first, then to those
+ * of its node. Above slots * slot_capacity tokens of an expert the rest are dropped: each rank loses its share, rounded
+ * either way, and its first tokens stay. popularity[n_experts] and dropped[n_experts], NULL or counts over all ranks:
+ * the choices of each expert, and those of them that were dropped.
+ *
+ * Collective: one AllGather of n_experts counts, which takes the place of moecclExpertPopularity; all that follows is
+ * computed alike on all ranks. Blocks; topk_index and slot_index may be CUDA memory. n_tokens may differ between ranks
+ * and be 0; all ranks together make fewer than 2^31 choices. Wrong choices of one rank fail the call on all. */
+MOECCL_API moecclResult_t moecclChooseReplicas(const moecclReplicaDispatch_t* dispatch, const int32_t* topk_index,
+                                               size_t n_tokens, int32_t* slot_index, int64_t* popularity,
+                                               int64_t* dropped, moecclComm_t comm);
+
+/* A page for a person about the calls that have a plan (op: moecclOpExpertAllReduce, moecclOpCollectGradients or
  * moecclOpPlaceWeights): bytes per level, predicted time, this rank's steps. *needed (may be NULL) gets the full length
  * + 1. Not collective. moecclPlanForce(comm, moecclOpExpertAllReduce, "flat" or "nodes") chooses the algorithm; by
  * itself "nodes" runs where the topology has nodes. */

@@ -2,6 +2,7 @@
 #include "src/algo/replica_move.h"
 
 #include <algorithm>
+#include <span>
 
 #include "src/algo/tuning.h"
 #include "src/base/hash.h"
@@ -10,85 +11,134 @@ namespace moeccl::algo {
 
 namespace {
 
-enum Sig : uint32_t { kData, kCredit };
+enum Sig : uint32_t { kData, kCredit, kPassed, kReturned };
 
-// The lists that row steps name, chunk by chunk.
-class Lists {
- public:
-  explicit Lists(uint32_t n_chunks) : n_chunks_(n_chunks) {}
-  // A list whose chunk c holds what `block(c)` says; returns its number.
-  template <class Block>
-  uint32_t add(Block&& block) {
-    for (uint32_t c = 0; c < n_chunks_; ++c) rows_.push_back(block(c));
-    return static_cast<uint32_t>(rows_.size() / n_chunks_ - 1);
-  }
-  std::vector<plan::RowBlock> take() { return std::move(rows_); }
-
- private:
-  uint32_t n_chunks_;
-  std::vector<plan::RowBlock> rows_;
-};
+constexpr uint32_t kMostSlots = 1 << 15;  // slots are 16-bit numbers in plans
 
 }  // namespace
 
-Result<ReplicaMove> ReplicaMove::make(const ReplicaPlacement& placement, const Settings& settings) {
-  for (uint32_t e = 0; e < placement.n_experts && settings.op == moecclOpCollectGradients; ++e) {
+Result<ReplicaMove> ReplicaMove::make(const ReplicaPlacement& placement, const LevelTree& tree,
+                                      const Settings& settings) {
+  const bool collects = settings.op == moecclOpCollectGradients;
+  for (uint32_t e = 0; e < placement.n_experts && collects; ++e) {
     if (placement.hosts[e].empty())
       return error(moecclInvalidArgument,
                    "slot_expert has no slot for expert {}: its gradient is nowhere; give every expert a slot", e);
   }
   ReplicaMove m(placement, settings);
   const uint32_t n = placement.n_ranks;
-  m.sent_.resize(size_t{n} * n);
-  uint64_t most = 0;
-  uint32_t most_senders = 0;
-  for (uint32_t to = 0; to < n; ++to) {
-    uint32_t senders = 0;
-    for (uint32_t from = 0; from < n; ++from) {
-      uint64_t total = 0;
-      for (const Piece& piece : m.pieces(from, to)) total += piece.length;
-      m.sent_[size_t{from} * n + to] = total;
-      if (from == to || total == 0) continue;
-      most = std::max(most, total);
-      ++senders;
-    }
-    most_senders = std::max(most_senders, senders);
+  const uint64_t shard = shard_elements(settings.count, n);
+  // A rank receives a piece of each expert, or each rank's piece of each expert that it holds.
+  const uint64_t origins = collects ? 1 : shard == 0 ? 0 : (settings.count + shard - 1) / shard;
+  const uint64_t places = n == 1 ? 0 : origins * (collects ? placement.n_experts : placement.most_experts);
+  m.per_slot_ = static_cast<uint32_t>(std::max<uint64_t>(1, (places + kMostSlots - 1) / kMostSlots));
+  m.layout_ = {static_cast<uint32_t>((places + m.per_slot_ - 1) / m.per_slot_), tuning::kOverlap};
+  m.shape_ = {.op = settings.op,
+              .n_ranks = n,
+              .count = shard,
+              .element_bytes = settings.element_bytes,
+              .reach = settings.reach,
+              .staging_bytes = settings.staging_bytes};
+  Shape one = m.shape_;  // a place of a slot
+  one.staging_bytes /= m.per_slot_;
+  MOECCL_TRY(chunks_fit(one, m.layout_));
+  const uint32_t pieces = collects ? 1 : std::max(1u, placement.most_experts);  // of what one rank sends to another
+  m.chunking_ = cut(one, m.layout_, tuning::kExpertMove / pieces);
+  const uint64_t line = settings.element_bytes >= 64 ? 1 : 64 / settings.element_bytes;
+  m.place_elements_ = (m.chunking_.chunk + line - 1) / line * line;
+  if (!collects && needs_nodes(m.shape_, tree).ok()) {
+    m.node_of_ = &tree.levels.front().group_of_rank;
+    m.tree_hash_ = tree.hash();
   }
-  Shape& shape = m.shape_;
-  shape = {.op = settings.op,
-           .n_ranks = n,
-           .count = most,
-           .element_bytes = settings.element_bytes,
-           .reach = settings.reach,
-           .staging_bytes = settings.staging_bytes};
-  m.layout_ = {most_senders, tuning::kOverlap};
-  MOECCL_TRY(chunks_fit(shape, m.layout_));
-  m.chunking_ = cut(shape, m.layout_, tuning::kExpertMove);
   return m;
 }
 
-std::vector<ReplicaMove::Piece> ReplicaMove::pieces(uint32_t from, uint32_t to) const {
-  std::vector<Piece> all;
-  const uint64_t shard = shard_elements(s_.count, placement_.n_ranks);
-  for (uint32_t e = 0; e < placement_.n_experts; ++e) {
-    if (s_.op == moecclOpCollectGradients) {
-      if (gradient_source(placement_, e, to) != from) continue;
-      const Shard part = shard_of(s_.count, placement_.n_ranks, to);
-      const ExpertHost* host = placement_.host(e, from);
-      if (part.length > 0) all.push_back({host->slots[0] * s_.count + part.begin, part.length, {e * shard}});
-    } else {
-      const Shard part = shard_of(s_.count, placement_.n_ranks, from);
-      const ExpertHost* host = placement_.host(e, to);
-      if (host == nullptr || part.length == 0) continue;
-      Piece piece{e * shard, part.length, {}};
-      for (const uint32_t s : host->slots) piece.dst.push_back(s * s_.count + part.begin);
-      all.push_back(std::move(piece));
+ReplicaMove::Pieces ReplicaMove::collect_pieces(uint32_t rank) const {
+  Pieces all;
+  const uint32_t n = placement_.n_ranks;
+  const uint64_t shard = shard_elements(s_.count, n);
+  const uint64_t mine = shard_of(s_.count, n, rank).length;
+  for (uint32_t e = 0; e < placement_.n_experts && mine > 0; ++e) {
+    const uint32_t from = gradient_source(placement_, e, rank);
+    if (from != rank) all.arriving.push_back({from, e, 0, mine, e * shard, nullptr});
+  }
+  const std::span<const int32_t> slots(placement_.slot_expert);
+  for (uint32_t s = placement_.first_slot[rank]; s < placement_.first_slot[rank + 1]; ++s) {
+    if (slots[s] < 0) continue;
+    const auto e = static_cast<uint32_t>(slots[s]);
+    const std::vector<ExpertHost>& hosts = placement_.hosts[e];
+    const ExpertHost* host = placement_.host(e, rank);
+    if (host->slots[0] != s - placement_.first_slot[rank]) continue;  // a further replica
+    const uint64_t first = host->slots[0] * s_.count;
+    if (mine > 0) all.own.push_back({rank, e, 0, mine, first + rank * shard, nullptr});
+    // gradient_source(): every hosts.size()-th rank that has no replica itself.
+    auto other = hosts.begin();
+    const auto step = static_cast<uint32_t>(hosts.size());
+    for (auto to = static_cast<uint32_t>(host - hosts.data()); to < n; to += step) {
+      while (other != hosts.end() && other->rank < to) ++other;
+      if (other != hosts.end() && other->rank == to) continue;
+      const Shard part = shard_of(s_.count, n, to);
+      if (part.length > 0) all.sent.push_back({to, e, 0, part.length, first + part.begin, nullptr});
     }
   }
   return all;
 }
 
-uint64_t ReplicaMove::sent(uint32_t from, uint32_t to) const { return sent_[size_t{from} * placement_.n_ranks + to]; }
+std::vector<const ExpertHost*> ReplicaMove::by_node(uint32_t expert) const {
+  std::vector<const ExpertHost*> hosts;
+  hosts.reserve(placement_.hosts[expert].size());
+  for (const ExpertHost& host : placement_.hosts[expert]) hosts.push_back(&host);
+  const auto less = [&](const ExpertHost* a, const ExpertHost* b) { return node_of(a->rank) < node_of(b->rank); };
+  if (!std::is_sorted(hosts.begin(), hosts.end(), less)) std::stable_sort(hosts.begin(), hosts.end(), less);
+  return hosts;
+}
+
+ReplicaMove::Pieces ReplicaMove::place_pieces(uint32_t rank) const {
+  Pieces all;
+  const uint32_t n = placement_.n_ranks, node = node_of(rank);
+  const uint64_t shard = shard_elements(s_.count, n);
+  const Shard mine = shard_of(s_.count, n, rank);
+  for (uint32_t e = 0; e < placement_.n_experts; ++e) {
+    const std::vector<const ExpertHost*> hosts = by_node(e);
+    const auto send = [&](const ExpertHost& to) {
+      if (to.rank == rank) {
+        all.own.push_back({rank, 0, 0, mine.length, e * shard, &to});
+      } else {
+        all.sent.push_back({to.rank, place_number(rank, to.index), 0, mine.length, e * shard, nullptr});
+      }
+    };
+    for (size_t first = 0, last = 0; first < hosts.size(); first = last) {
+      const uint32_t there = node_of(hosts[first]->rank);
+      while (last < hosts.size() && node_of(hosts[last]->rank) == there) ++last;
+      const std::span<const ExpertHost* const> group(hosts.data() + first, last - first);
+      if (mine.length > 0) {
+        if (there != node) {
+          send(*group[rank % group.size()]);
+        } else {
+          for (const ExpertHost* to : group) send(*to);
+        }
+      }
+      if (there != node) continue;
+      const auto self = std::find_if(group.begin(), group.end(), [&](const ExpertHost* h) { return h->rank == rank; });
+      if (self == group.end()) continue;
+      for (uint32_t o = 0; o < n; ++o) {
+        const Shard part = shard_of(s_.count, n, o);
+        if (o == rank || part.length == 0) continue;
+        const ExpertHost& here = **self;
+        const uint32_t number = place_number(o, here.index);
+        const bool inside = node_of(o) == node;
+        const ExpertHost& relay = *group[o % group.size()];
+        const Piece piece{inside || relay.rank == rank ? o : relay.rank, number, 0, part.length, part.begin, &here};
+        (piece.peer == o ? all.arriving : all.passed_on).push_back(piece);
+        if (inside || relay.rank != rank) continue;
+        for (const ExpertHost* to : group)
+          if (to->rank != rank)
+            all.passed.push_back({to->rank, place_number(o, to->index), number, part.length, 0, nullptr});
+      }
+    }
+  }
+  return all;
+}
 
 uint64_t ReplicaMove::input_elements(uint32_t rank) const {
   return s_.op == moecclOpCollectGradients ? placement_.n_slots(rank) * s_.count
@@ -100,99 +150,155 @@ uint64_t ReplicaMove::output_elements(uint32_t rank) const {
                                        : placement_.n_experts * shard_elements(s_.count, placement_.n_ranks);
 }
 
-uint32_t ReplicaMove::slot_index(uint32_t from, uint32_t to) const {
-  uint32_t index = 0;
-  for (uint32_t r = 0; r < from; ++r)
-    if (r != to && sent(r, to) > 0) ++index;
-  return index;
-}
+// Writes a rank's steps and the lists that they name.
+class ReplicaMove::Writer {
+ public:
+  Writer(const ReplicaMove& move, uint32_t rank) : m_(move), rank_(rank), b_(move.shape_, rank, move.layout_) {}
 
-uint64_t ReplicaMove::slot_elements() const {
-  const uint64_t line = s_.element_bytes >= 64 ? 1 : 64 / s_.element_bytes;
-  return (chunking_.chunk + line - 1) / line * line;
-}
+  // For each peer with pieces, the nearest after this rank first (or before it): `body(peer, its pieces)`.
+  template <class Body>
+  void for_each_peer(std::vector<Piece>& pieces, bool after, Body&& body) {
+    const uint32_t n = m_.shape_.n_ranks;
+    std::vector<uint32_t> first(n + 1, 0);  // by distance
+    const auto distance = [&](uint32_t peer) { return after ? (peer + n - rank_) % n : (rank_ + n - peer) % n; };
+    for (const Piece& piece : pieces) ++first[distance(piece.peer) + 1];
+    for (uint32_t d = 0; d < n; ++d) first[d + 1] += first[d];
+    std::vector<Piece> sorted(pieces.size());
+    std::vector<uint32_t> at(first.begin(), first.end() - 1);
+    for (const Piece& piece : pieces) sorted[at[distance(piece.peer)]++] = piece;
+    pieces = std::move(sorted);
+    for (uint32_t d = 1; d < n; ++d)
+      if (first[d] < first[d + 1])
+        body(after ? b_.after(d) : b_.before(d),
+             std::span<const Piece>(pieces.data() + first[d], first[d + 1] - first[d]));
+  }
+
+  // Gathers pieces into a peer's staging: from Input, or on from this rank's staging.
+  void give(uint32_t to, std::span<const Piece> pieces, bool on) {
+    for (const Piece& p : pieces) {
+      const uint64_t there = in_slot(p.number), here = on ? in_slot(p.origin_place) : p.begin;
+      const uint32_t list = add(p.length, [&](uint64_t begin) {
+        return plan::RowBlock{.src_first = on ? here : here + begin, .dst_first = there};
+      });
+      b_.rows(StepKind::kGatherRows, place(to, p.number), on ? place(rank_, p.origin_place) : in(rank_), list);
+    }
+  }
+  // Scatters pieces from this rank's staging into Output.
+  void take(std::span<const Piece> pieces) {
+    for (const Piece& p : pieces) {
+      const auto put = [&](uint64_t first) {
+        const uint32_t list = add(p.length, [&](uint64_t begin) {
+          return plan::RowBlock{.src_first = in_slot(p.number), .dst_first = first + begin};
+        });
+        b_.rows(StepKind::kScatterRows, out(rank_), place(rank_, p.number), list);
+      };
+      for_each_place(p, put);
+    }
+  }
+  // Own pieces, as a whole, before the first chunk.
+  void copy_own(std::span<const Piece> pieces) {
+    const uint64_t shard = shard_elements(m_.s_.count, m_.shape_.n_ranks);
+    b_.when(When::kFirst);
+    for (const Piece& p : pieces) {
+      const auto put = [&](uint64_t first) {
+        const size_t at = rows_.size();
+        rows_.resize(at + m_.chunking_.n_chunks);
+        rows_[at] = {.src_first = p.begin, .dst_first = first, .count = p.length};
+        b_.rows(StepKind::kScatterRows, out(rank_), in(rank_), static_cast<uint32_t>(at / m_.chunking_.n_chunks));
+      };
+      if (p.host == nullptr) {
+        put(p.number * shard);
+      } else {
+        for (const uint32_t s : p.host->slots) put(s * m_.s_.count + shard * rank_);
+      }
+    }
+    b_.when(When::kEvery);
+  }
+  ProgramBuilder& builder() { return b_; }
+
+  Bound finish() && {
+    Bound bound;
+    bound.program = std::move(b_).finish();
+    bound.rows = std::move(rows_);
+    bound.binding.chunking = m_.chunking();
+    bound.binding.element_bytes = m_.s_.element_bytes;
+    bound.binding.slot_elements = m_.place_elements_ * m_.per_slot_;
+    bound.binding.rows = bound.rows;
+    return bound;
+  }
+
+ private:
+  Ref place(uint32_t rank, uint32_t number) const { return slot(rank, number / m_.per_slot_); }
+  uint64_t in_slot(uint32_t number) const { return number % m_.per_slot_ * m_.place_elements_; }
+  template <class Put>
+  void for_each_place(const Piece& p, Put&& put) const {
+    if (p.host == nullptr) return put(p.begin);
+    for (const uint32_t s : p.host->slots) put(s * m_.s_.count + p.begin);
+  }
+  // A list whose chunk c is what `block` says of the piece's elements from the chunk's first on; returns its number.
+  template <class Block>
+  uint32_t add(uint64_t length, Block&& block) {
+    const uint32_t n_chunks = m_.chunking_.n_chunks;
+    for (uint32_t c = 0; c < n_chunks; ++c) {
+      const plan::Range range = plan::chunk_range(m_.chunking_, length, c);
+      rows_.push_back(block(range.offset));
+      rows_.back().count = range.length;
+    }
+    return static_cast<uint32_t>(rows_.size() / n_chunks - 1);
+  }
+
+  const ReplicaMove& m_;
+  uint32_t rank_;
+  ProgramBuilder b_;
+  std::vector<plan::RowBlock> rows_;
+};
 
 ReplicaMove::Bound ReplicaMove::build(uint32_t rank) const {
-  const uint64_t slot_size = chunking_.chunk;
-  Lists lists(chunking_.n_chunks);
-  ProgramBuilder b(shape_, rank, layout_);
-  // Elements of the packed stream of a pair that are both in [begin, end) and in chunk c.
-  const auto overlap = [&](uint64_t begin, uint64_t end, uint32_t c) {
-    const uint64_t first = std::max(begin, slot_size * c), last = std::min(end, slot_size * (c + 1));
-    return Shard{first, last > first ? last - first : 0};
-  };
+  Pieces pieces = s_.op == moecclOpCollectGradients ? collect_pieces(rank) : place_pieces(rank);
+  Writer w(*this, rank);
+  ProgramBuilder& b = w.builder();
 
   b.lane(LaneKind::kInter);
-  for (uint32_t i = 1; i < shape_.n_ranks; ++i) {
-    const uint32_t to = b.after(i);
-    if (sent(rank, to) == 0) continue;
+  w.for_each_peer(pieces.sent, true, [&](uint32_t to, std::span<const Piece> sent) {
     b.wait(to, kCredit, layout_.depth);
-    uint64_t packed = 0;
-    for (const Piece& piece : pieces(rank, to)) {
-      const uint32_t list = lists.add([&](uint32_t c) {
-        const Shard both = overlap(packed, packed + piece.length, c);
-        plan::RowBlock block;
-        block.src_first = piece.src + both.begin - packed;
-        block.dst_first = both.begin - slot_size * c;
-        block.count = both.length;
-        return block;
-      });
-      b.rows(StepKind::kGatherRows, slot(to, slot_index(rank, to)), in(rank), list);
-      packed += piece.length;
-    }
+    w.give(to, sent, false);
     b.signal(to, kData);
-  }
+  });
 
   b.lane(LaneKind::kCopy);
-  b.when(When::kFirst);
-  for (const Piece& piece : pieces(rank, rank)) {
-    for (const uint64_t dst : piece.dst) {
-      const uint32_t list = lists.add([&](uint32_t c) {
-        plan::RowBlock block;
-        block.src_first = piece.src;
-        block.dst_first = dst;
-        block.count = c == 0 ? piece.length : 0;
-        return block;
-      });
-      b.rows(StepKind::kScatterRows, out(rank), in(rank), list);
-    }
-  }
-  b.when(When::kEvery);
-  for (uint32_t i = 1; i < shape_.n_ranks; ++i) {
-    const uint32_t from = b.before(i);
-    if (sent(from, rank) == 0) continue;
+  w.copy_own(pieces.own);
+  std::vector<uint32_t> creditors;
+  w.for_each_peer(pieces.arriving, false, [&](uint32_t from, std::span<const Piece> arriving) {
     b.wait(from, kData);
-    uint64_t packed = 0;
-    for (const Piece& piece : pieces(from, rank)) {
-      for (const uint64_t dst : piece.dst) {
-        const uint32_t list = lists.add([&](uint32_t c) {
-          const Shard both = overlap(packed, packed + piece.length, c);
-          plan::RowBlock block;
-          block.src_first = both.begin - slot_size * c;
-          block.dst_first = dst + both.begin - packed;
-          block.count = both.length;
-          return block;
-        });
-        b.rows(StepKind::kScatterRows, out(rank), slot(rank, slot_index(from, rank)), list);
-      }
-      packed += piece.length;
+    w.take(arriving);
+    // What is passed on is read once more.
+    if (pieces.passed.empty() || node_of(from) == node_of(rank)) {
+      b.signal(from, kCredit);
+    } else {
+      creditors.push_back(from);
     }
-    b.signal(from, kCredit);
-  }
-  Bound bound;
-  bound.program = std::move(b).finish();
-  bound.rows = lists.take();
-  bound.binding.chunking = chunking_;
-  bound.binding.element_bytes = s_.element_bytes;
-  bound.binding.slot_elements = slot_elements();
-  bound.binding.rows = bound.rows;
-  return bound;
+  });
+  w.for_each_peer(pieces.passed, true, [&](uint32_t to, std::span<const Piece> passed) {
+    b.wait(to, kReturned, layout_.depth);
+    w.give(to, passed, true);
+    b.signal(to, kPassed);
+  });
+  for (const uint32_t from : creditors) b.signal(from, kCredit);
+
+  b.lane(LaneKind::kIntra);
+  w.for_each_peer(pieces.passed_on, false, [&](uint32_t from, std::span<const Piece> passed) {
+    b.wait(from, kPassed);
+    w.take(passed);
+    b.signal(from, kReturned);
+  });
+  return std::move(w).finish();
 }
 
 uint64_t ReplicaMove::hash() const {
   uint64_t h = hash_combine(placement_.hash(), static_cast<uint64_t>(s_.op));
   h = hash_combine(hash_combine(h, s_.count), s_.element_bytes);
-  return hash_combine(hash_combine(h, chunking_.chunk), layout_.n_slots * uint64_t{16} + layout_.depth);
+  h = hash_combine(hash_combine(h, chunking_.chunk), layout_.n_slots * uint64_t{16} + layout_.depth);
+  return hash_combine(hash_combine(h, per_slot_), tree_hash_);
 }
 
 }  // namespace moeccl::algo

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves shards of experts between ranks and slots, each rank to each other directly, in one plan over all experts.
+// Moves shards of experts between ranks and slots in one plan over all experts.
 //
 // Collect (Algorithm 2): rank d gets shard d of every expert's gradient from one of its replicas, balanced over them.
-// Place (Section 4.4): every slot of the new placement gets its expert's weights from the ranks that hold the shards; a
-// rank with several replicas receives them once.
+// Place (Section 4.4): every slot of the new placement gets its expert's weights from the ranks that hold the shards. A
+// rank with several replicas receives them once. Where the topology has nodes, a shard enters a node once for each
+// expert: one of the node's ranks that hold the expert, in turn over the shards, passes it on to the others.
 //
-// A row is an element of the type. What one rank sends to another is a list of pieces, packed one after another and
-// cut into chunks of a staging slot.
+// A row is an element of the type. A piece is one rank's part of one expert; it has a place of its own in the
+// receiver's staging, so a plan costs what it moves: O(slots + pieces of the rank). Chunk c holds the same elements of
+// all pieces, so what arrives in a chunk can be passed on in it.
 #pragma once
 
 #include <memory>
@@ -26,8 +28,8 @@ class ReplicaMove {
     plan::Reach reach;
     uint64_t staging_bytes = 0;
   };
-  // Collect: fails when an expert has no replica. The placement lives as long as this object.
-  static Result<ReplicaMove> make(const ReplicaPlacement& placement, const Settings& settings);
+  // Collect: fails when an expert has no replica. Placement and tree live as long as this object.
+  static Result<ReplicaMove> make(const ReplicaPlacement& placement, const LevelTree& tree, const Settings& settings);
 
   // A rank's program with the lists that its steps name.
   struct Bound {
@@ -36,32 +38,48 @@ class ReplicaMove {
     plan::Binding binding;  // its rows point into `rows`, which keep their place when a Bound is moved
   };
   Bound build(uint32_t rank) const;
+  const char* name() const { return node_of_ == nullptr ? "direct" : "nodes"; }
   Chunking chunking() const { return chunking_; }
   uint64_t hash() const;
-  // Elements that `from` sends to `to`.
-  uint64_t sent(uint32_t from, uint32_t to) const;
   uint64_t input_elements(uint32_t rank) const;
   uint64_t output_elements(uint32_t rank) const;
   const Shape& shape() const { return shape_; }
 
  private:
-  // `length` elements from `src` of the sender's Input to each of `dst` of the receiver's Output.
+  // What one rank sends to another of one expert, as one of the two sees it.
   struct Piece {
-    uint64_t src = 0, length = 0;
-    std::vector<uint64_t> dst;
+    uint32_t peer = 0;
+    uint32_t number = 0;        // of its place in the receiver's staging
+    uint32_t origin_place = 0;  // passed on: of its place in the sender's
+    uint64_t length = 0;
+    uint64_t begin = 0;                // first element in the sender's Input, or, `host`, in each of its slots
+    const ExpertHost* host = nullptr;  // where the receiver places it; null: at `begin` of Output
   };
+  struct Pieces {
+    std::vector<Piece> own;                // from this rank to itself
+    std::vector<Piece> sent, arriving;     // shards, to and from the ranks that hold them
+    std::vector<Piece> passed, passed_on;  // through this rank to the others of its node; through others to it
+  };
+  class Writer;
+
   ReplicaMove(const ReplicaPlacement& placement, const Settings& settings) : placement_(placement), s_(settings) {}
-  std::vector<Piece> pieces(uint32_t from, uint32_t to) const;
-  // The slot of rank `to` that `from` writes; slots are for ranks that send.
-  uint32_t slot_index(uint32_t from, uint32_t to) const;
-  uint64_t slot_elements() const;  // stride: a chunk in whole cache lines
+  Pieces collect_pieces(uint32_t rank) const;
+  Pieces place_pieces(uint32_t rank) const;
+  uint32_t node_of(uint32_t rank) const { return node_of_ == nullptr ? 0 : (*node_of_)[rank]; }
+  // The hosts of an expert, node after node.
+  std::vector<const ExpertHost*> by_node(uint32_t expert) const;
+  // Places are counted through all slots: several of them share a slot when there are more than plans can number.
+  uint32_t place_number(uint32_t origin, uint32_t index) const { return origin * placement_.most_experts + index; }
 
   const ReplicaPlacement& placement_;
   Settings s_;
+  const std::vector<uint32_t>* node_of_ = nullptr;  // [n_ranks]; null: ranks are one node
+  uint64_t tree_hash_ = 0;
   Shape shape_;
   Layout layout_;
-  Chunking chunking_;
-  std::vector<uint64_t> sent_;  // [n][n]
+  Chunking chunking_;      // of a piece
+  uint32_t per_slot_ = 1;  // places in a slot
+  uint64_t place_elements_ = 0;
 };
 
 }  // namespace moeccl::algo

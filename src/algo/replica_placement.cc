@@ -16,6 +16,7 @@ Result<ReplicaPlacement> ReplicaPlacement::make(uint32_t n_experts, std::span<co
   p.hosts.resize(n_experts);
   p.first_slot.push_back(0);
   for (uint32_t r = 0; r < p.n_ranks; ++r) {
+    uint32_t distinct = 0;
     for (uint32_t s = 0; s < slots_of_rank[r]; ++s) {
       const int32_t expert = slot_expert[p.first_slot[r] + s];
       if (expert < -1 || expert >= static_cast<int64_t>(n_experts))
@@ -24,10 +25,11 @@ Result<ReplicaPlacement> ReplicaPlacement::make(uint32_t n_experts, std::span<co
                      p.first_slot[r] + s, s, r, expert, int64_t{n_experts} - 1);
       if (expert < 0) continue;
       std::vector<ExpertHost>& hosts = p.hosts[static_cast<size_t>(expert)];
-      if (hosts.empty() || hosts.back().rank != r) hosts.push_back({r, {}});
+      if (hosts.empty() || hosts.back().rank != r) hosts.push_back({r, distinct++, {}});
       hosts.back().slots.push_back(s);
     }
     p.first_slot.push_back(p.first_slot[r] + slots_of_rank[r]);
+    p.most_experts = std::max(p.most_experts, distinct);
   }
   return p;
 }

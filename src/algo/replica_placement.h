@@ -13,11 +13,13 @@ namespace moeccl::algo {
 // One expert's replicas in one rank.
 struct ExpertHost {
   uint32_t rank = 0;
+  uint32_t index = 0;           // of the expert among those of the rank, in the order of their first slots
   std::vector<uint32_t> slots;  // of that rank, ascending; never empty
 };
 
 struct ReplicaPlacement {
   uint32_t n_ranks = 0, n_experts = 0;
+  uint32_t most_experts = 0;                   // of one rank, each counted once
   std::vector<uint32_t> first_slot;            // [n_ranks + 1] of each rank, in slot_expert
   std::vector<int32_t> slot_expert;            // rank after rank; -1: empty
   std::vector<std::vector<ExpertHost>> hosts;  // [n_experts], ascending by rank

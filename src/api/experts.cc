@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "src/api/issue.h"
-#include "src/moe/expert_calls.h"
+#include "src/moe/experts/expert_calls.h"
+#include "src/moe/experts/replica_choice.h"
 
 using namespace moeccl;
 using comm::Communicator;
@@ -103,6 +104,13 @@ moecclResult_t moecclExpertPopularity(const int32_t* topk_index, size_t n_choice
   });
   if (counted != moecclSuccess) return counted;
   return moecclAllReduce(counts, counts, static_cast<size_t>(n_experts), moecclInt64, moecclSum, comm, stream);
+}
+
+moecclResult_t moecclChooseReplicas(const moecclReplicaDispatch_t* dispatch, const int32_t* topk_index, size_t n_tokens,
+                                    int32_t* slot_index, int64_t* popularity, int64_t* dropped, moecclComm_t comm) {
+  return api::with_comm(comm, [&](Communicator& c) -> Status {
+    return comm::choose_replicas(c, dispatch, {topk_index, n_tokens, slot_index, popularity, dropped});
+  });
 }
 
 moecclResult_t moecclExpertExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,

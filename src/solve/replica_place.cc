@@ -9,6 +9,7 @@
 
 #include "src/base/random.h"
 #include "src/solve/checks.h"
+#include "src/solve/replica_split.h"
 #include "src/solve/replicate.h"
 #include "src/solve/sample.h"
 
@@ -25,63 +26,38 @@ struct Machine {
         experts(static_cast<size_t>(p.n_experts)),
         per_rank(static_cast<size_t>(p.slots_per_rank)),
         nodes(static_cast<size_t>(p.n_nodes)),
-        node(ranks),
-        by_node(ranks),
+        where(nodes_of(p)),
         total(experts),
         p(p) {
-    for (size_t r = 0; r < ranks; ++r)
-      node[r] = p.rank_node ? p.rank_node[r] : even_group(static_cast<int64_t>(r), p.n_ranks, p.n_nodes);
-    std::iota(by_node.begin(), by_node.end(), size_t{0});
-    std::stable_sort(by_node.begin(), by_node.end(), [&](size_t a, size_t b) { return node[a] < node[b]; });
     for (size_t r = 0; r < ranks; ++r)
       for (size_t e = 0; e < experts; ++e) total[e] += p.demand[r * experts + e];
   }
   int32_t demand(size_t rank, size_t expert) const { return p.demand[rank * experts + expert]; }
-  size_t node_of(size_t rank) const { return static_cast<size_t>(node[rank]); }
+  size_t node_of(size_t rank) const { return static_cast<size_t>(where.node[rank]); }
 
   size_t ranks, experts, per_rank, nodes;
-  std::vector<int32_t> node;
-  std::vector<size_t> by_node;  // ranks in the order of their nodes
-  std::vector<int64_t> total;   // tokens of each expert
+  NodeRanks where;
+  std::vector<int64_t> total;  // tokens of each expert
   const moecclReplicaProblem_t& p;
+
+ private:
+  static std::vector<int32_t> nodes_of(const moecclReplicaProblem_t& p) {
+    std::vector<int32_t> node(static_cast<size_t>(p.n_ranks));
+    for (size_t r = 0; r < node.size(); ++r)
+      node[r] = p.rank_node ? p.rank_node[r] : even_group(static_cast<int64_t>(r), p.n_ranks, p.n_nodes);
+    return node;
+  }
 };
 
-// Shares one expert's tokens among its slots: own rank, own node, anywhere. Since tokens that stay in the rank stay in
-// the node as well, each step in turn serves as many as possible. give(slot, rank, tokens).
+// give(slot, rank, tokens).
 template <class Give>
 void share(const Machine& m, size_t expert, const std::vector<int32_t>& slots, Give&& give) {
-  const auto n = static_cast<int64_t>(slots.size());
-  std::vector<int64_t> left(m.ranks), room(slots.size());
+  std::vector<int64_t> left(m.ranks);
   for (size_t r = 0; r < m.ranks; ++r) left[r] = m.demand(r, expert);
-  for (size_t k = 0; k < slots.size(); ++k)
-    room[k] = m.total[expert] / n + (static_cast<int64_t>(k) < m.total[expert] % n ? 1 : 0);
-  const auto rank_of = [&](size_t k) { return static_cast<size_t>(slots[k]) / m.per_rank; };
-  const auto serve = [&](size_t k, size_t r) {
-    const int64_t tokens = std::min(left[r], room[k]);
-    if (tokens == 0) return;
-    left[r] -= tokens;
-    room[k] -= tokens;
-    give(static_cast<size_t>(slots[k]), r, tokens);
-  };
-  for (size_t k = 0; k < slots.size(); ++k) serve(k, rank_of(k));
-  std::vector<size_t> order(slots.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return m.node[rank_of(a)] < m.node[rank_of(b)]; });
-  for (const bool any : {false, true}) {
-    size_t k = 0, r = 0;
-    while (k < order.size() && r < m.ranks) {
-      const size_t rank = m.by_node[r];
-      const int32_t there = m.node[rank_of(order[k])], here = m.node[rank];
-      if (left[rank] == 0 || (!any && here < there)) {
-        ++r;
-      } else if (room[order[k]] == 0 || (!any && there < here)) {
-        ++k;
-      } else {
-        serve(order[k], rank);
-      }
-    }
-  }
+  std::vector<size_t> slot_rank(slots.size());
+  for (size_t k = 0; k < slots.size(); ++k) slot_rank[k] = static_cast<size_t>(slots[k]) / m.per_rank;
+  share_tokens(m.where, left, slot_rank,
+               [&](size_t k, size_t rank, int64_t tokens) { give(static_cast<size_t>(slots[k]), rank, tokens); });
 }
 
 // A placement and what it costs; two slots can be exchanged at the price of recounting two experts.
@@ -125,7 +101,7 @@ class Placed {
     share(m_, expert, of_[expert], [&](size_t slot, size_t rank, int64_t tokens) {
       const size_t at = slot / m_.per_rank;
       load_[at] += sign * tokens;
-      if (m_.node[at] == m_.node[rank]) return;
+      if (m_.node_of(at) == m_.node_of(rank)) return;
       out_[m_.node_of(rank)] += sign * tokens;
       in_[m_.node_of(at)] += sign * tokens;
     });

@@ -261,6 +261,18 @@ void Fuzzer::add_experts() {
     note(moecclExpertPopularity(choices(), below(choices_.size()), rarely() ? (number() & 63) - 4 : 8, maybe(counts),
                                 comm(), nullptr));
   });
+  add("ChooseReplicas", [this] {
+    int32_t slots[64];
+    int64_t counts[2][64];
+    const moecclPlacement_t p = placement();
+    const bool room = p.n_experts <= 64;
+    moecclReplicaDispatch_t dispatch = MOECCL_REPLICA_DISPATCH_INIT;
+    dispatch.placement = maybe(&p);
+    dispatch.top_k = rarely() ? -1 : 1 + static_cast<int32_t>(below(4));
+    dispatch.slot_capacity = rarely() ? number() : 2;
+    note(moecclChooseReplicas(maybe(&dispatch), choices(), below(choices_.size() / 4), maybe(slots),
+                              room ? maybe(counts[0]) : nullptr, room ? maybe(counts[1]) : nullptr, comm()));
+  });
   add("SharedExpert", [this] {
     note(moecclSharedExpert(in(), below(3), rarely() ? huge() : 2, out(), count(), type(), comm(), stream()));
   });

@@ -130,6 +130,22 @@ class Experts(unittest.TestCase):
 
         in_threads(2, work)
 
+    def test_choices_go_to_replicas_within_capacity(self):
+        placement = moeccl.Placement(2, [0, 0, 0, 1], slots_per_rank=2)
+
+        def work(comm):
+            popularity, dropped = array.array("q", [0] * 2), array.array("q", [0] * 2)
+            slots = moeccl.experts.choose_replicas(comm, placement, [[0, 1], [0, -1], [0, 1]], 2, 2, popularity, dropped)
+            self.assertEqual((list(popularity), list(dropped)), ([6, 4], [0, 2]))
+            # Rank 0 keeps one choice of expert 1, rank 1 the other; expert 0 has two tokens in each slot.
+            self.assertEqual(list(slots), [0, 3, 0, -1, 1, -1] if comm.rank == 0 else [2, 3, 2, -1, 1, -1])
+            with self.assertRaisesRegex(ValueError, "dropped has 1 numbers: give 2"):
+                moeccl.experts.choose_replicas(comm, placement, [0], 1, dropped=array.array("q", [0]))
+            with self.assertRaisesRegex(ValueError, "multiple of top_k, 2"):
+                moeccl.experts.choose_replicas(comm, placement, [0], 2)
+
+        in_threads(2, work)
+
     def test_uneven_slots(self):
         placement = moeccl.Placement(2, [0, 1, 1], slot_counts=[3, 0])
 

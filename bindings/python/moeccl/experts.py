@@ -13,7 +13,7 @@ from ._errors import SIZE, check, number
 from ._library import lib
 from ._pages import page
 from .comm import Comm
-from .constants import FLOAT32, SUM
+from .constants import FLOAT32, INT64, SUM
 from .plan import op_number
 from .streams import give_back, stream_handle
 
@@ -55,6 +55,34 @@ def popularity(comm: Comm, topk_index: Any, n_experts: int) -> "array.array[int]
     counts = made(ctypes.c_int64, n_experts)
     comm._check(lib.moecclExpertPopularity(given.address, given.count, n_experts, counts.buffer_info()[0], comm._handle, None))
     return counts
+
+
+def choose_replicas(comm: Comm, placement: Placement, topk_index: Any, top_k: int, slot_capacity: int = 0,
+                    popularity: Any = None, dropped: Any = None) -> "array.array[int]":
+    """[n_tokens * top_k] (int32): the slot, counted through all ranks, of the replica that serves each choice of topk_index; -1
+    for no choice and for a dropped one. For a Moe with an expert for each slot. Collective.
+
+    slot_capacity: most tokens of a slot, of all ranks together; 0: no limit. popularity, dropped: arrays of n_experts int64 that
+    get the choices of each expert over all ranks, and those of them that were dropped."""
+    given = Given("topk_index", topk_index, ctypes.c_int32)
+    placement.slots(comm.size, comm.rank)
+    top_k = number("top_k", top_k, (1, 64))
+    if given.count % top_k:
+        raise ValueError(f"topk_index has {given.count} numbers: give a multiple of top_k, {top_k}")
+    how = _abi.moecclReplicaDispatch_t()
+    how.placement = ctypes.pointer(placement.struct)
+    how.top_k, how.slot_capacity = top_k, number("slot_capacity", slot_capacity)
+    slots = made(ctypes.c_int32, given.count)
+    loads = [Buffer(popularity, True), Buffer(dropped, True)]
+    try:
+        for name, load in zip(("popularity", "dropped"), loads):
+            if load.present and load.count(INT64) != placement.n_experts:
+                raise ValueError(f"{name} has {load.count(INT64)} numbers: give {placement.n_experts} of int64")
+        comm._check(lib.moecclChooseReplicas(_byref(how), given.address, given.count // top_k, slots.buffer_info()[0],
+                                             loads[0].data, loads[1].data, comm._handle))
+    finally:
+        give_back(loads, None)
+    return slots
 
 
 def _run(comm: Comm, function: str, placement: Placement, first: Any, second: Any, slots_at: Any, count: Optional[int],

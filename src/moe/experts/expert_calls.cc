@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/moe/expert_calls.h"
+#include "src/moe/experts/expert_calls.h"
 
 #include <algorithm>
 #include <bit>
@@ -184,13 +184,13 @@ Status keep_reduce(Communicator& comm, const Side& side, const ExpertCall& call,
 Status keep_move(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c, Kept& kept) {
   const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, side.reach(false),
                                              side.staging_bytes};
-  MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove plan, algo::ReplicaMove::make(c.placement, settings));
+  MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove plan, algo::ReplicaMove::make(c.placement, comm.tree(), settings));
   kept.in_bytes = plan.input_elements(comm.rank()) * c.element_bytes;
   kept.out_bytes = plan.output_elements(comm.rank()) * c.element_bytes;
   algo::ReplicaMove::Bound bound = plan.build(comm.rank());
   kept.program = std::move(bound.program);
   kept.rows = std::move(bound.rows);
-  kept.choice = {&kept.program, plan.chunking(), "direct", plan.hash()};
+  kept.choice = {&kept.program, plan.chunking(), plan.name(), plan.hash()};
   kept.binding = bound.binding;
   kept.binding.rows = kept.rows;
   return {};
@@ -307,8 +307,8 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
   } else {
     const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, side.reach(false),
                                                side.staging_bytes};
-    MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove move, algo::ReplicaMove::make(c.placement, settings));
-    plan.algorithm = "direct";
+    MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove move, algo::ReplicaMove::make(c.placement, comm.tree(), settings));
+    plan.algorithm = move.name();
     plan.shape = move.shape();
     plan.chunking = move.chunking();
     plan.hash = move.hash();
