@@ -17,6 +17,7 @@
 #include <moeccl/simulate.h>
 #include <moeccl/solve.h>
 #include <moeccl/status.h>
+#include <moeccl/swap.h>
 #include <moeccl/topology.h>
 #include <moeccl/types.h>
 #include <moeccl/version.h>

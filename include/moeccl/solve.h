@@ -138,7 +138,8 @@ typedef struct {
 } moecclSwapAnswer_t;
 
 /* Counts are sums over tokens: each rank counts its own tokens, one AllReduce (moecclInt32, moecclSum) of the array
- * joins them. *n: entries of the array. */
+ * joins them. Times are of counts joined over all G GPUs: Eq. 2, 4 and 5 mean one GPU's tokens, so the solver divides
+ * by the GPUs that hold them. *n: entries of the array. */
 MOECCL_API moecclResult_t moecclSwapCountsLength(const moecclSwapProblem_t* problem, size_t* n);
 /* counts[n] for topk[n_tokens][top_k] (-1: none). O(T K^2 + D E^2). */
 MOECCL_API moecclResult_t moecclSwapCount(const moecclSwapProblem_t* problem, const int32_t* topk, int64_t n_tokens,

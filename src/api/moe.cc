@@ -90,10 +90,13 @@ Status update(comm::MoeRouting& routing, Communicator& comm, const int32_t* inde
               size_t n_tokens) {
   MOECCL_TRY(api::outside_groups("the update of a routing"));
   const algo::MoeShape& shape = routing.layer().config().shape;
+  std::vector<int32_t> index_copy;
   std::vector<float> weight_copy;
-  // Choices in CUDA memory are worked on where they are, and their weights with them. Of too many update() says so.
-  if (n_tokens <= shape.max_tokens && !comm.is_device_memory(index))
-    MOECCL_TRY(to_host(comm, &weight, n_tokens * shape.top_k, weight_copy));
+  // Choices in CUDA memory are worked on where they are, and their weights with them. Of too many update() says so. A
+  // layer with expert swap keeps its map on the host.
+  const bool fits = n_tokens <= shape.max_tokens;
+  if (fits && routing.layer().map() != nullptr) MOECCL_TRY(to_host(comm, &index, n_tokens * shape.top_k, index_copy));
+  if (fits && !comm.is_device_memory(index)) MOECCL_TRY(to_host(comm, &weight, n_tokens * shape.top_k, weight_copy));
   return routing.update(index, weight, n_tokens);
 }
 

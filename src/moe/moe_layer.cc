@@ -139,6 +139,8 @@ void MoeRouting::keep_step() {
   const double dispatch_ns = measured_dispatch_.ns, combine_ns = measured_combine_.ns;
   if (step_.number == 0 || dispatch_ns <= 0 || combine_ns <= 0) return;
   step_.took_us = (dispatch_ns + combine_ns) / 1e3;
+  // The backward pass moves the same rows both ways.
+  if (layer_.map() != nullptr) layer_.map()->note_step(step_.took_us * (measured_backward_.ns > 0 ? 2 : 1));
   layer_.keep_step(std::exchange(step_, {}));
 }
 
@@ -165,6 +167,11 @@ uint64_t MoeLayer::most_rows() const {
 }
 
 Status MoeRouting::usable(const char* what) const {
+  if (ready_ && layer_.map() != nullptr && map_version_ != layer_.map()->version())
+    return error(moecclInvalidUsage,
+                 "{}: experts have changed places since the routing's last update: update it first, and call "
+                 "moecclExpertSwapFinish behind the step's last operation",
+                 what);
   if (ready_) return {};
   return error(moecclInvalidUsage, "{}: the routing is empty, because its last update failed: update it first", what);
 }

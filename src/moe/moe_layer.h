@@ -14,6 +14,7 @@
 #include "src/moe/cuda_tables.h"
 #include "src/moe/moe_config.h"
 #include "src/moe/moe_host.h"
+#include "src/routing/expert_map.h"
 #include "src/select/race.h"
 #include "src/select/routing_price.h"
 
@@ -64,6 +65,9 @@ class MoeLayer {
   // The rank that computes each expert for this rank's tokens: its owner, or who stands for it in this rank's domains.
   const algo::Placement& placement() const { return placement_; }
   const algo::CanonicalOrder& order() const { return order_; }
+  // Null: experts stay where the layer was made with them. All that the layer knows by number is then a slot.
+  const std::shared_ptr<algo::ExpertMap>& map() const { return map_; }
+  void take_map(std::shared_ptr<algo::ExpertMap> map) { map_ = std::move(map); }
   const std::vector<std::unique_ptr<MoeCandidate>>& candidates() const { return candidates_; }
   // For a routing's tables on the device, and back from it: freeing memory waits for the device, where a peer's kernel
   // may wait for this rank. Null: there is no persistent kernel, on any rank.
@@ -98,6 +102,7 @@ class MoeLayer {
   MoeConfig config_;
   algo::Placement placement_;
   algo::CanonicalOrder order_;
+  std::shared_ptr<algo::ExpertMap> map_;
   std::vector<std::unique_ptr<MoeCandidate>> candidates_;
   std::unique_ptr<CudaRouting> cuda_routing_;
   std::mutex tables_mutex_;
@@ -151,6 +156,9 @@ class MoeRouting {
   void read_by(const std::shared_ptr<Background>& reader);
   void wait_for_readers();
   Status assign(const algo::TopK& topk);
+  Status assign_to_slots(const algo::TopK& topk);
+  // Of an update that has succeeded, for the layer's map.
+  void note_routing(const int32_t* topk_index);
   Status check_arguments(const int32_t* topk_index, uint64_t n_tokens) const;
   Status greet(const Status& own);
   Status choose(const std::byte* greetings, size_t bytes);
@@ -190,6 +198,9 @@ class MoeRouting {
   uint64_t version_ = 0;   // counts updates
   bool weighted_ = false;  // on any rank that has tokens
   algo::OwnChoices own_;
+  // Of a layer with a map: what the last update had, by expert.
+  uint64_t map_version_ = 0;
+  std::vector<int32_t> slots_, local_experts_, drop_counts_;
   exec::StreamEngine* engine_ = nullptr;  // during an update whose choices lie in device memory
   CudaRouting* cuda_ = nullptr;           // then
   std::vector<uint64_t> tokens_of_;       // [n_ranks]

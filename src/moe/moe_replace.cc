@@ -90,6 +90,8 @@ Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, 
 
 Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, const int32_t* placement) const {
   MOECCL_TRY(routing.on_host("re-placing"));
+  if (layer_.map() != nullptr)
+    return error(moecclUnsupported, "re-placing: experts of this layer change places (moecclExpertSwapAttach)");
   if (&routing.layer() != &layer_)
     return error(moecclInvalidArgument, "routing belongs to another layer than the replacement");
   MOECCL_ASSIGN_OR_RETURN(const algo::Samples samples, algo::Samples::make(config_.sample_tokens, routing.tokens_of_));

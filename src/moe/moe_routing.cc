@@ -60,9 +60,10 @@ Status MoeRouting::update(const int32_t* topk_index, const float* topk_weight, u
   Status status = update_all(topk_index, topk_weight, n_tokens);
   if (!status.ok() && device_tables_ != nullptr) (void)device_tables_->clear();
   MOECCL_TRY(std::move(status));
-  measured_dispatch_.ns = measured_combine_.ns = 0;
+  measured_dispatch_.ns = measured_combine_.ns = measured_backward_.ns = 0;
   step_ = {number_, own_.n_tokens, chosen_, {}, 0};
   for (const algo::MoePrice& p : prices_) step_.prices_us.push_back(p.both_us());
+  if (layer_.map() != nullptr) note_routing(topk_index);
   ready_ = true;
   return {};
 }
@@ -77,12 +78,37 @@ Status MoeRouting::update_all(const int32_t* topk_index, const float* topk_weigh
 }
 
 Status MoeRouting::assign(const algo::TopK& topk) {
+  if (layer_.map() != nullptr) return assign_to_slots(topk);
   engine_ = topk.n_tokens > 0 ? layer_.host().engine_for(topk.index) : nullptr;
   if (engine_ == nullptr) return own_.assign(layer_.config().shape, layer_.placement(), layer_.order(), topk);
   own_.n_tokens = topk.n_tokens;
   own_.weighted = topk.weight != nullptr;
   MOECCL_ASSIGN_OR_RETURN(cuda_, layer_.cuda_routing(*engine_));
   return cuda_->assign(*engine_, topk);
+}
+
+Status MoeRouting::assign_to_slots(const algo::TopK& topk) {
+  engine_ = nullptr;
+  if (topk.n_tokens > 0 && layer_.host().is_device_memory(topk.index))
+    return error(moecclUnsupported, "a layer with expert swap reads its choices on the host: give topk_index there");
+  const algo::MoeShape& shape = layer_.config().shape;
+  const std::span<const int32_t> index(topk.index, topk.n_tokens * shape.top_k);
+  for (uint64_t t = 0; t < topk.n_tokens; ++t)
+    MOECCL_TRY(algo::check_choices(layer_.order(), index.subspan(t * shape.top_k, shape.top_k), t));
+  layer_.map()->to_slots(index, slots_);
+  return own_.assign(shape, layer_.placement(), layer_.order(), {slots_.data(), topk.weight, topk.n_tokens});
+}
+
+void MoeRouting::note_routing(const int32_t* topk_index) {
+  algo::ExpertMap& map = *layer_.map();
+  map.note_routing({topk_index, own_.n_tokens * layer_.config().shape.top_k},
+                   layer_.candidates()[chosen_]->paths.algorithm());
+  map_version_ = map.version();
+  local_experts_.clear();
+  for (const int32_t slot : tables_.local_experts) local_experts_.push_back(map.expert_in()[static_cast<size_t>(slot)]);
+  drop_counts_.resize(own_.drop_counts.size());
+  for (size_t e = 0; e < drop_counts_.size(); ++e)
+    drop_counts_[e] = own_.drop_counts[static_cast<size_t>(map.slot_of()[e])];
 }
 
 void MoeRouting::read_by(const std::shared_ptr<Background>& reader) {
@@ -449,7 +475,8 @@ Status MoeRouting::info(moecclRoutingInfo_t* out) const {
   info.n_rows = tables_.n_rows();
   info.n_unique = tables_.n_unique();
   info.n_local_experts = static_cast<int32_t>(tables_.local_experts.size());
-  info.local_experts = tables_.local_experts.data();
+  const bool mapped = layer_.map() != nullptr;
+  info.local_experts = mapped ? local_experts_.data() : tables_.local_experts.data();
   info.expert_counts = tables_.expert_counts.data();
   info.expert_offsets = shape.expert_major ? tables_.expert_offsets.data() : nullptr;
   info.row_source = tables_.row_source.data();
@@ -457,7 +484,7 @@ Status MoeRouting::info(moecclRoutingInfo_t* out) const {
   info.choice_offsets = shape.expert_major ? nullptr : tables_.choice_offsets.data();
   info.choice_expert = shape.expert_major ? nullptr : tables_.choice_expert.data();
   info.choice_weight = tables_.choice_weight.data();
-  info.drop_counts = own_.drop_counts.data();
+  info.drop_counts = mapped ? drop_counts_.data() : own_.drop_counts.data();
   info.n_dropped = own_.n_dropped;
   info.logical_bytes = own_.n_tokens * shape.top_k * shape.row_bytes;
   fill_levels(info);

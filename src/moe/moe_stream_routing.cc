@@ -116,6 +116,10 @@ Status MoeRouting::prepare_stream_updates(driver::cuda::Context context, bool ca
 Status MoeRouting::update_on_stream(const StreamChoices& choices, moecclStream_t stream) {
   wait_for_readers();
   MOECCL_TRY(usable("update on a stream"));
+  if (layer_.map() != nullptr)
+    return error(
+        moecclUnsupported,
+        "update on a stream: a layer with expert swap reads its choices on the host: call moecclRoutingUpdate");
   MOECCL_TRY(has_device_tables());
   MoeHost& host = layer_.host();
   MOECCL_TRY(check_stream_choices(choices));

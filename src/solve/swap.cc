@@ -79,19 +79,30 @@ class Objective {
     expert_groups(p_, group_);
     for (int32_t d = 0; d < p_.n_levels; ++d) prepare_level(d);
     dimension_ = p_.dimension;
-    if (dimension_ == 0) {  // Eq. 6, for the current placement
+    if (dimension_ == 0) {  // Eq. 6, for the current placement: with max, as in Eq. 2 to 5, whatever Eq. 9 takes
       dimension_ = 1;
       for (int32_t d = 2; d <= p_.n_levels; ++d)
-        if (current(d) < current(dimension_)) dimension_ = d;
+        if (current(d, fullest_) < current(dimension_, fullest_)) dimension_ = d;
     }
     n_parts_ = parts(dimension_, parts_);
   }
   int32_t dimension() const { return dimension_; }
-  double current() const { return current(dimension_); }
+  double current() const { return current(dimension_, base_); }
   double max_load() const {
     const size_t n = layout_.groups(p_.n_levels - 1);
     const SwapLevel z(layout_, counts_, p_.n_levels - 1);
     return *std::max_element(z.full, z.full + n);
+  }
+  // Whether Eq. 8 with max, which is the time, would be more after swapping a and b: a smooth maximum may fall at its
+  // expense.
+  bool slower(size_t a, size_t b) const {
+    double sum = 0, now = 0;
+    for (int k = 0; k < n_parts_; ++k) {
+      const Part& part = parts_[k];
+      now += part.factor * fullest_[part.level];
+      sum += part.factor * fullest_after(part.level, a, b);
+    }
+    return sum > now;
   }
   // Eq. 8 after swapping a and b; infinite as soon as it cannot be below `bound`.
   double after(size_t a, size_t b, double bound) const {
@@ -104,25 +115,26 @@ class Objective {
   }
 
  private:
-  // Eq. 8 and 9 for dimension d.
+  // Eq. 8 and 9 for dimension d. Eq. 2, 4 and 5 count one GPU's tokens, and the joined counts those of all GPUs:
+  // G/U[i-1] GPUs share what reaches a group in Inter-level-i (all G in Inter-level-1), and G/U[d-1] in
+  // Intra-level-(d-1).
   int parts(int32_t d, Part* to) const {
-    int n = 0;
-    for (int32_t i = 0; i + 1 < d; ++i) {
-      const Link link = inter(p_, i);
-      const double gpus = static_cast<double>(p_.n_groups[i]) / (i == 0 ? 1 : p_.n_groups[i - 1]);
-      to[n++] = {i, gpus * p_.row_bytes * link.beta, link.alpha};
-    }
-    const Link link = intra(p_, d - 1);
     const int32_t last = p_.n_levels - 1;
-    const double gpus = static_cast<double>(p_.n_groups[last]) / (d == 1 ? 1 : p_.n_groups[d - 2]);
-    to[n++] = {last, gpus * p_.row_bytes * link.beta, link.alpha};
+    const auto part = [&](int32_t level, int32_t outside, const Link& link) {
+      const double parents = outside < 0 ? 1 : p_.n_groups[outside];
+      const double gpus = p_.n_groups[level] / parents, holders = p_.n_groups[last] / parents;
+      return Part{level, gpus / holders * p_.row_bytes * link.beta, link.alpha};
+    };
+    int n = 0;
+    for (int32_t i = 0; i + 1 < d; ++i) to[n++] = part(i, i - 1, inter(p_, i));
+    to[n++] = part(last, d - 2, intra(p_, d - 1));
     return n;
   }
-  double current(int32_t d) const {
+  double current(int32_t d, const double* maximum) const {
     Part part[8];
     const int n = parts(d, part);
     double sum = 0;
-    for (int k = 0; k < n; ++k) sum += part[k].alpha + part[k].factor * base_[part[k].level];
+    for (int k = 0; k < n; ++k) sum += part[k].alpha + part[k].factor * maximum[part[k].level];
     return sum;
   }
   void prepare_level(int32_t d) {
@@ -135,7 +147,9 @@ class Objective {
     } else {
       std::copy_n(z.full, n, full);
     }
-    const Terms& t = terms_[d] = terms_of(p_, *std::max_element(full, full + n));
+    fullest_[d] = *std::max_element(full, full + n);
+    for (size_t g = 0; g < n; ++g) insert_top(top_[d], full, static_cast<int32_t>(g));
+    const Terms& t = terms_[d] = terms_of(p_, fullest_[d]);
     // rest[A][B]: all groups but A and B joined, by running over the groups before, between and after.
     std::vector<double> term(n), before(n + 1, t.none()), behind(n + 1, t.none());
     for (size_t g = 0; g < n; ++g) term[g] = t.term(full[g]);
@@ -150,21 +164,46 @@ class Objective {
     }
     base_[d] = t.finish(before[n]);
   }
-  double level_after(int32_t d, size_t a, size_t b) const {
-    const int32_t* group = group_ + static_cast<size_t>(d) * experts_;
-    const auto ga = static_cast<size_t>(group[a]), gb = static_cast<size_t>(group[b]);
-    if (ga == gb) return base_[d];
+  // The groups of a and b at a level, and their tokens after the swap.
+  struct Pair {
+    size_t ga, gb;
     double za, zb;
+  };
+  Pair pair_after(int32_t d, size_t a, size_t b) const {
+    const int32_t* group = group_ + static_cast<size_t>(d) * experts_;
+    Pair p{static_cast<size_t>(group[a]), static_cast<size_t>(group[b]), 0, 0};
+    if (p.ga == p.gb) return p;
     if (p_.count_duplicates) {
       const double moved = static_cast<double>(counts_[b]) - counts_[a];
-      za = full_[d][ga] + moved, zb = full_[d][gb] - moved;
+      p.za = full_[d][p.ga] + moved, p.zb = full_[d][p.gb] - moved;
     } else {
       const SwapLevel z(layout_, counts_, d);
-      za = static_cast<double>(z.after(a, ga, b));
-      zb = static_cast<double>(z.after(b, gb, a));
+      p.za = static_cast<double>(z.after(a, p.ga, b));
+      p.zb = static_cast<double>(z.after(b, p.gb, a));
     }
+    return p;
+  }
+  double level_after(int32_t d, size_t a, size_t b) const {
+    const Pair p = pair_after(d, a, b);
+    if (p.ga == p.gb) return base_[d];
     const Terms& t = terms_[d];
-    return t.finish(t.join(t.join(rest_[d][ga * layout_.groups(d) + gb], t.term(za)), t.term(zb)));
+    return t.finish(t.join(t.join(rest_[d][p.ga * layout_.groups(d) + p.gb], t.term(p.za)), t.term(p.zb)));
+  }
+  double fullest_after(int32_t d, size_t a, size_t b) const {
+    const Pair p = pair_after(d, a, b);
+    if (p.ga == p.gb) return fullest_[d];
+    double most = std::max(p.za, p.zb);
+    for (const int32_t g : top_[d])
+      if (g >= 0 && static_cast<size_t>(g) != p.ga && static_cast<size_t>(g) != p.gb)
+        most = std::max(most, full_[d][g]);
+    return most;
+  }
+  // The three fullest groups: one of them is in no pair.
+  static void insert_top(int32_t (&top)[3], const double* full, int32_t g) {
+    for (int32_t& at : top) {
+      if (g < 0) return;
+      if (at < 0 || full[g] > full[at]) std::swap(at, g);
+    }
   }
 
   const moecclSwapProblem_t& p_;
@@ -173,7 +212,9 @@ class Objective {
   const size_t experts_;
   int32_t* group_;
   double *full_[8], *rest_[8];
-  double base_[8] = {};
+  double base_[8] = {}, fullest_[8] = {};  // Eq. 9's maximum and max, of each level
+  int32_t top_[8][3] = {{-1, -1, -1}, {-1, -1, -1}, {-1, -1, -1}, {-1, -1, -1},
+                        {-1, -1, -1}, {-1, -1, -1}, {-1, -1, -1}, {-1, -1, -1}};
   Terms terms_[8] = {};
   int32_t dimension_ = 1;
   Part parts_[8] = {};
@@ -189,17 +230,19 @@ size_t swap_solve_bytes(const moecclSwapProblem_t& p) {
 }
 
 void solve_swap(const moecclSwapProblem_t& p, const int32_t* counts, int32_t* pair, moecclSwapAnswer_t* answer,
-                Arena& arena) {
+                Arena& arena, std::span<const int32_t> kind) {
   Objective q(p, counts, arena);
   q.prepare();
   const double before = q.current();
   double best = before;
   pair[0] = pair[1] = -1;
   const auto experts = static_cast<size_t>(p.n_experts);
+  const auto kind_of = [&](size_t e) { return kind[p.placement != nullptr ? static_cast<size_t>(p.placement[e]) : e]; };
   for (size_t a = 0; a < experts; ++a) {
     for (size_t b = a + 1; b < experts; ++b) {
+      if (!kind.empty() && kind_of(a) != kind_of(b)) continue;
       const double time = q.after(a, b, best);
-      if (time < best) {
+      if (time < best && !q.slower(a, b)) {
         best = time;
         pair[0] = static_cast<int32_t>(a);
         pair[1] = static_cast<int32_t>(b);

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "moeccl/solve.h"
 #include "src/base/status.h"
@@ -66,9 +67,9 @@ void count_swaps(const moecclSwapProblem_t& problem, const int32_t* topk, int64_
                  Arena& arena);
 
 size_t swap_solve_bytes(const moecclSwapProblem_t& problem);
-// pair[2] is -1, -1 when the answer is keep.
+// pair[2] is -1, -1 when the answer is keep. kind[E], or none: slots of different kinds keep their experts.
 void solve_swap(const moecclSwapProblem_t& problem, const int32_t* counts, int32_t* pair, moecclSwapAnswer_t* answer,
-                Arena& arena);
+                Arena& arena, std::span<const int32_t> kind = {});
 void solve_swap_sequence(const moecclSwapProblem_t& problem, const int32_t* topk, int64_t n_tokens, int32_t max_swaps,
                          int32_t* pairs, int32_t* placement, moecclSwapAnswer_t* answer);
 

@@ -332,6 +332,32 @@ void Fuzzer::add_experts() {
     if (below(2) == 0) note(moecclMigrationWait(m, at, held_.data(), out_.data(), maybe(&epoch)));
   });
   add("MigrationDestroy", [this] { destroy(migrations_, moecclMigrationDestroy); });
+  add("ExpertSwapCreate", [this] {
+    moecclExpertSwap_t made = nullptr;
+    moecclExpertSwapConfig_t c = MOECCL_EXPERT_SWAP_CONFIG_INIT;
+    c.interval = rarely() ? number() : static_cast<int32_t>(below(3));
+    if (rarely()) c.max_tokens = number();
+    if (rarely()) c.gamma = number();
+    c.min_gain = -1;
+    maybe_resize(c);
+    trim(swaps_, 3, moecclExpertSwapDestroy);
+    note(moecclExpertSwapCreate(maybe(&made), comm(), maybe(&c)), made, swaps_);
+  });
+  add("a turn of expert swap", [this] {
+    const moecclExpertSwap_t s = pick(swaps_);
+    int32_t n = 0;
+    moecclSwapTensor_t tensor{in_.data(), below(3), static_cast<int32_t>(below(2)), 0};
+    moecclExpertSwapInfo_t info{};
+    info.size = sizeof(info);
+    if (below(2) == 0)
+      note(moecclExpertSwapAttach(s, pick(moes_), maybe(&tensor), rarely() ? -1 : static_cast<int32_t>(below(2)),
+                                  nullptr, &n));
+    note(moecclExpertSwapBegin(s));
+    note(moecclExpertSwapTest(s, maybe(&n)));
+    if (below(4) != 0) note(moecclExpertSwapFinish(s, &n));
+    note(moecclExpertSwapGetInfo(s, rarely() ? number() : 0, maybe(&info)));
+  });
+  add("ExpertSwapDestroy", [this] { destroy(swaps_, moecclExpertSwapDestroy); });
   add("Codec", [this] {
     moecclCodec_t c = MOECCL_CODEC_INIT;
     c.count = count();

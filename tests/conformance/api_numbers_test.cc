@@ -215,6 +215,10 @@ TEST(ApiNumbers, EnumeratorsThatDoNotExistAreRefused) {
       moecclMigrationConfig_t migrate = MOECCL_MIGRATION_CONFIG_INIT;
       migrate.count = 4, migrate.ratio = 1, migrate.type = type;
       refused("MigrationCreate", moecclMigrationCreate(&migration, hybrid, comm, &migrate));
+      moecclExpertSwap_t swap = nullptr;
+      moecclExpertSwapConfig_t swapping = MOECCL_EXPERT_SWAP_CONFIG_INIT;
+      swapping.max_function = as<moecclMaxFunction_t>(i);
+      refused("ExpertSwapCreate", moecclExpertSwapCreate(&swap, comm, &swapping));
       moecclReplacement_t replacement = nullptr;
       moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
       replace.mode = as<moecclReplaceMode_t>(i);

@@ -12,7 +12,7 @@ ROOT = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../..")
 HEADERS = {
     "types": "Types and conventions", "comm": "Communicators, streams and memory", "collectives": "Standard collectives",
     "moe": "MoE layers: dispatch and combine", "plan": "Plans", "profile": "Profiles and calibration", "experts": "Replicated experts",
-    "hybrid": "Hybrid expert domains", "migrate": "Expert migration", "codec": "The residual codec", "replace": "Re-placing combine",
+    "hybrid": "Hybrid expert domains", "migrate": "Expert migration", "codec": "The residual codec", "replace": "Re-placing combine", "swap": "Expert swap",
     "pipeline": "Tensor-parallel AllToAll", "solve": "Placement solvers", "simulate": "Simulation", "topology": "Topology",
     "status": "What processes do and wait for", "version": "Version"}
 # Read with the others, but without declarations of its own.

@@ -130,7 +130,7 @@ TEST(Swap, CountsOfRanksAddUp) {
   EXPECT_EQ(sum, all);
 }
 
-// Eq. 8 with Eq. 9 and 11 for the flat AlltoAll and one link, from the definition.
+// Eq. 8 with Eq. 9 and 11 for the flat AlltoAll and one link, from the definition: each GPU brings 1/G of the tokens.
 double time_by_definition(const Problem& r, double alpha, double beta) {
   const std::vector<double> z = full_by_definition(r, r.p.n_levels - 1);
   double largest = *std::max_element(z.begin(), z.end()), value = largest;
@@ -143,7 +143,8 @@ double time_by_definition(const Problem& r, double alpha, double beta) {
     for (const double x : z) sum += std::exp(x - largest);
     value = largest + std::log(sum);
   }
-  return alpha + beta * static_cast<double>(z.size()) * 14336 * value;
+  const auto gpus = static_cast<double>(z.size());
+  return alpha + beta * gpus * 14336 * (value / gpus);
 }
 
 TEST(Swap, TheBestPairIsTheBestOfAll) {
@@ -193,6 +194,8 @@ TEST(Swap, ChoosesTheDimensionOfEq6AndPricesMigration) {
   r.p.n_levels = 4;
   r.n_tokens = 2000;
   r.topk = testing::random_topk(random, 2000, 8, 64);
+  r.p.max_function = moecclMaxPlain;  // Eq. 6's
+  r.p.row_bytes = 1e6;                // beyond what start-up times hide
   r.point();
   const std::vector<int32_t> counts = r.count();
   moecclSwapAnswer_t chosen{}, fixed{};
@@ -209,6 +212,10 @@ TEST(Swap, ChoosesTheDimensionOfEq6AndPricesMigration) {
   }
   EXPECT_EQ(chosen.before_us, least);
   r.p.dimension = 0;
+  r.p.max_function = moecclMaxSmooth;
+  const int32_t by_max = chosen.dimension;
+  ASSERT_EQ(moecclSolveSwap(&r.p, counts.data(), pair, &chosen, nullptr, 0), moecclSuccess);
+  EXPECT_EQ(chosen.dimension, by_max) << "Eq. 9's maximum must not move Eq. 6's choice";
   ASSERT_EQ(chosen.keep, 0);
   r.p.migrate_us = 2 * (chosen.before_us - chosen.after_us);
   ASSERT_EQ(moecclSolveSwap(&r.p, counts.data(), pair, &fixed, nullptr, 0), moecclSuccess);

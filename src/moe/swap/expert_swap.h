@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Expert swap of a model's live layers (HierMoE, Section IV): the contract of moeccl/swap.h without its handles.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "moeccl/swap.h"
+#include "src/comm/communicator.h"
+#include "src/moe/background.h"
+#include "src/moe/moe_layer.h"
+#include "src/routing/expert_map.h"
+
+namespace moeccl::comm {
+
+class ExpertSwap {
+ public:
+  // Collective. The object has a communicator of its own; `parent` need not outlive it.
+  static Result<std::unique_ptr<ExpertSwap>> create(Communicator& parent, const moecclExpertSwapConfig_t* config);
+
+  Status attach(MoeLayer& layer, std::span<const moecclSwapTensor_t> tensors, const int32_t* slot_of, int32_t* number);
+  Status begin();
+  Status test(int32_t* done) const;
+  Status finish(int32_t* n_swaps);
+  Status info(int32_t layer, moecclExpertSwapInfo_t* info) const;
+
+ private:
+  // What all ranks know alike of a layer, and what this one has measured.
+  struct Layer {
+    std::shared_ptr<algo::ExpertMap> map;
+    std::vector<uint32_t> owner;                         // [E] the rank of each slot
+    std::vector<uint32_t> local_index;                   // [E] the slot's place among its rank's
+    std::vector<int32_t> n_groups, group_of_slot, kind;  // of the problem; kind: slots of one may change places
+    std::vector<double> costs[4];
+    moecclSwapProblem_t problem = MOECCL_SWAP_PROBLEM_INIT;
+    uint64_t slot_bytes = 0;  // of all tensors, on the rank that has most
+    std::vector<moecclSwapTensor_t> tensors;
+    uint64_t counted_at = 0;  // the step of the last count
+    double own_swap_us = 0;   // of this rank's last
+    moecclExpertSwapInfo_t info{};
+  };
+  struct Room {
+    std::vector<std::byte> host;
+    driver::cuda::Memory device;
+    bool cuda = false;
+    std::byte* data() { return cuda ? device.data() : host.data(); }
+  };
+  // A layer's share of one round.
+  struct Part {
+    Layer* layer = nullptr;
+    algo::SeenRouting seen;
+    std::vector<int32_t> slot_of;
+    uint64_t n_steps = 0;  // since its last count
+    size_t first_word = 0;
+    int32_t pair[2] = {-1, -1};
+    double gain = 0, step_us = 0, swap_us = 0;
+    bool swaps = false;
+    // Where this rank gives one of the two.
+    bool mine = false;
+    uint32_t peer = 0, place = 0;
+    std::vector<Room> rooms;  // by tensor, for what comes
+    double moved_us = 0;
+  };
+  // From a Begin to its Finish.
+  struct Round {
+    std::vector<Part> parts;
+    std::vector<int32_t> words;  // the AllReduce's
+    std::atomic<bool> done{false};
+  };
+
+  ExpertSwap(std::unique_ptr<Communicator> comm, const moecclExpertSwapConfig_t& config)
+      : comm_(std::move(comm)), config_(config) {}
+  Status set_up(Layer& made, const MoeLayer& layer, std::span<const moecclSwapTensor_t> tensors,
+                const int32_t* slot_of) const;
+  Status agree(Layer& made, const MoeLayer& layer, const Status& own) const;
+  size_t n_words(const Layer& layer) const;
+  // On the background thread.
+  Status run(Round& round);
+  void count(Part& part, std::span<int32_t> words) const;
+  void decide(Part& part, std::span<const int32_t> words) const;
+  // Sends this rank's expert of every part that swaps, and receives the other one beside it.
+  Status exchange(Round& round, bool at_finish);
+  Result<Room> room(uint64_t bytes, bool cuda);
+  Status write(Part& part);
+  std::byte* slot(const Part& part, const moecclSwapTensor_t& tensor) const {
+    return static_cast<std::byte*>(tensor.slots) + part.place * tensor.slot_bytes;
+  }
+
+  std::unique_ptr<Communicator> comm_;
+  moecclExpertSwapConfig_t config_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+  uint64_t n_steps_ = 0;
+  bool begun_ = false;
+  std::unique_ptr<Round> round_;  // null: nothing is under way
+  std::vector<Room> spare_;
+  Background background_;  // last: its thread uses the others
+};
+
+}  // namespace moeccl::comm
