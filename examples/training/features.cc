@@ -206,9 +206,11 @@ class SwappedLayer : public OwnedLayer {
 // placement gets the weights put together from the shards.
 class ReplicatedLayer : public TokenLayer {
  public:
-  static constexpr int kSlots = 3;
   ReplicatedLayer(const Feature& feature, const Place& place)
-      : TokenLayer(feature, place, kSlots),
+      : TokenLayer(feature, place, feature.slots),
+        every_(feature.every),
+        // Section 3.4: the capacity of a slot.
+        slot_capacity_(static_cast<int32_t>(feature.capacity * kTokens * kTopK / feature.slots)),
         shard_(moecclExpertShard(kExpertSize, place.n_ranks)),
         shards_(kExperts * shard_),
         adam_(shards_.size()),
@@ -226,42 +228,44 @@ class ReplicatedLayer : public TokenLayer {
  protected:
   // Algorithm 1: replicas by popularity, laid out one after another; weights go where the placement says.
   void place_experts() {
-    const int n_slots = kSlots * place_.n_ranks;
-    std::vector<double> popularity(popularity_.begin(), popularity_.end());
-    std::vector<int32_t> counts(kExperts);
-    check(moecclReplicaCounts(popularity.data(), kExperts, n_slots, counts.data()), "moecclReplicaCounts");
-    slot_expert_.clear();
-    for (int32_t e = 0; e < kExperts; e++)
-      for (int32_t i = 0; i < counts[static_cast<size_t>(e)]; i++) slot_expert_.push_back(e);
+    if (slot_expert_.empty() || (every_ > 0 && n_steps_ % every_ == 0)) {
+      std::vector<double> popularity(popularity_.begin(), popularity_.end());
+      std::vector<int32_t> counts(kExperts);
+      check(moecclReplicaCounts(popularity.data(), kExperts, slots_ * place_.n_ranks, counts.data()),
+            "moecclReplicaCounts");
+      slot_expert_.clear();
+      for (int32_t e = 0; e < kExperts; e++)
+        for (int32_t i = 0; i < counts[static_cast<size_t>(e)]; i++) slot_expert_.push_back(e);
+    }
     check(moecclPlaceWeights(shards_.data(), weights_.data(), kExpertSize, moecclFloat32, placement(), place_.comm,
                              nullptr),
           "moecclPlaceWeights", place_.comm);
   }
   const moecclPlacement_t* placement() {
     given_.n_experts = kExperts;
-    given_.slots_per_rank = kSlots;
+    given_.slots_per_rank = slots_;
     given_.slot_expert = slot_expert_.data();
     return &given_;
   }
-  // A replica on this rank if there is one, else all in turn.
+  // Every choice goes to a slot of its expert or is dropped; what was chosen decides the next placement.
   std::vector<int32_t> choose_slots(const Gate& gate) override {
-    std::vector<std::vector<int32_t>> replicas(kExperts);
-    std::vector<int32_t> near(kExperts, -1), chosen;
-    for (size_t s = 0; s < slot_expert_.size(); s++) {
-      const auto e = static_cast<size_t>(slot_expert_[s]);
-      replicas[e].push_back(static_cast<int32_t>(s));
-      if (static_cast<int>(s) / kSlots == place_.rank) near[e] = static_cast<int32_t>(s);
+    moecclReplicaDispatch_t dispatch = MOECCL_REPLICA_DISPATCH_INIT;
+    dispatch.placement = placement();
+    dispatch.top_k = kTopK;
+    dispatch.slot_capacity = slot_capacity_;
+    std::vector<int32_t> slots(gate.expert.size());
+    std::vector<int64_t> dropped(kExperts);
+    check(moecclChooseReplicas(&dispatch, gate.expert.data(), kTokens, slots.data(), popularity_.data(), dropped.data(),
+                               place_.comm),
+          "moecclChooseReplicas", place_.comm);
+    for (size_t e = 0; e < kExperts; e++) {
+      n_dropped_ += dropped[e];
+      n_choices_ += popularity_[e];
     }
-    for (size_t i = 0; i < gate.expert.size(); i++) {
-      const auto e = static_cast<size_t>(gate.expert[i]);
-      chosen.push_back(near[e] >= 0 ? near[e] : replicas[e][i / kTopK % replicas[e].size()]);
-    }
-    check(moecclExpertPopularity(gate.expert.data(), gate.expert.size(), kExperts, popularity_.data(), place_.comm,
-                                 nullptr),
-          "moecclExpertPopularity", place_.comm);
-    for (int64_t& p : popularity_) p = std::max<int64_t>(p, 1);
-    return chosen;
+    n_steps_++;
+    return slots;
   }
+  std::pair<int64_t, int64_t> dropped() const override { return {n_dropped_, n_choices_}; }
   void learn() override {
     check(moecclExpertAllReduce(grad_.data(), grad_.data(), kExpertSize, moecclInt64, moecclSum, placement(),
                                 place_.comm, nullptr),
@@ -274,6 +278,9 @@ class ReplicatedLayer : public TokenLayer {
     place_experts();
   }
 
+  int every_, n_steps_ = 0;
+  int32_t slot_capacity_;
+  int64_t n_dropped_ = 0, n_choices_ = 0;
   size_t shard_;
   Floats shards_;  // [experts][shard]
   Adam adam_;

@@ -21,6 +21,9 @@ struct Feature {
   std::string name;
   Kind kind = kTokens;
   std::string algorithm = "flat";
+  int slots = 3;               // kReplicated: of each rank
+  int every = 1;               // kReplicated: steps between placements; 0: replicas stay, as many of each expert
+  double capacity = 0;         // kReplicated: factor; 0: no token is dropped
   bool solve = true;           // kReplaced: else every sample stays
   int32_t domain[2] = {1, 1};  // kHybrid: nodes and ranks of a node that share experts
   double ratio = 0;            // kGathered: 0: as they are, without the codec
@@ -48,6 +51,8 @@ class MoeLayer {
   }
   // Bytes between nodes that re-placing saved so far, of how many.
   virtual std::pair<uint64_t, uint64_t> saved() const { return {0, 0}; }
+  // Choices that capacity dropped so far, of how many, over all ranks.
+  virtual std::pair<int64_t, int64_t> dropped() const { return {0, 0}; }
   // Pairs of experts that have changed places.
   virtual int n_swaps() const { return 0; }
 

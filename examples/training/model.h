@@ -163,9 +163,18 @@ struct Gate {
 class Task {
  public:
   static constexpr float kNoise = 1.5f;
+  // n_drifting: of how many samples batches are made up in which clusters come and go. They lie further apart, each has
+  // more of its own to be learned, and there is less noise, so that it matters whether tokens find their expert.
+  // 0: clusters are equally frequent.
+  explicit Task(uint64_t n_drifting = 0)
+      : n_drifting_(n_drifting),
+        noise_(n_drifting > 0 ? 0.2f : kNoise),
+        centre_(random_matrix(kExperts * kHidden, n_drifting > 0 ? 1.2f : 0.3f, 11)),
+        own_(random_matrix(kExperts * kHidden * kOut, n_drifting > 0 ? 0.4f : 0.02f, 14)) {}
   void sample(uint64_t step, uint64_t number, float* a, float* y) const {
     Random random(step * 100003 + number * 7 + 5);
-    const size_t liked = random.next() % kExperts;
+    size_t liked = random.next() % kExperts;
+    if (n_drifting_ > 0) liked = drifting(step, (static_cast<double>(number) + 0.5) / static_cast<double>(n_drifting_));
     for (int t = 0; t < kSampleTokens; t++, a += kHidden, y += kOut) {
       const size_t cluster = random.unit() < 0.8f ? liked : random.next() % kExperts;
       for (size_t i = 0; i < kHidden; i++) a[i] = centre_[cluster * kHidden + i] + 0.6f * random.normal();
@@ -174,14 +183,29 @@ class Task {
       for (float& v : inner) v = v > 0 ? v : 0;
       multiply(inner, v_.data(), y, 1, kInner, kOut);
       multiply(a, &own_[cluster * kHidden * kOut], own, 1, kHidden, kOut);
-      for (int i = 0; i < kOut; i++) y[i] += own[i] + kNoise * random.normal();
+      for (int i = 0; i < kOut; i++) y[i] += own[i] + noise_ * random.normal();
     }
   }
 
  private:
-  Floats centre_ = random_matrix(kExperts * kHidden, 0.3f, 11);
+  // The cluster at `share` of the batch: cluster c's part is proportional to exp(2 sin(2 pi (step / 32 + c / 8))),
+  // which goes up and down 55 times within 16 steps.
+  static size_t drifting(uint64_t step, double share) {
+    double part[kExperts], sum = 0;
+    for (size_t c = 0; c < kExperts; c++) {
+      const double turns = static_cast<double>(step % 32) / 32 + static_cast<double>(c) / kExperts;
+      sum += part[c] = std::exp(2 * std::sin(6.283185307179586 * turns));
+    }
+    size_t c = 0;
+    for (share *= sum; c + 1 < kExperts && share > part[c]; c++) share -= part[c];
+    return c;
+  }
+
+  uint64_t n_drifting_;
+  float noise_;
+  Floats centre_;
   Floats u_ = random_matrix(kHidden * kInner, 0.35f, 12), v_ = random_matrix(kInner * kOut, 0.25f, 13);
-  Floats own_ = random_matrix(kExperts * kHidden * kOut, 0.02f, 14);
+  Floats own_;
 };
 
 // Experts start from one another's copy with a little noise, as when a dense model is made a sparse one.

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive expert replication: its communication cost, and what its counts drop."""
-from . import Closed
+import array
+import threading
+
+from . import Closed, Program
 
 PAPER = "Adaptive replication"
 COMMAND = "perf/papers --only adaptive"
@@ -19,5 +22,53 @@ def section_3_3():
     yield row("Section 3.3, extra communication, %", 1.52, 100 * (adaptive / static - 1), ["within", 0.05])
 
 
-def sources(_build, _quick):
+def counted(n_ranks, slots, n_experts, count):
+    """Bytes that a rank sends on the average, one rank a node: of AllReduce with collection, and of placement."""
+    import moeccl
+    replicas = n_ranks * slots // n_experts
+    # Expert e on ranks e, e + n_experts / slots, ...: no rank holds one twice.
+    placement = moeccl.Placement(n_experts, [(r * slots + s) % n_experts for r in range(n_ranks) for s in range(slots)], slots_per_rank=slots)
+    assert replicas * n_experts == n_ranks * slots
+    sent, failed = [[0] * n_ranks for _ in range(3)], []
+
+    def work(comm):
+        try:
+            values = array.array("f", bytes(4 * slots * count))
+            shards = array.array("f", bytes(4 * n_experts * moeccl.experts.shard(count, n_ranks)))
+            calls = (lambda: moeccl.experts.all_reduce(comm, placement, values),
+                     lambda: moeccl.experts.collect_gradients(comm, placement, values, shards),
+                     lambda: moeccl.experts.place_weights(comm, placement, shards, values))
+            for i, call in enumerate(calls):
+                before = sum(to.bytes for to in comm.traffic())
+                call()
+                sent[i][comm.rank] = sum(to.bytes for to in comm.traffic()) - before
+        except BaseException as failure:
+            failed.append(failure)
+            comm.abort()
+
+    comms = moeccl.init_all(n_ranks, pace=True, topology=f"node:{n_ranks}(bw=10GB/s,lat=1us)")
+    threads = [threading.Thread(target=work, args=(comm,)) for comm in comms]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failed:
+        raise RuntimeError(str(failed[0]))
+    return (sum(sent[0]) + sum(sent[1])) / n_ranks, sum(sent[2]) / n_ranks
+
+
+def appendix_a_2():
+    """8 ranks of 2 slots, 8 experts of 1 MiB: what a rank puts on the network, counted, beside (sN - s) / N of an expert."""
+    count, n_ranks, slots = 1 << 18, 8, 2
+    grads, weights = counted(n_ranks, slots, 8, count)
+    formula = (slots * n_ranks - slots) / n_ranks * 4 * count / 1e6
+    yield row("Appendix A.2, weights sent by a rank, MB", formula, weights / 1e6, ["within", 0.02], "run")
+    yield row("Appendix A.2, gradients sent by a rank, MB", formula, grads / 1e6, ["within", 0.02], "run",
+              why="replicas get the sums too (ExpertAllReduce) before each rank takes its shards; the paper's collection sums on the way")
+
+
+def sources(build, quick):
     yield Closed(PAPER, section_3_3)
+    if not quick:
+        yield Closed(PAPER, appendix_a_2)
+        yield Program(PAPER, build, ["examples/training", "--capacity", "--steps", "200"])
