@@ -6,6 +6,7 @@
 #include <moeccl/codec.h>
 #include <moeccl/collectives.h>
 #include <moeccl/comm.h>
+#include <moeccl/elastic.h>
 #include <moeccl/experts.h>
 #include <moeccl/hybrid.h>
 #include <moeccl/migrate.h>

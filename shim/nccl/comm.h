@@ -26,7 +26,7 @@ struct Comm {
   bool shares_device = false;  // with another rank, a thread of this process
   bool blocking = true;
   std::string name;
-  std::array<unsigned char, 16> seed{};  // the same random bytes on all ranks: survivors meet under a name made of them
+  std::array<unsigned char, 16> seed{};  // the same random bytes on all ranks, and a secret of theirs
 
   // ncclInProgress while it is being made in the background, then how that ended.
   std::atomic<ncclResult_t> state{ncclSuccess};
@@ -56,7 +56,6 @@ struct Comm {
     ncclDataType_t type = ncclFloat32;
   };
   std::map<moecclOp_t, Chosen> chosen;
-  std::map<std::string, int> meetings;  // how often survivors have met, by their list
 };
 using CommPtr = std::shared_ptr<Comm>;
 

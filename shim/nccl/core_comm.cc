@@ -2,7 +2,9 @@
 // Communicators: making, splitting, shrinking, ending and asking.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "shim/nccl/core.h"
 #include "shim/nccl/device.h"
@@ -55,51 +57,41 @@ ncclResult_t init_real(ncclComm_t* out, int n_ranks, const ncclUniqueId& id, int
   });
 }
 
-// Ranks of the parent that stay, ascending; empty when the list is wrong.
-std::vector<int> survivors(int n_ranks, const int* excluded, int n_excluded) {
-  std::vector<int> stay;
-  for (int r = 0; r < n_ranks; ++r) {
-    if (std::find(excluded, excluded + n_excluded, r) == excluded + n_excluded) stay.push_back(r);
-  }
-  return stay;
+// A config of MoECCL's that gives no more than the name; null where there is none, so that the parent's counts.
+moecclConfig_t* named(const Comm& comm, moecclConfig_t* config) {
+  config->name = comm.name.c_str();
+  return comm.name.empty() ? nullptr : config;
 }
 
 ncclResult_t split(Comm& parent, int color, int key, Comm& comm) {
   moecclConfig_t config = MOECCL_CONFIG_INIT;
-  config.name = comm.name.empty() ? nullptr : comm.name.c_str();
-  moecclComm_t whole = parent.ours;
-  Comm again;
+  moecclComm_t whole = parent.ours, again = nullptr;
   if (parent.revoked) {
-    std::vector<int> all;
-    for (int r = 0; r < parent.n_ranks; ++r) all.push_back(r);
-    const ncclResult_t met = meet_again(parent, all, false, again);
+    const ncclResult_t met = from_moeccl(moecclCommShrink(parent.ours, nullptr, 0, &again, nullptr, 0));
     if (met != ncclSuccess) return met;
-    whole = again.ours;
+    whole = again;
   }
-  ncclResult_t result =
-      from_moeccl(moecclCommSplit(whole, color, key, &comm.ours, comm.name.empty() ? nullptr : &config));
-  if (again.ours != nullptr) (void)moecclCommDestroy(again.ours);
+  ncclResult_t result = from_moeccl(moecclCommSplit(whole, color, key, &comm.ours, named(comm, &config)));
+  if (again != nullptr) (void)moecclCommDestroy(again);
   if (result == ncclSuccess && comm.ours != nullptr) result = adopt(comm);
   return result;
 }
 
-struct KnownId {
-  int32_t known = 0;
-  ncclUniqueId id{};
-};
-ncclResult_t grow(Comm& parent, int n_ranks, const KnownId& mine, const InitConfig& config, Comm& comm) {
-  std::vector<KnownId> all(static_cast<size_t>(parent.n_ranks));
+ncclResult_t shrink(Comm& parent, const std::vector<int>& excluded, int flags, Comm& comm) {
+  static_assert(NCCL_SHRINK_DEFAULT == MOECCL_SHRINK_DEFAULT && NCCL_SHRINK_ABORT == MOECCL_SHRINK_ABORT);
+  moecclConfig_t config = MOECCL_CONFIG_INIT;
+  const ncclResult_t result = from_moeccl(moecclCommShrink(
+      parent.ours, excluded.data(), static_cast<int>(excluded.size()), &comm.ours, named(comm, &config), flags));
+  return result == ncclSuccess ? adopt(comm) : result;
+}
+
+ncclResult_t grow(Comm& parent, int n_ranks, const std::optional<moecclUniqueId>& id, const InitConfig& config,
+                  Comm& comm) {
+  moecclConfig_t ours = MOECCL_CONFIG_INIT;
+  comm.name = config.name;
   const ncclResult_t result =
-      from_moeccl(moecclAllGather(&mine, all.data(), sizeof mine, moecclUint8, parent.ours, nullptr));
-  if (result != ncclSuccess) return result;
-  const auto root = std::find_if(all.begin(), all.end(), [](const KnownId& k) { return k.known != 0; });
-  if (root == all.end() || std::any_of(root + 1, all.end(), [](const KnownId& k) { return k.known != 0; }) ||
-      !is_moeccl_id(root->id)) {
-    return fail(ncclInvalidUsage,
-                "ncclCommGrow: give the id of ncclCommGetUniqueId on one rank of the old communicator, and NULL on its "
-                "others");
-  }
-  return join(comm, n_ranks, root->id, parent.rank, config);
+      from_moeccl(moecclCommGrow(parent.ours, n_ranks, id ? &*id : nullptr, -1, &comm.ours, named(comm, &ours)));
+  return result == ncclSuccess ? settle(comm, config) : result;
 }
 
 // Aborts what MoECCL runs on it; NCCL's abort is its own.
@@ -196,7 +188,7 @@ ncclResult_t CommRevoke(ncclComm_t comm, int flags) {
   if (flags != NCCL_REVOKE_DEFAULT) return fail(ncclInvalidArgument, "ncclCommRevoke: give NCCL_REVOKE_DEFAULT");
   target.ours->revoked = true;
   target.ours->given_up = true;
-  return from_moeccl(moecclCommAbort(target.ours->ours));
+  return from_moeccl(moecclCommRevoke(target.ours->ours));
 }
 
 ncclResult_t CommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncclConfig_t* given) {
@@ -240,29 +232,20 @@ ncclResult_t CommShrink(ncclComm_t comm, int* excluded, int n_excluded, ncclComm
   if (excluded == nullptr || n_excluded < 1) {
     return fail(ncclInvalidArgument, "ncclCommShrink: give at least one rank to exclude");
   }
-  const std::vector<int> stay = survivors(target.ours->n_ranks, excluded, n_excluded);
-  const bool in_range =
-      std::all_of(excluded, excluded + n_excluded, [&](int r) { return r >= 0 && r < target.ours->n_ranks; });
-  if (!in_range || std::find(stay.begin(), stay.end(), target.ours->rank) == stay.end()) {
-    return fail(ncclInvalidArgument,
-                "ncclCommShrink: the list of excluded ranks holds the calling one, or one that is not 0 to " +
-                    std::to_string(target.ours->n_ranks - 1));
-  }
   if (flags != NCCL_SHRINK_DEFAULT && flags != NCCL_SHRINK_ABORT) {
     return fail(ncclInvalidArgument, "ncclCommShrink: give NCCL_SHRINK_DEFAULT or NCCL_SHRINK_ABORT");
   }
   InitConfig config;
   result = InitConfig::from("ncclCommShrink", given, &config);
   if (result != ncclSuccess) return result;
-  if (flags == NCCL_SHRINK_ABORT) (void)moecclCommAbort(target.ours->ours);
-  const bool parent_works = flags == NCCL_SHRINK_DEFAULT && !target.ours->revoked;
+  const std::vector<int> list(excluded, excluded + n_excluded);
   CommPtr made = new_comm(config, target.ours->device);
   if (!config.set) made->blocking = target.ours->blocking;
   made->name = config.name;
   const auto parent = std::make_shared<Held>(std::move(target.ours));
   return start({.comm = made,
                 .out = out,
-                .work = [parent, stay, parent_works](Comm& c) { return meet_again(**parent, stay, parent_works, c); },
+                .work = [parent, list, flags](Comm& c) { return shrink(**parent, list, flags, c); },
                 .parent = parent});
 }
 
@@ -273,12 +256,11 @@ ncclResult_t CommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommGetUniqueId, target.real, id);
   moecclUniqueId made;
-  const ncclResult_t asked = from_moeccl(moecclGetUniqueId(&made));
+  const ncclResult_t asked = from_moeccl(moecclCommGetUniqueId(target.ours->ours, &made));
   if (asked == ncclSuccess) std::memcpy(id, &made, sizeof *id);
   return asked;
 }
 
-// The old ranks hear the id from the one of them that has it, over the old communicator.
 ncclResult_t CommGrow(ncclComm_t comm, int n_ranks, const ncclUniqueId* id, int rank, ncclComm_t* out,
                       ncclConfig_t* given) {
   if (out == nullptr) return null_out("ncclCommGrow", "newcomm");
@@ -304,8 +286,8 @@ ncclResult_t CommGrow(ncclComm_t comm, int n_ranks, const ncclUniqueId* id, int 
   if (result != ncclSuccess) return result;
   CommPtr made = new_comm(config, target.ours->device);
   if (!config.set) made->blocking = target.ours->blocking;
-  KnownId mine;
-  if (id != nullptr) mine = {1, *id};
+  std::optional<moecclUniqueId> mine;
+  if (id != nullptr) std::memcpy(&mine.emplace(), id, sizeof *id);
   const auto parent = std::make_shared<Held>(std::move(target.ours));
   return start({.comm = made,
                 .out = out,

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "shim/nccl/device.h"
-#include "shim/nccl/meeting.h"
 #include "shim/nccl/ours.h"
 #include "shim/nccl/real.h"
 
@@ -29,6 +28,11 @@ struct Hello {
   uint64_t place = 0;  // the same in ranks that are threads of one process on one device; 0: no device
 };
 static_assert(sizeof(Hello) == 64);
+
+ncclResult_t find_place(Comm& comm) {
+  const ncclResult_t result = from_moeccl(moecclCommUserRank(comm.ours, &comm.rank));
+  return result == ncclSuccess ? from_moeccl(moecclCommCount(comm.ours, &comm.n_ranks)) : result;
+}
 
 uint64_t place_of(int device) {
   static const uint64_t process = [] {
@@ -156,8 +160,7 @@ bool wants_nccl(std::string* reason) {
 }
 
 ncclResult_t adopt(Comm& comm) {
-  ncclResult_t result = from_moeccl(moecclCommUserRank(comm.ours, &comm.rank));
-  if (result == ncclSuccess) result = from_moeccl(moecclCommCount(comm.ours, &comm.n_ranks));
+  const ncclResult_t result = find_place(comm);
   std::vector<Hello> all;
   return result == ncclSuccess ? exchange(comm, {}, all) : result;
 }
@@ -169,11 +172,13 @@ ncclResult_t join(Comm& comm, int n_ranks, const ncclUniqueId& id, int rank, Ini
   comm.name = config.name;
   moecclConfig_t ours = MOECCL_CONFIG_INIT;
   ours.name = comm.name.empty() ? nullptr : comm.name.c_str();
-  ncclResult_t result = from_moeccl(moecclCommInitRankConfig(&comm.ours, n_ranks, meeting, rank, &ours));
-  if (result != ncclSuccess) return result;
-  comm.rank = rank;
-  comm.n_ranks = n_ranks;
+  const ncclResult_t result = from_moeccl(moecclCommInitRankConfig(&comm.ours, n_ranks, meeting, rank, &ours));
+  return result == ncclSuccess ? settle(comm, std::move(config)) : result;
+}
 
+ncclResult_t settle(Comm& comm, InitConfig config) {
+  ncclResult_t result = find_place(comm);
+  if (result != ncclSuccess) return result;
   Hello mine;
   std::string reason, failure;
   mine.wants_nccl = wants_nccl(&reason);
@@ -194,19 +199,6 @@ ncclResult_t join(Comm& comm, int n_ranks, const ncclUniqueId& id, int rank, Ini
   if (result != ncclSuccess && comm.ours != nullptr) (void)moecclCommDestroy(std::exchange(comm.ours, nullptr));
   if (result == ncclSuccess) announce(comm, reason);
   return result;
-}
-
-ncclResult_t meet_again(Comm& parent, const std::vector<int>& ranks, bool parent_works, Comm& comm) {
-  const auto here = std::find(ranks.begin(), ranks.end(), parent.rank);
-  moecclUniqueId id;
-  Meeting meeting;
-  ncclResult_t result = meeting.agree(parent, ranks, parent_works, &id);
-  if (result != ncclSuccess) return result;
-  moecclConfig_t ours = MOECCL_CONFIG_INIT;
-  ours.name = comm.name.empty() ? nullptr : comm.name.c_str();
-  result = from_moeccl(moecclCommInitRankConfig(&comm.ours, static_cast<int>(ranks.size()), id,
-                                                static_cast<int>(here - ranks.begin()), &ours));
-  return result == ncclSuccess ? adopt(comm) : result;
 }
 
 }  // namespace moeccl::shim

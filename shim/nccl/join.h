@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How communicators come to be: joining, deciding together which library serves, and meeting again after a loss.
+// How communicators come to be: joining, and deciding together which library serves.
 #pragma once
-
-#include <vector>
 
 #include "shim/nccl/comm.h"
 
@@ -27,10 +25,9 @@ bool is_moeccl_id(const ncclUniqueId& id);
 
 // Joins n_ranks under a MoECCL id, agrees with all of them which library serves, and fills comm.
 ncclResult_t join(Comm& comm, int n_ranks, const ncclUniqueId& id, int rank, InitConfig config);
-// The rest of what a new MoECCL communicator of known `ours` needs. Collective over it.
+// The same once `ours` has come about.
+ncclResult_t settle(Comm& comm, InitConfig config);
+// The rest of what a new MoECCL communicator of known `ours` needs that comes from one. Collective over it.
 ncclResult_t adopt(Comm& comm);
-// A new communicator of the given ranks of `parent` (ascending, this one among them); no other rank takes part. The
-// parent may be aborted or revoked, if all ranks know it (`parent_works` false). Fills `comm`.
-ncclResult_t meet_again(Comm& parent, const std::vector<int>& ranks, bool parent_works, Comm& comm);
 
 }  // namespace moeccl::shim

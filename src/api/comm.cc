@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/api/convert.h"
+#include "src/api/join.h"
 #include "src/base/env.h"
 #include "src/bootstrap/bootstrap.h"
 #include "src/bootstrap/launcher.h"
@@ -18,14 +19,15 @@
 
 using namespace moeccl;
 using api::CommTable;
+using api::join;
 using api::StreamTable;
 using api::with_comm;
+using api::with_pinned;
 using comm::Communicator;
 
-namespace {
-
-Status join(const moecclUniqueId& id, int n_ranks, int rank, const comm::Config& config, moecclComm_t* out) {
-  MOECCL_ASSIGN_OR_RETURN(auto made, Communicator::init(id, n_ranks, rank, config));
+Status api::join(const moecclUniqueId& id, int n_ranks, int rank, const comm::Config& config, moecclComm_t* out,
+                 const comm::Parent& parent) {
+  MOECCL_ASSIGN_OR_RETURN(auto made, Communicator::init(id, n_ranks, rank, config, parent));
   if (const Status profiled = contained([&] { return comm::profile_at_init(*made); }); !profiled.ok()) {
     made->break_off(profiled);  // peers may be done, and would wait for this rank in their first operation
     return profiled;
@@ -33,6 +35,8 @@ Status join(const moecclUniqueId& id, int n_ranks, int rank, const comm::Config&
   MOECCL_ASSIGN_OR_RETURN(*out, CommTable::get().add(std::move(made)));
   return {};
 }
+
+namespace {
 
 Status init_rank(moecclComm_t* out, int n_ranks, const moecclUniqueId& id, int rank, const moecclConfig_t* given) {
   MOECCL_TRY(api::clear(out, "comm", "the address of a moecclComm_t"));
@@ -79,14 +83,6 @@ moecclResult_t ask(moecclComm_t handle, T* out, const char* name, const char* wa
     *out = static_cast<T>((comm.*figure)());
     return {};
   });
-}
-
-// As with_comm(), for calls of any thread: the owner may destroy the communicator meanwhile.
-template <class Body>
-moecclResult_t with_pinned(moecclComm_t handle, Body&& body) {
-  const auto comm = CommTable::get().pin(handle);
-  if (comm.get() == nullptr) return with_comm(handle, [](Communicator&) { return Status(); });  // says why
-  return api::guarded(comm.get(), [&]() -> Status { return body(*comm.get()); });
 }
 
 }  // namespace
@@ -155,6 +151,7 @@ moecclResult_t moecclCommAbort(moecclComm_t handle) {
 moecclResult_t moecclCommGetAsyncError(moecclComm_t handle, moecclResult_t* result) {
   return with_pinned(handle, [&](Communicator& comm) -> Status {
     if (result == nullptr) return api::null_argument("result", "the address of a moecclResult_t");
+    comm.notice_revoke();
     const bool settled = comm.settled();  // asked first: what has failed by then is known below
     const Status s = comm.usable();
     if (!s.ok()) comm.set_last_error(s.message());

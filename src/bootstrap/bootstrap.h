@@ -30,6 +30,11 @@ struct RootOptions {
   // UNIX only: a further name where every process of this user gets the id until all ranks have joined, without a key:
   // for launchers that give ranks nothing but a number (handout.h). Empty: none.
   std::string handout_name;
+  // The abstract name instead of a random one, where socket_addr is empty.
+  std::string unix_name;
+  // Ranks of a group that was there before meet again, and some of them may be gone: all have joined when every one
+  // that has not is gone in the eyes of all that have (JoinOptions::gone). Those are numbered anew, in their old order.
+  bool survivors = false;
   // The key instead of a random one, 32 bytes; empty: random. For ranks that derive it from a secret they share.
   std::span<const std::byte> key;
 };
@@ -58,6 +63,9 @@ Result<moecclUniqueId> make_unique_id();
 // The same at an interface's address, "ip", for ranks of which some are known to be on other hosts; empty: as above.
 Result<moecclUniqueId> make_unique_id(const std::string& address);
 
+// Some ranks of a group.
+using RankSet = std::vector<bool>;  // [n_ranks]
+
 // What the root saw of a rank when it joined.
 struct Peer {
   int32_t pid = 0;   // SO_PEERCRED: not the rank's word but the kernel's; 0 over TCP or from a foreign pid namespace
@@ -66,14 +74,13 @@ struct Peer {
   bool with_root = false;  // it lives in the root's process
 };
 
-// Which ranks want this rank's file descriptors.
-using RankSet = std::vector<bool>;  // [n_ranks]
-
 struct JoinOptions {
   bool wait_for_root = false;  // keep trying while nobody listens yet
   // Asked every now and then until all have joined: whether those that the root does not know yet can still come. Its
   // failure becomes the session's, and the others are told. May be empty.
   std::function<Status()> others_alive;
+  // At a meeting of survivors: the ranks that cannot come any more, as this one sees it; asked every now and then.
+  std::function<RankSet()> gone;
 };
 
 // A rank's end. Used by one thread at a time. After a failure every further call returns the same failure.
@@ -88,7 +95,9 @@ class Session {
   // Leaves; without close() before it, the others are told that this rank gave up.
   ~Session();
 
-  int rank() const;
+  int rank() const;  // at a meeting of survivors its new number
+  // The ranks that have met, by the numbers with which they joined, ascending.
+  std::span<const uint32_t> members() const;
   bool over_unix() const;               // only then can file descriptors be exchanged
   std::span<const Peer> peers() const;  // [n_ranks]
 

@@ -30,6 +30,24 @@ Status decode_failure(std::span<const std::byte> bytes) {
   return Status(static_cast<Code>(code), std::move(sentence));
 }
 
+std::vector<std::byte> encode_numbers(std::span<const uint32_t> numbers) {
+  Writer w;
+  w.u32(static_cast<uint32_t>(numbers.size()));
+  for (const uint32_t n : numbers) w.u32(n);
+  return w.take();
+}
+
+bool decode_numbers(std::span<const std::byte> bytes, std::vector<uint32_t>* numbers,
+                    std::span<const std::byte>* rest) {
+  Reader r(bytes);
+  const uint32_t n = r.u32();
+  if (n > r.left() / sizeof(uint32_t)) return false;
+  numbers->resize(n);
+  for (uint32_t& number : *numbers) number = r.u32();
+  *rest = r.raw(r.left());
+  return r.ok();
+}
+
 std::vector<std::byte> encode_peers(std::span<const Peer> peers) {
   Writer w;
   for (const Peer& p : peers) {

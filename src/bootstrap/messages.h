@@ -17,10 +17,13 @@ namespace moeccl::bootstrap {
 
 enum MessageType : uint16_t {
   // From a rank: its part of a round. Payload: the time it will wait, then what the round is about.
-  kJoin = 1,     // ProcessIdentity::random u64; answered when all ranks have joined, with a Peer for each
-  kGather = 2,   // its blob; answered with all blobs
+  kJoin = 1,    // ProcessIdentity::random u64, and at a meeting of survivors the ranks that are gone; answered when all
+                // ranks have joined, with the survivors' numbers (survivors only) and a Peer for each
+  kGather = 2,  // its blob; answered with all blobs
   kBarrier = 3,  // nothing more
   kFds = 4,      // the set of ranks that want its descriptors, which travel with the frame
+  // From a rank that waits for kJoin's answer, at a meeting of survivors.
+  kGone = 5,  // the ranks that are gone by now
   // From a rank: the end.
   kLeave = 8,    // nothing
   kAbandon = 9,  // a Failure
@@ -40,6 +43,10 @@ inline constexpr size_t kMaxSentenceBytes = 2048;
 std::vector<std::byte> encode_failure(const Status& failure);
 // The failure that was encoded; InternalError when the bytes make no sense. Never ok().
 Status decode_failure(std::span<const std::byte> bytes);
+
+// The count u32, then each as u32; decoding leaves what follows them in `rest`.
+std::vector<std::byte> encode_numbers(std::span<const uint32_t> numbers);
+bool decode_numbers(std::span<const std::byte> bytes, std::vector<uint32_t>* numbers, std::span<const std::byte>* rest);
 
 std::vector<std::byte> encode_peers(std::span<const Peer> peers);
 bool decode_peers(std::span<const std::byte> bytes, size_t n_ranks, std::vector<Peer>* peers);

@@ -48,8 +48,9 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
   UniqueId id;
   MOECCL_ASSIGN_OR_RETURN(id.key, random_key());
   if (!options.key.empty()) std::copy(options.key.begin(), options.key.end(), id.key.begin());
-  MOECCL_ASSIGN_OR_RETURN(id.address,
-                          options.socket_addr.empty() ? random_unix_address() : own_address(options.socket_addr));
+  MOECCL_ASSIGN_OR_RETURN(id.address, !options.socket_addr.empty() ? own_address(options.socket_addr)
+                                      : !options.unix_name.empty() ? driver::unix_address(options.unix_name)
+                                                                   : random_unix_address());
   id.host_hash = driver::host_identity().hash();
   MOECCL_ASSIGN_OR_RETURN(Fd listener, driver::listen_at(id.address));
   MOECCL_ASSIGN_OR_RETURN(id.address, driver::local_address(listener.get()));
@@ -61,7 +62,7 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
   MOECCL_ASSIGN_OR_RETURN(driver::WakeUp stop, driver::WakeUp::create());
   auto shared = std::make_shared<Shared>(std::move(stop));
   MOECCL_ASSIGN_OR_RETURN(shared->id, encode_unique_id(id));
-  const RootServer::Config config = {id.key, id.address.is_unix(), options.timeout_ms, shared->id};
+  const RootServer::Config config = {id.key, id.address.is_unix(), options.timeout_ms, shared->id, options.survivors};
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<RootServer> made,
                           RootServer::create(config, std::move(listener), std::move(handouts), shared->stop.fd()));
   std::shared_ptr<RootServer> server = std::move(made);  // std::function wants what it holds to be copyable

@@ -114,6 +114,14 @@ void RootServer::on_message(Id id, ControlMessage message) {
       if (failure_.ok()) fail(error(moecclRemoteError, "{} failed: {}", name, why.message()));
       return;
     }
+    case kGone:
+      // A word that comes late is about a number of before.
+      if (!config_.survivors || joined_ || !failure_.ok()) return;
+      if (!decode_ranks(message.payload, members_.size(), &member.gone)) {
+        return fail(error(moecclInternalError, "{} says that ranks are gone that are none", who(c->rank)));
+      }
+      if (all_are_here()) finish_round();
+      return;
     default:
       if (failure_.ok()) contribute(id, c, std::move(message));
   }
@@ -160,7 +168,11 @@ void RootServer::contribute(Id, Connection* c, ControlMessage message) {
   const std::span<const std::byte> rest = body.raw(body.left());
   if (message.type == kJoin) {
     Reader process(rest);
-    member_of(c->rank).in_own_process = process.u64() == driver::this_process().random;
+    Member& member = member_of(c->rank);
+    member.in_own_process = process.u64() == driver::this_process().random;
+    if (config_.survivors && !decode_ranks(process.raw(process.left()), members_.size(), &member.gone)) {
+      return fail(error(moecclInternalError, "{} joins survivors without a word of who is gone", who(c->rank)));
+    }
   }
   if (message.type == kGather) {
     round_.n_bytes += rest.size();
@@ -177,7 +189,36 @@ void RootServer::contribute(Id, Connection* c, ControlMessage message) {
     }
     forward_fds(c->rank, wanted_by, std::move(message.fds));
   }
-  if (failure_.ok() && round_.n_contributed == static_cast<int>(members_.size())) finish_round();
+  if (failure_.ok() && all_are_here()) finish_round();
+}
+
+// At a meeting of survivors: it has not come, and nobody who has expects it.
+bool RootServer::is_given_up(size_t rank) const {
+  if (!config_.survivors || joined_ || members_[rank].came) return false;
+  return std::all_of(members_.begin(), members_.end(), [&](const Member& m) { return !m.contributed || m.gone[rank]; });
+}
+
+bool RootServer::all_are_here() const {
+  if (round_.n_contributed == static_cast<int>(members_.size())) return true;
+  if (!config_.survivors || joined_ || round_.n_contributed == 0) return false;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (!members_[rank].contributed && !is_given_up(rank)) return false;
+  }
+  return true;
+}
+
+// Leaves out those that have not come.
+std::vector<uint32_t> RootServer::number_anew() {
+  std::vector<uint32_t> numbers;
+  std::vector<Member> present;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (!members_[rank].came) continue;
+    if (Connection* c = find(members_[rank].connection); c != nullptr) c->rank = static_cast<int>(present.size());
+    numbers.push_back(static_cast<uint32_t>(rank));
+    present.push_back(std::move(members_[rank]));
+  }
+  members_ = std::move(present);
+  return numbers;
 }
 
 // At once, without waiting for the others' parts: so a root holds few descriptors at a time.
@@ -199,12 +240,14 @@ void RootServer::forward_fds(int src_rank, const RankSet& wanted_by, std::vector
 void RootServer::finish_round() {
   std::vector<std::byte> answer;
   if (round_.type == kJoin) {
+    if (config_.survivors) answer = encode_numbers(number_anew());
     std::vector<Peer> peers;
     for (Member& m : members_) {
       m.peer.with_root = m.in_own_process;
       peers.push_back(m.peer);
     }
-    answer = encode_peers(peers);
+    const std::vector<std::byte> list = encode_peers(peers);
+    answer.insert(answer.end(), list.begin(), list.end());
     joined_ = true;
     close_listeners();
   } else if (round_.type == kGather) {
@@ -237,7 +280,7 @@ void RootServer::on_round_timeout() {
   }
   std::vector<int> missing;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
-    if (!members_[rank].contributed) missing.push_back(static_cast<int>(rank));
+    if (!members_[rank].contributed && !is_given_up(rank)) missing.push_back(static_cast<int>(rank));
   }
   const std::string whose = round_.deadline.passed() && round_.deadline_rank >= 0
                                 ? format("the time of rank {}", round_.deadline_rank)
@@ -258,6 +301,7 @@ void RootServer::fail(const Status& why, Id refused) {
   linger_ = Deadline::after_ms(kLingerMs);
   deadline_ = Deadline::never();
   round_ = {};
+  if (config_.survivors) close_listeners();  // who comes from now on wants the next meeting at this place
   // This process's own ranks last, as in finish_round. Who was refused comes between: it may be one of them or not.
   for (const bool own : {false, true}) {
     if (own) tell_failure(refused);

@@ -30,6 +30,7 @@ class RootServer {
     bool over_unix = true;
     int64_t timeout_ms = 0;
     moecclUniqueId id = {};  // what the handout listener gives away
+    bool survivors = false;  // see RootOptions
   };
 
   // `stop`: readable when the owner wants the end. `handouts`: at most two.
@@ -49,6 +50,7 @@ class RootServer {
     bool told = false;  // of the failure
     bool contributed = false;
     bool in_own_process = false;  // that of this root
+    RankSet gone;                 // at a meeting of survivors: as it said
     Peer peer;
   };
   struct Round {
@@ -89,6 +91,9 @@ class RootServer {
   void contribute(Id id, Connection* c, ControlMessage message);
   bool accept_part(Connection* c, const ControlMessage& message, Reader* body);
   void forward_fds(int src_rank, const RankSet& wanted_by, std::vector<Fd> fds);
+  bool is_given_up(size_t rank) const;
+  bool all_are_here() const;
+  std::vector<uint32_t> number_anew();
   void finish_round();
   void on_round_timeout();
   // refused: a connection that is no member and caused it; 0: none.

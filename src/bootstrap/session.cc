@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "src/base/log.h"
 #include "src/bootstrap/bootstrap.h"
@@ -43,6 +45,9 @@ struct Session::Impl {
   bool closed = false;
   driver::ForkGuard process;
   std::function<Status()> others_alive;
+  std::function<RankSet()> gone;
+  RankSet told_gone;
+  std::vector<uint32_t> members;
 
   struct Message {
     ControlHead head;
@@ -52,6 +57,8 @@ struct Session::Impl {
 
   Status greet(const UniqueId& id, Deadline deadline);
   Status attempt_join(const UniqueId& id, Deadline deadline);
+  Status take_answer(std::span<const std::byte> answer);
+  Status tell_gone();
   Status send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds, Deadline deadline);
   Status wait_for_message(Deadline deadline);
   Status receive(std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline);
@@ -103,16 +110,47 @@ Status Session::Impl::attempt_join(const UniqueId& id, Deadline deadline) {
   Writer body;
   body.u32(wire_timeout(deadline));
   body.u64(driver::this_process().random);
+  if (gone) {
+    told_gone = gone();
+    body.raw(encode_ranks(told_gone));
+  }
   if (Status sent = send(kJoin, body.view(), {}, deadline); !sent.ok()) {
     // The root may have said why before it ended.
     if (sent.code() == moecclRemoteError) static_cast<void>(answer_of_round(Deadline::after_ms(kReasonMs), nullptr));
     return failure.ok() ? sent : failure;
   }
   MOECCL_ASSIGN_OR_RETURN(const std::vector<std::byte> answer, answer_of_round(deadline, nullptr));
-  if (!decode_peers(answer, static_cast<size_t>(n_ranks), &peers)) {
-    return error(moecclInternalError, "the list of ranks cannot be read");
+  return take_answer(answer);
+}
+
+// Who the ranks are, and which of them this one is.
+Status Session::Impl::take_answer(std::span<const std::byte> answer) {
+  const Status unreadable = error(moecclInternalError, "the list of ranks cannot be read");
+  if (gone) {
+    if (!decode_numbers(answer, &members, &answer)) return unreadable;
+    const auto here = std::lower_bound(members.begin(), members.end(), static_cast<uint32_t>(rank));
+    const bool ascend = std::adjacent_find(members.begin(), members.end(), std::greater_equal<>()) == members.end();
+    if (!ascend || here == members.end() || *here != static_cast<uint32_t>(rank) ||
+        members.back() >= static_cast<uint32_t>(n_ranks)) {
+      return unreadable;
+    }
+    rank = static_cast<int>(here - members.begin());
+    n_ranks = static_cast<int>(members.size());
+    gone = nullptr;  // by the old numbers
+  } else {
+    members.resize(static_cast<size_t>(n_ranks));
+    std::iota(members.begin(), members.end(), 0u);
   }
-  return {};
+  return decode_peers(answer, static_cast<size_t>(n_ranks), &peers) ? Status() : unreadable;
+}
+
+// While this rank waits for others.
+Status Session::Impl::tell_gone() {
+  if (!gone) return {};
+  RankSet now = gone();
+  if (now == told_gone) return {};
+  told_gone = std::move(now);
+  return send(kGone, encode_ranks(told_gone), {}, Deadline::after_ms(kReasonMs));
 }
 
 Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, int rank, int n_ranks,
@@ -128,6 +166,7 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
   impl->rank = rank;
   impl->n_ranks = n_ranks;
   impl->others_alive = options.others_alive;
+  impl->gone = options.gone;
   Status last;
   int64_t backoff_us = 1000;
   bool greeted = false;
@@ -182,13 +221,15 @@ Status Session::Impl::send(uint16_t type, std::span<const std::byte> payload, st
 
 // Until a message begins.
 Status Session::Impl::wait_for_message(Deadline deadline) {
-  if (!others_alive) return {};
+  if (!others_alive && !gone) return {};
   const int watch = root_process ? root_process.get() : -1;
   for (;;) {
     const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kLookEveryMs));
     const Result<bool> there = driver::wait_fd(fd.get(), POLLIN, until, watch);
     if (there.ok()) return {};
     if (there.status().code() != moecclTimeout || deadline.passed()) return there.status();
+    MOECCL_TRY(tell_gone());
+    if (!others_alive) continue;
     if (Status others = others_alive(); !others.ok()) {
       static_cast<void>(send(kAbandon, encode_failure(others), {}, Deadline::after_ms(kReasonMs)));
       failure = others;
@@ -308,6 +349,7 @@ Session::~Session() {
 }
 
 int Session::rank() const { return impl_->rank; }
+std::span<const uint32_t> Session::members() const { return impl_->members; }
 bool Session::over_unix() const { return impl_->over_unix; }
 std::span<const Peer> Session::peers() const { return impl_->peers; }
 

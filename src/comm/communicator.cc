@@ -10,6 +10,7 @@
 #include "src/driver/thread.h"
 #include "src/exec/cuda/runners.h"
 #include "src/exec/cuda/stream_work.h"
+#include "src/exec/revoked.h"
 
 namespace moeccl::comm {
 
@@ -21,6 +22,15 @@ Result<std::unique_ptr<Communicator>> Communicator::init(const moecclUniqueId& i
   }
   MOECCL_ASSIGN_OR_RETURN(Membership m,
                           connect(id, static_cast<uint32_t>(n_ranks), static_cast<uint32_t>(rank), config, parent));
+  return of(std::move(m));
+}
+
+Result<std::unique_ptr<Communicator>> Communicator::init(Reunion& met, const Config& config, const Parent& parent) {
+  MOECCL_ASSIGN_OR_RETURN(Membership m, connect(met, config, parent));
+  return of(std::move(m));
+}
+
+Result<std::unique_ptr<Communicator>> Communicator::of(Membership&& m) {
   m.fabric->kernels = env().kernels.empty() ? &kernels::best() : kernels::select(env().kernels.c_str());
   if (m.fabric->kernels == nullptr) {
     return error(moecclInvalidArgument,
@@ -57,6 +67,7 @@ Communicator::Communicator(Membership&& m) noexcept
       n_ranks_(m.n_ranks),
       config_(std::move(m.config)),
       address_(std::move(m.address)),
+      places_(std::move(m.places)),
       fabric_(std::move(m.fabric)),
       uplinks_(std::move(m.uplinks)),
       cuda_(std::move(m.cuda)),
@@ -315,6 +326,27 @@ void Communicator::abort() {
     if (cuda_->kernel_side() != nullptr) cuda_->kernel_side()->kernel().stop();
   }
   fabric_->fail(error(moecclAborted, "rank {} aborted the communicator", rank_));
+}
+
+void Communicator::revoke() {
+  const Status why = error(moecclAborted, "rank {} revoked the communicator", rank_);
+  if (cuda_ != nullptr) {
+    cuda_->fabric().fail(why);
+    if (cuda_->kernel_side() != nullptr) cuda_->kernel_side()->kernel().stop();
+  }
+  // What failed before keeps its reason here; the others hear of this in any case.
+  if (fabric_->failed())
+    fabric_->publish_state(transport::RankState::kFailed, why.code(), why.message());
+  else
+    fabric_->fail(why);
+}
+
+void Communicator::notice_revoke() {
+  if (!birth_.here() || fabric_->failed()) return;
+  Status why = exec::check_revoked(*fabric_);
+  if (why.ok()) return;
+  if (cuda_ != nullptr) cuda_->fabric().fail(why);
+  fabric_->fail(why);
 }
 
 uint8_t Communicator::priority_of(moecclOp_t op) const {

@@ -32,6 +32,8 @@ class Communicator {
   // parent: the communicator that this one is split from, whose uplinks it shares.
   static Result<std::unique_ptr<Communicator>> init(const moecclUniqueId& id, int n_ranks, int rank,
                                                     const Config& config, const Parent& parent = {});
+  // Of ranks that have met again.
+  static Result<std::unique_ptr<Communicator>> init(Reunion& met, const Config& config, const Parent& parent);
   ~Communicator();
 
   uint32_t rank() const { return rank_; }
@@ -71,6 +73,8 @@ class Communicator {
   uint8_t priority_of(moecclOp_t op) const;  // of a call made now
   // Where ranks on other hosts reach this one; empty: all ranks are on this host.
   const std::string& address() const { return address_; }
+  // Where its ranks meet when some are lost.
+  const MeetingPlaces& places() const { return places_; }
   uint64_t operation_staging_bytes() const { return fabric_->half_bytes; }
   size_t memory_bytes() const;
 
@@ -131,6 +135,10 @@ class Communicator {
     return birth_.here() && !fabric_->failed() && !fabric_->aborted.load(std::memory_order_relaxed);
   }
   void abort();
+  // Ends all operations on all ranks, and forbids further ones; see moecclCommRevoke. Any thread.
+  void revoke();
+  // Fails this rank too, when another one has revoked the communicator. Any thread.
+  void notice_revoke();
   // Says to the peers that this rank will take no further part.
   void leave();
 
@@ -158,6 +166,7 @@ class Communicator {
   Status forget(void* registration);
 
  private:
+  static Result<std::unique_ptr<Communicator>> of(Membership&& m);
   explicit Communicator(Membership&& m) noexcept;
   void set_up(Membership&& m);
   void run_as(exec::Operation& op, const PlanSlot& cached) const;  // op.keep owns `cached`, or what owns it
@@ -165,6 +174,7 @@ class Communicator {
   uint32_t rank_, n_ranks_;
   Config config_;
   std::string address_;
+  MeetingPlaces places_;
   const driver::Birth birth_;
   GroupHolds group_holds_;
   std::map<void*, std::pair<std::byte*, size_t>> registrations_;  // by handle

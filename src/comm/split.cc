@@ -47,7 +47,7 @@ Status members_alive(Communicator& parent, std::span<const uint32_t> members) {
     transport::Link& link = parent.fabric().link(r);
     const auto state = static_cast<transport::RankState>(link.board().health.state.load(std::memory_order_acquire));
     Status status = link.check_peer();
-    if (status.ok() && state != transport::RankState::kRunning)
+    if (state != transport::RankState::kRunning)
       status = error(moecclRemoteError, "rank {} has failed in the parent communicator or left it: {}", r,
                      exec::failure_text(link.board()));
     if (status.ok()) continue;
@@ -65,8 +65,7 @@ Status all_gather_bytes(Communicator& comm, const void* mine, size_t bytes, void
                         {.op = moecclOpAllGather, .send = mine, .recv = all, .count = bytes, .type = moecclUint8});
 }
 
-Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int key, const moecclConfig_t* given) {
-  MOECCL_TRY(parent.usable());
+Result<Config> config_of_part(Communicator& parent, const moecclConfig_t* given) {
   Config config = parent.config();
   // The parent's topology describes the parent's ranks.
   config.topology.clear();
@@ -74,6 +73,29 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   if (given != nullptr) {
     MOECCL_ASSIGN_OR_RETURN(config, Config::from(given));
   }
+  if (config.pace && config.topology.empty() && parent.uplinks() == nullptr) {
+    return error(moecclInvalidArgument,
+                 "config.pace is 1 without a topology, and the communicator it comes from is not paced: give a "
+                 "topology");
+  }
+  // Few as its ranks may be, the others of the parent want the same cores: none of them is a stranger to wait out.
+  config.crowded = parent.fabric().crowded;
+  return config;
+}
+
+void inherit_profile(Communicator& parent, const Config& config, Communicator& part) {
+  // The part's own topology, where one was given, says nothing about the parent's levels.
+  const plan::Profile& profile = parent.selector().profile();
+  if (!config.topology.empty() || profile.source.empty()) return;
+  plan::Profile of_part = plan::profile_of_part(profile, parent.tree(), part.tree());
+  of_part.source += ", of the communicator that this one comes from";
+  of_part.host_level = part.selector().profile().host_level;
+  part.selector().set_profile(of_part);
+}
+
+Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int key, const moecclConfig_t* given) {
+  MOECCL_TRY(parent.usable());
+  MOECCL_ASSIGN_OR_RETURN(const Config config, config_of_part(parent, given));
   struct Wish {
     int32_t color, key;
   };
@@ -95,16 +117,7 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   if (members.empty()) return std::unique_ptr<Communicator>();
   const auto at = std::find(members.begin(), members.end(), parent.rank());
   std::shared_ptr<const SharedUplinks> uplinks;
-  if (config.pace && config.topology.empty()) {
-    if (parent.uplinks() == nullptr) {
-      return error(
-          moecclInvalidArgument,
-          "config.pace is 1 without a topology, and the communicator to be split is not paced: give a topology");
-    }
-    uplinks = parent.uplinks()->of_part(members);
-  }
-  // Few as its ranks may be, the others of the parent want the same cores: none of them is a stranger to wait out.
-  config.crowded = parent.fabric().crowded;
+  if (config.pace && config.topology.empty()) uplinks = parent.uplinks()->of_part(members);
   const Offer& chosen = offers[members[0]];
   if (chosen.code != 0) {
     return error(members[0] == parent.rank() ? static_cast<Code>(chosen.code) : moecclRemoteError,
@@ -125,15 +138,7 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
     } while (!deadline.passed());
   }
   if (!made.ok()) return std::move(made).status().with_context("connecting the part, with its own rank numbers");
-  // The part's own topology, where one was given, says nothing about the parent's levels.
-  Communicator& part = **made;
-  const plan::Profile& profile = parent.selector().profile();
-  if (config.topology.empty() && !profile.source.empty()) {
-    plan::Profile of_part = plan::profile_of_part(profile, parent.tree(), part.tree());
-    of_part.source += ", of the communicator that this one was split from";
-    of_part.host_level = part.selector().profile().host_level;
-    part.selector().set_profile(of_part);
-  }
+  inherit_profile(parent, config, **made);
   return made;
 }
 

@@ -30,7 +30,9 @@ void Fabric::fail(const Status& status) noexcept {
     recorder.note_failure(status.code(), status.message());
   }
   failed_.store(true, std::memory_order_release);
-  const auto state = status.code() == moecclAborted ? transport::RankState::kAborted : transport::RankState::kFailed;
+  // What was revoked is no rank's own abort: it has failed with that code, on all ranks alike.
+  const bool own_abort = status.code() == moecclAborted && aborted.load(std::memory_order_relaxed);
+  const auto state = own_abort ? transport::RankState::kAborted : transport::RankState::kFailed;
   publish_state(state, status.code(), status.message());
 }
 

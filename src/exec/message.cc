@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "src/base/data_type.h"
+#include "src/exec/revoked.h"
 
 namespace moeccl::exec {
 
@@ -28,7 +29,11 @@ Progress MessageTask::poll() {
     if (fabric().failed()) return fail(fabric().failure());
     return Progress::kBlocked;
   }
-  if (record_ == 0) note_begin();
+  if (record_ == 0) {
+    // Two ranks may go on with each other for ever, and never look at a third that has revoked the communicator.
+    if (Status s = check_revoked(fabric()); !s.ok()) return fail(std::move(s));
+    note_begin();
+  }
   return message_.is_send ? send() : receive();
 }
 

@@ -11,6 +11,7 @@
 
 #include "src/base/log.h"
 #include "src/driver/thread.h"
+#include "src/exec/revoked.h"
 
 namespace moeccl::exec {
 namespace {
@@ -95,10 +96,28 @@ std::string failure_text(const transport::Board& board) {
   return text;
 }
 
+namespace {
+
+bool was_revoked(const transport::Board& board) {
+  const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
+  return state == transport::RankState::kFailed && board.health.code.load(std::memory_order_relaxed) == moecclAborted;
+}
+
+}  // namespace
+
+Status check_revoked(const Fabric& fabric) {
+  for (uint32_t p = 0; p < fabric.n_ranks; ++p) {
+    if (p == fabric.rank || !was_revoked(fabric.link(p).board())) continue;
+    return error(moecclAborted, "{}", failure_text(fabric.link(p).board()));
+  }
+  return {};
+}
+
 Status check_peer_state(Task& task, uint32_t peer, bool waits_long) {
   const transport::Board& board = task.fabric().link(peer).board();
   const auto state = static_cast<transport::RankState>(board.health.state.load(std::memory_order_acquire));
   if (state == transport::RankState::kRunning) return {};
+  if (was_revoked(board)) return error(moecclAborted, "{}", failure_text(board));
   if (!task.needs(peer) && (!waits_long || state == transport::RankState::kLeft)) return {};
   switch (state) {
     case transport::RankState::kFailed: {
@@ -127,7 +146,11 @@ Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_ali
   if (now - last_alive_ns > kAliveEvery_ns) {
     last_alive_ns = now;
     for (uint32_t p = 0; p < f.n_ranks; ++p) {
-      if (p != f.rank && task.needs(p)) MOECCL_TRY(f.link(p).check_peer());
+      if (p == f.rank || !task.needs(p)) continue;
+      Status lost = f.link(p).check_peer();
+      if (lost.ok()) continue;
+      MOECCL_TRY(check_peer_state(task, p));  // its own word says more, if it came since
+      return lost;
     }
   }
   if (now - since_ns > (f.timeout_ms + task.grace_ms()) * 1'000'000) return timed_out(task);

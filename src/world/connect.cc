@@ -42,12 +42,20 @@ class Connector {
         deadline_(Deadline::after_ms(config.init_timeout_ms)) {
     key_ = hash_bytes(&id, sizeof(id));
   }
+  Connector(Reunion& met, const Config& config, const Parent& parent)
+      : Connector({}, static_cast<uint32_t>(met.members.size()), met.rank, config, parent) {
+    link_key_ = met.key;
+    key_ = hash_bytes(met.key.data(), met.key.size());
+    session_ = std::move(met.session);
+  }
 
   Result<Membership> connect() {
-    MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId id, bootstrap::decode_unique_id(id_));
     m_.fabric = std::make_unique<exec::Fabric>(rank_, n_, shape_of(rank_).staging_bytes);
-    link_key_ = id.key;
-    MOECCL_TRY(join(root_may_come_later(id)));
+    if (session_ == nullptr) {
+      MOECCL_ASSIGN_OR_RETURN(const bootstrap::UniqueId id, bootstrap::decode_unique_id(id_));
+      link_key_ = id.key;
+      MOECCL_TRY(join(root_may_come_later(id)));
+    }
     Status status = contained([&] { return steps(); });
     ProcessTable::get().remove(key_, rank_);
     for (const uint32_t r : mapped_here_) ProcessTable::get().remove(key_ ^ all_[rank_].process, r);
@@ -99,6 +107,7 @@ class Connector {
     MOECCL_TRY(probe_reads());
     prepare_fabric();
     MOECCL_TRY(reach_hosts());
+    MOECCL_ASSIGN_OR_RETURN(m_.places, MeetingPlaces::arrange(*session_, link_key_, m_.address, deadline_));
     MOECCL_TRY(make_tree());
     name_network();
     MOECCL_TRY(make_links());
@@ -421,6 +430,10 @@ class Connector {
 Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config,
                            const Parent& parent) {
   return Connector(id, n_ranks, rank, config, parent).connect();
+}
+
+Result<Membership> connect(Reunion& met, const Config& config, const Parent& parent) {
+  return Connector(met, config, parent).connect();
 }
 
 }  // namespace moeccl::comm

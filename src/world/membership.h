@@ -13,6 +13,7 @@
 #include "src/plan/plan.h"
 #include "src/world/config.h"
 #include "src/world/cuda_side.h"
+#include "src/world/reunion.h"
 #include "src/world/shared_uplinks.h"
 
 namespace moeccl::comm {
@@ -38,10 +39,13 @@ struct Membership {
   std::shared_ptr<const SharedUplinks> uplinks;  // null: not paced
   std::unique_ptr<CudaSide> cuda;
   std::string why_no_cuda;  // when some rank asked for it
+  MeetingPlaces places;     // for when ranks are lost
 };
 
 // Collective.
 Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config,
                            const Parent& parent);
+// The same for ranks that have met again.
+Result<Membership> connect(Reunion& met, const Config& config, const Parent& parent);
 
 }  // namespace moeccl::comm

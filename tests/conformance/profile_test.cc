@@ -344,7 +344,7 @@ TEST(Profile, APartOfTheRanksTakesTheLevelsThatItHas) {
         char page[4096];
         MOECCL_ASSERT_COMM_OK(
             moecclPlanExplain(part, moecclOpAllReduce, 1000, moecclFloat32, page, sizeof(page), nullptr), part);
-        EXPECT_NE(std::strstr(page, "of the communicator that this one was split from"), nullptr) << page;
+        EXPECT_NE(std::strstr(page, "of the communicator that this one comes from"), nullptr) << page;
         MOECCL_EXPECT_OK(moecclCommDestroy(part));
       },
       {}, "node:2(bw=2GB/s,lat=7us) gpu:2(bw=4GB/s,lat=3us)");

@@ -2,6 +2,7 @@
 """The Python package against known results: thread ranks and processes; NumPy where it is installed."""
 import array
 import gc
+import queue
 import unittest
 
 import moeccl
@@ -68,6 +69,46 @@ class Collectives(unittest.TestCase):
 
     def test_processes(self):
         self.assertEqual(in_processes(2, sum_of_ranks), [3, 3])
+
+    def test_shrink_and_grow(self):
+        n, ids = 4, queue.Queue()
+
+        def total(comm):
+            x = array.array("i", [1])
+            comm.all_reduce(x)
+            return x[0]
+
+        def work(comm):
+            r = comm.rank
+            if r == 1:
+                comm = None
+            else:
+                comm = comm.shrink([1])
+                self.assertEqual((comm.rank, comm.size, total(comm)), (max(r - 1, 0), 3, 3))
+                comm.revoke()
+                with self.assertRaisesRegex(moeccl.Error, "revoked the communicator") as caught:
+                    total(comm)
+                self.assertEqual(caught.exception.name, "moecclAborted")
+                again = comm.shrink()
+                comm.close()
+                comm = again
+                with self.assertRaisesRegex(moeccl.Error, "exclude_ranks.0. is 3"):
+                    comm.shrink([3])
+                with self.assertRaisesRegex(ValueError, "exclude is"):
+                    comm.shrink([2**40])
+            if comm is not None and comm.rank == 0:
+                meeting = comm.unique_id()
+                ids.put(bytes(meeting))
+            if comm is None:
+                more = moeccl.Comm(n, ids.get(timeout=20), 3)
+            else:
+                more = comm.grow(n, meeting if comm.rank == 0 else None)
+                comm.close()
+            self.assertEqual((more.size, total(more)), (n, n))
+            self.assertEqual(more.rank == 3, r == 1)
+            more.close()
+
+        in_threads(n, work)
 
     def test_mistakes_are_named(self):
         def work(comm):

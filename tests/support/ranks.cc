@@ -50,6 +50,8 @@ const char* phase_name(uint32_t phase) {
 struct Arena {
   std::atomic<uint32_t> id_ready;  // 1: id is valid, 2: making it failed
   moecclUniqueId id;
+  std::atomic<uint32_t> second_ready;  // the same for second
+  moecclUniqueId second;               // of a communicator that grows
   std::atomic<uint32_t> n_ready;
   std::atomic<uint32_t> go;
   RankSlot slots[kMaxTestRanks];
@@ -76,6 +78,12 @@ int process_count(int n, RankMode mode) {
   return mode == RankMode::kProcesses ? n : (n + 1) / 2;
 }
 
+// Waits for an id that another rank makes.
+bool await_id(const std::atomic<uint32_t>& ready) {
+  while (ready.load(std::memory_order_acquire) == 0) nap();
+  return ready.load() == 1;
+}
+
 // The child that holds rank 0 makes the id; the others wait for it.
 bool obtain_id(Arena& arena, bool mine) {
   if (mine) {
@@ -83,8 +91,7 @@ bool obtain_id(Arena& arena, bool mine) {
     if (!ok) ADD_FAILURE() << "moecclGetUniqueId: " << moecclGetLastError(nullptr);
     arena.id_ready.store(ok ? 1 : 2, std::memory_order_release);  // read below
   }
-  while (arena.id_ready.load(std::memory_order_acquire) == 0) nap();
-  return arena.id_ready.load() == 1;
+  return await_id(arena.id_ready);
 }
 
 moecclConfig_t config_of(const RankOptions& options) {
@@ -94,15 +101,85 @@ moecclConfig_t config_of(const RankOptions& options) {
   return config;
 }
 
+// MOECCL_TEST_COMM: what becomes of the test's communicator before the test has it; "shrunk" or "grown".
+enum class Made { kPlain, kShrunk, kGrown };
+Made how_made(int n) {
+  const char* text = getenv("MOECCL_TEST_COMM");
+  const std::string how = text != nullptr ? text : "";
+  if (how == "shrunk") return Made::kShrunk;
+  return how == "grown" && n > 1 ? Made::kGrown : Made::kPlain;
+}
+
+// One rank more, number 1, is a thread beside rank 0, and is left out again: by name where the ranks are odd in number,
+// else because it has gone.
+moecclComm_t shrunk(const Run& run, int rank, const moecclConfig_t& config) {
+  moecclConfig_t before = config;
+  before.topology = nullptr;
+  before.pace = 0;
+  std::thread extra;
+  if (rank == 0) {
+    extra = std::thread([&] {
+      moecclComm_t comm = nullptr;
+      EXPECT_EQ(moecclCommInitRankConfig(&comm, run.n + 1, run.arena.id, 1, &before), moecclSuccess)
+          << moecclGetLastError(nullptr);
+      EXPECT_EQ(moecclCommDestroy(comm), moecclSuccess);
+    });
+  }
+  moecclComm_t parent = nullptr, comm = nullptr;
+  EXPECT_EQ(moecclCommInitRankConfig(&parent, run.n + 1, run.arena.id, rank == 0 ? 0 : rank + 1, &before),
+            moecclSuccess)
+      << moecclGetLastError(nullptr);
+  const int one = 1;
+  EXPECT_EQ(moecclCommShrink(parent, &one, run.n % 2, &comm, &config, MOECCL_SHRINK_DEFAULT), moecclSuccess)
+      << moecclGetLastError(nullptr);
+  EXPECT_EQ(moecclCommDestroy(parent), moecclSuccess);
+  if (extra.joinable()) extra.join();
+  return comm;
+}
+
+// The last rank comes later.
+moecclComm_t grown(const Run& run, int rank, const moecclConfig_t& config) {
+  moecclComm_t parent = nullptr, comm = nullptr;
+  if (rank == run.n - 1) {
+    if (!await_id(run.arena.second_ready)) return nullptr;
+    EXPECT_EQ(moecclCommGrow(nullptr, run.n, &run.arena.second, rank, &comm, &config), moecclSuccess)
+        << moecclGetLastError(nullptr);
+    return comm;
+  }
+  moecclConfig_t before = config;
+  before.topology = nullptr;
+  before.pace = 0;
+  EXPECT_EQ(moecclCommInitRankConfig(&parent, run.n - 1, run.arena.id, rank, &before), moecclSuccess)
+      << moecclGetLastError(nullptr);
+  if (rank == 0) {
+    const bool ok = moecclCommGetUniqueId(parent, &run.arena.second) == moecclSuccess;
+    EXPECT_TRUE(ok) << moecclGetLastError(nullptr);
+    run.arena.second_ready.store(ok ? 1 : 2, std::memory_order_release);  // read in await_id()
+  }
+  EXPECT_EQ(moecclCommGrow(parent, run.n, rank == 0 ? &run.arena.second : nullptr, -1, &comm, &config), moecclSuccess)
+      << moecclGetLastError(nullptr);
+  EXPECT_EQ(moecclCommDestroy(parent), moecclSuccess);
+  return comm;
+}
+
+moecclComm_t make_comm(const Run& run, int rank, const moecclConfig_t& config) {
+  const Made made = how_made(run.n);
+  if (made == Made::kShrunk) return shrunk(run, rank, config);
+  if (made == Made::kGrown) return grown(run, rank, config);
+  moecclComm_t comm = nullptr;
+  const moecclResult_t r = moecclCommInitRankConfig(&comm, run.n, run.arena.id, rank, &config);
+  EXPECT_EQ(r, moecclSuccess) << moecclGetErrorString(r) << ": " << moecclGetLastError(nullptr);
+  return comm;
+}
+
 void run_rank(const Run& run, int rank) {
   RankSlot& slot = run.arena.slots[rank];
   slot.state = kJoining;
   if (!obtain_id(run.arena, rank == 0)) return;
   moecclComm_t comm = nullptr;
   if (run.options.init) {
-    const moecclConfig_t config = config_of(run.options);
-    const moecclResult_t r = moecclCommInitRankConfig(&comm, run.n, run.arena.id, rank, &config);
-    ASSERT_EQ(r, moecclSuccess) << moecclGetErrorString(r) << ": " << moecclGetLastError(nullptr);
+    comm = make_comm(run, rank, config_of(run.options));
+    ASSERT_NE(comm, nullptr);
   }
   slot.state = kReady;
   run.arena.n_ready.fetch_add(1);

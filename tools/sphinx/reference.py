@@ -10,7 +10,8 @@ import sys
 ROOT = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../..")
 # In the order in which a reader needs them.
 HEADERS = {
-    "types": "Types and conventions", "comm": "Communicators, streams and memory", "collectives": "Standard collectives",
+    "types": "Types and conventions", "comm": "Communicators, streams and memory", "elastic": "Shrinking and growing",
+    "collectives": "Standard collectives",
     "moe": "MoE layers: dispatch and combine", "plan": "Plans", "profile": "Profiles and calibration", "experts": "Replicated experts",
     "hybrid": "Hybrid expert domains", "migrate": "Expert migration", "codec": "The residual codec", "replace": "Re-placing combine", "swap": "Expert swap",
     "pipeline": "Tensor-parallel AllToAll", "solve": "Placement solvers", "simulate": "Simulation", "topology": "Topology",

@@ -24,8 +24,6 @@ Result<PutState> OrderedLink::counted(Result<PutState> state) {
 Status OrderedLink::check_peer() {
   const std::lock_guard lock(order_.mutex_);
   if (!down_) return {};
-  const auto state = static_cast<RankState>(board().health.state.load(std::memory_order_acquire));
-  if (state != RankState::kRunning) return {};  // its own word says more
   return error(moecclRemoteError, "lost {}: {}", peer_name_, down_text_);
 }
 

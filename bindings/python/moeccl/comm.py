@@ -126,6 +126,39 @@ class Comm:
         self._check(lib.moecclCommSplit(self._handle, number("color", color), number("key", key), _byref(made), config))
         return Comm._of(made.value) if made.value else None
 
+    def shrink(self, exclude: Sequence[int] = (), abort: bool = False, **options: Any) -> "Comm":
+        """A new communicator of the ranks that stay, in their order: all but `exclude`, or, without names, all that are not gone.
+
+        For what is left after a failure, whatever has become of this communicator, which is closed as before. Every rank that
+        stays calls alike. abort: ends this rank's operations first. Options as for split()."""
+        made, gone = ctypes.c_void_p(), [number("exclude", r) for r in exclude]
+        ranks = (ctypes.c_int * len(gone))(*gone) if gone else None
+        config = _byref(_config(options)) if options else None
+        flags = _abi.MOECCL_SHRINK_ABORT if abort else _abi.MOECCL_SHRINK_DEFAULT
+        self._check(lib.moecclCommShrink(self._handle, ranks, len(gone), _byref(made), config, flags))
+        return Comm._of(made.value)
+
+    def unique_id(self) -> UniqueId:
+        """On one rank, for one grow(): the id under which new ranks and those of this communicator meet."""
+        made = UniqueId()
+        self._check(lib.moecclCommGetUniqueId(self._handle, _byref(made)))
+        return made
+
+    def grow(self, n_ranks: int, id: Union[UniqueId, bytes, None] = None, **options: Any) -> "Comm":
+        """A new communicator of this one's ranks and new ones behind them, which make Comm(n_ranks, id, rank).
+
+        Collective. `id` on the rank that has it of unique_id(), None on the others. Options as for split()."""
+        made = ctypes.c_void_p()
+        meeting = UniqueId.from_bytes(id) if isinstance(id, bytes) else id
+        config = _byref(_config(options)) if options else None
+        self._check(lib.moecclCommGrow(self._handle, number("n_ranks", n_ranks), _byref(meeting) if meeting else None, -1,
+                                       _byref(made), config))
+        return Comm._of(made.value)
+
+    def revoke(self) -> None:
+        """Ends operations on all ranks, and forbids later ones; from any thread. shrink() or close() it afterwards."""
+        self._check(lib.moecclCommRevoke(self._handle))
+
     def set_priority(self, priority: int) -> None:
         """The class of this rank's calls from now on (moeccl.PRIORITY_...; 0: by operation). The same on all ranks."""
         self._check(lib.moecclCommSetPriority(self._handle, number("priority", priority)))

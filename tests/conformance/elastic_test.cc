@@ -1,0 +1,494 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shrink, grow and revoke: who is in the result, what is refused, and that nothing is left behind. What survivors of
+// kills do is in tests/fault/shrink_test.cc; whole suites run on shrunk and grown communicators by MOECCL_TEST_COMM.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/ranks_on_hosts.h"
+
+namespace moeccl::testing {
+namespace {
+
+bool says(moecclComm_t comm, const std::string& text) {
+  return std::string(moecclGetLastError(comm)).find(text) != std::string::npos;
+}
+
+// The sum over all ranks of what each gives.
+int32_t sum_of(int32_t mine, moecclComm_t comm) {
+  int32_t sum = -1;
+  MOECCL_EXPECT_COMM_OK(moecclAllReduce(&mine, &sum, 1, moecclInt32, moecclSum, comm, nullptr), comm);
+  return sum;
+}
+
+void expect_place(moecclComm_t comm, int rank, int n) {
+  int r = -1, count = -1;
+  MOECCL_EXPECT_OK(moecclCommUserRank(comm, &r));
+  MOECCL_EXPECT_OK(moecclCommCount(comm, &count));
+  EXPECT_EQ(r, rank);
+  EXPECT_EQ(count, n);
+}
+
+moecclConfig_t timeouts(int init_ms, int ms = 20'000) {
+  moecclConfig_t config = MOECCL_CONFIG_INIT;
+  config.init_timeout_ms = static_cast<int32_t>(patient_ms(init_ms));
+  config.timeout_ms = static_cast<int32_t>(patient_ms(ms));
+  return config;
+}
+
+struct SharedId {
+  moecclUniqueId id;
+  std::atomic<int> made;
+  void wait() const {
+    while (made.load() == 0) usleep(500);
+  }
+};
+
+class Elastic : public ::testing::TestWithParam<RankMode> {};
+INSTANTIATE_TEST_SUITE_P(Modes, Elastic, ::testing::Values(RankMode::kThreads, RankMode::kProcesses, RankMode::kMixed),
+                         [](const ::testing::TestParamInfo<RankMode>& info) { return mode_name(info.param); });
+
+TEST_P(Elastic, NamedRanksStayAwayAndTheOthersKeepTheirOrder) {
+  run_ranks(5,
+            [](int rank, moecclComm_t comm) {
+              const int away[] = {3, 1, 3};
+              if (rank == 1 || rank == 3) {
+                EXPECT_EQ(sum_of(rank, comm), 10) << "the parent works as before";
+                return;
+              }
+              moecclComm_t left = nullptr;
+              MOECCL_ASSERT_COMM_OK(moecclCommShrink(comm, away, 3, &left, nullptr, MOECCL_SHRINK_DEFAULT), comm);
+              expect_place(left, rank / 2, 3);
+              EXPECT_EQ(sum_of(rank, left), 6);
+              EXPECT_EQ(sum_of(rank, comm), 10);
+              MOECCL_EXPECT_OK(moecclCommDestroy(left));
+            },
+            {.mode = GetParam()});
+}
+
+TEST_P(Elastic, WithoutNamesAllWhoAreThereStayAndWhoHasLeftDoesNot) {
+  Meeting left_already;
+  run_ranks(4,
+            [&](int rank, moecclComm_t comm) {
+              moecclComm_t all = nullptr, left = nullptr;
+              MOECCL_ASSERT_COMM_OK(moecclCommShrink(comm, nullptr, 0, &all, nullptr, MOECCL_SHRINK_DEFAULT), comm);
+              expect_place(all, rank, 4);
+              if (rank == 0) {
+                MOECCL_EXPECT_OK(moecclCommDestroy(all));
+                left_already.arrive();
+                return;
+              }
+              EXPECT_TRUE(left_already.wait_for(1));
+              MOECCL_ASSERT_COMM_OK(moecclCommShrink(all, nullptr, 0, &left, nullptr, MOECCL_SHRINK_DEFAULT), all);
+              expect_place(left, rank - 1, 3);
+              EXPECT_EQ(sum_of(1, left), 3);
+              MOECCL_EXPECT_OK(moecclCommDestroy(left));
+              MOECCL_EXPECT_OK(moecclCommDestroy(all));
+            },
+            {.mode = GetParam()});
+}
+
+TEST_P(Elastic, AnAbortedOrRevokedCommunicatorIsShrunk) {
+  for (const bool revoke : {false, true}) {
+    run_ranks(3,
+              [&](int rank, moecclComm_t comm) {
+                if (rank == 1) {
+                  usleep(2000);
+                  MOECCL_EXPECT_OK(revoke ? moecclCommRevoke(comm) : moecclCommAbort(comm));
+                } else {
+                  int32_t word = 0;
+                  const moecclResult_t result = moecclRecv(&word, 1, moecclInt32, 1, comm, nullptr);
+                  EXPECT_EQ(result, revoke ? moecclAborted : moecclRemoteError) << moecclGetLastError(comm);
+                  EXPECT_TRUE(says(comm, revoke ? "rank 1 revoked the communicator" : "rank 1 aborted"))
+                      << moecclGetLastError(comm);
+                }
+                moecclComm_t left = nullptr;
+                const int flags = rank == 0 ? MOECCL_SHRINK_ABORT : MOECCL_SHRINK_DEFAULT;
+                MOECCL_ASSERT_COMM_OK(moecclCommShrink(comm, nullptr, 0, &left, nullptr, flags), comm);
+                expect_place(left, rank, 3);
+                EXPECT_EQ(sum_of(rank, left), 3);
+                MOECCL_EXPECT_OK(moecclCommDestroy(left));
+                MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+              },
+              {.mode = GetParam(), .destroy = false});
+  }
+}
+
+// Ranks 0 and 1 talk to each other alone, 3 waits for 0, which never sends: all hear of it.
+void revoke_reaches_all(TestHosts* hosts) {
+  const Shared<std::atomic<int64_t>> revoked_ms;
+  RankOptions options{.mode = RankMode::kProcesses, .destroy = false};
+  options.hosts = hosts;
+  run_ranks(
+      4,
+      [&](int rank, moecclComm_t comm) {
+        moecclResult_t result = moecclSuccess;
+        int32_t word = rank;
+        if (rank == 2) {
+          usleep(30'000);
+          *revoked_ms = fair_now_ms();
+          MOECCL_EXPECT_OK(moecclCommRevoke(comm));
+          EXPECT_EQ(moecclRecv(&word, 1, moecclInt32, 0, comm, nullptr), moecclAborted);
+        } else if (rank == 3) {
+          result = moecclRecv(&word, 1, moecclInt32, 0, comm, nullptr);
+          EXPECT_EQ(result, moecclAborted) << moecclGetLastError(comm);
+        } else {
+          const Stopwatch watch;
+          while (result == moecclSuccess && watch.fair_ms() < patient_ms(10'000)) {
+            result = rank == 0 ? moecclSend(&word, 1, moecclInt32, 1, comm, nullptr)
+                               : moecclRecv(&word, 1, moecclInt32, 0, comm, nullptr);
+          }
+          EXPECT_EQ(result, moecclAborted) << moecclGetLastError(comm);
+        }
+        EXPECT_LE(fair_now_ms() - *revoked_ms, patient_ms(1000));
+        EXPECT_TRUE(says(comm, "rank 2 revoked the communicator")) << moecclGetLastError(comm);
+        moecclResult_t state = moecclSuccess;
+        MOECCL_EXPECT_OK(moecclCommGetAsyncError(comm, &state));
+        EXPECT_EQ(state, moecclAborted);
+        int32_t sum = 0;
+        EXPECT_EQ(moecclAllReduce(&word, &sum, 1, moecclInt32, moecclSum, comm, nullptr), moecclAborted);
+        moecclComm_t left = nullptr;
+        MOECCL_ASSERT_COMM_OK(moecclCommShrink(comm, nullptr, 0, &left, nullptr, MOECCL_SHRINK_DEFAULT), comm);
+        EXPECT_EQ(sum_of(1, left), 4);
+        MOECCL_EXPECT_OK(moecclCommDestroy(left));
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+      },
+      options);
+}
+
+TEST(Revoke, ReachesRanksThatDoNotTalkToTheOneThatRevokesOnOneHost) { revoke_reaches_all(nullptr); }
+TEST(Revoke, ReachesRanksThatDoNotTalkToTheOneThatRevokesBetweenHosts) {
+  MAKE_HOSTS(hosts, .weights = {2, 2}, .named = true);
+  revoke_reaches_all(hosts.get());
+}
+
+// Two old ranks, two new ones, and again two.
+void grow_twice(TestHosts* hosts, RankMode mode) {
+  const Shared<SharedId> ids[2];
+  RankOptions options{.mode = mode, .init = false};
+  options.hosts = hosts;
+  run_ranks(
+      6,
+      [&](int rank, moecclComm_t) {
+        const moecclConfig_t config = timeouts(20'000);
+        moecclComm_t comm = nullptr;
+        if (rank < 2) MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, 2, unique_id(), rank, &config));
+        for (int step = 0; step < 2; ++step) {
+          SharedId& shared = *ids[step];
+          const int old = 2 + 2 * step, n = old + 2;
+          if (rank >= n) continue;
+          moecclComm_t more = nullptr;
+          if (rank == 1) {  // any of them may make the id
+            MOECCL_ASSERT_OK(moecclCommGetUniqueId(comm, &shared.id));
+            shared.made = 1;
+          }
+          if (rank >= old) shared.wait();
+          const bool knows = rank >= old || rank == 1;
+          MOECCL_ASSERT_OK(moecclCommGrow(comm, n, knows ? &shared.id : nullptr, rank < old ? -1 : rank, &more,
+                                          rank < old ? nullptr : &config));
+          expect_place(more, rank, n);
+          EXPECT_EQ(sum_of(rank, more), n * (n - 1) / 2);
+          if (comm != nullptr) {
+            EXPECT_EQ(sum_of(1, comm), old) << "the old one works as before";
+            MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+          }
+          comm = more;
+        }
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+      },
+      options);
+}
+
+TEST_P(Elastic, NewRanksComeBehindTheOldOnes) { grow_twice(nullptr, GetParam()); }
+TEST(Grow, BetweenHosts) {
+  MAKE_HOSTS(hosts, .weights = {2, 1}, .named = true);
+  grow_twice(hosts.get(), RankMode::kProcesses);
+}
+
+TEST(Grow, WhatCannotGrowSaysWhatIsMissing) {
+  const Shared<SharedId> shared, other;
+  run_ranks(2,
+            [&](int rank, moecclComm_t comm) {
+              moecclComm_t more = nullptr;
+              const moecclConfig_t config = timeouts(800);
+              moecclUniqueId* const mine = rank == 0 ? &shared->id : nullptr;
+              // Refused by each rank alone.
+              EXPECT_EQ(moecclCommGrow(comm, 2, mine, -1, &more, &config), moecclInvalidArgument);
+              EXPECT_TRUE(says(comm, "n_ranks is 2: give more than comm's 2")) << moecclGetLastError(comm);
+              EXPECT_EQ(moecclCommGrow(comm, 3, mine, rank, &more, &config), moecclInvalidArgument);
+              EXPECT_TRUE(says(comm, "give -1")) << moecclGetLastError(comm);
+              EXPECT_EQ(moecclCommGrow(nullptr, 3, nullptr, 2, &more, &config), moecclInvalidArgument);
+              EXPECT_TRUE(says(nullptr, "id is NULL")) << moecclGetLastError(nullptr);
+              EXPECT_EQ(moecclCommGrow(nullptr, 3, &shared->id, 0, &more, &config), moecclInvalidArgument);
+              EXPECT_EQ(moecclCommGrow(comm, 3, mine, -1, nullptr, &config), moecclInvalidArgument);
+              // By all together.
+              EXPECT_EQ(moecclCommGrow(comm, 3, nullptr, -1, &more, &config), moecclInvalidArgument);
+              EXPECT_TRUE(says(comm, "id is NULL on all ranks of comm")) << moecclGetLastError(comm);
+              moecclUniqueId own;
+              MOECCL_ASSERT_OK(moecclCommGetUniqueId(comm, &own));
+              EXPECT_EQ(moecclCommGrow(comm, 3, &own, -1, &more, &config), moecclInvalidArgument);
+              EXPECT_TRUE(says(comm, "ranks 0 and 1 of comm give different ids")) << moecclGetLastError(comm);
+              moecclUniqueId rubbish = {};
+              EXPECT_EQ(moecclCommGrow(comm, 3, rank == 0 ? &rubbish : nullptr, -1, &more, &config),
+                        moecclInvalidArgument);
+              EXPECT_TRUE(says(comm, "the unique id was never made")) << moecclGetLastError(comm);
+              // A new rank that never comes.
+              if (rank == 0) MOECCL_ASSERT_OK(moecclCommGetUniqueId(comm, &shared->id));
+              const Stopwatch watch;
+              EXPECT_EQ(moecclCommGrow(comm, 4, mine, -1, &more, &config), moecclTimeout);
+              EXPECT_TRUE(says(comm, "ranks 2-3 of 4 did not join")) << moecclGetLastError(comm);
+              EXPECT_LE(watch.fair_ms(), patient_ms(2000));
+              EXPECT_EQ(sum_of(1, comm), 2) << "comm works as before";
+              // One that comes with an id of somebody else's: each names whom it missed.
+              if (rank == 0) {
+                MOECCL_ASSERT_OK(moecclCommGetUniqueId(comm, &shared->id));
+                MOECCL_ASSERT_OK(moecclGetUniqueId(&other->id));
+              }
+              std::thread stranger;
+              if (rank == 0) {
+                stranger = std::thread([&] {
+                  moecclComm_t never = nullptr;
+                  EXPECT_EQ(moecclCommGrow(nullptr, 3, &other->id, 2, &never, &config), moecclTimeout);
+                  EXPECT_TRUE(says(nullptr, "ranks 0-1 of 3 did not join")) << moecclGetLastError(nullptr);
+                });
+              }
+              EXPECT_EQ(moecclCommGrow(comm, 3, mine, -1, &more, &config), moecclTimeout);
+              EXPECT_TRUE(says(comm, "rank 2 of 3 did not join")) << moecclGetLastError(comm);
+              EXPECT_EQ(more, nullptr);
+              if (stranger.joinable()) stranger.join();
+            },
+            {.mode = RankMode::kProcesses});
+}
+
+TEST(Shrink, RefusesWhatMakesNoSense) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    moecclComm_t left = nullptr;
+    const int own[] = {rank}, beyond[] = {2}, negative[] = {-1};
+    EXPECT_EQ(moecclCommShrink(comm, own, 1, &left, nullptr, 0), moecclInvalidArgument);
+    EXPECT_TRUE(says(comm, "the calling rank")) << moecclGetLastError(comm);
+    EXPECT_EQ(moecclCommShrink(comm, beyond, 1, &left, nullptr, 0), moecclInvalidArgument);
+    EXPECT_TRUE(says(comm, "exclude_ranks[0] is 2: give ranks of comm, 0 to 1")) << moecclGetLastError(comm);
+    EXPECT_EQ(moecclCommShrink(comm, negative, 1, &left, nullptr, 0), moecclInvalidArgument);
+    EXPECT_EQ(moecclCommShrink(comm, nullptr, 1, &left, nullptr, 0), moecclInvalidArgument);
+    EXPECT_EQ(moecclCommShrink(comm, own, -1, &left, nullptr, 0), moecclInvalidArgument);
+    EXPECT_EQ(moecclCommShrink(comm, nullptr, 0, &left, nullptr, 2), moecclInvalidArgument);
+    EXPECT_TRUE(says(comm, "flags is 2")) << moecclGetLastError(comm);
+    EXPECT_EQ(moecclCommShrink(comm, nullptr, 0, nullptr, nullptr, 0), moecclInvalidArgument);
+    EXPECT_EQ(moecclCommShrink(nullptr, nullptr, 0, &left, nullptr, 0), moecclInvalidArgument);
+    EXPECT_EQ(moecclCommRevoke(nullptr), moecclInvalidArgument);
+    EXPECT_EQ(moecclCommGetUniqueId(comm, nullptr), moecclInvalidArgument);
+    MOECCL_EXPECT_OK(moecclGroupStart());
+    EXPECT_EQ(moecclCommShrink(comm, nullptr, 0, &left, nullptr, 0), moecclInvalidUsage);
+    MOECCL_EXPECT_OK(moecclGroupCancel());
+    EXPECT_EQ(sum_of(1, comm), 2);
+  });
+}
+
+TEST_P(Elastic, DifferentListsAreAMismatch) {
+  run_ranks(4,
+            [](int rank, moecclComm_t comm) {
+              if (rank == 3) return;
+              moecclComm_t left = nullptr;
+              const int one[] = {3}, two[] = {3, 1};
+              const moecclConfig_t config = timeouts(3000);
+              const moecclResult_t result = moecclCommShrink(comm, rank == 2 ? two : one, rank == 2 ? 2 : 1, &left,
+                                                             &config, MOECCL_SHRINK_DEFAULT);
+              EXPECT_EQ(result, moecclMismatch) << moecclGetLastError(comm);
+              EXPECT_TRUE(says(comm, "leave different ranks out") && says(comm, "2")) << moecclGetLastError(comm);
+            },
+            {.mode = GetParam()});
+}
+
+// It is alive: nobody may go on without it unless somebody says so.
+TEST(Shrink, AStoppedRankIsNamedAndCanBeLeftOutByName) {
+  for (const int stopped : {0, 2}) {
+    const Shared<std::atomic<int>> is_stopped;
+    Meeting end;
+    RankOptions options{.mode = RankMode::kProcesses, .destroy = false};
+    options.may_die = {stopped};
+    options.on_running = [&](const std::vector<pid_t>& pids) {
+      kill(pids[static_cast<size_t>(stopped)], SIGSTOP);
+      *is_stopped = 1;
+      EXPECT_TRUE(end.wait_for(3));
+      kill(pids[static_cast<size_t>(stopped)], SIGKILL);
+    };
+    run_ranks(
+        4,
+        [&](int rank, moecclComm_t comm) {
+          while (*is_stopped == 0) usleep(500);
+          if (rank == stopped) pause();
+          moecclComm_t left = nullptr;
+          const moecclConfig_t config = timeouts(1000);
+          const Stopwatch watch;
+          const moecclResult_t result = moecclCommShrink(comm, nullptr, 0, &left, &config, MOECCL_SHRINK_DEFAULT);
+          EXPECT_EQ(result, moecclTimeout) << moecclGetLastError(comm);
+          EXPECT_TRUE(says(comm, "rank " + std::to_string(stopped))) << moecclGetLastError(comm);
+          EXPECT_LE(watch.fair_ms(), patient_ms(2500));
+          MOECCL_EXPECT_COMM_OK(moecclCommShrink(comm, &stopped, 1, &left, nullptr, MOECCL_SHRINK_DEFAULT), comm);
+          EXPECT_EQ(sum_of(1, left), 3);
+          EXPECT_TRUE(end.meet(3));
+          MOECCL_EXPECT_OK(moecclCommDestroy(left));
+          MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+        },
+        options);
+  }
+}
+
+TEST(Shrink, WhoIsGoneBesideTheNamedIsNamed) {
+  const Shared<std::atomic<int>> killed;
+  RankOptions options{.mode = RankMode::kProcesses, .destroy = false};
+  options.may_die = {1};
+  options.on_running = [&](const std::vector<pid_t>& pids) {
+    kill(pids[1], SIGKILL);
+    *killed = 1;
+  };
+  run_ranks(
+      4,
+      [&](int rank, moecclComm_t comm) {
+        if (rank == 1) pause();
+        while (*killed == 0) usleep(500);
+        if (rank == 2) return (void)moecclCommAbort(comm);
+        moecclComm_t left = nullptr;
+        const int named[] = {2}, both[] = {1, 2};
+        EXPECT_EQ(moecclCommShrink(comm, named, 1, &left, nullptr, 0), moecclRemoteError);
+        EXPECT_TRUE(says(comm, "rank 1 is gone too")) << moecclGetLastError(comm);
+        MOECCL_ASSERT_COMM_OK(moecclCommShrink(comm, both, 2, &left, nullptr, 0), comm);
+        EXPECT_EQ(sum_of(1, left), 2);
+        MOECCL_EXPECT_OK(moecclCommDestroy(left));
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+      },
+      options);
+}
+
+size_t entries(const char* folder) {
+  size_t n = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) n += !entry.path().empty();
+  return n;
+}
+
+long resident_kib() {
+  long kib = 0;
+  char line[256];
+  FILE* const file = fopen("/proc/self/status", "r");
+  while (file != nullptr && fgets(line, sizeof(line), file) != nullptr) {
+    if (sscanf(line, "VmRSS: %ld", &kib) == 1) break;
+  }
+  if (file != nullptr) fclose(file);
+  return kib;
+}
+
+// One step of a layer that each token enters twice and leaves with the same numbers.
+void use_layer(moecclComm_t comm, int n) {
+  constexpr size_t kTokens = 40, kHidden = 32;
+  moecclMoeConfig_t config = MOECCL_MOE_CONFIG_INIT;
+  config.hidden_bytes = kHidden * sizeof(float);
+  config.type = moecclFloat32;
+  config.layout = moecclLayoutExpertMajor;
+  config.top_k = 2;
+  config.n_experts = 2 * n;
+  config.max_tokens = kTokens;
+  moecclMoe_t moe = nullptr;
+  moecclRouting_t routing = nullptr;
+  MOECCL_ASSERT_COMM_OK(moecclMoeCreate(&moe, comm, &config), comm);
+  std::vector<int32_t> index;
+  for (size_t t = 0; t < kTokens; ++t) {
+    index.push_back(static_cast<int32_t>(t) % (2 * n));
+    index.push_back(static_cast<int32_t>(t + 3) % (2 * n));
+  }
+  const std::vector<float> weight(index.size(), 0.5f);
+  MOECCL_ASSERT_COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), weight.data(), kTokens), comm);
+  moecclRoutingInfo_t info{};
+  info.size = sizeof(info);
+  MOECCL_ASSERT_COMM_OK(moecclRoutingGetInfo(routing, &info), comm);
+  std::vector<float> in(kTokens * kHidden), rows(info.n_rows * kHidden), back(in.size());
+  std::iota(in.begin(), in.end(), 1.0f);
+  MOECCL_ASSERT_COMM_OK(moecclDispatch(routing, in.data(), rows.data(), nullptr), comm);
+  MOECCL_ASSERT_COMM_OK(moecclCombine(routing, rows.data(), back.data(), nullptr), comm);
+  EXPECT_EQ(in, back);
+  MOECCL_EXPECT_OK(moecclRoutingDestroy(routing));
+  MOECCL_EXPECT_OK(moecclMoeDestroy(moe));
+}
+
+// Rank 2 leaves and comes back, again and again.
+void churn(TestHosts* hosts) {
+  const int n_rounds = scaled(100);
+  constexpr int kWarmUp = 20;
+  struct Ids {
+    moecclUniqueId id[240];
+  };
+  const Shared<Ids> ids;
+  Meeting made;
+  ASSERT_LE(n_rounds + kWarmUp, 240);
+  RankOptions options{.mode = RankMode::kProcesses, .deadline_ms = 240'000, .destroy = false};
+  options.hosts = hosts;
+  run_ranks(
+      3,
+      [&](int rank, moecclComm_t comm) {
+        const int last[] = {2};
+        size_t fds = 0, threads = 0;
+        long kib = 0;
+        for (int i = 0; i < n_rounds + kWarmUp; ++i) {
+          moecclComm_t two = nullptr, three = nullptr;
+          if (rank < 2) {
+            MOECCL_ASSERT_COMM_OK(moecclCommShrink(comm, i % 2 ? last : nullptr, i % 2, &two, nullptr, 0), comm);
+            expect_place(two, rank, 2);
+            use_layer(two, 2);
+          }
+          MOECCL_ASSERT_OK(moecclCommDestroy(comm));
+          if (rank == 0) {
+            MOECCL_ASSERT_OK(moecclCommGetUniqueId(two, &ids->id[i]));
+            made.arrive();
+          }
+          if (rank == 2) {
+            ASSERT_TRUE(made.wait_for(i + 1));
+          }
+          const moecclConfig_t config = timeouts(20'000);
+          MOECCL_ASSERT_OK(
+              moecclCommGrow(two, 3, rank == 1 ? nullptr : &ids->id[i], rank < 2 ? -1 : 2, &three, &config));
+          if (two != nullptr) MOECCL_ASSERT_OK(moecclCommDestroy(two));
+          use_layer(three, 3);
+          comm = three;
+          if (i + 1 != kWarmUp && i + 1 != n_rounds + kWarmUp) continue;
+          for (int wait = 0; wait < 200 && i >= kWarmUp; ++wait) {  // meeting points end by themselves
+            if (entries("/proc/self/task") <= threads && entries("/proc/self/fd") <= fds) break;
+            usleep(10'000);
+          }
+          const size_t fds_now = entries("/proc/self/fd"), threads_now = entries("/proc/self/task");
+          const long kib_now = resident_kib();
+          if (i + 1 == kWarmUp) {
+            usleep(200'000);
+            fds = entries("/proc/self/fd");
+            threads = entries("/proc/self/task");
+            kib = kib_now;
+            continue;
+          }
+          EXPECT_LE(fds_now, fds);
+          EXPECT_LE(threads_now, threads);
+          if (test_scale() >= 1) {
+            EXPECT_LE(kib_now, kib + 1024);
+          }
+          printf("rank %d: %d shrinks and grows: descriptors %zu -> %zu, threads %zu -> %zu, memory %ld -> %ld KiB\n",
+                 rank, n_rounds, fds, fds_now, threads, threads_now, kib, kib_now);
+          fflush(stdout);
+        }
+        MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+      },
+      options);
+}
+
+TEST(Churn, HundredShrinksAndGrowsLeaveNothingBehindOnOneHost) { churn(nullptr); }
+TEST(Churn, HundredShrinksAndGrowsLeaveNothingBehindBetweenHosts) {
+  MAKE_HOSTS(hosts, .weights = {2, 1}, .named = true);
+  churn(hosts.get());
+}
+
+}  // namespace
+}  // namespace moeccl::testing
