@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // kill -9 of ranks at random points, also while the others meet again: those that are left shrink and go on, and their
-// next collective is right within 3 s. MOECCL_TEST_SHRINKS sets how many kills of each kind (default 8).
+// next collective is right within 3 s. MOECCL_TEST_KILLS sets how many kills of each kind (default 8).
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -127,7 +127,7 @@ void kill_and_go_on(bool several_hosts) {
     hosts = TestHosts::create({.weights = {2, 1}, .named = true}, &why);
     ASSERT_NE(hosts, nullptr) << why;
   }
-  const char* given = getenv("MOECCL_TEST_SHRINKS");
+  const char* given = getenv("MOECCL_TEST_KILLS");
   const int n_trials = given != nullptr ? atoi(given) : scaled(8);
   int64_t slowest = 0;
   int shrinks = 0;
