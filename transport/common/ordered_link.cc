@@ -24,6 +24,8 @@ Result<PutState> OrderedLink::counted(Result<PutState> state) {
 Status OrderedLink::check_peer() {
   const std::lock_guard lock(order_.mutex_);
   if (!down_) return {};
+  const auto state = static_cast<RankState>(board().health.state.load(std::memory_order_acquire));
+  if (state == RankState::kLeft) return {};  // in order
   return error(moecclRemoteError, "lost {}: {}", peer_name_, down_text_);
 }
 

@@ -306,6 +306,7 @@ TEST(NetPluginLink, LastWordsAreHeard) {
     EXPECT_EQ(std::memcmp(ranks.segments[1]->staging() + 128, data.data(), data.size()), 0);
     ASSERT_TRUE(ranks.until(
         1, [&] { return ranks.link(1, 0).board().health.state.load() == static_cast<uint32_t>(RankState::kLeft); }));
+    EXPECT_TRUE(ranks.link(1, 0).check_peer().ok()) << "its own word says more";
   }
 }
 
