@@ -28,7 +28,7 @@ struct ReplaceOptions {
   int top_k = 2, n_experts = 0, iters = 20, warmup = 3;
   double locality = 0.8;
   uint64_t seed = 1;
-  bool residual = false;
+  bool residual = false, layer = false;
   std::vector<std::string> algorithms = {"flat", "auto"};
   std::string output_file;
 };
@@ -47,6 +47,8 @@ ReplaceOptions parse(int argc, char** argv) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_flag("--residual", o.residual, "with the residual inlined");
+  app.add_flag("--layer", o.layer,
+               "also whole layers in turns, plain and re-placing where it pays: update, Begin, dispatch, combine");
   app.add_option("--algo", o.algorithms, "comma list of auto, flat, 2dh, hier:D")
       ->delimiter(',')
       ->capture_default_str();
@@ -94,6 +96,9 @@ struct Line {
   double replaced_us = 0, same_bytes_us = 0, before_us = 0, begin_us = 0, solve_us = 0, wait_us = 0;
   double bytes_before = 0, bytes_predicted = 0, bytes_counted = 0;
   int moved = 0, n_samples = 0;
+  // --layer: update, (Begin,) dispatch and combine; of the re-placing ones how many moved samples and skipped Begin.
+  double plain_layer_us = 0, layer_us = 0, gain = 0, predicted_gain = 0;
+  int n_layers = 0, n_moved = 0, n_skipped = 0;
   uint64_t wrong = 0;
   double ratio() const { return replaced_us / same_bytes_us; }
 };
@@ -116,6 +121,8 @@ class Bench {
     replace.residual = o.residual;
     replace.min_gain = -1;
     demand(moecclReplaceCreate(&replacement_, moe_, &replace), "moecclReplaceCreate");
+    replace.min_gain = 0, replace.residual = 0;
+    if (o.layer) demand(moecclReplaceCreate(&gated_, moe_, &replace), "moecclReplaceCreate");
     std::vector<size_t> here(truth.tokens_per_rank());
     for (size_t t = 0; t < here.size(); t++) here[t] = static_cast<size_t>(rank_) * here.size() + t;
     before_ = route(here);
@@ -125,6 +132,7 @@ class Bench {
     for (const moecclRouting_t r : {before_, same_})
       if (r != nullptr) (void)moecclRoutingDestroy(r);
     (void)moecclReplaceDestroy(replacement_);
+    if (gated_ != nullptr) (void)moecclReplaceDestroy(gated_);
     (void)moecclMoeDestroy(moe_);
   }
   Bench(const Bench&) = delete;
@@ -151,6 +159,7 @@ class Bench {
     same_in_ = Buffer(row_bytes(rows_of(same_).n_rows), o_.job.memory);
     fill(rows_of(same_), floats(same_in_));
     measure(line);
+    if (o_.layer) measure_layers(line);
     return line;
   }
 
@@ -159,17 +168,24 @@ class Bench {
   size_t row_bytes(size_t rows) const { return std::max<size_t>(1, rows) * o_.hidden * sizeof(float); }
   void demand(moecclResult_t result, const char* call) const { check(result, call, rank_, comm_); }
 
-  moecclRouting_t route(const std::vector<size_t>& tokens) const {
+  struct Choices {
     std::vector<int32_t> index;
     std::vector<float> weight;
+  };
+  Choices choices_of(const std::vector<size_t>& tokens) const {
+    Choices c;
     for (const size_t t : tokens) {
       for (size_t k = 0; k < static_cast<size_t>(o_.top_k); k++) {
-        index.push_back(truth_.expert(t, k));
-        weight.push_back(truth_.weight(t, k));
+        c.index.push_back(truth_.expert(t, k));
+        c.weight.push_back(truth_.weight(t, k));
       }
     }
+    return c;
+  }
+  moecclRouting_t route(const std::vector<size_t>& tokens) const {
+    const Choices c = choices_of(tokens);
     moecclRouting_t routing = nullptr;
-    demand(moecclRoutingCreate(&routing, moe_, index.data(), weight.data(), tokens.size()), "moecclRoutingCreate");
+    demand(moecclRoutingCreate(&routing, moe_, c.index.data(), c.weight.data(), tokens.size()), "moecclRoutingCreate");
     return routing;
   }
   moecclRoutingInfo_t rows_of(moecclRouting_t routing) const {
@@ -178,10 +194,10 @@ class Bench {
     demand(moecclRoutingGetInfo(routing, &info), "moecclRoutingGetInfo");
     return info;
   }
-  moecclReplaceInfo_t facts() const {
+  moecclReplaceInfo_t facts(moecclReplacement_t of = nullptr) const {
     moecclReplaceInfo_t info{};
     info.size = sizeof info;
-    demand(moecclReplaceGetInfo(replacement_, &info), "moecclReplaceGetInfo");
+    demand(moecclReplaceGetInfo(of != nullptr ? of : replacement_, &info), "moecclReplaceGetInfo");
     return info;
   }
   // As in a layer: the solver works while tokens travel.
@@ -259,6 +275,48 @@ class Bench {
     line.solve_us = slowest(solve);
     line.wait_us = slowest(wait);
   }
+  // Whole layers in turns, the first of a pair in turns too. The re-placing ones decide for themselves.
+  void measure_layers(Line& line) {
+    std::vector<size_t> here(truth_.tokens_per_rank());
+    for (size_t t = 0; t < here.size(); t++) here[t] = static_cast<size_t>(rank_) * here.size() + t;
+    const Choices c = choices_of(here);
+    std::vector<double> plain, replaced;
+    const auto start = [&] {
+      demand(moecclRoutingUpdate(before_, c.index.data(), c.weight.data(), here.size()), "moecclRoutingUpdate");
+    };
+    const auto dispatch = [&] {
+      demand(moecclDispatch(before_, tokens_.data(), dispatched_.data(), nullptr), "moecclDispatch");
+    };
+    const auto plain_layer = [&] {
+      return timed([&] {
+        start(), dispatch();
+        demand(moecclCombine(before_, in_.data(), out_.data(), nullptr), "moecclCombine");
+      });
+    };
+    moecclReplaceInfo_t info{};
+    const auto replacing_layer = [&] {
+      const double us = timed([&] {
+        start();
+        demand(moecclReplaceBegin(gated_, before_, nullptr, nullptr), "moecclReplaceBegin");
+        dispatch();
+        demand(moecclReplaceCombine(gated_, in_.data(), out_.data(), nullptr), "moecclReplaceCombine");
+      });
+      info = facts(gated_);
+      return us;
+    };
+    // Until the trial of both ways has ended.
+    for (int i = -12; i < o_.iters; i++) {
+      double p = 0, r = 0;
+      if (i % 2 == 0) p = plain_layer(), r = replacing_layer();
+      if (i % 2 != 0) r = replacing_layer(), p = plain_layer();
+      if (i < 0) continue;
+      plain.push_back(p), replaced.push_back(r);
+      line.n_layers++, line.n_moved += info.keep == 0, line.n_skipped += info.skipped;
+      line.gain = info.gain;
+      if (info.skipped == 0) line.predicted_gain = info.predicted_gain;
+    }
+    line.plain_layer_us = slowest(plain), line.layer_us = slowest(replaced);
+  }
   template <class Body>
   double timed(Body&& body) const {
     team_.barrier();
@@ -275,7 +333,7 @@ class Bench {
   moecclComm_t comm_;
   int rank_;
   moecclMoe_t moe_ = nullptr;
-  moecclReplacement_t replacement_ = nullptr;
+  moecclReplacement_t replacement_ = nullptr, gated_ = nullptr;
   moecclRouting_t before_ = nullptr, same_ = nullptr;
   Buffer tokens_, dispatched_, in_, same_in_, out_;
 };
@@ -304,6 +362,17 @@ void print(const std::string& description, const std::vector<Line>& lines) {
                 static_cast<unsigned long long>(l.wrong));
 }
 
+void print_layers(const std::vector<Line>& lines) {
+  std::printf(
+      "# whole layers in turns (us): update, dispatch, combine; and with Begin and the re-placing combine\n"
+      "# %-8s %11s %11s %7s %8s %9s %14s\n",
+      "plan", "re-placing", "plain", "ratio", "gain", "Eq. 5", "moved/skipped");
+  for (const Line& l : lines)
+    std::printf("  %-8s %11.1f %11.1f %7.3f %7.1f%% %8.1f%% %6d/%d of %d\n", l.algorithm.c_str(), l.layer_us,
+                l.plain_layer_us, l.layer_us / l.plain_layer_us, 100 * l.gain, 100 * l.predicted_gain, l.n_moved,
+                l.n_skipped, l.n_layers);
+}
+
 bool write_json(const ReplaceOptions& o, const std::string& description, const std::vector<Line>& lines) {
   Json j;
   j["config"] = description;
@@ -319,6 +388,14 @@ bool write_json(const ReplaceOptions& o, const std::string& description, const s
          {"begin_us", l.begin_us},
          {"solve_us", l.solve_us},
          {"wait_us", l.wait_us},
+         {"layer",
+          {{"replacing_us", l.layer_us},
+           {"plain_us", l.plain_layer_us},
+           {"gain", l.gain},
+           {"predicted_gain", l.predicted_gain},
+           {"layers", l.n_layers},
+           {"moved", l.n_moved},
+           {"skipped", l.n_skipped}}},
          {"moved", l.moved},
          {"samples", l.n_samples},
          {"node_bytes", {{"before", l.bytes_before}, {"predicted", l.bytes_predicted}, {"counted", l.bytes_counted}}},
@@ -345,6 +422,7 @@ int replace_main(int argc, char** argv) {
   for (const Line& l : lines) wrong += l.wrong;
   const std::string description = describe(o, job.n_ranks(), n_experts);
   if (job.leads()) print(description, lines);
+  if (job.leads() && o.layer) print_layers(lines);
   if (job.leads() && !o.output_file.empty() && !write_json(o, description, lines)) return 1;
   return wrong == 0 ? 0 : 1;
 }

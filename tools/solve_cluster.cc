@@ -68,7 +68,7 @@ void run_chunks(const ChunkOptions& o) {
 struct LayoutOptions {
   moecclLayoutProblem_t p = MOECCL_LAYOUT_PROBLEM_INIT;
   TraceOptions trace;
-  double gpu_gb = 80, intra_gbs = 200, inter_gbs = 25, dense_b = 1.6, moe_b = 45;
+  double gpu_gb = 80, intra_gbs = 200, inter_gbs = 25, dense_b = 1.6, moe_b = 45, tflops = 312;
   int rows = 10, recompute = 1;
 };
 void run_layout(LayoutOptions& o) {
@@ -84,18 +84,22 @@ void run_layout(LayoutOptions& o) {
   p.dense_parameters = o.dense_b * 1e9;
   p.moe_parameters = o.moe_b * 1e9;
   p.recompute = static_cast<moecclRecompute_t>(o.recompute);
+  p.gpu_flops = o.tflops * 1e12;
   std::vector<moecclLayout_t> found(static_cast<size_t>(o.rows));
   int32_t n = 0;
   check(moecclSolveLayout(&p, found.data(), o.rows, &n));
   std::printf(
-      "%d layouts fit into %.0f GB\n   TP   EP   CP   PP   DP  CP/EP       weights GB  activations GB   communication "
-      "ms\n",
+      "%d layouts fit into %.0f GB\n   TP   EP   CP   PP   DP  CP/EP       weights GB  activations GB  communication ms"
+      "  bubble %%   step ms   MFU %%\n",
       n, o.gpu_gb);
   for (int32_t i = 0; i < std::min(n, o.rows); ++i) {
     const moecclLayout_t& v = found[static_cast<size_t>(i)];
-    std::printf("%5d%5d%5d%5d%5d  %-10s %12.1f %15.1f %18.1f\n", v.tensor, v.expert, v.context, v.pipeline, v.data,
-                v.vertical ? "vertical" : "horizontal", v.weight_bytes / 1e9, v.activation_bytes / 1e9,
-                v.comm_us / 1e3);
+    moecclLayoutCost_t cost{};
+    cost.size = sizeof(cost);
+    check(moecclPriceLayout(&p, &v, &cost));
+    std::printf("%5d%5d%5d%5d%5d  %-10s %12.1f %15.1f %17.1f %9.1f %9.1f %7.1f\n", v.tensor, v.expert, v.context,
+                v.pipeline, v.data, v.vertical ? "vertical" : "horizontal", v.weight_bytes / 1e9,
+                v.activation_bytes / 1e9, v.comm_us / 1e3, 100 * cost.bubble, cost.step_us / 1e3, 100 * cost.mfu);
   }
 }
 
@@ -129,7 +133,7 @@ void add_cluster(CLI::App& solve, std::function<void()>& chosen) {
   moecclLayoutProblem_t& p = l->p;
   p.n_gpus = 64, p.gpus_per_node = 8, p.n_layers = 32, p.n_heads = 32, p.n_experts = 8, p.top_k = 2, p.hidden = 4096;
   p.sequence = 8192, p.global_batch = 256, p.zero_stage = 1, p.sequence_parallel = 1;
-  CLI::App* layout = solve.add_subcommand("layout", "parallel degrees that fit, by communication time (MoNTA)");
+  CLI::App* layout = solve.add_subcommand("layout", "parallel degrees that fit, by the time of a step (MoNTA)");
   layout->add_option("--trace", l->trace.path, "take experts and top-k from this routing trace");
   layout->add_option("--gpus", p.n_gpus, "GPUs")->capture_default_str();
   layout->add_option("--gpus-per-node", p.gpus_per_node, "GPUs of a node")->capture_default_str();
@@ -147,6 +151,10 @@ void add_cluster(CLI::App& solve, std::function<void()>& chosen) {
   layout->add_option("--moe-params", l->moe_b, "parameters of all experts, in 1e9")->capture_default_str();
   layout->add_option("--zero", p.zero_stage, "ZeRO stage 0 to 3")->capture_default_str();
   layout->add_option("--recompute", l->recompute, "0 none, 1 selective, 2 full")->capture_default_str();
+  layout->add_option("--tflops", l->tflops, "peak of a GPU, 1e12 operations a second; 0: communication alone")
+      ->capture_default_str();
+  layout->add_option("--switch", p.switch_ranks, "most ep x cp ranks that the network between nodes joins; 0: any")
+      ->capture_default_str();
   layout->add_option("--rows", l->rows, "layouts to show")->check(CLI::Range(1, 100000))->capture_default_str();
   layout->callback([l, &chosen] { chosen = [l] { run_layout(*l); }; });
 }

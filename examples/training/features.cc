@@ -344,6 +344,7 @@ class ReplacedLayer : public OwnedLayer {
     config.sample_tokens = kSampleTokens;
     config.mode = feature.solve ? moecclReplaceSolve : moecclReplaceKeep;
     config.residual = 1;
+    config.min_gain = -1;  // by the prediction alone: rows are too short here to pay by the clock
     check(moecclReplaceCreate(&replacement_, moe_, &config), "moecclReplaceCreate", place.comm);
   }
   ~ReplacedLayer() override { (void)moecclReplaceDestroy(replacement_); }

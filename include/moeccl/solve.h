@@ -36,9 +36,15 @@ typedef struct {
   double beta_intra_us, beta_inter_us; /* per token (Eq. 1); both 0: rows of 4 KiB at NetMoE's 400 and 100 GB/s */
   double min_gain;                     /* 0: the default, 0.05; below 0: any gain */
   int64_t refine_pairs;                /* most pairs of samples that the refinement weighs; 0: 65536; below 0: none */
+  /* Levels between nodes and devices (sockets, switches), outermost first; each refines the one before. What crosses
+   * one inside a node takes the time of Eq. 1 with that level's figures, beside the other channels; intra is then what
+   * stays inside a group of the last of them. At most 6. */
+  int32_t n_inner;
+  const int32_t* inner_group;                   /* [n_inner][J] group of each device, below J */
+  const double *inner_alpha_us, *inner_beta_us; /* [n_inner] */
 } moecclSampleProblem_t;
 #define MOECCL_SAMPLE_PROBLEM_INIT \
-  { sizeof(moecclSampleProblem_t), 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0 }
+  { sizeof(moecclSampleProblem_t), 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL }
 
 typedef struct {
   size_t size;                /* sizeof(moecclSampleAnswer_t), set by the caller */
@@ -267,6 +273,12 @@ typedef struct {
   const double* bytes;
   const double* efficiency;
 } moecclCurve_t;
+/* Where a strategy meets other efficiencies than the common curves: lanes that run at the same time hinder each other,
+ * as MoNTA says of O3's AllGather and copy. A curve without points: the common one. */
+typedef struct {
+  moecclCurve_t inter, intra, copy;
+  double chunk_us; /* fixed cost of each chunk: lanes that wait for each other, ranks that are not in step */
+} moecclChunkContention_t;
 typedef struct {
   size_t size;                                             /* sizeof(moecclChunkProblem_t) */
   double bytes;                                            /* I = b s h BPE (Eq. 3) */
@@ -278,9 +290,13 @@ typedef struct {
   int32_t max_chunks;                                      /* 0: 1024 */
   double start_us;                                         /* fixed cost of each communication; MoNTA has 0 */
   double min_gain;                                         /* 0: any gain over the original AllToAll */
+  moecclChunkContention_t o2, o3;
 } moecclChunkProblem_t;
+/* clang-format off */
 #define MOECCL_CHUNK_PROBLEM_INIT \
-  { sizeof(moecclChunkProblem_t), 0, 0, 0, 0, 0, 0, {0, NULL, NULL}, {0, NULL, NULL}, {0, NULL, NULL}, 0, 0, 0, 0 }
+  { sizeof(moecclChunkProblem_t), 0, 0, 0, 0, 0, 0, {0, NULL, NULL}, {0, NULL, NULL}, {0, NULL, NULL}, 0, 0, 0, 0, \
+    {{0, NULL, NULL}, {0, NULL, NULL}, {0, NULL, NULL}, 0}, {{0, NULL, NULL}, {0, NULL, NULL}, {0, NULL, NULL}, 0} }
+/* clang-format on */
 
 typedef enum MOECCL_INT {
   moecclChunkBaseline = 0, /* the original AllToAll */
@@ -322,20 +338,39 @@ typedef struct {
   int32_t zero_stage;                          /* 0..3 (Table 3) */
   int32_t sequence_parallel;                   /* 1: Table 4's SP rows */
   moecclRecompute_t recompute;                 /* needs sequence_parallel, as in Table 4 */
+  double gpu_flops;                            /* peak of a GPU a second; 0: computing takes no time, MFU is 0 */
+  double compute_efficiency;                   /* share of the peak while computing; 0: 0.5 */
+  int32_t switch_ranks; /* most ranks of one TP position that a network between nodes joins at full
+                           rate: ep x cp, vertical max(ep, cp), must fit; 0: any */
+  double max_bubble;    /* layouts whose pipeline idles longer come last; 0: 0.3 */
 } moecclLayoutProblem_t;
 #define MOECCL_LAYOUT_PROBLEM_INIT \
-  { sizeof(moecclLayoutProblem_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, moecclRecomputeNone }
+  { sizeof(moecclLayoutProblem_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, moecclRecomputeNone, 0, 0, 0, 0 }
 
 typedef struct {
   int32_t tensor, expert, context, pipeline, data; /* TP, EP, CP, PP, DP: order of ranks, innermost first */
   int32_t vertical;                                /* 1: CP and EP lie on the same ranks (c >= e); 0: orthogonal */
   double weight_bytes;                             /* weights, gradients, optimizer: psi_1 + psi_2 (Eq. 1) */
   double activation_bytes;                         /* Mem_act */
-  double comm_us;                                  /* communication of one step, per GPU, nothing overlapped */
+  double comm_us;                                  /* communication of one step, per GPU; EP with Eq. 11's AllGather */
   double tp_us, ep_us, cp_us, pp_us, dp_us;
 } moecclLayout_t;
-/* The feasible layouts, ascending by comm_us, into layouts[max_layouts]; *n_layouts: how many are feasible (may exceed
- * max_layouts; layouts may be NULL with 0). None feasible: moecclSuccess and 0. */
+/* One step of a layout, which moecclPriceLayout fills in for the degrees of `layout`; its other fields are not read. */
+typedef struct {
+  size_t size;           /* sizeof(moecclLayoutCost_t), set by the caller */
+  int32_t micro_batches; /* through each pipeline */
+  double bubble;         /* share of the step in which a stage waits: (p - 1) / (micro_batches + p - 1) */
+  double compute_us;     /* of one GPU: forward, twice that backward, forward again with full recomputation */
+  double step_us;        /* (compute + TP + EP + CP) / (1 - bubble) + PP + DP, nothing overlapped */
+  double mfu;            /* the model's operations of the step's sequences over the peak of all GPUs */
+  int32_t switch_ranks;  /* what the network between nodes must join: ep x cp, vertical max(ep, cp) */
+} moecclLayoutCost_t;
+MOECCL_API moecclResult_t moecclPriceLayout(const moecclLayoutProblem_t* problem, const moecclLayout_t* layout,
+                                            moecclLayoutCost_t* cost);
+
+/* The feasible layouts, ascending by step_us after those above max_bubble were put last, into layouts[max_layouts];
+ * *n_layouts: how many are feasible (may exceed max_layouts; layouts may be NULL with 0). None feasible: moecclSuccess
+ * and 0. */
 MOECCL_API moecclResult_t moecclSolveLayout(const moecclLayoutProblem_t* problem, moecclLayout_t* layouts,
                                             int32_t max_layouts, int32_t* n_layouts);
 

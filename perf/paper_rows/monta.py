@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MoNTA: the performance model of Eq. 5 to 16 and Table 8."""
-from . import Closed
+from . import Closed, Program
 
 PAPER = "MoNTA"
 COMMAND = "perf/papers --only monta"
@@ -39,5 +39,7 @@ def table_8():
     yield row("AlltoAll's share of the step with O1, %", 10.0, 100 * share / (0.78 + share), ["points", 3])
 
 
-def sources(_build, _quick):
+def sources(build, quick):
     yield Closed(PAPER, table_8)
+    if not quick:
+        yield Program(PAPER, build, ["perf/paper_placement", PAPER])

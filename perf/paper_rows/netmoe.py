@@ -3,7 +3,7 @@
 import random
 import time
 
-from . import Closed
+from . import Closed, Program
 
 PAPER = "NetMoE"
 COMMAND = "perf/papers --only netmoe"
@@ -37,5 +37,7 @@ def table_4():
         yield row(f"Table 4, I/J = {per_device}, ms to solve", km_ms, min(times), ["at most", km_ms])
 
 
-def sources(_build, _quick):
+def sources(build, quick):
     yield Closed(PAPER, table_4)
+    if not quick:
+        yield Program(PAPER, build, ["perf/paper_placement", PAPER])

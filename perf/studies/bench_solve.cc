@@ -19,6 +19,7 @@
 #include "perf/common/fail.h"
 #include "perf/common/routing.h"
 #include "perf/solve/algorithm_1.h"
+#include "perf/solve/netmoe.h"
 #include "src/base/random.h"
 
 namespace {
@@ -128,28 +129,17 @@ void bench_assignment(int32_t items, int32_t bins, int rounds, bool compare) {
   }
 }
 
-// The whole solve on NetMoE's shapes: a share of each sample's 2048 choices goes to one device's experts.
-void bench_samples(int32_t nodes, double share) {
-  SplitMix64 random(2);
-  moecclSampleProblem_t p = MOECCL_SAMPLE_PROBLEM_INIT;
-  p.n_nodes = nodes;
-  p.n_devices = 8 * nodes;
-  p.n_experts = 2 * p.n_devices;
-  p.n_samples = 4 * p.n_devices;
-  const auto experts = static_cast<uint64_t>(p.n_experts), devices = static_cast<uint64_t>(p.n_devices);
+// The whole solve on NetMoE's shapes.
+void bench_samples(int32_t nodes, const perf::netmoe::Locality& locality) {
+  perf::netmoe::Dice random(2);
+  const perf::netmoe::Shape shape{nodes};
+  moecclSampleProblem_t p = perf::netmoe::problem(shape);
   std::vector<double> ms;
   double before = 0, after = 0;
   int kept = 0;
   for (int round = 0; round < 20; ++round) {
-    std::vector<int32_t> num(static_cast<size_t>(p.n_samples) * experts), placement(static_cast<size_t>(p.n_samples));
-    for (size_t i = 0; i < placement.size(); ++i) {
-      const uint64_t topic = random.below(devices);
-      for (int t = 0; t < 2048; ++t) {
-        const uint64_t e =
-            random.unit() < share ? (topic * experts + random.below(experts)) / devices : random.below(experts);
-        ++num[i * experts + e];
-      }
-    }
+    const std::vector<int32_t> num = perf::netmoe::routing(random, shape, locality);
+    std::vector<int32_t> placement(static_cast<size_t>(p.n_samples));
     p.num_gather = num.data();
     moecclSampleAnswer_t a{};
     a.size = sizeof(a);
@@ -161,7 +151,7 @@ void bench_samples(int32_t nodes, double share) {
   std::printf(
       "traffic_%dnodes_locality%.0f ratio=%.3f ms=%.3f (ratio: inter-node tokens before/after, %.1f %% less; kept %d "
       "of 20)\n",
-      nodes, 100 * share, before / after, median(ms), 100 * (1 - after / before), kept);
+      nodes, 100 * (locality.device + locality.node), before / after, median(ms), 100 * (1 - after / before), kept);
 }
 
 constexpr int32_t kExperts = 256, kTopK = 8, kLevels = 4;
@@ -362,8 +352,8 @@ int main() {
   bench_assignment(4096, 32, 5, false);
   bench_assignment(16384, 128, 3, false);
   for (const int32_t nodes : {2, 4}) {
-    bench_samples(nodes, 0.42);
-    bench_samples(nodes, 0);
+    bench_samples(nodes, {});
+    bench_samples(nodes, {0, 0});
   }
   bench_swap_count();
   bench_swap_sequence("zipf", perf::zipf_topk({8192, kTopK, kExperts}, {0.8, 3}, 7));

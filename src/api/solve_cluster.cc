@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entry points of the solvers that look at a cluster once: hybrid domains, pipeline chunks, layout.
 #include "src/api/solve_args.h"
+#include "src/base/adopt.h"
 #include "src/solve/arena.h"
 #include "src/solve/chunks.h"
 #include "src/solve/domains.h"
@@ -100,6 +101,21 @@ moecclResult_t moecclSolveLayout(const moecclLayoutProblem_t* problem, moecclLay
     const auto found = solve::solve_layout(p);
     *n_layouts = static_cast<int32_t>(found.size());
     std::copy_n(found.begin(), std::min(found.size(), static_cast<size_t>(max_layouts)), layouts);
+    return {};
+  });
+}
+
+moecclResult_t moecclPriceLayout(const moecclLayoutProblem_t* problem, const moecclLayout_t* layout,
+                                 moecclLayoutCost_t* cost) {
+  return api::guarded(nullptr, [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(const moecclLayoutProblem_t p, adopt(problem, "problem"));
+    MOECCL_TRY(solve::check(p));
+    MOECCL_TRY(api::require(layout, "layout", "a moecclLayout_t of moecclSolveLayout"));
+    MOECCL_TRY(solve::check(*layout));
+    MOECCL_TRY(check_out(cost, "cost"));
+    moecclLayout_t priced = *layout;
+    solve::price_layout(p, priced);
+    give(solve::step_of(p, priced), cost);
     return {};
   });
 }

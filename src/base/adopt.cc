@@ -54,6 +54,7 @@ MOECCL_SIZED(moecclDomainAnswer_t, 56)
 MOECCL_SIZED(moecclChunkProblem_t, 152)
 MOECCL_SIZED(moecclChunkAnswer_t, 96)
 MOECCL_SIZED(moecclLayoutProblem_t, 112)
+MOECCL_SIZED(moecclLayoutCost_t, 56)
 
 Status adopt_bytes(const SizedStruct& kind, const void* given, const char* argument, void* to) {
   if (given == nullptr) return error(moecclInvalidArgument, "{} is NULL: give a {}", argument, kind.name);

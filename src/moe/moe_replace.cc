@@ -1,24 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step of the re-placing combine: what ranks tell each other at its beginning, and the background thread's part.
+// A step of the re-placing combine: what ranks tell each other at its beginning.
 #include "src/moe/moe_replace.h"
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <span>
 
 #include "src/base/clock.h"
 #include "src/base/hash.h"
-#include "src/solve/sample.h"
+#include "src/solve/arena.h"
 
 namespace moeccl::comm {
-
-// What a rank says first; its samples' next counts and its choices follow.
-struct MoeReplacement::Hello {
-  int32_t code = moecclSuccess;
-  int32_t padding = 0;
-  uint64_t hash = 0;  // of the given placement
-};
 
 namespace {
 
@@ -31,6 +23,11 @@ Status check_config(const moecclReplaceConfig_t& c, const MoeConfig& layer, cons
                  c.sample_tokens, UINT32_MAX);
   if (mode < moecclReplaceSolve || mode > moecclReplaceGiven)
     return error(moecclInvalidArgument, "config.mode is {}: not a moecclReplaceMode_t", mode);
+  if (c.residual < 0 || c.residual > 2)
+    return error(moecclInvalidArgument, "config.residual is {}: give 0, 1 (the dispatched row) or 2 (a row of its own)",
+                 c.residual);
+  if (c.use_next < 0 || c.use_next > 2)
+    return error(moecclInvalidArgument, "config.use_next is {}: give 0, 1 (counts) or 2 (choices)", c.use_next);
   if (!(c.min_gain <= 1))
     return error(moecclInvalidArgument, "config.min_gain is {}: give a share below 1", c.min_gain);
   if (layer.domains && !layer.domains->plain())
@@ -52,9 +49,16 @@ Status check_config(const moecclReplaceConfig_t& c, const MoeConfig& layer, cons
 }  // namespace
 
 MoeReplacement::MoeReplacement(MoeLayer& layer, const moecclReplaceConfig_t& config)
-    : layer_(layer), config_(config), moe_config_(layer.config()) {
+    : layer_(layer),
+      config_(config),
+      moe_config_(layer.config()),
+      gain_(config.mode == moecclReplaceSolve ? config.min_gain : -1, config.use_next != 0) {
   const plan::LevelTree& tree = layer.host().tree();
-  if (config.residual) moe_config_.placement = algo::with_residents(layer.config().placement);
+  if (config.residual != 0) {
+    residents_ = config.residual == 2 ? algo::Residents::kOfAll : algo::Residents::kOfLone;
+    moe_config_.placement = algo::with_residents(layer.config().placement);
+    if (config.residual == 2) ++moe_config_.shape.top_k;
+  }
   canonical_ = algo::CanonicalOrder(tree, moe_config_.placement).position;
   node_.assign(tree.levels[0].group_of_rank.begin(), tree.levels[0].group_of_rank.end());
   n_nodes_ = tree.levels[0].n_groups;
@@ -80,7 +84,7 @@ Result<std::unique_ptr<MoeReplacement>> MoeReplacement::create(MoeLayer& layer, 
   }
   const AgreedFields<std::size(kFields)> mine{
       {static_cast<double>(config.sample_tokens), static_cast<double>(solve::raw(config.mode)),
-       static_cast<double>(config.residual != 0), static_cast<double>(config.use_next != 0), config.min_gain,
+       static_cast<double>(config.residual), static_cast<double>(config.use_next), config.min_gain,
        static_cast<double>(config.refine_pairs)},
       own.code()};
   MOECCL_ASSIGN_OR_RETURN(const auto all, answers_of(host, mine, own, "fails in moecclReplaceCreate"));
@@ -131,6 +135,13 @@ Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, con
 Status MoeReplacement::begin(MoeRouting& routing, const int32_t* next, const int32_t* placement) {
   // A solve that failed before was reported by the calls that needed it.
   (void)background_->wait();
+  const int64_t begun = now_ns();
+  MOECCL_TRY(begin_step(routing, next, placement));
+  begin_us_ = static_cast<double>(now_ns() - begun) / 1000;
+  return {};
+}
+
+Status MoeReplacement::begin_step(MoeRouting& routing, const int32_t* next, const int32_t* placement) {
   routing_ = nullptr;
   const Status own = check(routing, next, placement);
   if (own.ok()) {
@@ -141,170 +152,136 @@ Status MoeReplacement::begin(MoeRouting& routing, const int32_t* next, const int
     return own;  // nothing was agreed on any rank: a routing without an update
   }
   routing_ = &routing;
+  wait_us_ = -1;
+  facts_ = {};
+  at_home_ = skips(own);
+  if (at_home_ && !own.ok()) {
+    routing_ = nullptr;
+    return own;
+  }
+  if (at_home_) return begin_at_home(routing);
   const Status met = exchange(own, next, placement);
   if (!met.ok()) {
     routing_ = nullptr;
     return met;
   }
   routing_version_ = routing.version_;
-  rows_ = algo::ResidualRows::make(choices_, moe_config_.placement, layer_.host().rank(), config_.residual != 0,
-                                   routing.tables_);
-  wait_us_ = -1;
-  facts_ = {};
   routing.read_by(background_);
   background_->start([this] { return solve_and_build(); });
   return {};
 }
 
-Status MoeReplacement::exchange(const Status& own, const int32_t* next, const int32_t* placement) {
+// Deterministic communicators want the same bits whatever the clock says, and a residual that is added at home is not
+// added where the first expert is.
+bool MoeReplacement::skips(const Status& own) {
+  const bool can =
+      own.ok() && (residents_ == algo::Residents::kNone || candidates_[routing_->chosen_]->slots.slot_rows >=
+                                                               layer_.candidates()[routing_->chosen_]->slots.slot_rows);
+  if (residents_ == algo::Residents::kOfLone && layer_.host().deterministic()) return false;
+  if (!gain_.skips()) return false;
+  return can || !own.ok();
+}
+
+Status MoeReplacement::begin_at_home(MoeRouting& routing) {
+  number_ = layer_.host().next_number();
+  routing_version_ = routing.version_;
+  const uint64_t n_tokens = tokens_of_[layer_.host().rank()];
+  rows_ = residents_ == algo::Residents::kNone ? algo::ResidualRows{}
+                                               : algo::ResidualRows::at_home(routing.tables_, n_tokens);
+  n_rows_ = residents_ == algo::Residents::kNone ? routing.tables_.n_rows() : rows_.n_rows;
+  of_rows_.clear(), of_tokens_ = rows_.of_tokens;
+  placement_.resize(samples_.n());
+  for (uint32_t i = 0; i < samples_.n(); ++i) placement_[i] = static_cast<int32_t>(samples_.home(i));
+  placement_hash_ = hash_bytes(placement_.data(), placement_.size() * sizeof(int32_t), samples_.n() + 1);
+  facts_.keep = facts_.skipped = 1;
+  facts_.gain = gain_.gain();
+  routing.read_by(background_);
+  background_->start([this] { return build_at_home(); });
+  return {};
+}
+
+algo::CountRequest MoeReplacement::count_request() const {
+  return {candidates_[routing_->chosen_]->paths.algorithm(), moe_config_.shape.expert_major, &moe_config_.placement,
+          node_, n_nodes_};
+}
+
+size_t MoeReplacement::next_columns() const {
+  const algo::MoeAlgorithm algorithm = candidates_[routing_->chosen_]->paths.algorithm();
+  return algorithm.dedup() || !moe_config_.shape.expert_major ? layer_.host().n_ranks()
+                                                              : moe_config_.placement.n_experts();
+}
+
+Result<std::vector<int32_t>> MoeReplacement::own_next(const int32_t* next) const {
+  const uint64_t n_tokens = tokens_of_[layer_.host().rank()];
+  const uint32_t n_experts = layer_.config().placement.n_experts();
+  if (n_tokens == 0) return std::vector<int32_t>();
+  if (config_.use_next == 2) {
+    auto made = algo::next_of_choices(count_request(), layer_.order(), {next, nullptr, n_tokens},
+                                      layer_.config().shape.top_k, config_.sample_tokens);
+    if (!made.ok()) return std::move(made).status().with_context("next");
+    return made;
+  }
+  const std::span<const int32_t> counts{next, n_tokens / config_.sample_tokens * n_experts};
+  // Their sums over the experts of a rank are 32-bit numbers too.
+  const auto most = static_cast<int32_t>(INT32_MAX / std::max<size_t>(n_experts, 1));
+  for (size_t i = 0; i < counts.size(); ++i)
+    if (counts[i] < 0 || counts[i] > most)
+      return error(moecclInvalidArgument,
+                   "next of sample {} of this rank for expert {} is {}: give a count between 0 and {}", i / n_experts,
+                   i % n_experts, counts[i], most);
+  return algo::next_of_counts(count_request(), routing_->own_, n_experts, counts, config_.sample_tokens);
+}
+
+Status MoeReplacement::exchange(const Status& checked, const int32_t* next, const int32_t* placement) {
   MoeHost& host = layer_.host();
-  const uint32_t n = host.n_ranks(), k = layer_.config().shape.top_k, n_experts = layer_.config().placement.n_experts();
+  const uint32_t n = host.n_ranks(), k = layer_.config().shape.top_k;
   const std::vector<uint64_t>& tokens = routing_->tokens_of_;
   const uint64_t most = *std::max_element(tokens.begin(), tokens.end());
-  const size_t next_bytes = config_.use_next ? most / config_.sample_tokens * n_experts * sizeof(int32_t) : 0;
-  const size_t offset = sizeof(Hello) + next_bytes;
-  const size_t stride = (offset + algo::packed_choices_bytes(most, k) + 7) / 8 * 8;
-  std::vector<std::byte> mine(stride), all(stride * n);
-  Hello hello{own.code(), 0, 0};
+  const size_t next_bytes = config_.use_next ? most / config_.sample_tokens * next_columns() * sizeof(int32_t) : 0;
+  choices_at_ = sizeof(Hello) + next_bytes;
+  stride_ = (choices_at_ + algo::packed_choices_bytes(most, k) + 7) / 8 * 8;
+  std::vector<std::byte> mine(stride_);
+  gathered_.resize(stride_ * n);
+  Status own = checked;
+  if (own.ok() && config_.use_next) {
+    if (const auto made = own_next(next); !made.ok()) {
+      own = made.status();
+    } else if (!made->empty()) {
+      std::memcpy(mine.data() + sizeof(Hello), made->data(), made->size() * sizeof(int32_t));
+    }
+  }
+  Hello hello{own.code(), 0, 0, times_};
   if (own.ok()) {
     if (config_.mode == moecclReplaceGiven) hello.hash = hash_bytes(placement, samples_.n() * sizeof(int32_t));
-    const size_t here = tokens[host.rank()] / config_.sample_tokens * n_experts * sizeof(int32_t);
-    if (config_.use_next && here > 0) std::memcpy(mine.data() + sizeof(hello), next, here);
-    algo::pack_choices(routing_->own_, mine.data() + offset);
+    algo::pack_choices(routing_->own_, mine.data() + choices_at_);
   }
   std::memcpy(mine.data(), &hello, sizeof(hello));
   number_ = host.next_number();
-  MOECCL_TRY(host.all_gather(mine.data(), stride, all.data()));
+  times_ = {};
+  MOECCL_TRY(host.all_gather(mine.data(), stride_, gathered_.data()));
   MOECCL_TRY(own);
+  std::vector<ReplaceGain::Times> times;
   for (uint32_t r = 0; r < n; ++r) {
     Hello theirs;
-    std::memcpy(&theirs, all.data() + r * stride, sizeof(theirs));
+    std::memcpy(&theirs, gathered_.data() + r * stride_, sizeof(theirs));
     if (theirs.code != moecclSuccess) return failed_there(r, "could not begin re-placing", theirs.code);
     if (theirs.hash != hello.hash)
       return error(moecclMismatch, "rank {} gives another placement than rank {}: it must be the same on all ranks", r,
                    host.rank());
+    times.push_back(theirs.times);
   }
-  MOECCL_TRY(take_next(all.data() + sizeof(Hello), stride, n_experts));
-  const algo::PackedChoices packed{all.data() + offset, stride, tokens, k, config_.residual != 0};
-  MOECCL_ASSIGN_OR_RETURN(choices_, algo::unpack_choices(packed, moe_config_.placement, canonical_));
-  return algo::check_against(routing_->tables_, choices_, layer_.config().placement, host.rank());
-}
-
-Status MoeReplacement::take_next(const std::byte* blobs, size_t stride, size_t n_experts) {
-  next_.clear();
-  if (!config_.use_next) return {};
-  next_.resize(samples_.n() * n_experts);
-  for (uint32_t r = 0; r < layer_.host().n_ranks(); ++r) {
-    const size_t n = (samples_.first[r + 1] - samples_.first[r]) * n_experts;
-    if (n > 0) std::memcpy(next_.data() + samples_.first[r] * n_experts, blobs + r * stride, n * sizeof(int32_t));
+  gain_.note(times);
+  // With a residual at the first experts only the choices tell how many rows combine's input has.
+  if (residents_ == algo::Residents::kOfLone) {
+    MOECCL_TRY(take_choices());
+    n_rows_ = rows_.n_rows, of_rows_ = std::move(rows_.of_rows), of_tokens_ = std::move(rows_.of_tokens);
+    return {};
   }
-  // Their sums over the experts of a rank are 32-bit numbers too.
-  const auto most = static_cast<int32_t>(INT32_MAX / std::max<size_t>(n_experts, 1));
-  for (size_t i = 0; i < next_.size(); ++i)
-    if (next_[i] < 0 || next_[i] > most)
-      return error(moecclInvalidArgument, "next of sample {} for expert {} is {}: give a count between 0 and {}",
-                   i / n_experts, i % n_experts, next_[i], most);
-  return {};
-}
-
-// ---- The background thread: a function of what all ranks know alike ----
-
-Status MoeReplacement::solve_and_build() {
-  const int64_t begun = now_ns();
-  MOECCL_TRY(solve());
-  MOECCL_TRY(build());
-  solve_us_ = static_cast<double>(now_ns() - begun) / 1000;
-  return {};
-}
-
-Status MoeReplacement::solve() {
-  const plan::LevelTree& tree = layer_.host().tree();
-  const MoeCandidate& plan = *candidates_[routing_->chosen_];
-  const algo::CountRequest request{plan.paths.algorithm(), moe_config_.shape.expert_major, &moe_config_.placement,
-                                   node_, n_nodes_};
-  algo::SampleCounts counts = algo::count_samples(request, choices_, samples_);
-  if (config_.use_next) algo::count_next(request, next_, layer_.config().placement.n_experts(), counts);
-  std::vector<int32_t> current(samples_.n());
-  for (uint32_t i = 0; i < current.size(); ++i) current[i] = static_cast<int32_t>(samples_.home(i));
-  moecclSampleProblem_t problem = MOECCL_SAMPLE_PROBLEM_INIT;
-  problem.n_samples = static_cast<int32_t>(samples_.n());
-  problem.n_experts = counts.n_columns;
-  problem.n_devices = static_cast<int32_t>(tree.n_ranks);
-  problem.n_nodes = static_cast<int32_t>(n_nodes_);
-  problem.num_gather = counts.num.data();
-  problem.num_scatter = config_.use_next ? counts.next.data() : nullptr;
-  problem.expert_device = counts.device.data();
-  problem.device_node = node_.data();
-  problem.current = current.data();
-  problem.min_gain = config_.min_gain;
-  problem.refine_pairs = config_.refine_pairs;
-  const plan::Profile& profile = layer_.host().profile();
-  const plan::LinkCost& outer = plan::link_of(tree, profile, 0);
-  const plan::LinkCost& inner = plan::link_of(tree, profile, tree.depth() - 1);
-  if (outer.bytes_per_ns > 0 && inner.bytes_per_ns > 0 && tree.depth() > 1) {
-    const auto row_us = [&](const plan::LinkCost& link) {
-      return static_cast<double>(moe_config_.shape.row_bytes) / link.bytes_per_ns / 1000;
-    };
-    problem.alpha_inter_us = outer.alpha_ns / 1000, problem.alpha_intra_us = inner.alpha_ns / 1000;
-    problem.beta_inter_us = row_us(outer), problem.beta_intra_us = row_us(inner);
-  }
-  // Without rows there is nothing to move and nothing for the solver to look at.
-  counts.num.push_back(0), current.push_back(0);
-  problem.num_gather = counts.num.data(), problem.current = current.data();
-  moecclSampleAnswer_t chosen{};
-  MOECCL_TRY(run_solver(problem, &chosen));
-  facts_.keep = chosen.keep;
-  facts_.moved = chosen.moved;
-  facts_.moved_nodes = chosen.moved_nodes;
-  facts_.gain = chosen.gain;
-  placement_hash_ = hash_bytes(placement_.data(), placement_.size() * sizeof(int32_t), samples_.n() + 1);
-  return {};
-}
-
-Status MoeReplacement::run_solver(moecclSampleProblem_t given, moecclSampleAnswer_t* chosen) {
-  MOECCL_ASSIGN_OR_RETURN(moecclSampleProblem_t problem, solve::checked(given));
-  MOECCL_ASSIGN_OR_RETURN(auto workspace, solve::Workspace::make(nullptr, 0, solve::sample_bytes(problem), ""));
-  const auto evaluate = [&](const int32_t* placement, moecclSampleAnswer_t* answer) {
-    solve::Arena arena = workspace.arena();
-    solve::evaluate_samples(problem, placement, answer, arena);
-  };
-  if (config_.mode == moecclReplaceKeep)
-    placement_.assign(problem.current, problem.current + problem.n_samples);
-  else if (config_.mode == moecclReplaceSolve)
-    placement_.resize(samples_.n());
-  placement_.push_back(0);  // never without an address
-  if (config_.mode == moecclReplaceSolve) {
-    solve::Arena arena = workspace.arena();
-    solve::solve_samples(problem, placement_.data(), chosen, arena);
-  } else {
-    evaluate(placement_.data(), chosen);
-  }
-  // This combine alone: Eq. 3 of the gather.
-  problem.num_scatter = nullptr;
-  moecclSampleAnswer_t gather{};
-  evaluate(placement_.data(), &gather);
-  placement_.pop_back();
-  facts_.node_bytes_before = static_cast<uint64_t>(gather.inter_before) * moe_config_.shape.row_bytes;
-  facts_.node_bytes_after = static_cast<uint64_t>(gather.inter_after) * moe_config_.shape.row_bytes;
-  return {};
-}
-
-Status MoeReplacement::build() {
-  const uint32_t rank = layer_.host().rank();
-  const MoeCandidate& plan = *candidates_[routing_->chosen_];
-  const algo::Homes homes(samples_, placement_, layer_.host().n_ranks());
-  local_samples_.clear();
-  for (uint32_t i = 0; i < placement_.size(); ++i)
-    if (static_cast<uint32_t>(placement_[i]) == rank) local_samples_.push_back(static_cast<int32_t>(i));
-  const algo::Cut cut = algo::find_cut(plan.paths, moe_config_.placement, choices_, homes, plan.slots.slot_rows);
-  if (cut.n_chunks == 0)
-    return error(moecclInternalError, "no cut of the re-placed samples into slots of {} rows", plan.slots.slot_rows);
-  const algo::HomeRecords records(plan.rank, plan.paths, choices_, homes, rows_);
-  MOECCL_TRY(records.fill(tables_, moe_config_.shape, routing_->weighted_, routing_->tables_));
-  tables_.build(std::max(cut.n_chunks, algo::moe_pipeline_chunks(cut.largest_edge_rows * moe_config_.shape.row_bytes)));
-  for (uint32_t i = 0; i < plan.rank.edges.in.size(); ++i)
-    if (node_[plan.rank.edges.in[i].peer] != node_[rank])
-      facts_.node_bytes_sent += tables_.rows_returned(i) * moe_config_.shape.row_bytes;
+  const bool rows_for_all = residents_ == algo::Residents::kOfAll;
+  algo::ResidualRows seen;
+  if (rows_for_all) seen = algo::ResidualRows::at_home(routing_->tables_, tokens[host.rank()]);
+  n_rows_ = rows_for_all ? seen.n_rows : routing_->tables_.n_rows();
+  of_rows_.clear(), of_tokens_ = std::move(seen.of_tokens);
   return {};
 }
 

@@ -9,6 +9,7 @@
 #include "moeccl/solve.h"
 #include "src/moe/background.h"
 #include "src/moe/moe_layer.h"
+#include "src/moe/replace_gain.h"
 #include "src/routing/replace.h"
 
 namespace moeccl::comm {
@@ -31,17 +32,39 @@ class MoeReplacement {
   size_t n_choices() const;
 
  private:
-  struct Hello;
+  // What a rank says first in begin(); its samples' next rows and its choices follow.
+  struct Hello {
+    int32_t code = moecclSuccess;
+    int32_t padding = 0;
+    uint64_t hash = 0;  // of the given placement
+    ReplaceGain::Times times;
+  };
   MoeReplacement(MoeLayer& layer, const moecclReplaceConfig_t& config);
   // What one rank has to say in begin(), and what the others said.
   Status check(const MoeRouting& routing, const int32_t* next, const int32_t* placement) const;
+  Status begin_step(MoeRouting& routing, const int32_t* next, const int32_t* placement);
+  // Without asking the others: every sample stays.
+  Status begin_at_home(MoeRouting& routing);
+  bool skips(const Status& own);
   Status exchange(const Status& own, const int32_t* next, const int32_t* placement);
-  Status take_next(const std::byte* blobs, size_t stride, size_t offset);
+  // The next layer's rows of this rank's samples, in the columns of the counts.
+  Result<std::vector<int32_t>> own_next(const int32_t* next) const;
+  size_t next_columns() const;
+  Status take_next();
+  Status take_choices();
+  algo::CountRequest count_request() const;
   // The background thread's part: the placement, then the lists of it.
   Status solve_and_build();
   Status solve();
+  moecclSampleProblem_t problem_of(const algo::SampleCounts& counts, std::vector<int32_t>& current);
+  void price_links(moecclSampleProblem_t& problem);
   Status run_solver(moecclSampleProblem_t problem, moecclSampleAnswer_t* chosen);
   Status build();
+  Status build_at_home();
+  void find_local_samples();
+  void count_sent();
+  // Every sample stays and there is no residual: the routing's own combine serves.
+  bool combines_plainly() const { return facts_.keep && config_.residual == 0 && config_.mode == moecclReplaceSolve; }
   Status ready(const char* what);
   Status usable(const char* what) const;
   Status run(moecclOp_t op, bool weighted, const void* in, void* out, moecclStream_t stream);
@@ -49,7 +72,8 @@ class MoeReplacement {
 
   MoeLayer& layer_;
   moecclReplaceConfig_t config_;
-  MoeConfig moe_config_;  // the layer's, with residents when the residual is inlined
+  algo::Residents residents_ = algo::Residents::kNone;
+  MoeConfig moe_config_;  // the layer's, with residents where there is a residual
   std::vector<uint32_t> canonical_;
   std::vector<std::unique_ptr<MoeCandidate>> candidates_;  // as the layer's, of moe_config_
   std::vector<int32_t> node_;
@@ -59,16 +83,26 @@ class MoeReplacement {
   MoeRouting* routing_ = nullptr;
   uint64_t routing_version_ = 0;
   std::vector<uint64_t> tokens_of_;
+  std::vector<int32_t> inner_group_;  // of the levels between nodes and ranks, for the solver
+  std::vector<double> inner_alpha_us_, inner_beta_us_;
   algo::Samples samples_;
   algo::AllChoices choices_;
-  std::vector<int32_t> next_;  // [samples][n_experts]
-  algo::ResidualRows rows_;
+  std::vector<int32_t> next_;        // [samples][columns]
+  std::vector<std::byte> gathered_;  // what the ranks said in begin()
+  size_t stride_ = 0, choices_at_ = 0;
+  bool at_home_ = false;     // the step was begun without an exchange
+  algo::ResidualRows rows_;  // what lists are made of
+  // What callers see of them: combine's rows, and where the residual goes.
+  uint64_t n_rows_ = 0;
+  std::vector<algo::ResidualRows::Move> of_rows_, of_tokens_;
   std::vector<int32_t> placement_, local_samples_;
   moecclReplaceInfo_t facts_{};
   uint64_t placement_hash_ = 0;
   uint64_t number_ = 0;  // MoeHost::next_number() of the last one
   algo::RoutingTables tables_;
-  double solve_us_ = 0, wait_us_ = -1;
+  ReplaceGain gain_;
+  ReplaceGain::Times times_;  // of the step, by this rank's clock
+  double solve_us_ = 0, wait_us_ = -1, begin_us_ = 0;
   exec::Operation::Measured measured_, measured_backward_;
   std::shared_ptr<Background> background_ = std::make_shared<Background>();  // last: its thread uses the others
 };

@@ -28,12 +28,12 @@ Status MoeReplacement::ready(const char* what) {
 
 Status MoeReplacement::rows(size_t* n_rows) const {
   MOECCL_TRY(usable("rows of combine's input"));
-  *n_rows = rows_.n_rows;
+  *n_rows = n_rows_;
   return {};
 }
 
 size_t MoeReplacement::n_choices() const {
-  return routing_ == nullptr ? 0 : tokens_of_[layer_.host().rank()] * moe_config_.shape.top_k;
+  return routing_ == nullptr ? 0 : tokens_of_[layer_.host().rank()] * layer_.config().shape.top_k;
 }
 
 Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream) {
@@ -48,26 +48,33 @@ Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void*
 }
 
 Status MoeReplacement::combine(const void* in, void* out, moecclStream_t stream) {
+  const int64_t begun = now_ns();
   MOECCL_TRY(ready("re-placing combine"));
-  MOECCL_TRY(needs_buffer("re-placing combine", "in", in, rows_.n_rows));
+  MOECCL_TRY(needs_buffer("re-placing combine", "in", in, n_rows_));
   MOECCL_TRY(needs_buffer("re-placing combine", "out", out, tokens_of_[layer_.host().rank()]));
-  return run(moecclOpCombine, true, in, out, stream);
+  MOECCL_TRY(combines_plainly() ? routing_->combine(in, out, stream) : run(moecclOpCombine, true, in, out, stream));
+  if (stream != nullptr) return {};
+  // What has no end yet has no time: on streams Eq. 5 decides alone.
+  if (combines_plainly()) measured_.ns = routing_->measured_combine_.ns.load();
+  times_ = {begin_us_, static_cast<double>(now_ns() - begun) / 1000, routing_->measured_dispatch_.ns / 1e3};
+  return {};
 }
 
 Status MoeReplacement::combine_backward(const MoeRouting::CombineGradients& g, moecclStream_t stream) {
   constexpr const char* kWhat = "re-placing combine's backward";
   MOECCL_TRY(ready(kWhat));
+  if (combines_plainly()) return routing_->combine_backward(g, stream);
   const uint64_t n_tokens = tokens_of_[layer_.host().rank()];
   const bool expert_major = moe_config_.shape.expert_major;
   const bool wants_weights = g.grad_weight || (expert_major && n_tokens == 0 && g.in);
   MOECCL_TRY(needs_buffer(kWhat, "grad_out", g.grad_out, n_tokens));
-  MOECCL_TRY(needs_buffer(kWhat, "grad_in", g.grad_in, rows_.n_rows));
+  MOECCL_TRY(needs_buffer(kWhat, "grad_in", g.grad_in, n_rows_));
   if (wants_weights && !expert_major)
     return error(moecclInvalidArgument,
                  "{}: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL",
                  kWhat);
   if (!wants_weights) return run(moecclOpDispatch, expert_major && tables_.weighted(), g.grad_out, g.grad_in, stream);
-  MOECCL_TRY(needs_buffer(kWhat, "in", g.in, rows_.n_rows));
+  MOECCL_TRY(needs_buffer(kWhat, "in", g.in, n_rows_));
   // Products need the rows as they were sent; they go to the ranks that brought the tokens, whose gates chose.
   MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream));
   if (stream) {
@@ -121,25 +128,25 @@ Status MoeReplacement::residual(const void* x, const void* dispatched, void* in)
   MOECCL_TRY(usable("residual"));
   if (!config_.residual)
     return error(moecclInvalidUsage, "the replacement was created without config.residual: set it to 1");
-  MOECCL_TRY(needs_buffer("residual", "in", in, rows_.n_rows));
-  MOECCL_TRY(needs_buffer("residual", "dispatched", dispatched, rows_.of_rows.size()));
-  MOECCL_TRY(needs_buffer("residual", "x", x, rows_.of_tokens.size()));
-  MOECCL_TRY(move_rows(rows_.of_rows, dispatched, in, !moe_config_.shape.expert_major));
-  return move_rows(rows_.of_tokens, x, in, false);
+  MOECCL_TRY(needs_buffer("residual", "in", in, n_rows_));
+  MOECCL_TRY(needs_buffer("residual", "dispatched", dispatched, of_rows_.size()));
+  MOECCL_TRY(needs_buffer("residual", "x", x, of_tokens_.size()));
+  MOECCL_TRY(move_rows(of_rows_, dispatched, in, !moe_config_.shape.expert_major));
+  return move_rows(of_tokens_, x, in, false);
 }
 
 Status MoeReplacement::residual_backward(const void* grad_in, void* grad_dispatched, void* grad_x) {
   MOECCL_TRY(usable("residual's backward"));
   if (!config_.residual)
     return error(moecclInvalidUsage, "the replacement was created without config.residual: set it to 1");
-  MOECCL_TRY(needs_buffer("residual's backward", "grad_in", grad_in, rows_.n_rows));
+  MOECCL_TRY(needs_buffer("residual's backward", "grad_in", grad_in, n_rows_));
   const auto back = [](const std::vector<algo::ResidualRows::Move>& moves) {
     std::vector<algo::ResidualRows::Move> mirror;
     for (const auto& m : moves) mirror.push_back({m.to, m.from});
     return mirror;
   };
-  if (grad_dispatched) MOECCL_TRY(move_rows(back(rows_.of_rows), grad_in, grad_dispatched, true));
-  if (grad_x) MOECCL_TRY(move_rows(back(rows_.of_tokens), grad_in, grad_x, true));
+  if (grad_dispatched) MOECCL_TRY(move_rows(back(of_rows_), grad_in, grad_dispatched, true));
+  if (grad_x) MOECCL_TRY(move_rows(back(of_tokens_), grad_in, grad_x, true));
   return {};
 }
 
@@ -153,6 +160,7 @@ Status MoeReplacement::info(moecclReplaceInfo_t* out) {
   info.local_samples = local_samples_.data();
   info.solve_us = solve_us_;
   info.wait_us = wait_us_;
+  info.begin_us = begin_us_;
   info.measured_us = measured_.ns / 1e3;
   const std::string& name = candidates_[routing_->chosen_]->name;
   std::memcpy(info.algorithm, name.data(), std::min(sizeof(info.algorithm) - 1, name.size()));

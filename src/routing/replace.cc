@@ -29,6 +29,7 @@ namespace {
 
 Status unpack_rank(const PackedChoices& packed, uint32_t rank, uint32_t n_experts, std::span<const uint32_t> canonical,
                    AllChoices& all) {
+  const auto resident = static_cast<uint16_t>(n_experts + rank);
   const auto bad = [&](const char* what) {
     return error(moecclInternalError, "choices of rank {} are wrong: {}", rank, what);
   };
@@ -39,14 +40,16 @@ Status unpack_rank(const PackedChoices& packed, uint32_t rank, uint32_t n_expert
     const auto count = static_cast<uint32_t>(at[t]);
     if (count > packed.top_k) return bad("too many experts of a token");
     int64_t last = -1;
+    bool waits = packed.residents == Residents::kOfAll || (packed.residents == Residents::kOfLone && count == 0);
     for (uint32_t k = 0; k < count; ++k, experts += sizeof(uint16_t)) {
       uint16_t e = 0;
       std::memcpy(&e, experts, sizeof(e));
       if (e >= n_experts || canonical[e] <= last) return bad("experts out of order");
       last = canonical[e];
+      if (waits && last > canonical[resident]) all.expert.push_back(resident), waits = false;
       all.expert.push_back(e);
     }
-    if (count == 0 && packed.residents) all.expert.push_back(static_cast<uint16_t>(n_experts + rank));
+    if (waits) all.expert.push_back(resident);
     all.first_choice.push_back(all.expert.size());
   }
   return {};
@@ -56,13 +59,13 @@ Status unpack_rank(const PackedChoices& packed, uint32_t rank, uint32_t n_expert
 
 Result<AllChoices> unpack_choices(const PackedChoices& packed, const Placement& placement,
                                   std::span<const uint32_t> canonical) {
-  const uint32_t n_experts = placement.n_experts() - (packed.residents ? placement.n_ranks : 0);
+  const uint32_t n_experts = placement.n_experts() - (packed.residents != Residents::kNone ? placement.n_ranks : 0);
   AllChoices all;
   all.first_token.assign(1, 0);
   for (const uint64_t n : packed.tokens) all.first_token.push_back(all.first_token.back() + n);
   all.first_choice.reserve(all.n_tokens() + 1);
   all.first_choice.assign(1, 0);
-  all.expert.reserve(all.n_tokens() * packed.top_k);
+  all.expert.reserve(all.n_tokens() * (packed.top_k + (packed.residents == Residents::kOfAll ? 1 : 0)));
   for (uint32_t r = 0; r < placement.n_ranks; ++r) MOECCL_TRY(unpack_rank(packed, r, n_experts, canonical, all));
   return all;
 }
@@ -98,87 +101,6 @@ Result<Samples> Samples::make(uint64_t tokens, std::span<const uint64_t> tokens_
   return s;
 }
 
-// ---- Eq. 2 ----
-
-namespace {
-
-enum class Unit { kChoice, kRank, kNode };
-Unit unit_of(const CountRequest& r) {
-  if (r.algorithm.dedup()) return r.algorithm.dims > 1 ? Unit::kNode : Unit::kRank;
-  return r.expert_major ? Unit::kChoice : Unit::kRank;
-}
-
-// Shares `total` of each node out over its ranks in proportion to weight[rank], whole tokens, largest remainders first.
-class NodeShares {
- public:
-  explicit NodeShares(const CountRequest& r) : members_(r.n_nodes) {
-    for (uint32_t rank = 0; rank < r.node.size(); ++rank) members_[static_cast<size_t>(r.node[rank])].push_back(rank);
-  }
-  void share(std::span<const int32_t> total, std::span<const int32_t> weight, int32_t* out) {
-    for (size_t n = 0; n < members_.size(); ++n) share_node(members_[n], total[n], weight, out);
-  }
-
- private:
-  void share_node(const std::vector<uint32_t>& ranks, int64_t total, std::span<const int32_t> weight, int32_t* out) {
-    int64_t sum = 0, given = 0;
-    for (const uint32_t r : ranks) sum += weight[r];
-    if (sum == 0) return;
-    order_ = ranks;
-    for (const uint32_t r : ranks) given += out[r] = static_cast<int32_t>(total * weight[r] / sum);
-    std::stable_sort(order_.begin(), order_.end(),
-                     [&](uint32_t a, uint32_t b) { return total * weight[a] % sum > total * weight[b] % sum; });
-    for (size_t i = 0; given < total; ++i, ++given) ++out[order_[i % order_.size()]];
-  }
-  std::vector<std::vector<uint32_t>> members_;
-  std::vector<uint32_t> order_;
-};
-
-}  // namespace
-
-SampleCounts count_samples(const CountRequest& r, const AllChoices& choices, const Samples& samples) {
-  const Unit unit = unit_of(r);
-  const uint32_t n_ranks = r.placement->n_ranks;
-  SampleCounts counts;
-  if (unit == Unit::kChoice) {
-    counts.device.assign(r.placement->owner.begin(), r.placement->owner.end());
-  } else {
-    counts.device.resize(n_ranks);
-    std::iota(counts.device.begin(), counts.device.end(), 0);
-  }
-  const size_t columns = counts.device.size();
-  counts.n_columns = static_cast<int32_t>(columns);
-  counts.num.assign(samples.n() * columns, 0);
-  NodeShares shares(r);
-  std::vector<int32_t> by_rank(n_ranks), by_node(r.n_nodes);
-  for (uint32_t i = 0; i < samples.n(); ++i) {
-    int32_t* num = counts.num.data() + i * columns;
-    std::fill(by_rank.begin(), by_rank.end(), 0);
-    std::fill(by_node.begin(), by_node.end(), 0);
-    for (uint64_t t = i * samples.tokens; t < (i + 1) * samples.tokens; ++t) {
-      // Choices stand in canonical order: those of a rank, and of a node, are neighbours.
-      int64_t last_rank = -1, last_node = -1;
-      for (const uint16_t e : choices.of(t)) {
-        const uint32_t owner = r.placement->owner[e];
-        if (unit == Unit::kChoice) ++num[e];
-        by_rank[owner] += owner != last_rank;
-        by_node[static_cast<size_t>(r.node[owner])] += r.node[owner] != last_node;
-        last_rank = owner, last_node = r.node[owner];
-      }
-    }
-    if (unit == Unit::kRank) std::copy(by_rank.begin(), by_rank.end(), num);
-    if (unit == Unit::kNode) shares.share(by_node, by_rank, num);
-  }
-  return counts;
-}
-
-void count_next(const CountRequest& r, std::span<const int32_t> next, uint32_t n_experts, SampleCounts& counts) {
-  const size_t columns = counts.device.size(), n_samples = n_experts == 0 ? 0 : next.size() / n_experts;
-  counts.next.assign(n_samples * columns, 0);
-  for (size_t i = 0; i < n_samples; ++i)
-    for (uint32_t e = 0; e < n_experts; ++e)
-      counts.next[i * columns + (unit_of(r) == Unit::kChoice ? e : r.placement->owner[e])] += next[i * n_experts + e];
-}
-
 // ---- Homes ----
 
 Homes::Homes(const Samples& samples, std::span<const int32_t> placement, uint32_t n_ranks) : first(n_ranks + 1, 0) {
@@ -191,16 +113,18 @@ Homes::Homes(const Samples& samples, std::span<const int32_t> placement, uint32_
       token[filled[static_cast<size_t>(placement[i])]++] = i * samples.tokens + t;
 }
 
-ResidualRows ResidualRows::make(const AllChoices& choices, const Placement& placement, uint32_t rank, bool inlined,
-                                const RoutingTables& before) {
+ResidualRows ResidualRows::make(const AllChoices& choices, const Placement& placement, uint32_t rank,
+                                Residents residents, const RoutingTables& before) {
   const bool expert_major = before.expert_major();
-  const uint32_t n_real = placement.n_experts() - (inlined ? placement.n_ranks : 0);
+  const bool inlined = residents == Residents::kOfLone;
+  const uint32_t n_real = placement.n_experts() - (residents != Residents::kNone ? placement.n_ranks : 0);
   ResidualRows r;
   r.n_rows = before.n_rows();
   r.first_of_token.reserve(choices.n_tokens() + 1);
   r.first_of_token.assign(1, 0);
   size_t real = 0;  // local choices of the plain routing so far
   for (uint64_t t = 0; t < choices.n_tokens(); ++t) {
+    const size_t first = r.row.size();
     bool leads = inlined && !choices.of(t).empty() && placement.owner[choices.of(t)[0]] == rank;
     for (const uint16_t e : choices.of(t)) {
       if (placement.owner[e] != rank) continue;
@@ -209,6 +133,8 @@ ResidualRows ResidualRows::make(const AllChoices& choices, const Placement& plac
       if (e >= n_real) {
         row = static_cast<uint32_t>(r.n_rows++);
         r.of_tokens.push_back({static_cast<uint32_t>(t - choices.first_token[rank]), row});
+        // A rank has one row of a token in the Rows layout: the residual goes beside it.
+        if (!expert_major && r.row.size() > first) r.residual[first] = row;
       } else {
         row = before.choice_row[real++];
         if (expert_major) weight = before.choice_weight[row];
@@ -222,6 +148,14 @@ ResidualRows ResidualRows::make(const AllChoices& choices, const Placement& plac
     }
     r.first_of_token.push_back(r.row.size());
   }
+  return r;
+}
+
+ResidualRows ResidualRows::at_home(const RoutingTables& before, uint64_t n_tokens) {
+  ResidualRows r;
+  r.n_rows = before.n_rows() + n_tokens;
+  for (uint64_t t = 0; t < n_tokens; ++t)
+    r.of_tokens.push_back({static_cast<uint32_t>(t), static_cast<uint32_t>(before.n_rows() + t)});
   return r;
 }
 

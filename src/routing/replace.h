@@ -8,7 +8,9 @@
 //
 // Residual (Appendix A): a token's input is added where its row of the first expert (in canonical order) is summed,
 // with weight 1, so it costs no row of its own on any link. A token without experts has no such row; a resident, an
-// extra expert that every rank has and that only such tokens of this rank choose, carries its input.
+// extra expert that every rank has and that only such tokens of this rank choose, carries its input. What no expert
+// received (the stream around a normed MoE layer, shared experts' outputs) has no such row for any token: then every
+// token of a rank chooses the rank's resident.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +20,9 @@
 #include "src/routing/routing_tables.h"
 
 namespace moeccl::algo {
+
+// Which tokens choose their old home's resident.
+enum class Residents : uint8_t { kNone, kOfLone, kOfAll };  // lone: without experts
 
 // The placement with one more expert on every rank: number n_experts + rank.
 Placement with_residents(const Placement& placement);
@@ -35,14 +40,13 @@ struct AllChoices {
 // One rank's choices as bytes of a size that all ranks know.
 size_t packed_choices_bytes(uint64_t most_tokens, uint32_t top_k);
 void pack_choices(const OwnChoices& own, std::byte* out);
-// packed(rank) of tokens[rank] tokens; nothing in it is trusted. With `residents`, tokens without experts get their
-// rank's.
+// packed(rank) of tokens[rank] tokens; nothing in it is trusted.
 struct PackedChoices {
   const std::byte* first = nullptr;
   size_t stride = 0;  // bytes from one rank's to the next's
   std::span<const uint64_t> tokens;
   uint32_t top_k = 1;
-  bool residents = false;
+  Residents residents = Residents::kNone;
 };
 Result<AllChoices> unpack_choices(const PackedChoices& packed, const Placement& placement,
                                   std::span<const uint32_t> canonical);
@@ -79,8 +83,18 @@ struct CountRequest {
   uint32_t n_nodes = 1;
 };
 SampleCounts count_samples(const CountRequest& request, const AllChoices& choices, const Samples& samples);
-// Counts of the next layer, next[samples][n_experts] of real experts, in the same columns.
-void count_next(const CountRequest& request, std::span<const int32_t> next, uint32_t n_experts, SampleCounts& counts);
+
+// The next layer's rows in the same columns, for one rank's own samples: the second term of Eq. 5, in the unit of the
+// first.
+//
+// From choices that are known token by token, next[tokens][top_k], -1: none. Fails where they could not be a routing's.
+Result<std::vector<int32_t>> next_of_choices(const CountRequest& request, const CanonicalOrder& order, const TopK& next,
+                                             uint32_t top_k, uint64_t sample_tokens);
+// From counts, next[samples][n_experts]. Counts do not say how many choices of a token share a row, so as many are
+// taken to do as in this layer: of the same sample on the same rank or node, or of all the rank's samples where this
+// one has nothing there. Equal counts give equal rows.
+std::vector<int32_t> next_of_counts(const CountRequest& request, const OwnChoices& own, uint32_t n_experts,
+                                    std::span<const int32_t> next, uint64_t sample_tokens);
 
 // Where tokens go: at each home the samples that it gets, ascending.
 struct Homes {
@@ -105,8 +119,11 @@ struct ResidualRows {
   static constexpr uint32_t kNone = ~0u;
 
   // `before`: the tables of the plain routing, whose rows keep their places.
-  static ResidualRows make(const AllChoices& choices, const Placement& placement, uint32_t rank, bool inlined,
+  static ResidualRows make(const AllChoices& choices, const Placement& placement, uint32_t rank, Residents residents,
                            const RoutingTables& before);
+  // Of a step in which every token stays and its input goes into its rank's resident. row, residual, weight and
+  // first_of_token stay empty: HomeRecords of the routing's own records need none.
+  static ResidualRows at_home(const RoutingTables& before, uint64_t n_tokens);
 };
 
 // How fine chunks must be, over all edges and ranks, and the rows of the fullest edge.
@@ -122,6 +139,10 @@ class HomeRecords {
  public:
   HomeRecords(const RankPaths& rank, const Paths& paths, const AllChoices& choices, const Homes& homes,
               const ResidualRows& rows);
+  // Of tokens that all stay, from what the plain routing received (views[n_ranks]; the own one as view_of() gives it),
+  // each with its rank's resident behind it. rows: at_home().
+  HomeRecords(const RankPaths& rank, std::span<const RecordView> views, std::span<const uint64_t> tokens_of,
+              const RoutingTables& before, const ResidualRows& rows);
   // build() of the tables remains to be called.
   Status fill(RoutingTables& tables, const MoeShape& shape, bool weighted, const RoutingTables& before) const;
 

@@ -118,6 +118,50 @@ HomeRecords::HomeRecords(const RankPaths& rank, const Paths& paths, const AllCho
   }
 }
 
+HomeRecords::HomeRecords(const RankPaths& rank, std::span<const RecordView> views, std::span<const uint64_t> tokens_of,
+                         const RoutingTables& before, const ResidualRows& rows)
+    : rank_(rank), rows_(rows), origins_(views.size()), tokens_of_(tokens_of.begin(), tokens_of.end()) {
+  const Placement& placement = rank.placement;
+  const auto resident = static_cast<uint16_t>(placement.n_experts() - placement.n_ranks + rank.rank);
+  size_t local = 0;  // choices so far
+  const bool weighted = before.weighted() && before.expert_major();
+  for (uint32_t o = 0; o < views.size(); ++o) {
+    Origin& origin = origins_[o];
+    const bool own = o == rank.rank;
+    size_t first_row = 0;  // of the token
+    const auto add = [&](uint16_t e) {
+      const bool here = placement.owner[e] == rank.rank;
+      float weight = 1.0f;
+      origin.expert.push_back(e);
+      if (e == resident) {
+        const uint32_t row = rows.of_tokens[origin.token.size()].to;
+        // As in ResidualRows::make.
+        if (!before.expert_major() && row_.size() > first_row) residual_[first_row] = row;
+        row_.push_back(row), residual_.push_back(RoutingTables::kNoRow);
+      } else if (here) {
+        const uint32_t row = before.choice_row[local++];
+        if (weighted) weight = before.choice_weight[row];
+        row_.push_back(row), residual_.push_back(RoutingTables::kNoRow);
+      }
+      if (own || here) origin.weight.push_back(weight);
+    };
+    size_t choice = 0;
+    for (uint32_t i = 0; i < views[o].n_records; ++i) {
+      bool waits = own;
+      const size_t first = origin.expert.size();
+      first_row = row_.size();
+      for (uint32_t k = 0; k < views[o].n_experts[i]; ++k, ++choice) {
+        const uint16_t e = views[o].expert[choice];
+        if (waits && rank.canonical[e] > rank.canonical[resident]) add(resident), waits = false;
+        add(e);
+      }
+      if (waits) add(resident);
+      origin.token.push_back(views[o].token[i]);
+      origin.n_experts.push_back(static_cast<uint8_t>(origin.expert.size() - first));
+    }
+  }
+}
+
 Status HomeRecords::fill(RoutingTables& tables, const MoeShape& shape, bool weighted,
                          const RoutingTables& before) const {
   std::vector<RecordView> views;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <utility>
 
 #include "src/solve/checks.h"
 
@@ -38,15 +40,24 @@ double efficiency(const moecclCurve_t& c, double bytes) {
   return c.efficiency[at - 1] + share * (c.efficiency[at] - c.efficiency[at - 1]);
 }
 
-// Eq. 8 to 10 for one chunk of N, in us.
+const moecclChunkContention_t& contention_of(const moecclChunkProblem_t& p, moecclChunkStrategy_t strategy) {
+  static constexpr moecclChunkContention_t kNone{};
+  return strategy == moecclChunkO2 ? p.o2 : strategy == moecclChunkO3 ? p.o3 : kNone;
+}
+
+// Eq. 8 to 10 for one chunk of N, in us, with the efficiencies of the strategy.
 struct Times {
   double all_to_all, all_gather, copy;
 };
-Times chunk_times(const moecclChunkProblem_t& p, int32_t n) {
+Times chunk_times(const moecclChunkProblem_t& p, moecclChunkStrategy_t strategy, int32_t n) {
   const double part = p.bytes / n, t = p.tensor, e = p.expert;
-  return {p.start_us + 1e6 * part / t * (e - 1) / e / (p.inter_bandwidth * efficiency(p.inter, part / t)),
-          p.start_us + 1e6 * part * (t - 1) / t / (p.intra_bandwidth * efficiency(p.intra, part)),
-          1e6 * part / (p.copy_bandwidth * efficiency(p.copy, part))};
+  const moecclChunkContention_t& own = contention_of(p, strategy);
+  const auto r = [](const moecclCurve_t& mine, const moecclCurve_t& common, double bytes) {
+    return efficiency(mine.n_points > 0 ? mine : common, bytes);
+  };
+  return {p.start_us + 1e6 * part / t * (e - 1) / e / (p.inter_bandwidth * r(own.inter, p.inter, part / t)),
+          p.start_us + 1e6 * part * (t - 1) / t / (p.intra_bandwidth * r(own.intra, p.intra, part)),
+          1e6 * part / (p.copy_bandwidth * r(own.copy, p.copy, part))};
 }
 
 }  // namespace
@@ -64,6 +75,12 @@ Result<moecclChunkProblem_t> checked(const moecclChunkProblem_t& given) {
   MOECCL_TRY(check_curve("inter", p.inter));
   MOECCL_TRY(check_curve("intra", p.intra));
   MOECCL_TRY(check_curve("copy", p.copy));
+  for (const auto& [name, own] : {std::pair{"o2", &p.o2}, std::pair{"o3", &p.o3}}) {
+    MOECCL_TRY(at_least_0({{"problem.o2 or o3.chunk_us", own->chunk_us}}));
+    for (const auto& [field, curve] :
+         {std::pair{".inter", &own->inter}, std::pair{".intra", &own->intra}, std::pair{".copy", &own->copy}})
+      MOECCL_TRY(check_curve((std::string(name) + field).c_str(), *curve));
+  }
   MOECCL_TRY(gain_share(p.min_gain));
   if (p.min_bytes == 0) p.min_bytes = kMinBytes;
   if (p.max_chunks == 0) p.max_chunks = kMaxChunks;
@@ -74,14 +91,15 @@ double chunk_us(const moecclChunkProblem_t& p, moecclChunkStrategy_t strategy, i
   const double e = p.expert;
   if (strategy == moecclChunkBaseline)  // the whole volume between nodes
     return p.start_us + 1e6 * p.bytes * (e - 1) / e / (p.inter_bandwidth * efficiency(p.inter, p.bytes));
-  const Times one = chunk_times(p, n);
+  const Times one = chunk_times(p, strategy, n);
   if (strategy == moecclChunkO1) return one.all_to_all + one.all_gather;  // Eq. 11
-  if (strategy == moecclChunkO2) {                                        // Algorithm 1, lines 13 to 17
+  const double fixed = n * contention_of(p, strategy).chunk_us;
+  if (strategy == moecclChunkO2) {  // Algorithm 1, lines 13 to 17
     const double inside = one.all_gather + one.copy;
-    return one.all_to_all < inside ? one.all_to_all + inside * n : one.all_to_all * n + inside;
+    return fixed + (one.all_to_all < inside ? one.all_to_all + inside * n : one.all_to_all * n + inside);
   }
-  return one.all_to_all < one.all_gather ? one.all_to_all + one.all_gather * n + one.copy  // Algorithm 2
-                                         : one.all_to_all * n + one.all_gather + one.copy;
+  return fixed + (one.all_to_all < one.all_gather ? one.all_to_all + one.all_gather * n + one.copy  // Algorithm 2
+                                                  : one.all_to_all * n + one.all_gather + one.copy);
 }
 
 void solve_chunks(const moecclChunkProblem_t& p, moecclChunkAnswer_t* answer) {

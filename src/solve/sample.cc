@@ -34,6 +34,36 @@ Status check_shape(const moecclSampleProblem_t& p) {
   return indices("problem.current", p.current, p.n_samples, p.n_devices);
 }
 
+Status check_inner(const moecclSampleProblem_t& p) {
+  MOECCL_TRY(between("problem.n_inner", p.n_inner, 0, kMaxInner));
+  if (p.n_inner == 0) return {};
+  for (const auto& [name, given] : {std::pair<const char*, const void*>{"inner_group", p.inner_group},
+                                    {"inner_alpha_us", p.inner_alpha_us},
+                                    {"inner_beta_us", p.inner_beta_us}})
+    if (given == nullptr)
+      return error(moecclInvalidArgument, "problem.{} is NULL: give the figures of {} inner levels", name, p.n_inner);
+  const auto devices = static_cast<size_t>(p.n_devices);
+  std::vector<int32_t> parent(devices);
+  for (int32_t l = 0; l < p.n_inner; ++l) {
+    MOECCL_TRY(times({{"problem.inner_alpha_us", p.inner_alpha_us[l]}, {"problem.inner_beta_us", p.inner_beta_us[l]}}));
+    const int32_t* group = p.inner_group + static_cast<size_t>(l) * devices;
+    MOECCL_TRY(indices("problem.inner_group", group, p.n_devices, p.n_devices));
+    std::fill(parent.begin(), parent.end(), -1);
+    for (int32_t j = 0; j < p.n_devices; ++j) {
+      const int32_t above = l > 0           ? group[j - p.n_devices]
+                            : p.device_node ? p.device_node[j]
+                                            : even_group(j, p.n_devices, p.n_nodes);
+      int32_t& known = parent[static_cast<size_t>(group[j])];
+      if (known >= 0 && known != above)
+        return error(moecclInvalidArgument,
+                     "problem.inner_group: group {} of level {} lies in several groups of the level above", group[j],
+                     l);
+      known = above;
+    }
+  }
+  return {};
+}
+
 // A sample's tokens of both operations are costs of the assignment together: below 2^30.
 Status check_counts(const moecclSampleProblem_t& p) {
   const auto experts = static_cast<size_t>(p.n_experts);
@@ -62,7 +92,7 @@ struct Work {
     const auto devices = static_cast<size_t>(p.n_devices), nodes = static_cast<size_t>(p.n_nodes);
     now = arena.take<int32_t>(items);
     best = arena.take<int32_t>(items);
-    node = arena.take<int32_t>(items);
+    group = arena.take<int32_t>(items);
     list = arena.take<int32_t>(items);
     bin = arena.take<int32_t>(items);
     slots = arena.take<int32_t>(devices);
@@ -73,7 +103,7 @@ struct Work {
   }
 
   SampleCosts costs;
-  int32_t *now, *best, *node, *list, *bin, *slots, *local, *capacity, *cost;
+  int32_t *now, *best, *group, *list, *bin, *slots, *local, *capacity, *cost;
   NodeLoad* loads;
 };
 
@@ -87,32 +117,34 @@ void solve_nodes(const moecclSampleProblem_t& p, Work& w, Arena& arena) {
     std::fill_n(cost, nodes, 0);
     int32_t all = 0;
     for (int k = 0; k < w.costs.n_ops(); ++k) {
-      const int32_t* node = w.costs.op(k).node + i * nodes;
+      const int32_t* node = w.costs.op(k).at[0] + i * nodes;
       for (size_t n = 0; n < nodes; ++n) cost[n] -= node[n], all += node[n];
     }
     for (size_t n = 0; n < nodes; ++n) cost[n] += all;
   }
-  assign({w.cost, w.capacity, p.n_samples, p.n_nodes}, w.node, arena);
+  assign({w.cost, w.capacity, p.n_samples, p.n_nodes}, w.group, arena);
 }
 
-// Eq. 7 for one node: the least tokens between its devices, that is the most that stay on theirs.
-void solve_devices(const moecclSampleProblem_t& p, Work& w, int32_t node, Arena& arena) {
+// Eq. 7 for one group of the level above, whose samples w.group tells: the least tokens between its own groups of
+// `level`, that is the most that stay on theirs. Puts those groups into w.best.
+void solve_inside(const moecclSampleProblem_t& p, Work& w, int32_t level, int32_t parent, Arena& arena) {
   int32_t n_items = 0, n_local = 0;
   for (int32_t i = 0; i < p.n_samples; ++i)
-    if (w.node[i] == node) w.list[n_items++] = i;
+    if (w.group[i] == parent) w.list[n_items++] = i;
   for (int32_t j = 0; j < p.n_devices; ++j) {
-    if (w.costs.node_of_device(j) != node) continue;
-    w.capacity[n_local] = w.slots[j];
-    w.local[n_local++] = j;
+    if (w.costs.group(level - 1, j) != parent) continue;
+    const int32_t group = w.costs.group(level, j);
+    const auto at = std::find(w.local, w.local + n_local, group) - w.local;
+    if (at == n_local) w.capacity[n_local] = 0, w.local[n_local++] = group;
+    w.capacity[at] += w.slots[j];
   }
-  const auto devices = static_cast<size_t>(p.n_devices), width = static_cast<size_t>(n_local);
+  const auto width = static_cast<size_t>(n_local);
   for (int32_t at = 0; at < n_items; ++at) {
     int32_t* cost = w.cost + static_cast<size_t>(at) * width;
     int32_t most = 0;
     for (size_t l = 0; l < width; ++l) {
       cost[l] = 0;
-      for (int k = 0; k < w.costs.n_ops(); ++k)
-        cost[l] += w.costs.op(k).device[static_cast<size_t>(w.list[at]) * devices + static_cast<size_t>(w.local[l])];
+      for (int k = 0; k < w.costs.n_ops(); ++k) cost[l] += w.costs.tokens(k, level, w.list[at], w.local[l]);
       most = std::max(most, cost[l]);
     }
     for (size_t l = 0; l < width; ++l) cost[l] = most - cost[l];
@@ -130,6 +162,7 @@ Volumes sum(const Work& w) {
   for (size_t at = 0; at < nodes * static_cast<size_t>(w.costs.n_ops()); ++at) {
     v.inter += w.loads[at].home;
     v.intra += w.loads[at].intra;
+    for (const int64_t tokens : w.loads[at].inner) v.intra += tokens;
   }
   return v;
 }
@@ -165,6 +198,7 @@ void end(Work& w, const int32_t* placement, moecclSampleAnswer_t* a) {
 Result<moecclSampleProblem_t> checked(const moecclSampleProblem_t& given) {
   moecclSampleProblem_t p = given;
   MOECCL_TRY(check_shape(p));
+  MOECCL_TRY(check_inner(p));
   MOECCL_TRY(check_counts(p));
   if (p.beta_intra_us == 0 && p.beta_inter_us == 0) p.beta_intra_us = kBetaIntra, p.beta_inter_us = kBetaInter;
   if (p.min_gain == 0) p.min_gain = kDefaultGain;
@@ -197,7 +231,10 @@ void solve_samples(const moecclSampleProblem_t& p, int32_t* placement, moecclSam
   Work w(p, arena);
   begin(p, w, a);
   solve_nodes(p, w, arena);
-  for (int32_t n = 0; n < p.n_nodes; ++n) solve_devices(p, w, n, arena);
+  for (int32_t level = 1; level < w.costs.n_levels(); ++level) {
+    for (int32_t g = 0; g < w.costs.n_groups(level - 1); ++g) solve_inside(p, w, level, g, arena);
+    std::copy_n(w.best, p.n_samples, w.group);
+  }
   w.costs.measure(w.best, w.loads);
   a->two_stage_us = w.costs.time_us(w.loads);
   refine_samples(w.costs, w.best, w.loads, std::max<int64_t>(p.refine_pairs, 0));

@@ -7,12 +7,18 @@
 namespace moeccl::solve {
 
 SampleCosts::SampleCosts(const moecclSampleProblem_t& p, Arena& arena)
-    : problem(p), n_devices_(static_cast<size_t>(p.n_devices)), n_nodes_(static_cast<size_t>(p.n_nodes)) {
-  const auto items = static_cast<size_t>(p.n_samples);
-  node_of_ = arena.take<int32_t>(n_devices_);
+    : problem(p), n_nodes_(static_cast<size_t>(p.n_nodes)) {
+  const auto items = static_cast<size_t>(p.n_samples), devices = static_cast<size_t>(p.n_devices);
+  for (int32_t level = 0; level < n_levels(); ++level) {
+    n_groups_[level] = level == 0 ? n_nodes_ : devices;
+    group_[level] = arena.take<int32_t>(devices);
+    if (level == 0 || level > p.n_inner) continue;
+    const int32_t* group = p.inner_group + static_cast<size_t>(level - 1) * devices;
+    n_groups_[level] = static_cast<size_t>(*std::max_element(group, group + devices)) + 1;
+  }
   for (int k = 0; k < n_ops(); ++k) {
-    op_[k].device = arena.take<int32_t>(items * n_devices_);
-    op_[k].node = arena.take<int32_t>(items * n_nodes_);
+    for (int32_t level = 0; level < n_levels(); ++level)
+      op_[k].at[level] = arena.take<int32_t>(items * n_groups_[level]);
     op_[k].on_node = arena.take<int64_t>(n_nodes_);
     total_[k] = arena.take<int64_t>(items);
   }
@@ -27,28 +33,32 @@ int32_t SampleCosts::current(int32_t i) const {
 
 void SampleCosts::count() {
   const auto items = static_cast<size_t>(problem.n_samples), experts = static_cast<size_t>(problem.n_experts);
-  for (int32_t j = 0; j < problem.n_devices; ++j)
-    node_of_[j] = problem.device_node ? problem.device_node[j] : even_group(j, problem.n_devices, problem.n_nodes);
+  const size_t devices = static_cast<size_t>(problem.n_devices), last = static_cast<size_t>(problem.n_inner) + 1;
+  for (int32_t j = 0; j < problem.n_devices; ++j) {
+    group_[0][j] = problem.device_node ? problem.device_node[j] : even_group(j, problem.n_devices, problem.n_nodes);
+    for (size_t l = 1; l < last; ++l) group_[l][j] = problem.inner_group[(l - 1) * devices + static_cast<size_t>(j)];
+    group_[last][j] = j;
+  }
   for (int k = 0; k < n_ops(); ++k) {
     const int32_t* num = k == 0 ? problem.num_gather : problem.num_scatter;
     SampleOp& op = op_[k];
-    std::fill_n(op.device, items * n_devices_, 0);
-    std::fill_n(op.node, items * n_nodes_, 0);
+    for (size_t l = 0; l <= last; ++l) std::fill_n(op.at[l], items * n_groups_[l], 0);
     std::fill_n(op.on_node, n_nodes_, 0);
+    int32_t* device = op.at[last];
     for (size_t e = 0; e < experts; ++e) {
       // Columns outside, so that the owner is looked up once; samples are few enough for the cache.
       const auto j = static_cast<size_t>(device_of_expert(static_cast<int32_t>(e)));
-      for (size_t i = 0; i < items; ++i) op.device[i * n_devices_ + j] += num[i * experts + e];
+      for (size_t i = 0; i < items; ++i) device[i * devices + j] += num[i * experts + e];
     }
     for (size_t i = 0; i < items; ++i) {
       int64_t all = 0;
-      for (size_t j = 0; j < n_devices_; ++j) {
-        const int32_t tokens = op.device[i * n_devices_ + j];
-        op.node[i * n_nodes_ + static_cast<size_t>(node_of_[j])] += tokens;
+      for (size_t j = 0; j < devices; ++j) {
+        const int32_t tokens = device[i * devices + j];
+        for (size_t l = 0; l < last; ++l) op.at[l][i * n_groups_[l] + static_cast<size_t>(group_[l][j])] += tokens;
         all += tokens;
       }
       total_[k][i] = all;
-      for (size_t n = 0; n < n_nodes_; ++n) op.on_node[n] += op.node[i * n_nodes_ + n];
+      for (size_t n = 0; n < n_nodes_; ++n) op.on_node[n] += op.at[0][i * n_nodes_ + n];
     }
   }
 }
@@ -56,9 +66,9 @@ void SampleCosts::count() {
 void SampleCosts::measure(const int32_t* placement, NodeLoad* loads) const {
   for (int k = 0; k < n_ops(); ++k) {
     NodeLoad* load = loads + static_cast<size_t>(k) * n_nodes_;
-    for (size_t n = 0; n < n_nodes_; ++n) load[n] = {0, op_[k].on_node[n], 0};
+    for (size_t n = 0; n < n_nodes_; ++n) load[n] = {0, op_[k].on_node[n], 0, {}};
     for (int32_t i = 0; i < problem.n_samples; ++i)
-      shift(k, i, placement[i], 1, load[static_cast<size_t>(node_of_[placement[i]])]);
+      shift(k, i, placement[i], 1, load[static_cast<size_t>(group_[0][placement[i]])]);
   }
 }
 

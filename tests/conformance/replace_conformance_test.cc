@@ -65,9 +65,9 @@ struct Truth {
 struct Case {
   moecclMoeLayout_t layout;
   const char* algorithm;
-  bool residual;
+  int residual;  // as in the config
   moecclReplaceMode_t mode;
-  bool next;
+  int next;
 };
 
 #define COMM_OK(call) ASSERT_EQ(call, moecclSuccess) << moecclGetLastError(comm)
@@ -89,6 +89,7 @@ class Step {
     COMM_OK(moecclRoutingCreate(&routing, moe, index.data(), weight.data(), tokens));
     std::vector<int32_t> next(t.shape.samples[static_cast<size_t>(rank)] * static_cast<size_t>(t.shape.n_experts) + 1,
                               3);
+    if (c.next == 2) next = index;
     std::vector<int32_t> given;  // reversed, which keeps the counts where all ranks have as many
     for (size_t i = 0; i < t.first.back(); ++i) given.push_back(home_of(t.first.back() - 1 - i));
     given.push_back(0);
@@ -101,6 +102,8 @@ class Step {
     backward(routing, replacement);
     COMM_OK(moecclRoutingDestroy(routing));
   }
+
+  moecclReplaceInfo_t facts{};
 
  private:
   int32_t home_of(size_t sample) const {
@@ -118,11 +121,15 @@ class Step {
     COMM_OK(moecclDispatch(routing, x.data(), dispatched.data(), nullptr));
     COMM_OK(moecclReplaceRows(replacement, &n_rows));
     ASSERT_GE(n_rows, info.n_rows);
+    if (c.residual == 2) {
+      ASSERT_EQ(n_rows, info.n_rows + tokens);
+    }
     in.assign(n_rows * width() + 1, -77);
     for (size_t row = 0; row < info.n_rows; ++row)
       if (info.row_source[row] >= 0) fill_row(row);
     if (c.residual) {
-      COMM_OK(moecclReplaceResidual(replacement, x.data(), dispatched.data(), in.data()));
+      // Rows of the caller's own come from x alone.
+      COMM_OK(moecclReplaceResidual(replacement, x.data(), c.residual == 2 ? nullptr : dispatched.data(), in.data()));
     }
     std::vector<float> out(tokens * width() + 1, -55);
     COMM_OK(moecclReplaceCombine(replacement, in.data(), out.data(), nullptr));
@@ -171,7 +178,13 @@ class Step {
     for (int32_t i = 0; i < facts.n_local; ++i) EXPECT_EQ(facts.placement[facts.local_samples[i]], rank);
     uint64_t sent = 0;
     COMM_OK(moecclAllReduce(&facts.node_bytes_sent, &sent, 1, moecclUint64, moecclSum, comm, nullptr));
+    if (facts.skipped) return;
     EXPECT_EQ(sent, facts.node_bytes_after) << facts.algorithm;
+    // The next layer routes as this one: both terms of Eq. 5 in one unit. A residual's rows are the combine's alone.
+    if (c.next == 2 && c.residual == 0) {
+      EXPECT_EQ(facts.next_bytes_before, facts.node_bytes_before) << facts.algorithm;
+      EXPECT_EQ(facts.next_bytes_after, facts.node_bytes_after) << facts.algorithm;
+    }
     if (c.mode == moecclReplaceSolve && !c.next) {
       EXPECT_LE(facts.node_bytes_after, facts.node_bytes_before);
     }
@@ -217,7 +230,6 @@ class Step {
   int rank;
   moecclComm_t comm;
   moecclRoutingInfo_t info{};
-  moecclReplaceInfo_t facts{};
   size_t n_rows = 0;
   std::vector<float> in;
 };
@@ -270,25 +282,66 @@ TEST_P(ReplaceConformance, EverySampleArrivesAtItsNewHome) {
       [&](int rank, moecclComm_t comm) {
         for (const moecclMoeLayout_t layout : {moecclLayoutRows, moecclLayoutExpertMajor}) {
           for (const char* algorithm : {"flat", "2dh", "hier:1", "hier:2", "auto"}) {
-            for (const bool residual : {false, true}) {
-              const moecclReplaceMode_t mode = residual ? moecclReplaceSolve : moecclReplaceGiven;
+            for (const int residual : {0, 1, 2}) {
+              const moecclReplaceMode_t mode = residual == 1 ? moecclReplaceSolve : moecclReplaceGiven;
               SCOPED_TRACE(std::string(layout == moecclLayoutRows ? "rows, " : "expert-major, ") + algorithm);
               // A reversed placement keeps the counts only where all ranks have as many.
               const bool even = std::adjacent_find(shape.samples.begin(), shape.samples.end(), std::not_equal_to<>()) ==
                                 shape.samples.end();
-              run_case(shape, {layout, algorithm, residual, even ? mode : moecclReplaceSolve, residual && even}, rank,
-                       comm);
+              run_case(
+                  shape,
+                  {layout, algorithm, residual, even ? mode : moecclReplaceSolve, residual == 1 ? (even ? 1 : 0) : 2},
+                  rank, comm);
               if (::testing::Test::HasFatalFailure()) return;
             }
           }
         }
-        run_case(shape, {moecclLayoutExpertMajor, "flat", true, moecclReplaceKeep, false}, rank, comm);
+        run_case(shape, {moecclLayoutExpertMajor, "flat", 1, moecclReplaceKeep, 0}, rank, comm);
       },
       options);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ReplaceConformance, ::testing::ValuesIn(kShapes),
                          [](const ::testing::TestParamInfo<Shape>& info) { return info.param.name; });
+
+// Where links are as fast as each other the gain of a uniform routing is small: samples stay, after a few steps Begin
+// asks nobody, and every kind of residual arrives all the same.
+TEST(ReplaceGain, WhatDoesNotPayIsSkippedAndComesOutTheSame) {
+  const Shape shape{"Skips", 4, RankMode::kThreads, "node:2 gpu:2", 2, 8, 8, 3, {4, 4, 4, 4}};
+  RankOptions options{.mode = shape.mode, .deadline_ms = 120'000};
+  options.config.topology = shape.topology;
+  run_ranks(
+      shape.n,
+      [&](int rank, moecclComm_t comm) {
+        for (const int residual : {0, 1, 2}) {
+          for (const moecclMoeLayout_t layout : {moecclLayoutRows, moecclLayoutExpertMajor}) {
+            const Case c{layout, "hier:2", residual, moecclReplaceSolve, 0};
+            const moecclMoeConfig_t config = layer_of(shape, c);
+            moecclMoe_t moe = nullptr;
+            moecclReplacement_t replacement = nullptr;
+            moecclReplaceConfig_t replace = MOECCL_REPLACE_CONFIG_INIT;
+            replace.sample_tokens = shape.sample;
+            replace.residual = residual;
+            replace.min_gain = 0.99;
+            COMM_OK(moecclMoeCreate(&moe, comm, &config));
+            COMM_OK(moecclReplaceCreate(&replacement, moe, &replace));
+            int skipped = 0;
+            for (uint64_t step = 0; step < 12 && !::testing::Test::HasFatalFailure(); ++step) {
+              const Truth truth(shape, step);
+              Step one(truth, c, rank, comm);
+              one.run(moe, replacement);
+              EXPECT_EQ(one.facts.keep, 1);
+              EXPECT_EQ(one.facts.moved, 0);
+              skipped += one.facts.skipped;
+            }
+            EXPECT_GE(skipped, 8) << "of 12 steps";
+            EXPECT_EQ(moecclReplaceDestroy(replacement), moecclSuccess);
+            EXPECT_EQ(moecclMoeDestroy(moe), moecclSuccess);
+          }
+        }
+      },
+      options);
+}
 
 TEST(ReplaceUsage, WhatCannotWorkIsRefusedOnAllRanks) {
   run_ranks(2, [](int rank, moecclComm_t comm) {

@@ -106,7 +106,11 @@ class Solvers(unittest.TestCase):
                  "zero_stage": 1}
         found = solve.layouts(5, **model)
         self.assertEqual(len(found), 5)
-        self.assertEqual([one.comm_us for one in found], sorted(one.comm_us for one in found))
+        steps = [solve.price_layout(one, **model).step_us for one in found]
+        self.assertEqual(steps, sorted(steps))
+        cost = solve.price_layout(found[0], **{**model, "gpu_flops": 312e12})
+        self.assertGreater(cost.step_us, found[0].comm_us)
+        self.assertTrue(0 < cost.mfu < 0.5)
         self.assertEqual(solve.layouts(5, **{**model, "gpu_bytes": 1e6}), [])
         with self.assertRaisesRegex(ValueError, "n_gpus is 4294967296"):
             solve.layouts(n_gpus=2**32)

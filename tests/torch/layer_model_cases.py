@@ -240,8 +240,9 @@ def case_the_codec_keeps_the_largest_differences(rank, n):
 
 def case_replaced_samples_keep_the_loss(rank, n):
     options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
-    losses, model, _ = train(rank, 8, sample_tokens=SAMPLE, comm_options=options)
-    same(losses, reference(n, 8, sample_tokens=SAMPLE)[0])
+    # While both ways are tried by the clock every other step moves samples, the first and so the seventh.
+    losses, model, _ = train(rank, 7, sample_tokens=SAMPLE, comm_options=options)
+    same(losses, reference(n, 7, sample_tokens=SAMPLE)[0])
     moved = [layer.step.moved for layer in model.layers if layer.step]
     assert n == 2 or any(moved), "no sample moved, so nothing was followed"
 

@@ -22,9 +22,11 @@ class Replacement:
     """A layer's re-placing combine. Collective: all ranks give the same.
 
     sample_tokens: tokens of a sample; each rank's tokens are a multiple. mode: "solve", "keep" or "given". residual: combine's input has
-    rows for a residual connection. use_next: begin() gets the next layer's counts. min_gain, refine_pairs: as in solve.samples()."""
+    rows for a residual connection: 1 (or True) for the dispatched row, 2 for rows of the caller's own. use_next: begin() gets the next
+    layer's counts (1) or choices (2). min_gain: of what is left of the prediction when Begin's time is taken off; refine_pairs: as in
+    solve.samples()."""
 
-    def __init__(self, moe: Moe, sample_tokens: int = 1, mode: str = "solve", residual: bool = False, use_next: bool = False,
+    def __init__(self, moe: Moe, sample_tokens: int = 1, mode: str = "solve", residual: int = 0, use_next: int = 0,
                  min_gain: float = 0, refine_pairs: int = 0) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}: there are {', '.join(MODES)}")
@@ -33,7 +35,7 @@ class Replacement:
         config.residual, config.use_next, config.min_gain = int(residual), int(use_next), min_gain
         config.refine_pairs = number("refine_pairs", refine_pairs, INT64)
         self._moe, self._comm, self._routing = moe, moe.comm, None  # type: Moe, Any, Optional[Routing]
-        self._sample_tokens = config.sample_tokens
+        self._sample_tokens, self._use_next, self._residual = config.sample_tokens, int(use_next), int(residual)
         handle = ctypes.c_void_p()
         self._comm._check(lib.moecclReplaceCreate(_byref(handle), moe._handle, _byref(config)))
         self._handle: Optional[int] = handle.value
@@ -46,10 +48,11 @@ class Replacement:
     def begin(self, routing: Routing, next_counts: Any = None, placement: Any = None) -> None:
         """Every rank learns all choices, and a thread begins to solve. Once a step, after the routing. Collective.
 
-        next_counts: int32 [samples of this rank, n_experts], with use_next. placement: int32 [samples of all ranks], mode "given".
+        next_counts: int32 [samples of this rank, n_experts] with use_next 1, [T, top_k] with 2. placement: int32 [samples of all ranks], mode "given".
         The routing must not be updated or closed before the step's last call here."""
         n_samples = routing.n_tokens // self._sample_tokens
-        following = Given("next_counts", next_counts, ctypes.c_int32, (n_samples, self._moe.n_experts) if next_counts is not None else None)
+        shape = (routing.n_tokens, self._moe.top_k) if self._use_next == 2 else (n_samples, self._moe.n_experts)
+        following = Given("next_counts", next_counts, ctypes.c_int32, shape if next_counts is not None else None)
         homes = Given("placement", placement, ctypes.c_int32)
         self._comm._check(lib.moecclReplaceBegin(self._handle, routing._handle, following.address, homes.address))
         self._routing = routing
@@ -79,7 +82,8 @@ class Replacement:
         return self._routing
 
     def residual(self, x: Any, dispatched: Any, rows: Any) -> None:
-        """Puts the residual into combine's input rows[rows(), ...]: x[T, ...] and what dispatch gave, dispatched[R, ...].
+        """Puts the residual into combine's input rows[rows(), ...]: x[T, ...] and what dispatch gave, dispatched[R, ...]; None with
+        residual 2.
 
         With EXPERT_MAJOR the rows behind the first R; with ROWS also adds to those, so the experts' outputs are there before."""
         r = self._step()

@@ -6,10 +6,10 @@ in microseconds, bandwidths in bytes a second, volumes in tokens unless a name s
 more than min_gain; the array is then what the caller has now. What is left out has the default of the structure of the same name."""
 import array
 import ctypes
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from . import _abi
-from ._abi import ChunkAnswer, DomainAnswer, Layout, ReplicaAnswer, SampleAnswer, SwapAnswer
+from ._abi import ChunkAnswer, DomainAnswer, Layout, LayoutCost, ReplicaAnswer, SampleAnswer, SwapAnswer
 from ._arrays import Given, made, record, set_array
 from ._errors import INT32, INT64, check, number
 from ._library import lib
@@ -35,18 +35,22 @@ class Problem:
 
 
 def sample_problem(n_samples: int, n_experts: int, n_devices: int, n_nodes: int, num_gather: Any, num_scatter: Any = None,
-                   expert_device: Any = None, device_node: Any = None, current: Any = None, **options: Any) -> Problem:
+                   expert_device: Any = None, device_node: Any = None, current: Any = None,
+                   inner_group: Any = None, inner_alpha_us: Any = (), inner_beta_us: Any = (), **options: Any) -> Problem:
     """A placement of samples (NetMoE). num_gather, num_scatter: [n_samples, n_experts] tokens; expert_device: [n_experts];
-    device_node: [n_devices]; current: [n_samples].
+    device_node: [n_devices]; current: [n_samples]; inner_group: [levels, n_devices] with a figure of each level in inner_alpha_us and
+    inner_beta_us.
 
     Options: alpha_intra_us, alpha_inter_us, beta_intra_us, beta_inter_us, min_gain, refine_pairs."""
     table = (n_samples, n_experts)
     return Problem(_abi.moecclSampleProblem_t(), {"n_samples": n_samples, "n_experts": n_experts, "n_devices": n_devices,
-                                                  "n_nodes": n_nodes, **options},
+                                                  "n_nodes": n_nodes, "n_inner": len(inner_alpha_us), **options},
                    [("num_gather", num_gather, _I32, table), ("num_scatter", num_scatter, _I32, table if num_scatter is not None else None),
                     ("expert_device", expert_device, _I32, (n_experts,) if expert_device is not None else None),
                     ("device_node", device_node, _I32, (n_devices,) if device_node is not None else None),
-                    ("current", current, _I32, (n_samples,) if current is not None else None)])
+                    ("current", current, _I32, (n_samples,) if current is not None else None),
+                    ("inner_group", inner_group, _I32, (len(inner_alpha_us), n_devices) if inner_group is not None else None),
+                    ("inner_alpha_us", inner_alpha_us or None, _F64, None), ("inner_beta_us", inner_beta_us or None, _F64, None)])
 
 
 def samples(problem: Problem) -> Tuple["array.array[int]", SampleAnswer]:
@@ -329,16 +333,22 @@ Curve = Sequence[Tuple[float, float]]
 STRATEGIES = {"baseline": _abi.moecclChunkBaseline, "o1": _abi.moecclChunkO1, "o2": _abi.moecclChunkO2, "o3": _abi.moecclChunkO3}
 
 
-def chunk_problem(inter: Curve = (), intra: Curve = (), copy: Curve = (), **options: Any) -> Problem:
+def chunk_problem(inter: Curve = (), intra: Curve = (), copy: Curve = (), o2: Optional[Dict[str, Any]] = None,
+                  o3: Optional[Dict[str, Any]] = None, **options: Any) -> Problem:
     """Pipeline chunks (MoNTA). inter, intra, copy: points (bytes, efficiency) of each link's curve, ascending; none: 1 everywhere.
+    o2, o3: where these strategies meet other curves, {"inter": ..., "intra": ..., "copy": ..., "chunk_us": fixed cost of a chunk}.
 
     Options: bytes, tensor, expert, inter_bandwidth, intra_bandwidth, copy_bandwidth, min_bytes, max_chunks, start_us, min_gain."""
     problem = Problem(_abi.moecclChunkProblem_t(), options, [])
-    for name, points in (("inter", inter), ("intra", intra), ("copy", copy)):
-        curve = getattr(problem.struct, name)
-        curve.n_points = len(points)
-        set_array(curve, problem.keep, "bytes", [float(p[0]) for p in points], _F64, None)
-        set_array(curve, problem.keep, "efficiency", [float(p[1]) for p in points], _F64, None)
+    sets = [(problem.struct, {"inter": inter, "intra": intra, "copy": copy}), (problem.struct.o2, o2 or {}), (problem.struct.o3, o3 or {})]
+    for holder, given in sets:
+        if "chunk_us" in given:
+            holder.chunk_us = given["chunk_us"]
+        for name in ("inter", "intra", "copy"):
+            points, curve = given.get(name, ()), getattr(holder, name)
+            curve.n_points = len(points)
+            set_array(curve, problem.keep, "bytes", [float(p[0]) for p in points], _F64, None)
+            set_array(curve, problem.keep, "efficiency", [float(p[1]) for p in points], _F64, None)
     return problem
 
 
@@ -359,12 +369,23 @@ def chunk_time(problem: Problem, strategy: str, n_chunks: int = 1) -> float:
 
 
 def layouts(max_layouts: int = 16, **problem: Any) -> List[Layout]:
-    """Feasible layouts of a model on a cluster, ascending by communication time, at most max_layouts.
+    """Feasible layouts of a model on a cluster, ascending by the time of a step, long bubbles last, at most
+    max_layouts.
 
     Arguments: the fields of moecclLayoutProblem_t: n_gpus, gpus_per_node, gpu_bytes, intra_bandwidth, inter_bandwidth, n_layers, n_heads,
     n_experts, top_k, hidden, sequence, micro_batch, global_batch, dense_parameters, moe_parameters, zero_stage, sequence_parallel,
-    recompute (0 none, 1 selective, 2 full)."""
+    recompute (0 none, 1 selective, 2 full), gpu_flops, compute_efficiency, switch_ranks, max_bubble."""
     given, n = Problem(_abi.moecclLayoutProblem_t(), problem, []), ctypes.c_int32()
     room = (_abi.moecclLayout_t * number("max_layouts", max_layouts, (1, 1 << 20)))()
     check(lib.moecclSolveLayout(given.ref, room, max_layouts, _byref(n)))
     return [record(Layout, one) for one in room[:min(n.value, max_layouts)]]
+
+
+def price_layout(layout: Layout, **problem: Any) -> LayoutCost:
+    """A step of one of layouts(): its bubble, computation, time and MFU. Arguments after the first: as of layouts()."""
+    given, cost, one = Problem(_abi.moecclLayoutProblem_t(), problem, []), _abi.moecclLayoutCost_t(), _abi.moecclLayout_t()
+    cost.size = ctypes.sizeof(cost)
+    for field, _ in one._fields_:
+        setattr(one, field, getattr(layout, field))
+    check(lib.moecclPriceLayout(given.ref, _byref(one), _byref(cost)))
+    return record(LayoutCost, cost)

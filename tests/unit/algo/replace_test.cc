@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/routing/replace.h"
 
+#include <numeric>
+
 #include "src/algo/moe_plan.h"
 #include "src/plan/checker.h"
 #include "src/solve/sample.h"
@@ -12,6 +14,7 @@ namespace {
 
 using algo::MoeAlgorithm;
 using algo::PathKind;
+using algo::Residents;
 using test::MoeCase;
 using test::MoeCluster;
 using test::Random;
@@ -23,10 +26,10 @@ using Rows = std::vector<std::vector<float>>;
 // A plain routing of whole samples, and the same tokens at new homes.
 class Replaced {
  public:
-  Replaced(MoeCluster& plain, MoeAlgorithm algorithm, bool residual, uint64_t slot_rows)
+  Replaced(MoeCluster& plain, MoeAlgorithm algorithm, Residents residents, uint64_t slot_rows)
       : plain_(plain),
-        residual_(residual),
-        placement(residual ? algo::with_residents(plain.placement) : plain.placement),
+        residents_(residents),
+        placement(residents != Residents::kNone ? algo::with_residents(plain.placement) : plain.placement),
         paths(algorithm, plain.test_case.tree, placement),
         shape(algo::moe_plan_shape(paths, plain.test_case.shape.expert_major)),
         samples(algo::Samples::make(kSample, plain.test_case.tokens).value()) {
@@ -37,17 +40,18 @@ class Replaced {
     for (uint32_t r = 0; r < n(); ++r) algo::pack_choices(plain.own[r], packed.data() + r * stride);
     const auto canonical = algo::CanonicalOrder(c.tree, placement).position;
     auto unpacked =
-        algo::unpack_choices({packed.data(), stride, c.tokens, c.shape.top_k, residual}, placement, canonical);
+        algo::unpack_choices({packed.data(), stride, c.tokens, c.shape.top_k, residents}, placement, canonical);
     EXPECT_TRUE(unpacked.ok()) << unpacked.status().message();
     choices = std::move(*unpacked);
     for (uint32_t r = 0; r < n(); ++r) {
       rank_paths.push_back(std::make_unique<algo::RankPaths>(paths, c.tree, placement, r));
-      rows.push_back(algo::ResidualRows::make(choices, placement, r, residual, plain.tables[r]));
+      rows.push_back(algo::ResidualRows::make(choices, placement, r, residents, plain.tables[r]));
     }
-    slot = std::max<uint64_t>(slot_rows, paths.max_origins() * (paths.algorithm().dedup() ? 1 : c.shape.top_k));
+    more_shape = c.shape;
+    if (residents == Residents::kOfAll) ++more_shape.top_k;
+    slot = std::max<uint64_t>(slot_rows, paths.max_origins() * (paths.algorithm().dedup() ? 1 : more_shape.top_k));
   }
   uint32_t n() const { return plain_.n(); }
-  bool inlined() const { return residual_; }
 
   // Homes drawn at random, as many samples on each rank as before.
   std::vector<int32_t> draw_homes(Random& random) const {
@@ -66,8 +70,7 @@ class Replaced {
     uint64_t largest = 0;
     for (uint32_t r = 0; r < n(); ++r) {
       const algo::HomeRecords records(*rank_paths[r], paths, choices, *homes, rows[r]);
-      const Status status =
-          records.fill(tables[r], plain_.test_case.shape, plain_.test_case.weighted, plain_.tables[r]);
+      const Status status = records.fill(tables[r], more_shape, plain_.test_case.weighted, plain_.tables[r]);
       ASSERT_TRUE(status.ok()) << status.message();
       uint64_t needed = 0;
       const uint32_t mine = tables[r].min_chunks(slot, &needed);
@@ -79,6 +82,32 @@ class Replaced {
     // What one rank computes for all is what the ranks would have agreed on.
     EXPECT_EQ(cut.n_chunks, least);
     EXPECT_EQ(cut.largest_edge_rows, largest);
+  }
+
+  // The tables of homes as they are, from the records of the plain routing.
+  void stay() {
+    std::vector<algo::RecordWriter> writers(n());
+    for (uint32_t o = 0; o < n(); ++o) {
+      writers[o].prepare(algo::Paths(paths.algorithm(), plain_.test_case.tree, plain_.placement), plain_.placement, o);
+      writers[o].write(plain_.placement, plain_.own[o]);
+    }
+    const uint32_t n_chunks = tables[0].n_chunks();
+    for (uint32_t r = 0; r < n(); ++r) {
+      std::vector<algo::RecordView> views(n());
+      for (uint32_t o = 0; o < n(); ++o) {
+        size_t at = 0;
+        for (uint32_t to = 0; to < r; ++to) at += writers[o].bytes()[to] / sizeof(uint32_t);
+        views[o] = o == r ? algo::view_of(plain_.own[o])
+                          : algo::read_records(writers[o].words().data() + at, writers[o].bytes()[r],
+                                               plain_.test_case.weighted)
+                                .value();
+      }
+      rows[r] = algo::ResidualRows::at_home(plain_.tables[r], plain_.test_case.tokens[r]);
+      const algo::HomeRecords records(*rank_paths[r], views, plain_.test_case.tokens, plain_.tables[r], rows[r]);
+      const Status status = records.fill(tables[r], more_shape, plain_.test_case.weighted, plain_.tables[r]);
+      ASSERT_TRUE(status.ok()) << status.message();
+      tables[r].build(n_chunks);
+    }
   }
 
   plan::Plan plan(moecclOp_t op) const {
@@ -124,7 +153,6 @@ class Replaced {
             {r, i, choices.first_token[static_cast<size_t>(t.row_source[i])] + static_cast<uint64_t>(t.row_token[i]),
              weighted ? t.choice_weight[i] : 1.0f});
       }
-      if (!residual_) continue;
       for (const auto& m : rows[r].of_tokens) all.push_back({r, m.to, choices.first_token[r] + m.from, 1.0f});
       for (const auto& m : rows[r].of_rows) {
         if (m.from == m.to) continue;  // Rows: added to the expert's row itself
@@ -139,7 +167,7 @@ class Replaced {
 
  private:
   MoeCluster& plain_;
-  bool residual_;
+  Residents residents_;
 
  public:
   algo::Placement placement;
@@ -152,6 +180,7 @@ class Replaced {
   std::unique_ptr<algo::Homes> homes;
   std::vector<algo::RoutingTables> tables;
   uint64_t slot = 1;
+  algo::MoeShape more_shape;  // with the row of a residual of its own
 };
 
 MoeCase sample_case(const plan::LevelTree& tree, Random& random) {
@@ -191,10 +220,10 @@ void prove_all(const MoeCase& c, Random& random) {
   MoeCluster plain(c, random());
   for (const MoeAlgorithm& a : algo::moe_candidates(c.tree)) {
     plain.route(a, 0);
-    for (const bool residual : {false, true}) {
-      SCOPED_TRACE(format("{} ranks {} levels {}{}", c.tree.n_ranks, c.tree.depth(), a.name(),
-                          residual ? " with residual" : ""));
-      Replaced replaced(plain, a, residual, 1 + random() % 8);
+    for (const Residents residents : {Residents::kNone, Residents::kOfLone, Residents::kOfAll}) {
+      SCOPED_TRACE(format("{} ranks {} levels {} residents {}", c.tree.n_ranks, c.tree.depth(), a.name(),
+                          static_cast<int>(residents)));
+      Replaced replaced(plain, a, residents, 1 + random() % 8);
       replaced.place(replaced.draw_homes(random));
       if (::testing::Test::HasFatalFailure()) return;
       prove(plain, replaced, c.weighted && c.shape.expert_major);
@@ -264,7 +293,7 @@ TEST(ReplaceTest, DeterministicSumsHaveTheSameBitsAtEveryHome) {
     for (const MoeAlgorithm& a : algo::moe_candidates(t.tree)) {
       SCOPED_TRACE(format("{} {}", t.name, a.name()));
       plain.route(a, 0);
-      Replaced replaced(plain, a, true, 4);
+      Replaced replaced(plain, a, Residents::kOfLone, 4);
       const Rows in = random_input(replaced, random);
       std::vector<std::vector<float>> first;  // by token
       for (int round = 0; round < 3; ++round) {
@@ -329,7 +358,7 @@ TEST(ReplaceTest, RowsBetweenNodesAreWhatTheSolverPredicts) {
       MoeCluster plain(c, random());
       for (const MoeAlgorithm& a : algo::moe_candidates(t.tree)) {
         plain.route(a, 0);
-        Replaced replaced(plain, a, round % 2 == 0, 16);
+        Replaced replaced(plain, a, static_cast<Residents>(round), 16);
         SCOPED_TRACE(format("{} {} round {}", t.name, a.name(), round));
         const std::vector<int32_t> node(level.group_of_rank.begin(), level.group_of_rank.end());
         const algo::SampleCounts counts = algo::count_samples(
@@ -365,6 +394,68 @@ TEST(ReplaceTest, RowsBetweenNodesAreWhatTheSolverPredicts) {
   EXPECT_GT(saved, 100u);
 }
 
+// Where every token stays, the lists of the routing's own records are those that all ranks' choices give.
+TEST(ReplaceTest, StayingNeedsNoChoicesOfOthers) {
+  Random random(45);
+  for (const test::NamedTree& t : test::moe_trees()) {
+    const MoeCase c = sample_case(t.tree, random);
+    MoeCluster plain(c, random());
+    for (const MoeAlgorithm& a : algo::moe_candidates(t.tree)) {
+      SCOPED_TRACE(format("{} {}", t.name, a.name()));
+      plain.route(a, 0);
+      Replaced replaced(plain, a, Residents::kOfAll, 64);
+      std::vector<int32_t> homes;
+      for (uint32_t i = 0; i < replaced.samples.n(); ++i)
+        homes.push_back(static_cast<int32_t>(replaced.samples.home(i)));
+      replaced.place(homes);
+      if (HasFatalFailure()) return;
+      replaced.stay();
+      if (HasFatalFailure()) return;
+      prove(plain, replaced, c.weighted && c.shape.expert_major);
+    }
+  }
+}
+
+// NetMoE Eq. 5: both terms in the rows that the plan sends. A next layer that routes as this one asks for as much.
+TEST(ReplaceTest, TheNextLayersRowsAreCountedAsThisOnes) {
+  Random random(46);
+  uint64_t shared = 0;
+  for (const test::NamedTree& t : test::moe_trees()) {
+    const plan::Level& level = t.tree.levels[0];
+    const std::vector<int32_t> node(level.group_of_rank.begin(), level.group_of_rank.end());
+    const MoeCase c = sample_case(t.tree, random);
+    MoeCluster plain(c, random());
+    for (const MoeAlgorithm& a : algo::moe_candidates(t.tree)) {
+      SCOPED_TRACE(format("{} {}", t.name, a.name()));
+      plain.route(a, 0);
+      const Replaced replaced(plain, a, Residents::kNone, 16);
+      const algo::CountRequest request{a, c.shape.expert_major, &replaced.placement, node, level.n_groups};
+      const algo::SampleCounts counts = algo::count_samples(request, replaced.choices, replaced.samples);
+      const algo::CanonicalOrder order(c.tree, replaced.placement);
+      const uint32_t n_experts = replaced.placement.n_experts();
+      for (uint32_t r = 0; r < t.tree.n_ranks; ++r) {
+        const algo::OwnChoices& own = plain.own[r];
+        const size_t n_samples = own.n_tokens / kSample;
+        std::vector<int32_t> next(n_samples * n_experts + 1), topk(own.n_tokens * c.shape.top_k + 1, -1);
+        for (uint64_t token = 0, choice = 0; token < own.n_tokens; ++token)
+          for (uint32_t k = 0; k < own.n_experts[token]; ++k, ++choice) {
+            ++next[token / kSample * n_experts + own.expert[choice]];
+            topk[token * c.shape.top_k + k] = own.expert[choice];
+          }
+        const auto first = counts.num.begin() + static_cast<ptrdiff_t>(replaced.samples.first[r]) * counts.n_columns;
+        const std::vector<int32_t> gather(first, first + static_cast<ptrdiff_t>(n_samples) * counts.n_columns);
+        EXPECT_EQ(algo::next_of_counts(request, own, n_experts, next, kSample), gather) << "rank " << r;
+        const auto exact =
+            algo::next_of_choices(request, order, {topk.data(), nullptr, own.n_tokens}, c.shape.top_k, kSample);
+        ASSERT_TRUE(exact.ok()) << exact.status().message();
+        EXPECT_EQ(*exact, gather) << "rank " << r;
+        shared += own.expert.size() - static_cast<uint64_t>(std::accumulate(gather.begin(), gather.end(), 0));
+      }
+    }
+  }
+  EXPECT_GT(shared, 100u) << "no choices shared a row";
+}
+
 TEST(ReplaceTest, ChoicesFromPeersAreNotTrusted) {
   const algo::Placement placement = algo::Placement::make(4, 2, nullptr).value();
   const std::vector<uint32_t> canonical{0, 1, 2, 3};
@@ -374,7 +465,9 @@ TEST(ReplaceTest, ChoicesFromPeersAreNotTrusted) {
     packed[0] = std::byte{count};
     std::memcpy(packed.data() + 2, &first, 2);
     std::memcpy(packed.data() + 4, &second, 2);
-    return algo::unpack_choices({packed.data(), packed.size() / 2, tokens, 2, false}, placement, canonical).ok();
+    return algo::unpack_choices({packed.data(), packed.size() / 2, tokens, 2, algo::Residents::kNone}, placement,
+                                canonical)
+        .ok();
   };
   EXPECT_TRUE(unpack(2, 0, 3));
   EXPECT_FALSE(unpack(3, 0, 3));

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 
+#include "perf/solve/monta.h"
 #include "tests/unit/solve/random_problems.h"
 
 namespace moeccl::solve {
@@ -106,6 +107,25 @@ TEST(Chunks, SmallVolumesStayWholeLargeOnesAreCut) {
   EXPECT_GT(a.n_chunks, 1);
 }
 
+// Fig. 14: O1 up to 16K tokens, O2 from 32K to 128K, O3 at 256K, there 0.253 of the baseline.
+TEST(Chunks, OneSetOfParametersGivesThePapersChoices) {
+  const perf::monta::A800 cluster;
+  moecclChunkAnswer_t a{};
+  a.size = sizeof(a);
+  for (const auto& [k, wanted] : {std::pair{4, moecclChunkO1},
+                                  {8, moecclChunkO1},
+                                  {16, moecclChunkO1},
+                                  {32, moecclChunkO2},
+                                  {64, moecclChunkO2},
+                                  {128, moecclChunkO2},
+                                  {256, moecclChunkO3}}) {
+    const moecclChunkProblem_t p = cluster.problem(1024.0 * k);
+    ASSERT_EQ(moecclSolveChunks(&p, &a), moecclSuccess) << moecclGetLastError(nullptr);
+    EXPECT_EQ(a.strategy, wanted) << k << "K tokens";
+  }
+  EXPECT_NEAR(a.us[moecclChunkO3] / a.us[moecclChunkBaseline], 0.253, 0.01);
+}
+
 TEST(Chunks, NamesBadArguments) {
   const auto says = [](const Table8& t, const char* word) {
     EXPECT_EQ(moecclSolveChunks(&t.p, nullptr), moecclInvalidArgument);
@@ -118,6 +138,11 @@ TEST(Chunks, NamesBadArguments) {
   u.inter[1] = std::nan("");
   u.p.inter = {3, u.inter_bytes, u.inter};
   says(u, "inter.efficiency[1]");
+  Table8 v;
+  v.inter[1] = 2;
+  v.p.o3.intra = {3, v.inter_bytes, v.inter};
+  v.p.inter = {0, nullptr, nullptr};
+  says(v, "o3.intra.efficiency[1]");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "tests/unit/solve/random_problems.h"
@@ -40,21 +41,88 @@ std::vector<moecclLayout_t> solve(const moecclLayoutProblem_t& p) {
   return all;
 }
 
+moecclLayoutCost_t priced(const moecclLayoutProblem_t& p, const moecclLayout_t& v) {
+  moecclLayoutCost_t cost{};
+  cost.size = sizeof(cost);
+  EXPECT_EQ(moecclPriceLayout(&p, &v, &cost), moecclSuccess) << moecclGetLastError(nullptr);
+  return cost;
+}
+
 TEST(Layout, EveryLayoutUsesAllGpusFitsAndIsRanked) {
   const moecclLayoutProblem_t p = mixtral();
   const auto all = solve(p);
   ASSERT_FALSE(all.empty());
   double last = 0;
+  bool idle = false;
   for (const moecclLayout_t& v : all) {
     const int32_t ranks =
         v.vertical ? v.tensor * v.context * v.pipeline * v.data : v.tensor * v.expert * v.context * v.pipeline * v.data;
     EXPECT_EQ(ranks, 64);
     EXPECT_EQ(v.vertical, v.context >= v.expert ? 1 : 0) << "MoNTA: vertical when cp >= ep";
     EXPECT_LE(v.weight_bytes + v.activation_bytes, p.gpu_bytes);
-    EXPECT_GE(v.comm_us, last);
+    const moecclLayoutCost_t cost = priced(p, v);
+    EXPECT_GE(cost.bubble > 0.3, idle) << "long bubbles come last";
+    if (idle != (cost.bubble > 0.3)) last = 0;
+    idle = cost.bubble > 0.3;
+    EXPECT_GE(cost.step_us, last);
     EXPECT_NEAR(v.comm_us, v.tp_us + v.ep_us + v.cp_us + v.pp_us + v.dp_us, 1e-6 * v.comm_us);
-    last = v.comm_us;
+    last = cost.step_us;
   }
+}
+
+// 512 GPUs, 32K context, 64 sequences: 16 stages with two micro batches communicate least and idle 88 % of the step.
+TEST(Layout, NoIdlePipelineLeadsWhereABusyOneFits) {
+  SplitMix64 random(testing::seed() + 61);
+  for (int round = 0; round < 60; ++round) {
+    moecclLayoutProblem_t p = mixtral();
+    p.gpu_flops = random.below(2) ? 312e12 : 0;
+    p.n_gpus = round == 0 ? 512 : 64 << random.below(4);
+    p.sequence = round == 0 ? 32768 : 8192 << random.below(4);
+    p.global_batch = round == 0 ? 64 : 16 << random.below(6);
+    const auto all = solve(p);
+    const bool busy = std::any_of(all.begin(), all.end(), [&](const auto& v) { return priced(p, v).bubble < 0.1; });
+    for (size_t i = 0; busy && i < std::min<size_t>(5, all.size()); ++i)
+      ASSERT_LE(priced(p, all[i]).bubble, 0.3) << "layout " << i << " of round " << round;
+    if (round == 0) {
+      EXPECT_TRUE(busy);
+    }
+  }
+}
+
+// By hand: 1.6e9 + 45e9 / 4 parameters a token, scores of half the sequence, three passes.
+TEST(Layout, AStepIsComputeCommunicationAndTheBubble) {
+  moecclLayoutProblem_t p = mixtral();
+  p.gpu_flops = 312e12, p.compute_efficiency = 0.5;
+  moecclLayout_t v{};
+  v.tensor = 2, v.expert = 4, v.context = 1, v.pipeline = 4, v.data = 2;
+  price_layout(p, v);
+  const moecclLayoutCost_t cost = priced(p, v);
+  EXPECT_EQ(cost.micro_batches, 32);  // 256 sequences on 8 replicas
+  EXPECT_DOUBLE_EQ(cost.bubble, 3.0 / 35);
+  EXPECT_EQ(cost.switch_ranks, 4);
+  const double token = 2 * (1.6e9 + 45e9 / 4) + 2.0 * 32 * 4096 * 8192;
+  EXPECT_NEAR(cost.compute_us, 1e6 * 3 * 32 * 8192 * token / 8 / 156e12, 1);
+  EXPECT_NEAR(cost.step_us, (cost.compute_us + v.tp_us + v.ep_us + v.cp_us) * 35 / 32 + v.pp_us + v.dp_us, 1);
+  EXPECT_NEAR(cost.mfu, 3 * 256 * 8192.0 * token / (1e-6 * cost.step_us * 312e12 * 64), 1e-9);
+  EXPECT_LT(cost.mfu, 0.5);
+  // Eq. 11 of 2 x 4 ranks inside one node: a half to each expert's ranks, and the AllGather of the halves.
+  const double block = 8192.0 * 4096 * 2;
+  EXPECT_NEAR(v.ep_us, 1e6 * 32 * 8 * 4 * block * 2 * (0.75 / 2 + 0.5) / 200e9, 1);
+}
+
+TEST(Layout, TheSwitchCarriesExpertTimesContextRanks) {
+  moecclLayoutProblem_t p = mixtral();
+  p.sequence = 65536;
+  const auto horizontal = [&](const std::vector<moecclLayout_t>& all) {
+    return std::count_if(all.begin(), all.end(), [](const auto& v) {
+      return !v.vertical && v.context > 1 && v.tensor * v.expert * v.context > 8 && v.expert * v.context > 8;
+    });
+  };
+  EXPECT_GT(horizontal(solve(p)), 0);
+  p.switch_ranks = 8;
+  const auto all = solve(p);
+  EXPECT_EQ(horizontal(all), 0);
+  EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const auto& v) { return v.vertical && v.context == 8; }));
 }
 
 // Tables 3 and 4 and Eq. 2 by hand.
@@ -113,6 +181,14 @@ TEST(Layout, NamesBadArguments) {
   p = mixtral();
   p.sequence_parallel = 0;
   says(p, "recompute");
+  p = mixtral();
+  p.compute_efficiency = 2;
+  says(p, "compute_efficiency");
+  moecclLayout_t none{};
+  moecclLayoutCost_t cost{};
+  cost.size = sizeof(cost);
+  p = mixtral();
+  EXPECT_EQ(moecclPriceLayout(&p, &none, &cost), moecclInvalidArgument);
 }
 
 }  // namespace

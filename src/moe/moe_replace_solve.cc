@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// The background thread's part of a re-placing step: a function of what all ranks know alike, and of nothing else.
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "src/base/clock.h"
+#include "src/base/hash.h"
+#include "src/moe/moe_replace.h"
+#include "src/solve/sample.h"
+#include "src/solve/sample_cost.h"
+
+namespace moeccl::comm {
+
+Status MoeReplacement::take_next() {
+  next_.clear();
+  if (!config_.use_next) return {};
+  const size_t columns = next_columns();
+  next_.resize(samples_.n() * columns);
+  for (uint32_t r = 0; r < layer_.host().n_ranks(); ++r) {
+    const size_t n = (samples_.first[r + 1] - samples_.first[r]) * columns;
+    if (n > 0)
+      std::memcpy(next_.data() + samples_.first[r] * columns, gathered_.data() + r * stride_ + sizeof(Hello),
+                  n * sizeof(int32_t));
+  }
+  return {};  // the solver checks them as it does every count
+}
+
+Status MoeReplacement::take_choices() {
+  const algo::PackedChoices packed{gathered_.data() + choices_at_, stride_, tokens_of_, layer_.config().shape.top_k,
+                                   residents_};
+  MOECCL_ASSIGN_OR_RETURN(choices_, algo::unpack_choices(packed, moe_config_.placement, canonical_));
+  const uint32_t rank = layer_.host().rank();
+  MOECCL_TRY(algo::check_against(routing_->tables_, choices_, layer_.config().placement, rank));
+  rows_ = algo::ResidualRows::make(choices_, moe_config_.placement, rank, residents_, routing_->tables_);
+  return {};
+}
+
+Status MoeReplacement::solve_and_build() {
+  const int64_t begun = now_ns();
+  if (residents_ != algo::Residents::kOfLone) MOECCL_TRY(take_choices());
+  MOECCL_TRY(take_next());
+  MOECCL_TRY(solve());
+  if (combines_plainly()) {
+    find_local_samples();
+    count_sent();
+  } else {
+    MOECCL_TRY(build());
+  }
+  solve_us_ = static_cast<double>(now_ns() - begun) / 1000;
+  return {};
+}
+
+moecclSampleProblem_t MoeReplacement::problem_of(const algo::SampleCounts& counts, std::vector<int32_t>& current) {
+  const plan::LevelTree& tree = layer_.host().tree();
+  current.resize(samples_.n());
+  for (uint32_t i = 0; i < current.size(); ++i) current[i] = static_cast<int32_t>(samples_.home(i));
+  moecclSampleProblem_t problem = MOECCL_SAMPLE_PROBLEM_INIT;
+  problem.n_samples = static_cast<int32_t>(samples_.n());
+  problem.n_experts = counts.n_columns;
+  problem.n_devices = static_cast<int32_t>(tree.n_ranks);
+  problem.n_nodes = static_cast<int32_t>(n_nodes_);
+  problem.num_scatter = config_.use_next ? next_.data() : nullptr;
+  problem.expert_device = counts.device.data();
+  problem.device_node = node_.data();
+  problem.min_gain = config_.min_gain;
+  problem.refine_pairs = config_.refine_pairs;
+  price_links(problem);
+  return problem;
+}
+
+// Links as they were calibrated, else as the topology states them. A level's link is one group's; a node's groups use
+// theirs at the same time.
+void MoeReplacement::price_links(moecclSampleProblem_t& problem) {
+  const plan::LevelTree& tree = layer_.host().tree();
+  const plan::Profile& profile = layer_.host().profile();
+  const uint32_t depth = tree.depth();
+  inner_group_.clear(), inner_alpha_us_.clear(), inner_beta_us_.clear();
+  for (uint32_t l = 0; l < depth; ++l)
+    if (!(plan::link_of(tree, profile, l).bytes_per_ns > 0)) return;
+  const auto row_us = [&](uint32_t level) {
+    const double in_a_node =
+        level == 0 ? 1
+                   : static_cast<double>(level + 1 == depth ? tree.n_ranks : tree.levels[level].n_groups) / n_nodes_;
+    return static_cast<double>(moe_config_.shape.row_bytes) / plan::link_of(tree, profile, level).bytes_per_ns / 1000 /
+           in_a_node;
+  };
+  const auto alpha_us = [&](uint32_t level) { return plan::link_of(tree, profile, level).alpha_ns / 1000; };
+  if (depth < 2) return;
+  problem.alpha_inter_us = alpha_us(0), problem.alpha_intra_us = alpha_us(depth - 1);
+  problem.beta_inter_us = row_us(0), problem.beta_intra_us = row_us(depth - 1);
+  for (uint32_t l = 1; l + 1 < depth && inner_alpha_us_.size() < solve::kMaxInner; ++l) {
+    for (const uint32_t group : tree.levels[l].group_of_rank) inner_group_.push_back(static_cast<int32_t>(group));
+    inner_alpha_us_.push_back(alpha_us(l)), inner_beta_us_.push_back(row_us(l));
+  }
+  problem.n_inner = static_cast<int32_t>(inner_alpha_us_.size());
+  problem.inner_group = inner_group_.data();
+  problem.inner_alpha_us = inner_alpha_us_.data(), problem.inner_beta_us = inner_beta_us_.data();
+}
+
+Status MoeReplacement::solve() {
+  algo::SampleCounts counts = algo::count_samples(count_request(), choices_, samples_);
+  std::vector<int32_t> current;
+  moecclSampleProblem_t problem = problem_of(counts, current);
+  // Without rows there is nothing to move and nothing for the solver to look at.
+  counts.num.push_back(0), current.push_back(0), next_.push_back(0);
+  problem.num_gather = counts.num.data(), problem.current = current.data();
+  if (config_.use_next) problem.num_scatter = next_.data();
+  moecclSampleAnswer_t chosen{};
+  MOECCL_TRY(run_solver(problem, &chosen));
+  facts_.keep = chosen.keep;
+  facts_.moved = chosen.moved;
+  facts_.moved_nodes = chosen.moved_nodes;
+  placement_hash_ = hash_bytes(placement_.data(), placement_.size() * sizeof(int32_t), samples_.n() + 1);
+  return {};
+}
+
+Status MoeReplacement::run_solver(moecclSampleProblem_t given, moecclSampleAnswer_t* chosen) {
+  MOECCL_ASSIGN_OR_RETURN(moecclSampleProblem_t problem, solve::checked(given));
+  MOECCL_ASSIGN_OR_RETURN(auto workspace, solve::Workspace::make(nullptr, 0, solve::sample_bytes(problem), ""));
+  const auto evaluate = [&](const moecclSampleProblem_t& p, moecclSampleAnswer_t* answer) {
+    solve::Arena arena = workspace.arena();
+    solve::evaluate_samples(p, placement_.data(), answer, arena);
+  };
+  const std::vector<int32_t> current(problem.current, problem.current + problem.n_samples);
+  if (config_.mode == moecclReplaceKeep)
+    placement_ = current;
+  else if (config_.mode == moecclReplaceSolve)
+    placement_.resize(samples_.n());
+  placement_.push_back(0);  // never without an address
+  if (config_.mode == moecclReplaceSolve) {
+    solve::Arena arena = workspace.arena();
+    solve::solve_samples(problem, placement_.data(), chosen, arena);
+  } else {
+    evaluate(problem, chosen);
+  }
+  // This combine alone: Eq. 3 and Eq. 5 of the gather.
+  moecclSampleProblem_t alone = problem;
+  alone.num_scatter = nullptr;
+  moecclSampleAnswer_t gather{};
+  evaluate(alone, &gather);
+  facts_.predicted_gain = facts_.gain = chosen->gain;
+  if (config_.mode == moecclReplaceSolve && config_.min_gain >= 0) {
+    const ReplaceGain::Answer answer = gain_.decide({chosen->gain, gather.gain});
+    facts_.gain = answer.gain;
+    if (answer.keep && !chosen->keep) {
+      std::copy(current.begin(), current.end(), placement_.begin());
+      evaluate(problem, chosen);
+      evaluate(alone, &gather);
+    }
+  }
+  placement_.pop_back();
+  facts_.node_bytes_before = static_cast<uint64_t>(gather.inter_before) * moe_config_.shape.row_bytes;
+  facts_.node_bytes_after = static_cast<uint64_t>(gather.inter_after) * moe_config_.shape.row_bytes;
+  facts_.next_bytes_before =
+      static_cast<uint64_t>(chosen->inter_before - gather.inter_before) * moe_config_.shape.row_bytes;
+  facts_.next_bytes_after =
+      static_cast<uint64_t>(chosen->inter_after - gather.inter_after) * moe_config_.shape.row_bytes;
+  return {};
+}
+
+void MoeReplacement::find_local_samples() {
+  const auto rank = static_cast<int32_t>(layer_.host().rank());
+  local_samples_.clear();
+  for (uint32_t i = 0; i < placement_.size(); ++i)
+    if (placement_[i] == rank) local_samples_.push_back(static_cast<int32_t>(i));
+}
+
+void MoeReplacement::count_sent() {
+  const uint32_t rank = layer_.host().rank();
+  const algo::RoutingTables& tables = combines_plainly() ? routing_->tables_ : tables_;
+  const algo::RankPaths& paths =
+      combines_plainly() ? layer_.candidates()[routing_->chosen_]->rank : candidates_[routing_->chosen_]->rank;
+  for (uint32_t i = 0; i < paths.edges.in.size(); ++i)
+    if (node_[paths.edges.in[i].peer] != node_[rank])
+      facts_.node_bytes_sent += tables.rows_returned(i) * moe_config_.shape.row_bytes;
+}
+
+Status MoeReplacement::build() {
+  find_local_samples();
+  const MoeCandidate& plan = *candidates_[routing_->chosen_];
+  const algo::Homes homes(samples_, placement_, layer_.host().n_ranks());
+  const algo::Cut cut = algo::find_cut(plan.paths, moe_config_.placement, choices_, homes, plan.slots.slot_rows);
+  if (cut.n_chunks == 0)
+    return error(moecclInternalError, "no cut of the re-placed samples into slots of {} rows", plan.slots.slot_rows);
+  const algo::HomeRecords records(plan.rank, plan.paths, choices_, homes, rows_);
+  MOECCL_TRY(records.fill(tables_, moe_config_.shape, routing_->weighted_, routing_->tables_));
+  // As many chunks as the plain combine would take for these rows.
+  const uint32_t useful = std::min(algo::moe_pipeline_chunks(cut.largest_edge_rows * moe_config_.shape.row_bytes),
+                                   routing_->prices_[routing_->chosen_].most_chunks);
+  tables_.build(std::max(cut.n_chunks, useful));
+  count_sent();
+  return {};
+}
+
+// The routing's own records, and every token's row of the residual at home. Chunks are those that the ranks agreed on
+// for the routing: the residual adds nothing to any edge.
+Status MoeReplacement::build_at_home() {
+  const int64_t begun = now_ns();
+  find_local_samples();
+  if (residents_ != algo::Residents::kNone) {
+    std::vector<algo::RecordView> views(layer_.host().n_ranks());
+    const uint32_t* at = routing_->received_.data();
+    for (uint32_t r = 0; r < views.size(); ++r) {
+      MOECCL_ASSIGN_OR_RETURN(views[r], algo::read_records(at, routing_->received_bytes_[r], routing_->weighted_));
+      at += routing_->received_bytes_[r] / sizeof(uint32_t);
+    }
+    views[layer_.host().rank()] = algo::view_of(routing_->own_);
+    algo::MoeShape shape = moe_config_.shape;
+    shape.top_k = layer_.config().shape.top_k + 1;
+    const algo::HomeRecords records(candidates_[routing_->chosen_]->rank, views, tokens_of_, routing_->tables_, rows_);
+    MOECCL_TRY(records.fill(tables_, shape, routing_->weighted_, routing_->tables_));
+    tables_.build(routing_->tables_.n_chunks());
+  }
+  count_sent();
+  solve_us_ = static_cast<double>(now_ns() - begun) / 1000;
+  return {};
+}
+
+}  // namespace moeccl::comm
