@@ -2,7 +2,6 @@
 #include "src/algo/moe_plan.h"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 
 #include "src/algo/builder.h"
@@ -220,11 +219,6 @@ uint64_t moe_least_staging(const MoeShape& shape, const MoePlanShape& plan, uint
 
 uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows) {
   return uint64_t{plan.n_slots} * plan.depth * slot_rows * shape.widest_row();
-}
-
-uint32_t moe_pipeline_chunks(uint64_t largest_edge_bytes) {
-  const uint64_t useful = std::bit_floor(std::max<uint64_t>(1, largest_edge_bytes / kMoePipelineBytes));
-  return static_cast<uint32_t>(std::min<uint64_t>(kMoePipelineChunks, useful));
 }
 
 plan::Binding moe_binding(const MoeShape& shape, uint32_t n_chunks, uint64_t slot_rows) {

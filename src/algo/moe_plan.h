@@ -8,6 +8,7 @@
 // experts' rows.
 #pragma once
 
+#include "src/routing/hop_time.h"
 #include "src/routing/routing_tables.h"
 
 namespace moeccl::algo {
@@ -17,8 +18,6 @@ struct MoePlanShape {
   uint32_t depth = 2;    // rotations of staging
   bool expert_major = false;
 };
-// With more than one hop a third rotation keeps the outer link busy while one chunk is summed and one is on the wire.
-inline uint32_t moe_plan_depth(bool several_hops) { return several_hops ? 3 : 2; }
 MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major);
 
 plan::Program build_dispatch(const Paths& paths, const RankRows& rank, const MoePlanShape& shape);
@@ -33,11 +32,6 @@ uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, const MoePlanS
 // The least staging with which moe_slot_rows() gives least_rows or more.
 uint64_t moe_least_staging(const MoeShape& shape, const MoePlanShape& plan, uint64_t least_rows);
 uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows);
-// Chunks that a long transfer is cut into, so that hops overlap: with C chunks the fan-out that is not hidden is 1/C of
-// all. Below kMoePipelineBytes for one peer the signals cost more than the overlap gains.
-inline constexpr uint32_t kMoePipelineChunks = 8;
-inline constexpr uint64_t kMoePipelineBytes = 64 << 10;
-uint32_t moe_pipeline_chunks(uint64_t largest_edge_bytes);
 // What Binding needs besides the lists. count and element are rows.
 plan::Binding moe_binding(const MoeShape& shape, uint32_t n_chunks, uint64_t slot_rows);
 

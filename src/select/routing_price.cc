@@ -6,6 +6,7 @@
 
 #include "src/algo/moe_plan.h"
 #include "src/routing/hiermoe_model.h"
+#include "src/routing/hop_time.h"
 
 namespace moeccl::algo {
 
@@ -64,35 +65,6 @@ double edge_rows(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, con
   return siblings > 0 ? load.busiest / (ranks * siblings * (one_each ? 1.0 : ranks)) : 0.0;
 }
 
-struct Pipelined {
-  double link_us = 0, latency_us = 0;
-};
-// Hops of these bytes and latencies, cut into chunks.
-Pipelined pipelined(std::span<const double> hop_us, std::span<const double> hop_latency_us, uint32_t chunks) {
-  const auto n_hops = std::count_if(hop_latency_us.begin(), hop_latency_us.end(), [](double l) { return l > 0; });
-  const double depth = moe_plan_depth(n_hops > 1);
-  size_t last = 0;
-  for (size_t hop = 0; hop < hop_us.size(); ++hop)
-    if (hop_us[hop] > 0 || hop_latency_us[hop] > 0) last = hop;
-  Pipelined t;
-  double all_us = 0, slowest_us = 0, lane_us = 0, period_us = 0;
-  for (size_t hop = 0; hop < hop_us.size(); ++hop) {
-    const double chunk_us = hop_us[hop] / chunks, latency_us = hop_latency_us[hop];
-    all_us += hop_us[hop];
-    slowest_us = std::max(slowest_us, hop_us[hop]);
-    t.latency_us += latency_us;
-    // One lane passes on the rows of all hops after the first: it waits for each hop's rows before the next one's.
-    if (hop >= 1 && hop < last) lane_us += latency_us + chunk_us;
-    // A slot is filled again two latencies after it was.
-    if (chunks > depth) period_us = std::max(period_us, (2 * latency_us + chunk_us) / depth);
-  }
-  // Whatever is slowest sets the pace of chunks; the other waits are under way meanwhile.
-  period_us = std::max({period_us, lane_us, slowest_us / chunks});
-  t.latency_us += (chunks - 1) * (period_us - slowest_us / chunks);
-  t.link_us = slowest_us + (all_us - slowest_us) / chunks;
-  return t;
-}
-
 }  // namespace
 
 MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const plan::Profile& profile,
@@ -121,7 +93,7 @@ MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const
   const uint32_t largest = moe_pipeline_chunks(static_cast<uint64_t>(largest_edge));
   MoePrice best;
   for (uint32_t chunks = 1; chunks <= largest; chunks *= 2) {
-    const Pipelined t = pipelined(hop_us, hop_latency_us, chunks);
+    const HopTime t = hop_time(hop_us, hop_latency_us, chunks);
     p.link_us = t.link_us;
     p.latency_us = t.latency_us;
     p.n_chunks = chunks;
