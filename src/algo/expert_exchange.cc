@@ -8,9 +8,20 @@
 
 namespace moeccl::algo {
 
+std::vector<double> round_trip_bytes(const plan::LevelTree& tree, const plan::Profile& profile) {
+  std::vector<double> bytes;
+  for (uint32_t l = 0; l < tree.depth(); ++l) {
+    std::vector<uint32_t> members(tree.levels[l].n_groups, 0);
+    for (const uint32_t group : tree.levels[l].group_of_rank) ++members[group];
+    const plan::LinkCost& link = plan::link_of(tree, profile, l);
+    bytes.push_back(2 * link.alpha_ns * link.bytes_per_ns / *std::max_element(members.begin(), members.end()));
+  }
+  return bytes;
+}
+
 ExpertExchangePlan::ExpertExchangePlan(moecclOp_t op, const Domains& domains, const Placement& homes,
                                        const ExpertExchange& call)
-    : domains_(domains), homes_(homes) {
+    : domains_(domains), homes_(homes), round_trip_bytes_(call.round_trip_bytes) {
   uint32_t most_own = 1, most_held = 1;
   for (uint32_t r = 0; r < domains.n_ranks(); ++r) {
     std::vector<uint32_t>& held = held_.emplace_back(experts_of(r, domains.tree().depth()));
@@ -30,10 +41,21 @@ ExpertExchangePlan::ExpertExchangePlan(moecclOp_t op, const Domains& domains, co
             .most_out_blocks = gathers ? most_held : most_own};
 }
 
-void ExpertExchangePlan::set_layout(bool direct, uint32_t slots, uint64_t direct_bytes, uint64_t staged_bytes) {
+void ExpertExchangePlan::set_layout(bool direct, uint32_t slots, uint64_t direct_bytes, uint64_t staged_bytes,
+                                    const std::vector<uint32_t>& level_slots) {
   direct_ = direct;
   layout_ = direct ? Layout{0, 1} : Layout{slots, tuning::kOverlap};
   chunk_bytes_ = direct ? direct_bytes : staged_bytes;
+  // The credit of a chunk is back a round trip after it was sent, and then one more chunk may go: for a line that is
+  // always busy all rotations but one cover the round trip, and what ranks take to copy and to wake up.
+  constexpr double kLoop = 1.5;  // round trips
+  double most = 0;  // of one slot
+  for (size_t l = 0; l < round_trip_bytes_.size() && !direct; ++l)
+    if (level_slots[l] > 0) most = std::max(most, round_trip_bytes_[l] / level_slots[l]);
+  if (most <= static_cast<double>((tuning::kOverlap - 1) * staged_bytes)) return;
+  layout_.depth = tuning::kOneWay;
+  const double chunk = std::min(kLoop * most / (tuning::kOneWay - 1), 1e12);
+  chunk_bytes_ = std::max(staged_bytes, static_cast<uint64_t>(chunk));
 }
 
 std::vector<uint32_t> ExpertExchangePlan::experts_of(uint32_t rank, uint32_t level) const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "src/algo/builder.h"
+#include "src/plan/profile.h"
 #include "src/routing/domains.h"
 
 namespace moeccl::algo {
@@ -13,10 +14,16 @@ struct ExpertExchange {
   uint32_t element_bytes = 1;
   plan::Reach reach;
   uint64_t staging_bytes = 0;
+  // [levels] what a rank's share of a level's uplink carries in a round trip: so much must be under way at once for the
+  // line to be busy. Empty: little.
+  std::vector<double> round_trip_bytes = {};
   // Of what is summed.
   bool deterministic = false;  // the same bits whatever can be reached
   uint32_t most_sources = 0;   // that one reduction may have; 0: any number
 };
+
+// ExpertExchange::round_trip_bytes of the tree's or the profile's links.
+std::vector<double> round_trip_bytes(const plan::LevelTree& tree, const plan::Profile& profile);
 
 class ExpertExchangePlan {
  public:
@@ -31,8 +38,8 @@ class ExpertExchangePlan {
 
  protected:
   // Signals. A pair of ranks meets at one level only, so one for data and one for freed slots serve all levels; the
-  // third is order between a rank's own lanes.
-  enum Sig : uint32_t { kData, kCredit, kForwarded };
+  // others are order between a rank's own lanes.
+  enum Sig : uint32_t { kData, kCredit, kForwarded, kSummed };
   static constexpr uint32_t kMostBlocks = 1 << 15;  // slots and blocks are 16-bit numbers in plans
 
   ExpertExchangePlan(moecclOp_t op, const Domains& domains, const Placement& homes, const ExpertExchange& call);
@@ -42,7 +49,9 @@ class ExpertExchangePlan {
   uint32_t held_block(uint32_t rank, uint32_t expert) const;
   bool holds(uint32_t holder, uint32_t home) const;
   // "direct" when it may be, with chunks of direct_bytes; else staged_bytes through `slots` slots of the staging.
-  void set_layout(bool direct, uint32_t slots, uint64_t direct_bytes, uint64_t staged_bytes);
+  // level_slots[level]: slots of a rank that fill at once from one level, the most of any rank.
+  void set_layout(bool direct, uint32_t slots, uint64_t direct_bytes, uint64_t staged_bytes,
+                  const std::vector<uint32_t>& level_slots);
   // One rank's program when `reads(reader, source)` says who reads whose Input: `move(builder, sources)` adds the steps
   // of a chunk. Nobody reads before the source has entered, and none leaves before its readers are done.
   template <class Reads, class Move>
@@ -72,6 +81,7 @@ class ExpertExchangePlan {
 
  private:
   uint64_t chunk_bytes_ = 0;
+  std::vector<double> round_trip_bytes_;
   std::vector<std::vector<uint32_t>> held_;  // [n_ranks]
 };
 

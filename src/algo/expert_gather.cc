@@ -12,7 +12,7 @@ ExpertGather::ExpertGather(const Domains& domains, const Placement& homes, const
     : ExpertExchangePlan(moecclOpExpertGather, domains, homes, s),
       arrivals_(domains.n_ranks()),
       departures_(domains.n_ranks()) {
-  std::vector<uint32_t> used(domains.n_ranks(), 0);
+  std::vector<uint32_t> used(domains.n_ranks(), 0), level_slots(domains.tree().depth(), 0);
   for (const Domains::Send& send : domains.sends()) {
     std::vector<uint32_t> experts = experts_of(send.from, send.level);
     if (experts.empty()) continue;
@@ -20,8 +20,13 @@ ExpertGather::ExpertGather(const Domains& domains, const Placement& homes, const
     const uint32_t first = used[send.to];
     used[send.to] += static_cast<uint32_t>(experts.size());
     arrivals_[send.to].push_back({send.from, send.level, first, std::move(experts)});
+    uint32_t here = 0;
+    for (const Arrival& a : arrivals_[send.to])
+      if (a.level == send.level) here += static_cast<uint32_t>(a.experts.size());
+    level_slots[send.level] = std::max(level_slots[send.level], here);
   }
-  set_layout(s.reach.views, *std::max_element(used.begin(), used.end()), tuning::kDirectAllGather, tuning::kExpertMove);
+  set_layout(s.reach.views, *std::max_element(used.begin(), used.end()), tuning::kDirectAllGather, tuning::kExpertMove,
+             level_slots);
 }
 
 Result<ExpertGather> ExpertGather::make(const Domains& domains, const Placement& homes,

@@ -28,7 +28,7 @@ ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const
     for (const uint32_t home : domains.held(r, domains.tree().depth())) holders_[home].push_back(r);
   bool direct = s.reach.views && !s.deterministic;
   for (const auto& h : holders_) direct = direct && (s.most_sources == 0 || h.size() <= s.most_sources);
-  std::vector<uint32_t> used(n, 0);
+  std::vector<uint32_t> used(n, 0), level_slots(domains.tree().depth(), 0);
   // Links of the gather come by level, then rank.
   for (const Domains::Send& send : domains.sends()) {
     std::vector<uint32_t> experts = experts_of(send.from, send.level);
@@ -37,6 +37,10 @@ ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const
     givings_[send.to].push_back({send.from, send.level, used[send.from], 0, false, experts});
     takings_[send.from].push_back({send.to, send.level, used[send.from], std::move(experts)});
     used[send.from] += size;
+    uint32_t here = 0;
+    for (const Taking& t : takings_[send.from])
+      if (t.level == send.level) here += static_cast<uint32_t>(t.experts.size());
+    level_slots[send.level] = std::max(level_slots[send.level], here);
   }
   for (uint32_t r = 0; r < n; ++r) {
     for (Giving& g : givings_[r]) {
@@ -47,7 +51,8 @@ ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const
       used[r] += static_cast<uint32_t>(g.experts.size());
     }
   }
-  set_layout(direct, *std::max_element(used.begin(), used.end()), tuning::kExpertDirect, tuning::kExpertMove);
+  set_layout(direct, *std::max_element(used.begin(), used.end()), tuning::kExpertDirect, tuning::kExpertMove,
+             level_slots);
 }
 
 Result<ExpertReturn> ExpertReturn::make(const Domains& domains, const Placement& homes,
@@ -90,8 +95,9 @@ Program ExpertReturn::build(uint32_t rank) const {
   });
 }
 
-// One lane: what a rank gives at a level waits for what it takes at deeper levels alone, so it gives first and then
-// takes, level after level from the innermost; two ranks that give to each other do not wait for each other.
+// Lanes mirror the gather's: inner levels, innermost first; what goes out over the outermost level; sums for the owner.
+// A lane runs ahead of the next as far as the slots allow, so chunks are under way at all levels at once. What a rank
+// gives at a level waits for what it takes at deeper levels alone: two ranks that give to each other do not wait.
 Program ExpertReturn::build_staged(uint32_t rank) const {
   ProgramBuilder b(shape_, rank, layout_);
   const std::vector<Taking>& takings = takings_[rank];
@@ -106,20 +112,42 @@ Program ExpertReturn::build_staged(uint32_t rank) const {
     }
     return all;
   };
-  for (uint32_t level = domains_.tree().depth(); level-- > 0;) {
+  const auto give = [&](uint32_t level) {
     for (const Giving& g : givings_[rank]) {
       if (g.level != level) continue;
+      b.wait(g.to, kCredit, layout_.depth);
       for (uint32_t i = 0; g.sums && i < g.experts.size(); ++i)
         b.reduce(slot(rank, g.sum_slot + i), sources(g.experts[i], level), false, true);
-      b.wait(g.to, kCredit, layout_.depth);
       for (uint32_t i = 0; i < g.experts.size(); ++i)
         b.put(slot(g.to, g.slot_there + i),
               g.sums ? slot(rank, g.sum_slot + i) : in(rank, held_block(rank, g.experts[i])));
       b.signal(g.to, kData);
     }
-    for (const Taking& t : takings)
-      if (t.level == level) b.wait(t.from, kData);
+  };
+  const auto take = [&](uint32_t level) {
+    bool any = false;
+    for (const Taking& t : takings) {
+      if (t.level != level) continue;
+      any = true;
+      b.wait(t.from, kData);
+    }
+    return any;
+  };
+  b.lane(LaneKind::kIntra);
+  bool inner = false;
+  for (uint32_t level = domains_.tree().depth(); level-- > 1;) {
+    give(level);
+    inner |= take(level);
   }
+  if (inner) b.signal(rank, kForwarded);
+  b.lane(LaneKind::kInter);
+  if (inner) b.wait(rank, kForwarded);
+  give(0);
+  if (inner) b.signal(rank, kSummed);
+  // Slots are given back when both lanes have read them.
+  b.lane(LaneKind::kCopy);
+  if (inner) b.wait(rank, kSummed);
+  take(0);
   const std::span<const uint32_t> own = homes_.experts_of(rank);
   for (uint32_t i = 0; i < own.size(); ++i) add_up(b, out(rank, i), sources(own[i], -1));
   for (const Taking& t : takings) b.signal(t.from, kCredit);

@@ -243,6 +243,7 @@ Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
   if (c.count > kMostExpertBytes / call.element_bytes)
     return error(moecclInvalidArgument, "count is {}: give the elements of one expert, at most 2^40 bytes", c.count);
   call.staging_bytes = plan::Shape{}.staging_bytes;
+  call.round_trip_bytes = algo::round_trip_bytes(page.tree, page.hardware.profile);
   MOECCL_ASSIGN_OR_RETURN(const algo::Domains domains, domains_of(c, page.tree));
   MOECCL_ASSIGN_OR_RETURN(const algo::Placement homes,
                           algo::Placement::make(c.n_experts > 0 ? c.n_experts : 256, page.tree.n_ranks, c.expert_rank));

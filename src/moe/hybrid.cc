@@ -171,6 +171,7 @@ algo::ExpertExchange Hybrid::exchange_of(uint64_t count, uint32_t element_bytes,
           element_bytes,
           shape.reach,
           comm_.fabric_for(cuda).half_bytes,
+          algo::round_trip_bytes(comm_.tree(), comm_.selector_for(cuda).profile()),
           shape.deterministic,
           cuda ? moeccl::cuda::kMaxSources : 0};
 }
