@@ -35,9 +35,13 @@ typedef struct {
   double pre_expert_s;   /* computation before the experts, which hides the AllGather */
   double compression;    /* expert bytes are divided by it; 0: 1 */
   double min_gain;       /* of the model's latency over plain expert parallelism; 0: any */
+  /* With top_k the sizes are those of least time of a whole step of this library (moecclDomainProblem_t in solve.h,
+   * which says what each is); latencies are those of topology and profile. 0: Eq. 8 of the forward pass. */
+  int32_t top_k, forward_only;
+  double expert_s, backward_s, gradient_bytes, encode_bandwidth, decode_bandwidth;
 } moecclHybridConfig_t;
 #define MOECCL_HYBRID_CONFIG_INIT \
-  { sizeof(moecclHybridConfig_t), 0, NULL, 0, NULL, 0, 0, 0, 0, 0 }
+  { sizeof(moecclHybridConfig_t), 0, NULL, 0, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Pointers are the handle's and live as long as it does. */
 typedef struct {
@@ -50,8 +54,9 @@ typedef struct {
   int32_t gather_links;        /* ranks to which this rank sends experts in one gather (Table VII's AG) */
   int32_t token_links;         /* ranks to which it may send tokens in one dispatch, level by level (A2A) */
   double before_us, after_us;  /* the model's latency with all sizes 1 and with these; 0: no figures were given */
-  double all_gather_us, all_to_all_us; /* of these sizes; all_to_all: both */
-  double measured_gather_us;           /* the last gather on this rank; 0 before the first */
+  double all_gather_us, all_to_all_us;     /* of these sizes; all_to_all: both */
+  double measured_gather_us;               /* the last gather on this rank; 0 before the first */
+  double backward_us, return_us, codec_us; /* of these sizes, with top_k; see moecclDomainAnswer_t */
 } moecclHybridInfo_t;
 
 /* Collective: all ranks give the same config; sizes that differ are moecclMismatch. moecclInvalidArgument names the

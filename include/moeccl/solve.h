@@ -238,17 +238,51 @@ typedef struct {
   double pre_expert_s;     /* computation before the experts, which hides the AllGather */
   double compression;      /* expert bytes are divided by it; 0: 1 */
   double min_gain;         /* 0: any gain over plain expert parallelism */
+  /* What one layer's step takes on this library. Where top_k is 0 nothing below counts, and the latency is Eq. 8's of
+   * the forward pass, in which every row of data_bytes travels by itself. */
+  int32_t top_k;           /* K: data_bytes is tokens times K times row. A row travels once to each group of each level
+                              that has one of its token's experts, through the dimensions of least time (moe.h) */
+  int32_t n_experts;       /* E, of all GPUs; the gate is even */
+  const double* latency_s; /* [L] one way between workers of the level; NULL: 0 */
+  double expert_s;         /* n Lat^Ep of Eq. 2, forward; its backward takes twice as long */
+  double backward_s;       /* computation that hides the gradients' way back; 0: twice pre_expert_s */
+  double gradient_bytes;   /* of all experts of a GPU, returned to their owners as they are; 0: expert_bytes */
+  double encode_bandwidth; /* expert bytes a second of the codec, before compression; 0: takes no time */
+  double decode_bandwidth;
+  int32_t forward_only; /* 1: no backward pass. Else both backward AlltoAlls, the return of gradients and, with a
+                           compression above 1, the AllReduce of one shared expert */
 } moecclDomainProblem_t;
 #define MOECCL_DOMAIN_PROBLEM_INIT \
-  { sizeof(moecclDomainProblem_t), 0, NULL, NULL, NULL, 0, 0, 0, 0, 0 }
+  { sizeof(moecclDomainProblem_t), 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0 }
 
 typedef struct {
   size_t size;                         /* sizeof(moecclDomainAnswer_t), set by the caller */
   double before_us, after_us, gain;    /* before: all domains of size 1, plain expert parallelism (p = 1) */
   int32_t keep;                        /* 1: all domains of size 1 */
   double all_gather_us, all_to_all_us; /* of the answer; all_to_all: both */
+  double backward_us;                  /* both backward AlltoAlls; this and the next two: 0 without top_k */
+  double return_us;                    /* gradients to their owners, and the shared expert's AllReduce */
+  double codec_us;                     /* encoding a GPU's own experts, decoding all that it holds */
 } moecclDomainAnswer_t;
 
+/* The shapes of m transformer blocks without experts before one with them, as one GPU computes them. */
+typedef struct {
+  size_t size;             /* sizeof(moecclComputeShape_t) */
+  double throughput;       /* C: multiply-adds a second */
+  int64_t tokens;          /* L: rows of a GPU, forward */
+  int64_t sequence;        /* keys that a token attends to; 0: none are counted */
+  int64_t hidden;          /* H */
+  int32_t n_dense;         /* m */
+  int32_t matrices;        /* of an FFN or expert: 2, or 3 where it is gated; 0: 2 */
+  int64_t ffn, expert_ffn; /* M of a dense block and of an expert */
+  int32_t top_k;           /* K: experts of a token; 0: 1 */
+} moecclComputeShape_t;
+#define MOECCL_COMPUTE_SHAPE_INIT \
+  { sizeof(moecclComputeShape_t), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* Eq. 1 and 2, in seconds: what stands before the experts, (m + 1) attentions and m FFNs (Lat^PE, for pre_expert_s),
+ * and the experts' own computation for an even gate (n Lat^Ep, for expert_s). Either may be NULL. */
+MOECCL_API moecclResult_t moecclComputeLatency(const moecclComputeShape_t* shape, double* pre_expert_s,
+                                               double* expert_s);
 /* The p that minimises Eq. 10 on one even level of n_workers GPUs (Eq. 11 and 12, unrounded) and its latency.
  * latency_s may be NULL. */
 MOECCL_API moecclResult_t moecclDomainProportion(int32_t n_workers, double bandwidth, double pre_expert_s,
@@ -256,7 +290,7 @@ MOECCL_API moecclResult_t moecclDomainProportion(int32_t n_workers, double bandw
 /* domain[L]: the size S_ED of the expert domains of each level. */
 MOECCL_API moecclResult_t moecclSolveDomains(const moecclDomainProblem_t* problem, int32_t* domain,
                                              moecclDomainAnswer_t* answer);
-/* Latency of given sizes, in seconds (Eq. 2 to 9 summed over levels). */
+/* Latency of given sizes, in seconds: Eq. 2 to 9 summed over levels, or of a whole step where top_k is given. */
 MOECCL_API moecclResult_t moecclDomainLatency(const moecclDomainProblem_t* problem, const int32_t* domain, double* s);
 /* Eq. 13 and its uneven form: location[L] of GPU m. */
 MOECCL_API moecclResult_t moecclDomainLocate(const moecclDomainProblem_t* problem, int64_t gpu, int32_t* location);

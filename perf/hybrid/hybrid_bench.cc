@@ -19,6 +19,26 @@ double since_us(std::chrono::steady_clock::time_point start) {
 float token_value(int rank, size_t token, size_t i) {
   return static_cast<float>((static_cast<size_t>(rank) * 7 + token * 5 + i) % 251);
 }
+// K different experts of each token, each equally likely (the even gate of Section III).
+std::vector<int32_t> even_gate(int rank, size_t n_tokens, int32_t n_experts, int top_k) {
+  uint64_t state = 88172645463325252u + static_cast<uint64_t>(rank) * 7919;
+  const auto below = [&state](uint64_t n) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state % n;
+  };
+  std::vector<int32_t> all(static_cast<size_t>(n_experts)), index;
+  for (size_t e = 0; e < all.size(); e++) all[e] = static_cast<int32_t>(e);
+  if (top_k == 1) {  // in turn, so that none is left out
+    for (size_t t = 0; t < n_tokens; t++) index.push_back(all[(t + static_cast<size_t>(rank)) % all.size()]);
+    return index;
+  }
+  for (size_t t = 0; t < n_tokens; t++)
+    for (size_t k = 0; k < static_cast<size_t>(top_k); k++) {
+      std::swap(all[k], all[k + below(all.size() - k)]);
+      index.push_back(all[k]);
+    }
+  return index;
+}
 unsigned char expert_byte(int expert, size_t i) {
   return static_cast<unsigned char>(static_cast<size_t>(expert) * 37 + i * 11 + (i >> 8));
 }
@@ -32,7 +52,7 @@ struct HybridBench::Layer {
   moecclHybridInfo_t placement{};
   moecclRoutingInfo_t info{};
   std::vector<unsigned char> held;
-  std::vector<float> rows;
+  std::vector<float> rows, grad_held, grad_own;
 };
 
 HybridBench::HybridBench(const Team& team, const HybridShape& shape)
@@ -51,37 +71,42 @@ HybridBench::HybridBench(const Team& team, const HybridShape& shape)
 
 HybridBench::~HybridBench() { (void)moecclStreamDestroy(stream_); }
 
-HybridBench::Layer HybridBench::create(const std::vector<int32_t>& domain, const char* algorithm) {
+HybridBench::Layer HybridBench::create(const HybridChoice& choice) {
   Layer layer;
+  const std::vector<int32_t>& domain = choice.domain;
   moecclComm_t comm = team_.comm(0);
   moecclHybridConfig_t config = MOECCL_HYBRID_CONFIG_INIT;
   config.n_experts = n_experts_;
   config.n_levels = static_cast<int32_t>(domain.size());
   config.domain = domain.empty() ? nullptr : domain.data();
-  config.data_bytes = static_cast<double>(n_tokens_ * shape_.row_bytes);
+  config.data_bytes = static_cast<double>(n_tokens_ * shape_.row_bytes) * shape_.top_k;
   config.expert_bytes = static_cast<double>(shape_.expert_bytes) * shape_.experts_per_rank;
   config.pre_expert_s = shape_.pre_expert_s;
+  config.top_k = shape_.top_k;
+  config.forward_only = shape_.forward_only ? 1 : 0;
   check(moecclHybridCreate(&layer.hybrid, comm, &config), "moecclHybridCreate", rank_, comm);
   layer.placement.size = sizeof(layer.placement);
   check(moecclHybridGetInfo(layer.hybrid, &layer.placement), "moecclHybridGetInfo", rank_, comm);
   moecclMoeConfig_t moe = MOECCL_MOE_CONFIG_INIT;
   moe.hidden_bytes = shape_.row_bytes;
   moe.type = moecclFloat32;
-  moe.top_k = 1;  // the model's tokens: each goes to one place
+  moe.top_k = shape_.top_k;
   moe.max_tokens = n_tokens_;
   moe.layout = moecclLayoutExpertMajor;
-  moe.algorithm = algorithm;
+  moe.algorithm = choice.algorithm;
   check(moecclHybridMoeCreate(&layer.moe, layer.hybrid, comm, &moe), "moecclHybridMoeCreate", rank_, comm);
-  // The gate is even, as the model assumes (Section III).
-  std::vector<int32_t> index(n_tokens_);
-  for (size_t t = 0; t < n_tokens_; t++)
-    index[t] = static_cast<int32_t>((t + static_cast<size_t>(rank_)) % static_cast<size_t>(n_experts_));
+  const std::vector<int32_t> index = even_gate(rank_, n_tokens_, n_experts_, shape_.top_k);
   check(moecclRoutingCreate(&layer.routing, layer.moe, index.data(), nullptr, n_tokens_), "moecclRoutingCreate", rank_,
         comm);
   layer.info.size = sizeof(layer.info);
   check(moecclRoutingGetInfo(layer.routing, &layer.info), "moecclRoutingGetInfo", rank_, comm);
   layer.rows.resize(layer.info.n_rows * shape_.row_bytes / sizeof(float) + 1);
   layer.held.resize(static_cast<size_t>(layer.placement.n_held) * shape_.expert_bytes + 1);
+  const size_t elements = shape_.expert_bytes / sizeof(float);
+  for (int32_t h = 0; h < layer.placement.n_held && !shape_.forward_only; h++)
+    layer.grad_held.insert(layer.grad_held.end(), elements, static_cast<float>(layer.placement.held_experts[h] % 13));
+  layer.grad_held.push_back(0);
+  layer.grad_own.resize(static_cast<size_t>(layer.placement.n_own) * elements + 1);
   own_.clear();
   for (int32_t e = 0; e < layer.placement.n_own; e++)
     for (size_t i = 0; i < shape_.expert_bytes; i++) own_.push_back(expert_byte(layer.placement.own_experts[e], i));
@@ -100,12 +125,26 @@ void HybridBench::gather(Layer& layer, moecclStream_t stream) {
         "moecclHybridGather", rank_, team_.comm(0));
 }
 
+void HybridBench::give_back(Layer& layer, moecclStream_t stream) {
+  check(moecclHybridReduce(layer.hybrid, layer.grad_held.data(), layer.grad_own.data(),
+                           shape_.expert_bytes / sizeof(float), moecclFloat32, stream),
+        "moecclHybridReduce", rank_, team_.comm(0));
+}
+
 void HybridBench::tokens(Layer& layer) {
   check(moecclDispatch(layer.routing, in_.data(), layer.rows.data(), nullptr), "moecclDispatch", rank_, team_.comm(0));
   check(moecclCombine(layer.routing, layer.rows.data(), out_.data(), nullptr), "moecclCombine", rank_, team_.comm(0));
 }
 
-// Every byte of every gathered expert, every dispatched row, and what combine brings back.
+void HybridBench::tokens_back(Layer& layer) {
+  check(moecclCombineBackward(layer.routing, in_.data(), layer.rows.data(), nullptr, nullptr, nullptr),
+        "moecclCombineBackward", rank_, team_.comm(0));
+  check(moecclDispatchBackward(layer.routing, layer.rows.data(), out_.data(), nullptr), "moecclDispatchBackward", rank_,
+        team_.comm(0));
+}
+
+// Every byte of every gathered expert, every dispatched row, what combine and the backward pass bring back, and the
+// sums of gradients: each holder gives the same small number.
 uint64_t HybridBench::verify(Layer& layer) {
   uint64_t wrong = 0;
   gather(layer, nullptr);
@@ -120,37 +159,83 @@ uint64_t HybridBench::verify(Layer& layer) {
     for (size_t i = 0; i < width; i++)
       wrong += layer.rows[r * width + i] !=
                token_value(layer.info.row_source[r], static_cast<size_t>(layer.info.row_token[r]), i);
-  for (size_t i = 0; i < in_.size(); i++) wrong += out_[i] != in_[i];
+  const auto all_came_back = [&] {
+    for (size_t i = 0; i < in_.size(); i++) wrong += out_[i] != in_[i] * static_cast<float>(shape_.top_k);
+  };
+  all_came_back();
+  if (shape_.forward_only) return wrong;
+  std::fill(out_.begin(), out_.end(), -1.0f);
+  tokens_back(layer);
+  all_came_back();
+  give_back(layer, nullptr);
+  const size_t elements = shape_.expert_bytes / sizeof(float);
+  const auto holders = static_cast<float>(layer.placement.n_held / std::max(1, layer.placement.n_own));
+  for (int32_t e = 0; e < layer.placement.n_own; e++)
+    for (size_t i = 0; i < elements; i++)
+      wrong += layer.grad_own[static_cast<size_t>(e) * elements + i] !=
+               holders * static_cast<float>(layer.placement.own_experts[e] % 13);
   return wrong;
 }
 
-HybridTime HybridBench::run(const std::vector<int32_t>& domain, const char* algorithm, int iters, int warmup) {
-  Layer layer = create(domain, algorithm);
-  HybridTime time;
-  time.domain.assign(layer.placement.domain, layer.placement.domain + layer.placement.n_levels);
-  time.model_us = layer.placement.after_us;
-  time.wrong = verify(layer);
-  std::vector<double> all, gathers, sent_tokens;
-  for (int i = -warmup; i < iters; i++) {
-    team_.barrier();
-    const auto start = std::chrono::steady_clock::now();
-    gather(layer, stream_);
-    if (shape_.pre_expert_s > 0) std::this_thread::sleep_for(std::chrono::duration<double>(shape_.pre_expert_s));
+void HybridBench::compute(double seconds) const {
+  if (seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+HybridBench::Parts HybridBench::step(Layer& layer) {
+  Parts p;
+  const auto start = std::chrono::steady_clock::now();
+  const auto wait = [&] {
     check(moecclStreamSynchronize(stream_), "moecclStreamSynchronize", rank_, team_.comm(0));
-    const double before_tokens = since_us(start);
-    tokens(layer);
-    const double whole = since_us(start);
-    if (i < 0) continue;
-    all.push_back(whole);
-    sent_tokens.push_back(whole - before_tokens);
-    gathers.push_back(before_tokens);
+    return since_us(start);
+  };
+  gather(layer, stream_);
+  compute(shape_.pre_expert_s);
+  p.gather_us = wait();
+  tokens(layer);
+  if (!shape_.forward_only) tokens_back(layer);
+  const double given = since_us(start);
+  p.tokens_us = given - p.gather_us;
+  if (shape_.forward_only) return p;
+  give_back(layer, stream_);
+  compute(2 * shape_.pre_expert_s);
+  p.return_us = wait() - given;
+  return p;
+}
+
+std::vector<HybridTime> HybridBench::run(const std::vector<HybridChoice>& choices, int iters, int warmup) {
+  std::vector<Layer> layers;
+  std::vector<HybridTime> times(choices.size());
+  for (size_t c = 0; c < choices.size(); c++) {
+    layers.push_back(create(choices[c]));
+    times[c].domain.assign(layers[c].placement.domain, layers[c].placement.domain + layers[c].placement.n_levels);
+    times[c].model_us = layers[c].placement.after_us;
+    times[c].wrong = verify(layers[c]);
   }
-  time.measured_us = median(team_.combine(all, moecclMax));
-  time.gather_us = median(team_.combine(gathers, moecclMax));
-  time.tokens_us = median(team_.combine(sent_tokens, moecclMax));
-  time.wrong = team_.sum({time.wrong + verify(layer)});
-  destroy(layer);
-  return time;
+  struct Samples {
+    std::vector<double> all, gather, tokens, back;
+  };
+  std::vector<Samples> samples(choices.size());
+  for (int i = -warmup; i < iters; i++) {
+    for (size_t c = 0; c < choices.size(); c++) {
+      team_.barrier();
+      const Parts p = step(layers[c]);
+      if (i < 0) continue;
+      samples[c].all.push_back(p.gather_us + p.tokens_us + p.return_us);
+      samples[c].gather.push_back(p.gather_us);
+      samples[c].tokens.push_back(p.tokens_us);
+      samples[c].back.push_back(p.return_us);
+    }
+  }
+  for (size_t c = 0; c < choices.size(); c++) {
+    const auto slowest = [&](const std::vector<double>& of) { return median(team_.combine(of, moecclMax)); };
+    times[c].measured_us = slowest(samples[c].all);
+    times[c].gather_us = slowest(samples[c].gather);
+    times[c].tokens_us = slowest(samples[c].tokens);
+    times[c].return_us = slowest(samples[c].back);
+    times[c].wrong = team_.sum({times[c].wrong + verify(layers[c])});
+    destroy(layers[c]);
+  }
+  return times;
 }
 
 uint64_t HybridBench::sent() const {
@@ -162,7 +247,7 @@ uint64_t HybridBench::sent() const {
 }
 
 HybridBench::Messages HybridBench::count(const std::vector<int32_t>& domain) {
-  Layer layer = create(domain, "hier:1");
+  Layer layer = create({domain, "hier:1"});
   Messages m;
   uint64_t before = sent();
   check(moecclDispatch(layer.routing, in_.data(), layer.rows.data(), nullptr), "moecclDispatch", rank_, team_.comm(0));

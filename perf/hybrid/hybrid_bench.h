@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's part of hybrid_perf: an iteration of a MoE layer whose experts travel inside domains and whose tokens
-// travel between them, checked and timed; and the messages that it takes.
+// One rank's part of hybrid_perf: a step of a MoE layer whose experts travel inside domains and whose tokens travel
+// between them, checked and timed; and the messages that it takes.
 #ifndef PERF_HYBRID_HYBRID_BENCH_H_
 #define PERF_HYBRID_HYBRID_BENCH_H_
 
@@ -19,14 +19,22 @@ struct HybridShape {
   int experts_per_rank = 1;
   size_t row_bytes = 4096;
   double pre_expert_s = 0;
+  int top_k = 1;
+  bool forward_only = false;  // else both backwards and the return of gradients, beside twice pre_expert_s
 };
 
 struct HybridTime {
   std::vector<int32_t> domain;
-  double model_us = 0;                  // the stream model's latency
-  double measured_us = 0;               // of an iteration, median over iterations of the slowest rank
-  double gather_us = 0, tokens_us = 0;  // alone
+  double model_us = 0;                  // the stream model's time of a step
+  double measured_us = 0;               // of a step, median over iterations of the slowest rank
+  double gather_us = 0, tokens_us = 0;  // until the experts are there; all AlltoAlls
+  double return_us = 0;                 // of gradients, with what it hides behind
   uint64_t wrong = 0;
+};
+
+struct HybridChoice {
+  std::vector<int32_t> domain;     // empty: the model chooses
+  const char* algorithm = "auto";  // of dispatch and combine
 };
 
 class HybridBench {
@@ -37,8 +45,8 @@ class HybridBench {
   HybridBench(const HybridBench&) = delete;
   HybridBench& operator=(const HybridBench&) = delete;
 
-  // domain empty: the model chooses. algorithm: of dispatch and combine.
-  HybridTime run(const std::vector<int32_t>& domain, const char* algorithm, int iters, int warmup);
+  // In turns, so that all choices see the machine alike.
+  std::vector<HybridTime> run(const std::vector<HybridChoice>& choices, int iters, int warmup);
   // Messages of all ranks in one gather and one dispatch in which every rank has a token for every expert.
   struct Messages {
     uint64_t gather = 0, tokens = 0;
@@ -47,11 +55,18 @@ class HybridBench {
 
  private:
   struct Layer;
-  Layer create(const std::vector<int32_t>& domain, const char* algorithm);
+  Layer create(const HybridChoice& choice);
   void destroy(Layer& layer);
   uint64_t verify(Layer& layer);
   void gather(Layer& layer, moecclStream_t stream);
+  void give_back(Layer& layer, moecclStream_t stream);
   void tokens(Layer& layer);
+  void tokens_back(Layer& layer);
+  void compute(double seconds) const;
+  struct Parts {
+    double gather_us = 0, tokens_us = 0, return_us = 0;
+  };
+  Parts step(Layer& layer);
   uint64_t sent() const;
 
   const Team& team_;

@@ -4,6 +4,7 @@
 #include "src/base/adopt.h"
 #include "src/solve/arena.h"
 #include "src/solve/chunks.h"
+#include "src/solve/compute.h"
 #include "src/solve/domains.h"
 #include "src/solve/layout.h"
 
@@ -17,6 +18,17 @@ moecclResult_t moecclDomainProportion(int32_t n_workers, double bandwidth, doubl
     MOECCL_TRY(api::require(p, "p", "the address of a double"));
     *p = solve::best_proportion(level);
     if (latency_s != nullptr) *latency_s = solve::latency(level, *p);
+    return {};
+  });
+}
+
+moecclResult_t moecclComputeLatency(const moecclComputeShape_t* shape, double* pre_expert_s, double* expert_s) {
+  return api::guarded(nullptr, [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(const moecclComputeShape_t given, adopt(shape, "shape"));
+    MOECCL_ASSIGN_OR_RETURN(const moecclComputeShape_t s, solve::checked_shape(given));
+    const solve::ComputeTime t = solve::compute_time(s);
+    if (pre_expert_s != nullptr) *pre_expert_s = t.pre_expert_s;
+    if (expert_s != nullptr) *expert_s = t.expert_s;
     return {};
   });
 }

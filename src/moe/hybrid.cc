@@ -20,7 +20,7 @@ namespace {
 // The stream model's problem on a communicator: levels, and bytes a second that one rank has of each level's uplink.
 struct ModelProblem {
   std::vector<int32_t> sizes;
-  std::vector<double> bandwidth;
+  std::vector<double> bandwidth, latency_s;
   moecclDomainProblem_t problem = MOECCL_DOMAIN_PROBLEM_INIT;
 };
 
@@ -41,6 +41,7 @@ ModelProblem model_of(const Communicator& comm, const moecclHybridConfig_t& c) {
     const uint32_t sharing = *std::max_element(members.begin(), members.end());
     m.bandwidth.push_back(
         1e9 * (link.bytes_per_ns > 0 ? link.bytes_per_ns / sharing : profile.host_copy_bytes_per_ns / tree.n_ranks));
+    m.latency_s.push_back(link.alpha_ns / 1e9);
   }
   m.problem.n_levels = static_cast<int32_t>(tree.depth());
   m.problem.sizes = m.sizes.data();
@@ -50,6 +51,15 @@ ModelProblem model_of(const Communicator& comm, const moecclHybridConfig_t& c) {
   m.problem.pre_expert_s = c.pre_expert_s;
   m.problem.compression = c.compression;
   m.problem.min_gain = c.min_gain;
+  m.problem.top_k = c.top_k;
+  m.problem.n_experts = c.n_experts;
+  m.problem.latency_s = m.latency_s.data();
+  m.problem.expert_s = c.expert_s;
+  m.problem.backward_s = c.backward_s;
+  m.problem.gradient_bytes = c.gradient_bytes;
+  m.problem.encode_bandwidth = c.encode_bandwidth;
+  m.problem.decode_bandwidth = c.decode_bandwidth;
+  m.problem.forward_only = c.forward_only;
   return m;
 }
 
@@ -76,10 +86,7 @@ Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecc
   if (figures) solve::solve_domains(problem, sizes.data(), answer);
   if (c.domain != nullptr) {
     sizes.assign(c.domain, c.domain + depth);
-    const solve::DomainTime t = solve::domain_time(problem, sizes.data());
-    answer->after_us = t.total_s * 1e6;
-    answer->all_gather_us = t.all_gather_s * 1e6;
-    answer->all_to_all_us = t.all_to_all_s * 1e6;
+    solve::tell(solve::domain_time(problem, sizes.data()), answer);
   }
   return std::vector<uint32_t>(sizes.begin(), sizes.end());
 }
@@ -259,6 +266,9 @@ Status Hybrid::info(moecclHybridInfo_t* out) const {
   info.token_links = static_cast<int32_t>(token_links_);
   info.before_us = answer_.before_us;
   info.after_us = answer_.after_us;
+  info.backward_us = answer_.backward_us;
+  info.return_us = answer_.return_us;
+  info.codec_us = answer_.codec_us;
   info.all_gather_us = answer_.all_gather_us;
   info.all_to_all_us = answer_.all_to_all_us;
   info.measured_gather_us = measured_ns(gathered_) / 1e3;
@@ -283,9 +293,14 @@ Result<std::string> Hybrid::explain(uint64_t expert_bytes) const {
     page += format("{} {} of level {}", l == 0 ? ":" : ",", domains_->sizes()[l], comm_.tree().levels[l].name);
   page += format("; this rank owns {} experts and holds {}\n", own_.size(), held_.size());
   if (answer_.after_us > 0)
-    page += format("stream model: {} an iteration (AllGather {}, both AlltoAlls {}); plain expert parallelism {}\n",
-                   plan::time_text(answer_.after_us * 1e3), plan::time_text(answer_.all_gather_us * 1e3),
-                   plan::time_text(answer_.all_to_all_us * 1e3), plan::time_text(answer_.before_us * 1e3));
+    page += format("stream model: {} {} (AllGather {}, both AlltoAlls {}); plain expert parallelism {}\n",
+                   plan::time_text(answer_.after_us * 1e3), answer_.backward_us > 0 ? "a step" : "an iteration",
+                   plan::time_text(answer_.all_gather_us * 1e3), plan::time_text(answer_.all_to_all_us * 1e3),
+                   plan::time_text(answer_.before_us * 1e3));
+  if (answer_.backward_us > 0)
+    page += format("  backward: both AlltoAlls {}, gradients to their owners {}; codec {}\n",
+                   plan::time_text(answer_.backward_us * 1e3), plan::time_text(answer_.return_us * 1e3),
+                   plan::time_text(answer_.codec_us * 1e3));
   MOECCL_ASSIGN_OR_RETURN(const std::string there,
                           explain_plan<algo::ExpertGather>(expert_bytes, 1, measured_ns(gathered_)));
   MOECCL_ASSIGN_OR_RETURN(

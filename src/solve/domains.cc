@@ -81,41 +81,19 @@ std::vector<int32_t> candidates(const std::vector<int32_t>& sizes) {
   return all;
 }
 
-struct Model {
-  explicit Model(const moecclDomainProblem_t& p) : p(p), expert_bytes(p.expert_bytes / p.compression) {
-    for (const LevelSizes& level : levels_of(p)) sizes.push_back(distinct(level));
-  }
-  // Each level's AllGather also passes on the experts that were gathered further out, so that a GPU ends with all of
-  // its domain's. A smaller last domain sends more tokens away; the slowest worker counts (Eq. 9).
-  DomainTime time(const int32_t* domain) const {
-    DomainTime t;
-    double held = 1;
-    for (size_t l = 0; l < sizes.size(); ++l) {
-      double gather = 0, all_to_all = 0;
-      for (const int32_t n : sizes[l]) {
-        const int32_t s = std::min(domain[l], n), smallest = n % s == 0 ? s : n % s;
-        gather = std::max(gather, expert_bytes * held * (s - 1));              // Eq. 4
-        all_to_all = std::max(all_to_all, p.data_bytes * (n - smallest) / n);  // Eq. 3, with p of Definition 1
-      }
-      t.all_gather_s += gather / p.bandwidth[l];
-      t.all_to_all_s += 2 * all_to_all / p.bandwidth[l];
-      held *= std::min(domain[l], sizes[l].back());
-    }
-    // Eq. 8: what hides the AllGather is the computation before the experts; the experts' own is hidden (Eq. 7).
-    t.total_s = std::max(p.pre_expert_s, t.all_gather_s) + t.all_to_all_s;
-    return t;
-  }
-  const moecclDomainProblem_t& p;
-  double expert_bytes;
+DomainModel model_of(const moecclDomainProblem_t& p) {
   std::vector<std::vector<int32_t>> sizes;
-};
+  const std::vector<LevelSizes> levels = levels_of(p);
+  for (const LevelSizes& level : levels) sizes.push_back(distinct(level));
+  return {p, std::move(sizes), levels.back().workers()};
+}
 
 // All combinations while they are few; else one level after another until nothing changes.
-void search(const Model& model, int32_t* domain) {
-  const size_t levels = model.sizes.size();
+void search(const DomainModel& model, int32_t* domain) {
+  const size_t levels = model.sizes().size();
   std::vector<std::vector<int32_t>> choices;
   double combinations = 1;
-  for (const auto& s : model.sizes) {
+  for (const auto& s : model.sizes()) {
     choices.push_back(candidates(s));
     combinations *= static_cast<double>(choices.back().size());
   }
@@ -153,6 +131,20 @@ void search(const Model& model, int32_t* domain) {
   }
 }
 
+Status check_step(const moecclDomainProblem_t& p) {
+  MOECCL_TRY(between("problem.n_experts", p.n_experts, 1, 65535));
+  MOECCL_TRY(between("problem.top_k", p.top_k, 1, p.n_experts));
+  MOECCL_TRY(at_least_0({{"problem.expert_s", p.expert_s},
+                         {"problem.backward_s", p.backward_s},
+                         {"problem.gradient_bytes", p.gradient_bytes},
+                         {"problem.encode_bandwidth", p.encode_bandwidth},
+                         {"problem.decode_bandwidth", p.decode_bandwidth}}));
+  for (int32_t l = 0; p.latency_s != nullptr && l < p.n_levels; ++l)
+    if (!(p.latency_s[l] >= 0) || p.latency_s[l] > 1e6)
+      return error(moecclInvalidArgument, "problem.latency_s[{}] is {}: give seconds, 0 or more", l, p.latency_s[l]);
+  return {};
+}
+
 }  // namespace
 
 Result<moecclDomainProblem_t> checked(const moecclDomainProblem_t& given) {
@@ -174,6 +166,7 @@ Result<moecclDomainProblem_t> checked(const moecclDomainProblem_t& given) {
     return error(moecclInvalidArgument, "problem.compression is {}: a ratio of 1 or more, or 0", p.compression);
   MOECCL_TRY(gain_share(p.min_gain));
   if (p.compression == 0) p.compression = 1;
+  if (p.top_k != 0) MOECCL_TRY(check_step(p));
   return p;
 }
 
@@ -204,10 +197,19 @@ double latency(const OneLevel& v, double p) {
   return std::max(v.pre_expert_s, gather) + 2 * all_to_all;
 }
 
-DomainTime domain_time(const moecclDomainProblem_t& p, const int32_t* domain) { return Model(p).time(domain); }
+DomainTime domain_time(const moecclDomainProblem_t& p, const int32_t* domain) { return model_of(p).time(domain); }
+
+void tell(const DomainTime& t, moecclDomainAnswer_t* answer) {
+  answer->after_us = t.total_s * 1e6;
+  answer->all_gather_us = t.all_gather_s * 1e6;
+  answer->all_to_all_us = t.all_to_all_s * 1e6;
+  answer->backward_us = t.backward_s * 1e6;
+  answer->return_us = t.return_s * 1e6;
+  answer->codec_us = t.codec_s * 1e6;
+}
 
 void solve_domains(const moecclDomainProblem_t& p, int32_t* domain, moecclDomainAnswer_t* answer) {
-  const Model model(p);
+  const DomainModel model = model_of(p);
   const std::vector<int32_t> plain(static_cast<size_t>(p.n_levels), 1);
   search(model, domain);
   *answer = {};
@@ -216,10 +218,7 @@ void solve_domains(const moecclDomainProblem_t& p, int32_t* domain, moecclDomain
   answer->gain = before > 0 ? 1 - model.time(domain).total_s / before : 0;
   answer->keep = !(answer->gain > 0) || answer->gain < p.min_gain;
   if (answer->keep) std::copy(plain.begin(), plain.end(), domain);
-  const DomainTime t = model.time(domain);
-  answer->after_us = t.total_s * 1e6;
-  answer->all_gather_us = t.all_gather_s * 1e6;
-  answer->all_to_all_us = t.all_to_all_s * 1e6;
+  tell(model.time(domain), answer);
 }
 
 Status locate(const moecclDomainProblem_t& p, int64_t gpu, int32_t* location) {

@@ -7,6 +7,7 @@
 
 #include "moeccl/solve.h"
 #include "src/base/status.h"
+#include "src/solve/domain_step.h"
 
 namespace moeccl::solve {
 
@@ -21,11 +22,10 @@ Status check(const OneLevel& level);
 double best_proportion(const OneLevel& level);
 double latency(const OneLevel& level, double p);
 
-struct DomainTime {
-  double total_s = 0, all_gather_s = 0, all_to_all_s = 0;
-};
 // For checked problems.
 DomainTime domain_time(const moecclDomainProblem_t& problem, const int32_t* domain);
+// Into the answer of sizes that take `time`.
+void tell(const DomainTime& time, moecclDomainAnswer_t* answer);
 void solve_domains(const moecclDomainProblem_t& problem, int32_t* domain, moecclDomainAnswer_t* answer);
 Status locate(const moecclDomainProblem_t& problem, int64_t gpu, int32_t* location);
 Result<moecclDomainLink_t> link_at(const moecclDomainProblem_t& problem, const int32_t* domain, int32_t level,

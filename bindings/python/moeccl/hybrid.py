@@ -22,11 +22,12 @@ class Hybrid:
 
     expert_rank: [n_experts] owners, None: contiguous. domain: sizes of the expert domains of each level of the topology, outermost
     first; None: those of least latency by the stream model, from data_bytes (a rank's tokens times top_k times row), expert_bytes
-    (all experts of a rank), pre_expert_s (seconds of computation before the experts), compression and min_gain."""
+    (all experts of a rank), pre_expert_s (seconds of computation before the experts), compression and min_gain. step: with top_k, of
+    least time of a whole step: top_k, forward_only, expert_s, backward_s, gradient_bytes, encode_bandwidth, decode_bandwidth."""
 
     def __init__(self, comm: Comm, n_experts: int, expert_rank: Optional[Sequence[int]] = None, domain: Optional[Sequence[int]] = None,
                  data_bytes: float = 0, expert_bytes: float = 0, pre_expert_s: float = 0, compression: float = 0,
-                 min_gain: float = 0) -> None:
+                 min_gain: float = 0, **step: float) -> None:
         config, keep = _abi.moecclHybridConfig_t(), []  # type: ignore[var-annotated]
         config.n_experts = number("n_experts", n_experts)
         set_array(config, keep, "expert_rank", expert_rank, ctypes.c_int32, (n_experts,))
@@ -35,6 +36,10 @@ class Hybrid:
             set_array(config, keep, "domain", list(domain), ctypes.c_int32, None)
         config.data_bytes, config.expert_bytes, config.pre_expert_s = data_bytes, expert_bytes, pre_expert_s
         config.compression, config.min_gain = compression, min_gain
+        for name, value in step.items():
+            if name not in ("top_k", "forward_only", "expert_s", "backward_s", "gradient_bytes", "encode_bandwidth", "decode_bandwidth"):
+                raise TypeError(f"Hybrid has no option {name}")
+            setattr(config, name, value)
         self.comm, self.n_experts = comm, config.n_experts
         handle = ctypes.c_void_p()
         comm._check(lib.moecclHybridCreate(_byref(handle), comm._handle, _byref(config)))

@@ -260,11 +260,12 @@ def replica_comm_time(n_ranks: int, n_experts: int, slots_per_rank: int, **figur
     return static.value, adaptive.value
 
 
-def domain_problem(bandwidth: Any, scale: Any = None, sizes: Any = None, **options: Any) -> Problem:
+def domain_problem(bandwidth: Any, scale: Any = None, sizes: Any = None, latency_s: Any = None, **options: Any) -> Problem:
     """Expert domains (HybridEP). bandwidth: float64 [levels], outermost first; scale: [levels], or sizes of an uneven tree, level by
     level the number of sub-workers of each worker.
 
-    Options: data_bytes, expert_bytes, pre_expert_s, compression, min_gain."""
+    Options: data_bytes, expert_bytes, pre_expert_s, compression, min_gain. With top_k, of a whole step on this library: top_k,
+    n_experts, expert_s, backward_s, gradient_bytes, encode_bandwidth, decode_bandwidth, forward_only; latency_s: float64 [levels]."""
     figures = Given("bandwidth", bandwidth, _F64)
     if scale is None and sizes is None:
         raise TypeError("give scale or sizes")
@@ -272,7 +273,16 @@ def domain_problem(bandwidth: Any, scale: Any = None, sizes: Any = None, **optio
         _uneven(Given("sizes", sizes, _I32), figures.count)
     return Problem(_abi.moecclDomainProblem_t(), {"n_levels": figures.count, **options},
                    [("bandwidth", bandwidth, _F64, None), ("scale", scale, _I32, (figures.count,) if scale is not None else None),
-                    ("sizes", sizes, _I32, None)])
+                    ("sizes", sizes, _I32, None), ("latency_s", latency_s, _F64, (figures.count,) if latency_s is not None else None)])
+
+
+def compute_latency(**shape: float) -> Tuple[float, float]:
+    """Seconds before the experts and of the experts themselves (HybridEP Eq. 1 and 2). Shape: throughput, tokens, sequence, hidden,
+    n_dense, matrices, ffn, expert_ffn, top_k."""
+    problem = Problem(_abi.moecclComputeShape_t(), dict(shape), [])
+    before, experts = ctypes.c_double(), ctypes.c_double()
+    check(lib.moecclComputeLatency(problem.ref, _byref(before), _byref(experts)))
+    return before.value, experts.value
 
 
 def _uneven(given: Given, levels: int) -> None:

@@ -227,6 +227,12 @@ void call_domains(Fuzz& f) {
   p.bandwidth = f.or_null(bandwidth);
   p.data_bytes = f.number(1e8), p.expert_bytes = f.number(1e7), p.pre_expert_s = f.number(1e-2);
   p.compression = f.below(2) ? 0 : 1 + f.number(50);
+  p.top_k = static_cast<int32_t>(f.below(9)) - 1, p.n_experts = static_cast<int32_t>(f.below(70));
+  auto latency = f.numbers(3, 1e-2);
+  p.latency_s = f.or_null(latency);
+  p.expert_s = f.number(1e-2), p.backward_s = f.number(1e-2), p.gradient_bytes = f.number(1e7);
+  p.encode_bandwidth = f.number(1e11), p.decode_bandwidth = f.number(1e11);
+  p.forward_only = static_cast<int32_t>(f.below(2));
   auto domain = f.integers(3, 1, 9);
   int32_t location[3];
   double s = 0, proportion = 0;

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a step with expert domains takes on the library (HybridEP, Section III): Eq. 2 to 9 as the paper has them, and,
+// where top_k is known, the plans that run: rows deduplicated at each level, latencies, both backwards, the return of
+// gradients, the codec and the shared expert.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "moeccl/solve.h"
+
+namespace moeccl::solve {
+
+struct DomainTime {
+  double total_s = 0;
+  double all_gather_s = 0;  // on the links
+  double all_to_all_s = 0;  // both of the forward pass
+  double backward_s = 0;    // both AlltoAlls of the backward pass
+  double return_s = 0;      // of gradients to their owners, with the AllReduce of the shared expert
+  double codec_s = 0;       // encoding, and decoding of all that a GPU holds
+};
+
+class DomainModel {
+ public:
+  // group_sizes[level]: the distinct numbers of sub-workers of the level's parents, ascending. The problem is checked
+  // and outlives the model; n_gpus of all levels.
+  DomainModel(const moecclDomainProblem_t& problem, std::vector<std::vector<int32_t>> group_sizes, int64_t n_gpus);
+
+  DomainTime time(const int32_t* domain) const;
+  const std::vector<std::vector<int32_t>>& sizes() const { return sizes_; }
+
+ private:
+  // A level as the slowest worker sees it.
+  struct Level {
+    double domains = 1;          // in a group of the level above
+    double size = 1;             // workers of a domain, the largest
+    double own = 1;              // the part of the level's experts that the smallest domain has
+    std::vector<double> others;  // the parts of the other domains, seen from the smallest
+    double gather_bytes = 0;     // experts that arrive in the AllGather of the level, in units of a GPU's own
+  };
+  std::vector<Level> levels_of(const int32_t* domain) const;
+  double latency(size_t level) const { return p_.latency_s == nullptr ? 0 : p_.latency_s[level]; }
+  DomainTime paper_time(const std::vector<Level>& levels) const;
+  DomainTime step_time(const std::vector<Level>& levels) const;
+  double token_rows(double experts) const;
+  double all_to_all(const std::vector<Level>& levels) const;
+  double all_to_all(const std::vector<Level>& levels, size_t hops) const;
+  double exchange(const std::vector<Level>& levels, double gpu_bytes) const;
+  double shared_all_reduce() const;
+
+  const moecclDomainProblem_t& p_;
+  std::vector<std::vector<int32_t>> sizes_;
+  double n_gpus_;
+};
+
+}  // namespace moeccl::solve
