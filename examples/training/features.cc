@@ -290,7 +290,8 @@ class ReplicatedLayer : public TokenLayer {
 };
 
 // Expert domains: before each step a rank gathers the experts of its domain, tokens go to the holder of the same offset
-// in other domains, and after it the gradients that holders computed are summed at the owner, which alone learns.
+// in other domains, and after it the gradients that holders computed are summed at the owner, which alone learns. With
+// a ratio experts migrate encoded, on a communicator of their own, beside the rest of the step.
 class HybridLayer : public TokenLayer {
  public:
   HybridLayer(const Feature& feature, const Place& place)
@@ -312,9 +313,31 @@ class HybridLayer : public TokenLayer {
     weights_.resize(static_cast<size_t>(info.n_held) * kExpertSize);
     const moecclMoeConfig_t layer = layer_config(feature);
     check(moecclHybridMoeCreate(&moe_, hybrid_, place.comm, &layer), "moecclHybridMoeCreate", place.comm);
+    if (feature.ratio > 0) {
+      moecclConfig_t same = MOECCL_CONFIG_INIT;
+      same.topology = kTopology;
+      same.deterministic = 1;
+      check(moecclCommSplit(place.comm, 0, place.rank, &beside_, &same), "moecclCommSplit", place.comm);
+      moecclMigrationConfig_t migrate = MOECCL_MIGRATION_CONFIG_INIT;
+      migrate.count = kExpertSize;
+      migrate.ratio = feature.ratio;
+      check(moecclMigrationCreate(&migration_, hybrid_, beside_, &migrate), "moecclMigrationCreate", beside_);
+      shared_expert_.resize(kExpertSize);
+      n_own_ = static_cast<size_t>(info.n_own);
+    }
     gather();
   }
-  ~HybridLayer() override { (void)moecclHybridDestroy(hybrid_); }
+  ~HybridLayer() override {
+    if (migration_ != nullptr) (void)moecclMigrationDestroy(migration_);
+    if (beside_ != nullptr) (void)moecclCommDestroy(beside_);
+    (void)moecclHybridDestroy(hybrid_);
+  }
+
+  void forward(const Gate& gate, const Floats& x, Floats& out) override {
+    if (migration_ != nullptr)
+      check(moecclMigrationWait(migration_, 0, nullptr, nullptr, nullptr), "moecclMigrationWait", beside_);
+    TokenLayer::forward(gate, x, out);
+  }
 
  protected:
   void learn() override {
@@ -327,12 +350,25 @@ class HybridLayer : public TokenLayer {
 
  private:
   void gather() {
-    check(moecclHybridGather(hybrid_, own_.data(), weights_.data(), kExpertSize * sizeof(float), nullptr),
-          "moecclHybridGather", place_.comm);
+    if (migration_ == nullptr) {
+      check(moecclHybridGather(hybrid_, own_.data(), weights_.data(), kExpertSize * sizeof(float), nullptr),
+            "moecclHybridGather", place_.comm);
+      return;
+    }
+    check(moecclSharedExpert(own_.data(), n_own_, kExperts, shared_expert_.data(), kExpertSize, moecclFloat32, beside_,
+                             nullptr),
+          "moecclSharedExpert", beside_);
+    check(moecclMigrationSend(migration_, 0, own_.data(), shared_expert_.data(), nullptr), "moecclMigrationSend",
+          beside_);
+    check(moecclMigrationBeginInto(migration_, 0, shared_expert_.data(), weights_.data()), "moecclMigrationBeginInto",
+          beside_);
   }
 
   moecclHybrid_t hybrid_ = nullptr;
-  Floats own_;
+  moecclComm_t beside_ = nullptr;
+  moecclMigration_t migration_ = nullptr;
+  size_t n_own_ = 0;
+  Floats own_, shared_expert_;
   Adam adam_;
 };
 

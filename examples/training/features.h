@@ -9,6 +9,8 @@
 
 namespace training {
 
+inline constexpr const char* kTopology = "node:2 gpu:2";
+
 struct Feature {
   enum Kind {
     kTokens,      // tokens travel to experts: dispatch and combine of `algorithm`
@@ -26,7 +28,7 @@ struct Feature {
   double capacity = 0;         // kReplicated: factor; 0: no token is dropped
   bool solve = true;           // kReplaced: else every sample stays
   int32_t domain[2] = {1, 1};  // kHybrid: nodes and ranks of a node that share experts
-  double ratio = 0;            // kGathered: 0: as they are, without the codec
+  double ratio = 0;            // kGathered, kHybrid: 0: as they are, without the codec
   bool shared = true;          // kGathered: residuals to a shared expert; else to zero
 };
 

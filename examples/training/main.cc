@@ -35,13 +35,16 @@ std::vector<Feature> features() {
   add("2dh", Feature::kTokens, "2dh");
   add("swapped", Feature::kSwapped, "hier:2");
   add("replicated", Feature::kReplicated, "hier:2");
-  const auto hybrid = [&](const char* name, int32_t nodes, int32_t ranks) {
+  const auto hybrid = [&](const char* name, int32_t nodes, int32_t ranks, double ratio = 0) {
     Feature& f = add(name, Feature::kHybrid, "auto");
     f.domain[0] = nodes;
     f.domain[1] = ranks;
+    f.ratio = ratio;
   };
   hybrid("hybrid, nodes share", 2, 1);
   hybrid("hybrid, ranks share", 1, 2);
+  hybrid("hybrid, migrated exactly", 2, 1, 1);
+  hybrid("hybrid, migrated 50x", 2, 1, 50);
   add("re-placing off", Feature::kReplaced, "hier:2").solve = false;
   add("re-placing on", Feature::kReplaced, "hier:2");
   add("gathered", Feature::kGathered, "");
@@ -265,6 +268,9 @@ std::vector<Claim> claims_of(const Options& options, const std::vector<Curve>& c
       same("flat", "replicated"),
       same("flat", "hybrid, nodes share"),
       same("flat", "hybrid, ranks share"),
+      same("flat", "hybrid, migrated exactly"),
+      {"hybrid, migrated 50x within 0.1 % of codec 50x, shared expert",
+       apart("hybrid, migrated 50x", "codec 50x, shared expert") < 1e-3},
       same("re-placing off", "re-placing on"),
       same("gathered", "codec, ratio 1"),
       {"re-placing within 0.1 % of flat (its sums begin with the residual)", apart("re-placing on", "flat") < 1e-3},
@@ -274,6 +280,7 @@ std::vector<Claim> claims_of(const Options& options, const std::vector<Curve>& c
   if (options.steps < 400) return claims;
   claims.push_back(
       {"codec 50x with shared expert within 1 % of exact", apart("codec 50x, shared expert", "gathered") < 0.01});
+  claims.push_back({"hybrid, migrated 50x within 1 % of flat", apart("hybrid, migrated 50x", "flat") < 0.01});
   claims.push_back({"codec 50x without it more than 2 % off", apart("codec 50x, none shared", "gathered") > 0.02});
   return claims;
 }
@@ -303,7 +310,7 @@ int train(const Options& options, moecclComm_t comm) {
 
 int run(const Options& options) {
   moecclConfig_t config = MOECCL_CONFIG_INIT;
-  config.topology = "node:2 gpu:2";
+  config.topology = kTopology;
   config.deterministic = 1;  // the order of sums does not depend on the plan
   config.timeout_ms = 60000;
   if (std::getenv("WORLD_SIZE") || std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMI_SIZE") ||

@@ -7,6 +7,10 @@
  *   moecclMigrationBegin   starts the gather of the oldest entry; returns at once. Before the layer's attention
  *   moecclMigrationWait    decodes what has come and switches the layer to it, on all ranks or on none
  *
+ * With moecclMigrationBeginInto in the place of Begin another thread of the library decodes as soon as the ranks have
+ * agreed; Wait then finds the experts where they belong, and moecclMigrationWaitExpert returns as soon as one of them
+ * is there, so that it can be computed with while the others are decoded.
+ *
  * Epochs. A layer's epoch counts its switches. Behind each gather the ranks exchange what they sent: layer, epoch, and
  * a checksum of the shared expert. Only when all agree and all have received does Wait write the experts and raise the
  * epoch; else it fails on every rank, names the rank that differs, writes nothing, and the epoch stays.
@@ -62,9 +66,20 @@ MOECCL_API moecclResult_t moecclMigrationSend(moecclMigration_t migration, int l
 /* Takes the oldest entry of the layer's send queue and starts its gather. moecclInvalidUsage when that queue is empty
  * or the receive queue full. Collective, returns at once. */
 MOECCL_API moecclResult_t moecclMigrationBegin(moecclMigration_t migration, int layer);
+/* The same, and the experts are decoded into held[n_held][count] behind the gather, without the caller. shared[count]:
+ * what Send had. Neither may be touched before the layer's Wait, but an expert of `held` may be read as soon as
+ * WaitExpert has returned for it; CUDA memory must have no work pending on it. Where the ranks do not agree `held`
+ * stays as it is. shared may be NULL with ratio 1. Another thread's time: decoding takes a core. */
+MOECCL_API moecclResult_t moecclMigrationBeginInto(moecclMigration_t migration, int layer, const void* shared,
+                                                   void* held);
+/* Waits until expert `index` (0..n_held-1, in the order of held_experts, in which they are decoded) of the layer's
+ * oldest gather is in `held`. Success means that all ranks switch; the epoch rises at Wait, which must still be called.
+ * On failure Wait fails alike. moecclInvalidUsage when that gather was not begun by BeginInto. */
+MOECCL_API moecclResult_t moecclMigrationWaitExpert(moecclMigration_t migration, int layer, int index);
 /* Waits for the layer's oldest gather that was begun and switches: held[n_held][count], in the order of held_experts,
  * and *epoch (may be NULL). shared[count]: what Send had; another content is moecclInvalidUsage, and the gather stays
- * to be waited for. moecclInvalidUsage when nothing has begun. */
+ * to be waited for. After BeginInto: NULL or what BeginInto had; a shared expert of another content has then kept all
+ * ranks from switching. moecclInvalidUsage when nothing has begun. */
 MOECCL_API moecclResult_t moecclMigrationWait(moecclMigration_t migration, int layer, const void* shared, void* held,
                                               uint64_t* epoch);
 /* *done: 1 when Wait would not block. */

@@ -49,7 +49,7 @@ void ExpertExchangePlan::set_layout(bool direct, uint32_t slots, uint64_t direct
   // The credit of a chunk is back a round trip after it was sent, and then one more chunk may go: for a line that is
   // always busy all rotations but one cover the round trip, and what ranks take to copy and to wake up.
   constexpr double kLoop = 1.5;  // round trips
-  double most = 0;  // of one slot
+  double most = 0;               // of one slot
   for (size_t l = 0; l < round_trip_bytes_.size() && !direct; ++l)
     if (level_slots[l] > 0) most = std::max(most, round_trip_bytes_[l] / level_slots[l]);
   if (most <= static_cast<double>((tuning::kOverlap - 1) * staged_bytes)) return;

@@ -65,6 +65,14 @@ moecclResult_t moecclMigrationBegin(moecclMigration_t migration, int layer) {
   return with_migration(migration, [&](comm::Migration& m) { return m.begin(layer); });
 }
 
+moecclResult_t moecclMigrationBeginInto(moecclMigration_t migration, int layer, const void* shared, void* held) {
+  return with_migration(migration, [&](comm::Migration& m) { return m.begin(layer, shared, held, true); });
+}
+
+moecclResult_t moecclMigrationWaitExpert(moecclMigration_t migration, int layer, int index) {
+  return with_migration(migration, [&](comm::Migration& m) { return m.wait_expert(layer, index); });
+}
+
 moecclResult_t moecclMigrationWait(moecclMigration_t migration, int layer, const void* shared, void* held,
                                    uint64_t* epoch) {
   return with_migration(migration, [&](comm::Migration& m) { return m.wait(layer, shared, held, epoch); });

@@ -148,7 +148,27 @@ Status Migration::encode(Packed& packed, const void* experts, const void* shared
   return {};
 }
 
-Status Migration::begin(int number) {
+Status Migration::check_buffers(const void* shared, const void* held) const {
+  const size_t n_held = hybrid_.held().size(), whole = codec_.count * moecclTypeSize(codec_.type);
+  if (held == nullptr && n_held * whole > 0)
+    return error(moecclInvalidArgument, "held is NULL: give room for {} experts of {} elements", n_held, codec_.count);
+  if (shared == nullptr && !exact() && whole > 0)
+    return error(moecclInvalidArgument, "shared is NULL: give what moecclMigrationSend had");
+  return {};
+}
+
+Status Migration::check_kind(int layer, bool cuda, const void* shared, const void* held) const {
+  const bool bytes = hybrid_.held().size() * codec_.count > 0;
+  const void* const buffers[] = {exact() ? nullptr : shared, bytes ? held : nullptr};
+  for (const void* buffer : buffers)
+    if (buffer != nullptr && comm_.is_device_memory(buffer) != cuda)
+      return error(moecclInvalidArgument,
+                   "layer {}: {} is {} memory, but moecclMigrationSend was given {} memory: give buffers of one kind",
+                   layer, buffer == held ? "held" : "shared", cuda ? "host" : "CUDA", cuda ? "CUDA" : "host");
+  return {};
+}
+
+Status Migration::begin(int number, const void* shared, void* held, bool into) {
   MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
   MOECCL_TRY(comm_.usable());
   if (layer->to_send.empty())
@@ -157,9 +177,17 @@ Status Migration::begin(int number) {
     return error(moecclInvalidUsage,
                  "the receive queue of layer {} holds {} entries, which is its depth: wait for one first", number,
                  depth_);
+  if (into) {
+    MOECCL_TRY(check_buffers(shared, held));
+    MOECCL_TRY(check_kind(number, layer->to_send.front().experts.cuda, shared, held));
+    if (decoder_ == nullptr) decoder_ = std::make_unique<HostStream>();
+  }
   auto flight = std::make_shared<Flight>();
   flight->packed = std::move(layer->to_send.front());
   layer->to_send.pop_front();
+  flight->into = into;
+  flight->shared = shared;
+  flight->held = held;
   MOECCL_ASSIGN_OR_RETURN(flight->arrived, room(hybrid_.held().size(), flight->packed.experts.cuda));
   flight->words.resize(comm_.n_ranks());
   flight->mine = {layer->begun++, flight->packed.checksum, number, moecclSuccess};
@@ -172,20 +200,33 @@ Status Migration::begin(int number) {
   exchange.count = sizeof(Word);
   exchange.type = moecclUint8;
   MOECCL_TRY(prepare_collective(comm_, exchange, flight->exchange));
-  Stream::Work work = stream_.hold([this, flight] {
+  Stream::Work decoding;
+  if (into)
+    decoding = decoder_->hold([this, flight] {
+      finish(*flight, contained([&] { return decode(*flight, flight->shared, flight->held); }));
+      return Status();  // told by wait()
+    });
+  Stream::Work work = stream_.hold([this, flight, decoding]() mutable {
     Status status = run(*flight);
-    {
-      const std::lock_guard lock(mutex_);
-      flight->status = std::move(status);
-      flight->done = true;
+    if (!flight->into || !status.ok()) {
+      finish(*flight, std::move(status));
+      return Status();
     }
-    changed_.notify_all();
-    return Status();  // told by wait()
+    return decoder_->enqueue(std::move(decoding));
   });
   layer->flights.push_back(flight);  // the last that can fail: what has a ticket must run
   flight->gather_ticket = comm_.take_ticket();
   flight->exchange_ticket = comm_.take_ticket();
   return stream_.enqueue(std::move(work));
+}
+
+void Migration::finish(Flight& flight, Status status) {
+  {
+    const std::lock_guard lock(mutex_);
+    flight.status = std::move(status);
+    flight.done = true;
+  }
+  changed_.notify_all();
 }
 
 // Both turns are taken whatever happens, so that the communicator goes on.
@@ -203,6 +244,13 @@ Status Migration::run(Flight& flight) {
       return {};
     });
     if (!fine) flight.mine.code = moecclInternalError;
+  }
+  if (gathered.ok() && flight.into) {
+    gathered = contained([&]() -> Status {
+      MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(flight.shared, flight.arrived.cuda));
+      if (now != flight.packed.checksum) flight.mine.code = moecclInvalidUsage;
+      return {};
+    });
   }
   Status exchanged = comm_.run_in_turn(flight.exchange_ticket, flight.exchange);
   MOECCL_TRY(std::move(gathered));
@@ -233,6 +281,11 @@ Status Migration::verdict(const Flight& flight) const {
                    "layer {}: the shared experts of rank 0 and rank {} differ: bring them in step by "
                    "moecclSharedExpert; no rank has switched",
                    w[0].layer, r);
+    if (w[r].code == moecclInvalidUsage)
+      return error(moecclInvalidUsage,
+                   "layer {}: the shared expert of rank {} is not what its moecclMigrationSend had: keep it until the "
+                   "wait; no rank has switched",
+                   w[0].layer, r);
     if (w[r].code != moecclSuccess)
       return error(moecclInternalError, "layer {}: rank {} received experts that do not decode; no rank has switched",
                    w[0].layer, r);
@@ -240,28 +293,42 @@ Status Migration::verdict(const Flight& flight) const {
   return {};
 }
 
+Status Migration::wait_expert(int number, int index) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  if (layer->flights.empty())
+    return error(moecclInvalidUsage, "nothing has begun on layer {}: call moecclMigrationBeginInto first", number);
+  const std::shared_ptr<Flight> flight = layer->flights.front();
+  if (!flight->into)
+    return error(moecclInvalidUsage,
+                 "layer {} was begun by moecclMigrationBegin: its experts come at moecclMigrationWait", number);
+  const size_t n_held = hybrid_.held().size();
+  if (index < 0 || static_cast<size_t>(index) >= n_held)
+    return error(moecclInvalidArgument, "index is {}: this rank holds experts 0 to {}", index, int64_t(n_held) - 1);
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return flight->done || flight->decoded > static_cast<size_t>(index); });
+  if (flight->decoded > static_cast<size_t>(index)) return {};
+  return flight->status;
+}
+
 Status Migration::wait(int number, const void* shared, void* held, uint64_t* epoch) {
   MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
   if (layer->flights.empty())
     return error(moecclInvalidUsage, "nothing has begun on layer {}: call moecclMigrationBegin first", number);
-  const size_t n_held = hybrid_.held().size(), whole = codec_.count * moecclTypeSize(codec_.type);
-  if (held == nullptr && n_held * whole > 0)
-    return error(moecclInvalidArgument, "held is NULL: give room for {} experts of {} elements", n_held, codec_.count);
-  if (shared == nullptr && !exact() && whole > 0)
-    return error(moecclInvalidArgument, "shared is NULL: give what moecclMigrationSend had");
   const std::shared_ptr<Flight> flight = layer->flights.front();
-  const bool cuda = flight->arrived.cuda;
-  const void* const buffers[] = {exact() ? nullptr : shared, n_held * whole > 0 ? held : nullptr};
-  for (const void* buffer : buffers)
-    if (buffer != nullptr && comm_.is_device_memory(buffer) != cuda)
+  if (flight->into) {
+    if ((shared != nullptr && shared != flight->shared) || (held != nullptr && held != flight->held))
       return error(moecclInvalidArgument,
-                   "layer {}: {} is {} memory, but moecclMigrationSend was given {} memory: give buffers of one kind",
-                   number, buffer == held ? "held" : "shared", cuda ? "host" : "CUDA", cuda ? "CUDA" : "host");
-  MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(shared, cuda));
-  if (now != flight->packed.checksum)
-    return error(moecclInvalidUsage,
-                 "shared is not the shared expert that moecclMigrationSend had on layer {}: keep it until the wait",
-                 number);
+                   "layer {}: {} is not what moecclMigrationBeginInto had: give the same, or NULL", number,
+                   held != nullptr && held != flight->held ? "held" : "shared");
+  } else {
+    MOECCL_TRY(check_buffers(shared, held));
+    MOECCL_TRY(check_kind(number, flight->arrived.cuda, shared, held));
+    MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(shared, flight->arrived.cuda));
+    if (now != flight->packed.checksum)
+      return error(moecclInvalidUsage,
+                   "shared is not the shared expert that moecclMigrationSend had on layer {}: keep it until the wait",
+                   number);
+  }
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return flight->done; });
@@ -269,7 +336,7 @@ Status Migration::wait(int number, const void* shared, void* held, uint64_t* epo
   layer->flights.pop_front();
   spare_.push_back(std::move(flight->packed.experts));
   Status status = flight->status;
-  if (status.ok()) status = decode(*flight, shared, held);
+  if (status.ok() && !flight->into) status = decode(*flight, shared, held);
   spare_.push_back(std::move(flight->arrived));
   MOECCL_TRY(std::move(status));
   ++layer->epoch;
@@ -291,6 +358,12 @@ Status Migration::decode(Flight& flight, const void* shared, void* held) {
     } else if (!kernels::codec_decode(codec_, from, expert_bytes_, shared, to)) {
       return error(moecclInternalError, "layer {}: an expert that was checked does not decode", flight.mine.layer);
     }
+    if (!flight.into) continue;
+    {
+      const std::lock_guard lock(mutex_);
+      flight.decoded = h + 1;
+    }
+    changed_.notify_all();
   }
   return {};
 }

@@ -23,7 +23,9 @@ class Migration {
                                                    const moecclMigrationConfig_t* config);
 
   Status send(int layer, const void* experts, const void* shared, moecclCodecError_t* errors);
-  Status begin(int layer);
+  // held: where the decoding thread puts the experts, null: wait() decodes.
+  Status begin(int layer, const void* shared = nullptr, void* held = nullptr, bool into = false);
+  Status wait_expert(int layer, int index);
   Status wait(int layer, const void* shared, void* held, uint64_t* epoch);
   Status test(int layer, int* done);
   Status info(int layer, moecclMigrationInfo_t* info) const;
@@ -53,8 +55,14 @@ class Migration {
     Word mine;
     exec::Operation gather, exchange;
     uint64_t gather_ticket = 0, exchange_ticket = 0;
+    // Of an entry that is decoded behind its gather.
+    bool into = false;
+    const void* shared = nullptr;
+    void* held = nullptr;
+    // Guarded by mutex_.
     Status status;
-    bool done = false;  // guarded by mutex_
+    size_t decoded = 0;  // experts
+    bool done = false;
   };
   struct Layer {
     std::deque<Packed> to_send;
@@ -71,8 +79,11 @@ class Migration {
   // Memory for n encoded experts, where there is some from an entry that is done.
   Result<Experts> room(size_t n, bool cuda);
   Status encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors);
+  Status check_buffers(const void* shared, const void* held) const;
+  Status check_kind(int layer, bool cuda, const void* shared, const void* held) const;
   Status decode(Flight& flight, const void* shared, void* held);
   Status run(Flight& flight);
+  void finish(Flight& flight, Status status);
   Status verdict(const Flight& flight) const;
   bool exact() const { return codec_.ratio <= 1; }
 
@@ -86,7 +97,8 @@ class Migration {
   std::unique_ptr<exec::CudaCodec> cuda_codec_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  HostStream stream_;  // last: its thread uses the others
+  std::unique_ptr<HostStream> decoder_;  // made when it is first needed
+  HostStream stream_;                    // last: its thread uses the others
 };
 
 }  // namespace moeccl::comm

@@ -125,6 +125,8 @@ std::string use_as_child(const Family& f) {
       {"MigrationSend", moecclMigrationSend(f.migration, 0, x, nullptr, nullptr)},
       {"MigrationWait", moecclMigrationWait(f.migration, 0, nullptr, y, &epoch)},
       {"MigrationTest", moecclMigrationTest(f.migration, 0, &n)},
+      {"MigrationBeginInto", moecclMigrationBeginInto(f.migration, 0, nullptr, y)},
+      {"MigrationWaitExpert", moecclMigrationWaitExpert(f.migration, 0, 0)},
       {"ReplaceRows", moecclReplaceRows(f.replacement, &bytes)},
       {"ReplaceBegin", moecclReplaceBegin(f.replacement, f.routing, nullptr, nullptr)},
       {"SampleSolverFetch", moecclSampleSolverFetch(f.solver, -1, nullptr, nullptr, nullptr)},

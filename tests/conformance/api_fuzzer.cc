@@ -329,6 +329,7 @@ void Fuzzer::add_experts() {
     if (below(2) == 0) note(moecclMigrationSend(m, at, in_.data(), held_.data(), nullptr));
     if (below(2) == 0) note(moecclMigrationBegin(m, at));
     note(moecclMigrationTest(m, at, maybe(&done)));
+    note(moecclMigrationWaitExpert(m, at, number()));
     if (below(2) == 0) note(moecclMigrationWait(m, at, held_.data(), out_.data(), maybe(&epoch)));
   });
   add("MigrationDestroy", [this] { destroy(migrations_, moecclMigrationDestroy); });

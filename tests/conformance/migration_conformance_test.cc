@@ -151,12 +151,29 @@ TEST_P(MigrationConformance, EveryRankSwitchesToWhatWasSent) {
             for (int32_t e = 0; e < s.info.n_own; ++e)
               EXPECT_EQ(lost[static_cast<size_t>(e)].relative > 0 || shape.ratio > 1, shape.ratio > 1);
           }
-          for (int l = 0; l < shape.layers; ++l) MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, l), comm);
+          // Every other step the library decodes behind the gather.
+          const bool into = step % 2 == 1;
+          std::vector<std::vector<float>> all_held(
+              static_cast<size_t>(shape.layers),
+              std::vector<float>(static_cast<size_t>(s.info.n_held) * shape.count + 1, -77));
           for (int l = 0; l < shape.layers; ++l) {
-            std::vector<float> held(static_cast<size_t>(s.info.n_held) * shape.count + 1, -77);
+            const auto at = static_cast<size_t>(l);
+            const moecclResult_t begun =
+                into ? moecclMigrationBeginInto(s.migration, l, shared[at].data(), all_held[at].data())
+                     : moecclMigrationBegin(s.migration, l);
+            MOECCL_ASSERT_COMM_OK(begun, comm);
+          }
+          for (int l = 0; l < shape.layers; ++l) {
+            std::vector<float>& held = all_held[static_cast<size_t>(l)];
+            for (int32_t h = 0; into && h < s.info.n_held; ++h) {
+              MOECCL_ASSERT_COMM_OK(moecclMigrationWaitExpert(s.migration, l, h), comm);
+              if (shape.count == 0) continue;
+              EXPECT_NE(held[static_cast<size_t>(h + 1) * shape.count - 1], -77) << "expert " << h;
+            }
             uint64_t epoch = 0;
-            MOECCL_ASSERT_COMM_OK(
-                moecclMigrationWait(s.migration, l, shared[static_cast<size_t>(l)].data(), held.data(), &epoch), comm);
+            MOECCL_ASSERT_COMM_OK(moecclMigrationWait(s.migration, l, shared[static_cast<size_t>(l)].data(),
+                                                      into ? nullptr : held.data(), &epoch),
+                                  comm);
             EXPECT_EQ(epoch, static_cast<uint64_t>(step) + 1);
             EXPECT_EQ(held.back(), -77) << "written beyond the experts";
             check_arrivals(s, l, step, shared[static_cast<size_t>(l)], held);
@@ -228,6 +245,26 @@ TEST(MigrationEpoch, NoRankSwitchesWhenOneDiffers) {
             {.mode = kP});
 }
 
+// A shared expert that changes on one rank before its experts are decoded keeps all ranks from switching.
+TEST(MigrationEpoch, NoRankSwitchesWhenASharedExpertChanged) {
+  run_ranks(4,
+            [](int rank, moecclComm_t comm) {
+              Moving s(kFour, comm);
+              const std::vector<float> own = s.own(0, 0);
+              std::vector<float> shared(kFour.count, 1.0f), held(static_cast<size_t>(s.info.n_held) * kFour.count, -5);
+              MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, own.data(), shared.data(), nullptr), comm);
+              if (rank == 3) shared[7] = 5;
+              MOECCL_ASSERT_COMM_OK(moecclMigrationBeginInto(s.migration, 0, shared.data(), held.data()), comm);
+              EXPECT_EQ(moecclMigrationWaitExpert(s.migration, 0, 0), moecclInvalidUsage);
+              EXPECT_EQ(moecclMigrationWait(s.migration, 0, nullptr, nullptr, nullptr), moecclInvalidUsage);
+              EXPECT_NE(std::string(moecclGetLastError(comm)).find("rank 3"), std::string::npos)
+                  << moecclGetLastError(comm);
+              EXPECT_EQ(held.front(), -5);
+              EXPECT_EQ(held.back(), -5);
+            },
+            {.mode = kP});
+}
+
 TEST(MigrationErrors, MisuseHasASentence) {
   run_ranks(1, [](int, moecclComm_t comm) {
     const Shape one = {"", 1, kT, "", {1}, 2, 1, 1, 64, 1};
@@ -254,6 +291,21 @@ TEST(MigrationErrors, MisuseHasASentence) {
     MOECCL_EXPECT_COMM_OK(moecclMigrationTest(s.migration, 0, &done), comm);
     MOECCL_EXPECT_COMM_OK(moecclMigrationWait(s.migration, 0, nullptr, held.data(), nullptr), comm);
     EXPECT_EQ(held, own);
+    // Decoding behind the gather.
+    EXPECT_EQ(moecclMigrationWaitExpert(s.migration, 0, 0), moecclInvalidUsage);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
+    EXPECT_EQ(moecclMigrationWaitExpert(s.migration, 0, 0), moecclInvalidUsage);
+    EXPECT_TRUE(says("moecclMigrationBegin")) << moecclGetLastError(comm);
+    MOECCL_EXPECT_COMM_OK(moecclMigrationWait(s.migration, 0, nullptr, held.data(), nullptr), comm);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, own.data(), nullptr, nullptr), comm);
+    EXPECT_EQ(moecclMigrationBeginInto(s.migration, 0, nullptr, nullptr), moecclInvalidArgument);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationBeginInto(s.migration, 0, nullptr, held.data()), comm);
+    EXPECT_EQ(moecclMigrationWaitExpert(s.migration, 0, 2), moecclInvalidArgument);
+    EXPECT_TRUE(says("index is 2")) << moecclGetLastError(comm);
+    EXPECT_EQ(moecclMigrationWait(s.migration, 0, nullptr, &done, nullptr), moecclInvalidArgument);
+    MOECCL_EXPECT_COMM_OK(moecclMigrationWait(s.migration, 0, nullptr, held.data(), nullptr), comm);
+    EXPECT_EQ(held, own);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, own.data(), nullptr, nullptr), comm);
     // What has begun may be left behind.
     MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
     moecclMigrationConfig_t bad = MOECCL_MIGRATION_CONFIG_INIT;

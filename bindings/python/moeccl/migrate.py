@@ -3,7 +3,7 @@
 
 send() after the optimizer's step, begin() before the layer's attention, wait() where the experts are needed."""
 import ctypes
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import _abi
 from ._abi import CodecError, MigrationInfo
@@ -34,6 +34,7 @@ class Migration:
         handle = ctypes.c_void_p()
         self._comm._check(lib.moecclMigrationCreate(_byref(handle), hybrid._handle, comm._handle if comm else None, _byref(config)))
         self._handle: Optional[int] = handle.value
+        self._into: Dict[int, List[Tuple[Buffer, Buffer]]] = {}  # what the library writes to and reads, by layer
 
     @property
     def handle(self) -> int:
@@ -70,15 +71,42 @@ class Migration:
         """Starts the gather of the oldest entry of the send queue; returns at once. Collective, in one order on all ranks."""
         self._comm._check(lib.moecclMigrationBegin(self._handle, number("layer", layer)))
 
+    def begin_into(self, held: Any, shared: Any = None, layer: int = 0) -> None:
+        """The same, and a thread of the library decodes into held[n_held, count] behind the gather. Leave both alone until wait()."""
+        out, base = Buffer(held, True), Buffer(shared)
+        try:
+            self._fits("held", out, self._n_held)
+            if base.present or self._ratio != 1:
+                self._fits("shared", base, 1)
+            self._comm._check(lib.moecclMigrationBeginInto(self._handle, number("layer", layer), base.data, out.data))
+        except BaseException:
+            out.release()
+            base.release()
+            raise
+        self._into.setdefault(layer, []).append((out, base))
+
+    def wait_expert(self, index: int, layer: int = 0) -> None:
+        """Waits until expert `index` of a gather that begin_into() began is in its `held`; wait() must still be called."""
+        self._comm._check(lib.moecclMigrationWaitExpert(self._handle, number("layer", layer), number("index", index)))
+
     def test(self, layer: int = 0) -> bool:
         """Whether wait() would not block."""
         done = ctypes.c_int()
         self._comm._check(lib.moecclMigrationTest(self._handle, number("layer", layer), _byref(done)))
         return bool(done.value)
 
-    def wait(self, held: Any, shared: Any = None, layer: int = 0) -> int:
-        """Waits for the oldest gather, writes held[n_held, count] and returns the new epoch: on all ranks, or on none."""
-        out, base, epoch = Buffer(held, True), Buffer(shared), ctypes.c_uint64()
+    def wait(self, held: Any = None, shared: Any = None, layer: int = 0) -> int:
+        """Waits for the oldest gather, writes held[n_held, count] and returns the new epoch: on all ranks, or on none. After
+        begin_into() without buffers."""
+        epoch = ctypes.c_uint64()
+        if self._into.get(layer) and held is None:
+            try:
+                self._comm._check(lib.moecclMigrationWait(self._handle, number("layer", layer), None, None, _byref(epoch)))
+            finally:
+                for buffer in self._into[layer].pop(0):
+                    buffer.release()
+            return epoch.value
+        out, base = Buffer(held, True), Buffer(shared)
         try:
             self._fits("held", out, self._n_held)
             if base.present or self._ratio != 1:
@@ -94,3 +122,7 @@ class Migration:
         if self._handle is not None:
             check(lib.moecclMigrationDestroy(self._handle))
             self._handle = None
+            for buffers in sum(self._into.values(), []):
+                for buffer in buffers:
+                    buffer.release()
+            self._into = {}
