@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 
+HERE = os.path.dirname(os.path.realpath(__file__))
+
 
 class Closed:
     """A function that yields rows."""
@@ -14,16 +16,22 @@ class Closed:
 
 
 class Program:
-    """A program that prints a row for each line that begins with "{"."""
+    """A program that prints a row for each line that begins with "{". A command is of the build folder, or of perf/. judge(row) gives what a
+    row lacks, its rule and its reason; it gives None for one that is left out, as those for which
+    the paper prints no figure are."""
 
-    def __init__(self, paper, build, command, limit=600):
-        self.paper, self.name, self.limit = paper, " ".join(command), limit
-        self.command = [os.path.join(build, command[0])] + command[1:]
+    def __init__(self, paper, build, command, limit=600, judge=lambda row: {}):
+        self.paper, self.name, self.limit, self.judge = paper, " ".join(command), limit, judge
+        source = os.path.join(HERE, "..", command[0])
+        self.command = [source if os.path.exists(source) else os.path.join(build, command[0])] + command[1:]
 
     def rows(self):
         done = subprocess.run(self.command, capture_output=True, text=True, timeout=self.limit, check=False)
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        yield from rows
+        for row in rows:
+            more = self.judge(row) if row["paper_value"] is not None else None
+            if more is not None:
+                yield row | more
         if done.returncode != 0 or not rows:
             raise RuntimeError(f"exit {done.returncode}, {len(rows)} rows: {(done.stderr or done.stdout).strip()[-300:]}")
 

@@ -105,7 +105,7 @@ TEST(Launcher, ProcessesMeetAgainAndAgain) {
         Result<moecclUniqueId> id = meet_from_environment(job(rank, 5, "again"), deadline);
         if (!id.ok()) return 1;
         Result<std::unique_ptr<Session>> session =
-            Session::join(*id, rank, 5, deadline, {.wait_for_root = true, .others_alive = {}});
+            Session::join(*id, rank, 5, deadline, {.wait_for_root = true, .others_alive = {}, .gone = {}});
         if (!session.ok()) return 2;
         if (!(*session)->barrier(deadline).ok()) return 3;
         (*session)->close();
@@ -171,7 +171,7 @@ TEST(Launcher, DISABLED_FarRank) {
     Result<moecclUniqueId> id = meet_from_environment(info, deadline);
     ASSERT_TRUE(id.ok()) << id.status().message();
     Result<std::unique_ptr<Session>> session =
-        Session::join(*id, rank, 4, deadline, {.wait_for_root = true, .others_alive = {}});
+        Session::join(*id, rank, 4, deadline, {.wait_for_root = true, .others_alive = {}, .gone = {}});
     ASSERT_TRUE(session.ok()) << session.status().message();
     EXPECT_FALSE((*session)->over_unix());
     ASSERT_TRUE((*session)->barrier(deadline).ok());
