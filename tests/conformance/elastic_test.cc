@@ -180,7 +180,9 @@ void grow_twice(TestHosts* hosts, RankMode mode) {
       [&](int rank, moecclComm_t) {
         const moecclConfig_t config = timeouts(20'000);
         moecclComm_t comm = nullptr;
-        if (rank < 2) MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, 2, unique_id(), rank, &config));
+        if (rank < 2) {
+          MOECCL_ASSERT_OK(moecclCommInitRankConfig(&comm, 2, unique_id(), rank, &config));
+        }
         for (int step = 0; step < 2; ++step) {
           SharedId& shared = *ids[step];
           const int old = 2 + 2 * step, n = old + 2;
@@ -241,7 +243,9 @@ TEST(Grow, WhatCannotGrowSaysWhatIsMissing) {
                         moecclInvalidArgument);
               EXPECT_TRUE(says(comm, "the unique id was never made")) << moecclGetLastError(comm);
               // A new rank that never comes.
-              if (rank == 0) MOECCL_ASSERT_OK(moecclCommGetUniqueId(comm, &shared->id));
+              if (rank == 0) {
+                MOECCL_ASSERT_OK(moecclCommGetUniqueId(comm, &shared->id));
+              }
               const Stopwatch watch;
               EXPECT_EQ(moecclCommGrow(comm, 4, mine, -1, &more, &config), moecclTimeout);
               EXPECT_TRUE(says(comm, "ranks 2-3 of 4 did not join")) << moecclGetLastError(comm);
@@ -453,7 +457,9 @@ void churn(TestHosts* hosts) {
           const moecclConfig_t config = timeouts(20'000);
           MOECCL_ASSERT_OK(
               moecclCommGrow(two, 3, rank == 1 ? nullptr : &ids->id[i], rank < 2 ? -1 : 2, &three, &config));
-          if (two != nullptr) MOECCL_ASSERT_OK(moecclCommDestroy(two));
+          if (two != nullptr) {
+            MOECCL_ASSERT_OK(moecclCommDestroy(two));
+          }
           use_layer(three, 3);
           comm = three;
           if (i + 1 != kWarmUp && i + 1 != n_rounds + kWarmUp) continue;
