@@ -203,6 +203,18 @@ def case_expert_domains_keep_the_loss(rank, n):
         same(losses, reference(n, 6)[0])
 
 
+def case_domains_are_chosen(rank, n):
+    """Few tokens beside large experts stay apart; many tokens beside small experts fetch them over the slow level."""
+    options = {"topology": "node:%d(bw=1GB/s,lat=1us)" % n}
+    few = mt.MoELayer(64, 2 * n, 2, ffn=512, domains="auto", max_tokens=4, comm_options=options)
+    assert few.placement.domains == [1], few.placement.domains
+    many = mt.MoELayer(64, 2 * n, 2, ffn=4, domains="auto", max_tokens=65536, comm_options=options)
+    assert many.placement.domains == [n], many.placement.domains
+    losses, model, _ = train(rank, 4, domains="auto", max_tokens=TOKENS, comm_options=options)
+    same(losses, reference(n, 4)[0])
+    assert len(model.layers[0].placement.held) == EXPERTS // n * model.layers[0].placement.domains[0]
+
+
 def near_expert():
     """An expert that differs little from all others, as those of a dense model made sparse."""
     noise = torch.random.get_rng_state()
@@ -266,7 +278,8 @@ def case_wrong_options_are_named(rank, n):
     for options, said in (({}, "give ffn"), ({"ffn": 8, "swap": True, "domains": [2]}, "swap and domains"),
                           ({"ffn": 8, "codec_ratio": 50}, "codec_ratio is 50"), ({"ffn": 8, "norm": nn.Identity()}, "norm"),
                           ({"ffn": 8, "sample_tokens": 2, "shared_expert": 8}, "sample_tokens"),
-                          ({"ffn": 8, "capacity_factor": 1.0}, "max_tokens"), ({"ffn": 8, "replica_slots": 1}, "replica_slots is 1"),
+                          ({"ffn": 8, "capacity_factor": 1.0}, "max_tokens"), ({"ffn": 8, "domains": "auto"}, "max_tokens"),
+                          ({"ffn": 8, "replica_slots": 1}, "replica_slots is 1"),
                           ({"ffn": 8, "activation": "sine"}, "sine"), ({"ffn": 8, "swap": True, "swap_levels": [3]}, "swap_levels is [3]"),
                           ({"expert": lambda: nn.BatchNorm1d(4)}, "buffers")):
         try:

@@ -102,7 +102,6 @@ Status ExpertSwap::set_up(Layer& made, const MoeLayer& layer, std::span<const mo
   const MoeHost& host = layer.host();
   const algo::Placement& placement = layer.config().placement;
   const auto experts = static_cast<int32_t>(placement.n_experts());
-  if (begun_) return error(moecclInvalidUsage, "attach: call moecclExpertSwapFinish first");
   if (layer.map() != nullptr)
     return error(moecclInvalidUsage, "moe is attached to an object of expert swap already: make another layer");
   if (layer.config().domains != nullptr)
@@ -206,6 +205,8 @@ Status ExpertSwap::agree(Layer& made, const MoeLayer& layer, const Status& own) 
 Status ExpertSwap::attach(MoeLayer& layer, std::span<const moecclSwapTensor_t> tensors, const int32_t* slot_of,
                           int32_t* number) {
   MOECCL_TRY(comm_->usable());
+  // Every rank refuses by itself: the communicator is busy with the round that was begun.
+  if (begun_) return error(moecclInvalidUsage, "attach: call moecclExpertSwapFinish first");
   auto made = std::make_unique<Layer>();
   const Status own = set_up(*made, layer, tensors, slot_of);
   MOECCL_TRY(agree(*made, layer, own));

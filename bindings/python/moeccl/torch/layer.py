@@ -77,7 +77,9 @@ class MoELayer(nn.Module):
     replica_slots:   slots of each rank, more than its share of experts: popular ones get replicas, which rebalance() places anew
                      (adaptive replication). n_nodes: over which replicas' traffic is balanced
     domains:         S_ED of each level of the communicator's topology, outermost first: experts travel inside domains, tokens
-                     between them (HybridEP). codec_ratio: above 1, experts travel compressed, which changes results
+                     between them (HybridEP). "auto": the sizes of least time of a step, from max_tokens, the bytes of an expert and the
+                     links of topology and profile; `layer.placement.domains` says which. codec_ratio: above 1, experts travel
+                     compressed, which changes results
     sample_tokens:   tokens of a sample: y = x + experts(norm(x)) for the samples that are best placed here (NetMoE), with the
                      `norm` that is otherwise the caller's. Labels go along: `layer.follow(labels)`
     """
@@ -105,6 +107,9 @@ class MoELayer(nn.Module):
         self.comm = comm_of(group, **(comm_options or {}))
         kind = {"device": device, "dtype": dtype}
         self.router = Router(hidden, n_experts, top_k, normalize, **kind)
+        make = expert or (lambda: MLP(hidden, ffn, activation, bias, **kind))
+        if domains == "auto":
+            domains = self._step_bytes(make, max_tokens, dtype)
         self.placement = self._place(swap, swap_levels, replica_slots, n_nodes, domains, codec_ratio, dtype)
         capacity = 0 if capacity_factor is None else max(1, math.ceil(capacity_factor * top_k * max_tokens / n_experts))
         self.ep = ExpertParallel(self.placement.n_slots, top_k, hidden, self.comm, max_tokens, capacity=capacity,
@@ -112,7 +117,6 @@ class MoELayer(nn.Module):
         self.ep._hybrid = self.placement.hybrid
         if seed is None:
             seed = int(torch.randint(0, 2**31, (1,)))  # one draw, so that ranks with equal generators keep them equal
-        make = expert or (lambda: MLP(hidden, ffn, activation, bias, **kind))
         self.experts = Experts(make, self.placement.numbers(self.ep.local_experts), seed)
         if isinstance(shared_expert, int):
             shared_expert = MLP(hidden, shared_expert, activation, bias, **kind)
@@ -123,6 +127,17 @@ class MoELayer(nn.Module):
             if parameter.requires_grad:
                 parameter.register_hook(self._finish_gradient)
         self.aux_loss, self.handle, self.step = None, None, None
+
+    def _step_bytes(self, make, max_tokens, dtype):
+        """What decides about domains here: the gather begins with the layer and gradients return at once, so that no computation
+        hides either."""
+        if max_tokens is None:
+            raise ValueError('domains is "auto" without max_tokens, from which the bytes of tokens follow: give max_tokens too')
+        with torch.random.fork_rng(devices=[]):
+            expert_bytes = sum(p.numel() * p.element_size() for p in make().parameters())
+        row_bytes = self.hidden * (dtype or torch.get_default_dtype()).itemsize
+        return {"top_k": self.top_k, "data_bytes": max_tokens * self.top_k * row_bytes,
+                "expert_bytes": expert_bytes * -(-self.n_experts // self.comm.size)}
 
     def _place(self, swap, levels, slots, n_nodes, domains, ratio, dtype):
         if swap:

@@ -215,19 +215,25 @@ class Replicated(Fixed):
 class Hybrid(Fixed):
     """HybridEP: inside an expert domain the experts travel, between domains the tokens do. The gather of a step's experts runs on
     a thread of the library and a communicator of its own, beside the router and dispatch; with `ratio` above 1 they travel as
-    a shared expert's largest differences. Backward brings the gradients of held experts to their owners."""
+    a shared expert's largest differences. Backward brings the gradients of held experts to their owners.
+
+    domains: the size of each level, or a dictionary of moecclHybridConfig_t's figures from which the library chooses them."""
 
     def __init__(self, n_experts, comm, domains, ratio):
         super().__init__(n_experts, comm)
         self.ratio, self._migration, self._shared = float(ratio), None, None
         self.experts_comm = beside(comm)
-        config = _abi.moecclHybridConfig_t(n_experts=n_experts, n_levels=len(domains))
-        sizes = int32s(domains)
-        config.domain = sizes
+        if isinstance(domains, dict):
+            config = _abi.moecclHybridConfig_t(n_experts=n_experts, compression=self.ratio, **domains)
+        else:
+            config = _abi.moecclHybridConfig_t(n_experts=n_experts, n_levels=len(domains))
+            sizes = int32s(domains)
+            config.domain = sizes
         self._owned = Owned(comm, "moecclHybridCreate", "moecclHybridDestroy", comm.handle, ctypes.byref(config))
         self.hybrid = self._owned.handle
         info = _abi.moecclHybridInfo_t()
         call(comm, "moecclHybridGetInfo", self.hybrid, ctypes.byref(info))
+        self.domains = list(info.domain[:info.n_levels])
         self.own, self.held = listed(info.own_experts, info.n_own), listed(info.held_experts, info.n_held)
 
     def numbers(self, local_slots):
