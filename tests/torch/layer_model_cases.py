@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import moeccl
 import moeccl.torch as mt
+from moeccl.torch.replace import Replacing
 from layer_cases import gathered
 
 HIDDEN, TOKENS, SAMPLE = 16, 24, 6
@@ -29,6 +30,7 @@ class Model(nn.Module):
         torch.manual_seed(3)
         self.inp, self.head = nn.Linear(5, HIDDEN), nn.Linear(HIDDEN, 1)
         self.inside = bool(options.get("sample_tokens"))  # the layer adds the residual
+        self.moved = 0  # samples, in all steps
         self.norms = nn.ModuleList(nn.LayerNorm(HIDDEN) for _ in range(2))
         options = {"aux_loss_weight": 0, "ffn": 32, **options}
         self.layers = nn.ModuleList(
@@ -40,6 +42,7 @@ class Model(nn.Module):
             if self.inside:
                 h = layer(h)
                 target = layer.follow(target)
+                self.moved += layer.step.moved
             else:
                 h = h + layer(norm(h))
         return (self.head(torch.tanh(h)).squeeze(-1) - target).square().mean()
@@ -252,11 +255,27 @@ def case_the_codec_keeps_the_largest_differences(rank, n):
 
 def case_replaced_samples_keep_the_loss(rank, n):
     options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
-    # While both ways are tried by the clock every other step moves samples, the first and so the seventh.
+    # By the clock re-placing may not pay on this host, but the first steps try both ways in turns.
     losses, model, _ = train(rank, 7, sample_tokens=SAMPLE, comm_options=options)
     same(losses, reference(n, 7, sample_tokens=SAMPLE)[0])
-    moved = [layer.step.moved for layer in model.layers if layer.step]
-    assert n == 2 or any(moved), "no sample moved, so nothing was followed"
+    assert n == 2 or model.moved > 0, "no sample moved, so nothing was followed"
+
+
+def case_replaced_samples_take_the_shared_expert_along(rank, n):
+    per_rank = TOKENS // SAMPLE
+    turned = [(r + s % 2) % n for r in range(n) for s in range(per_rank)]  # half of the samples go to the next rank
+
+    def given(model):
+        for layer in model.layers:
+            layer._replacing = Replacing(SAMPLE, moeccl._abi.moecclReplaceGiven, 2, turned)
+        return DistributedDataParallel(mt.ignore_experts(model))
+
+    options = {"topology": "node:2 gpu:%d" % (n // 2)} if n > 2 else {}
+    expected = reference(n, 5, shared_expert=20)[0]
+    losses, model, _ = train(rank, 5, sample_tokens=SAMPLE, shared_expert=20, wrap=given, comm_options=options)
+    same(losses, expected)
+    assert model.moved == 5 * 2 * n * per_rank // 2, model.moved
+    same(train(rank, 5, sample_tokens=SAMPLE, shared_expert=20, comm_options=options)[0], expected)  # as the solver chooses
 
 
 def case_balancing_loss_has_its_gradient(rank, n):
@@ -277,7 +296,7 @@ def case_balancing_loss_has_its_gradient(rank, n):
 def case_wrong_options_are_named(rank, n):
     for options, said in (({}, "give ffn"), ({"ffn": 8, "swap": True, "domains": [2]}, "swap and domains"),
                           ({"ffn": 8, "codec_ratio": 50}, "codec_ratio is 50"), ({"ffn": 8, "norm": nn.Identity()}, "norm"),
-                          ({"ffn": 8, "sample_tokens": 2, "shared_expert": 8}, "sample_tokens"),
+                          ({"ffn": 8, "sample_tokens": 2, "domains": [2]}, "sample_tokens"),
                           ({"ffn": 8, "capacity_factor": 1.0}, "max_tokens"), ({"ffn": 8, "domains": "auto"}, "max_tokens"),
                           ({"ffn": 8, "replica_slots": 1}, "replica_slots is 1"),
                           ({"ffn": 8, "activation": "sine"}, "sine"), ({"ffn": 8, "swap": True, "swap_levels": [3]}, "swap_levels is [3]"),

@@ -81,7 +81,8 @@ class MoELayer(nn.Module):
                      links of topology and profile; `layer.placement.domains` says which. codec_ratio: above 1, experts travel
                      compressed, which changes results
     sample_tokens:   tokens of a sample: y = x + experts(norm(x)) for the samples that are best placed here (NetMoE), with the
-                     `norm` that is otherwise the caller's. Labels go along: `layer.follow(labels)`
+                     `norm` that is otherwise the caller's; plus shared_expert(norm(x)), which then travels with x as a row of its
+                     own. Labels go along: `layer.follow(labels)`
     """
 
     def __init__(self, hidden, n_experts, top_k, ffn=None, *, group=None, expert=None, activation="gelu", bias=False,
@@ -97,8 +98,8 @@ class MoELayer(nn.Module):
             raise ValueError(f"{' and '.join(chosen)} say differently where experts are: give one of them")
         if codec_ratio != 1 and not domains:
             raise ValueError(f"codec_ratio is {codec_ratio} without domains, in which experts would travel: give domains")
-        if sample_tokens and (domains or shared_expert is not None):
-            raise ValueError("sample_tokens cannot go with domains or a shared expert: their sums are at the old homes")
+        if sample_tokens and domains:
+            raise ValueError("sample_tokens cannot go with domains: experts that travel leave no tokens to place")
         if norm is not None and not sample_tokens:
             raise ValueError("norm is for sample_tokens, where the layer adds the residual: apply it before the layer")
         if capacity_factor is not None and max_tokens is None:
@@ -121,7 +122,8 @@ class MoELayer(nn.Module):
         if isinstance(shared_expert, int):
             shared_expert = MLP(hidden, shared_expert, activation, bias, **kind)
         self.shared_expert, self.norm = shared_expert, norm
-        self._replacing = Replacing(sample_tokens, _abi.moecclReplaceSolve) if sample_tokens else None
+        own_rows = shared_expert is not None
+        self._replacing = Replacing(sample_tokens, _abi.moecclReplaceSolve, 2 if own_rows else 1) if sample_tokens else None
         self._average, self._data_group = average, expert_data_group
         for parameter in self.experts.stacked():
             if parameter.requires_grad:
@@ -166,17 +168,19 @@ class MoELayer(nn.Module):
         seen = tokens if self.norm is None else self.norm(tokens)
         weights, index, loss = self.router(seen)
         slots = self.placement.slots(index)
-        rows, counts, handle = self.ep.dispatch(tokens, slots, weights)
+        # What travels to the new home is the row that was dispatched, or beside a shared expert a row of its own.
+        norm_after = self.norm is not None and self.shared_expert is None
+        rows, counts, handle = self.ep.dispatch(tokens if norm_after else seen, slots, weights)
         step = self._replacing.begin(handle) if self._replacing else None
-        shared = self.shared_expert(tokens) if self.shared_expert is not None else None
-        out = self.experts(rows if self.norm is None else self.norm(rows), counts, self.placement.weights(self.experts))
+        shared = self.shared_expert(seen) if self.shared_expert is not None else None
+        out = self.experts(self.norm(rows) if norm_after else rows, counts, self.placement.weights(self.experts))
         out = out.to(rows.dtype)
         if step is not None:
-            y = ReplaceCombine.apply(out, rows, tokens, handle.weights, step)
+            home = tokens if shared is None else tokens + shared.to(tokens.dtype)
+            y = ReplaceCombine.apply(out, rows, home, handle.weights, step)
         else:
             y = self.ep.combine(out, handle)
-        if shared is not None:
-            y = y + shared
+            y = y if shared is None else y + shared
         self.aux_loss, self.step = loss.detach(), step
         self.handle = handle
         if self.aux_loss_weight and torch.is_grad_enabled():

@@ -6,15 +6,15 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moeccl import _abi
-from ._calls import Owned, call, listed, memory, stream_of
+from ._calls import Owned, call, int32s, listed, memory, stream_of
 from .functions import combine_gradients
 
 
 class Step:
     """One step's decision: which samples are on this rank after combine. `local_samples` are numbered in the order of ranks."""
 
-    def __init__(self, owner, replacement, handle):
-        self._owner, self._replacement, self.handle = owner, replacement, handle
+    def __init__(self, owner, replacement, handle, residual):
+        self._owner, self._replacement, self.handle, self.residual = owner, replacement, handle, residual
         self.comm = handle.comm
 
     @property
@@ -40,26 +40,31 @@ class Step:
 
 
 class Replacing:
-    """The replacements of one layer: those that no step holds serve the next one."""
+    """The replacements of one layer: those that no step holds serve the next one.
 
-    def __init__(self, sample_tokens, mode):
+    residual: 1, the dispatched row is added to the sum; 2, a row of the caller's for each token is, and travels by itself.
+    placement: with mode moecclReplaceGiven the new home of each sample of all ranks."""
+
+    def __init__(self, sample_tokens, mode, residual=1, placement=None):
         self.sample_tokens = sample_tokens
-        self._mode = mode
+        self._mode, self._residual = mode, residual
+        self._placement = None if placement is None else int32s(placement)
         self._free = {}  # of each layer of the C interface
 
     def begin(self, handle):
         """Collective: all ranks learn all choices, and the solver's thread begins."""
         free = self._free.setdefault(handle.layer, [])
         if not free:
-            config = _abi.moecclReplaceConfig_t(sample_tokens=self.sample_tokens, residual=1, mode=self._mode)
+            config = _abi.moecclReplaceConfig_t(sample_tokens=self.sample_tokens, residual=self._residual, mode=self._mode)
             free.append(Owned(handle.comm, "moecclReplaceCreate", "moecclReplaceDestroy", handle.layer.handle, ctypes.byref(config)))
-        step = Step(free, free.pop(), handle)
-        call(handle.comm, "moecclReplaceBegin", step.replacement, handle.routing, None, None)
+        step = Step(free, free.pop(), handle, self._residual)
+        call(handle.comm, "moecclReplaceBegin", step.replacement, handle.routing, None, self._placement)
         return step
 
 
 class ReplaceCombine(torch.autograd.Function):
-    """y[R], dispatched[R], x[T], weights[T, k] -> x + combine(y) for the tokens that are here now."""
+    """y[R], dispatched[R], x[T], weights[T, k] -> x + combine(y) for the tokens that are here now. x: what was dispatched, or with
+    residual 2 any rows."""
 
     @staticmethod
     def forward(ctx, y, dispatched, x, weights, step):
@@ -83,9 +88,10 @@ class ReplaceCombine(torch.autograd.Function):
     def backward(ctx, grad_out):
         step, handle = ctx.step, ctx.handle
         grad, grad_weights = combine_gradients(ctx, grad_out, "moecclReplaceCombineBackward", ctx.n_rows, step.replacement)
-        grad_dispatched = grad.new_zeros((handle.n_rows, grad.shape[1]))
+        grad_dispatched = grad.new_zeros((handle.n_rows, grad.shape[1])) if step.residual == 1 else None
         grad_x = grad.new_zeros((handle.n_tokens, grad.shape[1]))
-        call(step.comm, "moecclReplaceResidualBackward", step.replacement, memory(grad), memory(grad_dispatched), None)
+        if grad_dispatched is not None:
+            call(step.comm, "moecclReplaceResidualBackward", step.replacement, memory(grad), memory(grad_dispatched), None)
         call(step.comm, "moecclReplaceResidualBackward", step.replacement, memory(grad), None, memory(grad_x))
         return grad[:handle.n_rows], grad_dispatched, grad_x, grad_weights, None
 
