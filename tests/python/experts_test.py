@@ -254,6 +254,37 @@ def replace_given(comm):
     return replace(comm, "given")
 
 
+def swap(comm):
+    """Rank r's tokens choose experts r and 3 - r, of different ranks: an exchange makes one rank of each pair."""
+    moe = layer(comm)
+    swapping = moeccl.ExpertSwap(comm, interval=1, gamma=20, min_gain=-1, horizon=1e6, swap_us=0.001)
+    weights, gradients = floats(moe.n_slots * 3), floats(moe.n_slots)
+    for slot in range(moe.n_slots):
+        expert = comm.rank * moe.n_slots + slot
+        weights[3 * slot:3 * slot + 3] = array.array("f", [expert + 0.5] * 3)
+        gradients[slot] = expert
+    number = swapping.attach(moe, [weights, (gradients, True)])
+    mine = array.array("i", [comm.rank, 3 - comm.rank] * TOKENS)
+    swaps, right = 0, True
+    for step in range(4):
+        routing = moe.routing(mine)
+        tokens, back = floats(TOKENS * HIDDEN, 2.0), floats(TOKENS * HIDDEN)
+        rows = floats(routing.n_rows * HIDDEN)
+        routing.dispatch(tokens, rows)
+        swapping.begin()
+        routing.combine(rows, back)
+        right = right and list(back) == [4.0] * len(back)
+        swaps += swapping.finish()
+        routing.close()
+    info = swapping.info(number)
+    first = comm.rank * moe.n_slots
+    held = info.expert_in[first:first + moe.n_slots]
+    answer = (right, swapping.test(), swaps, set(held) in ({0, 3}, {1, 2}), list(gradients) == [float(e) for e in held],
+              list(weights) == [e + 0.5 for e in held for _ in range(3)], [info.expert_in[s] for s in info.slot_of] == list(range(EXPERTS)))
+    swapping.close()
+    return answer
+
+
 class Hybrid(unittest.TestCase):
     def test_experts_travel_inside_a_domain(self):
         self.assertEqual(in_processes(2, hybrid_round), [(True,) * 6] * 2)
@@ -261,6 +292,21 @@ class Hybrid(unittest.TestCase):
 
     def test_experts_migrate_behind_the_computation(self):
         self.assertEqual(in_processes(2, migrate), [(True,) * 7] * 2)
+
+    def test_experts_change_places(self):
+        wanted = (True, True, 1, True, True, True, True)
+        self.assertEqual(in_processes(2, swap), [wanted] * 2)
+        in_threads(2, lambda comm: self.assertEqual(swap(comm), wanted))
+
+    def test_tensors_of_swapped_experts_have_whole_slots(self):
+        def work(comm):
+            swapping = moeccl.ExpertSwap(comm)
+            with self.assertRaisesRegex(ValueError, r"tensors\[1\] has 3 bytes, which are not 2 slots"):
+                swapping.attach(layer(comm), [floats(2), bytearray(3)])
+            with self.assertRaisesRegex(ValueError, "max_function is 'max'"):
+                moeccl.ExpertSwap(comm, max_function="max")
+
+        in_threads(2, work)
 
     def test_samples_change_their_homes(self):
         for work in (replace, replace_given):

@@ -12,7 +12,7 @@ Counts are the sizes of the buffers, so that they cannot disagree with them; a b
 call needs raises ValueError or TypeError before anything is sent. A call without a stream blocks, without holding
 the interpreter lock: thread ranks run side by side. Failures raise moeccl.Error with MoECCL's sentence and `.code`. The
 library is found in LIBMOECCL, beside the package, or by the dynamic linker. docs/python.md."""
-from . import codec, experts, hybrid, migrate, pipeline, plan, replace, solve
+from . import codec, experts, hybrid, migrate, pipeline, plan, replace, solve, swap
 from ._errors import Error
 from .codec import Codec, shared_expert
 from .comm import Comm, UniqueId, init_all, unique_id, version
@@ -25,9 +25,10 @@ from .migrate import Migration
 from .moe import Moe, Routing
 from .replace import Replacement
 from .streams import Stream, group
+from .swap import ExpertSwap
 
-__all__ = ["AVG", "BFLOAT16", "Codec", "Comm", "EXPERT_MAJOR", "Error", "FLOAT16", "FLOAT32", "FLOAT64", "FLOAT8E4M3", "FLOAT8E5M2",
+__all__ = ["AVG", "BFLOAT16", "Codec", "Comm", "EXPERT_MAJOR", "Error", "ExpertSwap", "FLOAT16", "FLOAT32", "FLOAT64", "FLOAT8E4M3", "FLOAT8E5M2",
            "Hybrid", "ID_BYTES", "INT32", "INT64", "INT8", "MAX", "MAX_LEVELS", "MIN", "Migration", "Moe", "PRIORITY_AUTO", "PRIORITY_CP",
            "PRIORITY_DP", "PRIORITY_EP", "PRIORITY_PP", "PROD", "Placement", "ROWS", "RedOp", "Registration", "Replacement", "Routing",
            "SUM", "Stream", "UINT32", "UINT64", "UINT8", "UniqueId", "codec", "experts", "group", "hybrid", "init_all", "mem_alloc",
-           "migrate", "pipeline", "plan", "replace", "shared_expert", "solve", "unique_id", "version"]
+           "migrate", "pipeline", "plan", "replace", "shared_expert", "solve", "swap", "unique_id", "version"]

@@ -92,6 +92,9 @@ class Moe:
         self.comm, self.top_k, self.row_bytes, self.type = comm, config.top_k, config.hidden_bytes, config.type
         self.scaled_row_bytes, self.scale_bytes = config.scaled_row_bytes or config.hidden_bytes, config.scale_bytes
         self.n_experts, self.max_tokens, self.layout = config.n_experts, config.max_tokens, config.layout
+        # Of this rank: places for experts.
+        self.n_slots = sum(config.expert_rank[e] == comm.rank for e in range(self.n_experts)) if config.expert_rank else \
+            self.n_experts // comm.size + (comm.rank < self.n_experts % comm.size)
         self._handle = handle
 
     def routing(self, topk_index: Any, topk_weight: Any = None) -> "Routing":

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expert swap at run time: pairs of experts change places where tokens then travel less (include/moeccl/swap.h).
+
+begin() behind the optimizer's step, finish() before the next one's. Experts' numbers in a layer's routings stay what they are."""
+import ctypes
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+from . import _abi
+from ._abi import ExpertSwapInfo
+from ._arrays import Given, record
+from ._buffers import Buffer
+from ._errors import check, number
+from ._library import lib
+from .comm import Comm
+from .moe import Moe
+
+_byref = ctypes.byref
+MAX_FUNCTIONS = {"smooth": _abi.moecclMaxSmooth, "plain": _abi.moecclMaxPlain, "log-sum-exp": _abi.moecclMaxLogSumExp}
+
+
+class ExpertSwap:
+    """One object for a model. Collective: all ranks give the same. Used by one thread at a time.
+
+    interval: steps from one count of a layer to its next; 0: 4. max_tokens: of this rank that a count takes; 0: 4096. max_function and
+    gamma: of Eq. 9 and 11; 0: 10. min_gain: share of a layer's time below which a pair stays; 0: 0.001, below 0: any gain. horizon:
+    steps that a swap has to pay for itself; 0: 100. swap_us: price of a swap; 0: as measured."""
+
+    def __init__(self, comm: Comm, interval: int = 0, max_tokens: int = 0, max_function: str = "smooth", gamma: float = 0,
+                 min_gain: float = 0, horizon: float = 0, swap_us: float = 0) -> None:
+        if max_function not in MAX_FUNCTIONS:
+            raise ValueError(f"max_function is {max_function!r}: there are {', '.join(MAX_FUNCTIONS)}")
+        config = _abi.moecclExpertSwapConfig_t()
+        config.interval, config.max_tokens = number("interval", interval), number("max_tokens", max_tokens)
+        config.max_function, config.gamma = MAX_FUNCTIONS[max_function], gamma
+        config.min_gain, config.horizon, config.swap_us = min_gain, horizon, swap_us
+        self._comm = comm
+        self._moes: List[Moe] = []
+        self._kept: List[Buffer] = []  # tensors whose experts the library moves
+        handle = ctypes.c_void_p()
+        comm._check(lib.moecclExpertSwapCreate(_byref(handle), comm._handle, _byref(config)))
+        self._handle: Optional[int] = handle.value
+
+    @property
+    def handle(self) -> int:
+        """The moecclExpertSwap_t as a number; 0 when it is closed."""
+        return self._handle or 0
+
+    def attach(self, moe: Moe, tensors: Sequence[Union[Any, Tuple[Any, bool]]], slot_of: Any = None) -> int:
+        """Gives the layer's tensors [moe.n_slots, ...] and returns its number here. Collective; not between begin() and finish().
+
+        tensors: writable buffers, each alone or as (buffer, at_finish): True where the step between begin() and finish() writes it, as
+        it does gradients. They must live until close(). slot_of: int32 [n_experts], the slot of each expert, as a checkpoint has
+        it; None: expert e is in slot e."""
+        given = (_abi.moecclSwapTensor_t * max(1, len(tensors)))()
+        kept: List[Buffer] = []
+        try:
+            for i, thing in enumerate(tensors):
+                thing, at_finish = thing if isinstance(thing, tuple) else (thing, False)
+                kept.append(Buffer(thing, True))
+                share, rest = divmod(kept[i].bytes, max(1, moe.n_slots))
+                if rest or (kept[i].bytes and not moe.n_slots):
+                    raise ValueError(f"tensors[{i}] has {kept[i].bytes} bytes, which are not {moe.n_slots} slots of one size")
+                given[i].slots, given[i].slot_bytes, given[i].at_finish = kept[i].data, share, int(at_finish)
+            places = Given("slot_of", slot_of, ctypes.c_int32, (moe.n_experts,) if slot_of is not None else None)
+            layer = ctypes.c_int32()
+            self._comm._check(lib.moecclExpertSwapAttach(self._handle, moe._handle, given, len(tensors), places.address, _byref(layer)))
+        except BaseException:
+            for buffer in kept:
+                buffer.release()
+            raise
+        self._kept += kept
+        self._moes.append(moe)
+        return layer.value
+
+    def begin(self) -> None:
+        """Counts a step and starts the count of the layers whose turn it is; returns at once. Collective."""
+        self._comm._check(lib.moecclExpertSwapBegin(self._handle))
+
+    def test(self) -> bool:
+        """Whether finish() would wait for no transfer but of tensors with at_finish."""
+        done = ctypes.c_int32()
+        self._comm._check(lib.moecclExpertSwapTest(self._handle, _byref(done)))
+        return bool(done.value)
+
+    def finish(self) -> int:
+        """Waits for what begin() started; how many pairs have changed places, on all ranks alike. Collective."""
+        n_swaps = ctypes.c_int32()
+        self._comm._check(lib.moecclExpertSwapFinish(self._handle, _byref(n_swaps)))
+        return n_swaps.value
+
+    def info(self, layer: int = 0) -> ExpertSwapInfo:
+        """Where the layer's experts are now (slot_of and expert_in, tuples [n_experts]), and what was counted, moved and measured."""
+        info = _abi.moecclExpertSwapInfo_t()
+        self._comm._check(lib.moecclExpertSwapGetInfo(self._handle, number("layer", layer), _byref(info)))
+        n = self._moes[layer].n_experts
+        return record(ExpertSwapInfo, info, slot_of=tuple(info.slot_of[:n]), expert_in=tuple(info.expert_in[:n]))
+
+    def close(self) -> None:
+        """Waits for what has begun, changes no places, and lets go of the tensors. Layers keep their map."""
+        if self._handle is not None:
+            check(lib.moecclExpertSwapDestroy(self._handle))
+            self._handle = None
+            for buffer in self._kept:
+                buffer.release()
+            self._kept, self._moes = [], []
