@@ -267,13 +267,10 @@ class ReplicatedLayer : public TokenLayer {
   }
   std::pair<int64_t, int64_t> dropped() const override { return {n_dropped_, n_choices_}; }
   void learn() override {
-    check(moecclExpertAllReduce(grad_.data(), grad_.data(), kExpertSize, moecclInt64, moecclSum, placement(),
-                                place_.comm, nullptr),
-          "moecclExpertAllReduce", place_.comm);
     Fixed shards(shards_.size());
-    check(moecclCollectGradients(grad_.data(), shards.data(), kExpertSize, moecclInt64, placement(), place_.comm,
-                                 nullptr),
-          "moecclCollectGradients", place_.comm);
+    check(moecclReduceGradients(grad_.data(), shards.data(), kExpertSize, moecclInt64, moecclSum, placement(),
+                                place_.comm, nullptr),
+          "moecclReduceGradients", place_.comm);
     adam_.step(shards_.data(), shards.data());
     place_experts();
   }

@@ -7,7 +7,9 @@
  *   moecclChooseReplicas     the same, and the replica that serves each choice of a token, within the slots' capacity
  *   moecclExpertAllReduce    gradients: every replica gets the sum (or mean) over all replicas of its expert
  *   moecclCollectGradients   each rank gets its shard of every expert's gradient, for a uniformly sharded optimizer
+ *   moecclReduceGradients    both in one: each rank gets its shard of the sum over all replicas of every expert
  *   moecclPlaceWeights       the way back: every slot of the (new) placement gets its expert's weights
+ *   moecclExpertLayers       one of the last three for several layers at once
  *
  * All experts go in one call, without any set-up: no communicator is made for the ranks of an expert, and a placement
  * is an argument like any other. Every rank passes the same placement, count, type and operator; a difference is
@@ -37,9 +39,8 @@ typedef struct {
  * ranks: moecclSum, or moecclAvg, which divides by the number of replicas (Section 4.1). Replicas in one rank are added
  * up before anything is sent. All replicas of an expert get bit-identical results, and the same ones at every run; the
  * partial sums of ranks are rounded to `type`. Empty slots of recv are not written. In place: send == recv.
- * On CUDA memory at most 64 tensors of an expert are added up in one place: a rank's own replicas and one of each other
- * rank that holds it ("direct": all replicas). More are moecclUnsupported, with a sentence that names the expert; host
- * memory knows no such limit. */
+ * An expert may have any number of replicas. A kernel on CUDA memory adds up 64 tensors at a time and rounds what it
+ * has to `type` before the next 64. */
 MOECCL_API moecclResult_t moecclExpertAllReduce(const void* send, void* recv, size_t count, moecclDataType_t type,
                                                 moecclRedOp_t op, const moecclPlacement_t* placement, moecclComm_t comm,
                                                 moecclStream_t stream);
@@ -54,11 +55,35 @@ MOECCL_API size_t moecclExpertShard(size_t count, int n_ranks);
 MOECCL_API moecclResult_t moecclCollectGradients(const void* slots, void* shards, size_t count, moecclDataType_t type,
                                                  const moecclPlacement_t* placement, moecclComm_t comm,
                                                  moecclStream_t stream);
+/* shards[n_experts][moecclExpertShard(count, n_ranks)]: part `rank` of the sum (moecclSum) or mean (moecclAvg, over the
+ * number of replicas) of every expert's gradient over all its replicas: what moecclExpertAllReduce and
+ * moecclCollectGradients give together, with fewer bytes wherever an expert is on two ranks or more. With one rank a
+ * node a rank sends (sN - s) / N experts (Appendix A.2); the two calls send each sum twice. Use them where replicas
+ * need the sums, too. Where the topology has nodes and two ranks of one hold an expert, the node's ranks add up first
+ * and an expert leaves the node once ("nodes"); else each rank sends to the owners of the shards ("direct");
+ * moecclPlanForce(comm, moecclOpReduceGradients, ...) chooses. Partial sums of ranks and nodes are rounded to `type`;
+ * the result is the same at every run. Every expert must have a slot. Out of place only. */
+MOECCL_API moecclResult_t moecclReduceGradients(const void* slots, void* shards, size_t count, moecclDataType_t type,
+                                                moecclRedOp_t op, const moecclPlacement_t* placement, moecclComm_t comm,
+                                                moecclStream_t stream);
 /* slots[slots][count]: the weights of each slot's expert, put together from the shards of all ranks,
  * shards[n_experts][moecclExpertShard(count, n_ranks)]. A rank receives an expert once, however many replicas it holds.
  * Empty slots are not written. Out of place only. */
 MOECCL_API moecclResult_t moecclPlaceWeights(const void* shards, void* slots, size_t count, moecclDataType_t type,
                                              const moecclPlacement_t* placement, moecclComm_t comm,
+                                             moecclStream_t stream);
+/* One layer of moecclExpertLayers. */
+typedef struct {
+  const moecclPlacement_t* placement;
+  void* slots;  /* [slots of this rank][count]; NULL where the rank has none */
+  void* shards; /* [n_experts][moecclExpertShard(count, n_ranks)] */
+} moecclExpertLayer_t;
+/* moecclReduceGradients, moecclCollectGradients or moecclPlaceWeights (`what`: their moecclOp_t) of layers[n_layers] as
+ * one operation: ranks meet once, and what one rank sends to another of all layers travels together. The layers'
+ * buffers may lie anywhere, of one kind of memory, apart by a multiple of the type's size; none may overlap another
+ * one. `count` and `type` are of all layers; `op` is read by moecclReduceGradients alone. Placements may differ. */
+MOECCL_API moecclResult_t moecclExpertLayers(moecclOp_t what, const moecclExpertLayer_t* layers, size_t n_layers,
+                                             size_t count, moecclDataType_t type, moecclRedOp_t op, moecclComm_t comm,
                                              moecclStream_t stream);
 /* *source: the rank from which moecclCollectGradients takes the shard of `rank` of expert `expert`. Not collective. */
 MOECCL_API moecclResult_t moecclGradientSource(const moecclPlacement_t* placement, int n_ranks, int expert, int rank,
@@ -99,8 +124,9 @@ MOECCL_API moecclResult_t moecclChooseReplicas(const moecclReplicaDispatch_t* di
                                                size_t n_tokens, int32_t* slot_index, int64_t* popularity,
                                                int64_t* dropped, moecclComm_t comm);
 
-/* A page for a person about the calls that have a plan (op: moecclOpExpertAllReduce, moecclOpCollectGradients or
- * moecclOpPlaceWeights): bytes per level, predicted time, this rank's steps. *needed (may be NULL) gets the full length
+/* A page for a person about the calls that have a plan (op: moecclOpExpertAllReduce, moecclOpCollectGradients,
+ * moecclOpReduceGradients or moecclOpPlaceWeights): bytes per level, predicted time, this rank's steps. *needed (may be
+ * NULL) gets the full length
  * + 1. Not collective. moecclPlanForce(comm, moecclOpExpertAllReduce, "flat" or "nodes") chooses the algorithm; by
  * itself "nodes" runs where the topology has nodes. */
 MOECCL_API moecclResult_t moecclExpertExplain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type,

@@ -33,6 +33,17 @@ MOECCL_API moecclResult_t moecclTensorGroups(moecclComm_t comm, moecclTensorGrou
 MOECCL_API moecclResult_t moecclTensorAllToAll(const void* send, void* recv, size_t count, moecclDataType_t type,
                                                moecclComm_t comm, moecclStream_t stream);
 
+/* The same with blocks of any size, such as the rows of the tokens that chose a group's experts: dispatch of a
+ * tensor-parallel group, and combine as its mirror. counts[e][e]: elements that group s sends to group d, at s * e + d;
+ * the same on all ranks (else moecclMismatch). send: the blocks of this rank's group for groups 0, 1, ..., one after
+ * the other; recv: those that groups 0, 1, ... sent to it, likewise. The ranks of a group give equal send buffers and
+ * all get the same recv. Each element crosses between groups once: rank k of group d takes part k of a block from one
+ * rank of group s, and passes it on inside its group; parts differ in size when the ranks do not divide the block. With
+ * the counts transposed it is its own inverse: the way back, and both backwards. counts is read before the call
+ * returns; out of place only; counts may be 0. One algorithm. */
+MOECCL_API moecclResult_t moecclTensorAllToAllv(const void* send, void* recv, const size_t* counts,
+                                                moecclDataType_t type, moecclComm_t comm, moecclStream_t stream);
+
 typedef enum MOECCL_INT {
   moecclLaneMain = 0,
   moecclLaneInter = 1,

@@ -25,11 +25,13 @@ typedef enum MOECCL_INT {
   moecclOpExpertAllReduce = 12, /* experts.h */
   moecclOpCollectGradients = 13,
   moecclOpPlaceWeights = 14,
-  moecclOpExpertGather = 15,   /* hybrid.h */
-  moecclOpTensorAllToAll = 16, /* pipeline.h */
-  moecclOpExpertReduce = 17    /* hybrid.h */
+  moecclOpExpertGather = 15,    /* hybrid.h */
+  moecclOpTensorAllToAll = 16,  /* pipeline.h */
+  moecclOpExpertReduce = 17,    /* hybrid.h */
+  moecclOpReduceGradients = 18, /* experts.h */
+  moecclOpTensorAllToAllv = 19  /* pipeline.h */
 } moecclOp_t;
-#define MOECCL_NUM_OPS 18
+#define MOECCL_NUM_OPS 20
 
 /* The name of an operation, such as "allreduce" or "reduce_scatter", as MOECCL_PLAN and messages spell it; "unknown
  * operation" beyond the last. Never NULL. */

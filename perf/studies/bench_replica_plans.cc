@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plans of gradient collection and weight placement cost, and what placement puts between nodes. One line each:
+// What plans of gradient collection, gradient reduction and weight placement cost, and what the last two put between
+// nodes. One line each:
 //   collect ranks=N nodes=M ms=T most=U  processor time of one rank's plan, make and build: median and most of nine
-//   bytes ranks=N nodes=M placement=P entered=R per_rank=Q
-// entered: bytes that enter nodes over those of each expert entering each node that holds it once, without the shards
-// of the node's own ranks. per_rank: the same quotient for a plan that sends to each rank that holds the expert.
+//   bytes ranks=N nodes=M placement=P entered=R left=L per_rank=Q
+// left: the same of gradients on their way to the owners of their shards. entered: bytes that enter nodes over those of
+// each expert entering each node that holds it once, without the shards of the node's own ranks. per_rank: the same
+// quotient for a plan that sends to each rank that holds the expert.
 #include <time.h>
 
 #include <algorithm>
@@ -13,11 +15,13 @@
 #include <vector>
 
 #include "perf/common/fail.h"
+#include "src/algo/experts/gradient_reduce.h"
 #include "src/algo/replica_move.h"
 #include "src/solve/replicate.h"
 
 namespace {
 
+using moeccl::algo::GradientReduce;
 using moeccl::algo::ReplicaMove;
 using moeccl::algo::ReplicaPlacement;
 using moeccl::plan::LevelTree;
@@ -55,34 +59,49 @@ ReplicaMove make(const ReplicaPlacement& placement, const LevelTree& tree, moecc
   return *made;
 }
 
+GradientReduce make_sum(const ReplicaPlacement& placement, const LevelTree& tree, uint64_t count) {
+  auto made = GradientReduce::make(placement, tree, {count, 2, true, {}, kStaging});
+  if (!made.ok()) perf::fail(made.status().message());
+  return std::move(*made);
+}
+
 void time_plans(uint32_t n_ranks, bool nodes) {
   const ReplicaPlacement placement = placement_of(n_ranks, kSlots, kExperts, 1.0);
   const LevelTree tree = tree_of(n_ranks, nodes);
-  for (const moecclOp_t op : {moecclOpCollectGradients, moecclOpPlaceWeights}) {
+  for (const moecclOp_t op : {moecclOpCollectGradients, moecclOpReduceGradients, moecclOpPlaceWeights}) {
     std::vector<double> ms;
     for (uint32_t i = 0; i < 9; ++i) {
       const double start = cpu_ms();
-      const auto bound = make(placement, tree, op, kCount).build(i * n_ranks / 9);
+      const uint32_t rank = i * n_ranks / 9;
+      const auto bound = op == moecclOpReduceGradients ? make_sum(placement, tree, kCount).build(rank)
+                                                       : make(placement, tree, op, kCount).build(rank);
       ms.push_back(cpu_ms() - start);
       if (bound.program.n_steps() == 0) perf::fail("an empty program");
     }
     std::nth_element(ms.begin(), ms.begin() + 4, ms.end());
-    std::printf("%s ranks=%u nodes=%u ms=%.2f most=%.2f\n", op == moecclOpPlaceWeights ? "place" : "collect", n_ranks,
-                nodes ? n_ranks / kRanksOfNode : 1, ms[4], *std::max_element(ms.begin(), ms.end()));
+    std::printf("%s ranks=%u nodes=%u ms=%.2f most=%.2f\n",
+                op == moecclOpPlaceWeights      ? "place"
+                : op == moecclOpReduceGradients ? "reduce"
+                                                : "collect",
+                n_ranks, nodes ? n_ranks / kRanksOfNode : 1, ms[4], *std::max_element(ms.begin(), ms.end()));
   }
 }
 
 // Bytes that all ranks' programs put into other nodes.
-uint64_t between_nodes(const ReplicaMove& move, const LevelTree& tree) {
+template <class Rows>
+uint64_t between_nodes(const Rows& move, const LevelTree& tree) {
   uint64_t elements = 0;
   const std::vector<uint32_t>& node = tree.levels[0].group_of_rank;
   for (uint32_t r = 0; r < tree.n_ranks; ++r) {
-    const ReplicaMove::Bound bound = move.build(r);
+    const moeccl::algo::BoundRows bound = move.build(r);
     for (const auto& lane : bound.program.lanes)
       for (const auto& step : lane.steps)
-        if (step.kind == moeccl::plan::StepKind::kGatherRows && node[step.dst.rank] != node[r])
-          for (uint32_t c = 0; c < move.chunking().n_chunks; ++c)
-            elements += bound.rows[size_t{step.rows} * move.chunking().n_chunks + c].count;
+        if (step.rows != moeccl::plan::kNoRows && node[step.dst.rank] != node[r])
+          for (uint32_t c = 0; c < move.chunking().n_chunks; ++c) {
+            const size_t list = size_t{step.rows} * move.chunking().n_chunks + c;
+            const bool sums = step.kind == moeccl::plan::StepKind::kReduceRows;
+            elements += sums ? bound.sums[list].count : bound.rows[list].count;
+          }
   }
   return elements;
 }
@@ -102,9 +121,10 @@ void count_bytes(uint32_t n_ranks, double zipf, const char* name) {
     }
   }
   const uint64_t entered = between_nodes(make(placement, tree, moecclOpPlaceWeights, kFew), tree);
-  std::printf("bytes ranks=%u nodes=%u placement=%s entered=%.3f per_rank=%.2f\n", n_ranks, n_ranks / kRanksOfNode,
-              name, static_cast<double>(entered) / static_cast<double>(once),
-              static_cast<double>(each) / static_cast<double>(once));
+  const uint64_t left = between_nodes(make_sum(placement, tree, kFew), tree);
+  const auto beside_once = [&](uint64_t elements) { return static_cast<double>(elements) / static_cast<double>(once); };
+  std::printf("bytes ranks=%u nodes=%u placement=%s entered=%.3f left=%.3f per_rank=%.2f\n", n_ranks,
+              n_ranks / kRanksOfNode, name, beside_once(entered), beside_once(left), beside_once(each));
 }
 
 }  // namespace

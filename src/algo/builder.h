@@ -65,11 +65,12 @@ class ProgramBuilder {
 
   void put(Ref dst, Ref src) { move(StepKind::kPut, dst, src); }
   void copy(Ref dst, Ref src) { move(StepKind::kCopy, dst, src); }
-  // A row step with its list in the Binding.
-  void rows(StepKind kind, Ref dst, std::span<const Ref> srcs, uint32_t list) {
+  // A row step with its list in the Binding. `final`: as in reduce().
+  void rows(StepKind kind, Ref dst, std::span<const Ref> srcs, uint32_t list, bool final = false) {
     Step& step = add(kind, srcs);
     step.dst = dst;
     step.rows = list;
+    step.final_reduce = final;
   }
   void rows(StepKind kind, Ref dst, Ref src, uint32_t list) { rows(kind, dst, {&src, 1}, list); }
   // dst = srcs in this order. `final`: the result is what the user gets.

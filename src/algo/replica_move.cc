@@ -53,14 +53,14 @@ Result<ReplicaMove> ReplicaMove::make(const ReplicaPlacement& placement, const L
   return m;
 }
 
-ReplicaMove::Pieces ReplicaMove::collect_pieces(uint32_t rank) const {
+ReplicaMove::Pieces ReplicaMove::collect_pieces(uint32_t rank, const ExpertPlaces& places) const {
   Pieces all;
   const uint32_t n = placement_.n_ranks;
   const uint64_t shard = shard_elements(s_.count, n);
   const uint64_t mine = shard_of(s_.count, n, rank).length;
   for (uint32_t e = 0; e < placement_.n_experts && mine > 0; ++e) {
     const uint32_t from = gradient_source(placement_, e, rank);
-    if (from != rank) all.arriving.push_back({from, e, 0, mine, e * shard, nullptr});
+    if (from != rank) all.arriving.push_back({from, e, 0, mine, places.shard(e, shard), nullptr});
   }
   const std::span<const int32_t> slots(placement_.slot_expert);
   for (uint32_t s = placement_.first_slot[rank]; s < placement_.first_slot[rank + 1]; ++s) {
@@ -69,7 +69,7 @@ ReplicaMove::Pieces ReplicaMove::collect_pieces(uint32_t rank) const {
     const std::vector<ExpertHost>& hosts = placement_.hosts[e];
     const ExpertHost* host = placement_.host(e, rank);
     if (host->slots[0] != s - placement_.first_slot[rank]) continue;  // a further replica
-    const uint64_t first = host->slots[0] * s_.count;
+    const uint64_t first = places.slot(host->slots[0], s_.count);
     if (mine > 0) all.own.push_back({rank, e, 0, mine, first + rank * shard, nullptr});
     // gradient_source(): every hosts.size()-th rank that has no replica itself.
     auto other = hosts.begin();
@@ -93,7 +93,7 @@ std::vector<const ExpertHost*> ReplicaMove::by_node(uint32_t expert) const {
   return hosts;
 }
 
-ReplicaMove::Pieces ReplicaMove::place_pieces(uint32_t rank) const {
+ReplicaMove::Pieces ReplicaMove::place_pieces(uint32_t rank, const ExpertPlaces& places) const {
   Pieces all;
   const uint32_t n = placement_.n_ranks, node = node_of(rank);
   const uint64_t shard = shard_elements(s_.count, n);
@@ -102,9 +102,9 @@ ReplicaMove::Pieces ReplicaMove::place_pieces(uint32_t rank) const {
     const std::vector<const ExpertHost*> hosts = by_node(e);
     const auto send = [&](const ExpertHost& to) {
       if (to.rank == rank) {
-        all.own.push_back({rank, 0, 0, mine.length, e * shard, &to});
+        all.own.push_back({rank, 0, 0, mine.length, places.shard(e, shard), &to});
       } else {
-        all.sent.push_back({to.rank, place_number(rank, to.index), 0, mine.length, e * shard, nullptr});
+        all.sent.push_back({to.rank, place_number(rank, to.index), 0, mine.length, places.shard(e, shard), nullptr});
       }
     };
     for (size_t first = 0, last = 0; first < hosts.size(); first = last) {
@@ -153,7 +153,8 @@ uint64_t ReplicaMove::output_elements(uint32_t rank) const {
 // Writes a rank's steps and the lists that they name.
 class ReplicaMove::Writer {
  public:
-  Writer(const ReplicaMove& move, uint32_t rank) : m_(move), rank_(rank), b_(move.shape_, rank, move.layout_) {}
+  Writer(const ReplicaMove& move, uint32_t rank, const ExpertPlaces& places)
+      : m_(move), rank_(rank), places_(places), b_(move.shape_, rank, move.layout_) {}
 
   // For each peer with pieces, the nearest after this rank first (or before it): `body(peer, its pieces)`.
   template <class Body>
@@ -207,17 +208,17 @@ class ReplicaMove::Writer {
         b_.rows(StepKind::kScatterRows, out(rank_), in(rank_), static_cast<uint32_t>(at / m_.chunking_.n_chunks));
       };
       if (p.host == nullptr) {
-        put(p.number * shard);
+        put(places_.shard(p.number, shard));
       } else {
-        for (const uint32_t s : p.host->slots) put(s * m_.s_.count + shard * rank_);
+        for (const uint32_t s : p.host->slots) put(places_.slot(s, m_.s_.count) + shard * rank_);
       }
     }
     b_.when(When::kEvery);
   }
   ProgramBuilder& builder() { return b_; }
 
-  Bound finish() && {
-    Bound bound;
+  BoundRows finish() && {
+    BoundRows bound;
     bound.program = std::move(b_).finish();
     bound.rows = std::move(rows_);
     bound.binding.chunking = m_.chunking();
@@ -233,7 +234,7 @@ class ReplicaMove::Writer {
   template <class Put>
   void for_each_place(const Piece& p, Put&& put) const {
     if (p.host == nullptr) return put(p.begin);
-    for (const uint32_t s : p.host->slots) put(s * m_.s_.count + p.begin);
+    for (const uint32_t s : p.host->slots) put(places_.slot(s, m_.s_.count) + p.begin);
   }
   // A list whose chunk c is what `block` says of the piece's elements from the chunk's first on; returns its number.
   template <class Block>
@@ -249,13 +250,14 @@ class ReplicaMove::Writer {
 
   const ReplicaMove& m_;
   uint32_t rank_;
+  const ExpertPlaces& places_;
   ProgramBuilder b_;
   std::vector<plan::RowBlock> rows_;
 };
 
-ReplicaMove::Bound ReplicaMove::build(uint32_t rank) const {
-  Pieces pieces = s_.op == moecclOpCollectGradients ? collect_pieces(rank) : place_pieces(rank);
-  Writer w(*this, rank);
+BoundRows ReplicaMove::build(uint32_t rank, const ExpertPlaces& places) const {
+  Pieces pieces = s_.op == moecclOpCollectGradients ? collect_pieces(rank, places) : place_pieces(rank, places);
+  Writer w(*this, rank, places);
   ProgramBuilder& b = w.builder();
 
   b.lane(LaneKind::kInter);

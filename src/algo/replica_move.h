@@ -14,8 +14,8 @@
 #include <memory>
 
 #include "src/algo/builder.h"
+#include "src/algo/experts/expert_rows.h"
 #include "src/algo/replica_placement.h"
-#include "src/plan/binding.h"
 
 namespace moeccl::algo {
 
@@ -31,13 +31,7 @@ class ReplicaMove {
   // Collect: fails when an expert has no replica. Placement and tree live as long as this object.
   static Result<ReplicaMove> make(const ReplicaPlacement& placement, const LevelTree& tree, const Settings& settings);
 
-  // A rank's program with the lists that its steps name.
-  struct Bound {
-    Program program;
-    std::vector<plan::RowBlock> rows;
-    plan::Binding binding;  // its rows point into `rows`, which keep their place when a Bound is moved
-  };
-  Bound build(uint32_t rank) const;
+  BoundRows build(uint32_t rank, const ExpertPlaces& places = {}) const;
   const char* name() const { return node_of_ == nullptr ? "direct" : "nodes"; }
   Chunking chunking() const { return chunking_; }
   uint64_t hash() const;
@@ -63,8 +57,8 @@ class ReplicaMove {
   class Writer;
 
   ReplicaMove(const ReplicaPlacement& placement, const Settings& settings) : placement_(placement), s_(settings) {}
-  Pieces collect_pieces(uint32_t rank) const;
-  Pieces place_pieces(uint32_t rank) const;
+  Pieces collect_pieces(uint32_t rank, const ExpertPlaces& places) const;
+  Pieces place_pieces(uint32_t rank, const ExpertPlaces& places) const;
   uint32_t node_of(uint32_t rank) const { return node_of_ == nullptr ? 0 : (*node_of_)[rank]; }
   // The hosts of an expert, node after node.
   std::vector<const ExpertHost*> by_node(uint32_t expert) const;

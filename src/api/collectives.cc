@@ -5,6 +5,7 @@
 
 #include "src/api/issue.h"
 #include "src/comm/collective.h"
+#include "src/comm/tensor_blocks_call.h"
 
 using namespace moeccl;
 using comm::CollectiveCall;
@@ -53,6 +54,15 @@ moecclResult_t moecclTensorAllToAll(const void* send, void* recv, size_t count, 
                                     moecclComm_t comm, moecclStream_t stream) {
   return collective({.op = moecclOpTensorAllToAll, .send = send, .recv = recv, .count = count, .type = type}, comm,
                     stream);
+}
+
+moecclResult_t moecclTensorAllToAllv(const void* send, void* recv, const size_t* counts, moecclDataType_t type,
+                                     moecclComm_t comm_handle, moecclStream_t stream) {
+  return api::member_of_group(api::with_comm(comm_handle, [&](Communicator& comm) {
+    return api::issue(comm, stream, nullptr, [&](exec::Operation& op) {
+      return comm::prepare_tensor_blocks(comm, {send, recv, counts, type}, op);
+    });
+  }));
 }
 
 moecclResult_t moecclReduce(const void* send, void* recv, size_t count, moecclDataType_t type, moecclRedOp_t op,

@@ -65,6 +65,23 @@ moecclResult_t moecclPlaceWeights(const void* shards, void* slots, size_t count,
   return run({moecclOpPlaceWeights, shards, slots, count, type, moecclSum, placement}, comm, stream);
 }
 
+moecclResult_t moecclReduceGradients(const void* slots, void* shards, size_t count, moecclDataType_t type,
+                                     moecclRedOp_t op, const moecclPlacement_t* placement, moecclComm_t comm,
+                                     moecclStream_t stream) {
+  return run({moecclOpReduceGradients, slots, shards, count, type, op, placement}, comm, stream);
+}
+
+moecclResult_t moecclExpertLayers(moecclOp_t what, const moecclExpertLayer_t* layers, size_t n_layers, size_t count,
+                                  moecclDataType_t type, moecclRedOp_t op, moecclComm_t comm_handle,
+                                  moecclStream_t stream) {
+  const ExpertCall call{what, nullptr, nullptr, count, type, what == moecclOpReduceGradients ? op : moecclSum};
+  return api::member_of_group(api::with_comm(comm_handle, [&](Communicator& comm) {
+    return api::issue(comm, stream, nullptr, [&](exec::Operation& operation) {
+      return comm::prepare_expert_layers(comm, call, {layers, n_layers}, operation);
+    });
+  }));
+}
+
 size_t moecclExpertShard(size_t count, int n_ranks) {
   return n_ranks < 1 ? 0 : algo::shard_elements(count, static_cast<uint32_t>(n_ranks));
 }

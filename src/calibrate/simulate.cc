@@ -424,7 +424,11 @@ Result<std::string> simulate(const moecclSimulateConfig_t& config) {
     case moecclOpExpertAllReduce:
     case moecclOpCollectGradients:
     case moecclOpPlaceWeights:
+    case moecclOpReduceGradients:
       return error(moecclInvalidArgument, "op is {}: its plan depends on a placement of slots, ask moecclExpertExplain",
+                   exec::op_name(config.op));
+    case moecclOpTensorAllToAllv:
+      return error(moecclInvalidArgument, "op is {}: its plan depends on the blocks' sizes, give tensor_alltoall",
                    exec::op_name(config.op));
     case moecclOpSendRecv:
     case moecclOpAllToAllv:

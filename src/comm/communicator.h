@@ -42,10 +42,9 @@ class Communicator {
   exec::Fabric& fabric() { return *fabric_; }
   Selector& selector() { return *selector_; }
   const Selector& selector() const { return *selector_; }
-  // What the last call on replicated experts ran, for one with the same placement (expert_calls.cc).
-  std::shared_ptr<const void>& kept_expert_plan(moecclOp_t op) {
-    return kept_expert_plans_[op == moecclOpExpertAllReduce ? 0 : op == moecclOpCollectGradients ? 1 : 2];
-  }
+  // What the last call of an operation ran, for one with the same placement (expert_calls.cc) or the same sizes
+  // (tensor_blocks_call.cc).
+  std::shared_ptr<const void>& kept_plan(moecclOp_t op) { return kept_plans_[op]; }
   // Forces an algorithm for host and CUDA memory alike.
   Status force(moecclOp_t op, const std::string& algorithm);
 
@@ -184,7 +183,7 @@ class Communicator {
   std::unique_ptr<CudaSide> cuda_;
   std::string why_no_cuda_;
   std::unique_ptr<Selector> selector_;
-  std::shared_ptr<const void> kept_expert_plans_[3];
+  std::shared_ptr<const void> kept_plans_[MOECCL_NUM_OPS];
 
   std::atomic<uint64_t> numbers_{0};
   Turns turns_;

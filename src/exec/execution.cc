@@ -122,7 +122,8 @@ void Execution::choose(const Choice& choice) {
   if (choice.program->touches_peers) {
     fabric().own->board().progress.uses_buffers_of_operation.store(sequence_, std::memory_order_seq_cst);
   }
-  awaits_one_ = lanes_.size() == 1 && binding_.rows.empty() && elements_out * op_.element_bytes <= kAwaitOneBytes;
+  const bool moves_rows = !binding_.rows.empty() || !binding_.sums.empty();
+  awaits_one_ = lanes_.size() == 1 && !moves_rows && elements_out * op_.element_bytes <= kAwaitOneBytes;
   fabric().recorder.chose(choice.algorithm);
   if (op_.signature.op == moecclOpTensorAllToAll && op_.measured != nullptr && !fabric().cuda)
     trace_.begin(choice.chunking.n_chunks, now_ns());
@@ -161,7 +162,7 @@ void Execution::find_landings() {
   Fabric& f = fabric();
   landings_.clear();
   const plan::Program& program = *choice_.program;
-  if (f.engine == nullptr || f.cuda || is_v() || !binding_.rows.empty() ||
+  if (f.engine == nullptr || f.cuda || is_v() || !binding_.rows.empty() || !binding_.sums.empty() ||
       binding_.chunking.chunk * op_.element_bytes < kLandBytes) {
     return;
   }

@@ -67,6 +67,7 @@ class Execution final : public AgreedTask {
   Progress gather_rows(const plan::Step& s, uint32_t chunk);
   Progress scatter_rows(const plan::Step& s, uint32_t chunk);
   Progress reduce_rows(const plan::Step& s, uint32_t chunk);
+  Progress reduce_stretches(const plan::Step& s, uint32_t chunk, const plan::SumBlock& block);
 
   Status resolve_peer(uint32_t peer);
   Status resolve_peer_if_needed(uint32_t peer, const plan::Step& s, const plan::Ref& src);

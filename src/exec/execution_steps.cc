@@ -450,6 +450,7 @@ Progress Execution::reduce_rows(const Step& s, uint32_t chunk) {
   Fabric& f = fabric();
   const plan::SumBlock& block = binding_.sums[static_cast<size_t>(s.rows) * binding_.chunking.n_chunks + chunk];
   if (block.count == 0) return Progress::kMoved;
+  if (block.src_first != nullptr) return reduce_stretches(s, chunk, block);
   srcs_.resize(s.n_srcs);
   for (uint32_t plane = first_plane(s, chunk); plane < n_planes(); ++plane) {
     for (uint32_t i = 0; i < s.n_srcs; ++i) srcs_[i] = row_base(choice_.program->srcs[s.first_src + i], chunk, plane);
@@ -478,6 +479,28 @@ Progress Execution::reduce_rows(const Step& s, uint32_t chunk) {
     });
     if (p != Progress::kMoved) return p;
   }
+  return Progress::kMoved;
+}
+
+Progress Execution::reduce_stretches(const Step& s, uint32_t chunk, const plan::SumBlock& block) {
+  srcs_.resize(s.n_srcs);
+  for (uint32_t i = 0; i < s.n_srcs; ++i)
+    srcs_[i] = row_base(choice_.program->srcs[s.first_src + i], chunk, 0) + block.src_first[i] * op_.element_bytes;
+  const uint64_t bytes = block.count * op_.element_bytes;
+  kernels::ReduceArgs args;
+  args.srcs = srcs_.data();
+  args.count = bytes / moecclTypeSize(op_.signature.type);
+  args.n_srcs = s.n_srcs;
+  args.divisor = s.final_reduce ? s.divisor : 0;
+  args.stream = uses_stream(s.dst, bytes);
+  const auto sum_into = [&](std::byte* to) {
+    args.dst = to;
+    fabric().kernels->reduce[op_.signature.type][static_cast<size_t>(op_.reduce)](args);
+  };
+  std::byte* const base = row_base(s.dst, chunk, 0);
+  if (base == nullptr) return put_rows(s, chunk, 0, block.dst_first, block.count, sum_into);
+  sum_into(base + block.dst_first * op_.element_bytes);
+  account(s.dst.rank, bytes, true);
   return Progress::kMoved;
 }
 

@@ -56,6 +56,8 @@ std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t ra
   if (plan::facts(a.op).plan == plan::PlanOf::kRouting)
     return say("routing", format("routing and plan {:016x}", a.plan),
                format("{:016x} (calls must use the same routing of the same layer on all ranks)", b.plan));
+  if (a.op == moecclOpTensorAllToAllv)
+    return say("counts", format("counts and plan {:016x}", a.plan), format("{:016x}", b.plan));
   if (plan::facts(a.op).plan == plan::PlanOf::kPlacement)
     return say("placement", format("placement and plan {:016x}", a.plan), format("{:016x}", b.plan));
   return say("plan", format("plan {:016x}", a.plan),

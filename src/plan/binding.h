@@ -39,7 +39,8 @@ struct RowBlock {
 };
 
 // kReduceRows at one chunk: row dst (dst_index ? dst_index[i] : dst_first + i) = sum of terms [offsets[i],
-// offsets[i+1]).
+// offsets[i+1]). With src_first, of stretches: row dst_first + i = the sum over the step's srcs k of row
+// src_first[k] + i, and nothing else of the block counts.
 using RowTermRef = kernels::RowTerm;  // row relative to the buffer (Input) or slot (Staging); segment: which src
 struct SumBlock {
   const uint64_t* offsets = nullptr;  // [count + 1]
@@ -48,6 +49,7 @@ struct SumBlock {
   const uint32_t* dst_index = nullptr;
   uint64_t dst_first = 0;
   uint64_t count = 0;
+  const uint64_t* src_first = nullptr;  // [n_srcs]
 };
 
 // Lengths of row lists for readers that move nothing, all chunks together: each chunk has its even share.

@@ -164,7 +164,7 @@ Status check_bindings(const CheckInput& input) {
   if (plan.chunking.n_chunks == 0) return error(moecclInternalError, "a plan runs at least one chunk");
   const bool of_rows = facts(plan.shape.op).rows;
   if (of_rows && !input.rows) return error(moecclInternalError, "what the rows of Output must hold is not given");
-  if (facts(plan.shape.op).plan == PlanOf::kPlacement && reduces(plan.shape.op) && !input.blocks)
+  if (facts(plan.shape.op).plan == PlanOf::kPlacement && reduces(plan.shape.op) && !of_rows && !input.blocks)
     return error(moecclInternalError, "what the blocks of Output must hold is not given");
   if (facts(plan.shape.op).in == Blocks::kGroups && plan.shape.group_of.size() != n)
     return error(moecclInternalError, "which ranks hold equal inputs is not given");

@@ -419,6 +419,7 @@ CostRun::Rows CostRun::rows_of(const Binding& b, const Step& step, uint32_t chun
   if (!sums) return {static_cast<double>(b.rows[list].count), static_cast<double>(b.rows[list].count)};
   const SumBlock& s = b.sums[list];
   if (s.count == 0) return {};
+  if (s.src_first != nullptr) return {static_cast<double>(s.count), static_cast<double>(s.count * step.n_srcs)};
   return {static_cast<double>(s.count), static_cast<double>(s.offsets[s.count] - s.offsets[0])};
 }
 

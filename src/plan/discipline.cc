@@ -41,7 +41,8 @@ std::string ref_fault(const Plan& plan, const Program& program, const Step& step
   if (ref.parts == 0 || ref.part >= ref.parts) return "no such part";
   if (ref.buffer == Buffer::kStaging) {
     if (ref.index >= program.n_slots) return format("there are {} slots", program.n_slots);
-    const bool pushed = is_dst && (step.kind == StepKind::kPut || step.kind == StepKind::kGatherRows);
+    const bool pushed = is_dst && (step.kind == StepKind::kPut || step.kind == StepKind::kGatherRows ||
+                                   step.kind == StepKind::kReduceRows);
     if (!own && !pushed && !shape.reach.staging) return "the staging of a peer is out of reach here: put instead";
     return "";
   }
@@ -65,8 +66,7 @@ std::string shape_fault(const Plan& plan, const Program& program, const Step& st
   const bool own_src = step.n_srcs > 0 && program.srcs[step.first_src].rank == program.rank;
   if (step.final_reduce && step.kind != StepKind::kReduce && step.kind != StepKind::kReduceRows)
     return "final_reduce belongs to reductions";
-  if (step.divisor > 0 && !(step.final_reduce && step.kind == StepKind::kReduce))
-    return "a divisor belongs to the last reduction";
+  if (step.divisor > 0 && !step.final_reduce) return "a divisor belongs to the last reduction";
   if (is_rows(step) != (step.rows != kNoRows)) return "row steps, and they alone, have a row list";
   if (is_rows(step) && !facts(plan.shape.op).rows) return "this operation moves blocks, not rows";
   if (!is_rows(step) && facts(plan.shape.op).rows) return "this operation moves rows, not blocks";

@@ -87,6 +87,17 @@ inline constexpr std::array<OpFacts, MOECCL_NUM_OPS + 1> kOps = {{
      .out = Blocks::kGroups,
      .traffic = moecclPriorityEP},
     {.name = "expert_reduce", .title = "ExpertReduce", .plan = PlanOf::kPlacement, .reduces = true},
+    {.name = "reduce_gradients",
+     .title = "ReduceGradients",
+     .plan = PlanOf::kPlacement,
+     .reduces = true,
+     .rows = true,
+     .algorithms = "direct,nodes"},
+    {.name = "tensor_alltoallv",
+     .title = "TensorAllToAllv",
+     .plan = PlanOf::kPlacement,
+     .rows = true,
+     .traffic = moecclPriorityEP},
     // What a peer may have announced, beyond the last.
     {.name = "unknown operation", .title = "unknown operation", .plan = PlanOf::kNothing},
 }};

@@ -34,7 +34,7 @@ enum class StepKind : uint8_t {
   kReduce,       // dst = srcs[0] op srcs[1] op ... in this order; any of them through a view
   kGatherRows,   // rows of src (own) packed into dst (own or peer's staging)
   kScatterRows,  // rows of src (own staging) spread into dst (own)
-  kReduceRows,   // rows of dst = weighted sums of rows of srcs
+  kReduceRows,   // rows of dst (own or peer's staging) = weighted sums of rows of srcs, or sums of stretches of them
 };
 inline constexpr int kNumStepKinds = 8;
 const char* step_kind_name(StepKind kind);
@@ -71,7 +71,8 @@ struct Step {
   bool final_reduce = false;           // kReduce, kReduceRows: apply the divisor of Avg (and store for the user)
   bool read_again = false;             // a later step of this chunk reads dst: keep it in the cache
   uint16_t copies = 0;                 // kReduce: so many next steps only move dst elsewhere; set by finalize()
-  uint32_t divisor = 0;  // kReduce with final_reduce: of this step, instead of the operation's; 0: that one
+  uint32_t divisor = 0;  // with final_reduce: kReduce: of this step, instead of the operation's; 0: that one.
+                         // kReduceRows of stretches: 0: none
 };
 
 // What a lane uses, so that executors may give each its own resource and reports can name it.

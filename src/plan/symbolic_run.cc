@@ -266,23 +266,36 @@ Status SymbolicRun::reduce_rows(uint32_t id, const Step& step) {
   }
   MOECCL_ASSIGN_OR_RETURN(const Place dst, locate_rows(id, step.dst));
   MOECCL_TRY(note_peer(id, step.dst));
-  for (uint64_t i = 0; i < sums.count; ++i) {
+  for (uint64_t i = 0; sums.src_first != nullptr && i < sums.count; ++i) {
+    children_.clear();
+    for (uint32_t k = 0; k < step.n_srcs; ++k) {
+      MOECCL_TRY(add_child(id, srcs[k], sums.src_first[k] + i, program.srcs[step.first_src + k],
+                           step.divisor > 1 ? 1.0f / static_cast<float>(step.divisor) : 1.0f));
+    }
+    MOECCL_TRY(write(id, dst, sums.dst_first + i, step.dst, values_.sum(children_, step.final_reduce)));
+  }
+  for (uint64_t i = 0; sums.src_first == nullptr && i < sums.count; ++i) {
     children_.clear();
     for (uint64_t t = sums.offsets[i]; t < sums.offsets[i + 1]; ++t) {
       const RowTermRef& term = sums.terms[t];
       if (term.segment >= step.n_srcs)
         return fail(id, format("term {} names source {} of {}", t, term.segment, step.n_srcs));
-      const Ref& ref = program.srcs[step.first_src + term.segment];
-      MOECCL_TRY(note_peer(id, ref));
-      ValueId value = kUndefined;
-      MOECCL_TRY(read(id, srcs[term.segment], term.row, ref, value));
-      if (values_.is_final(value))
-        return fail(id, format("row {} of {} is final and is reduced again", term.row, ref_name(ref)));
-      children_.push_back({value, sums.weights ? sums.weights[t] : 1.0f});
+      MOECCL_TRY(add_child(id, srcs[term.segment], term.row, program.srcs[step.first_src + term.segment],
+                           sums.weights ? sums.weights[t] : 1.0f));
     }
     const uint64_t to = sums.dst_index ? sums.dst_index[i] : sums.dst_first + i;
     MOECCL_TRY(write(id, dst, to, step.dst, values_.sum(children_, step.final_reduce)));
   }
+  return {};
+}
+
+Status SymbolicRun::add_child(uint32_t id, const Place& src, uint64_t row, const Ref& ref, float weight) {
+  MOECCL_TRY(note_peer(id, ref));
+  ValueId value = kUndefined;
+  MOECCL_TRY(read(id, src, row, ref, value));
+  if (values_.is_final(value))
+    return fail(id, format("row {} of {} is final and is reduced again", row, ref_name(ref)));
+  children_.push_back({value, weight});
   return {};
 }
 

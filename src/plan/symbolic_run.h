@@ -62,6 +62,8 @@ class SymbolicRun {
   Status move_blocks(uint32_t id, const Step& step);
   Status gather_or_scatter_rows(uint32_t id, const Step& step);
   Status reduce_rows(uint32_t id, const Step& step);
+  // Notes a row of `src` for values_.sum(children_).
+  Status add_child(uint32_t id, const Place& src, uint64_t row, const Ref& ref, float weight);
   Result<Place> locate(uint32_t id, const Step& step, const Ref& ref);
   Result<Place> locate_rows(uint32_t id, const Ref& ref);
   Status note_peer(uint32_t id, const Ref& ref);

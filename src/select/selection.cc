@@ -98,6 +98,10 @@ Status check_moe_name(moecclOp_t op, const std::string& algorithm) {
     return error(moecclInvalidArgument, "no algorithm \"{}\" for expert_allreduce: there are direct, flat, nodes",
                  algorithm);
   }
+  if (op == moecclOpReduceGradients) {
+    if (name == "direct" || name == "nodes") return {};
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for reduce_gradients: there are direct, nodes", algorithm);
+  }
   if (op == moecclOpCombine)
     return error(moecclInvalidArgument, "combine takes the way of its dispatch: force \"{}\" for dispatch", algorithm);
   return error(moecclInvalidArgument, "{} has one plan: there is no algorithm to force", exec::op_name(op));

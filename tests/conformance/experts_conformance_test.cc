@@ -49,7 +49,7 @@ struct Shape {
   const char* topology;
   int n_experts, most_slots, steps;
   size_t count;
-  bool pace = false;
+  bool pace = false, has_nodes = false;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) { return out << s.name; }
 
@@ -59,10 +59,10 @@ const Shape kShapes[] = {
     {"FiveRanks", 5, RankMode::kMixed, "", 7, 4, 20, 257},
     {"NothingToSum", 4, RankMode::kThreads, "", 3, 2, 5, 0},
     {"OneElement", 7, RankMode::kProcesses, "", 6, 3, 20, 1},
-    {"TwoNodes", 8, RankMode::kProcesses, "node:2 gpu:4", 10, 4, 20, 511},
-    {"Uneven7And8", 15, RankMode::kThreads, "node:2 gpu:7+8", 12, 3, 10, 129},
-    {"ManyChunks", 4, RankMode::kProcesses, "node:2 gpu:2", 6, 4, 3, 300'001},
-    {"PutsOnly", 6, RankMode::kThreads, "node:2(bw=8GB/s,lat=10us) gpu:3", 7, 4, 10, 5001, true},
+    {"TwoNodes", 8, RankMode::kProcesses, "node:2 gpu:4", 10, 4, 20, 511, false, true},
+    {"Uneven7And8", 15, RankMode::kThreads, "node:2 gpu:7+8", 12, 3, 10, 129, false, true},
+    {"ManyChunks", 4, RankMode::kProcesses, "node:2 gpu:2", 6, 4, 3, 300'001, false, true},
+    {"PutsOnly", 6, RankMode::kThreads, "node:2(bw=8GB/s,lat=10us) gpu:3", 7, 4, 10, 5001, true, true},
 };
 
 class ExpertsConformance : public ::testing::TestWithParam<Shape> {};
@@ -98,6 +98,36 @@ void check_all_reduce(const Shape& shape, const Drawn& p, int step, int rank, mo
       ASSERT_EQ(recv[at], wanted) << "step " << step << " slot " << s << " expert " << e << " element " << i;
     }
   }
+}
+
+// The shards of the sums: what AllReduce and collection give together.
+void check_reduce(const Shape& shape, const Drawn& p, int step, int rank, moecclComm_t comm, bool average) {
+  std::vector<float> send(static_cast<size_t>(p.slots(rank)) * shape.count);
+  for (int s = 0; s < p.slots(rank); ++s)
+    for (size_t i = 0; i < shape.count; ++i) send[static_cast<size_t>(s) * shape.count + i] = value(step, rank, s, i);
+  const size_t shard = moecclExpertShard(shape.count, shape.n);
+  const auto n_experts = static_cast<size_t>(p.given.n_experts);
+  std::vector<float> shards(n_experts * shard, 77.0f);
+  ASSERT_EQ(moecclReduceGradients(send.data(), shards.data(), shape.count, moecclFloat32,
+                                  average ? moecclAvg : moecclSum, &p.given, comm, nullptr),
+            moecclSuccess)
+      << moecclGetLastError(comm);
+  std::vector<float> sums(n_experts * shard);
+  std::vector<int> replicas(n_experts);
+  const size_t first = static_cast<size_t>(rank) * shard, last = std::min(shape.count, first + shard);
+  for (int r = 0; r < shape.n; ++r)
+    for (int s = 0; s < p.slots(r); ++s) {
+      if (p.expert(r, s) < 0) continue;
+      const auto e = static_cast<size_t>(p.expert(r, s));
+      ++replicas[e];
+      for (size_t i = first; i < last; ++i) sums[e * shard + i - first] += value(step, r, s, i);
+    }
+  for (size_t e = 0; e < n_experts; ++e)
+    for (size_t i = 0; i < shard; ++i) {
+      float wanted = first + i < last ? sums[e * shard + i] : 77.0f;
+      if (first + i < last && average && replicas[e] > 1) wanted /= static_cast<float>(replicas[e]);
+      ASSERT_EQ(shards[e * shard + i], wanted) << "step " << step << " expert " << e << " element " << i;
+    }
 }
 
 void check_shards(const Shape& shape, const Drawn& p, const Drawn& next, int step, int rank, moecclComm_t comm) {
@@ -143,6 +173,12 @@ TEST_P(ExpertsConformance, EveryStepHasItsOwnPlacement) {
           const Drawn next(random, shape.n, shape.n_experts, shape.most_slots, false);
           check_all_reduce(shape, p, step, rank, comm, step % 2 == 0, step % 4 < 2);
           if (::testing::Test::HasFatalFailure()) return;
+          for (const char* name : {static_cast<const char*>(nullptr), "direct", "nodes"}) {
+            if (name != nullptr && name[0] == 'n' && !shape.has_nodes) continue;
+            MOECCL_ASSERT_COMM_OK(moecclPlanForce(comm, moecclOpReduceGradients, name), comm);
+            check_reduce(shape, p, step, rank, comm, step % 4 < 2);
+            if (::testing::Test::HasFatalFailure()) return;
+          }
           check_shards(shape, p, next, step, rank, comm);
           if (::testing::Test::HasFatalFailure()) return;
         }
@@ -168,6 +204,114 @@ TEST(Experts, AThousandPlacements) {
     MOECCL_ASSERT_COMM_OK(moecclCommMemoryUsage(comm, &after), comm);
     EXPECT_EQ(before, after) << "the communicator grew";
   });
+}
+
+// Three layers in one call give what a call for each gives: other placements, buffers anywhere.
+TEST(Experts, SeveralLayersInOneCall) {
+  RankOptions options{.mode = RankMode::kProcesses};
+  options.config.topology = "node:2 gpu:2";
+  run_ranks(
+      4,
+      [](int rank, moecclComm_t comm) {
+        constexpr size_t kLayers = 3, kCount = 1003;
+        std::mt19937 random(static_cast<uint32_t>(test_seed()));
+        const size_t shard = moecclExpertShard(kCount, 4);
+        for (int step = 0; step < 6; ++step) {
+          set_note("step " + std::to_string(step));
+          std::vector<Drawn> placements;
+          for (size_t l = 0; l < kLayers; ++l) placements.emplace_back(random, 4, 3 + static_cast<int>(l), 3, l == 1);
+          std::vector<std::vector<float>> slots, shards, apart, placed, placed_apart;
+          for (size_t l = 0; l < kLayers; ++l) {
+            const Drawn& p = placements[l];
+            slots.emplace_back(static_cast<size_t>(p.slots(rank)) * kCount);
+            for (size_t i = 0; i < slots[l].size(); ++i) slots[l][i] = value(step + static_cast<int>(l), rank, 0, i);
+            shards.emplace_back(static_cast<size_t>(p.given.n_experts) * shard, 7.0f);
+            placed.emplace_back(slots[l].size(), 8.0f);
+          }
+          apart = shards;
+          placed_apart = placed;
+          std::vector<moecclExpertLayer_t> layers;
+          for (size_t l = 0; l < kLayers; ++l)
+            layers.push_back({&placements[l].given, slots[l].data(), shards[l].data()});
+          const auto at_once = [&](moecclOp_t what) {
+            MOECCL_ASSERT_COMM_OK(
+                moecclExpertLayers(what, layers.data(), kLayers, kCount, moecclFloat32, moecclAvg, comm, nullptr),
+                comm);
+          };
+          at_once(moecclOpReduceGradients);
+          for (size_t l = 0; l < kLayers; ++l)
+            MOECCL_ASSERT_COMM_OK(moecclReduceGradients(slots[l].data(), apart[l].data(), kCount, moecclFloat32,
+                                                        moecclAvg, &placements[l].given, comm, nullptr),
+                                  comm);
+          EXPECT_EQ(shards, apart);
+          for (size_t l = 0; l < kLayers; ++l) layers[l].slots = placed[l].data();
+          at_once(moecclOpPlaceWeights);
+          for (size_t l = 0; l < kLayers; ++l)
+            MOECCL_ASSERT_COMM_OK(moecclPlaceWeights(shards[l].data(), placed_apart[l].data(), kCount, moecclFloat32,
+                                                     &placements[l].given, comm, nullptr),
+                                  comm);
+          EXPECT_EQ(placed, placed_apart);
+          // Replicas are equal now. What lies behind the last ranks' shorter shards is left alone.
+          for (size_t l = 0; l < kLayers; ++l) std::fill(shards[l].begin(), shards[l].end(), 7.0f);
+          at_once(moecclOpCollectGradients);
+          EXPECT_EQ(shards, apart);
+        }
+      },
+      options);
+}
+
+TEST(Experts, LayersThatCannotBeOneCallAreNamed) {
+  run_ranks(1, [](int, moecclComm_t comm) {
+    const int32_t experts[2] = {0, 1};
+    moecclPlacement_t p = MOECCL_PLACEMENT_INIT;
+    p.n_experts = 2;
+    p.slots_per_rank = 2;
+    p.slot_expert = experts;
+    float v[64] = {};
+    moecclExpertLayer_t layers[2] = {{&p, v, v + 16}, {&p, v + 32, v + 48}};
+    const auto fails = [&](moecclOp_t what, size_t n, const char* word) {
+      EXPECT_EQ(moecclExpertLayers(what, layers, n, 4, moecclFloat32, moecclSum, comm, nullptr), moecclInvalidArgument);
+      EXPECT_NE(std::string(moecclGetLastError(comm)).find(word), std::string::npos) << moecclGetLastError(comm);
+    };
+    MOECCL_EXPECT_COMM_OK(
+        moecclExpertLayers(moecclOpReduceGradients, layers, 2, 4, moecclFloat32, moecclSum, comm, nullptr), comm);
+    fails(moecclOpExpertAllReduce, 2, "what is 12");
+    fails(moecclOpPlaceWeights, 0, "n_layers");
+    layers[1].shards = v + 18;
+    fails(moecclOpReduceGradients, 2, "layers[0].shards and layers[1].shards overlap");
+    layers[1].shards = reinterpret_cast<char*>(v + 48) + 2;
+    fails(moecclOpReduceGradients, 2, "130 bytes apart");
+    layers[1].shards = nullptr;
+    fails(moecclOpReduceGradients, 2, "layers[1].shards is NULL");
+    layers[1] = {nullptr, v + 32, v + 48};
+    fails(moecclOpReduceGradients, 2, "layers[1]");
+    EXPECT_EQ(moecclExpertLayers(moecclOpReduceGradients, layers, 1, 4, moecclFloat32, moecclMax, comm, nullptr),
+              moecclInvalidArgument);
+  });
+}
+
+// An expert on more ranks, and in more slots, than fit in 64 bits.
+TEST(Experts, OneExpertOnEightyRanks) {
+  constexpr int kRanks = 80;
+  RankOptions options{.mode = RankMode::kThreads};
+  options.config.topology = "node:10 gpu:8";
+  const Shape shape{"", kRanks, RankMode::kThreads, "node:10 gpu:8", 3, 2, 0, 170};
+  run_ranks(
+      kRanks,
+      [&](int rank, moecclComm_t comm) {
+        std::mt19937 random(static_cast<uint32_t>(test_seed()));
+        Drawn p(random, kRanks, 3, 2, true);
+        for (size_t s = 0; s < p.experts.size(); ++s) p.experts[s] = s % 23 == 0 ? static_cast<int32_t>(s % 2 + 1) : 0;
+        for (int step = 0; step < 2; ++step) {
+          check_all_reduce(shape, p, step, rank, comm, step == 0, step == 1);
+          if (::testing::Test::HasFatalFailure()) return;
+          check_reduce(shape, p, step, rank, comm, step == 1);
+          if (::testing::Test::HasFatalFailure()) return;
+          check_shards(shape, p, p, step, rank, comm);
+          if (::testing::Test::HasFatalFailure()) return;
+        }
+      },
+      options);
 }
 
 TEST(Experts, ReplicasGetTheSameBitsAndEveryRunTheSame) {

@@ -146,6 +146,158 @@ TEST_P(TensorAllToAll, TrialsEndWithOnePlanOnAllRanks) {
   }
 }
 
+TEST_P(TensorAllToAll, BlocksOfAnySizeGoThereAndBack) {
+  run_ranks(
+      GetParam().n,
+      [&](int, moecclComm_t comm) {
+        const moecclTensorGroups_t g = groups_of(comm);
+        const auto e = static_cast<size_t>(g.n_groups), mine = static_cast<size_t>(g.group);
+        uint32_t drawn = 1;
+        for (const size_t most : {size_t{0}, size_t{1}, size_t{50}, size_t{5000}, size_t{200'000}}) {
+          std::vector<size_t> counts(e * e), back_counts(e * e);
+          for (size_t s = 0; s < e; ++s)
+            for (size_t d = 0; d < e; ++d) {
+              drawn = drawn * 1664525 + 1013904223;
+              counts[s * e + d] = back_counts[d * e + s] = (drawn >> 8) % 4 == 0 ? 0 : (drawn >> 10) % (most + 1);
+            }
+          set_note("blocks of " + std::to_string(most) + " at most");
+          std::vector<unsigned char> in, want;
+          for (size_t d = 0; d < e; ++d)
+            for (size_t i = 0; i < 2 * counts[mine * e + d]; ++i)
+              in.push_back(byte_of(g.group, static_cast<int>(d), i));
+          for (size_t s = 0; s < e; ++s)
+            for (size_t i = 0; i < 2 * counts[s * e + mine]; ++i)
+              want.push_back(byte_of(static_cast<int>(s), g.group, i));
+          std::vector<unsigned char> out(want.size() + 64, kCanary), back(in.size() + 64, kCanary);
+          MOECCL_ASSERT_COMM_OK(
+              moecclTensorAllToAllv(in.data(), out.data(), counts.data(), moecclBfloat16, comm, nullptr), comm);
+          want.resize(out.size(), kCanary);
+          ASSERT_TRUE(out == want) << "blocks of " << most << " at most";
+          MOECCL_ASSERT_COMM_OK(
+              moecclTensorAllToAllv(out.data(), back.data(), back_counts.data(), moecclBfloat16, comm, nullptr), comm);
+          in.resize(back.size(), kCanary);
+          ASSERT_TRUE(back == in) << "blocks of " << most << " at most";
+        }
+      },
+      options());
+}
+
+// A layer of a tensor-parallel group: its ranks hold the same tokens, each group has two experts, expert x multiplies
+// by x + 1. Dispatch sends a token once to each group that it chose, combine sends the group's weighted sum back, and
+// the backward does the same with gradients. Small whole numbers: all sums are exact.
+TEST_P(TensorAllToAll, ALayerOfATensorParallelGroupSendsEachTokenOnce) {
+  constexpr size_t kTokens = 37, kHidden = 21, kTopK = 2;
+  run_ranks(
+      GetParam().n,
+      [&](int, moecclComm_t comm) {
+        const moecclTensorGroups_t g = groups_of(comm);
+        const auto e = static_cast<size_t>(g.n_groups), mine = static_cast<size_t>(g.group);
+        const auto expert = [&](size_t group, size_t token, size_t k) {
+          const size_t first = byte_of(static_cast<int>(group), 1000, token) % (2 * e);
+          return k == 0 ? first : (first + 1 + byte_of(static_cast<int>(group), 2000, token) % (2 * e - 1)) % (2 * e);
+        };
+        const auto weight = [](size_t token, size_t k) { return static_cast<float>(1 + (token + k) % 3); };
+        const auto value = [](size_t group, size_t token, size_t i, int what) {
+          return static_cast<float>(static_cast<int>(group * 5 + token * 3 + i * 7 + static_cast<size_t>(what)) % 11 -
+                                    5);
+        };
+        // The tokens of group s that chose an expert of group d, in order.
+        const auto chose = [&](size_t s, size_t d) {
+          std::vector<size_t> tokens;
+          for (size_t token = 0; token < kTokens; ++token)
+            if (expert(s, token, 0) / 2 == d || expert(s, token, 1) / 2 == d) tokens.push_back(token);
+          return tokens;
+        };
+        std::vector<size_t> counts(e * e), back_counts(e * e);
+        uint64_t crossing = 0;
+        for (size_t s = 0; s < e; ++s)
+          for (size_t d = 0; d < e; ++d) {
+            counts[s * e + d] = back_counts[d * e + s] = chose(s, d).size() * kHidden;
+            if (s != d) crossing += counts[s * e + d] * sizeof(float);
+          }
+        std::vector<int32_t> group_of(static_cast<size_t>(GetParam().n));
+        MOECCL_ASSERT_COMM_OK(moecclAllGather(&g.group, group_of.data(), 1, moecclInt32, comm, nullptr), comm);
+        const auto sent_outside = [&] {
+          std::vector<moecclTraffic_t> to(group_of.size());
+          EXPECT_EQ(moecclCommTraffic(comm, to.data(), GetParam().n), moecclSuccess);
+          uint64_t bytes = 0;
+          for (size_t r = 0; r < to.size(); ++r) bytes += group_of[r] == g.group ? 0 : to[r].bytes;
+          return bytes;
+        };
+        // what: 0 forward, 1 the gradient of the output on its way back.
+        for (const int what : {0, 1}) {
+          std::vector<float> send, rows, sums, back;
+          for (size_t d = 0; d < e; ++d)
+            for (const size_t token : chose(mine, d))
+              for (size_t i = 0; i < kHidden; ++i) send.push_back(value(mine, token, i, what));
+          for (size_t s = 0; s < e; ++s) rows.resize(rows.size() + counts[s * e + mine]);
+          sums.resize(rows.size());
+          back.resize(send.size());
+          const uint64_t before = sent_outside();
+          MOECCL_ASSERT_COMM_OK(
+              moecclTensorAllToAllv(send.data(), rows.data(), counts.data(), moecclFloat32, comm, nullptr), comm);
+          const uint64_t dispatched = sent_outside();
+          size_t at = 0;
+          for (size_t s = 0; s < e; ++s)
+            for (const size_t token : chose(s, mine))
+              for (size_t i = 0; i < kHidden; ++i, ++at) {
+                ASSERT_EQ(rows[at], value(s, token, i, what)) << "token " << token << " of group " << s;
+                for (size_t k = 0; k < kTopK; ++k)
+                  if (expert(s, token, k) / 2 == mine)
+                    sums[at] += weight(token, k) * static_cast<float>(expert(s, token, k) + 1) * rows[at];
+              }
+          MOECCL_ASSERT_COMM_OK(
+              moecclTensorAllToAllv(sums.data(), back.data(), back_counts.data(), moecclFloat32, comm, nullptr), comm);
+          uint64_t all[2] = {dispatched - before, sent_outside() - dispatched};
+          std::vector<float> result(kTokens * kHidden);
+          at = 0;
+          for (size_t d = 0; d < e; ++d)
+            for (const size_t token : chose(mine, d))
+              for (size_t i = 0; i < kHidden; ++i) result[token * kHidden + i] += back[at++];
+          for (size_t token = 0; token < kTokens; ++token)
+            for (size_t i = 0; i < kHidden; ++i) {
+              float wanted = 0;
+              for (size_t k = 0; k < kTopK; ++k)
+                wanted +=
+                    weight(token, k) * static_cast<float>(expert(mine, token, k) + 1) * value(mine, token, i, what);
+              ASSERT_EQ(result[token * kHidden + i], wanted) << "token " << token << (what ? ", backward" : "");
+            }
+          MOECCL_ASSERT_COMM_OK(moecclAllReduce(all, all, 2, moecclUint64, moecclSum, comm, nullptr), comm);
+          EXPECT_EQ(all[0], crossing) << "dispatch";
+          EXPECT_EQ(all[1], crossing) << "combine";
+        }
+      },
+      options());
+}
+
+TEST(TensorAllToAllv, WhatCannotBeIsNamed) {
+  RankOptions options{.mode = RankMode::kThreads};
+  options.config.topology = "node:2 gpu:1";
+  run_ranks(
+      2,
+      [](int rank, moecclComm_t comm) {
+        char in[16] = {}, out[16] = {};
+        size_t counts[4] = {1, 2, 3, 4};
+        const auto fails = [&](const void* send, void* recv, const size_t* given, moecclDataType_t type,
+                               const char* word) {
+          EXPECT_EQ(moecclTensorAllToAllv(send, recv, given, type, comm, nullptr), moecclInvalidArgument);
+          EXPECT_NE(std::string(moecclGetLastError(comm)).find(word), std::string::npos) << moecclGetLastError(comm);
+        };
+        fails(in, out, nullptr, moecclInt8, "counts is NULL");
+        fails(nullptr, out, counts, moecclInt8, "send is NULL");
+        fails(in, nullptr, counts, moecclInt8, "recv is NULL");
+        fails(in, in + 1, counts, moecclInt8, "overlap");
+        fails(in, out, counts, static_cast<moecclDataType_t>(99), "type is 99");
+        counts[2] = ~size_t{0} / 2;
+        fails(in, out, counts, moecclFloat32, "counts[2]");
+        // Ranks that give other counts learn of it.
+        counts[2] = static_cast<size_t>(3 + rank);
+        EXPECT_EQ(moecclTensorAllToAllv(in, out, counts, moecclInt8, comm, nullptr), moecclMismatch);
+        EXPECT_NE(std::string(moecclGetLastError(comm)).find("counts"), std::string::npos) << moecclGetLastError(comm);
+      },
+      options);
+}
+
 TEST(TensorAllToAllReport, TimelineAndPageShowTheLanesOfTheLastRun) {
   RankOptions options{.mode = RankMode::kThreads};
   options.config.topology = "node:2(bw=0.5GB/s) gpu:2(bw=1GB/s)";

@@ -130,6 +130,47 @@ class Experts(unittest.TestCase):
 
         in_threads(2, work)
 
+    def test_shards_get_the_sums_over_replicas(self):
+        placement, other = moeccl.Placement(3, [0, 1, 1, 2], slots_per_rank=2), moeccl.Placement(2, [1, 0], slot_counts=[2, 0])
+        count = 5
+
+        def work(comm):
+            mine = array.array("f", [10.0 * comm.rank + 1] * count + [10.0 * comm.rank + 2] * count)
+            part = moeccl.experts.shard(count, 2)
+            shards = floats(3 * part)
+            moeccl.experts.reduce_gradients(comm, placement, mine, shards)
+            self.assertEqual([shards[e * part] for e in range(3)], [1.0, 13.0, 12.0])
+            moeccl.experts.reduce_gradients(comm, placement, mine, shards, moeccl.AVG)
+            self.assertEqual([shards[e * part] for e in range(3)], [1.0, 6.5, 12.0])
+            self.assertIn("bytes", moeccl.experts.explain(comm, "reduce_gradients", count, placement))
+            # Two layers; rank 1 has no slots in the second.
+            second, second_shards = array.array("f", [4.0] * count + [3.0] * count) if comm.rank == 0 else None, floats(2 * part)
+            given = [(placement, mine, shards), (other, second, second_shards)]
+            moeccl.experts.layers(comm, "reduce_gradients", given, count)
+            self.assertEqual([shards[e * part] for e in range(3)], [1.0, 13.0, 12.0])
+            self.assertEqual([second_shards[e * part] for e in range(2)], [3.0, 4.0])
+            moeccl.experts.layers(comm, "place_weights", given, count)
+            self.assertEqual(list(mine), [1.0] * 5 + [13.0] * 5 if comm.rank == 0 else [13.0] * 5 + [12.0] * 5)
+            with self.assertRaisesRegex(ValueError, "layer 1: shards has 1 elements"):
+                moeccl.experts.layers(comm, "place_weights", [given[0], (other, second, floats(1))], count)
+
+        in_threads(2, work)
+
+    def test_blocks_of_any_size_cross_between_groups(self):
+        def work(comm):
+            group = comm.rank // 2
+            counts = [1, 3, 2, 0]
+            send = array.array("f", [[10.0, 1.0, 2.0, 3.0], [4.0, 5.0]][group])
+            recv = floats([3, 3][group])
+            moeccl.pipeline.tensor_all_to_all_v(comm, send, recv, counts)
+            self.assertEqual(list(recv), [[10.0, 4.0, 5.0], [1.0, 2.0, 3.0]][group])
+            with self.assertRaisesRegex(ValueError, "counts has 3 numbers"):
+                moeccl.pipeline.tensor_all_to_all_v(comm, send, recv, [1, 2, 3])
+            with self.assertRaisesRegex(ValueError, "recv has 1 elements"):
+                moeccl.pipeline.tensor_all_to_all_v(comm, send, floats(1), counts)
+
+        in_threads(4, work, topology="node:2 gpu:2")
+
     def test_choices_go_to_replicas_within_capacity(self):
         placement = moeccl.Placement(2, [0, 0, 0, 1], slots_per_rank=2)
 

@@ -141,6 +141,13 @@ class CudaDevice {
   }
   void end_stream(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamDestroy_v2", s)), 0); }
   void synchronize(void* s) { EXPECT_EQ((call<int(void*)>("cuStreamSynchronize", s)), 0); }
+  // Page-locked memory, for end_lock().
+  void* lock(size_t bytes) {
+    void* p = nullptr;
+    EXPECT_EQ((call<int(void**, size_t, unsigned)>("cuMemHostAlloc", &p, bytes, 2u)), 0);
+    return p;
+  }
+  void end_lock(void* p) { EXPECT_EQ(call<int(void*)>("cuMemFreeHost", p), 0); }
   // A word of page-locked memory, zero, and a stream that waits until it is at least `value`.
   uint64_t* make_word() {
     void* p = nullptr;

@@ -133,6 +133,7 @@ class Interpreter {
     if (step.dst.buffer == plan::Buffer::kStaging) {
       EXPECT_LE(sums.dst_first + sums.count, b.slot_elements) << "a block overflows its slot";
     }
+    ASSERT_EQ(sums.src_first, nullptr) << "stretches are not interpreted here";
     std::vector<const void*> bases;
     for (uint32_t i = 0; i < step.n_srcs; ++i) bases.push_back(base(at, programs_[at.rank].srcs[step.first_src + i]));
     kernels::ReduceRowsArgs args;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random placements of replicated experts for tests.
+// Random placements of replicated experts for tests, and all ranks' programs of a plan that moves rows.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,7 +7,10 @@
 #include <random>
 #include <vector>
 
+#include "src/algo/experts/expert_rows.h"
 #include "src/algo/replica_placement.h"
+#include "src/plan/checker.h"
+#include "src/plan/discipline.h"
 #include "src/plan/levels.h"
 
 namespace moeccl::test {
@@ -42,6 +45,43 @@ inline std::vector<plan::LevelTree> replica_trees() {
   dealt.levels.insert(dealt.levels.begin(), {"node", {}, {0, 1, 2, 0, 1, 2, 0}, 3});
   trees.push_back(dealt);
   return trees;
+}
+
+// All ranks' programs with what they read.
+struct BuiltRows {
+  template <class Rows>
+  BuiltRows(const Rows& rows, uint32_t n_ranks) {
+    plan.algorithm = rows.name();
+    plan.shape = rows.shape();
+    plan.chunking = rows.chunking();
+    bound.reserve(n_ranks);
+    for (uint32_t r = 0; r < n_ranks; ++r) {
+      bound.push_back(rows.build(r));
+      plan.programs.push_back(bound.back().program);
+      bindings.push_back(bound.back().binding);
+    }
+  }
+  Status check(const plan::RowExpectation& expected) const { return plan::check({plan, bindings, &expected}); }
+  plan::Plan plan;
+  std::vector<algo::BoundRows> bound;
+  std::vector<plan::Binding> bindings;
+};
+
+// How many single steps can be left out without the checker's notice; `what` names the last one.
+inline int unnoticed_losses(const BuiltRows& built, const plan::RowExpectation& expected, std::string* what) {
+  int unnoticed = 0;
+  for (size_t r = 0; r < built.plan.programs.size(); ++r)
+    for (size_t l = 0; l < built.plan.programs[r].lanes.size(); ++l)
+      for (size_t s = 0; s < built.plan.programs[r].lanes[l].steps.size(); ++s) {
+        plan::Plan changed = built.plan;
+        std::vector<plan::Step>& steps = changed.programs[r].lanes[l].steps;
+        steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(s));
+        changed.programs[r].finalize();
+        if (!plan::check({changed, built.bindings, &expected}).ok()) continue;
+        ++unnoticed;
+        *what = plan::step_name(built.plan.programs[r], static_cast<uint32_t>(l), static_cast<uint32_t>(s));
+      }
+  return unnoticed;
 }
 
 }  // namespace moeccl::test

@@ -4,7 +4,7 @@
 Expert tensors all have `count` elements. A rank's buffer of slots is [slots, count], of shards [n_experts, shard(count, n_ranks)]."""
 import array
 import ctypes
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import _abi
 from ._arrays import Given, made, set_array
@@ -124,6 +124,37 @@ def collect_gradients(comm: Comm, placement: Placement, slots: Any, shards: Any,
     _run(comm, "moecclCollectGradients", placement, slots, shards, (True, False), count, type, None, stream)
 
 
+def reduce_gradients(comm: Comm, placement: Placement, slots: Any, shards: Any, op: int = SUM, count: Optional[int] = None,
+                     type: Optional[int] = None, stream: Any = None) -> None:
+    """shards[n_experts, shard]: part `rank` of the sum (or AVG) of every expert's tensor over all its replicas in slots[slots, count].
+
+    What all_reduce() and collect_gradients() give together, with fewer bytes wherever an expert is on two ranks or more."""
+    _run(comm, "moecclReduceGradients", placement, slots, shards, (True, False), count, type, op, stream)
+
+
+def layers(comm: Comm, what: Union[str, int], given: Sequence[Tuple[Placement, Any, Any]], count: int, op: int = SUM,
+           type: Optional[int] = None, stream: Any = None) -> None:
+    """"reduce_gradients", "collect_gradients" or "place_weights" of several layers as one operation: given is [(placement, slots, shards)].
+
+    Placements and buffers may differ; `count` and the type are of all layers. A rank without slots in a layer gives None there."""
+    what, count = op_number(what), number("count", count, SIZE)
+    places = what == op_number("place_weights")
+    buffers = [Buffer(buffer, is_slots == places) for _, slots, shards in given for buffer, is_slots in ((slots, True), (shards, False))]
+    try:
+        kind = common_type("moecclExpertLayers", buffers, type)
+        table = (_abi.moecclExpertLayer_t * max(1, len(given)))()
+        for i, (placement, _, _) in enumerate(given):
+            wanted = (placement.slots(comm.size, comm.rank) * count, placement.n_experts * shard(count, comm.size))
+            for name, buffer, n in zip(("slots", "shards"), buffers[2 * i:2 * i + 2], wanted):
+                if buffer.count(kind) != n:
+                    raise ValueError(f"layer {i}: {name} has {buffer.count(kind)} elements, {n} are needed for experts of {count}")
+                setattr(table[i], name, buffer.data)
+            table[i].placement = ctypes.pointer(placement.struct)
+        comm._check(lib.moecclExpertLayers(what, table, len(given), count, kind, number("op", op), comm._handle, stream_handle(stream)))
+    finally:
+        give_back(buffers, stream)
+
+
 def place_weights(comm: Comm, placement: Placement, shards: Any, slots: Any, count: Optional[int] = None,
                   type: Optional[int] = None, stream: Any = None) -> None:
     """slots[slots, count]: the weights of each slot's expert, from the shards of all ranks. Empty slots are not written."""
@@ -140,11 +171,12 @@ def gradient_source(placement: Placement, n_ranks: int, expert: int, rank: int) 
 
 
 def explain(comm: Comm, op: Union[str, int], count: int, placement: Placement, type: int = FLOAT32) -> str:
-    """A page for a person about "expert_allreduce", "collect_gradients" or "place_weights". Not collective."""
+    """A page for a person about "expert_allreduce", "collect_gradients", "reduce_gradients" or "place_weights". Not collective."""
     type_size(type)
     placement.slots(comm.size, comm.rank)
     return page(lambda *room: lib.moecclExpertExplain(comm._handle, op_number(op), number("count", count, SIZE), type,
                                                       _byref(placement.struct), *room), comm)
 
 
-__all__: List[str] = ["Placement", "all_reduce", "collect_gradients", "explain", "gradient_source", "place_weights", "popularity", "shard"]
+__all__: List[str] = ["Placement", "all_reduce", "collect_gradients", "explain", "gradient_source", "layers", "place_weights", "popularity",
+                      "reduce_gradients", "shard"]

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor-parallel AllToAll between nodes, and when each lane of a plan was busy (include/moeccl/pipeline.h)."""
 import ctypes
-from typing import Any, List, Optional, Union
+from typing import Any, List, Optional, Sequence, Union
 
 from . import _abi
 from ._abi import LaneSpan, TensorGroups
 from ._arrays import record
-from ._buffers import type_size
+from ._buffers import Buffer, common_type, type_size
 from ._errors import SIZE, number
 from ._library import lib
 from .comm import Comm
 from .constants import FLOAT32
 from .plan import op_number
+from .streams import give_back, stream_handle
 
 
 def tensor_groups(comm: Comm) -> TensorGroups:
@@ -25,6 +26,28 @@ def tensor_all_to_all(comm: Comm, send: Any, recv: Any, type: Optional[int] = No
     """recv[n_groups, ...]: block g is block `own group` of group g's send[n_groups, ...]; ranks of a group send alike."""
     blocks = tensor_groups(comm).n_groups
     comm._run("moecclTensorAllToAll", send, recv, (blocks, blocks), type, None, None, stream)
+
+
+def tensor_all_to_all_v(comm: Comm, send: Any, recv: Any, counts: Sequence[int], type: Optional[int] = None, stream: Any = None) -> None:
+    """The same with blocks of any size: counts[s * n_groups + d] elements from group s to group d, the same on all ranks.
+
+    send: this rank's group's blocks for groups 0, 1, ..., one after the other; recv: those that groups 0, 1, ... sent to it. Each
+    element crosses between groups once; with the counts transposed it is the way back."""
+    groups = tensor_groups(comm)
+    e, mine = groups.n_groups, groups.group
+    if len(counts) != e * e:
+        raise ValueError(f"counts has {len(counts)} numbers: give {e * e}, one for each pair of the {e} groups")
+    given = (ctypes.c_size_t * (e * e))(*(number(f"counts[{i}]", n, SIZE) for i, n in enumerate(counts)))
+    buffers = [Buffer(send), Buffer(recv, True)]
+    try:
+        kind = common_type("moecclTensorAllToAllv", buffers, type)
+        wanted = [sum(counts[mine * e:(mine + 1) * e]), sum(counts[mine::e])]
+        for name, buffer, n in zip(("send", "recv"), buffers, wanted):
+            if buffer.count(kind) != n:
+                raise ValueError(f"{name} has {buffer.count(kind)} elements: group {mine} needs {n} by counts")
+        comm._check(lib.moecclTensorAllToAllv(buffers[0].data, buffers[1].data, given, kind, comm._handle, stream_handle(stream)))
+    finally:
+        give_back(buffers, stream)
 
 
 def timeline(comm: Comm, count: int, op: Union[str, int] = "tensor_alltoall", type: int = FLOAT32) -> List[LaneSpan]:

@@ -7,6 +7,7 @@
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/image.h"
 #include "src/exec/cuda/urgent_stream.h"
+#include "src/exec/operation.h"
 
 namespace moeccl::exec {
 
@@ -226,9 +227,39 @@ void too_many(const char* what, uint32_t n) {
 }
 
 template <int kType>
+void reduce(const kernels::ReduceArgs& a, kernels::ReduceOp op);
+
+// A launch takes kMaxSources buffers: dst holds the sum of those before, rounded to the type. A buffer that is dst
+// itself (in place) is read first.
+template <int kType>
+void reduce_many(const kernels::ReduceArgs& a, kernels::ReduceOp op) {
+  std::vector<const void*> srcs(a.srcs, a.srcs + a.n_srcs);
+  std::vector<kernels::Scalar> scales;
+  if (a.scales != nullptr) scales.assign(a.scales, a.scales + a.n_srcs);
+  if (const auto own = std::find(srcs.begin(), srcs.end(), a.dst); own != srcs.end()) {
+    if (!scales.empty()) std::swap(scales[0], scales[static_cast<size_t>(own - srcs.begin())]);
+    std::swap(srcs[0], *own);
+  }
+  for (uint32_t done = 0; done < a.n_srcs;) {
+    kernels::ReduceArgs part = a;
+    if (done > 0) {
+      --done;  // dst stands where the last of those before stood
+      srcs[done] = a.dst;
+      if (!scales.empty()) scales[done] = unit_scale(static_cast<moecclDataType_t>(kType));
+    }
+    part.srcs = srcs.data() + done;
+    part.scales = scales.empty() ? nullptr : scales.data() + done;
+    part.n_srcs = std::min(a.n_srcs - done, moeccl::cuda::kMaxSources);
+    done += part.n_srcs;
+    if (done < a.n_srcs) part.divisor = 0;
+    reduce<kType>(part, op);
+  }
+}
+
+template <int kType>
 void reduce(const kernels::ReduceArgs& a, kernels::ReduceOp op) {
   if (a.count == 0) return;
-  if (a.n_srcs > moeccl::cuda::kMaxSources) return too_many("a reduction", a.n_srcs);
+  if (a.n_srcs > moeccl::cuda::kMaxSources) return reduce_many<kType>(a, op);
   moeccl::cuda::ReduceKernelArgs k{};
   k.dst = a.dst;
   k.count = a.count;

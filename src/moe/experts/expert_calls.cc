@@ -6,13 +6,14 @@
 #include <limits>
 #include <memory>
 
-#include "kernels/cuda/args.h"
+#include "src/algo/experts/gradient_reduce.h"
 #include "src/algo/replica_move.h"
 #include "src/algo/replica_reduce.h"
 #include "src/algo/tuning.h"
 #include "src/base/adopt.h"
 #include "src/base/hash.h"
 #include "src/comm/collective.h"
+#include "src/moe/experts/expert_layers.h"
 #include "src/plan/cost.h"
 #include "src/plan/printer.h"
 
@@ -26,22 +27,27 @@ struct Checked {
   bool average = false;
 };
 
+Status check_size(const ExpertCall& call, size_t element_bytes) {
+  const uint64_t most = uint64_t{1} << 32;  // experts and slots of all ranks together
+  if (call.count <= std::numeric_limits<int64_t>::max() / most / element_bytes) return {};
+  return bad(call.op, "count", format("{}", call.count), "a size that fits in memory");
+}
+
 Result<Checked> check_call(const Communicator& comm, const ExpertCall& call) {
   Checked c;
   c.element_bytes = static_cast<uint32_t>(moecclTypeSize(call.type));
   if (c.element_bytes == 0)
     return bad(call.op, "type", format("{}", static_cast<int>(call.type)), "a moecclDataType_t");
-  if (call.op == moecclOpExpertAllReduce && call.reduce != moecclSum && call.reduce != moecclAvg)
+  if (plan::reduces(call.op) && call.reduce != moecclSum && call.reduce != moecclAvg)
     return bad(call.op, "op", format("{}", call.reduce), "moecclSum or moecclAvg");
   c.average = call.reduce == moecclAvg;
   MOECCL_ASSIGN_OR_RETURN(c.placement, read_placement(call.placement, comm.n_ranks()));
-  const uint64_t most = uint64_t{1} << 32;  // experts and slots of all ranks together
-  if (call.count > std::numeric_limits<int64_t>::max() / most / c.element_bytes)
-    return bad(call.op, "count", format("{}", call.count), "a size that fits in memory");
+  MOECCL_TRY(check_size(call, c.element_bytes));
   return c;
 }
 
 Status check_buffers(const ExpertCall& call, uint64_t in_bytes, uint64_t out_bytes) {
+  if (!call.places.shards.empty()) return {};  // join_layers() has looked at them
   const bool reduces = call.op == moecclOpExpertAllReduce;
   const bool places = call.op == moecclOpPlaceWeights;
   if (in_bytes > 0 && call.in == nullptr)
@@ -65,22 +71,6 @@ Side side_of(Communicator& comm, bool cuda) {
   return {comm.selector_for(cuda), comm.fabric_for(cuda).half_bytes, cuda};
 }
 
-// A kernel adds up a bounded number of tensors at once: own replicas and the other ranks' sums, or all replicas.
-Status kernels_suffice(algo::ReduceKind kind, const algo::ReplicaPlacement& placement) {
-  for (uint32_t e = 0; e < placement.n_experts; ++e) {
-    size_t sources = 0;
-    for (const algo::ExpertHost& host : placement.hosts[e])
-      sources = std::max(sources, host.slots.size() + placement.hosts[e].size() - 1);
-    if (kind == algo::ReduceKind::kDirect) sources = placement.n_replicas(e);
-    if (sources > moeccl::cuda::kMaxSources)
-      return error(moecclUnsupported,
-                   "expert {} has {} tensors to be added up at once on CUDA memory, at most {} are possible: use fewer "
-                   "replicas or host memory",
-                   e, sources, moeccl::cuda::kMaxSources);
-  }
-  return {};
-}
-
 // The forced kind, or the cheapest.
 Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Checked& c, const plan::Shape& shape) {
   using algo::ReduceKind;
@@ -90,7 +80,6 @@ Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Chec
   std::vector<ReduceKind> kinds;
   for (const ReduceKind kind : {ReduceKind::kDirect, ReduceKind::kNodes, ReduceKind::kFlat}) {
     Status applies = algo::ReplicaReduce::applies(kind, shape.reach, comm.tree());
-    if (applies.ok() && side.cuda) applies = kernels_suffice(kind, c.placement);
     if (forced == algo::reduce_kind_name(kind)) {
       if (!applies.ok()) return Status(applies).with_context(format("expert_allreduce: {}", forced));
       return kind;
@@ -150,16 +139,19 @@ struct Kept {
   int32_t n_experts = 0;
   std::vector<uint32_t> slots;       // [n_ranks]
   std::vector<int32_t> slot_expert;  // rank after rank
+  std::vector<uint64_t> slot_first, shard_first;
 
   plan::Program program, reachable;
+  algo::BoundRows moved;  // of what moves rows, instead of the programs
   exec::Choice choice, if_reachable;
-  std::vector<plan::RowBlock> rows;
   plan::Binding binding;
   bool asks = false;  // for the peers' buffers, before it chooses
   uint64_t in_bytes = 0, out_bytes = 0;
 
   bool serves(const Side& side, const ExpertCall& call) const {
     if (side.cuda != cuda || call.type != type || call.reduce != reduce || call.count != count) return false;
+    if (!std::ranges::equal(call.places.slots, slot_first) || !std::ranges::equal(call.places.shards, shard_first))
+      return false;
     const moecclPlacement_t& p = *call.placement;
     if (p.n_experts != n_experts || p.slot_expert == nullptr) return false;
     if (staging_bytes != side.staging_bytes || plans != side.selector.version()) return false;
@@ -181,19 +173,29 @@ Status keep_reduce(Communicator& comm, const Side& side, const ExpertCall& call,
   return build_reduce(comm, side, call, c, true, kept.reachable, kept.if_reachable);
 }
 
-Status keep_move(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c, Kept& kept) {
-  const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, side.reach(false),
-                                             side.staging_bytes};
-  MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove plan, algo::ReplicaMove::make(c.placement, comm.tree(), settings));
+// The plan of a call that moves rows.
+Result<algo::ReplicaMove> move_of(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c) {
+  return algo::ReplicaMove::make(c.placement, comm.tree(),
+                                 {call.op, call.count, c.element_bytes, side.reach(false), side.staging_bytes});
+}
+Result<algo::GradientReduce> sum_of(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c) {
+  using Way = algo::GradientReduce::Way;
+  const std::string& forced = side.selector.forced(call.op);
+  const Way way = forced.empty() ? Way::kFewerBytes : forced == "direct" ? Way::kDirect : Way::kNodes;
+  Result<algo::GradientReduce> made = algo::GradientReduce::make(
+      c.placement, comm.tree(), {call.count, c.element_bytes, c.average, side.reach(false), side.staging_bytes, way});
+  if (!made.ok() && !forced.empty())
+    return std::move(made).status().with_context(format("reduce_gradients: {}", forced));
+  return made;
+}
+
+template <class Rows>
+void keep_rows(Communicator& comm, const ExpertCall& call, const Checked& c, const Rows& plan, Kept& kept) {
   kept.in_bytes = plan.input_elements(comm.rank()) * c.element_bytes;
   kept.out_bytes = plan.output_elements(comm.rank()) * c.element_bytes;
-  algo::ReplicaMove::Bound bound = plan.build(comm.rank());
-  kept.program = std::move(bound.program);
-  kept.rows = std::move(bound.rows);
-  kept.choice = {&kept.program, plan.chunking(), plan.name(), plan.hash()};
-  kept.binding = bound.binding;
-  kept.binding.rows = kept.rows;
-  return {};
+  kept.moved = plan.build(comm.rank(), call.places);
+  kept.choice = {&kept.moved.program, plan.chunking(), plan.name(), plan.hash()};
+  kept.binding = kept.moved.binding;
 }
 
 Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const Side& side, const ExpertCall& call) {
@@ -209,10 +211,16 @@ Result<std::shared_ptr<const Kept>> keep(Communicator& comm, const Side& side, c
   kept->n_experts = call.placement->n_experts;
   for (uint32_t r = 0; r < comm.n_ranks(); ++r) kept->slots.push_back(c.placement.n_slots(r));
   kept->slot_expert = c.placement.slot_expert;
+  kept->slot_first.assign(call.places.slots.begin(), call.places.slots.end());
+  kept->shard_first.assign(call.places.shards.begin(), call.places.shards.end());
   if (call.op == moecclOpExpertAllReduce) {
     MOECCL_TRY(keep_reduce(comm, side, call, c, *kept));
+  } else if (call.op == moecclOpReduceGradients) {
+    MOECCL_ASSIGN_OR_RETURN(const algo::GradientReduce plan, sum_of(comm, side, call, c));
+    keep_rows(comm, call, c, plan, *kept);
   } else {
-    MOECCL_TRY(keep_move(comm, side, call, c, *kept));
+    MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove plan, move_of(comm, side, call, c));
+    keep_rows(comm, call, c, plan, *kept);
   }
   return std::shared_ptr<const Kept>(std::move(kept));
 }
@@ -246,7 +254,7 @@ Status prepare_expert_call(Communicator& comm, const ExpertCall& asked, exec::Op
   // As they are given, also when they hold nothing: a rank without slots tells its kind of memory by them.
   MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(call.in, call.out));
   const Side side = side_of(comm, op.on_device());
-  std::shared_ptr<const void>& place = comm.kept_expert_plan(call.op);
+  std::shared_ptr<const void>& place = comm.kept_plan(call.op);
   auto kept = std::static_pointer_cast<const Kept>(place);
   if (kept == nullptr || !kept->serves(side, call)) {
     MOECCL_ASSIGN_OR_RETURN(kept, keep(comm, side, call));
@@ -260,7 +268,7 @@ Status prepare_expert_call(Communicator& comm, const ExpertCall& asked, exec::Op
   op.signature.plan = kept->choice.plan_hash;
   op.choice = kept->choice;
   op.binding = kept->binding;
-  if (call.op == moecclOpExpertAllReduce) op.signature.reduce = static_cast<uint8_t>(call.reduce);
+  if (plan::reduces(call.op)) op.signature.reduce = static_cast<uint8_t>(call.reduce);
   if (kept->asks) {
     op.if_reachable = &kept->if_reachable;
     op.signature.plan = hash_combine(op.signature.plan, kept->if_reachable.plan_hash);
@@ -273,9 +281,35 @@ Status prepare_expert_call(Communicator& comm, const ExpertCall& asked, exec::Op
   return {};
 }
 
+Status prepare_expert_layers(Communicator& comm, const ExpertCall& asked, std::span<const moecclExpertLayer_t> layers,
+                             exec::Operation& op) {
+  MOECCL_TRY(comm.usable());
+  if (asked.op != moecclOpReduceGradients && asked.op != moecclOpCollectGradients && asked.op != moecclOpPlaceWeights)
+    return error(moecclInvalidArgument,
+                 "what is {}: give moecclOpReduceGradients, moecclOpCollectGradients or moecclOpPlaceWeights",
+                 static_cast<int>(asked.op));
+  if (layers.empty()) return error(moecclInvalidArgument, "n_layers is 0: give 1 or more");
+  if (layers.data() == nullptr) return error(moecclInvalidArgument, "layers is NULL: give {} layers", layers.size());
+  const size_t element_bytes = moecclTypeSize(asked.type);
+  if (element_bytes == 0)
+    return bad(asked.op, "type", format("{}", static_cast<int>(asked.type)), "a moecclDataType_t");
+  MOECCL_TRY(check_size(asked, element_bytes));
+  MOECCL_ASSIGN_OR_RETURN(const ExpertLayers joined, join_layers(comm, asked.op, layers, asked.count, element_bytes));
+  const moecclPlacement_t placement = joined.placement();
+  const bool places = asked.op == moecclOpPlaceWeights;
+  ExpertCall call = asked;
+  call.placement = &placement;
+  call.in = places ? joined.shards : joined.slots;
+  call.out = places ? joined.slots : joined.shards;
+  call.places = {joined.slot_first, joined.shard_first};
+  return prepare_expert_call(comm, call, op);
+}
+
 Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& call) {
-  if (call.op < moecclOpExpertAllReduce || call.op > moecclOpPlaceWeights)
-    return error(moecclInvalidArgument, "op is {}: give moecclOpExpertAllReduce, CollectGradients or PlaceWeights",
+  const bool reduces = call.op == moecclOpReduceGradients;
+  if ((call.op < moecclOpExpertAllReduce || call.op > moecclOpPlaceWeights) && !reduces)
+    return error(moecclInvalidArgument,
+                 "op is {}: give moecclOpExpertAllReduce, CollectGradients, ReduceGradients or PlaceWeights",
                  static_cast<int>(call.op));
   MOECCL_ASSIGN_OR_RETURN(const Checked c, check_call(comm, call));
   const Side side = side_of(comm, false);
@@ -305,19 +339,25 @@ Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& ca
     if (plan.programs.empty())
       return error(moecclUnsupported, "expert_allreduce does not fit: {}", candidates.back().refusal);
   } else {
-    const algo::ReplicaMove::Settings settings{call.op, call.count, c.element_bytes, side.reach(false),
-                                               side.staging_bytes};
-    MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove move, algo::ReplicaMove::make(c.placement, comm.tree(), settings));
-    plan.algorithm = move.name();
-    plan.shape = move.shape();
-    plan.chunking = move.chunking();
-    plan.hash = move.hash();
-    std::vector<algo::ReplicaMove::Bound> bound;
+    std::vector<algo::BoundRows> bound;
+    const auto build = [&](const auto& rows) {
+      plan.algorithm = rows.name();
+      plan.shape = rows.shape();
+      plan.chunking = rows.chunking();
+      plan.hash = rows.hash();
+      for (uint32_t r = 0; r < comm.n_ranks(); ++r) bound.push_back(rows.build(r));
+    };
+    if (reduces) {
+      MOECCL_ASSIGN_OR_RETURN(const algo::GradientReduce sum, sum_of(comm, side, call, c));
+      build(sum);
+    } else {
+      MOECCL_ASSIGN_OR_RETURN(const algo::ReplicaMove move, move_of(comm, side, call, c));
+      build(move);
+    }
     std::vector<plan::Binding> bindings;
-    for (uint32_t r = 0; r < comm.n_ranks(); ++r) {
-      bound.push_back(move.build(r));
-      plan.programs.push_back(bound.back().program);
-      bindings.push_back(bound.back().binding);
+    for (const algo::BoundRows& one : bound) {
+      plan.programs.push_back(one.program);
+      bindings.push_back(one.binding);
     }
     cost = plan::price(plan, bindings, comm.tree(), profile);
   }

@@ -2,24 +2,32 @@
 // From a C call on replicated experts to a prepared operation: checks first, then the plan of its placement.
 #pragma once
 
+#include <span>
+
 #include "moeccl/experts.h"
+#include "src/algo/experts/expert_rows.h"
 #include "src/algo/replica_placement.h"
 #include "src/comm/communicator.h"
 
 namespace moeccl::comm {
 
 struct ExpertCall {
-  moecclOp_t op = moecclOpExpertAllReduce;  // or moecclOpCollectGradients, moecclOpPlaceWeights
+  // or moecclOpCollectGradients, moecclOpReduceGradients, moecclOpPlaceWeights
+  moecclOp_t op = moecclOpExpertAllReduce;
   const void* in = nullptr;
   void* out = nullptr;
   size_t count = 0;
   moecclDataType_t type = moecclInt8;
   moecclRedOp_t reduce = moecclSum;
   const moecclPlacement_t* placement = nullptr;
+  algo::ExpertPlaces places = {};  // of several layers; `in` and `out` are then where their buffers are counted from
 };
 
 // Fills `op`, which must outlive its run and owns the plan that was built.
 Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Operation& op);
+// The same of several layers; placement and buffers of `call` are not looked at.
+Status prepare_expert_layers(Communicator& comm, const ExpertCall& call, std::span<const moecclExpertLayer_t> layers,
+                             exec::Operation& op);
 // The page of moecclExpertExplain; buffers are not looked at.
 Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& call);
 Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, uint32_t n_ranks);

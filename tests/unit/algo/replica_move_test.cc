@@ -42,22 +42,7 @@ plan::RowExpectation expectation(const ReplicaMove& move, const ReplicaPlacement
   return expected;
 }
 
-// All ranks' programs with what they read.
-struct Built {
-  Built(const ReplicaMove& move, uint32_t n_ranks) {
-    plan.shape = move.shape();
-    plan.chunking = move.chunking();
-    bound.reserve(n_ranks);
-    for (uint32_t r = 0; r < n_ranks; ++r) {
-      bound.push_back(move.build(r));
-      plan.programs.push_back(bound.back().program);
-      bindings.push_back(bound.back().binding);
-    }
-  }
-  plan::Plan plan;
-  std::vector<ReplicaMove::Bound> bound;
-  std::vector<plan::Binding> bindings;
-};
+using Built = test::BuiltRows;
 
 TEST(ReplicaMove, IsProvedForRandomPlacements) {
   std::mt19937 random(9);

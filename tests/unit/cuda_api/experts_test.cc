@@ -112,16 +112,17 @@ TEST_P(CudaExperts, GradientsAreCollectedAndWeightsPlaced) {
       const size_t shard = moecclExpertShard(count, GetParam().n), shards = 5 * shard * size + 1;
       const size_t before = p.slots(rank) * count * size + 1, after = next.slots(rank) * count * size + 1;
       set_note("step " + std::to_string(step));
-      std::vector<char> slots(before), want_shards(shards, 0x11), want_slots(after, 0x22);
+      std::vector<char> slots(before), want_shards(shards, 0x11), want_slots(after, 0x22), want_sums(shards, 0x11);
       for (size_t s = 0; s < p.slots(rank); ++s)
         for (size_t i = 0; i < count; ++i) {
           const auto v = static_cast<uint16_t>(p.expert(rank, s) * 1009 + static_cast<int>(i) + step);
           std::memcpy(&slots[(s * count + i) * size], &v, size);
         }
-      DeviceBuffer d_slots(device, before), d_shards(device, shards), d_placed(device, after);
+      DeviceBuffer d_slots(device, before), d_shards(device, shards), d_placed(device, after), d_sums(device, shards);
       d_slots.put(slots);
       d_shards.put(want_shards);
       d_placed.put(want_slots);
+      d_sums.put(want_sums);
       auto* s = reinterpret_cast<moecclStream_t>(stream);
       MOECCL_ASSERT_COMM_OK(
           moecclCollectGradients(slots.data(), want_shards.data(), count, moecclBfloat16, &p.given, comm, nullptr),
@@ -129,6 +130,14 @@ TEST_P(CudaExperts, GradientsAreCollectedAndWeightsPlaced) {
       MOECCL_ASSERT_COMM_OK(
           moecclPlaceWeights(want_shards.data(), want_slots.data(), count, moecclBfloat16, &next.given, comm, nullptr),
           comm);
+      // The same plan on both, so the same order of sums.
+      MOECCL_ASSERT_COMM_OK(moecclReduceGradients(slots.data(), want_sums.data(), count, moecclBfloat16, moecclSum,
+                                                  &p.given, comm, nullptr),
+                            comm);
+      MOECCL_ASSERT_COMM_OK(
+          moecclReduceGradients(d_slots.data(), d_sums.data(), count, moecclBfloat16, moecclSum, &p.given, comm, s),
+          comm);
+      EXPECT_EQ(d_sums.get(stream), want_sums) << "step " << step;
       // The second follows the first on the stream; the host waits for neither.
       MOECCL_ASSERT_COMM_OK(
           moecclCollectGradients(d_slots.data(), d_shards.data(), count, moecclBfloat16, &p.given, comm, s), comm);
@@ -136,6 +145,38 @@ TEST_P(CudaExperts, GradientsAreCollectedAndWeightsPlaced) {
           moecclPlaceWeights(d_shards.data(), d_placed.data(), count, moecclBfloat16, &next.given, comm, s), comm);
       EXPECT_EQ(d_placed.get(stream), want_slots) << "step " << step;
       EXPECT_EQ(d_shards.get(stream), want_shards) << "step " << step;
+    }
+  });
+}
+
+// The paper's optimizer: its state and so the shards are in host memory, the slots on the device.
+TEST_P(CudaExperts, ShardsMayBeInPageLockedHostMemory) {
+  run([&](int rank, moecclComm_t comm, CudaDevice& device, void* stream) {
+    std::mt19937_64 shared(test_seed() * 13), own(test_seed() * 17 + static_cast<uint64_t>(rank));
+    for (const size_t count : {size_t{257}, size_t{20'003}}) {
+      const Drawn p(shared, GetParam().n, 5), next(shared, GetParam().n, 5);
+      const size_t shards = 5 * moecclExpertShard(count, GetParam().n) * sizeof(float);
+      const std::vector<char> slots = floats(own, p.slots(rank) * count + 1, true);
+      std::vector<char> want(shards, 0), want_slots(next.slots(rank) * count * sizeof(float) + 1, 0x22);
+      DeviceBuffer d_slots(device, slots.size()), d_placed(device, want_slots.size());
+      d_slots.put(slots);
+      d_placed.put(want_slots);
+      void* const locked = device.lock(shards);
+      std::memset(locked, 0, shards);
+      auto* s = reinterpret_cast<moecclStream_t>(stream);
+      MOECCL_ASSERT_COMM_OK(
+          moecclReduceGradients(slots.data(), want.data(), count, moecclFloat32, moecclSum, &p.given, comm, nullptr),
+          comm);
+      MOECCL_ASSERT_COMM_OK(
+          moecclReduceGradients(d_slots.data(), locked, count, moecclFloat32, moecclSum, &p.given, comm, s), comm);
+      device.synchronize(stream);
+      EXPECT_EQ(std::memcmp(locked, want.data(), shards), 0) << "count " << count;
+      MOECCL_ASSERT_COMM_OK(
+          moecclPlaceWeights(want.data(), want_slots.data(), count, moecclFloat32, &next.given, comm, nullptr), comm);
+      MOECCL_ASSERT_COMM_OK(moecclPlaceWeights(locked, d_placed.data(), count, moecclFloat32, &next.given, comm, s),
+                            comm);
+      EXPECT_EQ(d_placed.get(stream), want_slots) << "count " << count;
+      device.end_lock(locked);
     }
   });
 }
@@ -221,7 +262,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CudaExperts,
                                            World{5, RankMode::kMixed, "node:2 gpu:2+3"},
                                            World{4, RankMode::kProcesses, "node:2 gpu:2", false}));
 
-TEST(CudaExpertsLimits, MoreReplicasThanAKernelAddsUpAreRefusedWithASentence) {
+// A kernel adds up 64 tensors; more are several launches. In place the rank's own buffer is among the last of them.
+TEST(CudaExpertsLimits, AnyNumberOfReplicasIsAddedUp) {
   RankOptions options{.mode = RankMode::kThreads, .deadline_ms = 60'000, .init = false};
   run_ranks(
       1,
@@ -229,19 +271,35 @@ TEST(CudaExpertsLimits, MoreReplicasThanAKernelAddsUpAreRefusedWithASentence) {
         CudaDevice device;
         moecclComm_t comm = join(rank, 1, device, options);
         ASSERT_NE(comm, nullptr);
-        const std::vector<int32_t> expert(65, 0);
-        moecclPlacement_t p = MOECCL_PLACEMENT_INIT;
-        p.n_experts = 1;
-        p.slots_per_rank = 65;
-        p.slot_expert = expert.data();
-        DeviceBuffer buffer(device, 65 * 4);
-        EXPECT_EQ(moecclExpertAllReduce(buffer.data(), buffer.data(), 1, moecclFloat32, moecclSum, &p, comm, nullptr),
-                  moecclUnsupported);
-        EXPECT_NE(std::string(moecclGetLastError(comm)).find("65 tensors"), std::string::npos)
-            << moecclGetLastError(comm);
-        std::vector<float> host(65);
-        EXPECT_EQ(moecclExpertAllReduce(buffer.data(), host.data(), 1, moecclFloat32, moecclSum, &p, comm, nullptr),
-                  moecclInvalidArgument);
+        for (const size_t slots : {size_t{64}, size_t{65}, size_t{128}, size_t{200}}) {
+          const std::vector<int32_t> expert(slots, 0);
+          moecclPlacement_t p = MOECCL_PLACEMENT_INIT;
+          p.n_experts = 1;
+          p.slots_per_rank = static_cast<int32_t>(slots);
+          p.slot_expert = expert.data();
+          constexpr size_t kCount = 37;
+          std::vector<float> values(slots * kCount), sum(kCount), got(slots * kCount);
+          for (size_t i = 0; i < values.size(); ++i) {
+            values[i] = static_cast<float>(static_cast<int>(i * 7 % 13) - 6);
+            sum[i % kCount] += values[i];
+          }
+          DeviceBuffer buffer(device, values.size() * sizeof(float)), shard(device, kCount * sizeof(float));
+          device.upload(buffer.data(), values.data(), values.size() * sizeof(float));
+          MOECCL_ASSERT_COMM_OK(
+              moecclReduceGradients(buffer.data(), shard.data(), kCount, moecclFloat32, moecclSum, &p, comm, nullptr),
+              comm);
+          device.download(got.data(), shard.data(), kCount * sizeof(float), nullptr);
+          EXPECT_TRUE(std::equal(sum.begin(), sum.end(), got.begin())) << slots << " slots, reduced";
+          MOECCL_ASSERT_COMM_OK(
+              moecclExpertAllReduce(buffer.data(), buffer.data(), kCount, moecclFloat32, moecclSum, &p, comm, nullptr),
+              comm);
+          device.download(got.data(), buffer.data(), got.size() * sizeof(float), nullptr);
+          for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], sum[i % kCount]) << slots << " slots, " << i;
+          std::vector<float> host(values.size());
+          EXPECT_EQ(
+              moecclExpertAllReduce(buffer.data(), host.data(), kCount, moecclFloat32, moecclSum, &p, comm, nullptr),
+              moecclInvalidArgument);
+        }
         MOECCL_EXPECT_OK(moecclCommDestroy(comm));
       },
       options);

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/comm/tensor_blocks_call.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "src/algo/tensor_blocks.h"
+#include "src/comm/collective.h"
+
+namespace moeccl::comm {
+namespace {
+
+// The plan of the last call. Dispatch, combine and both backwards of a step call with the same counts, or transposed.
+struct Kept {
+  std::vector<uint64_t> counts;
+  uint32_t element_bytes = 1;
+  bool cuda = false;
+  uint64_t staging_bytes = 0, plans = 0;  // plans: Selector::version()
+  uint64_t in_bytes = 0, out_bytes = 0;
+  algo::BoundRows bound;
+  exec::Choice choice;
+};
+
+Result<std::vector<uint64_t>> read_counts(const size_t* counts, uint32_t groups, size_t element_bytes) {
+  if (counts == nullptr)
+    return bad(moecclOpTensorAllToAllv, "counts", "NULL",
+               format("{} numbers, one for each pair of groups", groups * groups));
+  const uint64_t most = std::numeric_limits<int64_t>::max() / element_bytes;
+  std::vector<uint64_t> all(counts, counts + size_t{groups} * groups);
+  uint64_t sum = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i] > most - sum)
+      return bad(moecclOpTensorAllToAllv, format("counts[{}]", i).c_str(), format("{}", all[i]),
+                 "sizes that fit in memory");
+    sum += all[i];
+  }
+  return all;
+}
+
+}  // namespace
+
+Status prepare_tensor_blocks(Communicator& comm, const TensorBlocksCall& call, exec::Operation& op) {
+  constexpr moecclOp_t kOp = moecclOpTensorAllToAllv;
+  MOECCL_TRY(comm.usable());
+  op.element_bytes = moecclTypeSize(call.type);
+  if (op.element_bytes == 0) return bad(kOp, "type", format("{}", static_cast<int>(call.type)), "a moecclDataType_t");
+  MOECCL_ASSIGN_OR_RETURN(std::vector<uint64_t> counts,
+                          read_counts(call.counts, comm.tree().n_tensor_groups(), op.element_bytes));
+  MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(call.send, call.recv));
+  const bool cuda = op.on_device();
+  const Selector& selector = comm.selector_for(cuda);
+  const uint64_t staging = comm.fabric_for(cuda).half_bytes;
+  const auto element_bytes = static_cast<uint32_t>(op.element_bytes);
+  std::shared_ptr<const void>& place = comm.kept_plan(kOp);
+  auto kept = std::static_pointer_cast<const Kept>(place);
+  if (kept == nullptr || kept->counts != counts || kept->element_bytes != element_bytes || kept->cuda != cuda ||
+      kept->staging_bytes != staging || kept->plans != selector.version()) {
+    auto made = std::make_shared<Kept>();
+    made->counts = std::move(counts);
+    made->element_bytes = element_bytes;
+    made->cuda = cuda;
+    made->staging_bytes = staging;
+    made->plans = selector.version();
+    MOECCL_ASSIGN_OR_RETURN(
+        const algo::TensorBlocks plan,
+        algo::TensorBlocks::make(comm.tree(),
+                                 {made->counts, element_bytes, selector.shape_of(PlanKey{}, false).reach, staging}));
+    made->in_bytes = plan.input_elements(comm.rank()) * element_bytes;
+    made->out_bytes = plan.output_elements(comm.rank()) * element_bytes;
+    made->bound = plan.build(comm.rank());
+    made->choice = {&made->bound.program, plan.chunking(), plan.name(), plan.hash()};
+    place = kept = std::move(made);
+  }
+  if (kept->in_bytes > 0 && call.send == nullptr) return bad(kOp, "send", "NULL", format("{} bytes", kept->in_bytes));
+  if (kept->out_bytes > 0 && call.recv == nullptr) return bad(kOp, "recv", "NULL", format("{} bytes", kept->out_bytes));
+  if (overlap(call.send, kept->in_bytes, call.recv, kept->out_bytes))
+    return error(moecclInvalidArgument, "{}: send and recv overlap: give separate buffers", exec::op_name(kOp));
+  op.signature.op = kOp;
+  op.signature.type = call.type;
+  op.signature.plan = kept->choice.plan_hash;
+  op.priority = comm.priority_of(kOp);
+  op.choice = kept->choice;
+  op.binding = kept->bound.binding;
+  op.input = call.send;
+  op.output = call.recv;
+  op.output_bytes = kept->out_bytes;
+  op.keep = std::move(kept);
+  return {};
+}
+
+}  // namespace moeccl::comm
