@@ -7,47 +7,14 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
 
-#include <moeccl/moeccl.h>
+#include "common.h"
 
 namespace training {
 
 constexpr int kHidden = 16, kInner = 32, kOut = 8, kExperts = 8, kTopK = 2;
 constexpr int kSampleTokens = 8, kSamplesPerRank = 8, kTokens = kSampleTokens * kSamplesPerRank;
 constexpr int kExpertSize = 2 * kHidden * kInner;  // W1 [hidden][inner], then W2 [inner][hidden]
-
-// Small and reproducible everywhere.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
-  uint64_t next() {
-    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
-  float unit() { return static_cast<float>(next() >> 40) / 16777216.0f; }
-  float normal() {  // a sum of uniforms: no library whose last bit differs
-    float sum = -6;
-    for (int i = 0; i < 12; i++) sum += unit();
-    return sum;
-  }
-
- private:
-  uint64_t state_;
-};
-
-using Floats = std::vector<float>;
-inline Floats random_matrix(size_t n, float scale, uint64_t seed) {
-  Random random(seed);
-  Floats m(n);
-  for (float& v : m) v = scale * random.normal();
-  return m;
-}
 
 // out[n][b] = in[n][a] m[a][b]
 inline void multiply(const float* in, const float* m, float* out, size_t n, int a, int b) {
@@ -214,12 +181,6 @@ inline Floats initial_expert(int e) {
   const Floats noise = random_matrix(kExpertSize, 0.005f, 100 + static_cast<uint64_t>(e));
   for (size_t i = 0; i < w.size(); i++) w[i] += noise[i];
   return w;
-}
-
-inline void check(moecclResult_t result, const char* call, moecclComm_t comm = nullptr) {
-  if (result == moecclSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", call, moecclGetLastError(comm));
-  std::exit(1);  // the other ranks are told that this one is gone
 }
 
 }  // namespace training

@@ -37,3 +37,6 @@ def sources(build, quick):
     if not quick:
         yield Closed(PAPER, table_2)
         yield Program(PAPER, build, ["perf/hiermoe_tables"], judge=judge)
+        run = ["examples/training_run", "--warm", "15", "--steps", "2"]
+        yield Program(PAPER, build, [*run, "--data", "even", "--features", "flat,auto"])
+        yield Program(PAPER, build, [*run, "--data", "skewed", "--features", "flat,auto,swap"])
