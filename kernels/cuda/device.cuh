@@ -45,7 +45,10 @@ MOECCL_DEVICE T shuffle_xor(T v, uint32_t mask) {
   return __shfl_xor_sync(0xffffffffu, v, static_cast<int>(mask));
 }
 MOECCL_DEVICE uint32_t ballot(bool v) { return __ballot_sync(0xffffffffu, v); }
+// The lanes that give the same value.
+MOECCL_DEVICE uint32_t match(uint32_t v) { return __match_any_sync(0xffffffffu, v); }
 MOECCL_DEVICE uint32_t count_bits(uint32_t v) { return static_cast<uint32_t>(__popc(v)); }
+MOECCL_DEVICE uint32_t leading_zeros(uint32_t v) { return static_cast<uint32_t>(__clz(static_cast<int>(v))); }  // v > 0
 
 MOECCL_DEVICE uint32_t atomic_add(uint32_t* p, uint32_t v) { return atomicAdd(p, v); }
 MOECCL_DEVICE uint32_t atomic_or(uint32_t* p, uint32_t v) { return atomicOr(p, v); }
@@ -71,6 +74,14 @@ MOECCL_DEVICE uint32_t load_acquire_device(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
+}
+MOECCL_DEVICE uint32_t load_relaxed_device(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+MOECCL_DEVICE void store_relaxed_device(uint32_t* p, uint32_t v) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 MOECCL_DEVICE uint32_t add_release_device(uint32_t* p, uint32_t v) {
   uint32_t old;

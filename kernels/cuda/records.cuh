@@ -39,8 +39,10 @@ MOECCL_DEVICE void route_drop(const RouteDropKernelArgs& a) {
     if (thread_index() == 0) a.drop_counts[e] = static_cast<int32_t>(end - begin);
     for (uint32_t i = begin + thread_index(); i < end; i += block_threads()) {
       uint32_t* key = a.key + static_cast<size_t>(a.list[i]) * a.top_k;
-      for (uint32_t k = 0; k < a.top_k; ++k)
-        if (key[k] != kNoChoice && key[k] / kRouteChoices == a.position[e]) key[k] = kNoChoice;
+      for (uint32_t k = 0; k < a.top_k; ++k) {
+        const uint32_t seen = load_relaxed_device(&key[k]);
+        if (seen != kNoChoice && seen / kRouteChoices == a.position[e]) store_relaxed_device(&key[k], kNoChoice);
+      }
     }
   }
 }

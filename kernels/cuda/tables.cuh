@@ -71,19 +71,32 @@ MOECCL_DEVICE uint64_t table_first_token(uint64_t chunk, uint64_t n_chunks, uint
   return (chunk * n_tokens + n_chunks - 1) / n_chunks;
 }
 
-// RoutingTables::Walk over one tile. The same pass counts and writes: a counter holds what is before the tile in the
-// whole launch (zero when counting) and goes on by one.
+// RoutingTables::Walk over one tile, by a warp: a lane takes a choice, in the order of tokens and choices, so that what
+// a list gets in a round is a ballot and a row's place in it the lanes before. The same pass counts and writes: a
+// counter holds what is before the tile in the whole launch (zero when counting) and goes on by what a round adds.
 template <bool kWrites>
 struct TableWalk {
   const TablesKernelArgs& a;
   const TableConstants& is;
+  uint32_t lane;
   uint32_t tile = 0, tile_of_output = 0, n_tiles = 0, chunk = 0, source = 0, origin = 0;
   bool own = false;
   const uint16_t* expert = nullptr;
   const float* weight = nullptr;
-  uint32_t scattered = 0, arrived = 0, sums = 0, terms = 0;  // counters that every token moves
-  uint32_t arrived_first = 0, last_owner = 0;
-  bool sum_empty = true;
+  uint32_t scattered = 0, arrived = 0, sums = 0, terms = 0, unique = 0;  // counters that every token moves
+  uint32_t arrived_first = 0;
+  // Of the token so far, where it takes several rounds: its last choice that comes by, and whether one is local.
+  bool has_last = false, has_local = false;
+  int32_t last_way = 0;
+  uint32_t last_owner = 0;
+
+  // A choice: what comes by of it, and of the token's choice before it.
+  struct Choice {
+    uint32_t token = 0, e = 0, owner = 0, before_owner = 0;
+    int32_t way = 0, before_way = 0;
+    bool by = false, before = false, local_before = false;
+    float w = 1.0f;
+  };
 
   MOECCL_DEVICE uint32_t& cell(uint32_t counter, uint32_t at) const {
     return a.counter[static_cast<size_t>(counter) * n_tiles + at];
@@ -91,141 +104,125 @@ struct TableWalk {
   MOECCL_DEVICE uint32_t& cell(TableCounter kind) const { return cell(table_counter(is, kind), tile); }
   MOECCL_DEVICE bool comes_by(uint32_t e) const { return e < is.n_experts && (is.passes[e] >> origin & 1) != 0; }
   MOECCL_DEVICE bool at_expert() const { return a.weighted != 0 && is.expert_major != 0; }
+  MOECCL_DEVICE uint32_t lanes_before() const { return (1u << lane) - 1; }
+  MOECCL_DEVICE uint32_t before(uint32_t lanes) const { return count_bits(lanes & lanes_before()); }
 
   MOECCL_DEVICE void begin() {
-    if (!kWrites)
-      for (uint32_t c = 0; c < table_counters(is); ++c) cell(c, c < table_unique(is) ? tile : tile_of_output) = 0;
+    if (!kWrites) {
+      for (uint32_t c = lane; c < table_counters(is); c += kWarp)
+        cell(c, c < table_unique(is) ? tile : tile_of_output) = 0;
+      scattered = arrived = sums = terms = unique = 0;
+      warp_sync();
+      return;
+    }
     scattered = cell(TableCounter::kScattered);
     arrived = cell(TableCounter::kArrived);
     sums = cell(TableCounter::kSums);
     terms = cell(TableCounter::kTerms);
-    arrived_first = kWrites ? a.chunk_first[static_cast<size_t>(2 * is.n_out + source) * is.n_chunks + chunk] : 0;
-    last_owner = 0;
-    sum_empty = true;
+    unique = cell(table_unique(is), tile_of_output);
+    arrived_first = a.chunk_first[static_cast<size_t>(2 * is.n_out + source) * is.n_chunks + chunk];
   }
   MOECCL_DEVICE void end() const {
-    if (kWrites) return;
+    if (kWrites || lane != 0) return;
     cell(TableCounter::kScattered) = scattered;
     cell(TableCounter::kArrived) = arrived;
     cell(TableCounter::kSums) = sums;
     cell(TableCounter::kTerms) = terms;
+    cell(table_unique(is), tile_of_output) = unique;
   }
 
-  MOECCL_DEVICE void begin_sum() {
-    sum_empty = true;
-    if (kWrites) a.offset[sums] = terms;
-    ++sums;
+  // The place that each lane which takes part gets in the list of its counter, and the counter goes on.
+  MOECCL_DEVICE uint32_t count(bool takes_part, uint32_t counter, uint32_t at) const {
+    const uint32_t alike = match(takes_part ? counter : ~0u);
+    const uint32_t first = takes_part ? cell(counter, at) : 0;
+    warp_sync();  // all have read it
+    if (takes_part && before(alike) == 0) cell(counter, at) = first + count_bits(alike);
+    warp_sync();
+    return first + before(alike);
   }
-  MOECCL_DEVICE void term(uint32_t segment, uint32_t row, float w, uint32_t e) {
-    if (kWrites) {
-      const uint32_t owner = is.owner[e];
-      if (!sum_empty && is.grouped != 0)
-        a.term[terms - 1].close = static_cast<uint16_t>(is.level[last_owner * is.n_ranks + owner]);
-      a.term[terms] = {row, static_cast<uint16_t>(segment), 0};
-      if (at_expert()) a.term_weight[terms] = w;
-      last_owner = owner;
+  MOECCL_DEVICE uint32_t in_chunk(uint32_t place, uint32_t counter) const {
+    return kWrites ? place - a.chunk_first[static_cast<size_t>(counter) * is.n_chunks + chunk] : 0;
+  }
+
+  // The lane's choice, k of `token`, whose choices the lanes `of_token` have. `first_round`: of the token.
+  MOECCL_DEVICE Choice read(bool active, uint32_t token, uint32_t k, uint32_t of_token, bool first_round) const {
+    Choice c;
+    c.token = token;
+    const size_t i = static_cast<size_t>(token) * is.top_k + k;
+    c.e = active ? expert[i] : kNoExpert;
+    c.by = comes_by(c.e);
+    if (c.by) {
+      c.way = is.way[c.e];
+      c.owner = is.owner[c.e];
+      if (kWrites && a.weighted != 0) c.w = weight[i];
     }
-    sum_empty = false;
-    ++terms;
-  }
-  MOECCL_DEVICE void scatter(uint32_t src, uint32_t dst, float w) {
-    if (kWrites) {
-      a.scatter_src[scattered] = src;
-      a.scatter_dst[scattered] = dst;
-      if (at_expert()) a.scatter_weight[scattered] = w;
+    const uint32_t earlier = ballot(c.by) & of_token & lanes_before();
+    const uint32_t from = earlier == 0 ? lane : kWarp - 1 - leading_zeros(earlier);
+    c.before_way = shuffle(c.way, from);
+    c.before_owner = shuffle(c.owner, from);
+    c.before = earlier != 0;
+    if (!c.before && !first_round) {
+      c.before = has_last;
+      c.before_way = last_way;
+      c.before_owner = last_owner;
     }
-    ++scattered;
+    c.local_before = (ballot(c.by && c.way < 0) & of_token & lanes_before()) != 0 || (!first_round && has_local);
+    return c;
   }
-  // The row's number in the slot of out edge j.
-  MOECCL_DEVICE uint32_t gather(uint32_t j, uint32_t src) {
-    const uint32_t at = cell(j, tile)++;
-    if (!kWrites) return 0;
-    a.gather_src[a.list_first[j] + at] = src;
-    return at - a.chunk_first[static_cast<size_t>(j) * is.n_chunks + chunk];
-  }
-  MOECCL_DEVICE uint32_t returned(uint32_t j) {
-    const uint32_t at = cell(is.n_out + j, tile)++;
-    return kWrites ? at - a.chunk_first[static_cast<size_t>(is.n_out + j) * is.n_chunks + chunk] : 0;
-  }
-  // The row of Output of a local choice; *row: of the token's local choice before, in the layout of rows.
-  MOECCL_DEVICE uint32_t local_row(uint32_t e, bool first, uint32_t row) {
-    const uint32_t l = is.local_index[e], counter = table_unique(is) + 1 + l;
-    const uint32_t unique = first ? cell(table_unique(is), tile_of_output)++ : row;
-    const uint32_t among = cell(counter, tile_of_output)++;
-    if (!kWrites || is.expert_major == 0) return unique;
+
+  // Lists of Output, for a local choice: the row in the layout of rows or of experts.
+  MOECCL_DEVICE uint32_t local_row(bool local, const Choice& c) {
+    const uint32_t firsts = ballot(local && !c.local_before);
+    const uint32_t row = unique + before(firsts) - (c.local_before ? 1 : 0);
+    unique += count_bits(firsts);
+    const uint32_t l = local ? is.local_index[c.e] : 0;
+    const uint32_t among = count(local, table_unique(is) + 1 + l, tile_of_output);
+    if (!kWrites || !local || is.expert_major == 0) return row;
     return static_cast<uint32_t>(a.expert_offsets[l]) + among;
   }
-  MOECCL_DEVICE float weight_of(size_t i) const { return kWrites && a.weighted != 0 ? weight[i] : 1.0f; }
 
-  // Whether any of a token's choices comes by; of own tokens all count.
-  MOECCL_DEVICE bool has_record(size_t first) const {
-    for (uint32_t k = 0; k < is.top_k && !own; ++k) {
-      const uint32_t e = expert[first + k];
-      if (e == kNoExpert) return false;
-      if (comes_by(e)) return true;
-    }
-    return own;
-  }
+  // One round: `leads` where a token begins.
+  MOECCL_DEVICE void round(const Choice& c, bool leads) {
+    const bool merged = is.dedup != 0, local = c.by && c.way < 0, out = c.by && c.way >= 0;
+    const bool other = merged ? !c.before || c.before_way != c.way : !c.before || c.before_owner != c.owner;
+    const bool kept = c.by && (other || (is.expert_major != 0 && (local || !merged)));
+    const bool gathers = out && (kept || !merged);
+    // Rows that arrive, and sums: one of a token, or one of a choice.
+    const uint32_t arrivals = ballot(c.by && !own && (!merged || !c.before));
+    const uint32_t row_in =
+        own ? c.token : arrived - arrived_first + count_bits(arrivals & (lanes_before() | 1u << lane)) - 1;
+    arrived += count_bits(arrivals);
+    const bool begins = own ? leads : merged ? c.by && !c.before : kept;
+    const uint32_t kept_lanes = ballot(kept), sum_lanes = ballot(begins);
+    const uint32_t term = terms + before(kept_lanes);
+    if (kWrites && begins) a.offset[sums + before(sum_lanes)] = term;
+    sums += count_bits(sum_lanes);
+    terms += count_bits(kept_lanes);
 
-  MOECCL_DEVICE void merged(uint32_t token) {
-    const size_t begin = static_cast<size_t>(token) * is.top_k;
-    if (!has_record(begin)) return;
-    const uint32_t row_in = own ? token : arrived++ - arrived_first, first_out = is.first_out[source];
-    int32_t last = -2;
-    uint32_t row = 0;
-    bool local_before = false;
-    begin_sum();
-    for (uint32_t k = 0; k < is.top_k; ++k) {
-      const uint32_t e = expert[begin + k];
-      if (e == kNoExpert) break;
-      if (!comes_by(e)) continue;
-      const int32_t way = is.way[e];
-      if (way < 0) {
-        row = local_row(e, !local_before, row);
-        local_before = true;
-        const float w = weight_of(begin + k);
-        if (is.expert_major != 0 || way != last) {
-          scatter(row_in, row, w);
-          term(0, row, w, e);
-        }
-      } else if (way != last) {
-        const auto j = static_cast<uint32_t>(way);
-        term(1 + j - first_out, gather(j, row_in), 1.0f, e);
-      }
-      last = way;
-      last_owner = is.owner[e];
+    uint32_t row = local_row(local, c), segment = 0;
+    const uint32_t scatters = ballot(local && kept), j = out ? static_cast<uint32_t>(c.way) : 0;
+    if (kWrites && local && kept) {
+      const uint32_t at = scattered + before(scatters);
+      a.scatter_src[at] = row_in;
+      a.scatter_dst[at] = row;
+      if (at_expert()) a.scatter_weight[at] = c.w;
     }
-  }
-
-  MOECCL_DEVICE void single(uint32_t token) {
-    const size_t begin = static_cast<size_t>(token) * is.top_k;
-    const uint32_t first_out = is.first_out[source];
-    uint32_t owner_before = ~0u, row_here = 0;
-    bool local_before = false;
-    if (own) begin_sum();
-    for (uint32_t k = 0; k < is.top_k; ++k) {
-      const uint32_t e = expert[begin + k];
-      if (e == kNoExpert) break;
-      if (!comes_by(e)) continue;
-      const uint32_t owner = is.owner[e], row_in = own ? token : arrived++ - arrived_first;
-      const bool kept = is.expert_major != 0 || owner != owner_before, here = is.way[e] < 0;
-      owner_before = owner;
-      const float w = own || here ? weight_of(begin + k) : 1.0f;
-      uint32_t segment = 0, row = 0;
-      if (here) {
-        row = row_here = local_row(e, !local_before, row_here);
-        local_before = true;
-        if (kept) scatter(row_in, row, w);
-      } else {
-        const auto j = static_cast<uint32_t>(is.way[e]);
-        (void)gather(j, row_in);
-        segment = 1 + j - first_out;
-        if (kept) row = returned(j);
-      }
-      if (!kept) continue;
-      if (!own) begin_sum();
-      term(segment, row, own ? w : 1.0f, e);
+    scattered += count_bits(scatters);
+    const uint32_t place = count(gathers, j, tile);
+    if (kWrites && gathers) a.gather_src[a.list_first[j] + place] = row_in;
+    const uint32_t returned = merged ? place : count(out && kept, is.n_out + j, tile);
+    if (out) {
+      segment = 1 + j - is.first_out[source];
+      row = in_chunk(returned, merged ? j : is.n_out + j);
     }
+    if (!kWrites) return;
+    if (kept) {
+      a.term[term] = {row, static_cast<uint16_t>(segment), 0};
+      if (at_expert()) a.term_weight[term] = (merged ? local : own) ? c.w : 1.0f;
+    }
+    warp_sync();  // the next term of a sum says how many groups the one before closes
+    if (kept && c.before && is.grouped != 0 && (merged || own))
+      a.term[term - 1].close = static_cast<uint16_t>(is.level[c.before_owner * is.n_ranks + c.owner]);
   }
 
   MOECCL_DEVICE void run(uint32_t number) {
@@ -242,24 +239,42 @@ struct TableWalk {
     expert = reinterpret_cast<const uint16_t*>(block + a.expert_at);
     weight = reinterpret_cast<const float*>(block + a.weight_at);
     const uint64_t n = table_tokens(a, origin), chunk_end = table_first_token(chunk + 1, is.n_chunks, n);
-    uint64_t token = table_first_token(chunk, is.n_chunks, n) + static_cast<uint64_t>(part) * is.tile_tokens;
+    const uint64_t token = table_first_token(chunk, is.n_chunks, n) + static_cast<uint64_t>(part) * is.tile_tokens;
     const uint64_t end = token + is.tile_tokens < chunk_end ? token + is.tile_tokens : chunk_end;
     begin();
-    for (; token < end; ++token) {
-      if (is.dedup != 0)
-        merged(static_cast<uint32_t>(token));
-      else
-        single(static_cast<uint32_t>(token));
+    // Lanes of a token, and tokens of a round; a token of more choices than lanes takes several rounds.
+    const uint32_t width = is.top_k < kWarp ? is.top_k : kWarp, at_once = kWarp / width;
+    const uint32_t in_round = lane / width, of_token = (width == kWarp ? ~0u : (1u << width) - 1) << in_round * width;
+    for (uint64_t first = token; first < end; first += at_once) {
+      for (uint32_t k = 0; k < is.top_k; k += kWarp) {
+        const bool active = in_round < at_once && first + in_round < end && k + lane % width < is.top_k;
+        const Choice c = read(active, static_cast<uint32_t>(first) + in_round, k + lane % width, of_token, k == 0);
+        round(c, active && k == 0 && lane % width == 0);
+        if (is.top_k > kWarp) keep(c, k == 0);
+      }
     }
     this->end();
+  }
+
+  // For the token's next round.
+  MOECCL_DEVICE void keep(const Choice& c, bool first_round) {
+    const uint32_t by = ballot(c.by), local = ballot(c.by && c.way < 0);
+    const uint32_t from = by == 0 ? 0 : kWarp - 1 - leading_zeros(by);
+    const int32_t way = shuffle(c.way, from);
+    const uint32_t owner = shuffle(c.owner, from);
+    has_local = local != 0 || (!first_round && has_local);
+    has_last = by != 0 || (!first_round && has_last);
+    if (by == 0) return;
+    last_way = way;
+    last_owner = owner;
   }
 };
 
 template <bool kWrites>
 MOECCL_DEVICE void table_walk(const TablesKernelArgs& a) {
   const Team team = whole_grid();
-  TableWalk<kWrites> walk{a, a.is};
-  for (size_t tile = team.thread; tile < table_tiles(a.is); tile += team.n_threads)
+  TableWalk<kWrites> walk{a, a.is, team.lane()};
+  for (size_t tile = team.warp(); tile < table_tiles(a.is); tile += team.n_warps())
     walk.run(static_cast<uint32_t>(tile));
 }
 MOECCL_DEVICE void table_count(const TablesKernelArgs& a) { table_walk<false>(a); }

@@ -3,7 +3,7 @@
 // what algo::RoutingTables makes on the host out of records, list by list. Each rank gets every rank's kept choices (an
 // AllGather of blocks) and takes out of them what comes by: the records that it would otherwise have been sent.
 //
-// Tokens are cut into tiles, of one origin and one chunk each; a thread walks a tile, first to count, then, after
+// Tokens are cut into tiles, of one origin and one chunk each; a warp walks a tile, first to count, then, after
 // prefix sums over the tiles, to write. The order of lists is (chunk, source, origin, token), that of Output (origin,
 // token): each has counters of its own.
 #pragma once

@@ -15,7 +15,7 @@ using namespace moeccl::cuda;
 
 namespace {
 
-constexpr size_t kThreads = 256;
+constexpr size_t kThreads = 256, kWarp = 32;
 
 }  // namespace
 
@@ -77,10 +77,10 @@ Status CudaTables::make(const exec::StreamEngine& engine, cuda::Stream stream, b
   a.counts = target.counts;
   a.expert_offsets = target.expert_offsets;
   a.expert_counts = target.expert_counts;
-  MOECCL_TRY(engine.launch_on(stream, "moeccl_table_count", &a, plan_.n_tiles()));
+  MOECCL_TRY(engine.launch_on(stream, "moeccl_table_count", &a, size_t{plan_.n_tiles()} * kWarp));
   MOECCL_TRY(engine.launch_on(stream, "moeccl_table_scan", &a, size_t{plan_.n_counters()} * kThreads));
   MOECCL_TRY(engine.launch_on(stream, "moeccl_table_blocks", &a, size_t{a.is.n_sources} * a.is.n_chunks));
-  MOECCL_TRY(engine.launch_on(stream, "moeccl_table_fill", &a, plan_.n_tiles()));
+  MOECCL_TRY(engine.launch_on(stream, "moeccl_table_fill", &a, size_t{plan_.n_tiles()} * kWarp));
   if (captured) return {};
   return cuda::check(cuda::driver()->cuEventRecord(made_, stream), "a routing's update on a stream");
 }

@@ -13,8 +13,8 @@ using namespace moeccl::cuda;
 
 namespace {
 
-// A thread walks a tile: few tokens are many threads, but each tile costs a counter of each list.
-constexpr uint32_t kLeastTile = 8;
+// A warp walks a tile: few tokens are many warps, but each tile costs a counter of each list.
+constexpr uint32_t kLeastTile = 16;
 constexpr uint64_t kMostCounters = 4u << 20;
 
 uint64_t copies_of(const algo::MoeShape& shape, const algo::Paths& paths) {

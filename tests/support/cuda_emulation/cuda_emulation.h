@@ -28,11 +28,16 @@ extern constinit thread_local Place place;
 // All threads of a block come to a barrier from one place in the source: a block that mixes two barriers ends the
 // process.
 void block_sync(const std::source_location& at);
-// Deposits a value, waits for all lanes of the warp, returns that of `lane`.
+void warp_sync();
+// Shuffles and votes order nothing, as on a GPU. Deposits a value, waits for all lanes of the warp, returns that of
+// `lane`.
 uint64_t exchange(uint64_t value, uint32_t lane);
 uint32_t vote(bool value);
+uint32_t match(uint32_t value);
 void pause();
 uint64_t now_ns();
+// Of store_release_system(), in this process.
+extern std::atomic<int> releases;
 
 // A kernel by name; its one argument is a struct of `bytes`.
 struct Kernel {
@@ -54,6 +59,9 @@ struct Launch {
   const std::atomic<int>* failed = nullptr;  // no longer 0: the kernel ends where it is
   std::function<std::shared_ptr<void>()> on_thread =
       nullptr;  // what it gives lives while a thread of its own runs a block
+  // The thread sanitizer finds races between the threads of a block too. It knows some thousand threads at most, and
+  // each makes all barriers slower.
+  bool threads_apart = true;
 };
 void launch(const Kernel& kernel, const void* args, const Launch& how);
 // From a signal handler: whether this thread runs a kernel, and to leave it for good.
@@ -85,7 +93,7 @@ inline uint32_t block_threads() { return emulation::place.n_threads; }
 inline uint32_t block_index() { return emulation::place.block; }
 inline uint32_t grid_blocks() { return emulation::place.n_blocks; }
 inline void block_sync(const std::source_location& at = std::source_location::current()) { emulation::block_sync(at); }
-inline void warp_sync() { (void)emulation::vote(true); }
+inline void warp_sync() { emulation::warp_sync(); }
 
 template <class T>
 T shuffle(T v, uint32_t lane) {
@@ -100,6 +108,8 @@ T shuffle_xor(T v, uint32_t mask) {
   return shuffle(v, (thread_index() % 32) ^ mask);
 }
 inline uint32_t ballot(bool v) { return emulation::vote(v); }
+inline uint32_t match(uint32_t v) { return emulation::match(v); }
+inline uint32_t leading_zeros(uint32_t v) { return static_cast<uint32_t>(__builtin_clz(v)); }
 inline uint32_t count_bits(uint32_t v) { return static_cast<uint32_t>(__builtin_popcount(v)); }
 
 inline uint32_t atomic_add(uint32_t* p, uint32_t v) {
@@ -119,7 +129,10 @@ inline uint32_t atomic_min(uint32_t* p, uint32_t v) {
 inline uint64_t load_acquire_system(const uint64_t* p) {
   return std::atomic_ref(*const_cast<uint64_t*>(p)).load(std::memory_order_acquire);
 }
-inline void store_release_system(uint64_t* p, uint64_t v) { std::atomic_ref(*p).store(v, std::memory_order_release); }
+inline void store_release_system(uint64_t* p, uint64_t v) {
+  emulation::releases.fetch_add(1, std::memory_order_relaxed);
+  std::atomic_ref(*p).store(v, std::memory_order_release);
+}
 inline uint64_t load_relaxed_system(const uint64_t* p) {
   return std::atomic_ref(*const_cast<uint64_t*>(p)).load(std::memory_order_relaxed);
 }
@@ -127,6 +140,10 @@ inline void store_relaxed_system(uint64_t* p, uint64_t v) { std::atomic_ref(*p).
 inline uint32_t load_acquire_device(const uint32_t* p) {
   return std::atomic_ref(*const_cast<uint32_t*>(p)).load(std::memory_order_acquire);
 }
+inline uint32_t load_relaxed_device(const uint32_t* p) {
+  return std::atomic_ref(*const_cast<uint32_t*>(p)).load(std::memory_order_relaxed);
+}
+inline void store_relaxed_device(uint32_t* p, uint32_t v) { std::atomic_ref(*p).store(v, std::memory_order_relaxed); }
 inline uint32_t add_release_device(uint32_t* p, uint32_t v) {
   return std::atomic_ref(*p).fetch_add(v, std::memory_order_acq_rel);
 }

@@ -23,6 +23,7 @@
 //   MOECCL_TEST_CUDA_NO_VMM=1: no memory by file descriptors.
 //   MOECCL_TEST_CUDA_DEVICES: how many devices there are (1); each has 64 multiprocessors.
 //   MOECCL_TEST_CUDA_NO_PEERS=1: no device reaches another one's memory.
+//   MOECCL_TEST_CUDA_NVLINK=1: NVLink joins all devices.
 //   MOECCL_TEST_CUDA_IMAGE_ERROR=<n>: every module is refused with this error, and a line in the linker's log.
 //   MOECCL_TEST_CUDA_DRIVER_VERSION: what cuDriverGetVersion says (13000).
 #include "tests/support/cuda_emulation/fake_driver.h"
@@ -381,7 +382,9 @@ EXPORT int cuDeviceCanAccessPeer(int* can, int a, int b) {
 EXPORT int cuDeviceGetP2PAttribute(int* value, int attribute, int a, int b) {
   MOECCL_CALL();
   if (a < 0 || b < 0 || a >= n_devices() || b >= n_devices() || a == b) return kInvalidDevice;
-  return *value = attribute == 1 ? 0 : !rule("NO_PEERS", false), kOk;
+  const bool peers = !rule("NO_PEERS", false);
+  constexpr int kRank = 1, kNativeAtomics = 3;
+  return *value = attribute != kRank && peers && (attribute != kNativeAtomics || rule("NVLINK", false)), kOk;
 }
 // The current context from now on reaches memory of the other's device: what cuMemAlloc gives there, and has given.
 namespace {

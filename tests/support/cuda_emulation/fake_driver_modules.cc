@@ -68,6 +68,9 @@ uint32_t blocks_on_sm(const Kernel& kernel, uint32_t threads) {
 // For tests: how many kernels of this process have started, those of graphs too.
 EXPORT int moeccl_emulated_launches() { return launches.load(); }
 
+// For tests: stores by which this process' kernels released what they did to the whole system.
+EXPORT int moeccl_emulated_releases() { return moeccl::emulation::releases.load(); }
+
 // For tests: bytes of programs that one block of each of this process' persistent kernels found in page-locked memory,
 // across the bus.
 namespace {
@@ -242,6 +245,7 @@ EXPORT int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsi
     how.threads = block_x;
     how.seed = args.size() + grid_x;
     how.concurrent = together;
+    how.threads_apart = false;
     how.failed = &own->failed;
     how.on_thread = [own] { return std::make_shared<Access>(own, true); };
     note_program(kernel->name, copy);

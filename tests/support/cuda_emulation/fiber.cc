@@ -5,6 +5,8 @@
 
 #include <cstdlib>
 
+#include "tests/support/cuda_emulation/thread_sanitizer.h"
+
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
 #define __SANITIZE_ADDRESS__ 1  // clang says it otherwise
@@ -21,7 +23,8 @@
 namespace moeccl::emulation {
 namespace {
 
-constexpr size_t kStackBytes = 128 << 10, kGuardBytes = 4096;
+// The thread sanitizer writes its reports on the stack of whoever raced.
+constexpr size_t kStackBytes = (tsan::kOn ? 1024 : 128) << 10, kGuardBytes = 4096;
 
 }  // namespace
 
@@ -132,7 +135,9 @@ void Fiber::loop() {
   }
 }
 
-void Fiber::resume() {
+void Fiber::resume(void* as) {
+  caller_thread_ = tsan::this_thread();
+  tsan::become(as);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&caller_fake_, stack_, kStackBytes);
 #endif
@@ -143,6 +148,7 @@ void Fiber::resume() {
 }
 
 void Fiber::yield() {
+  tsan::become(caller_thread_);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&fake_, caller_stack_, caller_bytes_);
 #endif

@@ -22,8 +22,9 @@ class Fiber {
     running_ = true;
   }
   bool running() const { return running_; }
-  // From the OS thread's own stack: goes on until the fiber yields or its body ends.
-  void resume();
+  // From the OS thread's own stack: goes on until the fiber yields or its body ends. `as`: what the thread sanitizer
+  // takes it for meanwhile (thread_sanitizer.h).
+  void resume(void* as);
   // From inside: back to resume()'s caller.
   void yield();
 
@@ -40,6 +41,7 @@ class Fiber {
   void *fake_ = nullptr, *caller_fake_ = nullptr;
   const void* caller_stack_ = nullptr;
   size_t caller_bytes_ = 0;
+  void* caller_thread_ = nullptr;  // the thread sanitizer's
 };
 
 }  // namespace moeccl::emulation

@@ -9,15 +9,18 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "tests/support/cuda_emulation/cuda_emulation.h"
 #include "tests/support/cuda_emulation/fiber.h"
+#include "tests/support/cuda_emulation/thread_sanitizer.h"
 
 namespace moeccl::emulation {
 
 constinit thread_local Place place;
+std::atomic<int> releases{0};
 
 namespace {
 
@@ -54,6 +57,7 @@ struct Block {
   const void* args = nullptr;
   struct Thread {
     Fiber fiber;
+    std::optional<tsan::Thread> apart;  // what the thread sanitizer takes it for; else Block::together
     Place place;
     const uint32_t* waits_for = nullptr;  // runs on when this is no longer `round`
     uint32_t round = 0;
@@ -61,15 +65,21 @@ struct Block {
     const char* what = "";
   };
   std::vector<std::unique_ptr<Thread>> threads;  // kept between launches
+  std::optional<tsan::Thread> together;          // all threads, where the thread sanitizer does not tell them apart
   Meeting all;
   std::vector<Meeting> warps;
   uint32_t n_threads = 0;
   bool abandoned = false;  // by a thread that does not come back
+  bool apart = false;
+  char began = 0, ended = 0;  // addresses by which the thread sanitizer orders what was before and comes after
 
   void run(const Kernel& kernel_to_run, const void* its_args, uint32_t block, const Launch& how);
   [[noreturn]] void deadlock() const;
   void check_place(const std::source_location& at);
   void wait(Meeting& meeting, const char* what);
+  // The same, and what threads did before is ordered before what they do after it.
+  void synchronize(Meeting& meeting, const char* what);
+  void* sanitizers(Thread& thread) { return apart ? thread.apart->get() : together->get(); }
   void leave(Meeting& meeting) {
     --meeting.members;
     if (meeting.members > 0 && meeting.arrived == meeting.members) {
@@ -112,6 +122,14 @@ void Block::wait(Meeting& meeting, const char* what) {
   self.waits_for = nullptr;
 }
 
+void Block::synchronize(Meeting& meeting, const char* what) {
+  // As values: nobody can be two rounds ahead.
+  void* const round = meeting.value[meeting.round % 2];
+  if (apart) tsan::release(round);
+  wait(meeting, what);
+  if (apart) tsan::acquire(round);
+}
+
 static thread_local Block::Thread* running = nullptr;
 
 bool in_kernel() { return running != nullptr; }
@@ -125,7 +143,9 @@ void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t bloc
   kernel = &kernel_to_run;
   args = its_args;
   n_threads = how.threads;
+  apart = tsan::kOn && how.threads_apart;
   while (threads.size() < n_threads) threads.push_back(std::make_unique<Thread>());
+  if (!together) together.emplace();
   all = {};
   all.members = n_threads;
   warps.assign((n_threads + kWarp - 1) / kWarp, {});
@@ -134,20 +154,25 @@ void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t bloc
     Thread& th = *threads[t];
     th.place = {t, block, n_threads, how.blocks, this};
     th.waits_for = nullptr;
+    if (apart && !th.apart) th.apart.emplace();
     th.fiber.start(
         [](void* p) {
           auto* b = static_cast<Block*>(p);
+          tsan::acquire(&b->began);
           b->kernel->run(b->args);
+          tsan::release(&b->ended);
           b->leave(b->all);
           b->leave(b->warps[place.thread / kWarp]);
         },
         this);
   }
+  tsan::release(&began);
   // The order of threads turns with the seed and reverses every second round.
   uint64_t turn = how.seed * 0x9e3779b97f4a7c15ull >> 32;
   for (uint32_t left = n_threads; left > 0; turn = turn * 2862933555777941757ull + 3037000493ull) {
     if (abandoned || (how.failed != nullptr && how.failed->load(std::memory_order_relaxed) != 0)) {
       threads.clear();  // stacks that nobody returns to
+      together.reset();
       abandoned = false;
       break;
     }
@@ -160,7 +185,7 @@ void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t bloc
       th.paused = false;
       place = th.place;
       running = &th;
-      th.fiber.resume();
+      th.fiber.resume(sanitizers(th));
       running = nullptr;
       if (abandoned) break;
       if (th.paused) {
@@ -173,12 +198,15 @@ void Block::run(const Kernel& kernel_to_run, const void* its_args, uint32_t bloc
     if (!moved && !paused && !abandoned) deadlock();
     if (!moved) sched_yield();  // somebody outside of this block is waited for
   }
+  tsan::acquire(&ended);
 }
 
 void block_sync(const std::source_location& at) {
   place.owner->check_place(at);
-  place.owner->wait(place.owner->all, "block barrier");
+  place.owner->synchronize(place.owner->all, "block barrier");
 }
+
+void warp_sync() { place.owner->synchronize(place.owner->warps[place.thread / kWarp], "warp barrier"); }
 
 uint64_t exchange(uint64_t value, uint32_t lane) {
   Block& b = *place.owner;
@@ -189,16 +217,19 @@ uint64_t exchange(uint64_t value, uint32_t lane) {
   return m.value[set][lane % kWarp];
 }
 
-uint32_t vote(bool value) {
+// The lanes whose value is `wanted`.
+static uint32_t lanes_with(uint64_t value, uint64_t wanted) {
   Block& b = *place.owner;
   Meeting& m = b.warps[place.thread / kWarp];
   const uint32_t set = m.round % 2, members = m.members;
   m.value[set][place.thread % kWarp] = value;
   b.wait(m, "warp");
-  uint32_t votes = 0;
-  for (uint32_t l = 0; l < members; ++l) votes |= static_cast<uint32_t>(m.value[set][l] != 0) << l;
-  return votes;
+  uint32_t lanes = 0;
+  for (uint32_t l = 0; l < members; ++l) lanes |= static_cast<uint32_t>(m.value[set][l] == wanted) << l;
+  return lanes;
 }
+uint32_t vote(bool value) { return lanes_with(value, 1); }
+uint32_t match(uint32_t value) { return lanes_with(value, value); }
 
 void pause() {
   Block::Thread& self = *place.owner->threads[place.thread];

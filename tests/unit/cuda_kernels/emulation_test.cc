@@ -36,7 +36,7 @@ struct FlagArgs {
 // Block 0 waits for block 1: only concurrent blocks get through.
 MOECCL_KERNEL(test_flag, FlagArgs) {
   if (cuda::block_index() == 1) {
-    a.order[1] = 7;
+    if (cuda::thread_index() == 1) a.order[1] = 7;
     cuda::block_sync();
     if (cuda::thread_index() == 0) cuda::store_release_system(a.flag, 1);
     return;
@@ -100,6 +100,36 @@ TEST(EmulationDeathTest, ABlockWhoseThreadsStandAtDifferentBarriersEndsTheProces
   const FlagArgs args{nullptr, order};
   EXPECT_DEATH(launch(kernel("test_two_barriers"), &args, {.threads = 32}), "at different barriers");
 }
+
+#if defined(__SANITIZE_THREAD__)
+struct RaceArgs {
+  uint32_t* out;
+  uint32_t kind;
+};
+enum : uint32_t { kOrdered, kWithoutBarrier, kByShuffle };
+// Each thread reads what the next lane of its warp has written.
+MOECCL_KERNEL(test_race, RaceArgs) {
+  MOECCL_SHARED uint32_t values[64];
+  const uint32_t t = cuda::thread_index();
+  values[t] = t;
+  if (a.kind == kOrdered) cuda::warp_sync();
+  if (a.kind == kByShuffle) (void)cuda::shuffle(t, 0);
+  a.out[t] = values[t ^ 1];
+}
+
+TEST(EmulationDeathTest, TheThreadSanitizerSeesRacesOfABlocksThreads) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  uint32_t out[64] = {};
+  const auto run = [&](uint32_t kind) {
+    const RaceArgs args{out, kind};
+    launch(kernel("test_race"), &args, {.threads = 64});
+  };
+  run(kOrdered);
+  EXPECT_EQ(out[5], 4u);
+  EXPECT_DEATH(run(kWithoutBarrier), "data race");
+  EXPECT_DEATH(run(kByShuffle), "data race") << "a shuffle orders no memory";
+}
+#endif
 
 }  // namespace
 }  // namespace moeccl::emulation

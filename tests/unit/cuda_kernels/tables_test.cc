@@ -163,6 +163,19 @@ void expect_tables(const RankOnDevice& got, const algo::RoutingTables& want, uin
   }
 }
 
+void expect_equal(const test::MoeCluster& cluster, Random& random) {
+  const test::MoeCase& moe = cluster.test_case;
+  OnDevice device(cluster, random);
+  for (uint32_t r = 0; r < cluster.n(); ++r)
+    device.give(r, cluster.index[r], cluster.weight[r], moe.tokens[r], moe.shape.max_tokens);
+  device.gather_blocks();
+  for (uint32_t r = 0; r < cluster.n(); ++r) {
+    SCOPED_TRACE("rank " + std::to_string(r));
+    device.make(r);
+    expect_tables(device.rank(r), cluster.tables[r], moe.tokens[r]);
+  }
+}
+
 test::MoeCase draw_case(const plan::LevelTree& tree, test::Random& draw, Random& random) {
   test::MoeCase moe = test::random_case(tree, draw);
   moe.shape.capacity = random.chance(30) ? static_cast<uint32_t>(1 + random.below(4)) : 0;
@@ -218,14 +231,30 @@ TEST(CudaTables, WithExpertDomainsEachOriginsViewCounts) {
     test::MoeCluster cluster(moe, seed);
     cluster.route({algo::PathKind::kHier, 1 + static_cast<uint32_t>(random.below(2))}, 0);
     if (HasFatalFailure()) return;
-    OnDevice device(cluster, random);
-    for (uint32_t r = 0; r < cluster.n(); ++r)
-      device.give(r, cluster.index[r], cluster.weight[r], moe.tokens[r], moe.shape.max_tokens);
-    device.gather_blocks();
-    for (uint32_t r = 0; r < cluster.n(); ++r) {
-      SCOPED_TRACE("round " + std::to_string(round) + ", rank " + std::to_string(r));
-      device.make(r);
-      expect_tables(device.rank(r), cluster.tables[r], moe.tokens[r]);
+    SCOPED_TRACE("round " + std::to_string(round));
+    expect_equal(cluster, random);
+    if (HasFailure()) return;
+  }
+}
+
+// A warp takes several tokens at once, or one of more choices than it has lanes in several rounds.
+TEST(CudaTables, TokensOfAnyNumberOfChoicesEqualTheHosts) {
+  Random random(54);
+  const plan::LevelTree tree = test::tree_of({{"node", {}, {2, 2}}});
+  for (const uint32_t top_k : {1u, 3u, 17u, 31u, 32u, 33u, 64u}) {
+    for (const algo::MoeAlgorithm& algorithm : algo::moe_candidates(tree)) {
+      const auto seed = static_cast<uint32_t>(random.bits());
+      test::Random draw(seed);
+      test::MoeCase moe = draw_case(tree, draw, random);
+      moe.n_experts = top_k + static_cast<uint32_t>(random.below(9));
+      moe.owner.clear();
+      moe.shape.top_k = top_k;
+      moe.hot_experts = 0;
+      test::MoeCluster cluster(moe, seed);
+      cluster.route(algorithm, 0);
+      if (HasFatalFailure()) return;
+      SCOPED_TRACE(std::to_string(top_k) + " choices, " + algorithm.name());
+      expect_equal(cluster, random);
       if (HasFailure()) return;
     }
   }
