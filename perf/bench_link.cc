@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "src/base/env.h"
 #include "src/exec/fabric.h"
 #include "transport/shm/segment.h"
 #include "transport/transport.h"
@@ -99,6 +100,7 @@ Rank connect(const transport::Network& network, uint32_t me, Peer peer) {
   o.timeout_ms = 20'000;
   o.deadline = Deadline::after_ms(20'000);
   o.one_machine = true;
+  o.encrypt = env().encrypt;
   auto endpoint = network.open(o);
   must(endpoint.status());
   const transport::Region regions[] = {{r.heap, kStaging, nullptr}};

@@ -35,6 +35,7 @@ struct Capabilities {
   bool inline_words = false;   // a signal costs no more than its words: nothing is registered or copied for it
   bool device_memory = false;  // Endpoint::register_device(), where the system allows it
   bool needs_pump = false;     // an Engine must be driven while something is under way
+  bool encrypts = false;       // with NetworkOptions::encrypt; the others are not opened then
 };
 
 // What a transport finds on this host. For doctor, explain and the choice.
@@ -69,6 +70,7 @@ struct NetworkOptions {
   // Readable when the group cannot come about any more, so that nobody waits for ranks that will not come; -1: none.
   int news = -1;
   Deadline deadline;         // of connecting
+  bool encrypt = false;      // nothing of the data goes over the network as it is
   bool one_machine = false;  // MOECCL_HOST_ID: the "hosts" are network namespaces, or nothing at all, of one machine
   std::string plugin;        // of NCCL's: the name that MOECCL_NET gives; empty: any
   // Which of this host's devices the rank uses where the user does not say, nearest first: positions in what it is

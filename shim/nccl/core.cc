@@ -60,7 +60,10 @@ ncclResult_t GetUniqueId(ncclUniqueId* id) {
     return fail(ncclInvalidArgument, "ncclGetUniqueId: id is NULL: give the address of an ncclUniqueId");
   // A job that goes to NCCL as a whole needs no MoECCL to agree on it, which also works between hosts.
   std::string reason;
-  if (wants_nccl(&reason) && real_nccl() != nullptr) return MOECCL_FORWARD(GetUniqueId, id);
+  if (wants_nccl(&reason) && real_nccl() != nullptr) {
+    const ncclResult_t refused = refuse_unencrypted(reason);
+    return refused != ncclSuccess ? refused : MOECCL_FORWARD(GetUniqueId, id);
+  }
   moecclUniqueId made;
   const ncclResult_t result = from_moeccl(moecclGetUniqueId(&made));
   if (result == ncclSuccess) std::memcpy(id, &made, sizeof *id);

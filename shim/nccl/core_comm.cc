@@ -153,6 +153,7 @@ ncclResult_t CommInitAll(ncclComm_t* comms, int n_devices, const int* devices) {
   }
   std::string reason;
   if (wants_nccl(&reason) && real_nccl() != nullptr) {
+    if (const ncclResult_t refused = refuse_unencrypted(reason); refused != ncclSuccess) return refused;
     notice("forwards NCCL calls to " + real_nccl()->path + ": " + reason);
     return forward_in_group([&] { return MOECCL_FORWARD(CommInitAll, comms, n_devices, devices); });
   }

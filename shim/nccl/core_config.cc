@@ -118,8 +118,8 @@ ncclResult_t ScatterConfig(const void* send, void* recv, size_t count, ncclDataT
                 config);
 }
 
-// The secret is for NCCL's sockets. MoECCL's meeting is authenticated by its id's own key, and its sockets carry data
-// in the clear: a program that asks for encryption must not believe that it has it.
+// The secret is for NCCL's sockets. MoECCL's are authenticated by the id's own key, and encrypted when the user says so
+// on all ranks: a program that asks for encryption must not believe that it has it otherwise.
 ncclResult_t SetEncryption(const ncclEncryptionConfig_t* config) {
   if (config == nullptr || config->magic != NCCL_CONFIG_MAGIC || config->size < sizeof *config) {
     return fail(ncclInvalidArgument,
@@ -132,9 +132,11 @@ ncclResult_t SetEncryption(const ncclEncryptionConfig_t* config) {
     return fail(ncclInvalidArgument, "ncclSetEncryption: mode is " + std::to_string(config->mode) +
                                          ": give NCCL_ENCRYPTION_MODE_NONE or NCCL_ENCRYPTION_MODE_PSK");
   }
-  return fail(ncclInvalidUsage,
-              "ncclSetEncryption: MoECCL does not encrypt what ranks send each other: use a network that does "
-              "(WireGuard, IPsec), or run this program with MOECCL_SHIM_MODE=nccl");
+  if (encryption_is_asked()) return ncclSuccess;
+  return fail(
+      ncclInvalidUsage,
+      "ncclSetEncryption: MoECCL encrypts what hosts send each other when MOECCL_ENCRYPT is 1 on all ranks: set "
+      "it, or run this program with MOECCL_SHIM_MODE=nccl");
 }
 
 }  // namespace moeccl::shim::core

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -159,6 +161,18 @@ bool wants_nccl(std::string* reason) {
   return true;
 }
 
+bool encryption_is_asked() {
+  const char* encrypt = std::getenv("MOECCL_ENCRYPT");
+  return encrypt != nullptr && std::string_view(encrypt) == "1";
+}
+
+ncclResult_t refuse_unencrypted(const std::string& reason) {
+  if (!encryption_is_asked()) return ncclSuccess;
+  return fail(ncclInvalidUsage, "MOECCL_ENCRYPT is 1, but NCCL would serve these ranks (" +
+                                    (reason.empty() ? "another rank asked for it" : reason) +
+                                    ") and send in the clear: unset one of the two");
+}
+
 ncclResult_t adopt(Comm& comm) {
   const ncclResult_t result = find_place(comm);
   std::vector<Hello> all;
@@ -191,7 +205,8 @@ ncclResult_t settle(Comm& comm, InitConfig config) {
   result = exchange(comm, mine, all);
   const bool forwarded = result == ncclSuccess && choose_nccl(all, failure);
   if (!failure.empty()) result = fail(ncclInvalidUsage, failure);
-  if (forwarded) {
+  if (forwarded) result = refuse_unencrypted(reason);
+  if (forwarded && result == ncclSuccess) {
     if (!config.name.empty()) config.given.commName = comm.name.c_str();
     if (!config.net_name.empty()) config.given.netName = config.net_name.c_str();
     result = hand_over(comm, config);

@@ -21,6 +21,10 @@ struct InitConfig {
 // Whether this process's memory wants NCCL rather than MoECCL, and if so, why.
 bool wants_nccl(std::string* reason);
 
+// MOECCL_ENCRYPT=1, which does not reach NCCL: InvalidUsage that says so before anything is handed to it.
+bool encryption_is_asked();
+ncclResult_t refuse_unencrypted(const std::string& reason);
+
 bool is_moeccl_id(const ncclUniqueId& id);
 
 // Joins n_ranks under a MoECCL id, agrees with all of them which library serves, and fills comm.

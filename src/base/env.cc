@@ -119,6 +119,7 @@ constexpr Variable kVariables[] = {
      integer<&Env::socket_streams, 0, 8>},
     {"MOECCL_SOCKET_CONGESTION", "a congestion control of net.ipv4.tcp_allowed_congestion_control, or system",
      words<&Env::socket_congestion, 15>},
+    {"MOECCL_ENCRYPT", "0 or 1", flag<&Env::encrypt>},
     {"MOECCL_SPIN_US", "microseconds, 0 to 1000000; -1 for automatic", integer<&Env::spin_us, -1, 1'000'000>},
     {"MOECCL_CUDA_DRIVER", "the absolute path of a CUDA driver library, or none", words<&Env::cuda_driver>},
     {"MOECCL_CUDA_SMS", "multiprocessors, 1 to 1024; 0 for automatic", integer<&Env::cuda_sms, 0, 1024>},

@@ -67,6 +67,8 @@ struct Env {
   // system's. Empty: reno to hosts that are near, the system's to others, and cubic where a queue shows that the line
   // is the limit.
   std::string socket_congestion;
+  // MOECCL_ENCRYPT: 1 encrypts and authenticates all data between hosts, over TCP. The same on all ranks.
+  bool encrypt = false;
   // MOECCL_SPIN_US: microseconds a wait spins before it sleeps; -1: chosen from the number of cores and ranks.
   int32_t spin_us = -1;
   // MOECCL_CUDA_DRIVER: the CUDA driver's library. Empty: libcuda.so.1; none: no CUDA.

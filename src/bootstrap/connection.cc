@@ -66,7 +66,7 @@ Connection::Found Connection::read_message(ControlMessage* message, Status* why)
   const Found found = read_into(message_.payload, why);
   if (found != Found::kMessage) return found;
   in_payload_ = false;
-  if (digest_of(message_.payload) != head_.digest || fds_in_.size() != head_.n_fds) {
+  if (!open_payload(head_, message_.payload) || fds_in_.size() != head_.n_fds) {
     *why = Status(moecclRemoteError, "a control frame is not what was announced");
     return Found::kEnd;
   }
@@ -82,8 +82,7 @@ void Connection::queue_raw(std::span<const std::byte> bytes) {
 void Connection::queue(uint16_t type, std::shared_ptr<const SharedPayload> payload, SharedFds fds) {
   ControlHead head;
   head.type = type;
-  head.n_bytes = static_cast<uint32_t>(payload->bytes.size());
-  head.digest = payload->digest;
+  payload->announce(&head);
   head.n_fds = fds ? static_cast<uint16_t>(fds->size()) : uint16_t{0};
   const ControlHeadBytes sealed = sealer_.seal(head);
   Out out = {{sealed.begin(), sealed.end()}, std::move(payload), std::move(fds)};

@@ -19,12 +19,7 @@
 
 namespace moeccl::bootstrap {
 
-// Encoded once, sent to many.
-struct SharedPayload {
-  explicit SharedPayload(std::vector<std::byte> b) : bytes(std::move(b)), digest(digest_of(bytes)) {}
-  std::vector<std::byte> bytes;
-  Digest digest;
-};
+using SharedPayload = SealedPayload;                       // encoded once, sent to many
 using SharedFds = std::shared_ptr<const std::vector<Fd>>;  // closed when the last receiver has its duplicates
 
 struct ControlMessage {

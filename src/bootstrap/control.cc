@@ -4,8 +4,10 @@
 #include <sodium.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "src/base/wire.h"
+#include "src/bootstrap/handshake.h"
 
 namespace moeccl::bootstrap {
 namespace {
@@ -14,7 +16,39 @@ constexpr size_t kSealedBytes = kControlHeadBytes - crypto_auth_hmacsha256_BYTES
 
 const unsigned char* raw(std::span<const std::byte> b) { return reinterpret_cast<const unsigned char*>(b.data()); }
 
+void encrypt(const Key& key, uint64_t number, std::span<std::byte> bytes) {
+  static_assert(kKeyBytes == crypto_stream_chacha20_KEYBYTES && sizeof(number) == crypto_stream_chacha20_NONCEBYTES);
+  unsigned char nonce[sizeof(number)];
+  std::memcpy(nonce, &number, sizeof(number));
+  auto* const in_place = reinterpret_cast<unsigned char*>(bytes.data());
+  crypto_stream_chacha20_xor(in_place, in_place, bytes.size(), nonce, raw(key));
+}
+
+Key mask_key(const Key& key) { return derive_key(key, "moeccl payload keys"); }
+
 }  // namespace
+
+Key PayloadKeys::next() { return derive_key(seed_, format("moeccl payload {}", number_++)); }
+
+SealedPayload::SealedPayload(std::vector<std::byte> plain, const Key& own_key) : bytes(std::move(plain)), key(own_key) {
+  encrypt(key, 0, bytes);
+  digest = digest_of(bytes);
+}
+
+void SealedPayload::announce(ControlHead* head) const {
+  head->n_bytes = static_cast<uint32_t>(bytes.size());
+  head->digest = digest;
+  head->payload_key = key;
+}
+
+bool open_payload(const ControlHead& head, std::span<std::byte> payload) {
+  if (payload.size() != head.n_bytes || digest_of(payload) != head.digest) return false;
+  encrypt(head.payload_key, 0, payload);
+  return true;
+}
+
+Sealer::Sealer(const Key& key) : key_(key), mask_key_(mask_key(key)) {}
+Opener::Opener(const Key& key) : key_(key), mask_key_(mask_key(key)) {}
 
 Digest digest_of(std::span<const std::byte> payload) {
   // Chooses the fastest code for this processor; returns at once after the first call. The portable code works without.
@@ -31,8 +65,11 @@ ControlHeadBytes Sealer::seal(const ControlHead& head) {
   w.u32(head.n_bytes);
   w.u16(head.type);
   w.u16(head.n_fds);
-  w.u64(next_++);
+  w.u64(next_);
   w.raw(head.digest);
+  Key masked = head.payload_key;
+  encrypt(mask_key_, next_++, masked);
+  w.raw(masked);
   ControlHeadBytes out;
   std::copy(w.view().begin(), w.view().end(), out.begin());
   crypto_auth_hmacsha256(reinterpret_cast<unsigned char*>(out.data()) + kSealedBytes, raw(out), kSealedBytes,
@@ -53,6 +90,9 @@ Result<ControlHead> Opener::open(std::span<const std::byte, kControlHeadBytes> b
   const uint64_t sequence = r.u64();
   const std::span<const std::byte> digest = r.raw(head.digest.size());
   std::copy(digest.begin(), digest.end(), head.digest.begin());
+  const std::span<const std::byte> masked = r.raw(head.payload_key.size());
+  std::copy(masked.begin(), masked.end(), head.payload_key.begin());
+  encrypt(mask_key_, sequence, head.payload_key);
   if (sequence != next_) {
     return error(moecclRemoteError, "control frame {} came where {} was due (replayed or lost)", sequence, next_);
   }

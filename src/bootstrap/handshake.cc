@@ -20,6 +20,7 @@ constexpr size_t kMacBytes = kHandshakeFrameBytes - kClaimBytes;
 static_assert(kMacBytes == crypto_auth_hmacsha256_BYTES && kKeyBytes == crypto_auth_hmacsha256_KEYBYTES);
 
 enum FrameType : uint8_t { kHello = 1, kChallenge = 2, kProof = 3, kRefused = 4 };
+constexpr uint32_t kExchangesKeys = 1;  // of the flags
 
 struct Claims {
   FrameType type = kHello;
@@ -64,7 +65,7 @@ HandshakeFrame frame_of(FrameType type, const Party& party, const Nonce& nonce) 
   w.u32(party.rank);
   w.u32(party.n_ranks);
   w.u32(party.library_version);
-  w.u32(0);  // reserved
+  w.u32(party.exchanges_keys ? kExchangesKeys : 0);
   w.raw(nonce);
   HandshakeFrame frame = {};
   std::copy(w.view().begin(), w.view().end(), frame.begin());
@@ -81,7 +82,7 @@ bool parse(HandshakeFrameView frame, Claims* claims) {
   claims->party.rank = r.u32();
   claims->party.n_ranks = r.u32();
   claims->party.library_version = r.u32();
-  r.u32();
+  claims->party.exchanges_keys = (r.u32() & kExchangesKeys) != 0;
   const Bytes nonce = r.raw(claims->nonce.size());
   std::copy(nonce.begin(), nonce.end(), claims->nonce.begin());
   return true;
@@ -95,13 +96,27 @@ Mac proof_mac(const Key& key, HandshakeFrameView hello, HandshakeFrameView chall
   return mac_of(key, "moeccl proof", {hello, challenge, claims_of(proof)});
 }
 
-SessionKeys session_keys(const Key& key, HandshakeFrameView hello, HandshakeFrameView challenge, bool client) {
-  SessionKeys keys;
-  Key to_server = mac_of(key, "moeccl to server", {hello, challenge});
-  Key to_client = mac_of(key, "moeccl to client", {hello, challenge});
-  keys.send = client ? to_server : to_client;
-  keys.receive = client ? to_client : to_server;
-  return keys;
+// As HKDF-Extract (RFC 5869) does with the shared key as salt: without X25519's secret (RFC 7748) nobody has the
+// result, and without the shared key nobody does. False: the peer's public key is none.
+bool session_keys(const Key& key, HandshakeFrameView hello, HandshakeFrameView challenge, const Fresh& own,
+                  const Nonce& peers, bool client, SessionKeys* keys) {
+  Key secret = {};
+  static_assert(sizeof(secret) == crypto_scalarmult_BYTES && sizeof(peers) == crypto_scalarmult_BYTES);
+  if (own.exchanges_keys &&
+      crypto_scalarmult(reinterpret_cast<unsigned char*>(secret.data()), raw(own.secret), raw(peers)) != 0) {
+    return false;
+  }
+  const Key to_server = mac_of(key, "moeccl to server", {hello, challenge, secret});
+  const Key to_client = mac_of(key, "moeccl to client", {hello, challenge, secret});
+  keys->send = client ? to_server : to_client;
+  keys->receive = client ? to_client : to_server;
+  sodium_memzero(secret.data(), secret.size());
+  return true;
+}
+
+Party with(Party party, const Fresh& fresh) {
+  party.exchanges_keys = fresh.exchanges_keys;
+  return party;
 }
 
 }  // namespace
@@ -115,6 +130,27 @@ std::string version_text(const Party& party) {
                 party.library_version / 100 % 100, party.library_version % 100);
 }
 
+Fresh::~Fresh() { sodium_memzero(secret.data(), secret.size()); }
+
+Result<Fresh> Fresh::make(bool exchanges_keys) {
+  Fresh fresh;
+  fresh.exchanges_keys = exchanges_keys;
+  Key random;
+  MOECCL_TRY(random_bytes(random.data(), random.size()));
+  if (!exchanges_keys) {
+    fresh.nonce = random;
+    return fresh;
+  }
+  fresh.secret = random;
+  sodium_memzero(random.data(), random.size());
+  return fresh;
+}
+
+void Fresh::publish() {
+  if (!exchanges_keys || nonce != Nonce{}) return;
+  crypto_scalarmult_base(reinterpret_cast<unsigned char*>(nonce.data()), raw(secret));
+}
+
 Key derive_key(std::span<const std::byte> key, std::string_view label) { return mac_of(key, label, {}); }
 
 uint64_t public_number(const Key& key) {
@@ -124,8 +160,10 @@ uint64_t public_number(const Key& key) {
   return number;
 }
 
-ClientHandshake::ClientHandshake(const Key& key, const Party& self, const Nonce& nonce)
-    : key_(key), self_(self), hello_(frame_of(kHello, self, nonce)) {
+ClientHandshake::ClientHandshake(const Key& key, const Party& self, const Fresh& fresh)
+    : key_(key), self_(with(self, fresh)), fresh_(fresh) {
+  fresh_.publish();
+  hello_ = frame_of(kHello, self_, fresh_.nonce);
   set_mac(&hello_, hello_mac(key_, hello_));
 }
 
@@ -142,7 +180,14 @@ Result<HandshakeFrame> ClientHandshake::answer(HandshakeFrameView challenge, Rol
       !has_mac(challenge, challenge_mac(key_, hello_, challenge))) {
     return error(moecclInvalidUsage, "what answers does not hold the key of this id");
   }
-  result_ = {claims.party, session_keys(key_, hello_, challenge, true)};
+  if (claims.party.exchanges_keys != self_.exchanges_keys) {
+    return error(moecclMismatch, "the other side {} for encryption and this rank {}: set MOECCL_ENCRYPT alike",
+                 claims.party.exchanges_keys ? "exchanges keys" : "exchanges no keys",
+                 self_.exchanges_keys ? "does" : "does not");
+  }
+  result_.peer = claims.party;
+  if (!session_keys(key_, hello_, challenge, fresh_, claims.nonce, true, &result_.keys))
+    return error(moecclInvalidUsage, "what answers sends no valid public key");
   return proof_for(challenge, claims.nonce);
 }
 
@@ -152,8 +197,8 @@ HandshakeFrame ClientHandshake::proof_for(HandshakeFrameView challenge, const No
   return proof;
 }
 
-ServerHandshake::ServerHandshake(const Key& key, const Party& self, const Nonce& nonce)
-    : key_(key), self_(self), nonce_(nonce) {}
+ServerHandshake::ServerHandshake(const Key& key, const Party& self, const Fresh& fresh)
+    : key_(key), self_(with(self, fresh)), fresh_(fresh) {}
 
 ServerHandshake::Answer ServerHandshake::on_hello(HandshakeFrameView hello, Role expected) {
   Answer answer;
@@ -168,8 +213,10 @@ ServerHandshake::Answer ServerHandshake::on_hello(HandshakeFrameView hello, Role
     return answer;
   }
   if (!answer.holds_key || claims.party.role != expected) return answer;
+  peers_nonce_ = claims.nonce;
   std::copy(hello.begin(), hello.end(), hello_.begin());
-  challenge_ = frame_of(skewed_ ? kRefused : kChallenge, self_, nonce_);
+  fresh_.publish();
+  challenge_ = frame_of(skewed_ ? kRefused : kChallenge, self_, fresh_.nonce);
   set_mac(&challenge_, challenge_mac(key_, hello_, challenge_));
   challenged_ = true;
   answer.verdict = skewed_ ? Verdict::kSkew : Verdict::kContinue;
@@ -183,15 +230,15 @@ bool ServerHandshake::on_proof(HandshakeFrameView proof) {
   Claims claims;
   if (!parse(proof, &claims) || claims.type != kProof) return false;
   if (!has_mac(proof, proof_mac(key_, hello_, challenge_, proof))) return false;
-  result_.keys = session_keys(key_, hello_, challenge_, false);
-  return true;
+  // A hello that exchanges no keys where this side does gets the challenge, which says so, and goes no farther.
+  return skewed_ || (result_.peer.exchanges_keys == self_.exchanges_keys &&
+                     session_keys(key_, hello_, challenge_, fresh_, peers_nonce_, false, &result_.keys));
 }
 
 Result<Authenticated> client_handshake(int fd, const Key& key, const Party& self, Role expected, Deadline deadline,
                                        int watch) {
-  Nonce nonce;
-  MOECCL_TRY(random_bytes(nonce.data(), nonce.size()));
-  ClientHandshake client(key, self, nonce);
+  MOECCL_ASSIGN_OR_RETURN(const Fresh fresh, Fresh::make(self.exchanges_keys));
+  ClientHandshake client(key, self, fresh);
   MOECCL_TRY(driver::send_all(fd, client.hello(), deadline, watch));
   HandshakeFrame challenge;
   MOECCL_TRY(driver::recv_exact(fd, challenge, deadline, watch));

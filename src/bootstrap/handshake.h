@@ -8,8 +8,10 @@
 // Every MAC has its own label, so no frame can stand for another (reflection); nonces are fresh on both sides, so no
 // frame is of use twice (replay). The hello has a MAC of its own: a stranger without the key gets no answer at all. A
 // peer of another version gets a refusal in the place of the challenge; if it holds the key it proves that, too, so
-// that an overheard hello fails no group. The data that follows is authenticated
-// where it is sent as control frames (control.h); nothing is encrypted.
+// that an overheard hello fails no group.
+//
+// Between hosts both sides exchange keys: each nonce is then an ephemeral X25519 public key, and the session's keys
+// come from its shared secret, too. Whoever records a connection and learns the shared key later cannot open it.
 #pragma once
 
 #include <array>
@@ -29,7 +31,7 @@ namespace moeccl::bootstrap {
 
 // Raised when frames or rounds change. The layout of the frames up to a refusal and its proof (magic, version, claims,
 // nonce, MAC) is the same for ever.
-inline constexpr uint16_t kProtocolVersion = 1;
+inline constexpr uint16_t kProtocolVersion = 2;
 
 enum class Role : uint8_t { kMember = 1, kRoot = 2, kLinkClient = 3, kLinkServer = 4 };
 
@@ -39,12 +41,30 @@ struct Party {
   uint32_t n_ranks = 0;
   uint32_t library_version = MOECCL_VERSION;
   uint16_t protocol = kProtocolVersion;
+  bool exchanges_keys = false;  // its nonce is a public key; both sides do, or none
 };
 
 inline constexpr size_t kHandshakeFrameBytes = 88;
 using HandshakeFrame = std::array<std::byte, kHandshakeFrameBytes>;
 using HandshakeFrameView = std::span<const std::byte, kHandshakeFrameBytes>;
 using Nonce = std::array<std::byte, 32>;
+
+// What a side brings to one handshake: 32 random bytes, or a public key with its secret, which is wiped behind it.
+struct Fresh {
+  Nonce nonce = {};
+  Key secret = {};  // zeros: the nonce is no public key
+  bool exchanges_keys = false;
+
+  Fresh() = default;
+  Fresh(const Nonce& random) : nonce(random) {}
+  Fresh(const Fresh&) = default;
+  Fresh& operator=(const Fresh&) = default;
+  ~Fresh();
+  static Result<Fresh> make(bool exchanges_keys);
+  // Fills the nonce where it is a public key and not there yet. A handshake does it when it needs it: that takes 40 us,
+  // which no stranger gets.
+  void publish();
+};
 
 // One key for each direction, known to both after the handshake and to nobody else.
 struct SessionKeys {
@@ -56,12 +76,13 @@ struct Authenticated {
   SessionKeys keys;
 };
 
-// The two sides as pure state machines: frames in, frames out. Give each a fresh nonce.
+// The two sides as pure state machines: frames in, frames out.
 class ClientHandshake {
  public:
-  ClientHandshake(const Key& key, const Party& self, const Nonce& nonce);
+  ClientHandshake(const Key& key, const Party& self, const Fresh& fresh);
   const HandshakeFrame& hello() const { return hello_; }
-  // The proof. Unsupported: another version (names both); InvalidUsage: the server does not hold the key.
+  // The proof. Unsupported: another version (names both); InvalidUsage: the server does not hold the key; Mismatch:
+  // only one side exchanges keys.
   Result<HandshakeFrame> answer(HandshakeFrameView challenge, Role expected);
   const Authenticated& result() const { return result_; }
   // After Unsupported: what proves to the server that one of its group speaks another version; may be empty.
@@ -72,7 +93,8 @@ class ClientHandshake {
 
   Key key_;
   Party self_;
-  HandshakeFrame hello_;
+  Fresh fresh_;
+  HandshakeFrame hello_ = {};
   Authenticated result_;
   std::optional<HandshakeFrame> last_word_;
 };
@@ -90,7 +112,7 @@ class ServerHandshake {
     bool holds_key = false;  // with kSkew: perhaps it is one of ours; its proof will tell, see skewed()
   };
 
-  ServerHandshake(const Key& key, const Party& self, const Nonce& nonce);
+  ServerHandshake(const Key& key, const Party& self, const Fresh& fresh);
   Answer on_hello(HandshakeFrameView hello, Role expected);
   // True once, for the one right proof.
   bool on_proof(HandshakeFrameView proof);
@@ -102,9 +124,10 @@ class ServerHandshake {
  private:
   Key key_;
   Party self_;
-  Nonce nonce_;
+  Fresh fresh_;
   HandshakeFrame hello_ = {};
   HandshakeFrame challenge_ = {};
+  Nonce peers_nonce_ = {};
   bool challenged_ = false, skewed_ = false;
   Authenticated result_;
 };

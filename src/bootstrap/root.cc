@@ -62,7 +62,9 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
   MOECCL_ASSIGN_OR_RETURN(driver::WakeUp stop, driver::WakeUp::create());
   auto shared = std::make_shared<Shared>(std::move(stop));
   MOECCL_ASSIGN_OR_RETURN(shared->id, encode_unique_id(id));
-  const RootServer::Config config = {id.key, id.address.is_unix(), options.timeout_ms, shared->id, options.survivors};
+  MOECCL_ASSIGN_OR_RETURN(const Key payload_seed, random_key());
+  const RootServer::Config config = {id.key,     id.address.is_unix(), options.timeout_ms,
+                                     shared->id, options.survivors,    payload_seed};
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<RootServer> made,
                           RootServer::create(config, std::move(listener), std::move(handouts), shared->stop.fd()));
   std::shared_ptr<RootServer> server = std::move(made);  // std::function wants what it holds to be copyable

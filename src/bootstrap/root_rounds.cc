@@ -227,7 +227,7 @@ void RootServer::forward_fds(int src_rank, const RankSet& wanted_by, std::vector
   const auto shared = std::make_shared<const std::vector<Fd>>(std::move(fds));
   Writer w;
   w.u32(static_cast<uint32_t>(src_rank));
-  const auto payload = std::make_shared<const SharedPayload>(w.take());
+  const auto payload = std::make_shared<const SharedPayload>(w.take(), payload_keys_.next());
   for (size_t rank = 0; rank < members_.size(); ++rank) {
     if (!wanted_by[rank] || static_cast<int>(rank) == src_rank) continue;
     Connection* c = find(members_[rank].connection);
@@ -255,7 +255,7 @@ void RootServer::finish_round() {
   }
   round_ = {};
   deadline_ = Deadline::after_ms(config_.timeout_ms);
-  const auto payload = std::make_shared<const SharedPayload>(std::move(answer));
+  const auto payload = std::make_shared<const SharedPayload>(std::move(answer), payload_keys_.next());
   for (Member& m : members_) m.contributed = false;
   // This process's own ranks last: they may end it, and this root, as soon as they know.
   for (const bool own : {false, true}) {
@@ -297,7 +297,7 @@ void RootServer::on_round_timeout() {
 void RootServer::fail(const Status& why, Id refused) {
   if (!failure_.ok()) return;
   failure_ = why;
-  failure_payload_ = std::make_shared<const SharedPayload>(encode_failure(why));
+  failure_payload_ = std::make_shared<const SharedPayload>(encode_failure(why), payload_keys_.next());
   linger_ = Deadline::after_ms(kLingerMs);
   deadline_ = Deadline::never();
   round_ = {};

@@ -199,9 +199,9 @@ void RootServer::on_handshake(Id id, Connection* c, const HandshakeFrame& frame)
     lobby_.leave(id);
     return admit(id, c, client.peer);
   }
-  Nonce nonce;
-  if (c->state != Connection::State::kHello || !random_bytes(nonce.data(), nonce.size()).ok()) return drop(id);
-  c->handshake.emplace(config_.key, Party{Role::kRoot, 0, static_cast<uint32_t>(members_.size())}, nonce);
+  const Result<Fresh> fresh = Fresh::make(!config_.over_unix);
+  if (c->state != Connection::State::kHello || !fresh.ok()) return drop(id);
+  c->handshake.emplace(config_.key, Party{Role::kRoot, 0, static_cast<uint32_t>(members_.size())}, *fresh);
   const ServerHandshake::Answer answer = c->handshake->on_hello(frame, Role::kMember);
   if (answer.verdict == ServerHandshake::Verdict::kStranger) return drop(id);
   c->queue_raw(answer.reply);

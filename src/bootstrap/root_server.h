@@ -31,6 +31,7 @@ class RootServer {
     int64_t timeout_ms = 0;
     moecclUniqueId id = {};  // what the handout listener gives away
     bool survivors = false;  // see RootOptions
+    Key payload_seed = {};   // of nobody else
   };
 
   // `stop`: readable when the owner wants the end. `handouts`: at most two.
@@ -126,6 +127,7 @@ class RootServer {
   Round round_;
   std::unordered_map<int32_t, Fd> processes_;  // pidfds of members' processes
   Status failure_;
+  PayloadKeys payload_keys_{config_.payload_seed};
   std::shared_ptr<const SharedPayload> failure_payload_;
   Deadline linger_ = Deadline::never();
 };

@@ -40,6 +40,7 @@ struct Session::Impl {
   int n_ranks = 0;
   Sealer sealer;
   Opener opener;
+  PayloadKeys payload_keys;
   std::vector<Peer> peers;
   Status failure;
   bool closed = false;
@@ -96,11 +97,13 @@ Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
   } else {
     MOECCL_TRY(driver::set_no_delay(fd.get()));
   }
-  const Party self = {Role::kMember, static_cast<uint32_t>(rank), static_cast<uint32_t>(n_ranks)};
+  Party self = {Role::kMember, static_cast<uint32_t>(rank), static_cast<uint32_t>(n_ranks)};
+  self.exchanges_keys = !over_unix;
   MOECCL_ASSIGN_OR_RETURN(const Authenticated root, client_handshake(fd.get(), id.key, self, Role::kRoot, until,
                                                                      root_process ? root_process.get() : -1));
   sealer = Sealer(root.keys.send);
   opener = Opener(root.keys.receive);
+  payload_keys = PayloadKeys(derive_key(root.keys.send, "moeccl payloads"));
   return {};
 }
 
@@ -204,18 +207,18 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
 
 Status Session::Impl::send(uint16_t type, std::span<const std::byte> payload, std::span<const int> fds,
                            Deadline deadline) {
+  const SealedPayload travels({payload.begin(), payload.end()}, payload_keys.next());
   ControlHead head;
   head.type = type;
-  head.n_bytes = static_cast<uint32_t>(payload.size());
   head.n_fds = static_cast<uint16_t>(fds.size());
-  head.digest = digest_of(payload);
+  travels.announce(&head);
   const ControlHeadBytes sealed = sealer.seal(head);
   if (!fds.empty()) {
     MOECCL_TRY(driver::send_fds(fd.get(), sealed, fds, deadline));
-    return driver::send_all(fd.get(), payload, deadline);
+    return driver::send_all(fd.get(), travels.bytes, deadline);
   }
   std::vector<std::byte> frame(sealed.begin(), sealed.end());  // one system call for the usual small frame
-  frame.insert(frame.end(), payload.begin(), payload.end());
+  frame.insert(frame.end(), travels.bytes.begin(), travels.bytes.end());
   return driver::send_all(fd.get(), frame, deadline, root_process ? root_process.get() : -1);
 }
 
@@ -252,7 +255,7 @@ Result<Session::Impl::Message> Session::Impl::next_message(Deadline deadline) {
   MOECCL_ASSIGN_OR_RETURN(message.head, opener.open(head, kMaxGatheredBytes + kMaxRanks * sizeof(uint32_t)));
   message.payload.resize(message.head.n_bytes);
   MOECCL_TRY(receive(message.payload, &message.fds, deadline));
-  if (digest_of(message.payload) != message.head.digest || message.fds.size() != message.head.n_fds) {
+  if (!open_payload(message.head, message.payload) || message.fds.size() != message.head.n_fds) {
     return error(moecclRemoteError, "a control frame of the meeting point is not what was announced");
   }
   return message;

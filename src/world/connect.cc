@@ -322,7 +322,8 @@ class Connector {
     MOECCL_ASSIGN_OR_RETURN(const NetworkResult network,
                             connect_hosts(*session_, nullptr, *hosts_, link_key_, config_, *m_.fabric, deadline_));
     network_ = network.network;
-    network_text_ = format("{}{}", network_->name, network.why.empty() ? "" : format(" ({})", network.why));
+    network_text_ = format("{}{}{}", network_->name, all_[rank_].encrypt ? ", encrypted" : "",
+                           network.why.empty() ? "" : format(" ({})", network.why));
     m_.address = network.address;
     node_link_ = network.node_link;
     return {};

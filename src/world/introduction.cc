@@ -20,6 +20,7 @@ Result<Introduction> Introduction::of_this_process(const Config& config, uint64_
   i.has_profile = !env().profile.empty();
   i.calibrate_ms = env().calibrate_ms;
   i.trials = env().trials;
+  i.encrypt = env().encrypt;
   i.config = config;
   return i;
 }
@@ -36,6 +37,7 @@ std::vector<std::byte> Introduction::encode() const {
   out.u8(has_profile);
   out.u64(static_cast<uint64_t>(calibrate_ms));
   out.u8(trials);
+  out.u8(encrypt);
   config.write_agreed(out);
   return out.take();
 }
@@ -53,12 +55,16 @@ Result<Introduction> Introduction::decode(std::span<const std::byte> bytes, uint
   i.has_profile = in.u8() != 0;
   i.calibrate_ms = static_cast<int64_t>(in.u64());
   i.trials = in.u8() != 0;
+  i.encrypt = in.u8() != 0;
   i.config = Config::read_agreed(in);
   if (!in.done()) return error(moecclRemoteError, "rank {} sent an introduction that this MoECCL cannot read", rank);
   return i;
 }
 
 Status check_agreement(const Introduction& first, const Introduction& other, uint32_t rank) {
+  if (other.encrypt != first.encrypt)
+    return error(moecclMismatch, "rank 0 and rank {} disagree on MOECCL_ENCRYPT ({:d} and {:d}): set it alike", rank,
+                 first.encrypt, other.encrypt);
   if (const std::string d = first.config.difference(other.config); !d.empty()) {
     return error(moecclMismatch, "rank 0 and rank {} disagree on the configuration's {}: give all ranks the same", rank,
                  d);

@@ -21,6 +21,7 @@ struct Introduction {
   bool has_profile = false;  // what its file says is compared when it has been read
   int64_t calibrate_ms = 0;
   bool trials = false;
+  bool encrypt = false;
   Config config;
 
   static Result<Introduction> of_this_process(const Config& config, uint64_t heap_bytes);

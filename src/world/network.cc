@@ -33,6 +33,7 @@ NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts,
   o.timeout_ms = config.timeout_ms;
   o.news = session.news_fd();
   o.deadline = deadline;
+  o.encrypt = env().encrypt;
   o.one_machine = !env().host_id.empty();
   o.nearest = [at = hosts.index_of[rank], n = static_cast<uint32_t>(hosts.around(rank).size())](
                   std::span<const std::string> devices) -> std::vector<uint32_t> {
@@ -105,6 +106,10 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
   Usable mine;
   for (size_t i = 0; i < all.size(); ++i) {
     if (!wanted(all[i])) continue;
+    if (options.encrypt && !all[i].can.encrypts) {
+      mine.why += format("{}{}: it cannot encrypt, as MOECCL_ENCRYPT wants", mine.why.empty() ? "" : "; ", all[i].name);
+      continue;
+    }
     const bool last = i + 1 == all.size();
     // What is taken when nothing else works is opened only then: its failure is the communicator's.
     Status status = last ? Status() : contained([&]() -> Status {

@@ -2,6 +2,7 @@
 // Fabrics of n ranks in one process that reach each other over TCP on loopback: each rank as if on a host of its own.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -13,11 +14,19 @@
 
 namespace moeccl::tests {
 
+// What differs from plain connections; functions may be empty.
+struct TcpWay {
+  transport::tcp::Cipher cipher = transport::tcp::Cipher::kNone;
+  std::function<void(uint32_t reader, uint32_t of, transport::Nic& nic)> reroute = {};
+  std::function<void(transport::tcp::MeshOptions& options)> prepare = {};
+};
+
 class TcpFabrics {
  public:
   // arrivals: who hears of puts to each rank; may be null.
   explicit TcpFabrics(uint32_t n, int streams = 1, uint64_t staging_bytes = 4 << 20,
-                      transport::Arrivals* arrivals = nullptr) {
+                      transport::Arrivals* arrivals = nullptr, const TcpWay& way = {})
+      : statuses(n) {
     using transport::tcp::Mesh;
     std::vector<std::unique_ptr<Mesh>> meshes;
     std::vector<std::vector<transport::Nic>> nics;
@@ -29,6 +38,8 @@ class TcpFabrics {
       o.lost_after_ms = 20'000;
       o.streams_per_rail = streams;
       o.deadline = Deadline::after_ms(20'000);
+      o.cipher = way.cipher;
+      if (way.prepare) way.prepare(o);
       // 127.0.0.r + 1: an address that is the rank's own, as its host's would be.
       transport::Nic nic{"lo", *driver::parse_ip_address(format("127.0.0.{}", r + 1)), 8, 0};
       meshes.push_back(std::move(*Mesh::listen(o, {nic})));
@@ -38,17 +49,20 @@ class TcpFabrics {
       fabrics_.push_back(make(n, r, staging_bytes));
       fabrics_.back()->arrivals = arrivals;
     }
+    std::vector<std::vector<std::vector<transport::Nic>>> read(n, nics);  // [reader][of]
+    for (uint32_t r = 0; r < n && way.reroute; ++r)
+      for (uint32_t p = 0; p < n; ++p) way.reroute(r, p, read[r][p][0]);
     std::vector<std::thread> threads;
-    std::vector<Status> statuses(n);
     for (uint32_t r = 0; r < n; ++r) {
-      threads.emplace_back([&, r] { statuses[r] = connect(*meshes[r], *fabrics_[r], nics); });
+      threads.emplace_back([&, r] { statuses[r] = connect(*meshes[r], *fabrics_[r], read[r]); });
     }
     for (auto& t : threads) t.join();
     for (const Status& s : statuses) {
       if (!s.ok()) status = s;
     }
   }
-  Status status;
+  Status status;                 // a failure, if there is one
+  std::vector<Status> statuses;  // [n]
   exec::Fabric& operator[](uint32_t rank) { return *fabrics_[rank]; }
   std::unique_ptr<exec::Fabric>& slot(uint32_t rank) { return fabrics_[rank]; }
   uint32_t n() const { return static_cast<uint32_t>(fabrics_.size()); }

@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "src/base/log.h"
-#include "src/base/random.h"
 #include "src/bootstrap/control.h"
 #include "src/bootstrap/handshake.h"
 
@@ -142,10 +141,10 @@ bool Acceptor::answer(bootstrap::Lobby::Id id, Pending& p) {
     lobby_.leave(id);  // of a peer: its greeting comes when its other connections are there, too
     return p.handshake->on_proof(frame);
   }
-  bootstrap::Nonce nonce;
-  if (!random_bytes(&nonce, sizeof(nonce)).ok()) return false;
+  const Result<bootstrap::Fresh> fresh = bootstrap::Fresh::make(options_.cipher != Cipher::kNone);
+  if (!fresh.ok()) return false;
   const bootstrap::Party self = {bootstrap::Role::kLinkServer, options_.rank, options_.n_ranks};
-  p.handshake = std::make_unique<bootstrap::ServerHandshake>(options_.key, self, nonce);
+  p.handshake = std::make_unique<bootstrap::ServerHandshake>(options_.key, self, *fresh);
   const auto answer = p.handshake->on_hello(frame, bootstrap::Role::kLinkClient);
   if (answer.verdict == bootstrap::ServerHandshake::Verdict::kStranger) return false;
   lobby_.said_hello(id);
@@ -171,7 +170,8 @@ void Acceptor::keep(Pending& p) {
   std::memcpy(&g, payload.data(), sizeof(g));
   const auto at = coming_.find(client.peer.rank);
   if (at == coming_.end() || client.peer.n_ranks != options_.n_ranks || g.wire_version != kWireVersion ||
-      g.n_streams == 0 || g.n_streams > kMaxStreams || g.stream >= g.n_streams) {
+      g.n_streams == 0 || g.n_streams > kMaxStreams || g.stream >= g.n_streams ||
+      g.cipher > static_cast<uint16_t>(Cipher::kAes256Gcm) || (g.cipher == 0) != (options_.cipher == Cipher::kNone)) {
     log(LogLevel::kWarn, "rank {} refuses a connection of rank {}: it is not expected, or of another version",
         options_.rank, client.peer.rank);
     return;
@@ -180,6 +180,7 @@ void Acceptor::keep(Pending& p) {
   if (c.fds.empty()) {
     c.fds.resize(g.n_streams);
     c.weights.resize(g.n_streams);
+    c.keys.resize(g.n_streams);
   }
   if (c.fds.size() != g.n_streams || c.fds[g.stream]) return;
   if (const Status st = prepare(p.fd.get(), options_); !st.ok()) {
@@ -189,7 +190,8 @@ void Acceptor::keep(Pending& p) {
   // The peer waits for this: what it sent before may have come to a connection that made room.
   bootstrap::Sealer sealer(client.keys.send);
   bootstrap::ControlHead welcome;
-  welcome.type = kWelcomeType;
+  const Cipher cipher = common_cipher(options_.cipher, static_cast<Cipher>(g.cipher));
+  welcome.type = static_cast<uint16_t>(kWelcomeType + static_cast<uint16_t>(cipher));
   welcome.digest = bootstrap::digest_of({});
   const bootstrap::ControlHeadBytes sealed = sealer.seal(welcome);
   const Result<driver::IoStep> sent = driver::send_now(p.fd.get(), sealed);
@@ -197,6 +199,7 @@ void Acceptor::keep(Pending& p) {
   const Result<driver::SocketAddress> from = driver::peer_address(p.fd.get());
   if (c.where.empty() && from.ok()) c.where = from->str();
   c.fds[g.stream] = std::move(p.fd);
+  c.keys[g.stream] = {cipher, client.keys.send, client.keys.receive};
   c.weights[g.stream] = static_cast<double>(std::max<uint64_t>(1, g.mbit_per_s));
   ++c.n_there;
 }
@@ -207,7 +210,10 @@ std::vector<TcpPeer> Acceptor::take() {
     TcpPeer peer;
     peer.rank = rank;
     peer.where = std::move(c.where);
-    for (size_t i = 0; i < c.fds.size(); ++i) peer.streams.emplace_back(std::move(c.fds[i]), c.weights[i]);
+    for (size_t i = 0; i < c.fds.size(); ++i) {
+      peer.streams.emplace_back(std::move(c.fds[i]), c.weights[i], c.keys[i]);
+      peer.cipher = c.keys[i].cipher;
+    }
     peers.push_back(std::move(peer));
   }
   return peers;

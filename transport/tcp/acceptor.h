@@ -26,6 +26,7 @@ class Acceptor {
   struct Coming {
     std::vector<Fd> fds;  // [n_streams], by number
     std::vector<double> weights;
+    std::vector<RecordKeys> keys;
     size_t n_there = 0;
     std::string where;
   };

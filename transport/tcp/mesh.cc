@@ -77,7 +77,8 @@ void Mesh::choose_congestion(const TcpPeer& peer) const {
 
 Status Mesh::shake_hands(uint32_t peer, Knocked* k) const {
   MOECCL_TRY(prepare(k->fd.get(), options_));
-  const bootstrap::Party self = {bootstrap::Role::kLinkClient, options_.rank, options_.n_ranks};
+  bootstrap::Party self = {bootstrap::Role::kLinkClient, options_.rank, options_.n_ranks};
+  self.exchanges_keys = options_.cipher != Cipher::kNone;
   MOECCL_ASSIGN_OR_RETURN(const bootstrap::Authenticated server,
                           bootstrap::client_handshake(k->fd.get(), options_.key, self, bootstrap::Role::kLinkServer,
                                                       options_.deadline, options_.news));
@@ -122,8 +123,13 @@ Status Mesh::greet(uint32_t peer, Knocked* k, const StreamGreeting& greeting) co
   MOECCL_TRY(driver::recv_exact(k->fd.get(), answer, options_.deadline, options_.news));
   bootstrap::Opener opener(k->keys.receive);
   MOECCL_ASSIGN_OR_RETURN(const bootstrap::ControlHead welcome, opener.open(answer, 0));
-  if (welcome.type == kWelcomeType) return {};
-  return error(moecclInternalError, "rank {} answers a greeting with a frame of type {}", peer, welcome.type);
+  const int cipher = welcome.type - kWelcomeType;
+  const auto own = static_cast<int>(options_.cipher);
+  if (cipher < 0 || cipher > own || (cipher == 0) != (own == 0)) {
+    return error(moecclInternalError, "rank {} answers a greeting with a frame of type {}", peer, welcome.type);
+  }
+  k->cipher = static_cast<Cipher>(cipher);
+  return {};
 }
 
 Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) const {
@@ -153,8 +159,8 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) const
   if (doors.empty()) return std::move(last).with_context(format("connecting to rank {}", peer));
   for (size_t i = 0; i < doors.size(); ++i) {
     Knocked& k = doors[i];
-    const StreamGreeting greeting{kWireVersion, static_cast<uint16_t>(i), static_cast<uint16_t>(doors.size()), 0,
-                                  static_cast<uint64_t>(k.way.mbit_per_s)};
+    const StreamGreeting greeting{kWireVersion, static_cast<uint16_t>(i), static_cast<uint16_t>(doors.size()),
+                                  static_cast<uint16_t>(options_.cipher), static_cast<uint64_t>(k.way.mbit_per_s)};
     Status status = greet(peer, &k, greeting);
     for (int tries = 1; status.code() == moecclRemoteError && tries < kTries && !has_news(); ++tries) {
       Result<Knocked> again = knock(peer, k.way);
@@ -164,7 +170,9 @@ Result<TcpPeer> Mesh::connect_to(uint32_t peer, std::span<const Nic> nics) const
       status = greet(peer, &k, greeting);
     }
     if (!status.ok()) return std::move(status).with_context(format("connecting to rank {}", peer));
-    made.streams.emplace_back(std::move(k.fd), static_cast<double>(std::max<uint64_t>(1, greeting.mbit_per_s)));
+    made.streams.emplace_back(std::move(k.fd), static_cast<double>(std::max<uint64_t>(1, greeting.mbit_per_s)),
+                              RecordKeys{k.cipher, k.keys.send, k.keys.receive});
+    made.cipher = k.cipher;
   }
   return made;
 }

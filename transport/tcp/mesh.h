@@ -19,10 +19,11 @@ namespace moeccl::transport::tcp {
 struct MeshOptions {
   uint32_t rank = 0, n_ranks = 1;
   bootstrap::Key key = {};
-  int64_t lost_after_ms = 0;     // see driver::set_lost_after()
-  int32_t streams_per_rail = 0;  // MOECCL_SOCKET_STREAMS
-  std::string congestion;        // MOECCL_SOCKET_CONGESTION
-  bool one_machine = false;      // MOECCL_HOST_ID: see choose_rails()
+  int64_t lost_after_ms = 0;      // see driver::set_lost_after()
+  int32_t streams_per_rail = 0;   // MOECCL_SOCKET_STREAMS
+  std::string congestion;         // MOECCL_SOCKET_CONGESTION
+  bool one_machine = false;       // MOECCL_HOST_ID: see choose_rails()
+  Cipher cipher = Cipher::kNone;  // of the data: the best that this rank has; kNone: not encrypted
   // Readable when the group cannot come about any more, so that nobody waits for ranks that will not come; -1: none.
   int news = -1;
   Deadline deadline;
@@ -53,6 +54,7 @@ class Mesh {
     Way way;
     Fd fd;
     bootstrap::SessionKeys keys;
+    Cipher cipher = Cipher::kNone;
   };
   bool has_news() const;
   Result<Knocked> knock(uint32_t peer, const Way& way) const;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One TCP connection: a small buffer of frames to send, at most one payload that is sent from where it lies, and a
 // small buffer of what has arrived. Never waits. Not safe for threads: the engine's lock protects it.
+//
+// An encrypted connection has two more buffers, of records: frames and payloads are encrypted into the one from where
+// they lie, and what comes into the other is decrypted to where it belongs.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +13,17 @@
 
 #include "src/base/fd.h"
 #include "src/base/status.h"
+#include "transport/tcp/record.h"
 
 namespace moeccl::transport::tcp {
 
 class Stream {
  public:
   // weight: bytes go to streams in proportion to it.
-  Stream(Fd fd, double weight);
+  Stream(Fd fd, double weight, const RecordKeys& keys = {});
+  Stream(Stream&&) noexcept;
+  Stream& operator=(Stream&&) noexcept;
+  ~Stream();
 
   int fd() const { return fd_.get(); }
   double weight() const { return weight_; }
@@ -31,8 +38,9 @@ class Stream {
   size_t payload_left() const { return payload_left_; }
   // The owner of the payload's memory takes it back: zeros go in its place.
   void abandon_payload() { payload_ = nullptr; }
-  bool has_output() const { return send_begin_ < send_end_ || payload_left_ > 0; }
-  // Sends until all is gone or the socket is full. Returns how many bytes went.
+  bool has_output() const { return send_begin_ < send_end_ || payload_left_ > 0 || has_records(); }
+  // Sends until all is gone or the socket is full. Returns how many bytes went. Of an encrypted connection the payload
+  // is gone when it is encrypted.
   Result<size_t> flush();
   uint32_t queues_seen = 0;  // the owner's
   bool full = false;  // the socket took no more; set by flush(), cleared by the owner when it can be written again
@@ -42,9 +50,21 @@ class Stream {
   std::span<const std::byte> arrived() const { return {receive_.get() + begin_, end_ - begin_}; }
   void consume(size_t n);
   // Reads once: first into `to` (may be empty), what is left over into the buffer. Returns how many bytes came; 0: none
-  // now. `ended` is set at the peer's end.
+  // now. `ended` is set at the peer's end. Of an encrypted connection these are bytes of records, and take_record() has
+  // what they say.
   Result<size_t> receive(std::span<std::byte> to, bool* ended);
-  bool readable = true;  // something may be there; cleared by receive() when it found less than it asked for
+  bool encrypted() const { return records_ != nullptr; }
+  // The text of one record that has come, of an encrypted connection: all of it in `to`, or all of it in the buffer.
+  // RemoteError: it is not what the peer sent next.
+  struct Text {
+    size_t bytes = 0, in_place = 0;
+  };
+  Result<Text> take_record(std::span<std::byte> to);
+  bool inside_record() const;  // the rest has not come
+  // Something may be there; receive() and take_record() say when not.
+  bool readable() const { return readable_; }
+  void look_again();  // there may be something new in the socket
+  void stop_reading() { readable_ = false; }
   // The poller has told of the end. It does not tell again when data came with it, so receive() goes on up to it.
   bool at_end = false;
 
@@ -59,8 +79,23 @@ class Stream {
   static constexpr size_t kReceiveBytes = 36 << 10;  // frames that arrive together, up to one of kCopied and its signal
   static constexpr size_t kSpillBytes = 1 << 10;     // read beyond a large put: the next heads only, the rest in place
 
+  struct Records;
+  struct Pieces {
+    std::span<const std::byte> frames, payload;
+  };
+  Pieces pieces() const;
+  void advance(size_t from_frames, size_t from_payload);
+  bool has_records() const;  // encrypted and not sent
+  void encrypt();
+  Result<driver::IoStep> send_plain();
+  Result<driver::IoStep> send_records();
+  Result<size_t> receive_records(bool* ended);
+  void make_room();  // to receive
+
   Fd fd_;
   double weight_;
+  bool readable_ = true;
+  std::unique_ptr<Records> records_;  // null: not encrypted
   std::unique_ptr<std::byte[]> send_, receive_;
   size_t send_begin_ = 0, send_end_ = 0;
   const std::byte* payload_ = nullptr;

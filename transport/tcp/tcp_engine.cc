@@ -128,7 +128,7 @@ bool TcpEngine::read_unasked(std::span<TcpLink* const> links, uint32_t ask_every
   }
   for (TcpLink* link : links) {
     for (size_t i = 0; i < link->peer_.streams.size(); ++i) {
-      link->peer_.streams[i].readable = true;
+      link->peer_.streams[i].look_again();
       link->receive(i);
     }
     if (link->wants_turn()) queue(*link);
@@ -142,7 +142,7 @@ void TcpEngine::turn() {
     for (const epoll_event& e : *events) {
       TcpLink& link = *links_[e.data.u64 >> 8];
       Stream& s = link.peer_.streams[e.data.u64 & 0xff];
-      if ((e.events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) s.readable = true;
+      if ((e.events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) s.look_again();
       if ((e.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) s.at_end = true;
       if ((e.events & (EPOLLOUT | EPOLLERR)) != 0) s.full = false;
       queue(link);

@@ -47,8 +47,8 @@ void TcpLink::end(const Status& why) {
   if (ending_) return;
   ending_ = true;
   for (size_t i = peer_.streams.size(); i-- > 0;) {
-    peer_.streams[i].readable = true;
-    while (!down_ && peer_.streams[i].readable && !peer_.streams[i].stalled) receive(i);
+    peer_.streams[i].look_again();
+    while (!down_ && peer_.streams[i].readable() && !peer_.streams[i].stalled) receive(i);
   }
   lose(why);
 }
@@ -234,7 +234,7 @@ void TcpLink::abandon_puts() {
 bool TcpLink::wants_turn() const {
   if (down_) return false;
   for (const Stream& s : peer_.streams) {
-    if (s.readable && !s.stalled) return true;
+    if (s.readable() && !s.stalled) return true;
   }
   const Stream& s = peer_.streams[0];
   return !s.full && s.payload_left() == 0 && (new_words_ != 0 || board_waits_ || s.has_output());
@@ -243,16 +243,24 @@ bool TcpLink::wants_turn() const {
 void TcpLink::receive(size_t stream) {
   Stream& s = peer_.streams[stream];
   size_t taken = 0;
-  while (!down_ && s.readable && !s.stalled && taken < kTurnBytes) {
+  while (!down_ && s.readable() && !s.stalled && taken < kTurnBytes) {
     bool ended = false;
     const std::span<std::byte> to(s.put_to, s.put_left);
     const Result<size_t> came = s.receive(to, &ended);
     if (!came.ok() || ended) {
-      s.readable = false;
-      return end(came.ok() ? error(moecclRemoteError, "it was closed by the other side") : came.status());
+      s.stop_reading();
+      return end(!came.ok() ? came.status()
+                            : error(moecclRemoteError, "it was {} by the other side",
+                                    s.inside_record() ? "cut off inside an encrypted record, or closed" : "closed"));
     }
-    taken += *came;
-    if (Status st = advance_put(s, std::min<size_t>(*came, to.size())); !st.ok()) return lose(st);
+    Stream::Text text{*came, std::min<size_t>(*came, to.size())};
+    if (s.encrypted()) {
+      Result<Stream::Text> decrypted = s.take_record(to);
+      if (!decrypted.ok()) return lose(decrypted.status());
+      text = *decrypted;
+    }
+    taken += text.bytes;
+    if (Status st = advance_put(s, text.in_place); !st.ok()) return lose(st);
     if (Status st = parse(stream); !st.ok()) return lose(st);
   }
   if (taken > 0) engine_.moved();

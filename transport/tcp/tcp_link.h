@@ -26,6 +26,7 @@ struct TcpPeer {
   std::string where;  // "10.0.0.2:4711", for messages
   std::vector<Stream> streams;
   bool may_change_congestion = false;  // MOECCL_SOCKET_CONGESTION does not say which
+  Cipher cipher = Cipher::kNone;       // of all its streams
 };
 
 class TcpLink final : public OrderedLink, private Landings {

@@ -63,8 +63,9 @@ class TcpEndpoint final : public Endpoint {
     made.links.resize(options_.n_ranks());
     for (TcpPeer& p : peers) {
       const uint32_t other = p.rank;
-      log(LogLevel::kInfo, "rank {} reaches rank {} at {} over {} TCP connections", own.rank, other, p.where,
-          p.streams.size());
+      const bool encrypted = p.cipher != Cipher::kNone;
+      log(LogLevel::kInfo, "rank {} reaches rank {} at {} over {} TCP connections{}{}", own.rank, other, p.where,
+          p.streams.size(), encrypted ? ", encrypted with " : "", encrypted ? cipher_name(p.cipher) : "");
       MOECCL_ASSIGN_OR_RETURN(made.links[other], moves.add(own, std::move(p)));
     }
     MOECCL_TRY(moves.start());
@@ -89,6 +90,7 @@ Probe probe() {
                                               : std::string("rate not known");
     p.found += format("{}{} ({})", p.found.empty() ? "" : ", ", n.name, rate);
   }
+  if (env().encrypt) p.found += format("; encrypts with {}", cipher_name(best_cipher()));
   return p;
 }
 
@@ -101,6 +103,7 @@ Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options) {
   mesh.streams_per_rail = env().socket_streams;
   mesh.congestion = env().socket_congestion;
   mesh.one_machine = options.one_machine;
+  if (options.encrypt) mesh.cipher = best_cipher();
   mesh.news = options.news;
   mesh.deadline = options.deadline;
   MOECCL_ASSIGN_OR_RETURN(std::vector<Nic> chosen, own_nics());

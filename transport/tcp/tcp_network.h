@@ -6,7 +6,7 @@
 
 namespace moeccl::transport::tcp {
 
-inline constexpr Capabilities kCapabilities = {.needs_pump = true};
+inline constexpr Capabilities kCapabilities = {.needs_pump = true, .encrypts = true};
 Probe probe();
 Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames between two ranks, after the handshake. All numbers little-endian. A head, then its payload:
+// Frames between two ranks, after the handshake; encrypted connections carry them in records (record.h). All numbers
+// little-endian. A head, then its payload:
 //
 //   put      `bytes` bytes for `offset` of the receiver's staging; on any stream
 //   signals  for each stream u64: put bytes that went before, then n times {sig u64, word u64}; on stream 0
@@ -20,7 +21,7 @@ namespace moeccl::transport::tcp {
 static_assert(std::endian::native == std::endian::little, "frames are copied as they are");
 
 inline constexpr uint32_t kMaxStreams = 16;  // to one peer, over all interfaces
-inline constexpr uint16_t kWireVersion = 2;
+inline constexpr uint16_t kWireVersion = 3;
 
 enum class FrameType : uint8_t { kPut = 1, kSignals = 2, kBoard = 3 };
 inline constexpr uint16_t kHealth = 1;  // FrameHead::parts
@@ -46,11 +47,12 @@ static_assert(kMaxSmallFrame >= sizeof(FrameHead) + kMaxStreams * 8 + kSigsPerPe
 struct StreamGreeting {
   uint16_t wire_version;
   uint16_t stream, n_streams;
-  uint16_t reserved;
+  uint16_t cipher;      // the best that it has (record.h); 0: what follows is not encrypted
   uint64_t mbit_per_s;  // of the slower of the two interfaces
 };
 static_assert(sizeof(StreamGreeting) == 16);
 inline constexpr uint16_t kGreetingType = 32;  // of the control frame
-inline constexpr uint16_t kWelcomeType = 33;   // of the server's answer, a control frame without payload
+// Of the server's answer, a control frame without payload; plus the cipher of the data.
+inline constexpr uint16_t kWelcomeType = 33;
 
 }  // namespace moeccl::transport::tcp

@@ -19,6 +19,7 @@
 #include "tests/support/network_fabrics.h"
 #include "tests/support/shuffled_network.h"
 #include "transport/paced/paced_link.h"
+#include "transport/tcp/tcp_network.h"
 #ifdef MOECCL_TEST_CUDA_LINKS
 #include "src/exec/cuda/stream_engine.h"
 #include "tests/support/cuda_device.h"
@@ -95,6 +96,13 @@ class NetworkWorld final : public World {
  private:
   NetworkFabrics fabrics_;
 };
+
+constexpr transport::Network kEncryptedTcp = {"tcp_encrypted", transport::tcp::kCapabilities, transport::tcp::probe,
+                                              [](const transport::NetworkOptions& options) {
+                                                transport::NetworkOptions o = options;
+                                                o.encrypt = true;
+                                                return transport::tcp::open(o);
+                                              }};
 
 #ifdef MOECCL_TEST_CUDA_LINKS
 // Memory of the emulated device is memory of the process.
@@ -194,6 +202,7 @@ class CudaWorld final : public World {
 std::vector<std::string> transports() {
   return {"cuda",
           "cuda_over_tcp",
+          "cuda_over_tcp_encrypted",
           "cuda_over_verbs",
           "cuda_over_verbs_dmabuf",
           "cuda_over_verbs_dmabuf_lanes",
@@ -203,6 +212,7 @@ std::vector<std::string> transports() {
 std::unique_ptr<World> cuda_world(const std::string& name, uint32_t n) {
   if (name == "cuda") return std::make_unique<CudaWorld>(n, nullptr, false);
   if (name == "cuda_over_tcp") return std::make_unique<CudaWorld>(n, transport::find_network("tcp"), false);
+  if (name == "cuda_over_tcp_encrypted") return std::make_unique<CudaWorld>(n, &kEncryptedTcp, false);
   (void)fake_verbs::probe();
   const bool direct = name != "cuda_over_verbs", dmabuf = name.find("dmabuf") != std::string::npos;
   setenv("MOECCL_TEST_CUDA_RDMA", dmabuf ? "dmabuf" : "peermem", 1);
@@ -214,7 +224,7 @@ std::unique_ptr<World> cuda_world(const std::string& name, uint32_t n) {
 #else
 std::unique_ptr<World> cuda_world(const std::string&, uint32_t) { return nullptr; }
 std::vector<std::string> transports() {
-  std::vector<std::string> names = {"thread", "paced", kShuffledNetwork.name};
+  std::vector<std::string> names = {"thread", "paced", kShuffledNetwork.name, kEncryptedTcp.name};
   for (const transport::Network& n : transport::networks()) names.emplace_back(n.name);
   for (const transport::Network& n : fake_verbs::kNetworks) names.emplace_back(n.name);
   return names;
@@ -224,6 +234,7 @@ std::vector<std::string> transports() {
 const transport::Network& network_of(const std::string& name) {
   for (const transport::Network& n : fake_verbs::kNetworks)
     if (name == n.name) return n;
+  if (name == kEncryptedTcp.name) return kEncryptedTcp;
   return name == kShuffledNetwork.name ? kShuffledNetwork : *transport::find_network(name);
 }
 
