@@ -4,6 +4,7 @@
 // docs/training-example.md.
 //
 //   training_run [--data even|skewed] [--features NAME,NAME...] [--warm N] [--rounds N] [--steps N] [--svg FILE]
+//   ... --keep-places         experts change places in the --warm steps alone, and stay while steps are timed
 //   training_run --list       names of features
 //   training_run --check      a small model without pace: gradients, and that features leave the loss as it is
 #include <algorithm>
@@ -28,7 +29,7 @@ struct Options {
   std::vector<std::string> features;
   size_t warm = 12, rounds = 5, steps = 3;
   uint64_t seed = 1;
-  bool check = false;
+  bool check = false, keep_places = false;
 };
 
 LayerFeature way(LayerFeature::Way w, double capacity = 0, bool places = true) {
@@ -75,6 +76,8 @@ class Trainer {
   void train() {
     for (size_t m = 0; m < models_.size(); m++)
       for (size_t s = 0; s < o_.warm; s++) step(m);
+    if (o_.keep_places)
+      for (const auto& m : models_) m->keep_places();
     for (size_t r = 0; r < o_.rounds; r++) {
       for (Run& run : runs) run.rounds.emplace_back();
       for (size_t s = 0; s < o_.steps; s++)
@@ -222,6 +225,10 @@ bool parse(int argc, char** argv, Options& o) {
     if (name == "--check") {
       o.check = true;
       make_small(o);
+      continue;
+    }
+    if (name == "--keep-places") {
+      o.keep_places = true;
       continue;
     }
     if (i + 1 == argc) return false;

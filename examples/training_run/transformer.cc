@@ -49,7 +49,7 @@ StepFacts Transformer::step(uint64_t number) {
   backward();
   if (swap_ != nullptr) check(moecclExpertSwapFinish(swap_, &facts.swaps), "moecclExpertSwapFinish", ranks_.tokens);
   learn();
-  if (swap_ != nullptr) check(moecclExpertSwapBegin(swap_), "moecclExpertSwapBegin", ranks_.tokens);
+  if (swap_ != nullptr && swaps_) check(moecclExpertSwapBegin(swap_), "moecclExpertSwapBegin", ranks_.tokens);
   facts.ms = 1e3 * (now() - begin);
   for (const auto& m : moe_) {
     facts.dropped += m->n_dropped();

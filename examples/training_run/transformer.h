@@ -25,6 +25,8 @@ class Transformer {
 
   // One step of training.
   StepFacts step(uint64_t number);
+  // From now on experts stay where swaps have brought them.
+  void keep_places() { swaps_ = false; }
   // How far the gradients are from differences of the loss, relatively: for tests. Learns nothing. Collective.
   double gradient_error(uint64_t number);
 
@@ -45,6 +47,7 @@ class Transformer {
   Weight embedding_, answer_;
   Norm norm_;
   moecclExpertSwap_t swap_ = nullptr;
+  bool swaps_ = true;
   Adam adam_;
   std::vector<int32_t> tokens_;  // of the samples that this rank brought
   Floats x_, h_, dx_, dh_;
