@@ -67,10 +67,12 @@ bool words(std::string_view text, Env* e) {
   return true;
 }
 
-bool parse_heap(std::string_view text, Env* e) {
+// Or 0, which is the field's own value.
+template <int64_t Env::*kField, int64_t kLow>
+bool bytes_or_automatic(std::string_view text, Env* e) {
   int64_t value = 0;
   if (parse_bytes(text, &value) && value == 0) return true;
-  return bytes<&Env::heap_bytes, int64_t{16} << 20, int64_t{1} << 40>(text, e);
+  return bytes<kField, kLow, int64_t{1} << 40>(text, e);
 }
 
 bool parse_net(std::string_view text, Env* e) {
@@ -98,7 +100,8 @@ constexpr Variable kVariables[] = {
     {"MOECCL_INIT_TIMEOUT_MS", "milliseconds, 1 to 2147483647", integer<&Env::init_timeout_ms, 1, kMaxMs>},
     {"MOECCL_STAGING_BYTES", "bytes with an optional K, M or G, 64K to 1024G",
      bytes<&Env::staging_bytes, int64_t{64} << 10, int64_t{1} << 40>},
-    {"MOECCL_HEAP_BYTES", "bytes with an optional K, M or G, 16M to 1024G; 0 for automatic", parse_heap},
+    {"MOECCL_HEAP_BYTES", "bytes with an optional K, M or G, 16M to 1024G; 0 for automatic",
+     bytes_or_automatic<&Env::heap_bytes, int64_t{16} << 20>},
     {"MOECCL_MOE_MEMORY_CAP", "bytes with an optional K, M or G; 0 for no cap", bytes<&Env::moe_memory_cap>},
     {"MOECCL_DEBUG", "ERROR, WARN, INFO or TRACE", parse_level},
     {"MOECCL_PLAN", "algorithm names, at most 4096 printable characters", words<&Env::plan>},
@@ -126,6 +129,10 @@ constexpr Variable kVariables[] = {
     {"MOECCL_CUDA_IPC", "0 or 1", flag<&Env::cuda_ipc>},
     {"MOECCL_CHECK_PLANS", "0 or 1", flag<&Env::check_plans>},
     {"MOECCL_TRIALS", "0 or 1", flag<&Env::trials>},
+    {"MOECCL_CUDA_MESSAGE_BYTES", "bytes with an optional K, M or G, at most 64M; 0 for host memory",
+     bytes<&Env::cuda_message_bytes, 0, int64_t{64} << 20>},
+    {"MOECCL_CUDA_STAGING_BYTES", "bytes with an optional K, M or G, 64K to 1024G; 0 for automatic",
+     bytes_or_automatic<&Env::cuda_staging_bytes, int64_t{64} << 10>},
     {"MOECCL_CUDA_PERSISTENT", "0 or 1", flag<&Env::cuda_persistent>},
     {"MOECCL_CUDA_PERSISTENT_BYTES", "bytes with an optional K, M or G", bytes<&Env::cuda_persistent_bytes>},
     {"MOECCL_HOST_ID", "a name of at most 64 printable characters", words<&Env::host_id, 64>},

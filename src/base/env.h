@@ -78,6 +78,14 @@ struct Env {
   int32_t cuda_sms = 0;
   // MOECCL_CUDA_IPC: 0 keeps staging in host memory although the ranks could reach each other's device memory.
   bool cuda_ipc = true;
+  // MOECCL_CUDA_MESSAGE_BYTES: bytes of a message slot in device memory, two for each pair of ranks of different
+  // processes and direction; up to 64M. 0: messages between processes pass through page-locked host memory. The least
+  // of all ranks counts. Takes K, M.
+  int64_t cuda_message_bytes = int64_t{1} << 20;
+  // MOECCL_CUDA_STAGING_BYTES: the persistent kernel's staging on the device, in two halves. 0: 64M where NVLink joins
+  // the devices of all ranks and each has 32 GiB, else MOECCL_STAGING_BYTES. The least of all ranks counts. Takes K, M,
+  // G.
+  int64_t cuda_staging_bytes = 0;
   // MOECCL_CUDA_PERSISTENT: 0 starts a kernel for each step instead of one for an operation. The same on all ranks.
   bool cuda_persistent = true;
   // MOECCL_CUDA_PERSISTENT_BYTES: larger operations (bytes of a rank's larger buffer) go step by step, where copies

@@ -79,6 +79,14 @@ struct Ballot {
   std::function<void(std::span<const uint64_t> words)> heard;  // [n_ranks]
 };
 
+// Slots for the bytes of a pair's messages in device memory, [transport::shm::kMessageSlots]; headers stay in the
+// segment.
+struct DeviceSlots {
+  std::byte* out = nullptr;  // in the peer's memory, for what this rank sends
+  std::byte* in = nullptr;   // in this rank's, for what the peer sends
+  uint64_t bytes = 0;        // of a slot; 0: there are none, and the bytes follow the header
+};
+
 struct Fabric {
   // Without its segment, links and kernels. staging_bytes: of this rank, for two operations.
   Fabric(uint32_t rank, uint32_t n_ranks, uint64_t staging_bytes);
@@ -113,6 +121,7 @@ struct Fabric {
   std::function<void(uint64_t sequence)> publish_completed;
   transport::Arrivals* arrivals = nullptr;  // hears of puts over the network from when it connects; may be null
   transport::DeviceMemory device_memory;    // what NICs may reach themselves; then nobody hears of puts
+  std::vector<DeviceSlots> device_slots;    // [n_ranks], or empty
 
   // Numbers of signals so far, mod 2^32; [peer * kSigsPerPeer + sig].
   std::vector<uint32_t> sent, awaited;
@@ -145,6 +154,7 @@ struct Fabric {
   std::atomic<bool> aborted{false};
 
   transport::Link& link(uint32_t peer) const { return *links[peer]; }
+  DeviceSlots slots_with(uint32_t peer) const { return device_slots.empty() ? DeviceSlots{} : device_slots[peer]; }
   const transport::Outbox* outbox(uint32_t peer, uint64_t seq) const { return outboxes[peer] + seq % 2; }
   bool in_heap(const void* p) const {
     const auto* b = static_cast<const std::byte*>(p);

@@ -63,6 +63,11 @@ const MessageSlotHeader* MessageTask::own_slot(uint32_t number) const {
   return reinterpret_cast<const MessageSlotHeader*>(f.own->message(message_.peer, number % kMessageSlots));
 }
 
+uint64_t MessageTask::room() const {
+  const uint64_t on_device = fabric().slots_with(message_.peer).bytes;
+  return on_device > 0 ? on_device : fabric().own->shape().message_bytes - sizeof(MessageSlotHeader);
+}
+
 bool MessageTask::direct_possible(uint64_t& kind, uint64_t& place) const {
   Fabric& f = fabric();
   const transport::Link& link = f.link(message_.peer);
@@ -110,7 +115,7 @@ Progress MessageTask::send() {
     if (last_number_ == 0 || static_cast<int32_t>(acknowledged() - last_number_) >= 0) return done();
     return Progress::kBlocked;
   }
-  const uint64_t room = f.own->shape().message_bytes - sizeof(MessageSlotHeader);
+  const uint64_t room = this->room();
   bool any = false;
   while (sent - acknowledged() < kMessageSlots) {
     MessageSlotHeader header{};
@@ -152,7 +157,9 @@ Progress MessageTask::fill_slot(uint32_t number, const MessageSlotHeader& header
     auto* h = reinterpret_cast<MessageSlotHeader*>(staging + offset);
     *h = header;
     if (bytes == 0) return Progress::kDone;
-    f.kernels->copy(h + 1, message_.data + moved_bytes_, bytes);
+    const DeviceSlots slots = f.slots_with(message_.peer);
+    void* const to = slots.bytes > 0 ? static_cast<void*>(slots.out + number % kMessageSlots * slots.bytes) : h + 1;
+    f.kernels->copy(to, message_.data + moved_bytes_, bytes);
     if (link.pace() != nullptr) link.pace()->wrote(bytes);
     return Progress::kDone;
   }
@@ -187,7 +194,8 @@ Progress MessageTask::receive() {
   Fabric& f = fabric();
   uint32_t& taken = f.awaited[message_.peer * kSigsPerPeer + kMessageData];
   const transport::SignalLine& line = f.own->signal(message_.peer, kMessageData);
-  const uint64_t room = f.own->shape().message_bytes - sizeof(MessageSlotHeader);
+  const uint64_t room = this->room();
+  const DeviceSlots slots = f.slots_with(message_.peer);
   bool any = false;
   // Acquire: pairs with the release in Link::signal().
   while (static_cast<int32_t>(static_cast<uint32_t>(line.word.load(std::memory_order_acquire)) - taken) > 0) {
@@ -213,7 +221,9 @@ Progress MessageTask::receive() {
       moved_bytes_ = message_.bytes;
     } else {
       const uint64_t now = std::min(room, message_.bytes - moved_bytes_);
-      if (now > 0) f.kernels->copy(message_.data + moved_bytes_, slot_header + 1, now);
+      const void* const from =
+          slots.bytes > 0 ? static_cast<const void*>(slots.in + taken % kMessageSlots * slots.bytes) : slot_header + 1;
+      if (now > 0) f.kernels->copy(message_.data + moved_bytes_, from, now);
       moved_bytes_ += now;
     }
     ++taken;

@@ -53,6 +53,8 @@ class MessageTask final : public Task {
   void begin_use();   // of the engine, when the first of it moves
   uint32_t message_class() const;
   const MessageSlotHeader* own_slot(uint32_t number) const;
+  // Bytes of a message that a slot holds.
+  uint64_t room() const;
 
   Message message_;
   const MessageTask* before_;

@@ -6,6 +6,7 @@
 
 #include "src/base/env.h"
 #include "src/base/log.h"
+#include "src/driver/cuda_peers.h"
 #include "src/driver/process.h"
 #include "src/exec/cuda/runners.h"
 #include "src/exec/task.h"
@@ -28,8 +29,10 @@ struct Introduction {
   uint8_t asked = 0, able = 0, exported = kNotExported, reaches = 0;
   uint8_t mps = 0;  // shares the device through the Multi-Process Service
   uint8_t padding[3] = {};
-  uint64_t staging = 0;  // address, for threads of one process
-  uint64_t mapped = 0;   // kDescriptor: bytes of the object
+  uint64_t staging = 0;         // address, for threads of one process
+  uint64_t mapped = 0;          // kDescriptor: bytes of the object
+  uint64_t slot = 0;            // kDescriptor: most bytes of a message slot there is room for; all ranks take the least
+  uint64_t kernel_staging = 0;  // of the persistent kernel; the same
   int32_t device = 0;
   char uuid[16] = {};
   cuda::IpcHandle handle{};
@@ -104,8 +107,11 @@ class CudaSide::Connector {
 
   Status make_staging(cuda::Context context) {
     if (!one_process()) {
-      auto made = cuda::VirtualMemory::create(context, n_.shape.staging_bytes);
+      const uint64_t slot = static_cast<uint64_t>(env().cuda_message_bytes) / kSlotUnit * kSlotUnit;
+      auto made =
+          cuda::VirtualMemory::create(context, slots_at() + here().size() * transport::shm::kMessageSlots * slot);
       if (made.ok()) {
+        own_.slot = slot;
         own_.exported = kDescriptor;
         own_.staging = reinterpret_cast<uint64_t>(made->data());
         own_.mapped = made->mapped_bytes();
@@ -126,6 +132,21 @@ class CudaSide::Connector {
     own_.exported = kHandle;
     own_.handle = *handle;
     return {};
+  }
+
+  // Message slots in device memory, by the source's place among the ranks of this host, follow the staging. They live
+  // in objects shared by descriptor alone: such memory stays as long as a peer that still writes has it open.
+  static constexpr uint64_t kSlotUnit = 4096;
+  uint64_t slots_at() const { return (n_.shape.staging_bytes + kSlotUnit - 1) / kSlotUnit * kSlotUnit; }
+  exec::DeviceSlots slots_with(uint32_t r) const {
+    uint64_t slot = ~uint64_t{0};
+    for (const uint32_t other : here()) slot = std::min(slot, all_[other].slot);
+    if (slot == 0) return {};
+    const auto of = [&](std::byte* staging, uint32_t source) {
+      const auto place = static_cast<uint64_t>(std::find(here().begin(), here().end(), source) - here().begin());
+      return staging + slots_at() + place * transport::shm::kMessageSlots * slot;
+    };
+    return {of(opened_[r].data(), n_.rank), of(reinterpret_cast<std::byte*>(own_.staging), r), slot};
   }
 
   // Collective: descriptors of device memory, to all ranks of other processes of this host.
@@ -212,7 +233,20 @@ class CudaSide::Connector {
       if (r != n_.rank) reaches = reaches && reach(r, context);
     }
     own_.reaches = reaches;
+    own_.kernel_staging = kernel_staging();
     return {};
+  }
+
+  // Of an operation's chunks each costs two fences for the whole system and a meeting of blocks, microseconds in which
+  // NVLink carries a megabyte: where it joins the ranks' devices, and these have the memory, chunks are larger.
+  uint64_t kernel_staging() const {
+    constexpr uint64_t kOverNvlink = uint64_t{64} << 20, kLargeDevice = uint64_t{32} << 30;
+    const uint64_t usual = n_.shape.staging_bytes;
+    if (env().cuda_staging_bytes > 0) return static_cast<uint64_t>(env().cuda_staging_bytes);
+    if (several_hosts() || own_.reaches == 0 || cuda::device_bytes(own_.device) < kLargeDevice) return usual;
+    std::vector<cuda::Uuid> devices;
+    for (const Introduction& i : all_) devices.push_back(std::to_array(i.uuid));
+    return cuda::joined_by_nvlink(own_.device, devices) ? std::max(usual, kOverNvlink) : usual;
   }
 
   Result<transport::cuda_ipc::Opened> open(uint32_t r, cuda::Context context) {
@@ -300,6 +334,7 @@ class CudaSide::Connector {
       if (side->net_ != nullptr) side->engine_->note(side->net_->tell_board());
     };
     side->runner_ = exec::stream_runner(f, *side->engine_);
+    f.device_slots.resize(n_.n_ranks);
     for (const uint32_t r : here()) {
       if (r == n_.rank) continue;
       transport::shm::ShmPeer peer;
@@ -316,6 +351,7 @@ class CudaSide::Connector {
       gpu.staging = !device           ? side_->segments_[r]->staging()
                     : same_process(r) ? reinterpret_cast<std::byte*>(all_[r].staging)
                                       : opened_[r].data();
+      if (device && !same_process(r)) f.device_slots[r] = slots_with(r);
       gpu.opened = std::move(opened_[r]);
       f.links[r] = std::make_unique<transport::cuda_ipc::CudaLink>(std::move(words), std::move(gpu));
     }
@@ -385,6 +421,9 @@ class CudaSide::Connector {
     for (uint32_t r = 0; r < n_.n_ranks; ++r)
       q.seats.push_back({all_[r].device, std::string(all_[r].uuid, sizeof(all_[r].uuid)), all_[r].mps != 0});
     q.all_reach_all = std::all_of(all_.begin(), all_.end(), [](const Introduction& i) { return i.reaches != 0; });
+    q.staging_bytes = std::min_element(all_.begin(), all_.end(), [](const Introduction& a, const Introduction& b) {
+                        return a.kernel_staging < b.kernel_staging;
+                      })->kernel_staging;
     q.profile = profile();
     MOECCL_ASSIGN_OR_RETURN(side_->kernel_side_, KernelSide::connect(q, &side_->why_no_kernel_));
     if (side_->kernel_side_ != nullptr) return side_->kernel_side_->selector().force_from_text(n_.config->plan);

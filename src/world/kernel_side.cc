@@ -217,8 +217,8 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   const auto make = [&]() -> Status {
     MOECCL_ASSIGN_OR_RETURN(w->reserved_, joining.reserve());
     w->uuid_ = s.seats[n.rank].uuid;
-    MOECCL_ASSIGN_OR_RETURN(
-        w->kernel_, exec::PersistentKernel::create(s.engine, n.n_ranks, n.shape.staging_bytes / 2, w->reserved_));
+    MOECCL_ASSIGN_OR_RETURN(w->kernel_,
+                            exec::PersistentKernel::create(s.engine, n.n_ranks, s.staging_bytes / 2, w->reserved_));
     joining.own().memory = reinterpret_cast<uint64_t>(w->kernel_->memory());
     joining.own().most_bytes = static_cast<uint64_t>(env().cuda_persistent_bytes);
     if (joining.several_hosts()) {
@@ -257,7 +257,7 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   profile.step_ns = 700;
   profile.start_ns = 4000;
   w->selector_ = std::make_unique<Selector>(Selector::Setting{
-      n.rank, *n.tree, reach, false, false, n.config->deterministic, s.fabric.half_bytes / 256 * 256, profile});
+      n.rank, *n.tree, reach, false, false, n.config->deterministic, w->kernel_->half_bytes(), profile});
   return w;
 }
 

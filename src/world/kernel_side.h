@@ -32,6 +32,7 @@ class KernelSide {
     exec::Fabric& fabric;
     std::vector<Seat> seats = {};  // [n_ranks]
     bool all_reach_all = false;    // device memory of every rank is reached by every rank
+    uint64_t staging_bytes = 0;    // the same on all ranks
     plan::Profile profile = {};
   };
   // Collective. Null, with the reason in *why, when some rank cannot.

@@ -46,6 +46,8 @@ class CudaDevice {
   int launches() { return call<int()>("moeccl_emulated_launches"); }
   // The emulation's: bytes of programs that this process' persistent kernels read across the bus.
   int program_bytes() { return call<int()>("moeccl_emulated_program_bytes"); }
+  // The emulation's: stores by which this process' kernels released what they did to the whole system.
+  uint64_t releases() { return static_cast<uint64_t>(call<int()>("moeccl_emulated_releases")); }
   // The emulation's: how often this process opened another one's memory by a file descriptor.
   int opened_by_descriptor() { return call<int()>("moeccl_emulated_imports"); }
 
