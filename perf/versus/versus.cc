@@ -28,19 +28,26 @@ std::vector<size_t> sizes(const VersusOptions& o) {
   return list;
 }
 
-// Floats from one rank to another: more distant ranks get more, as in nccl-tests' alltoallv.
-size_t distance_count(int from, int to, int n, size_t floats) {
+// Floats from one rank to another.
+size_t block_floats(Split split, int from, int to, int n, size_t floats) {
   if (n == 1) return floats;
-  const double share = static_cast<double>((to - from + n) % n) / (static_cast<double>(n) * (n - 1) / 2);
+  double share = 1.0 / n;
+  if (split == Split::kDistance) {
+    share = static_cast<double>((to - from + n) % n) / (static_cast<double>(n) * (n - 1) / 2);
+  } else if (split == Split::kZipf) {
+    double all = 0;
+    for (int r = 0; r < n; ++r) all += 1.0 / (r + 1);
+    share = 1.0 / (to + 1) / all;
+  }
   return static_cast<size_t>(static_cast<double>(floats) * share) / kFloatsPer16Bytes * kFloatsPer16Bytes;
 }
 
-void fill_blocks(Exchange& e, int rank, int n) {
+void fill_blocks(Exchange& e, Split split, int rank, int n) {
   const size_t floats = e.count * static_cast<size_t>(n);
   size_t sent = 0, received = 0;
   for (int peer = 0; peer < n; peer++) {
-    e.send_counts.push_back(distance_count(rank, peer, n, floats));
-    e.recv_counts.push_back(distance_count(peer, rank, n, floats));
+    e.send_counts.push_back(block_floats(split, rank, peer, n, floats));
+    e.recv_counts.push_back(block_floats(split, peer, rank, n, floats));
     e.send_displs.push_back(sent);
     e.recv_displs.push_back(received);
     sent += e.send_counts.back();
@@ -50,16 +57,17 @@ void fill_blocks(Exchange& e, int rank, int n) {
   e.n_recv = received;
 }
 
-Exchange make_exchange(VersusOp op, size_t bytes, const Rival& rival) {
+Exchange make_exchange(VersusOp op, size_t bytes, Split split, const Rival& rival) {
   const size_t n = static_cast<size_t>(rival.n_ranks());
   const size_t block = bytes / sizeof(float) / n / kFloatsPer16Bytes * kFloatsPer16Bytes;
   Exchange e = {};
   e.op = op;
+  e.split = split;
   e.bytes = bytes;
   e.count = op == VersusOp::kAllReduce ? bytes / sizeof(float) : block;
   e.n_send = op == VersusOp::kAllReduce || op == VersusOp::kAllGather ? e.count : e.count * n;
   e.n_recv = op == VersusOp::kAllReduce || op == VersusOp::kReduceScatter ? e.count : e.count * n;
-  if (op == VersusOp::kAllToAllv) fill_blocks(e, rival.rank(), rival.n_ranks());
+  if (op == VersusOp::kAllToAllv) fill_blocks(e, split, rival.rank(), rival.n_ranks());
   return e;
 }
 
@@ -90,7 +98,7 @@ bool right(const Exchange& e, int rank, int n) {
         const int from = static_cast<int>(after - e.recv_displs.begin()) - 1;
         size_t displ = 0;  // of this rank's block in the source's buffer
         for (int peer = 0; peer < rank; peer++)
-          displ += distance_count(from, peer, n, e.count * static_cast<size_t>(n));
+          displ += block_floats(e.split, from, peer, n, e.count * static_cast<size_t>(n));
         expected = sent_value(from, displ + i - e.recv_displs[static_cast<size_t>(from)]);
         break;
       }
@@ -172,7 +180,8 @@ void measure(const VersusOptions& options, Rival& rival, moecclComm_t comm, cons
 
 std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, moecclComm_t comm) {
   // A block more than the size, for libraries that reduce within one buffer.
-  const size_t bytes = options.max_bytes + 64;
+  const size_t most = options.split == Split::kZipf ? static_cast<size_t>(rival.n_ranks()) : 1;  // rank 0's share
+  const size_t bytes = options.max_bytes * most + 64;
   const Buffer send(bytes, options.memory), recv(bytes, options.memory);
   const bool apart = !options.rival_on_heap && options.memory == Memory::kHeap;
   const Buffer their_send = apart ? Buffer(bytes, Memory::kMalloc) : Buffer();
@@ -184,7 +193,7 @@ std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, 
     for (const size_t size : list) points.emplace_back().op = op, points.back().bytes = size;
   // nccl-tests' blocks are whole 16 bytes: at some sizes there is nothing to send.
   const auto is_empty = [&](const VersusPoint& p) {
-    const Exchange e = make_exchange(p.op, p.bytes, rival);
+    const Exchange e = make_exchange(p.op, p.bytes, options.split, rival);
     return e.count == 0 || e.n_send == 0;
   };
   std::erase_if(points, is_empty);
@@ -192,7 +201,7 @@ std::vector<VersusPoint> run_versus(const VersusOptions& options, Rival& rival, 
     for (size_t i = 0; i < points.size(); ++i) {
       VersusPoint& point = points[i];
       if (look > 0 && point.ratio() >= 1) continue;
-      Exchange e = make_exchange(point.op, point.bytes, rival);
+      Exchange e = make_exchange(point.op, point.bytes, options.split, rival);
       e.send = reinterpret_cast<float*>(send.data());
       e.recv = reinterpret_cast<float*>(recv.data());
       Exchange theirs = e;

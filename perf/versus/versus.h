@@ -12,6 +12,9 @@
 
 namespace perf {
 
+// Shares of an AllToAllv's blocks: as nccl-tests has them, more to more distant ranks; all alike; rank r takes 1 / (r +
+// 1) of what rank 0 takes, as the experts of a skewed router do.
+enum class Split { kDistance, kUniform, kZipf };
 enum class VersusOp { kAllReduce, kReduceScatter, kAllGather, kAllToAll, kAllToAllv };
 
 struct VersusOptions {
@@ -19,6 +22,7 @@ struct VersusOptions {
   int step_factor = 4;
   std::vector<VersusOp> ops = {VersusOp::kAllReduce, VersusOp::kReduceScatter, VersusOp::kAllGather,
                                VersusOp::kAllToAll, VersusOp::kAllToAllv};
+  Split split = Split::kDistance;
   Memory memory = Memory::kMalloc;
   bool rival_on_heap = false;  // else the other library has ordinary memory, as a program that does not know ours
   int repetitions = 9;         // turns of each library
@@ -26,12 +30,14 @@ struct VersusOptions {
   int procs = 0;               // ranks to fork, where the program forks
   std::string output_file;
   bool quick = false;
+  bool tuned = false;  // Open MPI as its experts set it for shared memory
 };
 VersusOptions parse_versus_options(int argc, char** argv, const char* program, bool forks);
 
 // One operation at one size on one rank, in floats.
 struct Exchange {
   VersusOp op;
+  Split split;
   size_t bytes;  // nccl-tests size
   size_t count;  // of the operation's own call: all elements, or those of one block
   size_t n_send, n_recv;

@@ -78,11 +78,16 @@ VersusOptions parse_versus_options(int argc, char** argv, const char* program, b
           CLI::CheckedTransformer(std::map<std::string, Memory>{{"heap", Memory::kHeap}, {"malloc", Memory::kMalloc}}));
   app.add_flag("--rival-heap", o.rival_on_heap,
                "with --mem heap: the other library uses the same buffers, not malloc's");
+  app.add_option("--split", o.split, "alltoallv's blocks: distance (default, as nccl-tests), uniform or zipf")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, Split>{
+          {"distance", Split::kDistance}, {"uniform", Split::kUniform}, {"zipf", Split::kZipf}}));
   app.add_option("--repetitions", o.repetitions, "turns of each library")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("-J,--output_file", o.output_file, "write results as JSON");
   app.add_flag("--quick", o.quick, "3 short turns");
+  if (!forks)
+    app.add_flag("--tuned", o.tuned, "Open MPI with the shared-memory settings of its experts (see compare_mpi.cc)");
   if (forks) app.add_option("--procs", o.procs, "ranks to fork (4)")->check(CLI::PositiveNumber);
   parse_or_exit(app, argc, argv);
   if (o.quick) {
