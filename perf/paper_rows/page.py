@@ -108,7 +108,7 @@ def page(rows, papers):
 def picture(rows):
     """A point for each row whose two figures have a ratio: ours over the paper's, on a logarithmic axis."""
     drawn = [row for row in rows if all(isinstance(row[n], (int, float)) and row[n] > 0 for n in ("paper_value", "ours"))]
-    step, top, left, right, width = 17, 74, 330, 40, 800
+    step, top, left, right, width = 17, 74, 400, 40, 800
     height = top + step * (len(drawn) + len({r["paper"] for r in drawn})) + 46
     ratios = [row["ours"] / row["paper_value"] for row in drawn] or [1]
     low, high = math.log2(min(0.5, *ratios)), math.log2(max(2, *ratios))
@@ -136,7 +136,7 @@ def picture(rows):
             parts.append(f'<text x="20" y="{y + 4}" font-size="12" font-weight="bold">{html.escape(paper)}</text>')
             y += step
         good = row["verdict"] == "holds"
-        parts.append(f'<text x="{left - 12}" y="{y + 4}" font-size="11" text-anchor="end" fill="#222">{html.escape(row["item"][:52])}</text>')
+        parts.append(f'<text x="{left - 12}" y="{y + 4}" font-size="11" text-anchor="end" fill="#222">{html.escape(row["item"])}</text>')
         parts.append(f'<circle cx="{x(ratio):.1f}" cy="{y}" r="4.5" fill="{"#2f6db5" if good else "white"}" stroke="{"#2f6db5" if good else "#c8553d"}" '
                      'stroke-width="1.6"/>')
         y += step
