@@ -30,6 +30,7 @@ struct Options {
   size_t warm = 12, rounds = 5, steps = 3;
   uint64_t seed = 1;
   bool check = false, keep_places = false;
+  std::string given;  // the command line behind the program's name
 };
 
 LayerFeature way(LayerFeature::Way w, double capacity = 0, bool places = true) {
@@ -173,7 +174,7 @@ int train(const Options& o, moecclComm_t comm) {
   if (ranks.rank != 0) return 0;
   print_table(trainer.runs);
   if (o.check) return claims_hold(trainer.runs, gradient_error) ? 0 : 1;
-  print_rows(trainer.runs, o.data);
+  print_rows(trainer.runs, o.data, o.given);
   if (!o.svg.empty() && !write_svg(o.svg, trainer.runs, "data: " + o.data + "; links (EMULATED): " + o.topology))
     return 1;
   return 0;
@@ -216,6 +217,10 @@ void make_small(Options& o) {
 
 bool parse(int argc, char** argv, Options& o) {
   set_data(o, "even");
+  for (int i = 1; i < argc; i++) {
+    const std::string word = argv[i];
+    o.given += word.find(' ') == std::string::npos ? " " + word : " '" + word + "'";
+  }
   const std::map<std::string, size_t*> numbers = {{"--warm", &o.warm}, {"--rounds", &o.rounds}, {"--steps", &o.steps}};
   const std::map<std::string, std::string*> texts = {{"--svg", &o.svg}, {"--topology", &o.topology}};
   const std::map<std::string, double*> shares = {

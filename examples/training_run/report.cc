@@ -97,7 +97,7 @@ void print_table(const std::vector<Run>& runs) {
   }
 }
 
-void print_rows(const std::vector<Run>& runs, const std::string& data) {
+void print_rows(const std::vector<Run>& runs, const std::string& data, const std::string& options) {
   const auto run = [&](const char* name) {
     const auto found = std::find_if(runs.begin(), runs.end(), [&](const Run& r) { return r.name == name; });
     return found == runs.end() ? nullptr : &*found;
@@ -121,8 +121,7 @@ void print_rows(const std::vector<Run>& runs, const std::string& data) {
     std::printf("{\"paper\": \"%s\", \"item\": \"%s\", \"paper_value\": %g, \"ours\": %.4g, ", row.paper, row.item,
                 row.paper_value, before->typical(row.value) / after->typical(row.value));
     std::printf("\"rule\": [\"at least\", %g], \"how\": \"run\", ", row.least);
-    std::printf("\"command\": \"build/examples/training_run --data %s --features %s,%s\", ", data.c_str(), row.before,
-                row.after);
+    std::printf("\"command\": \"build/examples/training_run%s\", ", options.c_str());
     std::printf("\"why\": \"communication is %.0f %% of the slower side's step (EMULATED links)\"}\n", 100 * share);
   }
 }

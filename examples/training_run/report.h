@@ -52,7 +52,7 @@ double combine_ms(const StepReport& s);
 // runs[0] is what the others are compared with.
 void print_table(const std::vector<Run>& runs);
 // A line of JSON for perf/papers of each result that the runs allow: see perf/paper_rows.
-void print_rows(const std::vector<Run>& runs, const std::string& data);
+void print_rows(const std::vector<Run>& runs, const std::string& data, const std::string& options);
 bool write_svg(const std::string& path, const std::vector<Run>& runs, const std::string& note);
 
 }  // namespace training

@@ -41,7 +41,7 @@ def sources(build, quick):
     if not quick:
         yield Closed(PAPER, table_2)
         yield Program(PAPER, build, ["perf/hiermoe_tables"], judge=judge)
-        run = ["examples/training_run", "--warm", "15", "--steps", "2"]
+        run = ["examples/training_run", "--warm", "9", "--rounds", "5", "--steps", "2"]
         yield Program(PAPER, build, [*run, "--data", "even", "--features", "flat,auto"])
-        yield Program(PAPER, build, ["examples/training_run", "--warm", "24", "--steps", "2", "--keep-places", "--data", "skewed", "--features", "auto,swap"],
+        yield Program(PAPER, build, ["examples/training_run", "--warm", "24", "--rounds", "5", "--steps", "2", "--keep-places", "--data", "skewed", "--features", "auto,swap"],
                       judge=swap_reason)

@@ -41,4 +41,4 @@ def sources(build, quick):
     yield Closed(PAPER, table_4)
     if not quick:
         yield Program(PAPER, build, ["perf/paper_placement", PAPER])
-        yield Program(PAPER, build, ["examples/training_run", "--data", "even", "--features", "flat,flat re-placing", "--warm", "9"])
+        yield Program(PAPER, build, ["examples/training_run", "--data", "even", "--features", "flat,flat re-placing", "--warm", "9", "--rounds", "5", "--steps", "2"])
