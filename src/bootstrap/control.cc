@@ -18,6 +18,7 @@ const unsigned char* raw(std::span<const std::byte> b) { return reinterpret_cast
 
 void encrypt(const Key& key, uint64_t number, std::span<std::byte> bytes) {
   static_assert(kKeyBytes == crypto_stream_chacha20_KEYBYTES && sizeof(number) == crypto_stream_chacha20_NONCEBYTES);
+  if (bytes.empty()) return;  // libsodium takes no null pointer, whatever the length
   unsigned char nonce[sizeof(number)];
   std::memcpy(nonce, &number, sizeof(number));
   auto* const in_place = reinterpret_cast<unsigned char*>(bytes.data());
