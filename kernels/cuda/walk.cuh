@@ -44,7 +44,7 @@ MOECCL_DEVICE bool walk_enter(const WalkArgs& a, WalkShared& s, WalkState& w, co
       const uint64_t* done = walk_done(a.header) + p;
       const WalkPlace at{0, 0, p, w.seq - 2, 0};
       // Acquire: pairs with the release in walk_leave() of the peer.
-      if (!walk_wait(a, w, at, [&] { return load_acquire_system(done) + 2 >= w.seq; })) s.failed = 1;
+      if (!walk_wait(a, w, at, done, [&](uint64_t ended) { return ended + 2 >= w.seq; })) s.failed = 1;
     }
     block_sync();
     if (s.failed != 0) return false;
@@ -91,10 +91,9 @@ MOECCL_DEVICE bool walk_take(const WalkArgs& a, const WalkState& w, uint32_t pc,
   const uint64_t* word = walk_word(a.header, a.n_ranks) + slot;
   uint64_t seen = 0;
   WalkPlace at{pc, chunk, step.peer, number, 0};
-  const bool came = walk_wait(a, w, at, [&] {
-    seen = load_acquire_system(word);  // pairs with the release in walk_signal()
-    return static_cast<int32_t>(static_cast<uint32_t>(seen) - number) >= 0;
-  });
+  // Acquire: pairs with the release in walk_signal().
+  const bool came = walk_wait(
+      a, w, at, word, [&](uint64_t v) { return static_cast<int32_t>(static_cast<uint32_t>(v) - number) >= 0; }, &seen);
   if (!came || seen >> 32 == w.history >> 32 || step.peer == a.rank) return came;
   // Another tag: of the peer's next operation, or the peer runs something else.
   if (!walk_differs(a, w, step.peer, true)) return true;

@@ -77,19 +77,30 @@ MOECCL_DEVICE void walk_fail(const WalkArgs& a, const WalkState& w, WalkFailure 
 // Whether the peer has entered this operation with other arguments, or others before it.
 MOECCL_DEVICE bool walk_differs(const WalkArgs& a, const WalkState& w, uint32_t peer, bool must_be_there) {
   const WalkEntry& theirs = a.peers[peer].header->entries[w.seq % kWalkEntries];
-  if (load_acquire_system(&theirs.seq) != w.seq) return must_be_there;
+  // Polls come by here: an acquire, which pairs with the release in walk_enter(), only where there is an entry to read.
+  if (load_relaxed_system(&theirs.seq) != w.seq || load_acquire_system(&theirs.seq) != w.seq) return must_be_there;
   return load_relaxed_system(&theirs.history) != w.history;
 }
 
-// Polls until ready(), or until there is a reason to give up. `peer`: whom it waits for, n_ranks for blocks of its own.
-template <class Ready>
-MOECCL_DEVICE bool walk_wait(const WalkArgs& a, const WalkState& w, const WalkPlace& at, Ready&& ready) {
+// Words of 64 bits are of other ranks and hosts, those of 32 bits of blocks of this launch.
+MOECCL_DEVICE uint64_t walk_relaxed(const uint64_t* word) { return load_relaxed_system(word); }
+MOECCL_DEVICE uint32_t walk_relaxed(const uint32_t* word) { return load_relaxed_device(word); }
+MOECCL_DEVICE uint64_t walk_acquire(const uint64_t* word) { return load_acquire_system(word); }
+MOECCL_DEVICE uint32_t walk_acquire(const uint32_t* word) { return load_acquire_device(word); }
+
+// Polls until ready(what the word holds), or until there is a reason to give up. `peer`: whom it waits for, n_ranks for
+// blocks of its own. Each acquire empties the multiprocessor's L1 cache for all of its blocks, so polls are relaxed and
+// one acquire of the same word follows. It reads what the poll read or what was stored later, because loads of one word
+// by one thread do not go back; *seen: what it read.
+template <class Word, class Ready>
+MOECCL_DEVICE bool walk_wait(const WalkArgs& a, const WalkState& w, const WalkPlace& at, const Word* word,
+                             Ready&& ready, Word* seen = nullptr) {
   constexpr uint32_t kPollsBetweenChecks = 64;
   uint64_t since = 0;
-  for (uint32_t polls = 1; !ready(); ++polls) {
+  for (uint32_t polls = 1; !ready(walk_relaxed(word)); ++polls) {
     pause();
     if (polls % kPollsBetweenChecks != 0) continue;
-    if (load_acquire_device(&a.header->failed) != 0) return false;
+    if (load_relaxed_device(&a.header->failed) != 0) return false;
     const uint64_t now = device_ns();
     if (since == 0) since = now;
     WalkFailure why = WalkFailure::kNone;
@@ -102,11 +113,19 @@ MOECCL_DEVICE bool walk_wait(const WalkArgs& a, const WalkState& w, const WalkPl
       why = WalkFailure::kMismatch;
     if (why == WalkFailure::kNone) continue;
     // It may have come meanwhile: then the operation is not to blame.
-    if (ready()) return true;
+    if (ready(walk_relaxed(word))) break;
     walk_fail(a, w, why, at);
     return false;
   }
+  const Word value = walk_acquire(word);
+  if (seen != nullptr) *seen = value;
   return true;
+}
+// The same without an end, for those who wait for blocks that have one.
+template <class Word, class Ready>
+MOECCL_DEVICE void walk_until(const Word* word, Ready&& ready) {
+  while (!ready(walk_relaxed(word))) pause();
+  (void)walk_acquire(word);
 }
 
 // All blocks of a team (or of the grid) meet: what each did before is visible to all after. False: the operation
@@ -121,7 +140,7 @@ MOECCL_DEVICE bool walk_meet(const WalkArgs& a, WalkShared& s, const WalkState& 
     s.failed = 0;
     if (add_release_device(counter, 1) + 1 < all) {
       const WalkPlace at{0, 0, a.n_ranks, all, 0};
-      if (!walk_wait(a, w, at, [&] { return load_acquire_device(counter) >= all; })) s.failed = 1;
+      if (!walk_wait(a, w, at, counter, [&](uint32_t n) { return n >= all; })) s.failed = 1;
     }
   }
   block_sync();

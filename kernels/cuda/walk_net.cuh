@@ -33,7 +33,7 @@ MOECCL_DEVICE bool walk_net_give(const WalkArgs& a, const WalkState& w, const Wa
                                  uint64_t given, const WalkCommand& command) {
   WalkQueue& q = a.net.queues[queue];
   // Acquire: pairs with the release in exec::KernelProxy::send().
-  if (!walk_wait(a, w, at, [&] { return given - load_acquire_system(&q.tail) < kNetCommands; })) return false;
+  if (!walk_wait(a, w, at, &q.tail, [&](uint64_t tail) { return given - tail < kNetCommands; })) return false;
   q.commands[given % kNetCommands] = command;
   // Release: pairs with the acquire in exec::KernelProxy::turn().
   store_release_system(&q.head, given + 1);
@@ -50,7 +50,7 @@ MOECCL_DEVICE uint8_t* walk_net_cell(const WalkArgs& a, WalkShared& s, const Wal
   if (thread_index() == 0) {
     const uint64_t* freed = &a.net.queues[w.lane].freed;
     // Acquire: pairs with the release in exec::KernelProxy::send().
-    s.failed = !walk_wait(a, w, at, [&] { return w.used - load_acquire_system(freed) < kNetCells; });
+    s.failed = !walk_wait(a, w, at, freed, [&](uint64_t n) { return w.used - n < kNetCells; });
   }
   block_sync();
   return s.failed != 0 ? nullptr : walk_net_cell_at(a, w.lane, w.used);
@@ -93,7 +93,7 @@ MOECCL_DEVICE void walk_net_enter(const WalkArgs& a, const WalkState& w, const W
   const WalkPlace at{0, 0, a.n_ranks, 0, 0};
   const uint64_t* freed = &a.net.queues[kOwn].freed;
   // Acquire: pairs with the release in exec::KernelProxy::send().
-  if (!walk_wait(a, w, at, [&] { return used - load_acquire_system(freed) < kNetCells; })) return;
+  if (!walk_wait(a, w, at, freed, [&](uint64_t n) { return used - n < kNetCells; })) return;
   auto* cell = reinterpret_cast<WalkEntry*>(walk_net_cell_at(a, kOwn, used));
   *cell = entry;
   auto* to = reinterpret_cast<WalkSplit*>(cell + 1);
@@ -118,13 +118,14 @@ MOECCL_DEVICE void walk_net_done(const WalkArgs& a, const WalkState& w) {
 // The first block of the last lane: the arrivals of the next round; none when all other lanes have left.
 MOECCL_DEVICE void walk_net_look(const WalkArgs& a, const WalkState& w, WalkNetState& n) {
   while (true) {
-    // Acquire: pairs with the release in exec::KernelProxy::deliver().
-    const uint64_t head = load_acquire_system(&a.net.arrivals->head);
-    if (head != n.taken) {
+    if (load_relaxed_system(&a.net.arrivals->head) != n.taken) {
+      // Acquire: pairs with the release in exec::KernelProxy::deliver().
+      const uint64_t head = load_acquire_system(&a.net.arrivals->head);
       n.until = head - n.taken < kNetRound ? head : n.taken + kNetRound;
       break;
     }
-    if (load_acquire_device(&a.header->left) >= walk_lane_blocks(a, w)) {
+    if (load_relaxed_device(&a.header->left) >= walk_lane_blocks(a, w)) {
+      (void)load_acquire_device(&a.header->left);  // pairs with the releases in walk_leave()
       n.over = 1;
       break;
     }
@@ -137,7 +138,7 @@ MOECCL_DEVICE void walk_net_look(const WalkArgs& a, const WalkState& w, WalkNetS
 MOECCL_DEVICE void walk_net_raise(const WalkArgs& a, const WalkShared& s, const WalkState& w, WalkNetState& n,
                                   uint32_t round) {
   const uint32_t all = (round + 1) * w.n_blocks;
-  while (load_acquire_device(&n.finished) < all) pause();
+  walk_until(&n.finished, [&](uint32_t blocks) { return blocks >= all; });
   for (uint64_t i = n.taken; i < s.until; ++i) {
     const WalkArrival& arrival = s.arrivals[i - n.taken];
     // Release: pairs with the acquires in walk_take() and walk_enter().
@@ -158,7 +159,7 @@ MOECCL_DEVICE void walk_net_receive(const WalkArgs& a, WalkShared& s, const Walk
   for (uint32_t round = 0;; ++round) {
     if (thread_index() == 0) {
       if (w.block == 0) walk_net_look(a, w, n);
-      while (load_acquire_device(&n.round) <= round) pause();
+      walk_until(&n.round, [&](uint32_t now) { return now > round; });
       s.until = n.until;
       s.last = n.over;
     }

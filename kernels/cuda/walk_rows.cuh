@@ -221,7 +221,7 @@ MOECCL_DEVICE bool walk_splits_compare(const WalkSplitsArgs& a, const WalkState&
   const WalkEntry& entry = k.peers[peer].header->entries[w.seq % kWalkEntries];
   WalkPlace at{0, 0, peer, w.seq, 0};
   // Acquire: pairs with the release in walk_enter() of the peer.
-  if (!walk_wait(k, w, at, [&] { return load_acquire_system(&entry.seq) >= w.seq; })) return false;
+  if (!walk_wait(k, w, at, &entry.seq, [&](uint64_t seq) { return seq >= w.seq; })) return false;
   if (walk_differs(k, w, peer, true)) {
     walk_fail(k, w, WalkFailure::kMismatch, at);
     return false;

@@ -36,8 +36,8 @@ uint32_t vote(bool value);
 uint32_t match(uint32_t value);
 void pause();
 uint64_t now_ns();
-// Of store_release_system(), in this process.
-extern std::atomic<int> releases;
+// Calls in this process: of store_release_system(); of load_acquire_system() and load_acquire_device().
+extern std::atomic<int> releases, acquires;
 
 // A kernel by name; its one argument is a struct of `bytes`.
 struct Kernel {
@@ -127,6 +127,7 @@ inline uint32_t atomic_min(uint32_t* p, uint32_t v) {
 }
 
 inline uint64_t load_acquire_system(const uint64_t* p) {
+  emulation::acquires.fetch_add(1, std::memory_order_relaxed);
   return std::atomic_ref(*const_cast<uint64_t*>(p)).load(std::memory_order_acquire);
 }
 inline void store_release_system(uint64_t* p, uint64_t v) {
@@ -138,6 +139,7 @@ inline uint64_t load_relaxed_system(const uint64_t* p) {
 }
 inline void store_relaxed_system(uint64_t* p, uint64_t v) { std::atomic_ref(*p).store(v, std::memory_order_relaxed); }
 inline uint32_t load_acquire_device(const uint32_t* p) {
+  emulation::acquires.fetch_add(1, std::memory_order_relaxed);
   return std::atomic_ref(*const_cast<uint32_t*>(p)).load(std::memory_order_acquire);
 }
 inline uint32_t load_relaxed_device(const uint32_t* p) {

@@ -20,7 +20,7 @@
 namespace moeccl::emulation {
 
 constinit thread_local Place place;
-std::atomic<int> releases{0};
+std::atomic<int> releases{0}, acquires{0};
 
 namespace {
 
@@ -249,10 +249,6 @@ namespace {
 // OS threads for concurrent blocks, kept: their fibers are the expensive part. Never ended; a process ends with them.
 class Workers {
  public:
-  static Workers& get() {
-    static auto* workers = new Workers;
-    return *workers;
-  }
   void run(const std::function<void()>& job) {
     std::unique_lock lock(mutex_);
     if (idle_ == 0) {
@@ -283,6 +279,8 @@ class Workers {
   std::vector<const std::function<void()>*> jobs_;
   uint32_t idle_ = 0;
 };
+// Made before there are threads: the thread sanitizer does not see what orders a function's static variable here.
+Workers& workers = *new Workers;
 
 Block& own_block() {
   static thread_local Block block;
@@ -310,7 +308,7 @@ void launch(const Kernel& kernel, const void* args, const Launch& how) {
       if (--left == 0) done.notify_one();
     });
   }
-  for (const auto& job : jobs) Workers::get().run(job);
+  for (const auto& job : jobs) workers.run(job);
   std::unique_lock lock(mutex);
   done.wait(lock, [&] { return left == 0; });
 }
