@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One link between two processes, beneath all collectives: the rate of puts and the latency of an 8-byte put with its
+// One link between two processes, beneath all collectives: the rate of puts and the latency of a small put with its
 // signal, as ib_write_bw and ib_write_lat measure a write.
 //
 //   bench_link NETWORK [DEVICE0 DEVICE1]    a row of transport/networks.cc; MOECCL_IB_HCA of each process
@@ -153,7 +153,8 @@ double rate(Rank& r, const std::byte* src, size_t bytes, uint32_t times) {
 }
 
 // The median of batches: a clock that is slow to read (an emulated machine's) must not be read each time.
-double latency(Rank& r, uint32_t batches, bool with_put) {
+// bytes: of the put before each signal; 0: there is none.
+double latency(Rank& r, uint32_t batches, size_t bytes) {
   constexpr uint32_t kBatch = 20;
   std::vector<double> times;
   for (uint32_t b = 0; b < batches; ++b) {
@@ -161,7 +162,7 @@ double latency(Rank& r, uint32_t batches, bool with_put) {
     for (uint32_t i = 0; i < kBatch; ++i) {
       ++number;
       if (r.me == 1) r.wait_for(2, number);
-      if (with_put) r.put(0, r.heap, 8);
+      if (bytes > 0) r.put(0, r.heap, bytes);
       must(r.link().signal(2, number, 0));
       if (r.me == 0) r.wait_for(2, number);
     }
@@ -199,11 +200,14 @@ int main(int argc, char** argv) {
   Rank r = connect(*network, me, me == 0 ? Peer{up[0], down[1]} : Peer{down[0], up[1]});
   std::vector<std::byte> other(kMost);
   for (size_t i = 0; i < kMost; ++i) other[i] = r.heap[i] = static_cast<std::byte>(i * 7 + i / 256);
-  (void)latency(r, 10, true);
-  const double alone_us = latency(r, 100, false), us = latency(r, 100, true);
-  if (me == 0)
-    std::printf("%s: signal alone: %.2f us\n%s: put of 8 bytes and signal: %.2f us\n%10s %14s %14s MB/s\n", argv[1],
-                alone_us, argv[1], us, "bytes", "registered", "copied");
+  (void)latency(r, 10, 8);
+  const double alone_us = latency(r, 100, 0), small_us = latency(r, 100, 8), page_us = latency(r, 100, 4096);
+  if (me == 0) {
+    std::printf("%s: signal alone: %.2f us\n%s: put of 8 bytes and signal: %.2f us\n", argv[1], alone_us, argv[1],
+                small_us);
+    std::printf("%s: put of 4096 bytes and signal: %.2f us\n%10s %14s %14s MB/s\n", argv[1], page_us, "bytes",
+                "registered", "copied");
+  }
   for (size_t bytes = 4 << 10; bytes <= kMost; bytes *= 4) {
     check(r, r.heap, bytes);
     check(r, other.data(), bytes);

@@ -57,7 +57,7 @@ CLI::App* add_postmortem(CLI::App& app) {
 }
 
 int run_status() {
-  tools::PostMortem all;
+  tools::PostMortem all(true);
   for (const int pid : options.pids) {
     std::string text;
     if (!status_of(pid, &text)) {
@@ -74,7 +74,7 @@ int run_status() {
 }
 
 int run_postmortem() {
-  tools::PostMortem all;
+  tools::PostMortem all(false);
   for (const std::string& path : options.files) {
     std::ifstream file(path);
     const std::string text((std::istreambuf_iterator<char>(file)), {});

@@ -58,8 +58,33 @@ Wait read_wait(const json& j) {
   w.thread = j.at("thread");
   w.blocked_ms = j.at("blocked_ms");
   w.peers = j.at("for").get<std::vector<uint32_t>>();
+  w.n_peers = j.at("for_total");
   if (j.contains("awaits")) w.awaits = j.at("awaits").get<uint32_t>();
   return w;
+}
+
+std::vector<Host> read_hosts(const json& all, uint32_t n_ranks) {
+  std::vector<Host> hosts;
+  for (const json& j : all) {
+    Host& h = hosts.emplace_back(Host{j.at("host_id"), j.at("name"), {}});
+    for (const auto& [first, last] : j.at("ranks").get<std::vector<std::pair<uint32_t, uint32_t>>>()) {
+      for (uint64_t r = first; r <= last && r < n_ranks; ++r) h.ranks.push_back(static_cast<uint32_t>(r));
+    }
+  }
+  return hosts;
+}
+
+// Of many peers the first alone are recorded. A rank beyond them counts when nothing shows that it has begun the call.
+std::vector<uint32_t> awaited_by(const Group& g, const Member& m, const Wait& w) {
+  std::vector<uint32_t> peers = w.peers;
+  if (w.n_peers <= peers.size()) return peers;
+  for (uint32_t r = 0; r < g.n_ranks; ++r) {
+    const auto found = g.members.find(r);
+    const Call* const newest = found != g.members.end() ? found->second.newest() : nullptr;
+    const bool begun = newest != nullptr && newest->sequence >= w.sequence;
+    if (r != m.rank && !begun && std::find(w.peers.begin(), w.peers.end(), r) == w.peers.end()) peers.push_back(r);
+  }
+  return peers;
 }
 
 }  // namespace
@@ -81,6 +106,17 @@ const Call* Member::newest() const {
 const Call* Member::call(uint64_t sequence) const {
   const auto found = std::find_if(calls.rbegin(), calls.rend(), [&](const Call& c) { return c.sequence == sequence; });
   return found == calls.rend() ? nullptr : &*found;
+}
+
+const Host* Group::host_of(uint32_t rank) const {
+  const auto found = std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) {
+    return std::find(h.ranks.begin(), h.ranks.end(), rank) != h.ranks.end();
+  });
+  return found == hosts.end() ? nullptr : &*found;
+}
+
+bool Group::says_something(const Host& host) const {
+  return std::any_of(host.ranks.begin(), host.ranks.end(), [&](uint32_t r) { return members.count(r) > 0; });
 }
 
 std::string Group::title() const {
@@ -114,9 +150,10 @@ void PostMortem::add(const std::string& text) {
       auto group = std::find_if(groups_.begin(), groups_.end(),
                                 [&](const Group& g) { return g.id == id && g.memory == memory; });
       if (group == groups_.end()) {
-        groups_.push_back({id, j.at("name"), memory, m.n_ranks, {}});
+        groups_.push_back({id, j.at("name"), memory, m.n_ranks});
         group = groups_.end() - 1;
       }
+      if (group->hosts.empty() && j.contains("hosts")) group->hosts = read_hosts(j.at("hosts"), m.n_ranks);
       group->members[m.rank] = std::move(m);
     }
   } catch (const json::exception& e) {
@@ -143,16 +180,75 @@ void PostMortem::find_differences(std::vector<std::string>& lines) const {
   }
 }
 
+const Host* PostMortem::silent_host(const Group& group, uint32_t rank) const {
+  const Host* const host = group.host_of(rank);
+  if (host == nullptr) return nullptr;
+  for (const Group& g : groups_) {
+    for (const Host& h : g.hosts) {
+      if (h.id == host->id && g.says_something(h)) return nullptr;
+    }
+  }
+  return host;
+}
+
+std::string PostMortem::name_of(const Host& host) const {
+  for (const Group& g : groups_) {
+    for (const Host& h : g.hosts) {
+      if (h.name == host.name && h.id != host.id) return fmt::format("{} (id {})", host.name, host.id);
+    }
+  }
+  return host.name;
+}
+
+std::string PostMortem::ranks_of(const Host& host) const {
+  std::string text;
+  for (const Group& g : groups_) {
+    for (const Host& h : g.hosts) {
+      if (h.id != host.id) continue;
+      text += fmt::format("{}{} of {}", text.empty() ? "" : "; ", ranks_text(h.ranks), g.title());
+    }
+  }
+  return text;
+}
+
+std::vector<size_t> PostMortem::waits_of(const Member& member, const Node& waiter) const {
+  const bool alone = std::none_of(groups_.begin(), groups_.end(), [&](const Group& g) {
+    return std::count_if(g.members.begin(), g.members.end(),
+                         [&](const auto& m) { return m.second.process == member.process; }) > 1;
+  });
+  std::vector<size_t> waits;
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    const Node& n = nodes_[i];
+    if (n.member->process != member.process) continue;
+    // Of several ranks in one process each waits for itself alone, unless one thread waits for several.
+    const bool one_thread = n.member->process == waiter.member->process && n.wait->thread == waiter.wait->thread;
+    if (alone || n.member->rank == member.rank || one_thread) waits.push_back(i);
+  }
+  return waits;
+}
+
 void PostMortem::follow(const Node& node, uint32_t rank, std::map<std::string, std::vector<std::string>>& culprits,
                         std::vector<size_t>& next) {
   const Group& g = *node.group;
   const std::string waiter = fmt::format("rank {} waited for it in {}", node.member->rank, node.wait->what);
   const auto found = g.members.find(rank);
   if (found == g.members.end()) {
-    culprits[fmt::format("rank {} of {} has left nothing: it was outside of every call when the others gave up, it was "
-                         "stopped, or its process or host is gone",
-                         rank, g.title())]
-        .push_back(waiter);
+    if (const Host* const host = silent_host(g, rank); host != nullptr) {
+      constexpr const char* kGone =
+          "Culprit: host {} is gone, with {}: none of its processes has left anything. If it runs, it was cut off, or "
+          "they were stopped or outside of every call";
+      constexpr const char* kNotAsked =
+          "Not asked: host {}, with {}. Run `moeccl status --json` on each host, and give what they write to `moeccl "
+          "postmortem`";
+      culprits[fmt::format(fmt::runtime(live_ ? kNotAsked : kGone), name_of(*host), ranks_of(*host))].push_back(waiter);
+      return;
+    }
+    culprits
+        [fmt::format(
+             "Culprit: rank {} of {} has left nothing: it was outside of every call when the others gave up, it was "
+             "stopped, or its process or host is gone",
+             rank, g.title())]
+            .push_back(waiter);
     return;
   }
   const Member& m = found->second;
@@ -160,39 +256,38 @@ void PostMortem::follow(const Node& node, uint32_t rank, std::map<std::string, s
   const Call* const newest = m.newest();
   if (wanted > 0) {
     const Call* const made = m.call(wanted);
-    if (made != nullptr && node.member->failed && made->began_ms > node.member->failed_ms - kLate_ms) {
-      culprits[fmt::format("rank {} of {} (pid {} on {}) came too late to {}", rank, g.title(), m.pid, m.host,
-                           made->text())]
-          .push_back(waiter);
+    if (made != nullptr && node.member->failed && node.member->waited_in_full() &&
+        made->began_ms > node.member->failed_ms - kLate_ms) {
+      // In another communicator it may have waited itself until then.
+      const size_t before = next.size();
+      for (const size_t i : waits_of(m, node)) {
+        if (nodes_[i].group != &g) next.push_back(i);
+      }
+      if (next.size() == before)
+        culprits[fmt::format("Culprit: rank {} of {} (pid {} on {}) came too late to {}", rank, g.title(), m.pid,
+                             m.host, made->text())]
+            .push_back(waiter);
       return;
     }
     if (newest != nullptr && newest->sequence >= wanted) return;  // it takes part
   }
   // It is elsewhere: in another call of the same process, or in none.
-  size_t before = next.size();
-  bool takes_part = false;
-  for (size_t i = 0; i < nodes_.size(); ++i) {
+  const std::vector<size_t> waits = waits_of(m, node);
+  for (const size_t i : waits) {
     const Node& other = nodes_[i];
-    if (other.member->process != m.process) continue;
     const bool counterpart =
         wanted == 0 && other.member == &m && other.wait->sequence == 0 &&
         std::find(other.wait->peers.begin(), other.wait->peers.end(), node.member->rank) != other.wait->peers.end();
-    const bool opposite = counterpart && other.wait->what.starts_with("send") != node.wait->what.starts_with("send");
-    takes_part = takes_part || opposite;
-    // Thread ranks of one process wait for themselves alone.
-    if (other.member->rank == m.rank || other.wait->thread == node.wait->thread) next.push_back(i);
+    if (counterpart && other.wait->what.starts_with("send") != node.wait->what.starts_with("send")) return;
   }
-  if (takes_part) {
-    next.resize(before);
-    return;
-  }
-  if (next.size() > before) return;
+  next.insert(next.end(), waits.begin(), waits.end());
+  if (!waits.empty() || !node.member->waited_in_full()) return;
   const std::string last =
       newest == nullptr
           ? "it has made no call"
           : fmt::format("its last call, {}, {} {} ago", newest->text(), newest->state == "done" ? "ended" : "began",
                         span_text(m.written_ms - (newest->ended_ms > 0 ? newest->ended_ms : newest->began_ms)));
-  culprits[fmt::format("rank {} of {} (pid {} on {}) {}: {}", rank, g.title(), m.pid, m.host,
+  culprits[fmt::format("Culprit: rank {} of {} (pid {} on {}) {}: {}", rank, g.title(), m.pid, m.host,
                        wanted > 0 ? fmt::format("has not made call #{}", wanted) : "is in no call that answers", last)]
       .push_back(waiter);
 }
@@ -271,7 +366,9 @@ std::string PostMortem::report(bool* found) {
                           last == nullptr ? "none yet" : last->text());
       for (const Wait& w : m.waits) {
         text += fmt::format("  {:>41} {} for {}{}\n", "", span_text(w.blocked_ms), w.what,
-                            w.peers.empty() ? "" : fmt::format(", needs {}", ranks_text(w.peers)));
+                            w.peers.empty() ? ""
+                                            : fmt::format(", needs {}{}", ranks_text(w.peers),
+                                                          w.n_peers > w.peers.size() ? ", ..." : ""));
         nodes_.push_back({&g, &m, &w});
       }
     }
@@ -285,17 +382,18 @@ std::string PostMortem::report(bool* found) {
   std::map<std::string, std::vector<std::string>> culprits;
   std::vector<std::vector<size_t>> edges(nodes_.size());
   for (size_t i = 0; i < nodes_.size(); ++i) {
-    for (const uint32_t rank : nodes_[i].wait->peers) follow(nodes_[i], rank, culprits, edges[i]);
+    const Node& n = nodes_[i];
+    for (const uint32_t rank : awaited_by(*n.group, *n.member, *n.wait)) follow(n, rank, culprits, edges[i]);
   }
   if (differences.empty()) {
     for (auto& [who, waiters] : culprits) {
       std::sort(waiters.begin(), waiters.end());
       waiters.erase(std::unique(waiters.begin(), waiters.end()), waiters.end());
       constexpr size_t kMost = 4;
-      text += fmt::format("Culprit: {}.\n", who);
+      text += who + ".\n";
       for (size_t i = 0; i < std::min(kMost, waiters.size()); ++i) text += fmt::format("  {}\n", waiters[i]);
       if (waiters.size() > kMost) text += fmt::format("  and {} more\n", waiters.size() - kMost);
-      *found = true;
+      *found = *found || who.starts_with("Culprit");
     }
     const std::string circle = cycle(edges);
     if (!circle.empty()) {

@@ -28,7 +28,8 @@ struct Wait {
   int thread = 0;
   double blocked_ms = 0;
   std::vector<uint32_t> peers;
-  int64_t awaits = -1;  // the only rank that can let it go on; -1: not known
+  uint64_t n_peers = 0;  // more than `peers` names where there are many
+  int64_t awaits = -1;   // the only rank that can let it go on; -1: not known
 };
 
 // One rank of one communicator.
@@ -44,18 +45,32 @@ struct Member {
 
   const Call* newest() const;  // of those with numbers; null: none
   const Call* call(uint64_t sequence) const;
+  // It waited as long as it was to, or still does: who kept it waiting is to blame. Another failure ended other waits.
+  bool waited_in_full() const { return !failed || code == "moecclTimeout"; }
+};
+
+// The ranks of a communicator on one host.
+struct Host {
+  std::string id, name;
+  std::vector<uint32_t> ranks;
 };
 
 struct Group {
   std::string id, name, memory;
   uint32_t n_ranks = 0;
-  std::map<uint32_t, Member> members;  // by rank; those whose process said something
+  std::map<uint32_t, Member> members = {};  // by rank; those whose process said something
+  std::vector<Host> hosts = {};             // where there are several
+
+  const Host* host_of(uint32_t rank) const;  // null: not known
+  bool says_something(const Host& host) const;
 
   std::string title() const;
 };
 
 class PostMortem {
  public:
+  // live: of processes of this host that still run; other hosts were not asked.
+  explicit PostMortem(bool live) : live_(live) {}
   // One process. Throws std::runtime_error with a sentence when `text` is no status.
   void add(const std::string& text);
   // What has happened, for a person. found: whether a culprit is named.
@@ -70,11 +85,19 @@ class PostMortem {
   // Why `rank` keeps `node` waiting: a finding, or the waits that it is in itself. Nothing: it does its part.
   void follow(const Node& node, uint32_t rank, std::map<std::string, std::vector<std::string>>& culprits,
               std::vector<size_t>& next);
+  // The host of `rank` when nothing came from any of its ranks, in any communicator; null: something did, or nobody
+  // knows.
+  const Host* silent_host(const Group& group, uint32_t rank) const;
+  std::string name_of(const Host& host) const;   // with its id where another host has the same name
+  std::string ranks_of(const Host& host) const;  // "ranks 2, 3 of communicator 5c1e09aa; rank 1 of communicator ..."
+  // What the rank of `member` waits for itself, in all communicators: numbers of nodes.
+  std::vector<size_t> waits_of(const Member& member, const Node& waiter) const;
   void find_differences(std::vector<std::string>& lines) const;
   std::string first_failure() const;
   std::string cycle(const std::vector<std::vector<size_t>>& edges) const;
   std::string stuck_links() const;
 
+  bool live_;
   std::vector<Group> groups_;
   std::vector<Node> nodes_;
 };

@@ -24,6 +24,7 @@ struct HostIdentity {
   std::string given;           // MOECCL_HOST_ID
 
   uint64_t hash() const;
+  const std::string& name() const { return given.empty() ? hostname : given; }  // for people
   bool operator==(const HostIdentity&) const = default;
 };
 // Read anew at each call (some small files).

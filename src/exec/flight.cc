@@ -29,6 +29,8 @@ namespace {
 
 constexpr size_t kPages = 512;
 constexpr size_t kPageBytes = (sizeof(FlightPage) + 4095) / 4096 * 4096;
+// Behind all pages: their hosts.
+constexpr size_t kHostsAt = kPages * kPageBytes, kFileBytes = kHostsAt + kPages * FlightSlot::kHostsBytes;
 constexpr char kFile[] = "moeccl-flight";
 
 // The process's file. Pages are taken by the lowest number that is free.
@@ -42,7 +44,7 @@ struct Store {
   FlightPage* take() {
     const std::lock_guard lock(mutex);
     if (!std::exchange(tried, true)) {
-      auto made = driver::shared_segment(kFile, kPages * kPageBytes, false);
+      auto made = driver::shared_segment(kFile, kFileBytes, false);
       if (!made.ok()) return nullptr;
       auto mapped = driver::map_segment(*made, kPages * kPageBytes);
       if (!mapped.ok()) return nullptr;
@@ -61,10 +63,15 @@ struct Store {
   void give_back(FlightPage* page) {
     const std::lock_guard lock(mutex);
     page->magic.store(0, std::memory_order_release);
-    const auto offset = static_cast<size_t>(reinterpret_cast<std::byte*>(page) - mapping.data());
-    driver::release_pages(fd, offset, kPageBytes);
-    taken[offset / kPageBytes] = false;
+    const size_t i = index_of(page);
+    driver::release_pages(fd, i * kPageBytes, kPageBytes);
+    driver::release_pages(fd, hosts_at(i), FlightSlot::kHostsBytes);
+    taken[i] = false;
   }
+  size_t index_of(const FlightPage* page) const {
+    return static_cast<size_t>(reinterpret_cast<const std::byte*>(page) - mapping.data()) / kPageBytes;
+  }
+  static size_t hosts_at(size_t i) { return kHostsAt + i * FlightSlot::kHostsBytes; }
 };
 
 Store& store() {
@@ -140,11 +147,19 @@ nlohmann::json json_of(const FlightPage& p) {
   return j;
 }
 
+bool read_at(int fd, size_t offset, std::span<std::byte> bytes) {
+  ssize_t n = 0;
+  do {
+    n = pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+  } while (n < 0 && errno == EINTR);
+  return n == static_cast<ssize_t>(bytes.size());
+}
+
 // All pages of a file; one that changes meanwhile is half old, which a person can bear.
 Result<std::string> read_all(int fd, int pid) {
   nlohmann::json all{{"format", "moeccl-status"},
                      {"version", 1},
-                     {"host", driver::host_identity().hostname},
+                     {"host", driver::host_identity().name()},
                      {"host_id", format("{:016x}", driver::host_identity().hash())},
                      {"pid", pid},
                      {"written_unix_ms", unix_ns() / 1'000'000},
@@ -152,13 +167,13 @@ Result<std::string> read_all(int fd, int pid) {
   const auto page = std::make_unique<FlightPage>();
   const std::span<std::byte> bytes(reinterpret_cast<std::byte*>(page.get()), sizeof(FlightPage));
   for (size_t i = 0; i < kPages; ++i) {
-    ssize_t n = 0;
-    do {
-      n = pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(i * kPageBytes));
-    } while (n < 0 && errno == EINTR);
-    if (n < static_cast<ssize_t>(bytes.size())) break;
+    if (!read_at(fd, i * kPageBytes, bytes)) break;
     if (page->magic.load() != FlightPage::kMagic || page->bytes != sizeof(FlightPage)) continue;
     all["communicators"].push_back(json_of(*page));
+    std::string hosts(std::min<size_t>(page->hosts_bytes, FlightSlot::kHostsBytes), 0);
+    if (hosts.empty() || !read_at(fd, Store::hosts_at(i), std::as_writable_bytes(std::span(hosts)))) continue;
+    nlohmann::json read = nlohmann::json::parse(hosts, nullptr, false);
+    if (read.is_array()) all["communicators"].back()["hosts"] = std::move(read);
   }
   return all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -195,6 +210,16 @@ FlightSlot::~FlightSlot() {
   } else if (birth_.here()) {
     store().give_back(page_);
   }
+}
+
+void FlightSlot::note_hosts(std::string_view json) {
+  page_->hosts_bytes = 0;
+  if (!shared_ || json.empty() || json.size() > kHostsBytes) return;
+  Store& own = store();
+  const auto at = static_cast<off_t>(Store::hosts_at(own.index_of(page_)));
+  const ssize_t n =
+      pwrite(own.fd.get(), json.data(), json.size(), at);  // of a file in memory: whole, or memory is full
+  if (n == static_cast<ssize_t>(json.size())) page_->hosts_bytes = static_cast<uint32_t>(json.size());
 }
 
 Result<std::string> flight_json(int pid) {

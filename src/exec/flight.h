@@ -51,6 +51,7 @@ struct FlightPage {
   int64_t failed_unix_ns = 0;  // 0: has not failed
   int32_t code = 0;
   uint32_t n_waits = 0;
+  uint32_t hosts_bytes = 0;  // of the text beside the page, see FlightSlot::note_hosts(); 0: there is none
   char failure[480] = {};
   uint64_t count = 0;  // of records so far
   FlightWait waits[kWaits];
@@ -64,6 +65,11 @@ class FlightSlot {
   ~FlightSlot();
   FlightSlot(const FlightSlot&) = delete;
   FlightSlot& operator=(const FlightSlot&) = delete;
+  // Which ranks are on which host, as moecclStatus shows it: [{"name", "host_id", "ranks": [[first, last], ...]}, ...].
+  // It lies in the file beside the page, so that a page has the same size for any number of ranks. A text of more than
+  // kHostsBytes, or where memory is full, is left out.
+  static constexpr size_t kHostsBytes = 32 << 10;
+  void note_hosts(std::string_view json);
   FlightPage* operator->() const { return page_; }
   FlightPage& operator*() const { return *page_; }
 

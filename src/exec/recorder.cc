@@ -9,13 +9,14 @@
 
 namespace moeccl::exec {
 
-void Recorder::introduce(uint32_t rank, uint32_t n_ranks, uint64_t group, std::string_view name, bool on_cuda_memory) {
+void Recorder::introduce(const Owner& owner) {
   FlightPage& p = *slot_;
-  p.rank = rank;
-  p.n_ranks = n_ranks;
-  p.group = group;
-  p.on_cuda_memory = on_cuda_memory ? 1 : 0;
-  copy_text(p.name, name);
+  p.rank = owner.rank;
+  p.n_ranks = owner.n_ranks;
+  p.group = owner.group;
+  p.on_cuda_memory = owner.on_cuda_memory ? 1 : 0;
+  copy_text(p.name, owner.name);
+  slot_.note_hosts(owner.hosts);
   p.bytes = sizeof(FlightPage);
   p.magic.store(FlightPage::kMagic, std::memory_order_release);
 }

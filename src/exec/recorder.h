@@ -19,8 +19,15 @@ class Recorder {
   using State = FlightRecord::State;
   static constexpr size_t kRecords = FlightPage::kRecords;
 
-  // Whose it is. From now on others can see it. group: of all its ranks, and of no other communicator.
-  void introduce(uint32_t rank, uint32_t n_ranks, uint64_t group, std::string_view name, bool on_cuda_memory);
+  struct Owner {
+    uint32_t rank = 0, n_ranks = 0;
+    uint64_t group = 0;  // of all its ranks, and of no other communicator
+    std::string_view name = {};
+    bool on_cuda_memory = false;
+    std::string hosts = {};  // JSON, see FlightSlot::note_hosts(); empty: all ranks are on one host
+  };
+  // Whose it is. From now on others can see it.
+  void introduce(const Owner& owner);
 
   // Called by the rank's executing thread. The record's number, for operations beside which others may begin; from 1.
   size_t begin(uint64_t sequence, const Signature& signature);

@@ -123,9 +123,9 @@ class Connector {
       MOECCL_ASSIGN_OR_RETURN(Introduction theirs, Introduction::decode(blobs[r], r));
       all_.push_back(std::move(theirs));
     }
-    std::vector<uint64_t> identities;
-    for (const Introduction& i : all_) identities.push_back(i.host);
-    hosts_.emplace(identities);
+    std::vector<HostOfRank> hosts;
+    for (const Introduction& i : all_) hosts.push_back({i.host, i.host_name});
+    hosts_.emplace(hosts);
     for (uint32_t r = 0; r < n_; ++r) {
       MOECCL_TRY(check_agreement(all_[0], all_[r], r));
       // The first rank of a process is its leader. Of this host's only: others are reached by their links alone.
@@ -310,7 +310,7 @@ class Connector {
     f.heap_bytes = heap_->bytes();
     f.shared_heap = heap_;
     f.timeout_ms = config_.timeout_ms;
-    f.recorder.introduce(rank_, n_, bootstrap::public_number(link_key_), config_.name, false);
+    f.recorder.introduce({rank_, n_, bootstrap::public_number(link_key_), config_.name, false, hosts_->json()});
     m_.ranks_on_host = static_cast<uint32_t>(hosts_->around(rank_).size());
     m_.cores_on_host = cores_of(hosts_->around(rank_));
     m_.cores = 0;

@@ -323,7 +323,8 @@ class CudaSide::Connector {
     f.name = n_.config->name;
     f.own = own_segment_;
     f.timeout_ms = n_.config->timeout_ms;
-    f.recorder.introduce(n_.rank, n_.n_ranks, bootstrap::public_number(n_.link_key), n_.config->name, true);
+    f.recorder.introduce(
+        {n_.rank, n_.n_ranks, bootstrap::public_number(n_.link_key), n_.config->name, true, n_.hosts->json()});
     f.kernels = &exec::StreamEngine::table();
     f.staging = device ? reinterpret_cast<std::byte*>(own_.staging) : nullptr;
     CudaSide* side = side_.get();

@@ -2,6 +2,7 @@
 #include "src/world/hosts.h"
 
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "src/base/wire.h"
 #include "src/bootstrap/handshake.h"
@@ -16,15 +17,35 @@ constexpr int64_t kNewsMs = 200;  // for the word of the meeting of all ranks
 
 }  // namespace
 
-Hosts::Hosts(std::span<const uint64_t> identities) {
+Hosts::Hosts(std::span<const HostOfRank> all) {
   std::map<uint64_t, uint32_t> numbers;
-  for (uint32_t r = 0; r < identities.size(); ++r) {
-    const uint32_t host = numbers.emplace(identities[r], static_cast<uint32_t>(numbers.size())).first->second;
-    if (host == members.size()) members.emplace_back();
+  for (uint32_t r = 0; r < all.size(); ++r) {
+    const uint32_t host = numbers.emplace(all[r].identity, static_cast<uint32_t>(numbers.size())).first->second;
+    if (host == members.size()) {
+      members.emplace_back();
+      identity.push_back(all[r].identity);
+      names.push_back(all[r].name);
+    }
     host_of.push_back(host);
     index_of.push_back(static_cast<uint32_t>(members[host].size()));
     members[host].push_back(r);
   }
+}
+
+std::string Hosts::json() const {
+  if (n() == 1) return {};
+  nlohmann::json all = nlohmann::json::array();
+  for (uint32_t h = 0; h < n(); ++h) {
+    nlohmann::json ranges = nlohmann::json::array();
+    for (const uint32_t r : members[h]) {
+      if (!ranges.empty() && ranges.back()[1] == r - 1)
+        ranges.back()[1] = r;
+      else
+        ranges.push_back({r, r});
+    }
+    all.push_back({{"name", names[h]}, {"host_id", format("{:016x}", identity[h])}, {"ranks", std::move(ranges)}});
+  }
+  return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& session, const Hosts& hosts,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "src/base/clock.h"
@@ -13,17 +14,26 @@
 
 namespace moeccl::comm {
 
+struct HostOfRank {
+  uint64_t identity = 0;  // equal where ranks can share memory
+  std::string name;       // for messages
+};
+
 // Hosts are numbered in order of their first rank.
 struct Hosts {
   std::vector<uint32_t> host_of;               // [n_ranks]
   std::vector<std::vector<uint32_t>> members;  // [hosts] ranks, ascending
   std::vector<uint32_t> index_of;              // [n_ranks] position among the host's members
+  std::vector<uint64_t> identity;              // [hosts]
+  std::vector<std::string> names;              // [hosts]
 
-  // identities: [n_ranks], equal where ranks can share memory.
-  explicit Hosts(std::span<const uint64_t> identities);
+  // all: [n_ranks].
+  explicit Hosts(std::span<const HostOfRank> all);
   uint32_t n() const { return static_cast<uint32_t>(members.size()); }
   bool together(uint32_t a, uint32_t b) const { return host_of[a] == host_of[b]; }
   const std::vector<uint32_t>& around(uint32_t rank) const { return members[host_of[rank]]; }
+  // For the flight recorder; empty: all ranks are on one host.
+  std::string json() const;
 };
 
 // File descriptors travel over UNIX sockets only. Where the ranks meet on TCP, those of each host meet once more among

@@ -6,11 +6,18 @@
 #include "src/base/wire.h"
 
 namespace moeccl::comm {
+namespace {
+
+constexpr size_t kMaxHostName = 64;  // Linux's limit, and MOECCL_HOST_ID's
+
+}  // namespace
 
 Result<Introduction> Introduction::of_this_process(const Config& config, uint64_t heap_bytes) {
   const driver::ProcessIdentity self = driver::this_process();
   Introduction i;
-  i.host = driver::host_identity().hash();
+  const driver::HostIdentity host = driver::host_identity();
+  i.host = host.hash();
+  i.host_name = host.name().substr(0, kMaxHostName);
   i.pid = self.pid;
   i.process = hash_combine(hash_combine(static_cast<uint64_t>(self.pid), self.start_time), self.random);
   i.heap_bytes = heap_bytes;
@@ -28,6 +35,7 @@ Result<Introduction> Introduction::of_this_process(const Config& config, uint64_
 std::vector<std::byte> Introduction::encode() const {
   Writer out;
   out.u64(host);
+  out.string(host_name);
   out.u64(process);
   out.i32(pid);
   out.u64(heap_bytes);
@@ -46,6 +54,7 @@ Result<Introduction> Introduction::decode(std::span<const std::byte> bytes, uint
   Reader in(bytes);
   Introduction i;
   i.host = in.u64();
+  i.host_name = in.string(kMaxHostName);
   i.process = in.u64();
   i.pid = in.i32();
   i.heap_bytes = in.u64();

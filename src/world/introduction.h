@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "src/driver/memory.h"
@@ -14,6 +15,7 @@ namespace moeccl::comm {
 
 struct Introduction {
   uint64_t host = 0, process = 0;
+  std::string host_name;  // for messages
   int32_t pid = 0;
   uint64_t heap_bytes = 0;
   driver::ProcessStamp stamp;  // address 0: nobody may read this process's memory

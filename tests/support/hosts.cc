@@ -31,22 +31,23 @@ std::string print(const char* format, ...) {
   return text;
 }
 
-bool enter_namespace(const std::string& path) {
+bool enter_namespace(const std::string& path, int type = CLONE_NEWNET) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
-  const bool ok = setns(fd, CLONE_NEWNET) == 0;
+  const bool ok = setns(fd, type) == 0;
   close(fd);
   return ok;
 }
 
-// A child with a network namespace of its own that does nothing; 0 when that is not allowed.
-pid_t start_holder() {
+// A child with a network and a host name of its own that does nothing; 0 when that is not allowed.
+pid_t start_holder(const std::string& name) {
   int ready[2];
   if (pipe2(ready, O_CLOEXEC) != 0) return 0;
   const pid_t pid = fork();
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const char ok = unshare(CLONE_NEWNET) == 0 ? 'y' : 'n';
+    const bool own = unshare(CLONE_NEWNET | CLONE_NEWUTS) == 0 && sethostname(name.data(), name.size()) == 0;
+    const char ok = own ? 'y' : 'n';
     if (write(ready[1], &ok, 1) != 1) _exit(1);
     close(ready[0]), close(ready[1]);
     while (true) pause();
@@ -125,7 +126,7 @@ std::unique_ptr<TestHosts> TestHosts::create(const HostsOptions& options, std::s
     return hosts;
   }
   for (int i = 0; i <= n; ++i) {
-    const pid_t holder = start_holder();
+    const pid_t holder = start_holder(print("test-host-%d", i));
     if (holder == 0) {
       *why = "this user may not make network namespaces: " + std::string(strerror(errno));
       return nullptr;
@@ -188,6 +189,8 @@ bool TestHosts::enter(int host) const {
            setenv("MOECCL_SOCKET_IFNAME", "lo", 1) == 0 && setenv("MOECCL_SOCKET_ADDR", "127.0.0.1", 1) == 0;
   }
   if (rdma_ && setenv("NCCL_IB_HCA", print("rxe%d", host).c_str(), 0) != 0) return false;
+  if (!rdma_ && !enter_namespace(print("/proc/%d/ns/uts", holders_[static_cast<size_t>(host)]), CLONE_NEWUTS))
+    return false;
   return enter_namespace(spaces_[static_cast<size_t>(host)]) &&
          setenv("MOECCL_SOCKET_ADDR", address(host).c_str(), 1) == 0;
 }

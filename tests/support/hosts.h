@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hosts for tests: network namespaces, joined by veth pairs over a bridge in a namespace of its own. Each lives as long
-// as a child process that holds it, so nothing is left behind however the test ends. Needs root, ip and tc.
+// Hosts for tests: network namespaces with host names of their own ("test-host-0", ...), joined by veth pairs over a
+// bridge in another namespace. Each lives as long as a child process that holds it, so nothing is left behind however
+// the test ends. Needs root, ip and tc.
 //
 // Or, without all that, hosts by name only (MOECCL_HOST_ID), which reach each other over loopback.
 //
