@@ -22,7 +22,7 @@
 namespace moeccl::testing {
 namespace {
 
-constexpr int kTimeoutMs = 2000;
+constexpr int kTimeoutMs = 1500;
 
 enum class Kind { kMissing, kOrder, kCount, kHost };
 constexpr const char* kKinds[] = {"missing rank", "wrong order", "wrong count", "dead host"};

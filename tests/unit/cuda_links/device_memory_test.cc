@@ -252,8 +252,8 @@ struct Agreed {
     const EmulatedMemory memory[] = {{context, kBytes}, {context, kBytes}, {context, kBytes}, {context, kBytes}};
     const auto body = [&](uint32_t rank) {
       auto session = std::move(*bootstrap::Session::join(root->id(), static_cast<int>(rank), 2, deadline));
-      const uint64_t identities[] = {1, 2};
-      const comm::Hosts hosts(identities);
+      const comm::HostOfRank host_of_rank[] = {{1, "a"}, {2, "b"}};
+      const comm::Hosts hosts(host_of_rank);
       comm::Config config;
       config.timeout_ms = 5000;
       exec::Fabric f(rank, 2, kBytes);

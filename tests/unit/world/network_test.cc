@@ -46,8 +46,8 @@ struct TwoRanks {
     root = std::move(*bootstrap::Root::start(options));
     const auto body = [&](uint32_t rank) {
       auto session = std::move(*bootstrap::Session::join(root->id(), static_cast<int>(rank), 2, deadline));
-      const uint64_t identities[] = {1, 2};
-      const Hosts hosts(identities);
+      const HostOfRank host_of_rank[] = {{1, "a"}, {2, "b"}};
+      const Hosts hosts(host_of_rank);
       auto segment = *transport::shm::Segment::create({2, rank, 1 << 20, 4096}, false);
       Config config;
       config.timeout_ms = 5000;
