@@ -88,6 +88,8 @@ MOECCL_DEVICE uint32_t add_release_device(uint32_t* p, uint32_t v) {
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
   return old;
 }
+// To a word of the block's that several threads may store before the next barrier.
+MOECCL_DEVICE void store_relaxed_block(uint32_t* p, uint32_t v) { *static_cast<volatile uint32_t*>(p) = v; }
 MOECCL_DEVICE void fence_system() { __threadfence_system(); }
 
 // Nanoseconds of a clock that all SMs share.

@@ -44,7 +44,8 @@ MOECCL_DEVICE bool walk_enter(const WalkArgs& a, WalkShared& s, WalkState& w, co
       const uint64_t* done = walk_done(a.header) + p;
       const WalkPlace at{0, 0, p, w.seq - 2, 0};
       // Acquire: pairs with the release in walk_leave() of the peer.
-      if (!walk_wait(a, w, at, done, [&](uint64_t ended) { return ended + 2 >= w.seq; })) s.failed = 1;
+      if (!walk_wait(a, w, at, done, [&](uint64_t ended) { return ended + 2 >= w.seq; }))
+        store_relaxed_block(&s.failed, 1);
     }
     block_sync();
     if (s.failed != 0) return false;
@@ -220,7 +221,7 @@ MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w, uin
         if (thread_index() == 0) s.failed = 0;
         block_sync();
         for (uint32_t i = thread_index(); i < step.run; i += block_threads())
-          if (!walk_take(a, w, pc + i, chunk)) s.failed = 1;
+          if (!walk_take(a, w, pc + i, chunk)) store_relaxed_block(&s.failed, 1);
         block_sync();
         if (s.failed != 0) return false;
       } else if (!data(step, chunk)) {

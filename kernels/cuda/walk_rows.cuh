@@ -247,7 +247,7 @@ MOECCL_DEVICE bool walk_splits_agree(const WalkSplitsArgs& a, WalkSplitsShared& 
     block_sync();
     for (uint32_t p = thread_index(); p < k.n_ranks; p += block_threads()) {
       s.largest[p] = a.largest;
-      if (p != k.rank && !walk_splits_compare(a, w, p, &s.largest[p])) s.failed = 1;
+      if (p != k.rank && !walk_splits_compare(a, w, p, &s.largest[p])) store_relaxed_block(&s.failed, 1);
     }
     block_sync();
     if (s.failed != 0) return false;

@@ -149,6 +149,7 @@ inline void store_relaxed_device(uint32_t* p, uint32_t v) { std::atomic_ref(*p).
 inline uint32_t add_release_device(uint32_t* p, uint32_t v) {
   return std::atomic_ref(*p).fetch_add(v, std::memory_order_acq_rel);
 }
+inline void store_relaxed_block(uint32_t* p, uint32_t v) { std::atomic_ref(*p).store(v, std::memory_order_relaxed); }
 inline void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline uint64_t device_ns() { return emulation::now_ns(); }
 inline void pause() { emulation::pause(); }
