@@ -4,7 +4,11 @@
 #include <unistd.h>
 
 #include "perf/common/routing.h"
+#include "src/base/data_type.h"
 #include "tests/fuzz/fuzz.h"
+
+// The API's entry points are not among what is linked here.
+const char* moecclTypeName(moecclDataType_t type) { return moeccl::type_name(type); }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const int fd = memfd_create("trace", 0);
