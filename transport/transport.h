@@ -125,6 +125,10 @@ struct Network {
   // Never fails: what is broken is a reason not to use it.
   Probe (*probe)();
   Result<std::unique_ptr<Endpoint>> (*open)(const NetworkOptions& options);
+  // Why it is not opened although it may be there; empty: it is.
+  std::string refused(bool encrypt) const {
+    return encrypt && !can.encrypts ? "it cannot encrypt, as MOECCL_ENCRYPT wants" : "";
+  }
 };
 
 // Best first. The last one works wherever there is an IP network.

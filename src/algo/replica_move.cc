@@ -13,39 +13,26 @@ namespace {
 
 enum Sig : uint32_t { kData, kCredit, kPassed, kReturned };
 
-constexpr uint32_t kMostSlots = 1 << 15;  // slots are 16-bit numbers in plans
-
 }  // namespace
 
 Result<ReplicaMove> ReplicaMove::make(const ReplicaPlacement& placement, const LevelTree& tree,
                                       const Settings& settings) {
   const bool collects = settings.op == moecclOpCollectGradients;
-  for (uint32_t e = 0; e < placement.n_experts && collects; ++e) {
-    if (placement.hosts[e].empty())
-      return error(moecclInvalidArgument,
-                   "slot_expert has no slot for expert {}: its gradient is nowhere; give every expert a slot", e);
-  }
+  if (collects) MOECCL_TRY(every_expert_has_a_slot(placement));
   ReplicaMove m(placement, settings);
   const uint32_t n = placement.n_ranks;
   const uint64_t shard = shard_elements(settings.count, n);
   // A rank receives a piece of each expert, or each rank's piece of each expert that it holds.
   const uint64_t origins = collects ? 1 : shard == 0 ? 0 : (settings.count + shard - 1) / shard;
   const uint64_t places = n == 1 ? 0 : origins * (collects ? placement.n_experts : placement.most_experts);
-  m.per_slot_ = static_cast<uint32_t>(std::max<uint64_t>(1, (places + kMostSlots - 1) / kMostSlots));
-  m.layout_ = {static_cast<uint32_t>((places + m.per_slot_ - 1) / m.per_slot_), tuning::kOverlap};
   m.shape_ = {.op = settings.op,
               .n_ranks = n,
               .count = shard,
               .element_bytes = settings.element_bytes,
               .reach = settings.reach,
               .staging_bytes = settings.staging_bytes};
-  Shape one = m.shape_;  // a place of a slot
-  one.staging_bytes /= m.per_slot_;
-  MOECCL_TRY(chunks_fit(one, m.layout_));
   const uint32_t pieces = collects ? 1 : std::max(1u, placement.most_experts);  // of what one rank sends to another
-  m.chunking_ = cut(one, m.layout_, tuning::kExpertMove / pieces);
-  const uint64_t line = settings.element_bytes >= 64 ? 1 : 64 / settings.element_bytes;
-  m.place_elements_ = (m.chunking_.chunk + line - 1) / line * line;
+  MOECCL_ASSIGN_OR_RETURN(m.places_, StagedPlaces::make(m.shape_, places, tuning::kExpertMove / pieces));
   if (!collects && needs_nodes(m.shape_, tree).ok()) {
     m.node_of_ = &tree.levels.front().group_of_rank;
     m.tree_hash_ = tree.hash();
@@ -84,22 +71,13 @@ ReplicaMove::Pieces ReplicaMove::collect_pieces(uint32_t rank, const ExpertPlace
   return all;
 }
 
-std::vector<const ExpertHost*> ReplicaMove::by_node(uint32_t expert) const {
-  std::vector<const ExpertHost*> hosts;
-  hosts.reserve(placement_.hosts[expert].size());
-  for (const ExpertHost& host : placement_.hosts[expert]) hosts.push_back(&host);
-  const auto less = [&](const ExpertHost* a, const ExpertHost* b) { return node_of(a->rank) < node_of(b->rank); };
-  if (!std::is_sorted(hosts.begin(), hosts.end(), less)) std::stable_sort(hosts.begin(), hosts.end(), less);
-  return hosts;
-}
-
 ReplicaMove::Pieces ReplicaMove::place_pieces(uint32_t rank, const ExpertPlaces& places) const {
   Pieces all;
   const uint32_t n = placement_.n_ranks, node = node_of(rank);
   const uint64_t shard = shard_elements(s_.count, n);
   const Shard mine = shard_of(s_.count, n, rank);
   for (uint32_t e = 0; e < placement_.n_experts; ++e) {
-    const std::vector<const ExpertHost*> hosts = by_node(e);
+    const std::vector<const ExpertHost*> hosts = hosts_by_node(placement_, e, node_of_);
     const auto send = [&](const ExpertHost& to) {
       if (to.rank == rank) {
         all.own.push_back({rank, 0, 0, mine.length, places.shard(e, shard), &to});
@@ -154,7 +132,7 @@ uint64_t ReplicaMove::output_elements(uint32_t rank) const {
 class ReplicaMove::Writer {
  public:
   Writer(const ReplicaMove& move, uint32_t rank, const ExpertPlaces& places)
-      : m_(move), rank_(rank), places_(places), b_(move.shape_, rank, move.layout_) {}
+      : m_(move), rank_(rank), places_(places), b_(move.shape_, rank, move.places_.layout) {}
 
   // For each peer with pieces, the nearest after this rank first (or before it): `body(peer, its pieces)`.
   template <class Body>
@@ -178,7 +156,7 @@ class ReplicaMove::Writer {
   void give(uint32_t to, std::span<const Piece> pieces, bool on) {
     for (const Piece& p : pieces) {
       const uint64_t there = in_slot(p.number), here = on ? in_slot(p.origin_place) : p.begin;
-      const uint32_t list = add(p.length, [&](uint64_t begin) {
+      const uint32_t list = add_rows(rows_, m_.chunking(), p.length, [&](uint64_t begin) {
         return plan::RowBlock{.src_first = on ? here : here + begin, .dst_first = there};
       });
       b_.rows(StepKind::kGatherRows, place(to, p.number), on ? place(rank_, p.origin_place) : in(rank_), list);
@@ -188,7 +166,7 @@ class ReplicaMove::Writer {
   void take(std::span<const Piece> pieces) {
     for (const Piece& p : pieces) {
       const auto put = [&](uint64_t first) {
-        const uint32_t list = add(p.length, [&](uint64_t begin) {
+        const uint32_t list = add_rows(rows_, m_.chunking(), p.length, [&](uint64_t begin) {
           return plan::RowBlock{.src_first = in_slot(p.number), .dst_first = first + begin};
         });
         b_.rows(StepKind::kScatterRows, out(rank_), place(rank_, p.number), list);
@@ -203,9 +181,9 @@ class ReplicaMove::Writer {
     for (const Piece& p : pieces) {
       const auto put = [&](uint64_t first) {
         const size_t at = rows_.size();
-        rows_.resize(at + m_.chunking_.n_chunks);
+        rows_.resize(at + m_.chunking().n_chunks);
         rows_[at] = {.src_first = p.begin, .dst_first = first, .count = p.length};
-        b_.rows(StepKind::kScatterRows, out(rank_), in(rank_), static_cast<uint32_t>(at / m_.chunking_.n_chunks));
+        b_.rows(StepKind::kScatterRows, out(rank_), in(rank_), static_cast<uint32_t>(at / m_.chunking().n_chunks));
       };
       if (p.host == nullptr) {
         put(places_.shard(p.number, shard));
@@ -223,29 +201,18 @@ class ReplicaMove::Writer {
     bound.rows = std::move(rows_);
     bound.binding.chunking = m_.chunking();
     bound.binding.element_bytes = m_.s_.element_bytes;
-    bound.binding.slot_elements = m_.place_elements_ * m_.per_slot_;
+    bound.binding.slot_elements = m_.places_.slot_elements();
     bound.binding.rows = bound.rows;
     return bound;
   }
 
  private:
-  Ref place(uint32_t rank, uint32_t number) const { return slot(rank, number / m_.per_slot_); }
-  uint64_t in_slot(uint32_t number) const { return number % m_.per_slot_ * m_.place_elements_; }
+  Ref place(uint32_t rank, uint32_t number) const { return m_.places_.ref(rank, number); }
+  uint64_t in_slot(uint32_t number) const { return m_.places_.first_row(number); }
   template <class Put>
   void for_each_place(const Piece& p, Put&& put) const {
     if (p.host == nullptr) return put(p.begin);
     for (const uint32_t s : p.host->slots) put(places_.slot(s, m_.s_.count) + p.begin);
-  }
-  // A list whose chunk c is what `block` says of the piece's elements from the chunk's first on; returns its number.
-  template <class Block>
-  uint32_t add(uint64_t length, Block&& block) {
-    const uint32_t n_chunks = m_.chunking_.n_chunks;
-    for (uint32_t c = 0; c < n_chunks; ++c) {
-      const plan::Range range = plan::chunk_range(m_.chunking_, length, c);
-      rows_.push_back(block(range.offset));
-      rows_.back().count = range.length;
-    }
-    return static_cast<uint32_t>(rows_.size() / n_chunks - 1);
   }
 
   const ReplicaMove& m_;
@@ -262,7 +229,7 @@ BoundRows ReplicaMove::build(uint32_t rank, const ExpertPlaces& places) const {
 
   b.lane(LaneKind::kInter);
   w.for_each_peer(pieces.sent, true, [&](uint32_t to, std::span<const Piece> sent) {
-    b.wait(to, kCredit, layout_.depth);
+    b.wait(to, kCredit, b.depth());
     w.give(to, sent, false);
     b.signal(to, kData);
   });
@@ -281,7 +248,7 @@ BoundRows ReplicaMove::build(uint32_t rank, const ExpertPlaces& places) const {
     }
   });
   w.for_each_peer(pieces.passed, true, [&](uint32_t to, std::span<const Piece> passed) {
-    b.wait(to, kReturned, layout_.depth);
+    b.wait(to, kReturned, b.depth());
     w.give(to, passed, true);
     b.signal(to, kPassed);
   });
@@ -298,9 +265,7 @@ BoundRows ReplicaMove::build(uint32_t rank, const ExpertPlaces& places) const {
 
 uint64_t ReplicaMove::hash() const {
   uint64_t h = hash_combine(placement_.hash(), static_cast<uint64_t>(s_.op));
-  h = hash_combine(hash_combine(h, s_.count), s_.element_bytes);
-  h = hash_combine(hash_combine(h, chunking_.chunk), layout_.n_slots * uint64_t{16} + layout_.depth);
-  return hash_combine(hash_combine(h, per_slot_), tree_hash_);
+  return hash_combine(places_.hash(hash_combine(hash_combine(h, s_.count), s_.element_bytes)), tree_hash_);
 }
 
 }  // namespace moeccl::algo

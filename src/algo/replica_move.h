@@ -13,9 +13,7 @@
 
 #include <memory>
 
-#include "src/algo/builder.h"
 #include "src/algo/experts/expert_rows.h"
-#include "src/algo/replica_placement.h"
 
 namespace moeccl::algo {
 
@@ -33,7 +31,7 @@ class ReplicaMove {
 
   BoundRows build(uint32_t rank, const ExpertPlaces& places = {}) const;
   const char* name() const { return node_of_ == nullptr ? "direct" : "nodes"; }
-  Chunking chunking() const { return chunking_; }
+  const Chunking& chunking() const { return places_.chunking; }
   uint64_t hash() const;
   uint64_t input_elements(uint32_t rank) const;
   uint64_t output_elements(uint32_t rank) const;
@@ -60,9 +58,6 @@ class ReplicaMove {
   Pieces collect_pieces(uint32_t rank, const ExpertPlaces& places) const;
   Pieces place_pieces(uint32_t rank, const ExpertPlaces& places) const;
   uint32_t node_of(uint32_t rank) const { return node_of_ == nullptr ? 0 : (*node_of_)[rank]; }
-  // The hosts of an expert, node after node.
-  std::vector<const ExpertHost*> by_node(uint32_t expert) const;
-  // Places are counted through all slots: several of them share a slot when there are more than plans can number.
   uint32_t place_number(uint32_t origin, uint32_t index) const { return origin * placement_.most_experts + index; }
 
   const ReplicaPlacement& placement_;
@@ -70,10 +65,7 @@ class ReplicaMove {
   const std::vector<uint32_t>* node_of_ = nullptr;  // [n_ranks]; null: ranks are one node
   uint64_t tree_hash_ = 0;
   Shape shape_;
-  Layout layout_;
-  Chunking chunking_;      // of a piece
-  uint32_t per_slot_ = 1;  // places in a slot
-  uint64_t place_elements_ = 0;
+  StagedPlaces places_;  // of pieces
 };
 
 }  // namespace moeccl::algo

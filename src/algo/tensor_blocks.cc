@@ -69,8 +69,7 @@ class TensorBlocks::Writer {
     bound.rows = std::move(rows_);
     bound.binding.chunking = t_.chunking_;
     bound.binding.element_bytes = t_.s_.element_bytes;
-    const uint64_t line = t_.s_.element_bytes >= 64 ? 1 : 64 / t_.s_.element_bytes;
-    bound.binding.slot_elements = (t_.chunking_.chunk + line - 1) / line * line;
+    bound.binding.slot_elements = plan::whole_lines(t_.chunking_.chunk, t_.s_.element_bytes);
     bound.binding.rows = bound.rows;
     return bound;
   }
@@ -88,14 +87,8 @@ class TensorBlocks::Writer {
   }
 
   template <class Block>
-  void step(StepKind kind, Ref dst, Ref src, uint64_t length, Block&& block) {
-    const uint32_t n_chunks = t_.chunking_.n_chunks;
-    for (uint32_t c = 0; c < n_chunks; ++c) {
-      const plan::Range range = plan::chunk_range(t_.chunking_, length, c);
-      rows_.push_back(block(range.offset));
-      rows_.back().count = range.length;
-    }
-    b_.rows(kind, dst, src, static_cast<uint32_t>(rows_.size() / n_chunks - 1));
+  void step(StepKind kind, Ref dst, Ref src, uint64_t length, const Block& block) {
+    b_.rows(kind, dst, src, add_rows(rows_, t_.chunking_, length, block));
   }
 
   void copy_own() {

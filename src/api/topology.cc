@@ -59,8 +59,8 @@ Result<std::string> describe(const std::string& source, int wanted) {
 std::vector<topology::NetworkFacts> networks() {
   std::vector<topology::NetworkFacts> facts;
   for (const transport::Network& n : transport::networks()) {
-    transport::Probe p = n.probe();
-    if (env().encrypt && !n.can.encrypts) p = {false, {}, "it cannot encrypt, as MOECCL_ENCRYPT wants"};
+    const std::string refused = n.refused(env().encrypt);
+    const transport::Probe p = refused.empty() ? n.probe() : transport::Probe{false, {}, refused};
     facts.push_back({n.name, p.usable, p.usable ? p.found : p.why_not});
   }
   return facts;

@@ -80,12 +80,16 @@ inline Range chunk_range(const Chunking& k, uint64_t length, uint32_t chunk) {
   return {begin, std::min(length - begin, k.chunk)};
 }
 
+// The least number of elements that is not less and fills whole 64-byte lines. Element sizes are powers of two or rows.
+inline uint64_t whole_lines(uint64_t elements, uint32_t element_bytes) {
+  const uint64_t line = element_bytes >= 64 ? 1 : 64 / element_bytes;
+  return (elements + line - 1) / line * line;
+}
+
 // Parts are as even as 64-byte lines allow, so that ranks that write neighbouring parts do not share lines.
 inline Range part_range(uint64_t length, uint32_t element_bytes, uint32_t part, uint32_t parts) {
   if (parts == 1) return {0, length};
-  const uint64_t line = element_bytes >= 64 ? 1 : 64 / element_bytes;  // element sizes are powers of two or rows
-  const uint64_t even = (length + parts - 1) / parts;
-  const uint64_t size = (even + line - 1) / line * line;
+  const uint64_t size = whole_lines((length + parts - 1) / parts, element_bytes);
   const uint64_t begin = std::min(length, size * part);
   return {begin, std::min(length - begin, size)};
 }

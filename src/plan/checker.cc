@@ -230,10 +230,9 @@ std::vector<Binding> uniform_bindings(const Plan& plan) {
   b.chunking = plan.chunking;
   b.element_bytes = plan.shape.element_bytes;
   b.count = plan.shape.count;
-  const uint64_t line = b.element_bytes >= 64 ? 1 : 64 / b.element_bytes;
   // A plan for any length cuts nothing: its slots, if any, are then no larger than the block.
   const uint64_t chunk = plan.chunking.n_chunks == 1 ? std::min(plan.chunking.chunk, b.count) : plan.chunking.chunk;
-  b.slot_elements = (chunk + line - 1) / line * line;
+  b.slot_elements = whole_lines(chunk, b.element_bytes);
   return std::vector<Binding>(plan.shape.n_ranks, b);
 }
 

@@ -266,17 +266,14 @@ Status SymbolicRun::reduce_rows(uint32_t id, const Step& step) {
   }
   MOECCL_ASSIGN_OR_RETURN(const Place dst, locate_rows(id, step.dst));
   MOECCL_TRY(note_peer(id, step.dst));
-  for (uint64_t i = 0; sums.src_first != nullptr && i < sums.count; ++i) {
+  const bool of_stretches = sums.src_first != nullptr;
+  for (uint64_t i = 0; i < sums.count; ++i) {
     children_.clear();
-    for (uint32_t k = 0; k < step.n_srcs; ++k) {
+    for (uint32_t k = 0; of_stretches && k < step.n_srcs; ++k) {
       MOECCL_TRY(add_child(id, srcs[k], sums.src_first[k] + i, program.srcs[step.first_src + k],
                            step.divisor > 1 ? 1.0f / static_cast<float>(step.divisor) : 1.0f));
     }
-    MOECCL_TRY(write(id, dst, sums.dst_first + i, step.dst, values_.sum(children_, step.final_reduce)));
-  }
-  for (uint64_t i = 0; sums.src_first == nullptr && i < sums.count; ++i) {
-    children_.clear();
-    for (uint64_t t = sums.offsets[i]; t < sums.offsets[i + 1]; ++t) {
+    for (uint64_t t = of_stretches ? 0 : sums.offsets[i]; !of_stretches && t < sums.offsets[i + 1]; ++t) {
       const RowTermRef& term = sums.terms[t];
       if (term.segment >= step.n_srcs)
         return fail(id, format("term {} names source {} of {}", t, term.segment, step.n_srcs));

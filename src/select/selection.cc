@@ -93,15 +93,14 @@ Status check_moe_name(moecclOp_t op, const std::string& algorithm) {
     return error(moecclInvalidArgument, "no algorithm \"{}\" for dispatch: there are flat, 2dh, hier:1, hier:2, ...",
                  algorithm);
   }
-  if (op == moecclOpExpertAllReduce) {
-    if (name == "direct" || name == "nodes" || name == "flat") return {};
-    return error(moecclInvalidArgument, "no algorithm \"{}\" for expert_allreduce: there are direct, flat, nodes",
-                 algorithm);
+  const std::string_view listed = plan::facts(op).algorithms;
+  for (size_t at = 0, end = 0; at < listed.size(); at = end + 1) {
+    end = std::min(listed.find(',', at), listed.size());
+    if (name == listed.substr(at, end - at)) return {};
   }
-  if (op == moecclOpReduceGradients) {
-    if (name == "direct" || name == "nodes") return {};
-    return error(moecclInvalidArgument, "no algorithm \"{}\" for reduce_gradients: there are direct, nodes", algorithm);
-  }
+  if (!listed.empty())
+    return error(moecclInvalidArgument, "no algorithm \"{}\" for {}: there are {}", algorithm, exec::op_name(op),
+                 algo::names_of(op, ", "));
   if (op == moecclOpCombine)
     return error(moecclInvalidArgument, "combine takes the way of its dispatch: force \"{}\" for dispatch", algorithm);
   return error(moecclInvalidArgument, "{} has one plan: there is no algorithm to force", exec::op_name(op));

@@ -106,8 +106,8 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
   Usable mine;
   for (size_t i = 0; i < all.size(); ++i) {
     if (!wanted(all[i])) continue;
-    if (options.encrypt && !all[i].can.encrypts) {
-      mine.why += format("{}{}: it cannot encrypt, as MOECCL_ENCRYPT wants", mine.why.empty() ? "" : "; ", all[i].name);
+    if (const std::string why = all[i].refused(options.encrypt); !why.empty()) {
+      mine.why += format("{}{}: {}", mine.why.empty() ? "" : "; ", all[i].name, why);
       continue;
     }
     const bool last = i + 1 == all.size();

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "tests/support/ranks.h"
+#include "tests/support/variables.h"
 
 namespace moeccl::testing {
 namespace {
@@ -199,18 +200,6 @@ TEST(Profile, AFileThatOneRankCannotReadFailsOnAllRanks) {
             {.mode = RankMode::kProcesses});
 }
 
-// A variable for the ranks' processes, which the test's forks.
-class Variable {
- public:
-  Variable(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
-  ~Variable() { unsetenv(name_); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* name_;
-};
-
 void join(int n, const std::function<void(int rank, moecclResult_t result, moecclComm_t comm)>& then,
           const std::function<void(int rank)>& before = {}, const char* topology = nullptr) {
   RankOptions options{.mode = RankMode::kProcesses};
@@ -236,7 +225,7 @@ void join(int n, const std::function<void(int rank, moecclResult_t result, moecc
 TEST(Profile, TheVariableGivesItAtInit) {
   const Folder folder;
   write_all(folder.file("p"), minimal(12345));
-  const Variable profile("MOECCL_PROFILE", folder.file("p"));
+  const Variables profile = {{"MOECCL_PROFILE", folder.file("p")}};
   join(2, [&](int rank, moecclResult_t result, moecclComm_t comm) {
     ASSERT_EQ(result, moecclSuccess) << moecclGetLastError(nullptr);
     check_works(rank, 2, comm);
@@ -252,7 +241,7 @@ TEST(Profile, DifferentFilesAtInitFailAllRanksAlike) {
     std::filesystem::create_directory(folder.file(name));
     write_all(folder.file(std::string(name) + "/p"), minimal(name[0] == '0' ? 40 : 41));
   }
-  const Variable profile("MOECCL_PROFILE", "p");
+  const Variables profile = {{"MOECCL_PROFILE", "p"}};
   join(
       3,
       [&](int, moecclResult_t result, moecclComm_t) {
@@ -295,8 +284,8 @@ TEST(Profile, DifferentTopologiesFailAllRanksAlike) {
 
 TEST(Profile, IsMeasuredOnceAndThenFoundInTheUsersCache) {
   const Folder folder;
-  const Variable cache("XDG_CACHE_HOME", folder.path());
-  const Variable calibrate("MOECCL_CALIBRATE", "1000");
+  const Variables cache = {{"XDG_CACHE_HOME", folder.path()}};
+  const Variables calibrate = {{"MOECCL_CALIBRATE", "1000"}};
   const auto joins = [&](int rank, moecclResult_t result, moecclComm_t comm) {
     ASSERT_EQ(result, moecclSuccess) << moecclGetLastError(nullptr);
     check_works(rank, 2, comm);
@@ -330,7 +319,7 @@ TEST(Profile, APartOfTheRanksTakesTheLevelsThatItHas) {
             "{\"moeccl_profile\": 1, \"machine\": {\"step_ns\": 12345}, \"levels\": [{\"name\": \"node\", "
             "\"alpha_ns\": 7000, "
             "\"bytes_per_ns\": 2}, {\"name\": \"gpu\", \"alpha_ns\": 3000, \"bytes_per_ns\": 4}]}");
-  const Variable profile("MOECCL_PROFILE", folder.file("p"));
+  const Variables profile = {{"MOECCL_PROFILE", folder.file("p")}};
   join(
       4,
       [&](int rank, moecclResult_t result, moecclComm_t comm) {

@@ -11,11 +11,11 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 
 #include "tests/support/ranks_on_hosts.h"
+#include "tests/support/variables.h"
 
 namespace moeccl::testing {
 namespace {
@@ -74,14 +74,6 @@ class Listener {
   pid_t pid_ = -1;
 };
 
-std::string explain(moecclComm_t comm) {
-  char text[16384] = {};
-  size_t needed = 0;
-  EXPECT_EQ(moecclPlanExplain(comm, moecclOpAllReduce, 1024, moecclFloat32, text, sizeof(text), &needed),
-            moecclSuccess);
-  return text;
-}
-
 // Small and large operations of data that is easy to find.
 void exchange(moecclComm_t comm) {
   for (const size_t blocks : {2u, 3000u, 60'000u}) {
@@ -96,20 +88,10 @@ void exchange(moecclComm_t comm) {
   }
 }
 
-// For the ranks of this object's life, whose processes read it once; this one calls nothing of the library.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
-  ~Variable() { unsetenv(name_); }
-
- private:
-  const char* name_;
-};
-
 TEST(Encryption, LeavesNothingReadableOnTheCable) {
   for (const bool encrypt : {false, true}) {
     MAKE_HOSTS(hosts, .weights = {1, 1});
-    const Variable variable("MOECCL_ENCRYPT", encrypt ? "1" : "0");
+    const Variables set = {{"MOECCL_ENCRYPT", encrypt ? "1" : "0"}};
     Shared<Seen> seen;
     {
       Listener listener(*hosts, 0, seen);
@@ -143,7 +125,7 @@ TEST(Encryption, LeavesNothingReadableOnTheCable) {
 // A network that cannot encrypt is not taken, and says why.
 TEST(Encryption, RefusesANetworkThatCannot) {
   MAKE_HOSTS(hosts, .weights = {1, 1}, .named = true);
-  const Variable encrypt("MOECCL_ENCRYPT", "1"), net("MOECCL_NET", "verbs");
+  const Variables set = {{"MOECCL_ENCRYPT", "1"}, {"MOECCL_NET", "verbs"}};
   RankOptions options = on(*hosts);
   options.init = false;
   run_ranks(

@@ -36,13 +36,6 @@ void check_all_reduce(int rank, int n, moecclComm_t comm, size_t count) {
   }
 }
 
-std::string explain(moecclComm_t comm, moecclOp_t op, size_t count, moecclDataType_t type) {
-  char text[16384] = {};
-  size_t needed = 0;
-  EXPECT_EQ(moecclPlanExplain(comm, op, count, type, text, sizeof(text), &needed), moecclSuccess);
-  return text;
-}
-
 TEST(Hosts, BecomeTheTopologysNodes) {
   MAKE_HOSTS(hosts, .weights = {2, 1, 2});
   run_ranks(

@@ -2,41 +2,15 @@
 // Hosts that reach each other through a net plugin of NCCL's: what is chosen, and what is said when it is not.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
 #include "tests/support/fake_nets.h"
 #include "tests/support/ranks_on_hosts.h"
 #include "tests/support/timing.h"
+#include "tests/support/variables.h"
 
 namespace moeccl::testing {
 namespace {
 
 using tests::fake_net_file;
-
-// Variables for the processes of a test, which read them when they start.
-class Variables {
- public:
-  Variables(std::initializer_list<std::pair<const char*, std::string>> values) {
-    for (const auto& [name, value] : values) {
-      names_.push_back(name);
-      setenv(name, value.c_str(), 1);
-    }
-  }
-  ~Variables() {
-    for (const char* name : names_) unsetenv(name);
-  }
-
- private:
-  std::vector<const char*> names_;
-};
-
-std::string explain(moecclComm_t comm) {
-  char text[16384] = {};
-  size_t needed = 0;
-  EXPECT_EQ(moecclPlanExplain(comm, moecclOpAllReduce, 1024, moecclFloat32, text, sizeof(text), &needed),
-            moecclSuccess);
-  return text;
-}
 
 void check_sum(int rank, int n, moecclComm_t comm, size_t count) {
   std::vector<int32_t> in(count), out(count);

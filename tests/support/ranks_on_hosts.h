@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "moeccl/moeccl.h"
 #include "tests/support/hosts.h"
 #include "tests/support/ranks.h"
 
@@ -19,6 +20,15 @@ inline RankOptions on(const TestHosts& hosts) {
   RankOptions options{.mode = RankMode::kProcesses};
   options.hosts = const_cast<TestHosts*>(&hosts);
   return options;
+}
+
+// moecclPlanExplain's page.
+inline std::string explain(moecclComm_t comm, moecclOp_t op = moecclOpAllReduce, size_t count = 1024,
+                           moecclDataType_t type = moecclFloat32) {
+  char text[16384] = {};
+  size_t needed = 0;
+  EXPECT_EQ(moecclPlanExplain(comm, op, count, type, text, sizeof(text), &needed), moecclSuccess);
+  return text;
 }
 
 }  // namespace moeccl::testing

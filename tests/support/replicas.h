@@ -47,6 +47,38 @@ inline std::vector<plan::LevelTree> replica_trees() {
   return trees;
 }
 
+// Two slots a rank, whose experts go up with the ranks.
+inline algo::ReplicaPlacement spread_placement(uint32_t n_ranks, uint32_t n_experts) {
+  std::vector<int32_t> expert(2 * n_ranks);
+  for (uint32_t s = 0; s < expert.size(); ++s)
+    expert[s] = static_cast<int32_t>(uint64_t{s} * n_experts / expert.size());
+  return *algo::ReplicaPlacement::make(n_experts, std::vector<uint32_t>(n_ranks, 2), expert);
+}
+
+// Bytes between an expert's hosts and the ranks of other nodes that have shards of it: counted once for each node that
+// holds it, and once for each rank.
+struct NodeBytes {
+  uint64_t once = 0, each = 0;
+};
+inline NodeBytes node_bytes(const algo::ReplicaPlacement& placement, const plan::LevelTree& tree, uint64_t expert_bytes,
+                            uint64_t element_bytes) {
+  const std::vector<uint32_t>& node = tree.levels[0].group_of_rank;
+  const uint64_t count = expert_bytes / element_bytes;
+  NodeBytes bytes;
+  for (uint32_t e = 0; e < placement.n_experts; ++e) {
+    std::vector<bool> seen(tree.levels[0].n_groups);
+    for (const algo::ExpertHost& host : placement.hosts[e]) {
+      uint64_t outside = count;
+      for (uint32_t r = 0; r < tree.n_ranks; ++r)
+        if (node[r] == node[host.rank]) outside -= algo::shard_of(count, tree.n_ranks, r).length;
+      bytes.each += outside * element_bytes;
+      if (!seen[node[host.rank]]) bytes.once += outside * element_bytes;
+      seen[node[host.rank]] = true;
+    }
+  }
+  return bytes;
+}
+
 // All ranks' programs with what they read.
 struct BuiltRows {
   template <class Rows>

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plans on the rows of experts share: where a rank's experts lie in its buffers, and a program with its lists.
+// What plans that move rows by lists share: where a rank's experts lie in its buffers, the places of its staging, and a
+// program with its lists.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "src/algo/builder.h"
+#include "src/algo/replica_placement.h"
 #include "src/plan/binding.h"
-#include "src/plan/plan.h"
 
 namespace moeccl::algo {
 
@@ -21,6 +23,40 @@ struct ExpertPlaces {
     return shards.empty() ? expert * elements : shards[expert];
   }
 };
+
+// A row is an element. Pieces of one size at most have a place each in a rank's staging; several places share a slot
+// where there are more than plans can number.
+struct StagedPlaces {
+  Layout layout;
+  Chunking chunking;            // of a piece
+  uint32_t per_slot = 1;        // places
+  uint64_t place_elements = 0;  // whole lines
+
+  // shape: of one piece, with all of the staging. Fails where n_places do not fit it.
+  static Result<StagedPlaces> make(const Shape& shape, uint64_t n_places, uint64_t chunk_bytes);
+  uint64_t slot_elements() const { return place_elements * per_slot; }
+  Ref ref(uint32_t rank, uint32_t place) const { return slot(rank, place / per_slot); }
+  uint64_t first_row(uint32_t place) const { return place % per_slot * place_elements; }
+  uint64_t hash(uint64_t of_plan) const;
+};
+
+// A list whose chunk c is block(first element of the chunk) of a piece of `length`; returns its number.
+template <class Block>
+uint32_t add_rows(std::vector<plan::RowBlock>& rows, const Chunking& chunking, uint64_t length, Block&& block) {
+  for (uint32_t c = 0; c < chunking.n_chunks; ++c) {
+    const plan::Range range = plan::chunk_range(chunking, length, c);
+    rows.push_back(block(range.offset));
+    rows.back().count = range.length;
+  }
+  return static_cast<uint32_t>(rows.size() / chunking.n_chunks - 1);
+}
+
+// The hosts of an expert, node after node; node_of[n_ranks], or null: ranks are one node.
+std::vector<const ExpertHost*> hosts_by_node(const ReplicaPlacement& placement, uint32_t expert,
+                                             const std::vector<uint32_t>* node_of);
+
+// InvalidArgument that names an expert without a slot.
+Status every_expert_has_a_slot(const ReplicaPlacement& placement);
 
 // A rank's program with the lists that its steps name. Those keep their place when a BoundRows is moved.
 struct BoundRows {

@@ -12,8 +12,6 @@ namespace {
 
 enum Sig : uint32_t { kData, kCredit, kPassed, kReturned };
 
-constexpr uint32_t kMostSlots = 1 << 15;  // slots are 16-bit numbers in plans
-
 }  // namespace
 
 void GradientReduce::group_hosts() {
@@ -22,11 +20,7 @@ void GradientReduce::group_hosts() {
     Expert& expert = experts_[e];
     expert.number = e;
     expert.n_replicas = placement_.n_replicas(e);
-    std::vector<const ExpertHost*> hosts;
-    for (const ExpertHost& host : placement_.hosts[e]) hosts.push_back(&host);
-    std::stable_sort(hosts.begin(), hosts.end(),
-                     [&](const ExpertHost* a, const ExpertHost* b) { return node_of(a->rank) < node_of(b->rank); });
-    for (const ExpertHost* host : hosts) {
+    for (const ExpertHost* host : hosts_by_node(placement_, e, node_of_)) {
       if (expert.groups.empty() || expert.groups.back().node != node_of(host->rank))
         expert.groups.push_back({node_of(host->rank), {}, {}});
       expert.groups.back().members.push_back(host);
@@ -58,10 +52,7 @@ void GradientReduce::number_places() {
 
 Result<GradientReduce> GradientReduce::make(const ReplicaPlacement& placement, const LevelTree& tree,
                                             const Settings& settings) {
-  for (uint32_t e = 0; e < placement.n_experts; ++e)
-    if (placement.hosts[e].empty())
-      return error(moecclInvalidArgument,
-                   "slot_expert has no slot for expert {}: its gradient is nowhere; give every expert a slot", e);
+  MOECCL_TRY(every_expert_has_a_slot(placement));
   GradientReduce r(placement, settings);
   r.shape_ = {.op = moecclOpReduceGradients,
               .n_ranks = placement.n_ranks,
@@ -88,14 +79,8 @@ Result<GradientReduce> GradientReduce::make(const ReplicaPlacement& placement, c
     r.group_hosts();
   }
   r.number_places();
-  r.per_slot_ = std::max(1u, (r.n_places_ + kMostSlots - 1) / kMostSlots);
-  r.layout_ = {(r.n_places_ + r.per_slot_ - 1) / r.per_slot_, tuning::kOverlap};
-  Shape one = r.shape_;  // a place of a slot
-  one.staging_bytes /= r.per_slot_;
-  MOECCL_TRY(chunks_fit(one, r.layout_));
-  r.chunking_ = cut(one, r.layout_, tuning::kExpertMove / std::max(1u, placement.most_experts));
-  const uint64_t line = settings.element_bytes >= 64 ? 1 : 64 / settings.element_bytes;
-  r.place_elements_ = (r.chunking_.chunk + line - 1) / line * line;
+  MOECCL_ASSIGN_OR_RETURN(
+      r.places_, StagedPlaces::make(r.shape_, r.n_places_, tuning::kExpertMove / std::max(1u, placement.most_experts)));
   return r;
 }
 
@@ -103,7 +88,7 @@ Result<GradientReduce> GradientReduce::make(const ReplicaPlacement& placement, c
 class GradientReduce::Writer {
  public:
   Writer(const GradientReduce& r, uint32_t rank, const ExpertPlaces& places)
-      : r_(r), me_(rank), node_(r.node_of(rank)), places_(places), b_(r.shape_, rank, r.layout_) {
+      : r_(r), me_(rank), node_(r.node_of(rank)), places_(places), b_(r.shape_, rank, r.places_.layout) {
     for (const Expert& e : r.experts_)
       for (uint32_t g = 0; g < e.groups.size(); ++g)
         for (uint32_t i = 0; i < e.groups[g].size() && e.groups[g].node == node_; ++i)
@@ -121,9 +106,9 @@ class GradientReduce::Writer {
     bound.sums = std::move(sums_);
     bound.stretches = std::move(stretches_);
     for (size_t i = 0; i < bound.sums.size(); ++i) bound.sums[i].src_first = bound.stretches.data() + first_stretch_[i];
-    bound.binding.chunking = r_.chunking_;
+    bound.binding.chunking = r_.chunking();
     bound.binding.element_bytes = r_.s_.element_bytes;
-    bound.binding.slot_elements = r_.place_elements_ * r_.per_slot_;
+    bound.binding.slot_elements = r_.places_.slot_elements();
     bound.binding.sums = bound.sums;
     return bound;
   }
@@ -144,7 +129,7 @@ class GradientReduce::Writer {
 
   Shard shard(uint32_t rank) const { return shard_of(r_.s_.count, r_.shape_.n_ranks, rank); }
   Source place(uint32_t rank, uint32_t number) const {
-    return {slot(rank, number / r_.per_slot_), number % r_.per_slot_ * r_.place_elements_};
+    return {r_.places_.ref(rank, number), r_.places_.first_row(number)};
   }
   // Of the part for `to` that `from` passes to `through`, both of the group.
   uint32_t passed_number(const Group& g, uint32_t through, uint32_t from, uint32_t to) const {
@@ -166,9 +151,9 @@ class GradientReduce::Writer {
     const auto at = [](const Source& s, uint64_t begin) {
       return s.ref.buffer == Buffer::kStaging ? s.first : s.first + begin;
     };
-    const uint32_t n_chunks = r_.chunking_.n_chunks;
+    const uint32_t n_chunks = r_.chunking().n_chunks;
     for (uint32_t c = 0; c < n_chunks; ++c) {
-      const plan::Range range = plan::chunk_range(r_.chunking_, length, c);
+      const plan::Range range = plan::chunk_range(r_.chunking(), length, c);
       plan::SumBlock& block = sums_.emplace_back();
       block.dst_first = at(dst, range.offset);
       block.count = range.length;
@@ -186,7 +171,7 @@ class GradientReduce::Writer {
     for_each_mate(true, [&](uint32_t mate) {
       bool any = false;
       for_each_passed(mate, [&](const Own& o, uint32_t through, uint32_t to) {
-        if (!any) b_.wait(mate, kReturned, r_.layout_.depth);
+        if (!any) b_.wait(mate, kReturned, b_.depth());
         any = true;
         add_own(*o.host(), to);
         sum(place(mate, passed_number(*o.group, through, o.index, to)), shard(to).length, false);
@@ -212,7 +197,7 @@ class GradientReduce::Writer {
       bool any = false;
       for (const Own& o : own_) {
         if (!inside && through(o, to) != o.index) continue;
-        if (!any) b_.wait(to, kCredit, r_.layout_.depth);
+        if (!any) b_.wait(to, kCredit, b_.depth());
         any = true;
         for (uint32_t i = 0; i < o.group->size(); ++i) {
           if (i == o.index) {
@@ -313,9 +298,7 @@ BoundRows GradientReduce::build(uint32_t rank, const ExpertPlaces& places) const
 
 uint64_t GradientReduce::hash() const {
   uint64_t h = hash_combine(placement_.hash(), static_cast<uint64_t>(shape_.op) * 2 + (s_.average ? 1 : 0));
-  h = hash_combine(hash_combine(h, s_.count), s_.element_bytes);
-  h = hash_combine(hash_combine(h, chunking_.chunk), layout_.n_slots * uint64_t{16} + layout_.depth);
-  return hash_combine(hash_combine(h, per_slot_), tree_hash_);
+  return hash_combine(places_.hash(hash_combine(hash_combine(h, s_.count), s_.element_bytes)), tree_hash_);
 }
 
 }  // namespace moeccl::algo

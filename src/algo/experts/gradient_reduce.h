@@ -11,9 +11,7 @@
 // A row is an element of the type. Chunk c holds the same elements of all shards.
 #pragma once
 
-#include "src/algo/builder.h"
 #include "src/algo/experts/expert_rows.h"
-#include "src/algo/replica_placement.h"
 
 namespace moeccl::algo {
 
@@ -34,7 +32,7 @@ class GradientReduce {
 
   BoundRows build(uint32_t rank, const ExpertPlaces& places = {}) const;
   const char* name() const { return node_of_ == nullptr ? "direct" : "nodes"; }
-  Chunking chunking() const { return chunking_; }
+  const Chunking& chunking() const { return places_.chunking; }
   uint64_t hash() const;
   const Shape& shape() const { return shape_; }
   uint64_t input_elements(uint32_t rank) const { return placement_.n_slots(rank) * s_.count; }
@@ -67,10 +65,7 @@ class GradientReduce {
   std::vector<Expert> experts_;
   uint32_t n_passed_ = 0, n_places_ = 0;  // places of a rank's staging: what is passed to it first
   Shape shape_;
-  Layout layout_;
-  Chunking chunking_;      // of a shard
-  uint32_t per_slot_ = 1;  // places in a slot
-  uint64_t place_elements_ = 0;
+  StagedPlaces places_;  // of shards
 };
 
 }  // namespace moeccl::algo

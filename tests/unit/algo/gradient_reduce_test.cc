@@ -101,19 +101,7 @@ TEST(GradientReduce, GradientsLeaveANodeOnce) {
     const uint32_t n = tree.n_ranks;
     const ReplicaPlacement placement = random_placement(random, n, 5, 4, true);
     constexpr uint64_t kCount = 1000, kElement = 4;
-    const std::vector<uint32_t>& node = tree.levels[0].group_of_rank;
-    uint64_t once = 0, each = 0;
-    for (uint32_t e = 0; e < placement.n_experts; ++e) {
-      std::vector<bool> seen(tree.levels[0].n_groups);
-      for (const algo::ExpertHost& host : placement.hosts[e]) {
-        uint64_t outside = kCount;
-        for (uint32_t r = 0; r < n; ++r)
-          if (node[r] == node[host.rank]) outside -= algo::shard_of(kCount, n, r).length;
-        each += outside * kElement;
-        if (!seen[node[host.rank]]) once += outside * kElement;
-        seen[node[host.rank]] = true;
-      }
-    }
+    const auto [once, each] = test::node_bytes(placement, tree, kCount * kElement, kElement);
     EXPECT_EQ(between_nodes(make(placement, tree, {kCount, kElement, false, {}, 1 << 20}), tree), once) << n;
     EXPECT_EQ(between_nodes(make(placement, tree, {kCount, kElement, false, {}, 1 << 20, Way::kDirect}), tree), each);
     all_once += once;
@@ -138,10 +126,7 @@ TEST(GradientReduce, OneRankANodeSendsWhatThePaperSays) {
 // 100 ms is 20 times what a quiet core needs.
 TEST(GradientReduce, PlansOfThousandsOfRanksAreQuick) {
   constexpr uint32_t kRanks = 2048, kExperts = 64;
-  std::vector<uint32_t> slots(kRanks, 2);
-  std::vector<int32_t> expert(2 * kRanks);
-  for (uint32_t s = 0; s < expert.size(); ++s) expert[s] = static_cast<int32_t>(uint64_t{s} * kExperts / expert.size());
-  const ReplicaPlacement placement = *ReplicaPlacement::make(kExperts, slots, expert);
+  const ReplicaPlacement placement = test::spread_placement(kRanks, kExperts);
   for (const LevelTree& tree :
        {LevelTree::flat(kRanks), *LevelTree::from_sizes({{"node", {}, std::vector<uint32_t>(kRanks / 8, 8)}})}) {
     double best_ms = 1e9;

@@ -81,19 +81,7 @@ TEST(ReplicaMove, WeightsEnterANodeOnce) {
     EXPECT_STREQ(made->name(), tree.levels[0].n_groups < n ? "nodes" : "direct");
     const Built built(*made, n);
     const plan::Cost cost = plan::price(built.plan, built.bindings, tree, plan::Profile{});
-    const std::vector<uint32_t>& node = tree.levels[0].group_of_rank;
-    uint64_t once = 0, each = 0;  // bytes between nodes: for each node that holds an expert; for each rank
-    for (uint32_t e = 0; e < placement.n_experts; ++e) {
-      std::vector<bool> seen(tree.levels[0].n_groups);
-      for (const algo::ExpertHost& host : placement.hosts[e]) {
-        uint64_t outside = kCount;
-        for (uint32_t r = 0; r < n; ++r)
-          if (node[r] == node[host.rank]) outside -= algo::shard_of(kCount, n, r).length;
-        each += outside * kElement;
-        if (!seen[node[host.rank]]) once += outside * kElement;
-        seen[node[host.rank]] = true;
-      }
-    }
+    const auto [once, each] = test::node_bytes(placement, tree, kCount * kElement, kElement);
     EXPECT_EQ(cost.level_bytes[0], once) << "ranks " << n;
     all_once += once;
     all_each += each;
@@ -105,10 +93,7 @@ TEST(ReplicaMove, WeightsEnterANodeOnce) {
 // what a quiet core needs.
 TEST(ReplicaMove, PlansOfThousandsOfRanksAreQuick) {
   constexpr uint32_t kRanks = 2048, kExperts = 64;
-  std::vector<uint32_t> slots(kRanks, 2);
-  std::vector<int32_t> expert(2 * kRanks);
-  for (uint32_t s = 0; s < expert.size(); ++s) expert[s] = static_cast<int32_t>(uint64_t{s} * kExperts / expert.size());
-  const ReplicaPlacement placement = *ReplicaPlacement::make(kExperts, slots, expert);
+  const ReplicaPlacement placement = test::spread_placement(kRanks, kExperts);
   for (const plan::LevelTree& tree :
        {plan::LevelTree::flat(kRanks),
         *plan::LevelTree::from_sizes({{"node", {}, std::vector<uint32_t>(kRanks / 8, 8)}})}) {
