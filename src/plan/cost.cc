@@ -13,14 +13,15 @@ namespace {
 // A price takes at most about this many simulated steps (0.2 s), and never more chunks than show the pace.
 constexpr uint64_t kStepBudget = 1u << 20;
 constexpr uint32_t kMostChunks = 64, kFewestChunks = 4;
-// Beyond this many steps a chunk takes seconds, and is so long that a latency hardly shows in its pace.
-constexpr uint64_t kLargePlan = 4u << 20;
+// Beyond these many steps a chunk takes a second and more, and is so long that a latency hardly shows in its pace: the
+// fewest chunks are one less, and two less.
+constexpr uint64_t kLargePlan = 1u << 20, kHugePlan = 4u << 20;
 
 uint32_t chunks_to_run(const Plan& plan) {
   uint64_t n_steps = 1;
   for (const Program& program : plan.programs) n_steps += program.n_steps();
   const auto affordable = static_cast<uint32_t>(std::min<uint64_t>(kStepBudget / n_steps, kMostChunks));
-  const uint32_t fewest = n_steps > kLargePlan ? kFewestChunks / 2 : kFewestChunks;
+  const uint32_t fewest = kFewestChunks - (n_steps > kLargePlan) - (n_steps > kHugePlan);
   return std::min(plan.chunking.n_chunks, std::max(affordable, fewest));
 }
 

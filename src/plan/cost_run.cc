@@ -230,7 +230,7 @@ bool CostRun::occupies(const Lane& lane, const Step& step) const {
 CostRun::Turn CostRun::advance(uint32_t rank) {
   Rank& r = ranks_[rank];
   const uint32_t n_lanes = static_cast<uint32_t>(r.lanes.size());
-  for (uint32_t tried = 0; tried < n_lanes; ++tried, r.lane = (r.lane + 1) % n_lanes) {
+  for (uint32_t tried = 0; tried < n_lanes; ++tried, r.lane = r.lane + 1 < n_lanes ? r.lane + 1 : 0) {
     Lane& lane = r.lanes[r.lane];
     if (lane.chunk >= n_chunks_) continue;
     const Step& step = plan_.programs[rank].lanes[r.lane].steps[lane.step];

@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 namespace moeccl::plan {
@@ -160,6 +161,25 @@ LevelTree LevelTree::truncated(uint32_t d) const {
   for (uint32_t l = 0; l + 1 < d && l + 1 < depth(); ++l) tree.levels.push_back(levels[l]);
   tree.levels.push_back(levels.back());
   return tree;
+}
+
+LevelTree LevelTree::part(std::span<const uint32_t> ranks) const {
+  const auto n = static_cast<uint32_t>(ranks.size());
+  LevelTree own{n, {}};
+  for (uint32_t l = 0; l < depth(); ++l) {
+    Level level{levels[l].name, levels[l].link, {}, 0};
+    std::map<uint32_t, uint32_t> number;
+    for (const uint32_t r : ranks)
+      level.group_of_rank.push_back(
+          number.try_emplace(levels[l].group_of_rank[r], static_cast<uint32_t>(number.size())).first->second);
+    level.n_groups = static_cast<uint32_t>(number.size());
+    const bool last = l + 1 == depth();
+    if (!last && level.n_groups == 1) continue;
+    const bool alone = level.n_groups == n;  // the outermost such level's link is the ranks'
+    own.levels.push_back(std::move(level));
+    if (alone) break;
+  }
+  return own;
 }
 
 uint64_t LevelTree::hash() const {

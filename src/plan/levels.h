@@ -80,6 +80,8 @@ struct LevelTree {
   Status validate() const;
   // The tree with only the first d-1 levels and the rank level: the dimensions of HDd-AlltoAll (HierMoE Section III-A).
   LevelTree truncated(uint32_t d) const;
+  // The tree of some of its ranks, in this order, without levels that tell none apart.
+  LevelTree part(std::span<const uint32_t> ranks) const;
   // A number that differs when trees differ.
   uint64_t hash() const;
 };

@@ -30,6 +30,8 @@ struct TrafficEdge {
   uint32_t in_place = 0;        // position among the receiver's edges
   uint64_t rows = 0;
   uint64_t first_list = 0;  // of its lists in Traffic::rows, by source
+
+  bool operator==(const TrafficEdge&) const = default;
 };
 
 // Row lists are counted as RowLists numbers them (routing_tables.h), so that plans can be priced without the lists.
@@ -51,6 +53,7 @@ struct Traffic {
   }
   uint64_t scatter_list(uint32_t rank) const { return first_list[rank + 1] - 1 - in_of(rank).size(); }
   uint64_t largest_edge() const;
+  bool operator==(const Traffic&) const = default;
 };
 
 inline constexpr uint32_t kMaxTrafficRanks = 16384;  // their pairs are looked at one by one

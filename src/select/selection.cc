@@ -11,6 +11,7 @@
 #include "src/base/log.h"
 #include "src/exec/eager.h"
 #include "src/select/pipeline_chunks.h"
+#include "src/select/plan_price.h"
 
 namespace moeccl::comm {
 namespace {
@@ -200,9 +201,7 @@ std::vector<Candidate> Selector::candidates(const plan::Shape& shape) const {
 }
 
 std::vector<Candidate> Selector::priced(const plan::Shape& shape) const {
-  const auto price_of = [&](const algo::Algorithm& a) {
-    return plan::price(algo::build_all(a, shape, at_.tree), at_.tree, at_.profile).total_ns;
-  };
+  const auto price_of = [&](const algo::Algorithm& a) { return plan_price_ns(a, shape, at_.tree, at_.profile); };
   std::vector<Candidate> out;
   bool mixed = false, any_measured = false;
   for (const algo::Algorithm& a : algo::algorithms()) {

@@ -20,8 +20,8 @@ struct SharedUplinks {
 
   // Those of a communicator of `ranks`, numbers in this one's communicator; from now on served by class.
   std::shared_ptr<const SharedUplinks> of_part(const std::vector<uint32_t>& ranks) const;
-  // The tree of the communicator's own ranks: theirs of the whole one, without levels that tell none apart.
-  plan::LevelTree own_tree() const;
+  // The tree of the communicator's own ranks.
+  plan::LevelTree own_tree() const { return tree.part(member); }
   // Between two ranks of the communicator; 0 bytes_per_ns: not paced.
   transport::paced::PacedUplinks between(uint32_t a, uint32_t b) const;
 
