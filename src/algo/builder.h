@@ -65,6 +65,8 @@ class ProgramBuilder {
 
   void put(Ref dst, Ref src) { move(StepKind::kPut, dst, src); }
   void copy(Ref dst, Ref src) { move(StepKind::kCopy, dst, src); }
+  // What this rank copies to its own staging from here on stays in its cache (Step::read_again).
+  void cache_staging() { caches_staging_ = true; }
   // A row step with its list in the Binding. `final`: as in reduce().
   void rows(StepKind kind, Ref dst, std::span<const Ref> srcs, uint32_t list, bool final = false) {
     Step& step = add(kind, srcs);
@@ -116,7 +118,11 @@ class ProgramBuilder {
     program_.lanes.back().steps.push_back(step);
     return program_.lanes.back().steps.back();
   }
-  void move(StepKind kind, Ref dst, Ref src) { add(kind, {&src, 1}).dst = dst; }
+  void move(StepKind kind, Ref dst, Ref src) {
+    Step& step = add(kind, {&src, 1});
+    step.dst = dst;
+    step.read_again = caches_staging_ && dst.buffer == Buffer::kStaging;
+  }
   void synchronise(StepKind kind, uint32_t peer, uint32_t sig, uint32_t lag) {
     assert(sig < plan::kMaxSigs);
     Step& step = add(kind, {});
@@ -127,6 +133,7 @@ class ProgramBuilder {
 
   uint32_t n_, me_;
   When when_ = When::kEvery;
+  bool caches_staging_ = false;
   Program program_;
 };
 

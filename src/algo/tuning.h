@@ -15,6 +15,11 @@ inline constexpr uint64_t kStagedBroadcast = 256 << 10;  // of the message
 inline constexpr uint64_t kStagedBlocks = 256 << 10;     // of each of n blocks: AllToAll, ReduceScatter, Scatter
 inline constexpr uint64_t kStagedGather = 256 << 10;     // of a rank's block
 
+// The same where staging stays in the caches: the second-level ones of a core hold the chunks of its ranks.
+inline constexpr uint64_t kCachedAllReduce = 512 << 10;
+inline constexpr uint64_t kCachedAllGather = 256 << 10;
+inline constexpr uint64_t kCachedBlocks = 256 << 10;
+
 // One copy only: chunks bound what a reduction keeps in L2 between its reads and its writes. An AllReduce stores its
 // result everywhere at once and keeps nothing: long runs of each buffer suit the memory.
 inline constexpr uint64_t kDirectAllReduce = 4 << 20;  // of the message

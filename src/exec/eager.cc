@@ -64,6 +64,12 @@ Progress Eager::poll() {
     note_begin();
     f.recorder.chose(op_.choice.algorithm);
     publish();
+    // What does not fit here on one rank goes by the plan on all: no word of the others could change that, and sizes
+    // are compared at each peer's first signal.
+    if (!all_fit_) {
+      rest_.emplace(*this, op_);
+      return Progress::kMoved;
+    }
   }
   if (takes_all()) {
     for (; next_ < f.n_ranks; ++next_) {
@@ -137,7 +143,8 @@ void Eager::give_blocks() {
       continue;
     }
     const uint64_t count = op_.send_counts[r], bytes = std::min<uint64_t>(count, kMany) * op_.element_bytes;
-    all_fit_ = bytes <= kMostBlockBytes && offset + bytes <= transport::kOutboxBytes;
+    const uint64_t expected = std::min<uint64_t>(op_.recv_counts[r], kMany) * op_.element_bytes;
+    all_fit_ = std::max(bytes, expected) <= kMostBlockBytes && offset + bytes <= transport::kOutboxBytes;
     if (!all_fit_) break;
     tell(r, {static_cast<uint16_t>(offset), static_cast<uint16_t>(count),
              static_cast<uint32_t>(std::min<uint64_t>(op_.recv_counts[r], kMany))});

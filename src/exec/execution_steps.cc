@@ -273,7 +273,7 @@ Progress Execution::copy(const Step& s, uint32_t chunk) {
   if (scale) {
     k.scale_copy[op_.signature.type](to, from, n, scale_);
   } else if (to != from) {
-    (uses_stream(s.dst, bytes) ? k.copy_stream : k.copy)(to, from, bytes);
+    (!s.read_again && uses_stream(s.dst, bytes) ? k.copy_stream : k.copy)(to, from, bytes);
   }
   return Progress::kMoved;
 }
@@ -326,7 +326,7 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
     args.copies = copies_.data();
     args.n_copies = merged_ = s.copies;
     args.stream = uses_stream(s.dst, bytes);
-    for (uint16_t i = 1; i <= s.copies; ++i) args.stream |= uses_stream((&s)[i].dst, bytes);
+    for (uint16_t i = 1; i <= s.copies; ++i) args.stream |= !(&s)[i].read_again && uses_stream((&s)[i].dst, bytes);
   }
   // In place the lines of dst have just been read: a store past the cache would only throw them out of it.
   args.stream = args.stream && std::find(srcs_.begin(), srcs_.end(), args.dst) == srcs_.end();
@@ -338,7 +338,7 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
 // another core reads from the staging must not stay modified in this one's cache: then it is copied by itself.
 bool Execution::merges(const Step& s, const Range& dst, const Step& move, const std::byte* to) {
   const uint64_t bytes = dst.length * op_.element_bytes;
-  if (move.dst.buffer != Buffer::kStaging || !uses_stream(move.dst, bytes)) return true;
+  if (move.dst.buffer != Buffer::kStaging || move.read_again || !uses_stream(move.dst, bytes)) return true;
   const std::byte* const result = address(s.dst, dst);
   const auto place = [](const std::byte* p) { return reinterpret_cast<uintptr_t>(p) % 64; };
   const bool in_place = std::find(srcs_.begin(), srcs_.end(), result) != srcs_.end();

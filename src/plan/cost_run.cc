@@ -11,6 +11,15 @@ namespace {
 // larger part of it is the sender's. 8 ranks on 2 hosts of one core need 145 us for an AllToAll of 16 small messages
 // from each core (docs/tcp.md).
 constexpr double kMessageNs = 6000;
+// One core, lines that lie modified in another one's cache: 14 GB/s where the host has placed the two close together,
+// 1.6 to 4 where they are far apart. In between, so that plans that depend on it are tried (src/select/trials.h).
+constexpr double kModifiedBytesPerNs = 6;
+
+bool caches_staging(const Program& program) {
+  const auto caches = [](const Step& s) { return s.kind == StepKind::kCopy && s.read_again; };
+  return std::any_of(program.lanes.begin(), program.lanes.end(),
+                     [&](const plan::Lane& l) { return std::any_of(l.steps.begin(), l.steps.end(), caches); });
+}
 
 }  // namespace
 
@@ -42,6 +51,7 @@ CostRun::CostRun(const Plan& plan, std::span<const Binding> bindings, const Leve
     ranks_[r].core = host_of[r] * cores_per_host + place[r] % cores_per_host;
     ++cores_[ranks_[r].core].n_active;
     set_rates(r, on_host[host_of[r]]);
+    ranks_[r].caches_staging = caches_staging(plan.programs[r]);
   }
   number_pairs();
   cost_.level_bytes.assign(tree.depth(), 0);
@@ -393,14 +403,24 @@ void CostRun::move(uint32_t rank, const Lane& lane, const Step& step) {
     const double until = occupy(tree_.level_between(from, rank), from, rank, bytes, r.now);
     work(rank, until - r.now, &CriticalPath::link_ns);
   }
+  const auto reads_modified = [&](const Ref& src) {
+    const Rank& from = ranks_[src.rank];
+    return from.caches_staging && src.buffer == Buffer::kStaging && from.core != r.core;
+  };
   if (step.kind == StepKind::kReduce) {
-    work(rank, bytes * step.n_srcs / r.reduce_rate, &CriticalPath::reduce_ns);
+    double ns = 0;
+    for (uint32_t k = 0; k < step.n_srcs; ++k) {
+      const bool modified = reads_modified(program.srcs[step.first_src + k]);
+      ns += bytes / (modified ? std::min(r.reduce_rate, kModifiedBytesPerNs) : r.reduce_rate);
+    }
+    work(rank, ns, &CriticalPath::reduce_ns);
   } else if (const Ref& src = program.srcs[step.first_src];
              src.rank != rank && src.buffer != Buffer::kStaging && !plan_.shape.reach.views) {
     work(rank, profile_.read_call_ns + bytes / profile_.read_bytes_per_ns, &CriticalPath::copy_ns);
   } else {
-    const bool past_cache = streams_to_others(step.dst, rank, whole);
-    const double rate = past_cache ? r.staging_rate : step.dst.buffer == Buffer::kOutput ? r.output_rate : r.copy_rate;
+    const bool past_cache = !step.read_again && streams_to_others(step.dst, rank, whole);
+    double rate = past_cache ? r.staging_rate : step.dst.buffer == Buffer::kOutput ? r.output_rate : r.copy_rate;
+    if (reads_modified(src)) rate = std::min(rate, kModifiedBytesPerNs);
     work(rank, bytes / rate, &CriticalPath::copy_ns);
   }
   put(rank, lane, step.dst.rank, bytes);

@@ -33,12 +33,13 @@ class CostRun {
     uint32_t core = 0;
     uint32_t lane = 0;  // the one that runs
     std::vector<Lane> lanes;
-    double now = 0;         // while it runs
-    double queued_ns = 0;   // since when it could run
-    double blocked_ns = 0;  // when it blocked
-    double switch_ns = 0;   // what its last start cost
-    bool resumed = false;   // no signal has been taken since it was blocked
-    CriticalPath path;      // of the chain that led to `now`
+    double now = 0;               // while it runs
+    double queued_ns = 0;         // since when it could run
+    double blocked_ns = 0;        // when it blocked
+    double switch_ns = 0;         // what its last start cost
+    bool resumed = false;         // no signal has been taken since it was blocked
+    CriticalPath path;            // of the chain that led to `now`
+    bool caches_staging = false;  // what it stages stays in its core's cache
     double busy_ns[4] = {};
     // How fast it moves bytes: into staging, into Output, and as sources of reductions.
     double copy_rate = 1, output_rate = 1, staging_rate = 1, reduce_rate = 1;

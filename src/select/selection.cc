@@ -11,15 +11,15 @@
 #include "src/base/log.h"
 #include "src/exec/eager.h"
 #include "src/select/pipeline_chunks.h"
-#include "src/select/plan_price.h"
 
 namespace moeccl::comm {
 namespace {
 
 constexpr size_t kMostPlans = 1024, kMostChoices = 4096;
-// Of an AllToAllv only its ranks know the sizes: the choice is made for blocks of this size, and what is left after the
-// first chunk goes the way that is faster for large ones.
-constexpr double kTypicalBlockBytes = 16 << 10, kLargeBlockBytes = 1 << 20;
+// What is left of an AllToAllv after the first chunk goes the way that is faster for blocks of this size.
+constexpr double kLargeBlockBytes = 1 << 20;
+// Plans that are close to the best for blocks of this size are tried, too: trials tell the sizes of an AllToAllv apart.
+constexpr double kMiddleBlockBytes = 256 << 10;
 
 // Another plan must be this much faster than flat, and by more than its own times scatter.
 constexpr double kFlatBias = 0.93;
@@ -35,11 +35,6 @@ constexpr uint64_t kTryFromBytes = 8 << 10, kTryToBytes = 4 << 20;
 // Layers call TensorAllToAll twice a step with messages of all tokens, and what a copy costs beside a link's bytes,
 // which is all that its plans differ in on a fast link, no price knows.
 constexpr uint64_t kTryTensorToBytes = 64 << 20;
-
-// Where a shape stands on its plans' curves.
-double curve_bytes(const plan::Shape& s) {
-  return s.op == moecclOpAllToAllv ? kTypicalBlockBytes : static_cast<double>(s.count * s.element_bytes);
-}
 
 uint64_t key_hash(const PlanKey& k) {
   uint64_t h = hash_combine(static_cast<uint64_t>(k.op), k.root);
@@ -195,47 +190,6 @@ plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
   return s;
 }
 
-std::vector<Candidate> Selector::candidates(const plan::Shape& shape) const {
-  const std::lock_guard lock(mutex_);
-  return priced(shape);
-}
-
-std::vector<Candidate> Selector::priced(const plan::Shape& shape) const {
-  const auto price_of = [&](const algo::Algorithm& a) { return plan_price_ns(a, shape, at_.tree, at_.profile); };
-  std::vector<Candidate> out;
-  bool mixed = false, any_measured = false;
-  for (const algo::Algorithm& a : algo::algorithms()) {
-    if (a.op != shape.op) continue;
-    Candidate c{&a, a.applies(shape, at_.tree), 0, false};
-    if (c.applies.ok()) {
-      if (const plan::PlanFit* fit = fit_of(a, shape); fit != nullptr) {
-        c.measured = true;
-        c.predicted_ns = fit->correction * fit->curve.at(curve_bytes(shape));
-        c.at_worst_ns = fit->correction * fit->curve.high_at(curve_bytes(shape));
-      } else {
-        c.at_worst_ns = c.predicted_ns = price_of(a);
-      }
-      any_measured = any_measured || c.measured;
-      mixed = mixed || !c.measured;
-    }
-    out.push_back(std::move(c));
-  }
-  if (!mixed || !any_measured) return out;
-  // Prices and measurements have no common scale of their own: what was measured gives one.
-  std::vector<double> scales;
-  for (const Candidate& c : out) {
-    if (!c.applies.ok() || !c.measured) continue;
-    const double price = price_of(*c.algorithm);
-    if (price > 0) scales.push_back(c.predicted_ns / price);
-  }
-  if (scales.empty()) return out;
-  std::nth_element(scales.begin(), scales.begin() + static_cast<ptrdiff_t>(scales.size() / 2), scales.end());
-  for (Candidate& c : out) {
-    if (c.applies.ok() && !c.measured) c.at_worst_ns = c.predicted_ns *= scales[scales.size() / 2];
-  }
-  return out;
-}
-
 const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> offers) const {
   constexpr uint32_t kMostRanks = 64;  // of more, building and pricing all programs takes longer than a plan can gain
   if (offers.size() < 2 || at_.tree.n_ranks > kMostRanks) return offers[0].name;
@@ -251,18 +205,6 @@ const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> of
     best_ns = ns;
   }
   return cheapest_[problem_class] = best;
-}
-
-double Selector::measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const {
-  const std::lock_guard lock(mutex_);
-  const plan::PlanFit* fit = fit_of(a, shape);
-  return fit != nullptr ? fit->correction * fit->curve.at(curve_bytes(shape)) : 0;
-}
-
-const plan::PlanFit* Selector::fit_of(const algo::Algorithm& a, const plan::Shape& shape) const {
-  if (!has_plan_fits_) return nullptr;
-  return at_.profile.find_plan(shape.op, is_eager(shape, a) ? plan::kEagerName : a.name,
-                               plan::reach_bits(shape.reach.staging, shape.reach.views, shape.reach.reads));
 }
 
 bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) const {
@@ -374,6 +316,17 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
     const double most = eager || is_eager(shape, *c.algorithm) ? kCloseToEager : kCloseTo;
     if (c.predicted_ns <= most * best_ns) others.emplace_back(c.predicted_ns, c.algorithm->name);
   }
+  if (shape.op == moecclOpAllToAllv) {
+    const std::vector<Candidate> middle = priced(shape, kMiddleBlockBytes);
+    double least = 0;
+    for (const Candidate& c : middle)
+      if (c.applies.ok() && (least == 0 || c.predicted_ns < least)) least = c.predicted_ns;
+    for (const Candidate& c : middle) {
+      const auto is = [&](const auto& other) { return other.second == c.algorithm->name; };
+      if (!c.applies.ok() || c.algorithm == best || c.predicted_ns > kCloseTo * least) continue;
+      if (std::none_of(others.begin(), others.end(), is)) others.emplace_back(c.predicted_ns, c.algorithm->name);
+    }
+  }
   std::stable_sort(others.begin(), others.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
   for (const auto& [ns, name] : others) {
     if (chosen.close.size() + 1 < Trials::kMost) {
@@ -385,7 +338,8 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
   return choices_[h] = std::move(chosen);
 }
 
-// Reductions give other bits by another plan: they are tried where plans were measured, or all plans give the same.
+// Reductions give other bits by another plan, unless both are one sum in rank order: others are tried only where plans
+// were measured, or all give the same.
 void Selector::add_trial(PlanSlot& cached, const Chosen& chosen, uint64_t bytes) const {
   const moecclOp_t op = cached.key.op;
   // Of an AllToAllv nobody knows the size; what goes with the first word counts for no plan.
@@ -393,10 +347,16 @@ void Selector::add_trial(PlanSlot& cached, const Chosen& chosen, uint64_t bytes)
   if (tensor && at_.tree.n_tensor_groups() < 2) return;  // all plans are one copy
   const uint64_t most = tensor ? kTryTensorToBytes : kTryToBytes;
   const bool fits = op == moecclOpAllToAllv || (bytes > kTryFromBytes && bytes <= most);
-  if (!env().trials || chosen.close.empty() || !fits || (plan::reduces(op) && !at_.deterministic && !has_plan_fits_))
-    return;
-  cached.tried.push_back(chosen.best->name);
-  cached.tried.insert(cached.tried.end(), chosen.close.begin(), chosen.close.end());
+  if (!env().trials || !fits) return;
+  const bool any_bits = !plan::reduces(op) || at_.deterministic || has_plan_fits_;
+  const auto in_rank_order = [&](const algo::Algorithm& a) {
+    return !cached.key.scaled && (a.needs & algo::kAnyOrder) == 0;
+  };
+  if (!any_bits && !in_rank_order(*chosen.best)) return;
+  for (const char* name : chosen.close)
+    if (any_bits || in_rank_order(*algo::find(op, name))) cached.tried.push_back(name);
+  if (cached.tried.empty()) return;
+  cached.tried.insert(cached.tried.begin(), chosen.best->name);
   cached.trial_class = hash_combine(hash_combine(class_hash(shape_of(cached.key, false)), plans_epoch_), profile_hash_);
 }
 
@@ -404,12 +364,14 @@ Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const algo
   auto cached = std::make_shared<PlanSlot>();
   cached->key = key;
   Chosen chosen{instead, {}};
+  const algo::Algorithm* copies_once = nullptr;  // for buffers that peers can reach; null: by price
   const auto make = [&](bool reachable, plan::Plan& built, exec::Choice& choice) -> Status {
     plan::Shape shape = shape_of(key, reachable);
-    if (reachable || instead == nullptr) {
+    const algo::Algorithm* a = reachable ? copies_once : instead;
+    if (a == nullptr) {
       MOECCL_ASSIGN_OR_RETURN(chosen, choose(shape));
+      a = chosen.best;
     }
-    const algo::Algorithm* a = chosen.best;
     shape.in_place = key.in_place;
     built = algo::build_for(*a, shape, at_.tree, at_.rank);
     MOECCL_TRY(algo::chunks_cover(shape, built.chunking));
@@ -426,8 +388,11 @@ Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const algo
   cached->eager = eager_for(key, cached->choice.algorithm);
   const uint64_t bytes = larger_buffer_bytes(key);
   if (instead == nullptr) add_trial(*cached, chosen, bytes);
-  if (at_.heap_reach && bytes >= algo::tuning::kAskReach && at_.tree.n_ranks > 1 && key.op != moecclOpAllToAllv &&
+  // An AllToAllv asks at any size: its ranks hear of each other's sizes anyway, and the small ones are eager.
+  const bool is_v = key.op == moecclOpAllToAllv;
+  if (at_.heap_reach && (is_v || bytes >= algo::tuning::kAskReach) && at_.tree.n_ranks > 1 &&
       key.op != moecclOpTensorAllToAll) {
+    if (is_v && forced_[key.op].empty()) copies_once = algo::find(key.op, "direct");
     MOECCL_TRY(make(true, cached->reachable, cached->choice_if_reachable));
     // An algorithm that needs no reach makes no use of it: where the choice is the same, the answer changes nothing.
     plan::Shape none = shape_of(key, false);

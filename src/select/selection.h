@@ -151,7 +151,9 @@ class Selector {
   };
   // With the lock, as the others here.
   Result<Chosen> choose(const plan::Shape& shape);
-  std::vector<Candidate> priced(const plan::Shape& shape) const;
+  // Of an AllToAllv only its ranks know the sizes: it is priced for blocks of this size.
+  static constexpr double kTypicalBlockBytes = 16 << 10;
+  std::vector<Candidate> priced(const plan::Shape& shape, double block_bytes = kTypicalBlockBytes) const;
   Status obeys(const plan::Shape& shape) const;
   // What get() would give for a slot's key if it chose `algorithm`; null where that does not apply.
   Result<std::shared_ptr<PlanSlot>> variant(const PlanSlot& slot, std::string_view algorithm);

@@ -37,6 +37,31 @@ TEST(Staged, ExchangesMeetOncePerChunk) {
   }
 }
 
+TEST(Staged, CachedKeepsInTheCacheWhatStagedStoresPastIt) {
+  for (const moecclOp_t op :
+       {moecclOpAllReduce, moecclOpAllGather, moecclOpReduceScatter, moecclOpAllToAll, moecclOpAllToAllv}) {
+    const plan::LevelTree tree = plan::LevelTree::flat(4);
+    const auto kept = [&](const char* name) {
+      const plan::Plan plan = plan_of(op, name, shape_of(op, 4, 40), tree);
+      uint32_t stored = 0, cached = 0;
+      for (const plan::Lane& lane : plan.programs[1].lanes) {
+        for (const plan::Step& s : lane.steps) {
+          if (s.kind != plan::StepKind::kCopy || s.dst.buffer != plan::Buffer::kStaging) continue;
+          ++stored;
+          cached += s.read_again;
+        }
+      }
+      EXPECT_GT(stored, 0u) << op;
+      return std::pair(stored, cached);
+    };
+    EXPECT_EQ(kept("staged").second, 0u) << op;
+    EXPECT_EQ(kept("cached").second, kept("staged").first) << op;
+    EXPECT_EQ(traffic(plan_of(op, "cached", shape_of(op, 4, 40), tree), 1),
+              traffic(plan_of(op, "staged", shape_of(op, 4, 40), tree), 1))
+        << op;
+  }
+}
+
 TEST(Staged, ReduceSpreadsTheWorkOverAllRanks) {
   const plan::Plan plan = plan_of(moecclOpReduce, "staged", shape_of(moecclOpReduce, 4, 40), plan::LevelTree::flat(4));
   const uint64_t s = 40 * kElement;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/algo/algorithm.h"
 #include "src/plan/binding.h"
 #include "src/plan/checker.h"
 #include "tests/unit/plan/hand_plans.h"
@@ -85,6 +86,25 @@ TEST(Cost, WhatOthersReadIsStoredPastTheCache) {
   const Plan large = direct_all_reduce(2, least, 1), small = direct_all_reduce(2, least - 2, 1);
   EXPECT_GT(price(large, tree, slow).total_ns, price(large, tree, fast).total_ns + kStreamSharedBytes / 0.02);
   EXPECT_EQ(price(small, tree, slow).total_ns, price(small, tree, fast).total_ns);
+}
+
+// Staging that stays in a cache is as cheap to read for ranks of the same core as what lies in memory, and dearer for
+// others; in both cases close enough to be tried (Selector's kCloseTo).
+TEST(Cost, WhatLiesModifiedInAnotherCoresCacheIsDearToRead) {
+  const LevelTree tree = LevelTree::flat(2);
+  Shape shape;
+  shape.op = moecclOpAllToAll;
+  shape.n_ranks = 2;
+  shape.count = 32 << 10;
+  const auto takes = [&](const char* name, uint32_t cores) {
+    Profile p;
+    p.cores = cores;
+    return price(algo::build_all(*algo::find(shape.op, name), shape, tree), tree, p).total_ns;
+  };
+  const double same_core = takes("cached", 1) / takes("staged", 1), others = takes("cached", 2) / takes("staged", 2);
+  EXPECT_LT(same_core, 1.1);
+  EXPECT_GT(others, same_core);
+  EXPECT_LT(others, 1.6);
 }
 
 TEST(Cost, ManyChunksAreExtrapolatedAtTheirPace) {

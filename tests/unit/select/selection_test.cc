@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace moeccl::comm {
 namespace {
 
@@ -146,6 +148,46 @@ TEST(Selection, AllToAllvsGoOnDirectlyWhereThatWasMeasuredToBeFaster) {
   };
   EXPECT_TRUE(rest_after(9));
   EXPECT_FALSE(rest_after(1));
+}
+
+std::vector<std::string> tried(Selector& s, moecclOp_t op, uint64_t bytes) {
+  const auto slot = *s.get(key(op, bytes));
+  return {slot->tried.begin(), slot->tried.end()};
+}
+
+bool has(const std::vector<std::string>& names, const char* name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// One copy is dear for the blocks that an AllToAllv is taken to have, and close for larger ones.
+TEST(Selection, AllToAllvsTryWhatMayBeTheBestForLargerBlocks) {
+  const auto s = selector({});
+  EXPECT_TRUE(has(tried(*s, moecclOpAllToAllv, 0), "direct"));
+  EXPECT_FALSE(has(tried(*s, moecclOpAllToAll, kRanks * (4 << 10)), "direct"));
+}
+
+TEST(Selection, SumsAreTriedInRankOrderAlone) {
+  const auto s = selector({});
+  bool any = false;
+  for (uint64_t bytes = 16 << 10; bytes <= 1 << 20; bytes *= 2) {
+    for (const std::string& name : tried(*s, moecclOpAllReduce, bytes)) {
+      EXPECT_EQ(algo::find(moecclOpAllReduce, name)->needs & algo::kAnyOrder, 0u) << name << " at " << bytes;
+      any = true;
+    }
+  }
+  EXPECT_TRUE(any);
+}
+
+// Where all buffers are in the heap, an AllToAllv copies once at any size.
+TEST(Selection, AllToAllvsAskWhetherTheirBuffersCanBeReached) {
+  plan::Reach reach;
+  reach.staging = reach.reads = true;
+  Selector s({0, plan::LevelTree::flat(kRanks), reach, true, true, false, 1 << 20});
+  s.set_profile({});
+  const auto slot = *s.get({moecclOpAllToAllv, 0, 0, 1, false});
+  ASSERT_TRUE(slot->asks_reach);
+  EXPECT_STREQ(slot->choice_if_reachable.algorithm, "direct");
+  EXPECT_STRNE(slot->choice.algorithm, "direct");
 }
 
 TEST(Selection, GivesWhatIsPinnedForItsKeyAlone) {
