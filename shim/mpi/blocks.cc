@@ -4,24 +4,37 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <iterator>
 
 namespace moeccl::shim {
 
-size_t payload(MPI_Datatype type, int count) {
-  int size = 0;
-  PMPI_Type_size(type, &size);
-  return static_cast<size_t>(size) * static_cast<size_t>(count);
-}
-
-bool contiguous(MPI_Datatype type) {
+// Asks MPI, and remembers what it said of predefined types: their handles are never given to another type.
+Shape shape_of(MPI_Datatype type) {
+  struct Known {
+    MPI_Datatype type = MPI_DATATYPE_NULL;
+    Shape shape;
+  };
+  thread_local Known known[4];
+  thread_local unsigned next = 0;
+  for (const Known& k : known) {
+    if (k.type == type && type != MPI_DATATYPE_NULL) return k.shape;
+  }
   int size = 0, integers = 0, addresses = 0, types = 0, combiner = 0;
   MPI_Aint lower = 0, extent = 0;
-  if (PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) != MPI_SUCCESS) return false;
-  if (combiner != MPI_COMBINER_NAMED) return false;
-  // Pairs such as MPI_DOUBLE_INT are named, too, and have a gap.
-  return PMPI_Type_size(type, &size) == MPI_SUCCESS && PMPI_Type_get_extent(type, &lower, &extent) == MPI_SUCCESS &&
-         lower == 0 && extent == size;
+  if (PMPI_Type_size(type, &size) != MPI_SUCCESS) return {};
+  const bool predefined = PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) == MPI_SUCCESS &&
+                          combiner == MPI_COMBINER_NAMED;
+  // Pairs such as MPI_DOUBLE_INT are predefined, too, and have a gap.
+  const bool dense =
+      predefined && PMPI_Type_get_extent(type, &lower, &extent) == MPI_SUCCESS && lower == 0 && extent == size;
+  const Shape shape = {static_cast<size_t>(size), dense};
+  if (predefined) known[next++ % std::size(known)] = {type, shape};
+  return shape;
 }
+
+size_t payload(MPI_Datatype type, int count) { return shape_of(type).bytes * static_cast<size_t>(count); }
+
+bool contiguous(MPI_Datatype type) { return shape_of(type).dense; }
 
 // MPI_Pack writes the elements one after another in the machine's own form on hosts that are alike, which is what one
 // MoECCL communicator has. Its positions are of type int: large data goes element by element in pieces.

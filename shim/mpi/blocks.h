@@ -9,6 +9,13 @@
 
 namespace moeccl::shim {
 
+struct Shape {
+  size_t bytes = 0;    // of an element, without gaps
+  bool dense = false;  // elements lie one after another from the first byte on
+};
+// Zeros for what is no type.
+Shape shape_of(MPI_Datatype type);
+
 // Bytes of `count` elements of a type without its gaps. Ranks whose calls match in MPI's sense have the same, whatever
 // types they describe it with.
 size_t payload(MPI_Datatype type, int count);

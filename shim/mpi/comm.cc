@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shim/mpi/comm.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,11 +24,15 @@ State& state() {
   return *s;
 }
 
+// Counts what was released, so that a thread notices when the communicator that it remembers may be gone.
+std::atomic<uint64_t> n_released{0};
+
 void release(Served* served) {
   {
     const std::lock_guard lock(state().mutex);
     if (state().live.erase(served) == 0) return;  // already released
   }
+  n_released.fetch_add(1, std::memory_order_relaxed);
   if (served->comm != nullptr) (void)moecclCommDestroy(served->comm);
   delete served;
 }
@@ -130,7 +135,17 @@ void connect(MPI_Comm comm, Served& served) {
 }  // namespace
 
 const Served* served_by_moeccl(MPI_Comm comm) {
-  if (comm == MPI_COMM_NULL || !running()) return nullptr;
+  // The last answer holds until a communicator goes away, whose handle MPI may give to another one.
+  thread_local struct {
+    MPI_Comm comm = MPI_COMM_NULL;
+    const Served* served = nullptr;
+    uint64_t n_released = 0;
+  } last;
+  if (comm == MPI_COMM_NULL) return nullptr;
+  // Relaxed: MPI forbids to free a communicator while a thread calls on it, so the program has ordered the two.
+  const uint64_t released = n_released.load(std::memory_order_relaxed);
+  if (last.comm == comm && last.n_released == released) return last.served;
+  if (!running()) return nullptr;
   {
     const std::lock_guard lock(state().mutex);
     if (state().keyval == MPI_KEYVAL_INVALID &&
@@ -162,7 +177,8 @@ const Served* served_by_moeccl(MPI_Comm comm) {
     served->decided = true;
     connect(comm, *served);
   }
-  return served->comm != nullptr ? served : nullptr;
+  last = {comm, served->comm != nullptr ? served : nullptr, released};
+  return last.served;
 }
 
 void call_begins() { undecided = {}; }

@@ -199,17 +199,21 @@ int Alltoall(const void* send, int send_count, MPI_Datatype send_type, void* rec
 
 // One side of an Alltoallv in bytes. Packed sides are dense, in the order of the ranks.
 struct Side {
-  std::vector<size_t> bytes, displs;
+  size_t *bytes, *displs;
   Scratch packed;
   char* data = nullptr;
 
-  Side(const void* base, const int* counts, const int* displs_in, MPI_Datatype type, int n, bool always_pack) {
-    const bool in_memory = contiguous(type) && !always_pack;
+  // `layout`: 2 n places for bytes and displs.
+  Side(const void* base, const int* counts, const int* displs_in, MPI_Datatype type, int n, bool always_pack,
+       size_t* layout)
+      : bytes(layout), displs(layout + n) {
+    const auto [element_bytes, dense] = shape_of(type);
+    const bool in_memory = dense && !always_pack;
     size_t total = 0;
     for (int r = 0; r < n; ++r) {
-      bytes.push_back(payload(type, counts[r]));
-      displs.push_back(in_memory ? payload(type, 1) * static_cast<size_t>(displs_in[r]) : total);
-      total += bytes.back();
+      bytes[r] = element_bytes * static_cast<size_t>(counts[r]);
+      displs[r] = in_memory ? element_bytes * static_cast<size_t>(displs_in[r]) : total;
+      total += bytes[r];
     }
     if (in_memory) {
       data = static_cast<char*>(const_cast<void*>(base));
@@ -238,15 +242,17 @@ int Alltoallv(const void* send, const int* send_counts, const int* send_displs, 
   const auto any_negative = [n](const int* displs) {
     return std::any_of(displs, displs + n, [](int d) { return d < 0; });
   };
-  Side out(send, send_counts, send_displs, send_type, n, in_place || any_negative(send_displs));
-  Side in(recv, recv_counts, recv_displs, recv_type, n, any_negative(recv_displs));
+  thread_local std::vector<size_t> layout;  // kept, as small calls cost little more than an allocation
+  layout.resize(4 * static_cast<size_t>(n));
+  Side out(send, send_counts, send_displs, send_type, n, in_place || any_negative(send_displs), layout.data());
+  Side in(recv, recv_counts, recv_displs, recv_type, n, any_negative(recv_displs), layout.data() + 2 * n);
   for (size_t r = 0; r < static_cast<size_t>(n) && out.packed != nullptr; ++r) {
     if (!pack(element(send, send_type, send_displs[r]), send_counts[r], send_type, out.data + out.displs[r], comm)) {
       return no_pack("Alltoallv", comm);
     }
   }
-  const moecclResult_t done = moecclAllToAllv(out.data, out.bytes.data(), out.displs.data(), in.data, in.bytes.data(),
-                                              in.displs.data(), moecclUint8, s->comm, nullptr);
+  const moecclResult_t done =
+      moecclAllToAllv(out.data, out.bytes, out.displs, in.data, in.bytes, in.displs, moecclUint8, s->comm, nullptr);
   for (size_t r = 0; r < static_cast<size_t>(n) && in.packed != nullptr && done == moecclSuccess; ++r) {
     if (!unpack(in.data + in.displs[r], element(recv, recv_type, recv_displs[r]), recv_counts[r], recv_type, comm)) {
       return no_pack("Alltoallv", comm);

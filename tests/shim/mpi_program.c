@@ -181,6 +181,46 @@ static void between_groups(void) {
   MPI_Comm_free(&inter), MPI_Comm_free(&half);
 }
 
+/* MPI gives the handle of what was freed to the next communicator or type, which has other ranks or another size. */
+static void handles_again(void) {
+  int world_rank, world_size;
+  MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+  for (int round = 0; round < 6; ++round) {
+    const int parts = round % 2 + 1, color = world_rank % parts;
+    MPI_Comm comm;
+    MPI_Comm_split(MPI_COMM_WORLD, color, round % 3 == 0 ? -world_rank : world_rank, &comm);
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &n);
+    int expected = 0;
+    for (int r = color; r < world_size; r += parts) expected += r + 1;
+    for (int call = 0; call < 12; ++call) { /* the shim takes over in between */
+      int one = world_rank + 1, sum = 0;
+      MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, comm);
+      expect(sum == expected, "Allreduce on a handle that was another communicator's", round);
+    }
+    MPI_Datatype type; /* 1 to 3 ints of 4 */
+    const int filled = round % 3 + 1;
+    MPI_Type_create_resized(MPI_INT, 0, 4 * sizeof(int), &type);
+    MPI_Type_free(&type);
+    MPI_Datatype ints;
+    MPI_Type_contiguous(filled, MPI_INT, &ints);
+    MPI_Type_create_resized(ints, 0, 4 * sizeof(int), &type);
+    MPI_Type_commit(&type);
+    int* in = calloc((size_t)n * 4, sizeof(int));
+    int* out = calloc((size_t)n * 4, sizeof(int));
+    for (int i = 0; i < 4 * n; ++i) in[i] = value(rank, i);
+    MPI_Alltoall(in, 1, type, out, 1, type, comm);
+    for (int r = 0; r < n; ++r) {
+      for (int i = 0; i < 4; ++i)
+        expect(out[4 * r + i] == (i < filled ? value(r, 4 * rank + i) : 0), "a type on another one's handle", round);
+    }
+    free(in), free(out);
+    MPI_Type_free(&type), MPI_Type_free(&ints);
+    MPI_Comm_free(&comm);
+  }
+}
+
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   everything(MPI_COMM_WORLD);
@@ -192,6 +232,7 @@ int main(int argc, char** argv) {
   MPI_Comm_free(&part);
   MPI_Comm_free(&copy);
   between_groups();
+  handles_again();
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &n);
   if (bad == 0) printf("rank %d of %d: all right\n", rank, n);
