@@ -188,6 +188,7 @@ Status read_process(int pid, const ProcessStamp& stamp, uint64_t address, void* 
     const ssize_t n = process_vm_readv(pid, local, 2, remote, 2, 0);
     if (n < 0) {
       if (errno == EINTR) continue;
+      if (errno == ESRCH) return error(moecclRemoteError, "process {} has ended", pid);
       return system_error(format("read of {} bytes from process {}", now, pid), errno);
     }
     if (static_cast<size_t>(n) < now)

@@ -57,5 +57,21 @@ TEST(ReadProcess, RefusesAProcessThatHasBecomeAnotherProgram) {
   EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
+TEST(ReadProcess, SaysThatAProcessHasEnded) {
+  const Result<ProcessStamp> stamp = process_stamp();
+  ASSERT_TRUE(stamp.ok());
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  siginfo_t ended;
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);
+  std::vector<int> copy(numbers.size());
+  const auto take = [&] {
+    return read_process(child, *stamp, reinterpret_cast<uint64_t>(numbers.data()), copy.data(), sizeof(int));
+  };
+  EXPECT_EQ(take().code(), moecclRemoteError) << "nobody has asked for its exit code yet";
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(take().code(), moecclRemoteError) << "the kernel may give its number away";
+}
+
 }  // namespace
 }  // namespace moeccl::driver
