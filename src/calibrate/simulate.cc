@@ -3,18 +3,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <optional>
 #include <sstream>
-#include <thread>
 
 #include "src/algo/algorithm.h"
 #include "src/algo/builder.h"
 #include "src/algo/expert_gather.h"
 #include "src/algo/expert_return.h"
-#include "src/algo/moe_price.h"
+#include "src/calibrate/layer_prices.h"
 #include "src/comm/collective.h"
-#include "src/driver/thread.h"
 #include "src/moe/hybrid.h"
 #include "src/plan/hardware.h"
 #include "src/plan/printer.h"
@@ -36,8 +35,6 @@ constexpr size_t kMaxFile = 256u << 20;
 constexpr uint64_t kMostSteps = 4u << 20;
 // And more than this is not, by any name: 3 GiB.
 constexpr uint64_t kMostNamedSteps = 64u << 20;
-// Of two plans that are priced at the same time: half a GiB each.
-constexpr uint64_t kMostStepsAtOnce = 8u << 20;
 // What is called a gain. Below it a simulation cannot tell.
 constexpr double kGain = 1.02;
 
@@ -331,35 +328,6 @@ Result<MoeQuestion> moe_question(const moecclSimulateConfig_t& c, uint32_t n_ran
   return q;
 }
 
-struct LayerPrices {
-  algo::Traffic of;
-  algo::MoeCost dispatch, combine;
-};
-
-// Both at once, unless their plans are large enough to fill the memory.
-Result<LayerPrices> price_layer(const algo::Paths& paths, algo::Traffic traffic, const Page& page, uint64_t row_bytes) {
-  algo::MoeCost dispatch, combine;
-  const auto price = [&](moecclOp_t op, algo::MoeCost& cost) {
-    return contained([&]() -> Status {
-      cost = algo::moe_price(op, paths, traffic, page.tree, page.hardware.profile, row_bytes);
-      return {};
-    });
-  };
-  Status there;
-  const auto price_dispatch = [&] { there = price(moecclOpDispatch, dispatch); };
-  Result<std::thread> other = error(moecclUnsupported, "the plans are large");
-  if (algo::moe_steps(traffic) <= kMostStepsAtOnce) other = driver::start_thread("moeccl-price", price_dispatch);
-  const Status back = price(moecclOpCombine, combine);
-  if (other.ok()) {
-    other->join();
-  } else {
-    price_dispatch();
-  }
-  MOECCL_TRY(there);
-  MOECCL_TRY(back);
-  return LayerPrices{std::move(traffic), std::move(dispatch), std::move(combine)};
-}
-
 Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
   const plan::Profile& profile = page.hardware.profile;
   const uint32_t n = page.tree.n_ranks;
@@ -379,22 +347,21 @@ Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
     std::erase_if(wanted, [](const algo::MoeAlgorithm& a) { return a.kind == algo::PathKind::k2dh; });
   }
   const algo::Domains* with = domains ? &*domains : nullptr;
-  LayerPrices direct, hops;  // of the last candidate with one hop, and with several
-  for (const algo::MoeAlgorithm& a : wanted) {
-    const algo::Paths paths(a, page.tree, q.placement, with);
-    MOECCL_ASSIGN_OR_RETURN(algo::Traffic traffic, algo::count_traffic(paths, page.tree, q.placement, q.routing, with));
+  std::deque<LayerPlan> plans;
+  for (const algo::MoeAlgorithm& a : wanted) plans.emplace_back(a, page.tree, q.placement, with);
+  MOECCL_TRY(count_layer(plans, page.tree, q.placement, q.routing, with,
+                         [](uint64_t steps) { return too_large(steps, true); }));
+  MOECCL_TRY(price_layer(plans, page.tree, profile, q.row_bytes));
+  for (const LayerPlan& p : plans) {
+    const algo::MoeAlgorithm& a = p.algorithm;
     Outcome o;
     o.name = a.name();
-    if (o.refusal = too_large(algo::moe_steps(traffic), true); !o.refusal.empty()) {
+    if (!p.refusal.empty()) {
+      o.refusal = p.refusal;
       page.outcomes.push_back(std::move(o));
       continue;
     }
-    // flat and hier:1 are one plan where no rank has two experts of a token.
-    LayerPrices& prices = traffic.n_hops == 1 ? direct : hops;
-    if (traffic.n_hops > 1 || prices.of != traffic) {
-      MOECCL_ASSIGN_OR_RETURN(prices, price_layer(paths, std::move(traffic), page, q.row_bytes));
-    }
-    const auto& [of, there, back] = prices;
+    const algo::MoeCost &there = p.prices().dispatch, &back = p.prices().combine;
     o.dispatch_ns = there.cost.total_ns;
     o.combine_ns = back.cost.total_ns;
     o.ns = o.dispatch_ns + o.combine_ns;
@@ -405,7 +372,7 @@ Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
     o.path = format("dispatch {}; combine {}", there.cost.path.summary(), back.cost.path.summary());
     o.note = format("{} chunks, {} of staging", there.n_chunks, plan::bytes_text(there.staging_bytes));
     if (algo::hiermoe_knows(a, profile.all_to_all).ok()) {
-      o.closed_form_ns = 2 * algo::hiermoe_time(a, of, page.tree, profile.all_to_all, q.row_bytes).total_ns;
+      o.closed_form_ns = 2 * algo::hiermoe_time(a, p.traffic, page.tree, profile.all_to_all, q.row_bytes).total_ns;
       // Without figures for links the clock prices copies alone; the measured AlltoAlls know more.
       if (!algo::links_known(page.tree) && profile.links.empty()) {
         o.ns = o.closed_form_ns;

@@ -66,7 +66,8 @@ void CostRun::number_pairs() {
     first_pair_.push_back(n_pairs);
     n_pairs += program.totals.size();
     for (const plan::Lane& lane : program.lanes) {
-      ranks_[r].lanes.push_back({0, 0, n_steps});
+      ranks_[r].lanes.push_back(
+          {lane.steps.data(), static_cast<uint32_t>(lane.steps.size()), 0, 0, lane.kind, n_steps});
       n_steps += lane.steps.size();
     }
   }
@@ -151,7 +152,7 @@ void CostRun::push(double at, bool wakes, uint32_t id) { events_.push({at, n_eve
 
 void CostRun::run() {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    for (uint32_t l = 0; l < ranks_[r].lanes.size(); ++l) skip(r, ranks_[r].lanes[l], l);
+    for (Lane& lane : ranks_[r].lanes) skip(lane);
     ranks_[r].path.step_ns = profile_.start_ns;
     push(profile_.start_ns, true, r);
   }
@@ -218,12 +219,11 @@ void CostRun::go_on(uint32_t core) {
   block_or_end(rank);
 }
 
-void CostRun::skip(uint32_t rank, Lane& lane, uint32_t index) {
-  const std::vector<Step>& steps = plan_.programs[rank].lanes[index].steps;
-  if (steps.empty()) lane.chunk = n_chunks_;
+void CostRun::skip(Lane& lane) const {
+  if (lane.n_steps == 0) lane.chunk = n_chunks_;
   while (lane.chunk < n_chunks_) {
-    for (; lane.step < steps.size(); ++lane.step) {
-      const When when = steps[lane.step].when;
+    for (; lane.step < lane.n_steps; ++lane.step) {
+      const When when = lane.steps[lane.step].when;
       if (when == When::kEvery || (when == When::kFirst ? lane.chunk == 0 : lane.chunk + 1 == n_chunks_)) return;
     }
     lane.step = 0;
@@ -243,7 +243,7 @@ CostRun::Turn CostRun::advance(uint32_t rank) {
   for (uint32_t tried = 0; tried < n_lanes; ++tried, r.lane = r.lane + 1 < n_lanes ? r.lane + 1 : 0) {
     Lane& lane = r.lanes[r.lane];
     if (lane.chunk >= n_chunks_) continue;
-    const Step& step = plan_.programs[rank].lanes[r.lane].steps[lane.step];
+    const Step& step = lane.steps[lane.step];
     if (step.kind == StepKind::kWait) {
       if (!take(rank, lane, step)) {
         if (runs_on_ && others_first(r.now)) return Turn::kPaused;
@@ -271,7 +271,7 @@ CostRun::Turn CostRun::advance(uint32_t rank) {
         break;
     }
     ++lane.step;
-    skip(rank, lane, r.lane);
+    skip(lane);
     return Turn::kDone;
   }
   return Turn::kBlocked;
@@ -370,7 +370,7 @@ void CostRun::work(uint32_t rank, double ns, double CriticalPath::*part) {
   Rank& r = ranks_[rank];
   r.now += ns;
   r.path.*part += ns;
-  r.busy_ns[static_cast<size_t>(plan_.programs[rank].lanes[r.lane].kind)] += ns;
+  r.busy_ns[static_cast<size_t>(r.lanes[r.lane].kind)] += ns;
 }
 
 // Counts bytes that go from one rank to another.

@@ -23,8 +23,12 @@ class CostRun {
  private:
   static constexpr uint32_t kNone = ~0u;
 
+  // Large plans are bound by the cache lines that a step touches: a lane knows its steps.
   struct Lane {
+    const Step* steps = nullptr;
+    uint32_t n_steps = 0;
     uint32_t chunk = 0, step = 0;
+    LaneKind kind = LaneKind::kMain;
     size_t first = 0;  // of its steps in pair_
   };
   enum class State : uint8_t { kBlocked, kQueued, kRunning, kDone };
@@ -90,7 +94,7 @@ class CostRun {
   bool others_first(double now) const { return !events_.empty() && events_.top().at < now; }
   bool occupies(const Lane& lane, const Step& step) const;
   void block_or_end(uint32_t rank);
-  void skip(uint32_t rank, Lane& lane, uint32_t index);  // to the next step that runs at the lane's chunk
+  void skip(Lane& lane) const;  // to the next step that runs at the lane's chunk
 
   bool take(uint32_t rank, const Lane& lane, const Step& step);
   void send(uint32_t rank, const Lane& lane, const Step& step);

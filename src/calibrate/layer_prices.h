@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The candidates of a layer's dispatch and combine for a routing on a topology, counted and priced, two at a time.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+
+#include "src/algo/moe_price.h"
+#include "src/plan/levels.h"
+#include "src/plan/profile.h"
+#include "src/routing/domains.h"
+
+namespace moeccl::comm {
+
+// A candidate, in both directions.
+struct LayerPlan {
+  // domains: as Paths has it.
+  LayerPlan(const algo::MoeAlgorithm& a, const plan::LevelTree& tree, const algo::Placement& placement,
+            const algo::Domains* domains)
+      : algorithm(a), paths(a, tree, placement, domains) {}
+
+  algo::MoeAlgorithm algorithm;
+  algo::Paths paths;
+  algo::Traffic traffic;
+  std::string refusal;              // not empty: it is not priced, and why
+  const LayerPlan* same = nullptr;  // an earlier candidate that is the same plan and has its prices
+  algo::MoeCost dispatch, combine;
+
+  bool priced() const { return refusal.empty() && same == nullptr; }
+  const LayerPlan& prices() const { return same != nullptr ? *same : *this; }
+};
+
+// Counts the routing's rows. refuse: says why a plan of so many steps a chunk is not to be priced, or nothing.
+Status count_layer(std::deque<LayerPlan>& plans, const plan::LevelTree& tree, const algo::Placement& placement,
+                   const algo::GlobalRouting& routing, const algo::Domains* domains,
+                   const std::function<std::string(uint64_t steps)>& refuse);
+Status price_layer(std::deque<LayerPlan>& plans, const plan::LevelTree& tree, const plan::Profile& profile,
+                   uint64_t row_bytes);
+
+}  // namespace moeccl::comm
