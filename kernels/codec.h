@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "moeccl/types.h"
 
@@ -65,9 +66,42 @@ struct CodecError {
 // encoded: [codec_bytes()]. Uses about a megabyte of scratch for the time of the call.
 CodecError codec_encode(const CodecTable& table, const CodecShape& shape, const void* expert, const void* shared,
                         void* encoded);
+
+// Brings elements [first, first + count) of an expert to the values that are to be encoded. False ends the encoding.
+using CodecUpdate = std::function<bool(uint32_t expert, uint64_t first, uint64_t count)>;
+struct CodecExperts {
+  const void *experts = nullptr, *shared = nullptr;  // [n][count], [count]
+  void* encoded = nullptr;                           // [n][codec_bytes()]
+  CodecError* errors = nullptr;                      // [n], or null
+  uint32_t n = 1;
+};
+// Experts that share one. update: called for each piece of each, in ascending order, before it is first read, so that
+// the piece is still in the cache; empty: they have their values. Experts take turns, block by block, so that a block
+// of the shared expert comes from memory once. False where an update ended it: `encoded` is then undefined.
+bool codec_encode(const CodecTable& table, const CodecShape& shape, const CodecExperts& experts,
+                  const CodecUpdate& update);
+// to[] = expert[count], elements of so many bytes, each block behind its update, which is told the expert's number.
+bool codec_copy(const void* expert, void* to, uint64_t count, size_t element_bytes, uint32_t number,
+                const CodecUpdate& update);
+
 // out = shared + residual. False: `encoded` is not what codec_encode() wrote for this shape; out is then undefined.
 bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared, void* out);
-// Whether codec_decode() would accept it.
+
+// Takes values[count] of elements [first, first + count), which are gone when it returns. False ends the decoding.
+using CodecUse = std::function<bool(uint64_t first, uint64_t count, const void* values)>;
+// What of an expert is decoded for a use: elements [first, first + count) in pieces of whole rows of `row` elements,
+// which divides count. A piece has about kCodecPiece elements, or one row.
+struct CodecRange {
+  uint64_t first = 0, count = 0, row = 1;
+};
+inline constexpr uint32_t kCodecPiece = 1 << 14;
+// Hands codec_decode()'s values of the range over, piece by piece and in order, out of a buffer that stays in the cache
+// (ratio 1: out of `encoded`). False, and no piece was handed over: `encoded` is not what codec_encode() wrote.
+bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared,
+                  const CodecRange& range, const CodecUse& use);
+// The same for an expert as it is: values[], elements of so many bytes.
+void codec_use(const void* values, size_t element_bytes, const CodecRange& range, const CodecUse& use);
+// Whether codec_decode() of the whole would accept it.
 bool codec_valid(const CodecShape& shape, const void* encoded, uint64_t bytes);
 
 // Of the shared expert: equal on ranks that hold the same. See checksum.h.

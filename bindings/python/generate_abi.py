@@ -158,7 +158,7 @@ def records(reader):
     rows = []
     for name, fields in reader.structs.items():
         # What a caller fills in has a name that says so, or is a part of such a structure; routings give pointers to tables.
-        if re.search(r"(Config|Problem|ReplicaCost|Curve|Contention|Placement|Dispatch|Codec|UniqueId|ExpertLayer|RoutingInfo|RoutingDeviceInfo)(_t)?$", name):
+        if re.search(r"(Config|Problem|ReplicaCost|Curve|Contention|Placement|Dispatch|Codec|UniqueId|ExpertLayer|ExpertUse|RoutingInfo|RoutingDeviceInfo)(_t)?$", name):
             continue
         rows.append(f'\n\n@dataclasses.dataclass(frozen=True)\nclass {name[len("moeccl"):].removesuffix("_t")}:\n    """What {name} says."""\n')
         for field, kind in fields:

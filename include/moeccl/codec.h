@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Experts made small enough to migrate at every step (HybridEP, Section IV-B): a shared expert, which every rank holds,
  * plus the largest elements of the residual, as values and indices. Conventions: types.h. None of the encode and decode
- * calls is collective or waits; they may run on any thread. Only moecclFloat32 and moecclBfloat16. */
+ * calls is collective or waits; they may run on any thread. Only moecclFloat32 and moecclBfloat16.
+ *
+ * The calls named Fused (Fig. 15) work through an expert piece by piece and call the program for each, so that the
+ * optimizer's step and the codec, or the codec and the computation, meet the same piece in the cache. The program's
+ * function runs on the calling thread, in ascending order; each element is in exactly one piece. When it returns
+ * another number than 0 the call ends at once with moecclInvalidUsage, and the sentence has the number and the
+ * elements. */
 #ifndef MOECCL_CODEC_H_
 #define MOECCL_CODEC_H_
 
@@ -39,6 +45,43 @@ MOECCL_API moecclResult_t moecclCodecEncode(const moecclCodec_t* codec, const vo
  * `encoded` was not made with this codec (its header or an index is wrong); out is then undefined. */
 MOECCL_API moecclResult_t moecclCodecDecode(const moecclCodec_t* codec, const void* encoded, size_t bytes,
                                             const void* shared, void* out);
+
+/* The optimizer's step on elements [first, first + count) of an expert: gives them their new values and changes no
+ * other element, nor the shared expert. expert: its place in the call's array. Returns 0 when it is done. */
+typedef int (*moecclExpertUpdateFn_t)(void* context, int expert, size_t first, size_t count);
+
+/* Encoding fused with the optimizer's step (HybridEP, Section IV-B, Fig. 15 a), for experts[n][count] that share one:
+ * encoded[n][moecclCodecBytes()], `bytes` in all, get what moecclCodecEncode makes of each expert behind
+ * update(context, expert, first, count) on all of its elements, to the byte. `experts` is the memory that update writes
+ * to. The experts take turns, in blocks of 65536 elements, so that the shared one comes from memory once. All arguments
+ * are checked before the first step. When update ends the call, the pieces before have their new values, the others
+ * their old ones, and `encoded` is undefined. errors[n] may be NULL. */
+MOECCL_API moecclResult_t moecclCodecEncodeFused(const moecclCodec_t* codec, const void* experts, size_t n,
+                                                 const void* shared, moecclExpertUpdateFn_t update, void* context,
+                                                 void* encoded, size_t bytes, moecclCodecError_t* errors);
+
+/* A computation with values[count], elements [first, first + count) of an expert, which are gone when it returns.
+ * Returns 0 when it is done. */
+typedef int (*moecclExpertUseFn_t)(void* context, size_t first, size_t count, const void* values);
+
+/* Which elements are decoded, and for what. All zero but for size and use: the whole expert, in any pieces. */
+typedef struct {
+  size_t size;             /* sizeof(moecclExpertUse_t) */
+  size_t first, count;     /* elements [first, first + count) of the expert; count 0: from first to its end */
+  size_t row;              /* pieces are whole rows of so many elements, from first on; divides count; 0: 1 */
+  moecclExpertUseFn_t use; /* called for each piece: of about 16384 elements, or one row where that is longer */
+  void* context;           /* its first argument */
+} moecclExpertUse_t;
+#define MOECCL_EXPERT_USE_INIT \
+  { sizeof(moecclExpertUse_t), 0, 0, 0, NULL, NULL }
+
+/* Decoding fused with the expert's computation (HybridEP, Section IV-B, Fig. 15 b): hands over what moecclCodecDecode
+ * would write, bit for bit, out of a buffer of one piece that the call owns; the expert is never written to memory.
+ * With ratio 1 the values lie in `encoded` itself. Ranges cost what they hold: threads may share an expert, and a
+ * backward pass may take its second matrix first. moecclInvalidArgument as for moecclCodecDecode; `use` has then not
+ * run. */
+MOECCL_API moecclResult_t moecclCodecDecodeFused(const moecclCodec_t* codec, const void* encoded, size_t bytes,
+                                                 const void* shared, const moecclExpertUse_t* use);
 
 /* shared[count] = the mean over all ranks' experts[n_local][count]; n_total: experts of all ranks. Collective. With a
  * stream, the sum over this rank's experts is formed before the call returns (on CUDA memory, at most 64 experts a

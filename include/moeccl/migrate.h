@@ -11,6 +11,10 @@
  * agreed; Wait then finds the experts where they belong, and moecclMigrationWaitExpert returns as soon as one of them
  * is there, so that it can be computed with while the others are decoded.
  *
+ * Fused (HybridEP, Section IV-B, Fig. 15). moecclMigrationSendFused encodes each piece of an expert right behind the
+ * optimizer's step on it. moecclMigrationWaitEncoded switches without decoding, and moecclMigrationUseExpert decodes
+ * into the computation, forward and backward, until the layer switches again. Host memory only.
+ *
  * Epochs. A layer's epoch counts its switches. Behind each gather the ranks exchange what they sent: layer, epoch, and
  * a checksum of the shared expert. Only when all agree and all have received does Wait write the experts and raise the
  * epoch; else it fails on every rank, names the rank that differs, writes nothing, and the epoch stays.
@@ -47,7 +51,7 @@ typedef struct {
   int32_t to_send, to_receive; /* entries of the layer's queues; to_receive: begun and not waited for */
   uint64_t expert_bytes;       /* of one expert on the wire: moecclCodecBytes, or count elements with ratio 1 */
   uint64_t sent_bytes;         /* that this rank sends in one gather: expert_bytes times experts times links */
-  uint64_t memory_bytes;       /* held by all queues when they are full: the bound */
+  uint64_t memory_bytes;       /* held by all queues when they are full, and by WaitEncoded's experts: the bound */
 } moecclMigrationInfo_t;
 
 /* Collective: all ranks give the same config, a difference is moecclMismatch. comm: the hybrid's or another one of the
@@ -63,6 +67,14 @@ MOECCL_API moecclResult_t moecclMigrationGetInfo(moecclMigration_t migration, in
  * returns. moecclInvalidUsage when the queue is full. Local. */
 MOECCL_API moecclResult_t moecclMigrationSend(moecclMigration_t migration, int layer, const void* experts,
                                               const void* shared, moecclCodecError_t* errors);
+/* The same with the optimizer's step fused in: update(context, expert, first, count), expert 0..n_own-1, gives the
+ * pieces of all experts their new values, in order (codec.h), and what is queued is what Send would queue behind that.
+ * When update ends the call, nothing is queued, the pieces before have their new values and those behind their old
+ * ones: finish the step and call Send. The checks of Send come before the first step. moecclUnsupported on CUDA memory.
+ */
+MOECCL_API moecclResult_t moecclMigrationSendFused(moecclMigration_t migration, int layer, const void* experts,
+                                                   const void* shared, moecclExpertUpdateFn_t update, void* context,
+                                                   moecclCodecError_t* errors);
 /* Takes the oldest entry of the layer's send queue and starts its gather. moecclInvalidUsage when that queue is empty
  * or the receive queue full. Collective, returns at once. */
 MOECCL_API moecclResult_t moecclMigrationBegin(moecclMigration_t migration, int layer);
@@ -82,6 +94,16 @@ MOECCL_API moecclResult_t moecclMigrationWaitExpert(moecclMigration_t migration,
  * ranks from switching. moecclInvalidUsage when nothing has begun. */
 MOECCL_API moecclResult_t moecclMigrationWait(moecclMigration_t migration, int layer, const void* shared, void* held,
                                               uint64_t* epoch);
+/* Wait without decoding: switches the layer to the experts that have come, which stay encoded until the layer's next
+ * switch. shared[count]: what Send had; it must stay as it is until then, because UseExpert adds to it. Not behind
+ * BeginInto (moecclInvalidUsage); moecclUnsupported on CUDA memory, and the gather stays to be waited for. */
+MOECCL_API moecclResult_t moecclMigrationWaitEncoded(moecclMigration_t migration, int layer, const void* shared,
+                                                     uint64_t* epoch);
+/* Hands expert `index` (0..n_held-1, in the order of held_experts) over as moecclCodecDecodeFused does, as often as
+ * needed. Local. Threads may call it at once, beside each other and beside all but the layer's Wait, WaitEncoded and
+ * Destroy. moecclInvalidUsage when the layer's last switch was not by WaitEncoded. */
+MOECCL_API moecclResult_t moecclMigrationUseExpert(moecclMigration_t migration, int layer, int index,
+                                                   const moecclExpertUse_t* use);
 /* *done: 1 when Wait would not block. */
 MOECCL_API moecclResult_t moecclMigrationTest(moecclMigration_t migration, int layer, int* done);
 

@@ -3,46 +3,16 @@
 #include "kernels/codec.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <functional>
-#include <vector>
+#include <memory>
 
 #include "kernels/checksum.h"
-#include "kernels/float_formats.h"
+#include "kernels/host/codec_encoder.h"
 #include "kernels/host/codec_tables.h"
 #include "kernels/table.h"
 
 namespace moeccl::kernels {
 namespace {
-
-struct Fp32Codec {
-  using Stored = float;
-  static float load(const void* p, uint64_t i) {
-    float v;
-    std::memcpy(&v, static_cast<const std::byte*>(p) + i * sizeof(v), sizeof(v));
-    return v;
-  }
-  static void store(void* p, uint64_t i, float v) {
-    std::memcpy(static_cast<std::byte*>(p) + i * sizeof(v), &v, sizeof(v));
-  }
-};
-
-struct Bf16Codec {
-  using Stored = uint16_t;
-  static float load(const void* p, uint64_t i) {
-    uint16_t v;
-    std::memcpy(&v, static_cast<const std::byte*>(p) + i * sizeof(v), sizeof(v));
-    return Bf16::decode(v);
-  }
-  static void store(void* p, uint64_t i, float f) {
-    const auto v = static_cast<uint16_t>(Bf16::encode(f));
-    std::memcpy(static_cast<std::byte*>(p) + i * sizeof(v), &v, sizeof(v));
-  }
-};
-
-uint32_t magnitude(float v) { return std::bit_cast<uint32_t>(v) & 0x7fffffffu; }
 
 template <class C>
 uint32_t scan(const CodecScan& s) {
@@ -60,149 +30,136 @@ uint32_t scan(const CodecScan& s) {
 
 uint32_t kept(const CodecShape& shape, uint32_t n) { return codec_kept(shape, n); }
 
-// Larger magnitude first, then lower index.
-uint64_t key_of(uint32_t index, float residual) {
-  return uint64_t{magnitude(residual)} << 16 | (kCodecBlock - 1 - index);
+template <class C>
+bool encode(const CodecTable& table, const CodecShape& shape, const CodecExperts& experts, const CodecUpdate& update) {
+  BlockEncoder<C> encoder(table, shape);
+  using Block = typename BlockEncoder<C>::Block;
+  const auto progress = std::make_unique<CodecProgress[]>(experts.n);
+  const auto to = std::make_unique<std::byte*[]>(experts.n);
+  for (uint32_t e = 0; e < experts.n; ++e)
+    to[e] = static_cast<std::byte*>(experts.encoded) + e * codec_bytes(shape) + sizeof(CodecHeader);
+  const auto block_of = [&](uint32_t e, uint64_t first) {
+    const uint64_t at = first * sizeof(typename C::Stored), whole = shape.count * sizeof(typename C::Stored);
+    return Block{static_cast<const std::byte*>(experts.experts) + e * whole + at,
+                 static_cast<const std::byte*>(experts.shared) + at,
+                 static_cast<uint32_t>(std::min<uint64_t>(kCodecBlock, shape.count - first))};
+  };
+  for (uint64_t first = 0; first < shape.count; first += kCodecBlock)
+    for (uint32_t e = 0; e < experts.n; ++e) {
+      const Block block = block_of(e, first);
+      if (update && !update(e, first, block.n)) return false;
+      if (first == 0 && e > 0) progress[e].threshold = progress[e - 1].threshold;  // experts are alike
+      to[e] = encoder.encode(block, progress[e], to[e]);
+    }
+  for (uint32_t e = 0; e < experts.n && experts.errors != nullptr; ++e) experts.errors[e] = progress[e].error();
+  return true;
 }
 
+// Any elements of an expert; fastest where each call goes on behind the last one.
 template <class C>
-class Encoder {
+class Decoder {
  public:
-  Encoder(const CodecTable& table, const CodecShape& shape)
-      : shape_(shape),
-        scan_(sizeof(typename C::Stored) == 4 ? table.scan_fp32 : table.scan_bf16),
-        index_(std::min<uint64_t>(shape.count, kCodecBlock) + kCodecLanes),
-        residual_(index_.size()),
-        keys_(index_.size()) {}
+  Decoder(const CodecShape& shape, const std::byte* from, const void* shared)
+      : shape_(shape), from_(from), shared_(static_cast<const std::byte*>(shared)) {}
 
-  // Returns the end of what it wrote.
-  std::byte* block(const std::byte* expert, const std::byte* shared, uint32_t n, std::byte* to) {
-    const uint32_t k = kept(shape_, n);
-    // One more than is kept, so that the largest dropped one is known.
-    const uint32_t wanted = std::min(n, k + 1);
-    uint32_t found = 0;
-    if (threshold_ > 0) found = find(expert, shared, n, threshold_);
-    if (found < wanted) found = find(expert, shared, n, likely_threshold(expert, shared, n, wanted));
-    if (found < wanted) found = find(expert, shared, n, 0);
-    for (uint32_t i = 0; i < found; ++i) keys_[i] = key_of(index_[i], residual_[i]);
-    uint64_t dropped = 0;
-    bool drops = k < n;
-    if (drops) {
-      std::nth_element(keys_.begin(), keys_.begin() + k, keys_.begin() + found, std::greater<>());
-      dropped = keys_[k];
-      max_dropped_ = std::max(max_dropped_, std::bit_cast<float>(static_cast<uint32_t>(dropped >> 16)));
-      guess_next(k, found);
+  // out[count] = elements [first, first + count). False when a block that it comes to the end of has an index left.
+  bool values(uint64_t first, uint64_t count, std::byte* out) {
+    while (count > 0) {
+      const Block b = block(first / kCodecBlock);
+      const auto begin = static_cast<uint32_t>(first % kCodecBlock);
+      const auto n = static_cast<uint32_t>(std::min<uint64_t>(count, b.n - begin));
+      best().copy(out, shared_ + first * kBytes, n * kBytes);
+      uint32_t i = first == next_ ? next_entry_ : b.entry_from(begin);
+      for (; i < b.k; ++i) {
+        const uint32_t at = b.index(i) - begin;
+        if (at >= n) break;
+        C::store(out, at, C::load(out, at) + C::load(b.entries, i));
+      }
+      if (begin + n == b.n && i < b.k) return false;
+      first += n;
+      count -= n;
+      out += n * kBytes;
+      next_ = first;
+      next_entry_ = begin + n == b.n ? 0 : i;
     }
-    std::byte* indices = to + k * sizeof(typename C::Stored);
-    double kept_squares = 0;
-    for (uint32_t i = 0, at = 0; i < found && at < k; ++i) {
-      if (drops && key_of(index_[i], residual_[i]) <= dropped) continue;
-      C::store(to, at, residual_[i]);
-      const auto index = static_cast<uint16_t>(index_[i]);
-      std::memcpy(indices + at * sizeof(index), &index, sizeof(index));
-      const double whole = residual_[i];
-      kept_squares += whole * whole;
-      lost_ += square_of_loss(expert, shared, index, C::load(to, at));
-      ++at;
-    }
-    if (drops) {
-      // The whole's squares were summed in fp32: what is left of them is known better from the largest of n - k.
-      const double most = std::bit_cast<float>(magnitude_of(dropped));
-      lost_ += std::clamp(squares_ - kept_squares, most * most, (n - k) * most * most);
-    }
-    return indices + k * sizeof(uint16_t);
+    return true;
   }
-  CodecError error() const { return {max_dropped_, whole_ > 0 ? std::sqrt(lost_ / whole_) : 0}; }
+  // Whether the indices of all blocks of the range ascend and are elements, so that values() can go on anywhere.
+  bool ordered(uint64_t first, uint64_t count) const {
+    if (count == 0) return true;
+    for (uint64_t at = first / kCodecBlock; at <= (first + count - 1) / kCodecBlock; ++at) {
+      const Block b = block(at);
+      for (uint32_t i = 0; i < b.k; ++i)
+        if (b.index(i) >= b.n || (i > 0 && b.index(i) <= b.index(i - 1))) return false;
+    }
+    return true;
+  }
 
  private:
-  // Of an element whose residual is sent as `coded`: what decode() makes of it is rounded to the type once more.
-  static double square_of_loss(const std::byte* expert, const std::byte* shared, uint32_t at, float coded) {
-    typename C::Stored sum;
-    C::store(&sum, 0, C::load(shared, at) + coded);
-    const double loss = static_cast<double>(C::load(expert, at)) - C::load(&sum, 0);
-    return loss * loss;
-  }
-  uint32_t find(const std::byte* expert, const std::byte* shared, uint32_t n, uint32_t threshold) {
-    float residual[kCodecLanes] = {}, whole[kCodecLanes] = {};
-    const uint32_t found = scan_({expert, shared, n, threshold, index_.data(), residual_.data(), residual, whole});
-    if (threshold > 0 && found <= kept(shape_, n)) return found;  // to be done again
-    squares_ = 0;
-    for (uint32_t l = 0; l < kCodecLanes; ++l) {
-      squares_ += residual[l];
-      whole_ += whole[l];
+  static constexpr uint64_t kBytes = sizeof(typename C::Stored);
+  struct Block {
+    const std::byte *entries = nullptr, *indices = nullptr;
+    uint32_t n = 0, k = 0;
+    uint32_t index(uint32_t i) const {
+      uint16_t v;
+      std::memcpy(&v, indices + i * sizeof(v), sizeof(v));
+      return v;
     }
-    return found;
-  }
-  // Neighbouring blocks are alike: the next one begins with the magnitude that a quarter more than k elements of this
-  // one reach, and samples only when that was too much. Keys from k on are in no order yet.
-  void guess_next(uint32_t k, uint32_t found) {
-    const uint32_t spare = k / 4 + 16;
-    if (found - k <= spare) {
-      threshold_ = magnitude_of(*std::min_element(keys_.begin() + k, keys_.begin() + found));
-      threshold_ -= std::min(threshold_, 1u << 19);  // a sixteenth of a power of two lower
-      return;
+    uint32_t entry_from(uint32_t element) const {
+      uint32_t low = 0;
+      for (uint32_t high = k; low < high;) {
+        const uint32_t middle = (low + high) / 2;
+        if (index(middle) < element)
+          low = middle + 1;
+        else
+          high = middle;
+      }
+      return low;
     }
-    std::nth_element(keys_.begin() + k, keys_.begin() + k + spare, keys_.begin() + found, std::greater<>());
-    threshold_ = magnitude_of(keys_[k + spare]);
-  }
-  static uint32_t magnitude_of(uint64_t key) { return static_cast<uint32_t>(key >> 16); }
-  // A magnitude that somewhat more than `wanted` elements reach, as far as a sample tells. Only speed depends on it.
-  uint32_t likely_threshold(const std::byte* expert, const std::byte* shared, uint32_t n, uint32_t wanted) const {
-    constexpr uint32_t kSamples = 512;
-    if (n < 8 * kSamples) return 0;
-    const uint32_t rank = wanted * (kSamples * 3 / 2) / n + 6;
-    if (rank >= kSamples / 2) return 0;
-    uint32_t samples[kSamples];
-    const uint32_t stride = n / kSamples;
-    for (uint32_t i = 0; i < kSamples; ++i) {
-      // Another place in each stride: weights have periods.
-      const uint32_t at = i * stride + (i * 2654435761u >> 8) % stride;
-      samples[i] = magnitude(C::load(expert, at) - C::load(shared, at));
-    }
-    std::nth_element(samples, samples + rank, samples + kSamples, std::greater<>());
-    return samples[rank];
+  };
+  Block block(uint64_t at) const {
+    Block b;
+    b.n = static_cast<uint32_t>(std::min<uint64_t>(kCodecBlock, shape_.count - at * kCodecBlock));
+    b.k = kept(shape_, b.n);
+    b.entries = from_ + at * kept(shape_, kCodecBlock) * (kBytes + sizeof(uint16_t));
+    b.indices = b.entries + b.k * kBytes;
+    return b;
   }
 
   const CodecShape& shape_;
-  CodecScanFn scan_;
-  std::vector<uint32_t> index_;
-  std::vector<float> residual_;
-  std::vector<uint64_t> keys_;
-  uint32_t threshold_ = 0;  // with which the next block begins; 0: not known
-  float max_dropped_ = 0;
-  double lost_ = 0, whole_ = 0;  // sums of squares
-  double squares_ = 0;           // of this block's residuals
+  const std::byte *from_, *shared_;
+  uint64_t next_ = 0;  // element behind the last call's, and its block's first entry from there on
+  uint32_t next_entry_ = 0;
 };
 
 template <class C>
-CodecError encode(const CodecTable& table, const CodecShape& shape, const void* expert, const void* shared,
-                  std::byte* to) {
-  Encoder<C> encoder(table, shape);
+bool decode(const CodecShape& shape, const std::byte* from, const void* shared, void* out) {
+  Decoder<C> decoder(shape, from, shared);
   for (uint64_t first = 0; first < shape.count; first += kCodecBlock) {
-    const auto n = static_cast<uint32_t>(std::min<uint64_t>(kCodecBlock, shape.count - first));
-    const uint64_t at = first * sizeof(typename C::Stored);
-    to = encoder.block(static_cast<const std::byte*>(expert) + at, static_cast<const std::byte*>(shared) + at, n, to);
+    const uint64_t n = std::min<uint64_t>(kCodecBlock, shape.count - first);
+    if (!decoder.values(first, n, static_cast<std::byte*>(out) + first * sizeof(typename C::Stored))) return false;
   }
-  return encoder.error();
+  return true;
 }
 
+uint64_t piece_of(const CodecRange& range) { return std::max<uint64_t>(1, kCodecPiece / range.row) * range.row; }
+
 template <class C>
-bool decode(const CodecShape& shape, const std::byte* from, const void* shared, void* out) {
-  const KernelTable& kernels = best();
-  for (uint64_t first = 0; first < shape.count; first += kCodecBlock) {
-    const auto n = static_cast<uint32_t>(std::min<uint64_t>(kCodecBlock, shape.count - first));
-    const uint64_t at = first * sizeof(typename C::Stored);
-    std::byte* to = static_cast<std::byte*>(out) + at;
-    kernels.copy(to, static_cast<const std::byte*>(shared) + at, n * sizeof(typename C::Stored));
-    const uint32_t k = kept(shape, n);
-    const std::byte* indices = from + k * sizeof(typename C::Stored);
-    for (uint32_t i = 0; i < k; ++i) {
-      uint16_t index;
-      std::memcpy(&index, indices + i * sizeof(index), sizeof(index));
-      if (index >= n) return false;
-      C::store(to, index, C::load(to, index) + C::load(from, i));
-    }
-    from = indices + k * sizeof(uint16_t);
+bool decode(const CodecShape& shape, const std::byte* from, const void* shared, const CodecRange& range,
+            const CodecUse& use) {
+  Decoder<C> decoder(shape, from, shared);
+  if (!decoder.ordered(range.first, range.count)) return false;
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  const uint64_t piece = std::min(piece_of(range), range.count);
+  const auto lines = std::make_unique_for_overwrite<Line[]>(piece * sizeof(typename C::Stored) / sizeof(Line) + 1);
+  auto* const values = reinterpret_cast<std::byte*>(lines.get());
+  for (uint64_t done = 0; done < range.count;) {
+    const uint64_t n = std::min(piece, range.count - done);
+    (void)decoder.values(range.first + done, n, values);
+    if (!use(range.first + done, n, values)) return true;
+    done += n;
   }
   return true;
 }
@@ -251,17 +208,39 @@ uint64_t codec_bytes(const CodecShape& shape) {
   return sizeof(CodecHeader) + k * (element + 2);
 }
 
+bool codec_copy(const void* expert, void* to, uint64_t count, size_t element_bytes, uint32_t number,
+                const CodecUpdate& update) {
+  const uint64_t piece = update ? kCodecBlock : count;
+  for (uint64_t first = 0; first < count; first += piece) {
+    const uint64_t n = std::min(piece, count - first), at = first * element_bytes;
+    if (update && !update(number, first, n)) return false;
+    best().copy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(expert) + at, n * element_bytes);
+  }
+  return true;
+}
+
+bool codec_encode(const CodecTable& table, const CodecShape& shape, const CodecExperts& experts,
+                  const CodecUpdate& update) {
+  const CodecHeader header = codec_header(shape);
+  const uint64_t bytes = codec_bytes(shape), element = shape.type == moecclFloat32 ? 4 : 2;
+  for (uint32_t e = 0; e < experts.n; ++e) {
+    std::byte* to = static_cast<std::byte*>(experts.encoded) + e * bytes;
+    std::memcpy(to, &header, sizeof(header));
+    if (shape.ratio > 1) continue;
+    const std::byte* from = static_cast<const std::byte*>(experts.experts) + e * shape.count * element;
+    if (!codec_copy(from, to + sizeof(header), shape.count, element, e, update)) return false;
+    if (experts.errors != nullptr) experts.errors[e] = {};
+  }
+  if (shape.ratio <= 1) return true;
+  return shape.type == moecclFloat32 ? encode<Fp32Codec>(table, shape, experts, update)
+                                     : encode<Bf16Codec>(table, shape, experts, update);
+}
+
 CodecError codec_encode(const CodecTable& table, const CodecShape& shape, const void* expert, const void* shared,
                         void* encoded) {
-  const CodecHeader header = codec_header(shape);
-  std::memcpy(encoded, &header, sizeof(header));
-  std::byte* to = static_cast<std::byte*>(encoded) + sizeof(header);
-  if (shape.ratio <= 1) {
-    best().copy(to, expert, codec_bytes(shape) - sizeof(header));
-    return {};
-  }
-  return shape.type == moecclFloat32 ? encode<Fp32Codec>(table, shape, expert, shared, to)
-                                     : encode<Bf16Codec>(table, shape, expert, shared, to);
+  CodecError error;
+  (void)codec_encode(table, shape, {expert, shared, encoded, &error, 1}, {});
+  return error;
 }
 
 namespace {
@@ -300,6 +279,27 @@ bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, 
   }
   return shape.type == moecclFloat32 ? decode<Fp32Codec>(shape, from, shared, out)
                                      : decode<Bf16Codec>(shape, from, shared, out);
+}
+
+void codec_use(const void* values, size_t element_bytes, const CodecRange& range, const CodecUse& use) {
+  const uint64_t piece = piece_of(range);
+  for (uint64_t done = 0; done < range.count; done += piece) {
+    const uint64_t first = range.first + done;
+    if (!use(first, std::min(piece, range.count - done), static_cast<const std::byte*>(values) + first * element_bytes))
+      return;
+  }
+}
+
+bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared,
+                  const CodecRange& range, const CodecUse& use) {
+  if (!header_valid(shape, encoded, bytes)) return false;
+  const std::byte* from = static_cast<const std::byte*>(encoded) + sizeof(CodecHeader);
+  if (shape.ratio <= 1) {
+    codec_use(from, shape.type == moecclFloat32 ? 4 : 2, range, use);
+    return true;
+  }
+  return shape.type == moecclFloat32 ? decode<Fp32Codec>(shape, from, shared, range, use)
+                                     : decode<Bf16Codec>(shape, from, shared, range, use);
 }
 
 const CodecTable* select_codec(const char* name) {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "kernels/host/codec_tables.h"
+#include "kernels/host/simd_batch.h"
 
 namespace moeccl::kernels::simd {
 
@@ -49,8 +50,13 @@ uint32_t scan(const CodecScan& s) {
   std::memcpy(residual_squares, s.residual_squares, sizeof(residual_squares));
   std::memcpy(expert_squares, s.expert_squares, sizeof(expert_squares));
   const U32 threshold = U32{} + s.threshold;
+  // Copies, so that no store of a candidate can change them.
+  uint32_t* const index = s.index;
+  float* const residual = s.residual;
+  const uint32_t count = s.count;
   uint32_t n = 0, i = 0;
-  for (; i + kCodecLanes <= s.count; i += kCodecLanes) {
+  for (; i + kCodecLanes <= count; i += kCodecLanes) {
+    MOECCL_UNROLL
     for (uint32_t r = 0; r < kRegisters; ++r) {
       const uint32_t first = i + r * kWidth;
       const F e = Type::load(expert + first * Type::kElementBytes);
@@ -59,7 +65,7 @@ uint32_t scan(const CodecScan& s) {
       expert_squares[r] += e * e;
       U32 bits;
       std::memcpy(&bits, &d, sizeof(bits));
-      n += Isa::collect(Isa::at_least(bits & 0x7fffffffu, threshold), first, d, s.index + n, s.residual + n);
+      n += Isa::collect(Isa::at_least(bits & 0x7fffffffu, threshold), first, d, index + n, residual + n);
     }
   }
   std::memcpy(s.residual_squares, residual_squares, sizeof(residual_squares));

@@ -42,10 +42,15 @@ def table_7():
 
 
 def judge(given):
-    """Rules of hybridep_paper's rows, which simulate plans."""
+    """Rules of hybridep_paper's rows, which simulate plans, and of fused_perf's."""
     item, paper = given["item"], given["paper_value"]
     if item.endswith("forward"):
         return None  # the paper's are iterations
+    if item.startswith("Fig. 15 a"):
+        return {"rule": ["at least", 0.25], "why": "an update saves the second read of the expert; here the scan and the choice of the largest residuals, "
+                "which stay, take more time than that"}
+    if item.startswith("Fig. 15 b"):
+        return {"rule": ["at least", 0.40], "why": "the processor's time on a shared machine"}
     if item.startswith("Table VI"):
         least = 2.5 if "Cluster-L, 48" in item else 1.25
         return {"rule": ["at least", least], "why": "gradients return as they are over the same links, in both columns; forward alone the ratio is larger"}
@@ -63,3 +68,4 @@ def sources(build, quick):
     if not quick:
         for part in ("Table V", "Table VI", "Fig. 13"):
             yield Program(PAPER, build, ["studies/hybridep_paper", "--moeccl", build + "/tools/moeccl", "--only", part], judge=judge)
+        yield Program(PAPER, build, ["perf/fused_perf"], judge=judge)

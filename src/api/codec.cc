@@ -12,6 +12,7 @@
 #include "src/api/issue.h"
 #include "src/base/adopt.h"
 #include "src/comm/collective.h"
+#include "src/moe/migrate/expert_use.h"
 
 using namespace moeccl;
 
@@ -38,29 +39,33 @@ Status needs(const char* name, const void* buffer, uint64_t count) {
   return error(moecclInvalidArgument, "{} is NULL: give {} elements", name, count);
 }
 
-Status encode(const moecclCodec_t* codec, const void* expert, const void* shared, void* encoded, size_t bytes,
-              moecclCodecError_t* lost) {
+// update: empty without one; stopped when it returns false.
+Status encode(const moecclCodec_t* codec, const void* experts, size_t n, const void* shared,
+              const kernels::CodecUpdate& update, void* encoded, size_t bytes, moecclCodecError_t* lost) {
   MOECCL_ASSIGN_OR_RETURN(const kernels::CodecShape shape, shape_of(codec));
-  MOECCL_TRY(needs("expert", expert, shape.count));
+  MOECCL_TRY(needs(update ? "experts" : "expert", experts, n * shape.count));
   if (shape.ratio > 1) MOECCL_TRY(needs("shared", shared, shape.count));
   if (encoded == nullptr) return api::null_argument("encoded", "moecclCodecBytes() bytes");
-  if (bytes < kernels::codec_bytes(shape))
-    return error(moecclInvalidArgument, "bytes is {}: this expert takes {}, see moecclCodecBytes", bytes,
-                 kernels::codec_bytes(shape));
-  const kernels::CodecError e = kernels::codec_encode(kernels::best_codec(), shape, expert, shared, encoded);
-  if (lost != nullptr) *lost = {e.max_dropped, e.relative};
+  if (bytes / n < kernels::codec_bytes(shape))
+    return error(moecclInvalidArgument, "bytes is {}: {} take {}, see moecclCodecBytes", bytes,
+                 n == 1 ? "this expert" : "these experts", n * kernels::codec_bytes(shape));
+  std::vector<kernels::CodecError> errors(n);
+  const kernels::CodecExperts all{experts, shared, encoded, errors.data(), static_cast<uint32_t>(n)};
+  if (!kernels::codec_encode(kernels::best_codec(), shape, all, update)) return {};
+  for (size_t e = 0; e < n && lost != nullptr; ++e) lost[e] = {errors[e].max_dropped, errors[e].relative};
   return {};
 }
 
-Status decode(const moecclCodec_t* codec, const void* encoded, size_t bytes, const void* shared, void* out) {
-  MOECCL_ASSIGN_OR_RETURN(const kernels::CodecShape shape, shape_of(codec));
-  MOECCL_TRY(needs("out", out, shape.count));
+// decode(bytes of an encoded expert): what kernels::codec_decode says.
+template <class Decode>
+Status decode(const kernels::CodecShape& shape, const void* encoded, size_t bytes, const void* shared,
+              Decode&& decode) {
   if (shape.ratio > 1) MOECCL_TRY(needs("shared", shared, shape.count));
   if (encoded == nullptr) return api::null_argument("encoded", "what moecclCodecEncode wrote");
   if (bytes < kernels::codec_bytes(shape))
     return error(moecclInvalidArgument, "bytes is {}: this codec's experts take {}", bytes,
                  kernels::codec_bytes(shape));
-  if (kernels::codec_decode(shape, encoded, kernels::codec_bytes(shape), shared, out)) return {};
+  if (decode(kernels::codec_bytes(shape))) return {};
   return error(moecclInvalidArgument,
                "encoded is not an expert of {} elements, type {} and ratio {}: encode and decode with the same codec",
                shape.count, static_cast<int>(shape.type), shape.ratio);
@@ -123,12 +128,42 @@ moecclResult_t moecclCodecBytes(const moecclCodec_t* codec, size_t* bytes) {
 
 moecclResult_t moecclCodecEncode(const moecclCodec_t* codec, const void* expert, const void* shared, void* encoded,
                                  size_t bytes, moecclCodecError_t* error) {
-  return api::guarded(nullptr, [&] { return encode(codec, expert, shared, encoded, bytes, error); });
+  return api::guarded(nullptr, [&] { return encode(codec, expert, 1, shared, {}, encoded, bytes, error); });
+}
+
+moecclResult_t moecclCodecEncodeFused(const moecclCodec_t* codec, const void* experts, size_t n, const void* shared,
+                                      moecclExpertUpdateFn_t update, void* context, void* encoded, size_t bytes,
+                                      moecclCodecError_t* errors) {
+  return api::guarded(nullptr, [&]() -> Status {
+    MOECCL_TRY(comm::check_update(update, "moecclCodecEncode"));
+    if (n == 0 || n > INT32_MAX)
+      return error(moecclInvalidArgument, "n is {}: give the number of experts, 1 to {}", n, INT32_MAX);
+    comm::ExpertUpdate step(update, context);
+    MOECCL_TRY(encode(codec, experts, n, shared, step.function(), encoded, bytes, errors));
+    return step.status("finish the step and call moecclCodecEncode");
+  });
 }
 
 moecclResult_t moecclCodecDecode(const moecclCodec_t* codec, const void* encoded, size_t bytes, const void* shared,
                                  void* out) {
-  return api::guarded(nullptr, [&] { return decode(codec, encoded, bytes, shared, out); });
+  return api::guarded(nullptr, [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(const kernels::CodecShape shape, shape_of(codec));
+    MOECCL_TRY(needs("out", out, shape.count));
+    return decode(shape, encoded, bytes, shared,
+                  [&](uint64_t whole) { return kernels::codec_decode(shape, encoded, whole, shared, out); });
+  });
+}
+
+moecclResult_t moecclCodecDecodeFused(const moecclCodec_t* codec, const void* encoded, size_t bytes, const void* shared,
+                                      const moecclExpertUse_t* use) {
+  return api::guarded(nullptr, [&]() -> Status {
+    MOECCL_ASSIGN_OR_RETURN(const kernels::CodecShape shape, shape_of(codec));
+    MOECCL_ASSIGN_OR_RETURN(comm::ExpertUse computation, comm::ExpertUse::create(use, shape.count));
+    MOECCL_TRY(decode(shape, encoded, bytes, shared, [&](uint64_t whole) {
+      return kernels::codec_decode(shape, encoded, whole, shared, computation.range(), computation.function());
+    }));
+    return computation.status();
+  });
 }
 
 moecclResult_t moecclSharedExpert(const void* experts, size_t n_local, size_t n_total, void* shared, size_t count,

@@ -6,7 +6,7 @@
 
 #include "src/api/convert.h"
 #include "src/api/hybrid_handle.h"
-#include "src/moe/migration.h"
+#include "src/moe/migrate/migration.h"
 
 using namespace moeccl;
 using comm::Communicator;
@@ -61,6 +61,15 @@ moecclResult_t moecclMigrationSend(moecclMigration_t migration, int layer, const
   return with_migration(migration, [&](comm::Migration& m) { return m.send(layer, experts, shared, errors); });
 }
 
+moecclResult_t moecclMigrationSendFused(moecclMigration_t migration, int layer, const void* experts, const void* shared,
+                                        moecclExpertUpdateFn_t update, void* context, moecclCodecError_t* errors) {
+  return with_migration(migration, [&](comm::Migration& m) -> Status {
+    MOECCL_TRY(comm::check_update(update, "moecclMigrationSend"));
+    comm::ExpertUpdate step(update, context);
+    return m.send(layer, experts, shared, errors, &step);
+  });
+}
+
 moecclResult_t moecclMigrationBegin(moecclMigration_t migration, int layer) {
   return with_migration(migration, [&](comm::Migration& m) { return m.begin(layer); });
 }
@@ -76,6 +85,15 @@ moecclResult_t moecclMigrationWaitExpert(moecclMigration_t migration, int layer,
 moecclResult_t moecclMigrationWait(moecclMigration_t migration, int layer, const void* shared, void* held,
                                    uint64_t* epoch) {
   return with_migration(migration, [&](comm::Migration& m) { return m.wait(layer, shared, held, epoch); });
+}
+
+moecclResult_t moecclMigrationWaitEncoded(moecclMigration_t migration, int layer, const void* shared, uint64_t* epoch) {
+  return with_migration(migration, [&](comm::Migration& m) { return m.wait_encoded(layer, shared, epoch); });
+}
+
+moecclResult_t moecclMigrationUseExpert(moecclMigration_t migration, int layer, int index,
+                                        const moecclExpertUse_t* use) {
+  return with_migration(migration, [&](comm::Migration& m) { return m.use_expert(layer, index, use); });
 }
 
 moecclResult_t moecclMigrationTest(moecclMigration_t migration, int layer, int* done) {

@@ -25,6 +25,7 @@ Status check_size(const SizedStruct& kind, size_t size, const char* argument) {
     return {#T, bytes, sizeof(T)}; \
   }
 MOECCL_SIZED(moecclCodec_t, 32)
+MOECCL_SIZED(moecclExpertUse_t, 48)
 MOECCL_SIZED(moecclConfig_t, 56)
 MOECCL_SIZED(moecclPlacement_t, 32)
 MOECCL_SIZED(moecclHybridConfig_t, 80)

@@ -327,10 +327,14 @@ void Fuzzer::add_experts() {
     info.size = sizeof(info);
     note(moecclMigrationGetInfo(m, at, maybe(&info)));
     if (below(2) == 0) note(moecclMigrationSend(m, at, in_.data(), held_.data(), nullptr));
+    if (below(3) == 0) note(moecclMigrationSendFused(m, at, in_.data(), held_.data(), update, this, nullptr));
     if (below(2) == 0) note(moecclMigrationBegin(m, at));
     note(moecclMigrationTest(m, at, maybe(&done)));
     note(moecclMigrationWaitExpert(m, at, number()));
+    if (below(3) == 0) note(moecclMigrationWaitEncoded(m, at, held_.data(), maybe(&epoch)));
     if (below(2) == 0) note(moecclMigrationWait(m, at, held_.data(), out_.data(), maybe(&epoch)));
+    moecclExpertUse_t use = expert_use();
+    note(moecclMigrationUseExpert(m, at, number(), maybe(&use)));
   });
   add("MigrationDestroy", [this] { destroy(migrations_, moecclMigrationDestroy); });
   add("ExpertSwapCreate", [this] {
@@ -370,6 +374,10 @@ void Fuzzer::add_experts() {
     std::vector<char> encoded(1 << 14);
     note(moecclCodecEncode(&c, in(), held_.data(), encoded.data(), below(encoded.size()), nullptr));
     note(moecclCodecDecode(&c, encoded.data(), below(encoded.size()), held_.data(), out_.data()));
+    note(moecclCodecEncodeFused(&c, in(), below(2), held_.data(), update, this, encoded.data(), below(encoded.size()),
+                                nullptr));
+    moecclExpertUse_t use = expert_use();
+    note(moecclCodecDecodeFused(&c, encoded.data(), below(encoded.size()), held_.data(), maybe(&use)));
   });
   add("SampleSolver", [this] {
     moecclSampleSolver_t made = nullptr;

@@ -246,6 +246,19 @@ class Fuzzer {
     maybe_resize(l);
     return l;
   }
+  // The program's part of the fused calls: sometimes it fails.
+  static int update(void* context, int, size_t, size_t) { return static_cast<Fuzzer*>(context)->rarely() ? 1 : 0; }
+  static int use(void* context, size_t, size_t, const void*) { return static_cast<Fuzzer*>(context)->rarely() ? 1 : 0; }
+  moecclExpertUse_t expert_use() {
+    moecclExpertUse_t u = MOECCL_EXPERT_USE_INIT;
+    u.use = rarely() ? nullptr : use;
+    u.context = this;
+    if (rarely()) u.first = count();
+    if (rarely()) u.count = count();
+    if (rarely()) u.row = count();
+    maybe_resize(u);
+    return u;
+  }
   moecclPlacement_t placement() {
     moecclPlacement_t p = MOECCL_PLACEMENT_INIT;
     for (size_t i = 0; i < slots_.size(); ++i) slots_[i] = rarely() ? number() : static_cast<int32_t>(below(4));

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -118,6 +119,138 @@ TEST(Codec, WhatIsLostIsWhatDecodingLacks) {
     check_loss<uint16_t>(random, moecclBfloat16, to_bf16, from_bf16);
     if (::testing::Test::HasFailure()) return;
   }
+}
+
+// A program whose step and computation look at what they are given, and stop where they are told to.
+struct Fused {
+  std::vector<float> experts, next;
+  size_t count = 0;
+  std::vector<size_t> updated, used;
+  size_t stop_at = SIZE_MAX;  // calls until one fails
+  static int update(void* context, int expert, size_t first, size_t n) {
+    auto& self = *static_cast<Fused*>(context);
+    if (self.stop_at-- == 0) return 7;
+    EXPECT_EQ(first, self.updated[static_cast<size_t>(expert)]);
+    const size_t at = static_cast<size_t>(expert) * self.count + first;
+    std::copy_n(&self.next[at], n, &self.experts[at]);
+    self.updated[static_cast<size_t>(expert)] += n;
+    return 0;
+  }
+  static int use(void* context, size_t first, size_t n, const void* values) {
+    auto& self = *static_cast<Fused*>(context);
+    if (self.stop_at-- == 0) return -3;
+    EXPECT_EQ(std::memcmp(values, &self.next[first], n * sizeof(float)), 0) << "from element " << first;
+    self.used.push_back(n);
+    return 0;
+  }
+};
+
+TEST(CodecFused, StepsAndComputationsSeeEachElementOnce) {
+  std::mt19937 random(static_cast<uint32_t>(test_seed()));
+  std::normal_distribution<float> normal;
+  constexpr size_t kExperts = 2;
+  for (const double ratio : {1.0, 50.0}) {
+    Fused f;
+    f.count = 150'000;
+    f.experts.resize(kExperts * f.count);
+    f.updated.resize(kExperts);
+    for (size_t i = 0; i < f.experts.size(); ++i) f.next.push_back(normal(random));
+    const std::vector<float> shared(f.count, 0.5f);
+    moecclCodec_t codec = MOECCL_CODEC_INIT;
+    codec.count = f.count;
+    codec.ratio = ratio;
+    size_t bytes = 0;
+    MOECCL_ASSERT_OK(moecclCodecBytes(&codec, &bytes));
+    std::vector<char> expected(kExperts * bytes), encoded(expected.size());
+    std::vector<float> decoded(f.count);
+    moecclCodecError_t errors[kExperts] = {}, alone[kExperts] = {};
+    for (size_t e = 0; e < kExperts; ++e)
+      MOECCL_ASSERT_OK(
+          moecclCodecEncode(&codec, &f.next[e * f.count], shared.data(), &expected[e * bytes], bytes, &alone[e]));
+    MOECCL_ASSERT_OK(moecclCodecEncodeFused(&codec, f.experts.data(), kExperts, shared.data(), Fused::update, &f,
+                                            encoded.data(), encoded.size(), errors));
+    EXPECT_EQ(encoded, expected);
+    EXPECT_EQ(f.experts, f.next);
+    EXPECT_EQ(errors[1].relative, alone[1].relative);
+    EXPECT_EQ(errors[1].max_dropped, alone[1].max_dropped);
+    // The computation: all of it, then rows of the second half.
+    MOECCL_ASSERT_OK(moecclCodecDecode(&codec, encoded.data(), bytes, shared.data(), f.next.data()));
+    moecclExpertUse_t use = MOECCL_EXPERT_USE_INIT;
+    use.use = Fused::use;
+    use.context = &f;
+    MOECCL_ASSERT_OK(moecclCodecDecodeFused(&codec, encoded.data(), bytes, shared.data(), &use));
+    EXPECT_EQ(std::accumulate(f.used.begin(), f.used.end(), size_t{0}), f.count);
+    f.used.clear();
+    use.first = 75'000;
+    use.row = 50'000 / 2;
+    MOECCL_ASSERT_OK(moecclCodecDecodeFused(&codec, encoded.data(), bytes, shared.data(), &use));
+    EXPECT_EQ(f.used, (std::vector<size_t>{25'000, 25'000, 25'000}));
+  }
+}
+
+TEST(CodecFused, WhatStopsTheProgramIsSaidWithWhereItStopped) {
+  Fused f;
+  f.count = 100'000;
+  f.experts.resize(2 * f.count);
+  f.next.assign(2 * f.count, 2.0f);
+  f.updated.resize(2);
+  const std::vector<float> shared(f.count, 0.5f);
+  moecclCodec_t codec = MOECCL_CODEC_INIT;
+  codec.count = f.count;
+  size_t bytes = 0;
+  MOECCL_ASSERT_OK(moecclCodecBytes(&codec, &bytes));
+  std::vector<char> encoded(2 * bytes);
+  const auto says = [](const char* words) {
+    return std::string(moecclGetLastError(nullptr)).find(words) != std::string::npos;
+  };
+  f.stop_at = 1;
+  EXPECT_EQ(moecclCodecEncodeFused(&codec, f.experts.data(), 2, shared.data(), Fused::update, &f, encoded.data(),
+                                   encoded.size(), nullptr),
+            moecclInvalidUsage);
+  EXPECT_TRUE(says("update returned 7 for elements 0 to 65535 of expert 1")) << moecclGetLastError(nullptr);
+  EXPECT_EQ(f.updated, (std::vector<size_t>{65536, 0}));  // nothing ran behind the one that failed
+  EXPECT_EQ(f.experts[65535], 2.0f);
+  EXPECT_EQ(f.experts[65536], 0.0f);
+  MOECCL_ASSERT_OK(moecclCodecEncode(&codec, f.next.data(), shared.data(), encoded.data(), bytes, nullptr));
+  MOECCL_ASSERT_OK(moecclCodecDecode(&codec, encoded.data(), bytes, shared.data(), f.next.data()));
+  moecclExpertUse_t use = MOECCL_EXPERT_USE_INIT;
+  use.use = Fused::use;
+  use.context = &f;
+  use.row = 1000;
+  f.stop_at = 2;
+  EXPECT_EQ(moecclCodecDecodeFused(&codec, encoded.data(), bytes, shared.data(), &use), moecclInvalidUsage);
+  EXPECT_TRUE(says("use.use returned -3 for elements 32000 to 47999")) << moecclGetLastError(nullptr);
+  EXPECT_EQ(f.used.size(), 2u);
+  // Nothing runs where an argument is wrong.
+  f.stop_at = SIZE_MAX;
+  f.updated = {0, 0};
+  f.used.clear();
+  const auto refused = [&](moecclResult_t result, const char* words) {
+    EXPECT_EQ(result, moecclInvalidArgument);
+    EXPECT_TRUE(says(words)) << moecclGetLastError(nullptr);
+  };
+  const auto encode = [&](size_t n, moecclExpertUpdateFn_t update, size_t room) {
+    return moecclCodecEncodeFused(&codec, f.experts.data(), n, shared.data(), update, &f, encoded.data(), room,
+                                  nullptr);
+  };
+  refused(encode(2, nullptr, 2 * bytes), "update is NULL");
+  refused(encode(0, Fused::update, 2 * bytes), "n is 0");
+  refused(encode(2, Fused::update, 2 * bytes - 1), "bytes is");
+  const auto decode = [&] { return moecclCodecDecodeFused(&codec, encoded.data(), bytes, shared.data(), &use); };
+  use.row = 1001;
+  refused(decode(), "use.row is 1001");
+  use.row = 0, use.first = f.count + 1;
+  refused(decode(), "use.first is 100001");
+  use.first = 1, use.count = f.count;
+  refused(decode(), "use.count is 100000");
+  use.count = 0, use.use = nullptr;
+  refused(decode(), "use.use is NULL");
+  use.use = Fused::use, use.size = 3;
+  refused(decode(), "use.size is 3");
+  use.size = sizeof(use), encoded[0] ^= 1;
+  refused(decode(), "not an expert");
+  EXPECT_EQ(f.updated, (std::vector<size_t>{0, 0}));
+  EXPECT_TRUE(f.used.empty());
 }
 
 TEST(Codec, BadArgumentsAreNamed) {

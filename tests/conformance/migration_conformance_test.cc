@@ -3,9 +3,11 @@
 // is switched on all ranks or on none, and misuse has a sentence.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "moeccl/moeccl.h"
@@ -34,7 +36,7 @@ const Shape kShapes[] = {
     {"ExactTwoRanks", 2, kP, "", {2}, 4, 2, 3, 1001, 1},
     {"ExactNoElements", 3, kT, "", {3}, 4, 1, 2, 0, 1},
     {"FiftyTimes", 4, kP, "dc:2 gpu:2", {2, 1}, 8, 3, 3, 70'001, 50},
-    {"FiftyTimesUneven", 7, kM, "dc:2 gpu:4+3", {2, 2}, 9, 2, 2, 4096, 50},
+    {"FiftyTimesUneven", 7, kM, "dc:2 gpu:4+3", {2, 2}, 9, 2, 4, 4096, 50},
     {"EightTimesPaced", 8, kT, "dc:2(bw=4GB/s,lat=20us) gpu:4", {2, 4}, 8, 2, 2, 20'000, 8, true},
     {"SixteenRanks", 16, kT, "dc:4 gpu:4", {4, 1}, 16, 1, 2, 513, 4},
 };
@@ -116,6 +118,42 @@ void check_arrivals(const Moving& s, int layer, int step, const std::vector<floa
   }
 }
 
+// The optimizer's step: from zeros to what the experts are to be.
+struct Step {
+  std::vector<float> experts, values;
+  size_t count = 0, stop_at = SIZE_MAX;
+  static int update(void* context, int expert, size_t first, size_t n) {
+    auto& self = *static_cast<Step*>(context);
+    if (self.stop_at-- == 0) return 5;
+    const size_t at = static_cast<size_t>(expert) * self.count + first;
+    std::copy_n(&self.values[at], n, &self.experts[at]);
+    return 0;
+  }
+};
+// The experts' computation: here it writes them down.
+int write_down(void* context, size_t first, size_t n, const void* values) {
+  std::memcpy(static_cast<float*>(context) + first, values, n * sizeof(float));
+  return 0;
+}
+// Every held expert, from several threads, the second half of each before the first.
+void use_all(const Moving& s, int layer, std::vector<float>& held) {
+  std::vector<std::thread> threads;
+  for (int32_t h = 0; h < s.info.n_held; ++h)
+    threads.emplace_back([&, h] {
+      moecclExpertUse_t use = MOECCL_EXPERT_USE_INIT;
+      use.use = write_down;
+      use.context = &held[static_cast<size_t>(h) * s.shape.count];
+      use.first = s.shape.count / 2;
+      EXPECT_EQ(moecclMigrationUseExpert(s.migration, layer, h, &use), moecclSuccess) << moecclGetLastError(s.comm);
+      use.count = use.first;
+      use.first = 0;
+      if (use.count > 0) {
+        EXPECT_EQ(moecclMigrationUseExpert(s.migration, layer, h, &use), moecclSuccess) << moecclGetLastError(s.comm);
+      }
+    });
+  for (std::thread& t : threads) t.join();
+}
+
 class MigrationConformance : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(MigrationConformance, EveryRankSwitchesToWhatWasSent) {
@@ -146,8 +184,17 @@ TEST_P(MigrationConformance, EveryRankSwitchesToWhatWasSent) {
           for (int l = 0; l < shape.layers; ++l) {
             const auto at = static_cast<size_t>(l);
             std::vector<moecclCodecError_t> lost(static_cast<size_t>(s.info.n_own) + 1);
-            MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, l, own[at].data(), shared[at].data(), lost.data()),
-                                  comm);
+            // Every third step the optimizer's step is fused in, and the computation.
+            if (step % 3 == 2) {
+              Step fused{std::vector<float>(own[at].size()), own[at], shape.count};
+              MOECCL_ASSERT_COMM_OK(moecclMigrationSendFused(s.migration, l, fused.experts.data(), shared[at].data(),
+                                                             Step::update, &fused, lost.data()),
+                                    comm);
+              EXPECT_EQ(fused.experts, own[at]);
+            } else {
+              MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, l, own[at].data(), shared[at].data(), lost.data()),
+                                    comm);
+            }
             for (int32_t e = 0; e < s.info.n_own; ++e)
               EXPECT_EQ(lost[static_cast<size_t>(e)].relative > 0 || shape.ratio > 1, shape.ratio > 1);
           }
@@ -171,9 +218,15 @@ TEST_P(MigrationConformance, EveryRankSwitchesToWhatWasSent) {
               EXPECT_NE(held[static_cast<size_t>(h + 1) * shape.count - 1], -77) << "expert " << h;
             }
             uint64_t epoch = 0;
-            MOECCL_ASSERT_COMM_OK(moecclMigrationWait(s.migration, l, shared[static_cast<size_t>(l)].data(),
-                                                      into ? nullptr : held.data(), &epoch),
-                                  comm);
+            const float* base = shared[static_cast<size_t>(l)].data();
+            if (step % 3 == 2) {
+              MOECCL_ASSERT_COMM_OK(moecclMigrationWaitEncoded(s.migration, l, base, &epoch), comm);
+              use_all(s, l, held);
+              use_all(s, l, held);  // forward and backward
+            } else {
+              MOECCL_ASSERT_COMM_OK(moecclMigrationWait(s.migration, l, base, into ? nullptr : held.data(), &epoch),
+                                    comm);
+            }
             EXPECT_EQ(epoch, static_cast<uint64_t>(step) + 1);
             EXPECT_EQ(held.back(), -77) << "written beyond the experts";
             check_arrivals(s, l, step, shared[static_cast<size_t>(l)], held);
@@ -263,6 +316,73 @@ TEST(MigrationEpoch, NoRankSwitchesWhenASharedExpertChanged) {
               EXPECT_EQ(held.back(), -5);
             },
             {.mode = kP});
+}
+
+// A step that fails queues nothing; experts that are kept encoded stay until the layer switches again.
+TEST(MigrationFused, NothingIsQueuedBehindAFailedStepAndExpertsStayUntilTheNextSwitch) {
+  run_ranks(2, [](int rank, moecclComm_t comm) {
+    const Shape two = {"", 2, kT, "", {2}, 4, 2, 1, 70'001, 50};
+    Moving s(two, comm);
+    const std::vector<float> shared(two.count, 1.0f);
+    const auto says = [&](const char* text) {
+      return std::string(moecclGetLastError(comm)).find(text) != std::string::npos;
+    };
+    const auto queued = [&] {
+      moecclMigrationInfo_t info{};
+      info.size = sizeof(info);
+      EXPECT_EQ(moecclMigrationGetInfo(s.migration, 0, &info), moecclSuccess);
+      return info;
+    };
+    const uint64_t bound = queued().memory_bytes;
+    Step step{std::vector<float>(2 * two.count), s.own(0, 0), two.count};
+    const auto send = [&](moecclExpertUpdateFn_t update) {
+      return moecclMigrationSendFused(s.migration, 0, step.experts.data(), shared.data(), update, &step, nullptr);
+    };
+    EXPECT_EQ(send(nullptr), moecclInvalidArgument);
+    EXPECT_TRUE(says("update is NULL")) << moecclGetLastError(comm);
+    step.stop_at = 2;  // the last block of the first expert
+    EXPECT_EQ(send(Step::update), moecclInvalidUsage);
+    EXPECT_TRUE(says("update returned 5 for elements 65536 to 70000 of expert 0")) << moecclGetLastError(comm);
+    EXPECT_TRUE(says("call moecclMigrationSend")) << moecclGetLastError(comm);
+    EXPECT_EQ(queued().to_send, 0);
+    EXPECT_EQ(step.experts[65535], step.values[65535]);
+    EXPECT_EQ(step.experts[70000], 0);
+    step.stop_at = SIZE_MAX;
+    MOECCL_ASSERT_COMM_OK(send(Step::update), comm);
+
+    moecclExpertUse_t use = MOECCL_EXPERT_USE_INIT;
+    std::vector<float> one(two.count), all(static_cast<size_t>(s.info.n_held) * two.count), held(all.size());
+    use.use = write_down;
+    use.context = one.data();
+    EXPECT_EQ(moecclMigrationUseExpert(s.migration, 0, 0, &use), moecclInvalidUsage);
+    EXPECT_TRUE(says("moecclMigrationWaitEncoded")) << moecclGetLastError(comm);
+    EXPECT_EQ(moecclMigrationWaitEncoded(s.migration, 0, shared.data(), nullptr), moecclInvalidUsage);
+    EXPECT_TRUE(says("nothing has begun")) << moecclGetLastError(comm);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
+    EXPECT_EQ(moecclMigrationWaitEncoded(s.migration, 0, nullptr, nullptr), moecclInvalidArgument);
+    EXPECT_EQ(moecclMigrationWaitEncoded(s.migration, 0, step.values.data(), nullptr), moecclInvalidUsage);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationWaitEncoded(s.migration, 0, shared.data(), nullptr), comm);
+    EXPECT_EQ(queued().memory_bytes, bound + static_cast<uint64_t>(s.info.n_held) * queued().expert_bytes);
+    use_all(s, 0, all);
+    check_arrivals(s, 0, 0, shared, all);
+    EXPECT_EQ(moecclMigrationUseExpert(s.migration, 0, s.info.n_held, &use), moecclInvalidArgument);
+    EXPECT_TRUE(says("index is 4")) << moecclGetLastError(comm);
+
+    // A switch that fails leaves them; one that succeeds takes them.
+    const std::vector<float> next = s.own(0, 1), wrong(two.count, rank == 1 ? 2.0f : 1.0f);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, next.data(), wrong.data(), nullptr), comm);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationBegin(s.migration, 0), comm);
+    EXPECT_EQ(moecclMigrationWaitEncoded(s.migration, 0, wrong.data(), nullptr), moecclMismatch);
+    std::fill(all.begin(), all.end(), 0.0f);
+    use_all(s, 0, all);
+    check_arrivals(s, 0, 0, shared, all);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationSend(s.migration, 0, next.data(), shared.data(), nullptr), comm);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationBeginInto(s.migration, 0, shared.data(), held.data()), comm);
+    EXPECT_EQ(moecclMigrationWaitEncoded(s.migration, 0, shared.data(), nullptr), moecclInvalidUsage);
+    MOECCL_ASSERT_COMM_OK(moecclMigrationWait(s.migration, 0, nullptr, nullptr, nullptr), comm);
+    EXPECT_EQ(moecclMigrationUseExpert(s.migration, 0, 0, &use), moecclInvalidUsage);
+    EXPECT_EQ(queued().memory_bytes, bound);
+  });
 }
 
 TEST(MigrationErrors, MisuseHasASentence) {

@@ -251,7 +251,23 @@ def migrate(comm):
         queue.begin(0)
     except moeccl.Error as failure:
         refused += failure.name == "moecclInvalidUsage"
-    out = (len(errors) == with_hybrid.n_own and errors[0].max_dropped == 0, before.to_send == 1, epoch == 1, right, queue.info(1).epoch == 1,
+    # The same with the optimizer's step and the computation inside the codec.
+    stepped, seen = floats(len(experts)), floats(count * with_hybrid.n_held)
+
+    def step(expert, first, n):
+        at = expert * count + first
+        stepped[at:at + n] = experts[at:at + n]
+
+    queue.send_fused(stepped, step, shared, layer=1)
+    queue.begin(1)
+    queue.wait_encoded(shared, layer=1)
+    for index in range(with_hybrid.n_held):
+        def compute(first, values, at=index * count):
+            seen[at + first:at + first + len(values) // 4] = array.array("f", bytes(values))
+        queue.use_expert(index, compute, layer=1, row=100)
+    if seen != held or stepped != experts:
+        raise AssertionError("fused migration gives other experts")
+    out = (len(errors) == with_hybrid.n_own and errors[0].max_dropped == 0, before.to_send == 1, epoch == 1, right, queue.info(1).epoch == 2,
            refused == 4, queue.info(1).expert_bytes < 4 * count)
     queue.close()
     return out
@@ -360,6 +376,20 @@ class Hybrid(unittest.TestCase):
         self.assertEqual(codec.encode(expert, shared, encoded).max_dropped, 0.0)
         codec.decode(encoded, shared, out)
         self.assertEqual(out, expert)
+        pieces = []
+        codec.decode_fused(encoded, shared, lambda first, values: pieces.append((first, bytes(values))), first=100, count=600, row=200)
+        self.assertEqual(pieces, [(100, expert[100:700].tobytes())])
+        two, again = expert + expert, bytearray(2 * codec.bytes)
+        self.assertEqual(len(codec.encode_fused(two, shared, again, lambda which, first, n: None)), 2)
+        self.assertEqual(again, encoded + encoded)
+
+        def fails(*_):
+            raise KeyError("mine")
+
+        with self.assertRaisesRegex(KeyError, "mine"):
+            codec.decode_fused(encoded, shared, fails)
+        with self.assertRaisesRegex(KeyError, "mine"):
+            codec.encode_fused(two, shared, again, fails)
         with self.assertRaises(moeccl.Error):
             codec.decode(bytes(codec.bytes), shared, out)
         with self.assertRaisesRegex(ValueError, "encoded has 3 bytes"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experts made small enough to migrate at every step: a shared expert and the largest elements of the residual (include/moeccl/codec.h)."""
 import ctypes
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 from . import _abi
 from ._abi import CodecError
@@ -14,6 +14,46 @@ from .constants import FLOAT32
 from .streams import give_back, stream_handle
 
 _byref = ctypes.byref
+_UpdateFn = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t)
+_UseFn = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p)
+
+
+class Callback:
+    """A Python function that the library calls. What it raises ends the call, and check() raises it again."""
+
+    def __init__(self, kind: Any, function: Callable[..., None]) -> None:
+        self._raised: Optional[BaseException] = None
+
+        def call(_context: Any, *given: Any) -> int:
+            try:
+                function(*given)
+            except BaseException as e:  # pylint: disable=broad-except
+                self._raised = e
+                return 1
+            return 0
+
+        self._made = kind(call)
+        self.address = ctypes.cast(self._made, ctypes.c_void_p)
+
+    def check(self) -> None:
+        if self._raised is not None:
+            raise self._raised
+
+
+def update_callback(update: Callable[[int, int, int], None]) -> Callback:
+    """update(expert, first, count), as the C interface calls it."""
+    return Callback(_UpdateFn, update)
+
+
+def expert_use(use: Callable[[int, memoryview], None], element: int, first: int, count: int, row: int) -> Tuple[Any, Callback]:
+    """A moecclExpertUse_t of use(first, bytes of the elements from there on)."""
+    def take(at: int, n: int, values: int) -> None:
+        use(at, memoryview((ctypes.c_ubyte * (n * element)).from_address(values)).cast("B").toreadonly())
+
+    callback, given = Callback(_UseFn, take), _abi.moecclExpertUse_t()
+    given.first, given.count, given.row = number("first", first, SIZE), number("count", count, SIZE), number("row", row, SIZE)
+    given.use = callback.address
+    return given, callback
 
 
 class Codec:
@@ -24,7 +64,8 @@ class Codec:
     def __init__(self, count: int, type: int = FLOAT32, ratio: float = 0) -> None:
         self._codec = _abi.moecclCodec_t()
         self._codec.count, self._codec.ratio = number("count", count, SIZE), ratio
-        self._expert = count * type_size(type)
+        self._element = type_size(type)
+        self._expert = count * self._element
         self._codec.type = type
         size = ctypes.c_size_t()
         check(lib.moecclCodecBytes(_byref(self._codec), _byref(size)))
@@ -50,6 +91,39 @@ class Codec:
             for buffer in buffers:
                 buffer.release()
         return record(CodecError, error)
+
+    def encode_fused(self, experts: Any, shared: Any, encoded: Any, update: Callable[[int, int, int], None]) -> List[CodecError]:
+        """encode() of each of experts[n, count], each block of 65536 elements behind update(expert, first, count), the optimizer's step."""
+        size = Buffer(experts)
+        n = size.bytes // self._expert
+        size.release()
+        errors = (_abi.moecclCodecError_t * max(1, n))()
+        step = update_callback(update)
+        buffers = self._lend((("experts", experts, False, max(1, n) * self._expert), ("shared", shared, False, self._expert),
+                              ("encoded", encoded, True, max(1, n) * self.bytes)))
+        try:
+            result = lib.moecclCodecEncodeFused(_byref(self._codec), buffers[0].data, n, buffers[1].data, step.address, None,
+                                                buffers[2].data, n * self.bytes, errors)
+            step.check()
+            check(result)
+        finally:
+            for buffer in buffers:
+                buffer.release()
+        return [record(CodecError, e) for e in errors[:n]]
+
+    def decode_fused(self, encoded: Any, shared: Any, use: Callable[[int, memoryview], None], first: int = 0, count: int = 0,
+                     row: int = 0) -> None:
+        """Hands elements [first, first + count) to use(first, bytes) in pieces of whole rows; count 0: to the end. The bytes are gone when
+        `use` returns: copy what shall stay."""
+        given, callback = expert_use(use, self._element, first, count, row)
+        buffers = self._lend((("encoded", encoded, False, self.bytes), ("shared", shared, False, self._expert)))
+        try:
+            result = lib.moecclCodecDecodeFused(_byref(self._codec), buffers[0].data, self.bytes, buffers[1].data, _byref(given))
+            callback.check()
+            check(result)
+        finally:
+            for buffer in buffers:
+                buffer.release()
 
     def decode(self, encoded: Any, shared: Any, out: Any) -> None:
         """out[count] = shared[count] + the residual in encoded[bytes]; Error (moecclInvalidArgument) if it is no such thing."""

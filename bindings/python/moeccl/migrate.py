@@ -3,7 +3,7 @@
 
 send() after the optimizer's step, begin() before the layer's attention, wait() where the experts are needed."""
 import ctypes
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import _abi
 from ._abi import CodecError, MigrationInfo
@@ -11,6 +11,7 @@ from ._arrays import record
 from ._buffers import Buffer, type_size
 from ._errors import SIZE, check, number
 from ._library import lib
+from .codec import expert_use, update_callback
 from .comm import Comm
 from .constants import FLOAT32
 from .hybrid import Hybrid
@@ -34,6 +35,8 @@ class Migration:
         handle = ctypes.c_void_p()
         self._comm._check(lib.moecclMigrationCreate(_byref(handle), hybrid._handle, comm._handle if comm else None, _byref(config)))
         self._handle: Optional[int] = handle.value
+        self._element = size
+        self._encoded: Dict[int, Buffer] = {}  # the shared experts of layers that wait_encoded() switched
         self._into: Dict[int, List[Tuple[Buffer, Buffer]]] = {}  # what the library writes to and reads, by layer
 
     @property
@@ -55,13 +58,28 @@ class Migration:
         """Appends experts[n_own, count] to the layer's send queue and says what encoding lost of each. Local.
 
         shared[count]: what the residual is taken to; None with ratio 1. Everything is read before it returns."""
+        return self._send(experts, shared, layer, lambda *given: lib.moecclMigrationSend(*given))
+
+    def send_fused(self, experts: Any, update: Callable[[int, int, int], None], shared: Any = None, layer: int = 0) -> List[CodecError]:
+        """The same, each block of 65536 elements behind update(expert, first, count), the optimizer's step on it. What `update` raises
+        ends the call: nothing is queued."""
+        step = update_callback(update)
+
+        def call(handle: Any, number_of: int, given: Any, base: Any, errors: Any) -> int:
+            result: int = lib.moecclMigrationSendFused(handle, number_of, given, base, step.address, None, errors)
+            step.check()
+            return result
+
+        return self._send(experts, shared, layer, call)
+
+    def _send(self, experts: Any, shared: Any, layer: int, call: Callable[..., int]) -> List[CodecError]:
         given, base = Buffer(experts), Buffer(shared)
         errors = (_abi.moecclCodecError_t * max(1, self._n_own))()
         try:
             self._fits("experts", given, self._n_own)
             if base.present or self._ratio != 1:
                 self._fits("shared", base, 1)
-            self._comm._check(lib.moecclMigrationSend(self._handle, number("layer", layer), given.data, base.data, errors))
+            self._comm._check(call(self._handle, number("layer", layer), given.data, base.data, errors))
         finally:
             given.release()
             base.release()
@@ -105,6 +123,7 @@ class Migration:
             finally:
                 for buffer in self._into[layer].pop(0):
                     buffer.release()
+            self._drop_encoded(layer)
             return epoch.value
         out, base = Buffer(held, True), Buffer(shared)
         try:
@@ -115,7 +134,35 @@ class Migration:
         finally:
             out.release()
             base.release()
+        self._drop_encoded(layer)
         return epoch.value
+
+    def _drop_encoded(self, layer: int) -> None:
+        buffer = self._encoded.pop(layer, None)
+        if buffer is not None:
+            buffer.release()
+
+    def wait_encoded(self, shared: Any = None, layer: int = 0) -> int:
+        """wait() without decoding: the experts stay encoded for use_expert() until the layer's next switch, and `shared` as it is."""
+        epoch, base = ctypes.c_uint64(), Buffer(shared)
+        try:
+            if base.present or self._ratio != 1:
+                self._fits("shared", base, 1)
+            self._comm._check(lib.moecclMigrationWaitEncoded(self._handle, number("layer", layer), base.data, _byref(epoch)))
+        except BaseException:
+            base.release()
+            raise
+        self._drop_encoded(layer)
+        self._encoded[layer] = base
+        return epoch.value
+
+    def use_expert(self, index: int, use: Callable[[int, memoryview], None], layer: int = 0, first: int = 0, count: int = 0,
+                   row: int = 0) -> None:
+        """Hands the held expert `index` to use(first, bytes), as Codec.decode_fused() does."""
+        given, callback = expert_use(use, self._element, first, count, row)
+        result = lib.moecclMigrationUseExpert(self._handle, number("layer", layer), number("index", index), _byref(given))
+        callback.check()
+        self._comm._check(result)
 
     def close(self) -> None:
         """Waits for what has begun and frees the queues."""
@@ -126,3 +173,5 @@ class Migration:
                 for buffer in buffers:
                     buffer.release()
             self._into = {}
+            for layer in list(self._encoded):
+                self._drop_encoded(layer)

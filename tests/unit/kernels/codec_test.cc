@@ -186,5 +186,98 @@ TEST(Codec, ForeignBytesAreRefused) {
   EXPECT_FALSE(decodes(good, {moecclBfloat16, 1000, 10}));
 }
 
+// Experts that an update brings to their values block by block: the bytes of one after another that have them already.
+TEST(Codec, EncodingBehindUpdatesGivesTheSameBytes) {
+  std::mt19937 random(5);
+  for (const Case& c : cases()) {
+    const CodecShape shape{c.type, c.count, c.ratio};
+    constexpr uint32_t kExperts = 3;
+    const size_t element_bytes = c.type == moecclFloat32 ? 4 : 2, whole = c.count * element_bytes;
+    const Tensor shared = tensor(draw(random, c.count, 5), c.type);
+    std::vector<std::byte> experts(kExperts * whole), values(experts.size()), expected(kExperts * codec_bytes(shape)),
+        encoded(expected.size(), std::byte{0xee});
+    CodecError errors[kExperts], alone[kExperts];
+    for (uint32_t e = 0; e < kExperts; ++e) {
+      const Tensor t = tensor(draw(random, c.count, (c.kind + static_cast<int>(e)) % 6), c.type);
+      std::copy(t.bytes.begin(), t.bytes.end(), values.begin() + static_cast<ptrdiff_t>(e * whole));
+      alone[e] = codec_encode(best_codec(), shape, t.data(), shared.data(), expected.data() + e * codec_bytes(shape));
+    }
+    std::vector<uint64_t> done(kExperts);
+    const auto update = [&](uint32_t e, uint64_t first, uint64_t n) {
+      EXPECT_EQ(first, done[e]) << "expert " << e;
+      done[e] += n;
+      const size_t at = e * whole + first * element_bytes;
+      std::memcpy(experts.data() + at, values.data() + at, n * element_bytes);
+      return true;
+    };
+    ASSERT_TRUE(
+        codec_encode(best_codec(), shape, {experts.data(), shared.data(), encoded.data(), errors, kExperts}, update));
+    EXPECT_EQ(done, std::vector<uint64_t>(kExperts, c.count));
+    ASSERT_EQ(encoded, expected) << "type " << c.type << " count " << c.count << " ratio " << c.ratio << " kind "
+                                 << c.kind;
+    for (uint32_t e = 0; e < kExperts; ++e) {
+      EXPECT_EQ(errors[e].max_dropped, alone[e].max_dropped);
+      if (!std::isnan(alone[e].relative)) {
+        EXPECT_EQ(errors[e].relative, alone[e].relative);
+      }
+    }
+  }
+}
+
+TEST(Codec, PiecesOfAnyRangeHaveTheDecodedValues) {
+  std::mt19937 random(6);
+  for (const Case& c : cases()) {
+    if (c.kind == 4) continue;
+    const CodecShape shape{c.type, c.count, c.ratio};
+    const size_t element_bytes = c.type == moecclFloat32 ? 4 : 2;
+    const Tensor expert = tensor(draw(random, c.count, c.kind), c.type),
+                 shared = tensor(draw(random, c.count, 5), c.type);
+    std::vector<std::byte> encoded(codec_bytes(shape)), whole(expert.bytes.size());
+    codec_encode(best_codec(), shape, expert.data(), shared.data(), encoded.data());
+    ASSERT_TRUE(codec_decode(shape, encoded.data(), encoded.size(), shared.data(), whole.data()));
+    for (int trial = 0; trial < 6; ++trial) {
+      CodecRange range;
+      range.row = trial < 2 ? 1 : 1 + random() % (trial < 5 ? 1500 : 40'000);
+      range.first = trial == 0 ? 0 : random() % (c.count + 1);
+      range.count = trial == 0 ? c.count : (c.count - range.first) / range.row * range.row;
+      uint64_t next = range.first;
+      ASSERT_TRUE(
+          codec_decode(shape, encoded.data(), encoded.size(), shared.data(), range,
+                       [&](uint64_t first, uint64_t n, const void* values) {
+                         EXPECT_EQ(first, next);
+                         EXPECT_EQ(n % range.row, 0u);
+                         EXPECT_TRUE(n <= kCodecPiece || n == range.row) << n;
+                         EXPECT_EQ(std::memcmp(values, whole.data() + first * element_bytes, n * element_bytes), 0)
+                             << "count " << c.count << " ratio " << c.ratio << " first " << first;
+                         next = first + n;
+                         return true;
+                       }));
+      EXPECT_EQ(next, range.first + range.count);
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(Codec, PiecesOfForeignBytesAreRefusedBeforeTheFirst) {
+  std::mt19937 random(7);
+  const CodecShape shape{moecclFloat32, 70'000, 10};
+  const Tensor expert = tensor(draw(random, 70'000, 0), moecclFloat32),
+               shared = tensor(draw(random, 70'000, 5), moecclFloat32);
+  std::vector<std::byte> bytes(codec_bytes(shape));
+  codec_encode(best_codec(), shape, expert.data(), shared.data(), bytes.data());
+  const uint32_t k = codec_kept(shape, kCodecBlock);
+  std::byte* indices = bytes.data() + sizeof(CodecHeader) + k * sizeof(float);
+  std::swap_ranges(indices + 2000, indices + 2002, indices + 4000);  // of the first block: no longer ascending
+  int runs = 0;
+  const auto decodes = [&](const CodecRange& range) {
+    return codec_decode(shape, bytes.data(), bytes.size(), shared.data(), range,
+                        [&](uint64_t, uint64_t, const void*) { return ++runs > 0; });
+  };
+  EXPECT_FALSE(decodes({0, 70'000, 1}));
+  EXPECT_EQ(runs, 0);
+  EXPECT_TRUE(decodes({kCodecBlock, 4000, 1}));  // the second block is as it was
+  EXPECT_EQ(runs, 1);
+}
+
 }  // namespace
 }  // namespace moeccl::kernels

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/moe/migration.h"
+#include "src/moe/migrate/migration.h"
 
 #include <algorithm>
 #include <cstring>
@@ -108,7 +108,8 @@ Result<Migration::Experts> Migration::room(size_t n, bool cuda) {
   return e;
 }
 
-Status Migration::send(int number, const void* experts, const void* shared, moecclCodecError_t* errors) {
+Status Migration::send(int number, const void* experts, const void* shared, moecclCodecError_t* errors,
+                       ExpertUpdate* update) {
   MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
   if (layer->to_send.size() >= depth_)
     return error(moecclInvalidUsage, "the send queue of layer {} holds {} entries, which is its depth: begin one first",
@@ -120,30 +121,39 @@ Status Migration::send(int number, const void* experts, const void* shared, moec
     return error(moecclInvalidArgument, "shared is NULL: give {} elements, or use ratio 1", codec_.count);
   MOECCL_ASSIGN_OR_RETURN(const exec::Runner* runner, comm_.place(experts, exact() ? nullptr : shared));
   const bool cuda = runner->on_device();
+  if (cuda && update != nullptr)
+    return error(moecclUnsupported,
+                 "experts is CUDA memory, and a fused step runs on the host: call moecclMigrationSend behind the step");
   Packed packed;
   MOECCL_ASSIGN_OR_RETURN(packed.experts, room(n_own, cuda));
   MOECCL_ASSIGN_OR_RETURN(packed.checksum, checksum_of(shared, cuda));
-  MOECCL_TRY(encode(packed, experts, shared, errors));
+  if (Status encoded = encode(packed, experts, shared, errors, update); !encoded.ok()) {
+    spare_.push_back(std::move(packed.experts));
+    return encoded;
+  }
   layer->to_send.push_back(std::move(packed));
   return {};
 }
 
-Status Migration::encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors) {
+Status Migration::encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors,
+                         ExpertUpdate* update) {
   const size_t n_own = hybrid_.own().size(), whole = codec_.count * moecclTypeSize(codec_.type);
   std::vector<kernels::CodecError> lost(n_own);
   if (packed.experts.cuda) {
     MOECCL_ASSIGN_OR_RETURN(exec::CudaCodec * codec, device_codec());
     MOECCL_TRY(codec->encode(experts, shared, packed.experts.data(), n_own, errors == nullptr ? nullptr : lost.data()));
   }
-  for (size_t e = 0; e < n_own && !packed.experts.cuda; ++e) {
-    const std::byte* from = static_cast<const std::byte*>(experts) + e * whole;
-    std::byte* to = packed.experts.data() + e * expert_bytes_;
-    if (!exact()) {
-      lost[e] = kernels::codec_encode(kernels::best_codec(), codec_, from, shared, to);
-    } else if (whole > 0) {
-      std::memcpy(to, from, whole);
-    }
+  const kernels::CodecUpdate step = update == nullptr ? kernels::CodecUpdate() : update->function();
+  if (!packed.experts.cuda && !exact()) {
+    const kernels::CodecExperts all{experts, shared, packed.experts.data(), lost.data(), static_cast<uint32_t>(n_own)};
+    (void)kernels::codec_encode(kernels::best_codec(), codec_, all, step);  // update knows where it stopped
   }
+  for (uint32_t e = 0; e < n_own && !packed.experts.cuda && exact(); ++e)
+    if (!kernels::codec_copy(static_cast<const std::byte*>(experts) + e * whole,
+                             packed.experts.data() + e * expert_bytes_, codec_.count, moecclTypeSize(codec_.type), e,
+                             step))
+      break;
+  if (update != nullptr) MOECCL_TRY(update->status("nothing was queued: finish the step and call moecclMigrationSend"));
   for (size_t e = 0; e < n_own && errors != nullptr; ++e) errors[e] = {lost[e].max_dropped, lost[e].relative};
   return {};
 }
@@ -310,38 +320,103 @@ Status Migration::wait_expert(int number, int index) {
   return flight->status;
 }
 
-Status Migration::wait(int number, const void* shared, void* held, uint64_t* epoch) {
-  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
-  if (layer->flights.empty())
+Result<Migration::Flight*> Migration::oldest(int number, Layer& layer) {
+  if (layer.flights.empty())
     return error(moecclInvalidUsage, "nothing has begun on layer {}: call moecclMigrationBegin first", number);
-  const std::shared_ptr<Flight> flight = layer->flights.front();
-  if (flight->into) {
-    if ((shared != nullptr && shared != flight->shared) || (held != nullptr && held != flight->held))
-      return error(moecclInvalidArgument,
-                   "layer {}: {} is not what moecclMigrationBeginInto had: give the same, or NULL", number,
-                   held != nullptr && held != flight->held ? "held" : "shared");
-  } else {
-    MOECCL_TRY(check_buffers(shared, held));
-    MOECCL_TRY(check_kind(number, flight->arrived.cuda, shared, held));
-    MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(shared, flight->arrived.cuda));
-    if (now != flight->packed.checksum)
-      return error(moecclInvalidUsage,
-                   "shared is not the shared expert that moecclMigrationSend had on layer {}: keep it until the wait",
-                   number);
-  }
+  return layer.flights.front().get();
+}
+
+Status Migration::check_shared(int number, const Flight& flight, const void* shared, const void* held) {
+  MOECCL_TRY(check_kind(number, flight.arrived.cuda, shared, held));
+  MOECCL_ASSIGN_OR_RETURN(const uint64_t now, checksum_of(shared, flight.arrived.cuda));
+  if (now != flight.packed.checksum)
+    return error(moecclInvalidUsage,
+                 "shared is not the shared expert that moecclMigrationSend had on layer {}: keep it until the wait",
+                 number);
+  return {};
+}
+
+std::pair<std::shared_ptr<Migration::Flight>, Status> Migration::take(Layer& layer) {
+  std::shared_ptr<Flight> flight = layer.flights.front();
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return flight->done; });
   }
-  layer->flights.pop_front();
+  layer.flights.pop_front();
   spare_.push_back(std::move(flight->packed.experts));
   Status status = flight->status;
+  return {std::move(flight), std::move(status)};
+}
+
+void Migration::switched(Layer& layer, uint64_t* epoch) {
+  if (layer.keeps) spare_.push_back(std::move(layer.encoded));
+  layer.keeps = false;
+  ++layer.epoch;
+  if (epoch != nullptr) *epoch = layer.epoch;
+}
+
+Status Migration::wait(int number, const void* shared, void* held, uint64_t* epoch) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  MOECCL_ASSIGN_OR_RETURN(const Flight* first, oldest(number, *layer));
+  if (first->into) {
+    if ((shared != nullptr && shared != first->shared) || (held != nullptr && held != first->held))
+      return error(moecclInvalidArgument,
+                   "layer {}: {} is not what moecclMigrationBeginInto had: give the same, or NULL", number,
+                   held != nullptr && held != first->held ? "held" : "shared");
+  } else {
+    MOECCL_TRY(check_buffers(shared, held));
+    MOECCL_TRY(check_shared(number, *first, shared, held));
+  }
+  auto [flight, status] = take(*layer);
   if (status.ok() && !flight->into) status = decode(*flight, shared, held);
   spare_.push_back(std::move(flight->arrived));
   MOECCL_TRY(std::move(status));
-  ++layer->epoch;
-  if (epoch != nullptr) *epoch = layer->epoch;
+  switched(*layer, epoch);
   return {};
+}
+
+Status Migration::wait_encoded(int number, const void* shared, uint64_t* epoch) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  MOECCL_ASSIGN_OR_RETURN(const Flight* first, oldest(number, *layer));
+  if (first->into)
+    return error(moecclInvalidUsage,
+                 "layer {} was begun by moecclMigrationBeginInto, which decodes: call moecclMigrationWait", number);
+  if (first->arrived.cuda)
+    return error(moecclUnsupported,
+                 "layer {}: its experts are in CUDA memory, where they are not decoded piece by piece: call "
+                 "moecclMigrationWait",
+                 number);
+  if (shared == nullptr && !exact() && codec_.count > 0)
+    return error(moecclInvalidArgument, "shared is NULL: give what moecclMigrationSend had");
+  MOECCL_TRY(check_shared(number, *first, shared, nullptr));
+  auto [flight, status] = take(*layer);
+  if (!status.ok()) {
+    spare_.push_back(std::move(flight->arrived));
+    return std::move(status);
+  }
+  switched(*layer, epoch);
+  layer->encoded = std::move(flight->arrived);
+  layer->shared = shared;
+  layer->keeps = true;
+  return {};
+}
+
+Status Migration::use_expert(int number, int index, const moecclExpertUse_t* given) {
+  MOECCL_ASSIGN_OR_RETURN(Layer * layer, layer_at(number));
+  if (!layer->keeps)
+    return error(moecclInvalidUsage, "layer {} keeps no encoded experts: switch it by moecclMigrationWaitEncoded",
+                 number);
+  const size_t n_held = hybrid_.held().size();
+  if (index < 0 || static_cast<size_t>(index) >= n_held)
+    return error(moecclInvalidArgument, "index is {}: this rank holds experts 0 to {}", index, int64_t(n_held) - 1);
+  MOECCL_ASSIGN_OR_RETURN(ExpertUse use, ExpertUse::create(given, codec_.count));
+  const std::byte* from = layer->encoded.data() + static_cast<size_t>(index) * expert_bytes_;
+  if (exact()) {
+    kernels::codec_use(from, moecclTypeSize(codec_.type), use.range(), use.function());
+  } else if (!kernels::codec_decode(codec_, from, expert_bytes_, layer->shared, use.range(), use.function())) {
+    return error(moecclInternalError, "layer {}: expert {}, which was checked, does not decode", number, index);
+  }
+  return use.status();
 }
 
 Status Migration::decode(Flight& flight, const void* shared, void* held) {
@@ -396,6 +471,8 @@ Status Migration::info(int number, moecclMigrationInfo_t* out) const {
   }
   // Entries to send, entries under way, and what these bring.
   info.memory_bytes = layers_.size() * depth_ * expert_bytes_ * (2 * hybrid_.own().size() + hybrid_.held().size());
+  const auto keeping = std::count_if(layers_.begin(), layers_.end(), [](const Layer& l) { return l.keeps; });
+  info.memory_bytes += static_cast<uint64_t>(keeping) * expert_bytes_ * hybrid_.held().size();
   give(info, out);
   return {};
 }

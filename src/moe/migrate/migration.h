@@ -13,6 +13,7 @@
 #include "src/comm/stream.h"
 #include "src/exec/cuda/cuda_codec.h"
 #include "src/moe/hybrid.h"
+#include "src/moe/migrate/expert_use.h"
 
 namespace moeccl::comm {
 
@@ -22,11 +23,16 @@ class Migration {
   static Result<std::unique_ptr<Migration>> create(const Hybrid& hybrid, Communicator& comm,
                                                    const moecclMigrationConfig_t* config);
 
-  Status send(int layer, const void* experts, const void* shared, moecclCodecError_t* errors);
+  // update: run on each piece before it is encoded; null: the experts have their values.
+  Status send(int layer, const void* experts, const void* shared, moecclCodecError_t* errors,
+              ExpertUpdate* update = nullptr);
   // held: where the decoding thread puts the experts, null: wait() decodes.
   Status begin(int layer, const void* shared = nullptr, void* held = nullptr, bool into = false);
   Status wait_expert(int layer, int index);
   Status wait(int layer, const void* shared, void* held, uint64_t* epoch);
+  // Keeps the experts encoded, for use_expert().
+  Status wait_encoded(int layer, const void* shared, uint64_t* epoch);
+  Status use_expert(int layer, int index, const moecclExpertUse_t* use);
   Status test(int layer, int* done);
   Status info(int layer, moecclMigrationInfo_t* info) const;
 
@@ -68,6 +74,10 @@ class Migration {
     std::deque<Packed> to_send;
     std::deque<std::shared_ptr<Flight>> flights;
     uint64_t epoch = 0, begun = 0;
+    // What wait_encoded() switched to, and the shared expert that it is decoded with.
+    Experts encoded;
+    const void* shared = nullptr;
+    bool keeps = false;
   };
 
   Migration(const Hybrid& hybrid, Communicator& comm, const moecclMigrationConfig_t& config);
@@ -78,9 +88,16 @@ class Migration {
   Result<bool> decodes(Flight& flight);
   // Memory for n encoded experts, where there is some from an entry that is done.
   Result<Experts> room(size_t n, bool cuda);
-  Status encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors);
+  Status encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors,
+                ExpertUpdate* update);
   Status check_buffers(const void* shared, const void* held) const;
   Status check_kind(int layer, bool cuda, const void* shared, const void* held) const;
+  Result<Flight*> oldest(int number, Layer& layer);
+  // That what Wait was given is what Send had, in the kind of memory that Send was given.
+  Status check_shared(int number, const Flight& flight, const void* shared, const void* held);
+  // Waits for the oldest gather and takes it out of its queue. The Status is that of all ranks.
+  std::pair<std::shared_ptr<Flight>, Status> take(Layer& layer);
+  void switched(Layer& layer, uint64_t* epoch);
   Status decode(Flight& flight, const void* shared, void* held);
   Status run(Flight& flight);
   void finish(Flight& flight, Status status);
