@@ -98,7 +98,8 @@ void cause(const Fault& fault, const std::vector<pid_t>& pids, const TestHosts* 
     EXPECT_TRUE(hosts->run(fault.victim % 2, "ss -K -t state established >/dev/null"));
   }
   if (!by_rank) shared.event_ms = fair_now_ms();
-  for (const Stopwatch watch; shared.failed < others && watch.fair_ms() < patient_ms(20'000);) sleep_us(500);
+  const int64_t until_ms = patient_ms(20'000) + (by_rank ? fault.delay_us / 1000 : 0);
+  for (const Stopwatch watch; shared.failed < others && watch.fair_ms() < until_ms;) sleep_us(500);
   EXPECT_GE(shared.failed.load(), others) << "ranks that have not ended 20 s after the fault";
   if (fault.kind == Kind::kStop) {
     kill(victim, SIGCONT);
