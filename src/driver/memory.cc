@@ -139,9 +139,9 @@ Status reserve_pages(const Fd& fd, size_t offset, size_t bytes) {
 
 Status reserve_huge_pages(const Fd& fd, const Mapping& mapping, size_t offset, size_t bytes) {
   const size_t first = round_up(offset, kHugePageBytes), end = (offset + bytes) / kHugePageBytes * kHugePageBytes;
-  // A huge page of a file needs one small page to grow from. One call for all of them: each call waits until a thread of
-  // the kernel has run on every core, which takes long beside busy programs of a large share. What the kernel refuses
-  // stays small pages, which work, too.
+  // A huge page of a file needs one small page to grow from. One call for all of them: each call waits until a thread
+  // of the kernel has run on every core, which takes long beside busy programs of a large share. What the kernel
+  // refuses stays small pages, which work, too.
   for (size_t at = first; at < end; at += kHugePageBytes) MOECCL_TRY(reserve_pages(fd, at, page_bytes()));
   if (first < end) (void)madvise(mapping.data() + first, end - first, kCollapse);
   return reserve_pages(fd, offset, bytes);

@@ -32,20 +32,23 @@ Hosts::Hosts(std::span<const HostOfRank> all) {
   }
 }
 
+// Composed as text: the destructors of nlohmann's arrays and objects allocate, and end the process where memory is
+// short. Those of a string do not.
 std::string Hosts::json() const {
   if (n() == 1) return {};
-  nlohmann::json all = nlohmann::json::array();
+  std::string all;
   for (uint32_t h = 0; h < n(); ++h) {
-    nlohmann::json ranges = nlohmann::json::array();
-    for (const uint32_t r : members[h]) {
-      if (!ranges.empty() && ranges.back()[1] == r - 1)
-        ranges.back()[1] = r;
-      else
-        ranges.push_back({r, r});
+    std::string ranges;
+    for (size_t first = 0, last = 0; first < members[h].size(); first = last + 1) {
+      last = first;
+      while (last + 1 < members[h].size() && members[h][last + 1] == members[h][last] + 1) ++last;
+      ranges += format("{}[{},{}]", ranges.empty() ? "" : ",", members[h][first], members[h][last]);
     }
-    all.push_back({{"name", names[h]}, {"host_id", format("{:016x}", identity[h])}, {"ranks", std::move(ranges)}});
+    const std::string name = nlohmann::json(names[h]).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    all += format("{}{{\"host_id\":\"{:016x}\",\"name\":{},\"ranks\":[{}]}}", all.empty() ? "" : ",", identity[h], name,
+                  ranges);
   }
-  return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return "[" + all + "]";
 }
 
 Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& session, const Hosts& hosts,
