@@ -135,7 +135,8 @@ class Fuzzer {
   }
   template <class Struct>
   void maybe_resize(Struct& s) {
-    if (below(8) == 0) s.size = below(2) == 0 ? below(sizeof(s) + 16) : random_();
+    // Sizes up to 4096 stand for memory, which has to be there: the library looks whether it is 0.
+    if (below(8) == 0) s.size = below(2) == 0 ? below(sizeof(s) + 1) : random_() | 1ull << 32;
   }
   const char* text() {
     static const std::array<const char*, 14> kTexts = {
@@ -265,7 +266,7 @@ class Fuzzer {
     p.n_experts = rarely() ? std::min(number(), 16) : 4;
     p.slots_per_rank = rarely() ? number() % 9 : 4;
     p.slot_expert = maybe(slots_.data());
-    if (rarely()) p.size = below(200);
+    if (rarely()) p.size = below(sizeof(p) + 1);
     return p;
   }
   const int32_t* choices() {
