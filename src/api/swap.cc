@@ -3,6 +3,7 @@
 #include "moeccl/swap.h"
 
 #include <memory>
+#include <utility>
 
 #include "src/api/convert.h"
 #include "src/api/moe_handles.h"
@@ -54,6 +55,9 @@ moecclResult_t moecclExpertSwapAttach(moecclExpertSwap_t swap, moecclMoe_t moe, 
     MOECCL_TRY(api::outside_groups("moecclExpertSwapAttach"));
     MOECCL_ASSIGN_OR_RETURN(api::LayerHandle * found,
                             api::live(api::LayerTable::get(), moe, "moe", "layer", "moecclMoeCreate"));
+    Communicator* of_layer = nullptr;
+    if (Status alive = api::find_comm(found->layer->comm_handle, &of_layer); !alive.ok())
+      return std::move(alive).with_context("the layer's communicator");
     if (n_tensors < 0 || (tensors == nullptr && n_tensors > 0))
       return error(moecclInvalidArgument, "n_tensors is {}{}: give tensors[n_tensors], or 0", n_tensors,
                    tensors == nullptr ? " and tensors NULL" : "");

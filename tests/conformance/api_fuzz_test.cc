@@ -20,7 +20,7 @@ namespace {
 
 TEST(ApiFuzz, RandomCallsComeBackWithACodeAndASentence) {
   const char* given = std::getenv("MOECCL_TEST_CALLS");
-  const long n_calls = given != nullptr ? std::atol(given) : scaled(40'000);
+  const long n_calls = given != nullptr ? std::atol(given) : scaled(100'000);
   RankOptions options{.init = false};
   options.deadline_ms = given != nullptr ? 3'000'000 : 60'000;
   const uint64_t seed = test_seed();

@@ -29,7 +29,8 @@ void Fuzzer::add_communicators() {
   add("CommInitRank", [this] {
     moecclUniqueId id;
     std::memset(&id, number(), sizeof(id));
-    note(moecclCommInitRank(&joining_.emplace_back(nullptr), number(), id, number()));
+    const bool alone = below(4) == 0;
+    note(moecclCommInitRank(&joining_.emplace_back(nullptr), alone ? 1 : number(), id, alone ? 0 : number()));
     take_joined();
   });
   add("CommInitAll of many", [this] { note(moecclCommInitAll(nullptr, number(), nullptr)); });
@@ -62,15 +63,17 @@ void Fuzzer::add_communicators() {
     note(moecclCommTraffic(comm(), maybe(to), rarely() ? number() : 1));
   });
   add("CommRegister", [this] {
+    const moecclComm_t c = comm();
     void* made = nullptr;
-    const moecclResult_t r = moecclCommRegister(comm(), maybe(in_.data()), rarely() ? huge() : 100, maybe(&made));
-    note(r);
-    if (made != nullptr && registrations_.size() < 200) registrations_.push_back(made);
+    note(moecclCommRegister(c, maybe(in_.data()), rarely() ? huge() : 100, maybe(&made)));
+    if (made != nullptr && registrations_.size() < 200) registrations_.emplace_back(c, made);
   });
   add("CommDeregister", [this] {
-    void* const any =
-        rarely() || registrations_.empty() ? as<void*>(random_()) : registrations_[below(registrations_.size())];
-    note(moecclCommDeregister(comm(), any));
+    if (rarely() || registrations_.empty()) return note(moecclCommDeregister(comm(), as<void*>(random_())));
+    const size_t i = below(registrations_.size());
+    const auto [c, made] = registrations_[i];
+    note(moecclCommDeregister(rarely() ? comm() : c, made));
+    if (!rarely()) registrations_.erase(registrations_.begin() + static_cast<ptrdiff_t>(i));
   });
   add("StreamCreate", [this] {
     moecclStream_t made = nullptr;
@@ -182,8 +185,10 @@ void Fuzzer::add_layers() {
       [this] {
         moecclRouting_t made = nullptr;
         trim(routings_, 20, moecclRoutingDestroy);
-        note(moecclRoutingCreate(maybe(&made), pick(moes_), choices(), nullptr, rarely() ? huge() : below(17)), made,
+        const moecclMoe_t moe = pick(moes_);
+        note(moecclRoutingCreate(maybe(&made), moe, choices(), nullptr, rarely() ? huge() : below(17)), made,
              routings_);
+        if (made != nullptr) routing_of_[moe] = made;
       },
       2);
   add("RoutingUpdate",
@@ -221,14 +226,16 @@ void Fuzzer::add_layers() {
     if (rarely()) c.residual = number();
     maybe_resize(c);
     trim(replacements_, 10, moecclReplaceDestroy);
-    note(moecclReplaceCreate(maybe(&made), pick(moes_), maybe(&c)), made, replacements_);
+    const moecclMoe_t moe = pick(moes_);
+    note(moecclReplaceCreate(maybe(&made), moe, maybe(&c)), made, replacements_);
+    if (made != nullptr) layer_of_[made] = moe;
   });
   add("a step of a replacement", [this] {
     const moecclReplacement_t r = pick(replacements_);
     size_t n = 0;
     moecclReplaceInfo_t info{};
     info.size = sizeof(info);
-    note(moecclReplaceBegin(r, pick(routings_), nullptr, nullptr));
+    note(moecclReplaceBegin(r, rarely() ? pick(routings_) : routing_of_[layer_of_[r]], nullptr, nullptr));
     note(moecclReplaceRows(r, maybe(&n)));
     if (below(2) == 0) note(moecclReplaceCombine(r, in(), out(), stream()));
     if (below(2) == 0) note(moecclReplaceCombineBackward(r, in(), out(), in(), nullptr, stream()));
