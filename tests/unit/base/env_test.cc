@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "src/base/log.h"
 
@@ -82,6 +85,52 @@ TEST(Env, BadValuesKeepTheDefaultAndNameVariableValueAndWhatIsAccepted) {
     EXPECT_EQ(p.env.timeout_ms, 600'000);
     EXPECT_EQ(p.env.staging_bytes, 16 << 20);
   }
+}
+
+// Every variable with values that no person means; what one of them takes for good, such as a file's name, is not
+// counted.
+TEST(Env, GarbageInAnyVariableIsNamedWithWhatIsAccepted) {
+  const std::string known = parse({"MOECCL_X=1"}).warnings.at(0);
+  std::vector<std::string> names;
+  for (size_t at = known.find("known are: ") + 11, end = 0; at < known.size(); at = end + 2) {
+    end = std::min(known.find(", ", at), known.size());
+    names.push_back(known.substr(at, end - at));
+  }
+  ASSERT_GT(names.size(), 30u);
+  const std::string odd[] = {"soon",        "-2",
+                             "1.5",         " 1",
+                             "1 ",          "0x10",
+                             "1e3",         "+1",
+                             "++1",         "yes",
+                             "true",        "2K2",
+                             "-1M",         "K",
+                             "NaN",         "99999999999999999999",
+                             "\x01",        "1\n",
+                             "\t",          "1,2",
+                             "--",          "%n%n",
+                             "9999999999G", "-",
+                             "$(id)",       "''",
+                             "\xff\xfe",    "1\x7f",
+                             "1;true",      std::string(5000, '7')};
+  int n_refused = 0;
+  for (const std::string& name : names) {
+    for (const std::string& value : odd) {
+      const std::string entry = name + "=" + value;
+      const EnvParse p = parse({entry.c_str()});
+      if (p.status.ok()) continue;
+      ++n_refused;
+      EXPECT_EQ(p.status.code(), moecclInvalidArgument) << entry;
+      const std::string& sentence = p.status.message();
+      EXPECT_TRUE(sentence.starts_with(name + ": ")) << sentence;
+      EXPECT_NE(sentence.find("is not accepted; give "), std::string::npos) << sentence;
+      if (name != "MOECCL_SECRET") {
+        EXPECT_NE(sentence.find(value.substr(0, 64)), std::string::npos) << sentence;
+      }
+      EXPECT_EQ(p.warnings.size(), 1u) << entry;
+    }
+  }
+  EXPECT_GE(n_refused, 500);
+  printf("%d bad values of %zu variables: each is named with what is accepted\n", n_refused, names.size());
 }
 
 TEST(Env, EmptyMeansUnset) {

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// kill -9 of a process rank in every stage of a communicator's life, from its init to its end: every survivor is
+// through with all its calls within 2 s, and what fails says which rank died. MOECCL_TEST_KILLS sets how many (default
+// 14).
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/ranks.h"
+
+namespace moeccl::testing {
+namespace {
+
+constexpr int kLimitMs = 2000, kInitMs = 1500;
+
+enum Stage : int { kInit, kOperation, kSplit, kInPart, kEndOfPart, kFinalize, kAbort, kStages };
+constexpr std::array<const char*, kStages> kNames = {"init",       "operation", "split", "part's operation",
+                                                     "part's end", "finalize",  "abort"};
+
+struct Trial {
+  int n, victim, delay_us;
+  Stage stage;
+  bool aborts;  // instead of moecclCommFinalize and moecclCommDestroy
+};
+
+Trial draw(uint64_t seed, int number) {
+  std::mt19937_64 random(seed);
+  const auto stage = static_cast<Stage>(number % kStages);
+  const int n = 2 + static_cast<int>(random() % 4);
+  return {n, static_cast<int>(random() % static_cast<uint64_t>(n)), static_cast<int>(random() % 2000), stage,
+          stage == kAbort || (stage != kFinalize && random() % 2 == 0)};
+}
+
+struct Words {
+  std::atomic<int> stage;  // of the victim
+  std::atomic<int64_t> killed_ms, slowest_ms;
+  std::atomic<int> n_failed;
+};
+
+// One rank's life: what it says of its stage, and what may come back from its calls.
+class Life {
+ public:
+  Life(const Trial& trial, int rank, Words& words) : trial_(trial), rank_(rank), words_(words) {}
+
+  void live() {
+    moecclConfig_t config = MOECCL_CONFIG_INIT;
+    config.init_timeout_ms = kInitMs;
+    config.timeout_ms = 20'000;
+    enter(kInit);
+    moecclComm_t comm = nullptr, part = nullptr;
+    const moecclResult_t joined = moecclCommInitRankConfig(&comm, trial_.n, unique_id(), rank_, &config);
+    const std::string why = moecclGetLastError(nullptr);
+    // One that died before it said who it is can only be missed; one that comes after the others were told finds
+    // nobody.
+    const bool missed = joined == moecclTimeout, alone = why.find("nobody listens") != std::string::npos;
+    if (trial_.stage == kInit && joined != moecclSuccess && (missed || alone)) return through(missed ? kInitMs : 0);
+    if (!right(joined, why, trial_.victim)) return through(0);
+    bool whole = sums(comm, kOperation, trial_.n, trial_.victim);
+    enter(kSplit);
+    if (whole) {
+      const moecclResult_t made = moecclCommSplit(comm, rank_ % 2, rank_, &part, nullptr);
+      whole = right(made, moecclGetLastError(comm), trial_.victim);
+    }
+    if (part != nullptr) {
+      // The part's numbers: even ranks are one part, odd ones the other.
+      const bool of_part = rank_ % 2 == trial_.victim % 2;
+      sums(part, kInPart, (trial_.n + 1 - rank_ % 2) / 2, of_part ? trial_.victim / 2 : -1);
+      enter(kEndOfPart);
+      end(part, of_part ? trial_.victim / 2 : -1);
+    }
+    enter(trial_.aborts ? kAbort : kFinalize);
+    end(comm, trial_.victim);
+    through(0);
+  }
+
+ private:
+  bool is_victim() const { return rank_ == trial_.victim; }
+  void enter(Stage stage) {
+    if (is_victim()) words_.stage = stage;
+  }
+  // Success, or a failure that names the victim: number -1 where there is none.
+  bool right(moecclResult_t result, const std::string& text, int number) {
+    if (result == moecclSuccess) return true;
+    ++words_.n_failed;
+    EXPECT_EQ(result, moecclRemoteError) << text;
+    EXPECT_NE(text.find("rank " + std::to_string(number)), std::string::npos) << "rank " << number << " died: " << text;
+    return false;
+  }
+  bool sums(moecclComm_t comm, Stage stage, int n, int number) {
+    enter(stage);
+    int32_t one = 1, sum = 0;
+    const moecclResult_t result = moecclAllReduce(&one, &sum, 1, moecclInt32, moecclSum, comm, nullptr);
+    if (result == moecclSuccess) {
+      EXPECT_EQ(sum, n);
+    }
+    return right(result, moecclGetLastError(comm), number);
+  }
+  void end(moecclComm_t comm, int number) {
+    if (trial_.aborts) {
+      MOECCL_EXPECT_OK(moecclCommAbort(comm));
+      return;
+    }
+    right(moecclCommFinalize(comm), moecclGetLastError(comm), number);
+    MOECCL_EXPECT_OK(moecclCommDestroy(comm));
+  }
+  // The victim is killed wherever it has come to; the others look at the clock.
+  void through(int64_t more_ms) {
+    if (is_victim()) words_.stage = kStages;
+    for (const Stopwatch watch; words_.killed_ms.load() == 0 || is_victim();) {
+      ASSERT_LT(watch.fair_ms(), patient_ms(10'000)) << "nobody was killed";
+      usleep(1000);
+    }
+    const int64_t waited = fair_now_ms() - words_.killed_ms.load() - more_ms;
+    EXPECT_LE(waited, patient_ms(kLimitMs)) << "rank " << rank_ << " was late";
+    for (int64_t seen = words_.slowest_ms.load();
+         waited > seen && !words_.slowest_ms.compare_exchange_weak(seen, waited);) {
+    }
+  }
+
+  const Trial& trial_;
+  int rank_;
+  Words& words_;
+};
+
+TEST(Kill, InEveryStageOfACommunicatorsLife) {
+  const char* given = std::getenv("MOECCL_TEST_KILLS");
+  const int n_kills = given != nullptr ? std::atoi(given) : scaled(14);
+  std::array<int, kStages> killed{}, seen{};
+  int64_t slowest = 0;
+  for (int i = 0; i < n_kills && !HasFailure(); ++i) {
+    const Trial trial = draw(test_seed() * 100'000 + static_cast<uint64_t>(i), i);
+    SCOPED_TRACE(::testing::Message() << "MOECCL_TEST_SEED=" << test_seed() << ", kill " << i << ": rank "
+                                      << trial.victim << " of " << trial.n << ", " << trial.delay_us << " us after its "
+                                      << kNames[trial.stage] << " began" << (trial.aborts ? ", ends by abort" : ""));
+    Shared<Words> words;
+    words->stage = -1;
+    const auto kill_victim = [&](const std::vector<pid_t>& pid_of_rank) {
+      for (const Stopwatch watch; words->stage < trial.stage && watch.fair_ms() < patient_ms(10'000);) usleep(20);
+      std::this_thread::sleep_for(std::chrono::microseconds(trial.delay_us));
+      words->killed_ms = fair_now_ms();
+      kill(pid_of_rank[static_cast<size_t>(trial.victim)], SIGKILL);
+    };
+    run_ranks(trial.n, [&](int rank, moecclComm_t) { Life(trial, rank, *words).live(); },
+              {.mode = RankMode::kProcesses,
+               .deadline_ms = 30'000,
+               .init = false,
+               .may_die = {trial.victim},
+               .on_running = kill_victim});
+    ++killed[trial.stage];
+    seen[trial.stage] += words->n_failed > 0 ? 1 : 0;
+    slowest = std::max(slowest, words->slowest_ms.load());
+  }
+  std::string stages;
+  for (int s = 0; s < kStages; ++s)
+    stages += std::string(s > 0 ? ", " : "") + kNames[s] + " " + std::to_string(killed[s]) + " (" +
+              std::to_string(seen[s]) + " seen)";
+  printf("%d kills in stages: %s; slowest survivor %ld ms (limit %d)\n", n_kills, stages.c_str(),
+         static_cast<long>(slowest), kLimitMs);
+}
+
+}  // namespace
+}  // namespace moeccl::testing
