@@ -114,7 +114,7 @@ Profile profile_of_part(const Profile& profile, const LevelTree& whole, const Le
   p.tree_hash = 0;
   for (uint32_t l = 0; l < part.depth(); ++l) {
     for (uint32_t w = 0; w < whole.depth(); ++w) {
-      if (whole.levels[w].name == part.levels[l].name && w < profile.links.size()) p.links[l] = profile.links[w];
+      if (w < profile.links.size() && whole.levels[w].name == part.levels[l].name) p.links[l] = profile.links[w];
     }
   }
   return p;

@@ -12,6 +12,8 @@ void Fuzzer::add_calls() {
   add_layers();
   add_experts();
   add_questions();
+  add_elastic();
+  add_solvers();
 }
 
 void Fuzzer::add_communicators() {
@@ -237,7 +239,9 @@ void Fuzzer::add_layers() {
     info.size = sizeof(info);
     note(moecclReplaceBegin(r, rarely() ? pick(routings_) : routing_of_[layer_of_[r]], nullptr, nullptr));
     note(moecclReplaceRows(r, maybe(&n)));
+    if (below(4) == 0) note(moecclReplaceResidual(r, in(), in(), out()));
     if (below(2) == 0) note(moecclReplaceCombine(r, in(), out(), stream()));
+    if (below(4) == 0) note(moecclReplaceResidualBackward(r, in(), maybe(out_.data()), maybe(held_.data())));
     if (below(2) == 0) note(moecclReplaceCombineBackward(r, in(), out(), in(), nullptr, stream()));
     note(moecclReplaceGetInfo(r, maybe(&info)));
   });
@@ -336,6 +340,7 @@ void Fuzzer::add_experts() {
     if (below(2) == 0) note(moecclMigrationSend(m, at, in_.data(), held_.data(), nullptr));
     if (below(3) == 0) note(moecclMigrationSendFused(m, at, in_.data(), held_.data(), update, this, nullptr));
     if (below(2) == 0) note(moecclMigrationBegin(m, at));
+    if (below(4) == 0) note(moecclMigrationBeginInto(m, at, held_.data(), out_.data()));
     note(moecclMigrationTest(m, at, maybe(&done)));
     note(moecclMigrationWaitExpert(m, at, number()));
     if (below(3) == 0) note(moecclMigrationWaitEncoded(m, at, held_.data(), maybe(&epoch)));
