@@ -29,7 +29,6 @@ Transformer::Transformer(const Feature& feature, const Shape& shape, const Corpu
   if (!swaps) return;
   moecclExpertSwapConfig_t config = MOECCL_EXPERT_SWAP_CONFIG_INIT;
   config.interval = 1;     // a short run: each layer is counted in every step
-  config.min_gain = 0.01;  // less is the noise of a step of so few tokens
   check(moecclExpertSwapCreate(&swap_, ranks.tokens, &config), "moecclExpertSwapCreate", ranks.tokens);
   for (size_t l = 0; l < shape.layers; l++)
     if (feature.of(l).swap) moe_[l]->attach(swap_);
