@@ -135,9 +135,10 @@ def reduce_gradients(comm: Comm, placement: Placement, slots: Any, shards: Any, 
 
 def layers(comm: Comm, what: Union[str, int], given: Sequence[Tuple[Placement, Any, Any]], count: int, op: int = SUM,
            type: Optional[int] = None, stream: Any = None) -> None:
-    """Runs "reduce_gradients", "collect_gradients" or "place_weights" on several layers as one operation: given is [(placement, slots, shards)].
+    """Runs "reduce_gradients", "collect_gradients" or "place_weights" on several layers as one operation.
 
-    Placements and buffers may differ; `count` and the type apply to all layers. A rank without slots in a layer passes None there."""
+    given is [(placement, slots, shards)]. Placements and buffers may differ; `count` and the type apply to all layers. A rank without
+    slots in a layer passes None there."""
     what, count = op_number(what), number("count", count, SIZE)
     places = what == op_number("place_weights")
     buffers = [Buffer(buffer, is_slots == places) for _, slots, shards in given for buffer, is_slots in ((slots, True), (shards, False))]

@@ -90,7 +90,8 @@ class Migration:
         self._comm._check(lib.moecclMigrationBegin(self._handle, number("layer", layer)))
 
     def begin_into(self, held: Any, shared: Any = None, layer: int = 0) -> None:
-        """Does the same, and a thread of the library decodes into held[n_held, count] after the gather. Touch neither buffer until wait()."""
+        """Does the same, and a thread of the library decodes into held[n_held, count] after the gather. Do not touch the buffers
+        until wait()."""
         out, base = Buffer(held, True), Buffer(shared)
         try:
             self._fits("held", out, self._n_held)

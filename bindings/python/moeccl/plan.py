@@ -57,7 +57,8 @@ def prove(comm: Comm, op: Union[str, int], count: int, type: int = FLOAT32) -> N
 
 
 def force(comm: Comm, op: Union[str, int], algorithm: Optional[str]) -> None:
-    """Forces an algorithm for every call that it applies to; None or "auto" returns to the choice by price. All ranks must force the same."""
+    """Forces an algorithm for every call that it applies to; None or "auto" returns to the choice by price. All ranks must force the
+    same algorithm."""
     comm._check(lib.moecclPlanForce(comm._handle, op_number(op), text("algorithm", algorithm)))
 
 
@@ -99,8 +100,8 @@ def doctor(n_ranks: int = 0) -> str:
 def status(pid: int = 0) -> Dict[str, Any]:
     """Returns what the communicators of a process on this host, even a hung one, are doing and waiting for; 0: the calling process.
 
-    The keys are those of moecclStatus (include/moeccl/status.h). Raises Error with code moecclRemoteError if there is no such process, if the
-    caller may not read it, or if it has made no communicator."""
+    The keys are those of moecclStatus (include/moeccl/status.h). Raises Error with code moecclRemoteError if there is no such process, if
+    the caller may not read it, or if it has made no communicator."""
     answer: Dict[str, Any] = json.loads(page(lambda *room: lib.moecclStatus(number("pid", pid), *room)))
     return answer
 

@@ -21,9 +21,9 @@ MODES = {"solve": _abi.moecclReplaceSolve, "keep": _abi.moecclReplaceKeep, "give
 class Replacement:
     """A layer's re-placing combine. The constructor is collective: all ranks pass the same arguments.
 
-    sample_tokens: tokens of a sample; each rank's number of tokens is a multiple. mode: "solve", "keep" or "given". residual: combine's input
-    has rows for a residual connection: 1 (or True) for the dispatched row, 2 for rows of the caller. use_next: begin() gets the next
-    layer's counts (1) or choices (2). min_gain: least predicted gain, less Begin's time, for which samples move. refine_pairs: as in
+    sample_tokens: tokens of a sample; each rank's number of tokens is a multiple. mode: "solve", "keep" or "given". residual: combine's
+    input has rows for a residual connection: 1 (or True) for the dispatched row, 2 for rows of the caller. use_next: begin() gets the
+    next layer's counts (1) or choices (2). min_gain: least predicted gain, less Begin's time, for which samples move. refine_pairs: as in
     solve.samples()."""
 
     def __init__(self, moe: Moe, sample_tokens: int = 1, mode: str = "solve", residual: int = 0, use_next: int = 0,
@@ -48,8 +48,8 @@ class Replacement:
     def begin(self, routing: Routing, next_counts: Any = None, placement: Any = None) -> None:
         """Sends every rank all choices and starts a thread that solves. Call it once per step, after the routing. It is collective.
 
-        next_counts: int32 [samples of this rank, n_experts] with use_next 1, [T, top_k] with 2. placement: int32 [samples of all ranks], mode "given".
-        The routing must not be updated or closed before the step's last call here."""
+        next_counts: int32 [samples of this rank, n_experts] with use_next 1, [T, top_k] with 2. placement: int32 [samples of all ranks],
+        with mode "given". The routing must not be updated or closed before the step's last call here."""
         n_samples = routing.n_tokens // self._sample_tokens
         shape = (routing.n_tokens, self._moe.top_k) if self._use_next == 2 else (n_samples, self._moe.n_experts)
         following = Given("next_counts", next_counts, ctypes.c_int32, shape if next_counts is not None else None)
@@ -85,18 +85,20 @@ class Replacement:
         """Puts the residual into combine's input rows[rows(), ...], from x[T, ...] and dispatch's output dispatched[R, ...], which is
         None with residual 2.
 
-        With EXPERT_MAJOR it fills the rows after the first R. With ROWS it also adds to those, so the experts' outputs must be there before."""
+        With EXPERT_MAJOR it fills the rows after the first R. With ROWS it also adds to those, so the experts' outputs must be
+        there before."""
         r = self._step()
         self._run("moecclReplaceResidual", None, False, ("x", x, False, r.n_tokens), ("dispatched", dispatched, False, r.n_rows),
                   ("rows", rows, True, self.rows()))
 
     def combine(self, rows: Any, tokens: Any, stream: Any = None) -> None:
-        """tokens[T, ...] of the samples that are now on this rank, from rows[rows(), ...]. The call waits for the solver and is collective."""
+        """tokens[T, ...] of the samples that are now on this rank, from rows[rows(), ...]. The call waits for the solver and is
+        collective."""
         self._run("moecclReplaceCombine", stream, True, ("rows", rows, False, self.rows()), ("tokens", tokens, True, self._step().n_tokens))
 
     def combine_backward(self, grad_tokens: Any, grad_rows: Any, rows: Any = None, grad_weight: Any = None, stream: Any = None) -> None:
-        """Runs combine's backward pass: grad_tokens[T, ...] is for the tokens that are now on this rank, and grad_rows is [rows(), ...]. With
-        rows and grad_weight[T, top_k] (float32) it computes the gradient of the weights of the tokens that this rank brought."""
+        """Runs combine's backward pass: grad_tokens[T, ...] is for the tokens that are now on this rank, and grad_rows is [rows(), ...].
+        With rows and grad_weight[T, top_k] (float32) it computes the gradient of the weights of the tokens that this rank brought."""
         n, r = self.rows(), self._step()
         if grad_weight is not None and Buffer(grad_weight).own_type() != FLOAT32:
             raise TypeError("grad_weight holds float32")

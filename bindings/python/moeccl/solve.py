@@ -116,7 +116,8 @@ class SampleSolver:
         self._n = problem.struct.n_samples
 
     def fetch(self, deadline_us: float = -1) -> Tuple["array.array[int]", SampleAnswer, str]:
-        """Returns placement, answer, and source: "fresh", or after deadline_us "last" or "current". 0 does not wait, below 0 waits to the end."""
+        """Returns placement, answer, and source: "fresh", or after deadline_us "last" or "current". 0 does not wait, below 0 waits
+        to the end."""
         answer, placement, source = _abi.moecclSampleAnswer_t(), made(_I32, self._n), ctypes.c_int()
         check(lib.moecclSampleSolverFetch(self._handle, deadline_us, placement.buffer_info()[0], _byref(answer), _byref(source)))
         return placement, record(SampleAnswer, answer), self.SOURCES[source.value]
@@ -346,8 +347,8 @@ STRATEGIES = {"baseline": _abi.moecclChunkBaseline, "o1": _abi.moecclChunkO1, "o
 
 def chunk_problem(inter: Curve = (), intra: Curve = (), copy: Curve = (), o2: Optional[Dict[str, Any]] = None,
                   o3: Optional[Dict[str, Any]] = None, **options: Any) -> Problem:
-    """Describes pipeline chunks (MoNTA). inter, intra, copy: points (bytes, efficiency) of each link's curve, ascending; none: 1 everywhere.
-    o2, o3: other curves for these strategies, {"inter": ..., "intra": ..., "copy": ..., "chunk_us": fixed cost of a chunk}.
+    """Describes pipeline chunks (MoNTA). inter, intra, copy: points (bytes, efficiency) of each link's curve, ascending; none: 1
+    everywhere. o2, o3: other curves for these strategies, {"inter": ..., "intra": ..., "copy": ..., "chunk_us": fixed cost of a chunk}.
 
     Options: bytes, tensor, expert, inter_bandwidth, intra_bandwidth, copy_bandwidth, min_bytes, max_chunks, start_us, min_gain."""
     problem = Problem(_abi.moecclChunkProblem_t(), options, [])
