@@ -5,7 +5,7 @@
  * A difference is moecclMismatch, which names two ranks and the field. Ranks do not wait for one another to compare
  * their calls, so a rank learns of a difference in the operation itself only if it needs data from a rank that differs:
  *   AllReduce, AllGather, ReduceScatter, AllToAll: every rank learns of it.
- *   AllToAllv: every rank learns of a difference in type or order, both ranks of a pair of one in their sizes.
+ *   AllToAllv: every rank learns of a difference in type or order. Both ranks of a pair learn of a difference in sizes.
  *   Broadcast, Scatter: a rank that is not its own root learns of it when it differs from that root. A root that only
  *     sends may return moecclSuccess, even if another rank acts as a root too, and so may ranks that agree with their
  *     root.

@@ -45,8 +45,8 @@ MOECCL_API moecclResult_t moecclCommShrink(moecclComm_t comm, const int* exclude
                                            moecclComm_t* new_comm, const moecclConfig_t* config, int flags);
 
 /* Makes an id under which comm's ranks and new ones meet for one moecclCommGrow. It is like moecclGetUniqueId, but if
- * this host has several addresses it picks one that comm's hosts can reach. If comm is on a single host and new ranks
- * come from another one, MOECCL_SOCKET_ADDR must name the address to meet at. Call this function on one rank. */
+ * comm spans several hosts, the meeting point has an address of this host that the others can reach. If comm is on a
+ * single host and new ranks come from another one, MOECCL_SOCKET_ADDR must name the address. Call it on one rank. */
 MOECCL_API moecclResult_t moecclCommGetUniqueId(moecclComm_t comm, moecclUniqueId* id);
 
 /* Makes a new communicator *new_comm of n_ranks: all ranks of comm, with their numbers, followed by new ranks.

@@ -50,7 +50,7 @@ typedef struct {
   int32_t domain[MOECCL_MAX_LEVELS]; /* S_ED of each level */
   int32_t n_own, n_held;
   const int32_t* own_experts;  /* [n_own] global numbers, ascending: the order of moecclHybridGather's `own` */
-  const int32_t* held_experts; /* [n_held] as above, for `held` and for moecclHybridMoeCreate's layer's local experts */
+  const int32_t* held_experts; /* [n_held] likewise for `held` and local experts of moecclHybridMoeCreate's layer */
   int32_t gather_links;        /* ranks to which this rank sends experts in one gather (Table VII's AG) */
   int32_t token_links;         /* ranks to which it may send tokens in one dispatch, level by level (A2A) */
   double before_us, after_us;  /* the model's latency with all sizes 1 and with these sizes; 0: no figures were given */

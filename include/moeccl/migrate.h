@@ -56,7 +56,8 @@ typedef struct {
 } moecclMigrationInfo_t;
 
 /* This call is collective: all ranks pass the same config; a difference is moecclMismatch. comm is the hybrid's
- * communicator, also if NULL, or another one of the same ranks. The hybrid may be destroyed before the migration. */
+ * communicator (NULL stands for it) or another one of the same ranks. The hybrid may be destroyed before the migration.
+ */
 MOECCL_API moecclResult_t moecclMigrationCreate(moecclMigration_t* migration, moecclHybrid_t hybrid, moecclComm_t comm,
                                                 const moecclMigrationConfig_t* config);
 /* Waits for gathers that have begun. This call is not collective. */
@@ -95,8 +96,7 @@ MOECCL_API moecclResult_t moecclMigrationWaitExpert(moecclMigration_t migration,
  * held_experts, and *epoch (may be NULL). shared[count] is the shared expert that was passed to Send; other content is
  * moecclInvalidUsage, and the gather can still be waited for. After BeginInto, pass NULL or BeginInto's buffer; a
  * shared expert with other content has then kept all ranks from switching. Returns moecclInvalidUsage if no gather has
- * begun.
- */
+ * begun. */
 MOECCL_API moecclResult_t moecclMigrationWait(moecclMigration_t migration, int layer, const void* shared, void* held,
                                               uint64_t* epoch);
 /* As Wait, but without decoding: switches the layer to the gathered experts, which stay encoded until the layer's next

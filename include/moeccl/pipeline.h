@@ -3,7 +3,7 @@
  * Tensor-parallel AllToAll (MoNTA): exchanges, between nodes, data that all ranks of a node hold alike, as activations
  * are under tensor parallelism. Also reports when each lane of a plan was busy. Conventions: types.h.
  *
- * A tensor group consists of the ranks under one node of the topology's innermost level above the ranks ("node:2
+ * A tensor group consists of the ranks in one unit of the topology's innermost level above the ranks ("node:2
  * gpu:8": two groups of eight), or of all ranks if the topology has no such level. There are e groups, numbered as in
  * the topology; a group has t ranks. Groups may differ in size.
  */

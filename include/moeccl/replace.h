@@ -102,8 +102,7 @@ MOECCL_API moecclResult_t moecclReplaceCombineBackward(moecclReplacement_t repla
  * moecclDispatchBackward, and to grad_x[T, row], moecclDispatchBackward's result for the tokens that this rank brought.
  * Either may be NULL: call it with the first before moecclDispatchBackward and with the second after it. grad_x gets
  * all tokens with residual 2 and in skipped steps, otherwise those without experts. The call blocks and is not
- * collective.
- */
+ * collective. */
 MOECCL_API moecclResult_t moecclReplaceResidualBackward(moecclReplacement_t replacement, const void* grad_in,
                                                         void* grad_dispatched, void* grad_x);
 

@@ -18,7 +18,7 @@
  * Decisions. One AllReduce joins the counts and the times of steps and swaps, and every rank solves the same problem by
  *   itself. The solver minimizes Eq. 8 for the algorithm that the layer's last update ran, so it follows "auto". A pair
  *   changes places if its predicted share of the measured time of the layer's operations, over `horizon` steps, exceeds
- *   the time of the layer's swaps on the slowest rank, from the start of the transfer to its end.
+ *   the time that a swap of the layer took on the slowest rank, from the start of its transfer to its end.
  * Sums. Rows stay sorted by (source rank, token), so gradients of weights do not depend on where an expert is. A
  *   token's combine adds in the order of slots: with top_k 1 and 2 the bits never change, with more the last one may.
  * Sharded optimizers. A tensor may have a different number of bytes per slot on each rank, and 0 on a rank that keeps

@@ -16,7 +16,7 @@ _loss_scale = [1.0]
 
 
 def set_aux_loss_scale(scale):
-    """Sets the factor for the gradients of auxiliary losses. Use the factor of the main loss: a GradScaler's scale, or 1 / micro-batches."""
+    """Sets the factor for the gradients of auxiliary losses. Use that of the main loss: a GradScaler's scale, or 1 / micro-batches."""
     _loss_scale[0] = float(scale)
 
 
