@@ -57,7 +57,7 @@ Result<std::string> read_secret_file(const std::string& path) {
   const bool of_root = info.st_uid == 0;
   if (!of_root && info.st_uid != ::geteuid())
     return error(moecclInvalidUsage, "{} belongs to user {}: it must be yours or root's", path, info.st_uid);
-  // A user reads what root gives to his group.
+  // A user can read what root gives to the user's group.
   if ((info.st_mode & (of_root ? 037 : 077)) != 0)
     return error(moecclInvalidUsage, "{} has mode {:o}, so that others may use it: chmod 600", path,
                  info.st_mode & 0777);

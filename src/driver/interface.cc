@@ -49,8 +49,7 @@ Result<std::vector<Interface>> interfaces() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return system_error("listing network interfaces", errno);
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
-  const Fd socket(
-      ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // for queries to the drivers; if it fails, rates are unknown
+  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // for rate queries; without it, rates are unknown
   std::vector<Interface> found;
   for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
     if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0 || (i->ifa_flags & IFF_RUNNING) == 0) continue;

@@ -48,8 +48,7 @@ uint64_t entry(const std::string& meminfo, const char* name) {
 // The memory that the two children share with this process. Between fork() and _exit() they make only system calls,
 // because another thread may have held any lock at the fork.
 struct Trial {
-  std::atomic<pid_t> reader_may_start{
-      0};  // the pid to read; the parent stores with release, the reader loads with acquire
+  std::atomic<pid_t> reader_may_start{0};  // the pid to read; release by the parent, acquire by the reader
   int error_number;
 };
 

@@ -22,8 +22,7 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-constexpr int kCollapse =
-    25;  // MADV_COLLAPSE, Linux 6.1: huge pages regardless of the machine's setting for shared memory
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1: huge pages whatever the machine's setting for shared memory
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -102,8 +101,7 @@ Result<Mapping> map_segment(const Fd& fd, size_t expected_bytes, bool populate) 
 void leave_out_of_cores(const Mapping& mapping) { (void)madvise(mapping.data(), mapping.size(), MADV_DONTDUMP); }
 
 void enter_pages(const Mapping& mapping) {
-  (void)madvise(mapping.data(), mapping.size(),
-                MADV_POPULATE_WRITE);  // Linux 5.14; without it, the first use enters them
+  (void)madvise(mapping.data(), mapping.size(), MADV_POPULATE_WRITE);  // Linux 5.14; else the first use enters them
 }
 
 Result<Mapping> private_memory(size_t bytes) {

@@ -51,8 +51,7 @@ Result<Fd> listen_at(const SocketAddress& address, int backlog) {
   if (!fd) return system_error("socket for " + address.str(), errno);
   if (!address.is_unix()) {
     const int on = 1;
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on,
-                 sizeof(on));  // so that a restarted job can take its port again at once
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));  // a restarted job reuses its port at once
   }
   if (::bind(fd.get(), raw(address), address.length) != 0) {
     if (errno == EADDRINUSE) return error(moecclInvalidUsage, "{} is in use already", address.str());
