@@ -64,7 +64,7 @@ Status grow(int n_ranks, const moecclUniqueId* id, int rank, moecclComm_t* out, 
   }
   if (rank < 1 || rank >= n_ranks) {
     return error(moecclInvalidArgument,
-                 "rank is {}: a rank without comm gives a number behind those of the old ranks, up to {}", rank,
+                 "rank is {}: a rank without comm gives a number after those of the old ranks, up to {}", rank,
                  n_ranks - 1);
   }
   MOECCL_ASSIGN_OR_RETURN(const comm::Config wanted, comm::Config::from(config));

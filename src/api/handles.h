@@ -53,7 +53,7 @@ class HandleTable {
       slot.handle.store(value, std::memory_order_release);  // pairs with the acquire in find()
       return reinterpret_cast<H>(value);
     }
-    return error(moecclOutOfMemory, "{} handles are in use, which is the most: destroy some", kSlots);
+    return error(moecclOutOfMemory, "{} handles are in use, which is the maximum: destroy some", kSlots);
   }
 
   // Returns null if the handle is not live. For the thread that uses the handle; only that thread may destroy it.
@@ -68,7 +68,7 @@ class HandleTable {
   // the object's threads do not exist here.
   bool inherited(H handle) const { return slot_of(handle).born != driver::process_number(); }
 
-  // A hold on a slot, which ends with `kEnd` of the slot.
+  // A hold on a slot. Its destructor calls kEnd on the slot.
   template <void (*kEnd)(Slot&)>
   class Hold {
    public:

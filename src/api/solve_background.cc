@@ -96,7 +96,7 @@ class BackgroundSolver {
   }
 
  private:
-  // Returns the previous answer if it fits this problem and passes its gate, and otherwise the current placement.
+  // Gives the previous answer if it fits this problem and passes its gate, and otherwise the current placement.
   static moecclAnswerSource_t give_older(const moecclSampleProblem_t& p, const std::vector<int32_t>& last,
                                          int32_t* placement, moecclSampleAnswer_t* made) {
     std::vector<std::byte> memory(solve::sample_bytes(p));

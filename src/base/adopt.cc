@@ -67,7 +67,7 @@ Status adopt_bytes(const SizedStruct& kind, const void* given, const char* argum
   const auto set = [](char byte) { return byte != 0; };
   if (size > kind.present && std::any_of(bytes + kind.present, bytes + size, set))
     return error(moecclInvalidArgument,
-                 "{} sets a field behind the {} bytes of {} that this library knows: leave it 0, or load the library "
+                 "{} sets a field beyond the {} bytes of {} that this library knows: leave it 0, or load the library "
                  "that the program's headers came with",
                  argument, kind.present, kind.name);
   std::memcpy(to, given, std::min(size, kind.present));

@@ -65,7 +65,7 @@ void write_log(LogLevel level, fmt::string_view text, fmt::format_args args) noe
   try {
     write_log_line(level, format_args_to_string(text, args));
   } catch (const std::exception&) {
-    constexpr std::string_view kInstead = "moeccl: no memory for a line of the log\n";
+    constexpr std::string_view kInstead = "moeccl: no memory for a log line\n";
     (void)!::write(STDERR_FILENO, kInstead.data(), kInstead.size());
   }
 }

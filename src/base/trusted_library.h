@@ -38,7 +38,7 @@ inline std::string why_not_loaded(std::string* file) {
     // In a sticky folder such as /tmp, other users can add files but cannot replace those of their owner.
     const bool sticky = folder && (st.st_mode & S_ISVTX) != 0;
     if ((st.st_mode & S_IWOTH) != 0 && (!sticky || at == std::string(real).substr(0, std::string(real).rfind('/'))))
-      return at + " can be written by every user: take that right away (chmod o-w)";
+      return at + " can be written by every user: remove that permission (chmod o-w)";
     if (at == "/") break;
     const size_t slash = at.rfind('/');
     at.resize(slash == 0 ? 1 : slash);

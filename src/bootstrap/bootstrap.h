@@ -67,7 +67,7 @@ Result<moecclUniqueId> make_unique_id(const std::string& address);
 // A subset of a group's ranks.
 using RankSet = std::vector<bool>;  // [n_ranks]
 
-// What the root learned about a rank when it joined.
+// Facts about a rank that the root learned when the rank joined.
 struct Peer {
   int32_t pid = 0;   // from SO_PEERCRED, thus not claimed by the rank; 0 over TCP or from a foreign pid namespace
   uint32_t uid = 0;  // likewise from SO_PEERCRED; 0 over TCP, see over_unix

@@ -42,7 +42,7 @@ class Connection {
   // Before authentication: returns a handshake frame when it is complete, or kEnd for a stranger, at the first byte
   // that reveals it.
   Found read_handshake(HandshakeFrame* frame);
-  // The calls below are for authenticated connections.
+  // After authentication.
   void become_member(const SessionKeys& keys);
   // kEnd: the peer closed the connection or sent something invalid. `why` then says more, or is ok() for a plain end.
   Found read_message(ControlMessage* message, Status* why);

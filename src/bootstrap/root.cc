@@ -24,7 +24,7 @@ Result<driver::SocketAddress> random_unix_address() {
 Result<driver::SocketAddress> own_address(const std::string& text) {
   MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::parse_ip_address(text));
   if (!driver::is_local_address(address)) {
-    return error(moecclInvalidArgument, "{} is no address of this host", address.str());
+    return error(moecclInvalidArgument, "{} is not an address of this host", address.str());
   }
   return address;
 }

@@ -118,7 +118,7 @@ void RootServer::on_message(Id id, ControlMessage message) {
       // A message that arrives late refers to the old numbers.
       if (!config_.survivors || joined_ || !failure_.ok()) return;
       if (!decode_ranks(message.payload, members_.size(), &member.gone)) {
-        return fail(error(moecclInternalError, "{} says that ranks are gone that are none", who(c->rank)));
+        return fail(error(moecclInternalError, "{} reports ranks as gone that do not exist", who(c->rank)));
       }
       if (all_are_here()) finish_round();
       return;
@@ -171,7 +171,7 @@ void RootServer::contribute(Id, Connection* c, ControlMessage message) {
     Member& member = member_of(c->rank);
     member.in_own_process = process.u64() == driver::this_process().random;
     if (config_.survivors && !decode_ranks(process.raw(process.left()), members_.size(), &member.gone)) {
-      return fail(error(moecclInternalError, "{} joins survivors without a word of who is gone", who(c->rank)));
+      return fail(error(moecclInternalError, "{} joins survivors without saying which ranks are gone", who(c->rank)));
     }
   }
   if (message.type == kGather) {
@@ -185,7 +185,7 @@ void RootServer::contribute(Id, Connection* c, ControlMessage message) {
   if (message.type == kFds) {
     RankSet wanted_by;
     if (!decode_ranks(rest, members_.size(), &wanted_by)) {
-      return fail(error(moecclInternalError, "{} sent descriptors for ranks that are none", who(c->rank)));
+      return fail(error(moecclInternalError, "{} sent descriptors for ranks that do not exist", who(c->rank)));
     }
     forward_fds(c->rank, wanted_by, std::move(message.fds));
   }

@@ -401,7 +401,7 @@ int Session::news_fd() const { return impl_->fd.get(); }
 Status Session::news(int64_t wait_ms) {
   MOECCL_TRY(impl_->usable());
   if (!driver::wait_fd(impl_->fd.get(), POLLIN, Deadline::after_ms(wait_ms)).ok()) return {};
-  return impl_->fail(error(moecclRemoteError, "the meeting point spoke between rounds"));
+  return impl_->fail(error(moecclRemoteError, "the meeting point sent a message between rounds"));
 }
 
 void Session::Impl::end(uint16_t type, std::span<const std::byte> payload) {

@@ -288,7 +288,7 @@ Status Communicator::forget(void* registration) {
     return {};
   }
   return error(moecclInvalidArgument,
-               "handle is {}: give one of moecclCommRegister on this communicator, and each once", registration);
+               "handle is {}: give one of moecclCommRegister on this communicator, each only once", registration);
 }
 
 Status forked_communicator() {

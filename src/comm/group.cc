@@ -171,7 +171,7 @@ Status check_self_messages(const std::vector<Call>& calls) {
   for (const auto& [comm, count] : open) {
     if (count != 0) {
       return error(moecclInvalidUsage,
-                   "rank {} sends to itself and receives from itself unequally often: put both calls in one group",
+                   "rank {} does not send to itself as often as it receives from itself: put both calls in one group",
                    comm->rank());
     }
   }
@@ -180,8 +180,8 @@ Status check_self_messages(const std::vector<Call>& calls) {
 
 using Batches = std::vector<std::pair<Stream*, std::shared_ptr<Batch>>>;
 
-// Launches the calls that can be launched at once. Calls in a capture must be; otherwise the reason is returned. Leaves
-// the calls that must be driven in `batches`.
+// Launches the calls that can be launched at once. Calls in a capture must be; otherwise the reason is returned. What
+// is left in `batches` must be driven, or watched if it was launched.
 Status launch_at_once(Batches& batches) {
   for (auto it = batches.begin(); it != batches.end();) {
     auto& [stream, batch] = *it;

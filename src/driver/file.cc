@@ -44,7 +44,7 @@ const char* kind_of(mode_t mode) {
   if (S_ISDIR(mode)) return "a folder";
   if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
   if (S_ISFIFO(mode)) return "a pipe";
-  return S_ISSOCK(mode) ? "a socket" : "no plain file";
+  return S_ISSOCK(mode) ? "a socket" : "not a plain file";
 }
 
 Status write_all(int fd, std::string_view text) {

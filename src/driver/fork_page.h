@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tells processes apart across forks. A child inherits what its parent created before the fork, and must be able to see
-// that it is not its own. The kernel wipes one page in children, so a single load answers the question; getpid() would
-// cost a system call in every operation.
+// Tells processes apart across forks. A child inherits what its parent created before the fork, and must be able to
+// tell that it belongs to the parent. The kernel wipes one page in children, so a single load answers the question;
+// getpid() would cost a system call in every operation.
 #pragma once
 
 #include <atomic>

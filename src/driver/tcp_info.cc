@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel reports about a connection. This is separate from socket.cc because linux/tcp.h, which has more
+// The kernel's statistics on a connection. This is separate from socket.cc because linux/tcp.h, which has more
 // fields, and netinet/tcp.h cannot be included together.
 #include <linux/sockios.h>
 #include <linux/tcp.h>

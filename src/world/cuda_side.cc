@@ -24,7 +24,7 @@ namespace {
 
 // How other processes open a rank's device memory.
 enum Export : uint8_t { kNotExported, kHandle, kDescriptor };
-// What a rank tells about its device. `able` only ever changes to false; all ranks see the same answers after each
+// A rank's description of its device. `able` only ever changes to false; all ranks see the same answers after each
 // exchange.
 struct Introduction {
   uint8_t asked = 0, able = 0, exported = kNotExported, reaches = 0;
@@ -119,7 +119,7 @@ class CudaSide::Connector {
         side_->shared_ = std::move(*made);
         return {};
       }
-      log(LogLevel::kInfo, "rank {}: device memory is shared by IPC handles, because not by descriptors: {}", n_.rank,
+      log(LogLevel::kInfo, "rank {}: device memory is shared by IPC handles, because descriptors failed: {}", n_.rank,
           made.status().message());
     }
     // A NIC registers whole pages. Allocations of whole blocks share no page with others.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank tells about itself when the ranks of a communicator meet.
+// The facts that a rank sends about itself when the ranks of a communicator meet.
 #pragma once
 
 #include <cstdint>

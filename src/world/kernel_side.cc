@@ -255,8 +255,8 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   plan::Reach reach;
   reach.staging = !joining.several_hosts();
   reach.views = reach.reads = reach.staging && !joining.other_processes();
-  // A launch costs what it did. Within the kernel, a step costs a barrier of some blocks, and a signal costs a store
-  // and a poll. These are guesses until a GPU has been measured (docs/gpu-results.md).
+  // A launch costs as much as before. Within the kernel, a step costs a barrier of some blocks, and a signal costs a
+  // store and a poll. These are guesses until a GPU has been measured (docs/gpu-results.md).
   plan::Profile profile = s.profile;
   profile.signal_ns = 1000;
   profile.step_ns = 700;

@@ -18,7 +18,7 @@
 
 namespace moeccl::comm {
 
-// What a communicator inherits from the one that it was split from.
+// State that a communicator inherits from the one from which it was split.
 struct Parent {
   std::shared_ptr<const SharedUplinks> uplinks;  // null: the communicator has its own
   std::function<Status()> others_alive;          // see bootstrap::JoinOptions; may be empty

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What connect() knows about all ranks before it sets up CUDA.
+// Facts about all ranks that connect() collects before it sets up CUDA.
 #pragma once
 
 #include <cstdint>

@@ -66,7 +66,7 @@ Result<std::string> agree_on_device(bootstrap::Session& session, Endpoint& endpo
     Reader in(words[r]);
     const bool able = in.u8() == 1;
     const std::string text = in.string(kMaxWhy);
-    if (!in.done()) return error(moecclRemoteError, "rank {} said nothing of its GPU and its NICs", r);
+    if (!in.done()) return error(moecclRemoteError, "rank {} sent no readable answer about its GPU and NICs", r);
     if (!able) {
       endpoint.forget_device();
       return error(moecclUnsupported, "rank {}: {}", r, text);
