@@ -26,7 +26,7 @@ bool writes_recv(const CollectiveCall& c, uint32_t rank) {
 
 Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation& op, bool* scaled) {
   using kernels::ReduceOp;
-  // Avg is a sum that is divided at the end.
+  // Avg is a sum followed by a division.
   static constexpr ReduceOp kBuiltIn[] = {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMax, ReduceOp::kMin,
                                           ReduceOp::kSum};
   static_assert(std::size(kBuiltIn) == MOECCL_NUM_REDUCTIONS && moecclProd == 1 && moecclMax == 2 && moecclMin == 3);
@@ -141,8 +141,8 @@ void keep(const Communicator& comm, PreparedCall& prepared, const CollectiveCall
   prepared.out_bytes = writes ? block_bytes * plan::out_blocks(c.op, comm.n_ranks()) : 0;
 }
 
-// Prepares an AllToAllv on the persistent kernel, whatever its size, which no rank knows of the others. The kernel
-// knows all sizes before its first step, so the plan for the rest of large blocks runs at once.
+// Prepares an AllToAllv on the persistent kernel, whatever its size, because no rank knows the others' sizes. The
+// kernel knows all sizes before its first step, so the plan for the rest of large blocks runs at once.
 Status prepare_splits(Communicator& comm, exec::Operation& op) {
   const PlanKey key{op.signature.op, 0, 0, static_cast<uint32_t>(op.element_bytes), false, false};
   MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> cached, comm.cuda()->kernel_side()->selector().get(key));

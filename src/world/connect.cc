@@ -368,7 +368,7 @@ class Connector {
     return {};
   }
 
-  // Paced links are only for host memory, because they pace the host's copies.
+  // Paced links are only for host memory, because the host sets their pace.
   Status connect_cuda() {
     Neighbours n;
     n.rank = rank_;
