@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A checksum that many threads can compute together, with the same result on host and device: a sum over 64-bit words,
-// each mixed with its position; the last word is padded with zeros. It detects accidental differences but is no defence
-// against forgery.
+// each mixed with its position; the last word is padded with zeros. It finds accidental differences, not forgery.
 #pragma once
 
 #include <cstdint>

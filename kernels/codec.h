@@ -87,12 +87,10 @@ bool codec_encode(const CodecTable& table, const CodecShape& shape, const CodecE
 bool codec_copy(const void* expert, void* to, uint64_t count, size_t element_bytes, uint32_t number,
                 const CodecUpdate& update);
 
-// Computes out = shared + residual. Returns false if `encoded` is not what codec_encode() wrote for this shape; out is
-// then undefined.
+// Computes out = shared + residual. Returns false, with out undefined, if codec_encode() did not write this.
 bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared, void* out);
 
-// Takes values[count] of elements [first, first + count), which are valid only during the call. False ends the
-// decoding.
+// Takes values[count] of elements [first, first + count), valid only during the call. False ends the decoding.
 using CodecUse = std::function<bool(uint64_t first, uint64_t count, const void* values)>;
 // The part of an expert that is decoded for a use: elements [first, first + count) in pieces of whole rows of `row`
 // elements; `row` divides count. A piece has about kCodecPiece elements, or one row.
@@ -101,8 +99,7 @@ struct CodecRange {
 };
 inline constexpr uint32_t kCodecPiece = 1 << 14;
 // Passes on codec_decode()'s values of the range, piece by piece and in order, from a buffer that stays in the cache
-// (ratio 1: from `encoded`). Returns false, without passing on any piece, if `encoded` is not what codec_encode()
-// wrote.
+// (ratio 1: from `encoded`). Returns false, without passing on any piece, if codec_encode() did not write `encoded`.
 bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared,
                   const CodecRange& range, const CodecUse& use);
 // Does the same for an expert that is not encoded: values[], with elements of element_bytes.

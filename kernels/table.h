@@ -58,8 +58,7 @@ struct CopyRowsArgs {
   bool stream = false;  // dst will not be read soon
 };
 
-// Does the same with dst row = weights[i] * src row, computed in fp32 (fp64 for fp64; integers: through double,
-// truncated).
+// Same, with dst row = weights[i] * src row, computed in fp32 (fp64 for fp64; integers: through double, truncated).
 struct ScaleRowsArgs {
   CopyRowsArgs rows;               // row_bytes must be a multiple of the type's size
   const float* weights = nullptr;  // [count]

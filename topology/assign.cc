@@ -14,8 +14,7 @@ namespace {
 
 constexpr size_t kMaxSide = 256;  // users and NICs of a host that are considered
 
-// Sends one unit of flow for each user from the source through the user and a NIC to the sink, by successive shortest
-// paths.
+// Sends a unit of flow for each user from source through user and NIC to sink, by successive shortest paths.
 class Flow {
  public:
   explicit Flow(size_t n_nodes) : first_(n_nodes, kNone) {}

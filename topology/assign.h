@@ -35,8 +35,7 @@ struct AssignChoice {
 
 // First, makes the smallest share of any user as large as possible (a NIC's rate over its users, bounded by the path).
 // Among those choices, the sum of distances is least; then the loads are even and neighbours stay neighbours. The
-// result is exact (a min-cost flow for the best feasible share) and deterministic. Every user gets a NIC if there is
-// one.
+// result is exact (a min-cost flow for the best feasible share) and deterministic. Every user gets a NIC if any exists.
 std::vector<AssignChoice> assign(const AssignProblem& problem);
 // Returns the smallest share that a choice of one NIC per user gives.
 double smallest_share(const AssignProblem& problem, const std::vector<uint32_t>& nic_of_user);

@@ -23,8 +23,7 @@ struct Discovery {
 
 // Runs every probe and merges the results. A failing probe is an entry of `probes`, never an error. Takes some 10 ms.
 Result<Discovery> discover(const ProbeSources& sources = {});
-// Returns this host, which is discovered on the first call and cached for the process. Threads may call it
-// concurrently.
+// Returns this host, discovered on the first call and cached for the process. Threads may call it concurrently.
 const Result<Discovery>& discover_host();
 
 // Loads a topology from a file: hwloc's XML (one host) or our JSON, distinguished by their first character. Errors name

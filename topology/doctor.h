@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes one page for a person: what was found here, what limits there are, which transport each pair of ranks would
-// use and why not a better one, and each problem with its fix. The facts are arguments, so that every page can be
-// tested.
+// use and why not a better one, and each problem with its fix. Facts are arguments, so that every page can be tested.
 #pragma once
 
 #include <string>

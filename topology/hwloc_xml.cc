@@ -338,8 +338,7 @@ class HwlocReader {
     node.ports.push_back(port);
   }
 
-  // Reads <distances2 type="OSDev" indexing="gp"> or <distances2hetero>, both with <indexes> and <u64values> of one
-  // matrix.
+  // Reads <distances2 type="OSDev" indexing="gp"> or <distances2hetero>: <indexes> and <u64values> of one matrix.
   Status distances(const XmlElement& element) {
     const std::string* name = element.attribute("name");
     if (name == nullptr || *name != "NVLinkBandwidth") return {};

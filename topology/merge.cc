@@ -137,8 +137,7 @@ class Merger {
     return false;
   }
 
-  // Goes from the kinds that contain to those that are contained, so that the path above a candidate is already
-  // settled.
+  // Goes from containers to what they contain, so that the path above a candidate is already settled.
   void choose_parents() {
     std::vector<Node*> in_order;
     for (auto& [id, node] : nodes_) in_order.push_back(&node);

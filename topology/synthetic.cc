@@ -205,8 +205,7 @@ Result<LevelTree> parse_synthetic(std::string_view text, uint32_t n_ranks) {
     tree.levels[0].link = last.link;
     return tree;
   }
-  // In the text, the sizes of level l are written at level l and count its groups per parent. from_sizes expects them
-  // at the parent.
+  // The text writes the sizes of level l at level l, as its groups per parent. from_sizes expects them at the parent.
   std::vector<LevelSizes> upper;
   for (size_t l = 0; l + 1 < written.size(); ++l)
     upper.push_back({written[l].name, written[l].link, written[l + 1].sizes});

@@ -154,8 +154,7 @@ std::vector<Seat> default_seats(const Graph& graph, uint32_t host, uint32_t n_ra
   for (const NodeKind kind : {NodeKind::kSocket, NodeKind::kNuma, NodeKind::kCache})
     for (const Node* node : graph.of_kind(kind))
       for (const uint32_t cpu : node->cpus) place_of[cpu] = node;
-  // Assigns blocks of ranks to processors in the order of their places, so that neighbours are near: numbers may
-  // interleave.
+  // Assigns blocks of ranks to processors in place order, so that neighbours are near: their numbers may interleave.
   std::vector<const Node*> order;
   for (const Node& node : graph.nodes)
     for (const uint32_t cpu : node.cpus)

@@ -18,8 +18,7 @@ struct Seat {
 };
 
 // Seats n_ranks of one host in the usual order: over its GPUs in turn (rank i of n on GPU i when there are enough, else
-// neighbours share), or over its processors in blocks when it has no GPU. 0 means a rank for each GPU, or for each
-// core.
+// neighbours share), or over its processors in blocks when it has no GPU. 0: a rank for each GPU, or each core.
 std::vector<Seat> default_seats(const Graph& graph, uint32_t host, uint32_t n_ranks);
 
 // Returns the levels, outermost first: host, socket, numa, island (of GPUs) or cache (of cores), rank, as far as they

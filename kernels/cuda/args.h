@@ -111,8 +111,7 @@ struct CodecDecodeArgs {
   size_t count;
   uint32_t keep, keep_last;
 };
-// Sets *bad = 1 when an expert has another header, or when an index of its last block is too large; only that block can
-// have one.
+// Sets *bad = 1 when an expert has another header, or its last block (only there can it be) has too large an index.
 struct CodecCheckArgs {
   const void* encoded;
   uint32_t* bad;

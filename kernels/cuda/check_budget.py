@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compares what compile.py measures of every kernel, the worst over all targets, with kernels/cuda/budget.txt:
-registers, stack and spilled bytes must not exceed it, and there must not be fewer batches of loads in flight. A kernel without
-a line and a line without a kernel are findings too. A kernel that uses instructions of one target may have an additional
-line for that target.
+registers, stack and spilled bytes must not exceed it, and there must not be fewer batches of loads in flight. A kernel
+without a line and a line without a kernel are findings too. A kernel that uses instructions of one target may
+have an additional line for that target.
 
   check_budget.py BUDGET REPORT...           exits 1 when a kernel is over its budget
   check_budget.py --write BUDGET REPORT...   writes the budget: registers rounded up to 8, the unit of allocation"""
 import sys
 
 HEADER = """# The most that a kernel may use on any target: registers, stack bytes, spilled bytes (stores and loads
-# together); and the least number of batches of at least four 16-byte loads in flight (compile.py, if there is a cuobjdump).
+# together); and the least number of batches of at least four 16-byte loads in flight (compile.py, with a cuobjdump).
 # kernel@90: on that target alone. Such lines are added by hand, and --write brings them up to date.
 # Written by kernels/cuda/check_budget.py --write; checked by the test cuda_budget if nvcc exists.
 """

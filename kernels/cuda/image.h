@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels that this build of the library carries for the driver to load. There are none when it was built
-// without nvcc.
+// The compiled kernels that this build of the library carries for the driver to load. A build without nvcc has none.
 #pragma once
 
 #include <vector>
@@ -13,8 +12,7 @@ struct Image {
 };
 std::vector<Image> images();
 
-// The oldest driver that loads them, as cuDriverGetVersion counts (12000: CUDA 12.0, R525; 13000: R580), and the tools
-// that made them.
+// The oldest driver that loads them, as cuDriverGetVersion counts (12000: CUDA 12.0, R525; 13000: R580); their tools.
 struct ImageOrigin {
   int driver;
   const char* made_by;

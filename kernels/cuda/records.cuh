@@ -31,8 +31,7 @@ MOECCL_DEVICE void route_order(const RouteOrderKernelArgs& a) {
   }
 }
 
-// Threads of different experts may read a token's key while it is dropped; whether they see the old or new value, it is
-// not theirs.
+// Threads of other experts may read a token's key while it is dropped: old or new, its value does not concern them.
 MOECCL_DEVICE void route_drop(const RouteDropKernelArgs& a) {
   for (uint32_t e = block_index(); e < a.n_experts; e += grid_blocks()) {
     const uint32_t end = a.first[e + 1];

@@ -79,8 +79,7 @@ MOECCL_DEVICE void route_scan(const RouteKernelArgs& a) {
   if (t == 0) a.first[a.n_slots] = before;
 }
 
-// A token's place in a slot's list is the tile's first place plus the tile's tokens before it, which are counted in
-// bitmaps.
+// A token's place in a slot's list: the tile's first place plus the tile's tokens before it, counted in bitmaps.
 inline constexpr uint32_t kSlotBatch = 256;
 MOECCL_DEVICE void route_fill(const RouteKernelArgs& a) {
   constexpr uint32_t kWords = kRouteTile / 32;

@@ -48,8 +48,7 @@ struct RouteLevelsKernelArgs {
   uint32_t* rows;  // [n_slots], zeroed beforehand
 };
 
-// There are three launches: count, scan, fill. The last of the n_ranks + 1 peers is this rank's own list of all its
-// choices.
+// Three launches: count, scan, fill. The last of the n_ranks + 1 peers is this rank's own list of all its choices.
 struct RouteTotals {
   uint32_t records, choices, weights;
   uint32_t first_word;  // of the message in `words`; for peer n_ranks: the end of all messages

@@ -54,8 +54,7 @@ MOECCL_DEVICE typename E::Stored sum_column(const ReduceRowsKernelArgs& a, uint6
         at(a.bases[term.segment], (static_cast<size_t>(term.row) * a.row_elements + column) * sizeof(Stored))));
     if (a.weights) v = weigh(v, a.weights[t]);
     group[kGroups - 1] = add(group[kGroups - 1], v);
-    // After the last term of a row, all groups are closed. The loop is unrolled, so that the accumulators stay in
-    // registers.
+    // The last term of a row closes all groups. The loop is unrolled, so that the accumulators stay in registers.
     const int close = !a.grouped ? 0 : t + 1 == end ? kGroups : term.close;
     MOECCL_UNROLL
     for (int g = kGroups - 1; g > 0; --g) {
@@ -116,8 +115,7 @@ MOECCL_DEVICE void reduce_rows(const ReduceRowsKernelArgs& a, const Team& team) 
   }
 }
 
-// One warp handles each row: lane l sums the elements j with j % 32 == l in order, then the upper half is added to the
-// lower.
+// One warp handles each row: lane l sums elements j with j % 32 == l in order, then upper halves are added to lower.
 template <class E>
 MOECCL_DEVICE void dot_rows(const DotRowsKernelArgs& a, const Team& team) {
   using Stored = typename E::Stored;

@@ -15,8 +15,7 @@ MOECCL_DEVICE uint32_t warp_prefix(uint32_t v, uint32_t lane) {
   return v;
 }
 
-// Sets sums[t] to the sum of `own` over the threads up to and including t. All threads of the block call it; sums is
-// shared.
+// Sets sums[t] to the sum of `own` over threads 0 to t. All threads of the block call it; sums is shared.
 MOECCL_DEVICE void block_prefix(uint32_t* sums, uint32_t own) {
   const uint32_t t = thread_index(), n = block_threads();
   sums[t] = own;

@@ -8,8 +8,7 @@
 
 namespace moeccl::cuda {
 
-// Returns how many threads before this one have v, in thread order; *total is for the whole block. `warps` is shared,
-// [8].
+// Returns how many threads before this one have v, in thread order; *total: in the whole block. `warps` is shared, [8].
 MOECCL_DEVICE uint32_t block_rank(bool v, uint32_t* warps, uint32_t* total) {
   const uint32_t lane = thread_index() % kWarp, warp = thread_index() / kWarp, votes = ballot(v);
   block_sync();  // the last round's counts have been read

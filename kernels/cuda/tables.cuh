@@ -355,8 +355,7 @@ MOECCL_DEVICE void table_source_blocks(const TablesKernelArgs& a, uint32_t sourc
       table_before(a, arrived, span.begin);
 }
 
-// Runs in one block: computes where the experts' groups begin, their padding, and what describes the routing as a
-// whole.
+// Runs in one block: computes where the experts' groups begin, their padding, and the data of the whole routing.
 MOECCL_DEVICE void table_groups(const TablesKernelArgs& a) {
   MOECCL_SHARED uint32_t sums[kBlockThreads];
   const TableConstants& is = a.is;

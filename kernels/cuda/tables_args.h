@@ -24,8 +24,7 @@ struct TableBlock {
 };
 enum class TableFault : uint32_t { kNone, kChoices, kTokens, kWeights };
 
-// A rank's own part. take turns choices beyond the number of tokens into none; pack comes after route_order and
-// route_drop.
+// A rank's own part. take clears choices beyond the number of tokens; pack runs after route_order and route_drop.
 struct TableOwnKernelArgs {
   const int32_t* topk;       // [n_tokens][top_k]
   const float* weight;       // same shape, or null

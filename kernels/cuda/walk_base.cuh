@@ -77,8 +77,7 @@ MOECCL_DEVICE void walk_fail(const WalkArgs& a, const WalkState& w, WalkFailure 
 // Returns true if the peer has entered this operation with other arguments, or has run other operations before it.
 MOECCL_DEVICE bool walk_differs(const WalkArgs& a, const WalkState& w, uint32_t peer, bool must_be_there) {
   const WalkEntry& theirs = a.peers[peer].header->entries[w.seq % kWalkEntries];
-  // Polls call this, so the acquire, which pairs with the release in walk_enter(), is made only when there is an entry
-  // to read.
+  // Polls call this, so it acquires, which pairs with the release in walk_enter(), only when there is an entry.
   if (load_relaxed_system(&theirs.seq) != w.seq || load_acquire_system(&theirs.seq) != w.seq) return must_be_there;
   return load_relaxed_system(&theirs.history) != w.history;
 }

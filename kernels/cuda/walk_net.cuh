@@ -44,8 +44,7 @@ MOECCL_DEVICE uint8_t* walk_net_cell_at(const WalkArgs& a, uint32_t queue, uint6
   return a.net.cells + (static_cast<size_t>(queue) * kNetCells + used % kNetCells) * a.net.cell_bytes;
 }
 
-// Returns the lane's next cell once it is free, or null when the operation fails. All threads of the lane's blocks call
-// it.
+// Returns the lane's next cell once it is free, or null when the operation fails. All of the lane's threads call it.
 MOECCL_DEVICE uint8_t* walk_net_cell(const WalkArgs& a, WalkShared& s, const WalkState& w, const WalkPlace& at) {
   block_sync();
   if (thread_index() == 0) {
@@ -116,8 +115,7 @@ MOECCL_DEVICE void walk_net_done(const WalkArgs& a, const WalkState& w) {
   (void)walk_net_give(a, w, at, kOwn, a.net.state->given[kOwn]++, c);
 }
 
-// Run by the first block of the last lane: finds the arrivals of the next round, or none when all other lanes have
-// left.
+// Run by the first block of the last lane: finds the next round's arrivals, or none when all other lanes have left.
 MOECCL_DEVICE void walk_net_look(const WalkArgs& a, const WalkState& w, WalkNetState& n) {
   while (true) {
     if (load_relaxed_system(&a.net.arrivals->head) != n.taken) {

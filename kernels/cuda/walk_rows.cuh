@@ -238,8 +238,7 @@ MOECCL_DEVICE bool walk_splits_compare(const WalkSplitsArgs& a, const WalkState&
   return false;
 }
 
-// Called after walk_enter(): finds the number of chunks, which follows from the largest block of any rank. Block 0 asks
-// for all blocks.
+// Called after walk_enter(): derives the number of chunks from the largest block of any rank. Block 0 asks for all.
 MOECCL_DEVICE bool walk_splits_agree(const WalkSplitsArgs& a, WalkSplitsShared& s, const WalkState& w,
                                      uint32_t* n_chunks) {
   const WalkArgs& k = a.walk;
@@ -279,8 +278,8 @@ MOECCL_DEVICE WalkSpan walk_splits_resolve(const WalkSplitsArgs& a, const WalkSt
     offset += (input ? a.send_displs : a.recv_displs)[ref.index] + part.begin;
     base = input ? static_cast<uint8_t*>(const_cast<void*>(k.input)) : static_cast<uint8_t*>(k.output);
   } else {
-    // Of a peer's memory, plans read only its Input's block for this rank, which begins where the peer says:
-    // walk_splits_compare() has read its entry, so the value is there.
+    // Plans read only one block of a peer's memory: that of its Input for this rank. It begins where the peer's entry
+    // says, which walk_splits_compare() has read.
     const WalkEntry& e = k.peers[ref.rank].header->entries[w.seq % kWalkEntries];
     offset += load_relaxed_system(&walk_splits(k, ref.rank, w.seq)[k.rank].send_at) + part.begin;
     base = reinterpret_cast<uint8_t*>(load_relaxed_system(&e.input));

@@ -14,8 +14,7 @@ struct Avx512 {
   using Half = simd::VecOf<uint16_t, 32>::type;
   using Quarter = simd::VecOf<uint8_t, 16>::type;
 
-  // The zero-masked forms with a full mask give the same instructions; the plain forms make GCC warn about its own
-  // header.
+  // The zero-masked forms with a full mask give the same instructions; the plain ones warn about GCC's own header.
   static constexpr __mmask16 kAll = 0xffff;
   static F half_to_float(Half h) { return (F)_mm512_maskz_cvtph_ps(kAll, (__m256i)h); }
   static Half float_to_half(F f) { return (Half)_mm512_maskz_cvtps_ph(kAll, (__m512)f, _MM_FROUND_TO_NEAREST_INT); }

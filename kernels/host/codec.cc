@@ -84,8 +84,7 @@ class Decoder {
     }
     return true;
   }
-  // Returns true if the indices of all blocks of the range ascend and are elements, so that values() can continue
-  // anywhere.
+  // Returns true if the indices of all blocks of the range ascend and are elements: values() can then start anywhere.
   bool ordered(uint64_t first, uint64_t count) const {
     if (count == 0) return true;
     for (uint64_t at = first / kCodecBlock; at <= (first + count - 1) / kCodecBlock; ++at) {

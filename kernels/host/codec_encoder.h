@@ -99,8 +99,7 @@ class BlockEncoder {
   }
 
  private:
-  // Returns the squared loss of an element whose residual is sent as `coded`. decode() rounds its sum to the type once
-  // more.
+  // Returns the squared loss of an element whose residual is sent as `coded`. decode() rounds once more to the type.
   static double square_of_loss(const Block& block, uint32_t at, float coded) {
     typename C::Stored sum;
     C::store(&sum, 0, C::load(block.shared, at) + coded);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The definition of every kernel, one element at a time. Overlays must produce the same bits (any NaN may replace any
-// NaN).
+// The definition of every kernel, one element at a time. Overlays must produce the same bits (but any NaN will do).
 #include <atomic>
 #include <cstring>
 

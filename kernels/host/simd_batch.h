@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One register of elements of each data type, for the overlays, with the code that loads it into its accumulators and
-// rounds it back.
+// The overlays' register of elements of each data type, which loads into accumulators and rounds back.
 //
 // The vector kernels (simd_*.h) are written once, over the compiler's vector types. avx2.cc and avx512.cc instantiate
 // them with their own Isa, which is in an unnamed namespace there. So every function of an instantiation is local to
@@ -290,8 +289,7 @@ inline void store_some(std::byte* p, typename B::Acc acc, size_t n) {
   copy_some<typename B::isa>(p, reinterpret_cast<const std::byte*>(&v), n * sizeof(typename B::Stored));
 }
 
-// Prefetches into the second-level cache, far enough ahead that the first level would lose it again. Any address is
-// allowed.
+// Prefetches into the second-level cache, so far ahead that the first level would lose it. Any address is allowed.
 template <class Isa>
 inline void prefetch(const std::byte* base, size_t offset) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(base) + offset), 0, 2);

@@ -35,8 +35,7 @@ class RowSum {
   using Acc = typename B::Acc;
   using Lane = typename B::Lane;
   static constexpr int kInner = kMaxGroups - 1;
-  // A block has 4 registers of sums. With 8 and the prefetch, 1024 rows of bf16 top-8 fell from 27 to 14 GB/s
-  // (AVX-512).
+  // A block has 4 registers of sums. With 8 and prefetch, 1024 rows of bf16 top-8 fell from 27 to 14 GB/s (AVX-512).
   static constexpr size_t kMostUnroll = 4 * B::isa::kBytes / sizeof(Acc);
   static constexpr size_t kUnroll = B::kUnroll < kMostUnroll ? B::kUnroll : kMostUnroll;
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange before ranks do something together: each says whether it can take part, and gives the fields that must
-// agree.
+// The exchange before ranks do something together: whether each can take part, and the fields that must agree.
 #pragma once
 
 #include <cstddef>

@@ -21,8 +21,7 @@
 
 namespace moeccl::comm {
 
-// Puts choices into canonical order and drops those beyond drop.capacity; 0: there is no capacity, and no lists are
-// made.
+// Puts choices into canonical order and drops those beyond drop.capacity; 0: no capacity, and no lists.
 Status launch_route_order(const exec::StreamEngine& engine, driver::cuda::Stream stream,
                           const moeccl::cuda::RouteOrderKernelArgs& order, const moeccl::cuda::RouteKernelArgs& lists,
                           const moeccl::cuda::RouteDropKernelArgs& drop);
@@ -37,8 +36,7 @@ class CudaRouting {
     std::vector<const algo::Paths*> candidates;
     uint32_t rank = 0;
   };
-  // The objects that `setting` points to must outlive the result; the engine need not. Allocates memory for max_tokens
-  // tokens.
+  // The objects that `setting` points to must outlive the result; the engine need not. Allocates for max_tokens tokens.
   static Result<std::unique_ptr<CudaRouting>> create(exec::StreamEngine& engine, const Model& setting);
   ~CudaRouting();
 

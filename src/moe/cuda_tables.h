@@ -32,8 +32,7 @@ class CudaTables {
   ~CudaTables();
 
   // pack() launches the kernels before the AllGather of block_bytes() bytes from send() into recv(), and make() those
-  // after it. Both return without waiting for the kernels; nothing else may use these tables until the kernels have
-  // run.
+  // after it. Both return without waiting for the kernels; nothing else may use these tables until they have run.
   Status pack(const exec::StreamEngine& engine, driver::cuda::Stream stream, const StreamChoices& choices);
   // Device memory that describes a routing as a whole, in the order of moecclRoutingDeviceInfo_t.
   struct Target {

@@ -308,8 +308,7 @@ Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t st
   return return_dots(dots, g.grad_weight);
 }
 
-// Fills `dots` for each local choice, ordered by (origin, token, expert), and multiplies the rows of grad_in by their
-// weights.
+// Fills `dots` by (origin, token, expert) of each local choice, and multiplies the rows of grad_in by their weights.
 Status MoeRouting::dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const {
   const MoeConfig& config = layer_.config();
   const std::vector<uint32_t>& rows = tables_.choice_row;

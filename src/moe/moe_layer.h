@@ -62,12 +62,10 @@ class MoeLayer {
 
   MoeHost& host() const { return host_; }
   const MoeConfig& config() const { return config_; }
-  // The rank that computes each expert for this rank's tokens: its owner, or the rank that holds a copy in this rank's
-  // domains.
+  // The rank that computes each expert for this rank's tokens: its owner, or a holder in this rank's domains.
   const algo::Placement& placement() const { return placement_; }
   const algo::CanonicalOrder& order() const { return order_; }
-  // Null: experts stay where they were when the layer was created. With a map, every expert number in the layer is a
-  // slot.
+  // Null: experts stay where they were at creation. With a map, every expert number in the layer is a slot.
   const std::shared_ptr<algo::ExpertMap>& map() const { return map_; }
   void take_map(std::shared_ptr<algo::ExpertMap> map) { map_ = std::move(map); }
   const std::vector<std::unique_ptr<MoeCandidate>>& candidates() const { return candidates_; }
@@ -77,15 +75,13 @@ class MoeLayer {
   Result<std::unique_ptr<exec::RowTables>> take_tables();
   void give_back(std::unique_ptr<exec::RowTables> tables);
   bool has_tables() const;
-  // Returns free tables for stream updates with the candidate's plan. If there are none, frees those of other plans and
-  // returns null.
+  // Returns free tables for stream updates with the candidate's plan, or null after freeing those of other plans.
   std::unique_ptr<CudaTables> take_cuda_tables(size_t candidate);
   void give_back(std::unique_ptr<CudaTables> tables);
   // Returns the guesses for the next update. With one candidate or without trials, they leave prices as they are.
   std::vector<float> guesses(uint64_t n_tokens) const;
   size_t pick(std::span<const double> prices_us, std::span<const float> guesses) const;
-  // Keep the last update whose operations have run, of any of the layer's routings, until the ranks next exchange their
-  // times.
+  // Keep the last update whose operations have run, of any of the layer's routings, until ranks exchange their times.
   void keep_step(MoeStep step);
   MoeStep take_step();
   void note_step(const MoeStep& step, double took_us);
@@ -131,8 +127,7 @@ class MoeRouting {
 
   MoeLayer& layer() const { return layer_; }
   // This call is collective and blocks. Its first exchange ends all operations that this rank still has in flight, so
-  // that tables may change. topk_index may be in device memory of the host's engine; topk_weight may then be in either
-  // kind of memory.
+  // that tables may change. topk_index may be in device memory of the host's engine; topk_weight may then be in either.
   Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
   // Updates in the stream's order, with the plan of the last update(). It waits for nothing, except that its first call
   // for a plan is collective and allocates memory.
@@ -160,8 +155,7 @@ class MoeRouting {
   friend class MoeReplacement;  // runs its own steps over this routing (moe_replace.h)
   struct Hello;
   struct Agreement;
-  // Registers `reader`, whose work reads this routing from now on: update() and the destructor wait for that work to
-  // end.
+  // Registers `reader`, whose work reads this routing from now on: update() and the destructor wait for its end.
   void read_by(const std::shared_ptr<Background>& reader);
   void wait_for_readers();
   Status assign(const algo::TopK& topk);
@@ -190,8 +184,7 @@ class MoeRouting {
   Status prepare_stream_updates(driver::cuda::Context context, bool captured);
   Status usable(const char* what) const;
   Status on_host(const char* what) const;  // usable(), and the arrays are on the host
-  // The tokens and rows that a call needs room for: those of the last update, or the most of any update if only the
-  // device knows.
+  // The tokens and rows that a call needs room for: the last update's, or the most possible if only the device knows.
   uint64_t tokens_here() const { return on_device_ ? layer_.config().shape.max_tokens : own_.n_tokens; }
   uint64_t rows_here() const { return on_device_ ? layer_.most_rows() : tables_.n_rows(); }
   Status needs_elements(const char* what) const;

@@ -118,8 +118,7 @@ Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, con
             samples.first[static_cast<size_t>(placement[i]) + 1] - samples.first[static_cast<size_t>(placement[i])]);
     }
   }
-  // Bounds the tables of any placement and the choices of all ranks. The bound is the same on all ranks, so all fail
-  // together.
+  // Bounds the tables of any placement and all ranks' choices. It is the same on all ranks, so all fail together.
   const algo::MoeShape& shape = layer_.config().shape;
   algo::RoutingLoad load;
   for (const uint64_t n : routing.tokens_of_) load.records += n;

@@ -8,8 +8,7 @@ namespace moeccl::comm {
 namespace {
 
 constexpr double kDefaultGain = 0.05;  // the default of the sample solver too
-// A prediction is trusted to be too low by this factor at most, because a disturbance may have affected one trial's
-// times.
+// A prediction is trusted to err by this factor at most, because a disturbance may have affected one trial's times.
 constexpr double kMostRealized = 1.5;
 
 }  // namespace

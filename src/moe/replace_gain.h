@@ -17,8 +17,7 @@ class ReplaceGain {
  public:
   // Steps of each kind that a trial counts, after the first one, whose tables and buffers are cold.
   static constexpr uint32_t kCounted = 3;
-  // Steps without an exchange after a step that did not pay off. The pause doubles each time, so that asking costs
-  // little.
+  // Steps without an exchange after one that did not pay off. The pause doubles each time, so that asking costs little.
   static constexpr uint32_t kFirstPause = 4, kMostPause = 64;
   // While re-placing pays off, one step in this many stays, to measure the other side of the comparison.
   static constexpr uint32_t kCompareEvery = 64;

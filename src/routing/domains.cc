@@ -54,8 +54,7 @@ bool Domains::plain() const {
 }
 
 uint32_t Domains::holder(uint32_t rank, uint32_t home) const {
-  // `at` is where the token is; `home` is the rank that holds the expert in the token's part of the tree, level by
-  // level.
+  // `at` is where the token is; `home` holds the expert in the token's part of the tree, level by level.
   uint32_t at = rank;
   for (uint32_t l = 0; l < tree_.depth(); ++l) {
     const uint32_t here = tree_.levels[l].group_of_rank[at], there = tree_.levels[l].group_of_rank[home];

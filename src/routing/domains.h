@@ -34,8 +34,7 @@ class Domains {
   struct Send {
     uint32_t from = 0, to = 0, level = 0;
   };
-  // Sorted by (level, from, to). Outer levels come first: a slow link carries an expert once, and inner levels pass it
-  // on.
+  // Sorted by (level, from, to). Outer levels come first: a slow link carries an expert once, inner levels pass it on.
   const std::vector<Send>& sends() const { return sends_; }
   // Returns the ranks whose experts `rank` holds before the AllGather of `level`, or at the end for depth(), in the
   // order in which they arrived.

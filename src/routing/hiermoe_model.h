@@ -20,8 +20,7 @@ struct HierMoeTime {
 // Checks that the profile has every AlltoAll that the algorithm needs; the error names the first one that is missing.
 Status hiermoe_knows(const MoeAlgorithm& algorithm, const plan::AllToAllCosts& costs);
 
-// Returns the AlltoAlls that follow from the topology's links, for profiles without measurements: a rank's share of its
-// group's uplink.
+// Derives the AlltoAlls from the topology's links if there are no measurements: a rank's share of its group's uplink.
 plan::AllToAllCosts all_to_all_of_links(const plan::LevelTree& tree);
 
 // Returns the time of one direction (dispatch or combine). Flat and hier:1 are one standard AlltoAll (Eq. 1 and 2),

@@ -34,8 +34,7 @@ struct TrafficEdge {
   bool operator==(const TrafficEdge&) const = default;
 };
 
-// Row lists are numbered like those of RowLists (routing_tables.h), so that plans can be priced without building the
-// lists.
+// Row lists are numbered like those of RowLists (routing_tables.h), so that plans can be priced without the lists.
 struct Traffic {
   uint32_t n_ranks = 0, n_hops = 1;
   std::vector<TrafficEdge> edges;      // by (from, hop, to)

@@ -87,8 +87,7 @@ SampleCounts count_samples(const CountRequest& request, const AllChoices& choice
 // The next layer's rows in the same columns, for one rank's own samples: the second term of Eq. 5, in the unit of the
 // first.
 //
-// Uses choices that are known token by token, next[tokens][top_k], -1: none. Fails if no routing could have these
-// choices.
+// Uses choices that are known token by token, next[tokens][top_k], -1: none. Fails if no routing could have them.
 Result<std::vector<int32_t>> next_of_choices(const CountRequest& request, const CanonicalOrder& order, const TopK& next,
                                              uint32_t top_k, uint64_t sample_tokens);
 // Uses counts, next[samples][n_experts]. Counts do not say how many choices of a token share a row, so the share is
@@ -104,8 +103,7 @@ struct Homes {
   Homes(const Samples& samples, std::span<const int32_t> placement, uint32_t n_ranks);
 };
 
-// The layout of combine's input on one rank: the rows of dispatch, then those of the residual. It does not depend on
-// homes.
+// The layout of combine's input on one rank: the rows of dispatch, then the residual's. Independent of homes.
 struct ResidualRows {
   uint64_t n_rows = 0;  // of combine's input
   // By local choice, token by token: the row, its weight, and the row of the token's residual that is summed after it.

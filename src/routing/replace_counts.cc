@@ -18,8 +18,7 @@ size_t columns_of(const CountRequest& r) {
   return unit_of(r) == Unit::kChoice ? r.placement->owner.size() : r.placement->n_ranks;
 }
 
-// Shares `total` of each node out over its ranks in proportion to weight[rank], in whole tokens, largest remainders
-// first.
+// Shares `total` of each node out over its ranks in proportion to weight[rank]: whole tokens, largest remainders first.
 class NodeShares {
  public:
   explicit NodeShares(const CountRequest& r) : members_(r.n_nodes) {
@@ -81,8 +80,7 @@ class Columns {
   NodeShares shares_;
 };
 
-// Estimates rows out[i] of choices[i] from `known` choices that made `rows` rows; `other` is the share over all
-// samples.
+// Estimates the rows out[i] of choices[i] from `known` choices that made `rows` rows; `other`: of all samples.
 void rows_of(std::span<const int32_t> choices, std::span<const int32_t> known, std::span<const int32_t> rows,
              const double other, uint64_t sample_tokens, std::vector<int32_t>& out) {
   for (size_t i = 0; i < choices.size(); ++i) {

@@ -65,8 +65,7 @@ struct LevelCount {
 };
 void count_rows(const Paths& paths, const plan::LevelTree& tree, const Placement& placement, uint32_t rank,
                 const OwnChoices& own, std::vector<LevelCount>& levels);
-// Returns the hops of `rank`'s rows to each rank with experts; other ranks have none. Levels are those of the full
-// tree.
+// Returns the hops of `rank`'s rows to each rank with experts (others: none). Levels are those of the full tree.
 struct Hop {
   uint32_t from, to, level;
 };
@@ -95,8 +94,7 @@ class RecordWriter {
   void prepare(const Paths& paths, const Placement& placement, uint32_t rank);
   // Fills words() and bytes(); reuses memory.
   void write(const Placement& placement, const OwnChoices& own);
-  // Does the same with messages that were written elsewhere. `words` holds them in rank order, with bytes[n_ranks]
-  // each.
+  // Does the same with messages written elsewhere. `words` holds them in rank order, with bytes[n_ranks] each.
   void adopt(const Placement& placement, const OwnChoices& own, std::span<const uint32_t> words,
              std::span<const size_t> bytes);
 

@@ -61,8 +61,7 @@ struct Edge {
 };
 struct RankEdges {
   std::vector<Edge> in, out;  // by (hop, peer)
-  // Edges of smaller hops come first. These return how many of `in` precede a hop, and the first of `out` that follows
-  // it.
+  // Edges of smaller hops come first. These return how many of `in` precede a hop, and the first of `out` after it.
   uint32_t n_in_before(uint32_t hop) const;
   uint32_t first_out_after(uint32_t hop) const;
 };
@@ -135,8 +134,7 @@ class Ways {
 };
 
 // The order in which sums are formed, equal for all algorithms: experts by (outermost group, ..., rank, expert). A
-// group of any level is an interval of this order, so the rows that one peer returns are adjacent in every token's
-// list.
+// group of any level is an interval of this order, so rows that one peer returns are adjacent in every token's list.
 struct CanonicalOrder {
   std::vector<uint32_t> position;  // [n_experts]
   std::vector<uint16_t> expert;    // [n_experts] the inverse permutation

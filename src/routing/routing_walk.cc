@@ -147,8 +147,8 @@ class RoutingTables::Walk {
   void begin_sum() { sum_empty_ = true; }
   void term(uint32_t segment, uint32_t row, float weight, uint32_t expert) {
     if (!sum_empty_ && t_.shape_.grouped) {
-      // Ends all groups that hold the previous term but not this one: the levels from where their owners differ
-      // inwards.
+      // Ends all groups that hold the previous term but not this one: the levels inwards from where their owners
+      // differ.
       const uint32_t level = p_.tree.level_between(last_owner_, p_.placement.owner[expert]);
       sum_->term.back().close = static_cast<uint16_t>(p_.tree.depth() - level);
     }

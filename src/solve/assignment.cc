@@ -42,8 +42,7 @@ class Transport {
 
   void solve() {
     std::fill_n(price_, n_bins_, 0);
-    // A step of about 0.618 n_items that is coprime with it visits all items, and the first items it visits are spread
-    // evenly.
+    // A step of about 0.618 n_items that is coprime with it visits all items, and spreads the first ones evenly.
     int64_t step = std::max<int64_t>(1, static_cast<int64_t>(0.6180339887 * p_.n_items));
     while (std::gcd(step, static_cast<int64_t>(p_.n_items)) != 1) ++step;
     for (int64_t i = 0, at = 0; i < p_.n_items; ++i, at = (at + step) % p_.n_items) ids_[i] = static_cast<int32_t>(at);

@@ -108,8 +108,7 @@ double DomainModel::all_to_all(const std::vector<Level>& levels, size_t hops) co
   return least_us / 1e6;
 }
 
-// Returns the time of the AllGather inside domains, or of the return over the same links: levels overlap chunk by
-// chunk.
+// Returns the time of the AllGather inside domains, or of the return over its links: levels overlap chunk by chunk.
 double DomainModel::exchange(const std::vector<Level>& levels, double gpu_bytes) const {
   const double expert_bytes = gpu_bytes * n_gpus_ / p_.n_experts;
   const double chunks = std::max(1.0, std::ceil(expert_bytes / kExpertChunk));

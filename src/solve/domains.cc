@@ -224,8 +224,7 @@ void solve_domains(const moecclDomainProblem_t& p, int32_t* domain, moecclDomain
 Status locate(const moecclDomainProblem_t& p, int64_t gpu, int32_t* location) {
   const std::vector<LevelSizes> levels = levels_of(p);
   MOECCL_TRY(between("gpu", gpu, 0, levels.back().workers() - 1));
-  // Goes from the innermost level outwards and finds the parent and the sub-worker. Even levels give Eq. 13's
-  // remainders.
+  // From the innermost level outwards: finds the parent and the sub-worker. Even levels give Eq. 13's remainders.
   int64_t worker = gpu;
   for (size_t l = levels.size(); l-- > 0;) {
     int64_t parent = 0;

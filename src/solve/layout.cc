@@ -51,15 +51,13 @@ double activation_bytes(const moecclLayoutProblem_t& p, double t, double c) {
   return bshl * (5 + 5 * k + (8 + 16 * k) / t + scores);
 }
 
-// Returns the ranks that hold the same dense weights. The order is [TP, EP, CP, PP, DP], with CP on EP's ranks when
-// vertical.
+// Returns the ranks that hold the same dense weights. Order: [TP, EP, CP, PP, DP], CP on EP's ranks when vertical.
 double replicas_of(const moecclLayout_t& v) {
   const double c = v.context, d = v.data;
   return v.vertical ? c * d : v.expert * c * d;
 }
 
-// Returns the micro batches through each pipeline: c ranks share a sequence. If ranks outnumber the batch, some are
-// idle.
+// Returns the micro batches through each pipeline: c ranks share a sequence. If ranks outnumber it, some idle.
 double micro_batches_of(const moecclLayoutProblem_t& p, const moecclLayout_t& v) {
   const double at_once = std::max(p.micro_batch, 1) * replicas_of(v) / v.context;
   return p.global_batch > 0 ? std::ceil(p.global_batch / at_once) : 1;

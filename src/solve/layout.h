@@ -12,8 +12,7 @@
 namespace moeccl::solve {
 
 Status check(const moecclLayoutProblem_t& problem);
-// Returns the feasible layouts of a checked problem, ascending by the time of a step; those with long bubbles come
-// last.
+// Returns the feasible layouts of a checked problem by ascending time of a step, but those with long bubbles last.
 std::vector<moecclLayout_t> solve_layout(const moecclLayoutProblem_t& problem);
 // Computes memory and communication for the degrees in `layout`.
 void price_layout(const moecclLayoutProblem_t& problem, moecclLayout_t& layout);

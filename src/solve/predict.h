@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Predicts the next layer's routing from running statistics of pairs of experts that the same token chose (NetMoE
-// Section 3.3).
+// Predicts the next layer's routing from statistics of pairs of experts that a token chose (NetMoE Section 3.3).
 #pragma once
 
 #include <cstdint>

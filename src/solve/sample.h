@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sample placement (NetMoE, Section 3): the device that each sample goes to when the gather of one layer brings it
-// back.
+// Sample placement (NetMoE, Section 3): the device that each sample goes to when one layer's gather brings it back.
 #pragma once
 
 #include <cstdint>

@@ -48,8 +48,7 @@ class SampleCosts {
 
   // Fills loads[n_ops][N].
   void measure(const int32_t* placement, NodeLoad* loads) const;
-  // Applies the change of moving sample i away from (sign -1) or to (sign 1) device j of node n, also as half of a
-  // swap.
+  // Applies the move of sample i away from (sign -1) or to (sign 1) device j, as in a swap, to its node's load.
   void shift(int k, int32_t i, int32_t j, int sign, NodeLoad& load) const {
     int64_t here = tokens(k, 0, i, group_[0][j]);
     load.home += sign * (total_[k][static_cast<size_t>(i)] - here);

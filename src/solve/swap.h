@@ -68,8 +68,7 @@ void count_swaps(const moecclSwapProblem_t& problem, const int32_t* topk, int64_
                  Arena& arena);
 
 size_t swap_solve_bytes(const moecclSwapProblem_t& problem);
-// pair[2] is -1, -1 when the answer is to keep the placement. With kind[E], slots of different kinds keep their
-// experts.
+// pair[2] is -1, -1 when the placement should stay. With kind[E], slots of different kinds keep their experts.
 void solve_swap(const moecclSwapProblem_t& problem, const int32_t* counts, int32_t* pair, moecclSwapAnswer_t* answer,
                 Arena& arena, std::span<const int32_t> kind = {});
 void solve_swap_sequence(const moecclSwapProblem_t& problem, const int32_t* topk, int64_t n_tokens, int32_t max_swaps,

@@ -251,8 +251,7 @@ Status prepare_expert_call(Communicator& comm, const ExpertCall& asked, exec::Op
   MOECCL_ASSIGN_OR_RETURN(const moecclPlacement_t placement, adopt(asked.placement, "placement"));
   ExpertCall call = asked;
   call.placement = &placement;
-  // Passes the pointers as given even if they hold nothing, because they tell the kind of memory of a rank without
-  // slots.
+  // Passes the pointers as given, even to empty buffers: they tell the kind of memory of a rank without slots.
   MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(call.in, call.out));
   const Side side = side_of(comm, op.on_device());
   std::shared_ptr<const void>& place = comm.kept_plan(call.op);

@@ -12,8 +12,7 @@
 namespace moeccl::comm {
 
 struct ExpertLayers {
-  // Returns the placement of all layers, with experts and each rank's slots layer after layer. It points into the
-  // vectors below.
+  // Returns the placement of all layers: experts and each rank's slots, layer after layer. Points to the vectors below.
   moecclPlacement_t placement() const;
   int32_t n_experts = 0;
   std::vector<int32_t> slot_counts, slot_expert;

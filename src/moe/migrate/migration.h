@@ -23,8 +23,7 @@ class Migration {
   static Result<std::unique_ptr<Migration>> create(const Hybrid& hybrid, Communicator& comm,
                                                    const moecclMigrationConfig_t* config);
 
-  // If `update` is given, it runs on each piece before the piece is encoded; otherwise the experts already have their
-  // values.
+  // `update`, if given, runs on each piece before it is encoded; otherwise the experts already have their values.
   Status send(int layer, const void* experts, const void* shared, moecclCodecError_t* errors,
               ExpertUpdate* update = nullptr);
   // With `into`, a decoding thread decodes the experts into `held`; otherwise wait() decodes them.
