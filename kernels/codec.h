@@ -87,7 +87,7 @@ bool codec_encode(const CodecTable& table, const CodecShape& shape, const CodecE
 bool codec_copy(const void* expert, void* to, uint64_t count, size_t element_bytes, uint32_t number,
                 const CodecUpdate& update);
 
-// Computes out = shared + residual. Returns false, with out undefined, if codec_encode() did not write this.
+// Computes out = shared + residual. Returns false, with out undefined, if `encoded` was not encoded for this shape.
 bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared, void* out);
 
 // Takes values[count] of elements [first, first + count), valid only during the call. False ends the decoding.

@@ -65,7 +65,7 @@ MOECCL_FORMAT T minimum(T a, T b) {
   return a != a ? a : (a < b ? a : b);
 }
 
-// Converts a double to 64 bits: truncates toward zero, clamps to the range, maps NaN to 0. Negatives wrap if unsigned.
+// Truncates a double to 64 bits: toward zero, clamped to the range, NaN to 0. Negative values wrap in unsigned types.
 template <class T>
 MOECCL_FORMAT T truncate(double v) {
   constexpr bool kSigned = std::is_signed_v<T>;

@@ -12,7 +12,8 @@ struct Image {
 };
 std::vector<Image> images();
 
-// The oldest driver that loads them, as cuDriverGetVersion counts (12000: CUDA 12.0, R525; 13000: R580); their tools.
+// The oldest driver that loads them, as cuDriverGetVersion counts (12000: CUDA 12.0, R525; 13000: R580), and the tools
+// that made them.
 struct ImageOrigin {
   int driver;
   const char* made_by;

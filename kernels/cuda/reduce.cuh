@@ -141,7 +141,8 @@ MOECCL_DEVICE void reduce_with(const ReduceKernelArgs& a, const Team& team) {
   }
   for (size_t i = team.thread; i < head; i += team.n_threads) reduce_element<E, kOp>(a, i);
   // Keeps eight loads in flight, or four for two sources of bytes, because each of their packs is a long piece of code.
-  // fp8, which sm_80 converts in integers, would be too long. Other operations are too rare to double the image.
+  // fp8, which sm_80 converts in integers, would be too long. Operations other than sums are too rare to double the
+  // image.
   constexpr bool kFew = kDeep && kOp == Op::kSum && (kSize > 1 || !E::kIsFloat);
   if constexpr (kFew) {
     if (a.scaled == 0 && a.n_srcs <= 8) {

@@ -115,7 +115,8 @@ MOECCL_DEVICE void reduce_rows(const ReduceRowsKernelArgs& a, const Team& team) 
   }
 }
 
-// One warp handles each row: lane l sums elements j with j % 32 == l in order, then upper halves are added to lower.
+// One warp handles each row: lane l sums elements j with j % 32 == l in order, then upper halves are added onto lower
+// halves.
 template <class E>
 MOECCL_DEVICE void dot_rows(const DotRowsKernelArgs& a, const Team& team) {
   using Stored = typename E::Stored;

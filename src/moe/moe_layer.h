@@ -62,7 +62,8 @@ class MoeLayer {
 
   MoeHost& host() const { return host_; }
   const MoeConfig& config() const { return config_; }
-  // The rank that computes each expert for this rank's tokens: its owner, or a holder in this rank's domains.
+  // The rank that computes each expert for this rank's tokens: its owner, or the rank that holds a copy in this rank's
+  // domains.
   const algo::Placement& placement() const { return placement_; }
   const algo::CanonicalOrder& order() const { return order_; }
   // Null: experts stay where they were at creation. With a map, every expert number in the layer is a slot.
@@ -127,7 +128,8 @@ class MoeRouting {
 
   MoeLayer& layer() const { return layer_; }
   // This call is collective and blocks. Its first exchange ends all operations that this rank still has in flight, so
-  // that tables may change. topk_index may be in device memory of the host's engine; topk_weight may then be in either.
+  // that tables may change. topk_index may be in device memory of the host's engine; topk_weight may then be in any
+  // memory.
   Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
   // Updates in the stream's order, with the plan of the last update(). It waits for nothing, except that its first call
   // for a plan is collective and allocates memory.

@@ -80,7 +80,7 @@ class Columns {
   NodeShares shares_;
 };
 
-// Estimates the rows out[i] of choices[i] from `known` choices that made `rows` rows; `other`: of all samples.
+// Estimates out[i], the rows of choices[i], from `known` choices that made `rows` rows; `other` is the overall share.
 void rows_of(std::span<const int32_t> choices, std::span<const int32_t> known, std::span<const int32_t> rows,
              const double other, uint64_t sample_tokens, std::vector<int32_t>& out) {
   for (size_t i = 0; i < choices.size(); ++i) {

@@ -57,7 +57,7 @@ double replicas_of(const moecclLayout_t& v) {
   return v.vertical ? c * d : v.expert * c * d;
 }
 
-// Returns the micro batches through each pipeline: c ranks share a sequence. If ranks outnumber it, some idle.
+// Returns the micro batches through each pipeline: c ranks share a sequence. Ranks beyond the batch are idle.
 double micro_batches_of(const moecclLayoutProblem_t& p, const moecclLayout_t& v) {
   const double at_once = std::max(p.micro_batch, 1) * replicas_of(v) / v.context;
   return p.global_batch > 0 ? std::ceil(p.global_batch / at_once) : 1;
