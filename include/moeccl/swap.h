@@ -42,7 +42,8 @@ typedef struct moecclExpertSwap* moecclExpertSwap_t;
 typedef struct {
   size_t size;                      /* sizeof(moecclExpertSwapConfig_t) */
   int32_t interval;                 /* steps from one count of a layer to its next; layers take turns. 0: 4 */
-  int32_t max_tokens;               /* tokens of this rank that a count takes, the last ones; 0: 4096 */
+  int32_t max_tokens;               /* tokens of this rank that a count takes: the latest, of as many steps as that
+                                       needs; 0: 4096 */
   moecclMaxFunction_t max_function; /* of Eq. 9 */
   double gamma;                     /* of Eq. 11; 0: 10 */
   double min_gain; /* least predicted share of a layer's time for which a pair moves; 0: 0.001, below 0: any gain */
