@@ -143,7 +143,7 @@ class CombineBuilder : RowProgram {
  private:
   bool any_awaited() const { return std::find(awaited_.begin(), awaited_.end(), true) != awaited_.end(); }
 
-  // Returns own Input and the slots of out edges from `first` on: the segments of RowLists.
+  // Returns this rank's Input and the slots of out edges from `first` on: the segments of RowLists.
   std::vector<Ref> sources(uint32_t first) const {
     std::vector<Ref> refs{in(r_.rank)};
     for (uint32_t j = first; j < r_.edges.out.size(); ++j) refs.push_back(slot(r_.rank, j));

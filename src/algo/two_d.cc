@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two-dimensional AllToAll (Tutel, Section 3.4): blocks for another node first go to the rank of the own node that
+// Two-dimensional AllToAll (Tutel, Section 3.4): blocks for another node first go to the rank in the sender's node that
 // stands for their destination. That rank sends what it has collected in one message. Each pair of nodes exchanges
 // n/node messages of a node's blocks instead of n of one block. Nodes may be unequal: a rank of a small node relays for
 // several destinations.

@@ -17,8 +17,8 @@ class Stopwatch {
  public:
   Stopwatch(Communicator& comm, const CalibrateOptions& options);
 
-  // Runs once. Rounds differ in their number, so that it can use other memory each time. Null on ranks that have no
-  // part in it: they sleep meanwhile, for the sake of ranks that share their core.
+  // Runs a thing once. The number of the round lets it use other memory each time. Null on ranks that have no part in
+  // it: they sleep meanwhile, for the sake of ranks that share their core.
   using Once = std::function<Status(uint32_t round)>;
   struct Times {
     std::vector<double> ns;                   // [things] of one run; things given up early have their first batch's

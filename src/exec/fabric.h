@@ -106,8 +106,7 @@ struct Fabric {
   int64_t timeout_ms = 0;
   std::atomic<int> priority{0};  // a moecclPriority_t, for calls that give none
   bool crowded = false;          // more ranks than cores
-  // A rank's larger Outputs are written past the cache: Outputs of this size on all ranks of this host fill it
-  // together.
+  // A rank's larger Outputs are written past the cache: at this size, the Outputs of all ranks of this host fill it.
   uint64_t stream_from_bytes = ~uint64_t{0};
   uint32_t spin_polls = 0;  // polls before a waiting rank gives up its core
   // State of the executing thread across its operations: how long it waits before it yields, and when it last made

@@ -10,7 +10,7 @@ namespace moeccl::exec {
 
 struct MessageSlotHeader {
   uint64_t bytes;  // of the whole message
-  uint64_t place;  // kDirect: address or heap offset of the whole message
+  uint64_t place;  // kAddress, kHeapOffset: where the whole message is
   uint64_t kind;   // MessageKind
   uint64_t type;   // moecclDataType_t
   uint64_t unused[4];

@@ -23,9 +23,9 @@ constexpr int64_t kYieldFor_ns = 3'000'000;  // then sleep: yielding forever wou
 // Ranks that share cores sleep earlier when a yield finds nothing else to run on this core: only then does the kernel
 // see an idle core and move a rank here that waits for another one (docs/decisions.md).
 constexpr int64_t kLonely_ns = 3'000, kLonelyFor_ns = 100'000;
-// If each rank has a core, whatever takes a core that is given up is foreign, and keeps it for a time slice. After a
-// yield that cost this much, the next waits do not yield for a while. Two ranks are on one core only by the kernel's
-// choice, which may take it 10 ms to undo: one of them moves.
+// If each rank has a core, whatever takes over a core that a rank gives up is foreign, and keeps it for a time slice.
+// After a yield that cost this much, the next waits do not yield for a while. Two ranks are on one core only by the
+// kernel's choice, which may take it 10 ms to undo: one of them moves.
 constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 300'000, kMakeRoomEvery_ns = 2'000'000;
 // A rank that fails or aborts may have finished this operation, and then all others may be able to finish it too. Ranks
 // that have not moved for this long cannot: another rank is stuck.

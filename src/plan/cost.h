@@ -23,7 +23,7 @@ struct CriticalPath {
   double step_ns = 0;    // bookkeeping
   uint32_t last_rank = 0;
 
-  std::string summary() const;  // "62% copy, 30% reduce, 8% links; ends at rank 3"
+  std::string summary() const;  // "62% copying, 30% reducing, 8% links; ends at rank 3"
 };
 
 struct Cost {

@@ -36,7 +36,7 @@ size_t Race::pick(std::span<const double> prices_us, std::span<const float> gues
     if (certain(i)) known.push_back(guesses[i]);
   std::sort(known.begin(), known.end());
   const double common = known.empty() ? 1.0 : known[(known.size() - 1) / 2];
-  // A plan that was slow at once may have met a disturbance, so it gets the benefit of the doubt.
+  // A plan that was slow once may have met a disturbance, so it gets the benefit of the doubt.
   std::vector<double> expected(n_);
   for (size_t i = 0; i < n_; ++i) {
     const double old = std::isfinite(guesses[i]) && guesses[i] < 0 ? -guesses[i] : kDoubt * common;

@@ -54,7 +54,7 @@ class Race {
     double relation = 0;  // price relative to flat's (or the first's) at the time of the measurement
     std::array<double, 5> samples{};
     uint32_t n_samples = 0;
-    // Returns the lower third of the last samples, because disturbances only add time.
+    // Returns the time that a third of the last samples do not exceed, because disturbances only add time.
     double typical(uint32_t of_last) const;
     void settle(double taken, double beside_flat) { is_fresh = true, guess = taken, relation = beside_flat; }
   };

@@ -50,7 +50,7 @@ struct PlanSlot {
   bool asks_reach = false;
   bool has_rest = false;
   bool eager = false;
-  uint64_t signature = 0;  // hash of both
+  uint64_t signature = 0;  // hash of these plans
   uint32_t epoch = 0;      // Selector::epoch() at the time of the choice; 0: forced or pinned
   PlanKey key{};
   mutable exec::Operation::Measured measured;

@@ -34,7 +34,7 @@ double Trials::unpack(uint64_t word, size_t plan) {
   return steps == 0 ? 0 : std::exp2(static_cast<double>(steps - 1) / kSteps);
 }
 
-// A disturbance on one of the ranks is in few of the times, so the median of single operations leaves it out. Of
+// A disturbance on one of the ranks is in few of the times, so the median of single operations leaves it out. For
 // blocks, the slowest is left out and the mean of the others counts, because some plans are fast in only one half of
 // them.
 uint64_t Trials::vote_of(State& s) {

@@ -17,7 +17,7 @@ namespace moeccl::algo {
 
 class GradientReduce {
  public:
-  enum class Way : uint8_t { kFewerBytes, kDirect, kNodes };  // kFewerBytes: between nodes
+  enum class Way : uint8_t { kFewerBytes, kDirect, kNodes };  // kFewerBytes: fewer between nodes
   struct Settings {
     uint64_t count = 0;  // elements of an expert
     uint32_t element_bytes = 1;

@@ -141,7 +141,7 @@ Result<KernelProgram> compile_kernel_program(const plan::Program& program) {
       if (meets[i]) step.flags |= cuda::kWalkBarrier;
       out.steps.push_back(step);
     }
-    // Counts the runs from the end. A device step holds at most 65535, and so does a lane of this many ranks.
+    // Counts the runs from the end. A device step holds at most 65535, which suffices for a lane of that many ranks.
     for (size_t i = out.steps.size() - 1; i > first; --i) {
       const cuda::WalkStep& next = out.steps[i];
       cuda::WalkStep& step = out.steps[i - 1];

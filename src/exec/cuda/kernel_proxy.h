@@ -32,7 +32,7 @@ class KernelProxy final : public transport::Arrivals {
   // Sends what still waits, within a second. The kernels must have ended.
   ~KernelProxy();
 
-  // Returns the memory that the network writes. It is the same on all ranks.
+  // Returns the memory that the network writes. Its layout is the same on all ranks.
   transport::LocalMemory memory();
   // links: [n_ranks], null for ranks of this host. The thread starts then.
   Status start(std::vector<std::unique_ptr<transport::Link>> links, std::unique_ptr<transport::Engine> engine);

@@ -121,7 +121,7 @@ PersistentKernel::~PersistentKernel() {
     (void)driver_cuda::driver()->cuStreamDestroy_v2(upload_stream_);
   }
   if (event_ == nullptr) return;
-  stop();  // a kernel that still waits for a peer ends now, and so does the stream that it is on
+  stop();  // a kernel that still waits for a peer ends now, which frees its stream
   const driver_cuda::Current current(engine_.context());
   if (launched() > 0) {
     while (driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady) driver::sleep_ns(50'000);
