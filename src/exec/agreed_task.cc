@@ -269,7 +269,7 @@ Status AgreedTask::find_difference(uint32_t peer) {
   }
   return error(moecclMismatch,
                "rank {} and rank {} disagree on the operation, count, type, operator, root or order of an operation "
-               "some before {} #{}",
+               "earlier than {} #{}",
                low, high, op_name(op_.signature.op), sequence_);
 }
 

@@ -439,7 +439,7 @@ Status PersistentKernel::failure() const {
     }
     return error(moecclMismatch,
                  "rank {} and rank {} disagree on the operation, count, type, operator, root or order of an "
-                 "operation some before {}",
+                 "operation earlier than {}",
                  std::min(me, other), std::max(me, other), what);
   }
   if (kind == WalkFailure::kSplits && peer < n_ranks_) {
@@ -461,7 +461,7 @@ Status PersistentKernel::failure() const {
   }
   if (kind == WalkFailure::kStopped) return error(moecclAborted, "{} was ended on the device ({})", what, where);
   const std::string whom =
-      peer < n_ranks_ ? format("rank {}", peer) : std::string("blocks of its own, which have not all started");
+      peer < n_ranks_ ? format("rank {}", peer) : std::string("its own blocks, which have not all started");
   return error(moecclTimeout,
                "{} did not finish within {} ms on the device; it waits in {} for {} (number {}, seen {})", what,
                fabric_->timeout_ms, where, whom, load(r.expected), load(r.seen));

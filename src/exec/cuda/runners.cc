@@ -27,8 +27,7 @@ class StreamTask final : public Task {
   }
   Status diagnose() override { return ended_ ? Status() : inner_->diagnose(); }
   std::string describe() const override {
-    return inner_->describe() + ", on CUDA memory" +
-           (ended_ ? ", which waits for what its stream was given before" : "");
+    return inner_->describe() + ", on CUDA memory" + (ended_ ? ", which waits for earlier work in its stream" : "");
   }
   bool needs(uint32_t peer) const override {
     if (!inner_->needs(peer)) return false;
