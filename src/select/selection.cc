@@ -213,8 +213,8 @@ bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) cons
 }
 
 bool Selector::eager_for(const PlanKey& key, const char* algorithm) const {
-  // Scaled contributions are rounded before they are summed, in a plan's steps as well as here, but the rank's own is
-  // not: in deterministic mode the result must not depend on the plan.
+  // Scaled contributions are rounded before they are summed, here as in a plan's steps, but a plan does not round the
+  // rank's own. In deterministic mode the result must not depend on the plan.
   if (!at_.outboxes || (at_.deterministic && key.scaled)) return false;
   // A forced AllToAllv must run with that plan alone.
   if (key.op == moecclOpAllToAllv && !forced_[key.op].empty()) return false;
