@@ -60,7 +60,7 @@ BoardParts BoardNews::write(const LocalMemory& own, uint32_t peer, std::byte* ou
     std::memcpy(out + n, &value, sizeof(value));
     n += sizeof(value);
   };
-  // The state is read first: with a failure goes everything that was finished before it.
+  // The state is read first, so that a failure is sent together with everything that was finished before it.
   const uint32_t state = b.health.state.load(std::memory_order_acquire);
   told_.completed = b.progress.completed.load(std::memory_order_acquire);
   add(told_.completed);
