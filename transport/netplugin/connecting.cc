@@ -351,11 +351,11 @@ Status Connecting::check(const Peer& p, size_t comm) const {
       proof.to == options_.rank && proof.comm == number && same_key(proof.mac, expected)) {
     return {};
   }
-  return error(
-      moecclRemoteError,
-      "who connected through net plugin {} in the place of rank {} does not hold this communicator's key: is a "
-      "stranger on its network?",
-      use_->api().text(), p.rank);
+  return error(moecclRemoteError,
+               "the peer that connected through net plugin {} in the place of rank {} does not hold this "
+               "communicator's key: is a "
+               "stranger on its network?",
+               use_->api().text(), p.rank);
 }
 
 }  // namespace moeccl::transport::netplugin
