@@ -352,9 +352,8 @@ Status Connecting::check(const Peer& p, size_t comm) const {
     return {};
   }
   return error(moecclRemoteError,
-               "the peer that connected through net plugin {} in the place of rank {} does not hold this "
-               "communicator's key: is a "
-               "stranger on its network?",
+               "the peer that connected through net plugin {} in the place of rank {} "
+               "does not hold this communicator's key: is a stranger on its network?",
                use_->api().text(), p.rank);
 }
 
