@@ -74,7 +74,7 @@ std::vector<Host> read_hosts(const json& all, uint32_t n_ranks) {
   return hosts;
 }
 
-// Of many peers only the first are recorded. A rank beyond them counts when nothing shows that it has begun the call.
+// Only the first of many peers are recorded. A rank beyond them counts when nothing shows that it has begun the call.
 std::vector<uint32_t> awaited_by(const Group& g, const Member& m, const Wait& w) {
   std::vector<uint32_t> peers = w.peers;
   if (w.n_peers <= peers.size()) return peers;
@@ -220,7 +220,7 @@ std::vector<size_t> PostMortem::waits_of(const Member& member, const Node& waite
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const Node& n = nodes_[i];
     if (n.member->process != member.process) continue;
-    // Of several ranks in one process, each waits only for itself, unless one thread waits for several.
+    // Each of several ranks in one process waits only for itself, unless one thread waits for several.
     const bool one_thread = n.member->process == waiter.member->process && n.wait->thread == waiter.wait->thread;
     if (alone || n.member->rank == member.rank || one_thread) waits.push_back(i);
   }

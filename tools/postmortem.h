@@ -19,7 +19,7 @@ struct Call {
   double ended_ms = 0;  // 0: it has not ended, or the time was not measured
 
   bool is_send() const { return sequence == 0 && plan == "send"; }
-  std::string text() const;  // "allreduce #58 (count 4096, float32, sum)"
+  std::string text() const;  // "allreduce #58 (count 4096, float32, sum, root 0)"
   bool same_call(const Call& other) const;
 };
 

@@ -38,8 +38,8 @@ class Engine {
   // Called after signals of peers were seen, where peers put into device memory (DeviceMemory::landing): what they put
   // before those signals is then there for kernels that start from now on.
   virtual Status flush() { return {}; }
-  // Returns whether nothing waits for this rank's own stream, or the error if something waits for ever. While something
-  // waits, some thread must drive the engine.
+  // Returns whether nothing waits for this rank's own stream, or an error if something will wait forever. While
+  // something waits, some thread must drive the engine.
   virtual Result<bool> drained() const { return true; }
 };
 

@@ -82,7 +82,7 @@ class PostedPuts {
 // A network that copies what arrives can copy it straight to its destination.
 class Landings {
  public:
-  // Promises that exactly this range of the own staging, once the peer has put it, will only be copied to `dst`.
+  // Promises that exactly this range of this rank's staging, once the peer has put it, will only be copied to `dst`.
   virtual void land(uint64_t offset, size_t bytes, std::byte* dst) = 0;
   // Withdraws that, and returns whether the bytes are at `dst` instead of in the staging.
   virtual bool landed(uint64_t offset) = 0;

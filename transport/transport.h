@@ -119,7 +119,7 @@ class Endpoint {
                                        std::span<const std::vector<std::byte>> offers) = 0;
 };
 
-// A row of the list from which the world chooses.
+// A row of the list from which src/world chooses a network.
 struct Network {
   const char* name;  // as MOECCL_NET names it
   Capabilities can;

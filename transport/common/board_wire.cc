@@ -117,7 +117,7 @@ bool BoardCopy::take(const BoardParts& parts, std::span<const std::byte> payload
     board.health.text[i].store(text, std::memory_order_relaxed);
   }
   board.health.code.store(health.code, std::memory_order_relaxed);
-  // Pairs with the acquire load in exec::check_peer_state(): code and sentence are visible there.
+  // Pairs with the acquire load in exec::check_peer_state(): code and text are visible there.
   board.health.state.store(health.state, std::memory_order_seq_cst);
   return true;
 }

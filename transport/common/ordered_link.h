@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common behavior of all links of an OrderedEngine: their puts take turns in the PutOrder, and a lost peer is lost
-// only once, with one reason.
+// The common behavior of all links of an OrderedEngine: their puts take turns in the PutOrder, and a peer is lost only
+// once, for one reason.
 #pragma once
 
 #include <string>

@@ -13,7 +13,7 @@
 
 namespace moeccl::transport {
 
-// An interface that a rank offers, with the port at which it listens there.
+// An interface that a rank offers, with the port on which it listens there.
 struct Nic {
   std::string name;
   driver::SocketAddress address;
@@ -35,7 +35,7 @@ struct Rail {
   uint32_t own = 0, peer = 0;  // indices of the two hosts' Nics
   int64_t mbit_per_s = 0;      // rate of the slower of the two; 0: unknown
 };
-// Returns the own address from which packets to `peer` leave, as driver::source_address_towards() does.
+// Returns the local address from which packets to `peer` leave, as driver::source_address_towards() does.
 using Route = std::function<Result<driver::SocketAddress>(const driver::SocketAddress& peer)>;
 
 // Pairs up interfaces, each used at most once, fastest first. If no two interfaces share a network, the pair is the one

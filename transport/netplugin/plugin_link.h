@@ -119,7 +119,7 @@ class PluginLink final : public OrderedLink {
   uint32_t free_buffers_ = (1u << kBuffers) - 1;
   uint32_t writing_ = kBuffers;  // the buffer of the message that is being written; kBuffers: none
   size_t written_ = 0;
-  uint32_t next_number_ = 0, answered_ = 0;  // of own messages: sent, and taken by the peer
+  uint32_t next_number_ = 0, answered_ = 0;  // this rank's messages: sent, and taken by the peer
   uint32_t wants_answer_ = 0;                // up to this number
   int64_t unanswered_since_ns_ = 0;          // 0: everything is answered
   std::array<OpenPut, kOpenPuts> open_;

@@ -25,8 +25,8 @@ inline constexpr uint32_t kMessageSlots = 2;
 
 class Segment {
  public:
-  // Creates the own segment: shared when ranks of other processes will map it (then fd() is valid), else private
-  // memory.
+  // Creates this rank's own segment: shared when ranks of other processes will map it (then fd() is valid), else
+  // private memory.
   static Result<std::shared_ptr<Segment>> create(const SegmentShape& shape, bool shared);
   // Maps a peer's segment from the descriptor that the peer sent; the mapping does not need it any longer.
   static Result<std::shared_ptr<Segment>> map(const SegmentShape& shape, const Fd& fd);

@@ -22,7 +22,7 @@ constexpr int64_t kTryRailMs = 3000;
 constexpr int kTries = 10;
 constexpr int64_t kRetryMs = 20;
 
-// For the connections of one site. Unlike bbr, it does not pace, for which a timer interrupts the sender at each
+// For the connections of one site. Unlike bbr, reno does not pace, for which a timer interrupts the sender at each
 // packet; unlike cubic, it does not take a late acknowledgement for a queue. Every kernel offers it to every user
 // (docs/decisions.md).
 constexpr const char* kForNear = "reno";

@@ -57,7 +57,7 @@ class RecordKey {
 
  protected:
   void prepare();  // computes what is derived from key_
-  void next();     // advances the number, and the key where the old one is worn out
+  void next();     // advances the number, and replaces a worn-out key
   uint64_t mac_of(const RecordHead& head) const;
 
   Cipher cipher_;
@@ -74,12 +74,12 @@ class RecordSealer : public RecordKey {
   void seal(std::span<const std::byte> text, std::byte* to);
 };
 
-// After a failure every further call fails alike, because the order of what follows is unknown.
+// After a failure every further call fails the same way, because the order of what follows is unknown.
 class RecordOpener : public RecordKey {
  public:
   using RecordKey::RecordKey;
-  // Returns the number of text bytes in the next record, from its head. RemoteError says why it is not the next record
-  // as it was sealed.
+  // Returns the number of text bytes in the next record, from its head. RemoteError: it was not sealed as the next one;
+  // the message says what is wrong with it.
   Result<size_t> announce(std::span<const std::byte, sizeof(RecordHead)> head);
   // Opens the whole record behind announce(). Nothing of a text that is not authentic is left in `to`.
   Status open(std::span<const std::byte> record, std::byte* to);

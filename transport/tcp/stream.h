@@ -71,7 +71,7 @@ class Stream {
 
   std::byte* put_to = nullptr;  // the open put that is arriving
   uint64_t put_left = 0;
-  uint64_t put_offset = 0, put_bytes = 0;  // its range of the own staging
+  uint64_t put_offset = 0, put_bytes = 0;  // its range of this rank's staging
   uint64_t put_bytes_received = 0, put_bytes_sent = 0;
   bool stalled = false;  // its next frame waits for other streams
 

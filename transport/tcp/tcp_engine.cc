@@ -214,7 +214,7 @@ void TcpEngine::progress_locked(uint32_t awaited) {
     if (n_streams_ <= kReadUnasked && read_unasked(links_, kAskEvery)) return;
     return turn();
   }
-  // Of many sockets, only one matters to a small operation, or none while it waits for a rank of its own host.
+  // Only one of many sockets matters to a small operation, or none while it waits for a rank of its own host.
   TcpLink* const link = awaited < link_of_rank_.size() ? link_of_rank_[awaited] : nullptr;
   const bool few = link == nullptr || link->peer_.streams.size() == 1;
   if (!few || !read_unasked({&link, link != nullptr ? 1u : 0u}, kLookEvery)) turn();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of the rank's GPU that its NICs access directly: peers' puts land there, and own puts are read from there. The
-// driver exports it to the NICs as a dma-buf, or the kernel module nvidia-peermem finds it by its addresses.
+// Memory of the rank's GPU that its NICs access directly: peers' puts land there, and this rank's puts are read from
+// there. The driver exports it to the NICs as a dma-buf, or the kernel module nvidia-peermem finds it by its addresses.
 //
 // A NIC's completion, and its write to host memory, say nothing about what it wrote into the GPU before: that may still
 // be on the bus. A flush makes sure that it has arrived. It is a call of the GPU's driver, or a read by the same NIC,

@@ -66,7 +66,7 @@ class QueuePair {
   // most inline_bytes(), may be reused at once. `ask` asks for a completion.
   void write(const Target& to, const void* from, uint32_t lkey, uint32_t bytes, bool ask);
   void write_small(const Target& to, const void* from, uint32_t bytes, bool ask);
-  // Reads `bytes` from the peer's memory, for flushes through the own device.
+  // Reads `bytes` from the peer's memory, for flushes through this rank's device.
   void read(const Target& from, void* to, uint32_t lkey, uint32_t bytes);
   Status flush();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that the NICs of a rank may read from. A region pins pages, and keeps meaning those pages after the program
-// has unmapped them and others lie at their addresses. A library cannot see that without hooking the program's
+// Memory that the NICs of a rank may read from. A region pins pages, and keeps referring to those pages after the
+// program has unmapped them and others lie at their addresses. A library cannot see that without hooking the program's
 // allocator, so only memory whose end is reported to MoECCL is kept registered: its own, the symmetric heap's, whose
 // generation changes when pages of it go away, and what the program registers (moecclCommRegister .. Deregister). All
 // other memory is copied: registering it for one put would pin and unpin its pages each time, which takes longer than

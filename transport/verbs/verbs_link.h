@@ -156,9 +156,9 @@ class VerbsLink final : public OrderedLink, private Rooms, private PostedPuts, p
   std::array<Marks, kWords> marks_ = {};
   uint32_t pending_ = 0;                     // bit mask of words_
   std::array<Marks, kEntries> bodies_ = {};  // the last write of each entry's body, and of its blocks
-  Told told_;                                // of the own board
+  Told told_;                                // of this rank's board
   std::array<std::array<uint64_t, 3>, 2> told_blocks_ = {};
-  uint64_t n_records_ = 0;      // of own puts
+  uint64_t n_records_ = 0;      // of this rank's puts
   uint64_t records_taken_ = 0;  // of the peer's
   bool board_waits_ = false;
   uint64_t n_posted_ = 0;

@@ -13,7 +13,7 @@ inline constexpr Capabilities kCapabilities = {.one_sided = true, .inline_words 
 Probe probe();
 Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options);
 
-// With settings other than the process's, for tests and tools.
+// Like probe() and open(), but with settings other than the process's. For tests and tools.
 Probe probe_with(const Settings& settings);
 Result<std::unique_ptr<Endpoint>> open_with(const NetworkOptions& options, const Settings& settings);
 
