@@ -33,8 +33,8 @@ std::vector<Crossing> Fabric::crossings(size_t n_hosts) const {
   const auto n = static_cast<double>(n_hosts);
   double outer = 1;
   for (const FabricLevel& l : levels) {
-    // Without sizes every host is a group of every level, and the slowest level counts, so that nothing is promised too
-    // well.
+    // Without sizes every host is a group of every level, and the slowest level counts, so that no estimate is too
+    // good.
     const double groups = l.hosts > 0 ? std::ceil(n / l.hosts) : n;
     if (groups <= outer) continue;
     crossed.push_back({l.alpha_us, l.bytes_per_us, groups});

@@ -26,7 +26,8 @@ struct Ask {
 // Returns microseconds; below 0 where the model has no formula. Needs n_nodes >= 2 and crossings of at least one level.
 double price_us(const Constants& nccl, const Shape& shape, std::span<const Crossing> crossings, const Ask& ask,
                 int algorithm, int protocol);
-// Returns what no algorithm of this kind can beat over these links, whatever a host does inside.
+// Returns the time that no algorithm of this kind can beat over these links, whatever a host does inside. Needs
+// crossings of at least one level.
 double floor_us(const Shape& shape, std::span<const Crossing> crossings, const Ask& ask, int algorithm);
 
 }  // namespace moeccl::tuner

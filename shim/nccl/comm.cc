@@ -91,8 +91,7 @@ ncclResult_t resolve(const char* function, ncclComm_t handle, Target* target, Ne
                                              ? ": the communicator is still being made: ask ncclCommGetAsyncError first"
                                              : ": the communicator could not be made: abort it"));
   }
-  if (need == Need::kUsable &&
-      held->children.load(std::memory_order_acquire) > 0) {  // released by the threads that made them
+  if (need == Need::kUsable && held->children.load(std::memory_order_acquire) > 0) {  // released by their makers
     return fail(ncclInvalidArgument, std::string(function) +
                                          ": another communicator is being made from this one: wait until "
                                          "ncclCommGetAsyncError on it no longer says ncclInProgress");

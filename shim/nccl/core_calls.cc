@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives and messages: each becomes a Call. A collective is the one with a config (core_config.cc), without a
-// config.
+// Collectives and messages: each becomes a Call. A plain collective calls its form with a config (core_config.cc), and
+// gives none.
 #include "shim/nccl/core.h"
 #include "shim/nccl/group.h"
 

@@ -45,7 +45,8 @@ bool record(void* event, void* stream);
 void* allocate(size_t bytes);
 bool release(void* pointer);
 
-// A word of memory and a stream of the current device, which is current for the calling thread during the lifetime.
+// A word of memory and a stream of the current device, which is current for the calling thread during the object's
+// lifetime.
 class Probe {
  public:
   Probe();

@@ -24,7 +24,7 @@ thread_local Group group;
 
 bool good(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
-// Returns the first failure of two results; in progress goes before success.
+// Returns the first failure of two results; in-progress takes precedence over success.
 ncclResult_t first(ncclResult_t a, ncclResult_t b) {
   if (!good(a)) return a;
   return b == ncclSuccess ? a : b;

@@ -49,8 +49,8 @@ Result<std::unique_ptr<QueuePair>> QueuePair::make(Rail& rail, const QueueOption
   q->id_ = options.id;
   q->depth_ = wanted;
   q->bytes_until_.resize(wanted);
-  uint32_t first =
-      0;  // random, so that packets of an earlier connection with the same numbers are not taken for its own
+  // Random, so that packets of an earlier connection with the same numbers are not taken for its own.
+  uint32_t first = 0;
   MOECCL_TRY(random_bytes(&first, sizeof(first)));
   q->address_ = {q->pair_->qp_num, first & 0xffffff};
   return q;

@@ -245,8 +245,7 @@ void VerbsEngine::run() {
     if (entries[0].revents != 0) wake_.clear();
     for (size_t i = 1; i < entries.size(); ++i) {
       events = events || entries[i].revents != 0;
-      if ((entries[i].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0)
-        entries[i].fd = -1;  // it will say no more than that
+      if ((entries[i].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) entries[i].fd = -1;  // it says no more
     }
   }
 }
