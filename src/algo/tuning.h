@@ -44,6 +44,9 @@ inline constexpr uint64_t kHierBlocks = 128 << 10;     // of a rank's block
 // Asking whether all buffers can be reached costs one more synchronisation; from this size of the larger buffer on, it
 // may save more than that (docs/decisions.md).
 inline constexpr uint64_t kAskReach = 256 << 10;
+// AllToAllv is asked at any size. A rank that neither sends nor receives this much answers no: copying twice after one
+// meeting then takes less time than copying once between two (decision 109).
+inline constexpr uint64_t kReachAllToAllv = 48 << 10;
 
 // Replicated experts: staging of all ranks in flight together; the least chunk of an expert; its chunk without staging.
 inline constexpr uint64_t kExpertReduce = 96 << 20;

@@ -199,6 +199,7 @@ void Communicator::attach(exec::Operation& op, const std::shared_ptr<PlanSlot>& 
 void Communicator::run_as(exec::Operation& op, const PlanSlot& cached) const {
   op.choice = cached.choice;
   op.if_reachable = cached.asks_reach ? &cached.choice_if_reachable : nullptr;
+  op.reach_from_bytes = cached.reach_from_bytes;
   op.for_rest = cached.has_rest ? &cached.choice_for_rest : nullptr;
   if (!op.on_device()) op.runner = cached.eager ? eager_runner_.get() : host_runner_.get();
   op.signature.plan = cached.signature;

@@ -135,7 +135,7 @@ bool AgreedTask::hear_votes() {
 void AgreedTask::publish() {
   Fabric& f = fabric();
   if (!f.crowded) f.note_core();
-  uint64_t most = 0;
+  uint64_t most = 0, sent = 0, received = 0;
   if (is_v()) {
     transport::BlockWord* row = f.own->blocks(sequence_);
     for (uint32_t p = 0; p < f.n_ranks; ++p) {
@@ -143,10 +143,13 @@ void AgreedTask::publish() {
       row[p].displacement.store(op_.send_displs[p], std::memory_order_relaxed);
       row[p].expects.store(op_.recv_counts[p], std::memory_order_relaxed);
       most = std::max({most, op_.send_counts[p], op_.recv_counts[p]});
+      sent += op_.send_counts[p];
+      received += op_.recv_counts[p];
     }
   }
   if (f.shared_heap != nullptr) heap_detached_ = f.shared_heap->n_detached();
-  input_in_heap_ = reachable(op_.input);
+  const bool gains = std::max(sent, received) * op_.element_bytes >= op_.reach_from_bytes;  // one "no" is enough
+  input_in_heap_ = reachable(op_.input) && (!is_v() || gains);
   output_in_heap_ = reachable(op_.output);
   const auto place = [&](const void* p, bool heap) {
     return heap && p != nullptr ? static_cast<uint64_t>(static_cast<const std::byte*>(p) - f.heap)

@@ -66,6 +66,8 @@ struct Operation {
   // The choice that runs instead if every buffer of every rank turns out to be reachable (agreed at entry). Null:
   // reachability does not matter.
   const Choice* if_reachable = nullptr;
+  // AllToAllv: a rank that neither sends nor receives so many bytes answers that its buffers cannot be reached.
+  uint64_t reach_from_bytes = 0;
   // The epoch of `choice`. If the profile has been corrected since, the choice is made again before the operation runs.
   // 0: the choice stands.
   uint32_t epoch = 0;

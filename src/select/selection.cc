@@ -394,7 +394,10 @@ Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const algo
   const bool is_v = key.op == moecclOpAllToAllv;
   if (at_.heap_reach && (is_v || bytes >= algo::tuning::kAskReach) && at_.tree.n_ranks > 1 &&
       key.op != moecclOpTensorAllToAll) {
-    if (is_v && forced_[key.op].empty()) copies_once = algo::find(key.op, "direct");
+    if (is_v && forced_[key.op].empty()) {
+      copies_once = algo::find(key.op, "direct");
+      cached->reach_from_bytes = algo::tuning::kReachAllToAllv;
+    }
     MOECCL_TRY(make(true, cached->reachable, cached->choice_if_reachable));
     // An algorithm that needs no reach makes no use of it: if the choice is the same, the answer changes nothing.
     plan::Shape none = shape_of(key, false);

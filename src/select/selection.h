@@ -48,6 +48,7 @@ struct PlanSlot {
   plan::Plan rest;               // AllToAllv: for what is left after the first chunk
   exec::Choice choice, choice_if_reachable, choice_for_rest;
   bool asks_reach = false;
+  uint64_t reach_from_bytes = 0;  // as Operation::reach_from_bytes
   bool has_rest = false;
   bool eager = false;
   uint64_t signature = 0;  // hash of these plans
