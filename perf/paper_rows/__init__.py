@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where perf/papers takes its rows from. A row is a dict: paper, item, paper_value, ours, rule, how ("run", "simulated", "solved" or "closed
-form"), command, and why, where the two differ."""
+"""The sources of the rows of perf/papers. A row is a dict: paper, item, paper_value, ours, rule, how ("run", "simulated", "solved" or "closed
+form"), command, and, where the two figures differ, why."""
 import json
 import os
 import subprocess
@@ -16,9 +16,9 @@ class Closed:
 
 
 class Program:
-    """A program that prints a row for each line that begins with "{". A command is of the build folder, or of perf/. judge(row) gives what a
-    row lacks, its rule and its reason; it gives None for one that is left out, as those for which
-    the paper prints no figure are."""
+    """A program that prints a row for each line that begins with "{". A command is in the build folder or in perf/. judge(row) returns the
+    fields that a row lacks, its rule and its reason, or None when the row is left out. Rows for which the paper prints no figure are
+    always left out."""
 
     def __init__(self, paper, build, command, limit=600, judge=lambda row: {}):
         self.paper, self.name, self.limit, self.judge = paper, " ".join(command), limit, judge
@@ -37,7 +37,7 @@ class Program:
 
 
 def sources(build, quick):
-    """All sources, in the order of the page."""
+    """Yields all sources, in the order of the page."""
     from . import hiermoe, hybridep, monta, netmoe, replication
     for part in (hiermoe, netmoe, hybridep, monta, replication):
         yield from part.sources(build, quick)

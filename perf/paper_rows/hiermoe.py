@@ -14,15 +14,15 @@ def row(item, paper, ours, rule, how="simulated", **more):
 
 
 def judge(given):
-    """Rules of hiermoe_tables' rows, all of one routing: uniform, even sources, 1024 tokens a GPU."""
+    """Returns the rules for the rows of hiermoe_tables, which all have one routing: uniform, even sources, 1024 tokens per GPU."""
     item = given["item"]
     if item.endswith("HD-MoE over HD2-MoE"):
         return {"rule": ["within", 0.15], "why": "by Eq. 1-6 with Fig. 9's figures, HD over HD2 is at most 1.25 whatever the routing (docs/simulation.md); the "
-                "paper's times also hold what its kernels take"}
+                "paper's times also include the time of its kernels"}
     if item.endswith("HierMoE over HD-MoE") or item.endswith("HierMoE"):
-        return {"rule": ["within", 0.15], "why": "a uniform routing has nothing that swapping experts could gather; zipf 0.3 gives 1.04 to 1.06 over HD-MoE"}
+        return {"rule": ["within", 0.15], "why": "a uniform routing leaves nothing to gain by swapping experts; zipf 0.3 gives 1.04 to 1.06 over HD-MoE"}
     if item.endswith("HD2-MoE"):
-        return {"rule": ["within", 0.15], "why": "Eq. 3 with Fig. 9's figures gives these times; what else HD2-MoE took is not published"}
+        return {"rule": ["within", 0.15], "why": "Eq. 3 with Fig. 9's figures gives these times; the other costs of HD2-MoE are not published"}
     return {"rule": ["within", 0.15], "why": "tokens that choose 4 of 8 groups save less than the paper's trained router does"}
 
 
@@ -32,7 +32,7 @@ def swap_reason(given):
 
 def sources(build, quick):
     def table_2():
-        """Counted over 200,000 tokens by perf/studies/dedup_rates."""
+        """Counts duplicates over 200,000 tokens with perf/studies/dedup_rates."""
         done = subprocess.run([f"{build}/perf/dedup_rates"], capture_output=True, text=True, check=True)
         for groups, k, counted, paper in re.findall(r"^ +(\d+) +(\d+) +([\d.]+) +\d+ +(\d+) ", done.stdout, re.M):
             yield row(f"Table II, R = {groups}, K = {k}, %", int(paper), float(counted), ["points", 1.1], how="counted",

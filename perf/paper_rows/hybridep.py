@@ -11,10 +11,10 @@ def row(item, paper, ours, rule, how="closed form", **more):
 
 
 def table_4():
-    """The p that minimises Eq. 10, taken to the nearest of the sizes 1, 2, 4 and 8 that a node of 8 GPUs has."""
+    """Finds the p that minimises Eq. 10, rounded to the nearest of the sizes 1, 2, 4 and 8 of a node of 8 GPUs."""
     from moeccl import solve
-    why = ("Eq. 11 with the printed 0.049 ms before the experts gives 0.98 and 0.95; with 0.49 ms it gives the printed optima, so that we take "
-           "the printed figure for a misprint")
+    why = ("Eq. 11 with the printed 0.049 ms before the experts gives 0.98 and 0.95; with 0.49 ms it gives the printed optima, so we "
+           "consider the printed figure a misprint")
     for name, p_paper, latency, data, expert, more in (
             ("Mix-1", 0.75, 0.049e-3, 8e6, 4.7e6, {"why": why}), ("Mix-2", 0.5, 0.049e-3, 8e6, 2.35e6, {"why": why}),
             ("Mix-1 with 0.49 ms", 0.75, 0.49e-3, 8e6, 4.7e6, {}), ("Mix-2 with 0.49 ms", 0.5, 0.49e-3, 8e6, 2.35e6, {}),
@@ -29,7 +29,7 @@ TABLE_7 = {8: ((56, 24, 8, 0), (0, 8, 24, 56)), 16: ((240, 112, 48, 16, 0), (0, 
 
 
 def table_7():
-    """Algorithm 1, asked for each pair of GPUs."""
+    """Evaluates Algorithm 1 for each pair of GPUs."""
     from moeccl import solve
     for gpus, (all_to_all, all_gather) in TABLE_7.items():
         problem = solve.domain_problem([1e9], scale=[gpus])
@@ -42,18 +42,18 @@ def table_7():
 
 
 def judge(given):
-    """Rules of hybridep_paper's rows, which simulate plans, and of fused_perf's."""
+    """Returns the rules for the rows of hybridep_paper, which simulate plans, and for those of fused_perf."""
     item, paper = given["item"], given["paper_value"]
     if item.endswith("forward"):
-        return None  # the paper's are iterations
+        return None  # the paper's figures are whole iterations
     if item.startswith("Fig. 15 a"):
         return {"rule": ["at least", 0.25], "why": "an update saves the second read of the expert; here the scan and the choice of the largest residuals, "
-                "which stay, take more time than that"}
+                "which remain, take more time than that"}
     if item.startswith("Fig. 15 b"):
         return {"rule": ["at least", 0.40], "why": "the processor's time on a shared machine"}
     if item.startswith("Table VI"):
         least = 2.5 if "Cluster-L, 48" in item else 1.25
-        return {"rule": ["at least", least], "why": "gradients return as they are over the same links, in both columns; forward alone the ratio is larger"}
+        return {"rule": ["at least", least], "why": "gradients return uncompressed over the same links, in both columns; for the forward pass alone the ratio is larger"}
     if item.startswith("Table V,"):
         return {"rule": ["at least", round(0.95 * paper, 3)]}
     if item.startswith("Fig. 13"):

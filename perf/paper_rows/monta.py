@@ -33,7 +33,7 @@ def table_8():
     yield row("Eq. 14, O1 over baseline at 8K", 0.31, o1 / (base * 0.741 / 0.632), ["within", 0.05])
     yield row("Eq. 15, O2 over baseline at 8K", 0.176, o2 / (base * 0.741 / 0.427), ["within", 0.05])
     yield row("Eq. 16, O3 over baseline at 8K", 0.164, o3 / (base * 0.741 / 0.427), ["within", 0.05])
-    # What O1 makes of a step in which AlltoAll has 22 %.
+    # The effect of O1 on a step in which AlltoAll takes 22 %.
     share = 0.22 * o1 / base
     yield row("Fig. 17, end-to-end latency of O1, %", -13.0, 100 * (share - 0.22), ["points", 3])
     yield row("AlltoAll's share of the step with O1, %", 10.0, 100 * share / (0.78 + share), ["points", 3])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NetMoE: what its solver takes and what a re-placement saves."""
+"""NetMoE: the time of its solver and the savings of a re-placement."""
 import random
 import time
 
@@ -15,7 +15,7 @@ def row(item, paper, ours, rule, how="solved", **more):
 
 
 def table_4():
-    """Solving for 16 devices on 2 nodes, least of 9: the paper's column KM is the limit."""
+    """Measures solving for 16 devices on 2 nodes, the minimum of 9 runs; the paper's column KM is the limit."""
     from moeccl import solve
     dice = random.Random(4)
     for per_device, km_ms in TABLE_4:

@@ -44,7 +44,7 @@ def text(value):
 
 
 def judged(row):
-    """The row with its verdict. Every row must say all that the page shows."""
+    """Returns the row with its verdict. Every row must have all fields that the page shows."""
     missing = [name for name in ("paper", "item", "paper_value", "ours", "rule", "how", "command") if name not in row]
     if missing:
         raise ValueError(f"a row lacks {', '.join(missing)}: {row}")
@@ -66,7 +66,7 @@ def read():
 
 
 def merged(known, rows):
-    """The rows of the record, with those that were computed now in their places."""
+    """Returns the rows of the record, with newly computed rows in their places."""
     new = {key(row): row for row in rows}
     return [new.pop(k, row) for k, row in known.items()] + list(new.values())
 
@@ -85,12 +85,12 @@ def write(rows):
 
 def page(rows, papers):
     n = sum(row["verdict"] == "holds" for row in rows)
-    lines = ["# The five papers beside this library", "",
-             "This page lists results of the five papers, what this library gives for each, how that was obtained, and whether it agrees.",
-             "`perf/papers --write` writes it; `perf/papers` computes it again and fails when a row that holds here holds no longer.", "",
+    lines = ["# The five papers compared with this library", "",
+             "This page lists results of the five papers, this library's result for each, how it was obtained, and whether the two agree.",
+             "`perf/papers --write` writes it; `perf/papers` recomputes it and fails when a row that holds here no longer holds.", "",
              f"{n} of {len(rows)} rows hold ({datetime.date.today().isoformat()}). \"Run\" means ranks of one CPU host, on paced links where the",
              "item names bandwidths; \"simulated\" means the plan's steps under the cost reader; \"solved\" means the answer of a solver on data of",
-             "the paper's size; \"closed form\" means the paper's equation, evaluated by the library. A row holds when it keeps the rule of its line.", "",
+             "the paper's size; \"closed form\" means the paper's equation, evaluated by the library. A row holds when it satisfies the rule of its line.", "",
              "![The library's figure over the paper's, row by row](papers.svg)", ""]
     for paper in papers:
         mine = [row for row in rows if row["paper"] == paper]
@@ -106,7 +106,7 @@ def page(rows, papers):
 
 
 def picture(rows):
-    """A point for each row whose two figures have a ratio: ours over the paper's, on a logarithmic axis."""
+    """Draws a point for each row whose two figures have a ratio: ours over the paper's, on a logarithmic axis."""
     drawn = [row for row in rows if all(isinstance(row[n], (int, float)) and row[n] > 0 for n in ("paper_value", "ours"))]
     step, top, left, right, width = 17, 74, 400, 40, 800
     height = top + step * (len(drawn) + len({r["paper"] for r in drawn})) + 46

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive expert replication: its communication cost, and what its counts drop."""
+"""Adaptive expert replication: its communication cost, and the tokens that its counts drop."""
 import array
 import threading
 
@@ -14,7 +14,7 @@ def row(item, paper, ours, rule, how="closed form", **more):
 
 
 def section_3_3():
-    """GPT3-175B on 2048 GPUs, 64 experts, 2 slots a rank: gradients and weights of 3.375 GB an expert, 64 GB/s PCIe, 50 GB/s network."""
+    """GPT3-175B on 2048 GPUs, 64 experts, 2 slots per rank: gradients and weights of 3.375 GB per expert, 64 GB/s PCIe, 50 GB/s network."""
     from moeccl import solve
     static, adaptive = solve.replica_comm_time(2048, 64, 2, grad_bytes=3.375e9, weight_bytes=3.375e9, pci_bandwidth=64e9, net_bandwidth=50e9)
     yield row("Section 3.3, static, s", 0.269, static, ["within", 0.02])
@@ -23,7 +23,7 @@ def section_3_3():
 
 
 def counted(n_ranks, slots, n_experts, count):
-    """Bytes that a rank sends on the average, one rank a node: of gradients to the owners of their shards, and of placement."""
+    """Returns the average bytes that a rank sends with one rank per node: gradients to the owners of their shards, and placement."""
     import moeccl
     replicas = n_ranks * slots // n_experts
     # Expert e on ranks e, e + n_experts / slots, ...: no rank holds one twice.
@@ -57,7 +57,7 @@ def counted(n_ranks, slots, n_experts, count):
 
 
 def appendix_a_2():
-    """8 ranks of 2 slots, 8 experts of 1 MiB: what a rank puts on the network, counted, beside (sN - s) / N of an expert."""
+    """Counts the bytes that a rank puts on the network with 8 ranks of 2 slots and 8 experts of 1 MiB, and compares them with (sN - s) / N of an expert."""
     count, n_ranks, slots = 1 << 18, 8, 2
     grads, weights = counted(n_ranks, slots, 8, count)
     formula = (slots * n_ranks - slots) / n_ranks * 4 * count / 1e6

@@ -26,7 +26,7 @@ bool parse_integer(std::string_view text, int64_t low, int64_t high, int64_t* va
   return true;
 }
 
-// Readers of one field each. They leave it alone when they refuse.
+// Each of these functions reads one field. It leaves the field unchanged when it rejects the text.
 
 bool parse_level(std::string_view text, Env* e) {
   constexpr std::string_view kNames[] = {"ERROR", "WARN", "INFO", "TRACE"};
@@ -58,7 +58,7 @@ bool bytes(std::string_view text, Env* e) {
   return true;
 }
 
-// Words that are read later by who uses them; here only what no reader could want.
+// Accepts a string that its user interprets later; rejects only what no user could accept.
 template <std::string Env::*kField, size_t kMost = 4096>
 bool words(std::string_view text, Env* e) {
   const auto bad = [](char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n'; };
@@ -67,7 +67,7 @@ bool words(std::string_view text, Env* e) {
   return true;
 }
 
-// Or 0, which is the field's own value.
+// Also accepts 0, which is the field's default and leaves it unchanged.
 template <int64_t Env::*kField, int64_t kLow>
 bool bytes_or_automatic(std::string_view text, Env* e) {
   int64_t value = 0;
@@ -92,7 +92,7 @@ struct Variable {
   const char* accepted;
   bool (*parse)(std::string_view text, Env* env);
   bool secret = false;
-  std::string_view alias = {};  // of NCCL's: counts where the variable itself is not given; nothing is said of bad ones
+  std::string_view alias = {};  // NCCL's variable, used where this one is not set; bad values of it are not reported
 };
 
 constexpr Variable kVariables[] = {
@@ -140,19 +140,19 @@ constexpr Variable kVariables[] = {
     {"MOECCL_NO_CMA", "0 or 1", flag<&Env::no_cma>},
 };
 
-// Read elsewhere: the tests' own, and what shim/, plugins/tuner and transport/verbs read and check themselves. Rows for
-// docs/variables.md: variable | its reader | what it accepts | its default | what it does.
+// Read elsewhere: the tests' own variables, and those that shim/, plugins/tuner and transport/verbs read and check
+// themselves. Rows for docs/variables.md: variable | its reader | what it accepts | its default | what it does.
 //   MOECCL_IB_HCA | InfiniBand and RoCE | names of RDMA devices, mlx5_0:1,mlx5_1; =name for exact ones, ^name for all
 //     others | empty | Which RDMA devices and ports carry data. Empty: those that the topology assigns to the rank.
-//     NCCL_IB_HCA counts where this one is not set; so for all variables of this section but MOECCL_IB_LIBRARY.
+//     NCCL_IB_HCA counts where this one is not set; the same holds for all variables of this section but
+//     MOECCL_IB_LIBRARY.
 //   MOECCL_IB_GID_INDEX | InfiniBand and RoCE | an index of the port's table of GIDs, 0 to 255; -1 for automatic | -1 |
-//     Which address of the port is used. Automatic takes RoCE v2 before v1, routable before link-local, IPv4 before
-//     IPv6.
+//     Which address of the port is used. Automatic prefers RoCE v2 over v1, routable over link-local, IPv4 over IPv6.
 //   MOECCL_IB_TC | InfiniBand and RoCE | a traffic class, 0 to 255 | 0 | The traffic class of the global route header.
 //   MOECCL_IB_SL | InfiniBand and RoCE | a service level, 0 to 15 | 0 | The service level of all queue pairs.
 //   MOECCL_IB_TIMEOUT | InfiniBand and RoCE | 1 to 31, for 4.096 us * 2^value | the largest up to 20 with which all
 //     retries end within half of MOECCL_TIMEOUT_MS | How long the NIC waits for an acknowledgement.
-//   MOECCL_IB_RETRY_CNT | InfiniBand and RoCE | 0 to 7 | 7 | How often the NIC sends again before the link is lost.
+//   MOECCL_IB_RETRY_CNT | InfiniBand and RoCE | 0 to 7 | 7 | How often the NIC retries before the link is lost.
 //   MOECCL_IB_PKEY | InfiniBand and RoCE | an index of the port's table of partition keys, 0 to 65535 | 0 | The
 //     partition, which both ends of a link must share.
 //   MOECCL_IB_QPS_PER_CONNECTION | InfiniBand and RoCE | queue pairs, 1 to 8 | 1 | Queue pairs to each peer and port.
@@ -161,15 +161,16 @@ constexpr Variable kVariables[] = {
 //   MOECCL_IB_LIBRARY | InfiniBand and RoCE | a path, or none | empty | The library to open instead of
 //     libibverbs.so.1; none turns RDMA off.
 //   MOECCL_SHIM_MODE | shims for NCCL and MPI programs | auto, moeccl or nccl | auto | Which library serves an NCCL
-//     program. auto takes MoECCL, and NCCL for jobs whose memory MoECCL cannot serve.
-//   MOECCL_SHIM_NCCL | shims for NCCL and MPI programs | an absolute path | empty | The real NCCL. Empty: what the
-//     program's own search path finds.
-//   MOECCL_SHIM_VERSION | shims for NCCL and MPI programs | 2.28.9 or 22809, from 2.9.0 on | 23203 | What
-//     ncclGetVersion answers, for programs that choose by it what they call.
-//   MOECCL_SHIM_QUIET | shims for NCCL and MPI programs | 0 or 1 | 0 | With 1 rank 0 does not say what was taken over.
+//     program. auto uses MoECCL, and NCCL for jobs whose memory MoECCL cannot serve.
+//   MOECCL_SHIM_NCCL | shims for NCCL and MPI programs | an absolute path | empty | The real NCCL. Empty: the one on
+//     the program's own search path.
+//   MOECCL_SHIM_VERSION | shims for NCCL and MPI programs | 2.28.9 or 22809, from 2.9.0 on | 23203 | The version that
+//     ncclGetVersion returns, for programs that use it to decide which functions they call.
+//   MOECCL_SHIM_QUIET | shims for NCCL and MPI programs | 0 or 1 | 0 | With 1, rank 0 does not report what was taken
+//     over.
 //   MOECCL_SHIM_MPI | shims for NCCL and MPI programs | on, always or off | on | When the MPI shim takes over a
 //     communicator: at its ninth collective, at its first, or never.
-//   MOECCL_TUNER_RAILS | the tuner for NCCL | 1 to 64 | 1 | How many links of the measured kind a host uses at a time.
+//   MOECCL_TUNER_RAILS | the tuner for NCCL | 1 to 64 | 1 | How many links of the measured kind a host uses at once.
 
 std::string known_names() {
   std::string names;
@@ -187,8 +188,8 @@ const Variable* find(std::string_view name) {
   return nullptr;
 }
 
-// What names code or files. A program with more rights than its user (setuid, capabilities) must not open what its
-// user likes.
+// Returns whether the variable names code or a file. A program with more privileges than its user (setuid,
+// capabilities) must not open files that the user chooses.
 bool names_file(std::string_view variable) {
   for (const std::string_view name : {"MOECCL_CUDA_DRIVER=", "MOECCL_PROFILE=", "MOECCL_TOPOLOGY=",
                                       "MOECCL_SECRET_FILE=", "MOECCL_NET_PLUGIN=", "NCCL_NET_PLUGIN=", "MOECCL_DUMP="})
@@ -197,7 +198,7 @@ bool names_file(std::string_view variable) {
 }
 
 const EnvParse& parsed() {
-  // Never destroyed: threads that outlive main() still ask for it.
+  // Never destroyed, because threads that outlive main() still read it.
   static const EnvParse* const parse = [] {
     std::vector<const char*> variables;
     const bool privileged = getauxval(AT_SECURE) != 0;
@@ -227,7 +228,7 @@ bool parse_bytes(std::string_view text, int64_t* bytes) {
 
 EnvParse parse_env(std::span<const char* const> variables) {
   constexpr std::string_view kPrefix = "MOECCL_";
-  // The tests' own, and those of the comment above.
+  // The tests' own prefixes, and those of the comment above.
   constexpr std::string_view kOthers[] = {"MOECCL_TEST_", "MOECCL_SHIM_", "MOECCL_TUNER_", "MOECCL_IB_"};
   EnvParse result;
   for (const char* entry : variables) {

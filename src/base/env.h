@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every MOECCL_ variable of the environment, read once. To add one: a field here, a row of the table in env.cc.
+// Every MOECCL_ variable of the environment, read once. A new one needs a field here and a row of the table in env.cc.
 #pragma once
 
 #include <cstdint>
@@ -14,30 +14,31 @@ namespace moeccl {
 enum class LogLevel : uint8_t { kError, kWarn, kInfo, kTrace };
 
 struct Env {
-  // MOECCL_TIMEOUT_MS: an operation that waits longer fails. 1 .. 2147483647.
+  // MOECCL_TIMEOUT_MS: milliseconds after which a waiting operation fails. 1 .. 2147483647.
   int64_t timeout_ms = 600'000;
   // MOECCL_INIT_TIMEOUT_MS: the same for init and split.
   int64_t init_timeout_ms = 60'000;
-  // MOECCL_STAGING_BYTES: cap on a rank's staging memory in a communicator. Takes K, M, G (powers of 1024).
+  // MOECCL_STAGING_BYTES: cap on a rank's staging memory in a communicator. Accepts K, M, G (powers of 1024).
   int64_t staging_bytes = int64_t{16} << 20;
-  // MOECCL_HEAP_BYTES: addresses of this process's symmetric heap (moecclMemAlloc), which every process of the host
-  // maps; memory is taken only where something is allocated. Takes K, M, G. 0: as many as the machine has memory, or a
-  // sixteenth of what a limit of addresses (ulimit -v) leaves.
+  // MOECCL_HEAP_BYTES: size of the address range of this process's symmetric heap (moecclMemAlloc), which every process
+  // of the host maps; memory is used only where something is allocated. Accepts K, M, G. 0: the machine's memory size,
+  // or a sixteenth of the range that an address limit (ulimit -v) leaves.
   int64_t heap_bytes = 0;
-  // MOECCL_MOE_MEMORY_CAP: cap in bytes on what one MoE layer may hold on a rank; 0: none. Takes K, M, G.
+  // MOECCL_MOE_MEMORY_CAP: cap in bytes on the memory of one MoE layer on a rank; 0: none. Accepts K, M, G.
   int64_t moe_memory_cap = 0;
-  // MOECCL_DEBUG: ERROR, WARN, INFO or TRACE; what is written to stderr.
+  // MOECCL_DEBUG: the messages that are written to stderr: ERROR, WARN, INFO or TRACE.
   LogLevel log_level = LogLevel::kWarn;
-  // MOECCL_PLAN: forces algorithms; the planner says what it accepts. Empty: the cheapest.
+  // MOECCL_PLAN: forces algorithms; the planner checks the names. Empty: the cheapest.
   std::string plan;
   // MOECCL_PROFILE: a profile file, the same on all ranks (docs/calibration.md). Empty: none.
   std::string profile;
   // MOECCL_CALIBRATE: milliseconds that a communicator's first use may spend on measuring plans; the result is cached.
   // 0: never.
   int64_t calibrate_ms = 0;
-  // MOECCL_CHECK_PLANS: 1 proves each plan of a standard collective when it is built (moecclPlanProve).
+  // MOECCL_CHECK_PLANS: with 1, each plan of a standard collective is proved when it is built (moecclPlanProve).
   bool check_plans = false;
-  // MOECCL_TRIALS: 0 never tries plans against each other in the program's own operations. The same on all ranks.
+  // MOECCL_TRIALS: with 0, plans are never tried against each other in the program's own operations. The same on all
+  // ranks.
   bool trials = true;
   // MOECCL_KERNELS: forces a table of host kernels by name. Empty: the fastest that this machine runs.
   std::string kernels;
@@ -46,76 +47,79 @@ struct Env {
   // MOECCL_SECRET: admits ranks of other hosts when a launcher starts them (CommInitEnv). Never logged, never in an
   // error.
   std::string secret;
-  // MOECCL_SECRET_FILE: a file that holds it instead, which only its owner may read.
+  // MOECCL_SECRET_FILE: a file that holds the secret instead, which only its owner may read.
   std::string secret_file;
-  // MOECCL_SOCKET_ADDR: "ip" or "ip:port" of this host where GetUniqueId listens, "[ip6]:port" for IPv6. Empty: a UNIX
-  // socket, which reaches this host only. Bad addresses are refused where they are used.
+  // MOECCL_SOCKET_ADDR: the address of this host where GetUniqueId listens: "ip" or "ip:port", "[ip6]:port" for IPv6.
+  // Empty: a UNIX socket, which reaches this host only. Bad addresses are refused where they are used.
   std::string socket_addr;
-  // MOECCL_NET: the network between hosts: a name of transport/networks.cc, or plugin:NAME for one of NCCL's plugins.
+  // MOECCL_NET: the network between hosts: a name from transport/networks.cc, or plugin:NAME for one of NCCL's plugins.
   // Empty: the first one that all ranks can use.
   std::string net;
-  // MOECCL_NET_PLUGIN, else NCCL_NET_PLUGIN: which of NCCL's net plugins may be loaded, "aws-ofi,ucx", files or the
-  // middle of libnccl-net-<name>.so; "none". Empty: libnccl-net.so, if there is one.
+  // MOECCL_NET_PLUGIN, else NCCL_NET_PLUGIN: which of NCCL's net plugins may be loaded: a list such as "aws-ofi,ucx" of
+  // files or names as in libnccl-net-<name>.so, or "none". Empty: libnccl-net.so, if there is one.
   std::string net_plugin;
   // MOECCL_SOCKET_IFNAME: interfaces for data between hosts: names, "eth0,eth1", or "^docker0,lo" for all but these.
-  // Empty: those with a route to the peer, the slow ones left out.
+  // Empty: those with a route to the peer, except for slow ones.
   std::string socket_ifname;
-  // MOECCL_SOCKET_STREAMS: TCP connections to each rank on another host and interface, 1 .. 8; 0: by the interface's
-  // rate.
+  // MOECCL_SOCKET_STREAMS: TCP connections per interface to each rank on another host, 1 .. 8; 0: chosen by the
+  // interface's rate.
   int32_t socket_streams = 0;
   // MOECCL_SOCKET_CONGESTION: TCP congestion control of these connections, as the kernel names it; "system": the
-  // system's. Empty: reno to hosts that are near, the system's to others, and cubic where a queue shows that the line
-  // is the limit.
+  // system's. Empty: reno to nearby hosts, the system's to others, and cubic where a queue shows that the line is the
+  // limit.
   std::string socket_congestion;
-  // MOECCL_ENCRYPT: 1 encrypts and authenticates all data between hosts, over TCP. The same on all ranks.
+  // MOECCL_ENCRYPT: with 1, all data between hosts is encrypted and authenticated, over TCP. The same on all ranks.
   bool encrypt = false;
-  // MOECCL_SPIN_US: microseconds a wait spins before it sleeps; -1: chosen from the number of cores and ranks.
+  // MOECCL_SPIN_US: microseconds for which a wait spins before it sleeps; -1: chosen from the number of cores and
+  // ranks.
   int32_t spin_us = -1;
   // MOECCL_CUDA_DRIVER: the CUDA driver's library. Empty: libcuda.so.1; none: no CUDA.
   std::string cuda_driver;
-  // MOECCL_CUDA_SMS: most multiprocessors that one rank's kernels use at a time; 0: an eighth of the device, at
-  // least 16.
+  // MOECCL_CUDA_SMS: the maximum number of multiprocessors that one rank's kernels use at a time; 0: an eighth of the
+  // device, at least 16.
   int32_t cuda_sms = 0;
-  // MOECCL_CUDA_IPC: 0 keeps staging in host memory although the ranks could reach each other's device memory.
+  // MOECCL_CUDA_IPC: with 0, staging stays in host memory even if the ranks could access each other's device memory.
   bool cuda_ipc = true;
-  // MOECCL_CUDA_MESSAGE_BYTES: bytes of a message slot in device memory, two for each pair of ranks of different
-  // processes and direction; up to 64M. 0: messages between processes pass through page-locked host memory. The least
-  // of all ranks counts. Takes K, M.
+  // MOECCL_CUDA_MESSAGE_BYTES: bytes of a message slot in device memory, up to 64M. There are two slots for each
+  // direction of each pair of ranks in different processes. 0: messages between processes pass through page-locked host
+  // memory. The smallest value of all ranks counts. Accepts K, M.
   int64_t cuda_message_bytes = int64_t{1} << 20;
   // MOECCL_CUDA_STAGING_BYTES: the persistent kernel's staging on the device, in two halves. 0: 64M where NVLink joins
-  // the devices of all ranks and each has 32 GiB, else MOECCL_STAGING_BYTES. The least of all ranks counts. Takes K, M,
-  // G.
+  // the devices of all ranks and each has 32 GiB, else MOECCL_STAGING_BYTES. The smallest value of all ranks counts.
+  // Accepts K, M, G.
   int64_t cuda_staging_bytes = 0;
-  // MOECCL_CUDA_PERSISTENT: 0 starts a kernel for each step instead of one for an operation. The same on all ranks.
+  // MOECCL_CUDA_PERSISTENT: with 0, a kernel is started for each step instead of one for each operation. The same on
+  // all ranks.
   bool cuda_persistent = true;
-  // MOECCL_CUDA_PERSISTENT_BYTES: larger operations (bytes of a rank's larger buffer) go step by step, where copies
-  // take no multiprocessors. Takes K, M, G. The least of all ranks counts.
+  // MOECCL_CUDA_PERSISTENT_BYTES: the largest operation of the persistent kernel (bytes of a rank's larger buffer);
+  // larger ones run step by step, where copies use no multiprocessors. Accepts K, M, G. The smallest value of all ranks
+  // counts.
   int64_t cuda_persistent_bytes = int64_t{64} << 20;
-  // MOECCL_HOST_ID: ranks that give different names count as ranks of different hosts, wherever they run; for trying
-  // out on one machine what several would do. Empty: what the system says.
+  // MOECCL_HOST_ID: the name of this rank's host. Ranks with different names count as ranks of different hosts,
+  // wherever they run, so that one machine can emulate several. Empty: the system's identity.
   std::string host_id;
-  // MOECCL_DUMP: where a process writes what its communicators did and waited for when one of them fails: a path, to
-  // which ".HOST.PID.json" is appended, or in which %h and %p are replaced. Empty: nowhere.
+  // MOECCL_DUMP: where a process writes the last operations and waits of its communicators when one of them fails: a
+  // path, to which ".HOST.PID.json" is appended, or in which %h and %p are replaced. Empty: nowhere.
   std::string dump;
-  // MOECCL_NO_CMA: 1 keeps process_vm_readv/writev out of the shared-memory transport.
+  // MOECCL_NO_CMA: with 1, the shared-memory transport does not use process_vm_readv/writev.
   bool no_cma = false;
 };
 
 struct EnvParse {
   Env env;
-  Status status;                      // the first bad value: variable, value, what is accepted; ok() when all are good
+  Status status;                      // the first bad value: variable, value, accepted values; ok() when all are good
   std::vector<std::string> warnings;  // one sentence for each bad value or unknown MOECCL_ variable
 };
 
-// Pure: `variables` are "NAME=value" strings. A bad value leaves its field at its default.
+// Parses "NAME=value" strings and has no side effects. A bad value leaves its field at its default.
 EnvParse parse_env(std::span<const char* const> variables);
 
-// The process's environment at the first call, whose warnings go to stderr then.
+// Returns the process's environment as of the first call, which writes the warnings to stderr.
 const Env& env();
-// InvalidArgument for the first bad value that env() met.
+// Returns InvalidArgument for the first bad value that env() found.
 const Status& env_status();
 
-// "64", "64K", "1M", "2G" -> bytes; false when it is anything else or overflows.
+// Converts "64", "64K", "1M", "2G" to bytes; returns false for anything else and on overflow.
 bool parse_bytes(std::string_view text, int64_t* bytes);
 
 }  // namespace moeccl
