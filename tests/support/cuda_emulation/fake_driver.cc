@@ -6,21 +6,17 @@
 //   current when they were made, and calls without a current context are refused, as by a real driver.
 //   Streams are threads that run their work in order, late on purpose when MOECCL_TEST_CUDA_DELAY_US is set.
 //   A capturing stream keeps its work, and the graph puts all of it on the stream that it is launched on. Calls that
-//   are
-//   forbidden during a capture are refused, and end the capture.
+//   are forbidden during a capture are refused, and end the capture.
 //   Device memory is a shared file, so that other processes open it by its handle. Only work on a stream touches it:
 //   host code that follows a device pointer crashes, as it would with a GPU. A kernel that touches memory that its
-//   device
-//   cannot reach fails its context for good (700). Both hold where the processor has protection keys; elsewhere memory
-//   is
-//   merely closed to all threads most of the time that no stream works.
+//   device cannot reach fails its context for good (700). Both hold where the processor has protection keys; elsewhere
+//   memory is merely closed to all threads most of the time that no stream works.
 // Rules of a driver that the library does not keep yet, each with a variable that enforces it:
 //   MOECCL_TEST_CUDA_CHANNELS=1: the streams of a context share CUDA_DEVICE_MAX_CONNECTIONS hardware channels (8) for
 //   each priority, and kernels wait for room on the device.
 //   MOECCL_TEST_CUDA_IMPLICIT_SYNC (0 turns it off): freeing, page-locking, unloading and closing wait for all streams
 //   of the context, and copies with pageable memory wait for their own stream. MOECCL_TEST_CUDA_LAZY_LOADING (0 turns
-//   it
-//   off): loading a function (by its first launch, or by asking for its attributes) waits for the running kernels.
+//   it off): loading a function (by its first launch, or by asking for its attributes) waits for the running kernels.
 // Options of a test:
 //   MOECCL_TEST_CUDA_REACH=0, MOECCL_TEST_CUDA_KEYS=0: kernels reach all devices' memory; without protection keys.
 //   MOECCL_TEST_CUDA_MPS=1: processes share devices through MPS. (Kernels here always run side by side.)
