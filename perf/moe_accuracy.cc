@@ -29,8 +29,7 @@ using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRounds = 7, kMostRounds = 60;
-constexpr int kSteadySteps = 8,
-              kMostSteps = 64;      // steps of auto before its rounds, in which a layer that races settles
+constexpr int kSteadySteps = 8, kMostSteps = 64;  // of auto, before its rounds, in which a racing layer settles
 constexpr double kPointUs = 2e6;    // there are as many rounds as this allows, within the two limits above
 constexpr double kDoubtful = 1.05;  // a point where auto loses this much is measured again
 constexpr const char* kM1 = "node:2(bw=10GB/s,lat=2ms) qpi:2(bw=10GB/s,lat=2ms) gpu:2(bw=10GB/s,lat=2ms)";

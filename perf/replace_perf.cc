@@ -246,8 +246,7 @@ class Bench {
     for (int i = -o_.warmup; i < o_.iters; i++) {
       std::vector<double> unused;
       begin_step(i < 0 ? &unused : &begin);
-      const moecclReplaceInfo_t info =
-          facts();  // waits, so that the combine is timed by itself, as with experts in between
+      const moecclReplaceInfo_t info = facts();  // waits: the combine is timed by itself, as if experts ran in between
       const auto combine_replaced = [&] {
         return timed([&] {
           demand(moecclReplaceCombine(replacement_, in_.data(), out_.data(), nullptr), "moecclReplaceCombine");

@@ -39,7 +39,7 @@ class Gate {
   Weight matrix_;
 };
 
-// The experts that this rank computes with, slot after slot, as one row of weights each: up[hidden][inner],
+// The experts that this rank computes, slot after slot, each as one row of weights: up[hidden][inner],
 // down[inner][hidden].
 class Experts {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The variants of the MoE block. Each changes little: where tokens go, what combine does, or how experts learn.
+// The variants of the MoE block. They differ in where tokens go, what combine does, and how experts learn.
 #include <algorithm>
 
 #include "moe.h"

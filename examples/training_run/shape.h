@@ -27,9 +27,8 @@ struct LayerFeature {
     kDomains    // ranks of a domain share experts, which travel encoded (hybrid.h, migrate.h)
   };
   Way way = kTokens;
-  bool swap = false;  // kTokens: experts trade places while the model trains (swap.h)
-  bool places =
-      true;  // kReplicas: place replicas anew in each step, by the last step's popularity; false: equally many each
+  bool swap = false;    // kTokens: experts trade places while the model trains (swap.h)
+  bool places = true;   // kReplicas: place replicas anew in each step, by popularity; false: equally many each
   double capacity = 0;  // kReplicas: of a slot, relative to an even distribution of the tokens over slots; 0: no limit
   double ratio = 50;    // kDomains: compression ratio of the codec; 1: exact
 };

@@ -34,7 +34,7 @@ uint64_t encode(const DataType& type, double value);
 // Writes one element.
 void store(const DataType& type, double value, void* element);
 
-// What -o selects; kMulSum is made with moecclRedOpCreatePreMulSum().
+// The operators that -o selects. kMulSum is created with moecclRedOpCreatePreMulSum().
 enum class RedOp { kSum, kProd, kMax, kMin, kAvg, kMulSum };
 const char* red_op_name(RedOp op);
 // Parses "sum", ..., "all"; returns nothing when the name is unknown.

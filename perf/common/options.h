@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line of the nccl-tests-compatible binaries: nccl-tests' options, meanings and defaults, and ours.
+// The command line of the nccl-tests-compatible binaries: nccl-tests' options, meanings and defaults, and MoECCL's own.
 #ifndef PERF_COMMON_OPTIONS_H_
 #define PERF_COMMON_OPTIONS_H_
 

@@ -26,7 +26,7 @@ struct Line {
   std::optional<Measured> placements[2];  // out of place, in place; none: the operation has no such form
 };
 
-// What each rank tells rank 0 about itself. Travels as bytes.
+// The data about itself that each rank sends to rank 0, as bytes.
 struct Device {
   int32_t rank = 0, pid = 0, thread = 0;
   char host[64] = {};

@@ -16,7 +16,7 @@ constexpr double kLeft = 80, kTop = 46, kBottom = 56;  // around the plotting ar
 constexpr double kPlotHeight = kHeight - kTop - kBottom;
 constexpr double kHeading = 44, kNoteLine = 16;
 constexpr double kMostBarWidth = 46;
-constexpr size_t kNoteCharacters = 115;  // of a line of the note: 6.4 pixels each at size 12
+constexpr size_t kNoteCharacters = 115;  // per line of the note: 6.4 pixels each at size 12
 // Okabe and Ito's palette, which colour-blind readers can tell apart.
 constexpr std::array kColours = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
 

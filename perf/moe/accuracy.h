@@ -10,8 +10,7 @@
 
 namespace perf {
 
-inline constexpr const char* kFlatAgain =
-    "flat again";  // flat's second run in each round, which shows the machine's noise
+inline constexpr const char* kFlatAgain = "flat again";  // flat's second run in each round: the noise
 
 // A layer on a paced tree.
 struct AccuracyCell {

@@ -21,10 +21,9 @@ struct DriftTrace {
   std::vector<DriftStep> steps;
 };
 
-inline constexpr double kGood = 1.10;  // a plan within this factor of the phase's best is as right as the best
-inline constexpr double kStays = 0.9;  // share of the steps after auto has followed
-inline constexpr double kDiffers =
-    1.3;  // what keeping the preceding phase's plan must cost; otherwise the trace shows nothing
+inline constexpr double kGood = 1.10;    // a plan within this factor of the phase's best is as right as the best
+inline constexpr double kStays = 0.9;    // share of the steps after auto has followed
+inline constexpr double kDiffers = 1.3;  // what keeping the old plan must cost, or the trace shows nothing
 inline constexpr int kFollowWithin = 20;
 inline constexpr double kOverOracle = 1.10;
 

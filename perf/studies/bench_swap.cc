@@ -110,7 +110,7 @@ struct Machine {
 };
 
 Machine machine() {
-  // In us and us per byte.
+  // In us, and us per byte.
   constexpr double kInter[4][2] = {{497, 5.29e-4}, {301, 1.17e-4}, {149, 2.06e-5}, {149, 2.06e-5}};
   constexpr double kIntra[4][2] = {{722, 5.70e-4}, {571, 1.27e-4}, {114, 2.63e-5}, {204, 1.64e-5}};
   Machine m;

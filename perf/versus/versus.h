@@ -24,11 +24,10 @@ struct VersusOptions {
                                VersusOp::kAllToAll, VersusOp::kAllToAllv};
   Split split = Split::kDistance;
   Memory memory = Memory::kMalloc;
-  bool rival_on_heap =
-      false;               // false: the other library has ordinary memory, as in a program that does not know MoECCL
-  int repetitions = 9;     // turns of each library
-  double turn_us = 20000;  // target time of one turn
-  int procs = 0;           // ranks to fork, where the program forks
+  bool rival_on_heap = false;  // false: the other library has ordinary memory, like a program without MoECCL
+  int repetitions = 9;         // turns of each library
+  double turn_us = 20000;      // target time of one turn
+  int procs = 0;               // ranks to fork, where the program forks
   std::string output_file;
   bool quick = false;
   bool tuned = false;  // Open MPI as its experts set it for shared memory

@@ -174,8 +174,7 @@ void Fuzzer::add_layers() {
       [this] {
         moecclMoe_t made = nullptr;
         moecclMoeConfig_t l = layer();
-        if (l.max_tokens > 100'000)
-          l.max_tokens = 16;  // only in the check, because real tables of that size take seconds
+        if (l.max_tokens > 100'000) l.max_tokens = 16;  // only in the check: real tables this large take seconds
         if (l.n_experts > 1000) l.n_experts = 8;
         if (l.hidden_bytes > 100'000) l.hidden_bytes = 64;
         trim(moes_, 20, moecclMoeDestroy);

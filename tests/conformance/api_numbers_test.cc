@@ -88,8 +88,7 @@ TEST(ApiNumbers, NoQuestionTakesMoreThanMemoryHas) {
       const std::string what = "operation " + std::to_string(i);
       for (const auto type : {moecclInt8, moecclFloat16, moecclFloat64}) {
         for (const size_t n : kTooMany) {
-          const bool fits =
-              op == moecclOpAllToAllv;  // its counts are private to each rank, so the number is not checked
+          const bool fits = op == moecclOpAllToAllv;  // its counts are private to a rank: the number is not checked
           EXPECT_EQ(moecclPlanQuery(comm, op, n, type, &info), fits ? moecclSuccess : moecclInvalidArgument) << what;
           EXPECT_EQ(moecclPlanExplain(comm, op, n, type, nullptr, 0, nullptr),
                     fits ? moecclSuccess : moecclInvalidArgument)

@@ -74,8 +74,7 @@ int64_t lie_until(const std::atomic<bool>& stop, Lie lie, uint64_t seed) {
   while (!stop.load(std::memory_order_relaxed) && !where.empty()) {
     const Area& area = where[random() % where.size()];
     auto* word = reinterpret_cast<std::atomic<uint64_t>*>(area.first + random() % area.words);
-    if (lie ==
-        Lie::kOwnEntries) {  // all but the number that identifies the entry, so that the lie is believed at first
+    if (lie == Lie::kOwnEntries) {  // keeps the number that identifies an entry, to be believed at first
       const size_t field = static_cast<size_t>(reinterpret_cast<uint64_t*>(word) - area.first) % 8;
       if (field == offsetof(Entry, seq) / 8) continue;
     }

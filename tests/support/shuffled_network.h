@@ -40,7 +40,7 @@ class ShuffledNetwork {
   using LocalMemory = transport::LocalMemory;
   using Board = transport::Board;
 
-  // What one rank shows of itself to one peer.
+  // The state that one rank shows to one peer.
   struct News {
     std::mutex mutex;
     std::unique_ptr<Board> board = std::make_unique<Board>();

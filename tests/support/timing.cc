@@ -28,7 +28,8 @@ int64_t now_ns() {
   return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
-// The process beside the test. It lives from before main, when there are no threads yet, until the test's process ends.
+// The helper process of a test. It lives from before main, when there are no threads yet, until the test's process
+// ends.
 class Meter {
  public:
   Meter() {

@@ -18,7 +18,7 @@
 namespace moeccl::emulation {
 
 struct Block;
-// What a running fiber knows about itself.
+// A running fiber's place in its launch.
 struct Place {
   uint32_t thread = 0, block = 0, n_threads = 0, n_blocks = 0;
   Block* owner = nullptr;

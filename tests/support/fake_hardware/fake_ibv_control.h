@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a test may ask of the fake libibverbs beyond the machine that script.h describes: how its network behaves, what
-// fails, and which objects still exist. The library exports fake_ibv_control() and fake_ibv_counts(). Its queue pairs
-// connect threads of one process.
+// The controls that a test has over the fake libibverbs, beyond the machine that script.h describes: how its network
+// behaves, what fails, and which objects still exist. The library exports fake_ibv_control() and fake_ibv_counts(). Its
+// queue pairs connect threads of one process.
 #pragma once
 
 #include <cstddef>

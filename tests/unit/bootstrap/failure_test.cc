@@ -209,8 +209,7 @@ TEST(Failure, AProcessKilledWhileRanksJoinIsNamed) {
     const std::vector<Status> results = run_threads(
         2, [&](int rank) { return Session::join(root->id(), rank, 4, Deadline::after_ms(patient_ms(1000))).status(); });
     killer.join();
-    if (watch.ms() - watch.fair_ms() > 200)
-      continue;  // after a stop of the machine, the first rank to run gave up first
+    if (watch.ms() - watch.fair_ms() > 200) continue;  // the machine was stopped: the first rank to run gave up first
     for (const Status& s : results) {
       EXPECT_TRUE(contains(s.message(), s.code() == moecclTimeout ? "ranks 2-3 of 4 did not join"
                                                                   : format("rank 2 (process {})", victim.pid(0))))

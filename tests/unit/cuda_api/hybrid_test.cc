@@ -70,8 +70,7 @@ TEST_P(CudaHybrid, ExpertsAreGatheredAndTokensComputedWhereTheyWentTo) {
     auto* s = reinterpret_cast<moecclStream_t>(stream);
     for (const size_t bytes : {size_t{0}, size_t{1}, size_t{100'003}}) {
       set_note("experts of " + std::to_string(bytes) + " bytes");
-      std::vector<char> own(static_cast<size_t>(info.n_own) * bytes +
-                            1);  // never empty, because it tells the kind of memory
+      std::vector<char> own(static_cast<size_t>(info.n_own) * bytes + 1);  // never empty: it tells the kind of memory
       for (char& b : own) b = static_cast<char>(random());
       std::vector<char> want(static_cast<size_t>(info.n_held) * bytes + 1, 0x5a);
       DeviceBuffer d_own(device, own.size()), d_held(device, want.size());

@@ -336,8 +336,7 @@ TEST(CudaStreamRouting, CountsInTheMemoryCap) {
         rank.bring(c);
         size_t bytes = 0;
         moecclMoeConfig_t config = rank.config;
-        config.max_tokens =
-            4000;  // the device has room for this many tokens, but tables on the host only cover the existing ones
+        config.max_tokens = 4000;  // the device has room for this many, host tables for the existing ones
         MOECCL_ASSERT_OK(moecclMoeQuerySize(&config, 2, nullptr, &bytes));
         bool refused = false;
         for (size_t cap = bytes; !refused && cap > 1000; cap -= cap / 5) {

@@ -32,7 +32,7 @@ class Timer {
 };
 
 TEST(ReservePages, EndsAlthoughSignalsInterruptIt) {
-  constexpr size_t kBytes = size_t{64} << 20;  // takes longer than the timer's period, so that no single call completes
+  constexpr size_t kBytes = size_t{64} << 20;  // longer than the timer's period, so that no single call completes
   const int64_t start = now_ns();
   {
     const Timer timer(1000);

@@ -165,8 +165,7 @@ TEST(Checker, FindsInputsThatAreOverwrittenInPlace) {
   Plan plan = flat_all_to_all(2, 2, 1);
   EXPECT_TRUE(check(plan).ok());
   plan.shape.in_place = true;
-  EXPECT_TRUE(check(plan).ok())
-      << check(plan).message();  // each rank has sent its block before it receives the other's
+  EXPECT_TRUE(check(plan).ok()) << check(plan).message();  // each rank has sent its block before it gets the other
   plan = broken(plan, [](Plan& p) { std::rotate(steps(p, 0).begin(), steps(p, 0).begin() + 3, steps(p, 0).end()); });
   plan.shape.in_place = false;
   EXPECT_TRUE(check(plan).ok()) << check(plan).message();
