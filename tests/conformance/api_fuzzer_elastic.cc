@@ -89,7 +89,7 @@ void Fuzzer::add_elastic() {
     char page[200];
     size_t needed = 0;
     const char* given = text();
-    if (given == nullptr || *given == '\0') given = "node:2";  // NULL would inspect this host, which takes long
+    if (given == nullptr || *given == '\0') given = "node:2";  // an empty one would inspect this host, which takes long
     note(moecclTopologyDescribe(given, static_cast<moecclTopologyFormat_t>(rarely() ? number() : below(4)), maybe(page),
                                 below(sizeof(page)), maybe(&needed)));
   });
