@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The residual codec of experts (HybridEP, Section IV-B): an expert is what all experts share plus a residual, of which
-// only the largest elements are kept, as values and indices. Reference and overlays give the same bytes.
+// The residual codec of experts (HybridEP, Section IV-B). An expert is the sum of what all experts share and a
+// residual, of which only the largest elements are kept, as values and indices. The reference and the overlays write
+// the same bytes.
 //
-// An encoded expert: a CodecHeader, then for each block of kCodecBlock elements (the last one shorter) its k largest
-// residuals by magnitude, ties to the lower index: k values of the type, then k 16-bit indices, ascending. With ratio 1
-// nothing is dropped: the header is followed by the expert itself.
+// An encoded expert is a CodecHeader, then for each block of kCodecBlock elements (the last one is shorter) its k
+// largest residuals by magnitude, with ties going to the lower index: k values of the type, then k 16-bit indices,
+// ascending. With ratio 1, nothing is dropped, and the expert itself follows the header.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@ namespace moeccl::kernels {
 
 inline constexpr uint32_t kCodecBlock = 1 << 16;
 inline constexpr uint32_t kCodecMagic = 0x3152534du;  // "MSR1"
-inline constexpr uint32_t kCodecLanes = 32;  // partial sums, so that the order of summation is the same everywhere
+inline constexpr uint32_t kCodecLanes = 32;           // partial sums that fix the order of summation everywhere
 
 struct CodecHeader {
   uint32_t magic = kCodecMagic;
@@ -28,33 +29,33 @@ struct CodecHeader {
 };
 static_assert(sizeof(CodecHeader) == 32);
 
-// Looks for candidates in a block: residual = expert - shared in fp32. Writes index and residual of each element whose
-// magnitude, as the bits of a float without sign, is at least `threshold`, in ascending order; adds squares to the
-// lanes (element i to lane i % kCodecLanes).
+// Looks for candidates in a block, with residual = expert - shared in fp32. Writes the index and the residual of each
+// element whose magnitude, as the bits of a float without sign, is at least `threshold`, in ascending order. Adds
+// squares to the lanes (element i to lane i % kCodecLanes).
 struct CodecScan {
   const void *expert = nullptr, *shared = nullptr;
   uint32_t count = 0;  // at most kCodecBlock
   uint32_t threshold = 0;
-  uint32_t* index = nullptr;  // [count + kCodecLanes]: whole registers are stored, what follows is scratch
-  float* residual = nullptr;  // the same
+  uint32_t* index = nullptr;  // [count + kCodecLanes]: whole registers are stored, so the end is scratch
+  float* residual = nullptr;  // same shape
   float *residual_squares = nullptr, *expert_squares = nullptr;  // [kCodecLanes]
 };
-using CodecScanFn = uint32_t (*)(const CodecScan&);  // how many candidates
+using CodecScanFn = uint32_t (*)(const CodecScan&);  // returns the number of candidates
 
 struct CodecTable {
   const char* name;
   CodecScanFn scan_fp32, scan_bf16;
 };
 const CodecTable& best_codec();
-const CodecTable* select_codec(const char* name);  // "reference", "avx2", "avx512"; null: not on this processor
+const CodecTable* select_codec(const char* name);  // "reference", "avx2", "avx512"; null: unsupported on this processor
 
 struct CodecShape {
   moecclDataType_t type = moecclFloat32;  // or moecclBfloat16
   uint64_t count = 0;
-  double ratio = 1;  // >= 1: bytes of the expert over bytes of values and indices
+  double ratio = 1;  // >= 1: bytes of the expert over bytes of its values and indices
 };
 bool codec_supports(moecclDataType_t type);
-// Elements of a block of n that are kept.
+// Returns how many elements of a block of n are kept.
 uint32_t codec_kept(const CodecShape& shape, uint32_t n);
 CodecHeader codec_header(const CodecShape& shape);
 uint64_t codec_bytes(const CodecShape& shape);
@@ -63,11 +64,11 @@ struct CodecError {
   double max_dropped = 0;  // the largest residual that was dropped
   double relative = 0;     // |expert - decoded| / |expert|, in the Euclidean norm
 };
-// encoded: [codec_bytes()]. Uses about a megabyte of scratch for the time of the call.
+// encoded: [codec_bytes()]. The call uses about a megabyte of scratch.
 CodecError codec_encode(const CodecTable& table, const CodecShape& shape, const void* expert, const void* shared,
                         void* encoded);
 
-// Brings elements [first, first + count) of an expert to the values that are to be encoded. False ends the encoding.
+// Sets elements [first, first + count) of an expert to the values to be encoded. False ends the encoding.
 using CodecUpdate = std::function<bool(uint32_t expert, uint64_t first, uint64_t count)>;
 struct CodecExperts {
   const void *experts = nullptr, *shared = nullptr;  // [n][count], [count]
@@ -75,36 +76,38 @@ struct CodecExperts {
   CodecError* errors = nullptr;                      // [n], or null
   uint32_t n = 1;
 };
-// Experts that share one. update: called for each piece of each, in ascending order, before it is first read, so that
-// the piece is still in the cache; empty: they have their values. Experts take turns, block by block, so that a block
-// of the shared expert comes from memory once. False where an update ended it: `encoded` is then undefined.
+// Encodes experts that share one. `update` is called for each piece of each expert, in ascending order, before the
+// piece is first read, so that it is still in the cache; empty: the experts already have their values. Experts take
+// turns, block by block, so that each block of the shared expert is read from memory once. Returns false if an update
+// ended the encoding: `encoded` is then undefined.
 bool codec_encode(const CodecTable& table, const CodecShape& shape, const CodecExperts& experts,
                   const CodecUpdate& update);
-// to[] = expert[count], elements of so many bytes, each block behind its update, which is told the expert's number.
+// Copies expert[count], with elements of element_bytes, to to[]. Each block is copied after its update, which is passed
+// the expert's number.
 bool codec_copy(const void* expert, void* to, uint64_t count, size_t element_bytes, uint32_t number,
                 const CodecUpdate& update);
 
-// out = shared + residual. False: `encoded` is not what codec_encode() wrote for this shape; out is then undefined.
+// Computes out = shared + residual. Returns false, with out undefined, if `encoded` was not encoded for this shape.
 bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared, void* out);
 
-// Takes values[count] of elements [first, first + count), which are gone when it returns. False ends the decoding.
+// Takes values[count] of elements [first, first + count), valid only during the call. False ends the decoding.
 using CodecUse = std::function<bool(uint64_t first, uint64_t count, const void* values)>;
-// What of an expert is decoded for a use: elements [first, first + count) in pieces of whole rows of `row` elements,
-// which divides count. A piece has about kCodecPiece elements, or one row.
+// The part of an expert that is decoded for a use: elements [first, first + count) in pieces of whole rows of `row`
+// elements; `row` divides count. A piece has about kCodecPiece elements, or one row.
 struct CodecRange {
   uint64_t first = 0, count = 0, row = 1;
 };
 inline constexpr uint32_t kCodecPiece = 1 << 14;
-// Hands codec_decode()'s values of the range over, piece by piece and in order, out of a buffer that stays in the cache
-// (ratio 1: out of `encoded`). False, and no piece was handed over: `encoded` is not what codec_encode() wrote.
+// Passes on codec_decode()'s values of the range, piece by piece and in order, from a buffer that stays in the cache
+// (ratio 1: from `encoded`). Returns false, without passing on any piece, if codec_encode() did not write `encoded`.
 bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, const void* shared,
                   const CodecRange& range, const CodecUse& use);
-// The same for an expert as it is: values[], elements of so many bytes.
+// Does the same for an expert that is not encoded: values[], with elements of element_bytes.
 void codec_use(const void* values, size_t element_bytes, const CodecRange& range, const CodecUse& use);
-// Whether codec_decode() of the whole would accept it.
+// Returns true if codec_decode() of the whole expert would accept it.
 bool codec_valid(const CodecShape& shape, const void* encoded, uint64_t bytes);
 
-// Of the shared expert: equal on ranks that hold the same. See checksum.h.
+// Returns a checksum of the shared expert, which is equal on ranks that hold the same. See checksum.h.
 uint64_t checksum(const void* data, uint64_t bytes);
 
 }  // namespace moeccl::kernels

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an element of each data type is, and the arithmetic of its accumulator: one text for host and device, to the
-// bit. On the device it is compiled without contraction (-fmad=false) and without flushing subnormals. Never include
-// this in an overlay (see float_formats.h).
+// The element of each data type and the arithmetic of its accumulator. Host and device share this source and get the
+// same bits. On the device it is compiled without contraction (-fmad=false) and without flushing subnormals. Never
+// include it in an overlay (see float_formats.h).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace moeccl::kernels {
 
-// Loaded into its accumulator, and rounded back.
+// Loads an element into its accumulator, and rounds back.
 template <class T>
 struct Native {
   using Stored = T;
@@ -29,7 +29,7 @@ struct Narrow {
   static MOECCL_FORMAT Stored round(Acc v) { return static_cast<Stored>(Format::encode(v)); }
 };
 
-// Integers wrap: the arithmetic is done in uint64_t and cut to the type, floats are left to the processor.
+// Integers wrap: their arithmetic is done in uint64_t and truncated to the type. The processor handles floats.
 template <class T>
 MOECCL_FORMAT T add(T a, T b) {
   if constexpr (std::is_floating_point_v<T>)
@@ -54,8 +54,8 @@ MOECCL_FORMAT T divide(T a, uint32_t divisor) {
     return static_cast<T>(static_cast<uint64_t>(a) / divisor);
 }
 
-// The order of the tests is part of the definition: a NaN on either side wins, and of two equal values (so -0 and +0)
-// the second is taken, as maxps and minps do.
+// The order of the tests is part of the definition: a NaN on either side wins, and of two equal values (so of -0 and
+// +0) the second is taken, as in maxps and minps.
 template <class T>
 MOECCL_FORMAT T maximum(T a, T b) {
   return a != a ? a : (a > b ? a : b);
@@ -65,7 +65,7 @@ MOECCL_FORMAT T minimum(T a, T b) {
   return a != a ? a : (a < b ? a : b);
 }
 
-// A double cut to 64 bits: toward zero, clamped to the range, NaN to 0. Negative values wrap into unsigned types.
+// Truncates a double to 64 bits: toward zero, clamped to the range, NaN to 0. Negative values wrap in unsigned types.
 template <class T>
 MOECCL_FORMAT T truncate(double v) {
   constexpr bool kSigned = std::is_signed_v<T>;
@@ -84,7 +84,7 @@ MOECCL_FORMAT T truncate(double v) {
   return static_cast<T>(wide);
 }
 
-// weight * v in the arithmetic of rows.
+// Returns weight * v in the arithmetic of rows.
 template <class T>
 MOECCL_FORMAT T weigh(T v, float weight) {
   if constexpr (std::is_floating_point_v<T>)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that executors call: pointers and counts, never ranks. kernels/host/reference.cc is their definition;
-// overlays (AVX2, AVX-512) replace entries and are held to the reference by tests/unit/kernels/contract_test.cc.
+// The kernels that executors call, with pointers and counts but never ranks. kernels/host/reference.cc defines them.
+// Overlays (AVX2, AVX-512) replace entries, and tests/unit/kernels/contract_test.cc compares them with the reference.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace moeccl::kernels {
 
-// The arithmetic of a reduction. Avg is Sum with a divisor and premulsum is Sum with scales, see ReduceArgs.
+// The arithmetic of a reduction. Avg is Sum with a divisor, and premulsum is Sum with scales; see ReduceArgs.
 enum class ReduceOp : uint8_t { kSum, kProd, kMax, kMin };
 inline constexpr int kNumReduceOps = 4;
 
@@ -22,13 +22,13 @@ union Scalar {
   uint64_t u64;
 };
 
-// The element at `element` as a Scalar (a float for the 8- and 16-bit float types).
+// Returns the element at `element` as a Scalar (a float for the 8- and 16-bit float types).
 Scalar scalar_from(const void* element, moecclDataType_t type);
 
-// dst[i] = (srcs[0][i]*scale[0]) op (srcs[1][i]*scale[1]) op ... in this order, then / divisor.
-// fp16, bf16 and fp8 accumulate in fp32 and round once (to nearest even) at the end; integers wrap; integer division
-// truncates. Max and Min of floats return NaN when any input is NaN. dst may be equal to one of the srcs (not partially
-// overlap).
+// Computes dst[i] = (srcs[0][i]*scale[0]) op (srcs[1][i]*scale[1]) op ... in this order, then divides by divisor. fp16,
+// bf16 and fp8 accumulate in fp32 and round once (to nearest even) at the end; integers wrap; integer division
+// truncates. Max and Min of floats return NaN when any input is NaN. dst may equal one of the srcs but must not
+// partially overlap any.
 struct ReduceArgs {
   void* dst = nullptr;
   const void* const* srcs = nullptr;  // [n_srcs]
@@ -36,17 +36,17 @@ struct ReduceArgs {
   size_t count = 0;                   // elements
   uint32_t n_srcs = 0;                // >= 1
   uint32_t divisor = 0;               // 0 or 1: none; only with kSum
-  bool stream = false;                // dst will not be read soon: non-temporal stores allowed
-  // The result is stored to each of these as well; each may be equal to dst or one of the srcs, as dst may. Only where
-  // the table's reduces_to_many says so.
+  bool stream = false;                // dst will not be read soon, so non-temporal stores are allowed
+  // The result is stored to each of these as well. Like dst, each may equal dst or one of the srcs. Valid only if the
+  // table's reduces_to_many is set.
   void* const* copies = nullptr;  // [n_copies]
   uint32_t n_copies = 0;
 };
 using ReduceFn = void (*)(const ReduceArgs&);
 
-// For i in [0, count): row (dst_index ? dst_index[i] : dst_first + i) of dst = row (src_index ? src_index[i] :
-// src_first + i) of src. Rows are row_bytes long, any size >= 1, no alignment assumed. Destination rows are distinct;
-// src and dst do not overlap.
+// For i in [0, count), copies row (src_index ? src_index[i] : src_first + i) of src to row (dst_index ? dst_index[i] :
+// dst_first + i) of dst. Rows are row_bytes long, which may be any size >= 1, and need no alignment. Destination rows
+// are distinct, and src and dst do not overlap.
 struct CopyRowsArgs {
   void* dst = nullptr;
   const void* src = nullptr;
@@ -58,7 +58,7 @@ struct CopyRowsArgs {
   bool stream = false;  // dst will not be read soon
 };
 
-// The same with dst row = weights[i] * src row, computed in fp32 (fp64 for fp64; integers: through double, truncated).
+// Same, with dst row = weights[i] * src row, computed in fp32 (fp64 for fp64; integers: through double, truncated).
 struct ScaleRowsArgs {
   CopyRowsArgs rows;               // row_bytes must be a multiple of the type's size
   const float* weights = nullptr;  // [count]
@@ -71,19 +71,20 @@ struct RowTerm {
   uint16_t close = 0;  // deterministic mode: how many nested groups end after this term (see ReduceRowsArgs)
 };
 
-// For i in [0, count): row (dst_index ? dst_index[i] : dst_first + i) of dst = sum over terms t in [offsets[i],
-// offsets[i+1]) of weights[t] * row, in term order, in fp32 (fp64 for fp64 rows; integers accumulate in int64/uint64,
-// weights through double), rounded once to the type. No terms: zeros. When `grouped`, terms form nested groups, as
-// partial sums at the levels of a tree: there are kMaxGroups accumulators; a term is added to the innermost (index
-// kMaxGroups-1); `close` = g means: for the g innermost accumulators, from inside out, round the sum to the type, add
-// it to the next outer accumulator and clear it. After the last term of a row all are closed that way. A group of one
-// term, or of one group, passes its value through unchanged (rounding is idempotent).
+// For i in [0, count), computes row (dst_index ? dst_index[i] : dst_first + i) of dst = sum over terms t in
+// [offsets[i], offsets[i+1]) of weights[t] * row, in term order, in fp32 (fp64 for fp64 rows; integers accumulate in
+// int64/uint64, with weights through double), rounded once to the type. A row without terms is zero. When `grouped`,
+// terms form nested groups, like partial sums at the levels of a tree. There are kMaxGroups accumulators, and a term is
+// added to the innermost (index kMaxGroups-1). `close` = g means: for the g innermost accumulators, from the inside
+// out, round the sum to the type, add it to the next outer accumulator and clear it. After the last term of a row, all
+// are closed that way. A group of one term, or of one group, passes its value through unchanged (rounding is
+// idempotent).
 struct ReduceRowsArgs {
   void* dst = nullptr;
   const void* const* bases = nullptr;  // [number of segments]
   const uint64_t* offsets = nullptr;   // [count + 1]
   const RowTerm* terms = nullptr;      // indexed by offsets
-  const float* weights = nullptr;      // the same index; null: all ones
+  const float* weights = nullptr;      // same index; null: all ones
   const uint32_t* dst_index = nullptr;
   size_t dst_first = 0;
   size_t count = 0;
@@ -94,7 +95,7 @@ struct ReduceRowsArgs {
 inline constexpr int kMaxGroups = 8;
 using ReduceRowsFn = void (*)(const ReduceRowsArgs&);
 
-// out[i] = <row a_index[i] of a, row b_index[i] of b> in fp32 (fp64 sums for fp64 rows), for i in [0, count).
+// Computes out[i] = <row a_index[i] of a, row b_index[i] of b> in fp32 (fp64 sums for fp64 rows), for i in [0, count).
 struct DotRowsArgs {
   float* out = nullptr;
   const void *a = nullptr, *b = nullptr;
@@ -109,15 +110,15 @@ struct KernelTable {
   void (*copy_stream)(void* dst, const void* src, size_t bytes);  // non-temporal stores; ends with a store fence
   void (*scale_copy[MOECCL_NUM_DATA_TYPES])(void* dst, const void* src, size_t count, Scalar scale);  // dst may be src
   ReduceFn reduce[MOECCL_NUM_DATA_TYPES][kNumReduceOps];
-  bool reduces_to_many;  // whether `reduce` heeds ReduceArgs::copies
+  bool reduces_to_many;  // true if `reduce` uses ReduceArgs::copies
   void (*copy_rows)(const CopyRowsArgs&);
   void (*scale_rows[MOECCL_NUM_DATA_TYPES])(const ScaleRowsArgs&);
   ReduceRowsFn reduce_rows[MOECCL_NUM_DATA_TYPES];
   void (*dot_rows[MOECCL_NUM_DATA_TYPES])(const DotRowsArgs&);
 };
 
-// The fastest table that this processor runs, chosen once. MOECCL_KERNELS=reference|avx2|avx512 is applied by the
-// caller through select(name); an unknown or unsupported name returns null.
+// Returns the fastest table that this processor runs, chosen once. The caller applies
+// MOECCL_KERNELS=reference|avx2|avx512 through select(name), which returns null for an unknown or unsupported name.
 const KernelTable& best();
 const KernelTable* select(const char* name);
 

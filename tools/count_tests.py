@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts the cases of a JUnit file that `meson test` wrote. Prints a line for each failed case, then `PASSED FAILED SKIPPED`.
 
-A gtest program counts each of its cases; one that died before it could report, and each script, counts as one.
+A gtest program counts each of its cases. A program that died before it could report counts as one, and so does each script.
 
-  count_tests.py FILE [AGAIN]     AGAIN: a later run of some of the programs; its cases take the places of theirs
-  count_tests.py --failed FILE    the names of the programs that failed, as `meson test` takes them"""
+  count_tests.py FILE [AGAIN]     AGAIN: a later run of some of the programs, whose cases replace the earlier ones
+  count_tests.py --failed FILE    prints the names of the programs that failed, as `meson test` takes them"""
 import os
 import sys
 import xml.etree.ElementTree as tree
 
 
 def program_of(suite, case):
-    """`project:suite / name` of the program that a case belongs to."""
+    """Returns `project:suite / name` of the program that a case belongs to."""
     name = suite.get("name", "")
     return name.split(".", 1)[1].rsplit(".", 1)[0] if " / " in name else case.get("name", "")
 
@@ -21,7 +21,7 @@ def bad(case):
 
 
 def cases(path):
-    """Pairs of a program's name and a case."""
+    """Returns pairs of a program's name and a case."""
     return [(program_of(suite, case), case) for suite in tree.parse(path).getroot().iter("testsuite") for case in suite.iter("testcase")]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the JSON of dispatch_combine_perf: time and bytes per level for each algorithm, as SVG, and says what one sees.
+"""Draws the JSON of dispatch_combine_perf as SVG, time and bytes per level for each algorithm, and explains the picture.
 
   draw_demo.py IN.json OUT.svg"""
 import html
@@ -7,7 +7,7 @@ import json
 import sys
 
 WIDTH, BAR, GAP = 800, 24, 42
-# A panel: where its bars begin, and how long the longest one is. What is left behind it is for the bar's label.
+# A panel: where its bars begin, and how long the longest one is. The space behind that is for the bar's label.
 NAMES, TIME, TIME_LENGTH, BYTES, BYTES_LENGTH = 112, 124, 210, 440, 170
 COLORS = {"time": "#2f6db5", "predicted": "#9db8d9", "outer": "#c8553d", "inner": "#e8b89b"}
 
@@ -39,7 +39,7 @@ def label(result):
 
 
 def key(page, x, y, entries):
-    """Small squares with what their colours mean, in a row."""
+    """Draws small squares and what their colours mean, in a row."""
     for color, words in entries:
         page.bar(x, y - 10, 11, 11, COLORS[color])
         page.text(x + 16, y, words, 12, color="#444")
@@ -77,7 +77,7 @@ def draw(results, emulated):
 
 
 def explain(results):
-    """Two sentences from the figures themselves."""
+    """Prints two sentences from the figures themselves."""
     by_name = {r["algo"]: r for r in results}
     flat, hier = by_name.get("flat"), by_name.get("hier:2")
     if not flat or not hier or not outer_bytes(hier):

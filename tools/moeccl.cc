@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command `moeccl`: what a person asks of the library without writing a program. It sees the public headers alone.
+// The command `moeccl`: what a person asks of the library without writing a program. It uses only the public headers.
 #include <moeccl/moeccl.h>
 
 #include <CLI/CLI.hpp>
@@ -31,7 +31,7 @@ struct PlanOptions {
   bool prove = false;
 };
 
-// Thread ranks of this process stand for the communicator; rank 0 explains.
+// Thread ranks of this process stand in for the communicator, and rank 0 explains.
 int explain_plan(const PlanOptions& o) {
   std::vector<moecclComm_t> comms(static_cast<size_t>(o.ranks));
   moecclConfig_t config = MOECCL_CONFIG_INIT;

@@ -38,7 +38,7 @@ moecclConfig_t config() {
   return c;
 }
 
-// With --cache the measuring was done at init, as MOECCL_CALIBRATE has it.
+// With --cache the measuring was done at init, as MOECCL_CALIBRATE asks.
 int measure(moecclComm_t comm, bool writes) {
   if (!options.cache && moecclCalibrate(comm, options.budget_ms, options.max_bytes) != moecclSuccess)
     return fail("calibrate", comm);
@@ -83,7 +83,7 @@ int one_process(Meeting* meeting, int rank) {
   return moecclCommDestroy(comm) == moecclSuccess ? bad : fail("cannot destroy the communicator");
 }
 
-// Forked before this process has touched the library.
+// Forks before this process has touched the library.
 int as_processes() {
   void* page = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) {
@@ -104,7 +104,7 @@ int as_processes() {
   return bad;
 }
 
-// One rank of a launcher's job; *rank says which.
+// Runs as one rank of a launcher's job; *rank says which.
 int as_launched(int* rank) {
   moecclComm_t comm = nullptr;
   const moecclConfig_t c = config();
@@ -117,7 +117,7 @@ int as_launched(int* rank) {
   return moecclCommDestroy(comm) == moecclSuccess ? bad : fail("cannot destroy the communicator");
 }
 
-// The profile's own file, as a page: each level's line, and which plan was fastest at each size.
+// Prints the profile that was written as a page: each level's line, and which plan was fastest at each size.
 void print_page() {
   std::ifstream in(options.output);
   const nlohmann::json profile = nlohmann::json::parse(in, nullptr, false);
@@ -170,10 +170,10 @@ const CLI::App* add_calibrate(CLI::App& app) {
   command->add_flag("--threads", options.threads, "ranks are threads of one process, instead of processes");
   command->add_option("--topology", options.topology, "as in config.topology");
   command->add_flag("--pace", options.pace, "links keep the topology's figures (EMULATED)");
-  command->add_option("--budget", options.budget_ms, "milliseconds, about")
+  command->add_option("--budget", options.budget_ms, "about how many milliseconds it may take")
       ->check(CLI::Range(1.0, 3.6e6))
       ->capture_default_str();
-  command->add_option("--max-bytes", options.max_bytes, "largest buffer")->capture_default_str();
+  command->add_option("--max-bytes", options.max_bytes, "bytes of the largest buffer")->capture_default_str();
   command->add_option("--output", options.output, "the file to write: moeccl-profile.json");
   command->add_flag("--cache", options.cache, "fill the user's cache, where jobs of the same ranks and topology look");
   return command;

@@ -17,7 +17,7 @@ CLI::App* add_doctor(CLI::App& app) {
   return doctor;
 }
 
-// 0: no problem; 1: there are problems, or it could not look.
+// Returns 0 when there is no problem, 1 when there are problems or the check failed.
 int run_doctor() {
   std::string page(size_t{1} << 16, '\0');
   size_t needed = 0;

@@ -40,8 +40,8 @@ CLI::App* add_simulate(CLI::App& app) {
   sub->add_option("--topology", o.topology, "such as 'node:256(bw=50GB/s,lat=5us) gpu:8(bw=150GB/s)', or a file")
       ->required();
   sub->add_option("--profile", o.profile, "profile file, see docs/calibration.md");
-  sub->add_option("--algorithm", o.algorithm, "only this one, and flat beside it");
-  sub->add_flag("--json", o.json, "for programs");
+  sub->add_option("--algorithm", o.algorithm, "only this algorithm, and flat for comparison");
+  sub->add_flag("--json", o.json, "print JSON, for programs");
   sub->add_option("--count", o.config.count, "collectives: elements, as in the call; of one expert")
       ->capture_default_str();
   sub->add_option("--domain", o.domain, "sizes of expert domains, outermost level first, such as 2,4")->delimiter(',');
@@ -52,7 +52,7 @@ CLI::App* add_simulate(CLI::App& app) {
   sub->add_option("--topk", o.config.top_k, "experts per token (0: 8, or the trace's)")->capture_default_str();
   sub->add_option("--experts", o.config.n_experts, "number of experts (0: 256, or the trace's)")->capture_default_str();
   sub->add_option("--routing", o.routing, "uniform, zipf:EXPONENT, trace:PATH[:LAYER:STEP]")->capture_default_str();
-  sub->add_option("--seed", o.config.seed, "of a made routing")->capture_default_str();
+  sub->add_option("--seed", o.config.seed, "seed of a generated routing")->capture_default_str();
   return sub;
 }
 
@@ -66,7 +66,7 @@ int run_simulate() {
   o.config.domain = o.domain.empty() ? nullptr : o.domain.data();
   o.config.json = o.json ? 1 : 0;
   o.config.one_host = o.one_host ? 1 : 0;
-  // The page is made anew for each call, so the buffer is large enough for any.
+  // Each call makes the page anew, so the buffer is large enough for any page.
   std::string text(1 << 20, '\0');
   size_t needed = 0;
   if (moecclSimulate(&o.config, text.data(), text.size(), &needed) != moecclSuccess) {

@@ -5,7 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
-// Adds the subcommand; when it was given on the command line, run_simulate() runs it and returns the exit status.
+// Adds the subcommand. If the command line names it, run_simulate() runs it and returns the exit status.
 CLI::App* add_simulate(CLI::App& app);
 int run_simulate();
 

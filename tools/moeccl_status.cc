@@ -21,7 +21,7 @@ struct Options {
 } options;
 
 bool status_of(int pid, std::string* text) {
-  for (size_t needed = 1 << 16;;) {  // what it does meanwhile may make it longer
+  for (size_t needed = 1 << 16;;) {  // the text may grow meanwhile
     text->resize(needed);
     const size_t room = needed;
     if (moecclStatus(pid, text->data(), text->size(), &needed) != moecclSuccess) return false;
@@ -31,7 +31,7 @@ bool status_of(int pid, std::string* text) {
   }
 }
 
-// Whether a culprit is named.
+// Returns whether a culprit is named.
 bool print(tools::PostMortem& all) {
   bool found = false;
   std::fputs(all.report(&found).c_str(), stdout);
@@ -43,14 +43,13 @@ bool print(tools::PostMortem& all) {
 CLI::App* add_status(CLI::App& app) {
   CLI::App* status = app.add_subcommand("status", "what the communicators of running processes do and wait for");
   status->add_option("pid", options.pids, "processes of this host")->required()->check(CLI::PositiveNumber);
-  status->add_flag("--json", options.json, "as moecclStatus writes it, a process a document");
+  status->add_flag("--json", options.json, "as moecclStatus writes it, one document for each process");
   return status;
 }
 
 CLI::App* add_postmortem(CLI::App& app) {
-  CLI::App* postmortem =
-      app.add_subcommand("postmortem", "who waited for whom, from the files that MOECCL_DUMP had written");
-  postmortem->add_option("files", options.files, "of all processes of the job that left one")
+  CLI::App* postmortem = app.add_subcommand("postmortem", "which rank waited for which, from the files of MOECCL_DUMP");
+  postmortem->add_option("files", options.files, "the files of all processes of the job that left one")
       ->required()
       ->check(CLI::ExistingFile);
   return postmortem;

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// A rank that comes to a call after another one has given it up came too late, not for another reason.
+// A rank that began a call no earlier than this before another rank gave it up came too late; it has no other fault.
 constexpr double kLate_ms = 50;
 
 std::string ranks_text(const std::vector<uint32_t>& ranks) {
@@ -74,7 +74,7 @@ std::vector<Host> read_hosts(const json& all, uint32_t n_ranks) {
   return hosts;
 }
 
-// Of many peers the first alone are recorded. A rank beyond them counts when nothing shows that it has begun the call.
+// Only the first of many peers are recorded. A rank beyond them counts when nothing shows that it has begun the call.
 std::vector<uint32_t> awaited_by(const Group& g, const Member& m, const Wait& w) {
   std::vector<uint32_t> peers = w.peers;
   if (w.n_peers <= peers.size()) return peers;
@@ -161,7 +161,7 @@ void PostMortem::add(const std::string& text) {
   }
 }
 
-// The first call of a communicator that two ranks have made differently.
+// Finds the first call of each communicator that two ranks have made differently.
 void PostMortem::find_differences(std::vector<std::string>& lines) const {
   for (const Group& g : groups_) {
     std::map<uint64_t, const Member*> first;
@@ -220,7 +220,7 @@ std::vector<size_t> PostMortem::waits_of(const Member& member, const Node& waite
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const Node& n = nodes_[i];
     if (n.member->process != member.process) continue;
-    // Of several ranks in one process each waits for itself alone, unless one thread waits for several.
+    // Each of several ranks in one process waits only for itself, unless one thread waits for several.
     const bool one_thread = n.member->process == waiter.member->process && n.wait->thread == waiter.wait->thread;
     if (alone || n.member->rank == member.rank || one_thread) waits.push_back(i);
   }
@@ -258,7 +258,7 @@ void PostMortem::follow(const Node& node, uint32_t rank, std::map<std::string, s
     const Call* const made = m.call(wanted);
     if (made != nullptr && node.member->failed && node.member->waited_in_full() &&
         made->began_ms > node.member->failed_ms - kLate_ms) {
-      // In another communicator it may have waited itself until then.
+      // In another communicator it may itself have waited until then.
       const size_t before = next.size();
       for (const size_t i : waits_of(m, node)) {
         if (nodes_[i].group != &g) next.push_back(i);
@@ -292,7 +292,7 @@ void PostMortem::follow(const Node& node, uint32_t rank, std::map<std::string, s
       .push_back(waiter);
 }
 
-// "": there is none. Depth first; edges go from a wait to those for which it waits.
+// Returns "" when there is none. Depth first; edges go from a wait to the waits that it waits for.
 std::string PostMortem::cycle(const std::vector<std::vector<size_t>>& edges) const {
   std::vector<int> state(edges.size(), 0);
   std::vector<size_t> path;
@@ -335,7 +335,7 @@ std::string PostMortem::first_failure() const {
                      clock_text(first->failed_ms), first->failure, first->code);
 }
 
-// All have made the call and none ends it: the rank for which the chain of steps waits.
+// For ranks that have all made the call while none ends it: names the rank that the chain of steps waits for.
 std::string PostMortem::stuck_links() const {
   std::string text;
   for (const Node& n : nodes_) {

@@ -16,28 +16,28 @@
 
 namespace tools {
 
-// Which steps of which file; made up from a seed when no file is named.
+// Which step of which file to use; without a file, a trace is made up from a seed.
 struct TraceOptions {
   std::string path;
   int layer = 0, step = 0;
-  int tokens = 8192, k = 8, experts = 256;  // of a made-up trace
+  int tokens = 8192, k = 8, experts = 256;  // for a made-up trace
   double zipf = 0.8;
 };
 void add_trace_options(CLI::App& app, TraceOptions& options);
-// Exits with a sentence when the file is not a trace or lacks the step.
+// Exits with a message when the file is not a trace or lacks the step.
 perf::Trace load_trace(const TraceOptions& options);
-// One step's choices [n_tokens][k].
+// Returns one step's choices, [n_tokens][k].
 inline std::vector<int32_t> step_of(const perf::Trace& t, int layer, int step) {
   const int32_t* at = t.step(layer, step);
   return {at, at + static_cast<size_t>(t.n_tokens) * static_cast<size_t>(t.k)};
 }
 
 [[noreturn]] void fail(const std::string& sentence);
-// Fails with the library's sentence.
+// Fails with the library's message.
 void check(moecclResult_t result);
 inline double share(double before, double after) { return before > 0 ? 100 * (1 - after / before) : 0; }
 
-// Each adds its commands; `run` is set to the one that the command line names.
+// Each adds its commands, and sets `run` to the one that the command line names.
 void add_samples(CLI::App& solve, std::function<void()>& run);
 void add_swap(CLI::App& solve, std::function<void()>& run);
 void add_replicas(CLI::App& solve, std::function<void()>& run);

@@ -14,7 +14,7 @@ struct Options {
   bool predict = false;
 };
 
-// num[I][E] of whole samples.
+// Returns num[I][E] of whole samples.
 std::vector<int32_t> count(const std::vector<int32_t>& topk, const perf::Trace& t, int sample_tokens, int n_samples) {
   const auto experts = static_cast<size_t>(t.n_experts);
   const size_t per_sample = static_cast<size_t>(sample_tokens) * static_cast<size_t>(t.k);

@@ -12,9 +12,9 @@ namespace moeccl::topology {
 
 namespace {
 
-constexpr size_t kMaxSide = 256;  // users and NICs of a host that are looked at
+constexpr size_t kMaxSide = 256;  // users and NICs of a host that are considered
 
-// A unit of flow from the source through a user and a NIC to the sink for each user; successive shortest paths.
+// Sends a unit of flow for each user from source through user and NIC to sink, by successive shortest paths.
 class Flow {
  public:
   explicit Flow(size_t n_nodes) : first_(n_nodes, kNone) {}
@@ -26,7 +26,7 @@ class Flow {
     first_[to] = edges_.size() - 1;
     return edges_.size() - 2;
   }
-  // As many units as fit, at the least cost. Returns how many.
+  // Sends as many units as fit, at the least cost. Returns how many.
   size_t run(size_t source, size_t sink) {
     size_t units = 0;
     while (push_one(source, sink)) ++units;
@@ -42,7 +42,7 @@ class Flow {
     int64_t cost;
   };
 
-  // Bellman-Ford with a queue: costs of used edges are negative.
+  // Runs Bellman-Ford with a queue, because the costs of used edges are negative.
   bool push_one(size_t source, size_t sink) {
     constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
     std::vector<int64_t> cost(first_.size(), kFar);
@@ -80,7 +80,7 @@ struct Matching {
   std::vector<uint32_t> nic_of_user;  // kNobody: none
 };
 
-// Each user at most one NIC, NIC j at most capacity[j] users; allowed(i, j) says which pairs may be.
+// Gives each user at most one NIC, and NIC j at most capacity[j] users; allowed(i, j) says which pairs are possible.
 template <class Allowed>
 Matching match(const AssignProblem& p, const std::vector<size_t>& capacity, const Allowed& allowed) {
   const size_t n = p.paths.size(), m = capacity.size();
@@ -92,7 +92,7 @@ Matching match(const AssignProblem& p, const std::vector<size_t>& capacity, cons
     flow.add(source, i, 0);
     for (size_t j = 0; j < m; ++j) {
       if (!allowed(i, j)) continue;
-      // Distance decides; then loads (below); then position, at most 999.
+      // Distance decides first, then loads (below), then position, which is at most 999.
       const double apart =
           std::abs(static_cast<double>(i) / static_cast<double>(n) - static_cast<double>(j) / static_cast<double>(m));
       const auto order = static_cast<int64_t>(999 * apart);
@@ -100,7 +100,7 @@ Matching match(const AssignProblem& p, const std::vector<size_t>& capacity, cons
     }
   }
   for (size_t j = 0; j < m; ++j) {
-    // The k-th user costs in proportion to 2k-1 over the rate: the sum is the square of the load over the rate.
+    // The k-th user costs in proportion to 2k-1 over the rate, so that the sum is the square of the load over the rate.
     const double relative = p.nic_bytes_per_ns[j] > 0 ? std::min(fastest / p.nic_bytes_per_ns[j], 1e4) : 1;
     for (size_t k = 0; k < capacity[j]; ++k)
       flow.add(n + j, sink, static_cast<int64_t>(1e5 * relative) * static_cast<int64_t>(2 * k + 1));
@@ -112,7 +112,7 @@ Matching match(const AssignProblem& p, const std::vector<size_t>& capacity, cons
   return result;
 }
 
-// Rates with unknown ones as the slowest known, 1 when none is known; paths without a figure are no limit.
+// Unknown rates count as the slowest known, or as 1 when none is known; paths without a figure are no limit.
 double limit(const Crossing& path) {
   return path.bytes_per_ns > 0 ? path.bytes_per_ns : std::numeric_limits<double>::infinity();
 }
@@ -142,7 +142,7 @@ Matching best(const AssignProblem& p) {
   }
   std::sort(shares.begin(), shares.end());
   shares.erase(std::unique(shares.begin(), shares.end()), shares.end());
-  // The smallest share always works; look for the largest that does.
+  // The smallest share always works; this looks for the largest that does.
   size_t low = 0, high = shares.size();
   while (high - low > 1) {
     const size_t middle = (low + high) / 2;
@@ -229,7 +229,7 @@ std::vector<AssignChoice> assign(const AssignProblem& problem) {
       choices[i].share_bytes_per_ns =
           std::min(p.nic_bytes_per_ns[j] / static_cast<double>(load[j]), limit(p.paths[i][j]));
   }
-  // NICs that nobody uses go to users for whom they are no farther than the first, one each and round.
+  // Unused NICs go to users that are no farther from them than from their first NIC, one each, round after round.
   for (bool more = true; more;) {
     std::vector<size_t> spare(m);
     for (size_t j = 0; j < m; ++j) spare[j] = load[j] == 0;
@@ -267,7 +267,7 @@ NicAssignment assign_nics(const Graph& graph) {
   for (const Node* nic : graph.of_kind(NodeKind::kNic))
     if (nic_usable(*nic)) result.nics.push_back(nic);
   std::stable_sort(result.nics.begin(), result.nics.end(), [](const Node* a, const Node* b) { return a->id < b->id; });
-  // Interfaces without a device (bridges, tunnels) serve only where nothing else does.
+  // Interfaces without a device (bridges, tunnels) are used only if there is nothing else.
   if (std::any_of(result.nics.begin(), result.nics.end(), [](const Node* nic) { return nic->id.starts_with("pci:"); }))
     std::erase_if(result.nics, [](const Node* nic) { return !nic->id.starts_with("pci:"); });
   if (result.users.size() > kMaxSide) result.users.resize(kMaxSide);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which NIC each GPU uses, decided for the whole host at once: first come would give the near NIC to whoever asks first
-// and leave the last GPU with a NIC on the other socket, or with a crowded one.
+// Chooses the NIC of each GPU, for the whole host at once. First come, first served would give the near NIC to the
+// first GPU that asks, and leave the last GPU with a NIC on the other socket or with a crowded one.
 #pragma once
 
 #include <cstdint>
@@ -12,43 +12,45 @@
 
 namespace moeccl::topology {
 
-// How far apart two devices of a host are, near to far; one's order is the other's cost.
+// How far apart two devices of a host are, from near to far; a later value costs more.
 enum class Distance : uint8_t { kSwitch, kRoot, kNuma, kSocket, kHost };
 const char* distance_name(Distance distance);  // "same PCIe switch", ..., "other socket"
 
 struct Crossing {
   Distance distance = Distance::kHost;
-  double bytes_per_ns = 0;  // the narrowest known uplink between; 0: none known
+  double bytes_per_ns = 0;  // the narrowest known uplink between them; 0: none is known
 };
 Crossing crossing(const Graph& graph, const Node& a, const Node& b);
 
-// [n_users][n_nics] of plain numbers, so that the solver can be tested against trying everything.
+// The paths are [n_users][n_nics], and all inputs are plain numbers, so that the solver can be tested against
+// exhaustive search.
 struct AssignProblem {
   std::vector<std::vector<Crossing>> paths;
-  std::vector<double> nic_bytes_per_ns;  // 0: not known, counts as the slowest known
+  std::vector<double> nic_bytes_per_ns;  // 0: unknown, counts as the slowest known
 };
 struct AssignChoice {
-  std::vector<uint32_t> nics;     // the first is the one; others nobody else needs, no farther away
-  double share_bytes_per_ns = 0;  // of the first, when all its users send; 0 when no rate is known
+  std::vector<uint32_t> nics;     // the first is the user's NIC; the others are free NICs that are no farther away
+  double share_bytes_per_ns = 0;  // of the first NIC when all its users send; 0 when no rate is known
 };
 
-// First the smallest share of any user is made as large as it can be (a NIC's rate over its users, bounded by the
-// path); among those choices the sum of distances is least; then the loads are even and neighbours stay neighbours.
-// Exact (a min-cost flow for the best feasible share), deterministic. Every user gets a NIC when there is one.
+// First, makes the smallest share of any user as large as possible (a NIC's rate over its users, bounded by the path).
+// Among those choices, the sum of distances is least; then the loads are even and neighbours stay neighbours. The
+// result is exact (a min-cost flow for the best feasible share) and deterministic. Every user gets a NIC if any exists.
 std::vector<AssignChoice> assign(const AssignProblem& problem);
-// The smallest share that a choice of one NIC per user gives.
+// Returns the smallest share that a choice of one NIC per user gives.
 double smallest_share(const AssignProblem& problem, const std::vector<uint32_t>& nic_of_user);
 
-// Over a host: users are its GPUs (of_kind(kGpu)), or its NUMA domains when it has none. nics count nics().
+// The assignment of a host. Users are its GPUs (of_kind(kGpu)), or its NUMA domains when it has none.
+// AssignChoice::nics are indices into `nics`.
 struct NicAssignment {
   std::vector<const Node*> users, nics;  // nics: those with a port that is not down, by id
   std::vector<AssignChoice> choices;     // of each user; empty when there are no NICs
 };
 NicAssignment assign_nics(const Graph& graph);
 
-// Which of these devices ("mlx5_0") a rank uses, nearest first: its own share of them where all n_ranks of the host use
-// some, each where default_seats() places it. Positions in `devices`; all, in their order, where the graph does not
-// know them.
+// Returns which of these devices ("mlx5_0") a rank uses, nearest first: its own share when all n_ranks of the host,
+// each where default_seats() places it, use some. The result holds positions in `devices`; it is all of them, in order,
+// if the graph does not know them.
 std::vector<uint32_t> devices_of_rank(const Graph& graph, std::span<const std::string> devices, uint32_t rank,
                                       uint32_t n_ranks);
 

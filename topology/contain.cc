@@ -11,8 +11,8 @@ bool holds(const Cpus& outer, const Cpus& inner) {
   return !inner.empty() && std::includes(outer.begin(), outer.end(), inner.begin(), inner.end());
 }
 
-// The smallest node of the given kinds that holds `cpus`; of equal ones the later kind, so that NUMA comes before its
-// socket. "host" when there is none.
+// Returns the smallest node of the given kinds that holds `cpus`. Among equal ones, the later kind wins, so that NUMA
+// comes before its socket. Returns "host" when there is none.
 std::string smallest(const std::vector<Node>& nodes, const Cpus& cpus, bool numa_too) {
   const Node* best = nullptr;
   for (const Node& node : nodes) {

@@ -18,8 +18,8 @@ namespace moeccl::topology {
 
 namespace {
 
-// In order of trust. hwloc knows best what contains what, sysfs the rates of interfaces; verbs comes before sysfs
-// because an RDMA port's rate is the link's, while IPoIB's is made up.
+// In order of trust. hwloc knows containment best, and sysfs the rates of interfaces. verbs precedes sysfs, because an
+// RDMA port's rate is that of the link, while IPoIB's is made up.
 constexpr Probe kProbes[] = {
     {"hwloc", probe_hwloc, "sockets, NUMA, caches, PCI tree", "install libhwloc15; sysfs stands in for it"},
     {"verbs", probe_verbs, "RDMA ports, rates, GIDs", "install libibverbs1 and ibverbs-providers, load ib_uverbs"},

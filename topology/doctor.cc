@@ -140,7 +140,7 @@ void examine_port(Findings& f, const Node& nic, const Port& port) {
   }
 }
 
-// What breaks RDMA although the port is active.
+// Finds what breaks RDMA although the port is active.
 void examine_rdma_port(Findings& f, const Node& nic, const Port& port) {
   if (port.state == PortState::kDown) return;
   const std::string at = format("{} port {}", label(nic), port.number);
@@ -189,7 +189,7 @@ Findings network(const Graph& graph, const HostLimits& l) {
   return f;
 }
 
-// Whether processes that share a GPU take turns on it, as far as files tell.
+// Reports whether processes that share a GPU take turns on it, as far as files tell.
 void multi_process(const driver::Mps& mps, uint32_t n_gpus, uint32_t n_ranks, Findings& f) {
   if (mps.runs()) {
     f.good(
@@ -210,7 +210,7 @@ void multi_process(const driver::Mps& mps, uint32_t n_gpus, uint32_t n_ranks, Fi
   }
 }
 
-// takes_dmabuf: NICs do.
+// takes_dmabuf: the NICs accept dma-buf.
 Findings gpus(const Graph& graph, const HostLimits& l, uint32_t n_ranks, bool takes_dmabuf) {
   Findings f("gpus");
   const auto all = graph.of_kind(NodeKind::kGpu);
@@ -239,7 +239,7 @@ Findings gpus(const Graph& graph, const HostLimits& l, uint32_t n_ranks, bool ta
   return f;
 }
 
-// Pairs with the same answer together: "0-3 with 4-7".
+// Groups the pairs that have the same answer: "3 of 6 pairs, such as 0 and 1".
 std::string pairs_text(const DoctorFacts& facts) {
   const Graph& graph = facts.discovery->graph;
   const std::vector<Seat> seats = default_seats(graph, 0, facts.n_ranks);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One page for a person: what was found here, what limits there are, which transport each pair of ranks would use and
-// why not a better one, each problem with its fix. Facts come in as arguments, so that every page can be tested.
+// Writes one page for a person: what was found here, what limits there are, which transport each pair of ranks would
+// use and why not a better one, and each problem with its fix. Facts are arguments, so that every page can be tested.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ struct Finding {
   Verdict verdict = Verdict::kGood;
   std::string section;  // "found", "limits", "network", "gpus"
   std::string what;
-  std::string fix;  // what to do; "" when nothing
+  std::string fix;  // what to do; "" if nothing
 };
 
 // What a pair of ranks have in common.
@@ -30,12 +30,12 @@ struct PairFacts {
 };
 struct TransportChoice {
   std::string transport;
-  std::string why_not_better;  // "" when there is no better one here
+  std::string why_not_better;  // "" if there is no better one here
 };
-// path_between() in words.
+// Returns path_between() in words.
 TransportChoice choose_transport(const PairFacts& facts);
 
-// What this host has of a network.
+// What this host knows of a network.
 struct NetworkFacts {
   std::string name;  // "tcp"
   bool usable = false;
@@ -45,7 +45,7 @@ struct NetworkFacts {
 struct DoctorFacts {
   const Discovery* discovery = nullptr;
   const driver::HostLimits* limits = nullptr;
-  uint32_t n_ranks = 0;                     // 0: one for each GPU, or each core
+  uint32_t n_ranks = 0;                     // 0: one for each GPU, or for each core
   bool reads_disabled = false;              // MOECCL_NO_CMA=1
   std::vector<NetworkFacts> networks = {};  // to ranks of other hosts, best first
 };

@@ -112,7 +112,7 @@ std::vector<std::vector<uint32_t>> nvlink_islands(const Graph& graph) {
     while (leader[i] != i) i = leader[i] = leader[leader[i]];
     return i;
   };
-  // The switches of a host are one fabric: no driver tells of the links between them (DGX-2 has two boards of six).
+  // The switches of a host are one fabric, as no driver reports the links between them (DGX-2 has two boards of six).
   const std::vector<const Node*> switches = graph.of_kind(NodeKind::kNvSwitch);
   for (const Node* one : switches) leader[place.at(one->id)] = place.at(switches[0]->id);
   for (const Link& link : graph.links) {

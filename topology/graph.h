@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A host as plain data: nodes (host, sockets, NUMA domains, last-level caches, PCI switches, GPUs, NICs) in a tree of
-// containment, and links beside the tree (NVLink, between sockets). Probes make partial graphs, merge() (merge.h) makes
-// one of them; everything here is a function of its arguments.
+// containment, and links that are not part of the tree (NVLink, between sockets). Probes make partial graphs, and
+// merge() (merge.h) combines them. Everything here is a function of its arguments.
 //
-// Nodes are known by what every probe can tell of them, so that partial graphs meet:
+// Ids consist of what every probe can know of a node, so that the nodes of partial graphs match:
 //   "host"             the host                    "cache:3:16"        the L3 cache whose first processor is 16
 //   "socket:0"         by the kernel's number      "root:0000:16"      a PCI root, by domain and first bus
 //   "numa:1"           by the kernel's number      "pci:0000:17:00.0"  PCI devices of every kind, bridges too
@@ -30,28 +30,28 @@ using Cpus = std::vector<uint32_t>;
 
 struct Port {
   uint32_t number = 1;         // from 1, as verbs counts
-  std::string interface = {};  // the network interface, "" when there is none
+  std::string interface = {};  // the network interface, "" if there is none
   LinkLayer layer = LinkLayer::kUnknown;
   PortState state = PortState::kUnknown;
-  double gbit = 0;  // 1e9 bits a second each way; 0: not known
+  double gbit = 0;  // 1e9 bits per second each way; 0: unknown
   uint32_t mtu_bytes = 0;
-  std::string gid = {};      // the first that is not zero, "" when there is none
+  std::string gid = {};      // the first that is not zero, "" if there is none
   std::string address = {};  // of the interface: the first IPv4 or else IPv6 address
 };
 
 struct Node {
   std::string id;
   NodeKind kind = NodeKind::kHost;
-  std::string parent;                   // id; "": not known to this probe, or the host itself
+  std::string parent;                   // id; "": unknown to this probe, or the host itself
   std::string name;                     // "NVIDIA H100 80GB HBM3", "mlx5_0", a host's name
-  int32_t number = -1;                  // socket, NUMA: the kernel's; cache: its level; GPU: NVML's; -1: not known
+  int32_t number = -1;                  // socket, NUMA: the kernel's; cache: its level; GPU: NVML's; -1: unknown
   Cpus cpus;                            // host, socket, NUMA, cache
   uint32_t n_cores = 0;                 // host, socket, NUMA
   uint64_t memory_bytes = 0;            // NUMA, cache, GPU
   plan::LinkCost uplink;                // to the parent (PCIe), each way
   std::vector<Port> ports;              // NICs
   std::vector<std::string> os_devices;  // "mlx5_0", "ib0", "cuda0"
-  std::vector<std::string> sources;     // probes that told of it
+  std::vector<std::string> sources;     // probes that reported it
 };
 
 struct Link {
@@ -65,46 +65,46 @@ struct Link {
 struct Graph {
   std::vector<Node> nodes;
   std::vector<Link> links;
-  std::vector<std::string> notes;  // what did not fit together, one sentence each
+  std::vector<std::string> notes;  // contradictions between probes, one sentence each
 
   const Node* find(std::string_view id) const;
   Node* find(std::string_view id);
   std::vector<const Node*> of_kind(NodeKind kind) const;  // in the order of nodes; GPUs by number, then id
 };
 
-inline constexpr size_t kMaxNodes = 1u << 16;  // of one graph: bounds what a file can make us allocate
+inline constexpr size_t kMaxNodes = 1u << 16;  // of one graph; bounds what a file can make the library allocate
 inline constexpr uint32_t kMaxCpus = 1u << 16;
 inline constexpr size_t kMaxPorts = 256;  // of one NIC
 
-// What every complete graph fulfils: one host that comes first, parents that exist and come before their children, no
-// id twice, links between nodes that exist, figures that are finite. Names the node.
+// Checks what every complete graph fulfils: one host that comes first, parents that exist and precede their children,
+// unique ids, links between nodes that exist, and finite figures. The error names the node.
 Status validate(const Graph& graph);
 
-// Ids from a node to the host, both included.
+// Returns the nodes from a node to the host, both included.
 std::vector<const Node*> path_to_host(const Graph& graph, const Node& node);
-// The innermost node that contains both.
+// Returns the innermost node that contains both.
 const Node* common_ancestor(const Graph& graph, const Node& a, const Node& b);
-// The nearest node of this kind at or above `node`; null when there is none.
+// Returns the nearest node of this kind at or above `node`, or null if there is none.
 const Node* enclosing(const Graph& graph, const Node& node, NodeKind kind);
 
-// Groups of GPUs that NVLink joins (directly or through switches); single GPUs are groups of their own. GPUs are
-// indices into of_kind(kGpu), ascending; groups are in the order of their first GPU.
+// Returns the groups of GPUs that NVLink joins, directly or through switches; a GPU without NVLink is its own group.
+// GPUs are indices into of_kind(kGpu), ascending; groups are in the order of their first GPU.
 std::vector<std::vector<uint32_t>> nvlink_islands(const Graph& graph);
 
 const char* kind_name(NodeKind kind);  // "host", "socket", ...
 const char* link_name(LinkKind kind);
 const char* layer_name(LinkLayer layer);
 const char* state_name(PortState state);
-// Rate of the NIC's ports that are not down, GB/s each way; 0: not known.
+// Returns the rate of the NIC's ports that are not down, in GB/s each way; 0: unknown.
 double nic_bytes_per_ns(const Node& nic);
 bool nic_usable(const Node& nic);  // has a port that is not known to be down
 
 std::string cpus_text(const Cpus& cpus);  // "0-15,32-47"
-// The opposite; at most kMaxCpus processors. Accepts "" (none).
+// Does the reverse, for at most kMaxCpus processors. Accepts "" (none).
 bool parse_cpus(std::string_view text, Cpus* cpus);
 
-// "0000:3b:00.0" in lower case with four digits of domain, or "" when it is none; also from "3b:00.0" and from
-// "00000000:3B:00.0", as NVML writes.
+// Returns "0000:3b:00.0", in lower case with four digits of domain, or "" for anything else. Also accepts "3b:00.0" and
+// "00000000:3B:00.0", which NVML writes.
 std::string normal_pci(std::string_view text);
 
 }  // namespace moeccl::topology

@@ -73,7 +73,7 @@ class HwlocReader {
     return value;
   }
 
-  // "0x00000003,0xffffffff": words of 32 processors, the highest first.
+  // Parses "0x00000003,0xffffffff": words of 32 processors, the highest first.
   Result<Cpus> cpuset(const XmlElement& element) const {
     MOECCL_ASSIGN_OR_RETURN(const std::string text, needed(element, "cpuset"));
     std::vector<uint32_t> words;
@@ -83,7 +83,7 @@ class HwlocReader {
       if (word.starts_with("0x")) word.remove_prefix(2);
       uint32_t value = 0;
       const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), value, 16);
-      // Zero words may be left empty.
+      // Words that are zero may be empty.
       if (!word.empty() && (code != std::errc() || end != word.data() + word.size()))
         return wrong(element,
                      format("cpuset is {}, wanted words such as 0x000000ff separated by commas", in_quotes(text)));
@@ -222,7 +222,7 @@ class HwlocReader {
     if (context.io_parent.empty()) attach_[node.id] = context_cpus(context);
     graph_.nodes.push_back(std::move(node));
   }
-  // Checked when the object that has it was read.
+  // The text was checked when the object that has it was read.
   Cpus context_cpus(const Context& context) const {
     XmlElement holder;
     holder.attributes = {{"cpuset", context.near_cpus}};
@@ -234,7 +234,7 @@ class HwlocReader {
     MOECCL_ASSIGN_OR_RETURN(const std::string type, needed(element, "bridge_type"));
     if (type.starts_with("0-")) {
       MOECCL_ASSIGN_OR_RETURN(const std::string buses, needed(element, "bridge_pci"));
-      // "0000:[16-1f]"
+      // For example "0000:[16-1f]".
       const size_t open = buses.find('[');
       const std::string pci = open == std::string::npos || open + 3 > buses.size()
                                   ? ""
@@ -252,7 +252,7 @@ class HwlocReader {
     return {};
   }
 
-  // pci_type: "0302 [10de:2330] [10de:16c1] a1": class, vendor and device.
+  // pci_type is, for example, "0302 [10de:2330] [10de:16c1] a1": class, vendor and device.
   Status device(const XmlElement& element, const Context& context, std::string* id) {
     MOECCL_ASSIGN_OR_RETURN(const std::string pci, bus_id(element));
     MOECCL_ASSIGN_OR_RETURN(const std::string type, needed(element, "pci_type"));
@@ -307,7 +307,7 @@ class HwlocReader {
       port.state = state->starts_with("4") ? PortState::kUp : PortState::kDown;
       const std::string* gid = info(element, format("Port{}GID0", p));
       if (gid != nullptr && gid->size() < 64) port.gid = *gid;
-      // The interface of the same device may have come before, as the port with this number.
+      // The interface of the same device may have come earlier, as the port with this number.
       const auto same =
           std::find_if(node->ports.begin(), node->ports.end(), [&](const Port& q) { return q.number == p; });
       if (same == node->ports.end()) {
@@ -338,12 +338,12 @@ class HwlocReader {
     node.ports.push_back(port);
   }
 
-  // <distances2 type="OSDev" indexing="gp"> or <distances2hetero>, both with <indexes> and <u64values> of one matrix.
+  // Reads <distances2 type="OSDev" indexing="gp"> or <distances2hetero>: <indexes> and <u64values> of one matrix.
   Status distances(const XmlElement& element) {
     const std::string* name = element.attribute("name");
     if (name == nullptr || *name != "NVLinkBandwidth") return {};
     MOECCL_ASSIGN_OR_RETURN(const uint64_t n, number(element, "nbobjs", kMaxDistanceObjects));
-    std::vector<std::string> ids;  // "" for objects that we do not keep
+    std::vector<std::string> ids;  // "" for objects that the graph leaves out
     std::vector<uint64_t> values;
     for (const XmlElement& child : element.children) {
       std::string_view rest = child.text;

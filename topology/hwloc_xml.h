@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A topology as hwloc writes it (lstopo --of xml, version 2 of the format), read without hwloc: so errors have lines,
-// and files of other machines work where hwloc is absent. The probe of hwloc exports into the same text.
+// Reads a topology as hwloc writes it (lstopo --of xml, version 2 of the format), but without hwloc, so that errors
+// have line numbers and files of other machines work where hwloc is absent. The hwloc probe exports into the same text.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@
 
 namespace moeccl::topology {
 
-// A partial graph: sockets, NUMA domains, caches shared by several cores, PCI bridges, GPUs and NICs with their OS
-// devices, NVLink from hwloc's distances "NVLinkBandwidth". `source` names who made it ("hwloc"), `file` is for errors,
-// which read "file:line: ...".
+// Returns a partial graph: sockets, NUMA domains, caches shared by several cores, PCI bridges, GPUs and NICs with their
+// OS devices, and NVLink from hwloc's distances "NVLinkBandwidth". `source` names the producer ("hwloc"). `file` is for
+// errors, which read "file:line: ...".
 Result<Graph> read_hwloc_xml(std::string_view text, const std::string& file, const std::string& source = "hwloc");
 
 }  // namespace moeccl::topology

@@ -12,10 +12,10 @@ namespace moeccl::topology {
 
 namespace {
 
-using Json = nlohmann::json;             // read: finding a field takes no longer where there are many
-using Ordered = nlohmann::ordered_json;  // written, as a person would
+using Json = nlohmann::json;             // for reading: finding a field is fast even among many
+using Ordered = nlohmann::ordered_json;  // for writing, in the order that a person would use
 
-constexpr const char* kLine = "@line";  // put into each object while it is parsed
+constexpr const char* kLine = "@line";  // added to each object while it is parsed
 constexpr NodeKind kKinds[] = {NodeKind::kHost,     NodeKind::kSocket, NodeKind::kNuma,
                                NodeKind::kCache,    NodeKind::kRoot,   NodeKind::kSwitch,
                                NodeKind::kNvSwitch, NodeKind::kGpu,    NodeKind::kNic};
@@ -27,7 +27,7 @@ constexpr std::pair<const char*, const char*> kUnits[] = {
 constexpr int kMaxJsonDepth = 16;
 constexpr size_t kMaxNodesOfAll = size_t{1} << 20;  // of all hosts of a file
 
-// Tells on which line the parser is.
+// Tracks the line that the parser is on.
 class LineIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -56,7 +56,7 @@ class LineIterator {
   uint32_t* line_ = nullptr;
 };
 
-// A JSON object with its place, for errors and strict reading.
+// A JSON object with its position, for errors and strict reading.
 class Reader {
  public:
   Reader(const Json& json, const std::string& file, std::string where)
@@ -125,7 +125,7 @@ class Reader {
     }
     return wrong(format("{} is {}, wanted one of {}", key, shown(*value), names));
   }
-  // A list of objects (or of texts, see texts()); *out null when the field is absent.
+  // Reads a list of objects (or of texts, see texts()). *out is null when the field is absent.
   Status list(const char* key, const Json** out, size_t limit) const {
     *out = find(key);
     if (*out == nullptr) return {};
@@ -284,7 +284,7 @@ std::string printable(std::string text) {
   return text;
 }
 
-// "[json.exception.parse_error.101] parse error at line 3, column 5: syntax error while ..."
+// Reads "[json.exception.parse_error.101] parse error at line 3, column 5: syntax error while ..."
 Status parse_failure(const std::string& what, const std::string& file) {
   unsigned line = 0, column = 0;
   const size_t at = what.find("at line ");
@@ -346,7 +346,7 @@ Result<std::vector<Graph>> read_json(std::string_view text, const std::string& f
     return error(moecclInvalidArgument, "{}: {} bytes, at most {} are possible", file, text.size(), kMaxJsonBytes);
   uint32_t line = 1;
   std::vector<uint32_t> open;
-  uint32_t deep_line = 0;  // where the first value began that stands too deep; it is dropped
+  uint32_t deep_line = 0;  // start of the first value that is nested too deep, which is dropped
   const auto mark_lines = [&](int depth, Json::parse_event_t event, Json& parsed) {
     const bool begins = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
     if (begins && depth >= kMaxJsonDepth && deep_line == 0) deep_line = line;
@@ -357,13 +357,13 @@ Result<std::vector<Graph>> read_json(std::string_view text, const std::string& f
     }
     return true;
   };
-  // The library reports malformed text by throwing; it goes no further than here.
+  // The library reports malformed text by throwing; the exception goes no further than here.
   try {
     const Json json =
         Json::parse(LineIterator(text.data(), &line), LineIterator(text.data() + text.size(), &line), mark_lines);
     if (deep_line != 0)
-      return error(moecclInvalidArgument, "{}:{}: lists and objects stand in one another more than {} deep", file,
-                   deep_line, kMaxJsonDepth);
+      return error(moecclInvalidArgument, "{}:{}: lists and objects are nested more than {} deep", file, deep_line,
+                   kMaxJsonDepth);
     if (!json.is_object())
       return error(moecclInvalidArgument, "{}:1: wanted an object with the field moeccl_topology", file);
     return read_document(json, file);

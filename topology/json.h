@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Topologies in our own file: JSON with a version and units, that a person can write. One entry of "hosts" for each
-// kind of host:
+// Topologies in our own file format: JSON with a version and units, which a person can write. There is one entry of
+// "hosts" for each kind of host:
 //
 //   {"moeccl_topology": 1,
 //    "units": {"bandwidth": "GB/s", "latency": "ns", "memory": "bytes", "rate": "Gbit/s"},
@@ -22,9 +22,9 @@ namespace moeccl::topology {
 inline constexpr size_t kMaxJsonBytes = 64u << 20;
 inline constexpr uint32_t kMaxHosts = 4096;
 
-// One graph for each host ("count" is written out). Errors read "file:line: hosts[0].nodes[3] (gpu...): ...".
+// Returns one graph for each host (a "count" is expanded). Errors read "file:line: hosts[0].nodes[3] (gpu...): ...".
 Result<std::vector<Graph>> read_json(std::string_view text, const std::string& file);
-// read_json() of it gives the same graphs.
+// read_json() turns the text back into the same graphs.
 std::string to_json(std::span<const Graph> hosts);
 
 }  // namespace moeccl::topology

@@ -13,7 +13,7 @@ namespace {
 
 bool differs(double a, double b) { return a > 0 && b > 0 && std::abs(a - b) > 0.05 * std::max(a, b); }
 
-// Devices hang on switches, switches on roots, roots on processors: used when two parents are not related.
+// Devices are below switches, switches below roots, roots below processors. Used when two parents are not related.
 int depth_of_kind(NodeKind kind) {
   switch (kind) {
     case NodeKind::kHost:
@@ -79,7 +79,7 @@ class Merger {
       note(format("{} has {} bytes of memory for {} and {} for {}: the first is used", node.id, known.memory_bytes,
                   told(known), node.memory_bytes, told(node)));
     if (known.memory_bytes == 0) known.memory_bytes = node.memory_bytes;
-    // An idle GPU lets its link run slowly, which is what the PCI tree shows; NVML tells what it can do.
+    // An idle GPU slows its link down, and the PCI tree shows that rate; NVML reports what the link can do.
     const bool better = node.kind == NodeKind::kGpu && told_by_nvml(node) && node.uplink.bytes_per_ns > 0;
     if (known.uplink.bytes_per_ns == 0 || better) known.uplink.bytes_per_ns = node.uplink.bytes_per_ns;
     if (known.uplink.alpha_ns == 0) known.uplink.alpha_ns = node.uplink.alpha_ns;
@@ -137,7 +137,7 @@ class Merger {
     return false;
   }
 
-  // From the kinds that contain to those that are contained, so that the way up from a candidate is already settled.
+  // Goes from containers to what they contain, so that the path above a candidate is already settled.
   void choose_parents() {
     std::vector<Node*> in_order;
     for (auto& [id, node] : nodes_) in_order.push_back(&node);
@@ -173,7 +173,7 @@ class Merger {
     }
   }
 
-  // Bridges that lead nowhere or to one thing alone.
+  // Removes bridges that lead nowhere or to a single node.
   void prune() {
     std::map<std::string, std::vector<std::string>> children;
     for (const auto& [id, node] : nodes_)
@@ -205,7 +205,7 @@ class Merger {
     std::erase_if(links_, [&](const Link& link) { return !nodes_.contains(link.a) || !nodes_.contains(link.b); });
   }
 
-  // NVML numbers by PCI address; without it we do the same.
+  // NVML numbers GPUs by PCI address; without NVML, this does the same.
   void number_gpus() {
     std::set<int32_t> taken;
     bool good = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several probes' partial graphs, made one.
+// Merges several probes' partial graphs into one.
 #pragma once
 
 #include <vector>
@@ -8,13 +8,13 @@
 
 namespace moeccl::topology {
 
-// Parts in order of trust: what an earlier one says stays, later ones fill in what it did not know. Nodes meet by id
-// (a NIC's ports by their number). Of two parents the one further in wins: verbs knows a NIC's NUMA domain, hwloc the
-// PCI switch in that domain. What contradicts each other is told in `notes`.
+// Parts come in order of trust: the values of an earlier part stay, and later ones fill in what it did not know. Nodes
+// are matched by id (a NIC's ports by their number). Of two parents, the inner one wins: verbs knows a NIC's NUMA
+// domain, hwloc the PCI switch in that domain. Contradictions are reported in `notes`.
 //
-// The result is valid and in canonical order (children by kind, number and id), whatever the order within the parts:
-// PCI bridges that lead to no GPU or NIC, or to one thing alone, are left out (the slower of two uplinks stays), nodes
-// without a known parent hang on the host, GPUs are numbered.
+// The result is valid and in canonical order (children by kind, number and id), whatever the order within the parts.
+// PCI bridges that lead to no GPU or NIC, or to a single node, are left out (the slower of the two uplinks stays).
+// Nodes without a known parent become children of the host. GPUs are numbered.
 Result<Graph> merge(const std::vector<Graph>& parts);
 
 }  // namespace moeccl::topology

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one rule by which two ranks reach each other's host memory: src/world/connect.cc makes links by it, and
-// `moeccl doctor` tells it to a person. Pure.
+// The one rule that decides how two ranks reach each other's host memory: src/world/connect.cc makes links by it, and
+// `moeccl doctor` explains it to the user. The functions are pure.
 #pragma once
 
 #include <cstdint>
@@ -9,25 +9,25 @@
 
 namespace moeccl::topology {
 
-// What holds for two ranks, or for all ranks of a communicator.
+// Facts that hold for two ranks, or for all ranks of a communicator.
 struct PathFacts {
   bool same_host = true;
   bool same_process = false;
-  bool reads_allowed = false;  // process_vm_readv, tried by all ranks of the communicator between their processes
-  bool paced = false;          // an emulated topology: nothing may go past its links
+  bool reads_allowed = false;  // process_vm_readv; all ranks of the communicator tried it between their processes
+  bool paced = false;          // an emulated topology: nothing may bypass its links
 };
 
 enum class PairPath : uint8_t {
-  kThreads,  // each other's buffers as they are
+  kThreads,  // each other's buffers directly
   kReads,    // shared staging, and private buffers read by the kernel: one copy
   kStaging,  // shared staging: two copies
   kNetwork,  // between hosts
 };
 PairPath path_between(const PathFacts& facts);
 
-// What plans may count on when `facts` hold for all pairs of ranks: of ordinary buffers...
+// Returns what plans may rely on when `facts` hold for all pairs of ranks, for ordinary buffers.
 plan::Reach reach_of_all(const PathFacts& facts);
-// ... and whether buffers of the symmetric heap are reached by all though ordinary ones are not.
+// Returns true if all ranks reach the buffers of the symmetric heap although they do not reach ordinary ones.
 bool heap_reaches_further(const PathFacts& facts);
 
 }  // namespace moeccl::topology

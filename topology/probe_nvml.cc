@@ -8,7 +8,7 @@ namespace moeccl::topology {
 
 namespace {
 
-// GB/s each way: 2.5, 5, 8, 16, 32, 64 GT/s a lane.
+// Returns GB/s each way, for 2.5, 5, 8, 16, 32 or 64 GT/s a lane.
 double pcie_rate(uint32_t generation, uint32_t lanes) {
   if (generation < 1 || generation > 7 || lanes == 0 || lanes > 32) return 0;
   const double gt = generation <= 2 ? 2.5 * generation : static_cast<double>(1u << generation);
@@ -18,7 +18,7 @@ double pcie_rate(uint32_t generation, uint32_t lanes) {
 std::string remote_id(const driver::NvmlLink& link) {
   const std::string pci = normal_pci(link.remote_pci);
   if (!pci.empty()) return "pci:" + pci;
-  // Switches of another chassis (NVL72) have no address here; they are one fabric.
+  // Switches of another chassis (NVL72) have no address here; together they count as one fabric.
   return link.remote == driver::NvmlLink::Remote::kSwitch ? "nvswitch" : "";
 }
 
@@ -54,7 +54,7 @@ Result<Graph> probe_nvml(const ProbeSources& sources) {
         fabric.sources = {"nvml"};
         graph.nodes.push_back(fabric);
       }
-      // Between two GPUs both ends tell of a link: the one with the lower id counts.
+      // Both ends report a link between two GPUs; the end with the lower id counts.
       if (link.remote != driver::NvmlLink::Remote::kSwitch && other < node.id) continue;
       Link& sum = links[{std::min(node.id, other), std::max(node.id, other)}];
       sum.count = sum.a.empty() ? 1 : sum.count + 1;
@@ -68,7 +68,7 @@ Result<Graph> probe_nvml(const ProbeSources& sources) {
   }
   for (const auto& [ends, link] : links)
     if (graph.find(link.a) != nullptr && graph.find(link.b) != nullptr) graph.links.push_back(link);
-  // Peer access over PCIe, where no NVLink is.
+  // Adds peer access over PCIe where there is no NVLink.
   for (size_t a = 0; a < report.gpus.size(); ++a)
     for (size_t b = a + 1; b < report.gpus.size(); ++b) {
       const std::string x = "pci:" + normal_pci(report.gpus[a].pci), y = "pci:" + normal_pci(report.gpus[b].pci);

@@ -69,7 +69,7 @@ class SysfsProbe {
     return part.starts_with("pci") ? "root:" + part.substr(3) : "pci:" + normal_pci(part);
   }
 
-  // GPUs and NICs with the bridges above them.
+  // Adds GPUs and NICs with the bridges above them.
   void pci() {
     std::map<std::string, driver::SysfsPciDevice> by_id;
     const auto devices = driver::sysfs_pci_devices(sysfs_);
@@ -90,7 +90,7 @@ class SysfsProbe {
         const bool last = i + 1 == d.path.size();
         Node& node = start(last ? kind : i == 0 ? NodeKind::kRoot : NodeKind::kSwitch, id);
         if (i > 0) node.parent = id_of(d.path[i - 1]);
-        // The domain of a root is that of what hangs on it.
+        // The NUMA domain of a root is that of the devices below it.
         if (i == 0 && d.numa >= 0) node.parent = format("numa:{}", d.numa);
         if (const auto it = by_id.find(id); it != by_id.end()) node.uplink.bytes_per_ns = it->second.bytes_per_ns;
       }
@@ -111,7 +111,7 @@ class SysfsProbe {
       node->os_devices.push_back(i.name);
       Port port;
       port.number = i.port;
-      // Several interfaces on one port (virtual functions of one device): the first stands for it.
+      // If several interfaces share one port (virtual functions of one device), the first represents it.
       if (std::any_of(node->ports.begin(), node->ports.end(), [&](const Port& p) { return p.number == i.port; }))
         continue;
       port.interface = i.name;

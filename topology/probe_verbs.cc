@@ -32,7 +32,7 @@ Result<Graph> probe_verbs(const ProbeSources& sources) {
       port.state = p.active ? PortState::kUp : PortState::kDown;
       port.gbit = p.active ? p.gbit : 0;  // a port that is down reports the slowest rate
       port.mtu_bytes = p.mtu_bytes;
-      // RoCE: the table begins with link-local entries; a routable one (of an IPv4 address) is what a person looks for.
+      // RoCE: the table begins with link-local entries, but a person looks for a routable one (of an IPv4 address).
       const auto routable = std::find_if(p.gids.begin(), p.gids.end(), [](const std::string& gid) {
         return gid.starts_with("0000:0000:0000:0000:0000:ffff");
       });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One probe a source, each in its own file, all alike: what this source knows of the host as a partial graph, or the
-// reason why it knows nothing. merge() makes one graph of them.
+// There is one probe for each source, in its own file. All have the same form: they return what this source knows of
+// the host as a partial graph, or the reason why it knows nothing. merge() combines the graphs.
 #pragma once
 
 #include <string>
@@ -9,18 +9,18 @@
 
 namespace moeccl::topology {
 
-// Where to look. Empty: the usual places. Tests give other libraries and a copy of /sys.
+// Where to look. Empty means the usual places. Tests pass other libraries and a copy of /sys.
 struct ProbeSources {
   std::string sysfs_root = "/sys";
   std::string hwloc_library, ibv_library, nvml_library, cuda_library;
-  bool cuda = false;  // ask the CUDA driver too: see src/driver/cuda_probe.h why not always
+  bool cuda = false;  // ask the CUDA driver too; src/driver/cuda_probe.h says why this is not the default
 };
 
 struct Probe {
   const char* name;
   Result<Graph> (*run)(const ProbeSources&);
   const char* gives;   // for a report
-  const char* remedy;  // what to do when it is absent and its hardware is here
+  const char* remedy;  // what to do when the source is absent but its hardware is here
 };
 
 Result<Graph> probe_hwloc(const ProbeSources& sources);  // sockets, NUMA, caches, PCI tree

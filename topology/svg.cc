@@ -37,7 +37,7 @@ std::string escaped(const std::string& text) {
         out += "&quot;";
         break;
       default:
-        // Names come from drivers and files: what XML forbids is left out.
+        // Names come from drivers and files, so characters that XML forbids are replaced.
         out += static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) > 0x7e ? '?' : c;
     }
   }
@@ -91,7 +91,7 @@ class Picture {
     }
     for (const Link& link : graph_.links) {
       if (switched(link) || link.kind == LinkKind::kPeer)
-        continue;  // told in the GPU's box: a machine may have a hundred of them
+        continue;  // shown in the GPU's box: a machine may have a hundred of them
       const char* style = link.kind == LinkKind::kNvlink ? "stroke=\"#4a8f3c\" stroke-width=\"2\""
                                                          : "stroke=\"#888888\" stroke-width=\"1\"";
       text += line(link.a, link.b, style, link_name(link.kind) + std::string(" ") + rate_text(link.cost.bytes_per_ns));
@@ -110,7 +110,7 @@ class Picture {
   bool switched(const Link& link) const {
     return link.kind == LinkKind::kNvlink && (is_switch(link.a) || is_switch(link.b));
   }
-  // "NVLink 450 GB/s", of a GPU's links to switches.
+  // Returns "NVSwitch 450 GB/s" for a GPU's links to switches.
   std::string switched_text(const std::string& id) const {
     double rate = 0;
     bool any = false;
@@ -122,8 +122,8 @@ class Picture {
     return !any ? "" : rate > 0 ? "NVSwitch " + rate_text(rate) : "NVSwitch";
   }
 
-  // Children in rows, leaves before what contains something. Sets the children's places from the box's own, and gives
-  // the space that they take.
+  // Arranges children in rows, leaves before containers. Sets the children's places from the box's own, and returns the
+  // space that they take.
   std::pair<double, double> flow(const Box& box) {
     const double limit = &box == &boxes_[0] ? 2 * kRowWidth + 8 * kGap : kRowWidth;
     double x = kGap, y = kTitle + kGap / 2, row_height = 0, wide = 0;
@@ -177,7 +177,7 @@ class Picture {
     if (a == place_of_.end() || b == place_of_.end()) return "";
     const Box &p = boxes_[a->second], &q = boxes_[b->second];
     const double x1 = p.x + p.width / 2, y1 = p.y + p.height - 6, x2 = q.x + q.width / 2, y2 = q.y + q.height - 6;
-    // Bent, so that lines along a row do not cover each other.
+    // The line is bent, so that lines along a row do not cover each other.
     const double bend = 20 + 0.06 * std::abs(x2 - x1);
     return format(
         "<path d=\"M{:.0f} {:.0f} Q{:.0f} {:.0f} {:.0f} {:.0f}\" fill=\"none\" opacity=\"0.75\" "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A topology as a picture: boxes within boxes, NVLink as lines, each GPU's NIC as a dashed line.
+// Draws a topology: boxes within boxes, NVLink as lines, each GPU's NIC as a dashed line.
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace moeccl::topology {
 
-// A complete SVG file without scripts or references. Equal hosts in a row are drawn once, with their number.
+// Returns a complete SVG file without scripts or references. Consecutive equal hosts are drawn once, with their number.
 std::string to_svg(std::span<const Graph> hosts);
 
 }  // namespace moeccl::topology

@@ -24,7 +24,7 @@ struct Unit {
   std::string_view name;
   double scale;  // to GB/s, to ns
 };
-// In order of preference when they take equally many characters, the best last.
+// In order of preference among units that take equally many characters, the best last.
 constexpr Unit kRates[] = {{"Mbit/s", 0.125e-3}, {"Gbit/s", 0.125}, {"B/s", 1e-9}, {"KB/s", 1e-6},
                            {"MB/s", 1e-3},       {"GB/s", 1},       {"TB/s", 1e3}};
 constexpr Unit kTimes[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
@@ -78,7 +78,7 @@ class Parser {
     while (at_ < text_.size() && is_space(text_[at_])) ++at_;
   }
 
-  // The sizes as they are written: spread() makes one for each parent.
+  // Parses the sizes as they are written; spread() makes one for each parent.
   Result<LevelSizes> one_level() {
     LevelSizes level;
     const size_t start = at_;
@@ -150,7 +150,7 @@ class Parser {
     return wrong("one of " + names_of(units));
   }
 
-  // One size for each group of the level above, and how many groups that makes.
+  // Expands to one size for each group of the level above, and counts the groups.
   Status spread(uint64_t parents, size_t start, LevelSizes& level) {
     if (level.sizes.size() == 1) level.sizes.assign(parents, level.sizes[0]);
     if (level.sizes.size() != parents)
@@ -167,7 +167,7 @@ class Parser {
   uint64_t groups_ = 1;  // of the last level
 };
 
-// In the shortest form that parses back to the same figure.
+// Returns the shortest form that parses back to the same figure.
 std::string figure_text(double figure, std::span<const Unit> units) {
   std::string best;
   for (const Unit& unit : units) {
@@ -205,8 +205,7 @@ Result<LevelTree> parse_synthetic(std::string_view text, uint32_t n_ranks) {
     tree.levels[0].link = last.link;
     return tree;
   }
-  // Written: sizes of level l stand with level l and count its groups per parent. from_sizes: they stand with the
-  // parent.
+  // The text writes the sizes of level l at level l, as its groups per parent. from_sizes expects them at the parent.
   std::vector<LevelSizes> upper;
   for (size_t l = 0; l + 1 < written.size(); ++l)
     upper.push_back({written[l].name, written[l].link, written[l + 1].sizes});

@@ -19,11 +19,12 @@ namespace moeccl::topology {
 
 inline constexpr uint32_t kMaxLevels = 8;
 
-// n_ranks: how many there are, 0 when the text alone says it. Errors name the position (from 1) and what is accepted
-// there.
+// n_ranks is the expected number of ranks; 0 if the text alone determines it. Errors name the position (from 1) and
+// what is accepted there.
 Result<plan::LevelTree> parse_synthetic(std::string_view text, uint32_t n_ranks);
 
-// The text of a tree whose groups hold consecutive ranks: parse_synthetic() gives the same tree back, links to the bit.
+// Returns the text of a tree whose groups hold consecutive ranks. parse_synthetic() turns it back into the same tree,
+// with links equal to the bit.
 std::string to_synthetic(const plan::LevelTree& tree);
 
 }  // namespace moeccl::topology

@@ -14,7 +14,7 @@ namespace {
 
 std::string pci_of(const Node& node) { return node.id.starts_with("pci:") ? node.id.substr(4) : ""; }
 
-// At most two decimals, none that are zero.
+// Formats with at most two decimals and without trailing zeros.
 std::string decimal(double value) {
   std::string text = format("{:.2f}", value);
   while (text.back() == '0') text.pop_back();
@@ -60,7 +60,7 @@ std::string tree_text(const Graph& graph) {
   return text;
 }
 
-// A GPU's links to switches are told together: a machine with four switches has 32 of them.
+// The links of a GPU to switches are summed up: a machine with four switches has 32 of them.
 std::string links_text(const Graph& graph) {
   struct Switched {
     size_t n = 0;
@@ -71,7 +71,7 @@ std::string links_text(const Graph& graph) {
   std::string text;
   for (const Link& link : graph.links) {
     n_peers += link.kind == LinkKind::kPeer;
-    if (link.kind == LinkKind::kPeer) continue;  // counted: every pair of a machine may have one
+    if (link.kind == LinkKind::kPeer) continue;  // only counted: every pair of a machine may have one
     const Node* a = graph.find(link.a);
     const Node* b = graph.find(link.b);
     if (a->kind == NodeKind::kNvSwitch) std::swap(a, b);

@@ -16,9 +16,9 @@ using plan::Level;
 using plan::LevelTree;
 using plan::LinkCost;
 
-using Partition = std::vector<uint32_t>;  // group of each rank, numbered in order of their first rank
+using Partition = std::vector<uint32_t>;  // group of each rank; groups are numbered in order of their first rank
 
-// Groups by any key.
+// Groups ranks by any key.
 template <class Key>
 Partition partition(const std::vector<Key>& keys) {
   std::map<Key, uint32_t> seen;
@@ -28,7 +28,7 @@ Partition partition(const std::vector<Key>& keys) {
 }
 uint32_t n_groups(const Partition& p) { return p.empty() ? 0 : *std::max_element(p.begin(), p.end()) + 1; }
 
-// The finest partition that is coarser than both.
+// Returns the finest partition that is coarser than both.
 Partition join(const Partition& a, const Partition& b) {
   std::vector<uint32_t> leader(n_groups(a));
   std::iota(leader.begin(), leader.end(), 0);
@@ -67,10 +67,10 @@ class HostView {
         for (const std::string* end : {&link.a, &link.b}) nvlink_[*end] += link.cost.bytes_per_ns;
   }
 
-  // "" when the seat is in none.
+  // These return "" when the seat is in no such node.
   std::string socket(const Node& seat) const { return id_of(enclosing(graph_, seat, NodeKind::kSocket)); }
   std::string numa(const Node& seat) const { return id_of(enclosing(graph_, seat, NodeKind::kNuma)); }
-  // NVLink, else the nearest PCIe switch, else the cache; "" for alone.
+  // Returns the NVLink island, else the nearest PCIe switch, else the cache; "" when the seat is alone.
   std::string island(const Node& seat) const {
     if (const auto it = island_.find(seat.id); it != island_.end()) return it->second;
     if (seat.kind == NodeKind::kCache) return seat.id;
@@ -104,7 +104,7 @@ class HostView {
 
   const Graph& graph_;
   std::map<std::string, std::string> island_;
-  std::map<std::string, double> nvlink_;  // of a GPU: all its links, GB/s
+  std::map<std::string, double> nvlink_;  // of a GPU: the sum of all its links, GB/s
 };
 
 struct Named {
@@ -113,9 +113,9 @@ struct Named {
   LinkCost link;
 };
 
-// Of levels that divide the ranks alike one stays; one that divides nothing, or down to the ranks, goes.
+// Keeps one of the levels that divide the ranks alike, and drops one that divides nothing or goes down to the ranks.
 std::vector<Named> different(std::vector<Named> levels, uint32_t n_ranks) {
-  // Who wins when two are alike: an island tells more than a socket, a host more than everything.
+  // The weight decides between two alike levels: an island tells more than a socket, and a host more than everything.
   const auto weight = [](const Named& level) {
     const std::string_view name = level.name;
     return name == "host" ? 3 : name == "island" ? 2 : name == "socket" ? 1 : 0;  // numa, cache: 0
@@ -130,7 +130,7 @@ std::vector<Named> different(std::vector<Named> levels, uint32_t n_ranks) {
     }
     kept.push_back(std::move(level));
   }
-  // Hosts of one rank each: the ranks' level is theirs.
+  // When each host has one rank, the ranks' level is that of the hosts.
   if (!kept.empty() && n_groups(kept.back().groups) == n_ranks) kept.pop_back();
   return kept;
 }
@@ -147,14 +147,14 @@ std::vector<Seat> default_seats(const Graph& graph, uint32_t host, uint32_t n_ra
       seats.push_back({host, places[n <= n_gpus ? r : static_cast<size_t>(uint64_t{r} * n_gpus / n)]->id});
     return seats;
   }
-  // The innermost place of each processor that has one: cache, NUMA domain or socket.
+  // Finds the innermost place of each processor that has one: cache, NUMA domain or socket.
   const Node& root = graph.nodes[0];
   const uint32_t n = n_ranks != 0 ? n_ranks : std::max(1u, root.n_cores);
   std::map<uint32_t, const Node*> place_of;
   for (const NodeKind kind : {NodeKind::kSocket, NodeKind::kNuma, NodeKind::kCache})
     for (const Node* node : graph.of_kind(kind))
       for (const uint32_t cpu : node->cpus) place_of[cpu] = node;
-  // Blocks of ranks over processors in the order of their places, so that neighbours are near: numbers may interleave.
+  // Assigns blocks of ranks to processors in place order, so that neighbours are near: their numbers may interleave.
   std::vector<const Node*> order;
   for (const Node& node : graph.nodes)
     for (const uint32_t cpu : node.cpus)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From graphs of hosts to the tree of levels that planners use.
+// Turns graphs of hosts into the tree of levels that planners use.
 #pragma once
 
 #include <span>
@@ -11,23 +11,23 @@
 
 namespace moeccl::topology {
 
-// Where a rank sits: a GPU, cache, NUMA domain or socket of one of the hosts, or "host".
+// Where a rank runs: a GPU, cache, NUMA domain or socket of one of the hosts, or "host".
 struct Seat {
   uint32_t host = 0;
   std::string node = "host";
 };
 
-// n_ranks of one host in the usual order: over its GPUs in turn (rank i of n on GPU i when there are enough, else
-// neighbours share), or over its processors in blocks when it has no GPU. 0: a rank for each GPU, or for each core.
+// Seats n_ranks of one host in the usual order: over its GPUs in turn (rank i of n on GPU i when there are enough, else
+// neighbours share), or over its processors in blocks when it has no GPU. 0: a rank for each GPU, or each core.
 std::vector<Seat> default_seats(const Graph& graph, uint32_t host, uint32_t n_ranks);
 
-// Levels, outermost first: host, socket, numa, island (of GPUs) or cache (of cores), rank, as far as they divide the
-// ranks. An island is what NVLink joins, else a PCIe switch; sockets that an NVLink island spans count as one, because
-// its traffic does not cross between them. Hosts may differ in all of this. A level's link is the slowest known of its
-// groups' (0: not known): a host's NICs together (or its own uplink from a file), the links between sockets, the
-// switch's uplink, for ranks NVLink or PCIe.
+// Returns the levels, outermost first: host, socket, numa, island (of GPUs) or cache (of cores), rank, as far as they
+// divide the ranks. An island is what NVLink joins, else a PCIe switch. Sockets that an NVLink island spans count as
+// one, because its traffic does not cross between them. Hosts may differ in all of this. A level's link is the slowest
+// known link of its groups (0: unknown): a host's NICs together (or its own uplink from a file), the links between
+// sockets, the switch's uplink, and for ranks NVLink or PCIe.
 Result<plan::LevelTree> level_tree(std::span<const Graph> hosts, std::span<const Seat> seats);
-// All ranks of default_seats(); n_ranks 0 or as many as the hosts give together.
+// Uses all ranks of default_seats(); n_ranks is 0 or the number that the hosts give together.
 Result<plan::LevelTree> level_tree(std::span<const Graph> hosts, uint32_t n_ranks = 0);
 
 }  // namespace moeccl::topology

@@ -42,7 +42,7 @@ class XmlParser {
   }
   Status wrong(std::string_view wanted) const { return wrong_at(at_, wanted); }
 
-  // Moves on and counts lines.
+  // Advances and counts lines.
   void step(size_t n) {
     for (; n > 0 && at_ < text_.size(); --n) line_ += text_[at_++] == '\n';
   }
@@ -56,7 +56,7 @@ class XmlParser {
     return {};
   }
 
-  // Comments, instructions; *moved tells whether there was one.
+  // Skips comments and instructions; *moved tells whether there was one.
   Status skip_markup(bool* moved) {
     const size_t from = at_;
     *moved = true;
@@ -79,8 +79,8 @@ class XmlParser {
     return {};
   }
 
-  // Without recursion, so that depth costs no stack here. Pointers into the parents stay good: a parent's list grows
-  // only while none of its children is open.
+  // Works without recursion, so that depth costs no stack here. Pointers into the parents stay valid, because a
+  // parent's list grows only while none of its children is open.
   Status tree(XmlElement& root) {
     bool closed = false;
     MOECCL_TRY(open_tag(root, &closed));
@@ -164,7 +164,7 @@ class XmlParser {
     return {};
   }
 
-  // Up to the character `end`, entities replaced.
+  // Reads up to the character `end` and replaces entities.
   Status characters(std::string& out, char end) {
     while (!done() && text_[at_] != end) {
       const char c = text_[at_];

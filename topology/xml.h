@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of XML that hwloc writes: one tree of elements with attributes and text. Comments, processing instructions
-// and a document type without an internal part are skipped; the five named entities and numeric ones are known. No
-// namespaces, no CDATA, no entities of one's own.
+// Parses the part of XML that hwloc writes: one tree of elements with attributes and text. Comments, processing
+// instructions and a document type without an internal subset are skipped; the five named entities and numeric ones are
+// known. Namespaces, CDATA and user-defined entities are not supported.
 #pragma once
 
 #include <string>
@@ -19,9 +19,9 @@ inline constexpr size_t kMaxXmlDepth = 256;
 struct XmlElement {
   std::string name;
   std::vector<std::pair<std::string, std::string>> attributes;
-  std::string text;  // all text directly inside, in order
+  std::string text;  // all text directly inside the element, in order
   std::vector<XmlElement> children;
-  uint32_t line = 0;  // where it begins, from 1
+  uint32_t line = 0;  // line where the element begins, from 1
 
   const std::string* attribute(std::string_view wanted) const;  // null when there is none
 };
@@ -29,7 +29,7 @@ struct XmlElement {
 // `file` is for errors, which read "file:line:column: ...".
 Result<XmlElement> parse_xml(std::string_view text, const std::string& file);
 
-// Something from a file as it may stand in an error: one line, printable, at most 40 characters.
+// Returns text from a file in a form that fits into an error: one printable line of at most 40 characters.
 std::string in_quotes(std::string_view text);
 
 }  // namespace moeccl::topology

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// What moves the bytes of links that cannot do so alone.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +8,8 @@
 
 namespace moeccl::transport {
 
-// What moves the bytes of those links of one rank that cannot do so alone: sockets. A rank without such links has none.
+// Moves the bytes of those links of one rank that cannot do so themselves, such as sockets. A rank without such links
+// has no engine.
 class Engine {
  public:
   static constexpr uint32_t kAnyone = ~0u;
@@ -18,32 +18,32 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // A thread that drives the rank's operations says so, and calls progress() between its polls; without one the engine
-  // looks after its links itself. begin() and end() may nest.
+  // A thread that drives the rank's operations brackets them with begin() and end(), which may nest, and calls
+  // progress() between its polls. While no thread drives, the engine serves its links itself.
   virtual void begin() = 0;
   virtual void end() = 0;
-  // Takes what has arrived and sends what waits. Never waits itself. `awaited`: the only rank that can let the caller
-  // go on, so that others need not be looked at each time.
+  // Takes in what has arrived and sends what is waiting, but never waits itself. `awaited` is the only rank that can
+  // let the caller go on, so that the others need not be checked each time.
   virtual void progress(uint32_t awaited = kAnyone) = 0;
-  // The rank's board has changed. Peers learn it with the next signal to them, or within milliseconds; `now`: at once.
-  // Any thread.
+  // The rank's board has changed. Peers learn of it with the next signal to them or within milliseconds; at once if
+  // `now`. Called from any thread.
   virtual void board_changed(bool now) = 0;
-  // An operation of the class begins or ends: what it moves over lines that are shared comes before less urgent ones'.
-  // Any thread; several may be under way.
+  // An operation of the class begins or ends: what it moves over shared lines goes before less urgent operations.
+  // Called from any thread; several operations may be under way.
   virtual void operation(uint32_t traffic_class, bool begins) = 0;
-  // Memory that the program will put from again and again, until it takes it back with the same arguments: a network
-  // whose NICs must know it may register it. Any thread.
+  // Announces memory that the program will put from again and again, until it takes it back with the same arguments. A
+  // network whose NICs must know the memory may register it. Called from any thread.
   virtual void lend(std::byte* base, size_t bytes) { (void)base, (void)bytes; }
   virtual void take_back(std::byte* base, size_t bytes) { (void)base, (void)bytes; }
-  // After signals of peers were seen, where they put into device memory (DeviceMemory::landing): what they have put
-  // before will be there for kernels that start from now on.
+  // Called after signals of peers were seen, where peers put into device memory (DeviceMemory::landing): what they put
+  // before those signals is then there for kernels that start from now on.
   virtual Status flush() { return {}; }
-  // Whether nothing waits for this rank's own stream, or why it never will. While it does, somebody must drive the
-  // engine.
+  // Returns whether nothing waits for this rank's own stream, or an error if something will wait forever. While
+  // something waits, some thread must drive the engine.
   virtual Result<bool> drained() const { return true; }
 };
 
-// One operation's use of an engine, which ends with this object or before.
+// One operation's use of an engine. It ends with this object or earlier.
 class EngineUse {
  public:
   EngineUse() = default;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The networks between hosts, best first: a new one is its folder and a line here.
+// The networks between hosts, best first. A new one needs its own folder and a line here.
 #include <algorithm>
 
 #include "transport/netplugin/plugin_network.h"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""copy_package.py FROM TO STAMP DEPFILE: makes TO hold the Python sources of FROM, and what is generated there besides.
+"""copy_package.py FROM TO STAMP DEPFILE: makes TO hold the Python sources of FROM and keeps the files generated in TO.
 
-The dependency file names folders too, so that a new file is noticed without configuring again."""
+The dependency file names directories too, so that a new file is noticed without configuring again."""
 import filecmp
 import os
 import shutil

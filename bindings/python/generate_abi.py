@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes moeccl/_abi.py, the C interface for ctypes, from the public headers, and a C file that checks it.
+"""Writes moeccl/_abi.py, the C interface for ctypes, from the public headers, and writes a C file that checks it.
 
   generate_abi.py --include include --python _abi.py --check abi_check.c [--cc COMMAND...]
 
-The headers go through the C preprocessor and pycparser. The C file holds static assertions: the size of each structure, the
-offset and size of each field, each enumerator and constant, as this program understood them. It is compiled with the library, so
-a difference between ctypes and the C compiler stops the build."""
+The headers go through the C preprocessor and pycparser. The C file contains static assertions for the size of each structure, the
+offset and size of each field, and each enumerator and constant, as this program understood them. It is compiled with the library,
+so a difference between ctypes and the C compiler stops the build."""
 import argparse
 import ctypes
 import os
@@ -17,7 +17,7 @@ import tempfile
 
 from pycparser import c_ast, c_parser
 
-# In place of the system's headers, whose attributes pycparser does not read; the C file compares the sizes.
+# These replace the system's headers, whose attributes pycparser cannot read; the C file checks the sizes.
 TYPES = {"size_t": ("unsigned long", "c_size_t"), "int8_t": ("signed char", "c_int8"), "uint8_t": ("unsigned char", "c_uint8"),
          "int16_t": ("short", "c_int16"), "uint16_t": ("unsigned short", "c_uint16"), "int32_t": ("int", "c_int32"),
          "uint32_t": ("unsigned int", "c_uint32"), "int64_t": ("long", "c_int64"), "uint64_t": ("unsigned long", "c_uint64")}
@@ -58,7 +58,7 @@ def lib() -> ctypes.CDLL:
 
 
 def preprocess(compiler, include, text, *options):
-    """The text behind the preprocessor, with our own <stddef.h> and <stdint.h>."""
+    """Returns the preprocessed text, with our own <stddef.h> and <stdint.h>."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("stddef.h", "stdint.h"):
             with open(os.path.join(folder, name), "w", encoding="utf-8") as header:
@@ -69,7 +69,7 @@ def preprocess(compiler, include, text, *options):
 
 
 class Reader:
-    """What the headers say, in the order in which they say it."""
+    """The declarations of the headers, in the order of the headers."""
 
     def __init__(self, compiler, include):
         self.enums, self.structs, self.functions, self.handles = {}, {}, {}, []
@@ -115,7 +115,7 @@ class Reader:
             raise SystemExit(f"generate_abi.py cannot read the declaration of {node.name}")
 
     def number(self, node):
-        """The value of a constant expression."""
+        """Returns the value of a constant expression."""
         if isinstance(node, c_ast.Constant):
             return float(node.value) if node.type in ("float", "double") else int(node.value, 0)
         if isinstance(node, c_ast.ID):
@@ -128,7 +128,7 @@ class Reader:
         raise SystemExit(f"generate_abi.py cannot read the number at {node.coord}")
 
     def ctype(self, node, argument=False):
-        """The ctypes expression of a C type; of an argument, where a pointer is an address."""
+        """Returns the ctypes expression for a C type; in an argument a pointer is an address."""
         if isinstance(node, c_ast.ArrayDecl) and not argument:
             return f"{self.ctype(node.type)} * {self.number(node.dim)}"
         if isinstance(node, (c_ast.PtrDecl, c_ast.ArrayDecl)):
@@ -153,11 +153,11 @@ class Reader:
 
 
 def records(reader):
-    """For each structure that the library fills in, a dataclass of the same fields: text as str, arrays as tuples."""
+    """Writes, for each structure that the library fills in, a dataclass with the same fields: text as str, arrays as tuples."""
     plain = {"c_int": "int", "c_float": "float", "c_double": "float"}
     rows = []
     for name, fields in reader.structs.items():
-        # What a caller fills in has a name that says so, or is a part of such a structure; routings give pointers to tables.
+        # Skip structures that a caller fills in, whose names show it, their parts, and the routings' pointers to tables.
         if re.search(r"(Config|Problem|ReplicaCost|Curve|Contention|Placement|Dispatch|Codec|UniqueId|ExpertLayer|ExpertUse|RoutingInfo|RoutingDeviceInfo)(_t)?$", name):
             continue
         rows.append(f'\n\n@dataclasses.dataclass(frozen=True)\nclass {name[len("moeccl"):].removesuffix("_t")}:\n    """What {name} says."""\n')
@@ -192,9 +192,9 @@ def python_text(reader):
 
 
 def check_text(reader, python):
-    """Static assertions of what ctypes makes of the generated module."""
+    """Returns static assertions about the layout that ctypes gives the generated module."""
     made = {"__name__": "moeccl._abi"}
-    exec(compile(python, "_abi.py", "exec"), made)  # our own text
+    exec(compile(python, "_abi.py", "exec"), made)  # this text is our own
     rows = ["/* Generated by generate_abi.py: moeccl/_abi.py beside the C compiler. */\n#include <moeccl/moeccl.h>\n#include <stddef.h>\n"]
     for name, (_, kind) in TYPES.items():
         rows.append(f'_Static_assert(sizeof({name}) == {ctypes.sizeof(getattr(ctypes, kind))}, "{name}");\n')

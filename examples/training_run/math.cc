@@ -5,10 +5,11 @@
 #include <cmath>
 #include <cstring>
 
-// The compiler emits three versions of each of these functions, and the loader picks one that the processor can run.
-// Sanitizers are excluded because they start later than the loader.
+// The compiler emits three versions of each of these functions, and the loader picks the one that the processor can
+// run. Sanitizers are excluded because they start later than the loader.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
     !defined(__SANITIZE_ADDRESS__)
+#define TRAINING_CLONES 1
 #define TRAINING_FAST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define TRAINING_FAST
@@ -17,10 +18,6 @@
 namespace training {
 
 namespace {
-
-// 16 floats, in as many registers as the processor needs for them.
-using Lane = float __attribute__((vector_size(64), aligned(4), may_alias));
-constexpr size_t kLane = 16, kRows = 4;
 
 // sum[m][columns] of left(m, t) * right[t][columns] over t. left(m, t) is left[m * row_stride + t * term_stride].
 struct Product {
@@ -32,8 +29,13 @@ struct Product {
   bool adds;  // add to the previous contents of `sum`
 };
 
-// A block of 4 rows and 32 columns stays in registers while all terms are added up.
-TRAINING_FAST void run(const Product& p) {
+// A block of 4 rows and 2 lanes stays in registers while all terms are added up, so kLane, the number of floats in a
+// lane, must be that of the processor's registers: with longer lanes the block does not fit, and each term goes through
+// memory.
+template <size_t kLane>
+__attribute__((always_inline)) inline void multiply_blocks(const Product& p) {
+  typedef float Lane __attribute__((vector_size(kLane * sizeof(float)), aligned(4), may_alias));
+  constexpr size_t kRows = 4;
   for (size_t j = 0; j < p.columns; j += 2 * kLane) {
     const bool two = j + kLane < p.columns;
     for (size_t i = 0; i < p.rows; i += kRows) {
@@ -66,6 +68,20 @@ TRAINING_FAST void run(const Product& p) {
       }
     }
   }
+}
+
+#ifdef TRAINING_CLONES
+__attribute__((target("arch=x86-64-v4"))) void run_v4(const Product& p) { multiply_blocks<16>(p); }
+__attribute__((target("arch=x86-64-v3"))) void run_v3(const Product& p) { multiply_blocks<8>(p); }
+#endif
+
+void run(const Product& p) {
+#ifdef TRAINING_CLONES
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return run_v4(p);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return run_v3(p);
+#endif
+  multiply_blocks<4>(p);
 }
 
 Floats transposed(const Weight& w) {

@@ -28,8 +28,7 @@ Transformer::Transformer(const Feature& feature, const Shape& shape, const Corpu
   h_ = dx_ = dh_ = x_;
   if (!swaps) return;
   moecclExpertSwapConfig_t config = MOECCL_EXPERT_SWAP_CONFIG_INIT;
-  config.interval = 1;     // the run is short: count each layer in every step
-  config.min_gain = 0.01;  // a smaller gain is noise when a step has so few tokens
+  config.interval = 1;  // the run is short: count each layer in every step
   check(moecclExpertSwapCreate(&swap_, ranks.tokens, &config), "moecclExpertSwapCreate", ranks.tokens);
   for (size_t l = 0; l < shape.layers; l++)
     if (feature.of(l).swap) moe_[l]->attach(swap_);

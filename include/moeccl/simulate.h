@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Simulation: what an operation would take on a cluster that nobody here has. Conventions: types.h. */
+/* Simulation: how long an operation would take on a cluster that is not at hand. Conventions: types.h. */
 #ifndef MOECCL_SIMULATE_H_
 #define MOECCL_SIMULATE_H_
 
@@ -12,23 +12,24 @@ extern "C" {
 typedef struct {
   size_t size;           /* sizeof(moecclSimulateConfig_t), set by the caller */
   const char* topology;  /* "node:256(bw=50GB/s,lat=5us) gpu:8", or a file that holds such a text */
-  const char* profile;   /* profile file (docs/calibration.md); NULL: the defaults, links of the topology */
+  const char* profile;   /* profile file (docs/calibration.md); NULL: the defaults, with the topology's links */
   moecclOp_t op;         /* a standard collective; moecclOpDispatch: dispatch and combine of a routing;
                             moecclOpExpertGather, moecclOpExpertReduce: moecclHybridGather, moecclHybridReduce */
-  const char* algorithm; /* NULL or "auto": every one that applies */
+  const char* algorithm; /* NULL or "auto": all that apply */
   int32_t json;          /* 1: the page is JSON, for programs */
   int32_t reserved;
-  /* Standard collectives, and experts that move in domains (those also n_experts, expert_rank and domain, below). */
-  size_t count; /* elements, as in the operation's call; of one expert */
+  /* For standard collectives and for experts that move in domains (these also use n_experts, expert_rank and domain,
+   * below). */
+  size_t count; /* elements, as in the operation's call; for experts, of one expert */
   moecclDataType_t type;
-  int32_t one_host; /* 1: ranks map each other's memory; 0: they only put, as between hosts */
-  /* Dispatch and combine. */
-  size_t hidden_bytes;        /* bytes of a row; 0: 14336 */
-  size_t tokens_per_rank;     /* 0: 512, or all that a trace has */
+  int32_t one_host; /* 1: ranks map each other's memory; 0: they can only put, as between hosts */
+  /* For dispatch and combine. */
+  size_t hidden_bytes;        /* bytes per row; 0: 14336 */
+  size_t tokens_per_rank;     /* 0: 512, or all tokens of a trace */
   int32_t top_k;              /* 0: 8, or the trace's */
   int32_t n_experts;          /* 0: 256, or the trace's */
   const char* routing;        /* NULL: "uniform"; "zipf:1.2"; "trace:PATH[:LAYER:STEP]" (perf/TRACE.md) */
-  uint64_t seed;              /* of a made routing */
+  uint64_t seed;              /* for a generated routing */
   const int32_t* expert_rank; /* [n_experts] owner of each expert; NULL: contiguous */
   int32_t n_levels;           /* entries of domain */
   const int32_t* domain;      /* [n_levels] sizes of expert domains (hybrid.h), outermost first; NULL: none */
@@ -40,10 +41,10 @@ typedef struct {
   }
 
 /* Runs the plans of all ranks on a clock, with contention on shared uplinks, and writes a page: the time of each
- * candidate, bytes per level, the busiest uplinks, the critical path, and what is gained over the flat algorithm ("no
- * gain" when nothing is). Needs no communicator and moves no data. *needed (may be NULL) gets the full length + 1.
- * Deterministic. All times are simulated: EMULATED hardware. moecclInvalidArgument names field, file, line or position.
- */
+ * candidate, bytes per level, the busiest uplinks, the critical path, and the gain over the flat algorithm ("no gain"
+ * if there is none). It needs no communicator, moves no data and is deterministic. *needed (may be NULL) gets the full
+ * length + 1. All times are simulated, on EMULATED hardware. moecclInvalidArgument names the field, the file, and the
+ * line or position. */
 MOECCL_API moecclResult_t moecclSimulate(const moecclSimulateConfig_t* config, char* text, size_t text_bytes,
                                          size_t* needed);
 

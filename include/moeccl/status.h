@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Status: what the communicators of a process do and wait for, also of a process that hangs. Conventions: types.h. */
+/* Status: what the communicators of a process, even a hung one, are doing and waiting for. Conventions: types.h. */
 #ifndef MOECCL_STATUS_H_
 #define MOECCL_STATUS_H_
 
@@ -9,8 +9,9 @@
 extern "C" {
 #endif
 
-/* Writes JSON about all communicators of process `pid` of this host; 0: the calling one. Not collective; any thread; it
- * neither stops the process nor waits for it. The caller must be its owner, or root, and in the same pid namespace.
+/* Writes JSON about all communicators of process `pid` of this host; 0 means the calling process. This call is not
+ * collective, works from any thread, and neither stops the process nor waits for it. The caller must own the process or
+ * be root, and must be in the same pid namespace.
  *   {"format": "moeccl-status", "version": 1, "host", "host_id", "pid", "written_unix_ms", "communicators": [
  *     {"group" (the same on all ranks of a communicator), "name", "memory": "host" or "CUDA", "rank", "n_ranks",
  *      "hosts": [{"name", "host_id", "ranks": [[first, last], ...]}] where the ranks are on several hosts,
@@ -19,11 +20,12 @@ extern "C" {
  *        "count" (elements), "type", "reduce", "root", "plan", "state": "running", "done" or "failed", "began_ms_ago",
  *        "took_ms"}],
  *      "waits": what has been blocked for 10 ms or more: [{"what", "sequence", "thread", "blocked_ms", "for": ranks
- * that have not taken all of their part, "for_total", "awaits": the only rank that can let it go on, if known}]}]}
- * text: [bytes], cut where it is too small, with a 0 behind; NULL asks for the size alone. *needed (may be NULL): the
- * full length + 1, which may differ in the next call. moecclRemoteError when there is no such process, it may not be
- * looked at, or it has made no communicator.
- * MOECCL_DUMP=path writes the same when a communicator fails; `moeccl status` and `moeccl postmortem` read it. */
+ *        that have not done all of their part, "for_total", "awaits": the only rank that can let it go on, if known
+ *      }]}]}
+ * text[bytes] gets the JSON, truncated if it is too long, and always ends in a zero byte; NULL only asks for the size.
+ * *needed (may be NULL) gets the full length + 1, which may differ in the next call. Returns moecclRemoteError if there
+ * is no such process, if the caller may not read it, or if it has made no communicator.
+ * MOECCL_DUMP=path writes the same JSON when a communicator fails; `moeccl status` and `moeccl postmortem` read it. */
 MOECCL_API moecclResult_t moecclStatus(int pid, char* text, size_t bytes, size_t* needed);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Topology: what machine this is, and whether it is well set up. Conventions: types.h. No communicator is needed, and
- * nothing here is collective. */
+/* Topology: describes this machine and checks whether it is well set up. Conventions: types.h. These calls need no
+ * communicator and are not collective. */
 #ifndef MOECCL_TOPOLOGY_H_
 #define MOECCL_TOPOLOGY_H_
 
@@ -17,18 +17,20 @@ typedef enum MOECCL_INT {
   moecclTopologyLevels = 3 /* the levels alone, as a synthetic text: "host:2 island:2 rank:4(bw=0.3TB/s)" */
 } moecclTopologyFormat_t;
 
-/* Describes a topology. `source` [text]: NULL or "" finds this host (hwloc, verbs, NVML, sysfs, as far as they are
- * here); else a file, hwloc's XML (lstopo --of xml) or our JSON, or a synthetic text such as "node:2 gpu:8" (as
- * moecclConfig_t.topology; only moecclTopologyLevels and moecclTopologyText). text [text_bytes] gets the description,
- * cut like snprintf's; *needed (may be NULL) its full length + 1. May take some 10 ms. moecclInvalidArgument names
- * the file and line, or the position, of what cannot be read. */
+/* Describes a topology. If `source` is NULL or "", the call discovers this host with hwloc, verbs, NVML and sysfs, as
+ * far as these are present. Otherwise `source` names a file, either hwloc's XML (lstopo --of xml) or MoECCL's JSON, or
+ * is a synthetic text such as "node:2 gpu:8" (as in moecclConfig_t.topology; only moecclTopologyLevels and
+ * moecclTopologyText). text[text_bytes] gets the description, truncated as by snprintf; *needed (may be NULL) gets its
+ * full length + 1. The call may take some 10 ms. moecclInvalidArgument names the file and line, or the position, of the
+ * part that cannot be read. */
 MOECCL_API moecclResult_t moecclTopologyDescribe(const char* source, moecclTopologyFormat_t format, char* text,
                                                  size_t text_bytes, size_t* needed);
 
-/* A page for a person: what was found here, limits and permissions, which transport each pair of n_ranks ranks of this
- * host would use and why not a better one, each problem with its fix. n_ranks 0: one for each GPU, or each core. *n_bad
- * (may be NULL) gets the number of problems. Starts two short-lived child processes to try process_vm_readv, and
- * initializes CUDA where it is present: call it from a program of its own, such as `moeccl doctor`. */
+/* Writes a page for a person: the hardware found, limits and permissions, the transport that each pair of n_ranks ranks
+ * of this host would use and why not a better one, and each problem with its fix. n_ranks 0 means one rank per GPU, or
+ * per core where there is none. *n_bad (may be NULL) gets the number of problems. The call starts two short-lived child
+ * processes to try process_vm_readv, and initializes CUDA if it is present, so make it from a separate program such as
+ * `moeccl doctor`. */
 MOECCL_API moecclResult_t moecclDoctor(int n_ranks, char* text, size_t text_bytes, size_t* needed, int* n_bad);
 
 #ifdef __cplusplus

@@ -2,34 +2,38 @@
 /*
  * MoECCL: result codes, data types, reduction operators and handles.
  *
- * Conventions, said once for all headers:
+ * These conventions hold for all headers:
  *
- * Errors. Every function returns a moecclResult_t. On failure, moecclGetLastError() gives a sentence that says what was
- *   tried, on what, and what to do. Nothing is thrown through this interface. After a failure inside a collective the
- *   communicator is in an error state: further calls on it return the same code until it is destroyed.
- * Faults. An operation that returned success holds the right data, whatever happens to other ranks meanwhile; after a
- *   failure its buffers are the caller's, and nothing is written to them later. Ranks may differ in whether the last
- *   operation before a fault succeeded: those that had all of its data report success. docs/faults.md.
+ * Errors. Every function that can fail returns a moecclResult_t. On failure, moecclGetLastError() returns a sentence
+ *   that says what was tried, on what, and what to do about it. No exception leaves this interface. After a failure
+ *   inside a collective the communicator is in an error state: further calls on it return the same code until it is
+ *   destroyed.
+ * Faults. The output of an operation that returned success is correct, whatever happens to other ranks meanwhile. After
+ *   a failure the operation's buffers belong to the caller again, and the library does not write to them later. Ranks
+ *   may differ in whether the last operation before a fault succeeded: a rank that had received all of its data reports
+ *   success. See docs/faults.md.
  * Ownership. Buffers belong to the caller and must stay valid until the operation has finished; they need no
- *   alignment. Handles belong to the caller, who destroys them with the matching Destroy function; a stale or foreign
- *   handle is an error, not a crash. Destroy waits for operations that run, and refuses while an open group holds calls
- *   on the handle (comm.h). NULL may be destroyed: nothing happens. What was made with a communicator may be destroyed
- *   after it; every other call on it is then an error.
- * Threads. A communicator, and each handle that was made with it, is used by one thread at a time; different
+ *   alignment. Handles belong to the caller and are destroyed with the matching Destroy function. A stale or foreign
+ *   handle is an error, not a crash. Destroy waits for running operations and refuses while an open group holds calls
+ *   on the handle (comm.h). Destroying NULL does nothing. A handle that was made with a communicator may be destroyed
+ *   after the communicator; every other call on it is then an error.
+ * Threads. A communicator, and each handle that was made with it, may be used by one thread at a time; different
  *   communicators may be used from different threads. moecclCommAbort(), moecclCommGetAsyncError() and
- *   moecclGetLastError() may be called from any thread at any time, also while the owner destroys the communicator:
- *   they do their work, or say that it is no live communicator. An abort ends a moecclCommDestroy() that waits.
- * Forks. A forked child may make communicators of its own. Calls on those of its parent, and on all else that the
- *   parent made, are moecclInvalidUsage. Destroying or freeing it in the child succeeds, and changes nothing for the
- *   parent.
- * Streams. A NULL stream makes the call blocking. With a stream of moecclStreamCreate() the call returns at once and
- *   the operation runs in the stream's order; errors appear at moecclStreamSynchronize() and
- *   moecclCommGetAsyncError().
- * CUDA. Buffers may be CUDA memory, and a CUstream (cudaStream_t) cast to moecclStream_t may stand for a stream, when
- *   every rank's thread had a current CUDA context when it joined: docs/cuda.md.
- * Structs. Each begins with its size, set by its _INIT macro; it grows only at its end; zero in a field means default.
- *   A program may be older than the library, whose new fields are then 0, or newer: then a field that the library does
- *   not know must be 0, or the call is moecclInvalidArgument. Answers are written up to the size that the caller set.
+ *   moecclGetLastError() may be called from any thread at any time, even while the owner destroys the communicator:
+ *   they either do their work or report that it is not a live communicator. An abort ends a moecclCommDestroy() that
+ *   is waiting.
+ * Forks. A forked child may make its own communicators. Calls on its parent's communicators, and on everything else
+ *   that the parent made, return moecclInvalidUsage. Destroying or freeing such an object in the child succeeds and
+ *   changes nothing for the parent.
+ * Streams. A NULL stream makes the call blocking. With a stream from moecclStreamCreate() the call returns at once and
+ *   the operation runs in the stream's order. moecclStreamSynchronize() and moecclCommGetAsyncError() report its
+ *   errors.
+ * CUDA. If every rank's thread had a current CUDA context when it joined, buffers may be CUDA memory, and a CUstream
+ *   (cudaStream_t) cast to moecclStream_t may be passed as the stream. See docs/cuda.md.
+ * Structs. Each begins with its size, which its _INIT macro sets, and grows only at its end. Zero in a field means the
+ *   default. If the program is older than the library, fields that it does not know count as 0. If it is newer, fields
+ *   that the library does not know must be 0; otherwise the call returns moecclInvalidArgument. Output structs are
+ *   filled up to the size that the caller set.
  * Counts are in elements of the data type unless a name says bytes. Ranks are 0..n-1.
  */
 #ifndef MOECCL_TYPES_H_
@@ -44,7 +48,7 @@
 #define MOECCL_API
 #endif
 
-/* In C++ an enumeration without a type can hold its own values alone, and C callers may give any number. */
+/* C callers may pass any number, but a C++ enumeration without a fixed type can hold only its own values. */
 #ifdef __cplusplus
 #define MOECCL_INT : int
 #else
@@ -59,18 +63,18 @@ typedef enum MOECCL_INT {
   moecclSuccess = 0,
   moecclSystemError = 1,     /* a call to the operating system failed */
   moecclInternalError = 2,   /* a bug in MoECCL */
-  moecclInvalidArgument = 3, /* an argument is not acceptable; the sentence names it */
+  moecclInvalidArgument = 3, /* an argument is not acceptable; the error text names it */
   moecclInvalidUsage = 4,    /* the call is not allowed in this state */
-  moecclRemoteError = 5,     /* another rank died or failed; the sentence names it */
+  moecclRemoteError = 5,     /* another rank died or failed; the error text names it */
   moecclInProgress = 6,      /* the operation has not finished yet (only from GetAsyncError and queries) */
-  moecclTimeout = 7,         /* a deadline passed; the sentence names the missing ranks */
+  moecclTimeout = 7,         /* a deadline passed; the error text names the missing ranks */
   moecclAborted = 8,         /* moecclCommAbort() was called */
-  moecclMismatch = 9,        /* ranks disagree (count, type, operator, root, order); the sentence names both */
-  moecclOutOfMemory = 10,    /* memory or a cap on it is exhausted */
-  moecclUnsupported = 11     /* not available here; the sentence says why and what works instead */
+  moecclMismatch = 9,        /* ranks disagree (count, type, operator, root, order); the error text names two of them */
+  moecclOutOfMemory = 10,    /* memory, or a cap on it, is exhausted */
+  moecclUnsupported = 11     /* not available here; the error text says why and what works instead */
 } moecclResult_t;
 
-/* The numbers are NCCL's. fp8 moves as bytes and is reduced through fp32. */
+/* The numbers are NCCL's. fp8 is moved as bytes and reduced in fp32. */
 typedef enum MOECCL_INT {
   moecclInt8 = 0,
   moecclUint8 = 1,
@@ -87,7 +91,7 @@ typedef enum MOECCL_INT {
 } moecclDataType_t;
 #define MOECCL_NUM_DATA_TYPES 12
 
-/* Values of MOECCL_NUM_REDUCTIONS and above are made by moecclRedOpCreatePreMulSum(). */
+/* moecclRedOpCreatePreMulSum() makes values of MOECCL_NUM_REDUCTIONS and above. */
 typedef enum MOECCL_INT {
   moecclSum = 0,
   moecclProd = 1,
@@ -103,20 +107,20 @@ typedef struct moecclStream* moecclStream_t;   /* a host stream: operations run 
 typedef struct moecclMoe* moecclMoe_t;         /* one MoE layer's static description on a communicator */
 typedef struct moecclRouting* moecclRouting_t; /* one step's token routing on a layer */
 
-/* The name of a result code, such as "moecclTimeout". Never NULL. */
+/* Returns the name of a result code, such as "moecclTimeout". Never NULL. */
 MOECCL_API const char* moecclGetErrorString(moecclResult_t result);
 
-/* The sentence of the last failure on `comm`, or of the calling thread when comm is NULL or no live communicator. The
- * text is the library's; it stays valid for the calling thread's next seven calls of this function. Never NULL; empty
- * when nothing has failed. */
+/* Returns a sentence about the last failure on `comm`, or about the calling thread's last failure when comm is NULL or
+ * not a live communicator. The library owns the text, which stays valid during the calling thread's next seven calls of
+ * this function. Never NULL; empty when nothing has failed. */
 MOECCL_API const char* moecclGetLastError(moecclComm_t comm);
 
-/* The version of the loaded library, comparable with MOECCL_VERSION. */
+/* Gets the version of the loaded library, comparable with MOECCL_VERSION. */
 MOECCL_API moecclResult_t moecclGetVersion(int* version);
 
-/* Bytes of one element; 0 for an unknown type. */
+/* Returns the size of one element in bytes; 0 for an unknown type. */
 MOECCL_API size_t moecclTypeSize(moecclDataType_t type);
-/* The name of a type, such as "float32" or "bfloat16"; "unknown type" beyond the last. Never NULL. */
+/* Returns the name of a type, such as "float32" or "bfloat16"; "unknown type" for any other value. Never NULL. */
 MOECCL_API const char* moecclTypeName(moecclDataType_t type);
 
 #ifdef __cplusplus

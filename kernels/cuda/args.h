@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments of the CUDA kernels, one packed struct each, shared by host and device. What a kernel computes is defined
-// by the host table's entry of the same name (kernels/table.h). Pointers are addresses that the device can use.
+// Arguments of the CUDA kernels, one packed struct each, shared by host and device. The host table's entry of the same
+// name defines what a kernel computes (kernels/table.h). Pointers are addresses that the device can use.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@ struct CopyArgs {
   size_t bytes;
 };
 
-// A kernels::Scalar without its union's name.
+// The same as kernels::Scalar.
 union ScalarBits {
   float f32;
   double f64;
   uint64_t u64;
 };
 
-// Sources that travel in the launch itself. More are moecclUnsupported: src/exec/cuda/stream_engine.cc.
+// The most sources that the launch itself can carry. More are moecclUnsupported: see src/exec/cuda/stream_engine.cc.
 inline constexpr uint32_t kMaxSources = 64;
 struct ReduceKernelArgs {
   void* dst;
@@ -65,15 +65,15 @@ struct DotRowsKernelArgs {
   size_t count, row_elements;
 };
 
-// Top-k residual coding (HybridEP's shared-residual compression). For each of n_segments segments of `length` elements:
-// r = value - base (+ carry), in fp32; the `keep` elements of largest |r| (NaN before all, of equal ones the lower
-// index) are written in ascending index order: index[s * keep + i], value[s * keep + i] = r rounded to the type. With a
-// carry, carry = r - what was sent (error feedback); an element that was not sent keeps all of r.
-// Decode: out = base, then out[index] = round(base[index] + value) for what was sent. out may be base.
+// Top-k residual coding (HybridEP's shared-residual compression). For each of n_segments segments of `length` elements,
+// r = value - base (+ carry), in fp32. The `keep` elements with the largest |r| (NaN precedes all, and the lower index
+// wins a tie) are written in ascending index order: index[s * keep + i], value[s * keep + i] = r rounded to the type.
+// With a carry, carry = r - what was sent (error feedback); an element that was not sent keeps all of r. Decode
+// computes out = base, then out[index] = round(base[index] + value) for what was sent. out may equal base.
 struct EncodeKernelArgs {
   const void* in;
   const void* base;  // null: zeros
-  float* carry;      // null: none
+  float* carry;      // null: no carry
   uint32_t* index;
   void* value;
   size_t length;
@@ -88,13 +88,13 @@ struct DecodeKernelArgs {
   uint32_t n_segments, keep;
 };
 
-// The residual codec of experts, byte for byte as kernels/codec.h describes it (NaNs apart). One block of the launch
-// for each kCodecBlock elements.
+// The residual codec of experts, byte for byte as kernels/codec.h describes it (except NaNs). One block of the launch
+// handles each kCodecBlock elements.
 struct CodecHeaderBits {
   uint64_t word[4];
 };
 struct CodecError {
-  double lost, whole;   // sums of squares: what was dropped, the expert
+  double lost, whole;   // sums of squares: of what was dropped, of the expert
   uint32_t dropped, _;  // the largest residual that was dropped, as the bits of a float
 };
 struct CodecEncodeArgs {
@@ -102,16 +102,16 @@ struct CodecEncodeArgs {
   void* encoded;
   CodecError* error;  // of each block
   size_t count;
-  uint32_t keep, keep_last;  // of a whole block, of the last one
+  uint32_t keep, keep_last;  // of a whole block, of the last block
   CodecHeaderBits header;
 };
 struct CodecDecodeArgs {
-  void* out;  // not shared
+  void* out;  // must not equal shared
   const void *shared, *encoded;
   size_t count;
   uint32_t keep, keep_last;
 };
-// *bad = 1 when an expert has another header, or an index of its last block is too large: only there can one be.
+// Sets *bad = 1 when an expert has another header, or its last block (only there can it be) has too large an index.
 struct CodecCheckArgs {
   const void* encoded;
   uint32_t* bad;
@@ -119,16 +119,16 @@ struct CodecCheckArgs {
   uint32_t keep_last, n_last;  // n_last 0: the last block is whole
   CodecHeaderBits header;
 };
-// sum[block of the launch]: its part of kernels::checksum().
+// Sets sum[block of the launch] to its part of kernels::checksum().
 struct ChecksumArgs {
   const void* data;
   uint64_t* sum;
   size_t bytes;
 };
 
-// Routing on the device. A map gives each expert a group (or -1): the experts themselves, their ranks, the groups of a
-// level. Slot (map, group) gets the tokens that chose at least one of its experts, each once (HierMoE Eq. 7), in
-// ascending order: list[first[slot] .. first[slot + 1]). Three launches: count, scan, fill.
+// Routing on the device. A map gives each expert a group (or -1): the experts themselves, their ranks, or the groups of
+// a level. Slot (map, group) gets the tokens that chose at least one of its experts, each once (HierMoE Eq. 7), in
+// ascending order: list[first[slot] .. first[slot + 1]). There are three launches: count, scan, fill.
 inline constexpr uint32_t kRouteTile = 256;  // tokens of a block
 struct RouteKernelArgs {
   const int32_t* topk;       // [n_tokens][top_k], -1: none
@@ -138,7 +138,7 @@ struct RouteKernelArgs {
   uint32_t* tile_count;  // [n_tiles][n_slots]; after the scan: position of the tile's first token in `list`
   uint32_t* first;       // [n_slots + 1]
   uint32_t* list;        // first[n_slots] tokens: at most n_tokens * top_k * n_maps
-  uint32_t* bad;         // the first token with a choice that names no expert, or one twice; ~0 (set before): none
+  uint32_t* bad;         // the first token with a choice that names no expert, or one twice; ~0 (set beforehand): none
 };
 
 }  // namespace moeccl::cuda

@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds what compile.py notes of every kernel to kernels/cuda/budget.txt, the worst over all targets: registers, stack and
-spilled bytes must not be more, batches of loads in flight not be fewer. A kernel without a line, and a line without a
-kernel, are findings too. A kernel for which a target has instructions of its own may have a line for that target besides.
+"""Compares what compile.py measures of every kernel, the worst over all targets, with kernels/cuda/budget.txt:
+registers, stack and spilled bytes must not exceed it, and there must not be fewer batches of loads in flight. A kernel
+without a line and a line without a kernel are findings too. A kernel that uses instructions of one target may
+have an additional line for that target.
 
   check_budget.py BUDGET REPORT...           exits 1 when a kernel is over its budget
   check_budget.py --write BUDGET REPORT...   writes the budget: registers rounded up to 8, the unit of allocation"""
 import sys
 
-HEADER = """# The most that a kernel may take on any target: registers, stack bytes, spilled bytes (stores and loads together); and how
-# many batches of at least four 16-byte loads in flight it has at least (compile.py, where there is a cuobjdump).
-# kernel@90: on that target alone. Such lines are put in by hand, and --write brings them up to date.
-# Written by kernels/cuda/check_budget.py --write; checked by the test cuda_budget where nvcc exists.
+HEADER = """# The most that a kernel may use on any target: registers, stack bytes, spilled bytes (stores and loads
+# together); and the least number of batches of at least four 16-byte loads in flight (compile.py, with a cuobjdump).
+# kernel@90: on that target alone. Such lines are added by hand, and --write brings them up to date.
+# Written by kernels/cuda/check_budget.py --write; checked by the test cuda_budget if nvcc exists.
 """
 
 
 def measured(reports):
-    """kernel, and kernel@target: [registers, stack, spill, batches or None, the target that takes most]"""
+    """Returns by kernel and kernel@target: [registers, stack, spill, batches or None, the target that uses most]."""
     most = {}
     for report in reports:
         with open(report, encoding="utf-8") as text:

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles one .cu to a fatbin for all targets, and notes what ptxas and the disassembler say of every kernel.
+"""Compiles one .cu to a fatbin for all targets, and records what ptxas and the disassembler report of every kernel.
 
   compile.py NVCC PTXAS SOURCE_ROOT INPUT.cu OUTPUT.fatbin OUTPUT.ptxas DEPFILE
-  compile.py --origin NVCC PTXAS   prints which driver the images need (as cuDriverGetVersion counts) and who made them
-  compile.py --find-ptxas NVCC     prints a ptxas of CUDA 12 that lies about, or nothing
+  compile.py --origin NVCC PTXAS   prints the driver that the images need (as cuDriverGetVersion counts) and their tools
+  compile.py --find-ptxas NVCC     prints a ptxas of CUDA 12 if this machine has one, or nothing
 
 A driver loads what a toolkit of its own major version made: cubins of CUDA 13 (ELF ABI 8, and zstd in the fatbin) need
-R580, those of CUDA 12 (ABI 7, LZ4) R525. PTXAS is a ptxas of CUDA 12, beside an nvcc of CUDA 13; empty: nvcc's own. PTX
-is then given the oldest version that its target has, and ptxas refuses what that version does not know.
+R580, those of CUDA 12 (ABI 7, LZ4) need R525. PTXAS is a ptxas of CUDA 12, for an nvcc of CUDA 13; empty: nvcc's own.
+PTX then gets the oldest version that its target has, and ptxas rejects what that version does not know.
 
 Each line of OUTPUT.ptxas: kernel target registers stack_bytes spill_store_bytes spill_load_bytes shared_bytes batches.
-A batch is at least four 16-byte loads from global memory in flight before the first of them is used; "-" where no
+A batch is at least four 16-byte loads from global memory in flight before the first of them is used; "-" if no
 cuobjdump was found."""
 import glob
 import os
@@ -73,7 +73,7 @@ def with_ptxas(front, depend, ptxas, source, fatbin):
             said += run([ptxas, "--warning-as-error", "-arch", f"sm_{target}", "-O3", "-v", "--fmad", "false", ptx, "-o", cubin])
             images.append(f"--image3=kind=elf,sm={target},file={cubin}")
         images.append(f"--image3=kind=ptx,sm={PTX},file={folder}/{PTX}.ptx")
-        # LZ4, which every driver unpacks; the default is zstd. -compress-all: PTX as well.
+        # LZ4, which every driver unpacks; the default is zstd. -compress-all compresses PTX as well.
         run([beside(front[0], "fatbinary"), f"--create={fatbin}", "-64", "--compress-mode=speed", "--compress-all"] + images)
         return said
 
@@ -97,7 +97,7 @@ def origin(nvcc, ptxas):
 
 
 def find_ptxas(nvcc):
-    """Of CUDA 12, from 12.8 on (sm_100): beside nvcc's toolkit, or the wheel nvidia-cuda-nvcc-cu12."""
+    """Finds a ptxas of CUDA 12, from 12.8 on (sm_100): next to nvcc's toolkit or in the wheel nvidia-cuda-nvcc-cu12."""
     if version_of(nvcc)[0] < 13:
         return ""
     places = glob.glob("/usr/local/cuda-12*/bin/ptxas")
@@ -130,7 +130,7 @@ def loads_in_flight(nvcc, fatbin):
 
 
 def count_batches(sass):
-    """How many batches each function has. Loads stay in flight until an instruction names one of their registers."""
+    """Counts the batches of each function. Loads stay in flight until an instruction names one of their registers."""
     batches, kernel, target, waiting, n = {}, None, None, set(), 0
     for line in sass.splitlines():
         if m := re.match(r"\s*arch = sm_(\w+)", line):

@@ -8,7 +8,7 @@ MOECCL_KERNEL(moeccl_copy, CopyArgs) {
   const Team team = whole_grid();
   copy_span(a.dst, a.src, a.bytes, team.thread, team.n_threads);
 }
-// Both pointers 16-byte aligned. Falls back to moeccl_copy's way where the device has no bulk copies.
+// Both pointers must be 16-byte aligned. Copies like moeccl_copy if the device has no bulk copies.
 MOECCL_KERNEL(moeccl_copy_bulk, CopyArgs) {
   if constexpr (kHasBulk) {
     copy_bulk(a);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moving bytes: spans and rows.
+// Copies bytes: spans and rows.
 #pragma once
 
 #include "kernels/cuda/args.h"
@@ -7,7 +7,7 @@
 
 namespace moeccl::cuda {
 
-// Four loads in flight for each thread before the first store.
+// Each thread has four loads in flight before the first store.
 template <class V>
 MOECCL_DEVICE void copy_units(V* dst, const V* src, size_t n, size_t first, size_t stride) {
   size_t i = first;
@@ -21,7 +21,7 @@ MOECCL_DEVICE void copy_units(V* dst, const V* src, size_t n, size_t first, size
   for (; i < n; i += stride) dst[i] = src[i];
 }
 
-// Bytes up to the first aligned unit, the units, and what is left, when both sides are aligned alike.
+// Copies the bytes up to the first aligned unit, the units, and the rest. Both sides must have the same alignment.
 template <class V>
 MOECCL_DEVICE void copy_aligned(uint8_t* dst, const uint8_t* src, size_t bytes, size_t thread, size_t n_threads) {
   const size_t misaligned = reinterpret_cast<uintptr_t>(dst) % sizeof(V);
@@ -49,8 +49,8 @@ MOECCL_DEVICE void copy_span(void* dst, const void* src, size_t bytes, size_t th
     copy_aligned<uint8_t>(d, s, bytes, thread, n_threads);
 }
 
-// Tiles through shared memory by bulk copies: one thread keeps kBulkStages - 1 loads in flight while it stores, which
-// needs no registers and no other thread.
+// Moves tiles through shared memory by bulk copies. One thread keeps kBulkStages - 1 loads in flight while it stores,
+// which needs no registers and no other thread.
 inline constexpr uint32_t kBulkTile = 8192, kBulkStages = 4;
 MOECCL_DEVICE void copy_bulk(const CopyArgs& a) {
   alignas(128) MOECCL_SHARED uint8_t tiles[kBulkStages][kBulkTile];
@@ -68,7 +68,7 @@ MOECCL_DEVICE void copy_bulk(const CopyArgs& a) {
     for (size_t i = 0, tile = block_index(); tile < n_tiles; ++i, tile += stride) {
       bulk_wait_load(&barrier[i % kBulkStages], static_cast<uint32_t>(i / kBulkStages % 2));
       bulk_store(at(a.dst, tile * kBulkTile), tiles[i % kBulkStages], kBulkTile);
-      // The next load goes where the store before this one read from.
+      // The next load overwrites the tile of the previous store but one.
       bulk_wait_stores_read();
       load(i + kBulkStages - 1);
     }
@@ -79,7 +79,7 @@ MOECCL_DEVICE void copy_bulk(const CopyArgs& a) {
   copy_span(at(a.dst, done), at(a.src, done), a.bytes - done, team.thread, team.n_threads);
 }
 
-// Rows from this size on are cut into pieces of a warp's work: 4096 bytes are two rounds of four 16-byte loads a lane.
+// Rows from this size on are cut into pieces for a warp: 4096 bytes are two rounds of four 16-byte loads in each lane.
 inline constexpr size_t kWideRow = 512, kRowPiece = 4096;
 
 template <class V>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel may ask of the machine: threads, barriers, shuffles, atomics, flags. Kernels use these names only, so
+// What a kernel may use of the machine: threads, barriers, shuffles, atomics, flags. Kernels use only these names, so
 // the same sources run on a GPU (nvcc) and, under the launch emulation of tests/support/cuda_emulation, on a CPU.
 //
-// Order between ranks follows the PTX memory model. A release names its acquire:
+// The order between ranks follows the PTX memory model. Each release names its acquire:
 //   store_release_system() -> load_acquire_system(): flags between ranks, on one device or several, and the host.
 //   add_release_device()   -> load_acquire_device(): between the blocks of one kernel.
 // Both are cumulative: what other threads of the block wrote before block_sync() is ordered with the thread that
@@ -15,8 +15,8 @@
 #if defined(__CUDACC__)
 
 #define MOECCL_DEVICE __device__ __forceinline__
-// A kernel takes one packed struct, which host and device share. 256 threads at most, so 256 registers would be
-// allowed; the second argument asks for at least two blocks on a multiprocessor.
+// A kernel takes one packed struct, which host and device share. A block has at most 256 threads, which alone would
+// allow 256 registers; the second argument asks for at least two blocks on a multiprocessor.
 #define MOECCL_KERNEL(name, Args) \
   extern "C" __global__ void __launch_bounds__(256, 2) name(const __grid_constant__ Args a)
 #define MOECCL_SHARED __shared__
@@ -45,7 +45,7 @@ MOECCL_DEVICE T shuffle_xor(T v, uint32_t mask) {
   return __shfl_xor_sync(0xffffffffu, v, static_cast<int>(mask));
 }
 MOECCL_DEVICE uint32_t ballot(bool v) { return __ballot_sync(0xffffffffu, v); }
-// The lanes that give the same value.
+// Returns the lanes that pass the same value.
 MOECCL_DEVICE uint32_t match(uint32_t v) { return __match_any_sync(0xffffffffu, v); }
 MOECCL_DEVICE uint32_t count_bits(uint32_t v) { return static_cast<uint32_t>(__popc(v)); }
 MOECCL_DEVICE uint32_t leading_zeros(uint32_t v) { return static_cast<uint32_t>(__clz(static_cast<int>(v))); }  // v > 0
@@ -88,25 +88,25 @@ MOECCL_DEVICE uint32_t add_release_device(uint32_t* p, uint32_t v) {
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
   return old;
 }
-// To a word of the block's that several threads may store before the next barrier.
+// Stores to a word of the block that several threads may store to before the next barrier.
 MOECCL_DEVICE void store_relaxed_block(uint32_t* p, uint32_t v) { *static_cast<volatile uint32_t*>(p) = v; }
 MOECCL_DEVICE void fence_system() { __threadfence_system(); }
 
-// Nanoseconds of a clock that all SMs share.
+// Returns the nanoseconds of a clock that all SMs share.
 MOECCL_DEVICE uint64_t device_ns() {
   uint64_t t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   return t;
 }
-// In every loop that waits for somebody else.
+// Called in every loop that waits for another thread, rank or host.
 MOECCL_DEVICE void pause() {
 #if __CUDA_ARCH__ >= 700
   __nanosleep(20);
 #endif
 }
 
-// Bulk asynchronous copies (Hopper and later): one thread moves whole tiles between global and shared memory, 16-byte
-// aligned, while its barrier counts the bytes. Elsewhere kHasBulk is false and nothing calls them.
+// Bulk asynchronous copies (Hopper and later): one thread moves whole 16-byte aligned tiles between global and shared
+// memory, while its barrier counts the bytes. On other devices kHasBulk is false, and nothing calls these functions.
 #if __CUDA_ARCH__ >= 900
 inline constexpr bool kHasBulk = true;
 MOECCL_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -137,7 +137,7 @@ MOECCL_DEVICE void bulk_store(void* global, const void* shared, uint32_t bytes) 
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// All stores but the newest one have read their tiles.
+// Waits until all stores but the newest one have read their tiles.
 MOECCL_DEVICE void bulk_wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
 MOECCL_DEVICE void bulk_wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 #else
@@ -158,7 +158,7 @@ MOECCL_DEVICE uint32_t float_to_bits(float f) { return __float_as_uint(f); }
 
 #else
 
-// A name, not a path: tests/support/cuda_emulation gives it on the compiler's command line.
+// A name instead of a path: tests/support/cuda_emulation passes it on the compiler's command line.
 #include MOECCL_CUDA_EMULATION
 
 #endif
@@ -168,7 +168,7 @@ namespace moeccl::cuda {
 inline constexpr uint32_t kWarp = 32;
 inline constexpr uint32_t kBlockThreads = 256;
 
-// The threads that share a piece of work: all of a launch, or the blocks of one lane. Whole warps.
+// The threads that share a piece of work: a whole launch, or the blocks of one lane. Always whole warps.
 struct Team {
   size_t thread, n_threads;
   MOECCL_DEVICE size_t warp() const { return thread / kWarp; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elements of kernels/element.h as the device names and finds them.
+// The elements of kernels/element.h with the names and accesses of the device code.
 #pragma once
 
 #include "kernels/cuda/device.cuh"
@@ -16,10 +16,10 @@ using kernels::Native;
 using kernels::SmallFloat;
 using kernels::weigh;
 
-// fp16 has conversions in hardware, with the same results but for NaNs: the hardware gives 0x7fff for each of them, the
-// host keeps the sign. So whoever compares device and host takes any NaN for any other (kernels/float_formats.h), as
-// the sums of a GPU need anyway: they make one NaN, 0x7fffffff, where a CPU hands on an operand's. The emulation does
-// as the hardware does, so that a comparison by bits shows without a GPU.
+// fp16 has conversions in hardware, with the same results except for NaNs: the hardware turns every NaN into 0x7fff,
+// but the host keeps the sign. So a comparison of device and host must accept any NaN for any other
+// (kernels/float_formats.h). The sums of a GPU need that anyway: they produce one NaN, 0x7fffffff, where a CPU passes
+// on an operand's. The emulation does what the hardware does, so that a bitwise comparison fails without a GPU too.
 struct Half {
 #if defined(__CUDACC__)
   static MOECCL_DEVICE float decode(uint32_t bits) {
@@ -38,9 +38,9 @@ struct Half {
 #endif
 };
 
-// fp8 e4m3 has conversions in hardware from sm_89 on (of the images: sm_90 and sm_100), NaNs as above. They take two
-// elements at once, and the second one is not used here. e5m2 has them too, but they saturate where ours overflow, and
-// the arithmetic of SmallFloat needs no more registers.
+// fp8 e4m3 has conversions in hardware from sm_89 on (among the images: sm_90 and sm_100), with NaNs as above. They
+// take two elements at once, and the second one is unused here. e5m2 has them too, but they saturate where ours
+// overflow, and the arithmetic of SmallFloat needs no more registers.
 struct E4m3 {
   using Exact = SmallFloat<4, 3, false>;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -123,7 +123,7 @@ struct Pack {
   MOECCL_DEVICE Pack() {}
 };
 
-// Buffers carry no promise of alignment, not even to their elements.
+// Buffers need not be aligned, not even to their elements.
 template <class T>
 MOECCL_DEVICE T load_any(const void* p) {
   if (reinterpret_cast<uintptr_t>(p) % sizeof(T) == 0) return *static_cast<const T*>(p);

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Puts fatbins into the library: writes images.S (.incbin) and image_list.cc, the table of kernels/cuda/image.h.
+"""Embeds fatbins in the library: writes images.S (.incbin) and image_list.cc, the table of kernels/cuda/image.h.
 
   embed.py [--function NAME] [--origin ORIGIN] IMAGES.S IMAGE_LIST.CC [FATBIN...]
 
-The table's function is moeccl::cuda::images(), or NAME(). ORIGIN, what compile.py --origin prints: image_origin()."""
+The table's function is moeccl::cuda::images(), or NAME(). ORIGIN, as printed by compile.py --origin, is
+for image_origin()."""
 import hashlib
 import os
 import sys
@@ -26,7 +27,7 @@ def main():
         name = os.path.splitext(os.path.basename(path))[0]
         with open(path, "rb") as image:
             digest = hashlib.sha256(image.read()).hexdigest()
-        # The digest makes this file change, and so be assembled anew, whenever the image does.
+        # The digest changes this file, so that it is assembled again whenever the image changes.
         s += [f"/* {name} {digest} */", ".section .rodata", ".balign 64",
               f".globl moeccl_cuda_image_{name}", f".hidden moeccl_cuda_image_{name}",
               f"moeccl_cuda_image_{name}:", f'.incbin "{os.path.abspath(path)}"',

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels that this build of the library carries, for the driver to load. None when it was built without
-// nvcc.
+// The compiled kernels that this build of the library carries for the driver to load. A build without nvcc has none.
 #pragma once
 
 #include <vector>
@@ -13,8 +12,8 @@ struct Image {
 };
 std::vector<Image> images();
 
-// Which driver loads them at least, as cuDriverGetVersion counts (12000: CUDA 12.0, R525; 13000: R580), and who made
-// them.
+// The oldest driver that loads them, as cuDriverGetVersion counts (12000: CUDA 12.0, R525; 13000: R580), and the tools
+// that made them.
 struct ImageOrigin {
   int driver;
   const char* made_by;

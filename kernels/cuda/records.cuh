@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's own choices on the device: canonical order, capacity, rows on every level's links, records for the peers.
-// See route_args.h. The result does not depend on the order in which blocks or threads run.
+// A rank's own choices on the device: canonical order, capacity, rows on every level's links, and records for the
+// peers. See route_args.h. The result does not depend on the order in which blocks or threads run.
 #pragma once
 
 #include "kernels/cuda/device.cuh"
@@ -9,7 +9,7 @@
 
 namespace moeccl::cuda {
 
-// One thread for each choice: its place is the number of the token's choices before it.
+// One thread handles each choice: its place is the number of the token's choices that precede it.
 MOECCL_DEVICE void route_order(const RouteOrderKernelArgs& a) {
   const Team team = whole_grid();
   const size_t n = static_cast<size_t>(a.n_tokens) * a.top_k;
@@ -31,7 +31,7 @@ MOECCL_DEVICE void route_order(const RouteOrderKernelArgs& a) {
   }
 }
 
-// Threads of different experts may look at one token's keys while another is dropped: old or new, it is not theirs.
+// Threads of other experts may read a token's key while it is dropped: old or new, its value does not concern them.
 MOECCL_DEVICE void route_drop(const RouteDropKernelArgs& a) {
   for (uint32_t e = block_index(); e < a.n_experts; e += grid_blocks()) {
     const uint32_t end = a.first[e + 1];
@@ -55,7 +55,7 @@ MOECCL_DEVICE void route_levels(const RouteLevelsKernelArgs& a) {
   const RouteWays& w = a.ways;
   for (size_t token = team.thread; token < a.n_tokens; token += team.n_threads) {
     const uint32_t* key = a.key + token * a.top_k;
-    uint32_t before = 0, before_end = 0;  // the way of the choice before
+    uint32_t before = 0, before_end = 0;  // the way of the previous choice
     for (uint32_t k = 0; k < a.top_k; ++k) {
       if (key[k] == kNoChoice) continue;
       const uint32_t owner = w.owner[key[k] / kRouteChoices];
@@ -75,7 +75,7 @@ MOECCL_DEVICE void route_levels(const RouteLevelsKernelArgs& a) {
     if (rows[s] > 0) atomic_add(&a.rows[s], rows[s]);
 }
 
-// Whether choices of an owner's experts pass `peer`; *last: they end there.
+// Returns true if choices of an owner's experts pass through `peer`; sets *last if they end there.
 MOECCL_DEVICE bool route_passes(const RouteWays& w, uint32_t owner, uint32_t peer, bool* last) {
   const uint32_t end = w.way_first[owner + 1];
   for (uint32_t hop = w.way_first[owner]; hop < end; ++hop) {
@@ -86,7 +86,7 @@ MOECCL_DEVICE bool route_passes(const RouteWays& w, uint32_t owner, uint32_t pee
   return false;
 }
 
-// What a token adds to the message for `peer`; peer n_ranks: to the own list.
+// Returns what a token adds to the message for `peer`; peer n_ranks is this rank's own list.
 MOECCL_DEVICE RouteTotals route_share(const RouteRecordsKernelArgs& a, uint32_t token, uint32_t peer) {
   RouteTotals s{};
   if (token >= a.n_tokens) return s;
@@ -102,7 +102,7 @@ MOECCL_DEVICE RouteTotals route_share(const RouteRecordsKernelArgs& a, uint32_t 
   return s;
 }
 
-// A warp for each tile and peer.
+// One warp handles each tile and peer.
 MOECCL_DEVICE void route_records_count(const RouteRecordsKernelArgs& a) {
   const Team team = whole_grid();
   const uint32_t n_peers = a.n_ranks + 1;
@@ -126,9 +126,9 @@ MOECCL_DEVICE void route_records_count(const RouteRecordsKernelArgs& a) {
 }
 
 struct RouteMessage {
-  uint32_t token, n_experts, expert, weight, end;  // words, from the message's first
+  uint32_t token, n_experts, expert, weight, end;  // words from the start of the message
 };
-// As layout_of() in src/routing/routing.cc: a header of four words, then the lists.
+// The same as layout_of() in src/routing/routing.cc: a header of four words, then the lists.
 MOECCL_DEVICE RouteMessage route_message(const RouteTotals& t) {
   RouteMessage m{};
   if (t.records == 0) return m;
@@ -140,7 +140,7 @@ MOECCL_DEVICE RouteMessage route_message(const RouteTotals& t) {
   return m;
 }
 
-// One block: sums over the tiles of each peer, then the messages one after another.
+// Runs in one block: sums over the tiles of each peer, then places the messages one after another.
 MOECCL_DEVICE void route_records_scan(const RouteRecordsKernelArgs& a) {
   MOECCL_SHARED uint32_t sums[kBlockThreads];
   const uint32_t t = thread_index(), n = block_threads(), n_peers = a.n_ranks + 1;
@@ -165,7 +165,7 @@ MOECCL_DEVICE void route_records_scan(const RouteRecordsKernelArgs& a) {
   }
 }
 
-// at: what is before this token, in its list.
+// `at` holds the totals before this token in its list.
 MOECCL_DEVICE void route_write_own(const RouteRecordsKernelArgs& a, uint32_t token, const RouteTotals& share,
                                    RouteTotals at) {
   const uint32_t* key = a.key + static_cast<size_t>(token) * a.top_k;
@@ -200,7 +200,7 @@ MOECCL_DEVICE void route_write_record(const RouteRecordsKernelArgs& a, uint32_t 
   }
 }
 
-// The header, and zeros where lists end within a word.
+// Writes the header, and zeros where lists end within a word.
 MOECCL_DEVICE void route_write_header(const RouteRecordsKernelArgs& a, uint32_t peer) {
   const RouteTotals& t = a.total[peer];
   const RouteMessage m = route_message(t);

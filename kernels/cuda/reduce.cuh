@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element by element: dst = srcs[0] op srcs[1] op ..., in this order.
+// Computes dst = srcs[0] op srcs[1] op ..., element by element and in this order.
 #pragma once
 
 #include "kernels/cuda/args.h"
@@ -7,7 +7,7 @@
 
 namespace moeccl::cuda {
 
-// The scale in the accumulator's type, as kernels::scale_as.
+// Returns the scale in the accumulator's type, like kernels::scale_as.
 template <class E>
 MOECCL_DEVICE typename E::Acc scale_as(const ScalarBits& s) {
   using Acc = typename E::Acc;
@@ -19,7 +19,7 @@ MOECCL_DEVICE typename E::Acc scale_as(const ScalarBits& s) {
     return s.f32;
 }
 
-// The other way, of one element: as kernels::scalar_from.
+// Does the reverse for one element, like kernels::scalar_from.
 template <class E>
 MOECCL_DEVICE ScalarBits scale_from(const void* element) {
   const typename E::Acc value = E::load(load_any<typename E::Stored>(element));
@@ -51,7 +51,7 @@ MOECCL_DEVICE void reduce_element(const ReduceKernelArgs& a, size_t i) {
   store_any<Stored>(at(a.dst, i * sizeof(Stored)), E::round(acc));
 }
 
-// Scales and divisors come with sums only; those of integers are rare and slow, and go element by element.
+// Only sums have scales and divisors. Those of integers are rare and slow, so they are applied element by element.
 template <class E, Op kOp>
 inline constexpr bool kArithmeticInPacks = kOp == Op::kSum&& E::kIsFloat;
 
@@ -68,7 +68,7 @@ MOECCL_DEVICE void store_pack(const ReduceKernelArgs& a, size_t bytes, typename 
   *reinterpret_cast<Vec16*>(at(a.dst, bytes)) = out.vec;
 }
 
-// The pack at `bytes` of any number of sources, in any arithmetic.
+// Reduces the pack at `bytes` of any number of sources, in any arithmetic.
 template <class E, Op kOp>
 MOECCL_DEVICE void reduce_pack(const ReduceKernelArgs& a, size_t bytes) {
   using Acc = typename E::Acc;
@@ -92,8 +92,8 @@ MOECCL_DEVICE void reduce_pack(const ReduceKernelArgs& a, size_t bytes) {
   store_pack<E, kOp>(a, bytes, acc);
 }
 
-// Packs of at most kMost sources without scales: a thread has kPacks packs of every source in flight before it adds the
-// first. budget.txt says how many loads that are; one load of each source alone leaves the memory idle while few
+// Reduces packs of at most kMost sources without scales. A thread has kPacks packs of every source in flight before it
+// adds the first. budget.txt lists the loads in flight; with only one load of each source, memory is idle when few
 // multiprocessors work.
 template <class E, Op kOp, uint32_t kMost, uint32_t kPacks>
 MOECCL_DEVICE void reduce_few(const ReduceKernelArgs& a, size_t head_bytes, size_t n_packs, const Team& team) {
@@ -140,8 +140,9 @@ MOECCL_DEVICE void reduce_with(const ReduceKernelArgs& a, const Team& team) {
     n_packs = (a.count - head) * kSize / 16;
   }
   for (size_t i = team.thread; i < head; i += team.n_threads) reduce_element<E, kOp>(a, i);
-  // Eight loads in flight; four of two sources of bytes, each of whose packs is a long piece of code. fp8, which
-  // sm_80 converts in integers, would be too long, and other operations than sums are too rare to double the image for.
+  // Keeps eight loads in flight, or four for two sources of bytes, because each of their packs is a long piece of code.
+  // fp8, which sm_80 converts in integers, would be too long. Operations other than sums are too rare to double the
+  // image.
   constexpr bool kFew = kDeep && kOp == Op::kSum && (kSize > 1 || !E::kIsFloat);
   if constexpr (kFew) {
     if (a.scaled == 0 && a.n_srcs <= 8) {
@@ -159,8 +160,8 @@ MOECCL_DEVICE void reduce_with(const ReduceKernelArgs& a, const Team& team) {
     reduce_element<E, kOp>(a, i);
 }
 
-// kDeep: with many loads in flight where sources are few. Not within the persistent kernel, whose own state leaves no
-// registers for them: the arrays of reduce_few() went to local memory there (1.4 KB a thread).
+// kDeep keeps many loads in flight when there are few sources. The persistent kernel does not use it, because its own
+// state leaves no registers for them: the arrays of reduce_few() went to local memory there (1.4 KB a thread).
 template <class E, bool kDeep = false>
 MOECCL_DEVICE void reduce(const ReduceKernelArgs& a, const Team& team) {
   switch (static_cast<Op>(a.op)) {

@@ -9,7 +9,7 @@
 
 namespace moeccl::cuda {
 
-// Calls fn(slot) for each slot that the token reaches, once.
+// Calls fn(slot) once for each slot that the token reaches.
 template <class Fn>
 MOECCL_DEVICE void for_each_slot(const RouteKernelArgs& a, uint32_t token, Fn&& fn) {
   const int32_t* choice = a.topk + static_cast<size_t>(token) * a.top_k;
@@ -53,7 +53,7 @@ MOECCL_DEVICE void route_count(const RouteKernelArgs& a) {
   }
 }
 
-// One block: sums over the tiles of each slot, then over the slots.
+// Runs in one block: sums over the tiles of each slot, then over the slots.
 MOECCL_DEVICE void route_scan(const RouteKernelArgs& a) {
   MOECCL_SHARED uint32_t sums[kBlockThreads];
   const uint32_t t = thread_index(), n = block_threads();
@@ -79,7 +79,7 @@ MOECCL_DEVICE void route_scan(const RouteKernelArgs& a) {
   if (t == 0) a.first[a.n_slots] = before;
 }
 
-// A token's place in a slot's list: the tile's first place plus the tokens of the tile before it, counted in bitmaps.
+// A token's place in a slot's list: the tile's first place plus the tile's tokens before it, counted in bitmaps.
 inline constexpr uint32_t kSlotBatch = 256;
 MOECCL_DEVICE void route_fill(const RouteKernelArgs& a) {
   constexpr uint32_t kWords = kRouteTile / 32;

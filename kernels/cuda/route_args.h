@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments of the kernels that turn a rank's own top-k choices into what it tells the other ranks: counts of the rows
-// on every level's links, and the records of src/routing/routing.h. The definitions are OwnChoices::assign, count_rows
-// and RecordWriter::write there; what these kernels leave is equal to theirs byte for byte.
+// Arguments of the kernels that turn a rank's own top-k choices into what it sends the other ranks: counts of the rows
+// on every level's links, and the records of src/routing/routing.h. OwnChoices::assign, count_rows and
+// RecordWriter::write in that header define the results, and these kernels match them byte for byte.
 //
-// A rank's key is its choice in canonical order: position * kRouteChoices + k. A token's keys ascend; what is no choice
-// (-1, or dropped for want of capacity) is kNoChoice.
+// A key is one of the rank's choices in canonical order: position * kRouteChoices + k. A token's keys ascend. Entries
+// that are no choice (-1, or dropped because of the capacity) are kNoChoice.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@ namespace moeccl::cuda {
 
 inline constexpr uint32_t kRouteChoices = 64;  // top_k <= 64
 inline constexpr uint32_t kNoChoice = ~0u;
-inline constexpr uint32_t kRecordTile = 256;   // tokens of a warp's piece of work
-inline constexpr uint32_t kLevelSlots = 1024;  // groups that a block counts in shared memory; more are counted outside
+inline constexpr uint32_t kRecordTile = 256;   // tokens that a warp handles at a time
+inline constexpr uint32_t kLevelSlots = 1024;  // groups counted in a block's shared memory; others in global memory
 
 struct RouteOrderKernelArgs {
   const int32_t* topk;       // [n_tokens][top_k], -1: none
   const uint32_t* position;  // [n_experts] in canonical order
   uint32_t n_tokens, top_k, n_experts;
   uint32_t* key;  // [n_tokens][top_k]
-  uint32_t* bad;  // the first token with a choice that names no expert, or one twice; ~0 (set before): none
+  uint32_t* bad;  // the first token with a choice that names no expert, or one twice; ~0 (set beforehand): none
 };
 
-// The first `capacity` tokens of each expert stay. first, list: of RouteKernelArgs, experts as slots.
+// The first `capacity` tokens of each expert stay. first and list are those of RouteKernelArgs, with experts as slots.
 struct RouteDropKernelArgs {
   const uint32_t *first, *list;
   const uint32_t* position;  // [n_experts]
@@ -33,25 +33,25 @@ struct RouteDropKernelArgs {
   int32_t* drop_counts;  // [n_experts]
 };
 
-// The ranks after this one on the way to each rank with experts, the target last: way_to[way_first[r] ..
-// way_first[r + 1]); way_slot: the group that each hop enters, counted over all levels.
+// The ranks after this one on the way to each rank with experts, with the target last: way_to[way_first[r] ..
+// way_first[r + 1]). way_slot is the group that each hop enters, counted over all levels.
 struct RouteWays {
   const uint32_t* owner;  // [positions] the rank of each expert
   const uint32_t *way_first, *way_to, *way_slot;
 };
 
-// Rows into each group (HierMoE Eq. 7): with dedup a row that already travels is counted once.
+// Counts the rows into each group (HierMoE Eq. 7). With dedup, a row that already travels is counted once.
 struct RouteLevelsKernelArgs {
   const uint32_t* key;
   RouteWays ways;
   uint32_t n_tokens, top_k, n_slots, dedup;
-  uint32_t* rows;  // [n_slots], zeroed before
+  uint32_t* rows;  // [n_slots], zeroed beforehand
 };
 
-// Three launches: count, scan, fill. Number n_ranks of n_ranks + 1 is this rank's own list of all its choices.
+// Three launches: count, scan, fill. The last of the n_ranks + 1 peers is this rank's own list of all its choices.
 struct RouteTotals {
   uint32_t records, choices, weights;
-  uint32_t first_word;  // of the message in `words`; of number n_ranks: the end of all messages
+  uint32_t first_word;  // of the message in `words`; for peer n_ranks: the end of all messages
 };
 struct RouteRecordsKernelArgs {
   const uint32_t* key;
@@ -59,11 +59,11 @@ struct RouteRecordsKernelArgs {
   const uint32_t* expert;  // [positions]
   const float* weight;     // [n_tokens][top_k] or null
   uint32_t n_tokens, top_k, n_ranks, n_tiles;
-  RouteTotals* tile;       // [n_tiles][n_ranks + 1]; after the scan: what is before the tile
+  RouteTotals* tile;       // [n_tiles][n_ranks + 1]; after the scan: the totals before the tile
   RouteTotals* total;      // [n_ranks + 1]
   uint32_t* words;         // messages in rank order
   uint8_t* own_n_experts;  // [n_tokens]
-  uint16_t* own_expert;    // [choices], as the two below
+  uint16_t* own_expert;    // [choices], like the two below
   uint32_t* own_choice;    // token * top_k + k
   float* own_weight;
 };

@@ -39,7 +39,7 @@ MOECCL_DEVICE typename E::Acc empty_sum() {
   return static_cast<typename E::Acc>(E::kIsFloat ? -0.0 : 0.0);
 }
 
-// One column of one row, with the nested groups of deterministic mode.
+// Sums one column of one row, with the nested groups of deterministic mode.
 template <class E>
 MOECCL_DEVICE typename E::Stored sum_column(const ReduceRowsKernelArgs& a, uint64_t begin, uint64_t end,
                                             size_t column) {
@@ -54,7 +54,7 @@ MOECCL_DEVICE typename E::Stored sum_column(const ReduceRowsKernelArgs& a, uint6
         at(a.bases[term.segment], (static_cast<size_t>(term.row) * a.row_elements + column) * sizeof(Stored))));
     if (a.weights) v = weigh(v, a.weights[t]);
     group[kGroups - 1] = add(group[kGroups - 1], v);
-    // After the last term of a row all groups are closed. Unrolled, so that the accumulators stay in registers.
+    // The last term of a row closes all groups. The loop is unrolled, so that the accumulators stay in registers.
     const int close = !a.grouped ? 0 : t + 1 == end ? kGroups : term.close;
     MOECCL_UNROLL
     for (int g = kGroups - 1; g > 0; --g) {
@@ -66,8 +66,8 @@ MOECCL_DEVICE typename E::Stored sum_column(const ReduceRowsKernelArgs& a, uint6
   return E::round(a.grouped ? group[0] : group[kGroups - 1]);
 }
 
-// 16 bytes of a row. Loads of four terms are in flight at once; the sums stay in term order. Bytes as integers are
-// weighted through doubles: 16 of those fill the registers of one term.
+// Sums 16 bytes of a row. Loads of four terms are in flight at once; the sums stay in term order. Integer bytes are
+// weighted through doubles, and 16 of those fill the registers with one term.
 template <class E>
 MOECCL_DEVICE Vec16 sum_pack(const ReduceRowsKernelArgs& a, uint64_t begin, uint64_t end, size_t bytes) {
   using Acc = typename E::Acc;
@@ -107,7 +107,7 @@ MOECCL_DEVICE void reduce_rows(const ReduceRowsKernelArgs& a, const Team& team) 
     uint8_t* dst = at(a.dst, pick(a.dst_index, a.dst_first, row) * row_bytes + begin);
     const uint64_t first = a.offsets[row], last = a.offsets[row + 1];
     if (packs) {
-      // No terms: zeros, not the identity -0.
+      // A row without terms is zero, not the identity -0.
       *reinterpret_cast<Vec16*>(dst) = first == last ? Vec16{} : sum_pack<E>(a, first, last, begin);
     } else {
       store_any<Stored>(dst, first == last ? Stored{} : sum_column<E>(a, first, last, i % per_row));
@@ -115,7 +115,8 @@ MOECCL_DEVICE void reduce_rows(const ReduceRowsKernelArgs& a, const Team& team) 
   }
 }
 
-// A warp for each row: lane l sums the elements j with j % 32 == l in order, then halves are added, upper onto lower.
+// One warp handles each row: lane l sums elements j with j % 32 == l in order, then upper halves are added onto lower
+// halves.
 template <class E>
 MOECCL_DEVICE void dot_rows(const DotRowsKernelArgs& a, const Team& team) {
   using Stored = typename E::Stored;

@@ -6,7 +6,7 @@
 
 namespace moeccl::cuda {
 
-// The sum over the lanes up to this one.
+// Returns the sum over the lanes up to and including this one.
 MOECCL_DEVICE uint32_t warp_prefix(uint32_t v, uint32_t lane) {
   for (uint32_t step = 1; step < kWarp; step *= 2) {
     const uint32_t u = shuffle(v, lane >= step ? lane - step : lane);
@@ -15,7 +15,7 @@ MOECCL_DEVICE uint32_t warp_prefix(uint32_t v, uint32_t lane) {
   return v;
 }
 
-// sums[t]: what the threads up to t gave as `own`. All threads of the block call it; sums is shared.
+// Sets sums[t] to the sum of `own` over threads 0 to t. All threads of the block call it; sums is shared.
 MOECCL_DEVICE void block_prefix(uint32_t* sums, uint32_t own) {
   const uint32_t t = thread_index(), n = block_threads();
   sums[t] = own;

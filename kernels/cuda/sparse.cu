@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entry points: top-k residual coding of the float types that gradients and experts travel in.
+// Entry points: top-k residual coding for the float types of gradients and experts.
 #include "kernels/cuda/sparse.cuh"
 
 using namespace moeccl::cuda;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Top-k residual coding and its inverse; what they compute is said in args.h. One block for each segment.
+// Top-k residual coding and its inverse, which args.h defines. One block handles each segment.
 #pragma once
 
 #include "kernels/checksum.h"
@@ -8,7 +8,7 @@
 
 namespace moeccl::cuda {
 
-// How many threads before this one have v, in thread order; *total: in the whole block. `warps` is shared, [8].
+// Returns how many threads before this one have v, in thread order; *total: in the whole block. `warps` is shared, [8].
 MOECCL_DEVICE uint32_t block_rank(bool v, uint32_t* warps, uint32_t* total) {
   const uint32_t lane = thread_index() % kWarp, warp = thread_index() / kWarp, votes = ballot(v);
   block_sync();  // the last round's counts have been read
@@ -30,13 +30,13 @@ MOECCL_DEVICE float residual(const EncodeKernelArgs& a, size_t i) {
   if (a.base) r = r - E::load(load_any<Stored>(at(a.base, i * sizeof(Stored))));
   return a.carry ? r + a.carry[i] : r;
 }
-// Larger for larger magnitudes; all NaNs alike, before everything.
+// Returns larger keys for larger magnitudes. All NaNs have the same key, above all others.
 MOECCL_DEVICE uint32_t magnitude_key(float r) {
   const uint32_t bits = float_to_bits(r) & 0x7fffffffu;
   return bits > 0x7f800000u ? 0x7f800001u : bits;
 }
 
-// The keep-th largest key of a segment, digit by digit from the top; *ties: how many that are equal to it are kept.
+// Finds the keep-th largest key of a segment, digit by digit from the top. *ties is how many keys equal to it are kept.
 template <class E>
 MOECCL_DEVICE uint32_t threshold(const EncodeKernelArgs& a, size_t first, uint32_t* ties) {
   MOECCL_SHARED uint32_t histogram[256];
@@ -126,7 +126,7 @@ MOECCL_DEVICE void decode_add(const DecodeKernelArgs& a) {
 
 inline constexpr uint32_t kCodecElements = 1 << 16;  // kernels::kCodecBlock
 
-// Where a block of an encoded expert begins: values, then 16-bit indices.
+// Returns where a block of an encoded expert begins: values, then 16-bit indices.
 template <class E>
 MOECCL_DEVICE size_t codec_offset(size_t block, uint32_t keep) {
   return sizeof(CodecHeaderBits) + block * keep * (sizeof(typename E::Stored) + sizeof(uint16_t));
@@ -168,7 +168,7 @@ MOECCL_DEVICE void codec_encode_block(const CodecEncodeArgs& a, size_t block) {
     sent_before += total;
     if (!here) continue;  // after the last barrier of the round
     const float e = E::load(load_any<Stored>(at(part.in, j * sizeof(Stored))));
-    double left = r;  // of what decoding makes of it, which is rounded to the type once more
+    double left = r;  // loss after decoding, which rounds to the type once more
     if (send) {
       const Stored coded = E::round(r);
       store_any<Stored>(value + to * sizeof(Stored), coded);

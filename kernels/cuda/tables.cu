@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entry points: a routing's tables out of all ranks' choices.
+// Entry points: a routing's tables from all ranks' choices.
 #include "kernels/cuda/tables.cuh"
 
 using namespace moeccl::cuda;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A routing's tables out of all ranks' choices, held to algo::RoutingTables list by list: see tables_args.h. The result
-// does not depend on the order in which blocks or threads run.
+// Makes a routing's tables from all ranks' choices, equal to algo::RoutingTables list by list: see tables_args.h. The
+// result does not depend on the order in which blocks or threads run.
 #pragma once
 
 #include "kernels/cuda/device.cuh"
@@ -22,7 +22,7 @@ MOECCL_DEVICE void table_take(const TableOwnKernelArgs& a) {
   for (size_t i = team.thread; i < n; i += team.n_threads) a.choices[i] = i < kept ? a.topk[i] : -1;
 }
 
-// A block that is wrong has no choices: nobody follows them.
+// A block with a fault has no choices, so no rank follows them.
 MOECCL_DEVICE void table_pack(const TableOwnKernelArgs& a) {
   const Team team = whole_grid();
   const uint64_t n = table_own_tokens(a);
@@ -66,14 +66,15 @@ MOECCL_DEVICE uint64_t table_tokens(const TablesKernelArgs& a, uint32_t origin) 
   const uint32_t n = table_block(a, origin).n_tokens;
   return n < a.is.max_tokens ? n : a.is.max_tokens;
 }
-// The first token of a chunk: the least t with t * C / T >= chunk.
+// Returns the first token of a chunk: the least t with t * C / T >= chunk.
 MOECCL_DEVICE uint64_t table_first_token(uint64_t chunk, uint64_t n_chunks, uint64_t n_tokens) {
   return (chunk * n_tokens + n_chunks - 1) / n_chunks;
 }
 
-// RoutingTables::Walk over one tile, by a warp: a lane takes a choice, in the order of tokens and choices, so that what
-// a list gets in a round is a ballot and a row's place in it the lanes before. The same pass counts and writes: a
-// counter holds what is before the tile in the whole launch (zero when counting) and goes on by what a round adds.
+// Runs RoutingTables::Walk over one tile, by a warp. Each lane takes a choice, in the order of tokens and choices, so
+// that a ballot gives what a round adds to a list, and the lanes before give a row's place in it. The same pass counts
+// and writes: a counter holds what precedes the tile in the whole launch (zero when counting) and advances by what a
+// round adds.
 template <bool kWrites>
 struct TableWalk {
   const TablesKernelArgs& a;
@@ -83,14 +84,14 @@ struct TableWalk {
   bool own = false;
   const uint16_t* expert = nullptr;
   const float* weight = nullptr;
-  uint32_t scattered = 0, arrived = 0, sums = 0, terms = 0, unique = 0;  // counters that every token moves
+  uint32_t scattered = 0, arrived = 0, sums = 0, terms = 0, unique = 0;  // counters that every token advances
   uint32_t arrived_first = 0;
-  // Of the token so far, where it takes several rounds: its last choice that comes by, and whether one is local.
+  // For a token that takes several rounds: its last choice so far that passes through, and whether one is local.
   bool has_last = false, has_local = false;
   int32_t last_way = 0;
   uint32_t last_owner = 0;
 
-  // A choice: what comes by of it, and of the token's choice before it.
+  // A choice, with what passes through of it and of the token's previous choice.
   struct Choice {
     uint32_t token = 0, e = 0, owner = 0, before_owner = 0;
     int32_t way = 0, before_way = 0;
@@ -131,11 +132,11 @@ struct TableWalk {
     cell(table_unique(is), tile_of_output) = unique;
   }
 
-  // The place that each lane which takes part gets in the list of its counter, and the counter goes on.
+  // Returns the place of each participating lane in the list of its counter, and advances the counter.
   MOECCL_DEVICE uint32_t count(bool takes_part, uint32_t counter, uint32_t at) const {
     const uint32_t alike = match(takes_part ? counter : ~0u);
     const uint32_t first = takes_part ? cell(counter, at) : 0;
-    warp_sync();  // all have read it
+    warp_sync();  // all lanes have read it
     if (takes_part && before(alike) == 0) cell(counter, at) = first + count_bits(alike);
     warp_sync();
     return first + before(alike);
@@ -144,7 +145,8 @@ struct TableWalk {
     return kWrites ? place - a.chunk_first[static_cast<size_t>(counter) * is.n_chunks + chunk] : 0;
   }
 
-  // The lane's choice, k of `token`, whose choices the lanes `of_token` have. `first_round`: of the token.
+  // Reads the lane's choice, which is k of `token`; `of_token` are the lanes with choices of that token. `first_round`
+  // is that of the token.
   MOECCL_DEVICE Choice read(bool active, uint32_t token, uint32_t k, uint32_t of_token, bool first_round) const {
     Choice c;
     c.token = token;
@@ -170,7 +172,7 @@ struct TableWalk {
     return c;
   }
 
-  // Lists of Output, for a local choice: the row in the layout of rows or of experts.
+  // Advances the lists of Output for a local choice, and returns its row in the layout of rows or of experts.
   MOECCL_DEVICE uint32_t local_row(bool local, const Choice& c) {
     const uint32_t firsts = ballot(local && !c.local_before);
     const uint32_t row = unique + before(firsts) - (c.local_before ? 1 : 0);
@@ -181,13 +183,13 @@ struct TableWalk {
     return static_cast<uint32_t>(a.expert_offsets[l]) + among;
   }
 
-  // One round: `leads` where a token begins.
+  // Runs one round. `leads` is set where a token begins.
   MOECCL_DEVICE void round(const Choice& c, bool leads) {
     const bool merged = is.dedup != 0, local = c.by && c.way < 0, out = c.by && c.way >= 0;
     const bool other = merged ? !c.before || c.before_way != c.way : !c.before || c.before_owner != c.owner;
     const bool kept = c.by && (other || (is.expert_major != 0 && (local || !merged)));
     const bool gathers = out && (kept || !merged);
-    // Rows that arrive, and sums: one of a token, or one of a choice.
+    // Rows that arrive, and sums: one for each token, or one for each choice.
     const uint32_t arrivals = ballot(c.by && !own && (!merged || !c.before));
     const uint32_t row_in =
         own ? c.token : arrived - arrived_first + count_bits(arrivals & (lanes_before() | 1u << lane)) - 1;
@@ -220,7 +222,7 @@ struct TableWalk {
       a.term[term] = {row, static_cast<uint16_t>(segment), 0};
       if (at_expert()) a.term_weight[term] = (merged ? local : own) ? c.w : 1.0f;
     }
-    warp_sync();  // the next term of a sum says how many groups the one before closes
+    warp_sync();  // the next term of a sum sets how many groups the previous one closes
     if (kept && c.before && is.grouped != 0 && (merged || own))
       a.term[term - 1].close = static_cast<uint16_t>(is.level[c.before_owner * is.n_ranks + c.owner]);
   }
@@ -242,7 +244,7 @@ struct TableWalk {
     const uint64_t token = table_first_token(chunk, is.n_chunks, n) + static_cast<uint64_t>(part) * is.tile_tokens;
     const uint64_t end = token + is.tile_tokens < chunk_end ? token + is.tile_tokens : chunk_end;
     begin();
-    // Lanes of a token, and tokens of a round; a token of more choices than lanes takes several rounds.
+    // `width` lanes per token, `at_once` tokens per round; a token with more choices than lanes takes several rounds.
     const uint32_t width = is.top_k < kWarp ? is.top_k : kWarp, at_once = kWarp / width;
     const uint32_t in_round = lane / width, of_token = (width == kWarp ? ~0u : (1u << width) - 1) << in_round * width;
     for (uint64_t first = token; first < end; first += at_once) {
@@ -256,7 +258,7 @@ struct TableWalk {
     this->end();
   }
 
-  // For the token's next round.
+  // Keeps state for the token's next round.
   MOECCL_DEVICE void keep(const Choice& c, bool first_round) {
     const uint32_t by = ballot(c.by), local = ballot(c.by && c.way < 0);
     const uint32_t from = by == 0 ? 0 : kWarp - 1 - leading_zeros(by);
@@ -280,7 +282,7 @@ MOECCL_DEVICE void table_walk(const TablesKernelArgs& a) {
 MOECCL_DEVICE void table_count(const TablesKernelArgs& a) { table_walk<false>(a); }
 MOECCL_DEVICE void table_fill(const TablesKernelArgs& a) { table_walk<true>(a); }
 
-// A block for each counter: what is before each tile.
+// One block for each counter: computes what precedes each tile.
 MOECCL_DEVICE void table_scan(const TablesKernelArgs& a) {
   MOECCL_SHARED uint32_t sums[kBlockThreads];
   const uint32_t t = thread_index(), n = block_threads(), n_tiles = table_tiles(a.is);
@@ -303,7 +305,7 @@ MOECCL_DEVICE uint32_t table_before(const TablesKernelArgs& a, uint32_t counter,
   return tile < n_tiles ? a.counter[static_cast<size_t>(counter) * n_tiles + tile] : a.total[counter];
 }
 
-// What a chunk's rows by one source are among, in each list: the tiles from `begin` on, to `end`.
+// The range of tiles, in each list, that holds a chunk's rows by one source: from `begin` to `end`.
 struct TableSpan {
   uint32_t begin, end;
 };
@@ -353,7 +355,7 @@ MOECCL_DEVICE void table_source_blocks(const TablesKernelArgs& a, uint32_t sourc
       table_before(a, arrived, span.begin);
 }
 
-// One block: where the experts' groups begin, their padding, and what the others read of the routing as a whole.
+// Runs in one block: computes where the experts' groups begin, their padding, and the data of the whole routing.
 MOECCL_DEVICE void table_groups(const TablesKernelArgs& a) {
   MOECCL_SHARED uint32_t sums[kBlockThreads];
   const TableConstants& is = a.is;

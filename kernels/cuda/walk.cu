@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entry points: a rank's whole program in one launch, for the type that its reductions have (any type for the others).
+// Entry points: a rank's whole program in one launch, for the type of its reductions (any type for other programs).
 #include "kernels/cuda/walk.cuh"
 
 using namespace moeccl::cuda;

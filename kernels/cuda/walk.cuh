@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // One launch runs a rank's whole program: its blocks are the teams of the program's lanes, and ranks meet by flags in
 // each other's device memory. All ranks' kernels must be resident together, which the host ensures before it launches
-// any (world/kernel_side). Every wait has an end: the deadline, the host's word to stop, or a peer that called
+// any (world/kernel_side). Every wait has an end: the deadline, the host's request to stop, or a peer that called
 // something else; then all blocks leave and the report says why.
 //
 // Flags and what they order:
-//   word[src][sig]  stored by signal() on the sender, acquired by wait() here: all that the sender's lane did before.
-//   done[src]       stored by leave() on the sender, acquired by enter() here two operations later: its use of our
-//                   staging and buffers is over.
-//   entries[].seq   stored by enter(), acquired where a peer compares operations.
+//   word[src][sig]  stored by walk_signal() on the sender, acquired by walk_take() here: everything that the
+//                   sender's lane did before.
+//   done[src]       stored by walk_leave() on the sender, acquired by walk_enter() here two operations later: it
+//                   no longer uses our staging and buffers.
+//   entries[].seq   stored by walk_enter(), acquired where a peer compares operations.
 //   barrier, left   between the blocks of this launch.
 // Ranks on other hosts are reached through the rank's proxy: walk_net.cuh.
 #pragma once
@@ -17,8 +18,8 @@
 
 namespace moeccl::cuda {
 
-// The entry for peers, and the right to use their staging: they have finished the operation before the last.
-// `splits`: what AllToAllv exchanges, own [n_ranks].
+// Publishes the entry for peers, and waits for the right to use their staging: they have finished the operation before
+// the last. `splits` is what AllToAllv exchanges, this rank's own [n_ranks].
 MOECCL_DEVICE bool walk_enter(const WalkArgs& a, WalkShared& s, WalkState& w, const WalkSplit* splits = nullptr) {
   // One thread looks for all: another block may fail meanwhile, and threads that saw different words would part before
   // the next barrier.
@@ -67,8 +68,8 @@ MOECCL_DEVICE void walk_signal(const WalkArgs& a, const WalkState& w, const Walk
   store_release_system(word, (w.history >> 32) << 32 | number);
 }
 
-// A run of signals, by all threads of the lane's first block. Those to other hosts go one after another: a queue has
-// one that gives.
+// Sends a run of signals, by all threads of the lane's first block. Signals to other hosts go one after another,
+// because only one thread may issue commands to a queue.
 MOECCL_DEVICE void walk_signals(const WalkArgs& a, WalkState& w, uint32_t pc, uint32_t run, uint32_t chunk) {
   for (uint32_t i = thread_index(); i < run; i += block_threads()) {
     const WalkStep& step = w.steps[pc + i];
@@ -96,7 +97,7 @@ MOECCL_DEVICE bool walk_take(const WalkArgs& a, const WalkState& w, uint32_t pc,
   const bool came = walk_wait(
       a, w, at, word, [&](uint64_t v) { return static_cast<int32_t>(static_cast<uint32_t>(v) - number) >= 0; }, &seen);
   if (!came || seen >> 32 == w.history >> 32 || step.peer == a.rank) return came;
-  // Another tag: of the peer's next operation, or the peer runs something else.
+  // The tag differs: it belongs to the peer's next operation, or the peer runs something else.
   if (!walk_differs(a, w, step.peer, true)) return true;
   at.seen = seen;
   walk_fail(a, w, WalkFailure::kMismatch, at);
@@ -107,10 +108,10 @@ struct WalkSpan {
   uint8_t* data;
   uint64_t elements;
 };
-// The elements that a reference means of a chunk of a block: in parts, of whole cache lines. plan::resolve()
+// The elements that a reference names of a chunk of a block: parts are whole cache lines. See plan::resolve().
 struct WalkPart {
-  uint64_t begin;  // of the chunk, in the block
-  uint64_t first;  // of the part, in the chunk
+  uint64_t begin;  // of the chunk in the block
+  uint64_t first;  // of the part in the chunk
   uint64_t length;
 };
 MOECCL_DEVICE WalkPart walk_part(const WalkArgs& a, const WalkRef& ref, uint64_t block_length, uint32_t chunk) {
@@ -124,7 +125,7 @@ MOECCL_DEVICE WalkPart walk_part(const WalkArgs& a, const WalkRef& ref, uint64_t
   const uint64_t first = size * ref.part < length ? size * ref.part : length;
   return {begin, first, length - first < size ? length - first : size};
 }
-// plan::resolve() on the device.
+// The same as plan::resolve(), on the device.
 MOECCL_DEVICE WalkSpan walk_resolve(const WalkArgs& a, const WalkState& w, const WalkRef& ref, uint32_t chunk) {
   const WalkPart part = walk_part(a, ref, a.count, chunk);
   uint8_t* base = nullptr;
@@ -138,7 +139,7 @@ MOECCL_DEVICE WalkSpan walk_resolve(const WalkArgs& a, const WalkState& w, const
     if (ref.rank == a.rank) {
       base = input ? static_cast<uint8_t*>(const_cast<void*>(a.input)) : static_cast<uint8_t*>(a.output);
     } else {
-      // Visible since the peer's first signal in this operation, which the plan's builder makes us wait for.
+      // Visible since the peer's first signal in this operation, for which the plan's builder makes this rank wait.
       const WalkEntry& e = a.peers[ref.rank].header->entries[w.seq % kWalkEntries];
       base = reinterpret_cast<uint8_t*>(load_relaxed_system(input ? &e.input : &e.output));
     }
@@ -146,7 +147,7 @@ MOECCL_DEVICE WalkSpan walk_resolve(const WalkArgs& a, const WalkState& w, const
   return {base == nullptr ? nullptr : base + offset * a.element_bytes, part.length};
 }
 
-// `dst`: the step's elements from `first` on.
+// `dst` holds the step's elements from `first` on.
 template <class E>
 MOECCL_DEVICE void walk_piece(const WalkArgs& a, WalkShared& s, const WalkState& w, const WalkStep& step,
                               uint32_t chunk, const WalkSpan& dst, uint64_t first) {
@@ -182,7 +183,7 @@ MOECCL_DEVICE void walk_piece(const WalkArgs& a, WalkShared& s, const WalkState&
   reduce<E>(s.reduce, team);
 }
 
-// In one piece; what goes to another host in as many as it takes cells. False: the operation has failed.
+// Runs in one piece; data for another host goes in one piece per cell. Returns false if the operation has failed.
 template <class E>
 MOECCL_DEVICE bool walk_data(const WalkArgs& a, WalkShared& s, WalkState& w, const WalkStep& step, uint32_t chunk) {
   const WalkSpan dst = walk_resolve(a, w, step.dst, chunk);
@@ -200,7 +201,7 @@ MOECCL_DEVICE bool walk_data(const WalkArgs& a, WalkShared& s, WalkState& w, con
   return true;
 }
 
-// data(step, chunk): what a step does that neither signals nor waits; false when the operation has failed.
+// data(step, chunk) runs a step that neither signals nor waits; it returns false when the operation has failed.
 template <class Data>
 MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w, uint32_t n_chunks, Data&& data) {
   const WalkLane lane = a.lanes[w.lane];
@@ -232,7 +233,7 @@ MOECCL_DEVICE bool walk_lane(const WalkArgs& a, WalkShared& s, WalkState& w, uin
   return true;
 }
 
-// The last block to come leaves everything as the next operation wants it, then tells peers and host.
+// The last block to arrive prepares everything for the next operation, then notifies peers and the host.
 MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState& w, uint32_t n_chunks) {
   block_sync();
   if (walk_has_net(a) && w.lane < a.n_lanes && w.block == 0 && thread_index() == 0) {
@@ -268,12 +269,12 @@ MOECCL_DEVICE void walk_leave(const WalkArgs& a, WalkShared& s, const WalkState&
   if (thread_index() == 0 && a.completed != nullptr) store_release_system(a.completed, a.number);
 }
 
-// The operation's number, this block's place, and the program, in shared memory when it fits.
+// Finds the operation's number and this block's place, and loads the program into shared memory when it fits.
 MOECCL_DEVICE WalkState walk_begin(const WalkArgs& a, WalkShared& s) {
   WalkState w;
   w.seq = a.header->seq + 1;
   w.history = walk_mix(walk_mix(walk_mix(a.header->history, a.signature), a.count), a.plan);
-  const uint32_t n_lanes = walk_has_net(a) ? a.n_lanes + 1 : a.n_lanes;  // the last one takes what the network brings
+  const uint32_t n_lanes = walk_has_net(a) ? a.n_lanes + 1 : a.n_lanes;  // the last one takes what the network delivers
   w.lane = block_index() % n_lanes;
   w.block = block_index() / n_lanes;
   w.n_blocks = grid_blocks() / n_lanes;

@@ -12,7 +12,7 @@ inline constexpr uint32_t kWalkSharedSteps = 96, kWalkSharedRefs = 192;
 struct WalkShared {
   ReduceKernelArgs reduce;
   uint32_t failed, last;
-  uint64_t until;  // of the arrivals below
+  uint64_t until;  // end of the arrivals below
   WalkArrival arrivals[kNetRound];
   WalkStep steps[kWalkSharedSteps];
   WalkRef refs[kWalkSharedRefs];
@@ -34,13 +34,13 @@ MOECCL_DEVICE uint64_t walk_mix(uint64_t h, uint64_t v) {
   return h ^ h >> 29;
 }
 
-// What a thread knows of its operation; the same in all threads of a block.
+// A thread's knowledge of its operation; it is the same in all threads of a block.
 struct WalkState {
   uint64_t seq, history;
   uint32_t lane, block, n_blocks;  // of the lane's team
   uint32_t met;                    // barriers of the lane so far
-  // Ranks on other hosts: cells of the lane's queue that were used, the same in all threads; and commands given, in the
-  // first thread of the first block.
+  // For ranks on other hosts: the number of cells used of the lane's queue, which is the same in all threads, and of
+  // commands issued, which only the first thread of the first block counts.
   uint64_t used, given;
   const WalkStep* steps;
   const WalkRef* refs;
@@ -49,7 +49,7 @@ struct WalkPlace {
   uint64_t step, chunk, peer, expected, seen;
 };
 
-// The first block that fails says why; the others of this launch, and later launches, see `failed`.
+// The first block that fails reports why; the others of this launch, and later launches, see `failed`.
 MOECCL_DEVICE void walk_fail(const WalkArgs& a, const WalkState& w, WalkFailure kind, const WalkPlace& at) {
   if (atomic_or(&a.header->failed, 1) != 0) return;
   WalkReport& r = *a.report;
@@ -74,24 +74,24 @@ MOECCL_DEVICE void walk_fail(const WalkArgs& a, const WalkState& w, WalkFailure 
   store_release_system(&r.kind, static_cast<uint64_t>(kind));
 }
 
-// Whether the peer has entered this operation with other arguments, or others before it.
+// Returns true if the peer has entered this operation with other arguments, or has run other operations before it.
 MOECCL_DEVICE bool walk_differs(const WalkArgs& a, const WalkState& w, uint32_t peer, bool must_be_there) {
   const WalkEntry& theirs = a.peers[peer].header->entries[w.seq % kWalkEntries];
-  // Polls come by here: an acquire, which pairs with the release in walk_enter(), only where there is an entry to read.
+  // Polls call this, so it acquires, which pairs with the release in walk_enter(), only when there is an entry.
   if (load_relaxed_system(&theirs.seq) != w.seq || load_acquire_system(&theirs.seq) != w.seq) return must_be_there;
   return load_relaxed_system(&theirs.history) != w.history;
 }
 
-// Words of 64 bits are of other ranks and hosts, those of 32 bits of blocks of this launch.
+// Words of 64 bits belong to other ranks and hosts; words of 32 bits belong to blocks of this launch.
 MOECCL_DEVICE uint64_t walk_relaxed(const uint64_t* word) { return load_relaxed_system(word); }
 MOECCL_DEVICE uint32_t walk_relaxed(const uint32_t* word) { return load_relaxed_device(word); }
 MOECCL_DEVICE uint64_t walk_acquire(const uint64_t* word) { return load_acquire_system(word); }
 MOECCL_DEVICE uint32_t walk_acquire(const uint32_t* word) { return load_acquire_device(word); }
 
-// Polls until ready(what the word holds), or until there is a reason to give up. `peer`: whom it waits for, n_ranks for
-// blocks of its own. Each acquire empties the multiprocessor's L1 cache for all of its blocks, so polls are relaxed and
-// one acquire of the same word follows. It reads what the poll read or what was stored later, because loads of one word
-// by one thread do not go back; *seen: what it read.
+// Polls until ready(the word's value), or until there is a reason to give up. at.peer is the rank that it waits for, or
+// n_ranks for blocks of this launch. Each acquire empties the multiprocessor's L1 cache for all of its blocks, so polls
+// are relaxed and one acquire of the same word follows. The acquire reads what the poll read or a later store, because
+// loads of one word by one thread do not go back. *seen is the value that it read.
 template <class Word, class Ready>
 MOECCL_DEVICE bool walk_wait(const WalkArgs& a, const WalkState& w, const WalkPlace& at, const Word* word,
                              Ready&& ready, Word* seen = nullptr) {
@@ -112,7 +112,7 @@ MOECCL_DEVICE bool walk_wait(const WalkArgs& a, const WalkState& w, const WalkPl
     else if (at.peer < a.n_ranks && at.peer != a.rank && walk_differs(a, w, static_cast<uint32_t>(at.peer), false))
       why = WalkFailure::kMismatch;
     if (why == WalkFailure::kNone) continue;
-    // It may have come meanwhile: then the operation is not to blame.
+    // The word may have changed meanwhile; then there is no failure.
     if (ready(walk_relaxed(word))) break;
     walk_fail(a, w, why, at);
     return false;
@@ -121,15 +121,15 @@ MOECCL_DEVICE bool walk_wait(const WalkArgs& a, const WalkState& w, const WalkPl
   if (seen != nullptr) *seen = value;
   return true;
 }
-// The same without an end, for those who wait for blocks that have one.
+// Does the same without a deadline, to wait for blocks that have one.
 template <class Word, class Ready>
 MOECCL_DEVICE void walk_until(const Word* word, Ready&& ready) {
   while (!ready(walk_relaxed(word))) pause();
   (void)walk_acquire(word);
 }
 
-// All blocks of a team (or of the grid) meet: what each did before is visible to all after. False: the operation
-// failed.
+// All blocks of a team (or of the grid) meet: what each did before is visible to all after. Returns false if the
+// operation failed.
 MOECCL_DEVICE bool walk_meet(const WalkArgs& a, WalkShared& s, const WalkState& w, uint32_t* counter, uint32_t n_blocks,
                              uint32_t round) {
   block_sync();

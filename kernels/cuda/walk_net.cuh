@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The persistent kernel and ranks on other hosts (walk_net_args.h): what lanes give to the rank's proxy, and the lane
-// that takes what the network has brought.
+// that takes what the network has delivered.
 //
 // Flags and what they order:
-//   queue.head      released by walk_net_give(), acquired by exec::KernelProxy::turn(): the command, its cell, and all
-//                   that the lane did before it.
+//   queue.head      released by walk_net_give(), acquired by exec::KernelProxy::turn(): the command, its cell, and
+//                   everything that the lane did before it.
 //   tail, freed     of a queue: released by exec::KernelProxy::send(), acquired by walk_net_give() and walk_net_cell():
-//                   the proxy has read what stood there.
+//                   the proxy has read what was there.
 //   arrivals.head   released by exec::KernelProxy::deliver(), acquired by walk_net_look(): the arrivals, and the bytes
-//                   that the network has put.
+//                   that the network has written.
 //   arrivals.tail   released by walk_net_raise(), acquired by exec::KernelProxy::deliver(): the arrivals were read.
 //   word, done      released by walk_net_raise(), acquired by walk_take() and walk_enter(): the copies before.
 //   round, finished between the blocks of the last lane.
@@ -25,10 +25,10 @@ MOECCL_DEVICE bool walk_is_elsewhere(const WalkArgs& a, uint32_t rank) {
 MOECCL_DEVICE bool walk_is_elsewhere(const WalkArgs& a, const WalkRef& ref) {
   return ref.buffer == static_cast<uint8_t>(WalkBuffer::kStaging) && walk_is_elsewhere(a, ref.rank);
 }
-// Of all lanes but the one that takes what arrives.
+// Returns the blocks of all lanes except the one that takes arrivals.
 MOECCL_DEVICE uint32_t walk_lane_blocks(const WalkArgs& a, const WalkState& w) { return a.n_lanes * w.n_blocks; }
 
-// By one thread. False: there was no room before the deadline, or the operation has failed.
+// Called by one thread. Returns false if there was no room before the deadline, or the operation has failed.
 MOECCL_DEVICE bool walk_net_give(const WalkArgs& a, const WalkState& w, const WalkPlace& at, uint32_t queue,
                                  uint64_t given, const WalkCommand& command) {
   WalkQueue& q = a.net.queues[queue];
@@ -44,7 +44,7 @@ MOECCL_DEVICE uint8_t* walk_net_cell_at(const WalkArgs& a, uint32_t queue, uint6
   return a.net.cells + (static_cast<size_t>(queue) * kNetCells + used % kNetCells) * a.net.cell_bytes;
 }
 
-// The lane's next cell, once it is free; null when the operation fails. All threads of the lane's blocks call it.
+// Returns the lane's next cell once it is free, or null when the operation fails. All of the lane's threads call it.
 MOECCL_DEVICE uint8_t* walk_net_cell(const WalkArgs& a, WalkShared& s, const WalkState& w, const WalkPlace& at) {
   block_sync();
   if (thread_index() == 0) {
@@ -56,7 +56,7 @@ MOECCL_DEVICE uint8_t* walk_net_cell(const WalkArgs& a, WalkShared& s, const Wal
   return s.failed != 0 ? nullptr : walk_net_cell_at(a, w.lane, w.used);
 }
 
-// What the lane's blocks have written to the cell goes to `offset` of the peer's staging.
+// Sends what the lane's blocks have written to the cell to `offset` of the peer's staging.
 MOECCL_DEVICE bool walk_net_put(const WalkArgs& a, WalkShared& s, WalkState& w, const WalkPlace& at, uint64_t offset,
                                 uint64_t bytes) {
   if (!walk_meet(a, s, w, &a.header->barrier[w.lane], w.n_blocks, w.met++)) return false;
@@ -67,13 +67,13 @@ MOECCL_DEVICE bool walk_net_put(const WalkArgs& a, WalkShared& s, WalkState& w, 
     c.offset = offset;
     c.bytes = static_cast<uint32_t>(bytes);
     c.cell = static_cast<uint32_t>(w.used % kNetCells);
-    (void)walk_net_give(a, w, at, w.lane, w.given++, c);  // a failure is seen at the next wait
+    (void)walk_net_give(a, w, at, w.lane, w.given++, c);  // the next wait sees a failure
   }
   ++w.used;
   return true;
 }
 
-// By the first thread of the lane's first block.
+// Called by the first thread of the lane's first block.
 MOECCL_DEVICE void walk_net_signal(const WalkArgs& a, WalkState& w, const WalkPlace& at, uint32_t sig,
                                    uint32_t number) {
   WalkCommand c{};
@@ -85,7 +85,7 @@ MOECCL_DEVICE void walk_net_signal(const WalkArgs& a, WalkState& w, const WalkPl
   (void)walk_net_give(a, w, at, w.lane, w.given++, c);
 }
 
-// The entry, to ranks elsewhere; `splits` [n_ranks] or null. By one thread of the first block.
+// Sends the entry to ranks on other hosts; `splits` is [n_ranks] or null. Called by one thread of the first block.
 MOECCL_DEVICE void walk_net_enter(const WalkArgs& a, const WalkState& w, const WalkEntry& entry,
                                   const WalkSplit* splits) {
   constexpr uint32_t kOwn = kNetQueues - 1;
@@ -105,7 +105,7 @@ MOECCL_DEVICE void walk_net_enter(const WalkArgs& a, const WalkState& w, const W
   (void)walk_net_give(a, w, at, kOwn, given, c);
 }
 
-// By one thread of the last block.
+// Called by one thread of the last block.
 MOECCL_DEVICE void walk_net_done(const WalkArgs& a, const WalkState& w) {
   constexpr uint32_t kOwn = kNetQueues - 1;
   WalkCommand c{};
@@ -115,7 +115,7 @@ MOECCL_DEVICE void walk_net_done(const WalkArgs& a, const WalkState& w) {
   (void)walk_net_give(a, w, at, kOwn, a.net.state->given[kOwn]++, c);
 }
 
-// The first block of the last lane: the arrivals of the next round; none when all other lanes have left.
+// Run by the first block of the last lane: finds the next round's arrivals, or none when all other lanes have left.
 MOECCL_DEVICE void walk_net_look(const WalkArgs& a, const WalkState& w, WalkNetState& n) {
   while (true) {
     if (load_relaxed_system(&a.net.arrivals->head) != n.taken) {
@@ -134,7 +134,7 @@ MOECCL_DEVICE void walk_net_look(const WalkArgs& a, const WalkState& w, WalkNetS
   add_release_device(&n.round, 1);  // pairs with the acquire in walk_net_receive() of the other blocks
 }
 
-// The flags that came with the round, once all blocks have copied what came before them.
+// Stores the flags that came with the round, once all blocks have copied what came before them.
 MOECCL_DEVICE void walk_net_raise(const WalkArgs& a, const WalkShared& s, const WalkState& w, WalkNetState& n,
                                   uint32_t round) {
   const uint32_t all = (round + 1) * w.n_blocks;
@@ -149,13 +149,13 @@ MOECCL_DEVICE void walk_net_raise(const WalkArgs& a, const WalkShared& s, const 
   store_release_system(&a.net.arrivals->tail, n.taken);
 }
 
-// The last lane. It waits without a deadline for lanes that have one: when they have left, it leaves.
+// Runs the last lane. It waits without a deadline for lanes that have one, and leaves when they have left.
 MOECCL_DEVICE void walk_net_receive(const WalkArgs& a, WalkShared& s, const WalkState& w) {
   WalkNetState& n = *a.net.state;
   uint8_t* staging = a.peers[a.rank].staging;
   const size_t thread = static_cast<size_t>(w.block) * block_threads() + thread_index();
   const size_t n_threads = static_cast<size_t>(w.n_blocks) * block_threads();
-  uint64_t taken = n.taken;  // the first block changes it when all blocks have ended their first round
+  uint64_t taken = n.taken;  // the first block changes it once all blocks have ended their first round
   for (uint32_t round = 0;; ++round) {
     if (thread_index() == 0) {
       if (w.block == 0) walk_net_look(a, w, n);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the persistent kernel and its rank's proxy (exec/cuda/kernel_proxy.h) share where some ranks are on other hosts.
-// All of it but the state is page-locked host memory.
+// What the persistent kernel and its rank's proxy (exec/cuda/kernel_proxy.h) share when some ranks are on other hosts.
+// All of it except the state is page-locked host memory.
 //
-// Out: a lane's blocks copy what they put into a cell of the lane's queue and give a command; the proxy takes commands
-// in order and sends them over the network.
-// In: the network puts into `staging`; the proxy says what has arrived, and the kernel's last lane copies it to the
-// same place of the staging on the device and then stores the peer's flags, where the other lanes wait for them as for
-// a neighbour's.
+// Outgoing: a lane's blocks copy the data of a put into a cell of the lane's queue and issue a command. The proxy takes
+// commands in order and sends them over the network.
+// Incoming: the network writes into `staging`, and the proxy announces what has arrived. The kernel's last lane copies
+// it to the same place of the staging on the device and then stores the peer's flags, where the other lanes wait for
+// them as they do for those of peers on the same host.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@
 
 namespace moeccl::cuda {
 
-inline constexpr uint32_t kNetCells = 16;      // of a queue
-inline constexpr uint32_t kNetCommands = 64;   // of a queue
+inline constexpr uint32_t kNetCells = 16;      // of each queue
+inline constexpr uint32_t kNetCommands = 64;   // of each queue
 inline constexpr uint32_t kNetArrivals = 256;  // that wait for the kernel
-inline constexpr uint32_t kNetRound = 64;      // of them that the kernel takes at once
+inline constexpr uint32_t kNetRound = 64;      // arrivals that the kernel takes at once
 
-// kPut: `bytes` of cell `cell` to `offset` of the peer's staging. kSignal: `number` and `tag` on `sig`. kEnter, to all:
-// a WalkEntry in the cell, and behind it the WalkSplits of all ranks if `bytes` is not 0. kDone, to all: the operation
+// kPut: `bytes` of cell `cell` go to `offset` of the peer's staging. kSignal: `number` and `tag` on `sig`. kEnter, to
+// all: a WalkEntry in the cell, followed by the WalkSplits of all ranks if `bytes` is not 0. kDone, to all: operation
 // `offset` has ended here.
 enum class NetCommand : uint32_t { kPut, kSignal, kEnter, kDone };
 struct WalkCommand {
@@ -29,14 +29,14 @@ struct WalkCommand {
   uint32_t bytes, cell, sig, number, tag, padding;
 };
 struct WalkQueue {
-  alignas(64) uint64_t head;  // commands given: released by the kernel, acquired by the proxy
+  alignas(64) uint64_t head;  // commands issued: released by the kernel, acquired by the proxy
   alignas(64) uint64_t tail;  // commands carried out: released by the proxy, acquired by the kernel
-  uint64_t freed;             // cells that may be used again: the same
+  uint64_t freed;             // cells that may be reused: ordered like tail
   alignas(64) WalkCommand commands[kNetCommands];
 };
 
-// bytes > 0: they lie at `value` of the staging and belong there on the device. Otherwise word number `word` of the
-// header's done and word arrays gets `value`.
+// With bytes > 0, that many bytes are at `value` of the staging and belong at the same place on the device. Otherwise,
+// word number `word` of the header's done and word arrays gets `value`.
 struct WalkArrival {
   uint64_t value;
   uint32_t bytes, word;
@@ -47,7 +47,7 @@ struct WalkArrivals {
   alignas(64) WalkArrival ring[kNetArrivals];
 };
 
-// In device memory, zero at first; operations leave it for the next.
+// In device memory, initially zero; operations leave it for the next one.
 template <uint32_t kQueues>
 struct WalkNetCounts {
   uint64_t given[kQueues], used[kQueues];  // commands and cells of each queue

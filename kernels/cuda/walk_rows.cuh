@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The persistent kernel (walk.cuh) for rows and for blocks of unequal sizes. How many chunks there are is not the
-// launch's to say: the routing's tables do, or all ranks' entries.
+// The persistent kernel (walk.cuh) for rows and for blocks of unequal sizes. The launch does not know the number of
+// chunks: the routing's tables or all ranks' entries determine it.
 #pragma once
 
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/walk.cuh"
 #include "kernels/cuda/walk_rows_args.h"
 
-// One kernel serves all types: what differs between them is called, with arguments in shared memory, so that the rest
-// is compiled once. Twelve kernels took 200 s of nvcc.
+// One kernel serves all types: the code that differs between them is called, with arguments in shared memory, so that
+// the rest is compiled once. Twelve kernels took 200 s of nvcc.
 #if defined(__CUDACC__)
 #define MOECCL_DEVICE_CALL __device__ __noinline__
 #else
@@ -60,7 +60,7 @@ MOECCL_DEVICE Team walk_team(const WalkState& w) {
           static_cast<size_t>(w.n_blocks) * block_threads()};
 }
 
-// Row 0 of a buffer or slot, or of its scales (plane 1), which follow the rows of a slot.
+// Returns row 0 of a buffer or slot, or of its scales (plane 1), which follow the rows of a slot.
 MOECCL_DEVICE uint8_t* walk_row_base(const WalkRowsArgs& a, const WalkState& w, const WalkRef& ref, uint32_t chunk,
                                      uint32_t plane) {
   const WalkArgs& k = a.walk;
@@ -77,14 +77,14 @@ MOECCL_DEVICE uint8_t* walk_row_base(const WalkRowsArgs& a, const WalkState& w, 
 
 MOECCL_DEVICE uint32_t walk_planes(const WalkRowsArgs& a) { return a.scale_bytes > 0 ? 2 : 1; }
 
-// Rows of a step's dst from `first` on, where they are made: in the place itself, or in a cell for another host.
+// Rows of a step's dst from `first` on, and where they are made: in place, or in a cell for another host.
 struct WalkRowPiece {
   uint8_t* dst;
   uint64_t dst_first, first, count;
 };
 
-// Calls make(piece) for all `count` rows of a plane, in as many pieces as they take cells if they go to another host:
-// dst_first of the list is where the first row belongs there. False: the operation has failed.
+// Calls make(piece) for all `count` rows of a plane, in one piece per cell if they go to another host. dst_first of the
+// list is the final place of the first row. Returns false if the operation has failed.
 template <class Make>
 MOECCL_DEVICE bool walk_row_pieces(const WalkRowsArgs& a, WalkRowsShared& s, WalkState& w, const WalkStep& step,
                                    uint32_t chunk, uint32_t plane, uint64_t dst_first, uint64_t count, Make&& make) {
@@ -119,7 +119,7 @@ MOECCL_DEVICE bool walk_rows_copy(const WalkRowsArgs& a, WalkRowsShared& s, Walk
             RowsKernelArgs& k = s.rows;
             k.dst = piece.dst;
             k.src = walk_row_base(a, w, w.refs[step.first_src], chunk, plane);
-            k.dst_index = block.dst_index;  // null where rows go to a slot
+            k.dst_index = block.dst_index;  // null if rows go to a slot
             k.src_index = block.src_index == nullptr ? nullptr : block.src_index + piece.first;
             k.dst_first = piece.dst_first;
             k.src_first = block.src_first + piece.first;
@@ -138,7 +138,7 @@ MOECCL_DEVICE bool walk_rows_copy(const WalkRowsArgs& a, WalkRowsShared& s, Walk
   return true;
 }
 
-// Of rows with scales only padding is summed up, out of nothing: in bytes.
+// Rows with scales have sums only for padding, which has no terms; these are made in bytes.
 MOECCL_DEVICE bool walk_rows_sum(const WalkRowsArgs& a, WalkRowsShared& s, WalkState& w, const WalkStep& step,
                                  uint32_t chunk, const WalkSumBlock& block) {
   for (uint32_t plane = 0; plane < walk_planes(a); ++plane) {
@@ -170,7 +170,7 @@ MOECCL_DEVICE bool walk_rows_sum(const WalkRowsArgs& a, WalkRowsShared& s, WalkS
 MOECCL_DEVICE void walk_rows(const WalkRowsArgs& a) {
   MOECCL_SHARED WalkRowsShared s;
   WalkState w = walk_begin(a.walk, s);
-  // The host has them in place before the launch, and changes them when none is under way.
+  // The host has the tables in place before the launch, and changes them only when no operation is in flight.
   const WalkTables& t = *a.tables;
   const uint32_t n_chunks = t.ready != 0 ? t.n_chunks : 0;
   if (w.lane == a.walk.n_lanes) {
@@ -195,13 +195,13 @@ struct WalkSplitsShared : WalkShared {
   uint64_t largest[kMaxSources];
 };
 
-// In the memory of `owner`: what it exchanges with each rank in operation `seq`.
+// Returns the memory of `owner` that says what it exchanges with each rank in operation `seq`.
 MOECCL_DEVICE WalkSplit* walk_splits(const WalkArgs& a, uint32_t owner, uint64_t seq) {
   return a.peers[owner].splits + (seq % kWalkEntries) * a.n_ranks;
 }
 
-// With the entry that walk_enter() publishes. Peers that still look at what stood here four operations ago would not
-// have let this rank finish the one before.
+// Goes with the entry that walk_enter() publishes. A peer that still reads what was here four operations ago would not
+// have let this rank finish the previous operation.
 MOECCL_DEVICE void walk_splits_announce(const WalkSplitsArgs& a, const WalkState& w) {
   if (block_index() != 0) return;
   const WalkArgs& k = a.walk;
@@ -215,7 +215,7 @@ MOECCL_DEVICE void walk_splits_announce(const WalkSplitsArgs& a, const WalkState
   block_sync();
 }
 
-// One peer's entry: waits for it, and compares what the two say of each other. *largest: what the peer says.
+// Waits for one peer's entry and compares what the two say of each other. *largest is the peer's value.
 MOECCL_DEVICE bool walk_splits_compare(const WalkSplitsArgs& a, const WalkState& w, uint32_t peer, uint64_t* largest) {
   const WalkArgs& k = a.walk;
   const WalkEntry& entry = k.peers[peer].header->entries[w.seq % kWalkEntries];
@@ -238,7 +238,7 @@ MOECCL_DEVICE bool walk_splits_compare(const WalkSplitsArgs& a, const WalkState&
   return false;
 }
 
-// After walk_enter(): the number of chunks, which follows from the largest block of any rank. Block 0 asks, for all.
+// Called after walk_enter(): derives the number of chunks from the largest block of any rank. Block 0 asks for all.
 MOECCL_DEVICE bool walk_splits_agree(const WalkSplitsArgs& a, WalkSplitsShared& s, const WalkState& w,
                                      uint32_t* n_chunks) {
   const WalkArgs& k = a.walk;
@@ -263,7 +263,7 @@ MOECCL_DEVICE bool walk_splits_agree(const WalkSplitsArgs& a, WalkSplitsShared& 
   return true;
 }
 
-// plan::resolve() with blocks of their own sizes.
+// The same as plan::resolve(), with blocks of unequal sizes.
 MOECCL_DEVICE WalkSpan walk_splits_resolve(const WalkSplitsArgs& a, const WalkState& w, const WalkRef& ref,
                                            uint64_t block_length, uint32_t chunk) {
   const WalkArgs& k = a.walk;
@@ -278,8 +278,8 @@ MOECCL_DEVICE WalkSpan walk_splits_resolve(const WalkSplitsArgs& a, const WalkSt
     offset += (input ? a.send_displs : a.recv_displs)[ref.index] + part.begin;
     base = input ? static_cast<uint8_t*>(const_cast<void*>(k.input)) : static_cast<uint8_t*>(k.output);
   } else {
-    // Plans read of a peer only its Input's block for this rank, which begins where the peer says: it was read from its
-    // entry in walk_splits_compare() and is there.
+    // Plans read only one block of a peer's memory: that of its Input for this rank. It begins where the peer's entry
+    // says, which walk_splits_compare() has read.
     const WalkEntry& e = k.peers[ref.rank].header->entries[w.seq % kWalkEntries];
     offset += load_relaxed_system(&walk_splits(k, ref.rank, w.seq)[k.rank].send_at) + part.begin;
     base = reinterpret_cast<uint8_t*>(load_relaxed_system(&e.input));
@@ -325,7 +325,7 @@ MOECCL_DEVICE void walk_all_to_all_v(const WalkSplitsArgs& a) {
   uint32_t n_chunks = 0;
   if (w.lane == a.walk.n_lanes) {
     walk_net_receive(a.walk, s, w);
-    n_chunks = a.walk.header->n_chunks;  // the others, which have left, had agreed on it
+    n_chunks = a.walk.header->n_chunks;  // the other lanes, which have left, had agreed on it
   } else if (walk_enter(a.walk, s, w, walk_splits(a.walk, a.walk.rank, w.seq)) &&
              walk_splits_agree(a, s, w, &n_chunks)) {
     (void)walk_lane(a.walk, s, w, n_chunks,

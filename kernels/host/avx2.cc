@@ -18,7 +18,7 @@ struct Avx2 {
   static Half float_to_half(F f) { return (Half)_mm256_cvtps_ph((__m256)f, _MM_FROUND_TO_NEAREST_INT); }
   static U32 widen(Half h) { return (U32)_mm256_cvtepu16_epi32((__m128i)h); }
   static U32 widen(Quarter q) { return (U32)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(q))); }
-  // The values fit, so the packs' saturation never acts.
+  // The values fit, so the packs never saturate.
   static Half narrow16(U32 v) {
     return (Half)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
   }

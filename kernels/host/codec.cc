@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The codec but for its inner loop, and the reference of that loop.
+// The codec except its inner loop, and the reference of that loop.
 #include "kernels/codec.h"
 
 #include <algorithm>
@@ -55,14 +55,14 @@ bool encode(const CodecTable& table, const CodecShape& shape, const CodecExperts
   return true;
 }
 
-// Any elements of an expert; fastest where each call goes on behind the last one.
+// Decodes any elements of an expert. It is fastest when each call continues where the last one ended.
 template <class C>
 class Decoder {
  public:
   Decoder(const CodecShape& shape, const std::byte* from, const void* shared)
       : shape_(shape), from_(from), shared_(static_cast<const std::byte*>(shared)) {}
 
-  // out[count] = elements [first, first + count). False when a block that it comes to the end of has an index left.
+  // Sets out[count] = elements [first, first + count). Returns false if a block whose end it reaches has an index left.
   bool values(uint64_t first, uint64_t count, std::byte* out) {
     while (count > 0) {
       const Block b = block(first / kCodecBlock);
@@ -84,7 +84,7 @@ class Decoder {
     }
     return true;
   }
-  // Whether the indices of all blocks of the range ascend and are elements, so that values() can go on anywhere.
+  // Returns true if the indices of all blocks of the range ascend and are elements: values() can then start anywhere.
   bool ordered(uint64_t first, uint64_t count) const {
     if (count == 0) return true;
     for (uint64_t at = first / kCodecBlock; at <= (first + count - 1) / kCodecBlock; ++at) {
@@ -128,7 +128,7 @@ class Decoder {
 
   const CodecShape& shape_;
   const std::byte *from_, *shared_;
-  uint64_t next_ = 0;  // element behind the last call's, and its block's first entry from there on
+  uint64_t next_ = 0;  // the element after the last call's, and its block's first entry from there on
   uint32_t next_entry_ = 0;
 };
 
@@ -257,7 +257,7 @@ bool header_valid(const CodecShape& shape, const void* encoded, uint64_t bytes) 
 
 bool codec_valid(const CodecShape& shape, const void* encoded, uint64_t bytes) {
   if (!header_valid(shape, encoded, bytes)) return false;
-  // An index has 16 bits: only in the last block can it be too large.
+  // An index has 16 bits, so only in the last block can it be too large.
   const auto n = static_cast<uint32_t>(shape.count % kCodecBlock);
   if (shape.ratio <= 1 || n == 0) return true;
   const uint32_t k = kept(shape, n);
@@ -303,7 +303,7 @@ bool codec_decode(const CodecShape& shape, const void* encoded, uint64_t bytes, 
 }
 
 const CodecTable* select_codec(const char* name) {
-  // Whoever runs a kernel table of a name also runs the codec's.
+  // A processor that runs the kernel table of a name also runs the codec table of that name.
   if (select(name) == nullptr) return nullptr;
 #if defined(MOECCL_KERNELS_X86)
   if (std::strcmp(name, "avx512") == 0) return &avx512_codec();

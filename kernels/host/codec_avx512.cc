@@ -16,12 +16,12 @@ struct CodecAvx512 {
   }
   static uint32_t at_least(U32 bits, U32 threshold) {
     uint32_t mask = _mm512_cmpge_epu32_mask((__m512i)bits, (__m512i)threshold);
-    // gcc 12.2 (-O1 -fsanitize=address,undefined) spills the 16 bits that it knows of with kmovw and has popcnt read 32
-    // from there. Behind this it knows of 32, in a general register.
+    // gcc 12.2 (-O1 -fsanitize=address,undefined) spills the 16 bits that it knows of with kmovw and lets popcnt read
+    // 32 from there. After this statement, it knows of 32 bits, in a general register.
     __asm__("" : "+r"(mask));
     return mask;
   }
-  // Without a branch: one in a hundred elements is taken, which no predictor foresees. The packing goes to a register
+  // This has no branch: one in a hundred elements is taken, which no predictor foresees. The packing goes to a register
   // first, because the form that stores is slow on AMD's cores.
   static uint32_t collect(uint32_t mask, uint32_t first, F d, uint32_t* index, float* residual) {
     const auto m = static_cast<__mmask16>(mask);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The encoder of the codec, one block at a time: which residuals are the largest, and what is lost without the others.
+// The encoder of the codec, one block at a time: finds the largest residuals and what is lost without the others.
 #pragma once
 
 #include <algorithm>
@@ -41,9 +41,9 @@ struct Bf16Codec {
 
 inline uint32_t magnitude(float v) { return std::bit_cast<uint32_t>(v) & 0x7fffffffu; }
 
-// Of one expert, from block to block.
+// The state of one expert between blocks.
 struct CodecProgress {
-  uint32_t threshold = 0;  // with which the next block begins; 0: not known
+  uint32_t threshold = 0;  // the next block begins with it; 0: unknown
   float max_dropped = 0;
   double lost = 0, whole = 0;  // sums of squares
   CodecError error() const { return {max_dropped, whole > 0 ? std::sqrt(lost / whole) : 0}; }
@@ -68,13 +68,13 @@ class BlockEncoder {
   // Returns the end of what it wrote.
   std::byte* encode(const Block& block, CodecProgress& progress, std::byte* to) {
     const uint32_t n = block.n, k = codec_kept(shape_, n);
-    // One more than is kept, so that the largest dropped one is known.
+    // Looks for one more than is kept, so that the largest dropped one is known.
     const uint32_t wanted = std::min(n, k + 1);
     uint32_t found = 0;
     if (progress.threshold > 0) found = find(block, progress, progress.threshold);
     if (found < wanted) found = find(block, progress, likely_threshold(block, wanted));
     if (found < wanted) found = find(block, progress, 0);
-    uint32_t most = 0;  // magnitude of the largest one that is dropped
+    uint32_t most = 0;  // magnitude of the largest dropped one
     if (k < n) {
       most = keep_largest(k, found, progress);
       progress.max_dropped = std::max(progress.max_dropped, std::bit_cast<float>(most));
@@ -90,7 +90,8 @@ class BlockEncoder {
       progress.lost += square_of_loss(block, index, C::load(to, i));
     }
     if (k < n) {
-      // The whole's squares were summed in fp32: what is left of them is known better from the largest of n - k.
+      // The squares of the whole were summed in fp32. Bounds from the largest of the n - k dropped ones are more
+      // accurate for the rest.
       const double limit = std::bit_cast<float>(most);
       progress.lost += std::clamp(squares_ - kept_squares, limit * limit, (n - k) * limit * limit);
     }
@@ -98,7 +99,7 @@ class BlockEncoder {
   }
 
  private:
-  // Of an element whose residual is sent as `coded`: what decode() makes of it is rounded to the type once more.
+  // Returns the squared loss of an element whose residual is sent as `coded`. decode() rounds once more to the type.
   static double square_of_loss(const Block& block, uint32_t at, float coded) {
     typename C::Stored sum;
     C::store(&sum, 0, C::load(block.shared, at) + coded);
@@ -109,7 +110,7 @@ class BlockEncoder {
     float residual[kCodecLanes] = {}, whole[kCodecLanes] = {};
     const uint32_t found =
         scan_({block.expert, block.shared, block.n, threshold, index_.get(), residual_.get(), residual, whole});
-    if (threshold > 0 && found <= codec_kept(shape_, block.n)) return found;  // to be done again
+    if (threshold > 0 && found <= codec_kept(shape_, block.n)) return found;  // will be scanned again
     squares_ = 0;
     for (uint32_t l = 0; l < kCodecLanes; ++l) {
       squares_ += residual[l];
@@ -118,10 +119,10 @@ class BlockEncoder {
     return found;
   }
 
-  // Larger magnitude first, then lower index.
+  // Orders by larger magnitude first, then by lower index.
   uint64_t key(uint32_t i) const { return uint64_t{magnitude(residual_[i])} << 16 | (kCodecBlock - 1 - index_[i]); }
-  // Brings the k largest of the candidates to the front, in their order. Returns the magnitude of the next one, and
-  // guesses the next block's threshold. Counts by magnitude first: choosing among all by comparisons would take half
+  // Moves the k largest candidates to the front, in their order. Returns the magnitude of the next one, and guesses the
+  // next block's threshold. It counts by magnitude first, because selecting among all by comparisons would take half
   // the time of a block.
   uint32_t keep_largest(uint32_t k, uint32_t found, CodecProgress& progress) {
     constexpr uint32_t kBuckets = 1 << 10;
@@ -143,8 +144,8 @@ class BlockEncoder {
     }
     std::nth_element(keys_.get(), keys_.get() + (k - above), keys_.get() + n, std::greater<>());
     const uint64_t dropped = keys_[k - above];
-    // Neighbouring blocks are alike: the next one begins with the magnitude that a quarter more than k elements of this
-    // one reach, and samples only when that was too much.
+    // Neighbouring blocks are alike. The next block begins with the magnitude that a quarter more than k elements of
+    // this one reach, and samples only if that was too high.
     const uint32_t spare = k / 4 + 16;
     if (found - k <= spare) {
       progress.threshold = low - std::min(low, 1u << 19);  // a sixteenth of a power of two lower
@@ -160,7 +161,7 @@ class BlockEncoder {
     }
     return static_cast<uint32_t>(dropped >> 16);
   }
-  // A magnitude that somewhat more than `wanted` elements reach, as far as a sample tells. Only speed depends on it.
+  // Estimates from a sample a magnitude that somewhat more than `wanted` elements reach. Only speed depends on it.
   static uint32_t likely_threshold(const Block& block, uint32_t wanted) {
     const uint32_t n = block.n;
     constexpr uint32_t kSamples = 512;
@@ -170,7 +171,7 @@ class BlockEncoder {
     uint32_t samples[kSamples];
     const uint32_t stride = n / kSamples;
     for (uint32_t i = 0; i < kSamples; ++i) {
-      // Another place in each stride: weights have periods.
+      // Each stride is sampled at a different place, because weights have periods.
       const uint32_t at = i * stride + (i * 2654435761u >> 8) % stride;
       samples[i] = magnitude(C::load(block.expert, at) - C::load(block.shared, at));
     }

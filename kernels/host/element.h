@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elements of kernels/element.h as the reference kernels name and find them. Never include this in an overlay (see
-// float_formats.h).
+// The elements of kernels/element.h with the names and accesses of the reference kernels. Never include this in an
+// overlay (see float_formats.h).
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ struct ElementOf<moecclFloat8e4m3> : Narrow<Fp8e4m3, uint8_t> {};
 template <>
 struct ElementOf<moecclFloat8e5m2> : Narrow<Fp8e5m2, uint8_t> {};
 
-// Buffers carry no alignment promise.
+// Buffers need not be aligned.
 template <class E>
 typename E::Acc load_at(const void* base, size_t i) {
   typename E::Stored v;

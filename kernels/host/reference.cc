@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The definition of every kernel, one element at a time. Overlays must give the same bits (any NaN for any NaN).
+// The definition of every kernel, one element at a time. Overlays must produce the same bits (but any NaN will do).
 #include <atomic>
 #include <cstring>
 
@@ -61,11 +61,11 @@ void scale_rows(const ScaleRowsArgs& a) {
   }
 }
 
-// The sum of one column. -0 is the identity of float addition (+0 would turn a lone -0 into +0), so an empty
-// accumulator may be added anywhere without a trace.
+// The sum of one column. -0 is the identity of float addition (+0 would turn a lone -0 into +0), so adding an empty
+// accumulator never changes a value.
 template <class E>
 struct ColumnSum {
-  // Sums that wrap at the type's width equal wider sums cut at the end, so integers need no wider accumulator.
+  // Sums that wrap at the type's width equal wider sums truncated at the end, so integers need no wider accumulator.
   using Acc = typename E::Acc;
   static constexpr Acc kEmpty = static_cast<Acc>(E::kIsFloat ? -0.0 : 0);
   Acc groups[kMaxGroups];
@@ -109,7 +109,7 @@ void reduce_rows(const ReduceRowsArgs& a) {
   }
 }
 
-// Element j goes to lane j % kDotLanes; the lanes are then added pairwise, upper half onto lower half. Integers are
+// Element j goes to lane j % kDotLanes. The lanes are then added pairwise, upper half onto lower half. Integers are
 // multiplied and summed as doubles.
 template <class E>
 void dot_rows(const DotRowsArgs& a) {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One register of elements of each data type, for the overlays: how it is loaded into its accumulators and rounded
-// back.
+// The overlays' register of elements of each data type, which loads into accumulators and rounds back.
 //
-// The vector kernels (simd_*.h) are written once, over the compiler's vector types, and instantiated by avx2.cc and
-// avx512.cc with their own Isa, which lives in an unnamed namespace there. So every function of an instantiation is
-// local to its file, and the linker can never choose an AVX-512 copy of an inline function for a caller that must not
-// run it. For the same reason nothing here calls inline functions of the standard library.
+// The vector kernels (simd_*.h) are written once, over the compiler's vector types. avx2.cc and avx512.cc instantiate
+// them with their own Isa, which is in an unnamed namespace there. So every function of an instantiation is local to
+// its file, and the linker can never choose an AVX-512 copy of an inline function for a caller that must not run it.
+// For the same reason, nothing here calls inline functions of the standard library.
 //
 // An Isa supplies kBytes (of a register), kUnroll, the types F, U32, Half, Quarter, and the functions half_to_float,
 // float_to_half, widen, narrow16, narrow8, stream, store_fence.
@@ -17,8 +16,9 @@
 
 #include "kernels/host/tables.h"
 
-// Before a loop over registers: unrolled whatever the level of optimization, for at -O2 GCC would keep the registers on
-// the stack (a reduction of 4 sources in the cache: 2.5 times as fast, docs/decisions.md).
+// Placed before a loop over registers, which is then unrolled at any level of optimization. At -O2, GCC would otherwise
+// keep the registers on the stack (unrolling makes a reduction of 4 sources in the cache 2.5 times as fast,
+// docs/decisions.md).
 #if defined(__clang__)
 #define MOECCL_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -41,7 +41,7 @@ inline To bit_cast(const From& from) {
   return to;
 }
 
-// The members that every kind of batch has. Acc holds the accumulators of the kLanes elements of one Packed.
+// The members of every kind of batch. Acc holds the accumulators of the kLanes elements of one Packed.
 template <class Isa, class S, class PackedBits, class AccVectors, class AccLane>
 struct Batch {
   using isa = Isa;
@@ -51,7 +51,7 @@ struct Batch {
   using Lane = AccLane;
   static constexpr size_t kLanes = sizeof(Packed) / sizeof(Stored);
   static constexpr size_t kUnroll = Isa::kUnroll;
-  // The accumulators in the order of their elements.
+  // Stores the accumulators in the order of their elements.
   static void to_lanes(Lane* lanes, Acc acc) { std::memcpy(lanes, &acc, sizeof(acc)); }
 };
 
@@ -104,8 +104,8 @@ struct Pair {
   friend Pair operator/(Pair a, Pair b) { return {a.even / b.even, a.odd / b.odd}; }
 };
 
-// A bf16 is the upper half of its fp32, so even and odd elements are split and merged by shifts and masks in place,
-// which costs half of widening and narrowing.
+// A bf16 is the upper half of its fp32, so even and odd elements are split and merged by shifts and masks in place, at
+// half the cost of widening and narrowing.
 template <class Isa>
 struct Bf16 : Batch<Isa, uint16_t, typename Isa::U32, Pair<Isa>, float> {
   using Wide = Fp32<Isa>;
@@ -133,7 +133,8 @@ struct Bf16 : Batch<Isa, uint16_t, typename Isa::U32, Pair<Isa>, float> {
   }
 
  private:
-  // Rounded to bf16 in the upper half. Not vcvtneps2bf16: that flushes subnormals, and the reference does not.
+  // Returns values rounded to bf16 in the upper half. vcvtneps2bf16 is not used, because it flushes subnormals and the
+  // reference does not.
   static U32 rounded(F f) {
     const U32 bits = bit_cast<Isa, U32>(f);
     return f != f ? bits | 0x7fc00000u : bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -145,7 +146,7 @@ template <class Isa, int kExponentBits, int kMantissaBits, bool kHasInfinity>
 struct Fp8 : ViaFloat<Isa, uint8_t, typename Isa::Quarter> {
   using F = typename Isa::F;
   using U32 = typename Isa::U32;
-  static constexpr size_t kUnroll = 2;  // the conversions fill the registers and the time
+  static constexpr size_t kUnroll = 2;  // the conversions use up the registers and the time
   static constexpr uint32_t kBias = (1u << (kExponentBits - 1)) - 1;
   static constexpr int kDropped = 23 - kMantissaBits;
   static constexpr uint32_t kOverflow = kHasInfinity ? 0x7cu : 0x7eu;
@@ -229,7 +230,7 @@ inline void store(std::byte* p, typename B::Acc acc, bool stream) {
     std::memcpy(p, &v, sizeof(v));
 }
 
-// Inline in any case: an array of accumulators whose address is given away stays in memory.
+// Always inlined, because an array of accumulators whose address escapes stays in memory.
 template <class B, size_t kBatches>
 [[gnu::always_inline]] inline void load_all(typename B::Acc (&to)[kBatches], const std::byte* p) {
   MOECCL_UNROLL
@@ -247,13 +248,13 @@ template <class B, size_t kBatches>
   }
 }
 
-// The value that a store followed by a load would give.
+// Returns the value that a store followed by a load would give.
 template <class B>
 inline typename B::Acc round(typename B::Acc acc) {
   return B::unpack(B::pack(acc));
 }
 
-// n bytes, kWord <= n <= 2 * kWord, as two moves that may overlap.
+// Copies n bytes, kWord <= n <= 2 * kWord, as two moves that may overlap.
 template <class Isa, class Word>
 inline void copy_as(std::byte* to, const std::byte* from, size_t n) {
   Word first, last;
@@ -263,7 +264,7 @@ inline void copy_as(std::byte* to, const std::byte* from, size_t n) {
   std::memcpy(to + n - sizeof(Word), &last, sizeof(Word));
 }
 
-// n < 64 bytes. The compiler's own copy of so few is a string instruction, which costs ten times as much.
+// Copies n < 64 bytes. The compiler's own copy of so few bytes is a string instruction, which costs ten times as much.
 template <class Isa>
 inline void copy_some(std::byte* to, const std::byte* from, size_t n) {
   if (n >= 32) return copy_as<Isa, typename VecOf<float, 32>::type>(to, from, n);
@@ -274,7 +275,7 @@ inline void copy_some(std::byte* to, const std::byte* from, size_t n) {
   if (n == 1) *to = *from;
 }
 
-// The first n < kLanes elements; the rest of the register is zero.
+// Loads the first n < kLanes elements and sets the rest of the register to zero.
 template <class B>
 inline typename B::Acc load_some(const std::byte* p, size_t n) {
   typename B::Packed v{};
@@ -288,7 +289,7 @@ inline void store_some(std::byte* p, typename B::Acc acc, size_t n) {
   copy_some<typename B::isa>(p, reinterpret_cast<const std::byte*>(&v), n * sizeof(typename B::Stored));
 }
 
-// Into the second-level cache: far enough ahead that the first level would lose it again. The address may be anything.
+// Prefetches into the second-level cache, so far ahead that the first level would lose it. Any address is allowed.
 template <class Isa>
 inline void prefetch(const std::byte* base, size_t offset) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(base) + offset), 0, 2);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scan of the codec for the overlays. As in simd_batch.h, everything is local to the overlay by its Isa, and no
-// inline function of the standard library is called.
+// The overlays' scan of the codec. As in simd_batch.h, Isa makes everything local to the overlay, and no inline
+// function of the standard library is called.
 //
-// An Isa supplies F and U32 (registers of floats and of their bits), load_fp32, load_bf16 (both from memory, as floats
-// in order), at_least (a bit for each element whose bits reach the threshold; neither has its sign bit set) and
-// collect.
+// An Isa supplies F and U32 (registers of floats and of their bits), load_fp32 and load_bf16 (both load floats in order
+// from memory), at_least (returns a bit for each element whose bits reach the threshold; neither has its sign bit set)
+// and collect.
 #pragma once
 
 #include <cstring>
@@ -50,7 +50,7 @@ uint32_t scan(const CodecScan& s) {
   std::memcpy(residual_squares, s.residual_squares, sizeof(residual_squares));
   std::memcpy(expert_squares, s.expert_squares, sizeof(expert_squares));
   const U32 threshold = U32{} + s.threshold;
-  // Copies, so that no store of a candidate can change them.
+  // These are copies, so that no store of a candidate can change them.
   uint32_t* const index = s.index;
   float* const residual = s.residual;
   const uint32_t count = s.count;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// copy, copy_stream and copy_rows of the overlays.
+// The overlays' copy, copy_stream and copy_rows.
 #pragma once
 
 #include "kernels/host/simd_reduce.h"
 
 namespace moeccl::kernels::simd {
 
-// From 2112 bytes to 1 MiB glibc copies with `rep movsb` where the processor calls that fast. Zen 3 and 4 do not copy
-// fast so when source and destination stand differently in their lines, as buffers of malloc (16 bytes into a page) and
-// the staging do: in one core's cache 42 to 53 instead of 74 to 92 GB/s, and an AllReduce of 2 MiB took 540 us instead
-// of 360.
+// From 2112 bytes to 1 MiB, glibc copies with `rep movsb` if the processor reports it as fast. On Zen 3 and 4 it is not
+// fast when source and destination have different offsets in their cache lines, as buffers of malloc (16 bytes into a
+// page) and the staging do: in one core's cache it reaches 42 to 53 instead of 74 to 92 GB/s, and an AllReduce of 2 MiB
+// took 540 us instead of 360.
 constexpr size_t kOwnCopyFrom = 2 << 10, kOwnCopyUpTo = 1 << 20;
 
 template <class Isa>
@@ -32,8 +32,8 @@ void copy(void* dst, const void* src, size_t bytes) {
   std::memcpy(to + i, from + i, bytes - i);
 }
 
-// Non-temporal stores to whole lines, without the fence. Meanwhile the lines at `next` are fetched into the
-// second-level cache: what will be read soon after.
+// Writes whole lines with non-temporal stores, without the fence. Meanwhile, it prefetches the lines at `next`, which
+// will be read soon after, into the second-level cache.
 template <class Isa>
 inline void stream_bytes(std::byte* dst, const std::byte* src, size_t bytes, const std::byte* next) {
   using V = typename VecOf<uint64_t, Isa::kBytes>::type;
@@ -56,7 +56,7 @@ inline void stream_bytes(std::byte* dst, const std::byte* src, size_t bytes, con
   if (i < bytes) std::memcpy(dst + i, src + i, bytes - i);
 }
 
-// A page ahead, where the hardware stops: 1 to 3% at 64 MiB, nothing below.
+// Prefetches a page ahead, where the hardware stops: this gains 1 to 3% at 64 MiB and nothing below.
 template <class Isa>
 void copy_stream(void* dst, const void* src, size_t bytes) {
   constexpr size_t kPageBytes = 4096;
@@ -65,7 +65,7 @@ void copy_stream(void* dst, const void* src, size_t bytes) {
   Isa::store_fence();
 }
 
-// kHalf <= bytes <= 2 * kHalf: two moves that overlap in the middle.
+// For kHalf <= bytes <= 2 * kHalf: two moves that overlap in the middle.
 template <class Isa, size_t kHalf>
 inline void copy_overlapped(std::byte* dst, const std::byte* src, size_t bytes) {
   struct Part {
@@ -106,11 +106,11 @@ void for_rows(const CopyRowsArgs& a) {
   }
 }
 
-// The hardware follows a row but cannot guess the next one, so that is fetched alongside: a gather of
-// rows of 14 KiB went from 27 to 43 GB/s (Zen 4, one core).
+// The hardware follows a row but cannot guess the next one, so that is prefetched alongside: a gather of rows of 14 KiB
+// went from 27 to 43 GB/s (Zen 4, one core).
 template <class Isa>
 void stream_rows(const CopyRowsArgs& a) {
-  // Two rows and what else is hot must fit the second-level cache; a longer row is long enough for the hardware.
+  // Two rows and other hot data must fit the second-level cache; a longer row is long enough for the hardware.
   constexpr size_t kMostAhead = 128 << 10;
   std::byte* const dst = static_cast<std::byte*>(a.dst);
   const std::byte* const src = static_cast<const std::byte*>(a.src);
@@ -124,7 +124,7 @@ void stream_rows(const CopyRowsArgs& a) {
 
 template <class Isa>
 void copy_rows(const CopyRowsArgs& a) {
-  // Shorter rows are mostly partial lines at their ends, where a non-temporal store is the slow one.
+  // Shorter rows are mostly partial lines at their ends, where non-temporal stores are slower.
   constexpr size_t kStreamRowBytes = 1024;
   if (!a.dst_index && !a.src_index) {
     std::byte* dst = static_cast<std::byte*>(a.dst) + a.dst_first * a.row_bytes;
@@ -132,7 +132,7 @@ void copy_rows(const CopyRowsArgs& a) {
     return (a.stream ? copy_stream<Isa> : copy<Isa>)(dst, src, a.count * a.row_bytes);
   }
   if (a.stream && a.row_bytes >= kStreamRowBytes) return stream_rows<Isa>(a);
-  // A call of memcpy costs more than the whole copy of a small row.
+  // Calling memcpy costs more than the whole copy of a small row.
   const size_t n = a.row_bytes;
   if (n == 1) return for_rows<Isa, copy_byte<Isa>>(a);
   if (n < 4) return for_rows<Isa, copy_overlapped<Isa, 2>>(a);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// reduce and scale_copy of the overlays. Each source is read once, dst and each copy are written once: a block of
+// The overlays' reduce and scale_copy. Each source is read once, and dst and each copy are written once: a block of
 // kUnroll registers runs through all sources before the next block starts.
 #pragma once
 
@@ -9,7 +9,7 @@ namespace moeccl::kernels::simd {
 
 inline constexpr size_t kLineBytes = 64;
 
-// Elements before p reaches a cache line, at most `count`; all of them when p can not reach one.
+// Returns the elements before p reaches a cache line, at most `count`, or `count` if p cannot reach one.
 template <class B>
 inline size_t elements_to_line(const void* p, size_t count) {
   const size_t bytes = (kLineBytes - reinterpret_cast<uintptr_t>(p) % kLineBytes) % kLineBytes;
@@ -59,8 +59,8 @@ class Reduction {
     return true;
   }
 
-  // Stores past the cache come in turns of two lines: eight lines at a time cost an AllReduce in the symmetric heap a
-  // third of its rate (docs/decisions.md).
+  // Stores that bypass the cache come in turns of two lines: eight lines at a time cost an AllReduce in the symmetric
+  // heap a third of its rate (docs/decisions.md).
   static constexpr size_t kTwoLines = 2 * kLineBytes / sizeof(typename B::Packed);
   static constexpr size_t kStreamUnroll = kTwoLines < B::kUnroll ? kTwoLines : B::kUnroll;
 
@@ -99,7 +99,7 @@ class Reduction {
     }
   }
 
-  // Elements [begin, end) that do not fill a block, or whose dst must be brought to a line first. Returns end.
+  // Reduces elements [begin, end) that do not fill a block, or that bring dst to a line first. Returns end.
   size_t some(size_t begin, size_t end) const {
     for (size_t i = begin; i < end; i += B::kLanes) {
       const size_t n = end - i < B::kLanes ? end - i : B::kLanes;
@@ -122,7 +122,7 @@ class Reduction {
 
 template <class B, ReduceOp kOp>
 void reduce(const ReduceArgs& args) {
-  // No instruction divides integers in vectors, and an average of integers is rare.
+  // There is no vector instruction for integer division, and an average of integers is rare.
   if constexpr (!requires { B::splat(1.0f); }) {
     if (args.divisor > 1) return reference_table().reduce[B::kType][static_cast<int>(kOp)](args);
   }

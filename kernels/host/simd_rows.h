@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// scale_rows, reduce_rows and dot_rows of the overlays, for the float types. Integer rows are left to the reference.
+// The overlays' scale_rows, reduce_rows and dot_rows for the float types. The reference handles integer rows.
 #pragma once
 
 #include "kernels/host/simd_reduce.h"
@@ -29,13 +29,13 @@ void scale_rows(const ScaleRowsArgs& a) {
   if (rows.stream) B::isa::store_fence();
 }
 
-// One output row: a block of columns runs through all terms with its sums in registers, then the next block.
+// Makes one output row: a block of columns runs through all terms with its sums in registers, then the next block does.
 template <class B>
 class RowSum {
   using Acc = typename B::Acc;
   using Lane = typename B::Lane;
   static constexpr int kInner = kMaxGroups - 1;
-  // 4 registers of sums in a block. With 8 and the prefetch, 1024 rows of bf16 top-8 fell from 27 to 14 GB/s (AVX-512).
+  // A block has 4 registers of sums. With 8 and prefetch, 1024 rows of bf16 top-8 fell from 27 to 14 GB/s (AVX-512).
   static constexpr size_t kMostUnroll = 4 * B::isa::kBytes / sizeof(Acc);
   static constexpr size_t kUnroll = B::kUnroll < kMostUnroll ? B::kUnroll : kMostUnroll;
 
@@ -80,7 +80,7 @@ class RowSum {
            j * sizeof(typename B::Stored);
   }
 
-  // Fetches the same columns of a term of the next output row, which the hardware cannot guess.
+  // Prefetches the same columns of a term of the next output row, which the hardware cannot guess.
   template <size_t kBatches>
   void load_term(Acc (&v)[kBatches], uint64_t t, size_t j, size_t lanes) const {
     const std::byte* p = source(t, j);
@@ -101,7 +101,7 @@ class RowSum {
     }
   }
 
-  // lanes < kLanes only with kBatches 1: the last columns of the row.
+  // lanes < kLanes is used only with kBatches 1, for the last columns of the row.
   template <size_t kBatches>
   void block(size_t j, size_t lanes, bool stream) const {
     Acc sum[kBatches];
@@ -128,8 +128,8 @@ class RowSum {
     }
   }
 
-  // The accumulators that hold something, outermost first. A sum that passes through groups of one only changes its
-  // level: rounding is idempotent, so the reference's roundings on the way need not be repeated.
+  // The nonempty accumulators, outermost first. A sum that passes through groups of one only changes its level:
+  // rounding is idempotent, so the reference's roundings on the way need not be repeated.
   template <size_t kBatches>
   struct OpenGroups {
     Acc sums[kMaxGroups][kBatches];

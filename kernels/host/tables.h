@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables that select() chooses from. An overlay's function may be called only on a processor that has its
+// The tables that select() chooses from. An overlay's functions may be called only on a processor that has its
 // instructions.
 #pragma once
 
@@ -7,8 +7,9 @@
 
 namespace moeccl::kernels {
 
-// Partial sums of dot_rows. Fixed, so that the order of summation, and with it the result, is the same in every table;
-// 32 are two AVX-512 accumulators, enough to hide the latency of an addition behind two loads each.
+// The partial sums of dot_rows. The number is fixed, so that the order of summation, and with it the result, is the
+// same in every table. 32 lanes are two AVX-512 accumulators, enough to hide the latency of an addition behind two
+// loads each.
 inline constexpr size_t kDotLanes = 32;
 
 const KernelTable& reference_table();

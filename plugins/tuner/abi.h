@@ -13,18 +13,19 @@ inline constexpr int kLogWarn = 2, kLogInfo = 3;
 inline constexpr unsigned long kLogInit = 0x1, kLogTuning = 0x40;
 inline constexpr int kNcclSuccess = 0;
 
-// ncclFunc_t: these are asked for, others never.
+// ncclFunc_t. NCCL asks for these functions and never for others.
 enum Function { kBroadcast, kReduce, kAllGather, kReduceScatter, kAllReduce, kFunctions };
 // Rows and columns of the table of costs, which is one block of floats: [kAlgorithms][kProtocols].
 enum Algorithm { kTree, kRing, kCollnetDirect, kCollnetChain, kNvls, kNvlsTree, kPat, kAlgorithms };
 enum Protocol { kLL, kLL128, kSimple, kProtocols };
-inline constexpr float kIgnore = -1.0f;  // the entry is not to be used, and stays
+inline constexpr float kIgnore = -1.0f;  // the entry is not to be used, and must stay
 
 struct NvlDomains {  // since v5
   int n_domains, least_ranks, most_ranks;
 };
 
-// The beginning of NCCL's own constants, in microseconds, the same in v5 to v7; what follows differs and is not read.
+// The beginning of NCCL's own constants, in microseconds. It is the same in v5 to v7; what follows differs and is not
+// read.
 enum Hardware { kNvlink, kPci, kNet, kHardware };
 struct Constants {
   double base[kAlgorithms][kProtocols];
@@ -57,12 +58,12 @@ struct PluginV5 {
   int (*finalize)(void* context);
 };
 
-struct PluginV6 {  // and v7, whose constants are longer
+struct PluginV6 {  // also v7, whose constants are longer
   const char* name;
   Init5 init;
   GetCollInfo get_coll_info;
   int (*finalize)(void* context);
-  // May be null: NCCL's own chunk size.
+  // May be null: NCCL then uses its own chunk size.
   int (*get_chunk_size)(void* context, int function, size_t bytes, int algorithm, int protocol, int n_channels,
                         size_t* chunk_bytes);
 };

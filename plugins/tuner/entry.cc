@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What NCCL loads: the structures ncclTunerPlugin_v3 to _v7. No function returns an error or lets anything be thrown
-// out of it, because NCCL hands a tuner's error to the program: what this tuner cannot do leaves NCCL's own choice.
+// What NCCL loads: the structures ncclTunerPlugin_v3 to _v7. No function returns an error or lets an exception escape,
+// because NCCL passes a tuner's error on to the program. Where this tuner cannot help, NCCL's own choice stays.
 #include <exception>
 
 #include "plugins/tuner/tuner.h"
@@ -34,7 +34,7 @@ int get_coll_info(void* context, int function, size_t bytes, int n_ops, float** 
                   int n_protocols, int /*registered*/, int* /*n_channels: NCCL's own*/) {
   if (context == nullptr) return kNcclSuccess;
   try {
-    // Declared as rows, passed as one block.
+    // Declared as rows, but passed as one block.
     static_cast<Tuner*>(context)->ask(function, bytes, n_ops, reinterpret_cast<float*>(table), n_algorithms,
                                       n_protocols);
   } catch (const std::exception&) {  // no memory for a line of the log

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kSmallBytes = 8, kLargeBytes = 16 << 20;
 
-// Where points were measured they say more than their line, which several protocols of one link bend.
+// Measured points, where there are any, say more than their line, which several protocols of one link bend.
 FabricLevel level_of(const plan::LevelFit& fit, int rails) {
   const plan::Curve& c = fit.curve;
   FabricLevel level{.name = fit.name, .alpha_us = c.line.alpha_ns / 1e3, .bytes_per_us = c.line.bytes_per_ns * 1e3};
@@ -33,7 +33,8 @@ std::vector<Crossing> Fabric::crossings(size_t n_hosts) const {
   const auto n = static_cast<double>(n_hosts);
   double outer = 1;
   for (const FabricLevel& l : levels) {
-    // Without sizes every host is a group of every level, and the slowest level counts: no promise that is too good.
+    // Without sizes every host is a group of every level, and the slowest level counts, so that no estimate is too
+    // good.
     const double groups = l.hosts > 0 ? std::ceil(n / l.hosts) : n;
     if (groups <= outer) continue;
     crossed.push_back({l.alpha_us, l.bytes_per_us, groups});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a profile knows of the links between hosts, which NCCL takes for one network of one speed.
+// What a profile knows about the links between hosts, which NCCL treats as one network of one speed.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ struct FabricLevel {
   double hosts = 0;         // of one group of this level; 0: not known
 };
 
-// What a communicator of some hosts crosses. Its hosts are taken to lie side by side: NCCL says how many there are, and
-// not which.
+// A level that a communicator's hosts cross. The hosts are taken to lie side by side, because NCCL says how many there
+// are but not which.
 struct Crossing {
   double alpha_us = 0, bytes_per_us = 0;
-  double groups = 0;  // of this level, among the communicator's hosts
+  double groups = 0;  // groups of this level among the communicator's hosts
 };
 
 struct Fabric {
@@ -31,8 +31,8 @@ struct Fabric {
   std::vector<Crossing> crossings(size_t n_hosts) const;
 };
 
-// `topology`: the text that the profile's file carries, for the sizes of groups; may be empty. `rails`: how many links
-// of the measured kind a host uses at once. An error's sentence says what the profile lacks.
+// topology: the text that the profile's file carries, for the sizes of groups; may be empty. rails: how many links of
+// the measured kind a host uses at once. An error says what the profile lacks.
 Result<Fabric> fabric_of(const plan::Profile& profile, std::string_view topology, int rails);
 
 }  // namespace moeccl::tuner

@@ -8,20 +8,22 @@
 namespace moeccl::tuner {
 namespace {
 
-// NCCL's latencies of a network hop hold a wire that is like this: ib_write_lat of ConnectX-6/7 through a switch takes
-// about as long. What was measured takes its place.
+// NCCL's latencies of a network hop contain a wire like this: ib_write_lat of ConnectX-6/7 through a switch takes about
+// as long. The measured latency takes its place.
 constexpr double kWireInNcclUs = 1.0;
-// Host's share of a network step, while a ring has others to wait for: NCCL's figure for Intel; three times for Simple.
+// The host's share of a network step, while a ring has others to wait for: NCCL's figure for Intel; three times for
+// Simple.
 constexpr double kPostUs = 1.0;
 // The part of a link's rate that a protocol leaves for data: LL sends 4 bytes of flags with 4 of data, LL128 8 of 128.
 constexpr double kRingShare[kProtocols] = {0.5, 120.0 / 128, 1.0};
-// What LL's 8-byte stores reach on any network, bytes in a microsecond: NCCL's figures for two hosts and for more.
+// The most that LL's 8-byte stores reach on any network, in bytes per microsecond: NCCL's figures for two hosts and for
+// more.
 constexpr double kMostLL[2] = {22.5e3, 19e3};
-// Trees, by NCCL's figures.
+// Trees, with NCCL's figures.
 constexpr double kTreeShare[kProtocols] = {0.92 / 3.8, 0.92 * 120 / 128, 0.92};
 constexpr double kPatShare = 0.75;
-constexpr double kPatRankUs = 2.8;   // each rank adds to PAT's latency,
-constexpr double kPatOverlap = 3.5;  // and its network hops overlap so far
+constexpr double kPatRankUs = 2.8;   // that each rank adds to PAT's latency
+constexpr double kPatOverlap = 3.5;  // how far PAT's network hops overlap
 // A ring's steps stall one another once its slices are whole: NCCL's factor for Ampere and later.
 constexpr double kRingPlateau = 1.4, kPlateauBytes = 64, kChannels = 16;
 constexpr double kTreeOps = 9;  // operations of a group that share a tree's latency (one batch of device work)
@@ -31,7 +33,7 @@ int log2_ceil(double n) {
   return n <= 1 ? 0 : static_cast<int>(std::bit_width(static_cast<uint64_t>(std::ceil(n)) - 1));
 }
 
-// NCCL's trees are slower than their line at medium sizes: efficiency by the power of two from 64 B on, its figures.
+// NCCL's trees are slower than their line at medium sizes: NCCL's efficiencies for each power of two from 64 B on.
 double tree_efficiency(int protocol, double bytes) {
   constexpr uint8_t kTenths[kProtocols][23] = {
       {10, 10, 10, 10, 9, 8, 7, 7, 7, 7, 6, 5, 4, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10},
@@ -50,14 +52,15 @@ double slowest(std::span<const Crossing> crossings) {
 
 double hop_us(double nccl, const Crossing& c) { return std::max(0.0, nccl - kWireInNcclUs) + c.alpha_us; }
 
-// What of the links' rate reaches the data.
+// Returns the part of the links' rate that reaches the data.
 double data_rate(const double (&share)[kProtocols], int protocol, const Shape& shape,
                  std::span<const Crossing> crossings) {
   const double rate = share[protocol] * slowest(crossings);
   return protocol == kLL ? std::min(rate, kMostLL[shape.n_nodes == 2 ? 0 : 1]) : rate;
 }
 
-// All hops of a walk over the hosts in which each level's groups are entered once and again left for the next.
+// Returns the time of all hops of a walk over the hosts that enters each level's groups once and leaves each for the
+// next.
 double ring_hops_us(double nccl, std::span<const Crossing> crossings, double n_hops) {
   double sum = 0, counted = 0;
   const double hosts = crossings.back().groups;
@@ -69,7 +72,7 @@ double ring_hops_us(double nccl, std::span<const Crossing> crossings, double n_h
   return sum;
 }
 
-// A path from the root of a tree to a leaf, which is NCCL's: the long hops lie at the top.
+// Returns the time of a path from the root of a tree to a leaf. The tree is NCCL's: the long hops lie at the top.
 double tree_hops_us(double nccl, std::span<const Crossing> crossings) {
   double sum = 0;
   int counted = 0;
@@ -90,7 +93,7 @@ struct Inputs {
   double ranks() const { return static_cast<double>(shape.n_ranks); }
   double nodes() const { return static_cast<double>(shape.n_nodes); }
   double inside(int algorithm) const { return nccl.hop[shape.nvlink ? kNvlink : kPci][algorithm][protocol]; }
-  // With one rank on each host nothing hides the network: NCCL takes its tree's figures then.
+  // With one rank on each host, nothing hides the network; NCCL then takes its tree's figures.
   double between(int algorithm) const {
     return nccl.hop[kNet][shape.n_ranks == shape.n_nodes ? int{kTree} : algorithm][protocol];
   }
@@ -115,8 +118,8 @@ double tree_us(const Inputs& in) {
   const double latency =
       in.nccl.base[kTree][in.protocol] + 2 * ((in.ranks() / in.nodes() - 1) * in.inside(kTree) +
                                               tree_hops_us(in.nccl.hop[kNet][kTree][in.protocol], in.crossings));
-  // A host is inside one of the two trees and a leaf of the other: up and down, 2 of what it has. Two hosts are each
-  // other's root and leaf.
+  // A host is inside one of the two trees and a leaf of the other, so it sends 2 times what it has, up and down. Two
+  // hosts are each other's root and leaf.
   const double sent = (in.shape.n_nodes == 2 ? 1 : 2) * in.ask.bytes;
   const double rate =
       tree_efficiency(in.protocol, in.ask.bytes) * data_rate(kTreeShare, in.protocol, in.shape, in.crossings);
@@ -134,7 +137,7 @@ double pat_us(const Inputs& in) {
 }  // namespace
 
 const Constants& default_constants() {
-  // NCCL 2.30's: LL, LL128, Simple of each algorithm.
+  // The constants of NCCL 2.30: LL, LL128, Simple of each algorithm.
   static constexpr Constants kDefaults = {
       .base = {{6.8, 14.0, 8.4}, {6.6, 14.0, 8.4}, {}, {}, {}, {}, {8.0, 8.0, 8.0}},
       .hop = {{{0.6, 1.25, 4.0}, {0.6, 1.9, 3.4}, {0, 0, 3.7}, {0, 0, 2.8}, {0, 0, 25}, {0, 0, 25}, {0, 0, 4.0}},
@@ -158,7 +161,7 @@ double floor_us(const Shape& shape, std::span<const Crossing> crossings, const A
   for (const Crossing& c : crossings) alpha = std::max(alpha, c.alpha_us);
   const double rate = slowest(crossings);
   const auto nodes = static_cast<double>(shape.n_nodes);
-  // Into the network and back; a tree without the network's help goes up and down its depth.
+  // Data goes into the network and back; a tree without the network's help goes up and down its depth.
   if (algorithm == kNvlsTree) {
     return 2 * log2_ceil(nodes) * alpha + (shape.n_nodes == 2 ? 1 : 2) * ask.bytes / rate;
   }

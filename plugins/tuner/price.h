@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What NCCL's algorithms take over measured links: an alpha-beta price of each, level by level (docs/plugins.md).
+// What NCCL's algorithms cost over measured links: an alpha-beta price of each, level by level (docs/plugins.md).
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace moeccl::tuner {
 
-// NCCL's own latencies, microseconds: what its kernels and protocols take beside the wire.
+// Returns NCCL's own latencies, in microseconds: what its kernels and protocols take besides the wire.
 const Constants& default_constants();
 
 struct Shape {
@@ -23,10 +23,11 @@ struct Ask {
   int n_ops = 1;  // fused into one launch
 };
 
-// Microseconds; below 0 where the model has no formula for it. For n_nodes >= 2 and crossings of at least one level.
+// Returns microseconds; below 0 where the model has no formula. Needs n_nodes >= 2 and crossings of at least one level.
 double price_us(const Constants& nccl, const Shape& shape, std::span<const Crossing> crossings, const Ask& ask,
                 int algorithm, int protocol);
-// What no algorithm of this kind can beat over these links, whatever a host does inside; 0 where nothing is known.
+// Returns the time that no algorithm of this kind can beat over these links, whatever a host does inside. Needs
+// crossings of at least one level.
 double floor_us(const Shape& shape, std::span<const Crossing> crossings, const Ask& ask, int algorithm);
 
 }  // namespace moeccl::tuner

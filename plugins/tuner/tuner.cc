@@ -16,13 +16,13 @@
 namespace moeccl::tuner {
 namespace {
 
-// Prices err by about this much (docs/calibration.md): NCCL's choice stays unless another one is expected to take this
-// part of its time or less.
+// Prices err by about this much (docs/calibration.md): NCCL's choice stays unless another one is expected to take at
+// most this part of its time.
 constexpr double kWorth = 0.9;
-// Where one of the two has NCCL's cost and the other a price of ours, two models are compared.
+// The same where one of the two has NCCL's cost and the other our price: then two models are compared.
 constexpr double kWorthAcrossModels = 0.7;
-// NCCL puts entries out of reach by a factor where they would lose precision (rings of fp8 on more than 8 ranks). An
-// entry that is dearer than its price, beside the others, by more than models differ is such a one.
+// NCCL puts entries out of reach by a factor where they would lose precision (rings of fp8 on more than 8 ranks). Such
+// an entry is one whose cost exceeds its price, compared with the other entries, by more than models differ.
 constexpr double kOutOfReach = 1024, kModelsDiffer = 100;
 constexpr int kMostRails = 64;
 
@@ -66,7 +66,7 @@ Result<Known> read_profile(const char* path) {
   MOECCL_ASSIGN_OR_RETURN(const int n_rails, rails());
   MOECCL_ASSIGN_OR_RETURN(const std::string text, read_file(path));
   MOECCL_ASSIGN_OR_RETURN(const plan::Profile profile, plan::read_profile(text, path));
-  // The texts that the profile's reader leaves to people.
+  // The texts that the profile's reader skips, because they are for people.
   const nlohmann::json root = nlohmann::json::parse(text, nullptr, false);
   const auto said = [&](const char* name) {
     const auto at = root.find(name);
@@ -81,7 +81,7 @@ Result<Known> read_profile(const char* path) {
 
 bool usable(float cost) { return cost >= 0 && std::isfinite(cost); }
 
-// The cheapest entry, as NCCL finds it; -1 when there is none.
+// Returns the cheapest entry, as NCCL finds it; -1 when there is none.
 template <class Cost>
 int cheapest(int n, Cost cost) {
   int best = -1;
@@ -177,7 +177,7 @@ void Tuner::say(int level, const std::string& text) const {
   log_(level, kLogInit | kLogTuning, "moeccl_tuner", 0, "TUNER/MoECCL: %s", text.c_str());
 }
 
-// Once for each power of two: a program calls by the million.
+// Logs once for each power of two, because a program makes millions of calls.
 void Tuner::say_change(const Ask& ask, int theirs, int ours, const Costs& costs) {
   if (log_ == nullptr) return;
   const uint64_t bit = uint64_t{1} << (std::bit_width(static_cast<uint64_t>(ask.bytes)) - 1);

@@ -26,8 +26,8 @@ class Tuner {
   Tuner(const Tuner&) = delete;
   Tuner& operator=(const Tuner&) = delete;
 
-  // Writes costs where the measured links say that another entry than NCCL's cheapest is worth it; else nothing. From
-  // any thread.
+  // Writes costs where the measured links say that an entry other than NCCL's cheapest is worth it; else writes
+  // nothing. Called from any thread.
   void ask(int function, size_t bytes, int n_ops, float* table, int n_algorithms, int n_protocols);
 
  private:
@@ -41,7 +41,7 @@ class Tuner {
   Shape shape_;
   Constants nccl_;
   std::vector<Crossing> crossings_;              // empty: nothing is changed
-  std::atomic<uint64_t> said_[kFunctions] = {};  // a bit for each power of two that a change was logged for
+  std::atomic<uint64_t> said_[kFunctions] = {};  // a bit for each power of two for which a change was logged
 };
 
 }  // namespace moeccl::tuner

@@ -8,7 +8,7 @@
 
 namespace moeccl::shim {
 
-// Asks MPI, and remembers what it said of predefined types: their handles are never given to another type.
+// Asks MPI, and caches the answer for predefined types, whose handles are never given to another type.
 Shape shape_of(MPI_Datatype type) {
   struct Known {
     MPI_Datatype type = MPI_DATATYPE_NULL;
@@ -36,8 +36,8 @@ size_t payload(MPI_Datatype type, int count) { return shape_of(type).bytes * sta
 
 bool contiguous(MPI_Datatype type) { return shape_of(type).dense; }
 
-// MPI_Pack writes the elements one after another in the machine's own form on hosts that are alike, which is what one
-// MoECCL communicator has. Its positions are of type int: large data goes element by element in pieces.
+// MPI_Pack writes the elements one after another in the machine's own form on hosts that are alike, as the hosts of one
+// MoECCL communicator are. Its positions are of type int, so large data is packed in pieces.
 bool pack(const void* from, int count, MPI_Datatype type, void* to, MPI_Comm comm) {
   const size_t size = payload(type, 1);
   if (size == 0 || count == 0) return true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program's buffer as plain bytes: itself when its type is contiguous, otherwise packed into memory of its own.
+// A program's buffer as plain bytes: the buffer itself when its type is contiguous, otherwise packed into separate
+// memory.
 #pragma once
 
 #include <mpi.h>
@@ -13,20 +14,21 @@ struct Shape {
   size_t bytes = 0;    // of an element, without gaps
   bool dense = false;  // elements lie one after another from the first byte on
 };
-// Zeros for what is no type.
+// Returns zeros for anything that is not a type.
 Shape shape_of(MPI_Datatype type);
 
-// Bytes of `count` elements of a type without its gaps. Ranks whose calls match in MPI's sense have the same, whatever
-// types they describe it with.
+// Returns the bytes of `count` elements of a type without its gaps. Ranks whose calls match in MPI's sense have the
+// same payload, whatever types they describe it with.
 size_t payload(MPI_Datatype type, int count);
-// Whether elements lie one after another from the first byte on, so that the payload is the memory itself.
+// Returns whether elements lie one after another from the first byte on, so that the payload is the memory itself.
 bool contiguous(MPI_Datatype type);
 
-// Places `count` elements of `type` at `from`, densely, at `to`; and back. False when MPI cannot.
+// pack() copies `count` elements of `type` at `from` densely to `to`, and unpack() copies them back. Both return false
+// when MPI cannot.
 bool pack(const void* from, int count, MPI_Datatype type, void* to, MPI_Comm comm);
 bool unpack(const void* from, void* to, int count, MPI_Datatype type, MPI_Comm comm);
 
-// The address of the element with number n of a type.
+// Returns the address of element number n.
 inline char* element(const void* base, MPI_Datatype type, ptrdiff_t n) {
   MPI_Aint lower = 0, extent = 0;
   PMPI_Type_get_extent(type, &lower, &extent);

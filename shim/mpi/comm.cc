@@ -63,11 +63,11 @@ Wish wish() {
   return wished;
 }
 
-// To take a communicator over costs some milliseconds (docs/shims.md), which one that programs make for a call or two
-// never earns back. All ranks make the same calls on it, so they count alike; but not what MPI refuses, which one rank
-// may try alone.
+// Taking a communicator over costs some milliseconds (docs/shims.md). A communicator that a program makes for a call or
+// two would never earn them back. All ranks make the same calls on a communicator, so their counts agree. Calls that
+// MPI refuses do not count, because one rank may try them alone.
 constexpr uint32_t kCallsForMpi = 8;
-// What the call of this thread that MPI now runs was made on.
+// The communicator of the call that MPI now runs for this thread.
 thread_local struct {
   Served* served;
   MPI_Comm comm;
@@ -78,13 +78,13 @@ bool quiet() {
   return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
-// Whether `mine` holds on all ranks.
+// Returns whether `mine` holds on all ranks.
 bool all_agree(MPI_Comm comm, bool mine) {
   int in = mine ? 1 : 0, out = 0;
   return PMPI_Allreduce(&in, &out, 1, MPI_INT, MPI_MIN, comm) == MPI_SUCCESS && out == 1;
 }
 
-// Without an address, MoECCL's ranks meet on one host. Collective.
+// Returns whether all ranks can meet: without an address, MoECCL's ranks meet on one host only. Collective.
 bool reachable(MPI_Comm comm, int n_ranks) {
   MPI_Comm host = MPI_COMM_NULL;
   int here = 0;
@@ -116,7 +116,7 @@ void connect(MPI_Comm comm, Served& served) {
   PMPI_Comm_size(comm, &served.n_ranks);
   PMPI_Comm_rank(comm, &served.rank);
   if (between_groups != 0 || served.n_ranks < 2) return;
-  const bool near = reachable(comm, served.n_ranks);  // collective: whatever this rank wants
+  const bool near = reachable(comm, served.n_ranks);  // collective, so it is called whatever this rank wants
   if (!all_agree(comm, wish() != Wish::kOff && near)) return;
   moecclUniqueId id = {};
   bool good = served.rank != 0 || moecclGetUniqueId(&id) == moecclSuccess;
@@ -135,21 +135,21 @@ void connect(MPI_Comm comm, Served& served) {
 }  // namespace
 
 const Served* served_by_moeccl(MPI_Comm comm) {
-  // The last answer holds until a communicator goes away, whose handle MPI may give to another one.
+  // The last answer holds until any communicator is freed, because MPI may give its handle to another one.
   thread_local struct {
     MPI_Comm comm = MPI_COMM_NULL;
     const Served* served = nullptr;
     uint64_t n_released = 0;
   } last;
   if (comm == MPI_COMM_NULL) return nullptr;
-  // Relaxed: MPI forbids to free a communicator while a thread calls on it, so the program has ordered the two.
+  // Relaxed: MPI forbids freeing a communicator while a thread calls on it, so the program has ordered the two.
   const uint64_t released = n_released.load(std::memory_order_relaxed);
   if (last.comm == comm && last.n_released == released) return last.served;
   if (!running()) return nullptr;
   {
     const std::lock_guard lock(state().mutex);
     if (state().keyval == MPI_KEYVAL_INVALID &&
-        // A duplicate of a communicator has other ranks to meet: attributes are not copied.
+        // A duplicate of a communicator needs a MoECCL communicator of its own, so attributes are not copied.
         PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &state().keyval, nullptr) != MPI_SUCCESS) {
       return nullptr;
     }

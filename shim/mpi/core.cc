@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives: what MoECCL runs, and what stays MPI's.
+// The collectives: which of them MoECCL runs, and which stay with MPI.
 //
-// Ranks must decide alike. For reductions MPI asks for the same count, type and operator on all ranks, so a look at
-// them decides. The others may describe matching data by different types on different ranks (a column here, a row
-// there), so they always run on bytes: contiguous ones in place, others packed.
+// Ranks must decide alike. MPI requires the same count, type and operator of a reduction on all ranks, so these decide.
+// The other collectives may describe matching data by different types on different ranks (a column here, a row there),
+// so they always run on bytes: contiguous types in place, others packed.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -18,7 +18,7 @@
 namespace moeccl::shim {
 namespace {
 
-// MoECCL's type for a predefined one that it reduces as MPI does.
+// Finds MoECCL's type for a predefined one that it reduces as MPI does.
 bool reducible(MPI_Datatype type, moecclDataType_t* out) {
   static const std::pair<MPI_Datatype, moecclDataType_t> kTypes[] = {
       {MPI_SIGNED_CHAR, moecclInt8},
@@ -65,14 +65,14 @@ bool reducible(MPI_Op op, moecclRedOp_t* out) {
 }
 
 struct Reduction {
-  const Served* served = nullptr;  // null: MPI's
+  const Served* served = nullptr;  // null: MPI runs it
   moecclDataType_t type = moecclInt8;
   moecclRedOp_t op = moecclSum;
 };
 
 Reduction find_reduction(int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
   Reduction r;
-  const Served* served = served_by_moeccl(comm);  // first: it is collective
+  const Served* served = served_by_moeccl(comm);  // called first, because it is collective
   if (count >= 0 && reducible(type, &r.type) && reducible(op, &r.op)) r.served = served;
   return r;
 }
@@ -91,7 +91,7 @@ namespace core {
 
 int Allreduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
   const Reduction r = find_reduction(count, type, op, comm);
-  // One buffer for both, without MPI_IN_PLACE, is an error that MPI itself reports (Open MPI: of more than one
+  // Passing one buffer as both, without MPI_IN_PLACE, is an error that MPI itself reports (Open MPI: for more than one
   // element).
   const bool refused = send == recv && count > 1;
   if (r.served == nullptr || refused) return PMPI_Allreduce(send, recv, count, type, op, comm);
@@ -107,7 +107,7 @@ int Reduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op
     return PMPI_Reduce(send, recv, count, type, op, root, comm);
   }
   const void* from = send == MPI_IN_PLACE ? recv : send;
-  void* to = r.served->rank == root ? recv : nullptr;  // MPI lets others pass anything
+  void* to = r.served->rank == root ? recv : nullptr;  // MPI lets the other ranks pass anything
   return result("Reduce",
                 moecclReduce(from, to, static_cast<size_t>(count), r.type, r.op, root, r.served->comm, nullptr), comm);
 }
@@ -120,7 +120,8 @@ int Reduce_scatter_block(const void* send, void* recv, int count, MPI_Datatype t
     return result("Reduce_scatter_block", moecclReduceScatter(send, recv, n, r.type, r.op, r.served->comm, nullptr),
                   comm);
   }
-  // In place, MPI's result lies at the start of recv, MoECCL's where this rank's block is: neither may touch the rest.
+  // In place, MPI's result lies at the start of recv and MoECCL's where this rank's block is; neither may touch the
+  // rest.
   const size_t bytes = n * moecclTypeSize(r.type);
   const Scratch own = scratch(bytes);
   const moecclResult_t done = moecclReduceScatter(recv, own.get(), n, r.type, r.op, r.served->comm, nullptr);
@@ -144,7 +145,7 @@ int Bcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm) {
   return result("Bcast", done, comm);
 }
 
-// Allgather and Alltoall: a block from each rank in recv; in send one, or one for each rank.
+// Runs Allgather and Alltoall: recv has a block from each rank; send has one block, or one for each rank.
 int exchange(const char* function, const void* send, int send_count, MPI_Datatype send_type, void* recv, int recv_count,
              MPI_Datatype recv_type, MPI_Comm comm, const Served& s, bool all_to_all) {
   const bool in_place = send == MPI_IN_PLACE;
@@ -155,7 +156,7 @@ int exchange(const char* function, const void* send, int send_count, MPI_Datatyp
   if (!contiguous(recv_type)) {
     packed_recv = scratch(block * n);
     to = packed_recv.get();
-    // In place the data to send lies in recv.
+    // In place, the data to send lies in recv.
     const int first = all_to_all ? 0 : s.rank * recv_count, count = all_to_all ? s.n_ranks * recv_count : recv_count;
     char* place = all_to_all ? to : to + block * rank;
     if (in_place && !pack(element(recv, recv_type, first), count, recv_type, place, comm)) {
@@ -203,7 +204,7 @@ struct Side {
   Scratch packed;
   char* data = nullptr;
 
-  // `layout`: 2 n places for bytes and displs.
+  // `layout`: room for 2 n numbers, the bytes and displs.
   Side(const void* base, const int* counts, const int* displs_in, MPI_Datatype type, int n, bool always_pack,
        size_t* layout)
       : bytes(layout), displs(layout + n) {
@@ -231,18 +232,18 @@ int Alltoallv(const void* send, const int* send_counts, const int* send_displs, 
     return PMPI_Alltoallv(send, send_counts, send_displs, send_type, recv, recv_counts, recv_displs, recv_type, comm);
   }
   const bool in_place = send == MPI_IN_PLACE;
-  if (in_place) {  // what recv describes is sent, from a copy, as MoECCL's form is out of place
+  if (in_place) {  // send what recv describes from a copy, because MoECCL's form is out of place
     send = recv;
     send_counts = recv_counts;
     send_displs = recv_displs;
     send_type = recv_type;
   }
   const int n = s->n_ranks;
-  // Displacements before the buffer are legal in MPI and not in MoECCL: packed as well.
+  // Displacements before the buffer are legal in MPI but not in MoECCL, so such a side is packed as well.
   const auto any_negative = [n](const int* displs) {
     return std::any_of(displs, displs + n, [](int d) { return d < 0; });
   };
-  thread_local std::vector<size_t> layout;  // kept, as small calls cost little more than an allocation
+  thread_local std::vector<size_t> layout;  // kept, because small calls cost little more than an allocation
   layout.resize(4 * static_cast<size_t>(n));
   Side out(send, send_counts, send_displs, send_type, n, in_place || any_negative(send_displs), layout.data());
   Side in(recv, recv_counts, recv_displs, recv_type, n, any_negative(recv_displs), layout.data() + 2 * n);
@@ -268,8 +269,8 @@ int Finalize() {
 
 }  // namespace core
 
-// Nothing is thrown into the C program. What peers wait for will not come: that is for the handler of the whole job's
-// errors, which ends it by default.
+// No exception may reach the C program. What the peers wait for will not come, so this goes to the error handler of the
+// whole job, which ends the job by default.
 int no_memory(const char* function, const std::exception& thrown) {
   std::fprintf(stderr, "moeccl-mpi: MPI_%s: the process has no memory left (%s)\n", function, thrown.what());
   PMPI_Comm_call_errhandler(MPI_COMM_WORLD, MPI_ERR_NO_MEM);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a preloaded MPI program finds before its MPI library: a few collectives. Needs libc alone and no MPI: in a
- * program without MPI nothing of this is called. The first call loads the core; without it, or in trouble, calls go to
- * the PMPI_ functions of the program's own MPI.
+ * The symbols that a preloaded MPI program finds before its MPI library: a few collectives. This library needs only
+ * libc and no MPI: in a program without MPI, nothing here is called. The first call loads the core. Without the core,
+ * or when loading fails, calls go to the PMPI_ functions of the program's own MPI.
  */
 #define _GNU_SOURCE /* dladdr, RTLD_DEFAULT */
 #include <dlfcn.h>

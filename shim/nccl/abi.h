@@ -2,7 +2,7 @@
 /*
  * NCCL's binary interface as of 2.32.3, declared by hand: names, values and layouts that programs built against NCCL's
  * own header rely on. tests/shim compares every size, offset, value and signature with nccl.h where one is installed.
- * Compiles as C11 and C++, with or without CUDA's headers before it.
+ * Compiles as C11 and C++, with or without CUDA's headers included before it.
  */
 #ifndef MOECCL_SHIM_NCCL_ABI_H_
 #define MOECCL_SHIM_NCCL_ABI_H_
@@ -19,7 +19,7 @@ extern "C" {
 typedef struct CUstream_st* cudaStream_t;
 typedef struct CUevent_st* cudaEvent_t;
 
-/* Whose functions there are: what ncclGetVersion says, unless MOECCL_SHIM_VERSION names another one. */
+/* The version whose functions are declared here; ncclGetVersion returns it unless MOECCL_SHIM_VERSION is set. */
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 32
 #define NCCL_PATCH 3
@@ -135,7 +135,7 @@ typedef struct {
         NCCL_CONFIG_UNDEF_INT                                                                                 \
   }
 
-/* One option of a vendor's own, in a list that ends with NULL. */
+/* One vendor-specific option, in a list that ends with NULL. */
 typedef struct ncclConfigExt {
   struct ncclConfigExt* next;
   struct {
@@ -148,11 +148,11 @@ typedef struct ncclConfigExt {
     void* raw;
   } val;
 } ncclConfigExt_t;
-/* MoECCL's: "MoE" as a number, and its one option, the algorithm of the call by MoECCL's own name (moecclPlanList). */
+/* MoECCL's vendor number, "MoE", and its one option: the call's algorithm, by MoECCL's own name (moecclPlanList). */
 #define MOECCL_NCCL_VENDOR 0x4d6f45
 #define MOECCL_NCCL_OPTION_ALGORITHM 1 /* val.s */
 
-/* Of one call of a nccl<Collective>Config function. Grows at its end. */
+/* The config of one call of a nccl<Collective>Config function. Grows at its end. */
 typedef struct {
   size_t size;
   unsigned int magic;
@@ -205,7 +205,7 @@ typedef struct {
   int opCnt, peer, sigIdx, ctx;
 } ncclWaitSignalDesc_t;
 
-/* Of nccl_device.h: what its host functions take. The shim passes the pointers on and never looks inside. */
+/* What the host functions of nccl_device.h take. The shim passes the pointers on and never looks inside. */
 typedef struct ncclTeam {
   int nRanks, rank, stride;
 } ncclTeam_t;
@@ -228,7 +228,7 @@ typedef enum {
 } ncclGinConnectionType_t;
 typedef enum { NCCL_CFT_TEAM_FLAT, NCCL_CFT_TEAM_HIER_MULTIMEM, NCCL_CFT_TEAM_HIER_LSA } ncclCftTeamMode_t;
 typedef uint32_t ncclCftLeId;
-/* Grows at its end, as ncclConfig_t. */
+/* Grows at its end, as ncclConfig_t does. */
 typedef struct ncclCommProperties {
   size_t size;
   unsigned int magic;

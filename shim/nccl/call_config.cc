@@ -12,8 +12,8 @@
 namespace moeccl::shim {
 namespace {
 
-constexpr size_t kLeastSize = offsetof(ncclCollConfig_t, userProfilerTag);  // the first version's
-constexpr size_t kMostOptions = 1024;                                       // a list that is longer goes in a circle
+constexpr size_t kLeastSize = offsetof(ncclCollConfig_t, userProfilerTag);  // the size in the first version
+constexpr size_t kMostOptions = 1024;                                       // a longer list must be circular
 
 bool given(int value) { return value != NCCL_CONFIG_UNDEF_INT; }
 
@@ -37,7 +37,7 @@ ncclResult_t check_values(const char* function, const ncclCollConfig_t& c) {
   return ncclSuccess;
 }
 
-// The names between commas and the like.
+// Splits a list of names at commas and the like.
 std::vector<std::string_view> words(std::string_view text) {
   std::vector<std::string_view> all;
   while (!text.empty()) {
@@ -48,7 +48,8 @@ std::vector<std::string_view> words(std::string_view text) {
   return all;
 }
 
-// NCCL's names join an algorithm and a protocol (RING_LL128); MoECCL has no protocols. Others are taken as they are.
+// NCCL's names join an algorithm and a protocol (RING_LL128); MoECCL has no protocols. Other names are taken as they
+// are.
 std::string our_name(std::string_view word) {
   std::string name;
   for (const char c : word) name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -58,7 +59,7 @@ std::string our_name(std::string_view word) {
   return name;
 }
 
-// Where plans for the call's operation stand now.
+// Asks for the current plan of the call's operation.
 ncclResult_t look(const Call& call, Comm& comm, moecclPlanInfo_t* info) {
   *info = {};
   info->size = sizeof *info;
@@ -66,7 +67,7 @@ ncclResult_t look(const Call& call, Comm& comm, moecclPlanInfo_t* info) {
       moecclPlanQuery(comm.ours, op_of(call.kind), call.count, static_cast<moecclDataType_t>(call.type), info));
 }
 
-// The first of the call's algorithms that would run it is forced from now on.
+// Forces the first of the call's algorithms that can run it, from now on.
 ncclResult_t force_one(const Call& call, Comm& comm) {
   const moecclOp_t op = op_of(call.kind);
   std::string why;
@@ -138,8 +139,8 @@ ncclResult_t choose_algorithm(const Call& call, Comm& comm) {
     chosen = {};
     return ncclSuccess;
   }
-  // Kept until another call wants something else: to plan anew has its price. Which name of a list runs depends on the
-  // size of the call.
+  // The choice is kept until another call wants something else, because planning anew has its price. Which name of a
+  // list runs depends on the size of the call.
   if (chosen.wanted == wanted && chosen.count == call.count && chosen.type == call.type) return ncclSuccess;
   if (chosen.wanted.empty()) {
     moecclPlanInfo_t info;
@@ -158,7 +159,7 @@ ncclResult_t choose_algorithm(const Call& call, Comm& comm) {
 
 ncclResult_t record_event(const Call& call) {
   if (call.config == nullptr || call.config->event() == nullptr) return ncclSuccess;
-  // Before the call, as NCCL does it where CUDA cannot record a launch.
+  // Before the call, as NCCL does where CUDA cannot record a launch.
   if (device::record(call.config->event(), call.stream)) return ncclSuccess;
   return fail(ncclInvalidUsage, std::string(call.function) +
                                     ": config.launchCompletionEvent cannot be recorded: it must be a CUDA event of "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call, handed to MoECCL or to NCCL.
+// Hands one call to MoECCL or to NCCL.
 #include "shim/nccl/device.h"
 #include "shim/nccl/group.h"
 #include "shim/nccl/ours.h"
@@ -10,10 +10,10 @@ namespace {
 
 bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
 
-// MoECCL's streams are opaque handles as well: the number is passed through as it is. NULL, which blocks in MoECCL, is
-// the legacy default stream for NCCL: PyTorch's synchronous collectives run on it. Ranks that are threads of one
-// process on one device have this stream in common: a rank's operation would wait there for one that comes after it, so
-// for them NULL blocks.
+// MoECCL's streams are opaque handles as well, so the number is passed through. NULL blocks in MoECCL, but for NCCL it
+// is the legacy default stream, on which PyTorch's synchronous collectives run. Ranks that are threads of one process
+// on one device share this stream: one rank's operation would wait there for another's that comes after it, so for them
+// NULL blocks.
 moecclStream_t stream_of(const Call& call, const Comm& comm) {
   constexpr uintptr_t kLegacy = 1;  // CU_STREAM_LEGACY
   if (call.stream != nullptr || comm.shares_device || !moeccl_serves_cuda() ||
@@ -23,7 +23,7 @@ moecclStream_t stream_of(const Call& call, const Comm& comm) {
   return reinterpret_cast<moecclStream_t>(kLegacy);
 }
 
-// A host that reads memory of a device dies: say so instead.
+// A host that reads device memory crashes, so report an error instead.
 ncclResult_t check_memory(const Call& call) {
   if (moeccl_serves_cuda() || !device::present()) return ncclSuccess;
   for (const void* pointer : {call.send, static_cast<const void*>(call.recv)}) {
@@ -36,8 +36,8 @@ ncclResult_t check_memory(const Call& call) {
   return ncclSuccess;
 }
 
-// MoECCL's operator for one call. ncclScalarDevice with memory that the host has too (MoECCL reads the device's when
-// the operation runs): read now, into an operator of the call's own.
+// MoECCL's operator for one call. An ncclScalarDevice scalar in memory that the host can read is read now, into an
+// operator for this call alone; MoECCL itself reads one in device memory when the operation runs.
 class Operator {
  public:
   Operator(const Call& call, Comm& comm) : comm_(comm) {

@@ -36,7 +36,7 @@ Held hold(ncclComm_t handle) {
   const std::shared_lock lock(registry().mutex);
   const auto found = registry().live.find(handle);
   if (found == registry().live.end()) return {};
-  found->second->users.fetch_add(1, std::memory_order_relaxed);  // ordered by the lock against withdraw()
+  found->second->users.fetch_add(1, std::memory_order_relaxed);  // the lock orders this against withdraw()
   return Held(found->second);
 }
 
@@ -77,21 +77,21 @@ ncclResult_t resolve(const char* function, ncclComm_t handle, Target* target, Ne
                                            ": comm is not a live communicator: was it destroyed, or made by another "
                                            "copy of NCCL?");
     }
-    target->real = handle;  // made by the real library under an id of its own
+    target->real = handle;  // made by the real library, under its own id
     return ncclSuccess;
   }
   if (held->real != nullptr) {
     target->real = held->real;
     return ncclSuccess;
   }
-  const ncclResult_t state = held->state.load(std::memory_order_acquire);  // released by who made it
+  const ncclResult_t state = held->state.load(std::memory_order_acquire);  // released by the thread that made it
   if (need != Need::kAny && state != ncclSuccess) {
     return fail(ncclInvalidArgument,
                 std::string(function) + (state == ncclInProgress
                                              ? ": the communicator is still being made: ask ncclCommGetAsyncError first"
                                              : ": the communicator could not be made: abort it"));
   }
-  if (need == Need::kUsable && held->children.load(std::memory_order_acquire) > 0) {  // released by who made them
+  if (need == Need::kUsable && held->children.load(std::memory_order_acquire) > 0) {  // released by their makers
     return fail(ncclInvalidArgument, std::string(function) +
                                          ": another communicator is being made from this one: wait until "
                                          "ncclCommGetAsyncError on it no longer says ncclInProgress");

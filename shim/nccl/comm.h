@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an ncclComm_t of the shim stands for, and who is using it.
+// What an ncclComm_t of the shim stands for, and which threads are using it.
 #pragma once
 
 #include <moeccl/moeccl.h>
@@ -17,39 +17,39 @@
 
 namespace moeccl::shim {
 
-// One rank's communicator, served by MoECCL or, as a whole and on all its ranks, by the real NCCL.
+// One rank's communicator. It is served by MoECCL or, as a whole and on all its ranks, by the real NCCL.
 struct Comm {
   moecclComm_t ours = nullptr;
   ncclComm_t real = nullptr;  // set: everything is forwarded to it
   int rank = -1, n_ranks = 0;
   int device = -1;             // CUDA ordinal, -1 without one
-  bool shares_device = false;  // with another rank, a thread of this process
+  bool shares_device = false;  // another rank, a thread of this process, uses the same device
   bool blocking = true;
   std::string name;
-  std::array<unsigned char, 16> seed{};  // the same random bytes on all ranks, and a secret of theirs
+  std::array<unsigned char, 16> seed{};  // the same random bytes on all ranks, which keep them secret
 
-  // ncclInProgress while it is being made in the background, then how that ended.
+  // ncclInProgress while it is being made in the background, then the result.
   std::atomic<ncclResult_t> state{ncclSuccess};
-  std::atomic<int> children{0};  // made from this one in the background, now
+  std::atomic<int> children{0};  // communicators that are being made from this one in the background
   std::atomic<bool> revoked{false};
   std::atomic<bool> suspended{false};
-  std::atomic<bool> given_up{false};    // aborted, revoked or destroyed: nobody waits on it any longer
+  std::atomic<bool> given_up{false};    // aborted, revoked or destroyed: no thread waits on it any longer
   std::atomic<int> users{0};            // threads inside a call on it
   std::atomic<bool> any_chosen{false};  // whether `chosen` has held anything
 
   Rma rma;  // puts and signals, while MoECCL serves it
 
-  // Operators of ncclRedOpCreatePreMulSum, by number - ncclNumOps.
+  // Operators of ncclRedOpCreatePreMulSum, at number - ncclNumOps.
   struct PreMul {
     bool used = false;
     moecclRedOp_t made = 0;        // MoECCL's operator; or
     const void* scalar = nullptr;  // ncclScalarDevice in host memory: read when a collective is called
     ncclDataType_t type = ncclFloat32;
   };
-  std::mutex mutex;        // guards what is below
-  bool abandoned = false;  // aborted while it was being made: whoever makes it frees it
+  std::mutex mutex;        // guards the members below
+  bool abandoned = false;  // aborted while it was being made: the thread that makes it frees it
   std::vector<PreMul> premuls;
-  // What the last call with a config (call_config.h) forced, by operation, and what was forced before it.
+  // What the last call with a config (call_config.h) forced for each operation, and what was forced before it.
   struct Chosen {
     std::string wanted, before;
     size_t count = 0;
@@ -59,11 +59,11 @@ struct Comm {
 };
 using CommPtr = std::shared_ptr<Comm>;
 
-// A communicator in use: it is not freed before the last holder lets go.
+// A communicator in use. It is not freed before the last holder lets go.
 class Held {
  public:
   Held() = default;
-  explicit Held(CommPtr comm) : comm_(std::move(comm)) {}  // users was raised by who found it
+  explicit Held(CommPtr comm) : comm_(std::move(comm)) {}  // hold() has raised `users`
   ~Held() {
     if (comm_) comm_->users.fetch_sub(1, std::memory_order_release);  // acquired in wait_unused()
   }
@@ -83,15 +83,15 @@ class Held {
   CommPtr comm_;
 };
 
-// The handles that programs hold. A handle is the object's address; whatever is not in this list is not ours.
+// The handles that programs hold. A handle is the object's address; one that is not in this list is not ours.
 ncclComm_t publish(CommPtr comm);
 Held hold(ncclComm_t handle);
-// Takes it out: the handle is dead from now on. Null when it is not a live one of ours.
+// Takes the handle out of the list: it is dead from now on. Returns null when it is not a live one of ours.
 CommPtr withdraw(ncclComm_t handle);
 // Waits until no thread is inside a call on a withdrawn communicator.
 void wait_unused(const Comm& comm);
 
-// Frees what a communicator stands for, in whichever library. Its handle has been withdrawn, nobody is using it.
+// Frees what a communicator stands for, in whichever library. Its handle must be withdrawn, and no thread may use it.
 ncclResult_t free_comm(Comm& comm);
 
 // Where a call on a handle goes.

@@ -11,7 +11,7 @@
 namespace moeccl::shim {
 namespace {
 
-// NCCL calls some of its functions by their public names. When those come back here, they go straight to it.
+// NCCL calls some of its functions by their public names. Such calls come back here, and go straight back to it.
 namespace entry {
 #define ENTER(result, name, parameters, arguments, failure)                              \
   result name parameters {                                                               \
@@ -49,7 +49,7 @@ namespace core {
 ncclResult_t GetVersion(int* version) {
   if (version == nullptr)
     return fail(ncclInvalidArgument, "ncclGetVersion: version is NULL: give the address of an int");
-  // Programs choose what they call by this number: it is the real one's where that serves everything.
+  // Programs choose what they call by this number, so it is the real library's where that serves everything.
   const Real* real = settings().mode == Mode::kNccl ? real_nccl() : nullptr;
   *version = real != nullptr ? real->version : settings().version;
   return ncclSuccess;
@@ -58,7 +58,7 @@ ncclResult_t GetVersion(int* version) {
 ncclResult_t GetUniqueId(ncclUniqueId* id) {
   if (id == nullptr)
     return fail(ncclInvalidArgument, "ncclGetUniqueId: id is NULL: give the address of an ncclUniqueId");
-  // A job that goes to NCCL as a whole needs no MoECCL to agree on it, which also works between hosts.
+  // A job that goes to NCCL as a whole does not need MoECCL to agree on that, so it also works between hosts.
   std::string reason;
   if (wants_nccl(&reason) && real_nccl() != nullptr) {
     const ncclResult_t refused = refuse_unencrypted(reason);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's functions as the shim means them: one for each line of functions.def, in core_*.cc.
+// The shim's versions of NCCL's functions: one for each line of functions.def, in core_*.cc.
 #pragma once
 
 #include "shim/nccl/table.h"

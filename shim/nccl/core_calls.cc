@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives and messages: each becomes a Call. A collective is one whose config (core_config.cc) is missing.
+// Collectives and messages: each becomes a Call. A plain collective calls its form with a config (core_config.cc), and
+// gives none.
 #include "shim/nccl/core.h"
 #include "shim/nccl/group.h"
 

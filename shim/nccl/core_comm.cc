@@ -20,7 +20,7 @@ ncclResult_t null_out(const char* function, const char* name) {
   return fail(ncclInvalidArgument, std::string(function) + ": " + name + " is NULL: give the address of a variable");
 }
 
-// A call that the real library gets as it is; in an open group, inside the library's own group.
+// Makes a call that the real library gets as it is; in an open group, inside that library's own group.
 template <class F>
 ncclResult_t forward_in_group(F call) {
   const ncclResult_t opened = enter_real_group();
@@ -48,16 +48,16 @@ ncclResult_t init_rank(const char* function, ncclComm_t* out, int n_ranks, const
   return start({new_comm(config, device), out, [=](Comm& comm) { return join(comm, n_ranks, id, rank, config); }});
 }
 
-// The ids of NCCL's own making: the job has been handed to it when rank 0 asked for the id.
+// For ids that NCCL made itself: the job was handed to NCCL when rank 0 asked for the id.
 ncclResult_t init_real(ncclComm_t* out, int n_ranks, const ncclUniqueId& id, int rank, ncclConfig_t* config) {
   return forward_in_group([&] {
-    // Not every version knows what a later nccl.h calls its config; without one the oldest entry point does.
+    // Not every version understands the config of a later nccl.h; without a config, the oldest entry point does.
     return config != nullptr ? MOECCL_FORWARD(CommInitRankConfig, out, n_ranks, id, rank, config)
                              : MOECCL_FORWARD(CommInitRank, out, n_ranks, id, rank);
   });
 }
 
-// A config of MoECCL's that gives no more than the name; null where there is none, so that the parent's counts.
+// Returns a MoECCL config that has only the name; null without a name, so that the parent's counts.
 moecclConfig_t* named(const Comm& comm, moecclConfig_t* config) {
   config->name = comm.name.c_str();
   return comm.name.empty() ? nullptr : config;
@@ -94,7 +94,7 @@ ncclResult_t grow(Comm& parent, int n_ranks, const std::optional<moecclUniqueId>
   return result == ncclSuccess ? settle(comm, config) : result;
 }
 
-// Aborts what MoECCL runs on it; NCCL's abort is its own.
+// Destroys the communicator, or aborts what MoECCL runs on it. NCCL's abort is NCCL's own.
 ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
   if (handle == nullptr) return ncclSuccess;  // as in NCCL
   CommPtr comm = withdraw(handle);
@@ -106,7 +106,7 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
   }
   {
     const std::lock_guard lock(comm->mutex);
-    if (comm->state.load() == ncclInProgress) {  // still being made, in the background: freed there
+    if (comm->state.load() == ncclInProgress) {  // still being made in the background, and freed there
       comm->abandoned = true;
       return ncclSuccess;
     }
@@ -116,7 +116,7 @@ ncclResult_t end(ncclComm_t handle, const char* function, bool abort) {
   if (abort && comm->ours != nullptr) (void)moecclCommAbort(comm->ours);
   wait_unused(*comm);
   const ncclResult_t result = free_comm(*comm);
-  return abort ? ncclSuccess : result;  // what was aborted ends in an error, as it should
+  return abort ? ncclSuccess : result;  // aborted operations end in an error, as they should
 }
 
 }  // namespace
@@ -142,7 +142,7 @@ ncclResult_t CommInitRankScalable(ncclComm_t* comm, int n_ranks, int rank, int n
     return forward_in_group(
         [&] { return MOECCL_FORWARD(CommInitRankScalable, comm, n_ranks, rank, n_ids, ids, config); });
   }
-  // One meeting point serves them all; the others end by themselves.
+  // One meeting point serves them all; those of the other ids end by themselves.
   return init_rank("ncclCommInitRankScalable", comm, n_ranks, ids[0], rank, config, device::current());
 }
 
@@ -302,12 +302,12 @@ ncclResult_t CommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
   const ncclResult_t result = resolve("ncclCommGetAsyncError", comm, &target, Need::kAny);
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommGetAsyncError, target.real, out);
-  *out = target.ours->state.load(std::memory_order_acquire);  // released by who made it
+  *out = target.ours->state.load(std::memory_order_acquire);  // released by the thread that made it
   if (*out == ncclSuccess && target.ours->children.load(std::memory_order_acquire) > 0) *out = ncclInProgress;
   if (*out != ncclSuccess || target.ours->revoked) return ncclSuccess;
   moecclResult_t state = moecclSuccess;
   const ncclResult_t asked = from_moeccl(moecclCommGetAsyncError(target.ours->ours, &state));
-  // Operations on streams are no error and no reason to wait: NCCL reports those as success.
+  // Operations on streams are neither an error nor a reason to wait: NCCL reports them as success.
   if (asked == ncclSuccess && state != moecclInProgress) *out = from_moeccl(state);
   return asked;
 }
@@ -328,7 +328,7 @@ ncclResult_t CommCuDevice(const ncclComm_t comm, int* device) {
   const ncclResult_t result = resolve("ncclCommCuDevice", comm, &target, Need::kMade);
   if (result != ncclSuccess) return result;
   if (target.real != nullptr) return MOECCL_FORWARD(CommCuDevice, target.real, device);
-  *device = std::max(target.ours->device, 0);  // without CUDA: what a machine with one device would say
+  *device = std::max(target.ours->device, 0);  // without CUDA, what a machine with one device would say
   return ncclSuccess;
 }
 

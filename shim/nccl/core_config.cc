@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives with a config of their own (NCCL 2.31 and later), or without one; and what 2.32 has added.
+// Collectives with or without their own config (NCCL 2.31 and later), and what else 2.32 has added.
 #include "shim/nccl/core.h"
 #include "shim/nccl/group.h"
 #include "shim/nccl/join.h"
@@ -119,7 +119,7 @@ ncclResult_t ScatterConfig(const void* send, void* recv, size_t count, ncclDataT
 }
 
 // The secret is for NCCL's sockets. MoECCL's are authenticated by the id's own key, and encrypted when the user says so
-// on all ranks: a program that asks for encryption must not believe that it has it otherwise.
+// on all ranks. A program that asks for encryption must not believe that it has it otherwise.
 ncclResult_t SetEncryption(const ncclEncryptionConfig_t* config) {
   if (config == nullptr || config->magic != NCCL_CONFIG_MAGIC || config->size < sizeof *config) {
     return fail(ncclInvalidArgument,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What NCCL 2.29 and 2.30 have added and no other file is the place for: suspension, properties and the
-// runtime's parameters.
+// Additions of NCCL 2.29 and 2.30 that fit no other file: suspension, properties and the runtime's parameters.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -12,7 +11,7 @@
 namespace moeccl::shim {
 namespace {
 
-// Parameters are NCCL's own. A job that MoECCL serves has none, and NCCL, which is large, is not opened to ask.
+// Parameters are NCCL's own. A job that MoECCL serves has none, and NCCL, which is large, is not opened just to ask.
 bool has_params() {
   std::string reason;
   return real_if_open() != nullptr || wants_nccl(&reason);
@@ -35,7 +34,7 @@ ncclResult_t CommSuspend(ncclComm_t comm, int flags) {
   if (flags != NCCL_SUSPEND_MEM) {
     return fail(ncclInvalidArgument, "ncclCommSuspend: flags is " + std::to_string(flags) + ": give NCCL_SUSPEND_MEM");
   }
-  // Its memory stays, because peers reach it; but no operation is left on it, and none begins.
+  // Its memory stays, because peers access it, but no operation is left on it and none begins.
   const ncclResult_t idle = from_moeccl(moecclCommFinalize(target.ours->ours));
   if (idle == ncclSuccess) target.ours->suspended = true;
   return idle;
@@ -67,7 +66,7 @@ ncclResult_t CommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* val
       return ncclSuccess;
     case ncclStatGpuMemPersist:
     case ncclStatGpuMemTotal: {
-      // Host memory stands for the device's where there is no device, as buffers do.
+      // Host memory stands in for the device's where there is no device, as buffers do.
       size_t bytes = 0;
       const ncclResult_t asked = from_moeccl(moecclCommMemoryUsage(target.ours->ours, &bytes));
       *value = bytes;
@@ -94,11 +93,11 @@ ncclResult_t CommQueryProperties(ncclComm_t comm, ncclCommProperties_t* properti
   all.nRanks = target.ours->n_ranks;
   all.cudaDev = target.ours->device;
   all.nvmlDev = target.ours->device;
-  uint64_t seed[2];  // a secret of the ranks, of which the hash must not give away much
+  uint64_t seed[2];  // a secret of the ranks, of which the hash must not reveal much
   std::memcpy(seed, target.ours->seed.data(), sizeof seed);
   all.commHash = (seed[0] ^ seed[1]) * 0x9e3779b97f4a7c15u;
   all.hostRmaSupport = target.ours->rma.reaches_all();
-  all.nLsaTeams = all.nRanks;  // no kernel reaches another rank's memory: each is a team of its own
+  all.nLsaTeams = all.nRanks;  // no kernel accesses another rank's memory, so each rank is its own team
   std::memcpy(static_cast<void*>(properties), &all, std::min(properties->size, sizeof all));
   return ncclSuccess;
 }

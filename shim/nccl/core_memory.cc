@@ -18,7 +18,7 @@ namespace {
 // What the program got from MoECCL and may give back.
 struct Ours {
   std::mutex mutex;
-  std::unordered_map<void*, bool> allocations;  // MemAlloc; true: of a device
+  std::unordered_map<void*, bool> allocations;  // made by MemAlloc; true: on a device
   struct Window {
     ncclComm_t comm = nullptr;
     void *registration = nullptr, *buffer = nullptr;
@@ -42,7 +42,7 @@ bool is_our_window(ncclWindow_t window) {
   return ours().windows.contains(window);
 }
 
-// Team functions return no code: an unknown handle gets the empty team.
+// Team functions return no result code, so an unknown handle gets the empty team.
 ncclTeam_t team_of(const char* function, ncclComm_t comm, ncclTeam_t (*moecclNcclTable::*forwarded)(ncclComm_t),
                    bool alone) {
   Target target;
@@ -73,7 +73,7 @@ ncclResult_t MemAlloc(void** ptr, size_t size) {
   *ptr = nullptr;
   std::string reason;
   if (wants_nccl(&reason)) return MOECCL_FORWARD(MemAlloc, ptr, size);
-  // A program on a GPU expects memory that its kernels reach.
+  // A program on a GPU expects memory that its kernels can access.
   const bool on_device = moeccl_serves_cuda();
   if (on_device) {
     *ptr = device::allocate(size);
@@ -125,7 +125,7 @@ ncclResult_t CommDeregister(const ncclComm_t comm, void* handle) {
   return from_moeccl(moecclCommDeregister(target.ours->ours, handle));
 }
 
-// Collectives on the window's memory work as on any registered memory; kernels cannot use it (see DevCommCreate).
+// Collectives use the window's memory like any registered memory; kernels cannot use it (see DevCommCreate).
 ncclResult_t CommWindowRegister(ncclComm_t comm, void* buffer, size_t size, ncclWindow_t* window, int flags) {
   if (window == nullptr) return fail(ncclInvalidArgument, "ncclCommWindowRegister: win is NULL");
   *window = nullptr;
@@ -236,7 +236,7 @@ ncclResult_t RedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
                   "ncclRedOpDestroy: op is " + std::to_string(op) + ": give a live one of this communicator");
     }
   }
-  // Calls of an open group still need it: it goes after them.
+  // Calls of an open group still need the operator, so it is destroyed after them.
   after_group([handle = comm, i] {
     const Held c = hold(handle);
     if (!c) return;
@@ -264,11 +264,11 @@ ncclResult_t DevCommDestroy(ncclComm_t comm, ncclDevComm_t const* dev_comm) {
 }
 
 ncclTeam_t TeamWorld(ncclComm_t comm) { return team_of("ncclTeamWorld", comm, &moecclNcclTable::TeamWorld, false); }
-// No rank's memory is loaded and stored by kernels here: every rank is a team of its own, and all are one rail.
+// Kernels do not load from or store to another rank's memory here: every rank is its own team, and all are one rail.
 ncclTeam_t TeamLsa(ncclComm_t comm) { return team_of("ncclTeamLsa", comm, &moecclNcclTable::TeamLsa, true); }
 ncclTeam_t TeamRail(ncclComm_t comm) { return team_of("ncclTeamRail", comm, &moecclNcclTable::TeamRail, false); }
 
-// Nor does a rank have a fabric's handles.
+// Nor does a rank have fabric handles.
 ncclTeam_t TeamCft(ncclComm_t comm, ncclCftTeamMode_t mode) {
   Target target;
   if (resolve("ncclTeamCft", comm, &target) != ncclSuccess) return moeccl_no_team();
@@ -309,7 +309,7 @@ ncclResult_t GinBarrierCreateRequirement(ncclComm_t comm, ncclTeam_t team, int n
   return MOECCL_FORWARD(GinBarrierCreateRequirement, target.real, team, n_barriers, handle, requirement);
 }
 
-// Windows name their communicators. What is not one of ours is NCCL's.
+// Windows name their communicators. A window that is not one of ours is NCCL's.
 ncclResult_t GetLsaMultimemDevicePointer(ncclWindow_t window, size_t offset, void** pointer) {
   if (is_our_window(window)) return no_device_api("ncclGetLsaMultimemDevicePointer");
   return MOECCL_FORWARD(GetLsaMultimemDevicePointer, window, offset, pointer);
@@ -347,7 +347,7 @@ ncclResult_t GetPeerDeviceLeInfo(ncclWindow_t window, size_t offset, int peer, n
   return MOECCL_FORWARD(GetPeerDeviceLeInfo, window, offset, peer, id, id_offset);
 }
 
-// These name no communicator, and only NCCL's device interface uses what they give.
+// These name no communicator, and only NCCL's device interface uses their results.
 ncclResult_t GinOutboxCreateRequirement(int n_blocks, int log2_bytes, ncclGinOutboxHandle* handle,
                                         ncclDevResourceRequirements_t* requirement) {
   if (real_nccl() == nullptr) return no_device_api("ncclGinOutboxCreateRequirement");

@@ -30,18 +30,18 @@ ncclResult_t check_flags(const char* function, unsigned flags) {
   return fail(ncclInvalidArgument, std::string(function) + ": flags is " + std::to_string(flags) + ": give 0");
 }
 
-// What was called on the stream before comes first; then the call acts at once, on the calling thread. NULL: calls on
-// it have finished, unless this MoECCL serves the device.
+// Waits for what was called on the stream before; the call then acts at once, on the calling thread. Calls on NULL have
+// already finished, unless this MoECCL serves the device.
 ncclResult_t finish_stream(const char* function, cudaStream_t stream) {
-  if (device::synchronize(stream)) return ncclSuccess;  // a stream of CUDA's
+  if (device::synchronize(stream)) return ncclSuccess;  // a CUDA stream
   if (stream == nullptr) return ncclSuccess;
   const moecclResult_t ended = moecclStreamSynchronize(reinterpret_cast<moecclStream_t>(stream));
   if (ended == moecclSuccess) return ncclSuccess;
   return fail(from_moeccl(ended), std::string(function) + ": waiting for its stream: " + moecclGetLastError(nullptr));
 }
 
-// Now, or at the end of the thread's group: there all puts come before all waits, so that one thread may drive several
-// ranks.
+// Runs the work now, or at the end of the thread's group. There all puts come before all waits, so that one thread may
+// drive several ranks.
 template <class Work>
 ncclResult_t now_or_at_end(bool waits, ncclComm_t handle, const char* function, Work work) {
   const auto run = [handle, function, work = std::move(work)] {
@@ -54,7 +54,7 @@ ncclResult_t now_or_at_end(bool waits, ncclComm_t handle, const char* function, 
   return ncclSuccess;
 }
 
-// Memory of a device is copied to the host first.
+// Device memory is copied to the host first.
 ncclResult_t put_now(Comm& comm, Rma::Put put, cudaStream_t stream) {
   const ncclResult_t ready = finish_stream(put.function, stream);
   if (ready != ncclSuccess) return ready;

@@ -11,7 +11,7 @@
 namespace moeccl::shim::device {
 namespace {
 
-// The driver's entry points by their binary interface; every one returns 0 for success.
+// The driver's entry points by their binary interface. Every one returns 0 for success.
 struct Driver {
   int (*init)(unsigned) = nullptr;
   int (*device_count)(int*) = nullptr;

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The little that the shim must know of CUDA: whether there are devices, which one is current, what a pointer names.
-// Through the driver library, if it is there; the shim needs no CUDA to build or run.
+// The little that the shim must know about CUDA: whether there are devices, which one is current, and what a pointer
+// names. It asks the driver library, if that is there; the shim needs no CUDA to build or run.
 #pragma once
 
 #include <cstddef>
 
 namespace moeccl::shim::device {
 
-// Whether CUDA's driver is here and has a device for this process. The first call may initialise the driver.
+// Returns whether CUDA's driver is here and has a device for this process. The first call may initialise the driver.
 bool present();
-// The ordinal of the calling thread's current device; 0, the CUDA runtime's default, when none was chosen; -1 without
-// CUDA.
+// Returns the ordinal of the calling thread's current device; 0, the CUDA runtime's default, when none was chosen; -1
+// without CUDA.
 int current();
-// Makes the device current for the calling thread while this lives. The device that was current before comes back; a
-// thread that had none keeps this one, as after a call of the CUDA runtime. Ordinal < 0 is nothing to do.
+// Makes the device current for the calling thread during the object's lifetime, and the previous one current again
+// afterwards. A thread that had none keeps this one, as after a call of the CUDA runtime. A negative ordinal does
+// nothing.
 class Current {
  public:
   explicit Current(int ordinal);
@@ -26,25 +27,26 @@ class Current {
   void* before_ = nullptr;
   bool ok_ = true;
 };
-// Whether it is memory of a device, managed memory too.
+// Returns whether `pointer` is device memory, including managed memory.
 bool names(const void* pointer);
-// Whether the host cannot read `pointer`: memory of a device that is not managed.
+// Returns whether the host cannot read `pointer`: device memory that is not managed.
 bool owns(const void* pointer);
-// Copies bytes of device memory to the host, after what is on the stream before. False on failure.
+// Copies device memory to the host, after the work that is on the stream already. Returns false on failure.
 bool read(void* to, const void* from, size_t bytes, void* stream);
 
-// The same the other way, at once.
+// Copies host memory to the device, at once. Returns false on failure.
 bool write(void* to, const void* from, size_t bytes);
-// Waits for what is on a stream of CUDA's. False without CUDA, and for what is no such stream.
+// Waits for the work on a CUDA stream. Returns false without CUDA, and for anything but such a stream.
 bool synchronize(void* stream);
-// Records a CUDA event on the stream. False without CUDA.
+// Records a CUDA event on the stream. Returns false without CUDA.
 bool record(void* event, void* stream);
 
-// Memory of the current device, which becomes so if none was; null when there is none left. Given back by release().
+// Returns memory of the current device, making one current if none was; null when none is left. release() frees it.
 void* allocate(size_t bytes);
 bool release(void* pointer);
 
-// A word of memory and a stream of the current device, which is current for the calling thread while this lives.
+// A word of memory and a stream of the current device, which is current for the calling thread during the object's
+// lifetime.
 class Probe {
  public:
   Probe();

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a preloaded program sees: NCCL's symbols, and nothing else. This library needs libc alone, has no constructor
- * and starts no thread; the core, and with it MoECCL and the C++ library, is loaded by the first NCCL call. So a
- * program that never calls NCCL pays for mapping a few pages.
+ * What a preloaded program sees: NCCL's symbols, and nothing else. This library needs only libc, has no constructor and
+ * starts no thread. The first NCCL call loads the core, and with it MoECCL and the C++ library, so a program that never
+ * calls NCCL only pays for mapping a few pages.
  *
- * Its SONAME is libnccl.so.2: preloaded (or found first in LD_LIBRARY_PATH) it also satisfies the program's own need of
- * that library, so that a second NCCL never mixes its symbols with these.
+ * Its SONAME is libnccl.so.2: preloaded (or found first in LD_LIBRARY_PATH), it also satisfies the program's own need
+ * of that library, so that the symbols of a second NCCL never mix with these.
  */
 #define _GNU_SOURCE /* dladdr */
 #include <dlfcn.h>
@@ -92,7 +92,7 @@ static inline const moecclNcclTable* table(void) {
   return atomic_load_explicit(&loaded, memory_order_acquire);
 }
 
-/* As in NCCL, pnccl* are the functions and nccl* weak names of them, so that a profiler can wrap one with the other. */
+/* As in NCCL, pnccl* are the functions and nccl* weak aliases, so that a profiler can wrap one with the other. */
 #define ENTRY(result, name, parameters, arguments, failure)                \
   EXPORT result pnccl##name parameters { return table()->name arguments; } \
   EXPORT __attribute__((weak, alias("pnccl" #name))) result nccl##name parameters;

@@ -24,7 +24,7 @@ thread_local Group group;
 
 bool good(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
-// The first failure of two results; in progress before success.
+// Returns the first failure of two results; in-progress takes precedence over success.
 ncclResult_t first(ncclResult_t a, ncclResult_t b) {
   if (!good(a)) return a;
   return b == ncclSuccess ? a : b;
@@ -35,14 +35,14 @@ void refuse(const Job& job) {
   *job.out = nullptr;
 }
 
-// MoECCL serves the memory of the device that is current where a communicator is made; a helper thread has none.
+// MoECCL serves the memory of the device that is current where a communicator is made, and a helper thread has none.
 ncclResult_t make(const Job& job) {
   const device::Current current(job.comm->device);
   if (!current.ok()) {
     return fail(ncclUnhandledCudaError, "CUDA device " + std::to_string(job.comm->device) + " cannot be used");
   }
   const ncclResult_t result = contained([&] { return job.work(*job.comm); });
-  // Its default stream may hold up what is on its parent's.
+  // Its default stream may hold up work on its parent's.
   if (job.parent != nullptr && (*job.parent)->shares_device) job.comm->shares_device = true;
   return result;
 }
@@ -58,7 +58,7 @@ ncclResult_t run(const Job& job) {
 
 void run_in_background(const Job& job) {
   job.comm->state.store(ncclInProgress, std::memory_order_relaxed);
-  // Nothing else may run on the parent meanwhile: its ranks would not agree on the order.
+  // Nothing else may run on the parent meanwhile, because its ranks would not agree on the order.
   if (job.parent != nullptr) (*job.parent)->children.fetch_add(1, std::memory_order_relaxed);
   const auto ended = [job] {
     if (job.parent != nullptr)
@@ -68,7 +68,7 @@ void run_in_background(const Job& job) {
     Comm& comm = *job.comm;
     const ncclResult_t result = make(job);
     ended();
-    // The program learns of a failure by ncclCommGetAsyncError, so the handle stays until it is aborted.
+    // The program learns of a failure from ncclCommGetAsyncError, so the handle stays until it is aborted.
     const std::lock_guard lock(comm.mutex);
     comm.state.store(result, std::memory_order_release);  // acquired in resolve()
     if (comm.abandoned) (void)free_comm(comm);
@@ -91,7 +91,7 @@ ncclResult_t run_jobs(std::vector<Job> jobs) {
       run_in_background(jobs[i]);
       results[i] = ncclInProgress;
     } else {
-      // The others of a job that cannot start end by their deadline.
+      // The other ranks of a job that cannot start end by their deadline.
       const ncclResult_t started = contained([&] {
         threads.emplace_back([&, i] { results[i] = run(jobs[i]); });
         return ncclSuccess;
@@ -107,7 +107,7 @@ ncclResult_t run_jobs(std::vector<Job> jobs) {
   return result;
 }
 
-// Where a call of the group goes; `call` is the group's.
+// A call and where it goes; `call` belongs to the group.
 struct Ready {
   const Call* call;
   Target target;
@@ -159,7 +159,7 @@ ncclResult_t issue_all(const std::vector<Ready>& ready, ncclSimInfo_t* simulate,
   for (const Ready& r : ready) {
     if (r.target.real == nullptr) refused = first(refused, issue_ours(*r.call, *r.target.ours));
   }
-  // MoECCL's group issues nothing once a call was refused; the refusal is the better sentence.
+  // MoECCL's group issues nothing once a call was refused, and the refusal is the better message.
   const moecclResult_t ended = moecclGroupEnd();
   return first(result, refused != ncclSuccess ? refused : from_moeccl(ended));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls, and their way to a library: at once, or together at the outermost ncclGroupEnd.
+// Calls, and how they reach a library: at once, or together at the outermost ncclGroupEnd.
 #pragma once
 
 #include <functional>
@@ -37,14 +37,15 @@ struct Call {
   std::shared_ptr<const CallConfig> config = {};  // null: the function without one was called
 };
 
-// Issues the call now, or keeps it for the end of the thread's group. With `config`, under that.
+// Issues the call now, or keeps it for the end of the thread's group. `config` applies to the call.
 ncclResult_t submit(Call call, const ncclCollConfig_t* config = nullptr);
 moecclOp_t op_of(Kind kind);
 
-// calls.cc: hands one call to MoECCL; inside moecclGroupStart/End when several belong together.
+// In calls.cc: each hands one call to its library. Calls to MoECCL that belong together are inside
+// moecclGroupStart/End.
 ncclResult_t issue_ours(const Call& call, Comm& comm);
 ncclResult_t issue_real(const Call& call, ncclComm_t real);
-// MoECCL's prediction in microseconds; 0 when it has none.
+// Returns MoECCL's prediction in microseconds; 0 when it has none.
 double predict_us(const Call& call, Comm& comm);
 
 // The making of a communicator, which waits for other ranks.
@@ -52,26 +53,27 @@ struct Job {
   CommPtr comm;
   ncclComm_t* out = nullptr;  // the program's variable; NULL when it fails, or when `comm` joins nothing
   std::function<ncclResult_t(Comm&)> work;
-  // What it is made from: in use until the job has ended, and in progress while the job runs in the background.
+  // The communicator that it is made from: in use until the job has ended, in progress while the job is in the
+  // background.
   std::shared_ptr<Held> parent = {};
   bool joins = true;  // false: this rank takes part in a split and gets no communicator
 };
-// Runs it now, in the background when the communicator does not block (ncclInProgress), or at the end of the thread's
-// group, where several jobs run side by side. Publishes comm and sets *out first.
+// Publishes comm and sets *out, then runs the job: now, in the background when the communicator does not block
+// (ncclInProgress), or at the end of the thread's group, where several jobs run side by side.
 ncclResult_t start(Job job);
 
 // The calling thread's group.
 bool group_open();
 ncclResult_t group_start();
 ncclResult_t group_end(ncclSimInfo_t* simulate);
-// The real library is about to get a call of an open group that is not a Call: opens its group as well.
+// Called before the real library gets a call of an open group that is not a Call: opens its group as well.
 ncclResult_t enter_real_group();
-// A call of an open group failed its checks: the group issues nothing and ends with this. Returns `result`.
+// Notes that a call of an open group failed its checks: the group issues nothing and ends with this. Returns `result`.
 ncclResult_t fail_group(ncclResult_t result);
-// Part of an open group: runs at its end, after its collectives and messages, those that wait last. A failure is the
-// group's.
+// Adds work to an open group. It runs at the group's end, after its collectives and messages; work that waits runs
+// last. A failure of the work is the group's.
 void at_group_end(bool waits, std::function<ncclResult_t()> work);
-// Runs at the end of an open group, after its calls; now when there is none.
+// Runs the work at the end of an open group, after its calls; now when there is none.
 void after_group(std::function<void()> work);
 
 }  // namespace moeccl::shim

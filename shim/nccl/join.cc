@@ -18,7 +18,7 @@
 namespace moeccl::shim {
 namespace {
 
-// What ranks tell each other first. Fixed layout: the ranks may run different builds of the shim.
+// What ranks tell each other first. The layout is fixed, because the ranks may run different builds of the shim.
 struct Hello {
   uint32_t version = 3;
   uint8_t wants_nccl = 0;  // this rank's memory is for NCCL
@@ -63,7 +63,8 @@ ncclResult_t exchange(Comm& comm, Hello mine, std::vector<Hello>& all) {
   return ncclSuccess;
 }
 
-// The same on all ranks: a function of what all have said. `failure` is set when a user insists on what cannot be.
+// Returns the same on all ranks: a function of what all have said. Sets `failure` when a user insists on what cannot
+// be.
 bool choose_nccl(const std::vector<Hello>& all, std::string& failure) {
   bool wanted = false, insists = false;
   int without = -1;
@@ -89,7 +90,7 @@ ncclResult_t hand_over(Comm& comm, InitConfig& config) {
   if (comm.rank == 0) word.made = MOECCL_FORWARD(GetUniqueId, &word.id) == ncclSuccess;
   ncclResult_t result = from_moeccl(moecclBroadcast(&word, &word, sizeof word, moecclUint8, 0, comm.ours, nullptr));
   int32_t here = 0;
-  // All have the id before anyone leaves.
+  // All ranks must have the id before any of them leaves.
   if (result == ncclSuccess) {
     result = from_moeccl(moecclAllReduce(&here, &here, 1, moecclInt32, moecclSum, comm.ours, nullptr));
   }
@@ -197,7 +198,7 @@ ncclResult_t settle(Comm& comm, InitConfig config) {
   std::string reason, failure;
   mine.wants_nccl = wants_nccl(&reason);
   mine.insists = settings().mode == Mode::kNccl;
-  // Opened only where it may be needed: it is a library of 200 MB.
+  // Opened only where it may be needed, because it is a library of 200 MB.
   if (settings().mode != Mode::kMoeccl && (mine.wants_nccl != 0 || !settings().nccl.empty())) {
     mine.has_nccl = real_nccl() != nullptr;
   }

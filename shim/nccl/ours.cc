@@ -8,8 +8,8 @@
 namespace moeccl::shim {
 namespace {
 
-// A communicator of one rank, and a sum on device memory in a CUDA stream. A MoECCL that knows no CUDA refuses the
-// stream before it touches the memory; one without kernels for this device refuses the memory.
+// Tries a communicator of one rank, and a sum on device memory in a CUDA stream. A MoECCL that knows no CUDA refuses
+// the stream before it touches the memory; one without kernels for this device refuses the memory.
 bool try_cuda() {
   const device::Probe probe;
   if (!probe.ok()) return false;

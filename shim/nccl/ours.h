@@ -4,7 +4,7 @@
 
 namespace moeccl::shim {
 
-// Whether the loaded MoECCL takes this process's CUDA memory: tried at the first call, where there is a device.
+// Returns whether the loaded MoECCL takes this process's CUDA memory; the first call tries it, where there is a device.
 bool moeccl_serves_cuda();
 
 }  // namespace moeccl::shim

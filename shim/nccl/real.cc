@@ -32,11 +32,12 @@ void add_paths(std::string_view list, const std::string& origin, std::vector<std
     for (const std::string_view word : {"$ORIGIN", "${ORIGIN}"}) {
       if (const size_t at = folder.find(word); at != std::string::npos) folder.replace(at, word.size(), origin);
     }
-    if (folder[0] == '/') folders.push_back(std::move(folder));  // never what lies in the working directory
+    if (folder[0] == '/') folders.push_back(std::move(folder));  // never from the working directory
   }
 }
 
-// Where the libraries that need libnccl.so.2 (PyTorch's, say) would have found it: their RPATH and RUNPATH.
+// Adds the folders where the libraries that need libnccl.so.2 (PyTorch's, say) would have found it: their RPATH and
+// RUNPATH.
 void add_needers(std::vector<std::string>& folders) {
   for (const link_map* map = _r_debug.r_map; map != nullptr; map = map->l_next) {
     if (map->l_ld == nullptr) continue;
@@ -44,7 +45,7 @@ void add_needers(std::vector<std::string>& folders) {
     for (const auto* d = map->l_ld; d->d_tag != DT_NULL; ++d) {
       if (d->d_tag == DT_STRTAB) strings = reinterpret_cast<const char*>(d->d_un.d_ptr);
     }
-    // glibc relocates this pointer in place on the machines that we know; where it does not, it is an offset.
+    // glibc relocates this pointer in place on the machines that we know; where it does not, the pointer is an offset.
     if (strings == nullptr || reinterpret_cast<uint64_t>(strings) < map->l_addr) continue;
     bool needs = false;
     std::vector<std::string_view> lists;
@@ -58,7 +59,7 @@ void add_needers(std::vector<std::string>& folders) {
   }
 }
 
-// LD_LIBRARY_PATH and the system's own folders, as the dynamic linker would go through them for this library.
+// Adds LD_LIBRARY_PATH and the system's own folders, as the dynamic linker would go through them for this library.
 void add_linker_paths(std::vector<std::string>& folders) {
   Dl_info self;
   if (dladdr(&open_real, &self) == 0) return;
@@ -77,7 +78,7 @@ void add_linker_paths(std::vector<std::string>& folders) {
   dlclose(handle);
 }
 
-// What ldconfig reads; its cache has no public interface.
+// Adds the folders that ldconfig reads, because its cache has no public interface.
 void add_configured_paths(std::vector<std::string>& folders) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/etc/ld.so.conf.d", ignored)) {
@@ -111,8 +112,8 @@ std::vector<std::string> candidates(std::string& why) {
 }
 
 Real* open(const std::string& file, std::string& why) {
-  // Own scope first: NCCL calls some of its public functions by name, and must find its own and not the shim's.
-  // AddressSanitizer cannot stand that flag; InReal alone keeps them apart then.
+  // The library's own scope comes first: NCCL calls some of its public functions by name, and must find its own and not
+  // the shim's. AddressSanitizer does not allow that flag; then InReal alone keeps them apart.
   const int own_first = dlsym(RTLD_DEFAULT, "__asan_init") == nullptr ? RTLD_DEEPBIND : 0;
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | own_first);
   if (handle == nullptr) {

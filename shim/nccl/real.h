@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The real NCCL, when this machine has one: found, opened beside the shim and never mixed with it.
+// The real NCCL, when this machine has one. It is found, opened beside the shim and never mixed with it.
 #pragma once
 
 #include <string>
@@ -15,13 +15,13 @@ struct Real {
   moecclNcclTable call = {};  // functions that its version does not have are null
 };
 
-// The library, opened at the first call; null when there is none, with the reason in *why (may be null).
+// Returns the library, which the first call opens; null when there is none, with the reason in *why (may be null).
 const Real* real_nccl(std::string* why = nullptr);
-// The library if something has opened it already.
+// Returns the library if it is open already.
 const Real* real_if_open();
 
-// Marks that the calling thread is inside the real library: what that calls by NCCL's public names is its own business
-// and goes straight back to it.
+// Marks that the calling thread is inside the real library: a call that the library makes by a public name of NCCL is
+// the library's own business and goes straight back to it.
 class InReal {
  public:
   InReal() : before_(depth_++) {}
@@ -35,7 +35,7 @@ class InReal {
   int before_;
 };
 
-// Calls one function of the real library, or says which one it lacks.
+// Calls one function of the real library, or reports which one it lacks.
 template <class F, class... A>
 ncclResult_t forward(const char* name, F moecclNcclTable::*member, A... arguments) {
   std::string why;

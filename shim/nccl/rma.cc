@@ -29,7 +29,7 @@ uint64_t hash(const std::string& text) {
   return h;
 }
 
-// One boot of one kernel, and one table of process numbers: containers of a host may not see each other's.
+// Identifies one boot of one kernel and one table of process numbers: containers of a host may not see each other's.
 uint64_t host_id() {
   std::string text;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
@@ -40,10 +40,10 @@ uint64_t host_id() {
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
-// Waiting that begins at once and does not burn a core for long.
+// A wait that begins at once and does not burn a core for long.
 class Pause {
  public:
-  // True every millisecond or so: time to look whether there is still something to wait for.
+  // Returns true every millisecond or so: it is time to check whether there is still something to wait for.
   bool operator()() {
     if (++n_ < 200) return false;
     if (n_ < 400) {
@@ -69,10 +69,10 @@ bool ended(int process) {
 
 }  // namespace
 
-// What the ranks of a host share of one rank. Zero at first; a From for each rank follows it.
+// What one rank shares with the ranks of its host. It is zero at first, and followed by a From for each rank.
 struct Rma::Board {
   struct Window {
-    std::atomic<uint32_t> state;  // released when the rest is there or the window is gone
+    std::atomic<uint32_t> state;  // released when the other fields are set, or the window is gone
     uint32_t on_device;
     uint64_t address, bytes;
   };
@@ -83,11 +83,11 @@ struct Rma::Board {
 struct Rma::From {
   struct Parcel {
     uint32_t window;
-    int32_t file;  // descriptor of its sender
+    int32_t file;  // descriptor in its sender
     uint64_t offset, bytes;
   };
   std::atomic<uint64_t> signals[kContexts][kSignals];
-  std::atomic<uint64_t> posted, fetched;  // parcels; each released by the side that raises it
+  std::atomic<uint64_t> posted, fetched;  // counts of parcels; each released by the side that raises it
   Parcel parcels[kParcels];
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
@@ -113,7 +113,7 @@ Door Rma::open(int n_ranks) {
   if (getrandom(&nonce_, sizeof nonce_, 0) != static_cast<ssize_t>(sizeof nonce_)) return door;
   file_ = memfd_create("moeccl-shim-rma", MFD_CLOEXEC);
   if (file_ < 0 || fchmod(file_, 0600) != 0 || ftruncate(file_, static_cast<off_t>(board_bytes_)) != 0) return door;
-  // Pages that nobody touches take no memory.
+  // Pages that are never touched take no memory.
   void* memory = mmap(nullptr, board_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
   if (memory == MAP_FAILED) return door;
   board_ = static_cast<Board*>(memory);
@@ -173,7 +173,8 @@ ncclResult_t Rma::reach(const char* function, int rank, Peer** found) {
                     "host: use ncclSend and ncclRecv, or run this program with MOECCL_SHIM_MODE=nccl");
   }
   const std::string path = "/proc/" + std::to_string(peer.door.pid) + "/fd/" + std::to_string(peer.door.file);
-  // Its process first: what is found there afterwards is of the same process for as long as this says that it lives.
+  // Open its process first: as long as this says that the process lives, what is found afterwards belongs to that
+  // process.
   const int process = static_cast<int>(syscall(SYS_pidfd_open, peer.door.pid, 0));
   const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   const int why = errno;
@@ -222,7 +223,7 @@ ncclResult_t Rma::find_target(const Put& put, Peer& peer, const std::atomic<bool
   return ncclSuccess;
 }
 
-// Sets peer.fetches, and writes nothing, where the system forbids to.
+// Where the system forbids writing, sets peer.fetches and writes nothing.
 ncclResult_t Rma::write(const Put& put, Peer& peer, uint64_t address) {
   if (peer.door.pid == getpid()) {
     std::memmove(reinterpret_cast<void*>(address), put.bytes, put.n_bytes);
@@ -235,7 +236,7 @@ ncclResult_t Rma::write(const Put& put, Peer& peer, uint64_t address) {
     peer.fetches = true;
     return true;
   };
-  // A process that has ended or become another program is not written to.
+  // Do not write to a process that has ended or become another program.
   uint64_t said = 0;
   iovec mine = {&said, sizeof said}, its = {reinterpret_cast<void*>(peer.door.self), sizeof said};
   errno = 0;
@@ -264,7 +265,7 @@ ncclResult_t Rma::write(const Put& put, Peer& peer, uint64_t address) {
   return ncclSuccess;
 }
 
-// Leaves a parcel for the peer. *posted stays false when it has too many already. Under the lock.
+// Leaves a parcel for the peer. *posted stays false when the peer has too many already. Called under the lock.
 ncclResult_t Rma::post(const Put& put, Peer& peer, bool* posted) {
   From& box = of(*peer.board, rank_);
   const uint64_t n = box.posted.load(std::memory_order_relaxed);
@@ -319,7 +320,7 @@ ncclResult_t Rma::leave(const Put& put, Peer& peer, const std::atomic<bool>& giv
   }
 }
 
-// Fetches what rank `from` has left here, before its signals are said to have come.
+// Fetches what rank `from` has left here, before its signals are reported.
 ncclResult_t Rma::fetch(int from) {
   From& box = of(*board_, from);
   const std::lock_guard lock(mutex_);
@@ -365,7 +366,7 @@ ncclResult_t Rma::put(const Put& put, const std::atomic<bool>& given_up) {
     uint64_t address = 0;
     bool on_device = false;
     result = find_target(put, *peer, given_up, &address, &on_device);
-    // A device's memory is its own process's to write.
+    // Only its own process can write a device's memory.
     const bool writes = put.n_bytes > 0 && !on_device;
     if (result == ncclSuccess && writes && !peer->fetches) result = write(put, *peer, address);
     const bool leaves = put.n_bytes > 0 && (on_device || peer->fetches);
@@ -389,7 +390,7 @@ ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic
   }
   const uint64_t until = before + static_cast<uint64_t>(wanted.opCnt);
   if (count.load(std::memory_order_acquire) >= until) return fetch(wanted.peer);  // released in put()
-  // Who has signalled may have ended since; only whom there is something to wait for must be there.
+  // A rank that has signalled may have ended since. A rank must be there only if there is something to wait for.
   Peer* peer = nullptr;
   const ncclResult_t result = reach("ncclWaitSignal", wanted.peer, &peer);
   if (result != ncclSuccess && result != ncclRemoteError) return result;
@@ -399,7 +400,7 @@ ncclResult_t Rma::wait_for(const ncclWaitSignalDesc_t& wanted, const std::atomic
     const bool gone = result != ncclSuccess || ended(peer->process);
     const bool late = std::chrono::steady_clock::now() > end;
     const uint64_t came = count.load(std::memory_order_acquire);
-    if (came >= until) break;  // it has signalled before it ended
+    if (came >= until) break;  // it signalled before it ended
     if (!gone && !late && !given_up) continue;
     const std::string where = "ncclWaitSignal: " + rank_text(wanted.peer) + " has sent " +
                               std::to_string(came > before ? came - before : 0) + " of " +

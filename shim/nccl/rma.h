@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One-sided puts and signals between ranks of a host (ncclPutSignal, ncclSignal, ncclWaitSignal). The bytes go straight
-// into the peer's window, by memcpy within a process and by process_vm_writev between two; the signal is a counter in
-// memory that the ranks share. Nobody else's time is needed, and nothing is kept for those who never put. Where the
-// system forbids that (kernel.yama.ptrace_scope, a container's seccomp), and for windows on a device, the bytes lie in
-// a file of memory until the peer waits for the signal and fetches them.
+// into the peer's window, by memcpy within a process and by process_vm_writev between two. The signal is a counter in
+// memory that the ranks share. No other thread has to help, and ranks that never put cost nothing. Where the system
+// forbids such writes (kernel.yama.ptrace_scope, a container's seccomp), and for windows on a device, the bytes lie in
+// an in-memory file until the peer waits for the signal and fetches them.
 #pragma once
 
 #include <sys/types.h>
@@ -22,11 +22,11 @@
 
 namespace moeccl::shim {
 
-// Where a rank can be reached; ranks tell each other when the communicator is made. Fixed layout.
+// Where a rank can be reached. Ranks tell each other when the communicator is made. Fixed layout.
 struct Door {
   uint64_t host = 0;   // equal where one rank can see the other's processes
-  uint64_t nonce = 0;  // in the rank's board and at `self`: who answers is the one that said it
-  uint64_t self = 0;   // address in its process
+  uint64_t nonce = 0;  // also in the rank's board and at `self`: proves that it is the rank that sent this
+  uint64_t self = 0;   // address in the rank's process
   int32_t pid = 0;
   int32_t file = -1;  // descriptor of its board; -1: it has none
 };
@@ -35,20 +35,21 @@ class Rma {
  public:
   static constexpr int kSignals = 64, kContexts = 16;
   static constexpr uint32_t kWindows = 1024;
-  static constexpr uint64_t kParcels = 256;  // puts that the peer has not fetched, where it has to
+  static constexpr uint64_t kParcels = 256;  // puts that a peer has not fetched, where it has to
 
   Rma() = default;
   ~Rma();
   Rma(const Rma&) = delete;
   Rma& operator=(const Rma&) = delete;
 
-  // Makes this rank's board. Without memory for it the rank cannot be reached, which its door says.
+  // Makes this rank's board. Without memory for it the rank cannot be reached, and its door says so.
   Door open(int n_ranks);
-  // All ranks' doors, after they have met.
+  // Takes the doors of all ranks, after they have met.
   void meet(int rank, std::vector<Door> doors);
   bool reaches_all() const;
 
-  // The n-th window that a rank registers is one with the n-th of every other. Its number; kWindows: no number is left.
+  // Returns the window's number, or kWindows if none is left. The n-th window of a rank belongs to the n-th of every
+  // other.
   uint32_t add_window(void* buffer, size_t bytes, bool on_device);
   void remove_window(uint32_t number);
 
@@ -66,7 +67,7 @@ class Rma {
 
  private:
   struct Board;
-  struct From;  // what a board has of one rank
+  struct From;  // the part of a board that belongs to one rank
   struct Peer {
     Door door;
     Board* board = nullptr;            // mapped at the first use
@@ -92,9 +93,9 @@ class Rma {
   size_t board_bytes_ = 0;
   Board* board_ = nullptr;
   uint32_t n_windows_ = 0;
-  std::mutex mutex_;  // guards what is below, and n_windows_
+  std::mutex mutex_;  // guards the members below, and n_windows_
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::map<std::pair<int, int>, uint64_t> taken_;  // by rank and place of the counter: signals that were waited for
+  std::map<std::pair<int, int>, uint64_t> taken_;  // signals that were waited for, by rank and place of the counter
 };
 
 }  // namespace moeccl::shim

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the environment and the user of the shim say: settings, notices and the last error.
+// The shim's settings from the environment, its notices to the user, and the last error.
 #pragma once
 
 #include <moeccl/moeccl.h>
@@ -25,19 +25,19 @@ struct Settings {
   int timeout_ms = 600'000;         // MOECCL_TIMEOUT_MS, MoECCL's own, for the same
   int init_timeout_ms = 60'000;     // MOECCL_INIT_TIMEOUT_MS, MoECCL's own, for what the shim waits for by itself
 };
-// Read once, at the first use; words that are not understood get a line on stderr.
+// Reads them at the first use; values that are not understood get a line on stderr.
 const Settings& settings();
 
 // Writes "moeccl-nccl: text" to stderr unless the user asked for quiet.
 void notice(const std::string& text);
 
-// Keeps the sentence for ncclGetLastError, shows it when NCCL_DEBUG asks for warnings, and returns the code.
+// Keeps the message for ncclGetLastError, shows it when NCCL_DEBUG asks for warnings, and returns the code.
 ncclResult_t fail(ncclResult_t code, const std::string& text);
-// The same for a failed call of MoECCL, whose sentence MoECCL keeps; ncclSuccess for moecclSuccess.
+// Does the same for a failed call of MoECCL, with MoECCL's message; returns ncclSuccess for moecclSuccess.
 ncclResult_t from_moeccl(moecclResult_t result);
-// The same for what was thrown, which is nearly always a lack of memory or of threads.
+// Does the same for an exception, which nearly always means a lack of memory or threads.
 ncclResult_t fail_thrown(const std::exception& thrown) noexcept;
-// Runs `body` (returning ncclResult_t) so that nothing is thrown out of it.
+// Runs `body` (returning ncclResult_t) so that no exception escapes.
 template <class Body>
 ncclResult_t contained(Body&& body) {
   try {
@@ -46,10 +46,10 @@ ncclResult_t contained(Body&& body) {
     return fail_thrown(e);
   }
 }
-// The last failure was one of the real library, which keeps its sentence itself.
+// Notes that the last failure was one of the real library, which keeps its own message.
 void fail_elsewhere();
 bool failed_elsewhere();
-// What the calling thread sees of the process's last failure; valid until this thread asks again.
+// Returns the process's last failure; valid until the calling thread asks again.
 const char* last_error();
 
 }  // namespace moeccl::shim

@@ -6,7 +6,7 @@
 
 namespace moeccl::shim {
 
-// Whether `window` is a live one of this communicator; *number is its number under Rma then.
+// Returns whether `window` is a live one of this communicator; if so, *number is its number under Rma.
 bool find_window(ncclWindow_t window, ncclComm_t comm, uint32_t* number);
 
 }  // namespace moeccl::shim

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An algorithm is a row: what it needs, its staging, how large its chunks are, and the steps of a rank. All are pure
-// functions of the shape and the tree; what a plan costs is computed from its steps by src/plan/cost.h. To add one: a
-// new file with its rows and one line in families.h; tests/unit/algo/proof_test.cc proves it. docs/contributing.md.
+// An algorithm is a row: its needs, its staging, its chunk size, and the steps of a rank. All are pure functions of the
+// shape and the tree; src/plan/cost.h computes the cost of a plan from its steps. To add one, write a new file with its
+// rows and add one line to families.h; tests/unit/algo/proof_test.cc proves it. See docs/contributing.md.
 #pragma once
 
 #include <span>
@@ -15,21 +15,21 @@ namespace moeccl::algo {
 
 class ProgramBuilder;
 
-// The staging of an algorithm for a shape: what its chunking and its programs must agree on.
+// The staging of an algorithm for a shape, on which its chunking and its programs must agree.
 struct Layout {
   uint32_t n_slots = 0;
   uint32_t depth = 1;
 };
 
-// What an algorithm needs of several ranks, as bits.
+// What an algorithm on several ranks needs, as bits.
 enum Needs : uint32_t {
   kNothing = 0,
-  kNodes = 1,         // groups of ranks: at least two, one of them of two ranks or more
+  kNodes = 1,         // at least two groups of ranks, one of them with two ranks or more
   kStagingViews = 2,  // peers' staging can be read
   kViews = 4,         // peers' buffers can be read and written
   kReads = 8,         // peers' buffers can be read
-  kUnscaled = 16,     // inputs may be read by peers as they are
-  kAnyOrder = 32,     // sums of partial results, in another order than by rank
+  kUnscaled = 16,     // peers may read inputs as they are
+  kAnyOrder = 32,     // partial results may be summed in another order than by rank
 };
 
 inline constexpr uint64_t kWhole = UINT64_MAX;  // one chunk, whatever its length
@@ -41,30 +41,32 @@ struct Algorithm {
   uint32_t needs;
   Layout (*layout)(const plan::Shape&, const plan::LevelTree&);
   uint64_t chunk_bytes;  // the most of one chunk of one block, or kWhole
-  // Writes the program of one of several ranks; a rank that is alone copies, or stores its input as the result.
+  // Writes the program of one of several ranks; a single rank copies, or stores its input as the result.
   void (*steps)(ProgramBuilder&, const plan::Shape&, const plan::LevelTree&, uint32_t rank);
-  // Where the chunk depends on the shape: instead of chunk_bytes.
+  // Replaces chunk_bytes where the chunk depends on the shape.
   uint64_t (*chunk_bytes_for)(const plan::Shape&, const plan::LevelTree&) = nullptr;
 
-  // Success, or why it cannot run this shape ("needs buffers that peers can read: moecclMemAlloc or thread ranks").
+  // Returns success, or why it cannot run this shape ("needs buffers that peers can read: moecclMemAlloc or thread
+  // ranks").
   Status applies(const plan::Shape&, const plan::LevelTree&) const;
   plan::Chunking chunking(const plan::Shape&, const plan::LevelTree&) const;
   plan::Program build(const plan::Shape&, const plan::LevelTree&, uint32_t rank) const;
 };
 
-// All standard collectives' algorithms; those of one operation in the order in which ties are broken.
+// Returns the algorithms of all standard collectives; those of one operation are in the order in which ties are broken.
 std::span<const Algorithm> algorithms();
-const Algorithm* find(moecclOp_t op, std::string_view name);  // null when there is none
-// Those names in that order, and those that a routing or a placement chooses among.
+const Algorithm* find(moecclOp_t op, std::string_view name);  // null if there is none
+// Returns their names in that order, or those that a routing or a placement chooses among.
 std::string names_of(moecclOp_t op, const char* separator);
 
 // Builds the programs of all ranks (for readers), or only `rank`'s.
 plan::Plan build_all(const Algorithm&, const plan::Shape&, const plan::LevelTree&);
 plan::Plan build_for(const Algorithm&, const plan::Shape&, const plan::LevelTree&, uint32_t rank);
-// Whether the plan for this shape leaves the right bytes on every rank, in every order that its signals allow
-// (src/plan/checker.h); moecclInternalError names rank, lane and step. Pairs of ranks count: for seldom use.
+// Checks that the plan for this shape leaves the right bytes on every rank, in every order that its signals allow
+// (src/plan/checker.h); moecclInternalError names rank, lane and step. The cost grows with pairs of ranks, so use it
+// seldom.
 Status prove(const Algorithm&, const plan::Shape&, const plan::LevelTree&);
-// Equal on ranks that would build the same plan: over names, shape, chunking and tree, not over one rank's steps.
+// Equal on ranks that would build the same plan: covers names, shape, chunking and tree, but not one rank's steps.
 uint64_t plan_hash(const Algorithm&, const plan::Shape&, const plan::Chunking&, const plan::LevelTree&);
 
 }  // namespace moeccl::algo

@@ -14,7 +14,7 @@ uint64_t line_elements(const Shape& shape) { return shape.element_bytes >= kLine
 
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// The largest slot that the staging allows, in bytes.
+// Returns the largest slot that the staging allows, in bytes.
 uint64_t slot_cap(const Shape& shape, Layout layout) {
   const uint64_t slots = std::max<uint64_t>(1, static_cast<uint64_t>(layout.n_slots) * layout.depth);
   return shape.staging_bytes / slots / kLine * kLine;
@@ -32,12 +32,12 @@ Chunking cut(const Shape& shape, Layout layout, uint64_t chunk_bytes) {
   if (layout.n_slots > 0) bytes = std::min(bytes, slot_cap(shape, layout));
   const uint64_t line = line_elements(shape);
   const uint64_t most = std::max(line, bytes / shape.element_bytes / line * line);
-  // Largest blocks of AllToAllv may be unknown when the plan is made: its chunks must not depend on them.
+  // The largest block of an AllToAllv may be unknown when the plan is made, so its chunks must not depend on it.
   if (plan::facts(shape.op).private_sizes) {
     return {most, static_cast<uint32_t>(std::max<uint64_t>(1, (shape.count + most - 1) / most))};
   }
   if (shape.count <= most) return {std::max<uint64_t>(1, shape.count), 1};
-  // Divisions first: sums of a large count would wrap.
+  // Divide first, because sums of a large count would wrap.
   const auto ceil_of = [](uint64_t value, uint64_t unit) { return value / unit + (value % unit != 0 ? 1 : 0); };
   const uint64_t even = round_up(ceil_of(shape.count, ceil_of(shape.count, most)), line);
   return {even, static_cast<uint32_t>(std::min<uint64_t>(ceil_of(shape.count, even), UINT32_MAX))};

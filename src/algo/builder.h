@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all plan builders share: a writer of programs, the cut into chunks, and reasons not to apply.
+// Shared by all plan builders: a writer of programs, the cut into chunks, and reasons not to apply.
 #pragma once
 
 #include <cassert>
@@ -23,7 +23,7 @@ using plan::Step;
 using plan::StepKind;
 using plan::When;
 
-// Layouts of a fixed number of slots, and of one slot for each rank and some more.
+// Layouts of a fixed number of slots, or of one slot per rank plus kMore.
 template <uint32_t kSlots, uint32_t kDepth>
 Layout slots(const Shape&, const LevelTree&) {
   return {kSlots, kDepth};
@@ -38,7 +38,7 @@ inline Ref out(uint32_t rank, uint32_t block = 0) {
   return {rank, Buffer::kOutput, static_cast<uint16_t>(block), 0, 1};
 }
 inline Ref slot(uint32_t rank, uint32_t index) { return {rank, Buffer::kStaging, static_cast<uint16_t>(index), 0, 1}; }
-// Part `index` of `parts` of a whole extent.
+// Returns part `index` of `parts` of a whole extent.
 inline Ref part(Ref ref, uint32_t index, uint32_t parts) {
   ref.part = static_cast<uint16_t>(index);
   ref.parts = static_cast<uint16_t>(parts);
@@ -49,7 +49,7 @@ inline Ref part(Ref ref, uint32_t index, uint32_t parts) {
 class ProgramBuilder {
  public:
   ProgramBuilder(const Shape& shape, uint32_t rank, Layout layout) : ProgramBuilder(rank, layout, shape.n_ranks) {}
-  // n_ranks: for what goes to all of them.
+  // n_ranks: for steps that go to all of them.
   ProgramBuilder(uint32_t rank, Layout layout, uint32_t n_ranks = 1) : n_(n_ranks), me_(rank) {
     program_.rank = rank;
     program_.n_slots = layout.n_slots;
@@ -65,9 +65,9 @@ class ProgramBuilder {
 
   void put(Ref dst, Ref src) { move(StepKind::kPut, dst, src); }
   void copy(Ref dst, Ref src) { move(StepKind::kCopy, dst, src); }
-  // What this rank copies to its own staging from here on stays in its cache (Step::read_again).
+  // Keeps the data that this rank copies to its own staging from here on in its cache (Step::read_again).
   void cache_staging() { caches_staging_ = true; }
-  // A row step with its list in the Binding. `final`: as in reduce().
+  // Adds a row step with its list in the Binding. `final`: as in reduce().
   void rows(StepKind kind, Ref dst, std::span<const Ref> srcs, uint32_t list, bool final = false) {
     Step& step = add(kind, srcs);
     step.dst = dst;
@@ -75,7 +75,7 @@ class ProgramBuilder {
     step.final_reduce = final;
   }
   void rows(StepKind kind, Ref dst, Ref src, uint32_t list) { rows(kind, dst, {&src, 1}, list); }
-  // dst = srcs in this order. `final`: the result is what the user gets.
+  // Reduces srcs, in this order, into dst. `final`: the result is what the user gets.
   void reduce(Ref dst, std::span<const Ref> srcs, bool final, bool read_again = false) {
     Step& step = add(StepKind::kReduce, srcs);
     step.dst = dst;
@@ -83,7 +83,7 @@ class ProgramBuilder {
     step.read_again = read_again;
   }
 
-  // Of the step before, a final reduction.
+  // Sets the divisor of the step before, which is a final reduction.
   void divide(uint32_t divisor) { program_.lanes.back().steps.back().divisor = divisor; }
 
   void signal(uint32_t peer, uint32_t sig) { synchronise(StepKind::kSignal, peer, sig, 0); }
@@ -95,10 +95,10 @@ class ProgramBuilder {
     for (uint32_t i = 1; i < n_; ++i) wait(before(i), sig, lag);
   }
 
-  // The rank `distance` places after or before this one, so that ranks do not all turn to the same peer at once.
+  // The rank `distance` places after or before this one. With these, ranks do not all turn to the same peer at once.
   uint32_t after(uint32_t distance) const { return (me_ + distance) % n_; }
   uint32_t before(uint32_t distance) const { return (me_ + n_ - distance % n_) % n_; }
-  // Rotations of the staging.
+  // Returns the number of rotations of the staging.
   uint32_t depth() const { return program_.depth; }
 
   Program finish() && {
@@ -139,15 +139,15 @@ class ProgramBuilder {
 
 // Cuts blocks of shape.count into even chunks of at most `chunk_bytes` that fit the staging.
 Chunking cut(const Shape& shape, Layout layout, uint64_t chunk_bytes);
-// Whether the chunks of cut() are so few that they can be counted.
+// Fails if cut() gives more chunks than can be counted.
 Status chunks_cover(const Shape& shape, const Chunking& chunking);
-// One chunk for the whole block, whatever its length.
+// Returns one chunk for the whole block, whatever its length.
 Chunking whole(const Shape& shape);
-// Whether the smallest chunk, or the whole block, fits the staging.
+// Fail unless the smallest chunk, or the whole block, fits the staging.
 Status chunks_fit(const Shape& shape, Layout layout);
 Status whole_fits(const Shape& shape, Layout layout);
 
-// Reasons not to apply to several ranks: see Needs.
+// Reasons not to apply to several ranks; see Needs.
 Status needs_staging_views(const Shape& shape);
 Status needs_views(const Shape& shape);
 Status needs_reads(const Shape& shape);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buffers that peers can reach: one pass over the data, no staging in between. Ranks meet before (all buffers are
-// ready) and after (nobody touches them any more). Reductions need views; moves need reads and, where pushing is
-// faster, use views.
+// Buffers that peers can reach: one pass over the data, with no staging in between. Ranks meet before (all buffers are
+// ready) and after (no rank touches them any more). Reductions need views. Moves need reads, and use views where
+// pushing is faster.
 #include "src/algo/builder.h"
 #include "src/algo/families.h"
 #include "src/algo/tuning.h"
@@ -22,14 +22,14 @@ void meet(ProgramBuilder& b, When when, uint32_t sig) {
   b.when(When::kEvery);
 }
 
-// This rank's part (or block) of all inputs, in rank order.
+// Returns this rank's part (or block) of all inputs, in rank order.
 std::vector<Ref> all_inputs(const Shape& shape, uint32_t block, uint32_t index, uint32_t parts) {
   std::vector<Ref> srcs;
   for (uint32_t p = 0; p < shape.n_ranks; ++p) srcs.push_back(part(in(p, block), index, parts));
   return srcs;
 }
 
-// In place: only this rank reads part `rank` of any input, and only it writes part `rank` of any output. The host
+// Works in place: only this rank reads part `rank` of any input, and only it writes part `rank` of any output. The host
 // executor joins the reduction and its moves: each element is read once and written once to each output.
 void all_reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t n = shape.n_ranks;
@@ -49,7 +49,7 @@ void reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t ra
   meet(b, When::kLast, kDone);
 }
 
-// In place: the output is the block of the own input that no peer reads.
+// Works in place: the output is the block of this rank's input that no peer reads.
 void reduce_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   meet(b, When::kFirst, kArrived);
   b.reduce(out(rank), all_inputs(shape, rank, 0, 1), true);
@@ -70,9 +70,9 @@ void all_gather(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_
   meet(b, When::kLast, kDone);
 }
 
-// A rank says to each peer that it has read its block. Out of place nobody needs to wait for that before the end, so
-// those waits have a lane of their own. A rank that works in place must: it sets the blocks aside until its peers have
-// read the memory that they go to. in_place is private, so both programs exchange the same signals.
+// A rank tells each peer that it has read the peer's block. Out of place, no rank needs to wait for that before the
+// end, so those waits have a separate lane. A rank that works in place must wait: it sets the blocks aside until its
+// peers have read the memory that they go to. in_place is private, so both programs exchange the same signals.
 void all_to_all(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t n = shape.n_ranks;
   meet(b, When::kFirst, kArrived);
@@ -111,7 +111,7 @@ void from_root(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t
   }
 }
 
-// With views all ranks push at once, each its block; else the root pulls.
+// With views, all ranks push their blocks at once; otherwise the root pulls.
 void gather(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t root = shape.root;
   if (rank == root) {
@@ -137,7 +137,7 @@ void gather(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t ra
   }
 }
 
-// What is pushed is read once and stays in the cache for n writes.
+// A pushed chunk is read once and stays in the cache for n writes.
 uint64_t gathered(const Shape& shape, const LevelTree&) { return pushes(shape) ? tuning::kDirectAllGather : kWhole; }
 
 constexpr const char* kSum = "each rank reduces its part from all inputs and writes it to all outputs";

@@ -46,8 +46,9 @@ void ExpertExchangePlan::set_layout(bool direct, uint32_t slots, uint64_t direct
   direct_ = direct;
   layout_ = direct ? Layout{0, 1} : Layout{slots, tuning::kOverlap};
   chunk_bytes_ = direct ? direct_bytes : staged_bytes;
-  // The credit of a chunk is back a round trip after it was sent, and then one more chunk may go: for a line that is
-  // always busy all rotations but one cover the round trip, and what ranks take to copy and to wake up.
+  // The credit of a chunk is back a round trip after the chunk was sent, and then one more chunk may go. To keep the
+  // line always busy, all rotations but one must cover the round trip and the time that ranks take to copy and to wake
+  // up.
   constexpr double kLoop = 1.5;  // round trips
   double most = 0;               // of one slot
   for (size_t l = 0; l < round_trip_bytes_.size() && !direct; ++l)

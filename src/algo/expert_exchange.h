@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What bringing experts into their domains (ExpertGather) and summing their gradients on the way back (ExpertReturn)
-// have in common: who holds which experts, the call's shape, and the reading of peers' buffers.
+// Shared by bringing experts into their domains (ExpertGather) and summing their gradients on the way back
+// (ExpertReturn): which rank holds which experts, the call's shape, and the reading of peers' buffers.
 #pragma once
 
 #include "src/algo/builder.h"
@@ -14,46 +14,47 @@ struct ExpertExchange {
   uint32_t element_bytes = 1;
   plan::Reach reach;
   uint64_t staging_bytes = 0;
-  // [levels] what a rank's share of a level's uplink carries in a round trip: so much must be under way at once for the
-  // line to be busy. Empty: little.
+  // [levels] bytes that a rank's share of a level's uplink carries in a round trip: this much must be under way at once
+  // to keep the line busy. Empty: little.
   std::vector<double> round_trip_bytes = {};
-  // Of what is summed.
+  // For data that is summed.
   bool deterministic = false;  // the same bits whatever can be reached
-  uint32_t most_sources = 0;   // that one reduction may have; 0: any number
+  uint32_t most_sources = 0;   // the most of one reduction; 0: any number
 };
 
-// ExpertExchange::round_trip_bytes of the tree's or the profile's links.
+// Returns ExpertExchange::round_trip_bytes for the tree's or the profile's links.
 std::vector<double> round_trip_bytes(const plan::LevelTree& tree, const plan::Profile& profile);
 
 class ExpertExchangePlan {
  public:
-  // "direct": peers' buffers are read, each expert at once from where it is; else "staged".
+  // "direct": peers' buffers are read, each expert at once from where it is; otherwise "staged".
   const char* name() const { return direct_ ? "direct" : "staged"; }
   const Shape& shape() const { return shape_; }
   const Placement& homes() const { return homes_; }
   Chunking chunking() const { return cut(shape_, layout_, chunk_bytes_); }
   uint64_t hash() const;
-  // The experts that a rank holds once they are gathered, ascending.
+  // Returns the experts that a rank holds once they are gathered, ascending.
   const std::vector<uint32_t>& held(uint32_t rank) const { return held_[rank]; }
 
  protected:
-  // Signals. A pair of ranks meets at one level only, so one for data and one for freed slots serve all levels; the
-  // others are order between a rank's own lanes.
+  // Signals. A pair of ranks meets at one level only, so one signal for data and one for freed slots serve all levels.
+  // The others order a rank's own lanes.
   enum Sig : uint32_t { kData, kCredit, kForwarded, kSummed };
   static constexpr uint32_t kMostBlocks = 1 << 15;  // slots and blocks are 16-bit numbers in plans
 
   ExpertExchangePlan(moecclOp_t op, const Domains& domains, const Placement& homes, const ExpertExchange& call);
-  // The experts that a rank holds before the AllGather of `level`, in the order in which they came.
+  // Returns the experts that a rank holds before the AllGather of `level`, in the order in which they came.
   std::vector<uint32_t> experts_of(uint32_t rank, uint32_t level) const;
-  // Where an expert stands among those that the rank holds.
+  // Returns the position of an expert among those that the rank holds.
   uint32_t held_block(uint32_t rank, uint32_t expert) const;
   bool holds(uint32_t holder, uint32_t home) const;
-  // "direct" when it may be, with chunks of direct_bytes; else staged_bytes through `slots` slots of the staging.
+  // Sets "direct" with chunks of direct_bytes, or otherwise staged_bytes through `slots` slots of the staging.
   // level_slots[level]: slots of a rank that fill at once from one level, the most of any rank.
   void set_layout(bool direct, uint32_t slots, uint64_t direct_bytes, uint64_t staged_bytes,
                   const std::vector<uint32_t>& level_slots);
-  // One rank's program when `reads(reader, source)` says who reads whose Input: `move(builder, sources)` adds the steps
-  // of a chunk. Nobody reads before the source has entered, and none leaves before its readers are done.
+  // Builds one rank's program. `reads(reader, source)` says whether one rank reads another's Input; `move(builder,
+  // sources)` adds the steps of a chunk. No rank reads before the source has entered, and no source leaves before its
+  // readers are done.
   template <class Reads, class Move>
   Program build_direct(uint32_t rank, Reads&& reads, Move&& move) const {
     ProgramBuilder b(shape_, rank, layout_);

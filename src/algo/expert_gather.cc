@@ -43,7 +43,7 @@ plan::Plan ExpertGather::build_all() const { return whole_plan(*this, shape_); }
 
 Program ExpertGather::build(uint32_t rank) const {
   if (!direct_) return build_staged(rank);
-  // Whoever holds an expert at the end reads it at its owner.
+  // A rank that holds an expert at the end reads it from its owner.
   const auto reads = [&](uint32_t reader, uint32_t home) { return holds(reader, home); };
   return build_direct(rank, reads, [&](ProgramBuilder& b, const std::vector<uint32_t>& sources) {
     const auto copy_from = [&](uint32_t home) {
@@ -70,7 +70,7 @@ Program ExpertGather::build_staged(uint32_t rank) const {
     send_own(d);
     b.signal(d.to, kData);
   }
-  // Inner levels: own experts at once, then those that outer levels brought, as they come.
+  // Inner levels send own experts at once, then those that outer levels bring, as they come.
   std::vector<bool> awaited(arrivals.size(), false);
   bool forwards = false;
   b.lane(LaneKind::kIntra);

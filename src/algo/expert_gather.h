@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // AllGather of experts inside their domains (HybridEP, Section IV-A), level after level, as one plan. Outer levels come
-// first and inner ones pass on what came: over each link of Algorithm 1 goes one message a chunk, with all that its
-// sender holds.
+// first, and inner ones pass on what came: each link of Algorithm 1 carries one message per chunk, with everything that
+// its sender holds.
 //
-// Input is [own experts][count], Output [held experts][count]; both by ascending expert number, so that Output is what
-// a MoE layer of the same domains calls its local experts.
+// Input is [own experts][count], Output [held experts][count]; both are ordered by ascending expert number, so that
+// Output is what a MoE layer of the same domains calls its local experts.
 #pragma once
 
 #include "src/algo/expert_exchange.h"
@@ -13,7 +13,7 @@ namespace moeccl::algo {
 
 class ExpertGather : public ExpertExchangePlan {
  public:
-  // Both live as long as this object. Fails when the staging is too small.
+  // Both references must outlive this object. Fails if the staging is too small.
   static Result<ExpertGather> make(const Domains& domains, const Placement& homes, const ExpertExchange& settings);
 
   Program build(uint32_t rank) const;

@@ -29,7 +29,7 @@ ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const
   bool direct = s.reach.views && !s.deterministic;
   for (const auto& h : holders_) direct = direct && (s.most_sources == 0 || h.size() <= s.most_sources);
   std::vector<uint32_t> used(n, 0), level_slots(domains.tree().depth(), 0);
-  // Links of the gather come by level, then rank.
+  // The gather's links are ordered by level, then rank.
   for (const Domains::Send& send : domains.sends()) {
     std::vector<uint32_t> experts = experts_of(send.from, send.level);
     if (experts.empty()) continue;
@@ -44,7 +44,7 @@ ExpertReturn::ExpertReturn(const Domains& domains, const Placement& homes, const
   }
   for (uint32_t r = 0; r < n; ++r) {
     for (Giving& g : givings_[r]) {
-      // Whatever came before a level was passed on over all of this rank's links of that level.
+      // Everything that came before a level was passed on over all of this rank's links of that level.
       g.sums = std::any_of(takings_[r].begin(), takings_[r].end(), [&](const Taking& t) { return t.level > g.level; });
       if (!g.sums) continue;
       g.sum_slot = used[r];
@@ -95,13 +95,14 @@ Program ExpertReturn::build(uint32_t rank) const {
   });
 }
 
-// Lanes mirror the gather's: inner levels, innermost first; what goes out over the outermost level; sums for the owner.
-// A lane runs ahead of the next as far as the slots allow, so chunks are under way at all levels at once. What a rank
-// gives at a level waits for what it takes at deeper levels alone: two ranks that give to each other do not wait.
+// The lanes mirror the gather's: inner levels, innermost first; what goes out over the outermost level; sums for the
+// owner. A lane runs ahead of the next as far as the slots allow, so chunks are under way at all levels at once. What a
+// rank gives at a level waits only for what it takes at deeper levels, so two ranks that give to each other do not
+// wait.
 Program ExpertReturn::build_staged(uint32_t rank) const {
   ProgramBuilder b(shape_, rank, layout_);
   const std::vector<Taking>& takings = takings_[rank];
-  // This rank's own part of an expert and what came back over links below `level`; level -1: over all links.
+  // Returns this rank's own part of an expert and what came back over links below `level`; level -1: over all links.
   const auto sources = [&](uint32_t expert, int64_t level) {
     std::vector<Ref> all{in(rank, held_block(rank, expert))};
     for (const Taking& t : takings) {
@@ -144,7 +145,7 @@ Program ExpertReturn::build_staged(uint32_t rank) const {
   if (inner) b.wait(rank, kForwarded);
   give(0);
   if (inner) b.signal(rank, kSummed);
-  // Slots are given back when both lanes have read them.
+  // Slots are given back once both lanes have read them.
   b.lane(LaneKind::kCopy);
   if (inner) b.wait(rank, kSummed);
   take(0);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way back of ExpertGather: gradients that the ranks of a domain computed for gathered experts are summed at each
-// expert's owner (HybridEP's backward), as one plan.
+// The way back of ExpertGather: the gradients that the ranks of a domain computed for gathered experts are summed at
+// each expert's owner (HybridEP's backward), as one plan.
 //
-// "direct": where peers' buffers can be read, the owner adds up what all holders have, by ascending rank.
-// "staged": the gather's links the other way round, innermost level first. Who passed an expert on adds what comes back
-// to its own and passes the sum on, so that over a slow outer link an expert comes back once for each group. Own first,
-// then by level and rank: the same order at every run; partial sums are rounded to the type.
+// "direct": where peers' buffers can be read, the owner adds up the gradients of all holders, by ascending rank.
+// "staged": the gather's links in the other direction, innermost level first. A rank that passed an expert on adds what
+// comes back to its own gradients and passes the sum on, so that an expert comes back over a slow outer link once per
+// group. The order is own first, then by level and rank, the same at every run; partial sums are rounded to the type.
 //
-// Input is [held experts][count], Output [own experts][count]; both by ascending expert number.
+// Input is [held experts][count], Output [own experts][count]; both are ordered by ascending expert number.
 #pragma once
 
 #include "src/algo/expert_exchange.h"
@@ -16,7 +16,7 @@ namespace moeccl::algo {
 
 class ExpertReturn : public ExpertExchangePlan {
  public:
-  // Both live as long as this object. Fails when the staging is too small. Deterministic: always staged.
+  // Both references must outlive this object. Fails if the staging is too small. Deterministic: always staged.
   static Result<ExpertReturn> make(const Domains& domains, const Placement& homes, const ExpertExchange& settings);
 
   Program build(uint32_t rank) const;
@@ -24,8 +24,8 @@ class ExpertReturn : public ExpertExchangePlan {
 
  private:
   ExpertReturn(const Domains& domains, const Placement& homes, const ExpertExchange& settings);
-  // What a rank gives back over one link of the gather. Slots: where it arrives at `to`; where the rank adds it up
-  // before, if others give it some of it.
+  // What a rank gives back over one link of the gather. The slots are where it arrives at `to`, and where the rank adds
+  // it up before, if others give the rank some of it.
   struct Giving {
     uint32_t to = 0, level = 0, slot_there = 0, sum_slot = 0;
     bool sums = false;

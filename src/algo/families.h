@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of families, one file each, in the order in which ties between prices are broken. A line here registers the
-// rows of NAME_algorithms(), which stand in NAME.cc.
+// rows of NAME_algorithms(), which are in NAME.cc.
 #pragma once
 
 #include <span>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every rank puts what each peer needs straight into that peer's staging: the fewest steps where staging can only be
-// written, as between hosts. Sums are one reduction in rank order. With two rotations a peer's data of chunk c + 1
-// proves that it is done with chunk c.
+// Every rank puts what each peer needs directly into that peer's staging. This takes the fewest steps where staging can
+// only be written, as between hosts. Sums are one reduction in rank order. With two rotations, a peer's data of chunk c
+// + 1 proves that the peer is done with chunk c.
 #include "src/algo/builder.h"
 #include "src/algo/families.h"
 #include "src/algo/tuning.h"
@@ -12,12 +12,13 @@ namespace {
 constexpr uint32_t kData = 0;
 constexpr uint32_t kResult = 1;
 constexpr uint32_t kCredit = 2;
-// To oneself, for the lane that sends to other nodes and the one that sends inside: a chunk has left, a chunk has come.
+// From a rank to itself, for the lane that sends to other nodes and the one that sends inside: a chunk was sent, a
+// chunk was taken.
 constexpr uint32_t kSent[] = {0, 1};
 constexpr uint32_t kTaken[] = {2, 3};
 
-// Large AllToAlls between hosts send and receive in lanes of their own, so that the line never waits for a reader.
-// Those of one chunk do not: there is nothing to overlap, and a rank that shares its core would lose it more often.
+// Large AllToAlls between hosts send and receive in separate lanes, so that the line never waits for a reader. Those of
+// one chunk do not: they have nothing to overlap, and a rank that shares its core would lose it more often.
 bool in_lanes(const Shape& shape) {
   return shape.op == moecclOpAllToAll && !shape.reach.staging &&
          cut(shape, {shape.n_ranks, tuning::kOverlap}, tuning::kFlatBlocksFar).n_chunks > 1;
@@ -32,7 +33,7 @@ uint64_t chunk_bytes(const Shape& shape, const LevelTree&) {
   return shape.reach.staging ? tuning::kFlatBlocks : tuning::kFlatBlocksFar;
 }
 
-// What has arrived from all ranks, in rank order.
+// Returns what has arrived from all ranks, in rank order.
 std::vector<Ref> arrivals(const Shape& shape, uint32_t rank, Ref own) {
   std::vector<Ref> srcs;
   for (uint32_t p = 0; p < shape.n_ranks; ++p)
@@ -40,12 +41,13 @@ std::vector<Ref> arrivals(const Shape& shape, uint32_t rank, Ref own) {
   return srcs;
 }
 
-// A rank sends at most half the rotations ahead of what it has taken. So who has a peer's chunk c knows that the peer
-// has taken chunk c - depth / 2 of everybody: no credits. In place: a chunk is stored when all of it has been sent.
+// A rank sends at most half the rotations ahead of what it has taken. A rank that has a peer's chunk c therefore knows
+// that the peer has taken chunk c - depth / 2 of all ranks, so no credits are needed. In place, a chunk is stored once
+// all of it has been sent.
 void all_to_all_in_lanes(ProgramBuilder& b, const Shape& shape, const LevelTree& tree, uint32_t rank) {
   const std::vector<uint32_t>& node = tree.levels.front().group_of_rank;
   bool any[] = {false, false};
-  for (const bool near : {false, true}) {  // lanes stand in order of urgency
+  for (const bool near : {false, true}) {  // lanes are in order of urgency
     b.lane(near ? LaneKind::kIntra : LaneKind::kInter);
     for (uint32_t i = 1; i < shape.n_ranks; ++i) any[near] = any[near] || (node[b.after(i)] == node[rank]) == near;
     if (!any[near]) continue;
@@ -110,7 +112,7 @@ void reduce_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree&, uin
   b.reduce(out(rank), arrivals(shape, rank, in(rank, rank)), true);
 }
 
-// Parts to their owners, one reduction each, results to all.
+// Parts go to their owners, each owner reduces once, and results go to all.
 void all_reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t n = shape.n_ranks, result_slot = n;
   for (uint32_t i = 1; i < n; ++i) {
@@ -174,7 +176,7 @@ void from_root(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t
 
 constexpr const char* kSum = "put parts to their owners, who reduce them once";
 constexpr const char* kMove = "put each peer's data into its staging";
-// One more slot for results; those of chunk c also say that its inputs were read.
+// One more slot for results; those of chunk c also prove that its inputs were read.
 constexpr auto kWithResult = rank_slots<1, 1>;
 constexpr auto kOne = slots<1, tuning::kOneWay>;
 constexpr Algorithm kAlgorithms[] = {

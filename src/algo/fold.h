@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges between ranks whose numbers differ in one bit need a power of two of them. Of other numbers the first few
-// pair up: one of each pair adds its input to the other's before, and gets the result after.
+// Exchanges between ranks whose numbers differ in one bit need a power of two of ranks. With other numbers of ranks,
+// the first few pair up: one of each pair adds its input to the other's before, and gets the result after.
 #pragma once
 
 #include "src/algo/builder.h"
@@ -21,7 +21,7 @@ struct Fold {
   uint32_t number_of(uint32_t rank) const { return rank < 2 * n_pairs ? rank / 2 : rank - n_pairs; }
   uint32_t rank_of(uint32_t number) const { return number < n_pairs ? 2 * number + 1 : number + n_pairs; }
 
-  // Writes the program of `rank`: exchange(mine) sums `mine` into the output of each rank that takes part.
+  // Writes the program of `rank`. exchange(mine) sums `mine` into the output of each rank that takes part.
   template <class Exchange>
   void around(ProgramBuilder& b, uint32_t rank, uint32_t fold_slot, uint32_t sig, Exchange&& exchange) const {
     if (idle(rank)) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recursive halving and doubling (Rabenseifner): partners whose numbers differ in one bit exchange halves of what is
-// left to sum, until each rank has summed one part; then the results double on the way back. The bytes of a ring in
-// 2 log2(n) exchanges instead of 2 (n - 1). Ranks beyond a power of two fold onto others first, as in rd.cc.
+// left to sum, until each rank has summed one part; then the results double on the way back. This moves the bytes of a
+// ring in 2 log2(n) exchanges instead of 2 (n - 1). Ranks beyond a power of two first fold onto others, as in rd.cc.
 #include "src/algo/builder.h"
 #include "src/algo/families.h"
 #include "src/algo/fold.h"
@@ -14,8 +14,8 @@ constexpr uint32_t kSum = 0;
 constexpr uint32_t kFold = 1;
 constexpr uint32_t kResult = 2;
 
-// A slot for the sums of each exchange, one for results and one for the fold. A partner's results prove that it has
-// read the sums, and its next sums that it has taken the results: one rotation suffices.
+// One slot for the sums of each exchange, one for results and one for the fold. A partner's results prove that it has
+// read the sums, and its next sums that it has taken the results, so one rotation suffices.
 Layout layout(const Shape& shape, const LevelTree&) { return {Fold(shape.n_ranks).rounds + 2, 1}; }
 
 class Writer {
@@ -23,7 +23,8 @@ class Writer {
   Writer(ProgramBuilder& b, const Fold& fold, uint32_t rank)
       : b_(b), fold_(fold), rank_(rank), number_(fold.number_of(rank)), n_parts_(1u << fold.rounds) {}
 
-  // `mine`: what this rank adds to the sum. In place: each part of the input is sent or summed before its result comes.
+  // `mine`: what this rank adds to the sum. Works in place: each part of the input is sent or summed before its result
+  // comes.
   void write(Ref mine) {
     for (uint32_t round = fold_.rounds; round-- > 0; mine = out(rank_)) halve(mine, round);
     for (uint32_t round = 0; round < fold_.rounds; ++round) twice(round);
@@ -32,10 +33,10 @@ class Writer {
  private:
   Ref at(Ref ref, uint32_t index) const { return part(ref, index, n_parts_); }
   uint32_t partner(uint32_t round) const { return fold_.rank_of(number_ ^ (1u << round)); }
-  // First of the 2^round parts that number `n` has to do with in this round.
+  // Returns the first of the 2^round parts that concern number `n` in this round.
   static uint32_t first(uint32_t n, uint32_t round) { return n >> round << round; }
 
-  // The partner gets its half of the parts that both still sum.
+  // Gives the partner its half of the parts that both still sum.
   void halve(Ref mine, uint32_t round) {
     const uint32_t size = 1u << round, theirs = first(number_ ^ size, round), kept = first(number_, round);
     for (uint32_t i = 0; i < size; ++i) b_.put(at(slot(partner(round), round), theirs + i), at(mine, theirs + i));
@@ -47,7 +48,7 @@ class Writer {
     }
   }
 
-  // Both get what the other has of the results.
+  // Exchanges the results that each of the two has.
   void twice(uint32_t round) {
     const uint32_t size = 1u << round, kept = first(number_, round), theirs = first(number_ ^ size, round);
     const uint32_t results = fold_.rounds;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two levels: sum or spread inside a node, and let each byte cross between nodes as seldom as possible. All by puts.
-// Nodes may be unequal.
+// Two levels: data is summed or spread inside a node, and each byte crosses between nodes as seldom as possible. All
+// data moves by puts. Nodes may be unequal.
 #include "src/algo/families.h"
 #include "src/algo/nodes.h"
 #include "src/algo/tuning.h"
@@ -8,11 +8,11 @@
 namespace moeccl::algo {
 namespace {
 
-// Pairs inside a node, pairs across and a rank with itself never share a pair, so they share numbers.
+// Pairs inside a node, pairs across nodes and a rank with itself never coincide, so they share numbers.
 constexpr uint32_t kSum = 0;      // inputs or partial sums
 constexpr uint32_t kResult = 1;   // results
-constexpr uint32_t kPartial = 2;  // to oneself: partial sums are formed
-constexpr uint32_t kDone = 3;     // to oneself: the chunk is finished
+constexpr uint32_t kPartial = 2;  // to itself: partial sums are formed
+constexpr uint32_t kDone = 3;     // to itself: the chunk is finished
 constexpr uint32_t kBlock = 0;
 
 // dst = the sum of srcs, not yet final.
@@ -24,8 +24,8 @@ void partial_sum(ProgramBuilder& b, Ref dst, const std::vector<Ref>& srcs) {
   }
 }
 
-// AllReduce cuts a chunk into n_owners * n_nodes parts. Member i < n_owners of each node owns the parts of row i; of
-// these, that of node g finishes part g. The owners of a row are its rail.
+// AllReduce cuts a chunk into n_owners * n_nodes parts. Member i < n_owners of each node owns the parts of row i; the
+// one in node g finishes part g of these. The owners of a row are its rail.
 class AllReduceWriter {
  public:
   AllReduceWriter(ProgramBuilder& b, const LevelTree& tree, uint32_t rank)
@@ -36,12 +36,12 @@ class AllReduceWriter {
         row_(nodes_.index_of(rank)),
         n_owners_(nodes_.smallest()) {}
 
-  // In place: all inputs of a part have been read when its result comes. kDone closes the circle of credits: a rank's
-  // kSum for chunk c says that it has finished chunk c - depth. A rank tells itself too: parts of a short last chunk
-  // lie where other parts of the chunk before it in the slot were.
+  // Works in place: all inputs of a part have been read when its result comes. kDone closes the circle of credits: a
+  // rank's kSum for chunk c says that it has finished chunk c - depth. A rank tells itself too, because parts of a
+  // short last chunk lie where other parts of the chunk before it in the slot were.
   void write() {
     if (row_ < n_owners_) {
-      sum_rail();  // lanes stand in order of urgency, the network first
+      sum_rail();  // lanes are in order of urgency, the network first
       sum_node();
     }
     send_to_owners();
@@ -71,7 +71,7 @@ class AllReduceWriter {
     if (row_ < n_owners_) b_.signal(rank_, kSum);
   }
 
-  // The own row summed over the node, into slot `row_`.
+  // Sums this rank's row over the node, into slot `row_`.
   void sum_node() {
     b_.lane(LaneKind::kMain);
     b_.wait(rank_, kSum);
@@ -90,8 +90,8 @@ class AllReduceWriter {
     b_.signal(rank_, kPartial);
   }
 
-  // The own part of the row summed over the rail; then results go along the rail and into the node, from the own
-  // output: in place, too, its inputs have all been read by then.
+  // Sums this rank's part of the row over the rail. Then results go along the rail and into the node, from this rank's
+  // output: even in place, its inputs have all been read by then.
   void sum_rail() {
     b_.lane(LaneKind::kInter);
     b_.wait(rank_, kPartial);
@@ -148,7 +148,7 @@ void all_reduce(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t
   AllReduceWriter(b, tree, rank).write();
 }
 
-// Each block goes once to each other node, to the rank that stands for its owner there, which passes it on.
+// Each block goes once to each other node, to the rank that stands for its owner there and passes it on.
 void all_gather(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
   const Nodes nodes(tree);
   const uint32_t node = nodes.node_of(rank), n_nodes = nodes.n_nodes();
@@ -190,7 +190,7 @@ uint32_t relay_slot(const Nodes& nodes, uint32_t relay, uint32_t k, uint32_t mem
 uint32_t member_slot(const Nodes& nodes, uint32_t rank) { return nodes.relay_slots() + nodes.index_of(rank); }
 uint32_t node_slot(const Nodes& nodes, uint32_t node) { return nodes.relay_slots() + nodes.largest() + node; }
 
-// Inputs to the local peer that owns their block, or stands for its owner in another node.
+// Sends inputs to the local peer that owns their block, or that stands for its owner in another node.
 void send_inputs(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
   for (const uint32_t p : nodes.local_peers(rank)) {
     const std::vector<uint32_t> relayed = nodes.relayed_by(p);
@@ -201,7 +201,7 @@ void send_inputs(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
   }
 }
 
-// The node's sum of each block that this rank relays, to its owner.
+// Sends the node's sum of each block that this rank relays to the block's owner.
 void send_sums(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
   const uint32_t node = nodes.node_of(rank);
   const std::vector<uint32_t> relayed = nodes.relayed_by(rank);

@@ -12,12 +12,12 @@ namespace moeccl::algo {
 
 namespace {
 
-// A pair of ranks is used by one hop at most (Paths::hop), so one sig for rows and one for freed slots serve both
-// directions of both operations. The others are order between a rank's own lanes.
+// At most one hop uses a pair of ranks (Paths::hop), so one sig for rows and one for freed slots serve both directions
+// of both operations. The others order a rank's own lanes.
 enum Sig : uint8_t { kData = 0, kCredit = 1, kForwarded = 2, kSummed = 3 };
 
-// Positions of the edges of `hop`: those to greater ranks first, so that ranks do not all turn to one peer; reversed
-// when receiving, so that each is waited for when it comes.
+// Returns the positions of the edges of `hop`: those to greater ranks first, so that ranks do not all turn to one peer.
+// The order is reversed for receiving, so that each edge is waited for when its rows come.
 std::vector<uint32_t> turn(const std::vector<Edge>& edges, uint32_t hop, uint32_t rank, bool receive) {
   std::vector<uint32_t> order;
   for (uint32_t i = 0; i < edges.size(); ++i)
@@ -32,13 +32,13 @@ LaneKind lane_of(const Paths& paths, uint32_t hop) {
   return paths.crosses_outermost(hop) ? LaneKind::kInter : LaneKind::kIntra;
 }
 
-// What both operations write alike.
+// What both operations have in common.
 class RowProgram {
  protected:
   RowProgram(const Paths& paths, const RankRows& rank, const MoePlanShape& shape)
       : paths_(paths), r_(rank), shape_(shape), program_(rank.rank, {shape.n_slots, shape.depth}) {}
 
-  // Until the peer has given back the slot that this chunk will overwrite.
+  // Waits until the peer has given back the slot that this chunk will overwrite.
   void wait_slot(uint32_t peer) { program_.wait(peer, kCredit, shape_.depth); }
 
   const Paths& paths_;
@@ -143,7 +143,7 @@ class CombineBuilder : RowProgram {
  private:
   bool any_awaited() const { return std::find(awaited_.begin(), awaited_.end(), true) != awaited_.end(); }
 
-  // Own Input and the slots of out edges from `first` on: the segments of RowLists.
+  // Returns this rank's Input and the slots of out edges from `first` on: the segments of RowLists.
   std::vector<Ref> sources(uint32_t first) const {
     std::vector<Ref> refs{in(r_.rank)};
     for (uint32_t j = first; j < r_.edges.out.size(); ++j) refs.push_back(slot(r_.rank, j));
@@ -197,7 +197,7 @@ uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree&
 
 namespace {
 
-// Whole cache lines, so that two ranks do not write to one.
+// Returns the rows that fill whole cache lines, so that two ranks do not write to one line.
 uint64_t rows_of_lines(const MoeShape& shape) { return 64 / std::gcd<uint64_t>(64, shape.widest_row()); }
 
 }  // namespace

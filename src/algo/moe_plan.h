@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans of dispatch and combine for every MoE algorithm. They depend on the paths alone, not on a routing: the lists
-// that their row steps name (RowLists) are bound per routing by RoutingTables.
+// Plans of dispatch and combine for every MoE algorithm. They depend only on the paths, not on a routing: RoutingTables
+// binds the lists that their row steps name (RowLists) for each routing.
 //
-// Dispatch: lane of hop 0 sends own rows; the lane of later hops sends own rows and forwards what arrived; the copy
+// Dispatch: the lane of hop 0 sends own rows; the lane of later hops sends own rows and forwards what arrived; the copy
 // lane spreads arrivals into Output and gives slots back. While chunk c fans out inside a node, chunk c + 1 crosses
-// between nodes. Combine is the mirror: the last hop returns first, each holder sums what came back with its own
-// experts' rows.
+// between nodes. Combine is the mirror image: the last hop returns first, and each holder sums what came back with its
+// own experts' rows.
 #pragma once
 
 #include "src/routing/hop_time.h"
@@ -22,17 +22,17 @@ MoePlanShape moe_plan_shape(const Paths& paths, bool expert_major);
 
 plan::Program build_dispatch(const Paths& paths, const RankRows& rank, const MoePlanShape& shape);
 plan::Program build_combine(const Paths& paths, const RankRows& rank, const MoePlanShape& shape);
-// Equal on ranks that would build the same.
+// Equal on ranks that would build the same plan.
 uint64_t moe_plan_hash(moecclOp_t op, const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
                        const MoePlanShape& shape, uint32_t n_chunks, uint64_t slot_rows);
 
-// Rows of one slot when all slots together may take staging_bytes; at most what any block can hold. 0: not even one row
-// fits. The same on all ranks.
+// Returns the rows of one slot if all slots together may take staging_bytes; at most what any block can hold. 0: not
+// even one row fits. The same on all ranks.
 uint64_t moe_slot_rows(const MoeShape& shape, const Paths& paths, const MoePlanShape& plan, uint64_t staging_bytes);
-// The least staging with which moe_slot_rows() gives least_rows or more.
+// Returns the least staging with which moe_slot_rows() gives least_rows or more.
 uint64_t moe_least_staging(const MoeShape& shape, const MoePlanShape& plan, uint64_t least_rows);
 uint64_t moe_staging_bytes(const MoeShape& shape, const MoePlanShape& plan, uint64_t slot_rows);
-// What Binding needs besides the lists. count and element are rows.
+// Returns everything that a Binding needs besides the lists. count and element are rows.
 plan::Binding moe_binding(const MoeShape& shape, uint32_t n_chunks, uint64_t slot_rows);
 
 }  // namespace moeccl::algo

@@ -38,7 +38,7 @@ void append_sums(const Traffic& t, const RankRows& rank, std::vector<plan::RowCo
   }
 }
 
-// Vectors that grow keep up to twice what they hold.
+// Growing vectors keep room for up to twice what they hold.
 void trim(plan::Program& program) {
   for (plan::Lane& lane : program.lanes) lane.steps.shrink_to_fit();
   program.srcs.shrink_to_fit();

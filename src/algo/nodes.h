@@ -27,10 +27,10 @@ class Nodes : public plan::Groups {
     for (uint32_t node = 0; node < n_nodes_; ++node) least = std::min(least, size(node));
     return least;
   }
-  // The rank of `node` that handles what goes to or comes from `rank` of another node.
+  // Returns the rank of `node` that handles data to or from `rank` of another node.
   uint32_t relay(uint32_t node, uint32_t rank) const { return counterpart(rank, node); }
-  // The ranks of other nodes for which `rank` is the relay of its node, node by node from the next one on, so that not
-  // all send to the same node at once.
+  // Returns the ranks of other nodes for which `rank` is the relay of its node, node by node from the next one on, so
+  // that ranks do not all send to the same node at once.
   std::vector<uint32_t> relayed_by(uint32_t rank) const {
     std::vector<uint32_t> ranks;
     const uint32_t node = node_of(rank), step = size(node);
@@ -40,18 +40,20 @@ class Nodes : public plan::Groups {
     }
     return ranks;
   }
-  // The other members of the rank's node, from the next one on; peers()[i] of all ranks form a permutation.
+  // Returns the other members of the rank's node, from the next one on; local_peers()[i] of all ranks form a
+  // permutation.
   std::vector<uint32_t> local_peers(uint32_t rank) const {
     std::vector<uint32_t> ranks;
     const std::span<const uint32_t> mine = members(node_of(rank));
     for (uint32_t i = 1; i < mine.size(); ++i) ranks.push_back(mine[(index_of(rank) + i) % mine.size()]);
     return ranks;
   }
-  // The most slots that any rank needs, as a relay, for one block from each member of its node to each relayed rank.
+  // Returns the most slots that any rank needs as a relay, for one block from each member of its node to each relayed
+  // rank.
   uint32_t relay_slots() const {
     uint32_t most = 0;
     for (uint32_t node = 0; node < n_nodes(); ++node) {
-      uint32_t relayed = 0;  // by the first member, who has the most
+      uint32_t relayed = 0;  // by the first member, which has the most
       for (uint32_t other = 0; other < n_nodes(); ++other)
         if (other != node) relayed += (size(other) + size(node) - 1) / size(node);
       most = std::max(most, relayed * size(node));

@@ -8,8 +8,9 @@ namespace moeccl::algo {
 
 Status prove(const Algorithm& algorithm, const plan::Shape& shape, const plan::LevelTree& tree) {
   plan::Plan plan = build_all(algorithm, shape, tree);
-  // The steps of this shape over few elements, each as large as a line, so that parts are as fine as one. Three chunks,
-  // the last one short, are the loop's beginning, its middle and its end; blocks need no elements for every rank.
+  // The steps of this shape run over few elements, each as large as a line, so that parts are as fine as one element.
+  // Three chunks, the last one short, cover the loop's beginning, middle and end; operations on blocks need no element
+  // for every rank.
   const plan::OpFacts& op = plan::facts(shape.op);
   const bool blocks = op.in != plan::Blocks::kOne || op.out != plan::Blocks::kOne;
   const uint64_t chunk = blocks ? 3 : shape.n_ranks + 3;

@@ -5,7 +5,7 @@ namespace moeccl::algo {
 namespace {
 
 constexpr uint32_t kReady = 0;  // the staged chunk can be read
-constexpr uint32_t kRead = 1;   // it has been read: said where slots are used again
+constexpr uint32_t kRead = 1;   // the chunk has been read; signalled where slots are used again
 
 }  // namespace
 

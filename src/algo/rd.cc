@@ -11,8 +11,8 @@ namespace {
 constexpr uint32_t kExchange = 0;
 constexpr uint32_t kFold = 1;
 
-// A slot per exchange and one for the fold. With two rotations a partner's data of chunk c + 1 proves that it is done
-// with chunk c.
+// One slot per exchange and one for the fold. With two rotations, a partner's data of chunk c + 1 proves that the
+// partner is done with chunk c.
 Layout layout(const Shape& shape, const LevelTree&) { return {Fold(shape.n_ranks).rounds + 1, tuning::kOverlap}; }
 
 // Both partners sum in the same order, so that all ranks get the same bits.

@@ -30,7 +30,7 @@ plan::Plan plan_without_programs(const Algorithm& algorithm, const plan::Shape& 
   return plan;
 }
 
-// The program of a rank that is alone: its input is its result.
+// Returns the program of a single rank: its input is its result.
 plan::Program solo(const plan::Shape& shape) {
   ProgramBuilder b(shape, 0, Layout{});
   const Ref own = in(0);
@@ -103,7 +103,7 @@ plan::Plan build_for(const Algorithm& algorithm, const plan::Shape& shape, const
 uint64_t plan_hash(const Algorithm& algorithm, const plan::Shape& shape, const plan::Chunking& chunking,
                    const plan::LevelTree& tree) {
   uint64_t hash = hash_string(algorithm.name);
-  // in_place is missing: it is private to a rank.
+  // in_place is left out, because it is private to a rank.
   for (const uint64_t word :
        {static_cast<uint64_t>(shape.op), uint64_t{shape.n_ranks}, uint64_t{shape.root}, shape.count,
         uint64_t{shape.element_bytes}, uint64_t{shape.deterministic}, uint64_t{shape.scaled},

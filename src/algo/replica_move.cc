@@ -22,7 +22,7 @@ Result<ReplicaMove> ReplicaMove::make(const ReplicaPlacement& placement, const L
   ReplicaMove m(placement, settings);
   const uint32_t n = placement.n_ranks;
   const uint64_t shard = shard_elements(settings.count, n);
-  // A rank receives a piece of each expert, or each rank's piece of each expert that it holds.
+  // A rank receives one piece of each expert, or each rank's piece of each expert that it holds.
   const uint64_t origins = collects ? 1 : shard == 0 ? 0 : (settings.count + shard - 1) / shard;
   const uint64_t places = n == 1 ? 0 : origins * (collects ? placement.n_experts : placement.most_experts);
   m.shape_ = {.op = settings.op,
@@ -31,7 +31,7 @@ Result<ReplicaMove> ReplicaMove::make(const ReplicaPlacement& placement, const L
               .element_bytes = settings.element_bytes,
               .reach = settings.reach,
               .staging_bytes = settings.staging_bytes};
-  const uint32_t pieces = collects ? 1 : std::max(1u, placement.most_experts);  // of what one rank sends to another
+  const uint32_t pieces = collects ? 1 : std::max(1u, placement.most_experts);  // in what one rank sends to another
   MOECCL_ASSIGN_OR_RETURN(m.places_, StagedPlaces::make(m.shape_, places, tuning::kExpertMove / pieces));
   if (!collects && needs_nodes(m.shape_, tree).ok()) {
     m.node_of_ = &tree.levels.front().group_of_rank;
@@ -58,7 +58,7 @@ ReplicaMove::Pieces ReplicaMove::collect_pieces(uint32_t rank, const ExpertPlace
     if (host->slots[0] != s - placement_.first_slot[rank]) continue;  // a further replica
     const uint64_t first = places.slot(host->slots[0], s_.count);
     if (mine > 0) all.own.push_back({rank, e, 0, mine, first + rank * shard, nullptr});
-    // gradient_source(): every hosts.size()-th rank that has no replica itself.
+    // As in gradient_source(): every hosts.size()-th rank that has no replica itself.
     auto other = hosts.begin();
     const auto step = static_cast<uint32_t>(hosts.size());
     for (auto to = static_cast<uint32_t>(host - hosts.data()); to < n; to += step) {
@@ -134,7 +134,7 @@ class ReplicaMove::Writer {
   Writer(const ReplicaMove& move, uint32_t rank, const ExpertPlaces& places)
       : m_(move), rank_(rank), places_(places), b_(move.shape_, rank, move.places_.layout) {}
 
-  // For each peer with pieces, the nearest after this rank first (or before it): `body(peer, its pieces)`.
+  // Calls body(peer, its pieces) for each peer with pieces, the nearest after this rank (or before it) first.
   template <class Body>
   void for_each_peer(std::vector<Piece>& pieces, bool after, Body&& body) {
     const uint32_t n = m_.shape_.n_ranks;
@@ -152,7 +152,7 @@ class ReplicaMove::Writer {
              std::span<const Piece>(pieces.data() + first[d], first[d + 1] - first[d]));
   }
 
-  // Gathers pieces into a peer's staging: from Input, or on from this rank's staging.
+  // Gathers pieces into a peer's staging: from Input, or onwards from this rank's staging.
   void give(uint32_t to, std::span<const Piece> pieces, bool on) {
     for (const Piece& p : pieces) {
       const uint64_t there = in_slot(p.number), here = on ? in_slot(p.origin_place) : p.begin;
@@ -174,7 +174,7 @@ class ReplicaMove::Writer {
       for_each_place(p, put);
     }
   }
-  // Own pieces, as a whole, before the first chunk.
+  // Copies own pieces as a whole, before the first chunk.
   void copy_own(std::span<const Piece> pieces) {
     const uint64_t shard = shard_elements(m_.s_.count, m_.shape_.n_ranks);
     b_.when(When::kFirst);
@@ -240,7 +240,7 @@ BoundRows ReplicaMove::build(uint32_t rank, const ExpertPlaces& places) const {
   w.for_each_peer(pieces.arriving, false, [&](uint32_t from, std::span<const Piece> arriving) {
     b.wait(from, kData);
     w.take(arriving);
-    // What is passed on is read once more.
+    // Pieces that are passed on are read once more, so their credit follows later.
     if (pieces.passed.empty() || node_of(from) == node_of(rank)) {
       b.signal(from, kCredit);
     } else {

@@ -13,10 +13,10 @@ namespace moeccl::algo {
 namespace {
 
 // Between ranks: contributions, results in a group, sums of a group to a root, results from a root. Between the lanes
-// of a rank (which use kContribution, too): a chunk has been copied out, its result is there.
+// of a rank (which also use kContribution): a chunk has been copied out, its result is there.
 enum Sig : uint32_t { kContribution, kResult, kGroupSum, kRootResult, kFreeToGive, kFreeToSum, kSummed, kRooted };
 
-// Sets of ranks with which a rank exchanges signals.
+// A set of ranks with which a rank exchanges signals.
 class Peers {
  public:
   explicit Peers(uint32_t n) : is_(n, false) {}
@@ -76,12 +76,13 @@ ReplicaReduce::ReplicaReduce(const ReplicaPlacement& placement, const Shape& sha
     }
     experts_.push_back(std::move(expert));
   }
-  // Three rotations: one chunk is given away while one is summed and one is copied out.
+  // Three rotations: one chunk is given away while another is summed and a third is copied out.
   layout_ = {*std::max_element(used.begin(), used.end()), 3};
   if (kind == ReduceKind::kDirect) layout_ = {};
 }
 
-// Own sum, result; between groups: the group's sum and the other groups' sums; contributions where nobody can read.
+// Counts own sum and result; between groups, the group's sum and the other groups' sums; contributions where peers
+// cannot read this rank's staging.
 uint32_t ReplicaReduce::staging_slots(const Expert& e, const Group& g) const {
   const size_t groups = e.groups.size();
   return static_cast<uint32_t>(2 + (groups > 1 ? groups : 0) + (shape_.reach.staging ? 0 : g.members.size() - 1));
@@ -100,14 +101,14 @@ uint32_t ReplicaReduce::first_slot(uint32_t rank, const Expert& e) const {
 
 Chunking ReplicaReduce::chunking() const {
   if (kind_ == ReduceKind::kDirect) return cut(shape_, layout_, tuning::kExpertDirect);
-  // What all ranks have in flight shares the last-level cache.
+  // The data that all ranks have in flight shares the last-level cache.
   const uint64_t slots = std::max<uint64_t>(1, uint64_t{layout_.n_slots} * layout_.depth * shape_.n_ranks);
   return cut(shape_, layout_, std::max(tuning::kExpertLeast, tuning::kExpertReduce / slots));
 }
 
-// Writes the program of one rank. Four lanes: giving own sums away, summing inside the group, summing between groups,
-// copying results out. No staging slot needs a credit of another rank: a rank gives chunk c + depth away only when it
-// has copied chunk c out, which is when everyone whom it gave chunk c has read it.
+// Writes the program of one rank. There are four lanes: giving own sums away, summing inside the group, summing between
+// groups, copying results out. No staging slot needs a credit from another rank: a rank gives chunk c + depth away only
+// after it has copied chunk c out, and by then every rank to which it gave chunk c has read it.
 struct ReplicaReduce::Writer {
   Writer(const ReplicaReduce& r, uint32_t rank)
       : r(r), me(rank), b(r.shape_, rank, r.layout_), mates(r.shape_.n_ranks), roots(mates), leaves(mates) {
@@ -145,12 +146,12 @@ struct ReplicaReduce::Writer {
   Ref sum_slot(uint32_t rank, const Own& o) const { return slot(rank, r.first_slot(rank, *o.expert)); }
   Ref result_slot(uint32_t rank, const Own& o) const { return slot(rank, r.first_slot(rank, *o.expert) + 1); }
   Ref group_sum_slot(const Own& o) const { return slot(me, o.first_slot + 2); }
-  // At a root: where the sum of another group arrives.
+  // At a root: returns where the sum of another group arrives.
   Ref arrival_slot(uint32_t rank, const Own& o, uint32_t from_group, uint32_t root_group) const {
     const uint32_t index = from_group < root_group ? from_group : from_group - 1;
     return slot(rank, r.first_slot(rank, *o.expert) + 3 + index);
   }
-  // At `rank`: where the contribution of another member of the group arrives.
+  // At `rank`: returns where the contribution of another member of the group arrives.
   Ref contribution_slot(uint32_t rank, uint32_t from, const Own& o) const {
     const size_t groups = o.expert->groups.size();
     uint32_t index = 0;
@@ -166,7 +167,7 @@ struct ReplicaReduce::Writer {
     for (const uint32_t s : o.host->slots) refs.push_back(cut(in(me, s), o, p));
     return refs;
   }
-  // What the owner of a part adds up for its group: by rank, own replicas by slot.
+  // Returns what the owner of a part adds up for its group: by rank, own replicas by slot.
   std::vector<Ref> group_sources(const Own& o, uint32_t p) const {
     std::vector<Ref> refs;
     for (const ExpertHost* host : o.group->members) {
@@ -288,7 +289,7 @@ struct ReplicaReduce::Writer {
     signal_all(mates, kResult);
     for (const Own& o : own)
       if (!o.expert->shared()) alone(o);
-    // Own parts first: meanwhile the mates' results come.
+    // Own parts come first; the mates' results arrive meanwhile.
     copy_out([&](const Own& o, uint32_t p) { return owns(o, p); });
     wait_all(mates, kResult);
     copy_out([&](const Own& o, uint32_t p) { return !owns(o, p); });
@@ -304,7 +305,7 @@ struct ReplicaReduce::Writer {
         for (const uint32_t s : o.host->slots) b.copy(cut(out(me, s), o, p), cut(result_slot(holder, o), o, p));
       }
   }
-  // All replicas are in this rank.
+  // Handles an expert whose replicas are all on this rank.
   void alone(const Own& o) {
     const std::vector<uint32_t>& slots = o.host->slots;
     const std::vector<Ref> inputs = own_inputs(o, 0);
@@ -314,7 +315,7 @@ struct ReplicaReduce::Writer {
     for (size_t i = 1; i < slots.size(); ++i) b.copy(out(me, slots[i]), out(me, slots[0]));
   }
 
-  // In place: only the owner of a part reads it of any input and writes it to any output.
+  // Works in place: only the owner of a part reads it from any input and writes it to any output.
   void direct_lane() {
     b.when(When::kFirst);
     signal_all(mates, kContribution);
@@ -356,7 +357,7 @@ struct ReplicaReduce::Writer {
   uint32_t me;
   ProgramBuilder b;
   std::vector<Own> own;
-  Peers mates, roots, leaves;  // of one group; whom this rank's sums go to; whose sums come here
+  Peers mates, roots, leaves;  // of one group; ranks that get this rank's sums; ranks whose sums come here
   bool shared = false, one_group = false, is_root = false;
 };
 

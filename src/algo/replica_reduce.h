@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // AllReduce over the replicas of every expert, wherever their slots are, as one plan (adaptive replication, Section
-// 4.1). A rank with several replicas adds them up first and takes part once; the ranks that hold an expert need no
-// communicator of their own: they are what the placement says, at every call.
+// 4.1). A rank with several replicas adds them up first and takes part once. The ranks that hold an expert need no
+// separate communicator: the placement names them at every call.
 //
 // "direct": where peers' buffers can be reached, each rank of an expert sums one part of all replicas and writes it to
-// all: one pass, no staging.
-// "flat": the ranks of an expert cut it into as many parts as they are, each sums one part and the others fetch it.
-// "nodes": the same inside each group of the outermost level, then the part's sums of the groups meet at one of them:
-// an expert crosses between groups 2 * (groups - 1) times, however many ranks hold it.
+// all of them, in one pass and without staging.
+// "flat": the ranks of an expert cut it into as many parts as there are ranks; each sums one part and the others fetch
+// it.
+// "nodes": the same inside each group of the outermost level; then the groups' sums of a part meet at one of the
+// groups. An expert crosses between groups 2 * (groups - 1) times, however many ranks hold it.
 //
 // Input and Output are [slots of the rank][count]; in place they are the same memory.
 #pragma once
@@ -22,12 +23,12 @@ const char* reduce_kind_name(ReduceKind kind);
 
 class ReplicaReduce {
  public:
-  // shape: from replica_shape(). All arguments live as long as this object.
+  // shape: from replica_shape(). All arguments must outlive this object.
   ReplicaReduce(const ReplicaPlacement& placement, const Shape& shape, const LevelTree& tree, ReduceKind kind,
                 bool average);
 
   const char* name() const { return reduce_kind_name(kind_); }
-  // Success, or why the kind cannot run here.
+  // Returns success, or why the kind cannot run here.
   static Status applies(ReduceKind kind, const plan::Reach& reach, const LevelTree& tree);
   const Layout& layout() const { return layout_; }
   Chunking chunking() const;
@@ -58,11 +59,11 @@ class ReplicaReduce {
 
   uint32_t staging_slots(const Expert& e, const Group& g) const;
   static uint32_t owner(const Expert& e, uint32_t group, uint32_t part);
-  // The group in which a part's sums meet; experts differ in it, so that all groups are busy.
+  // Returns the group in which a part's sums meet. It differs between experts, so that all groups are busy.
   static uint32_t root(const Expert& e, uint32_t part) {
     return (part + e.number) % static_cast<uint32_t>(e.groups.size());
   }
-  // The first staging slot of an expert at a rank that holds it.
+  // Returns the first staging slot of an expert on a rank that holds it.
   uint32_t first_slot(uint32_t rank, const Expert& e) const;
 
   const ReplicaPlacement& placement_;
@@ -72,11 +73,11 @@ class ReplicaReduce {
   bool average_;
   std::vector<Expert> experts_;                   // those with a replica
   std::vector<std::vector<uint32_t>> of_rank_;    // [n_ranks] positions in experts_
-  std::vector<std::vector<uint32_t>> slot_base_;  // [n_ranks] beside of_rank_
+  std::vector<std::vector<uint32_t>> slot_base_;  // [n_ranks], parallel to of_rank_
   Layout layout_;
 };
 
-// What all ranks know of a call: blocks are slots.
+// Returns what all ranks know of a call. Blocks are slots.
 Shape replica_shape(const ReplicaPlacement& placement, uint64_t count, uint32_t element_bytes, plan::Reach reach,
                     uint64_t staging_bytes);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings: each rank puts into the staging of the next one only, so every link carries the least bytes, in n - 1 steps.
-// Needs no views. A message that has gone round the ring proves that the next rank has begun the chunk: with two
+// Rings: each rank puts only into the staging of the next one, so every link carries the fewest bytes, in n - 1 steps.
+// They need no views. A message that has gone round the ring proves that the next rank has begun the chunk, so with two
 // rotations no credits are needed. Only the open chain of Broadcast returns some.
 #include "src/algo/builder.h"
 #include "src/algo/families.h"
@@ -45,8 +45,9 @@ void reduce_scatter(ProgramBuilder& b, const Shape& shape, const LevelTree&, uin
   }
 }
 
-// The same over parts of the message (slot 0), then the results go round (slot 1). In place each part of the input is
-// read before its result arrives. Results are passed on from the staging: large outputs are written around the cache.
+// The same over parts of the message (slot 0); then the results go round (slot 1). Works in place, because each part of
+// the input is read before its result arrives. Results are passed on from the staging, because large outputs are
+// written around the cache.
 void all_reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t n = shape.n_ranks, next = b.after(1), prev = b.before(1), n_steps = n - 1;
   b.put(part(slot(next, 0), prev, n), part(in(rank), prev, n));
@@ -88,7 +89,7 @@ void broadcast(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t
   if (rank != shape.root) b.signal(prev, kCredit);
 }
 
-// Going round twice proves that the next rank has finished the chunk before: one rotation suffices.
+// Going round twice proves that the next rank has finished the chunk before, so one rotation suffices.
 constexpr auto kBoth = slots<2, 1>;
 constexpr auto kChain = slots<1, tuning::kOneWay>;
 constexpr auto kRound = rank_slots<-1, tuning::kOverlap>;

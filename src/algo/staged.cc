@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint32_t kReady = 0;    // inputs of a chunk are in slot 0
 constexpr uint32_t kReduced = 1;  // the sender's part of the result is in its slot 1
-constexpr uint32_t kDone = 2;     // to oneself: results of a chunk have been read
+constexpr uint32_t kDone = 2;     // to itself: results of a chunk have been read
 
 // Copies the parts that others reduce into slot 0.
 void stage_parts(ProgramBuilder& b, uint32_t n, uint32_t rank) {
@@ -29,9 +29,9 @@ void collect_parts(ProgramBuilder& b, uint32_t n, uint32_t rank) {
   b.signal(rank, kDone);
 }
 
-// Three lanes, the one that others wait for first: reduce the own part, copy in, copy out. Copies in run ahead by the
-// depth. A rank's kReady for chunk c follows its kDone of chunk c - depth, so whoever has it may also overwrite what
-// that rank read of chunk c - depth.
+// Three lanes, beginning with the one that others wait for: reduce the own part, copy in, copy out. Copies in run ahead
+// by the depth. A rank's kReady for chunk c follows its kDone of chunk c - depth, so a rank that has received it may
+// also overwrite what the sender read of chunk c - depth.
 void all_reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t n = shape.n_ranks;
   const Ref result = part(slot(rank, 1), rank, n);
@@ -47,8 +47,8 @@ void all_reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_
   collect_parts(b, n, rank);
 }
 
-// As all_reduce, but only the root hears of results. So copies in and reductions share a lane: a rank's kReady for
-// chunk c + 1 then says that it has read chunk c. At the root it also says that chunk c + 1 - depth is copied out.
+// As all_reduce, but only the root hears of results, so copies in and reductions share a lane: a rank's kReady for
+// chunk c + 1 then says that it has read chunk c. From the root it also says that chunk c + 1 - depth is copied out.
 void reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const uint32_t n = shape.n_ranks;
   const bool root = rank == shape.root;

@@ -10,7 +10,7 @@ namespace moeccl::algo {
 
 namespace {
 
-// kHere and kReady: to oneself, all parts have come and all have been passed on.
+// kHere and kReady go to the rank itself: all parts have come, and all have been passed on.
 enum Sig : uint32_t { kPart, kCredit, kPassed, kReturned, kHere, kReady };
 
 }  // namespace
@@ -75,11 +75,12 @@ class TensorBlocks::Writer {
   }
 
  private:
-  // Part `k` of the block from node `from` to node `to`.
+  // Returns part `k` of the block from node `from` to node `to`.
   plan::Range part_of(uint32_t from, uint32_t to, uint32_t k) const {
     return plan::part_range(t_.count(from, to), t_.s_.element_bytes, k, t_.nodes_.size(to));
   }
-  // Where rank `index` of a node keeps its part of what node `from` sends, and the part that its mate has passed on.
+  // Return where rank `index` of a node keeps its part of what node `from` sends, and the part that its mate has passed
+  // on.
   static uint32_t number(uint32_t node, uint32_t from) { return from < node ? from : from - 1; }
   uint32_t passed_number(uint32_t index, uint32_t mate, uint32_t from) const {
     const uint32_t e = t_.nodes_.n_nodes();
@@ -102,7 +103,7 @@ class TensorBlocks::Writer {
     b_.when(When::kEvery);
   }
 
-  // A chunk's exchange has ended before the next one begins: see tensor_exchange.cc.
+  // A chunk's exchange ends before the next one begins; see tensor_exchange.cc.
   void exchange() {
     const Nodes& nodes = t_.nodes_;
     b_.lane(LaneKind::kInter);
@@ -145,7 +146,7 @@ class TensorBlocks::Writer {
       b_.signal(p, kReturned);
     }
   }
-  // Part `k` of what node `from` sends, from this rank's staging to its place.
+  // Copies part `k` of what node `from` sends from this rank's staging to its place.
   void place(uint32_t from, uint32_t k, uint32_t number) {
     const plan::Range part = part_of(from, node_, k);
     const uint64_t first = t_.block(node_, from, false) + part.offset;
@@ -157,7 +158,7 @@ class TensorBlocks::Writer {
   uint32_t me_, node_, index_;
   ProgramBuilder b_;
   std::vector<uint32_t> others_;   // nodes, from the next one on
-  std::vector<uint32_t> senders_;  // one in each
+  std::vector<uint32_t> senders_;  // one in each other node
   std::vector<plan::RowBlock> rows_;
 };
 

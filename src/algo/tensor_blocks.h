@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // AllToAll between nodes of data that all ranks of a node hold alike, with blocks of any size (MoNTA under tensor
-// parallelism): what dispatch and combine of a tensor-parallel group move. Rank k of node d takes part k of each block
-// that comes to its node, from rank k mod t of the sender's node, and passes it on inside its node: each element
-// crosses between nodes once. A node's own block is copied. It is TensorAllToAll's "lean" with lists instead of equal
+// parallelism). Dispatch and combine of a tensor-parallel group move such data. Rank k of node d takes part k of each
+// block that comes to its node, from rank k mod t of the sender's node, and passes it on inside its node: each element
+// crosses between nodes once. A node's own block is copied. This is TensorAllToAll's "lean" with lists instead of equal
 // blocks.
 //
 // A row is an element of the type. Chunk c holds the same elements of all parts, so that parts of one chunk are passed
@@ -23,7 +23,7 @@ class TensorBlocks {
     plan::Reach reach;
     uint64_t staging_bytes = 0;
   };
-  // counts live as long as this object.
+  // `counts` must outlive this object.
   static Result<TensorBlocks> make(const LevelTree& tree, const Settings& settings);
 
   BoundRows build(uint32_t rank) const;
@@ -39,7 +39,7 @@ class TensorBlocks {
   TensorBlocks(const LevelTree& tree, const Settings& settings)
       : s_(settings), nodes_(tree.tensor_groups(), tree.n_tensor_groups()) {}
   uint64_t count(uint32_t from, uint32_t to) const { return s_.counts[size_t{from} * nodes_.n_nodes() + to]; }
-  // Where the block to (of: from) node `other` begins in a rank's buffer; n_nodes: its end.
+  // Returns where the block to (or from) node `other` begins in a rank's buffer; n_nodes: where the buffer ends.
   uint64_t block(uint32_t node, uint32_t other, bool sent) const;
 
   Settings s_;

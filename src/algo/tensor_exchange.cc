@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// AllToAll between the nodes of a cluster of data that all ranks of a node hold alike (tensor parallelism): MoNTA's
-// variants. Block d of the Input goes to every rank of node d; t ranks in a node, e nodes, I = e blocks.
+// AllToAll between the nodes of a cluster of data that all ranks of a node hold alike (tensor parallelism), in MoNTA's
+// variants. Block d of the Input goes to every rank of node d. There are t ranks in a node, e nodes, and I = e blocks.
 //
 // baseline: every rank sends whole blocks, so t copies of each cross. Each rank has its own.
 // o1: drop + AllToAll + AllGather. A rank sends and receives 1/t of each block; then the node puts them together.
-// o2: in chunks, the AllGather of one under the AllToAll of the next; the copy into the final order follows each
-//     AllGather in its lane (Algorithm 1).
-// o3: that copy in a lane of its own, under the AllGather of the next chunk (Algorithm 2).
+// o2: works in chunks: the AllGather of one runs under the AllToAll of the next; the copy into the final order follows
+//     each AllGather in its lane (Algorithm 1).
+// o3: that copy has a separate lane and runs under the AllGather of the next chunk (Algorithm 2).
 // lean: o3, but a node's own block, which all its ranks hold anyway, is copied instead of dropped and gathered.
 //
 // A node may have any number of ranks: part k of what node d receives comes from rank k mod t of the sender's node, so
-// that each byte crosses once. Results are copies of Inputs: the bits are the same for all variants.
+// that each byte crosses once. Results are copies of Inputs, so the bits are the same for all variants.
 #include <algorithm>
 
 #include "src/algo/families.h"
@@ -20,11 +20,11 @@
 namespace moeccl::algo {
 namespace {
 
-// Ranks of two nodes and ranks of one node are never the same pair: they share numbers.
-constexpr uint32_t kPart = 0;    // a part (baseline: a block) has come from another node; to oneself: all have
+// Ranks of two nodes and ranks of one node are never the same pair, so they share numbers.
+constexpr uint32_t kPart = 0;    // a part (baseline: a block) has come from another node; to itself: all have
 constexpr uint32_t kGather = 1;  // the sender's parts are in this rank's slots
 constexpr uint32_t kCredit = 2;  // the slots of a chunk may be written again
-constexpr uint32_t kReady = 3;   // to oneself: own parts are in the slots, and sent on
+constexpr uint32_t kReady = 3;   // to itself: own parts are in the slots, and sent on
 
 enum class Variant : uint8_t { kBaseline, kO1, kO2, kO3, kLean };
 
@@ -43,8 +43,8 @@ Layout layout_of(const Shape& shape, const LevelTree& tree, Variant v) {
   const uint32_t slots = gathers_own(v) ? e : e - 1;
   if (v == Variant::kBaseline) return {slots, tuning::kOneWay};
   if (v == Variant::kO1) return {slots, 1};
-  // A chunk is in three hands at once: AllToAll, AllGather, copy; one more hides the credit's way back. o2 relies on
-  // two.
+  // A chunk passes three stages at once: AllToAll, AllGather, copy. One more rotation hides the credit's way back. o2
+  // relies on two.
   return {slots, std::clamp(wanted_chunks(shape, v), tuning::kOverlap, tuning::kOneWay)};
 }
 
@@ -91,7 +91,8 @@ class Writer {
       }
       return;
     }
-    // Lanes stand in order of urgency, the network first. In o1 one chunk is under way at a time: its lanes take turns.
+    // Lanes are in order of urgency, the network first. In o1 one chunk is under way at a time, so its lanes take
+    // turns.
     exchange(LaneKind::kInter);
     b_.lane(LaneKind::kIntra);
     gather();
@@ -112,7 +113,7 @@ class Writer {
   };
   bool gathers_apart() const { return v_ == Variant::kO3 || v_ == Variant::kLean; }
 
-  // Where `rank` keeps the block of `node`; of the own one only when it is gathered.
+  // Returns where `rank` keeps the block of `node`. Its own block has a place only if it is gathered.
   Ref slot_of(uint32_t rank, uint32_t node) const {
     const bool skip = !gathers_own(v_) && node > nodes_.node_of(rank);
     return slot(rank, skip ? node - 1 : node);
@@ -129,14 +130,14 @@ class Writer {
       b_.signal(r.rank, kPart);
     }
     if (v_ == Variant::kBaseline) return;
-    // A chunk's exchange has ended before the next one begins. Ranks of a node share its uplink: if one sent all its
-    // chunks ahead, the first chunk of another would come behind them, and nothing could be gathered meanwhile.
+    // A chunk's exchange ends before the next one begins. Ranks of a node share its uplink: if one sent all its chunks
+    // ahead, the first chunk of another would queue behind them, and nothing could be gathered meanwhile.
     for (const Sender& s : senders_) b_.wait(s.rank, kPart);
     b_.signal(rank_, kPart);
   }
 
-  // The AllGather: own parts into the peers' slots. In o2 a peer's kGather of the chunk before says that it has read
-  // what was there two chunks ago; the others need a word for it.
+  // The AllGather puts own parts into the peers' slots. In o2 a peer's kGather of the chunk before says that it has
+  // read what was there two chunks ago; the other variants need a credit for that.
   void gather() {
     b_.wait(rank_, kPart);
     for (const uint32_t p : peers_) {

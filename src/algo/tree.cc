@@ -90,7 +90,8 @@ void reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t ra
 }
 
 // Two lanes, so that a chunk goes up while the one before comes down. A rank that has the result of chunk c - depth
-// knows that its sums of that chunk were read; the rank that sends it chunk c's result knows from its sum of chunk c.
+// knows that its sums of that chunk were read; the rank that sends it chunk c's result knows from its sum of chunk c
+// that the slot is free.
 void all_reduce(ProgramBuilder& b, const Shape& shape, const LevelTree&, uint32_t rank) {
   const Place place = place_of(shape.n_ranks, 0, rank);
   const bool root = rank == 0;

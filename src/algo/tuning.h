@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every size that an algorithm chooses stands here. Bytes of one chunk of one block, and rotations of the staging.
+// Every size that an algorithm chooses: bytes of one chunk of one block, and rotations of the staging.
 #pragma once
 
 #include <cstdint>
 
 namespace moeccl::algo::tuning {
 
-// Pulls and pushes that copy twice: the chunk is written, then read by others while it is still in the cache. The
+// Pulls and pushes that copy twice: the chunk is written, then others read it while it is still in the cache. The
 // chunks of all ranks share the last-level cache.
 inline constexpr uint64_t kStagedAllReduce = 512 << 10;  // of the message; each rank reduces 1/n of it
 inline constexpr uint64_t kStagedReduce = 512 << 10;     // the same without the last phase
@@ -15,19 +15,20 @@ inline constexpr uint64_t kStagedBroadcast = 256 << 10;  // of the message
 inline constexpr uint64_t kStagedBlocks = 256 << 10;     // of each of n blocks: AllToAll, ReduceScatter, Scatter
 inline constexpr uint64_t kStagedGather = 256 << 10;     // of a rank's block
 
-// The same where staging stays in the caches: the second-level ones of a core hold the chunks of its ranks.
+// The same where staging stays in the caches: a core's second-level cache holds the chunks of its ranks.
 inline constexpr uint64_t kCachedAllReduce = 512 << 10;
 inline constexpr uint64_t kCachedAllGather = 256 << 10;
 inline constexpr uint64_t kCachedBlocks = 256 << 10;
 
-// One copy only: chunks bound what a reduction keeps in L2 between its reads and its writes. An AllReduce stores its
-// result everywhere at once and keeps nothing: long runs of each buffer suit the memory.
+// One copy only: chunks limit what a reduction keeps in L2 between its reads and its writes. An AllReduce stores its
+// result everywhere at once and keeps nothing, so long runs of each buffer suit the memory.
 inline constexpr uint64_t kDirectAllReduce = 4 << 20;  // of the message
 inline constexpr uint64_t kDirectReduce = 512 << 10;
 inline constexpr uint64_t kDirectAllGather = 256 << 10;  // of a rank's block, read once for n writes
 inline constexpr uint64_t kDirectAllToAll = 1 << 20;     // of each block; in place it is also the staging slot
 
-// Puts into peers' staging. Larger than the staged ones: on a network the chunk must outweigh the latency of a step.
+// Puts into peers' staging. These are larger than the staged ones: on a network the chunk must outweigh the latency of
+// a step.
 inline constexpr uint64_t kRingAllReduce = 1 << 20;     // of the message; 1/n of it moves at a step
 inline constexpr uint64_t kRingBlocks = 128 << 10;      // of a rank's block
 inline constexpr uint64_t kChainBroadcast = 128 << 10;  // of the message: the pipeline's grain
@@ -40,20 +41,21 @@ inline constexpr uint64_t kFlatAllReduce = 512 << 10;  // of the message
 inline constexpr uint64_t kHierAllReduce = 1 << 20;    // of the message
 inline constexpr uint64_t kHierBlocks = 128 << 10;     // of a rank's block
 
-// Asking whether all buffers can be reached costs one more synchronisation; from this size of the larger buffer on,
-// what it may save is more (docs/decisions.md).
+// Asking whether all buffers can be reached costs one more synchronisation; from this size of the larger buffer on, it
+// may save more than that (docs/decisions.md).
 inline constexpr uint64_t kAskReach = 256 << 10;
 
-// Replicated experts. All ranks' staging in flight together; of an expert, at least; the same without staging.
+// Replicated experts: staging of all ranks in flight together; the least chunk of an expert; its chunk without staging.
 inline constexpr uint64_t kExpertReduce = 96 << 20;
 inline constexpr uint64_t kExpertLeast = 64 << 10;
 inline constexpr uint64_t kExpertDirect = 256 << 10;
 inline constexpr uint64_t kExpertMove = 256 << 10;  // of what one rank sends to another
 
-// MoNTA's figures are with 4 chunks; the chunk solver says how many where a profile is at hand.
+// MoNTA's figures are for 4 chunks; where a profile is available, the chunk solver gives the number.
 inline constexpr uint32_t kTensorChunks = 4;
 
-// Rotations. Two let a rank fill one while peers read the other: a signal of chunk c+1 then says that chunk c is free.
+// Rotations. With two, a rank fills one while peers read the other: a signal of chunk c+1 then says that chunk c is
+// free.
 inline constexpr uint32_t kOverlap = 2;
 // Where data flows one way only, a credit comes back after this many chunks, so that ranks seldom wait for it.
 inline constexpr uint32_t kOneWay = 4;

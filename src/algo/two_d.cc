@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two-dimensional AllToAll (Tutel, Section 3.4): blocks for another node first go to the rank of the own node that
-// stands for their destination, which sends what it has collected in one message. Each pair of nodes exchanges n/node
-// messages of a node's blocks instead of n of one block. Nodes may be unequal: a rank of a small node relays for
+// Two-dimensional AllToAll (Tutel, Section 3.4): blocks for another node first go to the rank in the sender's node that
+// stands for their destination. That rank sends what it has collected in one message. Each pair of nodes exchanges
+// n/node messages of a node's blocks instead of n of one block. Nodes may be unequal: a rank of a small node relays for
 // several destinations.
 #include "src/algo/families.h"
 #include "src/algo/nodes.h"
@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kLocal = 0;   // between ranks of a node
 constexpr uint32_t kRemote = 0;  // between ranks of different nodes: other pairs, so the same number
 
-// Slot s < n: the block from rank s. Behind them, at a relay: from member i of its node for its k-th relayed rank.
+// Slot s < n: the block from rank s. Behind these, at a relay: from member i of its node for its k-th relayed rank.
 uint32_t relay_slot(const Nodes& nodes, uint32_t relay, uint32_t k, uint32_t member) {
   return nodes.n_ranks() + k * nodes.size(nodes.node_of(relay)) + member;
 }
@@ -22,7 +22,7 @@ Layout layout(const Shape& shape, const LevelTree& tree) {
   return {shape.n_ranks + Nodes(tree).relay_slots(), tuning::kOverlap};
 }
 
-// Each local peer gets its own block and those it relays.
+// Sends each local peer its own block and the blocks that it relays.
 void send_local(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
   for (const uint32_t p : nodes.local_peers(rank)) {
     const std::vector<uint32_t> relayed = nodes.relayed_by(p);
@@ -44,7 +44,7 @@ void send_remote(ProgramBuilder& b, const Nodes& nodes, uint32_t rank) {
   }
 }
 
-// In place: outputs are written when all inputs have been sent. A peer's kLocal of chunk c + 1 says that it has
+// Works in place: outputs are written once all inputs have been sent. A peer's kLocal of chunk c + 1 says that it has
 // finished chunk c; a relay's kRemote says so for its whole node.
 void all_to_all(ProgramBuilder& b, const Shape&, const LevelTree& tree, uint32_t rank) {
   const Nodes nodes(tree);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of all ranks from a builder that makes one rank's program at a time.
+// Makes the plan of all ranks with a builder that makes one rank's program at a time.
 #pragma once
 
 #include "src/plan/plan.h"
 
 namespace moeccl::algo {
 
-// `builder` has name(), chunking(), hash() and build(rank).
+// `builder` must have name(), chunking(), hash() and build(rank).
 template <class Builder>
 plan::Plan whole_plan(const Builder& builder, const plan::Shape& shape) {
   plan::Plan plan;

@@ -18,7 +18,7 @@ using namespace moeccl;
 
 namespace {
 
-constexpr double kDefaultRatio = 50;  // the paper's
+constexpr double kDefaultRatio = 50;  // the paper's default
 
 Result<kernels::CodecShape> shape_of(const moecclCodec_t* given) {
   MOECCL_ASSIGN_OR_RETURN(const moecclCodec_t codec, adopt(given, "codec"));
@@ -39,7 +39,7 @@ Status needs(const char* name, const void* buffer, uint64_t count) {
   return error(moecclInvalidArgument, "{} is NULL: give {} elements", name, count);
 }
 
-// update: empty without one; stopped when it returns false.
+// `update` is empty for a plain encode. Encoding stops when it returns false.
 Status encode(const moecclCodec_t* codec, const void* experts, size_t n, const void* shared,
               const kernels::CodecUpdate& update, void* encoded, size_t bytes, moecclCodecError_t* lost) {
   MOECCL_ASSIGN_OR_RETURN(const kernels::CodecShape shape, shape_of(codec));
@@ -56,7 +56,7 @@ Status encode(const moecclCodec_t* codec, const void* experts, size_t n, const v
   return {};
 }
 
-// decode(bytes of an encoded expert): what kernels::codec_decode says.
+// decode(bytes of an encoded expert) returns the result of kernels::codec_decode.
 template <class Decode>
 Status decode(const kernels::CodecShape& shape, const void* encoded, size_t bytes, const void* shared,
               Decode&& decode) {
@@ -71,7 +71,7 @@ Status decode(const kernels::CodecShape& shape, const void* encoded, size_t byte
                shape.count, static_cast<int>(shape.type), shape.ratio);
 }
 
-// shared = the sum of this rank's experts, divided by n_total. On CUDA memory in the stream's order.
+// Sets shared = the sum of this rank's experts, divided by n_total. On CUDA memory, in the stream's order.
 Status mean_of_own(comm::Communicator& comm, moecclStream_t stream, const void* experts, size_t n_local, size_t n_total,
                    void* shared, size_t count, moecclDataType_t type) {
   if (!kernels::codec_supports(type))

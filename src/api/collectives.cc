@@ -13,7 +13,7 @@ using comm::Communicator;
 
 namespace {
 
-// A communicator of before a fork is found out further down, by what each operation looks at anyway.
+// A communicator from before a fork is detected later, by a check that each operation makes anyway.
 moecclResult_t unknown(moecclComm_t handle) {
   Communicator* none = nullptr;
   return api::member_of_group(api::finish(api::find_comm(handle, &none)));

@@ -29,7 +29,7 @@ Status api::join(const moecclUniqueId& id, int n_ranks, int rank, const comm::Co
                  const comm::Parent& parent) {
   MOECCL_ASSIGN_OR_RETURN(auto made, Communicator::init(id, n_ranks, rank, config, parent));
   if (const Status profiled = contained([&] { return comm::profile_at_init(*made); }); !profiled.ok()) {
-    made->break_off(profiled);  // peers may be done, and would wait for this rank in their first operation
+    made->break_off(profiled);  // peers may be done and would wait for this rank in their first operation
     return profiled;
   }
   MOECCL_ASSIGN_OR_RETURN(*out, CommTable::get().add(std::move(made)));
@@ -61,7 +61,7 @@ Status init_all(moecclComm_t* comms, int n_ranks, const moecclConfig_t* given) {
   for (int r = 0; r < n_ranks && status.ok(); ++r) status = init_rank(&comms[r], n_ranks, id, r, given);
   if (n_ranks < 1) status = error(moecclInvalidArgument, "n_ranks is {}: give 1 or more", n_ranks);
   if (!status.ok()) group.poison(status);
-  Status ended = group.end();  // says nothing yet when this is part of another group
+  Status ended = group.end();  // returns no result yet if this is part of another group
   return status.ok() ? std::move(ended) : std::move(status);
 }
 
@@ -75,7 +75,7 @@ Status init_env(moecclComm_t* out, const moecclConfig_t* given) {
   return join(id, info.n_ranks, info.rank, config, out);
 }
 
-// One figure of a communicator.
+// Reads one figure of a communicator.
 template <class T, class Figure>
 moecclResult_t ask(moecclComm_t handle, T* out, const char* name, const char* wanted, Figure figure) {
   return with_comm(handle, [&](Communicator& comm) -> Status {
@@ -152,7 +152,7 @@ moecclResult_t moecclCommGetAsyncError(moecclComm_t handle, moecclResult_t* resu
   return with_pinned(handle, [&](Communicator& comm) -> Status {
     if (result == nullptr) return api::null_argument("result", "the address of a moecclResult_t");
     comm.notice_revoke();
-    const bool settled = comm.settled();  // asked first: what has failed by then is known below
+    const bool settled = comm.settled();  // read first, so that failures up to then are seen below
     const Status s = comm.usable();
     if (!s.ok()) comm.set_last_error(s.message());
     *result = !s.ok() ? s.code() : settled ? moecclSuccess : moecclInProgress;

@@ -17,7 +17,7 @@ namespace {
 
 struct Error {
   std::string text;
-  bool no_memory = false;  // for the text of the last failure
+  bool no_memory = false;  // true if the text of the last failure could not be stored
 };
 struct ThreadError;
 using ErrorOfThread = PerThread<Error, ThreadError>;
@@ -83,8 +83,8 @@ Status outside_groups(const char* function) {
 
 namespace {
 
-// A CUstream is a pointer to something aligned, or one of the driver's two names for default streams; our handles end
-// in 0xC2.
+// A CUstream is a pointer to something aligned, or one of the driver's two names for default streams. MoECCL's handles
+// end in 0xC2.
 bool may_be_cuda_stream(moecclStream_t handle) {
   const auto value = reinterpret_cast<uint64_t>(handle);
   return value == 1 || value == 2 || (value % 8 == 0 && value > 4096);
@@ -145,7 +145,7 @@ using TextsOfThread = PerThread<Texts, Texts>;
 }  // namespace
 
 const char* moecclGetLastError(moecclComm_t handle) {
-  // Texts are copied for the thread: another one may destroy the communicator meanwhile.
+  // Texts are copied for the thread, because another thread may destroy the communicator in the meantime.
   try {
     Texts& texts = TextsOfThread::get();
     const auto comm = api::CommTable::get().pin(handle);

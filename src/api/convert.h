@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every C entry point does: find the handle, call, map Status to a code, keep the sentence.
+// The steps that every C entry point shares: find the handle, make the call, map its Status to a code, keep the
+// message.
 #pragma once
 
 #include <cstring>
@@ -16,22 +17,22 @@ namespace moeccl::api {
 using CommTable = HandleTable<comm::Communicator, moecclComm_t, 0xC1>;
 using StreamTable = HandleTable<comm::HostStream, moecclStream_t, 0xC2>;
 
-// The sentence of this thread's last failure.
+// Returns the message of this thread's last failure.
 const char* thread_error() noexcept;
 
-// Maps a status; keeps its sentence for the thread and, when given, the communicator.
+// Maps a status to a code and keeps its message for the thread and, if given, the communicator.
 moecclResult_t finish(const Status& status, comm::Communicator* comm = nullptr) noexcept;
 
-// Runs `body` (returning Status) so that nothing is thrown through the C interface. A call that throws ends its
-// communicator: peers may wait for what this rank could not do.
+// Runs `body` (which returns a Status) so that nothing is thrown through the C interface. A call that throws ends its
+// communicator, because peers may wait for what this rank could not do.
 template <class Body>
 moecclResult_t guarded(comm::Communicator* comm, Body&& body) {
   const Status status = comm != nullptr ? comm->shielded(body) : contained(body);
   return finish(status, comm);
 }
 
-// The object of a handle that is live and was made in this process, or the sentence for its caller: `name` is the
-// argument's, `kind` what it names and `maker` the function that makes one.
+// Returns the object of a live handle that was made in this process, or an error for the caller. `name` is the
+// argument's name, `kind` what it refers to, and `maker` the function that makes one.
 template <class T, class H, uint64_t kKind>
 Result<T*> live(const HandleTable<T, H, kKind>& table, H handle, const char* name, const char* kind,
                 const char* maker) {
@@ -46,8 +47,8 @@ Result<T*> live(const HandleTable<T, H, kKind>& table, H handle, const char* nam
   }
   return found;
 }
-// Destroys what a handle names after `before` (a Status of T&) has waited for what still uses it. What was made before
-// this process was forked is only forgotten.
+// Destroys the object of a handle after `before` (a Status of T&) has waited for whatever still uses it. An object that
+// was made before this process was forked is only forgotten.
 template <class T, class H, uint64_t kKind, class Before>
 Status destroy(HandleTable<T, H, kKind>& table, H handle, const char* name, const char* kind, Before&& before) {
   if (handle == nullptr) return {};
@@ -60,26 +61,27 @@ Status destroy(HandleTable<T, H, kKind>& table, H handle, const char* name, cons
   return destroy(table, handle, name, kind, [](T&) { return Status(); });
 }
 
-// InvalidUsage when open groups have calls that use the object of a live handle; holds_of(T&) are its GroupHolds.
+// Returns InvalidUsage if open groups have calls that use the object of a live handle. holds_of(T&) returns its
+// GroupHolds.
 Status not_in_group(const comm::GroupHolds& holds, const char* what);
 template <class T, class H, uint64_t kKind, class HoldsOf>
 Status not_in_group(HandleTable<T, H, kKind>& table, H handle, const char* what, HoldsOf&& holds_of) {
   const auto object = table.pin(handle);
   return object.get() != nullptr ? not_in_group(holds_of(*object.get()), what) : Status();
 }
-// The result of a call that other ranks make too. When the calling thread has an open group, a refused one is kept for
-// its end, which then issues nothing.
+// Passes on the result of a call that other ranks make too. If the calling thread has an open group, a failed result is
+// kept for the end of the group, which then issues nothing.
 moecclResult_t member_of_group_that_failed(moecclResult_t result);
 inline moecclResult_t member_of_group(moecclResult_t result) {
   return result == moecclSuccess ? result : member_of_group_that_failed(result);
 }
-// For calls that wait for other ranks at once: InvalidUsage, which the group's end gives too, when the calling thread
-// has an open group.
+// For calls that wait for other ranks at once: if the calling thread has an open group, returns InvalidUsage, which the
+// group's end then returns too.
 Status outside_groups(const char* function);
 
 Status find_comm(moecclComm_t handle, comm::Communicator** comm);
-// Calls `body` with the communicator, or reports the bad handle. whose: of an object that was made with it, such as
-// "the layer's"; null: the caller gave the handle.
+// Calls `body` with the communicator, or reports the bad handle. `whose` names the object that was made with the
+// communicator, such as "the layer's"; null if the caller gave the handle itself.
 template <class Body>
 moecclResult_t with_comm(moecclComm_t handle, Body&& body, const char* whose = nullptr) {
   comm::Communicator* comm = nullptr;
@@ -87,20 +89,21 @@ moecclResult_t with_comm(moecclComm_t handle, Body&& body, const char* whose = n
     return finish(whose == nullptr ? std::move(s) : std::move(s).with_context(format("{} communicator", whose)));
   return guarded(comm, [&]() -> Status { return body(*comm); });
 }
-// NULL is the blocking stream: *stream null. comm: the communicator that is to use it; null: none.
+// NULL is the blocking stream, for which *stream becomes null. `comm` is the communicator that will use the stream;
+// null for none.
 Status find_stream(moecclStream_t handle, const comm::Communicator* comm, comm::Stream** stream);
 Status null_argument(const char* name, const char* wanted);
 inline Status require(const void* pointer, const char* name, const char* wanted) {
   return pointer == nullptr ? null_argument(name, wanted) : Status();
 }
-// Where a call puts what it makes: NULL until it succeeds. type: of what `out` is the address of.
+// Sets a call's output to NULL until the call succeeds. `type` describes what `out` must point to.
 template <class T>
 Status clear(T** out, const char* name, const char* type) {
   MOECCL_TRY(require(out, name, type));
   *out = nullptr;
   return {};
 }
-// Copies a page for a person as snprintf does.
+// Copies a text for people to read, in the manner of snprintf.
 void copy_text(const std::string& text, char* out, size_t out_bytes, size_t* needed);
 inline Status give_text(const Result<std::string>& page, char* out, size_t out_bytes, size_t* needed) {
   if (page.ok()) copy_text(page.value(), out, out_bytes, needed);

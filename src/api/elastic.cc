@@ -35,7 +35,7 @@ Status shrink(Communicator& comm, const int* exclude, int n_exclude, moecclComm_
   return {};
 }
 
-// A rank of the communicator that grows.
+// Grows the communicator, on one of its ranks.
 Status grow(Communicator& parent, int n_ranks, const moecclUniqueId* given, int rank, moecclComm_t* out,
             const moecclConfig_t* config) {
   MOECCL_TRY(api::outside_groups("moecclCommGrow"));
@@ -47,14 +47,14 @@ Status grow(Communicator& parent, int n_ranks, const moecclUniqueId* given, int 
                  bootstrap::kMaxRanks);
   }
   MOECCL_ASSIGN_OR_RETURN(comm::Config wanted, comm::config_of_part(parent, config));
-  wanted.crowded = false;  // nobody is left behind who would want the same cores
+  wanted.crowded = false;  // no rank is left out that would need the same cores
   MOECCL_ASSIGN_OR_RETURN(const moecclUniqueId id, comm::agree_on_id(parent, given));
   comm::Parent from;
   from.others_alive = [&] { return comm::all_live(parent); };
   return api::join(id, n_ranks, static_cast<int>(parent.rank()), wanted, out, from);
 }
 
-// A new one.
+// Joins a growing communicator as a new rank.
 Status grow(int n_ranks, const moecclUniqueId* id, int rank, moecclComm_t* out, const moecclConfig_t* config) {
   MOECCL_TRY(api::outside_groups("moecclCommGrow"));
   MOECCL_TRY(api::clear(out, "new_comm", "the address of a moecclComm_t"));
@@ -64,7 +64,7 @@ Status grow(int n_ranks, const moecclUniqueId* id, int rank, moecclComm_t* out, 
   }
   if (rank < 1 || rank >= n_ranks) {
     return error(moecclInvalidArgument,
-                 "rank is {}: a rank without comm gives a number behind those of the old ranks, up to {}", rank,
+                 "rank is {}: a rank without comm gives a number after those of the old ranks, up to {}", rank,
                  n_ranks - 1);
   }
   MOECCL_ASSIGN_OR_RETURN(const comm::Config wanted, comm::Config::from(config));
@@ -98,7 +98,7 @@ moecclResult_t moecclCommGrow(moecclComm_t handle, int n_ranks, const moecclUniq
 
 moecclResult_t moecclCommRevoke(moecclComm_t handle) {
   return api::with_pinned(handle, [](Communicator& comm) -> Status {
-    if (Status s = comm.usable(); s.code() == moecclInvalidUsage) return s;  // a forked child's
+    if (Status s = comm.usable(); s.code() == moecclInvalidUsage) return s;  // in a forked child
     comm.revoke();
     return {};
   });

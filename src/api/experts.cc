@@ -36,10 +36,10 @@ Status count_choices(const int32_t* topk_index, size_t n_choices, int n_experts,
   return {};
 }
 
-// The counts of this rank, into CUDA memory in the stream's order.
+// Copies the counts of this rank into CUDA memory, in the stream's order.
 Status put_counts(Communicator& comm, std::vector<int64_t> own, int64_t* counts, moecclStream_t stream) {
   return api::issue_on_device(comm, stream, [&comm, own = std::move(own), counts](const kernels::KernelTable& table) {
-    constexpr size_t kPiece = 64 << 10;  // of the engine's ring
+    constexpr size_t kPiece = 64 << 10;  // elements of the engine's ring
     for (size_t first = 0; first < own.size(); first += kPiece) {
       const size_t bytes = std::min(kPiece, own.size() - first) * sizeof(int64_t);
       table.copy(counts + first, comm.cuda()->engine().upload(own.data() + first, bytes), bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles that C callers hold. A handle is a number, not an address: the slot and the generation of what it names, so
-// that a stale, doubled or foreign handle is found out instead of followed.
+// Handles that C callers hold. A handle is a number, not an address. It consists of the slot and the generation of its
+// object, so that a stale, duplicate or foreign handle is detected instead of dereferenced.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,8 @@
 
 namespace moeccl::api {
 
-// T: what it names; H: the C handle type. Nothing here takes a lock, which a forked child could find locked for ever.
+// T is the type of the object and H the C handle type. Takes no lock, because a forked child could find it locked
+// forever.
 template <class T, class H, uint64_t kKind>
 class HandleTable {
   struct Slot;
@@ -22,7 +23,7 @@ class HandleTable {
   }
   static void leave(Slot& slot) {
     if (slot.born != driver::process_number()) {
-      slot.handle.store(0);  // the slot stays in use, which also keeps the object in the sight of leak checkers
+      slot.handle.store(0);  // the slot stays in use, so that leak checkers still see the object
       return;
     }
     slot.handle.store(0);
@@ -52,10 +53,10 @@ class HandleTable {
       slot.handle.store(value, std::memory_order_release);  // pairs with the acquire in find()
       return reinterpret_cast<H>(value);
     }
-    return error(moecclOutOfMemory, "{} handles are in use, which is the most: destroy some", kSlots);
+    return error(moecclOutOfMemory, "{} handles are in use, which is the maximum: destroy some", kSlots);
   }
 
-  // Null when the handle is not a live one. For the thread that uses the handle, which alone may destroy it.
+  // Returns null if the handle is not live. For the thread that uses the handle; only that thread may destroy it.
   T* find(H handle) const {
     const auto value = reinterpret_cast<uint64_t>(handle);
     if ((value & (kLeaving | 0xff)) != kKind) return nullptr;
@@ -63,11 +64,11 @@ class HandleTable {
     if (slot.handle.load(std::memory_order_acquire) != value) return nullptr;  // pairs with the release in add()
     return slot.object.load(std::memory_order_relaxed);
   }
-  // Of a live handle: whether it was made before this process was forked. Its locks may be held for ever and its
-  // threads are not here.
+  // Returns true if a live handle was made before this process was forked. Its object's locks may be held forever, and
+  // the object's threads do not exist here.
   bool inherited(H handle) const { return slot_of(handle).born != driver::process_number(); }
 
-  // What ends with `kEnd` of the slot.
+  // A hold on a slot. Its destructor calls kEnd on the slot.
   template <void (*kEnd)(Slot&)>
   class Hold {
    public:
@@ -85,25 +86,25 @@ class HandleTable {
    private:
     Slot* slot_ = nullptr;
   };
-  // For any thread: the object stays until the pin goes. Empty when the handle is not a live one, or was made before
-  // this process was forked.
+  // For any thread: the object stays until the pin is released. The pin is empty if the handle is not live, or was made
+  // before this process was forked.
   using Pin = Hold<unpin>;
   Pin pin(H handle) {
     const auto value = reinterpret_cast<uint64_t>(handle);
     if ((value & (kLeaving | 0xff)) != kKind) return {};
     Slot& slot = slot_of(handle);
-    // Those who ask again and again for a dead one must not hold up the one who waits for pins.
+    // Threads that keep asking for a dead object must not hold up the thread that waits for the pins.
     if ((slot.handle.load(std::memory_order_relaxed) & ~kLeaving) != value) return {};
-    // Either this thread sees in the handle's word that the object goes, or leave() sees the pin: both are in the one
-    // order of sequentially consistent operations.
+    // Either this thread sees in the handle's word that the object is going, or leave() sees the pin, because both
+    // accesses are in the single order of sequentially consistent operations.
     slot.pins.fetch_add(1);
     if ((slot.handle.load() & ~kLeaving) == value && slot.born == driver::process_number()) return Pin(slot);
     unpin(slot);
     return {};
   }
 
-  // What was taken out of the table: its handle is dead for find(). Pins are still given until this goes, so that a
-  // wait of the owner's can be ended by moecclCommAbort(); then they are waited for and the object is destroyed. One
+  // An object that was taken out of the table. Its handle is dead for find(). Pins are still given until this goes, so
+  // that moecclCommAbort() can end a wait of the owner; then this waits for the pins and destroys the object. An object
   // that was made before this process was forked is left alone.
   using Taken = Hold<leave>;
   Taken take(H handle) {
@@ -114,14 +115,14 @@ class HandleTable {
   }
 
  private:
-  static constexpr uint64_t kLeaving = uint64_t{1} << 63;  // of the handle's word; generations do not come so far
-  // A line each: threads that watch one communicator do not disturb the calls on another.
+  static constexpr uint64_t kLeaving = uint64_t{1} << 63;  // in the handle's word; generations never get that high
+  // Each slot has its own cache line, so that threads that watch one communicator do not disturb calls on another.
   struct alignas(64) Slot {
-    std::atomic<uint64_t> handle{0};  // 0: none is live
+    std::atomic<uint64_t> handle{0};  // 0 if no handle is live
     std::atomic<T*> object{nullptr};
     std::atomic<uint32_t> pins{0};
     std::atomic<bool> used{false};
-    uint32_t born = 0;  // driver::process_number() then
+    uint32_t born = 0;  // driver::process_number() at that time
     uint64_t generation = 0;
   };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handle of a hybrid placement, for all who take one.
+// The handle of a hybrid placement, for all entry points that take one.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ struct HybridHandle {
 };
 using HybridTable = HandleTable<HybridHandle, moecclHybrid_t, 0xC6>;
 
-// Calls body with a live placement whose communicator lives too.
+// Calls `body` with a live placement whose communicator is live too.
 template <class Body>
 moecclResult_t with_hybrid(moecclHybrid_t handle, Body&& body) {
   const Result<HybridHandle*> found = live(HybridTable::get(), handle, "hybrid", "placement", "moecclHybridCreate");

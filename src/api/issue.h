@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a prepared operation to its run: at once, on a stream, or with its group.
+// From a prepared operation to its execution: at once, on a stream, or with its group.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@
 
 namespace moeccl::api {
 
-// `prepare(operation)` checks the call and fills it. maker: of the handle, besides the communicator's, that the
-// operation was made with; null: it needs none.
+// `prepare(operation)` checks the call and fills the operation. `maker` belongs to the handle other than the
+// communicator's with which the operation was made; null if there is none.
 template <class Prepare>
 Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::GroupHolds* maker, Prepare&& prepare) {
   comm::Call call{.comm = &comm, .operation = std::make_unique<exec::Operation>(), .maker = maker};
@@ -21,7 +21,7 @@ Status issue(comm::Communicator& comm, moecclStream_t stream_handle, comm::Group
   return comm::issue(std::move(call));
 }
 
-// This rank's own work on CUDA memory: at once, or in the stream's order.
+// Runs this rank's own work on CUDA memory, at once or in the stream's order.
 inline Status issue_on_device(comm::Communicator& comm, moecclStream_t stream_handle,
                               std::function<void(const kernels::KernelTable&)> body) {
   comm::Stream* stream = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What entry points share that make communicators.
+// Shared by the entry points that create communicators.
 #pragma once
 
 #include <utility>
@@ -9,15 +9,15 @@
 
 namespace moeccl::api {
 
-// Joins, measures the links if that is asked for, and gives out the handle. parent: of ranks that were there before.
+// Joins, measures the links if requested, and returns the handle. `parent` describes an existing communicator, if any.
 Status join(const moecclUniqueId& id, int n_ranks, int rank, const comm::Config& config, moecclComm_t* out,
             const comm::Parent& parent = {});
 
-// As with_comm(), for calls of any thread: the owner may destroy the communicator meanwhile.
+// Like with_comm(), but for calls from any thread, during which the owner may destroy the communicator.
 template <class Body>
 moecclResult_t with_pinned(moecclComm_t handle, Body&& body) {
   const auto comm = CommTable::get().pin(handle);
-  if (comm.get() == nullptr) return with_comm(handle, [](comm::Communicator&) { return Status(); });  // says why
+  if (comm.get() == nullptr) return with_comm(handle, [](comm::Communicator&) { return Status(); });  // reports why
   return guarded(comm.get(), [&]() -> Status { return body(*comm.get()); });
 }
 

@@ -24,11 +24,11 @@ using api::RoutingTable;
 
 namespace {
 
-// What moecclMoeCheck and moecclMoeQuerySize are asked about, checked.
+// The checked arguments of moecclMoeCheck and moecclMoeQuerySize.
 struct Question {
   plan::LevelTree tree;
   comm::MoeConfig config;
-  uint64_t granted = 0;  // staging of one operation
+  uint64_t granted = 0;  // staging bytes of one operation
 };
 
 Result<plan::LevelTree> tree_of(int n_ranks, const char* topology) {
@@ -65,7 +65,7 @@ Status query_size(const moecclMoeConfig_t* given, int n_ranks, const char* topol
   return {};
 }
 
-// Calls body with a live routing whose communicator lives too.
+// Calls `body` with a live routing whose communicator is live too.
 template <class Body>
 moecclResult_t with_routing(moecclRouting_t handle, Body&& body) {
   const Result<RoutingHandle*> found =
@@ -76,7 +76,7 @@ moecclResult_t with_routing(moecclRouting_t handle, Body&& body) {
       routing.layer->comm_handle, [&](Communicator& comm) { return body(routing.routing, comm); }, "the routing's");
 }
 
-// A table that the host reads, brought there when it lies in CUDA memory.
+// Makes a table readable for the host, by a copy if it is in CUDA memory.
 template <class T>
 Status to_host(Communicator& comm, const T** table, size_t n, std::vector<T>& copy) {
   if (*table == nullptr || n == 0 || !comm.is_device_memory(*table)) return {};
@@ -92,15 +92,15 @@ Status update(comm::MoeRouting& routing, Communicator& comm, const int32_t* inde
   const algo::MoeShape& shape = routing.layer().config().shape;
   std::vector<int32_t> index_copy;
   std::vector<float> weight_copy;
-  // Choices in CUDA memory are worked on where they are, and their weights with them. Of too many update() says so. A
-  // layer with expert swap keeps its map on the host.
+  // Choices in CUDA memory are used where they are, and so are their weights. If there are too many tokens, update()
+  // reports it. A layer with expert swap keeps its map on the host.
   const bool fits = n_tokens <= shape.max_tokens;
   if (fits && routing.layer().map() != nullptr) MOECCL_TRY(to_host(comm, &index, n_tokens * shape.top_k, index_copy));
   if (fits && !comm.is_device_memory(index)) MOECCL_TRY(to_host(comm, &weight, n_tokens * shape.top_k, weight_copy));
   return routing.update(index, weight, n_tokens);
 }
 
-// T * k of the last update.
+// Returns T * k of the last update.
 Result<size_t> n_weights(const comm::MoeRouting& routing) {
   moecclRoutingInfo_t info{};
   info.size = sizeof(info);
@@ -130,7 +130,7 @@ Status api::create_moe(moecclMoe_t* moe, moecclComm_t comm_handle, Communicator&
   auto layer = std::make_shared<Layer>(comm_handle, comm);
   // moecclPlanForce and MOECCL_PLAN name an algorithm for layers that leave the choice open.
   const std::string& forced = comm.selector().forced(moecclOpDispatch);
-  Result<moecclMoeConfig_t> open = adopt(config, "config");  // a bad one is reported by all ranks together
+  Result<moecclMoeConfig_t> open = adopt(config, "config");  // all ranks report a bad one together
   if (open.ok() && !forced.empty() && (open->algorithm == nullptr || *open->algorithm == '\0')) {
     open->algorithm = forced.c_str();
     config = &*open;

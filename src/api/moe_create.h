@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way of moecclMoeCreate, for layers with expert domains too.
+// The implementation of moecclMoeCreate, which layers with expert domains use too.
 #pragma once
 
 #include <memory>

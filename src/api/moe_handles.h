@@ -12,7 +12,7 @@
 
 namespace moeccl::api {
 
-// A layer with the channel that it runs on. Routings share it, so a layer may be destroyed before its routings.
+// A layer with the channel on which it runs. Routings share it, so a layer may be destroyed before its routings.
 struct Layer {
   Layer(moecclComm_t h, comm::Communicator& c) : comm_handle(h), channel(c, find_stream) {}
   moecclComm_t comm_handle;
@@ -40,7 +40,8 @@ moecclResult_t with_layer(moecclMoe_t moe, Body&& body) {
       layer->comm_handle, [&](comm::Communicator& comm) { return body(layer, comm); }, "the layer's");
 }
 
-// A backward pass of combine; the gradient of the weights, n_weights() of them, is gathered on the host.
+// Runs a backward pass of combine. The gradient of the weights, which has n_weights() elements, is gathered on the
+// host.
 template <class Object, class Count>
 Status combine_backward(Object& object, comm::Communicator& comm, comm::MoeRouting::CombineGradients g,
                         Count&& n_weights, moecclStream_t stream) {
@@ -52,7 +53,7 @@ Status combine_backward(Object& object, comm::Communicator& comm, comm::MoeRouti
   return comm.copy_across(device, weights.data(), n * sizeof(float));
 }
 
-// What still runs on streams uses the handle's tables. A communicator that is gone runs nothing.
+// Operations that still run on streams use the handle's tables. A communicator that is gone runs nothing.
 inline void wait_for_operations(const Layer& layer) {
   if (CommTable::get().find(layer.comm_handle) == nullptr) return;
   // A failure is reported where the operation was waited for; here only its end matters.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entry points of pipeline.h, but for the exchange itself, which goes the way of all collectives.
+// Entry points of pipeline.h, except for the exchange itself, which is in collectives.cc.
 #include "moeccl/pipeline.h"
 
 #include <algorithm>

@@ -22,7 +22,7 @@ struct Look {
   std::shared_ptr<comm::PlanSlot> cached;
   bool tried = false;
   comm::Trials::Report trial;
-  plan::Plan plan;  // all ranks' programs of the plan that is expected to run
+  plan::Plan plan;  // the programs of all ranks for the plan that is expected to run
   plan::Cost cost;
 };
 
@@ -61,7 +61,7 @@ Result<Look> look(Communicator& c, moecclOp_t op, size_t count, moecclDataType_t
   return l;
 }
 
-// Why this plan: forced, the fastest of those that were tried, or the cheapest.
+// Says why this plan was chosen: forced, the fastest of those that were tried, or the cheapest.
 std::string reason(const Communicator& c, const Look& l, moecclOp_t op, uint32_t apply) {
   if (c.selector().forced(op) == l.plan.algorithm) return "forced by moecclPlanForce or MOECCL_PLAN";
   if (const Status obeys = c.selector().obeys_force(l.plan.shape); !obeys.ok())

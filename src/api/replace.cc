@@ -18,11 +18,12 @@ namespace {
 struct ReplacementHandle {
   std::shared_ptr<api::Layer> layer;
   std::unique_ptr<MoeReplacement> replacement;
-  moecclRouting_t routing = nullptr;  // of the step
+  moecclRouting_t routing = nullptr;  // of the current step
 };
 using ReplacementTable = api::HandleTable<ReplacementHandle, moecclReplacement_t, 0xC7>;
 
-// Calls body with a live replacement whose communicator, and unless it begins a step whose routing, lives too.
+// Calls `body` with a live replacement whose communicator is live too. Unless the call begins a step, its routing must
+// also be live.
 template <class Body>
 moecclResult_t with_replacement(moecclReplacement_t handle, Body&& body, bool begins = false) {
   const Result<ReplacementHandle*> found =

@@ -14,7 +14,7 @@ using namespace moeccl;
 
 namespace {
 
-// A problem and the arrays that it points to.
+// A problem together with copies of the arrays that it points to.
 struct OwnedProblem {
   moecclSampleProblem_t problem{};
   std::vector<int32_t> arrays[5];
@@ -96,7 +96,7 @@ class BackgroundSolver {
   }
 
  private:
-  // The answer before this one, where it fits this problem and passes its gate; else the current placement.
+  // Gives the previous answer if it fits this problem and passes its gate, and otherwise the current placement.
   static moecclAnswerSource_t give_older(const moecclSampleProblem_t& p, const std::vector<int32_t>& last,
                                          int32_t* placement, moecclSampleAnswer_t* made) {
     std::vector<std::byte> memory(solve::sample_bytes(p));
@@ -159,8 +159,8 @@ class BackgroundSolver {
   std::vector<int32_t> last_;
   moecclSampleAnswer_t last_answer_{};
   Status failure_;
-  std::vector<std::byte> memory_;  // the thread's
-  std::thread thread_;             // last: it uses all of the above
+  std::vector<std::byte> memory_;  // used by the thread only
+  std::thread thread_;             // last, because it uses all of the above
 };
 
 using SolverTable = api::HandleTable<BackgroundSolver, moecclSampleSolver_t, 0xC9>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entry points of the solvers that look at a cluster once: hybrid domains, pipeline chunks, layout.
+// Entry points of the solvers that run once for a cluster: hybrid domains, pipeline chunks, layout.
 #include "src/api/solve_args.h"
 #include "src/base/adopt.h"
 #include "src/solve/arena.h"

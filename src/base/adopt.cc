@@ -7,7 +7,7 @@
 namespace moeccl {
 namespace {
 
-// Far more than any struct has: a larger size is not a size.
+// Far above the size of any struct, so a larger value cannot be a real size.
 constexpr size_t kMostBytes = 4096;
 
 Status check_size(const SizedStruct& kind, size_t size, const char* argument) {
@@ -18,7 +18,7 @@ Status check_size(const SizedStruct& kind, size_t size, const char* argument) {
 
 }  // namespace
 
-// The bytes of version 0.1. A struct that is new in a later version has those of its first one.
+// The sizes in version 0.1. A struct that was added later has the size of its first release.
 #define MOECCL_SIZED(T, bytes)     \
   template <>                      \
   SizedStruct sized_struct<T>() {  \
@@ -67,7 +67,7 @@ Status adopt_bytes(const SizedStruct& kind, const void* given, const char* argum
   const auto set = [](char byte) { return byte != 0; };
   if (size > kind.present && std::any_of(bytes + kind.present, bytes + size, set))
     return error(moecclInvalidArgument,
-                 "{} sets a field behind the {} bytes of {} that this library knows: leave it 0, or load the library "
+                 "{} sets a field beyond the {} bytes of {} that this library knows: leave it 0, or load the library "
                  "that the program's headers came with",
                  argument, kind.present, kind.name);
   std::memcpy(to, given, std::min(size, kind.present));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Monotonic time and the ends of waits.
+// Monotonic time and deadlines for waits.
 #pragma once
 
 #include <ctime>
@@ -20,7 +20,7 @@ struct Deadline {
   int64_t at_ns = std::numeric_limits<int64_t>::max();
 
   static Deadline never() { return {}; }
-  // A negative time has passed already; one beyond the clock's range is never().
+  // A negative `ms` gives a deadline that has already passed; one beyond the clock's range gives never().
   static Deadline after_ms(int64_t ms) {
     const int64_t now = now_ns();
     constexpr int64_t kNsPerMs = 1'000'000;
@@ -31,8 +31,8 @@ struct Deadline {
 
   bool is_never() const { return at_ns == std::numeric_limits<int64_t>::max(); }
   bool passed() const { return !is_never() && now_ns() >= at_ns; }
-  // For poll() and epoll_wait(): rounded up, so that a wait never ends just before the deadline and spins. never()
-  // gives an hour, not -1: every wait wakes and looks again.
+  // The timeout for poll() and epoll_wait(). It is rounded up, so that a wait never ends just before the deadline and
+  // then spins. never() gives an hour instead of -1, so that every wait wakes up and checks again.
   int remaining_ms() const {
     constexpr int kLongestMs = 3'600'000;
     if (is_never()) return kLongestMs;

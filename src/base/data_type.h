@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of each data type, in the order of moecclDataType_t.
+// Properties of each data type, in the order of moecclDataType_t.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace moeccl {
 
-// What a value of a type is computed as: the member of kernels::Scalar.
+// The type in which values are computed: a member of kernels::Scalar.
 enum class Wide : uint8_t { kInt64, kFloat32, kFloat64 };
 
 struct TypeFacts {
@@ -32,7 +32,7 @@ inline constexpr std::array<TypeFacts, MOECCL_NUM_DATA_TYPES + 1> kTypes = {{
     {"bfloat16", 2, Wide::kFloat32},
     {"float8e4m3", 1, Wide::kFloat32},
     {"float8e5m2", 1, Wide::kFloat32},
-    {"unknown type", 0, Wide::kInt64},  // what a peer may have announced, beyond the last
+    {"unknown type", 0, Wide::kInt64},  // for a value beyond the last type, which a peer may have announced
 }};
 
 constexpr const TypeFacts& type_facts(moecclDataType_t type) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one owner of a file descriptor.
+// The single owner of a file descriptor.
 #pragma once
 
 #include <unistd.h>
@@ -24,7 +24,7 @@ class Fd {
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   int release() { return std::exchange(fd_, -1); }
-  // close() is not repeated on EINTR: Linux has released the number by then, and another thread may own it.
+  // close() is not repeated on EINTR: by then Linux has released the number, and another thread may own it.
   void reset(int fd = -1) {
     if (fd_ >= 0) ::close(fd_);
     fd_ = fd;

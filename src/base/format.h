@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text formatting. Only fmt/core.h is included here, so that fmt's code is compiled once, in format.cc, into the
-// library.
+// Text formatting. This header includes only fmt/core.h, so that fmt's code is compiled into the library once, in
+// format.cc.
 #pragma once
 
 #include <fmt/core.h>
@@ -17,7 +17,7 @@ std::string format(fmt::format_string<Args...> text, Args&&... args) {
   return format_args_to_string(text, fmt::make_format_args(args...));
 }
 
-// As a JSON string: only what must be escaped is; names and notes are short.
+// Returns `text` as a JSON string. Control characters become spaces, which is enough for short names and notes.
 std::string json_quoted(const std::string& text);
 
 }  // namespace moeccl

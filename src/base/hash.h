@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fast 64-bit hash for agreement and look-up (plan hashes, names, checksums). Not for secrets: see handshake.h.
+// A fast 64-bit hash for agreement and look-up (plan hashes, names, checksums). Not for secrets; see handshake.h.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +21,12 @@ constexpr uint64_t hash_mix(uint64_t x) {
   return x;
 }
 
-// Depends on the order: combine(combine(h, a), b) != combine(combine(h, b), a).
+// The order of the arguments matters: combine(combine(h, a), b) != combine(combine(h, b), a).
 constexpr uint64_t hash_combine(uint64_t seed, uint64_t value) {
   return hash_mix((seed ^ value) + 0x9e3779b97f4a7c15u + (seed << 6));
 }
 
-// Eight bytes at a time; the same on every (little-endian) machine.
+// Hashes eight bytes at a time. The result is the same on every (little-endian) machine.
 inline uint64_t hash_bytes(const void* data, size_t n_bytes, uint64_t seed = 0) {
   const auto* at = static_cast<const unsigned char*>(data);
   uint64_t hash = hash_combine(seed, n_bytes);

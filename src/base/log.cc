@@ -13,10 +13,11 @@
 namespace moeccl {
 namespace {
 
-constexpr int kLinesPerSecond = 200;    // more than any reader follows; far less than fills a disk in a day
-constexpr size_t kMaxLineBytes = 2048;  // below PIPE_BUF (4096), so that one write() to a pipe stays in one piece
+constexpr int kLinesPerSecond = 200;    // more than anyone can follow, but far too little to fill a disk in a day
+constexpr size_t kMaxLineBytes = 2048;  // below PIPE_BUF (4096), so that one write() to a pipe is atomic
 
-// Whether this line may be written; counts those that may not and reports the count with the next second's first line.
+// Returns true if this line may be written. Counts the refused lines and reports the count with the next second's first
+// line.
 bool admit(int* dropped_before) {
   static std::atomic<int64_t> second{0};
   static std::atomic<int> lines{0};
@@ -34,12 +35,12 @@ void write_whole(std::string line) {
     line.resize(kMaxLineBytes - 4);
     line += "...";
   }
-  // A line in a log cannot pretend to be another line.
+  // Text inside a line must not be able to forge another line of the log.
   for (char& c : line) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
   }
   line += '\n';
-  const int saved = errno;  // logging must not change what the caller is about to report
+  const int saved = errno;  // logging must not change the errno that the caller is about to report
   ssize_t n;
   do {
     n = ::write(STDERR_FILENO, line.data(), line.size());
@@ -64,7 +65,7 @@ void write_log(LogLevel level, fmt::string_view text, fmt::format_args args) noe
   try {
     write_log_line(level, format_args_to_string(text, args));
   } catch (const std::exception&) {
-    constexpr std::string_view kInstead = "moeccl: no memory for a line of the log\n";
+    constexpr std::string_view kInstead = "moeccl: no memory for a log line\n";
     (void)!::write(STDERR_FILENO, kInstead.data(), kInstead.size());
   }
 }

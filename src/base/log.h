@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One line on stderr: "moeccl: 1234 WARN text". Lines are written whole, so those of many threads do not mix.
+// Logging to stderr, one line at a time: "moeccl: 1234 WARN text". Each line is written whole, so that lines of
+// different threads do not mix.
 #pragma once
 
 #include <string_view>
@@ -11,11 +12,12 @@ namespace moeccl {
 
 bool log_enabled(LogLevel level);
 
-// Writes without asking for the level. Control characters become '?'. Beyond 200 lines in a second the rest of that
-// second is dropped and counted (a log must not slow or fill what it watches); errors are never dropped.
+// Writes a line without checking the level. Control characters become '?'. After 200 lines within a second, further
+// lines of that second are dropped and counted, because a log must not slow down what it observes or fill its disk.
+// Errors are never dropped.
 void write_log_line(LogLevel level, std::string_view text);
-// The same of a text to be formatted. What the process has no memory for is left out: a log must not fail what it
-// watches.
+// Formats the text and writes it. When the process has no memory for the line, it is left out, because logging must not
+// make its caller fail.
 void write_log(LogLevel level, fmt::string_view text, fmt::format_args args) noexcept;
 
 template <class... Args>

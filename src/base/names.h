@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of an enum's values, in their order.
+// Looks up the names of an enum's values, which are listed in the enum's order.
 #pragma once
 
 #include <cstddef>
 
 namespace moeccl {
 
-// names[value], or `unknown` for a value that has none: an enum that came from elsewhere may hold any number.
+// Returns names[value], or `unknown` for a value without a name: an enum received from elsewhere may hold any number.
 template <size_t N, class Enum>
 constexpr const char* name_among(const char* const (&names)[N], Enum value, const char* unknown = "unknown") {
   const auto i = static_cast<size_t>(value);

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// One T for each thread, made at its first use and destroyed with the thread. For what a thread_local with a destructor
-// would do, if glibc did not end the process where there is no memory to register that destructor.
+// One T for each thread, created at its first use and destroyed with the thread. A thread_local with a destructor would
+// do the same, but glibc ends the process when it has no memory to register that destructor.
 #pragma once
 
 #include <pthread.h>
 
 namespace moeccl {
 
-// Tag: one type for each object, as `this_thread` belongs to the type.
+// Each object needs its own Tag type, because `this_thread` belongs to the type.
 template <class T, class Tag>
 class PerThread {
  public:
-  // Throws when there is no memory.
+  // Throws when the process is out of memory.
   static T& get() {
     if (this_thread == nullptr) {
       static const Key key;
       this_thread = new T;
-      if (key.made) (void)pthread_setspecific(key.key, this_thread);  // without it the T stays for ever
+      if (key.made) (void)pthread_setspecific(key.key, this_thread);  // without the key, the T is never destroyed
     }
     return *this_thread;
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Randomness: the kernel's for keys and nonces, a small seeded generator for everything that must be repeatable.
+// Random numbers: the kernel's for keys and nonces, and a small seeded generator for everything that must be
+// repeatable.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +10,11 @@
 
 namespace moeccl {
 
-// Fills `to` from getrandom(); fails only when the kernel cannot.
+// Fills `to` from getrandom(). Fails only when the kernel cannot supply random bytes.
 Status random_bytes(void* to, size_t n_bytes);
 
-// SplitMix64 (Steele, Lea, Flood 2014). Equal seeds give equal sequences on every machine. Never for secrets.
+// SplitMix64 (Steele, Lea, Flood 2014). Equal seeds give equal sequences on every machine. Must not be used for
+// secrets.
 class SplitMix64 {
  public:
   using result_type = uint64_t;
@@ -26,11 +28,12 @@ class SplitMix64 {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
   }
-  // 0 .. bound-1; bound > 0. The bias of the multiplication, bound / 2^32, is of no importance to tests.
+  // Returns a value in 0 .. bound-1; bound must be > 0. The multiplication has a bias of bound / 2^32, which does not
+  // matter for tests.
   constexpr uint64_t below(uint64_t bound) {
     return bound > 0xffffffffu ? (*this)() % bound : (((*this)() >> 32) * bound) >> 32;
   }
-  // [0, 1)
+  // Returns a value in [0, 1).
   constexpr double unit() { return static_cast<double>((*this)() >> 11) * 0x1.0p-53; }
 
  private:

@@ -8,7 +8,7 @@
 namespace moeccl {
 
 Status Status::out_of_memory() noexcept {
-  // Never destroyed: threads may fail while the process ends. Made when the library is loaded.
+  // Created when the library is loaded and never destroyed, because threads may still fail while the process ends.
   static Rep* const rep = new Rep{moecclOutOfMemory, "the process has no memory left", true};
   Status status;
   status.rep_.reset(rep);

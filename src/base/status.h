@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors are values with a sentence: what was tried, on what, and what to do.
+// Errors are values that carry a sentence: what was tried, on what, and what to do about it.
 #pragma once
 
 #include <cassert>
@@ -29,7 +29,7 @@ class [[nodiscard]] Status {
   }
   Status& operator=(Status&&) noexcept = default;
 
-  // Of a process without memory: takes none itself, nor do its copies.
+  // Returns the failure of a process without memory. Neither it nor its copies allocate.
   static Status out_of_memory() noexcept;
 
   bool ok() const { return rep_ == nullptr; }
@@ -38,7 +38,7 @@ class [[nodiscard]] Status {
     static const std::string empty;
     return rep_ ? rep_->message : empty;
   }
-  // The same failure with "where: " before its sentence.
+  // Returns the same failure with "where: " in front of its sentence.
   Status with_context(const std::string& where) && {
     if (rep_) *this = Status(rep_->code, where + ": " + rep_->message);
     return std::move(*this);
@@ -48,7 +48,7 @@ class [[nodiscard]] Status {
   struct Rep {
     Code code;
     std::string message;
-    bool shared = false;  // the one of out_of_memory()
+    bool shared = false;  // true for the one of out_of_memory()
   };
   struct Delete {
     void operator()(Rep* rep) const {
@@ -65,13 +65,13 @@ Status error(Code code, fmt::format_string<Args...> text, Args&&... args) {
   return Status(code, format_args_to_string(text, fmt::make_format_args(args...)));
 }
 
-// "what: strerror(errno)" as moecclSystemError (moecclOutOfMemory for ENOMEM).
+// Returns "what: strerror(errno)" as moecclSystemError, or as moecclOutOfMemory for ENOMEM.
 Status system_error(const std::string& what, int error_number);
 
-// What was caught. We throw nothing, but the standard library does.
+// Turns a caught exception into a Status. MoECCL itself throws nothing, but the standard library does.
 Status caught(const std::exception& thrown) noexcept;
-// Runs `body` (returning Status) so that nothing is thrown out of it: every thread's entry, and every place that must
-// leave something in order.
+// Runs `body` (which returns a Status) and lets no exception out of it. Used at every thread's entry and wherever
+// something must be left in order.
 template <class Body>
 Status contained(Body&& body) {
   try {

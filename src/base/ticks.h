@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The processor's cycle counter: for what is timed at every operation, at half the price of clock_gettime. Figures for
-// people only; deadlines use clock.h.
+// The processor's cycle counter, for timing every operation at half the price of clock_gettime. Its values are only for
+// figures that people read; deadlines use clock.h.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ class Ticks {
     bool counter = false;  // false: a tick is a nanosecond of the monotonic clock
     double ns_per_tick = 1;
   };
-  // Measured once, at first use: 0.2 ms. The counter is used where it runs at one rate in all states of the processor.
+  // Measures once, at first use, for 0.2 ms. The counter is used only if it runs at one rate in all states of the
+  // processor.
   static Scale measure();
   static const Scale& scale() {
     static const Scale scale = measure();

@@ -9,7 +9,7 @@ namespace moeccl {
 
 void Writer::f64(double v) { u64(std::bit_cast<uint64_t>(v)); }
 
-// Out of line: inlined after other appends it makes GCC 12 warn of an overflow that cannot be.
+// Defined out of line, because inlining it after other appends makes GCC 12 warn about an overflow that cannot happen.
 void Writer::raw(std::span<const std::byte> bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
 
 void Writer::bytes(std::span<const std::byte> bytes) {

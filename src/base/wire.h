@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Little-endian encoding of small messages. A Reader never reads outside its bytes: what is missing reads as zero or
-// empty and ok() turns false for good, so that a message is read in full and checked once.
+// Little-endian encoding of small messages. A Reader never reads outside its bytes: missing values read as zero or
+// empty, and ok() becomes false for good. A caller can therefore read a whole message and check it once.
 #pragma once
 
 #include <concepts>
@@ -29,7 +29,7 @@ class Writer {
   void i64(int64_t v) { uint(static_cast<uint64_t>(v)); }
   void f64(double v);
   void raw(std::span<const std::byte> bytes);
-  // Length as u32, then the bytes.
+  // Appends the length as a u32, then the bytes.
   void bytes(std::span<const std::byte> bytes);
   void string(std::string_view text);
 
@@ -59,14 +59,14 @@ class Reader {
   int32_t i32() { return static_cast<int32_t>(uint<uint32_t>()); }
   int64_t i64() { return static_cast<int64_t>(uint<uint64_t>()); }
   double f64();
-  // The next n bytes, or none (and ok() false) when fewer are left.
+  // Returns the next n bytes. If fewer are left, returns none and makes ok() false.
   std::span<const std::byte> raw(size_t n);
-  // A length and its bytes; more than `max` is a failure, found before anything is allocated.
+  // Reads a length and its bytes. A length above `max` is a failure that is detected before anything is allocated.
   std::span<const std::byte> bytes(size_t max);
   std::string string(size_t max);
 
   bool ok() const { return ok_; }
-  // Everything was there and nothing is left over.
+  // Returns true if nothing was missing and nothing is left over.
   bool done() const { return ok_ && at_ == in_.size(); }
   size_t left() const { return in_.size() - at_; }
 

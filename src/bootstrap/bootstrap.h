@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rendezvous: n ranks meet at a Root, each through a Session, prove that they hold the id's key, and exchange small
-// blobs and file descriptors until they can reach each other themselves. A rank that dies, fails, is missing or doubled
-// makes all others fail within a second, with a sentence that names it.
+// The rendezvous. n ranks meet at a Root, each through a Session. They prove that they hold the id's key, and exchange
+// small blobs and file descriptors until they can reach each other directly. If a rank dies, fails, is missing or joins
+// twice, all others fail within a second, with a sentence that names it.
 #pragma once
 
 #include <cstddef>
@@ -24,29 +24,30 @@ inline constexpr size_t kMaxFdsPerRank = 4;
 inline constexpr int kMaxRanks = 65536;
 
 struct RootOptions {
-  int64_t timeout_ms = 60'000;  // for all ranks to join
-  // "ip" or "ip:port" of an interface of this host. Empty: a UNIX socket with a random abstract name.
+  int64_t timeout_ms = 60'000;  // the time for all ranks to join
+  // "ip" or "ip:port" of an interface of this host. If empty, a UNIX socket with a random abstract name.
   std::string socket_addr;
-  // UNIX only: a further name where every process of this user gets the id until all ranks have joined, without a key:
-  // for launchers that give ranks nothing but a number (handout.h). Empty: none.
+  // UNIX only: a further name under which every process of this user gets the id, without a key, until all ranks have
+  // joined. This is for launchers that give ranks only a number (handout.h). Empty for none.
   std::string handout_name;
-  // The abstract name instead of a random one, where socket_addr is empty.
+  // The abstract name to use instead of a random one when socket_addr is empty.
   std::string unix_name;
-  // Ranks of a group that was there before meet again, and some of them may be gone: all have joined when every one
-  // that has not is gone in the eyes of all that have (JoinOptions::gone). Those are numbered anew, in their old order.
+  // Ranks of an existing group meet again, and some of them may be gone. All have joined when every missing rank is
+  // gone in the eyes of all ranks that have joined (JoinOptions::gone). The ranks that have joined get new numbers in
+  // their old order.
   bool survivors = false;
-  // The key instead of a random one, 32 bytes; empty: random. For ranks that derive it from a secret they share.
+  // A key of 32 bytes to use instead of a random one; empty for random. For ranks that derive it from a shared secret.
   std::span<const std::byte> key;
 };
 
-// The meeting point of exactly one group: one thread that listens until all ranks have joined, then serves their
-// rounds, and ends by itself when all have left, after a failure was told to all, or when the time is over.
+// The meeting point of exactly one group. Its one thread listens until all ranks have joined and then serves their
+// rounds. It ends by itself when all ranks have left, when all have been told of a failure, or when the time is over.
 class Root {
  public:
   static Result<std::unique_ptr<Root>> start(const RootOptions& options);
-  // Ends the thread at once; ranks that still need it get an error.
+  // Ends the thread at once. Ranks that still need it get an error.
   ~Root();
-  // Lets it end by itself, with no owner. For GetUniqueId, which has no handle to keep it in.
+  // Lets the root end by itself, without an owner. For GetUniqueId, which has no handle to keep it in.
   static void detach(std::unique_ptr<Root> root);
 
   const moecclUniqueId& id() const;
@@ -57,70 +58,70 @@ class Root {
   std::shared_ptr<Shared> shared_;  // shared with the thread, which outlives a detached Root
 };
 
-// The root for moecclGetUniqueId: MOECCL_SOCKET_ADDR if set; the interface towards MASTER_ADDR if the launcher says
-// that there are several hosts; else a UNIX socket. Detached.
+// Starts the root for moecclGetUniqueId and detaches it. It is at MOECCL_SOCKET_ADDR if that is set, at the interface
+// towards MASTER_ADDR if the launcher says that there are several hosts, and otherwise at a UNIX socket.
 Result<moecclUniqueId> make_unique_id();
-// The same at an interface's address, "ip", for ranks of which some are known to be on other hosts; empty: as above.
+// Starts it at an interface's address, "ip", when some ranks are known to be on other hosts; if empty, as above.
 Result<moecclUniqueId> make_unique_id(const std::string& address);
 
-// Some ranks of a group.
+// A subset of a group's ranks.
 using RankSet = std::vector<bool>;  // [n_ranks]
 
-// What the root saw of a rank when it joined.
+// Facts about a rank that the root learned when the rank joined.
 struct Peer {
-  int32_t pid = 0;   // SO_PEERCRED: not the rank's word but the kernel's; 0 over TCP or from a foreign pid namespace
-  uint32_t uid = 0;  // likewise; 0 over TCP, see over_unix
+  int32_t pid = 0;   // from SO_PEERCRED, thus not claimed by the rank; 0 over TCP or from a foreign pid namespace
+  uint32_t uid = 0;  // likewise from SO_PEERCRED; 0 over TCP, see over_unix
   bool over_unix = false;
-  bool with_root = false;  // it lives in the root's process
+  bool with_root = false;  // it runs in the root's process
 };
 
 struct JoinOptions {
-  bool wait_for_root = false;  // keep trying while nobody listens yet
-  // Asked every now and then until all have joined: whether those that the root does not know yet can still come. Its
-  // failure becomes the session's, and the others are told. May be empty.
+  bool wait_for_root = false;  // keep trying while there is no listener yet
+  // Called periodically until all ranks have joined: checks that the ranks that the root does not know yet can still
+  // come. A failure becomes the session's, and the other ranks are told. May be empty.
   std::function<Status()> others_alive;
-  // At a meeting of survivors: the ranks that cannot come any more, as this one sees it; asked every now and then.
+  // At a meeting of survivors: returns the ranks that, in this rank's view, cannot come any more. Called periodically.
   std::function<RankSet()> gone;
 };
 
-// A rank's end. Used by one thread at a time. After a failure every further call returns the same failure.
-// All ranks make the same calls in the same order; a difference is an error that names two of them.
+// A rank's end of the rendezvous. Used by one thread at a time. After a failure every further call returns the same
+// failure. All ranks must make the same calls in the same order; a difference is an error that names two of them.
 class Session {
  public:
-  // Blocks until all n_ranks have joined. InvalidArgument: bad id, rank or count; Timeout: names the missing ranks;
-  // Mismatch: the ranks disagree on n_ranks, or a rank came twice (names both); RemoteError: a rank or the root died;
+  // Blocks until all n_ranks have joined. InvalidArgument: bad id, rank or count. Timeout: names the missing ranks.
+  // Mismatch: the ranks disagree on n_ranks, or a rank joined twice (names both). RemoteError: a rank or the root died.
   // Unsupported: another protocol version (names both).
   static Result<std::unique_ptr<Session>> join(const moecclUniqueId& id, int rank, int n_ranks, Deadline deadline,
                                                const JoinOptions& options = {});
-  // Leaves; without close() before it, the others are told that this rank gave up.
+  // Leaves. Without a preceding close(), the others are told that this rank gave up.
   ~Session();
 
-  int rank() const;  // at a meeting of survivors its new number
-  // The ranks that have met, by the numbers with which they joined, ascending.
+  int rank() const;  // at a meeting of survivors, its new number
+  // Returns the ranks that have met, by the numbers with which they joined, in ascending order.
   std::span<const uint32_t> members() const;
-  bool over_unix() const;               // only then can file descriptors be exchanged
+  bool over_unix() const;               // file descriptors can be exchanged only if true
   std::span<const Peer> peers() const;  // [n_ranks]
 
-  // Each rank's blob of at most kMaxBlobBytes, in rank order.
+  // Returns each rank's blob of at most kMaxBlobBytes, in rank order.
   Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine, Deadline deadline);
 
-  // Sends duplicates of at most kMaxFdsPerRank descriptors to the ranks in `wanted_by` (itself excluded; empty or all
-  // false: nobody) and returns, for each rank, the descriptors that it sent here: [n_ranks][]. The caller keeps its own
-  // open. Ranks of one process share descriptors anyway: let one of them send and one of them want, since n thread
-  // ranks times n peers exhaust a process's limit.
+  // Sends duplicates of at most kMaxFdsPerRank descriptors to the ranks in `wanted_by` except itself; an empty set or
+  // all false means to no rank. Returns, for each rank, the descriptors that it sent here: [n_ranks][]. The caller
+  // keeps its own descriptors open. Ranks of one process share descriptors anyway, so only one of them should send and
+  // one of them want them: n thread ranks times n peers would exhaust a process's limit.
   Result<std::vector<std::vector<Fd>>> all_gather_fds(std::span<const int> mine, const RankSet& wanted_by,
                                                       Deadline deadline);
 
   Status barrier(Deadline deadline);
 
-  // Between rounds. Readable as soon as the group has failed, for those that wait for its ranks elsewhere; news() is
-  // the reason then, and success before. It waits for the news for so long.
+  // For use between rounds. news_fd() becomes readable as soon as the group has failed, for callers that wait for its
+  // ranks elsewhere. news() then returns the reason, and success before that. It waits up to `wait_ms` for news.
   int news_fd() const;
   Status news(int64_t wait_ms = 0);
 
-  // This rank is done with the rendezvous; the others go on. Does not wait for them.
+  // Declares that this rank is done with the rendezvous while the others go on. Does not wait for them.
   void close();
-  // This rank failed: all others fail too, with "rank R: " and this sentence. Closes.
+  // Declares that this rank has failed. All others fail too, with "rank R: " and this sentence. Closes the session.
   void abandon(const Status& why);
 
  private:

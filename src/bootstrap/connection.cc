@@ -8,7 +8,7 @@
 namespace moeccl::bootstrap {
 
 Connection::Found Connection::read_handshake(HandshakeFrame* frame) {
-  // Plain reads: descriptors that a stranger sends along are closed by the kernel.
+  // Uses plain reads, so that the kernel closes descriptors that a stranger sends along.
   Result<driver::IoStep> step = driver::recv_now(fd_.get(), std::span(handshake_in_).subspan(n_in_));
   if (!step.ok()) return Found::kEnd;
   if (step->would_block) return Found::kNothing;
@@ -27,7 +27,7 @@ void Connection::become_member(const SessionKeys& keys) {
   state = State::kMember;
 }
 
-// Reads on into `to`, of which n_in_ bytes are there; kMessage when it is full.
+// Continues reading into `to`, of which n_in_ bytes are filled. Returns kMessage when it is full.
 Connection::Found Connection::read_into(std::span<std::byte> to, Status* why) {
   while (n_in_ < to.size()) {
     const std::span<std::byte> rest = to.subspan(n_in_);
@@ -86,7 +86,7 @@ void Connection::queue(uint16_t type, std::shared_ptr<const SharedPayload> paylo
   head.n_fds = fds ? static_cast<uint16_t>(fds->size()) : uint16_t{0};
   const ControlHeadBytes sealed = sealer_.seal(head);
   Out out = {{sealed.begin(), sealed.end()}, std::move(payload), std::move(fds)};
-  constexpr size_t kCopiedBytes = 4096;  // below, a copy is cheaper than a second system call
+  constexpr size_t kCopiedBytes = 4096;  // below this, a copy is cheaper than a second system call
   if (out.payload->bytes.size() <= kCopiedBytes) {
     out.head.insert(out.head.end(), out.payload->bytes.begin(), out.payload->bytes.end());
     out.payload.reset();

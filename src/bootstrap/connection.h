@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One connection as its root sees it: bytes in, frames out of them; frames in, bytes out. Knows no group.
+// One connection, as its root sees it. Turns received bytes into frames and frames into bytes to send; knows no group.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ struct ControlMessage {
 class Connection {
  public:
   enum class State : uint8_t { kHello, kProof, kMember };
-  // What a step of reading found.
+  // The result of a read step.
   enum class Found : uint8_t { kNothing, kFrame, kMessage, kEnd };
 
   Connection(Fd fd, bool over_unix) : fd_(std::move(fd)), over_unix_(over_unix) {}
@@ -39,11 +39,12 @@ class Connection {
   int fd() const { return fd_.get(); }
   bool over_unix() const { return over_unix_; }
 
-  // Before authentication: a handshake frame when it is complete; kEnd for strangers, at the first byte that shows it.
+  // Before authentication: returns a handshake frame when it is complete, or kEnd for a stranger, at the first byte
+  // that reveals it.
   Found read_handshake(HandshakeFrame* frame);
-  // Afterwards.
+  // After authentication.
   void become_member(const SessionKeys& keys);
-  // kEnd: the peer closed, or sent what it must not; then `why` says more, or is ok() for a plain end.
+  // kEnd: the peer closed the connection or sent something invalid. `why` then says more, or is ok() for a plain end.
   Found read_message(ControlMessage* message, Status* why);
 
   void queue_raw(std::span<const std::byte> bytes);
@@ -54,21 +55,21 @@ class Connection {
 
   State state = State::kHello;
   std::optional<ServerHandshake> handshake;
-  uint32_t interest = 0;  // the events it is registered for
-  int rank = -1;          // of a member
+  uint32_t interest = 0;  // the events for which it is registered
+  int rank = -1;          // of a member; -1 before
   Peer peer;
 
  private:
   struct Out {
     std::vector<std::byte> head;
     std::shared_ptr<const SharedPayload> payload;
-    SharedFds fds;  // with the first byte; dropped once sent
+    SharedFds fds;  // sent with the first byte; released once sent
   };
   Found read_into(std::span<std::byte> to, Status* why);
 
   Fd fd_;
   bool over_unix_;
-  size_t n_in_ = 0;  // bytes there of the handshake frame, the head or the payload that is being read
+  size_t n_in_ = 0;  // bytes received so far of the current handshake frame, head or payload
   HandshakeFrame handshake_in_ = {};
   ControlHeadBytes head_in_ = {};
   bool in_payload_ = false;

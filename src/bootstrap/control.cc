@@ -18,7 +18,7 @@ const unsigned char* raw(std::span<const std::byte> b) { return reinterpret_cast
 
 void encrypt(const Key& key, uint64_t number, std::span<std::byte> bytes) {
   static_assert(kKeyBytes == crypto_stream_chacha20_KEYBYTES && sizeof(number) == crypto_stream_chacha20_NONCEBYTES);
-  if (bytes.empty()) return;  // libsodium takes no null pointer, whatever the length
+  if (bytes.empty()) return;  // libsodium accepts no null pointer, whatever the length
   unsigned char nonce[sizeof(number)];
   std::memcpy(nonce, &number, sizeof(number));
   auto* const in_place = reinterpret_cast<unsigned char*>(bytes.data());
@@ -52,7 +52,7 @@ Sealer::Sealer(const Key& key) : key_(key), mask_key_(mask_key(key)) {}
 Opener::Opener(const Key& key) : key_(key), mask_key_(mask_key(key)) {}
 
 Digest digest_of(std::span<const std::byte> payload) {
-  // Chooses the fastest code for this processor; returns at once after the first call. The portable code works without.
+  // Selects the fastest code for this processor. Later calls return at once. Without it, the portable code is used.
   static const int ready = sodium_init();
   static_cast<void>(ready);
   Digest digest;

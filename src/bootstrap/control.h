@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Control frames, after the handshake: a head of fixed size that is checked before anything else is believed, then the
-// payload. Head: payload bytes u32, type u16, descriptors u16, sequence number u64, BLAKE2b of the payload as it
-// travels, the payload's own key under a key of the direction (ChaCha20, the sequence number is its nonce), HMAC-SHA256
-// of all this with the direction's key. A payload that goes to many ranks is encrypted and hashed once and sealed for
-// each.
+// Control frames, which follow the handshake. A head of fixed size is checked before anything else is trusted; the
+// payload follows it. The head holds: payload bytes u32, type u16, descriptors u16, sequence number u64, BLAKE2b of the
+// payload as sent, the payload's own key encrypted under a key of the direction (ChaCha20 with the sequence number as
+// nonce), HMAC-SHA256 of all this with the direction's key. A payload that goes to many ranks is encrypted and hashed
+// once and sealed for each.
 #pragma once
 
 #include <array>
@@ -24,14 +24,14 @@ using Digest = std::array<std::byte, 32>;
 struct ControlHead {
   uint32_t n_bytes = 0;
   uint16_t type = 0;
-  uint16_t n_fds = 0;  // descriptors that travel with the head
-  Digest digest = {};  // of the payload as it travels
+  uint16_t n_fds = 0;  // descriptors that are sent with the head
+  Digest digest = {};  // of the payload as it is sent
   Key payload_key = {};
 };
 
 Digest digest_of(std::span<const std::byte> payload);
 
-// A key for each payload, of a seed that is known to nobody but those who read the payloads.
+// Makes a key for each payload from a seed that only the readers of the payloads know.
 class PayloadKeys {
  public:
   PayloadKeys() = default;
@@ -43,7 +43,7 @@ class PayloadKeys {
   uint64_t number_ = 0;
 };
 
-// A payload as it travels: encrypted with a key that nothing else has.
+// A payload as it is sent, encrypted with a key that is used for nothing else.
 struct SealedPayload {
   SealedPayload(std::vector<std::byte> plain, const Key& key);
   void announce(ControlHead* head) const;  // its size, digest and key
@@ -51,10 +51,10 @@ struct SealedPayload {
   Digest digest;
   Key key;
 };
-// Decrypts in place. False: it is not what the head announces.
+// Decrypts in place. Returns false if the payload is not what the head announces.
 bool open_payload(const ControlHead& head, std::span<std::byte> payload);
 
-// Counts what is sent in one direction.
+// Seals the heads of one direction and counts them.
 class Sealer {
  public:
   Sealer() = default;
@@ -66,12 +66,13 @@ class Sealer {
   uint64_t next_ = 0;
 };
 
-// Accepts each frame once and in order.
+// Opens the heads of one direction. Accepts each frame only once and in order.
 class Opener {
  public:
   Opener() = default;
   explicit Opener(const Key& key);
-  // RemoteError for a head that the peer did not seal next, or that announces more than max_bytes.
+  // Returns RemoteError for a head that is not the next one that the peer sealed, or that announces more than
+  // max_bytes.
   Result<ControlHead> open(std::span<const std::byte, kControlHeadBytes> head, size_t max_bytes);
 
  private:

@@ -13,23 +13,23 @@ namespace moeccl::bootstrap {
 namespace {
 
 constexpr int64_t kAnswerMs = 2000;  // rank 0's root answers at once
-constexpr int64_t kLookMs = 200;     // whether somebody listens on this host
+constexpr int64_t kLookMs = 200;     // for finding out whether anything listens on this host
 
-// Nobody else may write there, nor put a link in its place.
+// Returns true if no other user can write in the folder or put a link in its place.
 bool of_this_user_alone(const std::string& folder) {
   struct stat info = {};
   return ::lstat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() &&
          (info.st_mode & 077) == 0;
 }
 
-// Empty where there is no folder, or its name is too long for a socket's.
+// Returns "" if there is no folder, or if the path is too long for a socket.
 std::string file_of(const std::string& name) {
   const std::string folder = private_folder();
   const std::string path = folder + "/" + name;
   return folder.empty() || path.size() > driver::kMaxSocketPath ? "" : path;
 }
 
-// The user who listens; a failure when nobody does.
+// Returns the user of the process that listens there, or a failure if there is no listener.
 Result<uid_t> listener_at(const driver::SocketAddress& address) {
   MOECCL_ASSIGN_OR_RETURN(const Fd fd, driver::connect_to(address, Deadline::after_ms(kLookMs)));
   MOECCL_ASSIGN_OR_RETURN(const driver::PeerCredentials peer, driver::peer_credentials(fd.get()));
@@ -40,7 +40,7 @@ Result<Fd> listen_at_file(const std::string& path) {
   const driver::SocketAddress address = driver::unix_file_address(path);
   Result<Fd> fd = driver::listen_at(address);
   if (fd.ok() || fd.status().code() != moecclInvalidUsage || listener_at(address).ok()) return fd;
-  ::unlink(path.c_str());  // of a process that was killed
+  ::unlink(path.c_str());  // left behind by a process that was killed
   return driver::listen_at(address);
 }
 
@@ -59,7 +59,7 @@ Result<moecclUniqueId> ask_at(const driver::SocketAddress& address, Deadline dea
 }  // namespace
 
 HandoutListener::~HandoutListener() {
-  // Before the socket ends: whoever finds nobody at the file takes it away, and puts his own there.
+  // Before the socket closes: a process that finds the file without a listener removes it and creates its own there.
   if (!path_.empty()) ::unlink(path_.c_str());
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where ranks of one host that a launcher gave nothing but a number find rank 0, and the unique id with it. Two places
-// under one name: a socket in a folder that only this user can write, where no other user can be first; and an abstract
-// socket, for ranks in containers that share the network but no folder, who look at the listener's user.
+// The place where ranks of one host to which the launcher gave only a number find rank 0, and with it the unique id.
+// There are two sockets under one name. One is in a folder that only this user can write, so that no other user can
+// take the name first. The other is an abstract socket, for ranks in containers that share the network but no folder;
+// they check the listener's user.
 #pragma once
 
 #include <string>
@@ -15,7 +16,7 @@
 
 namespace moeccl::bootstrap {
 
-// A socket where the id is given away; its file ends with it.
+// A socket that hands out the id. Its file is removed with it.
 class HandoutListener {
  public:
   HandoutListener(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
@@ -27,17 +28,17 @@ class HandoutListener {
 
  private:
   Fd fd_;
-  std::string path_;  // empty: no file
+  std::string path_;  // empty if it has no file
 };
 
-// XDG_RUNTIME_DIR, /run/user/<uid> or /tmp/moeccl-<uid>, which is made: the first that belongs to this user alone.
-// Empty: there is none.
+// Returns the first of XDG_RUNTIME_DIR, /run/user/<uid> and /tmp/moeccl-<uid> (which is created) that belongs to this
+// user alone, or "" if there is none.
 std::string private_folder();
 
-// InvalidUsage: this user's rank 0 of another communicator is still there.
+// InvalidUsage: rank 0 of another communicator of this user still has the name.
 Result<std::vector<HandoutListener>> listen_for_handouts(const std::string& name);
 
-// The id of whoever listens there for this user.
+// Returns the id from the process of this user that listens under the name.
 Result<moecclUniqueId> ask_for_handout(const std::string& name, Deadline deadline);
 
 }  // namespace moeccl::bootstrap

@@ -33,7 +33,7 @@ using Bytes = std::span<const std::byte>;
 
 const unsigned char* raw(Bytes b) { return reinterpret_cast<const unsigned char*>(b.data()); }
 
-// The label's length goes first, so that no two inputs run together to the same bytes.
+// The label's length comes first, so that no two inputs give the same bytes.
 Mac mac_of(Bytes key, std::string_view label, std::initializer_list<Bytes> parts) {
   crypto_auth_hmacsha256_state state;
   crypto_auth_hmacsha256_init(&state, raw(key), key.size());
@@ -72,7 +72,7 @@ HandshakeFrame frame_of(FrameType type, const Party& party, const Nonce& nonce) 
   return frame;
 }
 
-// False when the frame is not one of ours of any version.
+// Returns false if the frame is not a MoECCL frame of any version.
 bool parse(HandshakeFrameView frame, Claims* claims) {
   if (!starts_like_handshake(frame)) return false;
   Reader r(frame.subspan(kMagic.size()));
@@ -96,8 +96,8 @@ Mac proof_mac(const Key& key, HandshakeFrameView hello, HandshakeFrameView chall
   return mac_of(key, "moeccl proof", {hello, challenge, claims_of(proof)});
 }
 
-// As HKDF-Extract (RFC 5869) does with the shared key as salt: without X25519's secret (RFC 7748) nobody has the
-// result, and without the shared key nobody does. False: the peer's public key is none.
+// Works like HKDF-Extract (RFC 5869) with the shared key as salt: the result requires both the secret from X25519 (RFC
+// 7748) and the shared key. Returns false if the peer's public key is invalid.
 bool session_keys(const Key& key, HandshakeFrameView hello, HandshakeFrameView challenge, const Fresh& own,
                   const Nonce& peers, bool client, SessionKeys* keys) {
   Key secret = {};
@@ -170,7 +170,7 @@ ClientHandshake::ClientHandshake(const Key& key, const Party& self, const Fresh&
 Result<HandshakeFrame> ClientHandshake::answer(HandshakeFrameView challenge, Role expected) {
   Claims claims;
   if (!parse(challenge, &claims)) return error(moecclInvalidUsage, "what answers is not MoECCL");
-  // What refuses need not be authenticated: at worst an attacker on the path makes this fail, which he can anyway.
+  // A refusal need not be authenticated: at worst an attacker on the path makes this fail, which it can do anyway.
   if (claims.party.protocol != self_.protocol) {
     if (has_mac(challenge, challenge_mac(key_, hello_, challenge))) last_word_ = proof_for(challenge, claims.nonce);
     return error(moecclUnsupported, "the other side speaks {}, this rank {}: use one version on all ranks",
@@ -226,11 +226,11 @@ ServerHandshake::Answer ServerHandshake::on_hello(HandshakeFrameView hello, Role
 
 bool ServerHandshake::on_proof(HandshakeFrameView proof) {
   if (!challenged_) return false;
-  challenged_ = false;  // one try for each challenge
+  challenged_ = false;  // one attempt per challenge
   Claims claims;
   if (!parse(proof, &claims) || claims.type != kProof) return false;
   if (!has_mac(proof, proof_mac(key_, hello_, challenge_, proof))) return false;
-  // A hello that exchanges no keys where this side does gets the challenge, which says so, and goes no farther.
+  // If only this side exchanges keys, the client still gets the challenge, which says so, but gets no further.
   return skewed_ || (result_.peer.exchanges_keys == self_.exchanges_keys &&
                      session_keys(key_, hello_, challenge_, fresh_, peers_nonce_, false, &result_.keys));
 }

@@ -22,13 +22,13 @@
 namespace moeccl::bootstrap {
 namespace {
 
-constexpr uint16_t kDefaultMasterPort = 29500;  // torchrun's
+constexpr uint16_t kDefaultMasterPort = 29500;  // torchrun's default
 
-// Where each launcher says it. A null name: it does not.
+// The variables in which each launcher passes its values. A null name means that it does not pass the value.
 struct Dialect {
   const char* launcher;
   const char* rank;
-  const char* n_ranks[2];  // the first that is set
+  const char* n_ranks[2];  // the first that is set counts
   const char* local_rank;
   const char* n_local;
   const char* n_hosts[2];
@@ -41,7 +41,7 @@ constexpr Dialect kDialects[] = {
      "LOCAL_RANK",
      "LOCAL_WORLD_SIZE",
      {"GROUP_WORLD_SIZE", nullptr},
-     // The count keeps the workers of a restart apart from those they replace.
+     // The restart count keeps the workers of a restart apart from those that they replace.
      {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
     {"Open MPI",
      "OMPI_COMM_WORLD_RANK",
@@ -73,7 +73,7 @@ const char* first_set(const EnvironmentReader& read, const char* const (&names)[
   return nullptr;
 }
 
-// Leaves *value alone when the variable is not set.
+// Leaves *value unchanged if the variable is not set.
 Status read_number(const EnvironmentReader& read, const char* name, int low, int high, int* value) {
   const char* text = name != nullptr ? read(name) : nullptr;
   if (text == nullptr) return {};
@@ -120,10 +120,10 @@ bool is_this_host(const std::string& host) {
 }
 
 bool meets_on_one_host(const LauncherInfo& info) {
-  // Launchers that are told to use a loopback address run everything here, whatever they call a host.
+  // A launcher with a loopback address runs everything on this machine, whatever it calls a host.
   if (info.one_host_known() || is_loopback_name(info.master_addr)) return true;
   if (info.several_hosts_known()) return false;
-  // Nobody says how many hosts there are. With a secret the user is ready for several; else one is the usual case.
+  // The number of hosts is unknown. With a secret, the user is prepared for several; otherwise one is the usual case.
   return !has_secret() && (info.master_addr.empty() || is_this_host(info.master_addr));
 }
 
@@ -133,10 +133,10 @@ std::string hex(std::span<const std::byte> bytes) {
   return text;
 }
 
-// Hashed so that it has one length whatever jobs are called. No secret: the listener looks at the caller's user
-// instead.
+// The name is hashed, so that its length does not depend on the job's name. It is not secret, because the listener
+// checks the caller's user.
 std::string handout_name(const LauncherInfo& info, uint32_t count) {
-  // Without a job's name: ranks of one launcher are children of one process.
+  // Without a job name, the parent's pid identifies the job, because ranks of one launcher are children of one process.
   const std::string job = info.job.empty() && info.master_addr.empty() ? format("parent {}", ::getppid()) : info.job;
   const std::string text = format("{} {} {} {}:{} {} {}", ::geteuid(), info.launcher, job, info.master_addr,
                                   info.master_port, info.n_ranks, count);
@@ -146,7 +146,7 @@ std::string handout_name(const LauncherInfo& info, uint32_t count) {
 
 constexpr int64_t kRetryMs = 5;
 
-// Somebody else may be at the place for a moment: the root of this job's communicator before.
+// The address may be taken for a moment, by the root of this job's previous communicator.
 Result<moecclUniqueId> start_root(const RootOptions& options, Deadline deadline) {
   for (;;) {
     Result<std::unique_ptr<Root>> root = Root::start(options);
@@ -230,7 +230,7 @@ Result<std::string> address_for_other_hosts(const LauncherInfo& info) {
     const std::string text = a.str();
     return text.substr(0, text.rfind(':'));
   };
-  // 192.0.2.1 stands for any far address (RFC 5737): nothing is sent.
+  // 192.0.2.1 stands for any distant address (RFC 5737). Nothing is sent.
   Result<driver::SocketAddress> towards =
       info.master_addr.empty() ? driver::parse_ip_address("192.0.2.1") : driver::resolve_host(info.master_addr, 0);
   if (towards.ok() && !info.master_addr.empty() && driver::is_local_address(*towards)) {
@@ -245,8 +245,8 @@ Result<std::string> address_for_other_hosts(const LauncherInfo& info) {
 }
 
 Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline) {
-  // A job's communicators are told apart by their number: the one thing besides the launcher's variables that all ranks
-  // know without having met.
+  // A job's communicators are distinguished by their number, which is the only thing besides the launcher's variables
+  // that all ranks know before they have met.
   static std::atomic<uint32_t> n_meetings{0};
   const uint32_t count = n_meetings.fetch_add(1, std::memory_order_relaxed);
   Result<moecclUniqueId> id =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that were started by torchrun, mpirun, hydra or srun meet without an id in the application's hands.
+// Lets ranks that were started by torchrun, mpirun, hydra or srun meet without an id from the application.
 #pragma once
 
 #include <cstdint>
@@ -27,24 +27,25 @@ struct LauncherInfo {
   bool one_host_known() const { return n_ranks == 1 || n_hosts == 1 || n_local == n_ranks; }
 };
 
-// name -> value, or null. Pure readers take it as an argument.
+// Maps a variable's name to its value or null. An argument, so that its readers are pure functions.
 using EnvironmentReader = std::function<const char*(const char* name)>;
 
-// The first of torchrun, Open MPI, hydra, Slurm whose rank and size are set. InvalidUsage: none is; InvalidArgument:
-// one is, with a value that makes no sense (named).
+// Returns the first of torchrun, Open MPI, hydra and Slurm whose rank and size are set. InvalidUsage: none is set.
+// InvalidArgument: one is set, but to a value that makes no sense (named).
 Result<LauncherInfo> detect_launcher(const EnvironmentReader& read);
 Result<LauncherInfo> detect_launcher();
 
-// "ip" of this host's interface that ranks on other hosts can reach: MASTER_ADDR if it is this host's, else the one
-// towards it, else the one of the default route.
+// Returns the "ip" of an interface of this host that ranks on other hosts can reach: MASTER_ADDR if it belongs to this
+// host, else the interface towards it, else that of the default route.
 Result<std::string> address_for_other_hosts(const LauncherInfo& info);
 
-// The id of this process's next launcher-made communicator, for Session::join(..., wait_for_root = true). Every rank
-// calls it the same number of times.
+// Returns the id of this process's next communicator made from launcher variables, for Session::join(..., wait_for_root
+// = true). Every rank must call it the same number of times.
 //
-// On one host rank 0 starts the root and hands the id out over an abstract UNIX socket, named after user and job, to
-// processes of the same user. Between hosts the root listens at MASTER_ADDR, port MASTER_PORT + 1, and all derive the
-// key from MOECCL_SECRET; without it, InvalidUsage: nothing else tells a rank from a stranger.
+// On one host, rank 0 starts the root and hands the id out over an abstract UNIX socket, named after user and job, to
+// processes of the same user. Between hosts, the root listens at MASTER_ADDR, port MASTER_PORT + 1, and all ranks
+// derive the key from MOECCL_SECRET. Without that secret the call fails with InvalidUsage, because nothing else tells a
+// rank from a stranger.
 Result<moecclUniqueId> meet_from_environment(const LauncherInfo& info, Deadline deadline);
 
 }  // namespace moeccl::bootstrap

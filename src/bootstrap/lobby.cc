@@ -9,17 +9,17 @@
 namespace moeccl::bootstrap {
 namespace {
 
-// A peer that holds the key needs two round trips and no thought; 2 s cover a slow network and a busy machine.
+// A peer that holds the key needs two round trips and almost no computation; 2 s cover a slow network and a busy host.
 constexpr int64_t kHandshakeNs = 2'000'000'000;
-// Descriptors that strangers may hold at once. 1000 silent ones pass through in 8 batches of kSilentNs.
+// The number of descriptors that strangers may hold at once. 1000 silent ones pass through in 8 batches of kSilentNs.
 constexpr size_t kMost = 128;
-// The age at which a connection that has said nothing makes room for another: a rank sends its hello with its connect.
+// The age at which a silent connection makes room for another. A rank sends its hello right after connecting.
 constexpr int64_t kSilentNs = 20'000'000;
-// The same for one that said a right hello: it needs one round trip more.
+// The same for a connection that has sent a correct hello, which needs one more round trip.
 constexpr int64_t kHalfwayNs = 250'000'000;
-// Whoever waits for descriptors so long waits for ever: nobody here gives them back.
+// A shortage of descriptors that lasts this long lasts forever, because nothing here gives them back.
 constexpr int64_t kFailingNs = 1'000'000'000;
-constexpr uint64_t kSpare = 32;  // descriptors, or an eighth of the limit where that is less
+constexpr uint64_t kSpare = 32;  // descriptors; an eighth of the limit if that is less
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections that have not proved yet that they belong here, at a port that anybody can reach. They cost little and
-// delay nobody: a fixed number may wait at once, each has a deadline, and the oldest that has not said anything yet
-// makes room for the next. Time is an argument; the owner keeps the connections themselves.
+// Connections that have not yet proved that they belong here, at a port that anyone can reach. They cost little and
+// delay no rank: only a fixed number may wait at once, each has a deadline, and the oldest that has not said anything
+// yet makes room for the next. The current time is passed as an argument. The owner keeps the connections themselves.
 #pragma once
 
 #include <cstddef>
@@ -14,28 +14,28 @@ namespace moeccl::bootstrap {
 
 class Lobby {
  public:
-  using Id = uint64_t;  // the owner's, never 0 and never used again
+  using Id = uint64_t;  // chosen by the owner; never 0 and never reused
 
   void enter(Id id, int64_t now);
-  // It said a right hello, which an overheard one may be, too.
+  // The connection has sent a correct hello. An overheard hello is correct, too.
   void said_hello(Id id);
-  // It has proved that it belongs here, or is gone.
+  // The connection has proved that it belongs here, or is gone.
   void leave(Id id);
   size_t size() const { return waiting_.size(); }
   bool full() const;
 
-  // The one to drop so that another can come in; 0: all are too young.
+  // Returns the connection to drop so that another can come in, or 0 if all are too young.
   Id expendable(int64_t now) const;
-  // One whose time is over; 0: none.
+  // Returns a connection whose time is over, or 0 if there is none.
   Id overdue(int64_t now) const;
-  // When the next one's is; INT64_MAX: nobody waits.
+  // Returns when the time of the next connection is over, or INT64_MAX if none is waiting.
   int64_t next_overdue_ns() const;
 
-  // Whether a new descriptor's number says that few are left (the kernel gives away the lowest one that is free):
-  // then strangers must not take them from the rest of the process.
+  // Returns true if a new descriptor's number shows that few are left (the kernel returns the lowest free number).
+  // Strangers must then not take them from the rest of the process.
   static bool few_left(int fd);
-  // accept() has failed. Success: try again after kPauseNs; it may be strangers who hold what is missing, or it passes.
-  // Else the reason to give up, with the remedy.
+  // Call this when accept() has failed. Returns success if it should be tried again after kPauseNs: strangers may hold
+  // the missing resources, or the shortage may pass. Otherwise returns the reason to give up, with the remedy.
   Status failed_to_accept(const Status& why, int64_t now);
   void has_accepted() { failing_since_ns_ = 0; }
 

@@ -113,7 +113,7 @@ Deadline deadline_of(uint32_t wire_timeout) {
 }
 
 std::string describe_ranks(std::span<const int> ranks) {
-  constexpr int kMaxRuns = 8;  // a sentence stays readable
+  constexpr int kMaxRuns = 8;  // keeps the sentence readable
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   size_t i = 0;
   for (int runs = 0; i < ranks.size() && runs < kMaxRuns; ++runs) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Root: makes the id and the listener, and runs a RootServer on a thread of its own.
+// Root creates the id and the listener, and runs a RootServer on a thread of its own.
 #include <thread>
 
 #include "src/base/env.h"
@@ -14,7 +14,7 @@
 namespace moeccl::bootstrap {
 namespace {
 
-// 96 random bits: no two meet, and nobody takes the name before.
+// 96 random bits: no two names are equal, and no process can take the name in advance.
 Result<driver::SocketAddress> random_unix_address() {
   uint64_t random[2];
   MOECCL_TRY(random_bytes(random, sizeof(random)));
@@ -24,7 +24,7 @@ Result<driver::SocketAddress> random_unix_address() {
 Result<driver::SocketAddress> own_address(const std::string& text) {
   MOECCL_ASSIGN_OR_RETURN(const driver::SocketAddress address, driver::parse_ip_address(text));
   if (!driver::is_local_address(address)) {
-    return error(moecclInvalidArgument, "{} is no address of this host", address.str());
+    return error(moecclInvalidArgument, "{} is not an address of this host", address.str());
   }
   return address;
 }
@@ -67,7 +67,7 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
                                      shared->id, options.survivors,    payload_seed};
   MOECCL_ASSIGN_OR_RETURN(std::unique_ptr<RootServer> made,
                           RootServer::create(config, std::move(listener), std::move(handouts), shared->stop.fd()));
-  std::shared_ptr<RootServer> server = std::move(made);  // std::function wants what it holds to be copyable
+  std::shared_ptr<RootServer> server = std::move(made);  // std::function requires its target to be copyable
   auto body = [shared, server]() mutable {
     const Status ran = contained([&] { return server->run(), Status(); });
     // The meeting is over: every rank that waits for it sees its connection close.
@@ -81,7 +81,7 @@ Result<std::unique_ptr<Root>> Root::start(const RootOptions& options) {
 Root::~Root() {
   if (!shared_) return;
   if (shared_->process.forked()) {
-    // A child of fork() has the memory but not the thread, whose handle can neither be joined nor destroyed.
+    // A child of fork() has the memory but not the thread, whose handle can be neither joined nor destroyed.
     new std::shared_ptr<Shared>(std::move(shared_));
     return;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The group at a root: who has come, whose part of the round is here, who failed.
+// The group at a root: which ranks have joined, which have contributed to the round, and which have failed.
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace moeccl::bootstrap {
 namespace {
 
-// How long a root stays after a failure for ranks that are still on their way, to tell them why instead of refusing
-// them.
+// How long a root stays after a failure, so that ranks that are still on their way are told the reason instead of being
+// refused.
 constexpr int64_t kLingerMs = 5000;
 
 std::string process_text(const Peer& peer) { return peer.pid > 0 ? format(" (process {})", peer.pid) : ""; }
@@ -21,7 +21,7 @@ std::string process_text(const Peer& peer) { return peer.pid > 0 ? format(" (pro
 
 std::string RootServer::who(int rank) const { return format("rank {}{}", rank, process_text(member_of(rank).peer)); }
 
-// A connection has proved that it holds the key and says which rank it is.
+// A connection has proved that it holds the key, and claims a rank.
 void RootServer::admit(Id id, Connection* c, const Party& party) {
   if (c->over_unix()) {
     Result<driver::PeerCredentials> seen = driver::peer_credentials(c->fd());
@@ -29,7 +29,7 @@ void RootServer::admit(Id id, Connection* c, const Party& party) {
   }
   const auto rank = static_cast<int>(party.rank);
   const auto n_ranks = static_cast<int>(party.n_ranks);
-  // Session::join checks this; a rank that does not is broken, and no rank of the group.
+  // Session::join checks this. A client that does not is broken, and is not a rank of the group.
   if (n_ranks < 1 || n_ranks > kMaxRanks || rank < 0 || rank >= n_ranks) return drop(id);
   if (members_.empty()) {
     members_.resize(party.n_ranks);
@@ -44,7 +44,7 @@ void RootServer::admit(Id id, Connection* c, const Party& party) {
                     process_text(c->peer));
   }
   if (!refusal.ok()) {
-    // Not a member: told by the way, and dropped once it closes.
+    // Not a member: it is told as well, and dropped once it closes.
     return failure_.ok() ? fail(refusal, id) : tell_failure(id);
   }
   Member& member = members_[party.rank];
@@ -57,11 +57,11 @@ void RootServer::admit(Id id, Connection* c, const Party& party) {
   watch_process(c->peer.pid);
 }
 
-// A killed process's connection may stay open in a child that it forked: its pidfd tells the truth.
+// The connection of a killed process may stay open in a child that it forked. Its pidfd reveals its end.
 void RootServer::watch_process(int32_t pid) {
   if (pid <= 0 || pid == ::getpid() || processes_.contains(pid)) return;
   Result<Fd> pidfd = driver::open_pidfd(pid);
-  // Ended already, or a kernel or namespace without pidfds: then the end of the connection has to do.
+  // It has ended already, or the kernel or namespace has no pidfds. The end of the connection then has to suffice.
   if (!pidfd.ok()) return;
   if (!poller_.add(pidfd->get(), EPOLLIN, kProcess | static_cast<uint32_t>(pid)).ok()) return;
   processes_.emplace(pid, std::move(*pidfd));
@@ -74,7 +74,7 @@ void RootServer::on_process_end(int32_t pid) {
   processes_.erase(found);
   for (size_t rank = 0; rank < members_.size(); ++rank) {
     if (members_[rank].peer.pid != pid || members_[rank].connection == 0) continue;
-    read_all(members_[rank].connection);  // it may have left in order before it ended
+    read_all(members_[rank].connection);  // it may have sent kLeave before it ended
     if (members_[rank].connection != 0) on_lost(members_[rank].connection, {});
   }
 }
@@ -93,14 +93,14 @@ void RootServer::on_lost(Id id, const Status& why) {
 void RootServer::on_message(Id id, ControlMessage message) {
   Connection* c = find(id);
   if (c == nullptr) return;
-  if (c->rank < 0) return;  // was refused
+  if (c->rank < 0) return;  // it was refused
   Member& member = member_of(c->rank);
   switch (message.type) {
     case kLeave:
       member.left = true;
       ++n_left_;
       drop(id);
-      // Whoever waits for a round with it would wait for ever.
+      // A rank that waits for a round with it would wait forever.
       if (failure_.ok() && round_.type != 0 && !member.contributed) {
         fail(error(moecclRemoteError, "{} has left, but {} calls {}", who(static_cast<int>(&member - members_.data())),
                    who(round_.first_rank), round_name(round_.type)));
@@ -109,16 +109,16 @@ void RootServer::on_message(Id id, ControlMessage message) {
     case kAbandon: {
       const Status why = decode_failure(message.payload);
       const std::string name = who(c->rank);
-      member.told = true;  // it knows
+      member.told = true;  // it knows already
       drop(id);
       if (failure_.ok()) fail(error(moecclRemoteError, "{} failed: {}", name, why.message()));
       return;
     }
     case kGone:
-      // A word that comes late is about a number of before.
+      // A message that arrives late refers to the old numbers.
       if (!config_.survivors || joined_ || !failure_.ok()) return;
       if (!decode_ranks(message.payload, members_.size(), &member.gone)) {
-        return fail(error(moecclInternalError, "{} says that ranks are gone that are none", who(c->rank)));
+        return fail(error(moecclInternalError, "{} reports ranks as gone that do not exist", who(c->rank)));
       }
       if (all_are_here()) finish_round();
       return;
@@ -127,7 +127,7 @@ void RootServer::on_message(Id id, ControlMessage message) {
   }
 }
 
-// Whether a part fits into the round that is open; fails the group if not.
+// Returns true if a part fits into the open round; otherwise fails the group.
 bool RootServer::accept_part(Connection* c, const ControlMessage& message, Reader* body) {
   const Deadline deadline = deadline_of(body->u32());
   const bool known = message.type >= kJoin && message.type <= kFds;
@@ -171,7 +171,7 @@ void RootServer::contribute(Id, Connection* c, ControlMessage message) {
     Member& member = member_of(c->rank);
     member.in_own_process = process.u64() == driver::this_process().random;
     if (config_.survivors && !decode_ranks(process.raw(process.left()), members_.size(), &member.gone)) {
-      return fail(error(moecclInternalError, "{} joins survivors without a word of who is gone", who(c->rank)));
+      return fail(error(moecclInternalError, "{} joins survivors without saying which ranks are gone", who(c->rank)));
     }
   }
   if (message.type == kGather) {
@@ -185,14 +185,14 @@ void RootServer::contribute(Id, Connection* c, ControlMessage message) {
   if (message.type == kFds) {
     RankSet wanted_by;
     if (!decode_ranks(rest, members_.size(), &wanted_by)) {
-      return fail(error(moecclInternalError, "{} sent descriptors for ranks that are none", who(c->rank)));
+      return fail(error(moecclInternalError, "{} sent descriptors for ranks that do not exist", who(c->rank)));
     }
     forward_fds(c->rank, wanted_by, std::move(message.fds));
   }
   if (failure_.ok() && all_are_here()) finish_round();
 }
 
-// At a meeting of survivors: it has not come, and nobody who has expects it.
+// At a meeting of survivors: returns true if the rank has not joined and no rank that has joined expects it.
 bool RootServer::is_given_up(size_t rank) const {
   if (!config_.survivors || joined_ || members_[rank].came) return false;
   return std::all_of(members_.begin(), members_.end(), [&](const Member& m) { return !m.contributed || m.gone[rank]; });
@@ -207,7 +207,7 @@ bool RootServer::all_are_here() const {
   return true;
 }
 
-// Leaves out those that have not come.
+// Leaves out the ranks that have not joined.
 std::vector<uint32_t> RootServer::number_anew() {
   std::vector<uint32_t> numbers;
   std::vector<Member> present;
@@ -221,7 +221,7 @@ std::vector<uint32_t> RootServer::number_anew() {
   return numbers;
 }
 
-// At once, without waiting for the others' parts: so a root holds few descriptors at a time.
+// Forwards them at once, without waiting for the others' parts, so that a root holds few descriptors at a time.
 void RootServer::forward_fds(int src_rank, const RankSet& wanted_by, std::vector<Fd> fds) {
   if (fds.empty()) return;
   const auto shared = std::make_shared<const std::vector<Fd>>(std::move(fds));
@@ -231,7 +231,7 @@ void RootServer::forward_fds(int src_rank, const RankSet& wanted_by, std::vector
   for (size_t rank = 0; rank < members_.size(); ++rank) {
     if (!wanted_by[rank] || static_cast<int>(rank) == src_rank) continue;
     Connection* c = find(members_[rank].connection);
-    if (c == nullptr) continue;  // its loss is about to be noticed
+    if (c == nullptr) continue;  // its loss will be noticed soon
     c->queue(kFdsOf, payload, shared);
     flush(members_[rank].connection);
   }
@@ -257,7 +257,7 @@ void RootServer::finish_round() {
   deadline_ = Deadline::after_ms(config_.timeout_ms);
   const auto payload = std::make_shared<const SharedPayload>(std::move(answer), payload_keys_.next());
   for (Member& m : members_) m.contributed = false;
-  // This process's own ranks last: they may end it, and this root, as soon as they know.
+  // This process's own ranks come last: as soon as they know, they may end the process and this root with it.
   for (const bool own : {false, true}) {
     for (const Member& m : members_) {
       Connection* c = find(m.connection);
@@ -269,7 +269,7 @@ void RootServer::finish_round() {
 }
 
 void RootServer::on_round_timeout() {
-  if (joined_ && round_.type == 0) {  // silence: nobody waits for anything
+  if (joined_ && round_.type == 0) {  // silence: no rank is waiting for anything
     over_ = true;
     return;
   }
@@ -301,13 +301,14 @@ void RootServer::fail(const Status& why, Id refused) {
   linger_ = Deadline::after_ms(kLingerMs);
   deadline_ = Deadline::never();
   round_ = {};
-  if (config_.survivors) close_listeners();  // who comes from now on wants the next meeting at this place
-  // This process's own ranks last, as in finish_round. Who was refused comes between: it may be one of them or not.
+  if (config_.survivors) close_listeners();  // a rank that comes from now on wants the next meeting at this address
+  // This process's own ranks come last, as in finish_round. The refused connection comes in between, because it may be
+  // one of them.
   for (const bool own : {false, true}) {
     if (own) tell_failure(refused);
     for (Member& m : members_) {
       if ((m.in_own_process || m.peer.pid == ::getpid()) != own) continue;
-      if (m.came && m.connection == 0) m.told = true;  // gone: nothing can be told
+      if (m.came && m.connection == 0) m.told = true;  // gone, so it cannot be told
       if (m.connection != 0) tell_failure(m.connection);
     }
   }

@@ -11,9 +11,9 @@
 namespace moeccl::bootstrap {
 namespace {
 
-constexpr int kAcceptsAtOnce = 32;  // so that those who are here get their turn
+constexpr int kAcceptsAtOnce = 32;  // limited so that the connections that are already here get their turn
 
-// Ranks of one job belong to one user; root may be anybody. Others hold no key and only cost time.
+// Ranks of one job belong to one user; root may belong to any job. Other users hold no key and only cost time.
 bool of_this_user(int fd) {
   const Result<driver::PeerCredentials> peer = driver::peer_credentials(fd);
   return peer.ok() && (peer->uid == ::geteuid() || peer->uid == 0 || ::geteuid() == 0);
@@ -61,7 +61,7 @@ bool RootServer::finished() const {
   if (stopped_ || over_) return true;
   if (failure_.ok()) return joined_ && n_left_ == static_cast<int>(members_.size());
   if (linger_.passed()) return true;
-  // After a failure: when every rank has been told and has taken it (its connection is closed by then).
+  // After a failure, the server ends when every rank has been told and has received it (its connection is then closed).
   const auto told = [](const Member& m) { return m.told && m.connection == 0; };
   return !members_.empty() && std::all_of(members_.begin(), members_.end(), told);
 }
@@ -98,7 +98,7 @@ void RootServer::on_time() {
   if (failure_.ok() && (round_.deadline.passed() || deadline_.passed())) on_round_timeout();
 }
 
-// False when all strangers are too young.
+// Returns false if all strangers are too young.
 bool RootServer::make_room() {
   const Id id = lobby_.expendable(now_ns());
   if (id != 0) drop(id);
@@ -130,7 +130,7 @@ void RootServer::close_listeners() {
   for (const Id id : strangers) drop(id);
 }
 
-// The id is smaller than any socket's buffer: it is sent whole or the peer has gone.
+// The id is smaller than any socket's buffer, so it is sent whole unless the peer has gone.
 void RootServer::hand_out(size_t listener) {
   for (int i = 0; i < kAcceptsAtOnce; ++i) {
     if (listener >= handouts_.size()) return;  // closed by an event before this one
@@ -149,7 +149,7 @@ void RootServer::accept_some() {
     if (lobby_.full() && !make_room()) return pause_accepting();
     Result<Fd> accepted = driver::accept_now(listener_.get());
     if (!accepted.ok()) {
-      // Out of descriptors or memory: strangers may hold them.
+      // Out of descriptors or memory, which strangers may be holding.
       if (make_room()) return;
       if (const Status why = lobby_.failed_to_accept(accepted.status(), now_ns()); !why.ok()) fail(why);
       return pause_accepting();
@@ -165,7 +165,7 @@ void RootServer::accept_some() {
     if (!poller_.add(connection->fd(), EPOLLIN, id).ok()) continue;
     connections_.emplace(id, std::move(connection));
     lobby_.enter(id, now_ns());
-    on_readable(id);  // the hello is often here already
+    on_readable(id);  // the hello has often arrived already
     if (crowded) return pause_accepting();
   }
 }
@@ -191,7 +191,7 @@ void RootServer::on_handshake(Id id, Connection* c, const HandshakeFrame& frame)
     const Authenticated client = c->handshake->result();
     if (c->handshake->skewed()) {
       drop(id);
-      // One of the group, and not an overheard hello of it: the group cannot form.
+      // This is a rank of the group and not its overheard hello, so the group cannot form.
       return fail(error(moecclUnsupported, "rank {} speaks {}, the meeting point {}: use one version on all ranks",
                         client.peer.rank, version_text(client.peer), version_text(Party{})));
     }
@@ -206,7 +206,7 @@ void RootServer::on_handshake(Id id, Connection* c, const HandshakeFrame& frame)
   if (answer.verdict == ServerHandshake::Verdict::kStranger) return drop(id);
   c->queue_raw(answer.reply);
   if (answer.verdict == ServerHandshake::Verdict::kSkew && !answer.holds_key) {
-    static_cast<void>(c->flush());  // fits into the empty buffer
+    static_cast<void>(c->flush());  // fits into the empty socket buffer
     return drop(id);
   }
   c->state = Connection::State::kProof;
@@ -238,7 +238,7 @@ void RootServer::flush(Id id) {
   const Connection::Flushed flushed = c->flush();
   if (flushed == Connection::Flushed::kBroken) {
     if (c->state != Connection::State::kMember) return drop(id);
-    // What the member said before it went, such as that it leaves, still counts: the reader finds it, then the end.
+    // Messages that the member sent before it went, such as kLeave, still count: reading finds them, then the end.
   }
   if (flushed == Connection::Flushed::kThrottled) throttled_.push_back(id);
   const uint32_t interest = EPOLLIN | (flushed == Connection::Flushed::kBlocked ? uint32_t{EPOLLOUT} : 0);

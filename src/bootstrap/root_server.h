@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of a Root's thread: one poll loop over listeners, strangers, members and their processes.
-//
-// Strangers are served beside the ranks and delay nobody (see lobby.h).
+// The work of a Root's thread: one poll loop over listeners, strangers, members and their processes. Strangers are
+// served alongside the ranks and delay no rank (see lobby.h).
 #pragma once
 
 #include <atomic>
@@ -29,37 +28,37 @@ class RootServer {
     Key key = {};
     bool over_unix = true;
     int64_t timeout_ms = 0;
-    moecclUniqueId id = {};  // what the handout listener gives away
+    moecclUniqueId id = {};  // the id for the handout listeners
     bool survivors = false;  // see RootOptions
-    Key payload_seed = {};   // of nobody else
+    Key payload_seed = {};   // known only to this root
   };
 
-  // `stop`: readable when the owner wants the end. `handouts`: at most two.
+  // `stop` becomes readable when the owner wants the server to end. There are at most two `handouts`.
   static Result<std::unique_ptr<RootServer>> create(const Config& config, Fd listener,
                                                     std::vector<HandoutListener> handouts, int stop);
-  // Until all have left, a failure has been told, the time is over or `stop`.
+  // Runs until all ranks have left, a failure has been told to all, the time is over or `stop` is readable.
   void run();
 
  private:
-  using Id = uint64_t;  // of a connection: never reused, so that a late event finds nothing
+  using Id = uint64_t;  // of a connection; never reused, so that a late event finds nothing
   enum Tag : uint64_t { kListener = 0, kStop = 1, kHandout = 2, kFirstConnection = 16, kProcess = uint64_t{1} << 63 };
 
   struct Member {
-    Id connection = 0;  // 0: has not come, or is gone
+    Id connection = 0;  // 0: has not joined, or is gone
     bool came = false;
-    bool left = false;  // in order
-    bool told = false;  // of the failure
+    bool left = false;  // it sent kLeave
+    bool told = false;  // it knows of the failure
     bool contributed = false;
-    bool in_own_process = false;  // that of this root
-    RankSet gone;                 // at a meeting of survivors: as it said
+    bool in_own_process = false;  // it runs in this root's process
+    RankSet gone;                 // at a meeting of survivors: the ranks that this one reports as gone
     Peer peer;
   };
   struct Round {
-    uint16_t type = 0;  // 0: nobody has begun
+    uint16_t type = 0;  // 0: not begun
     int first_rank = -1;
     int n_contributed = 0;
     Deadline deadline = Deadline::never();
-    int deadline_rank = -1;  // whose time it is
+    int deadline_rank = -1;  // the rank that set the deadline
     size_t n_bytes = 0;
     std::vector<std::vector<std::byte>> blobs;
   };
@@ -97,11 +96,11 @@ class RootServer {
   std::vector<uint32_t> number_anew();
   void finish_round();
   void on_round_timeout();
-  // refused: a connection that is no member and caused it; 0: none.
+  // `refused` is a connection that caused the failure but is not a member; 0 for none.
   void fail(const Status& why, Id refused = 0);
   void tell_failure(Id id);
   std::string who(int rank) const;
-  Connection* find(Id id) const;  // null: it is gone
+  Connection* find(Id id) const;  // null if it is gone
   Member& member_of(int rank) { return members_[static_cast<size_t>(rank)]; }
   const Member& member_of(int rank) const { return members_[static_cast<size_t>(rank)]; }
 
@@ -112,14 +111,14 @@ class RootServer {
   driver::Poller poller_;
   Id next_id_ = kFirstConnection;
   std::unordered_map<Id, std::unique_ptr<Connection>> connections_;
-  Lobby lobby_;                  // those that are not authenticated
-  int64_t accept_again_ns_ = 0;  // 0: accepting
-  std::vector<Id> throttled_;    // wait for descriptors that are under way
-  Deadline deadline_;            // of all joining; then of silence
+  Lobby lobby_;                  // connections that are not authenticated
+  int64_t accept_again_ns_ = 0;  // 0 while accepting
+  std::vector<Id> throttled_;    // wait until descriptors in flight are received
+  Deadline deadline_;            // for all to join, and after that for the next round
   bool stopped_ = false;
-  bool over_ = false;  // nothing more can be said: end
+  bool over_ = false;  // nothing more can be sent: end
 
-  std::vector<Member> members_;  // [n_ranks], known from the first rank that comes
+  std::vector<Member> members_;  // [n_ranks], known when the first rank joins
   int sized_by_ = -1;            // that rank
   int n_came_ = 0;
   int n_left_ = 0;

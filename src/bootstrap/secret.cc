@@ -38,7 +38,7 @@ Result<Key> stretched(const std::string& secret, const std::string& job) {
   if (crypto_pwhash(reinterpret_cast<unsigned char*>(key.data()), key.size(), secret.data(), secret.size(),
                     reinterpret_cast<const unsigned char*>(salt.data()), crypto_pwhash_OPSLIMIT_INTERACTIVE,
                     crypto_pwhash_MEMLIMIT_INTERACTIVE, crypto_pwhash_ALG_ARGON2ID13) != 0) {
-    return error(moecclOutOfMemory, "{} MiB for a moment, to make the key of MOECCL_SECRET",
+    return error(moecclOutOfMemory, "no memory: {} MiB are needed briefly to derive the key of MOECCL_SECRET",
                  crypto_pwhash_MEMLIMIT_INTERACTIVE >> 20);
   }
   return key;
@@ -53,11 +53,11 @@ Result<std::string> read_secret_file(const std::string& path) {
   if (!fd) return system_error(path, errno);
   struct stat info = {};
   if (::fstat(fd.get(), &info) != 0) return system_error(path, errno);
-  if (!S_ISREG(info.st_mode)) return error(moecclInvalidUsage, "{} is no plain file", path);
+  if (!S_ISREG(info.st_mode)) return error(moecclInvalidUsage, "{} is not a plain file", path);
   const bool of_root = info.st_uid == 0;
   if (!of_root && info.st_uid != ::geteuid())
     return error(moecclInvalidUsage, "{} belongs to user {}: it must be yours or root's", path, info.st_uid);
-  // A user reads what root gives to his group.
+  // A user can read what root gives to the user's group.
   if ((info.st_mode & (of_root ? 037 : 077)) != 0)
     return error(moecclInvalidUsage, "{} has mode {:o}, so that others may use it: chmod 600", path,
                  info.st_mode & 0777);

@@ -19,13 +19,13 @@
 namespace moeccl::bootstrap {
 namespace {
 
-// The root tells at the deadline who is missing; a rank waits this much longer for that sentence.
+// At the deadline, the root tells which ranks are missing. A rank waits this much longer for that sentence.
 constexpr int64_t kGraceNs = 500'000'000;
-// One attempt to be greeted. A root is slower than this only when it is stopped or is none.
+// The time for one attempt at the handshake. A root is slower only if it is stopped or is not a root at all.
 constexpr int64_t kGreetingMs = 5000;
-// For the reason of a connection that broke: it is in the socket already, or never comes.
+// The time to wait for the reason of a broken connection, which is in the socket already or never comes.
 constexpr int64_t kReasonMs = 200;
-constexpr int64_t kLookEveryMs = 20;  // JoinOptions::others_alive
+constexpr int64_t kLookEveryMs = 20;  // interval for JoinOptions::others_alive
 
 Deadline with_grace(Deadline deadline) { return deadline.is_never() ? deadline : Deadline{deadline.at_ns + kGraceNs}; }
 
@@ -33,7 +33,7 @@ Deadline with_grace(Deadline deadline) { return deadline.is_never() ? deadline :
 
 struct Session::Impl {
   Fd fd;
-  Fd root_process;  // its pidfd, when the root is in another process of this host
+  Fd root_process;  // its pidfd, if the root is in another process of this host
   int32_t root_pid = 0;
   bool over_unix = false;
   int rank = 0;
@@ -66,7 +66,7 @@ struct Session::Impl {
   Result<Message> next_message(Deadline deadline);
   Status usable() const;
   Status fail(Status why);
-  void end(uint16_t type, std::span<const std::byte> payload);  // with a last message
+  void end(uint16_t type, std::span<const std::byte> payload);  // sends a last message
   Status lost_root() const;
   Result<std::vector<std::byte>> round(uint16_t type, std::span<const std::byte> body, std::span<const int> fds,
                                        Deadline deadline, std::vector<std::vector<Fd>>* fds_of = nullptr);
@@ -75,7 +75,7 @@ struct Session::Impl {
 
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-// Connects and shakes hands. RemoteError and Timeout: another attempt may help.
+// Connects and shakes hands. After RemoteError or Timeout, another attempt may help.
 Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
   const Deadline until = Deadline::earlier(deadline, Deadline::after_ms(kGreetingMs));
   over_unix = id.address.is_unix();
@@ -88,7 +88,7 @@ Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
     if (root.pid > 0 && root.pid != ::getpid()) {
       Result<Fd> pidfd = driver::open_pidfd(root.pid);
       if (pidfd.ok()) root_process = std::move(*pidfd);
-      // The listener may outlive its process in a forked child, where nobody accepts.
+      // The listener may outlive its process in a forked child, where nothing accepts connections.
       if (!pidfd.ok() && pidfd.status().code() == moecclRemoteError) {
         fd.reset();
         return std::move(pidfd).status();
@@ -107,7 +107,7 @@ Status Session::Impl::greet(const UniqueId& id, Deadline deadline) {
   return {};
 }
 
-// Once through everything that joining is. RemoteError with `failure` ok(): another attempt may help.
+// Makes one attempt at all steps of joining. After RemoteError with `failure` ok(), another attempt may help.
 Status Session::Impl::attempt_join(const UniqueId& id, Deadline deadline) {
   MOECCL_TRY(greet(id, deadline));
   Writer body;
@@ -118,7 +118,7 @@ Status Session::Impl::attempt_join(const UniqueId& id, Deadline deadline) {
     body.raw(encode_ranks(told_gone));
   }
   if (Status sent = send(kJoin, body.view(), {}, deadline); !sent.ok()) {
-    // The root may have said why before it ended.
+    // The root may have sent its reason before it ended.
     if (sent.code() == moecclRemoteError) static_cast<void>(answer_of_round(Deadline::after_ms(kReasonMs), nullptr));
     return failure.ok() ? sent : failure;
   }
@@ -126,7 +126,7 @@ Status Session::Impl::attempt_join(const UniqueId& id, Deadline deadline) {
   return take_answer(answer);
 }
 
-// Who the ranks are, and which of them this one is.
+// Stores the list of ranks and this rank's place in it.
 Status Session::Impl::take_answer(std::span<const std::byte> answer) {
   const Status unreadable = error(moecclInternalError, "the list of ranks cannot be read");
   if (gone) {
@@ -139,7 +139,7 @@ Status Session::Impl::take_answer(std::span<const std::byte> answer) {
     }
     rank = static_cast<int>(here - members.begin());
     n_ranks = static_cast<int>(members.size());
-    gone = nullptr;  // by the old numbers
+    gone = nullptr;  // it uses the old numbers
   } else {
     members.resize(static_cast<size_t>(n_ranks));
     std::iota(members.begin(), members.end(), 0u);
@@ -147,7 +147,7 @@ Status Session::Impl::take_answer(std::span<const std::byte> answer) {
   return decode_peers(answer, static_cast<size_t>(n_ranks), &peers) ? Status() : unreadable;
 }
 
-// While this rank waits for others.
+// Called while this rank waits for others.
 Status Session::Impl::tell_gone() {
   if (!gone) return {};
   RankSet now = gone();
@@ -184,7 +184,7 @@ Result<std::unique_ptr<Session>> Session::join(const moecclUniqueId& unique_id, 
     if (options.others_alive) {
       if (Status others = options.others_alive(); !others.ok()) return others;
     }
-    if (!impl->failure.ok() || !again) return last;  // the root's own word, or nothing that time heals
+    if (!impl->failure.ok() || !again) return last;  // the root's own failure, or one that time does not heal
     greeted = static_cast<bool>(impl->fd);
     if (!impl->fd && last.code() == moecclRemoteError && !options.wait_for_root) break;
     impl->fd.reset();
@@ -222,7 +222,7 @@ Status Session::Impl::send(uint16_t type, std::span<const std::byte> payload, st
   return driver::send_all(fd.get(), frame, deadline, root_process ? root_process.get() : -1);
 }
 
-// Until a message begins.
+// Waits until a message begins.
 Status Session::Impl::wait_for_message(Deadline deadline) {
   if (!others_alive && !gone) return {};
   const int watch = root_process ? root_process.get() : -1;
@@ -261,7 +261,7 @@ Result<Session::Impl::Message> Session::Impl::next_message(Deadline deadline) {
   return message;
 }
 
-// Reads until the answer that ends the round, keeping descriptors on the way.
+// Reads up to the answer that ends the round, and keeps descriptors that arrive on the way.
 Result<std::vector<std::byte>> Session::Impl::answer_of_round(Deadline deadline, std::vector<std::vector<Fd>>* fds_of) {
   for (;;) {
     MOECCL_ASSIGN_OR_RETURN(Message message, next_message(with_grace(deadline)));
@@ -289,7 +289,7 @@ Status Session::Impl::usable() const {
   return {};
 }
 
-// What the loss of the root means to the reader: which process, and which ranks lived in it.
+// Describes the lost root to the reader: its process and the ranks that ran in it.
 Status Session::Impl::lost_root() const {
   std::vector<int> ranks;
   for (size_t r = 0; r < peers.size(); ++r) {
@@ -312,7 +312,7 @@ Status Session::Impl::fail(Status why) {
     return failure;
   }
   if (why.code() == moecclRemoteError) {
-    // The connection broke, perhaps just after the root wrote why.
+    // The connection broke, perhaps just after the root sent its reason.
     while (fd) {
       Result<Message> last = next_message(Deadline::after_ms(kReasonMs));
       if (!last.ok()) break;
@@ -401,7 +401,7 @@ int Session::news_fd() const { return impl_->fd.get(); }
 Status Session::news(int64_t wait_ms) {
   MOECCL_TRY(impl_->usable());
   if (!driver::wait_fd(impl_->fd.get(), POLLIN, Deadline::after_ms(wait_ms)).ok()) return {};
-  return impl_->fail(error(moecclRemoteError, "the meeting point spoke between rounds"));
+  return impl_->fail(error(moecclRemoteError, "the meeting point sent a message between rounds"));
 }
 
 void Session::Impl::end(uint16_t type, std::span<const std::byte> payload) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a moecclUniqueId holds: where the ranks meet and the key that admits them.
+// The contents of a moecclUniqueId: the address where the ranks meet and the key that admits them.
 #pragma once
 
 #include <array>
@@ -17,15 +17,14 @@ using Key = std::array<std::byte, kKeyBytes>;
 
 struct UniqueId {
   driver::SocketAddress address;
-  Key key = {};  // secret: never printed
-  uint64_t host_hash =
-      0;  // of the host that made it, so that a UNIX address used elsewhere is named as such; 0: unknown
+  Key key = {};            // secret, so it is never printed
+  uint64_t host_hash = 0;  // of the id's host, to recognize a UNIX address used on another host; 0: unknown
 };
 
-// The bytes: "MOECCLid", layout u16, kind u16, port u16, address length u16, address[32], key[32], host u64, zeros,
-// checksum u64 over all before it. The checksum finds accidents (truncation, text-mode copies), not attackers.
+// The bytes are: "MOECCLid", layout u16, kind u16, port u16, address length u16, address[32], key[32], host u64, zeros,
+// checksum u64 over all before it. The checksum detects accidents (truncation, text-mode copies), not attackers.
 Result<moecclUniqueId> encode_unique_id(const UniqueId& id);
-// InvalidArgument, saying what is wrong, for everything that encode_unique_id() cannot have made.
+// Returns InvalidArgument with the reason for any bytes that encode_unique_id() cannot have made.
 Result<UniqueId> decode_unique_id(const moecclUniqueId& id);
 
 Result<Key> random_key();

@@ -34,7 +34,7 @@ std::string cache_path(const Communicator& comm) {
                 comm.n_ranks(), comm.selector().profile().cores);
 }
 
-// Rank 0's text on all ranks.
+// Returns rank 0's text on all ranks.
 Result<std::string> from_rank_0(Communicator& comm, const std::string& text) {
   uint64_t size = text.size();
   std::vector<uint64_t> sizes(comm.n_ranks());
@@ -89,7 +89,7 @@ Status use_profile(Communicator& comm, const plan::Profile& profile, Status why)
           all[0].hash, all[r].hash);
   }
   comm.selector().set_profile(profile);
-  // From the same operation on, as all ranks are here.
+  // All ranks are here, so this takes effect at the same operation.
   comm.fabric().on_timing = nullptr;
   if (!profile.plans.empty())
     comm.fabric().on_timing = [selector = &comm.selector()](const exec::Timing& t) { selector->observe(t); };

@@ -13,24 +13,26 @@ struct CalibrateOptions {
   double budget_ms = 20'000;       // no measurement begins after it, on rank 0's clock
   uint64_t max_bytes = 16u << 20;  // of the larger of an operation's send and receive buffers
   double batch_ms = 1;             // operations are timed in batches of about this length
-  // Rounds of batches in each pass over all operations and sizes: what a plan takes changes in the course of seconds,
-  // as the host places its cores, so that every plan must be seen more than once.
+  // Rounds of batches in each pass over all operations and sizes. A plan's time changes over seconds, as the host
+  // places its cores, so every plan must be seen more than once.
   int n_batches = 3, n_passes = 3;
 };
 
-// Collective, blocks. Coarse sizes come first, so that a small budget still covers every algorithm. The profile is the
+// Collective; blocks. Coarse sizes come first, so that a small budget still covers every algorithm. The profile is the
 // same on all ranks and is not in use yet.
 Result<plan::Profile> calibrate(Communicator& comm, const CalibrateOptions& options);
 
-// Collective: uses `profile` from the next operation on when all ranks give the same one, else moecclMismatch on all,
-// naming two that differ. `why` is this rank's own failure to make one: then all fail.
+// Collective: uses `profile` from the next operation on if all ranks give the same one; otherwise fails with
+// moecclMismatch on all ranks, naming two that differ. `why` is this rank's own failure to make a profile: then all
+// ranks fail.
 Status use_profile(Communicator& comm, const plan::Profile& profile, Status why);
-// Collective: every rank reads its `path`.
+// Collective: every rank reads its own `path`.
 Status load_profile(Communicator& comm, const std::string& path);
 Status save_profile(const Communicator& comm, const std::string& path);
 
-// MOECCL_PROFILE and MOECCL_CALIBRATE at init; does nothing when neither is set. The cache is
-// $XDG_CACHE_HOME/moeccl/<topology hash>-<ranks>.json, else ~/.cache; rank 0's copy is the one that counts.
+// Follows MOECCL_PROFILE and MOECCL_CALIBRATE at init; does nothing if neither is set. The cache is
+// $XDG_CACHE_HOME/moeccl/<topology hash>-<ranks>x<cores>.json, or else in ~/.cache; rank 0's copy is the one that
+// counts.
 Status profile_at_init(Communicator& comm);
 
 }  // namespace moeccl::comm

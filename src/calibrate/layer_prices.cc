@@ -13,7 +13,7 @@ namespace moeccl::comm {
 
 namespace {
 
-// Of two plans that are priced at the same time: half a GiB each.
+// The most steps of each of two plans that are priced at the same time: half a GiB each.
 constexpr uint64_t kMostStepsAtOnce = 8u << 20;
 
 // Runs task(0) to task(n - 1) on this thread and, unless `alone`, on a second one.
@@ -45,7 +45,7 @@ Status count_layer(std::deque<LayerPlan>& plans, const plan::LevelTree& tree, co
     p.refusal = refuse(algo::moe_steps(p.traffic));
     return {};
   }));
-  // flat and hier:1 are one plan where no rank has two experts of a token.
+  // flat and hier:1 are one plan if no rank has two experts of a token.
   for (size_t i = 0; i < plans.size(); ++i) {
     for (size_t e = 0; e < i && plans[i].traffic.n_hops == 1 && plans[i].same == nullptr; ++e)
       if (plans[e].priced() && plans[e].traffic == plans[i].traffic) plans[i].same = &plans[e];
@@ -55,7 +55,7 @@ Status count_layer(std::deque<LayerPlan>& plans, const plan::LevelTree& tree, co
 
 Status price_layer(std::deque<LayerPlan>& plans, const plan::LevelTree& tree, const plan::Profile& profile,
                    uint64_t row_bytes) {
-  std::vector<std::pair<LayerPlan*, bool>> tasks;  // the longer ones, which are dispatches, first
+  std::vector<std::pair<LayerPlan*, bool>> tasks;  // the longer ones, which are dispatches, come first
   bool large = false;
   for (const bool back : {false, true}) {
     for (LayerPlan& p : plans) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The candidates of a layer's dispatch and combine for a routing on a topology, counted and priced, two at a time.
+// Counts and prices the candidates of a layer's dispatch and combine for a routing on a topology, two at a time.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace moeccl::comm {
 
 // A candidate, in both directions.
 struct LayerPlan {
-  // domains: as Paths has it.
+  // domains: as in Paths.
   LayerPlan(const algo::MoeAlgorithm& a, const plan::LevelTree& tree, const algo::Placement& placement,
             const algo::Domains* domains)
       : algorithm(a), paths(a, tree, placement, domains) {}
@@ -24,7 +24,7 @@ struct LayerPlan {
   algo::MoeAlgorithm algorithm;
   algo::Paths paths;
   algo::Traffic traffic;
-  std::string refusal;              // not empty: it is not priced, and why
+  std::string refusal;              // not empty: why it is not priced
   const LayerPlan* same = nullptr;  // an earlier candidate that is the same plan and has its prices
   algo::MoeCost dispatch, combine;
 
@@ -32,7 +32,7 @@ struct LayerPlan {
   const LayerPlan& prices() const { return same != nullptr ? *same : *this; }
 };
 
-// Counts the routing's rows. refuse: says why a plan of so many steps a chunk is not to be priced, or nothing.
+// Counts the routing's rows. refuse: returns why a plan of this many steps a chunk is not to be priced, or "".
 Status count_layer(std::deque<LayerPlan>& plans, const plan::LevelTree& tree, const algo::Placement& placement,
                    const algo::GlobalRouting& routing, const algo::Domains* domains,
                    const std::function<std::string(uint64_t steps)>& refuse);

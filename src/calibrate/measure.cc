@@ -23,20 +23,21 @@ namespace {
 constexpr moecclOp_t kMeasured[] = {moecclOpAllReduce, moecclOpAllGather, moecclOpReduceScatter,
                                     moecclOpAllToAll,  moecclOpBroadcast, moecclOpReduce,
                                     moecclOpGather,    moecclOpScatter,   moecclOpAllToAllv};
-// Bytes of the larger buffer, coarse first: a small budget covers every algorithm before it covers sizes.
-// kEagerEnd: where eager operations end, as their times rise steeply up to there (docs/decisions.md).
+// Bytes of the larger buffer, coarse first: a small budget covers every algorithm before it covers sizes. kEagerEnd:
+// the size where eager operations end, because their times rise steeply up to there (docs/decisions.md).
 constexpr uint64_t kEagerEnd = 1;
 constexpr uint64_t kSizes[] = {64 << 10, 1 << 10,  4 << 20,   256 << 10, 8 << 10,   kEagerEnd,
                                1 << 20,  16 << 20, 128 << 10, 32 << 10,  512 << 10, 16 << 10,
                                2 << 20,  4 << 10,  8 << 20,   64,        64 << 20};
 constexpr uint64_t kElement = sizeof(float);
-// What a plan takes depends on which pages of memory its buffers happen to have: each round uses others.
+// A plan's time depends on which pages of memory its buffers happen to have, so each round uses others.
 constexpr uint64_t kMemoryBytes = 16 << 20, kPageBytes = 4096;
-// A plan that takes so many times the fastest one's time is not measured more closely: it will not be chosen.
+// A plan that takes this many times as long as the fastest one is not measured more closely: it will not be chosen.
 constexpr double kGiveUp = 3;
 constexpr uint32_t kMostRepeats = 3000;
-// A level that is predicted less well than this is measured again, at most so often. Links between hosts are lines,
-// disturbances are not. Within a host large messages are faster than a line through small ones: MoNTA's r(size).
+// A level that is predicted less well than this is measured again, in at most kTries tries. Links between hosts are
+// lines, disturbances are not. Within a host, large messages are faster than a line through small ones: MoNTA's
+// r(size).
 constexpr double kGoodFit = 0.99;
 constexpr int kTries = 12;
 
@@ -46,7 +47,7 @@ double quantile_of(std::vector<double> v, double q) {
   return *at;
 }
 
-// A buffer of the symmetric heap, or ordinary memory.
+// A buffer of the symmetric heap or of ordinary memory.
 class Memory {
  public:
   static Result<Memory> make(uint64_t bytes, bool heap) {
@@ -78,7 +79,7 @@ class Memory {
   std::vector<float> own_;
 };
 
-// The communicator's own choice comes back whatever happens.
+// Restores the communicator's own choice, whatever happens.
 class Pin {
  public:
   explicit Pin(Selector& selector) : selector_(selector) {}
@@ -91,13 +92,13 @@ class Pin {
   Selector& selector_;
 };
 
-// The plans of one size of one operation, each pinned while it runs.
+// Times the plans of one size of one operation, each pinned while it runs.
 class PlanTimer {
  public:
   PlanTimer(Communicator& comm, Stopwatch& watch, uint64_t most_bytes, bool heap)
       : comm_(comm), watch_(watch), heap_(heap), most_(most_bytes) {}
 
-  // Each pass with memory of its own.
+  // Each pass uses memory of its own.
   Status measure(uint32_t pass) {
     pass_ = pass;
     const uint64_t size = heap_ ? most_ : std::max(most_, kMemoryBytes);
@@ -130,14 +131,14 @@ class PlanTimer {
   }
 
  private:
-  // The largest buffer of an operation that can run eagerly.
+  // Returns the size of the larger buffer of the largest operation that can run eagerly.
   uint64_t eager_end(moecclOp_t op) const {
     const uint32_t n = comm_.n_ranks();
     const uint64_t block = transport::kEagerBytes / exec::eager_bytes(op, n, 1);
     return block * std::max(plan::in_blocks(op, n), plan::out_blocks(op, n));
   }
 
-  // Of windows of `bytes` behind one another.
+  // Returns the offset of the round's window of `bytes`; windows follow one another.
   uint64_t window(uint64_t bytes, uint32_t round) const {
     const uint64_t stride = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
     return round % std::max<uint64_t>(1, size_ / stride) * stride;
@@ -198,7 +199,7 @@ class PlanTimer {
   uint64_t most_, size_ = 0;
   uint32_t pass_ = 0;
 
-  // What all plans of an operation on blocks of one size took.
+  // The times of all plans of an operation on blocks of one size.
   struct Table {
     std::vector<const char*> names;
     uint8_t reach = 0;
@@ -220,7 +221,7 @@ class LinkTimer {
       plan::LevelFit fit{tree.levels[l].name, {}};
       uint32_t peer = 1;
       while (peer < n_ && tree.level_between(0, peer) != l) ++peer;
-      // Within a host the clock of cost.h prices copies itself, and the level's points are what is known of its links.
+      // Within a host, the clock of cost.h prices copies itself, and only the level's points describe its links.
       const bool is_line = tree.levels[l].link.bytes_per_ns > 0;
       if (peer < n_) MOECCL_TRY(ping_pong(memory.data(), peer, is_line, fit.curve));
       if (is_line) profile.links[l] = fit.curve.line.bytes_per_ns > 0 ? fit.curve.line : tree.levels[l].link;
@@ -232,7 +233,7 @@ class LinkTimer {
  private:
   static constexpr uint64_t kMostBytes = 2 << 20;
 
-  // Half of a round trip between rank 0 and the first rank beyond a level.
+  // Measures half of a round trip between rank 0 and the first rank beyond a level.
   Status ping_pong(void* data, uint32_t peer, bool is_line, plan::Curve& best) {
     constexpr uint64_t kLevelSizes[] = {64,        4 << 10,   32 << 10, 128 << 10, 256 << 10,
                                         512 << 10, 768 << 10, 1 << 20,  3 << 19,   kMostBytes};
@@ -251,8 +252,8 @@ class LinkTimer {
         return message(data, bytes, 0, true);
       });
     }
-    // A disturbance is either over before a try's end, and then each size's least time over all tries is free of it; or
-    // it lasts, as the place of the two cores does, and then the times of one try belong together.
+    // A disturbance is either over before the end of a try, and then each size's least time over all tries is free of
+    // it; or it lasts, like the place of the two cores, and then the times of one try belong together.
     std::vector<plan::Curve::Point> least;
     for (const uint64_t bytes : kLevelSizes) least.push_back({static_cast<double>(bytes), 1e300});
     for (int t = 0; t < kTries && best.r2 < kGoodFit && (t == 0 || !watch_.out_of_time()); ++t) {
@@ -284,7 +285,8 @@ class LinkTimer {
     return comm_.run_message(m);
   }
 
-  // Whether ranks a and b meet in the Inter-level AlltoAll of `level`: same parent, other group, same place in it.
+  // Returns whether ranks a and b meet in the Inter-level AlltoAll of `level`: same parent, other group, same place in
+  // it.
   bool meet_between(uint32_t level, uint32_t a, uint32_t b) const {
     const auto& levels = comm_.tree().levels;
     const bool same_parent = level == 0 || levels[level - 1].group_of_rank[a] == levels[level - 1].group_of_rank[b];
@@ -296,8 +298,8 @@ class LinkTimer {
     return static_cast<uint32_t>(std::count(group.begin(), group.begin() + static_cast<ptrdiff_t>(rank), group[rank]));
   }
 
-  // HierMoE's figures: alpha and beta of the AlltoAll of all ranks, of those that meet across a level, and of those
-  // within its groups; n of Eq. 2, 4 and 5 is what one rank gives, its own block included.
+  // Measures HierMoE's figures: alpha and beta of the AlltoAll of all ranks, of those that meet across a level, and of
+  // those within its groups. n of Eq. 2, 4 and 5 is what one rank gives, including its own block.
   Status all_to_alls(plan::AllToAllCosts& costs) {
     costs = {};
     MOECCL_TRY(all_to_all([](uint32_t, uint32_t) { return true; }, costs.standard));
@@ -363,9 +365,9 @@ Stopwatch::Stopwatch(Communicator& comm, const CalibrateOptions& options)
     : comm_(comm), options_(options), start_ns_(now_ns()) {}
 
 Result<double> Stopwatch::batch(const Once& once, const Batch& b) {
-  // The round's memory is in the caches then as far as it fits, both halves of the staging included.
+  // After this, the round's memory is in the caches as far as it fits, including both halves of the staging.
   for (int i = 0; i < 2 && once; ++i) MOECCL_TRY(once(b.round));
-  // All ranks leave this together.
+  // All ranks leave this exchange together.
   uint32_t mine_here = 1;
   std::vector<uint32_t> all_here(comm_.n_ranks());
   MOECCL_TRY(all_gather_bytes(comm_, &mine_here, sizeof(mine_here), all_here.data()));
@@ -422,7 +424,7 @@ Result<Stopwatch::Times> Stopwatch::rounds(const std::vector<Once>& things, cons
 Status Stopwatch::enough(const Times& times, const char* what) const {
   const auto n = std::count_if(times.ns.begin(), times.ns.end(), [](double ns) { return ns > 0; });
   if (n == std::ssize(times.ns)) return {};
-  // Links are to take a quarter of the budget, and this was one of several.
+  // Links get a quarter of the budget, and this was one of several.
   return error(moecclInvalidArgument,
                "calibration: the budget of {:.0f} ms ended when {} of {} {} were timed: give at least {:.0f} ms",
                options_.budget_ms, n, times.ns.size(), what,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cores and memory do with bytes: the rates under which plans' copies and sums are priced.
+// Measures what cores and memory do with bytes: the rates at which plans' copies and sums are priced.
 #include <algorithm>
 #include <vector>
 
@@ -9,7 +9,7 @@ namespace moeccl::comm {
 
 Status measure_memory(Communicator& comm, Stopwatch& watch, plan::Profile& profile) {
   constexpr size_t kCached = 128 << 10, kLarge = 16 << 20;
-  // First touched here, on every rank: all ranks copy at once in the last measurement.
+  // First touched here, on every rank, because all ranks copy at once in the last measurement.
   std::vector<std::byte> in(2 * kLarge, std::byte{1}), out(kLarge, std::byte{2});
   const kernels::KernelTable& table = *comm.fabric().kernels;
   const auto copy = [&](size_t bytes, bool stream) -> Stopwatch::Once {

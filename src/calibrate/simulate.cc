@@ -31,17 +31,17 @@ namespace moeccl::comm {
 namespace {
 
 constexpr size_t kMaxFile = 256u << 20;
-// A plan of more steps than this is simulated only when it is asked for by name: 48 bytes and some 0.3 us each.
+// A plan of more steps than this is simulated only if it is asked for by name: a step takes 48 bytes and some 0.3 us.
 constexpr uint64_t kMostSteps = 4u << 20;
-// And more than this is not, by any name: 3 GiB.
+// A plan of more steps than this is never simulated: 3 GiB.
 constexpr uint64_t kMostNamedSteps = 64u << 20;
-// What is called a gain. Below it a simulation cannot tell.
+// The least factor that is called a gain. A simulation cannot tell smaller ones.
 constexpr double kGain = 1.02;
 
 // One candidate's row of the page.
 struct Outcome {
   std::string name;
-  std::string refusal;  // not empty: it was not simulated, and why
+  std::string refusal;  // not empty: why it was not simulated
   double ns = 0, dispatch_ns = 0, combine_ns = 0;
   double closed_form_ns = 0;  // HierMoE Eq. 1-6, dispatch and combine; 0: the profile has no such costs
   std::vector<uint64_t> level_bytes;
@@ -52,7 +52,7 @@ struct Outcome {
 
 struct Page {
   std::string title;
-  plan::Hardware hardware;  // its profile: as the file given has changed it
+  plan::Hardware hardware;  // its profile includes the changes of the given file
   std::string file;         // "": none
   const plan::LevelTree& tree;
   bool moe = false;
@@ -69,7 +69,7 @@ const Outcome* fastest(const Page& page) {
 const Outcome* flat(const Page& page) {
   for (const Outcome& o : page.outcomes)
     if ((o.name == plan::kFlatName || o.name == "baseline") && o.refusal.empty())
-      return &o;  // the latter of TensorAllToAll
+      return &o;  // the latter is TensorAllToAll's
   return nullptr;
 }
 
@@ -86,7 +86,7 @@ std::string verdict(const Page& page) {
   return format("fastest: {}, {:.2f}x faster than {}", best->name, base->ns / best->ns, base->name);
 }
 
-// A figure that is not the hardware's own is the file's.
+// A figure that is not the hardware's own comes from the file.
 const char* source_of(const Page& page, const plan::Constant& c) {
   return page.hardware.profile.*c.member == c.value ? c.source : page.file.c_str();
 }
@@ -156,14 +156,14 @@ Result<plan::LevelTree> tree_of(const char* topology) {
   return topology::parse_synthetic(text, 0);
 }
 
-// Why a plan of so many steps is not simulated; "": it is.
+// Returns why a plan of this many steps is not simulated, or "" if it is.
 std::string too_large(uint64_t steps, bool named) {
   if (steps <= (named ? kMostNamedSteps : kMostSteps)) return "";
   if (steps > kMostNamedSteps) return format("{} steps a chunk, at most {} are simulated", steps, kMostNamedSteps);
   return format("{} steps a chunk; give it by name to simulate it all the same", steps);
 }
 
-// A plan of all ranks on the clock of plan/cost.h.
+// Prices a plan of all ranks on the clock of plan/cost.h.
 Outcome priced(const plan::Plan& plan, const plan::LevelTree& tree, const plan::Profile& profile) {
   const plan::Cost cost = plan::price(plan, tree, profile);
   Outcome o;
@@ -175,7 +175,7 @@ Outcome priced(const plan::Plan& plan, const plan::LevelTree& tree, const plan::
   return o;
 }
 
-// Standard collectives: every algorithm's plan.
+// Standard collectives: simulates every algorithm's plan.
 Status simulate_collective(const moecclSimulateConfig_t& c, Page& page) {
   const plan::Profile& profile = page.hardware.profile;
   plan::Shape shape;
@@ -230,7 +230,7 @@ Result<algo::Domains> domains_of(const moecclSimulateConfig_t& c, const plan::Le
   return algo::Domains::make(tree, {c.domain, c.domain + c.n_levels});
 }
 
-// Experts into their domains, or their gradients back to the owners (hybrid.h).
+// Simulates bringing experts into their domains, or their gradients back to the owners (hybrid.h).
 template <class Exchange>
 Status simulate_exchange(const moecclSimulateConfig_t& c, Page& page) {
   if (c.domain == nullptr)
@@ -373,7 +373,7 @@ Status simulate_layer(const moecclSimulateConfig_t& c, Page& page) {
     o.note = format("{} chunks, {} of staging", there.n_chunks, plan::bytes_text(there.staging_bytes));
     if (algo::hiermoe_knows(a, profile.all_to_all).ok()) {
       o.closed_form_ns = 2 * algo::hiermoe_time(a, p.traffic, page.tree, profile.all_to_all, q.row_bytes).total_ns;
-      // Without figures for links the clock prices copies alone; the measured AlltoAlls know more.
+      // Without figures for links, the clock prices only copies; the measured AlltoAlls know more.
       if (!algo::links_known(page.tree) && profile.links.empty()) {
         o.ns = o.closed_form_ns;
         o.dispatch_ns = o.combine_ns = o.ns / 2;
@@ -410,7 +410,7 @@ Result<std::string> simulate(const moecclSimulateConfig_t& config) {
     MOECCL_ASSIGN_OR_RETURN(profile, plan::read_profile(text, page.file, profile));
     if (!profile.links.empty()) MOECCL_TRY(plan::profile_fits(profile, tree));
   }
-  // Simulated ranks have a core, or a GPU, of their own.
+  // Every simulated rank has its own core or GPU.
   profile.cores = std::max(profile.cores, tree.n_ranks);
   profile.host_level = -1;
   profile.host_copy_bytes_per_ns = std::max(profile.host_copy_bytes_per_ns, profile.copy_bytes_per_ns * tree.n_ranks);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// moecclSimulate without its C form: candidates on a topology, priced by simulation, as a page.
+// moecclSimulate without its C form: prices candidates on a topology by simulation and returns a page.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace moeccl::comm {
 
 Result<std::string> simulate(const moecclSimulateConfig_t& config);
 
-// A file as text; the error names it. At most 256 MiB.
+// Reads a file of at most 256 MiB as text; an error names the file.
 Result<std::string> read_file(const std::string& path);
 
 }  // namespace moeccl::comm

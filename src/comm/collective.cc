@@ -16,7 +16,7 @@ namespace {
 using plan::reduces;
 using plan::rooted;
 
-// Whether this rank's send (recv) buffer is used at all.
+// Return true if this rank's send (recv) buffer is used at all.
 bool reads_send(const CollectiveCall& c, uint32_t rank) {
   return !plan::root_gives(c.op) || static_cast<uint32_t>(c.root) == rank;
 }
@@ -26,7 +26,7 @@ bool writes_recv(const CollectiveCall& c, uint32_t rank) {
 
 Status check_reduce(Communicator& comm, const CollectiveCall& c, exec::Operation& op, bool* scaled) {
   using kernels::ReduceOp;
-  // Avg is a sum that is divided.
+  // Avg is a sum followed by a division.
   static constexpr ReduceOp kBuiltIn[] = {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMax, ReduceOp::kMin,
                                           ReduceOp::kSum};
   static_assert(std::size(kBuiltIn) == MOECCL_NUM_REDUCTIONS && moecclProd == 1 && moecclMax == 2 && moecclMin == 3);
@@ -56,7 +56,7 @@ Status check_overlap(const Communicator& comm, const CollectiveCall& c, uint64_t
   const auto* send = static_cast<const std::byte*>(c.send);
   const auto* recv = static_cast<const std::byte*>(c.recv);
   const uint64_t own = block_bytes * comm.rank();
-  // Where a rank's one block lies in the buffer of all ranks' blocks.
+  // For in-place calls: the position of a rank's single block within the buffer of all ranks' blocks.
   const bool one_in = plan::facts(c.op).in == plan::Blocks::kOne, one_out = plan::facts(c.op).out == plan::Blocks::kOne;
   const bool never = plan::facts(c.op).private_sizes || plan::facts(c.op).in == plan::Blocks::kGroups;
   const bool in_place = !never && (one_in == one_out ? send == recv : one_in ? send == recv + own : recv == send + own);
@@ -92,7 +92,7 @@ Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Oper
     if (sends > 0) send_end = std::max(send_end, sends + send_at);
     if (recvs > 0) recv_end = std::max(recv_end, recvs + recv_at);
   }
-  constexpr uint64_t kFits = kMostBufferBytes / 16;  // below it a count and a displacement of any type fit together
+  constexpr uint64_t kFits = kMostBufferBytes / 16;  // below this, a count plus a displacement fits for any type
   if (all_bits >= kFits) {
     const uint64_t most = kMostBufferBytes / op.element_bytes / 2;
     MOECCL_TRY(check_sizes(c.op, "send_counts", c.send_counts, c.send_displs, n, most));
@@ -107,7 +107,7 @@ Status copy_splits(const Communicator& comm, const CollectiveCall& c, exec::Oper
   return {};
 }
 
-// Makes a prepared call's operation that of a call alike. Not ready: something wants a closer look.
+// Updates a prepared call's operation for a call like it. *ready stays false if the call needs a full check.
 Status renew(Communicator& comm, PreparedCall& prepared, const CollectiveCall& c, bool* ready) {
   exec::Operation& op = prepared.operation;
   uint64_t in_bytes = prepared.in_bytes, out_bytes = prepared.out_bytes;
@@ -127,7 +127,7 @@ Status renew(Communicator& comm, PreparedCall& prepared, const CollectiveCall& c
   return {};
 }
 
-// After prepare_collective(), of what it prepared.
+// Called after prepare_collective(), to keep what it prepared.
 void keep(const Communicator& comm, PreparedCall& prepared, const CollectiveCall& c, uint64_t plans) {
   const exec::Operation& op = prepared.operation;
   const bool eager = comm.runs_eagerly(op);
@@ -141,8 +141,8 @@ void keep(const Communicator& comm, PreparedCall& prepared, const CollectiveCall
   prepared.out_bytes = writes ? block_bytes * plan::out_blocks(c.op, comm.n_ranks()) : 0;
 }
 
-// AllToAllv on the persistent kernel, whatever its size, which no rank knows of the others. The kernel knows all sizes
-// before its first step, so what is for the rest of large blocks runs at once.
+// Prepares an AllToAllv on the persistent kernel, whatever its size, because no rank knows the others' sizes. The
+// kernel knows all sizes before its first step, so the plan for the rest of large blocks runs at once.
 Status prepare_splits(Communicator& comm, exec::Operation& op) {
   const PlanKey key{op.signature.op, 0, 0, static_cast<uint32_t>(op.element_bytes), false, false};
   MOECCL_ASSIGN_OR_RETURN(const std::shared_ptr<PlanSlot> cached, comm.cuda()->kernel_side()->selector().get(key));

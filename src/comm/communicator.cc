@@ -38,7 +38,7 @@ Result<std::unique_ptr<Communicator>> Communicator::of(Membership&& m) {
                  env().kernels);
   }
   std::unique_ptr<Communicator> c;
-  // The peers may be done, and would wait for this rank in their first operation.
+  // The peers may have finished and would wait for this rank in their first operation.
   Status status = contained([&]() -> Status {
     c.reset(new Communicator(std::move(m)));
     c->set_up(std::move(m));
@@ -54,7 +54,8 @@ Result<std::unique_ptr<Communicator>> Communicator::of(Membership&& m) {
 
 namespace {
 
-// Whether the launcher has put more ranks on this host than it has cores: those of other communicators want them too.
+// Returns true if the launcher has put more ranks on this host than it has cores; ranks of other communicators need
+// them too.
 bool launched_crowded() {
   const Result<bootstrap::LauncherInfo> info = bootstrap::detect_launcher();
   return info.ok() && info->n_local > driver::configured_cores();
@@ -73,21 +74,21 @@ Communicator::Communicator(Membership&& m) noexcept
       cuda_(std::move(m.cuda)),
       why_no_cuda_(std::move(m.why_no_cuda)) {}
 
-// From what the constructor has left in `m`.
+// Uses what the constructor has left in `m`.
 void Communicator::set_up(Membership&& m) {
-  // With a core for each rank a signal arrives within a microsecond or two: polling is cheaper than giving up the core.
-  // With more ranks than cores the one we wait for may need ours. Measured in docs/decisions.md.
+  // With a core for each rank, a signal arrives within a microsecond or two, so polling is cheaper than giving up the
+  // core. With more ranks than cores, the rank we wait for may need ours. Measured in docs/decisions.md.
   const bool fits = m.ranks_on_host <= m.cores_on_host && !config_.crowded && !launched_crowded();
   fabric_->crowded = !fits;
   fabric_->stream_from_bytes = kernels::stream_threshold_bytes() / std::max(1u, m.ranks_on_host);
-  // A look at a socket is a system call, as a yield is.
+  // Polling a socket is a system call, and so is a yield.
   const uint32_t polls = fits ? 200 : fabric_->engine == nullptr ? 4 : 1;
   fabric_->spin_polls = env().spin_us >= 0 ? static_cast<uint32_t>(env().spin_us) * 50u : polls;
   fabric_->priority.store(config_.priority, std::memory_order_relaxed);
   plan::Profile profile;
   profile.cores = m.cores;
   profile.host_level = m.host_level;
-  if (m.host_level >= 0) {  // a profile's cores are those of one host
+  if (m.host_level >= 0) {  // a profile counts the cores of one host
     profile.cores = std::max(1u, m.cores / m.tree.levels[static_cast<size_t>(m.host_level)].n_groups);
   }
   selector_ =
@@ -115,7 +116,7 @@ size_t Communicator::memory_bytes() const {
 }
 
 Status Communicator::force(moecclOp_t op, const std::string& algorithm) {
-  // For host memory, for CUDA memory step by step, and for the persistent kernel.
+  // The selectors for host memory, for CUDA memory step by step, and for the persistent kernel.
   std::vector<Selector*> selectors{selector_.get()};
   if (cuda_ != nullptr) selectors.push_back(&cuda_->selector());
   if (cuda_ != nullptr && cuda_->kernel_side() != nullptr) selectors.push_back(&cuda_->kernel_side()->selector());
@@ -134,8 +135,8 @@ bool Communicator::is_device_memory(const void* p) const {
 Status Communicator::copy_across(void* dst, const void* src, size_t bytes) {
   if (bytes == 0) return {};
   const driver::cuda::Current current(cuda_->engine().context());
-  // On the default stream, after what it has: the engine's own belongs to the proxy, which may be at work. Any mixture
-  // of host and device addresses: the driver knows which is which.
+  // Copies on the default stream, after its earlier work, because the engine's own stream belongs to the proxy, which
+  // may be using it. The driver tells host addresses from device addresses, so any mixture works.
   MOECCL_TRY(driver::cuda::check(
       driver::cuda::driver()->cuMemcpyAsync(reinterpret_cast<driver::cuda::Pointer>(dst),
                                             reinterpret_cast<driver::cuda::Pointer>(src), bytes, nullptr),
@@ -267,11 +268,11 @@ Status Communicator::wait_idle() {
 }
 
 Result<void*> Communicator::announce(const void* ptr, size_t bytes) {
-  constexpr uint64_t kAddressEnd = uint64_t{1} << 57;  // of processors of 64 bits
+  constexpr uint64_t kAddressEnd = uint64_t{1} << 57;  // of 64-bit processors
   const auto begin = reinterpret_cast<uint64_t>(ptr);
   if (ptr == nullptr || bytes == 0 || begin >= kAddressEnd || bytes > kAddressEnd - begin)
     return error(moecclInvalidArgument, "ptr is {} and bytes {}: give memory to register", ptr, bytes);
-  // Where no network needs it a handle only stands for its call. The low byte tells it from other handles.
+  // Where no network needs it, a handle only stands for its call. The low byte distinguishes it from other handles.
   static std::atomic<uint64_t> made{0};
   void* const registration = reinterpret_cast<void*>(++made << 8 | 0xCA);
   auto* const base = static_cast<std::byte*>(const_cast<void*>(ptr));
@@ -287,7 +288,7 @@ Status Communicator::forget(void* registration) {
     return {};
   }
   return error(moecclInvalidArgument,
-               "handle is {}: give one of moecclCommRegister on this communicator, and each once", registration);
+               "handle is {}: give one of moecclCommRegister on this communicator, each only once", registration);
 }
 
 Status forked_communicator() {
@@ -300,7 +301,7 @@ Status Communicator::usable() const {
   if (fabric_->failed()) return fabric_->failure();
   if (cuda_ != nullptr && cuda_->fabric().failed()) return cuda_->fabric().failure();
   if (cuda_ != nullptr && cuda_->kernel_side() != nullptr) {
-    // Nobody watches a graph's replay.
+    // Nothing else notices a failure in a graph's replay.
     if (Status s = cuda_->kernel_side()->kernel().failure(); !s.ok()) {
       cuda_->fabric().fail(s);
       return cuda_->fabric().failure();
@@ -334,7 +335,7 @@ void Communicator::revoke() {
     cuda_->fabric().fail(why);
     if (cuda_->kernel_side() != nullptr) cuda_->kernel_side()->kernel().stop();
   }
-  // What failed before keeps its reason here; the others hear of this in any case.
+  // An earlier failure keeps its reason here. The others learn of the revocation in any case.
   if (fabric_->failed())
     fabric_->publish_state(transport::RankState::kFailed, why.code(), why.message());
   else
@@ -374,7 +375,7 @@ void Communicator::set_last_error(const std::string& text) noexcept {
   try {
     last_error_ = text;
   } catch (const std::bad_alloc&) {
-    last_error_ = "out of memory";  // so short that it takes none
+    last_error_ = "out of memory";  // short enough to need no memory
   }
 }
 

@@ -13,8 +13,8 @@ namespace cuda = driver::cuda;
 
 namespace {
 
-// Words for many streams at once: an allocation may wait for the device, and a stream that waits for us would hold it
-// up.
+// One allocation holds the words of many streams, because an allocation may wait for the device, which a stream that
+// waits for us would hold up.
 Result<uint64_t*> take_word(cuda::Context context) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
@@ -27,7 +27,7 @@ Result<uint64_t*> take_word(cuda::Context context) {
   Page& page = (*pages)[context];
   if (page.memory.data() == nullptr || page.used + kStride > kPage) {
     MOECCL_ASSIGN_OR_RETURN(cuda::Memory memory, cuda::Memory::pinned(context, kPage));
-    // Streams of a full page keep using it.
+    // The streams of a full page keep using it.
     if (page.memory.data() != nullptr) (void)new cuda::Memory(std::move(page.memory));
     page.memory = std::move(memory);
     page.used = 0;
@@ -43,7 +43,7 @@ Result<CudaStream*> CudaStream::of(cuda::Stream stream, cuda::Context wanted) {
   static std::mutex mutex;
   static auto* const streams = new std::map<std::pair<cuda::Context, cuda::Stream>, std::unique_ptr<CudaStream>>;
   cuda::Context context = wanted != nullptr ? wanted : cuda::current_context();
-  const bool named = reinterpret_cast<uintptr_t>(stream) > 2;  // 1 and 2 are the default streams of any context
+  const bool named = reinterpret_cast<uintptr_t>(stream) > 2;  // 1 and 2 are the default streams of every context
   if (named) MOECCL_TRY(cuda::check(cuda::driver()->cuStreamGetCtx(stream, &context), "the given CUDA stream"));
   if (context == nullptr) {
     return error(moecclInvalidUsage,
@@ -114,7 +114,7 @@ Status CudaStream::enqueue(Work work) {
                                                               put.number, kGreaterOrEqual),
                        "the given CUDA stream");
   });
-  // The work runs in any case, because it holds a turn of its communicators; after a failure it starts nothing and
+  // The work runs in any case, because it holds a turn of its communicators. After a failure it starts nothing and
   // tells the peers.
   Status status = put.status;
   (void)proxy_.enqueue(std::move(work));
@@ -127,7 +127,7 @@ Status CudaStream::run(const CudaPut& put, const std::function<Status()>& work) 
   now.ready = put.ready;
   now.put = put.status;
   now.tell = [&](Status& status) {
-    // Engines other than the one that tells the stream are waited for.
+    // Wait for all engines except the one that tells the stream.
     exec::StreamEngine* writer = status.ok() && now.engines.size() == 1 ? now.engines[0] : nullptr;
     for (exec::StreamEngine* e : now.engines) {
       if (e == writer) continue;
@@ -147,8 +147,8 @@ Status CudaStream::run(const CudaPut& put, const std::function<Status()>& work) 
   return status;
 }
 
-// One store for each number, in order. An engine's stores come in order; when another writes, what the last one stored
-// must be there. It comes: an engine ends only when its stream is empty.
+// Stores each number once, in order. The stores of one engine arrive in order. When another one writes, the last
+// engine's store must have arrived; it will, because an engine ends only when its stream is empty.
 void CudaStream::tell(uint64_t number, exec::StreamEngine* writer) {
   const std::atomic_ref done(*done_);
   while ((writer == nullptr || writer != last_) && done.load(std::memory_order_acquire) + 1 < number)

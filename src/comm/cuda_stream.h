@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caller's CUDA stream: operations take their turn in it without the host waiting. A thread (the proxy) runs what
-// is put on it; the stream waits, on the device, for a word that says how many have run.
+// The caller's CUDA stream: operations take their turn in it without making the host wait. A thread (the proxy) runs
+// the work that is put on it. The stream waits, on the device, for a word that counts the work that has run.
 #pragma once
 
 #include <memory>
@@ -12,18 +12,19 @@
 
 namespace moeccl::comm {
 
-// Where a piece of work stands on the caller's stream.
+// The position of a piece of work on the caller's stream.
 struct CudaPut {
-  uint64_t number = 0;  // what the stream waits for; 0: it does not
+  uint64_t number = 0;  // the count for which the stream waits; 0: it does not wait
   driver::cuda::Event ready = nullptr;
-  Status status;  // of putting it there
+  Status status;  // of putting the work on the stream
 };
 
 class CudaStream final : public Stream {
  public:
-  // The object for the caller's stream; streams live as long as the process because their handles come again. wanted:
-  // the context of the communicator that uses it, whose default stream the names 1 and 2 mean; null: the context that
-  // is current on this thread. InvalidUsage when there is none, or when the stream belongs to another context.
+  // Returns the object for the caller's stream. These objects live as long as the process, because stream handles are
+  // reused. `wanted` is the context of the communicator that uses the stream; the names 1 and 2 mean its default
+  // streams. If it is null, the context that is current on this thread is used. Returns InvalidUsage if there is none,
+  // or if the stream belongs to another context.
   static Result<CudaStream*> of(driver::cuda::Stream stream, driver::cuda::Context wanted);
 
   Status ready() override;
@@ -34,7 +35,8 @@ class CudaStream final : public Stream {
 
   driver::cuda::Stream stream() const { return stream_; }
   Result<bool> capturing() const;
-  // Runs on the proxy thread, in its turn, while the stream goes on: for what was launched on the stream already.
+  // Runs on the proxy thread, in its turn, while the stream continues. For work that was already launched on the
+  // stream.
   Work hold_watch(std::function<Status()> work) { return proxy_.hold(std::move(work)); }
   void watch(Work work) { (void)proxy_.enqueue(std::move(work)); }
 
@@ -46,8 +48,8 @@ class CudaStream final : public Stream {
 
   driver::cuda::Context context_;
   driver::cuda::Stream stream_;
-  uint64_t* done_ = nullptr;    // in page-locked memory, from the first work of a thread: how many have run
-  const void* last_ = nullptr;  // the engine that stored it last; compared, never followed
+  uint64_t* done_ = nullptr;    // in page-locked memory, from a thread's first work on: the count of work that has run
+  const void* last_ = nullptr;  // the engine that stored it last; only compared, never dereferenced
   std::mutex mutex_;
   uint64_t put_ = 0;
   std::vector<driver::cuda::Event> free_events_;

@@ -14,7 +14,7 @@
 namespace moeccl::comm {
 namespace {
 
-// The collectives of one communicator in a batch, on one kind of memory: one after another.
+// The collectives of one communicator in a batch, on one kind of memory. They run one after another.
 class ChainTask final : public exec::Task {
  public:
   explicit ChainTask(std::vector<Call*> calls) : Task(calls[0]->runner().fabric()), calls_(std::move(calls)) {}
@@ -49,14 +49,14 @@ class ChainTask final : public exec::Task {
   std::unique_ptr<exec::Task> running_;
 };
 
-// The persistent kernel that runs the call; null: a thread drives it.
+// Returns the persistent kernel that runs the call, or null if a thread drives it.
 exec::PersistentKernel* kernel_of(const Call& c) { return c.operation != nullptr ? c.runner().kernel() : nullptr; }
 
-// What goes to one stream, or to this thread, together.
+// The calls that go to one stream, or to this thread, together.
 struct Batch {
   std::vector<Call> calls;
-  std::vector<std::pair<Communicator*, uint64_t>> turns;  // tickets, taken when the batch is made
-  std::vector<uint64_t> walks;  // numbers of the calls, where all are on the persistent kernel and launched
+  std::vector<std::pair<Communicator*, uint64_t>> turns;  // tickets, taken when the batch is issued
+  std::vector<uint64_t> walks;  // the calls' numbers, if all were launched on the persistent kernel
   Status launched;
 
   bool is_launched() const { return !walks.empty() || !launched.ok(); }
@@ -87,7 +87,7 @@ void add_messages(const Batch& batch, std::vector<std::unique_ptr<exec::Task>>& 
   }
 }
 
-// Runs `body` (Status of the batch's state so far) when all turns have come, and ends them.
+// Runs `body` (Status of the batch's state so far) when all turns have come, and then ends the turns.
 template <class Body>
 Status in_turns(const Batch& batch, Body&& body) {
   for (const auto& [comm, ticket] : batch.turns) comm->wait_turn(ticket);
@@ -109,7 +109,7 @@ Status in_turns(const Batch& batch, Body&& body) {
   return status;
 }
 
-// What was launched on the caller's stream: sees it end, and ends it when it must not go on.
+// Waits until the calls that were launched on the caller's stream have ended, and stops them if they must not continue.
 Status watch(const Batch& batch, Status status) {
   if (status.ok() && !batch.launched.ok()) {
     for (const Call& c : batch.calls) c.runner().fabric().fail(batch.launched);
@@ -123,12 +123,12 @@ Status watch(const Batch& batch, Status status) {
         std::make_unique<exec::KernelTask>(c.runner().fabric(), *kernel_of(c), *c.operation, batch.walks[i]));
     pointers.push_back(tasks.back().get());
   }
-  // Also after a failure: buffers are the caller's again only when the kernels have left.
+  // Also after a failure, because the caller may use the buffers again only when the kernels have finished.
   if (Status s = exec::drive(pointers); status.ok()) status = std::move(s);
   return status;
 }
 
-// Launches all on the caller's stream; in a capture they become the graph's nodes.
+// Launches all calls on the caller's stream. In a capture they become nodes of the graph.
 void launch(Batch& batch, CudaStream& stream, bool captured) {
   for (const Call& c : batch.calls) {
     uint64_t number = 0;
@@ -138,10 +138,10 @@ void launch(Batch& batch, CudaStream& stream, bool captured) {
   }
 }
 
-// Drives all on this thread; each kind of memory of each communicator by itself.
+// Drives all calls on this thread. Each kind of memory of each communicator is driven separately.
 Status run(Batch& batch, Status status) {
   MOECCL_TRY(std::move(status));
-  std::vector<exec::Runner*> memories;  // one for each
+  std::vector<exec::Runner*> memories;  // one for each kind of memory
   std::vector<std::vector<Call*>> chains;
   for (Call& c : batch.calls) {
     size_t i = 0;
@@ -171,7 +171,7 @@ Status check_self_messages(const std::vector<Call>& calls) {
   for (const auto& [comm, count] : open) {
     if (count != 0) {
       return error(moecclInvalidUsage,
-                   "rank {} sends to itself and receives from itself unequally often: put both calls in one group",
+                   "rank {} does not send to itself as often as it receives from itself: put both calls in one group",
                    comm->rank());
     }
   }
@@ -180,7 +180,8 @@ Status check_self_messages(const std::vector<Call>& calls) {
 
 using Batches = std::vector<std::pair<Stream*, std::shared_ptr<Batch>>>;
 
-// Calls that can be launched at once are; those of a capture too, or the reason why not. Returns what is left to drive.
+// Launches the calls that can be launched at once. Calls in a capture must be; otherwise the reason is returned. What
+// is left in `batches` must be driven, or watched if it was launched.
 Status launch_at_once(Batches& batches) {
   for (auto it = batches.begin(); it != batches.end();) {
     auto& [stream, batch] = *it;
@@ -209,7 +210,7 @@ Status launch_at_once(Batches& batches) {
   return {};
 }
 
-// Takes no memory: every ticket that is taken has its turn.
+// Allocates nothing, so that every ticket that is taken gets its turn.
 void take_turns(Batch& batch) {
   for (Call& c : batch.calls) {
     const bool known =
@@ -231,7 +232,7 @@ Status issue_batches(std::vector<Call>& calls) {
   for (const auto& [stream, batch] : batches)
     if (stream != nullptr && !batch->all_walk()) MOECCL_TRY(stream->ready());
   MOECCL_TRY(launch_at_once(batches));
-  // All that can fail comes before the tickets.
+  // Everything that can fail comes before the tickets.
   std::vector<Stream::Work> works(batches.size());
   for (size_t i = 0; i < batches.size(); ++i) {
     const auto& [stream, batch] = batches[i];
@@ -265,7 +266,7 @@ Status issue_batches(std::vector<Call>& calls) {
   return status;
 }
 
-// Joins side by side. They begin when every thread has started, or none does.
+// Runs joins side by side. They begin once every thread has started; if one cannot start, none begins.
 Status run_joins(const std::vector<std::function<Status()>>& joins) {
   enum : int { kWaits, kBegins, kEnds };
   std::vector<Status> results(joins.size());
@@ -291,7 +292,7 @@ Status run_joins(const std::vector<std::function<Status()>>& joins) {
   return {};
 }
 
-// Issues calls together; those without a stream have run when it returns.
+// Issues calls together. Those without a stream have run when it returns.
 Status issue_all(std::vector<Call> calls) {
   try {
     return issue_batches(calls);

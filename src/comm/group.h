@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that are issued together, and the way of every call to its run: on this thread, or on a stream's.
+// Calls that are issued together, and the path of every call to its execution, on this thread or on a stream's.
 #pragma once
 
 #include <atomic>
@@ -15,20 +15,20 @@
 
 namespace moeccl::comm {
 
-// One call, checked and prepared. Communicators and streams outlive the calls on them: Destroy waits, and while the
-// call is in an open group refuses.
+// One call, checked and prepared. Communicators and streams outlive the calls on them, because Destroy waits for these,
+// and refuses while a call is in an open group.
 struct Call {
   Communicator* comm = nullptr;
-  Stream* stream = nullptr;                         // null: blocking
-  std::unique_ptr<exec::Operation> operation = {};  // or
+  Stream* stream = nullptr;                         // null: the call blocks
+  std::unique_ptr<exec::Operation> operation = {};  // or `message`
   exec::Message message = {};
   exec::PersistentKernel::Promise promise = {};  // of a launch that waits for its turn
 
   exec::Runner& runner() const { return operation != nullptr ? *operation->runner : *message.runner; }
-  GroupHolds* maker = nullptr;  // of another handle that the call was made with; may be null
+  GroupHolds* maker = nullptr;  // of another handle with which the call was made; may be null
 };
 
-// Puts `body` (Status of a ticket) on the stream. The ticket is taken when nothing can fail any more.
+// Puts `body` (Status of a ticket) on the stream. The ticket is taken only after everything that can fail.
 template <class Body>
 Status enqueue_in_turn(Communicator& comm, Stream& stream, Body body) {
   auto ticket = std::make_shared<uint64_t>();
@@ -37,7 +37,7 @@ Status enqueue_in_turn(Communicator& comm, Stream& stream, Body body) {
   return stream.enqueue(std::move(work));
 }
 
-// The way of every call: into the thread's open group, to its run on this thread, or onto its stream.
+// Issues a call: into the thread's open group, or to run on this thread or on its stream.
 Status issue(Call call);
 
 // The calling thread's open groups.
@@ -45,17 +45,18 @@ class Group {
  public:
   static Group& of_this_thread();
   ~Group() { cancel(); }
-  // Whether any thread's may be: one load, where this thread's own costs a call.
+  // Returns true if any thread's group may be open. This is one load, whereas the thread's own group costs a call.
   static bool any_open() { return n_open_.load(std::memory_order_relaxed) > 0; }
   bool open() const { return depth_ > 0; }
   void start();
   Status end();
-  // Closes all of the thread's groups and drops what they hold. Whether there was one.
+  // Closes all of the thread's groups and drops their contents. Returns true if there were any.
   bool cancel();
   void add(Call call);
-  // Joins that one thread makes for several ranks: each runs on a thread of its own at the end.
+  // Adds a join, when one thread makes the joins of several ranks. Each runs on a thread of its own at the end of the
+  // group.
   void add_join(std::function<Status()> join) { joins_.push_back(std::move(join)); }
-  // A call in the group failed its checks: the end reports it and issues nothing.
+  // Records that a call in the group failed its checks. The end of the group reports this and issues nothing.
   void poison(const Status& status) {
     if (failure_.ok()) failure_ = status;
   }
@@ -64,7 +65,7 @@ class Group {
   std::vector<Call> take_calls();
 
   inline static std::atomic<uint32_t> n_open_{0};
-  uint32_t process_ = 0;  // driver::process_number() when it was opened
+  uint32_t process_ = 0;  // driver::process_number() when the group was opened
   int depth_ = 0;
   Status failure_;
   std::vector<Call> calls_;

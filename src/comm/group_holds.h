@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many calls of open groups use an object: it must not be destroyed before they have been issued or dropped.
+// Counts the calls of open groups that use an object, which must not be destroyed before they were issued or dropped.
 #pragma once
 
 #include <atomic>

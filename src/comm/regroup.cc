@@ -13,10 +13,10 @@
 namespace moeccl::comm {
 namespace {
 
-// For a member's end to be seen, after something else has shown it.
+// The time for a member's end to become visible after something else has shown it.
 constexpr int64_t kSeeMs = 300;
 
-// A rank that has destroyed the parent will not come either. One that has failed will.
+// A rank that has destroyed the parent will not come either, but one that has failed will.
 bool is_gone(Communicator& parent, uint32_t r) {
   transport::Link& link = parent.fabric().link(r);
   const auto state = static_cast<transport::RankState>(link.board().health.state.load(std::memory_order_acquire));
@@ -40,7 +40,7 @@ Result<bootstrap::RankSet> excluded_ranks(const Communicator& parent, std::span<
   return set;
 }
 
-// From a meeting to a communicator.
+// Makes a communicator of the ranks that have met.
 Result<std::unique_ptr<Communicator>> make(Communicator& parent, Reunion& met, const Config& config) {
   Parent from;
   if (config.pace && config.topology.empty()) from.uplinks = parent.uplinks()->of_part(met.members);
@@ -72,7 +72,7 @@ Result<std::unique_ptr<Communicator>> shrink(Communicator& parent, std::span<con
     if (!met.ok()) return std::move(met).status().with_context("moecclCommShrink");
     auto made = make(parent, *met, config);
     if (made.ok() || made.status().code() != moecclRemoteError) return made;
-    // Where one of them has died since they met, the others meet once more.
+    // If a rank has died since they met, the others meet again.
     met->root.reset();
     const Deadline seen = Deadline::earlier(call.deadline, Deadline::after_ms(kSeeMs));
     bool lost = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// New communicators of those ranks of one that are left.
+// New communicators from the remaining ranks of an existing one.
 #pragma once
 
 #include <memory>
@@ -9,14 +9,16 @@
 
 namespace moeccl::comm {
 
-// exclude: of the parent's ranks; empty: whichever are gone. Collective over those that stay; see moecclCommShrink.
+// `exclude` lists ranks of the parent; if empty, those that are gone are left out. Collective call of the ranks that
+// stay; see moecclCommShrink.
 Result<std::unique_ptr<Communicator>> shrink(Communicator& parent, std::span<const int> exclude,
                                              const moecclConfig_t* config, bool abort_first);
 
-// Success, or which rank of the parent has ended.
+// Returns success, or a failure that names a rank of the parent that has ended.
 Status all_live(Communicator& parent);
 
-// The id with which some ranks of the parent call, by all of them: given null where a rank has none. Collective.
+// Gives all ranks of the parent the id that some of them pass. `given` is null on ranks that have none. Collective
+// call.
 Result<moecclUniqueId> agree_on_id(Communicator& parent, const moecclUniqueId* given);
 
 }  // namespace moeccl::comm

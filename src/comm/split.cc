@@ -16,10 +16,10 @@
 namespace moeccl::comm {
 namespace {
 
-// For a peer's end to be seen, after something else has shown it.
+// The time for a peer's end to become visible after something else has shown it.
 constexpr int64_t kSeeMs = 200;
 
-// Where a part meets, or why it cannot. Travels as it is.
+// The place where a part meets, or the reason why it cannot. Sent as raw bytes.
 struct Offer {
   moecclUniqueId id = {};
   uint32_t code = 0;  // a moecclResult_t
@@ -39,7 +39,7 @@ Offer make_offer(const std::string& address) {
   return offer;
 }
 
-// As the parent sees them, by the parent's numbers.
+// Checks the members as the parent sees them, by the parent's rank numbers.
 Status members_alive(Communicator& parent, std::span<const uint32_t> members) {
   for (size_t i = 0; i < members.size(); ++i) {
     const uint32_t r = members[i];
@@ -52,7 +52,7 @@ Status members_alive(Communicator& parent, std::span<const uint32_t> members) {
                      exec::failure_text(link.board()));
     if (status.ok()) continue;
     status = std::move(status).with_context(format("joining a part, whose rank {} it was to be", i));
-    parent.fabric().fail(status);  // as the next operation would; so the other parts hear who it was
+    parent.fabric().fail(status);  // as the next operation would; the other parts thus learn which rank it was
     return status;
   }
   return {};
@@ -78,13 +78,13 @@ Result<Config> config_of_part(Communicator& parent, const moecclConfig_t* given)
                  "config.pace is 1 without a topology, and the communicator it comes from is not paced: give a "
                  "topology");
   }
-  // Few as its ranks may be, the others of the parent want the same cores: none of them is a stranger to wait out.
+  // Even if the part has few ranks, the parent's other ranks need the same cores.
   config.crowded = parent.fabric().crowded;
   return config;
 }
 
 void inherit_profile(Communicator& parent, const Config& config, Communicator& part) {
-  // The part's own topology, where one was given, says nothing about the parent's levels.
+  // If the part has its own topology, that says nothing about the parent's levels.
   const plan::Profile& profile = parent.selector().profile();
   if (!config.topology.empty() || profile.source.empty()) return;
   plan::Profile of_part = plan::profile_of_part(profile, parent.tree(), part.tree());
@@ -109,7 +109,7 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   }
   std::stable_sort(members.begin(), members.end(),
                    [&](uint32_t a, uint32_t b) { return wishes[a].key < wishes[b].key; });
-  // The first member of each part makes its id; all take part in passing them on.
+  // The first member of each part makes its id. All ranks take part in passing the ids on.
   Offer offer;
   if (!members.empty() && members[0] == parent.rank()) offer = make_offer(parent.address());
   std::vector<Offer> offers(parent.n_ranks());
@@ -130,7 +130,7 @@ Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int
   auto made = Communicator::init(chosen.id, static_cast<int>(members.size()), static_cast<int>(at - members.begin()),
                                  config, from);
   if (!made.ok() && made.status().code() == moecclRemoteError) {
-    // The part numbers its ranks anew: where the parent knows who is gone, its numbers count.
+    // The part has new rank numbers. If the parent knows which rank is gone, report its number there.
     const Deadline deadline = Deadline::after_ms(kSeeMs);
     do {
       MOECCL_TRY(members_alive(parent, members));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// New communicators from parts of one.
+// New communicators from parts of an existing one.
 #pragma once
 
 #include <memory>
@@ -8,15 +8,16 @@
 
 namespace moeccl::comm {
 
-// Collective. Null for a negative color.
+// Collective call. Returns null for a negative color.
 Result<std::unique_ptr<Communicator>> split(Communicator& parent, int color, int key, const moecclConfig_t* config);
 
-// The configuration of one that comes from `parent`: given null, what it inherits.
+// Returns the configuration for a communicator that is made from `parent`. If `given` is null, it is inherited.
 Result<Config> config_of_part(Communicator& parent, const moecclConfig_t* given);
-// What the parent's links were measured to take holds for the part's.
+// The measurements of the parent's links also hold for those of the part.
 void inherit_profile(Communicator& parent, const Config& config, Communicator& part);
 
-// A small all-gather on a communicator, for its own needs: `mine` and all[n_ranks] blocks of `bytes`.
+// A small all-gather for the communicator's own needs. `mine` is a block of `bytes`, and all[n_ranks] are blocks of
+// that size.
 Status all_gather_bytes(Communicator& comm, const void* mine, size_t bytes, void* all);
 
 }  // namespace moeccl::comm

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams: what is put on one runs in order, later. A host stream is a thread; the caller's CUDA streams are in
+// Streams: work that is put on one runs later, in order. A host stream is a thread; the caller's CUDA streams are in
 // cuda_stream.h.
 #pragma once
 
@@ -20,19 +20,19 @@ class Stream {
  public:
   virtual ~Stream() = default;
   GroupHolds& group_holds() { return group_holds_; }
-  // Why nothing that a host thread drives can be put on it now; asked before turns are taken.
+  // Returns the reason if no work that a host thread drives can be put on it now. Called before turns are taken.
   virtual Status ready() { return {}; }
-  // The caller's CUDA stream, which takes kernels as they are; null: none.
+  // Returns the caller's CUDA stream, which accepts kernels directly, or null if this is not one.
   virtual class CudaStream* as_cuda() { return nullptr; }
-  // Work with everything that it takes to put it on this stream, made before the work's turns are taken.
+  // Work together with everything that putting it on this stream needs. Made before the work's turns are taken.
   struct Work {
-    std::list<std::function<Status()>> item;            // one
-    std::shared_ptr<struct CudaPut> on_cuda = nullptr;  // of a CUDA stream
+    std::list<std::function<Status()>> item;            // exactly one
+    std::shared_ptr<struct CudaPut> on_cuda = nullptr;  // for a CUDA stream
   };
   virtual Work hold(std::function<Status()> work) = 0;
-  // Takes no memory. The work runs in any case, also when this fails, and ends the turns that it holds.
+  // Allocates nothing. The work runs in any case, even if this call fails, and ends the turns that it holds.
   virtual Status enqueue(Work work) = 0;
-  // Waits until everything put before has run; the first failure since the last call.
+  // Waits until all earlier work has run. Returns the first failure since the last call.
   virtual Status synchronize() = 0;
 
  private:
@@ -42,7 +42,7 @@ class Stream {
 class HostStream final : public Stream {
  public:
   HostStream() : thread_([this] { loop(); }) {}
-  ~HostStream() override;  // finishes what is on it
+  ~HostStream() override;  // runs the remaining work
   Status ready() override;
   Work hold(std::function<Status()> work) override;
   Status enqueue(Work work) override;
@@ -51,14 +51,14 @@ class HostStream final : public Stream {
  private:
   void loop();
 
-  const driver::Birth birth_;  // a forked child has its queue, but not its thread
+  const driver::Birth birth_;  // a forked child has its queue but not its thread
   std::mutex mutex_;
   std::condition_variable changed_;
   std::list<std::function<Status()>> queue_;
   uint64_t put_ = 0, run_ = 0;
   bool ending_ = false;
   Status first_failure_;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last, because it uses the others
 };
 
 }  // namespace moeccl::comm

@@ -10,7 +10,8 @@
 namespace moeccl::comm {
 namespace {
 
-// The plan of the last call. Dispatch, combine and both backwards of a step call with the same counts, or transposed.
+// The plan of the last call. Dispatch, combine and both backward passes of a step use the same counts or their
+// transpose.
 struct Kept {
   std::vector<uint64_t> counts;
   uint32_t element_bytes = 1;

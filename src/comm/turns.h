@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns by ticket: what was called first runs first, whatever thread it runs on. After the last turn has ended, its
-// waiter may destroy this object at once, although the thread that ended it may not yet have returned from end().
+// Turns by ticket: calls run in the order in which they were made, on whatever thread. A thread that has waited for the
+// end of the last turn may destroy this object at once, although the thread that ended it may not have returned from
+// end() yet.
 #pragma once
 
 #include <atomic>
@@ -14,16 +15,16 @@ namespace moeccl::comm {
 
 class Turns {
  public:
-  // Any thread. The ticket's turn must be waited for and ended.
-  // A turn that `watches` only sees the end of what a device runs by itself.
+  // Takes a ticket, whose turn must be waited for and ended. May be called from any thread. A turn that `watches` only
+  // waits for a device-side launch and drives nothing itself.
   uint64_t take(bool watches = false) {
     const uint64_t ticket = next_.fetch_add(1, std::memory_order_relaxed);
     if (!watches) after_driven_.store(ticket + 1, std::memory_order_relaxed);
     return ticket;
   }
 
-  // Until the turns of all earlier tickets have ended. No deadline of its own: each of those operations has one. In a
-  // forked child, where nobody ends them, it does not wait: the communicator refuses whatever comes next.
+  // Waits until the turns of all earlier tickets have ended. It needs no deadline, because each of those operations has
+  // one. In a forked child, where no thread ends them, it does not wait; the communicator refuses the next call there.
   void wait(uint64_t ticket) {
     if (is_turn(state_.load(std::memory_order_acquire), ticket)) return;  // pairs with the release in end()
     if (!birth_.here()) return;
@@ -33,7 +34,7 @@ class Turns {
     state_.fetch_sub(kWaiter, std::memory_order_relaxed);
   }
 
-  // Without waiters the exchange is this thread's last touch of the object. With waiters the turn changes under the
+  // Without waiters, the exchange is this thread's last access to the object. With waiters, the turn changes under the
   // lock that they need to see it.
   void end() {
     uint64_t state = state_.load(std::memory_order_relaxed);
@@ -46,9 +47,9 @@ class Turns {
     turn_.notify_all();
   }
 
-  // Every ticket's turn has ended.
+  // Returns true if every ticket's turn has ended.
   bool idle() const { return is_turn(state_.load(std::memory_order_acquire), next_.load(std::memory_order_relaxed)); }
-  // Turns that are left, if any, watch.
+  // Returns true if all remaining turns, if any, only watch.
   bool only_watches() const {
     return state_.load(std::memory_order_acquire) % kWaiter >= after_driven_.load(std::memory_order_relaxed);
   }
@@ -64,7 +65,7 @@ class Turns {
   std::condition_variable turn_;
 };
 
-// One turn, from when it has come to the end of the scope.
+// One turn, from its start to the end of the scope.
 class Turn {
  public:
   Turn(Turns& turns, uint64_t ticket) : turns_(turns) { turns_.wait(ticket); }

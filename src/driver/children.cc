@@ -15,15 +15,15 @@
 namespace moeccl::driver {
 namespace {
 
-// By number: the inode of what was made there. When the number has another owner by the time of a fork(), the inode
-// is another one, too. The pages are never freed.
+// The inode of each registered descriptor, indexed by its number. If the number has another owner by the time of a
+// fork(), its inode differs too. The pages are never freed.
 constexpr size_t kPerPage = 4096;
 constexpr size_t kPages = 256;  // 2^20 descriptors, the kernel's usual limit (fs.nr_open)
 using Page = std::atomic<uint64_t>[kPerPage];
 std::atomic<Page*> pages[kPages];
 
 std::mutex making;
-thread_local bool forks = false;  // this thread holds `making` for its fork()
+thread_local bool forks = false;  // true while this thread holds `making` for its fork()
 
 uint64_t inode(int fd) {
   struct stat info = {};
@@ -31,8 +31,8 @@ uint64_t inode(int fd) {
   return info.st_ino;
 }
 
-// The lock is held for some system calls at a time. Its holder may be this very thread, interrupted by a signal whose
-// handler calls fork(): not for ever, then.
+// The lock is held only for a few system calls at a time. Its holder may be this very thread, interrupted by a signal
+// whose handler calls fork(), so the wait has an end.
 void before_fork() {
   for (int i = 0; i < 200 && !forks; ++i) {
     forks = making.try_lock();
@@ -45,7 +45,7 @@ void after_fork() {
   if (std::exchange(forks, false)) making.unlock();
 }
 
-// Calls of the kernel only: in a child of a process with threads, locks may be held for ever.
+// Makes only system calls: in a child of a process with threads, locks may be held forever.
 void in_child() {
   int nothing = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   bool takes_place = false;
@@ -55,7 +55,7 @@ void in_child() {
       const uint64_t known = (*page)[i].load(std::memory_order_relaxed);
       const int fd = static_cast<int>(p * kPerPage + i);
       if (known == 0 || inode(fd) != known) continue;
-      if (nothing < 0) {  // no number was free; now there is this one
+      if (nothing < 0) {  // no number was free, so this one is closed and reused
         ::close(fd);
         nothing = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         takes_place = nothing == fd;
@@ -69,7 +69,7 @@ void in_child() {
   if (forks) {
     after_fork();
   } else {
-    new (&making) std::mutex;  // whoever held it is not here
+    new (&making) std::mutex;  // the thread that held it does not exist in the child
   }
 }
 
@@ -86,7 +86,7 @@ Page* page_of(size_t p) {
 
 ForkPause::ForkPause() {
   static const int registered = ::pthread_atfork(before_fork, after_fork, in_child);
-  (void)registered;  // ENOMEM: then children keep what they have always kept
+  (void)registered;  // on ENOMEM, children simply keep the descriptors
   making.lock();
 }
 ForkPause::~ForkPause() { making.unlock(); }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptors that tell others whether this process lives. The other side of a socket or a pipe sees its end when the
-// last copy is closed, and a child made by fork() has copies of all: a rank whose data loader lives on would seem alive
-// after its death. So a child lets go of these before fork() returns in it. Children that execute another program
-// lose them by close-on-exec, however they were made.
+// Descriptors whose closing tells other processes that this process has ended. The other end of a socket or a pipe
+// reports the end only when the last copy is closed, and a child made by fork() has copies of all descriptors. A rank
+// whose data loader lives on would therefore seem alive after its death. For this reason, a child drops these
+// descriptors before fork() returns in it. Children that execute another program lose them through close-on-exec, no
+// matter how they were started.
 #pragma once
 
 #include "src/base/fd.h"
 
 namespace moeccl::driver {
 
-// While it lives no other thread's fork() makes a child with a descriptor that is not known to keep_from_children()
-// yet. Hold it for the call that makes the descriptor, never while waiting.
+// While a ForkPause lives, no other thread's fork() can create a child with a descriptor that has not been passed to
+// keep_from_children() yet. Hold it only for the call that creates the descriptor, never while waiting.
 class ForkPause {
  public:
   ForkPause();
@@ -19,11 +20,11 @@ class ForkPause {
   ForkPause& operator=(const ForkPause&) = delete;
 };
 
-// A socket or a pipe. In a child its number stays taken, by a socket that is connected to nothing: whoever owns the
-// number may still close it there. Nothing has to be done when it is closed here.
+// Registers a socket or a pipe. In a child its number stays taken, by an unconnected socket, because the owner of the
+// number may still close it there. Closing `fd` in this process needs no further call.
 void keep_from_children(int fd);
 
-// What `make` returns, a new descriptor or -1 with errno.
+// Returns the new descriptor that `make` returns, or an empty Fd with errno set when `make` returns -1.
 template <class Make>
 Fd not_for_children(Make make) {
   const ForkPause pause;

@@ -69,7 +69,7 @@ Opened open_driver() {
 }
 
 const Opened& opened() {
-  static const auto* const o = new Opened(open_driver());  // outlives threads that outlive main()
+  static const auto* const o = new Opened(open_driver());  // never destroyed, because threads may outlive main()
   return *o;
 }
 
@@ -89,7 +89,7 @@ Status check(int result, const std::string& what) {
 }
 
 Context current_context() {
-  // A process that uses CUDA has loaded its driver: asking must not start it.
+  // A process that uses CUDA has already loaded its driver. This query must not load it.
   if (env().cuda_driver.empty()) {
     void* loaded = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     if (loaded == nullptr) return nullptr;
@@ -102,8 +102,8 @@ Context current_context() {
 
 Pointed pointed(const void* pointer) {
   if (driver() == nullptr || pointer == nullptr) return {};
-  // Numbers of the driver's interface: memory type, managed, covered by peer access (legacy IPC), pool, bytes and base
-  // of the mapping.
+  // Numbers of the driver's interface: memory type, managed, covered by peer access (legacy IPC), pool, size of the
+  // mapping, base of the mapping.
   int attributes[] = {2, 8, 10, 17, 18, 19};
   uint64_t managed = 0, for_peers = 0;  // one byte each
   Pointed p;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA through its driver library, opened at run time: nothing of CUDA is needed to build, link or load MoECCL. The
-// declarations here are our own; their numbers are those of the driver's stable interface.
+// CUDA through its driver library, which is opened at run time, so that building, linking and loading MoECCL needs
+// nothing from CUDA. The declarations here are our own; the numbers are those of the driver's stable interface.
 #pragma once
 
 #include <cstddef>
@@ -21,19 +21,19 @@ struct IpcHandle {
   char bytes[64];
 };
 
-// The numbers that are used here.
+// Only the numbers that are used here.
 enum Attribute : int {
   kMultiprocessors = 16,
   kUnifiedAddressing = 41,
   kComputeMajor = 75,
   kStreamMemOps64 = 122,
-  // Contexts of this process share the device with other processes through the Multi-Process Service. CUDA 12.4.
+  // The contexts of this process share the device with other processes through the Multi-Process Service. CUDA 12.4.
   kMpsEnabled = 133
 };
 enum MemoryType : unsigned { kHostMemory = 1, kDeviceMemory = 2, kUnifiedMemory = 4 };
 inline constexpr int kNotReady = 600, kAlreadyRegistered = 712, kPeerAlreadyEnabled = 704;
 
-// The driver's functions by their own names, with what they take. Each returns 0 or an error number.
+// The driver's functions with their own names and parameter types. Each returns 0 or an error number.
 #define MOECCL_CUDA_FUNCTIONS(F)                                                                                    \
   F(cuInit, unsigned)                                                                                               \
   F(cuDriverGetVersion, int*)                                                                                       \
@@ -93,23 +93,25 @@ struct Driver {
 #undef MOECCL_CUDA_FUNCTION
 };
 
-// The driver, opened once for the process (MOECCL_CUDA_DRIVER or libcuda.so.1); or why there is none.
+// Returns the driver, which is opened once per process (MOECCL_CUDA_DRIVER or libcuda.so.1), or null if there is none;
+// why_absent() then gives the reason.
 const Driver* driver();
-// A function that only some drivers have: its address, or null.
+// Returns the address of a function that only some drivers have, or null.
 void* driver_symbol(const char* name);
 const std::string& why_absent();
-// Whether the driver is the tests' emulation, which brings its own kernels.
+// Returns true if the driver is the tests' emulation, which brings its own kernels.
 bool emulated();
 
-// Success for 0; else a sentence with `what`, the driver's own words and the number.
+// Returns success for 0. Otherwise the failure contains `what`, the driver's own text and the number.
 Status check(int result, const std::string& what);
 
-// The context that is current on this thread, or null; never starts CUDA by itself.
+// Returns the context that is current on this thread, or null. Never starts CUDA by itself.
 Context current_context();
-// What the driver says of an address, in one call.
+// The driver's attributes of an address, read in one call.
 struct Pointed {
   uint64_t type = 0;  // a MemoryType, or 0 for ordinary host memory
-  // Peer access covers it. Otherwise it is of a pool or, as the part of a mapping by cuMemMap, has a list of devices.
+  // True if peer access covers the address. Otherwise it belongs to a pool, or to a mapping by cuMemMap that has its
+  // own list of devices.
   bool for_peers = false;
   void* pool = nullptr;
   Pointer mapping = 0;
@@ -118,7 +120,7 @@ struct Pointed {
 };
 Pointed pointed(const void* pointer);
 
-// Makes a context current on this thread while it lives. What the library itself allocates and asks meanwhile is no
+// Makes a context current on this thread while it lives. Allocations and queries by the library in this time are not
 // part of a graph that some thread captures, and must not end the capture (CU_STREAM_CAPTURE_MODE_RELAXED).
 class Current {
  public:
@@ -130,10 +132,10 @@ class Current {
  private:
   Context before_ = nullptr;
   bool changed_ = false;
-  int capture_mode_ = 2;  // relaxed; then the thread's own
+  int capture_mode_ = 2;  // relaxed; after the exchange, the thread's own mode
 };
 
-// Memory of the current context's device, zeroed; freed with its owner, whatever thread that is.
+// Zeroed memory of the context's device. It is freed with its owner, on any thread.
 class Memory {
  public:
   Memory() = default;
@@ -141,7 +143,7 @@ class Memory {
   Memory& operator=(Memory&& other) noexcept;
   ~Memory();
   static Result<Memory> device(Context context, size_t bytes);
-  // Page-locked host memory that the device reads and writes at the same address.
+  // Allocates page-locked host memory that the device reads and writes at the same address.
   static Result<Memory> pinned(Context context, size_t bytes);
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }

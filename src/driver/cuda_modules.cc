@@ -11,16 +11,16 @@ namespace moeccl::driver::cuda {
 
 namespace {
 
-// One context's modules. The lock is held while they are loaded: ranks that are threads come together, and the others
-// want what the first one loads. Other contexts do not wait: a load may wait for a kernel of its device, and that one
-// for a rank on another device.
+// The modules of one context. The lock is held while they are loaded, because ranks that are threads arrive together
+// and all need what the first one loads. Other contexts have their own lock and do not wait: a load may wait for a
+// kernel of its device, and that kernel for a rank on another device.
 struct Slot {
   std::mutex mutex;
   std::weak_ptr<const Modules> loaded;
 };
 struct Slots {
   std::mutex mutex;
-  std::map<Context, Slot> of;  // never erased: contexts are few
+  std::map<Context, Slot> of;  // never erased, because contexts are few
 };
 
 std::string release(int version) { return format("CUDA {}.{}", version / 1000, version % 1000 / 10); }
@@ -41,7 +41,7 @@ Status check_driver(const ModuleSet& set) {
       set.least_driver > 12000 ? ", or build MoECCL with -Dnvcc or -Dptxas of CUDA 12" : "");
 }
 
-// What the driver's linker or compiler wrote, in one line.
+// Returns the output of the driver's linker or compiler as one line.
 std::string in_one_line(const char* title, std::string log) {
   std::replace(log.begin(), log.end(), '\n', ' ');
   log.erase(log.find_last_not_of(' ') + 1);
@@ -62,11 +62,11 @@ Status load_image(const ModuleImage& image, const ModuleSet& set, Module* module
                in_one_line("its remarks", info.data()));
 }
 
-// Until this returns, the driver may leave the function out of the device.
+// Loads the function into the device. Without this call, the driver may postpone that.
 Status load_now(Function function, const std::string& name) {
   static const auto load = reinterpret_cast<int (*)(Function)>(driver_symbol("cuFuncLoad"));  // CUDA 12.4
   if (load != nullptr) return check(load(function), format("loading the CUDA kernel {}", name));
-  constexpr int kRegisters = 4;  // an older driver loads the function to answer
+  constexpr int kRegisters = 4;  // an older driver has to load the function to answer this
   int registers = 0;
   return check(driver()->cuFuncGetAttribute(&registers, kRegisters, function),
                format("loading the CUDA kernel {}", name));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels in a context: loaded once for all ranks and communicators of the process that use it, and unloaded with the
-// last of them.
+// The kernels of a context. They are loaded once for all ranks and communicators of the process that use the context,
+// and unloaded with the last of them.
 #pragma once
 
 #include <map>
@@ -18,29 +18,30 @@ struct ModuleImage {
 };
 struct ModuleSet {
   std::vector<ModuleImage> images;
-  int least_driver = 0;  // that loads them, as cuDriverGetVersion counts
+  int least_driver = 0;  // oldest driver that loads them, in the numbering of cuDriverGetVersion
   const char* made_by = "";
   std::vector<std::string> functions;
-  int block_threads = 256;  // of every launch
+  int block_threads = 256;  // block size of every launch
 };
 struct Kernel {
   Function function = nullptr;
-  uint32_t blocks_on_sm = 1;  // that fit on a multiprocessor at once
+  uint32_t blocks_on_sm = 1;  // number of blocks that fit on a multiprocessor at once
 };
 
 class Modules {
  public:
-  // The context's, loaded if nobody has them. All functions are loaded before this returns, whatever
-  // CUDA_MODULE_LOADING says: the driver may wait for the device when it loads one, and so for a kernel that waits for
-  // the launch. Every call for a context gives the same set. Any thread.
-  // Shared, because communicators of one context end in any order. They are not kept for the process: a program may
-  // reset its device when the last communicator is gone, which ends the context and all modules in it.
+  // Returns the context's modules and loads them if they are not loaded yet. All functions are loaded before this
+  // returns, whatever CUDA_MODULE_LOADING says: the driver may wait for the device when it loads a function, and thus
+  // for a kernel that itself waits for the launch. Every call for a context must give the same set. May be called from
+  // any thread. The result is shared because the communicators of a context end in any order. It is not kept for the
+  // life of the process, because a program may reset its device after the last communicator is gone, which ends the
+  // context and all modules in it.
   static Result<std::shared_ptr<const Modules>> of(Context context, const ModuleSet& set);
   ~Modules();
   Modules(const Modules&) = delete;
   Modules& operator=(const Modules&) = delete;
 
-  // One whose name is in the set.
+  // `name` must be in the set.
   const Kernel& kernel(const std::string& name) const { return kernels_.at(name); }
 
  private:

@@ -65,7 +65,7 @@ Result<CudaReport> ask_cuda(const std::string& library) {
     (void)f.attribute(&gpu.compute_major, kMajor, device);
     (void)f.attribute(&gpu.compute_minor, kMinor, device);
     (void)f.attribute(&gpu.n_multiprocessors, kMultiprocessors, device);
-    int mps = 0;  // drivers before CUDA 12.4 do not know it
+    int mps = 0;  // unknown to drivers before CUDA 12.4
     gpu.mps = f.attribute(&mps, kMpsEnabled, device) == 0 && mps != 0;
     devices.push_back(device);
     report.gpus.push_back(gpu);

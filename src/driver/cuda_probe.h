@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA driver says of the GPUs, for a report. cuInit leaves state that a forked child cannot use: call this
-// from short-lived programs (moeccl doctor), not from a library's initialization; NVML answers there.
+// Reads what the CUDA driver reports about the GPUs. cuInit leaves state that a forked child cannot use, so this is
+// only for short-lived programs (moeccl doctor). Library initialization uses NVML instead.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct CudaGpu {
   std::string name, pci;
   uint64_t memory_bytes = 0;
   int compute_major = 0, compute_minor = 0, n_multiprocessors = 0;
-  bool mps = false;              // this process shares it through the Multi-Process Service
+  bool mps = false;              // this process shares the GPU through the Multi-Process Service
   std::vector<bool> reads_peer;  // [n_gpus]
 };
 
@@ -24,7 +24,8 @@ struct CudaReport {
   std::vector<CudaGpu> gpus;
 };
 
-// `library`: a path instead of libcuda.so.1. Unsupported when there is no such library, or no driver behind it.
+// `library` is a path to use instead of libcuda.so.1. Returns Unsupported when there is no such library, or no driver
+// behind it.
 Result<CudaReport> ask_cuda(const std::string& library = "");
 
 }  // namespace moeccl::driver

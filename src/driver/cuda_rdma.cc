@@ -5,7 +5,7 @@ namespace moeccl::driver::cuda {
 
 namespace {
 
-// The numbers of the driver's interface: attributes, the kind of a range's handle, options, scopes.
+// Numbers of the driver's interface: attributes, the kind of a range's handle, options, scopes.
 constexpr int kRdmaSupported = 116, kFlushOptions = 117, kWritesOrdering = 118, kDmabufSupported = 124;
 constexpr int kDmabuf = 1, kFlushFromHost = 1, kOrderedForOwner = 100, kThisContext = 0;
 
@@ -22,7 +22,7 @@ RdmaAbility rdma_ability() {
   int device = 0;
   if (driver() == nullptr || driver()->cuCtxGetDevice(&device) != 0) return a;
   const auto attribute = [device](int which) {
-    int value = 0;  // older drivers do not know the question
+    int value = 0;  // stays 0 for older drivers, which do not know the attribute
     return driver()->cuDeviceGetAttribute(&value, which, device) == 0 ? value : 0;
   };
   a.supported = attribute(kRdmaSupported) != 0;

@@ -7,23 +7,23 @@
 
 namespace moeccl::driver::cuda {
 
-// What has to happen between a NIC's write into device memory and a kernel that reads it.
+// The action that is needed between a NIC's write into device memory and a kernel that reads it.
 enum class RemoteWrites : uint8_t {
   kOrdered,  // nothing
   kCall,     // flush_remote_writes()
-  kRead,     // the NIC reads from the same memory: a read does not overtake writes
+  kRead,     // a NIC reads from the same memory, because a read does not overtake writes
 };
 struct RdmaAbility {
   bool supported = false;
-  bool dmabuf = false;  // dmabuf_of()
+  bool dmabuf = false;  // dmabuf_of() works
   RemoteWrites writes = RemoteWrites::kRead;
 };
-// Of the current context's device.
+// Returns the abilities of the current context's device.
 RdmaAbility rdma_ability();
 
-// Whole pages of device memory as a file that a NIC's driver understands. Of the current context.
+// Exports whole pages of the current context's device memory as a file that a NIC's driver understands.
 Result<Fd> dmabuf_of(const std::byte* base, size_t bytes);
-// What NICs have written before is seen by kernels of the current context that start from now on.
+// Makes earlier writes of NICs visible to kernels of the current context that start from now on.
 Status flush_remote_writes();
 
 }  // namespace moeccl::driver::cuda

@@ -8,7 +8,7 @@ namespace moeccl::driver::cuda {
 
 namespace {
 
-// The numbers and layouts of the driver's interface.
+// Numbers and layouts of the driver's interface.
 constexpr int kPinned = 1, kOnDevice = 1, kDescriptor = 1, kReadWrite = 3, kDescriptorsSupported = 103,
               kRdmaSupported = 110;
 struct Location {
@@ -43,7 +43,7 @@ struct Functions {
   int (*set_pool_access)(void*, const Access*, size_t);
 };
 
-// Null when the driver lacks one of them.
+// Returns null if the driver lacks any of the functions.
 const Functions* functions() {
   static const auto* const all = []() -> const Functions* {
     auto* f = new Functions{};
@@ -135,7 +135,7 @@ Result<VirtualMemory> VirtualMemory::open(Context context, const Fd& fd, size_t 
   VirtualMemory m;
   m.context_ = context;
   m.mapped_ = mapped_bytes;
-  // The descriptor itself stands where a handle's address would.
+  // The descriptor itself is passed in place of a handle's address.
   void* descriptor = reinterpret_cast<void*>(static_cast<intptr_t>(fd.get()));
   MOECCL_TRY(check(functions()->import_handle(&m.handle_, descriptor, kDescriptor), "opening a peer's device memory"));
   m.has_handle_ = true;

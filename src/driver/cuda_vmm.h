@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory that other processes open through a file descriptor (cuMemCreate and cuMemMap). Unlike memory of
-// cuMemAlloc, whose IPC handles work only for processes that see each other's numbers, it goes wherever a descriptor
-// goes, as all other memory that ranks of a host share.
+// Device memory that other processes open through a file descriptor (cuMemCreate and cuMemMap). IPC handles of
+// cuMemAlloc memory work only between processes that see each other's process numbers. A descriptor has no such limit,
+// so this memory is shared in the same way as all other memory of a host's ranks.
 #pragma once
 
 #include <span>
@@ -16,13 +16,13 @@ class VirtualMemory {
   VirtualMemory() = default;
   VirtualMemory(VirtualMemory&& other) noexcept { *this = std::move(other); }
   VirtualMemory& operator=(VirtualMemory&& other) noexcept;
-  ~VirtualMemory();  // on any thread; who else has it open keeps it
+  ~VirtualMemory();  // may run on any thread; other processes that have the memory open keep it
 
-  // Zeroed. Unsupported where the driver or the device has no such memory.
+  // Allocates zeroed memory. Returns Unsupported if the driver or the device has no such memory.
   static Result<VirtualMemory> create(Context context, size_t bytes);
-  // What another process made; mapped_bytes: of that object.
+  // Opens memory of another process. `mapped_bytes` is the mapped_bytes() of the original object.
   static Result<VirtualMemory> open(Context context, const Fd& fd, size_t mapped_bytes);
-  // A new descriptor, for another process.
+  // Returns a new descriptor for another process.
   Result<Fd> share() const;
 
   std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }
@@ -38,10 +38,10 @@ class VirtualMemory {
   size_t mapped_ = 0;
 };
 
-// Lets the current context's device use such memory of this process that was made for another device.
+// Gives the current context's device access to such memory of this process that was created for another device.
 Status allow_access(const void* data, size_t mapped_bytes);
-// Lets kernels of the given devices use a caller's buffer of this process as they use memory of cuMemAlloc, which peer
-// access covers: memory of a pool or of cuMemMap has its own list of devices. what: pointed(buffer).
+// Lets kernels of the given devices use a caller's buffer of this process. Peer access covers memory of cuMemAlloc, but
+// memory of a pool or of cuMemMap has its own list of devices. `what` must be pointed(buffer).
 Status allow_peers(const void* buffer, size_t bytes, const Pointed& what, std::span<const int> devices);
 
 }  // namespace moeccl::driver::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Libraries that a machine may lack, opened when they are asked for.
+// Libraries that a machine may lack and that are opened only on demand.
 #pragma once
 
 #include <initializer_list>
@@ -20,13 +20,13 @@ class DynamicLibrary {
   }
   ~DynamicLibrary();
 
-  // The first of `names` that opens, or `path` alone when it is not empty. Unsupported, with the loader's reason, when
-  // none does.
+  // Opens the first of `names` that can be opened, or only `path` if it is not empty. Otherwise returns Unsupported
+  // with the loader's reasons.
   static Result<DynamicLibrary> open(const std::string& path, std::initializer_list<const char*> names);
 
   const std::string& name() const { return name_; }
-  void* symbol(const char* symbol_name) const;  // null when it is not there
-  // *function gets the symbol; Unsupported names it when the library has none.
+  void* symbol(const char* symbol_name) const;  // null if there is none
+  // Sets *function to the symbol. If the library has none, returns Unsupported with the symbol's name.
   template <class Function>
   Status resolve(const char* symbol_name, Function** function) const {
     *function = reinterpret_cast<Function*>(symbol(symbol_name));
@@ -34,19 +34,19 @@ class DynamicLibrary {
     return error(moecclUnsupported, "{} has no function {}: it is too old or another library of that name", name_,
                  symbol_name);
   }
-  // The same for several: name, function, name, function, ...
+  // Does the same for several symbols: name, function, name, function, ...
   template <class Function, class... More>
   Status resolve(const char* symbol_name, Function** function, const char* next, More... more) const {
     MOECCL_TRY(resolve(symbol_name, function));
     return resolve(next, more...);
   }
-  // Null where the library has none.
+  // Sets each function to its symbol, or to null if the library has none.
   template <class Function, class... More>
   void maybe(const char* symbol_name, Function** function, More... more) const {
     *function = reinterpret_cast<Function*>(symbol(symbol_name));
     if constexpr (sizeof...(more) > 0) maybe(more...);
   }
-  // Never closed: libraries that start threads or keep state do not survive dlclose.
+  // Keeps the library open forever, because libraries that start threads or keep state do not survive dlclose.
   void keep() { handle_ = nullptr; }
 
  private:

@@ -16,12 +16,13 @@ namespace moeccl::driver {
 
 namespace {
 
-constexpr int kMostLinks = 40;  // as the kernel follows
+constexpr int kMostLinks = 40;  // the kernel's limit
 
-// The folder of a path, with its last slash; "": the current one.
+// Returns the folder of a path with its trailing slash, or "" for the current folder.
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
 
-// The path behind all symbolic links that stand in its last place; *info says what is there, st_mode 0: nothing yet.
+// Follows symbolic links in the path's last component. *info describes the result; st_mode is 0 if nothing is there
+// yet.
 Result<std::string> behind_links(std::string path, struct stat* info) {
   for (int i = 0; i <= kMostLinks; ++i) {
     *info = {};
@@ -43,7 +44,7 @@ const char* kind_of(mode_t mode) {
   if (S_ISDIR(mode)) return "a folder";
   if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
   if (S_ISFIFO(mode)) return "a pipe";
-  return S_ISSOCK(mode) ? "a socket" : "no plain file";
+  return S_ISSOCK(mode) ? "a socket" : "not a plain file";
 }
 
 Status write_all(int fd, std::string_view text) {
@@ -71,7 +72,7 @@ Status replace_file(const std::string& given, std::string_view text) {
   Status status = write_all(fd.get(), text);
   if (status.ok() && there.st_mode != 0 && fchmod(fd.get(), there.st_mode & 07777) != 0)
     status = system_error("permissions", errno);
-  // Before the rename, so that after a crash there is the old file or the new one.
+  // Sync before the rename, so that a crash leaves either the old file or the new one.
   if (status.ok() && fsync(fd.get()) != 0 && errno != EINVAL) status = system_error("fsync", errno);
   if (status.ok() && rename(beside.c_str(), path.c_str()) == 0) return {};
   if (status.ok()) status = system_error(path, errno);

@@ -9,9 +9,10 @@
 
 namespace moeccl::driver {
 
-// Makes `text` the whole content of the file at `path`: written beside it and renamed, so that no reader sees half of
-// it and a failure leaves what was there, with its permissions. A symbolic link is followed, also one whose target is
-// yet to be made. moecclInvalidArgument for what is no plain file: a device, a pipe, a folder.
+// Makes `text` the whole content of the file at `path`. The text is written to a temporary file in the same folder,
+// which is then renamed. No reader therefore sees half of it, and a failure leaves the old file as it was; the file's
+// permissions are kept. A symbolic link is followed, even if its target does not exist yet. Returns
+// moecclInvalidArgument for anything but a plain file, such as a device, a pipe or a folder.
 Status replace_file(const std::string& path, std::string_view text);
 
 }  // namespace moeccl::driver

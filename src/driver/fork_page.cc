@@ -13,7 +13,7 @@ std::atomic<uint32_t>* page() {
     static std::atomic<uint32_t> always{1};
     void* p = mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return &always;
-    // Linux 4.14; without it a forked child is not noticed.
+    // Needs Linux 4.14. Older kernels leave a fork undetected.
     (void)madvise(p, page_bytes(), MADV_WIPEONFORK);
     return new (p) std::atomic<uint32_t>(0);
   }();
@@ -25,7 +25,7 @@ std::atomic<uint32_t>* page() {
 const std::atomic<uint32_t>* process_page() { return page(); }
 
 uint32_t process_number() {
-  static std::atomic<uint32_t> last{0};  // a child goes on from its parent's
+  static std::atomic<uint32_t> last{0};  // a child continues with its parent's value
   uint32_t now = page()->load(std::memory_order_relaxed);
   if (now != 0) return now;
   const uint32_t next = last.fetch_add(1, std::memory_order_relaxed) + 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which process this is, counted over forks: what was made before a fork is known in the child, which must not follow
-// it. A page that the kernel wipes in children answers with one load, where getpid() would cost a system call in every
-// operation.
+// Tells processes apart across forks. A child inherits what its parent created before the fork, and must be able to
+// tell that it belongs to the parent. The kernel wipes one page in children, so a single load answers the question;
+// getpid() would cost a system call in every operation.
 #pragma once
 
 #include <atomic>
@@ -9,12 +9,14 @@
 
 namespace moeccl::driver {
 
-// The number of this process; 0 in a forked child in which nothing was made yet. Never null.
+// Points to the number of this process, which is 0 in a forked child until process_number() is first called there.
+// Never null.
 const std::atomic<uint32_t>* process_page();
-// The same, from 1 on: a forked child takes another number than its parents had when it first asks.
+// Returns the number of this process, which is at least 1. A forked child gets a number that none of its ancestors has
+// when it first calls this.
 uint32_t process_number();
 
-// When something was made: in this process, or before it was forked.
+// Tells whether something was created in this process or before it was forked.
 class Birth {
  public:
   bool here() const { return page_->load(std::memory_order_relaxed) == number_; }
@@ -24,8 +26,8 @@ class Birth {
   const std::atomic<uint32_t>* page_ = process_page();
 };
 
-// One T of each process: made at first use, and anew in a forked child, where another thread of the parent may have
-// held the old one's locks. Never destroyed, because threads use it while the program ends.
+// One T for each process. It is created at first use, and again in a forked child, because another thread of the parent
+// may have held the locks of the old one. It is never destroyed, because threads use it while the program ends.
 template <class T>
 class PerProcess {
  public:
@@ -38,7 +40,7 @@ class PerProcess {
     }
     return made->object;
   }
-  // Calls body with those of the processes that this one was forked from, until it returns true.
+  // Calls `body` with the objects of the processes from which this one was forked, until `body` returns true.
   template <class Body>
   bool any_inherited(Body&& body) {
     for (Made* made = made_.load(std::memory_order_acquire); made != nullptr; made = made->before)
@@ -49,7 +51,7 @@ class PerProcess {
  private:
   struct Made {
     Birth birth;
-    Made* before;  // the parent process's; keeps it in the sight of leak checkers
+    Made* before;  // the parent process's object; linked so that leak checkers still see it
     T object;
   };
   std::atomic<Made*> made_{nullptr};

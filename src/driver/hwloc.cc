@@ -39,7 +39,7 @@ Result<HwlocExport> export_hwloc(const std::string& library) {
   MOECCL_ASSIGN_OR_RETURN(DynamicLibrary opened, DynamicLibrary::open(library, {"libhwloc.so.15", "libhwloc.so"}));
   Functions f = {};
   const Status loaded = f.resolve(opened);
-  if (library.empty()) opened.keep();  // its plugins stay loaded
+  if (library.empty()) opened.keep();  // because its plugins stay loaded
   MOECCL_TRY(loaded);
   const unsigned version = f.api_version();
   if (version < 0x20000)
@@ -60,7 +60,7 @@ Result<HwlocExport> export_hwloc(const std::string& library) {
   } else if (f.export_xml(topology, &xml, &bytes, 0) != 0 || xml == nullptr) {
     status = error(moecclSystemError, "hwloc_topology_export_xmlbuffer: {}", std::strerror(errno));
   } else {
-    result.xml = xml;  // ends with a zero
+    result.xml = xml;  // zero-terminated
     f.free_xml(topology, xml);
   }
   f.destroy(topology);

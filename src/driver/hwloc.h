@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// This machine as hwloc sees it, in hwloc's XML. The library is opened when asked for and through functions of plain
-// types alone, so that it is needed neither to build nor to run.
+// This machine as hwloc sees it, in hwloc's XML. The library is opened on demand, and only through functions with plain
+// types, so that neither building nor running needs it.
 #pragma once
 
 #include <string>
@@ -14,8 +14,9 @@ struct HwlocExport {
   std::string xml;
 };
 
-// `library`: a path instead of libhwloc.so.15. Unsupported when there is no such library or it is older than 2.0.
-// Takes some 10 ms on a small machine. hwloc's own plugins for GPUs stay out: they would start CUDA.
+// `library` is a path to use instead of libhwloc.so.15. Returns Unsupported when there is no such library or it is
+// older than 2.0. Takes about 10 ms on a small machine. hwloc's own GPU plugins are disabled, because they would start
+// CUDA.
 Result<HwlocExport> export_hwloc(const std::string& library = "");
 
 }  // namespace moeccl::driver

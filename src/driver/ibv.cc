@@ -36,7 +36,7 @@ IbvPort port_of(const IbvApi& f, Context* context, uint8_t number, const PortAtt
   for (int g = 0; g < std::clamp(attr.gid_tbl_len, 0, 256) && port.gids.size() < 8; ++g) {
     uint8_t gid[16] = {};
     if (f.query_gid(context, number, g, gid) != 0) break;
-    // All zero, or a prefix alone: an empty entry of the table.
+    // An identifier of zeros, with or without a prefix, is an empty entry of the table.
     if (std::any_of(gid + 8, gid + 16, [](uint8_t b) { return b != 0; })) port.gids.push_back(gid_text(gid));
   }
   return port;
@@ -86,7 +86,7 @@ double ibv_gbit(uint8_t width_code, uint8_t speed_code) {
     default:
       return 0;
   }
-  switch (speed_code) {  // the rates by which the generations are sold: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR
+  switch (speed_code) {  // the rates under which the generations are sold: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR
     case 1:
       return lanes * 2.5;
     case 2:

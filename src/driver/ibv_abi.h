@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The structures of libibverbs (ABI 1.1) that the probe and transport/verbs use, declared here so that no header of
-// rdma-core is needed to build; tests/unit/driver/ibv_abi_test.cc compares them with those headers where they are
-// installed. tests/support/fake_hardware/fake_ibverbs*.cc are built against them too.
+// The structures of libibverbs (ABI 1.1) that the probe and transport/verbs use. They are declared here so that no
+// header of rdma-core is needed to build. tests/unit/driver/ibv_abi_test.cc compares them with those headers where they
+// are installed, and tests/support/fake_hardware/fake_ibverbs*.cc are built against them too.
 #pragma once
 
 #include <pthread.h>
@@ -39,7 +39,7 @@ struct DeviceAttr {
   uint16_t max_pkeys;
   uint8_t local_ca_ack_delay, phys_port_cnt;
 };
-// The exported ibv_query_port fills it up to `flags`.
+// The exported ibv_query_port fills the fields up to `flags`.
 struct PortAttr {
   int state, max_mtu, active_mtu;
   int gid_tbl_len;
@@ -48,10 +48,10 @@ struct PortAttr {
   uint8_t lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply, active_width, active_speed, phys_state;
   uint8_t link_layer, flags;
   uint16_t port_cap_flags2;
-  uint32_t spare[8];  // newer versions append
+  uint32_t spare[8];  // room for fields that newer versions append
 };
 
-// The calls of the data path are not exported: a provider puts them here when it opens the device.
+// The calls of the data path are not exported. A provider stores them here when it opens the device.
 struct ContextOps {
   void* before_poll_cq[11];
   int (*poll_cq)(CompletionQueue*, int n, Completion*);
@@ -218,7 +218,7 @@ inline constexpr int kRdmaWrite = 0, kRdmaRead = 4;  // opcodes of requests
 inline constexpr unsigned kSendFence = 1, kSendSignaled = 2, kSendInline = 8;
 inline constexpr unsigned kLocalWrite = 1, kRemoteWrite = 2, kRemoteRead = 4, kRelaxedOrdering = 1u << 20;
 
-// What modify_qp changes.
+// Bits for the fields that modify_qp changes.
 inline constexpr int kMaskState = 1, kMaskAccess = 1 << 3, kMaskPkey = 1 << 4, kMaskPort = 1 << 5,
                      kMaskAddress = 1 << 7, kMaskMtu = 1 << 8, kMaskTimeout = 1 << 9, kMaskRetry = 1 << 10,
                      kMaskRnrRetry = 1 << 11, kMaskRqPsn = 1 << 12, kMaskReads = 1 << 13, kMaskRnrTimer = 1 << 15,

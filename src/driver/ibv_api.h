@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of libibverbs, which is opened when asked for. The calls of the data path (post_send, poll_cq) are not
-// among them: each open device has its own, see ibv_abi::ContextOps.
+// The functions of libibverbs, which is opened on demand. The calls of the data path (post_send, poll_cq) are not here,
+// because each open device has its own; see ibv_abi::ContextOps.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ struct IbvApi {
   int (*query_device)(ibv_abi::Context*, ibv_abi::DeviceAttr*);
   int (*query_port)(ibv_abi::Context*, uint8_t, ibv_abi::PortAttr*);
   int (*query_gid)(ibv_abi::Context*, uint8_t, int, uint8_t*);
-  // Below: null in a library that can only be asked, see complete().
+  // The functions below are null in a library that can only be queried; see complete().
   ibv_abi::ProtectionDomain* (*alloc_pd)(ibv_abi::Context*);
   int (*dealloc_pd)(ibv_abi::ProtectionDomain*);
   ibv_abi::MemoryRegion* (*reg_mr)(ibv_abi::ProtectionDomain*, void*, size_t, int access);
@@ -31,17 +31,17 @@ struct IbvApi {
   int (*get_async_event)(ibv_abi::Context*, ibv_abi::AsyncEvent*);
   void (*ack_async_event)(ibv_abi::AsyncEvent*);
   const char* (*wc_status_str)(int);
-  // Null where rdma-core is older: optional access flags (28), types of GIDs and dma-buf (34).
+  // These are null in an older rdma-core: optional access flags need 28, types of GIDs and dma-buf need 34.
   ibv_abi::MemoryRegion* (*reg_mr_iova2)(ibv_abi::ProtectionDomain*, void*, size_t, uint64_t iova, unsigned access);
   ibv_abi::MemoryRegion* (*reg_dmabuf_mr)(ibv_abi::ProtectionDomain*, uint64_t offset, size_t, uint64_t iova, int fd,
                                           int access);
   int (*query_gid_ex)(ibv_abi::Context*, uint32_t port, uint32_t index, ibv_abi::GidEntry*, uint32_t flags,
                       size_t entry_bytes);
 
-  // `library`: a path instead of libibverbs.so.1. It is never closed: providers register themselves in it. Unsupported
-  // when there is no such library, or when it is another library of that name.
+  // `library` is a path to use instead of libibverbs.so.1. It is never closed, because providers register themselves in
+  // it. Returns Unsupported when there is no such library, or when it is another library of that name.
   static Result<IbvApi> load(const std::string& library = "");
-  // Success when all that moving data needs is there.
+  // Returns success if all functions that moving data needs are present.
   Status complete() const;
 };
 

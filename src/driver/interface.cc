@@ -17,7 +17,7 @@
 namespace moeccl::driver {
 namespace {
 
-// Ones of a netmask.
+// Counts the ones of a netmask.
 uint32_t prefix_of(const sockaddr* mask) {
   if (mask == nullptr) return 0;
   uint32_t bits = 0;
@@ -31,7 +31,7 @@ uint32_t prefix_of(const sockaddr* mask) {
   return bits;
 }
 
-// ethtool's answer, not /sys's: that folder shows the network namespace in which it was mounted.
+// Asks ethtool instead of /sys, because /sys shows the network namespace in which it was mounted.
 int64_t rate_of(int socket, const std::string& name) {
   ethtool_cmd command = {};
   command.cmd = ETHTOOL_GSET;
@@ -49,7 +49,7 @@ Result<std::vector<Interface>> interfaces() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return system_error("listing network interfaces", errno);
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
-  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // for questions to the drivers; without one: none
+  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // for rate queries; without it, rates are unknown
   std::vector<Interface> found;
   for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
     if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0 || (i->ifa_flags & IFF_RUNNING) == 0) continue;

@@ -10,19 +10,19 @@
 
 namespace moeccl::driver {
 
-// One address of an interface that is up. An interface with several addresses is there several times.
+// One address of an interface that is up. An interface with several addresses appears several times.
 struct Interface {
   std::string name;
   SocketAddress address;  // port 0
   uint32_t prefix_bits = 0;
   bool loopback = false;
-  int64_t mbit_per_s = 0;  // as the driver says; 0: it does not (virtual devices)
+  int64_t mbit_per_s = 0;  // as its driver reports it; 0 if it does not (virtual devices)
 };
 
-// Link-local IPv6 addresses are left out: they mean nothing without an interface on the other side.
+// Omits link-local IPv6 addresses, because they mean nothing to the other side without an interface.
 Result<std::vector<Interface>> interfaces();
 
-// Whether both lie in one network of `prefix_bits` bits.
+// Returns true if both addresses are in the same network of `prefix_bits` bits.
 bool same_network(const SocketAddress& a, const SocketAddress& b, uint32_t prefix_bits);
 
 }  // namespace moeccl::driver

@@ -34,7 +34,7 @@ std::string chosen(const std::string& text) {
              : text.substr(open + 1, close - open - 1);
 }
 
-// "MemTotal:  15427688 kB" in bytes; for counts without a unit, as they are.
+// Returns an entry such as "MemTotal:  15427688 kB" in bytes. Counts without a unit are returned as they are.
 uint64_t entry(const std::string& meminfo, const char* name) {
   std::istringstream lines(meminfo);
   for (std::string line; std::getline(lines, line);) {
@@ -45,14 +45,14 @@ uint64_t entry(const std::string& meminfo, const char* name) {
   return 0;
 }
 
-// What the two children share with this process. Between fork() and _exit() they call nothing but the kernel: another
-// thread may have held any lock at the fork.
+// The memory that the two children share with this process. Between fork() and _exit() they make only system calls,
+// because another thread may have held any lock at the fork.
 struct Trial {
-  std::atomic<pid_t> reader_may_start{0};  // release by the parent, acquire by the reader: the pid to read
+  std::atomic<pid_t> reader_may_start{0};  // the pid to read; release by the parent, acquire by the reader
   int error_number;
 };
 
-uint64_t g_secret = 0;  // private to each process; read across
+uint64_t g_secret = 0;  // private to each process; one child reads the other's
 
 constexpr uint64_t kValue = 0x6d6f6563636cu;
 
@@ -66,7 +66,7 @@ constexpr uint64_t kValue = 0x6d6f6563636cu;
   while ((other = trial->reader_may_start.load(std::memory_order_acquire)) == 0) sched_yield();
   uint64_t value = 0;
   iovec local = {&value, sizeof(value)}, remote = {&g_secret, sizeof(g_secret)};
-  for (int i = 0; i < 1000; ++i) {  // until the other has set its value
+  for (int i = 0; i < 1000; ++i) {  // until the other child has set its value
     errno = 0;
     const ssize_t n = process_vm_readv(other, &local, 1, &remote, 1, 0);
     if (n != sizeof(value)) {
@@ -123,7 +123,7 @@ HostLimits host_limits(const std::string& root) {
   l.available_bytes = entry(meminfo, "MemAvailable:");
   for (const char* path : {"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     const int64_t bytes = files.number(path, -1);
-    // Version 1 says "no limit" with a number near 2^63.
+    // Version 1 expresses "no limit" as a number near 2^63.
     if (bytes > 0 && bytes < int64_t{1} << 60) l.cgroup_bytes = static_cast<uint64_t>(bytes);
   }
   struct statvfs shm = {};

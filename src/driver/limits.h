@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this process may do here, for a report: limits, permissions, what the kernel has loaded. Reads only, except that
-// two short-lived children try to read each other's memory.
+// Limits, permissions and loaded kernel modules of this process and host, for a report. Only reads, except that two
+// short-lived children try to read each other's memory.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ inline constexpr uint64_t kUnlimited = ~uint64_t{0};
 struct HostLimits {
   std::string kernel;  // "6.1.0-13-amd64"
   uint32_t n_usable_cpus = 0;
-  uint64_t memory_bytes = 0, available_bytes = 0;  // of the machine; what the kernel would give now
+  uint64_t memory_bytes = 0, available_bytes = 0;  // of the machine; what the kernel could give now
   uint64_t cgroup_bytes = kUnlimited;              // this process's control group
 
   bool has_shm = false;  // /dev/shm
@@ -24,20 +24,20 @@ struct HostLimits {
   uint64_t memlock_bytes = 0, memlock_hard_bytes = 0;
   uint64_t n_files = 0, n_files_hard = 0;
 
-  // process_vm_readv between two children of this process, as ranks started by one launcher do it.
+  // The result of process_vm_readv between two children of this process, which are related like ranks of one launcher.
   Status cma;
   int yama_scope = -1;  // kernel.yama.ptrace_scope; -1: no Yama
 
-  std::string huge_pages_anonymous, huge_pages_shared;  // "always", "madvise", "never", ...; "" when not told
+  std::string huge_pages_anonymous, huge_pages_shared;  // "always", "madvise", "never", ...; "" if unknown
   uint64_t n_huge_pages = 0, n_free_huge_pages = 0, huge_page_bytes = 0;
 
   std::string nvidia_module;    // /proc/driver/nvidia/version, first line; "" when the module is not loaded
-  bool peer_memory = false;     // nvidia_peermem, once nv_peer_mem: RDMA from GPU memory
+  bool peer_memory = false;     // nvidia_peermem (formerly nv_peer_mem): RDMA from GPU memory
   bool infiniband_dev = false;  // /dev/infiniband
   Mps mps;
 };
 
-// `root` stands before /proc, /sys and /dev in tests; the limits of the process are always its own.
+// `root` is put in front of /proc, /sys and /dev in tests. The limits of the process are always its own.
 HostLimits host_limits(const std::string& root = "");
 
 }  // namespace moeccl::driver

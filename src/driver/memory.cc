@@ -26,7 +26,7 @@ constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1: huge pages whatever 
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Addresses for `bytes` that begin where a huge page may begin; nothing is mapped there yet that may be used.
+// Reserves `bytes` of addresses that begin at a huge-page boundary. Nothing usable is mapped there yet.
 Result<std::byte*> aligned_room(size_t bytes) {
   const size_t room = bytes + kHugePageBytes;
   void* base = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -55,7 +55,7 @@ Result<Fd> shared_segment(const std::string& name, size_t bytes, bool reserve) {
   Fd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.get() < 0) return system_error("memfd_create for " + name, errno);
   bytes = round_up(bytes, page_bytes());
-  // Beyond the limit the kernel would kill the process (SIGXFSZ).
+  // Beyond this limit, the kernel would kill the process (SIGXFSZ).
   rlimit limit = {};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur) {
     return error(moecclSystemError,
@@ -108,13 +108,14 @@ Result<Mapping> private_memory(size_t bytes) {
   bytes = round_up(bytes, bytes >= kHugePageBytes ? kHugePageBytes : page_bytes());
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) return system_error(format("{} bytes of memory", bytes), errno);
-  if (bytes >= kHugePageBytes) (void)madvise(base, bytes, MADV_HUGEPAGE);  // a hint: small pages work too
+  if (bytes >= kHugePageBytes) (void)madvise(base, bytes, MADV_HUGEPAGE);  // only a hint, because small pages work too
   return Mapping(base, bytes);
 }
 
 Status reserve_pages(const Fd& fd, size_t offset, size_t bytes) {
-  // A signal gives back all that an interrupted call has taken, so a timer can keep a large one from ever ending:
-  // smaller pieces come through. The last are so small that more than kMostSignals in each are no timer.
+  // A signal makes an interrupted call give back everything that it has taken, so a timer can keep a large call from
+  // ever finishing. Smaller pieces succeed. The last pieces are so small that more than kMostSignals interruptions of
+  // one cannot come from a timer.
   constexpr size_t kLeast = size_t{1} << 20;
   constexpr int kMostSignals = 1000;
   size_t piece = bytes;
@@ -139,9 +140,9 @@ Status reserve_pages(const Fd& fd, size_t offset, size_t bytes) {
 
 Status reserve_huge_pages(const Fd& fd, const Mapping& mapping, size_t offset, size_t bytes) {
   const size_t first = round_up(offset, kHugePageBytes), end = (offset + bytes) / kHugePageBytes * kHugePageBytes;
-  // A huge page of a file needs one small page to grow from. One call for all of them: each call waits until a thread
-  // of the kernel has run on every core, which takes long beside busy programs of a large share. What the kernel
-  // refuses stays small pages, which work, too.
+  // A huge page of a file needs one small page to grow from. They are all collapsed in one call, because each call
+  // waits until a kernel thread has run on every core, which takes long next to busy programs with a large share of the
+  // CPU. The kernel may refuse; the pages then stay small, which works too.
   for (size_t at = first; at < end; at += kHugePageBytes) MOECCL_TRY(reserve_pages(fd, at, page_bytes()));
   if (first < end) (void)madvise(mapping.data() + first, end - first, kCollapse);
   return reserve_pages(fd, offset, bytes);
@@ -156,7 +157,7 @@ Status make_private(const Mapping& mapping, size_t offset, size_t bytes) {
   void* const copy = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) return system_error(format("{} bytes of memory", bytes), errno);
   std::memcpy(copy, mapping.data() + offset, bytes);
-  // Moves the pages and unmaps what was there in one step: other threads find the old memory or the new.
+  // Moves the pages and unmaps the old ones in one step, so that other threads see either the old memory or the new.
   if (mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, mapping.data() + offset) != MAP_FAILED) return {};
   const int failure = errno;
   munmap(copy, bytes);
@@ -180,7 +181,7 @@ Status read_process(int pid, const ProcessStamp& stamp, uint64_t address, void* 
   auto* to = static_cast<std::byte*>(dst);
   while (bytes > 0) {
     const size_t now = std::min<size_t>(bytes, 1u << 30);  // one call moves at most 2 GiB
-    // One call sees one program's memory: the stamp that comes with the bytes says whose.
+    // One call sees the memory of one program, so the stamp that is read along with the bytes tells whose they are.
     uint64_t found = 0;
     const iovec local[] = {{to, now}, {&found, sizeof(found)}};
     const iovec remote[] = {{reinterpret_cast<void*>(address), now},

@@ -18,7 +18,7 @@ Mps find_mps(const std::string& root) {
   mps.directory = mps.named ? set : "/tmp/nvidia-mps";
   struct stat control = {};
   mps.pipe = stat(format("{}{}/control", root, mps.directory).c_str(), &control) == 0 && S_ISFIFO(control.st_mode);
-  // Pipes stay behind when the daemon is killed.
+  // The pipes remain when the daemon is killed.
   const Sysfs files(root.empty() ? "/" : root);
   const int64_t pid = files.number(format("{}/nvidia-cuda-mps-control.pid", mps.directory), 0);
   mps.gone = mps.pipe && pid > 0 && !files.exists(format("proc/{}", pid));

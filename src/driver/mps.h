@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's Multi-Process Service as its files show it: processes that share a GPU run their kernels side by side under
-// it, and take turns without. What counts for a rank is what its driver says of its device (cuda::kMpsEnabled); this is
-// for a report, and asks no driver.
+// CUDA's Multi-Process Service, as far as its files show it. With it, processes that share a GPU run their kernels side
+// by side; without it, they take turns. A rank relies on what its driver says about its device (cuda::kMpsEnabled).
+// This is only for a report and queries no driver.
 #pragma once
 
 #include <string>
@@ -9,14 +9,14 @@
 namespace moeccl::driver {
 
 struct Mps {
-  std::string directory;  // of the control daemon's pipes: CUDA_MPS_PIPE_DIRECTORY, else /tmp/nvidia-mps
+  std::string directory;  // of the control daemon's pipes: CUDA_MPS_PIPE_DIRECTORY or else /tmp/nvidia-mps
   bool named = false;     // the variable is set
-  bool pipe = false;      // `control` is there
-  bool gone = false;      // no process has the number that the daemon left there: ended, or outside of this container
+  bool pipe = false;      // the pipe `control` exists
+  bool gone = false;      // no process has the pid that the daemon left: it ended, or is outside this container
   bool runs() const { return pipe && !gone; }
 };
 
-// `root` stands before the directory and /proc in tests.
+// `root` is put in front of the directory and /proc in tests.
 Mps find_mps(const std::string& root = "");
 
 }  // namespace moeccl::driver

@@ -36,7 +36,7 @@ struct Functions {
   int (*capability)(Device*, int*, int*);
   int (*pcie_generation)(Device*, unsigned*);
   int (*pcie_width)(Device*, unsigned*);
-  // These may be missing in old drivers.
+  // Old drivers may lack these.
   int (*link_state)(Device*, unsigned, int*);
   int (*link_version)(Device*, unsigned, unsigned*);
   int (*link_remote_pci)(Device*, unsigned, PciInfo*);
@@ -60,7 +60,7 @@ std::string bounded(const char (&text)[n]) {
   return std::string(text, strnlen(text, n));
 }
 
-// GB/s of a link each way: NVLink 1 (P100) 20, 2 to 4 (V100, A100, H100) 25, 5 (B200) 50.
+// GB/s of a link in each direction: NVLink 1 (P100) 20, NVLink 2 to 4 (V100, A100, H100) 25, NVLink 5 (B200) 50.
 double link_rate(unsigned version) {
   if (version == 0 || version > 5) return 0;
   return version == 1 ? 20 : version == 5 ? 50 : 25;

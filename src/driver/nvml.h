@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVIDIA GPUs by NVML, opened when asked for. Reads only and touches no CUDA context, so it is safe before fork().
+// NVIDIA GPUs through NVML, which is opened on demand. Only reads and touches no CUDA context, so it is safe before
+// fork().
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@ namespace moeccl::driver {
 struct NvmlLink {
   enum class Remote : uint8_t { kGpu, kCpu, kSwitch, kUnknown };
   Remote remote = Remote::kUnknown;
-  std::string remote_pci;   // as NVML writes it, "00000000:3B:00.0"; "" when it does not tell
-  double bytes_per_ns = 0;  // of one link each way, from its version; 0: not known
+  std::string remote_pci;   // as NVML writes it, "00000000:3B:00.0"; "" if not reported
+  double bytes_per_ns = 0;  // of one link in each direction, from its version; 0 if unknown
 };
 
 struct NvmlGpu {
@@ -22,9 +23,9 @@ struct NvmlGpu {
   std::string name, uuid, pci;
   uint64_t memory_bytes = 0;
   int compute_major = 0, compute_minor = 0;
-  uint32_t pcie_generation = 0, pcie_lanes = 0;  // what the slot and the GPU can do together
+  uint32_t pcie_generation = 0, pcie_lanes = 0;  // the maximum that slot and GPU support together
   std::vector<NvmlLink> links;                   // active NVLinks, one entry each
-  std::vector<bool> reads_peer;                  // [n_gpus]: may read that GPU's memory
+  std::vector<bool> reads_peer;                  // [n_gpus]: true if this GPU can read that GPU's memory
 };
 
 struct NvmlReport {
@@ -32,7 +33,8 @@ struct NvmlReport {
   std::vector<NvmlGpu> gpus;
 };
 
-// `library`: a path instead of libnvidia-ml.so.1. Unsupported when there is no such library, or no driver behind it.
+// `library` is a path to use instead of libnvidia-ml.so.1. Returns Unsupported when there is no such library, or no
+// driver behind it.
 Result<NvmlReport> ask_nvml(const std::string& library = "");
 
 }  // namespace moeccl::driver

@@ -55,7 +55,7 @@ Result<WakeUp> WakeUp::create() {
 
 void WakeUp::signal() {
   const uint64_t one = 1;
-  // Fails only when 2^64 - 2 signals are waiting, and then it is readable anyway.
+  // This fails only when 2^64 - 2 signals are pending, in which case the descriptor is readable anyway.
   while (::write(fd_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// epoll: many descriptors in one wait, at a cost that grows with those that are ready.
+// epoll: waits for many descriptors at once, at a cost that grows only with the number that are ready.
 #pragma once
 
 #include <sys/epoll.h>
@@ -19,16 +19,16 @@ class Poller {
  public:
   static Result<Poller> create();
 
-  // events: EPOLLIN, EPOLLOUT, 0 (errors and hang-ups only); level triggered unless EPOLLET is among them. `tag` comes
-  // back with each event.
+  // `events` is EPOLLIN, EPOLLOUT or 0 (errors and hang-ups only). It is level-triggered unless it includes EPOLLET.
+  // `tag` is returned with each event.
   Status add(int fd, uint32_t events, uint64_t tag);
   Status modify(int fd, uint32_t events, uint64_t tag);
   void remove(int fd);
-  // The events that are ready by the deadline; none when it passed. Valid until the next wait.
+  // Returns the events that are ready by the deadline, or none if it has passed. The span is valid until the next wait.
   Result<std::span<const epoll_event>> wait(Deadline deadline);
-  // What is ready now.
+  // Returns the events that are ready now.
   Result<std::span<const epoll_event>> look();
-  // Readable while events wait: for a thread that waits for them without taking them.
+  // Readable while events are pending, for a thread that waits for them without taking them.
   int fd() const { return epoll_.get(); }
 
  private:
@@ -41,7 +41,7 @@ class Poller {
 class WakeUp {
  public:
   static Result<WakeUp> create();
-  int fd() const { return fd_.get(); }  // readable once signal() was called; stays so until clear()
+  int fd() const { return fd_.get(); }  // readable from signal() until clear()
   void signal();
   void clear();
 

@@ -13,7 +13,7 @@ Result<Fd> reserve_port(SocketAddress* address) {
   }
   Fd fd = not_for_children([&] { return ::socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0); });
   if (!fd) return system_error("socket for " + address->str(), errno);
-  // Two sockets with it may be bound to one port, as long as one of them at most listens.
+  // Two sockets with this option may be bound to one port, as long as at most one of them listens.
   const int on = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address->storage), address->length) != 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A TCP port that is kept for later.
+// A TCP port that is reserved for later.
 #pragma once
 
 #include "src/base/fd.h"
@@ -8,8 +8,8 @@
 
 namespace moeccl::driver {
 
-// Takes a free port of this host's address, which gets its number. Nobody listens there, and nobody is given the port
-// by the kernel, until the descriptor is closed; meanwhile listen_at() takes it.
+// Takes a free port at this host's address and stores its number in *address. Until the descriptor is closed, the port
+// has no listener and the kernel gives it to no other socket, but listen_at() can take it.
 Result<Fd> reserve_port(SocketAddress* address);
 
 }  // namespace moeccl::driver

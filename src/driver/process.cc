@@ -20,7 +20,7 @@
 namespace moeccl::driver {
 namespace {
 
-// The first bytes of a small file of /proc, without a trailing newline; empty when it cannot be read.
+// Returns the first bytes of a small file of /proc without trailing newlines, or "" if it cannot be read.
 std::string read_small_file(const char* path) {
   const Fd fd(::open(path, O_RDONLY | O_CLOEXEC));
   if (!fd) return {};
@@ -40,8 +40,8 @@ uint64_t namespace_inode(const char* path) {
   return ::stat(path, &info) == 0 ? info.st_ino : 0;
 }
 
-// Field 22 of /proc/self/stat. The second field, the program's name, may hold spaces and brackets: count from the last
-// ')'.
+// Reads field 22 of /proc/self/stat. The second field, the program's name, may contain spaces and brackets, so the
+// fields are counted from the last ')'.
 uint64_t own_start_time() {
   const std::string stat = read_small_file("/proc/self/stat");
   size_t at = stat.rfind(')');
@@ -62,7 +62,7 @@ uint64_t HostIdentity::hash() const {
   h = hash_combine(h, pid_namespace);
   h = hash_combine(h, net_namespace);
   if (!given.empty()) h = hash_string(given, h);
-  return h != 0 ? h : 1;  // 0 means unknown where hashes travel
+  return h != 0 ? h : 1;  // 0 means unknown where hashes are sent
 }
 
 HostIdentity host_identity() {
@@ -78,8 +78,8 @@ HostIdentity host_identity() {
 }
 
 ProcessIdentity this_process() {
-  // No lock: a lock held by another thread at fork() would stay locked in the child. A fork leaves one small node
-  // behind, kept reachable so that leak checkers stay quiet.
+  // Takes no lock, because a lock held by another thread at fork() would stay locked in the child. Each fork leaves one
+  // small node behind, which stays reachable so that leak checkers stay quiet.
   struct Node {
     ProcessIdentity identity;
     const Node* before;
@@ -106,10 +106,10 @@ Result<Fd> open_pidfd(pid_t pid) {
 }
 
 Result<int> life_line() {
-  // As in this_process(): no lock, and a node for each process that asks.
+  // Like this_process(), this takes no lock and keeps a node for each process that calls it.
   struct Node {
     pid_t pid;
-    Fd theirs, own;  // others read to the end; nobody writes
+    Fd theirs, own;  // other processes wait for the end of the pipe; nothing is ever written to it
     const Node* before;
   };
   static std::atomic<const Node*> current{nullptr};
@@ -131,14 +131,14 @@ Result<std::shared_ptr<const ProcessWatch>> ProcessWatch::open(pid_t pid, Fd lin
 }
 
 Status ProcessWatch::check() const {
-  pollfd entries[2] = {{pidfd_.get(), POLLIN, 0}, {line_.get(), POLLIN, 0}};  // poll() passes over a negative number
+  pollfd entries[2] = {{pidfd_.get(), POLLIN, 0}, {line_.get(), POLLIN, 0}};  // poll() ignores a negative descriptor
   int n;
   do {
     n = ::poll(entries, 2, 0);
   } while (n < 0 && errno == EINTR);
   if (n <= 0) return {};
   if (entries[0].revents != 0) return error(moecclRemoteError, "process {} has ended", pid_);
-  // A process that ends closes its descriptors before its pidfd tells.
+  // A process that ends closes its descriptors before its pidfd becomes readable.
   return error(moecclRemoteError, "process {} has ended, or executes another program", pid_);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which host and which process this is, and whether another process still lives.
+// The identity of this host and this process, and whether another process is still alive.
 #pragma once
 
 #include <sys/types.h>
@@ -13,24 +13,24 @@
 
 namespace moeccl::driver {
 
-// Two ranks with equal identities can share memory by descriptors and reach each other over UNIX sockets. Containers on
-// one machine differ in their namespaces and count as different hosts unless they share them.
+// Two ranks with equal identities can share memory through descriptors and reach each other over UNIX sockets.
+// Containers on one machine have different namespaces, so they count as different hosts unless they share them.
 struct HostIdentity {
   std::string hostname;
-  std::string boot_id;  // random for each boot; empty when /proc does not tell
+  std::string boot_id;  // random for each boot; empty if /proc does not provide it
   uint64_t uts_namespace = 0;
   uint64_t pid_namespace = 0;
-  uint64_t net_namespace = 0;  // abstract UNIX sockets live in it
+  uint64_t net_namespace = 0;  // the namespace of abstract UNIX sockets
   std::string given;           // MOECCL_HOST_ID
 
   uint64_t hash() const;
-  const std::string& name() const { return given.empty() ? hostname : given; }  // for people
+  const std::string& name() const { return given.empty() ? hostname : given; }  // for display
   bool operator==(const HostIdentity&) const = default;
 };
-// Read anew at each call (some small files).
+// Reads the identity anew at each call (a few small files).
 HostIdentity host_identity();
 
-// Never two alike: pids are reused, but not with the same start time and random number.
+// Never equal for two processes: pids are reused, but not with the same start time and random number.
 struct ProcessIdentity {
   pid_t pid = 0;
   uint64_t start_time = 0;  // clock ticks since boot, from /proc/self/stat; 0 when unknown
@@ -38,23 +38,24 @@ struct ProcessIdentity {
 
   bool operator==(const ProcessIdentity&) const = default;
 };
-// Stays the same in a process; a forked child gets its own at its first call.
+// Stays the same within a process. A forked child gets its own identity at its first call.
 ProcessIdentity this_process();
 
-// A descriptor that becomes readable when the process ends. RemoteError when it has ended already; Unsupported on
-// kernels before 5.3. Works within one pid namespace.
+// Returns a descriptor that becomes readable when the process ends. Returns RemoteError if it has already ended, and
+// Unsupported on kernels before 5.3. Works within one pid namespace.
 Result<Fd> open_pidfd(pid_t pid);
 
-// A descriptor for other processes of this host, in which they see the end of this process and also that it executes
-// another program, which its pidfd hides. This process's own for all its life; a forked child makes another one.
+// Returns a descriptor for other processes of this host. It shows them the end of this process, and also that it
+// executes another program, which its pidfd hides. It stays the same for the life of the process; a forked child
+// creates its own.
 Result<int> life_line();
 
-// Another process of this host. Any number of threads.
+// Watches another process of this host. May be used by any number of threads.
 class ProcessWatch {
  public:
-  // line: of the process's life_line(), as it sent it; may be empty.
+  // `line` is the other process's life_line(), as received from it; it may be empty.
   static Result<std::shared_ptr<const ProcessWatch>> open(pid_t pid, Fd line);
-  // Success, or RemoteError: "process 4711 has ended".
+  // Returns success, or RemoteError such as "process 4711 has ended".
   Status check() const;
 
  private:
@@ -63,11 +64,11 @@ class ProcessWatch {
   Fd pidfd_, line_;
 };
 
-// Remembers the process that made it; costs one system call to ask (getpid is not cached by glibc).
+// Remembers the process that created it. Each query costs one system call (glibc does not cache getpid).
 class ForkGuard {
  public:
   ForkGuard();
-  bool forked() const;  // true in a child of fork()
+  bool forked() const;  // true in a child made by fork()
   pid_t owner() const { return owner_; }
 
  private:

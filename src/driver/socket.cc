@@ -24,7 +24,7 @@ bool would_block(int code) { return code == EAGAIN || code == EWOULDBLOCK; }
 
 Status closed() { return Status(moecclRemoteError, "the peer closed the connection"); }
 
-// Codes of a broken connection are the peer's doing; all others are this host's.
+// Errors of a broken connection are attributed to the peer, all others to this host.
 Status transfer_error(const char* what, int code) {
   if (code == ECONNRESET || code == EPIPE || code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH ||
       code == ENOTCONN) {
@@ -51,7 +51,7 @@ Result<Fd> listen_at(const SocketAddress& address, int backlog) {
   if (!fd) return system_error("socket for " + address.str(), errno);
   if (!address.is_unix()) {
     const int on = 1;
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));  // a restarted job takes its port again at once
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));  // a restarted job reuses its port at once
   }
   if (::bind(fd.get(), raw(address), address.length) != 0) {
     if (errno == EADDRINUSE) return error(moecclInvalidUsage, "{} is in use already", address.str());
@@ -73,7 +73,7 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Soc
     SocketAddress own = *from;
     own.set_port(0);
     const int on = 1;
-    // The port is chosen at connect(), so that many connections from one address do not use up its ports.
+    // The port is chosen at connect(), so that many connections from one address do not exhaust its ports.
     ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
     if (::bind(fd.get(), raw(own), own.length) != 0) return system_error("bind to " + own.str(), errno);
   }
@@ -84,7 +84,7 @@ Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const Soc
     if (errno == EISCONN) return fd;
     if (errno == EINPROGRESS || errno == EALREADY || errno == EINTR) break;
     if (!would_block(errno)) return failed(errno);
-    // A UNIX listener whose queue is full answers EAGAIN, and no event tells when there is room.
+    // A UNIX listener with a full queue answers EAGAIN, and no event tells when there is room.
     if (deadline.passed()) return timed_out("connecting");
     ::usleep(static_cast<useconds_t>(backoff_us));
     backoff_us = std::min(backoff_us * 2, 5000);
@@ -103,7 +103,8 @@ Result<Fd> accept_now(int listener) {
     Fd fd = not_for_children([&] { return ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
     if (fd) return fd;
     if (would_block(errno)) return Fd();
-    // ECONNABORTED and, on Linux, pending network errors of the new connection are not the listener's: take the next.
+    // ECONNABORTED and, on Linux, pending network errors belong to the new connection, not to the listener: take the
+    // next one.
     if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO || errno == ENETDOWN || errno == EHOSTDOWN ||
         errno == EHOSTUNREACH || errno == ENETUNREACH || errno == ENONET || errno == ENOPROTOOPT) {
       continue;
@@ -143,7 +144,7 @@ Result<IoStep> recv_now(int fd, std::span<std::byte> bytes) {
 
 namespace {
 
-// An iovec of the pieces that are not empty.
+// Fills an iovec with the nonempty pieces.
 template <class Byte>
 msghdr pieces(std::span<Byte> first, std::span<Byte> second, iovec (&data)[2]) {
   msghdr message = {};
@@ -200,7 +201,8 @@ Result<IoStep> send_fds_now(int fd, std::span<const std::byte> bytes, std::span<
   for (;;) {
     const ssize_t n = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n >= 0) return IoStep{static_cast<size_t>(n)};
-    // ETOOMANYREFS: more descriptors are under way than this user may have open; it passes when receivers take theirs.
+    // ETOOMANYREFS: more descriptors are in flight than this user may have open. This passes when receivers take
+    // theirs.
     if (would_block(errno)) return IoStep{0, true};
     if (errno == ETOOMANYREFS) return IoStep{0, true, true};
     if (errno != EINTR) return transfer_error("sending file descriptors", errno);
@@ -267,7 +269,7 @@ Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> f
     MOECCL_ASSIGN_OR_RETURN(const IoStep step, send_fds_now(fd, bytes, fds));
     if (!step.would_block) return send_all(fd, bytes.subspan(step.n), deadline);
     if (deadline.passed()) return timed_out("sending file descriptors");
-    // Too many references give no event: sleep a little, up to 20 ms.
+    // An excess of references gives no event, so sleep a little, for at most 20 ms.
     ::usleep(static_cast<useconds_t>(backoff_ms) * 1000);
     backoff_ms = std::min(backoff_ms * 2, 20);
   }
@@ -320,8 +322,8 @@ Status set_lost_after(int fd, int64_t timeout_ms) {
     int level, name, value;
     const char* text;
   };
-  // Probes begin after a quarter of the time, one each tenth of it; TCP_USER_TIMEOUT also ends an idle connection whose
-  // probes go unanswered (tcp(7)), so the number of probes does not matter.
+  // Probes begin after a quarter of the time and are a tenth of it apart. TCP_USER_TIMEOUT also ends an idle connection
+  // whose probes are not answered (tcp(7)), so the number of probes does not matter.
   const int seconds = static_cast<int>(std::clamp<int64_t>(timeout_ms / 4000, 1, 7200));
   const int between = static_cast<int>(std::clamp<int64_t>(timeout_ms / 10'000, 1, 60));
   const int lost_ms = static_cast<int>(std::clamp<int64_t>(timeout_ms, 1, std::numeric_limits<int>::max()));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sockets: UNIX and TCP; every wait has a deadline; no SIGPIPE; EINTR is survived. All
-// sockets made here are non-blocking and close-on-exec, and no child of fork() keeps those that listen or connect (see
-// children.h). Codes: Timeout when the deadline passed, RemoteError when the
-// peer closed or reset the connection or when nobody listens, SystemError otherwise.
+// UNIX and TCP sockets. Every wait has a deadline, there is no SIGPIPE, and EINTR is handled. All sockets created here
+// are non-blocking and close-on-exec, and no child of fork() keeps those that listen or connect (see children.h).
+// Codes: Timeout when the deadline has passed, RemoteError when the peer closed or reset the connection or when there
+// is no listener, SystemError otherwise.
 #pragma once
 
 #include <sys/socket.h>
@@ -20,7 +20,8 @@
 
 namespace moeccl::driver {
 
-// Where to listen or to connect. Plain data; prints as "unix:@name", "unix:/path", "10.0.0.1:2950", "[fe80::1]:2950".
+// An address to listen at or to connect to. Plain data; prints as "unix:@name", "unix:/path", "10.0.0.1:2950",
+// "[fe80::1]:2950".
 struct SocketAddress {
   sockaddr_storage storage = {};
   socklen_t length = 0;
@@ -31,66 +32,71 @@ struct SocketAddress {
   uint16_t port() const;     // 0 for UNIX sockets
   void set_port(uint16_t port);
   std::string str() const;
-  // The abstract name, the 4 bytes of an IPv4 or the 16 of an IPv6 address: what ids and messages carry.
+  // Returns the abstract name, the 4 bytes of an IPv4 address or the 16 bytes of an IPv6 address, as ids and messages
+  // carry them.
   std::span<const std::byte> host_bytes() const;
 };
-// From 4 or 16 bytes; InvalidArgument for any other number.
+// Makes an address from 4 or 16 bytes. Returns InvalidArgument for any other number.
 Result<SocketAddress> ip_address(std::span<const std::byte> bytes, uint16_t port);
-// An abstract name (no file, gone with its last socket) of at most 100 bytes.
+// Makes an address from an abstract name of at most 100 bytes. It has no file and is gone with its last socket.
 SocketAddress unix_address(std::string_view name);
-// A socket's file, of at most kMaxSocketPath bytes.
+// Makes the address of a socket file, whose path may have at most kMaxSocketPath bytes.
 inline constexpr size_t kMaxSocketPath = 107;
 SocketAddress unix_file_address(std::string_view path);
-// "127.0.0.1", "127.0.0.1:80", "::1", "[::1]:80". No names are looked up.
+// Parses "127.0.0.1", "127.0.0.1:80", "::1" or "[::1]:80". Looks up no names.
 Result<SocketAddress> parse_ip_address(const std::string& text);
-// Numbers as above, else the name service (may block for as long as that does).
+// Accepts the numeric forms above and otherwise asks the name service (which may block for as long as it likes).
 Result<SocketAddress> resolve_host(const std::string& host, uint16_t port);
-// Whether an interface of this host has this IP address.
+// Returns true if an interface of this host has this IP address.
 bool is_local_address(const SocketAddress& address);
-// The address of the interface from which packets to `peer` leave; sends nothing.
+// Returns the address of the interface through which packets to `peer` leave. Sends nothing.
 Result<SocketAddress> source_address_towards(const SocketAddress& peer);
 
-// Refuses 0.0.0.0 and ::. Port 0 takes a free one; local_address() tells which. InvalidUsage: somebody else is there.
+// Refuses 0.0.0.0 and ::. Port 0 takes a free port, which local_address() returns. InvalidUsage means that the address
+// is in use.
 Result<Fd> listen_at(const SocketAddress& address, int backlog = 4096);
 Result<SocketAddress> local_address(int fd);
 Result<SocketAddress> peer_address(int fd);
-// One attempt; waits for its end until the deadline. `from`: the own address to connect from, its port is not used;
-// null: as the route says. `congestion`: as set_congestion_control(), before the connection is there; empty: the
-// system's. `watch`: a descriptor whose readability ends the wait as RemoteError; -1: none.
+// Makes one attempt and waits for its result until the deadline. `from` is the own address to connect from (its port is
+// not used); null lets the route decide. `congestion` is set as by set_congestion_control() before the connection
+// exists; if empty, the system's default applies. `watch` is a descriptor that ends the wait with RemoteError when it
+// becomes readable; -1 for none.
 Result<Fd> connect_to(const SocketAddress& address, Deadline deadline, const SocketAddress* from = nullptr,
                       const std::string& congestion = {}, int watch = -1);
-// A waiting connection, or an empty Fd when there is none.
+// Returns a pending connection, or an empty Fd if there is none.
 Result<Fd> accept_now(int listener);
 
-// Blocking transfers. `watch` is a further descriptor (a pidfd of the peer) whose readability ends the wait as if the
-// peer had closed, after what has already arrived was taken; -1: none.
+// Blocking transfers. `watch` is a further descriptor (a pidfd of the peer), or -1 for none. When it becomes readable,
+// the wait ends as if the peer had closed the connection, but only after the data that has already arrived was taken.
 Status send_all(int fd, std::span<const std::byte> bytes, Deadline deadline, int watch = -1);
 Status recv_exact(int fd, std::span<std::byte> bytes, Deadline deadline, int watch = -1);
 
-// Single steps for poll loops. n == 0 with would_block: nothing can move now. n == 0 without: the peer closed.
+// Single steps for poll loops. n == 0 with would_block means that nothing can move now; n == 0 without it means that
+// the peer has closed the connection.
 struct IoStep {
   size_t n = 0;
   bool would_block = false;
-  // With would_block: too many descriptors are under way; no event tells when that ends, so try again after a moment.
+  // With would_block: too many descriptors are in flight. No event tells when that ends, so try again a moment later.
   bool fds_in_flight = false;
 };
 Result<IoStep> send_now(int fd, std::span<const std::byte> bytes);
 Result<IoStep> recv_now(int fd, std::span<std::byte> bytes);
-// The same for two pieces of memory, one after the other, in one system call. Empty ones are left out.
+// Do the same for two pieces of memory, one after the other, in one system call. Empty pieces are left out.
 Result<IoStep> send_two_now(int fd, std::span<const std::byte> first, std::span<const std::byte> second);
 Result<IoStep> recv_two_now(int fd, std::span<std::byte> first, std::span<std::byte> second);
 
-// File descriptors over a UNIX socket, with at least one byte of data; at most kMaxFdsPerMessage at once. They are
-// received close-on-exec. recv_fds_now appends to `fds`; when the process may not open more, it fails and says so.
+// Transfers of file descriptors over a UNIX socket, with at least one byte of data and at most kMaxFdsPerMessage
+// descriptors at once. They are received close-on-exec. recv_fds_now appends to `fds`; if the process may not open more
+// descriptors, it fails with an error that says so.
 inline constexpr size_t kMaxFdsPerMessage = 16;
 Result<IoStep> send_fds_now(int fd, std::span<const std::byte> bytes, std::span<const int> fds);
 Result<IoStep> recv_fds_now(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds);
 Status send_fds(int fd, std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline);
-// Exactly bytes.size() bytes and whatever descriptors came with them.
+// Receives exactly bytes.size() bytes and all descriptors that come with them.
 Status recv_fds(int fd, std::span<std::byte> bytes, std::vector<Fd>* fds, Deadline deadline, int watch = -1);
 
-// SO_PEERCRED of a UNIX socket: who connected (at the listener) or who listens (at the connector). pid is 0 when the
-// peer is in a pid namespace that this process does not see.
+// SO_PEERCRED of a UNIX socket: the process that connected (at the listener) or that listens (at the connector). pid is
+// 0 if the peer is in a pid namespace that this process does not see.
 struct PeerCredentials {
   pid_t pid = 0;
   uid_t uid = 0;
@@ -98,31 +104,32 @@ struct PeerCredentials {
 Result<PeerCredentials> peer_credentials(int fd);
 
 Status set_no_delay(int fd);
-// TCP's congestion control by the kernel's name; Unsupported: the kernel has no such one, or not for this user. A
-// listener's is that of the connections it accepts. A connection that began with one that paces (bbr) is paced whatever
-// it is given later.
+// Sets TCP's congestion control by the kernel's name for it. Returns Unsupported if the kernel does not have it, or not
+// for this user. Connections accepted by a listener inherit the listener's. A connection that began with one that paces
+// (bbr) stays paced, whatever is set later.
 Status set_congestion_control(int fd, const std::string& name);
 Result<std::string> congestion_control(int fd);
-// The kernel spreads packets over the round trip instead of sending bursts: a timer for each, so only for slow lines.
+// Makes the kernel spread packets over the round trip instead of sending bursts. This costs one timer per packet, so it
+// is only for slow lines.
 void pace(int fd);
-// Least microseconds that a packet of a connected TCP socket and its acknowledgement have taken; 0 where the kernel
-// does not tell.
+// Returns the shortest time in microseconds between a packet of a connected TCP socket and its acknowledgement, or 0 if
+// the kernel does not report it.
 int64_t least_round_trip_us(int fd);
-// A connected TCP socket gives up when the peer's host has acknowledged nothing for `timeout_ms`, whether data is under
-// way (TCP_USER_TIMEOUT) or not (keep-alive probes): reads and writes then fail as RemoteError.
+// Makes a connected TCP socket give up when the peer's host has acknowledged nothing for `timeout_ms`, whether data is
+// in flight (TCP_USER_TIMEOUT) or not (keep-alive probes). Reads and writes then fail with RemoteError.
 Status set_lost_after(int fd, int64_t timeout_ms);
-// Microseconds that packets of a connected TCP socket wait in queues on their way, by the kernel's smoothed figure; 0
-// where it does not tell.
+// Returns the microseconds that packets of a connected TCP socket spend in queues on their way, by the kernel's
+// smoothed estimate, or 0 if the kernel does not report it.
 int64_t queue_delay_us(int fd);
-// For how long a connected TCP socket has had no acknowledgement while it waited for one, of data or of a keep-alive
-// probe; 0: it waits for none, or the kernel does not tell.
+// Returns how long a connected TCP socket has received no acknowledgement while it was waiting for one, for data or for
+// a keep-alive probe. Returns 0 if it waits for none, or if the kernel does not report it.
 int64_t unacknowledged_ms(int fd);
-// Nothing more will be sent: the other side reads to an end.
+// Declares that nothing more will be sent, so that the other side reads the end of the stream.
 void end_of_stream(int fd);
-// Bytes that a connected TCP socket was given and the other side's kernel has not acknowledged.
+// Returns how many bytes were given to a connected TCP socket and not yet acknowledged by the other side's kernel.
 int64_t unacknowledged_bytes(int fd);
-// Waits until fd is readable (events POLLIN) or writable (POLLOUT) or in error; Timeout otherwise. True: `watch` fired
-// too.
+// Waits until fd is readable (events POLLIN), writable (POLLOUT) or in error; otherwise returns Timeout. The result is
+// true if `watch` fired as well.
 Result<bool> wait_fd(int fd, short events, Deadline deadline, int watch = -1);
 
 }  // namespace moeccl::driver

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Addresses: parsing, printing, and which of them are this host's.
+// Socket addresses: parsing, printing, and finding out which of them belong to this host.
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <netdb.h>
@@ -50,7 +50,7 @@ bool SocketAddress::is_any() const {
   if (storage.ss_family != AF_INET6) return false;
   const in6_addr& ip = as_v6(*this).sin6_addr;
   if (IN6_IS_ADDR_UNSPECIFIED(&ip)) return true;
-  // ::ffff:0.0.0.0 listens everywhere too.
+  // ::ffff:0.0.0.0 listens everywhere, too.
   return IN6_IS_ADDR_V4MAPPED(&ip) && std::memcmp(ip.s6_addr + 12, "\0\0\0\0", 4) == 0;
 }
 
@@ -128,7 +128,7 @@ SocketAddress unix_address(std::string_view name) {
   auto& un = reinterpret_cast<sockaddr_un&>(result.storage);
   un.sun_family = AF_UNIX;
   const size_t n = std::min(name.size(), size_t{100});
-  std::memcpy(un.sun_path + 1, name.data(), n);  // a leading zero byte: the abstract namespace
+  std::memcpy(un.sun_path + 1, name.data(), n);  // the leading zero byte selects the abstract namespace
   result.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n);
   return result;
 }
@@ -183,7 +183,7 @@ Result<SocketAddress> parse_ip_address(const std::string& text) {
 }
 
 Result<SocketAddress> resolve_host(const std::string& host, uint16_t port) {
-  if (host == "localhost") {  // RFC 6761: loopback, also where no hosts file says so
+  if (host == "localhost") {  // RFC 6761: loopback, even if no hosts file says so
     MOECCL_ASSIGN_OR_RETURN(SocketAddress loopback, parse_ip_address("127.0.0.1"));
     loopback.set_port(port);
     return loopback;
@@ -214,11 +214,11 @@ bool is_local_address(const SocketAddress& address) {
 }
 
 Result<SocketAddress> source_address_towards(const SocketAddress& peer) {
-  // connect() of a datagram socket only looks up the route.
+  // connect() on a datagram socket only looks up the route.
   const Fd fd(::socket(peer.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) return system_error("socket", errno);
   SocketAddress target = peer;
-  if (target.port() == 0) target.set_port(9);  // discard; port 0 is refused by some kernels
+  if (target.port() == 0) target.set_port(9);  // the discard port, because some kernels refuse port 0
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&target.storage), target.length) != 0) {
     return system_error("finding the route to " + target.str(), errno);
   }

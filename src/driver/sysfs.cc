@@ -35,7 +35,8 @@ bool is_pci_root(std::string_view text) {
          is_hex(text.substr(colon + 1));
 }
 
-// "16.0 GT/s PCIe", "16": GB/s each way. 8b/10b up to 5 GT/s, 128b/130b from 8 on (64 GT/s sends flits: the same here).
+// Converts "16.0 GT/s PCIe" and "16" to GB/s in each direction. The line code is 8b/10b up to 5 GT/s and 128b/130b from
+// 8 GT/s. (64 GT/s sends flits, which counts the same here.)
 double pcie_rate(const std::string& speed, const std::string& width) {
   const double gt = std::strtod(speed.c_str(), nullptr), lanes = std::strtod(width.c_str(), nullptr);
   if (!(gt > 0 && gt < 1e4) || !(lanes > 0 && lanes <= 64)) return 0;

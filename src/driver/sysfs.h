@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel tells in /sys: processors, PCI devices, network interfaces. Another root can be given, so that
-// machines that are not here can be read from a copy.
+// Reads /sys: processors, PCI devices, network interfaces. With another root, it reads a copy from another machine.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +13,12 @@ namespace moeccl::driver {
 class Sysfs {
  public:
   explicit Sysfs(std::string root = "/sys") : root_(std::move(root)) {}
-  // Paths are below the root, "class/net". The first 64 KiB of a file without the last newline; "" when it cannot be
-  // read.
+  // Paths are below the root, such as "class/net". Returns the first 64 KiB of a file without its trailing newlines, or
+  // "" if it cannot be read.
   std::string read(const std::string& path) const;
   int64_t number(const std::string& path, int64_t otherwise) const;  // decimal, or hexadecimal after 0x
-  std::vector<std::string> list(const std::string& path) const;      // sorted; empty when it cannot be read
-  // Where a link leads, from the root; "" when it does not exist.
+  std::vector<std::string> list(const std::string& path) const;      // sorted; empty if it cannot be read
+  // Returns the target of a link as a full path, or "" if it does not exist.
   std::string real(const std::string& path) const;
   bool exists(const std::string& path) const;
   bool is_live() const { return root_ == "/sys"; }
@@ -34,7 +33,7 @@ struct SysfsPciDevice {
   uint32_t device_class = 0;  // base and sub class, 0x0302
   uint32_t vendor = 0;
   int numa = -1;
-  double bytes_per_ns = 0;  // of its PCIe link now: speed times width, less the line code; 0: not known
+  double bytes_per_ns = 0;  // of its PCIe link at present: speed times width, less the line code; 0 if unknown
 };
 std::vector<SysfsPciDevice> sysfs_pci_devices(const Sysfs& sysfs);
 
@@ -44,22 +43,22 @@ struct SysfsInterface {
   int numa = -1;
   bool infiniband = false;  // IPoIB
   bool loopback = false;
-  bool is_virtual = false;  // bridges, tunnels, veth: no device at all
+  bool is_virtual = false;  // bridges, tunnels, veth: no device behind it
   std::string state;        // "up", "down", "unknown"
-  int64_t mbit = 0;         // 0: the driver does not tell
+  int64_t mbit = 0;         // 0 if the driver does not report it
   uint32_t mtu_bytes = 0;
-  uint32_t port = 1;    // of its device, from 1
-  std::string address;  // the first IPv4 or else IPv6 address; only when the root is /sys
+  uint32_t port = 1;    // of its device, counted from 1
+  std::string address;  // the first IPv4 address, or else the first IPv6 address; only if the root is /sys
 };
 std::vector<SysfsInterface> sysfs_interfaces(const Sysfs& sysfs);
 
 struct SysfsCpu {
   uint32_t cpu = 0;
   int package = -1, core = -1;
-  std::string last_cache_cpus;  // processors that share its level-3 cache, "0-7"; "" when it has none
+  std::string last_cache_cpus;  // processors that share its level-3 cache, "0-7"; "" if it has none
   uint64_t last_cache_bytes = 0;
 };
-std::vector<SysfsCpu> sysfs_cpus(const Sysfs& sysfs);  // those that are online
+std::vector<SysfsCpu> sysfs_cpus(const Sysfs& sysfs);  // only those that are online
 
 struct SysfsNuma {
   int number = 0;
@@ -68,7 +67,7 @@ struct SysfsNuma {
 };
 std::vector<SysfsNuma> sysfs_numa(const Sysfs& sysfs);
 
-// The PCI parts of a path below /sys/devices: see SysfsPciDevice::path.
+// Returns the PCI components of a path below /sys/devices; see SysfsPciDevice::path.
 std::vector<std::string> pci_path(const std::string& real_path);
 
 }  // namespace moeccl::driver

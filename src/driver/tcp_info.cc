@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel tells of a connection. Apart from socket.cc, because linux/tcp.h, which knows more fields, and
-// netinet/tcp.h exclude each other.
+// The kernel's statistics on a connection. This is separate from socket.cc because linux/tcp.h, which has more
+// fields, and netinet/tcp.h cannot be included together.
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -22,7 +22,7 @@ bool read_info(int fd, tcp_info* info, socklen_t* length) {
   return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, length) == 0;
 }
 
-// An old kernel gives fewer fields.
+// An old kernel returns fewer fields.
 bool has_min_rtt(socklen_t length) {
   return length >= offsetof(tcp_info, tcpi_min_rtt) + sizeof(tcp_info::tcpi_min_rtt);
 }
@@ -39,7 +39,7 @@ int64_t queue_delay_us(int fd) {
 int64_t least_round_trip_us(int fd) {
   tcp_info info;
   socklen_t length = 0;
-  // ~0: nothing has been acknowledged yet.
+  // ~0 means that nothing has been acknowledged yet.
   if (!read_info(fd, &info, &length) || !has_min_rtt(length) || info.tcpi_min_rtt == ~0u) return 0;
   return info.tcpi_min_rtt;
 }
@@ -52,7 +52,7 @@ int64_t unacknowledged_ms(int fd) {
 }
 
 void pace(int fd) {
-  // Any limit turns pacing on, at the rate of the congestion control; this one no line reaches.
+  // Any limit turns on pacing at the rate of the congestion control. No line reaches this limit.
   const uint64_t bytes_per_s = uint64_t{1} << 50;
   (void)::setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_s, sizeof(bytes_per_s));
 }

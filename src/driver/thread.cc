@@ -15,7 +15,7 @@
 namespace moeccl::driver {
 
 Result<std::thread> start_thread(const char* name, std::function<void()> body) {
-  // Blocked before the thread exists: it inherits the mask, so no signal can reach it in between.
+  // Signals are blocked before the thread exists. It inherits the mask, so no signal can reach it in between.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -31,7 +31,7 @@ Result<std::thread> start_thread(const char* name, std::function<void()> body) {
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (failure != 0) return system_error(format("starting thread {}", name), failure);
-  char short_name[16] = {};  // from here on nothing may throw: a thread that nobody joins would end the process
+  char short_name[16] = {};  // from here on nothing may throw, because an unjoined thread would end the process
   std::strncpy(short_name, name, sizeof(short_name) - 1);
   pthread_setname_np(thread.native_handle(), short_name);
   return thread;
@@ -58,7 +58,7 @@ void move_to_core(const std::function<bool(int core)>& is_free) {
     CPU_SET(core, &one);
     if (sched_setaffinity(0, sizeof(one), &one) != 0) return;
     if (sched_setaffinity(0, sizeof(allowed), &allowed) == 0) return;
-    // Somebody has taken all of them away meanwhile: whatever is allowed now.
+    // In the meantime, all of these cores have been taken away: use whatever is allowed now.
     std::memset(&allowed, 0xff, sizeof(allowed));
     sched_setaffinity(0, sizeof(allowed), &allowed);
     return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of the library: named, and with every signal blocked, so that the application's handlers run on its own
-// threads.
+// Threads of the library. They have names, and all signals are blocked on them, so that the application's handlers run
+// on its own threads.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,20 @@
 
 namespace moeccl::driver {
 
-// `name` is cut at 15 bytes (the kernel's limit). A lack of threads is a Status, never an exception.
+// Truncates `name` to 15 bytes (the kernel's limit). If no thread can be started, returns a Status and never throws.
 Result<std::thread> start_thread(const char* name, std::function<void()> body);
 
 void sleep_ns(int64_t ns);
 
-// The kernel's number of the calling thread, as /proc/PID/task and debuggers show it.
+// Returns the kernel's number of the calling thread, as /proc/PID/task and debuggers show it.
 int thread_number();
 
-// Of the machine, whatever this process is allowed.
+// Counts the machine's cores, including those that this process may not use.
 int configured_cores();
-// The core that the calling thread runs on; -1: unknown.
+// Returns the core on which the calling thread runs, or -1 if unknown.
 int current_core();
-// Moves the calling thread to one of its allowed cores for which `is_free` says true, if there is one. The cores that
-// it is allowed stay as they are, so the kernel may move it again.
+// Moves the calling thread to one of its allowed cores for which `is_free` returns true, if there is one. The set of
+// allowed cores stays as it is, so the kernel may move the thread again.
 void move_to_core(const std::function<bool(int core)>& is_free);
 
 }  // namespace moeccl::driver

@@ -5,8 +5,8 @@
 
 namespace moeccl::exec {
 
-// Whoever agrees with the root of its operation agrees with all that do: of a difference between two ranks one of them,
-// or the root of one, so knows.
+// A rank that agrees with the root of its operation agrees with every other rank that does. If two ranks differ, one of
+// them or the root of one therefore notices.
 uint32_t AgreedTask::to_compare_with(uint64_t sequence) const {
   const Fabric& f = fabric();
   const uint64_t packed =
@@ -40,8 +40,8 @@ void AgreedTask::continue_from(const AgreedTask& begun) {
   heap_detached_ = begun.heap_detached_;
 }
 
-// Staging halves, entries and AllToAllv rows alternate, so a rank may enter operation k only when everyone has finished
-// k - 2. A peer that is known to have entered k - 1 has.
+// Staging halves, entries and AllToAllv rows alternate, so a rank may enter operation k only once all ranks have
+// finished k - 2. A peer that is known to have entered k - 1 has finished k - 2.
 Progress AgreedTask::enter() {
   Fabric& f = fabric();
   const uint64_t before = sequence_ - 2;
@@ -56,8 +56,8 @@ Progress AgreedTask::enter() {
         return Progress::kBlocked;
       }
     }
-    // Nothing was heard of the peer since (nobody signals to a broadcast's root), but what it ran then is there to be
-    // compared: this is where a difference is found at the latest.
+    // The peer has sent nothing since (no rank signals a broadcast's root), but the history it had then can be
+    // compared. A difference is found here at the latest.
     if (f.entered[p] < before) {
       if (with == kNobody) with = to_compare_with(before);
       if (with != kAll && with != p) continue;
@@ -75,9 +75,9 @@ Progress AgreedTask::enter() {
   return heard ? Progress::kMoved : Progress::kBlocked;
 }
 
-// Where not all meet, most would learn of a difference from a later operation only. A rank that sends one thing after
-// another is ahead of its peers, which have nothing to show yet: after one look in vain it looks again when all have
-// met.
+// Where not all ranks meet, most would learn of a difference only in a later operation. A rank that sends one operation
+// after another is ahead of its peers, which have published nothing yet. After one look in vain, it therefore looks
+// again only when all ranks have met.
 Status AgreedTask::look_around() {
   Fabric& f = fabric();
   if (f.met + 1 != sequence_) return {};
@@ -92,8 +92,8 @@ Status AgreedTask::look_around() {
   return {};
 }
 
-// Everybody has finished operation k = sequence_ - 2, so its entries are there or on their way; they stay until this
-// rank has finished sequence_.
+// All ranks have finished operation k = sequence_ - 2, so their entries have arrived or are on their way. They stay
+// until this rank has finished sequence_.
 bool AgreedTask::hear(uint64_t teller, std::span<uint64_t> words) {
   Fabric& f = fabric();
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
@@ -110,7 +110,7 @@ bool AgreedTask::hear(uint64_t teller, std::span<uint64_t> words) {
   return true;
 }
 
-// Operation k's entry tells what k - 1 took.
+// The entry of operation k carries the time that k - 1 took.
 bool AgreedTask::hear_timings() {
   Fabric& f = fabric();
   const uint64_t teller = sequence_ - 2;
@@ -165,15 +165,16 @@ void AgreedTask::publish() {
   e.count.store(is_v() ? word : op_.signature.count, std::memory_order_relaxed);
   e.max_block.store(is_v() ? most : word, std::memory_order_relaxed);
   e.history.store(history_, std::memory_order_relaxed);
-  // Release: pairs with the acquire in check_entry() and agree(); the fields and the AllToAllv row are visible there.
+  // Release: pairs with the acquire in has_published(), hear() and Execution::agree(); the fields and the AllToAllv row
+  // are visible there.
   e.seq.store(sequence_, std::memory_order_release);
   entered_ = true;
-  // Two operations later all ranks wait for this entry in hear(), also those that no signal of this one goes to.
+  // Two operations later all ranks wait for this entry in hear(), including those that this operation does not signal.
   const bool heard = votes || (f.on_timing != nullptr && (sequence_ + 2) % Fabric::kTellEvery == 0);
   if (f.engine != nullptr) f.engine->board_changed(heard);
 }
 
-// Every kTimeEvery-th small operation is timed: the clock alone is a tenth of what one takes.
+// Only every kTimeEvery-th small operation is timed, because reading the clock takes a tenth of its time.
 bool AgreedTask::is_timed() const {
   constexpr uint64_t kTimeEvery = 16;
   if (!eager_ || (op_.ran != nullptr && op_.ran->is_timed) || fabric().on_timing != nullptr ||
@@ -184,7 +185,7 @@ bool AgreedTask::is_timed() const {
 
 Progress AgreedTask::end(uint64_t wire_bytes) {
   Fabric& f = fabric();
-  // Acquire: pairs with the store in Fabric::publish_state(); the failure's sentence is there.
+  // Acquire: pairs with the store in Fabric::publish_state(); the failure's text is there.
   if (f.own->board().health.state.load(std::memory_order_acquire) != 0) return fail(f.failure());
   const bool all_met = plan::facts(op_.signature.op).meets_all;
   if (!all_met) {
@@ -197,7 +198,7 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
     // Release: pairs with the acquire in enter(); our reads and writes of peers' memory are over.
     f.own->board().progress.completed.store(sequence_, std::memory_order_release);
   }
-  // Whatever this rank received came from ranks that had entered, directly or through others.
+  // Everything that this rank received came, directly or through others, from ranks that had entered.
   if (all_met) {
     std::fill(f.entered.begin(), f.entered.end(), sequence_);
     f.met = sequence_;
@@ -209,7 +210,7 @@ Progress AgreedTask::end(uint64_t wire_bytes) {
     return Progress::kDone;
   }
   const int64_t took_ns = f.recorder.end(false);
-  // Where not all meet, a rank's time says little about the plan. Timings are of the ordinary plan.
+  // Where not all ranks meet, one rank's time says little about the plan. Timings describe only the ordinary plan.
   const bool tells = plan::facts(op_.signature.op).meets_all && !is_v() && !ran_in_heap_;
   f.timings[sequence_ % kTimings] = {sequence_,
                                      op_.signature.op,
@@ -242,17 +243,18 @@ Status AgreedTask::check_entry(uint32_t peer) {
   return find_difference(peer);
 }
 
-// The line with `completed` has just been read. Boards that came over a network, and devices, leave the words at 0.
+// `completed` is in the line that has just been read. Boards received over a network, and devices, leave the words at
+// 0.
 uint64_t AgreedTask::history_at_end(uint32_t peer, uint64_t sequence) const {
   const auto& progress = fabric().link(peer).board().progress;
-  // Acquire: what is read next is not older.
+  // Acquire: the next load must not return an older value.
   const uint64_t history = progress.histories[sequence % 2].load(std::memory_order_acquire);
-  // The word is overwritten before `completed` says so, two operations later.
+  // Two operations later, the word is overwritten before `completed` shows it.
   if (history != 0 && progress.completed.load(std::memory_order_relaxed) <= sequence) return history;
   return entry_of(peer, sequence).history.load(std::memory_order_relaxed);
 }
 
-// Entries stay for some operations, so the first of these that differed can still be named.
+// Entries stay for several operations, so the first one that differed can still be named.
 Status AgreedTask::find_difference(uint32_t peer) {
   const uint32_t me = fabric().rank, low = std::min(me, peer), high = std::max(me, peer);
   const uint64_t first = sequence_ < transport::kEntries ? 1 : sequence_ - transport::kEntries + 1;
@@ -267,7 +269,7 @@ Status AgreedTask::find_difference(uint32_t peer) {
   }
   return error(moecclMismatch,
                "rank {} and rank {} disagree on the operation, count, type, operator, root or order of an operation "
-               "some before {} #{}",
+               "earlier than {} #{}",
                low, high, op_name(op_.signature.op), sequence_);
 }
 
@@ -285,14 +287,15 @@ Status AgreedTask::check_blocks(uint32_t peer) {
 }
 
 Status AgreedTask::check_tag(uint32_t peer, uint32_t tag) {
-  // The tag is that of the newest signal. When the peer has finished this operation and runs the next one, it is the
-  // next one's; then its entry, which stays for some operations, tells. A peer that has not entered this operation and
-  // yet has signalled so often has run others than we have.
+  // The tag belongs to the newest signal. If the peer has finished this operation and runs the next one, it is the next
+  // one's tag; the entry, which stays for several operations, then decides. A peer that has signalled this often
+  // without entering this operation has run other operations than this rank.
   if (tag == tag_) return {};
   return has_published(peer) ? check_entry(peer) : find_difference(peer);
 }
 
-// A peer that entered the same operation with other arguments may never signal: look at the entries themselves.
+// A peer that entered the same operation with other arguments may never signal, so this compares the entries
+// themselves.
 Status AgreedTask::diagnose() {
   Fabric& f = fabric();
   if (!entered_) return {};
@@ -306,7 +309,7 @@ Status AgreedTask::diagnose() {
   return {};
 }
 
-// A peer that has finished this operation may leave.
+// A peer that has finished this operation may leave, so it is no longer needed.
 bool AgreedTask::needs(uint32_t peer) const {
   return fabric().link(peer).board().progress.completed.load(std::memory_order_acquire) < sequence_;
 }

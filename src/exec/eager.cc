@@ -7,15 +7,15 @@
 namespace moeccl::exec {
 namespace {
 
-// Where the data for a rank stands in an AllToAllv's outbox. Peers check what they read here.
+// The place of one rank's data in an AllToAllv's outbox. Peers check what they read here.
 struct BlockPlace {
   uint16_t offset;   // bytes from the start of the data; kNotHere: the data did not fit
   uint16_t count;    // elements
-  uint32_t expects;  // of that rank, in elements; kMany: so many or more, which nobody sends from here
+  uint32_t expects;  // elements expected from that rank; kMany: that many or more, which no rank sends eagerly
 };
 constexpr uint16_t kNotHere = 0xffff;
 constexpr uint32_t kMany = ~0u;
-// From larger ones on staging, which is written past the cache, is faster (2 ranks, 8 KiB: 2.5 us, here 6.3).
+// Staging, which is written past the cache, is faster for larger blocks (2 ranks, 8 KiB: 2.5 us, here 6.3).
 constexpr uint64_t kMostBlockBytes = 4 << 10;
 static_assert(transport::kOutboxBytes < kNotHere && kMostBlockBytes < kNotHere);
 
@@ -58,14 +58,14 @@ Progress Eager::poll() {
       note_begin();
       return p;
     }
-    // Peers wait for what is given: all else that others may want to know is written while it travels.
+    // Peers wait for this data, so everything else that others may want to know is written while it travels.
     give();
     given_ = true;
     note_begin();
     f.recorder.chose(op_.choice.algorithm);
     publish();
-    // What does not fit here on one rank goes by the plan on all: no word of the others could change that, and sizes
-    // are compared at each peer's first signal.
+    // If one rank's data does not fit here, all ranks use the plan: nothing that the others say could change that.
+    // Sizes are compared at each peer's first signal.
     if (!all_fit_) {
       rest_.emplace(*this, op_);
       return Progress::kMoved;
@@ -80,8 +80,8 @@ Progress Eager::poll() {
     if (const Progress p = look(op_.signature.root); p != Progress::kMoved) return p;
   }
   if (!all_fit_) {
-    // The plan goes by what all have published, and a rank publishes after it has given. Its first look at each peer
-    // was here, so sizes are compared here too.
+    // The plan needs the entries of all ranks, and a rank publishes only after it has given its data. look() has marked
+    // each peer as entered, so later signals no longer compare sizes; that is done here.
     for (; published_ < f.n_ranks; ++published_) {
       if (published_ == f.rank) continue;
       if (!has_published(published_)) {
@@ -109,7 +109,7 @@ void Eager::give() {
   } else if (bytes > 0) {
     std::memcpy(box.data, op_.input, bytes);
   }
-  // Release: pairs with the acquire in look(); data and entry are visible there.
+  // Release: pairs with the acquire in look(); the data is visible there.
   box.word.store(static_cast<uint64_t>(tag_) << 32 | static_cast<uint32_t>(sequence_), std::memory_order_release);
 }
 
@@ -122,7 +122,7 @@ Progress Eager::look(uint32_t peer) {
     return Progress::kBlocked;
   }
   if (const auto tag = static_cast<uint32_t>(word >> 32); tag != tag_) {
-    if (!has_published(peer)) return Progress::kBlocked;  // it is about to: what differs is to be named
+    if (!has_published(peer)) return Progress::kBlocked;  // it is about to publish: the difference can be named then
     if (Status s = check_tag(peer, tag); !s.ok()) return fail(std::move(s));
   }
   f.entered[peer] = sequence_;
@@ -135,7 +135,7 @@ void Eager::give_blocks() {
   const auto tell = [&box](uint32_t rank, BlockPlace place) {
     std::memcpy(box.data + rank * sizeof(place), &place, sizeof(place));
   };
-  constexpr BlockPlace kNone{kNotHere, 0, 0};  // of the own block, which needs no way, too
+  constexpr BlockPlace kNone{kNotHere, 0, 0};  // also for the own block, which is not sent
   uint64_t offset = eager_table_bytes(f.n_ranks);
   for (uint32_t r = 0; r < f.n_ranks; ++r) {
     if (r == f.rank) {
@@ -170,7 +170,7 @@ Progress Eager::look_at_block(uint32_t peer) {
   const uint64_t we_send = std::min<uint64_t>(op_.send_counts[peer], kMany);
   if (place.count != op_.recv_counts[peer] || place.expects != we_send) {
     if (!has_published(peer)) return Progress::kBlocked;
-    Status s = check_blocks(peer);  // the sentence; both come from the same counts
+    Status s = check_blocks(peer);  // provides the message; both come from the same counts
     return fail(s.ok() ? error(moecclRemoteError, "rank {} announces a block that differs from its entry", peer)
                        : std::move(s));
   }
@@ -196,7 +196,7 @@ void Eager::take_blocks() {
     }
     BlockPlace place;
     std::memcpy(&place, data_of(r) + f.rank * sizeof(place), sizeof(place));
-    // Read again: a peer that breaks the rules may have changed it meanwhile.
+    // Read and limited again, because a peer that breaks the rules may have changed it meanwhile.
     const uint64_t offset = std::min<uint64_t>(place.offset, transport::kOutboxBytes - bytes);
     std::memcpy(to, data_of(r) + offset, bytes);
     wire_bytes_ += bytes;
@@ -247,7 +247,7 @@ void Eager::take() {
 
 Status run_eager(Fabric& fabric, const Operation& op) {
   Eager task(fabric, op);
-  // A peer that runs on another core answers within some polls.
+  // A peer that runs on another core answers within a few polls.
   constexpr uint32_t kPolls = 20;
   for (uint32_t i = 0; i < kPolls && !fabric.crowded && fabric.engine == nullptr; ++i) {
     const Progress p = poll_contained(task);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small operations: the plan `oneshot` without its steps. Every rank puts what it gives into its own outbox, one line
-// for all peers, and takes what it needs out of theirs; data and signal arrive together. Which operations run so
-// follows from their shape alone, so all ranks agree. Only the sizes of an AllToAllv are private: there each rank says
-// in its outbox whether its data is there, and when that of one rank is not, all go on with the plan.
+// Small operations: the plan `oneshot` without its steps. Every rank puts its data into its own outbox, one line for
+// all peers, and takes what it needs from theirs; data and signal arrive together. Whether an operation runs this way
+// follows from its shape alone, so all ranks agree. Only the sizes of an AllToAllv are private: each rank says in its
+// outbox whether its data is there, and if the data of any rank is not, all ranks go on with the plan.
 #pragma once
 
 #include <optional>
@@ -12,12 +12,14 @@
 
 namespace moeccl::exec {
 
-// Bytes that a rank gives in an operation of blocks of `block_bytes`; what fits into an Outbox can run eagerly.
+// Returns the bytes that a rank gives in an operation on blocks of `block_bytes`. If they fit into an Outbox, the
+// operation can run eagerly.
 uint64_t eager_bytes(moecclOp_t op, uint32_t n_ranks, uint64_t block_bytes);
-// AllToAllv: of the table that stands before the data.
+// AllToAllv: returns the size of the table in front of the data.
 uint64_t eager_table_bytes(uint32_t n_ranks);
-// The one rule by which an operation of these blocks runs eagerly, where all ranks' outboxes can be read: it is the
-// form of the plan `oneshot`. An AllToAllv, whose blocks only its ranks know, begins so whatever plan goes on with it.
+// The only rule that decides whether an operation on these blocks runs eagerly, provided that all ranks' outboxes can
+// be read: it has the form of the plan `oneshot`. An AllToAllv, whose blocks only its ranks know, begins eagerly
+// whatever plan continues it.
 bool runs_eagerly(moecclOp_t op, std::string_view algorithm, uint32_t n_ranks, uint64_t block_bytes);
 
 class Eager final : public AgreedTask {
@@ -30,10 +32,10 @@ class Eager final : public AgreedTask {
   void abandon() override;
 
  private:
-  bool gives() const;      // into its outbox
-  bool takes_all() const;  // from every rank, rather than from the root or nobody
+  bool gives() const;      // puts data into its outbox
+  bool takes_all() const;  // takes data from every rank, rather than from the root only or from none
   void give();
-  Progress look(uint32_t peer);  // kMoved: what it gives is here
+  Progress look(uint32_t peer);  // kMoved: the peer's data has arrived
   void take();
   void give_blocks();  // AllToAllv
   Progress look_at_block(uint32_t peer);
@@ -42,8 +44,9 @@ class Eager final : public AgreedTask {
     const Fabric& f = fabric();
     return rank == f.rank ? f.own->outbox(sequence_)->data : f.outbox(rank, sequence_)->data;
   }
-  // What `rank` gives to this one, `offset` bytes into what it gives. Own data comes from the caller's buffer where it
-  // is the same: just stored, it would be loaded in wider pieces, which stalls.
+  // Returns the data that `rank` gives to this rank, from `offset` bytes on. This rank's own data comes from the
+  // caller's buffer where it is the same: the copy in the outbox has just been stored, and loading it in wider pieces
+  // stalls.
   const std::byte* given_by(uint32_t rank, uint64_t offset) const {
     const bool own = rank == fabric().rank && !op_.scaled;
     return (own ? static_cast<const std::byte*>(op_.input) : data_of(rank)) + offset;
@@ -51,14 +54,14 @@ class Eager final : public AgreedTask {
 
   uint64_t block_bytes_;
   uint64_t wire_bytes_ = 0;
-  uint32_t next_ = 0;       // the ranks before it have given
-  uint32_t published_ = 0;  // AllToAllv that goes on with the plan: the ranks before it have said their sizes
+  uint32_t next_ = 0;       // all ranks before it have given their data
+  uint32_t published_ = 0;  // AllToAllv that continues with the plan: all ranks before it have published their sizes
   bool given_ = false;
   bool all_fit_ = true;  // AllToAllv: the data of the ranks before next_ is in their outboxes
   std::optional<Execution> rest_;
 };
 
-// Runs one on this thread, as drive() does.
+// Runs one operation on this thread, as drive() does.
 Status run_eager(Fabric& fabric, const Operation& op);
 
 }  // namespace moeccl::exec

@@ -16,13 +16,13 @@ using plan::When;
 
 namespace {
 
-// Smaller chunks are not worth the look at the plan.
+// For smaller chunks, searching the plan does not pay.
 constexpr uint64_t kLandBytes = 16 << 10;
-// What sockets hold for a rank that does not look at all of them for some polls.
+// The bytes that sockets hold for a rank that does not look at all of them for several polls.
 constexpr uint64_t kAwaitOneBytes = 64 << 10;
-// After a failure: how long peers may take to notice it and to leave this rank's buffers alone. They look every
-// millisecond when they wait, and between two steps of at most some milliseconds when they do not. The memory of
-// threads cannot be taken away from them.
+// The time after a failure that peers get to notice it and to stop using this rank's buffers. A waiting peer looks
+// every millisecond, and others look between two steps of at most a few milliseconds. Memory cannot be taken away from
+// peers that are threads of this process.
 constexpr int64_t kStoresEnd_ns = 100'000'000, kThreadsEnd_ns = 1'000'000'000;
 
 }  // namespace
@@ -71,8 +71,8 @@ Progress Execution::poll() {
   return Progress::kBlocked;
 }
 
-// The plan for buffers that peers can reach runs where all buffers of all ranks are. One "no" decides for everyone: a
-// rank that knows of one need not hear the others.
+// The plan for buffers that peers can reach runs only if all buffers of all ranks can be reached. A single "no" decides
+// for all ranks, so a rank that knows of one need not hear the others.
 Progress Execution::agree() {
   Fabric& f = fabric();
   all_reachable_ = all_reachable_ && input_in_heap_ && output_in_heap_;
@@ -145,7 +145,7 @@ bool Execution::last_chunk_known() {
       waiting_peer_ = p;
       return false;
     }
-    // The word of a peer: a block that no memory holds is a lie, whose chunks would not even be counted.
+    // The value is a peer's word. A block larger than any memory is a lie, and its chunks could not even be counted.
     most = std::max(most, std::min(e.max_block.load(std::memory_order_relaxed), kMostBytes / op_.element_bytes));
   }
   const uint64_t chunk = std::max<uint64_t>(1, binding_.chunking.chunk);
@@ -189,7 +189,7 @@ void Execution::find_landings() {
   }
 }
 
-// A part of a slot, which nobody else reads. Programs of many small parts are not searched.
+// Returns whether `src`, a part of a slot, has only one reader. Programs of many small parts are not searched.
 bool Execution::worth_landing(const plan::Ref& src) {
   if (binding_.chunking.chunk * op_.element_bytes / src.parts < kLandBytes) return false;
   const auto reads = [&](const plan::Ref& ref) {
@@ -206,7 +206,7 @@ void Execution::land(const LandingStep& l, uint32_t chunk) {
   const plan::Range dst = range(l.copy->dst, length, chunk);
   const uint64_t bytes = std::min(src.length, dst.length) * op_.element_bytes;
   std::byte* const to = address(l.copy->dst, dst);
-  // In place, what would be overwritten has perhaps not been sent yet.
+  // In place, the bytes that would be overwritten may not have been sent yet.
   const auto* input = static_cast<const std::byte*>(op_.input);
   const uint64_t input_bytes = binding_.count * op_.element_bytes * plan::in_blocks(op_.signature.op, fabric().n_ranks);
   if (input != nullptr && to < input + input_bytes && input < to + bytes) return;
@@ -227,7 +227,7 @@ bool Execution::landed(const Step& s, uint32_t chunk) {
 Progress Execution::run() {
   const plan::Program& program = *choice_.program;
   bool moved = false, all_done = true;
-  // With several lanes the first ready one wins after every step: lanes stand in order of urgency (the network first).
+  // With several lanes, the first ready lane wins after every step: lanes are in order of urgency (the network first).
   const bool several = program.lanes.size() > 1;
   for (size_t i = 0; i < program.lanes.size();) {
     if (lanes_[i].done) {
@@ -289,7 +289,7 @@ Progress Execution::run_lane(const plan::Lane& lane, LaneState& state, bool one_
   return Progress::kMoved;
 }
 
-// On a paced link the bytes are under way from the signal on, when the link says so.
+// On a paced link, the bytes travel after the signal, at the times that the link reports.
 Progress Execution::traced_step(const Step& s, uint32_t chunk) {
   const int64_t from = now_ns();
   const Progress p = step(s, chunk);
@@ -323,7 +323,7 @@ void Execution::bind_blocks(uint64_t done) {
   binding_.out_length = bound[3];
 }
 
-// The rest of an AllToAllv, with the program for large blocks.
+// Runs the rest of an AllToAllv with the program for large blocks.
 void Execution::begin_rest() {
   rest_follows_ = false;
   const uint64_t done = binding_.chunking.chunk;
@@ -332,12 +332,12 @@ void Execution::begin_rest() {
   (void)last_chunk_known();  // all entries have been seen
 }
 
-// A peer that fails gives its buffers back to their owner, who may write to them or free them at once: what this rank
-// has read there since is worth nothing, and what it wrote there has gone nowhere.
+// A failing peer returns its buffers to their owner, which may write to them or free them at once. Data that this rank
+// has read there since is worthless, and data that it wrote there is lost.
 Status Execution::check_buffers() {
   Fabric& f = fabric();
   if (choice_.program->touches_peers) {
-    // Everything above was read before the states below are.
+    // Orders all reads above before the reads of the states below.
     std::atomic_thread_fence(std::memory_order_acquire);
     for (uint32_t p = 0; p < f.n_ranks; ++p) {
       if (p != f.rank && peers_[p].known && !still_runs(p)) MOECCL_TRY(check_peer_state(*this, p));
@@ -392,7 +392,7 @@ std::string Execution::describe() const {
 uint64_t Execution::output_bytes() const {
   if (op_.output_bytes > 0) return op_.output_bytes;
   uint64_t elements = op_.signature.count * plan::out_blocks(op_.signature.op, fabric().n_ranks);
-  if (elements == 0 && !is_v()) return ~uint64_t{0};  // not of blocks: all of the allocation
+  if (elements == 0 && !is_v()) return ~uint64_t{0};  // not made of blocks: all of the allocation
   for (size_t p = 0; p < op_.recv_counts.size(); ++p)
     elements = std::max(elements, op_.recv_displs[p] + op_.recv_counts[p]);
   return elements * op_.element_bytes;
@@ -407,7 +407,7 @@ void Execution::abandon() {
   f.recorder.end(true);
   f.own->board().progress.uses_buffers_of_operation.store(0, std::memory_order_release);
   if (!entered_) return;
-  // A peer that has not announced its use by now sees this rank's failure before it begins, see resolve_peer().
+  // A peer that has not announced its use by now sees this rank's failure before it begins; see resolve_peer().
   const auto any_uses = [&](auto&& reaches) {
     for (uint32_t p = 0; p < f.n_ranks; ++p) {
       if (p != f.rank && reaches(f.link(p)) &&
@@ -422,7 +422,8 @@ void Execution::abandon() {
   };
   if (any_uses(stores_here)) {
     wait_for_peers([&] { return any_uses(stores_here); }, kStoresEnd_ns);
-    // One was stopped, or is slow: whenever it goes on, it must not store into memory that is its owner's again.
+    // A peer was stopped or is slow. Whenever it continues, it must not store into memory that belongs to its owner
+    // again.
     if (any_uses(stores_here)) {
       const Status s = f.shared_heap->detach(op_.output, output_bytes());
       if (!s.ok()) {

@@ -12,18 +12,18 @@
 
 namespace moeccl::exec {
 
-// More than any process can address.
+// More bytes than any process can address.
 inline constexpr uint64_t kMostBytes = uint64_t{1} << 57;
 
 class Execution final : public AgreedTask {
  public:
-  // Begins at the first poll.
+  // The operation begins at the first poll.
   Execution(Fabric& fabric, const Operation& op);
 
-  // For an operation that `begun` has entered on all ranks.
+  // Continues an operation that `begun` has entered on all ranks.
   Execution(const AgreedTask& begun, const Operation& op);
 
-  // Before the first poll: the operation's scale was read from where `scale_at` points.
+  // Sets the operation's scale, which was read from where `scale_at` points. Must be called before the first poll.
   void scale_by(kernels::Scalar scale) { scale_ = scale; }
 
   Progress poll() override;
@@ -46,12 +46,13 @@ class Execution final : public AgreedTask {
   Progress step(const plan::Step& s, uint32_t chunk);
   Progress traced_step(const plan::Step& s, uint32_t chunk);
   bool last_chunk_known();
-  // What comes over a network for one copy to Output may go there at once, see Link::land().
+  // Finds data from a network that only one copy to Output reads. It may be received in Output directly, see
+  // transport::Landings.
   void find_landings();
   bool worth_landing(const plan::Ref& src);
   void land(const LandingStep& l, uint32_t chunk);
-  bool landed(const plan::Step& s, uint32_t chunk);  // and expects the chunk that is next in its slot
-  void bind_blocks(uint64_t done);                   // AllToAllv: what is left of each block after `done` elements
+  bool landed(const plan::Step& s, uint32_t chunk);  // also prepares the landing of the slot's next chunk
+  void bind_blocks(uint64_t done);  // AllToAllv: binds what is left of each block after `done` elements
   void begin_rest();
   Status check_buffers();
   uint64_t output_bytes() const;
@@ -61,7 +62,8 @@ class Execution final : public AgreedTask {
   Progress signal(const plan::Step& s, uint32_t chunk);
   Progress copy(const plan::Step& s, uint32_t chunk);
   Progress reduce(const plan::Step& s, uint32_t chunk);
-  // The addresses that the moves after a reduction store to, into copies_: none unless all can be stored to directly.
+  // Collects in copies_ the addresses that the moves after a reduction store to. Leaves it empty unless all can be
+  // stored to directly.
   Status find_copies(const plan::Step& s, const plan::Range& dst, uint64_t length, uint32_t chunk);
   bool merges(const plan::Step& s, const plan::Range& dst, const plan::Step& move, const std::byte* to);
   Progress gather_rows(const plan::Step& s, uint32_t chunk);
@@ -71,39 +73,41 @@ class Execution final : public AgreedTask {
 
   Status resolve_peer(uint32_t peer);
   Status resolve_peer_if_needed(uint32_t peer, const plan::Step& s, const plan::Ref& src);
-  // Address of a Ref at a chunk for loads or stores; null when it has none (a peer's private memory).
+  // Returns the address of a Ref at a chunk for loads or stores, or null if it has none (a peer's private memory).
   std::byte* address(const plan::Ref& ref, const plan::Range& range);
   std::byte* staging(uint32_t rank);
   plan::Range range(const plan::Ref& ref, uint64_t length, uint32_t chunk) const;
   uint64_t governing(const plan::Step& s) const;
-  // Row 0 of a row list's buffer or slot.
+  // Returns row 0 of a row list's buffer or slot.
   std::byte* row_base(const plan::Ref& ref, uint32_t chunk, uint32_t plane);
-  // Rows alone, or rows (plane 0) and their scales (plane 1), each dense in its buffer or part of the slot.
+  // One plane for rows alone; two for rows (plane 0) and their scales (plane 1). Each is dense in its buffer or in its
+  // part of the slot.
   uint32_t n_planes() const { return op_.scales.bytes > 0 ? 2 : 1; }
   uint32_t plane_bytes(uint32_t plane) const {
     const auto rows = static_cast<uint32_t>(op_.element_bytes - op_.scales.bytes);
     return plane == 0 ? rows : op_.scales.bytes;
   }
-  // Where a plane of a slot begins, in bytes.
+  // Returns where a plane of a slot begins, in bytes.
   uint64_t plane_offset(uint32_t plane) const { return plane == 0 ? 0 : binding_.slot_elements * plane_bytes(0); }
-  // The plane at which a step goes on whose put found the link full.
+  // Returns the plane at which a step resumes after its put found the link full.
   uint32_t first_plane(const plan::Step& s, uint32_t chunk) const {
     return packed_ == &s && packed_chunk_ == chunk ? packed_plane_ : 0;
   }
-  // Sends `count` rows from dst_first of the slot, which `pack` writes into scratch memory first.
+  // Sends `count` rows to the slot, from row `first` on. `pack` writes them into scratch memory first.
   template <class Pack>
   Progress put_rows(const plan::Step& s, uint32_t chunk, uint32_t plane, uint64_t first, uint64_t count, Pack&& pack);
-  // Puts what lies at `from`; blocked: the same step again.
+  // Puts the bytes at `from`. If this blocks, the same step must be repeated.
   Progress put(uint32_t rank, uint64_t offset, const std::byte* from, uint64_t bytes);
-  // Whether the step may run while sources of its lane's earlier puts are still being read: what it writes, or lets
-  // others write, may be such a source.
+  // Returns whether the step may run while sources of its lane's earlier puts are still being read: the memory that it
+  // writes, or lets others write, may be such a source.
   bool sources_allow(const plan::Step& s);
   bool all_sources_taken();
-  // Memory for what a step packs and then puts to dst's rank: the link's own where it has any, else scratch memory.
-  // Null while there is no room, or while another step's put still needs it. `packed`: this step has packed it before.
+  // Returns memory for the data that a step packs and then puts to dst's rank: the link's own where it has any,
+  // otherwise scratch memory. Returns null while there is no room or another step's put still needs the scratch memory.
+  // `packed`: this step has packed the data before.
   std::byte* scratch_for(const plan::Step& s, uint32_t chunk, uint64_t bytes, bool* packed);
   void account(uint32_t rank, uint64_t bytes, bool stored);
-  // Stores past the cache: large Outputs, which nobody reads soon, and what another core reads.
+  // Returns whether to store past the cache: large Outputs, which are not read soon, and data that another core reads.
   bool uses_stream(const plan::Ref& dst, uint64_t bytes) const {
     return plan::streams_to_others(dst, fabric().rank, bytes) ||
            (dst.buffer != plan::Buffer::kStaging && stream_output_);
@@ -116,16 +120,16 @@ class Execution final : public AgreedTask {
   uint32_t agreed_ = 0;  // peers [0, agreed_) have been looked at
   bool all_reachable_ = true;
   bool chunks_known_ = true;
-  bool rest_follows_ = false;             // AllToAllv: op_.for_rest takes over after this program
-  uint64_t moved_ = 0;                    // elements of each block, before this program
+  bool rest_follows_ = false;             // AllToAllv: op_.for_rest continues after this program
+  uint64_t moved_ = 0;                    // elements of each block that were moved before this program
   std::vector<uint64_t> blocks_left_[4];  // send and receive offsets and lengths
   bool stream_output_ = false;
-  bool awaits_one_ = false;  // it stands at one step at a time, and little is on its way to this rank meanwhile
+  bool awaits_one_ = false;  // runs one step at a time, and little data is on its way to this rank meanwhile
   uint64_t wire_bytes_ = 0;
   uint32_t traffic_class_ = 0;
   transport::EngineUse engine_use_;
   uint64_t half_ = 0;  // offset of this operation's half of the staging
-  Scratch& scratch_;   // of the communicator, so that a small operation allocates nothing
+  Scratch& scratch_;   // the communicator's, so that a small operation allocates nothing
   std::vector<LaneState>& lanes_;
   std::vector<PeerBuffers>& peers_;
   std::vector<const void*>& srcs_;
@@ -133,12 +137,12 @@ class Execution final : public AgreedTask {
   std::vector<LandingStep>& landings_;
   std::vector<void*>& copies_;
   std::vector<PostedPut>& posted_;
-  const plan::Step* packed_ = nullptr;  // whose data is in the fabric's scratch, not yet put
+  const plan::Step* packed_ = nullptr;  // the step whose data is packed in the fabric's scratch and not yet put
   uint32_t packed_chunk_ = 0, packed_plane_ = 0;
-  uint32_t merged_ = 0;    // steps after the one just done that were done with it
-  LaneTrace trace_;        // of operations that ask for it
-  size_t lane_ = 0;        // that runs now
-  bool trickled_ = false;  // a put went on without coming to its end
+  uint32_t merged_ = 0;    // steps after the last one that were done together with it
+  LaneTrace trace_;        // for operations that ask for it
+  size_t lane_ = 0;        // the lane that runs now
+  bool trickled_ = false;  // a put has moved some bytes but is not complete
 };
 
 }  // namespace moeccl::exec

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each kind of step does on the host.
+// The implementation of each kind of step on the host.
 #include <algorithm>
 #include <cstring>
 
@@ -90,8 +90,9 @@ uint64_t Execution::governing(const Step& s) const {
 Range Execution::range(const Ref& ref, uint64_t length, uint32_t chunk) const {
   Range r = plan::resolve(binding_, *choice_.program, ref, length, chunk);
   if (is_v() && ref.rank != fabric().rank && ref.buffer == Buffer::kInput) {
-    // A peer's block for us starts where the peer says; how long it is was checked against our count. Nothing lies
-    // beyond kMostBytes: there a lie stays a place that address() refuses, and does not come round to a small number.
+    // A peer's block for us starts where the peer says; its length was checked against our count. Nothing lies beyond
+    // kMostBytes. With this limit, a false value remains a place that address() refuses, instead of wrapping around to
+    // a small number.
     const uint64_t start = fabric().link(ref.rank).block(sequence_).displacement.load(std::memory_order_relaxed);
     r.offset = std::min(start, kMostBytes / op_.element_bytes) + moved_ +
                plan::chunk_range(binding_.chunking, length, chunk).offset;
@@ -106,13 +107,13 @@ std::byte* Execution::staging(uint32_t rank) {
   return view == nullptr ? nullptr : view + half_;
 }
 
-// A peer's buffers, from its entry: an address when it is a thread of this process, an offset in its heap, else only
-// something to read from. The heap's bounds are checked at each use, in address().
+// Finds a peer's buffers from its entry: by address if the peer is a thread of this process, by offset if they are in
+// its heap; otherwise they can only be read from. address() checks the heap's bounds at each use.
 Status Execution::resolve_peer(uint32_t peer) {
   Fabric& f = fabric();
   PeerBuffers& b = peers_[peer];
   if (b.known) return {};
-  // Announced in choose(): from here on a peer that fails waits for us before it gives its buffers back.
+  // choose() has announced this use: from here on, a failing peer waits for us before it gives its buffers back.
   if (!still_runs(peer)) MOECCL_TRY(check_peer_state(*this, peer));
   const transport::Entry& e = f.link(peer).board().entries[sequence_ % transport::kEntries];
   if (e.seq.load(std::memory_order_acquire) != sequence_) {
@@ -155,7 +156,7 @@ std::byte* Execution::address(const Ref& ref, const Range& r) {
   if (base == nullptr) return nullptr;
   const transport::PeerView& view = f.link(ref.rank).view();
   if (!view.same_process) {
-    // The offset is the peer's word: stay inside its heap.
+    // The offset is the peer's word, so stay inside its heap.
     const auto place = static_cast<uint64_t>(base - view.heap);
     const uint64_t end = (r.offset + r.length) * op_.element_bytes;
     if (end > view.heap_bytes || place > view.heap_bytes - end) return nullptr;
@@ -177,7 +178,7 @@ Progress Execution::put(uint32_t rank, uint64_t offset, const std::byte* from, u
     waiting_peer_ = rank;
     return Progress::kBlocked;
   }
-  // What is packed in the fabric's scratch memory is packed over at once.
+  // Data in the fabric's scratch memory is overwritten by the next packing, so it cannot be posted.
   transport::PostedPuts* const posts = from == fabric().scratch.data() ? nullptr : fabric().link(rank).posted_puts();
   Result<transport::PutState> state =
       posts != nullptr ? posts->post(offset, from, bytes) : fabric().link(rank).put(offset, from, bytes);
@@ -200,8 +201,8 @@ bool Execution::all_sources_taken() {
   return posted_.empty();
 }
 
-// A peer that sees a signal has all that was put to it before, so those sources have been read. Any other signal, and
-// any store to this rank's memory, may give a source away.
+// A peer that sees a signal has received everything that was put to it before, so those sources have been read. Any
+// other signal, and any store to this rank's memory, may cause a source to be overwritten.
 bool Execution::sources_allow(const Step& s) {
   if (s.kind == StepKind::kWait) return true;
   const bool puts = s.dst.rank != fabric().rank && s.dst.buffer == Buffer::kStaging;
@@ -328,14 +329,15 @@ Progress Execution::reduce(const Step& s, uint32_t chunk) {
     args.stream = uses_stream(s.dst, bytes);
     for (uint16_t i = 1; i <= s.copies; ++i) args.stream |= !(&s)[i].read_again && uses_stream((&s)[i].dst, bytes);
   }
-  // In place the lines of dst have just been read: a store past the cache would only throw them out of it.
+  // In place, the lines of dst have just been read: a store past the cache would only evict them.
   args.stream = args.stream && std::find(srcs_.begin(), srcs_.end(), args.dst) == srcs_.end();
   f.kernels->reduce[op_.signature.type][static_cast<size_t>(op_.reduce)](args);
   return Progress::kMoved;
 }
 
-// A kernel stores past the cache all that it writes or nothing, and only where all stand alike in their lines. What
-// another core reads from the staging must not stay modified in this one's cache: then it is copied by itself.
+// A kernel stores either all of its output or none of it past the cache, and only where all destinations have the same
+// offset in their cache lines. Data in the staging that another core reads must not stay modified in this core's cache;
+// such data is copied separately.
 bool Execution::merges(const Step& s, const Range& dst, const Step& move, const std::byte* to) {
   const uint64_t bytes = dst.length * op_.element_bytes;
   if (move.dst.buffer != Buffer::kStaging || move.read_again || !uses_stream(move.dst, bytes)) return true;
@@ -382,7 +384,7 @@ Progress Execution::put_rows(const Step& s, uint32_t chunk, uint32_t plane, uint
   bool packed = false;
   std::byte* scratch = scratch_for(s, chunk, bytes, &packed);
   if (scratch == nullptr) {
-    if (plane > 0 && packed_ == nullptr) {  // the planes before have been put
+    if (plane > 0 && packed_ == nullptr) {  // the earlier planes have been put
       packed_ = &s;
       packed_chunk_ = chunk;
       packed_plane_ = plane;

@@ -30,7 +30,7 @@ void Fabric::fail(const Status& status) noexcept {
     recorder.note_failure(status.code(), status.message());
   }
   failed_.store(true, std::memory_order_release);
-  // What was revoked is no rank's own abort: it has failed with that code, on all ranks alike.
+  // A revocation is not this rank's own abort: the communicator fails with the same code on all ranks.
   const bool own_abort = status.code() == moecclAborted && aborted.load(std::memory_order_relaxed);
   const auto state = own_abort ? transport::RankState::kAborted : transport::RankState::kFailed;
   publish_state(state, status.code(), status.message());
@@ -68,7 +68,7 @@ void Fabric::publish_state(transport::RankState state, Code code, const std::str
   // Board.
   health.state.store(static_cast<uint32_t>(state), std::memory_order_seq_cst);
   if (engine == nullptr) return;
-  // Without memory the engine's thread tells them later, or the end of the connection does.
+  // If memory runs out here, the engine's thread tells the peers later, or the end of the connection does.
   (void)contained([&] { return engine->board_changed(true), Status(); });
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a communicator gives its executors: links, own memory, counters, health and the flight recorder.
+// The resources that a communicator gives its executors: links, own memory, counters, health and the flight recorder.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace moeccl::exec {
 inline constexpr uint32_t kMessageData = 8, kMessageCredit = 9;  // sigs of Send/Recv
 static_assert(kMessageData >= plan::kMaxSigs && kMessageCredit < transport::kSigsPerPeer);
 
-// A copy from a staging slot to Output that alone reads what `peer` has put there.
+// A copy from a staging slot to Output that is the only reader of what `peer` puts there.
 struct LandingStep {
   const plan::Step* copy = nullptr;
   uint32_t peer = 0;
@@ -32,22 +32,22 @@ struct LaneState {
   uint32_t chunk = 0, pc = 0;
   bool done = false;
 };
-// Where a peer's Input and Output are, as its entry says; resolved at first use.
+// The places of a peer's Input and Output according to its entry; resolved at first use.
 struct PeerBuffers {
   bool known = false;
   const std::byte* input = nullptr;  // reachable by loads
   std::byte* output = nullptr;
-  uint64_t input_address = 0;  // else for Link::read
+  uint64_t input_address = 0;  // otherwise, for Link::read
 };
 
-// A put whose source the link still reads, see transport::PostedPuts.
+// A put whose source the link is still reading; see transport::PostedPuts.
 struct PostedPut {
   size_t lane = 0;
   uint32_t peer = 0;
   uint64_t count = 0;
 };
 
-// What one Execution at a time works with. Kept between operations.
+// Working memory for one Execution at a time, kept between operations.
 struct Scratch {
   std::vector<LaneState> lanes;
   std::vector<PeerBuffers> peers;
@@ -59,7 +59,7 @@ struct Scratch {
   std::vector<uint8_t> slot_readers;
 };
 
-// What an operation that has run was, as profiles name it.
+// Identifies an operation that has run in the terms that profiles use.
 struct Timing {
   uint64_t sequence = 0;
   moecclOp_t op = moecclOpAllReduce;
@@ -70,66 +70,67 @@ struct Timing {
 };
 inline constexpr uint32_t kTimings = 4;
 
-// A word of this rank's for all, carried by the entry of one operation. Every rank hears all words when it enters the
-// one two later, as kEntries allows. Used by the thread that runs operations.
+// A word from this rank for all ranks, carried by the entry of one operation. Every rank reads all words when it enters
+// the second operation after that one, as kEntries allows. Used by the thread that runs operations.
 struct Ballot {
   static constexpr uint64_t kHeardAfter = 2;
-  uint64_t at = 0;  // the operation; 0: none
+  uint64_t at = 0;  // the operation that carries the word; 0: none
   uint64_t word = 0;
   std::function<void(std::span<const uint64_t> words)> heard;  // [n_ranks]
 };
 
-// Slots for the bytes of a pair's messages in device memory, [transport::shm::kMessageSlots]; headers stay in the
+// Slots in device memory for the bytes of a pair's messages, [transport::shm::kMessageSlots]. The headers stay in the
 // segment.
 struct DeviceSlots {
-  std::byte* out = nullptr;  // in the peer's memory, for what this rank sends
-  std::byte* in = nullptr;   // in this rank's, for what the peer sends
-  uint64_t bytes = 0;        // of a slot; 0: there are none, and the bytes follow the header
+  std::byte* out = nullptr;  // in the peer's memory, for messages from this rank
+  std::byte* in = nullptr;   // in this rank's memory, for messages from the peer
+  uint64_t bytes = 0;        // size of a slot; 0: there are no slots, and the bytes follow the header
 };
 
 struct Fabric {
-  // Without its segment, links and kernels. staging_bytes: of this rank, for two operations.
+  // Leaves the segment, links and kernels unset. `staging_bytes` is the size of this rank's staging for two operations.
   Fabric(uint32_t rank, uint32_t n_ranks, uint64_t staging_bytes);
 
   const uint32_t rank, n_ranks;
   std::string name;  // for messages; may be empty
   std::shared_ptr<transport::shm::Segment> own;
   std::vector<std::unique_ptr<transport::Link>> links;  // [n_ranks], null for this rank
-  std::vector<const transport::Outbox*> outboxes;       // [n_ranks] both, null where they cannot be read
+  std::vector<const transport::Outbox*> outboxes;       // [n_ranks], two each; null where they cannot be read
   std::unique_ptr<transport::Engine> engine;            // moves the bytes of links that need it; may be null
   std::vector<uint8_t> paced;                           // [n_ranks] the link's signals carry a time
   const uint64_t half_bytes;                            // staging of one operation: halves alternate
   const kernels::KernelTable* kernels = nullptr;
   std::byte* heap = nullptr;  // this process's symmetric heap
   size_t heap_bytes = 0;
-  SharedHeap* shared_heap = nullptr;  // the same; may be null
+  SharedHeap* shared_heap = nullptr;  // the same heap; may be null
   int64_t timeout_ms = 0;
-  std::atomic<int> priority{0};  // of calls that bring none, a moecclPriority_t
+  std::atomic<int> priority{0};  // a moecclPriority_t, for calls that give none
   bool crowded = false;          // more ranks than cores
-  // Outputs of a rank that are larger are written past the cache: those of all ranks of this host together fill it.
+  // A rank's larger Outputs are written past the cache: at this size, the Outputs of all ranks of this host fill it.
   uint64_t stream_from_bytes = ~uint64_t{0};
-  uint32_t spin_polls = 0;  // before a waiting rank gives up its core
-  // The executing thread's, over its operations: how long it waits before it yields, and when it last made room.
+  uint32_t spin_polls = 0;  // polls before a waiting rank gives up its core
+  // State of the executing thread across its operations: how long it waits before it yields, and when it last made
+  // room.
   struct {
     int64_t before_yield_ns = 0, made_room_ns = 0;
   } waiting;
 
-  // On CUDA memory: staging apart from the segment's (null: there), and how an operation's end is published, because
-  // what was launched may still run when the host has nothing left to do.
+  // For CUDA memory: staging apart from the segment's (null: in the segment), and the function that publishes an
+  // operation's end, because launched work may still run when the host has nothing left to do.
   bool cuda = false;
   std::byte* staging = nullptr;
   std::function<void(uint64_t sequence)> publish_completed;
-  transport::Arrivals* arrivals = nullptr;  // hears of puts over the network from when it connects; may be null
-  transport::DeviceMemory device_memory;    // what NICs may reach themselves; then nobody hears of puts
+  transport::Arrivals* arrivals = nullptr;  // is told of puts over the network once it connects; may be null
+  transport::DeviceMemory device_memory;    // what NICs may access themselves; then nothing is told of puts
   std::vector<DeviceSlots> device_slots;    // [n_ranks], or empty
 
   // Numbers of signals so far, mod 2^32; [peer * kSigsPerPeer + sig].
   std::vector<uint32_t> sent, awaited;
-  // For each peer the newest operation that it is known to have entered, in agreement with this rank on it and on all
-  // before; and, where that does not tell, the newest that it is known to have finished.
+  // `entered`: for each peer, the newest operation that it is known to have entered, agreeing with this rank on it and
+  // on all before. `finished`: where that does not tell, the newest operation that it is known to have finished.
   std::vector<uint64_t> entered, finished;
-  uint64_t met = 0;  // the newest operation in which this rank heard of all whom it asks
-  // What executions stored into each peer's memory; written by the executing thread.
+  uint64_t met = 0;  // newest operation in which this rank has heard from all ranks that it asks
+  // Counts what executions stored into each peer's memory; written by the executing thread.
   struct Traffic {
     uint64_t bytes = 0, messages = 0;
     void add(uint64_t n) {
@@ -139,12 +140,12 @@ struct Fabric {
   };
   std::vector<Traffic> traffic;  // [n_ranks]
   uint64_t sequence = 0;         // of this rank's newest operation
-  uint64_t history = 0;          // hash of all operations so far: ranks that ever called something else differ for good
+  uint64_t history = 0;          // hash of all operations so far: ranks that ever called different ones differ for good
   Recorder recorder;
   Scratch execution;
-  // Every kTellEvery operations all ranks tell what one took, in words that they exchange anyway. Called with the least
-  // of all ranks' times, that of the rank that came last: the same on all ranks and at the same place in the order of
-  // operations. Null: nobody asks.
+  // Every kTellEvery operations, all ranks tell how long one operation took, in words that they exchange anyway. The
+  // function is called with the minimum over all ranks, which is the time of the rank that came last. The value and its
+  // place in the order of operations are the same on all ranks. Null: not wanted.
   static constexpr uint64_t kTellEvery = 32;
   std::function<void(const Timing& timing)> on_timing;
   Ballot ballot;
@@ -162,11 +163,11 @@ struct Fabric {
     return shared_heap == nullptr || shared_heap->n_detached() == 0 || !shared_heap->is_detached(p);
   }
 
-  // Tells the peers on which core this rank runs, and returns it, + 1; 0: unknown.
+  // Tells the peers on which core this rank runs. Returns the core + 1, or 0 if it is unknown.
   uint32_t note_core();
-  // The flight recorder's newest lines, as errors.
+  // Logs the flight recorder's newest lines as errors.
   void log_recorder() const;
-  // The first failure stays; peers read it from this rank's board.
+  // Records a failure. The first failure stays; peers read it from this rank's board.
   void fail(const Status& status) noexcept;
   Status failure() const;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -176,7 +177,7 @@ struct Fabric {
   mutable std::mutex failure_mutex_;
   Status failure_;
   std::atomic<bool> failed_{false};
-  FlightEntry listed_;  // the last: gone before what it points to
+  FlightEntry listed_;  // last, so that it is destroyed before what it points to
 };
 
 }  // namespace moeccl::exec

@@ -29,11 +29,11 @@ namespace {
 
 constexpr size_t kPages = 512;
 constexpr size_t kPageBytes = (sizeof(FlightPage) + 4095) / 4096 * 4096;
-// Behind all pages: their hosts.
+// The texts about hosts follow all pages.
 constexpr size_t kHostsAt = kPages * kPageBytes, kFileBytes = kHostsAt + kPages * FlightSlot::kHostsBytes;
 constexpr char kFile[] = "moeccl-flight";
 
-// The process's file. Pages are taken by the lowest number that is free.
+// The process's file. The free page with the lowest number is taken first.
 struct Store {
   std::mutex mutex, dump;
   Fd fd;
@@ -55,7 +55,7 @@ struct Store {
     const auto free = std::find(taken.begin(), taken.end(), false);
     if (free == taken.end()) return nullptr;
     const auto i = static_cast<size_t>(free - taken.begin());
-    // Now, so that no store into it can fail later.
+    // Reserved now, so that no store into the page can fail later.
     if (!driver::reserve_pages(fd, i * kPageBytes, kPageBytes).ok()) return nullptr;
     *free = true;
     return new (mapping.data() + i * kPageBytes) FlightPage;
@@ -85,7 +85,7 @@ int64_t unix_ns() {
   return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
-// What was read of somebody else's memory: ended inside its room, one line.
+// Converts text from another process's memory to one line that ends within its array.
 template <size_t N>
 std::string text_of(const char (&from)[N]) {
   std::string text(from, strnlen(from, N));
@@ -155,7 +155,7 @@ bool read_at(int fd, size_t offset, std::span<std::byte> bytes) {
   return n == static_cast<ssize_t>(bytes.size());
 }
 
-// All pages of a file; one that changes meanwhile is half old, which a person can bear.
+// Reads all pages of a file. A page that changes meanwhile is partly old, which is acceptable for a human reader.
 Result<std::string> read_all(int fd, int pid) {
   nlohmann::json all{{"format", "moeccl-status"},
                      {"version", 1},
@@ -217,8 +217,8 @@ void FlightSlot::note_hosts(std::string_view json) {
   if (!shared_ || json.empty() || json.size() > kHostsBytes) return;
   Store& own = store();
   const auto at = static_cast<off_t>(Store::hosts_at(own.index_of(page_)));
-  const ssize_t n =
-      pwrite(own.fd.get(), json.data(), json.size(), at);  // of a file in memory: whole, or memory is full
+  const ssize_t n = pwrite(own.fd.get(), json.data(), json.size(),
+                           at);  // the file is in memory: either all is written, or memory is full
   if (n == static_cast<ssize_t>(json.size())) page_->hosts_bytes = static_cast<uint32_t>(json.size());
 }
 

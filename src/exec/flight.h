@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flight recorder's memory. All communicators of a process write into one anonymous shared file, so that somebody
-// else can read what a process does that does not answer any more: /proc/PID/fd shows the file to its owner.
+// The flight recorder's memory. All communicators of a process write into one anonymous shared file, so that another
+// process can see what an unresponsive process is doing: /proc/PID/fd shows the file to its owner.
 #pragma once
 
 #include <array>
@@ -15,12 +15,13 @@
 
 namespace moeccl::exec {
 
-// Plain numbers and texts, the same in every process; a reader checks kMagic and bytes, and trusts nothing.
+// Plain numbers and texts with the same layout in every process. A reader checks kMagic and `bytes`, and trusts
+// nothing.
 struct FlightRecord {
-  uint64_t sequence = 0;  // 0: unused, or Send/Recv which have none
+  uint64_t sequence = 0;  // 0: unused, or Send/Recv, which have none
   uint64_t count = 0;
-  int64_t start = 0, end = 0;  // Ticks; end: of timed ones that have ended
-  uint32_t root = 0;           // of Send/Recv: the peer
+  int64_t start = 0, end = 0;  // Ticks; `end` only of timed operations that have ended
+  uint32_t root = 0;           // for Send/Recv: the peer
   uint8_t op = 0, type = 0, reduce = 0;
   enum class State : uint8_t { kRunning, kDone, kDoneUntimed, kFailed } state = State::kRunning;
   uint8_t has_plan = 0;
@@ -33,8 +34,8 @@ struct FlightWait {
   int64_t since_ns = 0;   // now_ns()
   uint64_t sequence = 0;  // of the operation; 0: Send/Recv
   int32_t thread = 0;     // gettid()
-  uint32_t awaits = 0;    // the only rank that can let it go on; ~0: not known
-  uint32_t n_peers = 0;   // ranks that have not taken all of their part
+  uint32_t awaits = 0;    // the only rank that can unblock it; ~0: not known
+  uint32_t n_peers = 0;   // ranks that have not completed their part
   uint32_t peers[kPeers] = {};
   char text[216] = {};
 };
@@ -42,32 +43,32 @@ struct FlightWait {
 struct FlightPage {
   static constexpr uint64_t kMagic = 0x3130'5448'4749'4c46u;  // "FLIGHT01"
   static constexpr uint32_t kRecords = 64, kWaits = 8;
-  std::atomic<uint64_t> magic{0};  // 0: nobody's
+  std::atomic<uint64_t> magic{0};  // 0: unused
   uint32_t bytes = 0;
   uint32_t rank = 0, n_ranks = 0;
   uint32_t on_cuda_memory = 0;
-  uint64_t group = 0;  // the same on all ranks of a communicator, and no other's
+  uint64_t group = 0;  // the same on all ranks of a communicator, and unique to it
   char name[64] = {};
   int64_t failed_unix_ns = 0;  // 0: has not failed
   int32_t code = 0;
   uint32_t n_waits = 0;
   uint32_t hosts_bytes = 0;  // of the text beside the page, see FlightSlot::note_hosts(); 0: there is none
   char failure[480] = {};
-  uint64_t count = 0;  // of records so far
+  uint64_t count = 0;  // number of records so far
   FlightWait waits[kWaits];
   std::array<FlightRecord, kRecords> records;
 };
 
-// A page of the process's, or of its own memory where there is none left; given back at the end.
+// A page of the process's file, or private memory where no page is left; released on destruction.
 class FlightSlot {
  public:
   FlightSlot();
   ~FlightSlot();
   FlightSlot(const FlightSlot&) = delete;
   FlightSlot& operator=(const FlightSlot&) = delete;
-  // Which ranks are on which host, as moecclStatus shows it: [{"name", "host_id", "ranks": [[first, last], ...]}, ...].
-  // It lies in the file beside the page, so that a page has the same size for any number of ranks. A text of more than
-  // kHostsBytes, or where memory is full, is left out.
+  // Stores which ranks are on which host, as moecclStatus shows it: [{"name", "host_id", "ranks": [[first, last],
+  // ...]}, ...]. The text lies in the file beside the page, so that a page has the same size for any number of ranks. A
+  // text longer than kHostsBytes is left out, and so is any text if memory is full.
   static constexpr size_t kHostsBytes = 32 << 10;
   void note_hosts(std::string_view json);
   FlightPage* operator->() const { return page_; }
@@ -79,18 +80,19 @@ class FlightSlot {
   bool shared_;
 };
 
-// Copies `text`, cut to fit, with a zero behind it.
+// Copies `text`, cut to fit, and appends a zero byte.
 template <size_t N>
 void copy_text(char (&to)[N], std::string_view text) {
   to[text.copy(to, N - 1)] = 0;
 }
 
-// JSON of all communicators of a process of this host, 0 for this one: include/moeccl/status.h says what it holds.
+// Returns JSON that describes all communicators of a process on this host; pid 0 is this process.
+// include/moeccl/status.h describes the contents.
 // RemoteError: no such process, not allowed to look, or it has no communicator.
 Result<std::string> flight_json(int pid);
-// This process's into the file that MOECCL_DUMP names, if it names one. Failures are logged.
+// Writes this process's JSON to the file that MOECCL_DUMP names, if it names one. Failures are logged.
 void dump_flight() noexcept;
-// "/tmp/job" -> "/tmp/job.HOST.PID.json"; where the name holds %h or %p, these alone are replaced.
+// "/tmp/job" -> "/tmp/job.HOST.PID.json"; if the name contains %h or %p, only these are replaced.
 std::string dump_path(const std::string& named, const std::string& host, int pid);
 
 }  // namespace moeccl::exec

@@ -25,9 +25,9 @@ constexpr auto kTypeNames =
     names<MOECCL_NUM_DATA_TYPES>([](size_t i) { return type_name(static_cast<moecclDataType_t>(i)); });
 constexpr size_t kOperators = kPreMulSum + 1;
 
-// A field more is a new number at the end of the magic word: the debugger's script must know what it reads.
-// Initialised, so that it lies in .data of every library or program that has it; a global, because a debugger has
-// nothing else.
+// An additional field needs a new number at the end of the magic word, because the debugger's script must know what it
+// reads. The directory is initialised, so that it lies in .data of every library or program that contains it. It is
+// global, because a debugger has nothing else to find it by.
 struct Directory {
   char magic[16] = {'M', 'o', 'E', 'C', 'C', 'L', ' ', 'f', 'l', 'i', 'g', 'h', 't', ' ', '0', '1'};
   uint64_t record_bytes = sizeof(FlightRecord), n_records = FlightPage::kRecords;
@@ -42,7 +42,7 @@ struct Directory {
   const char* const* ops = kOpNames.data();
   const char* const* types = kTypeNames.data();
   const char* operators[kOperators] = {};
-  // Clocks at one moment, the first communicator's: ticks, and nanoseconds since 1970.
+  // The clocks at one moment, when the first communicator was made: ticks, and nanoseconds since 1970.
   int64_t ticks = 0, since_epoch_ns = 0;
   double ns_per_tick = 0;
   FlightEntry* first = nullptr;

@@ -10,7 +10,7 @@ namespace {
 
 using Spans = std::vector<std::pair<int64_t, int64_t>>;
 
-// Spans of one lane in order of time, those that meet joined.
+// Returns the spans of one lane in order of time, with adjoining spans joined.
 Spans joined(Spans spans) {
   std::sort(spans.begin(), spans.end());
   Spans out;

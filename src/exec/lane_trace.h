@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When each lane of a plan was busy with each chunk: what a timeline is drawn from.
+// Records when each lane of a plan was busy with each chunk. Timelines are drawn from these records.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct LaneSpan {
   int64_t start_ns = 0, end_ns = 0;  // from the operation's start
 };
 
-// Where a finished operation leaves its spans. Any thread.
+// Holds the spans of a finished operation. May be used from any thread.
 class LaneRecord {
  public:
   void set(std::vector<LaneSpan> spans) {
@@ -35,7 +35,7 @@ class LaneRecord {
   std::vector<LaneSpan> spans_;
 };
 
-// What one running operation notes. One thread.
+// Collects the spans of one running operation. Used by one thread.
 class LaneTrace {
  public:
   static constexpr uint32_t kMostChunks = 1024;
@@ -48,8 +48,8 @@ class LaneTrace {
       for (uint32_t c = 0; c < n_chunks_; ++c) spans_.push_back({static_cast<plan::LaneKind>(kind), c, 0, -1});
   }
   bool on() const { return !spans_.empty(); }
-  // Work on `chunk` took [from, to), on the clock of `start_ns`. Copies inside a rank count as the copy lane's, in
-  // whatever lane they stand: they use the same resource.
+  // Records that work on `chunk` took [from, to), on the clock of `start_ns`. Copies inside a rank count as the copy
+  // lane's, whatever lane they are in, because they use the same resource.
   void note(plan::LaneKind lane, uint32_t chunk, int64_t from, int64_t to) {
     if (chunk >= n_chunks_) return;
     LaneSpan& s = spans_[static_cast<size_t>(lane) * n_chunks_ + chunk];
@@ -57,7 +57,7 @@ class LaneTrace {
     s.start_ns = first ? from - start_ns_ : std::min(s.start_ns, from - start_ns_);
     s.end_ns = std::max(s.end_ns, to - start_ns_);
   }
-  // Those of lanes that did something, by lane and chunk.
+  // Returns the spans of lanes that did something, by lane and chunk.
   std::vector<LaneSpan> take() {
     std::erase_if(spans_, [](const LaneSpan& s) { return s.end_ns < 0; });
     return std::move(spans_);
@@ -69,8 +69,8 @@ class LaneTrace {
   std::vector<LaneSpan> spans_;
 };
 
-// For a person: when each lane was busy, and how much of that while the lanes before it were. spans: as take() has
-// them.
+// Returns text for a human reader: when each lane was busy, and how much of that time the lanes before it were busy
+// too. `spans` is what take() returns.
 std::string lanes_text(const std::vector<LaneSpan>& spans);
 
 }  // namespace moeccl::exec

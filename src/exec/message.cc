@@ -14,7 +14,7 @@ using transport::shm::kMessageSlots;
 
 namespace {
 
-// The header's words are the peer's: read each once, with the slot's signal (acquire) before.
+// The peer writes the header, so read each word once, after an acquire load of the slot's signal.
 MessageSlotHeader read_header(const MessageSlotHeader* h) {
   MessageSlotHeader copy;
   std::memcpy(&copy, h, sizeof(copy));
@@ -25,12 +25,12 @@ MessageSlotHeader read_header(const MessageSlotHeader* h) {
 
 Progress MessageTask::poll() {
   if (before_ != nullptr && !before_->finished_) {
-    // Not done, and not failed either: drive() ends this one when the communicator has failed.
+    // The earlier message is not done. If it has failed, so has the communicator, which ends this message too.
     if (fabric().failed()) return fail(fabric().failure());
     return Progress::kBlocked;
   }
   if (record_ == 0) {
-    // Two ranks may go on with each other for ever, and never look at a third that has revoked the communicator.
+    // Two ranks may exchange messages forever without ever looking at a third one that has revoked the communicator.
     if (Status s = check_revoked(fabric()); !s.ok()) return fail(std::move(s));
     note_begin();
   }
@@ -57,7 +57,7 @@ uint32_t MessageTask::acknowledged() const {
       fabric().own->signal(message_.peer, kMessageCredit).word.load(std::memory_order_acquire));
 }
 
-// The slots for messages to a rank lie in that rank's segment, by source.
+// The slots for messages to a rank are in that rank's segment, ordered by source.
 const MessageSlotHeader* MessageTask::own_slot(uint32_t number) const {
   Fabric& f = fabric();
   return reinterpret_cast<const MessageSlotHeader*>(f.own->message(message_.peer, number % kMessageSlots));
@@ -109,7 +109,7 @@ Progress MessageTask::send() {
   Fabric& f = fabric();
   uint32_t& sent = f.sent[message_.peer * kSigsPerPeer + kMessageData];
   if (begun_ && moved_bytes_ == message_.bytes) {
-    // Everything is handed over; what the receiver copies from our memory itself must also have been taken.
+    // Everything is handed over. Data that the receiver copies from our memory itself must also have been taken.
     const transport::PostedPuts* const posts = f.link(message_.peer).posted_puts();
     if (posts != nullptr && !posts->taken(posted_)) return Progress::kBlocked;
     if (last_number_ == 0 || static_cast<int32_t>(acknowledged() - last_number_) >= 0) return done();
@@ -163,7 +163,7 @@ Progress MessageTask::fill_slot(uint32_t number, const MessageSlotHeader& header
     if (link.pace() != nullptr) link.pace()->wrote(bytes);
     return Progress::kDone;
   }
-  // Blocked puts are called again with the same source: the header is kept where it was.
+  // A blocked put must be repeated with the same source, so the header stays where it was.
   transport::PutTurns* const turns = link.put_turns();
   if (!header_there_ && bytes > 0 && turns != nullptr && !turns->may_put(message_class(), bytes))
     return Progress::kBlocked;
@@ -252,9 +252,9 @@ Progress MessageTask::receive_direct(const MessageSlotHeader& header) {
       header.place <= view.heap_bytes - message_.bytes) {
     from = view.heap + header.place;
   }
-  // A sender that gave up in the meantime has its memory back, and what was read of it is worth nothing.
+  // A sender that gave up meanwhile has its memory back, so the data read from it is worthless.
   const auto still_sent = [&] {
-    std::atomic_thread_fence(std::memory_order_acquire);  // what was read before
+    std::atomic_thread_fence(std::memory_order_acquire);  // orders the reads above
     return still_runs(message_.peer) ? Status() : check_peer_state(*this, message_.peer);
   };
   if (from != nullptr) {

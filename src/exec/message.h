@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Send and Recv. Messages of a pair of ranks and direction follow one another through the pair's message slots; each
-// begins with a header that says its size, so that a receiver that expects another size says so. Large messages whose
-// memory the receiver can reach are copied once, by the receiver, from where they lie.
+// Send and Recv. Messages between a pair of ranks in one direction follow one another through the pair's message slots.
+// Each begins with a header that states its size, so that a receiver that expects another size can report it. If the
+// receiver can reach the memory of a large message, it copies the message once, directly from there.
 #pragma once
 
 #include "src/exec/runner.h"
@@ -10,7 +10,7 @@ namespace moeccl::exec {
 
 struct MessageSlotHeader {
   uint64_t bytes;  // of the whole message
-  uint64_t place;  // kDirect: address or heap offset of the whole message
+  uint64_t place;  // kAddress, kHeapOffset: where the whole message is
   uint64_t kind;   // MessageKind
   uint64_t type;   // moecclDataType_t
   uint64_t unused[4];
@@ -20,16 +20,16 @@ enum MessageKind : uint64_t { kChunks = 0, kAddress = 1, kHeapOffset = 2 };
 
 struct Message {
   uint32_t peer = 0;
-  std::byte* data = nullptr;  // read only by a send
+  std::byte* data = nullptr;  // a send only reads it
   uint64_t bytes = 0;
   bool is_send = false;
-  Runner* runner = nullptr;  // the communicator's for the memory that data is
+  Runner* runner = nullptr;  // the communicator's runner for the memory of `data`
   moecclDataType_t type = moecclInt8;
 };
 
 class MessageTask final : public Task {
  public:
-  // `before`: an earlier message of the same pair and direction in the same group, which goes first; may be null.
+  // `before`: an earlier message of the same pair, direction and group, which goes first; may be null.
   MessageTask(Fabric& fabric, const Message& message, const MessageTask* before)
       : Task(fabric), message_(message), before_(before) {}
 
@@ -41,7 +41,7 @@ class MessageTask final : public Task {
 
  private:
   Progress send();
-  // Fills the peer's slot `number`; blocked: again with the same header, which the task keeps.
+  // Fills the peer's slot `number`. If this blocks, it must be called again with the same header, which the task keeps.
   Progress fill_slot(uint32_t number, const MessageSlotHeader& header, uint64_t bytes);
   Progress receive();
   Progress send_direct();
@@ -49,27 +49,27 @@ class MessageTask final : public Task {
   bool direct_possible(uint64_t& kind, uint64_t& place) const;
   uint32_t acknowledged() const;
   Progress done();
-  void note_begin();  // in the flight recorder
-  void begin_use();   // of the engine, when the first of it moves
+  void note_begin();  // records it in the flight recorder
+  void begin_use();   // uses the engine from now on; called when the first bytes move
   uint32_t message_class() const;
   const MessageSlotHeader* own_slot(uint32_t number) const;
-  // Bytes of a message that a slot holds.
+  // Returns how many bytes of a message fit into a slot.
   uint64_t room() const;
 
   Message message_;
   const MessageTask* before_;
   uint64_t moved_bytes_ = 0;
   MessageSlotHeader header_{};
-  uint64_t posted_ = 0;        // puts of the link so far, when the last of this message was posted
-  bool header_there_ = false;  // of the slot that is being filled by puts
+  uint64_t posted_ = 0;        // number of puts on the link when the last put of this message was posted
+  bool header_there_ = false;  // the header of the slot that is being filled has been put
   bool begun_ = false, finished_ = false;
-  size_t record_ = 0;    // in the flight recorder; 0: not yet
-  bool filled_ = false;  // the next slot is, and waits for the link to admit it
+  size_t record_ = 0;    // in the flight recorder; 0: not recorded yet
+  bool filled_ = false;  // the next slot is filled and waits for the link to admit it
   transport::EngineUse engine_use_;
-  uint32_t last_number_ = 0;  // send: acknowledged when the peer has taken this chunk
+  uint32_t last_number_ = 0;  // send: complete once the peer has acknowledged this chunk
 };
 
-// A message of a rank to itself.
+// A message from a rank to itself.
 class SelfMessageTask final : public Task {
  public:
   SelfMessageTask(Fabric& fabric, const Message& send, const Message& receive)

@@ -32,7 +32,7 @@ Signature unpack(uint64_t packed, uint64_t count, uint64_t plan) {
 }
 
 uint64_t extend_history(uint64_t history, const Signature& s) {
-  // Odd factors keep the three apart; side by side they cost less than one after another.
+  // Odd factors keep the three apart. Independent products cost less than a chain of them.
   const uint64_t mixed =
       pack(s, 0) * 0x9e3779b97f4a7c15u + s.count * 0xc2b2ae3d27d4eb4fu + s.plan * 0x165667b19e3779f9u;
   return hash_combine(history, mixed ^ mixed >> 29);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One operation as an executor gets it: a program, its binding and the caller's buffers.
+// One operation as an executor receives it: a program, its binding and the caller's buffers.
 #pragma once
 
 #include <atomic>
@@ -21,14 +21,14 @@ namespace moeccl::exec {
 
 class Runner;
 
-// What all ranks must agree on, and how a disagreement is named.
+// The properties on which all ranks must agree. Disagreements are reported in these terms.
 struct Signature {
   moecclOp_t op = moecclOpAllReduce;
   moecclDataType_t type = moecclInt8;
   uint8_t reduce = 0;  // moecclBuiltinRedOp_t, or kPreMulSum
   uint32_t root = 0;
   uint64_t count = 0;
-  uint64_t plan = 0;  // hash of the plan, or of the plans among which agreement chooses
+  uint64_t plan = 0;  // hash of the plan, or of the plans from which the agreement chooses
 };
 inline constexpr uint8_t kPreMulSum = 5;
 using plan::op_name;
@@ -38,38 +38,39 @@ const char* reduce_name(uint8_t reduce);  // "sum"
 inline constexpr uint64_t kInputInHeap = 1, kOutputInHeap = 2;
 uint64_t pack(const Signature& s, uint64_t flags);
 Signature unpack(uint64_t packed, uint64_t count, uint64_t plan);
-// The hash of all operations up to this one, from that of those before.
+// Returns the hash of all operations up to this one, given the hash of those before.
 uint64_t extend_history(uint64_t history, const Signature& s);
-// The sentence for two ranks that differ: "rank 0 calls allreduce with count 4096, rank 3 with count 4100".
+// Returns the message for two ranks that differ: "rank 0 calls allreduce with count 4096, rank 3 with count 4100".
 std::string describe_difference(uint32_t rank_a, const Signature& a, uint32_t rank_b, const Signature& b);
 
-// The class of traffic for transport::Link::admit(): `priority` as the user counts (from 1), 0: by operation.
+// Returns the class of traffic for transport::Pace::admit(). `priority` is the user's (from 1); 0: the operation's own.
 uint32_t traffic_class(moecclOp_t op, int priority);
 
-// A plan that could run, with what is specific to this rank.
+// A plan that could run, with the parts that are specific to this rank.
 struct Choice {
   const plan::Program* program = nullptr;
   plan::Chunking chunking;
   const char* algorithm = "";
   uint64_t plan_hash = 0;
-  uint64_t program_hash = 0;  // of this rank's program: plans of one hash differ in place. 0: not kept apart
+  uint64_t program_hash =
+      0;  // of this rank's program, which differs in place although the plan hash does not; 0: not distinguished
 };
 
-// One, as a Scalar of the type.
+// Returns 1 as a Scalar of the type.
 kernels::Scalar unit_scale(moecclDataType_t type);
 
 struct Operation {
-  Runner* runner = nullptr;  // the communicator's, which picks it once
+  Runner* runner = nullptr;  // the communicator's runner, chosen once
   Signature signature;
-  Choice choice;  // the plan, when all ranks already know it
-  // When every buffer of every rank turns out to be reachable (agreed at entry), this one runs instead. Null: no
-  // question.
+  Choice choice;  // the plan, if all ranks already know it
+  // The choice that runs instead if every buffer of every rank turns out to be reachable (agreed at entry). Null:
+  // reachability does not matter.
   const Choice* if_reachable = nullptr;
-  // The choice's. When a correction of the profile has come in between, it is made again before the operation runs. 0:
-  // it stands.
+  // The epoch of `choice`. If the profile has been corrected since, the choice is made again before the operation runs.
+  // 0: the choice stands.
   uint32_t epoch = 0;
-  // AllToAllv: its size is known only when all ranks have entered. What is left after the first chunk of `choice` runs
-  // with this one. Null: `choice` runs to the end.
+  // AllToAllv: its size is known only when all ranks have entered. This choice runs what is left after the first chunk
+  // of `choice`. Null: `choice` runs to the end.
   const Choice* for_rest = nullptr;
   std::shared_ptr<const void> keep;  // owns the programs
 
@@ -77,48 +78,49 @@ struct Operation {
   const void* input = nullptr;
   void* output = nullptr;
   size_t element_bytes = 1;
-  uint64_t output_bytes = 0;  // 0: what the blocks of the operation and `binding` say
+  uint64_t output_bytes = 0;  // 0: follows from the operation's blocks and `binding`
   kernels::ReduceOp reduce = kernels::ReduceOp::kSum;
   uint32_t divisor = 0;  // Avg
   bool scaled = false;   // premulsum
   kernels::Scalar scale{};
-  // The scale as one element of CUDA memory, read when the operation runs; null: `scale` holds it.
+  // The scale as one element of CUDA memory, read when the operation runs. Null: `scale` holds it.
   const void* scale_at = nullptr;
   bool grouped = false;  // deterministic row sums
-  uint8_t priority = 0;  // of the call, a moecclPriority_t; 0: by operation
-  // Rows with scales: element_bytes counts both, and a slot holds its rows first, then their scales.
+  uint8_t priority = 0;  // of the call, a moecclPriority_t; 0: the operation's own
+  // Rows with scales: element_bytes counts both, and a slot holds its rows first and then their scales.
   struct Scales {
     const void* input = nullptr;
     void* output = nullptr;
-    uint32_t bytes = 0;  // of a row; 0: none
+    uint32_t bytes = 0;  // per row; 0: none
   } scales;
   // Rows on the persistent kernel.
   struct Rows {
-    const cuda::WalkTables* tables = nullptr;  // RowTables::device(); null: the lists are the binding's alone
-    bool in_tables_alone = false;              // the lists that hold now
+    const cuda::WalkTables* tables = nullptr;  // RowTables::device(); null: only the binding has the lists
+    bool in_tables_alone = false;              // only the tables have the lists that are valid now
     bool weighted = false;                     // the lists' weights apply
-    // About what this rank moves, and the most that a graph's replay may have to move.
+    // `bytes`: roughly what this rank moves. `most_bytes`: the most that a graph's replay may have to move.
     uint64_t bytes = 0, most_bytes = 0;
   } rows;
   bool on_device() const;  // input and output are CUDA memory
-  // Where the last run's time and bytes are noted; owned by `keep`. Null: nowhere.
+  // Receives the time and bytes of the last run; owned by `keep`. Null: they are not recorded.
   struct Measured {
     std::atomic<double> ns{0};
     std::atomic<uint64_t> wire_bytes{0};
     LaneRecord lanes;  // of TensorAllToAll
   };
   Measured* measured = nullptr;
-  // Where a trial of plans (select/trials.h) hears of the run; the communicator's. Null: none goes on.
+  // Reports the run to a trial of plans (select/trials.h); owned by the communicator. Null: no trial is under way.
   struct Ran {
     bool is_timed = false;
-    double took_ns = 0;  // on this rank; 0: not timed, or the plan that was chosen before it began did not run
-    uint64_t largest_block_bytes = 0;  // AllToAllv: of all ranks, the same on all; 0: all went with the first word
+    double took_ns = 0;  // on this rank; 0: not timed, or another plan ran than the one chosen beforehand
+    uint64_t largest_block_bytes =
+        0;  // AllToAllv: over all ranks, the same on all; 0: all data went with the first word
   };
   Ran* ran = nullptr;
   // AllToAllv: [n_ranks] in elements; owned by the operation because the call may be asynchronous.
   std::vector<uint64_t> send_counts, send_displs, recv_counts, recv_displs;
 
-  // As new, but for what a preparation sets anyway and for memory that it can use again.
+  // Resets everything except what a preparation sets anyway and memory that it can reuse.
   void reset() {
     binding = {};
     epoch = 0;

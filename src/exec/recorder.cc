@@ -40,7 +40,7 @@ size_t Recorder::begin(uint64_t sequence, const Signature& signature) {
 void Recorder::chose(const char* algorithm) {
   const size_t at = (slot_->count + kRecords - 1) % kRecords;
   slot_->records[at].has_plan = 1;
-  if (names_[at] == algorithm) return;  // as in the operation before the last kRecords: its text is still there
+  if (names_[at] == algorithm) return;  // the same as kRecords operations ago: its text is still there
   names_[at] = algorithm;
   copy_text(slot_->records[at].algorithm, algorithm);
 }

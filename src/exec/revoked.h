@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a communicator was revoked, by whichever of its ranks.
+// Detects that a rank has revoked the communicator.
 #pragma once
 
 #include "src/exec/fabric.h"
 
 namespace moeccl::exec {
 
-// Aborted, naming the rank, once one has; looks at a word of each peer.
+// Returns Aborted, naming the rank, once a rank has revoked the communicator. Looks at one word of each peer.
 Status check_revoked(const Fabric& fabric);
 
 }  // namespace moeccl::exec

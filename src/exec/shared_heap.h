@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that processes of the host map and store into, as far as executors must know: what may no longer be reached.
+// Memory that processes of the host map and store into, as far as executors must know it: which parts are out of reach.
 #pragma once
 
 #include <atomic>
@@ -10,15 +10,16 @@
 
 namespace moeccl::exec {
 
-// Any thread.
+// May be used from any thread.
 class SharedHeap {
  public:
-  // The peers' stores into this range, and into the pages that it shares with others, do not arrive here any more. From
-  // now on the allocation around it counts as ordinary memory. At most up to the end of that allocation.
+  // Keeps the peers' stores to this range, and to the pages that it shares with other data, from arriving here any
+  // more. From then on the allocation around it counts as ordinary memory. The range ends at the latest where that
+  // allocation ends.
   virtual Status detach(void* from, size_t bytes) = 0;
-  // Whether p lies in an allocation of which a part was detached.
+  // Returns whether p lies in an allocation of which a part was detached.
   virtual bool is_detached(const void* p) = 0;
-  // How often something was.
+  // Returns the number of detachments.
   uint32_t n_detached() const { return n_detached_.load(std::memory_order_acquire); }
   // See transport::Region.
   const std::atomic<uint64_t>& generation() const { return generation_; }

@@ -19,28 +19,29 @@ namespace {
 constexpr int64_t kCheckEvery_ns = 1'000'000;   // boards of peers, deadline: a few cache lines per peer
 constexpr int64_t kAliveEvery_ns = 20'000'000;  // a system call per peer
 constexpr uint64_t kPollsWithoutPause = 20;
-constexpr int64_t kYieldFor_ns = 3'000'000;  // then sleep: yielding for ever would take the cores from others
-// Ranks that share cores sleep earlier when a yield finds nobody else on this core: only then does the kernel see an
-// idle core and bring a rank here that waits for another one (docs/decisions.md).
+constexpr int64_t kYieldFor_ns = 3'000'000;  // then sleep: yielding forever would take the cores from others
+// Ranks that share cores sleep earlier when a yield finds nothing else to run on this core: only then does the kernel
+// see an idle core and move a rank here that waits for another one (docs/decisions.md).
 constexpr int64_t kLonely_ns = 3'000, kLonelyFor_ns = 100'000;
-// With a core for each rank, whatever takes one that is given up is a stranger, and keeps it for a time slice. When a
-// yield has cost that much, the next waits do without for a while. Two ranks on one core are there by the kernel's
-// choice, which may take it 10 ms to undo: one of them moves.
+// If each rank has a core, whatever takes over a core that a rank gives up is foreign, and keeps it for a time slice.
+// After a yield that cost this much, the next waits do not yield for a while. Two ranks are on one core only by the
+// kernel's choice, which may take it 10 ms to undo: one of them moves.
 constexpr int64_t kStranger_ns = 50'000, kWithoutYield_ns = 300'000, kMakeRoomEvery_ns = 2'000'000;
-// A rank that fails or aborts has perhaps finished this operation, and then all others may be able to. Those that have
-// not moved for so long cannot: another rank is stuck.
+// A rank that fails or aborts may have finished this operation, and then all others may be able to finish it too. Ranks
+// that have not moved for this long cannot: another rank is stuck.
 constexpr int64_t kLastChance_ns = 200'000'000;
-// A wait that lasts is noted for those who look from outside.
+// A long wait is noted for observers in other processes.
 constexpr int64_t kNoteAfter_ns = 10'000'000, kNoteEvery_ns = 100'000'000;
-constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts holds an acknowledgement
+constexpr int64_t kSilent_ms = 250;  // longer than any queue between two hosts delays an acknowledgement
 constexpr int64_t kShortSleep_ns = 50'000, kLongSleep_ns = 500'000;
-// A rank that did not run for so long was itself stopped (a debugger, a batch system, a paused virtual machine),
-// perhaps with its peers: it has not waited for them meanwhile, and its deadline moves.
+// A rank that did not run for this long was itself stopped (a debugger, a batch system, a paused virtual machine),
+// perhaps with its peers. It has not waited for them meanwhile, so its deadline moves.
 constexpr int64_t kStopped_ns = 2'000'000'000;
 
 Status timed_out(Task& task) {
   Fabric& f = task.fabric();
-  // Ranks whose hosts answer wait for others themselves: where some do not, those alone are named.
+  // Ranks whose hosts answer are waiting for others themselves. If some hosts do not answer, only their ranks are
+  // named.
   std::string late;
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p == f.rank || !task.needs(p)) continue;
@@ -149,7 +150,7 @@ Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_ali
       if (p == f.rank || !task.needs(p)) continue;
       Status lost = f.link(p).check_peer();
       if (lost.ok()) continue;
-      MOECCL_TRY(check_peer_state(task, p));  // its own word says more, if it came since
+      MOECCL_TRY(check_peer_state(task, p));  // its own text says more, if it has arrived since
       return lost;
     }
   }
@@ -159,15 +160,15 @@ Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_ali
 
 namespace {
 
-// One blocked stretch of drive(): spin briefly, then yield, then sleep.
+// Paces one blocked stretch of drive(): spins briefly, then yields, then sleeps.
 class Patience {
  public:
   explicit Patience(Fabric& fabric) : fabric_(fabric) {}
   void reset() { polls_ = 0; }
-  // True when it is time for a health check.
+  // Returns true when it is time for a health check.
   bool wait() {
     if (++polls_ <= fabric_.spin_polls) {
-      // A peer that runs on another core answers within some polls: a pause would only add its length.
+      // A peer that runs on another core answers within a few polls: a pause would only add its length.
       if (polls_ > kPollsWithoutPause) _mm_pause();
       return false;
     }
@@ -194,7 +195,7 @@ class Patience {
   }
   int64_t since() const { return since_; }
   int64_t now() const { return now_; }
-  // After wait() has returned true: whether the waits are to be noted, and that they are.
+  // Called after wait() has returned true. Returns whether the waits are to be noted, and assumes that they then are.
   bool is_long() {
     if (now_ - since_ < kNoteAfter_ns || now_ - noted_ < kNoteEvery_ns) return false;
     noted_ = now_;
@@ -211,7 +212,7 @@ class Patience {
     if (!fabric_.crowded && !beside_peer_)
       before_yield_ns = took > kStranger_ns ? kWithoutYield_ns : before_yield_ns / 2;
   }
-  // Whether a peer last ran on `core` (as noted); with `lower` only peers of lower ranks count.
+  // Returns whether a peer last ran on `core` (as noted). With `lower`, only peers of lower ranks count.
   bool runs_on(uint32_t core, bool lower) const {
     for (uint32_t p = 0; p < (lower ? fabric_.rank : fabric_.n_ranks); ++p) {
       if (p != fabric_.rank && fabric_.link(p).board().progress.core.load(std::memory_order_relaxed) == core)
@@ -223,7 +224,7 @@ class Patience {
     const uint32_t here = fabric_.note_core();
     return here != 0 && runs_on(here, false);
   }
-  // The lowest rank of those on a core stays.
+  // The lowest of the ranks on a core stays.
   void make_room() const {
     if (!runs_on(fabric_.note_core(), true)) return;
     driver::move_to_core([this](int core) { return !runs_on(static_cast<uint32_t>(core) + 1, false); });
@@ -231,14 +232,14 @@ class Patience {
 
   Fabric& fabric_;
   bool beside_peer_ = false;
-  int64_t shared_ = 0;  // when somebody else last ran on this core
+  int64_t shared_ = 0;  // when something else last ran on this core
   uint64_t polls_ = 0;
   int64_t since_ = 0, now_ = 0, checked_ = 0, alive_ = 0, noted_ = 0;
 };
 
 }  // namespace
 
-// Tells the fabrics' engines that this thread drives them, until it is destroyed.
+// Tells the fabrics' engines that this thread drives them while this object exists.
 class Engines {
  public:
   explicit Engines(std::span<Task* const> tasks) : tasks_(tasks) {
@@ -253,7 +254,7 @@ class Engines {
   }
   Engines(const Engines&) = delete;
   Engines& operator=(const Engines&) = delete;
-  // Between rounds of polls.
+  // Called between rounds of polls.
   void progress() const {
     for (size_t i = 0; i < tasks_.size(); ++i) {
       if (!first_of_fabric(i)) continue;
@@ -262,7 +263,7 @@ class Engines {
   }
 
  private:
-  // Tasks of one fabric usually stand side by side: once for all of them.
+  // Tasks of one fabric are usually adjacent, so the engine is called once for all of them.
   bool first_of_fabric(size_t i) const {
     const Fabric& f = tasks_[i]->fabric();
     return f.engine != nullptr && (i == 0 || &tasks_[i - 1]->fabric() != &f);
@@ -289,7 +290,7 @@ Status drive(std::span<Task* const> tasks) {
   if (tasks.empty()) return {};
   Status first;
   size_t left = tasks.size();
-  // Tasks that have ended are marked, not removed: their order is the order of polling.
+  // Tasks that have ended are marked rather than removed, because their order is the order of polling.
   std::vector<uint8_t> ended_storage;
   uint8_t ended_few[16] = {};
   uint8_t* ended = ended_few;
@@ -313,7 +314,7 @@ Status drive(std::span<Task* const> tasks) {
   Patience patience(tasks[0]->fabric());
   while (left > 0) {
     bool moved = false;
-    if (!fresh) engines.progress();  // what a task sends first need not wait for the sockets
+    if (!fresh) engines.progress();  // the first sends of a task need not wait for the sockets
     fresh = false;
     for (size_t i = 0; i < tasks.size(); ++i) {
       if (ended[i]) continue;
@@ -339,7 +340,7 @@ Status drive(std::span<Task* const> tasks) {
       if (ended[i]) continue;
       Status s = contained([&] { return check_health(*tasks[i], patience.since(), patience.now(), patience.alive()); });
       if (s.ok()) continue;
-      // What the peer did before it failed is visible now that its failure is: it may be all that was missing.
+      // What the peer did before it failed is visible now that its failure is, and may be all that was missing.
       const Progress p = poll_contained(*tasks[i]);
       if (p == Progress::kMoved) {
         patience.reset();

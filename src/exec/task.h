@@ -22,30 +22,31 @@ class Task {
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
 
-  // Does what can be done now. After kDone or kFailed it is not called again.
+  // Does what can be done now. Is not called again after kDone or kFailed.
   virtual Progress poll() = 0;
-  // Looks, when blocked for a while, for reasons that a poll cannot see: a peer that calls something else.
+  // Called when the task has been blocked for a while. Looks for reasons that a poll cannot see, such as a peer that
+  // calls something else.
   virtual Status diagnose() = 0;
-  // The operation's number in its communicator; 0: Send/Recv, which have none.
+  // Returns the operation's number in its communicator; 0: Send/Recv, which have none.
   virtual uint64_t sequence() const { return 0; }
-  // For messages: what it is and what it waits for, naming ranks.
+  // Describes the task and what it waits for, naming ranks. Used in messages.
   virtual std::string describe() const = 0;
-  // After the communicator's timeout: how much longer what runs elsewhere may take to say where it waits.
+  // Returns how much longer than the communicator's timeout the work elsewhere may take to report where it waits.
   virtual int64_t grace_ms() const { return 0; }
-  // It will not be polled again, and this rank's failure is published: gives back what it used of peers, and returns
-  // when no peer uses this rank's buffers any more, which their owner may free then. Bounded, also when a peer is
-  // stuck.
+  // Called when the task will not be polled again and this rank's failure is published. Gives back what it used of
+  // peers, and returns when no peer uses this rank's buffers any more; their owner may free them then. The wait is
+  // bounded, even if a peer is stuck.
   virtual void abandon() {}
-  // Comes before abandon(): what runs on a device and waits for peers gives up.
+  // Called before abandon(). Makes work on a device that waits for peers give up.
   virtual void stop() {}
-  // After poll(): the only rank that can let it go on, or transport::Engine::kAnyone.
+  // After poll(): returns the only rank that can unblock the task, or transport::Engine::kAnyone.
   virtual uint32_t awaits() const { return transport::Engine::kAnyone; }
-  // Whether `peer` can still be needed, so that its leaving is a failure.
+  // Returns whether `peer` may still be needed, so that its leaving is a failure.
   virtual bool needs(uint32_t peer) const = 0;
 
   Fabric& fabric() const { return fabric_; }
-  // Whether `peer` still runs; to be asked after announcing on the own board what is used of it, and again after the
-  // use.
+  // Returns whether `peer` still runs. Must be called after announcing on this rank's board what is used of the peer,
+  // and again after the use.
   bool still_runs(uint32_t peer) const {
     return fabric_.link(peer).board().health.state.load(std::memory_order_seq_cst) ==
            static_cast<uint32_t>(transport::RankState::kRunning);
@@ -61,7 +62,7 @@ class Task {
   Status status_;
 };
 
-// task.poll(); what it throws is the task's failure, so that its owner gives back what peers use of it.
+// Calls task.poll(). An exception becomes the task's failure, so that its owner gives back what peers use of it.
 template <class T>
 Progress poll_contained(T& task) {
   try {
@@ -71,27 +72,28 @@ Progress poll_contained(T& task) {
   }
 }
 
-// Waits until `in_use` is false, for at most `most_ns`: peers look at each other's health every millisecond.
+// Waits until `in_use` returns false, for at most `most_ns`. Peers look at each other's health every millisecond.
 void wait_for_peers(const std::function<bool()>& in_use, int64_t most_ns = 1'000'000'000);
 
-// Runs all tasks to their ends; the first failure is returned after all have ended. Every wait has an end: the
-// communicator's timeout, an abort, a failed or dead peer.
+// Runs all tasks to their ends and returns the first failure after all have ended. Every wait has an end: the
+// communicator's timeout, an abort, or a failed or dead peer.
 Status drive(std::span<Task* const> tasks);
 inline Status drive(Task& task) {
   Task* const one = &task;
   return drive({&one, 1});
 }
-// Ends a task that has failed so: the communicator's first failure, such as an abort from another thread.
+// Ends a task that has failed with `status`. Returns the communicator's first failure, such as an abort from another
+// thread.
 Status give_up(Task& task, const Status& status);
 
-// Why a rank has failed, from its board. A peer's words: bounded, printable, never trusted.
+// Returns why a rank has failed, from its board. The text is a peer's: bounded, printable, never trusted.
 std::string failure_text(const transport::Board& board);
-// How a peer has failed, in the peer's own words where it has any; else success. A peer that has finished its part
-// cannot fail the task any more, whatever becomes of it; but `waits_long` asks about failures of all peers.
+// Returns how a peer has failed, in the peer's own words if it has any, or success. A peer that has finished its part
+// can no longer fail the task, whatever happens to it; with `waits_long`, however, failures of all peers count.
 Status check_peer_state(Task& task, uint32_t peer, bool waits_long = false);
 
-// Why a rank that has been blocked since `since_ns` must give up, or success. Every 20 ms it also asks whether the
-// peers' processes live; `last_alive_ns` remembers when.
+// Returns why a rank that has been blocked since `since_ns` must give up, or success. Every 20 ms it also checks
+// whether the peers' processes are alive; `last_alive_ns` holds the time of the last check.
 Status check_health(Task& task, int64_t since_ns, int64_t now, int64_t& last_alive_ns);
 
 }  // namespace moeccl::exec

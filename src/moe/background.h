@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One piece of work at a time on a thread of its own.
+// Runs one piece of work at a time on its own thread.
 #pragma once
 
 #include <condition_variable>
@@ -14,13 +14,13 @@ namespace moeccl::comm {
 class Background {
  public:
   Background() : thread_([this] { loop(); }) {}
-  ~Background();  // finishes what was given
+  ~Background();  // finishes the work that was started
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  // After wait() only.
+  // Call this only after wait().
   void start(std::function<Status()> work);
-  // Until the work given last has ended; what it returned, again and again.
+  // Blocks until the last work has ended and returns its result, as often as it is called.
   Status wait();
 
  private:
@@ -31,7 +31,7 @@ class Background {
   std::function<Status()> work_;
   bool busy_ = false, ending_ = false;
   Status result_;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last, because it uses the other members
 };
 
 }  // namespace moeccl::comm

@@ -135,7 +135,7 @@ exec::StreamEngine* CommunicatorHost::engine_for(const void* choices) {
 
 Status CommunicatorHost::with_kernels(const void* buffer, const WithKernels& body) {
   if (!comm_.is_device_memory(buffer)) return MoeHost::with_kernels(buffer, body);
-  // In its turn: the engine is the proxy's while an operation runs.
+  // The kernels run in their turn, because the engine belongs to the proxy while an operation runs.
   return comm_.run_on_device(comm_.take_ticket(), [&](const kernels::KernelTable& table) { body(table, true); });
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A communicator as the host of MoE layers.
+// Presents a communicator as the host of MoE layers.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@ namespace moeccl::comm {
 
 class CommunicatorHost final : public MoeHost {
  public:
-  // `find_stream` turns a C handle into a stream, null for the blocking one.
+  // `find_stream` turns a C handle into a stream; the result is null for the blocking stream.
   using FindStream = Status (*)(moecclStream_t, const Communicator*, Stream**);
   CommunicatorHost(Communicator& comm, FindStream find_stream);
 
@@ -21,7 +21,7 @@ class CommunicatorHost final : public MoeHost {
   uint32_t rank() const override { return comm_.rank(); }
   uint32_t n_ranks() const override { return comm_.n_ranks(); }
   const plan::LevelTree& tree() const override { return comm_.tree(); }
-  // On CUDA memory rows move at a device's rates, over the links that the communicator had when this was made.
+  // On CUDA memory, rows move at a device's rates over the links that the communicator had when this host was created.
   const plan::Profile& profile() const override { return on_device_ ? *on_device_ : comm_.selector().profile(); }
   bool paced() const override { return comm_.paced(); }
   bool deterministic() const override { return comm_.config().deterministic; }
@@ -42,7 +42,7 @@ class CommunicatorHost final : public MoeHost {
  private:
   Communicator& comm_;
   FindStream find_stream_;
-  std::optional<plan::Profile> on_device_;  // of a communicator whose ranks all have CUDA memory
+  std::optional<plan::Profile> on_device_;  // set if all ranks of the communicator have CUDA memory
 };
 
 }  // namespace moeccl::comm

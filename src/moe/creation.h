@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks that do something together tell each other: whether they can, and the fields that must be the same.
+// The exchange before ranks do something together: whether each can take part, and the fields that must agree.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +13,15 @@
 
 namespace moeccl::comm {
 
-// What a rank says of another one's failure: "rank 3 could not update its routing (moecclTimeout): see its own error".
+// Returns this rank's error for a failure of another rank, such as "rank 3 could not update its routing
+// (moecclTimeout): see its own error".
 inline Status failed_there(uint32_t rank, const std::string& what, int32_t code) {
   return error(moecclRemoteError, "rank {} {} ({}): see its own error", rank, what,
                moecclGetErrorString(static_cast<moecclResult_t>(code)));
 }
 
-// Every rank's answer, whose `code` says whether it can go on; all leave together. all_gather(mine, bytes, all).
+// Collects every rank's answer, whose `code` says whether that rank can go on. All ranks leave with the same verdict.
+// The exchange is all_gather(mine, bytes, all).
 template <class Answer, class AllGather>
 Result<std::vector<Answer>> gather_answers(uint32_t n_ranks, AllGather&& all_gather, const Answer& mine,
                                            const Status& own, const std::string& what) {

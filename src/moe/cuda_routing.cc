@@ -17,7 +17,7 @@ using namespace moeccl::cuda;
 
 namespace {
 
-// Places in one allocation, each where any type may lie.
+// Hands out places in one allocation, each aligned for any type.
 class Layout {
  public:
   size_t take(size_t bytes) {
@@ -66,7 +66,7 @@ CudaRouting::~CudaRouting() {
   (void)cuda::driver()->cuStreamDestroy_v2(stream_);
 }
 
-// The constant tables come first, so that they travel as one.
+// The constant tables come first, so that one copy moves them all.
 void CudaRouting::lay_out() {
   Layout layout;
   const uint32_t n_experts = s_.placement->n_experts(), n_ranks = s_.placement->n_ranks, n_peers = n_ranks + 1;
@@ -122,8 +122,8 @@ void CudaRouting::lay_out() {
   own_expert_ = layout.take(choices * sizeof(uint16_t));
   own_choice_ = layout.take(choices * sizeof(uint32_t));
   own_weight_ = layout.take(choices * sizeof(float));
-  // A choice costs each rank on its way at most a token, a number of experts and an expert, and the last one a weight;
-  // a message its header and two ends of lists.
+  // Each choice adds to the message of each rank on its way at most a token, a number of experts and an expert, and a
+  // weight to the last one. Each message also has a header and the unfilled ends of two lists.
   const size_t passes = choices * most_hops;
   words_ = layout.take((size_t{6} * n_ranks + 2 * passes + choices) * sizeof(uint32_t));
   end_ = layout.end();
@@ -232,10 +232,10 @@ Status CudaRouting::assign(exec::StreamEngine& engine, const algo::TopK& topk) {
   const cuda::Current current(context_);
   const cuda::Driver& d = *cuda::driver();
   topk_ = topk;
-  // Routing calls have no stream: what the default one still does comes before.
+  // Routing calls take no stream, so they come after everything on the default stream.
   MOECCL_TRY(cuda::check(d.cuStreamSynchronize(nullptr), "the default stream"));
   if (topk.weight != nullptr && !cuda::pointed(topk.weight).on_device()) {
-    // Through page-locked memory that nothing uses yet.
+    // Goes through page-locked memory that nothing uses yet.
     const size_t bytes = topk.n_tokens * s_.shape->top_k * sizeof(float);
     std::byte* staged = pinned_.data() + (own_weight_ - summary_);
     std::memcpy(staged, topk.weight, bytes);
@@ -255,7 +255,7 @@ Status CudaRouting::assign(exec::StreamEngine& engine, const algo::TopK& topk) {
   return bad == ~0u ? Status() : check_choices(bad);
 }
 
-// The sentence for a token that the device found wrong, from those who define it.
+// Returns the error for a token that the device found wrong, as the host's check reports it.
 Status CudaRouting::check_choices(uint32_t token) const {
   const uint32_t top_k = s_.shape->top_k;
   std::vector<int32_t> choices(top_k);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's own choices in device memory: kernels (kernels/cuda/route_args.h) put them in canonical order, apply the
-// capacity, count rows on every level's links for all candidates, and write the records for the peers. What comes to
-// the host: counts, then the records and this rank's kept choices, both of which host exchanges and tables need.
+// Routes a rank's own choices that are in device memory. Kernels (kernels/cuda/route_args.h) put them into canonical
+// order, apply the capacity, count the rows on every level's links for all candidates, and write the records for the
+// peers. The host gets the counts, then the records and this rank's kept choices, because host exchanges and tables
+// need both.
 //
-// One for a layer; updates of a layer's routings come one after another. Works on a stream of its own, so that it does
-// not meet the proxy that drives operations.
+// There is one per layer, because updates of a layer's routings run one after another. It works on its own stream, so
+// that it does not get in the way of the proxy that drives operations.
 #pragma once
 
 #include <algorithm>
@@ -35,21 +36,21 @@ class CudaRouting {
     std::vector<const algo::Paths*> candidates;
     uint32_t rank = 0;
   };
-  // What the setting points to outlives this; the engine may not. Memory for max_tokens tokens is taken at once.
+  // The objects that `setting` points to must outlive the result; the engine need not. Allocates for max_tokens tokens.
   static Result<std::unique_ptr<CudaRouting>> create(exec::StreamEngine& engine, const Model& setting);
   ~CudaRouting();
 
-  // index: device memory, ready when the default stream is; weight: of either kind. Waits for the device once. Errors
-  // are those of OwnChoices::assign.
+  // index: device memory, ready when the default stream is; weight: either kind of memory. Waits for the device once.
+  // The errors are those of OwnChoices::assign.
   Status assign(exec::StreamEngine& engine, const algo::TopK& topk);
-  // Of the last assign().
+  // Returns the counts of the last assign().
   void counts(size_t candidate, std::vector<algo::LevelCount>& levels) const;
-  // Writes the records of a candidate and the choices that remain, as OwnChoices::assign and RecordWriter::write do.
+  // Writes the records of a candidate and the choices that remain, like OwnChoices::assign and RecordWriter::write.
   // Waits for the device once.
   Status write(exec::StreamEngine& engine, size_t candidate, algo::OwnChoices& own, algo::RecordWriter& writer);
-  // The memory_bytes() of one for this setting.
+  // Returns the memory_bytes() of an object with this setting.
   static size_t bytes_of(const Model& setting);
-  // In device memory and, page-locked, on the host.
+  // Counts device memory and page-locked host memory.
   size_t memory_bytes() const { return device_.bytes() + pinned_.bytes(); }
 
  private:
@@ -83,14 +84,14 @@ class CudaRouting {
   driver::cuda::Context context_ = nullptr;
   driver::cuda::Stream stream_ = nullptr;
   driver::cuda::Memory device_, pinned_;
-  Status status_;  // of the work under way
+  Status status_;  // of the work in flight
   algo::TopK topk_;
   uint32_t n_slots_ = 0, n_tiles_ = 0;  // of the last assign()
-  std::vector<uint32_t> tables_;        // constant, as they lie in device_
+  std::vector<uint32_t> tables_;        // constant, laid out as in device_
   std::vector<Candidate> candidates_;
   size_t position_ = 0, owner_ = 0, expert_ = 0, identity_ = 0;                   // constant
   size_t key_ = 0, weight_ = 0, drop_tile_ = 0, drop_first_ = 0, drop_list_ = 0;  // scratch
-  // What comes to the host: [summary_, results_) after the counts, then results.
+  // The host gets [summary_, results_) after the counts, then the results.
   size_t summary_ = 0, bad_ = 0, drop_counts_ = 0, results_ = 0;
   size_t own_n_experts_ = 0, own_expert_ = 0, own_choice_ = 0, own_weight_ = 0, words_ = 0, end_ = 0;
 };

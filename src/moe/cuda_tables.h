@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A routing's tables made on the device, in the order of the caller's stream and without the host: kernels
-// (kernels/cuda/tables_args.h) put this rank's choices into a block, an AllGather brings every rank all blocks, kernels
-// make the tables. A CUDA graph can replay all of it, because nothing in a launch depends on the choices.
+// Builds a routing's tables on the device, in the order of the caller's stream and without the host. Kernels
+// (kernels/cuda/tables_args.h) pack this rank's choices into a block, an AllGather brings all blocks to every rank, and
+// more kernels build the tables. A CUDA graph can replay all of it, because nothing in a launch depends on the choices.
 //
-// One for a routing and a plan, with memory for any choices of max_tokens tokens.
+// Each object serves one routing and one plan, with memory for any choices of max_tokens tokens.
 #pragma once
 
 #include <memory>
@@ -18,33 +18,33 @@ namespace moeccl::comm {
 // Choices in device memory.
 struct StreamChoices {
   const int32_t* index = nullptr;     // [n_tokens][top_k]
-  const float* weight = nullptr;      // the same, or null; null on all ranks or on none
+  const float* weight = nullptr;      // same shape, or null; null on all ranks or on none
   uint64_t n_tokens = 0;              // rows of both
-  const uint64_t* counted = nullptr;  // in device memory: how many of them are tokens; null: all
+  const uint64_t* counted = nullptr;  // in device memory: how many of the rows are tokens; null: all of them
 };
 
 class CudaTables {
  public:
-  // What the setting points to outlives this. Waits for the device.
+  // The objects that `setting` points to must outlive the result. Waits for the device.
   static Result<std::unique_ptr<CudaTables>> create(driver::cuda::Context context,
                                                     const exec::TablePlan::Layer& setting, size_t candidate);
 
   ~CudaTables();
 
-  // The kernels before the AllGather of block_bytes() from send() into recv(), and after it. They start on the stream
-  // and return; nothing else may use these tables meanwhile.
+  // pack() launches the kernels before the AllGather of block_bytes() bytes from send() into recv(), and make() those
+  // after it. Both return without waiting for the kernels; nothing else may use these tables until they have run.
   Status pack(const exec::StreamEngine& engine, driver::cuda::Stream stream, const StreamChoices& choices);
-  // What describes a routing as a whole: in device memory, in the order of moecclRoutingDeviceInfo_t.
+  // Device memory that describes a routing as a whole, in the order of moecclRoutingDeviceInfo_t.
   struct Target {
     moeccl::cuda::WalkTables* head = nullptr;
     moeccl::cuda::TableCounts* counts = nullptr;
     int64_t* expert_offsets = nullptr;
     int32_t* expert_counts = nullptr;
   };
-  // captured: into a graph, whose replays wait() does not see.
+  // `captured` says that the kernels go into a graph, whose replays wait() does not see.
   Status make(const exec::StreamEngine& engine, driver::cuda::Stream stream, bool captured, bool weighted,
               const Target& target);
-  // On the host, until the last make() has run.
+  // Blocks the host until the last make() has run.
   void wait() const;
 
   std::byte* send() const { return plan_.own_block(memory_.data()); }

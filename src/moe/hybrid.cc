@@ -17,7 +17,7 @@ namespace moeccl::comm {
 
 namespace {
 
-// The stream model's problem on a communicator: levels, and bytes a second that one rank has of each level's uplink.
+// The stream model's problem for a communicator: its levels, and one rank's bytes per second of each level's uplink.
 struct ModelProblem {
   std::vector<int32_t> sizes;
   std::vector<double> bandwidth, latency_s;
@@ -63,7 +63,7 @@ ModelProblem model_of(const Communicator& comm, const moecclHybridConfig_t& c) {
   return m;
 }
 
-// The sizes that were given, or those of least latency; *answer gets the model's times where there are figures.
+// Returns the given sizes, or those with the least latency. *answer gets the model's times if there are figures.
 Result<std::vector<uint32_t>> choose_sizes(const Communicator& comm, const moecclHybridConfig_t& c,
                                            moecclDomainAnswer_t* answer) {
   const uint32_t depth = comm.tree().depth();

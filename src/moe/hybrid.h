@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who holds which experts besides their owner (HybridEP), and the gather that brings them there: the contract of
-// moeccl/hybrid.h without its handles.
+// The ranks that hold experts in addition to their owners (HybridEP), and the gather that brings the experts there: the
+// contract of moeccl/hybrid.h without its handles.
 #pragma once
 
 #include <memory>
@@ -20,10 +20,10 @@ inline constexpr uint64_t kMostExpertBytes = uint64_t{1} << 40;
 
 class Hybrid {
  public:
-  // Collective. The communicator outlives it.
+  // This call is collective. The communicator must outlive the result.
   static Result<std::unique_ptr<Hybrid>> create(Communicator& comm, const moecclHybridConfig_t* config);
 
-  // Without a word to the other ranks, who do the same.
+  // Communicates with no other rank; every rank must construct the same.
   Hybrid(Communicator& comm, algo::Placement homes, std::shared_ptr<const algo::Domains> domains);
 
   // Success when `comm` has the same ranks on the same topology.
@@ -34,17 +34,17 @@ class Hybrid {
   const std::vector<int32_t>& own() const { return own_; }
   const std::vector<int32_t>& held() const { return held_; }
 
-  // Fills `op`, which keeps its plan.
+  // Fills `op`, which keeps its plan alive.
   Status prepare_gather(const void* own, void* held, uint64_t expert_bytes, exec::Operation& op);
   Status prepare_reduce(const void* held, void* own, uint64_t count, moecclDataType_t type, exec::Operation& op);
   Status info(moecclHybridInfo_t* info) const;
   Result<std::string> explain(uint64_t expert_bytes) const;
-  // Gathers and reduces of open groups.
+  // The gathers and reduces of open groups.
   GroupHolds& group_holds() { return group_holds_; }
 
  private:
   algo::ExpertExchange exchange_of(uint64_t count, uint32_t element_bytes, bool cuda) const;
-  // Exchange: algo::ExpertGather or ExpertReturn; last: its last plan.
+  // Exchange is algo::ExpertGather or ExpertReturn; `last` receives its plan.
   template <class Exchange>
   Status prepare(std::shared_ptr<PlanSlot>& last, moecclOp_t kind, const void* in, void* out, uint64_t count,
                  moecclDataType_t type, exec::Operation& op);
@@ -57,10 +57,10 @@ class Hybrid {
   algo::Placement homes_;
   std::shared_ptr<const algo::Domains> domains_;
   std::vector<int32_t> expert_rank_, own_, held_;
-  moecclDomainAnswer_t answer_{};  // of the model; zero without figures
+  moecclDomainAnswer_t answer_{};  // of the model; all zero if the config has no figures
   uint32_t gather_links_ = 0, token_links_ = 0;
   GroupHolds group_holds_;
-  mutable std::mutex mutex_;  // of both plans: times are asked for while calls are made
+  mutable std::mutex mutex_;  // guards both plans, because times are read while calls are made
   std::shared_ptr<PlanSlot> gathered_, returned_;
 };
 

@@ -56,7 +56,7 @@ Status check_numbers(const moecclMoeConfig_t& c) {
   return {};
 }
 
-// Rows are numbered with 32 bits, on the rank that gets most of them.
+// Checks that 32 bits can number the rows of the rank that receives the most.
 Status check_rows(const MoeConfig& config) {
   const uint64_t n = config.placement.n_ranks;
   uint64_t most = 0;
@@ -133,7 +133,7 @@ uint64_t MoeConfig::hash() const {
 
 namespace {
 
-// Of tables on the host, without the records that they are made of.
+// Returns the bytes of the tables on the host, without the records that they are built from.
 uint64_t list_bytes(const MoeConfig& config, const algo::Paths& paths) {
   const algo::MoeShape& shape = config.shape;
   const uint64_t n = paths.n_ranks(), all_tokens = n * shape.max_tokens;
@@ -149,7 +149,7 @@ uint64_t list_bytes(const MoeConfig& config, const algo::Paths& paths) {
   return algo::RoutingTables::bytes_bound(load, std::max(chunks, 8u));
 }
 
-// The form of RecordView, both sent and received.
+// Returns the bytes of the records in the form of RecordView, both sent and received.
 uint64_t record_bytes(const MoeConfig& config, uint64_t n_ranks) {
   const uint64_t records = n_ranks * config.shape.max_tokens;
   return 2 * (records * 5 + records * config.shape.top_k * 6 + n_ranks * 32);
@@ -166,7 +166,8 @@ MoeSlots::MoeSlots(const MoeConfig& config, const algo::Paths& paths, uint64_t g
   needed_cap = std::min(2 * needed_bytes, table_bytes + needed_bytes);
   const auto rows_of = [&](uint64_t bytes) { return algo::moe_slot_rows(config.shape, paths, plan, bytes); };
   if (config.memory_cap > 0) {
-    // Half of a cap is left to the tables; where that is not enough, all that the tables of no routing need.
+    // Staging gets half of the cap and leaves the rest to the tables. If that is too little, it gets everything that no
+    // routing's tables can need.
     budget = std::min(granted, config.memory_cap / 2);
     if (rows_of(budget) < least_rows && config.memory_cap > table_bytes)
       budget = std::max(budget, std::min(granted, config.memory_cap - table_bytes));
@@ -198,8 +199,8 @@ Result<std::vector<algo::MoeAlgorithm>> fitting(const MoeConfig& config, const p
 
 namespace {
 
-// What choices and tables take on the device (and, page-locked, for it), on the rank that needs most. list_bytes: of
-// tables on the host. Nothing without a CUDA driver.
+// Returns the memory that choices and tables take on the device (and page-locked, for the device), on the rank that
+// needs the most. list_bytes: the tables on the host. Returns 0 without a CUDA driver.
 uint64_t device_bytes(const MoeConfig& config, const plan::LevelTree& tree, std::span<const algo::Paths* const> paths,
                       std::span<const uint64_t> slot_rows, uint64_t list_bytes) {
   if (driver::cuda::driver() == nullptr) return 0;
@@ -208,7 +209,7 @@ uint64_t device_bytes(const MoeConfig& config, const plan::LevelTree& tree, std:
     const algo::Placement seen = config.domains ? config.domains->seen_from(r, config.placement) : config.placement;
     const algo::CanonicalOrder order(tree, seen);
     uint64_t bytes = 0;
-    // More ranks than that have no persistent kernel, and so no tables on the device.
+    // With more ranks there is no persistent kernel, and so no tables on the device.
     for (size_t c = 0; c < paths.size() && tree.n_ranks <= moeccl::cuda::kMaxSources; ++c) {
       const algo::RankPaths rank(*paths[c], tree, seen, r);
       const exec::TablePlan plan(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page that moecclMoeExplain writes.
+// Writes the page of moecclMoeExplain.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -27,7 +27,7 @@ const char* MoeRouting::why_chosen() const {
   return raced ? "the fastest of the last steps" : "the cheapest";
 }
 
-// Eq. 1-6 beside the price, and why they differ where they do.
+// Returns Eq. 1-6 next to the price, and the reason where the two choose differently.
 std::string MoeRouting::hiermoe_text() const {
   const MoeHost& host = layer_.host();
   const algo::HierMoeChoice model =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a MoE layer needs of a communicator. An interface, so that layers are tested on hosts without one.
+// What a MoE layer needs from a communicator. It is an interface, so that layers can be tested on hosts without one.
 #pragma once
 
 #include <cstddef>
@@ -30,33 +30,35 @@ class MoeHost {
   virtual uint32_t rank() const = 0;
   virtual uint32_t n_ranks() const = 0;
   virtual const plan::LevelTree& tree() const = 0;
-  // Under which plans are priced; the same on all ranks.
+  // The profile that prices plans; it is the same on all ranks.
   virtual const plan::Profile& profile() const {
     static const plan::Profile defaults;
     return defaults;
   }
   virtual bool paced() const = 0;
   virtual bool deterministic() const = 0;
-  virtual uint64_t staging_bytes() const = 0;  // the budget of one operation on a rank
+  virtual uint64_t staging_bytes() const = 0;  // the staging of one operation on a rank
 
-  // For collective calls: the same on all ranks that make these in the same order, and never the same again.
+  // Returns a number for a collective call. Ranks that make these calls in the same order get the same number, and no
+  // number comes twice.
   virtual uint64_t next_number() { return 0; }
 
-  // Blocking. all: [n_ranks][bytes].
+  // Blocks. all: [n_ranks][bytes].
   virtual Status all_gather(const void* mine, size_t bytes, void* all) = 0;
-  // Blocking. Blocks are contiguous in rank order on both sides; the sizes are known on both.
+  // Blocks. Blocks are contiguous in rank order on both sides, and both sides know the sizes.
   virtual Status all_to_all_v(const void* send, const size_t* send_bytes, void* recv, const size_t* recv_bytes) = 0;
 
-  // Runs a dispatch or combine: everything but what the communicator knows is filled in, and all that it points to
-  // lives until it has run. With a stream returns at once. *captured is set when it became part of a graph.
+  // Runs a dispatch or combine. The caller has filled in everything except what the communicator knows, and keeps alive
+  // all that the operation points to until it has run. With a stream, the call returns at once. Sets *captured when the
+  // operation became part of a graph.
   virtual Status run(std::unique_ptr<exec::Operation> op, moecclStream_t stream, bool* captured = nullptr) = 0;
 
-  // Where routings of choices in device memory are computed; null: the host reads `choices`.
+  // Returns the engine that computes routings of choices in device memory; null: the host reads `choices`.
   virtual exec::StreamEngine* engine_for(const void* choices) {
     (void)choices;
     return nullptr;
   }
-  // The persistent kernel; null: there is none, or it cannot hold `staging_bytes` for one operation.
+  // Returns the persistent kernel; null: there is none, or it cannot hold `staging_bytes` for one operation.
   virtual exec::PersistentKernel* kernel(uint64_t staging_bytes) {
     (void)staging_bytes;
     return nullptr;
@@ -65,7 +67,7 @@ class MoeHost {
     (void)pointer;
     return false;
   }
-  // A CUDA stream that takes kernels as they are; others are refused with a sentence.
+  // A CUDA stream on which kernels can be launched directly. Other streams get an error that says why.
   struct OnStream {
     driver::cuda::Stream stream = nullptr;
     bool captured = false;
@@ -75,20 +77,20 @@ class MoeHost {
     (void)stream;
     return error(moecclUnsupported, "there is no CUDA memory here");
   }
-  // In the stream's order, on the persistent kernel; recv: [n_ranks][bytes]. Both in device memory.
+  // Gathers in the stream's order, on the persistent kernel. recv: [n_ranks][bytes]. Both buffers are in device memory.
   virtual Status all_gather_on(const void* send, void* recv, size_t bytes, moecclStream_t stream) {
     (void)send, (void)recv, (void)bytes, (void)stream;
     return error(moecclUnsupported, "there is no CUDA memory here");
   }
-  // Says why not when the stream is being captured: for what needs the host in the middle.
+  // Returns an error when the stream is being captured. Called before operations that need the host in the middle.
   virtual Status needs_host(moecclStream_t stream) {
     (void)stream;
     return {};
   }
-  // Waits until nothing of this rank is under way.
+  // Waits until this rank has nothing in flight.
   virtual void wait_idle() {}
 
-  // Calls body with the kernels for the memory that `buffer` lies in; they have run when it returns.
+  // Calls `body` with the kernels for the memory that `buffer` lies in; they have run when this returns.
   using WithKernels = std::function<void(const kernels::KernelTable& table, bool on_device)>;
   virtual Status with_kernels(const void* buffer, const WithKernels& body) {
     (void)buffer;

@@ -28,7 +28,7 @@ MoeCandidate::MoeCandidate(const MoeConfig& config, const algo::Placement& seen,
 
 namespace {
 
-// The fields that have names; all others are in the hash.
+// The fields that an error can name; the hash covers all others.
 constexpr const char* kFields[] = {"hidden_bytes",     "type",       "top_k",    "n_experts",        "max_tokens",
                                    "layout",           "align_rows", "capacity", "memory_cap_bytes", "scale_bytes",
                                    "scaled_row_bytes", "trials"};
@@ -49,7 +49,7 @@ LayerAnswer answer_of(const MoeConfig& config, const moecclMoeConfig_t& given, u
            config.scale_bytes, config.scaled_row_bytes, static_cast<uint64_t>(given.trials)}};
 }
 
-// What moecclMoeCheck was told of the communicator holds of this one too.
+// Checks that what the config told moecclMoeCheck about a communicator is true of this one.
 Status agree_with_communicator(const moecclMoeConfig_t& given, const MoeHost& host) {
   if (given.staging_bytes > 0 && granted_staging(given.staging_bytes) != host.staging_bytes())
     return error(moecclInvalidArgument,
@@ -146,7 +146,7 @@ void MoeRouting::keep_step() {
 
 Result<CudaRouting*> MoeLayer::cuda_routing(exec::StreamEngine& engine) {
   if (cuda_routing_ == nullptr) {
-    // An allocation may wait for the device, where a stream may wait for us.
+    // An allocation may wait for the device, where a stream may wait for this rank.
     host_.wait_idle();
     CudaRouting::Model s{&config_.shape, &placement_, &order_, &host_.tree(), {}, host_.rank()};
     for (const auto& candidate : candidates_) s.candidates.push_back(&candidate->paths);
@@ -196,7 +196,7 @@ std::unique_ptr<exec::Operation> rows_operation(const MoeHost& host, const MoeCo
   auto op = std::make_unique<exec::Operation>();
   op->binding = algo::moe_binding(config.shape, call.n_chunks, plan.slots.slot_rows);
   op->signature.op = call.kind;
-  // A dispatch without weights moves bytes, of any row length.
+  // A dispatch without weights moves bytes, so rows may have any length.
   op->signature.type = dispatches && !call.weighted ? moecclUint8 : config.type;
   op->signature.plan = hash_combine(algo::moe_plan_hash(call.kind, plan.paths, host.tree(), config.placement,
                                                         plan.slots.plan, call.n_chunks, plan.slots.slot_rows),
@@ -216,7 +216,7 @@ void bind_lists(exec::Operation& op, const algo::RoutingTables& tables, bool wei
 Status MoeRouting::run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream,
                        exec::Operation::Measured& measured, const exec::Operation::Scales* scales) {
   const MoeConfig& config = layer_.config();
-  // A rank that runs another routing, perhaps of another layer, or a backward pass is told.
+  // The mark catches a rank that runs another routing, perhaps of another layer, or a backward pass.
   auto op = rows_operation(
       layer_.host(), config, *layer_.candidates()[chosen_],
       {kind, weighted, on_device_ ? cuda_tables_->n_chunks() : tables_.n_chunks(), 2 * number_ + (weighted ? 1 : 0)});
@@ -280,7 +280,7 @@ Status MoeRouting::dispatch_backward(const void* grad_out, void* grad_in, moeccl
 Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t stream) {
   MOECCL_TRY(usable("combine backward"));
   const bool expert_major = layer_.config().shape.expert_major;
-  // Where there are no tokens, the pointer to their gradients may well be NULL; then `in` tells.
+  // The gradient pointer may well be NULL on a rank without tokens; `in` then tells whether weights are wanted.
   const bool wants_weights = g.grad_weight || (expert_major && tokens_here() == 0 && g.in);
   if (wants_weights) MOECCL_TRY(on_host("gradients of the weights"));
   if (expert_major && (weighted_ || wants_weights)) MOECCL_TRY(needs_elements("combine backward"));
@@ -290,14 +290,14 @@ Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t st
     return error(
         moecclInvalidArgument,
         "combine backward: grad_weight is given, but with moecclLayoutRows the caller applies the weights: pass NULL");
-  // A weighted dispatch computes with the layer's type; all ranks agree on whether there are weights.
+  // A weighted dispatch computes in the layer's type. All ranks agree on whether there are weights.
   if (!wants_weights)
     return run(moecclOpDispatch, expert_major && weighted_, g.grad_out, g.grad_in, stream, measured_backward_);
   MOECCL_TRY(needs_buffer("combine backward", "in", g.in, rows_here()));
   MOECCL_TRY(layer_.host().needs_host(stream));
   MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream, measured_backward_));
-  // Products need the rows as they were sent, so weights are applied only now. A blocking exchange of the communicator
-  // comes after all that is on streams, and so waits for the dispatch.
+  // The products need the rows as they were sent, so weights are applied only now. A blocking exchange of the
+  // communicator comes after everything on its streams, and so waits for the dispatch.
   if (stream) {
     gathered_.resize(layer_.host().n_ranks());
     const std::byte mine{};
@@ -308,7 +308,7 @@ Status MoeRouting::combine_backward(const CombineGradients& g, moecclStream_t st
   return return_dots(dots, g.grad_weight);
 }
 
-// dots: of each local choice, by (origin, token, expert). grad_in: times the weight.
+// Fills `dots` by (origin, token, expert) of each local choice, and multiplies the rows of grad_in by their weights.
 Status MoeRouting::dot_and_scale(const CombineGradients& g, std::vector<float>& dots) const {
   const MoeConfig& config = layer_.config();
   const std::vector<uint32_t>& rows = tables_.choice_row;
@@ -326,7 +326,7 @@ Status MoeRouting::dot_and_scale(const CombineGradients& g, std::vector<float>& 
     kernels::ScaleRowsArgs scale;
     scale.rows.row_bytes = config.shape.row_bytes;
     if (on_device) {
-      // Device kernels go element by element, so rows may stay where they are.
+      // Device kernels work element by element, so rows can be scaled in place.
       std::vector<float> weights(rows.size());
       for (size_t i = 0; i < rows.size(); ++i) weights[i] = tables_.choice_weight[rows[i]];
       scale.rows.dst = g.grad_in;

@@ -22,7 +22,7 @@ namespace moeccl::comm {
 
 // A candidate of a layer on this rank, with its programs.
 struct MoeCandidate {
-  // seen: MoeLayer::placement(), which outlives this.
+  // `seen` is MoeLayer::placement(), which must outlive this object.
   MoeCandidate(const MoeConfig& config, const algo::Placement& seen, const plan::LevelTree& tree,
                algo::MoeAlgorithm algorithm, uint32_t rank, uint64_t granted_staging);
   std::string name;
@@ -33,21 +33,21 @@ struct MoeCandidate {
   uint64_t dispatch_hash, combine_hash;  // of these programs
 };
 
-// A dispatch or combine by a candidate's plan: all but its buffers, its lists and what the communicator knows.
+// A dispatch or combine by a candidate's plan, without its buffers, its lists and what the communicator knows.
 struct RowsCall {
   moecclOp_t kind = moecclOpDispatch;
   bool weighted = false;
   uint32_t n_chunks = 1;
-  uint64_t mark = 0;  // ranks that give different ones are told before rows move
+  uint64_t mark = 0;  // ranks that pass different marks get an error before rows move
 };
 std::unique_ptr<exec::Operation> rows_operation(const MoeHost& host, const MoeConfig& config, const MoeCandidate& plan,
                                                 const RowsCall& call);
 void bind_lists(exec::Operation& op, const algo::RoutingTables& tables, bool weighted);
 Status needs_buffer(const char* what, const char* name, const void* buffer, uint64_t rows);
 
-// What one update's operations took on this rank.
+// The time that one update's operations took on this rank.
 struct MoeStep {
-  uint64_t number = 0;  // of the update; 0: none
+  uint64_t number = 0;  // of the update; 0: no update
   uint64_t n_tokens = 0;
   size_t candidate = 0;
   std::vector<double> prices_us;  // [candidates]
@@ -56,39 +56,42 @@ struct MoeStep {
 
 class MoeLayer {
  public:
-  // Collective. The host outlives the layer.
+  // This call is collective. The host must outlive the layer.
   static Result<std::unique_ptr<MoeLayer>> create(MoeHost& host, const moecclMoeConfig_t* config,
                                                   std::shared_ptr<const algo::Domains> domains = nullptr);
 
   MoeHost& host() const { return host_; }
   const MoeConfig& config() const { return config_; }
-  // The rank that computes each expert for this rank's tokens: its owner, or who stands for it in this rank's domains.
+  // The rank that computes each expert for this rank's tokens: its owner, or the rank that holds a copy in this rank's
+  // domains.
   const algo::Placement& placement() const { return placement_; }
   const algo::CanonicalOrder& order() const { return order_; }
-  // Null: experts stay where the layer was made with them. All that the layer knows by number is then a slot.
+  // Null: experts stay where they were at creation. With a map, every expert number in the layer is a slot.
   const std::shared_ptr<algo::ExpertMap>& map() const { return map_; }
   void take_map(std::shared_ptr<algo::ExpertMap> map) { map_ = std::move(map); }
   const std::vector<std::unique_ptr<MoeCandidate>>& candidates() const { return candidates_; }
-  // For a routing's tables on the device, and back from it: freeing memory waits for the device, where a peer's kernel
-  // may wait for this rank. Null: there is no persistent kernel, on any rank.
+  // Hand out device tables to a routing and take them back. They are not freed in between, because freeing memory waits
+  // for the device, where a peer's kernel may wait for this rank. take_tables() returns null if there is no persistent
+  // kernel, on any rank.
   Result<std::unique_ptr<exec::RowTables>> take_tables();
   void give_back(std::unique_ptr<exec::RowTables> tables);
   bool has_tables() const;
-  // Of updates on a stream, with the candidate's plan. Null: none has come back, and those of other plans were freed.
+  // Returns free tables for stream updates with the candidate's plan, or null after freeing those of other plans.
   std::unique_ptr<CudaTables> take_cuda_tables(size_t candidate);
   void give_back(std::unique_ptr<CudaTables> tables);
-  // Guesses for the next update; with one candidate, or without trials, prices stand as they are.
+  // Returns the guesses for the next update. With one candidate or without trials, they leave prices as they are.
   std::vector<float> guesses(uint64_t n_tokens) const;
   size_t pick(std::span<const double> prices_us, std::span<const float> guesses) const;
-  // The last update whose operations have run, of any routing of the layer: kept until all ranks have told theirs.
+  // Keep the last update whose operations have run, of any of the layer's routings, until ranks exchange their times.
   void keep_step(MoeStep step);
   MoeStep take_step();
   void note_step(const MoeStep& step, double took_us);
-  // The most rows of Output that any routing gives this rank.
+  // Returns the most rows of Output that any routing gives this rank.
   uint64_t most_rows() const;
-  // For choices in device memory; made when first asked for.
+  // Returns the routing for choices in device memory; creates it on the first call.
   Result<CudaRouting*> cuda_routing(exec::StreamEngine& engine);
-  // That it holds on the device, and page-locked, beside its routings; `takes`: when one has taken tables.
+  // Returns the device and page-locked memory that the layer holds in addition to its routings; with `takes`, as it is
+  // once a routing has taken a set of free tables.
   uint64_t device_bytes(bool takes);
 
  private:
@@ -124,11 +127,12 @@ class MoeRouting {
   }
 
   MoeLayer& layer() const { return layer_; }
-  // Collective, blocks. The first exchange ends all operations that this rank still has under way, so that tables may
-  // change. topk_index may be device memory of the host's engine, and topk_weight then of either kind.
+  // This call is collective and blocks. Its first exchange ends all operations that this rank still has in flight, so
+  // that tables may change. topk_index may be in device memory of the host's engine; topk_weight may then be in any
+  // memory.
   Status update(const int32_t* topk_index, const float* topk_weight, uint64_t n_tokens);
-  // In the stream's order, with the plan of the last update(). Waits for nothing, but for its first call for a plan,
-  // which is collective and takes memory.
+  // Updates in the stream's order, with the plan of the last update(). It waits for nothing, except that its first call
+  // for a plan is collective and allocates memory.
   Status update_on_stream(const StreamChoices& choices, moecclStream_t stream);
   Status dispatch(const void* in, void* out, moecclStream_t stream);
   Status dispatch_scaled(const void* in, void* out, const exec::Operation::Scales& scales, moecclStream_t stream);
@@ -137,33 +141,34 @@ class MoeRouting {
   struct CombineGradients {
     const void* grad_out = nullptr;
     void* grad_in = nullptr;
-    const void* in = nullptr;  // what combine was given; only with grad_weight
+    const void* in = nullptr;  // the input that combine got; only with grad_weight
     float* grad_weight = nullptr;
   };
-  // With grad_weight it blocks.
+  // Blocks if grad_weight is given.
   Status combine_backward(const CombineGradients& g, moecclStream_t stream);
   Status info(moecclRoutingInfo_t* info) const;
-  // What device memory says of this routing, also after updates. moecclUnsupported without the persistent kernel.
+  // Returns what device memory knows of this routing, also after updates. Fails with moecclUnsupported without the
+  // persistent kernel.
   Status device_info(moecclRoutingDeviceInfo_t* info) const;
   Result<std::string> explain() const;
   uint64_t memory_bytes() const;
 
  private:
-  friend class MoeReplacement;  // a step of its own over this routing (moe_replace.h)
+  friend class MoeReplacement;  // runs its own steps over this routing (moe_replace.h)
   struct Hello;
   struct Agreement;
-  // Work given to `reader` from now on reads this routing: update() and the destructor wait for its end.
+  // Registers `reader`, whose work reads this routing from now on: update() and the destructor wait for its end.
   void read_by(const std::shared_ptr<Background>& reader);
   void wait_for_readers();
   Status assign(const algo::TopK& topk);
   Status assign_to_slots(const algo::TopK& topk);
-  // Of an update that has succeeded, for the layer's map.
+  // Tells the layer's map about a successful update.
   void note_routing(const int32_t* topk_index);
   Status check_arguments(const int32_t* topk_index, uint64_t n_tokens) const;
   Status greet(const Status& own);
   Status choose(const std::byte* greetings, size_t bytes);
   Status agree_on_weights(std::span<const Hello> hellos);
-  // What the operations of the last update took, to the layer. None of them is under way.
+  // Hands the times of the last update's operations to the layer. None of the operations may be in flight.
   void keep_step();
   Status exchange_records();
   Status write_records();
@@ -180,8 +185,8 @@ class MoeRouting {
   Status check_stream_choices(const StreamChoices& choices) const;
   Status prepare_stream_updates(driver::cuda::Context context, bool captured);
   Status usable(const char* what) const;
-  Status on_host(const char* what) const;  // usable, with arrays on the host
-  // What a call must have room for: the last update's, or any, where only the device knows.
+  Status on_host(const char* what) const;  // usable(), and the arrays are on the host
+  // The tokens and rows that a call needs room for: the last update's, or the most possible if only the device knows.
   uint64_t tokens_here() const { return on_device_ ? layer_.config().shape.max_tokens : own_.n_tokens; }
   uint64_t rows_here() const { return on_device_ ? layer_.most_rows() : tables_.n_rows(); }
   Status needs_elements(const char* what) const;
@@ -196,13 +201,13 @@ class MoeRouting {
   MoeLayer& layer_;
   bool ready_ = false;
   uint64_t version_ = 0;   // counts updates
-  bool weighted_ = false;  // on any rank that has tokens
+  bool weighted_ = false;  // true if any rank with tokens gave weights
   algo::OwnChoices own_;
-  // Of a layer with a map: what the last update had, by expert.
+  // Only for a layer with a map: the results of the last update, by expert.
   uint64_t map_version_ = 0;
   std::vector<int32_t> slots_, local_experts_, drop_counts_;
-  exec::StreamEngine* engine_ = nullptr;  // during an update whose choices lie in device memory
-  CudaRouting* cuda_ = nullptr;           // then
+  exec::StreamEngine* engine_ = nullptr;  // set during an update with choices in device memory
+  CudaRouting* cuda_ = nullptr;           // set together with engine_
   std::vector<uint64_t> tokens_of_;       // [n_ranks]
   std::vector<algo::LevelCount> counts_;  // scratch
   std::vector<std::byte> gathered_;       // scratch
@@ -211,17 +216,17 @@ class MoeRouting {
   MoeStep step_;                          // of the last update
   size_t chosen_ = 0;
   uint64_t number_ = 0;             // MoeHost::next_number() of the last update
-  std::optional<size_t> prepared_;  // the candidate for which writer_ is prepared
+  std::optional<size_t> prepared_;  // the candidate that writer_ is prepared for
   algo::RecordWriter writer_;
   std::vector<uint32_t> received_;  // records of all ranks
   std::vector<size_t> received_bytes_;
   algo::RoutingTables tables_;
-  // For the persistent kernel; null: there is none.
+  // For the persistent kernel; null without one.
   std::unique_ptr<exec::RowTables> device_tables_;
-  // Of updates on a stream, whose lists and counts only the device has.
+  // For updates on a stream, whose lists and counts only the device knows.
   std::unique_ptr<CudaTables> cuda_tables_;
-  bool on_device_ = false;  // the last update was one
-  // A graph holds an operation on this routing, so updates keep to its plan and to weights or none.
+  bool on_device_ = false;  // the last update was on a stream
+  // A graph holds an operation on this routing, so updates keep its plan and keep to weights or to none.
   bool captured_ = false;
   exec::Operation::Measured measured_dispatch_, measured_combine_, measured_backward_;
   std::vector<std::weak_ptr<Background>> readers_;

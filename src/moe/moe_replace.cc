@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step of the re-placing combine: what ranks tell each other at its beginning.
+// The beginning of a re-placing step: what ranks tell each other.
 #include "src/moe/moe_replace.h"
 
 #include <algorithm>
@@ -118,7 +118,7 @@ Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, con
             samples.first[static_cast<size_t>(placement[i]) + 1] - samples.first[static_cast<size_t>(placement[i])]);
     }
   }
-  // The same on all ranks, so all fail together: the tables of any placement, and everybody's choices.
+  // Bounds the tables of any placement and all ranks' choices. It is the same on all ranks, so all fail together.
   const algo::MoeShape& shape = layer_.config().shape;
   algo::RoutingLoad load;
   for (const uint64_t n : routing.tokens_of_) load.records += n;
@@ -133,7 +133,7 @@ Status MoeReplacement::check(const MoeRouting& routing, const int32_t* next, con
 }
 
 Status MoeReplacement::begin(MoeRouting& routing, const int32_t* next, const int32_t* placement) {
-  // A solve that failed before was reported by the calls that needed it.
+  // The calls that needed an earlier, failed solve have already reported it.
   (void)background_->wait();
   const int64_t begun = now_ns();
   MOECCL_TRY(begin_step(routing, next, placement));
@@ -149,7 +149,7 @@ Status MoeReplacement::begin_step(MoeRouting& routing, const int32_t* next, cons
     MOECCL_ASSIGN_OR_RETURN(samples_, algo::Samples::make(config_.sample_tokens, tokens_of_));
     placement_.assign(placement, placement + (config_.mode == moecclReplaceGiven ? samples_.n() : 0));
   } else if (routing.tokens_of_.size() != layer_.host().n_ranks()) {
-    return own;  // nothing was agreed on any rank: a routing without an update
+    return own;  // no rank agreed on anything: the routing never had an update
   }
   routing_ = &routing;
   wait_us_ = -1;
@@ -171,8 +171,8 @@ Status MoeReplacement::begin_step(MoeRouting& routing, const int32_t* next, cons
   return {};
 }
 
-// Deterministic communicators want the same bits whatever the clock says, and a residual that is added at home is not
-// added where the first expert is.
+// A deterministic communicator must produce the same bits whatever the clock says, but a residual that is added at home
+// is not added where the first expert is.
 bool MoeReplacement::skips(const Status& own) {
   const bool can =
       own.ok() && (residents_ == algo::Residents::kNone || candidates_[routing_->chosen_]->slots.slot_rows >=
@@ -222,7 +222,7 @@ Result<std::vector<int32_t>> MoeReplacement::own_next(const int32_t* next) const
     return made;
   }
   const std::span<const int32_t> counts{next, n_tokens / config_.sample_tokens * n_experts};
-  // Their sums over the experts of a rank are 32-bit numbers too.
+  // The sums of these counts over a rank's experts are 32-bit numbers too.
   const auto most = static_cast<int32_t>(INT32_MAX / std::max<size_t>(n_experts, 1));
   for (size_t i = 0; i < counts.size(); ++i)
     if (counts[i] < 0 || counts[i] > most)
@@ -271,7 +271,7 @@ Status MoeReplacement::exchange(const Status& checked, const int32_t* next, cons
     times.push_back(theirs.times);
   }
   gain_.note(times);
-  // With a residual at the first experts only the choices tell how many rows combine's input has.
+  // With the residual at the first experts, only the choices tell how many rows combine's input has.
   if (residents_ == algo::Residents::kOfLone) {
     MOECCL_TRY(take_choices());
     n_rows_ = rows_.n_rows, of_rows_ = std::move(rows_.of_rows), of_tokens_ = std::move(rows_.of_tokens);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Re-placing combine over a MoeHost: the contract of moeccl/replace.h without its handles.
+// The re-placing combine over a MoeHost: the contract of moeccl/replace.h without its handles.
 #pragma once
 
 #include <memory>
@@ -16,11 +16,11 @@ namespace moeccl::comm {
 
 class MoeReplacement {
  public:
-  // Collective. The layer outlives the replacement.
+  // This call is collective. The layer must outlive the replacement.
   static Result<std::unique_ptr<MoeReplacement>> create(MoeLayer& layer, const moecclReplaceConfig_t& config);
 
   MoeLayer& layer() const { return layer_; }
-  // Collective, blocks. The routing outlives the step.
+  // This call is collective and blocks. The routing must outlive the step.
   Status begin(MoeRouting& routing, const int32_t* next, const int32_t* placement);
   Status rows(size_t* n_rows) const;
   Status residual(const void* x, const void* dispatched, void* in);
@@ -28,11 +28,11 @@ class MoeReplacement {
   Status combine_backward(const MoeRouting::CombineGradients& g, moecclStream_t stream);
   Status residual_backward(const void* grad_in, void* grad_dispatched, void* grad_x);
   Status info(moecclReplaceInfo_t* info);
-  // T * k of this rank in the step.
+  // Returns T * k: the number of this rank's choices in the step.
   size_t n_choices() const;
 
  private:
-  // What a rank says first in begin(); its samples' next rows and its choices follow.
+  // The first thing that a rank sends in begin(); the next rows of its samples and its choices follow.
   struct Hello {
     int32_t code = moecclSuccess;
     int32_t padding = 0;
@@ -40,20 +40,20 @@ class MoeReplacement {
     ReplaceGain::Times times;
   };
   MoeReplacement(MoeLayer& layer, const moecclReplaceConfig_t& config);
-  // What one rank has to say in begin(), and what the others said.
+  // check() finds errors of one rank, which begin() then tells the others.
   Status check(const MoeRouting& routing, const int32_t* next, const int32_t* placement) const;
   Status begin_step(MoeRouting& routing, const int32_t* next, const int32_t* placement);
-  // Without asking the others: every sample stays.
+  // Begins without asking the other ranks: every sample stays.
   Status begin_at_home(MoeRouting& routing);
   bool skips(const Status& own);
   Status exchange(const Status& own, const int32_t* next, const int32_t* placement);
-  // The next layer's rows of this rank's samples, in the columns of the counts.
+  // Returns the next layer's rows of this rank's samples, in the columns of the counts.
   Result<std::vector<int32_t>> own_next(const int32_t* next) const;
   size_t next_columns() const;
   Status take_next();
   Status take_choices();
   algo::CountRequest count_request() const;
-  // The background thread's part: the placement, then the lists of it.
+  // The background thread's part: the placement, then its lists.
   Status solve_and_build();
   Status solve();
   moecclSampleProblem_t problem_of(const algo::SampleCounts& counts, std::vector<int32_t>& current);
@@ -63,7 +63,7 @@ class MoeReplacement {
   Status build_at_home();
   void find_local_samples();
   void count_sent();
-  // Every sample stays and there is no residual: the routing's own combine serves.
+  // Returns true if every sample stays and there is no residual: the routing's own combine then does the work.
   bool combines_plainly() const { return facts_.keep && config_.residual == 0 && config_.mode == moecclReplaceSolve; }
   Status ready(const char* what);
   Status usable(const char* what) const;
@@ -73,9 +73,9 @@ class MoeReplacement {
   MoeLayer& layer_;
   moecclReplaceConfig_t config_;
   algo::Residents residents_ = algo::Residents::kNone;
-  MoeConfig moe_config_;  // the layer's, with residents where there is a residual
+  MoeConfig moe_config_;  // the layer's, with residents if there is a residual
   std::vector<uint32_t> canonical_;
-  std::vector<std::unique_ptr<MoeCandidate>> candidates_;  // as the layer's, of moe_config_
+  std::vector<std::unique_ptr<MoeCandidate>> candidates_;  // like the layer's, for moe_config_
   std::vector<int32_t> node_;
   uint32_t n_nodes_ = 1;
 
@@ -83,28 +83,29 @@ class MoeReplacement {
   MoeRouting* routing_ = nullptr;
   uint64_t routing_version_ = 0;
   std::vector<uint64_t> tokens_of_;
-  std::vector<int32_t> inner_group_;  // of the levels between nodes and ranks, for the solver
+  std::vector<int32_t> inner_group_;  // the levels between nodes and ranks, for the solver
   std::vector<double> inner_alpha_us_, inner_beta_us_;
   algo::Samples samples_;
   algo::AllChoices choices_;
   std::vector<int32_t> next_;        // [samples][columns]
-  std::vector<std::byte> gathered_;  // what the ranks said in begin()
+  std::vector<std::byte> gathered_;  // what the ranks sent in begin()
   size_t stride_ = 0, choices_at_ = 0;
   bool at_home_ = false;     // the step was begun without an exchange
-  algo::ResidualRows rows_;  // what lists are made of
-  // What callers see of them: combine's rows, and where the residual goes.
+  algo::ResidualRows rows_;  // the source of the lists
+  // The caller's view of rows_: combine's rows, and where the residual goes.
   uint64_t n_rows_ = 0;
   std::vector<algo::ResidualRows::Move> of_rows_, of_tokens_;
   std::vector<int32_t> placement_, local_samples_;
   moecclReplaceInfo_t facts_{};
   uint64_t placement_hash_ = 0;
-  uint64_t number_ = 0;  // MoeHost::next_number() of the last one
+  uint64_t number_ = 0;  // MoeHost::next_number() of the last step
   algo::RoutingTables tables_;
   ReplaceGain gain_;
   ReplaceGain::Times times_;  // of the step, by this rank's clock
   double solve_us_ = 0, wait_us_ = -1, begin_us_ = 0;
   exec::Operation::Measured measured_, measured_backward_;
-  std::shared_ptr<Background> background_ = std::make_shared<Background>();  // last: its thread uses the others
+  std::shared_ptr<Background> background_ =
+      std::make_shared<Background>();  // last, because its thread uses the other members
 };
 
 }  // namespace moeccl::comm

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of a re-placing step, once begun.
+// The calls of a re-placing step once it has begun.
 #include <algorithm>
 #include <cstring>
 
@@ -17,7 +17,7 @@ Status MoeReplacement::usable(const char* what) const {
   return error(moecclInvalidUsage, "{}: the routing was updated after moecclReplaceBegin: begin again", what);
 }
 
-// As usable(), and the lists are there.
+// Checks the same as usable(), and waits for the lists.
 Status MoeReplacement::ready(const char* what) {
   MOECCL_TRY(usable(what));
   const int64_t begun = now_ns();
@@ -37,7 +37,7 @@ size_t MoeReplacement::n_choices() const {
 }
 
 Status MoeReplacement::run(moecclOp_t kind, bool weighted, const void* in, void* out, moecclStream_t stream) {
-  // Ranks that came to different placements, or of which one combines plainly, are told.
+  // The mark catches ranks that came to different placements, and ranks of which some combine plainly.
   auto op = rows_operation(layer_.host(), moe_config_, *candidates_[routing_->chosen_],
                            {kind, weighted, tables_.n_chunks(), hash_combine(placement_hash_, number_)});
   bind_lists(*op, tables_, weighted);
@@ -54,7 +54,7 @@ Status MoeReplacement::combine(const void* in, void* out, moecclStream_t stream)
   MOECCL_TRY(needs_buffer("re-placing combine", "out", out, tokens_of_[layer_.host().rank()]));
   MOECCL_TRY(combines_plainly() ? routing_->combine(in, out, stream) : run(moecclOpCombine, true, in, out, stream));
   if (stream != nullptr) return {};
-  // What has no end yet has no time: on streams Eq. 5 decides alone.
+  // An operation on a stream has no time yet, because it has not ended: on streams, Eq. 5 alone decides.
   if (combines_plainly()) measured_.ns = routing_->measured_combine_.ns.load();
   times_ = {begin_us_, static_cast<double>(now_ns() - begun) / 1000, routing_->measured_dispatch_.ns / 1e3};
   return {};
@@ -75,7 +75,7 @@ Status MoeReplacement::combine_backward(const MoeRouting::CombineGradients& g, m
                  kWhat);
   if (!wants_weights) return run(moecclOpDispatch, expert_major && tables_.weighted(), g.grad_out, g.grad_in, stream);
   MOECCL_TRY(needs_buffer(kWhat, "in", g.in, n_rows_));
-  // Products need the rows as they were sent; they go to the ranks that brought the tokens, whose gates chose.
+  // The products need the rows as they were sent. They go to the ranks that brought the tokens, whose gates chose.
   MOECCL_TRY(run(moecclOpDispatch, false, g.grad_out, g.grad_in, stream));
   if (stream) {
     std::vector<std::byte> all(layer_.host().n_ranks());
@@ -87,7 +87,7 @@ Status MoeReplacement::combine_backward(const MoeRouting::CombineGradients& g, m
   return routing_->return_dots(dots, g.grad_weight);
 }
 
-// Row `to` of `to` becomes row `from` of `from`, or gets it added.
+// Copies row `from` of `from` to row `to` of `to` for each move, or adds it.
 Status MoeReplacement::move_rows(const std::vector<algo::ResidualRows::Move>& moves, const void* from, void* to,
                                  bool add) {
   if (moves.empty()) return {};

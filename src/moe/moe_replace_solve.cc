@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The background thread's part of a re-placing step: a function of what all ranks know alike, and of nothing else.
+// The background thread's part of a re-placing step. It depends only on what all ranks know alike.
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -23,7 +23,7 @@ Status MoeReplacement::take_next() {
       std::memcpy(next_.data() + samples_.first[r] * columns, gathered_.data() + r * stride_ + sizeof(Hello),
                   n * sizeof(int32_t));
   }
-  return {};  // the solver checks them as it does every count
+  return {};  // the solver checks them like every other count
 }
 
 Status MoeReplacement::take_choices() {
@@ -69,8 +69,8 @@ moecclSampleProblem_t MoeReplacement::problem_of(const algo::SampleCounts& count
   return problem;
 }
 
-// Links as they were calibrated, else as the topology states them. A level's link is one group's; a node's groups use
-// theirs at the same time.
+// Uses the calibrated figures of links if there are any, else those of the topology. A level's link belongs to one
+// group, and the groups of a node use theirs at the same time.
 void MoeReplacement::price_links(moecclSampleProblem_t& problem) {
   const plan::LevelTree& tree = layer_.host().tree();
   const plan::Profile& profile = layer_.host().profile();
@@ -102,7 +102,7 @@ Status MoeReplacement::solve() {
   algo::SampleCounts counts = algo::count_samples(count_request(), choices_, samples_);
   std::vector<int32_t> current;
   moecclSampleProblem_t problem = problem_of(counts, current);
-  // Without rows there is nothing to move and nothing for the solver to look at.
+  // Without rows there is nothing to move; the extra elements give the solver valid pointers even then.
   counts.num.push_back(0), current.push_back(0), next_.push_back(0);
   problem.num_gather = counts.num.data(), problem.current = current.data();
   if (config_.use_next) problem.num_scatter = next_.data();
@@ -127,14 +127,14 @@ Status MoeReplacement::run_solver(moecclSampleProblem_t given, moecclSampleAnswe
     placement_ = current;
   else if (config_.mode == moecclReplaceSolve)
     placement_.resize(samples_.n());
-  placement_.push_back(0);  // never without an address
+  placement_.push_back(0);  // so that data() is never null
   if (config_.mode == moecclReplaceSolve) {
     solve::Arena arena = workspace.arena();
     solve::solve_samples(problem, placement_.data(), chosen, arena);
   } else {
     evaluate(problem, chosen);
   }
-  // This combine alone: Eq. 3 and Eq. 5 of the gather.
+  // For this combine alone: Eq. 3 and Eq. 5 of the gather.
   moecclSampleProblem_t alone = problem;
   alone.num_scatter = nullptr;
   moecclSampleAnswer_t gather{};
@@ -185,7 +185,7 @@ Status MoeReplacement::build() {
     return error(moecclInternalError, "no cut of the re-placed samples into slots of {} rows", plan.slots.slot_rows);
   const algo::HomeRecords records(plan.rank, plan.paths, choices_, homes, rows_);
   MOECCL_TRY(records.fill(tables_, moe_config_.shape, routing_->weighted_, routing_->tables_));
-  // As many chunks as the plain combine would take for these rows.
+  // Uses as many chunks as the plain combine would for these rows.
   const uint32_t useful = std::min(algo::moe_pipeline_chunks(cut.largest_edge_rows * moe_config_.shape.row_bytes),
                                    routing_->prices_[routing_->chosen_].most_chunks);
   tables_.build(std::max(cut.n_chunks, useful));
@@ -193,8 +193,8 @@ Status MoeReplacement::build() {
   return {};
 }
 
-// The routing's own records, and every token's row of the residual at home. Chunks are those that the ranks agreed on
-// for the routing: the residual adds nothing to any edge.
+// Uses the routing's own records, and every token's row of the residual at home. The chunks are those that the ranks
+// agreed on for the routing, because the residual adds nothing to any edge.
 Status MoeReplacement::build_at_home() {
   const int64_t begun = now_ns();
   find_local_samples();

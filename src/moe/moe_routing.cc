@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A routing's update: five steps, each of which all ranks leave with the same verdict.
+// A routing's update: five steps, each of which ends with the same verdict on all ranks.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -11,23 +11,23 @@
 
 namespace moeccl::comm {
 
-// What every rank says first. A guess for each candidate follows (rank 0's count, see Race), then its LevelCounts,
-// level by level of each candidate.
+// The first thing that every rank sends. A guess for each candidate follows (rank 0's count, see Race), then the rank's
+// LevelCounts, level by level for each candidate.
 struct MoeRouting::Hello {
   uint64_t n_tokens = 0;
   int32_t code = moecclSuccess;
   uint32_t weighted = 0;
-  // Of a routing with an operation in a graph: 1 + its candidate, and whether there were weights.
+  // For a routing with an operation in a graph: 1 + its candidate, and whether there were weights.
   uint32_t captured = 0, captured_weighted = 0;
 };
 
-// What every rank says when it has its records.
+// What every rank sends once it has its records.
 struct MoeRouting::Agreement {
   int32_t code = moecclSuccess;
   uint32_t min_chunks = 1;
   uint64_t largest_edge_bytes = 0;
-  uint64_t needed_bytes = 0;  // > 0: more than the cap
-  // Of the layer's last step whose operations have run.
+  uint64_t needed_bytes = 0;  // > 0: the cap is exceeded
+  // The layer's last step whose operations have run.
   uint64_t step_number = 0;
   double step_took_us = 0;
 };
@@ -36,7 +36,7 @@ namespace {
 
 constexpr const char* kFails = "could not update its routing";
 
-// Rows that ranks say to put on the links: no more than a row for each choice and hop.
+// Checks the rows that ranks claim to put on the links: at most one row for each choice and hop.
 Status check_counts(const std::vector<algo::LevelCount>& counts, const std::vector<uint64_t>& tokens_of, uint64_t top_k,
                     const plan::LevelTree& tree) {
   for (size_t i = 0; i < counts.size(); ++i) {
@@ -118,7 +118,7 @@ void MoeRouting::read_by(const std::shared_ptr<Background>& reader) {
 
 void MoeRouting::wait_for_readers() {
   for (const auto& known : readers_)
-    if (const std::shared_ptr<Background> reader = known.lock()) (void)reader->wait();  // its owner reports it
+    if (const std::shared_ptr<Background> reader = known.lock()) (void)reader->wait();  // its owner reports the status
   readers_.clear();
 }
 
@@ -156,12 +156,12 @@ Status MoeRouting::greet(const Status& own) {
   gathered_.resize(bytes * host.n_ranks());
   number_ = host.next_number();
   MOECCL_TRY(host.all_gather(mine.data(), bytes, gathered_.data()));
-  keep_step();  // the exchange has ended what was under way
+  keep_step();  // the exchange has ended what was in flight
   MOECCL_TRY(own);
   return choose(gathered_.data(), bytes);
 }
 
-// A rank without tokens has no weights to give; all others must be alike. All ranks see all answers and fail together.
+// A rank without tokens has no weights to pass; all others must agree. All ranks see all answers and fail together.
 Status MoeRouting::agree_on_weights(std::span<const Hello> hellos) {
   weighted_ = false;
   bool known = false;
@@ -178,8 +178,8 @@ Status MoeRouting::agree_on_weights(std::span<const Hello> hellos) {
   return {};
 }
 
-// Algorithm 1 over the counts of all ranks, corrected by what steps have taken. All ranks have the same figures and so
-// choose alike.
+// Runs Algorithm 1 over the counts of all ranks, corrected by the times of earlier steps. All ranks have the same
+// figures and so make the same choice.
 Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   MoeHost& host = layer_.host();
   const uint32_t n = host.n_ranks(), depth = host.tree().depth();
@@ -216,7 +216,7 @@ Status MoeRouting::choose(const std::byte* greetings, size_t bytes) {
   return keep_captured(hellos);
 }
 
-// A graph replays the plan that it has captured, so updates keep to that one. All ranks see all answers.
+// A graph replays the plan that it captured, so updates keep that plan. All ranks see all answers.
 Status MoeRouting::keep_captured(std::span<const Hello> hellos) {
   const uint64_t tokens = std::accumulate(tokens_of_.begin(), tokens_of_.end(), uint64_t{0});
   for (uint32_t r = 0; r < hellos.size(); ++r) {
@@ -251,7 +251,7 @@ Status MoeRouting::exchange_records() {
   MoeHost& host = layer_.host();
   const uint32_t n = host.n_ranks();
   const Status own = write_records();
-  // [from][to]; a rank that has none because it failed says so to all.
+  // Indexed [from][to]. A rank that failed and has no sizes says so to all ranks.
   constexpr uint64_t kFailed = ~uint64_t{0};
   std::vector<uint64_t> sizes(size_t{n} * n), mine(n, kFailed);
   if (own.ok()) mine.assign(writer_.bytes().begin(), writer_.bytes().end());
@@ -302,7 +302,7 @@ Status MoeRouting::read_received(Agreement* mine) {
   return {};
 }
 
-// A rank that comes late makes the others wait, and one with few rows is done early: the rank in the middle counts.
+// A late rank makes the others wait, and a rank with few rows finishes early, so the median rank counts.
 void MoeRouting::note_step(const MoeStep& step, std::span<const Agreement> all) {
   std::vector<double> took;
   for (const Agreement& a : all) {
@@ -329,7 +329,7 @@ Status MoeRouting::agree() {
     if (all[r].needed_bytes > 0)
       return error(moecclOutOfMemory, "rank {} needs {} bytes for this routing, memory_cap_bytes allows {}", r,
                    all[r].needed_bytes, layer_.config().memory_cap);
-    // As fine as one token of each origin a chunk, see RoutingTables::min_chunks().
+    // At most one chunk for each token of an origin, see RoutingTables::min_chunks().
     if (all[r].min_chunks > std::bit_ceil(layer_.config().shape.max_tokens))
       return error(moecclRemoteError, "rank {} asks for {} chunks: {} tokens have at most {}", r, all[r].min_chunks,
                    layer_.config().shape.max_tokens, std::bit_ceil(layer_.config().shape.max_tokens));
@@ -389,7 +389,7 @@ std::unique_ptr<CudaTables> MoeLayer::take_cuda_tables(size_t candidate) {
 
 void MoeLayer::give_back(std::unique_ptr<CudaTables> tables) {
   if (tables == nullptr) return;
-  tables->wait();  // its kernels write to the RowTables that come back next
+  tables->wait();  // its kernels write to the RowTables that are given back next
   const std::lock_guard lock(tables_mutex_);
   free_cuda_tables_.push_back(std::move(tables));
 }
@@ -402,7 +402,7 @@ uint64_t MoeLayer::device_bytes(bool takes) {
   return bytes;
 }
 
-// Nobody launches before all have their tables: making room for them may wait for the device.
+// No rank launches before all ranks have their tables, because making room for them may wait for the device.
 Status MoeRouting::bring_tables() {
   if (!layer_.has_tables()) return {};
   return all_ready(upload_tables(), "bring its routing to the device");

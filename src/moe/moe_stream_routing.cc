@@ -13,7 +13,7 @@ using moeccl::cuda::TableCounts;
 
 namespace {
 
-// What moecclRoutingDeviceInfo_t points to: TableCounts, then the experts' offsets and counts.
+// The layout of what moecclRoutingDeviceInfo_t points to: TableCounts, then the experts' offsets and counts.
 constexpr size_t offsets_at() { return sizeof(TableCounts); }
 constexpr size_t counts_at(size_t n_experts) { return offsets_at() + (n_experts + 1) * sizeof(int64_t); }
 
@@ -84,7 +84,7 @@ Status MoeRouting::check_stream_choices(const StreamChoices& c) const {
   return {};
 }
 
-// Memory for the plan of the last update by the host. All ranks come here together.
+// Makes room for updates with the plan of the last update by the host. All ranks call this together.
 Status MoeRouting::prepare_stream_updates(driver::cuda::Context context, bool captured) {
   if (cuda_tables_ != nullptr && cuda_tables_->candidate() == chosen_) return {};
   if (captured)

@@ -7,8 +7,8 @@
 namespace moeccl::comm {
 namespace {
 
-constexpr double kDefaultGain = 0.05;  // as the sample solver's
-// A prediction is trusted to err by this factor at most: one trial's times may have met a disturbance.
+constexpr double kDefaultGain = 0.05;  // the default of the sample solver too
+// A prediction is trusted to err by this factor at most, because a disturbance may have affected one trial's times.
 constexpr double kMostRealized = 1.5;
 
 }  // namespace
@@ -16,7 +16,7 @@ constexpr double kMostRealized = 1.5;
 void ReplaceGain::Samples::add(double us) { last_[n_++ % last_.size()] = us; }
 
 double ReplaceGain::Samples::typical() const {
-  // The first one is cold.
+  // The first time is cold.
   const auto n = static_cast<uint32_t>(std::min<size_t>(n_ > 1 && n_ <= last_.size() ? n_ - 1 : n_, last_.size()));
   if (n == 0) return 0;
   std::array<double, 5> sorted{};
@@ -35,7 +35,7 @@ bool ReplaceGain::skips() {
   return true;
 }
 
-// A rank that comes late makes the others wait, and one with few rows is done early: the rank in the middle counts.
+// A late rank makes the others wait, and a rank with few rows finishes early, so the median rank counts.
 void ReplaceGain::note(std::span<const Times> all) {
   const auto middle = [&](double Times::*field) {
     std::vector<double> us;
@@ -59,7 +59,7 @@ void ReplaceGain::note(std::span<const Times> all) {
 double ReplaceGain::net(const Prediction& predicted) const {
   const double stayed = stayed_.typical(), moved = moved_.typical(), expected = predicted_.typical();
   if (stayed <= 0 || moved <= 0) return predicted.gain;
-  // What a predicted share of this combine's time was worth by the clock, for both terms of Eq. 5.
+  // The time that a predicted share of this combine really saved by the clock, for both terms of Eq. 5.
   double realized = 1;
   if (expected > 0) realized = std::clamp((1 - moved / stayed) / expected, 0.0, kMostRealized);
   const double whole = stayed + (uses_next_ ? dispatch_.typical() : 0);
@@ -75,7 +75,7 @@ ReplaceGain::Answer ReplaceGain::decide(const Prediction& predicted) {
     if (offers && !tried) {
       answer.keep = stayed_.n() < moved_.n();
     } else if (offers && after_pause_) {
-      answer.keep = false;  // once more, for the clock; the next step knows what it took
+      answer.keep = false;  // once more, to measure it; the next step knows the time
     } else {
       answer.keep = !pays || ++moves_ % kCompareEvery == 0;
       if (pays) pause_ = kFirstPause;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a re-placing combine pays by the clock. Eq. 5 prices links; a step also takes the time of its Begin, and
-// what links really save is not what Eq. 5 says. The first steps run both ways in turns; from then on the predicted
-// gain is corrected by what was measured, and where it does not pay samples stay and Begin exchanges nothing for a
-// while.
+// Decides whether a re-placing combine pays off by the clock. Eq. 5 prices links, but a step also spends the time of
+// its Begin, and the saving on real links is not what Eq. 5 says. The first steps run both ways in turns. From then on,
+// the predicted gain is corrected by the measurements. Where re-placing does not pay off, samples stay and Begin
+// exchanges nothing for a while.
 //
-// All ranks give the same figures to note() and decide(), in the same order, and so come to the same answers.
+// All ranks pass the same figures to note() and decide() in the same order, and so reach the same answers.
 #pragma once
 
 #include <array>
@@ -15,32 +15,32 @@ namespace moeccl::comm {
 
 class ReplaceGain {
  public:
-  // Steps of each kind that a trial counts, after one whose tables and buffers are cold.
+  // Steps of each kind that a trial counts, after the first one, whose tables and buffers are cold.
   static constexpr uint32_t kCounted = 3;
-  // Steps without an exchange after one that did not pay: twice as many each time, so that asking costs little.
+  // Steps without an exchange after one that did not pay off. The pause doubles each time, so that asking costs little.
   static constexpr uint32_t kFirstPause = 4, kMostPause = 64;
-  // While re-placing pays, one step in so many stays, for the other side of the comparison.
+  // While re-placing pays off, one step in this many stays, to measure the other side of the comparison.
   static constexpr uint32_t kCompareEvery = 64;
 
-  // What a rank measured in the step before; 0: it did not run.
+  // What a rank measured in the previous step; 0: it did not run.
   struct Times {
     double begin_us = 0, combine_us = 0, dispatch_us = 0;
   };
   struct Prediction {
     double gain = 0;    // Eq. 5
-    double gather = 0;  // of its first term alone: what this combine saves
+    double gather = 0;  // of the first term of Eq. 5 alone: what this combine saves
   };
   struct Answer {
     double gain = 0;  // what remains of the prediction
     bool keep = false;
   };
 
-  // min_gain below 0: predictions stand as they are and nothing is skipped.
+  // With min_gain below 0, predictions are not corrected and nothing is skipped.
   ReplaceGain(double min_gain, bool uses_next);
 
-  // Whether the step that begins keeps all samples unasked. Once for each step.
+  // Returns true if the step that begins keeps all samples without asking. Call it once for each step.
   bool skips();
-  // The times of all ranks in the step before this one, unless this one is skipped.
+  // Takes the times of all ranks in the previous step, unless the step that begins is skipped.
   void note(std::span<const Times> all);
   Answer decide(const Prediction& predicted);
   double gain() const { return last_gain_; }  // of the last decision
@@ -49,7 +49,7 @@ class ReplaceGain {
   class Samples {
    public:
     void add(double us);
-    double typical() const;  // 0: not known
+    double typical() const;  // 0: unknown
     uint32_t n() const { return n_; }
 
    private:

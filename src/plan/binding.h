@@ -11,9 +11,9 @@
 
 namespace moeccl::plan {
 
-// Steps of `rank` that store at least this much where another core will read it store past the cache: lines that lie
-// modified in one core's cache come to another at 1.6 to 14 GB/s, as the host has placed the two; memory gives 8 or
-// more.
+// A step of `rank` that stores at least this much for another core to read stores it past the cache. Modified lines in
+// one core's cache reach another core at 1.6 to 14 GB/s, depending on where the host has placed the two; memory gives 8
+// or more.
 inline constexpr uint64_t kStreamSharedBytes = 4 << 10;
 
 inline bool streams_to_others(const Ref& dst, uint32_t rank, uint64_t bytes) {
@@ -26,10 +26,10 @@ struct Range {
   uint64_t length = 0;  // elements
 };
 
-// One row list at one chunk. Element = row. For kGatherRows: row i of the packed destination block is at
-// dst_first + i (slot-relative), taken from src_index[i] or src_first + i. For kScatterRows: src_index[i]
-// (slot-relative) goes to dst_index[i] of Output. Indices into Input or Output are relative to the buffer, into Staging
-// to the slot.
+// One row list at one chunk; an element is a row. For kGatherRows, row i of the packed destination block is at
+// dst_first + i (slot-relative) and comes from src_index[i] or src_first + i. For kScatterRows, src_index[i]
+// (slot-relative) goes to dst_index[i] of Output. Indices into Input or Output are relative to the buffer, those into
+// Staging to the slot.
 struct RowBlock {
   const uint32_t* src_index = nullptr;
   const uint32_t* dst_index = nullptr;
@@ -38,9 +38,9 @@ struct RowBlock {
   const float* weights = nullptr;  // kScatterRows: [count] scale of each row, null: none
 };
 
-// kReduceRows at one chunk: row dst (dst_index ? dst_index[i] : dst_first + i) = sum of terms [offsets[i],
-// offsets[i+1]). With src_first, of stretches: row dst_first + i = the sum over the step's srcs k of row
-// src_first[k] + i, and nothing else of the block counts.
+// kReduceRows at one chunk: row dst (dst_index ? dst_index[i] : dst_first + i) = the sum of terms [offsets[i],
+// offsets[i+1]). With src_first, the block sums stretches: row dst_first + i = the sum over the step's srcs k of row
+// src_first[k] + i, and its other lists are ignored.
 using RowTermRef = kernels::RowTerm;  // row relative to the buffer (Input) or slot (Staging); segment: which src
 struct SumBlock {
   const uint64_t* offsets = nullptr;  // [count + 1]
@@ -52,7 +52,7 @@ struct SumBlock {
   const uint64_t* src_first = nullptr;  // [n_srcs]
 };
 
-// Lengths of row lists for readers that move nothing, all chunks together: each chunk has its even share.
+// Lengths of row lists for readers that move nothing, over all chunks together: each chunk has an even share.
 struct RowCounts {
   struct Sum {
     uint64_t rows = 0, terms = 0;  // written; read
@@ -66,21 +66,21 @@ struct Binding {
   uint32_t element_bytes = 1;
   uint64_t slot_elements = 0;  // stride of staging slots
   uint64_t count = 0;          // uniform block length; block b is at b * count
-  // AllToAllv: own blocks; null for uniform ones.
+  // AllToAllv: this rank's blocks; null for uniform ones.
   const uint64_t *in_offset = nullptr, *in_length = nullptr, *out_offset = nullptr, *out_length = nullptr;
-  // Rows: list l at chunk c is rows[l * n_chunks + c]; a step's `rows` is l. Sums the same for kReduceRows.
+  // Rows: list l at chunk c is rows[l * n_chunks + c]; a step's `rows` is l. The same holds for `sums` and kReduceRows.
   std::span<const RowBlock> rows;
   std::span<const SumBlock> sums;
-  const RowCounts* counts = nullptr;  // instead of rows and sums, where nothing runs
+  const RowCounts* counts = nullptr;  // replaces rows and sums where nothing runs
 };
 
-// Elements of chunk `chunk` of a block of `length`.
+// Returns the elements of chunk `chunk` of a block of `length`.
 inline Range chunk_range(const Chunking& k, uint64_t length, uint32_t chunk) {
   const uint64_t begin = std::min(length, k.chunk * chunk);
   return {begin, std::min(length - begin, k.chunk)};
 }
 
-// The least number of elements that is not less and fills whole 64-byte lines. Element sizes are powers of two or rows.
+// Rounds up to whole 64-byte lines. Element sizes are powers of two or rows.
 inline uint64_t whole_lines(uint64_t elements, uint32_t element_bytes) {
   const uint64_t line = element_bytes >= 64 ? 1 : 64 / element_bytes;
   return (elements + line - 1) / line * line;
@@ -94,7 +94,8 @@ inline Range part_range(uint64_t length, uint32_t element_bytes, uint32_t part, 
   return {begin, std::min(length - begin, size)};
 }
 
-// Length of the block that a Ref of Input or Output names; `own` says whether the Binding's v-arrays describe it.
+// Returns the length of the block that a Ref of Input or Output names: from the Binding's v-arrays if they are set,
+// otherwise the uniform count.
 inline uint64_t block_length(const Binding& b, const Ref& ref) {
   if (ref.buffer == Buffer::kInput && b.in_length) return b.in_length[ref.index];
   if (ref.buffer == Buffer::kOutput && b.out_length) return b.out_length[ref.index];
@@ -106,11 +107,11 @@ inline uint64_t block_offset(const Binding& b, const Ref& ref) {
   return b.count * ref.index;
 }
 
-// The block length that governs a step: that of its first own Input or Output Ref, destination first; a peer's Input or
-// Output block has the length of ours in uniform operations; else the uniform count.
+// Returns the block length that governs a step: that of its first own Input or Output Ref, destination first, or else
+// the uniform count. In uniform operations, a peer's Input or Output block has the length of ours.
 uint64_t governing_length(const Binding& b, const Program& program, const Step& step);
 
-// Range of `ref` at `chunk` in its buffer, for a step governed by blocks of `length`.
+// Returns the range of `ref` at `chunk` in its buffer, for a step governed by blocks of `length`.
 inline Range resolve(const Binding& b, const Program& program, const Ref& ref, uint64_t length, uint32_t chunk) {
   const Range in_block = chunk_range(b.chunking, length, chunk);
   const Range in_chunk = part_range(in_block.length, b.element_bytes, ref.part, ref.parts);
@@ -121,7 +122,7 @@ inline Range resolve(const Binding& b, const Program& program, const Ref& ref, u
   return {block_offset(b, ref) + in_block.offset + in_chunk.offset, in_chunk.length};
 }
 
-// First element of a staging slot at `chunk`: the base of rows.
+// Returns the first element of a staging slot at `chunk`: the base of its rows.
 inline uint64_t slot_base(const Binding& b, const Program& program, const Ref& ref, uint32_t chunk) {
   return (static_cast<uint64_t>(chunk % program.depth) * program.n_slots + ref.index) * b.slot_elements;
 }

@@ -11,14 +11,14 @@ namespace moeccl::plan {
 
 namespace {
 
-// Largest end of the blocks of one direction of AllToAllv.
+// Returns the largest end of the blocks of one direction of AllToAllv.
 uint64_t end_of_blocks(const uint64_t* offset, const uint64_t* length, uint32_t n) {
   uint64_t end = 0;
   for (uint32_t r = 0; r < n; ++r) end = std::max(end, offset[r] + length[r]);
   return end;
 }
 
-// Buffers of `rank` as the C header shapes them; where it allows NULL they have no elements.
+// Returns the buffers of `rank` in the shape that the C header gives them. Where it allows NULL, they have no elements.
 UserMemory user_memory(const Shape& shape, const Binding& b, uint32_t rank, bool in_place) {
   const uint32_t n = shape.n_ranks;
   const bool is_root = rank == shape.root;
@@ -37,7 +37,7 @@ UserMemory user_memory(const Shape& shape, const Binding& b, uint32_t rank, bool
   return user;
 }
 
-// The terms of element `i` of block `block` of the Output of `rank`.
+// Returns the terms of element `i` of block `block` of the Output of `rank`.
 std::vector<Term> expected_terms(const CheckInput& input, uint32_t rank, uint32_t block, uint64_t i) {
   const Shape& shape = input.plan.shape;
   const uint64_t count = input.bindings[rank].count;
@@ -63,7 +63,7 @@ std::vector<Term> expected_terms(const CheckInput& input, uint32_t rank, uint32_
     case moecclOpScatter:
       return one(shape.root, rank * count + i);
     case moecclOpTensorAllToAll: {
-      // Any member of group `block` holds it: the first one's name stands for all, see symbolic_run.cc.
+      // Any member of group `block` holds it: the name of the first one stands for all, see symbolic_run.cc.
       const auto first = std::find(shape.group_of.begin(), shape.group_of.end(), block) - shape.group_of.begin();
       return one(static_cast<uint32_t>(first), shape.group_of[rank] * count + i);
     }
@@ -81,7 +81,7 @@ Status check_blocks(const CheckInput& input, const SymbolicRun& run, const std::
   const Values& values = run.values();
   const bool sums = reduces(shape.op);
   std::unordered_map<ValueId, std::pair<uint64_t, uint32_t>>
-      proved;  // sums: the element (and rank) that the value is right for
+      proved;  // sums: the element (and rank) for which the value is right
   for (uint32_t r = 0; r < shape.n_ranks; ++r) {
     const Binding& b = input.bindings[r];
     for (uint32_t block = 0; users[r].out_size > 0 && block < out_blocks(shape); ++block) {
@@ -230,7 +230,7 @@ std::vector<Binding> uniform_bindings(const Plan& plan) {
   b.chunking = plan.chunking;
   b.element_bytes = plan.shape.element_bytes;
   b.count = plan.shape.count;
-  // A plan for any length cuts nothing: its slots, if any, are then no larger than the block.
+  // A plan for any length is not cut into chunks: its slots, if any, are then no larger than the block.
   const uint64_t chunk = plan.chunking.n_chunks == 1 ? std::min(plan.chunking.chunk, b.count) : plan.chunking.chunk;
   b.slot_elements = whole_lines(chunk, b.element_bytes);
   return std::vector<Binding>(plan.shape.n_ranks, b);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Proves a plan by running the programs of all ranks over symbols instead of numbers. An accepted plan leaves the right
-// value in every Output element, on any machine speed: each pair of accesses of which one writes is ordered by signals.
-// It also wastes nothing: no element is moved or reduced without being used.
+// value in every Output element at any machine speed: signals order each pair of accesses of which one writes. It also
+// wastes nothing: no element is moved or reduced without being used.
 //
-// One run suffices. A wait takes one fixed signal (ordinal and chunk), steps do not branch on data, so which step
-// happens before which is the same in every interleaving; vector clocks find every unordered pair in whichever one we
-// run.
+// One run suffices. A wait takes one fixed signal (ordinal and chunk) and steps do not branch on data, so the
+// happens-before order is the same in every interleaving. Vector clocks find every unordered pair in whichever
+// interleaving runs.
 //
-// Buffers are modelled in elements, all distinct. element_bytes of 64 makes parts as fine as one element: tests should
-// use it, with a count that no part divides. in_place lays Input and Output over each other as collectives.h says.
+// Buffers are modelled in elements, all distinct. With an element_bytes of 64, parts are as fine as one element: tests
+// should use it, with a count that no part divides. in_place overlays Input and Output as collectives.h describes.
 #pragma once
 
 #include <span>
@@ -29,20 +29,20 @@ struct Term {
   friend bool operator==(const Term&, const Term&) = default;
 };
 
-// What one row of Output must hold: the sum of the terms, zeros when there are none.
+// The value that one row of Output must hold: the sum of the terms, or zeros if there are none.
 struct ExpectedRow {
   std::vector<Term> terms;  // in any order
-  bool any = false;         // padding: may hold anything, also be left unwritten
+  bool any = false;         // padding: may hold anything or stay unwritten
 };
 
-// Rows of a dispatch or a combine; its unit is the row.
+// The rows of a dispatch or a combine; the unit is the row.
 struct RowExpectation {
   std::vector<uint64_t> input_rows;              // [n_ranks]
   std::vector<std::vector<ExpectedRow>> output;  // [n_ranks][rows of Output]
 };
 
-// What each block of Output must hold, for operations of a placement; units are blocks: element i of the block is the
-// sum of element i of the terms' blocks.
+// The values that each block of Output must hold, for operations of a placement. Units are blocks: element i of the
+// block is the sum of element i of the terms' blocks.
 struct BlockExpectation {
   std::vector<uint32_t> input_blocks;            // [n_ranks]
   std::vector<std::vector<ExpectedRow>> output;  // [n_ranks][blocks of Output]
@@ -52,21 +52,21 @@ struct CheckInput {
   const Plan& plan;                      // with the programs of all ranks
   std::span<const Binding> bindings;     // [n_ranks]
   const RowExpectation* rows = nullptr;  // instead of the operation's own meaning; required where rows move
-  // [n_ranks] which ranks work in place; null: all or none, as the shape says.
+  // [n_ranks] whether each rank works in place; null: all or none, as the shape says.
   const std::vector<bool>* in_place = nullptr;
-  // Elements that are moved and then used by nobody are no fault. Everything else is proved as ever.
+  // Elements that are moved and then never used are not a fault. Everything else is proved as usual.
   bool allow_waste = false;
   const BlockExpectation* blocks = nullptr;  // required for operations of a placement that move blocks
 };
 
-// Success, or moecclInternalError with a sentence that names rank, lane, step and chunk and what is wrong there.
+// Returns success, or moecclInternalError with a message that names rank, lane, step and chunk and the fault there.
 Status check(const CheckInput& input);
 
-// The same for a standard operation of equal blocks.
+// Does the same for a standard operation of equal blocks.
 Status check(const Plan& plan);
 
-// [n_ranks] bindings of a standard operation of equal blocks: shape.count elements each, slots of one chunk (rounded up
-// to 64 bytes).
+// Returns [n_ranks] bindings of a standard operation of equal blocks: shape.count elements each, with slots of one
+// chunk (rounded up to 64 bytes).
 std::vector<Binding> uniform_bindings(const Plan& plan);
 
 }  // namespace moeccl::plan

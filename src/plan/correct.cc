@@ -8,7 +8,7 @@ namespace moeccl::plan {
 
 namespace {
 
-// Beyond this many sizes and plans nobody learns anything more, and memory stays bounded.
+// Beyond this many sizes and plans, more windows would teach nothing. The limit keeps memory bounded.
 constexpr size_t kMostWindows = 4096;
 
 }  // namespace
@@ -27,7 +27,7 @@ bool Corrector::observe(Profile& profile, const Observation& o) {
   const double ratio = window[kWindow / 2];
   window.clear();
   if (ratio <= kTolerance && ratio >= 1 / kTolerance) return false;
-  // The points on both sides of the size carry its prediction; at an end of the curve there is one.
+  // The points on both sides of the size determine its prediction; at an end of the curve there is only one.
   std::vector<Curve::Point>& points = fit->curve.points;
   const auto above =
       static_cast<size_t>(std::lower_bound(points.begin(), points.end(), o.bytes,

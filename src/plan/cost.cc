@@ -10,11 +10,11 @@ namespace moeccl::plan {
 
 namespace {
 
-// A price takes at most about this many simulated steps (0.2 s), and never more chunks than show the pace.
+// A price takes at most about this many simulated steps (0.2 s), and no more chunks than are needed to show the pace.
 constexpr uint64_t kStepBudget = 1u << 20;
 constexpr uint32_t kMostChunks = 64, kFewestChunks = 4;
-// Beyond these many steps a chunk takes a second and more, and is so long that a latency hardly shows in its pace: the
-// fewest chunks are one less, and two less.
+// Beyond this many steps, a chunk takes a second or more, and is so long that a latency hardly shows in its pace. The
+// fewest chunks are then one less, or two less.
 constexpr uint64_t kLargePlan = 1u << 20, kHugePlan = 4u << 20;
 
 uint32_t chunks_to_run(const Plan& plan) {
@@ -25,7 +25,7 @@ uint32_t chunks_to_run(const Plan& plan) {
   return std::min(plan.chunking.n_chunks, std::max(affordable, fewest));
 }
 
-// Adds the chunks that did not run, each as long as one of the second half of those that did.
+// Adds the chunks that did not run. Each takes as long as one of the second half of those that did.
 void extrapolate(const Plan& plan, uint32_t n_run, uint32_t n_half, double half_ns, Cost& cost) {
   const double pace = std::max(0.0, cost.total_ns - half_ns) / (n_run - n_half);
   const uint64_t count = plan.shape.count;

@@ -7,12 +7,13 @@
 namespace moeccl::plan {
 namespace {
 
-// A core's time for a message to another host, from the sender's call to its arrival in the receiver's memory; the
-// larger part of it is the sender's. 8 ranks on 2 hosts of one core need 145 us for an AllToAll of 16 small messages
-// from each core (docs/tcp.md).
+// A core's time for a message to another host, from the sender's call to the arrival in the receiver's memory; the
+// larger part is the sender's. 8 ranks on 2 hosts of one core need 145 us for an AllToAll of 16 small messages from
+// each core (docs/tcp.md).
 constexpr double kMessageNs = 6000;
-// One core, lines that lie modified in another one's cache: 14 GB/s where the host has placed the two close together,
-// 1.6 to 4 where they are far apart. In between, so that plans that depend on it are tried (src/select/trials.h).
+// The rate at which one core reads lines that are modified in another core's cache: 14 GB/s where the host has placed
+// the two close together, 1.6 to 4 where they are far apart. The value lies in between, so that plans that depend on it
+// are tried (src/select/trials.h).
 constexpr double kModifiedBytesPerNs = 6;
 
 bool caches_staging(const Program& program) {
@@ -72,7 +73,8 @@ void CostRun::number_pairs() {
     }
   }
   pairs_.resize(n_pairs);
-  // Totals are ordered by peer and sig, so senders in order meet their entries at each receiver in order.
+  // Totals are ordered by peer and sig, so senders that are taken in order meet their entries at each receiver in
+  // order.
   std::vector<uint32_t> met(n, 0);
   for (uint32_t r = 0; r < n; ++r) {
     for (size_t i = 0; const Program::SigTotal& sent : plan_.programs[r].totals) {
@@ -181,8 +183,8 @@ void CostRun::wake(uint32_t rank, double at) {
   }
 }
 
-// A core goes round its ranks: it passes those that still wait, each of which looks and yields. On average it meets the
-// first of `ready` ranks after blocked / (ready + 1) of them.
+// A core goes round its ranks and passes those that still wait, each of which looks and yields. On average it reaches
+// the first of `ready` ranks after blocked / (ready + 1) of them.
 void CostRun::start(uint32_t core, uint32_t rank, double at, bool handed_over) {
   Core& c = cores_[core];
   Rank& r = ranks_[rank];
@@ -354,7 +356,7 @@ void CostRun::send(uint32_t rank, const Lane& lane, const Step& step) {
   if (std::exchange(theirs.awaited, false)) push(sent.at, true, step.peer);
 }
 
-// Both uplinks carry the bytes, as paced links have it (transport/paced). Returns when the last one has crossed.
+// Both uplinks carry the bytes, as on paced links (transport/paced). Returns when the last byte has crossed.
 double CostRun::occupy(uint32_t level, uint32_t from, uint32_t to, double bytes, double now) {
   if (links_[level].bytes_per_ns <= 0) return now;
   const double duration = bytes / links_[level].bytes_per_ns;

@@ -13,7 +13,7 @@ namespace moeccl::plan {
 
 class CostRun {
  public:
-  // Runs the first n_chunks chunks; `When::kLast` is the last of these.
+  // Runs the first n_chunks chunks; `When::kLast` applies to the last of these.
   CostRun(const Plan& plan, std::span<const Binding> bindings, const LevelTree& tree, const Profile& profile,
           uint32_t n_chunks);
   void run();
@@ -23,27 +23,27 @@ class CostRun {
  private:
   static constexpr uint32_t kNone = ~0u;
 
-  // Large plans are bound by the cache lines that a step touches: a lane knows its steps.
+  // Large plans are bound by the cache lines that a step touches, so a lane points directly to its steps.
   struct Lane {
     const Step* steps = nullptr;
     uint32_t n_steps = 0;
     uint32_t chunk = 0, step = 0;
     LaneKind kind = LaneKind::kMain;
-    size_t first = 0;  // of its steps in pair_
+    size_t first = 0;  // of its first step in pair_
   };
   enum class State : uint8_t { kBlocked, kQueued, kRunning, kDone };
   struct Rank {
     State state = State::kBlocked;
     uint32_t core = 0;
-    uint32_t lane = 0;  // the one that runs
+    uint32_t lane = 0;  // the lane that runs
     std::vector<Lane> lanes;
     double now = 0;               // while it runs
-    double queued_ns = 0;         // since when it could run
+    double queued_ns = 0;         // since when it has been able to run
     double blocked_ns = 0;        // when it blocked
-    double switch_ns = 0;         // what its last start cost
-    bool resumed = false;         // no signal has been taken since it was blocked
+    double switch_ns = 0;         // cost of its last start
+    bool resumed = false;         // no signal has been taken since it blocked
     CriticalPath path;            // of the chain that led to `now`
-    bool caches_staging = false;  // what it stages stays in its core's cache
+    bool caches_staging = false;  // the data that it stages stays in its core's cache
     double busy_ns[4] = {};
     // How fast it moves bytes: into staging, into Output, and as sources of reductions.
     double copy_rate = 1, output_rate = 1, staging_rate = 1, reduce_rate = 1;
@@ -51,30 +51,30 @@ class CostRun {
   struct Core {
     uint32_t owner = kNone, last = kNone;
     uint32_t n_active = 0;       // ranks that have not finished
-    std::deque<uint32_t> queue;  // ranks that could run
+    std::deque<uint32_t> queue;  // ranks that are ready to run
   };
-  struct alignas(64) Arrival {  // of one cache line: large plans look at them in no order
+  struct alignas(64) Arrival {  // one cache line, because large plans access arrivals in random order
     double at = 0;
     CriticalPath path;
-    uint32_t next = kNone;  // in its channel, or among those that are free
+    uint32_t next = kNone;  // in its channel or in the free list
   };
-  // An entry of a program's totals. What it awaits comes by its channel, in order; what it sends goes to its twin, the
-  // receiver's entry.
+  // An entry of a program's totals. Signals that it awaits come through its channel, in order. Signals that it sends go
+  // to its twin, the receiver's entry.
   struct Pair {
-    uint32_t first = kNone, last = kNone;  // signals that were sent and not taken
+    uint32_t first = kNone, last = kNone;  // signals that were sent and not yet taken
     uint32_t twin = kNone;
     bool awaited = false;
     uint8_t place = 0;       // among the entries of the same peer
     double unsignalled = 0;  // bytes put since the last signal; only in the first entry of a peer
   };
-  // How much a row step moves: rows written, and rows read.
+  // The numbers of rows that a row step writes and reads.
   struct Rows {
     double written = 0, read = 0;
   };
   struct Event {
     double at = 0;
     uint64_t number = 0;  // breaks ties, so that prices are the same everywhere
-    bool wakes = false;   // a rank becomes ready; else a core's owner goes on
+    bool wakes = false;   // true: a rank becomes ready; false: a core's owner continues
     uint32_t id = 0;
 
     bool operator>(const Event& other) const { return at != other.at ? at > other.at : number > other.number; }
@@ -94,7 +94,7 @@ class CostRun {
   bool others_first(double now) const { return !events_.empty() && events_.top().at < now; }
   bool occupies(const Lane& lane, const Step& step) const;
   void block_or_end(uint32_t rank);
-  void skip(Lane& lane) const;  // to the next step that runs at the lane's chunk
+  void skip(Lane& lane) const;  // advances to the next step that runs at the lane's chunk
 
   bool take(uint32_t rank, const Lane& lane, const Step& step);
   void send(uint32_t rank, const Lane& lane, const Step& step);
@@ -111,12 +111,13 @@ class CostRun {
   const LevelTree& tree_;
   const Profile& profile_;
   uint32_t n_chunks_;
-  // Ranks go on to where they may meet others, on a link or in want of a signal. Else they stop after each step, which
-  // settles ties among ranks that run alike more evenly, but takes longer: plans of counts have millions of steps.
+  // If true, ranks run on to where they may meet others, on a link or for lack of a signal. Otherwise they stop after
+  // each step, which settles ties among ranks that run alike more evenly but takes longer: plans of counts have
+  // millions of steps.
   bool runs_on_;
   std::vector<LinkCost> links_;                        // [depth + 1], the last one for a rank itself
   std::vector<std::vector<double>> egress_, ingress_;  // [level][group]: when the uplink is free
-  std::vector<std::vector<double>> used_;              // [level][group]: how long its uplink sent
+  std::vector<std::vector<double>> used_;              // [level][group]: how long the uplink was sending
   std::vector<Rank> ranks_;
   std::vector<Core> cores_;
   std::vector<size_t> first_pair_;  // [n_ranks] into pairs_

@@ -33,7 +33,7 @@ bool is_rows(const Step& step) {
          step.kind == StepKind::kReduceRows;
 }
 
-// The first thing wrong with a Ref, "" when nothing is.
+// Returns the first fault of a Ref, or "" if it has none.
 std::string ref_fault(const Plan& plan, const Program& program, const Step& step, const Ref& ref, bool is_dst) {
   const Shape& shape = plan.shape;
   const bool own = ref.rank == program.rank;
@@ -54,13 +54,13 @@ std::string ref_fault(const Plan& plan, const Program& program, const Step& step
     return "a scaled Input is read by its own rank alone";
   const bool copied_from = step.kind == StepKind::kCopy && !is_dst && shape.reach.reads;
   if (!shape.reach.views && !copied_from) return "the buffers of a peer are out of reach here";
-  // What a peer publishes is where the block for this rank starts in its Input.
+  // A peer publishes only where the block for this rank starts in its Input.
   if (facts(shape.op).private_sizes && (ref.buffer == Buffer::kOutput || ref.index != program.rank))
     return "where that block of the peer starts is not known";
   return "";
 }
 
-// What a step's kind demands of its fields beyond its Refs.
+// Returns how a step's fields, apart from its Refs, violate the rules of its kind, or "".
 std::string shape_fault(const Plan& plan, const Program& program, const Step& step) {
   const bool own_dst = step.dst.rank == program.rank;
   const bool own_src = step.n_srcs > 0 && program.srcs[step.first_src].rank == program.rank;

@@ -30,7 +30,7 @@ Line weighted_line(std::span<const Curve::Point> points, const std::vector<doubl
   line.beta = sxx > 0 ? std::max(0.0, sxy / sxx) : 0;
   line.alpha = my - line.beta * mx;
   if (line.alpha >= 0) return line;
-  // Through the origin instead of below it.
+  // Use a line through the origin instead of one below it.
   double xx = 0, xy = 0;
   for (size_t i = 0; i < points.size(); ++i) {
     xx += weights[i] * points[i].bytes * points[i].bytes;
@@ -56,7 +56,8 @@ Curve fit_line(std::span<const Curve::Point> points) {
   weights = base;
   Line line = weighted_line(points, weights);
   for (int round = 0; round < 10 && points.size() > 2; ++round) {
-    // Relative deviations, as the base weights are; 1.4826 makes the median one of a normal distribution.
+    // Deviations are relative, like the base weights; 1.4826 turns the median into the deviation of a normal
+    // distribution.
     std::vector<double> off;
     for (const Curve::Point& p : points) off.push_back(std::abs(p.ns - line.at(p.bytes)) / p.ns);
     const double scale = std::max(1.4826 * median(off), 1e-6);

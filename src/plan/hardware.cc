@@ -45,7 +45,7 @@ Hardware host_hardware() { return {"host core", kHost, {}}; }
 Hardware device_hardware() {
   Hardware device{"GPU of the H100 class", kDevice, {}};
   for (const Constant& c : kDevice) device.profile.*c.member = c.value;
-  device.profile.cores = kMaxRanks;  // of its own for each
+  device.profile.cores = kMaxRanks;  // each rank has its own
   device.profile.host_copy_bytes_per_ns = device.profile.copy_bytes_per_ns * kMaxRanks;
   return device;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Constants for hardware on which nothing was measured: what a price takes where no profile says more.
+// Constants for hardware on which nothing was measured. Prices use them where no profile has a figure.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@
 
 namespace moeccl::plan {
 
-// One figure of a Profile, and where it is from.
+// One figure of a Profile and its source.
 struct Constant {
   const char* name;  // as in a profile file
   double Profile::*member;
@@ -24,9 +24,9 @@ struct Hardware {
 
 // A core of the machine on which Profile's defaults were measured.
 Hardware host_hardware();
-// A GPU of the H100's class: an engine and a memory of its own for every rank, no cores to share, and no scheduler.
+// A GPU of the H100's class: every rank has its own engine and memory, shares no cores and has no scheduler.
 Hardware device_hardware();
-// By the innermost level of the topology: devices where it is named "gpu".
+// Chooses by the innermost level of the topology: devices if it is named "gpu".
 Hardware hardware_of(const LevelTree& tree);
 
 inline Profile device_profile() { return device_hardware().profile; }

@@ -39,7 +39,7 @@ bool plausible(const LinkCost& link) {
          link.bytes_per_ns >= 0;
 }
 
-// Groups are dense and numbered in order of their first rank.
+// Checks that groups are dense and numbered in order of their first rank.
 Status validate_numbering(const Level& level, uint32_t n_ranks) {
   if (level.name.empty()) return error(moecclInvalidArgument, "a level of the topology has no name");
   if (!plausible(level.link))
@@ -116,7 +116,7 @@ Result<LevelTree> LevelTree::from_sizes(const std::vector<LevelSizes>& upper, co
       return error(moecclInvalidArgument, "level {} has {} groups, level {} gives sizes of {}", upper[l].name, next,
                    upper[l + 1].name, upper[l + 1].sizes.size());
   }
-  // From the innermost level outwards: ranks per group of this level are the sum over its groups of the next.
+  // From the innermost level outwards: the ranks of a group are the sum over its groups of the next level.
   std::vector<std::vector<uint32_t>> ranks_in(upper.size());
   ranks_in.back() = upper.back().sizes;
   for (size_t l = upper.size() - 1; l-- > 0;) {
@@ -175,7 +175,7 @@ LevelTree LevelTree::part(std::span<const uint32_t> ranks) const {
     level.n_groups = static_cast<uint32_t>(number.size());
     const bool last = l + 1 == depth();
     if (!last && level.n_groups == 1) continue;
-    const bool alone = level.n_groups == n;  // the outermost such level's link is the ranks'
+    const bool alone = level.n_groups == n;  // the ranks take the link of the outermost such level
     own.levels.push_back(std::move(level));
     if (alone) break;
   }

@@ -11,8 +11,8 @@
 
 namespace moeccl::plan {
 
-// Alpha-beta cost of a group's uplink at a level, each direction on its own. 0 bytes_per_ns means: not known, not
-// paced.
+// Alpha-beta cost of a group's uplink at a level, for each direction separately. A bytes_per_ns of 0 means that it is
+// not known or not paced.
 struct LinkCost {
   double alpha_ns = 0;
   double bytes_per_ns = 0;  // = GB/s, 1e9 bytes a second
@@ -23,7 +23,7 @@ struct Level {
   LinkCost link;                        // between different groups of this level (inside one group of the level above)
   std::vector<uint32_t> group_of_rank;  // [n_ranks], groups numbered 0.. in order of their first rank
   uint32_t n_groups = 0;
-  std::string network = {};  // where the groups are hosts: what carries the data between them, for explain
+  std::string network = {};  // if the groups are hosts: the network that carries the data between them, for explain
 };
 
 // The ranks of each group of a level.
@@ -38,8 +38,8 @@ class Groups {
   uint32_t size(uint32_t group) const { return first_[group + 1] - first_[group]; }
   uint32_t n_ranks() const { return static_cast<uint32_t>(member_.size()); }
   uint32_t index_of(uint32_t rank) const { return index_[rank]; }  // among its group's members
-  // The member of `group` that stands for `rank`: at the same position, modulo the group's size. With even groups this
-  // is the peer of equal index of hierarchical AlltoAll.
+  // Returns the member of `group` that stands for `rank`: the one at the same position, modulo the group's size. With
+  // even groups this is the peer of equal index in hierarchical AlltoAll.
   uint32_t counterpart(uint32_t rank, uint32_t group) const {
     return member_[first_[group] + index_[rank] % size(group)];
   }
@@ -49,7 +49,7 @@ class Groups {
   std::vector<uint32_t> index_;           // [n_ranks]
 };
 
-// One level above the ranks, as sizes of its groups, see LevelTree::from_sizes.
+// One level above the ranks, given by the sizes of its groups; see LevelTree::from_sizes.
 struct LevelSizes {
   std::string name;
   LinkCost link;
@@ -60,29 +60,30 @@ inline constexpr uint32_t kMaxRanks = 1u << 20;  // bounds what a topology text 
 
 struct LevelTree {
   uint32_t n_ranks = 0;
-  std::vector<Level> levels;  // never empty; each refines the one before; in the last every rank is a group of its own
+  std::vector<Level> levels;  // never empty; each refines the one before; in the last one every rank is a group
 
   uint32_t depth() const { return static_cast<uint32_t>(levels.size()); }
-  // The outermost level at which a and b are in different groups; depth() when a == b.
+  // Returns the outermost level at which a and b are in different groups, or depth() if a == b.
   uint32_t level_between(uint32_t a, uint32_t b) const;
-  // The groups of the innermost level above the ranks, which hold equal data under tensor parallelism (pipeline.h); one
-  // group when there is none.
+  // Returns the groups of the innermost level above the ranks, which hold equal data under tensor parallelism
+  // (pipeline.h), or one group if there is no such level.
   std::vector<uint32_t> tensor_groups() const;  // [n_ranks]
   uint32_t n_tensor_groups() const { return depth() < 2 ? 1 : levels[depth() - 2].n_groups; }
-  // One level, "rank".
+  // Returns a tree of one level, "rank".
   static LevelTree flat(uint32_t n_ranks);
-  // From group sizes per level, outermost first, the rank level last and implied by them: {{"node", {}, {7, 8}}} is two
-  // nodes of 7 and 8 ranks. sizes count the groups of the next level (ranks for the last entry), so each entry has as
-  // many sizes as the entry before has groups in all.
+  // Builds a tree from group sizes per level, outermost first; the rank level comes last and is implied by them:
+  // {{"node", {}, {7, 8}}} is two nodes of 7 and 8 ranks. sizes count the groups of the next level (ranks for the last
+  // entry), so each entry has as many sizes as the entry before has groups in total.
   static Result<LevelTree> from_sizes(const std::vector<LevelSizes>& upper, const std::string& rank_name = "rank",
                                       LinkCost rank_link = {});
   // Checks the invariants above.
   Status validate() const;
-  // The tree with only the first d-1 levels and the rank level: the dimensions of HDd-AlltoAll (HierMoE Section III-A).
+  // Returns the tree with only the first d-1 levels and the rank level: the dimensions of HDd-AlltoAll (HierMoE Section
+  // III-A).
   LevelTree truncated(uint32_t d) const;
-  // The tree of some of its ranks, in this order, without levels that tell none apart.
+  // Returns the tree of some of the ranks, in this order, without levels that do not tell any of them apart.
   LevelTree part(std::span<const uint32_t> ranks) const;
-  // A number that differs when trees differ.
+  // Returns a number that differs when trees differ.
   uint64_t hash() const;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the readers of plans may ask about an operation: one row for each, in the order of moecclOp_t.
+// The facts about operations that readers of plans may ask for: one row per operation, in the order of moecclOp_t.
 #pragma once
 
 #include <array>
@@ -11,25 +11,25 @@
 
 namespace moeccl::plan {
 
-// Blocks of a user's buffer, each of `count` elements: one, one for each rank, or one for each tensor group.
+// Blocks of a user's buffer, each of `count` elements: one in all, one per rank, or one per tensor group.
 enum class Blocks : uint8_t { kOne, kRanks, kGroups };
 enum class Root : uint8_t { kNone, kGives, kTakes };
-// What a plan is made from: the shape of a call (src/algo/registry.cc), a layer's routing, or where experts are.
+// What a plan is made from: the shape of a call (src/algo/registry.cc), a layer's routing, or the placement of experts.
 enum class PlanOf : uint8_t { kCall, kRouting, kPlacement, kNothing };
 
 struct OpFacts {
   const char* name;   // as MOECCL_PLAN and messages spell it
-  const char* title;  // as pages and profiles do
+  const char* title;  // as pages and profiles spell it
   PlanOf plan = PlanOf::kCall;
   Blocks in = Blocks::kOne, out = Blocks::kOne;
   Root root = Root::kNone;
   bool reduces = false;        // elements are summed over ranks
-  bool meets_all = false;      // every rank needs data of every other one, and so learns of any difference
+  bool meets_all = false;      // every rank needs data of every other rank, and so learns of any difference
   bool eager = false;          // exec/eager.h can run it
-  bool private_sizes = false;  // each rank knows its own sizes only
+  bool private_sizes = false;  // each rank knows only its own sizes
   bool rows = false;           // moves rows by the lists of its Binding
-  moecclPriority_t traffic = moecclPriorityDP;  // its class where the user chose none
-  const char* algorithms = "";  // of a plan that does not come from a call: those among which moecclPlanForce chooses
+  moecclPriority_t traffic = moecclPriorityDP;  // its class if the user chose none
+  const char* algorithms = "";                  // if the plan does not come from a call: the choices of moecclPlanForce
 };
 
 inline constexpr std::array<OpFacts, MOECCL_NUM_OPS + 1> kOps = {{
@@ -98,7 +98,7 @@ inline constexpr std::array<OpFacts, MOECCL_NUM_OPS + 1> kOps = {{
      .plan = PlanOf::kPlacement,
      .rows = true,
      .traffic = moecclPriorityEP},
-    // What a peer may have announced, beyond the last.
+    // A number beyond the last operation, which a peer may have announced.
     {.name = "unknown operation", .title = "unknown operation", .plan = PlanOf::kNothing},
 }};
 
@@ -111,11 +111,11 @@ constexpr const char* op_name(moecclOp_t op) { return facts(op).name; }
 constexpr const char* op_title(moecclOp_t op) { return facts(op).title; }
 constexpr bool reduces(moecclOp_t op) { return facts(op).reduces; }
 constexpr bool rooted(moecclOp_t op) { return facts(op).root != Root::kNone; }
-// Whether the input (the output) of a rank that is not the root is left alone.
+// Return whether only the root's input (root_gives) or only the root's output (root_takes) is used.
 constexpr bool root_gives(moecclOp_t op) { return facts(op).root == Root::kGives; }
 constexpr bool root_takes(moecclOp_t op) { return facts(op).root == Root::kTakes; }
 
-// The operation of a name, or MOECCL_NUM_OPS.
+// Returns the operation with this name, or MOECCL_NUM_OPS.
 constexpr moecclOp_t parse_op(std::string_view name) {
   size_t i = 0;
   while (i < MOECCL_NUM_OPS && name != kOps[i].name) ++i;

@@ -20,7 +20,7 @@ const char* lane_kind_name(LaneKind kind) {
 
 namespace {
 
-// What one rank's body does with the signals of one direction of one pair and sig.
+// How often one rank's body uses one direction of one pair and sig.
 struct Count {
   uint32_t n = 0;
   bool once = false;
@@ -63,7 +63,7 @@ void Program::finalize() {
   for (const Lane& lane : lanes)
     for (const Step& step : lane.steps)
       if (step.kind == StepKind::kSignal || step.kind == StepKind::kWait) n_peers = std::max(n_peers, step.peer + 1);
-  // Dense: a body talks to most ranks, and counting must stay cheap for thousands of steps.
+  // The arrays are dense: a body talks to most ranks, and counting must stay cheap for thousands of steps.
   std::vector<Count> sent(size_t{n_peers} * kMaxSigs), awaited(size_t{n_peers} * kMaxSigs);
   const auto count_of = [&](const Step& step) -> Count& {
     return (step.kind == StepKind::kSignal ? sent : awaited)[size_t{step.peer} * kMaxSigs + step.sig % kMaxSigs];

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan language. A collective is a plan: for each rank a program of small steps on a few lanes, the body of a loop
-// over chunks. It holds no pointers and no counts: steps name buffers and extents, which a Binding turns into ranges
-// when it runs. Executors run it, cost.h prices it, checker.h proves it, printer.h explains it.
+// The plan language. A collective is a plan: for each rank, a program of small steps on a few lanes, which is the body
+// of a loop over chunks. A plan holds no pointers and no counts: steps name buffers and extents, which a Binding turns
+// into ranges at run time. Executors run it, cost.h prices it, checker.h proves it, and printer.h explains it.
 //
 // Order. A lane runs its steps in order, for chunk 0, then chunk 1, ...; lanes run independently. All other order comes
-// from signals: kSignal(peer, sig) tells `peer` (which may be the rank itself: order between lanes) that all earlier
-// steps of this lane are done and visible; kWait(peer, sig) takes the signals of `peer` in order. For each ordered pair
-// of ranks and each sig, all signals stand in one lane and all waits in one lane, and the body holds as many waits as
-// signals. The j-th wait of the body at chunk c waits for the j-th signal of chunk c - lag, and is skipped when c < lag
-// (a credit). Steps run at every chunk, or only at the first or the last one (`when`), to stand before or after the
-// loop; a sig used by signals and waits of such a step is used by no step of another `when` for that pair, and then has
-// lag 0.
+// from signals: kSignal(peer, sig) tells `peer` (which may be the rank itself, for order between lanes) that all
+// earlier steps of this lane are done and visible; kWait(peer, sig) takes the signals of `peer` in order. For each
+// ordered pair of ranks and each sig, all signals are in one lane, all waits are in one lane, and the body holds as
+// many waits as signals. The j-th wait of the body at chunk c waits for the j-th signal of chunk c - lag, and is
+// skipped when c < lag (a credit). Steps run at every chunk, or only at the first or the last one (`when`), which
+// places them before or after the loop. A sig that signals and waits of such a step use is not used by a step with
+// another `when` for that pair, and has lag 0.
 //
-// Memory. Staging is each rank's memory that peers write and read through the transport. At the start of an operation
-// no peer uses it, and its contents are undefined. Input and Output of another rank may be touched only with `views`,
-// after a signal that this rank sent in this operation, and before that rank ends its program: builders order both.
+// Memory. Staging is memory of each rank that peers write and read through the transport. At the start of an operation
+// no peer uses it, and its contents are undefined. A step may touch another rank's Input and Output only with `views`,
+// after a signal that the other rank sent in this operation, and before that rank ends its program: builders ensure
+// this order.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +43,7 @@ const char* step_kind_name(StepKind kind);
 enum class Buffer : uint8_t { kInput, kOutput, kStaging };
 
 // Part `part` of `parts` of the current chunk of a block (Input, Output) or of a slot (Staging) of `rank`. A slot holds
-// one chunk of one block; which physical slot it is rotates with the chunk, see Program::depth.
+// one chunk of one block; the physical slot rotates with the chunk, see Program::depth.
 struct Ref {
   uint32_t rank = 0;
   Buffer buffer = Buffer::kInput;
@@ -64,18 +65,18 @@ struct Step {
   uint16_t lag = 0;        // kWait
   uint32_t peer = 0;       // kSignal, kWait
   uint32_t ordinal = 0;    // kSignal, kWait: position among the body's signals/waits of (peer, sig); set by finalize()
-  uint32_t per_chunk = 0;  // kSignal, kWait: how many the body holds; set by finalize()
+  uint32_t per_chunk = 0;  // kSignal, kWait: how many of them the body holds; set by finalize()
   Ref dst;
   uint32_t first_src = 0, n_srcs = 0;  // into Program::srcs
   uint32_t rows = kNoRows;             // number of the row list in the Binding: k*Rows
   bool final_reduce = false;           // kReduce, kReduceRows: apply the divisor of Avg (and store for the user)
   bool read_again = false;             // a later step of this chunk reads dst: keep it in the cache
-  uint16_t copies = 0;                 // kReduce: so many next steps only move dst elsewhere; set by finalize()
-  uint32_t divisor = 0;  // with final_reduce: kReduce: of this step, instead of the operation's; 0: that one.
-                         // kReduceRows of stretches: 0: none
+  uint16_t copies = 0;                 // kReduce: this many next steps only move dst elsewhere; set by finalize()
+  uint32_t divisor =
+      0;  // with final_reduce: this step's divisor; 0: kReduce uses the operation's, kReduceRows of stretches none
 };
 
-// What a lane uses, so that executors may give each its own resource and reports can name it.
+// The resource that a lane uses, so that executors can give each lane its own and reports can name it.
 enum class LaneKind : uint8_t { kMain, kInter, kIntra, kCopy };
 const char* lane_kind_name(LaneKind kind);
 
@@ -108,32 +109,33 @@ struct Program {
   uint32_t n_steps() const;
 };
 
-// Which memory of other ranks can be reached without their help, on every rank alike.
+// The memory of other ranks that can be reached without their help, the same on every rank.
 struct Reach {
   bool staging = true;  // every pair of ranks maps the other's staging (false between hosts: puts only)
   bool views = false;   // Inputs and Outputs of this operation too: threads of one process, or symmetric-heap buffers
   bool reads = false;  // Inputs and Outputs can be copied from (kCopy's src), as by process_vm_readv; views imply reads
 };
 
-// Into how many chunks TensorAllToAll's pipelined plans cut a message, as the chunk solver says (MoNTA, Algorithms 1
-// and 2). 0: the builder's default.
+// The numbers of chunks into which TensorAllToAll's pipelined plans cut a message, as the chunk solver computes them
+// (MoNTA, Algorithms 1 and 2). 0: the builder's default.
 struct PipelineChunks {
   uint32_t o2 = 0, o3 = 0, lean = 0;
 };
 
-// What a builder may know of an operation: everything that all ranks know alike.
+// Everything that a builder may know about an operation: what all ranks know alike.
 struct Shape {
   moecclOp_t op = moecclOpAllReduce;
   uint32_t n_ranks = 1;
   uint32_t root = 0;
-  uint64_t count = 0;  // elements per block, as in the C call; largest block of AllToAllv where known, else 0
+  uint64_t count = 0;  // elements per block, as in the C call; for AllToAllv the largest block if known, else 0
   uint32_t element_bytes = 1;
   bool deterministic = false;
-  bool in_place = false;  // private to a rank: it may change that rank's program, never its signals or the plan's hash
-  bool scaled = false;    // premulsum: own Input must be read by its own rank only
+  bool in_place = false;  // private to a rank: may change that rank's program, never its signals or the plan's hash
+  bool scaled = false;    // premulsum: only the rank itself may read its Input
   Reach reach;
   uint64_t staging_bytes = 16u << 20;  // cap per rank on n_slots * depth * slot bytes
-  // Operations of a placement (experts.h): blocks of each user buffer, the most of any rank. 0: as the operation says.
+  // Operations of a placement (experts.h): blocks of each user buffer, the most of any rank. 0: the operation's own
+  // number.
   uint32_t most_in_blocks = 0, most_out_blocks = 0;
   // TensorAllToAll: [n_ranks] groups of ranks whose Inputs are equal; build_all() and build_for() fill it from the
   // tree.
@@ -141,17 +143,17 @@ struct Shape {
   PipelineChunks pipeline_chunks = {};
 };
 
-// Blocks of the user's buffers, each of `count` elements.
+// Return the number of blocks of the user's buffers, each of `count` elements.
 uint32_t in_blocks(const Shape& shape);
 uint32_t out_blocks(const Shape& shape);
 
 // How the loop runs: chunk c of a block is its elements [c * chunk, min((c+1) * chunk, length)).
 struct Chunking {
   uint64_t chunk = 0;     // elements; slot size = chunk * element_bytes rounded up to 64 bytes
-  uint32_t n_chunks = 1;  // at least 1, also for a count of 0: every rank still takes part
+  uint32_t n_chunks = 1;  // at least 1, even for a count of 0: every rank still takes part
 };
 
-// A plan of all ranks, as the readers take it. `hash` identifies what was built: equal on ranks that built the same.
+// A plan of all ranks, as readers take it. `hash` identifies what was built: it is equal on ranks that built the same.
 struct Plan {
   std::string algorithm;
   Shape shape;

@@ -39,7 +39,7 @@ std::string list_text(std::span<const uint32_t> numbers) {
 namespace {
 
 // A step as text with holes for the numbers that may differ between repetitions: "put {} ...". Steps with equal texts
-// repeat.
+// are repetitions.
 struct Line {
   std::string text;  // each hole is a '\1'
   std::vector<std::vector<uint32_t>> holes;
@@ -65,7 +65,7 @@ struct Line {
   }
 };
 
-// Refs that stand side by side: the sources of a reduction, or a single one.
+// Appends Refs that belong together: the sources of a reduction, or a single one.
 void add_refs(Line& line, const Program& program, std::span<const Ref> refs) {
   const Ref& first = refs[0];
   std::vector<uint32_t> parts, indices, ranks;
@@ -120,7 +120,7 @@ Line line_of(const Program& program, const Step& step) {
   return line;
 }
 
-// How often the `period` lines from `first` on repeat.
+// Returns how often the `period` lines from `first` on repeat.
 size_t repetitions(const std::vector<Line>& lines, size_t first, size_t period) {
   size_t n = 1;
   while (first + (n + 1) * period <= lines.size()) {

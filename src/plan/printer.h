@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Explains a plan to a person: which one, why, what it costs, and the steps of one rank.
+// Explains a plan to a human reader: which plan, why, what it costs, and the steps of one rank.
 #pragma once
 
 #include <span>
@@ -14,11 +14,11 @@ namespace moeccl::plan {
 struct PlanCandidate {
   std::string name;
   double predicted_ns = 0;
-  std::string refusal;  // why it does not apply; "": it does
+  std::string refusal;  // why it does not apply; "" if it does
 };
 
 struct Explanation {
-  const Plan& plan;  // its programs: all ranks', or only that of `rank`
+  const Plan& plan;  // has the programs of all ranks, or only that of `rank`
   const LevelTree& tree;
   const Cost& cost;
   uint32_t rank = 0;
@@ -28,15 +28,15 @@ struct Explanation {
   bool emulated = false;   // links are paced
 };
 
-// A page, lines end with \n.
+// Returns a page whose lines end with \n.
 std::string explain(const Explanation& e);
 
-// "12.3 us", "1.50 MiB".
+// Return texts such as "12.3 us" and "1.50 MiB".
 std::string time_text(double ns);
 std::string bytes_text(uint64_t bytes);
-// Numbers in order, runs as a range: "3..7, 0..2".
+// Lists numbers in order, with runs as ranges: "3..7, 0..2".
 std::string list_text(std::span<const uint32_t> numbers);
-// The steps of a program, one line each; steps that repeat for several peers stand once. Each line starts with
+// Lists the steps of a program, one per line; steps that repeat for several peers appear once. Each line starts with
 // `indent`.
 std::string steps_text(const Program& program, const std::string& indent);
 

@@ -53,12 +53,12 @@ double Curve::at(double bytes) const {
   }
   const Point& before = points[points.size() - 2];
   const double pace = (last.ns - before.ns) / (last.bytes - before.bytes);
-  // Never cheaper than in proportion to half of the last point's time.
+  // The time per byte is never below half of the last point's.
   return last.ns + (bytes - last.bytes) * std::max(pace, 0.5 * last.ns / last.bytes);
 }
 
 double Curve::high_at(double bytes) const {
-  // Of a normal distribution the upper quartile lies 0.67 deviations above the median, and the median of n samples has
+  // In a normal distribution the upper quartile lies 0.67 deviations above the median, and the median of n samples has
   // an error of 1.25 deviations / sqrt(n); n is about 9 (CalibrateOptions).
   constexpr double kErrors = 1.25 / 0.67 / 3;
   const auto excess = [](const Point& p) { return std::max(0.0, p.high_ns / p.ns - 1); };

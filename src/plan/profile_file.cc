@@ -19,7 +19,7 @@ constexpr size_t kMaxPoints = 1024, kMaxPlans = 4096, kMaxFits = 64;
 constexpr size_t kMaxValues = 1u << 19, kMaxFields = 64;
 constexpr int kMaxDepth = 32;
 
-using Json = nlohmann::ordered_json;  // in the file's order, so that a value can be found again in the text
+using Json = nlohmann::ordered_json;  // in the file's order, so that a value can be found in the text again
 
 enum class Kind : uint8_t { kOther, kBool, kNumber, kText, kList, kObject };
 Kind kind_of(const Json& v) {
@@ -35,7 +35,7 @@ const char* kind_name(Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// What is wrong with key or value number `n` of the text, counted as they stand there, or with what holds byte `byte`.
+// Returns an error about key or value number `n` of the text, in textual order, or about whatever contains byte `byte`.
 Status wrong_at(const std::string& source, std::string_view text, size_t n, size_t byte, const std::string& what) {
   size_t line = 1, line_start = 0, begin = 0;
   bool in_text = false, in_word = false;
@@ -80,7 +80,7 @@ Result<Json> parse(std::string_view text, const std::string& source) {
   if (text.size() > kMaxProfileBytes)
     return error(moecclInvalidArgument, "{}: {} bytes: at most {} are read", source, text.size(), kMaxProfileBytes);
   size_t n = 0;
-  Status status;  // the first thing that is no matter of syntax
+  Status status;  // the first mistake that is not one of syntax
   std::vector<std::unordered_set<std::string>> names;
   const auto refuse = [&](const std::string& what) {
     if (status.ok()) status = wrong_at(source, text, n, text.size(), what);
@@ -91,14 +91,14 @@ Result<Json> parse(std::string_view text, const std::string& source) {
     if (event == Event::key) {
       names.resize(static_cast<size_t>(depth) + 1);
       const auto& name = parsed.get_ref<const std::string&>();
-      if (!names.back().insert(name).second) refuse(format("the field \"{}\" stands here twice", name));
-      // The library searches an object's fields one by one. Of so many at least one is unknown, and is named.
+      if (!names.back().insert(name).second) refuse(format("the field \"{}\" appears twice here", name));
+      // The library searches an object's fields one by one. With this many, at least one is unknown and gets reported.
       if (names.back().size() > kMaxFields) return false;
     } else if (event == Event::object_start) {
       names.resize(static_cast<size_t>(depth) + 1);
     }
     if (depth >= kMaxDepth && event != Event::value)
-      refuse(format("lists and objects stand in one another more than {} deep", kMaxDepth));
+      refuse(format("lists and objects are nested more than {} deep", kMaxDepth));
     if (n++ == kMaxValues) refuse(format("more than {} values", kMaxValues));
     return status.ok();
   };
@@ -107,7 +107,8 @@ Result<Json> parse(std::string_view text, const std::string& source) {
     root = Json::parse(text.begin(), text.end(), see);
   } catch (const Json::parse_error& e) {
     MOECCL_TRY(status);
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ...": the place is ours.
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ...": we report our own
+    // position.
     std::string what = e.what();
     if (const size_t at = what.find("parse error at "); at != std::string::npos)
       if (const size_t colon = what.find(": ", at); colon != std::string::npos) what.erase(0, colon + 2);
@@ -125,7 +126,7 @@ Result<Json> parse(std::string_view text, const std::string& source) {
 struct NumberField {
   const char* name;
   double Profile::*member;
-  bool positive;  // a rate; else a time, which may be 0
+  bool positive;  // a rate; otherwise a time, which may be 0
 };
 constexpr NumberField kMachine[] = {
     {"copy_bytes_per_ns", &Profile::copy_bytes_per_ns, true},
@@ -289,7 +290,7 @@ class ProfileReader {
     return *r2 > 1 ? wrong(v, "r2 is at most 1") : Status();
   }
 
-  // One field of a curve; *taken says whether it was one.
+  // Reads one field of a curve; *taken says whether it was one.
   Status curve(const std::string& name, const Json& v, Curve* out, bool* taken) {
     *taken = true;
     if (name == "alpha_ns") return number(v, name, 0, &out->line.alpha_ns);
@@ -382,7 +383,7 @@ class ProfileReader {
       if (!has_op || fit.algorithm.empty()) return wrong(item, "a plan needs \"op\" and \"algorithm\"");
       if (!fit.curve.known()) return wrong(item, "a plan needs \"points\"");
       if (p_.find_plan(fit.op, fit.algorithm, fit.reach) != nullptr)
-        return wrong(item, format("{}:{} with this reach stands here twice", op_title(fit.op), fit.algorithm));
+        return wrong(item, format("{}:{} with this reach appears twice", op_title(fit.op), fit.algorithm));
       p_.plans.push_back(std::move(fit));
     }
     return {};

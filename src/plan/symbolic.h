@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of the checker: symbolic values, vector clocks, and memory that knows who touched it when.
+// Parts of the checker: symbolic values, vector clocks, and memory that records which step touched it and when.
 #pragma once
 
 #include <memory>
@@ -26,13 +26,13 @@ class Values {
   explicit Values(const std::vector<uint64_t>& input_sizes);  // [n_ranks] elements of each Input
 
   ValueId leaf(uint32_t rank, uint64_t unit) const { return static_cast<ValueId>(first_leaf_[rank] + unit); }
-  // The sum of the children, in this order. One child of weight 1 that is not final is the child itself.
+  // Returns the sum of the children, in this order. A sum of one child of weight 1, if not final, is the child itself.
   ValueId sum(const std::vector<Child>& children, bool final);
 
   bool is_final(ValueId v) const { return !is_leaf(v) && node(v).final; }
-  // Whether v is one single sum, in this order, of the given leaves (a leaf counts as a sum of itself).
+  // Returns whether v is one single sum, in this order, of the given leaves (a leaf counts as a sum of itself).
   bool is_fused_sum(ValueId v, const std::vector<Term>& terms) const;
-  // Whether v holds the terms, however grouped. `sorted` is by term_less.
+  // Returns whether v holds the terms, however grouped. `sorted` is ordered by term_less.
   bool holds(ValueId v, const std::vector<Term>& sorted) const;
   std::string describe(ValueId v) const;
 
@@ -57,10 +57,10 @@ class Values {
 
 bool term_less(const Term& a, const Term& b);
 
-// Lanes of all ranks are numbered through. clock[lane] = how many steps of `lane` are known to be done.
+// Lanes of all ranks are numbered consecutively. clock[lane] = how many steps of `lane` are known to be done.
 using Clock = std::vector<uint32_t>;
 
-// A step of a lane: its `time`-th.
+// The `time`-th step of a lane.
 struct Epoch {
   uint32_t lane = 0;
   uint32_t time = 0;  // from 1; 0: never
@@ -78,11 +78,11 @@ struct Unit {
   bool input_intact = false;    // may be read as Input
 };
 
-// What one access of a unit found wrong; the text is completed by the caller, who knows the names.
+// The fault of one access of a unit. The caller, which knows the names, completes the text.
 enum class Fault : uint8_t { kNone, kUndefined, kOverwritten, kRaceWithWrite, kRaceWithRead, kDeadStore };
 struct Access {
   Fault fault = Fault::kNone;
-  Epoch other;  // with whom
+  Epoch other;  // the access that this one conflicts with
 };
 
 Access read_unit(Unit& unit, Buffer as, Epoch self, const Clock& clock);

@@ -28,7 +28,7 @@ SymbolicRun::SymbolicRun(const CheckInput& input, std::vector<UserMemory> users)
   for (uint32_t r = 0; r < n; ++r) {
     const Program& program = plan_.programs[r];
     const UserMemory& user = users_[r];
-    // Ranks of one group hold equal Inputs: equal values, which those of its first rank name.
+    // Ranks of one group hold equal Inputs: equal values, named after those of the group's first rank.
     const std::vector<uint32_t>& group = plan_.shape.group_of;
     const auto same_input =
         group.empty() ? r : static_cast<uint32_t>(std::find(group.begin(), group.end(), group[r]) - group.begin());
@@ -141,7 +141,7 @@ Range SymbolicRun::range_of(uint32_t rank, const Step& step, const Ref& ref, uin
   const Binding& own = bindings_[rank];
   const uint64_t length = governing_length(own, plan_.programs[rank], step);
   Range range = resolve(own, plan_.programs[rank], ref, length, chunk);
-  // A peer's Input block is where the peer says: the one thing that a rank learns when it runs.
+  // A peer's Input block is where the peer says: this is the only thing that a rank learns at run time.
   if (ref.rank != rank && ref.buffer == Buffer::kInput && bindings_[ref.rank].in_offset)
     range.offset += bindings_[ref.rank].in_offset[ref.index] - block_offset(own, ref);
   return range;
@@ -342,7 +342,7 @@ Status SymbolicRun::check_all_ended() const {
   return {};
 }
 
-// Nobody touches a user's buffers after the rank has ended its program.
+// Checks that no rank touches a user's buffers after the owner has ended its program.
 Status SymbolicRun::check_peers_left() const {
   for (uint32_t r = 0; r < plan_.shape.n_ranks; ++r) {
     Clock end(lanes_.size(), 0);

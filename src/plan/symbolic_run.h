@@ -11,7 +11,7 @@
 
 namespace moeccl::plan {
 
-// The user's buffers of a rank, as places in one piece of memory: in place they overlap.
+// A rank's user buffers, as places in one piece of memory: in place they overlap.
 struct UserMemory {
   uint64_t in_first = 0, in_size = 0;
   uint64_t out_first = 0, out_size = 0;
@@ -21,10 +21,10 @@ class SymbolicRun {
  public:
   SymbolicRun(const CheckInput& input, std::vector<UserMemory> users);
 
-  // Runs to the end of all programs. Fails at the first access that is wrong or unordered, and when lanes block each
+  // Runs all programs to their ends. Fails at the first access that is wrong or unordered, and if lanes block each
   // other.
   Status run();
-  // After run(): the value of an element of Output.
+  // After run(): returns the value of an element of Output.
   ValueId output(uint32_t rank, uint64_t unit) const { return user_[rank][users_[rank].out_first + unit].value; }
   const Values& values() const { return values_; }
 
@@ -34,7 +34,7 @@ class SymbolicRun {
     uint32_t chunk = 0, step = 0;
     uint32_t time = 0;  // steps done
     Clock clock;
-    std::shared_ptr<const Clock> snapshot;  // of `clock` since the last wait: signals in flight share it
+    std::shared_ptr<const Clock> snapshot;  // of `clock` since the last wait; signals in flight share it
   };
   struct Sent {
     std::shared_ptr<const Clock> clock;
@@ -55,14 +55,14 @@ class SymbolicRun {
   static constexpr uint32_t kNoLane = ~0u;
 
   Status run_lane(uint32_t id);
-  bool take_signal(uint32_t id, const Step& step);  // false: not sent yet
+  bool take_signal(uint32_t id, const Step& step);  // returns false if the signal has not been sent yet
   void send_signal(uint32_t id, const Step& step);
   Channel& channel(uint32_t from, uint32_t to, uint8_t sig);
 
   Status move_blocks(uint32_t id, const Step& step);
   Status gather_or_scatter_rows(uint32_t id, const Step& step);
   Status reduce_rows(uint32_t id, const Step& step);
-  // Notes a row of `src` for values_.sum(children_).
+  // Adds a row of `src` to children_, for values_.sum().
   Status add_child(uint32_t id, const Place& src, uint64_t row, const Ref& ref, float weight);
   Result<Place> locate(uint32_t id, const Step& step, const Ref& ref);
   Result<Place> locate_rows(uint32_t id, const Ref& ref);

@@ -25,7 +25,7 @@ Domains::Domains(const plan::LevelTree& tree, std::vector<uint32_t> sizes) : tre
     std::vector<Place>& places = places_.emplace_back(level.n_groups);
     auto& groups = groups_.emplace_back(l == 0 ? 1 : tree_.levels[l - 1].n_groups);
     const plan::Groups& ranks = ranks_.emplace_back(level);
-    // Groups are numbered in the order of their first ranks, so each parent's come ascending.
+    // Groups are numbered in the order of their first ranks, so each parent's groups are ascending.
     for (uint32_t group = 0; group < level.n_groups; ++group) {
       const uint32_t parent = l == 0 ? 0 : tree_.levels[l - 1].group_of_rank[ranks.members(group)[0]];
       places[group] = {parent, static_cast<uint32_t>(groups[parent].size())};
@@ -54,7 +54,7 @@ bool Domains::plain() const {
 }
 
 uint32_t Domains::holder(uint32_t rank, uint32_t home) const {
-  // `at`: where the token is; `home`: who holds the expert in the token's part of the tree, level by level.
+  // `at` is where the token is; `home` holds the expert in the token's part of the tree, level by level.
   uint32_t at = rank;
   for (uint32_t l = 0; l < tree_.depth(); ++l) {
     const uint32_t here = tree_.levels[l].group_of_rank[at], there = tree_.levels[l].group_of_rank[home];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expert domains on any tree (HybridEP, Section IV-A): at every level the groups of one parent stand in domains of
-// S_ED groups. Inside a domain the experts are gathered, between domains the tokens travel, always to the group of the
-// same offset (Algorithm 1). On an even tree a rank ends with the experts of the box that its domains span; on an
-// uneven one the member that stands for a rank (Groups::counterpart) takes the place of one that does not exist.
+// Expert domains on any tree (HybridEP, Section IV-A). At every level, the groups of one parent form domains of S_ED
+// groups. Experts are gathered inside a domain, and tokens travel between domains, always to the group at the same
+// offset (Algorithm 1). On an even tree, a rank ends up with the experts of the box that its domains span. On an uneven
+// tree, where a rank has no exact counterpart, the member that stands in for it (Groups::counterpart) takes its place.
 #pragma once
 
 #include <cstdint>
@@ -14,30 +14,30 @@ namespace moeccl::algo {
 
 class Domains {
  public:
-  // sizes[tree.depth()], each 1 or more: S_ED of each level, outermost first. The last domain of a parent may be
-  // smaller. The tree is copied.
+  // sizes[tree.depth()], each 1 or more, are the S_ED of each level, outermost first. The last domain of a parent may
+  // be smaller. The tree is copied.
   static Result<Domains> make(const plan::LevelTree& tree, std::vector<uint32_t> sizes);
 
   const plan::LevelTree& tree() const { return tree_; }
   const std::vector<uint32_t>& sizes() const { return sizes_; }
   uint32_t n_ranks() const { return tree_.n_ranks; }
-  // Plain expert parallelism: every domain has one group.
+  // Returns true for plain expert parallelism, where every domain has one group.
   bool plain() const;
 
-  // The rank that computes for tokens of `rank` what the experts of `home` are asked. Every rank on a hierarchical way
-  // to it names the same one, and it names itself.
+  // Returns the rank that runs the experts of `home` for the tokens of `rank`. Every rank on the hierarchical way to
+  // the returned rank gets the same result, and so does the returned rank itself.
   uint32_t holder(uint32_t rank, uint32_t home) const;
-  // The owner of every expert as `rank` sees it.
+  // Returns the owner of every expert as `rank` sees it.
   Placement seen_from(uint32_t rank, const Placement& homes) const;
 
-  // One message of the AllGather of a level: what `from` holds before that level goes to `to`.
+  // One message of a level's AllGather: `from` sends `to` everything that it held before that level.
   struct Send {
     uint32_t from = 0, to = 0, level = 0;
   };
-  // By (level, from, to). Outer levels first: a slow link carries an expert once, inner levels pass it on.
+  // Sorted by (level, from, to). Outer levels come first: a slow link carries an expert once, inner levels pass it on.
   const std::vector<Send>& sends() const { return sends_; }
-  // Ranks whose experts `rank` holds before the AllGather of `level`, in the order in which they came; depth(): at the
-  // end.
+  // Returns the ranks whose experts `rank` holds before the AllGather of `level`, or at the end for depth(), in the
+  // order in which they arrived.
   const std::vector<uint32_t>& held(uint32_t rank, uint32_t level) const {
     return held_[level * size_t{tree_.n_ranks} + rank];
   }
@@ -45,7 +45,7 @@ class Domains {
 
  private:
   Domains(const plan::LevelTree& tree, std::vector<uint32_t> sizes);
-  // Position of a group among its parent's, and its parent.
+  // A group's parent, and its position among the parent's groups.
   struct Place {
     uint32_t parent = 0, index = 0;
   };

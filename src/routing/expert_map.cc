@@ -32,9 +32,14 @@ void ExpertMap::note_routing(std::span<const int32_t> topk, const MoeAlgorithm& 
   seen_.n_tokens += topk.size() / top_k_;
   const size_t most = max_tokens_ * top_k_;
   if (topk.size() > most) topk = topk.last(most);
-  if (seen_.topk.size() + topk.size() > most)
-    seen_.topk.erase(seen_.topk.begin(), seen_.topk.end() - static_cast<ptrdiff_t>(most - topk.size()));
-  seen_.topk.insert(seen_.topk.end(), topk.begin(), topk.end());
+  const size_t added = std::min(topk.size(), most - seen_.topk.size());
+  seen_.topk.insert(seen_.topk.end(), topk.begin(), topk.begin() + static_cast<ptrdiff_t>(added));
+  for (topk = topk.subspan(added); !topk.empty();) {
+    const size_t n = std::min(topk.size(), most - oldest_);
+    std::copy_n(topk.begin(), n, seen_.topk.begin() + static_cast<ptrdiff_t>(oldest_));
+    oldest_ = (oldest_ + n) % most;
+    topk = topk.subspan(n);
+  }
 }
 
 void ExpertMap::note_step(double us) {
@@ -45,8 +50,9 @@ void ExpertMap::note_step(double us) {
 
 SeenRouting ExpertMap::take() {
   const std::lock_guard lock(mutex_);
-  SeenRouting taken = std::exchange(seen_, {});
-  seen_.algorithm = taken.algorithm;
+  SeenRouting taken = seen_;
+  seen_.n_updates = seen_.n_tokens = seen_.n_steps = 0;
+  seen_.steps_us = 0;
   return taken;
 }
 

@@ -12,10 +12,10 @@
 
 namespace moeccl::algo {
 
-// A layer's routing since it was last taken.
+// A layer's latest choices, and what its updates since the last take() did.
 struct SeenRouting {
-  std::vector<int32_t> topk;             // of the last tokens, by expert; [n_tokens()][top_k]
-  uint64_t n_updates = 0, n_tokens = 0;  // of all
+  std::vector<int32_t> topk;             // [kept tokens][top_k], by expert, in no order
+  uint64_t n_updates = 0, n_tokens = 0;  // since the last take()
   double steps_us = 0;                   // what these updates' dispatches and combines took on this rank, backward too
   uint64_t n_steps = 0;                  // of these
   MoeAlgorithm algorithm;                // of the last update, the same on all ranks
@@ -23,7 +23,8 @@ struct SeenRouting {
 
 class ExpertMap {
  public:
-  // slot_of[E]: a permutation. max_tokens: that are kept of one taking.
+  // slot_of[E] is a permutation. The latest max_tokens tokens are kept, however many updates they came with: a pair
+  // that is chosen from one small step would follow that step's noise.
   ExpertMap(std::vector<int32_t> slot_of, uint32_t top_k, uint64_t max_tokens);
 
   // For the caller's thread, which makes all calls of a layer.
@@ -44,8 +45,9 @@ class ExpertMap {
   uint64_t version_ = 1;  // 0: of routings from before the layer had a map
   uint32_t top_k_;
   uint64_t max_tokens_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   SeenRouting seen_;
+  size_t oldest_ = 0;  // where seen_.topk is overwritten next, once it is full
 };
 
 }  // namespace moeccl::algo

@@ -9,7 +9,7 @@ namespace {
 
 bool known(const plan::LinkCost& cost) { return cost.bytes_per_ns > 0; }
 
-// U[i]/U[i-1], or G/U[d-1] for the innermost hop: the most ranks that meet in one AlltoAll of a hop.
+// Returns U[i]/U[i-1], or G/U[d-1] for the innermost hop: the most ranks that meet in one AlltoAll of a hop.
 uint32_t ranks_that_meet(const plan::LevelTree& truncated, uint32_t hop) {
   const plan::Level& level = truncated.levels[hop];
   std::vector<uint32_t> parent_of(level.n_groups, 0), met(level.n_groups, 0);
@@ -38,8 +38,8 @@ Status hiermoe_knows(const MoeAlgorithm& algorithm, const plan::AllToAllCosts& c
 }
 
 plan::AllToAllCosts all_to_all_of_links(const plan::LevelTree& tree) {
-  // n of Eq. 2, 4 and 5 is all of a rank's buffer, of which a part stays within its group of the level. `apart`: ranks
-  // of the AlltoAll for each of them that share a group.
+  // The n of Eq. 2, 4 and 5 is a rank's whole buffer, part of which stays within the rank's group of the level. `apart`
+  // is the number of ranks of the AlltoAll for each rank in one group.
   const auto share = [&tree](uint32_t level, double apart) {
     plan::AllToAllCosts::Fit cost{tree.levels[level].link};
     cost.bytes_per_ns *= static_cast<double>(tree.levels[level].n_groups) / tree.n_ranks;

@@ -24,12 +24,12 @@ HopTime hop_time(std::span<const double> hop_us, std::span<const double> hop_lat
     all_us += hop_us[hop];
     slowest_us = std::max(slowest_us, hop_us[hop]);
     t.latency_us += latency_us;
-    // One lane passes on the rows of all hops after the first: it waits for each hop's rows before the next one's.
+    // One lane passes on the rows of all hops after the first: it waits for each hop's rows before the next hop's.
     if (hop >= 1 && hop < last) lane_us += latency_us + chunk_us;
-    // A slot is filled again two latencies after it was.
+    // A slot can be filled again two latencies after it was filled.
     if (chunks > depth) period_us = std::max(period_us, (2 * latency_us + chunk_us) / depth);
   }
-  // Whatever is slowest sets the pace of chunks; the other waits are under way meanwhile.
+  // The slowest part sets the pace of chunks, because the other waits overlap with it.
   period_us = std::max({period_us, lane_us, slowest_us / chunks});
   t.latency_us += (chunks - 1) * (period_us - slowest_us / chunks);
   t.link_us = slowest_us + (all_us - slowest_us) / chunks;

@@ -12,14 +12,14 @@ namespace {
 
 constexpr uint32_t kMaxTopK = 64;
 
-// The row lists by which an origin's rows go on their way to every target with experts.
+// The row lists that an origin's rows use on their way to every target with experts.
 class Ways {
  public:
   Ways(const Paths& paths, const Traffic& traffic) : paths_(paths), t_(traffic), stride_(paths.n_hops() + 1) {
     lists_.resize(size_t{paths.n_ranks()} * stride_);
     length_.resize(paths.n_ranks());
   }
-  // placement: as the origin sees it.
+  // `placement` is the one that the origin sees.
   void from(uint32_t origin, const Placement& placement) {
     for (uint32_t x = 0; x < paths_.n_ranks(); ++x) {
       length_[x] = 0;
@@ -35,9 +35,9 @@ class Ways {
       lists[length_[x]] = t_.scatter_list(x) + source;
     }
   }
-  // Hop by hop.
+  // Returns the lists hop by hop.
   std::span<const uint64_t> to(uint32_t target) const { return {&lists_[size_t{target} * stride_], length_[target]}; }
-  // Into the target's Output.
+  // Returns the list into the target's Output.
   uint64_t scatter(uint32_t target) const { return lists_[size_t{target} * stride_ + length_[target]]; }
 
  private:
@@ -84,7 +84,7 @@ class Counter {
   }
 
  private:
-  // Choices in canonical order: a row that already travels is on the way of the choice before (Eq. 7).
+  // Choices are in canonical order, so a row that already travels is on the way of the previous choice (Eq. 7).
   void token(std::span<const int32_t> choices) {
     uint32_t position[kMaxTopK], n = 0;
     for (const int32_t e : choices) {
@@ -118,7 +118,7 @@ class Counter {
   const plan::LevelTree& tree_;
   const Placement& homes_;
   const Domains* domains_;
-  Placement placement_;  // as the origin at hand sees it
+  Placement placement_;  // as the current origin sees it
   CanonicalOrder order_;
   Ways ways_;
   Traffic& t_;
@@ -131,7 +131,7 @@ void index_edges(Traffic& traffic) {
   std::partial_sum(traffic.in_first.begin(), traffic.in_first.end(), traffic.in_first.begin());
   traffic.in.resize(traffic.edges.size());
   std::vector<uint32_t> filled(n, 0);
-  // Edges come by their sender, so each receiver's are ascending within a hop.
+  // Edges are sorted by sender, so each receiver's edges are ascending within a hop.
   for (uint32_t hop = 0; hop < traffic.n_hops; ++hop) {
     for (uint32_t e = 0; e < traffic.edges.size(); ++e) {
       TrafficEdge& edge = traffic.edges[e];
@@ -142,7 +142,7 @@ void index_edges(Traffic& traffic) {
   }
 }
 
-// A list for every source of an out edge, and one for every source of Output.
+// Assigns a list to every source of an out edge, and one to every source of Output.
 void number_lists(Traffic& traffic) {
   uint64_t n_lists = 0;
   for (uint32_t r = 0; r < traffic.n_ranks; ++r) {
@@ -161,7 +161,7 @@ void number_lists(Traffic& traffic) {
   traffic.first_list.push_back(n_lists);
 }
 
-// The lists of an edge are followed by those of the next.
+// The lists of an edge are followed by those of the next edge.
 void sum_lists(Traffic& traffic) {
   for (uint32_t r = 0; r < traffic.n_ranks; ++r) {
     for (uint32_t e = traffic.out_first[r]; e < traffic.out_first[r + 1]; ++e) {

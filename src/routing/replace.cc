@@ -13,7 +13,7 @@ Placement with_residents(const Placement& placement) {
   return std::move(Placement::make(static_cast<int64_t>(owner.size()), placement.n_ranks, owner.data()).value());
 }
 
-// [most_tokens] u8 experts of each token, padded to two bytes, then the experts, u16.
+// The layout is [most_tokens] u8 experts of each token, padded to two bytes, then the experts, u16.
 size_t packed_choices_bytes(uint64_t most_tokens, uint32_t top_k) {
   return (most_tokens + 1) / 2 * 2 + most_tokens * top_k * sizeof(uint16_t);
 }
@@ -133,7 +133,7 @@ ResidualRows ResidualRows::make(const AllChoices& choices, const Placement& plac
       if (e >= n_real) {
         row = static_cast<uint32_t>(r.n_rows++);
         r.of_tokens.push_back({static_cast<uint32_t>(t - choices.first_token[rank]), row});
-        // A rank has one row of a token in the Rows layout: the residual goes beside it.
+        // In the Rows layout, a rank has one row of a token, and the residual is added to that sum.
         if (!expert_major && r.row.size() > first) r.residual[first] = row;
       } else {
         row = before.choice_row[real++];

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine that delivers samples to other homes (NetMoE, Section 3): the pure part. A sample is a run of consecutive
-// tokens of a rank; homes are the ranks that samples go to.
+// The pure part of a combine that delivers samples to other homes (NetMoE, Section 3). A sample is a run of consecutive
+// tokens of a rank; its home is the rank that it goes to.
 //
-// A re-placing combine is a plain combine of another routing: the one in which every token had begun at its new home.
-// Plans depend on the paths alone, so every algorithm's combine, and as its mirror the dispatch, serves as it is; only
-// the row lists differ. All ranks know all choices, so each makes the lists of any placement by itself.
+// A re-placing combine is the plain combine of another routing: the one in which every token began at its new home.
+// Plans depend on the paths alone, so every algorithm's combine (and dispatch, its mirror) can be used unchanged; only
+// the row lists differ. All ranks know all choices, so each rank makes the lists of any placement by itself.
 //
 // Residual (Appendix A): a token's input is added where its row of the first expert (in canonical order) is summed,
-// with weight 1, so it costs no row of its own on any link. A token without experts has no such row; a resident, an
-// extra expert that every rank has and that only such tokens of this rank choose, carries its input. What no expert
-// received (the stream around a normed MoE layer, shared experts' outputs) has no such row for any token: then every
-// token of a rank chooses the rank's resident.
+// with weight 1, so it costs no extra row on any link. A token without experts has no such row. A resident, an extra
+// expert that every rank has and that only such tokens of this rank choose, carries its input. A residual that no
+// expert received (the stream around a normed MoE layer, shared experts' outputs) has no such row for any token; then
+// every token of a rank chooses the rank's resident.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@
 
 namespace moeccl::algo {
 
-// Which tokens choose their old home's resident.
-enum class Residents : uint8_t { kNone, kOfLone, kOfAll };  // lone: without experts
+// The tokens that choose their old home's resident.
+enum class Residents : uint8_t { kNone, kOfLone, kOfAll };  // kOfLone: tokens without experts
 
-// The placement with one more expert on every rank: number n_experts + rank.
+// Returns the placement with one more expert on every rank: number n_experts + rank.
 Placement with_residents(const Placement& placement);
 
-// The kept choices of every rank's tokens. A token's number counts over all ranks in order.
+// The kept choices of every rank's tokens. Tokens are numbered over all ranks in order.
 struct AllChoices {
   std::vector<uint64_t> first_token;   // [n_ranks + 1]
   std::vector<uint64_t> first_choice;  // [tokens + 1]
@@ -37,13 +37,13 @@ struct AllChoices {
     return {expert.data() + first_choice[token], first_choice[token + 1] - first_choice[token]};
   }
 };
-// One rank's choices as bytes of a size that all ranks know.
+// Packs one rank's choices into bytes, whose number all ranks know.
 size_t packed_choices_bytes(uint64_t most_tokens, uint32_t top_k);
 void pack_choices(const OwnChoices& own, std::byte* out);
-// packed(rank) of tokens[rank] tokens; nothing in it is trusted.
+// The packed choices of each rank, which has tokens[rank] tokens. Nothing in the bytes is trusted.
 struct PackedChoices {
   const std::byte* first = nullptr;
-  size_t stride = 0;  // bytes from one rank's to the next's
+  size_t stride = 0;  // bytes from one rank's choices to the next rank's
   std::span<const uint64_t> tokens;
   uint32_t top_k = 1;
   Residents residents = Residents::kNone;
@@ -51,8 +51,8 @@ struct PackedChoices {
 Result<AllChoices> unpack_choices(const PackedChoices& packed, const Placement& placement,
                                   std::span<const uint32_t> canonical);
 
-// Whether choices are those of which the rank's tables were made: both are words of peers, which may contradict
-// themselves. ReservedBlocks have no part in it.
+// Checks that the choices are those that the rank's tables were made from: both come from peers, which may contradict
+// themselves. Residents do not count.
 Status check_against(const RoutingTables& tables, const AllChoices& choices, const Placement& placement, uint32_t rank);
 
 // Samples of `tokens` tokens each, numbered over all ranks in order.
@@ -61,24 +61,24 @@ struct Samples {
   std::vector<uint32_t> first;  // [n_ranks + 1]
   uint32_t n() const { return first.back(); }
   uint32_t home(uint32_t sample) const;
-  // Fails when a rank's tokens are no whole samples.
+  // Fails when a rank's tokens are not a whole number of samples.
   static Result<Samples> make(uint64_t tokens, std::span<const uint64_t> tokens_of);
 };
 
-// num of Eq. 2 for the placement solver, in the rows that the algorithm's combine returns, so that Eq. 3 gives exactly
-// the rows between nodes. Without deduplication columns are experts. With it a token counts once for a rank (hier:1,
-// and always in the Rows layout), or once for a node (hier:2 and more); then columns are ranks, and a node's tokens are
-// shared out over its ranks in proportion to the tokens that choose each.
+// The num of Eq. 2 for the placement solver, in the rows that the algorithm's combine returns, so that Eq. 3 gives
+// exactly the rows between nodes. Without deduplication, columns are experts. With it, a token counts once for a rank
+// (hier:1, and always in the Rows layout) or once for a node (hier:2 and more). Columns are then ranks, and a node's
+// tokens are shared out over its ranks in proportion to the tokens that choose each.
 struct SampleCounts {
   int32_t n_columns = 0;
   std::vector<int32_t> device;  // [n_columns]
   std::vector<int32_t> num;     // [samples][n_columns]
-  std::vector<int32_t> next;    // the same of the next layer, or empty
+  std::vector<int32_t> next;    // the same for the next layer, or empty
 };
 struct CountRequest {
   MoeAlgorithm algorithm;
   bool expert_major = true;
-  const Placement* placement = nullptr;  // the one that choices name, residents included
+  const Placement* placement = nullptr;  // the placement that choices refer to, with residents
   std::span<const int32_t> node;         // [n_ranks]
   uint32_t n_nodes = 1;
 };
@@ -87,46 +87,46 @@ SampleCounts count_samples(const CountRequest& request, const AllChoices& choice
 // The next layer's rows in the same columns, for one rank's own samples: the second term of Eq. 5, in the unit of the
 // first.
 //
-// From choices that are known token by token, next[tokens][top_k], -1: none. Fails where they could not be a routing's.
+// Uses choices that are known token by token, next[tokens][top_k], -1: none. Fails if no routing could have them.
 Result<std::vector<int32_t>> next_of_choices(const CountRequest& request, const CanonicalOrder& order, const TopK& next,
                                              uint32_t top_k, uint64_t sample_tokens);
-// From counts, next[samples][n_experts]. Counts do not say how many choices of a token share a row, so as many are
-// taken to do as in this layer: of the same sample on the same rank or node, or of all the rank's samples where this
-// one has nothing there. Equal counts give equal rows.
+// Uses counts, next[samples][n_experts]. Counts do not say how many choices of a token share a row, so the share is
+// assumed to be the same as in this layer: that of the same sample on the same rank or node, or that of all the rank's
+// samples if this one has nothing there. Equal counts give equal rows.
 std::vector<int32_t> next_of_counts(const CountRequest& request, const OwnChoices& own, uint32_t n_experts,
                                     std::span<const int32_t> next, uint64_t sample_tokens);
 
-// Where tokens go: at each home the samples that it gets, ascending.
+// The tokens of each home: those of the samples that it gets, ascending.
 struct Homes {
   std::vector<uint64_t> first;  // [n_ranks + 1]
   std::vector<uint64_t> token;  // by (home, index there): the token's number
   Homes(const Samples& samples, std::span<const int32_t> placement, uint32_t n_ranks);
 };
 
-// What stands where in combine's input on one rank: the rows of dispatch, then the residual's. Independent of homes.
+// The layout of combine's input on one rank: the rows of dispatch, then the residual's. Independent of homes.
 struct ResidualRows {
   uint64_t n_rows = 0;  // of combine's input
-  // By local choice, token by token: row, its weight, and the row of the token's residual that is summed after it.
+  // By local choice, token by token: the row, its weight, and the row of the token's residual that is summed after it.
   std::vector<uint32_t> row, residual;
   std::vector<float> weight;             // empty without weights
   std::vector<uint64_t> first_of_token;  // [tokens + 1]
-  // Where the caller's residual goes: row `from` of dispatch's output (or of the rank's tokens) to row `to` of
-  // combine's input; ExpertMajor: it is put there; Rows: it is added to what is there.
+  // Where the caller's residual goes: row `from` of dispatch's output (or of the rank's tokens) goes to row `to` of
+  // combine's input. In ExpertMajor it is stored there; in Rows it is added to what is there.
   struct Move {
     uint32_t from, to;
   };
   std::vector<Move> of_rows, of_tokens;
   static constexpr uint32_t kNone = ~0u;
 
-  // `before`: the tables of the plain routing, whose rows keep their places.
+  // `before` holds the tables of the plain routing, whose rows keep their places.
   static ResidualRows make(const AllChoices& choices, const Placement& placement, uint32_t rank, Residents residents,
                            const RoutingTables& before);
-  // Of a step in which every token stays and its input goes into its rank's resident. row, residual, weight and
-  // first_of_token stay empty: HomeRecords of the routing's own records need none.
+  // For a step in which every token stays and its input goes into its rank's resident. row, residual, weight and
+  // first_of_token stay empty, because HomeRecords needs none of them for the routing's own records.
   static ResidualRows at_home(const RoutingTables& before, uint64_t n_tokens);
 };
 
-// How fine chunks must be, over all edges and ranks, and the rows of the fullest edge.
+// How many chunks are needed, over all edges and ranks, and the rows of the fullest edge.
 struct Cut {
   uint32_t n_chunks = 0;  // 0: no cut fits
   uint64_t largest_edge_rows = 0;
@@ -134,16 +134,16 @@ struct Cut {
 Cut find_cut(const Paths& paths, const Placement& placement, const AllChoices& choices, const Homes& homes,
              uint64_t slot_rows);
 
-// Every origin's records of this rank as if tokens had begun at their homes, and from them the tables.
+// Makes every origin's records for this rank as if tokens had begun at their homes, and builds the tables from them.
 class HomeRecords {
  public:
   HomeRecords(const RankPaths& rank, const Paths& paths, const AllChoices& choices, const Homes& homes,
               const ResidualRows& rows);
-  // Of tokens that all stay, from what the plain routing received (views[n_ranks]; the own one as view_of() gives it),
-  // each with its rank's resident behind it. rows: at_home().
+  // For tokens that all stay. Uses what the plain routing received (views[n_ranks]; this rank's own as view_of()
+  // returns it) and adds each token's rank's resident after its choices. rows: at_home().
   HomeRecords(const RankPaths& rank, std::span<const RecordView> views, std::span<const uint64_t> tokens_of,
               const RoutingTables& before, const ResidualRows& rows);
-  // build() of the tables remains to be called.
+  // The caller still has to call build() of the tables.
   Status fill(RoutingTables& tables, const MoeShape& shape, bool weighted, const RoutingTables& before) const;
 
  private:

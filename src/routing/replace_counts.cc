@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows that samples bring to experts (NetMoE, Eq. 2), in the unit in which a plan moves them.
+// Counts the rows that samples bring to experts (NetMoE, Eq. 2), in the unit in which a plan moves them.
 #include <algorithm>
 #include <numeric>
 
@@ -18,7 +18,7 @@ size_t columns_of(const CountRequest& r) {
   return unit_of(r) == Unit::kChoice ? r.placement->owner.size() : r.placement->n_ranks;
 }
 
-// Shares `total` of each node out over its ranks in proportion to weight[rank], whole tokens, largest remainders first.
+// Shares `total` of each node out over its ranks in proportion to weight[rank]: whole tokens, largest remainders first.
 class NodeShares {
  public:
   explicit NodeShares(const CountRequest& r) : members_(r.n_nodes) {
@@ -43,7 +43,7 @@ class NodeShares {
   std::vector<uint32_t> order_;
 };
 
-// What a sample's tokens ask of each rank and each node: choices, and rows where those of a token share one.
+// What a sample's tokens ask of each rank and each node: the choices, and the rows where choices of a token share one.
 struct Tally {
   std::vector<int32_t> rank_rows, node_rows, rank_choices, node_choices;
 
@@ -52,7 +52,7 @@ struct Tally {
   void clear() {
     for (auto* v : {&rank_rows, &node_rows, &rank_choices, &node_choices}) std::fill(v->begin(), v->end(), 0);
   }
-  // Choices stand in canonical order: those of a rank, and of a node, are neighbours.
+  // Choices are in canonical order, so those of a rank, and those of a node, are adjacent.
   void add(const CountRequest& r, std::span<const uint16_t> experts) {
     int64_t last_rank = -1, last_node = -1;
     for (const uint16_t e : experts) {
@@ -66,7 +66,7 @@ struct Tally {
   }
 };
 
-// One sample's entries of num.
+// Fills one sample's entries of num.
 class Columns {
  public:
   explicit Columns(const CountRequest& r) : request_(r), shares_(r) {}
@@ -80,7 +80,7 @@ class Columns {
   NodeShares shares_;
 };
 
-// rows[i] of choices[i], where `known` choices made `rows` rows; `other`: the same of all samples.
+// Estimates out[i], the rows of choices[i], from `known` choices that made `rows` rows; `other` is the overall share.
 void rows_of(std::span<const int32_t> choices, std::span<const int32_t> known, std::span<const int32_t> rows,
              const double other, uint64_t sample_tokens, std::vector<int32_t>& out) {
   for (size_t i = 0; i < choices.size(); ++i) {

@@ -9,7 +9,7 @@ namespace moeccl::algo {
 
 namespace {
 
-// The rows of the fullest block of any edge when tokens are cut into n_chunks.
+// Counts the rows of the fullest block of any edge when tokens are cut into n_chunks.
 class BlockCounter {
  public:
   BlockCounter(const Paths& paths, const Placement& placement, const AllChoices& choices, const Homes& homes)
@@ -24,7 +24,7 @@ class BlockCounter {
       std::fill(rows_.begin(), rows_.end(), 0);
       for (uint32_t origin = 0; origin < n(); ++origin) {
         const uint64_t tokens = homes_.first[origin + 1] - homes_.first[origin];
-        // As in RoutingTables: chunk c ends before the least t with t * C / T >= c + 1.
+        // As in RoutingTables, chunk c ends before the least t with t * C / T >= c + 1.
         const uint64_t end = homes_.first[origin] + ((chunk + 1) * tokens + n_chunks - 1) / n_chunks;
         for (; at[origin] < end; ++at[origin]) count(origin, choices_.of(homes_.token[at[origin]]));
       }
@@ -39,7 +39,7 @@ class BlockCounter {
     std::span<const uint32_t> before;
     for (const uint16_t e : experts) {
       const std::span<const uint32_t> way = ways_[origin].to(placement_.owner[e]);
-      // A row that already travels is on the way of the choice before (HierMoE Eq. 7).
+      // A row that already travels is on the way of the previous choice (HierMoE Eq. 7).
       size_t shared = 0;
       if (paths_.algorithm().dedup())
         while (shared < way.size() && shared < before.size() && way[shared] == before[shared]) ++shared;
@@ -105,7 +105,7 @@ HomeRecords::HomeRecords(const RankPaths& rank, const Paths& paths, const AllCho
         origin.expert.push_back(e);
         ++n_here;
         if (here) row_.push_back(rows.row[at]), residual_.push_back(rows.residual[at]);
-        // Weights are applied where experts' rows are, so those of other ranks are never read.
+        // Weights are applied where the experts' rows are, so those of other ranks are never read.
         if (!rows.weight.empty() && here)
           origin.weight.push_back(rows.weight[at]);
         else if (own)
@@ -135,7 +135,7 @@ HomeRecords::HomeRecords(const RankPaths& rank, std::span<const RecordView> view
       origin.expert.push_back(e);
       if (e == resident) {
         const uint32_t row = rows.of_tokens[origin.token.size()].to;
-        // As in ResidualRows::make.
+        // The same as in ResidualRows::make.
         if (!before.expert_major() && row_.size() > first_row) residual_[first_row] = row;
         row_.push_back(row), residual_.push_back(RoutingTables::kNoRow);
       } else if (here) {

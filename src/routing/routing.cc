@@ -12,7 +12,7 @@ namespace moeccl::algo {
 using plan::LevelTree;
 
 Status check_groups(const LevelTree& tree) {
-  // One accumulator for each level, and one for the total.
+  // There is one accumulator for each level, and one for the total.
   if (tree.depth() + 1 <= static_cast<uint32_t>(kernels::kMaxGroups)) return {};
   return error(moecclUnsupported,
                "deterministic combine over {} topology levels: at most {} are possible; merge levels of the topology",
@@ -134,7 +134,7 @@ void count_rows(const Paths& paths, const LevelTree& tree, const Placement& plac
     const std::vector<Hop>* before = nullptr;
     for (uint32_t k = 0; k < own.n_experts[t]; ++k, ++i) {
       const std::vector<Hop>& way = ways[placement.owner[own.expert[i]]];
-      // Choices stand in canonical order, so a row that already travels is on the way of the choice before (Eq. 7).
+      // Choices are in canonical order, so a row that already travels is on the way of the previous choice (Eq. 7).
       size_t shared = 0;
       if (paths.algorithm().dedup() && before)
         while (shared < way.size() && shared < before->size() && way[shared].to == (*before)[shared].to) ++shared;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's own choices and what it tells the others. The origin of a token knows the whole way of its rows
-// (routing_paths.h), so it writes one record for each rank that handles the token, owner or forwarder, and one
-// all-to-all carries them all.
+// One rank's own choices and the records that it sends to the others. The origin of a token knows the whole way of its
+// rows (routing_paths.h), so it writes one record for each rank that handles the token, owner or forwarder, and one
+// all-to-all carries all records.
 #pragma once
 
 #include <cstdint>
@@ -17,69 +17,69 @@ struct MoeShape {
   uint32_t top_k = 1;
   uint64_t row_bytes = 1;
   uint64_t max_tokens = 0;
-  uint32_t capacity = 0;  // 0: none
+  uint32_t capacity = 0;  // 0: no capacity
   bool expert_major = false;
-  uint32_t align_rows = 1;    // expert_major
+  uint32_t align_rows = 1;    // only with expert_major
   bool grouped = false;       // deterministic: SumBlock terms carry the groups of the full tree
-  uint64_t scaled_bytes = 0;  // a row with its scales, where rows may have some
+  uint64_t scaled_bytes = 0;  // a row with its scales, if rows may have scales
   uint64_t widest_row() const { return scaled_bytes > row_bytes ? scaled_bytes : row_bytes; }
 };
 
-// Rank levels of `tree` that sums need as nested groups; the kernels have kernels::kMaxGroups accumulators.
+// Checks the levels of `tree` that sums need as nested groups; the kernels have kernels::kMaxGroups accumulators.
 Status check_groups(const plan::LevelTree& tree);
 
 struct TopK {
   const int32_t* index = nullptr;  // [n_tokens][top_k], -1: none
-  const float* weight = nullptr;   // the same, or null: ones
+  const float* weight = nullptr;   // same shape, or null: all ones
   uint64_t n_tokens = 0;
 };
 
-// This rank's choices that remain after capacity, each token's in canonical order.
+// This rank's choices that remain after the capacity was applied; each token's are in canonical order.
 struct OwnChoices {
   uint64_t n_tokens = 0;
   bool weighted = false;
   std::vector<uint32_t> token;       // [n_tokens] 0, 1, ...: the same form as a received record's
   std::vector<uint8_t> n_experts;    // [n_tokens]
   std::vector<uint16_t> expert;      // choices, token by token
-  std::vector<float> weight;         // the same index; empty unless weighted
-  std::vector<uint32_t> choice;      // the same index: token * top_k + k
+  std::vector<float> weight;         // same index; empty unless weighted
+  std::vector<uint32_t> choice;      // same index: token * top_k + k
   std::vector<int32_t> drop_counts;  // [n_experts]
   uint64_t n_dropped = 0;
 
-  // O(T K) for tokens whose choices are nearly sorted; memory is reused.
+  // Takes O(T K) for tokens whose choices are nearly sorted. Memory is reused.
   Status assign(const MoeShape& shape, const Placement& placement, const CanonicalOrder& order, const TopK& topk);
 
  private:
   std::vector<uint32_t> kept_;  // [n_experts] tokens so far, for capacity
 };
 
-// What OwnChoices::assign says of one token's choices.
+// Returns the status of OwnChoices::assign for one token's choices.
 Status check_choices(const CanonicalOrder& order, std::span<const int32_t> choices, uint64_t token);
 
-// Rows that this rank's own tokens put on the links, at all hops of their way: the counts of Eq. 7 and Algorithm 1.
-// Levels are those of the full tree.
+// Counts the rows that this rank's own tokens put on the links, at all hops of their way: the counts of Eq. 7 and
+// Algorithm 1. Levels are those of the full tree.
 struct LevelCount {
   uint64_t rows = 0;   // across this level, all groups together
-  uint64_t peak = 0;   // to the group that gets most: max(p) of Eq. 2, 4 and 5
-  uint64_t reach = 0;  // groups that got any
+  uint64_t peak = 0;   // to the group that gets the most: max(p) of Eq. 2, 4 and 5
+  uint64_t reach = 0;  // groups that get any rows
 };
 void count_rows(const Paths& paths, const plan::LevelTree& tree, const Placement& placement, uint32_t rank,
                 const OwnChoices& own, std::vector<LevelCount>& levels);
-// The hops of `rank`'s rows to each rank with experts; of others none. Levels are those of the full tree.
+// Returns the hops of `rank`'s rows to each rank with experts (others: none). Levels are those of the full tree.
 struct Hop {
   uint32_t from, to, level;
 };
 std::vector<std::vector<Hop>> ways_of(const Paths& paths, const plan::LevelTree& tree, const Placement& placement,
                                       uint32_t rank);
-// What count_rows() makes of the rows that go to each group; to_group: level by level.
+// Makes the counts of count_rows() from the rows that go to each group. to_group: level by level.
 void sum_levels(const plan::LevelTree& tree, std::span<const uint32_t> to_group, std::vector<LevelCount>& levels);
 
-// Words of a message, see RecordView; 0 without records.
+// Returns the words of a message, see RecordView; 0 without records.
 size_t message_words(size_t records, size_t choices, size_t weights);
 
 // The records of one origin for one rank, in token order. A message is a header of four words {records, experts,
 // weights, 0}, then token [records] u32, n_experts [records] u8, expert [experts] u16, weight [weights] float, each
-// padded to words. Weights are there only when the step is weighted, and only of experts that the receiver owns.
+// padded to words. There are weights only when the step is weighted, and only for experts that the receiver owns.
 struct RecordView {
   uint32_t n_records = 0, n_choices = 0, n_weights = 0;
   const uint32_t* token = nullptr;
@@ -90,18 +90,17 @@ struct RecordView {
 
 class RecordWriter {
  public:
-  // Ways of `rank`'s tokens. Call again when the algorithm changes.
+  // Finds the ways of `rank`'s tokens. Call it again when the algorithm changes.
   void prepare(const Paths& paths, const Placement& placement, uint32_t rank);
-  // Fills words() and bytes(); memory is reused.
+  // Fills words() and bytes(); reuses memory.
   void write(const Placement& placement, const OwnChoices& own);
-  // The same with messages that were written elsewhere. words: in rank order, of bytes[n_ranks].
+  // Does the same with messages written elsewhere. `words` holds them in rank order, with bytes[n_ranks] each.
   void adopt(const Placement& placement, const OwnChoices& own, std::span<const uint32_t> words,
              std::span<const size_t> bytes);
 
   std::span<const uint32_t> words() const { return words_; }  // messages in rank order
-  std::span<const size_t> bytes() const { return bytes_; }    // [n_ranks]; 0 for no records
-  // Choices of this rank that reach each owner, in the order of its records: positions in OwnChoices. [first[r],
-  // first[r+1])
+  std::span<const size_t> bytes() const { return bytes_; }    // [n_ranks]; 0: no records
+  // Returns this rank's choices that reach an owner, in the order of its records, as positions in OwnChoices.
   std::span<const uint32_t> choices_of(uint32_t owner) const {
     return {by_owner_.data() + owner_first_[owner], owner_first_[owner + 1] - owner_first_[owner]};
   }
@@ -129,7 +128,7 @@ class RecordWriter {
 
 // Checks the form of a message of `bytes` bytes before anything in it is used.
 Result<RecordView> read_records(const uint32_t* words, size_t bytes, bool weighted);
-// The same view of a rank's own choices; weights stand for every choice.
+// Returns the same view of a rank's own choices; it has a weight for every choice.
 RecordView view_of(const OwnChoices& own);
 
 }  // namespace moeccl::algo

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many neighbours a rank has in the paths of an algorithm, at most, and how many origins share a block. Counted by
-// classes of ranks, so that a layer of 65536 ranks is checked in milliseconds; edges() lists the neighbours themselves.
+// The most neighbours that a rank has in the paths of an algorithm, and the most origins that share a block. They are
+// counted by classes of ranks, so that a layer of 65536 ranks is checked in milliseconds; edges() lists the neighbours
+// themselves.
 #include <algorithm>
 #include <map>
 
@@ -10,12 +11,12 @@ namespace moeccl::algo {
 
 namespace {
 
-// Ranks of one parent group by (position in their own group) modulo a group's size: those for which a member of a group
-// of that size stands (Groups::counterpart). One table for each size that occurs, so n ranks cost n * sqrt(n) at
-// worst, where all groups differ.
+// Sums over the ranks of one parent group by their position in their own group, modulo a group's size. A member of a
+// group of that size stands in for exactly the ranks of one sum (Groups::counterpart). There is one table for each size
+// that occurs, so n ranks cost n * sqrt(n) at worst, when all groups differ.
 class ByPosition {
  public:
-  // groups: of one parent, with their ranks. value(rank): what is summed.
+  // `groups` are those of one parent, with their ranks. value(rank) is what is summed.
   template <class Value>
   ByPosition(const std::vector<std::vector<uint32_t>>& groups, Value&& value) {
     for (const auto& group : groups) tables_.try_emplace(group.size(), std::vector<uint64_t>(group.size(), 0));
@@ -29,7 +30,7 @@ class ByPosition {
   std::map<size_t, std::vector<uint64_t>> tables_;
 };
 
-// The groups of `level` under each group of the level above, with their ranks ascending.
+// Returns the groups of `level` under each group of the level above, with their ranks ascending.
 std::vector<std::vector<std::vector<uint32_t>>> families(const plan::LevelTree& tree, uint32_t level) {
   const std::vector<uint32_t>& group_of = tree.levels[level].group_of_rank;
   std::vector<std::vector<std::vector<uint32_t>>> all(level == 0 ? 1 : tree.levels[level - 1].n_groups);
@@ -60,9 +61,9 @@ void Paths::find_degrees() {
   max_in_ = static_cast<uint32_t>(*std::max_element(d.in.begin(), d.in.end()));
 }
 
-// A rank sends to the counterpart in each group beside its own that has experts, level by level.
+// A rank sends to its counterpart in each other group that has experts, level by level.
 void Paths::count_levels(Degrees& d) {
-  // How many origins' rows a rank may hold before the hop; a block of that hop carries at most so many.
+  // How many origins' rows a rank may hold before the hop; a block of that hop carries at most this many.
   std::vector<uint64_t> origins(n_ranks(), 1);
   for (uint32_t l = 0; l < tree_.depth(); ++l) {
     std::vector<uint64_t> after = origins;
@@ -80,7 +81,7 @@ void Paths::count_levels(Degrees& d) {
           d.out[r] += n_out;
           if (n_out > 0) max_origins_ = std::max(max_origins_, static_cast<uint32_t>(origins[r]));
           if (!serves(group)) continue;
-          // Of its own group a rank is the only member at its position.
+          // In its own group, a rank is the only member at its position.
           d.in[r] += n_senders.at(group.size(), position) - 1;
           after[r] = n_origins.at(group.size(), position);
         }
@@ -90,7 +91,7 @@ void Paths::count_levels(Degrees& d) {
   }
 }
 
-// Inside a node to ranks with experts and to those that relay, then from relays to experts of other nodes.
+// Rows go inside a node to ranks with experts and to relays, then from relays to experts of other nodes.
 void Paths::count_2dh(Degrees& d) {
   const std::vector<std::vector<uint32_t>> nodes = families(tree_, 0)[0];
   const std::vector<bool>& owns = serves_.back();
@@ -98,7 +99,7 @@ void Paths::count_2dh(Degrees& d) {
   relays_.assign(n_ranks(), false);
   for (const auto& node : nodes) {
     const auto relayed = [&](uint32_t position) {
-      return experts.at(node.size(), position) - owns[node[position]];  // ranks with experts that it stands for
+      return experts.at(node.size(), position) - owns[node[position]];  // ranks with experts that it stands in for
     };
     uint64_t n_inside = 0;
     for (uint32_t position = 0; position < node.size(); ++position) {
@@ -116,7 +117,7 @@ void Paths::count_2dh(Degrees& d) {
   }
 }
 
-// Domains name an edge for each pair, so pairs are what there is to count.
+// Domains define an edge for each pair, so this counts pairs.
 void Paths::count_domain_edges(Degrees& d) {
   const uint32_t n = n_ranks();
   std::vector<uint32_t> origins(n, 1);

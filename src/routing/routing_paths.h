@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where experts live and which way rows go. Every rank computes the same from (placement, tree, algorithm), so the
+// The homes of experts and the ways of rows. Every rank computes the same from (placement, tree, algorithm), so the
 // origin of a token knows every rank that will touch it.
 #pragma once
 
@@ -16,20 +16,20 @@ namespace moeccl::algo {
 
 class Domains;
 
-// Which rank owns which expert. A rank may own none.
+// Maps each expert to the rank that owns it. A rank may own no expert.
 struct Placement {
   uint32_t n_ranks = 0;
   std::vector<uint32_t> owner;        // [n_experts]
   std::vector<uint32_t> local_first;  // [n_ranks + 1] into local
   std::vector<uint32_t> local;        // experts grouped by owner, ascending
-  std::vector<uint32_t> local_index;  // [n_experts] position of an expert among its owner's
+  std::vector<uint32_t> local_index;  // [n_experts] position of an expert among its owner's experts
 
   uint32_t n_experts() const { return static_cast<uint32_t>(owner.size()); }
   uint32_t n_local(uint32_t rank) const { return local_first[rank + 1] - local_first[rank]; }
   std::span<const uint32_t> experts_of(uint32_t rank) const {
     return {local.data() + local_first[rank], n_local(rank)};
   }
-  // owner null: contiguous; the first n_experts % n_ranks ranks own one more than the others.
+  // With owner null, experts are contiguous, and the first n_experts % n_ranks ranks own one more than the others.
   static Result<Placement> make(int64_t n_experts, uint32_t n_ranks, const int32_t* owner);
 };
 
@@ -47,9 +47,9 @@ struct MoeAlgorithm {
   std::string name() const;
   friend bool operator==(const MoeAlgorithm&, const MoeAlgorithm&) = default;
 };
-// Ties in price go to the first.
+// Returns the algorithms that the tree offers. The first one wins a tie in price.
 std::vector<MoeAlgorithm> moe_candidates(const plan::LevelTree& tree);
-// "flat", "2dh", "hier:1" ... The error lists what this tree offers.
+// Parses "flat", "2dh", "hier:1" ... The error lists what this tree offers.
 Result<MoeAlgorithm> parse_moe_algorithm(std::string_view name, const plan::LevelTree& tree);
 
 // A neighbour of a rank in the paths of an algorithm: rows flow from `in` edges' peers and to `out` edges' peers.
@@ -57,48 +57,48 @@ struct Edge {
   uint32_t peer = 0;
   uint32_t hop = 0;
   uint32_t peer_index = 0;        // this edge's position in the peer's list of the other direction
-  std::vector<uint32_t> origins;  // in: whose tokens may come this way, in the order of their rows in a block
+  std::vector<uint32_t> origins;  // in: the ranks whose tokens may come this way, in the order of their rows in a block
 };
 struct RankEdges {
   std::vector<Edge> in, out;  // by (hop, peer)
-  // Edges of smaller hops come first: how many of `in` precede a hop, and the first of `out` that follows one.
+  // Edges of smaller hops come first. These return how many of `in` precede a hop, and the first of `out` after it.
   uint32_t n_in_before(uint32_t hop) const;
   uint32_t first_out_after(uint32_t hop) const;
 };
 
 class Paths {
  public:
-  // domains: who computes for whom, with the experts at home where `placement` says; null: experts stay at home. With
-  // domains the algorithm may not be k2dh: its relays look at targets that are not theirs.
+  // `domains` says which rank computes for which, with the experts at home where `placement` says; null: experts stay
+  // at home. With domains, the algorithm may not be k2dh, because its relays look at targets that are not theirs.
   Paths(MoeAlgorithm algorithm, const plan::LevelTree& tree, const Placement& placement,
         const Domains* domains = nullptr);
 
   const MoeAlgorithm& algorithm() const { return algorithm_; }
   uint32_t n_ranks() const { return tree_.n_ranks; }
   uint32_t n_hops() const { return n_hops_; }
-  // Whether hop `h` crosses the tree's outermost level.
+  // Returns true if hop `h` crosses the tree's outermost level.
   bool crosses_outermost(uint32_t h) const { return algorithm_.kind == PathKind::k2dh ? h == 1 : h == 0; }
-  // The rank after `holder` on the way to `target` != holder. It depends on nothing else, so paths that meet stay
-  // together.
+  // Returns the rank after `holder` on the way to `target` != holder. The result depends on nothing else, so paths that
+  // meet stay together.
   uint32_t next(uint32_t holder, uint32_t target) const;
-  // An ordered pair of ranks is used by one hop at most: the level at which they differ.
+  // Returns the one hop that can use this ordered pair of ranks: the level at which they differ.
   uint32_t hop(uint32_t from, uint32_t to) const;
-  // Whether rows may go from `from` straight to `to`, for some routing.
+  // Returns true if some routing sends rows from `from` straight to `to`.
   bool edge(uint32_t from, uint32_t to) const;
   RankEdges edges(uint32_t rank) const;
-  // Over all ranks.
+  // The maximum over all ranks.
   uint32_t max_in() const { return max_in_; }
   uint32_t max_out() const { return max_out_; }
-  // The most origins whose rows share one block.
+  // Returns the most origins whose rows share one block.
   uint32_t max_origins() const { return max_origins_; }
-  // Of the domains; 0 without.
+  // Returns the hash of the domains; 0 without domains.
   uint64_t domains_hash() const { return domains_hash_; }
 
  private:
   std::vector<uint32_t> incoming(uint32_t rank) const;
   std::vector<uint32_t> outgoing(uint32_t rank) const;
   void append_origins(uint32_t from, uint32_t to, std::vector<uint32_t>& origins) const;
-  // routing_degrees.cc: max_in_, max_out_, max_origins_, and relays_ of k2dh.
+  // Defined in routing_degrees.cc: these find max_in_, max_out_, max_origins_, and relays_ of k2dh.
   struct Degrees {
     std::vector<uint64_t> in, out;  // [n_ranks]
   };
@@ -112,14 +112,14 @@ class Paths {
   plan::LevelTree tree_;  // truncated to the algorithm's dimensions
   uint32_t n_hops_ = 1;
   std::vector<plan::Groups> ranks_;        // [level]
-  std::vector<std::vector<bool>> serves_;  // [level][group]: has experts
-  std::vector<bool> relays_;               // k2dh: counterpart of a rank with experts of another node
+  std::vector<std::vector<bool>> serves_;  // [level][group]: true if the group has experts
+  std::vector<bool> relays_;               // k2dh: the rank is the counterpart of a rank with experts on another node
   std::vector<bool> domain_edges_;         // [from][to]; empty without domains
   uint64_t domains_hash_ = 0;
   uint32_t max_in_ = 0, max_out_ = 0, max_origins_ = 1;
 };
 
-// The ranks after `from` on the way to each rank that owns experts, that rank last.
+// The ranks after `from` on the way to each rank that owns experts; the owner comes last.
 class Ways {
  public:
   Ways() = default;
@@ -134,10 +134,10 @@ class Ways {
 };
 
 // The order in which sums are formed, equal for all algorithms: experts by (outermost group, ..., rank, expert). A
-// group of any level is an interval of it, so what one peer returns stands together in every token's list.
+// group of any level is an interval of this order, so rows that one peer returns are adjacent in every token's list.
 struct CanonicalOrder {
   std::vector<uint32_t> position;  // [n_experts]
-  std::vector<uint16_t> expert;    // [n_experts] the inverse
+  std::vector<uint16_t> expert;    // [n_experts] the inverse permutation
   CanonicalOrder(const plan::LevelTree& tree, const Placement& placement);
 };
 

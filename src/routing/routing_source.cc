@@ -14,7 +14,7 @@ namespace moeccl::algo {
 
 namespace {
 
-// SplitMix64: fast, and the same on every machine.
+// SplitMix64, which is fast and the same on every machine.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(hash_mix(seed + 0x9e3779b97f4a7c15u)) {}
@@ -28,7 +28,7 @@ class Random {
   uint64_t state_;
 };
 
-// Draws an index in proportion to its weight in constant time (PersistentKernel 1977, Vose 1991).
+// Draws an index in proportion to its weight in constant time (Walker 1977, Vose 1991).
 class AliasTable {
  public:
   explicit AliasTable(const std::vector<double>& weights) : chance_(weights.size(), 1.0), alias_(weights.size(), 0) {
@@ -58,7 +58,7 @@ class AliasTable {
   std::vector<uint32_t> alias_;
 };
 
-// The whole of `text` as a number.
+// Parses the whole of `text` as a number.
 template <class T>
 bool parse_number(std::string_view text, T* value) {
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), *value);
@@ -126,7 +126,7 @@ Result<GlobalRouting> make_routing(const RoutingRequest& r, double exponent) {
     for (uint32_t k = 0; k < r.top_k; ++k) {
       uint32_t e = table.draw(random);
       for (uint32_t tries = 0; taken[e] == t + 1; ++tries) {
-        // A steep popularity may leave only rare experts: take the next one instead of drawing for ever.
+        // If popularity is steep, only rare experts may be left: take the next one instead of drawing forever.
         e = tries < 1000 ? table.draw(random) : (e + 1) % r.n_experts;
       }
       taken[e] = t + 1;
@@ -157,7 +157,7 @@ Result<GlobalRouting> read_trace(std::span<const std::byte> file, const RoutingK
   MOECCL_TRY(field("n_tokens", 1u << 30, &s.n_tokens));
   MOECCL_TRY(field("k", 64, &s.top_k));
   MOECCL_TRY(field("n_experts", 65535, &s.n_experts));
-  // Factors are below 2^30, 2^20, 2^30 and 2^8: the product is taken in steps that cannot overflow.
+  // The factors are below 2^30, 2^20, 2^30 and 2^8, so the product is formed in steps that cannot overflow.
   const uint64_t step_words = uint64_t{s.n_tokens} * s.top_k, n_words = in.left() / sizeof(int32_t);
   const uint64_t n_steps = uint64_t{s.n_layers} * s.n_steps;
   if (in.left() % sizeof(int32_t) != 0 || n_words / step_words != n_steps || n_words % step_words != 0)

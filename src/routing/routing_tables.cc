@@ -59,7 +59,7 @@ Status RoutingTables::receive(const RankPaths& paths, const MoeShape& shape, std
   return {};
 }
 
-// One pass over an origin's records: nothing in them is trusted, and what later passes need is counted.
+// Makes one pass over an origin's records. It trusts nothing in them, and counts what later passes need.
 Status RoutingTables::check_records(uint32_t origin) {
   const RankPaths& p = *paths_;
   const RecordView& v = records_[origin];
@@ -102,7 +102,7 @@ Status RoutingTables::check_records(uint32_t origin) {
   return {};
 }
 
-// Rows of Output by (origin, token), whatever the way they came.
+// Orders the rows of Output by (origin, token), whatever way they came.
 void RoutingTables::place_rows() {
   const RankPaths& p = *paths_;
   residual_row_.clear();
@@ -156,7 +156,7 @@ void RoutingTables::place_choice(uint32_t origin, uint32_t token, uint32_t exper
   choice_row.push_back(static_cast<uint32_t>(n_unique_ - 1));
 }
 
-// Groups of ExpertMajor begin at multiples of the alignment; all rows are padding until a choice takes them.
+// Groups of ExpertMajor begin at multiples of the alignment. All rows are padding until a choice takes them.
 void RoutingTables::place_groups() {
   const int64_t align = shape_.align_rows;
   expert_offsets.push_back(0);
@@ -195,14 +195,15 @@ uint64_t RoutingTables::largest_edge_rows() const {
 
 namespace {
 
-// The first token of chunk `chunk`: the least t with t * C / T >= chunk.
+// Returns the first token of chunk `chunk`: the least t with t * C / T >= chunk.
 uint64_t first_token(uint64_t chunk, uint64_t n_chunks, uint64_t n_tokens) {
   return (chunk * n_tokens + n_chunks - 1) / n_chunks;
 }
 
 }  // namespace
 
-// Calls fn(chunk's token bound is the caller's) for each row that arrives (edge < n_in) or leaves (n_in + out edge).
+// Calls fn(token, edge, rows) for each row that arrives (edge < n_in) or leaves (n_in + out edge). The caller finds the
+// chunk of a token.
 template <class Fn>
 void RoutingTables::for_each_row(uint32_t origin, Fn&& fn) const {
   const RankPaths& p = *paths_;
@@ -236,7 +237,7 @@ uint64_t RoutingTables::largest_block(uint32_t n_chunks) const {
 
 uint32_t RoutingTables::min_chunks(uint64_t slot_rows, uint64_t* needed_rows) const {
   const uint64_t most_tokens = *std::max_element(n_tokens_.begin(), n_tokens_.end());
-  // One token of each origin in a chunk: no finer cut exists.
+  // A chunk with one token of each origin is the finest cut there is.
   const uint64_t limit = std::bit_ceil(std::max<uint64_t>(most_tokens, 1));
   const uint64_t total = largest_edge_rows();
   *needed_rows = 0;
@@ -262,8 +263,8 @@ RoutingLoad RoutingTables::load() const {
 }
 
 uint64_t RoutingTables::bytes_bound(const RoutingLoad& load, uint32_t n_chunks) {
-  // A choice costs at most a gathered row, a scattered row with weight, a term with weight, a sum of its own, and its
-  // entries in the arrays of the info; a record one sum.
+  // A choice costs at most a gathered row, a scattered row with weight, a term with weight, its own sum, and its
+  // entries in the arrays of the info; a record costs one sum.
   const uint64_t per_choice = 4 + 12 + sizeof(plan::RowTermRef) + 4 + 8 + 3 * 4;
   const uint64_t per_row = 2 * 4 + 8 + 4 + 4 + 8;
   const uint64_t per_block = 2 * (sizeof(plan::RowBlock) + sizeof(plan::SumBlock)) + 2 * 8;

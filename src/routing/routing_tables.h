@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a routing means on one rank: the row lists of every hop and chunk for dispatch and their mirror for combine, and
-// the arrays of moecclRoutingInfo_t. Lists are numbered by RowLists, which the plans (moe_plan.h) use too.
+// The tables that a routing gives one rank: the row lists of every hop and chunk for dispatch, their mirror for
+// combine, and the arrays of moecclRoutingInfo_t. RowLists numbers the lists, for the plans (moe_plan.h) too.
 //
-// A token t of T on its origin belongs to chunk t * C / T of C, in all hops. Rows of a block stand in the order of its
-// edge's origins, then of tokens, then of choices; sender and receiver walk their records in that order and so agree
-// without words.
+// A token t of T on its origin belongs to chunk t * C / T of C, in all hops. The rows of a block are ordered by its
+// edge's origins, then by tokens, then by choices. Sender and receiver walk their records in that order, and so agree
+// without exchanging messages.
 #pragma once
 
 #include <span>
@@ -15,48 +15,48 @@
 
 namespace moeccl::algo {
 
-// Numbers of the row and sum lists of a rank. A source is 0 for own Input, 1 + i for what came by in edge i.
+// Numbers the row and sum lists of a rank. Source 0 is the rank's own Input; source 1 + i is what arrived by in edge i.
 struct RowLists {
   explicit RowLists(const RankEdges& edges);
-  // Dispatch, rows: what goes from a source to out edge `out`; only sources of a smaller hop.
+  // Dispatch, rows: the list from a source to out edge `out`. Only sources of a smaller hop have one.
   uint32_t gather(uint32_t out, uint32_t source) const { return gather_first[out] + source; }
   uint32_t n_sources(uint32_t out) const { return gather_first[out + 1] - gather_first[out]; }
-  // Dispatch, rows: what goes from a source to Output.
+  // Dispatch, rows: the list from a source to Output.
   uint32_t scatter(uint32_t source) const { return gather_first.back() + source; }
   uint32_t n_rows() const { return gather_first.back() + 1 + n_in; }
   // Dispatch, sums: list 0 zeroes the padding.
-  // Combine, sums: list 0 fills Output, list 1 + i returns rows by in edge i. Their segments are Input, then the out
-  // edges of greater hops, of which first_out[source] is the first.
+  // Combine, sums: list 0 fills Output, and list 1 + i returns rows by in edge i. Their segments are Input, then the
+  // out edges of greater hops, the first of which is first_out[source].
   uint32_t n_in = 0;
   std::vector<uint32_t> gather_first;  // [n_out + 1]
   std::vector<uint32_t> first_out;     // [1 + n_in]
 };
 
-// What the programs of one rank depend on.
+// Everything that the programs of one rank depend on.
 struct RankRows {
   RankRows(uint32_t self, bool owns_experts, RankEdges found)
       : rank(self), owns(owns_experts), edges(std::move(found)), lists(edges) {}
 
   uint32_t rank;
-  bool owns;  // experts
+  bool owns;  // true if the rank owns experts
   RankEdges edges;
   RowLists lists;
 };
 
-// The constant part on one rank, for one algorithm.
+// The constant part of a routing on one rank, for one algorithm.
 struct RankPaths : RankRows {
   RankPaths(const Paths& paths, const plan::LevelTree& tree, const Placement& placement, uint32_t rank);
 
-  const plan::LevelTree& tree;  // the full one
+  const plan::LevelTree& tree;  // the full tree
   const Placement& placement;
   MoeAlgorithm algorithm;
-  std::vector<int32_t> way;         // [n_experts] out edge towards the owner; kHere: this rank; kNowhere: none
+  std::vector<int32_t> way;         // [n_experts] out edge towards the owner; kHere: this rank; kNowhere: no edge
   std::vector<uint32_t> canonical;  // [n_experts] position in CanonicalOrder
-  std::vector<uint32_t> source_of;  // [n_ranks] the source by which an origin's rows come
+  std::vector<uint32_t> source_of;  // [n_ranks] the source that an origin's rows come from
   static constexpr int32_t kHere = -1, kNowhere = -2;
 };
 
-// One list at all chunks, flat; memory is reused between steps.
+// One list for all chunks, flattened; its memory is reused between steps.
 struct RowList {
   std::vector<uint32_t> src, dst;
   std::vector<float> weight;
@@ -73,35 +73,35 @@ struct SumList {
   uint64_t bytes() const;
 };
 
-// How much one rank handles, for bounds on memory.
+// The amounts that one rank handles, for bounds on memory.
 struct RoutingLoad {
-  uint64_t tokens = 0;   // own
-  uint64_t records = 0;  // own and received
-  uint64_t choices = 0;  // in them
+  uint64_t tokens = 0;   // own tokens
+  uint64_t records = 0;  // own and received records
+  uint64_t choices = 0;  // choices in the records
   uint64_t rows = 0;     // R
   uint64_t lists = 0;
 };
 
 class RoutingTables {
  public:
-  // records[n_ranks]: of each origin, own ones included; they must stay valid until build() is done. Checks all that a
-  // record says before any of it is used as an index.
+  // records[n_ranks] are those of each origin, this rank's own included; they must stay valid until build() is done.
+  // Checks everything in a record before using any of it as an index.
   Status receive(const RankPaths& paths, const MoeShape& shape, std::span<const RecordView> records,
                  std::span<const uint64_t> n_tokens, bool weighted);
-  // The least power of two of chunks at which each block that this rank sends or receives fits slot_rows; 0 when there
-  // is none, and then *needed_rows is the least slot that would do. What suffices with C chunks does with 2C, because
-  // the chunks of 2C nest in those of C: ranks agree by taking their maximum.
+  // Returns the least power of two of chunks with which each block that this rank sends or receives fits slot_rows.
+  // Returns 0 if there is none, and sets *needed_rows to the least slot that would suffice. If C chunks suffice, so do
+  // 2C, because the chunks of 2C nest in those of C: ranks agree by taking their maximum.
   uint32_t min_chunks(uint64_t slot_rows, uint64_t* needed_rows) const;
   void build(uint32_t n_chunks);
-  // Between receive() and build(), for a routing whose tokens begin elsewhere than those of `before` (replace.h): the
-  // rows of Output, n_rows of them, stand where `choice_rows` says, by local choice; padding as in `before`; after a
-  // choice the row residual_rows[choice] is summed too, with weight 1, unless it is kNoRow. Weights are applied where
-  // experts' rows are, for every algorithm.
+  // Called between receive() and build() for a routing whose tokens begin elsewhere than those of `before` (replace.h).
+  // Output has n_rows rows, which are where `choice_rows` says, by local choice; the padding is that of `before`. After
+  // a choice, the row residual_rows[choice] is summed too, with weight 1, unless it is kNoRow. Weights are applied
+  // where the experts' rows are, for every algorithm.
   void take_rows(std::vector<uint32_t> choice_rows, std::vector<uint32_t> residual_rows, uint64_t n_rows,
                  const RoutingTables& before);
   static constexpr uint32_t kNoRow = ~0u;
 
-  // For Binding. `weighted`: combine, or the dispatch of combine's gradient.
+  // For Binding. `weighted` is set for combine and for the dispatch of combine's gradient.
   std::span<const plan::RowBlock> dispatch_rows(bool weighted) const { return weighted ? weighted_rows_ : rows_; }
   std::span<const plan::SumBlock> dispatch_sums() const { return zero_sums_; }
   std::span<const plan::SumBlock> combine_sums(bool weighted) const { return weighted ? weighted_sums_ : sums_; }
@@ -111,22 +111,22 @@ class RoutingTables {
   uint64_t n_unique() const { return n_unique_; }
   bool weighted() const { return weighted_; }
   bool expert_major() const { return shape_.expert_major; }
-  // Rows that combine returns by each in edge; after build().
+  // Returns the rows that combine returns by an in edge. Call this after build().
   uint64_t rows_returned(uint32_t in_edge) const {
     return sum_lists_[1 + in_edge].first.back() - sum_lists_[1 + in_edge].first.front();
   }
   std::span<const uint64_t> rows_out() const { return rows_out_; }  // [out edges] rows that dispatch sends
   uint64_t largest_edge_rows() const;                               // over out and in edges, all chunks together
   RoutingLoad load() const;
-  uint64_t bytes() const;  // held
-  // The most bytes() for a load, with the doubling of vectors.
+  uint64_t bytes() const;  // bytes that the tables hold
+  // Returns the most bytes() for a load, with the doubling of vectors included.
   static uint64_t bytes_bound(const RoutingLoad& load, uint32_t n_chunks);
 
   // moecclRoutingInfo_t
   std::vector<int32_t> local_experts, expert_counts, row_source, row_token, choice_expert;
   std::vector<int64_t> expert_offsets, choice_offsets;
   std::vector<float> choice_weight;
-  // The row of Output of each local choice, by (origin, token, expert); origin o's begin at choice_first[o].
+  // The row of Output of each local choice, by (origin, token, expert); those of origin o begin at choice_first[o].
   std::vector<uint32_t> choice_row, choice_first;
 
  private:

@@ -58,7 +58,7 @@ class RoutingTables::Walk {
     }
   }
 
-  // One row per holder: it goes on once by each out edge, and one partial sum returns (Eq. 7 and its mirror).
+  // There is one row per holder: it goes on once by each out edge, and one partial sum returns (Eq. 7 and its mirror).
   void walk_merged(Cursor& at) {
     const uint32_t row_in = own_ ? view_->token[at.record] : rows_in_++;
     int32_t last = RankPaths::kNowhere;
@@ -85,7 +85,7 @@ class RoutingTables::Walk {
     end_sum();
   }
 
-  // One row per choice. In the Rows layout a rank keeps the first copy, and only this one returns.
+  // There is one row per choice. In the Rows layout, a rank keeps the first copy, and only that one returns.
   void walk_single(Cursor& at) {
     const bool keep_all = t_.shape_.expert_major;
     if (own_) begin_sum();
@@ -119,7 +119,7 @@ class RoutingTables::Walk {
     if (own_) end_sum();
   }
 
-  // A view of own choices has all weights, a received one those of local experts.
+  // A view of own choices has all weights; a received one has those of local experts.
   float weight_of(Cursor& at, bool here) {
     if (!t_.weighted_) return 1.0f;
     if (own_) return view_->weight[at.choice];
@@ -129,7 +129,7 @@ class RoutingTables::Walk {
   uint32_t residual_of(const Cursor& at) const {
     return t_.residual_row_.empty() ? kNoRow : t_.residual_row_[at.local];
   }
-  // The token's own input beside its expert's row (NetMoE, Appendix A).
+  // Adds the token's own input next to its expert's row (NetMoE, Appendix A).
   void add_residual(uint32_t row_in, uint32_t residual, uint32_t expert) {
     if (residual == kNoRow) return;
     last_owner_ = p_.rank;
@@ -147,7 +147,8 @@ class RoutingTables::Walk {
   void begin_sum() { sum_empty_ = true; }
   void term(uint32_t segment, uint32_t row, float weight, uint32_t expert) {
     if (!sum_empty_ && t_.shape_.grouped) {
-      // All groups that hold the term before but not this one end: the levels from where their owners differ inwards.
+      // Ends all groups that hold the previous term but not this one: the levels inwards from where their owners
+      // differ.
       const uint32_t level = p_.tree.level_between(last_owner_, p_.placement.owner[expert]);
       sum_->term.back().close = static_cast<uint16_t>(p_.tree.depth() - level);
     }

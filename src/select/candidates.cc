@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each algorithm of an operation would take: by a measured profile, else by the clock of all ranks.
+// Predicts what each algorithm of an operation takes: by a measured profile, or else by the clock of all ranks.
 #include <algorithm>
 
 #include "src/select/plan_price.h"
@@ -8,10 +8,10 @@
 namespace moeccl::comm {
 namespace {
 
-// Where a shape stands on its plans' curves.
+// Returns the position of a shape on its plans' curves.
 double curve_bytes(const plan::Shape& s) { return static_cast<double>(s.count * s.element_bytes); }
 
-// The shape that prices are for: the sizes of an AllToAllv are not known.
+// Returns the shape that prices are for, because the sizes of an AllToAllv are not known.
 plan::Shape shape_of_prices(const plan::Shape& shape, double block_bytes) {
   plan::Shape s = shape;
   if (s.op == moecclOpAllToAllv && s.count == 0)
@@ -48,7 +48,7 @@ std::vector<Candidate> Selector::priced(const plan::Shape& asked, double block_b
     out.push_back(std::move(c));
   }
   if (!mixed || !any_measured) return out;
-  // Prices and measurements have no common scale of their own: what was measured gives one.
+  // Prices and measurements have no common scale; the algorithms that were measured provide one.
   std::vector<double> scales;
   for (const Candidate& c : out) {
     if (!c.applies.ok() || !c.measured) continue;

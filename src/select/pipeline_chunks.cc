@@ -8,9 +8,10 @@
 namespace moeccl::comm {
 namespace {
 
-// Every chunk costs each lane some passes of its rank through the executor; where ranks share cores, a turn of all.
+// Every chunk costs each lane some passes of its rank through the executor. Where ranks share cores, a pass is a turn
+// of all.
 constexpr double kPassesOfAChunk = 2;
-// A transfer below this is all overhead on any link that we know of.
+// Below this, a transfer is all overhead on any link that we know of.
 constexpr double kLeastBytes = 4096;
 // More chunks gain less than a percent and cost steps.
 constexpr int32_t kMostChunks = 64;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Into how many chunks a TensorAllToAll is cut: MoNTA's solver (src/solve/chunks.h), fed from the tree and the profile.
+// Decides into how many chunks a TensorAllToAll is cut: feeds MoNTA's solver (src/solve/chunks.h) from the tree and the
+// profile.
 #pragma once
 
 #include <vector>
@@ -10,7 +11,7 @@
 
 namespace moeccl::comm {
 
-// The problem of a message of `block_bytes` for each group. Its curves point into the object.
+// The problem of a message of `block_bytes` for each group. Its curves point into this object.
 class ChunkProblem {
  public:
   ChunkProblem(const plan::LevelTree& tree, const plan::Profile& profile, uint64_t block_bytes);
@@ -22,14 +23,14 @@ class ChunkProblem {
   struct Points {
     std::vector<double> bytes, efficiency;
   };
-  // How much of `bytes_per_ns` a level reaches by calibration's measurements.
+  // Returns how much of `bytes_per_ns` a level reaches according to calibration's measurements.
   moecclCurve_t curve(const plan::Profile& profile, uint32_t level, double bytes_per_ns, Points& points);
 
   moecclChunkProblem_t problem_ = MOECCL_CHUNK_PROBLEM_INIT;
   Points inter_, intra_;
 };
 
-// All 1 where there is nothing to exchange.
+// Returns all 1 if there is nothing to exchange.
 plan::PipelineChunks pipeline_chunks(const plan::LevelTree& tree, const plan::Profile& profile, uint64_t block_bytes);
 
 }  // namespace moeccl::comm

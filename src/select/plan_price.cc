@@ -13,7 +13,7 @@ namespace {
 
 using plan::LevelTree;
 
-// How many groups of a level its largest group of the level above has.
+// Returns how many groups of a level the largest group of the level above has.
 uint32_t fan_out(const LevelTree& tree, uint32_t level) {
   if (level == 0) return tree.levels[0].n_groups;
   std::vector<uint32_t> groups(tree.levels[level - 1].n_groups, 0);
@@ -26,7 +26,7 @@ uint32_t fan_out(const LevelTree& tree, uint32_t level) {
   return *std::max_element(groups.begin(), groups.end());
 }
 
-// The ranks in the first half of each group's groups of a level; ascending.
+// Returns the ranks in the first half of each group's groups of a level, ascending.
 std::vector<uint32_t> half_of(const LevelTree& tree, uint32_t level) {
   const std::vector<uint32_t>& group_of = tree.levels[level].group_of_rank;
   std::vector<uint32_t> parent(tree.levels[level].n_groups, 0);
@@ -47,7 +47,7 @@ struct World {
   plan::Profile profile;
 };
 
-// Half of a world. Where its hosts lose ranks, they keep the cores and the rate of memory for each rank.
+// Returns half of a world. Hosts that lose ranks keep the cores and the rate of memory that each remaining rank had.
 World half(const World& world, uint32_t level) {
   World part{world.tree.part(half_of(world.tree, level)), world.profile};
   if (static_cast<int>(level) <= world.profile.host_level) return part;
@@ -72,13 +72,13 @@ double plan_price_ns(const algo::Algorithm& a, const plan::Shape& shape, const L
   constexpr uint32_t kFewestGroups = 2, kWorlds = 3;
   const auto whole = [&] { return plan::price(algo::build_all(a, shape, tree), tree, profile).total_ns; };
   if (tree.n_ranks <= most_ranks) return whole();
-  // One level shrinks, the one that can most often, so that the worlds differ in nothing else.
+  // Only one level shrinks, the one that can do so most often, so that the worlds differ in nothing else.
   uint32_t level = 0;
   for (uint32_t l = 1; l < tree.depth(); ++l)
     if (fan_out(tree, l) > fan_out(tree, level)) level = l;
   uint32_t groups = fan_out(tree, level), doublings = 0;
   World world{tree, profile};
-  std::array<double, kWorlds> price = {};  // of the smallest world first
+  std::array<double, kWorlds> price = {};  // the smallest world first
   uint32_t priced = 0;
   while (priced < kWorlds) {
     if (world.tree.n_ranks <= most_ranks) {
@@ -94,8 +94,8 @@ double plan_price_ns(const algo::Algorithm& a, const plan::Shape& shape, const L
     world = half(world, level);
     if (world.tree.depth() != tree.depth()) return whole();
   }
-  // A latency that is paid once for a doubling adds as much each time, bytes for each rank twice as much, and bytes of
-  // each pair of ranks that share an uplink four times as much.
+  // With each doubling, a latency that is paid once for a doubling adds the same again, bytes of each rank add twice as
+  // much, and bytes of each pair of ranks that share an uplink four times as much.
   const double first = price[1] - price[0], second = price[2] - price[1];
   const double growth = first > 0 ? std::clamp(second / first, 1.0, 4.0) : 1.0;
   double ns = price[2], step = std::max(0.0, second);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plan costs, for the choice among plans. The clock of plan/cost.h runs the programs of all ranks, which are
-// quadratic in their number for most operations: every rank of a large world would spend seconds and hundreds of MiB on
-// each choice. Above kMostPricedRanks the price is drawn on from those of three smaller worlds of the same kind.
+// Prices plans for the choice among them. The clock of plan/cost.h runs the programs of all ranks, whose size is
+// quadratic in the number of ranks for most operations: every rank of a large world would spend seconds and hundreds of
+// MiB on each choice. Above kMostPricedRanks, the price is extrapolated from those of three smaller worlds of the same
+// kind.
 #pragma once
 
 #include "src/algo/algorithm.h"
@@ -12,7 +13,7 @@ namespace moeccl::comm {
 
 inline constexpr uint32_t kMostPricedRanks = 128;
 
-// Of all ranks' programs. most_ranks: for tests.
+// Returns the price of all ranks' programs. most_ranks: for tests.
 double plan_price_ns(const algo::Algorithm& algorithm, const plan::Shape& shape, const plan::LevelTree& tree,
                      const plan::Profile& profile, uint32_t most_ranks = kMostPricedRanks);
 

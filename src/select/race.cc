@@ -28,14 +28,15 @@ std::vector<float> Race::guesses(uint64_t n_tokens) const {
 }
 
 size_t Race::pick(std::span<const double> prices_us, std::span<const float> guesses) const {
-  // Prices may be wrong by a factor that all of them share: what nobody has measured is expected to have it, too.
+  // Prices may be wrong by a factor that all of them share, so a candidate without measurements is expected to have it
+  // too.
   const auto certain = [&](size_t i) { return std::isfinite(guesses[i]) && guesses[i] > 0; };
   std::vector<double> known;
   for (size_t i = 0; i < n_; ++i)
     if (certain(i)) known.push_back(guesses[i]);
   std::sort(known.begin(), known.end());
   const double common = known.empty() ? 1.0 : known[(known.size() - 1) / 2];
-  // What a plan was slow at once may have been a disturbance: it is given the benefit of the doubt.
+  // A plan that was slow once may have met a disturbance, so it gets the benefit of the doubt.
   std::vector<double> expected(n_);
   for (size_t i = 0; i < n_; ++i) {
     const double old = std::isfinite(guesses[i]) && guesses[i] < 0 ? -guesses[i] : kDoubt * common;
@@ -62,7 +63,7 @@ double Race::expected_best(const Class& c, std::span<const double> prices_us) co
   return best;
 }
 
-// Everything but what runs is uncertain from now on.
+// From now on, every plan except the running one is uncertain.
 void Race::ask_again(Class& c, bool is_certain, bool routing_moved) {
   if (c.steps < c.asked_at + (is_certain ? kLeastPause : c.pause)) return;
   c.pause = c.winner == c.ran ? std::min(2 * c.pause, kMostPause) : kLeastPause;
@@ -76,8 +77,8 @@ void Race::ask_again(Class& c, bool is_certain, bool routing_moved) {
       c.settled_at = e.guess = e.typical(3);
       continue;
     }
-    // Other rows, other errors of the price. Else what was never measured is no longer expected to share what has just
-    // changed.
+    // Other rows mean other errors of the price. Otherwise, a plan that was never measured is no longer expected to
+    // share what has just changed.
     if (routing_moved) {
       e.guess = 0;
     } else if (e.guess == 0) {
@@ -100,13 +101,13 @@ void Race::note(uint64_t n_tokens, size_t candidate, std::span<const double> pri
     c.ran = candidate;
     c.runs = 0;
     c.settled_at = e.is_fresh ? e.guess : 0;
-    // Cold tables do not cost that much: one step shows that it is slow.
+    // Cold tables do not cost that much, so one step shows that the plan is slow.
     if (!e.is_fresh && took_us > kHopeless * expected_best(c, prices_us)) {
       e.settle(took_us / prices_us[candidate], relation(prices_us, candidate));
     }
     return;
   }
-  // Longer than a trial: another plan has won.
+  // This is longer than a trial, so another plan has won.
   if (++c.runs == kCounted + 2 && c.winner != candidate) {
     c.winner = candidate;
     c.again = kFirstAgain;

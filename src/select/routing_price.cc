@@ -12,7 +12,7 @@ namespace moeccl::algo {
 
 namespace {
 
-// What packing or summing `bytes` on every rank takes, where the ranks of a host share its cores and its memory. Rows
+// Returns the time to pack or sum `bytes` on every rank, where the ranks of a host share its cores and its memory. Rows
 // of 4 KiB run at the rate of one piece (8 ranks on the two-core development machine, docs/decisions.md).
 double packing_us(const plan::LevelTree& tree, const plan::Profile& profile, double bytes) {
   const double ranks = std::max(1.0, plan::ranks_per_host(tree, profile)),
@@ -37,7 +37,7 @@ std::vector<LevelLoad> level_loads(const plan::LevelTree& tree, std::span<const 
       peak += static_cast<double>(c.peak);
       mean += static_cast<double>(c.rows) / static_cast<double>(c.reach);
     }
-    // max(p) instead of the mean, as Eq. 4 and 5 have it.
+    // Uses max(p) instead of the mean, as in Eq. 4 and 5.
     const double imbalance = mean > 0 ? peak / mean : 1.0;
     loads[l].busiest = static_cast<double>(loads[l].rows) / tree.levels[l].n_groups * imbalance;
   }
@@ -46,15 +46,15 @@ std::vector<LevelLoad> level_loads(const plan::LevelTree& tree, std::span<const 
 
 namespace {
 
-// In which hop of the algorithm rows cross a level.
+// Returns the hop of the algorithm in which rows cross a level.
 uint32_t hop_of(const MoeAlgorithm& algorithm, uint32_t level) {
   if (algorithm.kind == PathKind::kHier) return std::min(level, algorithm.dims - 1);
   if (algorithm.kind == PathKind::k2dh) return level == 0 ? 1 : 0;
   return 0;
 }
 
-// Rows of the largest transfer between two ranks at a level, from the load of the busiest group: its ranks share it
-// evenly, and each sends to one rank of every other group, or in the last hop to all of their ranks.
+// Returns the rows of the largest transfer between two ranks at a level, from the load of the busiest group: its ranks
+// share the load evenly, and each sends to one rank of every other group or, in the last hop, to all of their ranks.
 double edge_rows(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const LevelLoad& load, uint32_t level) {
   const plan::Level& l = tree.levels[level];
   const double above = level == 0 ? 1.0 : tree.levels[level - 1].n_groups;
@@ -81,7 +81,7 @@ MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const
     const uint32_t hop = hop_of(algorithm, l);
     p.level_us.push_back(link.bytes_per_ns > 0 ? bytes_of(load.busiest) / link.bytes_per_ns / 1000 : 0.0);
     hop_us[hop] = std::max(hop_us[hop], p.level_us.back());
-    // Ranks wait for each other's signals also where no rows come with them.
+    // Ranks wait for each other's signals even where no rows come with them.
     hop_latency_us[hop] = std::max(hop_latency_us[hop], link.alpha_ns / 1000);
     const double edge = edge_rows(algorithm, tree, load, l);
     p.hop_rows.resize(std::max<size_t>(p.hop_rows.size(), hop + 1), 0.0);

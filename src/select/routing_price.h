@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Algorithm 1 of HierMoE: which algorithm carries a routing at the least cost.
+// Algorithm 1 of HierMoE: chooses the algorithm that carries a routing at the least cost.
 #pragma once
 
 #include <span>
@@ -10,9 +10,9 @@
 
 namespace moeccl::algo {
 
-// One candidate's rows of all ranks, from every rank's LevelCounts.
+// One candidate's rows over all ranks, from every rank's LevelCounts.
 struct LevelLoad {
-  uint64_t rows = 0;   // across this level, of all ranks
+  uint64_t rows = 0;   // across this level, over all ranks
   double busiest = 0;  // rows that leave or enter the busiest group
 };
 // counts[rank * n_levels + level].
@@ -22,44 +22,44 @@ struct MoePrice {
   MoeAlgorithm algorithm;
   std::vector<LevelLoad> levels;
   std::vector<double> level_us;  // the busiest group's bytes on its uplink at each level
-  std::vector<double> hop_rows;  // [hops] of the largest transfer between two ranks, an estimate
+  std::vector<double> hop_rows;  // [hops] rows of the largest transfer between two ranks; an estimate
   uint32_t n_chunks = 1;         // of the busiest pair of ranks; an estimate
-  uint32_t most_chunks = 1;      // into which it is worth to cut, however large the transfers are
+  uint32_t most_chunks = 1;      // into how many it is worth cutting, however large the transfers are
   double latency_us = 0;         // of the hops that wait for one another
-  double link_us = 0;            // of the bytes, as far as one hop's are not under way together with another's
-  double copy_us = 0;            // packing on one way, summing on the other
+  double link_us = 0;            // of the bytes, as far as one hop's do not travel together with another's
+  double copy_us = 0;            // packing one way, summing the other way
   // Cores pack one chunk while another is under way.
   double dispatch_us() const;
   double combine_us() const { return dispatch_us(); }
   double both_us() const { return dispatch_us() + combine_us(); }
 };
 // Eq. 1-5 of HierMoE, as the plan runs them:
-// - Rows that cross several levels in one hop are under way at the same time: that hop takes as long as its slowest
-//   level, and its latency is the greatest one. `flat` has one hop, hier:d has d.
-// - A hop waits for the one before it, chunk by chunk: with C chunks the slowest hop's bytes count whole and 1/C of the
-//   others'; each hop's latency counts once.
-// - A slot is filled again when its last chunk was taken and the sender knows that: with more chunks than a peer has
+// - Rows that cross several levels in one hop travel at the same time: that hop takes as long as its slowest level, and
+//   its latency is the greatest one. `flat` has one hop, hier:d has d.
+// - A hop waits for the one before it, chunk by chunk: with C chunks the slowest hop's bytes count in full, and 1/C of
+//   the others'; each hop's latency counts once.
+// - A slot is filled again once its last chunk was taken and the sender knows that: with more chunks than a peer has
 //   slots, every round of slots waits for two latencies, unless the bytes take longer. One lane serves all hops after
 //   the first (moe_plan.h), so it waits for each hop's rows before it passes on the next one's. The slowest of all this
-//   sets the pace of chunks. C is the power of two at which all takes the least time.
+//   sets the pace of chunks. C is the power of two with the least total time.
 // - Every row that crosses a level is packed by a core of its sender's host, and every row for an expert is unpacked;
-//   ranks share the cores where there are more of them. That is what duplicates waste in one memory.
+//   ranks share the cores if there are more ranks. This is what duplicates waste within one memory.
 struct MoeRows {
   std::vector<LevelLoad> levels;
   uint64_t row_bytes = 0;
   double delivered = 0;  // to experts, of a rank on average
 };
-// Links are the profile's where it has measured them, else the tree's.
+// Links are the profile's if it has measured them, otherwise the tree's.
 MoePrice price(const MoeAlgorithm& algorithm, const plan::LevelTree& tree, const plan::Profile& profile, MoeRows rows);
-// Whether the tree says anything about its links.
+// Returns whether the tree has any figures for its links.
 bool links_known(const plan::LevelTree& tree);
-// Eq. 6 for dispatch and combine together: the cheapest; the first of equal ones.
+// Eq. 6 for dispatch and combine together: returns the cheapest, or the first of equal ones.
 size_t cheapest(std::span<const MoePrice> prices);
 
-// What HierMoE's own model gives (Eq. 1-6): dispatch and combine of each candidate, and d*. It takes whole AlltoAlls
-// one after another, without the chunks that let hops and copies overlap.
+// The result of HierMoE's own model (Eq. 1-6): dispatch and combine of each candidate, and d*. The model takes whole
+// AlltoAlls one after another, without the chunks that let hops and copies overlap.
 struct HierMoeChoice {
-  bool measured = false;        // with the profile's AlltoAlls; else with the topology's links
+  bool measured = false;        // with the profile's AlltoAlls; otherwise with the topology's links
   std::vector<double> both_us;  // [candidates]; 0: a figure is missing
   size_t best = 0;
 };

@@ -18,22 +18,22 @@ namespace {
 constexpr size_t kMostPlans = 1024, kMostChoices = 4096;
 // What is left of an AllToAllv after the first chunk goes the way that is faster for blocks of this size.
 constexpr double kLargeBlockBytes = 1 << 20;
-// Plans that are close to the best for blocks of this size are tried, too: trials tell the sizes of an AllToAllv apart.
+// Plans that are close to the best for blocks of this size are tried too: trials tell the sizes of an AllToAllv apart.
 constexpr double kMiddleBlockBytes = 256 << 10;
 
 // Another plan must be this much faster than flat, and by more than its own times scatter.
 constexpr double kFlatBias = 0.93;
 
-// What is predicted to take at most so many times as long as the choice is tried against it, in operations between
-// these sizes of a rank's larger buffer: smaller ones would feel the question which plan comes next; of larger ones a
-// program may run so few that it would feel the trial.
+// A plan that is predicted to take at most this many times as long as the choice is tried against it, in operations
+// between these sizes of a rank's larger buffer. Smaller operations would feel the cost of asking which plan comes
+// next; a program may run so few larger ones that it would feel the trial.
 constexpr double kCloseTo = 1.6;
-// Where one of the two is eager: an eager operation of such a size takes three times as long with the cores far apart
-// as with the cores near, others hardly longer.
+// The factor if one of the two is eager: an eager operation of such a size takes three times as long with the cores far
+// apart as with the cores near, and others take hardly longer.
 constexpr double kCloseToEager = 3.2;
 constexpr uint64_t kTryFromBytes = 8 << 10, kTryToBytes = 4 << 20;
-// Layers call TensorAllToAll twice a step with messages of all tokens, and what a copy costs beside a link's bytes,
-// which is all that its plans differ in on a fast link, no price knows.
+// Layers call TensorAllToAll twice a step with messages of all tokens. On a fast link its plans differ only in what a
+// copy costs beside a link's bytes, which no price knows.
 constexpr uint64_t kTryTensorToBytes = 64 << 20;
 
 uint64_t key_hash(const PlanKey& k) {
@@ -80,7 +80,7 @@ Status Selector::force_from_text(const std::string& text) {
 
 namespace {
 
-// Names for operations whose plan comes from a routing or a placement.
+// Checks names for operations whose plan comes from a routing or a placement.
 Status check_moe_name(moecclOp_t op, const std::string& algorithm) {
   const std::string_view name = algorithm;
   if (op == moecclOpDispatch) {
@@ -122,8 +122,8 @@ Status Selector::force(moecclOp_t op, const std::string& algorithm) {
 
 Status Selector::can_ever_run(moecclOp_t op, const std::string& algorithm) const {
   const algo::Algorithm* a = algo::find(op, algorithm);
-  if (a == nullptr || at_.tree.n_ranks == 1) return {};  // one rank copies, by any name
-  // What fits at all fits for one byte.
+  if (a == nullptr || at_.tree.n_ranks == 1) return {};  // a single rank copies, whatever the name
+  // An algorithm that fits at all fits for one byte.
   const PlanKey least{op, 0, 1, 1, false};
   const Status ordinary = a->applies(shape_of(least, false), at_.tree);
   if (ordinary.ok() || (at_.heap_reach && a->applies(shape_of(least, true), at_.tree).ok())) return {};
@@ -191,7 +191,8 @@ plan::Shape Selector::shape_of(const PlanKey& key, bool reachable) const {
 }
 
 const char* Selector::cheapest(uint64_t problem_class, std::span<const Offer> offers) const {
-  constexpr uint32_t kMostRanks = 64;  // of more, building and pricing all programs takes longer than a plan can gain
+  constexpr uint32_t kMostRanks =
+      64;  // with more ranks, building and pricing all programs takes longer than a plan can gain
   if (offers.size() < 2 || at_.tree.n_ranks > kMostRanks) return offers[0].name;
   const std::lock_guard lock(mutex_);
   if (const auto it = cheapest_.find(problem_class); it != cheapest_.end()) return it->second;
@@ -212,10 +213,10 @@ bool Selector::is_eager(const plan::Shape& shape, const algo::Algorithm& a) cons
 }
 
 bool Selector::eager_for(const PlanKey& key, const char* algorithm) const {
-  // Scaled contributions are rounded before they are summed in a plan's steps as here, but not the own one: in
-  // deterministic mode that must not depend on the plan.
+  // Scaled contributions are rounded before they are summed, here as in a plan's steps, but a plan does not round the
+  // rank's own. In deterministic mode the result must not depend on the plan.
   if (!at_.outboxes || (at_.deterministic && key.scaled)) return false;
-  // A forced AllToAllv is to run by that plan alone.
+  // A forced AllToAllv must run with that plan alone.
   if (key.op == moecclOpAllToAllv && !forced_[key.op].empty()) return false;
   return exec::runs_eagerly(key.op, algorithm, at_.tree.n_ranks, key.count * key.element_bytes);
 }
@@ -229,7 +230,7 @@ std::shared_ptr<PlanSlot> Selector::build_named(const PlanKey& key, const algo::
   };
   const plan::Shape ordinary = shape_of(key, false);
   if (reachable && !a.applies(ordinary, at_.tree).ok()) {
-    // As get() has it: the question is asked, and answered yes where all buffers are in the heap.
+    // As in get(): the question is asked, and the answer is yes if all buffers are in the heap.
     for (const algo::Algorithm& other : algo::algorithms()) {
       if (other.op != key.op || !other.applies(ordinary, at_.tree).ok()) continue;
       build_one(ordinary, other, made->staged, made->choice);
@@ -265,10 +266,10 @@ void Selector::set_profile(const plan::Profile& profile) {
   at_.profile = profile;
   profile_hash_ = profile.hash();
   corrector_ = {};
-  // Of links that the tree has no figures for, the clock of cost.h prices the copies themselves; a file says more.
+  // Where the tree has no bandwidth, drop the profile's link figure: cost.h then prices the copies instead.
   for (uint32_t l = 0; l < at_.profile.links.size() && l < at_.tree.depth(); ++l)
     if (at_.tree.levels[l].link.bytes_per_ns <= 0) at_.profile.links[l] = {};
-  at_.profile.cores = cores;  // this communicator's
+  at_.profile.cores = cores;  // this communicator's own
   has_plan_fits_ =
       !at_.profile.plans.empty() && at_.profile.n_ranks == at_.tree.n_ranks && at_.profile.tree_hash == at_.tree.hash();
   forget_choices();
@@ -279,7 +280,7 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
     const algo::Algorithm* a = algo::find(shape.op, forced_[shape.op]);
     if (a->applies(shape, at_.tree).ok()) return Chosen{a, {}};
   }
-  // A measured choice costs little, and is made for the very size.
+  // A measured choice costs little, and is made for the exact size.
   const uint64_t h = has_plan_fits_ ? hash_combine(class_hash(shape), shape.count) : class_hash(shape);
   if (const auto it = choices_.find(h); it != choices_.end() && it->second.best->applies(shape, at_.tree).ok())
     return it->second;
@@ -293,10 +294,11 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
       reasons += format(" {}: {};", c.algorithm->name, c.applies.message());
       continue;
     }
-    // Never slower than flat: another plan must gain more than its measurements scatter. Among others, too, one that is
-    // fast at times only, as plans are that read what another core has just written, is not preferred.
+    // Never slower than flat: another plan must gain more than its measurements scatter. Among the others too, a plan
+    // that is fast only at times, such as one that reads what another core has just written, is not preferred.
     const bool flat = c.measured && std::string_view(plan::kFlatName) == c.algorithm->name;
-    // To the size from which plans are tried an eager operation does a part of what flat does, wherever the cores are.
+    // Up to the size from which plans are tried, an eager operation does a part of what flat does, wherever the cores
+    // are.
     const bool less_than_flat = c.measured && small && is_eager(shape, *c.algorithm);
     const double ns = flat || less_than_flat ? kFlatBias * c.predicted_ns : c.at_worst_ns;
     if (best == nullptr || ns < best_ns) {
@@ -338,11 +340,11 @@ Result<Selector::Chosen> Selector::choose(const plan::Shape& shape) {
   return choices_[h] = std::move(chosen);
 }
 
-// Reductions give other bits by another plan, unless both are one sum in rank order: others are tried only where plans
-// were measured, or all give the same.
+// Reductions give other bits with another plan, unless both are one sum in rank order. Other plans are therefore tried
+// only if plans were measured, or if all give the same bits.
 void Selector::add_trial(PlanSlot& cached, const Chosen& chosen, uint64_t bytes) const {
   const moecclOp_t op = cached.key.op;
-  // Of an AllToAllv nobody knows the size; what goes with the first word counts for no plan.
+  // The size of an AllToAllv is not known, and data that goes with the first word counts for no plan.
   const bool tensor = op == moecclOpTensorAllToAll;
   if (tensor && at_.tree.n_tensor_groups() < 2) return;  // all plans are one copy
   const uint64_t most = tensor ? kTryTensorToBytes : kTryToBytes;
@@ -394,7 +396,7 @@ Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const algo
       key.op != moecclOpTensorAllToAll) {
     if (is_v && forced_[key.op].empty()) copies_once = algo::find(key.op, "direct");
     MOECCL_TRY(make(true, cached->reachable, cached->choice_if_reachable));
-    // An algorithm that needs no reach makes no use of it: where the choice is the same, the answer changes nothing.
+    // An algorithm that needs no reach makes no use of it: if the choice is the same, the answer changes nothing.
     plan::Shape none = shape_of(key, false);
     none.reach.views = none.reach.reads = false;
     const algo::Algorithm* ordinary = algo::find(key.op, cached->choice.algorithm);
@@ -409,9 +411,9 @@ Result<std::shared_ptr<PlanSlot>> Selector::build(const PlanKey& key, const algo
   return cached;
 }
 
-// AllToAllvs begin in the staging, with one synchronisation; where buffers can be loaded and stored to directly, what
-// is left of large ones is copied once instead of twice. Through process_vm_readv it costs as much as it saves, unless
-// calibration has measured otherwise.
+// AllToAllvs begin in the staging, with one synchronisation. Where buffers can be loaded and stored to directly, what
+// is left of large ones is copied once instead of twice. Through process_vm_readv this costs as much as it saves,
+// unless calibration has measured otherwise.
 bool Selector::wants_direct_rest(const PlanSlot& cached, const PlanKey& key, const algo::Algorithm& direct) const {
   if (key.op != moecclOpAllToAllv || !forced_[key.op].empty() || std::string_view("direct") == cached.choice.algorithm)
     return false;

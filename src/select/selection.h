@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which plan runs: candidates, their prices, forced choices and the plan cache.
+// Decides which plan runs: candidates, their prices, forced choices and the plan cache.
 #pragma once
 
 #include <atomic>
@@ -25,40 +25,39 @@ namespace moeccl::comm {
 
 struct Candidate {
   const algo::Algorithm* algorithm;
-  Status applies;           // why not, when it does not
-  double predicted_ns = 0;  // when it applies; a price among measured ones stands on their scale
+  Status applies;           // success, or why it does not apply
+  double predicted_ns = 0;  // if it applies; a price among measured ones is on their scale
   double at_worst_ns = 0;   // the same, or what a quarter of its measurements exceeded
-  bool measured = false;    // by calibration on this communicator's shape, not priced
+  bool measured = false;    // by calibration on this communicator's shape, rather than priced
 };
 
-// What a call asks for; everything that decides a plan and that all ranks know alike.
+// What a call asks for: everything that decides a plan and that all ranks know alike.
 struct PlanKey {
   moecclOp_t op;
   uint32_t root;
   uint64_t count;
   uint32_t element_bytes;
   bool scaled;
-  bool in_place = false;  // private to this rank: changes its program, never which plan is chosen
+  bool in_place = false;  // private to this rank: changes its program, but never the choice of the plan
   friend bool operator==(const PlanKey&, const PlanKey&) = default;
 };
 
-// What is known of a key: the plan that is chosen for it, the plans that are tried against it, and what it last took.
+// Everything known of a key: the plan chosen for it, the plans that are tried against it, and how long it last took.
 struct PlanSlot {
-  plan::Plan staged, reachable;  // programs of this rank; `reachable` is used when every rank's buffers can be reached
+  plan::Plan staged, reachable;  // programs of this rank; `reachable` runs if every rank's buffers can be reached
   plan::Plan rest;               // AllToAllv: for what is left after the first chunk
   exec::Choice choice, choice_if_reachable, choice_for_rest;
   bool asks_reach = false;
   bool has_rest = false;
   bool eager = false;
-  uint64_t signature = 0;  // hash of both
-  uint32_t epoch = 0;      // Selector::epoch() when it was chosen; 0: forced or pinned
+  uint64_t signature = 0;  // hash of these plans
+  uint32_t epoch = 0;      // Selector::epoch() at the time of the choice; 0: forced or pinned
   PlanKey key{};
   mutable exec::Operation::Measured measured;
-  // Plans to be tried against each other, the choice first; empty: the choice stands. Their class is the same on all
-  // ranks.
+  // Plans to try against each other, the choice first; empty: the choice stands. Their class is the same on all ranks.
   std::vector<const char*> tried;
   uint64_t trial_class = 0;
-  // The same key with each of `tried`, as far as it has run; for the thread that runs operations.
+  // The same key with each of `tried`, as far as it has run. Used by the thread that runs operations.
   mutable std::vector<std::shared_ptr<PlanSlot>> variants;
 };
 
@@ -68,59 +67,60 @@ class Selector {
     uint32_t rank = 0;
     plan::LevelTree tree;
     plan::Reach reach;        // of ordinary buffers
-    bool heap_reach = false;  // buffers of the symmetric heap can be viewed by all: worth asking for large operations
-    bool outboxes = false;    // of all ranks can be read by all
+    bool heap_reach = false;  // all can view buffers of the symmetric heap: worth asking for large operations
+    bool outboxes = false;    // all ranks can read the outboxes of all
     bool deterministic = false;
     uint64_t staging_bytes = 0;  // of one operation
     plan::Profile profile = {};
   };
   explicit Selector(Setting setting) : at_(std::move(setting)) {}
 
-  // MOECCL_PLAN: "allreduce:ring,alltoall:2dh". One that can never apply is only warned of: the variable is for all
-  // communicators of a process, which differ.
+  // Parses MOECCL_PLAN: "allreduce:ring,alltoall:2dh". An algorithm that can never apply only causes a warning, because
+  // the variable is for all communicators of a process, which differ.
   Status force_from_text(const std::string& text);
   Status force(moecclOp_t op, const std::string& algorithm);  // "" or "auto": none
-  // moecclUnsupported with the reason, when the operation never runs by this algorithm here, whatever the size and the
-  // memory. For names that force() accepts.
+  // Returns moecclUnsupported with the reason if the operation can never run with this algorithm here, whatever the
+  // size and the memory. For names that force() accepts.
   Status can_ever_run(moecclOp_t op, const std::string& algorithm) const;
-  // Why a call of this shape does not run by the forced algorithm; success: it does, or none is forced.
+  // Returns why a call of this shape does not run with the forced algorithm. Success: it does, or none is forced.
   Status obeys_force(const plan::Shape& shape) const;
 
   Result<std::shared_ptr<PlanSlot>> get(const PlanKey& key);
-  // The plan of the last call, when this one is alike; else null.
+  // Returns the plan of the last call if this call is alike, or null.
   const std::shared_ptr<PlanSlot>* again(const PlanKey& key) const {
     return last_ != nullptr && last_key_ == key && last_epoch_ == epoch() ? &last_ : nullptr;
   }
-  // What an operation took, the same words on all ranks at the same place in the order of operations: may correct the
-  // profile, then epoch() is another one and earlier choices are made again. From the thread that runs operations.
+  // Takes the time of an operation, which is the same on all ranks at the same place in the order of operations. May
+  // correct the profile; then epoch() changes and earlier choices are made again. Called by the thread that runs
+  // operations.
   void observe(const exec::Timing& timing);
   uint32_t epoch() const { return epoch_.load(std::memory_order_acquire); }
-  // From 1 on; another one when any call may get another plan than before.
+  // Starts at 1, and changes when any call may get another plan than before.
   uint64_t version() const { return version_.load(std::memory_order_acquire); }
-  // get() at the time of an operation's run, beside calls on the caller's thread.
+  // Does what get() does when an operation runs, while the caller's thread may make calls.
   Result<std::shared_ptr<PlanSlot>> choose_again(const PlanKey& key);
-  // For the next operation of a slot whose plans are tried, number `sequence`: see Trials::next().
+  // For the next operation, number `sequence`, of a slot whose plans are tried; see Trials::next().
   struct Next {
-    const PlanSlot* slot = nullptr;       // that runs instead, owned by the given one; null: the given one runs
-    exec::Operation::Ran* ran = nullptr;  // where the operation says how it went
+    const PlanSlot* slot = nullptr;  // the slot that runs instead, owned by the given one; null: the given one runs
+    exec::Operation::Ran* ran = nullptr;  // where the operation reports how it went
   };
   Result<Next> next(const PlanSlot& slot, uint64_t sequence, exec::Ballot& ballot);
   Trials& trials() { return trials_; }
-  // The plan that a call of this key runs when nothing is tried, and how its trial stands; `report` stays as it is when
-  // there is none.
+  // Returns the plan that a call of this key runs when nothing is tried, and how its trial stands; `report` is left
+  // alone if there is no trial.
   Result<std::shared_ptr<PlanSlot>> runs_now(const PlanKey& key, Trials::Report* report);
   plan::Shape shape_of(const PlanKey& key, bool reachable) const;
-  // Of a rank's user buffers.
+  // Returns the size of the larger of a rank's user buffers.
   uint64_t larger_buffer_bytes(const PlanKey& key) const;
   std::vector<Candidate> candidates(const plan::Shape& shape) const;
-  // Plans that a routing or a placement makes, priced as all others. A class of problems is priced once, until the
-  // profile is another one or a plan is forced; the first offer stands unless another gains more than prices err by.
+  // Plans that a routing or a placement makes, priced like all others. A class of problems is priced once, until the
+  // profile changes or a plan is forced; the first offer stands unless another gains more than prices err by.
   struct Offer {
     const char* name;
     std::function<plan::Plan()> build_all;
   };
   const char* cheapest(uint64_t problem_class, std::span<const Offer> offers) const;
-  // One that has no rivals, kept as the others are; `problem` tells routings or placements apart.
+  // A plan without rivals, kept like the others; `problem` tells routings or placements apart.
   struct Made {
     plan::Program program;  // of this rank
     plan::Chunking chunking;
@@ -129,47 +129,49 @@ class Selector {
   };
   Result<std::shared_ptr<PlanSlot>> only(const PlanKey& key, uint64_t problem,
                                          const std::function<Result<Made>()>& make);
-  // What calibration measured for this plan, interpolated; 0 when it did not.
+  // Returns what calibration measured for this plan, interpolated, or 0 if it measured nothing.
   double measured_ns(const algo::Algorithm& a, const plan::Shape& shape) const;
-  // One algorithm's plan, which applies, outside the cache: exactly what get() would give if it chose this one.
+  // Builds one algorithm's plan, which must apply, outside the cache: exactly what get() would return if it chose this
+  // one.
   std::shared_ptr<PlanSlot> build_named(const PlanKey& key, const algo::Algorithm& a, bool reachable) const;
-  // get() gives `cached` for `key` until another plan is pinned or unpin(). For calibration, alike on all ranks.
+  // Makes get() return `cached` for `key` until another plan is pinned or unpin(). For calibration, alike on all ranks.
   void pin(const PlanKey& key, std::shared_ptr<PlanSlot> cached);
   void unpin();
-  // The same on all ranks, between the same operations. Forgets all plans.
+  // Must be called with the same profile on all ranks, between the same operations. Forgets all plans.
   void set_profile(const plan::Profile& profile);
   bool asks_reach() const { return at_.heap_reach; }
   const plan::LevelTree& tree() const { return at_.tree; }
   const plan::Profile& profile() const { return at_.profile; }
-  // The forced algorithm for MoE operations; empty: none.
+  // Returns the forced algorithm for MoE operations; empty: none.
   const std::string& forced(moecclOp_t op) const { return forced_[op]; }
 
  private:
   struct Chosen {
     const algo::Algorithm* best;
-    std::vector<const char*> close;  // others whose predictions lie close, cheapest first
+    std::vector<const char*> close;  // others whose predictions are close, cheapest first
   };
-  // With the lock, as the others here.
+  // Requires the lock, like the other functions here.
   Result<Chosen> choose(const plan::Shape& shape);
-  // Of an AllToAllv only its ranks know the sizes: it is priced for blocks of this size.
+  // Only its ranks know the sizes of an AllToAllv, so it is priced for blocks of this size.
   static constexpr double kTypicalBlockBytes = 16 << 10;
   std::vector<Candidate> priced(const plan::Shape& shape, double block_bytes = kTypicalBlockBytes) const;
   Status obeys(const plan::Shape& shape) const;
-  // What get() would give for a slot's key if it chose `algorithm`; null where that does not apply.
+  // Returns what get() would return for a slot's key if it chose `algorithm`, or null if that does not apply.
   Result<std::shared_ptr<PlanSlot>> variant(const PlanSlot& slot, std::string_view algorithm);
   Trials::Class trial_class(const PlanSlot& slot) const;
-  // `instead`: of the choice, for buffers that peers cannot reach.
+  // `instead` replaces the choice for buffers that peers cannot reach.
   Result<std::shared_ptr<PlanSlot>> build(const PlanKey& key, const algo::Algorithm* instead = nullptr);
   void add_trial(PlanSlot& cached, const Chosen& chosen, uint64_t bytes) const;
-  // The curve that calibration measured for this plan; null: none.
+  // Returns the curve that calibration measured for this plan, or null.
   const plan::PlanFit* fit_of(const algo::Algorithm& a, const plan::Shape& shape) const;
   bool eager_for(const PlanKey& key, const char* algorithm) const;
-  // Whether all of an operation of this shape runs eagerly by this plan: not AllToAllv, whose size nobody knows.
+  // Returns whether an operation of this shape runs entirely eagerly with this plan. Never for AllToAllv, whose size is
+  // unknown.
   bool is_eager(const plan::Shape& shape, const algo::Algorithm& a) const;
-  // What is left of an AllToAllv after its first chunk goes directly where that is faster.
+  // What is left of an AllToAllv after its first chunk goes directly if that is faster.
   bool wants_direct_rest(const PlanSlot& cached, const PlanKey& key, const algo::Algorithm& direct) const;
   void add_direct_rest(PlanSlot& cached, const PlanKey& key, const algo::Algorithm& direct) const;
-  // Says so once for each class of shapes when the forced algorithm gives way.
+  // Warns once for each class of shapes for which the forced algorithm gives way.
   void warn_of_force(const PlanSlot& cached);
   void forget_choices();
   void forget_last();
@@ -182,7 +184,7 @@ class Selector {
   std::string forced_[MOECCL_NUM_OPS];
   std::unordered_set<uint64_t> warned_;  // classes of shapes, since the last force()
 
-  // Choices are made on the caller's thread, and again on the one that runs operations.
+  // Choices are made on the caller's thread, and made again on the thread that runs operations.
   mutable std::mutex mutex_;
   std::atomic<uint32_t> epoch_{1};
   std::atomic<uint64_t> version_{1};

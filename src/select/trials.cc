@@ -12,7 +12,7 @@
 namespace moeccl::comm {
 namespace {
 
-// 12 bits for each time: its binary logarithm in steps of 1/64.
+// Each time has 12 bits: its binary logarithm in steps of 1/64.
 constexpr int kBits = 12;
 constexpr double kSteps = 64;
 constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
@@ -34,8 +34,9 @@ double Trials::unpack(uint64_t word, size_t plan) {
   return steps == 0 ? 0 : std::exp2(static_cast<double>(steps - 1) / kSteps);
 }
 
-// What came between on one of the ranks is in few of the times: the median of single operations leaves it out. Of
-// blocks the slowest is left out, and the mean of the others counts, as some plans are fast in one half of them only.
+// A disturbance on one of the ranks is in few of the times, so the median of single operations leaves it out. For
+// blocks, the slowest is left out and the mean of the others counts, because some plans are fast in only one half of
+// them.
 uint64_t Trials::vote_of(State& s) {
   double times[kMost] = {};
   for (size_t i = 0; i < s.plans.size(); ++i) {
@@ -55,8 +56,8 @@ uint64_t Trials::vote_of(State& s) {
 
 uint64_t Trials::hash_of(const Class& c) const { return c.private_sizes ? hash_combine(c.hash, last_size_) : c.hash; }
 
-// How the operation before went: operations run one after another, so it has ended. One that ran otherwise than it was
-// meant to, or was of another size, is as if it had not been.
+// Notes how the operation before went. Operations run one after another, so it has ended. One that did not run as it
+// was meant to, or had another size, counts as if it had not run.
 void Trials::note_last() {
   bool meant = last_.ran.took_ns > 0;
   if (last_.private_size) {
@@ -81,7 +82,7 @@ Trials::State& Trials::state_of(uint64_t hash) {
   return *recent_.second;
 }
 
-// Without the lock: readers take no notice of `begun`, and the rest is written by this thread alone.
+// Takes no lock, because readers ignore `begun` and only this thread writes the rest.
 const char* Trials::settled(uint64_t hash) {
   State* const s = recent_.first == hash ? recent_.second : nullptr;
   if (s == nullptr || last_.state != nullptr || last_.private_size || !s->decided || !s->voted) return nullptr;
@@ -136,7 +137,7 @@ Trials::Pick Trials::next(const Class& c, uint64_t sequence, exec::Ballot& ballo
     last_.goes_on = !s.one_by_one && at % block.operations > block.uncounted;
     return {s.plans[plan], &last_.ran};
   }
-  // One vote at a time; the entry's word belongs to a timing at times.
+  // Only one vote is under way at a time; at some operations the entry's word belongs to a timing.
   const bool free = sequence > ballot.at + exec::Ballot::kHeardAfter;
   const bool timing = (sequence + 2) % exec::Fabric::kTellEvery == 0;
   if (!s.voted && free && !timing) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scratch memory of a solver: pieces cut one after another from one block. Without a block it only measures, so that
-// the same code that lays out the memory also says how much there must be.
+// Scratch memory of a solver: pieces cut one after another from one block. Without a block the arena only measures, so
+// that the code that lays out the memory also computes how much it needs.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace moeccl::solve {
 
-// The number in an enum that a C caller may have set to anything.
+// Returns the number in an enum that a C caller may have set to any value.
 template <class E>
 int raw(const E& value) {
   static_assert(sizeof(E) == sizeof(int));
@@ -27,7 +27,7 @@ class Arena {
   Arena() = default;  // measures
   Arena(void* base, size_t bytes) : base_(static_cast<std::byte*>(base)), bytes_(bytes) {}
 
-  // n elements, not initialised, aligned to 64 bytes.
+  // Returns n uninitialized elements, aligned to 64 bytes.
   template <class T>
   T* take(size_t n) {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -37,7 +37,7 @@ class Arena {
     return at;
   }
   size_t used() const { return used_ + kAlign; }  // the block itself may begin anywhere
-  // What is laid out after a mark may be laid out again: scratch that is done with.
+  // Scratch that is no longer needed: what is laid out after a mark may be laid out again.
   size_t mark() const { return used_; }
   void release(size_t mark) { used_ = mark; }
 
@@ -49,10 +49,10 @@ class Arena {
   size_t used_ = 0;
 };
 
-// The caller's workspace, or our own when there is none.
+// The caller's workspace, or memory of its own if there is none.
 class Workspace {
  public:
-  // Fails when the caller's is too small; the sentence names the function that tells the size.
+  // Fails when the caller's workspace is too small; the error names the function that returns the size.
   static Result<Workspace> make(void* given, size_t given_bytes, size_t needed, const char* query) {
     Workspace w;
     if (given == nullptr) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Balanced assignment as a transportation problem: items with a cost for each bin, bins that take exactly their
-// capacity. NetMoE (Eq. 6, 7, 10) copies each bin capacity times and runs Kuhn-Munkres in O(items^3); here bins stay
-// single and paths are searched in the graph of bins, where the length of u -> v is the least price of moving one item.
+// Balanced assignment as a transportation problem: items have a cost for each bin, and bins take exactly their
+// capacity. NetMoE (Eq. 6, 7, 10) copies each bin capacity times and runs Kuhn-Munkres in O(items^3). Here bins stay
+// single, and paths are searched in the graph of bins, where the length of u -> v is the least price of moving one
+// item.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +21,11 @@ struct Assignment {
   int32_t n_bins = 0;
 };
 
-// Names the argument that is wrong.
+// The error names the argument that is wrong.
 Status check(const Assignment& problem);
 size_t assignment_bytes(int32_t n_items, int32_t n_bins);
-// bin[n_items], exact; returns the sum of costs. The problem must have been checked, the arena must hold
-// assignment_bytes(). Deterministic: ties go to the bin and item of the lowest number.
+// Fills bin[n_items] with an exact solution and returns the sum of costs. The problem must have been checked, and the
+// arena must hold assignment_bytes(). Deterministic: ties go to the bin and the item with the lowest number.
 int64_t assign(const Assignment& problem, int32_t* bin, Arena& arena);
 
 }  // namespace moeccl::solve

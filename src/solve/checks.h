@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the solvers check alike. `name` is the caller's: "problem.n_ranks".
+// Checks that the solvers share. `name` is the caller's name of a value: "problem.n_ranks".
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@ inline Status between(const char* name, int64_t value, int64_t least, int64_t mo
   return error(moecclInvalidArgument, "{} is {}: between {} and {} are possible", name, value, least, most);
 }
 
-// map[n], each below `bound`.
+// Checks that each of map[n] is below `bound`.
 inline Status indices(const char* name, const int32_t* map, int32_t n, int32_t bound) {
   for (int32_t i = 0; map != nullptr && i < n; ++i)
     if (map[i] < 0 || map[i] >= bound)
@@ -41,7 +41,7 @@ inline Status above_0(std::initializer_list<Number> numbers) {
 }
 inline Status times(std::initializer_list<Number> numbers) { return at_least_0(numbers, 1e12, "a time of 0 or more"); }
 
-// problem.min_gain of every solver.
+// Checks problem.min_gain of every solver.
 inline Status gain_share(double min_gain) {
   if (std::isfinite(min_gain) && min_gain <= 1) return {};
   return error(moecclInvalidArgument, "problem.min_gain is {}: give a share below 1", min_gain);

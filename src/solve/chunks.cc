@@ -108,7 +108,7 @@ void solve_chunks(const moecclChunkProblem_t& p, moecclChunkAnswer_t* answer) {
     answer->chunks[s] = 1;
     answer->us[s] = chunk_us(p, s, 1);
     if (s < moecclChunkO2) continue;
-    // The paper's listing assigns T = T_min where the smaller is found; what it means is T_min = T.
+    // The paper's listing assigns T = T_min where the smaller one is found, but it means T_min = T.
     for (int32_t n = 2; n <= p.max_chunks && p.bytes / n / p.tensor >= p.min_bytes; ++n) {
       const double us = chunk_us(p, s, n);
       if (us < answer->us[s]) answer->us[s] = us, answer->chunks[s] = n;

@@ -25,7 +25,7 @@ Result<moecclComputeShape_t> checked_shape(const moecclComputeShape_t& given) {
 ComputeTime compute_time(const moecclComputeShape_t& s) {
   const auto rows = static_cast<double>(s.tokens), h = static_cast<double>(s.hidden);
   const auto gemm = [&s](double l, double m, double n) { return l * m * n / s.throughput; };  // Eq. 1
-  // Query, key, value and output of all heads; scores and what they weigh.
+  // Query, key, value and output of all heads, then scores and the values that they weigh.
   const double attention = 4 * gemm(rows, h, h) + 2 * gemm(rows, static_cast<double>(s.sequence), h);
   const double ffn = s.matrices * gemm(rows, static_cast<double>(s.ffn), h);
   ComputeTime t;

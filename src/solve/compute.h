@@ -12,7 +12,7 @@ Result<moecclComputeShape_t> checked_shape(const moecclComputeShape_t& shape);
 struct ComputeTime {
   double pre_expert_s = 0, expert_s = 0;
 };
-// For checked shapes.
+// Takes a checked shape.
 ComputeTime compute_time(const moecclComputeShape_t& shape);
 
 }  // namespace moeccl::solve

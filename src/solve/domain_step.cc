@@ -10,7 +10,7 @@ namespace moeccl::solve {
 
 namespace {
 
-// Of one expert: the chunks in which ExpertGather and ExpertReturn move it (tuning::kExpertMove).
+// The chunks of one expert in which ExpertGather and ExpertReturn move it (tuning::kExpertMove).
 constexpr double kExpertChunk = 256 << 10;
 
 }  // namespace
@@ -25,8 +25,8 @@ std::vector<DomainModel::Level> DomainModel::levels_of(const int32_t* domain) co
   for (size_t l = 0; l < sizes_.size(); ++l) {
     Level level;
     level.own = 2;
-    // Each level's AllGather also passes on the experts that were gathered further out, so that a GPU ends with all of
-    // its domain's. A smaller last domain sends more tokens away; the slowest worker counts (Eq. 9).
+    // Each level's AllGather also passes on the experts that were gathered further out, so that a GPU ends up with all
+    // experts of its domain. A smaller last domain sends more tokens away; the slowest worker counts (Eq. 9).
     for (const int32_t n : sizes_[l]) {
       const int32_t s = std::min(domain[l], n), smallest = n % s == 0 ? s : n % s, count = (n + s - 1) / s;
       level.gather_bytes = std::max(level.gather_bytes, held * (s - 1));
@@ -54,28 +54,29 @@ DomainTime DomainModel::paper_time(const std::vector<Level>& levels) const {
     t.all_gather_s += p_.expert_bytes / p_.compression * levels[l].gather_bytes / p_.bandwidth[l];  // Eq. 4
     t.all_to_all_s += 2 * p_.data_bytes * (1 - levels[l].own) / p_.bandwidth[l];  // Eq. 3, p of Definition 1
   }
-  // Eq. 8: what hides the AllGather is the computation before the experts; the experts' own is hidden (Eq. 7).
+  // Eq. 8: the computation before the experts hides the AllGather; the experts' own computation is hidden (Eq. 7).
   t.total_s = std::max(p_.pre_expert_s, t.all_gather_s) + t.all_to_all_s;
   return t;
 }
 
-// How probable it is that one of a token's K experts is among `experts` of all E, where the gate is even and the
-// experts of a token differ: 1 - C(E - experts, K) / C(E, K), with factors for parts of an expert too.
+// Returns the probability that one of a token's K experts is among `experts` of all E, if the gate is even and a
+// token's experts differ: 1 - C(E - experts, K) / C(E, K), with factors for fractions of an expert too.
 double DomainModel::token_rows(double experts) const {
   double none = 1;
   for (int32_t k = 0; k < p_.top_k; ++k) none *= std::max(0.0, 1 - experts / (p_.n_experts - k));
   return 1 - none;
 }
 
-// One dispatch or combine, by the dimensions of least time, as the layer's chooser takes them (routing_price.h).
+// Returns the time of one dispatch or combine with the number of hops that takes the least time, as the layer's chooser
+// does (routing_price.h).
 double DomainModel::all_to_all(const std::vector<Level>& levels) const {
   double least = all_to_all(levels, 1);
   for (size_t hops = 2; hops <= levels.size(); ++hops) least = std::min(least, all_to_all(levels, hops));
   return least;
 }
 
-// With d hops the levels before the last hop each carry a row once for each of their groups that a token needs
-// (HierMoE Eq. 7); the last hop goes to the ranks themselves across all levels that are left.
+// With d hops, each level before the last hop carries a row once for each of its groups that a token needs (HierMoE Eq.
+// 7). The last hop goes to the ranks themselves, across all levels that are left.
 double DomainModel::all_to_all(const std::vector<Level>& levels, size_t hops) const {
   const double token_bytes = p_.data_bytes / p_.top_k;
   std::vector<double> hop_us(hops, 0.0), hop_latency_us(hops, 0.0);
@@ -85,10 +86,10 @@ double DomainModel::all_to_all(const std::vector<Level>& levels, size_t hops) co
   for (size_t l = 0; l < levels.size(); ++l) {
     const Level& level = levels[l];
     const size_t hop = std::min(l, hops - 1);
-    if (l < hops) senders = prefixes;  // the last hop's rows come from holders of so many prefixes
+    if (l < hops) senders = prefixes;  // the last hop's rows come from holders of this many prefixes
     prefixes *= level.domains;
     if (level.others.empty()) continue;
-    // Targets below each of the other domains that the hop tells apart.
+    // The targets below each of the other domains that the hop distinguishes.
     const double below = l + 1 < hops ? 1 : all / prefixes;
     double rows = 0;
     for (const double part : level.others)
@@ -107,7 +108,7 @@ double DomainModel::all_to_all(const std::vector<Level>& levels, size_t hops) co
   return least_us / 1e6;
 }
 
-// AllGather inside domains, or the return over the same links: levels overlap chunk by chunk.
+// Returns the time of the AllGather inside domains, or of the return over its links: levels overlap chunk by chunk.
 double DomainModel::exchange(const std::vector<Level>& levels, double gpu_bytes) const {
   const double expert_bytes = gpu_bytes * n_gpus_ / p_.n_experts;
   const double chunks = std::max(1.0, std::ceil(expert_bytes / kExpertChunk));
@@ -122,8 +123,8 @@ double DomainModel::exchange(const std::vector<Level>& levels, double gpu_bytes)
   return slowest + (all - slowest) / chunks + waits;
 }
 
-// Of an expert that every GPU has: it crosses each level's uplinks once for each group there and back, and the group's
-// GPUs share the work.
+// An expert that every GPU has crosses each level's uplinks once for each group there and back, and the group's GPUs
+// share the work.
 double DomainModel::shared_all_reduce() const {
   const double bytes = p_.expert_bytes * n_gpus_ / p_.n_experts;
   double slowest = 0, waits = 0, groups = 1;
@@ -151,11 +152,11 @@ DomainTime DomainModel::step_time(const std::vector<Level>& levels) const {
   // Experts are decoded one after another while others arrive (migrate.h).
   const double experts = std::max(1.0, held * p_.n_experts / n_gpus_);
   const double arrival = std::max(t.all_gather_s, decode) + std::min(t.all_gather_s, decode) / experts;
-  // Eq. 8. The experts' computation stands between dispatch and combine, which the library does not run beside it.
+  // Eq. 8. The experts' computation is between dispatch and combine, and the library does not overlap them.
   t.total_s = encode + std::max(p_.pre_expert_s, arrival) + t.all_to_all_s + p_.expert_s;
   if (p_.forward_only != 0) return t;
-  // Backward: the same two AlltoAlls the other way round, twice the experts' computation; then gradients go back to
-  // their owners, as they are, beside the backward of what stands before the experts.
+  // Backward: the same two AlltoAlls in reverse and twice the experts' computation. Then gradients return to their
+  // owners, uncompressed, in parallel with the backward pass of the computation before the experts.
   t.backward_s = t.all_to_all_s;
   const double hides = p_.backward_s > 0 ? p_.backward_s : 2 * p_.pre_expert_s;
   if (travels) t.return_s = exchange(levels, p_.gradient_bytes > 0 ? p_.gradient_bytes : p_.expert_bytes);

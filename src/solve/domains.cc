@@ -39,7 +39,7 @@ std::vector<LevelSizes> levels_of(const moecclDomainProblem_t& p) {
   }
   return levels;
 }
-// Distinct sizes of a level: all that its time depends on.
+// Returns the distinct sizes of a level, which are all that its time depends on.
 std::vector<int32_t> distinct(const LevelSizes& level) {
   std::vector<int32_t> sizes;
   if (level.sizes == nullptr) return {level.even};
@@ -72,7 +72,7 @@ Status check_sizes(const moecclDomainProblem_t& p) {
   return {};
 }
 
-// Sizes that are tried: on an even level those that divide it, so that all domains are alike, as in the paper.
+// Returns the sizes to try. On an even level, these are its divisors, so that all domains are alike, as in the paper.
 std::vector<int32_t> candidates(const std::vector<int32_t>& sizes) {
   const int32_t most = sizes.back();
   std::vector<int32_t> all;
@@ -88,7 +88,7 @@ DomainModel model_of(const moecclDomainProblem_t& p) {
   return {p, std::move(sizes), levels.back().workers()};
 }
 
-// All combinations while they are few; else one level after another until nothing changes.
+// Tries all combinations while they are few; else improves one level after another until nothing changes.
 void search(const DomainModel& model, int32_t* domain) {
   const size_t levels = model.sizes().size();
   std::vector<std::vector<int32_t>> choices;
@@ -186,7 +186,7 @@ Status check(const OneLevel& v) {
 
 double best_proportion(const OneLevel& v) {
   if (2 * v.data_bytes >= v.workers * v.expert_bytes) return 0;  // Case 2.2: AllGather alone
-  // Case 1 and 2.1 meet where the AllGather just hides behind the computation.
+  // Case 1 and Case 2.1 meet where the AllGather is just hidden by the computation.
   const double p = 1 - v.bandwidth * v.pre_expert_s / (v.expert_bytes * (v.workers - 1));
   return std::clamp(p, 0.0, 1.0);
 }
@@ -224,7 +224,7 @@ void solve_domains(const moecclDomainProblem_t& p, int32_t* domain, moecclDomain
 Status locate(const moecclDomainProblem_t& p, int64_t gpu, int32_t* location) {
   const std::vector<LevelSizes> levels = levels_of(p);
   MOECCL_TRY(between("gpu", gpu, 0, levels.back().workers() - 1));
-  // From the innermost level out: which parent, and which of its sub-workers. Even levels give Eq. 13's remainders.
+  // From the innermost level outwards: finds the parent and the sub-worker. Even levels give Eq. 13's remainders.
   int64_t worker = gpu;
   for (size_t l = levels.size(); l-- > 0;) {
     int64_t parent = 0;
@@ -246,7 +246,7 @@ Result<moecclDomainLink_t> link_at(const moecclDomainProblem_t& p, const int32_t
   int32_t at_m[kMostLevels], at_n[kMostLevels];
   MOECCL_TRY(locate(p, m, at_m));
   MOECCL_TRY(locate(p, n, at_n));
-  // Algorithm 1 compares the levels below alone; workers of different parents are linked at the parents' level, so the
+  // Algorithm 1 compares only the levels below. Workers of different parents are linked at the parents' level, so the
   // levels above must agree too.
   for (int32_t l = 0; l < p.n_levels; ++l)
     if (l != level && at_m[l] != at_n[l]) return moecclLinkNone;

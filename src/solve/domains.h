@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expert domains: within one the experts travel (AllGather), between them the tokens do (AlltoAll). HybridEP, Sections
-// III and IV.
+// Expert domains: experts travel inside a domain (AllGather), and tokens travel between domains (AlltoAll). HybridEP,
+// Sections III and IV.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace moeccl::solve {
 Result<moecclDomainProblem_t> checked(const moecclDomainProblem_t& problem);
 Status check_domain(const moecclDomainProblem_t& problem, const int32_t* domain);
 
-// One even level: the p of Eq. 11 and 12 and the latency of Eq. 10, in seconds.
+// For one even level: the p of Eq. 11 and 12 and the latency of Eq. 10, in seconds.
 struct OneLevel {
   double workers, bandwidth, pre_expert_s, data_bytes, expert_bytes;
 };
@@ -22,9 +22,9 @@ Status check(const OneLevel& level);
 double best_proportion(const OneLevel& level);
 double latency(const OneLevel& level, double p);
 
-// For checked problems.
+// These take checked problems.
 DomainTime domain_time(const moecclDomainProblem_t& problem, const int32_t* domain);
-// Into the answer of sizes that take `time`.
+// Writes the times of sizes that take `time` into the answer.
 void tell(const DomainTime& time, moecclDomainAnswer_t* answer);
 void solve_domains(const moecclDomainProblem_t& problem, int32_t* domain, moecclDomainAnswer_t* answer);
 Status locate(const moecclDomainProblem_t& problem, int64_t gpu, int32_t* location);

@@ -21,8 +21,8 @@ std::vector<int32_t> divisors(int32_t n) {
   return all;
 }
 
-// Table 3: bytes of each parameter's weight, gradient, fp32 master weight and two moments, where the optimizer's (O1),
-// the gradients (O2) and the weights (O3) are sharded over `replicas`.
+// Table 3: bytes of each parameter's weight, gradient, fp32 master weight and two moments, when the optimizer's state
+// (O1), the gradients (O2) and the weights (O3) are sharded over `replicas`.
 double bytes_per_parameter(int32_t zero_stage, double replicas) {
   switch (zero_stage) {
     case 1:
@@ -36,8 +36,9 @@ double bytes_per_parameter(int32_t zero_stage, double replicas) {
   }
 }
 
-// Table 4, with the context's share of the sequence in s. Attention keeps 13 of 34 bytes of a dense block (2 of them of
-// the first norm), each of k experts 21; tensor parallelism leaves 5 of each undivided until sequence parallelism.
+// Table 4, with the context's share of the sequence in s. Attention keeps 13 of the 34 bytes of a dense block (2 of
+// them for the first norm), and each of the k experts keeps 21. Without sequence parallelism, tensor parallelism leaves
+// 5 bytes of each undivided.
 double activation_bytes(const moecclLayoutProblem_t& p, double t, double c) {
   const double b = std::max(p.micro_batch, 1), h = static_cast<double>(p.hidden), k = p.top_k;
   const double s = static_cast<double>(p.sequence) / c;
@@ -50,20 +51,20 @@ double activation_bytes(const moecclLayoutProblem_t& p, double t, double c) {
   return bshl * (5 + 5 * k + (8 + 16 * k) / t + scores);
 }
 
-// Ranks that hold the same dense weights. [TP, EP, CP, PP, DP], CP on EP's ranks when vertical.
+// Returns the ranks that hold the same dense weights. Order: [TP, EP, CP, PP, DP], CP on EP's ranks when vertical.
 double replicas_of(const moecclLayout_t& v) {
   const double c = v.context, d = v.data;
   return v.vertical ? c * d : v.expert * c * d;
 }
 
-// Micro batches through each pipeline: c ranks share a sequence. Ranks may outnumber the batch; the others then idle.
+// Returns the micro batches through each pipeline: c ranks share a sequence. Ranks beyond the batch are idle.
 double micro_batches_of(const moecclLayoutProblem_t& p, const moecclLayout_t& v) {
   const double at_once = std::max(p.micro_batch, 1) * replicas_of(v) / v.context;
   return p.global_batch > 0 ? std::ceil(p.global_batch / at_once) : 1;
 }
 
-// Operations of a token's forward pass: two for each parameter that it meets, and attention's scores and values, of
-// which causal masks need half.
+// Returns the operations of a token's forward pass: two for each parameter that it uses, and attention's scores and
+// values, half of which a causal mask saves.
 double token_flops(const moecclLayoutProblem_t& p) {
   const double parameters = p.dense_parameters + p.moe_parameters * p.top_k / p.n_experts;
   return 2 * parameters + 2.0 * p.n_layers * static_cast<double>(p.hidden) * static_cast<double>(p.sequence);
@@ -128,11 +129,11 @@ void price_layout(const moecclLayoutProblem_t& p, moecclLayout_t& v) {
   const double passes = 1e6 * micro_batches * layers;
   // Forward and backward each gather and scatter twice in a block (attention and experts).
   v.tp_us = passes * 8 * block * (t - 1) / t / link(t);
-  // Dispatch and combine, forward and backward, each Eq. 11: a TP rank's share between experts' nodes (MoNTA's Drop),
-  // and the AllGather of the shares inside its group.
+  // Dispatch and combine, forward and backward, each follow Eq. 11: a TP rank's share between the experts' nodes
+  // (MoNTA's Drop), and the AllGather of the shares inside its group.
   v.ep_us =
       passes * 4 * block * p.top_k * (e > 1 ? (e - 1) / e / t / link(t * e) + (t - 1) / t / p.intra_bandwidth : 0);
-  // Keys and values pass all context ranks, forward and twice backward (values and their gradients).
+  // Keys and values pass through all context ranks, forward and twice backward (values and their gradients).
   v.cp_us = passes * 3 * 2 * block * (c - 1) / t / link(t * (v.vertical ? c : e * c));
   v.pp_us = pp > 1 ? 1e6 * micro_batches * 2 * block / t / p.inter_bandwidth : 0;
   const auto all_reduce = [&](double bytes, double n) { return 1e6 * 2 * bytes * (n - 1) / n / link(t * n); };
@@ -168,7 +169,7 @@ std::vector<moecclLayout_t> solve_layout(const moecclLayoutProblem_t& p) {
       const int32_t rest = p.n_gpus / (t * pp);
       for (const int32_t e : divisors(p.n_experts)) {
         for (const int32_t c : divisors(rest)) {
-          // Cluster expansion: horizontal while a sequence needs fewer ranks than the experts, else vertical.
+          // Cluster expansion is horizontal while a sequence needs fewer ranks than the experts do, else vertical.
           const bool vertical = c >= e;
           if (vertical ? c % e != 0 : rest % (int64_t{e} * c) != 0) continue;
           if (p.sequence % (int64_t{t} * c) != 0) continue;
@@ -184,8 +185,8 @@ std::vector<moecclLayout_t> solve_layout(const moecclLayoutProblem_t& p) {
       }
     }
   }
-  // Bubbles grow with stages and shrink with memory, so a list by time alone may be full of idle GPUs where
-  // communication is dear.
+  // Bubbles grow with stages and shrink with memory, so if communication is expensive, a list sorted by time alone may
+  // be full of idle GPUs.
   const double most = p.max_bubble > 0 ? p.max_bubble : kMaxBubble;
   std::vector<std::pair<std::pair<bool, double>, size_t>> order;
   for (size_t i = 0; i < found.size(); ++i) {

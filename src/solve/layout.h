@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tensor, expert, context, pipeline and data parallel degrees fit into the GPUs' memory, and what they
+// Finds the tensor, expert, context, pipeline and data parallel degrees that fit into the GPUs' memory, and what they
 // communicate and compute in a step (MoNTA, Tables 3 and 4 and cluster expansion).
 #pragma once
 
@@ -12,13 +12,13 @@
 namespace moeccl::solve {
 
 Status check(const moecclLayoutProblem_t& problem);
-// Feasible layouts of a checked problem, ascending by the time of a step; those with long bubbles last.
+// Returns the feasible layouts of a checked problem by ascending time of a step, but those with long bubbles last.
 std::vector<moecclLayout_t> solve_layout(const moecclLayoutProblem_t& problem);
-// Memory and communication of the degrees that `layout` names.
+// Computes memory and communication for the degrees in `layout`.
 void price_layout(const moecclLayoutProblem_t& problem, moecclLayout_t& layout);
-// A step of a layout that was priced.
+// Returns the cost of a step of a priced layout.
 moecclLayoutCost_t step_of(const moecclLayoutProblem_t& problem, const moecclLayout_t& layout);
-// Degrees above 0.
+// Checks that all degrees are above 0.
 Status check(const moecclLayout_t& layout);
 
 }  // namespace moeccl::solve

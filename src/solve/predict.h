@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The next layer's routing from running statistics of pairs of experts that the same token chose (NetMoE Section 3.3).
+// Predicts the next layer's routing from statistics of pairs of experts that a token chose (NetMoE Section 3.3).
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ struct TokenPairs {
   int64_t n_tokens = 0;
   int32_t top_k = 0;
 };
-// joint[n_now][n_next] = decay * joint + pairs of these tokens.
+// Updates joint[n_now][n_next] = decay * joint + pairs of these tokens.
 Status update_predictor(double* joint, int32_t n_now, int32_t n_next, double decay, const TokenPairs& tokens);
-// num_next[n_samples][n_next]; each sample keeps its number of tokens.
+// Fills num_next[n_samples][n_next]; each sample keeps its number of tokens.
 Status apply_predictor(const double* joint, int32_t n_now, int32_t n_next, const int32_t* num_now, int32_t n_samples,
                        int32_t* num_next);
 

@@ -49,7 +49,7 @@ struct Machine {
   }
 };
 
-// give(slot, rank, tokens).
+// Calls give(slot, rank, tokens).
 template <class Give>
 void share(const Machine& m, size_t expert, const std::vector<int32_t>& slots, Give&& give) {
   std::vector<int64_t> left(m.ranks);
@@ -60,7 +60,7 @@ void share(const Machine& m, size_t expert, const std::vector<int32_t>& slots, G
                [&](size_t k, size_t rank, int64_t tokens) { give(static_cast<size_t>(slots[k]), rank, tokens); });
 }
 
-// A placement and what it costs; two slots can be exchanged at the price of recounting two experts.
+// A placement and its cost. Exchanging two slots costs a recount of two experts.
 class Placed {
  public:
   explicit Placed(const Machine& m) : m_(m), out_(m.nodes), in_(m.nodes), load_(m.ranks) {}
@@ -81,7 +81,7 @@ class Placed {
     std::swap(slots_[s], slots_[t]);
     *std::find(of_[a].begin(), of_[a].end(), static_cast<int32_t>(s)) = static_cast<int32_t>(t);
     *std::find(of_[b].begin(), of_[b].end(), static_cast<int32_t>(t)) = static_cast<int32_t>(s);
-    std::sort(of_[a].begin(), of_[a].end());  // the order decides who gets a share's odd token
+    std::sort(of_[a].begin(), of_[a].end());  // the order decides which slot gets a share's odd token
     std::sort(of_[b].begin(), of_[b].end());
     count(a, 1);
     count(b, 1);
@@ -119,8 +119,8 @@ std::vector<int32_t> contiguous(const std::vector<int32_t>& counts) {
   return slots;
 }
 
-// Which node each replica goes to: the k-th of an expert in a node serves min(its share, what the node still wants).
-// The most useful first, as long as the node has slots.
+// Chooses the node of each replica. The k-th replica of an expert on a node serves min(its share, what the node still
+// wants). The most useful replicas are placed first, as long as the node has slots.
 std::vector<std::vector<int32_t>> choose_nodes(const Machine& m, const std::vector<int32_t>& counts) {
   struct Offer {
     double served;
@@ -153,7 +153,7 @@ std::vector<std::vector<int32_t>> choose_nodes(const Machine& m, const std::vect
   return in_node;
 }
 
-// Within a node: heaviest replica first, to the least loaded rank that has a slot.
+// Within a node, the heaviest replica goes first, to the least loaded rank that has a slot.
 void choose_ranks(const Machine& m, const std::vector<int32_t>& counts, size_t node, std::vector<int32_t> experts,
                   std::vector<int32_t>& slots) {
   const auto share = [&](int32_t e) {
@@ -182,7 +182,7 @@ void improve(Placed& placed, const Machine& m) {
   SplitMix64 random(1);
   double time = placed.us();
   const size_t n = placed.slots().size();
-  // Recounting an expert passes all ranks: fewer tries on large machines keep the solve near a constant time.
+  // Recounting an expert visits all ranks, so fewer tries on large machines keep the time of a solve nearly constant.
   const size_t tries = std::clamp<size_t>(kSwapTries * 64 / m.ranks, 50, kSwapTries);
   for (size_t k = 0; k < tries; ++k) {
     const size_t s = k % 2 == 0 ? placed.fullest() * m.per_rank + random.below(m.per_rank) : random.below(n);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where replicas stand and whom they serve: adaptive replication's contiguous placement, and one that also looks at the
-// nodes that tokens come from and at the fullest rank.
+// Chooses where replicas are placed and which tokens each serves: adaptive replication's contiguous placement, and one
+// that also considers the nodes that tokens come from and the fullest rank.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace moeccl::solve {
 
 Result<moecclReplicaProblem_t> checked(const moecclReplicaProblem_t& problem);
-// For checked problems.
+// These take checked problems.
 void solve_replicas(const moecclReplicaProblem_t& problem, int32_t* slot_expert, moecclReplicaAnswer_t* answer);
 void split_tokens(const moecclReplicaProblem_t& problem, const int32_t* slot_expert, int32_t* split);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which replica serves whom: an expert's tokens shared among its slots.
+// Shares an expert's tokens out among the slots of its replicas.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace moeccl::solve {
 
-// The ranks that tokens come from and slots lie in, with the node of each.
+// The ranks that tokens come from and that slots lie on, with the node of each.
 struct NodeRanks {
   explicit NodeRanks(std::vector<int32_t> nodes) : node(std::move(nodes)), by_node(node.size()) {
     std::iota(by_node.begin(), by_node.end(), size_t{0});
@@ -21,9 +21,9 @@ struct NodeRanks {
   std::vector<size_t> by_node;  // ranks in the order of their nodes
 };
 
-// Of one expert's tokens[n_ranks], fewer than 2^31 in all, what is left of them when its slots take `capacity`
-// together; returns their sum. No rank loses a token more or less than its share (Section 3.4 says how many are
-// dropped, not whose).
+// Cuts one expert's tokens[n_ranks], fewer than 2^31 in all, down to the `capacity` that its slots take together, and
+// returns the sum of what is left. Every rank's loss is within one token of its share (Section 3.4 says how many tokens
+// are dropped, but not whose).
 int64_t keep_capacity(std::vector<int64_t>& tokens, int64_t capacity);
 
 struct SlotTokens {
@@ -31,9 +31,10 @@ struct SlotTokens {
   int64_t tokens = 0;
 };
 
-// Each slot gets as many tokens as the others or one more or less, of its own rank first, then of its node, then of
-// any: since tokens that stay in the rank stay in the node as well, each step in turn serves as many as possible.
-// left[n_ranks]: the tokens of each rank, used up here; slot_rank: of each slot. give(slot, rank, tokens).
+// Gives each slot as many tokens as the others, to within one: those of its own rank first, then those of its node,
+// then any. Tokens that stay on the rank also stay on the node, so each step in turn serves as many as possible.
+// left[n_ranks] holds the tokens of each rank and is used up here; slot_rank holds the rank of each slot. Calls
+// give(slot, rank, tokens).
 template <class Give>
 void share_tokens(const NodeRanks& ranks, std::vector<int64_t>& left, std::span<const size_t> slot_rank, Give&& give) {
   const auto n = static_cast<int64_t>(slot_rank.size());

@@ -12,7 +12,7 @@
 namespace moeccl::solve {
 namespace {
 
-// numpy's argmax and argmin take the first of equals: the heap's order is (value, lower index first).
+// numpy's argmax and argmin return the first of equal values, so the heap orders by (value, lower index first).
 struct Entry {
   double value;
   int32_t expert;
@@ -61,7 +61,7 @@ void replica_counts(const double* popularity, int32_t n_experts, int32_t n_slots
     given += counts[e];
   }
   if (given > n_slots) {
-    // An expert with one replica never loses it; the paper's loop passes it over, so it needs no place in the heap.
+    // An expert with one replica never loses it: the paper's loop skips it, so it needs no place in the heap.
     std::priority_queue<Entry, std::vector<Entry>, LargestFirst> heap;
     for (int32_t e = 0; e < n_experts; ++e)
       if (counts[e] > 1) heap.push({diff[static_cast<size_t>(e)], e});

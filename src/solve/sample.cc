@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kDefaultGain = 0.05;
 constexpr int64_t kDefaultPairs = 65536;  // about a millisecond
-// NetMoE Table 2, rows of 4 KiB.
+// From NetMoE Table 2, with rows of 4 KiB.
 constexpr double kBetaIntra = 4096 / 400e9 * 1e6, kBetaInter = 4096 / 100e9 * 1e6;
 
 Status check_shape(const moecclSampleProblem_t& p) {
@@ -64,7 +64,7 @@ Status check_inner(const moecclSampleProblem_t& p) {
   return {};
 }
 
-// A sample's tokens of both operations are costs of the assignment together: below 2^30.
+// A sample's tokens of both operations together are a cost of the assignment, so they must be below 2^30.
 Status check_counts(const moecclSampleProblem_t& p) {
   const auto experts = static_cast<size_t>(p.n_experts);
   for (int32_t i = 0; i < p.n_samples; ++i) {
@@ -107,7 +107,7 @@ struct Work {
   NodeLoad* loads;
 };
 
-// Eq. 6 and 10: the least tokens between nodes. Costs are tokens: both operations pass the same channel.
+// Eq. 6 and 10: the fewest tokens between nodes. Costs are tokens, because both operations use the same channel.
 void solve_nodes(const moecclSampleProblem_t& p, Work& w, Arena& arena) {
   const auto nodes = static_cast<size_t>(p.n_nodes);
   std::fill_n(w.capacity, nodes, 0);
@@ -125,8 +125,8 @@ void solve_nodes(const moecclSampleProblem_t& p, Work& w, Arena& arena) {
   assign({w.cost, w.capacity, p.n_samples, p.n_nodes}, w.group, arena);
 }
 
-// Eq. 7 for one group of the level above, whose samples w.group tells: the least tokens between its own groups of
-// `level`, that is the most that stay on theirs. Puts those groups into w.best.
+// Eq. 7 for one group of the level above, whose samples w.group identifies: the fewest tokens between its own groups of
+// `level`, that is, the most tokens that stay in theirs. Writes those groups to w.best.
 void solve_inside(const moecclSampleProblem_t& p, Work& w, int32_t level, int32_t parent, Arena& arena) {
   int32_t n_items = 0, n_local = 0;
   for (int32_t i = 0; i < p.n_samples; ++i)
@@ -167,7 +167,7 @@ Volumes sum(const Work& w) {
   return v;
 }
 
-// Counts everything and measures the current placement into w.loads and `a`.
+// Counts everything, and measures the current placement into w.loads and `a`.
 void begin(const moecclSampleProblem_t& p, Work& w, moecclSampleAnswer_t* a) {
   w.costs.count();
   std::fill_n(w.slots, p.n_devices, 0);

@@ -46,7 +46,7 @@ void SampleCosts::count() {
     std::fill_n(op.on_node, n_nodes_, 0);
     int32_t* device = op.at[last];
     for (size_t e = 0; e < experts; ++e) {
-      // Columns outside, so that the owner is looked up once; samples are few enough for the cache.
+      // Columns are the outer loop, so that the owner is looked up once; samples are few enough for the cache.
       const auto j = static_cast<size_t>(device_of_expert(static_cast<int32_t>(e)));
       for (size_t i = 0; i < items; ++i) device[i * devices + j] += num[i * experts + e];
     }
@@ -85,7 +85,7 @@ double SampleCosts::time_us(const NodeLoad* loads) const {
 
 namespace {
 
-// The three slowest nodes of an operation: whatever two nodes a swap touches, the slowest of the others is among them.
+// The three slowest nodes of an operation: whichever two nodes a swap touches, the slowest of the others is among them.
 struct Slowest {
   double us[3] = {-1, -1, -1};
   int32_t node[3] = {-1, -1, -1};
@@ -144,7 +144,7 @@ class Refiner {
       time_ += slowest_[k].us[0];
     }
   }
-  // Eq. 5 after samples a and b have changed places.
+  // Returns Eq. 5 after swapping samples a and b.
   double time_after(int32_t a, int32_t b) const {
     const int32_t ja = placement_[a], jb = placement_[b];
     const int32_t na = costs_.node_of_device(ja), nb = costs_.node_of_device(jb);

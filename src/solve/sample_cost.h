@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What placements of samples cost: NetMoE Eq. 1 to 5, with the maximum over nodes as well as over channels.
+// The cost of placements of samples: NetMoE Eq. 1 to 5, with the maximum over nodes as well as over channels.
 #pragma once
 
 #include <algorithm>
@@ -13,24 +13,24 @@ namespace moeccl::solve {
 
 constexpr int32_t kMaxInner = 6;
 
-// One of the two operations that a placement decides: the gather of this layer or the scatter of the next.
+// One of the two operations that a placement affects: the gather of this layer or the scatter of the next.
 struct SampleOp {
-  // Levels: 0 nodes, then the inner ones, last the devices.
-  int32_t* at[kMaxInner + 2] = {};  // [level] -> [I][groups of it]: tokens of a sample for experts of a group
-  int64_t* on_node = nullptr;       // [N] over all samples
+  // Level 0 is nodes, then come the inner levels, and devices are last.
+  int32_t* at[kMaxInner + 2] = {};  // [level] -> [I][its groups]: tokens of a sample for experts of a group
+  int64_t* on_node = nullptr;       // [N] summed over all samples
 };
 
-// Tokens through each node's channels.
+// Tokens that pass through each node's channels.
 struct NodeLoad {
-  int64_t home = 0;                        // of samples here, for experts elsewhere
-  int64_t away = 0;                        // of samples elsewhere, for experts here
-  int64_t intra = 0;                       // of samples here, for experts of another device of the same innermost group
-  std::array<int64_t, kMaxInner> inner{};  // for experts of another group of an inner level here
+  int64_t home = 0;   // of samples on this node, for experts elsewhere
+  int64_t away = 0;   // of samples elsewhere, for experts on this node
+  int64_t intra = 0;  // of samples on this node, for experts of another device of the same innermost group
+  std::array<int64_t, kMaxInner> inner{};  // for experts of another group of an inner level on this node
 };
 
 class SampleCosts {
  public:
-  SampleCosts(const moecclSampleProblem_t& problem, Arena& arena);  // lays out
+  SampleCosts(const moecclSampleProblem_t& problem, Arena& arena);  // lays out its memory
   void count();                                                     // Eq. 2 and 8 for all samples, devices and nodes
 
   int32_t device_of_expert(int32_t e) const;
@@ -41,14 +41,14 @@ class SampleCosts {
   int32_t current(int32_t i) const;
   const SampleOp& op(int k) const { return op_[k]; }
   int n_ops() const { return problem.num_scatter != nullptr ? 2 : 1; }
-  // Tokens of a sample for the experts of a group.
+  // Returns a sample's tokens for the experts of a group.
   int32_t tokens(int k, int32_t level, int32_t i, int32_t group) const {
     return op_[k].at[level][static_cast<size_t>(i) * n_groups_[level] + static_cast<size_t>(group)];
   }
 
-  // loads[n_ops][N]
+  // Fills loads[n_ops][N].
   void measure(const int32_t* placement, NodeLoad* loads) const;
-  // What swapping samples, or moving sample i away (sign -1) or to device j of node n (sign 1), changes.
+  // Applies the move of sample i away from (sign -1) or to (sign 1) device j, as in a swap, to its node's load.
   void shift(int k, int32_t i, int32_t j, int sign, NodeLoad& load) const {
     int64_t here = tokens(k, 0, i, group_[0][j]);
     load.home += sign * (total_[k][static_cast<size_t>(i)] - here);
@@ -83,7 +83,7 @@ class SampleCosts {
   int64_t* total_[2];
 };
 
-// Swaps pairs of samples while Eq. 5 falls, weighing at most `pairs` pairs. loads are kept up to date.
+// Swaps pairs of samples while Eq. 5 falls, and evaluates at most `pairs` pairs. Keeps `loads` up to date.
 void refine_samples(const SampleCosts& costs, int32_t* placement, NodeLoad* loads, int64_t pairs);
 
 }  // namespace moeccl::solve

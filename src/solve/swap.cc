@@ -8,8 +8,8 @@
 namespace moeccl::solve {
 namespace {
 
-// HierMoE Fig. 9, four nodes of eight A6000, in us and us per byte: Inter-level-1 to 3 (the last entry is not used with
-// four levels), and the flat AlltoAll and Intra-level-1 to 3. Deeper levels repeat the last.
+// From HierMoE Fig. 9, four nodes of eight A6000, in us and us per byte: Inter-level-1 to 3 (the last entry is unused
+// with four levels), and the flat AlltoAll and Intra-level-1 to 3. Deeper levels repeat the last entry.
 constexpr double kInterAlpha[] = {497, 301, 149, 149}, kInterBeta[] = {5.29e-4, 1.17e-4, 2.06e-5, 2.06e-5};
 constexpr double kIntraAlpha[] = {722, 571, 114, 204}, kIntraBeta[] = {5.70e-4, 1.27e-4, 2.63e-5, 1.64e-5};
 
@@ -34,10 +34,10 @@ double power(double x, double gamma) {
   return result;
 }
 
-// A maximum is a sum of terms, or a largest, that is finished once: two groups' terms can be exchanged.
+// A maximum is a sum (or the largest) of terms that is finished once, so two groups' terms can be exchanged.
 struct Terms {
   moecclMaxFunction_t function;
-  double gamma, scale;  // scale: counts are divided by it, or it is subtracted, so that powers stay in range
+  double gamma, scale;  // counts are divided by scale, or it is subtracted, so that powers stay in range
 
   double term(double x) const {
     if (function == moecclMaxPlain) return x;
@@ -79,7 +79,7 @@ class Objective {
     expert_groups(p_, group_);
     for (int32_t d = 0; d < p_.n_levels; ++d) prepare_level(d);
     dimension_ = p_.dimension;
-    if (dimension_ == 0) {  // Eq. 6, for the current placement: with max, as in Eq. 2 to 5, whatever Eq. 9 takes
+    if (dimension_ == 0) {  // Eq. 6 for the current placement, with max as in Eq. 2 to 5, whatever Eq. 9 uses
       dimension_ = 1;
       for (int32_t d = 2; d <= p_.n_levels; ++d)
         if (current(d, fullest_) < current(dimension_, fullest_)) dimension_ = d;
@@ -93,8 +93,8 @@ class Objective {
     const SwapLevel z(layout_, counts_, p_.n_levels - 1);
     return *std::max_element(z.full, z.full + n);
   }
-  // Whether Eq. 8 with max, which is the time, would be more after swapping a and b: a smooth maximum may fall at its
-  // expense.
+  // Returns true if Eq. 8 with max, which is the time, would be larger after swapping a and b: a smooth maximum may
+  // fall even though the time grows.
   bool slower(size_t a, size_t b) const {
     double sum = 0, now = 0;
     for (int k = 0; k < n_parts_; ++k) {
@@ -104,7 +104,7 @@ class Objective {
     }
     return sum > now;
   }
-  // Eq. 8 after swapping a and b; infinite as soon as it cannot be below `bound`.
+  // Returns Eq. 8 after swapping a and b, or infinity as soon as it cannot be below `bound`.
   double after(size_t a, size_t b, double bound) const {
     double sum = 0;
     for (int k = 0; k < n_parts_; ++k) {
@@ -115,8 +115,8 @@ class Objective {
   }
 
  private:
-  // Eq. 8 and 9 for dimension d. Eq. 2, 4 and 5 count one GPU's tokens, and the joined counts those of all GPUs:
-  // G/U[i-1] GPUs share what reaches a group in Inter-level-i (all G in Inter-level-1), and G/U[d-1] in
+  // Computes Eq. 8 and 9 for dimension d. Eq. 2, 4 and 5 count one GPU's tokens, but the joined counts are those of all
+  // GPUs: G/U[i-1] GPUs share what reaches a group in Inter-level-i (all G in Inter-level-1), and G/U[d-1] in
   // Intra-level-(d-1).
   int parts(int32_t d, Part* to) const {
     const int32_t last = p_.n_levels - 1;
@@ -150,7 +150,7 @@ class Objective {
     fullest_[d] = *std::max_element(full, full + n);
     for (size_t g = 0; g < n; ++g) insert_top(top_[d], full, static_cast<int32_t>(g));
     const Terms& t = terms_[d] = terms_of(p_, fullest_[d]);
-    // rest[A][B]: all groups but A and B joined, by running over the groups before, between and after.
+    // rest[A][B] joins all groups except A and B, by running over the groups before, between and after them.
     std::vector<double> term(n), before(n + 1, t.none()), behind(n + 1, t.none());
     for (size_t g = 0; g < n; ++g) term[g] = t.term(full[g]);
     for (size_t g = 0; g < n; ++g) before[g + 1] = t.join(before[g], term[g]);
@@ -198,7 +198,7 @@ class Objective {
         most = std::max(most, full_[d][g]);
     return most;
   }
-  // The three fullest groups: one of them is in no pair.
+  // Keeps the three fullest groups, because at least one of them is not in a given pair.
   static void insert_top(int32_t (&top)[3], const double* full, int32_t g) {
     for (int32_t& at : top) {
       if (g < 0) return;
@@ -212,7 +212,7 @@ class Objective {
   const size_t experts_;
   int32_t* group_;
   double *full_[8], *rest_[8];
-  double base_[8] = {}, fullest_[8] = {};  // Eq. 9's maximum and max, of each level
+  double base_[8] = {}, fullest_[8] = {};  // Eq. 9's maximum, and max, of each level
   int32_t top_[8][3] = {{-1, -1, -1}, {-1, -1, -1}, {-1, -1, -1}, {-1, -1, -1},
                         {-1, -1, -1}, {-1, -1, -1}, {-1, -1, -1}, {-1, -1, -1}};
   Terms terms_[8] = {};
@@ -298,7 +298,7 @@ void solve_swap_sequence(const moecclSwapProblem_t& problem, const int32_t* topk
     all.after_us = step.before_us;
     all.max_load_after = step.max_load_before;
     if (step.keep || s == max_swaps) break;
-    p.dimension = step.dimension;  // the choice of Eq. 6 is made once, so that times compare
+    p.dimension = step.dimension;  // the choice of Eq. 6 is made once, so that times are comparable
     pairs[2 * s] = pair[0];
     pairs[2 * s + 1] = pair[1];
     std::swap(placement[pair[0]], placement[pair[1]]);

@@ -7,7 +7,7 @@
 
 #include "src/solve/swap.h"
 
-// Row sums want vectors, see assignment.cc.
+// The row sums should be vectorized, see assignment.cc.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")
 #endif
@@ -17,8 +17,8 @@ namespace {
 
 constexpr int32_t kMostTopK = 64;
 
-// Tables [E][E] for each pair (first level where the expert is its group's first choice, first level where it is the
-// only one); the latter is never before the former. "Never first" needs no table.
+// The index of the table [E][E] for a pair (first level where the expert is its group's first choice, first level where
+// it is the only one); the latter never precedes the former. "Never first" needs no table.
 size_t table_of(size_t first, size_t only) { return only * (only + 1) / 2 + first; }
 
 struct Work {
@@ -31,7 +31,7 @@ struct Work {
     rows = arena.take<int32_t>(2 * (levels + 1) * experts);
   }
   int32_t* group;
-  uint8_t* shared;  // [E][E] how many levels, from the outermost, two experts are in one group
+  uint8_t* shared;  // [E][E] the number of levels, from the outermost, at which two experts share a group
   size_t n_tables;
   int32_t* tables;
   int32_t* rows;
@@ -59,7 +59,7 @@ void count_tokens(const moecclSwapProblem_t& p, const int32_t* topk, int64_t n_t
   }
 }
 
-// Row a of all tables into row a of each level's counts.
+// Adds row a of all tables to row a of each level's counts.
 void sum_row(const moecclSwapProblem_t& p, const SwapLayout& layout, size_t a, int32_t* counts, Work& w) {
   const size_t experts = layout.experts, levels = static_cast<size_t>(p.n_levels);
   int32_t *first = w.rows, *only = w.rows + (levels + 1) * experts;

@@ -16,21 +16,21 @@ struct Config {
   bool deterministic = false;
   bool pace = false;
   int priority = 0;
-  std::string topology;  // synthetic; empty: discovered
+  std::string topology;  // synthetic; empty if discovered
   uint64_t staging_bytes = 0;
   std::string name;
-  std::string plan;              // MOECCL_PLAN
-  uint32_t cuda_sms = 0;         // 0: chosen
-  bool crowded = false;          // more ranks than cores, whatever its own: a part's of a communicator that is
-  void* cuda_context = nullptr;  // the calling thread's at init, whose device this rank uses; null: host memory only
+  std::string plan;              // from MOECCL_PLAN
+  uint32_t cuda_sms = 0;         // 0: chosen automatically
+  bool crowded = false;          // part of a communicator with more ranks than cores: counts as crowded, too
+  void* cuda_context = nullptr;  // the calling thread's at init; this rank uses its device; null: host memory only
 
   static Result<Config> from(const moecclConfig_t* config);  // null: all defaults
-  // moecclConfig_t.staging_bytes after defaults, environment and checks.
+  // Returns moecclConfig_t.staging_bytes after defaults, environment and checks.
   static Result<uint64_t> staging_of(uint64_t given);
-  // What all ranks must have alike, for the exchange at init.
+  // Writes the fields that must be the same on all ranks, for the exchange at init.
   void write_agreed(Writer& out) const;
   static Config read_agreed(Reader& in);
-  // "", or the first agreed field that differs, with this one's value and the other's.
+  // Returns "", or the first agreed field that differs, with this one's value and the other's.
   std::string difference(const Config& other) const;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a unique id to links: who is where, segments and heaps mapped, links made.
+// From a unique id to links: finds out where each rank is, maps segments and heaps, and makes the links.
 #include <algorithm>
 #include <bit>
 #include <map>
@@ -60,18 +60,18 @@ class Connector {
     ProcessTable::get().remove(key_, rank_);
     for (const uint32_t r : mapped_here_) ProcessTable::get().remove(key_ ^ all_[rank_].process, r);
     if (!status.ok()) {
-      // Peers that have all they need already would wait for this rank in their first operation.
+      // Peers that already have all they need would wait for this rank in their first operation.
       if (m_.fabric->own != nullptr) m_.fabric->fail(status);
       (void)contained([&] { return session_->abandon(status), Status(); });
       return status;
     }
-    // Ranks that say nothing any more are missed by nobody.
+    // No rank waits for anything from these sessions any more, so a failure to close them is ignored.
     (void)contained([&] { return host_session_->close(), session_->close(), Status(); });
     return std::move(m_);
   }
 
  private:
-  // A rank that cannot even connect, for want of descriptors, tells those of its own process at least.
+  // A rank that cannot even connect, for lack of descriptors, at least tells the other ranks of its process.
   Status join(bool wait_for_root) {
     bootstrap::JoinOptions options;
     options.wait_for_root = wait_for_root;
@@ -88,7 +88,7 @@ class Connector {
     return std::move(joined).status();
   }
 
-  // Ranks that a launcher started on several hosts know where to meet before anybody is there.
+  // Ranks that a launcher started on several hosts know the meeting point before anything listens there.
   static bool root_may_come_later(const bootstrap::UniqueId& id) {
     if (id.address.is_unix()) return false;
     const Result<bootstrap::LauncherInfo> launcher = bootstrap::detect_launcher();
@@ -128,7 +128,8 @@ class Connector {
     hosts_.emplace(hosts);
     for (uint32_t r = 0; r < n_; ++r) {
       MOECCL_TRY(check_agreement(all_[0], all_[r], r));
-      // The first rank of a process is its leader. Of this host's only: others are reached by their links alone.
+      // The first rank of a process is its leader. Only this host's processes count: ranks of other hosts are reached
+      // through their links alone.
       if (hosts_->together(r, rank_)) processes_.emplace(all_[r].process, r);
     }
     return {};
@@ -165,12 +166,12 @@ class Connector {
     return {};
   }
 
-  // On the outermost level whose groups are the hosts, where the tree has one.
+  // Names the network on the outermost level whose groups are the hosts, if the tree has one.
   void name_network() {
     for (plan::Level& l : m_.tree.levels) {
       if (l.group_of_rank != hosts_->host_of) continue;
       l.network = network_text_;
-      // A topology that says nothing of its links: what the network knows is better than nothing.
+      // The topology has no figures for its links, so use the network's, which are better than nothing.
       if (hosts_->n() > 1 && l.link.bytes_per_ns <= 0 && l.link.alpha_ns <= 0) {
         l.link = node_link_;
         m_.host_level = static_cast<int>(&l - m_.tree.levels.data());
@@ -179,8 +180,8 @@ class Connector {
     }
   }
 
-  // A file's contents, and what is found on a host, may differ from rank to rank though the text that names them does
-  // not.
+  // The contents of a file, or what discovery finds on a host, may differ from rank to rank even if the text that names
+  // them does not.
   Status agree_on_tree(const Result<plan::LevelTree>& mine) {
     const uint64_t hash = mine.ok() ? mine.value().hash() : 0;
     MOECCL_ASSIGN_OR_RETURN(const auto hashes, session_->all_gather(std::as_bytes(std::span(&hash, 1)), deadline_));
@@ -201,9 +202,9 @@ class Connector {
     SegmentShape s;
     s.n_ranks = n_;
     s.rank = rank;
-    // Both halves start on cache lines.
+    // Both halves must start on cache lines.
     s.staging_bytes = config_.staging_bytes / 128 * 128;
-    // 2 MiB for all peers' messages together, so that memory does not grow with the square of the ranks.
+    // The messages of all peers share 2 MiB, so that memory does not grow with the square of the ranks.
     s.message_bytes =
         std::clamp<uint64_t>((2u << 20) / (n_ * transport::shm::kMessageSlots), 1024, 128 << 10) / 64 * 64;
     return s;
@@ -217,12 +218,12 @@ class Connector {
     return {};
   }
 
-  // Leaders map what other processes sent; then the other ranks of the process take the mappings from the table.
+  // Leaders map the memory of other processes. The other ranks of a process then take the mappings from the table.
   Status exchange_memory() {
     segments_.resize(n_);
     watches_.resize(n_);
     MOECCL_TRY(check_processes());
-    // One of several hosts may hold a single process: then all take both barriers.
+    // With several hosts, one of them may run only a single process, so all ranks take both barriers.
     const bool several_hosts = hosts_->n() > 1;
     if (several_hosts || processes_.size() == 1) MOECCL_TRY(session_->barrier(deadline_));
     if (processes_.size() > 1) {
@@ -262,13 +263,14 @@ class Connector {
       if (watches_[r] == nullptr)
         return error(moecclRemoteError, "rank {} failed while its peers joined: its process is not watched", r);
     }
-    // Nobody may take a segment out of the table, or leave, before all have found theirs.
+    // No rank may remove a segment from the table, or leave, before all ranks have found theirs.
     MOECCL_TRY(session_->barrier(deadline_));
     m_.fabric->own->close_fd();
     return {};
   }
 
-  // A rank's own word about its process is what others watch and read: the kernel's word at the meeting point counts.
+  // Other ranks watch and read the process that a rank claims to be, so the claim must match the kernel's pid from the
+  // meeting point.
   Status check_processes() const {
     const int32_t own = host_session_->pid_of(rank_);
     if (own != all_[rank_].pid) return {};  // the meeting point is in another pid namespace, or unknown
@@ -281,7 +283,7 @@ class Connector {
     return {};
   }
 
-  // process_vm_readv depends on users, namespaces and ptrace rules: trying it is the only sure answer.
+  // process_vm_readv depends on users, namespaces and ptrace rules, so trying it is the only reliable test.
   Status probe_reads() {
     bool all = true;
     for (const auto& [process, r] : processes_) {
@@ -294,7 +296,7 @@ class Connector {
     const auto mine = static_cast<std::byte>(all);
     MOECCL_ASSIGN_OR_RETURN(const auto answers, session_->all_gather({&mine, 1}, deadline_));
     for (const auto& a : answers) all = all && a.size() == 1 && a[0] == std::byte{1};
-    // `processes_` counts those of this host.
+    // `processes_` holds only the processes of this host.
     const topology::PathFacts facts{hosts_->n() == 1, processes_.size() == 1, all, config_.pace};
     m_.reach = topology::reach_of_all(facts);
     m_.heap_reach = topology::heap_reaches_further(facts);
@@ -302,7 +304,7 @@ class Connector {
     return {};
   }
 
-  // Everything but the links.
+  // Sets up everything but the links.
   void prepare_fabric() {
     exec::Fabric& f = *m_.fabric;
     f.name = config_.name;
@@ -329,7 +331,7 @@ class Connector {
     return {};
   }
 
-  // To the ranks of this host.
+  // Makes the links to the ranks of this host.
   Status make_links() {
     exec::Fabric& f = *m_.fabric;
     if (config_.pace) m_.uplinks = uplinks_;
@@ -366,12 +368,12 @@ class Connector {
     return {};
   }
 
-  // Paced links are for host memory: their pace is the host's.
+  // Paced links are only for host memory, because the host sets their pace.
   Status connect_cuda() {
     Neighbours n;
     n.rank = rank_;
     n.n_ranks = n_;
-    n.key = hash_combine(key_, 1);  // its segments stand beside those for host memory
+    n.key = hash_combine(key_, 1);  // its segments are kept apart from those for host memory
     for (const Introduction& i : all_) {
       n.process.push_back(i.process);
       n.pid.push_back(i.pid);
@@ -391,7 +393,7 @@ class Connector {
     return {};
   }
 
-  // Launchers bind ranks to cores: only all ranks of a host together know how many cores they have.
+  // Launchers bind ranks to cores, so only all ranks of a host together can tell how many cores they have.
   uint32_t cores_of(const std::vector<uint32_t>& ranks) const {
     driver::CoreSet any{};
     for (const uint32_t r : ranks) {
@@ -419,7 +421,7 @@ class Connector {
   std::string network_text_;
   SymmetricHeap* heap_ = nullptr;
   std::vector<Introduction> all_;
-  std::map<uint64_t, uint32_t> processes_;  // identity -> its lowest rank
+  std::map<uint64_t, uint32_t> processes_;  // identity of a process -> its lowest rank
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<std::shared_ptr<const driver::ProcessWatch>> watches_;  // [n_ranks], of other processes of this host
   std::vector<uint32_t> mapped_here_;                                 // ranks whose segments this leader has mapped

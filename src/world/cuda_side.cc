@@ -22,25 +22,26 @@ using transport::shm::Segment;
 
 namespace {
 
-// What a rank says of its device. `able` only grows false: all ranks see the same answers after each exchange.
 // How other processes open a rank's device memory.
 enum Export : uint8_t { kNotExported, kHandle, kDescriptor };
+// A rank's description of its device. `able` only ever changes to false; all ranks see the same answers after each
+// exchange.
 struct Introduction {
   uint8_t asked = 0, able = 0, exported = kNotExported, reaches = 0;
-  uint8_t mps = 0;  // shares the device through the Multi-Process Service
+  uint8_t mps = 0;  // the device is shared through the Multi-Process Service
   uint8_t padding[3] = {};
-  uint64_t staging = 0;         // address, for threads of one process
-  uint64_t mapped = 0;          // kDescriptor: bytes of the object
-  uint64_t slot = 0;            // kDescriptor: most bytes of a message slot there is room for; all ranks take the least
-  uint64_t kernel_staging = 0;  // of the persistent kernel; the same
+  uint64_t staging = 0;         // address, used by threads of the same process
+  uint64_t mapped = 0;          // kDescriptor: size of the object
+  uint64_t slot = 0;            // kDescriptor: largest message slot that fits, in bytes; all ranks use the least
+  uint64_t kernel_staging = 0;  // of the persistent kernel; all ranks use the least
   int32_t device = 0;
   char uuid[16] = {};
   cuda::IpcHandle handle{};
-  char why[484] = {};  // room for the log of a driver that refuses the kernels; fills the struct: its bytes travel
+  char why[484] = {};  // holds the log of a driver that refuses the kernels; fills the struct, whose bytes are sent
 };
 
-// A GPU beside the host's defaults, as far as can be said without having measured one: device memory at the rate of a
-// bounded number of multiprocessors, a launch for each step, signals through host memory.
+// A GPU compared with the host's defaults, as far as is known without a measurement: device memory at the rate of a
+// limited number of multiprocessors, a launch for each step, signals through host memory.
 plan::Profile device_profile(uint32_t n_ranks) {
   plan::Profile p;
   p.copy_bytes_per_ns = p.stream_bytes_per_ns = p.cached_copy_bytes_per_ns = p.host_copy_bytes_per_ns = 500;
@@ -71,7 +72,7 @@ class CudaSide::Connector {
     ProcessTable::get().remove(n_.key, n_.rank);
     for (const uint32_t r : here()) ProcessTable::get().remove(n_.key ^ n_.process[n_.rank], r);
     if (!status.ok()) refuse(status);
-    // The second exchange says whether everybody reached everything.
+    // The second exchange tells whether every rank reached everything.
     MOECCL_TRY(exchange());
     if (!everyone_able(why)) return std::unique_ptr<CudaSide>();
     MOECCL_TRY(make_fabric());
@@ -91,7 +92,7 @@ class CudaSide::Connector {
       MOECCL_ASSIGN_OR_RETURN(side_->engine_, exec::StreamEngine::create(context, n_.config->cuda_sms));
       const cuda::Current current(context);
       MOECCL_TRY(cuda::check(cuda::driver()->cuCtxGetDevice(&own_.device), "the context's device"));
-      int mps = 0;  // older drivers do not know the question
+      int mps = 0;  // unknown to older drivers
       own_.mps = cuda::driver()->cuDeviceGetAttribute(&mps, cuda::kMpsEnabled, own_.device) == 0 && mps != 0;
       MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetUuid_v2(own_.uuid, own_.device), "the device's identity"));
       auto made = Segment::create(n_.shape, !one_process());
@@ -118,10 +119,10 @@ class CudaSide::Connector {
         side_->shared_ = std::move(*made);
         return {};
       }
-      log(LogLevel::kInfo, "rank {}: device memory is shared by IPC handles, because not by descriptors: {}", n_.rank,
+      log(LogLevel::kInfo, "rank {}: device memory is shared by IPC handles, because descriptors failed: {}", n_.rank,
           made.status().message());
     }
-    // A NIC registers whole pages: large allocations share none with others.
+    // A NIC registers whole pages. Allocations of whole blocks share no page with others.
     constexpr size_t kBlock = size_t{2} << 20;
     const size_t block = several_hosts() ? kBlock : 1, bytes = (n_.shape.staging_bytes + block - 1) / block * block;
     MOECCL_ASSIGN_OR_RETURN(side_->staging_, cuda::Memory::device(context, bytes));
@@ -134,8 +135,9 @@ class CudaSide::Connector {
     return {};
   }
 
-  // Message slots in device memory, by the source's place among the ranks of this host, follow the staging. They live
-  // in objects shared by descriptor alone: such memory stays as long as a peer that still writes has it open.
+  // Message slots in device memory follow the staging, in the order of the sources among the ranks of this host. They
+  // are only in objects shared by descriptor, because such memory stays as long as a peer that still writes has it
+  // open.
   static constexpr uint64_t kSlotUnit = 4096;
   uint64_t slots_at() const { return (n_.shape.staging_bytes + kSlotUnit - 1) / kSlotUnit * kSlotUnit; }
   exec::DeviceSlots slots_with(uint32_t r) const {
@@ -149,7 +151,7 @@ class CudaSide::Connector {
     return {of(opened_[r].data(), n_.rank), of(reinterpret_cast<std::byte*>(own_.staging), r), slot};
   }
 
-  // Collective: descriptors of device memory, to all ranks of other processes of this host.
+  // Collective call: sends descriptors of device memory to all ranks of other processes of this host.
   Status exchange_descriptors() {
     const auto shares = [](const Introduction& i) { return i.exported == kDescriptor; };
     if (std::none_of(here().begin(), here().end(), [&](uint32_t r) { return shares(all_[r]); })) return {};
@@ -169,7 +171,7 @@ class CudaSide::Connector {
     return {};
   }
 
-  // The stream stores signals and kernels move messages there.
+  // The segment is page-locked because the stream stores signals in it and kernels move messages there.
   Status pin(Segment& segment) {
     constexpr unsigned kPortable = 1, kMapped = 2;
     std::byte* base = segment.base();
@@ -189,7 +191,7 @@ class CudaSide::Connector {
 
   const std::vector<uint32_t>& here() const { return n_.hosts->around(n_.rank); }
   bool several_hosts() const { return n_.hosts->n() > 1; }
-  // Whether all ranks of this host are threads of this process.
+  // Returns true if all ranks of this host are threads of this process.
   bool one_process() const {
     return std::all_of(here().begin(), here().end(), [&](uint32_t r) { return same_process(r); });
   }
@@ -237,8 +239,9 @@ class CudaSide::Connector {
     return {};
   }
 
-  // Of an operation's chunks each costs two fences for the whole system and a meeting of blocks, microseconds in which
-  // NVLink carries a megabyte: where it joins the ranks' devices, and these have the memory, chunks are larger.
+  // Each chunk of an operation costs two system-wide fences and a barrier of blocks, which takes microseconds in which
+  // NVLink carries a megabyte. If NVLink joins the ranks' devices and they have enough memory, chunks are therefore
+  // larger.
   uint64_t kernel_staging() const {
     constexpr uint64_t kOverNvlink = uint64_t{64} << 20, kLargeDevice = uint64_t{32} << 30;
     const uint64_t usual = n_.shape.staging_bytes;
@@ -258,7 +261,8 @@ class CudaSide::Connector {
     return transport::cuda_ipc::Opened::of(std::move(memory));
   }
 
-  // Device memory of another rank: as it is on one device, with peer access on two, through a handle between processes.
+  // Makes another rank's device memory accessible. It is used as it is on the same device, with peer access on another
+  // device, and through a handle or descriptor in another process.
   bool reach(uint32_t r, cuda::Context context) {
     if (!same_process(r)) {
       auto opened = open(r, context);
@@ -276,7 +280,7 @@ class CudaSide::Connector {
     if (cuda::driver()->cuDevicePrimaryCtxRetain(&theirs, all_[r].device) != 0) return false;
     const int rc = cuda::driver()->cuCtxEnablePeerAccess(theirs, 0);
     if (rc != 0 && rc != cuda::kPeerAlreadyEnabled) return false;
-    // Peer access is for memory of cuMemAlloc alone.
+    // Peer access covers only memory of cuMemAlloc.
     if (all_[r].exported != kDescriptor) return true;
     return cuda::allow_access(reinterpret_cast<const void*>(all_[r].staging), all_[r].mapped).ok();
   }
@@ -311,7 +315,7 @@ class CudaSide::Connector {
   }
 
   Status make_fabric() {
-    // Each host for itself: what crosses between hosts goes through host memory in any case.
+    // Each host decides for itself, because traffic between hosts goes through host memory in any case.
     const bool device = std::all_of(here().begin(), here().end(), [&](uint32_t r) { return all_[r].reaches != 0; });
     if (!device) {
       side_->staging_ = {};
@@ -378,8 +382,8 @@ class CudaSide::Connector {
     return p;
   }
 
-  // Connections of their own to the ranks of other hosts: to device memory where all ranks' NICs reach it, else through
-  // page-locked memory.
+  // Makes separate connections to the ranks of other hosts: to device memory if the NICs of all ranks reach it, and
+  // otherwise through page-locked memory.
   Status connect_network(bool device) {
     exec::Fabric& f = side_->fabric_;
     transport::cuda_net::CudaNet::Staging s;
@@ -408,7 +412,7 @@ class CudaSide::Connector {
     return {};
   }
 
-  // For the log, and for explain where it names the network.
+  // Reports the path in the log, and in explain next to the network's name.
   void say_how(const NetworkResult& made) {
     std::string text = made.device.empty() ? "CUDA memory through page-locked memory" : "CUDA memory by " + made.device;
     if (!made.why_no_device.empty()) text += format(" ({})", made.why_no_device);
@@ -435,7 +439,7 @@ class CudaSide::Connector {
   bootstrap::Session& session_;
   HostSession& host_session_;
   const Neighbours& n_;
-  plan::LevelTree tree_;  // says of the network how it reaches CUDA memory
+  plan::LevelTree tree_;  // its network names also tell how CUDA memory is reached
   std::unique_ptr<CudaSide> side_;
   std::shared_ptr<Segment> own_segment_;
   std::vector<transport::cuda_ipc::Opened> opened_;
@@ -454,22 +458,22 @@ CudaSide::CudaSide(const Neighbours& n) : fabric_(n.rank, n.n_ranks, n.shape.sta
 CudaSide::~CudaSide() {
   if (engine_ == nullptr) return;
   (void)engine_->synchronize();
-  // Peers may still read this rank's staging, although it has nothing left to do.
+  // Peers may still read this rank's staging although this rank has nothing left to do.
   exec::wait_for_peers([&] {
     for (uint32_t r = 0; r < fabric_.n_ranks; ++r) {
-      if (fabric_.links[r] == nullptr) continue;  // this rank, or a side that did not come about
+      if (fabric_.links[r] == nullptr) continue;  // this rank, or a side that was never completed
       const transport::Board& board = fabric_.link(r).board();
       if (board.health.state.load() != static_cast<uint32_t>(transport::RankState::kRunning)) continue;
       if (board.progress.completed.load() < fabric_.sequence) return true;
       if (kernel_side_ == nullptr || kernel_side_->kernel().elsewhere(r)) continue;
-      // A kernel of the peer's may look at this rank's memory as long as it runs.
+      // A kernel of the peer may access this rank's memory as long as it runs.
       const uint64_t walked = board.progress.walked.load();
       if (walked < kernel_side_->kernel().launched() || walked < board.progress.walks_called.load()) return true;
     }
     return false;
   });
   kernel_side_ = nullptr;
-  fabric_.engine = nullptr;  // says what peers do not know yet; before its links and the memory that it reaches
+  fabric_.engine = nullptr;  // publishes what peers do not know yet; ends before its links and the memory that it uses
   fabric_.links.clear();
   segments_.clear();
   fabric_.own = nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A communicator's side for CUDA memory: links, staging, counters and plans of its own, beside those for host memory,
-// so that operations on either kind keep their own order of staging halves and signals. It exists when every rank had a
-// CUDA context when it joined.
+// The part of a communicator for CUDA memory. Its links, staging, counters and plans are separate from those for host
+// memory, so that operations on either kind keep their own order of staging halves and signals. It exists if every rank
+// had a CUDA context when it joined.
 #pragma once
 
 #include <memory>
@@ -20,8 +20,8 @@ namespace moeccl::comm {
 
 class CudaSide {
  public:
-  // Collective. Null without an error when a rank has no context or its device cannot take part; *why says which then,
-  // and is empty when no rank asked for CUDA.
+  // Collective call. Returns null without an error if a rank has no context or its device cannot take part. *why then
+  // names that rank and the reason; it is empty if no rank asked for CUDA.
   static Result<std::unique_ptr<CudaSide>> connect(bootstrap::Session& session, HostSession& host_session,
                                                    const Neighbours& n, std::string* why);
   ~CudaSide();
@@ -32,14 +32,15 @@ class CudaSide {
   exec::Runner& runner() { return *runner_; }
   Selector& selector() { return *selector_; }
   size_t memory_bytes() const;
-  // The persistent kernel; null: why_no_kernel() says why.
+  // Returns the persistent kernel's part, or null; why_no_kernel() then gives the reason.
   KernelSide* kernel_side() { return kernel_side_.get(); }
   const std::string& why_no_kernel() const { return why_no_kernel_; }
 
-  // For a buffer that kernels of this process's other ranks may use directly, on other devices. what: pointed(buffer).
+  // Makes a buffer accessible to kernels of this process's other ranks that use it directly from other devices. `what`
+  // must be pointed(buffer).
   Status open_to_peers(const void* buffer, size_t bytes, const driver::cuda::Pointed& what) const;
 
-  // Whether the last call used CUDA memory: a call without buffers follows it.
+  // True if the last call used CUDA memory: a call without buffers uses the same kind as the call before it.
   bool used_last = false;
 
  private:
@@ -48,13 +49,13 @@ class CudaSide {
 
   std::unique_ptr<exec::StreamEngine> engine_;
   std::vector<int> peer_devices_;  // of ranks that use this rank's buffers directly
-  // Device memory, unless ranks reach each other's host memory alone; shared_ where other processes open it.
+  // Device memory, unless ranks can reach only each other's host memory. It is shared_ if other processes open it.
   driver::cuda::Memory staging_;
   driver::cuda::VirtualMemory shared_;
   std::vector<std::shared_ptr<transport::shm::Segment>> segments_;
   exec::Fabric fabric_;
   std::unique_ptr<exec::Runner> runner_;
-  transport::cuda_net::CudaNet* net_ = nullptr;  // the fabric's engine, where ranks are on several hosts
+  transport::cuda_net::CudaNet* net_ = nullptr;  // the fabric's engine, if ranks are on several hosts
   std::unique_ptr<Selector> selector_;
   std::unique_ptr<KernelSide> kernel_side_;
   std::string why_no_kernel_;

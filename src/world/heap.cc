@@ -42,8 +42,8 @@ Result<SymmetricHeap*> SymmetricHeap::process_heap() {
   }
 }
 
-// As many addresses as the machine has memory; where they are limited, a sixteenth of what is left: a process maps the
-// heaps of all processes of its host, and they are not all that it maps.
+// As many addresses as the machine has memory. If addresses are limited, a sixteenth of what is left, because a process
+// maps the heaps of all processes of its host, and other things besides.
 size_t SymmetricHeap::wanted_bytes() {
   if (env().heap_bytes > 0) return static_cast<size_t>(env().heap_bytes);
   const size_t room = driver::free_addresses();
@@ -77,8 +77,8 @@ bool SymmetricHeap::inherited(const void* ptr) {
   });
 }
 
-// With huge pages, buffers that begin at the same place of a page lie in the same sets of the caches and the same banks
-// of the memory, and a reduction reads and writes one of each rank at once (docs/decisions.md).
+// Returns the offset of the next large buffer within its huge page. Buffers at the same offset of huge pages share
+// cache sets and memory banks, and a reduction accesses one buffer of each rank at once (docs/decisions.md).
 size_t SymmetricHeap::next_color() {
   constexpr size_t kColors = 16, kStride = 8192 + 256;
   return (static_cast<size_t>(driver::this_process().pid) + 4 * n_large_++) % kColors * kStride;
@@ -126,7 +126,7 @@ Status SymmetricHeap::release(void* ptr) {
   generation_.fetch_add(1, std::memory_order_release);
   size_t at = range.offset;
   for (auto d = detached_.lower_bound(range.offset); d != detached_.end() && d->first < range.end(); ++d) {
-    (void)driver::make_inaccessible(mapping_, d->first, d->second);  // else the memory stays, unused
+    (void)driver::make_inaccessible(mapping_, d->first, d->second);  // on failure the memory stays, unused
     if (at < d->first) add_free(at, d->first - at);
     at = d->first + d->second;
   }
@@ -176,7 +176,7 @@ Status SymmetricHeap::detach(void* from, size_t bytes) {
   const size_t page = driver::page_bytes();
   const size_t end = (offset + bytes + page - 1) / page * page;
   for (size_t at = offset / page * page; at < end;) {
-    // What is detached already is stepped over.
+    // Skip what is detached already.
     auto next = detached_.upper_bound(at);
     if (next != detached_.begin() && std::prev(next)->first + std::prev(next)->second > at) {
       at = std::prev(next)->first + std::prev(next)->second;
@@ -188,7 +188,7 @@ Status SymmetricHeap::detach(void* from, size_t bytes) {
     at = until;
   }
   generation_.fetch_add(1, std::memory_order_release);
-  // Release: pairs with the acquire in n_detached().
+  // This release pairs with the acquire in n_detached().
   n_detached_.fetch_add(1, std::memory_order_release);
   return {};
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The symmetric heap: memory that every process of the host maps, handed out by moecclMemAlloc. One sealed segment per
-// process, as large as the machine's memory in addresses (less under a limit of addresses, or as MOECCL_HEAP_BYTES
-// says); pages exist only where something is allocated.
+// The symmetric heap: memory that every process of the host maps and that moecclMemAlloc hands out. Each process has
+// one sealed segment with as many addresses as the machine has memory (fewer under an address-space limit, or as many
+// as MOECCL_HEAP_BYTES says). Pages exist only where something is allocated.
 #pragma once
 
 #include <map>
@@ -15,13 +15,13 @@ namespace moeccl::comm {
 
 class SymmetricHeap final : public exec::SharedHeap {
  public:
-  // The process's heap, made at first use; it lives until the process ends because peers map it. A forked child has one
-  // of its own: the parent's pages are still the parent's.
+  // Returns the process's heap, which is created at first use. It lives until the process ends, because peers map it. A
+  // forked child has its own heap, because the parent's pages still belong to the parent.
   static Result<SymmetricHeap*> process_heap();
-  // Whether ptr lies in the heap of a process that this one was forked from.
+  // Returns true if ptr lies in the heap of a process from which this one was forked.
   static bool inherited(const void* ptr);
 
-  // What to do about a heap, own or a peer's, for which there were no addresses.
+  // Adds the remedy to a failure to find addresses for a heap, this process's or a peer's.
   static Status with_remedy(Status failure);
 
   Result<void*> allocate(size_t bytes);
@@ -40,7 +40,7 @@ class SymmetricHeap final : public exec::SharedHeap {
   static size_t wanted_bytes();
   static Result<SymmetricHeap*> of_bytes(size_t bytes);
   size_t next_color();
-  Range allocation_around(size_t offset) const;  // of 0 bytes: nothing is allocated there
+  Range allocation_around(size_t offset) const;  // of 0 bytes if nothing is allocated there
   bool any_detached(const Range& range) const;
   void add_free(size_t offset, size_t bytes);
   SymmetricHeap(Fd fd, driver::Mapping mapping);
@@ -48,10 +48,10 @@ class SymmetricHeap final : public exec::SharedHeap {
   std::mutex mutex_;
   Fd fd_;
   driver::Mapping mapping_;
-  std::map<size_t, size_t> free_;  // offset -> bytes, no two adjacent
-  std::map<size_t, Range> used_;   // by the offset that the caller got
-  // Pages that are this process's own, offset -> bytes, no two overlap. They are never handed out again: a peer that
-  // was stopped while it stored into them may go on at any time.
+  std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent
+  std::map<size_t, Range> used_;   // by the offset that the caller received
+  // Pages that are private to this process, offset -> bytes, never overlapping. They are never handed out again,
+  // because a peer that was stopped while it stored into them may continue at any time.
   std::map<size_t, size_t> detached_;
   size_t n_large_ = 0;
 };

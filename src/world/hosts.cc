@@ -13,7 +13,7 @@ namespace moeccl::comm {
 namespace {
 
 constexpr size_t kMaxName = 100;  // of an abstract UNIX socket
-constexpr int64_t kNewsMs = 200;  // for the word of the meeting of all ranks
+constexpr int64_t kNewsMs = 200;  // time to wait for news from the session of all ranks
 
 }  // namespace
 
@@ -32,8 +32,8 @@ Hosts::Hosts(std::span<const HostOfRank> all) {
   }
 }
 
-// Composed as text: the destructors of nlohmann's arrays and objects allocate, and end the process where memory is
-// short. Those of a string do not.
+// Composed as text, because the destructors of nlohmann's arrays and objects allocate, and end the process when memory
+// is short. That of a string does not.
 std::string Hosts::json() const {
   if (n() == 1) return {};
   std::string all;
@@ -54,7 +54,7 @@ std::string Hosts::json() const {
 Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& session, const Hosts& hosts,
                                                        const bootstrap::Key& key, Deadline deadline) {
   std::unique_ptr<HostSession> made(new HostSession(session, hosts));
-  if (session.over_unix()) return made;  // then there is one host
+  if (session.over_unix()) return made;  // there is only one host
   const auto rank = static_cast<uint32_t>(session.rank());
   const uint32_t host = hosts.host_of[rank];
   const std::vector<uint32_t>& here = hosts.members[host];
@@ -87,7 +87,7 @@ Result<std::unique_ptr<HostSession>> HostSession::join(bootstrap::Session& sessi
   return made;
 }
 
-// The meeting of all ranks names a rank that is gone by its own number; this one knows its number on the host only.
+// The session of all ranks names a lost rank by its communicator rank; this one knows only its number on the host.
 Status HostSession::failure(Status why) const {
   MOECCL_TRY(all_.news(kNewsMs));
   return std::move(why).with_context("meeting the ranks of this host");

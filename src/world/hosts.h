@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks share a host, and the rendezvous of those that do.
+// Finds the ranks that share a host, and lets them meet.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace moeccl::comm {
 
 struct HostOfRank {
-  uint64_t identity = 0;  // equal where ranks can share memory
+  uint64_t identity = 0;  // equal for ranks that can share memory
   std::string name;       // for messages
 };
 
@@ -27,26 +27,27 @@ struct Hosts {
   std::vector<uint64_t> identity;              // [hosts]
   std::vector<std::string> names;              // [hosts]
 
-  // all: [n_ranks].
+  // `all` is [n_ranks].
   explicit Hosts(std::span<const HostOfRank> all);
   uint32_t n() const { return static_cast<uint32_t>(members.size()); }
   bool together(uint32_t a, uint32_t b) const { return host_of[a] == host_of[b]; }
   const std::vector<uint32_t>& around(uint32_t rank) const { return members[host_of[rank]]; }
-  // For the flight recorder; empty: all ranks are on one host.
+  // Describes the hosts for the flight recorder; empty if all ranks are on one host.
   std::string json() const;
 };
 
-// File descriptors travel over UNIX sockets only. Where the ranks meet on TCP, those of each host meet once more among
-// themselves; their key derives from the communicator's and is never sent.
+// The session of the ranks of one host. File descriptors can be sent only over UNIX sockets, so where all ranks meet
+// over TCP, those of each host meet once more among themselves. Their key is derived from the communicator's and never
+// sent.
 class HostSession {
  public:
-  // All ranks of `session` call it together. The session must outlive this one.
+  // Collective call of all ranks of `session`, which must outlive this object.
   static Result<std::unique_ptr<HostSession>> join(bootstrap::Session& session, const Hosts& hosts,
                                                    const bootstrap::Key& key, Deadline deadline);
-  // As Session::all_gather_fds, but among the ranks of this host: sets and results are by rank of the communicator.
+  // Like Session::all_gather_fds, but among the ranks of this host. Sets and results are indexed by communicator rank.
   Result<std::vector<std::vector<Fd>>> all_gather_fds(std::span<const int> mine, const bootstrap::RankSet& wanted_by,
                                                       Deadline deadline);
-  // SO_PEERCRED's process of a rank of this host, in the meeting point's pid namespace; 0: not known.
+  // Returns the process of a rank of this host from SO_PEERCRED, in the meeting point's pid namespace, or 0 if unknown.
   int32_t pid_of(uint32_t rank) const;
   void close();
 
@@ -58,7 +59,7 @@ class HostSession {
   bootstrap::Session& all_;
   const Hosts& hosts_;
   std::unique_ptr<bootstrap::Root> root_;      // on the host's first rank
-  std::unique_ptr<bootstrap::Session> local_;  // null: all_ serves, or the rank is alone on its host
+  std::unique_ptr<bootstrap::Session> local_;  // null if all_ is used, or if the rank is alone on its host
 };
 
 }  // namespace moeccl::comm

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank says of itself when the ranks of a communicator meet.
+// The facts that a rank sends about itself when the ranks of a communicator meet.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ struct Introduction {
   std::string host_name;  // for messages
   int32_t pid = 0;
   uint64_t heap_bytes = 0;
-  driver::ProcessStamp stamp;  // address 0: nobody may read this process's memory
+  driver::ProcessStamp stamp;  // address 0: other processes must not read this process's memory
   driver::CoreSet cores{};
-  bool has_profile = false;  // what its file says is compared when it has been read
+  bool has_profile = false;  // the contents are compared after the file has been read
   int64_t calibrate_ms = 0;
   bool trials = false;
   bool encrypt = false;
@@ -31,7 +31,7 @@ struct Introduction {
   static Result<Introduction> decode(std::span<const std::byte> bytes, uint32_t rank);
 };
 
-// What all ranks must have alike: rank 0 and another.
+// Checks that rank 0 and another rank agree on everything that must be the same on all ranks.
 Status check_agreement(const Introduction& first, const Introduction& other, uint32_t rank);
 
 }  // namespace moeccl::comm

@@ -20,11 +20,12 @@ namespace cuda = driver::cuda;
 
 namespace {
 
-// Blocks of persistent kernels that a device holds at once: kernels promise two on a multiprocessor. Blocks are never
-// shared: kernels of two communicators may wait for each other through ranks that run them in another order, so all
-// must be resident at once. Programs take 10 to 30 communicators: each gets a small share of what is free.
+// The blocks of persistent kernels that a device holds at once: the kernels guarantee two per multiprocessor. Blocks
+// are never shared. Kernels of two communicators may wait for each other through ranks that run them in a different
+// order, so all must be resident at once. Programs use 10 to 30 communicators, so each gets a small share of the free
+// blocks.
 constexpr uint32_t kBlocksPerSm = 2, kUsualBlocks = 16, kShares = 16;
-// Every program can start: a block for each lane, and one for what the network brings.
+// Enough for every program to start: a block for each lane, and one for data from the network.
 constexpr uint32_t kLeastBlocks = moeccl::cuda::kWalkMostLanes + 1;
 
 class ReservedBlocks {
@@ -33,8 +34,9 @@ class ReservedBlocks {
     static constinit driver::PerProcess<ReservedBlocks> all;
     return all.get();
   }
-  // At most `want`, at least kLeastBlocks; 0 where there are not so many. `shares`: what is free serves so many more.
-  // `processes`: how many have a part of the device, each its own account; the most that any communicator knew counts.
+  // Reserves between kLeastBlocks and `want` blocks and returns their number, or 0 if too few are free. The free blocks
+  // are divided by `shares`, so that further communicators get some too. `processes` is the number of processes that
+  // use the device, each with its own account of it; the largest number that any communicator has passed counts.
   uint32_t take(const std::string& uuid, uint32_t capacity, uint32_t want, uint32_t shares, uint32_t processes) {
     const std::lock_guard lock(mutex_);
     Device& device = devices_[uuid];
@@ -59,7 +61,8 @@ class ReservedBlocks {
   std::map<std::string, Device> devices_;
 };
 
-// Work of more streams than this may share a hardware queue, where a kernel that waits holds up the one it waits for.
+// With more streams than this, two may share a hardware queue, where a waiting kernel holds up the one that it waits
+// for.
 uint32_t hardware_queues() {
   const char* set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   const int n = set != nullptr ? std::atoi(set) : 8;
@@ -79,7 +82,8 @@ class Joining {
   explicit Joining(const KernelSide::Question& question)
       : s_(question), n_(question.neighbours), rank_(n_.rank), all_(n_.n_ranks) {}
 
-  // What all ranks know of all ranks: nothing is exchanged when it already forbids the persistent kernel.
+  // Uses only what all ranks know about all ranks. If this already rules out the persistent kernel, nothing is
+  // exchanged.
   std::string known_reason() const {
     if (s_.seats.size() > moeccl::cuda::kMaxSources) {
       return format("{} ranks: at most {} are possible", s_.seats.size(), moeccl::cuda::kMaxSources);
@@ -99,7 +103,7 @@ class Joining {
     return "";
   }
 
-  // The ranks' answers; each sees the same.
+  // Exchanges the ranks' answers; every rank sees the same ones.
   Status exchange() {
     MOECCL_ASSIGN_OR_RETURN(
         const auto blobs,
@@ -133,7 +137,7 @@ class Joining {
     return static_cast<uint32_t>(processes.size());
   }
   bool several_hosts() const { return n_.hosts->n() > 1; }
-  // On this host.
+  // Returns true if this host has ranks of other processes.
   bool other_processes() const {
     const auto& here = n_.hosts->around(rank_);
     return std::any_of(here.begin(), here.end(), [&](uint32_t r) { return !n_.same_process(r); });
@@ -151,7 +155,7 @@ class Joining {
     MOECCL_TRY(cuda::check(cuda::driver()->cuDeviceGetAttribute(&sms, cuda::kMultiprocessors, s_.seats[rank_].device),
                            "the device's multiprocessors"));
     const uint32_t capacity = static_cast<uint32_t>(std::max(1, sms)) * kBlocksPerSm;
-    // Whoever sets a limit on multiprocessors gets it, and half of what is free at most.
+    // A user that limits the multiprocessors gets that limit, but at most half of the free blocks.
     const bool limited = n_.config->cuda_sms > 0;
     const uint32_t want = limited ? s_.engine.sm_limit() * kBlocksPerSm : kUsualBlocks;
     const uint32_t blocks = ReservedBlocks::get().take(s_.seats[rank_].uuid, capacity, want,
@@ -182,7 +186,8 @@ class Joining {
     return {};
   }
 
-  // Collective. Connections of its own for the persistent kernel: the proxy may run another operation meanwhile.
+  // Collective call. Makes separate connections for the persistent kernel, because the proxy may run while another
+  // operation does.
   Status connect_network(exec::KernelProxy& proxy) const {
     const bootstrap::Key key = bootstrap::derive_key(n_.cuda_link_key(), "moeccl persistent kernel links");
     MOECCL_ASSIGN_OR_RETURN(
@@ -250,8 +255,8 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
   plan::Reach reach;
   reach.staging = !joining.several_hosts();
   reach.views = reach.reads = reach.staging && !joining.other_processes();
-  // A launch costs what it did; within it a step costs a barrier of some blocks and a signal a store and a poll.
-  // Guesses until a GPU has been measured (docs/gpu-results.md).
+  // A launch costs as much as before. Within the kernel, a step costs a barrier of some blocks, and a signal costs a
+  // store and a poll. These are guesses until a GPU has been measured (docs/gpu-results.md).
   plan::Profile profile = s.profile;
   profile.signal_ns = 1000;
   profile.step_ns = 700;
@@ -262,7 +267,7 @@ Result<std::unique_ptr<KernelSide>> KernelSide::connect(const Question& s, std::
 }
 
 KernelSide::~KernelSide() {
-  kernel_ = nullptr;  // its kernels have left the device
+  kernel_ = nullptr;  // its kernels have left the device after this
   if (!uuid_.empty()) ReservedBlocks::get().give_back(uuid_, reserved_);
 }
 

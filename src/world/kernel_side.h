@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether, and how, a communicator's standard collectives on CUDA memory run as one persistent kernel a rank
-// (exec/cuda/persistent_kernel.h). Its kernels spin on each other's flags, so all must be resident together: ranks that
-// share a device are threads of one process, or of processes that share it through the Multi-Process Service (without
-// it they take turns), and their blocks are reserved on the device for as long as the communicator lives.
+// Decides whether, and how, a communicator's standard collectives on CUDA memory run as one persistent kernel per rank
+// (exec/cuda/persistent_kernel.h). These kernels spin on each other's flags, so all must be resident together. Ranks
+// that share a device must therefore be threads of one process, or of processes that share the device through the
+// Multi-Process Service (without it, they take turns). Their blocks are reserved on the device for as long as the
+// communicator lives.
 #pragma once
 
 #include <memory>
@@ -19,11 +20,11 @@ namespace moeccl::comm {
 
 class KernelSide {
  public:
-  // A rank's device, as all ranks know it.
+  // A rank's device, as known to all ranks.
   struct Seat {
     int32_t device = 0;
     std::string uuid;
-    bool mps = false;  // shared through the Multi-Process Service
+    bool mps = false;  // the device is shared through the Multi-Process Service
   };
   struct Question {
     bootstrap::Session& session;
@@ -31,23 +32,24 @@ class KernelSide {
     exec::StreamEngine& engine;
     exec::Fabric& fabric;
     std::vector<Seat> seats = {};  // [n_ranks]
-    bool all_reach_all = false;    // device memory of every rank is reached by every rank
+    bool all_reach_all = false;    // every rank can reach the device memory of every rank
     uint64_t staging_bytes = 0;    // the same on all ranks
     plan::Profile profile = {};
   };
-  // Collective. Null, with the reason in *why, when some rank cannot.
+  // Collective call. Returns null, with the reason in *why, if some rank cannot take part.
   static Result<std::unique_ptr<KernelSide>> connect(const Question& question, std::string* why);
   ~KernelSide();
 
   exec::PersistentKernel& kernel() { return *kernel_; }
   exec::Runner& runner() { return *runner_; }
   Selector& selector() { return *selector_; }
-  // Whether an operation of this size per rank runs here; larger ones take the copy engine's way. Alike on all ranks.
+  // Returns true if an operation of this size per rank runs here; larger ones use the copy engine. The same on all
+  // ranks.
   bool takes(uint64_t bytes) const { return bytes <= most_bytes_; }
 
  private:
   KernelSide() = default;
-  std::string uuid_;  // where blocks are reserved; empty: nowhere
+  std::string uuid_;  // the device where blocks are reserved; empty if none are
   uint32_t reserved_ = 0;
   uint64_t most_bytes_ = 0;
   std::vector<transport::cuda_ipc::Opened> opened_;

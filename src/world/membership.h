@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank becomes a member of a communicator: from a unique id to links.
+// Making a rank a member of a communicator: from a unique id to links.
 #pragma once
 
 #include <cstdint>
@@ -18,34 +18,34 @@
 
 namespace moeccl::comm {
 
-// What a communicator has from the one that it was split from.
+// State that a communicator inherits from the one from which it was split.
 struct Parent {
-  std::shared_ptr<const SharedUplinks> uplinks;  // null: its own
+  std::shared_ptr<const SharedUplinks> uplinks;  // null: the communicator has its own
   std::function<Status()> others_alive;          // see bootstrap::JoinOptions; may be empty
 };
 
-// What connect() found out and set up.
+// The results of connect().
 struct Membership {
   uint32_t rank = 0, n_ranks = 1;
   Config config;
   plan::LevelTree tree;
-  plan::Reach reach;        // of ordinary buffers
-  bool heap_reach = false;  // of the symmetric heap
+  plan::Reach reach;        // for ordinary buffers
+  bool heap_reach = false;  // for the symmetric heap
   uint32_t ranks_on_host = 1, cores_on_host = 1;
   uint32_t cores = 1;   // of all hosts
-  int host_level = -1;  // of the tree, whose groups are hosts; -1: one host, or a topology of the user's that has links
-  std::string address;  // of this host, where ranks on other hosts reach it; empty: all ranks are here
+  int host_level = -1;  // the tree's level whose groups are hosts; -1: one host, or the user's topology has links
+  std::string address;  // of this host, for ranks on other hosts; empty if all ranks are here
   std::unique_ptr<exec::Fabric> fabric;
-  std::shared_ptr<const SharedUplinks> uplinks;  // null: not paced
+  std::shared_ptr<const SharedUplinks> uplinks;  // null if not paced
   std::unique_ptr<CudaSide> cuda;
-  std::string why_no_cuda;  // when some rank asked for it
-  MeetingPlaces places;     // for when ranks are lost
+  std::string why_no_cuda;  // set when some rank asked for CUDA
+  MeetingPlaces places;     // for use when ranks are lost
 };
 
-// Collective.
+// Collective call.
 Result<Membership> connect(const moecclUniqueId& id, uint32_t n_ranks, uint32_t rank, const Config& config,
                            const Parent& parent);
-// The same for ranks that have met again.
+// Does the same for ranks that have met again.
 Result<Membership> connect(Reunion& met, const Config& config, const Parent& parent);
 
 }  // namespace moeccl::comm

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What connect() has found out of all ranks before it asks for CUDA.
+// Facts about all ranks that connect() collects before it sets up CUDA.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ namespace moeccl::comm {
 
 struct Neighbours {
   uint32_t rank = 0, n_ranks = 1;
-  uint64_t key = 0;                                                  // of the communicator, within a process
+  uint64_t key = 0;                                                  // of the communicator; unique within a process
   std::vector<uint64_t> process;                                     // [n_ranks]
   std::vector<int> pid;                                              // [n_ranks]
   std::vector<std::shared_ptr<const driver::ProcessWatch>> watches;  // [n_ranks], of other processes of this host
   const Hosts* hosts = nullptr;
-  const transport::Network* network = nullptr;  // between hosts; null: there is one host
+  const transport::Network* network = nullptr;  // between hosts; null if there is one host
   bootstrap::Key link_key = {};                 // of the communicator
-  int host_level = -1;                          // of the tree: its groups are hosts
-  transport::shm::SegmentShape shape;           // of this rank; the others' differ in the rank only
+  int host_level = -1;                          // the tree's level whose groups are hosts
+  transport::shm::SegmentShape shape;           // of this rank; the others' differ only in the rank
   const Config* config = nullptr;
   const plan::LevelTree* tree = nullptr;
   Deadline deadline;

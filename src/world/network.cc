@@ -21,7 +21,7 @@ using transport::NetworkLinks;
 using transport::NetworkOptions;
 
 constexpr int64_t kNewsMs = 200;
-constexpr size_t kMaxWhy = 1000;  // bytes of a sentence that travels
+constexpr size_t kMaxWhy = 1000;  // limit in bytes for a sentence that is sent
 constexpr std::string_view kPlugin = "plugin";
 
 NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts, uint32_t rank,
@@ -46,13 +46,14 @@ NetworkOptions options_of(const bootstrap::Session& session, const Hosts& hosts,
   return o;
 }
 
-// MOECCL_NET: "", a name of the list, or "plugin:NAME".
+// MOECCL_NET is "", a name of the list, or "plugin:NAME".
 bool wanted(const Network& network) {
   const std::string& text = env().net;
   return text.empty() || text == network.name || (text.starts_with("plugin:") && network.name == kPlugin);
 }
 
-// NICs reach the device memory of all ranks, or of none, so that a peer's link is as one's own. Why not, if so.
+// NICs must reach the device memory of all ranks or of none, so that all ranks treat their peers alike. Otherwise
+// returns the reason.
 Result<std::string> agree_on_device(bootstrap::Session& session, Endpoint& endpoint,
                                     const transport::DeviceMemory& memory, Deadline deadline) {
   const Result<std::string> own = endpoint.register_device(memory);
@@ -65,7 +66,7 @@ Result<std::string> agree_on_device(bootstrap::Session& session, Endpoint& endpo
     Reader in(words[r]);
     const bool able = in.u8() == 1;
     const std::string text = in.string(kMaxWhy);
-    if (!in.done()) return error(moecclRemoteError, "rank {} said nothing of its GPU and its NICs", r);
+    if (!in.done()) return error(moecclRemoteError, "rank {} sent no readable answer about its GPU and NICs", r);
     if (!able) {
       endpoint.forget_device();
       return error(moecclUnsupported, "rank {}: {}", r, text);
@@ -82,15 +83,15 @@ Result<NetworkLinks> connect_endpoint(bootstrap::Session& session, Endpoint& end
   MOECCL_ASSIGN_OR_RETURN(const std::vector<std::byte> mine, endpoint.offer());
   MOECCL_ASSIGN_OR_RETURN(const auto offers, session.all_gather(mine, deadline));
   Result<NetworkLinks> links = endpoint.connect(memory, regions, offers);
-  // A connection breaks before the meeting point says whose fault it is.
+  // A connection may break before the meeting point tells which rank caused it.
   if (!links.ok() && links.status().code() == moecclRemoteError) MOECCL_TRY(session.news(kNewsMs));
   return links;
 }
 
-// What one rank can use.
+// The networks that one rank can use.
 struct Usable {
   uint64_t mask = 0;  // by position in networks()
-  std::string why;    // the reasons against the others
+  std::string why;    // why it cannot use the others
 };
 
 struct Chosen {
@@ -99,7 +100,7 @@ struct Chosen {
   std::string why;
 };
 
-// Opens what this rank has; the first network that all ranks have is taken.
+// Opens the networks that this rank has, and chooses the first that all ranks have.
 Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions& options) {
   const std::span<const Network> all = transport::networks();
   std::vector<std::unique_ptr<Endpoint>> open(all.size());
@@ -111,7 +112,7 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
       continue;
     }
     const bool last = i + 1 == all.size();
-    // What is taken when nothing else works is opened only then: its failure is the communicator's.
+    // The last resort is opened only if nothing else works; its failure is the communicator's.
     Status status = last ? Status() : contained([&]() -> Status {
       MOECCL_ASSIGN_OR_RETURN(open[i], all[i].open(options));
       return {};
@@ -146,7 +147,7 @@ Result<Chosen> choose_network(bootstrap::Session& session, const NetworkOptions&
                chosen.why.empty() ? "the ranks have no such network in common" : chosen.why);
 }
 
-// Where ranks of other hosts can meet this one, whatever carries the data.
+// Returns the address where ranks of other hosts can meet this one, whichever network carries the data.
 Result<std::string> meeting_address() {
   MOECCL_ASSIGN_OR_RETURN(const std::vector<driver::Interface> interfaces, driver::interfaces());
   MOECCL_ASSIGN_OR_RETURN(const auto nics, transport::choose_nics(interfaces, env().socket_ifname));
@@ -188,7 +189,7 @@ Result<NetworkResult> connect_hosts(bootstrap::Session& session, const Network* 
       result.why_no_device = ways.status().message();
     } else {
       MOECCL_ASSIGN_OR_RETURN(result.device, std::move(ways));
-      memory.arrivals = nullptr;  // what lands there is nobody's to copy
+      memory.arrivals = nullptr;  // data that lands in device memory must not be copied
     }
   }
   std::vector<transport::Region> regions;

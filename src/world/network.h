@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks on other hosts: a network that all ranks can use is chosen, and links are made over it.
+// The links to ranks on other hosts, over a network that all ranks can use.
 #pragma once
 
 #include <memory>
@@ -17,24 +17,24 @@
 namespace moeccl::comm {
 
 struct NetworkResult {
-  const transport::Network* network = nullptr;  // for further connections of the same ranks
-  std::string why;                              // why none of those before it in the list; empty: it is the first
-  std::string address;                          // of this host towards the others: "10.0.0.1", "[fe80::1]"
-  plan::LinkCost node_link;                     // the slowest host's uplink, the same on all ranks
-  // How NICs reach Fabric::device_memory, the same on all ranks ("dma-buf"); empty: they do not, and why_no_device says
-  // why.
+  const transport::Network* network = nullptr;  // for further connections between the same ranks
+  std::string why;           // why earlier networks of the list were not chosen; empty if it is the first
+  std::string address;       // of this host as seen by the others: "10.0.0.1", "[fe80::1]"
+  plan::LinkCost node_link;  // the slowest host's uplink; the same on all ranks
+  // How NICs reach Fabric::device_memory, the same on all ranks ("dma-buf"). If empty, they do not, and why_no_device
+  // gives the reason.
   std::string device, why_no_device;
 };
 
-// Connections of one rank to all ranks on other hosts, for what `memory` holds. All ranks call it together, with the
-// same network; hosts.n() > 1.
+// Connects one rank to all ranks on other hosts, for the contents of `memory`. Collective call of all ranks with the
+// same network; requires hosts.n() > 1.
 Result<transport::NetworkLinks> connect_network_links(bootstrap::Session& session, const transport::Network& network,
                                                       const Hosts& hosts, const bootstrap::Key& key,
                                                       const Config& config, const transport::LocalMemory& memory,
                                                       std::span<const transport::Region> regions, Deadline deadline);
 
-// Fills fabric.engine and fabric.links of all ranks on other hosts; fabric.own is there. All ranks call it together.
-// network: that to use, or null to choose one as MOECCL_NET says.
+// Fills fabric.engine and the fabric.links of all ranks on other hosts; fabric.own must exist. Collective call of all
+// ranks. `network` is the one to use, or null to choose one according to MOECCL_NET.
 Result<NetworkResult> connect_hosts(bootstrap::Session& session, const transport::Network* network, const Hosts& hosts,
                                     const bootstrap::Key& key, const Config& config, exec::Fabric& fabric,
                                     Deadline deadline);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of one process share while they connect: each other's segments, and one mapping of each foreign
+// Memory that the ranks of one process share while they connect: each other's segments, and one mapping of each foreign
 // segment and heap.
 #pragma once
 
@@ -21,12 +21,12 @@ class ProcessTable {
  public:
   using Segment = transport::shm::Segment;
   static ProcessTable& get() {
-    // Stream threads follow its mappings while the program ends.
+    // Never destroyed, because stream threads use its mappings while the program ends.
     static constinit driver::PerProcess<ProcessTable> tables;
     return tables.get();
   }
 
-  // Segments by communicator, or what one side of it is known by, and rank.
+  // A segment is identified by a communicator, or by the key of one side of it, and a rank.
   void put(uint64_t communicator, uint32_t rank, const std::shared_ptr<Segment>& segment) {
     const std::lock_guard lock(mutex_);
     segments_[{communicator, rank}] = segment;
@@ -39,7 +39,8 @@ class ProcessTable {
     const std::lock_guard lock(mutex_);
     segments_.erase({communicator, rank});
   }
-  // Foreign heaps stay mapped while the process lives: addresses only, and every new communicator uses them again.
+  // Foreign heaps stay mapped while the process lives. This costs only addresses, and every new communicator reuses
+  // them.
   Result<std::byte*> heap(uint64_t process, Fd fd, size_t bytes) {
     const std::lock_guard lock(mutex_);
     const auto it = heaps_.find(process);
@@ -53,7 +54,7 @@ class ProcessTable {
     const auto it = heaps_.find(process);
     return it == heaps_.end() ? nullptr : it->second.data();
   }
-  // One for all communicators and all ranks of this process.
+  // Opens one watch for all communicators and all ranks of this process.
   Result<std::shared_ptr<const driver::ProcessWatch>> watch(uint64_t process, int pid, Fd line) {
     const std::lock_guard lock(mutex_);
     std::erase_if(watches_, [](const auto& entry) { return entry.second.expired(); });
@@ -66,7 +67,8 @@ class ProcessTable {
     const std::lock_guard lock(mutex_);
     return known(watches_, process);
   }
-  // A communicator that will not come about, by the first rank of this process that knows. An id is used once.
+  // Records a communicator that will never be complete; called by the first rank of this process that knows. Ids are
+  // not reused.
   void give_up(uint64_t communicator, const Status& why) {
     constexpr size_t kGivenUp = 64;
     const std::lock_guard lock(mutex_);

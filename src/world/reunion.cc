@@ -16,7 +16,8 @@ namespace {
 
 constexpr size_t kMaxAddress = 100;
 constexpr size_t kNonceBytes = 32;
-// A rank that seems gone is asked in person before it is passed over: a connection may break between two that live.
+// A rank that seems gone is contacted directly before it is skipped, because a connection may break between two live
+// ranks.
 constexpr int64_t kAskMs = 200;
 constexpr int64_t kAskEveryMs = 100;
 constexpr int64_t kFirstPauseUs = 500, kLongestPauseUs = 20'000;
@@ -27,7 +28,7 @@ std::string hex(std::span<const std::byte> bytes) {
   return text;
 }
 
-// One rank's part in a reunion.
+// The part of one rank in a reunion.
 class Attendant {
  public:
   Attendant(const MeetingPlaces& places, const ReunionCall& call) : places_(places), call_(call) {}
@@ -35,7 +36,7 @@ class Attendant {
   Result<Reunion> meet() {
     for (int64_t pause_us = kFirstPauseUs;; pause_us = std::min(pause_us * 2, kLongestPauseUs)) {
       Result<Reunion> met = attempt();
-      // A failure while they gather is that of a rank which is gone now, or which has gone over to a lower one.
+      // A failure while the ranks gather comes from a rank that is now gone or has moved to a lower leader.
       if (met.ok() || met.status().code() != moecclRemoteError || final_) return met;
       if (call_.deadline.passed()) {
         return error(moecclTimeout,
@@ -48,7 +49,7 @@ class Attendant {
   }
 
  private:
-  // With the lowest rank that is there.
+  // Meets at the lowest rank that is present.
   Result<Reunion> attempt() {
     for (leader_ = 0; leader_ < places_.rank; ++leader_) {
       if (call_.excluded[leader_]) continue;
@@ -87,7 +88,7 @@ class Attendant {
     return driver::connect_to(places_.places[rank], Deadline::earlier(call_.deadline, Deadline::after_ms(kAskMs))).ok();
   }
 
-  // While this rank leads because those below it seem gone.
+  // Called while this rank leads because those below it seem gone.
   Status nobody_lower() {
     if (!ask_again_.passed()) return {};
     ask_again_ = Deadline::after_ms(kAskEveryMs);
@@ -115,7 +116,7 @@ class Attendant {
     return met;
   }
 
-  // On who was left out, and on a key that holders of the old one alone can derive.
+  // Agrees on the ranks that were left out, and on a key that only holders of the old one can derive.
   Status agree(Reunion& met) {
     Writer mine;
     mine.u8(call_.only_excluded);
@@ -125,7 +126,7 @@ class Attendant {
     const std::vector<std::byte> terms(mine.view().begin(), mine.view().end());
     mine.raw(nonce);
     MOECCL_ASSIGN_OR_RETURN(const auto words, met.session->all_gather(mine.view(), call_.deadline));
-    final_ = true;  // what fails from here on fails alike on all ranks
+    final_ = true;  // failures from here on are the same on all ranks
     for (size_t i = 0; i < words.size(); ++i) {
       if (words[i].size() == mine.size() && std::equal(terms.begin(), terms.end(), words[i].begin())) continue;
       met.session->close();

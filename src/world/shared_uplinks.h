@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The uplinks that a communicator's paced links cross, and how one that is split from another shares them.
+// The uplinks that a communicator's paced links cross, and how a communicator that is split from it shares them.
 #pragma once
 
 #include <memory>
@@ -11,18 +11,19 @@
 
 namespace moeccl::comm {
 
-// The uplinks of an emulated cluster, in the memory of the communicator that was made first; they live as long as any
-// communicator that uses them.
+// The uplinks of an emulated cluster, in the memory of the communicator that was created first. They live as long as
+// any communicator that uses them.
 struct SharedUplinks {
   plan::LevelTree tree;
   std::vector<std::shared_ptr<transport::shm::Segment>> segments;  // [tree.n_ranks]
-  std::vector<uint32_t> member;                                    // [ranks of the communicator] its rank in the tree
+  std::vector<uint32_t> member;  // [ranks of the communicator] the rank's number in the tree
 
-  // Those of a communicator of `ranks`, numbers in this one's communicator; from now on served by class.
+  // Returns the uplinks for a communicator of `ranks`, which are numbers in this one's communicator. From now on, the
+  // uplinks serve traffic by class.
   std::shared_ptr<const SharedUplinks> of_part(const std::vector<uint32_t>& ranks) const;
-  // The tree of the communicator's own ranks.
+  // Returns the tree of the communicator's own ranks.
   plan::LevelTree own_tree() const { return tree.part(member); }
-  // Between two ranks of the communicator; 0 bytes_per_ns: not paced.
+  // Returns the uplinks between two ranks of the communicator; 0 bytes_per_ns means not paced.
   transport::paced::PacedUplinks between(uint32_t a, uint32_t b) const;
 
  private:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For gdb, in a process or a core (docs/debugging.md): the last operations of every communicator.
+"""For gdb, on a process or a core (docs/debugging.md): shows the last operations of every communicator.
 
   gdb -p PID -batch -x tools/gdb/moeccl.py -ex moeccl-flight
 
@@ -14,11 +14,11 @@ import time
 import gdb
 
 MAGIC = b"MoECCL flight 01"
-# Of struct Directory, behind the magic word.
+# The words of struct Directory behind the magic.
 NUMBERS = ("record_bytes n_records records_at count_at sequence_at op_at type_at reduce_at root_at elements_at has_plan_at algorithm_at "
            "start_at end_at state_at n_ops n_types n_operators ops types").split()
 RUNNING, DONE, DONE_UNTIMED, FAILED = range(4)  # Record::State
-MOST_COMMUNICATORS = 4096  # a list that is longer is not ours
+MOST_COMMUNICATORS = 4096  # a longer list is not ours
 
 
 def memory(address, n):
@@ -30,7 +30,7 @@ def words(address, n):
 
 
 def text(address):
-    """The C string there."""
+    """Returns the C string there."""
     if address == 0:
         return ""
     out = b""
@@ -54,7 +54,7 @@ class Directory:
         self.ticks, self.since_epoch_ns, self.ns_per_tick, self.first = struct.unpack("<qqdQ", memory(at, 32))
 
     def entries(self):
-        """The list's members: (rank, n_ranks, cuda, page, entered, finished)."""
+        """Yields the list's members: (rank, n_ranks, cuda, page, entered, finished)."""
         seen, at = 0, self.first
         while at and seen < MOST_COMMUNICATORS:
             following, rank, n_ranks, cuda, page, entered, finished = words(at, 7)
@@ -65,7 +65,7 @@ class Directory:
         return self.names[kind][number] if number < len(self.names[kind]) else f"{kind} {number}"
 
     def when(self, ticks):
-        """Seconds since 1970."""
+        """Returns seconds since 1970."""
         return (self.since_epoch_ns + (ticks - self.ticks) * self.ns_per_tick) / 1e9
 
     def record(self, at, now):
@@ -92,7 +92,7 @@ class Directory:
 
 
 def directories():
-    """One for each library or program that holds MoECCL: the shims' plugins carry parts of it too."""
+    """Yields one for each library or program that holds MoECCL: the shims' plugins carry parts of it too."""
     sections = gdb.execute("info files", to_string=True)
     for begin, end in re.findall(r"^\s*(0x[0-9a-f]+) - (0x[0-9a-f]+) is \.data\b(?!\.)", sections, flags=re.M):
         begin, end = int(begin, 16), int(end, 16)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For tests on a machine with fewer devices than a program wants: preloaded before the CUDA runtime, it shows
  * MOECCL_WRAP_DEVICES devices (8) and wraps their numbers around those that exist. Several ranks of a program then
- * share a device, which MoECCL serves and NCCL refuses. Reaches programs that link the CUDA runtime dynamically. cc
- * -shared -fPIC -o device_wrap.so tools/gpu/device_wrap.c -ldl */
+ * share a device, which MoECCL serves and NCCL refuses. It reaches programs that link the CUDA runtime dynamically. To
+ * build it: cc -shared -fPIC -o device_wrap.so tools/gpu/device_wrap.c -ldl */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's index_select and index_add on rows of 7168 bf16, beside which bench_cuda's gather and weighted sum are to be
-read: GB/s of the bytes that each must move. Needs PyTorch with CUDA."""
+"""PyTorch's index_select and index_add on rows of 7168 bf16, to compare with bench_cuda's gather and weighted sum: prints
+GB/s of the bytes that each must move. Needs PyTorch with CUDA."""
 import torch
 
 TOKENS, HIDDEN, TOP_K, REPEATS = 16384, 7168, 8, 20

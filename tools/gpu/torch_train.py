@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small model with data-parallel processes that all sit on device 0, with backend nccl under the shim, and again
-with backend gloo on the CPU: the losses and the weights must agree.
+"""Trains a small model with data-parallel processes that all use device 0, with backend nccl under the shim, and again with
+backend gloo on the CPU. The losses and the weights must agree.
 
-  LD_PRELOAD=.../libmoeccl-nccl.so tools/gpu/torch_train.py [N_PROCESSES]     exits 0 when they do; needs PyTorch"""
+  LD_PRELOAD=.../libmoeccl-nccl.so tools/gpu/torch_train.py [N_PROCESSES]     exits 0 when they agree; needs PyTorch"""
 import os
 import sys
 
@@ -38,7 +38,7 @@ def train(rank, world, backend, port):
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         losses.append(mean.item() / world)
-    # What a mixture of experts needs: uneven all-to-all, which PyTorch makes of grouped sends and receives.
+    # A mixture of experts needs uneven all-to-all, which PyTorch builds from grouped sends and receives.
     sends = [torch.full((rank + p + 1,), float(rank), device=device) for p in range(world)]
     receives = [torch.empty(rank + p + 1, device=device) for p in range(world)]
     if backend == "nccl":

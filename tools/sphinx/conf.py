@@ -36,8 +36,8 @@ def exists(page):
 
 
 def adapt(_app, name, source):
-    """What holds for the site alone: a header's link goes to its page of the reference, links to other files outside of
-    docs have no target, and the decisions' list is a tree."""
+    """Changes what holds only for the site: a link to a header goes to its page of the reference, links to other files
+    outside of docs lose their target, and the list of decisions becomes a tree."""
     up = "../" * name.count("/")
     text = re.sub(r"\]\((?:\.\./)+include/moeccl/(\w+)\.h\)", rf"]({up}reference/c/\1.md)", source[0])
     text = re.sub(r"\[([^\]\n]+)\]\(" + re.escape("../" + up) + r"[^)\s]+\)", r"`\1`", text)
@@ -49,7 +49,7 @@ def adapt(_app, name, source):
 
 
 def plain_docstring(_app, _what, _name, _thing, _options, lines):
-    """Docstrings are plain text: the first paragraph becomes one, what follows keeps its columns."""
+    """Docstrings are plain text: the first paragraph becomes one, and the rest keeps its columns."""
     text = [line.rstrip() for line in lines]
     end = text.index("") if "" in text else len(text)
     rest = text[end:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows Doxygen a public header as it wants to see one: comments that stand before or behind a declaration become its
+"""Shows Doxygen a public header in the form that it wants: comments before or behind a declaration become its
 documentation, and types carry their names in front.
 
   doxygen_filter.py HEADER"""
@@ -10,7 +10,7 @@ COMMENT = re.compile(r"/\*(.*?)\*/", re.S)
 
 
 def escaped(text):
-    """Plain text: nothing in it is a command of Doxygen."""
+    """Returns plain text, in which nothing is a command of Doxygen."""
     text = re.sub(r"(?m)^[ \t]*\*[ \t]?", "", text)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\@#%\"])", r"\\\1", text).strip()
@@ -23,7 +23,7 @@ def convert(source):
 
     def document(match):
         line = source[source.rfind("\n", 0, match.start()) + 1:match.start()].strip()
-        # A heading of a group of declarations belongs to none of them.
+        # The heading of a group of declarations belongs to none of them.
         after = source[match.end():match.end() + 2]
         if not line and after == "\n\n":
             return ""

@@ -16,7 +16,7 @@ HEADERS = {
     "hybrid": "Hybrid expert domains", "migrate": "Expert migration", "codec": "The residual codec", "replace": "Re-placing combine", "swap": "Expert swap",
     "pipeline": "Tensor-parallel AllToAll", "solve": "Placement solvers", "simulate": "Simulation", "topology": "Topology",
     "status": "What processes do and wait for", "version": "Version"}
-# Read with the others, but without declarations of its own.
+# Read with the others, but has no declarations of its own.
 UMBRELLA = {"moeccl"}
 
 
@@ -48,7 +48,7 @@ def c_pages(folder):
 
 
 def python_pages(folder):
-    """Only where the package has been built (build/bindings/python)."""
+    """Writes pages only where the package has been built (build/bindings/python)."""
     found = importlib.util.find_spec("moeccl")
     if found is None or not found.submodule_search_locations:
         return

@@ -60,7 +60,7 @@ BoardParts BoardNews::write(const LocalMemory& own, uint32_t peer, std::byte* ou
     std::memcpy(out + n, &value, sizeof(value));
     n += sizeof(value);
   };
-  // The state is read first: with a failure goes everything that was finished before it.
+  // The state is read first, so that a failure is sent together with everything that was finished before it.
   const uint32_t state = b.health.state.load(std::memory_order_acquire);
   told_.completed = b.progress.completed.load(std::memory_order_acquire);
   add(told_.completed);
@@ -117,7 +117,7 @@ bool BoardCopy::take(const BoardParts& parts, std::span<const std::byte> payload
     board.health.text[i].store(text, std::memory_order_relaxed);
   }
   board.health.code.store(health.code, std::memory_order_relaxed);
-  // Pairs with the acquire load in exec::check_peer_state(): code and sentence are visible there.
+  // Pairs with the acquire load in exec::check_peer_state(): code and text are visible there.
   board.health.state.store(health.state, std::memory_order_seq_cst);
   return true;
 }

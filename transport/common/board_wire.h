@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank's board travels to a peer that cannot read it in memory, and the peer's copy of it. Only what is new is
-// sent; a payload is
+// How a rank's board travels to a peer that cannot read it in memory, and the peer's copy of it. Only changes are sent.
+// A payload consists of
 //
-//   completed u64; n entries with their block word; with `health` state, code and sentence
+//   completed u64; n entries, each with its block word; with `health`: state, code and text
 //
-// All numbers little-endian. What comes is checked before it is used.
+// All numbers are little-endian. Received payloads are checked before they are used.
 #pragma once
 
 #include <bit>
@@ -30,46 +30,47 @@ struct WireHealth {
 static_assert(sizeof(WireHealth) == 8 + kFailureText);
 inline constexpr size_t kMaxBoardBytes = sizeof(uint64_t) + kEntries * sizeof(WireEntry) + sizeof(WireHealth);
 
-// What a payload holds, told in the frame's head.
+// The contents of a payload, as announced in the frame's head.
 struct BoardParts {
   uint8_t n_entries = 0;
   bool health = false;
 };
 
-// What one peer knows of the own board.
+// The parts of this rank's board that one peer already knows.
 struct Told {
   uint64_t completed = 0, entry = 0;
   uint32_t state = 0;
 
   bool lacks(const Board& own) const;
-  // Entries that it does not know and that are still there: [first, last].
+  // Entries that the peer does not know and that are still on the board: [first, last].
   struct Entries {
     uint64_t first, last;
   };
   Entries missing(const Board& own) const;
 };
-// Entry `seq` and the block word towards `peer`. False: it is being written now, and goes the next time.
+// Copies entry `seq` and the block word for `peer`. Returns false while the entry is being written; it then goes with
+// the next payload.
 bool snapshot(const LocalMemory& own, uint64_t seq, uint32_t peer, WireEntry* out);
-// state: as it was read before all else.
+// state: the value that was read before everything else.
 WireHealth snapshot(const Board& own, uint32_t state);
 
-// What is new of the own board for one peer. One thread at a time.
+// The changes of this rank's board that one peer has yet to be told. Used by one thread at a time.
 class BoardNews {
  public:
   bool any(const Board& own) const { return told_.lacks(own); }
-  // Writes what is new for `peer` to `out` (kMaxBoardBytes), and how many bytes that are to *bytes; from now on the
-  // peer knows it.
+  // Writes the changes for `peer` to `out` (kMaxBoardBytes) and their size to *bytes. From then on they count as known
+  // to the peer.
   BoardParts write(const LocalMemory& own, uint32_t peer, std::byte* out, size_t* bytes);
 
  private:
   Told told_;
 };
 
-// A peer's board as it told it. take() in one thread at a time; any thread reads the words.
+// A peer's board as received from it. One thread at a time calls take(); any thread may read the words.
 struct BoardCopy {
   Board board = {};  // all words are 0, as in a new segment
   BlockWord blocks[2] = {};
-  // False: this is no payload of these parts, and nothing was taken.
+  // Returns false, and takes nothing, if the payload does not have these parts.
   bool take(const BoardParts& parts, std::span<const std::byte> payload);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine whose puts share lines with those of the process's other communicators: its part of the PutOrder.
+// An engine whose puts share lines with those of the process's other communicators: its part in the PutOrder.
 #pragma once
 
 #include <exception>
@@ -14,18 +14,19 @@ namespace moeccl::transport {
 class OrderedEngine : public Engine {
  public:
   void operation(uint32_t traffic_class, bool begins_now) override;
-  // Instead of the process's: for tests, before the first operation.
+  // Replaces the process-wide order. For tests, before the first operation.
   void use_put_order(PutOrder& order) { order_ = &order; }
 
-  // Whether a put of so many bytes may begin.
+  // Returns whether a put of this many bytes may begin.
   bool lets_go(uint32_t traffic_class, size_t bytes);
-  // Bytes of a link of this engine. What arrives belongs to an operation as what is sent does: a rank that only takes
-  // rows keeps the line, too.
+  // Notes that a link of this engine moved bytes. Received bytes count for an operation like sent ones, so that a rank
+  // that only receives rows keeps the line, too.
   void moved();
   bool any_runs() const;
 
  protected:
-  // Under the lock: nothing is thrown out of it; links whose state is unknown then are lost.
+  // Runs `body`; the caller holds the lock. No exception escapes: it leaves the links in an unknown state, so all are
+  // lost.
   template <class Body>
   void shielded(Body&& body) noexcept {
     try {
@@ -35,12 +36,12 @@ class OrderedEngine : public Engine {
     }
   }
   virtual void lose_all(const Status& why) noexcept = 0;
-  std::mutex mutex_;  // of the engine and its links
+  std::mutex mutex_;  // protects the engine and its links
 
  private:
   friend class OrderedLink;
   PutOrder* order_ = &process_put_order();
-  std::atomic<int32_t> running_[kTrafficClasses] = {};  // operations of this rank, by class
+  std::atomic<int32_t> running_[kTrafficClasses] = {};  // this rank's running operations, by class
 };
 
 }  // namespace moeccl::transport

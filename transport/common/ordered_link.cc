@@ -25,7 +25,7 @@ Status OrderedLink::check_peer() {
   const std::lock_guard lock(order_.mutex_);
   if (!down_) return {};
   const auto state = static_cast<RankState>(board().health.state.load(std::memory_order_acquire));
-  if (state == RankState::kLeft) return {};  // in order
+  if (state == RankState::kLeft) return {};  // an orderly leave
   return error(moecclRemoteError, "lost {}: {}", peer_name_, down_text_);
 }
 
@@ -35,7 +35,7 @@ void OrderedLink::lose(const Status& why) noexcept {
   try {
     down_text_ = why.message();
   } catch (const std::bad_alloc&) {
-    down_text_ = "out of memory";  // so short that it takes none
+    down_text_ = "out of memory";  // short enough to need no allocation
   }
   let_go();
 }

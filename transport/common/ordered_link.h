@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every link of an OrderedEngine does alike: its puts take their turn in the PutOrder, and a peer that is lost is
-// lost once, with a reason.
+// The common behavior of all links of an OrderedEngine: their puts take turns in the PutOrder, and a peer is lost only
+// once, for one reason.
 #pragma once
 
 #include <string>
@@ -18,25 +18,25 @@ class OrderedLink : public Link, private PutTurns {
   Status check_peer() final;
 
  protected:
-  // peer: as in "lost PEER: reason".
+  // peer: the name in "lost PEER: reason".
   OrderedLink(OrderedEngine& engine, std::string peer);
   // As Link::put().
   virtual Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes) = 0;
-  // What a put came to: one that is done gives its turn back.
+  // Accounts for the result of a put: a put that is done or has failed gives its turn back.
   Result<PutState> counted(Result<PutState> state);
 
-  // Under the engine's lock. Only the first reason counts.
+  // The caller holds the engine's lock. Only the first reason counts.
   void lose(const Status& why) noexcept;
   bool down_ = false;
 
  private:
   bool may_put(uint32_t traffic_class, size_t bytes) final;
-  // The peer is lost: what was under way to it is the caller's again.
+  // Called when the peer is lost: returns the sources of unfinished puts to the caller.
   virtual void let_go() noexcept = 0;
 
   OrderedEngine& order_;
   std::string peer_name_, down_text_;
-  bool admitted_ = false;  // the put that is called now may go to its end; of the thread that puts
+  bool admitted_ = false;  // the current put may run to its end; only for the thread that puts
 };
 
 }  // namespace moeccl::transport

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of a process's communicators may put next. Their sockets end in the same line, whose queue is the kernel's:
-// what is in it cannot be overtaken. So a less urgent class is held back before its next put, for as long as an
-// operation of a more urgent one is moving; what is under way goes on. Time is an argument, so that tests have a clock
-// of their own; the words are written by the threads of all communicators.
+// Decides which of a process's communicators may put next. Their sockets share a line whose queue is in the kernel, and
+// what is in that queue cannot be overtaken. A less urgent class is therefore held back before its next put for as long
+// as an operation of a more urgent class is moving; a put that is under way goes on. Time is an argument, so that tests
+// can bring their own clock. The words are written by the threads of all communicators.
 //
-// An operation that has moved nothing for kQuiet_ns waits for something else than the line, a peer that is not there
-// yet, and holds nobody back. Nobody starves: a class that is held back may put one chunk whenever kShare times the
-// time has passed that the chunk takes on the line, at the rate at which this process has lately put. So it keeps about
-// 1/kShare of the line.
+// An operation that has moved nothing for kQuiet_ns is waiting for something other than the line, such as a peer that
+// is not there yet, and holds no class back. No class starves: a class that is held back may put one chunk each time
+// kShare times the chunk's own time on the line has passed, at the rate at which this process has lately put. It thus
+// keeps about 1/kShare of the line.
 //
-// It is a process's: ranks of one host in several processes each hold back their own. Operations of one communicator
-// run on all its ranks at once, and so do these holds.
+// The order covers one process: the ranks of a host that run in several processes each hold back their own operations.
+// Operations of one communicator run on all its ranks at once, and so do these holds.
 #pragma once
 
 #include <algorithm>
@@ -21,20 +21,20 @@
 
 namespace moeccl::transport {
 
-// Chunks of a dispatch come in gaps of a round trip and a queue (20 ms where a shaper queues); a waiting executor asks
-// again within half a millisecond.
+// The chunks of a dispatch are separated by gaps of a round trip plus a queue (20 ms where a shaper queues). A waiting
+// executor asks again within half a millisecond.
 inline constexpr int64_t kQuiet_ns = 30'000'000;
 inline constexpr int64_t kShare = 16;
-// A socket takes its first megabytes at the memory's speed: only longer windows say something of the line.
+// A socket takes its first megabytes at memory speed, so only longer windows say something about the line.
 inline constexpr int64_t kRateWindow_ns = 200'000'000;
 inline constexpr uint64_t kFirstRate = 125'000;  // bytes per ms before anything was put: 1 Gbit/s
 
 struct PutOrder {
   struct alignas(kLine) Class {
-    std::atomic<int32_t> running{0};   // operations
+    std::atomic<int32_t> running{0};   // operations under way
     std::atomic<int64_t> moved_ns{0};  // when one of them last moved something
-    std::atomic<int64_t> held_ns{0};   // since when the class is held back, or has last put nevertheless; 0: it is not
-    std::atomic<uint64_t> bytes{0}, bytes_beside{0};  // that were let go; beside a more urgent class
+    std::atomic<int64_t> held_ns{0};   // since when the class is held back, or last put despite that; 0: not held
+    std::atomic<uint64_t> bytes{0}, bytes_beside{0};  // admitted; those admitted despite a more urgent class
   };
   Class of[kTrafficClasses];
   struct alignas(kLine) {
@@ -44,7 +44,6 @@ struct PutOrder {
   } window;
 };
 
-// Of this process.
 PutOrder& process_put_order();
 
 inline uint32_t order_class(uint32_t traffic_class) { return std::min(traffic_class, kTrafficClasses - 1); }
@@ -79,12 +78,12 @@ inline void note_rate(PutOrder& order, uint64_t bytes, int64_t now) {
   const uint64_t rate =
       order.window.bytes.exchange(bytes, std::memory_order_relaxed) / static_cast<uint64_t>(passed / 1'000'000);
   order.window.begin_ns.store(now, std::memory_order_relaxed);
-  // A window in which little was wanted says little.
+  // A window with little demand says little about the line, so the rate falls by at most 1/8.
   const uint64_t before = order.window.bytes_per_ms.load(std::memory_order_relaxed);
   if (begin != 0) order.window.bytes_per_ms.store(std::max(rate, before - before / 8), std::memory_order_relaxed);
 }
 
-// Whether a put of so many bytes may begin.
+// Returns whether a put of this many bytes may begin, and counts it if so.
 inline bool may_go(PutOrder& order, uint32_t traffic_class, uint64_t bytes, int64_t now) {
   PutOrder::Class& c = order.of[order_class(traffic_class)];
   const bool beside = more_urgent_moves(order, traffic_class, now);

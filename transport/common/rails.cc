@@ -99,7 +99,7 @@ std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> pe
     used_own[o] = used_peer[p] = true;
     rails.push_back({o, p, slower(own[o].mbit_per_s, peer[p].mbit_per_s)});
   };
-  // An address that both have, such as a container bridge's, does not lead to the other host.
+  // An address that both hosts have, such as a container bridge's, does not lead to the other host.
   const auto is_own = [&](const Nic& n) {
     return !one_machine &&
            std::any_of(own.begin(), own.end(), [&](const Nic& o) { return same_address(o.address, n.address); });

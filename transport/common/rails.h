@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which interfaces carry the data between two hosts. Pure, but for the question where a route leads, which is passed
-// in.
+// Chooses the network interfaces that carry the data between two hosts. All functions are pure; the route lookup is
+// passed in.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace moeccl::transport {
 
-// An interface that a rank offers, with the port at which it listens there.
+// An interface that a rank offers, with the port on which it listens there.
 struct Nic {
   std::string name;
   driver::SocketAddress address;
@@ -22,29 +22,31 @@ struct Nic {
 };
 inline constexpr size_t kMaxNics = 8;
 
-// One of each interface, IPv4 before IPv6, at most kMaxNics. `filter`: MOECCL_SOCKET_IFNAME. Loopback only when named.
-// InvalidArgument for a filter that leaves none; Unsupported when there is none.
+// Chooses one address of each interface, IPv4 before IPv6, at most kMaxNics. `filter` is MOECCL_SOCKET_IFNAME. Loopback
+// is chosen only by name. Returns InvalidArgument for a filter that leaves no interface, Unsupported when there is none
+// without a filter.
 Result<std::vector<Nic>> choose_nics(std::span<const driver::Interface> interfaces, const std::string& filter);
 
 void write_nics(std::span<const Nic> nics, Writer& out);
-// Bad ones read as none, and in.ok() turns false.
+// Returns an empty list for malformed input.
 std::vector<Nic> read_nics(Reader& in);
 
 struct Rail {
   uint32_t own = 0, peer = 0;  // indices of the two hosts' Nics
-  int64_t mbit_per_s = 0;      // of the slower of the two; 0: unknown
+  int64_t mbit_per_s = 0;      // rate of the slower of the two; 0: unknown
 };
-// The own address from which packets to `peer` leave, as driver::source_address_towards().
+// Returns the local address from which packets to `peer` leave, as driver::source_address_towards() does.
 using Route = std::function<Result<driver::SocketAddress>(const driver::SocketAddress& peer)>;
 
-// Pairs of interfaces, each at most once, fastest first: first those in one network, else the one that the route to the
-// peer's interfaces names. Rails with less than a quarter of the best one's rate are left out: waiting for their part
-// costs more than it brings. Empty: no way. one_machine: both "hosts" are this machine (MOECCL_HOST_ID), whose
-// addresses both have.
+// Pairs up interfaces, each used at most once, fastest first. If no two interfaces share a network, the pair is the one
+// that the route to the peer's interfaces names. Rails with less than a quarter of the best rail's rate are left out,
+// because waiting for their part costs more than it brings. The result is empty if there is no way to the peer.
+// one_machine: both "hosts" are this machine (MOECCL_HOST_ID) and share its addresses.
 std::vector<Rail> choose_rails(std::span<const Nic> own, std::span<const Nic> peer, const Route& route,
                                bool one_machine = false);
 
-// Connections for a rail: one carries some 20 Gbit/s on one core. `wanted`: MOECCL_SOCKET_STREAMS.
+// Returns the number of connections for a rail: one carries some 20 Gbit/s on one core. `wanted` is
+// MOECCL_SOCKET_STREAMS.
 uint32_t streams_for(const Rail& rail, int32_t wanted);
 
 }  // namespace moeccl::transport

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast a host reaches the others, as far as its ranks can say before anybody has measured it.
+// An estimate of how fast a host reaches the others, for use until it has been measured.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace moeccl::transport {
 
-// rates: [n_ranks] of the uplink of each rank's host, as that rank offers it; a host's first rank counts. Of unequal
-// hosts the slowest.
+// Returns the uplink rate of the slowest host. rates: [n_ranks], the uplink of each rank's host as that rank offers it;
+// a host's first rank counts.
 inline double slowest_uplink(std::span<const uint32_t> host_of, std::span<const double> rates) {
   std::map<uint32_t, double> of_host;
   for (uint32_t r = 0; r < host_of.size(); ++r) of_host.emplace(host_of[r], rates[r]);

@@ -48,7 +48,7 @@ Result<cuda::IpcHandle> export_memory(cuda::Context context, const std::byte* da
 
 CudaLink::CudaLink(std::unique_ptr<Link> words, CudaPeer peer) : words_(std::move(words)), peer_(std::move(peer)) {
   peer_words_ = {&words_->board(), {&words_->block(0), &words_->block(1)}};
-  // No outboxes: those are the host's.
+  // The view has no outboxes, because those are for the host.
   view_.staging = peer_.staging;
   view_.messages = words_->view().staging;
   view_.same_process = peer_.direct;
@@ -63,8 +63,8 @@ Result<PutState> CudaLink::put(uint64_t offset, const void* src, size_t bytes) {
 }
 
 Status CudaLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
-  // The stream's store is preceded by a fence for the whole system; it pairs with the acquire load of `word` in
-  // Execution::wait() on the peer's proxy, which launches what reads the data only then.
+  // The stream's store is preceded by a system-wide fence. It pairs with the acquire load of `word` in
+  // Execution::wait() on the peer's proxy, which launches the reader of the data only then.
   const SignalLine* line = &view_.signals[sig];
   return cuda::check(cuda::driver()->cuStreamWriteValue64_v2(peer_.stream, reinterpret_cast<cuda::Pointer>(&line->word),
                                                              static_cast<uint64_t>(tag) << 32 | number, 0),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A link between ranks whose buffers are CUDA memory: the peer's staging is device memory (direct for threads of one
-// process, through a file descriptor or an IPC handle between processes) or host memory that both devices reach;
-// signals are stores that this rank's stream makes when all it did before is done. Words and messages' headers stay in
-// the shared segment.
+// A link between ranks whose buffers are CUDA memory. The peer's staging is either device memory (used directly by
+// threads of one process, and opened through a file descriptor or an IPC handle between processes) or host memory that
+// both devices can access. Signals are stores that this rank's stream makes once all its earlier work is done. Words
+// and message headers stay in the shared segment.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace moeccl::transport::cuda_ipc {
 
-// A peer's device memory, opened here while it lives.
+// A peer's device memory, kept open for the lifetime of this object.
 class Opened {
  public:
   Opened() = default;
@@ -26,16 +26,16 @@ class Opened {
 
  private:
   driver::cuda::Context context_ = nullptr;
-  std::byte* data_ = nullptr;            // by handle
-  driver::cuda::VirtualMemory virtual_;  // by descriptor
+  std::byte* data_ = nullptr;            // opened by handle
+  driver::cuda::VirtualMemory virtual_;  // opened by descriptor
 };
 Result<driver::cuda::IpcHandle> export_memory(driver::cuda::Context context, const std::byte* data);
 
 struct CudaPeer {
   driver::cuda::Stream stream = nullptr;  // this rank's
-  std::byte* staging = nullptr;           // the peer's staging, where the device reaches it
-  Opened opened;                          // keeps it open
-  bool direct = false;                    // its buffers are addresses here too: a thread of this process
+  std::byte* staging = nullptr;           // the peer's staging at an address that the device can access
+  Opened opened;                          // keeps the staging open
+  bool direct = false;                    // the peer is a thread of this process: its buffer addresses are valid here
 };
 
 class CudaLink final : public Link {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Page-locked memory between a device and a network: room for puts, taken in order, given back in any. Pure.
+// A ring of rooms for puts in the bounce memory between a device and a network. Rooms are taken in order and given back
+// in any order. The class is pure: it never touches the memory.
 #pragma once
 
 #include <array>
@@ -13,7 +14,8 @@ class Bounce {
     base_ = base;
     bytes_ = bytes;
   }
-  // Contiguous, aligned to kAlign; null while there is no such room. An empty one has room for all its bytes.
+  // Returns contiguous room, aligned to kAlign, or null while there is none. An empty bounce has room for all its
+  // bytes.
   std::byte* take(size_t bytes);
   void give_back(const std::byte* begin);
   void give_back_all() { n_ = 0; }
@@ -23,13 +25,13 @@ class Bounce {
   static constexpr size_t kAlign = 256, kMostPieces = 512;
   struct Piece {
     size_t begin = 0, end = 0;
-    bool free = false;  // given back, but older ones are not
+    bool free = false;  // given back, but older pieces are not
   };
   Piece& piece(size_t i) { return pieces_[(first_ + i) % kMostPieces]; }
 
   std::byte* base_ = nullptr;
   size_t bytes_ = 0;
-  std::array<Piece, kMostPieces> pieces_;  // a ring: in the order in which they were taken
+  std::array<Piece, kMostPieces> pieces_;  // a ring, in the order in which the pieces were taken
   size_t first_ = 0, n_ = 0;
 };
 

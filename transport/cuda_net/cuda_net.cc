@@ -11,14 +11,15 @@ namespace cuda = driver::cuda;
 
 namespace {
 
-// A large put crosses the bus and the wire in pieces of this size, so that both are busy: at 25 GB/s a copy of one
-// takes 20 us, about what starting it and seeing its end costs.
+// A large put crosses the bus and the wire in pieces of this size, so that both are busy. At 25 GB/s, copying a piece
+// takes 20 us, about as long as starting the copy and noticing its end.
 constexpr size_t kPiece = 512 << 10;
 constexpr size_t kWordBytes = 256, kWordsBytes = 64 << 10;
-constexpr size_t kBlock = size_t{2} << 20;  // an allocation of so many bytes begins a page, and shares none
-// Ranges of one peer between two looks: a plan has at most kMostSlots slots, each put in some pieces.
+constexpr size_t kBlock = size_t{2} << 20;  // an allocation of this size begins on a page and shares none
+// The most ranges that one peer puts between two calls of settle(): a plan has at most kMostSlots slots, each put in a
+// few pieces.
 constexpr size_t kMostRanges = 1 << 16;
-// Pieces that come over several connections are put together as long as not more than these are open.
+// Pieces that arrive over several connections are merged while at most this many ranges are open.
 constexpr size_t kOpenRanges = 16;
 
 }  // namespace
@@ -54,8 +55,8 @@ std::unique_ptr<Link> CudaNet::wrap(uint32_t rank, std::unique_ptr<Link> link) {
 }
 
 uint64_t CudaNet::passed() const {
-  // Acquire: pairs with the stream's store, which is preceded by a fence for the whole system; the copies before it are
-  // visible to whoever sends them.
+  // Acquire: pairs with the stream's store, which is preceded by a system-wide fence. The sender of the copies made
+  // before the store sees their data.
   return std::atomic_ref(*reinterpret_cast<uint64_t*>(words_.data())).load(std::memory_order_acquire);
 }
 
@@ -80,7 +81,7 @@ Status CudaNet::tell_board() {
 }
 
 void CudaNet::board_changed(bool now) {
-  // The end of an operation, which the stream has still to store.
+  // The change is the end of an operation, which the stream has yet to store.
   if (now && board_waits_.load(std::memory_order_relaxed) && !failed()) {
     tell_now_.store(true, std::memory_order_relaxed);
     return;
@@ -192,7 +193,7 @@ void CudaNetLink::reclaim() {
 }
 
 std::byte* CudaNetLink::room(size_t bytes) {
-  if (room_ != nullptr) net_.bounce_.give_back(room_);  // whoever packed it did not put it: it is packed anew
+  if (room_ != nullptr) net_.bounce_.give_back(room_);  // it was packed but not put, and will be packed anew
   return room_ = net_.take(bytes);
 }
 
@@ -210,7 +211,7 @@ Result<PutState> CudaNetLink::put(uint64_t offset, const void* src, size_t bytes
     }
     push(
         {.ticket = net_.ticket(), .offset = offset + at, .src = to + at, .bytes = n, .give_back = last ? to : nullptr});
-    // The last piece's number comes with the signal behind it, or with the next round of polls.
+    // The stream stores the last piece's number with the signal that follows, or in the next progress().
     if (!last) MOECCL_TRY(net_.mark());
     at += n;
   }
@@ -249,7 +250,7 @@ bool CudaNetLink::pump(uint64_t passed) {
         (w.words ? net_.host_bounce_ : net_.bounce_).give_back(w.give_back);
       }
     } else {
-      // A failed rank's put is lost without a word: its signal must not say that it came.
+      // A failed rank's put is dropped silently, so its signal must not claim that the data arrived.
       if (net_.failed()) return false;
       if (Status s = link_->signal(w.sig, w.number, w.tag); !s.ok()) {
         net_.status_ = std::move(s);

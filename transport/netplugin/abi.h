@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The binary interface of NCCL's net plugins, versions 6 to 12, as a host needs it: our own declarations of what a
-// plugin exports as `ncclNetPlugin_v6` .. `ncclNetPlugin_v12`. The layouts are facts (tests/unit/transport/
-// netplugin_abi_test.cc pins each offset); what the calls mean is said once, at the newest version.
+// plugin exports as `ncclNetPlugin_v6` .. `ncclNetPlugin_v12`. The layouts are facts
+// (tests/unit/transport/netplugin_abi_test.cc pins each offset). The meaning of the calls is explained once, at the
+// newest version.
 //
-// What changed: v7 asks for offload to the device (a pointer that stays null here); v8 registers with size_t; v9 moves
-// size_t and tells limits and virtual devices; v10 adds a profiler's callback, a traffic class at connect and a handle
-// at each transfer; v11 gives every communicator a context of its own, and finalize; v12 widens the list of devices
-// behind a virtual one and tells rail and plane.
+// Changes: v7 asks for offload to the device (a pointer that stays null here); v8 registers with size_t; v9 transfers
+// with size_t and reports limits and virtual devices; v10 adds a profiler callback, a traffic class at connect and a
+// handle for each transfer; v11 gives every communicator a context, and adds finalize; v12 widens the list of devices
+// behind a virtual one and reports rail and plane.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@ inline constexpr int kPtrHost = 1, kPtrCuda = 2, kPtrDmabuf = 4;
 inline constexpr int kUndefined = -1;  // traffic class, rail, plane
 inline constexpr int kDeviceHost = 0;  // netDeviceType: the host drives the transfers
 
-// ncclResult_t. Plugins are C: any number may come.
+// ncclResult_t. Plugins are C, so any number may come.
 using Code = int;
 inline constexpr Code kSuccess = 0, kSystemError = 2, kInternalError = 3;
 
@@ -49,7 +50,7 @@ struct PropertiesV6 {
   int ptrSupport;
   int speed;  // Mbit/s
   int port;
-  float latency;  // us; 0: not told
+  float latency;  // us; 0: not reported
   int maxComms;
   int maxRecvs;
 };
@@ -140,7 +141,7 @@ struct PropertiesV12 {
   int16_t planeId;
 };
 
-// What all versions share.
+// What all versions have in common.
 using Devices = Code(int* n);
 template <class P>
 using GetProperties = Code(int dev, P* props);
@@ -304,13 +305,13 @@ struct NetV11 {
 struct NetV12 {
   const char* name;
   InitV11* init;
-  // The number of adapters. With 0 all below may be null, but finalize is still called.
+  // The number of adapters. If it is 0, everything below may be null, but finalize is still called.
   Devices* devices;
   GetProperties<PropertiesV12>* getProperties;
-  // Writes kHandleBytes into `handle`, which the peer gives to connect().
+  // Writes kHandleBytes into `handle`, which the peer passes to connect().
   ListenV11* listen;
-  // Neither may wait: success with a null comm means "call again", with the same handle (connect keeps its state
-  // there).
+  // Neither may wait: success with a null comm means "call again", with the same handle, in which connect keeps its
+  // state.
   ConnectV11* connect;
   Accept* accept;
   RegMr* regMr;
@@ -321,7 +322,7 @@ struct NetV12 {
   IrecvV10* irecv;
   // After a receive into CUDA memory: once this request is done, the device sees the bytes.
   Iflush* iflush;
-  // Moves bytes, too. A request that is done must not be named again.
+  // Moves bytes, too. A request that is done must not be passed again.
   Test* test;
   Close* closeSend;
   Close* closeRecv;

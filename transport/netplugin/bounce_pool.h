@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that a rank's large puts go from: copied, so that a put is done when it has been copied, and an operation that
-// fails leaves nobody reading memory that is not the library's. One thread at a time.
+// Memory from which a rank's large puts are sent. They are copied to it, so that a put is done once it is copied, and
+// after a failed operation nothing reads memory that is not the library's. One thread at a time.
 #pragma once
 
 #include <cstddef>

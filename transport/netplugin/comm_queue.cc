@@ -7,7 +7,7 @@ Status CommQueue::post() {
   while (posted_ < n_ && posted_ < kDepth) {
     Posted& p = entries_[(first_ + posted_) % kCapacity];
     const Transfer& t = p.is;
-    // A plugin whose flush gives no request has nothing to flush; posted as done.
+    // A plugin whose flush returns no request has nothing to flush; the transfer is posted as done.
     Result<Request> request = t.flush               ? api_->flush(comm_, t.data, t.bytes, t.memory)
                               : way_ == Way::kSends ? api_->send(comm_, t.data, t.bytes, t.memory)
                                                     : api_->receive(comm_, t.data, t.bytes, t.memory);

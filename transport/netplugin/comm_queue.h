@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transfers of one comm of a plugin: added in order, posted as far as the plugin takes them, told when they are
-// done, the oldest first. One thread at a time.
+// The transfers of one comm of a plugin. They are added in order, posted as far as the plugin takes them, and reported
+// when they are done, oldest first. One thread at a time.
 #pragma once
 
 #include <array>
@@ -17,12 +17,12 @@ class CommQueue {
     void* data = nullptr;
     size_t bytes = 0;
     Memory memory = nullptr;
-    uint32_t tag = 0;  // the owner's
+    uint32_t tag = 0;  // for the owner
     bool flush = false;
   };
   enum class Way : uint8_t { kSends, kReceives };
   static constexpr uint32_t kCapacity = 64;
-  // So many are under way at once; v6 allows no more.
+  // The most transfers under way at once; v6 allows no more.
   static constexpr uint32_t kDepth = 8;
 
   CommQueue(NetApi& api, Comm comm, Way way) : api_(&api), comm_(comm), way_(way) {}
@@ -34,9 +34,10 @@ class CommQueue {
     entries_[(first_ + n_) % kCapacity] = {t, nullptr};
     ++n_;
   }
-  // What the plugin would not take before may go now.
+  // Posts what the plugin would not take before.
   Status post();
-  // Whether the oldest is done; then it is *t, and *bytes tells how many came, or 0.
+  // Returns whether the oldest is done. If so, it is in *t, and *bytes says how many bytes came, or 0 if the plugin
+  // does not.
   Result<bool> take_done(Transfer* t, size_t* bytes);
 
  private:

@@ -15,12 +15,12 @@
 namespace moeccl::transport::netplugin {
 namespace {
 
-constexpr int kNewsEveryMs = 20;  // whether the group has ended
+constexpr int kNewsEveryMs = 20;  // how often to check whether the group has ended
 constexpr int64_t kPause_ns = 50'000;
 constexpr size_t kMaxName = 256;
 constexpr char kMagic[8] = {'M', 'o', 'E', 'C', 'C', 'L', 'n', 'p'};
 
-// In constant time: whoever guesses learns nothing from how long it takes.
+// Compares in constant time, so that an attacker who guesses learns nothing from how long it takes.
 bool same_key(const bootstrap::Key& a, const bootstrap::Key& b) {
   std::byte differs{0};
   for (size_t i = 0; i < a.size(); ++i) differs |= a[i] ^ b[i];
@@ -142,7 +142,7 @@ Status Connecting::listen() {
 
 Status Connecting::read_offers(std::span<const std::vector<std::byte>> offers) {
   for (const auto& p : peers_) {
-    // The peer's rows are for all ranks that are on other hosts than it.
+    // The peer's offer has rows for all ranks on other hosts than its own.
     std::vector<uint32_t> remote_to_it;
     for (uint32_t r = 0; r < options_.n_ranks(); ++r) {
       if (options_.host_of[r] != options_.host_of[p->rank]) remote_to_it.push_back(r);
@@ -184,7 +184,7 @@ std::string Connecting::missing() const {
 
 Result<std::vector<PeerComms>> Connecting::connect(std::span<const std::vector<std::byte>> offers) {
   MOECCL_TRY(read_offers(offers));
-  // The thread holds this object: it may be left behind in the plugin.
+  // The thread holds a reference to this object, because it may be left behind in the plugin.
   MOECCL_ASSIGN_OR_RETURN(std::thread thread,
                           driver::start_thread("moeccl-meet", [self = shared_from_this()]() mutable {
                             Status s = contained([&] { return self->run(); });
@@ -203,7 +203,7 @@ Result<std::vector<PeerComms>> Connecting::connect(std::span<const std::vector<s
     ended_.wait_for(lock, std::chrono::milliseconds(kNewsEveryMs));
     group_ended = ::poll(&news, 1, 0) > 0;
   }
-  // A last moment for a plugin that does not wait.
+  // Give a plugin that does not wait a last moment.
   stop_.store(true, std::memory_order_release);
   const bool in_time = ended_.wait_for(lock, std::chrono::milliseconds(10 * kNewsEveryMs), [&] { return done_; });
   lock.unlock();
@@ -233,7 +233,7 @@ Result<std::vector<PeerComms>> Connecting::connect(std::span<const std::vector<s
 Status Connecting::run() {
   for (;;) {
     bool all = true, moved = false;
-    // All are called before one is accepted: plugins that wait in accept need their peers' connect.
+    // Connect to all peers before accepting from any: plugins that wait in accept need their peers' connect.
     for (const auto& p : peers_) MOECCL_TRY(connect_to(*p, &moved));
     for (const auto& p : peers_) MOECCL_TRY(accept_from(*p, &moved));
     for (const auto& p : peers_) all = all && p->connected();
@@ -351,11 +351,10 @@ Status Connecting::check(const Peer& p, size_t comm) const {
       proof.to == options_.rank && proof.comm == number && same_key(proof.mac, expected)) {
     return {};
   }
-  return error(
-      moecclRemoteError,
-      "who connected through net plugin {} in the place of rank {} does not hold this communicator's key: is a "
-      "stranger on its network?",
-      use_->api().text(), p.rank);
+  return error(moecclRemoteError,
+               "the peer that connected through net plugin {} in the place of rank {} "
+               "does not hold this communicator's key: is a stranger on its network?",
+               use_->api().text(), p.rank);
 }
 
 }  // namespace moeccl::transport::netplugin

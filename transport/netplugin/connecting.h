@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How ranks meet through a net plugin: each listens for each peer, the handles travel over the authenticated bootstrap,
-// and the first message of every comm proves who sends on it.
+// and the first message of every comm proves which rank sends on it.
 //
-// A plugin's connect and accept must not wait, but some do. So a thread of its own makes these calls; when the deadline
-// passes or the group has ended it is left behind, and closes what it holds whenever the plugin lets it.
+// A plugin's connect and accept must not wait, but some do, so a separate thread makes these calls. When the deadline
+// passes or the group has ended, the thread is left behind, and closes what it holds whenever the plugin lets it.
 #pragma once
 
 #include <atomic>
@@ -18,17 +18,18 @@
 
 namespace moeccl::transport::netplugin {
 
-// What one rank tells all.
+// What one rank tells all ranks.
 struct Offer {
-  std::string plugin;       // all ranks use the same
-  uint64_t mbit_per_s = 0;  // of all rails; 0: not told
+  std::string plugin;       // the same on all ranks
+  uint64_t mbit_per_s = 0;  // of all rails; 0: not reported
   bool pieces_only = false;
   bootstrap::Key nonce = {};
   std::vector<double> rails;    // weights
   std::vector<Handle> handles;  // [1 + rails] of the reader's row
 
   std::vector<std::byte> write(const std::vector<std::vector<Handle>>& rows) const;
-  // The row for `reader` of a rank that listens for `remote` ranks. False: no offer that this MoECCL can read.
+  // Reads the row for `reader` from the offer of a rank that listens for `remote` ranks. Returns false for an offer
+  // that this MoECCL cannot read.
   bool read(std::span<const std::byte> bytes, std::span<const uint32_t> remote, uint32_t reader);
 };
 
@@ -38,7 +39,7 @@ bootstrap::Key proof_of(const bootstrap::Key& key, const bootstrap::Key& nonce, 
 class Connecting : public std::enable_shared_from_this<Connecting> {
  public:
   Connecting(std::shared_ptr<PluginUse> use, const NetworkOptions& options);
-  ~Connecting();  // closes what was not taken
+  ~Connecting();  // closes what was not taken over
 
   // Listens for each remote rank, once for each comm.
   Status listen();
@@ -53,7 +54,7 @@ class Connecting : public std::enable_shared_from_this<Connecting> {
     Offer offer;
     std::vector<Comm> listeners;
     PeerComms comms;
-    // Of proofs: what is under way.
+    // The proofs that are under way.
     std::vector<Proof> ours, theirs;
     std::vector<Memory> out_memory, in_memory;
     std::vector<Request> sends, receives;
@@ -63,7 +64,7 @@ class Connecting : public std::enable_shared_from_this<Connecting> {
     bool proved() const;
   };
   Status read_offers(std::span<const std::vector<std::byte>> offers);
-  Status run();  // in the thread
+  Status run();  // runs in the thread
   Status connect_to(Peer& p, bool* moved);
   Status accept_from(Peer& p, bool* moved);
   Status begin_proofs(Peer& p);
@@ -78,7 +79,7 @@ class Connecting : public std::enable_shared_from_this<Connecting> {
   std::vector<PluginUse::Device> devices_;  // of the rails
   std::vector<uint32_t> remote_;
   Offer own_;
-  std::vector<std::vector<Handle>> rows_;  // by place in remote_
+  std::vector<std::vector<Handle>> rows_;  // by position in remote_
   std::vector<std::unique_ptr<Peer>> peers_;
   std::atomic<bool> stop_{false};
 

@@ -19,10 +19,10 @@ constexpr int64_t kSlowest = 4;  // a rail may be this many times slower than th
 
 bool same_name(const std::string& a, const std::string& b) { return strcasecmp(a.c_str(), b.c_str()) == 0; }
 
-// One entry of a list, once it was tried.
+// One entry of a list after it was tried.
 struct Loaded {
   std::string entry;
-  std::unique_ptr<NetApi> api;  // null: `why_not`
+  std::unique_ptr<NetApi> api;  // null: see `why_not`
   std::string why_not;
 };
 
@@ -83,7 +83,7 @@ Registry& registry() {
 
 Result<PluginUse> try_plugin(NetApi& api, const PluginChoice& choice) {
   MOECCL_ASSIGN_OR_RETURN(void* const context, api.init(choice.comm_id, choice.traffic_class));
-  PluginUse use(api, context);  // from here on finalize() is called, also when there are no devices
+  PluginUse use(api, context);  // from here on finalize() is called, even when there are no devices
   MOECCL_TRY(use.find_devices());
   return use;
 }
@@ -151,7 +151,7 @@ std::vector<PluginUse::Device> choose_rails(std::vector<PluginUse::Device> devic
 Result<PluginUse> use_plugin(const PluginChoice& choice) {
   const std::lock_guard lock(registry().mutex);
   std::vector<std::string> entries = plugin_list(choice.list);
-  // NAME may also name a file, as in NCCL_NET_PLUGIN, where no list says otherwise.
+  // As in NCCL_NET_PLUGIN, NAME may also name a file, unless a list says otherwise.
   if (!choice.wanted.empty() && choice.list.empty()) entries.push_back(choice.wanted);
   std::string why_not;
   for (const std::string& entry : entries) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which net plugins this process has: NCCL's own rules of where they lie and which of a library's versions is taken.
+// Finds the net plugins of this process, by NCCL's own rules for where they lie and which of a library's versions is
+// taken.
 //
-// A library stays loaded for the life of the process: plugins keep threads. Safe for threads.
+// A library stays loaded for the life of the process, because plugins keep threads. All functions are thread-safe.
 #pragma once
 
 #include <memory>
@@ -14,12 +15,13 @@
 
 namespace moeccl::transport::netplugin {
 
-// The values of MOECCL_NET_PLUGIN (a comma list; "none": no plugin; empty: the default one), then the file names to
-// try for one value: as it is given, then libnccl-net-<value>.so where it is a bare name.
+// plugin_list() returns the entries of MOECCL_NET_PLUGIN (a comma-separated list; "none": no plugin; empty: the default
+// one). file_names() returns the file names to try for one entry: the entry itself, then libnccl-net-<entry>.so if it
+// is a bare name.
 std::vector<std::string> plugin_list(std::string_view value);
 std::vector<std::string> file_names(const std::string& entry);
 
-// A communicator's use of one plugin; finalize() is called when it ends.
+// One communicator's use of a plugin; finalize() is called when it ends.
 class PluginUse {
  public:
   PluginUse(NetApi& api, void* context) : api_(&api), context_(context) {}
@@ -34,13 +36,13 @@ class PluginUse {
 
   NetApi& api() const { return *api_; }
   void* context() const { return context_; }
-  // What the host can use, by the plugin's number.
+  // A device that the host can use, with the plugin's number for it.
   struct Device {
     int number = 0;
     DeviceProperties is;
   };
   const std::vector<Device>& devices() const { return devices_; }
-  // Unsupported: none, and why.
+  // Returns Unsupported, with the reasons, if there are none.
   Status find_devices();
 
  private:
@@ -49,12 +51,13 @@ class PluginUse {
   std::vector<Device> devices_;
 };
 
-// A device must take so much at once: a large put is cut into such pieces, small enough to keep all rails busy while
-// the next one is copied.
+// A device must take this much in one transfer. A large put is cut into pieces of this size, small enough to keep all
+// rails busy while the next one is copied.
 inline constexpr size_t kPieceBytes = 256 << 10;
 
-// The rails of one rank, at most kMaxRails: the fastest devices, those with less than a quarter of the best one's rate
-// left out. Where there are more, the ranks of a host take different ones, the n-th rank of each host the same.
+// Chooses the rails of one rank, at most kMaxRails: the fastest devices, without those below a quarter of the best
+// one's rate. Where there are more, the ranks of a host take different ones, and the n-th rank of each host takes the
+// same ones.
 inline constexpr size_t kMaxRails = 4;
 std::vector<PluginUse::Device> choose_rails(std::vector<PluginUse::Device> devices, size_t local_rank);
 
@@ -64,7 +67,7 @@ struct PluginChoice {
   uint64_t comm_id = 0;     // one for each communicator
   int traffic_class = -1;   // abi::kUndefined
 };
-// The first of the list that has devices. Unsupported says of each why it is not that one.
+// Uses the first plugin of the list that has devices. Unsupported says for each entry why it cannot be used.
 Result<PluginUse> use_plugin(const PluginChoice& choice);
 
 }  // namespace moeccl::transport::netplugin

@@ -21,7 +21,8 @@ namespace {
 
 using abi::Code;
 
-// Of the calling thread, until failed() has told it. Short, so that a thread's end has nothing to free.
+// The calling thread's last warning, until failed() has reported it. A plain array leaves nothing to free when a thread
+// ends.
 thread_local char last_warning[256];
 
 const char* meaning(Code code) {
@@ -47,12 +48,12 @@ const char* meaning(Code code) {
 
 Code no_profiler(void**, int, void*, int64_t, void*) { return abi::kSuccess; }
 
-// More than this of one transfer is the plugin's mistake, or a value that older versions leave at 0.
+// The largest transfer of a plugin that reports none, because its version cannot or it leaves the value at 0.
 constexpr size_t kOldMaxBytes = size_t{1} << 30;
 
 template <class Net>
 class Adapter final : public NetApi {
-  // By what a version's structure has; see abi.h.
+  // What a version has, by the members of its structure; see abi.h.
   static constexpr bool kContexts = requires(Net n) { n.finalize; };
   static constexpr bool kProfiler = kContexts || std::same_as<Net, abi::NetV10>;
   static constexpr bool kWide = kProfiler || std::same_as<Net, abi::NetV9>;
@@ -88,7 +89,7 @@ class Adapter final : public NetApi {
       }
       if (!initialised_->ok()) return *initialised_;
     }
-    // Only now: init may have written them. Once: other communicators use them already.
+    // Only now, because init may have written the pointers; only once, because other communicators already use them.
     if (!read_) {
       std::memcpy(static_cast<void*>(&net_), exported_, sizeof(net_));
       if (net_.name != nullptr) name_ = net_.name;
@@ -298,7 +299,7 @@ class Adapter final : public NetApi {
 
   const Net* exported_;
   Net net_ = {};
-  std::mutex mutex_;  // of init
+  std::mutex mutex_;  // for init
   bool read_ = false;
   std::optional<Status> initialised_;
 };

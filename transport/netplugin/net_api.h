@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One net plugin with the newest version's meaning, whatever version it speaks. Function pointers are read after init:
-// some plugins export a name and init alone and fill in the rest there.
+// One net plugin with the meaning of the newest version, whatever version it implements. Function pointers are read
+// after init, because some plugins export only a name and init, and fill in the rest there.
 //
-// Calls may come from any thread; calls about one comm, and its requests, from one at a time. None waits, but for what
-// a plugin does against its interface. Every failure is one sentence: plugin, version, call, result and what to do.
+// Calls may come from any thread, but calls about one comm and its requests from only one at a time. No call waits,
+// unless the plugin breaks its interface. Every failure is one sentence: plugin, version, call, result and what to do.
 #pragma once
 
 #include <array>
@@ -22,8 +22,8 @@ struct DeviceProperties {
   int ptr_support = 0;  // abi::kPtr*
   bool global_registration = false;
   bool force_flush = false;
-  int64_t mbit_per_s = 0;  // 0: not told
-  double latency_us = 0;   // 0: not told
+  int64_t mbit_per_s = 0;  // 0: not reported
+  double latency_us = 0;   // 0: not reported
   int max_comms = 0;
   int device_type = abi::kDeviceHost;
   size_t max_bytes = 0;  // of one transfer
@@ -31,9 +31,9 @@ struct DeviceProperties {
 };
 
 using Handle = std::array<std::byte, abi::kHandleBytes>;
-// What a plugin gave out; null: none.
+// What a plugin hands out; null: none.
 using Comm = void*;
-using Memory = void*;  // a registration; null is a good one
+using Memory = void*;  // a registration; null is valid
 using Request = void*;
 
 class NetApi {
@@ -46,31 +46,31 @@ class NetApi {
   const std::string& library() const { return library_; }  // the file
   int version() const { return version_; }
   std::string text() const;  // "FastSocket (libnccl-net.so, v6)"
-  // Case does not count; a plugin that renames itself in init goes by both names.
+  // Ignores case. A plugin that renames itself in init goes by both names.
   bool is_called(const std::string& name) const;
-  // Most requests of a comm that are under way at once.
+  // The most requests of a comm that may be under way at once.
   int max_requests() const { return version_ == 6 ? 8 : 32; }
 
-  // A communicator's use of the plugin. Up to v10 there are no contexts: the first init counts, and lasts as long as
-  // the process.
+  // Begins a communicator's use of the plugin. Up to v10 there are no contexts: the first init counts, and lasts as
+  // long as the process.
   virtual Result<void*> init(uint64_t comm_id, int traffic_class) = 0;
   virtual Status finalize(void* context) = 0;
-  // After init: whether every call is there that a transport makes; Unsupported names the first that is not. A plugin
-  // without devices may lack them.
+  // Called after init: checks that the plugin has every call that a transport makes; Unsupported names the first that
+  // is missing. A plugin without devices may lack them.
   virtual Status complete() const = 0;
   virtual Result<int> devices() = 0;
   virtual Result<DeviceProperties> properties(int dev) = 0;
   virtual Result<Comm> listen(void* context, int dev, Handle* handle) = 0;
-  // Null: call again, with the same handle where it lies.
+  // Null: call again, with the same handle at the same address.
   virtual Result<Comm> connect(void* context, int dev, int traffic_class, Handle* handle) = 0;
   virtual Result<Comm> accept(Comm listener) = 0;
   virtual Result<Memory> register_memory(Comm comm, void* data, size_t bytes, int type) = 0;
   virtual Status deregister(Comm comm, Memory memory) = 0;
-  // Null: not now.
+  // Null: not now, call again.
   virtual Result<Request> send(Comm comm, void* data, size_t bytes, Memory memory) = 0;
   virtual Result<Request> receive(Comm comm, void* data, size_t bytes, Memory memory) = 0;
   virtual Result<Request> flush(Comm comm, void* data, size_t bytes, Memory memory) = 0;
-  // *bytes: of a receive that is done, where the plugin tells; else 0.
+  // *bytes: the size of a completed receive, where the plugin reports it; else 0.
   virtual Result<bool> test(Request request, size_t* bytes) = 0;
   virtual Status close_send(Comm comm) = 0;
   virtual Status close_receive(Comm comm) = 0;
@@ -79,7 +79,7 @@ class NetApi {
  protected:
   NetApi(int version, std::string library, std::string name)
       : version_(version), library_(std::move(library)), exported_name_(name), name_(std::move(name)) {}
-  // nullptr: the plugin lacks the call.
+  // missing() is the error for a call that the plugin lacks, failed() for one that returned an error.
   Status missing(const char* call) const;
   Status failed(const char* call, abi::Code code) const;
 
@@ -87,12 +87,12 @@ class NetApi {
   std::string library_, exported_name_, name_;
 };
 
-// What is behind the symbol ncclNetPlugin_v<version>, which stays where it is. `structure` may be written by others.
+// Wraps the structure behind the symbol ncclNetPlugin_v<version>, which must stay where it is. Others may write to it.
 std::unique_ptr<NetApi> adapt(int version, const void* structure, std::string library);
 // "ncclNetPlugin_v12"
 std::string symbol_of(int version);
 
-// What plugins write to our log with; also keeps this thread's last warning for failed().
+// The logger that plugins are given; also keeps this thread's last warning for failed().
 void plugin_log(int level, unsigned long flags, const char* file, int line, const char* text, ...);
 
 }  // namespace moeccl::transport::netplugin

@@ -11,17 +11,18 @@
 namespace moeccl::transport::netplugin {
 namespace {
 
-// While operations run the thread looks this often whether they still do, and tells boards that no signal took along.
+// While operations run, the thread checks this often whether they still do, and sends boards that no signal has
+// carried.
 constexpr int64_t kLookEvery_ns = 2'000'000;
-// Without operations it looks at once while something moves, then ever less often; never more than a twentieth of the
-// time.
+// Without operations it polls at once while something moves, then less and less often, and never for more than a
+// twentieth of the time.
 constexpr int64_t kShortest_ns = 20'000, kLongest_ns = 1'000'000;
 constexpr int64_t kShare = 20;
-// A rank that waits for one other looks at all links so often.
+// A rank that waits for one other rank polls all links once in this many calls.
 constexpr uint32_t kAllEvery = 8;
-// For what a rank that leaves has still to say.
+// The time for a leaving rank to deliver what it still has to say.
 constexpr int64_t kFarewellMs = 1000;
-// Of the pool: so many pieces for each rail of each link, within bounds.
+// The size of the pool: pieces for each rail of each link, within bounds.
 constexpr size_t kPiecesPerRail = 4, kLeastPieces = 16, kMostPieces = 128;
 
 }  // namespace
@@ -38,7 +39,7 @@ Result<std::unique_ptr<PluginLink>> PluginEngine::add(const LocalMemory& own, Pe
                                                       bool pieces_only) {
   const uint32_t rank = peer.rank;
   auto link = std::make_unique<PluginLink>(own, std::move(peer), memory_type, *this);
-  // Room first: the engine must not know a link that is not handed out.
+  // Make room first: the engine must not know a link that is not handed out.
   if (link_of_rank_.size() <= rank) {
     link_of_rank_.resize(rank + 1, nullptr);
     pieces_only_.resize(rank + 1, false);
@@ -61,8 +62,8 @@ Status PluginEngine::start() {
 
 PluginEngine::~PluginEngine() {
   if (process_.forked()) {
-    // The comms are the parent's, and so is the thread, whose handle can neither be joined nor destroyed here; nor may
-    // the plugin be told that this use of it ends.
+    // After a fork the comms and the thread belong to the parent: the thread's handle can be neither joined nor
+    // destroyed here, nor may the plugin be told that this use of it ends.
     new std::thread(std::move(thread_));
     new std::shared_ptr<PluginUse>(std::move(use_));
     return;
@@ -162,7 +163,7 @@ void PluginEngine::board_changed(bool now) {
   }
   const std::lock_guard lock(mutex_);
   shielded([&] { tell_boards(); });
-  // Nobody may drive this rank any more, and part of it may still wait for the plugin.
+  // It may be that no thread drives this rank any more while part of the board still waits for the plugin.
   if (unsent()) wake();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves the bytes of one rank's links through a net plugin: by the thread that drives the rank's operations, between
-// its polls; and, when no thread does, by a thread of its own. A plugin has nothing to sleep on, so that thread looks
-// again and again, less often while nothing comes. One lock protects links and the plugin's comms.
+// Moves the bytes of one rank's links through a net plugin. The thread that drives the rank's operations does so
+// between its polls; while no thread drives, the engine's own thread does. A plugin offers nothing to sleep on, so that
+// thread polls again and again, less often while nothing comes. One lock protects the links and the plugin's comms.
 #pragma once
 
 #include <atomic>
@@ -22,14 +22,14 @@ namespace moeccl::transport::netplugin {
 class PluginEngine final : public OrderedEngine {
  public:
   static Result<std::unique_ptr<PluginEngine>> create(std::shared_ptr<PluginUse> use, size_t n_links, size_t n_rails);
-  // Says to the peers what they do not know yet and waits, for a second at most, until they have heard it; closes all
-  // comms. The links are of no use afterwards, and must be destroyed later.
+  // Tells the peers what they do not know yet, waits at most a second until they have heard it, and closes all comms.
+  // The links are of no use afterwards and must be destroyed later.
   ~PluginEngine() override;
 
-  // Before start(); the caller owns the link. The comms are the engine's also when it fails. pieces_only: the peer's
-  // staging is CUDA memory.
+  // Called before start(); the caller owns the link. The engine owns the comms, even if this fails. pieces_only: the
+  // peer's staging is CUDA memory.
   Result<std::unique_ptr<PluginLink>> add(const LocalMemory& own, PeerComms peer, int memory_type, bool pieces_only);
-  // Starts the thread. The rank's memory stays where it is until the engine is destroyed.
+  // Starts the thread. The rank's memory must stay where it is until the engine is destroyed.
   Status start();
 
   void begin() override;
@@ -49,7 +49,7 @@ class PluginEngine final : public OrderedEngine {
   void lose_all(const Status& why) noexcept override {
     for (PluginLink* link : links_) link->lose(why);
   }
-  bool turn();         // under the lock: every link; whether something moved
+  bool turn();         // under the lock: every link; returns whether something moved
   void tell_boards();  // under the lock
   bool unsent() const;
   void say_farewell();

@@ -11,13 +11,14 @@
 namespace moeccl::transport::netplugin {
 namespace {
 
-// After one comm has failed, what the others still bring is taken for so long: a peer that leaves closes all of them.
+// After one comm has failed, data from the others is taken for this long, because a peer that leaves closes all of
+// them.
 constexpr int64_t kLastWords_ns = 1'000'000'000;
-// So long what was taken may stay unsaid.
+// How long a received message may stay unacknowledged.
 constexpr int64_t kAnswer_ns = 50'000'000;
-// So many messages keep the peer busy.
+// This many messages under way keep the peer busy.
 constexpr uint32_t kUnderWay = 2;
-// Pieces that one rail may have under way, so that one put does not take all of the pool.
+// The most pieces that one rail may have under way, so that one put does not take the whole pool.
 constexpr uint32_t kPiecesPerRail = CommQueue::kDepth;
 
 }  // namespace
@@ -93,7 +94,7 @@ void PluginLink::end(const Status& why) {
 
 Result<PutState> PluginLink::put_some(uint64_t offset, const void* src, size_t bytes) {
   const std::lock_guard lock(engine_.mutex_);
-  // A put to a rank that is gone is lost; whoever needs that rank asks check_peer().
+  // A put to a lost rank is dropped; a caller that needs that rank asks check_peer().
   if (down_ || ending_ || bye_taken_ || bytes == 0) return PutState::kDone;
   const auto* from = static_cast<const std::byte*>(src);
   OpenPut* open = nullptr;
@@ -121,7 +122,7 @@ Result<PutState> PluginLink::put_some(uint64_t offset, const void* src, size_t b
   if (ending_ || down_) return PutState::kDone;
   const bool assigned = assign_pieces(*open);
   if (assigned) {
-    // While messages are under way the next one may as well gather more; a turn sends it when they are done.
+    // While messages are under way, the next one may as well gather more; a turn sends it when they are done.
     if (out_.size() < kUnderWay) flush();
     if (Status s = turn_sends(&moved); !s.ok()) end(s);
     if (ending_ || down_) return PutState::kDone;
@@ -133,7 +134,7 @@ Result<PutState> PluginLink::put_some(uint64_t offset, const void* src, size_t b
   return assigned ? PutState::kMoved : PutState::kFull;
 }
 
-// The rail for the next piece: of those with room, the one that has carried least for its weight.
+// Returns the rail for the next piece: of those with room, the one that has carried least for its weight.
 PluginLink::Rail* PluginLink::next_rail() {
   Rail* best = nullptr;
   const auto carried = [](const Rail& r) { return static_cast<double>(r.sent_bytes) / r.weight; };
@@ -149,7 +150,7 @@ bool PluginLink::assign_pieces(OpenPut& p) {
   while (p.assigned < p.bytes) {
     Rail* const r = next_rail();
     if (r == nullptr || engine_.pool().empty() || !room(sizeof(FrameHead))) break;
-    // The last pieces of a put share what is left, so that no rail waits long for another.
+    // The last pieces of a put share the rest, so that no rail waits long for another.
     const size_t left = p.bytes - p.assigned;
     const size_t n = std::min(kPieceBytes, rails_.size() == 1 ? left : std::max(left / rails_.size(), kInlinePut));
     const size_t bytes = std::min(n, left);
@@ -169,7 +170,7 @@ bool PluginLink::assign_pieces(OpenPut& p) {
 Status PluginLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
   const std::lock_guard lock(engine_.mutex_);
   if (down_ || ending_ || bye_taken_) return {};
-  // The puts of a rank that has failed are dropped, see put_some(): none of its signals may say that they arrived.
+  // A failed rank's puts are dropped, see put_some(), so none of its signals may claim that they arrived.
   if (own_.board->health.state.load(std::memory_order_relaxed) != 0) return {};
   words_[sig] = static_cast<uint64_t>(tag) << 32 | number;
   new_words_ |= 1u << sig;
@@ -215,11 +216,11 @@ void PluginLink::send_message() {
   if (unanswered_since_ns_ == 0) unanswered_since_ns_ = now_ns();
 }
 
-// A signal takes the board with it: whoever sees it can compare what both ranks run.
+// A signal takes the board with it, so that a rank that sees it can compare what both ranks run.
 void PluginLink::send_small() {
   if (down_ || ending_) return;
   std::byte payload[kMaxSmallFrame];
-  if (bye_taken_) {  // it hears nothing but the answer
+  if (bye_taken_) {  // the peer hears nothing but the answer
     new_words_ = 0;
     board_waits_ = false;
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A link to a rank on another host through a net plugin: one comm each way for frames and one for each rail, receives
-// posted ahead, a copy of the peer's board.
+// A link to a rank on another host through a net plugin: in each direction one comm for frames and one for each rail,
+// receives posted ahead, and a copy of the peer's board.
 //
 // Small puts, signals and the board travel as frames into a ring of posted buffers. A large put is copied piece by
-// piece into registered memory; a frame announces each piece, so that the peer posts its receive straight at the
+// piece into registered memory; a frame announces each piece, so that the peer posts its receive directly into the
 // staging. Signals wait at the receiver until the pieces before them are there. Nothing here grows, however slow the
 // peer is.
 #pragma once
@@ -24,7 +24,7 @@ namespace moeccl::transport::netplugin {
 
 class PluginEngine;
 
-// Connected and proved; frames first, then rails. Closed by the link's close().
+// Comms that are connected and proved: frames first, then rails. The link's close() closes them.
 struct PeerComms {
   uint32_t rank = 0;
   std::string where;  // "Fake eth0", for messages
@@ -37,12 +37,12 @@ struct PeerComms {
 
 class PluginLink final : public OrderedLink {
  public:
-  // memory_type: abi::kPtr*, of the staging.
+  // memory_type: abi::kPtr* of the staging.
   PluginLink(const LocalMemory& own, PeerComms peer, int memory_type, PluginEngine& engine);
 
   const char* name() const override { return name_.c_str(); }  // "plugin FastSocket"
   Status signal(uint32_t sig, uint32_t number, uint32_t tag) override;
-  // Its engine answers within kAnswer_ns as long as the process runs.
+  // The peer's engine answers within kAnswer_ns as long as its process runs.
   int64_t unacknowledged_ms() override;
 
  private:
@@ -64,18 +64,18 @@ class PluginLink final : public OrderedLink {
     size_t bytes = 0, assigned = 0;
   };
   struct Awaiting {
-    std::array<uint64_t, kMaxRails> pieces = {};  // that came before
+    std::array<uint64_t, kMaxRails> pieces = {};  // announced before the signals
     std::array<uint64_t, kSigsPerPeer> words = {};
     uint32_t mask = 0;
   };
 
   Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes) override;
-  // All below under the engine's lock.
+  // Everything below runs under the engine's lock.
   Status open();  // registers, posts the first receives
   void close();   // the comms
-  bool turn();    // whether anything moved
+  bool turn();    // returns whether anything moved
   void let_go() noexcept override { n_open_ = 0; }
-  void end(const Status& why);  // after what has come was read, for a while
+  void end(const Status& why);  // takes what still comes for a while, then loses the peer
   bool assign_pieces(OpenPut& p);
   Rail* next_rail();
   void abandon_puts() { n_open_ = 0; }
@@ -88,7 +88,7 @@ class PluginLink final : public OrderedLink {
   Status turn_sends(bool* moved);
   bool unsent() const;
   void say_bye();
-  void answer();  // says what was taken, where nothing else has said it for a while
+  void answer();  // acknowledges messages, where nothing else has done so for a while
 
   Status turn_receives(bool* moved);
   Status turn_rails(bool* moved);
@@ -108,7 +108,7 @@ class PluginLink final : public OrderedLink {
   PeerComms peer_;
   PluginEngine& engine_;
   int memory_type_;
-  std::unique_ptr<BoardCopy> copy_;  // the peer's, as it told us
+  std::unique_ptr<BoardCopy> copy_;  // the peer's, as received
   BoardNews news_;
 
   // Sending.
@@ -119,9 +119,9 @@ class PluginLink final : public OrderedLink {
   uint32_t free_buffers_ = (1u << kBuffers) - 1;
   uint32_t writing_ = kBuffers;  // the buffer of the message that is being written; kBuffers: none
   size_t written_ = 0;
-  uint32_t next_number_ = 0, answered_ = 0;  // of own messages: sent, and taken by the peer
-  uint32_t wants_answer_ = 0;                // up to here
-  int64_t unanswered_since_ns_ = 0;          // 0: nothing is
+  uint32_t next_number_ = 0, answered_ = 0;  // this rank's messages: sent, and taken by the peer
+  uint32_t wants_answer_ = 0;                // up to this number
+  int64_t unanswered_since_ns_ = 0;          // 0: everything is answered
   std::array<OpenPut, kOpenPuts> open_;
   uint32_t n_open_ = 0;
   std::array<uint64_t, kSigsPerPeer> words_ = {};
@@ -140,7 +140,7 @@ class PluginLink final : public OrderedLink {
   uint32_t first_awaiting_ = 0, n_awaiting_ = 0;
 
   bool bye_said_ = false, bye_seen_ = false;  // by this rank, by the peer
-  bool bye_taken_ = false;                    // the peer's: it says nothing any more
+  bool bye_taken_ = false;                    // the peer's was taken: it says nothing any more
   bool ending_ = false, in_ended_ = false;
   int64_t end_by_ns_ = 0;
   Status why_;

@@ -15,7 +15,8 @@
 namespace moeccl::transport::netplugin {
 namespace {
 
-// Until somebody measures, and where a plugin does not tell: as over TCP, two messages a put and a context switch.
+// Used until they are measured, and where a plugin reports none: as over TCP, two messages per put and a context
+// switch.
 constexpr double kAlphaNs = 30'000;
 constexpr double kPayload = 0.95;
 constexpr uint64_t kUnknownMbit = 10'000;
@@ -44,11 +45,11 @@ class PluginEndpoint final : public Endpoint {
     for (const PeerComms& p : peers) n_rails = std::max(n_rails, p.pairs.size() - 1);
     MOECCL_ASSIGN_OR_RETURN(auto engine, PluginEngine::create(use_, peers.size(), n_rails));
     PluginEngine& moves = *engine;
-    made.engine = std::move(engine);  // also when what follows fails it ends before its links
+    made.engine = std::move(engine);  // ends before its links even when what follows fails
     Status status;
     for (PeerComms& p : peers) {
       const uint32_t other = p.rank;
-      if (!status.ok()) {  // those that come after a failure
+      if (!status.ok()) {  // close those that come after a failure
         for (const PeerComms::Pair& c : p.pairs) {
           (void)use_->api().close_send(c.out);
           (void)use_->api().close_receive(c.in);
@@ -73,7 +74,7 @@ class PluginEndpoint final : public Endpoint {
   }
 
  private:
-  // The uplink that each rank offers.
+  // Returns the uplink that each rank offers.
   Result<std::vector<double>> read_uplinks(std::span<const std::vector<std::byte>> offers) {
     std::vector<double> uplinks;
     for (uint32_t r = 0; r < options_.n_ranks(); ++r) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The receiving half of a link: what comes is checked against the own bounds before a byte of it is used.
+// The receiving half of a link. What arrives is checked against this rank's own bounds before a byte of it is used.
 #include <algorithm>
 #include <cstring>
 
@@ -10,7 +10,7 @@
 namespace moeccl::transport::netplugin {
 namespace {
 
-// That one link may take before others have their turn.
+// The most that one link may take before others have their turn.
 constexpr uint32_t kTurnMessages = 4 * CommQueue::kDepth;
 
 Status protocol_error(uint32_t rank, const char* what) {
@@ -24,7 +24,7 @@ Status PluginLink::turn_receives(bool* moved) {
     MOECCL_TRY(turn_rails(moved));
     if (apply_due()) *moved = true;
     if (stalled_) MOECCL_TRY(parse());
-    // After a bye nothing comes, or nothing that this rank cares for: a test would only find a closed comm.
+    // After a bye nothing comes, or nothing that matters to this rank: a test would only find a closed comm.
     if (stalled_ || in_ended_ || bye_taken_ || bye_seen_) return {};
     if (reading_ == kBuffers) {
       CommQueue::Transfer t;
@@ -70,7 +70,7 @@ void PluginLink::take_answer(const MessageHead& head) {
   unanswered_since_ns_ = static_cast<int32_t>(wants_answer_ - answered_) > 0 ? now_ns() : 0;
 }
 
-// Of the message that is being read, up to its end or a frame that must wait.
+// Parses the message that is being read, up to its end or to a frame that must wait.
 Status PluginLink::parse() {
   std::byte* const base = buffers_.data() + (kBuffers + reading_) * kMessageBytes;
   stalled_ = false;
@@ -99,7 +99,7 @@ Status PluginLink::take_frame(const FrameHead& head, std::span<const std::byte> 
     case FrameType::kSignals:
       return take_signals(head, payload, stalled);
     case FrameType::kBoard:
-      // Not before the signals that were sent before it: it may say that its rank has left.
+      // Must come after the signals that were sent before it, because it may say that its rank has left.
       if (n_awaiting_ > 0) {
         *stalled = true;
         return {};
@@ -111,7 +111,7 @@ Status PluginLink::take_frame(const FrameHead& head, std::span<const std::byte> 
       *stalled = *stalled || n_awaiting_ > 0;
       if (*stalled) return {};
       bye_taken_ = true;
-      // Where both leave at once nobody waits for an answer, and the peer may be gone before it comes.
+      // If both leave at once, neither waits for an answer, and the peer may be gone before it comes.
       seen_waits_ = !bye_said_;
       return {};
     case FrameType::kSeen:
@@ -136,7 +136,7 @@ Status PluginLink::take_piece(const FrameHead& head, bool* stalled) {
     return protocol_error(peer_.rank, "a piece outside of the staging");
   }
   Rail& r = rails_[head.rail];
-  // A flush may follow each.
+  // A flush may follow each receive.
   if (r.in.size() + 2 > CommQueue::kCapacity) {
     *stalled = true;
     return {};
@@ -195,7 +195,7 @@ bool PluginLink::apply_due() {
   return any;
 }
 
-// Pieces that have come. In CUDA memory one counts when its flush is done as well.
+// Takes the pieces that have come. In CUDA memory, a piece counts only when its flush is done as well.
 Status PluginLink::turn_rails(bool* moved) {
   for (Rail& r : rails_) {
     if (r.in.size() == 0) continue;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What two ranks say to each other through a net plugin, whose connections carry messages one way. Between two ranks
-// there are, each way, one comm for messages of frames and one for each rail; all begin with a Proof.
+// The messages that two ranks exchange through a net plugin, whose connections carry messages one way. In each
+// direction there is one comm for messages of frames and one for each rail; each comm begins with a Proof.
 //
-// A message of frames is a MessageHead and frames; a frame is a FrameHead and its payload:
+// A message of frames is a MessageHead followed by frames; a frame is a FrameHead followed by its payload:
 //
 //   put      `bytes` bytes for `offset` of the receiver's staging
 //   piece    the next message of rail `rail` is `bytes` bytes for `offset`; no payload
 //   signals  n times {sig u64, word u64}; all puts and pieces before it count first
 //   board    what BoardNews writes, with n entries and, with kHealth, a state
 //   bye      the sender leaves; answered by
-//   seen     all before the bye has been taken
+//   seen     everything before the bye has been taken
 //
-// All numbers little-endian. What a frame announces is checked against the receiver's own bounds before it is used.
+// All numbers are little-endian. What a frame announces is checked against the receiver's own bounds before it is used.
 #pragma once
 
 #include <cstddef>
@@ -26,13 +26,13 @@ namespace moeccl::transport::netplugin {
 inline constexpr uint16_t kWireVersion = 1;
 
 inline constexpr size_t kMessageBytes = 24 << 10;
-// Up to here a put travels in a frame: what a copy at the receiver costs is less than a second message.
+// Up to this size a put travels in a frame: the copy at the receiver costs less than a second message.
 inline constexpr size_t kInlinePut = 17 << 10;
 
 struct MessageHead {
   uint32_t bytes;  // of the frames behind it; 0: the message only says what was taken
   uint32_t number;
-  uint32_t taken;  // of the peer's messages, so many
+  uint32_t taken;  // how many of the peer's messages were taken
   uint32_t reserved;
 };
 
@@ -53,7 +53,8 @@ inline constexpr size_t kMaxSmallFrame = sizeof(FrameHead) + kMaxBoardBytes;
 static_assert(kMaxSmallFrame >= sizeof(FrameHead) + kSigsPerPeer * sizeof(WireSignal));
 static_assert(kMessageBytes >= sizeof(MessageHead) + sizeof(FrameHead) + kInlinePut + kMaxSmallFrame);
 
-// The first message of a comm: its sender holds the communicator's key, and means this comm of this receiver.
+// The first message of a comm. It proves that its sender holds the communicator's key and means this comm of this
+// receiver.
 struct Proof {
   char magic[8];
   uint32_t version, from, to, comm;

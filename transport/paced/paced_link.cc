@@ -11,7 +11,7 @@ namespace moeccl::transport::paced {
 PacedLink::PacedLink(std::unique_ptr<Link> inner, const PacedUplinks& uplinks)
     : inner_(std::move(inner)), uplinks_(uplinks) {
   peer_words_ = {&inner_->board(), {&inner_->block(0), &inner_->block(1)}};
-  // Not the heap, nor the addresses of a thread: direct reads would bypass the pace.
+  // The view has neither the heap nor a thread's addresses, because direct reads would bypass the pace.
   view_.staging = inner_->view().staging;
   view_.messages = inner_->view().messages;
   view_.signals = inner_->view().signals;
@@ -29,7 +29,7 @@ bool PacedLink::admit(uint32_t traffic_class) {
   if (uplinks_.own->shared.load(std::memory_order_relaxed) == 0) return true;
   const int64_t now = now_ns();
   const Transfer t{std::min(traffic_class, kTrafficClasses - 1), duration_ns()};
-  // Both ends are asked, so that both know who waits.
+  // Ask both ends, so that both know of the waiting transfer.
   const bool out = may_go(uplinks_.own->egress, t, now), in = may_go(uplinks_.peer->ingress, t, now);
   if (!out || !in) return false;
   went(uplinks_.own->egress, t, now);
@@ -44,8 +44,8 @@ Status PacedLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
   if (unsignalled_bytes_ > 0 && uplinks_.cost.bytes_per_ns > 0) {
     const int64_t duration = duration_ns();
     const int64_t out = reserve(uplinks_.own->egress, now, duration);
-    // The peer's uplink has room for it from now on. Reserving the time at which it will come instead would keep what
-    // comes before that, but is sent later, waiting behind it while the uplink is idle.
+    // The peer's uplink has room for it from now on. If instead the time of its arrival were reserved, data that
+    // arrives before that but is sent later would wait behind it while the uplink is idle.
     const int64_t in = reserve(uplinks_.peer->ingress, now, duration);
     arrived = std::max(out, in);
     crossing_ = {arrived - duration, arrived};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Slows a link whose signals this rank writes itself to the alpha-beta figures of a topology level, so that one machine
-// can stand for a cluster. Whatever is timed over it is EMULATED. A signal becomes visible when all bytes before it
-// would have crossed both groups' uplinks: uplinks are shared by the ranks of a group, and by
-// communicators split from one another, and serve in order of arrival within a class; both directions are independent.
+// can stand in for a cluster. Any time measured over it is EMULATED. A signal becomes visible when all bytes before it
+// would have crossed both groups' uplinks. Uplinks are shared by the ranks of a group, and by communicators split from
+// one another; within a class they serve in order of arrival. The two directions are independent.
 #pragma once
 
 #include <memory>

@@ -9,11 +9,11 @@ namespace {
 constexpr size_t kMagicBytes = 64;
 constexpr size_t kPage = 4096;  // staging starts on a page, so that a huge copy is aligned
 
-// "MoECCL" and the layout's number: a segment of another build is refused.
+// "MoECCL" and the layout's number. A segment of another build is refused.
 constexpr uint64_t kMagic = 0x4d6f4543434c0003ull;
 
-// Faults at first use cost 0.1 to 0.5 us a page, in the middle of somebody's operation. Entering them all at init costs
-// as much in total: only where that stays near 50 ms (65536 pages of all segments together).
+// A page fault at first use costs 0.1 to 0.5 us per page, in the middle of an operation. Populating all pages at init
+// costs as much in total, so it is done only where that stays near 50 ms (65536 pages of all segments together).
 bool populate(const SegmentShape& shape) { return shape.n_ranks * shape.staging_bytes <= (uint64_t{256} << 20); }
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }

@@ -14,10 +14,10 @@
 
 namespace moeccl::transport::shm {
 
-// The same on all ranks; offsets follow from it.
+// All ranks use the same shape, from which the offsets follow.
 struct SegmentShape {
   uint32_t n_ranks = 1;
-  uint32_t rank = 0;           // whose
+  uint32_t rank = 0;           // the owner
   uint64_t staging_bytes = 0;  // both halves together
   uint64_t message_bytes = 0;  // Send/Recv: bytes of one slot; each peer has kMessageSlots
 };
@@ -25,9 +25,10 @@ inline constexpr uint32_t kMessageSlots = 2;
 
 class Segment {
  public:
-  // Own segment: shared when ranks of other processes will map it (then fd() is valid), else private memory.
+  // Creates this rank's own segment: shared when ranks of other processes will map it (then fd() is valid), else
+  // private memory.
   static Result<std::shared_ptr<Segment>> create(const SegmentShape& shape, bool shared);
-  // A peer's, from the descriptor that it sent; the mapping needs it no longer.
+  // Maps a peer's segment from the descriptor that the peer sent; the mapping does not need it any longer.
   static Result<std::shared_ptr<Segment>> map(const SegmentShape& shape, const Fd& fd);
 
   Board& board() const { return *at<Board>(board_); }
@@ -38,13 +39,13 @@ class Segment {
   Outbox* outbox(uint64_t seq) const { return at<Outbox>(outboxes_) + seq % 2; }
   PaceWords& pace(uint32_t level) const { return at<PaceWords>(pace_)[level]; }
   std::byte* staging() const { return base_ + staging_; }
-  // What peers may put into, from staging() on: the staging and the message slots.
+  // The bytes from staging() on that peers may put into: the staging and the message slots.
   uint64_t put_bytes() const { return bytes_ - staging_; }
-  // What a link needs of it that has no view of its peer.
+  // Returns the parts that a link without a view of its peer needs.
   LocalMemory memory(uint32_t rank) const {
     return {rank, &board(), &signal(0, 0), {blocks(0), blocks(1)}, staging(), put_bytes()};
   }
-  // Slot `slot` for messages from src_rank.
+  // Returns slot `slot` for messages from src_rank.
   std::byte* message(uint32_t src_rank, uint32_t slot) const {
     return base_ + messages_ + (static_cast<size_t>(src_rank) * kMessageSlots + slot) * shape_.message_bytes;
   }
@@ -54,13 +55,13 @@ class Segment {
   const SegmentShape& shape() const { return shape_; }
   size_t bytes() const { return bytes_; }
   std::byte* base() const { return base_; }
-  // Called before the mapping ends: for those that told a device about it.
+  // Called before the mapping ends, for code that told a device about it.
   std::function<void(std::byte* base)> before_unmap;
   ~Segment() {
     if (before_unmap && base_ != nullptr) before_unmap(base_);
   }
   const Fd& fd() const { return fd_; }
-  // When all peers have theirs: a mapping needs no descriptor.
+  // For use when all peers have the descriptor: a mapping needs none.
   void close_fd() { fd_.reset(); }
   static size_t bytes_for(const SegmentShape& shape);
 

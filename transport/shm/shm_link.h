@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Links between ranks of one host: threads of one process and processes.
+// Links between ranks of one host: threads of one process, or processes.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace moeccl::transport::shm {
 
 struct ShmPeer {
   uint32_t own_rank = 0, peer_rank = 0;
-  std::shared_ptr<Segment> segment;  // the peer's; shared because thread ranks of a process use one mapping
+  std::shared_ptr<Segment> segment;  // the peer's; shared because the thread ranks of a process use one mapping
   std::byte* heap = nullptr;         // the peer's symmetric heap, mapped here
   size_t heap_bytes = 0;
   bool same_process = false;

@@ -13,12 +13,12 @@
 namespace moeccl::transport::tcp {
 namespace {
 
-constexpr int kLookEveryMs = 100;   // whether to stop
-constexpr int kAcceptsAtOnce = 32;  // so that those who are here get their turn
+constexpr int kLookEveryMs = 100;   // how often to check whether to stop
+constexpr int kAcceptsAtOnce = 32;  // so that connections that are already here get their turn
 
 }  // namespace
 
-// A connection on its way: hello, proof, then the sealed greeting.
+// A connection in progress: hello, proof, then the sealed greeting.
 struct Acceptor::Pending {
   enum class Await : uint8_t { kHello, kProof, kGreeting };
   Fd fd;
@@ -56,7 +56,7 @@ Status Acceptor::run(const std::atomic<bool>& stop) {
                    "and does no firewall close their ports?",
                    options_.rank, missing);
     }
-    std::vector<pollfd> entries{{options_.news, POLLIN, 0}};  // a negative number is passed over
+    std::vector<pollfd> entries{{options_.news, POLLIN, 0}};  // poll() skips a negative descriptor
     for (const Fd& l : listeners_) entries.push_back({l.get(), static_cast<short>(pause_ ? 0 : POLLIN), 0});
     std::vector<bootstrap::Lobby::Id> ids;
     for (const auto& [id, p] : pending_) {
@@ -97,7 +97,7 @@ Status Acceptor::accept_some(int listener) {
     }
     Result<Fd> fd = driver::accept_now(listener);
     if (!fd.ok()) {
-      // Out of descriptors or memory: strangers may hold them.
+      // Descriptors or memory have run out: strangers may hold them.
       if (make_room()) return {};
       pause_ = true;
       return lobby_.failed_to_accept(fd.status(), now_ns());
@@ -110,7 +110,7 @@ Status Acceptor::accept_some(int listener) {
     p->fd = std::move(*fd);
     lobby_.enter(id, now_ns());
     Pending& here = *pending_.emplace(id, std::move(p)).first->second;
-    if (!step(id, here)) drop(id);  // the hello is often here already
+    if (!step(id, here)) drop(id);  // the hello has often arrived already
   }
   return {};
 }
@@ -132,13 +132,13 @@ bool Acceptor::step(bootstrap::Lobby::Id id, Pending& p) {
   }
 }
 
-// To a hello or a proof.
+// Answers a hello or a proof.
 bool Acceptor::answer(bootstrap::Lobby::Id id, Pending& p) {
   const bootstrap::HandshakeFrameView frame(p.in, bootstrap::kHandshakeFrameBytes);
   p.n_in = 0;
   if (p.await == Pending::Await::kProof) {
     p.await = Pending::Await::kGreeting;
-    lobby_.leave(id);  // of a peer: its greeting comes when its other connections are there, too
+    lobby_.leave(id);  // it is a peer, whose greeting comes when its other connections are there, too
     return p.handshake->on_proof(frame);
   }
   const Result<bootstrap::Fresh> fresh = bootstrap::Fresh::make(options_.cipher != Cipher::kNone);
@@ -148,14 +148,14 @@ bool Acceptor::answer(bootstrap::Lobby::Id id, Pending& p) {
   const auto answer = p.handshake->on_hello(frame, bootstrap::Role::kLinkClient);
   if (answer.verdict == bootstrap::ServerHandshake::Verdict::kStranger) return false;
   lobby_.said_hello(id);
-  // The socket of a new connection takes so little at once.
+  // The socket of a new connection takes this little at once.
   const Result<driver::IoStep> sent = driver::send_now(p.fd.get(), answer.reply);
   p.await = Pending::Await::kProof;
   return sent.ok() && sent->n == answer.reply.size() &&
          answer.verdict == bootstrap::ServerHandshake::Verdict::kContinue;
 }
 
-// An authenticated peer's stream, with its greeting.
+// Takes an authenticated peer's greeting and keeps its stream.
 void Acceptor::keep(Pending& p) {
   const bootstrap::Authenticated& client = p.handshake->result();
   bootstrap::Opener opener(client.keys.receive);
@@ -187,7 +187,7 @@ void Acceptor::keep(Pending& p) {
     log(LogLevel::kWarn, "rank {} refuses a connection of rank {}: {}", options_.rank, client.peer.rank, st.message());
     return;
   }
-  // The peer waits for this: what it sent before may have come to a connection that made room.
+  // The peer waits for this, because what it sent before may have gone to a connection that was dropped to make room.
   bootstrap::Sealer sealer(client.keys.send);
   bootstrap::ControlHead welcome;
   const Cipher cipher = common_cipher(options_.cipher, static_cast<Cipher>(g.cipher));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The accepting side of the mesh: takes connections of several ranks at once and lets no stranger hold up the others.
+// The accepting side of the mesh. It takes connections of several ranks at once, and lets no stranger hold up the
+// others.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,7 @@ class Acceptor {
   // expected: the ranks that will connect here.
   Acceptor(const MeshOptions& options, std::span<const Fd> listeners, std::vector<uint32_t> expected);
   ~Acceptor();
-  // Until all have come, the deadline passes (Timeout, naming the missing ranks), `stop` is set or there is news.
+  // Runs until all have come, the deadline passes (Timeout, naming the missing ranks), `stop` is set or there is news.
   Status run(const std::atomic<bool>& stop);
   std::vector<TcpPeer> take();
 
@@ -33,7 +34,7 @@ class Acceptor {
   Status accept_some(int listener);
   void drop(bootstrap::Lobby::Id id);
   bool make_room();
-  // False: drop it.
+  // Both return false if the connection is to be dropped.
   bool step(bootstrap::Lobby::Id id, Pending& p);
   bool answer(bootstrap::Lobby::Id id, Pending& p);
   void keep(Pending& p);
@@ -45,7 +46,7 @@ class Acceptor {
   bootstrap::Lobby lobby_;
   bootstrap::Lobby::Id next_id_ = 1;
   std::map<bootstrap::Lobby::Id, std::unique_ptr<Pending>> pending_;
-  bool pause_ = false;  // nothing is accepted before the next look
+  bool pause_ = false;  // accept nothing before the next poll
 };
 
 }  // namespace moeccl::transport::tcp

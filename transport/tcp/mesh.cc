@@ -16,19 +16,20 @@
 namespace moeccl::transport::tcp {
 namespace {
 
-// Where there is another way, one that does not answer is given up after this.
+// If there is another way to the peer, one that does not answer is given up after this time.
 constexpr int64_t kTryRailMs = 3000;
-// A connection that the other side dropped before it was authenticated.
+// Tries for a connection that the other side drops before it is authenticated.
 constexpr int kTries = 10;
 constexpr int64_t kRetryMs = 20;
 
-// Of the connections of one site. It neither paces, for which a timer interrupts the sender at each packet (bbr), nor
-// does it take a late acknowledgement for a queue (cubic); every kernel has it for every user (docs/decisions.md).
+// For the connections of one site. Unlike bbr, reno does not pace, for which a timer interrupts the sender at each
+// packet; unlike cubic, it does not take a late acknowledgement for a queue. Every kernel offers it to every user
+// (docs/decisions.md).
 constexpr const char* kForNear = "reno";
-// Farther away its windows grow too slowly after a loss: there the system's is better.
+// Over a longer distance its windows grow too slowly after a loss, and the system's own is better.
 constexpr int64_t kNearUs = 500;
 
-// Any other than a kernel's default was chosen for this network (dctcp) and stays.
+// Anything but a kernel's default was chosen for this network (dctcp) and stays.
 bool is_default(const std::string& congestion) {
   return congestion == "cubic" || congestion == "bbr" || congestion == "reno";
 }
@@ -53,7 +54,7 @@ Result<std::unique_ptr<Mesh>> Mesh::listen(const MeshOptions& options, std::vect
   return mesh;
 }
 
-// Before any connection is there, see driver::set_congestion_control().
+// Must be called before any connection is there, see driver::set_congestion_control().
 Status Mesh::prepare_listener(int fd) {
   if (options_.congestion == "system") return {};
   if (!options_.congestion.empty()) {
@@ -66,11 +67,11 @@ Status Mesh::prepare_listener(int fd) {
   return {};
 }
 
-// Once connected: the handshake's packets have told the distance.
+// Called once connected, when the handshake's packets have shown the distance.
 void Mesh::choose_congestion(const TcpPeer& peer) const {
   if (congestion_.empty() || system_congestion_.empty()) return;
   for (const Stream& s : peer.streams) {
-    // The system's own needs no right.
+    // Choosing the system's own needs no privilege.
     if (driver::least_round_trip_us(s.fd()) > kNearUs) (void)driver::set_congestion_control(s.fd(), system_congestion_);
   }
 }
@@ -90,7 +91,7 @@ Status Mesh::shake_hands(uint32_t peer, Knocked* k) const {
   return {};
 }
 
-// Connects and shakes hands. A port that many strangers know may have to drop this connection, too: then once more.
+// Connects and shakes hands. A port that many strangers know may drop this connection, too; then it tries again.
 Result<Mesh::Knocked> Mesh::knock(uint32_t peer, const Way& way) const {
   for (int tries = 1;; ++tries) {
     Knocked k;
@@ -108,7 +109,7 @@ bool Mesh::has_news() const {
   return ::poll(&entry, 1, 0) > 0;
 }
 
-// RemoteError: the connection was dropped before the peer took it for its own.
+// RemoteError: the connection was dropped before the peer accepted it as its own.
 Status Mesh::greet(uint32_t peer, Knocked* k, const StreamGreeting& greeting) const {
   bootstrap::Sealer sealer(k->keys.send);
   bootstrap::ControlHead head;

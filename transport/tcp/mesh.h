@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connects this rank to all ranks on other hosts. Of each pair the higher rank connects and the lower one accepts; both
+// Connects this rank to all ranks on other hosts. In each pair the higher rank connects and the lower one accepts. Both
 // prove that they hold the communicator's key before anything else is believed. All ranks do this at the same time.
 #pragma once
 
@@ -23,21 +23,21 @@ struct MeshOptions {
   int32_t streams_per_rail = 0;   // MOECCL_SOCKET_STREAMS
   std::string congestion;         // MOECCL_SOCKET_CONGESTION
   bool one_machine = false;       // MOECCL_HOST_ID: see choose_rails()
-  Cipher cipher = Cipher::kNone;  // of the data: the best that this rank has; kNone: not encrypted
-  // Readable when the group cannot come about any more, so that nobody waits for ranks that will not come; -1: none.
+  Cipher cipher = Cipher::kNone;  // for the data: the best that this rank has; kNone: not encrypted
+  // Readable once the group can no longer come about, so that no rank waits for ranks that will not come; -1: none.
   int news = -1;
   Deadline deadline;
 };
 
-// Of a connection for data, before its first byte.
+// Prepares a data connection before its first byte.
 Status prepare(int fd, const MeshOptions& options);
 
 class Mesh {
  public:
-  // Listens at a free port of each interface. What nics() says must reach all peers before connect().
+  // Listens on a free port of each interface. The result of nics() must reach all peers before connect().
   static Result<std::unique_ptr<Mesh>> listen(const MeshOptions& options, std::vector<Nic> nics);
   std::span<const Nic> nics() const { return nics_; }
-  // peers: what each rank on another host offers. Errors name the ranks that are missing.
+  // peers: what each rank on another host offers. Errors name the missing ranks.
   Result<std::vector<TcpPeer>> connect(const std::map<uint32_t, std::vector<Nic>>& peers);
 
  private:
@@ -64,7 +64,7 @@ class Mesh {
   MeshOptions options_;
   std::vector<Nic> nics_;
   std::vector<Fd> listeners_;
-  std::string congestion_;         // of new connections; empty: the system's
+  std::string congestion_;         // for new connections; empty: the system's
   std::string system_congestion_;  // empty: not known
 };
 

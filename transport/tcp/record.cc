@@ -33,7 +33,7 @@ unsigned char* raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(b
 }  // namespace
 
 Cipher best_cipher() {
-  // The first call looks at the processor.
+  // The first call detects the processor's features.
   static const int ready = sodium_init();
   return ready >= 0 && crypto_aead_aes256gcm_is_available() == 1 ? Cipher::kAes256Gcm : Cipher::kChaCha20Poly1305;
 }

@@ -15,13 +15,13 @@ const std::byte zeros[kZeros] = {};
 
 }  // namespace
 
-// Of an encrypted connection.
+// The additional state of an encrypted connection.
 struct Stream::Records {
   static constexpr size_t kBytes = 2 * (kRecordBytes + kRecordOverhead);
 
   explicit Records(const RecordKeys& keys) : sealer(keys.cipher, keys.send), opener(keys.cipher, keys.receive) {}
   size_t n_in() const { return in_end - in_begin; }
-  // take_record() has something to do.
+  // Returns whether take_record() has something to do.
   bool ready() const { return n_in() >= sizeof(RecordHead) && (text == 0 || n_in() >= text + kRecordOverhead); }
 
   RecordSealer sealer;
@@ -29,8 +29,8 @@ struct Stream::Records {
   std::unique_ptr<std::byte[]> out = std::make_unique_for_overwrite<std::byte[]>(kBytes);
   std::unique_ptr<std::byte[]> in = std::make_unique_for_overwrite<std::byte[]>(kBytes);
   size_t out_begin = 0, out_end = 0, in_begin = 0, in_end = 0;
-  size_t text = 0;       // bytes of the text of the record at in_begin; 0: its head was not looked at
-  bool drained = false;  // the socket was empty behind the last read
+  size_t text = 0;       // bytes of text in the record at in_begin; 0: its head was not read yet
+  bool drained = false;  // the last read emptied the socket
 };
 
 Stream::Stream(Stream&&) noexcept = default;
@@ -58,14 +58,14 @@ void Stream::open_payload(const std::byte* src, size_t bytes) {
 
 bool Stream::has_records() const { return records_ != nullptr && records_->out_begin < records_->out_end; }
 
-// The next bytes of frames and payload.
+// Returns the next bytes of frames and payload.
 Stream::Pieces Stream::pieces() const {
   return {
       {send_.get() + send_begin_, send_end_ - send_begin_},
       {payload_ != nullptr ? payload_ : zeros, payload_ != nullptr ? payload_left_ : std::min(payload_left_, kZeros)}};
 }
 
-// Those are gone, into the socket or into records.
+// Drops bytes that have gone into the socket or into records.
 void Stream::advance(size_t from_frames, size_t from_payload) {
   send_begin_ += from_frames;
   if (send_begin_ == send_end_) send_begin_ = send_end_ = 0;
@@ -73,8 +73,8 @@ void Stream::advance(size_t from_frames, size_t from_payload) {
   if (payload_ != nullptr) payload_ += from_payload;
 }
 
-// As many records as the buffer takes. A record has frames or a piece of the payload, so that the peer decrypts that
-// piece to its place.
+// Encrypts as many records as the buffer takes. A record has either frames or a piece of the payload, so that the peer
+// decrypts that piece to its place.
 void Stream::encrypt() {
   Records& r = *records_;
   while (r.out_end + kRecordOverhead < Records::kBytes) {
@@ -116,7 +116,7 @@ Result<size_t> Stream::flush() {
     full = step.would_block;
     sent += step.n;
   }
-  // What is left of the small frames moves to the front, so that room() is all that is free.
+  // The rest of the small frames moves to the front, so that room() is all that is free.
   if (send_begin_ > 0) {
     std::memmove(send_.get(), send_.get() + send_begin_, send_end_ - send_begin_);
     send_end_ -= send_begin_;
@@ -172,7 +172,7 @@ Result<Stream::Text> Stream::take_record(std::span<std::byte> to) {
     const bool in_place = r.text <= to.size() && begin_ == end_;
     if (!in_place) {
       make_room();
-      // What a parser leaves here is less than a small frame.
+      // What a parser leaves in the buffer is less than a small frame.
       if (r.text > kReceiveBytes - end_) return error(moecclRemoteError, "it sent a frame that does not end");
     }
     MOECCL_TRY(r.opener.open({record, r.text + kRecordOverhead}, in_place ? to.data() : receive_.get() + end_));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One TCP connection: a small buffer of frames to send, at most one payload that is sent from where it lies, and a
-// small buffer of what has arrived. Never waits. Not safe for threads: the engine's lock protects it.
+// small buffer of what has arrived. A stream never waits. It is not thread-safe: the engine's lock protects it.
 //
-// An encrypted connection has two more buffers, of records: frames and payloads are encrypted into the one from where
-// they lie, and what comes into the other is decrypted to where it belongs.
+// An encrypted connection has two more buffers, for records: frames and payloads are encrypted from where they lie into
+// one, and what arrives in the other is decrypted to where it belongs.
 #pragma once
 
 #include <cstddef>
@@ -29,48 +29,49 @@ class Stream {
   double weight() const { return weight_; }
 
   // --- Sending ---
-  // Room for small frames; none while a payload is open, since it must be finished first.
+  // Returns the room for small frames: none while a payload is open, because it must be finished first.
   size_t room() const { return payload_left_ > 0 ? 0 : kSendBytes - send_end_; }
-  // Appends to the buffer; at most room() bytes.
+  // Appends at most room() bytes to the buffer.
   void append(const void* bytes, size_t n);
-  // Everything after what is buffered, from the caller's memory, which stays his until payload_left() is 0.
+  // Sends `src` after everything that is buffered. The caller must leave its memory alone until payload_left() is 0.
   void open_payload(const std::byte* src, size_t bytes);
   size_t payload_left() const { return payload_left_; }
-  // The owner of the payload's memory takes it back: zeros go in its place.
+  // The owner of the payload's memory takes it back: zeros are sent in its place.
   void abandon_payload() { payload_ = nullptr; }
   bool has_output() const { return send_begin_ < send_end_ || payload_left_ > 0 || has_records(); }
-  // Sends until all is gone or the socket is full. Returns how many bytes went. Of an encrypted connection the payload
-  // is gone when it is encrypted.
+  // Sends until everything is gone or the socket is full, and returns how many bytes went. On an encrypted connection
+  // the payload is gone once it is encrypted.
   Result<size_t> flush();
-  uint32_t queues_seen = 0;  // the owner's
-  bool full = false;  // the socket took no more; set by flush(), cleared by the owner when it can be written again
+  uint32_t queues_seen = 0;  // for the owner
+  bool full = false;         // the socket took no more; set by flush(), cleared by the owner when it is writable again
 
   // --- Receiving ---
   // Bytes that have arrived and are not consumed.
   std::span<const std::byte> arrived() const { return {receive_.get() + begin_, end_ - begin_}; }
   void consume(size_t n);
-  // Reads once: first into `to` (may be empty), what is left over into the buffer. Returns how many bytes came; 0: none
-  // now. `ended` is set at the peer's end. Of an encrypted connection these are bytes of records, and take_record() has
-  // what they say.
+  // Reads once: first into `to` (may be empty), the rest into the buffer. Returns how many bytes came; 0: none now.
+  // Sets `ended` at the peer's end. On an encrypted connection these are bytes of records, whose text take_record()
+  // returns.
   Result<size_t> receive(std::span<std::byte> to, bool* ended);
   bool encrypted() const { return records_ != nullptr; }
-  // The text of one record that has come, of an encrypted connection: all of it in `to`, or all of it in the buffer.
+  // The text of one record that has come on an encrypted connection: all of it in `to`, or all of it in the buffer.
   // RemoteError: it is not what the peer sent next.
   struct Text {
     size_t bytes = 0, in_place = 0;
   };
   Result<Text> take_record(std::span<std::byte> to);
-  bool inside_record() const;  // the rest has not come
-  // Something may be there; receive() and take_record() say when not.
+  bool inside_record() const;  // the rest has not come yet
+  // Returns whether something may be there; receive() and take_record() find out when there is nothing.
   bool readable() const { return readable_; }
   void look_again();  // there may be something new in the socket
   void stop_reading() { readable_ = false; }
-  // The poller has told of the end. It does not tell again when data came with it, so receive() goes on up to it.
+  // The poller has reported the end. It does not report it again when data came with it, so receive() reads on up to
+  // it.
   bool at_end = false;
 
   std::byte* put_to = nullptr;  // the open put that is arriving
   uint64_t put_left = 0;
-  uint64_t put_offset = 0, put_bytes = 0;  // its range of the own staging
+  uint64_t put_offset = 0, put_bytes = 0;  // its range of this rank's staging
   uint64_t put_bytes_received = 0, put_bytes_sent = 0;
   bool stalled = false;  // its next frame waits for other streams
 
@@ -85,7 +86,7 @@ class Stream {
   };
   Pieces pieces() const;
   void advance(size_t from_frames, size_t from_payload);
-  bool has_records() const;  // encrypted and not sent
+  bool has_records() const;  // encrypted but not sent
   void encrypt();
   Result<driver::IoStep> send_plain();
   Result<driver::IoStep> send_records();

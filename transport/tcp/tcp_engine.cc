@@ -13,15 +13,16 @@
 namespace moeccl::transport::tcp {
 namespace {
 
-// While operations run the thread looks this often whether they still do, and tells boards that no signal took along.
+// While operations run, the thread checks this often whether they still do, and sends boards that no signal has
+// carried.
 constexpr int kLookEveryMs = 2;
 constexpr int kSleepMs = 1000;
-// Up to so many sockets are read without a question, but for every kAskEvery-th time.
+// Up to this many sockets are read without asking the poller, except every kAskEvery-th time.
 constexpr size_t kReadUnasked = 2;
 constexpr uint32_t kAskEvery = 64;
-// A rank that waits for one other looks at all sockets so often.
+// A rank that waits for one other rank checks all sockets once in this many calls.
 constexpr uint32_t kLookEvery = 8;
-// For what a rank that leaves has still to say.
+// The time for a leaving rank to deliver what it still has to say.
 constexpr int64_t kFarewellMs = 1000;
 
 uint64_t tag_of(size_t link, size_t stream) { return uint64_t{link} << 8 | stream; }
@@ -36,11 +37,11 @@ Result<std::unique_ptr<TcpEngine>> TcpEngine::create() {
 
 Result<std::unique_ptr<TcpLink>> TcpEngine::add(const LocalMemory& own, TcpPeer peer) {
   auto link = std::make_unique<TcpLink>(own, std::move(peer), *this);
-  // Room first: the engine must not know a link that is not handed out.
+  // Make room first: the engine must not know a link that is not handed out.
   const uint32_t rank = link->peer_.rank;
   if (link_of_rank_.size() <= rank) link_of_rank_.resize(rank + 1, nullptr);
   for (auto* all : {&links_, &ready_, &turn_of_}) all->reserve(links_.size() + 1);  // queue() never needs more
-  // Edge triggered: an event says that something changed since the socket was last found empty or full.
+  // Edge-triggered: an event says that something changed since the socket was last found empty or full.
   for (size_t i = 0; i < link->peer_.streams.size(); ++i) {
     MOECCL_TRY(
         poller_.add(link->peer_.streams[i].fd(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, tag_of(links_.size(), i)));
@@ -58,7 +59,8 @@ Status TcpEngine::start() {
 
 TcpEngine::~TcpEngine() {
   if (process_.forked()) {
-    // The connections are the parent's, and so is the thread, whose handle can neither be joined nor destroyed here.
+    // After a fork the connections and the thread belong to the parent: its handle can be neither joined nor destroyed
+    // here.
     new std::thread(std::move(thread_));
     return;
   }
@@ -77,8 +79,8 @@ TcpEngine::~TcpEngine() {
     shielded([&] { turn(); });
   };
   while (unsent() && !deadline.passed()) wait(50);
-  // A socket that is closed while something unread is in it, or comes later, drops what its peer has not acknowledged.
-  // The end of a stream is acknowledged at once.
+  // A socket that is closed while it holds unread data, or receives some later, drops what its peer has not
+  // acknowledged. The end of a stream is acknowledged at once.
   for (TcpLink* link : links_) {
     for (const Stream& s : link->peer_.streams) driver::end_of_stream(s.fd());
   }
@@ -107,7 +109,8 @@ void TcpEngine::queue(TcpLink& link) {
   ready_.push_back(&link);
 }
 
-// A small put asks for a turn, and its signal has usually sent it before that comes.
+// Drops links that need no turn any more: a small put asks for one, but its signal has usually sent it before that
+// comes.
 void TcpEngine::drop_satisfied() {
   std::erase_if(ready_, [](TcpLink* link) {
     link->queued_ = link->wants_turn();
@@ -115,8 +118,8 @@ void TcpEngine::drop_satisfied() {
   });
 }
 
-// Few sockets the driving thread reads as they are: that costs what the question costs whether there is something to
-// read. The poller still tells of room to send, and what came while nobody looked.
+// The driving thread reads a few sockets without asking: a read costs as much as asking whether there is something to
+// read. The poller still reports room to send, and what came while no thread read.
 bool TcpEngine::read_unasked(std::span<TcpLink* const> links, uint32_t ask_every) {
   if (++turns_ % ask_every == 0) return false;
   drop_satisfied();
@@ -211,7 +214,7 @@ void TcpEngine::progress_locked(uint32_t awaited) {
     if (n_streams_ <= kReadUnasked && read_unasked(links_, kAskEvery)) return;
     return turn();
   }
-  // Of many sockets one matters to a small operation, or none while it waits for a rank of its own host.
+  // Only one of many sockets matters to a small operation, or none while it waits for a rank of its own host.
   TcpLink* const link = awaited < link_of_rank_.size() ? link_of_rank_[awaited] : nullptr;
   const bool few = link == nullptr || link->peer_.streams.size() == 1;
   if (!few || !read_unasked({&link, link != nullptr ? 1u : 0u}, kLookEvery)) turn();
@@ -225,7 +228,7 @@ void TcpEngine::board_changed(bool now) {
   }
   const std::lock_guard lock(mutex_);
   shielded([&] { tell_boards(); });
-  // Nobody may drive this rank any more, and part of it may still wait for a socket.
+  // It may be that no thread drives this rank any more while part of the board still waits for a socket.
   if (unsent()) wake_.signal();
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves the bytes of one rank's TCP links: by the thread that drives the rank's operations, between its polls; and,
-// when no thread does, by a thread of its own, which otherwise sleeps. One lock protects links and sockets.
+// Moves the bytes of one rank's TCP links. The thread that drives the rank's operations does so between its polls;
+// while no thread drives, the engine's own thread does, which otherwise sleeps. One lock protects links and sockets.
 //
-// Why a thread at all: a rank that computes must still take what peers put, or they would wait for it, and must send
-// the rest of what it put. Why not only the thread: a signal would cost two more context switches (docs/decisions.md).
+// The engine needs a thread, because a rank that computes must still take what peers put, or they would wait for it,
+// and must send the rest of what it put. The thread does not do all the work, because a signal would then cost two more
+// context switches (docs/decisions.md).
 #pragma once
 
 #include <atomic>
@@ -23,13 +24,13 @@ namespace moeccl::transport::tcp {
 class TcpEngine final : public OrderedEngine {
  public:
   static Result<std::unique_ptr<TcpEngine>> create();
-  // Says to the peers what they do not know yet, as far as the sockets take it within a second, and closes. The links
-  // are of no use afterwards, and must be destroyed later.
+  // Tells the peers what they do not know yet, as far as the sockets take it within a second, and closes. The links are
+  // of no use afterwards and must be destroyed later.
   ~TcpEngine() override;
 
-  // Before start(); the caller owns the link.
+  // Called before start(); the caller owns the link.
   Result<std::unique_ptr<TcpLink>> add(const LocalMemory& own, TcpPeer peer);
-  // Starts the thread. The rank's memory stays where it is until the engine is destroyed.
+  // Starts the thread. The rank's memory must stay where it is until the engine is destroyed.
   Status start();
 
   void begin() override;
@@ -45,8 +46,8 @@ class TcpEngine final : public OrderedEngine {
   void lose_all(const Status& why) noexcept override;
   void progress_locked(uint32_t awaited);
   void turn();            // under the lock: events, then every link that can go on
-  void drop_satisfied();  // under the lock: of ready_, links that have nothing left to do
-  // Under the lock: true when that was all there is to do; never at every ask_every-th call.
+  void drop_satisfied();  // under the lock: removes links from ready_ that have nothing left to do
+  // Under the lock. Returns true if that was all there is to do; never at every ask_every-th call.
   bool read_unasked(std::span<TcpLink* const> links, uint32_t ask_every);
   void tell_boards();  // under the lock
   void queue(TcpLink& link);
@@ -62,7 +63,7 @@ class TcpEngine final : public OrderedEngine {
   std::atomic<int> driving_{0};
   std::atomic<uint32_t> drives_{0};  // counts begin()
   std::atomic<bool> board_is_new_{false}, stop_{false};
-  std::atomic<bool> asleep_{false};  // the thread waits for sockets alone
+  std::atomic<bool> asleep_{false};  // the thread waits only for sockets
   driver::ForkGuard process_;
   std::thread thread_;
 };

@@ -10,21 +10,21 @@
 namespace moeccl::transport::tcp {
 namespace {
 
-// Up to here a put is copied, so that it and its signal are one system call, and one packet where it fits.
+// Up to this size a put is copied, so that it and its signal are one system call, and one packet where it fits.
 constexpr size_t kCopied = 32 << 10;
-// With several streams puts are cut: small enough to keep all of them busy, large enough to cost few system calls.
+// With several streams, puts are cut into pieces: small enough to keep all streams busy, large enough to cost few
+// system calls.
 constexpr size_t kPiece = 128 << 10;
 // Bytes that one link may take before others have their turn.
 constexpr size_t kTurnBytes = 1 << 20;
 
-// Where a queue says that the line is the limit, connections change to cubic. BBR, the default of some systems, paces
-// each connection by the share of the line that it had before, but the connections of a collective begin and end
-// together: the last of them would go on at their shares while the line is idle. On a faster network than that cubic
-// would be the slower one: it stops doubling its window when a microsecond more makes it see a queue
-// (docs/decisions.md).
+// Where a queue shows that the line is the limit, connections change to cubic. BBR, the default of some systems, paces
+// each connection by the share of the line that it had before. But the connections of a collective begin and end
+// together, and the last of them would go on at their shares while the line is idle. On a faster network, cubic would
+// be the slower one: it stops doubling its window when a microsecond more makes it see a queue (docs/decisions.md).
 constexpr const char* kForQueues = "cubic";
 constexpr int64_t kQueueUs = 500;
-constexpr uint32_t kLooks = 2;  // so often in a row, each time that the socket is full
+constexpr uint32_t kLooks = 2;  // this often in a row, once each time that the socket is full
 
 Status protocol_error(uint32_t rank, const char* what) {
   return error(moecclRemoteError, "rank {} sent {}: do all ranks run the same MoECCL?", rank, what);
@@ -42,7 +42,7 @@ TcpLink::TcpLink(const LocalMemory& own, TcpPeer peer, TcpEngine& engine)
   parts_.landings = this;
 }
 
-// The other side has gone, perhaps because it had finished: what it said before is still in the sockets.
+// The other side has gone, perhaps because it had finished: what it sent before is still in the sockets.
 void TcpLink::end(const Status& why) {
   if (ending_) return;
   ending_ = true;
@@ -60,7 +60,7 @@ int64_t TcpLink::unacknowledged_ms() {
   return most;
 }
 
-// The stream for the next piece: of those with nothing open, the one that has carried least for its weight.
+// Returns the stream for the next piece: of those with nothing open, the one that has carried least for its weight.
 size_t TcpLink::next_stream() const {
   size_t best = peer_.streams.size();
   for (size_t i = 0; i < peer_.streams.size(); ++i) {
@@ -72,7 +72,7 @@ size_t TcpLink::next_stream() const {
   return best;
 }
 
-// Gives pieces to streams until none is free. False when the link broke.
+// Gives pieces to streams until none is free. Returns false when the link broke.
 bool TcpLink::assign_pieces(size_t* moved) {
   const bool one = peer_.streams.size() == 1;
   while (put_.assigned < put_.bytes) {
@@ -98,7 +98,7 @@ bool TcpLink::assign_pieces(size_t* moved) {
 
 Result<PutState> TcpLink::put_some(uint64_t offset, const void* src, size_t bytes) {
   const std::lock_guard lock(engine_.mutex_);
-  // A put to a rank that is gone is lost; whoever needs that rank asks check_peer().
+  // A put to a lost rank is dropped; a caller that needs that rank asks check_peer().
   if (down_ || bytes == 0) return PutState::kDone;
   if (!put_.active) {
     if (own_.board->health.state.load(std::memory_order_relaxed) != 0) return PutState::kDone;
@@ -156,7 +156,7 @@ void TcpLink::look_at_queue(Stream& s) {
 Status TcpLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
   const std::lock_guard lock(engine_.mutex_);
   if (down_) return {};
-  // The puts of a rank that has failed are dropped, see put_some(): none of its signals may say that they arrived.
+  // A failed rank's puts are dropped, see put_some(), so none of its signals may claim that they arrived.
   if (own_.board->health.state.load(std::memory_order_relaxed) != 0) return {};
   words_[sig] = static_cast<uint64_t>(tag) << 32 | number;
   new_words_ |= 1u << sig;
@@ -168,7 +168,7 @@ Status TcpLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
 void TcpLink::flush(size_t stream) {
   Stream& s = peer_.streams[stream];
   if (down_ || s.full || !s.has_output()) return;
-  // An open payload is the caller's: only put() sends of it, and abandon_puts() after its end.
+  // An open payload is the caller's: only put() sends from it until abandon_puts() has replaced it.
   if (s.payload_left() > 0 && put_.active) return;
   const Result<size_t> sent = s.flush();
   if (!sent.ok()) end(sent.status());
@@ -206,7 +206,7 @@ void TcpLink::append_signals() {
   peer_.streams[0].append(frame, n);
 }
 
-// A signal takes the board with it: whoever sees it can compare what both ranks run.
+// A signal takes the board with it, so that a rank that sees it can compare what both ranks run.
 void TcpLink::send_small() {
   if (down_) return;
   Stream& s = peer_.streams[0];
@@ -264,7 +264,7 @@ void TcpLink::receive(size_t stream) {
     if (Status st = parse(stream); !st.ok()) return lose(st);
   }
   if (taken > 0) engine_.moved();
-  // Signals that wait for this stream's bytes.
+  // Signals may wait for this stream's bytes.
   if (stream > 0 && taken > 0 && peer_.streams[0].stalled) {
     peer_.streams[0].stalled = false;
     if (Status st = parse(0); !st.ok()) lose(st);
@@ -359,7 +359,7 @@ void TcpLink::land_nothing() {
   const std::lock_guard lock(engine_.mutex_);
   for (Stream& s : peer_.streams) {
     for (const Landing& l : landings_) {
-      // Bytes of a put that is arriving there go on into the staging.
+      // The rest of a put that is arriving there goes into the staging.
       const bool here = l.bytes != 0 && l.used && s.put_left > 0 && s.put_to == l.dst + (l.bytes - s.put_left);
       if (here) s.put_to = own_.staging + l.offset + (l.bytes - s.put_left);
     }
@@ -373,7 +373,7 @@ Status TcpLink::take_signals(Stream& s, const FrameHead& head, std::span<const s
   for (size_t i = 0; i < peer_.streams.size(); ++i) {
     uint64_t mark = 0;
     std::memcpy(&mark, payload.data() + i * sizeof(mark), sizeof(mark));
-    // On its own stream the puts before it have arrived; a mark beyond them would be waited for for ever.
+    // On its own stream the puts before it have arrived; a mark beyond them would be waited for forever.
     if (&peer_.streams[i] == &s && mark > s.put_bytes_received) return protocol_error(peer_.rank, "a bad signal frame");
     if (peer_.streams[i].put_bytes_received < mark) {
       *stalled = true;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A link to a rank on another host: several connections, a copy of the peer's board, and what waits to be sent.
 //
-// Puts go from the caller's memory to the sockets, as far as these take them; small ones through a buffer, so that they
-// leave in one packet with their signal. Signals and the board are state, not a queue: what was not sent yet is
-// overwritten by what is newer. So nothing here grows, however slow the peer is.
+// Puts go directly from the caller's memory to the sockets, as far as these take them. Small puts go through a buffer,
+// so that they leave in one packet with their signal. Signals and the board are state, not a queue: newer values
+// overwrite what was not sent yet, so nothing here grows, however slow the peer is.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct TcpPeer {
   uint32_t rank = 0;
   std::string where;  // "10.0.0.2:4711", for messages
   std::vector<Stream> streams;
-  bool may_change_congestion = false;  // MOECCL_SOCKET_CONGESTION does not say which
+  bool may_change_congestion = false;  // MOECCL_SOCKET_CONGESTION names none
   Cipher cipher = Cipher::kNone;       // of all its streams
 };
 
@@ -40,35 +40,35 @@ class TcpLink final : public OrderedLink, private Landings {
  private:
   friend class TcpEngine;
 
-  // Where the whole range comes as one put of one connection; with several connections puts are cut.
+  // Only where the whole range comes as one put of one connection: with several connections, puts are cut.
   void land(uint64_t offset, size_t bytes, std::byte* dst) override;
   bool landed(uint64_t offset) override;
   void land_nothing() override;
   Result<PutState> put_some(uint64_t offset, const void* src, size_t bytes) override;
-  // All below under the engine's lock.
+  // Everything below runs under the engine's lock.
   void let_go() noexcept override { put_.active = false; }
   void end(const Status& why);  // after reading what has come
   void send_small();            // signals and the board, if any wait and there is room
-  void append_board();          // what is new of the board
+  void append_board();          // the board's changes
   void append_signals();
   bool board_is_new() const;
   void flush(size_t stream);
-  void abandon_puts();          // sources are not the link's any more: this rank has failed
+  void abandon_puts();          // this rank has failed: the sources no longer belong to the link
   void receive(size_t stream);  // one turn
   Status parse(size_t stream);
   Status begin_put(Stream& s, const FrameHead& head);
-  Status advance_put(Stream& s, size_t bytes);  // so many bytes of it are there now
+  Status advance_put(Stream& s, size_t bytes);  // counts bytes of it that have come
   Status take_signals(Stream& s, const FrameHead& head, std::span<const std::byte> payload, bool* stalled);
   Status take_board(const FrameHead& head, std::span<const std::byte> payload);
   bool assign_pieces(size_t* moved);
   size_t next_stream() const;
-  bool wants_turn() const;  // it could go on without a new event
+  bool wants_turn() const;  // whether it could go on without a new event
   void look_at_queue(Stream& s);
 
   LocalMemory own_;
   TcpPeer peer_;
   TcpEngine& engine_;
-  std::unique_ptr<BoardCopy> copy_;  // the peer's, as it told us
+  std::unique_ptr<BoardCopy> copy_;  // the peer's, as received
 
   struct OpenPut {
     uint64_t offset = 0;
@@ -86,7 +86,7 @@ class TcpLink final : public OrderedLink, private Landings {
   std::array<uint64_t, kSigsPerPeer> words_ = {};
   uint32_t new_words_ = 0;                        // bit mask of words_ that wait
   std::array<uint64_t, kMaxStreams> marks_ = {};  // put bytes on each stream before the newest signal
-  BoardNews news_;                                // of the own board
+  BoardNews news_;                                // of this rank's board
   bool board_waits_ = false;                      // to be sent as soon as there is room
   bool ending_ = false, queued_ = false;
 };

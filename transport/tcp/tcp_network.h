@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP as a network: sockets on the interfaces that this host offers, an engine that moves their bytes.
+// TCP as a network: sockets on the interfaces that this host offers, and an engine that moves their bytes.
 #pragma once
 
 #include "transport/transport.h"

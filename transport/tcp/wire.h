@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames between two ranks, after the handshake; encrypted connections carry them in records (record.h). All numbers
-// little-endian. A head, then its payload:
+// Frames between two ranks after the handshake; encrypted connections carry them in records (record.h). All numbers are
+// little-endian. A frame is a head followed by its payload:
 //
 //   put      `bytes` bytes for `offset` of the receiver's staging; on any stream
 //   signals  for each stream u64: put bytes that went before, then n times {sig u64, word u64}; on stream 0
@@ -43,16 +43,16 @@ inline constexpr size_t kMaxPutBytes = size_t{1} << 30;  // of one frame; longer
 inline constexpr size_t kMaxSmallFrame = sizeof(FrameHead) + kMaxBoardBytes + kMaxStreams * 8;
 static_assert(kMaxSmallFrame >= sizeof(FrameHead) + kMaxStreams * 8 + kSigsPerPeer * sizeof(WireSignal));
 
-// What a client says on each of its connections once it is authenticated, in a sealed control frame.
+// What a client sends on each of its connections once it is authenticated, in a sealed control frame.
 struct StreamGreeting {
   uint16_t wire_version;
   uint16_t stream, n_streams;
-  uint16_t cipher;      // the best that it has (record.h); 0: what follows is not encrypted
+  uint16_t cipher;      // the client's best (record.h); 0: what follows is not encrypted
   uint64_t mbit_per_s;  // of the slower of the two interfaces
 };
 static_assert(sizeof(StreamGreeting) == 16);
 inline constexpr uint16_t kGreetingType = 32;  // of the control frame
-// Of the server's answer, a control frame without payload; plus the cipher of the data.
+// The type of the server's answer, a control frame without payload, to which the cipher of the data is added.
 inline constexpr uint16_t kWelcomeType = 33;
 
 }  // namespace moeccl::transport::tcp

@@ -33,7 +33,7 @@ std::byte* BounceRing::take(size_t bytes) {
 
 void BounceRing::sent(size_t bytes, uint32_t lane, uint64_t number) {
   const auto begin = static_cast<size_t>(taken_ - base_);
-  // The last piece of what was taken ends where the next may begin.
+  // The last piece of what was taken ends where the next room may begin.
   const bool last = bytes >= taken_bytes_;
   size_t end = begin + bytes;
   if (last) end = (end + kAlign - 1) / kAlign * kAlign;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registered memory of one link, taken and given back in order. Small puts and those from memory that no NIC may read
-// are copied to it; and what is packed there (Rooms) goes as it is.
+// The registered memory of one link, taken and given back in order. Small puts, and puts from memory that no NIC may
+// read, are copied to it; what is packed there (Rooms) is sent without another copy.
 #pragma once
 
 #include <cstddef>
@@ -17,23 +17,23 @@ class BounceRing {
     pieces_.resize(most_pieces);
   }
 
-  // Contiguous; null while there is no such room. The same memory again until it is sent.
+  // Returns contiguous room, or null while there is none. The same memory is returned again until it is sent.
   std::byte* take(size_t bytes);
-  // The beginning of what take() gave is under way as request `number` of a lane; the rest of it is still taken.
+  // Notes that the beginning of the taken room is under way as request `number` of a lane; the rest stays taken.
   void sent(size_t bytes, uint32_t lane, uint64_t number);
-  // What was taken and not sent is free again.
+  // Frees what was taken and not sent.
   void drop_taken() {
     taken_ = nullptr;
     taken_bytes_ = 0;
   }
   bool is_taken(const void* p, size_t bytes) const { return taken_ != nullptr && p == taken_ && bytes <= taken_bytes_; }
-  // The request that must be done before more room appears; lane and number.
+  // The request that must be done before more room appears.
   struct Oldest {
     uint32_t lane = 0;
     uint64_t number = 0;  // 0: nothing is under way
   };
   Oldest oldest() const { return n_ == 0 ? Oldest{} : Oldest{pieces_[first_].lane, pieces_[first_].number}; }
-  // done(lane, number): whether the request has ended.
+  // done(lane, number) returns whether the request has ended.
   template <class Done>
   void give_back(Done&& done) {
     while (n_ > 0 && done(pieces_[first_].lane, pieces_[first_].number)) {
@@ -47,13 +47,13 @@ class BounceRing {
 
  private:
   struct Piece {
-    size_t end = 0;  // offset behind it
+    size_t end = 0;  // offset of its end
     uint32_t lane = 0;
     uint64_t number = 0;
   };
   std::byte* base_ = nullptr;
   size_t bytes_ = 0;
-  size_t head_ = 0, tail_ = 0;  // offsets: taken up to head_, free from tail_ on when everything is done
+  size_t head_ = 0, tail_ = 0;  // offsets: [tail_, head_) is under way, perhaps around the end
   std::byte* taken_ = nullptr;
   size_t taken_bytes_ = 0;
   std::vector<Piece> pieces_;  // a ring, from first_ on

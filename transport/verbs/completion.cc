@@ -8,7 +8,7 @@ using namespace driver::ibv_abi;
 const char* hint_of(int status) {
   switch (status) {
     case kRetryExceeded:
-      // Of the reports of NCCL's users nearly all are a wrong GID or no route (NVIDIA/nccl #426, #902, #1405, #1664).
+      // In nearly all reports of NCCL's users this is a wrong GID or no route (NVIDIA/nccl #426, #902, #1405, #1664).
       return "its host does not answer: the process or host is gone, or there is no way between these two addresses "
              "(MOECCL_IB_GID_INDEX, MOECCL_IB_HCA, the routes and MTU of both NICs)";
     case kRnrExceeded:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a failed request means for a person: whose NIC, which address, what the device said, and where to look.
+// Explains a failed request to a person: which NIC, which address, what the device said, and where to look.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ struct FarEnd {
 
 // "mlx5_0:1 (10.0.0.1) to rank 2 at 10.0.0.2 (mlx5_1:1): transport retry counter exceeded (status 12, vendor 129): ..."
 Status completion_error(const Rail& rail, const FarEnd& peer, int status, uint32_t vendor, int64_t now_ns);
-// What to look at, "" where the status says all.
+// Returns what to look at, "" where the status says it all.
 const char* hint_of(int status);
 
 }  // namespace moeccl::transport::verbs

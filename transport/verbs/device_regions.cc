@@ -29,7 +29,7 @@ Status DeviceRegions::add(std::span<std::byte> range, unsigned access, std::vect
     if (dmabuf_) {
       MOECCL_ASSIGN_OR_RETURN(fd, driver::cuda::dmabuf_of(range.data() + at, n));
     }
-    // A region keeps its dma-buf; the descriptor is not needed any more.
+    // A region keeps its dma-buf, so the descriptor is not needed any more.
     MOECCL_ASSIGN_OR_RETURN(auto region, Region::make(rails_, range.data() + at, n, access, fd.get()));
     out->push_back(std::move(region));
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which entry of a port's table of GIDs the queue pairs use. A table of RoCE holds each address several times: once for
-// RoCE v1, once for v2, link-local and routable ones. The wrong one connects and then exceeds its retries.
+// Chooses the entry of a port's GID table that the queue pairs use. A RoCE table holds each address several times: for
+// RoCE v1 and for v2, link-local and routable ones. A queue pair with the wrong one connects and then exceeds its
+// retries.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +28,9 @@ bool is_empty(const driver::ibv_abi::Gid& gid);        // zero, or a prefix alon
 std::string text_of(const driver::ibv_abi::Gid& gid);  // "10.0.0.1", else "fe80:0:..." in groups
 const char* text_of(GidKind kind);
 
-// `wanted`: the setting's index, or -1: on Ethernet RoCE v2 before v1, then routable before link-local, then
-// IPv4 before IPv6, then the lowest index; on InfiniBand index 0, or the first that is there. Unsupported when there is
-// none.
+// `wanted` is the setting's index, or -1 for an automatic choice: on Ethernet RoCE v2 before v1, then routable before
+// link-local, then IPv4 before IPv6, then the lowest index; on InfiniBand index 0, or the first that is there.
+// Unsupported when there is none.
 Result<GidChoice> choose_gid(std::span<const GidChoice> table, bool ethernet, int32_t wanted);
 
 }  // namespace moeccl::transport::verbs

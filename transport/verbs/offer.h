@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank tells the others before they connect. All of it is checked when it is read.
+// What a rank tells the others before they connect. Everything is checked when it is read.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct OfferedRail {
 };
 
 struct Offer {
-  uint32_t n_queues = 1;  // to each peer, of each rail
+  uint32_t n_queues = 1;  // to each peer on each rail
   bool ordered = true;
   std::vector<OfferedRail> rails;    // at most kMaxRails
   PeerMemory memory;                 // of peer 0; see memory_for()
@@ -31,7 +31,7 @@ struct Offer {
 };
 
 std::vector<std::byte> write_offer(const Offer& offer);
-// RemoteError for what this MoECCL cannot read.
+// Returns RemoteError for an offer that this MoECCL cannot read.
 Result<Offer> read_offer(std::span<const std::byte> bytes, uint32_t from, uint32_t n_ranks);
 
 }  // namespace moeccl::transport::verbs

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a rank's peers write to: its staging, the lines of its signals, and a copy of each peer's own words, which the
-// peer keeps fresh by one-sided writes.
+// peer keeps up to date with one-sided writes.
 #pragma once
 
 #include <array>
@@ -13,17 +13,17 @@ namespace moeccl::transport::verbs {
 
 inline constexpr uint32_t kMaxRails = 8;
 inline constexpr uint32_t kMaxLanes = 16;  // queue pairs to one peer, over all rails
-// Of device memory one region holds at most so much: more than 2 GiB is not mapped where there is an IOMMU.
+// The most device memory that one region holds: more than 2 GiB is not mapped where there is an IOMMU.
 inline constexpr uint64_t kDevicePiece = uint64_t{2} << 30;
 inline constexpr uint32_t kMaxDevicePieces = 64;
 
-// A put that a peer has made, for receivers that must hear of puts (LocalMemory::arrivals).
+// A put that a peer has made, for receivers that want to hear of puts (LocalMemory::arrivals).
 struct PutRecord {
   std::atomic<uint64_t> offset, bytes;
 };
 inline constexpr uint32_t kPutRecords = 512;
 
-// One rank's words as it has written them here. Its writes of 8 bytes arrive whole; `seq` of an entry, `state` and
+// One rank's words as that rank has written them here. Its 8-byte writes arrive whole; `seq` of an entry, `state` and
 // `n_puts` come after what they announce.
 struct PeerCopy {
   Board board;
@@ -32,12 +32,12 @@ struct PeerCopy {
   PutRecord puts[kPutRecords];
 };
 
-// Of one rail: what its NIC must be shown to write there.
+// The keys of one rail, which its NIC must be shown to write there.
 struct PeerKeys {
   uint32_t staging = 0, signals = 0, copy = 0;
   std::vector<uint32_t> device;  // of PeerMemory::device, by pieces of kDevicePiece
 };
-// Where a peer keeps what this rank writes: addresses in its process.
+// Where a peer keeps what this rank writes, as addresses in the peer's process.
 struct PeerMemory {
   uint64_t staging = 0, staging_bytes = 0;
   uint64_t signals = 0;  // the lines of this rank's signals, [kSigsPerPeer]

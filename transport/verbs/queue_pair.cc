@@ -14,10 +14,10 @@ using namespace driver::ibv_abi;
 
 namespace {
 
-// As NCCL has them, and users know them: receiver not ready is retried without end, at 0.64 ms, and a packet may cross
-// 255 routers.
+// The same values as NCCL's, which users know: "receiver not ready" is retried endlessly, at 0.64 ms, and a packet may
+// cross 255 routers.
 constexpr uint8_t kRnrRetry = 7, kRnrTimer = 12, kHopLimit = 255;
-// A NIC that looks for its peer's hardware address may take a while (RoCE, NVIDIA/nccl #1672).
+// A NIC that looks up its peer's hardware address may take a while (RoCE, NVIDIA/nccl #1672).
 constexpr int kTries = 10;
 constexpr int64_t kRetryNs = 100'000'000;
 
@@ -28,7 +28,7 @@ Result<std::unique_ptr<QueuePair>> QueuePair::make(Rail& rail, const QueueOption
   QueuePairInit init = {};
   init.send_cq = init.recv_cq = rail.queue();
   init.qp_type = kReliable;
-  // Nothing is received by requests; some devices refuse a queue of none.
+  // No request receives anything, but some devices refuse an empty queue.
   init.cap = {std::min(options.depth, rail.max_requests()), 1, 1, 1, std::min<uint32_t>(options.inline_bytes, kSmall)};
   const uint32_t wanted = init.cap.max_send_wr;
   for (;;) {
@@ -38,7 +38,7 @@ Result<std::unique_ptr<QueuePair>> QueuePair::make(Rail& rail, const QueueOption
       q->inline_bytes_ = std::min<uint32_t>(attempt.cap.max_inline_data, kSmall);
       break;
     }
-    // Devices without room for so much inline data say no instead of less.
+    // Devices without room for this much inline data fail instead of giving less.
     if (init.cap.max_inline_data == 0 || errno == ENOMEM) {
       return error(moecclSystemError, "{} gives no queue pair of {} requests: {}", rail.info().name(), wanted,
                    std::strerror(errno));
@@ -49,7 +49,8 @@ Result<std::unique_ptr<QueuePair>> QueuePair::make(Rail& rail, const QueueOption
   q->id_ = options.id;
   q->depth_ = wanted;
   q->bytes_until_.resize(wanted);
-  uint32_t first = 0;  // random, so that packets of an earlier connection of the same numbers are not taken for its own
+  // Random, so that packets of an earlier connection with the same numbers are not taken for its own.
+  uint32_t first = 0;
   MOECCL_TRY(random_bytes(&first, sizeof(first)));
   q->address_ = {q->pair_->qp_num, first & 0xffffff};
   return q;
@@ -99,7 +100,7 @@ Status QueuePair::connect(const Settings& settings, const ConnectOptions& o) {
   to.port_num = own.port;
   to.sl = settings.service_level;
   const bool other_subnet =
-      own.gid.gid.global.subnet_prefix != o.peer_rail.gid.gid.global.subnet_prefix;  // InfiniBand alone
+      own.gid.gid.global.subnet_prefix != o.peer_rail.gid.gid.global.subnet_prefix;  // InfiniBand only
   if (own.needs_route || o.peer_rail.needs_route || other_subnet) {
     to.is_global = 1;
     to.grh.dgid = o.peer_rail.gid.gid;
@@ -123,13 +124,13 @@ Status QueuePair::connect(const Settings& settings, const ConnectOptions& o) {
 }
 
 QueuePair::Request& QueuePair::next(int opcode, const Target& to, uint32_t bytes, bool ask) {
-  if (n_chain_ == kChain) (void)flush();  // its failure stays, and the next flush() tells it
+  if (n_chain_ == kChain) (void)flush();  // its failure stays, and the next flush() returns it
   Request& r = chain_[n_chain_++];
   r.request = {};
   ++posted_;
   bytes_posted_ += bytes;
   bytes_until_[posted_ % depth_] = bytes_posted_;
-  // Without one in each quarter of the queue there would be nothing to wait for when it is full.
+  // At least one request in each quarter of the queue asks, or there would be nothing to wait for when it is full.
   if (ask || posted_ - std::max(asked_, completed_) >= std::max(1u, depth_ / 4)) {
     r.request.send_flags = kSendSignaled;
     asked_ = posted_;
@@ -175,7 +176,7 @@ Status QueuePair::flush() {
 }
 
 void QueuePair::done(uint64_t tag) {
-  // The number's upper bits are those of what was posted last.
+  // The number's upper bits are those of the last posted number.
   uint64_t number = (posted_ & ~kNumberMask) | (tag & kNumberMask);
   if (number > posted_) number -= kNumberMask + 1;
   if (number <= completed_) return;

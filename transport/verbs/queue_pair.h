@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One reliable connection of a rail to a peer, with what is under way on it. Requests are numbered from 1; a completion
-// says that all up to its number are done. Only every so many-th asks for one, or where somebody needs it; so the queue
-// never holds more than it was made for.
+// One reliable connection of a rail to a peer, with the requests that are under way on it. Requests are numbered from
+// 1; a completion says that all up to its number are done. Requests ask for one at intervals, or where it is needed, so
+// that the queue never holds more than it was made for.
 //
-// Small requests are collected and handed over with one call (flush()). One thread at a time.
+// Small requests are collected and posted with one call (flush()). One thread at a time.
 #pragma once
 
 #include <array>
@@ -24,10 +24,10 @@ struct QueueAddress {
 struct QueueOptions {
   uint32_t depth = 128;
   uint32_t inline_bytes = 128;  // wanted
-  uint32_t id = 0;              // comes back with completions, see id_of()
+  uint32_t id = 0;              // returned with completions, see id_of()
 };
 
-// What the peer says of its end, and what both agreed on.
+// What the peer says about its end, and what both ends agreed on.
 struct ConnectOptions {
   QueueAddress peer;
   RailInfo peer_rail;
@@ -48,13 +48,13 @@ class QueuePair {
   uint32_t id() const { return id_; }
   uint32_t inline_bytes() const { return inline_bytes_; }
   uint32_t depth() const { return depth_; }
-  // How many requests may be added now.
+  // Returns how many requests may be added now.
   uint32_t room() const { return depth_ - static_cast<uint32_t>(posted_ - completed_); }
   uint64_t posted() const { return posted_; }        // number of the last request
   uint64_t completed() const { return completed_; }  // all up to here are done
   bool idle() const { return posted_ == completed_; }
   uint64_t bytes_under_way() const { return bytes_posted_ - bytes_completed_; }
-  // Requests whose completion was asked for and has not come.
+  // Returns whether a completion was asked for and has not come.
   bool awaits() const { return asked_ > completed_; }
   uint64_t asked() const { return asked_; }  // number of the last request whose completion was asked for
 
@@ -63,14 +63,14 @@ class QueuePair {
     uint32_t key = 0;
   };
   // Both need room() > 0. The source of write() belongs to the NIC until the request is done; that of write_small(), at
-  // most inline_bytes(), may be reused at once. `ask`: for a completion.
+  // most inline_bytes(), may be reused at once. `ask` asks for a completion.
   void write(const Target& to, const void* from, uint32_t lkey, uint32_t bytes, bool ask);
   void write_small(const Target& to, const void* from, uint32_t bytes, bool ask);
-  // Reads `bytes` from the peer's memory, for flushes through the own device.
+  // Reads `bytes` from the peer's memory, for flushes through this rank's device.
   void read(const Target& from, void* to, uint32_t lkey, uint32_t bytes);
   Status flush();
 
-  // A completion that came for this queue pair: everything up to `number` is done.
+  // A completion returns the request's tag: everything up to `number` on the queue pair `id` is done.
   static uint64_t tag(uint32_t id, uint64_t number) { return uint64_t{id} << 40 | (number & kNumberMask); }
   static uint32_t id_of(uint64_t tag) { return static_cast<uint32_t>(tag >> 40); }
   void done(uint64_t tag);
@@ -97,7 +97,7 @@ class QueuePair {
   std::vector<uint64_t> bytes_until_;  // [number % depth_]: bytes posted up to this request
   std::array<Request, kChain> chain_;
   size_t n_chain_ = 0;
-  Status failure_;  // the first of flush()
+  Status failure_;  // the first of flush(); stays
 };
 
 }  // namespace moeccl::transport::verbs

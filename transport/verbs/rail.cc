@@ -57,7 +57,7 @@ std::string where(const FoundRail& r) { return format("{}: {}", r.info.name(), r
 
 }  // namespace
 
-// Registering a descriptor that is none fails for want of the descriptor, or for want of the call.
+// Registering an invalid descriptor fails because of the descriptor, or because the call is not supported.
 Status takes_dmabuf(const driver::IbvApi& api, ProtectionDomain* pd) {
   if (api.reg_dmabuf_mr == nullptr)
     return error(moecclUnsupported, "libibverbs is older than rdma-core 34 and knows no dma-buf");
@@ -181,7 +181,7 @@ Result<std::unique_ptr<Rail>> Rail::open(const driver::IbvApi& api, const FoundR
   rail->max_message_bytes_ = port.max_msg_sz == 0 ? kLongest : std::min(port.max_msg_sz, kLongest);
   rail->max_requests_ = static_cast<uint32_t>(std::max(attr.max_qp_wr, 1));
   rail->max_entries_ = static_cast<uint32_t>(std::max(attr.max_cqe, 1));
-  // Events are taken between other things.
+  // Events are taken between other work, so reading them must not block.
   const int flags = fcntl(rail->context_->async_fd, F_GETFL);
   if (flags < 0 || fcntl(rail->context_->async_fd, F_SETFL, flags | O_NONBLOCK) != 0)
     return system_error(format("the events of {}", found.info.name()), errno);
@@ -221,7 +221,7 @@ void Rail::take_events(int64_t now_ns) {
       case kEventQueueError:
         fatal_ = "its completion queue overflowed, which is an error of MoECCL";
         break;
-      default:  // of one queue pair, whose completions say more; or of no consequence here
+      default:  // about one queue pair, whose completions say more, or of no consequence here
         break;
     }
     api_->ack_async_event(&event);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One port of one RDMA device, opened: what all links of a rank share on it. Its name, its address and what is wrong
-// with it are told here, so that every error says which NIC it means.
+// One open port of an RDMA device: what all links of a rank share on it. Its name, its address and what is wrong with
+// it are reported here, so that every error says which NIC it means.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ struct RailInfo {
   std::string device;
   uint8_t port = 1;
   bool ethernet = false;
-  bool needs_route = false;  // a global route header although it is InfiniBand
+  bool needs_route = false;  // needs a global route header: RoCE, and some InfiniBand
   GidChoice gid;
   uint16_t lid = 0;
   uint8_t mtu_code = 3;  // 1: 256 bytes, 2: 512, ... 5: 4096
@@ -27,17 +27,17 @@ struct RailInfo {
   std::string name() const { return format("{}:{}", device, port); }
 };
 
-// A port as the list of devices shows it.
+// A port as found in the list of devices.
 struct FoundRail {
   driver::ibv_abi::Device* device = nullptr;
   RailInfo info;
   std::string problem;  // why it cannot be used; "": it can
 };
 
-// Success, or why library or kernel register no dma-buf.
+// Returns success, or why the library or the kernel cannot register a dma-buf.
 Status takes_dmabuf(const driver::IbvApi& api, driver::ibv_abi::ProtectionDomain* pd);
 
-// The list of devices of libibverbs; devices that were opened from it stay usable without it.
+// The device list of libibverbs. Devices that were opened from it stay usable without it.
 class DeviceList {
  public:
   static Result<DeviceList> get(const driver::IbvApi& api);
@@ -45,7 +45,8 @@ class DeviceList {
       : api_(other.api_), list_(std::exchange(other.list_, nullptr)), n_(other.n_) {}
   DeviceList& operator=(DeviceList&&) = delete;
   ~DeviceList();
-  // Every port that the settings admit, with what is wrong with it. InvalidArgument for a filter that leaves none.
+  // Returns every port that the settings admit, with what is wrong with it. InvalidArgument for a filter that leaves
+  // none.
   Result<std::vector<FoundRail>> look(const Settings& settings) const;
 
  private:
@@ -57,19 +58,19 @@ class DeviceList {
   int n_;
 };
 
-// Those to use of what was found: usable, of one link layer (the one with the highest rate), and none slower than a
-// quarter of the fastest, in the order of their names. Unsupported says what is wrong with each.
+// Chooses the ports to use: usable, of one link layer (that of the highest rate), and none slower than a quarter of the
+// fastest, in the order of their names. Unsupported says what is wrong with each.
 Result<std::vector<FoundRail>> choose_rails(std::vector<FoundRail> found);
 
 class Rail {
  public:
-  // `api` outlives it.
+  // `api` must outlive the rail.
   static Result<std::unique_ptr<Rail>> open(const driver::IbvApi& api, const FoundRail& found);
   ~Rail();
   Rail(const Rail&) = delete;
   Rail& operator=(const Rail&) = delete;
 
-  // Completions of so many requests that are under way at a time, as far as the device has them.
+  // Makes room for the completions of this many requests under way at a time, as far as the device allows.
   Status make_queue(uint32_t entries);
   uint32_t queue_entries() const { return cq_ == nullptr ? 0 : static_cast<uint32_t>(cq_->cqe); }
   int poll(std::span<driver::ibv_abi::Completion> out) {
@@ -86,10 +87,10 @@ class Rail {
 
   // Readable when take_events() has something to take.
   int event_fd() const { return context_->async_fd; }
-  // Takes the events that wait. Never waits.
+  // Takes the events that are waiting, but does not wait for any.
   void take_events(int64_t now_ns);
-  // Success, or why nothing will arrive over this rail any more. A port that is down for less than kPortGraceMs may
-  // come back: its queue pairs send again what was lost meanwhile.
+  // Returns success, or why nothing will arrive over this rail any more. A port that is down for less than kPortGraceMs
+  // may come back: its queue pairs then resend what was lost.
   Status health(int64_t now_ns) const;
   // "its port went down 1200 ms ago", for errors; "" when all is well.
   std::string trouble(int64_t now_ns) const;

@@ -118,7 +118,7 @@ Region* Regions::loan_of(const std::byte* at, size_t bytes) {
 }
 
 void Regions::refresh(Heap& heap) {
-  // Acquire: pairs with the release of whoever takes pages away.
+  // Acquire: pairs with the release of the code that takes pages away.
   const uint64_t now = heap.memory.generation == nullptr ? 0 : heap.memory.generation->load(std::memory_order_acquire);
   if (now == heap.generation) return;
   for (auto& [number, region] : heap.granules) retire(std::move(region));

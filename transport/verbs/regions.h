@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that the NICs of a rank may read from. A region pins pages: it goes on meaning those pages after the program
-// has unmapped them and others lie at their addresses, and a library cannot see that without hooking the program's
-// allocator. So only memory whose end is told to MoECCL is kept registered: its own, the symmetric heap's, whose
+// Memory that the NICs of a rank may read from. A region pins pages, and keeps referring to those pages after the
+// program has unmapped them and others lie at their addresses. A library cannot see that without hooking the program's
+// allocator, so only memory whose end is reported to MoECCL is kept registered: its own, the symmetric heap's, whose
 // generation changes when pages of it go away, and what the program registers (moecclCommRegister .. Deregister). All
-// else is copied: to register it for one put would pin and unpin its pages each time, which takes longer than the copy
-// of what an operation puts at once (docs/verbs.md).
+// other memory is copied: registering it for one put would pin and unpin its pages each time, which takes longer than
+// copying what an operation puts at once (docs/verbs.md).
 //
-// Any thread.
+// Any thread may call.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +22,11 @@
 
 namespace moeccl::transport::verbs {
 
-// On every rail of the rank, in their order.
+// A registration on every rail of the rank, in their order.
 class Region {
  public:
-  // access: of ibv_abi. Relaxed ordering is asked for where the library knows it, and is left out where it does not.
-  // dmabuf: the memory is this file's, from its begin on; -1: it is mapped here, or a kernel module knows it.
+  // access: flags of ibv_abi. Relaxed ordering is left out where the library does not know it. dmabuf: the memory is
+  // this file's, from its beginning; -1: it is mapped here, or a kernel module knows it.
   static Result<std::unique_ptr<Region>> make(std::span<const std::unique_ptr<Rail>> rails, std::byte* base,
                                               size_t bytes, unsigned access, int dmabuf = -1);
   ~Region();
@@ -51,28 +51,28 @@ class Region {
   std::byte* base_;
   size_t bytes_;
   std::vector<driver::ibv_abi::MemoryRegion*> parts_;
-  uint32_t users_ = 0;    // of Regions: requests under way
+  uint32_t users_ = 0;    // requests under way; for Regions
   bool retired_ = false;  // taken back while it was in use
 };
 
 class Regions {
  public:
-  static constexpr size_t kGranule = size_t{2} << 20;  // of a heap: what is registered at a time
+  static constexpr size_t kGranule = size_t{2} << 20;  // the unit in which a heap is registered
 
   explicit Regions(std::span<const std::unique_ptr<Rail>> rails) : rails_(rails) {}
 
-  // Memory with holes, registered by granules where a put reads from it.
+  // Adds memory with holes, which is registered by granules where a put reads from it.
   void add_heap(const transport::Region& heap) { heaps_.push_back({heap, 0, {}}); }
-  // Until take_back() of the same range the memory stays where it is. Ranges may overlap.
+  // The memory must stay where it is until take_back() of the same range. Ranges may overlap.
   void lend(std::byte* base, size_t bytes);
   void take_back(std::byte* base, size_t bytes);
 
   struct Use {
     Region* region = nullptr;  // null: the memory must be copied
-    size_t bytes = 0;          // of those asked for, from the first on
+    size_t bytes = 0;          // leading bytes of the range that are in it
   };
-  // A region that holds the beginning of the range, counted as used until release(). Memory that cannot be registered
-  // is said once in the log, and copied.
+  // Returns a region that holds the beginning of the range, and counts it as used until release(). Memory that cannot
+  // be registered is reported once in the log, and copied.
   Use use(const void* p, size_t bytes);
   void release(Region* region);
   // Ends the registration of heap pages that went away. use() does so too.
@@ -102,9 +102,9 @@ class Regions {
   std::span<const std::unique_ptr<Rail>> rails_;
   mutable std::mutex mutex_;
   std::vector<Loan> loans_;  // by base, then bytes
-  size_t longest_ = 0;       // of them: how far before an address a loan may begin
+  size_t longest_ = 0;       // of the longest: how far before an address a loan may begin
   std::vector<Heap> heaps_;
-  std::vector<std::unique_ptr<Region>> retired_;  // in use when their memory went away
+  std::vector<std::unique_ptr<Region>> retired_;  // still in use when their memory went away
   bool told_ = false;
 };
 

@@ -12,7 +12,7 @@ struct Given {
   std::string name, value;
 };
 
-// Ours before NCCL's; an empty value means unset, as for all of our variables.
+// Our variable counts before NCCL's. An empty value means unset, as for all of our variables.
 std::optional<Given> given(const Variables& variables, const char* ending) {
   for (const char* prefix : {"MOECCL_IB_", "NCCL_IB_"}) {
     const std::string name = std::string(prefix) + ending;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What users set about RDMA: MOECCL_IB_* variables, each with NCCL's NCCL_IB_* of the same ending as an alias, which
+// The user's settings for RDMA: MOECCL_IB_* variables, each with NCCL's NCCL_IB_* of the same ending as an alias, which
 // counts where ours is not set. docs/verbs.md lists them.
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace moeccl::transport::verbs {
 
-// MOECCL_IB_HCA in NCCL's syntax: "mlx5" every device whose name begins so, "=mlx5_0:1,mlx5_1" these names exactly,
-// "^mlx5_2" and "^=mlx5_2" all others; ":1" is a port. Empty: all.
+// MOECCL_IB_HCA in NCCL's syntax: "mlx5" is every device whose name begins with it, "=mlx5_0:1,mlx5_1" these names
+// exactly, "^mlx5_2" and "^=mlx5_2" all others; ":1" is a port. Empty: all.
 class HcaFilter {
  public:
   static std::optional<HcaFilter> parse(const std::string& text);
@@ -46,15 +46,15 @@ struct Settings {
 
 inline constexpr uint32_t kMaxQueuePairs = 8;  // QPS_PER_CONNECTION
 
-// The value of an environment variable, null when it is not set.
+// Returns the value of an environment variable, null when it is not set.
 using Variables = std::function<const char*(const char* name)>;
 // InvalidArgument names the variable, its value and what is accepted.
 Result<Settings> read_settings(const Variables& variables);
-// Of the process. A program with more rights than its user does not open the library that its user names.
+// Reads the process's settings. A program with more rights than its user does not open the library that its user names.
 Result<Settings> process_settings();
 
-// The code of the acknowledgement timeout: the setting, else the largest up to 20 (the value that users know from NCCL)
-// with which all retries together end within half of an operation's timeout.
+// Returns the code of the acknowledgement timeout: the setting, else the largest up to 20 (the value that users know
+// from NCCL) with which all retries together end within half of an operation's timeout.
 uint8_t timeout_code(const Settings& settings, int64_t operation_timeout_ms);
 
 }  // namespace moeccl::transport::verbs

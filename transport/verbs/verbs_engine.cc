@@ -15,18 +15,18 @@ namespace {
 
 using driver::ibv_abi::Completion;
 
-// While operations run the thread looks this often after boards that no signal took along, and after what waits.
+// While operations run, the thread checks this often for boards that no signal has carried, and for waiting words.
 constexpr int kLookEveryMs = 2;
 constexpr int kSleepMs = 1000;
-// What still waits for completions when a drive ends, a signal over several queue pairs, is waited for as long as a
-// round trip takes; then the thread looks after it, this often.
+// What still waits for completions when a drive ends (a signal over several queue pairs) is given the time of a round
+// trip; then the thread looks after it, this often.
 constexpr int64_t kEndNs = 30'000;
 constexpr int64_t kQuickNs = 50'000;
 constexpr int64_t kSignEveryNs = 200'000'000;
-// For what a rank that leaves has still to say.
+// The time for a leaving rank to deliver what it still has to say.
 constexpr int64_t kFarewellMs = 1000;
 constexpr size_t kCompletions = 16;  // taken at a time
-// A flush takes about as long as a read over the bus; a device that has gone says so earlier than this.
+// A flush takes about as long as a read over the bus; a device that is gone says so earlier than this.
 constexpr int64_t kFlushMs = 2000;
 
 }  // namespace
@@ -57,7 +57,7 @@ Status VerbsEngine::start() {
 
 VerbsEngine::~VerbsEngine() {
   if (process_.forked()) {
-    // Devices and memory are the parent's, and so is the thread: nothing of them can be ended here.
+    // After a fork the devices, the memory and the thread belong to the parent: nothing of them can be ended here.
     new std::thread(std::move(thread_));
     for (VerbsLink* link : links_) {
       for (Lane& lane : link->lanes_) (void)lane.pair.release();
@@ -77,7 +77,7 @@ VerbsEngine::~VerbsEngine() {
   shielded([&] {
     for (VerbsLink* link : links_) link->abandon_puts();
     tell_boards();
-    // A queue pair that ends takes with it what it has not sent: the last signals must have arrived before.
+    // A queue pair that ends drops what it has not sent, so the last signals must have arrived before.
     const Deadline deadline = Deadline::after_ms(kFarewellMs);
     while (unsent() && !deadline.passed()) {
       for (VerbsLink* link : links_) {
@@ -237,7 +237,7 @@ void VerbsEngine::run() {
       busy = true;
     }
     asleep_.store(!busy);
-    // Whoever changed something before it saw that the thread sleeps is seen here.
+    // A change that was made before its thread saw this one asleep is noticed here.
     if (!busy && (driving_.load() > 0 || board_is_new_.load())) busy = true;
     const timespec wait = {busy ? 0 : kSleepMs / 1000, quick ? kQuickNs : busy ? kLookEveryMs * 1'000'000 : 0};
     (void)::ppoll(entries.data(), entries.size(), &wait, nullptr);
@@ -245,7 +245,7 @@ void VerbsEngine::run() {
     if (entries[0].revents != 0) wake_.clear();
     for (size_t i = 1; i < entries.size(); ++i) {
       events = events || entries[i].revents != 0;
-      if ((entries[i].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) entries[i].fd = -1;  // says no more than that
+      if ((entries[i].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) entries[i].fd = -1;  // it says no more
     }
   }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the links of one rank share: rails, registered memory, completions. Whoever drives the rank's operations polls
-// between its own polls; a thread, which otherwise sleeps, takes the events of devices, finishes what a drive left
-// behind, and sends signs of life while operations run, so that a peer that is gone is noticed.
+// What the links of one rank share: rails, registered memory, completions. The thread that drives the rank's operations
+// polls between its own polls. The engine's thread, which otherwise sleeps, takes the events of devices, finishes what
+// a drive left behind, and sends signs of life while operations run, so that a lost peer is noticed.
 //
-// Nothing of what arrives needs this rank: words and bytes land by themselves.
+// What arrives does not need this rank: words and bytes land by themselves.
 #pragma once
 
 #include <atomic>
@@ -20,23 +20,23 @@
 
 namespace moeccl::transport::verbs {
 
-// What the engine keeps until it ends, in the order in which it was made.
+// What the engine owns until it ends, in the order in which it was made.
 struct EngineParts {
   std::unique_ptr<driver::IbvApi> api;
   std::vector<std::unique_ptr<Rail>> rails;
   std::unique_ptr<Regions> regions;
   std::vector<std::unique_ptr<Region>> own;  // staging, signals, copies, rings
-  std::unique_ptr<DeviceRegions> device;     // null: CUDA memory is not reached
+  std::unique_ptr<DeviceRegions> device;     // null: the NICs do not access CUDA memory
 };
 
 class VerbsEngine final : public OrderedEngine {
  public:
   static Result<std::unique_ptr<VerbsEngine>> create(EngineParts parts);
-  // Says to the peers what they do not know yet, as far as that goes within a second, and gives everything back. The
-  // links are of no use afterwards, and must be destroyed later.
+  // Tells the peers what they do not know yet, as far as possible within a second, and gives everything back. The links
+  // are of no use afterwards and must be destroyed later.
   ~VerbsEngine() override;
 
-  // Before start(); the caller owns the link. The ids of all queue pairs differ, and are small.
+  // Called before start(); the caller owns the link. The ids of all queue pairs must differ, and be small.
   std::unique_ptr<VerbsLink> add(LinkSetting setting, std::vector<Lane> lanes);
   Status start();
 
@@ -63,7 +63,7 @@ class VerbsEngine final : public OrderedEngine {
   void tell_boards();
   void look(bool events);  // events, memory that went away, signs of life
   void queue(VerbsLink& link);
-  bool unsent() const;  // something still has to be posted or completed, and somebody is there to take it
+  bool unsent() const;  // something still has to be posted or completed, and a peer is there to take it
 
   struct Place {
     VerbsLink* link = nullptr;

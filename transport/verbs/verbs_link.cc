@@ -10,11 +10,11 @@
 namespace moeccl::transport::verbs {
 namespace {
 
-// A put is cut where several lanes share it: large enough that a request costs little beside its bytes.
+// The size of pieces where several lanes share a put: large enough that a request costs little compared to its bytes.
 constexpr size_t kPiece = 64 << 10;
-// Copied puts go by pieces, so that the NIC sends one while the next is copied.
+// Copied puts go in pieces, so that the NIC sends one while the next is copied.
 constexpr size_t kCopyPiece = 32 << 10;
-// Some NICs drop what goes beyond their buffers when too much is under way on one queue pair (Broadcom, Pollara).
+// Some NICs drop what exceeds their buffers when too much is under way on one queue pair (Broadcom, Pollara).
 constexpr uint64_t kMostUnderWay = 16 << 20;
 
 }  // namespace
@@ -77,7 +77,7 @@ bool VerbsLink::taken(uint64_t count) const {
   return n_taken_.load(std::memory_order_relaxed) >= count;
 }
 
-// Sources are read in the order in which completions come; what was posted first may end last.
+// Sources are read in the order in which completions come, so the put that was posted first may end last.
 void VerbsLink::close_left() {
   uint64_t oldest = n_posted_ + 1;
   for (OpenPut& p : puts_) {
@@ -90,7 +90,7 @@ void VerbsLink::close_left() {
 
 Result<PutState> VerbsLink::post_some(uint64_t offset, const void* src, size_t bytes, bool stays) {
   const std::lock_guard lock(engine_.mutex_);
-  // A put to a rank that is gone is lost; whoever needs that rank asks check_peer().
+  // A put to a lost rank is dropped; a caller that needs that rank asks check_peer().
   if (down_ || bytes == 0) return PutState::kDone;
   if (failed_here()) {
     abandon_puts();
@@ -110,7 +110,7 @@ Result<PutState> VerbsLink::post_some(uint64_t offset, const void* src, size_t b
   if (p == nullptr) return PutState::kFull;
   const bool moved = post_pieces(*p);
   if (p->from == OpenPut::From::kCopied && bytes <= lanes_[0].pair->inline_bytes()) {
-    engine_.queue(*this);  // the signal behind it hands both over with one call, or else the next look
+    engine_.queue(*this);  // the signal behind it posts both with one call, or else the next turn does
   } else {
     flush();
   }
@@ -132,7 +132,7 @@ VerbsLink::OpenPut* VerbsLink::open(uint64_t offset, const std::byte* src, size_
     p.posted = 0;
     p.until = {};
     p.recorded = p.left = p.abandoned = false;
-    // Of memory that cannot be registered the first piece says so (post_piece()).
+    // If the memory cannot be registered, the first piece finds out (post_piece()).
     p.from = ring_.is_taken(src, bytes)                           ? OpenPut::From::kRoom
              : bytes <= s_.copy_bytes && !from_device(src, bytes) ? OpenPut::From::kCopied
                                                                   : OpenPut::From::kRegistered;
@@ -141,7 +141,7 @@ VerbsLink::OpenPut* VerbsLink::open(uint64_t offset, const std::byte* src, size_
   return nullptr;
 }
 
-// The lane that has least under way for its weight, and room.
+// Returns the lane with room that has least under way for its weight.
 Lane* VerbsLink::next_lane() {
   Lane* best = nullptr;
   const auto load = [](const Lane& l) { return static_cast<double>(l.pair->bytes_under_way()) / l.weight; };
@@ -152,7 +152,7 @@ Lane* VerbsLink::next_lane() {
   return best;
 }
 
-// Where byte `at` of the peer's staging lies, and how many of *bytes lie there in one region.
+// Returns where byte `at` of the peer's staging lies, and limits *bytes to those that lie there in one region.
 QueuePair::Target VerbsLink::place(uint64_t at, const Lane& lane, size_t* bytes) const {
   if (at >= s_.peer.device_bytes) return {s_.peer.staging + at, lane.keys.staging};
   *bytes = std::min({*bytes, s_.peer.device_bytes - at, kDevicePiece - at % kDevicePiece});

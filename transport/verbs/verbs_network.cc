@@ -16,24 +16,25 @@
 namespace moeccl::transport::verbs {
 namespace {
 
-// Until somebody measures: a small write between two hosts takes some 3 us, and RoCE v2 carries 4096 of 4166 bytes.
+// Used until they are measured: a small write between two hosts takes some 3 us, and RoCE v2 carries 4096 of 4166
+// bytes.
 constexpr double kAlphaNs = 3'000;
 constexpr double kPayload = 0.97;
 constexpr double kUnknownGbit = 10;
 
-// Requests under way on a queue pair; fewer where the completion queue of a rail could not hold those of all peers.
+// Requests under way on a queue pair. They are fewer where a rail's completion queue could not hold those of all peers.
 constexpr uint32_t kDepth = 128, kLeastDepth = 16;
-// The words of a board go without a copy (see VerbsLink::tell_board()); less than this is not worth a NIC.
+// The words of a board are sent inline (see VerbsLink::tell_board()). A NIC with less room for them is not used.
 constexpr uint32_t kInlineBytes = 128, kLeastInline = 32;
 
-// Up to here a put is copied and done at once: where the copy takes about as long as the round trip for which a put
-// from registered memory is held open. Reckoned for a NIC, as none was there to measure (docs/verbs.md).
+// Up to this size a put is copied and done at once: the copy takes about as long as the round trip for which a put from
+// registered memory is held open. Calculated for a NIC, because none was available for measuring (docs/verbs.md).
 constexpr size_t kCopyBytes = 16 << 10;
 
-// Of the rings of all links together.
+// The memory for the rings of all links together.
 constexpr size_t kRingBudget = 64 << 20, kLeastRing = 256 << 10, kMostRing = 4 << 20;
 
-// What a communicator registers at least: staging and rings.
+// The least that a communicator registers: staging and rings.
 constexpr size_t kTrialBytes = 24 << 20;
 
 Status may_lock(std::span<const std::unique_ptr<Rail>> rails) {
@@ -46,7 +47,7 @@ Status may_lock(std::span<const std::unique_ptr<Rail>> rails) {
 bool keeps_order(const Settings& settings, std::span<const std::unique_ptr<Rail>> rails) {
   if (settings.adaptive_routing != AdaptiveRouting::kAutomatic)
     return settings.adaptive_routing == AdaptiveRouting::kOff;
-  // Switches of InfiniBand route adaptively unless they are told not to; RoCE's only where somebody has set it up.
+  // InfiniBand switches route adaptively unless they are told not to, RoCE switches only where that has been set up.
   return std::all_of(rails.begin(), rails.end(), [](const auto& r) { return r->info().ethernet; });
 }
 
@@ -117,13 +118,13 @@ class VerbsEndpoint final : public Endpoint {
   Settings settings_;
   uint32_t n_queues_ = 1;
   size_t ring_bytes_ = 0, n_peers_ = 0;
-  std::shared_ptr<driver::Mapping> memory_;  // copies of the peers' words, then rings; outlives what reads it
-  EngineParts parts_;                        // before the queue pairs: they end first
+  std::shared_ptr<driver::Mapping> memory_;  // copies of the peers' words, then rings; outlives its readers
+  EngineParts parts_;                        // before the queue pairs, so that those end first
   Offer mine_;
   std::vector<std::unique_ptr<QueuePair>> queues_;  // as Offer::queues; null for ranks of this host
 };
 
-// The NICs near this rank, the nearest first; what a user names is used as it is.
+// Returns the NICs near this rank, nearest first. NICs that the user names are used as they are.
 std::vector<FoundRail> VerbsEndpoint::own_rails(std::vector<FoundRail> found) const {
   if (!settings_.hca_text.empty() || !options_.nearest) return found;
   std::vector<std::string> devices;
@@ -175,7 +176,7 @@ Status VerbsEndpoint::register_memory(const LocalMemory& own, std::span<const tr
   ring_bytes_ = std::clamp(kRingBudget / std::max<size_t>(1, n_peers_), kLeastRing, kMostRing) / 4096 * 4096;
   MOECCL_ASSIGN_OR_RETURN(driver::Mapping memory, driver::private_memory(copies_bytes() + n_peers_ * ring_bytes_));
   memory_ = std::make_shared<driver::Mapping>(std::move(memory));
-  // What announces bytes is written in order; the bytes themselves may come in any.
+  // What announces bytes is written in order; the bytes themselves may arrive in any order.
   constexpr unsigned kStrict = kLocalWrite | kRemoteWrite;
   MOECCL_TRY(add_region(own.staging, own.staging_bytes, kStrict | kRelaxedOrdering));
   const size_t signals = options_.n_ranks() * kSigsPerPeer * sizeof(SignalLine);
@@ -213,8 +214,8 @@ Result<std::vector<std::byte>> VerbsEndpoint::offer() {
   return write_offer(mine_);
 }
 
-// Rails pair by their places: each rank's nearest first. So in a rail-optimised cluster the traffic of ranks in the
-// same place of their hosts stays on one rail.
+// Rails pair by position, each rank's nearest first. In a rail-optimised cluster, the traffic of ranks at the same
+// position of their hosts thus stays on one rail.
 Result<std::vector<Lane>> VerbsEndpoint::connect_lanes(uint32_t peer, const Offer& theirs) {
   const size_t n_rails = std::min(mine_.rails.size(), theirs.rails.size());
   const uint32_t n_queues = std::min(n_queues_, theirs.n_queues);
@@ -256,7 +257,7 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
     MOECCL_ASSIGN_OR_RETURN(std::vector<Lane> lanes, connect_lanes(r, theirs[r]));
     peers.push_back({r, std::move(lanes)});
   }
-  queues_.clear();  // of rails that a peer has not
+  queues_.clear();  // of rails that a peer lacks
   const Region* const staging = parts_.own[kStaging].get();
   const Region* const rings = parts_.own[kRings].get();
   const DeviceRegions* const device = parts_.device.get();
@@ -264,7 +265,7 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
   NetworkLinks made;
   MOECCL_ASSIGN_OR_RETURN(auto engine, VerbsEngine::create(std::move(parts_)));
   VerbsEngine& moves = *engine;
-  made.engine = std::move(engine);  // also when what follows fails it ends before its links
+  made.engine = std::move(engine);  // ends before its links even when what follows fails
   made.links.resize(options_.n_ranks());
   std::byte* ring = memory_->data() + copies_bytes();
   for (Peer& p : peers) {
@@ -288,7 +289,7 @@ Result<NetworkLinks> VerbsEndpoint::connect(const LocalMemory& own, std::span<co
     made.links[p.rank] = moves.add(std::move(setting), std::move(p.lanes));
   }
   MOECCL_TRY(moves.start());
-  std::vector<double> uplinks;  // by rank: its host's NICs, whichever ranks use them
+  std::vector<double> uplinks;  // by rank: all NICs of its host, whichever ranks use them
   for (const uint32_t host : options_.host_of) {
     const auto& nics = nics_of_host[host];
     const double gbit =

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// InfiniBand and RoCE as a network: RDMA writes over reliable queue pairs, by libibverbs, which is opened at run time.
+// InfiniBand and RoCE as a network: RDMA writes over reliable queue pairs, with libibverbs, which is opened at run
+// time.
 #pragma once
 
 #include "transport/transport.h"
@@ -7,12 +8,12 @@
 
 namespace moeccl::transport::verbs {
 
-// Where the wire does not keep the order (MOECCL_IB_ADAPTIVE_ROUTING) the links do.
+// Where the wire does not keep the order (MOECCL_IB_ADAPTIVE_ROUTING), the links do.
 inline constexpr Capabilities kCapabilities = {.one_sided = true, .inline_words = true, .device_memory = true};
 Probe probe();
 Result<std::unique_ptr<Endpoint>> open(const NetworkOptions& options);
 
-// With settings other than the process's, for tests and tools.
+// Like probe() and open(), but with settings other than the process's. For tests and tools.
 Probe probe_with(const Settings& settings);
 Result<std::unique_ptr<Endpoint>> open_with(const NetworkOptions& options, const Settings& settings);
 

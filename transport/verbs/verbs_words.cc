@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of a link: signals, and what keeps the peer's copy of the own board fresh.
+// The words of a link: signals, and what keeps the peer's copy of this rank's board up to date.
 #include <algorithm>
 
 #include "src/base/clock.h"
@@ -13,7 +13,7 @@ constexpr uint64_t offset_of_entry(uint64_t seq) {
   return offsetof(PeerCopy, board) + offsetof(Board, entries) + (seq % kEntries) * sizeof(Entry);
 }
 
-// Both in one word of 8 bytes: the state is never seen without its code.
+// Both are in one word of 8 bytes, so that the state is never seen without its code.
 static_assert(offsetof(decltype(Board::health), state) == 0 && offsetof(decltype(Board::health), code) == 4);
 static_assert(offsetof(Entry, seq) == 0);
 static_assert(sizeof(BlockWord) == 24);
@@ -29,9 +29,9 @@ const std::byte* bytes_at(const void* p) { return static_cast<const std::byte*>(
 Status VerbsLink::signal(uint32_t sig, uint32_t number, uint32_t tag) {
   const std::lock_guard lock(engine_.mutex_);
   if (down_) return {};
-  // The puts of a rank that has failed are dropped, see put_some(): none of its signals may say that they arrived.
+  // A failed rank's puts are dropped, see put_some(), so none of its signals may claim that they arrived.
   if (failed_here()) return {};
-  if (told_.lacks(*s_.own.board)) tell_board();  // whoever sees a signal can compare what both ranks run
+  if (told_.lacks(*s_.own.board)) tell_board();  // a rank that sees a signal can compare what both ranks run
   if (s_.peer.wants_records) set_word(kPuts, n_records_);
   set_word(static_cast<Word>(kSignal0 + sig), static_cast<uint64_t>(tag) << 32 | number);
   send_words();
@@ -53,7 +53,7 @@ QueuePair::Target VerbsLink::target_of(Word w, const Lane& lane) const {
   return {s_.peer.copy + at, lane.keys.copy};
 }
 
-// A lane that may carry what must come after the marks, or null: then completions are asked for.
+// Returns a lane that may carry what must come after the marks. Null: none yet, and completions are asked for.
 Lane* VerbsLink::lane_for(const Marks& marks, uint32_t slots) {
   for (Lane& lane : lanes_) {
     if (lane.pair->room() < slots) continue;
@@ -74,7 +74,7 @@ void VerbsLink::send_words() {
   bool held = false;  // a word that later ones may not overtake
   for (uint32_t w = 0; w < kWords && pending_ >> w != 0 && !down_; ++w) {
     if ((pending_ >> w & 1u) == 0) continue;
-    // Not before the board of its time, where that is still to be told.
+    // Signals wait for the board of their time, if that is still to be told.
     if (held || (w >= kSignal0 && board_waits_)) break;
     Lane* const lane = lane_for(marks_[w], 1);
     if (lane == nullptr) {
@@ -104,15 +104,15 @@ void VerbsLink::tell_board() {
   Lane* lane = lane_for({}, slots);
   board_waits_ = lane == nullptr;
   if (board_waits_) return engine_.queue(*this);
-  // The state is read first: with a failure goes everything that was finished before it.
+  // The state is read first, so that a failure is sent together with everything that was finished before it.
   const uint32_t state = b.health.state.load(std::memory_order_acquire);
   const uint64_t completed = b.progress.completed.load(std::memory_order_acquire);
   const Told::Entries missing = told_.missing(b);
   for (uint64_t seq = missing.first; seq <= missing.last; ++seq) {
     WireEntry entry;
     if (!snapshot(s_.own, seq, s_.far.rank, &entry)) continue;
-    // What was written to the same place before must not come after it: the body of the operation four before, whose
-    // word still waits perhaps, and the blocks of the one two before.
+    // Earlier writes to the same places must not come after these: the body of the operation four before, whose word
+    // may still be waiting, and the blocks of the one two before.
     Marks before = bodies_[seq % kEntries];
     for (size_t i = 0; i < lanes_.size(); ++i) before[i] = std::max(before[i], bodies_[(seq + 2) % kEntries][i]);
     Lane* const behind = lane_for(before, slots);
@@ -121,7 +121,7 @@ void VerbsLink::tell_board() {
       return engine_.queue(*this);
     }
     lane = behind;
-    // That word would announce this one's body as its own.
+    // That word would announce this operation's body as its own.
     pending_ &= ~(1u << (kSeq0 + seq % kEntries));
     write_all(*lane, s_.peer.copy + offset_of_entry(seq) + sizeof(uint64_t), bytes_at(&entry.signature), kBodyBytes);
     const std::array<uint64_t, 3> blocks = {entry.block_count, entry.block_displacement, entry.block_expects};
@@ -147,14 +147,14 @@ void VerbsLink::tell_board() {
   }
 }
 
-// A peer whose process is gone is only noticed when something is sent to it.
+// A peer whose process is gone is noticed only when something is sent to it.
 void VerbsLink::keep_alive() {
   if (down_ || asked_since_ns_ != 0) return;
   Lane& lane = lanes_[next_asked_++ % lanes_.size()];
   ask_for(lane, lane.pair->posted() + 1);
 }
 
-// It is covered by kPuts, which a signal sends before itself.
+// The record is covered by kPuts, which a signal sends before itself.
 bool VerbsLink::record(const OpenPut& p) {
   Lane& lane = lanes_[0];
   if (lane.pair->room() <= reserve_ / 2) return false;
@@ -166,7 +166,7 @@ bool VerbsLink::record(const OpenPut& p) {
 }
 
 Status VerbsLink::catch_up() {
-  // Acquire: what was put before the count was written is there.
+  // Acquire: what was put before the count was written is visible.
   const uint64_t n = s_.copy->n_puts.load(std::memory_order_acquire);
   if (n - records_taken_ > kPutRecords) {
     return error(moecclRemoteError, "rank {} made {} puts that this rank has not looked at: it keeps {}", s_.far.rank,

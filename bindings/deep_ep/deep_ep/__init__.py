@@ -9,13 +9,13 @@
         num_tokens_per_expert=per_expert)
     out, _, _ = buffer.combine(experts(rows, idx, weights), handle)
 
-MoECCL's docs/deepep.md says call by call what is covered and what differs from DeepEP."""
+MoECCL's docs/deepep.md lists, call by call, what is covered and what differs from DeepEP."""
 import torch
 
 from .buffer import Buffer
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
-topk_idx_t = torch.int64  # the type of expert numbers that every call takes; int32 is taken too
+topk_idx_t = torch.int64  # the type of expert numbers that every call takes; calls accept int32 too
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls take: each refusal names the argument, its value and what to give."""
+"""Checks of the calls' arguments: each error names the argument, its value and an acceptable value."""
 import torch
 import torch.distributed as dist
 
@@ -21,7 +21,7 @@ def cpu(name, tensor):
 
 
 def check_shape(name, tensor, dtypes, shape, what):
-    """Refuses all but CPU tensors of these types and this shape; None in shape is any number."""
+    """Accepts only CPU tensors of these types and this shape; None in shape means any number."""
     cpu(name, tensor)
     fits = tensor.dim() == len(shape) and all(s in (None, t) for s, t in zip(shape, tensor.shape))
     require(fits and tensor.dtype in dtypes, TypeError if tensor.dtype not in dtypes else ValueError,
@@ -29,7 +29,7 @@ def check_shape(name, tensor, dtypes, shape, what):
 
 
 def check_group(group, comm):
-    """(this rank, ranks, a function that gathers an object from all ranks)."""
+    """Returns (this rank, number of ranks, a function that gathers an object from all ranks)."""
     if group is not None:
         def gather(thing):
             told = [None] * group.size()
@@ -42,7 +42,7 @@ def check_group(group, comm):
 
 
 def check_rows(x, topk_idx=None, topk_weights=None, combine=False):
-    """The Rows of a dispatch whose x, topk_idx and topk_weights are fit."""
+    """Checks x, topk_idx and topk_weights of a dispatch and returns them as Rows; None for a combine."""
     from ._throughput import Rows
     pair = isinstance(x, tuple) and not combine
     require(not pair or len(x) == 2, ValueError, "x is a tuple of {}: give (rows, scales)", len(x) if pair else 0)
@@ -79,7 +79,7 @@ def check_choices(topk_idx, num_experts, n_ranks):
 
 
 def check_layout(rows, per_rank, in_rank, per_expert, n_ranks):
-    """num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert of a dispatch without a handle."""
+    """Checks num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert of a dispatch without a handle."""
     for name, tensor in (("num_tokens_per_rank", per_rank), ("is_token_in_rank", in_rank),
                          ("num_tokens_per_expert", per_expert)):
         require(tensor is not None, ValueError, "{} is None: give what get_dispatch_layout returned, or a handle", name)

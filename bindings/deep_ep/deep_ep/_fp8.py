@@ -3,13 +3,13 @@
 import torch
 
 GROUP = 128
-_LARGEST = 448.0  # of e4m3
-_LEAST = 1e-4  # a group's largest element counts as at least this
+_LARGEST = 448.0  # e4m3's largest value
+_LEAST = 1e-4  # lower bound for a group's largest element
 
 
 def quantise(x, round_scale, use_ue8m0):
-    """x[T, H] as (fp8 [T, H], scales). scales: float [T, H / 128], powers of two with round_scale; with use_ue8m0 their
-    exponents, four to an int32 [T, H / 512]. A row is scale * fp8."""
+    """Returns x[T, H] as (fp8 [T, H], scales). scales are float [T, H / 128], powers of two with round_scale; with
+    use_ue8m0 they are the exponents, four to an int32, [T, H / 512]. A row is scale * fp8."""
     groups = x.view(x.size(0), x.size(1) // GROUP, GROUP).float()
     scales = groups.abs().amax(dim=2).clamp(min=_LEAST) / _LARGEST
     if round_scale:

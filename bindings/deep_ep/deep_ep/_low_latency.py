@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """low_latency_dispatch and low_latency_combine: rows of each local expert, and sums with weights.
 
-The routing of a MoECCL layer in the ExpertMajor layout: a token crosses each level of the topology once however many
-experts it chose there. Its rows arrive densely, expert after expert, and are copied to their places in V1's tensor
-[local experts, ranks * max tokens, hidden]. combine gives the routing its weights, which V1 tells only then."""
+They use the routing of a MoECCL layer in the ExpertMajor layout: a token crosses each level of the topology once,
+however many experts it chose there. Rows arrive densely, expert after expert, and are copied to their places in V1's
+tensor [local experts, ranks * max tokens, hidden]. combine sets the routing's weights, because V1 passes them only
+then."""
 import torch
 
 from . import _fp8, _native
@@ -11,13 +12,13 @@ from ._check import check_shape, require
 
 
 class Handle(tuple):
-    """V1's five items, (recv_src_info, recv_layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), and
-    the routing that belongs to them."""
+    """V1's five items, (recv_src_info, recv_layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), with
+    their routing in `state`."""
     state = None
 
 
 class State:
-    """The routing behind a handle, and where its rows lie."""
+    """The routing behind a handle, and the places of its rows."""
 
     def __init__(self, index, most, hidden, n_experts, n_ranks):
         self.index, self.most, self.hidden, self.n_experts = index, most, hidden, n_experts
@@ -25,14 +26,14 @@ class State:
         self.routing, self.counts, self.offsets = None, [], []
 
     def blocks(self):
-        """(expert, first dense row, behind the last) of each local expert that has rows."""
+        """Yields (expert, first dense row, one past the last) for each local expert that has rows."""
         for expert, count in enumerate(self.counts):
             if count:
                 yield expert, self.offsets[expert], self.offsets[expert] + count
 
 
 class Outputs:
-    """The tensors that a dispatch fills: rows and scales in one of the Buffer's two, the others new."""
+    """The tensors that a dispatch fills: rows and scales are one of the Buffer's two pairs, the others are new."""
 
     def __init__(self, state, n_ranks, rows, scales):
         self.rows, self.scales = rows, scales
@@ -42,7 +43,7 @@ class Outputs:
 
 
 def buffers(state, use_fp8, use_ue8m0):
-    """New tensors for received rows and their scales, [local experts, room, ...]; scales lie column by column."""
+    """Makes tensors for received rows and their scales, [local experts, room, ...]; scales are column-major."""
     n, room, hidden = state.n_local, state.room, state.hidden
     rows = torch.zeros((n, room, hidden), dtype=torch.float8_e4m3fn if use_fp8 else torch.bfloat16, device="cpu")
     if not use_fp8:
@@ -50,12 +51,12 @@ def buffers(state, use_fp8, use_ue8m0):
     width = hidden // _fp8.GROUP // (4 if use_ue8m0 else 1)
     kind = torch.int32 if use_ue8m0 else torch.float32
     columns = torch.zeros((n, width, room), dtype=kind, device="cpu")
-    # One column is also one row: with a stride of 1, so that it can be viewed as bytes.
+    # A single column gets a stride of 1, so that it can be viewed as bytes.
     return rows, columns.transpose(1, 2) if width > 1 else columns.view(n, room, 1)
 
 
 def dispatch(comm, state, x, out, round_scale):
-    """Fills the outputs with the rows of x[T, hidden] that this rank's experts get. Collective."""
+    """Fills the outputs with the rows of x[T, hidden] that this rank's experts get. The call is collective."""
     fp8 = out.scales is not None
     scales, width = None, 0
     if fp8:
@@ -84,7 +85,7 @@ def dispatch(comm, state, x, out, round_scale):
 
 
 def _places(comm, state, info, out):
-    """Where each row of the outputs comes from."""
+    """Records where each row of the outputs comes from."""
     token = _native.int32_tensor(info.row_token, info.n_rows)
     source = _native.int32_tensor(info.row_source, info.n_rows)
     expert = torch.repeat_interleave(torch.arange(state.n_local, device="cpu"), out.count.long())
@@ -95,7 +96,7 @@ def _places(comm, state, info, out):
 
 
 def combine(comm, state, x, weights, out):
-    """out[T, hidden] = for each token the sum over its choices of weight * row. Collective."""
+    """out[T, hidden] = for each token the sum over its choices of weight * row. The call is collective."""
     dense = comm.scratch(sum(state.counts), state.hidden, torch.bfloat16)
     for expert, begin, end in state.blocks():
         dense[begin:end].copy_(x[expert, :end - begin])
@@ -104,7 +105,7 @@ def combine(comm, state, x, weights, out):
 
 
 def check_combine(state, x, topk_idx, topk_weights, out):
-    """The weights of the handle's choices; 0 where topk_idx has none any more."""
+    """Checks the arguments and returns the weights of the handle's choices; 0 for a choice that topk_idx dropped."""
     n, k = state.index.shape
     for name, tensor, kinds, shape in (
             ("x", x, (torch.bfloat16, ), (state.n_local, state.room, state.hidden)),

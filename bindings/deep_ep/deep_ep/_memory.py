@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for results, used again: fresh pages cost several times what the rows in them cost to move.
+"""Reusable memory for results: fresh pages cost several times as much as moving the rows into them.
 
-On 4 processes that dispatch 4096 tokens of 2048 bfloat16 each, into 60 MB each, a dispatch takes 12 ms of a core's time
-in memory used before and 61 ms in new memory (docs/deepep.md)."""
+On 4 processes that each dispatch 4096 tokens of 2048 bfloat16 into 60 MB, a dispatch takes 12 ms of processor time into
+reused memory and 61 ms into new memory (docs/deepep.md)."""
 import collections
 import ctypes
 import weakref
@@ -13,22 +13,22 @@ _LEAST = 1 << 20  # smaller tensors come from torch, whose allocator keeps such 
 
 
 def _room(n_bytes):
-    """n_bytes rounded up to one of eight sizes for each power of two, so that steps of about one size share memory."""
+    """Rounds n_bytes up to one of eight sizes per power of two, so that steps of similar size share memory."""
     step = 1 << (n_bytes.bit_length() - 4)
     return -(-n_bytes // step) * step
 
 
 class Memory:
-    """Blocks that go out as tensors and come back when the last view of the tensor is gone. It never holds more, lent
-    and free together, than was lent at once."""
+    """Blocks that are lent as tensors and return when the last view of the tensor is gone. Lent and free blocks
+    together never exceed the most that was lent at once."""
 
     def __init__(self):
-        self._free = []  # the longest unused first
-        self._returned = collections.deque()  # by whichever thread drops a tensor
+        self._free = []  # least recently used first
+        self._returned = collections.deque()  # filled by the thread that drops a tensor
         self._lent, self._kept, self._most = 0, 0, 0
 
     def empty(self, shape, dtype):
-        """An uninitialised CPU tensor."""
+        """Returns an uninitialized CPU tensor."""
         n_bytes = dtype.itemsize
         for extent in shape:
             n_bytes *= extent
@@ -40,7 +40,7 @@ class Memory:
         return torch.frombuffer(owner, dtype=dtype).view(shape)  # its storage holds the owner
 
     def drop(self):
-        """Frees what is not lent."""
+        """Frees all blocks that are not lent."""
         self._collect()
         self._free, self._kept = [], 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoECCL as the calls here need it: a communicator, its layers and their routings, over tensors' addresses."""
+"""The parts of MoECCL that this package needs: a communicator, its layers and their routings, on tensors' addresses."""
 import collections
 import ctypes
 import typing
@@ -13,7 +13,7 @@ from moeccl._library import lib
 TYPES = {torch.bfloat16: moeccl.BFLOAT16, torch.float16: moeccl.FLOAT16, torch.float32: moeccl.FLOAT32,
          torch.float64: moeccl.FLOAT64}
 ROWS, EXPERT_MAJOR = moeccl.ROWS, moeccl.EXPERT_MAJOR
-MOST_CHOICES = 64  # top_k of a layer, moecclMoeConfig_t
+MOST_CHOICES = 64  # largest top_k of a layer, moecclMoeConfig_t
 
 
 def _address(tensor):
@@ -21,13 +21,13 @@ def _address(tensor):
 
 
 def int32_tensor(pointer, n):
-    """A copy of n numbers of a C array, n > 0."""
+    """Copies n > 0 numbers of a C array into a tensor."""
     array = (ctypes.c_int32 * n).from_address(ctypes.addressof(pointer.contents))
     return torch.frombuffer(array, dtype=torch.int32).clone()
 
 
 class Shape(typing.NamedTuple):
-    """What makes a layer: the same numbers on all ranks."""
+    """The parameters of a layer; they are the same on all ranks."""
     row_bytes: int
     type: int
     top_k: int
@@ -46,14 +46,14 @@ class Shape(typing.NamedTuple):
 
 
 def query_bytes(shape, n_ranks):
-    """The most bytes that a layer of this shape holds on a rank."""
+    """Returns the most bytes that a layer of this shape holds on a rank."""
     found = ctypes.c_size_t()
     check(lib.moecclMoeQuerySize(ctypes.byref(shape.config()), n_ranks, None, ctypes.byref(found)))
     return found.value
 
 
 class Routing:
-    """One routing, lent by its layer and given back when nobody holds it any more."""
+    """One routing, lent by its layer and returned when it is no longer referenced."""
 
     def __init__(self, layer, raw):
         self.layer, self._raw = layer, raw
@@ -66,7 +66,7 @@ class Routing:
         return self.layer.shape
 
     def update(self, index, weight=None):
-        """Collective. index: int32 [T, top_k]; weight: float32 of the same shape or None."""
+        """Sets the choices. The call is collective. index: int32 [T, top_k]; weight: float32 of that shape or None."""
         self.layer.check(lib.moecclRoutingUpdate(self._raw, _address(index), _address(weight), index.size(0)))
 
     def info(self):
@@ -98,7 +98,7 @@ class Layer:
         self._owner.check(code)
 
     def routing(self, index, weight=None):
-        """Collective: a routing of these choices."""
+        """Returns a routing of these choices. The call is collective."""
         try:
             routing = Routing(self, self.spare.pop())
         except IndexError:
@@ -118,7 +118,7 @@ class Layer:
 
 
 class Communicator:
-    """This rank's communicator, its layers by their shape, and the two collectives that carry what layers do not."""
+    """This rank's communicator, its layers by shape, and the two collectives for data that layers do not carry."""
 
     def __init__(self, n_ranks, rank, id):
         self.comm = moeccl.Comm(n_ranks, id, rank, name="deep_ep")
@@ -135,34 +135,35 @@ class Communicator:
         check(code, self.comm.handle if self.comm is not None else None)
 
     def layer(self, shape):
-        """Collective where the shape is new."""
+        """Returns the layer of this shape. The call is collective if the shape is new."""
         found = self._layers.get(shape)
         if found is None:
             found = self._layers[shape] = Layer(self, shape)
         return found
 
     def room_for(self, n_tokens):
-        """max_tokens of layers for steps of n_tokens, which all ranks give alike: seldom another number than before."""
+        """Returns max_tokens for layers with steps of n_tokens, which all ranks pass alike. It doubles, so it rarely
+        changes."""
         while self._max_tokens < n_tokens:
             self._max_tokens *= 2
         return self._max_tokens
 
     def scratch(self, n_rows, columns, dtype):
-        """An uninitialised tensor until the next call of this."""
+        """Returns an uninitialized tensor that is valid until the next call of this method."""
         size = n_rows * columns * dtype.itemsize
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._scratch[:size].view(dtype).view(n_rows, columns)
 
     def all_to_all(self, send):
-        """send[size, n] int32; block r goes to rank r."""
+        """Sends block r of the int32 tensor send[size, n] to rank r and returns the received blocks."""
         recv = torch.empty_like(send)
         self.check(lib.moecclAllToAll(_address(send), _address(recv), send.size(1), moeccl.INT32, self.raw,
                                       None))
         return recv
 
     def all_to_all_v(self, send, send_counts, recv, recv_counts):
-        """Rows of float32: send_counts[r] of them go to rank r."""
+        """Exchanges rows of float32; send_counts[r] of them go to rank r."""
         width, arrays = send.size(1), []
         for counts in (send_counts, recv_counts):
             elements = [c * width for c in counts]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Buffer's communication stream: calls run one after another, at once or, asynchronous ones, on a thread of their own."""
+"""A Buffer's communication stream. Calls run one after another; asynchronous calls run on the stream's thread."""
 import queue
 import threading
 
@@ -9,15 +9,15 @@ from .utils import EventHandle
 
 
 class CommStream:
-    """Runs work in the order of its submission. A communicator is used by one thread at a time: this sees to it."""
+    """Runs work in the order of submission. It ensures that only one thread at a time uses the communicator."""
 
     def __init__(self):
         self._running = threading.Lock()
         self._queue, self._thread, self._last = None, None, None
 
     def run(self, work, previous=None, asynchronous=False):
-        """Calls work() after what was submitted before and after `previous`, an EventHandle or None. Returns an
-        EventHandle when asynchronous; otherwise the work has finished, and None is returned."""
+        """Calls work() after all work submitted before it and after `previous`, an EventHandle or None. Returns an
+        EventHandle if asynchronous; otherwise returns None after the work has finished."""
         if not asynchronous:
             self.drain()
             self._call(work, previous)
@@ -32,7 +32,7 @@ class CommStream:
         return event
 
     def drain(self):
-        """Waits for all submitted work; its failures are for those that hold its events."""
+        """Waits for all submitted work. Failures are left to the holders of its events."""
         last, self._last = self._last, None
         if last is not None:
             last._done.wait()
@@ -60,8 +60,8 @@ def _serve(tasks):
         failure = None
         try:
             call(work, previous)
-        except BaseException as caught:  # handed to those that wait for the event
+        except BaseException as caught:  # raised again by waits for the event
             failure = caught
-        del task, call, work, previous  # the tensors that they hold are not kept until the next task
+        del task, call, work, previous  # so that their tensors are not kept until the next task
         event._finish(failure)
         del event, failure

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """dispatch and combine of V1's high-throughput calls: one row for each pair of a token and a rank that it goes to.
 
-The routing of a MoECCL layer in the Rows layout, whose "experts" are the ranks: is_token_in_rank says all. So there are
-no limits on experts or top-k, tokens cross each level of the topology once, and sums form on the way back. Scales of
-fp8 rows, choices and their weights travel beside their rows, as the layer's scales."""
+They use the routing of a MoECCL layer in the Rows layout whose "experts" are the ranks; is_token_in_rank determines it
+completely. So experts and top-k have no limits, tokens cross each level of the topology once, and sums are formed on
+the way back. Scales of fp8 rows, choices and their weights travel with their rows, as the layer's scales."""
 import torch
 
 from . import _native
@@ -16,11 +16,11 @@ _DTYPES = {kind: number for number, kind in enumerate(
 
 
 class Handle(tuple):
-    """What dispatch returns for combine and cached dispatches: V1's tuple and the routing that belongs to it.
+    """The handle that dispatch returns for combine and cached dispatches: V1's tuple, with its routing in `state`.
 
-    On one host (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx,
-    is_token_in_rank, send_head); on several V1's ten items, the fourth-last recv_gbl_rank_prefix_sum. None stands for
-    what only V1's kernels read."""
+    On one host it is (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx,
+    is_token_in_rank, send_head). On several hosts it has V1's ten items, of which the fourth from the end is
+    recv_gbl_rank_prefix_sum. Items that only V1's kernels read are None."""
     state = None
 
 
@@ -33,10 +33,10 @@ class State:
         self.n_rows, self.n_out = 0, 0  # rows received, and rows of the tensors that hold them
         self.index, self.max_tokens = None, 0
         self.sent, self.received = [], []  # rows to and from each rank
-        self.routings = []  # on layers for different rows, of the same choices
+        self.routings = []  # the same choices on layers for different kinds of rows
 
     def routing(self, comm, row_bytes, type_, scaled_row_bytes=0, scale_bytes=0):
-        """A routing for rows of this kind; collective where there is none yet."""
+        """Returns a routing for rows of this kind. The call is collective if there is none yet."""
         for found in self.routings:
             shape = found.shape
             if (shape.row_bytes, shape.type) != (row_bytes, type_):
@@ -55,7 +55,7 @@ def _round_up(n):
 
 
 def _choices(is_token_in_rank, fan):
-    """int32 [T, fan]: the ranks that each token goes to, -1 for none."""
+    """Returns the ranks that each token goes to, int32 [T, fan]; -1 for none."""
     n_ranks = is_token_in_rank.size(1)
     ranks = torch.arange(n_ranks, dtype=torch.int32, device="cpu")
     index = torch.where(is_token_in_rank, ranks, ranks.new_full((), -1))
@@ -63,7 +63,7 @@ def _choices(is_token_in_rank, fan):
 
 
 class Rows:
-    """The rows of one dispatch: x, with the bytes that travel beside each row packed into one tensor."""
+    """The rows of one dispatch: x, and the parts that travel with each row packed into one tensor of bytes."""
 
     def __init__(self, x, topk_idx=None, topk_weights=None):
         self.x, self.scales = x if isinstance(x, tuple) else (x, None)
@@ -77,7 +77,7 @@ class Rows:
         self.widths = [p.size(1) * p.element_size() for p in self.parts]
         self.scale_bytes = sum(self.widths)
         fp8 = self.x.element_size() == 1
-        # The layer sums bfloat16 where rows are quantised, so that combine uses the same routing.
+        # With quantized rows the layer's type is bfloat16, so that combine can use the same routing.
         self.type = _native.TYPES[torch.bfloat16 if fp8 else self.x.dtype]
         self.row_bytes = self.x.size(1) * (2 if fp8 else self.x.element_size())
         self.scaled_row_bytes = self.x.size(1) * self.x.element_size() if self.parts else 0
@@ -91,7 +91,7 @@ class Rows:
         return state.routing(comm, self.row_bytes, self.type, self.scaled_row_bytes, self.scale_bytes)
 
     def outputs(self, memory, n_out):
-        """The tensors that a dispatch of n_out rows fills: rows, scales, choices, weights."""
+        """Returns the tensors that a dispatch of n_out rows fills: rows, scales, choices, weights."""
         return [part if part is None else memory.empty((n_out, part.size(1)), part.dtype)
                 for part in (self.x, self.scales, self.topk_idx, self.topk_weights)]
 
@@ -119,9 +119,9 @@ class Rows:
 
 
 def agree(comm, rows, state, num_tokens_per_expert, worst):
-    """Exchanges what ranks must know of each other before rows move. Collective.
+    """Exchanges the counts that ranks need from each other before rows move. The call is collective.
 
-    Returns (int32 [ranks, ranks]: tokens from each rank to each, tokens for each of this rank's experts)."""
+    Returns (int32 [ranks, ranks]: tokens from each rank to each rank, tokens for each of this rank's experts)."""
     counts = state.is_token_in_rank.sum(dim=0, dtype=torch.int32)
     fan = int(state.is_token_in_rank.sum(dim=1).max()) if state.n_tokens else 0
     n_local = num_tokens_per_expert.numel() // comm.size
@@ -153,7 +153,7 @@ def agree(comm, rows, state, num_tokens_per_expert, worst):
 
 
 def source_rows(comm, rows, state, out):
-    """out[:n_rows] = the number of each row's token on its source."""
+    """out[:n_rows] = the index of each row's token on its source rank."""
     info = rows.routing(comm, state).info()
     if info.n_rows != state.n_rows:
         raise RuntimeError(f"the routing has {info.n_rows} rows, the ranks announced {state.n_rows}")
@@ -162,16 +162,16 @@ def source_rows(comm, rows, state, out):
 
 
 def combine_weights(comm, state, weights):
-    """float32 [T, k]: for each token the sum over its rows of weights[n_rows, k]. Collective."""
+    """Returns float32 [T, k]: for each token the sum over its rows of weights[n_rows, k]. The call is collective."""
     weights = weights[:state.n_rows].contiguous()
     back = torch.empty((sum(state.sent), weights.size(1)), dtype=torch.float32, device="cpu")
     comm.all_to_all_v(weights, state.received, back, state.sent)
-    tokens = state.is_token_in_rank.t().nonzero()[:, 1]  # in the order of (rank, token), as they come back
+    tokens = state.is_token_in_rank.t().nonzero()[:, 1]  # in the order of (rank, token), the order of arrival
     return torch.zeros((state.n_tokens, weights.size(1)), dtype=torch.float32, device="cpu").index_add_(0, tokens, back)
 
 
 def combine_rows(comm, state, x, biases, out):
-    """out[T, H] = for each token the sum over its rows of x, and of the biases. Collective."""
+    """out[T, H] = for each token the sum over its rows of x, plus the biases. The call is collective."""
     x = x[:state.n_rows].contiguous()
     state.routing(comm, x.size(1) * x.element_size(), _native.TYPES[x.dtype]).combine(x, out)
     if biases:

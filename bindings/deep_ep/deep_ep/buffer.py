@@ -17,7 +17,7 @@ from .utils import EventHandle, EventOverlap
 
 
 def _host():
-    """A name for this machine that other machines do not have; MOECCL_HOST_ID overrides it, as it does in MoECCL."""
+    """Returns a name that is unique to this machine; MOECCL_HOST_ID overrides it, as it does in MoECCL."""
     named = os.environ.get("MOECCL_HOST_ID")
     if named:
         return named
@@ -36,20 +36,21 @@ def _close(stream, comm):
 class Buffer:
     """Expert-parallel dispatch and combine over MoECCL.
 
-    Attributes as in DeepEP: rank, group_size, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode,
-    explicitly_destroy; num_sms for all Buffers. One thread uses a Buffer at a time; all ranks make the same calls in
-    the same order. Tensors are CPU tensors; bad arguments raise TypeError, ValueError or RuntimeError before anything
-    is sent, and what fails between ranks raises moeccl.Error with MoECCL's sentence."""
+    The attributes are DeepEP's: rank, group_size, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode and
+    explicitly_destroy; num_sms is shared by all Buffers. One thread uses a Buffer at a time, and all ranks make the same
+    calls in the same order. Tensors are CPU tensors. Bad arguments raise TypeError, ValueError or RuntimeError before
+    anything is sent; failures between ranks raise moeccl.Error with MoECCL's error text."""
 
     num_sms = 20
 
     def __init__(self, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24,
                  allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, explicitly_destroy=False,
                  enable_shrink=False, comm=None):
-        """Collective. group: a torch.distributed process group; without one, comm: an mpi4py communicator.
+        """Makes the communicator. The call is collective. group is a torch.distributed process group; without one, comm
+        is an mpi4py communicator.
 
-        MoECCL reserves memory and chooses transports itself: num_nvl_bytes, num_rdma_bytes, num_qps_per_rank,
-        allow_nvlink_for_low_latency_mode and allow_mnnvl are kept and have no effect. With explicitly_destroy
+        MoECCL reserves memory and chooses transports itself, so num_nvl_bytes, num_rdma_bytes, num_qps_per_rank,
+        allow_nvlink_for_low_latency_mode and allow_mnnvl are stored but have no effect. With explicitly_destroy
         False the communicator also ends with the Buffer."""
         if enable_shrink:
             raise NotImplementedError("enable_shrink: MoECCL has no masks of ranks; a lost rank fails the call with its "
@@ -64,36 +65,37 @@ class Buffer:
         self._n_hosts = len(hosts)
         self._comm = _native.Communicator(self.group_size, self.rank, told[0][0])
         self._stream, self._memory = CommStream(), Memory()
-        self._two = {}  # low-latency results: two by shape
+        self._two = {}  # low-latency results: two per shape
         self._next_combine = {}
         self._end = weakref.finalize(self, _close, self._stream, self._comm)
 
     def destroy(self):
-        """Waits for this rank's calls and ends the communicator. Not collective; the Buffer cannot be used again."""
+        """Waits for this rank's calls and ends the communicator. The Buffer cannot be used afterwards. This call is not
+        collective."""
         self._two, self._next_combine = {}, {}
         self._memory.drop()
         self._end()
 
     @staticmethod
     def is_sm90_compiled():
-        """Whether rows may be fp8: they may."""
+        """Returns True, because rows may be fp8."""
         return True
 
     @staticmethod
     def set_num_sms(new_num_sms):
-        """Kept in Buffer.num_sms, for configs; calls on CPU tensors use no SMs."""
+        """Sets Buffer.num_sms, which configs use; calls on CPU tensors use no SMs."""
         require(new_num_sms % 2 == 0, ValueError, "new_num_sms is {}: give an even number", new_num_sms)
         Buffer.num_sms = new_num_sms
 
     @staticmethod
     def capture():
-        """An event that stands for the caller's work so far."""
+        """Returns an event that stands for the caller's work so far."""
         return EventOverlap(EventHandle())
 
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts):
-        """Bytes that low-latency calls of this shape hold on a rank: the two results, and MoECCL's tables and staging
-        with up to 8 choices a token."""
+        """Returns the bytes that low-latency calls of this shape hold on a rank: the two results, and MoECCL's tables
+        and staging with up to 8 choices per token."""
         check_low_latency(num_max_dispatch_tokens_per_rank, hidden, num_experts, num_ranks)
         results = 2 * num_experts * num_max_dispatch_tokens_per_rank * hidden * 2
         return results + _native.query_bytes(_native.Shape(
@@ -101,17 +103,18 @@ class Buffer:
             num_max_dispatch_tokens_per_rank, _native.EXPERT_MAJOR), num_ranks)
 
     def get_comm_stream(self):
-        """A CPU stream, for callers that pass it on. Calls run on a thread of the Buffer's; wait by their events."""
+        """Returns a CPU stream, for callers that pass it on. Calls run on a thread of the Buffer; use their events to
+        wait for them."""
         return torch.cpu.Stream()
 
     def get_local_buffer_tensor(self, dtype, size=None, offset=0, use_rdma_buffer=False):
-        """Not here: MoECCL's staging is no memory of the caller's. Raises NotImplementedError."""
+        """Raises NotImplementedError, because callers cannot access MoECCL's staging."""
         raise NotImplementedError("get_local_buffer_tensor: MoECCL's staging cannot be seen from outside; for low-latency "
                                   "combines without a copy use get_next_low_latency_combine_buffer")
 
     @staticmethod
     def get_dispatch_config(num_ranks):
-        """A Config for any number of ranks: MoECCL plans by the topology, not by it."""
+        """Returns a Config for any number of ranks. MoECCL plans by the topology, not by the Config."""
         require(num_ranks >= 1, ValueError, "num_ranks is {}: give 1 or more", num_ranks)
         return Config(Buffer.num_sms)
 
@@ -119,7 +122,7 @@ class Buffer:
 
     def get_dispatch_layout(self, topk_idx, num_experts, previous_event=None, async_finish=False,
                             allocate_on_comm_stream=False):
-        """Where tokens go. topk_idx: [T, k] int64 (int32 too), -1 for no choice. Not collective.
+        """Computes where tokens go. topk_idx: [T, k] int64 (or int32), -1 for no choice. This call is not collective.
 
         Returns (tokens per rank int32 [ranks], per host int32 [hosts] or None for one host, per expert int32
         [num_experts], is_token_in_rank bool [T, ranks], event)."""
@@ -149,17 +152,18 @@ class Buffer:
     def dispatch(self, x, handle=None, num_tokens_per_rank=None, num_tokens_per_rdma_rank=None, is_token_in_rank=None,
                  num_tokens_per_expert=None, topk_idx=None, topk_weights=None, expert_alignment=1, num_worst_tokens=0,
                  config=None, previous_event=None, async_finish=False, allocate_on_comm_stream=False):
-        """Sends each token once to each rank that it goes to. Collective.
+        """Sends each token once to each rank that it goes to. The call is collective.
 
         x: [T, hidden] of bfloat16, float16, float32 or float64, or (rows [T, hidden] of fp8, scales [T, n]).
-        num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: get_dispatch_layout's. topk_idx [T, k] and
-        topk_weights float32 [T, k]: both or neither. handle: of an earlier dispatch, whose rows x takes again; then
-        nothing else describes the routing. num_worst_tokens: rows of the results, however many arrive; the call then
-        waits for no other rank when async_finish is set.
+        num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: the results of get_dispatch_layout. topk_idx [T, k]
+        and topk_weights float32 [T, k]: both or neither. handle: the handle of an earlier dispatch, whose routing is
+        used again; no other argument then describes the routing. num_worst_tokens: the number of rows in the results,
+        however many arrive; with async_finish the call then waits for no other rank.
 
-        Returns (rows in the order of source rank and token, as x; recv_topk_idx with this rank's expert numbers and
-        -1 for others; recv_topk_weights, 0 there; tokens for each local expert, rounded up to expert_alignment, or []
-        with num_worst_tokens; handle; event). With a handle all but the first and last are None."""
+        Returns (rows in the order of source rank and token, in the form of x; recv_topk_idx with this rank's expert
+        numbers and -1 for others; recv_topk_weights, with 0 for others; tokens for each local expert, rounded up to
+        expert_alignment, or [] with num_worst_tokens; handle; event). With a handle, all but the first and last are
+        None."""
         rows = check_rows(x, topk_idx, topk_weights)
         if handle is not None:
             require(topk_idx is None and topk_weights is None, ValueError,
@@ -226,11 +230,11 @@ class Buffer:
 
     def combine(self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None, async_finish=False,
                 allocate_on_comm_stream=False):
-        """Sums each token's rows, without weights. Collective.
+        """Sums each token's rows, without weights. The call is collective.
 
-        x: [rows of the handle's dispatch, hidden] of bfloat16, float16, float32 or float64; hidden and type may be
-        others than in dispatch. topk_weights: float32 [rows, k] or None, on all ranks alike. bias: None, one tensor
-        [T, hidden] or a tuple of two, which are added.
+        x: [rows of the handle's dispatch, hidden] of bfloat16, float16, float32 or float64; hidden and type may differ
+        from dispatch's. topk_weights: float32 [rows, k] on all ranks, or None on all ranks. bias: None, one tensor
+        [T, hidden] or a tuple of two; they are added to the sums.
 
         Returns ([T, hidden], zeros for a token that went nowhere; the sums of topk_weights float32 [T, k] or None;
         event)."""
@@ -259,19 +263,19 @@ class Buffer:
                            is_token_in_rank=None, num_tokens_per_expert=None, topk_idx=None, topk_weights=None,
                            expert_alignment=1, config=None, previous_event=None, async_finish=False,
                            allocate_on_comm_stream=False):
-        """dispatch: MoECCL plans by the hosts that there are."""
+        """Calls dispatch: MoECCL plans for the hosts that are present."""
         return self.dispatch(x, handle, num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank,
                              num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, 0, config, previous_event,
                              async_finish, allocate_on_comm_stream)
 
     def internode_combine(self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None,
                           async_finish=False, allocate_on_comm_stream=False):
-        """combine: MoECCL plans by the hosts that there are."""
+        """Calls combine: MoECCL plans for the hosts that are present."""
         return self.combine(x, handle, topk_weights, bias, config, previous_event, async_finish,
                             allocate_on_comm_stream)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank, hidden, num_experts):
-        """Frees the memory for results that the Buffer keeps; MoECCL needs no zeros in it."""
+        """Frees the memory that the Buffer keeps for results; MoECCL does not need it to be zero."""
         check_low_latency(num_max_dispatch_tokens_per_rank, hidden, num_experts, self.group_size)
         self._stream.drain()
         self._memory.drop()
@@ -280,16 +284,16 @@ class Buffer:
     def low_latency_dispatch(self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
                              cumulative_local_expert_recv_stats=None, dispatch_wait_recv_cost_stats=None, use_fp8=True,
                              round_scale=False, use_ue8m0=False, async_finish=False, return_recv_hook=False):
-        """Sends each token to its experts. Collective.
+        """Sends each token to its experts. The call is collective.
 
-        x: bfloat16 [T, hidden], T at most num_max_dispatch_tokens_per_rank; topk_idx: int64 (int32 too) [T, k], -1
-        for no choice. cumulative_local_expert_recv_stats: int32 [local experts], counts are added.
+        x: bfloat16 [T, hidden], T at most num_max_dispatch_tokens_per_rank; topk_idx: int64 (or int32) [T, k], -1
+        for no choice. cumulative_local_expert_recv_stats: int32 [local experts], to which the counts are added.
 
         Returns (rows [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden] of bfloat16, or with use_fp8
         (rows of fp8, scales); rows of each expert int32 [local experts]; handle; event; hook). Each expert's rows are
         in the order of source rank and token; handle[0][expert, row] is the token, handle[1][expert, rank] is
-        begin << 32 | count. Rows lie in one of two buffers: the results of the second call before are overwritten.
-        With return_recv_hook the results are there after hook()."""
+        begin << 32 | count. Calls alternate between two buffers for the rows, so a call overwrites the results of the
+        call before the previous one. With return_recv_hook the results are there after hook()."""
         self._low_latency("low_latency_dispatch", async_finish, return_recv_hook)
         most = num_max_dispatch_tokens_per_rank
         check_low_latency(most, x.size(1) if x.dim() == 2 else 0, num_experts, self.group_size, x, topk_idx,
@@ -313,12 +317,12 @@ class Buffer:
 
     def low_latency_combine(self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False,
                             async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None):
-        """Sums each token's rows, with weights. Collective.
+        """Sums each token's rows, with weights. The call is collective.
 
-        x: bfloat16, shaped as low_latency_dispatch's rows; with zero_copy what get_next_low_latency_combine_buffer gave
-        is used in its place. topk_idx: dispatch's; a choice that is -1 only here counts nothing. topk_weights:
-        float32 [T, k]. out: bfloat16 [T, hidden] for the result, or None. use_logfmt has no effect: rows travel as
-        bfloat16.
+        x: bfloat16, with the shape of low_latency_dispatch's rows; with zero_copy the tensor from
+        get_next_low_latency_combine_buffer is used instead. topk_idx: dispatch's; a choice that is -1 only here has
+        weight 0. topk_weights: float32 [T, k]. out: bfloat16 [T, hidden] for the result, or None. use_logfmt has no
+        effect: rows travel as bfloat16.
 
         Returns ([T, hidden] bfloat16, event, hook)."""
         self._low_latency("low_latency_combine", async_finish, return_recv_hook)
@@ -335,8 +339,8 @@ class Buffer:
         return (out, *self._later(event, return_recv_hook))
 
     def get_next_low_latency_combine_buffer(self, handle):
-        """The bfloat16 tensor, shaped as low_latency_dispatch's rows, that the next low_latency_combine with zero_copy
-        reads."""
+        """Returns the bfloat16 tensor, with the shape of low_latency_dispatch's rows, that the next low_latency_combine
+        with zero_copy reads."""
         state = self._state(handle, "get_next_low_latency_combine_buffer", _low_latency.Handle)
         shape = (state.n_local, state.room, state.hidden)
         if shape not in self._next_combine:
@@ -358,10 +362,10 @@ class Buffer:
 
     def _run(self, work, previous_event, asynchronous):
         previous = getattr(previous_event, "event", None)
-        self._comm.raw  # a destroyed Buffer says so here
+        self._comm.raw  # raises if the Buffer was destroyed
         return EventOverlap(self._stream.run(work, previous, asynchronous))
 
     @staticmethod
     def _later(event, return_recv_hook):
-        """(event, hook) of a low-latency call."""
+        """Returns (event, hook) of a low-latency call."""
         return (EventOverlap(None), event.event.current_stream_wait) if return_recv_hook else (event, None)

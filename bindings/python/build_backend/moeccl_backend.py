@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel's build backend: meson-python's, and then the tag py3-none-PLATFORM.
+"""The wheel's build backend: meson-python's, which then sets the tag py3-none-PLATFORM.
 
-meson-python takes everything beside a platform's Python packages for an extension module of the interpreter at hand. Ours is a
-plain library that ctypes opens, so one wheel serves every interpreter of version 3."""
+meson-python takes every file next to a platform's Python packages for an extension module of the current interpreter. Ours is
+a plain library that ctypes opens, so one wheel serves every Python 3 interpreter."""
 import os
 import subprocess
 import sys

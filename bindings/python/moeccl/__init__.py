@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoECCL from Python: the C interface over buffers (torch tensors, NumPy and CUDA arrays, array.array, bytearray), by ctypes alone.
+"""MoECCL from Python: the C interface on buffers (torch tensors, NumPy and CUDA arrays, array.array, bytearray), using only ctypes.
 
     import moeccl, numpy as np
     comm = moeccl.Comm.from_env()              # under mpirun, torchrun or srun; or Comm(n_ranks, id, rank)
@@ -7,11 +7,11 @@
     comm.all_reduce(x)                         # in place
     comm.all_gather(x, out)                    # out[n_ranks, 1024]
 
-Buffers are C-contiguous; their element type is taken from the buffer (`type=` overrides it: bfloat16 in a uint16 array).
-Counts are the sizes of the buffers, so that they cannot disagree with them; a buffer of another size or type than the
-call needs raises ValueError or TypeError before anything is sent. A call without a stream blocks, without holding
-the interpreter lock: thread ranks run side by side. Failures raise moeccl.Error with MoECCL's sentence and `.code`. The
-library is found in LIBMOECCL, beside the package, or by the dynamic linker. docs/python.md."""
+Buffers are C-contiguous; the element type is taken from the buffer (`type=` overrides it: bfloat16 in a uint16 array).
+Counts are the sizes of the buffers, so the two cannot disagree. A buffer whose size or type does not fit the call raises
+ValueError or TypeError before anything is sent. A call without a stream blocks without holding the interpreter lock, so
+thread ranks run in parallel. Failures raise moeccl.Error with MoECCL's error text and `.code`. The library is found
+through LIBMOECCL, next to the package, or by the dynamic linker. See docs/python.md."""
 from . import codec, experts, hybrid, migrate, pipeline, plan, replace, solve, swap
 from ._errors import Error
 from .codec import Codec, shared_expert

@@ -26,7 +26,7 @@ def _flat(values: Iterable[Any]) -> List[Any]:
 
 
 class Given:
-    """An array that a caller gave: a buffer of the very type, or (nested) lists of numbers. None is NULL."""
+    """An array from the caller: a buffer of exactly this type, or (nested) lists of numbers. None is NULL."""
 
     def __init__(self, name: str, values: Any, kind: Any, shape: Optional[Sequence[int]] = None) -> None:
         self._buffer: Optional[Buffer] = None
@@ -48,7 +48,7 @@ class Given:
             if self._buffer.type not in codes:
                 raise TypeError(f"{name} holds elements of format {self._buffer.format!r}: give {type_name}, or lists of numbers")
             self.count = self._buffer.bytes // ctypes.sizeof(kind)
-            self.address = self._buffer.data or 1  # of no elements: not NULL
+            self.address = self._buffer.data or 1  # not NULL, even without elements
         if shape is not None:
             wanted = 1
             for extent in shape:
@@ -57,12 +57,12 @@ class Given:
                 raise ValueError(f"{name} has {self.count} numbers: give {' x '.join(str(e) for e in shape)}, {wanted}")
 
     def pointer(self, kind: Any) -> Any:
-        """For a field of a structure."""
+        """Returns the array as a pointer for a field of a structure."""
         return ctypes.cast(self.address, ctypes.POINTER(kind)) if self.address is not None else None
 
 
 def set_array(struct: Any, keep: List[Any], name: str, values: Any, kind: Any, shape: Optional[Sequence[int]]) -> None:
-    """Sets a pointer of a structure to an array, which `keep` holds as long as the structure is used."""
+    """Sets a pointer of a structure to an array, which `keep` keeps alive as long as the structure is used."""
     given = Given(name, values, kind, shape)
     keep.append(given)
     if given.address is not None:
@@ -70,17 +70,17 @@ def set_array(struct: Any, keep: List[Any], name: str, values: Any, kind: Any, s
 
 
 def made(kind: Any, count: int) -> "array.array[Any]":
-    """A new array for answers."""
+    """Makes an array for results."""
     return array.array(_LETTERS[kind], bytes(ctypes.sizeof(kind) * count))
 
 
 def address(values: "array.array[Any]") -> int:
-    """Where an array lies."""
+    """Returns the address of an array."""
     return values.buffer_info()[0]
 
 
 def record(kind: Type[_T], struct: Any, **arrays: Any) -> _T:
-    """A structure of the library's as one of Python's. arrays: what its pointers mean."""
+    """Converts a structure of the library to a Python dataclass. arrays: the values for its pointers."""
     values = dict(arrays)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name not in values:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers that are lent to the library: torch tensors, CUDA arrays, and everything with Python's buffer protocol.
 
-torch is never imported: a tensor is what has data_ptr() and a dtype. CUDA arrays of other libraries (CuPy, Numba) are known by
-__cuda_array_interface__. NumPy, array.array, bytearray, memoryview and bytes export the buffer protocol."""
+torch is never imported: an object with data_ptr() and a dtype counts as a tensor. CUDA arrays of other libraries (CuPy, Numba) are
+recognized by __cuda_array_interface__. NumPy, array.array, bytearray, memoryview and bytes export the buffer protocol."""
 import array
 import ctypes
 import math
@@ -15,16 +15,16 @@ from ._library import lib
 _SIZES: Tuple[int, ...] = tuple(lib.moecclTypeSize(t) for t in range(_abi.MOECCL_NUM_DATA_TYPES))
 _SIGNED = {1: _abi.moecclInt8, 4: _abi.moecclInt32, 8: _abi.moecclInt64}
 _UNSIGNED = {1: _abi.moecclUint8, 4: _abi.moecclUint32, 8: _abi.moecclUint64}
-# By the letter of a buffer's format and the size of its elements: what "l" is differs between exporters.
+# Indexed by the letter of a buffer's format and the size of its elements, because exporters differ in the size of "l".
 _BY_LETTER: Dict[str, Dict[int, int]] = {letter: _SIGNED for letter in "bilqn"}
 _BY_LETTER.update({letter: _UNSIGNED for letter in "BcILQN?"})
 _BY_LETTER.update({"e": {2: _abi.moecclFloat16}, "f": {4: _abi.moecclFloat32}, "d": {8: _abi.moecclFloat64}})
-# By the name that torch, NumPy extensions and others give them.
+# Indexed by the name that torch, NumPy extensions and others use.
 _BY_NAME = {"int8": _abi.moecclInt8, "uint8": _abi.moecclUint8, "bool": _abi.moecclUint8, "int32": _abi.moecclInt32,
             "uint32": _abi.moecclUint32, "int64": _abi.moecclInt64, "uint64": _abi.moecclUint64,
             "float16": _abi.moecclFloat16, "float32": _abi.moecclFloat32, "float64": _abi.moecclFloat64,
             "bfloat16": _abi.moecclBfloat16, "float8_e4m3fn": _abi.moecclFloat8e4m3, "float8_e5m2": _abi.moecclFloat8e5m2}
-# torch dtype -> (MoECCL type or None, bytes of an element, name), filled as they are met.
+# torch dtype -> (MoECCL type or None, bytes of an element, name), filled in at first use of each dtype.
 _torch_types: Dict[Any, Tuple[Optional[int], int, str]] = {}
 
 
@@ -44,14 +44,14 @@ _WRITE = _READ | 0x1
 
 
 def type_size(type_: Any) -> int:
-    """Bytes of an element of a MoECCL type; ValueError when there is no such type."""
+    """Returns the bytes of an element of a MoECCL type; raises ValueError if there is no such type."""
     code: int = type_ if type_.__class__ is int else number("type", type_)
     if not 0 <= code < len(_SIZES):
         raise ValueError(f"type is {code}: give one of moeccl.INT8 to moeccl.FLOAT8E5M2")
     return _SIZES[code]
 
 
-# The short way, for what most calls are given: contiguous tensors and writable NumPy arrays of a known type. dtype -> type.
+# The fast path for most calls: contiguous tensors and writable NumPy arrays of a known type. dtype -> type.
 _plain_torch: Dict[Any, int] = {}
 _plain_numpy: Dict[Any, int] = {}
 _TENSOR, _ARRAY, _PLAIN_ARRAY, _OTHER = 1, 2, 3, 4
@@ -74,7 +74,7 @@ def _way(thing: Any) -> int:
 
 
 def plain(thing: Any) -> Optional[Tuple[int, int, int, Any]]:
-    """(address, elements, type, what holds it) by the short way; None: Buffer knows, or says what is wrong."""
+    """Returns (address, elements, type, owner) by the fast path, or None: then Buffer handles the object or reports the error."""
     way = _ways.get(thing.__class__) or _way(thing)
     if way == _TENSOR:
         kind = _plain_torch.get(thing.dtype)
@@ -85,7 +85,7 @@ def plain(thing: Any) -> Optional[Tuple[int, int, int, Any]]:
         if kind is not None and thing.flags.c_contiguous:
             try:
                 hold = _from_buffer(thing)
-            except (TypeError, ValueError):  # read-only, or of no elements
+            except (TypeError, ValueError):  # read-only, or without elements
                 return None
             return _address_of(hold), thing.size, kind, hold
     elif way == _PLAIN_ARRAY and thing:
@@ -98,22 +98,22 @@ def plain(thing: Any) -> Optional[Tuple[int, int, int, Any]]:
 
 
 class Held:
-    """What plain() lent, where a call outlives its function: in a group or on a stream."""
+    """A buffer from plain() for a call that outlives its function: in a group or on a stream."""
     __slots__ = ("hold",)
 
     def __init__(self, hold: Any) -> None:
         self.hold = hold
 
     def release(self) -> None:
-        """Gives it back."""
+        """Releases the buffer."""
         self.hold = None
 
 
 class Buffer:
-    """A buffer while it is lent to the library. None is no buffer of no elements.
+    """A buffer while it is lent to the library. None stands for no buffer, without elements.
 
-    data: its address; bytes: its size; itemsize: bytes of an element; type: the MoECCL type of its elements or None; format: how
-    its owner names that type."""
+    data: its address; bytes: its size; itemsize: bytes of an element; type: the MoECCL type of its elements or None; format: the
+    owner's name for that type."""
     __slots__ = ("data", "bytes", "itemsize", "type", "format", "present", "_shape", "_view", "_owner")
 
     def __init__(self, thing: Any, writable: bool = False) -> None:
@@ -174,7 +174,7 @@ class Buffer:
         try:
             _get_buffer(thing, view, _WRITE if writable else _READ)  # raises BufferError (NumPy: ValueError) with its reason
         except ValueError:
-            # NumPy has no format for the types of extensions (ml_dtypes), whose names say what they are.
+            # NumPy has no format for the types of extensions (ml_dtypes), so they are recognized by name.
             name = getattr(getattr(thing, "dtype", None), "name", "")
             if name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
                 raise
@@ -194,7 +194,7 @@ class Buffer:
 
     @property
     def shape(self) -> Tuple[int, ...]:
-        """Extents of its dimensions."""
+        """The extents of its dimensions."""
         view = self._view
         if view is not None:
             return tuple(ctypes.cast(view.shape, ctypes.POINTER(ctypes.c_ssize_t))[:view.ndim]) if view.shape else ()
@@ -202,13 +202,13 @@ class Buffer:
         return tuple(shape.shape if hasattr(shape, "shape") else shape or ())
 
     def own_type(self) -> int:
-        """The MoECCL type of its elements; TypeError where there is none."""
+        """Returns the MoECCL type of its elements; raises TypeError if there is none."""
         if self.type is None:
             raise TypeError(f"elements of format {self.format!r} have no MoECCL type: give type=")
         return self.type
 
     def count(self, type_: int) -> int:
-        """Its elements when they are of type_."""
+        """Returns the number of its elements if they are of type_."""
         size = type_size(type_)
         if size != self.itemsize and size != 1 and self.itemsize != 1 and self.present:
             raise TypeError(f"type= has {size} bytes, the buffer's elements have {self.itemsize}")
@@ -218,20 +218,20 @@ class Buffer:
         return count
 
     def release(self) -> None:
-        """Gives the buffer back to its owner."""
+        """Returns the buffer to its owner."""
         self._owner = self._shape = None
         view, self._view = self._view, None
         if view is not None:
             _release_buffer(view)
 
-    def __del__(self) -> None:  # where a later argument was refused
+    def __del__(self) -> None:  # needed if a later argument was refused
         view, self._view = self._view, None
         if view is not None:
             _release_buffer(view)
 
 
 def common_type(function: str, buffers: List[Buffer], type_: Optional[int], summed: bool = False) -> int:
-    """The type of all buffers of a call, or type_; what is summed has numbers for elements."""
+    """Returns the common type of a call's buffers, or type_. With `summed`, the elements must be numbers."""
     buffers = [b for b in buffers if b.present]
     if not buffers:
         raise TypeError(f"{function}: give a buffer")

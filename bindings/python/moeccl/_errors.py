@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures of the library as exceptions, and the checks of arguments that ctypes would cut to size."""
+"""Failures of the library as exceptions, and checks of arguments that ctypes would silently truncate."""
 import operator
 from typing import Any, Optional, Tuple
 
@@ -11,7 +11,7 @@ SIZE = (0, 2**64 - 1)
 
 
 class Error(RuntimeError):
-    """A failed call: str() is MoECCL's sentence, `code` its moecclResult_t, `name` the code's name."""
+    """A failed call. str() is MoECCL's error text, `code` is the moecclResult_t, and `name` is the code's name."""
 
     def __init__(self, code: int, sentence: str) -> None:
         self.code = code
@@ -26,20 +26,20 @@ Error.__module__ = "moeccl"
 
 
 def _again(code: int, name: str, whole: str) -> Error:
-    """The error that another process raised and sent here."""
+    """Rebuilds an error that another process raised and sent here."""
     error = Error.__new__(Error, whole)
     error.code, error.name = code, name
     return error
 
 
 def check(code: int, comm: Optional[int] = None) -> None:
-    """Raises the failure of a call on a communicator's handle, or of this thread without one."""
+    """Raises an Error if code is a failure, with the error text of the communicator, or of this thread without one."""
     if code != 0:
         raise Error(code, lib.moecclGetLastError(comm).decode(errors="replace"))
 
 
 def number(name: str, value: Any, limits: Tuple[int, int] = INT32) -> int:
-    """A whole number that fits where C has it: ctypes would cut what does not."""
+    """Returns value as an integer that fits its C type; ctypes would truncate one that does not."""
     try:
         whole = operator.index(value)
     except TypeError:
@@ -50,7 +50,7 @@ def number(name: str, value: Any, limits: Tuple[int, int] = INT32) -> int:
 
 
 def text(name: str, value: Any) -> Optional[bytes]:
-    """A text for a const char*; None stays None."""
+    """Returns value as bytes for a const char*; None stays None."""
     encoded = value.encode() if isinstance(value, str) else value
     if encoded is not None and (not isinstance(encoded, bytes) or b"\0" in encoded):
         raise TypeError(f"{name} is {value!r}: give a text without NUL")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds libmoeccl and loads it: LIBMOECCL, beside the package (wheel, build folder, prefix), then the dynamic linker."""
+"""Finds and loads libmoeccl: from LIBMOECCL, else next to the package (wheel, build folder, prefix), else by the dynamic linker."""
 import ctypes
 import os
 
@@ -8,9 +8,9 @@ from . import _abi
 
 def _load() -> ctypes.CDLL:
     here = os.path.dirname(os.path.realpath(__file__))
-    named = os.environ.get("LIBMOECCL")  # not MOECCL_...: the library would warn of a variable that it does not know
+    named = os.environ.get("LIBMOECCL")  # not MOECCL_...: the library warns about unknown variables with that prefix
     soname = f"libmoeccl.so.{_abi.MOECCL_VERSION_MAJOR}"
-    # In a build folder and in a prefix's lib/python3.N/site-packages the library lies three folders up.
+    # In a build folder and in a prefix's lib/python3.N/site-packages the library is three directories up.
     beside = [os.path.join(here, soname), os.path.join(here, "..", "..", "..", soname)]
     tried = [named] if named else [p for p in beside if os.path.exists(p)] + [soname, "libmoeccl.so"]
     failures = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts that the library writes into room of the caller's."""
+"""Texts that the library writes into the caller's buffer."""
 import ctypes
 from typing import Any, Callable
 
@@ -7,7 +7,7 @@ from ._errors import check
 
 
 def page(call: Callable[..., int], comm: Any = None) -> str:
-    """The whole text of a call whose last arguments are text, text_bytes and needed."""
+    """Returns the whole text of a call whose last arguments are text, text_bytes and needed."""
     room = ctypes.create_string_buffer(16384)
     needed = ctypes.c_size_t()
     while True:

@@ -19,7 +19,7 @@ _UseFn = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes
 
 
 class Callback:
-    """A Python function that the library calls. What it raises ends the call, and check() raises it again."""
+    """A Python function that the library calls. An exception in it ends the call, and check() raises it again."""
 
     def __init__(self, kind: Any, function: Callable[..., None]) -> None:
         self._raised: Optional[BaseException] = None
@@ -41,12 +41,12 @@ class Callback:
 
 
 def update_callback(update: Callable[[int, int, int], None]) -> Callback:
-    """update(expert, first, count), as the C interface calls it."""
+    """Wraps update(expert, first, count) for the C interface."""
     return Callback(_UpdateFn, update)
 
 
 def expert_use(use: Callable[[int, memoryview], None], element: int, first: int, count: int, row: int) -> Tuple[Any, Callback]:
-    """A moecclExpertUse_t of use(first, bytes of the elements from there on)."""
+    """Makes a moecclExpertUse_t from use(first, bytes of the elements from there on)."""
     def take(at: int, n: int, values: int) -> None:
         use(at, memoryview((ctypes.c_ubyte * (n * element)).from_address(values)).cast("B").toreadonly())
 
@@ -59,7 +59,7 @@ def expert_use(use: Callable[[int, memoryview], None], element: int, first: int,
 class Codec:
     """Encodes experts of `count` elements of FLOAT32 or BFLOAT16. ratio: bytes of the expert over bytes kept; 0: 50; 1: exact.
 
-    Nothing here is collective; any thread may call. `bytes`: of an encoded expert."""
+    The methods are not collective and may be called from any thread. `bytes` is the size of an encoded expert."""
 
     def __init__(self, count: int, type: int = FLOAT32, ratio: float = 0) -> None:
         self._codec = _abi.moecclCodec_t()
@@ -81,7 +81,7 @@ class Codec:
         return buffers
 
     def encode(self, expert: Any, shared: Any, encoded: Any) -> CodecError:
-        """encoded[bytes] = the largest elements of expert[count] less shared[count]. Returns what was lost."""
+        """encoded[bytes] = the largest elements of expert[count] - shared[count]. Returns the encoding error."""
         error = _abi.moecclCodecError_t()
         buffers = self._lend((("expert", expert, False, self._expert), ("shared", shared, False, self._expert),
                               ("encoded", encoded, True, self.bytes)))
@@ -93,7 +93,7 @@ class Codec:
         return record(CodecError, error)
 
     def encode_fused(self, experts: Any, shared: Any, encoded: Any, update: Callable[[int, int, int], None]) -> List[CodecError]:
-        """encode() of each of experts[n, count], each block of 65536 elements behind update(expert, first, count), the optimizer's step."""
+        """Encodes each of experts[n, count], each block of 65536 elements after update(expert, first, count), the optimizer's step."""
         size = Buffer(experts)
         n = size.bytes // self._expert
         size.release()
@@ -113,8 +113,8 @@ class Codec:
 
     def decode_fused(self, encoded: Any, shared: Any, use: Callable[[int, memoryview], None], first: int = 0, count: int = 0,
                      row: int = 0) -> None:
-        """Hands elements [first, first + count) to use(first, bytes) in pieces of whole rows; count 0: to the end. The bytes are gone when
-        `use` returns: copy what shall stay."""
+        """Passes elements [first, first + count) to use(first, bytes) in pieces of whole rows; count 0: to the end. The bytes are valid
+        only until `use` returns, so copy those that you want to keep."""
         given, callback = expert_use(use, self._element, first, count, row)
         buffers = self._lend((("encoded", encoded, False, self.bytes), ("shared", shared, False, self._expert)))
         try:
@@ -126,7 +126,7 @@ class Codec:
                 buffer.release()
 
     def decode(self, encoded: Any, shared: Any, out: Any) -> None:
-        """out[count] = shared[count] + the residual in encoded[bytes]; Error (moecclInvalidArgument) if it is no such thing."""
+        """out[count] = shared[count] + the residual in encoded[bytes]. Raises Error (moecclInvalidArgument) if encoded is not valid."""
         buffers = self._lend((("encoded", encoded, False, self.bytes), ("shared", shared, False, self._expert),
                               ("out", out, True, self._expert)))
         try:
@@ -138,7 +138,7 @@ class Codec:
 
 def shared_expert(comm: Comm, experts: Any, n_local: int, n_total: int, shared: Any, type: Optional[int] = None,
                   stream: Any = None) -> None:
-    """shared[count] = the mean over all ranks' experts[n_local, count]; n_total: experts of all ranks. Collective."""
+    """shared[count] = the mean over all ranks' experts[n_local, count]; n_total: experts on all ranks. The call is collective."""
     buffers = [Buffer(experts), Buffer(shared, True)]
     try:
         kind = common_type("moecclSharedExpert", buffers, type)

@@ -2,8 +2,8 @@
 """Communicators and their collectives.
 
 Every call on a communicator may take `stream`: a moeccl.Stream, a CUDA stream (torch's or CuPy's object, or its number), or
-None, with which it blocks, without holding the interpreter lock. `type` overrides the buffers' own element type (bfloat16 in a
-uint16 array). A buffer of another size or type than the call needs raises ValueError or TypeError before anything is sent."""
+None, which makes it block without holding the interpreter lock. `type` overrides the buffers' own element type (bfloat16 in a
+uint16 array). A buffer whose size or type does not fit the call raises ValueError or TypeError before anything is sent."""
 import ctypes
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
@@ -20,32 +20,32 @@ _byref = ctypes.byref
 
 
 class UniqueId(_abi.moecclUniqueId):
-    """Where ranks meet, and the key that admits them: pass bytes(id) on over a channel that you trust."""
+    """The meeting point of the ranks and the key that admits them. Pass bytes(id) on over a channel that you trust."""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "UniqueId":
-        """The id whose bytes another rank sent."""
+        """Makes an id from the bytes that another rank sent."""
         if len(data) != ID_BYTES:
             raise ValueError(f"an id has {ID_BYTES} bytes, not {len(data)}")
         return cls.from_buffer_copy(data)
 
 
 def version() -> int:
-    """The library's version as one number: 100 is 0.1.0."""
+    """Returns the library's version as one number: 100 is 0.1.0."""
     value = ctypes.c_int()
     check(lib.moecclGetVersion(_byref(value)))
     return value.value
 
 
 def unique_id() -> UniqueId:
-    """Makes an id and its meeting point in this process: on one rank, for one communicator."""
+    """Makes an id and its meeting point in this process. Call it on one rank, once per communicator."""
     made = UniqueId()
     check(lib.moecclGetUniqueId(_byref(made)))
     return made
 
 
 def fill(struct: Any, options: Any, skip: Sequence[str] = ()) -> None:
-    """Sets the fields of a structure from keyword options, each checked for what C would cut."""
+    """Sets the fields of a structure from keyword options and rejects values that do not fit their C type."""
     numbers = (ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_double, ctypes.c_char_p)
     kinds = {name: kind for name, kind, *_ in struct._fields_ if name != "size" and name not in skip and kind in numbers}
     for name, value in options.items():
@@ -68,7 +68,7 @@ def _config(options: Any) -> _abi.moecclConfig_t:
 
 
 def init_all(n_ranks: int, **options: Any) -> List["Comm"]:
-    """n_ranks communicators in this process; drive them from one thread each, or in group()s. Options: see Comm."""
+    """Makes n_ranks communicators in this process. Drive each from its own thread, or all in group()s. Options: see Comm."""
     n_ranks = number("n_ranks", n_ranks, (1, _MOST_RANKS))
     handles, config = (ctypes.c_void_p * n_ranks)(), _config(options)
     check(lib.moecclCommInitAll(handles, n_ranks, _byref(config)))
@@ -76,10 +76,10 @@ def init_all(n_ranks: int, **options: Any) -> List["Comm"]:
 
 
 class Comm:
-    """One rank's communicator; `rank` and `size` say which.
+    """One rank's communicator; `rank` is its number, and `size` is the number of ranks.
 
     Options: timeout_ms, init_timeout_ms, deterministic, pace, topology, staging_bytes, name, priority, cuda_sms, as in
-    moecclConfig_t (include/moeccl/comm.h). Blocks until all ranks have joined."""
+    moecclConfig_t (include/moeccl/comm.h). The constructor blocks until all ranks have joined."""
 
     def __init__(self, n_ranks: int, id: Union[UniqueId, bytes], rank: int, **options: Any) -> None:
         handle, config = ctypes.c_void_p(), _config(options)
@@ -96,7 +96,7 @@ class Comm:
 
     @classmethod
     def from_env(cls, **options: Any) -> "Comm":
-        """The rank that the launcher says: torchrun, mpirun, srun."""
+        """Joins as the rank that the launcher (torchrun, mpirun, srun) assigned."""
         handle, config = ctypes.c_void_p(), _config(options)
         check(lib.moecclCommInitEnv(_byref(handle), _byref(config)))
         return cls._of(handle.value)
@@ -110,7 +110,7 @@ class Comm:
 
     @property
     def handle(self) -> int:
-        """The moecclComm_t as a number, for calls of moeccl._abi; 0 when it is closed."""
+        """The moecclComm_t as a number, for calls of moeccl._abi; 0 after close()."""
         return self._handle or 0
 
     def _check(self, code: int) -> None:
@@ -118,19 +118,19 @@ class Comm:
             check(code, self._handle)
 
     def split(self, color: int, key: int = 0, **options: Any) -> Optional["Comm"]:
-        """Ranks of one color form a new communicator, ordered by (key, rank); a negative color joins none: None.
+        """Makes a new communicator of the ranks of one color, ordered by (key, rank); returns None for a negative color.
 
-        Collective. Without options it inherits this communicator's, but for topology and pace."""
+        The call is collective. Without options it inherits this communicator's options except topology and pace."""
         made = ctypes.c_void_p()
         config = _byref(_config(options)) if options else None
         self._check(lib.moecclCommSplit(self._handle, number("color", color), number("key", key), _byref(made), config))
         return Comm._of(made.value) if made.value else None
 
     def shrink(self, exclude: Sequence[int] = (), abort: bool = False, **options: Any) -> "Comm":
-        """A new communicator of the ranks that stay, in their order: all but `exclude`, or, without names, all that are not gone.
+        """Makes a new communicator of the ranks that stay, in their order: all except `exclude`, or all that are not gone if it is empty.
 
-        For what is left after a failure, whatever has become of this communicator, which is closed as before. Every rank that
-        stays calls alike. abort: ends this rank's operations first. Options as for split()."""
+        It serves the ranks that remain after a failure, whatever the state of this communicator, which must still be closed. Every
+        rank that stays makes the same call. abort: ends this rank's operations first. Options as for split()."""
         made, gone = ctypes.c_void_p(), [number("exclude", r) for r in exclude]
         ranks = (ctypes.c_int * len(gone))(*gone) if gone else None
         config = _byref(_config(options)) if options else None
@@ -139,15 +139,15 @@ class Comm:
         return Comm._of(made.value)
 
     def unique_id(self) -> UniqueId:
-        """On one rank, for one grow(): the id under which new ranks and those of this communicator meet."""
+        """Makes the id under which new ranks and this communicator's ranks meet. Call it on one rank, for one grow()."""
         made = UniqueId()
         self._check(lib.moecclCommGetUniqueId(self._handle, _byref(made)))
         return made
 
     def grow(self, n_ranks: int, id: Union[UniqueId, bytes, None] = None, **options: Any) -> "Comm":
-        """A new communicator of this one's ranks and new ones behind them, which make Comm(n_ranks, id, rank).
+        """Makes a new communicator of this one's ranks, followed by new ranks, which call Comm(n_ranks, id, rank).
 
-        Collective. `id` on the rank that has it of unique_id(), None on the others. Options as for split()."""
+        The call is collective. Pass `id` on the rank that has it from unique_id(), None on the others. Options as for split()."""
         made = ctypes.c_void_p()
         meeting = UniqueId.from_bytes(id) if isinstance(id, bytes) else id
         config = _byref(_config(options)) if options else None
@@ -156,45 +156,45 @@ class Comm:
         return Comm._of(made.value)
 
     def revoke(self) -> None:
-        """Ends operations on all ranks, and forbids later ones; from any thread. shrink() or close() it afterwards."""
+        """Ends operations on all ranks and forbids later ones. Any thread may call it. Call shrink() or close() afterwards."""
         self._check(lib.moecclCommRevoke(self._handle))
 
     def set_priority(self, priority: int) -> None:
-        """The class of this rank's calls from now on (moeccl.PRIORITY_...; 0: by operation). The same on all ranks."""
+        """Sets the class of this rank's later calls (moeccl.PRIORITY_...; 0: by operation). All ranks should pass the same."""
         self._check(lib.moecclCommSetPriority(self._handle, number("priority", priority)))
 
     def async_error(self) -> int:
-        """0, the moecclResult_t moecclInProgress (6) while operations run on streams, or the communicator's error."""
+        """Returns 0, moecclInProgress (6) while operations run on streams, or the communicator's error."""
         result = ctypes.c_int()
         self._check(lib.moecclCommGetAsyncError(self._handle, _byref(result)))
         return result.value
 
     def memory_usage(self) -> int:
-        """Bytes that this communicator holds on this rank: control, staging and tables."""
+        """Returns the bytes that this communicator holds on this rank: control, staging and tables."""
         size = ctypes.c_size_t()
         self._check(lib.moecclCommMemoryUsage(self._handle, _byref(size)))
         return size.value
 
     def traffic(self) -> List[_abi.Traffic]:
-        """[size]: payload bytes and messages that this rank has stored into each other rank's memory since it joined."""
+        """Returns [size]: payload bytes and messages that this rank has stored into other ranks' memory since it joined."""
         to = (_abi.moecclTraffic_t * self.size)()
         self._check(lib.moecclCommTraffic(self._handle, to, self.size))
         return [_abi.Traffic(one.bytes, one.messages) for one in to]
 
     def register(self, buffer: Any) -> Registration:
-        """Announces ordinary memory that will be used again and again, so that transports that need to may pin it."""
+        """Registers ordinary memory that will be used repeatedly, so that transports that need pinned memory can pin it."""
         return Registration(self, buffer)
 
     def premul_sum(self, scalar: Any, type: int) -> RedOp:
-        """An operator for op= that multiplies this rank's input by a scalar of the type, and sums."""
+        """Makes an operator for op= that multiplies this rank's input by a scalar of the type and sums the products."""
         return RedOp(self, scalar, type)
 
     def finalize(self) -> None:
-        """Waits until this rank's operations have finished. Not collective."""
+        """Waits until this rank's operations have finished. This call is not collective."""
         self._check(lib.moecclCommFinalize(self._handle))
 
     def abort(self) -> None:
-        """Ends operations here and at the peers; from any thread. close() it afterwards."""
+        """Ends operations here and at the peers. Any thread may call it. Call close() afterwards."""
         self._check(lib.moecclCommAbort(self._handle))
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class Comm:
 
     def _run(self, function: str, send: Any, recv: Any, blocks: Tuple[int, int], type_: Optional[int], op: Any = None,
              root: Any = None, stream: Any = None) -> None:
-        """blocks: (blocks of `send`, blocks of `recv`) that one count stands for."""
+        """Runs a collective. blocks: (number of blocks in `send`, number of blocks in `recv`), each of `count` elements."""
         if type_ is None and recv is not None and self._run_plain(function, send, recv, blocks, op, root, stream):
             return
         out = Buffer(recv, True)
@@ -231,7 +231,7 @@ class Comm:
             give_back(buffers, stream)
 
     def _run_plain(self, function: str, send: Any, recv: Any, blocks: Tuple[int, int], op: Any, root: Any, stream: Any) -> bool:
-        """The same for what plain() knows; False where it does not, or something is wrong: nothing was done then."""
+        """Does the same for buffers that plain() handles. Returns False, with nothing done, for others and for bad arguments."""
         out = plain(recv)
         if out is None:
             return False
@@ -260,7 +260,7 @@ class Comm:
         return True
 
     def all_reduce(self, send: Any, recv: Any = None, op: int = SUM, type: Optional[int] = None, stream: Any = None) -> None:
-        """recv = reduction of send over ranks; without recv in place."""
+        """recv = reduction of send over ranks; without recv the call works in place."""
         if recv is None:
             self._run("moecclAllReduce", None, send, (1, 1), type, op, None, stream)
         else:
@@ -268,7 +268,7 @@ class Comm:
 
     def reduce(self, send: Any, recv: Any = None, root: int = 0, op: int = SUM, type: Optional[int] = None,
                stream: Any = None) -> None:
-        """The same on the root alone; recv there is a buffer, elsewhere None."""
+        """Does the same only for the root. recv is a buffer there and None elsewhere."""
         self._run("moecclReduce", send, recv, (1, 1), type, op, root, stream)
 
     def broadcast(self, buffer: Any, root: int = 0, type: Optional[int] = None, stream: Any = None) -> None:
@@ -288,11 +288,11 @@ class Comm:
         self._run("moecclAllToAll", send, recv, (self.size, self.size), type, None, None, stream)
 
     def gather(self, send: Any, recv: Any = None, root: int = 0, type: Optional[int] = None, stream: Any = None) -> None:
-        """The root's recv[size, ...]: block r is rank r's send. recv elsewhere: None."""
+        """At the root, recv[size, ...]: block r is rank r's send. Elsewhere recv is None."""
         self._run("moecclGather", send, recv, (1, self.size), type, None, root, stream)
 
     def scatter(self, send: Any, recv: Any, root: int = 0, type: Optional[int] = None, stream: Any = None) -> None:
-        """recv = this rank's block of the root's send[size, ...]; send elsewhere: None."""
+        """recv = this rank's block of the root's send[size, ...]. On other ranks than the root, send is None."""
         if self.rank == root:
             self._run("moecclScatter", send, recv, (self.size, 1), type, None, root, stream)
             return
@@ -306,7 +306,7 @@ class Comm:
 
     def all_to_allv(self, send: Any, send_counts: Sequence[int], recv: Any, recv_counts: Sequence[int],
                     type: Optional[int] = None, stream: Any = None) -> None:
-        """Dense blocks of unequal lengths, in the order of the ranks: send_counts[r] elements go to rank r."""
+        """Exchanges dense blocks of unequal lengths, in the order of the ranks: send_counts[r] elements go to rank r."""
         buffers = [Buffer(send), Buffer(recv, True)]
         try:
             kind = common_type("moecclAllToAllv", buffers, type)
@@ -326,7 +326,7 @@ class Comm:
             give_back(buffers, stream)
 
     def _message(self, function: str, thing: Any, peer: int, type_: Optional[int], writable: bool, stream: Any) -> None:
-        """Send or Recv."""
+        """Runs Send or Recv."""
         buffer = Buffer(thing, writable)
         try:
             kind = common_type(function, [buffer], type_)
@@ -336,9 +336,9 @@ class Comm:
             give_back([buffer], stream)
 
     def send(self, buffer: Any, peer: int, type: Optional[int] = None, stream: Any = None) -> None:
-        """Sends to a peer, which receives in the order of the calls. Blocks until it does, outside a group."""
+        """Sends to a peer, which receives in the order of the calls. Outside a group it blocks until the peer receives."""
         self._message("moecclSend", buffer, peer, type, False, stream)
 
     def recv(self, buffer: Any, peer: int, type: Optional[int] = None, stream: Any = None) -> None:
-        """Receives what the peer sends next: the same size and type, else moeccl.Error (moecclMismatch)."""
+        """Receives the peer's next message; raises moeccl.Error (moecclMismatch) if its size or type differs."""
         self._message("moecclRecv", buffer, peer, type, True, stream)

@@ -2,11 +2,11 @@
 """torch.distributed's backend "moeccl".
 
     import torch.distributed as dist
-    import moeccl.distributed              # not needed where moeccl is installed and torch is 2.14 or newer
+    import moeccl.distributed              # not needed if moeccl is installed and torch is 2.14 or newer
     dist.init_process_group("moeccl")      # under torchrun
 
-A group of CPU tensors, and of CUDA tensors where torch has CUDA. `moeccl.distributed.Options(...)` are its pg_options.
-docs/pytorch.md says what is supported, and what differs from gloo and nccl."""
+The group handles CPU tensors, and CUDA tensors if torch has CUDA. `moeccl.distributed.Options(...)` are its pg_options.
+docs/pytorch.md says what is supported and what differs from gloo and nccl."""
 import os
 from typing import Any
 
@@ -25,7 +25,7 @@ def _devices() -> Any:
 
 
 def _create(given: Any, pg_options: Any) -> Any:
-    """A group for init_process_group(), or a backend where it is one of several or torch wraps it."""
+    """Makes a group for init_process_group(), or a backend if it is one of several or torch wraps it."""
     if pg_options is None:
         pg_options = Options(given.timeout)
     elif not isinstance(pg_options, dist.distributed_c10d.C10DBackend.Options):
@@ -40,13 +40,13 @@ def _create(given: Any, pg_options: Any) -> Any:
 
 
 def _torch_looks() -> bool:
-    """Whether torch was asked to look at every call: it wraps the backend, or hangs a check for NaNs into the group."""
+    """Returns True if torch inspects every call: it then wraps the backend, or adds a check for NaNs to the group."""
     return dist.get_debug_level() == dist.DebugLevel.DETAIL or os.environ.get("TORCH_DIST_NAN_CHECK") == "1"
 
 
 def _is_alone(given: Any) -> bool:
-    """Whether torch makes the group for this backend alone. Of several, as in "cpu:moeccl,cuda:nccl", the group's default is that
-    of the accelerator."""
+    """Returns True if torch makes the group only for this backend. With several, as in "cpu:moeccl,cuda:nccl", the group's default
+    is the accelerator's backend."""
     outer = getattr(given, "process_group", None)
     try:
         return outer is not None and outer.name() == "custom"
@@ -55,7 +55,7 @@ def _is_alone(given: Any) -> bool:
 
 
 def register() -> None:
-    """Makes "moeccl" known to torch; its entry point, and done by this import."""
+    """Registers "moeccl" with torch. It is torch's entry point, and importing this module calls it."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=_devices())
 

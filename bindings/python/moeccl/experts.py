@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicated experts: gradients and weights of experts with any number of replicas on any ranks (include/moeccl/experts.h).
 
-Expert tensors all have `count` elements. A rank's buffer of slots is [slots, count], of shards [n_experts, shard(count, n_ranks)]."""
+All expert tensors have `count` elements. A rank's buffer of slots is [slots, count]; its shards are [n_experts, shard(count, n_ranks)]."""
 import array
 import ctypes
 from typing import Any, List, Optional, Sequence, Tuple, Union
@@ -23,7 +23,7 @@ _byref = ctypes.byref
 class Placement:
     """Which expert each slot holds. slot_expert: [sum of slots], rank after rank; -1 for an empty slot.
 
-    slots_per_rank of every rank, or slot_counts [n_ranks]. Read before a call returns."""
+    Pass slots_per_rank for all ranks, or slot_counts [n_ranks]. The arrays are read before a call returns."""
 
     def __init__(self, n_experts: int, slot_expert: Any, slots_per_rank: int = 0, slot_counts: Optional[Sequence[int]] = None) -> None:
         self.struct, self._keep = _abi.moecclPlacement_t(), []  # type: ignore[var-annotated]
@@ -36,7 +36,7 @@ class Placement:
         self._slots = self._keep[1].count
 
     def slots(self, n_ranks: int, rank: int) -> int:
-        """Slots of a rank; ValueError where the placement is not one for n_ranks ranks."""
+        """Returns the number of slots of a rank; raises ValueError if the placement is not for n_ranks ranks."""
         counts = self._counts if self._counts is not None else [self.struct.slots_per_rank] * n_ranks
         if len(counts) != n_ranks or sum(counts) != self._slots:
             raise ValueError(f"slot_expert has {self._slots} slots: {n_ranks} ranks with {counts} slots need {sum(counts)}")
@@ -44,12 +44,13 @@ class Placement:
 
 
 def shard(count: int, n_ranks: int) -> int:
-    """Elements of one rank's part of an expert of `count` elements."""
+    """Returns the elements in one rank's shard of an expert with `count` elements."""
     return int(lib.moecclExpertShard(number("count", count, SIZE), number("n_ranks", n_ranks)))
 
 
 def popularity(comm: Comm, topk_index: Any, n_experts: int) -> "array.array[int]":
-    """[n_experts] (int64): how often each expert stands in all ranks' topk_index (int32); -1 is not counted. Collective."""
+    """Returns [n_experts] (int64): how often each expert occurs in all ranks' topk_index (int32); -1 is not counted. The call is
+    collective."""
     given = Given("topk_index", topk_index, ctypes.c_int32)
     n_experts = number("n_experts", n_experts, (1, 2**31 - 1))
     counts = made(ctypes.c_int64, n_experts)
@@ -59,11 +60,11 @@ def popularity(comm: Comm, topk_index: Any, n_experts: int) -> "array.array[int]
 
 def choose_replicas(comm: Comm, placement: Placement, topk_index: Any, top_k: int, slot_capacity: int = 0,
                     popularity: Any = None, dropped: Any = None) -> "array.array[int]":
-    """[n_tokens * top_k] (int32): the slot, counted through all ranks, of the replica that serves each choice of topk_index; -1
-    for no choice and for a dropped one. For a Moe with an expert for each slot. Collective.
+    """Returns [n_tokens * top_k] (int32): the slot, numbered across all ranks, of the replica that serves each choice of topk_index,
+    or -1 for no choice and for a dropped one. The result is for a Moe with an expert for each slot. The call is collective.
 
-    slot_capacity: most tokens of a slot, of all ranks together; 0: no limit. popularity, dropped: arrays of n_experts int64 that
-    get the choices of each expert over all ranks, and those of them that were dropped."""
+    slot_capacity: most tokens per slot, from all ranks together; 0: no limit. popularity, dropped: arrays of n_experts int64 that
+    get the choices of each expert over all ranks, and how many of these were dropped."""
     given = Given("topk_index", topk_index, ctypes.c_int32)
     placement.slots(comm.size, comm.rank)
     top_k = number("top_k", top_k, (1, 64))
@@ -87,7 +88,7 @@ def choose_replicas(comm: Comm, placement: Placement, topk_index: Any, top_k: in
 
 def _run(comm: Comm, function: str, placement: Placement, first: Any, second: Any, slots_at: Any, count: Optional[int],
          type_: Optional[int], op: Any, stream: Any) -> None:
-    """slots_at: which of the two buffers hold slots; the other holds shards."""
+    """Runs a function on two buffers. slots_at: which of the two hold slots; the others hold shards."""
     buffers = [Buffer(first), Buffer(second, True)]
     try:
         kind = common_type(function, buffers, type_)
@@ -114,29 +115,30 @@ def all_reduce(comm: Comm, placement: Placement, send: Any, recv: Any = None, op
                type: Optional[int] = None, stream: Any = None) -> None:
     """recv[slots, count]: for each slot the sum (or AVG) of send[slots, count] over all replicas of its expert.
 
-    Without recv in place. Empty slots of recv are not written. count is needed where a rank has no slots."""
+    Without recv the call works in place. Empty slots of recv are not written. count is needed on a rank without slots."""
     _run(comm, "moecclExpertAllReduce", placement, send, send if recv is None else recv, (True, True), count, type, op, stream)
 
 
 def collect_gradients(comm: Comm, placement: Placement, slots: Any, shards: Any, count: Optional[int] = None,
                       type: Optional[int] = None, stream: Any = None) -> None:
-    """shards[n_experts, shard]: part `rank` of every expert's tensor, from one of its replicas in slots[slots, count]."""
+    """shards[n_experts, shard]: shard `rank` of every expert's tensor, from one of its replicas in slots[slots, count]."""
     _run(comm, "moecclCollectGradients", placement, slots, shards, (True, False), count, type, None, stream)
 
 
 def reduce_gradients(comm: Comm, placement: Placement, slots: Any, shards: Any, op: int = SUM, count: Optional[int] = None,
                      type: Optional[int] = None, stream: Any = None) -> None:
-    """shards[n_experts, shard]: part `rank` of the sum (or AVG) of every expert's tensor over all its replicas in slots[slots, count].
+    """shards[n_experts, shard]: shard `rank` of the sum (or AVG) of every expert's tensor over all its replicas in slots[slots, count].
 
-    What all_reduce() and collect_gradients() give together, with fewer bytes wherever an expert is on two ranks or more."""
+    The result is that of all_reduce() followed by collect_gradients(), with fewer bytes for every expert on two ranks or more."""
     _run(comm, "moecclReduceGradients", placement, slots, shards, (True, False), count, type, op, stream)
 
 
 def layers(comm: Comm, what: Union[str, int], given: Sequence[Tuple[Placement, Any, Any]], count: int, op: int = SUM,
            type: Optional[int] = None, stream: Any = None) -> None:
-    """"reduce_gradients", "collect_gradients" or "place_weights" of several layers as one operation: given is [(placement, slots, shards)].
+    """Runs "reduce_gradients", "collect_gradients" or "place_weights" on several layers as one operation.
 
-    Placements and buffers may differ; `count` and the type are of all layers. A rank without slots in a layer gives None there."""
+    given is [(placement, slots, shards)]. Placements and buffers may differ; `count` and the type apply to all layers. A rank without
+    slots in a layer passes None there."""
     what, count = op_number(what), number("count", count, SIZE)
     places = what == op_number("place_weights")
     buffers = [Buffer(buffer, is_slots == places) for _, slots, shards in given for buffer, is_slots in ((slots, True), (shards, False))]
@@ -162,7 +164,7 @@ def place_weights(comm: Comm, placement: Placement, shards: Any, slots: Any, cou
 
 
 def gradient_source(placement: Placement, n_ranks: int, expert: int, rank: int) -> int:
-    """The rank from which collect_gradients() takes the shard of `rank` of an expert. Not collective."""
+    """Returns the rank from which collect_gradients() takes shard `rank` of an expert. This call is not collective."""
     source = ctypes.c_int()
     placement.slots(number("n_ranks", n_ranks), 0)
     check(lib.moecclGradientSource(_byref(placement.struct), n_ranks, number("expert", expert), number("rank", rank),
@@ -171,7 +173,8 @@ def gradient_source(placement: Placement, n_ranks: int, expert: int, rank: int) 
 
 
 def explain(comm: Comm, op: Union[str, int], count: int, placement: Placement, type: int = FLOAT32) -> str:
-    """A page for a person about "expert_allreduce", "collect_gradients", "reduce_gradients" or "place_weights". Not collective."""
+    """Returns a page for a person about "expert_allreduce", "collect_gradients", "reduce_gradients" or "place_weights". This call is
+    not collective."""
     type_size(type)
     placement.slots(comm.size, comm.rank)
     return page(lambda *room: lib.moecclExpertExplain(comm._handle, op_number(op), number("count", count, SIZE), type,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hybrid expert and data transmission: inside a domain the experts travel, between domains the tokens (include/moeccl/hybrid.h)."""
+"""Hybrid expert and data transmission: experts travel inside a domain, tokens between domains (include/moeccl/hybrid.h)."""
 import ctypes
 from typing import Any, Optional, Sequence
 
@@ -18,12 +18,13 @@ _byref = ctypes.byref
 
 
 class Hybrid:
-    """Who holds which experts besides their owner. Collective: all ranks give the same.
+    """Which ranks hold which experts besides their owners. The constructor is collective: all ranks pass the same arguments.
 
-    expert_rank: [n_experts] owners, None: contiguous. domain: sizes of the expert domains of each level of the topology, outermost
-    first; None: those of least latency by the stream model, from data_bytes (a rank's tokens times top_k times row), expert_bytes
-    (all experts of a rank), pre_expert_s (seconds of computation before the experts), compression and min_gain. step: with top_k, of
-    least time of a whole step: top_k, forward_only, expert_s, backward_s, gradient_bytes, encode_bandwidth, decode_bandwidth."""
+    expert_rank: [n_experts] owners, None: contiguous. domain: sizes of the expert domains at each level of the topology, outermost
+    first. With None the stream model chooses the sizes of least latency from data_bytes (a rank's tokens times top_k times row),
+    expert_bytes (all experts of a rank), pre_expert_s (seconds of computation before the experts), compression and min_gain; or,
+    with top_k, those of least time of a whole step. step: top_k, forward_only, expert_s, backward_s, gradient_bytes,
+    encode_bandwidth, decode_bandwidth."""
 
     def __init__(self, comm: Comm, n_experts: int, expert_rank: Optional[Sequence[int]] = None, domain: Optional[Sequence[int]] = None,
                  data_bytes: float = 0, expert_bytes: float = 0, pre_expert_s: float = 0, compression: float = 0,
@@ -49,20 +50,20 @@ class Hybrid:
 
     @property
     def handle(self) -> int:
-        """The moecclHybrid_t as a number; 0 when it is closed."""
+        """The moecclHybrid_t as a number; 0 after close()."""
         return self._handle or 0
 
     def info(self) -> HybridInfo:
-        """Domains, own and held experts, links, and the model's latency."""
+        """Returns domains, own and held experts, links, and the model's latency."""
         info = _abi.moecclHybridInfo_t()
         self.comm._check(lib.moecclHybridGetInfo(self._handle, _byref(info)))
         return record(HybridInfo, info, domain=tuple(info.domain[:info.n_levels]), own_experts=tuple(info.own_experts[:info.n_own]),
                       held_experts=tuple(info.held_experts[:info.n_held]))
 
     def moe(self, hidden_bytes: int, top_k: int, max_tokens: int, comm: Optional[Comm] = None, **options: Any) -> Moe:
-        """A MoE layer whose tokens go to the holder that Algorithm 1 names. Arguments: Moe's, but n_experts and expert_rank.
+        """Makes a MoE layer whose tokens go to the holder that Algorithm 1 names. Arguments: Moe's except n_experts and expert_rank.
 
-        comm: another communicator of the same ranks, so that tokens and experts may be under way at once. Collective."""
+        comm: another communicator of the same ranks, so that tokens and experts can travel at the same time. The call is collective."""
         if "expert_rank" in options or "n_experts" in options:
             raise TypeError("n_experts and expert_rank are the hybrid's: leave them out")
         config = _config(hidden_bytes, self.n_experts, top_k, max_tokens, **options)
@@ -72,7 +73,7 @@ class Hybrid:
         return Moe._of(comm, handle.value, config)
 
     def gather(self, own: Any, held: Any, stream: Any = None) -> None:
-        """held[n_held, expert] = the experts of this rank's domain, from all ranks' own[n_own, expert]. Collective."""
+        """held[n_held, expert] = the experts of this rank's domain, from all ranks' own[n_own, expert]. The call is collective."""
         buffers = [Buffer(own), Buffer(held, True)]
         try:
             n_bytes, rest = divmod(buffers[1].bytes, max(1, self.n_held))
@@ -84,7 +85,7 @@ class Hybrid:
             give_back(buffers, stream)
 
     def reduce(self, held: Any, own: Any, type: Optional[int] = None, stream: Any = None) -> None:
-        """own[n_own, expert] = the sums over all ranks that hold an expert of their held[n_held, expert]. Collective."""
+        """own[n_own, expert] = the sum of held[n_held, expert] over all ranks that hold the expert. The call is collective."""
         buffers = [Buffer(held), Buffer(own, True)]
         try:
             kind = common_type("moecclHybridReduce", buffers, type, True)
@@ -97,11 +98,11 @@ class Hybrid:
             give_back(buffers, stream)
 
     def explain(self, expert_bytes: int) -> str:
-        """A page for a person: domains, latency, and the plans of gather and reduce. Not collective."""
+        """Returns a page for a person: domains, latency, and the plans of gather and reduce. This call is not collective."""
         return page(lambda *room: lib.moecclHybridExplain(self._handle, number("expert_bytes", expert_bytes, SIZE), *room), self.comm)
 
     def close(self) -> None:
-        """Frees it; layers made from it live on."""
+        """Frees the hybrid; layers made from it stay valid."""
         if self._handle is not None:
             check(lib.moecclHybridDestroy(self._handle))
             self._handle = None

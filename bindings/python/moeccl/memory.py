@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the symmetric heap, registered memory, and operators of a caller's own."""
+"""Memory of the symmetric heap, registered memory, and user-defined operators."""
 import ctypes
 import weakref
 from typing import TYPE_CHECKING, Any, Optional
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 def mem_alloc(n_bytes: int) -> Any:
-    """n_bytes of the process's symmetric heap, which peers on this host read and write directly; zeroed, 64-byte aligned.
+    """Allocates n_bytes of the process's symmetric heap, which peers on this host access directly; zeroed, 64-byte aligned.
 
-    What is returned is a buffer of uint8: numpy.frombuffer(it, dtype) and torch.frombuffer(it, dtype=...) view it, and it goes into
-    calls as it is, with type=. The memory is freed when nothing refers to it or to a view of it any more."""
+    The result is a buffer of uint8. numpy.frombuffer(it, dtype) and torch.frombuffer(it, dtype=...) view it, and calls take it
+    directly, with type=. The memory is freed when neither it nor a view of it is referenced any more."""
     n_bytes = number("n_bytes", n_bytes, (1, SIZE[1]))
     at = ctypes.c_void_p()
     check(lib.moecclMemAlloc(ctypes.byref(at), n_bytes))
     kind: Any = type("Memory", (ctypes.c_uint8 * n_bytes,), {"__doc__": mem_alloc.__doc__})
     memory = kind.from_address(at.value)
-    # Not at exit: what lives until then may still be used by what ends after it, and the process frees it all.
+    # Do not free at exit: objects that end later may still use the memory, and the process frees it anyway.
     weakref.finalize(memory, lib.moecclMemFree, at.value).atexit = False
     return memory
 
 
 class Registration:
-    """Memory that was announced to a communicator because it will be used again and again; holds the buffer until close()."""
+    """Memory registered with a communicator for repeated use; holds the buffer until close()."""
 
     def __init__(self, comm: "Comm", buffer: Any) -> None:
         self._comm, self._buffer = comm, Buffer(buffer)
@@ -37,7 +37,7 @@ class Registration:
         self._handle: Optional[int] = handle.value
 
     def close(self) -> None:
-        """Gives the registration and the buffer back. What is left when the communicator ends has ended with it."""
+        """Ends the registration and releases the buffer. A registration ends with its communicator at the latest."""
         if self._handle is not None:
             if self._comm._handle is not None:
                 self._comm._check(lib.moecclCommDeregister(self._comm._handle, self._handle))
@@ -52,10 +52,10 @@ class Registration:
 
 
 class RedOp:
-    """An operator that multiplies each rank's input by its scalar and sums: give its `number` as op=, or itself.
+    """An operator that multiplies each rank's input by its scalar and sums. Pass it or its `number` as op=.
 
-    scalar: a number (FLOAT32, FLOAT64 and integers), or a buffer of one element of `type`; in CUDA memory it is read when each
-    operation runs."""
+    scalar: a number (FLOAT32, FLOAT64 and integers), or a buffer of one element of `type`. Each operation reads a scalar in CUDA
+    memory when it runs."""
 
     def __init__(self, comm: "Comm", scalar: Any, type: int) -> None:
         self._comm = comm

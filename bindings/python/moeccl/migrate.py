@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asynchronous migration of experts inside their domains (include/moeccl/migrate.h).
 
-send() after the optimizer's step, begin() before the layer's attention, wait() where the experts are needed."""
+Call send() after the optimizer's step, begin() before the layer's attention, and wait() when the experts are needed."""
 import ctypes
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -20,10 +20,10 @@ _byref = ctypes.byref
 
 
 class Migration:
-    """The queues of a model's layers. Collective: all ranks give the same. Used by one thread at a time.
+    """The queues of a model's layers. The constructor is collective: all ranks pass the same. Use it from one thread at a time.
 
-    count: elements of an expert. ratio: of the codec; 0: 50; 1: experts travel as they are, without shared expert. comm: another
-    communicator of the hybrid's ranks, where dispatch and gather shall be under way at once. depth: entries of each queue."""
+    count: elements of an expert. ratio: of the codec; 0: 50; 1: experts travel as they are, without a shared expert. comm: another
+    communicator of the hybrid's ranks, which lets dispatch and gather run at the same time. depth: entries of each queue."""
 
     def __init__(self, hybrid: Hybrid, count: int, type: int = FLOAT32, ratio: float = 0, n_layers: int = 1, depth: int = 0,
                  comm: Optional[Comm] = None) -> None:
@@ -37,15 +37,15 @@ class Migration:
         self._handle: Optional[int] = handle.value
         self._element = size
         self._encoded: Dict[int, Buffer] = {}  # the shared experts of layers that wait_encoded() switched
-        self._into: Dict[int, List[Tuple[Buffer, Buffer]]] = {}  # what the library writes to and reads, by layer
+        self._into: Dict[int, List[Tuple[Buffer, Buffer]]] = {}  # buffers that the library writes and reads, by layer
 
     @property
     def handle(self) -> int:
-        """The moecclMigration_t as a number; 0 when it is closed."""
+        """The moecclMigration_t as a number; 0 after close()."""
         return self._handle or 0
 
     def info(self, layer: int = 0) -> MigrationInfo:
-        """The layer's epoch (switches so far), its queues, and bytes on the wire and in memory."""
+        """Returns the layer's epoch (switches so far), its queues, and bytes on the wire and in memory."""
         info = _abi.moecclMigrationInfo_t()
         self._comm._check(lib.moecclMigrationGetInfo(self._handle, number("layer", layer), _byref(info)))
         return record(MigrationInfo, info)
@@ -55,14 +55,14 @@ class Migration:
             raise ValueError(f"{name} has {buffer.bytes} bytes: {experts} experts of {self._expert} bytes are {experts * self._expert}")
 
     def send(self, experts: Any, shared: Any = None, layer: int = 0) -> List[CodecError]:
-        """Appends experts[n_own, count] to the layer's send queue and says what encoding lost of each. Local.
+        """Appends experts[n_own, count] to the layer's send queue and returns the encoding error of each. The call is local.
 
-        shared[count]: what the residual is taken to; None with ratio 1. Everything is read before it returns."""
+        shared[count]: the base of the residual; None with ratio 1. All input is read before the call returns."""
         return self._send(experts, shared, layer, lambda *given: lib.moecclMigrationSend(*given))
 
     def send_fused(self, experts: Any, update: Callable[[int, int, int], None], shared: Any = None, layer: int = 0) -> List[CodecError]:
-        """The same, each block of 65536 elements behind update(expert, first, count), the optimizer's step on it. What `update` raises
-        ends the call: nothing is queued."""
+        """Does the same, with each block of 65536 elements after update(expert, first, count), the optimizer's step on it. An exception in
+        `update` ends the call, and nothing is queued."""
         step = update_callback(update)
 
         def call(handle: Any, number_of: int, given: Any, base: Any, errors: Any) -> int:
@@ -86,11 +86,12 @@ class Migration:
         return [record(CodecError, e) for e in errors[:self._n_own]]
 
     def begin(self, layer: int = 0) -> None:
-        """Starts the gather of the oldest entry of the send queue; returns at once. Collective, in one order on all ranks."""
+        """Starts the gather of the oldest entry of the send queue and returns at once. The call is collective; all ranks use one order."""
         self._comm._check(lib.moecclMigrationBegin(self._handle, number("layer", layer)))
 
     def begin_into(self, held: Any, shared: Any = None, layer: int = 0) -> None:
-        """The same, and a thread of the library decodes into held[n_held, count] behind the gather. Leave both alone until wait()."""
+        """Does the same, and a thread of the library decodes into held[n_held, count] after the gather. Do not touch the buffers
+        until wait()."""
         out, base = Buffer(held, True), Buffer(shared)
         try:
             self._fits("held", out, self._n_held)
@@ -104,18 +105,18 @@ class Migration:
         self._into.setdefault(layer, []).append((out, base))
 
     def wait_expert(self, index: int, layer: int = 0) -> None:
-        """Waits until expert `index` of a gather that begin_into() began is in its `held`; wait() must still be called."""
+        """Waits until expert `index` of a gather from begin_into() is in its `held`; wait() must still be called."""
         self._comm._check(lib.moecclMigrationWaitExpert(self._handle, number("layer", layer), number("index", index)))
 
     def test(self, layer: int = 0) -> bool:
-        """Whether wait() would not block."""
+        """Returns True if wait() would not block."""
         done = ctypes.c_int()
         self._comm._check(lib.moecclMigrationTest(self._handle, number("layer", layer), _byref(done)))
         return bool(done.value)
 
     def wait(self, held: Any = None, shared: Any = None, layer: int = 0) -> int:
-        """Waits for the oldest gather, writes held[n_held, count] and returns the new epoch: on all ranks, or on none. After
-        begin_into() without buffers."""
+        """Waits for the oldest gather, writes held[n_held, count] and returns the new epoch, on all ranks or on none. After
+        begin_into() pass no buffers."""
         epoch = ctypes.c_uint64()
         if self._into.get(layer) and held is None:
             try:
@@ -143,7 +144,8 @@ class Migration:
             buffer.release()
 
     def wait_encoded(self, shared: Any = None, layer: int = 0) -> int:
-        """wait() without decoding: the experts stay encoded for use_expert() until the layer's next switch, and `shared` as it is."""
+        """Works as wait() without decoding: the experts stay encoded for use_expert() until the layer's next switch. Until then `shared`
+        must not change."""
         epoch, base = ctypes.c_uint64(), Buffer(shared)
         try:
             if base.present or self._ratio != 1:
@@ -158,14 +160,14 @@ class Migration:
 
     def use_expert(self, index: int, use: Callable[[int, memoryview], None], layer: int = 0, first: int = 0, count: int = 0,
                    row: int = 0) -> None:
-        """Hands the held expert `index` to use(first, bytes), as Codec.decode_fused() does."""
+        """Passes the held expert `index` to use(first, bytes), as Codec.decode_fused() does."""
         given, callback = expert_use(use, self._element, first, count, row)
         result = lib.moecclMigrationUseExpert(self._handle, number("layer", layer), number("index", index), _byref(given))
         callback.check()
         self._comm._check(result)
 
     def close(self) -> None:
-        """Waits for what has begun and frees the queues."""
+        """Waits for gathers that have begun and frees the queues."""
         if self._handle is not None:
             check(lib.moecclMigrationDestroy(self._handle))
             self._handle = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of experts: routing, dispatch and combine (include/moeccl/moe.h).
 
-T: tokens of this rank; R: rows that dispatch writes here (Routing.n_rows); a row is `hidden_bytes` bytes."""
+T is the number of tokens of this rank, R the number of rows that dispatch writes here (Routing.n_rows); a row has `hidden_bytes` bytes."""
 import ctypes
 from typing import Any, Optional, Sequence, Tuple
 
@@ -24,7 +24,7 @@ _OPTIONS = [name for name in _KINDS if name not in _NAMED]
 
 def _config(hidden_bytes: int, n_experts: int, top_k: int, max_tokens: int, type: int = FLOAT32, layout: int = EXPERT_MAJOR,
             expert_rank: Optional[Sequence[int]] = None, algorithm: Optional[str] = None, **options: Any) -> Any:
-    """The moecclMoeConfig_t of Moe's arguments."""
+    """Makes the moecclMoeConfig_t from Moe's arguments."""
     numbers = {"hidden_bytes": hidden_bytes, "n_experts": n_experts, "top_k": top_k, "max_tokens": max_tokens}
     for name, value in options.items():
         if name not in _OPTIONS:
@@ -45,9 +45,9 @@ def _config(hidden_bytes: int, n_experts: int, top_k: int, max_tokens: int, type
 
 
 class Moe:
-    """A MoE layer's static description on a communicator. Collective.
+    """A MoE layer's static description on a communicator. The constructor is collective.
 
-    hidden_bytes: bytes of one token's row. type: of a row's elements in combine. layout: EXPERT_MAJOR or ROWS. expert_rank:
+    hidden_bytes: bytes of one token's row. type: element type of a row in combine. layout: EXPERT_MAJOR or ROWS. expert_rank:
     [n_experts] the owner of each expert; None: contiguous. Options: align_rows, capacity, memory_cap_bytes, trials,
     scale_bytes, scaled_row_bytes, staging_bytes, deterministic, as in moecclMoeConfig_t."""
 
@@ -61,14 +61,14 @@ class Moe:
 
     @property
     def handle(self) -> int:
-        """The moecclMoe_t as a number; 0 when it is closed."""
+        """The moecclMoe_t as a number; 0 after close()."""
         return self._handle or 0
 
     @staticmethod
     def check(n_ranks: int, topology: Optional[str] = None, **shape: Any) -> None:
         """Raises Error with the limit and the remedy unless such a layer can run on n_ranks ranks of a topology.
 
-        shape: Moe's arguments behind comm. Needs no communicator and is not collective."""
+        shape: Moe's arguments after comm. The call needs no communicator and is not collective."""
         message = ctypes.create_string_buffer(1024)
         config = _config(**shape)
         code = lib.moecclMoeCheck(_byref(config), number("n_ranks", n_ranks), text("topology", topology), message, len(message))
@@ -77,7 +77,7 @@ class Moe:
 
     @staticmethod
     def query_size(n_ranks: int, topology: Optional[str] = None, **shape: Any) -> int:
-        """The most bytes of staging and tables that such a layer will hold on one rank. Arguments: see check()."""
+        """Returns the most bytes of staging and tables that such a layer will hold on one rank. Arguments: see check()."""
         size, config = ctypes.c_size_t(), _config(**shape)
         check(lib.moecclMoeQuerySize(_byref(config), number("n_ranks", n_ranks), text("topology", topology), _byref(size)))
         return size.value
@@ -92,13 +92,13 @@ class Moe:
         self.comm, self.top_k, self.row_bytes, self.type = comm, config.top_k, config.hidden_bytes, config.type
         self.scaled_row_bytes, self.scale_bytes = config.scaled_row_bytes or config.hidden_bytes, config.scale_bytes
         self.n_experts, self.max_tokens, self.layout = config.n_experts, config.max_tokens, config.layout
-        # Of this rank: places for experts.
+        # This rank's places for experts.
         self.n_slots = sum(config.expert_rank[e] == comm.rank for e in range(self.n_experts)) if config.expert_rank else \
             self.n_experts // comm.size + (comm.rank < self.n_experts % comm.size)
         self._handle = handle
 
     def routing(self, topk_index: Any, topk_weight: Any = None) -> "Routing":
-        """One step's routing of topk_index[tokens, top_k] (int32) and topk_weight (float32, or None for ones)."""
+        """Makes one step's routing from topk_index[tokens, top_k] (int32) and topk_weight (float32, or None for ones)."""
         return Routing(self, topk_index, topk_weight)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Moe:
 
 
 class Routing:
-    """Where every token goes. n_rows is the number of rows that dispatch writes on this rank. Collective."""
+    """Where every token goes. n_rows is the number of rows that dispatch writes on this rank. The constructor is collective."""
 
     def __init__(self, moe: Moe, topk_index: Any, topk_weight: Any = None) -> None:
         self._moe = moe
@@ -126,7 +126,8 @@ class Routing:
         self._read()
 
     def update(self, topk_index: Any, topk_weight: Any = None) -> None:
-        """The next step's choices, as in Moe.routing(): reuses this routing's memory. Collective; on failure it is empty."""
+        """Sets the next step's choices, as in Moe.routing(), and reuses this routing's memory. The call is collective. After a failure
+        the routing is empty."""
         index, weight = Buffer(topk_index), Buffer(topk_weight)
         try:
             n_tokens = self._tokens(index, weight)
@@ -137,11 +138,11 @@ class Routing:
         self._read()
 
     def update_on_stream(self, topk_index: Any, topk_weight: Any, stream: Any, n_tokens: Any = None) -> None:
-        """The same in the order of a CUDA stream, all in CUDA memory; the host waits for nothing.
+        """Does the same in the order of a CUDA stream, with all arrays in CUDA memory; the host waits for nothing.
 
         n_tokens: a uint64 in CUDA memory that says how many rows of topk_index are tokens; None: all. Afterwards the counts are
-        on the device alone (device_info()), buffers need room for max_tokens and device_info().most_rows rows, and info() has
-        nothing to say until the next update()."""
+        only on the device (device_info()), buffers need room for max_tokens and device_info().most_rows rows, and info() has
+        no information until the next update()."""
         index, weight, count = Buffer(topk_index), Buffer(topk_weight), Buffer(n_tokens)
         try:
             if count.present and count.bytes != 8:
@@ -173,28 +174,28 @@ class Routing:
 
     @property
     def handle(self) -> int:
-        """The moecclRouting_t as a number; 0 when it is closed."""
+        """The moecclRouting_t as a number; 0 after close()."""
         return self._handle or 0
 
     def info(self) -> Any:
-        """The C structure moecclRoutingInfo_t; its pointers live as long as this routing."""
+        """Returns the C structure moecclRoutingInfo_t; its pointers are valid as long as this routing lives."""
         info = _abi.moecclRoutingInfo_t()
         self._moe.comm._check(lib.moecclRoutingGetInfo(self._handle, _byref(info)))
         info.routing = self
         return info
 
     def device_info(self) -> Any:
-        """moecclRoutingDeviceInfo_t: where kernels find the counts, for CUDA graphs. Error (moecclUnsupported) elsewhere."""
+        """Returns moecclRoutingDeviceInfo_t: where kernels find the counts, for CUDA graphs. Raises Error (moecclUnsupported) elsewhere."""
         info = _abi.moecclRoutingDeviceInfo_t()
         self._moe.comm._check(lib.moecclRoutingGetDeviceInfo(self._handle, _byref(info)))
         return info
 
     def explain(self) -> str:
-        """A page for a person: candidates and their predicted times, the choice and why, rows and bytes per level, steps."""
+        """Returns a page for a person: candidates and their predicted times, the choice and the reason, rows and bytes per level, steps."""
         return page(lambda *room: lib.moecclMoeExplain(self._handle, *room), self._moe.comm)
 
     def _run(self, function: str, source: Tuple[str, Any, int], target: Tuple[str, Any, int], sums: bool, stream: Any) -> None:
-        """source, target: (name, buffer, rows). sums: the rows' elements are of the layer's type."""
+        """Runs a function. source, target: (name, buffer, rows). sums: the rows' elements have the layer's type."""
         buffers = [Buffer(source[1]), Buffer(target[1], True)]
         try:
             for (name, _, rows), buffer in zip((source, target), buffers):
@@ -204,10 +205,10 @@ class Routing:
             give_back(buffers, stream)
 
     def _fits(self, function: str, name: str, buffer: Buffer, rows: int, row: int, sums: bool) -> None:
-        """Whether a buffer holds that many rows. After update_on_stream() it may hold more, and must hold the most."""
+        """Checks that a buffer holds that many rows. After update_on_stream() that is the most, and the buffer may hold more."""
         if buffer.bytes != rows * row and not (self._on_device and buffer.bytes > rows * row):
             raise ValueError(f"{function}: {name} has {buffer.bytes} bytes, {rows} rows of {row} bytes are {rows * row}")
-        own = buffer.type if buffer.itemsize > 1 else None  # bytes, or what NumPy has no name for, may be any
+        own = buffer.type if buffer.itemsize > 1 else None  # bytes, or types that NumPy has no name for, may be any type
         if sums and own not in (None, self._moe.type):
             raise TypeError(f"{function}: {name} holds elements of format {buffer.format!r}, the layer's type is "
                             f"{self._moe.type}")
@@ -226,7 +227,7 @@ class Routing:
                   ("grad_tokens", grad_tokens, self.n_tokens), True, stream)
 
     def dispatch_scaled(self, tokens: Any, scales: Any, rows: Any, row_scales: Any, stream: Any = None) -> None:
-        """Dispatch of quantised rows (fp8) and their scales, in one operation.
+        """Dispatches quantized rows (fp8) and their scales in one operation.
 
         tokens[n_tokens, scaled_row_bytes] and scales[n_tokens, scale_bytes] arrive as rows[n_rows, scaled_row_bytes] and
         row_scales[n_rows, scale_bytes]; padding is zeros in both. The layer needs scale_bytes."""
@@ -245,8 +246,8 @@ class Routing:
                          stream: Any = None) -> None:
         """grad_rows[n_rows, ...] = the gradient of combine's input, from grad_tokens[n_tokens, ...].
 
-        With rows[n_rows, ...], what combine was given, and grad_weight[n_tokens, top_k] (float32): also the gradient of the
-        weights (EXPERT_MAJOR alone); the call blocks then. All ranks pass grad_weight or none does."""
+        With rows[n_rows, ...], the input of combine, and grad_weight[n_tokens, top_k] (float32) it also computes the gradient of
+        the weights (EXPERT_MAJOR only) and blocks. Either all ranks pass grad_weight or none does."""
         buffers = [Buffer(grad_tokens), Buffer(grad_rows, True), Buffer(rows), Buffer(grad_weight, True)]
         try:
             self._fits("moecclCombineBackward", "grad_tokens", buffers[0], self.n_tokens, self._moe.row_bytes, True)
@@ -259,14 +260,14 @@ class Routing:
                                      f"[{self.n_tokens}, {self._moe.top_k}], {wanted} bytes")
             pointer: Any = buffers[3].data
             if grad_weight is not None and not pointer:
-                pointer = _byref(_nothing)  # of no tokens, but it says that the weights' gradient is wanted
+                pointer = _byref(_nothing)  # no tokens, but not NULL, which requests the weights' gradient
             self._moe.comm._check(lib.moecclCombineBackward(self._handle, buffers[0].data, buffers[1].data, buffers[2].data, pointer,
                                                             stream_handle(stream)))
         finally:
             give_back(buffers, stream)
 
     def close(self) -> None:
-        """Frees the routing; its info()'s pointers end."""
+        """Frees the routing; the pointers of its info() become invalid."""
         if self._handle is not None:
             check(lib.moecclRoutingDestroy(self._handle))
             self._handle = None

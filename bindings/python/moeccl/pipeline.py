@@ -16,23 +16,23 @@ from .streams import give_back, stream_handle
 
 
 def tensor_groups(comm: Comm) -> TensorGroups:
-    """How the communicator's topology groups its ranks: n_groups, this rank's group and index, n_ranks of the group."""
+    """Returns how the communicator's topology groups its ranks: n_groups, this rank's group and index, n_ranks of the group."""
     groups = _abi.moecclTensorGroups_t()
     comm._check(lib.moecclTensorGroups(comm._handle, ctypes.byref(groups)))
     return record(TensorGroups, groups)
 
 
 def tensor_all_to_all(comm: Comm, send: Any, recv: Any, type: Optional[int] = None, stream: Any = None) -> None:
-    """recv[n_groups, ...]: block g is block `own group` of group g's send[n_groups, ...]; ranks of a group send alike."""
+    """recv[n_groups, ...]: block g is block `own group` of group g's send[n_groups, ...]. Ranks of a group pass equal send buffers."""
     blocks = tensor_groups(comm).n_groups
     comm._run("moecclTensorAllToAll", send, recv, (blocks, blocks), type, None, None, stream)
 
 
 def tensor_all_to_all_v(comm: Comm, send: Any, recv: Any, counts: Sequence[int], type: Optional[int] = None, stream: Any = None) -> None:
-    """The same with blocks of any size: counts[s * n_groups + d] elements from group s to group d, the same on all ranks.
+    """Does the same with blocks of any size: counts[s * n_groups + d] elements from group s to group d, the same on all ranks.
 
-    send: this rank's group's blocks for groups 0, 1, ..., one after the other; recv: those that groups 0, 1, ... sent to it. Each
-    element crosses between groups once; with the counts transposed it is the way back."""
+    send: this rank's group's blocks for groups 0, 1, ..., one after another; recv: the blocks that groups 0, 1, ... sent to it. Each
+    element crosses between groups once; the same call with transposed counts is the way back."""
     groups = tensor_groups(comm)
     e, mine = groups.n_groups, groups.group
     if len(counts) != e * e:
@@ -51,7 +51,7 @@ def tensor_all_to_all_v(comm: Comm, send: Any, recv: Any, counts: Sequence[int],
 
 
 def timeline(comm: Comm, count: int, op: Union[str, int] = "tensor_alltoall", type: int = FLOAT32) -> List[LaneSpan]:
-    """When lanes were busy with chunks in the last run of that plan on this rank, in us from its start; empty before one."""
+    """Returns when lanes were busy with chunks in the last run of that plan on this rank, in us from its start; empty before the first."""
     type_size(type)
     n, given = ctypes.c_size_t(), (comm._handle, op_number(op), number("count", count, SIZE), type)
     comm._check(lib.moecclPlanTimeline(*given, None, 0, ctypes.byref(n)))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Re-placing combine: samples go to the rank where this layer's combine and the next dispatch cross the fewest slow links
-(include/moeccl/replace.h). T and R as in moeccl.moe; rows of combine's input: rows()."""
+(include/moeccl/replace.h). T and R are as in moeccl.moe; combine's input has rows() rows."""
 import ctypes
 from typing import Any, Optional, Tuple
 
@@ -19,11 +19,11 @@ MODES = {"solve": _abi.moecclReplaceSolve, "keep": _abi.moecclReplaceKeep, "give
 
 
 class Replacement:
-    """A layer's re-placing combine. Collective: all ranks give the same.
+    """A layer's re-placing combine. The constructor is collective: all ranks pass the same arguments.
 
-    sample_tokens: tokens of a sample; each rank's tokens are a multiple. mode: "solve", "keep" or "given". residual: combine's input has
-    rows for a residual connection: 1 (or True) for the dispatched row, 2 for rows of the caller's own. use_next: begin() gets the next
-    layer's counts (1) or choices (2). min_gain: of what is left of the prediction when Begin's time is taken off; refine_pairs: as in
+    sample_tokens: tokens of a sample; each rank's number of tokens is a multiple. mode: "solve", "keep" or "given". residual: combine's
+    input has rows for a residual connection: 1 (or True) for the dispatched row, 2 for rows of the caller. use_next: begin() gets the
+    next layer's counts (1) or choices (2). min_gain: least predicted gain, less Begin's time, for which samples move. refine_pairs: as in
     solve.samples()."""
 
     def __init__(self, moe: Moe, sample_tokens: int = 1, mode: str = "solve", residual: int = 0, use_next: int = 0,
@@ -42,14 +42,14 @@ class Replacement:
 
     @property
     def handle(self) -> int:
-        """The moecclReplacement_t as a number; 0 when it is closed."""
+        """The moecclReplacement_t as a number; 0 after close()."""
         return self._handle or 0
 
     def begin(self, routing: Routing, next_counts: Any = None, placement: Any = None) -> None:
-        """Every rank learns all choices, and a thread begins to solve. Once a step, after the routing. Collective.
+        """Sends every rank all choices and starts a thread that solves. Call it once per step, after the routing. It is collective.
 
-        next_counts: int32 [samples of this rank, n_experts] with use_next 1, [T, top_k] with 2. placement: int32 [samples of all ranks], mode "given".
-        The routing must not be updated or closed before the step's last call here."""
+        next_counts: int32 [samples of this rank, n_experts] with use_next 1, [T, top_k] with 2. placement: int32 [samples of all ranks],
+        with mode "given". The routing must not be updated or closed before the step's last call here."""
         n_samples = routing.n_tokens // self._sample_tokens
         shape = (routing.n_tokens, self._moe.top_k) if self._use_next == 2 else (n_samples, self._moe.n_experts)
         following = Given("next_counts", next_counts, ctypes.c_int32, shape if next_counts is not None else None)
@@ -58,13 +58,13 @@ class Replacement:
         self._routing = routing
 
     def rows(self) -> int:
-        """Rows of combine's input in this step: those of dispatch's output, then the residual's. Does not wait."""
+        """Returns the rows of combine's input in this step: those of dispatch's output, then the residual's. It does not wait."""
         n_rows = ctypes.c_size_t()
         self._comm._check(lib.moecclReplaceRows(self._handle, _byref(n_rows)))
         return n_rows.value
 
     def _run(self, function: str, stream: Any, streamed: bool, *given: Tuple[str, Any, bool, int]) -> None:
-        """given: (name, buffer, whether it is written, rows)."""
+        """Runs a function. given: (name, buffer, whether it is written, rows)."""
         buffers = [Buffer(thing, written) for _, thing, written, _ in given]
         try:
             for (name, thing, _, rows), buffer in zip(given, buffers):
@@ -82,21 +82,23 @@ class Replacement:
         return self._routing
 
     def residual(self, x: Any, dispatched: Any, rows: Any) -> None:
-        """Puts the residual into combine's input rows[rows(), ...]: x[T, ...] and what dispatch gave, dispatched[R, ...]; None with
-        residual 2.
+        """Puts the residual into combine's input rows[rows(), ...], from x[T, ...] and dispatch's output dispatched[R, ...], which is
+        None with residual 2.
 
-        With EXPERT_MAJOR the rows behind the first R; with ROWS also adds to those, so the experts' outputs are there before."""
+        With EXPERT_MAJOR it fills the rows after the first R. With ROWS it also adds to those, so the experts' outputs must be
+        there before."""
         r = self._step()
         self._run("moecclReplaceResidual", None, False, ("x", x, False, r.n_tokens), ("dispatched", dispatched, False, r.n_rows),
                   ("rows", rows, True, self.rows()))
 
     def combine(self, rows: Any, tokens: Any, stream: Any = None) -> None:
-        """tokens[T, ...] of the samples that are here now, from rows[rows(), ...]. Waits for the solver. Collective."""
+        """tokens[T, ...] of the samples that are now on this rank, from rows[rows(), ...]. The call waits for the solver and is
+        collective."""
         self._run("moecclReplaceCombine", stream, True, ("rows", rows, False, self.rows()), ("tokens", tokens, True, self._step().n_tokens))
 
     def combine_backward(self, grad_tokens: Any, grad_rows: Any, rows: Any = None, grad_weight: Any = None, stream: Any = None) -> None:
-        """combine's backward: grad_tokens[T, ...] of the tokens that are here now, grad_rows[rows(), ...], and with rows and
-        grad_weight[T, top_k] (float32) the gradient of the weights of the tokens that this rank brought."""
+        """Runs combine's backward pass: grad_tokens[T, ...] is for the tokens that are now on this rank, and grad_rows is [rows(), ...].
+        With rows and grad_weight[T, top_k] (float32) it computes the gradient of the weights of the tokens that this rank brought."""
         n, r = self.rows(), self._step()
         if grad_weight is not None and Buffer(grad_weight).own_type() != FLOAT32:
             raise TypeError("grad_weight holds float32")
@@ -111,14 +113,14 @@ class Replacement:
                   ("grad_dispatched", grad_dispatched, True, r.n_rows), ("grad_x", grad_x, True, r.n_tokens))
 
     def info(self) -> ReplaceInfo:
-        """What was decided: placement, the samples that are here now, bytes between nodes, times. Waits for the solver."""
+        """Returns the decision: placement, the samples that are now on this rank, bytes between nodes, times. It waits for the solver."""
         info = _abi.moecclReplaceInfo_t()
         self._comm._check(lib.moecclReplaceGetInfo(self._handle, _byref(info)))
         return record(ReplaceInfo, info, placement=tuple(info.placement[:info.n_samples]),
                       local_samples=tuple(info.local_samples[:info.n_local]))
 
     def close(self) -> None:
-        """Frees it."""
+        """Frees the replacement."""
         if self._handle is not None:
             check(lib.moecclReplaceDestroy(self._handle))
             self._handle = None

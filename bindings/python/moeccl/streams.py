@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams, groups, and who holds the buffers of a call until it has run."""
+"""Streams and groups, and the ownership of a call's buffers until it has run."""
 import contextlib
 import ctypes
 import threading
@@ -22,15 +22,15 @@ _open = _Open()
 
 
 def in_group() -> bool:
-    """Whether this thread has a group open."""
+    """Returns True if this thread has an open group."""
     return _open.depth > 0
 
 
 class Stream:
     """A host stream: calls with it return at once and run in order on its own thread.
 
-    Their buffers stay lent (and alive) until synchronize(), which raises the first failure since the last one. Leaving a
-    `with` block synchronizes and closes."""
+    Their buffers stay lent (and alive) until synchronize(), which raises the first failure since its last call. Leaving a
+    `with` block synchronizes and closes the stream."""
 
     def __init__(self) -> None:
         made = ctypes.c_void_p()
@@ -40,11 +40,11 @@ class Stream:
 
     @property
     def handle(self) -> int:
-        """The moecclStream_t; 0 when it is closed."""
+        """The moecclStream_t; 0 after close()."""
         return self._handle or 0
 
     def synchronize(self) -> None:
-        """Waits for the calls that were made with this stream, then gives their buffers back."""
+        """Waits for the calls that were made with this stream, then releases their buffers."""
         lent = self._lent
         count = len(lent)
         try:
@@ -76,7 +76,7 @@ class Stream:
         try:
             self.synchronize()
         except Exception:
-            if kind is None:  # else the exception that is under way says more
+            if kind is None:  # otherwise the exception that ended the block says more
                 raise
         finally:
             self.close()
@@ -87,7 +87,7 @@ class Stream:
 
 
 def stream_handle(stream: Any) -> Optional[int]:
-    """The moecclStream_t of a Stream, a CUDA stream (torch's, CuPy's, or its number), or None."""
+    """Returns the moecclStream_t of a Stream or a CUDA stream (torch's, CuPy's, or its number); None for None."""
     if stream is None:
         return None
     if isinstance(stream, Stream):
@@ -99,23 +99,23 @@ def stream_handle(stream: Any) -> Optional[int]:
 
 
 def give_back(buffers: Sequence[Any], stream: Any = None) -> None:
-    """Releases a call's buffers when it has run: now, at the end of the group, or when its stream is synchronized."""
+    """Releases a call's buffers once it has run: now, at the end of the group, or when its stream is synchronized."""
     if isinstance(stream, Stream):
         stream._lent.extend(buffers)
         return
-    if _open.depth:  # the group's end uses them
+    if _open.depth:  # the group uses them at its end
         _open.lent.extend(buffers)
         return
-    # What a CUDA stream uses is kept by its owner, as with every other call on that stream.
+    # The owner keeps buffers of a CUDA stream alive, as with every other call on that stream.
     for buffer in buffers:
         buffer.release()
 
 
 @contextlib.contextmanager
 def group() -> Iterator[None]:
-    """Calls inside are issued together at its end: sends and receives in any order, several ranks from one thread.
+    """Issues the calls inside together at its end: sends and receives in any order, several ranks from one thread.
 
-    An exception that leaves the outermost group abandons it: nothing is issued."""
+    An exception that leaves the outermost group abandons it, and nothing is issued."""
     check(lib.moecclGroupStart())
     _open.depth += 1
     end = lib.moecclGroupEnd

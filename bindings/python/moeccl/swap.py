@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expert swap at run time: pairs of experts change places where tokens then travel less (include/moeccl/swap.h).
+"""Expert swap at run time: pairs of experts change places where that reduces the tokens' traffic (include/moeccl/swap.h).
 
-begin() behind the optimizer's step, finish() before the next one's. Experts' numbers in a layer's routings stay what they are."""
+Call begin() after the optimizer's step and finish() before the next one. Experts' numbers in a layer's routings do not change."""
 import ctypes
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
@@ -19,11 +19,11 @@ MAX_FUNCTIONS = {"smooth": _abi.moecclMaxSmooth, "plain": _abi.moecclMaxPlain, "
 
 
 class ExpertSwap:
-    """One object for a model. Collective: all ranks give the same. Used by one thread at a time.
+    """One object for a model. The constructor is collective: all ranks pass the same. Use it from one thread at a time.
 
-    interval: steps from one count of a layer to its next; 0: 4. max_tokens: of this rank that a count takes; 0: 4096. max_function and
-    gamma: of Eq. 9 and 11; 0: 10. min_gain: share of a layer's time below which a pair stays; 0: 0.001, below 0: any gain. horizon:
-    steps that a swap has to pay for itself; 0: 100. swap_us: price of a swap; 0: as measured."""
+    interval: steps from one count of a layer to its next; 0: 4. max_tokens: tokens of this rank that a count takes; 0: 4096.
+    max_function and gamma: of Eq. 9 and 11; gamma 0: 10. min_gain: least share of a layer's time for which a pair moves; 0: 0.001,
+    below 0: any gain. horizon: steps in which a swap must pay for itself; 0: 100. swap_us: price of a swap; 0: as measured."""
 
     def __init__(self, comm: Comm, interval: int = 0, max_tokens: int = 0, max_function: str = "smooth", gamma: float = 0,
                  min_gain: float = 0, horizon: float = 0, swap_us: float = 0) -> None:
@@ -42,15 +42,16 @@ class ExpertSwap:
 
     @property
     def handle(self) -> int:
-        """The moecclExpertSwap_t as a number; 0 when it is closed."""
+        """The moecclExpertSwap_t as a number; 0 after close()."""
         return self._handle or 0
 
     def attach(self, moe: Moe, tensors: Sequence[Union[Any, Tuple[Any, bool]]], slot_of: Any = None) -> int:
-        """Gives the layer's tensors [moe.n_slots, ...] and returns its number here. Collective; not between begin() and finish().
+        """Attaches a layer with its tensors [moe.n_slots, ...] and returns its number in this object. The call is collective and not
+        allowed between begin() and finish().
 
-        tensors: writable buffers, each alone or as (buffer, at_finish): True where the step between begin() and finish() writes it, as
-        it does gradients. They must live until close(). slot_of: int32 [n_experts], the slot of each expert, as a checkpoint has
-        it; None: expert e is in slot e."""
+        tensors: writable buffers, each alone or as (buffer, at_finish), with at_finish True if the step between begin() and finish()
+        writes it, as it writes gradients. They must live until close(). slot_of: int32 [n_experts], the slot of each expert, as a
+        checkpoint stores it; None: expert e is in slot e."""
         given = (_abi.moecclSwapTensor_t * max(1, len(tensors)))()
         kept: List[Buffer] = []
         try:
@@ -73,30 +74,31 @@ class ExpertSwap:
         return layer.value
 
     def begin(self) -> None:
-        """Counts a step and starts the count of the layers whose turn it is; returns at once. Collective."""
+        """Counts a step and starts the count of the layers whose turn it is. The call is collective and returns at once."""
         self._comm._check(lib.moecclExpertSwapBegin(self._handle))
 
     def test(self) -> bool:
-        """Whether finish() would wait for no transfer but of tensors with at_finish."""
+        """Returns True if finish() would wait for no transfer except those of tensors with at_finish."""
         done = ctypes.c_int32()
         self._comm._check(lib.moecclExpertSwapTest(self._handle, _byref(done)))
         return bool(done.value)
 
     def finish(self) -> int:
-        """Waits for what begin() started; how many pairs have changed places, on all ranks alike. Collective."""
+        """Waits for everything that begin() started and returns how many pairs have changed places, the same on all ranks. The call is
+        collective."""
         n_swaps = ctypes.c_int32()
         self._comm._check(lib.moecclExpertSwapFinish(self._handle, _byref(n_swaps)))
         return n_swaps.value
 
     def info(self, layer: int = 0) -> ExpertSwapInfo:
-        """Where the layer's experts are now (slot_of and expert_in, tuples [n_experts]), and what was counted, moved and measured."""
+        """Returns where the layer's experts are now (slot_of and expert_in, tuples [n_experts]), and counts, swaps and measured times."""
         info = _abi.moecclExpertSwapInfo_t()
         self._comm._check(lib.moecclExpertSwapGetInfo(self._handle, number("layer", layer), _byref(info)))
         n = self._moes[layer].n_experts
         return record(ExpertSwapInfo, info, slot_of=tuple(info.slot_of[:n]), expert_in=tuple(info.expert_in[:n]))
 
     def close(self) -> None:
-        """Waits for what has begun, changes no places, and lets go of the tensors. Layers keep their map."""
+        """Waits for transfers that have begun, changes no places, and releases the tensors. Layers keep their map."""
         if self._handle is not None:
             check(lib.moecclExpertSwapDestroy(self._handle))
             self._handle = None

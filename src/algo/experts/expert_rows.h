@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plans that move rows by lists share: where a rank's experts lie in its buffers, the places of its staging, and a
+// Shared by plans that move rows by lists: where a rank's experts lie in its buffers, the places of its staging, and a
 // program with its lists.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace moeccl::algo {
 
-// Where a rank's slots and shards begin in its buffers, in elements. Empty: an expert's elements, or a shard's, apart.
+// Where a rank's slots and shards begin in its buffers, in elements. Empty: they follow one another without gaps.
 struct ExpertPlaces {
   std::span<const uint64_t> slots;   // [slots of the rank]
   std::span<const uint64_t> shards;  // [n_experts]
@@ -24,15 +24,15 @@ struct ExpertPlaces {
   }
 };
 
-// A row is an element. Pieces of one size at most have a place each in a rank's staging; several places share a slot
-// where there are more than plans can number.
+// A row is an element. Each piece, up to a common size, has a place in a rank's staging; several places share a slot if
+// there are more than plans can number.
 struct StagedPlaces {
   Layout layout;
   Chunking chunking;            // of a piece
   uint32_t per_slot = 1;        // places
   uint64_t place_elements = 0;  // whole lines
 
-  // shape: of one piece, with all of the staging. Fails where n_places do not fit it.
+  // shape: of one piece, with all of the staging. Fails if n_places do not fit it.
   static Result<StagedPlaces> make(const Shape& shape, uint64_t n_places, uint64_t chunk_bytes);
   uint64_t slot_elements() const { return place_elements * per_slot; }
   Ref ref(uint32_t rank, uint32_t place) const { return slot(rank, place / per_slot); }
@@ -40,7 +40,7 @@ struct StagedPlaces {
   uint64_t hash(uint64_t of_plan) const;
 };
 
-// A list whose chunk c is block(first element of the chunk) of a piece of `length`; returns its number.
+// Adds a list whose chunk c is block(first element of the chunk) of a piece of `length`; returns its number.
 template <class Block>
 uint32_t add_rows(std::vector<plan::RowBlock>& rows, const Chunking& chunking, uint64_t length, Block&& block) {
   for (uint32_t c = 0; c < chunking.n_chunks; ++c) {
@@ -51,14 +51,14 @@ uint32_t add_rows(std::vector<plan::RowBlock>& rows, const Chunking& chunking, u
   return static_cast<uint32_t>(rows.size() / chunking.n_chunks - 1);
 }
 
-// The hosts of an expert, node after node; node_of[n_ranks], or null: ranks are one node.
+// Returns the hosts of an expert, node after node. node_of: [n_ranks], or null if all ranks are one node.
 std::vector<const ExpertHost*> hosts_by_node(const ReplicaPlacement& placement, uint32_t expert,
                                              const std::vector<uint32_t>* node_of);
 
-// InvalidArgument that names an expert without a slot.
+// Returns InvalidArgument, which names the expert, if one has no slot.
 Status every_expert_has_a_slot(const ReplicaPlacement& placement);
 
-// A rank's program with the lists that its steps name. Those keep their place when a BoundRows is moved.
+// A rank's program with the lists that its steps name. The lists keep their addresses when a BoundRows is moved.
 struct BoundRows {
   plan::Program program;
   std::vector<plan::RowBlock> rows;

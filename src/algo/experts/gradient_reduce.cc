@@ -28,7 +28,8 @@ void GradientReduce::group_hosts() {
   }
 }
 
-// A member of a group of g sums every g-th shard of other nodes for it: ceil(n / g) times g - 1 parts come to it.
+// A member of a group of g sums every g-th shard of other nodes for the group: ceil(n / g) times g - 1 parts come to
+// it.
 void GradientReduce::number_places() {
   const uint32_t n = placement_.n_ranks;
   std::vector<uint32_t> used(n, 0);
@@ -42,7 +43,7 @@ void GradientReduce::number_places() {
         if (node_of_ != nullptr) used[host->rank] += (n + group.size() - 1) / group.size() * (group.size() - 1);
       }
     }
-    // From each other node, or from each rank of the own one.
+    // One place for each other node, or for each rank of the own node.
     expert.first_place = arriving;
     arriving += static_cast<uint32_t>(expert.groups.size()) + largest;
   }
@@ -67,7 +68,7 @@ Result<GradientReduce> GradientReduce::make(const ReplicaPlacement& placement, c
     r.tree_hash_ = tree.hash();
   }
   r.group_hosts();
-  // Where no two ranks of a node hold one expert, as many bytes leave nodes without relays.
+  // If no two ranks of a node hold the same expert, as many bytes leave nodes without relays.
   const auto shares = [](const Expert& e) {
     return std::any_of(e.groups.begin(), e.groups.end(), [](const Group& g) { return g.size() > 1; });
   };
@@ -121,7 +122,7 @@ class GradientReduce::Writer {
     uint32_t group_index = 0, index = 0;
     const ExpertHost* host() const { return group->members[index]; }
   };
-  // What is summed: `first` moves with the chunk where it lies in a user's buffer.
+  // One summand: `first` moves with the chunk if it lies in a user's buffer.
   struct Source {
     Ref ref;
     uint64_t first = 0;
@@ -131,11 +132,11 @@ class GradientReduce::Writer {
   Source place(uint32_t rank, uint32_t number) const {
     return {r_.places_.ref(rank, number), r_.places_.first_row(number)};
   }
-  // Of the part for `to` that `from` passes to `through`, both of the group.
+  // Returns the place of the part for `to` that `from` passes to `through`; both are in the group.
   uint32_t passed_number(const Group& g, uint32_t through, uint32_t from, uint32_t to) const {
     return g.first_passed[through] + to / g.size() * (g.size() - 1) + (from < through ? from : from - 1);
   }
-  // At the rank that has the shard: of another node's sum, or of what a rank of its own node gives.
+  // At the rank that has the shard: return the place of another node's sum, or of what a rank of its own node gives.
   uint32_t number_of_group(const Expert& e, uint32_t group) const { return r_.n_passed_ + e.first_place + group; }
   uint32_t number_of_member(const Expert& e, uint32_t index) const {
     return number_of_group(e, static_cast<uint32_t>(e.groups.size()) + index);
@@ -144,7 +145,7 @@ class GradientReduce::Writer {
     for (const uint32_t s : host.slots) summed_.push_back({in(me_), places_.slot(s, r_.s_.count) + shard(to).begin});
   }
 
-  // dst = the sum of `summed_`, which is left empty.
+  // Sets dst to the sum of `summed_`, and empties it.
   void sum(const Source& dst, uint64_t length, bool final, uint32_t divisor = 0) {
     refs_.clear();
     for (const Source& s : summed_) refs_.push_back(s.ref);
@@ -165,7 +166,7 @@ class GradientReduce::Writer {
     summed_.clear();
   }
 
-  // Own parts to the ranks of the node that add them up for other nodes.
+  // Passes own parts to the ranks of the node that add them up for other nodes.
   void pass() {
     b_.lane(LaneKind::kIntra);
     for_each_mate(true, [&](uint32_t mate) {
@@ -180,7 +181,7 @@ class GradientReduce::Writer {
     });
   }
 
-  // Sums of own parts, and of what was passed, to the ranks whose shards they are.
+  // Sends sums of own parts, and of parts that were passed here, to the ranks whose shards they are.
   void give() {
     b_.lane(LaneKind::kInter);
     std::vector<uint32_t> givers;
@@ -215,7 +216,7 @@ class GradientReduce::Writer {
     for (const uint32_t mate : givers) b_.signal(mate, kReturned);
   }
 
-  // What has come for this rank's shards.
+  // Sums what has come for this rank's shards.
   void take() {
     const uint64_t length = shard(me_).length;
     if (length == 0) return;
@@ -251,14 +252,15 @@ class GradientReduce::Writer {
   static bool holds(const Group& g, uint32_t rank) {
     return std::any_of(g.members.begin(), g.members.end(), [&](const ExpertHost* h) { return h->rank == rank; });
   }
-  // The member that sums the group's parts for a rank of another node.
+  // Returns the index of the member that sums the group's parts for a rank of another node.
   static uint32_t through(const Own& o, uint32_t to) { return to % o.group->size(); }
   bool sums_for_others(const Own& o) const {
     for (uint32_t to = o.index; to < r_.shape_.n_ranks; to += o.group->size())
       if (r_.node_of(to) != node_ && shard(to).length > 0) return true;
     return false;
   }
-  // Ranks of the node with which this one shares an expert, the nearest after it (or before it) first.
+  // Calls body(mate) for the ranks of the node with which this one shares an expert, the nearest after (or before) it
+  // first.
   template <class Body>
   void for_each_mate(bool after, Body&& body) {
     std::vector<uint32_t> mates;
@@ -271,7 +273,7 @@ class GradientReduce::Writer {
     mates.erase(std::unique(mates.begin(), mates.end()), mates.end());
     for (const uint32_t mate : mates) body(mate);
   }
-  // body(own, index of `mate` in the group, rank) for each part that this rank passes to `mate`.
+  // Calls body(own, index of `mate` in the group, rank) for each part that this rank passes to `mate`.
   template <class Body>
   void for_each_passed(uint32_t mate, Body&& body) {
     for (const Own& o : own_)

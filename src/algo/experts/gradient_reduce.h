@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of the gradients of replicated experts at the ranks that hold their shards (adaptive replication, Sections 4.1
-// and 4.3 in one): a reduce-scatter from every expert's replicas to all ranks. Each summand is sent once, so that a
-// rank puts (sN - s) / N experts on the network (Appendix A.2); AllReduce and collection put more there wherever an
-// expert is on two ranks or more.
+// Sums the gradients of replicated experts at the ranks that hold their shards (adaptive replication, Sections 4.1 and
+// 4.3 in one): a reduce-scatter from every expert's replicas to all ranks. Each summand is sent once, so that a rank
+// puts (sN - s) / N experts on the network (Appendix A.2); AllReduce and collection put more there if an expert is on
+// two ranks or more.
 //
 // "direct": a rank adds up its own replicas and sends each part to the rank whose shard it is.
 // "nodes": the ranks of a node that hold an expert add up first. One of them, in turn over the shards of other nodes,
-// takes the others' parts and sends on the sum, so that an expert leaves a node once. The mirror of PlaceWeights.
+// takes the others' parts and sends on the sum, so that an expert leaves a node once. This mirrors PlaceWeights.
 //
 // A row is an element of the type. Chunk c holds the same elements of all shards.
 #pragma once
@@ -17,7 +17,7 @@ namespace moeccl::algo {
 
 class GradientReduce {
  public:
-  enum class Way : uint8_t { kFewerBytes, kDirect, kNodes };  // fewer: between nodes
+  enum class Way : uint8_t { kFewerBytes, kDirect, kNodes };  // kFewerBytes: fewer between nodes
   struct Settings {
     uint64_t count = 0;  // elements of an expert
     uint32_t element_bytes = 1;
@@ -26,7 +26,7 @@ class GradientReduce {
     uint64_t staging_bytes = 0;
     Way way = Way::kFewerBytes;
   };
-  // Fails when an expert has no replica. Placement and tree live as long as this object.
+  // Fails if an expert has no replica. `placement` and `tree` must outlive this object.
   static Result<GradientReduce> make(const ReplicaPlacement& placement, const LevelTree& tree,
                                      const Settings& settings);
 
@@ -43,7 +43,7 @@ class GradientReduce {
   struct Group {
     uint32_t node = 0;
     std::vector<const ExpertHost*> members;  // ascending
-    std::vector<uint32_t> first_passed;      // [members] of what the others pass to it
+    std::vector<uint32_t> first_passed;      // [members] first place of what the others pass to it
     uint32_t size() const { return static_cast<uint32_t>(members.size()); }
   };
   struct Expert {
@@ -60,10 +60,10 @@ class GradientReduce {
 
   const ReplicaPlacement& placement_;
   Settings s_;
-  const std::vector<uint32_t>* node_of_ = nullptr;  // [n_ranks]; null: ranks are one node
+  const std::vector<uint32_t>* node_of_ = nullptr;  // [n_ranks]; null: all ranks are one node
   uint64_t tree_hash_ = 0;
   std::vector<Expert> experts_;
-  uint32_t n_passed_ = 0, n_places_ = 0;  // places of a rank's staging: what is passed to it first
+  uint32_t n_passed_ = 0, n_places_ = 0;  // places of a rank's staging; those for what is passed to it come first
   Shape shape_;
   StagedPlaces places_;  // of shards
 };

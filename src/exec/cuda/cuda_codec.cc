@@ -144,7 +144,7 @@ Result<uint64_t> CudaCodec::checksum(const void* shared) {
   const std::lock_guard lock(mutex_);
   const cuda::Current current(engine_.context());
   after_default_stream();
-  // As many partial sums as the launch has blocks; those of blocks that are not launched stay zero.
+  // There are as many partial sums as the launch may have blocks; those of blocks that are not launched stay zero.
   note(cuda::driver()->cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(device_.data()), 0,
                                        kChecksumBlocks * sizeof(uint64_t), stream_),
        "zeros");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The residual codec on device memory, byte for byte the host's: kernels on a stream of its own, so that it does not
-// meet the proxy that drives operations. What errors say of the loss may differ from the host's in the last digits.
+// The residual codec on device memory; its results are byte for byte the host's. The kernels run on a separate stream,
+// so that they do not interfere with the proxy that drives operations. The reported loss may differ from the host's in
+// the last digits.
 #pragma once
 
 #include <memory>
@@ -13,21 +14,21 @@
 
 namespace moeccl::exec {
 
-// Each call waits for the device; any thread, one call at a time (they wait for each other). The engine outlives it.
+// Each call waits for the device. Calls may come from any thread and are serialised. The engine must outlive the codec.
 class CudaCodec {
  public:
-  // shape: of every expert; ratio 1 has no header here, an expert travels as it is.
+  // shape: of every expert. With ratio 1 there is no header: an expert is transferred as it is.
   static Result<std::unique_ptr<CudaCodec>> create(StreamEngine& engine, const kernels::CodecShape& shape);
   ~CudaCodec();
 
-  // encoded[n][expert_bytes] = experts[n][count] less shared[count]; errors[n] or null. After what the default stream
-  // has.
+  // Computes encoded[n][expert_bytes] = experts[n][count] less shared[count], after the work in the default stream.
+  // errors: [n] or null.
   Status encode(const void* experts, const void* shared, void* encoded, size_t n, kernels::CodecError* errors);
-  // held[n][count] = shared + encoded. After what the default stream has. Fails only with the device.
+  // Computes held[n][count] = shared + encoded, after the work in the default stream. Fails only if the device does.
   Status decode(const void* encoded, const void* shared, void* held, size_t n);
-  // Whether decode() makes sense of all n.
+  // Returns whether decode() can interpret all n.
   Result<bool> valid(const void* encoded, size_t n);
-  // kernels::checksum() of shared[count]; after what the default stream has.
+  // Returns kernels::checksum() of shared[count], after the work in the default stream.
   Result<uint64_t> checksum(const void* shared);
 
  private:
@@ -47,7 +48,7 @@ class CudaCodec {
   std::mutex mutex_;
   driver::cuda::Stream stream_ = nullptr;
   driver::cuda::Memory device_, pinned_;  // results on their way to the host
-  Status status_;                         // of the call under way
+  Status status_;                         // of the current call
 };
 
 }  // namespace moeccl::exec

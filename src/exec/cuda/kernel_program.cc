@@ -20,7 +20,8 @@ static_assert(static_cast<int>(cuda::WalkWhen::kLast) == static_cast<int>(When::
 
 cuda::WalkRef record(const Ref& r) { return {r.rank, r.index, r.part, r.parts, static_cast<uint8_t>(r.buffer), 0}; }
 
-// Memory that a data step uses. Input and Output of a rank may be the same memory: the call decides, not the plan.
+// Memory that a data step uses. A rank's Input and Output may be the same memory: that depends on the call, not on the
+// plan.
 struct Touch {
   Ref ref;
   bool writes;
@@ -28,7 +29,7 @@ struct Touch {
     if ((!writes && !o.writes) || ref.rank != o.ref.rank) return false;
     const bool staging = ref.buffer == Buffer::kStaging;
     if (staging != (o.ref.buffer == Buffer::kStaging)) return false;
-    // Chunks of a block are apart; a slot comes again.
+    // Chunks of a block do not overlap, but a slot is used again.
     if (!staging && !same_chunk) return false;
     if (ref.buffer != o.ref.buffer) return true;
     if (ref.index != o.ref.index) return false;
@@ -40,7 +41,7 @@ bool is_rows(const Step& s) {
   return s.kind == StepKind::kGatherRows || s.kind == StepKind::kScatterRows || s.kind == StepKind::kReduceRows;
 }
 
-// Rows of different lists are apart, and a rank reads only slots that others write.
+// Rows of different lists do not overlap, and a rank reads only slots that others write.
 std::vector<Touch> touches(const plan::Program& program, const Step& s) {
   if (is_rows(s)) return {};
   std::vector<Touch> out{{s.dst, true}};
@@ -50,8 +51,8 @@ std::vector<Touch> touches(const plan::Program& program, const Step& s) {
 
 bool is_data(const Step& s) { return s.kind != StepKind::kSignal && s.kind != StepKind::kWait; }
 
-// The steps of a lane before which its blocks must meet. The body runs twice here, as a loop would; what stands in it
-// at some chunks only separates nothing.
+// Returns the steps of a lane before which its blocks must meet. The body is walked twice here, as in a loop. Steps
+// that run only at some chunks separate nothing.
 std::vector<bool> meetings(const plan::Program& program, const plan::Lane& lane) {
   std::vector<bool> meets(lane.steps.size(), false);
   std::vector<Touch> before, now;  // of the chunk before and of this one, since the blocks last met
@@ -140,7 +141,7 @@ Result<KernelProgram> compile_kernel_program(const plan::Program& program) {
       if (meets[i]) step.flags |= cuda::kWalkBarrier;
       out.steps.push_back(step);
     }
-    // Runs, from the end; a device step holds at most 65535, and so does a lane of this many ranks.
+    // Counts the runs from the end. A device step holds at most 65535, which suffices for a lane of that many ranks.
     for (size_t i = out.steps.size() - 1; i > first; --i) {
       const cuda::WalkStep& next = out.steps[i];
       cuda::WalkStep& step = out.steps[i - 1];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's program as the persistent kernel reads it (kernels/cuda/walk_args.h): flat records, with a mark where the
-// blocks of a lane must meet because a step uses memory that an earlier one of the lane has used. A pure function of
-// the program.
+// A rank's program in the form that the persistent kernel reads (kernels/cuda/walk_args.h): flat records, with a mark
+// where the blocks of a lane must meet because a step uses memory that an earlier step of the lane has used. The result
+// is a pure function of the program.
 #pragma once
 
 #include <vector>
@@ -19,15 +19,15 @@ struct KernelProgram {
   std::vector<cuda::WalkTotal> totals;
 
   size_t bytes() const;
-  // As one image of bytes(); where each part begins in it.
+  // Writes everything as one image of bytes() and returns where each part begins in it.
   struct Offsets {
     size_t lanes, steps, refs, totals;
   };
   Offsets write(std::byte* image) const;
 };
 
-// Unsupported for a program with more lanes than kWalkMostLanes or a reduction of more than kMaxSources buffers: the
-// sentence says which.
+// Fails with Unsupported for a program with more lanes than kWalkMostLanes or a reduction of more than kMaxSources
+// buffers; the message says which.
 Result<KernelProgram> compile_kernel_program(const plan::Program& program);
 
 }  // namespace moeccl::exec

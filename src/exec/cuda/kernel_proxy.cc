@@ -32,14 +32,14 @@ using transport::kSigsPerPeer;
 
 namespace {
 
-// A cell crosses the bus and is given to the network as one piece: at 25 GB/s 64 KiB take 3 us, about what the flags
-// around it take. Not more than a sixteenth of an operation's staging, so that little staging means little memory.
+// A cell crosses the bus and is given to the network as one piece: at 25 GB/s, 64 KiB take 3 us, about as long as the
+// flags around it. A cell is at most a sixteenth of an operation's staging, so that little staging means little memory.
 constexpr uint64_t kMostCell = 64 << 10, kLeastCell = 4 << 10;
-// Signals beside the plans': how many operations a rank has ended on the device, and how many it has launched (the
-// tag) and ended (the number) outside of graphs.
+// Signals in addition to the plans' own: how many operations a rank has ended on the device, and how many it has
+// launched (the tag) and ended (the number) outside of graphs.
 constexpr uint32_t kDoneSig = 8, kProgressSig = 9;
 static_assert(kDoneSig >= kWalkSigs && kProgressSig < kSigsPerPeer);
-// Ranges of one source that wait to be collected: as many as transport/cuda_net allows.
+// The most ranges of one source that wait to be collected, as in transport/cuda_net.
 constexpr size_t kMostRanges = 1 << 16;
 constexpr size_t kOpenRanges = 16;
 constexpr uint64_t kMostArrival = 1 << 30;
@@ -78,7 +78,7 @@ Result<std::unique_ptr<KernelProxy>> KernelProxy::create(const Rank& rank) {
 
 KernelProxy::~KernelProxy() {
   if (process_.forked()) {
-    // The thread is the parent's: its handle can neither be joined nor destroyed here.
+    // The thread is the parent's, so its handle can be neither joined nor destroyed here.
     new std::thread(std::move(thread_));
     return;
   }
@@ -88,7 +88,7 @@ KernelProxy::~KernelProxy() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  engine_ = nullptr;  // it may still send from the cells
+  engine_ = nullptr;  // it may still be sending from the cells
 }
 
 transport::LocalMemory KernelProxy::memory() {
@@ -109,12 +109,13 @@ Status KernelProxy::start(std::vector<std::unique_ptr<transport::Link>> links,
                           std::unique_ptr<transport::Engine> engine) {
   links_ = std::move(links);
   engine_ = std::move(engine);
-  MOECCL_ASSIGN_OR_RETURN(thread_, driver::start_thread("moeccl-walk", [this] {
-                            const Status ran = contained([&] { return run(), Status(); });
-                            if (ran.ok()) return;
-                            engine_->end();  // its thread drives again; what was served here ends by its deadline
-                            log(LogLevel::kError, "the network's side of CUDA kernels: {}", ran.message());
-                          }));
+  MOECCL_ASSIGN_OR_RETURN(
+      thread_, driver::start_thread("moeccl-walk", [this] {
+        const Status ran = contained([&] { return run(), Status(); });
+        if (ran.ok()) return;
+        engine_->end();  // its thread drives again; operations that were served here end at their deadline
+        log(LogLevel::kError, "the network's side of CUDA kernels: {}", ran.message());
+      }));
   return {};
 }
 
@@ -163,11 +164,11 @@ bool KernelProxy::has_ended(uint32_t rank, uint64_t number) const {
   return static_cast<int32_t>(static_cast<uint32_t>(told) - static_cast<uint32_t>(number)) >= 0;
 }
 
-// Out.
+// Outgoing.
 
 bool KernelProxy::put(uint32_t rank, uint64_t offset, const std::byte* src, size_t bytes) {
   const Result<transport::PutState> state = links_[rank]->put(offset, src, bytes);
-  // What a lost rank does not get is missed there; whoever needs that rank hears of its loss from the fabric's links.
+  // A lost rank misses what it does not receive. Ranks that need it hear of its loss from the fabric's links.
   return !state.ok() || *state == transport::PutState::kDone;
 }
 
@@ -219,7 +220,7 @@ bool KernelProxy::given_all() const {
 }
 
 bool KernelProxy::tell() {
-  // Acquire: pairs with the release in walk_leave() on the device; what it gave before is seen below.
+  // Acquire: pairs with the release in walk_leave() on the device; everything that it gave before is seen below.
   const uint64_t ended = s_.own->progress.walked.load(std::memory_order_acquire);
   const uint64_t launched = s_.own->progress.walks_called.load(std::memory_order_acquire);
   if ((ended == told_ended_ && launched == told_launched_) || !given_all()) return false;
@@ -232,7 +233,7 @@ bool KernelProxy::tell() {
   return true;
 }
 
-// In.
+// Incoming.
 
 bool KernelProxy::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
   if (offset < staging_bytes()) {
@@ -249,7 +250,7 @@ bool KernelProxy::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
     ranges.push_back({offset, bytes});
     return true;
   }
-  // A record: the kernel compares it by its number, which comes last.
+  // A record: the kernel recognises it by its number, which is written last.
   const uint64_t first = record_at(src_rank, 0);
   if (offset < first || (offset - first) % sizeof(Record) != 0 || bytes != sizeof(Record)) return false;
   const uint64_t slot = (offset - first) / sizeof(Record);
@@ -273,7 +274,7 @@ bool KernelProxy::arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) {
 }
 
 bool KernelProxy::collect() {
-  if (waiting_from_ < waiting_.size()) return false;  // the kernel has not taken what came before
+  if (waiting_from_ < waiting_.size()) return false;  // the kernel has not taken the earlier arrivals
   waiting_.clear();
   waiting_from_ = 0;
   std::vector<WalkArrival>& flags = flags_;
@@ -282,7 +283,7 @@ bool KernelProxy::collect() {
     flags.clear();
     for (uint32_t sig = 0; sig <= kDoneSig; ++sig) {
       uint64_t& seen = seen_[size_t{p} * kSigsPerPeer + sig];
-      // Acquire: pairs with the release in transport::tcp; what was put before has arrived.
+      // Acquire: pairs with the release in transport::tcp; everything that was put before has arrived.
       const uint64_t now = word(p, sig).load(std::memory_order_acquire);
       if (now == seen) continue;
       seen = now;
@@ -294,7 +295,7 @@ bool KernelProxy::collect() {
       flags.push_back({done_[p], 0, p});
     }
     if (flags.empty()) continue;
-    // A link that failed brings nothing more; the operation hears of it from links of its own.
+    // A failed link brings nothing more; the operation hears of the failure from its own links.
     if (auto* const one_sided = links_[p]->one_sided(); one_sided != nullptr) (void)one_sided->catch_up();
     {
       const std::lock_guard lock(mutex_);
@@ -326,8 +327,8 @@ bool KernelProxy::turn() {
   engine_->progress();
   uint64_t heads[kNetQueues];
   bool moved = false;
-  // The operation's own queue is looked at last and sent first: what a lane gave came after this rank's entry, and so
-  // it does at the peers. Acquire: pairs with the release in walk_net_give() on the device.
+  // The operation's own queue is read last and sent first: what a lane gave came after this rank's entry, and must do
+  // so at the peers too. Acquire: pairs with the release in walk_net_give() on the device.
   for (uint32_t i = 0; i < kNetQueues; ++i) heads[i] = atomic(queue(i).head).load(std::memory_order_acquire);
   if (send(kNetQueues - 1, heads[kNetQueues - 1], moved)) {
     for (uint32_t i = 0; i + 1 < kNetQueues; ++i) (void)send(i, heads[i], moved);
@@ -337,7 +338,7 @@ bool KernelProxy::turn() {
   return deliver() || moved;
 }
 
-// Other threads may need the core; a program that computes for long must not pay for this thread.
+// Other threads may need the core, and a program that computes for long must not pay for this thread.
 void KernelProxy::rest(int64_t idle_ns) {
   if (idle_ns < kSpin_ns) {
     _mm_pause();
@@ -352,7 +353,7 @@ void KernelProxy::rest(int64_t idle_ns) {
            told_launched_ == told_ended_;
   };
   if (idle_ns < kAwake_ns || !nothing_runs()) return driver::sleep_ns(50'000);
-  engine_->end();  // its own thread takes what comes early
+  engine_->end();  // its own thread handles what arrives early
   {
     std::unique_lock lock(mutex_);
     asleep_ = true;

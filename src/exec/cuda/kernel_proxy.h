@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The network of a persistent kernel some of whose ranks are on other hosts (kernels/cuda/walk_net_args.h). A thread
-// takes what the kernel's lanes give, puts it over links of its own, and tells the kernel what has arrived. It needs no
-// call on the host for an operation: a launch that a graph replays counts on where the one before it stopped.
+// The network side of a persistent kernel some of whose ranks are on other hosts (kernels/cuda/walk_net_args.h). A
+// thread takes what the kernel's lanes give, puts it over its own links, and tells the kernel what has arrived. An
+// operation needs no call on the host: a launch that a graph replays goes on counting where the launch before it
+// stopped.
 #pragma once
 
 #include <atomic>
@@ -25,26 +26,27 @@ class KernelProxy final : public transport::Arrivals {
     driver::cuda::Context context = nullptr;
     uint32_t rank = 0, n_ranks = 1;
     uint64_t half_bytes = 0;                // of the staging
-    const transport::Board* own = nullptr;  // of this rank: says how many operations were launched and have ended
+    const transport::Board* own = nullptr;  // this rank's: shows how many operations were launched and have ended
   };
   static Result<std::unique_ptr<KernelProxy>> create(const Rank& rank);
-  // Sends what still waits, within a second. The kernels have ended.
+  // Sends what still waits, within a second. The kernels must have ended.
   ~KernelProxy();
 
-  // What the network writes. The same on all ranks.
+  // Returns the memory that the network writes. Its layout is the same on all ranks.
   transport::LocalMemory memory();
-  // links: [n_ranks], null for ranks of this host. Then the thread starts.
+  // links: [n_ranks], null for ranks of this host. The thread starts then.
   Status start(std::vector<std::unique_ptr<transport::Link>> links, std::unique_ptr<transport::Engine> engine);
 
-  // For the kernel's launches, but for the state, which is the device's.
+  // Returns the arguments of the kernel's launches, except for the state, which is the device's.
   moeccl::cuda::WalkNet net() const;
   bool elsewhere(uint32_t rank) const { return rank < links_.size() && links_[rank] != nullptr; }
   moeccl::cuda::WalkPeer peer(uint32_t rank) const;
 
-  // An operation was launched (any thread); captured: by a graph's replays from now on, of which nobody tells.
+  // wake(): an operation was launched (any thread). captured(): from now on a graph's replays may launch it, without
+  // notice.
   void wake();
   void captured();
-  // Whether a rank elsewhere has launched, or ended, so many operations outside of graphs. Any thread.
+  // Return whether a rank elsewhere has launched, or ended, this many operations outside of graphs. Any thread.
   bool has_launched(uint32_t rank, uint64_t number) const;
   bool has_ended(uint32_t rank, uint64_t number) const;
   size_t memory_bytes() const { return pinned_.bytes(); }
@@ -52,11 +54,11 @@ class KernelProxy final : public transport::Arrivals {
   bool arrived(uint32_t src_rank, uint64_t offset, uint64_t bytes) override;
 
  private:
-  // What a rank says when it enters; in the memory of each rank elsewhere, kWalkEntries for each rank, behind the
-  // staging.
+  // What a rank says when it enters. The memory of each rank elsewhere holds kWalkEntries of these for each rank,
+  // behind the staging.
   struct Record {
     moeccl::cuda::WalkEntry entry;
-    moeccl::cuda::WalkSplit split;  // with the rank that reads it
+    moeccl::cuda::WalkSplit split;  // for the rank that reads it
   };
   struct Range {
     uint64_t offset = 0, bytes = 0;
@@ -78,30 +80,30 @@ class KernelProxy final : public transport::Arrivals {
   const std::atomic<uint64_t>& word(uint32_t rank, uint32_t sig) const;
 
   void run();
-  bool turn();  // whether anything moved
-  // Commands of queue i up to `head`; false when one must wait.
+  bool turn();  // returns whether anything moved
+  // Sends the commands of queue i up to `head`. Returns false when one must wait.
   bool send(uint32_t i, uint64_t head, bool& moved);
   bool send_one(uint32_t i, const moeccl::cuda::WalkCommand& c);
   bool put(uint32_t rank, uint64_t offset, const std::byte* src, size_t bytes);
-  bool collect();  // what has arrived
+  bool collect();  // takes what has arrived
   bool deliver();
-  bool given_all() const;  // nothing that the kernel gave waits
-  bool tell();             // peers how far this rank is; before it everything that the kernel gave has been sent
+  bool given_all() const;  // returns whether everything that the kernel gave has been sent
+  bool tell();  // tells peers how far this rank is, once everything that the kernel gave before has been sent
   void rest(int64_t idle_ns);
 
   Rank s_;
   uint64_t cell_bytes_ = 0;
   driver::cuda::Memory pinned_;
-  // Where parts of it begin; the staging and the records behind it come last.
+  // Where its parts begin. The staging and the records behind it come last.
   size_t signals_at_ = 0, blocks_at_ = 0, queues_at_ = 0, arrivals_at_ = 0, mirrors_at_ = 0, mirror_bytes_ = 0,
          cells_at_ = 0, staging_at_ = 0;
   std::vector<std::unique_ptr<transport::Link>> links_;
   std::unique_ptr<transport::Engine> engine_;
 
-  // The thread's own.
+  // Used only by the thread.
   Open open_;
   std::vector<uint64_t> seen_, done_;               // words [n_ranks * kSigsPerPeer]; operations that ranks have ended
-  std::vector<moeccl::cuda::WalkArrival> waiting_;  // for room in the kernel's ring, from waiting_from_ on
+  std::vector<moeccl::cuda::WalkArrival> waiting_;  // these wait for room in the kernel's ring, from waiting_from_ on
   size_t waiting_from_ = 0;
   std::vector<moeccl::cuda::WalkArrival> flags_;  // scratch
   std::vector<Range> taken_;
@@ -109,7 +111,7 @@ class KernelProxy final : public transport::Arrivals {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::vector<Range>> ranges_;  // by source, under the lock: arrived, not collected yet
+  std::vector<std::vector<Range>> ranges_;  // by source, under the lock: arrived and not yet collected
   std::atomic<bool> stop_{false}, captured_{false}, asleep_{false};
   driver::ForkGuard process_;
   std::thread thread_;

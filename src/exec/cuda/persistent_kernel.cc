@@ -26,15 +26,15 @@ namespace {
 
 constexpr size_t kPinnedBytes = 1u << 20;
 constexpr uint32_t kThreads = 256;
-// What a rank of another host has launched and ended comes over other connections than its entries and that it has
-// left: it has a second to tell of both.
+// The news of what a rank on another host has launched and ended comes over other connections than its entries and the
+// news that it has left. The rank has a second to deliver both.
 constexpr int64_t kBoth_ns = 1'000'000'000;
 // In page-locked memory, behind the report.
 constexpr size_t kUploadedAt = (sizeof(WalkReport) + 63) / 64 * 64;
-// A graph keeps for good what it captured: worth a wait, once for each program, for the copy on the device. It takes
-// some 20 us unless the device's channel is held up.
+// A graph keeps forever what it captured, so it is worth waiting once per program for the copy on the device. The copy
+// takes some 20 us unless the device's channel is held up.
 constexpr int64_t kCapturedUpload_ns = 100'000'000;
-// A block is worth having for this much of the message: as in stream_engine.cc.
+// One block is worthwhile for this much of the message, as in stream_engine.cc.
 constexpr uint64_t kBlockBytes = uint64_t{kThreads} * 64;
 
 uint64_t load(const uint64_t& word) {
@@ -45,8 +45,8 @@ Signature signature_of(const moeccl::cuda::WalkEntry& e) {
   return unpack(load(e.signature), load(e.count), load(e.plan));
 }
 
-// Device memory of thread ranks that know each other's. A kernel may still look at the memory of a rank that has gone
-// (it waits for that rank, and leaves when the host says so): it is freed with the last of them.
+// The device memory of thread ranks that know each other's. A kernel may still look at the memory of a rank that has
+// gone (it waits for that rank, and leaves when the host tells it to), so all of it is freed with the last rank.
 class MemoryCircles {
  public:
   static MemoryCircles& get() {
@@ -62,7 +62,7 @@ class MemoryCircles {
     std::vector<driver_cuda::Memory> last;  // freed without the lock
     const std::lock_guard lock(mutex_);
     const auto own = head_of_.find(memory.data());
-    if (own == head_of_.end()) return;  // nobody knew it
+    if (own == head_of_.end()) return;  // no other rank knew it
     const auto it = circles_.find(own->second);
     head_of_.erase(own);
     it->second.left.push_back(std::move(memory));
@@ -77,11 +77,11 @@ class MemoryCircles {
     std::vector<driver_cuda::Memory> left;
   };
   std::mutex mutex_;
-  std::map<std::byte*, Circle> circles_;      // by the memory of their lowest rank
-  std::map<std::byte*, std::byte*> head_of_;  // that rank's memory, by one's own
+  std::map<std::byte*, Circle> circles_;      // keyed by the memory of their lowest rank
+  std::map<std::byte*, std::byte*> head_of_;  // from a rank's memory to that of its lowest rank
 };
 
-// The lowest rank of this process.
+// Returns the lowest rank of this process.
 uint32_t head_of(const Fabric& f) {
   for (uint32_t r = 0; r < f.rank; ++r)
     if (f.link(r).view().same_process) return r;
@@ -121,7 +121,7 @@ PersistentKernel::~PersistentKernel() {
     (void)driver_cuda::driver()->cuStreamDestroy_v2(upload_stream_);
   }
   if (event_ == nullptr) return;
-  stop();  // a kernel that still waits for a peer ends now, and with it the stream that it is on
+  stop();  // a kernel that still waits for a peer ends now, which frees its stream
   const driver_cuda::Current current(engine_.context());
   if (launched() > 0) {
     while (driver_cuda::driver()->cuEventQuery(event_) == driver_cuda::kNotReady) driver::sleep_ns(50'000);
@@ -169,9 +169,10 @@ bool PersistentKernel::has_ended(uint32_t peer, uint64_t number) const {
   return fabric_->link(peer).board().progress.walked.load(std::memory_order_acquire) >= number;
 }
 
-// Programs lie in page-locked memory, so that a new one can run at once and in a capture, and soon afterwards on the
-// device, where blocks read them without crossing the bus three times in turn. They are few: what differs between
-// counts travels in the launch. When the memory is full, all but those of graphs go, once nothing runs.
+// Programs are placed in page-locked memory, so that a new one can run at once, even in a capture. Soon afterwards they
+// are also on the device, where blocks read them without crossing the bus three times in turn. There are few programs,
+// because what differs between counts is passed in the launch. When the memory is full, all programs are dropped once
+// nothing runs, unless a graph has captured one.
 Result<PersistentKernel::Placed*> PersistentKernel::place(const Operation& op) {
   const uint64_t key = op.choice.program_hash;
   if (const auto it = known_.find(key); key != 0 && it != known_.end()) return it->second;
@@ -214,16 +215,16 @@ Result<PersistentKernel::Placed*> PersistentKernel::place(const Operation& op) {
   return &it->second;
 }
 
-// On a stream of its own, which nothing waits for, also while another is being captured. It is urgent: in a hardware
-// channel with a caller's stream the program would come after what that stream waits for.
+// Uses a separate stream, for which nothing waits, even while another is being captured. The stream is urgent: in a
+// hardware channel shared with a caller's stream, the program would arrive after what that stream waits for.
 Status PersistentKernel::upload(std::byte* at, size_t bytes) {
   const driver_cuda::Driver& d = *driver_cuda::driver();
   const auto address = [](const void* p) { return reinterpret_cast<driver_cuda::Pointer>(p); };
   MOECCL_TRY(driver_cuda::check(
       d.cuMemcpyAsync(address(programs_.data() + (at - pinned_.data())), address(at), bytes, upload_stream_),
       "a program to the device"));
-  // All that the stream did before is visible to everyone before the number is; uploaded() is read with acquire, before
-  // the launch that reads the copy.
+  // Everything that the stream did before is visible to all before the number is. uploaded() is read with acquire
+  // before the launch that reads the copy.
   return driver_cuda::check(d.cuStreamWriteValue64_v2(upload_stream_, address(&uploaded()), ++uploads_, 0),
                             "a program to the device");
 }
@@ -232,7 +233,7 @@ const std::atomic<uint64_t>& PersistentKernel::uploaded() const {
   return *reinterpret_cast<const std::atomic<uint64_t>*>(pinned_.data() + kUploadedAt);
 }
 
-// With the program on the device once it is there.
+// Uses the copy of the program on the device once it is there.
 WalkArgs PersistentKernel::program_of(const Placed& placed, bool captured) const {
   WalkArgs a = placed.program;
   const auto there = [&] { return uploaded().load(std::memory_order_acquire) >= placed.upload; };
@@ -252,7 +253,7 @@ WalkArgs PersistentKernel::program_of(const Placed& placed, bool captured) const
   return a;
 }
 
-// What all launches say alike.
+// Sets the arguments that all launches have in common.
 void PersistentKernel::fill(const Operation& op, WalkArgs& a) const {
   const Choice& choice = op.choice;
   a.header = reinterpret_cast<WalkHeader*>(memory_.data());
@@ -289,7 +290,7 @@ void PersistentKernel::fill(const Operation& op, WalkArgs& a) const {
 
 namespace {
 
-// Bytes that an operation moves on this rank, about: what its blocks share.
+// Returns roughly how many bytes an operation moves on this rank; its blocks share them.
 uint64_t work_of(const Operation& op, uint32_t n_ranks, bool captured) {
   if (op.rows.tables != nullptr) return captured ? op.rows.most_bytes : op.rows.bytes;
   if (op.signature.op == moecclOpAllToAllv) {
@@ -320,7 +321,7 @@ moeccl::cuda::WalkSplitsArgs with_splits(const Operation& op, const WalkArgs& wa
   moeccl::cuda::WalkSplitsArgs a{};
   a.walk = walk;
   const auto copy = [&](const std::vector<uint64_t>& from, uint64_t* to) {
-    std::copy(from.begin(), from.end(), to);  // n_ranks: at most kMaxSources, as world/kernel_side has seen
+    std::copy(from.begin(), from.end(), to);  // n_ranks is at most kMaxSources: world/kernel_side has checked this
   };
   copy(op.send_counts, a.send_counts);
   copy(op.send_displs, a.send_displs);
@@ -386,7 +387,7 @@ Status PersistentKernel::launch(const Operation& op, driver_cuda::Stream stream,
 
 namespace {
 
-// Why an update on the device left no tables.
+// Returns why an update on the device left no tables.
 Status no_tables(const std::string& what, moeccl::cuda::TableFault fault, uint64_t rank, uint64_t value) {
   switch (fault) {
     case moeccl::cuda::TableFault::kTokens:
@@ -438,7 +439,7 @@ Status PersistentKernel::failure() const {
     }
     return error(moecclMismatch,
                  "rank {} and rank {} disagree on the operation, count, type, operator, root or order of an "
-                 "operation some before {}",
+                 "operation earlier than {}",
                  std::min(me, other), std::max(me, other), what);
   }
   if (kind == WalkFailure::kSplits && peer < n_ranks_) {
@@ -460,7 +461,7 @@ Status PersistentKernel::failure() const {
   }
   if (kind == WalkFailure::kStopped) return error(moecclAborted, "{} was ended on the device ({})", what, where);
   const std::string whom =
-      peer < n_ranks_ ? format("rank {}", peer) : std::string("blocks of its own, which have not all started");
+      peer < n_ranks_ ? format("rank {}", peer) : std::string("its own blocks, which have not all started");
   return error(moecclTimeout,
                "{} did not finish within {} ms on the device; it waits in {} for {} (number {}, seen {})", what,
                fabric_->timeout_ms, where, whom, load(r.expected), load(r.seen));
@@ -493,11 +494,11 @@ Progress KernelTask::poll() {
   return Progress::kDone;
 }
 
-// The kernels compare what they run. A peer that runs an operation of the other kind (one that the proxy drives) in
-// this one's place is found here.
+// The kernels compare what they run. This finds a peer that runs an operation of the other kind (one that the proxy
+// drives) in place of this one.
 Status KernelTask::diagnose() {
   const Fabric& f = fabric();
-  // The device's clock begins with its wait, later than the host's.
+  // The device's clock starts with its wait, later than the host's.
   if (now_ns() - began_ns_ > f.timeout_ms * 1'000'000) kernel_.expire();
   for (uint32_t p = 0; p < f.n_ranks; ++p) {
     if (p == f.rank) continue;
@@ -536,7 +537,7 @@ void KernelTask::abandon() {
   f.recorder.end(true);
   kernel_.stop();
   if (number_ == 0) return;
-  // Until this rank's kernel, and those of peers that may be using its buffers, have left.
+  // Wait until this rank's kernel, and those of peers that may be using its buffers, have left.
   wait_for_peers([&] {
     const auto running = [&](const transport::Board& b) {
       return b.progress.walks_called.load(std::memory_order_acquire) >= number_ &&

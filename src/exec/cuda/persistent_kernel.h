@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The persistent kernel of one rank: its device memory (flags and staging), which peers' kernels reach, and launches
-// that run a whole program each (kernels/cuda/walk.cuh). A launch goes on any stream and returns at once; KernelTask
-// watches its end on the host, so that deadlines, aborts and lost peers end it as they end every operation.
+// The persistent kernel of one rank: its device memory (flags and staging), which peers' kernels access, and launches
+// that each run a whole program (kernels/cuda/walk.cuh). A launch goes on any stream and returns at once. KernelTask
+// watches for its end on the host, so that deadlines, aborts and lost peers end it as they end every operation.
 #pragma once
 
 #include <memory>
@@ -19,19 +19,19 @@ namespace moeccl::exec {
 
 class PersistentKernel {
  public:
-  // half_bytes: staging of one operation; most_blocks: of a launch, more than kWalkMostLanes.
+  // half_bytes: staging of one operation. most_blocks: the most blocks of a launch, more than kWalkMostLanes.
   static Result<std::unique_ptr<PersistentKernel>> create(StreamEngine& engine, uint32_t n_ranks, uint64_t half_bytes,
                                                           uint32_t most_blocks);
   std::byte* memory() const { return memory_.data(); }
-  // [n_ranks]: every rank's memory() as this rank's device reaches it; its own in its place. Ranks on other hosts have
-  // none: `proxy` reaches them; null where there are none.
+  // memories: [n_ranks], every rank's memory() as this rank's device accesses it, with its own in its place. Ranks on
+  // other hosts have none: `proxy` reaches them, and is null if there are no such ranks.
   Status connect(Fabric& fabric, std::span<std::byte* const> memories, std::unique_ptr<KernelProxy> proxy);
 
-  // Puts the operation on the stream, after those launched before. `number` becomes its number, which the board shows
-  // when it is done; null: the stream is being captured, and whoever replays the graph orders it.
+  // Puts the operation on the stream, after those launched before. `number` receives its number, which the board shows
+  // when it is done. Null: the stream is being captured, and the program that replays the graph orders the operation.
   Status launch(const Operation& op, driver::cuda::Stream stream, uint64_t* number);
-  // A place in the order of launches for an operation that a host thread will launch: until then others must not
-  // overtake it. It counts as long as it lives.
+  // A place in the order of launches for an operation that a host thread will launch; until then others must not
+  // overtake it. The place is kept as long as this object exists.
   struct Broken {
     void operator()(std::atomic<uint32_t>* promised) const { promised->fetch_sub(1, std::memory_order_release); }
   };
@@ -42,23 +42,24 @@ class PersistentKernel {
   }
   bool has_promised() const { return promised_.load(std::memory_order_acquire) > 0; }
 
-  // Why the device gave up; ok() when it did not. Any thread.
+  // Returns why the device gave up, or ok() if it did not. Any thread.
   Status failure() const;
-  // The kernels that wait give up; nothing can be launched any more. Any thread.
+  // Makes the waiting kernels give up; nothing can be launched any more. Any thread.
   void stop();
-  // The same for the reason that the deadline has passed.
+  // Does the same because the deadline has passed.
   void expire();
-  // What was launched outside of graphs has run.
+  // Returns whether everything launched outside of graphs has run.
   bool idle() const;
-  // Whether `peer` has launched, or ended, so many operations outside of graphs, as far as is known here.
+  // Return whether `peer` has launched, or ended, this many operations outside of graphs, as far as this rank knows.
   bool has_launched(uint32_t peer, uint64_t number) const;
   bool has_ended(uint32_t peer, uint64_t number) const;
-  // On another host: it neither uses this rank's memory nor is its memory used here.
+  // Returns whether the peer is on another host. It then does not use this rank's memory, and its memory is not used
+  // here.
   bool elsewhere(uint32_t peer) const { return proxy_ != nullptr && proxy_->elsewhere(peer); }
   uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
   uint32_t most_blocks() const { return most_blocks_; }
   uint64_t half_bytes() const { return half_bytes_; }  // staging of one operation
-  // The most bytes of a row with its scales: to another host it goes in one piece.
+  // Returns the most bytes that a row with its scales may have: a row goes to another host in one piece.
   uint64_t most_row_bytes() const { return proxy_ != nullptr ? proxy_->net().cell_bytes : ~uint64_t{0}; }
   size_t memory_bytes() const {
     return memory_.bytes() + pinned_.bytes() + programs_.bytes() + (proxy_ != nullptr ? proxy_->memory_bytes() : 0);
@@ -69,7 +70,7 @@ class PersistentKernel {
   explicit PersistentKernel(StreamEngine& engine) : engine_(engine) {}
   struct Placed {
     moeccl::cuda::WalkArgs program;  // its first fields, in page-locked memory
-    uint64_t upload = 0;             // when uploaded() has come so far it lies at the same place of programs_
+    uint64_t upload = 0;             // once uploaded() has reached this, the program is at the same place of programs_
     bool captured = false;
   };
   Result<Placed*> place(const Operation& op);
@@ -83,7 +84,7 @@ class PersistentKernel {
   size_t net_at() const {
     return splits_at() + size_t{moeccl::cuda::kWalkEntries} * n_ranks_ * sizeof(moeccl::cuda::WalkSplit);
   }
-  // The lanes of a launch: the program's, and one for what the network brings.
+  // Returns the lanes of a launch: the program's, and one for what the network brings.
   uint32_t lanes_of(const moeccl::cuda::WalkArgs& a) const { return a.n_lanes + (proxy_ != nullptr ? 1 : 0); }
   moeccl::cuda::WalkReport& report() const { return *reinterpret_cast<moeccl::cuda::WalkReport*>(pinned_.data()); }
 
@@ -98,8 +99,8 @@ class PersistentKernel {
   uint64_t uploads_ = 0;
   size_t programs_from_ = 0, used_ = 0;
   std::mutex mutex_;
-  std::unordered_map<uint64_t, Placed> placed_;  // by the program's bytes
-  std::unordered_map<uint64_t, Placed*> known_;  // by Choice::program_hash
+  std::unordered_map<uint64_t, Placed> placed_;  // keyed by the program's bytes
+  std::unordered_map<uint64_t, Placed*> known_;  // keyed by Choice::program_hash
   driver::cuda::Event event_ = nullptr;
   driver::cuda::Stream last_stream_ = nullptr;
   std::atomic<uint64_t> launched_{0};
@@ -134,9 +135,9 @@ class KernelTask final : public Task {
   uint64_t number_ = 0;
   PersistentKernel::Promise promise_;
   bool watching_ = false;
-  uint64_t sequence_ = 0;  // operations of the fabric that were called before
+  uint64_t sequence_ = 0;  // number of operations of the fabric that were called before
   int64_t began_ns_ = 0;
-  // Since when a rank of another host seems to run something else, or to have left; 0: none does.
+  // Since when a rank on another host seems to run something else, or to have left; 0: no rank does.
   int64_t differs_since_ns_ = 0;
   mutable int64_t left_since_ns_ = 0;
 };

@@ -14,12 +14,12 @@ namespace {
 
 constexpr size_t kAlign = 16;
 
-// Adds up what is put, or writes it as well.
+// Only adds up the sizes of what is put, or writes it as well.
 class Writer {
  public:
   Writer(std::byte* image, const std::byte* base) : image_(image), base_(base) {}
 
-  // The address that [n] elements have on the device; null for null.
+  // Returns the address that [n] elements have on the device, or null if there are none.
   template <class T>
   const T* put(const T* from, size_t n) {
     if (from == nullptr || n == 0) return nullptr;
@@ -53,7 +53,7 @@ WalkRowBlock put(Writer& w, const plan::RowBlock& b) {
   return out;
 }
 
-// Only the terms of these rows travel, so offsets start anew.
+// Only the terms of these rows are copied, so offsets start at 0.
 WalkSumBlock put(Writer& w, const plan::SumBlock& b) {
   static_assert(sizeof(plan::RowTermRef) == sizeof(RowTermBits));
   WalkSumBlock out{};

@@ -30,7 +30,7 @@ RowTables::~RowTables() {
   (void)driver_cuda::driver()->cuStreamDestroy_v2(stream_);
 }
 
-// Lists grow by halves, so that a routing that is updated again and again comes to an end with it.
+// Lists grow by half, so that repeated updates of a routing stop allocating at some point.
 Status RowTables::reserve(size_t bytes, size_t info_bytes) {
   if (head_.data() == nullptr) {
     MOECCL_ASSIGN_OR_RETURN(head_, driver_cuda::Memory::device(context_, kInfoAt + info_bytes));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A routing's row lists in device memory, for the persistent kernel: brought there once for each routing. Their head
-// keeps its address for as long as this lives, so that a launch in a CUDA graph finds the lists of the last update.
+// A routing's row lists in device memory for the persistent kernel, brought there once for each routing. Their head
+// keeps its address as long as this object exists, so that a launch in a CUDA graph finds the lists of the last update.
 #pragma once
 
 #include <memory>
@@ -15,15 +15,15 @@ class RowTables {
   static Result<std::unique_ptr<RowTables>> create(driver::cuda::Context context);
   ~RowTables();
 
-  // Waits until they are there. `info`: [info_bytes] that are put at device_info(), always as many. No launch uses the
-  // tables meanwhile. When it fails they are empty.
+  // Waits until the lists are there. `info`: [info_bytes] that are put at device_info(), always the same number. No
+  // launch may use the tables meanwhile. If the upload fails, the tables are empty.
   Status upload(const RowListsOnHost& lists, const void* info, size_t info_bytes);
-  // Launches fail from now on. For an update that failed.
+  // Empties the tables after an update that failed. Launches fail from then on.
   Status clear();
 
   const cuda::WalkTables* device() const { return reinterpret_cast<const cuda::WalkTables*>(head_.data()); }
   const std::byte* device_info() const { return head_.data() + kInfoAt; }
-  // The most that it takes for lists of this many bytes, with its own growth.
+  // Returns the most memory that lists of this many bytes take, including the growth of the buffers.
   static uint64_t bytes_bound(uint64_t list_bytes) { return 3 * list_bytes + (uint64_t{1} << 16); }
   size_t memory_bytes() const { return head_.bytes() + lists_.bytes() + staged_.bytes(); }
 
@@ -35,8 +35,8 @@ class RowTables {
 
   driver::cuda::Context context_ = nullptr;
   driver::cuda::Stream stream_ = nullptr;
-  driver::cuda::Memory head_;            // WalkTables, then what device_info() says
-  driver::cuda::Memory lists_, staged_;  // grow; staged_ is page-locked and goes to lists_ and head_
+  driver::cuda::Memory head_;            // WalkTables, then the bytes of device_info()
+  driver::cuda::Memory lists_, staged_;  // these grow; staged_ is page-locked and is copied to lists_ and head_
 };
 
 }  // namespace moeccl::exec

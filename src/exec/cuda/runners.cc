@@ -8,7 +8,7 @@
 namespace moeccl::exec {
 namespace {
 
-// The host's task, whose kernels go to a StreamEngine.
+// A host task whose kernels go to a StreamEngine.
 class StreamTask final : public Task {
  public:
   StreamTask(std::unique_ptr<Task> inner, StreamEngine& engine)
@@ -27,8 +27,7 @@ class StreamTask final : public Task {
   }
   Status diagnose() override { return ended_ ? Status() : inner_->diagnose(); }
   std::string describe() const override {
-    return inner_->describe() + ", on CUDA memory" +
-           (ended_ ? ", which waits for what its stream was given before" : "");
+    return inner_->describe() + ", on CUDA memory" + (ended_ ? ", which waits for earlier work in its stream" : "");
   }
   bool needs(uint32_t peer) const override {
     if (!inner_->needs(peer)) return false;
@@ -37,12 +36,12 @@ class StreamTask final : public Task {
   }
   void abandon() override {
     inner_->stop();
-    (void)engine_.synchronize();  // what was launched no longer uses anybody's buffers
+    (void)engine_.synchronize();  // after this, launched work no longer uses any buffers
     inner_->abandon();
   }
 
  private:
-  // What goes to other hosts leaves when the stream has made it: until then this thread drives the network.
+  // Data for other hosts leaves once the stream has produced it: until then this thread drives the network.
   Progress send_rest() {
     Fabric& f = fabric();
     if (f.engine == nullptr) return Progress::kDone;
@@ -54,7 +53,7 @@ class StreamTask final : public Task {
 
   std::unique_ptr<Task> inner_;
   StreamEngine& engine_;
-  bool ended_ = false;  // the inner task is
+  bool ended_ = false;  // the inner task has ended
 };
 
 class HostRunner : public Runner {
@@ -63,7 +62,7 @@ class HostRunner : public Runner {
   Status begin() override {
     const StreamWork* work = StreamWork::current();
     Status status = work != nullptr ? work->wait_ready() : Status();
-    if (!status.ok()) fabric().fail(status);  // peers are told, although nothing was started
+    if (!status.ok()) fabric().fail(status);  // tells the peers, although nothing was started
     return status;
   }
   Status end(Status status) override { return status; }
@@ -96,7 +95,7 @@ class StreamRunner : public Runner {
       if (work->ready != nullptr) engine_.after(work->ready);
       work->add(&engine_);
     } else {
-      // A blocking call comes after what the default stream has still to do.
+      // A blocking call runs after the work that is still in the default stream.
       MOECCL_TRY(driver::cuda::check(driver::cuda::driver()->cuStreamSynchronize(nullptr), "the default stream"));
     }
     return engine_.status();
@@ -107,7 +106,7 @@ class StreamRunner : public Runner {
       Status done = engine_.synchronize();
       if (status.ok()) status = std::move(done);
     }
-    if (!status.ok()) fabric().fail(status);  // peers are told, also when nothing was started
+    if (!status.ok()) fabric().fail(status);  // tells the peers, even if nothing was started
     return status;
   }
   Status run(const Operation& op) override {
@@ -134,7 +133,7 @@ class KernelRunner final : public StreamRunner {
   Status run(const Operation& op) override {
     Status status = begin();
     if (status.ok()) status = drive(*task(op));
-    // Its end has been seen: nothing is left to wait for.
+    // The end of the operation has been seen, so nothing is left to wait for.
     return status.ok() ? std::move(status) : end(std::move(status));
   }
   std::unique_ptr<Task> task(const Operation& op) override {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The four ways of an operation (src/exec/runner.h). What a runner is given outlives it.
+// The four ways to run an operation (src/exec/runner.h). The objects that a runner is given must outlive it.
 #pragma once
 
 #include "src/exec/runner.h"
@@ -8,13 +8,14 @@ namespace moeccl::exec {
 
 class StreamEngine;
 
-// On host memory, step by step. A thread that works for a caller's CUDA stream first waits for what that stream had.
+// Runs on host memory, step by step. A thread that works for a caller's CUDA stream first waits for that stream's
+// earlier work.
 std::unique_ptr<Runner> host_runner(Fabric& fabric);
-// The same for small operations, as exec::Eager.
+// Does the same for small operations, with exec::Eager.
 std::unique_ptr<Runner> eager_runner(Fabric& fabric);
-// On CUDA memory, step by step, with the engine's kernels.
+// Runs on CUDA memory, step by step, with the engine's kernels.
 std::unique_ptr<Runner> stream_runner(Fabric& fabric, StreamEngine& engine);
-// On CUDA memory, as one kernel.
+// Runs on CUDA memory, as one kernel.
 std::unique_ptr<Runner> kernel_runner(Fabric& fabric, PersistentKernel& kernel);
 
 }  // namespace moeccl::exec

@@ -20,8 +20,8 @@ constexpr size_t kRingBytes = 8u << 20, kPiece = 256u << 10;
 constexpr uint32_t kThreads = 256;
 // A block is worth starting for this much work: 256 threads with four 16-byte loads each.
 constexpr size_t kBlockBytes = size_t{kThreads} * 64;
-// Larger copies go to the copy engine, which takes no multiprocessors. Its start costs about as much as a launch; a
-// guess until a GPU has been measured (docs/gpu-results.md).
+// Larger copies go to the copy engine, which takes no multiprocessors. Starting it costs about as much as a launch. The
+// value is a guess until a GPU has been measured (docs/gpu-results.md).
 constexpr size_t kCopyEngineBytes = 4u << 20;
 
 thread_local StreamEngine* current_engine = nullptr;
@@ -85,7 +85,7 @@ Result<std::unique_ptr<StreamEngine>> StreamEngine::create(cuda::Context context
   const cuda::Current current(context);
   const cuda::Driver& d = *cuda::driver();
   e->context_ = context;
-  // First: a driver that is too old for the kernels must not be blamed for something else that it lacks.
+  // This comes first: a driver that is too old for the kernels must not be blamed for something else that it lacks.
   MOECCL_ASSIGN_OR_RETURN(const cuda::ModuleSet kernels, all_kernels());
   MOECCL_ASSIGN_OR_RETURN(e->modules_, cuda::Modules::of(context, kernels));
   int device = 0, sms = 0, words = 0;
@@ -121,7 +121,7 @@ void StreamEngine::after(cuda::Event event) {
 }
 
 void StreamEngine::write_word(const void* word, uint64_t value) {
-  // The default flag: all that the stream did before is visible to everyone before the value is.
+  // With the default flag, everything that the stream did before is visible to all before the value is.
   note(cuda::check(cuda::driver()->cuStreamWriteValue64_v2(stream_, reinterpret_cast<cuda::Pointer>(word), value, 0),
                    "a signal from the stream"));
 }
@@ -142,7 +142,7 @@ cuda::Function StreamEngine::function(const char* name) const { return modules_-
 Status StreamEngine::launch_blocks(cuda::Stream stream, const std::string& name, const void* args,
                                    size_t blocks) const {
   const cuda::Kernel& kernel = modules_->kernel(name);
-  const size_t most = size_t{sm_limit_} * kernel.blocks_on_sm;  // that fit at once
+  const size_t most = size_t{sm_limit_} * kernel.blocks_on_sm;  // the number that fits at once
   void* parameters[] = {const_cast<void*>(args)};
   return cuda::check(
       cuda::driver()->cuLaunchKernel(kernel.function, static_cast<unsigned>(std::clamp<size_t>(blocks, 1, most)), 1, 1,
@@ -184,8 +184,7 @@ kernels::Scalar StreamEngine::read_scalar(const void* element, moecclDataType_t 
   return kernels::scalar_from(value, type);
 }
 
-// Nothing is allocated here: an allocation may wait for the device, and with it for a caller's stream that waits for
-// us.
+// Allocates nothing: an allocation may wait for the device, and so for a caller's stream that waits for this rank.
 bool StreamEngine::reserve(size_t bytes, size_t* offset) {
   bytes = (bytes + 255) / 256 * 256;
   if (bytes > pinned_.bytes()) {
@@ -229,8 +228,8 @@ void too_many(const char* what, uint32_t n) {
 template <int kType>
 void reduce(const kernels::ReduceArgs& a, kernels::ReduceOp op);
 
-// A launch takes kMaxSources buffers: dst holds the sum of those before, rounded to the type. A buffer that is dst
-// itself (in place) is read first.
+// A launch takes at most kMaxSources buffers, so dst holds the sum of the earlier ones, rounded to the type. A source
+// that is dst itself (in place) is read first.
 template <int kType>
 void reduce_many(const kernels::ReduceArgs& a, kernels::ReduceOp op) {
   std::vector<const void*> srcs(a.srcs, a.srcs + a.n_srcs);
@@ -243,7 +242,7 @@ void reduce_many(const kernels::ReduceArgs& a, kernels::ReduceOp op) {
   for (uint32_t done = 0; done < a.n_srcs;) {
     kernels::ReduceArgs part = a;
     if (done > 0) {
-      --done;  // dst stands where the last of those before stood
+      --done;  // dst takes the place of the last of the earlier sources
       srcs[done] = a.dst;
       if (!scales.empty()) scales[done] = unit_scale(static_cast<moecclDataType_t>(kType));
     }
@@ -288,7 +287,7 @@ const T* list(const T* host, size_t n) {
   return static_cast<const T*>(current_engine->upload(host, n * sizeof(T)));
 }
 
-// Rows [begin, begin + count) of a copy.
+// Returns the arguments for rows [begin, begin + count) of a copy.
 moeccl::cuda::RowsKernelArgs rows_of(const kernels::CopyRowsArgs& a, size_t begin, size_t count) {
   moeccl::cuda::RowsKernelArgs k{};
   k.dst = a.dst;
@@ -316,7 +315,7 @@ void scale_rows(const kernels::ScaleRowsArgs& a) {
   }
 }
 
-// Rows [begin, end) of a sum; only their terms travel, so offsets start anew.
+// Sums rows [begin, end). Only their terms are copied to the device, so offsets start at 0.
 template <int kType>
 void reduce_rows_piece(const kernels::ReduceRowsArgs& a, size_t begin, size_t end) {
   static_assert(sizeof(kernels::RowTerm) == sizeof(moeccl::cuda::RowTermBits));
@@ -352,7 +351,7 @@ void reduce_rows(const kernels::ReduceRowsArgs& a) {
   }
 }
 
-// The products return to the host: this one waits.
+// Waits, because the products return to the host.
 template <int kType>
 void dot_rows(const kernels::DotRowsArgs& a) {
   const size_t row_bytes = a.row_elements * moecclTypeSize(static_cast<moecclDataType_t>(kType));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's work on a CUDA device: a stream of its own, the kernels, and the memory through which lists get there. The
-// rank's proxy (any thread, one at a time) runs the plan's control flow on the host and launches each step; a signal is
-// a store that the stream makes when all steps before it are done, so neither the proxy nor a kernel ever waits for a
+// One rank's work on a CUDA device: its own stream, the kernels, and the memory through which lists get there. The
+// rank's proxy (any thread, one at a time) runs the plan's control flow on the host and launches each step. A signal is
+// a store that the stream makes once all steps before it are done, so neither the proxy nor a kernel ever waits for a
 // kernel: ranks whose processes take turns on one device cannot block each other.
 #pragma once
 
@@ -17,12 +17,12 @@ namespace moeccl::exec {
 
 class StreamEngine {
  public:
-  // sm_limit: most multiprocessors that this rank's kernels take; 0: chosen.
+  // sm_limit: the most multiprocessors that this rank's kernels use; 0: the engine chooses.
   static Result<std::unique_ptr<StreamEngine>> create(driver::cuda::Context context, uint32_t sm_limit);
   ~StreamEngine();
 
-  // Kernels with the contract of the host tables, for memory that the device reaches; row lists and terms lie in host
-  // memory. They act on the engine of the innermost Scope of the calling thread, start work, and do not wait for it.
+  // Kernels with the contract of the host tables, for memory that the device can access; row lists and terms are in
+  // host memory. They act on the engine of the calling thread's innermost Scope, start work, and do not wait for it.
   static const kernels::KernelTable& table();
   class Scope {
    public:
@@ -37,38 +37,38 @@ class StreamEngine {
   driver::cuda::Context context() const { return context_; }
   driver::cuda::Stream stream() const { return stream_; }
   uint32_t sm_limit() const { return sm_limit_; }
-  // The first failure of a launch; stays.
+  // The first failure of a launch. It stays.
   const Status& status() const { return status_; }
 
-  // What follows waits for the event.
+  // Makes all later work wait for the event.
   void after(driver::cuda::Event event);
-  // Stores into host memory that the device can write, when everything before it is done and visible.
+  // Stores into host memory that the device can write, once everything before is done and visible.
   void write_word(const void* word, uint64_t value);
-  // Waits on the host. For blocking calls, failures and teardown.
+  // Waits on the host. Used for blocking calls, failures and teardown.
   Status synchronize();
 
   void copy(void* dst, const void* src, size_t bytes);
-  void clear(void* dst, size_t bytes);  // to zeros
-  // One element of device memory, when the stream has come here. Waits on the host; a failure is noted.
+  void clear(void* dst, size_t bytes);  // fills with zeros
+  // Returns one element of device memory as it is when the stream gets here. Waits on the host; notes a failure.
   kernels::Scalar read_scalar(const void* element, moecclDataType_t type);
-  // A copy of host memory at an address that kernels can read until the stream has passed this point.
+  // Copies host memory to an address that kernels can read until the stream has passed this point.
   const void* upload(const void* host, size_t bytes);
-  // Device memory with the same lifetime.
+  // Returns device memory with the same lifetime.
   void* scratch(size_t bytes);
   void launch(const std::string& kernel, const void* args, size_t work_bytes);
-  // The same kernels on another stream, a thread for each of `n_threads` things. Any thread.
+  // Launches the same kernels on another stream, with a thread for each of `n_threads` items. Any thread.
   Status launch_on(driver::cuda::Stream stream, const char* kernel, const void* args, size_t n_threads) const;
-  // So many blocks of 256 threads, or as many as fit on the engine's multiprocessors at once. Any thread.
+  // Launches this many blocks of 256 threads, or as many as fit on the engine's multiprocessors at once. Any thread.
   Status launch_blocks(driver::cuda::Stream stream, const std::string& name, const void* args, size_t blocks) const;
-  // The kernel `name`_`type`, for launches on other streams. Any thread.
+  // Returns the kernel `name`_`type` for launches on other streams. Any thread.
   driver::cuda::Function function(const char* name, int type) const;
-  driver::cuda::Function function(const char* name) const;  // one without types
+  driver::cuda::Function function(const char* name) const;  // a kernel without types
   void note(Status status);
   size_t memory_bytes() const { return pinned_.bytes() + device_.bytes(); }
 
  private:
   StreamEngine() = default;
-  // Room in both rings; waits for the stream when they are full.
+  // Reserves room in both rings. Waits for the stream when they are full.
   bool reserve(size_t bytes, size_t* offset);
 
   driver::cuda::Context context_ = nullptr;
@@ -76,7 +76,7 @@ class StreamEngine {
   uint32_t sm_limit_ = 1;
   std::shared_ptr<const driver::cuda::Modules> modules_;  // of the context: shared with its other engines
   driver::cuda::Memory pinned_,
-      device_;  // rings of the same size: what lies in one goes to the same place of the other
+      device_;  // rings of the same size: data in one goes to the same place in the other
   size_t used_ = 0;
   Status status_;
 };

@@ -12,25 +12,26 @@
 
 namespace moeccl::exec {
 
-// What the proxy is working on, for the communicators that take part.
+// The work that the proxy currently does, for the communicators that take part.
 struct StreamWork {
-  driver::cuda::Event ready = nullptr;  // what the caller's stream had before; null: nothing to wait for
+  driver::cuda::Event ready = nullptr;  // the end of the caller's stream's earlier work; null: nothing to wait for
   Status put;                           // why the work must not start: it could not take its place in that stream
-  bool blocks = false;                  // an operation has ended when its call returns
+  bool blocks = false;                  // an operation must have ended when its call returns
   std::vector<StreamEngine*> engines;
-  // Tells the caller's stream that the work has ended, once; may change its status. Null: nobody waits there. Whoever
-  // ends the work's turn calls end() before: the next operation's first command, a wait for its own caller's stream,
-  // would else stand before the store, and that stream may share a hardware channel with the one that waits for it.
+  // Tells the caller's stream that the work has ended, once; may change the work's status. Null: nothing waits there.
+  // The code that ends the work's turn must call end() first. Otherwise the next operation's first command, a wait for
+  // its own caller's stream, would precede the store, and that stream may share a hardware channel with the one that
+  // waits for the store.
   std::function<void(Status&)> tell;
 
   void end(Status& status) {
     if (const auto told = std::exchange(tell, nullptr)) told(status);
   }
   void add(StreamEngine* engine);
-  // For work on host memory: waits on the host for what the caller's stream had before.
+  // For work on host memory: waits on the host for the earlier work of the caller's stream.
   Status wait_ready() const;
-  static StreamWork* current();  // of this thread; null outside
-  // Makes it the calling thread's.
+  static StreamWork* current();  // the calling thread's; null if it has none
+  // Makes `work` the calling thread's current work.
   class Scope {
    public:
     explicit Scope(StreamWork& work);

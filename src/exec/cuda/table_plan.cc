@@ -13,7 +13,7 @@ using namespace moeccl::cuda;
 
 namespace {
 
-// A warp walks a tile: few tokens are many warps, but each tile costs a counter of each list.
+// A warp walks a tile. Small tiles mean many warps, but each tile needs a counter for each list.
 constexpr uint32_t kLeastTile = 16;
 constexpr uint64_t kMostCounters = 4u << 20;
 
@@ -89,7 +89,7 @@ TablePlan::Args TablePlan::at(std::byte* base) const {
   return args;
 }
 
-// By expert, one bit for each origin whose choices of it this rank handles.
+// Returns for each expert a bit per origin: whether this rank handles that origin's choices of the expert.
 std::vector<uint64_t> TablePlan::passes() const {
   const uint32_t n = is_.n_ranks;
   std::vector<uint64_t> by_expert(is_.n_experts, uint64_t{1} << is_.rank);
@@ -170,7 +170,8 @@ void TablePlan::lay_out_own() {
   place(block_bytes_ * is_.n_ranks, tables.blocks);
 }
 
-// A choice that comes by is at most one gathered row, one scattered row, one term and one sum; an own token one sum.
+// A choice that passes through is at most one gathered row, one scattered row, one term and one sum; an own token is
+// one sum.
 void TablePlan::lay_out_tables() {
   const uint64_t chunk_tokens = (uint64_t{is_.max_tokens} + is_.n_chunks - 1) / is_.n_chunks;
   for (is_.tile_tokens = kLeastTile;; is_.tile_tokens *= 2) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of kernels/cuda/tables_args.h need to know of a routing's plan on one rank, and where everything
-// lies in one piece of device memory, for any routing of the layer: a pure function of the plan.
+// The data that the kernels of kernels/cuda/tables_args.h need about a routing's plan on one rank, and its layout in
+// one piece of device memory, for any routing of the layer. It is a pure function of the plan.
 #pragma once
 
 #include <cstddef>
@@ -26,19 +26,19 @@ class TablePlan {
     uint64_t slot_rows = 0;
     uint32_t n_chunks = 0;  // 0: n_chunks_of()
   };
-  // What it points to outlives this.
+  // The objects that `setting` points to must outlive this one.
   explicit TablePlan(const Layer& setting);
   TablePlan(const TablePlan&) = delete;
   TablePlan& operator=(const TablePlan&) = delete;
 
-  // Chunks that suffice for every routing, and let the hops of a full one overlap. The same on all ranks. slot_rows has
-  // room for one token of each origin.
+  // Returns a number of chunks that suffices for every routing and lets the hops of a full one overlap. It is the same
+  // on all ranks. slot_rows must have room for one token of each origin.
   static uint32_t n_chunks_of(const algo::MoeShape& shape, const algo::Paths& paths, uint64_t slot_rows);
 
   uint32_t n_chunks() const { return is_.n_chunks; }
   size_t bytes() const { return end_; }                // of device memory
-  size_t block_bytes() const { return block_bytes_; }  // of a rank's choices
-  // The image's first bytes, which the host brings there once.
+  size_t block_bytes() const { return block_bytes_; }  // of the block with a rank's choices
+  // The image's first bytes, which the host copies there once.
   const std::vector<std::byte>& constants() const { return constants_; }
 
   // Addresses with the image at `base`.
@@ -48,7 +48,7 @@ class TablePlan {
   cuda::RouteOrderKernelArgs order(std::byte* base, uint32_t n_tokens) const;
   cuda::RouteKernelArgs lists(std::byte* base, uint32_t n_tokens) const;  // for capacity
   cuda::RouteDropKernelArgs drop(std::byte* base) const { return at(base).drop; }
-  // head and what describes the routing as a whole lie elsewhere.
+  // The head and the description of the routing as a whole are elsewhere.
   cuda::TablesKernelArgs tables(std::byte* base) const { return at(base).tables; }
   uint32_t n_tiles() const { return is_.n_places * is_.n_chunks * is_.tiles_per_chunk; }
   uint32_t n_counters() const {
@@ -56,7 +56,7 @@ class TablePlan {
   }
 
  private:
-  // The kernels' arguments. Until at() has moved them, pointers hold places in the image, counted from its beginning.
+  // The kernels' arguments. Until at() relocates them, their pointers hold offsets from the image's beginning.
   struct Args {
     cuda::TableOwnKernelArgs own{};
     cuda::RouteOrderKernelArgs order{};
@@ -65,7 +65,7 @@ class TablePlan {
     cuda::TablesKernelArgs tables{};
   };
   Args at(std::byte* base) const;
-  // Room for n elements; `field`, and `others` as well, point there.
+  // Reserves room for n elements and makes `field` and `others` point there.
   template <class T, class... Others>
   void place(size_t n, T*& field, Others*&... others);
   template <class T, class... Others>

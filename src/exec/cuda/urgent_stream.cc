@@ -17,8 +17,8 @@ namespace cuda = driver::cuda;
 namespace {
 
 constexpr unsigned kNonBlocking = 1;
-// More streams than a device has connections of its work queue (CUDA_DEVICE_MAX_CONNECTIONS: 8, at most 32), so that
-// one at least shares the urgent stream's, if that is possible at all.
+// More streams than a device has connections for its work queue (CUDA_DEVICE_MAX_CONNECTIONS: 8, at most 32), so that
+// at least one shares the urgent stream's connection, if that is possible at all.
 constexpr size_t kStreams = 33, kWordStride = 8;
 constexpr int64_t kLimit_ns = 5'000'000'000;
 
@@ -67,7 +67,7 @@ Status try_to_overtake(cuda::Context context, cuda::Stream urgent) {
   return {};
 }
 
-// What was found for each context. Held while one is tried: the others have to know as well.
+// The result for each context. The mutex is held while one is tested, because other threads need the result as well.
 struct Tried {
   std::mutex mutex;
   std::map<cuda::Context, Status> result;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stream of this library's own work, which must not stand behind a caller's stream that waits for it.
+// The stream for this library's own work, which must not queue behind a caller's stream that waits for it.
 #pragma once
 
 #include "src/driver/cuda.h"
 
 namespace moeccl::exec {
 
-// A stream of the context's highest priority. Unsupported when the device lets it wait behind streams of ordinary
-// priority, which is tried once for each context of the process.
+// Creates a stream of the context's highest priority. Fails with Unsupported if the device lets it wait behind streams
+// of ordinary priority, which is tested once for each context of the process.
 Result<driver::cuda::Stream> create_urgent_stream(driver::cuda::Context context);
 
 }  // namespace moeccl::exec

@@ -20,7 +20,7 @@
 namespace moeccl::comm {
 namespace {
 
-// A call whose arguments are in order.
+// A call whose arguments have passed the checks.
 struct Checked {
   algo::ReplicaPlacement placement;
   uint32_t element_bytes = 1;
@@ -47,7 +47,7 @@ Result<Checked> check_call(const Communicator& comm, const ExpertCall& call) {
 }
 
 Status check_buffers(const ExpertCall& call, uint64_t in_bytes, uint64_t out_bytes) {
-  if (!call.places.shards.empty()) return {};  // join_layers() has looked at them
+  if (!call.places.shards.empty()) return {};  // join_layers() has checked them
   const bool reduces = call.op == moecclOpExpertAllReduce;
   const bool places = call.op == moecclOpPlaceWeights;
   if (in_bytes > 0 && call.in == nullptr)
@@ -59,7 +59,7 @@ Status check_buffers(const ExpertCall& call, uint64_t in_bytes, uint64_t out_byt
                reduces ? ", but send is not recv" : "");
 }
 
-// Where a call runs: the selector and the staging of the kind of memory that its buffers are.
+// Where a call runs: the selector and the staging for its buffers' kind of memory.
 struct Side {
   const Selector& selector;
   uint64_t staging_bytes;
@@ -71,7 +71,7 @@ Side side_of(Communicator& comm, bool cuda) {
   return {comm.selector_for(cuda), comm.fabric_for(cuda).half_bytes, cuda};
 }
 
-// The forced kind, or the cheapest.
+// Returns the forced kind, or the cheapest.
 Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Checked& c, const plan::Shape& shape) {
   using algo::ReduceKind;
   const std::string& forced = side.selector.forced(moecclOpExpertAllReduce);
@@ -95,7 +95,7 @@ Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Chec
                       }});
   }
   if (kinds.empty()) return why;
-  // Placements of one class differ in where replicas are: that moves no price by as much as sizes do.
+  // Placements of one class differ in where replicas are, which changes prices less than sizes do.
   uint64_t slots = 0;
   for (uint32_t r = 0; r < comm.n_ranks(); ++r) slots += c.placement.n_slots(r);
   uint64_t problem = hash_combine(static_cast<uint64_t>(moecclOpExpertAllReduce), c.placement.n_experts);
@@ -109,7 +109,7 @@ Result<algo::ReduceKind> choose(Communicator& comm, const Side& side, const Chec
   return kinds[0];
 }
 
-// Fills one choice; `reachable`: should every rank's buffers turn out to be reachable.
+// Fills one choice. `reachable` assumes that every rank's buffers turn out to be reachable.
 Status build_reduce(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c, bool reachable,
                     plan::Program& program, exec::Choice& choice) {
   const plan::Reach reach = side.reach(reachable);
@@ -126,8 +126,8 @@ uint32_t slots_of(const moecclPlacement_t& p, uint32_t rank) {
   return static_cast<uint32_t>(p.slot_counts != nullptr ? p.slot_counts[rank] : p.slots_per_rank);
 }
 
-// The plan of a call on this rank with all that it follows from; operations keep it. Between steps a placement often
-// stays, and plans of many experts take longer to check and to build than small ones take to run.
+// The plan of a call on this rank with everything that determines it; operations keep it alive. A placement often stays
+// the same between steps, and a plan of many experts takes longer to check and to build than a small one takes to run.
 struct Kept {
   bool cuda = false;
   moecclDataType_t type = moecclInt8;
@@ -142,10 +142,10 @@ struct Kept {
   std::vector<uint64_t> slot_first, shard_first;
 
   plan::Program program, reachable;
-  algo::BoundRows moved;  // of what moves rows, instead of the programs
+  algo::BoundRows moved;  // replaces the programs for calls that move rows
   exec::Choice choice, if_reachable;
   plan::Binding binding;
-  bool asks = false;  // for the peers' buffers, before it chooses
+  bool asks = false;  // asks for the peers' buffers before it chooses
   uint64_t in_bytes = 0, out_bytes = 0;
 
   bool serves(const Side& side, const ExpertCall& call) const {
@@ -173,7 +173,7 @@ Status keep_reduce(Communicator& comm, const Side& side, const ExpertCall& call,
   return build_reduce(comm, side, call, c, true, kept.reachable, kept.if_reachable);
 }
 
-// The plan of a call that moves rows.
+// Returns the plan of a call that moves rows.
 Result<algo::ReplicaMove> move_of(Communicator& comm, const Side& side, const ExpertCall& call, const Checked& c) {
   return algo::ReplicaMove::make(c.placement, comm.tree(),
                                  {call.op, call.count, c.element_bytes, side.reach(false), side.staging_bytes});
@@ -251,7 +251,7 @@ Status prepare_expert_call(Communicator& comm, const ExpertCall& asked, exec::Op
   MOECCL_ASSIGN_OR_RETURN(const moecclPlacement_t placement, adopt(asked.placement, "placement"));
   ExpertCall call = asked;
   call.placement = &placement;
-  // As they are given, also when they hold nothing: a rank without slots tells its kind of memory by them.
+  // Passes the pointers as given, even to empty buffers: they tell the kind of memory of a rank without slots.
   MOECCL_ASSIGN_OR_RETURN(op.runner, comm.place(call.in, call.out));
   const Side side = side_of(comm, op.on_device());
   std::shared_ptr<const void>& place = comm.kept_plan(call.op);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a C call on replicated experts to a prepared operation: checks first, then the plan of its placement.
+// Turns a C call on replicated experts into a prepared operation: first the checks, then the plan for its placement.
 #pragma once
 
 #include <span>
@@ -20,15 +20,15 @@ struct ExpertCall {
   moecclDataType_t type = moecclInt8;
   moecclRedOp_t reduce = moecclSum;
   const moecclPlacement_t* placement = nullptr;
-  algo::ExpertPlaces places = {};  // of several layers; `in` and `out` are then where their buffers are counted from
+  algo::ExpertPlaces places = {};  // of several layers; `in` and `out` are then the bases of their buffers
 };
 
 // Fills `op`, which must outlive its run and owns the plan that was built.
 Status prepare_expert_call(Communicator& comm, const ExpertCall& call, exec::Operation& op);
-// The same of several layers; placement and buffers of `call` are not looked at.
+// Does the same for several layers, and ignores the placement and the buffers of `call`.
 Status prepare_expert_layers(Communicator& comm, const ExpertCall& call, std::span<const moecclExpertLayer_t> layers,
                              exec::Operation& op);
-// The page of moecclExpertExplain; buffers are not looked at.
+// Returns the page of moecclExpertExplain; ignores the buffers.
 Result<std::string> explain_expert_call(Communicator& comm, const ExpertCall& call);
 Result<algo::ReplicaPlacement> read_placement(const moecclPlacement_t* given, uint32_t n_ranks);
 

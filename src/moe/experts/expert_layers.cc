@@ -9,7 +9,7 @@
 namespace moeccl::comm {
 namespace {
 
-// A layer's buffer on this rank.
+// One buffer of a layer on this rank.
 struct Piece {
   size_t layer = 0;
   bool is_slots = false, is_output = false;
@@ -21,7 +21,7 @@ struct Piece {
 Status check_apart(std::vector<Piece> pieces) {
   std::erase_if(pieces, [](const Piece& p) { return p.bytes == 0; });
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.at < b.at; });
-  const Piece* farthest = nullptr;  // of those before
+  const Piece* farthest = nullptr;  // among the pieces before
   for (const Piece& p : pieces) {
     if (farthest != nullptr && farthest->at + farthest->bytes > p.at && (farthest->is_output || p.is_output))
       return error(moecclInvalidArgument, "{} and {} overlap: give separate buffers", farthest->name(), p.name());
@@ -30,7 +30,7 @@ Status check_apart(std::vector<Piece> pieces) {
   return {};
 }
 
-// The base of all slots, or of all shards, to which the places of each are an even number of elements.
+// Returns the lowest address of all slots, or of all shards. Each of them must lie a whole number of elements above it.
 Result<std::byte*> base_of(std::span<const Piece> pieces, bool is_slots, uint64_t element_bytes) {
   const Piece* lowest = nullptr;
   for (const Piece& p : pieces)

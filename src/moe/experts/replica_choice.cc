@@ -16,7 +16,7 @@
 namespace moeccl::comm {
 namespace {
 
-// What every rank says before its counts.
+// What every rank sends before its counts.
 struct Hello {
   int32_t code = moecclSuccess;
   int32_t slot_capacity = 0;
@@ -37,7 +37,7 @@ Result<Dispatch> check_dispatch(const moecclReplicaDispatch_t& given, uint32_t n
     return error(moecclInvalidArgument, "slot_capacity is {}: give the most tokens of a slot, or 0 for no limit",
                  given.slot_capacity);
   MOECCL_ASSIGN_OR_RETURN(d.placement, read_placement(given.placement, n_ranks));
-  constexpr uint32_t kMostExperts = 65535;  // as in a MoE layer
+  constexpr uint32_t kMostExperts = 65535;  // like a MoE layer
   if (d.placement.n_experts > kMostExperts)
     return error(moecclInvalidArgument, "placement.n_experts is {}: at most {} are possible", d.placement.n_experts,
                  kMostExperts);
@@ -46,14 +46,14 @@ Result<Dispatch> check_dispatch(const moecclReplicaDispatch_t& given, uint32_t n
   return d;
 }
 
-// counts[n_experts]: this rank's choices of each expert.
+// Fills counts[n_experts] with this rank's choices of each expert.
 Status count_choices(const Dispatch& d, const ReplicaChoice& choice, std::span<uint32_t> counts) {
   if (choice.n_tokens > 0 && choice.topk_index == nullptr)
     return error(moecclInvalidArgument, "topk_index is NULL: give [{}][{}] expert numbers", choice.n_tokens, d.top_k);
   if (choice.n_tokens > 0 && choice.slot_index == nullptr)
     return error(moecclInvalidArgument, "slot_index is NULL: give room for [{}][{}] slot numbers", choice.n_tokens,
                  d.top_k);
-  std::vector<uint64_t> last(counts.size(), 0);  // 1 + the token that chose the expert
+  std::vector<uint64_t> last(counts.size(), 0);  // 1 + the last token that chose the expert
   for (uint64_t i = 0; i < choice.n_tokens * d.top_k; ++i) {
     const int32_t e = choice.topk_index[i];
     if (e < -1 || e >= static_cast<int64_t>(d.placement.n_experts))
@@ -72,7 +72,7 @@ Status count_choices(const Dispatch& d, const ReplicaChoice& choice, std::span<u
   return {};
 }
 
-// Choices that lie in device memory, brought to the host.
+// Brings choices in device memory to the host.
 struct OnHost {
   std::vector<int32_t> topk_index, slot_index;
 
@@ -93,8 +93,8 @@ struct OnHost {
   }
 };
 
-// Where this rank's tokens for each expert go, in this order; the rest are dropped. counts[n_ranks][n_experts]: the
-// same figures on all ranks, so all agree on what each slot gets.
+// Returns where this rank's tokens for each expert go, in this order; the rest are dropped. counts[n_ranks][n_experts]
+// is the same on all ranks, so all ranks agree on what each slot gets.
 std::vector<std::vector<solve::SlotTokens>> share_out(const Dispatch& d, const solve::NodeRanks& ranks, uint32_t rank,
                                                       const std::vector<uint32_t>& counts,
                                                       const ReplicaChoice& choice) {
@@ -130,7 +130,7 @@ std::vector<std::vector<solve::SlotTokens>> share_out(const Dispatch& d, const s
 Status choose_replicas(Communicator& comm, const moecclReplicaDispatch_t* given, const ReplicaChoice& asked) {
   MOECCL_TRY(comm.usable());
   const uint32_t n = comm.n_ranks();
-  // Ranks without it cannot say how many counts they send, so they leave before the exchange.
+  // A rank without a valid dispatch does not know how many counts to send, so it leaves before the exchange.
   MOECCL_ASSIGN_OR_RETURN(const moecclReplicaDispatch_t dispatch, adopt(given, "dispatch"));
   MOECCL_ASSIGN_OR_RETURN(const Dispatch d, check_dispatch(dispatch, n));
   const size_t n_experts = d.placement.n_experts;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From experts to the slots of their replicas: which replica serves each choice of a token, and which choices are
-// dropped (adaptive replication, Section 3.2, steps 1 and 2, and Section 3.4).
+// Maps experts to the slots of their replicas: decides which replica serves each choice of a token and which choices
+// are dropped (adaptive replication, Section 3.2, steps 1 and 2, and Section 3.4).
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct ReplicaChoice {
   int64_t *popularity = nullptr, *dropped = nullptr;  // [n_experts] or null
 };
 
-// Collective: one AllGather of a count for each expert.
+// This call is collective: one AllGather of a count for each expert.
 Status choose_replicas(Communicator& comm, const moecclReplicaDispatch_t* given, const ReplicaChoice& choice);
 
 }  // namespace moeccl::comm

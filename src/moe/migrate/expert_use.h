@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program's functions of moeccl/codec.h that run inside the codec: an optimizer's step, an expert's computation.
+// The caller's functions in moeccl/codec.h that run inside the codec: an optimizer's step and an expert's computation.
 #pragma once
 
 #include "kernels/codec.h"
@@ -8,14 +8,14 @@
 
 namespace moeccl::comm {
 
-// An update that remembers where it was stopped.
+// Remembers where an update stopped.
 class ExpertUpdate {
  public:
   ExpertUpdate(moecclExpertUpdateFn_t update, void* context) : update_(update), context_(context) {}
-  // Refers to this object.
+  // The result refers to this object.
   kernels::CodecUpdate function();
   bool stopped() const { return result_ != 0; }
-  // remedy: what the caller does with what is left.
+  // `remedy` tells the caller how to finish the elements that are left.
   Status status(const char* remedy) const;
 
  private:
@@ -25,17 +25,17 @@ class ExpertUpdate {
   int result_ = 0;
   uint64_t first_ = 0, count_ = 0;
 };
-// unfused: the function that takes no update.
+// `unfused` names the function that takes no update.
 Status check_update(moecclExpertUpdateFn_t update, const char* unfused);
 
-// A use of an expert of so many elements.
+// A use of an expert with `count` elements.
 class ExpertUse {
  public:
   static Result<ExpertUse> create(const moecclExpertUse_t* given, uint64_t count);
   const kernels::CodecRange& range() const { return range_; }
-  // Refers to this object.
+  // The result refers to this object.
   kernels::CodecUse function();
-  // Of the computation: what stopped it.
+  // Returns the error of the computation if it stopped.
   Status status() const;
 
  private:

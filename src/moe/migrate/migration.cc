@@ -15,7 +15,7 @@ namespace moeccl::comm {
 
 namespace {
 
-constexpr double kDefaultRatio = 50;  // the paper's
+constexpr double kDefaultRatio = 50;  // from the paper
 constexpr int32_t kDefaultDepth = 2;  // one entry travels while the next is encoded
 constexpr int32_t kMostLayers = 4096, kMostDepth = 64;
 
@@ -58,7 +58,7 @@ Result<std::unique_ptr<Migration>> Migration::create(const Hybrid& hybrid, Commu
   AgreedFields<std::size(kFields)> mine;
   mine.code = config.ok() ? moecclSuccess : config.status().code();
   if (config.ok()) {
-    const auto domains = static_cast<double>(hybrid.domains()->hash() >> 12);  // as much as a double holds
+    const auto domains = static_cast<double>(hybrid.domains()->hash() >> 12);  // as many bits as a double holds
     mine = {{static_cast<double>(config->count), static_cast<double>(config->type), config->ratio,
              static_cast<double>(config->n_layers), static_cast<double>(config->depth), domains}};
   }
@@ -98,7 +98,7 @@ Result<Migration::Experts> Migration::room(size_t n, bool cuda) {
     spare_.erase(found);
   }
   e.cuda = cuda;
-  // Never nothing: its address says what kind of memory this is.
+  // Never empty, because the address tells the kind of memory.
   if (!cuda) {
     e.host.resize(std::max<size_t>(bytes, 1));
   } else if (e.device.bytes() == 0) {
@@ -214,7 +214,7 @@ Status Migration::begin(int number, const void* shared, void* held, bool into) {
   if (into)
     decoding = decoder_->hold([this, flight] {
       finish(*flight, contained([&] { return decode(*flight, flight->shared, flight->held); }));
-      return Status();  // told by wait()
+      return Status();  // wait() reports the status
     });
   Stream::Work work = stream_.hold([this, flight, decoding]() mutable {
     Status status = run(*flight);
@@ -224,7 +224,7 @@ Status Migration::begin(int number, const void* shared, void* held, bool into) {
     }
     return decoder_->enqueue(std::move(decoding));
   });
-  layer->flights.push_back(flight);  // the last that can fail: what has a ticket must run
+  layer->flights.push_back(flight);  // the last step that can fail: an operation with a ticket must run
   flight->gather_ticket = comm_.take_ticket();
   flight->exchange_ticket = comm_.take_ticket();
   return stream_.enqueue(std::move(work));
@@ -239,9 +239,9 @@ void Migration::finish(Flight& flight, Status status) {
   changed_.notify_all();
 }
 
-// Both turns are taken whatever happens, so that the communicator goes on.
+// Takes both turns whatever happens, so that the communicator can go on.
 Status Migration::run(Flight& flight) {
-  // On CUDA memory the gather waits for no stream of the caller's: what was encoded is there.
+  // On CUDA memory, the gather waits for none of the caller's streams, because the encoded experts are complete.
   exec::StreamWork work;
   work.blocks = true;
   const exec::StreamWork::Scope scope(work);
@@ -276,7 +276,7 @@ Result<bool> Migration::decodes(Flight& flight) {
   return true;
 }
 
-// Every rank has the same words and so comes to the same verdict.
+// All ranks have the same words and so reach the same verdict.
 Status Migration::verdict(const Flight& flight) const {
   const std::vector<Word>& w = flight.words;
   for (uint32_t r = 0; r < w.size(); ++r) {
@@ -469,7 +469,7 @@ Status Migration::info(int number, moecclMigrationInfo_t* out) const {
     for (const uint32_t home : domains.held(send.from, send.level))
       info.sent_bytes += hybrid_.homes().n_local(home) * expert_bytes_;
   }
-  // Entries to send, entries under way, and what these bring.
+  // Counts the entries to send, the entries in flight, and the experts that those bring.
   info.memory_bytes = layers_.size() * depth_ * expert_bytes_ * (2 * hybrid_.own().size() + hybrid_.held().size());
   const auto keeping = std::count_if(layers_.begin(), layers_.end(), [](const Layer& l) { return l.keeps; });
   info.memory_bytes += static_cast<uint64_t>(keeping) * expert_bytes_ * hybrid_.held().size();

@@ -19,30 +19,30 @@ namespace moeccl::comm {
 
 class Migration {
  public:
-  // Collective on `comm`, which outlives it.
+  // This call is collective on `comm`, which must outlive the result.
   static Result<std::unique_ptr<Migration>> create(const Hybrid& hybrid, Communicator& comm,
                                                    const moecclMigrationConfig_t* config);
 
-  // update: run on each piece before it is encoded; null: the experts have their values.
+  // `update`, if given, runs on each piece before it is encoded; otherwise the experts already have their values.
   Status send(int layer, const void* experts, const void* shared, moecclCodecError_t* errors,
               ExpertUpdate* update = nullptr);
-  // held: where the decoding thread puts the experts, null: wait() decodes.
+  // With `into`, a decoding thread decodes the experts into `held`; otherwise wait() decodes them.
   Status begin(int layer, const void* shared = nullptr, void* held = nullptr, bool into = false);
   Status wait_expert(int layer, int index);
   Status wait(int layer, const void* shared, void* held, uint64_t* epoch);
-  // Keeps the experts encoded, for use_expert().
+  // Keeps the experts encoded for use_expert().
   Status wait_encoded(int layer, const void* shared, uint64_t* epoch);
   Status use_expert(int layer, int index, const moecclExpertUse_t* use);
   Status test(int layer, int* done);
   Status info(int layer, moecclMigrationInfo_t* info) const;
 
  private:
-  // What every rank says behind a gather.
+  // What every rank sends in the exchange after a gather.
   struct Word {
     uint64_t epoch = 0, checksum = 0;
     int32_t layer = 0, code = moecclSuccess;
   };
-  // Encoded experts, in the kind of memory in which they were given.
+  // Encoded experts, in the kind of memory that the caller's experts are in.
   struct Experts {
     std::vector<std::byte> host;
     driver::cuda::Memory device;
@@ -53,7 +53,7 @@ class Migration {
     Experts experts;
     uint64_t checksum = 0;  // of the shared expert
   };
-  // One gather from its beginning until it is waited for.
+  // One gather, from its begin() until a wait takes it.
   struct Flight {
     Packed packed;
     Experts arrived;
@@ -61,7 +61,7 @@ class Migration {
     Word mine;
     exec::Operation gather, exchange;
     uint64_t gather_ticket = 0, exchange_ticket = 0;
-    // Of an entry that is decoded behind its gather.
+    // Set by begin() for an entry that is decoded right after its gather.
     bool into = false;
     const void* shared = nullptr;
     void* held = nullptr;
@@ -74,7 +74,7 @@ class Migration {
     std::deque<Packed> to_send;
     std::deque<std::shared_ptr<Flight>> flights;
     uint64_t epoch = 0, begun = 0;
-    // What wait_encoded() switched to, and the shared expert that it is decoded with.
+    // The experts that wait_encoded() switched to, and the shared expert that decodes them.
     Experts encoded;
     const void* shared = nullptr;
     bool keeps = false;
@@ -82,20 +82,20 @@ class Migration {
 
   Migration(const Hybrid& hybrid, Communicator& comm, const moecclMigrationConfig_t& config);
   Result<Layer*> layer_at(int layer);
-  // Of the communicator's device; made when CUDA memory is first seen.
+  // Returns the codec of the communicator's device; creates it when CUDA memory is first used.
   Result<exec::CudaCodec*> device_codec();
   Result<uint64_t> checksum_of(const void* shared, bool cuda);
   Result<bool> decodes(Flight& flight);
-  // Memory for n encoded experts, where there is some from an entry that is done.
+  // Returns memory for n encoded experts and reuses that of a finished entry if there is any.
   Result<Experts> room(size_t n, bool cuda);
   Status encode(Packed& packed, const void* experts, const void* shared, moecclCodecError_t* errors,
                 ExpertUpdate* update);
   Status check_buffers(const void* shared, const void* held) const;
   Status check_kind(int layer, bool cuda, const void* shared, const void* held) const;
   Result<Flight*> oldest(int number, Layer& layer);
-  // That what Wait was given is what Send had, in the kind of memory that Send was given.
+  // Checks that the wait got the same shared expert as the send, in the same kind of memory.
   Status check_shared(int number, const Flight& flight, const void* shared, const void* held);
-  // Waits for the oldest gather and takes it out of its queue. The Status is that of all ranks.
+  // Waits for the oldest gather and removes it from its queue. All ranks get the same Status.
   std::pair<std::shared_ptr<Flight>, Status> take(Layer& layer);
   void switched(Layer& layer, uint64_t* epoch);
   Status decode(Flight& flight, const void* shared, void* held);
@@ -105,17 +105,17 @@ class Migration {
   bool exact() const { return codec_.ratio <= 1; }
 
   Communicator& comm_;
-  Hybrid hybrid_;  // its own, so that the caller's may go
+  Hybrid hybrid_;  // a copy, so that the caller may destroy its own
   kernels::CodecShape codec_;
   uint64_t expert_bytes_ = 0;
   uint32_t depth_ = 2;
   std::vector<Layer> layers_;
-  std::vector<Experts> spare_;  // memory of entries that are done
+  std::vector<Experts> spare_;  // memory of finished entries
   std::unique_ptr<exec::CudaCodec> cuda_codec_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::unique_ptr<HostStream> decoder_;  // made when it is first needed
-  HostStream stream_;                    // last: its thread uses the others
+  std::unique_ptr<HostStream> decoder_;  // created when first needed
+  HostStream stream_;                    // last, because its thread uses the other members
 };
 
 }  // namespace moeccl::comm

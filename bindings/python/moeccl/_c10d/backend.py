@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend: torch's collectives on a communicator of the library.
 
-A call with asyncOp False runs on the calling thread. Any other goes to a host stream of its own, and CUDA tensors to the
-current CUDA stream; the library runs the operations of a group in the order of their calls, whatever they run on."""
+A call with asyncOp False runs on the calling thread. Every other call gets its own host stream, and calls with CUDA tensors use
+the current CUDA stream. The library runs the operations of a group in the order of their calls, whatever they run on."""
 import atexit
 import ctypes
 import threading
@@ -23,15 +23,15 @@ from .work import DoneWork, StreamWork, Streams, Work
 
 _profiled = torch.autograd._profiler_enabled
 _MEETING_MS = 60000.0  # the least time to form a group, however short its operations' timeout is: the library's own default
-_TOGETHER_BYTES = 1 << 18  # coalesced tensors up to here are reduced as one
-_DONE = DoneWork("a blocking call", [])  # of every call that torch does not hand on
-# Until they are shut down: torch's wrapper of DETAIL keeps the C++ half of a backend, and not this one.
+_TOGETHER_BYTES = 1 << 18  # coalesced tensors up to this size are reduced as one
+_DONE = DoneWork("a blocking call", [])  # shared by all calls whose work torch does not pass on
+# Backends live here until they are shut down, because torch's wrapper for DETAIL keeps only the C++ half of a backend.
 _alive: Set[Any] = set()
 
 
 @atexit.register
 def _end_all() -> None:
-    """Of groups that were not destroyed: their threads must have ended before the interpreter does."""
+    """Ends groups that were not destroyed: their threads must end before the interpreter does."""
     for backend in list(_alive):
         if backend._streams.busy():
             backend.abort()
@@ -45,8 +45,8 @@ class Options(_TorchBackend.Options):
     """pg_options of a group: its timeout, and the fields of moecclConfig_t (include/moeccl/comm.h) by name, as in
     Options(topology="node:2 gpu:4", deterministic=1).
 
-    direct False: every call takes the way through torch's C++ side, where its hooks and flight recorder see it. It costs tens of
-    microseconds, and works say nothing but wait() and get_future() then."""
+    With direct False, every call goes through torch's C++ side, where torch's hooks and flight recorder see it. This costs tens of
+    microseconds, and works then offer only wait() and get_future()."""
 
     def __init__(self, timeout: Optional[timedelta] = None, direct: bool = True, **config: Any) -> None:
         if timeout is None:
@@ -71,7 +71,7 @@ class Backend(_TorchBackend):
         self._sequence = 0
         self._byte = torch.zeros(1, dtype=torch.uint8)
         self._comm_ms: float = milliseconds(options._timeout) or 1800000.0
-        self._limit_ms: Optional[float] = None  # where set_timeout() gave another than the communicator's
+        self._limit_ms: Optional[float] = None  # set by set_timeout() if shorter than the communicator's
         self._prefix = meeting.prefix(store, rank)
         self._cuda: Dict[int, int] = {}
         self._handle: int = split_from if split_from is not None else self._meet("cpu")
@@ -93,9 +93,9 @@ class Backend(_TorchBackend):
     def options(self) -> Any:
         return self._options
 
-    supports_splitting = False  # a Group's does; torch itself cannot take None from a Backend in Python
+    supports_splitting = False  # a Group sets it; torch itself cannot take None from a Backend in Python
 
-    # torch asks for these, and its own answers of a Backend in Python ask again without end.
+    # torch asks for these, and its own implementations recurse without end for a Backend in Python.
     supports_coalescing = property(lambda self: False)
     supports_shrinking = property(lambda self: False)
     supports_reconfigure = property(lambda self: False)
@@ -104,7 +104,7 @@ class Backend(_TorchBackend):
 
     @property
     def comm_handle(self) -> int:
-        """The moecclComm_t of CPU tensors, for calls of moeccl._abi; they come between the group's in program order."""
+        """The moecclComm_t for CPU tensors, for calls of moeccl._abi, which are ordered with the group's calls in program order."""
         return self._handle
 
     def name(self) -> str:
@@ -169,12 +169,12 @@ class Backend(_TorchBackend):
         return work
 
     def _run_on_cuda(self, what: str, comm: int, every: Sequence[Any], after: calls.After, outputs: Any) -> Work:
-        """On the caller's current stream, as torch's own kernels are: what follows on it comes after."""
+        """Runs calls on the caller's current stream, as torch's own kernels do, so that later work on it comes after."""
         from . import cuda
         return cuda.run(self, what, comm, every, after, outputs)
 
     def failed(self) -> Optional[Exception]:
-        """What has broken the group, if anything has."""
+        """Returns the error that has broken the group, or None."""
         result = ctypes.c_int()
         code = lib.moecclCommGetAsyncError(self._handle, ctypes.byref(result)) or result.value
         return None if code in (_abi.moecclSuccess, _abi.moecclInProgress) else failure(self._said("a call"), code, self._handle)
@@ -182,7 +182,7 @@ class Backend(_TorchBackend):
     def _said(self, what: str) -> str:
         return f"{what} of rank {self._rank} of {self._size} in group {self._name or '0'}"
 
-    # Collectives. Where torch has an old and a new name, both are here: they would forward to each other.
+    # Collectives. If torch has an old and a new name, both are defined, because torch's versions forward to each other.
 
     def broadcast(self, tensors: List[torch.Tensor], opts: Any) -> Work:
         t = self._one("broadcast", tensors)
@@ -198,7 +198,7 @@ class Backend(_TorchBackend):
                 t.layout is torch.strided:
             at = t.data_ptr()
             if comm == self._handle and self._limit_ms is None and not _profiled() and getattr(opts, "asyncOp", True) is False:
-                self._sequence += 1  # as _issue() does, without what small calls need not pay for
+                self._sequence += 1  # does the work of _issue() without the overhead that small calls do not need
                 with self._lock:
                     code = lib.moecclAllReduce(at, at, t.numel(), kind, op, comm, None)
                     if code != 0:
@@ -314,7 +314,7 @@ class Backend(_TorchBackend):
         self._monitored += 1
         given: timedelta = getattr(opts, "timeout", opts)
         ms = given.total_seconds() * 1000
-        if ms < 0:  # none was given
+        if ms < 0:  # no timeout was given
             ms = self._limit_ms or self._comm_ms
         barriers.monitored(self._store, f"{self._prefix}/monitored/{self._monitored}", self._rank, self._size, ms, wait_all_ranks)
 
@@ -345,7 +345,7 @@ class Backend(_TorchBackend):
 
     def split(self, store: Any, ranks: Sequence[int], opts: Any = None, timeout: Optional[timedelta] = None,
               name: str = "") -> Optional["Backend"]:
-        """A backend of some ranks of this one, in their order. All ranks of this one call it."""
+        """Makes a backend of some ranks of this one, in their order. All ranks of this backend call it."""
         if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= r < self._size for r in ranks):
             raise ValueError(f"split: ranks are {list(ranks)}: give different ones from 0 to {self._size - 1}")
         inside = self._rank in ranks
@@ -377,10 +377,10 @@ class Backend(_TorchBackend):
         return self._sequence
 
     def _set_sequence_number_for_group(self) -> None:
-        """They begin with 0 on all ranks."""
+        """Does nothing: sequence numbers begin with 0 on all ranks."""
 
     def abort(self) -> None:
-        """Ends all operations, here and at the peers; waiting calls fail."""
+        """Ends all operations, on this rank and on the peers; waiting calls fail."""
         for comm in (self._handle, *self._cuda.values()):
             if comm:
                 lib.moecclCommAbort(comm)

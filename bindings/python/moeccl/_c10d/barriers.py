@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""monitored_barrier: over the store, so that it says who is missing when the network does not work."""
+"""monitored_barrier. It runs over the store, so that it can name missing ranks even if the network does not work."""
 import time
 from typing import Any
 
@@ -8,7 +8,7 @@ from .failure import BackendError
 
 
 def monitored(store: Any, key: str, rank: int, size: int, ms: float, wait_all_ranks: bool) -> None:
-    """Rank 0 hears of each rank in turn and lets them go on; the texts are those of gloo's."""
+    """Makes rank 0 wait for each rank in turn and then release them all. The error texts are gloo's."""
     until, pause = time.monotonic() + ms / 1000, 0.0002
 
     def there(name: str, last: bool) -> bool:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's collectives as calls of the library: which, on which memory, and what is to be done before and after.
+"""Torch's collectives as calls of the library: which function, on which memory, with which work before and after.
 
-Each function gives (calls, after, outputs): calls are (function of the library, its arguments but for the stream), `after`
-is what remains to be done when they have run, or None. A tensor with gaps goes through a dense copy; a list of tensors that
-lie one behind another in one storage is used as it lies."""
+Each function returns (calls, after). calls are tuples (function of the library, its arguments except the stream, objects to keep
+alive); `after` is the work that remains when they have run, or None. A tensor with gaps goes through a dense copy; a list of
+tensors that are adjacent in one storage is used in place."""
 import ctypes
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
@@ -25,7 +25,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def room_for(tensor: torch.Tensor) -> Tuple[torch.Tensor, After]:
-    """Dense memory for an output, and the copy from there to where it belongs."""
+    """Returns dense memory for an output, and the copy from there to the output, or None."""
     if tensor.is_contiguous():
         return tensor, None
     made = torch.empty_like(tensor, memory_format=torch.contiguous_format)
@@ -33,7 +33,7 @@ def room_for(tensor: torch.Tensor) -> Tuple[torch.Tensor, After]:
 
 
 def one_behind_another(tensors: Sequence[torch.Tensor]) -> Optional[torch.Tensor]:
-    """The tensors as one flat view, where they lie so."""
+    """Returns the tensors as one flat view if they are adjacent in memory, otherwise None."""
     first = tensors[0]
     at, total, storage = first.data_ptr(), 0, first.untyped_storage().data_ptr()
     for t in tensors:
@@ -47,13 +47,13 @@ def one_behind_another(tensors: Sequence[torch.Tensor]) -> Optional[torch.Tensor
 
 
 def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensors one behind another, for reading."""
+    """Returns the tensors as one flat tensor, for reading."""
     view = one_behind_another(tensors)
     return view if view is not None else torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
 def flat_room(tensors: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, After]:
-    """Memory for outputs one behind another, and the copies to where they belong."""
+    """Returns flat memory for adjacent outputs, and the copies from there to the outputs, or None."""
     view = one_behind_another(tensors)
     if view is not None:
         return view, None
@@ -81,7 +81,7 @@ def both(first: After, second: After) -> After:
 
 
 def same(call: str, tensors: Sequence[torch.Tensor], numel: Optional[int] = None) -> None:
-    """All of one type, on one device, and of one size."""
+    """Checks that all tensors have one type, one device and one size."""
     first = tensors[0]
     for t in tensors:
         if t.dtype != first.dtype:
@@ -100,7 +100,7 @@ def _blocks(call: str, whole: torch.Tensor, part: torch.Tensor, size: int, names
 
 
 class Reduced:
-    """A tensor as the library can reduce it: `source` goes in, `target` takes the result, `after` brings it home."""
+    """A tensor in a form that the library can reduce: `source` is the input, `target` takes the result, `after` copies it back."""
 
     def __init__(self, call: str, op: Any, source: torch.Tensor, target: Optional[torch.Tensor]) -> None:
         self.op, as_type = reduction(call, op, source.dtype)
@@ -130,7 +130,7 @@ class Reduced:
                     target.shape, dtype=as_type, device=target.device)
                 home = target
                 self.after = lambda: home.copy_(made)
-        self.type = TYPES.get(self.source.dtype, _abi.moecclUint8)  # the bitwise ones move what the library cannot reduce
+        self.type = TYPES.get(self.source.dtype, _abi.moecclUint8)  # bitwise operators only move data, as bytes if need be
 
 
 def broadcast(handle: int, rank: int, size: int, tensor: torch.Tensor, root: int) -> Made:
@@ -160,7 +160,7 @@ def all_gather_list(handle: int, size: int, targets: Sequence[torch.Tensor], sou
 
 
 def gather(handle: int, rank: int, size: int, targets: Optional[Sequence[torch.Tensor]], source: torch.Tensor, root: int) -> Made:
-    """targets: on the root, one for each rank, or one that holds them all; None elsewhere."""
+    """Makes a gather. targets: on the root, one tensor for each rank or one that holds them all; None elsewhere."""
     room, after = None, _NOTHING
     if rank == root:
         if targets is None or len(targets) not in (1, size):
@@ -199,7 +199,7 @@ def all_to_all_even(handle: int, size: int, target: torch.Tensor, source: torch.
 
 def all_to_all(handle: int, size: int, target: torch.Tensor, source: torch.Tensor, recv: Sequence[int],
                send: Sequence[int]) -> Call:
-    """Dense blocks one behind another; recv and send: their elements, by rank."""
+    """Makes an AllToAllv of adjacent dense blocks; recv and send: the elements of each block, by rank."""
     scale = 1 if source.dtype in TYPES else source.element_size()
     kind = as_moved(source)[1]
     array = _arrays(size)
@@ -223,7 +223,7 @@ def all_to_all_single(handle: int, size: int, target: torch.Tensor, source: torc
     same("all_to_all_single", (target, source))
     room, after = room_for(target)
     source = dense(source)
-    # An array will do as well, as torch's own backends take one.
+    # The sizes may also be an array, as in torch's own backends.
     recv, send = ([] if rows is None else [int(n) for n in rows] for rows in (recv, send))
     if not recv and not send:
         for name, t in (("input", source), ("output", target)):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA tensors: the library's stream-ordered calls on the caller's current stream.
 
-An operation is ordered on the stream as a kernel is. Buffers are torch's and stay alive as long as what is on the stream needs
-them: they are recorded on it. All ranks of a group use CUDA tensors on as many devices, in the same order."""
+An operation is ordered on the stream like a kernel. Buffers are torch's and are recorded on the stream, which keeps them alive as
+long as its work needs them. All ranks of a group use CUDA tensors on the same number of devices, in the same order."""
 import ctypes
 from typing import Any, List, Optional, Sequence
 
@@ -13,7 +13,7 @@ from .._library import lib
 from .failure import failure
 from .work import Work
 
-_LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY: NULL would be a call that blocks
+_LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY, because NULL would make the call block
 
 
 class CudaWork(Work):
@@ -46,7 +46,7 @@ class CudaWork(Work):
             with torch.cuda.device(self._device):
                 self._future = torch.futures.Future(devices=[self._device])
                 self._event.wait(torch.cuda.current_stream(self._device))
-                self._future.set_result(self.outputs)  # records the current stream: callbacks come after it
+                self._future.set_result(self.outputs)  # records the current stream, so that callbacks come after it
         return self._future
 
 
@@ -64,7 +64,7 @@ def _record(thing: Any, stream: Any) -> None:
 
 
 def run(backend: Any, what: str, comm: int, every: Sequence[Any], after: Any, outputs: Any) -> Work:
-    """Puts the calls on the current stream, and what comes after them."""
+    """Puts the calls, and the work after them, on the current stream."""
     device = next(torch.device("cuda", i) for i, c in backend._cuda.items() if c == comm)
     with torch.cuda.device(device):
         stream, handle = _stream(device)
@@ -81,7 +81,7 @@ def run(backend: Any, what: str, comm: int, every: Sequence[Any], after: Any, ou
 
 
 def message(backend: Any, what: str, comm: int, tensor: torch.Tensor, peer: Optional[int], tag: int) -> Work:
-    """As with nccl, messages of a pair match in the order of their calls: there are no tags and no receives from any rank."""
+    """Sends or receives. As with nccl, messages of a pair match in call order, without tags and without receives from any rank."""
     if peer is None:
         raise ValueError("recv of a CUDA tensor from any rank: name the source, or receive into a CPU tensor")
     if tag != 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures as exceptions that torch's users expect, with the library's sentence."""
+"""Failures as exceptions that torch's users expect, with the library's error text."""
 from typing import Any, Optional
 
 import torch.distributed as dist
@@ -12,11 +12,11 @@ _Base: Any = getattr(dist, "DistBackendError", RuntimeError)
 
 
 class BackendError(_Error, _Base):
-    """A failed operation of the backend: a moeccl.Error (`code`, `name`) that is torch's DistBackendError too."""
+    """A failed operation of the backend: a moeccl.Error (`code`, `name`) that is also torch's DistBackendError."""
 
 
 def failure(what: str, code: int, comm: Optional[int]) -> BackendError:
-    """Of a call that returned `code` just now."""
+    """Makes the error of a call that has just returned `code`."""
     passed = "the timeout passed: " if code == _abi.moecclTimeout else ""
     return BackendError(code, f"{what}: {passed}{lib.moecclGetLastError(comm).decode(errors='replace')}")
 
@@ -26,7 +26,7 @@ def expired(what: str, ms: float, remedy: str) -> BackendError:
 
 
 def milliseconds(timeout: Any) -> Optional[float]:
-    """A timedelta's; None for none and for those that stand for "as the group has it"."""
+    """Returns a timedelta in milliseconds; None for None and for values that stand for the group's own timeout."""
     if timeout is None:
         return None
     ms = timeout.total_seconds() * 1000

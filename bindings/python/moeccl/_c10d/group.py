@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group that users hold: torch's ProcessGroup with the backend in it, and a short way to it for callers in Python.
+"""The group that users hold: torch's ProcessGroup with the backend in it, and a direct path to the backend for callers in Python.
 
-A Backend written in Python answers through torch's C++ side, which shows its callers only wait() and get_future() of the works,
-and costs tens of microseconds a call. Calls in Python on this group reach the backend directly and get its own works. C++
-callers (DDP's reducer, functional collectives) and everything that is not here reach the same backend through torch."""
+torch calls a Backend written in Python through its C++ side, which offers callers only wait() and get_future() of the works and
+costs tens of microseconds per call. Calls in Python on this group reach the backend directly and get its own works. C++ callers
+(DDP's reducer, functional collectives) and all calls that are not defined here reach the same backend through torch."""
 from typing import Any, List, Optional
 
 import torch
@@ -16,7 +16,7 @@ from .backend import Backend
 
 
 def _options(kind: Any, given: Any, timeout: Any, **fields: Any) -> Any:
-    """The options of a call in any of torch's forms: as one object, or as arguments."""
+    """Returns the options of a call that were passed in any of torch's forms: as one object, or as arguments."""
     if isinstance(given, kind):
         return given
     made = kind()
@@ -32,7 +32,7 @@ def _listed(thing: Any) -> Any:
 
 
 def _nested(thing: Any) -> Any:
-    """A list of lists, from that or from one list."""
+    """Returns a list of lists, from a list of lists or from one list."""
     return thing if not thing or isinstance(thing[0], (list, tuple)) else [thing]
 
 
@@ -147,8 +147,8 @@ class Group(ProcessGroup):
 
     def split_group(self, new_ranks: List[int], timeout: Any = None, opts: Any = None, group_name: Optional[str] = None,
                     group_desc: Optional[str] = None, device_types: Any = None) -> Optional["Group"]:
-        """Some of this group's ranks, in their order; None on the others. torch's own split cannot take None from a Backend in
-        Python."""
+        """Makes a group of some of this group's ranks, in their order; returns None on the others. It replaces torch's own split,
+        which cannot take None from a Backend in Python."""
         self._splits += 1
         name = group_name or f"{self.group_name}:split:{self._splits}"
         store = PrefixStore(f"{name}/", self.get_group_store())

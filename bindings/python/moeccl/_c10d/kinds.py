@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Element types and reduction operators: torch's, and the library's that stand for them."""
+"""Element types and reduction operators: maps torch's to the library's."""
 from typing import Any, Dict, Optional, Tuple
 
 import torch
@@ -7,7 +7,7 @@ from torch.distributed import ReduceOp
 
 from .. import _abi
 
-# Types that the library has; all others move as bytes, and some are reduced as another type.
+# Types that the library has. All others are moved as bytes, and some of these are reduced as another type.
 TYPES: Dict[torch.dtype, int] = {
     torch.float32: _abi.moecclFloat32, torch.float64: _abi.moecclFloat64, torch.float16: _abi.moecclFloat16,
     torch.bfloat16: _abi.moecclBfloat16, torch.int8: _abi.moecclInt8, torch.uint8: _abi.moecclUint8,
@@ -26,14 +26,14 @@ OPERATORS: Dict[Any, int] = {ReduceOp.SUM: SUM, ReduceOp.PRODUCT: PROD, ReduceOp
                              ReduceOp.AVG: AVG}
 PREMUL = getattr(ReduceOp, "PREMUL_SUM", None)
 BITWISE = {ReduceOp.BAND: torch.bitwise_and, ReduceOp.BOR: torch.bitwise_or, ReduceOp.BXOR: torch.bitwise_xor}
-# Truth values are bytes of 0 and 1: a sum that is not 0 is true.
+# Booleans are bytes of 0 and 1: a sum other than 0 is true.
 _OF_BOOL = {ReduceOp.SUM: MAX, ReduceOp.MAX: MAX, ReduceOp.BOR: MAX, ReduceOp.PRODUCT: MIN, ReduceOp.MIN: MIN,
             ReduceOp.BAND: MIN}
 COMPLEX_SUMS = (ReduceOp.SUM, ReduceOp.AVG)
 
 
 def kind_of(op: Any) -> Any:
-    """The bare operator of a ReduceOp, or of a bare operator."""
+    """Returns the bare operator of a ReduceOp; a bare operator is returned as it is."""
     return op if type(op) is _Kind else op.op
 
 
@@ -51,8 +51,8 @@ def refuse(call: str, op: Any, dtype: torch.dtype) -> TypeError:
 
 
 def reduction(call: str, op: Any, dtype: torch.dtype) -> Tuple[Optional[int], Optional[torch.dtype]]:
-    """(the library's operator, the type to reduce in where it is another). An operator of None is for the caller to build:
-    bitwise ones and PREMUL_SUM."""
+    """Returns (the library's operator, the type to reduce in if it differs). The caller must build an operator of None: a bitwise
+    one or PREMUL_SUM."""
     bare = kind_of(op)
     if dtype is torch.bool:
         if bare in _OF_BOOL:
@@ -77,7 +77,7 @@ def reduction(call: str, op: Any, dtype: torch.dtype) -> Tuple[Optional[int], Op
 
 
 def as_moved(tensor: torch.Tensor) -> Tuple[int, int]:
-    """(count, the library's type) with which a tensor's elements are moved, not reduced."""
+    """Returns (count, the library's type) for moving a tensor's elements without reducing them."""
     code = TYPES.get(tensor.dtype)
     if code is not None:
         return tensor.numel(), code

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making communicators over a torch store, which is all that a group's ranks are given to find one another."""
+"""Makes communicators over a torch store, the only means that a group's ranks have to find one another."""
 import ctypes
 import time
 from typing import Any, Callable, Optional
@@ -14,20 +14,20 @@ _MOST_MS = 2**31 - 1
 
 
 def clamp_ms(ms: float) -> int:
-    """A timeout for the library, which has int32."""
+    """Converts a timeout to the library's int32."""
     return max(1, min(_MOST_MS, int(ms)))
 
 
 def own_connection(store: Any) -> Any:
-    """A store of its own for another thread: a blocking call on one connection holds up all others."""
+    """Returns a separate store connection for another thread, because a blocking call on a connection delays all others."""
     try:
         return store.clone()
-    except Exception:  # older torch and some stores have none: they are asked without blocking
+    except Exception:  # older torch and some stores have no clone(); they are polled without blocking
         return store
 
 
 def await_key(store: Any, key: str, what: str, ms: float, give_up: Optional[Callable[[], bool]] = None) -> Optional[bytes]:
-    """The key's value when it is there, asked without blocking the connection. None: given up."""
+    """Returns the key's value once it is there, polling without blocking the connection; None if give_up() returned True."""
     until, pause = time.monotonic() + ms / 1000, 0.0002
     while not store.check([key]):
         if give_up is not None and give_up():
@@ -40,7 +40,7 @@ def await_key(store: Any, key: str, what: str, ms: float, give_up: Optional[Call
 
 
 def join(id_bytes: Any, n_ranks: int, rank: int, config: _abi.moecclConfig_t) -> int:
-    """A communicator's handle."""
+    """Joins a communicator and returns its handle."""
     handle = ctypes.c_void_p()
     meeting = id_bytes if isinstance(id_bytes, UniqueId) else UniqueId.from_bytes(id_bytes)
     check(lib.moecclCommInitRankConfig(ctypes.byref(handle), n_ranks, meeting, rank, ctypes.byref(config)))
@@ -48,12 +48,13 @@ def join(id_bytes: Any, n_ranks: int, rank: int, config: _abi.moecclConfig_t) ->
 
 
 def prefix(store: Any, rank: int) -> str:
-    """Of all keys of a group. The store may have served an earlier one of the same name: each rank counts its groups."""
+    """Returns the prefix of all keys of a group. Each rank counts its groups, because the store may have served an earlier group of
+    the same name."""
     return f"moeccl/{store.add(f'moeccl/turn/{rank}', 1)}"
 
 
 def meet(store: Any, key: str, n_ranks: int, rank: int, config: _abi.moecclConfig_t) -> int:
-    """All ranks of a group: a communicator. `key`: prefix(), and what the communicator is for."""
+    """Makes a communicator of all ranks of a group. `key` is prefix() followed by the communicator's purpose."""
     try:
         if n_ranks == 1:
             return join(unique_id(), 1, 0, config)

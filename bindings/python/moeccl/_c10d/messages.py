@@ -3,9 +3,9 @@
 
 The library matches messages of a pair in the order of their calls, and runs one operation of a communicator at a time. Here
 each direction of a pair is a channel: a communicator of two, made at the first message, and a thread at each end. A message is
-a header (tag, bytes, and the data when it is small), the data, and a byte back when the receiver has it. The receiver's thread
-works only while somebody waits for a message; those with another tag it keeps until their receive is posted. So sends and
-receives of any order, tags included, cannot block one another, and a send has ended when its data has arrived."""
+a header (tag, bytes, and the data if it is small), the data, and one byte back when the receiver has it. The receiver's thread
+works only while a receive is waiting for a message; it keeps messages with other tags until their receives are posted. Sends and
+receives in any order, tags included, therefore cannot block one another, and a send has ended when its data has arrived."""
 import ctypes
 import struct
 import threading
@@ -23,7 +23,7 @@ from .meeting import await_key, clamp_ms, join, own_connection
 from .work import Work
 
 _HEADER = struct.Struct("<qq")
-_SLOT = 1024  # of a header with its data: one message where two would take twice as long
+_SLOT = 1024  # bytes of a header with its data: small data needs one message instead of two, which take twice as long
 _INLINE = _SLOT - _HEADER.size
 _BYTE = _abi.moecclUint8
 _MOST_MS = 2**31 - 1
@@ -34,7 +34,7 @@ def _bytes_of(tensor: torch.Tensor) -> int:
 
 
 class MessageWork(Work):
-    """A send or a receive. `tensor`: dense memory; `target`: where a receive's data goes afterwards, if elsewhere."""
+    """A send or a receive. `tensor` is dense memory; `target`, if any, is the tensor that a receive's data is then copied to."""
 
     def __init__(self, owner: "Messages", what: str, sends: bool, tensor: torch.Tensor, peer: Optional[int], tag: int,
                  target: Optional[torch.Tensor] = None) -> None:
@@ -49,7 +49,7 @@ class MessageWork(Work):
             if self._target is not None:
                 with torch.no_grad():
                     self._target.copy_(self.tensor)
-        except Exception as raised:  # the copy's failure belongs to whoever waits
+        except Exception as raised:  # a failed copy is reported to the thread that waits
             self.end(raised)
             return
         self.end()
@@ -67,7 +67,7 @@ class MessageWork(Work):
 
 
 class _Channel:
-    """One direction of a pair, at one of its ends: a communicator of two whose rank 0 sends, and the thread that uses it."""
+    """One end of one direction of a pair: a communicator of two whose rank 0 sends, and the thread that uses it."""
 
     def __init__(self, owner: "Messages", sender: int, receiver: int) -> None:
         self.owner, self.sender, self.receiver = owner, sender, receiver
@@ -83,7 +83,7 @@ class _Channel:
     def _run(self, body: Any) -> None:
         try:
             body()
-        except BaseException as raised:  # whatever it is, those who wait on the channel must hear of it
+        except BaseException as raised:  # any error must reach the works that wait on the channel
             self.owner.died(self, raised)
         finally:
             with self.owner.changed:
@@ -92,7 +92,7 @@ class _Channel:
                 lib.moecclCommDestroy(comm)
 
     def connect(self, sends: bool, give_up: Any) -> bool:
-        """Both ends come to the store first, so that neither waits in the library for one that does not come."""
+        """Connects the two ends. Both meet at the store first, so that neither waits in the library for a peer that does not come."""
         o = self.owner
         key = f"{o.key}/{self.sender}-{self.receiver}"
         what = f"connecting rank {self.sender} to rank {self.receiver} for messages"
@@ -171,7 +171,7 @@ class _Incoming(_Channel):
 
     def __init__(self, owner: "Messages", sender: int) -> None:
         super().__init__(owner, sender, owner.rank)
-        self.kept: Deque[Tuple[int, Any]] = deque()  # messages that nobody has asked for yet
+        self.kept: Deque[Tuple[int, Any]] = deque()  # messages without a posted receive
         self.start(self._loop)
 
     def _loop(self) -> None:
@@ -217,7 +217,7 @@ class _Incoming(_Channel):
         self.move(True, self.slot, 1)
         if work is None:
             with o.changed:
-                work = o.match(self.sender, tag)  # may have been posted meanwhile
+                work = o.match(self.sender, tag)  # a receive may have been posted meanwhile
                 if work is None:
                     self.kept.append((tag, spare))
                     return
@@ -233,7 +233,7 @@ class Messages:
 
     def __init__(self, store: Any, key: str, rank: int, size: int, timeout_ms: float, priority: int,
                  failed: Callable[[], Optional[Exception]]) -> None:
-        """failed(): what has broken the group, which those who wait for a peer to come to the store hear of."""
+        """failed() returns the error that has broken the group; channels that wait for a peer at the store raise it."""
         self._failed = failed
         self.store, self.key, self.rank, self.size = own_connection(store), key, rank, size
         self.timeout_ms, self.priority = timeout_ms, priority
@@ -242,7 +242,7 @@ class Messages:
         self._outgoing: Dict[int, _Outgoing] = {}
         self._incoming: Dict[int, _Incoming] = {}
         self._posted: List[MessageWork] = []  # receives, in the order of their calls
-        self._own: Deque[Tuple[int, Any]] = deque()  # messages to itself
+        self._own: Deque[Tuple[int, Any]] = deque()  # messages from this rank to itself
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         what = f"send of {_bytes_of(tensor)} bytes to rank {peer} with tag {tag}"
@@ -271,7 +271,7 @@ class Messages:
         return work
 
     def receive(self, tensor: torch.Tensor, peer: Optional[int], tag: int) -> Work:
-        """peer None: from whichever rank sends first."""
+        """Posts a receive; with peer None from the rank that sends first."""
         whom = "any rank" if peer is None else f"rank {peer}"
         what = f"receive of {_bytes_of(tensor)} bytes from {whom} with tag {tag}"
         if peer is not None:
@@ -313,7 +313,7 @@ class Messages:
 
         return ask
 
-    # Under `changed`.
+    # The caller holds `changed`.
 
     def wanted(self, sender: int) -> bool:
         return any(w.peer is None or w.peer == sender for w in self._posted)
@@ -337,7 +337,7 @@ class Messages:
         return None
 
     def hand_over(self, work: MessageWork, source: int, data: torch.Tensor) -> None:
-        """A message that lies in memory of ours."""
+        """Completes a receive with a message that is in our own memory."""
         n = _bytes_of(work.tensor)
         if n != data.numel():
             text = f"{work.what}: rank {source} sent {data.numel()} bytes: give a tensor of the sender's size"
@@ -348,7 +348,7 @@ class Messages:
         work.arrived(source)
 
     def died(self, channel: _Channel, error: BaseException) -> None:
-        """The channel's thread has ended with an error."""
+        """Handles a channel whose thread has ended with an error."""
         with self.changed:
             channel.dead = error
             if isinstance(channel, _Outgoing):
@@ -362,9 +362,9 @@ class Messages:
             work.end(error)
 
     def expire(self, work: MessageWork) -> None:
-        """Its time has passed."""
+        """Handles a work whose deadline has passed."""
         with self.changed:
-            if work in self._posted:  # nothing of it has arrived: the channel is as good as before
+            if work in self._posted:  # none of its data has arrived, so the channel stays usable
                 self._posted.remove(work)
                 return
             if not work.sends:
@@ -390,7 +390,7 @@ class Messages:
             work.end(BackendError(_abi.moecclAborted, f"{work.what}: the group was aborted or closed"))
 
     def close(self) -> None:
-        """Ends everything. Sends that have not been waited for end with an error."""
+        """Ends all channels. Sends that are not complete end with an error."""
         self.abort()
         for channel in [*self._outgoing.values(), *self._incoming.values()]:
             thread = channel.thread

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torch's reductions as calls of the library; see calls.py.
 
-BAND, BOR and BXOR, which the library does not have, are a gather of all ranks' tensors (or an exchange of blocks) and a
-reduction by this rank: n times the memory of the result."""
+The library does not have BAND, BOR and BXOR. They run as a gather of all ranks' tensors (or an exchange of blocks) and a
+reduction on this rank, which takes n times the memory of the result."""
 import ctypes
 from typing import Any, List, Sequence, Tuple
 
@@ -15,7 +15,7 @@ from .kinds import as_moved
 
 
 class _Operator:
-    """The library's number of an operator; one of PREMUL_SUM is made for the call, which reads it at once."""
+    """The library's number of an operator. An operator for PREMUL_SUM is made for the call, which reads it at once."""
 
     def __init__(self, r: Reduced, handle: int) -> None:
         self._handle, self.made = handle, False
@@ -53,7 +53,7 @@ def all_reduce(handle: int, size: int, call: str, tensor: torch.Tensor, op: Any)
 
 
 def all_reduce_coalesced(handle: int, size: int, tensors: Sequence[torch.Tensor], op: Any, most_bytes: int) -> Made:
-    """Small tensors of one type go together."""
+    """Reduces several tensors; small tensors of one type are joined into one operation."""
     first = tensors[0]
     total = sum(t.numel() for t in tensors)
     if len(tensors) > 1 and total * first.element_size() <= most_bytes and all(t.dtype == first.dtype for t in tensors):
@@ -91,7 +91,7 @@ def reduce(handle: int, rank: int, size: int, tensor: torch.Tensor, op: Any, roo
 
 
 def reduce_scatter(handle: int, size: int, call: str, target: torch.Tensor, source: torch.Tensor, op: Any) -> Made:
-    """source: [size, ...] of target's size, one block behind another."""
+    """Makes a reduce-scatter. source: [size, ...], adjacent blocks of target's size."""
     if source.dtype != target.dtype:
         raise ValueError(f"{call}: input of {source.dtype} and output of {target.dtype}: give tensors of one type")
     if source.numel() != target.numel() * size:
@@ -117,6 +117,6 @@ def reduce_scatter_list(handle: int, size: int, target: torch.Tensor, sources: S
 
 
 def sparse_sizes(tensor: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A coalesced sparse tensor's indices, values, and how many there are."""
+    """Returns a coalesced sparse tensor's indices, its values, and their number."""
     tensor = tensor.coalesce()
     return tensor.indices().contiguous(), tensor.values().contiguous(), torch.tensor([tensor.indices().shape[1]])

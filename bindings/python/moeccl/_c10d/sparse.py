@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allreduce of sparse tensors: all ranks' indices and values are gathered and summed by each rank."""
+"""allreduce of sparse tensors: each rank gathers all ranks' indices and values and sums them."""
 from typing import Any
 
 import torch
@@ -12,12 +12,12 @@ from .work import DoneWork, Work
 
 
 class _Now:
-    """Options of a call that runs on this thread."""
+    """Options for a call that runs on this thread."""
     asyncOp = False
 
 
 def all_reduce(backend: Any, tensor: torch.Tensor, opts: Any) -> Work:
-    """Runs before it returns: the sizes must be known first."""
+    """Reduces a sparse tensor. It completes before it returns, because the sizes must be known first."""
     if not tensor.is_sparse or kind_of(opts.reduceOp) != ReduceOp.SUM:
         raise ValueError(f"allreduce of a sparse tensor: layout {tensor.layout} and {opts.reduceOp}: give torch.sparse_coo and SUM")
     if not tensor.is_cpu:

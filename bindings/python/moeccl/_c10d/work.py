@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Works: what an asynchronous call gives back.
+"""Works: the results of asynchronous calls.
 
-An operation runs on a host stream of the library from the moment of the call. Whatever Python has to do at its end (copies
-into tensors with gaps, the future) is done once, by the thread that asks first: one in wait(), or the watcher, a thread that
-is started when somebody wants a future or polls is_completed()."""
+An operation runs on a host stream of the library from the moment of the call. The work that Python has to do at its end (copies
+into tensors with gaps, the future) is done once, by the first thread that asks: a thread in wait(), or the watcher, which is
+started when a caller requests a future or polls is_completed()."""
 import ctypes
 import threading
 import time
@@ -21,7 +21,7 @@ _MOST_IN_FLIGHT = 128
 
 
 class Work(_TorchWork):
-    """An operation. What completes it is a subclass's."""
+    """An operation. Subclasses define how it completes."""
 
     def __init__(self, what: str, outputs: Any, source: int = -1) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Work(_TorchWork):
         self._on_end: List[Callable[[], None]] = []
 
     def end(self, error: Optional[BaseException] = None) -> None:
-        """The operation has ended; the first end counts."""
+        """Marks the operation as ended; only the first call counts."""
         with self._ended:
             if self.done:
                 return
@@ -50,7 +50,7 @@ class Work(_TorchWork):
             future.set_exception(self.error)
 
     def wait(self, timeout: Any = None) -> bool:
-        """Blocks until the operation has ended, at most `timeout`; raises its failure."""
+        """Blocks until the operation has ended, for at most `timeout`, and raises its failure."""
         if not self.done:
             self._wait(milliseconds(timeout))
         if self.error is not None:
@@ -63,7 +63,7 @@ class Work(_TorchWork):
                 raise expired(f"{self.what}: wait()", ms or 0, "the operation goes on; wait longer, or abort the group")
 
     def watch(self) -> None:
-        """Sees to it that the work ends although nobody waits for it."""
+        """Ensures that the work ends even if no thread waits for it."""
 
     def is_completed(self) -> bool:
         if not self.done:
@@ -91,7 +91,7 @@ class Work(_TorchWork):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A torch.futures.Future of the output tensors."""
+        """Returns a torch.futures.Future of the output tensors."""
         with self._ended:
             made = self._future is None
             if made:
@@ -113,7 +113,7 @@ class DoneWork(Work):
 
 
 class StreamWork(Work):
-    """An operation on a host stream that has nothing else on it."""
+    """An operation that is alone on its host stream."""
 
     def __init__(self, pool: "Streams", what: str, outputs: Any, comm: int, keep: Any, after: Optional[Callable[[], None]],
                  limit_ms: Optional[float]) -> None:
@@ -130,12 +130,12 @@ class StreamWork(Work):
         return self._stream
 
     def issued(self, error: Optional[BaseException]) -> None:
-        """All its calls are on the stream; `error`: the one that was refused, which ends the work when the others have run."""
+        """Called when all calls are on the stream. `error` is that of a refused call; it ends the work when the others have run."""
         self._refused = error
         self._pool.add(self)
 
     def finish(self) -> None:
-        """Waits for the stream and ends the work, on this thread."""
+        """Waits for the stream and ends the work on this thread."""
         with self._finishing:
             if self.done:
                 return
@@ -149,7 +149,7 @@ class StreamWork(Work):
                 try:
                     with torch.no_grad():
                         self._after()
-                except Exception as raised:  # of a copy: it is the work's failure, whichever thread ends it
+                except Exception as raised:  # a failed copy is the work's failure, whichever thread ends it
                     error = raised
             self._keep = self._after = None
             self.end(error)
@@ -237,7 +237,7 @@ class Streams:
             return any(not work.done for work in self._works)
 
     def close(self) -> None:
-        """Finishes what is in flight, ends the watcher and frees the streams."""
+        """Finishes the operations in flight, ends the watcher and frees the streams."""
         with self._lock:
             works, self._closed = list(self._works), True
             self._there.notify_all()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixture-of-Experts for PyTorch: dispatch and combine with gradients, and a layer that uses them. docs/pytorch-moe.md."""
-from .. import distributed as _distributed  # makes the backend "moeccl" known, where it is not installed too
+"""Mixture-of-Experts for PyTorch: dispatch and combine with gradients, and a layer that uses them. See docs/pytorch-moe.md."""
+from .. import distributed as _distributed  # registers the backend "moeccl" even if the package is not installed
 from ._group import close, comm_of
 from .expert_parallel import ExpertParallel, Handle
 from .experts import MLP, Experts, expert_parameters, ignore_experts

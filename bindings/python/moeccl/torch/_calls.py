@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the C interface on tensors: their memory goes to the library as it is, without a copy."""
+"""Calls of the C interface on tensors, whose memory goes to the library without a copy."""
 import ctypes
 
 import torch
@@ -12,11 +12,11 @@ DTYPES = {
     torch.bfloat16: _abi.moecclBfloat16, torch.int64: _abi.moecclInt64, torch.int32: _abi.moecclInt32,
     torch.int8: _abi.moecclInt8, torch.uint8: _abi.moecclUint8,
 }
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that combine sums
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types that combine sums
 
 
 def call(comm, name, *arguments):
-    """Calls the C function `name`; a failure raises moeccl.Error with the communicator's sentence."""
+    """Calls the C function `name`; a failure raises moeccl.Error with the communicator's error text."""
     code = getattr(_library.lib, name)(*arguments)
     if code != 0:
         sentence = _library.lib.moecclGetLastError(comm.handle if comm is not None else None)
@@ -24,39 +24,39 @@ def call(comm, name, *arguments):
 
 
 def dtype_of(tensor):
-    """The library's number for a tensor's elements."""
+    """Returns the library's number for a tensor's element type."""
     if tensor.dtype not in DTYPES:
         raise TypeError(f"the tensor holds {tensor.dtype}: give one of {', '.join(str(d) for d in DTYPES)}")
     return DTYPES[tensor.dtype]
 
 
 def memory(tensor):
-    """The address of a contiguous tensor, which a name must keep alive until the call is over."""
+    """Returns the address of a contiguous tensor, which the caller must keep alive until the call is over."""
     assert tensor.is_contiguous()
     return tensor.data_ptr() or None
 
 
 def stream_of(tensor):
-    """None, with which a call blocks; for a CUDA tensor its device's current stream."""
+    """Returns the current stream of a CUDA tensor's device; None, which makes a call block, for other tensors."""
     if tensor.is_cuda:
         return ctypes.c_void_p(torch.cuda.current_stream(tensor.device).cuda_stream)
     return None
 
 
 def int32s(values):
-    """An array of C's int32_t."""
+    """Makes an array of C's int32_t."""
     values = [int(v) for v in values]
     return (ctypes.c_int32 * len(values))(*values)
 
 
 def int32s_of(tensor):
-    """An int32 CPU tensor's memory as the pointer that a C structure holds; the tensor must outlive it."""
+    """Returns an int32 CPU tensor's memory as a pointer for a C structure; the tensor must outlive it."""
     assert tensor.dtype == torch.int32 and tensor.is_contiguous() and not tensor.is_cuda
     return ctypes.cast(tensor.data_ptr(), ctypes.POINTER(ctypes.c_int32))
 
 
 def listed(pointer, n):
-    """n numbers behind a C pointer."""
+    """Returns n numbers from a C pointer as a list."""
     return [int(v) for v in pointer[:n]] if n else []
 
 

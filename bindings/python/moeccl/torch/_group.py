@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A communicator for a torch.distributed group."""
+"""Communicators for torch.distributed groups."""
 import weakref
 
 import torch
@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 import moeccl
 
-_made = weakref.WeakKeyDictionary()  # of each process group: {options: Comm}
-_options = weakref.WeakKeyDictionary()  # of each Comm that was made here
+_made = weakref.WeakKeyDictionary()  # for each process group: {options: Comm}
+_options = weakref.WeakKeyDictionary()  # the options of each Comm that was made here
 
 
 def _group_of(group):
@@ -20,7 +20,7 @@ def _group_of(group):
 
 
 def _send_id(group):
-    """The id of a new communicator, made by the group's first rank and sent over the group."""
+    """Makes the id of a new communicator on the group's first rank and sends it over the group."""
     rank, first = dist.get_rank(group), dist.get_global_rank(group, 0)
     given = [bytes(moeccl.unique_id()) if rank == 0 else None]
     dist.broadcast_object_list(given, src=first, group=group)
@@ -28,11 +28,11 @@ def _send_id(group):
 
 
 def comm_of(group=None, **options):
-    """The communicator that MoE layers over `group` share: a torch ProcessGroup of any backend, or a moeccl.Comm.
+    """Returns the communicator that MoE layers over `group` share. group is a torch ProcessGroup of any backend, or a moeccl.Comm.
 
-    None is the default group; without torch.distributed it is a communicator of this process alone. The first call for a group is
-    collective. The communicator is not the one of a group of backend "moeccl", so that a dispatch may be under way beside
-    that group's own operations. Options are moeccl.Comm's: topology, pace, timeout_ms, staging_bytes, deterministic."""
+    None means the default group, or, without torch.distributed, a communicator of only this process. The first call for a group is
+    collective. For a group of backend "moeccl" the communicator is separate from the group's own, so that a dispatch can run at the
+    same time as the group's operations. Options are moeccl.Comm's: topology, pace, timeout_ms, staging_bytes, deterministic."""
     if isinstance(group, moeccl.Comm):
         if options:
             raise ValueError(f"options {', '.join(options)} belong to a communicator that is made here, and group is one "
@@ -54,12 +54,12 @@ def comm_of(group=None, **options):
 
 
 def beside(comm):
-    """A communicator of the same ranks and topology, so that two operations may be under way at once; `comm` itself where it
-    was not made by comm_of(), which knows its topology. Collective."""
+    """Makes a communicator of the same ranks and topology, so that two operations can run at once. Returns `comm` itself if it was
+    not made by comm_of(), because its topology is then unknown. The call is collective."""
     if comm not in _options:
         return comm
     options = _options[comm]
-    # Paced lanes are shared with `comm`; else the topology is given again.
+    # A paced communicator shares the paced lanes of `comm`; otherwise the topology is passed again.
     return comm.split(0, comm.rank, **({"pace": 1} if options.get("pace") else {k: options[k] for k in ("topology",) if k in options}))
 
 
@@ -70,7 +70,7 @@ def close(group=None):
 
 
 def largest(comm, value):
-    """The largest of all ranks' numbers. Collective."""
+    """Returns the largest of all ranks' numbers. The call is collective."""
     number = torch.tensor([value], dtype=torch.int64)
     comm.all_reduce(number, op=moeccl.MAX)
     return int(number)

@@ -14,10 +14,10 @@ class Handle:
     """One step's routing, shared by forward and backward; it lives as long as the graph needs it.
 
     n_tokens:           tokens of this rank, T
-    n_rows:             rows that its experts got, R, padding included
-    local_experts:      numbers of the experts of this rank, ascending: the order of the groups of rows
-    tokens_per_expert:  tokens of each of them, without padding
-    rows_per_expert:    rows of its group, padding included: rows.split(handle.rows_per_expert)
+    n_rows:             rows that this rank's experts got, R, padding included
+    local_experts:      numbers of this rank's experts, ascending: the order of the groups of rows
+    tokens_per_expert:  tokens of each local expert, without padding
+    rows_per_expert:    rows of each local expert's group, padding included: rows.split(handle.rows_per_expert)
     n_dropped:          choices of this rank that capacity dropped
     algorithm:          the plan that runs, such as "hier:2"
     """
@@ -42,13 +42,13 @@ class Handle:
         return self._routing.handle
 
     def info(self):
-        """The C structure moecclRoutingInfo_t, whose pointers live as long as this handle: levels, bytes, times."""
+        """Returns the C structure moecclRoutingInfo_t (levels, bytes, times); its pointers are valid as long as this handle lives."""
         info = _abi.moecclRoutingInfo_t()
         call(self.comm, "moecclRoutingGetInfo", self.routing, ctypes.byref(info))
         return info
 
     def explain(self):
-        """A page for a person: candidates, the choice and why, rows and bytes of each level, predicted and measured times."""
+        """Returns a page for a person: candidates, the choice and the reason, rows and bytes per level, predicted and measured times."""
         needed = ctypes.c_size_t()
         call(self.comm, "moecclMoeExplain", self.routing, None, 0, ctypes.byref(needed))
         text = ctypes.create_string_buffer(needed.value)
@@ -61,7 +61,7 @@ class Handle:
 
 
 class Layer(Owned):
-    """A MoE layer of the C interface for one element type, with the routings that no step holds: the next one takes their memory."""
+    """A MoE layer of the C interface for one element type, with unused routings, whose memory the next step reuses."""
 
     def __init__(self, comm, config, hybrid=None):
         self.top_k, self._free = config.top_k, []
@@ -71,7 +71,7 @@ class Layer(Owned):
             super().__init__(comm, "moecclHybridMoeCreate", "moecclMoeDestroy", hybrid, comm.handle, ctypes.byref(config))
 
     def route(self, index, weights):
-        """A Handle for index[T, k] (int32) and weights[T, k], or None for ones. Collective."""
+        """Makes a Handle for index[T, k] (int32) and weights[T, k], or None for ones. The call is collective."""
         index = index.contiguous()
         values = None if weights is None else weights.detach().to(torch.float32).contiguous()
         arguments = (index.data_ptr(), None if values is None else values.data_ptr(), index.shape[0])
@@ -101,19 +101,19 @@ class ExpertParallel:
         out = torch.cat([expert(part) for expert, part in zip(my_experts, rows.split(counts))])
         y = ep.combine(out, handle)                                   # y[t] = sum over k of weight[t, k] * expert(x[t])
 
-    n_experts:    experts of all ranks; expert_rank[n_experts] gives the owner of each, None: contiguous, as even as possible
-    top_k:        experts of a token, at most 64
+    n_experts:    experts on all ranks; expert_rank[n_experts] has the owner of each, None: contiguous, as even as possible
+    top_k:        experts per token, at most 64
     hidden:       elements of a token's row
     group:        a ProcessGroup of any backend, a moeccl.Comm, or None for the default group
-    max_tokens:   most tokens that any rank brings to a step; None: the most of the first step, in which the ranks agree on it
-    capacity:     most tokens that one rank sends to one expert, the rest is dropped and counted; 0: no limit
+    max_tokens:   most tokens that any rank brings to a step; None: the most of the first step, on which the ranks then agree
+    capacity:     most tokens that one rank sends to one expert; the rest are dropped and counted; 0: no limit
     align_rows:   each expert's rows begin at a multiple of this, padded with zeros
     algorithm:    "auto" chooses the levels at which tokens are deduplicated (HierMoE) for each routing, or "flat", "hier:2", ...
-    trials:       -1: prices alone choose the plan, so that equal routings run by equal plans
-    comm_options: of the communicator that is made for the group (topology, pace, timeout_ms, deterministic, ...)
+    trials:       -1: only prices choose the plan, so that equal routings run by equal plans
+    comm_options: options of the communicator made for the group (topology, pace, timeout_ms, deterministic, ...)
 
-    The element type is that of the rows: float32, bfloat16, float16 or float64. dispatch and combine are collective, and so
-    are their backward passes: every rank runs the same sequence of them. A rank may bring no tokens."""
+    The element type is that of the rows: float32, bfloat16, float16 or float64. dispatch, combine and their backward passes are
+    collective: every rank runs the same sequence of them. A rank may bring no tokens."""
 
     def __init__(self, n_experts, top_k, hidden, group=None, max_tokens=None, *, expert_rank=None, capacity=0, align_rows=1,
                  algorithm="auto", memory_cap_bytes=0, trials=0, comm_options=None):
@@ -143,7 +143,7 @@ class ExpertParallel:
         return list(range(first, first + share + (self.rank < more)))
 
     def layer(self, dtype, n_tokens=0):
-        """The C layer for rows of `dtype`; its first use is collective."""
+        """Returns the C layer for rows of `dtype`; the first use of a type is collective."""
         if dtype not in self._layers:
             if self.max_tokens is None:
                 self.max_tokens = max(1, largest(self.comm, n_tokens))
@@ -170,14 +170,15 @@ class ExpertParallel:
             raise TypeError(f"topk_weights holds {topk_weights.dtype}: give floating point numbers")
 
     def route(self, topk_idx, topk_weights, dtype):
-        """One step's routing, without moving any rows. Collective."""
+        """Makes one step's routing without moving any rows. The call is collective."""
         return self.layer(dtype, topk_idx.shape[0]).route(topk_idx.to(torch.int32), topk_weights)
 
     def dispatch(self, x, topk_idx, topk_weights=None):
-        """rows[R, hidden], the number of rows of each local expert, and the step's Handle.
+        """Returns rows[R, hidden], the number of rows of each local expert, and the step's Handle.
 
         x[T, hidden]; topk_idx[T, k]: the experts of each token, distinct, -1 for none; topk_weights[T, k] or None for ones.
-        Rows lie expert by expert, each expert's by (source rank, token). Weights act, and get their gradients, in combine()."""
+        Rows are grouped by expert and sorted by (source rank, token) in each group. combine() applies the weights, and its backward
+        pass computes their gradients."""
         self._checked(x, topk_idx, topk_weights)
         handle = self.route(topk_idx, topk_weights, x.dtype)
         rows = Dispatch.apply(x, handle)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experts of a rank: any module, its parameters stacked over the experts."""
+"""The experts of a rank: any module, with its parameters stacked over the experts."""
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -28,16 +28,16 @@ class MLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """The experts in this rank's slots: each parameter of `make()` is one tensor [slots, ...] here, its name with "__" for ".".
+    """The experts in this rank's slots. Each parameter of `make()` is one tensor [slots, ...], with "__" for "." in its name.
 
-    Expert e is made with the seed `seed` + e, so that it is the same expert wherever it lies. The parameters are marked with
-    `moeccl_expert`: DDP and FSDP leave them alone (ignore_experts, expert_parameters)."""
+    Expert e is made with the seed `seed` + e, so that it is the same expert wherever it is placed. The parameters are marked with
+    `moeccl_expert`, so that DDP and FSDP can ignore them (ignore_experts, expert_parameters)."""
 
     def __init__(self, make, numbers, seed):
         super().__init__()
         modules = []
         with torch.random.fork_rng(devices=[]):
-            for number in numbers or [0]:  # a rank without experts still knows what they look like
+            for number in numbers or [0]:  # a rank without experts still needs to know their shapes
                 torch.manual_seed(seed + number)
                 modules.append(make())
         if any(True for _ in modules[0].buffers()):
@@ -50,17 +50,17 @@ class Experts(nn.Module):
             self._names[name] = mine
             self.register_parameter(mine, nn.Parameter(stacked, requires_grad=first.requires_grad))
             getattr(self, mine).moeccl_expert = True
-        # In a tuple, so that it is no submodule: its own parameters are never used.
+        # The tuple keeps it from being a submodule: its own parameters are never used.
         self._form = (modules[0].to("meta"),)
 
     def stacked(self):
-        """The parameters [slots, ...], in the order of the expert module's."""
+        """Returns the parameters [slots, ...] in the order of the expert module's."""
         return [getattr(self, mine) for mine in self._names.values()]
 
     def forward(self, rows, rows_per_expert, weights=None):
-        """The experts' results for rows[R, hidden], rows_per_expert[slots]; `weights`: those to use instead of stacked().
+        """Returns the experts' results for rows[R, hidden] and rows_per_expert[slots]; `weights` replaces stacked() if given.
 
-        An expert without rows runs too, on none of them, so that its parameters have gradients on every rank."""
+        An expert without rows runs too, on an empty input, so that its parameters have gradients on every rank."""
         weights = [w.unbind(0) for w in (self.stacked() if weights is None else weights)]
         if not rows_per_expert:
             return rows
@@ -71,13 +71,13 @@ class Experts(nn.Module):
 
 
 def expert_parameters(module):
-    """The parameters of all experts in `module`, which belong to this rank alone. For FSDP2: fully_shard(model,
+    """Returns the parameters of all experts in `module`, which belong to only this rank. For FSDP2: fully_shard(model,
     ignored_params=set(expert_parameters(model)))."""
     return [p for p in module.parameters() if getattr(p, "moeccl_expert", False)]
 
 
 def ignore_experts(module):
-    """Lets DistributedDataParallel leave the experts of `module` alone; returns it: DDP(ignore_experts(model))."""
+    """Makes DistributedDataParallel ignore the experts of `module` and returns the module: DDP(ignore_experts(model))."""
     names = [name for name, p in module.named_parameters() if getattr(p, "moeccl_expert", False)]
     known = getattr(module, "_ddp_params_and_buffers_to_ignore", [])
     module._ddp_params_and_buffers_to_ignore = list(dict.fromkeys([*known, *names]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch and combine as autograd functions. Each backward is a collective of its own, over the forward's routing."""
+"""Dispatch and combine as autograd functions. Each backward pass is a collective too, with the routing of the forward pass."""
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -7,7 +7,7 @@ from ._calls import call, memory, stream_of
 
 
 class Dispatch(torch.autograd.Function):
-    """x[T, hidden] -> rows[R, hidden]; backward: moecclDispatchBackward."""
+    """x[T, hidden] -> rows[R, hidden]; the backward pass is moecclDispatchBackward."""
 
     @staticmethod
     def forward(ctx, x, handle):
@@ -27,13 +27,13 @@ class Dispatch(torch.autograd.Function):
 
 
 def combine_gradients(ctx, grad_out, function, n_rows, first):
-    """Gradients of combine's rows and, when they are wanted, of its weights; `first`: the C function's first argument."""
+    """Computes the gradients of combine's rows and, if needed, of its weights. `first` is the C function's first argument."""
     handle, grad_out = ctx.handle, grad_out.contiguous()
     grad_rows = grad_out.new_empty((n_rows, grad_out.shape[1]))
     rows = weights = None
     if ctx.weighted:
         (rows,) = ctx.saved_tensors
-        weights = torch.empty((max(1, handle.n_tokens), handle.layer.top_k), dtype=torch.float32)  # without tokens not NULL either
+        weights = torch.empty((max(1, handle.n_tokens), handle.layer.top_k), dtype=torch.float32)  # not NULL even without tokens
     call(handle.comm, function, first, memory(grad_out), memory(grad_rows), None if rows is None else memory(rows),
          None if weights is None else memory(weights), stream_of(grad_out))
     if weights is not None:
@@ -42,7 +42,7 @@ def combine_gradients(ctx, grad_out, function, n_rows, first):
 
 
 class Combine(torch.autograd.Function):
-    """rows[R, hidden] and the routing's weights[T, k] -> y[T, hidden]; backward: moecclCombineBackward, with both gradients."""
+    """rows[R, hidden] and the routing's weights[T, k] -> y[T, hidden]; the backward pass is moecclCombineBackward, with both gradients."""
 
     @staticmethod
     def forward(ctx, rows, weights, handle):

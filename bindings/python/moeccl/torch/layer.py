@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A MoE layer as a module: router, experts over the ranks of a group, and what the papers add as options."""
+"""A MoE layer as a module: router, experts over the ranks of a group, and the papers' features as options."""
 import math
 
 import torch
@@ -16,12 +16,12 @@ _loss_scale = [1.0]
 
 
 def set_aux_loss_scale(scale):
-    """What auxiliary losses' gradients are multiplied by, where the loss is: a GradScaler's scale, or 1 over the micro-batches."""
+    """Sets the factor for the gradients of auxiliary losses. Use that of the main loss: a GradScaler's scale, or 1 / micro-batches."""
     _loss_scale[0] = float(scale)
 
 
 class _Attach(torch.autograd.Function):
-    """y as it is; backward also starts the auxiliary loss's own gradient, as if it had been added to the loss."""
+    """Returns y as it is. The backward pass also starts the auxiliary loss's gradient, as if it had been added to the loss."""
 
     @staticmethod
     def forward(ctx, y, loss):
@@ -43,7 +43,8 @@ class Router(nn.Module):
         self.top_k, self.normalize = top_k, normalize
 
     def forward(self, x):
-        """weights[T, k], experts[T, k] and the loss: experts times the sum over them of share of choices and mean probability."""
+        """Returns weights[T, k], experts[T, k] and the loss: the number of experts times the sum over experts of the share of choices
+        times the mean probability."""
         with torch.autocast(x.device.type, enabled=False):
             probabilities = torch.softmax(nn.functional.linear(x.float(), self.linear.weight.float()), dim=-1)
         weights, index = probabilities.topk(self.top_k, dim=-1)
@@ -56,33 +57,35 @@ class Router(nn.Module):
 
 
 class MoELayer(nn.Module):
-    """x[..., hidden] -> the same shape: each token's top-k experts, on whatever rank they are, weighted and summed.
+    """x[..., hidden] -> the same shape: the weighted sum of each token's top-k experts, whatever rank they are on.
 
         self.ffn = moeccl.torch.MoELayer(hidden=256, n_experts=8, top_k=2, ffn=1024)     # instead of the dense block
 
     hidden, n_experts, top_k, group, max_tokens, align_rows, algorithm, trials, comm_options: as for ExpertParallel
-    ffn:             inner width of the experts, of `activation` "gelu", "relu", "silu" or "swiglu", with `bias` or without
-    expert:          instead of ffn, a function without arguments that makes one expert, a module of rows[R, hidden]
-    shared_expert:   a module that every token passes too, or its inner width; each rank has it, as any dense layer
-    aux_loss_weight: of the load-balancing loss. It joins the backward pass by itself (set_aux_loss_scale); `aux_loss` has its value
-    capacity_factor: times top_k * max_tokens / n_experts: most tokens that one rank sends to one expert; None: no limit
+    ffn:             inner width of the experts, with `activation` "gelu", "relu", "silu" or "swiglu", and with `bias` or without
+    expert:          instead of ffn, a function without arguments that makes one expert, a module that takes rows[R, hidden]
+    shared_expert:   a module that every token passes too, or its inner width; each rank has it, like any dense layer
+    aux_loss_weight: weight of the load-balancing loss, which joins the backward pass automatically (set_aux_loss_scale);
+                     `aux_loss` has its value
+    capacity_factor: capacity_factor * top_k * max_tokens / n_experts is the most tokens that one rank sends to one expert; None: no
+                     limit
     average:         gradients of experts are divided by the number of ranks, as DDP and FSDP do with all others
-    expert_data_group: the group of ranks that hold the same experts, when the job has several expert-parallel groups: gradients
+    expert_data_group: the group of ranks that hold the same experts, if the job has several expert-parallel groups: gradients
                      of experts are summed over it too
-    seed:            expert e is initialised from seed + e; None: from torch's generator, equal where the ranks' are
+    seed:            expert e is initialized from seed + e; None: from torch's generator, equal if the ranks' generators are
 
-    Of the papers, one of the first three:
-    swap:            True: rebalance() exchanges the two experts whose exchange makes tokens travel least (HierMoE).
-                     swap_levels: groups of ranks at each level, outermost first; None: the ranks alone
-    replica_slots:   slots of each rank, more than its share of experts: popular ones get replicas, which rebalance() places anew
-                     (adaptive replication). n_nodes: over which replicas' traffic is balanced
+    The papers' features, at most one of the first three:
+    swap:            True: rebalance() swaps the two experts whose exchange reduces the tokens' traffic most (HierMoE).
+                     swap_levels: groups of ranks at each level, outermost first; None: only the ranks
+    replica_slots:   slots of each rank, more than its share of experts: popular experts get replicas, and rebalance() computes a
+                     new placement (adaptive replication). n_nodes: nodes over which the replicas' traffic is balanced
     domains:         S_ED of each level of the communicator's topology, outermost first: experts travel inside domains, tokens
-                     between them (HybridEP). "auto": the sizes of least time of a step, from max_tokens, the bytes of an expert and the
-                     links of topology and profile; `layer.placement.domains` says which. codec_ratio: above 1, experts travel
+                     between them (HybridEP). "auto": the sizes of least step time, from max_tokens, the bytes of an expert and the
+                     links of topology and profile; `layer.placement.domains` has them. codec_ratio: above 1, experts travel
                      compressed, which changes results
-    sample_tokens:   tokens of a sample: y = x + experts(norm(x)) for the samples that are best placed here (NetMoE), with the
-                     `norm` that is otherwise the caller's; plus shared_expert(norm(x)), which then travels with x as a row of its
-                     own. Labels go along: `layer.follow(labels)`
+    sample_tokens:   tokens of a sample: y = x + experts(norm(x)) for the samples that are best placed here (NetMoE), where the layer
+                     applies `norm` instead of the caller; plus shared_expert(norm(x)), which then travels with x as a separate row.
+                     To make labels follow, call `layer.follow(labels)`
     """
 
     def __init__(self, hidden, n_experts, top_k, ffn=None, *, group=None, expert=None, activation="gelu", bias=False,
@@ -131,8 +134,8 @@ class MoELayer(nn.Module):
         self.aux_loss, self.handle, self.step = None, None, None
 
     def _step_bytes(self, make, max_tokens, dtype):
-        """What decides about domains here: the gather begins with the layer and gradients return at once, so that no computation
-        hides either."""
+        """Returns the figures that decide about domains here. The gather begins with the layer and gradients return at once, so no
+        computation hides either."""
         if max_tokens is None:
             raise ValueError('domains is "auto" without max_tokens, from which the bytes of tokens follow: give max_tokens too')
         with torch.random.fork_rng(devices=[]):
@@ -152,7 +155,7 @@ class MoELayer(nn.Module):
         return Fixed(self.n_experts, self.comm)
 
     def _finish_gradient(self, grad):
-        """Inside the backward pass, on all ranks in the same order."""
+        """Finishes a gradient inside the backward pass, on all ranks in the same order."""
         grad = self.placement.reduce(grad)
         ranks = self.comm.size
         if self._data_group is not None:
@@ -163,12 +166,12 @@ class MoELayer(nn.Module):
 
     def forward(self, x):
         tokens = x.reshape(-1, self.hidden)
-        self.handle = self.step = None  # their memory is for this step, unless its backward is to come
+        self.handle = self.step = None  # frees their memory for this step, unless a backward pass still needs it
         self.placement.begin(self.experts)
         seen = tokens if self.norm is None else self.norm(tokens)
         weights, index, loss = self.router(seen)
         slots = self.placement.slots(index)
-        # What travels to the new home is the row that was dispatched, or beside a shared expert a row of its own.
+        # The row that travels to the new home is the dispatched one or, with a shared expert, a separate row.
         norm_after = self.norm is not None and self.shared_expert is None
         rows, counts, handle = self.ep.dispatch(tokens if norm_after else seen, slots, weights)
         step = self._replacing.begin(handle) if self._replacing else None
@@ -188,18 +191,19 @@ class MoELayer(nn.Module):
         return y.view(x.shape)
 
     def follow(self, tensor):
-        """Labels, masks or positions [samples or tokens, ...] of the samples that the last forward brought here. Collective."""
+        """Returns the labels, masks or positions [samples or tokens, ...] of the samples that the last forward pass brought here. The call
+        is collective."""
         if self.step is None:
             raise RuntimeError("follow() is for a layer with sample_tokens, after its forward")
         return follow(self.step, tensor)
 
     def rebalance(self, optimizer=None):
-        """Between steps: moves experts, with what the optimizer keeps of them, where the tokens of the last steps want them; the
-        number of slots that changed. Results stay the same. Collective."""
+        """Moves experts, with the optimizer's state for them, to where the tokens of the last steps need them. Returns the number of slots
+        that changed. Results stay the same. Call it between steps; it is collective."""
         with torch.no_grad():
             return self.placement.rebalance(self.experts, optimizer)
 
 
 def rebalance(model, optimizer=None):
-    """MoELayer.rebalance() of all MoE layers in `model`; how many slots changed. Collective."""
+    """Calls MoELayer.rebalance() for all MoE layers in `model` and returns how many slots changed. The call is collective."""
     return sum(m.rebalance(optimizer) for m in model.modules() if isinstance(m, MoELayer))

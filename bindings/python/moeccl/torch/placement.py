@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds which experts: each on one rank, in slots that change places, in several replicas, or in expert domains."""
+"""Which ranks hold which experts: each on one rank, in slots that change places, in several replicas, or in expert domains."""
 import ctypes
 
 import torch
@@ -11,7 +11,7 @@ from ._group import beside
 
 
 def moving(experts, optimizer):
-    """All tensors [slots, ...] that belong to the experts: parameters, and the optimizer's of the same shape."""
+    """Returns all tensors [slots, ...] that belong to the experts: parameters, and the optimizer's tensors of the same shape."""
     found = []
     for parameter in experts.stacked():
         found.append(parameter.data)
@@ -22,42 +22,42 @@ def moving(experts, optimizer):
 
 
 class Fixed:
-    """Each expert on one rank for ever."""
+    """Each expert stays on one rank."""
     hybrid = None
 
     def __init__(self, n_experts, comm):
         self.n_experts, self.comm, self.n_slots = n_experts, comm, n_experts
 
     def owners(self):
-        """The rank of each slot; None: contiguous, as even as possible."""
+        """Returns the rank of each slot; None: contiguous, as even as possible."""
         return None
 
     def numbers(self, local_slots):
-        """The experts in this rank's slots at the start."""
+        """Returns the experts in this rank's slots at the start."""
         return local_slots
 
     def slots(self, index):
-        """The slots of chosen experts index[T, k]."""
+        """Returns the slots of the chosen experts index[T, k]."""
         return index
 
     def reduce(self, grad):
-        """The gradient [slots, ...] of a parameter, summed over all that hold the same experts."""
+        """Returns the gradient [slots, ...] of a parameter, summed over all slots that hold the same expert."""
         return grad
 
     def begin(self, experts):
-        """Before the step's routing: brings experts on their way."""
+        """Starts to move experts. Called before the step's routing."""
 
     def weights(self, experts):
-        """The parameters to run the experts with; None: their own."""
+        """Returns the parameters to run the experts with; None: their own."""
 
     def rebalance(self, experts, optimizer):
-        """Between steps: how many experts have moved. Collective."""
+        """Moves experts between steps and returns how many slots have changed. The call is collective."""
         return 0
 
 
 class Swapped(Fixed):
-    """HierMoE's expert swap: rebalance() lets the two experts change places whose exchange makes the tokens of the last steps
-    travel least, the optimizer's memory with them."""
+    """HierMoE's expert swap: rebalance() swaps the two experts whose exchange reduces the traffic of the last steps' tokens most,
+    together with the optimizer's state."""
 
     def __init__(self, n_experts, comm, top_k, row_bytes, levels):
         super().__init__(n_experts, comm)
@@ -76,7 +76,7 @@ class Swapped(Fixed):
         return self.slot_of.to(index.device)[index.clamp(min=0).long()].where(index >= 0, -1)
 
     def _solve(self):
-        """The best pair of experts, the same on all ranks; None when no pair gains."""
+        """Returns the best pair of experts, the same on all ranks; None if no pair gains."""
         problem = _abi.moecclSwapProblem_t(n_experts=self.n_experts, top_k=self.top_k, n_levels=len(self.levels),
                                            row_bytes=self.row_bytes)
         groups = int32s(self.levels)
@@ -127,8 +127,8 @@ class Swapped(Fixed):
 
 
 class Replicated(Fixed):
-    """Adaptive replication: popular experts lie in several slots. Gradients are summed over replicas inside the backward pass;
-    rebalance() places the replicas anew by what the tokens of the last steps chose."""
+    """Adaptive replication: popular experts occupy several slots. Gradients are summed over replicas inside the backward pass;
+    rebalance() computes a new placement of the replicas from the choices of the last steps' tokens."""
 
     def __init__(self, n_experts, comm, slots_per_rank, n_nodes):
         super().__init__(n_experts, comm)
@@ -163,7 +163,7 @@ class Replicated(Fixed):
         return [int(self.slot_expert[s]) for s in local_slots]
 
     def slots(self, index):
-        """A replica on this rank where there is one, else the replicas in turn."""
+        """Returns a replica on this rank if there is one, otherwise the replicas in turn."""
         experts = index.detach().cpu().clamp(min=0).long()
         chosen = index.detach().cpu() >= 0
         if torch.is_grad_enabled():
@@ -201,7 +201,7 @@ class Replicated(Fixed):
         return moved
 
     def _move(self, tensor, before):
-        """tensor[slots, ...] from one placement to the next: cut into a shard for each rank, and put together again."""
+        """Moves tensor[slots, ...] from one placement to the next: cuts it into a shard for each rank and reassembles it."""
         held = tensor.contiguous()
         count = held[0].numel()
         shards = torch.empty((self.n_experts, _library.lib.moecclExpertShard(count, self.comm.size)), dtype=tensor.dtype)
@@ -213,11 +213,11 @@ class Replicated(Fixed):
 
 
 class Hybrid(Fixed):
-    """HybridEP: inside an expert domain the experts travel, between domains the tokens do. The gather of a step's experts runs on
-    a thread of the library and a communicator of its own, beside the router and dispatch; with `ratio` above 1 they travel as
-    a shared expert's largest differences. Backward brings the gradients of held experts to their owners.
+    """HybridEP: experts travel inside an expert domain, tokens between domains. The gather of a step's experts runs on a thread of the
+    library and a separate communicator, in parallel with the router and dispatch. With `ratio` above 1, experts travel as their largest
+    differences from a shared expert. The backward pass brings the gradients of held experts to their owners.
 
-    domains: the size of each level, or a dictionary of moecclHybridConfig_t's figures from which the library chooses them."""
+    domains: the size at each level, or a dictionary of moecclHybridConfig_t's figures from which the library chooses the sizes."""
 
     def __init__(self, n_experts, comm, domains, ratio):
         super().__init__(n_experts, comm)
@@ -260,31 +260,31 @@ class Hybrid(Fixed):
         return Held.apply(self, *experts.stacked())
 
     def wait(self, like, count):
-        """The experts of this rank's domain, [held, count], when their gather has ended."""
+        """Waits for the gather and returns the experts of this rank's domain, [held, count]."""
         held = like.new_empty((len(self.held), count))
         call(self.experts_comm, "moecclMigrationWait", self._migration.handle, 0, self._shared_memory(), memory(held), None)
         return held
 
     def sum_at_owners(self, grad):
-        """[own, count]: for each own expert the sum of the gradients [held, count] of all ranks that hold it."""
+        """Returns [own, count]: for each own expert, the sum of the gradients [held, count] of all ranks that hold it."""
         own = grad.new_empty((len(self.own), grad.shape[1]))
         call(self.comm, "moecclHybridReduce", self.hybrid, memory(grad), memory(own), grad.shape[1], dtype_of(grad), None)
         return own
 
 
 def flatten(tensors):
-    """[n, elements of all] from tensors [n, ...]."""
+    """Joins tensors [n, ...] into one tensor [n, elements of all]."""
     return torch.cat([t.reshape(t.shape[0], t.shape[1:].numel()) for t in tensors], dim=1).contiguous()
 
 
 def unflatten(flat, shapes):
-    """The way back, without a copy: tensors [n, *shape]."""
+    """Splits a flat tensor back into tensors [n, *shape], without a copy."""
     sizes = [shape.numel() for shape in shapes]
     return [part.view(flat.shape[0], *shape) for part, shape in zip(flat.split(sizes, dim=1), shapes)]
 
 
 class Held(torch.autograd.Function):
-    """own experts -> the experts of this rank's domain; backward: moecclHybridReduce. The codec counts as exact."""
+    """own experts -> the experts of this rank's domain. The backward pass is moecclHybridReduce and treats the codec as exact."""
 
     @staticmethod
     def forward(ctx, holder, *own):

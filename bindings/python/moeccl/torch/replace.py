@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Re-placing combine (NetMoE): combine brings samples to where they cross the fewest slow links, not back to where they were."""
+"""Re-placing combine (NetMoE): combine brings samples to the rank with the fewest slow links to cross, not back to their old rank."""
 import ctypes
 
 import torch
@@ -27,7 +27,7 @@ class Step:
         return n.value
 
     def decide(self):
-        """Waits for the solver and reads what it decided."""
+        """Waits for the solver and reads its decision."""
         info = _abi.moecclReplaceInfo_t()
         call(self.comm, "moecclReplaceGetInfo", self.replacement, ctypes.byref(info))
         self.local_samples, self.n_samples = listed(info.local_samples, info.n_local), info.n_samples
@@ -40,19 +40,19 @@ class Step:
 
 
 class Replacing:
-    """The replacements of one layer: those that no step holds serve the next one.
+    """The replacements of one layer; the next step reuses those that are free.
 
-    residual: 1, the dispatched row is added to the sum; 2, a row of the caller's for each token is, and travels by itself.
-    placement: with mode moecclReplaceGiven the new home of each sample of all ranks."""
+    residual: with 1, the dispatched row is added to the sum; with 2, the caller's row for each token, which travels by itself.
+    placement: with mode moecclReplaceGiven, the new home of each sample of all ranks."""
 
     def __init__(self, sample_tokens, mode, residual=1, placement=None):
         self.sample_tokens = sample_tokens
         self._mode, self._residual = mode, residual
         self._placement = None if placement is None else int32s(placement)
-        self._free = {}  # of each layer of the C interface
+        self._free = {}  # for each layer of the C interface
 
     def begin(self, handle):
-        """Collective: all ranks learn all choices, and the solver's thread begins."""
+        """Sends all ranks all choices and starts the solver's thread. The call is collective."""
         free = self._free.setdefault(handle.layer, [])
         if not free:
             config = _abi.moecclReplaceConfig_t(sample_tokens=self.sample_tokens, residual=self._residual, mode=self._mode)
@@ -63,8 +63,8 @@ class Replacing:
 
 
 class ReplaceCombine(torch.autograd.Function):
-    """y[R], dispatched[R], x[T], weights[T, k] -> x + combine(y) for the tokens that are here now. x: what was dispatched, or with
-    residual 2 any rows."""
+    """y[R], dispatched[R], x[T], weights[T, k] -> x + combine(y) for the tokens that are now on this rank. x has the dispatched rows,
+    or, with residual 2, any rows."""
 
     @staticmethod
     def forward(ctx, y, dispatched, x, weights, step):
@@ -97,8 +97,8 @@ class ReplaceCombine(torch.autograd.Function):
 
 
 def follow(step, tensor):
-    """The samples of `tensor` that are on this rank after the step: tensor[samples or tokens, ...] of all ranks, gathered and
-    picked. For labels, masks and positions; no gradient flows. Collective."""
+    """Returns the samples of `tensor` that are on this rank after the step: it gathers tensor[samples or tokens, ...] of all ranks and
+    selects from it. It is for labels, masks and positions; no gradient flows. The call is collective."""
     size, rank_samples = step.comm.size, len(step.local_samples)
     flat = tensor.detach().contiguous().view(rank_samples, -1)
     flat = flat.view(torch.uint8).view(rank_samples, -1)
